@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use futures_io::{AsyncRead as _, AsyncWrite as _};
 use gungraun::prelude::*;
+use smc::{Builder, Policy, Stream};
 use smc_core::mem::{Element, Region, TrustPeers};
-use smc_core::{Builder, Policy, Stream};
 use smc_testkit::memory_device::MemFabric;
 use smc_testkit::runtime::VirtualRuntime;
 
@@ -41,7 +41,7 @@ impl Pair {
             Builder::new()
                 .device(fabric.device(name))
                 .runtime(runtime.handle())
-                .negotiation(Arc::new(smc_core::io::negotiate::Assume::new()))
+                .negotiation(Arc::new(smc_core::negotiate::Assume::new()))
                 .policy(Policy::Require)
                 .polling(Duration::ZERO)
                 // SAFETY: the peer is the other endpoint of this pair, with streams of smc-core.

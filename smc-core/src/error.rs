@@ -18,7 +18,7 @@ use crate::device::DeviceError;
 
 /// Why an operation failed.
 ///
-/// Falling back to TCP is not an error: see [`crate::io::Stream::mode`]. It becomes one only where
+/// Falling back to TCP is not an error: see `Stream::mode`. It becomes one only where
 /// the policy requires SMC ([`Error::Declined`]).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -209,7 +209,8 @@ impl From<CloseReason> for Error {
 }
 
 impl Error {
-    pub(crate) const fn misuse(what: &'static str) -> Self {
+    #[doc(hidden)]
+    pub const fn misuse(what: &'static str) -> Self {
         Self::Misuse(Cow::Borrowed(what))
     }
 }

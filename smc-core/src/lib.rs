@@ -1,55 +1,16 @@
-//! Userspace Shared Memory Communications: byte streams with the semantics of TCP that move their
-//! data through shared memory or by RDMA.
+//! The core of userspace Shared Memory Communications (SMC): the protocol without I/O, and the traits
+//! of what it needs from its surroundings.
 //!
-//! A program connects and accepts as it would with TCP. Both ends then agree in a handshake of
-//! three messages (CLC) on a better path, if they have one; if anything is missing, the stream
-//! stays TCP. [`Stream::mode`] reports which it is, and why.
+//! Applications use the crate `smc`, whose endpoints, listeners and streams are built on this one.
+//! This crate is for authors of the other parts:
 //!
-//! - **SMC-D** between processes, containers and virtual machines of one host: `smc-transport-loop`,
-//!   `smc-transport-ism`.
-//! - **SMC-R** between hosts with RDMA devices, also with an unmodified Linux kernel as the peer:
-//!   `smc-transport-rdma`.
-//! - A transport of your own: [`device`].
+//! | to write | implement | see |
+//! |---|---|---|
+//! | a transport | [`device::Device`] with [`device::Direct`] (SMC-D) or [`device::Rdma`] (SMC-R) | the conformance suites of `smc-testkit`; `examples/src/bin/custom_device.rs` |
+//! | a way to find out that a peer supports SMC | [`negotiate::Negotiation`] | `smc-negotiate-local`, `smc-negotiate-syn` |
+//! | an adapter for an async runtime | [`runtime::Runtime`] | `smc::runtime` |
 //!
-//! Before the handshake both ends have to find out that the other one supports SMC
-//! ([`io::negotiate`]): `smc-negotiate-local` on one host, `smc-negotiate-syn` with kernels. The crate
-//! `smc` has endpoints with what connections between processes of one host need.
-//!
-//! Do not use it where a stream crosses a network without RDMA: it is TCP there, with a slightly
-//! longer set-up.
-//!
-//! # Example
-//!
-//! ```
-//! # #[cfg(feature = "runtime-tokio")]
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use std::sync::Arc;
-//!
-//! use smc_core::Builder;
-//! use smc_negotiate_local::Local;
-//! use smc_transport_loop::LoopDevice;
-//! use tokio::io::{AsyncReadExt, AsyncWriteExt};
-//!
-//! let builder = Builder::tokio().negotiation(Arc::new(Local::new()));
-//! let endpoint = builder.device(Arc::new(LoopDevice::new()?)).build()?;
-//! let listener = endpoint.bind("127.0.0.1:0").await?;
-//! let addr = listener.local_addr()?;
-//!
-//! let client = tokio::spawn(async move {
-//!     let mut stream = endpoint.connect(addr).await?;
-//!     println!("connected over {}", stream.mode()); // SMC-D, or TCP and the reason
-//!     stream.write_all(b"hello").await
-//! });
-//! let (mut stream, _peer) = listener.accept().await?;
-//! let mut word = String::new();
-//! stream.read_to_string(&mut word).await?;
-//! assert_eq!(word, "hello");
-//! client.await??;
-//! # Ok(()) }
-//! # #[cfg(not(feature = "runtime-tokio"))]
-//! # fn main() {}
-//! ```
+//! It has no features, and depends on no async runtime.
 //!
 //! # How it is built
 //!
@@ -57,7 +18,7 @@
 //!            application                      application of the peer
 //!              | bytes                            ^ bytes
 //!      +-------v--------+                 +-------+--------+
-//!      | Stream         |    crate::io    | Stream         |    async
+//!      | Stream         |    crate smc    | Stream         |    async
 //!      +-------+--------+                 +-------^--------+
 //!      +-------v--------+                 +-------+--------+
 //!      | cursors, flags |   proto         | cursors, flags |    sans-I/O
@@ -71,47 +32,49 @@
 //!                            +-- declined --> the same stream over the same TCP socket
 //! ```
 //!
-//! Modules, in the order in which bytes pass them: [`io`] (endpoints, listeners, streams, runtimes),
-//! `proto` (the protocol without I/O; not a stable interface), [`mem`] (memory that others write;
-//! but for system calls the only unsafe code), [`device`] (what a transport has to offer). [`error`]
-//! has all errors and [`config`] the defaults.
+//! Modules, in the order in which bytes pass them: `proto` (the protocol without I/O; not a stable
+//! interface), [`mem`] (memory that others write; but for system calls the only unsafe code),
+//! [`device`] (what a transport has to offer). [`negotiate`] and [`runtime`] have the other traits,
+//! and [`error`] has all errors.
 //!
-//! # Manual
+//! # Example
 //!
-//! [`manual`] has a chapter each on transports and users, fallback, how streams end, memory, access
-//! without copies, writing a device, and debugging.
+//! The buffer of a connection: a file of shared memory, with room for the cursors (CDC) in front of
+//! a ring. A peer that maps the same file writes into it.
 //!
-//! # Features
+//! ```
+//! use std::os::fd::AsFd;
 //!
-//! None is on by default, and none changes the behaviour of others.
+//! use smc_core::mem::{Element, HEADER_LEN, Region};
 //!
-//! | feature | adds |
-//! |---|---|
-//! | `tokio` | tokio's I/O traits on streams and halves; no reactor |
-//! | `runtime-tokio` | [`io::runtime`]'s adapter for tokio |
-//! | `runtime-smol` | [`io::runtime`]'s adapter for smol |
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let len = HEADER_LEN + 4096;
+//! let (own, file) = Region::shared("buffer", len)?;
+//! let peer = Region::adopt(file.as_fd(), len)?;
+//!
+//! Element::new(peer)?.write(4094, b"around the end")?;
+//! let mut received = [0; 14];
+//! Element::new(own)?.read(4094, &mut received)?;
+//! assert_eq!(&received, b"around the end");
+//! # Ok(()) }
+//! ```
 
-#[doc(hidden)]
-pub mod cgroup;
-pub mod config;
 pub mod device;
 pub mod error;
-pub mod io;
-#[cfg(any(doc, doctest))]
-pub mod manual;
 pub mod mem;
+pub mod negotiate;
 #[doc(hidden)]
 pub mod process;
 #[doc(hidden)]
 pub mod proto;
 pub mod random;
+pub mod runtime;
 #[doc(hidden)]
 pub mod shares;
-mod source;
+#[doc(hidden)]
+pub mod source;
 
-pub use config::Policy;
 pub use error::{Error, FallbackCause, FallbackReason};
-pub use io::{Builder, Endpoint, Listener, Mode, Stream};
 #[doc(inline)]
 pub use smc_ipc::Domain;
 pub use smc_wire as wire;

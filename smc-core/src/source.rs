@@ -4,7 +4,8 @@ use core::net::{IpAddr, Ipv6Addr};
 
 /// The source of clients: the address or, as an IPv6 host may use any address of its network, the
 /// network of an IPv6 address.
-pub(crate) fn source(address: IpAddr) -> IpAddr {
+#[must_use]
+pub fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
         IpAddr::V6(address) => {

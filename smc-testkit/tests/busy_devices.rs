@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc::{Builder, Endpoint, Stream};
 use smc_core::device::Device;
-use smc_core::io::negotiate::Assume;
-use smc_core::{Builder, Endpoint, Stream};
+use smc_core::negotiate::Assume;
 use smc_testkit::memory_device::MemFabric;
 use smc_testkit::middleware::{Fault, Faults, Journal, Record, Trace, What};
 use smc_testkit::runtime::VirtualRuntime;

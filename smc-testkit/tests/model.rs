@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::future::try_zip;
+use smc::{Builder, Endpoint, Error, Stream};
 use smc_core::device::Device;
-use smc_core::io::negotiate::Assume;
-use smc_core::io::runtime::Runtime;
 use smc_core::mem::TrustPeers;
-use smc_core::{Builder, Endpoint, Error, Stream};
+use smc_core::negotiate::Assume;
+use smc_core::runtime::Runtime;
 use smc_testkit::Rng;
 use smc_testkit::memory_device::{MemDevice, MemFabric};
 use smc_testkit::middleware::{Fault, Faults, Trace};

@@ -9,11 +9,11 @@ use std::env;
 use std::sync::Arc;
 use std::time::Duration;
 
-use smc_core::io::negotiate::Assume;
-use smc_core::io::runtime::Runtime;
-use smc_core::io::runtime::tokio::TokioRuntime;
+use smc::runtime::tokio::TokioRuntime;
+use smc::{Builder, Error};
 use smc_core::mem::TrustPeers;
-use smc_core::{Builder, Error};
+use smc_core::negotiate::Assume;
+use smc_core::runtime::Runtime;
 use smc_testkit::Rng;
 use smc_testkit::memory_device::MemFabric;
 use smc_testkit::middleware::{Fault, Faults};

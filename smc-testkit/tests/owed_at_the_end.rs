@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use futures_lite::future::{or, poll_once, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc::Builder;
+use smc::{Endpoint, Stream};
 use smc_core::device::{Device, RdmaAddress, RoceKind};
-use smc_core::io::Builder;
-use smc_core::io::negotiate::Assume;
-use smc_core::io::runtime::{Runtime, Subnet};
+use smc_core::negotiate::Assume;
+use smc_core::runtime::{Runtime, Subnet};
 use smc_core::wire::types::{Mac, MtuCode, RoceGid};
-use smc_core::{Endpoint, Stream};
 use smc_testkit::memory_device::MemFabric;
 use smc_testkit::memory_rdma::{RdmaOptions, RdmaWire};
 use smc_testkit::middleware::{Fault, Faults};

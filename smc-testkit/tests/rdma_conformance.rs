@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use smc::runtime::tokio::TokioRuntime;
 use smc_core::device::{Device, Limits};
-use smc_core::io::runtime::tokio::TokioRuntime;
 use smc_testkit::conformance::{Effort, Pair, Provider, Skip};
 use smc_testkit::memory_rdma::{RdmaOptions, RdmaWire};
 use tokio::runtime::Builder;

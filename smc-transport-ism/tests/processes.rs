@@ -13,7 +13,7 @@ use std::sync::Arc;
 use futures_lite::future::block_on;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use smc_core::Stream;
+use smc::Stream;
 use smc_core::device::{Device as _, DeviceError, Direct as _, Event};
 use smc_transport_ism::IsmDevice;
 use smc_wire::types::Gid;

@@ -8,9 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc::{Builder, Domain, Endpoint, Mode, Stream};
 use smc_core::device::{Device, Direct as _};
-use smc_core::io::negotiate::Assume;
-use smc_core::{Builder, Domain, Endpoint, Mode, Stream};
+use smc_core::negotiate::Assume;
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
 use smc_wire::types::DeclineCode;

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use futures_lite::future::zip;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc_core::io::runtime::Runtime;
-use smc_core::io::runtime::smol::SmolRuntime;
-use smc_core::{Mode, Stream};
+use smc::runtime::smol::SmolRuntime;
+use smc::{Mode, Stream};
+use smc_core::runtime::Runtime;
 use smc_testkit::model::{self, Rules};
 use smc_transport_ism::IsmDevice;
 use smc_wire::types::DeclineCode;

@@ -14,9 +14,9 @@ use std::sync::Arc;
 use common::{Helper, Role};
 use futures_lite::future::zip;
 use rustix::process::{Resource, geteuid, getrlimit, setrlimit};
+use smc::Builder;
+use smc::{Domain, Error, Listener, Policy, Stream};
 use smc_core::device::Device;
-use smc_core::io::Builder;
-use smc_core::{Domain, Error, Listener, Policy, Stream};
 use smc_transport_loop::LoopDevice;
 use support::{On, builder, local};
 use tempfile::TempDir;
@@ -203,10 +203,7 @@ fn a_plain_server_is_the_usual_case_and_a_missing_directory_is_not() {
         );
         assert_eq!(why(&client.connect(at).await.unwrap()), text);
         let required = client
-            .connect_with(
-                at,
-                &smc_core::io::ConnectOptions::new().policy(Policy::Require),
-            )
+            .connect_with(at, &smc::ConnectOptions::new().policy(Policy::Require))
             .await;
         let error = required.unwrap_err();
         assert!(matches!(error, Error::Declined(_)), "{error:?}");

@@ -14,13 +14,13 @@ use async_trait::async_trait;
 use common::{Helper, Role};
 use futures_lite::future::{self, block_on, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc::{Builder, Domain, Endpoint, FallbackCause, Listener, Stream};
 use smc_core::device::{
     Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits, Nocopy, Signal,
     SubmitError,
 };
 use smc_core::error::SetupStep;
 use smc_core::wire::types::{Chid, DeclineCode, DmbToken, Gid};
-use smc_core::{Builder, Domain, Endpoint, FallbackCause, Listener, Stream};
 use smc_negotiate_local::Local;
 use smc_transport_loop::LoopDevice;
 

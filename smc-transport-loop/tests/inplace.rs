@@ -13,9 +13,9 @@ use std::thread;
 
 use futures_lite::future::{poll_once, yield_now, zip};
 use futures_lite::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
-use smc_core::io::{ReadGuard, Reservation};
+use smc::{Endpoint, Policy, Stream};
+use smc::{ReadGuard, Reservation};
 use smc_core::mem::TrustPeers;
-use smc_core::{Endpoint, Policy, Stream};
 use smc_testkit::Rng;
 use support::{On, World, connect, pattern};
 

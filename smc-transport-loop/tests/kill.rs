@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc_core::{Domain, Endpoint, Stream};
+use smc::{Domain, Endpoint, Stream};
 use smc_testkit::Rng;
 use smc_transport_loop::LoopDevice;
 use support::{On, builder, descriptors_at_most, open_fds, wait_until_ready};

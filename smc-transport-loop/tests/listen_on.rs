@@ -12,8 +12,8 @@ use std::os::fd::OwnedFd;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use rustix::net::{AddressFamily, SocketType, sockopt};
-use smc_core::io::ListenOptions;
-use smc_core::{Endpoint, Error};
+use smc::ListenOptions;
+use smc::{Endpoint, Error};
 use support::{On, World, connect};
 
 scenarios! {

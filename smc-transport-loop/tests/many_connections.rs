@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use futures_lite::future::{yield_now, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc_core::{Endpoint, Listener};
+use smc::{Endpoint, Listener};
 use support::{On, World, connect, descriptors_at_most, open_fds, shared_mappings};
 
 scenarios! {

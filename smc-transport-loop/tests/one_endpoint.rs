@@ -9,8 +9,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc::{Domain, Endpoint, Error};
 use smc_core::device::Device;
-use smc_core::{Domain, Endpoint, Error};
 use smc_transport_loop::LoopDevice;
 use support::{On, World, connect, local};
 

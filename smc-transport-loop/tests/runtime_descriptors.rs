@@ -5,7 +5,7 @@
 mod support;
 
 use futures_lite::future::block_on;
-use smc_core::Stream;
+use smc::Stream;
 use support::{On, World, connect, descriptors_at_most, open_fds};
 
 #[test]

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use common::{Helper, Role, TIMEOUT};
 use rustix::io::ioctl_fionbio;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, listen, socket};
+use smc::{Builder, Endpoint};
 use smc_core::Domain;
-use smc_core::{Builder, Endpoint};
 use smc_negotiate_local::Local;
 use smc_transport_loop::LoopDevice;
 

@@ -11,8 +11,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, FutureExt as _};
-use smc_core::io::runtime::tokio::TokioRuntime;
-use smc_core::{Endpoint, Error, Listener, Stream};
+use smc::runtime::tokio::TokioRuntime;
+use smc::{Endpoint, Error, Listener, Stream};
 use support::{On, World, connect};
 use tokio::runtime::{Builder, Runtime};
 

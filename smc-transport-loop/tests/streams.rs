@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use futures_lite::future::zip;
 use futures_lite::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
-use smc_core::io::Interest;
-use smc_core::{Error, Mode, Policy, Stream};
+use smc::Interest;
+use smc::{Error, Mode, Policy, Stream};
 use support::{On, World, connect, pattern};
 
 scenarios! {
@@ -374,7 +374,7 @@ async fn more_connections_join_the_group(world: World) {
         assert_eq!(server.read(&mut [0; 1]).await.unwrap(), 0);
     }
     let no_connections = || {
-        let gone = |endpoint: &smc_core::Endpoint| endpoint.connections().is_empty();
+        let gone = |endpoint: &smc::Endpoint| endpoint.connections().is_empty();
         gone(&client) && gone(&server)
     };
     while !no_connections() {

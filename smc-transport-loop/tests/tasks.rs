@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use futures_lite::future::{poll_once, yield_now, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, pin};
-use smc_core::io::Interest;
-use smc_core::{Domain, Endpoint, Policy, Stream};
+use smc::Interest;
+use smc::{Domain, Endpoint, Policy, Stream};
 use smc_testkit::middleware::{Fault, Faults};
 use smc_transport_loop::LoopDevice;
 use support::{On, World, connect, local};

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use common::{Helper, Role};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use rustix::process::{Resource, Signal, getrlimit, setrlimit};
-use smc_core::config::ANSWER_TIMEOUT;
+use smc::config::ANSWER_TIMEOUT;
+use smc::{Endpoint, Mode, Stream};
 use smc_core::error::FallbackCause;
-use smc_core::{Endpoint, Mode, Stream};
 use support::{On, builder};
 use tempfile::TempDir;
 

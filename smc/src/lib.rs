@@ -1,9 +1,23 @@
 //! Userspace Shared Memory Communications: byte streams with the semantics of TCP that move their
 //! data through shared memory or by RDMA.
 //!
-//! This crate has endpoints with everything that connections between processes of one host need:
-//! [`smc_core`] with a [`LoopDevice`], which moves the data, and [`Local`] negotiation, which finds
-//! out whether the other end supports SMC. Streams to all other programs and hosts are TCP.
+//! A program connects and accepts as it would with TCP. Both ends then agree in a handshake of
+//! three messages (CLC) on a better path, if they have one; if anything is missing, the stream
+//! stays TCP. [`Stream::mode`] reports which it is, and why.
+//!
+//! - **SMC-D** between processes and containers of one host, by a [`LoopDevice`]; between virtual
+//!   machines and their host, by `ism`.
+//! - **SMC-R** between hosts with RDMA devices, also with an unmodified Linux kernel as the peer, by
+//!   `rdma`.
+//! - A transport of your own: [`device`].
+//!
+//! Before the handshake both ends have to find out that the other one supports SMC ([`negotiate`]):
+//! [`Local`] on one host, `syn_option` with kernels.
+//!
+//! Do not use it where a stream crosses a network without RDMA: it is TCP there, with a slightly
+//! longer set-up.
+//!
+//! # Example
 //!
 //! ```
 //! # #[cfg(feature = "tokio")]
@@ -32,15 +46,29 @@
 //!
 //! [`tokio()`], [`smol()`] and [`builder()`] return a [`Builder`], which takes further devices,
 //! another negotiation and all settings; [`add_defaults`] adds the same to a builder, for another
-//! [`Domain`]. [`io::Builder`] by itself has no device and no negotiation.
+//! [`Domain`]. A [`Builder`] by itself has no device and no negotiation.
 //!
-//! # More
+//! # Manual
 //!
-//! The manual is in the documentation of [`smc_core`].
+//! [`manual`] has a chapter each on transports and users, fallback, how streams end, memory, access
+//! without copies, writing a device, and debugging.
+//!
+//! # How it is built
+//!
+//! The protocol is the sans-I/O part of [`smc_core`]; this crate is the async shell around it. An
+//! [`Endpoint`] has devices and settings, and makes [`Stream`]s by connecting or through a
+//! [`Listener`]. `handshake` drives the machine of the core and makes a connection of its result,
+//! `conn` is that connection, `stream` has its two halves and those of a stream that stayed TCP,
+//! `groups` and `links` have the link groups, and `device_driver` has the task that dispatches a
+//! device's events to its connections. `docs/architecture.md` of the repository follows a byte and a
+//! connect through them.
+//!
+//! # Features
 //!
 //! | feature | adds |
 //! |---|---|
 //! | `tokio` | [`tokio()`], and tokio's I/O traits on streams |
+//! | `tokio-io` | tokio's I/O traits on streams and halves alone; no reactor |
 //! | `smol` | [`smol()`] |
 //! | `ism` | `ism`: devices for SMC-D between virtual machines and their host |
 //! | `rdma` | `rdma`: devices for SMC-R between hosts; takes cmake and libclang to build |
@@ -52,13 +80,44 @@
 
 use std::sync::Arc;
 
-use smc_core::device::DeviceError;
+pub mod config;
+pub mod info;
+#[cfg(any(doc, doctest))]
+pub mod manual;
+pub mod runtime;
 
-pub use smc_core::io::Builder;
+mod builder;
+mod busy_poll;
+mod conn;
+mod copy_mode;
+mod deadlines;
+mod device_driver;
+mod endpoint;
+mod groups;
+mod handshake;
+mod lifetime;
+mod links;
+mod listener;
+mod memory;
+mod stream;
+mod target;
+
+pub use builder::Builder;
+pub use config::Policy;
+pub use endpoint::{ConnectOptions, Endpoint};
+pub use listener::{ListenOptions, Listener, Refused};
 pub use smc_core::{
-    Domain, Endpoint, Error, FallbackCause, FallbackReason, Listener, Mode, Policy, Stream, config,
-    device, error, io, mem, wire,
+    Domain, Error, FallbackCause, FallbackReason, device, error, mem, negotiate, wire,
 };
+pub use stream::{
+    Interest, Mode, OwnedReadHalf, OwnedWriteHalf, ReadGuard, ReadHalf, Readiness, Reservation,
+    ReuniteError, Stream, WriteHalf,
+};
+pub use target::{IntoTarget, Target};
+
+use smc_core::device::DeviceError;
+use smc_core::{process, proto, random, shares, source};
+
 pub use smc_negotiate_local::Local;
 #[cfg(feature = "syn-option")]
 pub use smc_negotiate_syn as syn_option;
@@ -103,7 +162,7 @@ pub fn builder() -> Result<Builder, DeviceError> {
 /// Adds a [`LoopDevice`] and [`Local`] negotiation of this domain to a builder.
 ///
 /// ```
-/// use smc::{Domain, io::Builder};
+/// use smc::{Builder, Domain};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // The same call in all programs of the two users.

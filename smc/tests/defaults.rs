@@ -41,13 +41,13 @@ fn endpoints_on_smol_use_shared_memory() -> TestResult {
     smol::block_on(smc_streams(Builder::smol))
 }
 
-#[cfg(feature = "tokio")]
+#[cfg(feature = "tokio-io")]
 #[tokio::test]
 async fn endpoints_on_tokio_use_shared_memory() -> TestResult {
     smc_streams(Builder::tokio).await
 }
 
-#[cfg(feature = "tokio")]
+#[cfg(feature = "tokio-io")]
 #[tokio::test]
 async fn without_negotiation_a_stream_is_tcp_and_has_the_cause() -> TestResult {
     let dir = tempfile::tempdir()?;

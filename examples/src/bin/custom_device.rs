@@ -15,12 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use atomic_waker::AtomicWaker;
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future, io};
+use smc::Builder;
 use smc::Local;
 use smc::device::{
     Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits, Signal,
     SubmitError,
 };
-use smc::io::Builder;
 use smc::mem::Region;
 use smc::wire::types::{Chid, DmbToken, Gid};
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc_core::{Endpoint, Stream};
+use smc::{Endpoint, Stream};
 
 use super::job::{End, Job, exchange, exchange_randomly};
 use super::model;

@@ -5,7 +5,7 @@ use std::io;
 use anyhow::{Context as _, Result, bail, ensure};
 use futures_lite::future::{try_zip, yield_now};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc_core::Stream;
+use smc::Stream;
 use smc_testkit::Rng;
 
 /// A job for a stream.

@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::{Args, Subcommand};
-use smc_core::io::negotiate::Assume;
-use smc_core::{Builder, Endpoint};
+use smc::{Builder, Endpoint};
+use smc_core::negotiate::Assume;
 use smc_transport_ism::{IsmDevice, Place};
 
 use stage::{At, Stage};

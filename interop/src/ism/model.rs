@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use futures_lite::future::try_zip;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc_core::io::runtime::Runtime;
-use smc_core::io::runtime::smol::SmolRuntime;
-use smc_core::{Endpoint, Stream};
+use smc::runtime::smol::SmolRuntime;
+use smc::{Endpoint, Stream};
+use smc_core::runtime::Runtime;
 use smc_testkit::model::{self, End, EndReport, Rules};
 use smol::channel::{Receiver, Sender, bounded};
 

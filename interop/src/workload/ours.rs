@@ -7,11 +7,11 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use smc::Builder;
+use smc::info::{GroupType, RdmaGroupInfo};
+use smc::{Endpoint, Mode, Stream};
 use smc_core::device::Device;
-use smc_core::io::Builder;
-use smc_core::io::info::{GroupType, RdmaGroupInfo};
-use smc_core::io::negotiate::Negotiation;
-use smc_core::{Endpoint, Mode, Stream};
+use smc_core::negotiate::Negotiation;
 use smc_negotiate_syn::SynOption;
 use smc_transport_rdma::RdmaDevice;
 use smc_wire::types::{Eid, PnetId};
@@ -162,7 +162,7 @@ fn devices(names: &[String]) -> Result<Vec<Arc<dyn Device>>> {
 /// A stream with several handles.
 struct OurStream(Arc<Stream>);
 
-impl Listener for smc_core::Listener {
+impl Listener for smc::Listener {
     fn accept(&self) -> io::Result<Box<dyn Connection>> {
         let (stream, _) = block_on(self.accept())?;
         Ok(Box::new(OurStream(Arc::new(stream))))

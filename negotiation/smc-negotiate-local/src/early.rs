@@ -10,7 +10,7 @@
 //! A client that cannot do what it has confirmed has to end the connection. It then connects again
 //! without an early CONFIRM, and may fall back to TCP.
 
-use smc_core::io::negotiate::{Credentials, ExpectedHandshake};
+use smc_core::negotiate::{Credentials, ExpectedHandshake};
 use smc_wire::clc::{AcceptConfirm, Body, DirectEnd, Step, Terms};
 use smc_wire::types::DmbToken;
 

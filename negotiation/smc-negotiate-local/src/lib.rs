@@ -1,13 +1,13 @@
 //! Negotiation of SMC between processes of one host, without privileges.
 //!
-//! A [`Local`] is a [negotiation](smc_core::io::negotiate) for an endpoint of `smc-core`:
+//! A [`Local`] is a [negotiation](smc_core::negotiate) for an endpoint of `smc-core`:
 //! connections with listeners of the same [`Domain`] use SMC if both ends have a device in common.
 //!
 //! ```
 //! use std::sync::Arc;
 //!
 //! use futures_lite::future::zip;
-//! use smc_core::{Builder, Domain};
+//! use smc::{Builder, Domain};
 //! use smc_negotiate_local::Local;
 //! use smc_testkit::memory_device::MemFabric;
 //!
@@ -63,7 +63,7 @@
 //! listener takes it by its answer or refuses it, or the client withdraws it. A listener increments
 //! a heartbeat counter in the mailbox while it works on any connection. A listener that is stopped,
 //! starved or without descriptors does not. After
-//! [`Builder::answer_timeout`](smc_core::Builder::answer_timeout) without progress the client
+//! [`Builder::answer_timeout`](smc::Builder::answer_timeout) without progress the client
 //! withdraws the offer, and the connection is plain TCP at both ends. Further connections to this
 //! listener are plain at once during a `backoff`. The same holds when the listener refuses or has
 //! ended. Bytes on TCP before an offer was taken come from another server, and end the wait.
@@ -137,8 +137,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use rustix::process::geteuid;
 use smc_core::error::{FallbackCause, OsError};
-use smc_core::io::negotiate::{Candidate, Negotiation, Published};
-use smc_core::io::runtime::Runtime;
+use smc_core::negotiate::{Candidate, Negotiation, Published};
+use smc_core::runtime::Runtime;
 use smc_ipc::Domain;
 
 use client::LocalClient;

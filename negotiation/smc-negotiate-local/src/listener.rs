@@ -15,9 +15,9 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{ipv6_v6only, socket_cookie, socket_reuseport};
 use rustix::process::geteuid;
 use smc_core::error::{FallbackCause, OsError};
-use smc_core::io::negotiate::{Credentials, Published, SideChannel, Verdict};
-use smc_core::io::runtime::{Runtime, Socket, SocketOptions, Watch};
 use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_core::negotiate::{Credentials, Published, SideChannel, Verdict};
+use smc_core::runtime::{Runtime, Socket, SocketOptions, Watch};
 use smc_ipc::Domain;
 use smc_ipc::runtime_dir::Publication;
 

@@ -7,8 +7,8 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use smc_core::error::FallbackCause;
-use smc_core::io::negotiate::{Credentials, Delivery, Offer, SideChannel, Withdrawn};
-use smc_core::io::runtime::{Runtime, Socket};
+use smc_core::negotiate::{Credentials, Delivery, Offer, SideChannel, Withdrawn};
+use smc_core::runtime::{Runtime, Socket};
 
 use crate::channel::Announced;
 use crate::client::LocalClient;

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use smc_core::io::runtime::{Acceptor, Runtime, Socket, SocketOptions};
 use smc_core::random;
+use smc_core::runtime::{Acceptor, Runtime, Socket, SocketOptions};
 
 use crate::channel::{Channel, Exchange};
 use crate::message::{NONCE_LEN, ToClient, ToListener};

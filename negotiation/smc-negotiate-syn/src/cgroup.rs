@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::fstatfs;
-use smc_core::cgroup::{Hierarchy, Mount};
+use smc_ipc::cgroup::{Hierarchy, Mount};
 
 use crate::error::SetupError;
 

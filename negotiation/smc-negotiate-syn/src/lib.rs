@@ -1,6 +1,6 @@
 //! Negotiation of SMC with the TCP option that kernels use, and so with kernels.
 //!
-//! A [`SynOption`] is a [negotiation](smc_core::io::negotiate) for an endpoint of `smc-core`:
+//! A [`SynOption`] is a [negotiation](smc_core::negotiate) for an endpoint of `smc-core`:
 //! connections with kernels, and with endpoints that have one, use SMC. Kernels speak SMC-R, so such
 //! an endpoint has an RDMA device.
 //!
@@ -32,7 +32,7 @@
 //!
 //! [`SynOption::open`] takes what there is. Without either there is no way to send the option, and
 //! an error that names what is missing; `Local` of the crate `smc-negotiate-local` and
-//! [`Assume`](smc_core::io::negotiate::Assume) need nothing of this.
+//! [`Assume`](smc_core::negotiate::Assume) need nothing of this.
 //!
 //! # When a connection stays plain TCP
 //!
@@ -43,7 +43,7 @@
 //!   then, and neither sent nor accepted;
 //! - if the option space of the SYN was full, or a middlebox has removed the option;
 //! - for sockets that this has not marked: those of other programs, and a listener that was
-//!   inherited or bound elsewhere ([`Endpoint::listen_on`](smc_core::Endpoint::listen_on)), unless
+//!   inherited or bound elsewhere ([`Endpoint::listen_on`](smc::Endpoint::listen_on)), unless
 //!   whatever made it listen had marked it.
 //!
 //! What a server cannot see is what became of its SYN-ACK. If that alone lost the option, on the
@@ -84,10 +84,8 @@ use async_trait::async_trait;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use smc_core::error::{FallbackCause, OsError};
-use smc_core::io::negotiate::{
-    Candidate, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn,
-};
-use smc_core::io::runtime::{Runtime, Socket, Unconnected};
+use smc_core::negotiate::{Candidate, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn};
+use smc_core::runtime::{Runtime, Socket, Unconnected};
 
 use cgroup::Cgroup;
 use program::entry::{HAS, MARK, SEEN};
@@ -100,7 +98,7 @@ use program::entry::{HAS, MARK, SEEN};
 /// ```no_run
 /// use std::sync::Arc;
 ///
-/// use smc_core::io::negotiate::{Chain, Negotiation};
+/// use smc_core::negotiate::{Chain, Negotiation};
 /// use smc_negotiate_local::Local;
 /// use smc_negotiate_syn::SynOption;
 ///

@@ -64,7 +64,8 @@ pub enum DeviceError {
 impl DeviceError {
     /// For a failed attach: whether the peer's device is gone, or has no such buffer (any more), so
     /// that a retry is useless.
-    pub(crate) fn is_peer_gone(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_peer_gone(&self) -> bool {
         match self {
             Self::PeerGone | Self::Invalid(_) | Self::PeerMisbehaved(_) => true,
             Self::Unreachable { .. }

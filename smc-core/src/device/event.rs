@@ -4,7 +4,10 @@ use super::{Inbound, LinkFailure, OpId};
 
 /// What a device reports when it is drained.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "providers make it, and an endpoint has to handle every case"
+)]
 pub enum Event {
     /// The peer wrote into this local buffer and signalled. Several signals may be reported as one;
     /// a report without a write is harmless.

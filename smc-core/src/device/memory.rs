@@ -9,7 +9,7 @@ use crate::mem::sync::{AtomicUsize, Ordering};
 
 /// A limit on memory, and the sum of its charges. Clones share the limit.
 ///
-/// [`Builder::memory_limit`](crate::io::Builder::memory_limit) lists what is charged.
+/// `Builder::memory_limit` lists what is charged.
 #[derive(Clone)]
 pub struct MemoryLimit(Arc<Counter>);
 
@@ -21,7 +21,8 @@ struct Counter {
 }
 
 /// A pool of unused memory that is charged to a limit.
-pub(crate) trait TrimMemory: Send + Sync {
+#[doc(hidden)]
+pub trait TrimMemory: Send + Sync {
     /// Releases memory that is not in use.
     fn trim(&self);
 }
@@ -92,7 +93,8 @@ impl MemoryLimit {
     }
 
     /// The error for `bytes` that pass the limit.
-    pub(crate) fn exceeded(&self, bytes: usize) -> DeviceError {
+    #[doc(hidden)]
+    pub fn exceeded(&self, bytes: usize) -> DeviceError {
         let limit = u64::try_from(self.limit()).unwrap_or(u64::MAX);
         DeviceError::OverLimit {
             needed: bytes,
@@ -102,19 +104,22 @@ impl MemoryLimit {
     }
 
     /// Ends the charges that were [deferred](Charge::defer_while) and are not needed any more.
-    pub(crate) fn release_unneeded(&self) {
+    #[doc(hidden)]
+    pub fn release_unneeded(&self) {
         self.release_unneeded_if(|_| true);
     }
 
     /// Adds a pool that is trimmed when memory is short.
-    pub(crate) fn add_user(&self, user: Weak<dyn TrimMemory>) {
+    #[doc(hidden)]
+    pub fn add_user(&self, user: Weak<dyn TrimMemory>) {
         let mut users = self.users();
         users.retain(|user| user.strong_count() > 0);
         users.push(user);
     }
 
     /// Trims all pools that are charged to this limit.
-    pub(crate) fn trim(&self) {
+    #[doc(hidden)]
+    pub fn trim(&self) {
         let users: Vec<_> = self.users().iter().filter_map(Weak::upgrade).collect();
         // Outside of the lock: the last reference to a user may be dropped here.
         users.iter().for_each(|user| user.trim());
@@ -204,7 +209,8 @@ impl Charge {
 
     /// Keeps the charge while `is_needed` returns true. It is called now and when memory is short,
     /// and must not charge anything itself.
-    pub(crate) fn defer_while(mut self, is_needed: impl Fn() -> bool + Send + Sync + 'static) {
+    #[doc(hidden)]
+    pub fn defer_while(mut self, is_needed: impl Fn() -> bool + Send + Sync + 'static) {
         let Some(limit) = self.limit.clone().filter(|_| is_needed()) else {
             return;
         };

@@ -25,7 +25,8 @@ mod rdma;
 
 pub use error::{DeviceError, SubmitError};
 pub use event::{Event, PeerEvent};
-pub(crate) use memory::TrimMemory;
+#[doc(hidden)]
+pub use memory::TrimMemory;
 pub use memory::{Charge, MemoryAccount, MemoryLimit};
 pub use nocopy::{Attachment, Nocopy, PeerEvents};
 pub use rdma::{
@@ -129,7 +130,10 @@ impl<'a> Fabric<'a> {
 
 /// The object to wait on for the next event of a device.
 #[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "providers make it, and an endpoint has to handle every case"
+)]
 pub enum Doorbell<'a> {
     /// Becomes readable. Draining makes it unreadable again.
     Fd(BorrowedFd<'a>),

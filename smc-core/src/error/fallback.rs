@@ -92,7 +92,7 @@ pub enum FallbackCause {
     Code(DeclineCode),
     /// The peer declined with this diagnosis.
     PeerDeclined(DeclineCode),
-    /// [`Policy::Never`](crate::config::Policy::Never) applies to the address.
+    /// `Policy::Never` applies to the address.
     Policy,
     /// The endpoint has no negotiation ([`Builder::negotiation`](crate::Builder::negotiation)).
     NoNegotiation,

@@ -5,8 +5,13 @@ use std::ptr::NonNull;
 use super::sync::{Ordering, compiler_fence};
 
 /// The kind of stores that write memory which another processor reads next.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CopyMode {
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "not in the documentation; the shell has both"
+)]
+pub enum CopyMode {
     /// Temporal stores, into the caches of this processor: the fastest way if both processors share
     /// a cache.
     Temporal,
@@ -15,7 +20,8 @@ pub(crate) enum CopyMode {
 }
 
 /// Whether the target has non-temporal stores.
-pub(crate) const HAS_NON_TEMPORAL: bool = cfg!(target_arch = "x86_64");
+#[doc(hidden)]
+pub const HAS_NON_TEMPORAL: bool = cfg!(target_arch = "x86_64");
 
 /// Copies all of `data`.
 ///

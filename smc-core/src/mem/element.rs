@@ -68,13 +68,9 @@ impl Element {
     }
 
     /// As [`Element::write`], by stores of this kind.
+    #[doc(hidden)]
     #[inline(always)]
-    pub(crate) fn write_with(
-        &self,
-        mode: CopyMode,
-        at: usize,
-        data: &[u8],
-    ) -> Result<(), OutOfBounds> {
+    pub fn write_with(&self, mode: CopyMode, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
         let (first, second) = data.split_at(self.until_end(at, data.len())?);
         let copy = match mode {
             CopyMode::Temporal => Region::copy_in,
@@ -109,7 +105,8 @@ impl Element {
     /// # Errors
     ///
     /// [`OutOfBounds`] when `at` is not inside the ring or `len` is longer than the ring.
-    pub(crate) fn slice(&self, at: usize, len: usize, _: TrustPeers) -> Result<&[u8], OutOfBounds> {
+    #[doc(hidden)]
+    pub fn slice(&self, at: usize, len: usize, _: TrustPeers) -> Result<&[u8], OutOfBounds> {
         let len = self.until_end(at, len)?;
         // SAFETY: the caller of `TrustPeers::new` promised that peers do not change bytes between
         // publishing them and being notified that they were read. The callers of this method are
@@ -135,8 +132,9 @@ impl Element {
     }
 
     /// The word of the CDC block at this offset.
+    #[doc(hidden)]
     #[inline(always)]
-    pub(crate) fn word(&self, at: usize) -> &AtomicU64 {
+    pub fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at < HEADER_LEN && at % 8 == 0, "no word of the CDC block");
         let word = self.region.word(at);
         // SAFETY: `new` checked that the region is aligned, and that it has all of the CDC block and
@@ -156,13 +154,15 @@ impl Element {
 /// The exclusive right of the writer of a ring to borrow bytes that it has not published yet.
 ///
 /// Made once for each connection, and not cloned.
+#[doc(hidden)]
 #[derive(Debug)]
-pub(crate) struct RingWriter(());
+pub struct RingWriter(());
 
 impl RingWriter {
     /// The right of the caller, which has to be the only writer of the elements that it is used
     /// for.
-    pub(crate) fn new() -> Self {
+    #[doc(hidden)]
+    pub fn new() -> Self {
         Self(())
     }
 
@@ -172,7 +172,8 @@ impl RingWriter {
     /// # Errors
     ///
     /// [`OutOfBounds`] when `at` is not inside the ring or `len` is longer than the ring.
-    pub(crate) fn slice_mut<'a>(
+    #[doc(hidden)]
+    pub fn slice_mut<'a>(
         &'a mut self,
         element: &'a Element,
         at: usize,
@@ -195,15 +196,14 @@ impl RingWriter {
 ///
 /// Memory that another process can write must not be borrowed as `&[u8]`, because Rust may assume
 /// that such bytes do not change; still less as `&mut [u8]`. With this token a caller promises that
-/// no peer changes them meanwhile. It goes to
-/// [`Builder::trust_peers`](crate::io::Builder::trust_peers).
+/// no peer changes them meanwhile. It goes to `Builder::trust_peers`.
 ///
 /// | | without the token | with it |
 /// |---|---|---|
 /// | `fill_buf` | a copy | the peer's bytes where they are |
-/// | [`ReadGuard`](crate::io::ReadGuard) | a copy | the same, retained |
-/// | [`Reservation::write_at`](crate::io::Reservation::write_at) and `io::Write` | straight into the peer's memory | the same |
-/// | [`Reservation::as_mut_slice`](crate::io::Reservation::as_mut_slice) | a private buffer, copied on commit | the peer's memory |
+/// | `ReadGuard` | a copy | the same, retained |
+/// | `Reservation::write_at` and `io::Write` | straight into the peer's memory | the same |
+/// | `Reservation::as_mut_slice` | a private buffer, copied on commit | the peer's memory |
 ///
 /// Nothing else changes: programs are written the same way with it and without it.
 #[derive(Clone, Copy, Debug)]
@@ -214,7 +214,8 @@ impl TrustPeers {
     ///
     /// # Safety
     ///
-    /// All peers of the endpoint that is given this token must be programs that
+    /// The token goes to `Builder::trust_peers` of the crate `smc` and to nothing else, and all peers
+    /// of that endpoint must be programs that
     ///
     /// - write a byte of local buffers only while it counts as free, that is before they publish a
     ///   producer cursor behind it and after this side published a consumer cursor behind it; also

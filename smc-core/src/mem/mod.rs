@@ -21,8 +21,10 @@ mod shadow;
 mod wake_flag;
 
 pub use bit_set::{BitSet, take_bits};
-pub(crate) use copy::{CopyMode, HAS_NON_TEMPORAL};
-pub(crate) use element::RingWriter;
+#[doc(hidden)]
+pub use copy::{CopyMode, HAS_NON_TEMPORAL};
+#[doc(hidden)]
+pub use element::RingWriter;
 pub use element::{Element, HEADER_LEN, TrustPeers};
 pub(crate) use mapped::WipedOnFork;
 pub use mapped::{MemoryError, check_file_size, memory_file};
@@ -166,7 +168,8 @@ impl Region {
 
     /// As [`Region::copy_in`] for long data, by non-temporal stores where the target has them. They
     /// are ordered before later stores, but not after earlier ones.
-    pub(crate) fn copy_in_non_temporal(&self, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
+    #[doc(hidden)]
+    pub fn copy_in_non_temporal(&self, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.at(at, data.len())?;
         // SAFETY: `at` checked that all of `data` fits behind `to`, and the region keeps it mapped.
         unsafe { copy::non_temporal_into_region(data, to) };

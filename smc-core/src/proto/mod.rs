@@ -8,6 +8,11 @@
 //! a panic.
 
 #![forbid(unsafe_code)]
+#![allow(
+    clippy::exhaustive_enums,
+    clippy::exhaustive_structs,
+    reason = "no stable interface: the shell in the crate `smc` has to handle every case"
+)]
 #![cfg_attr(
     not(test),
     deny(

@@ -36,7 +36,6 @@ use std::fmt;
 /// An event occurred in a state that has no row for it. The state is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{machine}: {event} is not possible in state {state}")]
-#[non_exhaustive]
 pub struct InvalidTransition {
     /// Name of the state enum.
     pub machine: &'static str,

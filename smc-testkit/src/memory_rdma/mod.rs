@@ -42,7 +42,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use smc_core::io::runtime::Runtime;
+use smc_core::runtime::Runtime;
 
 use crate::Rng;
 use state::State;

@@ -72,7 +72,7 @@ macro_rules! delegate_direct {
             direct(&*self.inner).seid()
         }
 
-        fn process(&self, peer: Gid) -> Option<smc_core::io::negotiate::Credentials> {
+        fn process(&self, peer: Gid) -> Option<smc_core::negotiate::Credentials> {
             direct(&*self.inner).process(peer)
         }
 

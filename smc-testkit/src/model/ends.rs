@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
-use smc_core::Stream;
-use smc_core::io::{OwnedReadHalf, OwnedWriteHalf, ReadGuard, ReadHalf, Reservation, WriteHalf};
+use smc::Stream;
+use smc::{OwnedReadHalf, OwnedWriteHalf, ReadGuard, ReadHalf, Reservation, WriteHalf};
 
 pub(super) type Wait<'a> = Pin<Box<dyn Future<Output = io::Result<()>> + Send + 'a>>;
 

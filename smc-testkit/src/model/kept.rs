@@ -1,6 +1,6 @@
 //! Guards that a reader holds.
 
-use smc_core::io::ReadGuard;
+use smc::ReadGuard;
 
 use super::oracle::Oracle;
 use crate::Rng;

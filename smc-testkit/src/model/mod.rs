@@ -25,8 +25,8 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use smc_core::Builder;
-//! use smc_core::io::negotiate::Assume;
+//! use smc::Builder;
+//! use smc_core::negotiate::Assume;
 //! use smc_testkit::memory_device::MemFabric;
 //! use smc_testkit::model::{self, Rules};
 //! use smc_testkit::runtime::VirtualRuntime;
@@ -69,8 +69,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use smc_core::Stream;
-use smc_core::io::runtime::Runtime;
+use smc::Stream;
+use smc_core::runtime::Runtime;
 
 use crate::Rng;
 use oracle::Oracle;

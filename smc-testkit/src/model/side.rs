@@ -5,9 +5,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use smc_core::Stream;
-use smc_core::io::Interest;
-use smc_core::io::runtime::Runtime;
+use smc::Interest;
+use smc::Stream;
+use smc_core::runtime::Runtime;
 
 use super::kept::Kept;
 use super::oracle::{Oracle, Task, Verdict};

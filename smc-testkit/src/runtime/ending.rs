@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use async_trait::async_trait;
-use smc_core::io::runtime::{
+use smc_core::runtime::{
     Acceptor, BeforeConnect, BeforeListen, InterfaceAddress, Runtime, Socket, SocketOptions, Task,
     Timer, Watch,
 };

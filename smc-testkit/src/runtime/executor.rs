@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use smc_core::io::runtime::Task;
+use smc_core::runtime::Task;
 
 use super::options::Options;
 use super::pipe::Pipe;

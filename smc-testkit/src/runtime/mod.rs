@@ -8,7 +8,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use smc_core::io::runtime::Runtime;
+//! use smc_core::runtime::Runtime;
 //! use smc_testkit::runtime::VirtualRuntime;
 //!
 //! let runtime = VirtualRuntime::new(7);
@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use smc_core::io::runtime::{
+use smc_core::runtime::{
     Acceptor, BeforeConnect, BeforeListen, InterfaceAddress, Runtime, Socket, SocketOptions,
     Subnet, Task, Timer, Watch,
 };

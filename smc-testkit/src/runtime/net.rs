@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use smc_core::io::runtime::{
+use smc_core::runtime::{
     Acceptor, BeforeConnect, BeforeListen, InterfaceAddress, Socket, SocketOptions, Unconnected,
 };
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use smc_core::io::runtime::{Acceptor, Socket};
+use smc_core::runtime::{Acceptor, Socket};
 
 use super::executor::{Core, Wait};
 use super::net::Net;

@@ -206,7 +206,7 @@ fn without_a_listener_no_connection() {
     let runtime = VirtualRuntime::new(1);
     let handle = runtime.handle();
     let options = SocketOptions::default();
-    let mut before = |_: &smc_core::io::runtime::Unconnected<'_>| Ok(());
+    let mut before = |_: &smc_core::runtime::Unconnected<'_>| Ok(());
     let attempt = handle.connect(addr(AT), &options, &mut before);
     let error = runtime.block_on(attempt).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
@@ -246,7 +246,7 @@ fn connected(runtime: &VirtualRuntime) -> (Arc<dyn Socket>, Arc<dyn Socket>) {
     let acceptor = handle.bind(addr(AT), &options, &mut |_| Ok(())).unwrap();
     runtime.block_on(async {
         let mut seen = None;
-        let mut before = |socket: &smc_core::io::runtime::Unconnected<'_>| {
+        let mut before = |socket: &smc_core::runtime::Unconnected<'_>| {
             seen = Some(socket.local);
             Ok(())
         };

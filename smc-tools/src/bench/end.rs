@@ -145,7 +145,7 @@ async fn drive(cell: Cell, dir: PathBuf, address: String, meter: Meter) -> Resul
             workload::drive(&cell, smc, meter).await
         }
         (Kind::Loop | Kind::LoopCopy | Kind::Ism | Kind::IsmCopy | Kind::Fallback, _) => {
-            let smc = smc::Connector::<smc_core::Stream>::open(&cell, &dir, &address)?;
+            let smc = smc::Connector::<::smc::Stream>::open(&cell, &dir, &address)?;
             workload::drive(&cell, smc, meter).await
         }
         #[cfg(feature = "peers")]
@@ -173,7 +173,7 @@ async fn serve(cell: Cell, dir: PathBuf) -> Result<()> {
             until_ended(&cell, listener).await
         }
         (Kind::Loop | Kind::LoopCopy | Kind::Ism | Kind::IsmCopy | Kind::Fallback, _) => {
-            let listener = smc::Listener::<smc_core::Stream>::open(&cell, &dir).await?;
+            let listener = smc::Listener::<::smc::Stream>::open(&cell, &dir).await?;
             until_ended(&cell, listener).await
         }
         #[cfg(feature = "peers")]

@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use smc_core::io::Builder;
-use smc_core::io::runtime::smol::SmolRuntime;
-use smc_core::io::runtime::tokio::TokioRuntime;
+use smc::Builder;
+use smc::runtime::smol::SmolRuntime;
+use smc::runtime::tokio::TokioRuntime;
 
 /// An async runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use smc_core::Endpoint;
-use smc_core::io::Builder;
-use smc_core::io::runtime::smol::SmolRuntime;
-use smc_core::io::runtime::tokio::TokioRuntime;
+use smc::Builder;
+use smc::Endpoint;
+use smc::runtime::smol::SmolRuntime;
+use smc::runtime::tokio::TokioRuntime;
 use smc_negotiate_local::Local;
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
@@ -94,7 +94,7 @@ fn open_ism(args: &Args, builder: Builder) -> Result<Carried> {
 fn open_rdma(args: &Args, builder: Builder) -> Result<Carried> {
     use anyhow::bail;
     use smc_core::device::{Device as _, RoceKind};
-    use smc_core::io::negotiate::Assume;
+    use smc_core::negotiate::Assume;
     use smc_transport_rdma::RdmaDevice;
 
     let name = match &args.device {

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use fs_err::File;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use indicatif::{ProgressBar, ProgressStyle};
-use smc_core::{Endpoint, Stream};
+use smc::{Endpoint, Stream};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::carrier::Carried;

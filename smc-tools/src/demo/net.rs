@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use futures_lite::{AsyncRead, AsyncWrite};
-use smc_core::{Endpoint, Mode, Stream};
+use smc::{Endpoint, Mode, Stream};
 use smol::net as smol_net;
 use tokio_util::compat::TokioAsyncReadCompatExt as _;
 
@@ -112,7 +112,7 @@ pub(super) async fn connect(
 
 /// Listeners for all transports.
 pub(super) struct Listeners {
-    smc: smc_core::Listener,
+    smc: smc::Listener,
     sockets: Sockets,
 }
 

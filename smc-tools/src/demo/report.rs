@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use smc_core::Mode;
+use smc::Mode;
 use smc_wire::types::Eid;
 
 use super::Runtime;

@@ -9,7 +9,7 @@ use std::thread;
 use anyhow::{Context as _, Result};
 use futures::channel::oneshot;
 use futures::future::{Either, select};
-use smc_core::Endpoint;
+use smc::Endpoint;
 
 use super::carrier::Carried;
 use super::net::{Listeners, Transport};

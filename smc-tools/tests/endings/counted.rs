@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, FutureExt as _};
-use smc_core::io::info::GroupState;
-use smc_core::{Endpoint, Stream};
+use smc::info::GroupState;
+use smc::{Endpoint, Stream};
 
 use crate::process::{Process, TIMEOUT};
 use crate::rounds;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use nix::sys::signal::{Signal, raise};
-use smc_core::io::OwnedReadHalf;
-use smc_core::{Endpoint, Listener, Stream};
+use smc::OwnedReadHalf;
+use smc::{Endpoint, Listener, Stream};
 
 use crate::world::{Fabric, On};
 

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use smc::{Builder, Endpoint};
 use smc_core::Domain;
 use smc_core::device::Device;
-use smc_core::io::negotiate::{Assume, Negotiation};
-use smc_core::{Builder, Endpoint};
+use smc_core::negotiate::{Assume, Negotiation};
 use smc_negotiate_local::Local;
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;

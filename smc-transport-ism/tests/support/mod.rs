@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use futures_lite::FutureExt as _;
 use futures_lite::future::zip;
+use smc::Builder;
+use smc::{Domain, Endpoint, Listener, Stream};
 use smc_core::device::{Device, Event};
-use smc_core::io::Builder;
-use smc_core::{Domain, Endpoint, Listener, Stream};
 use smc_negotiate_local::Local;
 use smc_transport_ism::{IsmDevice, Place, Server};
 use tempfile::TempDir;

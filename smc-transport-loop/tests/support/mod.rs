@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_lite::FutureExt as _;
 use futures_lite::future::zip;
-use smc_core::{Builder, Domain, Endpoint, Listener, Stream};
+use smc::{Builder, Domain, Endpoint, Listener, Stream};
 use smc_negotiate_local::Local;
 use smc_transport_loop::LoopDevice;
 use tempfile::TempDir;

@@ -34,6 +34,8 @@
 
 #![forbid(unsafe_code)]
 
+#[doc(hidden)]
+pub mod cgroup;
 pub mod channel;
 mod credentials;
 pub mod doorbell;

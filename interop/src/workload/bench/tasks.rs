@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use smc_core::{Builder, Endpoint, Stream};
+use smc::{Builder, Endpoint, Stream};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinSet;
 
@@ -112,7 +112,7 @@ async fn take(measure: Measure, endpoint: &Endpoint, to: SocketAddr) -> Result<f
 }
 
 /// The listening end: answers all connections.
-async fn server(listener: &smc_core::Listener) -> Result<Report> {
+async fn server(listener: &smc::Listener) -> Result<Report> {
     loop {
         let (stream, _) = listener.accept().await.context("accept")?;
         tokio::spawn(async move {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use smc_core::io::negotiate::Withdrawn;
+use smc_core::negotiate::Withdrawn;
 
 use super::child::{self, Child, Placement};
 use super::raw::{

@@ -24,12 +24,12 @@ use std::time::Duration;
 
 use futures_lite::FutureExt;
 use rustix::net::{AddressFamily, SocketType, sockopt};
+use smc::runtime::smol::SmolRuntime;
+use smc::runtime::tokio::TokioRuntime;
 use smc_core::Domain;
 use smc_core::error::FallbackCause;
-use smc_core::io::negotiate::{Candidate, Negotiation, Offer, Published, SideChannel, Verdict};
-use smc_core::io::runtime::smol::SmolRuntime;
-use smc_core::io::runtime::tokio::TokioRuntime;
-use smc_core::io::runtime::{Acceptor, Runtime, Socket, SocketOptions, Unconnected};
+use smc_core::negotiate::{Candidate, Negotiation, Offer, Published, SideChannel, Verdict};
+use smc_core::runtime::{Acceptor, Runtime, Socket, SocketOptions, Unconnected};
 use smc_negotiate_local::Local;
 
 /// What stands for a PROPOSAL: negotiation does not look into it.
@@ -200,7 +200,6 @@ impl Accepted {
             Verdict::SideChannel(side_channel) => {
                 Self::SideChannel(read_available(&mut **side_channel))
             }
-            verdict => panic!("{verdict:?}"),
         }
     }
 }

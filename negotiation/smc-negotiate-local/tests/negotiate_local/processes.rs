@@ -7,7 +7,7 @@ use std::process::{Command, ExitStatus};
 
 use rustix::net::sockopt;
 use rustix::process::{Signal, Uid};
-use smc_core::io::negotiate::{Credentials, Withdrawn};
+use smc_core::negotiate::{Credentials, Withdrawn};
 use smc_testkit::user::run_as;
 
 use super::child::{self, Child, Placement, report, stay};

@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
 use smc_core::Domain;
-use smc_core::io::negotiate::{Assume, Chain, Delivery, Negotiation, Never, Withdrawn};
-use smc_core::io::runtime::SocketOptions;
+use smc_core::negotiate::{Assume, Chain, Delivery, Negotiation, Never, Withdrawn};
+use smc_core::runtime::SocketOptions;
 use smc_negotiate_local::Local;
 use smc_testkit::port::HeldPort;
 

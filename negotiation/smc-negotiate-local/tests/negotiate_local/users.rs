@@ -1,6 +1,6 @@
 //! What a user who is allowed cannot do.
 
-use smc_core::io::negotiate::{Delivery, Withdrawn};
+use smc_core::negotiate::{Delivery, Withdrawn};
 use smc_testkit::port::HeldPort;
 use smc_testkit::user::run_as;
 

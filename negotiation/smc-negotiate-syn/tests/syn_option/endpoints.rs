@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
-use smc_core::io::negotiate::{Chain, Negotiation};
-use smc_core::io::runtime::Runtime;
-use smc_core::io::runtime::smol::SmolRuntime;
+use smc::runtime::smol::SmolRuntime;
+use smc::{Builder, Domain, Endpoint, FallbackCause, FallbackReason, Policy, Stream};
+use smc_core::negotiate::{Chain, Negotiation};
+use smc_core::runtime::Runtime;
 use smc_core::wire::types::DeclineCode;
-use smc_core::{Builder, Domain, Endpoint, FallbackCause, FallbackReason, Policy, Stream};
 use smc_negotiate_local::Local;
 use smc_negotiate_syn::SynOption;
 use smc_testkit::memory_device::MemFabric;
@@ -196,7 +196,7 @@ impl Hosts {
         self.meet_at(&listener).await
     }
 
-    async fn meet_at(&self, listener: &smc_core::Listener) -> (Stream, Stream) {
+    async fn meet_at(&self, listener: &smc::Listener) -> (Stream, Stream) {
         let connect = self.client.connect(listener.local_addr().unwrap());
         let (ours, theirs) = future::zip(connect, listener.accept()).await;
         (ours.unwrap(), theirs.unwrap().0)

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use smc_core::io::negotiate::{Delivery, Negotiation};
+use smc_core::negotiate::{Delivery, Negotiation};
 use smc_core::wire::option;
 use smc_negotiate_syn::SynOption;
 

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use smc_core::io::negotiate::Delivery;
+use smc_core::negotiate::Delivery;
 use smc_core::wire::option;
 use smc_negotiate_syn::{Setup, SetupError, SynOption};
 

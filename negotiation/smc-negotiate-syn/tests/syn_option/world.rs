@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use futures_lite::FutureExt;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
-use smc_core::io::negotiate::{Delivery, Negotiation, Published, Verdict};
-use smc_core::io::runtime::tokio::TokioRuntime;
-use smc_core::io::runtime::{Acceptor, Runtime, Socket, SocketOptions, Unconnected};
+use smc::runtime::tokio::TokioRuntime;
+use smc_core::negotiate::{Delivery, Negotiation, Published, Verdict};
+use smc_core::runtime::{Acceptor, Runtime, Socket, SocketOptions, Unconnected};
 use smc_negotiate_syn::SynOption;
 
 /// A runtime with real sockets.

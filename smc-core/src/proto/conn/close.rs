@@ -5,7 +5,6 @@ use crate::proto::table::transitions;
 transitions! {
     /// Socket states, with the names that `smcss` shows (RFC 7609; numbers in
     /// [`ConnState::number`]).
-    #[non_exhaustive]
     pub enum ConnState {
         /// Before the end of connection set-up.
         Init = "INIT",
@@ -114,7 +113,6 @@ pub struct Closing {
 
 /// Result of reading when no data is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum ReadEnd {
     /// More data may arrive.
     Open,
@@ -128,7 +126,6 @@ pub enum ReadEnd {
 
 /// Result of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum WriteEnd {
     /// Data is accepted.
     Open,

@@ -138,7 +138,6 @@ impl GroupKey {
 
 transitions! {
     /// States of a link group.
-    #[non_exhaustive]
     pub enum GroupState {
         /// Its first connection is being set up; no other connection may use it.
         Pending = "PENDING",
@@ -207,7 +206,6 @@ impl GroupTerms {
 
 /// How a set-up intends to enter a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Intent {
     /// A server: join if possible, else create; with SMC-R after set-ups that are creating one.
     JoinOrCreate,
@@ -219,7 +217,6 @@ pub enum Intent {
 
 /// Membership in a group. It counts as a connection until [`Registry::leave`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Member {
     /// In a group that another set-up created.
     Joined {
@@ -263,7 +260,6 @@ pub enum EnterResult {
 
 /// Why a set-up did not become a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum NoGroup {
     /// There is no group to join ([`Intent::Join`]): client and server are out of sync.
     #[error("no link group to join")]
@@ -277,7 +273,6 @@ pub enum NoGroup {
 /// The group was terminated meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("link group was terminated")]
-#[non_exhaustive]
 pub struct Terminated;
 
 /// A set-up that waits for the creator of its group.
@@ -286,7 +281,6 @@ pub struct Waiter(u64);
 
 /// Actions of the registry's caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum RegistryOutput {
     /// Resume this set-up.
     Ready {
@@ -330,7 +324,6 @@ pub enum RegistryOutput {
 
 /// Why a link group ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum GroupEndCause {
     /// It was unused for its whole idle lifetime.
     Idle,

@@ -10,7 +10,6 @@ use crate::proto::group::DeviceIndex;
 
 /// What this host can do and what it says about itself, the same for all handshakes.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct HandshakeConfig {
     /// SMC-D devices in order of preference.
     pub devices: Vec<DirectDevice>,
@@ -71,7 +70,8 @@ impl HandshakeConfig {
     }
 
     /// Whether the offer for this path is that for the default one.
-    pub(crate) fn has_usual_offer(&self, path: &TcpPath) -> bool {
+    #[must_use]
+    pub fn has_usual_offer(&self, path: &TcpPath) -> bool {
         let is_within_reach = |device: &DirectDevice| path.is_within_reach(device.chid);
         let is_usual = self.rdma.is_none() && !self.v1 && !path.ipsec;
         is_usual && self.devices.iter().all(is_within_reach)
@@ -104,7 +104,6 @@ impl HandshakeConfig {
 
 /// What the handshake has to know about an SMC-D device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct DirectDevice {
     /// Which one it is.
     pub index: DeviceIndex,
@@ -160,7 +159,6 @@ impl DirectDevice {
 ///
 /// The default, nothing special, is right for SMC-D v2 between processes of one host.
 #[derive(Clone, Debug, Default)]
-#[non_exhaustive]
 pub struct TcpPath {
     /// An IPsec policy applies to the connection.
     pub ipsec: bool,
@@ -215,7 +213,6 @@ impl TcpPath {
 
 /// A network interface as SMC v1 sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Interface {
     /// Its subnets, that of the connection's local address first. Link-local IPv6 addresses do not
     /// belong here.
@@ -283,7 +280,6 @@ pub(super) fn mask_v6(len: u8) -> Ipv6Addr {
 
 /// How long to wait for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct HandshakeTimeouts {
     /// For PROPOSAL, ACCEPT and CONFIRM each.
     pub message: Duration,

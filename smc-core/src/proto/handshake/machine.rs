@@ -63,7 +63,6 @@ pub(super) enum Side {
 
 /// What there is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum HandshakeOutput {
     /// Send these bytes on the TCP connection, before anything that follows.
     Send(Vec<u8>),

@@ -18,7 +18,6 @@ pub enum Role {
 
 /// What a successful handshake agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Established {
     /// The role of this side.
     pub role: Role,
@@ -46,7 +45,6 @@ pub struct Established {
 
 /// What the data of a connection goes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Transport {
     /// SMC-D.
     Direct(DirectPath),
@@ -56,7 +54,6 @@ pub enum Transport {
 
 /// The two ends of an SMC-D connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct DirectPath {
     /// The local device.
     pub device: DeviceIndex,
@@ -84,7 +81,6 @@ impl DirectPath {
 
 /// How the peer's buffer of an SMC-D connection is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum PeerAccess {
     /// In place: it was attached by [`Work::Attach`](super::Work::Attach).
     Attached,
@@ -97,7 +93,6 @@ pub enum PeerAccess {
 
 /// The two ends of an SMC-R connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct RdmaPath {
     /// The local device.
     pub device: DeviceIndex,
@@ -115,7 +110,6 @@ pub struct RdmaPath {
 
 /// The peer's receive buffer: one element of a DMB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct PeerBuffer {
     /// Names the DMB.
     pub token: DmbToken,
@@ -151,7 +145,6 @@ impl PeerBuffer {
 
 /// Why a stream stays TCP, and what to mind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Fallback {
     /// The local reason, and the peer's if it declined.
     pub reason: FallbackReason,

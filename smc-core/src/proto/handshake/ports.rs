@@ -10,7 +10,6 @@ use crate::proto::group::DeviceIndex;
 
 /// What this host can do with SMC-R, the same for all handshakes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct RdmaConfig {
     /// Addresses of active ports, in order of preference.
     pub ports: Vec<RdmaPort>,
@@ -88,7 +87,6 @@ pub(super) struct LinkLimits {
 
 /// An address of one of the local RDMA devices, and what is known about its network.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct RdmaPort {
     /// The device.
     pub device: DeviceIndex,

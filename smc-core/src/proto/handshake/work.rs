@@ -9,7 +9,6 @@ use crate::proto::links::{FirstLinkError, LlcTerms, RkeyError, RtokenTableFull};
 
 /// Work that takes time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Work {
     /// Ask the device whether it reaches the peer ([`Direct::reach`](crate::device::Direct)), and
     /// check that the peer's device belongs to the process at the other end of the handshake, where
@@ -110,7 +109,6 @@ pub enum Work {
 
 /// What came of [`Work`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum WorkDone {
     /// Of [`Work::Reach`].
     Reached(Result<(), DeviceError>),
@@ -138,7 +136,6 @@ pub enum WorkDone {
 
 /// Which link of a group a connection uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum LinkChoice {
     /// The one and only link of a new group.
     First,
@@ -202,7 +199,6 @@ impl PeerRmb {
 
 /// Why there is no receive buffer for a connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum RmbError {
     /// The group has no active link, or not the one that the server has named.
     #[error("link group has no such active link")]

@@ -4,7 +4,6 @@ use smc_wire::llc::{ByteOrder, Dialect};
 
 /// Configuration of the links of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct LlcConfig {
     /// Idle time after which a link is tested; `None` for never. 30 s.
     pub test_link: Option<Duration>,
@@ -34,7 +33,6 @@ impl Default for LlcConfig {
 
 /// How long to wait for what (docs/spec/llc.md#flows).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct LlcTimeouts {
     /// The answer to a request, and the server's for CONFIRM LINK at first contact. 2 s.
     pub response: Duration,

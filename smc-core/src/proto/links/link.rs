@@ -22,7 +22,6 @@ impl fmt::Display for LinkId {
 
 transitions! {
     /// States of a link (docs/spec/link-groups.md#link-states).
-    #[non_exhaustive]
     pub enum LinkState {
         /// There is no link.
         Unused = "UNUSED",

@@ -11,7 +11,6 @@ use crate::proto::group::DeviceIndex;
 
 /// Actions, to be applied in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum LinkGroupOutput {
     /// Post this message. When it is completed, call
     /// [`handle_sent`](super::LinkGroup::handle_sent).
@@ -104,7 +103,6 @@ pub struct OpTag(pub u64);
 
 /// Why the first link was not confirmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum FirstLinkError {
     /// The peer sent nothing in time.
     #[error("CONFIRM LINK did not come in time")]
@@ -119,7 +117,6 @@ pub enum FirstLinkError {
 
 /// Why an RMB was not announced to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum RkeyError {
     /// It did not answer in time.
     #[error("peer did not confirm the rkey in time")]
@@ -140,7 +137,6 @@ pub enum RkeyError {
 
 /// Why all connections end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum TerminateCause {
     /// The last link is lost.
     LinksLost(LinkFailure),
@@ -161,7 +157,6 @@ impl TerminateCause {
 
 /// Events for logs and diagnostic tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Notice {
     /// A message was dropped.
     Dropped {
@@ -192,7 +187,6 @@ pub enum Notice {
 
 /// Why a message was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum DropReason {
     /// It cannot be parsed.
     Malformed,
@@ -208,7 +202,6 @@ pub enum DropReason {
 
 /// Why a link was not added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum NotAdded {
     /// The peer refused.
     Rejected,

@@ -18,7 +18,6 @@ pub struct RtokenId(u64);
 /// All [`RTOKENS_MAX`] slots are taken: a server creates a new group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("table of the peer's buffers is full")]
-#[non_exhaustive]
 pub struct RtokenTableFull;
 
 /// The table.

@@ -61,7 +61,6 @@ pub enum NextPost<C> {
 /// So many messages wait that the peer must be flooding this side; take the link down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too many messages wait for the link")]
-#[non_exhaustive]
 pub struct Overflow;
 
 /// Most messages that wait on one link: twice what a peer with all its RMBs can cause.

@@ -10,9 +10,9 @@ use std::task::{Context, Poll, ready};
 
 use anyhow::{Context as _, Result, ensure};
 use futures_lite::{AsyncBufRead, AsyncRead, AsyncWrite};
+use smc::{Domain, Endpoint, Mode, Policy, Stream};
 use smc_core::device::Device;
-use smc_core::io::negotiate::Assume;
-use smc_core::{Domain, Endpoint, Mode, Policy, Stream};
+use smc_core::negotiate::Assume;
 use smc_negotiate_local::Local;
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
@@ -178,7 +178,7 @@ impl<S: Reading> Connect for Connector<S> {
 
 /// Takes SMC streams in.
 pub(in crate::bench) struct Listener<S> {
-    listener: smc_core::Listener,
+    listener: smc::Listener,
     /// Its devices are needed for as long as streams come.
     _endpoint: Endpoint,
     reading: PhantomData<fn() -> S>,

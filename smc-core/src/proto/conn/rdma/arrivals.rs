@@ -23,7 +23,6 @@ pub struct Arrivals {
 
 /// Result of a received CDC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Arrival {
     /// Older than a CDC that was received before: no action.
     Stale,
@@ -47,7 +46,6 @@ pub enum Arrival {
 
 /// Values of an accepted CDC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct CdcUpdate {
     /// Store this word first.
     pub producer: ProducerWord,

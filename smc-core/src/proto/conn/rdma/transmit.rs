@@ -81,7 +81,6 @@ pub struct Transmit {
 
 /// Delivery of everything staged and of the end of stream behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum DeliveryStatus {
     /// Not completed yet.
     Pending,
@@ -93,7 +92,6 @@ pub enum DeliveryStatus {
 
 /// Settings of [`Transmit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct TransmitConfig {
     /// While payload is in flight, new data is corked up to this many bytes, or half of the staging
     /// ring if that is less (64 KiB by default). 0 disables corking.

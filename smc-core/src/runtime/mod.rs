@@ -1,0 +1,313 @@
+//! The async runtime of streams, as one small object-safe trait.
+//!
+//! [`Runtime`] is time, tasks, TCP and readiness of a descriptor. The crate `smc` has adapters for
+//! tokio and smol; `smc-testkit` has one with a virtual clock and sockets in memory.
+
+mod interfaces;
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+
+pub use crate::proto::handshake::Subnet;
+
+/// A task for [`Runtime::spawn`].
+pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Completes at a given time.
+pub type Timer = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+
+/// An async runtime.
+#[async_trait]
+pub trait Runtime: Send + Sync + Debug + 'static {
+    /// The runtime's clock.
+    fn now(&self) -> Instant;
+
+    /// A future that completes at `at`, at once if that is in the past.
+    fn timer(&self, at: Instant) -> Timer;
+
+    /// Spawns a task.
+    fn spawn(&self, task: Task);
+
+    /// Addresses of a host name; `host` is a name or an address without port.
+    ///
+    /// # Errors
+    ///
+    /// As the system's resolver.
+    async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
+
+    /// Opens a TCP connection.
+    ///
+    /// The socket is bound first (to `options.local`, else to a free port of the address that
+    /// leads to `to`); then `before` is called with it, then it is connected.
+    ///
+    /// # Errors
+    ///
+    /// As `connect(2)`, or what `before` returned.
+    async fn connect(
+        &self,
+        to: SocketAddr,
+        options: &SocketOptions,
+        before: &mut BeforeConnect<'_>,
+    ) -> io::Result<Arc<dyn Socket>>;
+
+    /// Listens on a TCP address.
+    ///
+    /// The socket is bound first; then `before` is called with it, then it listens.
+    ///
+    /// # Errors
+    ///
+    /// As `bind(2)` and `listen(2)`, or what `before` returned.
+    fn bind(
+        &self,
+        at: SocketAddr,
+        options: &SocketOptions,
+        before: &mut BeforeListen<'_>,
+    ) -> io::Result<Arc<dyn Acceptor>>;
+
+    /// Takes over a TCP socket that listens already, and makes it nonblocking.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be watched; `Unsupported` for a runtime without sockets of the system, as if
+    /// not implemented.
+    fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
+        drop(listener);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Watches a descriptor for becoming readable. The runtime keeps a duplicate of it.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be watched, or the runtime has no reactor.
+    fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>>;
+
+    /// Addresses of the host's network interfaces now; none if the system does not report them.
+    fn interfaces(&self) -> Vec<InterfaceAddress> {
+        interfaces::of_this_host()
+    }
+}
+
+/// An address of a network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InterfaceAddress {
+    /// Name of the interface, such as `eth0`.
+    pub name: String,
+    /// The address and its subnet.
+    pub subnet: Subnet,
+}
+
+impl InterfaceAddress {
+    /// An address of this interface.
+    #[must_use]
+    pub fn new(name: impl Into<String>, subnet: Subnet) -> Self {
+        Self {
+            name: name.into(),
+            subnet,
+        }
+    }
+}
+
+/// Called with a socket that is bound and not yet connected.
+pub type BeforeConnect<'a> = dyn FnMut(&Unconnected<'_>) -> io::Result<()> + Send + 'a;
+
+/// Called with a socket that is bound and does not listen yet.
+pub type BeforeListen<'a> = dyn FnMut(&Unconnected<'_>) -> io::Result<()> + 'a;
+
+/// A socket that is not connected or listening yet.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Unconnected<'a> {
+    /// The address it is bound to; unspecified if it need not be ([`SocketOptions::unbound`]).
+    pub local: SocketAddr,
+    /// The descriptor, where there is one.
+    pub fd: Option<BorrowedFd<'a>>,
+}
+
+impl<'a> Unconnected<'a> {
+    /// For runtimes: describes a bound socket.
+    #[must_use]
+    pub fn new(local: SocketAddr, fd: Option<BorrowedFd<'a>>) -> Self {
+        Self { local, fd }
+    }
+}
+
+/// Options of TCP sockets that have to be set before they are connected or listen.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct SocketOptions {
+    /// Local address of a connecting socket.
+    pub local: Option<SocketAddr>,
+    /// A connecting socket without a local address need not be bound before `before` is called: the
+    /// system chooses its address as it connects.
+    pub unbound: bool,
+    /// Connections that may wait to be accepted; 1024 if not given.
+    pub backlog: Option<u32>,
+    /// `SO_REUSEPORT` on a listener.
+    pub reuse_port: bool,
+    /// `IPV6_V6ONLY` on an IPv6 listener; the system's default if not given.
+    pub only_v6: Option<bool>,
+}
+
+/// A connected TCP socket.
+///
+/// Calls that wait store one waker per direction, the last one given.
+pub trait Socket: Send + Sync + Debug {
+    /// Reads into `buf`; 0 at end of stream.
+    ///
+    /// # Errors
+    ///
+    /// As `recv(2)`.
+    fn poll_read(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
+
+    /// Copies received data without consuming it; waits until there is some.
+    ///
+    /// # Errors
+    ///
+    /// As `recv(2)`.
+    fn poll_peek(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
+
+    /// Writes from `bufs`, as much as there is space for.
+    ///
+    /// # Errors
+    ///
+    /// As `send(2)`.
+    fn poll_write(&self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>>;
+
+    /// Waits until a read would not wait.
+    ///
+    /// # Errors
+    ///
+    /// As `poll(2)`.
+    fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+
+    /// Waits until a write would not wait.
+    ///
+    /// # Errors
+    ///
+    /// As `poll(2)`.
+    fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+
+    /// Reads the data that is available now.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if there is none.
+    fn try_read(&self, buf: &mut [u8]) -> io::Result<usize>;
+
+    /// Writes as much as there is space for now.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if there is none.
+    fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
+
+    /// Shuts directions down.
+    ///
+    /// # Errors
+    ///
+    /// As `shutdown(2)`.
+    fn shutdown(&self, how: Shutdown) -> io::Result<()>;
+
+    /// The local address.
+    ///
+    /// # Errors
+    ///
+    /// As `getsockname(2)`.
+    fn local_addr(&self) -> io::Result<SocketAddr>;
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    ///
+    /// As `getpeername(2)`.
+    fn peer_addr(&self) -> io::Result<SocketAddr>;
+
+    /// `TCP_NODELAY`.
+    ///
+    /// # Errors
+    ///
+    /// As `setsockopt(2)`.
+    fn set_nodelay(&self, on: bool) -> io::Result<()>;
+
+    /// Whether `TCP_NODELAY` is set.
+    ///
+    /// # Errors
+    ///
+    /// As `getsockopt(2)`.
+    fn nodelay(&self) -> io::Result<bool>;
+
+    /// `SO_LINGER`: how long closing may take, zero for a reset.
+    ///
+    /// # Errors
+    ///
+    /// As `setsockopt(2)`.
+    fn set_linger(&self, linger: Option<Duration>) -> io::Result<()>;
+
+    /// The value of `SO_LINGER`.
+    ///
+    /// # Errors
+    ///
+    /// As `getsockopt(2)`.
+    fn linger(&self) -> io::Result<Option<Duration>>;
+
+    /// `SO_KEEPALIVE`.
+    ///
+    /// # Errors
+    ///
+    /// As `setsockopt(2)`.
+    fn set_keepalive(&self, on: bool) -> io::Result<()>;
+
+    /// Takes the pending error (`SO_ERROR`).
+    ///
+    /// # Errors
+    ///
+    /// As `getsockopt(2)`.
+    fn take_error(&self) -> io::Result<Option<io::Error>>;
+
+    /// The descriptor, where there is one.
+    fn fd(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// A listening TCP socket.
+pub trait Acceptor: Send + Sync + Debug {
+    /// Accepts the next connection. Stores one waker, the last one given.
+    ///
+    /// # Errors
+    ///
+    /// As `accept(2)`.
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Arc<dyn Socket>, SocketAddr)>>;
+
+    /// The address listened on.
+    ///
+    /// # Errors
+    ///
+    /// As `getsockname(2)`.
+    fn local_addr(&self) -> io::Result<SocketAddr>;
+
+    /// The descriptor, where there is one.
+    fn fd(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// Readiness of a descriptor.
+pub trait Watch: Send + Sync + Debug {
+    /// Waits until the descriptor has become readable since the last time this was ready.
+    ///
+    /// May be ready spuriously, but misses no event, provided that the caller reads the descriptor
+    /// empty after each time. Stores one waker, the last one given.
+    ///
+    /// # Errors
+    ///
+    /// When the reactor is gone.
+    fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+}

@@ -1,0 +1,419 @@
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use smc_wire::size::SizeCode;
+use smc_wire::types::{Eid, HostName, PnetId};
+
+use super::deadlines::Deadlines;
+use super::device_driver::{DeviceDriver, DriverTask, claim};
+use super::endpoint::{Endpoint, EndpointInner};
+use super::groups::Groups;
+use super::lifetime::Lifetime;
+use super::links::Ports;
+use super::memory::default_limit;
+use super::negotiate::{Negotiation, Never};
+use super::runtime::Runtime;
+use crate::config::{EndpointConfig, Policy};
+use crate::device::{Device, MemoryLimit};
+use crate::error::Error;
+use crate::mem::TrustPeers;
+use crate::proto::group::DeviceIndex;
+use crate::proto::handshake::{self, DEFAULT_SEID, DirectDevice};
+use crate::proto::links::LlcConfig;
+
+/// Builds an [`Endpoint`].
+///
+/// An endpoint of its defaults has neither a device nor a [negotiation](super::negotiate), and so
+/// makes plain TCP streams. The crate `smc` has builders with both.
+#[derive(Debug, Default)]
+pub struct Builder {
+    devices: Vec<Arc<dyn Device>>,
+    runtime: Option<Result<Arc<dyn Runtime>, Error>>,
+    negotiation: Option<Arc<dyn Negotiation>>,
+    recv_buffer: Option<usize>,
+    send_buffer: Option<usize>,
+    pnet: Vec<(String, PnetId)>,
+    max_links: Option<u8>,
+    max_conns: Option<u8>,
+    llc: LlcConfig,
+    memory: Option<usize>,
+    config: EndpointConfig,
+}
+
+impl Builder {
+    /// With all defaults and no runtime.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// With tokio's runtime of the calling task, which has to run while the endpoint is in use (see
+    /// [`Endpoint`]), with I/O and time enabled ([`Builder::build`]). Outside of a runtime, building
+    /// fails.
+    #[cfg(feature = "tokio")]
+    #[must_use]
+    pub fn tokio() -> Self {
+        match super::runtime::tokio::TokioRuntime::current() {
+            Ok(runtime) => Self::new().runtime(Arc::new(runtime)),
+            Err(_) => Self {
+                runtime: Some(Err(NOT_IN_TOKIO)),
+                ..Self::new()
+            },
+        }
+    }
+
+    /// With smol's runtime and its global executor.
+    #[cfg(feature = "smol")]
+    #[must_use]
+    pub fn smol() -> Self {
+        Self::new().runtime(Arc::new(super::runtime::smol::SmolRuntime::new()))
+    }
+
+    /// Adds a device; those added first are preferred.
+    ///
+    /// A device object serves one endpoint at a time ([`Builder::build`]). Another endpoint can use
+    /// it when the first one, its listeners and its streams were dropped. Streams of SMC-R are
+    /// closed in the background then, as long as the runtime runs tasks; [`Endpoint::close`] waits
+    /// for them. Building blocks for up to a second if the device is not free at once, for tasks
+    /// that are ending on other threads.
+    #[must_use]
+    pub fn device(mut self, device: Arc<dyn Device>) -> Self {
+        self.devices.push(device);
+        self
+    }
+
+    /// Sets the runtime.
+    #[must_use]
+    pub fn runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
+        self.runtime = Some(Ok(runtime));
+        self
+    }
+
+    /// Sets how clients and listeners find out that the other end supports SMC.
+    ///
+    /// Without one all streams are TCP, with the cause
+    /// [`NoNegotiation`](crate::FallbackCause::NoNegotiation).
+    #[must_use]
+    pub fn negotiation(mut self, negotiation: Arc<dyn Negotiation>) -> Self {
+        self.negotiation = Some(negotiation);
+        self
+    }
+
+    /// Sets the policy for all destinations and clients.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.config.policy = Arc::new(move |_| policy);
+        self
+    }
+
+    /// Sets a policy by destination or client.
+    #[must_use]
+    pub fn policy_for(
+        mut self,
+        policy: impl Fn(&SocketAddr) -> Policy + Send + Sync + 'static,
+    ) -> Self {
+        self.config.policy = Arc::new(policy);
+        self
+    }
+
+    /// Adds a user-defined EID: endpoints need a common one. Without any, the system EID is used.
+    #[must_use]
+    pub fn ueid(mut self, eid: Eid) -> Self {
+        self.config.ueids.push(eid);
+        self
+    }
+
+    /// Whether the system EID is offered and accepted; it is by default.
+    #[must_use]
+    pub fn seid(mut self, enabled: bool) -> Self {
+        self.config.seid_enabled = enabled;
+        self
+    }
+
+    /// Adds the PNET ID of an attached network. Devices with another one are not offered.
+    #[must_use]
+    pub fn pnet_id(mut self, id: PnetId) -> Self {
+        self.config.pnet_ids.push(id);
+        self
+    }
+
+    /// Sets the size of receive buffers in bytes, rounded up to a power of two from 16 KiB to the
+    /// device's maximum; unless set [`RECV_BUFFER`](crate::config::RECV_BUFFER), or
+    /// [`RMB`](crate::config::RMB) with SMC-R.
+    ///
+    /// A client's is no larger than its server's, with SMC-D. See [memory](crate::manual::memory) for what
+    /// it means. SMC-D has no send buffer: data is written into the peer's receive buffer.
+    #[must_use]
+    pub fn recv_buffer(mut self, len: usize) -> Self {
+        self.recv_buffer = Some(len);
+        self
+    }
+
+    /// Sets the size in bytes of SMC-R's staging ring, which holds written data until the peer has
+    /// acknowledged it, rounded up to a power of two from 16 KiB. 256 KiB unless set; SMC-D has no
+    /// such ring.
+    ///
+    /// # Errors
+    ///
+    /// None here; [`Builder::build`] refuses more than 512 MiB.
+    #[must_use]
+    pub fn send_buffer(mut self, len: usize) -> Self {
+        self.send_buffer = Some(len);
+        self
+    }
+
+    /// Sets how much memory connections of this endpoint may take, in bytes: see
+    /// [memory](crate::manual::memory). Unless set, all endpoints of a process share a limit: a quarter of
+    /// the memory of the machine, or of what the cgroups of the process allow
+    /// ([`MEMORY_SHARE`](crate::config::MEMORY_SHARE)).
+    ///
+    /// As there is less left, new connections get smaller buffers, and then stay TCP with reason
+    /// 0x01010000. Existing connections keep their buffers.
+    #[must_use]
+    pub fn memory_limit(mut self, bytes: usize) -> Self {
+        self.memory = Some(bytes);
+        self
+    }
+
+    /// Sets the physical network of an interface such as `eth0`: connections over it use RDMA
+    /// devices with the same PNET ID. Without, they use the RDMA port of that interface.
+    #[must_use]
+    pub fn interface_pnet_id(mut self, interface: impl Into<String>, id: PnetId) -> Self {
+        self.pnet.push((interface.into(), id));
+        self
+    }
+
+    /// Sets how many links an SMC-R link group may have, 1 or 2. As many as there are ports unless
+    /// set.
+    #[must_use]
+    pub fn max_links(mut self, count: u8) -> Self {
+        let count = count.clamp(1, 2);
+        self.max_links = Some(count);
+        self.llc.max_links = count;
+        self
+    }
+
+    /// Sets how many connections an SMC-R link group may have, 16 to 255. 255 unless set.
+    #[must_use]
+    pub fn max_connections_per_group(mut self, count: u8) -> Self {
+        self.max_conns = Some(count.max(16));
+        self
+    }
+
+    /// Sets how long an SMC-R link may be silent before it is tested; `None` for never. 30 s unless
+    /// set.
+    #[must_use]
+    pub fn test_link(mut self, interval: Option<Duration>) -> Self {
+        self.llc.test_link = interval;
+        self
+    }
+
+    /// Sets how many RKEY requests an SMC-R link group may have outstanding. 1 unless set, which
+    /// suits every peer; Linux and this library answer any number.
+    #[must_use]
+    pub fn rkeys_in_flight(mut self, count: usize) -> Self {
+        self.llc.rkeys_in_flight = count.max(1);
+        self
+    }
+
+    /// Sets how long each message of the handshake may take.
+    #[must_use]
+    pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
+        self.config.handshake_timeout = timeout.min(TIMEOUT_MAX);
+        self
+    }
+
+    /// Sets how long `connect` waits for a listener on the same host that stays silent, before the
+    /// stream is TCP; 200 ms unless set. A listener that makes progress, on this connection or on
+    /// others, may take as long as [`Builder::handshake_timeout`]. After a timeout, connections to
+    /// the same listener are TCP at once, for at most two seconds.
+    ///
+    /// Handshakes over TCP, as with kernels, have no such limit: the server's messages must not be
+    /// taken for data.
+    #[must_use]
+    pub fn answer_timeout(mut self, timeout: Duration) -> Self {
+        self.config.answer_timeout = timeout.min(TIMEOUT_MAX);
+        self
+    }
+
+    /// Sets how long a closed connection waits for the peer's close before it is aborted, and how
+    /// long closing a stream waits for delivery to the peer; 120 s unless set.
+    #[must_use]
+    pub fn close_timeout(mut self, timeout: Duration) -> Self {
+        self.config.close_timeout = timeout.min(TIMEOUT_MAX);
+        self
+    }
+
+    /// Sets the maximum busy-poll window before a task parks; zero switches polling off. Unless set it
+    /// is [`POLLING`](crate::config::POLLING), and zero on a machine with a single CPU.
+    #[must_use]
+    pub fn polling(mut self, window: Duration) -> Self {
+        self.config.polling = window;
+        self
+    }
+
+    /// Sets the maximum number of concurrent handshakes of a listener; 256 unless set. A quarter is
+    /// reserved for clients of the own user, and of the rest one source has half at most. See
+    /// [`Listener`](super::Listener).
+    #[must_use]
+    pub fn max_handshakes(mut self, count: usize) -> Self {
+        self.config.max_handshakes = count.max(1);
+        self
+    }
+
+    /// Lets `fill_buf`, guards and reservations borrow the peer's data and memory in place instead
+    /// of copying. The token documents the promise about peers.
+    #[must_use]
+    pub fn trust_peers(mut self, trust: TrustPeers) -> Self {
+        self.config.trust = Some(trust);
+        self
+    }
+
+    /// Builds the endpoint. Starts one task per device on the runtime.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] without a runtime, with an impossible buffer size, with too many EIDs, or
+    /// with a device that serves another endpoint or was given twice; an error of the runtime when a
+    /// device's doorbell cannot be watched.
+    ///
+    /// # Panics
+    ///
+    /// Panics where the runtime does: a tokio runtime without `enable_time` panics here, and one
+    /// without `enable_io` when a device or a socket is watched first, here, in [`Endpoint::bind`]
+    /// or in [`Endpoint::connect`].
+    pub fn build(self) -> Result<Endpoint, Error> {
+        let Self {
+            devices,
+            runtime,
+            negotiation,
+            recv_buffer,
+            send_buffer,
+            pnet,
+            max_links,
+            max_conns,
+            llc,
+            memory,
+            mut config,
+        } = self;
+        let runtime = runtime.unwrap_or(Err(NO_RUNTIME))?;
+        // Otherwise a runtime without timers would panic in a task, where the panic is not seen.
+        drop(runtime.timer(runtime.now()));
+        if let Some(len) = recv_buffer {
+            config.recv_buffer = recv_buffer_size(len)?;
+            config.rmb = config.recv_buffer;
+        }
+        if let Some(len) = send_buffer {
+            let size = SizeCode::for_len(len);
+            config.send_buffer = size.ok_or(SEND_BUFFER_TOO_LONG)?;
+        }
+        if config.ueids.len() > UEIDS_MAX {
+            return Err(Error::misuse("an endpoint has at most 4 UEIDs"));
+        }
+        let negotiation = negotiation.unwrap_or_else(|| Arc::new(Never::new()));
+        let ports = Ports::new(pnet, max_links, max_conns);
+        let memory = memory.map_or_else(default_limit, MemoryLimit::new);
+        let lifetime = Arc::new(Lifetime::default());
+        let deadlines = Deadlines::new(&runtime, &lifetime);
+        let groups = Groups::new(
+            Arc::clone(&runtime),
+            Arc::clone(&deadlines),
+            ports,
+            llc,
+            memory.clone(),
+        );
+        let drivers: Vec<_> = devices
+            .into_iter()
+            .enumerate()
+            .map(|(index, device)| {
+                DeviceDriver::new(
+                    device,
+                    DeviceIndex(index),
+                    Arc::clone(&groups),
+                    config.close_timeout,
+                )
+            })
+            .collect();
+        groups.set_drivers(&drivers);
+        drivers.iter().try_for_each(claim)?;
+        drivers
+            .iter()
+            .for_each(|driver| driver.device().limit_memory(&memory));
+        for driver in &drivers {
+            runtime.spawn(Box::pin(DriverTask::new(driver, Arc::clone(&runtime))?));
+        }
+        let handshake = Arc::new(handshake_config(&config, &drivers));
+        let inner = EndpointInner {
+            offer: Mutex::default(),
+            lifetime,
+            deadlines,
+            memory,
+            config,
+            runtime,
+            handshake,
+            negotiation,
+            drivers,
+            groups,
+        };
+        Ok(Endpoint::new(inner))
+    }
+}
+
+/// The devices and settings as the handshake needs them.
+fn handshake_config(
+    config: &EndpointConfig,
+    drivers: &[Arc<DeviceDriver>],
+) -> handshake::HandshakeConfig {
+    let devices = drivers.iter().enumerate().filter_map(|(index, driver)| {
+        let direct = driver.device().fabric().direct()?;
+        let limit = driver.device().limits().max_dmb_len;
+        let max_buffer = (0..=SizeCode::MAX.code())
+            .filter_map(SizeCode::new)
+            .take_while(|size| size.byte_len() <= limit)
+            .last()
+            .unwrap_or(SizeCode::MIN);
+        let device = DirectDevice::new(DeviceIndex(index), direct.gid(), direct.chid())
+            .with_pnet_id(driver.device().identity().pnet_id)
+            .with_nocopy(direct.nocopy().is_some())
+            .with_max_buffer(max_buffer);
+        Some(device)
+    });
+    let mut handshake = handshake::HandshakeConfig::new(devices.collect());
+    let native = drivers
+        .iter()
+        .find_map(|driver| driver.device().fabric().direct()?.seid());
+    handshake.seid = config.seid_enabled.then(|| native.unwrap_or(DEFAULT_SEID));
+    handshake.ueids.clone_from(&config.ueids);
+    handshake.pnet_ids.clone_from(&config.pnet_ids);
+    handshake.buffer = config.recv_buffer;
+    handshake.rmb = config.rmb;
+    handshake.timeouts.message = config.handshake_timeout;
+    handshake.timeouts.work = config.handshake_timeout.mul_f32(WORK_SHARE);
+    handshake.host = HostName::new(&rustix::system::uname().nodename().to_string_lossy());
+    handshake
+}
+
+/// The size code for a receive buffer of at least `len` bytes.
+pub(crate) fn recv_buffer_size(len: usize) -> Result<SizeCode, Error> {
+    SizeCode::for_len(len).ok_or(RECV_BUFFER_TOO_LONG)
+}
+
+#[cfg(feature = "tokio")]
+const NOT_IN_TOKIO: Error = Error::misuse(
+    "Builder::tokio was called outside of a tokio runtime: call it in an async function that tokio \
+     runs, or after Runtime::enter",
+);
+const NO_RUNTIME: Error = Error::misuse("an endpoint needs a runtime: give Builder::runtime one");
+const RECV_BUFFER_TOO_LONG: Error = Error::misuse("receive buffers have at most 512 MiB");
+const SEND_BUFFER_TOO_LONG: Error = Error::misuse("send buffers have at most 512 MiB");
+
+/// Linux's maximum of UEIDs; a PROPOSAL has space for eight.
+const UEIDS_MAX: usize = 4;
+
+/// Practically infinite, and representable by every clock.
+const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// The part of a message's timeout that device work may take: the peer should receive a failure
+/// before its own timeout.
+const WORK_SHARE: f32 = 5.0 / 6.0;

@@ -1,0 +1,120 @@
+//! Settings of an endpoint.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smc_wire::size::SizeCode;
+use smc_wire::types::{Eid, PnetId};
+
+use crate::mem::TrustPeers;
+
+/// Whether a stream may, must or must not be SMC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Policy {
+    /// SMC if possible, else TCP.
+    #[default]
+    Prefer,
+    /// SMC or an error.
+    Require,
+    /// Plain TCP; SMC is not announced to peers.
+    Never,
+}
+
+/// A policy for each destination (or, on a listener, each client).
+pub type PolicyFn = dyn Fn(&SocketAddr) -> Policy + Send + Sync;
+
+/// Settings of an endpoint; [`crate::Builder`] makes them.
+#[derive(Clone)]
+pub(crate) struct EndpointConfig {
+    pub(crate) policy: Arc<PolicyFn>,
+    /// Code of the receive buffer's size.
+    pub(crate) recv_buffer: SizeCode,
+    /// Code of the RMB's size, with SMC-R.
+    pub(crate) rmb: SizeCode,
+    /// Code of the size of SMC-R's staging rings.
+    pub(crate) send_buffer: SizeCode,
+    pub(crate) ueids: Vec<Eid>,
+    pub(crate) seid_enabled: bool,
+    pub(crate) pnet_ids: Vec<PnetId>,
+    pub(crate) handshake_timeout: Duration,
+    pub(crate) answer_timeout: Duration,
+    pub(crate) close_timeout: Duration,
+    pub(crate) polling: Duration,
+    pub(crate) max_handshakes: usize,
+    pub(crate) trust: Option<TrustPeers>,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> Self {
+        Self {
+            policy: Arc::new(|_| Policy::Prefer),
+            recv_buffer: SizeCode::for_len(RECV_BUFFER).unwrap_or(SizeCode::LINUX_DEFAULT),
+            rmb: SizeCode::for_len(RMB).unwrap_or(SizeCode::LINUX_DEFAULT),
+            send_buffer: SizeCode::for_len(SEND_BUFFER).unwrap_or(SizeCode::LINUX_DEFAULT),
+            ueids: Vec::new(),
+            seid_enabled: true,
+            pnet_ids: Vec::new(),
+            handshake_timeout: HANDSHAKE_TIMEOUT,
+            answer_timeout: ANSWER_TIMEOUT,
+            close_timeout: CLOSE_TIMEOUT,
+            polling: default_polling(),
+            max_handshakes: MAX_HANDSHAKES,
+            trust: None,
+        }
+    }
+}
+
+impl fmt::Debug for EndpointConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EndpointConfig")
+            .field("recv_buffer", &self.recv_buffer)
+            .field("ueids", &self.ueids)
+            .field("polling", &self.polling)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Polling is useless on a single CPU, where the peer runs only while this process does not.
+fn default_polling() -> Duration {
+    match std::thread::available_parallelism() {
+        Ok(cpus) if cpus.get() > 1 => POLLING,
+        _ => Duration::ZERO,
+    }
+}
+
+/// Default receive buffer of SMC-D in bytes, limited by the device. Only pages that were touched
+/// take memory.
+///
+/// In a bulk transfer the writer is ahead by about this size. If the size exceeds a CPU's private
+/// cache, both ends find the lines in their shared cache instead of fetching them from the private
+/// cache of the other CPU, which is up to three times faster.
+pub const RECV_BUFFER: usize = 4 * 1024 * 1024;
+
+/// Default receive buffer of SMC-R in bytes: all of it is pinned, for each connection.
+pub const RMB: usize = 1024 * 1024;
+
+/// Default staging ring of SMC-R in bytes: all of it is pinned, for each connection.
+pub const SEND_BUFFER: usize = 256 * 1024;
+
+/// Default limit on the memory of connections: this part of what the machine has, or the process's
+/// cgroups allow. A quarter leaves memory for the application, and for TCP's buffers of the streams
+/// that fall back.
+pub const MEMORY_SHARE: u64 = 4;
+
+/// Default polling window: about twice what a wake-up across CPUs costs.
+pub const POLLING: Duration = Duration::from_micros(100);
+
+/// How long each message of the handshake may take (docs/spec/handshake.md#timers).
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// How long a listener on the same host may stay silent before a connection falls back to TCP.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// How long a closed connection waits for the peer's close.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Handshakes that a listener has under way at a time.
+pub const MAX_HANDSHAKES: usize = 256;

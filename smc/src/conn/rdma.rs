@@ -1,0 +1,794 @@
+//! One SMC-R connection between its halves and the link that it is bound to.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::IoSlice;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Instant;
+
+use smc_wire::cdc::{CdcR, ProducerFlags, StateFlags};
+use smc_wire::cursor::{Cursor, Ring};
+use smc_wire::types::{AlertToken, Rkey, RmbAddr};
+
+use super::super::device_driver::DeviceDriver;
+use super::super::links::{Buffer, LinkSender, PersistTimer, PostResult, RdmaGroup, SendSlot};
+use super::{Conn, SmcPath, len_u32, len_usize};
+use crate::device::{Mr, SubmitError, Write};
+use crate::error::{CloseReason, Error};
+use crate::mem::Element;
+use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::proto::conn::rdma::{
+    Arrival, Arrivals, CdcUpdate, DeliveryStatus, PeerWrite, PostId, Transmit, TransmitConfig,
+};
+use crate::proto::group::DeviceIndex;
+use crate::proto::handshake::PeerRmb;
+use crate::proto::links::{LinkId, RmbId, RtokenId};
+
+/// The resources of a connection in its link group: the local RMB, the staging ring, and
+/// outstanding posts.
+///
+/// It exists before the connection: once the peer may know the token, its messages count.
+pub(crate) struct RdmaConn {
+    group: Arc<RdmaGroup>,
+    token: AlertToken,
+    rmb: Arc<Buffer>,
+    rmb_id: RmbId,
+    staging: Arc<Buffer>,
+    rx: Mutex<Rx>,
+    tx: Mutex<Tx>,
+    peer_ring: OnceLock<Ring>,
+    /// Space in the staging ring, readable without a lock.
+    space: AtomicU32,
+    /// The peer has requested an update when everything is read.
+    update_wanted: AtomicBool,
+    /// The connection was moved to another link. From then on the peer gets an update each time
+    /// everything is read: its outstanding posts on the old link may never complete, and a Linux
+    /// peer corks its last data behind them until the consumer cursor of this side moves.
+    moved: AtomicBool,
+    /// The peer has not sent anything over the new link yet.
+    awaited: AtomicBool,
+    /// The peer has sent a CDC message.
+    received: AtomicBool,
+    /// The peer has sent data since the last probe.
+    has_new_data: AtomicBool,
+    /// The peer has published the end of its data.
+    done: AtomicBool,
+    /// Bytes at the start of the RMB that the peer may have written.
+    dirty: AtomicU32,
+    conn: OnceLock<Weak<Conn>>,
+    /// The connection is released; it exists until no post is outstanding.
+    released: AtomicBool,
+}
+
+/// The receiving state.
+enum Rx {
+    /// The peer's ring is not known yet: early messages are queued.
+    Early(VecDeque<CdcR>),
+    Open(Arrivals),
+}
+
+/// The sending state.
+struct Tx {
+    /// The link of the connection; none before the first one of a group is connected.
+    sender: Option<Arc<LinkSender>>,
+    bound: Option<Bound>,
+    /// The last link that the peer has moved the connection to.
+    peer_on: Option<LinkId>,
+    /// Set once the connection has moved, until the peer has closed.
+    persist_timer: Option<PersistTimer>,
+}
+
+/// The sending state once the peer's RMB is known.
+struct Bound {
+    transmit: Transmit,
+    rtoken: RtokenId,
+    /// Registration of the staging ring with the link's device.
+    from: Option<Arc<dyn Mr>>,
+    /// The peer's RMB on this link.
+    to: Option<(Rkey, RmbAddr)>,
+    /// Outstanding posts on this link, the oldest first, with the producer cursor of each.
+    posted: VecDeque<(PostId, Cursor)>,
+    /// The producer cursor that is known to have arrived.
+    arrived: Cursor,
+}
+
+impl RdmaConn {
+    pub(crate) fn new(
+        group: Arc<RdmaGroup>,
+        token: AlertToken,
+        (rmb_id, rmb): (RmbId, Arc<Buffer>),
+        staging: Arc<Buffer>,
+        sender: Option<Arc<LinkSender>>,
+    ) -> Self {
+        Self {
+            group,
+            token,
+            rmb,
+            rmb_id,
+            space: AtomicU32::new(0),
+            staging,
+            rx: Mutex::new(Rx::Early(VecDeque::new())),
+            tx: Mutex::new(Tx {
+                sender,
+                bound: None,
+                peer_on: None,
+                persist_timer: None,
+            }),
+            peer_ring: OnceLock::new(),
+            update_wanted: AtomicBool::new(false),
+            moved: AtomicBool::new(false),
+            awaited: AtomicBool::new(false),
+            received: AtomicBool::new(false),
+            has_new_data: AtomicBool::new(false),
+            done: AtomicBool::new(false),
+            dirty: AtomicU32::new(0),
+            conn: OnceLock::new(),
+            released: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn token(&self) -> AlertToken {
+        self.token
+    }
+
+    pub(crate) fn rmb(&self) -> &Arc<Buffer> {
+        &self.rmb
+    }
+
+    pub(crate) fn rmb_id(&self) -> RmbId {
+        self.rmb_id
+    }
+
+    pub(crate) fn staging(&self) -> &Arc<Buffer> {
+        &self.staging
+    }
+
+    pub(crate) fn group(&self) -> &Arc<RdmaGroup> {
+        &self.group
+    }
+
+    /// Sets the connection; earlier updates of the peer are in the RMB already.
+    pub(crate) fn set_conn(&self, conn: &Arc<Conn>) {
+        // A connection is made once.
+        let _first = self.conn.set(Arc::downgrade(conn));
+        conn.handle_peer_flags();
+    }
+
+    /// Bytes of the RMB that have to be zeroed before it is reused.
+    pub(crate) fn dirty(&self) -> usize {
+        len_usize(self.dirty.load(Ordering::Acquire))
+    }
+
+    // ---- Set-up --------------------------------------------------------------------------------
+
+    /// Sets the link, when the group's first one is connected after the RMB was made.
+    pub(crate) fn set_sender(&self, sender: &Arc<LinkSender>) {
+        self.tx().sender = Some(Arc::clone(sender));
+    }
+
+    /// Sets the peer's RMB, and handles early messages.
+    pub(crate) fn bind(&self, peer: &PeerRmb, rtoken: RtokenId, autocork: TransmitConfig) {
+        let ring = peer.size.ring_r();
+        let staging = self.staging.size().ring_r();
+        let transmit = Transmit::new(staging, ring, peer.token, peer.offset(), autocork);
+        self.space.store(transmit.space(), Ordering::Release);
+        self.tx().bound = Some(Bound {
+            transmit,
+            rtoken,
+            from: None,
+            to: None,
+            posted: VecDeque::new(),
+            arrived: Cursor::START,
+        });
+        self.bind_for_reading(peer);
+    }
+
+    /// Sets the peer's RMB for receiving only, and handles early messages.
+    pub(crate) fn bind_for_reading(&self, peer: &PeerRmb) {
+        let ring = peer.size.ring_r();
+        // A handshake binds once.
+        let _first = self.peer_ring.set(ring);
+        let early = {
+            let mut rx = self.rx();
+            let open = Rx::Open(Arrivals::new(self.rmb.size().ring_r(), ring));
+            match std::mem::replace(&mut *rx, open) {
+                Rx::Early(early) => early,
+                Rx::Open(_) => VecDeque::new(),
+            }
+        };
+        let here = self
+            .tx()
+            .sender
+            .as_ref()
+            .map(|sender| (sender.device(), sender.id()));
+        let (device, link) = here.unwrap_or((DeviceIndex(0), LinkId(0)));
+        for cdc in early {
+            self.handle_cdc(&cdc, device, link);
+        }
+    }
+
+    /// Whether data can be sent to the peer.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.tx().bound.is_some()
+    }
+
+    /// The link of the connection.
+    pub(crate) fn link(&self) -> Option<LinkId> {
+        self.tx().sender.as_ref().map(|sender| sender.id())
+    }
+
+    pub(crate) fn rtoken(&self) -> Option<RtokenId> {
+        self.tx().bound.as_ref().map(|bound| bound.rtoken)
+    }
+
+    // ---- Receiving -----------------------------------------------------------------------------
+
+    /// Handles a CDC message of the peer for this connection, received over this link.
+    pub(crate) fn handle_cdc(&self, cdc: &CdcR, here: DeviceIndex, link: LinkId) {
+        for last in [false, true] {
+            let arrival = {
+                let mut rx = self.rx();
+                match &mut *rx {
+                    Rx::Early(early) => {
+                        if early.len() >= EARLY_MAX {
+                            // Each message includes the state of those before it.
+                            early.pop_back();
+                        }
+                        early.push_back(*cdc);
+                        return;
+                    }
+                    Rx::Open(arrivals) => {
+                        let arrival = arrivals.handle(cdc);
+                        if let Ok(Arrival::Update(news)) = &arrival {
+                            self.store(news);
+                        }
+                        arrival
+                    }
+                }
+            };
+            match arrival {
+                Ok(Arrival::Update(news)) => {
+                    self.handle_update(&news);
+                    if self.awaited.load(Ordering::Relaxed) {
+                        self.peer_is_on(link);
+                    }
+                    return;
+                }
+                // The missing message may be among the events of another device.
+                Ok(Arrival::Missed { .. }) if !last => self.group.poll_other_devices(here),
+                Ok(Arrival::Missed { .. }) => {
+                    return self.fail(Error::Closed(CloseReason::Aborted));
+                }
+                Ok(Arrival::Validated) => return self.peer_is_on(link),
+                Ok(Arrival::Stale) => return,
+                Err(what) => return self.fail(Error::PeerMisbehaved(what)),
+            }
+        }
+    }
+
+    /// Stores the peer's words where the reading half reads them; under the lock, so that they
+    /// never go back.
+    fn store(&self, news: &CdcUpdate) {
+        let element = self.rmb.element();
+        element
+            .producer()
+            .store(news.producer.to_ne(), Ordering::Release);
+        element
+            .consumer()
+            .store(news.consumer.to_ne(), Ordering::Release);
+        let cursor = news.producer.cursor;
+        let reach = match cursor.wrap {
+            0 => cursor.count,
+            _ => self.rmb.size().ring_r().size(),
+        };
+        self.dirty.fetch_max(reach, Ordering::AcqRel);
+        self.received.store(true, Ordering::Release);
+        self.has_new_data
+            .fetch_or(news.arrived > 0, Ordering::Relaxed);
+        self.done
+            .fetch_or(!news.state.is_empty(), Ordering::Relaxed);
+        if news.wants_update {
+            self.update_wanted.store(true, Ordering::Release);
+        }
+    }
+
+    fn handle_update(&self, news: &CdcUpdate) {
+        let is_closed = news
+            .state
+            .intersects(StateFlags::CLOSED | StateFlags::ABORTED);
+        if news.freed > 0 || news.wants_push || is_closed {
+            let mut tx = self.tx();
+            if let Some(bound) = &mut tx.bound {
+                let freed = bound.transmit.handle_peer(news.consumer.cursor);
+                if let Err(what) = freed {
+                    drop(tx);
+                    return self.fail(Error::PeerMisbehaved(what));
+                }
+                if news.wants_push {
+                    bound.transmit.uncork();
+                }
+                if is_closed {
+                    // The peer's buffer may soon be reused.
+                    bound.transmit.handle_peer_closed();
+                }
+                self.push(tx, false);
+            }
+        }
+        if let Some(conn) = self.conn() {
+            if !news.state.is_empty() {
+                conn.handle_peer_flags();
+            }
+            conn.handle_signal();
+        }
+    }
+
+    /// The peer uses this link for the connection, before or after this side.
+    fn peer_is_on(&self, link: LinkId) {
+        let mut tx = self.tx();
+        tx.peer_on = Some(link);
+        if tx.sender.as_ref().is_none_or(|sender| sender.id() != link) {
+            return;
+        }
+        self.awaited.store(false, Ordering::Relaxed);
+        if let Some(bound) = &mut tx.bound {
+            bound.transmit.handle_peer_moved();
+            self.push(tx, false);
+        }
+    }
+
+    // ---- Sending -------------------------------------------------------------------------------
+
+    /// Bytes that can be written now.
+    pub(crate) fn space(&self) -> u32 {
+        self.space.load(Ordering::Acquire)
+    }
+
+    /// Requests that the completion of outstanding posts wakes the writer.
+    pub(crate) fn await_sent(&self) {
+        if let Some(sender) = &self.tx().sender {
+            sender.await_sent();
+        }
+    }
+
+    /// Copies as many bytes as there is space for. Returns their number.
+    pub(crate) fn write(&self, bufs: &[IoSlice<'_>]) -> usize {
+        let mut tx = self.tx();
+        let Some(bound) = &mut tx.bound else { return 0 };
+        let transmit = &mut bound.transmit;
+        let element = self.staging.element();
+        let mut done = 0;
+        for buf in bufs {
+            let part = &buf[..buf.len().min(len_usize(transmit.space()))];
+            if part.is_empty() {
+                continue;
+            }
+            // The ring has the size that the machine assumes.
+            if element.write(len_usize(transmit.at()), part).is_err() {
+                break;
+            }
+            let taken = len_usize(transmit.stage(len_u32(part.len())));
+            done += taken;
+            if taken < part.len() {
+                break;
+            }
+        }
+        let is_sooner = |persist_timer: &mut PersistTimer| persist_timer.restart(self.group.now());
+        let is_sooner = tx.persist_timer.as_mut().is_some_and(is_sooner);
+        self.push(tx, false);
+        if is_sooner {
+            self.group.wake();
+        }
+        done
+    }
+
+    /// As [`SmcPath::publish_flags`], with the consumer cursor.
+    pub(crate) fn publish_close(&self, cursor: Cursor, flags: StateFlags) {
+        let mut tx = self.tx();
+        if let Some(bound) = &mut tx.bound {
+            bound.transmit.set_consumer(cursor);
+            bound.transmit.set_flags(flags);
+            self.push(tx, false);
+        }
+    }
+
+    /// Frees unread data up to here, because the peer may have to send all of its own before it
+    /// receives this side's close. That will be an abort.
+    pub(crate) fn discard(&self, until: Cursor) {
+        let mut tx = self.tx();
+        if let Some(bound) = &mut tx.bound {
+            if !bound.transmit.is_flushed() {
+                bound.transmit.abort_after_data();
+                bound.transmit.set_consumer(until);
+                self.push(tx, false);
+            }
+        }
+    }
+
+    /// Size of the staging ring: the maximum of space.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.staging.size().ring_r().size()
+    }
+
+    /// The delivery state of all written data and of the shutdown behind it.
+    pub(crate) fn delivery(&self) -> DeliveryStatus {
+        let tx = self.tx();
+        let bound = tx.bound.as_ref();
+        bound.map_or(DeliveryStatus::Done, |bound| bound.transmit.delivery())
+    }
+
+    /// Posts one message in the connection's turn on the link.
+    ///
+    /// Returns whether the link could accept more.
+    pub(crate) fn take_turn(&self) -> bool {
+        self.push(self.tx(), true)
+    }
+
+    /// Handles the completion of a post on this link.
+    pub(crate) fn handle_sent(&self, link: LinkId) {
+        {
+            let mut tx = self.tx();
+            if tx.sender.as_ref().is_none_or(|sender| sender.id() != link) {
+                return;
+            }
+            let Some(bound) = &mut tx.bound else { return };
+            let Some((post, arrived)) = bound.posted.pop_front() else {
+                return;
+            };
+            bound.arrived = arrived;
+            bound.transmit.handle_sent(post);
+            self.push(tx, false);
+        }
+        if let Some(conn) = self.conn() {
+            conn.handle_sent();
+        }
+    }
+
+    /// Probes the peer if that is due. Returns the time of the next probe.
+    pub(crate) fn probe_if_due(&self, now: Instant) -> Option<Instant> {
+        let mut tx = self.tx();
+        if self.done.load(Ordering::Relaxed) {
+            tx.persist_timer = None;
+        }
+        let Tx {
+            persist_timer,
+            bound,
+            ..
+        } = &mut *tx;
+        let (persist_timer, bound) = (persist_timer.as_mut()?, bound.as_mut()?);
+        let is_due = persist_timer.is_due(now, self.has_new_data.swap(false, Ordering::Relaxed));
+        let next = persist_timer.at();
+        if is_due {
+            bound.transmit.probe();
+            self.push(tx, false);
+        }
+        Some(next)
+    }
+
+    /// Reserves resources for a failover: the group has another link.
+    pub(crate) fn reserve_byte(&self) {
+        if let Some(bound) = &mut self.tx().bound {
+            bound.transmit.reserve_byte();
+        }
+    }
+
+    /// Moves the connection to another link.
+    pub(crate) fn move_to(&self, from: LinkId, to: &Arc<LinkSender>) {
+        let mut tx = self.tx();
+        match &tx.sender {
+            Some(sender) if sender.id() == from => sender.remove(self.token),
+            _ => return,
+        }
+        tx.sender = Some(Arc::clone(to));
+        self.moved.store(true, Ordering::Release);
+        tx.persist_timer = Some(PersistTimer::new(self.group.now()));
+        let is_peer_there = tx.peer_on == Some(to.id());
+        self.awaited.store(!is_peer_there, Ordering::Relaxed);
+        if let Some(bound) = &mut tx.bound {
+            bound.from = None;
+            bound.to = None;
+            bound.posted.clear();
+            bound.transmit.failover();
+            if is_peer_there {
+                bound.transmit.handle_peer_moved();
+            }
+        }
+        self.push(tx, false);
+        if let Some(conn) = self.conn() {
+            // A writer that waits for completions waits for those of the new link now.
+            conn.handle_sent();
+        }
+    }
+
+    /// Posts pending messages, as far as there is send capacity. Returns whether the link could
+    /// accept more.
+    fn push(&self, mut tx: MutexGuard<'_, Tx>, in_turn: bool) -> bool {
+        let Tx {
+            sender: Some(sender),
+            bound: Some(bound),
+            ..
+        } = &mut *tx
+        else {
+            return true;
+        };
+        if bound.to.is_none() {
+            bound.to = self.group.rtoken(bound.rtoken, sender.id());
+        }
+        if bound.from.is_none() {
+            bound.from = self.staging.mr(sender.device());
+        }
+        let now = self.group.now();
+        let mut last = None;
+        while let Some(slot) = sender.try_reserve(self.token, in_turn) {
+            last = bound.post(slot, now);
+            if last != Some(PostResult::Posted) {
+                break;
+            }
+            if in_turn {
+                sender.wait(self.token);
+                break;
+            }
+        }
+        self.space.store(bound.transmit.space(), Ordering::Release);
+        if bound.transmit.has_pending_post() {
+            sender.await_sent();
+        }
+        if last == Some(PostResult::Unreachable) {
+            // No other link can become usable either.
+            if self.is_released() {
+                bound.transmit.kill();
+            }
+            drop(tx);
+            self.fail(Error::Closed(CloseReason::Aborted));
+        }
+        last != Some(PostResult::Queued)
+    }
+
+    // ---- Ending --------------------------------------------------------------------------------
+
+    fn fail(&self, cause: Error) {
+        if let Some(conn) = self.conn() {
+            conn.abort(cause);
+        }
+    }
+
+    /// The link group ended.
+    pub(crate) fn abort(&self, cause: Error) {
+        self.fail(cause);
+    }
+
+    /// The endpoint ended.
+    pub(crate) fn end_with_endpoint(&self) {
+        if let Some(conn) = self.conn() {
+            conn.end_with_endpoint();
+        }
+    }
+
+    /// Releases the connection. Returns whether it can be removed now.
+    pub(crate) fn release(&self) -> bool {
+        self.released.store(true, Ordering::Release);
+        let is_finished = self.is_finished();
+        if !is_finished {
+            self.await_sent();
+        }
+        is_finished
+    }
+
+    /// Whether the connection was released.
+    pub(crate) fn is_released(&self) -> bool {
+        self.released.load(Ordering::Acquire)
+    }
+
+    /// Whether the application has dropped the stream, also before the connection is released.
+    pub(crate) fn is_stream_dropped(&self) -> bool {
+        let is_stream_dropped =
+            |conn: &Weak<Conn>| conn.upgrade().is_none_or(|conn| conn.is_released());
+        self.is_released() || self.conn.get().is_some_and(is_stream_dropped)
+    }
+
+    /// Whether the connection is released, everything is sent, and no post is outstanding.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.is_released() && self.is_delivered()
+    }
+
+    /// As [`Conn::await_delivery`].
+    pub(crate) fn await_delivery(&self) -> bool {
+        // The completion of a post may not be reported without a request, and may come before it.
+        self.is_delivered() || {
+            self.await_sent();
+            self.is_delivered()
+        }
+    }
+
+    /// Whether everything was sent and delivered, or never will be.
+    fn is_delivered(&self) -> bool {
+        if self.group.is_over() {
+            return true;
+        }
+        let tx = self.tx();
+        let is_idle = |bound: &Bound| bound.posted.is_empty() && bound.transmit.is_idle();
+        tx.sender.is_none() || tx.bound.as_ref().is_none_or(is_idle)
+    }
+
+    /// Removes the connection from its link.
+    pub(crate) fn leave_link(&self) {
+        if let Some(sender) = &self.tx().sender {
+            sender.remove(self.token);
+        }
+    }
+
+    fn conn(&self) -> Option<Arc<Conn>> {
+        self.conn.get().and_then(Weak::upgrade)
+    }
+
+    fn rx(&self) -> MutexGuard<'_, Rx> {
+        self.rx.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tx(&self) -> MutexGuard<'_, Tx> {
+        self.tx.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SmcPath for RdmaConn {
+    /// A placeholder while it is not known.
+    fn peer_ring(&self) -> Ring {
+        let unknown = || self.rmb.size().ring_r();
+        self.peer_ring.get().copied().unwrap_or_else(unknown)
+    }
+
+    /// Every message is reported; without space, the completion of outstanding posts has to wake
+    /// the writer.
+    fn arm(&self) {
+        if self.space() == 0 {
+            self.await_sent();
+        }
+    }
+
+    fn poll_device(&self, driver: &DeviceDriver) {
+        if !driver.is_gone() {
+            driver.poll_device();
+        }
+    }
+
+    fn is_update_requested(&self, _flags: ProducerFlags) -> bool {
+        false
+    }
+
+    fn take_update_wanted(&self) -> bool {
+        if self.moved.load(Ordering::Relaxed) {
+            return true;
+        }
+        self.update_wanted.load(Ordering::Relaxed)
+            && self.update_wanted.swap(false, Ordering::AcqRel)
+    }
+
+    fn want_update(&self) {
+        self.update_wanted.store(true, Ordering::Release);
+    }
+
+    fn publish_consumer(&self, _conn: &Conn, cursor: Cursor) {
+        let mut tx = self.tx();
+        if let Some(bound) = &mut tx.bound {
+            bound.transmit.set_consumer(cursor);
+            self.push(tx, false);
+        }
+    }
+
+    fn publish_flags(&self, _conn: &Conn, flags: StateFlags) {
+        let mut tx = self.tx();
+        if let Some(bound) = &mut tx.bound {
+            bound.transmit.set_flags(flags);
+            self.push(tx, false);
+        }
+    }
+
+    /// Only updates that can still be sent are pending.
+    fn has_pending(&self) -> bool {
+        let tx = self.tx();
+        match &tx.bound {
+            Some(bound) => !bound.transmit.is_flushed() && !self.group.is_over(),
+            None => false,
+        }
+    }
+
+    /// Posts are retried in the turns of a link.
+    fn publish_pending(&self) -> Result<(), SubmitError> {
+        Ok(())
+    }
+
+    fn clear_pending(&self) {}
+
+    fn has_received(&self, _local: &Element) -> bool {
+        self.received.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for RdmaConn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaConn")
+            .field("token", &self.token)
+            .field("space", &self.space())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The handle of an [`RdmaConn`]; dropping it releases the RMB once the peer has confirmed that.
+#[derive(Debug)]
+pub(crate) struct RdmaConnHandle(Arc<RdmaConn>);
+
+impl RdmaConnHandle {
+    pub(crate) fn new(conn: Arc<RdmaConn>) -> Self {
+        Self(conn)
+    }
+
+    pub(crate) fn rdma_conn(&self) -> &Arc<RdmaConn> {
+        &self.0
+    }
+}
+
+impl Drop for RdmaConn {
+    fn drop(&mut self) {
+        self.group.release_token(self.token);
+    }
+}
+
+impl Drop for RdmaConnHandle {
+    fn drop(&mut self) {
+        self.0.group.release(&self.0);
+    }
+}
+
+impl Bound {
+    /// Makes the next post, if any.
+    fn post(&mut self, slot: SendSlot<'_>, now: Instant) -> Option<PostResult> {
+        let mut post = self.transmit.poll_post()?;
+        let is_abort = post.cdc.state_flags.contains(StateFlags::ABORTED);
+        let taken = match (&self.from, self.to) {
+            (Some(from), Some(to)) => {
+                let writes = post.spans.map(|span| write(&span, &**from, to));
+                let count = post.writes().count();
+                slot.post(now, &writes[..count], &post.cdc.to_bytes())
+            }
+            _ if post.payload() == 0 => slot.post(now, &[], &post.cdc.to_bytes()),
+            // Without an RKEY on this link nothing can be written, but an abort can be sent, behind
+            // the delivered data.
+            _ if is_abort => {
+                post.cdc.producer = self.arrived;
+                slot.post(now, &[], &post.cdc.to_bytes())
+            }
+            _ => PostResult::Unreachable,
+        };
+        match taken {
+            PostResult::Posted => {
+                let flags = post.cdc.producer_flags;
+                let is_validation = flags.contains(ProducerFlags::FAILOVER_VALIDATION);
+                let says = if is_validation {
+                    self.arrived
+                } else {
+                    post.cdc.producer
+                };
+                self.posted.push_back((post.id, says));
+            }
+            PostResult::Queued | PostResult::LinkDown | PostResult::Unreachable => {
+                self.transmit.cancel_post()
+            }
+        }
+        Some(taken)
+    }
+}
+
+/// A write as an operation on the link.
+fn write<'a>(span: &PeerWrite, from: &'a dyn Mr, (rkey, base): (Rkey, RmbAddr)) -> Write<'a> {
+    let [first, second] = span.pieces;
+    Write {
+        from,
+        first,
+        second,
+        rkey,
+        to: RmbAddr(base.0.wrapping_add(span.at)),
+    }
+}
+
+/// Maximum of queued messages for a connection whose handshake has not exchanged the peer's RMB
+/// yet.
+const EARLY_MAX: usize = 64;

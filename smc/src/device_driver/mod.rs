@@ -1,0 +1,494 @@
+//! One driver per device: its task dispatches the device's events to connections.
+
+mod busy_retries;
+mod claims;
+mod task;
+mod timeouts;
+
+pub(crate) use claims::claim;
+pub(crate) use task::DriverTask;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use atomic_waker::AtomicWaker;
+use hashbrown::HashMap;
+use smc_wire::types::{Gid, Qpn};
+
+use super::conn::{Conn, ConnKey};
+use super::deadlines::Deadline;
+use super::groups::Groups;
+use super::links::{LinkSender, RdmaGroup};
+use crate::device::{Device, DeviceError, Event};
+use crate::error::{CloseReason, Error};
+use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
+use crate::proto::group::{DeviceIndex, GroupEndCause, GroupId};
+use crate::proto::links::LinkId;
+use busy_retries::BusyRetries;
+
+/// A device of an endpoint with the connections that use it.
+pub(crate) struct DeviceDriver {
+    device: Arc<dyn Device>,
+    /// The device's name, shared by the modes of its streams.
+    name: Arc<str>,
+    index: DeviceIndex,
+    groups: Arc<Groups>,
+    table: Mutex<Table>,
+    /// The table has work for the task.
+    has_work: AtomicBool,
+    task_waker: AtomicWaker,
+    /// The owners of the device's queue pairs.
+    links: Mutex<HashMap<Qpn, (Weak<RdmaGroup>, LinkId)>>,
+    /// Links to be closed after their received messages were dispatched.
+    closing: Mutex<Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>>,
+    /// Held while events are dispatched: the device has one consumer at a time.
+    draining: Mutex<()>,
+    /// Number of links with a waiter for the completion of a post.
+    awaiting: AtomicUsize,
+    /// The task is in a pass and will check `awaiting` before it parks.
+    in_pass: AtomicBool,
+    gone: AtomicBool,
+    /// The endpoint was dropped, with its listeners and set-ups.
+    is_endpoint_dropped: AtomicBool,
+    /// See [`Self::is_stopped`].
+    stopped: AtomicBool,
+    close_timeout: Duration,
+}
+
+/// Connections by the token of the local buffer, as in signals.
+#[derive(Default)]
+struct Table {
+    conns: HashMap<ConnKey, Arc<Conn>>,
+    /// Dropped by the application, waiting for the peer's close until the time given, the earliest
+    /// first.
+    lingering: VecDeque<(Instant, Weak<Conn>)>,
+    /// Dropped since the last pass.
+    released: Vec<Weak<Conn>>,
+    /// Dropped, with an event on their TCP sockets.
+    tcp_events: Vec<Weak<Conn>>,
+    /// With the start time of their TCP watch, the earliest first.
+    deferred_tcp_watches: VecDeque<(Instant, Weak<Conn>)>,
+    /// Half-open: TCP has ended before the peer's first update; with the end of the timeout, the
+    /// earliest first.
+    half_open: VecDeque<(Instant, Weak<Conn>)>,
+    /// Connections with pending words or data at a busy device.
+    retries: BusyRetries,
+}
+
+impl DeviceDriver {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        index: DeviceIndex,
+        groups: Arc<Groups>,
+        close_timeout: Duration,
+    ) -> Arc<Self> {
+        let name = Arc::from(device.identity().name.as_str());
+        Arc::new(Self {
+            device,
+            name,
+            index,
+            groups,
+            table: Mutex::default(),
+            has_work: AtomicBool::new(false),
+            task_waker: AtomicWaker::new(),
+            links: Mutex::default(),
+            closing: Mutex::default(),
+            draining: Mutex::default(),
+            awaiting: AtomicUsize::new(0),
+            in_pass: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            is_endpoint_dropped: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            close_timeout,
+        })
+    }
+
+    pub(crate) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    pub(crate) fn close_deadline(&self) -> Deadline {
+        let until = self.groups.runtime().now() + self.close_timeout;
+        self.groups.deadlines().at(until)
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Whether the task has ended: no events are dispatched any more.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
+    }
+
+    /// Starts to dispatch signals to a connection. Earlier signals are not lost: a half reads the
+    /// memory before it parks.
+    pub(crate) fn add_conn(&self, conn: &Arc<Conn>) {
+        let deferred_tcp_watches = {
+            let mut table = self.table();
+            table.conns.insert(conn.key(), Arc::clone(conn));
+            if conn.is_tcp_watch_deferred() {
+                let until = self.groups.runtime().now() + TCP_WATCH_DELAY;
+                table
+                    .deferred_tcp_watches
+                    .push_back((until, Arc::downgrade(conn)));
+            }
+            table.deferred_tcp_watches.len()
+        };
+        if deferred_tcp_watches == 1 {
+            self.wake_task();
+        }
+        // SMC-R connections may have moved to another device.
+        if self.is_gone() && conn.rdma().is_none() {
+            conn.abort(Error::Closed(CloseReason::Aborted));
+        }
+    }
+
+    /// Removes a connection that both sides have closed.
+    pub(crate) fn remove(&self, key: ConnKey) {
+        // Dropped after the lock: dropping a connection unregisters its buffer.
+        let conn = {
+            let mut table = self.table();
+            table.retries.remove(key);
+            table.conns.remove(&key)
+        };
+        drop(conn);
+        self.groups.notify_ended();
+    }
+
+    /// Waits for the peer's close of a stream that the application dropped.
+    pub(crate) fn linger(&self, conn: &Arc<Conn>) {
+        if self.is_stopped() {
+            conn.abort(Error::Closed(CloseReason::Endpoint));
+            return;
+        }
+        self.table().released.push(Arc::downgrade(conn));
+        self.wake_task();
+    }
+
+    /// Starts the timeout of a half-open connection: TCP has ended, and the peer has not sent an
+    /// update yet.
+    pub(crate) fn start_half_open_timeout(&self, conn: &Arc<Conn>) {
+        let until = self.groups.runtime().now() + HALF_OPEN_TIMEOUT;
+        let half_open = (until, Arc::downgrade(conn));
+        self.table().half_open.push_back(half_open);
+        self.wake_task();
+    }
+
+    /// Notes an event on the TCP socket of a dropped connection.
+    pub(crate) fn note_tcp_event(&self, conn: &Arc<Conn>) {
+        self.table().tcp_events.push(Arc::downgrade(conn));
+        self.wake_task();
+    }
+
+    /// The endpoint was dropped: only streams still use the device.
+    pub(crate) fn handle_endpoint_dropped(&self) {
+        self.is_endpoint_dropped.store(true, Ordering::Release);
+    }
+
+    /// Another endpoint requests the device. If only dropped streams are left, they do not wait for
+    /// the close of their peers: SMC-D streams have published their own, behind all written data.
+    pub(crate) fn release_to_other_endpoint(&self) {
+        self.poll_device();
+        let is_over = |conn: &Arc<Conn>| conn.is_released() && conn.rdma().is_none();
+        let left = self.connections();
+        let is_unused = self.is_endpoint_dropped.load(Ordering::Acquire);
+        if is_unused && left.iter().all(is_over) {
+            for conn in left {
+                conn.abort(Error::Closed(CloseReason::Endpoint));
+            }
+        }
+    }
+
+    /// The task has ended, most likely with its runtime: the close of peers would not be read.
+    /// Streams in use go on as far as they can without waiting.
+    fn stop(&self) {
+        // Set before pending words are published; a connection with new pending words checks this
+        // flag.
+        self.stopped.store(true, Ordering::SeqCst);
+        self.close_links();
+        for conn in self.connections() {
+            conn.publish_without_driver();
+            if conn.is_released() {
+                conn.abort(Error::Closed(CloseReason::Endpoint));
+            } else {
+                conn.wake();
+            }
+        }
+    }
+
+    /// Schedules a retry for a connection, which has `written` up to there: the device was busy.
+    pub(crate) fn schedule_retry(&self, key: ConnKey, written: u64) {
+        let now = self.groups.runtime().now();
+        self.table().retries.add(key, written, now);
+        self.wake_task();
+    }
+
+    /// Whether all data written to streams that were dropped, or shut down for writing, is in the
+    /// peers' memory. If it is not, [`Groups::notify_ended`] is called when it may be.
+    pub(crate) fn await_delivery(&self) -> bool {
+        let mut closed = self.connections();
+        closed.retain(|conn| conn.is_write_closed());
+        closed.iter().all(|conn| conn.await_delivery())
+    }
+
+    /// Whether a dropped SMC-R connection has not ended yet.
+    pub(crate) fn has_released_rdma(&self) -> bool {
+        let conns = self.connections();
+        conns
+            .iter()
+            .any(|conn| conn.rdma().is_some() && conn.is_released())
+    }
+
+    /// A connection that was dropped, or shut down for writing, may have been delivered.
+    pub(crate) fn note_delivery(&self) {
+        self.groups.notify_ended();
+    }
+
+    pub(crate) fn connections(&self) -> Vec<Arc<Conn>> {
+        self.table().conns.values().cloned().collect()
+    }
+
+    /// Dispatches the device's events. Returns whether there was one.
+    fn drain(&self) -> Result<bool, DeviceError> {
+        let _one = self.draining.lock().unwrap_or_else(PoisonError::into_inner);
+        self.drain_alone()
+    }
+
+    fn drain_alone(&self) -> Result<bool, DeviceError> {
+        let mut any = false;
+        self.device.drain(&mut |event| {
+            any = true;
+            self.handle(event);
+        })?;
+        Ok(any)
+    }
+
+    fn handle(&self, event: Event) {
+        match event {
+            Event::Signalled(token) => {
+                let conn = self.table().conns.get(&ConnKey::direct(token)).cloned();
+                if let Some(conn) = conn {
+                    conn.handle_signal();
+                }
+            }
+            Event::PeerGone(peer) => self.peer_gone(peer),
+            Event::Peer {
+                from,
+                event: crate::device::PeerEvent::Shutdown,
+            } => self.groups.peer_shutdown(self.index, from),
+            Event::DeviceGone => self.device_gone(),
+            // Test events are handled by the device.
+            Event::Peer { .. } => {}
+            Event::Received { link, message } => {
+                if let Some((group, link)) = self.link(link) {
+                    group.received(self.index, link, &message);
+                }
+            }
+            Event::Sent { link, op } => {
+                if let Some((group, link)) = self.link(link) {
+                    group.sent(link, op);
+                }
+            }
+            Event::LinkDown { link, cause } => {
+                if let Some((group, link)) = self.link(link) {
+                    group.link_down(link, cause);
+                }
+            }
+            Event::AddressesChanged => self.groups.addresses_changed(),
+        }
+    }
+
+    fn peer_gone(&self, peer: Gid) {
+        // Terminates the groups with that peer, which calls [`Self::group_ended`] for their
+        // connections.
+        self.groups.peer_gone(self.index, peer);
+    }
+
+    /// Ends the connections of a terminated link group.
+    pub(crate) fn group_ended(&self, group: GroupId, cause: GroupEndCause) {
+        for conn in self.members(group) {
+            match cause {
+                // The peer may have closed before.
+                GroupEndCause::PeerGone | GroupEndCause::DeviceGone => conn.handle_peer_gone(),
+                GroupEndCause::Shutdown => conn.end_with_endpoint(),
+                _ => conn.abort(Error::Closed(CloseReason::Aborted)),
+            }
+        }
+    }
+
+    fn members(&self, group: GroupId) -> Vec<Arc<Conn>> {
+        let table = self.table();
+        let members = table.conns.values().filter(|conn| conn.group() == group);
+        members.cloned().collect()
+    }
+
+    fn device_gone(&self) {
+        self.gone.store(true, Ordering::Release);
+        self.groups.device_gone(self.index);
+        for group in self.groups.all_rdma() {
+            group.device_gone(self.index);
+        }
+        if self.device.fabric().rdma().is_some() {
+            self.groups.addresses_changed();
+        }
+    }
+
+    /// Adds a link with a waiter for the completion of a post.
+    pub(crate) fn await_sent(&self) {
+        self.awaiting.fetch_add(1, Ordering::SeqCst);
+        if !self.in_pass.load(Ordering::SeqCst) {
+            self.wake_task();
+        }
+    }
+
+    /// The awaited post of a link has completed, or the link is down.
+    pub(crate) fn end_await_sent(&self) {
+        self.awaiting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Arms the doorbell, for completions too if there is a waiter.
+    fn arm(&self) -> Result<(), DeviceError> {
+        self.device.arm()?;
+        match self.device.fabric().rdma() {
+            Some(rdma) if self.awaiting.load(Ordering::SeqCst) > 0 => rdma.arm_sent(),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn wake_task(&self) {
+        if !self.has_work.swap(true, Ordering::AcqRel) {
+            self.task_waker.wake();
+        }
+    }
+
+    /// Dispatches the device's events on behalf of a polling task. Returns false if another thread
+    /// is draining the device.
+    pub(crate) fn poll_device(&self) -> bool {
+        let is_quiet = match self.draining.try_lock() {
+            Ok(_one) => self.drain_and_arm(),
+            Err(_) => return false,
+        };
+        // More events are left, or the device has failed.
+        if !is_quiet {
+            self.wake_task();
+        }
+        true
+    }
+
+    /// Dispatches the device's events. The driver task may be parked, and a drain may disarm the
+    /// doorbell, so it is armed again. Returns whether the task can stay parked.
+    fn drain_and_arm(&self) -> bool {
+        for _ in 0..PASSES_MAX {
+            match self.drain_alone() {
+                Ok(false) => return true,
+                Ok(true) if self.arm().is_ok() => {}
+                Ok(true) | Err(_) => return false,
+            }
+        }
+        false
+    }
+
+    /// As [`Self::poll_device`] for a caller that needs the events. Waits for another thread that
+    /// is draining, but not without bound: that thread may wait for the caller.
+    pub(crate) fn poll_device_blocking(&self) {
+        for _ in 0..BLOCKING_POLLS_MAX {
+            if self.poll_device() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Registers the link of a queue pair for its events.
+    pub(crate) fn add_link(&self, qpn: Qpn, group: &Arc<RdmaGroup>, link: LinkId) {
+        let mut links = self.links();
+        // A cancelled set-up leaves its link in the table.
+        links.retain(|_, (group, _)| group.strong_count() > 0);
+        links.insert(qpn, (Arc::downgrade(group), link));
+    }
+
+    pub(crate) fn remove_link(&self, qpn: Qpn) {
+        self.links().remove(&qpn);
+    }
+
+    /// Closes a link after its received messages were dispatched, and notifies its group: data that
+    /// the peer knows to have arrived must not get lost.
+    pub(crate) fn close_link(&self, sender: Arc<LinkSender>, group: &Arc<RdmaGroup>) {
+        let closing = (sender, Arc::downgrade(group));
+        self.closing().push(closing);
+        if self.is_gone() || self.is_stopped() {
+            self.close_links();
+        } else {
+            self.wake_task();
+        }
+    }
+
+    fn close_links(&self) {
+        let closing = std::mem::take(&mut *self.closing());
+        self.close_all(closing);
+    }
+
+    fn close_all(&self, closing: Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>) {
+        for (sender, group) in closing {
+            sender.link().close();
+            sender.set_closed();
+            self.remove_link(sender.link().qpn());
+            if let Some(group) = group.upgrade() {
+                group.closed(sender.id());
+            }
+        }
+    }
+
+    fn link(&self, qpn: Qpn) -> Option<(Arc<RdmaGroup>, LinkId)> {
+        let (group, link) = self.links().get(&qpn).cloned()?;
+        Some((group.upgrade()?, link))
+    }
+
+    fn links(&self) -> MutexGuard<'_, HashMap<Qpn, (Weak<RdmaGroup>, LinkId)>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn closing(&self) -> MutexGuard<'_, Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>> {
+        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for DeviceDriver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeviceDriver")
+            .field("device", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for DeviceDriver {
+    fn drop(&mut self) {
+        // The task cannot upgrade its reference any more and ends.
+        self.task_waker.wake();
+        claims::release();
+    }
+}
+
+/// Passes in one poll of the task.
+const PASSES_MAX: usize = 4;
+
+/// Delay of the TCP watch of a connection on this host: most have received an update of their peer
+/// by then.
+const TCP_WATCH_DELAY: Duration = Duration::from_millis(20);
+
+/// Timeout of a half-open connection: the peer's first update may be in flight, and a failed link
+/// may have to be removed first.
+const HALF_OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Attempts to drain a device that another thread is draining.
+const BLOCKING_POLLS_MAX: usize = 10_000;

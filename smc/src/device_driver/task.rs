@@ -1,0 +1,148 @@
+//! The driver's task.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use super::{DeviceDriver, PASSES_MAX};
+use crate::device::{DeviceError, Doorbell};
+use crate::mem::sync::Ordering;
+use crate::runtime::{Runtime, Timer, Watch};
+
+/// The driver's task: drain, arm, drain, park; for as long as the endpoint or a stream lives.
+pub(crate) struct DriverTask {
+    driver: Weak<DeviceDriver>,
+    runtime: Arc<dyn Runtime>,
+    watch: Option<Box<dyn Watch>>,
+    timer: Option<(Instant, Timer)>,
+}
+
+impl DriverTask {
+    /// # Errors
+    ///
+    /// When the device's doorbell cannot be watched.
+    pub(crate) fn new(
+        driver: &Arc<DeviceDriver>,
+        runtime: Arc<dyn Runtime>,
+    ) -> std::io::Result<Self> {
+        let watch = match driver.device.doorbell() {
+            Doorbell::Fd(fd) => Some(runtime.watch(fd)?),
+            Doorbell::Waker(_) => None,
+        };
+        Ok(Self {
+            driver: Arc::downgrade(driver),
+            runtime,
+            watch,
+            timer: None,
+        })
+    }
+
+    /// One pass. Returns whether the task may park.
+    fn pass(&mut self, driver: &DeviceDriver, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
+        if let Doorbell::Waker(waker) = driver.device.doorbell() {
+            waker.register(cx.waker());
+        }
+        // Events until here are found by the first drain. Later events wake the task.
+        let has_rung = self.poll_doorbell(cx)?;
+        driver.in_pass.store(true, Ordering::SeqCst);
+        let next = self.handle_timeouts(driver, cx);
+        let closing = std::mem::take(&mut *driver.closing());
+        let drained = driver.drain();
+        driver.close_all(closing);
+        driver.in_pass.store(false, Ordering::SeqCst);
+        drained?;
+        driver.arm()?;
+        if driver.drain()? || (has_rung && self.poll_doorbell(cx)?) {
+            return Ok(false);
+        }
+        Ok(self.sleep_until(next, cx))
+    }
+
+    /// Whether the doorbell has rung since the last call; otherwise registers the waker.
+    fn poll_doorbell(&self, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
+        match self.watch.as_ref().map(|watch| watch.poll_readable(cx)) {
+            Some(Poll::Ready(Ok(()))) => Ok(true),
+            Some(Poll::Ready(Err(_))) => Err(DeviceError::Gone("doorbell cannot be watched")),
+            Some(Poll::Pending) | None => Ok(false),
+        }
+    }
+
+    /// Handles queued work and timeouts. Returns the next timeout.
+    fn handle_timeouts(&self, driver: &DeviceDriver, cx: &Context<'_>) -> Option<Instant> {
+        driver.task_waker.register(cx.waker());
+        driver.has_work.store(false, Ordering::Release);
+        let now = self.runtime.now();
+        driver
+            .handle_timeouts(now)
+            .into_iter()
+            .chain(driver.groups.next_timeout(now))
+            .min()
+    }
+
+    /// One pass without a device: connections that have moved to another device are still handled
+    /// here.
+    fn pass_without_device(&mut self, driver: &DeviceDriver, cx: &mut Context<'_>) -> bool {
+        let next = self.handle_timeouts(driver, cx);
+        driver.close_links();
+        self.sleep_until(next, cx)
+    }
+
+    /// Sets the timer. Returns whether it is pending.
+    ///
+    /// A timer that is too early stays set: setting one can cost more than a wake-up.
+    fn sleep_until(&mut self, at: Option<Instant>, cx: &mut Context<'_>) -> bool {
+        let is_late = |set: Instant| at.is_some_and(|at| at < set);
+        if self.timer.as_ref().is_none_or(|(set, _)| is_late(*set)) {
+            self.timer = at.map(|at| (at, self.runtime.timer(at)));
+        }
+        let Some((_, timer)) = &mut self.timer else {
+            return true;
+        };
+        if timer.as_mut().poll(cx).is_ready() {
+            self.timer = None;
+            return false;
+        }
+        true
+    }
+}
+
+impl Drop for DriverTask {
+    fn drop(&mut self) {
+        if let Some(driver) = self.driver.upgrade() {
+            driver.stop();
+        }
+    }
+}
+
+impl Future for DriverTask {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(driver) = self.driver.upgrade() else {
+            return Poll::Ready(());
+        };
+        let is_rdma = driver.device.fabric().rdma().is_some();
+        for _ in 0..PASSES_MAX {
+            let may_sleep = if is_rdma && driver.is_gone() {
+                Ok(self.pass_without_device(&driver, cx))
+            } else {
+                self.pass(&driver, cx)
+            };
+            match may_sleep {
+                Ok(true) => return Poll::Pending,
+                Ok(false) => {}
+                Err(_) => {
+                    driver.device_gone();
+                    if !is_rdma {
+                        return Poll::Ready(());
+                    }
+                }
+            }
+        }
+        // The budget of one poll is spent: other tasks may run.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}

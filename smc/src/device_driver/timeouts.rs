@@ -1,0 +1,130 @@
+//! The work of a driver that is due: queued events of connections, and their timeouts.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::busy_retries::Due;
+use super::{DeviceDriver, Table};
+use crate::conn::Conn;
+use crate::error::{CloseReason, Error};
+
+impl DeviceDriver {
+    /// Handles queued work and timeouts. Returns the next timeout.
+    ///
+    /// Most passes of a task have none of these, and find that out under one lock.
+    pub(super) fn handle_timeouts(&self, now: Instant) -> Option<Instant> {
+        let mut table = self.table();
+        if !table.tcp_events.is_empty() {
+            let events = std::mem::take(&mut table.tcp_events);
+            drop(table);
+            for conn in events.iter().filter_map(Weak::upgrade) {
+                conn.handle_signal();
+            }
+            table = self.table();
+        }
+        let due = table.take_due(now, self.close_timeout);
+        if due.is_empty() && table.retries.is_empty() {
+            return table.next_timeout();
+        }
+        drop(table);
+        for conn in due.tcp_watches {
+            conn.start_tcp_watch();
+        }
+        for conn in due.overdue {
+            conn.abort(Error::Closed(CloseReason::Aborted));
+        }
+        // Unless what was done above has found an update of the peer.
+        for conn in due.silent.iter().filter(|conn| conn.is_peer_silent()) {
+            conn.abort(Error::Closed(CloseReason::Aborted));
+        }
+        for (conn, due) in self.due_retries(now) {
+            match due {
+                Due::Retry => {
+                    let result = conn.retry_pending();
+                    self.table().retries.handle_result(conn.key(), result, now);
+                }
+                Due::TimedOut => conn.handle_busy_timeout(),
+                Due::Drop => conn.drop_pending(),
+            }
+        }
+        self.table().next_timeout()
+    }
+
+    /// Connections with a retry due at a busy device.
+    fn due_retries(&self, now: Instant) -> Vec<(Arc<Conn>, Due)> {
+        let mut table = self.table();
+        let due = table.retries.due(now);
+        let found = due.into_iter().filter_map(|(key, due)| {
+            let conn = table.conns.get(&key)?;
+            Some((Arc::clone(conn), due))
+        });
+        found.collect()
+    }
+}
+
+/// Connections whose timeout has passed.
+#[derive(Default)]
+struct DueConns {
+    /// Their TCP watch starts now.
+    tcp_watches: Vec<Arc<Conn>>,
+    /// The peer has not closed in time.
+    overdue: Vec<Arc<Conn>>,
+    /// Half-open, and the peer has sent nothing in time.
+    silent: Vec<Arc<Conn>>,
+}
+
+impl DueConns {
+    fn is_empty(&self) -> bool {
+        self.tcp_watches.is_empty() && self.overdue.is_empty() && self.silent.is_empty()
+    }
+}
+
+impl Table {
+    fn take_due(&mut self, now: Instant, close_timeout: Duration) -> DueConns {
+        let until = now + close_timeout;
+        let released = self.released.drain(..).map(|conn| (until, conn));
+        self.lingering.extend(released);
+        let due = DueConns {
+            tcp_watches: take_due(&mut self.deferred_tcp_watches, now, |_| true),
+            // The table holds every connection that has not ended.
+            overdue: take_due(&mut self.lingering, now, |_| true),
+            silent: take_due(&mut self.half_open, now, Conn::is_peer_silent),
+        };
+        if self.lingering.len() > 2 * self.conns.len() + 64 {
+            self.lingering.retain(|(_, conn)| conn.strong_count() > 0);
+        }
+        due
+    }
+
+    /// The time of the next timeout.
+    fn next_timeout(&self) -> Option<Instant> {
+        let lingering = self.lingering.front().map(|(until, _)| *until);
+        let half_open = self.half_open.front().map(|(until, _)| *until);
+        let tcp_watches = self.deferred_tcp_watches.front().map(|(until, _)| *until);
+        let retries = self.retries.next();
+        [lingering, half_open, tcp_watches, retries]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}
+
+/// Takes the connections whose time has passed from the front of a queue, and drops those that do
+/// not wait any more.
+fn take_due(
+    queue: &mut VecDeque<(Instant, Weak<Conn>)>,
+    now: Instant,
+    waits: impl Fn(&Conn) -> bool,
+) -> Vec<Arc<Conn>> {
+    let mut due = Vec::new();
+    while let Some((until, conn)) = queue.front() {
+        match conn.upgrade().filter(|conn| waits(conn)) {
+            Some(conn) if *until <= now => due.push(conn),
+            Some(_) => break,
+            None => {}
+        }
+        queue.pop_front();
+    }
+    due
+}

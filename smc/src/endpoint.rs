@@ -1,0 +1,445 @@
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+
+use super::deadlines::Deadlines;
+use super::device_driver::DeviceDriver;
+use super::groups::Groups;
+use super::handshake::connect;
+use super::lifetime::{ENDPOINT_CLOSED, Lifetime};
+use super::links::RdmaGroupInfo;
+use super::listener::{ListenOptions, Listener};
+use super::negotiate::Negotiation;
+use super::runtime::{Acceptor, Runtime, SocketOptions};
+use super::stream::{Mode, Stream};
+use super::target::{IntoTarget, Target};
+use crate::config::{EndpointConfig, Policy};
+use crate::device::{Device, MemoryLimit, TrimMemory};
+use crate::error::Error;
+use crate::proto::conn::ConnState;
+use crate::proto::group::LinkGroupInfo;
+use crate::proto::handshake;
+
+/// Makes streams; has the devices, the settings and the runtime.
+///
+/// Clones are the same endpoint. Streams and listeners live on when the endpoint is dropped.
+///
+/// **Runtime.** An endpoint has tasks on the runtime that it was built on. They have to run while
+/// the endpoint, a listener of it, or a stream is in use; those may be used on another runtime, or
+/// on none. When that runtime ends, so do its tasks: [`Endpoint::connect`], [`Endpoint::bind`],
+/// [`Endpoint::listen_on`] and [`Listener::accept`] fail with [`Error::Misuse`]. SMC streams return
+/// received data, and accept data while there is space; every operation that would wait, or waits
+/// at that moment, fails with [`CloseReason::Runtime`](crate::error::CloseReason::Runtime)
+/// (`ConnectionAborted`). So an endpoint in a `static` needs a runtime that lasts as long as it,
+/// and not that of one `#[tokio::test]`. A runtime that exists and does not run, such as tokio's of
+/// one thread outside of `block_on`, cannot be distinguished from a busy one: operations wait until
+/// it runs again.
+///
+/// **Fork.** A child process of `fork` that continues without `exec` has none of the threads, and
+/// shares sockets, names and buffers with its parent. In the child, no object made before may be
+/// used or dropped: that would take wake-ups and data from the parent, and end its connections.
+/// Operations that could only wait fail: the methods above return [`Error::Misuse`]. Build another
+/// endpoint there, with other devices.
+#[derive(Clone)]
+pub struct Endpoint {
+    inner: Arc<EndpointInner>,
+}
+
+pub(crate) struct EndpointInner {
+    pub(crate) config: EndpointConfig,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) handshake: Arc<handshake::HandshakeConfig>,
+    pub(crate) negotiation: Arc<dyn Negotiation>,
+    pub(crate) drivers: Vec<Arc<DeviceDriver>>,
+    pub(crate) groups: Arc<Groups>,
+    /// The limit that buffers are charged to.
+    pub(crate) memory: MemoryLimit,
+    pub(crate) lifetime: Arc<Lifetime>,
+    /// The deadlines of set-ups.
+    pub(crate) deadlines: Arc<Deadlines>,
+    /// The cached offer for any destination, and the configuration that it was made from.
+    pub(crate) offer: Mutex<Option<(Arc<handshake::HandshakeConfig>, Arc<handshake::ClientOffer>)>>,
+}
+
+impl Drop for EndpointInner {
+    fn drop(&mut self) {
+        self.drivers
+            .iter()
+            .for_each(|driver| driver.handle_endpoint_dropped());
+    }
+}
+
+impl Endpoint {
+    pub(super) fn new(inner: EndpointInner) -> Self {
+        let inner = Arc::new(inner);
+        let pools: Arc<dyn TrimMemory> = Arc::clone(&inner) as _;
+        inner.memory.add_user(Arc::downgrade(&pools));
+        Self { inner }
+    }
+
+    /// Connects to an address or a name. Several addresses are tried in order, until one succeeds.
+    ///
+    /// Returns when the stream can be used: as SMC, or as TCP if SMC is not possible (see
+    /// [`Stream::mode`]). Dropping the future cancels the attempt.
+    ///
+    /// # Errors
+    ///
+    /// As `connect(2)`; the error of a failed handshake; [`Error::Declined`] if the policy requires
+    /// SMC; [`Error::Misuse`] for a target without a port, or if the endpoint is closed or its
+    /// runtime has ended.
+    pub async fn connect(&self, to: impl IntoTarget) -> Result<Stream, Error> {
+        self.connect_with(to, &ConnectOptions::default()).await
+    }
+
+    /// As [`Endpoint::connect`] with options of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::connect`].
+    pub async fn connect_with(
+        &self,
+        to: impl IntoTarget,
+        options: &ConnectOptions,
+    ) -> Result<Stream, Error> {
+        // Pinned here: a future that is passed on by value is copied, and this one is large.
+        let connecting = pin!(async {
+            let mut last = None;
+            for addr in self.addresses(to.into_target()).await? {
+                match connect(&self.inner, addr, options).await {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) => last = Some(error),
+                }
+            }
+            Err(last.unwrap_or_else(no_address))
+        });
+        self.inner.lifetime.until_end(connecting).await?
+    }
+
+    /// Listens on an address or a name.
+    ///
+    /// # Errors
+    ///
+    /// As `bind(2)` and `listen(2)`; [`Error::Misuse`] for a target without a port, or if the endpoint
+    /// is closed or its runtime has ended.
+    pub async fn bind(&self, at: impl IntoTarget) -> Result<Listener, Error> {
+        self.bind_with(at, &ListenOptions::default()).await
+    }
+
+    /// As [`Endpoint::bind`] with options of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::bind`].
+    pub async fn bind_with(
+        &self,
+        at: impl IntoTarget,
+        options: &ListenOptions,
+    ) -> Result<Listener, Error> {
+        self.inner.lifetime.check()?;
+        let mut last = None;
+        for addr in self.addresses(at.into_target()).await? {
+            match self.listen(addr, options) {
+                Ok(listener) => return Ok(listener),
+                Err(error) => last = Some(error.into()),
+            }
+        }
+        Err(last.unwrap_or_else(no_address))
+    }
+
+    fn listen(&self, at: SocketAddr, options: &ListenOptions) -> io::Result<Listener> {
+        let backlog = options.backlog.unwrap_or(BACKLOG);
+        let mut socket = SocketOptions::default();
+        socket.backlog = Some(backlog);
+        socket.reuse_port = options.reuse_port;
+        let negotiation = &self.inner.negotiation;
+        let acceptor = self.inner.runtime.bind(at, &socket, &mut |socket| {
+            negotiation.prepare(socket);
+            Ok(())
+        })?;
+        self.serve(acceptor, backlog)
+    }
+
+    /// Accepts streams from a socket that listens already, such as one of a service manager that
+    /// starts a service when the first client connects (`LISTEN_FDS` of systemd).
+    ///
+    /// The socket is made nonblocking, also for other processes that share it.
+    ///
+    /// **Which clients get SMC.** The socket is published as one of [`Endpoint::bind`] is, so by
+    /// local negotiation clients find it as soon as this returns; clients that connected
+    /// before are plain TCP. Preparations before listening ([`Negotiation::prepare`]) are not done:
+    /// a listener that `SynOption` has not marked in time sends no TCP option, so clients that
+    /// request SMC by option, kernels among them, are plain TCP. So are clients in the network
+    /// namespace of the socket if that differs from this process's, and all clients if the socket
+    /// belongs to another user, such as a service manager that runs as root.
+    ///
+    /// ```
+    /// # use smc::Builder;
+    /// # #[cfg(feature = "smol")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // A service manager passes a descriptor; `TcpListener::from` makes a listener of that.
+    /// let passed = std::net::TcpListener::bind("127.0.0.1:0")?;
+    /// let endpoint = Builder::smol().build()?;
+    /// let listener = endpoint.listen_on(passed)?;
+    /// println!("serving {}", listener.local_addr()?);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "smol"))]
+    /// # fn main() {}
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] when the socket does not listen or is not TCP, or the endpoint is closed or
+    /// its runtime has ended; when it cannot be watched; `Unsupported` with a runtime that has no
+    /// sockets of the system.
+    pub fn listen_on(&self, listener: TcpListener) -> Result<Listener, Error> {
+        self.listen_on_with(listener, &ListenOptions::default())
+    }
+
+    /// As [`Endpoint::listen_on`] with options of its own.
+    ///
+    /// The length of the TCP backlog is unchanged unless one is given.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::listen_on`]; [`Error::Misuse`] when `SO_REUSEPORT` is requested and the
+    /// socket does not have it: it has to be set before a socket is bound.
+    pub fn listen_on_with(
+        &self,
+        listener: TcpListener,
+        options: &ListenOptions,
+    ) -> Result<Listener, Error> {
+        self.inner.lifetime.check()?;
+        let is_listening = sockopt::socket_acceptconn(&listener).map_err(io::Error::from)?;
+        if !is_listening {
+            return Err(Error::misuse("the socket does not listen"));
+        }
+        if listener.local_addr().is_err() {
+            return Err(Error::misuse("the socket is not a TCP socket"));
+        }
+        if options.reuse_port && !sockopt::socket_reuseport(&listener).map_err(io::Error::from)? {
+            return Err(Error::misuse("SO_REUSEPORT comes too late for this socket"));
+        }
+        if let Some(backlog) = options.backlog {
+            // A second `listen(2)` changes only the length of the backlog.
+            let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
+            rustix::net::listen(&listener, backlog).map_err(io::Error::from)?;
+        }
+        let acceptor = self.inner.runtime.acceptor(listener)?;
+        Ok(self.serve(acceptor, options.backlog.unwrap_or(BACKLOG))?)
+    }
+
+    /// Accepts streams from a listening socket.
+    fn serve(&self, acceptor: Arc<dyn Acceptor>, backlog: u32) -> io::Result<Listener> {
+        let local = acceptor.local_addr()?;
+        // Without devices too: clients with SMC have to receive a DECLINE. A listener that clients
+        // cannot find is still a TCP listener.
+        let negotiation = &self.inner.negotiation;
+        let published = negotiation.publish(&self.inner.runtime, local, acceptor.fd());
+        Listener::new(Arc::clone(&self.inner), acceptor, published, backlog)
+    }
+
+    async fn addresses(
+        &self,
+        target: Target,
+    ) -> Result<impl Iterator<Item = SocketAddr> + use<>, Error> {
+        // Most targets are one address, for which nothing is allocated.
+        let (one, named) = match target {
+            Target::Addr(addr) => (Some(addr), Vec::new()),
+            Target::Name(host, port) => (None, self.inner.runtime.resolve(&host, port).await?),
+            Target::Invalid(text) => {
+                let what = format!("target {text:?} is neither address:port nor name:port");
+                return Err(Error::Misuse(what.into()));
+            }
+        };
+        Ok(one.into_iter().chain(named))
+    }
+
+    /// Runs a task on the endpoint's runtime; drops it if that has ended.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.inner.runtime.spawn(Box::pin(task));
+    }
+
+    /// The devices in order of preference.
+    pub fn devices(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
+        self.inner.drivers.iter().map(|driver| driver.device())
+    }
+
+    /// The limit on the memory of connections, with its current use.
+    #[must_use]
+    pub fn memory(&self) -> &MemoryLimit {
+        self.inner.memory.release_unneeded();
+        &self.inner.memory
+    }
+
+    /// The link groups, in order of creation.
+    #[must_use]
+    pub fn link_groups(&self) -> Vec<LinkGroupInfo> {
+        self.inner.groups.snapshots()
+    }
+
+    /// The SMC-R link groups with their links, in order of creation, including groups that are just
+    /// ending.
+    #[must_use]
+    pub fn rdma_groups(&self) -> Vec<RdmaGroupInfo> {
+        let groups = self.inner.groups.all_rdma();
+        let mut groups: Vec<_> = groups.iter().map(|group| group.snapshot()).collect();
+        groups.sort_unstable_by_key(|group| group.id);
+        groups
+    }
+
+    /// The SMC connections, including those that wait for the peer's close.
+    #[must_use]
+    pub fn connections(&self) -> Vec<ConnectionInfo> {
+        let drivers = self.inner.drivers.iter();
+        drivers
+            .flat_map(|driver| driver.connections())
+            .map(|conn| ConnectionInfo {
+                mode: conn.mode.clone(),
+                state: conn.state(),
+                local: conn.socket.local_addr().ok(),
+                peer: conn.peer_addr,
+                recv_buffer: conn.local.region().len(),
+            })
+            .collect()
+    }
+
+    /// Closes the endpoint in order: waits until all data of streams that were dropped, or shut
+    /// down for writing, is in the memory of their peers, then terminates all link groups and
+    /// notifies the peers. Peers then read the data and the end of the stream, whether this end
+    /// still exists or not.
+    ///
+    /// With SMC-D this does not wait, unless a device is busy. With SMC-R it waits while data is in
+    /// flight, or the peer's buffer is full, at most for the close timeout. After that peers may
+    /// read and close for a second at most, so that link groups end without open connections.
+    ///
+    /// Streams in use end here, as by [`Endpoint::shutdown`]: those that were shut down for writing
+    /// in order, the others with an abort. Call this before a process ends: the runtime finishes no
+    /// work after that.
+    ///
+    /// From the first poll on, set-ups fail: [`Endpoint::connect`], [`Endpoint::bind`],
+    /// [`Endpoint::listen_on`] and [`Listener::accept`] return [`Error::Misuse`], also calls that
+    /// wait at that moment. Streams that were not accepted end. A listening socket stays open until
+    /// its listener is dropped, and clients wait there until then. TCP streams continue. Closing
+    /// twice is no error.
+    pub async fn close(&self) {
+        let EndpointInner {
+            groups, drivers, ..
+        } = &*self.inner;
+        self.inner.lifetime.end(ENDPOINT_CLOSED);
+        let until = self.inner.runtime.now() + self.inner.config.close_timeout;
+        let is_delivered = || drivers.iter().all(|driver| driver.await_delivery());
+        groups.wait_until(until, is_delivered).await;
+        let until = until.min(self.inner.runtime.now() + DELETIONS);
+        let is_settled = || {
+            groups.all_rdma().iter().all(|group| group.is_settled())
+                && !drivers.iter().any(|driver| driver.has_released_rdma())
+        };
+        groups.wait_until(until, is_settled).await;
+        self.shutdown();
+        let until = self.inner.runtime.now() + TERMINATE_TIMEOUT;
+        groups
+            .wait_until(until, || groups.all_rdma().is_empty())
+            .await;
+    }
+
+    /// Terminates all link groups and with them all SMC connections, at once.
+    ///
+    /// Streams return received data, then end of stream if the peer has published it, else
+    /// `ConnectionAborted`. Peers of streams that were shut down for writing and delivered see
+    /// those closed in order; peers of others see an abort. TCP streams continue.
+    ///
+    /// The endpoint can still be used. A stream to a peer that has not noticed the end yet may be
+    /// TCP, with reason 0x04000000 ([`SYNCERR`](smc_wire::types::DeclineCode::SYNCERR)).
+    /// [`Endpoint::close`] ends the endpoint.
+    pub fn shutdown(&self) {
+        self.inner.groups.shutdown();
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("devices", &self.inner.drivers)
+            .field("config", &self.inner.config)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The error of a name without addresses.
+fn no_address() -> Error {
+    io::Error::from(io::ErrorKind::AddrNotAvailable).into()
+}
+
+/// Information on an SMC connection, for tools.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ConnectionInfo {
+    /// Its mode.
+    pub mode: Mode,
+    /// Its state.
+    pub state: ConnState,
+    /// The local address of the TCP connection.
+    pub local: Option<SocketAddr>,
+    /// The peer's address.
+    pub peer: SocketAddr,
+    /// Size of the local receive buffer in bytes.
+    pub recv_buffer: usize,
+}
+
+/// Options of a connection that differ from the endpoint's.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ConnectOptions {
+    /// The policy, instead of the endpoint's.
+    pub policy: Option<Policy>,
+    /// Size of the receive buffer in bytes, rounded up to a power of two from 16 KiB.
+    pub recv_buffer: Option<usize>,
+    /// The local address.
+    pub local: Option<SocketAddr>,
+}
+
+impl ConnectOptions {
+    /// Options that change nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the policy.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = Some(policy);
+        self
+    }
+
+    /// Sets the size of the receive buffer in bytes.
+    #[must_use]
+    pub fn recv_buffer(mut self, len: usize) -> Self {
+        self.recv_buffer = Some(len);
+        self
+    }
+
+    /// Sets the local address.
+    #[must_use]
+    pub fn local(mut self, addr: SocketAddr) -> Self {
+        self.local = Some(addr);
+        self
+    }
+}
+
+/// How long SMC-R peers may take to close, and to delete the RKEYs of ended connections. Both sides
+/// do that after the peer's close, so it takes one round trip, unless the peer still reads, the
+/// link is dead, or the peer's implementation differs.
+const DELETIONS: Duration = Duration::from_secs(1);
+
+/// How long the final messages to peers may take.
+const TERMINATE_TIMEOUT: Duration = Duration::from_secs(3);
+
+const BACKLOG: u32 = 1024;

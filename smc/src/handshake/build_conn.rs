@@ -1,0 +1,173 @@
+//! Builds a connection from the result of a handshake.
+
+use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
+
+use super::executor::driver;
+use super::resources::HandshakeResources;
+use crate::conn::{Conn, DirectConn, Parts, Path, PeerDmb, PeerLocality, len_u32};
+use crate::device::DeviceError;
+use crate::device_driver::DeviceDriver;
+use crate::endpoint::EndpointInner;
+use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
+use crate::mem::Element;
+use crate::memory::PeerCharge;
+use crate::proto::group::GroupId;
+use crate::proto::handshake::{DirectPath, Established, PeerAccess, RdmaPath};
+use crate::runtime::Socket;
+use crate::stream::Mode;
+
+/// Builds an SMC-D connection and hands it to the driver.
+pub(super) fn direct_connection(
+    endpoint: &EndpointInner,
+    socket: Arc<dyn Socket>,
+    peer_addr: SocketAddr,
+    established: &Established,
+    path: DirectPath,
+    resources: &mut HandshakeResources,
+    locality: PeerLocality,
+) -> Result<Arc<Conn>, Error> {
+    let driver = driver(endpoint, path.device)?;
+    let (Some(dmb), Some(membership)) = (resources.dmb.take(), resources.membership.take()) else {
+        return Err(Error::Bug(
+            "handshake ended without a buffer or a link group",
+        ));
+    };
+    let local = dmb
+        .region()
+        .part(0, path.local_size.byte_len())
+        .and_then(Element::new);
+    let local = local.map_err(|_| DeviceError::Invalid("device registered too short a buffer"))?;
+    let ring = path.peer_buffer.size.ring_d();
+    // A client's buffer is not larger than the local one, for which memory was checked.
+    let peer_len = path.peer_buffer.size.byte_len();
+    let charge = std::mem::take(&mut resources.charge);
+    let charge = PeerCharge::new(charge, peer_len, driver, path.peer_buffer.token);
+    let (peer, lost) = match (path.access, resources.attachment.take()) {
+        _ if charge.is_err() => (
+            PeerDmb::Lost,
+            charge.as_ref().err().cloned().map(Error::Device),
+        ),
+        (PeerAccess::Attached, Some(Ok(attachment))) => {
+            let len = path.peer_buffer.size.byte_len();
+            let element = attachment.region().part(path.peer_buffer.offset(), len);
+            let element = element.and_then(Element::new);
+            let element = element.map_err(|_| PeerMisbehaved::BadBuffer)?;
+            let mapped = PeerDmb::Mapped {
+                element,
+                attachment,
+            };
+            (mapped, None)
+        }
+        (PeerAccess::Moved, _) => {
+            let base = len_u32(path.peer_buffer.offset());
+            let moved = PeerDmb::Moved {
+                driver: Arc::clone(driver),
+                token: path.peer_buffer.token,
+                base,
+            };
+            (moved, None)
+        }
+        (_, attachment) => {
+            let why = match attachment {
+                Some(Ok(_) | Err(DeviceError::Unreachable { .. })) => {
+                    Error::Closed(CloseReason::Aborted)
+                }
+                Some(Err(error)) if error.is_peer_gone() => Error::Closed(CloseReason::Aborted),
+                Some(Err(error)) => Error::Device(error),
+                None => Error::TimedOut(Phase::Device),
+            };
+            (PeerDmb::Lost, Some(why))
+        }
+    };
+    let mode = Mode::SmcD {
+        version: established.version,
+        release: established.release,
+        nocopy: path.access == PeerAccess::Attached,
+        device: Arc::clone(driver.name()),
+        chid: path.chid,
+        peer: path.peer,
+        eid: established.eid,
+    };
+    let group = established.group;
+    let conn = Conn::new(Parts {
+        local,
+        local_ring: path.local_size.ring_d(),
+        path: Path::Direct(DirectConn::new(dmb, peer, ring, charge.ok())),
+        mode,
+        peer_addr,
+        socket,
+        driver: Arc::clone(driver),
+        membership,
+        locality,
+    });
+    Ok(register(endpoint, driver, group, conn, lost))
+}
+
+/// Builds an SMC-R connection. CDC messages that arrived since the peer knows the token are in the
+/// RMB already.
+pub(super) fn rdma_connection(
+    endpoint: &EndpointInner,
+    socket: Arc<dyn Socket>,
+    peer_addr: SocketAddr,
+    established: &Established,
+    path: RdmaPath,
+    resources: &mut HandshakeResources,
+) -> Result<Arc<Conn>, Error> {
+    // Its device may be gone: then the group fails over to another one, or ends the connection.
+    let driver = endpoint.drivers.get(path.device.0).ok_or(NO_SUCH_DEVICE)?;
+    let (Some(prepared), Some(membership)) =
+        (resources.prepared.take(), resources.membership.take())
+    else {
+        return Err(Error::Bug(
+            "handshake ended without a buffer or a link group",
+        ));
+    };
+    let rdma_conn = Arc::clone(prepared.handle.rdma_conn());
+    let mode = Mode::SmcR {
+        version: established.version,
+        release: established.release,
+        device: Arc::clone(driver.name()),
+        local: path.link.gid,
+        peer: path.peer.gid,
+        eid: established.eid,
+    };
+    let group = established.group;
+    let conn = Conn::new(Parts {
+        local: rdma_conn.rmb().element().clone(),
+        local_ring: rdma_conn.rmb().size().ring_r(),
+        path: Path::Rdma(prepared.handle),
+        mode,
+        peer_addr,
+        socket,
+        driver: Arc::clone(driver),
+        membership,
+        locality: PeerLocality::Unknown,
+    });
+    rdma_conn.set_conn(&conn);
+    let lost = (!rdma_conn.is_bound()).then_some(Error::Closed(CloseReason::Aborted));
+    Ok(register(endpoint, driver, group, conn, lost))
+}
+
+/// Hands a connection to the driver of its device. A connection that was lost before ends behind
+/// the data that its peer has written.
+fn register(
+    endpoint: &EndpointInner,
+    driver: &DeviceDriver,
+    group: GroupId,
+    conn: Arc<Conn>,
+    lost: Option<Error>,
+) -> Arc<Conn> {
+    driver.add_conn(&conn);
+    // The group may have ended before the driver knew of the connection.
+    let ended = || Error::Closed(CloseReason::Aborted);
+    let lost = lost.or_else(|| (!endpoint.groups.is_usable(group)).then(ended));
+    if let Some(why) = lost {
+        // Notifies a peer that still exists.
+        let _best_effort = conn.socket.shutdown(Shutdown::Both);
+        conn.abort_unreachable(why);
+    }
+    conn
+}
+
+const NO_SUCH_DEVICE: DeviceError = DeviceError::Invalid("endpoint has no such device");

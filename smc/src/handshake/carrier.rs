@@ -1,0 +1,296 @@
+//! The carrier of handshake messages: the TCP connection, or a side channel.
+
+use std::future::{Future, poll_fn};
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use crate::busy_poll::{BusyPoll, PollStep};
+use crate::conn::PeerLocality;
+use crate::deadlines::Deadline;
+use crate::endpoint::EndpointInner;
+use crate::negotiate::{Credentials, SideChannel, Withdrawn};
+use crate::proto::handshake::Role;
+use crate::runtime::{Runtime, Socket};
+
+/// The carrier of one handshake.
+pub(super) enum Carrier<'a> {
+    Tcp(&'a dyn Socket),
+    SideChannel(SideChannelCarrier<'a>),
+}
+
+/// A side channel (out of band of TCP), which only processes of one host have.
+pub(super) struct SideChannelCarrier<'a> {
+    side_channel: &'a mut dyn SideChannel,
+    locality: PeerLocality,
+    /// A message was sent and the peer not yet notified.
+    sent: bool,
+    /// A client's, until it has received a message: bytes on it come from a plain server.
+    plain: Option<&'a dyn Socket>,
+    /// A client's: the end of its wait for progress of the server. A server's: when it publishes
+    /// progress next.
+    timer: Option<Deadline>,
+    /// A client's: the last progress count of the server; set once TCP is polled, too.
+    progress: Option<u64>,
+    busy_poll: BusyPoll,
+    endpoint: &'a EndpointInner,
+}
+
+impl<'a> Carrier<'a> {
+    /// For a client whose PROPOSAL was delivered.
+    pub(super) fn client(
+        endpoint: &'a EndpointInner,
+        side_channel: &'a mut dyn SideChannel,
+        plain: &'a dyn Socket,
+    ) -> Self {
+        Self::over_side_channel(
+            endpoint,
+            side_channel,
+            PeerLocality::SameHost(Role::Client),
+            Some(plain),
+        )
+    }
+
+    /// For a server that accepted such a client.
+    pub(super) fn server(
+        endpoint: &'a EndpointInner,
+        side_channel: &'a mut dyn SideChannel,
+    ) -> Self {
+        Self::over_side_channel(
+            endpoint,
+            side_channel,
+            PeerLocality::SameHost(Role::Server),
+            None,
+        )
+    }
+
+    fn over_side_channel(
+        endpoint: &'a EndpointInner,
+        side_channel: &'a mut dyn SideChannel,
+        locality: PeerLocality,
+        plain: Option<&'a dyn Socket>,
+    ) -> Self {
+        Self::SideChannel(SideChannelCarrier {
+            side_channel,
+            locality,
+            sent: false,
+            plain,
+            timer: None,
+            progress: None,
+            busy_poll: BusyPoll::new(endpoint.config.polling),
+            endpoint,
+        })
+    }
+
+    /// The locality of the peer, as proven by the carrier.
+    pub(super) fn locality(&self) -> PeerLocality {
+        match self {
+            Self::Tcp(_) => PeerLocality::Unknown,
+            Self::SideChannel(channel) => channel.locality,
+        }
+    }
+
+    /// The process at the other end, where the carrier shows it.
+    pub(super) fn credentials(&self) -> Option<Credentials> {
+        match self {
+            Self::Tcp(_) => None,
+            Self::SideChannel(channel) => channel.side_channel.credentials(),
+        }
+    }
+
+    /// Sends a message, until the time given.
+    pub(super) async fn send(
+        &mut self,
+        runtime: &dyn Runtime,
+        until: Instant,
+        message: &[u8],
+    ) -> io::Result<()> {
+        let socket = match self {
+            Self::Tcp(socket) => socket,
+            Self::SideChannel(channel) => {
+                channel.sent = true;
+                return channel.side_channel.send(message);
+            }
+        };
+        let mut timer = None;
+        let mut rest = message;
+        poll_fn(|cx| {
+            while !rest.is_empty() {
+                match socket.poll_write(cx, &[IoSlice::new(rest)]) {
+                    Poll::Ready(Ok(count)) => rest = rest.get(count..).unwrap_or_default(),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Pending => {
+                        let timer = timer.get_or_insert_with(|| runtime.timer(until));
+                        let late = timer.as_mut().poll(cx);
+                        return late.map(|()| Err(io::ErrorKind::TimedOut.into()));
+                    }
+                }
+            }
+            Poll::Ready(Ok(()))
+        })
+        .await
+    }
+
+    /// Notifies the peer of sent messages.
+    pub(super) fn flush(&mut self) {
+        if let Self::SideChannel(channel) = self {
+            if std::mem::take(&mut channel.sent) {
+                channel.side_channel.flush();
+            }
+        }
+    }
+
+    /// Publishes progress to the client while the device works on the answer.
+    pub(super) fn publish_progress(&mut self, cx: &mut Context<'_>) {
+        match self {
+            Self::SideChannel(channel)
+                if matches!(channel.locality, PeerLocality::SameHost(Role::Server)) =>
+            {
+                channel.publish_progress(cx);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether the peer has the CONFIRM already, according to its answer.
+    pub(super) fn is_confirmed(&self) -> bool {
+        match self {
+            Self::Tcp(_) => false,
+            Self::SideChannel(channel) => channel.side_channel.is_confirmed(),
+        }
+    }
+
+    /// Reads received bytes; 0 at the end.
+    pub(super) fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(socket) => socket.poll_read(cx, buf),
+            Self::SideChannel(channel) => channel.poll_read(cx, buf),
+        }
+    }
+}
+
+impl SideChannelCarrier<'_> {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        let read = self.poll_side_channel(cx, buf);
+        if read.is_ready() {
+            self.plain = None;
+            self.busy_poll.hit();
+        }
+        read
+    }
+
+    fn poll_side_channel(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            if let Some(read) = self.read(buf) {
+                return Poll::Ready(read);
+            }
+            match self.busy_poll.miss() {
+                PollStep::Again => {}
+                PollStep::Yield => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                PollStep::Park => break,
+            }
+        }
+        match self.watch(cx) {
+            AnswerState::None => self.side_channel.poll_read(cx, buf),
+            // It may be data behind an answer.
+            AnswerState::Plain => Poll::Ready(self.read(buf).unwrap_or(Ok(0))),
+            AnswerState::Silent => match self.side_channel.withdraw() {
+                Withdrawn::Free => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+                // The answer has just arrived, or the offer can no longer be withdrawn.
+                Withdrawn::Taken => {
+                    self.plain = None;
+                    self.side_channel.poll_read(cx, buf)
+                }
+            },
+        }
+    }
+
+    fn read(&mut self, buf: &mut [u8]) -> Option<io::Result<usize>> {
+        match self.side_channel.try_read(buf) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            read => Some(read),
+        }
+    }
+
+    /// Checks whether an answer can still be expected.
+    fn watch(&mut self, cx: &mut Context<'_>) -> AnswerState {
+        let Some(socket) = self.plain else {
+            return AnswerState::None;
+        };
+        let EndpointInner {
+            runtime,
+            deadlines,
+            config,
+            ..
+        } = self.endpoint;
+        // Data on TCP is rare, so TCP is not polled at first.
+        let first = PLAIN_CHECK_DELAY.min(config.answer_timeout);
+        loop {
+            if self.progress.is_some() && socket.poll_readable(cx).is_ready() {
+                return AnswerState::Plain;
+            }
+            let timer = self
+                .timer
+                .get_or_insert_with(|| deadlines.at(runtime.now() + first));
+            if Pin::new(&mut *timer).poll(cx).is_pending() {
+                return AnswerState::None;
+            }
+            // A late task was not scheduled in time, and so the server may not have been.
+            let is_late = timer.is_overdue(LATE);
+            let progress = self.side_channel.progress();
+            let wait = match self.progress.replace(progress) {
+                Some(before) if before == progress && !is_late => return AnswerState::Silent,
+                Some(_) => config.answer_timeout,
+                None => config.answer_timeout - first,
+            };
+            self.timer = Some(deadlines.at(runtime.now() + wait));
+        }
+    }
+
+    fn publish_progress(&mut self, cx: &mut Context<'_>) {
+        let EndpointInner {
+            runtime, deadlines, ..
+        } = self.endpoint;
+        loop {
+            let next = self
+                .timer
+                .get_or_insert_with(|| deadlines.at(runtime.now() + PROGRESS_INTERVAL));
+            if Pin::new(next).poll(cx).is_pending() {
+                return;
+            }
+            self.side_channel.publish_progress();
+            self.timer = None;
+        }
+    }
+}
+
+/// What a client knows of the server before an answer.
+enum AnswerState {
+    None,
+    /// Unexpected data has arrived on TCP.
+    Plain,
+    /// The server made no progress until the timeout.
+    Silent,
+}
+
+/// Delay from which a task counts as not scheduled in time.
+const LATE: Duration = Duration::from_millis(20);
+
+/// Interval at which a server publishes progress. Clients wait several times as long.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(40);
+
+/// How long a client waits for an answer before it polls TCP, too. Polling costs system calls, and
+/// announced listeners normally answer.
+const PLAIN_CHECK_DELAY: Duration = Duration::from_millis(10);

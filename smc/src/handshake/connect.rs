@@ -1,0 +1,324 @@
+//! The client's side: the offer, the TCP connection, and the handshake.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::{Arc, PoisonError};
+use std::task::Poll;
+
+use smc_wire::types::DmbToken;
+
+use super::carrier::Carrier;
+use super::executor::{reach, register};
+use super::resources::{EarlyWork, HandshakeResources};
+use super::{handshake_config, path, plain, run_handshake, run_handshake_on_tcp};
+use crate::config::Policy;
+use crate::endpoint::{ConnectOptions, EndpointInner};
+use crate::error::{Error, FallbackCause, FallbackReason};
+use crate::negotiate::{self, Candidate, Delivery, ExpectedHandshake, Withdrawn};
+use crate::proto::group::GroupKey;
+use crate::proto::handshake::{ClientOffer, Handshake, HandshakeConfig, HandshakeOutput, TcpPath};
+use crate::runtime::{Socket, SocketOptions, Unconnected};
+use crate::stream::Stream;
+
+/// Connects and sets the stream up.
+pub(crate) async fn connect(
+    endpoint: &Arc<EndpointInner>,
+    to: SocketAddr,
+    options: &ConnectOptions,
+) -> Result<Stream, Error> {
+    let policy = options
+        .policy
+        .unwrap_or_else(|| (endpoint.config.policy)(&to));
+    let config = handshake_config(endpoint, options.recv_buffer)?;
+    let offer = match policy {
+        Policy::Never => Err(FallbackCause::Policy.into()),
+        _ => offer_of(endpoint, &config),
+    };
+    let declined = match &offer {
+        Err(reason) if policy != Policy::Never => decline(endpoint, &config, reason.clone()),
+        _ => None,
+    };
+    let first = match &offer {
+        Ok(offer) => Some(offer.bytes()),
+        Err(_) => declined.as_deref(),
+    };
+    let candidate = match &first {
+        Some(_) => endpoint.negotiation.look_up(&endpoint.runtime, to).await,
+        None => Err(FallbackCause::Policy),
+    };
+    let early = match (&candidate, &offer) {
+        (Ok(candidate), Ok(_)) => {
+            prepare_early(endpoint, &config, candidate.expected_handshake()).await
+        }
+        _ => None,
+    };
+    let attempt = Attempt {
+        endpoint,
+        to,
+        options,
+        config: &config,
+        policy,
+        offer: &offer,
+        candidate: candidate.as_ref().map_err(FallbackCause::clone),
+    };
+    let stream = match attempt.make(first, early).await {
+        Err(failed) if failed.was_confirmed => attempt.make(first, None).await,
+        made => made,
+    };
+    let stream = stream.map_err(|failed| failed.error)?;
+    match stream.fallback_reason() {
+        Some(reason) if policy == Policy::Require => Err(Error::Declined(reason)),
+        _ => Ok(stream),
+    }
+}
+
+/// The offer, cached while the configuration is the same.
+fn offer_of(
+    endpoint: &EndpointInner,
+    config: &Arc<HandshakeConfig>,
+) -> Result<Arc<ClientOffer>, FallbackReason> {
+    let mut latest = endpoint
+        .offer
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    match &*latest {
+        Some((from, offer)) if Arc::ptr_eq(from, config) => Ok(Arc::clone(offer)),
+        _ => {
+            let offer = Arc::new(ClientOffer::new(config, &TcpPath::default())?);
+            *latest = Some((Arc::clone(config), Arc::clone(&offer)));
+            Ok(offer)
+        }
+    }
+}
+
+/// One attempt to connect.
+struct Attempt<'a> {
+    endpoint: &'a Arc<EndpointInner>,
+    to: SocketAddr,
+    options: &'a ConnectOptions,
+    config: &'a Arc<HandshakeConfig>,
+    policy: Policy,
+    offer: &'a Result<Arc<ClientOffer>, FallbackReason>,
+    candidate: Result<&'a Candidate, FallbackCause>,
+}
+
+/// Why connecting failed.
+struct Failed {
+    error: Error,
+    /// The early CONFIRM could not be fulfilled. A new attempt without it may still succeed.
+    was_confirmed: bool,
+}
+
+impl Attempt<'_> {
+    async fn make(
+        &self,
+        first: Option<&[u8]>,
+        early: Option<PreparedEarly>,
+    ) -> Result<Stream, Failed> {
+        let Self {
+            endpoint,
+            to,
+            config,
+            ..
+        } = *self;
+        let (socket, mut announced) = self.open(first, early.as_ref()).await?;
+        let delivery = match &mut announced {
+            Ok(announced) => announced.connected(&*socket),
+            Err(_) => Delivery::Plain,
+        };
+        let stream = match (delivery, self.offer, announced) {
+            (Delivery::OnTcp, ..) => {
+                let path = path(endpoint, config, &*socket, to, false);
+                let offer = match config.has_usual_offer(&path) {
+                    true => self.offer.clone(),
+                    false => ClientOffer::new(config, &path).map(Arc::new),
+                };
+                let now = endpoint.runtime.now();
+                let mut machine = Handshake::offering(now, Arc::clone(config), offer);
+                // Boxed, as it is rare and large.
+                let on_tcp = run_handshake_on_tcp(endpoint, &socket, to, &mut machine);
+                Box::pin(on_tcp).await?
+            }
+            // Whether an RDMA port fits is known only once the connection exists.
+            (Delivery::Plain, Err(_), announced)
+                if config.rdma.is_some() && self.policy != Policy::Never =>
+            {
+                plain(socket, plain_cause(announced))
+            }
+            (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), reason.clone()),
+            (Delivery::Delivered, Ok(offer), Ok(announced)) => {
+                let resources = HandshakeResources {
+                    early: early.map(|early| early.done),
+                    ..HandshakeResources::default()
+                };
+                let offer = (Arc::clone(config), Arc::clone(offer));
+                await_answer(endpoint, socket, to, offer, announced, resources).await?
+            }
+            (Delivery::Delivered | Delivery::Plain, _, announced) => {
+                plain(socket, plain_cause(announced))
+            }
+        };
+        Ok(stream)
+    }
+
+    /// Opens the TCP connection; the offer is made between bind and connect.
+    async fn open(
+        &self,
+        first: Option<&[u8]>,
+        early: Option<&PreparedEarly>,
+    ) -> Result<(Arc<dyn Socket>, Announced), Error> {
+        let mut announced = Err(match &self.candidate {
+            Ok(_) => FallbackCause::not_announced(),
+            Err(cause) => cause.clone(),
+        });
+        let mut options = SocketOptions::default();
+        options.local = self.options.local;
+        options.unbound = self
+            .candidate
+            .as_ref()
+            .map_or(true, |candidate| !candidate.needs_address());
+        let mut offer = |socket: &Unconnected<'_>| {
+            if let (Some(first), Ok(candidate)) = (first, &self.candidate) {
+                announced = candidate.offer(socket, first, early.map(|early| early.buffer));
+            }
+            Ok(())
+        };
+        let socket = self
+            .endpoint
+            .runtime
+            .connect(self.to, &options, &mut offer)
+            .await?;
+        Ok((socket, announced))
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            was_confirmed: false,
+        }
+    }
+}
+
+/// The receive buffer for an early CONFIRM, and all resources for it.
+struct PreparedEarly {
+    buffer: DmbToken,
+    done: EarlyWork,
+}
+
+/// Joins the link group and registers a buffer, if the handshake is likely to be the expected one.
+async fn prepare_early(
+    endpoint: &EndpointInner,
+    config: &HandshakeConfig,
+    expected: Option<ExpectedHandshake>,
+) -> Option<PreparedEarly> {
+    let ExpectedHandshake {
+        client,
+        listener: peer,
+        process,
+        size,
+        listener_size: peer_size,
+    } = expected?;
+    let mut devices = config.devices.iter();
+    let device = devices.find(|device| device.gid == client)?;
+    if size != config.buffer.min(device.max_buffer).min(peer_size) {
+        return None;
+    }
+    let device = device.index;
+    let membership = endpoint
+        .groups
+        .join_now(GroupKey::Direct { device, peer })?;
+    let mut registering = pin!(async {
+        reach(endpoint, device, peer, process).await?;
+        register(endpoint, device, peer, size, peer_size).await
+    });
+    // Polled once: the listener's process may be stopped, and no timeout is running yet.
+    let registered = poll_fn(|cx| Poll::Ready(registering.as_mut().poll(cx))).await;
+    let Poll::Ready(Ok((dmb, charge))) = registered else {
+        return None;
+    };
+    Some(PreparedEarly {
+        buffer: dmb.token(),
+        done: EarlyWork {
+            device,
+            peer,
+            size,
+            process,
+            buffer: Some((dmb, charge)),
+            membership: Some(membership),
+        },
+    })
+}
+
+/// The DECLINE of a client without an offer. A server that waits for CLC on TCP needs it, or it
+/// would misread the application's data.
+fn decline(
+    endpoint: &EndpointInner,
+    config: &Arc<HandshakeConfig>,
+    reason: FallbackReason,
+) -> Option<Vec<u8>> {
+    let now = endpoint.runtime.now();
+    let mut machine = Handshake::offering(now, Arc::clone(config), Err(reason));
+    match machine.poll_output() {
+        Some(HandshakeOutput::Send(decline)) => Some(decline),
+        _ => None,
+    }
+}
+
+/// The offer, or the reason why there is none.
+type Announced = Result<Box<dyn negotiate::Offer>, FallbackCause>;
+
+/// The cause of plain TCP for a connection that was not announced to the server.
+fn plain_cause(announced: Announced) -> FallbackCause {
+    announced.map_or_else(|cause| cause, |announced| announced.cause())
+}
+
+/// Continues after the PROPOSAL was delivered on a side channel.
+///
+/// The connection may have reached another server, which does not know the offer. So nothing is
+/// sent on TCP, and until the offer is accepted the stream can still become plain TCP.
+async fn await_answer(
+    endpoint: &Arc<EndpointInner>,
+    socket: Arc<dyn Socket>,
+    to: SocketAddr,
+    (config, offer): (Arc<HandshakeConfig>, Arc<ClientOffer>),
+    mut announced: Box<dyn negotiate::Offer>,
+    mut resources: HandshakeResources,
+) -> Result<Stream, Failed> {
+    let Some(side_channel) = announced.side_channel() else {
+        let why = "a PROPOSAL was delivered, with no way for the answer";
+        return Err(Error::Bug(why).into());
+    };
+    let mut machine = Handshake::announced(endpoint.runtime.now(), config, offer);
+    let mut carrier = Carrier::client(endpoint, side_channel, &*socket);
+    let outcome = run_handshake(
+        endpoint,
+        &mut carrier,
+        &socket,
+        to,
+        &mut machine,
+        &mut resources,
+    );
+    match outcome.await {
+        Err(error) if announced.withdraw() == Withdrawn::Free => {
+            let within = match error {
+                Error::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    Some(endpoint.config.answer_timeout)
+                }
+                Error::TimedOut(_) => Some(endpoint.handshake.timeouts.message),
+                _ => None,
+            };
+            let silent = within.map(|within| FallbackCause::NoAnswer { within });
+            Ok(plain(socket, silent.unwrap_or_else(|| announced.cause())))
+        }
+        outcome => outcome.map_err(|error| Failed {
+            error,
+            was_confirmed: announced
+                .side_channel()
+                .is_some_and(|side_channel| side_channel.is_confirmed()),
+        }),
+    }
+}

@@ -1,0 +1,252 @@
+//! The executor of a handshake's work.
+
+use std::sync::Arc;
+
+use smc_wire::size::SizeCode;
+use smc_wire::types::{Gid, GroupId};
+
+use super::resources::{Acquired, Prepared};
+use crate::device::{Charge, DeviceError, Direct, Dmb, LinkAddress, RdmaAddress, Route};
+use crate::device_driver::DeviceDriver;
+use crate::endpoint::EndpointInner;
+use crate::negotiate::Credentials;
+use crate::proto::group::DeviceIndex;
+use crate::proto::handshake::{LinkChoice, LocalRmb, PeerRmb, RmbError, Work, WorkDone};
+use crate::proto::links::{
+    FirstLinkError, LinkState, LlcTerms, PeerEnd, RkeyError, RtokenTableFull,
+};
+
+/// The result of one work item: what it has acquired, and the input for the machine.
+pub(super) type WorkResult = (Acquired, WorkDone);
+
+pub(super) async fn execute(
+    endpoint: Arc<EndpointInner>,
+    work: Work,
+    prepared: Option<Prepared>,
+    process: Option<Credentials>,
+) -> WorkResult {
+    let mut acquired = Acquired::Nothing;
+    let done = match work {
+        Work::Reach { device, peer } => {
+            WorkDone::Reached(reach(&endpoint, device, peer, process).await)
+        }
+        Work::Enter { key, intent } => {
+            WorkDone::Entered(endpoint.groups.enter(key, intent).await.map(|membership| {
+                let member = membership.member();
+                acquired = Acquired::Membership(membership);
+                member
+            }))
+        }
+        Work::Register {
+            device,
+            peer,
+            size,
+            peer_size,
+        } => {
+            let registered = register(&endpoint, device, peer, size, peer_size).await;
+            WorkDone::Registered(registered.map(|(dmb, charge)| {
+                let token = dmb.token();
+                acquired = Acquired::Buffer(dmb, charge);
+                token
+            }))
+        }
+        Work::Attach {
+            device,
+            peer,
+            token,
+        } => {
+            let nocopy = direct(&endpoint, device).map(|direct| direct.nocopy());
+            let attachment = match nocopy {
+                Ok(Some(nocopy)) => nocopy.attach(peer, token).await,
+                Ok(None) => Err(DeviceError::Invalid("device cannot attach")),
+                Err(error) => Err(error),
+            };
+            let len = attachment.as_ref().map(|it| it.region().len());
+            let done = WorkDone::Attached(len.map_err(DeviceError::clone));
+            acquired = Acquired::Attachment(attachment);
+            done
+        }
+        Work::Open { group, terms } => WorkDone::Opened(endpoint.groups.establish(group, terms)),
+        // Futures of SMC-R are large, and are boxed separately so that SMC-D does not pay for them.
+        Work::OpenLink {
+            group,
+            port,
+            address,
+        } => WorkDone::LinkOpened(Box::pin(open_link(&endpoint, group, port, &address)).await),
+        Work::PrepareRmb { group, link, size } => {
+            let rmb = Box::pin(prepare_rmb(&endpoint, group, link, size)).await;
+            WorkDone::RmbPrepared(rmb.map(|(prepared, local)| {
+                acquired = Acquired::Prepared(prepared);
+                local
+            }))
+        }
+        Work::ConfirmRkey => {
+            WorkDone::RkeyConfirmed(Box::pin(confirm_rkey(prepared.as_ref())).await)
+        }
+        Work::BindPeer(rmb) => WorkDone::PeerBound(bind_peer(prepared.as_ref(), &rmb)),
+        Work::ConnectLink {
+            group,
+            peer,
+            route,
+            terms,
+        } => WorkDone::LinkConnected(
+            Box::pin(connect_link(&endpoint, group, peer, route, terms)).await,
+        ),
+        Work::ConfirmLink { group } => {
+            WorkDone::LinkConfirmed(Box::pin(confirm_link(&endpoint, group)).await)
+        }
+    };
+    (acquired, done)
+}
+
+/// Checks that the peer's device can be reached, and belongs to the process at the other end of the
+/// handshake, where both processes are known.
+pub(super) async fn reach(
+    endpoint: &EndpointInner,
+    device: DeviceIndex,
+    peer: Gid,
+    process: Option<Credentials>,
+) -> Result<(), DeviceError> {
+    let direct = direct(endpoint, device)?;
+    direct.reach(peer).await?;
+    match (direct.process(peer), process) {
+        (Some(owner), Some(process)) if !owner.is_same_process(process) => Err(
+            DeviceError::PeerMisbehaved("the GID is that of another process's device"),
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Registers a receive buffer, if the limit allows it and the peer's buffer.
+pub(super) async fn register(
+    endpoint: &EndpointInner,
+    device: DeviceIndex,
+    peer: Gid,
+    size: SizeCode,
+    peer_size: SizeCode,
+) -> Result<(Arc<dyn Dmb>, Charge), DeviceError> {
+    let direct = direct(endpoint, device)?;
+    let charge = endpoint.admit(size, peer_size.byte_len())?;
+    let dmb = direct.register(peer, size.byte_len()).await?;
+    Ok((dmb, charge))
+}
+
+pub(super) fn driver(
+    endpoint: &EndpointInner,
+    device: DeviceIndex,
+) -> Result<&Arc<DeviceDriver>, DeviceError> {
+    match endpoint.drivers.get(device.0) {
+        Some(driver) if !driver.is_gone() => Ok(driver),
+        _ => Err(DeviceError::Gone("device was removed")),
+    }
+}
+
+pub(super) fn direct(
+    endpoint: &EndpointInner,
+    device: DeviceIndex,
+) -> Result<&dyn Direct, DeviceError> {
+    let fabric = driver(endpoint, device)?.device().fabric();
+    fabric.direct().ok_or(NOT_DIRECT)
+}
+
+// ---- SMC-R -----------------------------------------------------------------------------------
+
+async fn open_link(
+    endpoint: &EndpointInner,
+    group: GroupId,
+    device: DeviceIndex,
+    address: &RdmaAddress,
+) -> Result<LinkAddress, DeviceError> {
+    let group = endpoint.groups.start_rdma(group).ok_or(NO_GROUP)?;
+    group.open_first(device, address).await
+}
+
+async fn prepare_rmb(
+    endpoint: &EndpointInner,
+    group: GroupId,
+    choice: LinkChoice,
+    size: SizeCode,
+) -> Result<(Prepared, LocalRmb), RmbError> {
+    let group = endpoint.groups.rdma(group).ok_or(RmbError::NoLink)?;
+    let link = match choice {
+        LinkChoice::First => group.first_link().map(|link| link.id),
+        LinkChoice::Assign => group.assign(),
+        LinkChoice::Named { qpn, gid, mac } => group.find(PeerEnd {
+            gid,
+            mac,
+            qpn: Some(qpn),
+        }),
+    };
+    let link = link.and_then(|link| group.link(link));
+    let link = link.ok_or(RmbError::NoLink)?;
+    let address = link.local.ok_or(RmbError::NoLink)?;
+    // Pooled buffers are charged already, and the peer's buffer is not charged to this process.
+    if !group.has_pooled_rmb(size) {
+        drop(endpoint.admit(size, 0)?);
+    }
+    let staging = endpoint.config.send_buffer;
+    let (handle, keys) = group.prepare(link.id, size, staging).await?;
+    let key = keys.iter().find(|key| key.device == link.device);
+    let key = *key.ok_or(RmbError::NoLink)?;
+    if choice == LinkChoice::First {
+        group.add_rmb(handle.rdma_conn(), &keys);
+    }
+    let local = LocalRmb {
+        device: link.device,
+        link: address,
+        rkey: key.rkey,
+        addr: key.addr,
+        token: handle.rdma_conn().token(),
+        size: handle.rdma_conn().rmb().size(),
+        index: 1,
+    };
+    let prepared = Prepared {
+        handle: Arc::new(handle),
+        keys,
+        link: link.id,
+    };
+    Ok((prepared, local))
+}
+
+async fn confirm_rkey(prepared: Option<&Prepared>) -> Result<(), RkeyError> {
+    let prepared = prepared.ok_or(RkeyError::NoKey)?;
+    let conn = prepared.handle.rdma_conn();
+    let group = prepared.group();
+    group
+        .confirm_rkey(conn, prepared.link, &prepared.keys)
+        .await?;
+    // The handshake names this link, which may have failed since. The connection may still be bound
+    // to it: it moves only when the link is closed.
+    let link = group.link(prepared.link);
+    match link.is_some_and(|link| link.state == LinkState::Active) {
+        true => Ok(()),
+        false => Err(RkeyError::NoKey),
+    }
+}
+
+fn bind_peer(prepared: Option<&Prepared>, rmb: &PeerRmb) -> Result<(), RtokenTableFull> {
+    let prepared = prepared.ok_or(RtokenTableFull)?;
+    let conn = prepared.handle.rdma_conn();
+    prepared.group().bind(conn, prepared.link, rmb)
+}
+
+async fn connect_link(
+    endpoint: &EndpointInner,
+    group: GroupId,
+    peer: LinkAddress,
+    route: Route,
+    terms: LlcTerms,
+) -> Result<(), DeviceError> {
+    let group = endpoint.groups.rdma(group).ok_or(NO_GROUP)?;
+    group.connect_first(peer, route, terms).await
+}
+
+async fn confirm_link(endpoint: &EndpointInner, group: GroupId) -> Result<(), FirstLinkError> {
+    let group = endpoint.groups.rdma(group);
+    group.ok_or(FirstLinkError::LinkDown)?.confirm_first().await
+}
+
+const NO_GROUP: DeviceError = DeviceError::Gone("link group has ended");
+
+/// A handshake names only devices of its fabric.
+const NOT_DIRECT: DeviceError = DeviceError::Invalid("not an SMC-D device");

@@ -1,0 +1,390 @@
+//! Admission control of a listener's set-ups.
+//!
+//! A handshake takes a place, whose number is a setting of the endpoint. Set-ups without a place
+//! wait in order of arrival; their number is bounded as well. Of both, a quarter is reserved for
+//! clients of the own user, and of the rest one source, which is an address of a network or another
+//! user of this host, has no more than are left free. Plain TCP connections need no place.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use crate::negotiate::Credentials;
+use crate::shares::Shares;
+use crate::source::source;
+
+/// The places of one listener.
+#[derive(Debug)]
+pub(super) struct AdmissionControl {
+    state: Mutex<State>,
+    max_places: usize,
+    max_waiting: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    last: u64,
+    /// Without a place, the oldest first.
+    waiting: BTreeMap<u64, Waiting>,
+    places: usize,
+    /// The entries of `waiting`, and the places, that sources have.
+    waiting_shares: Shares<Source>,
+    place_shares: Shares<Source>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    source: Option<Source>,
+    /// Set once the set-up waits for a place.
+    waker: Option<Waker>,
+}
+
+/// The source of clients that share a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    /// An IPv4 address, or the network part of an IPv6 one: a host may use any address of its
+    /// network. Processes of this host may use any loopback address, so these are one source.
+    Address(IpAddr),
+    /// Another user of this host.
+    User(u32),
+}
+
+impl Source {
+    pub(super) fn of_address(address: IpAddr) -> Self {
+        let address = source(address);
+        Self::Address(match address.is_loopback() {
+            true => Ipv4Addr::LOCALHOST.into(),
+            false => address,
+        })
+    }
+
+    /// Of a client with a side channel. Those of the own user may have all places.
+    pub(super) fn of_client(client: Option<Credentials>, is_own: bool) -> Option<Self> {
+        let user = client.map(|client| Self::User(client.uid));
+        user.filter(|_| !is_own)
+    }
+}
+
+impl AdmissionControl {
+    pub(super) fn new(max_places: usize, max_waiting: usize) -> Arc<Self> {
+        let (max_places, max_waiting) = (max_places.max(1), max_waiting.max(1));
+        let shares = |max| Shares::new(max_of_sources(max), usize::MAX);
+        Arc::new(Self {
+            state: Mutex::new(State {
+                last: 0,
+                waiting: BTreeMap::new(),
+                places: 0,
+                waiting_shares: shares(max_waiting),
+                place_shares: shares(max_places),
+            }),
+            max_places,
+            max_waiting,
+        })
+    }
+
+    pub(super) fn max_waiting(&self) -> usize {
+        self.max_waiting
+    }
+
+    /// Whether another set-up may enter.
+    pub(super) fn is_open(&self) -> bool {
+        self.lock().waiting.len() < self.max_waiting
+    }
+
+    /// Admits a set-up, to wait for a place. `None` if too many of this source wait already.
+    pub(super) fn enter(self: &Arc<Self>, source: Option<Source>) -> Option<AdmissionPermit> {
+        let mut state = self.lock();
+        if let Some(source) = source {
+            if !state.waiting_shares.has_capacity(&source) {
+                return None;
+            }
+            state.waiting_shares.take(source);
+        }
+        state.last += 1;
+        let id = state.last;
+        let waker = None;
+        state.waiting.insert(id, Waiting { source, waker });
+        drop(state);
+        Some(AdmissionPermit {
+            admission: Arc::clone(self),
+            id,
+            source,
+        })
+    }
+
+    /// Grants free places to waiting set-ups. The caller wakes them without the lock. `running` is
+    /// the one that calls, if one does.
+    fn grant(&self, state: &mut State, running: Option<u64>) -> Vec<Waker> {
+        let State {
+            waiting,
+            places,
+            waiting_shares,
+            place_shares,
+            ..
+        } = state;
+        let max = self.max_places;
+        let mut wakers = Vec::new();
+        if *places >= max {
+            return wakers;
+        }
+        waiting.retain(|id, next| {
+            let is_over = |source| !place_shares.has_capacity(&source);
+            if *places >= max || next.source.is_some_and(is_over) {
+                return true;
+            }
+            let waker = next.waker.take();
+            if waker.is_none() && Some(*id) != running {
+                return true;
+            }
+            *places += 1;
+            if let Some(source) = next.source {
+                waiting_shares.release(&source);
+                place_shares.take(source);
+            }
+            wakers.extend(waker.filter(|_| Some(*id) != running));
+            false
+        });
+        wakers
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The permit of an admitted set-up. Dropping it releases its place.
+#[derive(Debug)]
+pub(super) struct AdmissionPermit {
+    admission: Arc<AdmissionControl>,
+    id: u64,
+    source: Option<Source>,
+}
+
+impl AdmissionPermit {
+    /// Waits for a place.
+    pub(super) async fn place(&mut self) {
+        poll_fn(|cx| {
+            let (is_waiting, wakers) = {
+                let mut state = self.admission.lock();
+                let wakers = self.admission.grant(&mut state, Some(self.id));
+                let waiting = state.waiting.get_mut(&self.id);
+                let is_waiting = waiting.is_some();
+                if let Some(waiting) = waiting {
+                    waiting.waker = Some(cx.waker().clone());
+                }
+                (is_waiting, wakers)
+            };
+            wakers.into_iter().for_each(Waker::wake);
+            match is_waiting {
+                true => Poll::Pending,
+                false => Poll::Ready(()),
+            }
+        })
+        .await;
+    }
+}
+
+impl Drop for AdmissionPermit {
+    fn drop(&mut self) {
+        let wakers = {
+            let mut state = self.admission.lock();
+            // A place may have been granted before the set-up was polled again.
+            let is_waiting = state.waiting.remove(&self.id).is_some();
+            if let Some(source) = self.source {
+                match is_waiting {
+                    true => state.waiting_shares.release(&source),
+                    false => state.place_shares.release(&source),
+                }
+            }
+            if !is_waiting {
+                state.places -= 1;
+            }
+            self.admission.grant(&mut state, None)
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Of so many, those that all sources together can have. The rest is for clients of the own user.
+fn max_of_sources(max: usize) -> usize {
+    let reserved = max.div_ceil(4);
+    max.saturating_sub(reserved).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::{block_on, poll_once};
+
+    use super::*;
+
+    fn address(last: u8) -> Option<Source> {
+        Some(Source::of_address(Ipv4Addr::new(10, 0, 0, last).into()))
+    }
+
+    fn client(uid: u32) -> Option<Source> {
+        let own = Credentials::own();
+        let mut client = own;
+        client.uid = uid;
+        Source::of_client(Some(client), uid == own.uid)
+    }
+
+    fn try_place(permit: &mut AdmissionPermit) -> bool {
+        block_on(poll_once(permit.place())).is_some()
+    }
+
+    /// Lets sources take places in turn until none gets a further one; returns their permits.
+    fn fill(admission: &Arc<AdmissionControl>, sources: &[Option<Source>]) -> Vec<AdmissionPermit> {
+        let mut placed = Vec::new();
+        loop {
+            let before = placed.len();
+            for source in sources {
+                let permit = admission.enter(*source);
+                placed.extend(permit.and_then(|mut it| try_place(&mut it).then_some(it)));
+            }
+            if placed.len() == before {
+                return placed;
+            }
+        }
+    }
+
+    #[test]
+    fn one_source_has_half_of_the_places() {
+        let admission = AdmissionControl::new(8, 100);
+        let mut all: Vec<_> = (0..4)
+            .map(|_| admission.enter(address(1)).unwrap())
+            .collect();
+        let placed = all
+            .iter_mut()
+            .filter_map(|one| try_place(one).then_some(()));
+        assert_eq!(placed.count(), 3);
+        let mut others: Vec<_> = [2, 2, 2, 3, 4]
+            .map(|last| admission.enter(address(last)).unwrap())
+            .into();
+        let placed = others.iter_mut().map(try_place).collect::<Vec<_>>();
+        assert_eq!(placed, [true, true, false, true, false]);
+        // The next place is granted to the oldest permit below the limit.
+        drop(all.remove(0));
+        assert!(!try_place(&mut all[2]));
+        assert!(try_place(&mut others[4]));
+        drop(others);
+        assert!(try_place(&mut all[2]));
+    }
+
+    /// Sources that take all they get leave places to a further one, and to the own user.
+    #[test]
+    fn places_and_the_waiting_line_stay_free_for_the_own_user_and_for_another_source() {
+        let own = client(Credentials::own().uid);
+        let user = |n| client(Credentials::own().uid + n);
+        for sources in [
+            vec![user(1), user(2)],
+            vec![address(1), address(2)],
+            vec![user(1), user(2), address(1), address(2), address(3)],
+        ] {
+            let admission = AdmissionControl::new(256, 1024);
+            let mut placed = fill(&admission, &sources);
+            // Nor do those that wait fill the line.
+            let waiting = |source: &Option<Source>| {
+                let source = *source;
+                std::iter::from_fn(|| admission.enter(source)).collect::<Vec<_>>()
+            };
+            let _waiting: Vec<_> = sources.iter().flat_map(waiting).collect();
+            assert!(admission.is_open());
+            let mut another = admission.enter(user(9)).unwrap();
+            assert!(try_place(&mut another), "{sources:?}");
+            placed.push(another);
+            for _ in 0..64 {
+                let mut permit = admission.enter(own).unwrap();
+                assert!(try_place(&mut permit), "{sources:?}");
+                placed.push(permit);
+            }
+        }
+    }
+
+    /// However many addresses there are, the own user has a quarter.
+    #[test]
+    fn very_many_sources_leave_a_quarter_to_the_own_user() {
+        let admission = AdmissionControl::new(256, 1024);
+        let sources: Vec<_> = (0..=255).map(address).collect();
+        let placed = fill(&admission, &sources);
+        assert_eq!(placed.len(), 192);
+        let own = client(Credentials::own().uid);
+        let mut all: Vec<_> = (0..64).map(|_| admission.enter(own).unwrap()).collect();
+        assert!(all.iter_mut().all(try_place));
+    }
+
+    #[test]
+    fn loopback_addresses_are_one_source() {
+        let of = |address: &str| Source::of_address(address.parse().unwrap());
+        assert_eq!(of("127.0.0.1"), of("127.3.2.1"));
+        assert_eq!(of("::ffff:127.0.0.1"), of("127.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("127.0.0.1"));
+    }
+
+    #[test]
+    fn a_granted_place_of_a_dropped_permit_is_granted_again() {
+        let admission = AdmissionControl::new(1, 100);
+        let mut all: Vec<_> = (0..3)
+            .map(|last| admission.enter(address(last)).unwrap())
+            .collect();
+        let placed = all.iter_mut().map(try_place).collect::<Vec<_>>();
+        assert_eq!(placed, [true, false, false]);
+        drop(all.remove(0));
+        drop(all.remove(0));
+        assert!(try_place(&mut all[0]));
+        drop(all);
+        let state = admission.lock();
+        assert_eq!((state.places, state.waiting.len()), (0, 0));
+        assert!(state.place_shares.is_empty() && state.waiting_shares.is_empty());
+    }
+
+    #[test]
+    fn waiting_set_ups_are_bounded_and_one_source_has_half() {
+        let admission = AdmissionControl::new(1, 4);
+        let enter = |last| admission.enter(address(last));
+        let _first = [enter(1).unwrap(), enter(1).unwrap()];
+        assert!(enter(1).is_none());
+        let _second = enter(2).unwrap();
+        assert!(enter(3).is_none());
+        // The rest is for the own user.
+        assert!(admission.is_open());
+        let _own = admission.enter(client(Credentials::own().uid)).unwrap();
+        assert!(!admission.is_open());
+    }
+
+    #[test]
+    fn clients_of_the_own_user_may_have_all_places() {
+        let admission = AdmissionControl::new(4, 4);
+        let own = client(Credentials::own().uid);
+        let mut all = [(); 4].map(|()| admission.enter(own).unwrap());
+        assert!(all.iter_mut().all(try_place));
+    }
+
+    #[test]
+    fn another_user_has_half_of_the_places() {
+        let other = Credentials::own().uid + 1;
+        let admission = AdmissionControl::new(6, 10);
+        let mut all = [(); 4].map(|()| admission.enter(client(other)).unwrap());
+        assert_eq!(all.each_mut().map(try_place), [true, true, false, false]);
+        let mut rest = [client(other + 1), address(1)].map(|from| admission.enter(from).unwrap());
+        assert!(rest.iter_mut().all(try_place));
+        let more = [(); 3].map(|()| admission.enter(client(other)));
+        assert_eq!(more.each_ref().map(Option::is_some), [true, true, false]);
+        assert!(admission.enter(address(1)).is_some());
+    }
+
+    #[test]
+    fn a_network_of_version_6_is_one_source() {
+        let admission = AdmissionControl::new(1, 3);
+        let enter = |address: &str| {
+            let address = address.parse().unwrap();
+            admission.enter(Some(Source::of_address(address)))
+        };
+        let _one = enter("2001:db8::1");
+        let second = enter("2001:db8::2");
+        assert!(second.is_none());
+        let other = enter("2001:db8:0:1::1");
+        assert!(other.is_some());
+    }
+}

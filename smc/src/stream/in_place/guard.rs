@@ -1,0 +1,299 @@
+//! Received data that is retained after it was read.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use bytes::Bytes;
+use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord};
+use smc_wire::cursor::Cursor;
+
+use crate::conn::{Conn, len_u32};
+use crate::device::Dmb;
+use crate::mem::sync::Ordering;
+use crate::mem::{Element, TrustPeers};
+use crate::proto::conn::RetainedWindow;
+
+/// A piece of received data, which may be retained, sent to other tasks and released in any order.
+///
+/// [`Stream::read_guard`](super::super::Stream::read_guard) makes them. The stream has read past a
+/// guard when it returns it, so reading continues behind it, by guards or otherwise.
+///
+/// **Where the bytes are.** If the endpoint trusts its peers ([`TrustPeers`]) and the stream is
+/// SMC-D, a guard borrows the bytes where the peer has written them: nothing is copied. Otherwise
+/// it is a private copy with the same interface, because memory that a peer can change at any time
+/// must not be borrowed as `&[u8]`. [`ReadGuard::is_in_place`] reports which.
+///
+/// **What retaining costs.** A ring is freed in order. The space of dropped guards in place is
+/// returned to the peer only up to the oldest guard that is still alive. So while a guard is alive,
+/// the peer can send at most the rest of the ring
+/// ([`Stream::recv_buffer_size`](super::super::Stream::recv_buffer_size) bytes from the start of
+/// the oldest guard), and then waits. *Do not wait for more than that before dropping the guard*:
+/// that is a deadlock. [`ReadGuard::detach`] copies data that has to stay longer. Private guards
+/// retain no space.
+///
+/// **After the end.** A guard stays valid when the stream is dropped, when the peer is gone, and
+/// when its endpoint is dropped. It prevents the receive buffer from being released or reused.
+pub struct ReadGuard(Inner);
+
+enum Inner {
+    Private(Bytes),
+    InPlace(Part),
+}
+
+/// A part of the ring that is retained.
+struct Part {
+    guarded: Arc<GuardedRing>,
+    /// Offset in the ring.
+    at: usize,
+    /// Position in the stream, as counted by [`RetainedWindow`].
+    start: u64,
+    len: usize,
+}
+
+impl ReadGuard {
+    pub(crate) fn private(bytes: Bytes) -> Self {
+        Self(Inner::Private(bytes))
+    }
+
+    /// Length in bytes; 0 at end of stream.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Inner::Private(bytes) => bytes.len(),
+            Inner::InPlace(part) => part.len,
+        }
+    }
+
+    /// Whether there are no bytes: the stream has ended.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether these are the peer's bytes where it wrote them, rather than a copy.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        matches!(self.0, Inner::InPlace(_))
+    }
+
+    /// Splits the first `at` bytes off as a separate guard; this one keeps the rest.
+    ///
+    /// Each releases its own part of the ring.
+    ///
+    /// # Panics
+    ///
+    /// If `at` is more than [`ReadGuard::len`].
+    #[must_use = "the bytes that are split off are released when the guard is dropped"]
+    pub fn split_to(&mut self, at: usize) -> Self {
+        assert!(at <= self.len(), "{at} bytes of {}", self.len());
+        match &mut self.0 {
+            Inner::Private(bytes) => Self::private(bytes.split_to(at)),
+            Inner::InPlace(part) => Self(Inner::InPlace(part.split_to(at))),
+        }
+    }
+
+    /// The same bytes in private memory; their part of the ring is released.
+    ///
+    /// Copies, unless they are private already.
+    #[must_use]
+    pub fn detach(self) -> Self {
+        match &self.0 {
+            Inner::Private(_) => self,
+            Inner::InPlace(part) => Self::private(Bytes::copy_from_slice(part.bytes())),
+        }
+    }
+
+    /// Converts the guard to [`Bytes`], without a copy. Dropping the last clone or slice of them
+    /// releases all of it.
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        match self.0 {
+            Inner::Private(bytes) => bytes,
+            Inner::InPlace(_) => Bytes::from_owner(self),
+        }
+    }
+}
+
+impl Deref for ReadGuard {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Inner::Private(bytes) => bytes,
+            Inner::InPlace(part) => part.bytes(),
+        }
+    }
+}
+
+impl AsRef<[u8]> for ReadGuard {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl From<ReadGuard> for Bytes {
+    fn from(guard: ReadGuard) -> Self {
+        guard.into_bytes()
+    }
+}
+
+impl fmt::Debug for ReadGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadGuard")
+            .field("len", &self.len())
+            .field("is_in_place", &self.is_in_place())
+            .finish()
+    }
+}
+
+impl Part {
+    fn bytes(&self) -> &[u8] {
+        if self.len == 0 {
+            return &[];
+        }
+        self.guarded
+            .element
+            .slice(self.at, self.len, self.guarded.trust)
+            .expect("guards are made inside of the ring and only split")
+    }
+
+    fn split_to(&mut self, len: usize) -> Self {
+        let first = Self {
+            guarded: Arc::clone(&self.guarded),
+            at: self.at,
+            start: self.start,
+            len,
+        };
+        self.at += len;
+        self.start += u64::from(len_u32(len));
+        self.len -= len;
+        first
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.guarded.release(self.start, len_u32(self.len));
+    }
+}
+
+/// The ranges of the ring that guards retain, shared by the guards of a connection and its reading
+/// half.
+///
+/// While a range is retained, this object publishes the consumer cursor, and not the reading half:
+/// in the drop of a guard. One thread at a time, and never under the lock, since publishing may
+/// wake tasks and thereby drop guards.
+pub(crate) struct GuardedRing {
+    element: Element,
+    trust: TrustPeers,
+    /// Keeps the buffer from being reused for another connection.
+    _buffer: Arc<dyn Dmb>,
+    /// Weak: the socket is closed with the stream.
+    conn: Weak<Conn>,
+    state: Mutex<State>,
+}
+
+struct State {
+    retained: RetainedWindow,
+    /// A thread is publishing, and checks for updates again afterwards.
+    is_publishing: bool,
+    /// The reading half is dropped: no more updates are published.
+    is_over: bool,
+}
+
+impl GuardedRing {
+    /// For a connection whose ring can be borrowed; `None` if guards have to be copies.
+    pub(crate) fn new(conn: &Arc<Conn>, trust: Option<TrustPeers>) -> Option<Arc<Self>> {
+        Some(Arc::new(Self {
+            element: conn.local.clone(),
+            trust: trust?,
+            _buffer: Arc::clone(conn.dmb()?),
+            conn: Arc::downgrade(conn),
+            state: Mutex::new(State {
+                retained: RetainedWindow::new(conn.local_ring()),
+                is_publishing: false,
+                is_over: false,
+            }),
+        }))
+    }
+
+    /// Takes the window over from the reading half; no range is retained yet.
+    pub(crate) fn begin(&self, shown: Cursor, unconfirmed: u32) {
+        self.state().retained.start(shown, unconfirmed);
+    }
+
+    /// Retains `len` bytes at offset `at` of the ring, which were read.
+    pub(crate) fn retain(self: &Arc<Self>, at: usize, len: usize) -> ReadGuard {
+        let start = self.state().retained.retain(len_u32(len));
+        self.publish();
+        ReadGuard(Inner::InPlace(Part {
+            guarded: Arc::clone(self),
+            at,
+            start,
+            len,
+        }))
+    }
+
+    /// Frees `len` bytes, which were read, without a guard.
+    pub(crate) fn pass(&self, len: u32) {
+        self.state().retained.skip(len);
+        self.publish();
+    }
+
+    /// The number of bytes published since the last call, and whether the reading half has the
+    /// window back.
+    pub(crate) fn take_shown(&self) -> (u32, bool) {
+        let mut state = self.state();
+        let shown = state.retained.take_confirmed();
+        (shown, state.retained.is_empty() && !state.is_publishing)
+    }
+
+    /// The reading half is dropped: the connection may end at any time.
+    pub(crate) fn stop(&self) {
+        self.state().is_over = true;
+    }
+
+    fn release(&self, start: u64, len: u32) {
+        let freed = self.state().retained.release(start, len);
+        if freed > 0 {
+            self.publish();
+        }
+    }
+
+    /// Publishes the consumer cursor, if that is due.
+    fn publish(&self) {
+        let Some(conn) = self.conn.upgrade() else {
+            return;
+        };
+        while let Some(cursor) = self.begin_publish(&conn) {
+            conn.publish_consumer(cursor);
+            self.state().is_publishing = false;
+        }
+    }
+
+    fn begin_publish(&self, conn: &Conn) -> Option<Cursor> {
+        let mut state = self.state();
+        if state.is_over || state.is_publishing {
+            return None;
+        }
+        let word = ConsumerWord::from_ne(conn.local.consumer().load(Ordering::Acquire));
+        let is_blocked = word.producer_flags.contains(ProducerFlags::WRITER_BLOCKED);
+        let producer = ProducerWord::from_ne(conn.local.producer().load(Ordering::Acquire));
+        if !state.retained.is_update_due(is_blocked, producer.cursor) {
+            return None;
+        }
+        state.is_publishing = true;
+        Some(state.retained.confirm())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for GuardedRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuardedRing").finish_non_exhaustive()
+    }
+}

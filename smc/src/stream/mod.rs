@@ -1,0 +1,360 @@
+//! A byte stream with its two halves: for each, SMC-D, SMC-R or TCP.
+
+mod in_place;
+mod methods;
+mod mode;
+mod read;
+mod readiness;
+mod split;
+mod tcp;
+#[cfg(feature = "tokio-io")]
+mod tokio;
+mod wait;
+mod write;
+
+pub use in_place::{ReadGuard, Reservation};
+pub use mode::Mode;
+pub use readiness::{Interest, Readiness};
+pub use split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
+
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+
+use super::conn::{Conn, Handle};
+use super::runtime::Socket;
+use crate::error::{Error, FallbackReason};
+use crate::mem::TrustPeers;
+use crate::mem::sync::Ordering;
+use crate::proto::conn::ConnState;
+use read::Reader;
+use tcp::{TcpReader, TcpWriter};
+use wait::{LockedSide, Ready as _};
+use write::Writer;
+
+/// A byte stream over SMC, or over plain TCP where SMC is not possible.
+///
+/// Methods have the names and the semantics of tokio's `TcpStream`. The traits of `futures-io` are
+/// always implemented, those of tokio with feature `tokio`.
+///
+/// **Cancellation.** A read that is dropped before it is ready has taken nothing. A write that is
+/// dropped before it is ready has written nothing; `write_all` and the like may have written a
+/// part, as always.
+///
+/// **End of stream.** A read returns 0 only after the peer shut down writing or closed in order.
+/// After an abort of the peer it returns `ConnectionReset`, after the loss of the peer
+/// `ConnectionAborted`, both after the data that was written before.
+///
+/// **Drop.** Dropping closes in order, and does not wait. Over SMC-D everything written is in the
+/// peer's memory already. Over SMC-R the send buffer is sent in the background as long as the
+/// runtime runs, and for the close timeout at most: a process that ends before loses up to
+/// [`Builder::send_buffer`](super::Builder::send_buffer) bytes of the end, and the peer sees an
+/// abort then. `close` (tokio: `shutdown`) of the stream waits for all of that, as does
+/// [`Endpoint::close`](super::Endpoint::close) for all streams that were dropped. If received data
+/// was not read, the peer sees a reset, as with TCP.
+///
+/// How a stream ends is in docs/spec/closing.md, as a table in [`ConnState`] and in RFC 7609 section 4.
+#[derive(Debug)]
+pub struct Stream {
+    // The sides are dropped first, so that the reading one has stored its position when the handle
+    // closes.
+    read: LockedSide<Reader>,
+    write: LockedSide<Writer>,
+    shared: Arc<Shared>,
+}
+
+/// The shared part of both halves of a stream.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    mode: Mode,
+    socket: Arc<dyn Socket>,
+    smc: Option<Handle>,
+}
+
+impl Stream {
+    pub(crate) fn smc(conn: Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
+        let shared = Shared {
+            mode: conn.mode.clone(),
+            socket: Arc::clone(&conn.socket),
+            smc: Some(Handle(Arc::clone(&conn))),
+        };
+        Self {
+            read: LockedSide::new(Reader::smc(&conn, polling, trust)),
+            write: LockedSide::new(Writer::smc(&conn, polling, trust)),
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// `early` are bytes of the application stream that set-up has read already.
+    pub(crate) fn tcp(socket: Arc<dyn Socket>, early: Vec<u8>, reason: FallbackReason) -> Self {
+        let mode = Mode::Tcp { reason };
+        Self {
+            read: LockedSide::new(Reader::Tcp(TcpReader::new(Arc::clone(&socket), early))),
+            write: LockedSide::new(Writer::Tcp(TcpWriter::new(Arc::clone(&socket)))),
+            shared: Arc::new(Shared {
+                mode,
+                socket,
+                smc: None,
+            }),
+        }
+    }
+
+    /// The state of an SMC connection as smcss names it; `None` for TCP.
+    #[must_use]
+    pub fn state(&self) -> Option<ConnState> {
+        self.shared.smc.as_ref().map(|handle| handle.0.state())
+    }
+
+    /// Size in bytes of the local ring, which the peer writes: the requested size or less.
+    ///
+    /// `None` for TCP, where the system decides.
+    #[must_use]
+    pub fn recv_buffer_size(&self) -> Option<usize> {
+        self.shared
+            .smc
+            .as_ref()
+            .map(|handle| handle.0.local.ring_len())
+    }
+
+    /// Size in bytes of the peer's ring, which this side writes: the peer's choice. `None` for TCP.
+    #[must_use]
+    pub fn send_buffer_size(&self) -> Option<usize> {
+        let ring = self.shared.smc.as_ref()?.0.peer_ring();
+        usize::try_from(ring.size()).ok()
+    }
+
+    /// The descriptor of the TCP socket, for reading its options. Data does not pass there when the
+    /// stream is SMC.
+    #[must_use]
+    pub fn tcp_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.socket.fd()
+    }
+
+    /// Splits into halves that borrow the stream, for use in one task. No lock is shared.
+    pub fn split(&mut self) -> (ReadHalf<'_>, WriteHalf<'_>) {
+        let Self {
+            read,
+            write,
+            shared,
+        } = self;
+        (ReadHalf { read, shared }, WriteHalf { write, shared })
+    }
+
+    /// Splits into halves that can move to different tasks. No lock is shared.
+    ///
+    /// Dropping the writing half shuts writing down, unless it was forgotten.
+    #[must_use]
+    pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
+        let (read, shared) = (self.read, Arc::clone(&self.shared));
+        (
+            OwnedReadHalf { read, shared },
+            OwnedWriteHalf::new(self.write, self.shared),
+        )
+    }
+
+    /// Reads into `buf` without taking the bytes away; waits until there are some.
+    ///
+    /// Returns 0 at end of stream. Any number of tasks may wait. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// As reading.
+    pub async fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.read.peek(buf).await
+    }
+
+    /// As [`Stream::peek`] for use in a poll function; stores one waker, that of the last call of
+    /// this or of [`Stream::poll_read_ready`].
+    ///
+    /// # Errors
+    ///
+    /// As reading.
+    pub fn poll_peek(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.read
+            .poll_shared(cx, |side, cx| side.poll_peek(cx, buf))
+    }
+
+    /// Waits until reading or writing, whichever is of interest, would not wait. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime's reactor is gone.
+    pub async fn ready(&self, interest: Interest) -> io::Result<Readiness> {
+        readiness::wait(interest, &self.read, &self.write).await
+    }
+
+    /// Waits until a read would not wait; stores one waker, that of the last call of this or of
+    /// [`Stream::poll_peek`].
+    ///
+    /// # Errors
+    ///
+    /// When the runtime's reactor is gone.
+    pub fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.read.poll_shared(cx, |side, cx| side.poll_ready(cx))
+    }
+
+    /// Waits until a write would not wait; stores one waker, that of the last call.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime's reactor is gone.
+    pub fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.write.poll_shared(cx, |side, cx| side.poll_ready(cx))
+    }
+
+    /// Shuts directions down, at once. Shutting down twice is no error.
+    ///
+    /// Not called `shutdown`, which is a method of tokio's `AsyncWriteExt`.
+    ///
+    /// After writing was shut down the peer reads to the end and then gets 0; it may still write.
+    /// Local writes return `BrokenPipe`. After reading was shut down, local reads return 0. Over
+    /// SMC-R this does not wait for what is in the send buffer; closing the stream does.
+    ///
+    /// # Errors
+    ///
+    /// As `shutdown(2)`, for TCP.
+    pub fn shutdown_how(&self, how: Shutdown) -> io::Result<()> {
+        if matches!(how, Shutdown::Read | Shutdown::Both) {
+            self.read.lock().shutdown()?;
+        }
+        if matches!(how, Shutdown::Write | Shutdown::Both) {
+            self.write.lock().shutdown()?;
+        }
+        Ok(())
+    }
+
+    /// Whether small writes are sent at once. SMC does not delay them, so there the setting is
+    /// stored and has no effect.
+    ///
+    /// # Errors
+    ///
+    /// As `getsockopt(2)`, for TCP.
+    pub fn nodelay(&self) -> io::Result<bool> {
+        match &self.shared.smc {
+            Some(handle) => Ok(handle.0.nodelay.load(Ordering::Relaxed)),
+            None => self.shared.socket.nodelay(),
+        }
+    }
+
+    /// Sets `TCP_NODELAY`; see [`Stream::nodelay`].
+    ///
+    /// # Errors
+    ///
+    /// As `setsockopt(2)`, for TCP.
+    pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
+        match &self.shared.smc {
+            Some(handle) => {
+                handle.0.nodelay.store(on, Ordering::Relaxed);
+                Ok(())
+            }
+            None => self.shared.socket.set_nodelay(on),
+        }
+    }
+
+    /// The setting of [`Stream::set_linger`].
+    ///
+    /// # Errors
+    ///
+    /// As `getsockopt(2)`.
+    pub fn linger(&self) -> io::Result<Option<Duration>> {
+        match &self.shared.smc {
+            Some(handle) => Ok(handle.0.linger()),
+            None => self.shared.socket.linger(),
+        }
+    }
+
+    /// Bounds how long closing may take; zero means that dropping the stream resets it.
+    ///
+    /// SMC-D does not wait when it closes, so only zero has an effect there.
+    ///
+    /// # Errors
+    ///
+    /// As `setsockopt(2)`.
+    pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
+        match &self.shared.smc {
+            Some(handle) => {
+                handle.0.set_linger(linger);
+                Ok(())
+            }
+            None => self.shared.socket.set_linger(linger),
+        }
+    }
+
+    /// As [`Stream::set_linger`] with zero: dropping the stream resets it.
+    ///
+    /// # Errors
+    ///
+    /// As `setsockopt(2)`.
+    pub fn set_zero_linger(&self) -> io::Result<()> {
+        self.set_linger(Some(Duration::ZERO))
+    }
+
+    /// `SO_KEEPALIVE` of the TCP socket.
+    ///
+    /// # Errors
+    ///
+    /// As `setsockopt(2)`.
+    pub fn set_keepalive(&self, on: bool) -> io::Result<()> {
+        self.shared.socket.set_keepalive(on)
+    }
+
+    /// Whether `SO_KEEPALIVE` of the TCP socket is set.
+    ///
+    /// # Errors
+    ///
+    /// As `getsockopt(2)`; `Unsupported` with a runtime that has no sockets of the system.
+    pub fn keepalive(&self) -> io::Result<bool> {
+        Ok(sockopt::socket_keepalive(self.shared.tcp()?)?)
+    }
+
+    /// `IP_TTL` of the TCP socket. Data of an SMC stream does not pass there.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::keepalive`].
+    pub fn ttl(&self) -> io::Result<u32> {
+        Ok(sockopt::ip_ttl(self.shared.tcp()?)?)
+    }
+
+    /// Sets [`Stream::ttl`].
+    ///
+    /// # Errors
+    ///
+    /// As `setsockopt(2)`; `Unsupported` with a runtime that has no sockets of the system.
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        Ok(sockopt::set_ip_ttl(self.shared.tcp()?, ttl)?)
+    }
+
+    /// Takes the error that ended the stream, if one did: `SO_ERROR`. Each later call returns
+    /// `None`. Over SMC that has no effect on reading and writing, which fail as before.
+    ///
+    /// # Errors
+    ///
+    /// As `getsockopt(2)`.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        match &self.shared.smc {
+            Some(handle) => Ok(handle.0.take_error().map(Error::into)),
+            None => self.shared.socket.take_error(),
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        match &self.smc {
+            Some(handle) => Ok(handle.0.peer_addr),
+            None => self.socket.peer_addr(),
+        }
+    }
+
+    fn tcp(&self) -> io::Result<BorrowedFd<'_>> {
+        self.socket
+            .fd()
+            .ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+}

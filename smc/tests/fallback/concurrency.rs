@@ -1,0 +1,454 @@
+//! Many set-ups at once: none waits for a stalled one, and link groups stay consistent.
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use smc::{FallbackCause, Stream};
+use smc_core::device::DeviceError;
+use smc_core::negotiate::{Candidate, Negotiation, Published, Verdict};
+use smc_core::proto::group::GroupState;
+use smc_core::runtime::{Runtime, Socket};
+use smc_core::wire::types::DeclineCode;
+
+use crate::device::Call;
+use crate::fallback_table::MESSAGE;
+use crate::messages::*;
+use crate::peer::Raw;
+use crate::world::{Host, World, has_taken, proposal_from, reason};
+
+/// Much longer than a handshake, much shorter than any time-out.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+#[test]
+fn stalled_clients_delay_no_other() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    let forger = world.forger(&server);
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let silent = Raw::connect(&*world.rt, at).await;
+        let unconfirmed = Raw::connect(&*world.rt, at).await;
+        unconfirmed.send(&proposal(&forger.proposal())).await;
+        unconfirmed.message().await;
+        let since = world.rt.now();
+        for _ in 0..20 {
+            let connect = client.endpoint.connect(at);
+            let (ours, theirs) = future::zip(connect, listener.accept()).await;
+            let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+            assert_eq!((reason(&ours), reason(&theirs)), (None, None));
+            world.chat(ours, theirs).await;
+        }
+        assert!(world.is_within(since, AT_ONCE));
+        assert_eq!(silent.rest().await.0, b"");
+        assert_eq!(unconfirmed.rest().await.0, b"");
+        world.only_idle_groups_left(&server).await;
+    });
+}
+
+#[test]
+fn a_listener_full_of_stalled_clients_recovers_when_their_time_is_over() {
+    let world = World::new();
+    let client = world.host("client");
+    // Of which all of these have two.
+    let server = world.host_with(world.device("server"), |builder| builder.max_handshakes(4));
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let since = world.rt.now();
+        // All but the first byte.
+        let first = Raw::connect(&*world.rt, at).await;
+        first.send(b"\xe2").await;
+        world.sleep(Duration::from_secs(3)).await;
+        let second = Raw::connect(&*world.rt, at).await;
+        second.send(b"\xe2").await;
+        let connect = client.endpoint.connect(at);
+        let (ours, theirs) = future::zip(connect, listener.accept()).await;
+        assert!(has_taken(world.rt.now(), since, MESSAGE));
+        let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+        assert_eq!((reason(&ours), reason(&theirs)), (None, None));
+        world.chat(ours, theirs).await;
+        drop(first);
+        assert_eq!(second.rest().await.0, b"");
+        assert!(has_taken(
+            world.rt.now(),
+            since,
+            MESSAGE + Duration::from_secs(3)
+        ));
+    });
+}
+
+/// Says of connections that they support CLC, or that they are plain, as configured.
+#[derive(Clone, Debug, Default)]
+struct Told(Arc<AtomicBool>);
+
+#[async_trait]
+impl Negotiation for Told {
+    async fn look_up(
+        &self,
+        _: &Arc<dyn Runtime>,
+        _: SocketAddr,
+    ) -> Result<Candidate, FallbackCause> {
+        Err(FallbackCause::NoNegotiation)
+    }
+
+    fn publish(
+        &self,
+        _: &Arc<dyn Runtime>,
+        _: SocketAddr,
+        _: Option<BorrowedFd<'_>>,
+    ) -> Result<Arc<dyn Published>, FallbackCause> {
+        Ok(Arc::new(self.clone()))
+    }
+}
+
+impl Published for Told {
+    fn verdict(&self, _: &dyn Socket, _: SocketAddr) -> Verdict {
+        match self.0.load(Ordering::SeqCst) {
+            true => Verdict::Plain(FallbackCause::NotOffered),
+            false => Verdict::Clc,
+        }
+    }
+}
+
+#[test]
+fn plain_tcp_clients_do_not_wait_for_handshakes() {
+    let world = World::new();
+    let are_plain = Told::default();
+    let negotiation = Arc::new(are_plain.clone());
+    let server = world.host_with(world.device("server"), |builder| {
+        builder.max_handshakes(4).negotiation(negotiation)
+    });
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let mut stalled = Vec::new();
+        for round in 0..40 {
+            let raw = Raw::connect(&*world.rt, at).await;
+            if round % 2 == 0 {
+                raw.send(b"\xe2").await;
+            }
+            stalled.push(raw);
+        }
+        world.sleep(AT_ONCE).await;
+        are_plain.0.store(true, Ordering::SeqCst);
+        let since = world.rt.now();
+        let plain = Raw::connect(&*world.rt, at).await;
+        plain.send(b"GET").await;
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut got = [0; 3];
+        stream.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"GET");
+        assert!(world.is_within(since, AT_ONCE));
+    });
+}
+
+#[test]
+fn a_handshake_gives_its_slot_back_however_it_ends() {
+    let world = World::new();
+    let client = world.host("client");
+    let server = world.host_with(world.device("server"), |builder| builder.max_handshakes(1));
+    let forger = world.forger(&server);
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let since = world.rt.now();
+        for round in 0..5 {
+            let raw = Raw::connect(&*world.rt, at).await;
+            match round {
+                0 => drop(raw),
+                1 => raw.send(b"rubbish").await,
+                2 => {
+                    raw.send(&decline_v1(DeclineCode::NOSMCDEV)).await;
+                    listener.accept().await.unwrap();
+                }
+                3 => {
+                    raw.send(&proposal(&forger.proposal())).await;
+                    raw.message().await;
+                    drop(raw);
+                }
+                _ => {
+                    server
+                        .device
+                        .fail_times(Call::Register, DeviceError::Exhausted, 1);
+                    raw.send(&proposal(&forger.proposal())).await;
+                    listener.accept().await.unwrap();
+                }
+            }
+            let connect = client.endpoint.connect(at);
+            let (ours, theirs) = future::zip(connect, listener.accept()).await;
+            let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+            assert_eq!((reason(&ours), reason(&theirs)), (None, None));
+            world.chat(ours, theirs).await;
+        }
+        assert!(world.is_within(since, AT_ONCE));
+        world.only_idle_groups_left(&server).await;
+    });
+}
+
+// ---- No set-up waits for another one that creates a link group -----------------------------------
+
+#[test]
+fn a_stalled_creator_of_a_link_group_delays_no_other_set_up() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        // It claims the client's GID, is accepted, and lets it rest there.
+        let creator = Raw::connect(&*world.rt, at).await;
+        creator.send(&proposal_from(&*client.device)).await;
+        creator.message().await;
+        let since = world.rt.now();
+        let connects = connect_all(&client, at, 2);
+        let (ours, theirs) = future::zip(connects, accept_all(&listener, 2)).await;
+        assert!(ours.iter().all(|stream| reason(stream).is_none()));
+        assert!(world.is_within(since, AT_ONCE));
+        exchange_names(ours, theirs).await;
+        drop(creator);
+        world.only_idle_groups_left(&client).await;
+        world.only_idle_groups_left(&server).await;
+    });
+}
+
+#[test]
+fn first_contacts_at_the_same_time_do_not_wait_for_each_other() {
+    let virtual_worlds = (1..=8).map(World::with_seed);
+    let others = [Some(World::in_pieces()), World::real(), World::parallel()];
+    for world in virtual_worlds.chain(others.into_iter().flatten()) {
+        println!("{world}");
+        let (client, server) = (world.host("client"), world.host("server"));
+        world.block_on(async {
+            let (listener, at) = server.listen().await;
+            let connects = connect_all(&client, at, CONNECTIONS);
+            let accepts = accept_all(&listener, CONNECTIONS);
+            let (ours, theirs) = future::zip(connects, accepts).await;
+            assert!(ours.iter().all(|stream| reason(stream).is_none()));
+            assert!(theirs.iter().all(|stream| reason(stream).is_none()));
+            for host in [&client, &server] {
+                let groups = host.endpoint.link_groups();
+                let connections: usize = groups.iter().map(|group| group.connections).sum();
+                assert_eq!(connections, CONNECTIONS);
+                assert!(groups.iter().all(|group| group.state == GroupState::Active));
+            }
+            assert_eq!(
+                (client.device.dmbs(), server.device.dmbs()),
+                (CONNECTIONS, CONNECTIONS)
+            );
+            // From now on there is a group to join.
+            let groups = server.endpoint.link_groups().len();
+            let connects = connect_all(&client, at, 1);
+            let one_more = future::zip(connects, accept_all(&listener, 1)).await;
+            assert_eq!(server.endpoint.link_groups().len(), groups);
+            exchange_names(one_more.0, one_more.1).await;
+            exchange_names(ours, theirs).await;
+            world.only_idle_groups_left(&client).await;
+            world.only_idle_groups_left(&server).await;
+        });
+    }
+}
+
+#[test]
+fn hosts_that_connect_to_each_other_at_the_same_time_agree() {
+    for world in (1..=4).map(World::with_seed).chain(World::parallel()) {
+        let (left, right) = (world.host("left"), world.host("right"));
+        world.block_on(async {
+            let ((left_listener, left_at), (right_listener, right_at)) =
+                (left.listen().await, right.listen().await);
+            let there = future::zip(
+                connect_all(&left, right_at, CONNECTIONS),
+                accept_all(&right_listener, CONNECTIONS),
+            );
+            let back = future::zip(
+                connect_all(&right, left_at, CONNECTIONS),
+                accept_all(&left_listener, CONNECTIONS),
+            );
+            let (there, back) = future::zip(there, back).await;
+            for (ours, theirs) in [there, back] {
+                assert!(ours.iter().all(|stream| reason(stream).is_none()));
+                exchange_names(ours, theirs).await;
+            }
+            world.only_idle_groups_left(&left).await;
+            world.only_idle_groups_left(&right).await;
+        });
+    }
+}
+
+#[test]
+fn each_client_host_has_a_link_group_of_its_own() {
+    let world = World::new();
+    let server = world.host("server");
+    let clients: Vec<_> = (0..6).map(|_| world.host("client")).collect();
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let mut all = Vec::new();
+        for client in &clients {
+            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+            for _ in 0..4 {
+                let connects = connect_all(client, at, 1);
+                let met = future::zip(connects, accept_all(&listener, 1)).await;
+                ours.extend(met.0);
+                theirs.extend(met.1);
+            }
+            one_group(client, 4);
+            all.push((ours, theirs));
+        }
+        assert_eq!(server.endpoint.link_groups().len(), 6);
+        // One of them is removed: the others are not affected.
+        clients[0].device.leave();
+        let (ours, theirs) = all.remove(0);
+        for mut stream in theirs {
+            let end = stream.read(&mut [0; 8]).await;
+            assert_eq!(
+                end.unwrap_err().kind(),
+                std::io::ErrorKind::ConnectionAborted
+            );
+        }
+        drop(ours);
+        for (ours, theirs) in all {
+            exchange_names(ours, theirs).await;
+        }
+        world.only_idle_groups_left(&server).await;
+        assert_eq!(server.endpoint.link_groups().len(), 5);
+    });
+}
+
+#[test]
+fn good_clients_among_bad_ones() {
+    for world in (1..=4).map(World::with_seed) {
+        let (client, server) = (world.host("client"), world.host("server"));
+        let forger = world.forger(&server);
+        world.block_on(async {
+            let (listener, at) = server.listen().await;
+            let bad = async {
+                let mut kept = Vec::new();
+                for kind in 0..40 {
+                    let raw = Raw::connect(&*world.rt, at).await;
+                    match kind % 5 {
+                        0 => kept.push(raw),
+                        1 => drop(raw),
+                        2 => raw.send(&[0xe2; 100]).await,
+                        3 => {
+                            raw.send(&proposal(&forger.proposal())).await;
+                            kept.push(raw);
+                        }
+                        _ => {
+                            raw.send(&proposal_from(&*client.device)).await;
+                            drop(raw);
+                        }
+                    }
+                }
+                kept
+            };
+            let good = future::zip(
+                connect_all(&client, at, CONNECTIONS),
+                accept_all(&listener, CONNECTIONS),
+            );
+            let (kept, (ours, theirs)) = future::zip(bad, good).await;
+            assert!(ours.iter().all(|stream| reason(stream).is_none()));
+            exchange_names(ours, theirs).await;
+            for raw in kept {
+                raw.rest().await;
+            }
+            world.only_idle_groups_left(&client).await;
+            world.only_idle_groups_left(&server).await;
+        });
+    }
+}
+
+#[test]
+fn when_buffers_run_out_the_rest_is_tcp() {
+    use smc_core::device::Limits;
+
+    let mut world = World::new();
+    world.fabric = world.fabric.clone().with_limits(Limits::new(10, 1 << 20));
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let connects = connect_all(&client, at, 30);
+        let (ours, theirs) = future::zip(connects, accept_all(&listener, 30)).await;
+        let smc = |streams: &[Stream]| streams.iter().filter(|s| s.mode().is_smc()).count();
+        assert_eq!((smc(&ours), smc(&theirs)), (10, 10));
+        for stream in ours.iter().chain(&theirs) {
+            let peer_code = stream
+                .fallback_reason()
+                .map(|reason| reason.peer.unwrap_or(reason.local));
+            assert!(peer_code.is_none_or(|code| code == DeclineCode::MAX_DMB));
+        }
+        exchange_names(ours, theirs).await;
+        world.only_idle_groups_left(&client).await;
+        world.only_idle_groups_left(&server).await;
+    });
+}
+
+fn one_group(host: &Host, connections: usize) {
+    let groups = host.endpoint.link_groups();
+    assert_eq!(groups.len(), 1);
+    assert_eq!(
+        (groups[0].state, groups[0].connections),
+        (GroupState::Active, connections)
+    );
+    assert_eq!(host.endpoint.connections().len(), connections);
+}
+
+async fn connect_all(client: &Host, at: SocketAddr, count: usize) -> Vec<Stream> {
+    let connects = (0..count).map(|_| client.endpoint.connect(at));
+    let connected = join_all(connects).await;
+    connected.into_iter().map(Result::unwrap).collect()
+}
+
+async fn accept_all(listener: &smc::Listener, count: usize) -> Vec<Stream> {
+    let mut accepted = Vec::new();
+    for _ in 0..count {
+        accepted.push(listener.accept().await.unwrap().0);
+    }
+    accepted
+}
+
+/// Every stream sends its name, and receives the name of its other end.
+async fn exchange_names(ours: Vec<Stream>, theirs: Vec<Stream>) {
+    let echoes = theirs.into_iter().map(async |mut stream| {
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).await.unwrap();
+        stream.write_all(&received).await.unwrap();
+        stream.close().await.unwrap();
+        // Not gone before the other end has read it.
+        stream
+    });
+    let clients = ours
+        .into_iter()
+        .enumerate()
+        .map(async |(number, mut stream)| {
+            let name = format!("stream {number}");
+            stream.write_all(name.as_bytes()).await.unwrap();
+            stream.close().await.unwrap();
+            let mut received = String::new();
+            stream.read_to_string(&mut received).await.unwrap();
+            assert_eq!(received, name);
+        });
+    future::zip(join_all(echoes), join_all(clients)).await;
+}
+
+/// Polls all of them until each has ended.
+async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut running: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(|cx| {
+        for (future, output) in running.iter_mut().filter(|(_, output)| output.is_none()) {
+            if let std::task::Poll::Ready(result) = future.as_mut().poll(cx) {
+                *output = Some(result);
+            }
+        }
+        match running.iter().all(|(_, output)| output.is_some()) {
+            true => std::task::Poll::Ready(()),
+            false => std::task::Poll::Pending,
+        }
+    })
+    .await;
+    running
+        .into_iter()
+        .filter_map(|(_, output)| output)
+        .collect()
+}
+
+/// First contacts at the same time.
+const CONNECTIONS: usize = 50;

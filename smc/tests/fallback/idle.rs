@@ -1,0 +1,99 @@
+//! Link groups that run out while others between the same two devices are in use.
+
+use std::time::Duration;
+
+use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use smc::Stream;
+use smc_core::device::{Direct, PeerEvent};
+use smc_core::proto::group::IDLE_LIFETIME;
+
+use crate::world::{Host, World, meet, reason};
+
+/// Long enough for a link group that became idle just before.
+const PAST_IDLE: Duration = IDLE_LIFETIME.saturating_add(Duration::from_secs(5));
+
+/// Two streams between two hosts, one in each direction, whose first contacts cross: each host has
+/// two link groups with the other.
+async fn crossing(left: &Host, right: &Host) -> [(Stream, Stream); 2] {
+    let pairs = future::zip(meet(left, right), meet(right, left)).await;
+    for host in [left, right] {
+        assert_eq!(host.endpoint.link_groups().len(), 2, "they did not cross");
+    }
+    [pairs.0, pairs.1]
+}
+
+/// A word each way.
+async fn exchange((ours, theirs): &mut (Stream, Stream)) {
+    let mut word = [0; 4];
+    ours.write_all(b"ping").await.unwrap();
+    theirs.read_exact(&mut word).await.unwrap();
+    theirs.write_all(b"pong").await.unwrap();
+    ours.read_exact(&mut word).await.unwrap();
+    assert_eq!(&word, b"pong");
+}
+
+#[test]
+fn an_idle_link_group_that_expires_leaves_streams_in_other_groups_alone() {
+    for ends_first in [0, 1] {
+        for seed in 1..=4 {
+            let world = World::with_seed(seed);
+            let (left, right) = (world.host("left"), world.host("right"));
+            world.block_on(async {
+                let [mut one, mut two] = crossing(&left, &right).await;
+                if ends_first == 0 {
+                    std::mem::swap(&mut one, &mut two);
+                }
+                let (ours, theirs) = two;
+                world.chat(ours, theirs).await;
+                for _ in 0..3 {
+                    world.sleep(PAST_IDLE).await;
+                    exchange(&mut one).await;
+                }
+                assert_eq!((reason(&one.0), reason(&one.1)), (None, None));
+                for host in [&left, &right] {
+                    assert_eq!(host.endpoint.link_groups().len(), 1, "the idle one ended");
+                }
+
+                // The last one that expires takes nothing along, and nothing stays behind.
+                let (ours, theirs) = one;
+                world.chat(ours, theirs).await;
+                world.sleep(PAST_IDLE).await;
+                world.nothing_left(&left).await;
+                world.nothing_left(&right).await;
+            });
+        }
+    }
+}
+
+#[test]
+fn a_shutdown_event_at_any_moment_of_a_first_contact_does_not_end_the_stream() {
+    let world = World::new();
+    // A handshake takes some 300 us.
+    for delay in (0..600).step_by(5) {
+        let (client, server) = (world.host("client"), world.host("server"));
+        world.block_on(async {
+            let shutdown = async {
+                world.sleep(Duration::from_micros(delay)).await;
+                let (to_client, to_server) = (client.device.gid(), server.device.gid());
+                let exchange = |from: &Host, to| {
+                    let events = from.device.peer_events().unwrap();
+                    events.signal_event(to, PeerEvent::Shutdown).unwrap();
+                };
+                exchange(&client, to_server);
+                exchange(&server, to_client);
+            };
+            let (mut pair, ()) = future::zip(meet(&client, &server), shutdown).await;
+            let reasons = (reason(&pair.0), reason(&pair.1));
+            assert_eq!(reasons, (None, None), "{delay} us");
+            for _ in 0..2 {
+                exchange(&mut pair).await;
+                world.sleep(PAST_IDLE).await;
+            }
+            let (ours, theirs) = pair;
+            world.chat(ours, theirs).await;
+            world.sleep(PAST_IDLE).await;
+            world.nothing_left(&client).await;
+            world.nothing_left(&server).await;
+        });
+    }
+}

@@ -1,0 +1,264 @@
+//! Local negotiation between endpoints with and without devices, over real sockets.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use smc::{Builder, Endpoint, ListenOptions};
+use smc_core::Domain;
+use smc_core::FallbackCause;
+use smc_core::negotiate::{Negotiation, Verdict};
+use smc_core::wire::types::DeclineCode;
+use smc_negotiate_local::Local;
+use tempfile::TempDir;
+
+use crate::messages::decline_v2;
+use crate::peer::Raw;
+use crate::world::{Codes, World, anywhere, reason};
+
+fn ours(code: DeclineCode) -> Option<Codes> {
+    Some(Codes::local(code))
+}
+
+fn peer_code(code: DeclineCode) -> Option<Codes> {
+    Some(Codes::peer_declined(code))
+}
+
+#[test]
+fn an_endpoint_without_a_device_falls_back_at_once() {
+    let (nodev, not_offered) = (ours(DeclineCode::NOSMCDEV), ours(DeclineCode::PEERNOSMC));
+    let (no_ism, peer_no_ism) = (DeclineCode::NOISM2SUPP, peer_code(DeclineCode::NOISM2SUPP));
+    // Who has a device, and the reasons of the client's stream and of the server's.
+    let rows = [
+        (true, true, None, None),
+        (true, false, peer_no_ism, ours(no_ism)),
+        (false, true, nodev, not_offered),
+        (false, false, nodev, not_offered),
+    ];
+    for (client_has, server_has, client_reason, server_reason) in rows {
+        let Some(world) = World::real() else {
+            println!("skipped: no adapter for real sockets is compiled in");
+            return;
+        };
+        println!("client has a device: {client_has}, server has one: {server_has}");
+        let dir = tempfile::tempdir().unwrap();
+        let (client, server) = (
+            endpoint(&world, &dir, client_has),
+            endpoint(&world, &dir, server_has),
+        );
+        world.block_on(async {
+            let listener = server.bind(anywhere()).await.unwrap();
+            let at = listener.local_addr().unwrap();
+            for _ in 0..10 {
+                let since = world.rt.now();
+                let connect = client.connect(at);
+                let (ours, theirs) = future::zip(connect, listener.accept()).await;
+                let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+                assert!(world.is_within(since, LONG), "it has waited");
+                let reasons = (reason(&ours), reason(&theirs));
+                assert_eq!(reasons, (client_reason, server_reason));
+                world.chat(ours, theirs).await;
+            }
+        });
+    }
+}
+
+#[test]
+fn a_listener_that_takes_no_offer_leaves_its_clients_plain() {
+    let Some(world) = World::real() else {
+        println!("skipped: no adapter for real sockets is compiled in");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let client = endpoint_with(&world, &dir, true, |builder| {
+        builder.handshake_timeout(Duration::from_millis(50))
+    });
+    let acceptor = world.acceptor();
+    let at = acceptor.local_addr().unwrap();
+    world.block_on(async {
+        let local = Local::in_domain(Domain::directory(dir.path()));
+        let published = local.publish(&world.rt, at, acceptor.fd()).unwrap();
+        for _ in 0..3 {
+            let (stream, raw) = future::zip(client.connect(at), Raw::accept(&*acceptor)).await;
+            let stream = stream.unwrap();
+            assert_eq!(reason(&stream), ours(DeclineCode::PEERNOSMC));
+            // As when it is stopped, and wakes up then.
+            let verdict = published.verdict(raw.socket(), raw.peer_addr());
+            assert!(matches!(verdict, Verdict::Plain(_)), "{verdict:?}");
+            world.exchange(stream, Some(raw), b"").await;
+        }
+        // A client that waits for such a listener stops to wait when it ends.
+        let connect = client.connect(at);
+        let (stream, raw) = future::zip(connect, async {
+            let raw = Raw::accept(&*acceptor).await;
+            drop(published);
+            raw
+        })
+        .await;
+        let stream = stream.unwrap();
+        assert_eq!(reason(&stream), ours(DeclineCode::PEERNOSMC));
+        world.exchange(stream, Some(raw), b"").await;
+    });
+}
+
+#[test]
+fn a_listener_that_stops_before_its_answer_leaves_its_client_plain() {
+    let Some(world) = World::real() else {
+        println!("skipped: no adapter for real sockets is compiled in");
+        return;
+    };
+    let dir = TempDir::new().unwrap();
+    // Far longer than the test may take.
+    let client = endpoint_with(&world, &dir, true, |builder| {
+        builder.handshake_timeout(Duration::from_secs(600))
+    });
+    let acceptor = world.acceptor();
+    let at = acceptor.local_addr().unwrap();
+    world.block_on(async {
+        let local = Local::in_domain(Domain::directory(dir.path()));
+        let published = local.publish(&world.rt, at, acceptor.fd()).unwrap();
+        let (stream, (raw, mut side_channel)) = future::zip(client.connect(at), async {
+            let raw = Raw::accept(&*acceptor).await;
+            match published.verdict(raw.socket(), raw.peer_addr()) {
+                Verdict::SideChannel(side_channel) => (raw, side_channel),
+                verdict => panic!("{verdict:?}"),
+            }
+        })
+        .await;
+        let stream = stream.unwrap();
+        let cause = stream.fallback_reason().unwrap().cause;
+        assert!(matches!(cause, FallbackCause::NoAnswer { .. }), "{cause}");
+        // As it goes on.
+        let decline = decline_v2(DeclineCode::NOSMCDEV);
+        assert!(side_channel.send(&decline).is_err() && side_channel.is_withdrawn());
+        drop(side_channel);
+        world.exchange(stream, Some(raw), b"").await;
+    });
+}
+
+#[test]
+fn a_slow_listener_that_works_is_waited_for() {
+    let Some(world) = World::real() else {
+        println!("skipped: no adapter for real sockets is compiled in");
+        return;
+    };
+    const ANSWER: Duration = Duration::from_millis(100);
+    let dir = TempDir::new().unwrap();
+    let client = endpoint_with(&world, &dir, true, |builder| {
+        builder
+            .answer_timeout(ANSWER)
+            .handshake_timeout(Duration::from_secs(600))
+    });
+    let acceptor = world.acceptor();
+    let at = acceptor.local_addr().unwrap();
+    world.block_on(async {
+        let local = Local::in_domain(Domain::directory(dir.path()));
+        let published = local.publish(&world.rt, at, acceptor.fd()).unwrap();
+        let (stream, raw) = future::zip(client.connect(at), async {
+            let raw = Raw::accept(&*acceptor).await;
+            let Verdict::SideChannel(mut side_channel) =
+                published.verdict(raw.socket(), raw.peer_addr())
+            else {
+                panic!("the offer is not seen");
+            };
+            let until = world.rt.now() + 5 * ANSWER;
+            while world.rt.now() < until {
+                side_channel.publish_progress();
+                world.sleep(ANSWER / 10).await;
+            }
+            side_channel
+                .send(&decline_v2(DeclineCode::MAX_DMB))
+                .unwrap();
+            side_channel.flush();
+            raw
+        })
+        .await;
+        let stream = stream.unwrap();
+        assert_eq!(reason(&stream), peer_code(DeclineCode::MAX_DMB));
+        world.exchange(stream, Some(raw), b"").await;
+    });
+}
+
+#[test]
+fn both_ends_agree_when_there_are_more_connections_than_cards() {
+    let Some(world) = World::real() else {
+        println!("skipped: no adapter for real sockets is compiled in");
+        return;
+    };
+    // Two descriptors each, and as many as a process may have by default are too few.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    if limit
+        .current
+        .is_some_and(|current| current < 4 * CONNECTIONS)
+    {
+        println!("skipped: not descriptors enough");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let client = Arc::new(endpoint(&world, &dir, true));
+    // A few at a time, while all the others have announced themselves.
+    let server = endpoint_with(&world, &dir, true, |builder| builder.max_handshakes(64));
+    world.block_on(async {
+        let mut options = ListenOptions::default();
+        options.backlog = Some(u32::try_from(2 * CONNECTIONS).unwrap());
+        let listener = server.bind_with(anywhere(), &options).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let connected = Arc::new(Mutex::new(Vec::new()));
+        for _ in 0..CONNECTIONS {
+            let (client, connected) = (Arc::clone(&client), Arc::clone(&connected));
+            world.rt.spawn(Box::pin(async move {
+                let mut stream = client.connect(at).await.unwrap();
+                let from = stream.local_addr().unwrap();
+                stream.write_all(&from.port().to_le_bytes()).await.unwrap();
+                stream.flush().await.unwrap();
+                let is_smc = stream.mode().is_smc();
+                connected.lock().unwrap().push((from, is_smc, stream));
+            }));
+        }
+        let mut accepted = HashMap::new();
+        for _ in 0..CONNECTIONS {
+            let (mut stream, peer) = listener.accept().await.unwrap();
+            let mut sent = [0; 2];
+            stream.read_exact(&mut sent).await.unwrap();
+            assert_eq!(u16::from_le_bytes(sent), peer.port());
+            accepted.insert(peer, stream.mode().is_smc());
+        }
+        let connected = std::mem::take(&mut *connected.lock().unwrap());
+        let agreed: HashMap<_, _> = connected
+            .iter()
+            .map(|(from, is_smc, _)| (*from, *is_smc))
+            .collect();
+        assert_eq!(agreed, accepted);
+        assert!(agreed.values().any(|is_smc| *is_smc));
+    });
+}
+
+/// An endpoint that waits for its peer however busy the machine is.
+fn endpoint(world: &World, dir: &TempDir, has_device: bool) -> Endpoint {
+    endpoint_with(world, dir, has_device, |builder| {
+        builder.answer_timeout(LONG).handshake_timeout(LONG)
+    })
+}
+
+fn endpoint_with(
+    world: &World,
+    dir: &TempDir,
+    has_device: bool,
+    configure: impl FnOnce(Builder) -> Builder,
+) -> Endpoint {
+    let negotiation = Arc::new(Local::in_domain(Domain::directory(dir.path())));
+    world.endpoint(|builder| {
+        let builder = configure(builder.negotiation(negotiation));
+        match has_device {
+            true => builder.device(Arc::new(world.device("device"))),
+            false => builder,
+        }
+    })
+}
+
+/// Longer than anything takes that waits for nothing.
+const LONG: Duration = Duration::from_secs(120);
+
+/// More connections than a client may have under way with one listener over SMC.
+const CONNECTIONS: u64 = 1200;

@@ -1,0 +1,650 @@
+//! Ends of connections whose link fails in the middle of it, and ends of endpoints.
+
+use std::io::ErrorKind;
+use std::net::Shutdown;
+use std::time::Duration;
+
+use futures_lite::future::{poll_once, zip};
+use futures_lite::{AsyncReadExt, AsyncWriteExt, pin};
+use smc::{Builder, Endpoint, Stream};
+use smc_core::wire::llc::{Header, MessageType, Step};
+use smc_testkit::memory_rdma::MemoryRdma;
+use std::sync::{Arc, Mutex};
+
+use crate::failover::{Hosts, two_links};
+use crate::interceptor::Interceptor;
+use crate::world::{World, connect, eid, listen, pattern, transfer};
+
+/// What has happened when the link fails, and what still happens.
+#[derive(Clone, Copy, Debug)]
+enum Case {
+    WeShutDown,
+    TheyShutDown,
+    BothShutDown,
+    WeClosed,
+    WeClosedAndTheyShutDown,
+    TheyClosed,
+    WeAborted,
+}
+
+const CASES: [Case; 7] = [
+    Case::WeShutDown,
+    Case::TheyShutDown,
+    Case::BothShutDown,
+    Case::WeClosed,
+    Case::WeClosedAndTheyShutDown,
+    Case::TheyClosed,
+    Case::WeAborted,
+];
+
+#[test]
+fn an_end_survives_the_failure_of_its_link_in_every_state() {
+    for case in CASES {
+        // The failure comes before, while and after the message is on its way.
+        for delay in [0, 3, 6, 9, 12, 20] {
+            let world = World::new(70);
+            let hosts = two_links(&world);
+            world.block_on(async {
+                let listener = listen(&hosts.server).await;
+                let (ours, theirs) = connect(&hosts.client, &listener).await;
+                world.sleep(Duration::from_secs(1)).await;
+                let delay = Duration::from_micros(delay);
+                end(&world, &hosts, case, delay, ours, theirs).await;
+                world.sleep(Duration::from_secs(5)).await;
+                for endpoint in [&hosts.client, &hosts.server] {
+                    assert!(endpoint.connections().is_empty(), "{case:?} {delay:?}");
+                    for group in endpoint.rdma_groups() {
+                        assert_eq!(group.connections, 0, "{case:?} {delay:?}");
+                    }
+                }
+            });
+        }
+    }
+}
+
+async fn end(
+    world: &World,
+    hosts: &Hosts,
+    case: Case,
+    delay: Duration,
+    mut ours: Stream,
+    mut theirs: Stream,
+) {
+    let fail = async || {
+        world.sleep(delay).await;
+        hosts.devices[0].set_port_active(1, false);
+    };
+    match case {
+        Case::WeShutDown => {
+            ours.write_all(b"last").await.expect("writes");
+            ours.shutdown_how(Shutdown::Write).expect("shuts down");
+            fail().await;
+            expect_all(&mut theirs, b"last").await;
+            theirs.write_all(b"words").await.expect("writes");
+            drop(theirs);
+            expect_all(&mut ours, b"words").await;
+        }
+        Case::TheyShutDown => {
+            theirs.shutdown_how(Shutdown::Write).expect("shuts down");
+            fail().await;
+            expect_all(&mut ours, b"").await;
+            ours.write_all(b"last").await.expect("writes");
+            ours.close().await.expect("shuts down");
+            expect_all(&mut theirs, b"last").await;
+        }
+        Case::BothShutDown => {
+            ours.shutdown_how(Shutdown::Write).expect("shuts down");
+            theirs.shutdown_how(Shutdown::Write).expect("shuts down");
+            fail().await;
+            expect_all(&mut ours, b"").await;
+            expect_all(&mut theirs, b"").await;
+        }
+        Case::WeClosed => {
+            ours.write_all(&pattern(100_000)).await.expect("writes");
+            drop(ours);
+            fail().await;
+            expect_all(&mut theirs, &pattern(100_000)).await;
+        }
+        Case::WeClosedAndTheyShutDown => {
+            theirs.shutdown_how(Shutdown::Write).expect("shuts down");
+            ours.write_all(b"last").await.expect("writes");
+            drop(ours);
+            fail().await;
+            expect_all(&mut theirs, b"last").await;
+        }
+        Case::TheyClosed => {
+            drop(theirs);
+            fail().await;
+            expect_all(&mut ours, b"").await;
+        }
+        Case::WeAborted => {
+            theirs.write_all(b"unread").await.expect("writes");
+            world.sleep(Duration::from_millis(1)).await;
+            drop(ours);
+            fail().await;
+            let error = theirs.read(&mut [0; 8]).await.expect_err("is reset");
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{delay:?}");
+        }
+    }
+}
+
+async fn expect_all(stream: &mut Stream, expected: &[u8]) {
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).await.expect("reads");
+    assert!(got == expected, "{} of {} bytes", got.len(), expected.len());
+}
+
+#[test]
+fn both_ends_dropped_with_more_to_send_than_fits_come_to_their_ends() {
+    let world = World::new(71);
+    let (client, server) = world.pair_with(|builder| builder.recv_buffer(64 * 1024));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        // More than the peer's buffer, so that it stays in ours.
+        ours.write_all(&pattern(200_000)).await.expect("writes");
+        theirs.write_all(&pattern(200_000)).await.expect("writes");
+        drop((ours, theirs));
+        world.sleep(Duration::from_secs(1)).await;
+        assert!(client.connections().is_empty() && server.connections().is_empty());
+    });
+}
+
+#[test]
+fn a_stream_that_is_dropped_first_delivers_although_the_peer_is_talking() {
+    let world = World::new(72);
+    let (client, server) = world.pair_with(|builder| builder.recv_buffer(64 * 1024));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        ours.write_all(&pattern(150_000)).await.expect("writes");
+        drop(ours);
+        // This data is no longer read, and the peer is notified behind the data.
+        let mut written = 0;
+        while let Ok(count) = theirs.write(&pattern(10_000)).await {
+            written += count;
+            if written >= 150_000 {
+                break;
+            }
+        }
+        let mut got = Vec::new();
+        let end = theirs.read_to_end(&mut got).await;
+        assert!(got == pattern(150_000), "{} bytes", got.len());
+        assert_eq!(
+            end.expect_err("is reset").kind(),
+            ErrorKind::ConnectionReset
+        );
+        drop(theirs);
+        world.sleep(Duration::from_secs(1)).await;
+        assert!(client.connections().is_empty() && server.connections().is_empty());
+    });
+}
+
+#[test]
+fn closing_a_stream_to_a_peer_that_does_not_read_takes_the_close_timeout_and_loses_nothing() {
+    let world = World::new(76);
+    let timeout = Duration::from_secs(7);
+    let (client, server) =
+        world.pair_with(|builder| builder.recv_buffer(64 * 1024).close_timeout(timeout));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let data = pattern(150_000);
+        ours.write_all(&data).await.expect("writes");
+        for _ in 0..2 {
+            let begin = world.runtime.elapsed();
+            let error = ours.close().await.expect_err("the peer does not read");
+            assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+            assert_eq!((world.runtime.elapsed() - begin).as_secs(), 7);
+        }
+        let mut got = Vec::new();
+        let (closed, read) = zip(ours.close(), theirs.read_to_end(&mut got)).await;
+        closed.expect("delivers");
+        read.expect("reads");
+        assert!(got == data);
+    });
+}
+
+#[test]
+fn closing_an_endpoint_returns_when_the_peer_has_made_room_for_the_rest() {
+    let world = World::new(77);
+    let (client, server) = world.pair_with(|builder| builder.recv_buffer(64 * 1024));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        // More than the peer's buffer, and less than ours.
+        let data = pattern(100_000);
+        ours.write_all(&data).await.expect("writes");
+        drop(ours);
+        let begin = world.runtime.elapsed();
+        let mut got = vec![0; 65_536];
+        let reading = async {
+            world.sleep(Duration::from_millis(100)).await;
+            theirs.read_exact(&mut got).await.expect("reads");
+        };
+        zip(client.close(), reading).await;
+        let took = world.runtime.elapsed() - begin;
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        theirs.read_to_end(&mut got).await.expect("reads the rest");
+        assert!(got == data);
+    });
+}
+
+#[test]
+fn a_peer_that_has_read_everything_and_closes_first_has_it() {
+    let world = World::new(78);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        // Too little for the peer to tell that it was read.
+        ours.write_all(b"ping").await.expect("writes");
+        a.hold_completions(true);
+        let answering = async {
+            expect_all(&mut theirs, b"ping").await;
+            theirs.close().await.expect("shuts down");
+            drop(theirs);
+            world.sleep(Duration::from_millis(1)).await;
+            a.hold_completions(false);
+        };
+        let (closed, ()) = zip(ours.close(), answering).await;
+        closed.expect("the peer has read it");
+    });
+}
+
+#[test]
+fn closing_an_endpoint_delivers_what_was_written() {
+    let world = World::new(73);
+    let (client, server) = world.pair();
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let data = pattern(250_000);
+        ours.write_all(&data).await.expect("writes");
+        drop(ours);
+        let reading = async {
+            let mut got = Vec::new();
+            theirs.read_to_end(&mut got).await.expect("reads");
+            drop(theirs);
+            got
+        };
+        let ((), got) = zip(client.close(), reading).await;
+        assert!(got == data);
+        assert!(client.rdma_groups().is_empty());
+        world.sleep(Duration::from_secs(1)).await;
+        assert!(server.rdma_groups().is_empty());
+    });
+}
+
+#[test]
+fn a_peer_that_closes_without_a_word_ends_in_order() {
+    // TCP is quicker or slower than the link.
+    for latency in [1, 50, 400, 100_000] {
+        let world = World::new(74);
+        world
+            .wire
+            .set_latency(Duration::from_micros(latency), Duration::ZERO);
+        let (client, server) = world.pair();
+        world.block_on(async {
+            let listener = listen(&server).await;
+            let (mut ours, theirs) = connect(&client, &listener).await;
+            drop(theirs);
+            assert_eq!(ours.read(&mut [0; 1]).await.expect("ends in order"), 0);
+            let (ours, mut theirs) = connect(&client, &listener).await;
+            drop(ours);
+            assert_eq!(theirs.read(&mut [0; 1]).await.expect("ends in order"), 0);
+        });
+    }
+}
+
+#[test]
+fn a_peer_whose_tcp_ends_before_it_said_anything_is_missed_after_a_while() {
+    let world = World::new(75);
+    let (client, server) = world.pair();
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, theirs) = connect(&client, &listener).await;
+        let address = ours.local_addr().expect("has an address");
+        let begin = world.runtime.elapsed();
+        let mut buf = [0; 1];
+        let reading = ours.read(&mut buf);
+        let cutting = async {
+            world.sleep(Duration::from_millis(1)).await;
+            assert_eq!(world.runtime.cut(address), 1);
+        };
+        let (read, ()) = zip(reading, cutting).await;
+        assert_eq!(
+            read.expect_err("is aborted").kind(),
+            ErrorKind::ConnectionAborted
+        );
+        let took = world.runtime.elapsed() - begin;
+        assert!(
+            took > Duration::from_secs(1) && took < Duration::from_secs(10),
+            "{took:?}"
+        );
+        drop(theirs);
+        // A side that has sent its message needs no TCP any more.
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        transfer(&mut ours, &mut theirs, 1).await;
+        transfer(&mut theirs, &mut ours, 1).await;
+        world
+            .runtime
+            .cut(ours.local_addr().expect("has an address"));
+        world.sleep(Duration::from_secs(20)).await;
+        transfer(&mut ours, &mut theirs, 1000).await;
+        transfer(&mut theirs, &mut ours, 1000).await;
+    });
+}
+
+/// What the LLC messages are that a device receives; `keep` says which are seen.
+fn recorded(
+    device: &Interceptor,
+    keep: impl Fn(MessageType, Step) -> bool + Send + 'static,
+) -> Arc<Mutex<Vec<(MessageType, Step)>>> {
+    let messages = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&messages);
+    device.set_filter(move |message| {
+        let kind = Header::parse(message, None).ok();
+        let kind = kind.and_then(|header| Some((header.message_type()?, header.step())));
+        if let Some((kind, step)) = kind {
+            log.lock()
+                .expect("the lock is not poisoned")
+                .push((kind, step));
+            if !keep(kind, step) {
+                return Vec::new();
+            }
+        }
+        vec![message.to_vec()]
+    });
+    messages
+}
+
+/// How long closing takes after both ends of a stream were dropped at the same time.
+async fn close_after_a_stream(world: &World, client: &Endpoint, server: &Endpoint) -> Duration {
+    let listener = listen(server).await;
+    let (mut ours, mut theirs) = connect(client, &listener).await;
+    transfer(&mut ours, &mut theirs, 1000).await;
+    drop((ours, theirs));
+    let begin = world.runtime.elapsed();
+    client.close().await;
+    world.runtime.elapsed() - begin
+}
+
+#[test]
+fn a_peer_that_deletes_its_keys_is_answered_before_the_group_ends() {
+    for latency in [1, 50, 400, 20_000] {
+        let world = World::new(76);
+        let time = Duration::from_micros(latency);
+        world.wire.set_latency(time, Duration::ZERO);
+        let a = world.device("a0", 1);
+        let b = Interceptor::new(world.device("b0", 2));
+        let client = world.endpoint(&[&a]);
+        let server = world.endpoint_on(vec![b.clone()], |builder| builder.ueid(eid()));
+        world.block_on(async {
+            let messages = recorded(&b, |_, _| true);
+            let took = close_after_a_stream(&world, &client, &server).await;
+            assert!(took < time * 20 + Duration::from_millis(50), "{took:?}");
+            world.sleep(Duration::from_secs(1)).await;
+            let messages = messages.lock().expect("the lock is not poisoned");
+            let at = |what| messages.iter().position(|said| *said == what);
+            let answer = at((MessageType::DeleteRkey, Step::Response));
+            let end = at((MessageType::DeleteLink, Step::Request));
+            assert!(answer.is_some() && answer < end, "{messages:?}");
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_never_deletes_its_keys_is_not_waited_for_without_end() {
+    let world = World::new(77);
+    let a = Interceptor::new(world.device("a0", 1));
+    let b = world.device("b0", 2);
+    let client = world.endpoint_on(vec![a.clone()], |builder| builder.ueid(eid()));
+    let server = world.endpoint(&[&b]);
+    world.block_on(async {
+        let deletes = (MessageType::DeleteRkey, Step::Request);
+        let _messages = recorded(&a, move |kind, step| (kind, step) != deletes);
+        let took = close_after_a_stream(&world, &client, &server).await;
+        let second = Duration::from_secs(1);
+        assert!(took >= second && took < second * 3 / 2, "{took:?}");
+    });
+}
+
+#[test]
+fn connections_that_are_in_use_do_not_hold_up_the_end() {
+    let world = World::new(78);
+    let (client, server) = world.pair();
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        transfer(&mut ours, &mut theirs, 1000).await;
+        let begin = world.runtime.elapsed();
+        client.close().await;
+        let took = world.runtime.elapsed() - begin;
+        assert!(took < Duration::from_millis(100), "{took:?}");
+        let error = theirs.read(&mut [0; 1]).await.expect_err("is reset");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+/// Two hosts whose buffers hold a part of what is written: 64 KiB each.
+fn narrow(world: &World) -> (Arc<MemoryRdma>, Endpoint, Endpoint) {
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let narrow = |builder: Builder| builder.recv_buffer(64 * 1024).send_buffer(64 * 1024);
+    let client = world.endpoint_with(&[&a], narrow);
+    let server = world.endpoint_with(&[&b], narrow);
+    (a, client, server)
+}
+
+/// What arrives before the end, and the end.
+async fn read_slowly(world: &World, stream: &mut Stream) -> (Vec<u8>, std::io::Result<()>) {
+    let (mut got, mut buf) = (Vec::new(), [0; 10_000]);
+    loop {
+        world.sleep(Duration::from_millis(1)).await;
+        match stream.read(&mut buf).await {
+            Ok(0) => return (got, Ok(())),
+            Ok(count) => got.extend_from_slice(&buf[..count]),
+            Err(error) => return (got, Err(error)),
+        }
+    }
+}
+
+#[test]
+fn a_process_that_ends_after_it_shut_down_has_lost_nothing() {
+    // The acknowledgement comes sooner and later than the peer reads.
+    for latency in [1, 50, 400, 5_000] {
+        for len in [1, 1_000, 100_000, 300_000] {
+            let world = World::new(80);
+            let time = Duration::from_micros(latency);
+            world.wire.set_latency(time, Duration::ZERO);
+            let (device, client, server) = narrow(&world);
+            world.block_on(async {
+                let listener = listen(&server).await;
+                let (mut ours, mut theirs) = connect(&client, &listener).await;
+                let data = pattern(len);
+                let writing = async {
+                    ours.write_all(&data).await.expect("writes");
+                    ours.close().await.expect("delivers");
+                    device.leave();
+                };
+                let ((), (got, end)) = zip(writing, read_slowly(&world, &mut theirs)).await;
+                assert!(got == data, "{latency} us: {} of {len} bytes", got.len());
+                end.expect("ends in order");
+            });
+        }
+    }
+}
+
+#[test]
+fn shutting_down_waits_for_a_peer_that_does_not_read() {
+    let world = World::new(81);
+    let (_device, client, server) = narrow(&world);
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let data = pattern(100_000);
+        ours.write_all(&data).await.expect("writes");
+        {
+            let closing = ours.close();
+            pin!(closing);
+            for _ in 0..10 {
+                assert!(poll_once(&mut closing).await.is_none());
+                world.sleep(Duration::from_secs(1)).await;
+            }
+        }
+        // Given up waiting, it is shut down all the same.
+        let late = ours.write(b"late").await.expect_err("is shut down");
+        assert_eq!(late.kind(), ErrorKind::BrokenPipe);
+        let (closed, (got, end)) = zip(ours.close(), read_slowly(&world, &mut theirs)).await;
+        closed.expect("delivers");
+        end.expect("ends in order");
+        assert!(got == data);
+        ours.close().await.expect("is no error twice");
+    });
+}
+
+#[test]
+fn shutting_down_fails_when_the_peer_does_not_take_everything() {
+    let world = World::new(82);
+    let (device, client, server) = narrow(&world);
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, theirs) = connect(&client, &listener).await;
+        ours.write_all(&pattern(100_000)).await.expect("writes");
+        let resetting = async {
+            world.sleep(Duration::from_secs(1)).await;
+            drop(theirs);
+        };
+        let (closed, ()) = zip(ours.close(), resetting).await;
+        let kind = closed.expect_err("is reset").kind();
+        assert_eq!(kind, ErrorKind::ConnectionReset);
+
+        let (mut ours, _theirs) = connect(&client, &listener).await;
+        ours.write_all(&pattern(100_000)).await.expect("writes");
+        let losing = async {
+            world.sleep(Duration::from_secs(1)).await;
+            device.remove();
+        };
+        let (closed, ()) = zip(ours.close(), losing).await;
+        let kind = closed.expect_err("is aborted").kind();
+        assert_eq!(kind, ErrorKind::ConnectionAborted);
+    });
+}
+
+#[test]
+fn shutting_down_is_told_of_what_arrives_over_another_link() {
+    for delay in [0, 3, 6, 9, 12, 20, 200] {
+        let world = World::new(83);
+        let hosts = two_links(&world);
+        world.block_on(async {
+            let listener = listen(&hosts.server).await;
+            let (mut ours, mut theirs) = connect(&hosts.client, &listener).await;
+            world.sleep(Duration::from_secs(1)).await;
+            ours.write_all(b"last").await.expect("writes");
+            let failing = async {
+                world.sleep(Duration::from_micros(delay)).await;
+                hosts.devices[0].set_port_active(1, false);
+            };
+            // The peer says nothing of its own that would be news.
+            zip(ours.close(), failing).await.0.expect("delivers");
+            hosts.devices[2].leave();
+            expect_all(&mut theirs, b"last").await;
+        });
+    }
+}
+
+#[test]
+fn a_process_that_ends_after_a_drop_has_lost_what_the_send_buffer_holds_at_most() {
+    let world = World::new(84);
+    let (device, client, server) = narrow(&world);
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let data = pattern(120_000);
+        ours.write_all(&data).await.expect("writes");
+        drop(ours);
+        device.leave();
+        let (got, end) = read_slowly(&world, &mut theirs).await;
+        assert!(data.starts_with(&got) && got.len() + 64 * 1024 >= data.len());
+        assert!(got.len() < data.len(), "nothing was left to be lost");
+        let cut = theirs.write_all(&pattern(200_000)).await;
+        assert!(end.is_err() || cut.is_err(), "the peer is told");
+    });
+}
+
+/// The last bytes are on their way for a while, but once they are there the peer may take its time.
+#[test]
+fn closing_waits_for_delivery_and_not_for_the_peer_to_read() {
+    for latency in [50, 20_000] {
+        let world = World::new(79);
+        world
+            .wire
+            .set_latency(Duration::from_micros(latency), Duration::ZERO);
+        let (client, server) = world.pair();
+        world.block_on(async {
+            let listener = listen(&server).await;
+            let (mut ours, mut theirs) = connect(&client, &listener).await;
+            let data = pattern(10_000);
+            ours.write_all(&data).await.expect("writes");
+            drop(ours);
+            let begin = world.runtime.elapsed();
+            client.close().await;
+            let took = world.runtime.elapsed() - begin;
+            assert!(took < Duration::from_secs(3), "{took:?}");
+            let mut got = Vec::new();
+            theirs.read_to_end(&mut got).await.expect("reads");
+            assert!(got == data);
+        });
+    }
+}
+
+/// Shut down and still held: what is in the send buffer arrives, and then the end.
+#[test]
+fn closing_waits_for_streams_that_were_shut_down() {
+    for latency in [1, 50, 5_000] {
+        let world = World::new(85);
+        let time = Duration::from_micros(latency);
+        world.wire.set_latency(time, Duration::ZERO);
+        let (_device, client, server) = narrow(&world);
+        world.block_on(async {
+            let listener = listen(&server).await;
+            let (mut ours, mut theirs) = connect(&client, &listener).await;
+            let data = pattern(100_000);
+            ours.write_all(&data).await.expect("writes");
+            ours.shutdown_how(Shutdown::Write).expect("shuts down");
+            let (got, end) = zip(client.close(), read_slowly(&world, &mut theirs))
+                .await
+                .1;
+            assert!(got == data, "{latency} us: {} bytes", got.len());
+            end.expect("ends in order");
+        });
+    }
+}
+
+#[test]
+fn the_time_to_close_runs_on_when_waiting_is_given_up() {
+    let world = World::new(86);
+    let (_device, client, server) = narrow(&world);
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, _theirs) = connect(&client, &listener).await;
+        ours.write_all(&pattern(100_000)).await.expect("writes");
+        let begin = world.runtime.elapsed();
+        {
+            let closing = ours.close();
+            pin!(closing);
+            assert!(poll_once(&mut closing).await.is_none());
+        }
+        world.sleep(Duration::from_secs(100)).await;
+        let late = ours.close().await.expect_err("the peer does not read");
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
+        let took = world.runtime.elapsed() - begin;
+        assert!(took < Duration::from_secs(121), "{took:?}");
+        // It begins again when it was over.
+        let late = ours.close().await.expect_err("the peer does not read");
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
+        let took = world.runtime.elapsed() - begin;
+        assert!(took > Duration::from_secs(239), "{took:?}");
+    });
+}

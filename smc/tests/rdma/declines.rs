@@ -1,0 +1,142 @@
+//! Set-ups that end in a DECLINE, and streams that are TCP then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smc::{Endpoint, Stream};
+use smc_core::device::DeviceError;
+use smc_core::negotiate::Never;
+use smc_core::wire::types::{DeclineCode, Eid};
+use smc_negotiate_local::Local;
+
+use crate::world::{World, connect, eid, is_smcr, listen, transfer};
+
+/// The reasons on both sides of a stream that works as TCP.
+async fn codes(ours: &mut Stream, theirs: &mut Stream) -> [DeclineCode; 2] {
+    transfer(ours, theirs, 10_000).await;
+    transfer(theirs, ours, 10_000).await;
+    [ours, theirs].map(|stream| {
+        let reason = stream.fallback_reason().expect("it is TCP");
+        reason.peer.unwrap_or(reason.local)
+    })
+}
+
+async fn declined(client: &Endpoint, server: &Endpoint) -> [DeclineCode; 2] {
+    let listener = listen(server).await;
+    let (mut ours, mut theirs) = connect(client, &listener).await;
+    codes(&mut ours, &mut theirs).await
+}
+
+#[test]
+fn without_a_common_eid() {
+    let world = World::new(100);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let other: Eid = "OTHER".parse().expect("a valid EID");
+    let client = world.endpoint(&[&a]);
+    let server = world.endpoint_on(vec![b.clone()], |builder| builder.ueid(other));
+    world.block_on(async {
+        let code = DeclineCode::NOSMCDEV;
+        assert_eq!(code.0, 0x0303_0000);
+        assert_eq!(declined(&client, &server).await, [code; 2]);
+        assert_eq!((a.links().len(), b.links().len()), (0, 0));
+    });
+}
+
+#[test]
+fn without_a_device_of_the_server() {
+    let world = World::new(101);
+    let a = world.device("a0", 1);
+    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[]));
+    world.block_on(async {
+        let [ours, theirs] = declined(&client, &server).await;
+        assert_eq!(ours, theirs);
+        assert_eq!((a.links().len(), a.registrations()), (0, 0));
+    });
+}
+
+#[test]
+fn without_a_queue_pair() {
+    for which in 0..2 {
+        let world = World::new(102);
+        let devices = [world.device("a0", 1), world.device("b0", 2)];
+        let endpoints = [0, 1].map(|at| world.endpoint(&[&devices[at]]));
+        world.block_on(async {
+            devices[which].set_max_links(0);
+            let listener = listen(&endpoints[1]).await;
+            let (mut ours, mut theirs) = connect(&endpoints[0], &listener).await;
+            let [ours, theirs] = codes(&mut ours, &mut theirs).await;
+            assert_eq!(ours, theirs);
+            world.sleep(Duration::from_secs(5)).await;
+            for (device, endpoint) in devices.iter().zip(&endpoints) {
+                assert_eq!((device.links().len(), device.registrations()), (0, 0));
+                assert!(endpoint.link_groups().is_empty() && endpoint.rdma_groups().is_empty());
+            }
+            // With one it works.
+            devices[which].set_max_links(10);
+            let (ours, _theirs) = connect(&endpoints[0], &listener).await;
+            assert!(is_smcr(&ours));
+        });
+    }
+}
+
+#[test]
+fn without_memory() {
+    for which in 0..2 {
+        for error in [DeviceError::NoMemory, DeviceError::Exhausted] {
+            let world = World::new(103);
+            let devices = [world.device("a0", 1), world.device("b0", 2)];
+            let endpoints = [0, 1].map(|at| world.endpoint(&[&devices[at]]));
+            world.block_on(async {
+                let listener = listen(&endpoints[1]).await;
+                devices[which].refuse_registrations(vec![error.clone(); 20]);
+                let (mut ours, mut theirs) = connect(&endpoints[0], &listener).await;
+                let [ours, theirs] = codes(&mut ours, &mut theirs).await;
+                assert_eq!((ours, theirs), (DeclineCode::MEM, DeclineCode::MEM));
+                devices[which].refuse_registrations([]);
+                world.sleep(Duration::from_secs(5)).await;
+                for endpoint in &endpoints {
+                    assert!(endpoint.rdma_groups().is_empty());
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn without_a_link_that_works() {
+    let world = World::new(104);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
+    world.block_on(async {
+        world.wire.cut();
+        let begin = world.runtime.elapsed();
+        let codes = declined(&client, &server).await;
+        assert_eq!(codes, [DeclineCode::TIMEOUT_CL; 2]);
+        assert!(world.runtime.elapsed() - begin < Duration::from_secs(6));
+        world.sleep(Duration::from_secs(5)).await;
+        assert_eq!((a.links().len(), b.links().len()), (0, 0));
+        assert_eq!((a.registrations(), b.registrations()), (0, 0));
+        assert!(client.link_groups().is_empty() && server.link_groups().is_empty());
+    });
+}
+
+#[test]
+fn endpoints_that_agree_beside_tcp_only_find_no_one_over_a_network() {
+    let world = World::new(105);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let client = world.endpoint_on(vec![a], |builder| {
+        builder.ueid(eid()).negotiation(Arc::new(Local::new()))
+    });
+    let server = world.endpoint_on(vec![b], |builder| {
+        builder.ueid(eid()).negotiation(Arc::new(Never::new()))
+    });
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        // Nothing of ours works beside TCP, so nothing was offered.
+        assert_eq!(
+            codes(&mut ours, &mut theirs).await,
+            [DeclineCode::PEERNOSMC, DeclineCode::PEERNOSMC]
+        );
+    });
+}

@@ -1,0 +1,335 @@
+//! Peers that break the rules of the data path, or say unusual things.
+
+use std::collections::BTreeSet;
+use std::future::poll_fn;
+use std::io::{ErrorKind, IoSlice};
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_lite::{AsyncReadExt, AsyncWriteExt};
+use smc::Endpoint;
+use smc_core::FallbackCause;
+use smc_core::device::{Access, RdmaAddress, RoceKind};
+use smc_core::proto::group::{DeviceIndex, MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS, NoGroup};
+use smc_core::proto::handshake::{
+    ClientOffer, HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath,
+};
+use smc_core::runtime::{Socket, SocketOptions};
+use smc_core::wire::cdc::{CdcR, ProducerFlags};
+use smc_core::wire::cursor::Cursor;
+use smc_core::wire::llc::{ByteOrder, DeleteLink, DeleteLinkReason, Dialect};
+use smc_core::wire::types::{DeclineCode, Mac, MtuCode, PeerId, RoceGid};
+
+use smc_testkit::middleware::{Trace, What};
+
+use crate::interceptor::Interceptor;
+use crate::world::{World, connect, eid, is_smcr, listen, server_address, transfer};
+
+/// A client whose messages the server sees changed.
+fn intercepted(world: &World) -> (Endpoint, Endpoint, Arc<Interceptor>) {
+    let client = world.device("a0", 1);
+    let interceptor = Interceptor::new(world.device("b0", 2));
+    let server = world.endpoint_on(vec![interceptor.clone()], |builder| builder.ueid(eid()));
+    (world.endpoint(&[&client]), server, interceptor)
+}
+
+/// A client without any device that proposes SMC-R and falls silent.
+async fn silent(world: &World, from: u8, instance: u16) -> Arc<dyn Socket> {
+    let ip = Ipv4Addr::new(10, 0, 0, from);
+    let mac = Mac::new([2, 0, 0, 0, 0, from]);
+    let mtu = MtuCode::for_bytes(1024).expect("a size there is");
+    let address = RdmaAddress::new(RoceGid::from_ipv4(ip), RoceKind::V2, mac, mtu);
+    let subnets = vec![Subnet::V4(ip, 24)];
+    let port = RdmaPort::new(
+        DeviceIndex(0),
+        address.with_interface("v0", 0),
+        subnets.clone(),
+    );
+    let mut config = HandshakeConfig::new(Vec::new());
+    config.ueids = vec![eid()];
+    config.rdma = Some(RdmaConfig::new(PeerId::new(instance, mac), vec![port]));
+    let path = TcpPath::over(Interface::new(subnets, None).with_name("v0"));
+    let path = path.with_addresses(ip.into(), server_address().ip());
+    let proposal = ClientOffer::new(&config, &path).expect("there is something to offer");
+
+    let mut options = SocketOptions::default();
+    options.local = Some((ip, 0).into());
+    let runtime = world.runtime.handle();
+    let socket = runtime
+        .connect(server_address(), &options, &mut |_| Ok(()))
+        .await
+        .expect("connects");
+    let sent = poll_fn(|cx| socket.poll_write(cx, &[IoSlice::new(proposal.bytes())])).await;
+    assert_eq!(sent.expect("writes"), proposal.bytes().len());
+    socket
+}
+
+#[test]
+fn clients_that_fall_silent_leave_links_to_others() {
+    let world = World::new(44);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    b.set_max_links(MAX_FIRST_CONTACTS + 1);
+    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let mut sockets = Vec::new();
+        // Each says that it is another one.
+        for instance in 1..=100 {
+            sockets.push(silent(&world, 3, instance).await);
+        }
+        world.sleep(Duration::from_millis(100)).await;
+        assert_eq!(b.links().len(), MAX_FIRST_CONTACTS);
+        // The others are TCP.
+        for _ in MAX_FIRST_CONTACTS..100 {
+            let (stream, _) = listener.accept().await.expect("accepts");
+            let reason = stream.fallback_reason().expect("it is TCP");
+            assert_eq!(reason.local, DeclineCode::MEM);
+            assert_eq!(reason.cause, FallbackCause::NoGroup(NoGroup::Full));
+        }
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        assert!(is_smcr(&ours), "{}", ours.mode());
+        transfer(&mut ours, &mut theirs, 1000).await;
+        world.sleep(Duration::from_secs(10)).await;
+        assert_eq!(b.links().len(), 1);
+    });
+}
+
+#[test]
+fn clients_of_very_many_addresses_that_fall_silent_leave_links_to_peers() {
+    let world = World::new(46);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let _first = connect(&client, &listener).await;
+        let mut sockets = Vec::new();
+        for from in 3..103 {
+            sockets.push(silent(&world, from, 1).await);
+        }
+        world.sleep(Duration::from_millis(100)).await;
+        assert_eq!(b.links().len(), 1 + MAX_ALL_FIRST_CONTACTS);
+        for _ in MAX_ALL_FIRST_CONTACTS..sockets.len() {
+            let (stream, _) = listener.accept().await.expect("accepts");
+            let reason = stream.fallback_reason().expect("it is TCP");
+            assert_eq!(reason.cause, FallbackCause::NoGroup(NoGroup::Full));
+        }
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        assert!(is_smcr(&ours), "{}", ours.mode());
+        transfer(&mut ours, &mut theirs, 1000).await;
+    });
+}
+
+#[test]
+fn a_peer_cannot_write_into_the_buffers_of_another_peer() {
+    let world = World::new(45);
+    let victim = world.endpoint(&[&world.device("a0", 1)]);
+    let device = Interceptor::new(world.device("c0", 3));
+    let hostile = world.endpoint_on(vec![device.clone()], |builder| builder.ueid(eid()));
+    let (traced, journal) = Trace::with_journal(world.device("b0", 2));
+    let server = world.endpoint_on(vec![traced], |builder| builder.ueid(eid()));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&victim, &listener).await;
+        let rmb = journal
+            .take()
+            .into_iter()
+            .find_map(|record| match record.what {
+                What::MemoryRegistered {
+                    access: Access::RemoteWrite,
+                    result: Ok(rmb),
+                    ..
+                } => Some(rmb),
+                _ => None,
+            });
+        let (mut attacking, mut attacked) = connect(&hostile, &listener).await;
+        assert!(is_smcr(&ours) && is_smcr(&attacking));
+
+        let (rkey, addr) = rmb.expect("the server has registered a receive buffer");
+        device.aim_at(rkey, addr);
+        attacking.write_all(b"forged").await.expect("is staged");
+        let error = attacked.read(&mut [0]).await.expect_err("is cut off");
+        assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+        // What it would have overwritten arrives as it was sent.
+        transfer(&mut ours, &mut theirs, 100_000).await;
+    });
+}
+
+#[test]
+fn bad_cursors_end_their_connection_and_no_other() {
+    type Change = fn(&mut CdcR);
+    let changes: [(&str, Change); 4] = [
+        ("a producer outside of the ring", |cdc| {
+            cdc.producer.count = 1 << 30
+        }),
+        ("a producer that passes the space", |cdc| {
+            cdc.producer = Cursor { wrap: 2, count: 77 };
+        }),
+        ("a consumer outside of the ring", |cdc| {
+            cdc.consumer.count = 1 << 30
+        }),
+        ("a consumer that passes the data", |cdc| {
+            cdc.consumer = Cursor {
+                wrap: 0,
+                count: 5000,
+            };
+        }),
+    ];
+    for (what, change) in changes {
+        let world = World::new(40);
+        let (client, server, interceptor) = intercepted(&world);
+        world.block_on(async {
+            let listener = listen(&server).await;
+            let (mut ours, mut theirs) = connect(&client, &listener).await;
+            let (mut other, mut others) = connect(&client, &listener).await;
+            transfer(&mut ours, &mut theirs, 100).await;
+            transfer(&mut other, &mut others, 100).await;
+            interceptor.change_once(move |cdc| {
+                change(cdc);
+                true
+            });
+            ours.write_all(b"0123456789").await.expect("writes");
+            let error = loop {
+                match theirs.read(&mut [0; 100]).await {
+                    Ok(count) => assert!(count > 0, "{what}"),
+                    Err(error) => break error,
+                }
+            };
+            assert_ne!(error.kind(), ErrorKind::UnexpectedEof, "{what}");
+            drop(theirs);
+            let mut rest = Vec::new();
+            let error = ours.read_to_end(&mut rest).await.expect_err(what);
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{what}");
+            transfer(&mut other, &mut others, 50_000).await;
+            transfer(&mut others, &mut other, 50_000).await;
+        });
+    }
+}
+
+#[test]
+fn tokens_tell_nothing_of_other_tokens() {
+    let world = World::new(45);
+    let (client, server, interceptor) = intercepted(&world);
+    let seen = Arc::new(Mutex::new(BTreeSet::new()));
+    let tokens = Arc::clone(&seen);
+    interceptor.set_filter(move |message| {
+        if let Ok(cdc) = CdcR::parse(message) {
+            tokens.lock().expect("a token").insert(cdc.token.get());
+        }
+        vec![message.to_vec()]
+    });
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let mut streams = Vec::new();
+        for _ in 0..10 {
+            let (mut ours, mut theirs) = connect(&client, &listener).await;
+            transfer(&mut ours, &mut theirs, 100).await;
+            streams.push((ours, theirs));
+        }
+    });
+    let seen: Vec<_> = seen.lock().expect("tokens").iter().copied().collect();
+    assert_eq!(seen.len(), 10);
+    let gaps = seen.iter().zip(seen.iter().skip(1)).map(|(a, b)| b - a);
+    assert!(gaps.min() > Some(1), "{seen:?}");
+}
+
+#[test]
+fn messages_with_unknown_tokens_and_malformed_ones_are_dropped() {
+    let world = World::new(41);
+    let (client, server, interceptor) = intercepted(&world);
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let mut round = 0_u8;
+        interceptor.set_filter(move |message| {
+            round = round.wrapping_add(1);
+            let mut unknown = message.to_vec();
+            if let Some(token) = unknown.get_mut(4..8) {
+                token.copy_from_slice(&[0xff, round, 3, 4]);
+            }
+            let rubbish = vec![round; usize::from(round)];
+            let short = message[..message.len() / 2].to_vec();
+            vec![unknown, rubbish, short, message.to_vec(), message.to_vec()]
+        });
+        transfer(&mut ours, &mut theirs, 200_000).await;
+        transfer(&mut theirs, &mut ours, 200_000).await;
+    });
+}
+
+#[test]
+fn delete_link_for_all_ends_the_group_of_both() {
+    let world = World::new(42);
+    let (client, server, interceptor) = intercepted(&world);
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        transfer(&mut ours, &mut theirs, 100).await;
+        theirs.write_all(b"said before").await.expect("writes");
+        world.sleep(Duration::from_millis(1)).await;
+        interceptor.set_filter(|message| {
+            let dialect = Dialect::V2(ByteOrder::Little);
+            let all = DeleteLink::all(dialect, false, DeleteLinkReason::OPERATOR);
+            let mut bytes = vec![0; all.encoded_len()];
+            all.emit(&mut bytes).expect("fits");
+            vec![message.to_vec(), bytes]
+        });
+        ours.write_all(b"the last drop").await.expect("writes");
+        let mut got = [0; 13];
+        theirs.read_exact(&mut got).await.expect("what came before");
+        let error = theirs.read(&mut [0; 10]).await.expect_err("is aborted");
+        assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+        let mut said = Vec::new();
+        let error = ours.read_to_end(&mut said).await.expect_err("is aborted");
+        assert!(
+            matches!(
+                error.kind(),
+                ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset
+            ),
+            "{error}"
+        );
+        drop((ours, theirs));
+        world.sleep(Duration::from_secs(3)).await;
+        for endpoint in [&client, &server] {
+            assert!(endpoint.rdma_groups().is_empty());
+            assert!(endpoint.connections().is_empty());
+        }
+        // The next one makes another group.
+        interceptor.set_filter(|message| vec![message.to_vec()]);
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        transfer(&mut ours, &mut theirs, 100).await;
+    });
+}
+
+#[test]
+fn urgent_data_is_answered_with_an_update_once_it_is_read() {
+    let world = World::new(43);
+    let ours_seen = Interceptor::new(world.device("a0", 1));
+    let theirs_seen = Interceptor::new(world.device("b0", 2));
+    let client = world.endpoint_on(vec![ours_seen.clone()], |builder| builder.ueid(eid()));
+    let server = world.endpoint_on(vec![theirs_seen.clone()], |builder| builder.ueid(eid()));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        transfer(&mut ours, &mut theirs, 100).await;
+        theirs_seen.change_once(|cdc| {
+            cdc.producer_flags |= ProducerFlags::URGENT_PENDING | ProducerFlags::URGENT_PRESENT;
+            true
+        });
+        let updates = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&updates);
+        ours_seen.set_filter(move |message| {
+            if CdcR::parse(message).is_ok_and(|cdc| cdc.consumer.count == 101) {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            vec![message.to_vec()]
+        });
+        ours.write_all(b"!").await.expect("writes");
+        world.sleep(Duration::from_millis(1)).await;
+        assert_eq!(updates.load(Ordering::Relaxed), 0);
+        theirs.read_exact(&mut [0; 1]).await.expect("reads");
+        world.sleep(Duration::from_millis(1)).await;
+        assert_eq!(updates.load(Ordering::Relaxed), 1);
+        transfer(&mut ours, &mut theirs, 1000).await;
+    });
+}

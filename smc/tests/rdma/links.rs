@@ -1,0 +1,239 @@
+//! Links that are tested, fail, and come back.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use smc::{Endpoint, Stream};
+use smc_core::device::LinkFailure;
+use smc_core::proto::links::LinkState;
+
+use crate::failover::two_links;
+use crate::world::{World, connect, listen, pattern, transfer};
+
+fn active(endpoint: &Endpoint) -> usize {
+    let groups = endpoint.rdma_groups();
+    let links = groups.iter().flat_map(|group| &group.links);
+    links.filter(|link| link.state == LinkState::Active).count()
+}
+
+#[test]
+fn a_link_is_tested_and_answers_while_applications_sleep() {
+    let world = World::new(50);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        world.sleep(Duration::from_secs(300)).await;
+        assert_eq!((active(&client), active(&server)), (1, 1));
+        transfer(&mut ours, &mut theirs, 1000).await;
+    });
+}
+
+#[test]
+fn a_dead_single_link_aborts_its_connections() {
+    let world = World::new(51);
+    let (client, server) = world.pair();
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        transfer(&mut ours, &mut theirs, 1000).await;
+        // The failure is not detected until the link is tested.
+        world.wire.cut();
+        for stream in [&mut ours, &mut theirs] {
+            let timeout = async {
+                world.sleep(Duration::from_secs(40)).await;
+                panic!("the failure is not detected");
+            };
+            let read = future::or(stream.read(&mut [0; 10]), timeout).await;
+            assert_eq!(
+                read.expect_err("is aborted").kind(),
+                ErrorKind::ConnectionAborted
+            );
+            let wrote = stream.write(b"x").await;
+            assert_eq!(
+                wrote.expect_err("is aborted").kind(),
+                ErrorKind::ConnectionAborted
+            );
+        }
+        assert!(client.rdma_groups().is_empty() && server.rdma_groups().is_empty());
+    });
+}
+
+#[test]
+fn a_link_that_does_not_answer_its_test_gives_way_to_the_other() {
+    let world = World::new(52);
+    let hosts = two_links(&world);
+    world.block_on(async {
+        let listener = listen(&hosts.server).await;
+        let (mut ours, mut theirs) = connect(&hosts.client, &listener).await;
+        world.sleep(Duration::from_secs(1)).await;
+        assert_eq!((active(&hosts.client), active(&hosts.server)), (2, 2));
+        hosts.devices[0].set_port_cut(1, true);
+        world.sleep(Duration::from_secs(40)).await;
+        assert_eq!((active(&hosts.client), active(&hosts.server)), (1, 1));
+        transfer(&mut ours, &mut theirs, 100_000).await;
+        transfer(&mut theirs, &mut ours, 100_000).await;
+    });
+}
+
+#[test]
+fn a_cut_under_load_costs_time_and_no_byte() {
+    for (seed, which) in [(53, 0), (54, 1), (55, 2), (56, 3)] {
+        let world = World::new(seed);
+        let hosts = two_links(&world);
+        world.block_on(async {
+            let listener = listen(&hosts.server).await;
+            let mut streams = Vec::new();
+            for _ in 0..4 {
+                streams.push(connect(&hosts.client, &listener).await);
+            }
+            world.sleep(Duration::from_secs(1)).await;
+            // Those that came first are on the first link, these on both.
+            for _ in 0..4 {
+                streams.push(connect(&hosts.client, &listener).await);
+            }
+            let cut = async {
+                world.sleep(Duration::from_micros(30)).await;
+                hosts.devices[which].set_port_cut(1, true);
+            };
+            let moving = both_ways(&mut streams, 500_000);
+            future::zip(moving, cut).await;
+            assert_eq!((active(&hosts.client), active(&hosts.server)), (1, 1));
+        });
+    }
+}
+
+async fn both_ways(streams: &mut [(Stream, Stream)], len: usize) {
+    let data = pattern(len);
+    let mut all: Vec<_> = streams
+        .iter_mut()
+        .map(|(ours, theirs)| {
+            let data = &data;
+            Box::pin(async move {
+                let (mut read, mut write) = ours.split();
+                let (mut other_read, mut other_write) = theirs.split();
+                let (mut got, mut other_got) = (vec![0; len], vec![0; len]);
+                let there =
+                    future::zip(write.write_all(data), other_read.read_exact(&mut other_got));
+                let back = future::zip(other_write.write_all(data), read.read_exact(&mut got));
+                let ((sent, received), (other_sent, other_received)) =
+                    future::zip(there, back).await;
+                for result in [sent, received, other_sent, other_received] {
+                    result.expect("no stream notices");
+                }
+                assert!(got == *data && other_got == *data);
+            })
+        })
+        .collect();
+    crate::concurrency::join(&mut all).await;
+}
+
+#[test]
+fn a_port_that_comes_back_becomes_a_second_link_again() {
+    let world = World::new(57);
+    let hosts = two_links(&world);
+    world.block_on(async {
+        let listener = listen(&hosts.server).await;
+        let (mut ours, mut theirs) = connect(&hosts.client, &listener).await;
+        world.sleep(Duration::from_secs(1)).await;
+        for which in [0, 1, 2, 3, 0, 2] {
+            hosts.devices[which].set_port_active(1, false);
+            transfer(&mut ours, &mut theirs, 50_000).await;
+            world.sleep(Duration::from_secs(10)).await;
+            hosts.devices[which].set_port_active(1, true);
+            world.sleep(Duration::from_secs(10)).await;
+            assert_eq!(
+                (active(&hosts.client), active(&hosts.server)),
+                (2, 2),
+                "{which}"
+            );
+            for device in &hosts.devices {
+                assert_eq!(device.links().len(), 1, "{which}");
+            }
+            transfer(&mut theirs, &mut ours, 50_000).await;
+        }
+        assert_eq!(hosts.client.link_groups().len(), 1);
+    });
+}
+
+#[test]
+fn a_removed_device_takes_its_links_and_no_connection() {
+    for which in 0..4 {
+        let world = World::new(58);
+        let hosts = two_links(&world);
+        world.block_on(async {
+            let listener = listen(&hosts.server).await;
+            let mut streams = Vec::new();
+            for _ in 0..3 {
+                streams.push(connect(&hosts.client, &listener).await);
+                world.sleep(Duration::from_secs(1)).await;
+            }
+            hosts.devices[which].remove();
+            both_ways(&mut streams, 100_000).await;
+            // New ones come about over the rest.
+            streams.push(connect(&hosts.client, &listener).await);
+            both_ways(&mut streams, 10_000).await;
+            // They end in order, those included whose first device is gone.
+            for (mut ours, mut theirs) in streams.drain(..) {
+                ours.write_all(b"last one").await.expect("writes");
+                drop(ours);
+                let mut got = Vec::new();
+                theirs.read_to_end(&mut got).await.expect("reads");
+                assert_eq!(got, b"last one");
+            }
+            world.sleep(Duration::from_secs(1)).await;
+            assert!(hosts.client.connections().is_empty(), "{which}");
+            assert!(hosts.server.connections().is_empty(), "{which}");
+        });
+    }
+}
+
+#[test]
+fn without_any_device_left_connections_are_aborted() {
+    let world = World::new(59);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        transfer(&mut ours, &mut theirs, 1000).await;
+        a.remove();
+        let error = ours.read(&mut [0; 10]).await.expect_err("is aborted");
+        assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+        let error = theirs.read(&mut [0; 10]).await.expect_err("is aborted");
+        assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+        drop((ours, theirs));
+        world.sleep(Duration::from_secs(1)).await;
+        assert!(client.connections().is_empty() && server.connections().is_empty());
+        // Without a device there is nothing but TCP, and that works.
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        assert!(!ours.mode().is_smc() && !theirs.mode().is_smc());
+        transfer(&mut ours, &mut theirs, 1000).await;
+    });
+}
+
+#[test]
+fn failures_one_after_the_other_cost_nothing_as_long_as_links_come_back() {
+    let world = World::new(60);
+    let hosts = two_links(&world);
+    world.block_on(async {
+        let listener = listen(&hosts.server).await;
+        let mut streams = vec![connect(&hosts.client, &listener).await];
+        world.sleep(Duration::from_secs(1)).await;
+        for round in 0..10 {
+            let device = &hosts.devices[round % 4];
+            for link in device.links() {
+                device.fail_link(link.local.qpn, LinkFailure::Flushed);
+            }
+            both_ways(&mut streams, 30_000).await;
+            world.sleep(Duration::from_secs(5)).await;
+            assert_eq!(
+                (active(&hosts.client), active(&hosts.server)),
+                (2, 2),
+                "{round}"
+            );
+        }
+    });
+}

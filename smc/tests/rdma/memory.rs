@@ -1,0 +1,93 @@
+//! Buffers of SMC-R under a limit on memory.
+
+use smc::{Endpoint, Stream};
+use smc_core::wire::types::DeclineCode;
+
+use crate::world::{World, connect, is_smcr, listen, transfer};
+
+/// A client and a server with a limit, and streams between them.
+async fn streams(
+    world: &World,
+    limit: usize,
+    count: usize,
+) -> (Endpoint, Endpoint, Vec<(Stream, Stream)>) {
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let client = world.endpoint(&[&a]);
+    let server = world.endpoint_with(&[&b], |builder| builder.memory_limit(limit));
+    let listener = listen(&server).await;
+    let mut streams = Vec::new();
+    for _ in 0..count {
+        streams.push(connect(&client, &listener).await);
+    }
+    (client, server, streams)
+}
+
+#[test]
+fn a_memory_limit_makes_receive_buffers_smaller_and_then_leaves_tcp() {
+    let world = World::new(7);
+    world.block_on(async {
+        let limit = 8 << 20;
+        let (_client, server, mut streams) = streams(&world, limit, 60).await;
+        let lens: Vec<_> = (streams.iter())
+            .filter(|(_, theirs)| is_smcr(theirs))
+            .map(|(_, theirs)| theirs.recv_buffer_size().expect("SMC"))
+            .collect();
+        assert!(lens.len() > 8 && lens.len() < 60, "{lens:?}");
+        assert!(lens.first() > lens.last(), "{lens:?}");
+        assert!(server.memory().used() <= limit);
+        let (ours, theirs) = streams.last().expect("one");
+        let reasons = [theirs, ours].map(|stream| stream.fallback_reason().expect("TCP"));
+        assert_eq!(reasons[0].local, DeclineCode::MEM);
+        assert_eq!(reasons[1].peer, Some(DeclineCode::MEM));
+        for (ours, theirs) in &mut streams {
+            transfer(ours, theirs, 100_000).await;
+            transfer(theirs, ours, 100_000).await;
+        }
+    });
+}
+
+#[test]
+fn buffers_that_a_link_group_keeps_are_used_again_when_memory_is_short() {
+    let world = World::new(9);
+    world.block_on(async {
+        let (client, server, streams) = streams(&world, 8 << 20, 12).await;
+        let lens = |streams: &[(Stream, Stream)]| {
+            let lens = streams.iter().map(|(_, theirs)| theirs.recv_buffer_size());
+            let mut lens: Vec<_> = lens.map(|len| len.expect("SMC")).collect();
+            lens.sort_unstable();
+            lens
+        };
+        let before = lens(&streams);
+        drop(streams);
+        world.sleep(std::time::Duration::from_secs(5)).await;
+        let listener = listen(&server).await;
+        let mut again = Vec::new();
+        for _ in 0..12 {
+            again.push(connect(&client, &listener).await);
+        }
+        assert_eq!(lens(&again), before);
+    });
+}
+
+#[test]
+fn buffers_stay_charged_while_a_link_group_keeps_them() {
+    let world = World::new(8);
+    world.block_on(async {
+        let (_client, server, streams) = streams(&world, 1 << 30, 3).await;
+        let used = server.memory().used();
+        assert_eq!(
+            used,
+            3 * ((1 << 20) + (1 << 18)),
+            "RMB and staging ring of each"
+        );
+        drop(streams);
+        world.sleep(std::time::Duration::from_secs(5)).await;
+        assert_eq!(
+            server.memory().used(),
+            used,
+            "kept for the next connections"
+        );
+        server.close().await;
+        assert_eq!(server.memory().used(), 0);
+    });
+}
