@@ -58,9 +58,9 @@
 //!
 //! What a stream has written waits in its send buffer until the peer's memory has it, and is lost
 //! with the process before: at most
-//! [`send_buffer`](smc::Builder::send_buffer) bytes for each stream (256 KiB unless set).
+//! `send_buffer` bytes for each stream (256 KiB unless set).
 //! Closing a stream and waiting for that (`close`, tokio's `shutdown`), or
-//! [`Endpoint::close`](smc::Endpoint::close) after streams were dropped, leaves nothing behind.
+//! `Endpoint::close` after streams were dropped, leaves nothing behind.
 //! Where it was not waited for, the peer gets a part of the data and then an error, not the end of the
 //! stream.
 //!

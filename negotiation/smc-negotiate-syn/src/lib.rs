@@ -43,7 +43,7 @@
 //!   then, and neither sent nor accepted;
 //! - if the option space of the SYN was full, or a middlebox has removed the option;
 //! - for sockets that this has not marked: those of other programs, and a listener that was
-//!   inherited or bound elsewhere ([`Endpoint::listen_on`](smc::Endpoint::listen_on)), unless
+//!   inherited or bound elsewhere (`Endpoint::listen_on`), unless
 //!   whatever made it listen had marked it.
 //!
 //! What a server cannot see is what became of its SYN-ACK. If that alone lost the option, on the

@@ -94,7 +94,7 @@ pub enum FallbackCause {
     PeerDeclined(DeclineCode),
     /// `Policy::Never` applies to the address.
     Policy,
-    /// The endpoint has no negotiation ([`Builder::negotiation`](crate::Builder::negotiation)).
+    /// The endpoint has no negotiation (`Builder::negotiation`).
     NoNegotiation,
     /// The endpoint has no working device.
     NoDevice,

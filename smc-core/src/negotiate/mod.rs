@@ -77,7 +77,7 @@ pub trait Negotiation: Debug + Send + Sync + 'static {
     ///
     /// For settings that a listening socket does not take. Does not wait. An error here is returned
     /// by [`Negotiation::publish`], which follows for the same socket. It is not called for a
-    /// socket that listened before ([`Endpoint::listen_on`](super::Endpoint::listen_on)).
+    /// socket that listened before (`Endpoint::listen_on`).
     fn prepare(&self, socket: &Unconnected<'_>) {
         let _ = socket;
     }
