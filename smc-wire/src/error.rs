@@ -5,72 +5,109 @@
 
 use core::fmt;
 
-/// The message a [`DecodeError`] or an [`EmitError`] is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum MessageKind {
-    /// The experimental TCP option of SYN and SYN/ACK.
-    TcpOption,
-    /// The eight bytes every CLC message begins with.
-    ClcHeader,
-    /// CLC PROPOSAL.
-    Proposal,
-    /// CLC ACCEPT.
-    Accept,
-    /// CLC CONFIRM.
-    Confirm,
-    /// CLC DECLINE.
-    Decline,
-    /// The first four bytes of every LLC message.
-    LlcHeader,
-    /// LLC CONFIRM LINK.
-    ConfirmLink,
-    /// LLC ADD LINK.
-    AddLink,
-    /// LLC ADD LINK CONTINUATION (v1).
-    AddLinkCont,
-    /// LLC DELETE LINK.
-    DeleteLink,
-    /// LLC REQUEST ADD LINK (v2).
-    RequestAddLink,
-    /// LLC CONFIRM RKEY.
-    ConfirmRkey,
-    /// LLC CONFIRM RKEY CONTINUATION (v1).
-    ConfirmRkeyCont,
-    /// LLC TEST LINK.
-    TestLink,
-    /// LLC DELETE RKEY.
-    DeleteRkey,
-    /// CDC message of SMC-R (44 bytes on a queue pair).
-    CdcR,
-    /// CDC block of SMC-D (32 bytes at the start of a DMB element).
-    CdcD,
+/// Declares the messages and their names in the protocol documents.
+macro_rules! message_kinds {
+    ($($(#[$doc:meta])* $variant:ident $name:literal,)+) => {
+        /// The message a [`DecodeError`] or an [`EmitError`] is about.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum MessageKind { $($(#[$doc])* $variant,)+ }
+
+        impl MessageKind {
+            /// The name used by the protocol documents, for example `ADD LINK`.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+    };
 }
 
+message_kinds! {
+    /// The experimental TCP option of SYN and SYN/ACK.
+    TcpOption "TCP option",
+    /// The eight bytes every CLC message begins with.
+    ClcHeader "CLC header",
+    /// CLC PROPOSAL.
+    Proposal "PROPOSAL",
+    /// CLC ACCEPT.
+    Accept "ACCEPT",
+    /// CLC CONFIRM.
+    Confirm "CONFIRM",
+    /// CLC DECLINE.
+    Decline "DECLINE",
+    /// The first four bytes of every LLC message.
+    LlcHeader "LLC header",
+    /// LLC CONFIRM LINK.
+    ConfirmLink "CONFIRM LINK",
+    /// LLC ADD LINK.
+    AddLink "ADD LINK",
+    /// LLC ADD LINK CONTINUATION (v1).
+    AddLinkCont "ADD LINK CONT",
+    /// LLC DELETE LINK.
+    DeleteLink "DELETE LINK",
+    /// LLC REQUEST ADD LINK (v2).
+    RequestAddLink "REQUEST ADD LINK",
+    /// LLC CONFIRM RKEY.
+    ConfirmRkey "CONFIRM RKEY",
+    /// LLC CONFIRM RKEY CONTINUATION (v1).
+    ConfirmRkeyCont "CONFIRM RKEY CONT",
+    /// LLC TEST LINK.
+    TestLink "TEST LINK",
+    /// LLC DELETE RKEY.
+    DeleteRkey "DELETE RKEY",
+    /// CDC message of SMC-R (44 bytes on a queue pair).
+    CdcR "CDC (SMC-R)",
+    /// CDC block of SMC-D (32 bytes at the start of a DMB element).
+    CdcD "CDC (SMC-D)",
+}
+
+/// The errors that most parsers have.
 impl MessageKind {
-    /// The name used by the protocol documents, for example `ADD LINK`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::TcpOption => "TCP option",
-            Self::ClcHeader => "CLC header",
-            Self::Proposal => "PROPOSAL",
-            Self::Accept => "ACCEPT",
-            Self::Confirm => "CONFIRM",
-            Self::Decline => "DECLINE",
-            Self::LlcHeader => "LLC header",
-            Self::ConfirmLink => "CONFIRM LINK",
-            Self::AddLink => "ADD LINK",
-            Self::AddLinkCont => "ADD LINK CONT",
-            Self::DeleteLink => "DELETE LINK",
-            Self::RequestAddLink => "REQUEST ADD LINK",
-            Self::ConfirmRkey => "CONFIRM RKEY",
-            Self::ConfirmRkeyCont => "CONFIRM RKEY CONT",
-            Self::TestLink => "TEST LINK",
-            Self::DeleteRkey => "DELETE RKEY",
-            Self::CdcR => "CDC (SMC-R)",
-            Self::CdcD => "CDC (SMC-D)",
-        }
+    /// The bytes end before the message does.
+    pub(crate) const fn truncated(
+        self,
+        field: &'static str,
+        needed: usize,
+        got: usize,
+    ) -> DecodeError {
+        DecodeError::new(self, field, 0, DecodeErrorKind::Truncated { needed, got })
+    }
+
+    /// A field has a value that is not legal there.
+    pub(crate) fn bad_value(
+        self,
+        field: &'static str,
+        offset: usize,
+        expected: &'static str,
+        got: impl Into<u64>,
+    ) -> DecodeError {
+        let got = got.into();
+        DecodeError::new(
+            self,
+            field,
+            offset,
+            DecodeErrorKind::Value { expected, got },
+        )
+    }
+
+    /// A length is not the only one that agrees with the contents.
+    pub(crate) fn bad_length(
+        self,
+        field: &'static str,
+        offset: usize,
+        expected: usize,
+        got: impl Into<usize>,
+    ) -> DecodeError {
+        let got = got.into();
+        DecodeError::new(
+            self,
+            field,
+            offset,
+            DecodeErrorKind::Length { expected, got },
+        )
     }
 }
 

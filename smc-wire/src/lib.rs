@@ -100,6 +100,7 @@ extern crate std;
 mod bounded;
 pub mod cdc;
 pub mod clc;
+mod codes;
 pub mod cursor;
 pub mod error;
 mod layout;

@@ -15,6 +15,7 @@
 //! ```
 
 use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
+use crate::writer::Writer;
 
 /// Kind of experimental options (RFC 6994).
 pub const KIND: u8 = 0xfe;
@@ -50,63 +51,33 @@ impl<'a> SmcOption<'a> {
     ///
     /// Another kind, a length that is odd or below 6, another experiment, or too few bytes.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        let fail = |field, offset, kind| {
-            Err(DecodeError::new(
-                MessageKind::TcpOption,
-                field,
-                offset,
-                kind,
-            ))
-        };
-        let truncated = |needed| DecodeErrorKind::Truncated {
-            needed,
-            got: bytes.len(),
-        };
+        const MESSAGE: MessageKind = MessageKind::TcpOption;
+        let truncated = |needed| MESSAGE.truncated("option", needed, bytes.len());
         let &[kind, length, ..] = bytes else {
-            return fail("option", 0, truncated(BYTES.len()));
+            return Err(truncated(BYTES.len()));
         };
         if kind != KIND {
-            let kind = DecodeErrorKind::Value {
-                expected: "254",
-                got: kind.into(),
-            };
-            return fail("kind", 0, kind);
+            return Err(MESSAGE.bad_value("kind", 0, "254", kind));
         }
-        let got = usize::from(length);
-        if got < BYTES.len() {
-            return fail(
-                "length",
-                1,
-                DecodeErrorKind::LengthBelow {
-                    minimum: BYTES.len(),
-                    got,
-                },
-            );
+        let (minimum, got) = (BYTES.len(), usize::from(length));
+        if got < minimum {
+            let kind = DecodeErrorKind::LengthBelow { minimum, got };
+            return Err(DecodeError::new(MESSAGE, "length", 1, kind));
         }
         if length & 1 != 0 {
-            let kind = DecodeErrorKind::Value {
-                expected: "an even number",
-                got: length.into(),
-            };
-            return fail("length", 1, kind);
+            return Err(MESSAGE.bad_value("length", 1, "an even number", length));
         }
-        let Some(option) = bytes.get(..got) else {
-            return fail("option", 0, truncated(got));
-        };
+        let option = bytes.get(..got).ok_or_else(|| truncated(got))?;
         match option {
             [_, _, exid @ ..] if exid.starts_with(&EXID) => Ok(Self {
                 offset: 0,
                 bytes: option,
             }),
             [_, _, a, b, c, d, ..] => {
-                let got = u32::from_be_bytes([*a, *b, *c, *d]).into();
-                let kind = DecodeErrorKind::Value {
-                    expected: "0xe2d4c3d9",
-                    got,
-                };
-                fail("experiment identifier", 2, kind)
+                let (expected, got) = ("0xe2d4c3d9", u32::from_be_bytes([*a, *b, *c, *d]));
+                Err(MESSAGE.bad_value("experiment identifier", 2, expected, got))
             }
-            _ => fail("option", 0, truncated(BYTES.len())),
+            _ => Err(truncated(BYTES.len())),
         }
     }
 
@@ -166,15 +137,8 @@ pub fn emit(buffer: &mut [u8], aligned: bool) -> Result<usize, EmitError> {
     } else {
         &BYTES
     };
-    let (needed, got) = (option.len(), buffer.len());
-    let message = MessageKind::TcpOption;
-    let target = buffer.get_mut(..needed).ok_or(EmitError::BufferTooSmall {
-        message,
-        needed,
-        got,
-    })?;
-    target.copy_from_slice(option);
-    Ok(needed)
+    Writer::new(MessageKind::TcpOption, option.len(), buffer)?.put(option)?;
+    Ok(option.len())
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@ use core::fmt;
 use core::str::FromStr;
 
 use crate::cdc::CdcD;
+use crate::codes::nibble;
 use crate::cursor::Ring;
-use crate::types::{ParseError, ParseErrorKind};
+use crate::types::ParseError;
 
 /// Size of an RMB or DMB element: 2^(code + 14) bytes, 16 KiB to 512 MiB.
 ///
@@ -23,6 +24,8 @@ use crate::types::{ParseError, ParseErrorKind};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct SizeCode(u8);
 
+nibble!(SizeCode, code);
+
 impl SizeCode {
     /// 16 KiB, the smallest.
     pub const MIN: Self = Self(0);
@@ -35,22 +38,6 @@ impl SizeCode {
     /// 64 KiB, what Linux uses by default.
     pub const LINUX_DEFAULT: Self = Self(2);
 
-    /// `None` if the code needs more than four bits.
-    #[must_use]
-    pub const fn new(code: u8) -> Option<Self> {
-        if code > Self::MAX.0 {
-            None
-        } else {
-            Some(Self(code))
-        }
-    }
-
-    /// The code in the high four bits of a byte.
-    #[must_use]
-    pub const fn from_high_nibble(byte: u8) -> Self {
-        Self(byte >> 4)
-    }
-
     /// The smallest size that has space for `len` bytes, or `None` above 512 MiB.
     #[must_use]
     pub fn for_len(len: usize) -> Option<Self> {
@@ -58,12 +45,6 @@ impl SizeCode {
         (Self::MIN.0..=Self::MAX.0)
             .map(Self)
             .find(|code| code.bytes() >= len)
-    }
-
-    /// The code, 0..=15.
-    #[must_use]
-    pub const fn code(self) -> u8 {
-        self.0
     }
 
     /// The size in bytes.
@@ -108,14 +89,7 @@ impl FromStr for SizeCode {
     /// Reads a power of two in bytes, or with the suffix `K`/`KiB` or `M`/`MiB`.
     fn from_str(text: &str) -> Result<Self, ParseError> {
         const WHAT: &str = "buffer size";
-        let syntax = ParseError {
-            expected: WHAT,
-            kind: ParseErrorKind::Syntax,
-        };
-        let range = ParseError {
-            expected: WHAT,
-            kind: ParseErrorKind::OutOfRange,
-        };
+        let (syntax, range) = (ParseError::syntax(WHAT), ParseError::range(WHAT));
         let at = text
             .find(|c: char| !c.is_ascii_digit())
             .unwrap_or(text.len());

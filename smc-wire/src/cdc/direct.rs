@@ -6,7 +6,7 @@ use core::mem::offset_of;
 use super::flags::{ProducerFlags, StateFlags};
 use super::{CdcR, raw};
 use crate::cursor::Cursor;
-use crate::error::{DecodeError, DecodeErrorKind, MessageKind};
+use crate::error::{DecodeError, MessageKind};
 
 /// Byte order of an SMC-D CDC block: that of the machine both peers run on.
 ///
@@ -227,14 +227,10 @@ impl CdcD {
     ///
     /// # Errors
     ///
-    /// [`DecodeErrorKind::Truncated`] below 32 bytes.
+    /// [`Truncated`](crate::DecodeErrorKind::Truncated) below 32 bytes.
     pub fn parse(bytes: &[u8], order: ByteOrder) -> Result<Self, DecodeError> {
         let Some((block, _)) = bytes.split_first_chunk::<{ Self::LEN }>() else {
-            let kind = DecodeErrorKind::Truncated {
-                needed: Self::LEN,
-                got: bytes.len(),
-            };
-            return Err(DecodeError::new(MessageKind::CdcD, "block", 0, kind));
+            return Err(MessageKind::CdcD.truncated("block", Self::LEN, bytes.len()));
         };
         Ok(Self::from_bytes(block, order))
     }

@@ -7,7 +7,7 @@ use zerocopy::FromBytes;
 use super::flags::{ProducerFlags, StateFlags};
 use super::{ByteOrder, raw};
 use crate::cursor::Cursor;
-use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
+use crate::error::{DecodeError, EmitError, MessageKind};
 use crate::llc::MESSAGE_LEN;
 use crate::types::AlertToken;
 use crate::writer::{Writer, wire_count};
@@ -87,27 +87,15 @@ impl CdcR {
     /// [`DecodeError`] for anything a receiver has to drop: fewer than 26 bytes, a type other than
     /// `0xFE`, a length byte other than 44.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let fail = |field, offset, kind| DecodeError::new(MessageKind::CdcR, field, offset, kind);
+        const MESSAGE: MessageKind = MessageKind::CdcR;
         let Ok((raw, _)) = raw::Message::ref_from_prefix(bytes) else {
-            let kind = DecodeErrorKind::Truncated {
-                needed: Self::SIGNIFICANT_LEN,
-                got: bytes.len(),
-            };
-            return Err(fail("message", 0, kind));
+            return Err(MESSAGE.truncated("message", Self::SIGNIFICANT_LEN, bytes.len()));
         };
         if raw.kind != Self::TYPE {
-            let kind = DecodeErrorKind::Value {
-                expected: "0xfe",
-                got: raw.kind.into(),
-            };
-            return Err(fail("type", 0, kind));
+            return Err(MESSAGE.bad_value("type", 0, "0xfe", raw.kind));
         }
         if usize::from(raw.length) != Self::LEN {
-            let kind = DecodeErrorKind::Length {
-                expected: Self::LEN,
-                got: raw.length.into(),
-            };
-            return Err(fail("length", 1, kind));
+            return Err(MESSAGE.bad_length("length", 1, Self::LEN, raw.length));
         }
         Ok(Self {
             sequence: raw.sequence.get(),

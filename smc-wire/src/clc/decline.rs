@@ -7,7 +7,7 @@ use zerocopy::network_endian::U32;
 
 use super::header::{ClcType, Eyecatcher, HEADER_LEN, Header, TRAILER_LEN, raw_header};
 use super::{frame, raw};
-use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
+use crate::error::{DecodeError, EmitError, MessageKind};
 use crate::types::{DeclineCode, OsType, PeerId, Version};
 use crate::writer::{Writer, wire_length};
 
@@ -64,25 +64,13 @@ impl Decline {
     }
 
     pub(super) fn read(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
-        let fail =
-            |field, offset, kind| DecodeError::new(MessageKind::Decline, field, offset, kind);
+        const MESSAGE: MessageKind = MessageKind::Decline;
         let with_extra = match usize::from(header.length) {
             Self::LEN_V1 => false,
             Self::LEN_V2 => true,
-            _ => {
-                let got = header.length.into();
-                let kind = DecodeErrorKind::Value {
-                    expected: "28 or 44",
-                    got,
-                };
-                return Err(fail("length", 5, kind));
-            }
+            _ => return Err(MESSAGE.bad_value("length", 5, "28 or 44", header.length)),
         };
-        let kind = DecodeErrorKind::Truncated {
-            needed: header.length.into(),
-            got: bytes.len(),
-        };
-        let truncated = fail("message", 0, kind);
+        let truncated = MESSAGE.truncated("message", header.length.into(), bytes.len());
         let body = bytes.get(HEADER_LEN..).unwrap_or_default();
         let (raw, rest) = raw::Decline::ref_from_prefix(body).map_err(|_| truncated)?;
         let extra = if with_extra {

@@ -112,11 +112,8 @@ pub(super) fn split(bytes: &[u8]) -> Result<(Header, &[u8], &[u8]), DecodeError>
     let frame = Frame::new(Header::parse(bytes)?)?;
     let header = frame.header;
     let Some((message, rest)) = bytes.split_at_checked(frame.length()) else {
-        let kind = DecodeErrorKind::Truncated {
-            needed: frame.length(),
-            got: bytes.len(),
-        };
-        return Err(DecodeError::new(header.kind.kind(), "message", 0, kind));
+        let kind = header.kind.kind();
+        return Err(kind.truncated("message", frame.length(), bytes.len()));
     };
     Ok((header, message, rest))
 }
@@ -128,17 +125,12 @@ pub(super) fn exact(bytes: &[u8]) -> Result<Header, DecodeError> {
     if bytes.len() == frame.length() || bytes.len() == frame.keep() {
         return Ok(header);
     }
-    let kind = match bytes.len() {
-        got if got < frame.keep() => DecodeErrorKind::Truncated {
-            needed: frame.length(),
-            got,
-        },
-        got => DecodeErrorKind::Length {
-            expected: frame.length(),
-            got,
-        },
-    };
-    Err(DecodeError::new(header.kind.kind(), "message", 0, kind))
+    let (kind, length, got) = (header.kind.kind(), frame.length(), bytes.len());
+    Err(if got < frame.keep() {
+        kind.truncated("message", length, got)
+    } else {
+        kind.bad_length("message", 0, length, got)
+    })
 }
 
 /// Like [`exact`], for a message that has to be of one of the given types.
@@ -153,9 +145,6 @@ pub(super) fn exact_of(bytes: &[u8], kinds: &[ClcType]) -> Result<Header, Decode
         ClcType::Accept | ClcType::Confirm => "2 or 3",
         ClcType::Decline => "4",
     };
-    let kind = DecodeErrorKind::Value {
-        expected,
-        got: header.kind.code().into(),
-    };
-    Err(DecodeError::new(wanted.kind(), "type", 4, kind))
+    let got = header.kind.code();
+    Err(wanted.kind().bad_value("type", 4, expected, got))
 }

@@ -5,6 +5,7 @@ use core::fmt;
 use zerocopy::FromBytes;
 
 use super::raw;
+use crate::codes::message_types;
 use crate::error::{DecodeError, DecodeErrorKind, MessageKind};
 use crate::types::{Offer, Version};
 
@@ -61,62 +62,22 @@ impl fmt::Display for Eyecatcher {
     }
 }
 
-/// Type byte of a CLC message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(
-    clippy::exhaustive_enums,
-    reason = "other types are fatal for the handshake"
-)]
-pub enum ClcType {
-    /// 1: first message of a client.
-    Proposal,
-    /// 2: answer of a server.
-    Accept,
-    /// 3: second message of a client.
-    Confirm,
-    /// 4: no SMC, may replace any other.
-    Decline,
-}
-
-impl ClcType {
-    /// `None` for anything but 1 to 4.
-    #[must_use]
-    pub const fn from_code(code: u8) -> Option<Self> {
-        match code {
-            1 => Some(Self::Proposal),
-            2 => Some(Self::Accept),
-            3 => Some(Self::Confirm),
-            4 => Some(Self::Decline),
-            _ => None,
-        }
-    }
-
-    /// The byte on the wire.
-    #[must_use]
-    pub const fn code(self) -> u8 {
-        match self {
-            Self::Proposal => 1,
-            Self::Accept => 2,
-            Self::Confirm => 3,
-            Self::Decline => 4,
-        }
-    }
-
-    /// The same message in the vocabulary of errors.
-    #[must_use]
-    pub const fn kind(self) -> MessageKind {
-        match self {
-            Self::Proposal => MessageKind::Proposal,
-            Self::Accept => MessageKind::Accept,
-            Self::Confirm => MessageKind::Confirm,
-            Self::Decline => MessageKind::Decline,
-        }
-    }
-}
-
-impl fmt::Display for ClcType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.kind().name())
+message_types! {
+    /// Type byte of a CLC message.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[allow(
+        clippy::exhaustive_enums,
+        reason = "other types are fatal for the handshake"
+    )]
+    pub enum ClcType, from_code, code {
+        /// First message of a client.
+        Proposal = 1,
+        /// Answer of a server.
+        Accept = 2,
+        /// Second message of a client.
+        Confirm = 3,
+        /// No SMC, may replace any other.
+        Decline = 4,
     }
 }
 
@@ -149,42 +110,29 @@ impl Header {
     /// All of them end the handshake without a fallback in Linux: fewer than eight bytes, an
     /// unknown eyecatcher, a type other than 1 to 4, version 0.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let fail =
-            |field, offset, kind| DecodeError::new(MessageKind::ClcHeader, field, offset, kind);
+        const MESSAGE: MessageKind = MessageKind::ClcHeader;
         let mut got = [0; 4];
         for (to, from) in got.iter_mut().zip(bytes) {
             *to = *from;
         }
+        let kind = DecodeErrorKind::Eyecatcher { got };
+        let bad_eyecatcher = DecodeError::new(MESSAGE, "eyecatcher", 0, kind);
         let smcr = Eyecatcher::Smcr.to_bytes();
         let smcd = Eyecatcher::Smcd.to_bytes();
         // Judge what has arrived of the eyecatcher, so that plain TCP data is recognised early.
         let seen = bytes.get(..4).unwrap_or(bytes);
         if !smcr.starts_with(seen) && !smcd.starts_with(seen) {
-            return Err(fail("eyecatcher", 0, DecodeErrorKind::Eyecatcher { got }));
+            return Err(bad_eyecatcher);
         }
-        let truncated = DecodeErrorKind::Truncated {
-            needed: HEADER_LEN,
-            got: bytes.len(),
-        };
         let Ok((raw, _)) = raw::Header::ref_from_prefix(bytes) else {
-            return Err(fail("header", 0, truncated));
+            return Err(MESSAGE.truncated("header", HEADER_LEN, bytes.len()));
         };
-        let Some(eyecatcher) = Eyecatcher::from_bytes(raw.eyecatcher) else {
-            return Err(fail("eyecatcher", 0, DecodeErrorKind::Eyecatcher { got }));
-        };
+        let eyecatcher = Eyecatcher::from_bytes(raw.eyecatcher).ok_or(bad_eyecatcher)?;
         let Some(kind) = ClcType::from_code(raw.kind) else {
-            let kind = DecodeErrorKind::Value {
-                expected: "1 to 4",
-                got: raw.kind.into(),
-            };
-            return Err(fail("type", 4, kind));
+            return Err(MESSAGE.bad_value("type", 4, "1 to 4", raw.kind));
         };
         let Some(version) = Version::new(raw.flags >> 4) else {
-            let kind = DecodeErrorKind::Value {
-                expected: "1 or above",
-                got: 0,
-            };
-            return Err(fail("version", 7, kind));
+            return Err(MESSAGE.bad_value("version", 7, "1 or above", 0_u8));
         };
         Ok(Self {
             eyecatcher,
@@ -245,13 +193,9 @@ pub(super) fn raw_header(
 pub(super) fn check_trailer(kind: MessageKind, bytes: &[u8]) -> Result<(), DecodeError> {
     let offset = bytes.len().saturating_sub(TRAILER_LEN);
     let got = bytes.last_chunk().copied().unwrap_or_default();
+    let cause = DecodeErrorKind::Trailer { got };
     match Eyecatcher::from_bytes(got) {
         Some(_) => Ok(()),
-        None => Err(DecodeError::new(
-            kind,
-            "trailer",
-            offset,
-            DecodeErrorKind::Trailer { got },
-        )),
+        None => Err(DecodeError::new(kind, "trailer", offset, cause)),
     }
 }

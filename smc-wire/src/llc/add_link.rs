@@ -4,9 +4,10 @@ use core::fmt;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::header::{REASON, REJECTED, RESPONSE, emit, flag};
+use super::header::{REJECTED, RESPONSE, emit, flag};
 use super::order::{read_u16, write_u16};
 use super::{Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, Step, WireRtoken, raw};
+use crate::codes::{known_values, nibble};
 use crate::types::{LinkNumber, Mac, MtuCode, Psn, Qpn, RoceGid};
 use crate::writer::invalid;
 use crate::{DecodeError, DecodeErrorKind, EmitError};
@@ -207,37 +208,16 @@ impl<'a> AddLinkExtension<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct RejectReason(u8);
 
-impl RejectReason {
+nibble!(RejectReason, code);
+
+known_values!(RejectReason {
     /// Not given, as by Linux in v2.
-    pub const NONE: Self = Self(0);
+    NONE = 0 "not given",
     /// There is no alternate path.
-    pub const NO_ALTERNATE_PATH: Self = Self(1);
+    NO_ALTERNATE_PATH = 1 "no alternate path",
     /// The MTU code is invalid.
-    pub const INVALID_MTU: Self = Self(2);
-
-    /// The reason in the low four bits of a byte.
-    #[must_use]
-    pub const fn from_low_nibble(byte: u8) -> Self {
-        Self(byte & REASON)
-    }
-
-    /// The code, 0..=15.
-    #[must_use]
-    pub const fn code(self) -> u8 {
-        self.0
-    }
-
-    /// What the code means, if it is one of those above.
-    #[must_use]
-    pub const fn name(self) -> Option<&'static str> {
-        Some(match self {
-            Self::NONE => "not given",
-            Self::NO_ALTERNATE_PATH => "no alternate path",
-            Self::INVALID_MTU => "invalid MTU",
-            _ => return None,
-        })
-    }
-}
+    INVALID_MTU = 2 "invalid MTU",
+});
 
 impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

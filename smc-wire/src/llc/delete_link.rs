@@ -6,6 +6,7 @@ use zerocopy::IntoBytes;
 
 use super::header::{ALL_LINKS, ORDERLY, emit, flag};
 use super::{Dialect, Header, MessageType, RejectReason, Step, raw};
+use crate::codes::known_values;
 use crate::types::LinkNumber;
 use crate::{DecodeError, EmitError};
 
@@ -91,40 +92,24 @@ impl DeleteLink {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeleteLinkReason(pub u32);
 
-impl DeleteLinkReason {
+known_values!(DeleteLinkReason {
     /// Response: done.
-    pub const DONE: Self = Self(0);
+    DONE = 0 "done",
     /// Request: the path is lost.
-    pub const PATH_LOST: Self = Self(0x0001_0000);
+    PATH_LOST = 0x0001_0000 "path lost",
     /// Request: the operator ends it.
-    pub const OPERATOR: Self = Self(0x0002_0000);
+    OPERATOR = 0x0002_0000 "operator initiated termination",
     /// Request: the program ends it, for example an idle link group.
-    pub const PROGRAM: Self = Self(0x0003_0000);
+    PROGRAM = 0x0003_0000 "program initiated termination",
     /// Request: the peer violated the LLC protocol.
-    pub const PROTOCOL_VIOLATION: Self = Self(0x0004_0000);
+    PROTOCOL_VIOLATION = 0x0004_0000 "LLC protocol violation",
     /// Request: an asymmetric link is no longer needed.
-    pub const ASYMMETRIC_UNNEEDED: Self = Self(0x0005_0000);
+    ASYMMETRIC_UNNEEDED = 0x0005_0000 "asymmetric link no longer needed",
     /// Response: there is no link of that number.
-    pub const UNKNOWN_LINK: Self = Self(0x0010_0000);
+    UNKNOWN_LINK = 0x0010_0000 "unknown link number",
     /// Response: there is no such link group.
-    pub const UNKNOWN_GROUP: Self = Self(0x0020_0000);
-
-    /// What the value means, if it is one of those above.
-    #[must_use]
-    pub const fn name(self) -> Option<&'static str> {
-        Some(match self {
-            Self::DONE => "done",
-            Self::PATH_LOST => "path lost",
-            Self::OPERATOR => "operator initiated termination",
-            Self::PROGRAM => "program initiated termination",
-            Self::PROTOCOL_VIOLATION => "LLC protocol violation",
-            Self::ASYMMETRIC_UNNEEDED => "asymmetric link no longer needed",
-            Self::UNKNOWN_LINK => "unknown link number",
-            Self::UNKNOWN_GROUP => "unknown link group",
-            _ => return None,
-        })
-    }
-}
+    UNKNOWN_GROUP = 0x0020_0000 "unknown link group",
+});
 
 impl fmt::Display for DeleteLinkReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,7 +9,7 @@ use super::{
     Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, RejectReason, Step, WireRkey, raw,
 };
 use crate::writer::{invalid, wire_count};
-use crate::{DecodeError, DecodeErrorKind, EmitError};
+use crate::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 
 /// Most rkeys in v1.
 const MAX_V1: usize = 8;
@@ -40,7 +40,7 @@ impl<'a> DeleteRkey<'a> {
         let (max, got) = (MAX_V1, usize::from(raw.rkey_count));
         if !dialect.is_v2() && got > max {
             let (kind, cause) = (
-                MessageType::DeleteRkey.kind(),
+                MessageKind::DeleteRkey,
                 DecodeErrorKind::TooMany { max, got },
             );
             return Err(DecodeError::new(kind, "rkey count", 4, cause));

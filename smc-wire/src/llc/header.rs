@@ -5,9 +5,10 @@ use core::fmt;
 use super::order::{order_of_length, read_u16, write_u16};
 use super::{MESSAGE_LEN, RejectReason, raw};
 use crate::cdc::ByteOrder;
+use crate::codes::message_types;
 use crate::layout::Layout;
 use crate::writer::{Writer, wire_length};
-use crate::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
+use crate::{DecodeError, EmitError, MessageKind};
 
 /// Version nibble of v2 messages.
 pub(crate) const V2_NIBBLE: u8 = 0x2;
@@ -31,83 +32,29 @@ pub(crate) const NO_EYECATCHER: u8 = 0x03;
 /// v2: reject reason in the flag byte; v1: reject reason in byte 2.
 pub(crate) const REASON: u8 = 0x0F;
 
-/// The LLC messages by their type nibble, the same in v1 and v2.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum MessageType {
-    /// CONFIRM LINK (0x01, 0x21).
-    ConfirmLink,
-    /// ADD LINK (0x02, 0x22).
-    AddLink,
-    /// ADD LINK CONT (0x03, v1 only).
-    AddLinkCont,
-    /// DELETE LINK (0x04, 0x24).
-    DeleteLink,
-    /// REQUEST ADD LINK (0x25, v2 only).
-    RequestAddLink,
-    /// CONFIRM RKEY (0x06, 0x26).
-    ConfirmRkey,
-    /// TEST LINK (0x07, 0x27).
-    TestLink,
-    /// CONFIRM RKEY CONT (0x08, v1 only).
-    ConfirmRkeyCont,
-    /// DELETE RKEY (0x09, 0x29).
-    DeleteRkey,
-}
-
-impl MessageType {
-    /// From the first byte of a message; `None` for types that do not exist and for CDC (0xFE).
-    #[must_use]
-    pub const fn from_byte(byte: u8) -> Option<Self> {
-        Some(match byte {
-            0x01 | 0x21 => Self::ConfirmLink,
-            0x02 | 0x22 => Self::AddLink,
-            0x03 => Self::AddLinkCont,
-            0x04 | 0x24 => Self::DeleteLink,
-            0x25 => Self::RequestAddLink,
-            0x06 | 0x26 => Self::ConfirmRkey,
-            0x07 | 0x27 => Self::TestLink,
-            0x08 => Self::ConfirmRkeyCont,
-            0x09 | 0x29 => Self::DeleteRkey,
-            _ => return None,
-        })
-    }
-
-    /// The type nibble.
-    const fn nibble(self) -> u8 {
-        match self {
-            Self::ConfirmLink => 0x1,
-            Self::AddLink => 0x2,
-            Self::AddLinkCont => 0x3,
-            Self::DeleteLink => 0x4,
-            Self::RequestAddLink => 0x5,
-            Self::ConfirmRkey => 0x6,
-            Self::TestLink => 0x7,
-            Self::ConfirmRkeyCont => 0x8,
-            Self::DeleteRkey => 0x9,
-        }
-    }
-
-    /// The same in the vocabulary of errors.
-    #[must_use]
-    pub const fn kind(self) -> MessageKind {
-        match self {
-            Self::ConfirmLink => MessageKind::ConfirmLink,
-            Self::AddLink => MessageKind::AddLink,
-            Self::AddLinkCont => MessageKind::AddLinkCont,
-            Self::DeleteLink => MessageKind::DeleteLink,
-            Self::RequestAddLink => MessageKind::RequestAddLink,
-            Self::ConfirmRkey => MessageKind::ConfirmRkey,
-            Self::TestLink => MessageKind::TestLink,
-            Self::ConfirmRkeyCont => MessageKind::ConfirmRkeyCont,
-            Self::DeleteRkey => MessageKind::DeleteRkey,
-        }
-    }
-}
-
-impl fmt::Display for MessageType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.kind().name())
+message_types! {
+    /// The LLC messages by their type byte: version in the high nibble, message in the low one.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum MessageType, from_byte, byte {
+        /// CONFIRM LINK.
+        ConfirmLink = 0x01 | 0x21,
+        /// ADD LINK.
+        AddLink = 0x02 | 0x22,
+        /// ADD LINK CONT, v1 only.
+        AddLinkCont = 0x03,
+        /// DELETE LINK.
+        DeleteLink = 0x04 | 0x24,
+        /// REQUEST ADD LINK, v2 only.
+        RequestAddLink = 0x25,
+        /// CONFIRM RKEY.
+        ConfirmRkey = 0x06 | 0x26,
+        /// TEST LINK.
+        TestLink = 0x07 | 0x27,
+        /// CONFIRM RKEY CONT, v1 only.
+        ConfirmRkeyCont = 0x08,
+        /// DELETE RKEY.
+        DeleteRkey = 0x09 | 0x29,
     }
 }
 
@@ -202,20 +149,12 @@ impl Header {
     /// message and carry on. A v2 length field that gives the size in neither byte order is no
     /// error, see [`length_agrees`](Self::length_agrees).
     pub fn parse(bytes: &[u8], peer: Option<ByteOrder>) -> Result<Self, DecodeError> {
-        let error =
-            |field, offset, kind| DecodeError::new(MessageKind::LlcHeader, field, offset, kind);
+        const MESSAGE: MessageKind = MessageKind::LlcHeader;
         let Some([kind, high, low, flags, ..]) = bytes.first_chunk::<MESSAGE_LEN>().copied() else {
-            let (needed, got) = (MESSAGE_LEN, bytes.len());
-            let cause = DecodeErrorKind::Truncated { needed, got };
-            return Err(error("message", 0, cause));
+            return Err(MESSAGE.truncated("message", MESSAGE_LEN, bytes.len()));
         };
         if kind >> 4 == 0 && usize::from(high) != MESSAGE_LEN {
-            let (expected, got) = (MESSAGE_LEN, high.into());
-            return Err(error(
-                "length",
-                1,
-                DecodeErrorKind::Length { expected, got },
-            ));
+            return Err(MESSAGE.bad_length("length", 1, MESSAGE_LEN, high));
         }
         let length = [high, low];
         let order = order_of_length(length, bytes.len())
@@ -304,13 +243,7 @@ impl Header {
                 .message_type()
                 .map_or(MessageKind::LlcHeader, MessageType::kind);
             let needed = size_of::<raw::Header>().saturating_add(size_of::<T>());
-            let got = bytes.len();
-            DecodeError::new(
-                kind,
-                "message",
-                0,
-                DecodeErrorKind::Truncated { needed, got },
-            )
+            kind.truncated("message", needed, bytes.len())
         })
     }
 }
@@ -336,13 +269,13 @@ pub(super) fn emit(
         Dialect::V1 => {
             let [_, length] = length.to_be_bytes();
             raw::Header {
-                kind: kind.nibble(),
+                kind: kind.byte(),
                 length: [length, reason.code()],
                 flags,
             }
         }
         Dialect::V2(order) => raw::Header {
-            kind: V2_NIBBLE << 4 | kind.nibble(),
+            kind: V2_NIBBLE << 4 | kind.byte(),
             length: write_u16(order, length),
             flags: flags | reason.code(),
         },

@@ -3,7 +3,7 @@
 use core::fmt;
 use core::str::FromStr;
 
-use super::parse::{ParseError, number};
+use super::parse::{ParseError, number_as};
 
 /// Why a peer declined SMC (32 bits, docs/spec/fallback.md#codes; RFC 7609 appendix A.2).
 ///
@@ -124,12 +124,9 @@ impl FromStr for DeclineCode {
 
     /// Reads a name from the table or a number.
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        const WHAT: &str = "DECLINE code";
         if let Some(known) = Self::KNOWN.iter().find(|code| code.name() == Some(text)) {
             return Ok(*known);
         }
-        u32::try_from(number(text, WHAT)?)
-            .map(Self)
-            .map_err(|_| ParseError::range(WHAT))
+        number_as(text, "DECLINE code", |number| Some(Self(number)))
     }
 }

@@ -1,8 +1,10 @@
 //! Identifiers of SMC-R links, queue pairs and buffers.
 
 use core::fmt;
+use core::str::FromStr;
 
-use super::parse::number_text;
+use super::parse::{ParseError, digits_only, number_as, number_text};
+use crate::codes::nibble;
 
 /// Queue pair number (24 bits).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -119,15 +121,11 @@ impl fmt::Display for LinkNumber {
     }
 }
 
-impl core::str::FromStr for LinkNumber {
-    type Err = super::ParseError;
+impl FromStr for LinkNumber {
+    type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const WHAT: &str = "link number";
-        let wide = super::parse::number(text, WHAT)?;
-        u8::try_from(wide)
-            .map(Self)
-            .map_err(|_| super::ParseError::range(WHAT))
+        number_as(text, "link number", |number| Some(Self(number)))
     }
 }
 
@@ -149,16 +147,16 @@ impl fmt::Display for GroupId {
     }
 }
 
-impl core::str::FromStr for GroupId {
-    type Err = super::ParseError;
+impl FromStr for GroupId {
+    type Err = ParseError;
 
     /// Reads eight hex digits, the four bytes in wire order.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         const WHAT: &str = "link-group ID";
-        super::parse::digits_only(text, 16, WHAT)?;
+        digits_only(text, 16, WHAT)?;
         match (text.len(), u32::from_str_radix(text, 16)) {
             (8, Ok(value)) => Ok(Self(value.to_be_bytes())),
-            _ => Err(super::ParseError::length(WHAT)),
+            _ => Err(ParseError::length(WHAT)),
         }
     }
 }
@@ -168,6 +166,8 @@ impl core::str::FromStr for GroupId {
 /// 0 and 6..=15 are reserved; ACCEPT carries the server's value, CONFIRM the smaller of both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct MtuCode(u8);
+
+nibble!(MtuCode, code);
 
 impl MtuCode {
     /// 256 bytes.
@@ -181,18 +181,6 @@ impl MtuCode {
     /// 4096 bytes.
     pub const MTU_4096: Self = Self(5);
 
-    /// `None` if the code needs more than four bits.
-    #[must_use]
-    pub const fn new(code: u8) -> Option<Self> {
-        if code > 0x0f { None } else { Some(Self(code)) }
-    }
-
-    /// The code in the low four bits of a byte.
-    #[must_use]
-    pub const fn from_low_nibble(byte: u8) -> Self {
-        Self(byte & 0x0f)
-    }
-
     /// The largest code whose MTU is at most `bytes`, or `None` below 256.
     #[must_use]
     pub const fn for_bytes(bytes: u32) -> Option<Self> {
@@ -204,12 +192,6 @@ impl MtuCode {
             2048..4096 => Self::MTU_2048,
             _ => Self::MTU_4096,
         })
-    }
-
-    /// The code as a number, 0..=15.
-    #[must_use]
-    pub const fn code(self) -> u8 {
-        self.0
     }
 
     /// The MTU in bytes, or `None` for the reserved codes 0 and 6..=15.
@@ -235,17 +217,13 @@ impl fmt::Display for MtuCode {
     }
 }
 
-impl core::str::FromStr for MtuCode {
-    type Err = super::ParseError;
+impl FromStr for MtuCode {
+    type Err = ParseError;
 
     /// Reads one of the five MTUs in bytes.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const WHAT: &str = "RoCE MTU";
-        let bytes = super::parse::number(text, WHAT)?;
-        u32::try_from(bytes)
-            .ok()
-            .and_then(Self::for_bytes)
-            .filter(|code| code.bytes().map(u64::from) == Some(bytes))
-            .ok_or(const { super::ParseError::range(WHAT) })
+        number_as(text, "RoCE MTU", |bytes| {
+            Self::for_bytes(bytes).filter(|code| code.bytes() == Some(bytes))
+        })
     }
 }

@@ -5,7 +5,8 @@ use core::str::FromStr;
 
 use bitflags::bitflags;
 
-use super::parse::{ParseError, number_text};
+use super::parse::{ParseError, number_as, number_text};
+use crate::codes::{known_values, nibble};
 
 /// Version nibble of a CLC header.
 ///
@@ -54,12 +55,8 @@ impl FromStr for Version {
 
     /// Reads `1` or `v1`.
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        const WHAT: &str = "SMC version";
-        let wide = super::parse::number(text.strip_prefix('v').unwrap_or(text), WHAT)?;
-        u8::try_from(wide)
-            .ok()
-            .and_then(Self::new)
-            .ok_or(const { ParseError::range(WHAT) })
+        let digits = text.strip_prefix('v').unwrap_or(text);
+        number_as(digits, "SMC version", Self::new)
     }
 }
 
@@ -72,29 +69,9 @@ impl Release {
     pub const V2_0: Self = Self(0);
     /// v2.1.
     pub const V2_1: Self = Self(1);
-
-    /// `None` for what does not fit into four bits.
-    #[must_use]
-    pub const fn new(release: u8) -> Option<Self> {
-        if release > 0x0f {
-            None
-        } else {
-            Some(Self(release))
-        }
-    }
-
-    /// The release in the low four bits of a byte.
-    #[must_use]
-    pub const fn from_low_nibble(byte: u8) -> Self {
-        Self(byte & 0x0f)
-    }
-
-    /// The number, 0..=15.
-    #[must_use]
-    pub const fn get(self) -> u8 {
-        self.0
-    }
 }
+
+nibble!(Release, get);
 
 impl fmt::Display for Release {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -107,13 +84,9 @@ impl FromStr for Release {
 
     /// Reads `v2.1`, `2.1` or just `1`.
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        const WHAT: &str = "SMC release";
-        let text = text.strip_prefix('v').unwrap_or(text);
-        let wide = super::parse::number(text.strip_prefix("2.").unwrap_or(text), WHAT)?;
-        u8::try_from(wide)
-            .ok()
-            .and_then(Self::new)
-            .ok_or(const { ParseError::range(WHAT) })
+        let digits = text.strip_prefix('v').unwrap_or(text);
+        let digits = digits.strip_prefix("2.").unwrap_or(digits);
+        number_as(digits, "SMC release", Self::new)
     }
 }
 
@@ -121,49 +94,20 @@ impl FromStr for Release {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct OsType(u8);
 
-impl OsType {
+nibble!(OsType, code);
+
+known_values!(OsType {
     /// Not given: the nibble is zero in version 1.
-    pub const NONE: Self = Self(0);
+    NONE = 0 "not given",
     /// z/OS.
-    pub const ZOS: Self = Self(1);
+    ZOS = 1 "z/OS",
     /// Linux.
-    pub const LINUX: Self = Self(2);
+    LINUX = 2 "Linux",
     /// AIX.
-    pub const AIX: Self = Self(3);
+    AIX = 3 "AIX",
     /// Explicitly unknown.
-    pub const UNKNOWN: Self = Self(15);
-
-    /// `None` for what does not fit into four bits.
-    #[must_use]
-    pub const fn new(code: u8) -> Option<Self> {
-        if code > 0x0f { None } else { Some(Self(code)) }
-    }
-
-    /// The code in the high four bits of a byte.
-    #[must_use]
-    pub const fn from_high_nibble(byte: u8) -> Self {
-        Self(byte >> 4)
-    }
-
-    /// The code, 0..=15.
-    #[must_use]
-    pub const fn code(self) -> u8 {
-        self.0
-    }
-
-    /// The usual name, if the code is assigned.
-    #[must_use]
-    pub const fn name(self) -> Option<&'static str> {
-        match self {
-            Self::NONE => Some("not given"),
-            Self::ZOS => Some("z/OS"),
-            Self::LINUX => Some("Linux"),
-            Self::AIX => Some("AIX"),
-            Self::UNKNOWN => Some("unknown"),
-            _ => None,
-        }
-    }
-}
+    UNKNOWN = 15 "unknown",
+});
 
 impl fmt::Display for OsType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

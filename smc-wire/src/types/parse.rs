@@ -69,6 +69,18 @@ pub(crate) fn number(text: &str, expected: &'static str) -> Result<u64, ParseErr
     u64::from_str_radix(digits, radix).map_err(|_| ParseError::range(expected))
 }
 
+/// A number that a type is made from.
+pub(crate) fn number_as<N: TryFrom<u64>, T>(
+    text: &str,
+    expected: &'static str,
+    make: impl FnOnce(N) -> Option<T>,
+) -> Result<T, ParseError> {
+    let number = N::try_from(number(text, expected)?).ok();
+    number
+        .and_then(make)
+        .ok_or_else(|| ParseError::range(expected))
+}
+
 /// Refuses signs, underscores and emptiness, which `from_str_radix` would partly let through.
 pub(crate) fn digits_only(
     digits: &str,
@@ -94,12 +106,7 @@ macro_rules! number_text {
             type Err = $crate::types::ParseError;
 
             fn from_str(text: &str) -> Result<Self, Self::Err> {
-                let wide = $crate::types::parse::number(text, $what)?;
-                let from: fn($repr) -> Option<Self> = $from;
-                <$repr>::try_from(wide)
-                    .ok()
-                    .and_then(from)
-                    .ok_or(const { $crate::types::ParseError::range($what) })
+                $crate::types::parse::number_as::<$repr, _>(text, $what, $from)
             }
         }
     };

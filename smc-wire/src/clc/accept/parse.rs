@@ -41,11 +41,8 @@ impl AcceptConfirm {
             0 => true,
             1 => false,
             got => {
-                let kind = DecodeErrorKind::Value {
-                    expected: "0 or 1",
-                    got: got.into(),
-                };
-                return Err(DecodeError::new(step.kind(), "type of connection", 7, kind));
+                let field = "type of connection";
+                return Err(step.kind().bad_value(field, 7, "0 or 1", got));
             }
         };
         check_length(header, step, is_rdma)?;
@@ -63,11 +60,8 @@ impl AcceptConfirm {
             read_d(header, contents)
         };
         let (body, eid, rest) = fixed.ok_or_else(|| {
-            let kind = DecodeErrorKind::Truncated {
-                needed: header.length.into(),
-                got: bytes.len(),
-            };
-            DecodeError::new(step.kind(), "message", 0, kind)
+            let needed = header.length.into();
+            step.kind().truncated("message", needed, bytes.len())
         })?;
         let terms = match eid {
             None => Terms::V1 {

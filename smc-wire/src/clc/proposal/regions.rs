@@ -77,18 +77,12 @@ impl<'a> Regions<'a> {
             return Ok(());
         }
         let expected = regions.saturating_add(TRAILER_LEN);
-        let kind = DecodeErrorKind::Length {
-            expected,
-            got: self.bytes.len(),
-        };
-        Err(DecodeError::new(MessageKind::Proposal, "length", 5, kind))
+        Err(MessageKind::Proposal.bad_length("length", 5, expected, self.bytes.len()))
     }
 
     fn outside(&self, field: &'static str, start: usize, end: usize) -> DecodeError {
-        let kind = DecodeErrorKind::OutOfBounds {
-            end,
-            limit: self.limit,
-        };
+        let limit = self.limit;
+        let kind = DecodeErrorKind::OutOfBounds { end, limit };
         DecodeError::new(MessageKind::Proposal, field, start, kind)
     }
 }
@@ -98,14 +92,11 @@ pub(super) fn check_count(
     offset: usize,
     count: u8,
 ) -> Result<(), DecodeError> {
-    let got = usize::from(count);
-    if got <= MAX_ITEMS {
+    let (max, got) = (MAX_ITEMS, usize::from(count));
+    if got <= max {
         return Ok(());
     }
-    let kind = DecodeErrorKind::TooMany {
-        max: MAX_ITEMS,
-        got,
-    };
+    let kind = DecodeErrorKind::TooMany { max, got };
     Err(DecodeError::new(MessageKind::Proposal, field, offset, kind))
 }
 
@@ -116,6 +107,5 @@ pub(super) fn bad_value(
     got: usize,
 ) -> DecodeError {
     let got = u64::try_from(got).unwrap_or(u64::MAX);
-    let kind = DecodeErrorKind::Value { expected, got };
-    DecodeError::new(MessageKind::Proposal, field, offset, kind)
+    MessageKind::Proposal.bad_value(field, offset, expected, got)
 }
