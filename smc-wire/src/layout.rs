@@ -1,17 +1,23 @@
 //! The description of a message part that codec and printer share.
 //!
-//! A layout is a `repr(C)` struct whose fields have the names that the printer shows. The codec
-//! reads and writes the struct; the printer goes through [`Layout::FIELDS`], whose offsets and
-//! lengths are those of the struct.
+//! A part is declared once: [`part!`] declares the value that a program sees together with its
+//! bytes, [`layouts!`] bytes alone. The printer goes through [`Layout::FIELDS`], whose names,
+//! offsets and lengths are those of the declaration.
 
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+mod field;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::pretty::Value;
 use crate::size::SizeCode;
-use crate::types::{Chid, MtuCode, OsType};
+use crate::types::{MtuCode, OsType};
+
+pub(crate) use field::Field;
 
 /// A part of a message with a fixed size.
-pub(crate) trait Layout: FromBytes + Immutable + KnownLayout + Unaligned + 'static {
+pub(crate) trait Layout {
+    /// Its bytes.
+    type Raw: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + 'static;
     /// The fields, by offset.
     const FIELDS: &'static [FieldLayout];
 }
@@ -43,7 +49,7 @@ pub(crate) enum Show {
 }
 
 /// A field of less than a byte.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Bits {
     pub(crate) name: &'static str,
     pub(crate) mask: u8,
@@ -61,13 +67,18 @@ impl Bits {
         Self::new(name, mask, |bit| Value::Flag(bit != 0))
     }
 
+    /// The mask if the flag is set.
+    pub(crate) const fn when(self, is_set: bool) -> u8 {
+        if is_set { self.mask } else { 0 }
+    }
+
     pub(crate) const fn reserved(name: &'static str, mask: u8) -> Self {
         let show = None;
         Self { name, mask, show }
     }
 }
 
-/// Declares layouts: size, then name, type and [`Show`] of each field.
+/// Declares the bytes of parts: size, then name, type and [`Show`] of each field.
 macro_rules! layouts {
     ($(
         $(#[$meta:meta])*
@@ -90,23 +101,120 @@ macro_rules! layouts {
         $vis struct $name { $(pub(crate) $field: $type,)+ }
 
         impl $crate::layout::Layout for $name {
-            const FIELDS: &'static [$crate::layout::FieldLayout] = &[
-                $($crate::layout::FieldLayout {
-                    name: $crate::layout::layouts!(@name $field $($shown)?),
-                    offset: core::mem::offset_of!($name, $field),
-                    len: size_of::<$type>(),
-                    show: $show,
-                },)+
-            ];
+            type Raw = Self;
+            const FIELDS: &'static [$crate::layout::FieldLayout] = &[$(
+                $crate::layout::layouts!(@field $field $(as $shown)?: $type => $show),
+            )+];
         }
 
         const _: () = assert!(size_of::<$name>() == $size);
     )+};
-    (@name $field:ident) => { stringify!($field) };
-    (@name $field:ident $shown:literal) => { $shown };
+    (@field $field:ident: $type:ty => $show:expr) => {
+        $crate::layout::layouts!(@field $field as (stringify!($field)): $type => $show)
+    };
+    (@field $field:ident as $shown:tt: $type:ty => $show:expr) => {
+        $crate::layout::FieldLayout {
+            name: $shown,
+            offset: core::mem::offset_of!(Self::Raw, $field),
+            len: size_of::<$type>(),
+            show: $show,
+        }
+    };
 }
 
-pub(crate) use layouts;
+/// Declares a part of a message: the value, and its bytes in the order of the wire.
+///
+/// First come fields of the value that are in none of these bytes, such as flags of a header. The
+/// bytes are
+///
+/// * `pub`: a field of the value, whose type is a [`Field`],
+/// * `zero`: reserved, emitted as zero,
+/// * `given`: follows from something else, such as the number of elements in a list.
+///
+/// Names are those that the printer shows, unless another one follows after `as`. After `then` come
+/// fields of the value that are made of what follows these bytes.
+///
+/// `from_raw` makes the value from the bytes and from the fields that are not among them, `raw`
+/// the bytes from the value and from what is given.
+macro_rules! part {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident $(<$life:lifetime>)? {
+            $($(#[$outside_doc:meta])* pub $outside:ident: $outside_type:ty,)*
+        }
+        $size:literal bytes {$(
+            $(zero $zero:ident: [u8; $len:literal])?
+            $(given $given:ident $(as $given_shown:literal)?: $given_type:ident => $given_show:ident)?
+            $($(#[$doc:meta])* pub $field:ident $(as $shown:literal)?: $type:ty)?
+        ,)+}
+        $(then {$($(#[$then_doc:meta])* pub $then:ident: $then_type:ty,)*})?
+    ) => {
+        $(#[$meta])*
+        pub struct $name $(<$life>)? {
+            $($(#[$outside_doc])* pub $outside: $outside_type,)*
+            $($($(#[$doc])* pub $field: $type,)?)+
+            $($($(#[$then_doc])* pub $then: $then_type,)*)?
+        }
+
+        const _: () = {
+            use $crate::layout::{Field, FieldLayout, Layout, layouts};
+
+            #[derive(
+                Debug,
+                Clone,
+                Copy,
+                zerocopy::FromBytes,
+                zerocopy::IntoBytes,
+                zerocopy::Immutable,
+                zerocopy::KnownLayout,
+                zerocopy::Unaligned,
+            )]
+            #[repr(C)]
+            pub(crate) struct Raw {$(
+                $(pub(crate) $zero: [u8; $len],)?
+                $(pub(crate) $given: $given_type,)?
+                $(pub(crate) $field: <$type as Field>::Raw,)?
+            )+}
+
+            impl $(<$life>)? Layout for $name $(<$life>)? {
+                type Raw = Raw;
+                const FIELDS: &'static [FieldLayout] = &[$(
+                    $(layouts!(@field $zero: [u8; $len] => $crate::layout::Show::Reserved),)?
+                    $(layouts!(@field $given $(as $given_shown)?: $given_type => $given_show),)?
+                    $(layouts!(
+                        @field $field $(as $shown)?: <$type as Field>::Raw => <$type as Field>::SHOW
+                    ),)?
+                )+];
+            }
+
+            impl $(<$life>)? $name $(<$life>)? {
+                pub(crate) fn from_raw(
+                    raw: &Raw,
+                    $($outside: $outside_type,)*
+                    $($($then: $then_type,)*)?
+                ) -> Self {
+                    Self {
+                        $($outside,)*
+                        $($($field: Field::from_raw(raw.$field),)?)+
+                        $($($then,)*)?
+                    }
+                }
+
+                pub(crate) fn raw(&self, $($($given: $given_type,)?)+) -> Raw {
+                    Raw {$(
+                        $($zero: [0; $len],)?
+                        $($given,)?
+                        $($field: Field::to_raw(self.$field),)?
+                    )+}
+                }
+            }
+
+            assert!(size_of::<Raw>() == $size);
+        };
+    };
+}
+
+pub(crate) use {layouts, part};
 
 pub(crate) const DEC: Show = Show::Value(|bytes| Value::Unsigned(big_endian(bytes)));
 pub(crate) const HEX: Show = Show::Value(|bytes| Value::Hex {
@@ -122,12 +230,6 @@ pub(crate) const EID: Show = Show::Value(|bytes| typed(bytes, Value::Eid));
 pub(crate) const IPV4: Show = Show::Value(|bytes| typed(bytes, |a: [u8; 4]| Value::Ipv4(a.into())));
 pub(crate) const IPV6: Show =
     Show::Value(|bytes| typed(bytes, |a: [u8; 16]| Value::Ipv6(a.into())));
-pub(crate) const CHID: Show = Show::Code(|value| match u16::try_from(value).map(Chid) {
-    Ok(Chid::NONE) => Some("none"),
-    Ok(Chid::LOOPBACK) => Some("loopback"),
-    Ok(chid) if chid.is_emulated() => Some("emulated"),
-    _ => None,
-});
 
 /// The size code in the high bits of a byte.
 pub(crate) const fn size_bits(name: &'static str) -> Bits {

@@ -35,6 +35,13 @@ impl ByteOrder {
         }
     }
 
+    pub(crate) const fn u16_bytes(self, value: u16) -> [u8; 2] {
+        match self {
+            Self::Little => value.to_le_bytes(),
+            Self::Big => value.to_be_bytes(),
+        }
+    }
+
     fn u32(self, bytes: [u8; 4]) -> u32 {
         match self {
             Self::Little => u32::from_le_bytes(bytes),
@@ -50,7 +57,7 @@ impl ByteOrder {
         }
     }
 
-    pub(super) fn cursor_bytes(self, cursor: Cursor) -> [u8; 6] {
+    pub(crate) fn cursor_bytes(self, cursor: Cursor) -> [u8; 6] {
         let (wrap, count) = match self {
             Self::Little => (cursor.wrap.to_le_bytes(), cursor.count.to_le_bytes()),
             Self::Big => (cursor.wrap.to_be_bytes(), cursor.count.to_be_bytes()),

@@ -4,6 +4,8 @@ use core::fmt;
 
 use bitflags::bitflags;
 
+use crate::layout::Bits;
+
 bitflags! {
     /// Producer flags (docs/spec/cdc.md#producer-flags). Unknown bits are kept.
     ///
@@ -36,6 +38,26 @@ bitflags! {
         const ABORTED = 0x20;
         const _ = !0;
     }
+}
+
+impl ProducerFlags {
+    pub(crate) const LAYOUT: &[Bits] = &[
+        Bits::flag("writer_blocked", Self::WRITER_BLOCKED.bits()),
+        Bits::flag("urgent_pending", Self::URGENT_PENDING.bits()),
+        Bits::flag("urgent_present", Self::URGENT_PRESENT.bits()),
+        Bits::flag("update_requested", Self::UPDATE_REQUESTED.bits()),
+        Bits::flag("failover_validation", Self::FAILOVER_VALIDATION.bits()),
+        Bits::reserved("reserved_producer_flags", 0x07),
+    ];
+}
+
+impl StateFlags {
+    pub(crate) const LAYOUT: &[Bits] = &[
+        Bits::flag("sending_done", Self::SENDING_DONE.bits()),
+        Bits::flag("closed", Self::CLOSED.bits()),
+        Bits::flag("aborted", Self::ABORTED.bits()),
+        Bits::reserved("reserved_state_flags", 0x1f),
+    ];
 }
 
 impl fmt::Display for ProducerFlags {

@@ -4,7 +4,7 @@ use zerocopy::network_endian::{U16, U32};
 
 use super::{CdcR, ProducerFlags, StateFlags};
 use crate::layout::Show::{self, Code, Cursor, Reserved};
-use crate::layout::{BYTES, Bits, DEC, HEX, layouts};
+use crate::layout::{BYTES, DEC, Field, HEX, layouts};
 
 layouts! {
     /// The bytes of a CDC message of SMC-R that mean something.
@@ -17,8 +17,8 @@ layouts! {
         producer: [u8; 6] => Cursor,
         reserved_16: [u8; 2] => Reserved,
         consumer: [u8; 6] => Cursor,
-        producer_flags: u8 => Show::Bits(PRODUCER_FLAGS),
-        state_flags: u8 => Show::Bits(STATE_FLAGS),
+        producer_flags: u8 => ProducerFlags::SHOW,
+        state_flags: u8 => StateFlags::SHOW,
     }
 
     /// The whole message.
@@ -35,29 +35,10 @@ layouts! {
         unused_producer_flags: u8 => Reserved,
         unused_state_flags: u8 => Reserved,
         consumer: [u8; 6] => Cursor,
-        producer_flags: u8 => Show::Bits(PRODUCER_FLAGS),
-        state_flags: u8 => Show::Bits(STATE_FLAGS),
+        producer_flags: u8 => ProducerFlags::SHOW,
+        state_flags: u8 => StateFlags::SHOW,
         reserved_24: [u8; 8] => Reserved,
     }
 }
 
 const TYPE: Show = Code(|value| (value == u64::from(CdcR::TYPE)).then_some("CDC"));
-
-const PRODUCER_FLAGS: &[Bits] = &[
-    Bits::flag("writer_blocked", ProducerFlags::WRITER_BLOCKED.bits()),
-    Bits::flag("urgent_pending", ProducerFlags::URGENT_PENDING.bits()),
-    Bits::flag("urgent_present", ProducerFlags::URGENT_PRESENT.bits()),
-    Bits::flag("update_requested", ProducerFlags::UPDATE_REQUESTED.bits()),
-    Bits::flag(
-        "failover_validation",
-        ProducerFlags::FAILOVER_VALIDATION.bits(),
-    ),
-    Bits::reserved("reserved_producer_flags", 0x07),
-];
-
-const STATE_FLAGS: &[Bits] = &[
-    Bits::flag("sending_done", StateFlags::SENDING_DONE.bits()),
-    Bits::flag("closed", StateFlags::CLOSED.bits()),
-    Bits::flag("aborted", StateFlags::ABORTED.bits()),
-    Bits::reserved("reserved_state_flags", 0x1f),
-];

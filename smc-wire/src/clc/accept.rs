@@ -4,7 +4,7 @@ mod parse;
 
 use core::fmt;
 
-use crate::clc::header::{ClcType, Eyecatcher, HEADER_LEN, Header, TRAILER_LEN, raw_header};
+use crate::clc::header::{ClcType, Eyecatcher, FIRST_CONTACT, HEADER_LEN, TRAILER_LEN, raw_header};
 use crate::clc::{FirstContact, raw};
 use crate::error::{EmitError, MessageKind};
 use crate::size::SizeCode;
@@ -114,12 +114,7 @@ impl AcceptConfirm {
             Body::R(_) => (Eyecatcher::Smcr, 0),
             Body::D(_) => (Eyecatcher::Smcd, 1),
         };
-        let flags = type_bits
-            | if self.is_first_contact() {
-                Header::FIRST_CONTACT
-            } else {
-                0
-            };
+        let flags = type_bits | FIRST_CONTACT.when(self.is_first_contact());
         let header = raw_header(
             eyecatcher,
             self.step.clc_type(),

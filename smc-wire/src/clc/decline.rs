@@ -5,7 +5,9 @@ use core::fmt;
 use zerocopy::FromBytes;
 use zerocopy::network_endian::U32;
 
-use super::header::{ClcType, Eyecatcher, HEADER_LEN, Header, TRAILER_LEN, raw_header};
+use super::header::{
+    ClcType, Eyecatcher, HEADER_LEN, Header, OUT_OF_SYNC, TRAILER_LEN, raw_header,
+};
 use super::{frame, raw};
 use crate::error::{DecodeError, EmitError, MessageKind};
 use crate::types::{DeclineCode, OsType, PeerId, Version};
@@ -108,11 +110,7 @@ impl Decline {
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         let length = self.encoded_len();
         let mut out = Writer::new(MessageKind::Decline, length, buffer)?;
-        let flags = if self.out_of_sync {
-            Header::OUT_OF_SYNC
-        } else {
-            0
-        };
+        let flags = OUT_OF_SYNC.when(self.out_of_sync);
         out.put(&raw_header(
             Eyecatcher::Smcr,
             ClcType::Decline,

@@ -7,13 +7,69 @@ use zerocopy::FromBytes;
 use super::raw;
 use crate::codes::message_types;
 use crate::error::{DecodeError, DecodeErrorKind, MessageKind};
+use crate::layout::Bits;
+use crate::pretty::Value;
 use crate::types::{Offer, Version};
 
 /// Length of the common header in bytes.
 pub const HEADER_LEN: usize = size_of::<raw::Header>();
 
 /// Length of the trailer in bytes: an eyecatcher again.
-pub const TRAILER_LEN: usize = 4;
+pub const TRAILER_LEN: usize = size_of::<raw::Trailer>();
+
+// The last byte of the header: version and flags.
+
+const VERSION: Bits = Bits::new("version", 0xf0, |version| Value::Unsigned(version.into()));
+/// PROPOSAL: what is offered in version 2.
+const V2_TYPE: Bits = Bits::new("v2_type", 0x0c, offer);
+/// PROPOSAL: what is offered in version 1.
+const V1_TYPE: Bits = Bits::new("v1_type", 0x03, offer);
+/// ACCEPT and CONFIRM: a new link group.
+pub(crate) const FIRST_CONTACT: Bits = Bits::flag("first_contact", 0x08);
+/// ACCEPT and CONFIRM: the kind of SMC.
+pub(crate) const CONNECTION_TYPE: Bits = Bits::new("connection_type", 0x03, |code| {
+    let name = match code {
+        0 => Some("SMC-R"),
+        1 => Some("SMC-D"),
+        _ => None,
+    };
+    code_of_one_digit(code, name)
+});
+/// DECLINE: link groups are out of sync.
+pub(crate) const OUT_OF_SYNC: Bits = Bits::flag("out_of_sync", 0x08);
+
+/// The bits of the last byte of the header.
+pub(crate) const fn last_byte(kind: Option<ClcType>, is_v2: bool) -> &'static [Bits] {
+    match kind {
+        Some(ClcType::Proposal) if is_v2 => &[VERSION, V2_TYPE, V1_TYPE],
+        Some(ClcType::Proposal) => &[VERSION, NO_V2_TYPE, V1_TYPE],
+        Some(ClcType::Accept | ClcType::Confirm) => {
+            &[VERSION, FIRST_CONTACT, NO_FLAG, CONNECTION_TYPE]
+        }
+        Some(ClcType::Decline) => &[VERSION, OUT_OF_SYNC, NO_FLAGS],
+        None => &[VERSION, UNKNOWN_FLAGS],
+    }
+}
+
+const NO_V2_TYPE: Bits = Bits::reserved("reserved_flags", V2_TYPE.mask);
+const NO_FLAG: Bits = Bits::reserved("reserved_flags", 0x04);
+const NO_FLAGS: Bits = Bits::reserved("reserved_flags", 0x07);
+const UNKNOWN_FLAGS: Bits = Bits::new("flags", 0x0f, |flags| Value::Hex {
+    value: flags.into(),
+    digits: 1,
+});
+
+fn offer(code: u8) -> Value<'static> {
+    code_of_one_digit(code, Some(Offer::from_low_bits(code).name()))
+}
+
+fn code_of_one_digit(code: u8, name: Option<&'static str>) -> Value<'static> {
+    Value::Code {
+        value: code.into(),
+        digits: 1,
+        name,
+    }
+}
 
 /// The four bytes at both ends of every CLC message, a name in EBCDIC.
 ///
@@ -98,11 +154,6 @@ pub struct Header {
 }
 
 impl Header {
-    /// Flag of ACCEPT and CONFIRM: a new link group.
-    pub const FIRST_CONTACT: u8 = 0x08;
-    /// Flag of DECLINE: link groups are out of sync.
-    pub const OUT_OF_SYNC: u8 = 0x08;
-
     /// Reads and checks the first eight bytes of a message.
     ///
     /// # Errors
@@ -127,9 +178,9 @@ impl Header {
         let Ok((raw, _)) = raw::Header::ref_from_prefix(bytes) else {
             return Err(MESSAGE.truncated("header", HEADER_LEN, bytes.len()));
         };
-        let eyecatcher = Eyecatcher::from_bytes(raw.eyecatcher).ok_or(bad_eyecatcher)?;
-        let Some(kind) = ClcType::from_code(raw.kind) else {
-            return Err(MESSAGE.bad_value("type", 4, "1 to 4", raw.kind));
+        let eyecatcher = Eyecatcher::from_bytes(raw.head.eyecatcher).ok_or(bad_eyecatcher)?;
+        let Some(kind) = ClcType::from_code(raw.head.kind) else {
+            return Err(MESSAGE.bad_value("type", 4, "1 to 4", raw.head.kind));
         };
         let Some(version) = Version::new(raw.flags >> 4) else {
             return Err(MESSAGE.bad_value("version", 7, "1 or above", 0_u8));
@@ -137,7 +188,7 @@ impl Header {
         Ok(Self {
             eyecatcher,
             kind,
-            length: raw.length.get(),
+            length: raw.head.length.get(),
             version,
             flags: raw.flags & 0x0f,
         })
@@ -163,13 +214,13 @@ impl Header {
     /// ACCEPT and CONFIRM: the first-contact flag.
     #[must_use]
     pub const fn first_contact(&self) -> bool {
-        self.flags & Self::FIRST_CONTACT != 0
+        self.flags & FIRST_CONTACT.mask != 0
     }
 
     /// DECLINE: the out-of-sync flag.
     #[must_use]
     pub const fn out_of_sync(&self) -> bool {
-        self.flags & Self::OUT_OF_SYNC != 0
+        self.flags & OUT_OF_SYNC.mask != 0
     }
 }
 
@@ -182,9 +233,11 @@ pub(super) fn raw_header(
     flags: u8,
 ) -> raw::Header {
     raw::Header {
-        eyecatcher: eyecatcher.to_bytes(),
-        kind: kind.code(),
-        length: length.into(),
+        head: raw::Head {
+            eyecatcher: eyecatcher.to_bytes(),
+            kind: kind.code(),
+            length: length.into(),
+        },
         flags: (version.get() << 4) | (flags & 0x0f),
     }
 }

@@ -19,7 +19,7 @@ mod decline;
 mod devices;
 mod first_contact;
 mod frame;
-mod header;
+pub(crate) mod header;
 mod message;
 mod proposal;
 pub(crate) mod raw;

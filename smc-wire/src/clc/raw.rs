@@ -7,24 +7,44 @@ use core::mem::offset_of;
 use zerocopy::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::{ClcType, Eyecatcher};
 use crate::layout::Show::{self, Code, Reserved};
 use crate::layout::{
-    BYTES, Bits, CHID, DEC, EID, GID, HEX, IPV4, IPV6, MAC, MTU_BITS, OS_BITS, PEER_ID, TEXT,
+    BYTES, Bits, DEC, EID, Field, GID, HEX, IPV4, IPV6, MAC, MTU_BITS, OS_BITS, PEER_ID, TEXT,
     layouts, release_bits, size_bits,
 };
-use crate::types::{DeclineCode, Eid, HostName, Mac, PeerId, RoceGid};
+use crate::types::{Chid, DeclineCode, Eid, HostName, Mac, PeerId, RoceGid};
 
 /// Common header.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Header {
-    pub(crate) eyecatcher: [u8; 4],
-    pub(crate) kind: u8,
-    pub(crate) length: U16,
+    pub(crate) head: Head,
     pub(crate) flags: u8,
 }
 
+const EYECATCHER: Show = Code(|bytes| {
+    let bytes = u32::try_from(bytes).ok()?.to_be_bytes();
+    Eyecatcher::from_bytes(bytes).map(Eyecatcher::name)
+});
+const TYPE: Show = Code(|kind| {
+    let kind = ClcType::from_code(u8::try_from(kind).ok()?)?;
+    Some(kind.kind().name())
+});
+
 layouts! {
+    /// Common header without its last byte, whose bits depend on the type.
+    pub(crate) struct Head: 7 {
+        eyecatcher: [u8; 4] => EYECATCHER,
+        kind as "type": u8 => TYPE,
+        length: U16 => DEC,
+    }
+
+    /// End of a message.
+    pub(crate) struct Trailer: 4 {
+        trailer: [u8; 4] => EYECATCHER,
+    }
+
     /// Base of a PROPOSAL.
     pub(crate) struct ProposalBase: 32 {
         peer_id: PeerId => PEER_ID,
@@ -36,7 +56,7 @@ layouts! {
     /// SMC-D area of a PROPOSAL in version 2, behind the base.
     pub(crate) struct SmcdArea: 40 {
         ism_gid: U64 => HEX,
-        ism_chid: U16 => CHID,
+        ism_chid: U16 => Chid::SHOW,
         v2_extension_offset: U16 => DEC,
         vendor_oui: [u8; 3] => BYTES,
         vendor_options: [u8; 5] => BYTES,
@@ -91,7 +111,7 @@ layouts! {
     /// One GID entry.
     pub(crate) struct GidEntry: 10 {
         gid: U64 => HEX,
-        chid: U16 => CHID,
+        chid: U16 => Chid::SHOW,
     }
 
     /// ACCEPT and CONFIRM for SMC-R, the part that both versions have.
@@ -136,7 +156,7 @@ layouts! {
 
     /// What version 2 of SMC-D has before its first-contact parts.
     pub(crate) struct DirectV2: 42 {
-        chid: U16 => CHID,
+        chid: U16 => Chid::SHOW,
         eid: Eid => EID,
         extended_gid: U64 => HEX,
     }

@@ -4,40 +4,50 @@ use core::fmt;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::header::{REJECTED, RESPONSE, emit, flag};
-use super::order::{read_u16, write_u16};
-use super::{Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, Step, WireRtoken, raw};
+use super::header::{REJECTED, RESPONSE, emit_reason};
+use super::{ByteOrder, Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, Step};
+use super::{WireRtoken, raw};
 use crate::codes::{known_values, nibble};
+use crate::layout::Show::{self, Unswapped};
+use crate::layout::{Bits, Layout, part};
 use crate::types::{LinkNumber, Mac, MtuCode, Psn, Qpn, RoceGid};
 use crate::writer::invalid;
-use crate::{DecodeError, DecodeErrorKind, EmitError};
+use crate::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 
-/// Contents of ADD LINK.
-///
-/// Malformed, and to be dropped: a v2 request or positive response of 45 to 71 bytes, whose
-/// continuation is cut off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AddLink<'a> {
-    /// Version and byte order.
-    pub dialect: Dialect,
-    /// Request, or how it is answered.
-    pub step: AddLinkStep,
-    /// MAC of the port the sender uses for the new link. In a rejection this and all that follows
-    /// is repeated from the request.
-    pub mac: Mac,
-    /// GID of the sender on the new link.
-    pub gid: RoceGid,
-    /// The sender's new queue pair.
-    pub qpn: Qpn,
-    /// Number of the new link, chosen by the server. In the hint of a v1 client this, the queue
-    /// pair, the MTU and the PSN are zero.
-    pub link: LinkNumber,
-    /// Path MTU; a response has the smaller one of both.
-    pub mtu: MtuCode,
-    /// First packet sequence number of the sender on the new queue pair.
-    pub psn: Psn,
-    /// v2, in requests and positive responses only.
-    pub extension: Option<AddLinkExtension<'a>>,
+part! {
+    /// Contents of ADD LINK.
+    ///
+    /// Malformed, and to be dropped: a v2 request or positive response of 45 to 71 bytes, whose
+    /// continuation is cut off.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct AddLink<'a> {
+        /// Version and byte order.
+        pub dialect: Dialect,
+        /// Request, or how it is answered.
+        pub step: AddLinkStep,
+    }
+    40 bytes {
+        /// MAC of the port the sender uses for the new link. In a rejection this and all that
+        /// follows is repeated from the request.
+        pub mac: Mac,
+        zero reserved_10: [u8; 2],
+        /// GID of the sender on the new link.
+        pub gid: RoceGid,
+        /// The sender's new queue pair.
+        pub qpn as "qp_number": Qpn,
+        /// Number of the new link, chosen by the server. In the hint of a v1 client this, the
+        /// queue pair, the MTU and the PSN are zero.
+        pub link as "link_number": LinkNumber,
+        /// Path MTU; a response has the smaller one of both.
+        pub mtu: MtuCode,
+        /// First packet sequence number of the sender on the new queue pair.
+        pub psn as "initial_psn": Psn,
+        zero reserved_36: [u8; 8],
+    }
+    then {
+        /// v2, in requests and positive responses only.
+        pub extension: Option<AddLinkExtension<'a>>,
+    }
 }
 
 /// The three forms of ADD LINK.
@@ -62,41 +72,47 @@ impl AddLinkStep {
     }
 }
 
-/// The v2 continuation of [`AddLink`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AddLinkExtension<'a> {
-    /// The sender reaches the peer without a gateway.
-    pub direct: bool,
-    /// The client GID that the server would like to use. Linux puts its own GID there.
-    pub client_target_gid: RoceGid,
-    /// The count field. A sender states the length of [`rtokens`](Self::rtokens); only
-    /// messages of other implementations state more.
-    pub stated_count: u16,
-    /// The RMBs that the new link shall serve as well, at most [`MAX_RTOKENS`].
-    pub rtokens: &'a [WireRtoken],
+part! {
+    /// The v2 continuation of [`AddLink`].
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct AddLinkExtension<'a> {
+        /// The sender reaches the peer without a gateway.
+        pub direct: bool,
+        /// The count field. A sender states the length of [`rtokens`](Self::rtokens); only
+        /// messages of other implementations state more.
+        pub stated_count: u16,
+    }
+    28 bytes {
+        given v2_flags: u8 => FLAGS,
+        zero reserved_45: [u8; 1],
+        /// The client GID that the server would like to use. Linux puts its own GID there.
+        pub client_target_gid: RoceGid,
+        zero reserved_62: [u8; 8],
+        given rtoken_count: CountBytes => Unswapped,
+    }
+    then {
+        /// The RMBs that the new link shall serve as well, at most [`MAX_RTOKENS`].
+        pub rtokens: &'a [WireRtoken],
+    }
 }
+
+type CountBytes = [u8; 2];
+
+/// The sender reaches the peer without a gateway.
+const DIRECT: Bits = Bits::flag("v2_direct", 0x80);
+const FLAGS: Show = Show::Bits(&[DIRECT, Bits::reserved("reserved_v2_flags", !DIRECT.mask)]);
 
 impl<'a> AddLink<'a> {
     pub(super) fn parse(header: &Header, bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        let (raw, rest) = header.body::<raw::AddLink>(bytes)?;
+        let (raw, rest) = header.body::<Self>(bytes)?;
         let (dialect, step) = (header.dialect(), AddLinkStep::from_header(header));
         let may_extend = dialect.is_v2() && !matches!(step, AddLinkStep::Rejected(_));
         let extension = if may_extend && !rest.is_empty() {
-            Some(AddLinkExtension::parse(rest, dialect)?)
+            Some(AddLinkExtension::parse(rest, dialect.order())?)
         } else {
             None
         };
-        Ok(Self {
-            dialect,
-            step,
-            mac: raw.mac,
-            gid: raw.gid,
-            qpn: Qpn::from_be_bytes(raw.qp_number),
-            link: LinkNumber(raw.link_number),
-            mtu: MtuCode::from_low_nibble(raw.mtu),
-            psn: Psn::from_be_bytes(raw.initial_psn),
-            extension,
-        })
+        Ok(Self::from_raw(raw, dialect, step, extension))
     }
 
     /// The rejection of this request: its first 44 bytes with other flags.
@@ -105,24 +121,19 @@ impl<'a> AddLink<'a> {
     /// [`RejectReason::NONE`] to them.
     #[must_use]
     pub fn rejection(&self, reason: RejectReason) -> AddLink<'static> {
-        AddLink {
-            dialect: self.dialect,
-            step: AddLinkStep::Rejected(reason),
-            mac: self.mac,
-            gid: self.gid,
-            qpn: self.qpn,
-            link: self.link,
-            mtu: self.mtu,
-            psn: self.psn,
-            extension: None,
-        }
+        AddLink::from_raw(
+            &self.raw(),
+            self.dialect,
+            AddLinkStep::Rejected(reason),
+            None,
+        )
     }
 
     /// Bytes the message takes: 44, with a continuation 72 and 16 for each rtoken.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         let extension = self.extension.map_or(0, |extension| {
-            size_of_val(extension.rtokens).saturating_add(size_of::<raw::AddLinkExtension>())
+            size_of_val(extension.rtokens).saturating_add(AddLinkExtension::LEN)
         });
         MESSAGE_LEN.saturating_add(extension)
     }
@@ -136,23 +147,14 @@ impl<'a> AddLink<'a> {
     /// [`MAX_RTOKENS`] rtokens or more than the count states.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         const KIND: MessageType = MessageType::AddLink;
-        let (flags, reason) = match self.step {
+        let flags = match self.step {
             AddLinkStep::Request => (0, RejectReason::NONE),
-            AddLinkStep::Accepted => (RESPONSE, RejectReason::NONE),
-            AddLinkStep::Rejected(reason) => (RESPONSE | REJECTED, reason),
+            AddLinkStep::Accepted => (RESPONSE.mask, RejectReason::NONE),
+            AddLinkStep::Rejected(reason) => (RESPONSE.mask | REJECTED.mask, reason),
         };
-        let raw = raw::AddLink {
-            mac: self.mac,
-            reserved_10: [0; 2],
-            gid: self.gid,
-            qp_number: self.qpn.to_be_bytes(),
-            link_number: self.link.0,
-            mtu: self.mtu.code(),
-            initial_psn: self.psn.to_be_bytes(),
-            reserved_36: [0; 8],
-        };
+        let raw = self.raw();
         let Some(extension) = self.extension else {
-            return emit(KIND, self.dialect, flags, reason, &[raw.as_bytes()], buffer);
+            return emit_reason(KIND, self.dialect, flags, &[raw.as_bytes()], buffer);
         };
         let fail = |field, reason| Err(invalid(KIND.kind(), field, reason));
         if !self.dialect.is_v2() {
@@ -167,40 +169,34 @@ impl<'a> AddLink<'a> {
         if extension.rtokens.len() > usize::from(extension.stated_count) {
             return fail("rtoken count", "less than the rtokens there are");
         }
-        let more = raw::AddLinkExtension {
-            v2_flags: flag(extension.direct, raw::V2_DIRECT),
-            reserved_45: 0,
-            client_target_gid: extension.client_target_gid,
-            reserved_62: [0; 8],
-            rtoken_count: write_u16(self.dialect.order(), extension.stated_count),
-        };
-        let rtokens = extension.rtokens.as_bytes();
-        let body = [raw.as_bytes(), more.as_bytes(), rtokens];
-        emit(KIND, self.dialect, flags, reason, &body, buffer)
+        let count = self.dialect.order().u16_bytes(extension.stated_count);
+        let more = extension.raw(DIRECT.when(extension.direct), count);
+        let body = [
+            raw.as_bytes(),
+            more.as_bytes(),
+            extension.rtokens.as_bytes(),
+        ];
+        emit_reason(KIND, self.dialect, flags, &body, buffer)
     }
 }
 
 impl<'a> AddLinkExtension<'a> {
+    const LEN: usize = size_of::<<Self as Layout>::Raw>();
+
     /// Linux states its connections as the count, of which there may be more than RMBs; hence the
     /// rtokens are as many as stated, as the received size holds, and as a receiver must take.
-    fn parse(bytes: &'a [u8], dialect: Dialect) -> Result<Self, DecodeError> {
-        let Ok((raw, rest)) = raw::AddLinkExtension::ref_from_prefix(bytes) else {
-            let needed = MESSAGE_LEN.saturating_add(size_of::<raw::AddLinkExtension>());
+    fn parse(bytes: &'a [u8], order: ByteOrder) -> Result<Self, DecodeError> {
+        let Ok((raw, rest)) = <Self as Layout>::Raw::ref_from_prefix(bytes) else {
+            let needed = MESSAGE_LEN.saturating_add(Self::LEN);
             let got = MESSAGE_LEN.saturating_add(bytes.len());
-            return Err(DecodeError::new(
-                MessageType::AddLink.kind(),
-                "v2 continuation",
-                MESSAGE_LEN,
-                DecodeErrorKind::Truncated { needed, got },
-            ));
+            let cause = DecodeErrorKind::Truncated { needed, got };
+            let (kind, field) = (MessageKind::AddLink, "v2 continuation");
+            return Err(DecodeError::new(kind, field, MESSAGE_LEN, cause));
         };
-        let stated_count = read_u16(dialect.order(), raw.rtoken_count);
-        Ok(Self {
-            direct: raw.v2_flags & raw::V2_DIRECT != 0,
-            client_target_gid: raw.client_target_gid,
-            stated_count,
-            rtokens: raw::list(rest, usize::from(stated_count).min(MAX_RTOKENS)),
-        })
+        let count = order.u16(raw.rtoken_count);
+        let rtokens = raw::list(rest, usize::from(count).min(MAX_RTOKENS));
+        let direct = raw.v2_flags & DIRECT.mask != 0;
+        Ok(Self::from_raw(raw, direct, count, rtokens))
     }
 }
 

@@ -3,36 +3,41 @@
 use zerocopy::IntoBytes;
 
 use super::header::emit;
-use super::{Dialect, Header, MessageType, RejectReason, Rtoken, Step, WireRtoken, raw};
+use super::{Dialect, Header, MessageType, Rtoken, Step, WireRtoken, raw};
+use crate::layout::part;
 use crate::types::LinkNumber;
 use crate::writer::invalid;
 use crate::{Bounded, DecodeError, EmitError};
 
-/// Contents of ADD LINK CONT, v1 only: the RMBs that the new link shall serve, two at a time.
-///
-/// Server and client take turns until both have stated that nothing is left, at least once each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AddLinkCont {
-    /// Request from the server, response from the client.
-    pub step: Step,
-    /// The new link.
-    pub link: LinkNumber,
-    /// Rtokens still to be sent, those of this message included.
-    pub left: u8,
-    /// The first of them.
-    pub rtokens: Bounded<WireRtoken, 2>,
+part! {
+    /// Contents of ADD LINK CONT, v1 only: the RMBs that the new link shall serve, two at a time.
+    ///
+    /// Server and client take turns until both have stated that nothing is left, at least once
+    /// each.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct AddLinkCont {
+        /// Request from the server, response from the client.
+        pub step: Step,
+    }
+    4 bytes {
+        /// The new link.
+        pub link as "link_number": LinkNumber,
+        /// Rtokens still to be sent, those of this message included.
+        pub left as "rtokens_left": u8,
+        zero reserved_6: [u8; 2],
+    }
+    then {
+        /// The first of them.
+        pub rtokens: Bounded<WireRtoken, 2>,
+    }
 }
 
 impl AddLinkCont {
     pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
-        let (raw, rest) = header.body::<raw::AddLinkCont>(bytes)?;
-        let rtokens = raw::list(rest, raw.rtokens_left.into());
-        Ok(Self {
-            step: header.step(),
-            link: LinkNumber(raw.link_number),
-            left: raw.rtokens_left,
-            rtokens: Bounded::from_iter_lossy(rtokens.iter().copied()),
-        })
+        let (raw, rest) = header.body::<Self>(bytes)?;
+        let rtokens = raw::list(rest, raw.left.into()).iter().copied();
+        let rtokens = Bounded::from_iter_lossy(rtokens);
+        Ok(Self::from_raw(raw, header.step(), rtokens))
     }
 
     /// The message that sends the first of the RMBs that are left.
@@ -58,13 +63,8 @@ impl AddLinkCont {
             let reason = "contradicts the rtokens there are";
             return Err(invalid(KIND.kind(), "rtokens left", reason));
         }
-        let raw = raw::AddLinkCont {
-            link_number: self.link.0,
-            rtokens_left: self.left,
-            reserved_6: [0; 2],
-        };
-        let (flags, reason) = (self.step.flag(), RejectReason::NONE);
+        let raw = self.raw();
         let body = [raw.as_bytes(), self.rtokens.as_slice().as_bytes()];
-        emit(KIND, Dialect::V1, flags, reason, &body, buffer)
+        emit(KIND, Dialect::V1, self.step.flag(), &body, buffer)
     }
 }

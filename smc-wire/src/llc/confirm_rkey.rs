@@ -4,41 +4,43 @@
 use zerocopy::IntoBytes;
 
 use super::header::{NEGATIVE, RESPONSE, RETRY, emit};
-use super::{Dialect, Header, LinkRtoken, MessageType, RejectReason, Step, raw};
+use super::{Dialect, Header, LinkRtoken, MessageType, Step, raw};
+use crate::layout::{Layout, part};
 use crate::types::{Rkey, RmbAddr};
 use crate::writer::invalid;
 use crate::{Bounded, DecodeError, EmitError};
 
-/// Contents of CONFIRM RKEY.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ConfirmRkey {
-    /// Version and byte order.
-    pub dialect: Dialect,
-    /// Request, or how it is answered.
-    pub step: RkeyStep,
-    /// Key of the new RMB on the link that carries the message.
-    pub rkey: Rkey,
-    /// Address of the new RMB there.
-    pub address: RmbAddr,
-    /// How many links there are besides that one. Those that do not fit here follow in
-    /// CONFIRM RKEY CONT; Linux answers more than three negatively.
-    pub further_links: u8,
-    /// The RMB on the first two of those links.
-    pub further: Bounded<LinkRtoken, 2>,
+part! {
+    /// Contents of CONFIRM RKEY.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct ConfirmRkey {
+        /// Version and byte order.
+        pub dialect: Dialect,
+        /// Request, or how it is answered.
+        pub step: RkeyStep,
+    }
+    13 bytes {
+        /// How many links there are besides the one that carries the message. Those that do not fit
+        /// here follow in CONFIRM RKEY CONT; Linux answers more than three negatively.
+        pub further_links: u8,
+        /// Key of the new RMB on the link that carries the message.
+        pub rkey: Rkey,
+        /// Address of the new RMB there.
+        pub address: RmbAddr,
+    }
+    then {
+        /// The RMB on the first two of the further links.
+        pub further: Bounded<LinkRtoken, 2>,
+    }
 }
 
 impl ConfirmRkey {
     pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
-        let (raw, rest) = header.body::<raw::ConfirmRkey>(bytes)?;
+        let (raw, rest) = header.body::<Self>(bytes)?;
         let further = raw::list(rest, raw.further_links.into());
-        Ok(Self {
-            dialect: header.dialect(),
-            step: RkeyStep::from_header(header),
-            rkey: Rkey(raw.rkey.get()),
-            address: RmbAddr(raw.address.get()),
-            further_links: raw.further_links,
-            further: Bounded::from_iter_lossy(further.iter().map(LinkRtoken::from_raw)),
-        })
+        let further = Bounded::from_iter_lossy(further.iter().map(LinkRtoken::from_raw));
+        let (dialect, step) = (header.dialect(), RkeyStep::from_header(header));
+        Ok(Self::from_raw(raw, dialect, step, further))
     }
 
     /// The response to this request: the same body.
@@ -59,38 +61,35 @@ impl ConfirmRkey {
             let reason = "contradicts the rtokens there are";
             return Err(invalid(KIND.kind(), "further links", reason));
         }
-        let raw = raw::ConfirmRkey {
-            further_links: self.further_links,
-            rkey: self.rkey.0.into(),
-            address: self.address.0.into(),
-        };
-        let (flags, reason) = (self.step.flags(), RejectReason::NONE);
-        let further = wire_form(&self.further);
+        let (raw, further) = (self.raw(), wire_form(&self.further));
         let body = [raw.as_bytes(), further.as_bytes()];
-        emit(KIND, self.dialect, flags, reason, &body, buffer)
+        emit(KIND, self.dialect, self.step.flags(), &body, buffer)
     }
 }
 
-/// Contents of CONFIRM RKEY CONT, needed only with more than three links; Linux drops it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ConfirmRkeyCont {
-    /// Request, or how it is answered.
-    pub step: RkeyStep,
-    /// Links still to be announced, those of this message included.
-    pub left: u8,
-    /// The RMB on the first of those links.
-    pub rtokens: Bounded<LinkRtoken, 3>,
+part! {
+    /// Contents of CONFIRM RKEY CONT, needed only with more than three links; Linux drops it.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct ConfirmRkeyCont {
+        /// Request, or how it is answered.
+        pub step: RkeyStep,
+    }
+    1 bytes {
+        /// Links still to be announced, those of this message included.
+        pub left as "rtokens_left": u8,
+    }
+    then {
+        /// The RMB on the first of the links that are left.
+        pub rtokens: Bounded<LinkRtoken, 3>,
+    }
 }
 
 impl ConfirmRkeyCont {
     pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
-        let (raw, rest) = header.body::<raw::ConfirmRkeyCont>(bytes)?;
-        let rtokens = raw::list(rest, raw.rtokens_left.into());
-        Ok(Self {
-            step: RkeyStep::from_header(header),
-            left: raw.rtokens_left,
-            rtokens: Bounded::from_iter_lossy(rtokens.iter().map(LinkRtoken::from_raw)),
-        })
+        let (raw, rest) = header.body::<Self>(bytes)?;
+        let rtokens = raw::list(rest, raw.left.into());
+        let rtokens = Bounded::from_iter_lossy(rtokens.iter().map(LinkRtoken::from_raw));
+        Ok(Self::from_raw(raw, RkeyStep::from_header(header), rtokens))
     }
 
     /// Writes the message to the start of `buffer` and returns its length.
@@ -105,10 +104,9 @@ impl ConfirmRkeyCont {
             let reason = "contradicts the rtokens there are";
             return Err(invalid(KIND.kind(), "rtokens left", reason));
         }
-        let rtokens = wire_form(&self.rtokens);
-        let body = [&[self.left], rtokens.as_bytes()];
-        let (flags, reason) = (self.step.flags(), RejectReason::NONE);
-        emit(KIND, Dialect::V1, flags, reason, &body, buffer)
+        let (raw, rtokens) = (self.raw(), wire_form(&self.rtokens));
+        let body = [raw.as_bytes(), rtokens.as_bytes()];
+        emit(KIND, Dialect::V1, self.step.flags(), &body, buffer)
     }
 }
 
@@ -142,18 +140,17 @@ impl RkeyStep {
     const fn flags(self) -> u8 {
         match self {
             Self::Request => 0,
-            Self::Accepted => RESPONSE,
-            Self::Rejected { retry: false } => RESPONSE | NEGATIVE,
-            Self::Rejected { retry: true } => RESPONSE | NEGATIVE | RETRY,
+            Self::Accepted => RESPONSE.mask,
+            Self::Rejected { retry } => RESPONSE.mask | NEGATIVE.mask | RETRY.when(retry),
         }
     }
 }
 
 /// The entries in wire form, unused ones zero.
-fn wire_form<const N: usize>(rtokens: &Bounded<LinkRtoken, N>) -> [raw::LinkRtoken; N] {
-    let mut wire = [LinkRtoken::default().to_raw(); N];
+fn wire_form<const N: usize>(rtokens: &Bounded<LinkRtoken, N>) -> [<LinkRtoken as Layout>::Raw; N] {
+    let mut wire = [LinkRtoken::default().raw(); N];
     for (to, from) in wire.iter_mut().zip(rtokens) {
-        *to = from.to_raw();
+        *to = from.raw();
     }
     wire
 }

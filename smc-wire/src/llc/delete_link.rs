@@ -4,40 +4,46 @@ use core::fmt;
 
 use zerocopy::IntoBytes;
 
-use super::header::{ALL_LINKS, ORDERLY, emit, flag};
-use super::{Dialect, Header, MessageType, RejectReason, Step, raw};
+use super::header::{ALL_LINKS, ORDERLY, emit};
+use super::{Dialect, Header, MessageType, Step};
 use crate::codes::known_values;
+use crate::layout::part;
 use crate::types::LinkNumber;
 use crate::{DecodeError, EmitError};
 
-/// Contents of DELETE LINK.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DeleteLink {
-    /// Version and byte order.
-    pub dialect: Dialect,
-    /// Request or response.
-    pub step: Step,
-    /// The whole link group is terminated; there is no response to that.
-    pub all: bool,
-    /// Connections have been moved away or are gone, nothing is lost.
-    pub orderly: bool,
-    /// The link to delete; [`LinkNumber::NONE`] together with [`all`](Self::all).
-    pub link: LinkNumber,
-    /// Why (request), or how it went (response).
-    pub reason: DeleteLinkReason,
+part! {
+    /// Contents of DELETE LINK.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct DeleteLink {
+        /// Version and byte order.
+        pub dialect: Dialect,
+        /// Request or response.
+        pub step: Step,
+        /// The whole link group is terminated; there is no response to that.
+        pub all: bool,
+        /// Connections have been moved away or are gone, nothing is lost.
+        pub orderly: bool,
+    }
+    40 bytes {
+        /// The link to delete; [`LinkNumber::NONE`] together with [`all`](Self::all).
+        pub link as "link_number": LinkNumber,
+        /// Why (request), or how it went (response).
+        pub reason: DeleteLinkReason,
+        zero reserved_9: [u8; 35],
+    }
 }
 
 impl DeleteLink {
     pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
-        let (raw, _) = header.body::<raw::DeleteLink>(bytes)?;
-        Ok(Self {
-            dialect: header.dialect(),
-            step: header.step(),
-            all: header.has(ALL_LINKS),
-            orderly: header.has(ORDERLY),
-            link: LinkNumber(raw.link_number),
-            reason: DeleteLinkReason(raw.reason.get()),
-        })
+        let (raw, _) = header.body::<Self>(bytes)?;
+        let (all, orderly) = (header.has(ALL_LINKS), header.has(ORDERLY));
+        Ok(Self::from_raw(
+            raw,
+            header.dialect(),
+            header.step(),
+            all,
+            orderly,
+        ))
     }
 
     /// A request to terminate the link group.
@@ -70,21 +76,10 @@ impl DeleteLink {
     ///
     /// [`EmitError::BufferTooSmall`] below 44 bytes.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
-        let flags = self.step.flag() | flag(self.all, ALL_LINKS) | flag(self.orderly, ORDERLY);
-        let raw = raw::DeleteLink {
-            link_number: self.link.0,
-            reason: self.reason.0.into(),
-            reserved_9: [0; 35],
-        };
-        let (reason, body) = (RejectReason::NONE, [raw.as_bytes()]);
-        emit(
-            MessageType::DeleteLink,
-            self.dialect,
-            flags,
-            reason,
-            &body,
-            buffer,
-        )
+        const KIND: MessageType = MessageType::DeleteLink;
+        let flags = self.step.flag() | ALL_LINKS.when(self.all) | ORDERLY.when(self.orderly);
+        let raw = self.raw();
+        emit(KIND, self.dialect, flags, &[raw.as_bytes()], buffer)
     }
 }
 

@@ -4,10 +4,8 @@ use core::fmt;
 
 use zerocopy::IntoBytes;
 
-use super::header::{NEGATIVE, emit, flag};
-use super::{
-    Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, RejectReason, Step, WireRkey, raw,
-};
+use super::header::{NEGATIVE, emit};
+use super::{Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, Step, WireRkey, raw};
 use crate::writer::{invalid, wire_count};
 use crate::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 
@@ -112,14 +110,14 @@ impl<'a> DeleteRkey<'a> {
             let reason = "more than the version allows";
             return Err(invalid(KIND.kind(), "rkeys", reason));
         }
-        let flags = self.step.flag() | flag(self.negative, NEGATIVE);
+        let flags = self.step.flag() | NEGATIVE.when(self.negative);
         let raw = raw::DeleteRkey {
             rkey_count: wire_count(self.rkeys.len()),
             unknown_rkey_count: errors,
             reserved_6: [0; 2],
         };
-        let (reason, body) = (RejectReason::NONE, [raw.as_bytes(), self.rkeys.as_bytes()]);
-        emit(KIND, self.dialect, flags, reason, &body, buffer)
+        let body = [raw.as_bytes(), self.rkeys.as_bytes()];
+        emit(KIND, self.dialect, flags, &body, buffer)
     }
 }
 

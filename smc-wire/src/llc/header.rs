@@ -2,35 +2,45 @@
 
 use core::fmt;
 
-use super::order::{order_of_length, read_u16, write_u16};
+use zerocopy::FromBytes;
+
+use super::order::order_of_length;
 use super::{MESSAGE_LEN, RejectReason, raw};
 use crate::cdc::ByteOrder;
 use crate::codes::message_types;
-use crate::layout::Layout;
+use crate::layout::{Bits, Layout};
+use crate::pretty::Value;
 use crate::writer::{Writer, wire_length};
 use crate::{DecodeError, EmitError, MessageKind};
 
 /// Version nibble of v2 messages.
 pub(crate) const V2_NIBBLE: u8 = 0x2;
 
-// Flag byte (offset 3).
+// The flag byte (offset 3).
 
 /// Response rather than request.
-pub(crate) const RESPONSE: u8 = 0x80;
+pub(crate) const RESPONSE: Bits = Bits::flag("response", 0x80);
 /// ADD LINK and REQUEST ADD LINK response: rejected.
-pub(crate) const REJECTED: u8 = 0x40;
+pub(crate) const REJECTED: Bits = Bits::flag("rejected", 0x40);
 /// DELETE LINK: all links.
-pub(crate) const ALL_LINKS: u8 = 0x40;
+pub(crate) const ALL_LINKS: Bits = Bits::flag("all_links", 0x40);
 /// DELETE LINK: orderly.
-pub(crate) const ORDERLY: u8 = 0x20;
+pub(crate) const ORDERLY: Bits = Bits::flag("orderly", 0x20);
 /// CONFIRM RKEY and DELETE RKEY response: negative.
-pub(crate) const NEGATIVE: u8 = 0x20;
+pub(crate) const NEGATIVE: Bits = Bits::flag("negative", 0x20);
 /// CONFIRM RKEY response: negative, but worth another try.
-pub(crate) const RETRY: u8 = 0x10;
+pub(crate) const RETRY: Bits = Bits::flag("retry", 0x10);
 /// CONFIRM LINK: no RMBE eyecatcher.
-pub(crate) const NO_EYECATCHER: u8 = 0x03;
-/// v2: reject reason in the flag byte; v1: reject reason in byte 2.
-pub(crate) const REASON: u8 = 0x0F;
+pub(crate) const NO_EYECATCHER: Bits = Bits::new("no_rmbe_eyecatcher", 0x03, |bits| Value::Hex {
+    value: bits.into(),
+    digits: 2,
+});
+/// ADD LINK: reject reason, in v2 in the flag byte, in v1 in byte 2.
+pub(crate) const REASON: Bits = Bits::new("reject_reason", 0x0f, |code| Value::Code {
+    value: code.into(),
+    digits: 2,
+    name: RejectReason::from_low_nibble(code).name(),
+});
 
 message_types! {
     /// The LLC messages by their type byte: version in the high nibble, message in the low one.
@@ -55,6 +65,20 @@ message_types! {
         ConfirmRkeyCont = 0x08,
         /// DELETE RKEY.
         DeleteRkey = 0x09 | 0x29,
+    }
+}
+
+impl MessageType {
+    /// The flags besides [`RESPONSE`] and [`REASON`].
+    pub(crate) const fn flags(self) -> &'static [Bits] {
+        match self {
+            Self::AddLink | Self::RequestAddLink => &[REJECTED],
+            Self::DeleteLink => &[ALL_LINKS, ORDERLY],
+            Self::ConfirmRkey | Self::ConfirmRkeyCont => &[NEGATIVE, RETRY],
+            Self::DeleteRkey => &[NEGATIVE],
+            Self::ConfirmLink => &[NO_EYECATCHER],
+            Self::AddLinkCont | Self::TestLink => &[],
+        }
     }
 }
 
@@ -112,7 +136,7 @@ impl Step {
     pub(super) const fn flag(self) -> u8 {
         match self {
             Self::Request => 0,
-            Self::Response => RESPONSE,
+            Self::Response => RESPONSE.mask,
         }
     }
 }
@@ -185,9 +209,9 @@ impl Header {
         }
     }
 
-    /// Those of the given flag bits that are set.
-    pub(super) const fn flags(&self, mask: u8) -> u8 {
-        self.flags & mask
+    /// Those bits of a flag that are set.
+    pub(super) const fn flags(&self, flag: Bits) -> u8 {
+        self.flags & flag.mask
     }
 
     /// Request or response.
@@ -212,14 +236,14 @@ impl Header {
         let [first, _] = self.length;
         let stated = match self.dialect() {
             Dialect::V1 => first.into(),
-            Dialect::V2(order) => read_u16(order, self.length),
+            Dialect::V2(order) => order.u16(self.length),
         };
         usize::from(stated) == self.size
     }
 
-    /// True if any of the given flag bits is set.
-    pub(super) const fn has(&self, bits: u8) -> bool {
-        self.flags & bits != 0
+    /// True if a flag is set.
+    pub(super) const fn has(&self, flag: Bits) -> bool {
+        self.flags(flag) != 0
     }
 
     /// The reject reason: in v1 the low nibble of byte 2, in v2 that of the flag byte.
@@ -236,13 +260,13 @@ impl Header {
     pub(super) fn body<'a, T: Layout>(
         &self,
         bytes: &'a [u8],
-    ) -> Result<(&'a T, &'a [u8]), DecodeError> {
+    ) -> Result<(&'a T::Raw, &'a [u8]), DecodeError> {
         let body = bytes.get(size_of::<raw::Header>()..).unwrap_or_default();
-        T::ref_from_prefix(body).map_err(|_| {
+        T::Raw::ref_from_prefix(body).map_err(|_| {
             let kind = self
                 .message_type()
                 .map_or(MessageKind::LlcHeader, MessageType::kind);
-            let needed = size_of::<raw::Header>().saturating_add(size_of::<T>());
+            let needed = size_of::<raw::Header>().saturating_add(size_of::<T::Raw>());
             kind.truncated("message", needed, bytes.len())
         })
     }
@@ -253,7 +277,17 @@ pub(super) fn emit(
     kind: MessageType,
     dialect: Dialect,
     flags: u8,
-    reason: RejectReason,
+    body: &[&[u8]],
+    buffer: &mut [u8],
+) -> Result<usize, EmitError> {
+    emit_reason(kind, dialect, (flags, RejectReason::NONE), body, buffer)
+}
+
+/// As [`emit`], with a reject reason.
+pub(super) fn emit_reason(
+    kind: MessageType,
+    dialect: Dialect,
+    (flags, reason): (u8, RejectReason),
     body: &[&[u8]],
     buffer: &mut [u8],
 ) -> Result<usize, EmitError> {
@@ -276,7 +310,7 @@ pub(super) fn emit(
         }
         Dialect::V2(order) => raw::Header {
             kind: V2_NIBBLE << 4 | kind.byte(),
-            length: write_u16(order, length),
+            length: order.u16_bytes(length),
             flags: flags | reason.code(),
         },
     })?;
@@ -285,9 +319,4 @@ pub(super) fn emit(
     }
     out.pad();
     Ok(len)
-}
-
-/// `mask` if the flag is set.
-pub(super) const fn flag(is_set: bool, mask: u8) -> u8 {
-    if is_set { mask } else { 0 }
 }

@@ -33,25 +33,9 @@ pub fn detect_order(message: &[u8]) -> Option<ByteOrder> {
     order_of_length([high, low], message.len())
 }
 
-/// Reads an unswapped 16-bit field.
-pub(super) const fn read_u16(order: ByteOrder, bytes: [u8; 2]) -> u16 {
-    match order {
-        ByteOrder::Big => u16::from_be_bytes(bytes),
-        ByteOrder::Little => u16::from_le_bytes(bytes),
-    }
-}
-
-/// Writes an unswapped 16-bit field.
-pub(super) const fn write_u16(order: ByteOrder, value: u16) -> [u8; 2] {
-    match order {
-        ByteOrder::Big => value.to_be_bytes(),
-        ByteOrder::Little => value.to_le_bytes(),
-    }
-}
-
 /// The only order in which `field` reads as `size`.
 pub(super) fn order_of_length(field: [u8; 2], size: usize) -> Option<ByteOrder> {
-    let fits = |order: ByteOrder| usize::from(read_u16(order, field)) == size;
+    let fits = |order: ByteOrder| usize::from(order.u16(field)) == size;
     match (fits(ByteOrder::Big), fits(ByteOrder::Little)) {
         (true, false) => Some(ByteOrder::Big),
         (false, true) => Some(ByteOrder::Little),

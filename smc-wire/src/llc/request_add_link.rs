@@ -2,7 +2,7 @@
 
 use zerocopy::IntoBytes;
 
-use super::header::{REJECTED, RESPONSE, emit, flag};
+use super::header::{REJECTED, RESPONSE, emit_reason};
 use super::{ByteOrder, Dialect, Header, MESSAGE_LEN, MessageType, RejectReason, Step, raw};
 use crate::types::RoceGid;
 use crate::writer::wire_count;
@@ -78,7 +78,8 @@ impl RequestAddLink {
         let (flags, reason, gids) = match &self.step {
             RequestAddLinkStep::Request { gids } => (0, RejectReason::NONE, gids.as_slice()),
             RequestAddLinkStep::Response { rejected, reason } => {
-                (RESPONSE | flag(*rejected, REJECTED), *reason, &[][..])
+                let flags = RESPONSE.mask | REJECTED.when(*rejected);
+                (flags, *reason, &[][..])
             }
         };
         let raw = raw::RequestAddLink {
@@ -88,6 +89,6 @@ impl RequestAddLink {
         };
         let (kind, dialect) = (MessageType::RequestAddLink, Dialect::V2(self.order));
         let body = [raw.as_bytes(), gids.as_bytes()];
-        emit(kind, dialect, flags, reason, &body, buffer)
+        emit_reason(kind, dialect, (flags, reason), &body, buffer)
     }
 }

@@ -1,8 +1,7 @@
 //! RMB keys and addresses as lists in messages.
 
-use zerocopy::big_endian::{U32, U64};
-
-use super::raw::{self, WireRkey, WireRtoken};
+use super::raw::{WireRkey, WireRtoken};
+use crate::layout::part;
 use crate::types::{LinkNumber, Rkey, RmbAddr};
 
 /// One RMB in ADD LINK and ADD LINK CONT: its key on the present link, its key and address on the
@@ -37,32 +36,17 @@ impl From<WireRtoken> for Rtoken {
     }
 }
 
-/// One RMB on a further link, in CONFIRM RKEY and CONFIRM RKEY CONT.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct LinkRtoken {
-    /// The link.
-    pub link: LinkNumber,
-    /// Key of the RMB there.
-    pub rkey: Rkey,
-    /// Address of the RMB there.
-    pub address: RmbAddr,
-}
-
-impl LinkRtoken {
-    pub(super) const fn from_raw(raw: &raw::LinkRtoken) -> Self {
-        Self {
-            link: LinkNumber(raw.link_number),
-            rkey: Rkey(raw.rkey.get()),
-            address: RmbAddr(raw.address.get()),
-        }
-    }
-
-    pub(super) const fn to_raw(self) -> raw::LinkRtoken {
-        raw::LinkRtoken {
-            link_number: self.link.0,
-            rkey: U32::new(self.rkey.0),
-            address: U64::new(self.address.0),
-        }
+part! {
+    /// One RMB on a further link, in CONFIRM RKEY and CONFIRM RKEY CONT.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct LinkRtoken {}
+    13 bytes {
+        /// The link.
+        pub link as "link_number": LinkNumber,
+        /// Key of the RMB there.
+        pub rkey: Rkey,
+        /// Address of the RMB there.
+        pub address: RmbAddr,
     }
 }
 

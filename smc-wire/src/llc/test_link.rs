@@ -3,34 +3,41 @@
 use zerocopy::IntoBytes;
 
 use super::header::emit;
-use super::{Dialect, Header, MessageType, RejectReason, Step, raw};
+use super::{Dialect, Header, MessageType, Step};
+use crate::layout::Show::Reserved;
+use crate::layout::part;
 use crate::{DecodeError, EmitError};
 
-/// Contents of TEST LINK.
-///
-/// A response is the request with another [`step`](Self::step), reserved bytes and byte order
-/// included, because the protocol asks for the whole message to be returned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TestLink {
-    /// Version and byte order; those of the requester in a response.
-    pub dialect: Dialect,
-    /// Request or response.
-    pub step: Step,
-    /// Chosen by the requester; Linux sends zeros and does not compare them.
-    pub user_data: [u8; 16],
-    /// Zero in a request; returned as received.
-    pub reserved: [u8; 24],
+part! {
+    /// Contents of TEST LINK.
+    ///
+    /// A response is the request with another [`step`](Self::step), reserved bytes and byte order
+    /// included, because the protocol asks for the whole message to be returned.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct TestLink {
+        /// Version and byte order; those of the requester in a response.
+        pub dialect: Dialect,
+        /// Request or response.
+        pub step: Step,
+    }
+    40 bytes {
+        /// Chosen by the requester; Linux sends zeros and does not compare them.
+        pub user_data: [u8; 16],
+        given reserved_20: ReservedBytes => Reserved,
+    }
+    then {
+        /// Zero in a request; returned as received.
+        pub reserved: ReservedBytes,
+    }
 }
+
+type ReservedBytes = [u8; 24];
 
 impl TestLink {
     pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
-        let (raw, _) = header.body::<raw::TestLink>(bytes)?;
-        Ok(Self {
-            dialect: header.dialect(),
-            step: header.step(),
-            user_data: raw.user_data,
-            reserved: raw.reserved_20,
-        })
+        let (raw, _) = header.body::<Self>(bytes)?;
+        let (dialect, step) = (header.dialect(), header.step());
+        Ok(Self::from_raw(raw, dialect, step, raw.reserved_20))
     }
 
     /// A request.
@@ -59,18 +66,13 @@ impl TestLink {
     ///
     /// [`EmitError::BufferTooSmall`] below 44 bytes.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
-        let raw = raw::TestLink {
-            user_data: self.user_data,
-            reserved_20: self.reserved,
-        };
-        let (flags, reason) = (self.step.flag(), RejectReason::NONE);
-        let body = [raw.as_bytes()];
+        const KIND: MessageType = MessageType::TestLink;
+        let raw = self.raw(self.reserved);
         emit(
-            MessageType::TestLink,
+            KIND,
             self.dialect,
-            flags,
-            reason,
-            &body,
+            self.step.flag(),
+            &[raw.as_bytes()],
             buffer,
         )
     }

@@ -1,11 +1,12 @@
 //! CLC messages.
 
+use super::Problem;
 use super::dissector::Dissector;
-use super::{Problem, Value};
+use crate::clc::header::{CONNECTION_TYPE, FIRST_CONTACT, last_byte};
 use crate::clc::raw::{self, AFTER_BASE, AFTER_DIRECT_OFFSET, AFTER_V2_OFFSET};
-use crate::clc::{ClcType, Decline, Eyecatcher, HEADER_LEN, Header, Message, TRAILER_LEN};
-use crate::layout::big_endian;
-use crate::types::{Offer, Release};
+use crate::clc::{ClcType, Decline, HEADER_LEN, Message, TRAILER_LEN};
+use crate::layout::Bits;
+use crate::types::{Eid, Offer, Release, RoceGid};
 
 pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
     let mut head = None;
@@ -33,7 +34,7 @@ pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
     let has_trailer = head.length >= HEADER_LEN.saturating_add(TRAILER_LEN);
     if has_trailer && (complete.is_some() || len >= head.length) {
         w.seek(trailer_at);
-        let _ = eyecatcher(w, "trailer");
+        let _ = w.fields::<raw::Trailer>();
     }
     match w.bytes().get(..head.length) {
         Some(message) => {
@@ -60,78 +61,17 @@ struct Head {
 }
 
 fn header(w: &mut Dissector<'_, '_>) -> Option<Head> {
-    eyecatcher(w, "eyecatcher")?;
-    let mut kind = None;
-    w.number::<1>("type", |value| {
-        kind = u8::try_from(value).ok().and_then(ClcType::from_code);
-        Value::Code {
-            value,
-            digits: 2,
-            name: kind.map(|kind| kind.kind().name()),
-        }
-    })?;
-    let length = usize::try_from(w.unsigned::<2>("length")?).ok()?;
-    let [byte] = w.array("version_and_flags")?;
-    let version = w.bits("version", byte, 0xF0, |version| {
-        Value::Unsigned(version.into())
-    });
-    let v2 = version >= 2;
-    match kind {
-        Some(ClcType::Proposal) => {
-            if v2 {
-                w.bits("v2_type", byte, 0x0C, offer);
-            } else {
-                w.reserved_bits("reserved_flags", byte, 0x0C);
-            }
-            w.bits("v1_type", byte, 0x03, offer);
-        }
-        Some(ClcType::Accept | ClcType::Confirm) => {
-            w.flag("first_contact", byte, Header::FIRST_CONTACT);
-            w.reserved_bits("reserved_flags", byte, 0x04);
-            w.bits("connection_type", byte, 0x03, |code| Value::Code {
-                value: code.into(),
-                digits: 1,
-                name: match code {
-                    0 => Some("SMC-R"),
-                    1 => Some("SMC-D"),
-                    _ => None,
-                },
-            });
-        }
-        Some(ClcType::Decline) => {
-            w.flag("out_of_sync", byte, Header::OUT_OF_SYNC);
-            w.reserved_bits("reserved_flags", byte, 0x07);
-        }
-        None => {
-            w.bits("flags", byte, 0x0F, |flags| Value::Hex {
-                value: flags.into(),
-                digits: 1,
-            });
-        }
-    }
+    let raw = w.fields::<raw::Head>()?;
+    let kind = ClcType::from_code(raw.kind);
+    let byte = w.byte("version_and_flags")?;
+    let v2 = byte >> 4 >= 2;
+    w.all_bits(byte, last_byte(kind, v2));
     Some(Head {
         kind,
-        length,
+        length: raw.length.get().into(),
         v2,
-        flags: byte & 0x0F,
+        flags: byte & 0x0f,
     })
-}
-
-fn eyecatcher(w: &mut Dissector<'_, '_>, name: &'static str) -> Option<()> {
-    w.with(name, |bytes: [u8; 4]| Value::Code {
-        value: big_endian(&bytes),
-        digits: 8,
-        name: Eyecatcher::from_bytes(bytes).map(Eyecatcher::name),
-    })
-    .map(drop)
-}
-
-fn offer<'a>(code: u8) -> Value<'a> {
-    Value::Code {
-        value: code.into(),
-        digits: 1,
-        name: Some(Offer::from_low_bits(code).name()),
-    }
 }
 
 fn proposal(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
@@ -190,9 +130,7 @@ fn ip_area(w: &mut Dissector<'_, '_>) -> Option<()> {
 /// The v2 extension; returns the SMC-D v2 offset and the number of GID entries.
 fn v2_extension(w: &mut Dissector<'_, '_>) -> Option<(usize, usize)> {
     let extension = w.fields::<raw::V2Extension>()?;
-    for index in 0..extension.ueid_count.into() {
-        w.element(index).value("ueids", Value::Eid)?;
-    }
+    w.values::<Eid>("ueids", extension.ueid_count.into())?;
     let offset = extension.smcd_v2_offset.get();
     Some((offset.into(), extension.gid_entry_count.into()))
 }
@@ -203,7 +141,7 @@ fn direct_extension(w: &mut Dissector<'_, '_>, entries: usize) -> Option<()> {
 }
 
 fn accept_confirm(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
-    let is_rdma = match head.flags & 0x03 {
+    let is_rdma = match head.flags & CONNECTION_TYPE.mask {
         0 => true,
         1 => false,
         _ => return w.raw("body", w.left()),
@@ -223,14 +161,14 @@ fn accept_confirm(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
             w.fields::<raw::DirectV2>()?;
         }
     }
-    if head.flags & Header::FIRST_CONTACT == 0 {
+    if head.flags & FIRST_CONTACT.mask == 0 {
         return Some(());
     }
     w.group("first_contact_parts", |w| first_contact(w, is_rdma))?;
     if is_rdma && head.kind == Some(ClcType::Confirm) {
         w.group("gid_list", |w| {
             let count = w.fields::<raw::GidList>()?.gid_count;
-            (0..count.into()).try_for_each(|index| w.element(index).gid("gids"))
+            w.values::<RoceGid>("gids", count.into())
         })?;
     }
     Some(())
@@ -239,8 +177,8 @@ fn accept_confirm(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
 fn first_contact(w: &mut Dissector<'_, '_>, is_rdma: bool) -> Option<()> {
     let start = w.at();
     if !is_rdma {
-        let [flags] = w.array("flags")?;
-        w.reserved_bits("reserved_flags", flags, 0xff);
+        let flags = w.byte("flags")?;
+        w.all_bits(flags, &[Bits::reserved("reserved_flags", 0xff)]);
     }
     let parts = w.fields_from::<raw::FirstContact>(start)?;
     if !is_rdma && Release::from_low_nibble(parts.os_and_release) == Release::V2_0 {
@@ -254,5 +192,5 @@ fn decline(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     if head.length < Decline::LEN_V2 {
         return Some(());
     }
-    (0..4).try_for_each(|index| w.element(index).hex::<4>("extra_diagnoses").map(drop))
+    w.values::<u32>("extra_diagnoses", 4)
 }

@@ -2,10 +2,10 @@
 
 use zerocopy::FromBytes;
 
-use super::{Field, Group, Problem, Value, Visitor};
+use super::{Group, Problem, Value, Visitor};
 use crate::cdc::ByteOrder;
 use crate::cursor::Cursor;
-use crate::layout::{Bits, FieldLayout, Layout, Show, big_endian, hex_digits};
+use crate::layout::{Bits, Field, Layout, Show, big_endian, hex_digits};
 use crate::{DecodeError, DecodeErrorKind};
 
 /// A position in a message; every step calls the visitor and returns `None` if the bytes end.
@@ -108,19 +108,19 @@ impl<'a, 'v> Dissector<'a, 'v> {
     }
 
     /// Shows the fields of a layout, and gives it if all of it is there.
-    pub(super) fn fields<T: Layout>(&mut self) -> Option<&'a T> {
-        self.fields_from(self.at)
+    pub(super) fn fields<T: Layout>(&mut self) -> Option<&'a T::Raw> {
+        self.fields_from::<T>(self.at)
     }
 
     /// As [`fields`](Self::fields), for a layout that begins at `start` and whose fields before the
     /// present position were shown already.
-    pub(super) fn fields_from<T: Layout>(&mut self, start: usize) -> Option<&'a T> {
+    pub(super) fn fields_from<T: Layout>(&mut self, start: usize) -> Option<&'a T::Raw> {
         for field in T::FIELDS {
             if start.saturating_add(field.offset) >= self.at {
-                self.show(field)?;
+                self.value(field.name, field.len, &field.show)?;
             }
         }
-        T::ref_from_bytes(self.bytes.get(start..self.at)?).ok()
+        T::Raw::ref_from_bytes(self.bytes.get(start..self.at)?).ok()
     }
 
     /// Shows the elements of a list, a group each.
@@ -131,19 +131,25 @@ impl<'a, 'v> Dissector<'a, 'v> {
         })
     }
 
-    fn show(&mut self, field: &FieldLayout) -> Option<()> {
-        let &FieldLayout {
-            name,
-            len,
-            ref show,
-            ..
-        } = field;
-        let bytes = match show {
-            Show::Reserved => return self.reserved(name, len),
-            _ => self.take(name, len)?,
-        };
+    /// Shows the elements of a list, a field each.
+    pub(super) fn values<T: Field>(&mut self, name: &'static str, count: usize) -> Option<()> {
+        let len = size_of::<T::Raw>();
+        (0..count).try_for_each(|index| self.element(index).value(name, len, &T::SHOW).map(drop))
+    }
+
+    /// Shows one field, and gives its bytes.
+    pub(super) fn value(
+        &mut self,
+        name: &'static str,
+        len: usize,
+        show: &Show,
+    ) -> Option<&'a [u8]> {
+        let bytes = self.take(name, len)?;
         let value = match show {
-            Show::Reserved => return None,
+            Show::Reserved => {
+                self.show_reserved(name, bytes);
+                return Some(bytes);
+            }
             Show::Value(value) => value(bytes),
             Show::Code(name) => {
                 let value = big_endian(bytes);
@@ -156,7 +162,7 @@ impl<'a, 'v> Dissector<'a, 'v> {
             Show::Bits(bits) => {
                 let byte = bytes.first().copied().unwrap_or_default();
                 self.all_bits(byte, bits);
-                return Some(());
+                return Some(bytes);
             }
             Show::Cursor => cursor(bytes, self.order)?,
             Show::Unswapped => {
@@ -173,7 +179,7 @@ impl<'a, 'v> Dissector<'a, 'v> {
             }
         };
         self.report(name, len, value);
-        Some(())
+        Some(bytes)
     }
 
     /// Takes `len` bytes; the visitor is called only if they are not there.
@@ -199,9 +205,9 @@ impl<'a, 'v> Dissector<'a, 'v> {
         }
     }
 
-    /// As [`take`](Self::take) for a known number of bytes.
-    pub(super) fn array<const N: usize>(&mut self, name: &'static str) -> Option<[u8; N]> {
-        self.take(name, N)?.try_into().ok()
+    /// As [`take`](Self::take) for one byte.
+    pub(super) fn byte(&mut self, name: &'static str) -> Option<u8> {
+        self.take(name, 1)?.first().copied()
     }
 
     /// Reports a field that ends at the present position.
@@ -223,7 +229,7 @@ impl<'a, 'v> Dissector<'a, 'v> {
             .get(offset..offset.saturating_add(len))
             .unwrap_or_default();
         let (index, note) = (self.index.take(), self.note.take());
-        self.visitor.field(&Field {
+        self.visitor.field(&super::Field {
             name,
             index,
             offset,
@@ -232,54 +238,6 @@ impl<'a, 'v> Dissector<'a, 'v> {
             value,
             note,
         });
-    }
-
-    /// A field of `N` bytes whose value is made from them.
-    pub(super) fn with<const N: usize>(
-        &mut self,
-        name: &'static str,
-        value: impl FnOnce([u8; N]) -> Value<'a>,
-    ) -> Option<[u8; N]> {
-        let array = self.array(name)?;
-        self.report(name, N, value(array));
-        Some(array)
-    }
-
-    /// A big-endian number of up to eight bytes; `show` makes the value from it.
-    pub(super) fn number<const N: usize>(
-        &mut self,
-        name: &'static str,
-        show: impl FnOnce(u64) -> Value<'a>,
-    ) -> Option<u64> {
-        let value = big_endian(&self.array::<N>(name)?);
-        self.report(name, N, show(value));
-        Some(value)
-    }
-
-    /// A big-endian number shown in decimal.
-    pub(super) fn unsigned<const N: usize>(&mut self, name: &'static str) -> Option<u64> {
-        self.number::<N>(name, Value::Unsigned)
-    }
-
-    /// A big-endian number shown in hex.
-    pub(super) fn hex<const N: usize>(&mut self, name: &'static str) -> Option<u64> {
-        let digits = hex_digits(N);
-        self.number::<N>(name, |value| Value::Hex { value, digits })
-    }
-
-    /// A field that a type of the crate stands for.
-    pub(super) fn value<T: FromBytes>(
-        &mut self,
-        name: &'static str,
-        value: impl FnOnce(T) -> Value<'a>,
-    ) -> Option<()> {
-        let bytes = self.take(name, size_of::<T>())?;
-        self.report(name, bytes.len(), value(T::read_from_bytes(bytes).ok()?));
-        Some(())
-    }
-
-    pub(super) fn gid(&mut self, name: &'static str) -> Option<()> {
-        self.value(name, Value::Gid)
     }
 
     /// Bytes shown as they are; no bytes are no field.
@@ -295,53 +253,32 @@ impl<'a, 'v> Dissector<'a, 'v> {
 
     /// A reserved field, reported only if it is not zero.
     pub(super) fn reserved(&mut self, name: &'static str, len: usize) -> Option<()> {
-        let bytes = self.take(name, len)?;
+        self.value(name, len, &Show::Reserved).map(drop)
+    }
+
+    fn show_reserved(&mut self, name: &'static str, bytes: &'a [u8]) {
         if bytes.iter().any(|byte| *byte != 0) {
             self.note(RESERVED);
-            self.report(name, len, Value::Bytes(bytes));
+            self.report(name, bytes.len(), Value::Bytes(bytes));
         }
-        Some(())
     }
 
-    /// A field inside of the byte just taken.
-    pub(super) fn bits(
-        &mut self,
-        name: &'static str,
-        byte: u8,
-        mask: u8,
-        show: impl FnOnce(u8) -> Value<'a>,
-    ) -> u8 {
-        let value = byte_field(byte, mask);
-        self.report_at(name, self.at.saturating_sub(1), 1, Some(mask), show(value));
-        value
-    }
-
-    /// All fields of the byte just taken.
+    /// The fields of the byte just taken.
     pub(super) fn all_bits(&mut self, byte: u8, bits: &[Bits]) {
         for &Bits { name, mask, show } in bits {
-            match show {
-                Some(show) => {
-                    self.bits(name, byte, mask, show);
+            let value = byte_field(byte, mask);
+            let value = match show {
+                Some(show) => show(value),
+                None if value == 0 => continue,
+                None => {
+                    self.note(RESERVED);
+                    Value::Hex {
+                        value: value.into(),
+                        digits: 2,
+                    }
                 }
-                None => self.reserved_bits(name, byte, mask),
-            }
-        }
-    }
-
-    /// One bit of the byte just taken.
-    pub(super) fn flag(&mut self, name: &'static str, byte: u8, mask: u8) -> bool {
-        self.bits(name, byte, mask, |value| Value::Flag(value != 0)) != 0
-    }
-
-    /// Reserved bits of the byte just taken, reported only if they are not zero.
-    pub(super) fn reserved_bits(&mut self, name: &'static str, byte: u8, mask: u8) {
-        if byte & mask != 0 {
-            self.note(RESERVED);
-            let digits = 2;
-            self.bits(name, byte, mask, |value| Value::Hex {
-                value: value.into(),
-                digits,
-            });
+            };
+            self.report_at(name, self.at.saturating_sub(1), 1, Some(mask), value);
         }
     }
 }

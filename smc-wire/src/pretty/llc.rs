@@ -1,18 +1,16 @@
 //! LLC messages.
 
-use core::mem::offset_of;
-
+use super::Problem;
 use super::dissector::Dissector;
-use super::{Problem, Value};
 use crate::cdc::ByteOrder;
-use crate::layout::{Bits, Layout};
-use crate::llc::header::{
-    ALL_LINKS, NEGATIVE, NO_EYECATCHER, ORDERLY, REASON, REJECTED, RESPONSE, RETRY,
-};
+use crate::layout::{Bits, DEC, Layout, Show};
+use crate::llc::header::{REASON, REJECTED, RESPONSE, V2_NIBBLE};
 use crate::llc::{
-    MAX_MESSAGE_LEN, MAX_RTOKENS, MESSAGE_LEN, Message, MessageType, RejectReason, WireRtoken,
-    detect_order, raw,
+    AddLink, AddLinkCont, AddLinkExtension, ConfirmLink, ConfirmRkey, ConfirmRkeyCont, DeleteLink,
+    LinkRtoken, MAX_MESSAGE_LEN, MAX_RTOKENS, MESSAGE_LEN, Message, MessageType, TestLink,
+    WireRtoken, detect_order, raw,
 };
+use crate::types::{Rkey, RoceGid};
 
 pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
     let complete = message(w).is_some();
@@ -42,32 +40,30 @@ fn message(w: &mut Dissector<'_, '_>) -> Option<()> {
     })?;
     let head = head?;
     match kind {
-        Some(MessageType::ConfirmLink) => w.fields::<raw::ConfirmLink>().map(drop),
+        Some(MessageType::ConfirmLink) => w.fields::<ConfirmLink>().map(drop),
         Some(MessageType::AddLink) => add_link(w, &head),
         Some(MessageType::AddLinkCont) => add_link_cont(w),
-        Some(MessageType::DeleteLink) => w.fields::<raw::DeleteLink>().map(drop),
+        Some(MessageType::DeleteLink) => w.fields::<DeleteLink>().map(drop),
         Some(MessageType::RequestAddLink) => request_add_link(w, &head),
         Some(MessageType::ConfirmRkey) => {
-            let further = w.fields::<raw::ConfirmRkey>()?.further_links;
-            list::<raw::LinkRtoken>(w, "further_rtokens", further, &UNUSED_RTOKENS[..2])?;
+            let further = w.fields::<ConfirmRkey>()?.further_links;
+            list::<LinkRtoken>(w, "further_rtokens", further, &UNUSED_RTOKENS[..2])?;
             w.reserved("reserved_43", 1)
         }
         Some(MessageType::ConfirmRkeyCont) => {
-            let left = w.fields::<raw::ConfirmRkeyCont>()?.rtokens_left;
-            list::<raw::LinkRtoken>(w, "further_rtokens", left, &UNUSED_RTOKENS)
+            let left = w.fields::<ConfirmRkeyCont>()?.left;
+            list::<LinkRtoken>(w, "further_rtokens", left, &UNUSED_RTOKENS)
         }
-        Some(MessageType::TestLink) => w.fields::<raw::TestLink>().map(drop),
+        Some(MessageType::TestLink) => w.fields::<TestLink>().map(drop),
         Some(MessageType::DeleteRkey) => delete_rkey(w, &head),
         None => w.raw("body", w.left()),
     }
 }
 
 fn header(w: &mut Dissector<'_, '_>, kind: Option<MessageType>) -> Option<Head> {
-    let byte = w.number::<1>("type", |value| Value::Code {
-        value,
-        digits: 2,
-        name: kind.map(|kind| kind.kind().name()),
-    })?;
+    let &[byte] = w.value("type", 1, &TYPE)? else {
+        return None;
+    };
     let Some(kind) = kind else {
         // Not even the length is certain in a message of an unknown type.
         w.raw("length_and_flags", 3)?;
@@ -78,43 +74,54 @@ fn header(w: &mut Dissector<'_, '_>, kind: Option<MessageType>) -> Option<Head> 
             rejected: false,
         });
     };
-    let v2 = byte >> 4 == 2;
+    let v2 = byte >> 4 == V2_NIBBLE;
     let order = if v2 {
         length_v2(w)?
     } else {
         length_v1(w, kind)?
     };
-    let (response, rejected) = flags(w, kind, v2)?;
+    let flags = w.byte("flags")?;
+    w.all_bits(flags, &[RESPONSE]);
+    w.all_bits(flags, kind.flags());
+    let rejects = matches!(kind, MessageType::AddLink | MessageType::RequestAddLink);
+    let has_reason = rejects && v2 && flags & REASON.mask != 0;
+    let reason: &[Bits] = if has_reason { &[REASON] } else { &[] };
+    w.all_bits(flags, reason);
+    let known = kind.flags().iter().chain(reason);
+    let known = known.fold(RESPONSE.mask, |known, bits| known | bits.mask);
+    w.all_bits(flags, &[Bits::reserved("reserved_flags", !known)]);
     Some(Head {
         v2,
         order,
-        response,
-        rejected,
+        response: flags & RESPONSE.mask != 0,
+        rejected: rejects && flags & REJECTED.mask != 0,
     })
 }
 
+const TYPE: Show = Show::Code(|byte| {
+    let kind = MessageType::from_byte(u8::try_from(byte).ok()?)?;
+    Some(kind.kind().name())
+});
+
 fn length_v1(w: &mut Dissector<'_, '_>, kind: MessageType) -> Option<Option<ByteOrder>> {
-    w.unsigned::<1>("length")?;
-    let [byte] = w.array("reason")?;
-    let reason = if kind == MessageType::AddLink && byte & REASON != 0 {
-        REASON_BITS
+    w.value("length", 1, &DEC)?;
+    let byte = w.byte("reason")?;
+    let reason = if kind == MessageType::AddLink && byte & REASON.mask != 0 {
+        REASON
     } else {
-        Bits::reserved("reserved_reason", REASON)
+        Bits::reserved("reserved_reason", REASON.mask)
     };
-    w.all_bits(
-        byte,
-        &[Bits::reserved("reserved_reason_bits", !REASON), reason],
-    );
+    let others = Bits::reserved("reserved_reason_bits", !REASON.mask);
+    w.all_bits(byte, &[others, reason]);
     Some(None)
 }
 
 /// The length field and the byte order it reveals.
 fn length_v2(w: &mut Dissector<'_, '_>) -> Option<Option<ByteOrder>> {
-    let size = w.bytes().len();
-    let message = w.bytes();
-    let bytes: [u8; 2] = w.array("length")?;
-    w.seek(w.at().saturating_sub(2));
-    let (big, little) = (u16::from_be_bytes(bytes), u16::from_le_bytes(bytes));
+    let (at, message) = (w.at(), w.bytes());
+    let bytes: [u8; 2] = w.take("length", 2)?.try_into().ok()?;
+    w.seek(at);
+    let [big, little] = [ByteOrder::Big, ByteOrder::Little].map(|order| order.u16(bytes));
     let possible = |length: u16| (MESSAGE_LEN..=MAX_MESSAGE_LEN).contains(&length.into());
     let order = detect_order(message).or_else(|| match (possible(big), possible(little)) {
         (true, false) => Some(ByteOrder::Big),
@@ -122,82 +129,33 @@ fn length_v2(w: &mut Dissector<'_, '_>) -> Option<Option<ByteOrder>> {
         _ if big == little => Some(ByteOrder::Big),
         _ => None,
     });
-    let length = match order {
-        Some(ByteOrder::Big) => big,
-        Some(ByteOrder::Little) => little,
-        None => {
-            w.note("gives the size in neither byte order")
-                .raw("length", 2)?;
-            return Some(None);
-        }
+    let Some(known) = order else {
+        w.note("gives the size in neither byte order")
+            .raw("length", 2)?;
+        return Some(None);
     };
-    if order == Some(ByteOrder::Little) {
-        w.note("little-endian");
-    }
-    w.with("length", |_: [u8; 2]| Value::Unsigned(length.into()))?;
+    w.order(order);
+    w.value("length", 2, &Show::Unswapped)?;
+    let (length, size) = (known.u16(bytes), message.len());
     if usize::from(length) != size {
-        let expected = u64::try_from(size).unwrap_or(u64::MAX);
-        let got = length.into();
         w.problem(Problem::Contradiction {
             field: "length",
-            offset: 1,
-            expected,
-            got,
+            offset: at,
+            expected: u64::try_from(size).unwrap_or(u64::MAX),
+            got: length.into(),
         });
     }
     Some(order)
 }
 
-/// The flag byte; returns whether it is a response and whether it rejects.
-fn flags(w: &mut Dissector<'_, '_>, kind: MessageType, v2: bool) -> Option<(bool, bool)> {
-    let [byte] = w.array("flags")?;
-    let response = w.flag("response", byte, RESPONSE);
-    let rejects = matches!(kind, MessageType::AddLink | MessageType::RequestAddLink);
-    let bits: &[Bits] = match kind {
-        MessageType::AddLink | MessageType::RequestAddLink => {
-            if v2 && byte & REASON != 0 {
-                &[Bits::flag("rejected", REJECTED), REASON_BITS]
-            } else {
-                &[Bits::flag("rejected", REJECTED)]
-            }
-        }
-        MessageType::DeleteLink => &[
-            Bits::flag("all_links", ALL_LINKS),
-            Bits::flag("orderly", ORDERLY),
-        ],
-        MessageType::ConfirmRkey | MessageType::ConfirmRkeyCont => {
-            &[Bits::flag("negative", NEGATIVE), Bits::flag("retry", RETRY)]
-        }
-        MessageType::DeleteRkey => &[Bits::flag("negative", NEGATIVE)],
-        MessageType::ConfirmLink => &[NO_EYECATCHER_BITS],
-        MessageType::AddLinkCont | MessageType::TestLink => &[],
-    };
-    w.all_bits(byte, bits);
-    let known = bits.iter().fold(RESPONSE, |known, bits| known | bits.mask);
-    w.reserved_bits("reserved_flags", byte, !known);
-    Some((response, rejects && byte & REJECTED != 0))
-}
-
-const NO_EYECATCHER_BITS: Bits =
-    Bits::new("no_rmbe_eyecatcher", NO_EYECATCHER, |bits| Value::Hex {
-        value: bits.into(),
-        digits: 2,
-    });
-
-const REASON_BITS: Bits = Bits::new("reject_reason", REASON, |code| Value::Code {
-    value: code.into(),
-    digits: 2,
-    name: RejectReason::from_low_nibble(code).name(),
-});
-
 fn add_link(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
-    w.fields::<raw::AddLink>()?;
+    w.fields::<AddLink<'_>>()?;
     if !head.v2 || (head.response && head.rejected) || w.left() == 0 {
         return Some(());
     }
     w.group("v2_extension", |w| {
         w.order(head.order);
-        let extension = w.fields::<raw::AddLinkExtension>()?;
+        let extension = w.fields::<AddLinkExtension<'_>>()?;
         let count = head
             .order
             .map_or(0, |order| order.u16(extension.rtoken_count));
@@ -208,18 +166,18 @@ fn add_link(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
 }
 
 fn add_link_cont(w: &mut Dissector<'_, '_>) -> Option<()> {
-    let left = w.fields::<raw::AddLinkCont>()?.rtokens_left;
+    let left = w.fields::<AddLinkCont>()?.left;
     list::<WireRtoken>(w, "rtokens", left, &UNUSED_RTOKENS[..2])?;
     w.reserved("reserved_40", 4)
 }
 
 fn request_add_link(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     if head.response {
-        w.reserved("reserved_4", offset_of!(raw::RequestAddLink, gid_count))?;
+        w.reserved("reserved_4", 20)?;
         return w.reserved("reserved_24", 20);
     }
     let count = w.fields::<raw::RequestAddLink>()?.gid_count;
-    (0..count.into()).try_for_each(|index| w.element(index).gid("gids"))
+    w.values::<RoceGid>("gids", count.into())
 }
 
 /// Names of the unused places for rtokens.
@@ -235,7 +193,7 @@ fn list<T: Layout>(
     let used = usize::from(used);
     w.elements::<T>(name, used.min(unused.len()))?;
     let mut places = unused.iter().skip(used);
-    places.try_for_each(|place| w.reserved(place, size_of::<T>()))
+    places.try_for_each(|place| w.reserved(place, size_of::<T::Raw>()))
 }
 
 fn delete_rkey(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
@@ -244,9 +202,7 @@ fn delete_rkey(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     } else {
         w.fields::<raw::DeleteRkeyV1>()?.rkey_count.min(8)
     };
-    for index in 0..listed.into() {
-        w.element(index).hex::<4>("rkeys")?;
-    }
+    w.values::<Rkey>("rkeys", listed.into())?;
     match MESSAGE_LEN.saturating_sub(w.at()) {
         0 => Some(()),
         unused => w.reserved("unused_rkeys", unused),

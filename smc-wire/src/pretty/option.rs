@@ -1,8 +1,7 @@
 //! TCP options.
 
-use super::Value;
 use super::dissector::Dissector;
-use crate::layout::big_endian;
+use crate::layout::{DEC, Show, big_endian};
 use crate::option::{END, EXID, KIND, NOP};
 
 /// Shows the options of an option area; options other than that of SMC appear as bytes.
@@ -16,31 +15,29 @@ pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
 
 /// One option; `None` after the last one.
 fn option(w: &mut Dissector<'_, '_>) -> Option<()> {
-    let kind = w.number::<1>("kind", |value| Value::Code {
-        value,
-        digits: 2,
-        name: match u8::try_from(value) {
-            Ok(END) => Some("end of list"),
-            Ok(NOP) => Some("no operation"),
-            Ok(KIND) => Some("experimental, shared"),
-            _ => None,
-        },
-    })?;
-    match u8::try_from(kind) {
-        Ok(END) => return None,
-        Ok(NOP) => return Some(()),
+    let &[kind] = w.value("kind", 1, &OPTION)? else {
+        return None;
+    };
+    match kind {
+        END => return None,
+        NOP => return Some(()),
         _ => {}
     }
-    let length = usize::try_from(w.unsigned::<1>("length")?).ok()?;
+    let length = w.value("length", 1, &DEC).map(big_endian)?;
     // Kind and length are part of the length.
-    let len = length.checked_sub(2)?;
-    if kind != u64::from(KIND) || len < 4 {
+    let len = usize::try_from(length).ok()?.checked_sub(2)?;
+    if kind != KIND || len < EXID.len() {
         return w.raw("data", len);
     }
-    w.number::<4>("exid", |value| Value::Code {
-        value,
-        digits: 8,
-        name: (value == big_endian(&EXID)).then_some("SMCR"),
-    })?;
-    w.raw("data", len.checked_sub(4)?)
+    w.value("exid", EXID.len(), &EXPERIMENT)?;
+    w.raw("data", len.checked_sub(EXID.len())?)
 }
+
+const OPTION: Show = Show::Code(|kind| match u8::try_from(kind) {
+    Ok(END) => Some("end of list"),
+    Ok(NOP) => Some("no operation"),
+    Ok(KIND) => Some("experimental, shared"),
+    _ => None,
+});
+
+const EXPERIMENT: Show = Show::Code(|exid| (exid == big_endian(&EXID)).then_some("SMCR"));

@@ -3,16 +3,15 @@
 use zerocopy::FromBytes;
 
 use super::{AcceptConfirm, Body, DirectEnd, RdmaEnd, Step, Terms};
-use crate::clc::header::{ClcType, HEADER_LEN, Header, TRAILER_LEN, check_trailer};
+use crate::clc::header::{
+    CONNECTION_TYPE, ClcType, HEADER_LEN, Header, TRAILER_LEN, check_trailer,
+};
 use crate::clc::{FirstContact, frame, raw};
 use crate::error::{DecodeError, DecodeErrorKind};
 use crate::size::SizeCode;
 use crate::types::{
     AlertToken, Chid, DmbToken, Eid, Gid, GroupId, MtuCode, Psn, Qpn, Rkey, RmbAddr,
 };
-
-/// Bits of the header that select the kind of SMC.
-const TYPE_MASK: u8 = 0x03;
 
 impl AcceptConfirm {
     /// Reads an ACCEPT or CONFIRM that takes up all of `bytes`, or the first
@@ -37,7 +36,7 @@ impl AcceptConfirm {
             ClcType::Confirm => Step::Confirm,
             _ => Step::Accept,
         };
-        let is_rdma = match header.flags & TYPE_MASK {
+        let is_rdma = match header.flags & CONNECTION_TYPE.mask {
             0 => true,
             1 => false,
             got => {
