@@ -18,9 +18,14 @@ pub(crate) use field::Field;
 pub(crate) trait Layout {
     /// Its bytes.
     type Raw: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned + 'static;
+    /// How many they are.
+    const LEN: usize = size_of::<Self::Raw>();
     /// The fields, by offset.
     const FIELDS: &'static [FieldLayout];
 }
+
+/// The bytes of a part.
+pub(crate) type Raw<T> = <T as Layout>::Raw;
 
 /// One field of a [`Layout`].
 #[derive(Debug)]
@@ -222,14 +227,6 @@ pub(crate) const HEX: Show = Show::Value(|bytes| Value::Hex {
     digits: hex_digits(bytes.len()),
 });
 pub(crate) const BYTES: Show = Show::Value(|bytes| Value::Bytes(bytes));
-pub(crate) const TEXT: Show = Show::Value(|bytes| Value::Text(bytes));
-pub(crate) const MAC: Show = Show::Value(|bytes| typed(bytes, Value::Mac));
-pub(crate) const GID: Show = Show::Value(|bytes| typed(bytes, Value::Gid));
-pub(crate) const PEER_ID: Show = Show::Value(|bytes| typed(bytes, Value::PeerId));
-pub(crate) const EID: Show = Show::Value(|bytes| typed(bytes, Value::Eid));
-pub(crate) const IPV4: Show = Show::Value(|bytes| typed(bytes, |a: [u8; 4]| Value::Ipv4(a.into())));
-pub(crate) const IPV6: Show =
-    Show::Value(|bytes| typed(bytes, |a: [u8; 16]| Value::Ipv6(a.into())));
 
 /// The size code in the high bits of a byte.
 pub(crate) const fn size_bits(name: &'static str) -> Bits {
@@ -276,11 +273,4 @@ pub(crate) fn big_endian(bytes: &[u8]) -> u64 {
 /// Hex digits that show all leading zeros of a number.
 pub(crate) fn hex_digits(len: usize) -> u8 {
     u8::try_from(len).unwrap_or(u8::MAX).saturating_mul(2)
-}
-
-fn typed<T: FromBytes>(bytes: &[u8], value: impl FnOnce(T) -> Value<'static>) -> Value<'_> {
-    match T::read_from_bytes(bytes) {
-        Ok(typed) => value(typed),
-        Err(_) => Value::Bytes(bytes),
-    }
 }

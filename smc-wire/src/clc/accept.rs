@@ -4,15 +4,19 @@ mod parse;
 
 use core::fmt;
 
-use crate::clc::header::{ClcType, Eyecatcher, FIRST_CONTACT, HEADER_LEN, TRAILER_LEN, raw_header};
-use crate::clc::{FirstContact, raw};
+use zerocopy::network_endian::{U16, U64};
+
+use crate::clc::FirstContact;
+use crate::clc::header::{ClcType, Eyecatcher, FIRST_CONTACT, HEADER_LEN, TRAILER_LEN, start};
 use crate::error::{EmitError, MessageKind};
+use crate::layout::Show::{self, Reserved};
+use crate::layout::{Bits, Field, HEX, Layout, MTU_BITS, layouts, part, size_bits};
 use crate::size::SizeCode;
 use crate::types::{
     AlertToken, Chid, DmbToken, Eid, Gid, GroupId, Mac, MtuCode, PeerId, Psn, Qpn, Rkey, RmbAddr,
     RoceGid, Version,
 };
-use crate::writer::{Writer, invalid, wire_length};
+use crate::writer::{Writer, invalid};
 
 /// ACCEPT or CONFIRM: what was chosen and the sender's end of it
 /// (docs/spec/clc.md#accept-and-confirm; RFC 7609 appendix A.2).
@@ -31,15 +35,13 @@ pub struct AcceptConfirm {
 
 impl AcceptConfirm {
     /// Length in bytes of the version-1 form for SMC-R.
-    pub const LEN_R_V1: usize = HEADER_LEN + size_of::<raw::Rdma>() + TRAILER_LEN;
+    pub const LEN_R_V1: usize = HEADER_LEN + RdmaEnd::LEN + TRAILER_LEN;
     /// Length in bytes of the version-1 form for SMC-D.
-    pub const LEN_D_V1: usize =
-        HEADER_LEN + size_of::<raw::Direct>() + size_of::<raw::DirectV1>() + TRAILER_LEN;
+    pub const LEN_D_V1: usize = HEADER_LEN + DirectEnd::LEN + DirectV1::LEN + TRAILER_LEN;
     /// Least length in bytes of the version-2 form for SMC-R.
-    pub const MIN_LEN_R_V2: usize = Self::LEN_R_V1 + size_of::<raw::RdmaV2>();
+    pub const MIN_LEN_R_V2: usize = Self::LEN_R_V1 + RdmaV2::LEN;
     /// Least length in bytes of the version-2 form for SMC-D.
-    pub const MIN_LEN_D_V2: usize =
-        HEADER_LEN + size_of::<raw::Direct>() + size_of::<raw::DirectV2>() + TRAILER_LEN;
+    pub const MIN_LEN_D_V2: usize = HEADER_LEN + DirectEnd::LEN + DirectV2::LEN + TRAILER_LEN;
     /// Least length in bytes of any form.
     pub const MIN_LEN: usize = Self::LEN_D_V1;
     /// Length in bytes of the longest form known today: a first-contact CONFIRM with eight GIDs.
@@ -109,20 +111,13 @@ impl AcceptConfirm {
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         self.check()?;
         let length = self.encoded_len();
-        let mut out = Writer::new(self.step.kind(), length, buffer)?;
-        let (eyecatcher, type_bits) = match self.body {
+        let (eyecatcher, connection_type) = match self.body {
             Body::R(_) => (Eyecatcher::Smcr, 0),
             Body::D(_) => (Eyecatcher::Smcd, 1),
         };
-        let flags = type_bits | FIRST_CONTACT.when(self.is_first_contact());
-        let header = raw_header(
-            eyecatcher,
-            self.step.clc_type(),
-            wire_length(length),
-            self.version(),
-            flags,
-        );
-        out.put(&header)?;
+        let flags = connection_type | FIRST_CONTACT.when(self.is_first_contact());
+        let kind = (eyecatcher, self.step.clc_type());
+        let mut out = start(kind, (self.version(), flags), length, buffer)?;
         match &self.body {
             Body::R(end) => self.emit_r(end, &mut out)?,
             Body::D(end) => self.emit_d(end, &mut out)?,
@@ -135,22 +130,9 @@ impl AcceptConfirm {
     }
 
     fn emit_r(&self, end: &RdmaEnd, out: &mut Writer<'_>) -> Result<(), EmitError> {
-        out.put(&raw::Rdma {
-            peer_id: end.peer_id,
-            gid: end.gid,
-            mac: end.mac,
-            qp_number: end.qpn.to_be_bytes(),
-            rmb_rkey: end.rkey.0.into(),
-            rmbe_index: end.rmbe_index,
-            alert_token: end.token.get().into(),
-            rmbe_size: end.size.code() << 4 | end.mtu.code(),
-            reserved_51: 0,
-            rmb_address: end.rmb_addr.0.into(),
-            reserved_60: 0,
-            initial_psn: end.psn.to_be_bytes(),
-        })?;
+        out.put(&end.raw(end.size.code() << 4 | end.mtu.code()))?;
         match self.eid() {
-            Some(eid) => out.put(&raw::RdmaV2 {
+            Some(eid) => out.put(&RdmaV2 {
                 eid,
                 reserved_96: [0; 8],
             }),
@@ -159,21 +141,14 @@ impl AcceptConfirm {
     }
 
     fn emit_d(&self, end: &DirectEnd, out: &mut Writer<'_>) -> Result<(), EmitError> {
-        out.put(&raw::Direct {
-            gid: end.gid.hi().0.into(),
-            dmb_token: end.dmb.0.into(),
-            dmbe_index: end.dmbe_index,
-            dmbe_size: end.size.code() << 4,
-            reserved_26: [0; 2],
-            link_id: end.group.0,
-        })?;
+        out.put(&end.raw(end.gid.hi().0.into(), end.size.code() << 4))?;
         match self.eid() {
-            Some(eid) => out.put(&raw::DirectV2 {
+            Some(eid) => out.put(&DirectV2 {
                 chid: end.chid.0.into(),
                 eid,
                 extended_gid: end.gid.lo().0.into(),
             }),
-            None => out.put(&raw::DirectV1 {
+            None => out.put(&DirectV1 {
                 reserved_32: [0; 12],
             }),
         }
@@ -303,46 +278,84 @@ impl Body {
     }
 }
 
-/// One end of an SMC-R connection (docs/spec/clc.md#accept-and-confirm-for-smc-r).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RdmaEnd {
-    /// The sender's peer ID.
-    pub peer_id: PeerId,
-    /// The sender's GID for this link.
-    pub gid: RoceGid,
-    /// MAC of the sender's port.
-    pub mac: Mac,
-    /// The sender's queue pair.
-    pub qpn: Qpn,
-    /// Key of the sender's RMB on this link.
-    pub rkey: Rkey,
-    /// 1-based number of the element in the RMB; Linux always uses 1.
-    pub rmbe_index: u8,
-    /// Token that the peer puts into every CDC of this connection; nonzero.
-    pub token: AlertToken,
-    /// Size of the element, and of its ring.
-    pub size: SizeCode,
-    /// Path MTU: the server's own in ACCEPT, the smaller of both in CONFIRM.
-    pub mtu: MtuCode,
-    /// Address of byte 0 of the RMB.
-    pub rmb_addr: RmbAddr,
-    /// First packet sequence number the sender will use.
-    pub psn: Psn,
+part! {
+    /// One end of an SMC-R connection (docs/spec/clc.md#accept-and-confirm-for-smc-r).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct RdmaEnd {
+        /// Size of the element, and of its ring.
+        pub size: SizeCode,
+        /// Path MTU: the server's own in ACCEPT, the smaller of both in CONFIRM.
+        pub mtu: MtuCode,
+    }
+    56 bytes {
+        /// The sender's peer ID.
+        pub peer_id: PeerId,
+        /// The sender's GID for this link.
+        pub gid: RoceGid,
+        /// MAC of the sender's port.
+        pub mac: Mac,
+        /// The sender's queue pair.
+        pub qpn as "qp_number": Qpn,
+        /// Key of the sender's RMB on this link.
+        pub rkey as "rmb_rkey": Rkey,
+        /// 1-based number of the element in the RMB; Linux always uses 1.
+        pub rmbe_index: u8,
+        /// Token that the peer puts into every CDC of this connection; nonzero.
+        pub token as "alert_token": AlertToken,
+        given rmbe_size: u8 => RMBE_SIZE,
+        zero reserved_51: [u8; 1],
+        /// Address of byte 0 of the RMB.
+        pub rmb_addr as "rmb_address": RmbAddr,
+        zero reserved_60: [u8; 1],
+        /// First packet sequence number the sender will use.
+        pub psn as "initial_psn": Psn,
+    }
 }
 
-/// One end of an SMC-D connection (docs/spec/clc.md#accept-and-confirm-for-smc-d).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DirectEnd {
-    /// GID of the sender's device. Only an emulated device of version 2 has an extended half.
-    pub gid: Gid,
-    /// Fabric of the chosen device; [`Chid::NONE`] in version 1, which does not carry it.
-    pub chid: Chid,
-    /// Token of the sender's DMB.
-    pub dmb: DmbToken,
-    /// 0-based number of the element in the DMB; Linux always uses 0.
-    pub dmbe_index: u8,
-    /// Size of the element; its ring is 32 bytes smaller.
-    pub size: SizeCode,
-    /// The sender's identifier of the link group; opaque.
-    pub group: GroupId,
+const RMBE_SIZE: Show = Show::Bits(&[size_bits("rmbe_size"), MTU_BITS]);
+
+part! {
+    /// One end of an SMC-D connection (docs/spec/clc.md#accept-and-confirm-for-smc-d).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct DirectEnd {
+        /// GID of the sender's device. Only an emulated device of version 2 has an extended half.
+        pub gid: Gid,
+        /// Fabric of the chosen device; [`Chid::NONE`] in version 1, which does not carry it.
+        pub chid: Chid,
+        /// Size of the element; its ring is 32 bytes smaller.
+        pub size: SizeCode,
+    }
+    24 bytes {
+        given gid_high as "gid": U64 => HEX,
+        /// Token of the sender's DMB.
+        pub dmb as "dmb_token": DmbToken,
+        /// 0-based number of the element in the DMB; Linux always uses 0.
+        pub dmbe_index: u8,
+        given dmbe_size: u8 => DMBE_SIZE,
+        zero reserved_26: [u8; 2],
+        /// The sender's identifier of the link group; opaque.
+        pub group as "link_id": GroupId,
+    }
+}
+
+const DMBE_SIZE: Show = Show::Bits(&[size_bits("dmbe_size"), Bits::reserved("reserved_25", 0x0f)]);
+
+layouts! {
+    /// What version 2 of SMC-R has before its first-contact parts.
+    pub(crate) struct RdmaV2: 40 {
+        eid: Eid => Eid::SHOW,
+        reserved_96: [u8; 8] => Reserved,
+    }
+
+    /// What version 1 of SMC-D has before its trailer.
+    pub(crate) struct DirectV1: 12 {
+        reserved_32: [u8; 12] => Reserved,
+    }
+
+    /// What version 2 of SMC-D has before its first-contact parts.
+    pub(crate) struct DirectV2: 42 {
+        chid: U16 => Chid::SHOW,
+        eid: Eid => Eid::SHOW,
+        extended_gid: U64 => HEX,
+    }
 }

@@ -5,35 +5,44 @@ use core::fmt;
 use zerocopy::FromBytes;
 use zerocopy::network_endian::U32;
 
-use super::header::{
-    ClcType, Eyecatcher, HEADER_LEN, Header, OUT_OF_SYNC, TRAILER_LEN, raw_header,
-};
-use super::{frame, raw};
+use super::frame;
+use super::header::{ClcType, Eyecatcher, HEADER_LEN, Header, OUT_OF_SYNC, TRAILER_LEN, start};
 use crate::error::{DecodeError, EmitError, MessageKind};
+use crate::layout::{Bits, Layout, OS_BITS, Raw, Show, part};
 use crate::types::{DeclineCode, OsType, PeerId, Version};
-use crate::writer::{Writer, wire_length};
 
-/// DECLINE: the sender continues with plain TCP (docs/spec/clc.md#decline; RFC 7609 appendix A.2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Decline {
-    /// Version of the message.
-    pub version: Version,
-    /// The receiver reused a link group that the sender does not have; it has to be terminated.
-    pub out_of_sync: bool,
-    /// The sender's peer ID; zero for SMC-D.
-    pub peer_id: PeerId,
-    /// Why.
-    pub diagnosis: DeclineCode,
-    /// Operating system of the sender; [`OsType::NONE`] in version 1.
-    pub os: OsType,
-    /// Further diagnoses of the 44-byte form (version 2, Linux sends zeros); `None` in the 28-byte
-    /// form (version 1, and an early form of version 2).
-    pub extra: Option<[u32; 4]>,
+part! {
+    /// DECLINE: the sender continues with plain TCP (docs/spec/clc.md#decline; RFC 7609 appendix
+    /// A.2).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Decline {
+        /// Version of the message.
+        pub version: Version,
+        /// The receiver reused a link group that the sender does not have; it has to be terminated.
+        pub out_of_sync: bool,
+        /// Operating system of the sender; [`OsType::NONE`] in version 1.
+        pub os: OsType,
+    }
+    16 bytes {
+        /// The sender's peer ID; zero for SMC-D.
+        pub peer_id: PeerId,
+        /// Why.
+        pub diagnosis: DeclineCode,
+        given os_type: u8 => OS_TYPE,
+        zero reserved_21: [u8; 3],
+    }
+    then {
+        /// Further diagnoses of the 44-byte form (version 2, Linux sends zeros); `None` in the
+        /// 28-byte form (version 1, and an early form of version 2).
+        pub extra: Option<[u32; 4]>,
+    }
 }
+
+const OS_TYPE: Show = Show::Bits(&[OS_BITS, Bits::reserved("reserved_20", 0x0f)]);
 
 impl Decline {
     /// Length of the version-1 form in bytes.
-    pub const LEN_V1: usize = HEADER_LEN + size_of::<raw::Decline>() + TRAILER_LEN;
+    pub const LEN_V1: usize = HEADER_LEN + <Self as Layout>::LEN + TRAILER_LEN;
     /// Length of the version-2 form in bytes.
     pub const LEN_V2: usize = Self::LEN_V1 + size_of::<[U32; 4]>();
 
@@ -74,21 +83,21 @@ impl Decline {
         };
         let truncated = MESSAGE.truncated("message", header.length.into(), bytes.len());
         let body = bytes.get(HEADER_LEN..).unwrap_or_default();
-        let (raw, rest) = raw::Decline::ref_from_prefix(body).map_err(|_| truncated)?;
+        let (raw, rest) = Raw::<Self>::ref_from_prefix(body).map_err(|_| truncated)?;
         let extra = if with_extra {
             let (extra, _) = <[U32; 4]>::ref_from_prefix(rest).map_err(|_| truncated)?;
             Some(extra.map(U32::get))
         } else {
             None
         };
-        Ok(Self {
-            version: header.version,
-            out_of_sync: header.out_of_sync(),
-            peer_id: raw.peer_id,
-            diagnosis: DeclineCode(raw.diagnosis.get()),
-            os: OsType::from_high_nibble(raw.os_type),
+        let (version, os) = (header.version, OsType::from_high_nibble(raw.os_type));
+        Ok(Self::from_raw(
+            raw,
+            version,
+            header.out_of_sync(),
+            os,
             extra,
-        })
+        ))
     }
 
     /// Length of the message in bytes: 28 or 44.
@@ -109,21 +118,10 @@ impl Decline {
     /// [`EmitError::BufferTooSmall`].
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         let length = self.encoded_len();
-        let mut out = Writer::new(MessageKind::Decline, length, buffer)?;
         let flags = OUT_OF_SYNC.when(self.out_of_sync);
-        out.put(&raw_header(
-            Eyecatcher::Smcr,
-            ClcType::Decline,
-            wire_length(length),
-            self.version,
-            flags,
-        ))?;
-        out.put(&raw::Decline {
-            peer_id: self.peer_id,
-            diagnosis: self.diagnosis.0.into(),
-            os_type: self.os.code() << 4,
-            reserved_21: [0; 3],
-        })?;
+        let kind = (Eyecatcher::Smcr, ClcType::Decline);
+        let mut out = start(kind, (self.version, flags), length, buffer)?;
+        out.put(&self.raw(self.os.code() << 4))?;
         if let Some(extra) = self.extra {
             out.put(&extra.map(U32::new))?;
         }

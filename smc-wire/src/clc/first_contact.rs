@@ -1,11 +1,13 @@
 //! First-contact parts of version-2 ACCEPT and CONFIRM.
 
 use zerocopy::FromBytes;
+use zerocopy::network_endian::{U16, U32};
 
 use super::accept::Step;
-use super::raw;
 use crate::bounded::Bounded;
 use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
+use crate::layout::Show::{self, Reserved};
+use crate::layout::{Bits, DEC, Field, HEX, Layout, OS_BITS, layouts, release_bits};
 use crate::types::{FeatureMask, HostName, OsType, Release, RoceGid};
 use crate::writer::{Writer, invalid, wire_count};
 
@@ -72,10 +74,10 @@ impl FirstContact {
         };
         let short = |release| outside("first-contact parts", offset, fixed_len(is_rdma, release));
         let (head, mut rest) =
-            raw::FirstContact::ref_from_prefix(bytes).map_err(|_| short(Release::V2_0))?;
+            FirstPart::ref_from_prefix(bytes).map_err(|_| short(Release::V2_0))?;
         let release = Release::from_low_nibble(head.os_and_release);
         let mut parts = Self {
-            v2_direct: head.flags & raw::V2_DIRECT != 0,
+            v2_direct: head.flags & V2_DIRECT.mask != 0,
             ..Self::new(
                 release,
                 OsType::from_high_nibble(head.os_and_release),
@@ -84,8 +86,7 @@ impl FirstContact {
         };
         if has_second_part(is_rdma, release) {
             let second;
-            (second, rest) =
-                raw::FirstContactV21::ref_from_prefix(rest).map_err(|_| short(release))?;
+            (second, rest) = SecondPart::ref_from_prefix(rest).map_err(|_| short(release))?;
             // SMC-R of release 0 has the bytes, but they are reserved.
             if release > Release::V2_0 {
                 parts.max_conns = second.max_connections;
@@ -98,7 +99,7 @@ impl FirstContact {
         if !(is_rdma && message == MessageKind::Confirm) {
             return Ok(parts);
         }
-        let Ok((list, rest)) = raw::GidList::ref_from_prefix(rest) else {
+        let Ok((list, rest)) = GidListHead::ref_from_prefix(rest) else {
             return Ok(parts);
         };
         let at = offset.saturating_add(fixed_len(is_rdma, release));
@@ -108,7 +109,7 @@ impl FirstContact {
             return Err(DecodeError::new(message, "GID count", at, kind));
         }
         let Ok((gids, _)) = <[RoceGid]>::ref_from_prefix_with_elems(rest, got) else {
-            let at = at.saturating_add(size_of::<raw::GidList>());
+            let at = at.saturating_add(GidListHead::LEN);
             return Err(outside(
                 "GID list",
                 at,
@@ -122,8 +123,7 @@ impl FirstContact {
     /// Length in bytes, GID list included.
     pub(super) fn encoded_len(&self, is_rdma: bool) -> usize {
         let gids = self.gids.as_ref().map_or(0, |gids| {
-            size_of::<raw::GidList>()
-                .saturating_add(gids.len().saturating_mul(size_of::<RoceGid>()))
+            GidListHead::LEN.saturating_add(gids.len().saturating_mul(size_of::<RoceGid>()))
         });
         fixed_len(is_rdma, self.release).saturating_add(gids)
     }
@@ -145,14 +145,14 @@ impl FirstContact {
     }
 
     pub(super) fn emit(&self, out: &mut Writer<'_>, is_rdma: bool) -> Result<(), EmitError> {
-        out.put(&raw::FirstContact {
-            flags: if self.v2_direct { raw::V2_DIRECT } else { 0 },
+        out.put(&FirstPart {
+            flags: V2_DIRECT.when(self.v2_direct),
             os_and_release: self.os.code() << 4 | self.release.get(),
             reserved_2: [0; 2],
             host_name: self.host,
         })?;
         if has_second_part(is_rdma, self.release) {
-            out.put(&raw::FirstContactV21 {
+            out.put(&SecondPart {
                 max_connections: self.max_conns,
                 max_links: self.max_links,
                 feature_mask: self.features.bits().into(),
@@ -161,7 +161,7 @@ impl FirstContact {
             })?;
         }
         if let Some(gids) = &self.gids {
-            out.put(&raw::GidList {
+            out.put(&GidListHead {
                 gid_count: wire_count(gids.len()),
                 reserved_1: [0; 3],
             })?;
@@ -171,6 +171,37 @@ impl FirstContact {
     }
 }
 
+layouts! {
+    /// First-contact extension, the part that all releases have. SMC-D reserves all flags.
+    pub(crate) struct FirstPart: 36 {
+        flags: u8 => Show::Bits(&[
+            V2_DIRECT,
+            Bits::reserved("reserved_flags", !V2_DIRECT.mask),
+        ]),
+        os_and_release: u8 => Show::Bits(&[OS_BITS, release_bits(0x0f)]),
+        reserved_2: [u8; 2] => Reserved,
+        host_name: HostName => HostName::SHOW,
+    }
+
+    /// Second part of the first-contact extension; SMC-D of release 0 lacks it.
+    pub(crate) struct SecondPart: 16 {
+        max_connections: u8 => DEC,
+        max_links: u8 => DEC,
+        feature_mask: U16 => HEX,
+        vendor_options: U32 => HEX,
+        reserved_44: [u8; 8] => Reserved,
+    }
+
+    /// Head of the GID list of an SMC-R CONFIRM; GIDs follow.
+    pub(crate) struct GidListHead: 4 {
+        gid_count: u8 => DEC,
+        reserved_1: [u8; 3] => Reserved,
+    }
+}
+
+/// The sender reaches the peer's GID without a gateway.
+const V2_DIRECT: Bits = Bits::flag("v2_direct", 0x80);
+
 /// SMC-D of release 0 ends after the host name.
 fn has_second_part(is_rdma: bool, release: Release) -> bool {
     is_rdma || release > Release::V2_0
@@ -179,8 +210,8 @@ fn has_second_part(is_rdma: bool, release: Release) -> bool {
 /// Length without GID list: 52 bytes, or 36 for SMC-D of release 0.
 fn fixed_len(is_rdma: bool, release: Release) -> usize {
     if has_second_part(is_rdma, release) {
-        size_of::<raw::FirstContact>().saturating_add(size_of::<raw::FirstContactV21>())
+        FirstPart::LEN.saturating_add(SecondPart::LEN)
     } else {
-        size_of::<raw::FirstContact>()
+        FirstPart::LEN
     }
 }

@@ -3,19 +3,44 @@
 use core::fmt;
 
 use zerocopy::FromBytes;
+use zerocopy::network_endian::U16;
 
-use super::raw;
 use crate::codes::message_types;
-use crate::error::{DecodeError, DecodeErrorKind, MessageKind};
-use crate::layout::Bits;
+use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
+use crate::layout::Show::{self, Code};
+use crate::layout::{Bits, DEC, Layout, layouts};
 use crate::pretty::Value;
 use crate::types::{Offer, Version};
+use crate::writer::{Writer, wire_length};
 
 /// Length of the common header in bytes.
-pub const HEADER_LEN: usize = size_of::<raw::Header>();
+pub const HEADER_LEN: usize = Head::LEN + 1;
 
 /// Length of the trailer in bytes: an eyecatcher again.
-pub const TRAILER_LEN: usize = size_of::<raw::Trailer>();
+pub const TRAILER_LEN: usize = Trailer::LEN;
+
+layouts! {
+    /// Common header without its last byte, whose bits depend on the type.
+    pub(crate) struct Head: 7 {
+        eyecatcher: [u8; 4] => EYECATCHER,
+        kind as "type": u8 => TYPE,
+        length: U16 => DEC,
+    }
+
+    /// End of a message.
+    pub(crate) struct Trailer: 4 {
+        trailer: [u8; 4] => EYECATCHER,
+    }
+}
+
+const EYECATCHER: Show = Code(|bytes| {
+    let bytes = u32::try_from(bytes).ok()?.to_be_bytes();
+    Eyecatcher::from_bytes(bytes).map(Eyecatcher::name)
+});
+const TYPE: Show = Code(|kind| {
+    let kind = ClcType::from_code(u8::try_from(kind).ok()?)?;
+    Some(kind.kind().name())
+});
 
 // The last byte of the header: version and flags.
 
@@ -175,22 +200,22 @@ impl Header {
         if !smcr.starts_with(seen) && !smcd.starts_with(seen) {
             return Err(bad_eyecatcher);
         }
-        let Ok((raw, _)) = raw::Header::ref_from_prefix(bytes) else {
+        let Ok((head, &[last, ..])) = Head::ref_from_prefix(bytes) else {
             return Err(MESSAGE.truncated("header", HEADER_LEN, bytes.len()));
         };
-        let eyecatcher = Eyecatcher::from_bytes(raw.head.eyecatcher).ok_or(bad_eyecatcher)?;
-        let Some(kind) = ClcType::from_code(raw.head.kind) else {
-            return Err(MESSAGE.bad_value("type", 4, "1 to 4", raw.head.kind));
+        let eyecatcher = Eyecatcher::from_bytes(head.eyecatcher).ok_or(bad_eyecatcher)?;
+        let Some(kind) = ClcType::from_code(head.kind) else {
+            return Err(MESSAGE.bad_value("type", 4, "1 to 4", head.kind));
         };
-        let Some(version) = Version::new(raw.flags >> 4) else {
+        let Some(version) = Version::new(last >> 4) else {
             return Err(MESSAGE.bad_value("version", 7, "1 or above", 0_u8));
         };
         Ok(Self {
             eyecatcher,
             kind,
-            length: raw.head.length.get(),
+            length: head.length.get(),
             version,
-            flags: raw.flags & 0x0f,
+            flags: last & 0x0f,
         })
     }
 
@@ -224,22 +249,21 @@ impl Header {
     }
 }
 
-/// Builds the header of a message to be sent.
-pub(super) fn raw_header(
-    eyecatcher: Eyecatcher,
-    kind: ClcType,
-    length: u16,
-    version: Version,
-    flags: u8,
-) -> raw::Header {
-    raw::Header {
-        head: raw::Head {
-            eyecatcher: eyecatcher.to_bytes(),
-            kind: kind.code(),
-            length: length.into(),
-        },
-        flags: (version.get() << 4) | (flags & 0x0f),
-    }
+/// Starts a message: writes its header.
+pub(super) fn start(
+    (eyecatcher, kind): (Eyecatcher, ClcType),
+    (version, flags): (Version, u8),
+    length: usize,
+    buffer: &mut [u8],
+) -> Result<Writer<'_>, EmitError> {
+    let mut out = Writer::new(kind.kind(), length, buffer)?;
+    out.put(&Head {
+        eyecatcher: eyecatcher.to_bytes(),
+        kind: kind.code(),
+        length: wire_length(length).into(),
+    })?;
+    out.put(&(version.get() << 4 | flags & 0x0f))?;
+    Ok(out)
 }
 
 /// Checks that a message ends with an eyecatcher.

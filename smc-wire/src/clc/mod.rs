@@ -14,15 +14,14 @@
 //!
 //! To read from a stream, use [`Frame::peek`].
 
-mod accept;
+pub(crate) mod accept;
 mod decline;
 mod devices;
-mod first_contact;
+pub(crate) mod first_contact;
 mod frame;
 pub(crate) mod header;
 mod message;
-mod proposal;
-pub(crate) mod raw;
+pub(crate) mod proposal;
 
 pub use accept::{AcceptConfirm, Body, DirectEnd, RdmaEnd, Step, Terms};
 pub use decline::Decline;

@@ -4,47 +4,64 @@ mod parse;
 mod regions;
 
 use core::fmt;
+use core::mem::offset_of;
 use core::net::{Ipv4Addr, Ipv6Addr};
+
+use zerocopy::network_endian::{U16, U64};
 
 use crate::bounded::Bounded;
 use crate::clc::Device;
-use crate::clc::header::{ClcType, Eyecatcher, TRAILER_LEN, raw_header};
-use crate::clc::raw::{self, AFTER_BASE, AFTER_DIRECT_OFFSET, AFTER_V2_OFFSET};
+use crate::clc::header::{ClcType, Eyecatcher, HEADER_LEN, TRAILER_LEN, start};
 use crate::error::{EmitError, MessageKind};
+use crate::layout::Show::{self, Reserved};
+use crate::layout::{Bits, DEC, Field, Layout, Raw, layouts, part, release_bits};
 use crate::types::{Chid, Eid, FeatureMask, IsmGid, Mac, Offer, PeerId, Release, RoceGid, Version};
 use crate::writer::{Writer, invalid, wire_count, wire_length};
 
+/// End of the base of a PROPOSAL: start of the SMC-D area, and base of the IP area offset.
+pub(crate) const AFTER_BASE: usize = HEADER_LEN + Proposal::LEN;
+/// End of the v2 extension offset, from which it counts.
+pub(crate) const AFTER_V2_OFFSET: usize = AFTER_BASE + offset_of!(Raw<SmcdArea>, vendor_oui);
+/// End of the SMC-D v2 offset in the v2 extension, from which it counts.
+pub(crate) const AFTER_DIRECT_OFFSET: usize = offset_of!(Raw<V2Extension>, gid);
 /// The smallest v2 extension offset: the rest of the SMC-D area lies before.
-const V2_OFFSET: usize = AFTER_BASE + size_of::<raw::SmcdArea>() - AFTER_V2_OFFSET;
+const V2_OFFSET: usize = AFTER_BASE + SmcdArea::LEN - AFTER_V2_OFFSET;
 /// The smallest SMC-D v2 offset: the rest of the v2 extension lies before.
-const DIRECT_OFFSET: usize = size_of::<raw::V2Extension>() - AFTER_DIRECT_OFFSET;
+const DIRECT_OFFSET: usize = V2Extension::LEN - AFTER_DIRECT_OFFSET;
 
-/// PROPOSAL: a client states what it can do (docs/spec/clc.md#proposal; RFC 7609 appendix A.2).
-///
-/// [`emit`](Self::emit) writes the canonical form: every region directly behind the one before, in
-/// the order of the fields, reserved bytes zero. That is what Linux sends and the only form all of
-/// its versions accept.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Proposal {
-    /// Version of the message: 1, or 2 and above.
-    pub version: Version,
-    /// What is offered in version 1.
-    pub v1: Offer,
-    /// What is offered in version 2; [`Offer::Neither`] in a version-1 message.
-    pub v2: Offer,
-    /// Peer ID of the client's SMC-R stack, zero unless `v1` has SMC-R. Must be the same in all
-    /// PROPOSALs to one server.
-    pub peer_id: PeerId,
-    /// RoCEv1 GID of the client's preferred port, zero unless `v1` has SMC-R.
-    pub gid: RoceGid,
-    /// MAC of that port, zero unless `v1` has SMC-R.
-    pub mac: Mac,
-    /// The SMC-D area. Always there from version 2 on; in version 1 only with SMC-D.
-    pub smcd: Option<SmcdArea>,
-    /// The IP area: there if and only if `v1` is not [`Offer::Neither`].
-    pub ip: Option<IpArea>,
-    /// The v2 extension: there if and only if `v2` is not [`Offer::Neither`].
-    pub ext: Option<V2Extension>,
+part! {
+    /// PROPOSAL: a client states what it can do (docs/spec/clc.md#proposal; RFC 7609 appendix A.2).
+    ///
+    /// [`emit`](Self::emit) writes the canonical form: every region directly behind the one before,
+    /// in the order of the fields, reserved bytes zero. That is what Linux sends and the only form
+    /// all of its versions accept.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Proposal {
+        /// Version of the message: 1, or 2 and above.
+        pub version: Version,
+        /// What is offered in version 1.
+        pub v1: Offer,
+        /// What is offered in version 2; [`Offer::Neither`] in a version-1 message.
+        pub v2: Offer,
+    }
+    32 bytes {
+        /// Peer ID of the client's SMC-R stack, zero unless `v1` has SMC-R. Must be the same in all
+        /// PROPOSALs to one server.
+        pub peer_id: PeerId,
+        /// RoCEv1 GID of the client's preferred port, zero unless `v1` has SMC-R.
+        pub gid: RoceGid,
+        /// MAC of that port, zero unless `v1` has SMC-R.
+        pub mac: Mac,
+        given ip_area_offset: U16 => DEC,
+    }
+    then {
+        /// The SMC-D area. Always there from version 2 on; in version 1 only with SMC-D.
+        pub smcd: Option<SmcdArea>,
+        /// The IP area: there if and only if `v1` is not [`Offer::Neither`].
+        pub ip: Option<IpArea>,
+        /// The v2 extension: there if and only if `v2` is not [`Offer::Neither`].
+        pub ext: Option<V2Extension>,
+    }
 }
 
 impl Proposal {
@@ -79,11 +96,7 @@ impl Proposal {
     /// Length of the message in bytes.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
-        let smcd = if self.smcd.is_some() {
-            size_of::<raw::SmcdArea>()
-        } else {
-            0
-        };
+        let smcd = self.smcd.map_or(0, |_| SmcdArea::LEN);
         let ip = self.ip.as_ref().map_or(0, IpArea::encoded_len);
         let ext = self.ext.as_ref().map_or(0, |ext| {
             ext.encoded_len()
@@ -105,27 +118,17 @@ impl Proposal {
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         self.check()?;
         let length = self.encoded_len();
-        let mut out = Writer::new(MessageKind::Proposal, length, buffer)?;
         let v2 = if self.version.is_v2() {
             self.v2.code() << 2
         } else {
             0
         };
-        out.put(&raw_header(
-            Eyecatcher::Smcr,
-            ClcType::Proposal,
-            wire_length(length),
-            self.version,
-            self.v1.code() | v2,
-        ))?;
-        out.put(&raw::ProposalBase {
-            peer_id: self.peer_id,
-            gid: self.gid,
-            mac: self.mac,
-            ip_area_offset: self.ip_area_offset().into(),
-        })?;
+        let kind = (Eyecatcher::Smcr, ClcType::Proposal);
+        let flags = self.v1.code() | v2;
+        let mut out = start(kind, (self.version, flags), length, buffer)?;
+        out.put(&self.raw(self.ip_area_offset().into()))?;
         if let Some(area) = &self.smcd {
-            out.put(&area.to_raw(self.v2_offset()))?;
+            out.put(&area.raw(self.v2_offset().into()))?;
         }
         if let Some(ip) = &self.ip {
             ip.emit(&mut out)?;
@@ -176,7 +179,7 @@ impl Proposal {
     /// Distance of the IP area from the base.
     fn ip_area_offset(&self) -> u16 {
         match (&self.ip, &self.smcd) {
-            (Some(_), Some(_)) => wire_length(size_of::<raw::SmcdArea>()),
+            (Some(_), Some(_)) => wire_length(SmcdArea::LEN),
             _ => 0,
         }
     }
@@ -201,42 +204,49 @@ impl fmt::Display for Proposal {
     }
 }
 
-/// SMC-D area of a PROPOSAL (docs/spec/clc.md#smc-d-area).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SmcdArea {
-    /// GID of the native ISM device, zero unless v1 SMC-D is offered.
-    pub gid: IsmGid,
-    /// CHID of that device; [`Chid::NONE`] if there is none. Reserved in version 1.
-    pub chid: Chid,
-    /// Vendor OUI (v2.1); Linux sends zero.
-    pub vendor_oui: [u8; 3],
-    /// Vendor experimental options (v2.1); Linux sends zero.
-    pub vendor_options: [u8; 5],
-}
-
-impl SmcdArea {
-    fn to_raw(self, v2_offset: u16) -> raw::SmcdArea {
-        raw::SmcdArea {
-            ism_gid: self.gid.0.into(),
-            ism_chid: self.chid.0.into(),
-            v2_extension_offset: v2_offset.into(),
-            vendor_oui: self.vendor_oui,
-            vendor_options: self.vendor_options,
-            reserved_60: [0; 20],
-        }
+part! {
+    /// SMC-D area of a PROPOSAL (docs/spec/clc.md#smc-d-area).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct SmcdArea {}
+    40 bytes {
+        /// GID of the native ISM device, zero unless v1 SMC-D is offered.
+        pub gid as "ism_gid": IsmGid,
+        /// CHID of that device; [`Chid::NONE`] if there is none. Reserved in version 1.
+        pub chid as "ism_chid": Chid,
+        given v2_extension_offset: U16 => DEC,
+        /// Vendor OUI (v2.1); Linux sends zero.
+        pub vendor_oui: [u8; 3],
+        /// Vendor experimental options (v2.1); Linux sends zero.
+        pub vendor_options: [u8; 5],
+        zero reserved_60: [u8; 20],
     }
 }
 
-/// IP area of a PROPOSAL: the subnets of the client's interface (docs/spec/clc.md#ip-area).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IpArea {
-    /// IPv4 network address; unspecified on IPv6 connections. Old documents call it the subnet
-    /// mask; compare it under `prefix_len`.
-    pub subnet: Ipv4Addr,
-    /// Significant bits of `subnet`, zero on IPv6 connections.
-    pub prefix_len: u8,
-    /// IPv6 prefixes of the interface, none on IPv4 connections.
-    pub prefixes: Bounded<Ipv6Prefix, 8>,
+layouts! {
+    /// SMC-D area of a PROPOSAL in version 1.
+    pub(crate) struct SmcdAreaV1: 40 {
+        ism_gid: U64 => IsmGid::SHOW,
+        reserved_48: [u8; 32] => Reserved,
+    }
+}
+
+part! {
+    /// IP area of a PROPOSAL: the subnets of the client's interface (docs/spec/clc.md#ip-area).
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct IpArea {}
+    8 bytes {
+        /// IPv4 network address; unspecified on IPv6 connections. Old documents call it the subnet
+        /// mask; compare it under `prefix_len`.
+        pub subnet as "ipv4_subnet": Ipv4Addr,
+        /// Significant bits of `subnet`, zero on IPv6 connections.
+        pub prefix_len as "ipv4_prefix_length": u8,
+        zero reserved_5: [u8; 2],
+        given ipv6_prefix_count: u8 => DEC,
+    }
+    then {
+        /// IPv6 prefixes of the interface, none on IPv4 connections.
+        pub prefixes: Bounded<Ipv6Prefix, 8>,
+    }
 }
 
 impl IpArea {
@@ -261,37 +271,28 @@ impl IpArea {
     }
 
     fn encoded_len(&self) -> usize {
-        let prefixes = self
-            .prefixes
-            .len()
-            .saturating_mul(size_of::<raw::Ipv6Prefix>());
-        size_of::<raw::IpArea>().saturating_add(prefixes)
+        let prefixes = self.prefixes.len().saturating_mul(Ipv6Prefix::LEN);
+        Self::LEN.saturating_add(prefixes)
     }
 
     fn emit(&self, out: &mut Writer<'_>) -> Result<(), EmitError> {
-        out.put(&raw::IpArea {
-            ipv4_subnet: self.subnet.octets(),
-            ipv4_prefix_length: self.prefix_len,
-            reserved_5: [0; 2],
-            ipv6_prefix_count: wire_count(self.prefixes.len()),
-        })?;
-        for prefix in &self.prefixes {
-            out.put(&raw::Ipv6Prefix {
-                prefix: prefix.prefix.octets(),
-                prefix_length: prefix.prefix_len,
-            })?;
-        }
-        Ok(())
+        out.put(&self.raw(wire_count(self.prefixes.len())))?;
+        self.prefixes
+            .iter()
+            .try_for_each(|prefix| out.put(&prefix.raw()))
     }
 }
 
-/// An IPv6 prefix in an [`IpArea`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ipv6Prefix {
-    /// The address with host bits zero.
-    pub prefix: Ipv6Addr,
-    /// Significant bits.
-    pub prefix_len: u8,
+part! {
+    /// An IPv6 prefix in an [`IpArea`].
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Ipv6Prefix {}
+    17 bytes {
+        /// The address with host bits zero.
+        pub prefix: Ipv6Addr,
+        /// Significant bits.
+        pub prefix_len as "prefix_length": u8,
+    }
 }
 
 impl Default for Ipv6Prefix {
@@ -303,35 +304,55 @@ impl Default for Ipv6Prefix {
     }
 }
 
-/// Version-2 extension of a PROPOSAL (docs/spec/clc.md#v2-extension).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct V2Extension {
-    /// Highest release the client supports.
-    pub release: Release,
-    /// The SEID flag: the SEID of the [`DirectExtension`] is valid.
-    pub has_seid: bool,
-    /// The client's RoCEv2 GID, zero unless v2 SMC-R is offered.
-    pub gid: RoceGid,
-    /// Connections per link group the client supports (16..=255), v2.1 with SMC-R, else zero.
-    pub max_conns: u8,
-    /// Links per link group the client supports, v2.1 with SMC-R, else zero.
-    pub max_links: u8,
-    /// Abilities of the client (v2.1).
-    pub features: FeatureMask,
-    /// The client's UEIDs, most preferred first.
-    pub ueids: Bounded<Eid, 8>,
-    /// SMC-D v2 extension, if v2 SMC-D is offered.
-    ///
-    /// `None` in a received PROPOSAL that offers v2 SMC-D means that its offset is zero or out of
-    /// range, which is answered with
-    /// [`NOV2DEXT`](crate::types::DeclineCode::NOV2DEXT) unless something else is offered.
-    pub direct: Option<DirectExtension>,
+part! {
+    /// Version-2 extension of a PROPOSAL (docs/spec/clc.md#v2-extension).
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct V2Extension {
+        /// Highest release the client supports.
+        pub release: Release,
+        /// The SEID flag: the SEID of the [`DirectExtension`] is valid.
+        pub has_seid: bool,
+    }
+    40 bytes {
+        given ueid_count: u8 => DEC,
+        given gid_entry_count: u8 => DEC,
+        zero reserved_2: [u8; 1],
+        given release_and_seid: u8 => RELEASE_AND_SEID,
+        zero reserved_4: [u8; 2],
+        given smcd_v2_offset: U16 => DEC,
+        /// The client's RoCEv2 GID, zero unless v2 SMC-R is offered.
+        pub gid as "rocev2_gid": RoceGid,
+        /// Connections per link group the client supports (16..=255), v2.1 with SMC-R, else zero.
+        pub max_conns as "max_connections": u8,
+        /// Links per link group the client supports, v2.1 with SMC-R, else zero.
+        pub max_links: u8,
+        /// Abilities of the client (v2.1).
+        pub features as "feature_mask": FeatureMask,
+        zero reserved_28: [u8; 12],
+    }
+    then {
+        /// The client's UEIDs, most preferred first.
+        pub ueids: Bounded<Eid, 8>,
+        /// SMC-D v2 extension, if v2 SMC-D is offered.
+        ///
+        /// `None` in a received PROPOSAL that offers v2 SMC-D means that its offset is zero or out
+        /// of range, which is answered with
+        /// [`NOV2DEXT`](crate::types::DeclineCode::NOV2DEXT) unless something else is offered.
+        pub direct: Option<DirectExtension>,
+    }
 }
+
+const SEID_PRESENT: Bits = Bits::flag("seid_present", 0x01);
+const RELEASE_AND_SEID: Show = Show::Bits(&[
+    release_bits(0xf0),
+    Bits::reserved("reserved_3", 0x0e),
+    SEID_PRESENT,
+]);
 
 impl V2Extension {
     /// Without the SMC-D v2 extension.
     fn encoded_len(&self) -> usize {
-        size_of::<raw::V2Extension>().saturating_add(self.ueids_len())
+        Self::LEN.saturating_add(self.ueids_len())
     }
 
     fn ueids_len(&self) -> usize {
@@ -340,23 +361,16 @@ impl V2Extension {
 
     fn emit(&self, out: &mut Writer<'_>) -> Result<(), EmitError> {
         let direct = self.direct.as_ref();
-        out.put(&raw::V2Extension {
-            ueid_count: wire_count(self.ueids.len()),
-            gid_entry_count: wire_count(direct.map_or(0, |direct| direct.entries.len())),
-            reserved_2: 0,
-            release_and_seid: self.release.get() << 4
-                | if self.has_seid { raw::SEID_PRESENT } else { 0 },
-            reserved_4: [0; 2],
-            smcd_v2_offset: match direct {
-                Some(_) => wire_length(self.ueids_len().saturating_add(DIRECT_OFFSET)).into(),
-                None => 0.into(),
-            },
-            rocev2_gid: self.gid,
-            max_connections: self.max_conns,
-            max_links: self.max_links,
-            feature_mask: self.features.bits().into(),
-            reserved_28: [0; 12],
-        })?;
+        let offset = match direct {
+            Some(_) => wire_length(self.ueids_len().saturating_add(DIRECT_OFFSET)),
+            None => 0,
+        };
+        out.put(&self.raw(
+            wire_count(self.ueids.len()),
+            wire_count(direct.map_or(0, |direct| direct.entries.len())),
+            self.release.get() << 4 | SEID_PRESENT.when(self.has_seid),
+            offset.into(),
+        ))?;
         out.put(self.ueids.as_slice())?;
         match direct {
             Some(direct) => direct.emit(out),
@@ -365,45 +379,44 @@ impl V2Extension {
     }
 }
 
-/// SMC-D v2 extension of a PROPOSAL (docs/spec/clc.md#smc-d-v2-extension).
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct DirectExtension {
-    /// SEID of the client's system; [`Eid::ZERO`] unless [`V2Extension::has_seid`].
-    pub seid: Eid,
-    /// ISM devices of the client; an emulated one takes two entries. See
-    /// [`Devices`](super::Devices).
-    pub entries: Bounded<GidEntry, 8>,
+part! {
+    /// SMC-D v2 extension of a PROPOSAL (docs/spec/clc.md#smc-d-v2-extension).
+    #[derive(Debug, Clone, PartialEq, Eq, Default)]
+    pub struct DirectExtension {}
+    48 bytes {
+        /// SEID of the client's system; [`Eid::ZERO`] unless [`V2Extension::has_seid`].
+        pub seid: Eid,
+        zero reserved_32: [u8; 16],
+    }
+    then {
+        /// ISM devices of the client; an emulated one takes two entries. See
+        /// [`Devices`](super::Devices).
+        pub entries: Bounded<GidEntry, 8>,
+    }
 }
 
 impl DirectExtension {
     fn encoded_len(&self) -> usize {
-        let entries = self
-            .entries
-            .len()
-            .saturating_mul(size_of::<raw::GidEntry>());
-        size_of::<raw::DirectExtension>().saturating_add(entries)
+        let entries = self.entries.len().saturating_mul(GidEntry::LEN);
+        Self::LEN.saturating_add(entries)
     }
 
     fn emit(&self, out: &mut Writer<'_>) -> Result<(), EmitError> {
-        out.put(&raw::DirectExtension {
-            seid: self.seid,
-            reserved_32: [0; 16],
-        })?;
-        for entry in &self.entries {
-            out.put(&raw::GidEntry {
-                gid: entry.gid.0.into(),
-                chid: entry.chid.0.into(),
-            })?;
-        }
-        Ok(())
+        out.put(&self.raw())?;
+        self.entries
+            .iter()
+            .try_for_each(|entry| out.put(&entry.raw()))
     }
 }
 
-/// One entry of the GID list in a [`DirectExtension`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct GidEntry {
-    /// GID of a native device, or one half of the GID of an emulated one.
-    pub gid: IsmGid,
-    /// Its fabric.
-    pub chid: Chid,
+part! {
+    /// One entry of the GID list in a [`DirectExtension`].
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct GidEntry {}
+    10 bytes {
+        /// GID of a native device, or one half of the GID of an emulated one.
+        pub gid: IsmGid,
+        /// Its fabric.
+        pub chid: Chid,
+    }
 }

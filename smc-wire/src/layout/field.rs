@@ -7,8 +7,7 @@ use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::Show::{self, Code};
-use super::{BYTES, DEC, EID, GID, HEX, MAC, PEER_ID, TEXT, typed};
-use super::{Bits, MTU_BITS};
+use super::{BYTES, Bits, DEC, HEX, MTU_BITS};
 use crate::cdc::{ByteOrder, ProducerFlags, StateFlags};
 use crate::cursor::Cursor;
 use crate::llc::DeleteLinkReason;
@@ -27,6 +26,13 @@ pub(crate) trait Field: Copy {
 
     fn from_raw(raw: Self::Raw) -> Self;
     fn to_raw(self) -> Self::Raw;
+}
+
+/// Shows the bytes as a type that [`Value`] knows.
+macro_rules! typed {
+    ($value:expr) => {
+        Show::Value(|bytes| FromBytes::read_from_bytes(bytes).map_or(Value::Bytes(bytes), $value))
+    };
 }
 
 /// Type, bytes on the wire, notation, and the conversions.
@@ -52,16 +58,16 @@ fields! {
     u8: u8 => DEC, |raw| raw, |value| value;
     u16: U16 => DEC, |raw| raw.get(), |value| value.into();
     u32: U32 => HEX, |raw| raw.get(), |value| value.into();
-    Ipv4Addr: [u8; 4] => Show::Value(|bytes| typed(bytes, |a: [u8; 4]| Value::Ipv4(a.into()))),
+    Ipv4Addr: [u8; 4] => typed!(|address: [u8; 4]| Value::Ipv4(address.into())),
         |raw| raw.into(), |value| value.octets();
-    Ipv6Addr: [u8; 16] => Show::Value(|bytes| typed(bytes, |a: [u8; 16]| Value::Ipv6(a.into()))),
+    Ipv6Addr: [u8; 16] => typed!(|address: [u8; 16]| Value::Ipv6(address.into())),
         |raw| raw.into(), |value| value.octets();
 
-    Mac: Self => MAC, |raw| raw, |value| value;
-    PeerId: Self => PEER_ID, |raw| raw, |value| value;
-    RoceGid: Self => GID, |raw| raw, |value| value;
-    Eid: Self => EID, |raw| raw, |value| value;
-    HostName: Self => TEXT, |raw| raw, |value| value;
+    Mac: Self => typed!(Value::Mac), |raw| raw, |value| value;
+    PeerId: Self => typed!(Value::PeerId), |raw| raw, |value| value;
+    RoceGid: Self => typed!(Value::Gid), |raw| raw, |value| value;
+    Eid: Self => typed!(Value::Eid), |raw| raw, |value| value;
+    HostName: Self => Show::Value(|bytes| Value::Text(bytes)), |raw| raw, |value| value;
 
     Qpn: [u8; 3] => HEX, |raw| Self::from_be_bytes(raw), |value| value.to_be_bytes();
     Psn: [u8; 3] => HEX, |raw| Self::from_be_bytes(raw), |value| value.to_be_bytes();

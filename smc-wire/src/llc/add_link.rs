@@ -9,7 +9,7 @@ use super::{ByteOrder, Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, S
 use super::{WireRtoken, raw};
 use crate::codes::{known_values, nibble};
 use crate::layout::Show::{self, Unswapped};
-use crate::layout::{Bits, Layout, part};
+use crate::layout::{Bits, Layout, Raw, part};
 use crate::types::{LinkNumber, Mac, MtuCode, Psn, Qpn, RoceGid};
 use crate::writer::invalid;
 use crate::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
@@ -181,12 +181,10 @@ impl<'a> AddLink<'a> {
 }
 
 impl<'a> AddLinkExtension<'a> {
-    const LEN: usize = size_of::<<Self as Layout>::Raw>();
-
     /// Linux states its connections as the count, of which there may be more than RMBs; hence the
     /// rtokens are as many as stated, as the received size holds, and as a receiver must take.
     fn parse(bytes: &'a [u8], order: ByteOrder) -> Result<Self, DecodeError> {
-        let Ok((raw, rest)) = <Self as Layout>::Raw::ref_from_prefix(bytes) else {
+        let Ok((raw, rest)) = Raw::<Self>::ref_from_prefix(bytes) else {
             let needed = MESSAGE_LEN.saturating_add(Self::LEN);
             let got = MESSAGE_LEN.saturating_add(bytes.len());
             let cause = DecodeErrorKind::Truncated { needed, got };

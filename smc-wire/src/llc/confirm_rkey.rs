@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 
 use super::header::{NEGATIVE, RESPONSE, RETRY, emit};
 use super::{Dialect, Header, LinkRtoken, MessageType, Step, raw};
-use crate::layout::{Layout, part};
+use crate::layout::{Raw, part};
 use crate::types::{Rkey, RmbAddr};
 use crate::writer::invalid;
 use crate::{Bounded, DecodeError, EmitError};
@@ -147,7 +147,7 @@ impl RkeyStep {
 }
 
 /// The entries in wire form, unused ones zero.
-fn wire_form<const N: usize>(rtokens: &Bounded<LinkRtoken, N>) -> [<LinkRtoken as Layout>::Raw; N] {
+fn wire_form<const N: usize>(rtokens: &Bounded<LinkRtoken, N>) -> [Raw<LinkRtoken>; N] {
     let mut wire = [LinkRtoken::default().raw(); N];
     for (to, from) in wire.iter_mut().zip(rtokens) {
         *to = from.raw();

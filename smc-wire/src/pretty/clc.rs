@@ -2,16 +2,21 @@
 
 use super::Problem;
 use super::dissector::Dissector;
-use crate::clc::header::{CONNECTION_TYPE, FIRST_CONTACT, last_byte};
-use crate::clc::raw::{self, AFTER_BASE, AFTER_DIRECT_OFFSET, AFTER_V2_OFFSET};
-use crate::clc::{ClcType, Decline, HEADER_LEN, Message, TRAILER_LEN};
-use crate::layout::Bits;
+use crate::clc::accept::{DirectV1, DirectV2, RdmaV2};
+use crate::clc::first_contact::{FirstPart, GidListHead, SecondPart};
+use crate::clc::header::{self, CONNECTION_TYPE, FIRST_CONTACT, last_byte};
+use crate::clc::proposal::{AFTER_BASE, AFTER_DIRECT_OFFSET, AFTER_V2_OFFSET, SmcdAreaV1};
+use crate::clc::{
+    ClcType, Decline, DirectEnd, DirectExtension, GidEntry, HEADER_LEN, IpArea, Ipv6Prefix,
+    Message, Proposal, RdmaEnd, SmcdArea, TRAILER_LEN, V2Extension,
+};
+use crate::layout::{Bits, Layout};
 use crate::types::{Eid, Offer, Release, RoceGid};
 
 pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
     let mut head = None;
     let _ = w.group("header", |w| {
-        head = Some(header(w)?);
+        head = Some(common_header(w)?);
         Some(())
     });
     let Some(head) = head else {
@@ -34,7 +39,7 @@ pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
     let has_trailer = head.length >= HEADER_LEN.saturating_add(TRAILER_LEN);
     if has_trailer && (complete.is_some() || len >= head.length) {
         w.seek(trailer_at);
-        let _ = w.fields::<raw::Trailer>();
+        let _ = w.fields::<header::Trailer>();
     }
     match w.bytes().get(..head.length) {
         Some(message) => {
@@ -60,8 +65,8 @@ struct Head {
     flags: u8,
 }
 
-fn header(w: &mut Dissector<'_, '_>) -> Option<Head> {
-    let raw = w.fields::<raw::Head>()?;
+fn common_header(w: &mut Dissector<'_, '_>) -> Option<Head> {
+    let raw = w.fields::<header::Head>()?;
     let kind = ClcType::from_code(raw.kind);
     let byte = w.byte("version_and_flags")?;
     let v2 = byte >> 4 >= 2;
@@ -81,17 +86,17 @@ fn proposal(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     } else {
         Offer::Neither
     };
-    let base = w.fields::<raw::ProposalBase>()?;
+    let base = w.fields::<Proposal>()?;
     let ip_offset = usize::from(base.ip_area_offset.get());
     let mut ext_offset = 0;
     if head.v2 {
         w.group("smcd_area", |w| {
-            let area = w.fields::<raw::SmcdArea>()?;
+            let area = w.fields::<SmcdArea>()?;
             ext_offset = usize::from(area.v2_extension_offset.get());
             Some(())
         })?;
-    } else if ip_offset == size_of::<raw::SmcdAreaV1>() {
-        w.group("smcd_area", |w| w.fields::<raw::SmcdAreaV1>().map(drop))?;
+    } else if ip_offset == SmcdAreaV1::LEN {
+        w.group("smcd_area", |w| w.fields::<SmcdAreaV1>().map(drop))?;
     } else {
         w.raw("unknown_area", ip_offset)?;
     }
@@ -123,21 +128,21 @@ fn proposal(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
 }
 
 fn ip_area(w: &mut Dissector<'_, '_>) -> Option<()> {
-    let count = w.fields::<raw::IpArea>()?.ipv6_prefix_count;
-    w.elements::<raw::Ipv6Prefix>("ipv6_prefixes", count.into())
+    let count = w.fields::<IpArea>()?.ipv6_prefix_count;
+    w.elements::<Ipv6Prefix>("ipv6_prefixes", count.into())
 }
 
 /// The v2 extension; returns the SMC-D v2 offset and the number of GID entries.
 fn v2_extension(w: &mut Dissector<'_, '_>) -> Option<(usize, usize)> {
-    let extension = w.fields::<raw::V2Extension>()?;
+    let extension = w.fields::<V2Extension>()?;
     w.values::<Eid>("ueids", extension.ueid_count.into())?;
     let offset = extension.smcd_v2_offset.get();
     Some((offset.into(), extension.gid_entry_count.into()))
 }
 
 fn direct_extension(w: &mut Dissector<'_, '_>, entries: usize) -> Option<()> {
-    w.fields::<raw::DirectExtension>()?;
-    w.elements::<raw::GidEntry>("gid_entries", entries)
+    w.fields::<DirectExtension>()?;
+    w.elements::<GidEntry>("gid_entries", entries)
 }
 
 fn accept_confirm(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
@@ -147,18 +152,18 @@ fn accept_confirm(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
         _ => return w.raw("body", w.left()),
     };
     match (is_rdma, head.v2) {
-        (true, false) => return w.fields::<raw::Rdma>().map(drop),
+        (true, false) => return w.fields::<RdmaEnd>().map(drop),
         (false, false) => {
-            w.fields::<raw::Direct>()?;
-            return w.fields::<raw::DirectV1>().map(drop);
+            w.fields::<DirectEnd>()?;
+            return w.fields::<DirectV1>().map(drop);
         }
         (true, true) => {
-            w.fields::<raw::Rdma>()?;
-            w.fields::<raw::RdmaV2>()?;
+            w.fields::<RdmaEnd>()?;
+            w.fields::<RdmaV2>()?;
         }
         (false, true) => {
-            w.fields::<raw::Direct>()?;
-            w.fields::<raw::DirectV2>()?;
+            w.fields::<DirectEnd>()?;
+            w.fields::<DirectV2>()?;
         }
     }
     if head.flags & FIRST_CONTACT.mask == 0 {
@@ -167,7 +172,7 @@ fn accept_confirm(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     w.group("first_contact_parts", |w| first_contact(w, is_rdma))?;
     if is_rdma && head.kind == Some(ClcType::Confirm) {
         w.group("gid_list", |w| {
-            let count = w.fields::<raw::GidList>()?.gid_count;
+            let count = w.fields::<GidListHead>()?.gid_count;
             w.values::<RoceGid>("gids", count.into())
         })?;
     }
@@ -180,15 +185,15 @@ fn first_contact(w: &mut Dissector<'_, '_>, is_rdma: bool) -> Option<()> {
         let flags = w.byte("flags")?;
         w.all_bits(flags, &[Bits::reserved("reserved_flags", 0xff)]);
     }
-    let parts = w.fields_from::<raw::FirstContact>(start)?;
+    let parts = w.fields_from::<FirstPart>(start)?;
     if !is_rdma && Release::from_low_nibble(parts.os_and_release) == Release::V2_0 {
         return Some(());
     }
-    w.fields::<raw::FirstContactV21>().map(drop)
+    w.fields::<SecondPart>().map(drop)
 }
 
 fn decline(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
-    w.fields::<raw::Decline>()?;
+    w.fields::<Decline>()?;
     if head.length < Decline::LEN_V2 {
         return Some(());
     }

@@ -2,16 +2,15 @@
 
 use zerocopy::FromBytes;
 
-use super::{AcceptConfirm, Body, DirectEnd, RdmaEnd, Step, Terms};
+use super::{AcceptConfirm, Body, DirectEnd, DirectV1, DirectV2, RdmaEnd, RdmaV2, Step, Terms};
 use crate::clc::header::{
     CONNECTION_TYPE, ClcType, HEADER_LEN, Header, TRAILER_LEN, check_trailer,
 };
-use crate::clc::{FirstContact, frame, raw};
+use crate::clc::{FirstContact, frame};
 use crate::error::{DecodeError, DecodeErrorKind};
+use crate::layout::Raw;
 use crate::size::SizeCode;
-use crate::types::{
-    AlertToken, Chid, DmbToken, Eid, Gid, GroupId, MtuCode, Psn, Qpn, Rkey, RmbAddr,
-};
+use crate::types::{Chid, Eid, Gid, MtuCode};
 
 impl AcceptConfirm {
     /// Reads an ACCEPT or CONFIRM that takes up all of `bytes`, or the first
@@ -88,45 +87,27 @@ impl AcceptConfirm {
 type Fixed<'a> = (Body, Option<Eid>, &'a [u8]);
 
 fn read_r<'a>(header: &Header, bytes: &'a [u8]) -> Option<Fixed<'a>> {
-    let (raw, rest) = raw::Rdma::ref_from_prefix(bytes).ok()?;
-    let end = RdmaEnd {
-        peer_id: raw.peer_id,
-        gid: raw.gid,
-        mac: raw.mac,
-        qpn: Qpn::from_be_bytes(raw.qp_number),
-        rkey: Rkey(raw.rmb_rkey.get()),
-        rmbe_index: raw.rmbe_index,
-        token: AlertToken::from_wire(raw.alert_token.get()),
-        size: SizeCode::from_high_nibble(raw.rmbe_size),
-        mtu: MtuCode::from_low_nibble(raw.rmbe_size),
-        rmb_addr: RmbAddr(raw.rmb_address.get()),
-        psn: Psn::from_be_bytes(raw.initial_psn),
-    };
+    let (raw, rest) = Raw::<RdmaEnd>::ref_from_prefix(bytes).ok()?;
+    let size = SizeCode::from_high_nibble(raw.rmbe_size);
+    let mtu = MtuCode::from_low_nibble(raw.rmbe_size);
+    let end = RdmaEnd::from_raw(raw, size, mtu);
     if !header.version.is_v2() {
         return Some((Body::R(end), None, rest));
     }
-    let (v2, rest) = raw::RdmaV2::ref_from_prefix(rest).ok()?;
+    let (v2, rest) = RdmaV2::ref_from_prefix(rest).ok()?;
     Some((Body::R(end), Some(v2.eid), rest))
 }
 
 fn read_d<'a>(header: &Header, bytes: &'a [u8]) -> Option<Fixed<'a>> {
-    let (raw, rest) = raw::Direct::ref_from_prefix(bytes).ok()?;
-    let end = |gid, chid| {
-        Body::D(DirectEnd {
-            gid,
-            chid,
-            dmb: DmbToken(raw.dmb_token.get()),
-            dmbe_index: raw.dmbe_index,
-            size: SizeCode::from_high_nibble(raw.dmbe_size),
-            group: GroupId(raw.link_id),
-        })
-    };
-    let gid = raw.gid.get();
+    let (raw, rest) = Raw::<DirectEnd>::ref_from_prefix(bytes).ok()?;
+    let size = SizeCode::from_high_nibble(raw.dmbe_size);
+    let end = |gid, chid| Body::D(DirectEnd::from_raw(raw, gid, chid, size));
+    let gid = raw.gid_high.get();
     if !header.version.is_v2() {
-        let (_, rest) = raw::DirectV1::ref_from_prefix(rest).ok()?;
+        let (_, rest) = DirectV1::ref_from_prefix(rest).ok()?;
         return Some((end(Gid::native(gid), Chid::NONE), None, rest));
     }
-    let (v2, rest) = raw::DirectV2::ref_from_prefix(rest).ok()?;
+    let (v2, rest) = DirectV2::ref_from_prefix(rest).ok()?;
     let chid = Chid(v2.chid.get());
     // The extended half is reserved unless the device is emulated.
     let gid = if chid.is_emulated() {

@@ -4,28 +4,27 @@ use core::mem::offset_of;
 
 use super::regions::{MAX_ITEMS, Regions, bad_value, check_count};
 use super::{
-    DIRECT_OFFSET, DirectExtension, GidEntry, IpArea, Ipv6Prefix, Proposal, SmcdArea, V2_OFFSET,
-    V2Extension,
+    AFTER_BASE, AFTER_DIRECT_OFFSET, AFTER_V2_OFFSET, DIRECT_OFFSET, DirectExtension, GidEntry,
+    IpArea, Ipv6Prefix, Proposal, SEID_PRESENT, SmcdArea, V2_OFFSET, V2Extension,
 };
 use crate::bounded::Bounded;
 use crate::clc::frame;
 use crate::clc::header::{ClcType, HEADER_LEN, Header, check_trailer};
-use crate::clc::raw::{self, AFTER_BASE, AFTER_DIRECT_OFFSET, AFTER_V2_OFFSET};
 use crate::error::{DecodeError, MessageKind};
-use crate::types::{Chid, Eid, FeatureMask, IsmGid, Offer, Release};
+use crate::layout::{Layout, Raw};
+use crate::types::{Eid, Offer, Release};
 
 /// The largest IP area offset: the SMC-D area and no more.
-const MAX_IP_AREA_OFFSET: usize = size_of::<raw::SmcdArea>();
+const MAX_IP_AREA_OFFSET: usize = SmcdArea::LEN;
 /// End of the SMC-D area.
 const AFTER_SMCD_AREA: usize = AFTER_BASE + MAX_IP_AREA_OFFSET;
 /// The largest v2 extension offset: an IP area with eight prefixes lies before.
-const MAX_V2_OFFSET: usize =
-    V2_OFFSET + size_of::<raw::IpArea>() + MAX_ITEMS * size_of::<raw::Ipv6Prefix>();
+const MAX_V2_OFFSET: usize = V2_OFFSET + IpArea::LEN + MAX_ITEMS * Ipv6Prefix::LEN;
 /// The largest SMC-D v2 offset: eight UEIDs lie before.
 const MAX_DIRECT_OFFSET: usize = DIRECT_OFFSET + MAX_ITEMS * Eid::LEN;
 /// Where the offset fields are.
-const IP_AREA_OFFSET_AT: usize = HEADER_LEN + offset_of!(raw::ProposalBase, ip_area_offset);
-const V2_OFFSET_AT: usize = AFTER_BASE + offset_of!(raw::SmcdArea, v2_extension_offset);
+const IP_AREA_OFFSET_AT: usize = HEADER_LEN + offset_of!(Raw<Proposal>, ip_area_offset);
+const V2_OFFSET_AT: usize = AFTER_BASE + offset_of!(Raw<SmcdArea>, v2_extension_offset);
 
 impl Proposal {
     /// Reads a PROPOSAL that takes up all of `bytes`.
@@ -48,25 +47,16 @@ impl Proposal {
 
     pub(in crate::clc) fn read(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
         let body = Regions::new(bytes);
-        let (base, _) = body.at::<raw::ProposalBase>("base", HEADER_LEN)?;
+        let (base, _) = body.at::<Raw<Self>>("base", HEADER_LEN)?;
         let ip_offset = usize::from(base.ip_area_offset.get());
         if ip_offset > MAX_IP_AREA_OFFSET {
             return Err(bad_ip_offset("at most 40", ip_offset));
         }
-        let without_regions = Self {
-            version: header.version,
-            v1: header.v1_offer(),
-            v2: header.v2_offer(),
-            peer_id: base.peer_id,
-            gid: base.gid,
-            mac: base.mac,
-            smcd: None,
-            ip: None,
-            ext: None,
-        };
+        let (version, v1, v2) = (header.version, header.v1_offer(), header.v2_offer());
+        let without_regions = Self::from_raw(base, version, v1, v2, None, None, None);
         let proposal = if header.version.is_v2() {
             without_regions.with_v2_regions(&body, ip_offset)?
-        } else if without_regions.v1.is_neither() {
+        } else if v1.is_neither() {
             return Err(bad_value("v1 type", 7, "an offer", header.flags.into()));
         } else {
             without_regions.with_v1_regions(&body, ip_offset)?
@@ -89,7 +79,7 @@ impl Proposal {
 
     fn with_v2_regions(self, body: &Regions<'_>, ip_offset: usize) -> Result<Self, DecodeError> {
         let (v1, v2) = (self.v1, self.v2);
-        let (smcd, _) = body.at::<raw::SmcdArea>("SMC-D area", AFTER_BASE)?;
+        let (smcd, _) = body.at::<Raw<SmcdArea>>("SMC-D area", AFTER_BASE)?;
         if v1.has_d() && ip_offset != MAX_IP_AREA_OFFSET {
             return Err(bad_ip_offset("40 with SMC-D", ip_offset));
         }
@@ -129,29 +119,12 @@ impl Proposal {
     }
 }
 
-impl SmcdArea {
-    fn from_raw(raw: &raw::SmcdArea) -> Self {
-        Self {
-            gid: IsmGid(raw.ism_gid.get()),
-            chid: Chid(raw.ism_chid.get()),
-            vendor_oui: raw.vendor_oui,
-            vendor_options: raw.vendor_options,
-        }
-    }
-}
-
 impl IpArea {
     fn read(body: &Regions<'_>, start: usize, count: usize) -> Result<Self, DecodeError> {
-        let (head, rest) = body.at::<raw::IpArea>("IP area", start)?;
-        let prefixes = body.list::<raw::Ipv6Prefix>("IPv6 prefixes", rest, count)?;
-        Ok(Self {
-            subnet: head.ipv4_subnet.into(),
-            prefix_len: head.ipv4_prefix_length,
-            prefixes: Bounded::from_iter_lossy(prefixes.iter().map(|raw| Ipv6Prefix {
-                prefix: raw.prefix.into(),
-                prefix_len: raw.prefix_length,
-            })),
-        })
+        let (raw, rest) = body.at::<Raw<Self>>("IP area", start)?;
+        let prefixes = body.list::<Raw<Ipv6Prefix>>("IPv6 prefixes", rest, count)?;
+        let prefixes = prefixes.iter().map(Ipv6Prefix::from_raw);
+        Ok(Self::from_raw(raw, Bounded::from_iter_lossy(prefixes)))
     }
 }
 
@@ -173,30 +146,19 @@ impl V2Extension {
         } else {
             None
         };
-        Ok(Self {
-            release: Release::from_low_nibble(head.release_and_seid >> 4),
-            has_seid: head.release_and_seid & raw::SEID_PRESENT != 0,
-            gid: head.rocev2_gid,
-            max_conns: head.max_connections,
-            max_links: head.max_links,
-            features: FeatureMask::from_bits_retain(head.feature_mask.get()),
-            ueids: Bounded::from_iter_lossy(ueids.iter().copied()),
-            direct,
-        })
+        let release = Release::from_high_nibble(head.release_and_seid);
+        let has_seid = head.release_and_seid & SEID_PRESENT.mask != 0;
+        let ueids = Bounded::from_iter_lossy(ueids.iter().copied());
+        Ok(Self::from_raw(head, release, has_seid, ueids, direct))
     }
 }
 
 impl DirectExtension {
     fn read(body: &Regions<'_>, start: usize, count: usize) -> Result<Self, DecodeError> {
-        let (head, rest) = body.at::<raw::DirectExtension>("SMC-D v2 extension", start)?;
-        let entries = body.list::<raw::GidEntry>("GID entries", rest, count)?;
-        Ok(Self {
-            seid: head.seid,
-            entries: Bounded::from_iter_lossy(entries.iter().map(|raw| GidEntry {
-                gid: IsmGid(raw.gid.get()),
-                chid: Chid(raw.chid.get()),
-            })),
-        })
+        let (raw, rest) = body.at::<Raw<Self>>("SMC-D v2 extension", start)?;
+        let entries = body.list::<Raw<GidEntry>>("GID entries", rest, count)?;
+        let entries = entries.iter().map(GidEntry::from_raw);
+        Ok(Self::from_raw(raw, Bounded::from_iter_lossy(entries)))
     }
 }
 
@@ -204,7 +166,7 @@ impl DirectExtension {
 #[derive(Clone, Copy)]
 struct ExtensionHead<'a> {
     start: usize,
-    raw: &'a raw::V2Extension,
+    raw: &'a Raw<V2Extension>,
     rest: &'a [u8],
 }
 
@@ -215,10 +177,10 @@ impl<'a> ExtensionHead<'a> {
             return Err(bad_value(field, V2_OFFSET_AT, "1 to 172", offset));
         }
         let start = AFTER_V2_OFFSET.saturating_add(offset);
-        let (raw, rest) = body.at::<raw::V2Extension>("v2 extension", start)?;
+        let (raw, rest) = body.at::<Raw<V2Extension>>("v2 extension", start)?;
         check_count("UEID count", start, raw.ueid_count)?;
         if v2.has_d() {
-            let at = start.saturating_add(offset_of!(raw::V2Extension, gid_entry_count));
+            let at = start.saturating_add(offset_of!(Raw<V2Extension>, gid_entry_count));
             check_count("GID entry count", at, raw.gid_entry_count)?;
         }
         Ok(Self { start, raw, rest })
@@ -229,12 +191,12 @@ impl<'a> ExtensionHead<'a> {
         let ueids = usize::from(self.raw.ueid_count).saturating_mul(Eid::LEN);
         let direct = if v2.has_d() {
             usize::from(self.raw.gid_entry_count)
-                .saturating_mul(size_of::<raw::GidEntry>())
-                .saturating_add(size_of::<raw::DirectExtension>())
+                .saturating_mul(GidEntry::LEN)
+                .saturating_add(DirectExtension::LEN)
         } else {
             0
         };
-        size_of::<raw::V2Extension>()
+        V2Extension::LEN
             .saturating_add(ueids)
             .saturating_add(direct)
     }
@@ -242,8 +204,8 @@ impl<'a> ExtensionHead<'a> {
 
 fn ip_len(prefixes: usize) -> usize {
     prefixes
-        .saturating_mul(size_of::<raw::Ipv6Prefix>())
-        .saturating_add(size_of::<raw::IpArea>())
+        .saturating_mul(Ipv6Prefix::LEN)
+        .saturating_add(IpArea::LEN)
 }
 
 fn bad_ip_offset(expected: &'static str, got: usize) -> DecodeError {

@@ -4,9 +4,10 @@ use core::mem::offset_of;
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
+use super::IpArea;
 use crate::clc::header::TRAILER_LEN;
-use crate::clc::raw;
 use crate::error::{DecodeError, DecodeErrorKind, MessageKind};
+use crate::layout::Raw;
 
 /// The most prefixes, UEIDs and GID entries.
 pub(super) const MAX_ITEMS: usize = 8;
@@ -65,7 +66,7 @@ impl<'a> Regions<'a> {
     /// The prefix count of an IP area that would start at `ip_start`.
     pub(super) fn prefix_count(&self, ip_start: usize) -> Result<usize, DecodeError> {
         const FIELD: &str = "IPv6 prefix count";
-        let offset = ip_start.saturating_add(offset_of!(raw::IpArea, ipv6_prefix_count));
+        let offset = ip_start.saturating_add(offset_of!(Raw<IpArea>, ipv6_prefix_count));
         let (count, _) = self.at::<u8>(FIELD, offset)?;
         check_count(FIELD, offset, *count)?;
         Ok(usize::from(*count))
