@@ -162,18 +162,11 @@ macro_rules! part {
         }
 
         const _: () = {
+            use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
             use $crate::layout::{Field, FieldLayout, Layout, layouts};
 
-            #[derive(
-                Debug,
-                Clone,
-                Copy,
-                zerocopy::FromBytes,
-                zerocopy::IntoBytes,
-                zerocopy::Immutable,
-                zerocopy::KnownLayout,
-                zerocopy::Unaligned,
-            )]
+            #[derive(Debug, Clone, Copy)]
+            #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
             #[repr(C)]
             pub(crate) struct Raw {$(
                 $(pub(crate) $zero: [u8; $len],)?

@@ -3,10 +3,13 @@
 use core::fmt;
 use core::mem::offset_of;
 
+use super::CdcR;
 use super::flags::{ProducerFlags, StateFlags};
-use super::{CdcR, raw};
+use super::rdma::TYPE;
 use crate::cursor::Cursor;
 use crate::error::{DecodeError, MessageKind};
+use crate::layout::Show::{Cursor as CursorField, Reserved};
+use crate::layout::{Field, Layout, layouts};
 
 /// Byte order of an SMC-D CDC block: that of the machine both peers run on.
 ///
@@ -78,38 +81,21 @@ pub struct ProducerWord {
 
 impl ProducerWord {
     /// Offset of the word in the block, in bytes.
-    pub const OFFSET: usize = offset_of!(raw::Block, producer);
+    pub const OFFSET: usize = offset_of!(Block, producer);
 
     /// From the word as a native 64-bit load yields it.
     #[inline]
     #[must_use]
     pub fn from_ne(word: u64) -> Self {
-        Self::from_bytes(word.to_ne_bytes(), ByteOrder::NATIVE)
+        let (cursor, _) = split(word);
+        Self { cursor }
     }
 
-    /// The word as a native 64-bit store takes it.
+    /// The word as a native 64-bit store takes it; the flag bytes are zero.
     #[inline]
     #[must_use]
     pub fn to_ne(self) -> u64 {
-        u64::from_ne_bytes(self.to_bytes(ByteOrder::NATIVE))
-    }
-
-    /// From eight bytes of memory in the given byte order.
-    #[inline]
-    #[must_use]
-    pub fn from_bytes(bytes: [u8; 8], order: ByteOrder) -> Self {
-        let [a, b, c, d, e, f, _, _] = bytes;
-        Self {
-            cursor: order.cursor([a, b, c, d, e, f]),
-        }
-    }
-
-    /// Eight bytes of memory in the given byte order; the flag bytes are zero.
-    #[inline]
-    #[must_use]
-    pub fn to_bytes(self, order: ByteOrder) -> [u8; 8] {
-        let [a, b, c, d, e, f] = order.cursor_bytes(self.cursor);
-        [a, b, c, d, e, f, 0, 0]
+        join(self.cursor, [0; 2])
     }
 }
 
@@ -126,49 +112,56 @@ pub struct ConsumerWord {
 
 impl ConsumerWord {
     /// Offset of the word in the block, in bytes.
-    pub const OFFSET: usize = offset_of!(raw::Block, consumer);
+    pub const OFFSET: usize = offset_of!(Block, consumer);
 
     /// From the word as a native 64-bit load yields it.
     #[inline]
     #[must_use]
     pub fn from_ne(word: u64) -> Self {
-        Self::from_bytes(word.to_ne_bytes(), ByteOrder::NATIVE)
+        let (cursor, [producer_flags, state_flags]) = split(word);
+        Self {
+            cursor,
+            producer_flags: ProducerFlags::from_bits_retain(producer_flags),
+            state_flags: StateFlags::from_bits_retain(state_flags),
+        }
     }
 
     /// The word as a native 64-bit store takes it.
     #[inline]
     #[must_use]
     pub fn to_ne(self) -> u64 {
-        u64::from_ne_bytes(self.to_bytes(ByteOrder::NATIVE))
+        let flags = [self.producer_flags.bits(), self.state_flags.bits()];
+        join(self.cursor, flags)
     }
+}
 
-    /// From eight bytes of memory in the given byte order.
-    #[inline]
-    #[must_use]
-    pub fn from_bytes(bytes: [u8; 8], order: ByteOrder) -> Self {
-        let [a, b, c, d, e, f, producer_flags, state_flags] = bytes;
-        Self {
-            cursor: order.cursor([a, b, c, d, e, f]),
-            producer_flags: ProducerFlags::from_bits_retain(producer_flags),
-            state_flags: StateFlags::from_bits_retain(state_flags),
-        }
-    }
+/// The cursor and the two flag bytes of a word.
+#[inline]
+fn split(word: u64) -> (Cursor, [u8; 2]) {
+    let [cursor @ .., producer_flags, state_flags] = word.to_ne_bytes();
+    let flags = [producer_flags, state_flags];
+    (ByteOrder::NATIVE.cursor(cursor), flags)
+}
 
-    /// Eight bytes of memory in the given byte order.
-    #[inline]
-    #[must_use]
-    pub fn to_bytes(self, order: ByteOrder) -> [u8; 8] {
-        let [a, b, c, d, e, f] = order.cursor_bytes(self.cursor);
-        [
-            a,
-            b,
-            c,
-            d,
-            e,
-            f,
-            self.producer_flags.bits(),
-            self.state_flags.bits(),
-        ]
+/// The word with a cursor and two flag bytes.
+#[inline]
+fn join(cursor: Cursor, [producer_flags, state_flags]: [u8; 2]) -> u64 {
+    let [a, b, c, d, e, f] = ByteOrder::NATIVE.cursor_bytes(cursor);
+    u64::from_ne_bytes([a, b, c, d, e, f, producer_flags, state_flags])
+}
+
+layouts! {
+    /// CDC block of SMC-D, in the byte order of the machine.
+    pub(crate) struct Block: 32 {
+        kind as "type": u8 => TYPE,
+        reserved_1: [u8; 7] => Reserved,
+        producer: [u8; 6] => CursorField,
+        unused_producer_flags: u8 => Reserved,
+        unused_state_flags: u8 => Reserved,
+        consumer: [u8; 6] => CursorField,
+        producer_flags: u8 => ProducerFlags::SHOW,
+        state_flags: u8 => StateFlags::SHOW,
+        reserved_24: [u8; 8] => Reserved,
     }
 }
 
@@ -191,7 +184,7 @@ pub struct CdcD {
 
 impl CdcD {
     /// Bytes in the DMB element; payload begins behind them.
-    pub const LEN: usize = size_of::<raw::Block>();
+    pub const LEN: usize = Block::LEN;
     /// The first byte; written, never checked.
     pub const TYPE: u8 = CdcR::TYPE;
 
@@ -246,25 +239,30 @@ impl CdcD {
     #[inline]
     #[must_use]
     pub fn from_bytes(block: &[u8; Self::LEN], order: ByteOrder) -> Self {
-        let words: &[[u8; 8]; 4] = zerocopy::transmute_ref!(block);
-        let [_, producer, consumer, _] = *words;
-        Self::from_words(
-            ProducerWord::from_bytes(producer, order),
-            ConsumerWord::from_bytes(consumer, order),
-        )
+        let raw: &Block = zerocopy::transmute_ref!(block);
+        Self {
+            producer: order.cursor(raw.producer),
+            consumer: order.cursor(raw.consumer),
+            producer_flags: ProducerFlags::from_bits_retain(raw.producer_flags),
+            state_flags: StateFlags::from_bits_retain(raw.state_flags),
+        }
     }
 
     /// The whole block in the given byte order, reserved bytes zero.
     #[inline]
     #[must_use]
     pub fn to_bytes(&self, order: ByteOrder) -> [u8; Self::LEN] {
-        let words = [
-            [Self::TYPE, 0, 0, 0, 0, 0, 0, 0],
-            self.producer_word().to_bytes(order),
-            self.consumer_word().to_bytes(order),
-            [0; 8],
-        ];
-        zerocopy::transmute!(words)
+        zerocopy::transmute!(Block {
+            kind: Self::TYPE,
+            reserved_1: [0; 7],
+            producer: order.cursor_bytes(self.producer),
+            unused_producer_flags: 0,
+            unused_state_flags: 0,
+            consumer: order.cursor_bytes(self.consumer),
+            producer_flags: self.producer_flags.bits(),
+            state_flags: self.state_flags.bits(),
+            reserved_24: [0; 8],
+        })
     }
 }
 

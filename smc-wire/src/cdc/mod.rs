@@ -5,10 +5,9 @@
 //! DMB element, in the byte order of the machine; implementations over shared memory store its two
 //! significant 64-bit words, [`ProducerWord`] and [`ConsumerWord`], one after the other.
 
-mod direct;
+pub(crate) mod direct;
 mod flags;
-pub(crate) mod raw;
-mod rdma;
+pub(crate) mod rdma;
 
 pub use direct::{ByteOrder, CdcD, ConsumerWord, ProducerWord};
 pub use flags::{ProducerFlags, StateFlags};

@@ -4,50 +4,69 @@ use core::fmt;
 
 use zerocopy::FromBytes;
 
-use super::flags::{ProducerFlags, StateFlags};
-use super::{ByteOrder, raw};
+use super::{ProducerFlags, StateFlags};
 use crate::cursor::Cursor;
 use crate::error::{DecodeError, EmitError, MessageKind};
+use crate::layout::Show::{self, Code, Reserved};
+use crate::layout::{BYTES, DEC, Layout, Raw, layouts, part};
 use crate::llc::MESSAGE_LEN;
 use crate::types::AlertToken;
 use crate::writer::{Writer, wire_count};
 
-/// CDC message of SMC-R, 44 bytes (docs/spec/cdc.md#cdc-message; RFC 7609 appendix A.4).
-///
-/// Emitting writes zeros into the reserved fields.
-///
-/// ```
-/// use smc_wire::cdc::CdcR;
-/// use smc_wire::cursor::Cursor;
-/// use smc_wire::types::AlertToken;
-///
-/// let cdc = CdcR {
-///     producer: Cursor { wrap: 0, count: 1000 },
-///     ..CdcR::new(1, AlertToken::new(7).unwrap())
-/// };
-/// assert_eq!(CdcR::parse(&cdc.to_bytes()), Ok(cdc));
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct CdcR {
-    /// Counts the messages of a connection in one direction: 1 first, 65535 is followed by 0.
-    pub sequence: u16,
-    /// The token that the receiver of this message announced for the connection.
-    pub token: AlertToken,
-    /// How far the sender has written into the receiver's RMB element (ring: the receiver's).
-    pub producer: Cursor,
-    /// How far the sender has read in its own RMB element (ring: the sender's).
-    pub consumer: Cursor,
-    /// Byte 24.
-    pub producer_flags: ProducerFlags,
-    /// Byte 25.
-    pub state_flags: StateFlags,
+part! {
+    /// CDC message of SMC-R, 44 bytes (docs/spec/cdc.md#cdc-message; RFC 7609 appendix A.4).
+    ///
+    /// Emitting writes zeros into the reserved fields.
+    ///
+    /// ```
+    /// use smc_wire::cdc::CdcR;
+    /// use smc_wire::cursor::Cursor;
+    /// use smc_wire::types::AlertToken;
+    ///
+    /// let cdc = CdcR {
+    ///     producer: Cursor { wrap: 0, count: 1000 },
+    ///     ..CdcR::new(1, AlertToken::new(7).unwrap())
+    /// };
+    /// assert_eq!(CdcR::parse(&cdc.to_bytes()), Ok(cdc));
+    /// ```
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct CdcR {}
+    26 bytes {
+        given kind as "type": u8 => TYPE,
+        given length: u8 => DEC,
+        /// Counts the messages of a connection in one direction: 1 first, 65535 is followed by 0.
+        pub sequence: u16,
+        /// The token that the receiver of this message announced for the connection.
+        pub token as "alert_token": AlertToken,
+        zero reserved_8: [u8; 2],
+        /// How far the sender has written into the receiver's RMB element (ring: the receiver's).
+        pub producer: Cursor,
+        zero reserved_16: [u8; 2],
+        /// How far the sender has read in its own RMB element (ring: the sender's).
+        pub consumer: Cursor,
+        /// Byte 24.
+        pub producer_flags: ProducerFlags,
+        /// Byte 25.
+        pub state_flags: StateFlags,
+    }
 }
+
+layouts! {
+    /// The whole message.
+    pub(crate) struct Padded: 44 {
+        message: Raw<CdcR> => BYTES,
+        reserved_26: [u8; 18] => Reserved,
+    }
+}
+
+/// How the type byte is shown.
+pub(super) const TYPE: Show = Code(|kind| (kind == CdcR::TYPE.into()).then_some("CDC"));
 
 impl CdcR {
     /// Bytes on the wire: as many as an LLC message has.
     pub const LEN: usize = MESSAGE_LEN;
     /// The leading bytes that mean something; a receiver drops anything shorter.
-    pub const SIGNIFICANT_LEN: usize = size_of::<raw::Message>();
+    pub const SIGNIFICANT_LEN: usize = <Self as Layout>::LEN;
     /// The first byte, which distinguishes CDC from LLC messages on the same queue pair.
     pub const TYPE: u8 = 0xfe;
 
@@ -88,7 +107,7 @@ impl CdcR {
     /// `0xFE`, a length byte other than 44.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
         const MESSAGE: MessageKind = MessageKind::CdcR;
-        let Ok((raw, _)) = raw::Message::ref_from_prefix(bytes) else {
+        let Ok((raw, _)) = Raw::<Self>::ref_from_prefix(bytes) else {
             return Err(MESSAGE.truncated("message", Self::SIGNIFICANT_LEN, bytes.len()));
         };
         if raw.kind != Self::TYPE {
@@ -97,33 +116,14 @@ impl CdcR {
         if usize::from(raw.length) != Self::LEN {
             return Err(MESSAGE.bad_length("length", 1, Self::LEN, raw.length));
         }
-        Ok(Self {
-            sequence: raw.sequence.get(),
-            token: AlertToken::from_wire(raw.alert_token.get()),
-            producer: ByteOrder::Big.cursor(raw.producer),
-            consumer: ByteOrder::Big.cursor(raw.consumer),
-            producer_flags: ProducerFlags::from_bits_retain(raw.producer_flags),
-            state_flags: StateFlags::from_bits_retain(raw.state_flags),
-        })
+        Ok(Self::from_raw(raw))
     }
 
     /// The 44 bytes of the message.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let raw = raw::Message {
-            kind: Self::TYPE,
-            length: wire_count(Self::LEN),
-            sequence: self.sequence.into(),
-            alert_token: self.token.get().into(),
-            reserved_8: [0; 2],
-            producer: ByteOrder::Big.cursor_bytes(self.producer),
-            reserved_16: [0; 2],
-            consumer: ByteOrder::Big.cursor_bytes(self.consumer),
-            producer_flags: self.producer_flags.bits(),
-            state_flags: self.state_flags.bits(),
-        };
-        zerocopy::transmute!(raw::Padded {
-            message: raw,
+        zerocopy::transmute!(Padded {
+            message: self.raw(Self::TYPE, wire_count(Self::LEN)),
             reserved_26: [0; 18],
         })
     }

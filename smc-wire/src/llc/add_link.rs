@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::header::{REJECTED, RESPONSE, emit_reason};
 use super::{ByteOrder, Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, Step};
-use super::{WireRtoken, raw};
+use super::{WireRtoken, rtoken::list};
 use crate::codes::{known_values, nibble};
 use crate::layout::Show::{self, Unswapped};
 use crate::layout::{Bits, Layout, Raw, part};
@@ -192,7 +192,7 @@ impl<'a> AddLinkExtension<'a> {
             return Err(DecodeError::new(kind, field, MESSAGE_LEN, cause));
         };
         let count = order.u16(raw.rtoken_count);
-        let rtokens = raw::list(rest, usize::from(count).min(MAX_RTOKENS));
+        let rtokens = list(rest, usize::from(count).min(MAX_RTOKENS));
         let direct = raw.v2_flags & DIRECT.mask != 0;
         Ok(Self::from_raw(raw, direct, count, rtokens))
     }

@@ -3,7 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::header::emit;
-use super::{Dialect, Header, MessageType, Rtoken, Step, WireRtoken, raw};
+use super::{Dialect, Header, MessageType, Rtoken, Step, WireRtoken, rtoken::list};
 use crate::layout::part;
 use crate::types::LinkNumber;
 use crate::writer::invalid;
@@ -35,7 +35,7 @@ part! {
 impl AddLinkCont {
     pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
         let (raw, rest) = header.body::<Self>(bytes)?;
-        let rtokens = raw::list(rest, raw.left.into()).iter().copied();
+        let rtokens = list(rest, raw.left.into()).iter().copied();
         let rtokens = Bounded::from_iter_lossy(rtokens);
         Ok(Self::from_raw(raw, header.step(), rtokens))
     }

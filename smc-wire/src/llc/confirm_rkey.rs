@@ -4,7 +4,7 @@
 use zerocopy::IntoBytes;
 
 use super::header::{NEGATIVE, RESPONSE, RETRY, emit};
-use super::{Dialect, Header, LinkRtoken, MessageType, Step, raw};
+use super::{Dialect, Header, LinkRtoken, MessageType, Step, rtoken::list};
 use crate::layout::{Raw, part};
 use crate::types::{Rkey, RmbAddr};
 use crate::writer::invalid;
@@ -37,7 +37,7 @@ part! {
 impl ConfirmRkey {
     pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
         let (raw, rest) = header.body::<Self>(bytes)?;
-        let further = raw::list(rest, raw.further_links.into());
+        let further = list(rest, raw.further_links.into());
         let further = Bounded::from_iter_lossy(further.iter().map(LinkRtoken::from_raw));
         let (dialect, step) = (header.dialect(), RkeyStep::from_header(header));
         Ok(Self::from_raw(raw, dialect, step, further))
@@ -87,7 +87,7 @@ part! {
 impl ConfirmRkeyCont {
     pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
         let (raw, rest) = header.body::<Self>(bytes)?;
-        let rtokens = raw::list(rest, raw.left.into());
+        let rtokens = list(rest, raw.left.into());
         let rtokens = Bounded::from_iter_lossy(rtokens.iter().map(LinkRtoken::from_raw));
         Ok(Self::from_raw(raw, RkeyStep::from_header(header), rtokens))
     }

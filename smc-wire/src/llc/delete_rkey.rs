@@ -4,8 +4,10 @@ use core::fmt;
 
 use zerocopy::IntoBytes;
 
-use super::header::{NEGATIVE, emit};
-use super::{Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, Step, WireRkey, raw};
+use super::header::{HEADER_LEN, NEGATIVE, emit};
+use super::{Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, Step, WireRkey, rtoken::list};
+use crate::layout::Show::Reserved;
+use crate::layout::{DEC, HEX, Layout, layouts};
 use crate::writer::{invalid, wire_count};
 use crate::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 
@@ -31,10 +33,26 @@ pub struct DeleteRkey<'a> {
     pub rkeys: &'a [WireRkey],
 }
 
+layouts! {
+    /// Fixed part of a v2 message; rkeys follow.
+    pub(crate) struct RkeyCount: 4 {
+        rkey_count: u8 => DEC,
+        unknown_rkey_count: u8 => DEC,
+        reserved_6: [u8; 2] => Reserved,
+    }
+
+    /// What v1 calls the same bytes.
+    pub(crate) struct RkeyCountV1: 4 {
+        rkey_count: u8 => DEC,
+        unknown_rkey_mask: u8 => HEX,
+        reserved_6: [u8; 2] => Reserved,
+    }
+}
+
 impl<'a> DeleteRkey<'a> {
     pub(super) fn parse(header: &Header, bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        let (raw, rest) = header.body::<raw::DeleteRkey>(bytes)?;
-        let (dialect, errors) = (header.dialect(), raw.unknown_rkey_count);
+        let (raw, rest) = header.body::<RkeyCount>(bytes)?;
+        let dialect = header.dialect();
         let (max, got) = (MAX_V1, usize::from(raw.rkey_count));
         if !dialect.is_v2() && got > max {
             let (kind, cause) = (
@@ -43,16 +61,16 @@ impl<'a> DeleteRkey<'a> {
             );
             return Err(DecodeError::new(kind, "rkey count", 4, cause));
         }
+        let errors = match dialect {
+            Dialect::V1 => DeleteRkeyErrors::Mask(RkeyMask(raw.unknown_rkey_count)),
+            Dialect::V2(_) => DeleteRkeyErrors::Count(raw.unknown_rkey_count),
+        };
         Ok(Self {
             dialect,
             step: header.step(),
             negative: header.has(NEGATIVE),
-            errors: if dialect.is_v2() {
-                DeleteRkeyErrors::Count(errors)
-            } else {
-                DeleteRkeyErrors::Mask(RkeyMask(errors))
-            },
-            rkeys: raw::list(rest, got),
+            errors,
+            rkeys: list(rest, got),
         })
     }
 
@@ -84,8 +102,8 @@ impl<'a> DeleteRkey<'a> {
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         size_of_val(self.rkeys)
-            .saturating_add(size_of::<raw::Header>())
-            .saturating_add(size_of::<raw::DeleteRkey>())
+            .saturating_add(HEADER_LEN)
+            .saturating_add(RkeyCount::LEN)
             .max(MESSAGE_LEN)
     }
 
@@ -111,7 +129,7 @@ impl<'a> DeleteRkey<'a> {
             return Err(invalid(KIND.kind(), "rkeys", reason));
         }
         let flags = self.step.flag() | NEGATIVE.when(self.negative);
-        let raw = raw::DeleteRkey {
+        let raw = RkeyCount {
             rkey_count: wire_count(self.rkeys.len()),
             unknown_rkey_count: errors,
             reserved_6: [0; 2],

@@ -5,13 +5,16 @@ use core::fmt;
 use zerocopy::FromBytes;
 
 use super::order::order_of_length;
-use super::{MESSAGE_LEN, RejectReason, raw};
+use super::{MESSAGE_LEN, RejectReason};
 use crate::cdc::ByteOrder;
 use crate::codes::message_types;
 use crate::layout::{Bits, Layout};
 use crate::pretty::Value;
 use crate::writer::{Writer, wire_length};
 use crate::{DecodeError, EmitError, MessageKind};
+
+/// Type, length (in v1 one byte, then the reject reason) and flags.
+pub(super) const HEADER_LEN: usize = 4;
 
 /// Version nibble of v2 messages.
 pub(crate) const V2_NIBBLE: u8 = 0x2;
@@ -261,12 +264,12 @@ impl Header {
         &self,
         bytes: &'a [u8],
     ) -> Result<(&'a T::Raw, &'a [u8]), DecodeError> {
-        let body = bytes.get(size_of::<raw::Header>()..).unwrap_or_default();
+        let body = bytes.get(HEADER_LEN..).unwrap_or_default();
         T::Raw::ref_from_prefix(body).map_err(|_| {
             let kind = self
                 .message_type()
                 .map_or(MessageKind::LlcHeader, MessageType::kind);
-            let needed = size_of::<raw::Header>().saturating_add(size_of::<T::Raw>());
+            let needed = HEADER_LEN.saturating_add(T::LEN);
             kind.truncated("message", needed, bytes.len())
         })
     }
@@ -293,26 +296,20 @@ pub(super) fn emit_reason(
 ) -> Result<usize, EmitError> {
     let len = body
         .iter()
-        .fold(size_of::<raw::Header>(), |sum, part| {
-            sum.saturating_add(part.len())
-        })
+        .fold(HEADER_LEN, |sum, part| sum.saturating_add(part.len()))
         .max(MESSAGE_LEN);
     let mut out = Writer::new(kind.kind(), len, buffer)?;
     let length = wire_length(len);
     out.put(&match dialect {
         Dialect::V1 => {
             let [_, length] = length.to_be_bytes();
-            raw::Header {
-                kind: kind.byte(),
-                length: [length, reason.code()],
-                flags,
-            }
+            [kind.byte(), length, reason.code(), flags]
         }
-        Dialect::V2(order) => raw::Header {
-            kind: V2_NIBBLE << 4 | kind.byte(),
-            length: order.u16_bytes(length),
-            flags: flags | reason.code(),
-        },
+        Dialect::V2(order) => {
+            let [first, second] = order.u16_bytes(length);
+            let kind = V2_NIBBLE << 4 | kind.byte();
+            [kind, first, second, flags | reason.code()]
+        }
     })?;
     for part in body {
         out.put(*part)?;

@@ -44,12 +44,11 @@ mod add_link_cont;
 mod confirm_link;
 mod confirm_rkey;
 mod delete_link;
-mod delete_rkey;
+pub(crate) mod delete_rkey;
 pub(crate) mod header;
 mod message;
 mod order;
-pub(crate) mod raw;
-mod request_add_link;
+pub(crate) mod request_add_link;
 mod rtoken;
 mod test_link;
 
@@ -62,9 +61,8 @@ pub use delete_rkey::{DeleteRkey, DeleteRkeyErrors, RkeyMask};
 pub use header::{Dialect, Header, MessageType, Step};
 pub use message::Message;
 pub use order::detect_order;
-pub use raw::{WireRkey, WireRtoken};
 pub use request_add_link::{RequestAddLink, RequestAddLinkStep};
-pub use rtoken::{LinkRtoken, Rtoken};
+pub use rtoken::{LinkRtoken, Rtoken, WireRkey, WireRtoken};
 pub use test_link::TestLink;
 
 pub use crate::cdc::ByteOrder;

@@ -2,8 +2,12 @@
 
 use zerocopy::IntoBytes;
 
-use super::header::{REJECTED, RESPONSE, emit_reason};
-use super::{ByteOrder, Dialect, Header, MESSAGE_LEN, MessageType, RejectReason, Step, raw};
+use super::header::{HEADER_LEN, REJECTED, RESPONSE, emit_reason};
+use super::{
+    ByteOrder, Dialect, Header, MESSAGE_LEN, MessageType, RejectReason, Step, rtoken::list,
+};
+use crate::layout::Show::Reserved;
+use crate::layout::{DEC, Layout, layouts};
 use crate::types::RoceGid;
 use crate::writer::wire_count;
 use crate::{Bounded, DecodeError, EmitError};
@@ -18,6 +22,15 @@ pub struct RequestAddLink {
     pub order: ByteOrder,
     /// Request or response.
     pub step: RequestAddLinkStep,
+}
+
+layouts! {
+    /// Fixed part of a message; GIDs follow.
+    pub(crate) struct GidCount: 24 {
+        reserved_4: [u8; 20] => Reserved,
+        gid_count: u8 => DEC,
+        reserved_25: [u8; 3] => Reserved,
+    }
 }
 
 /// The two forms of REQUEST ADD LINK.
@@ -40,10 +53,10 @@ pub enum RequestAddLinkStep {
 
 impl RequestAddLink {
     pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
-        let (raw, rest) = header.body::<raw::RequestAddLink>(bytes)?;
+        let (raw, rest) = header.body::<GidCount>(bytes)?;
         let step = match header.step() {
             Step::Request => {
-                let gids: &[RoceGid] = raw::list(rest, raw.gid_count.into());
+                let gids: &[RoceGid] = list(rest, raw.gid_count.into());
                 RequestAddLinkStep::Request {
                     gids: Bounded::from_iter_lossy(gids.iter().copied()),
                 }
@@ -62,8 +75,8 @@ impl RequestAddLink {
     pub fn encoded_len(&self) -> usize {
         match &self.step {
             RequestAddLinkStep::Request { gids } => size_of_val(gids.as_slice())
-                .saturating_add(size_of::<raw::Header>())
-                .saturating_add(size_of::<raw::RequestAddLink>())
+                .saturating_add(HEADER_LEN)
+                .saturating_add(GidCount::LEN)
                 .max(MESSAGE_LEN),
             RequestAddLinkStep::Response { .. } => MESSAGE_LEN,
         }
@@ -82,7 +95,7 @@ impl RequestAddLink {
                 (flags, *reason, &[][..])
             }
         };
-        let raw = raw::RequestAddLink {
+        let raw = GidCount {
             reserved_4: [0; 20],
             gid_count: wire_count(gids.len()),
             reserved_25: [0; 3],

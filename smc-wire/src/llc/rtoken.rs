@@ -1,7 +1,9 @@
 //! RMB keys and addresses as lists in messages.
 
-use super::raw::{WireRkey, WireRtoken};
-use crate::layout::part;
+use zerocopy::big_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+use crate::layout::{Field, layouts, part};
 use crate::types::{LinkNumber, Rkey, RmbAddr};
 
 /// One RMB in ADD LINK and ADD LINK CONT: its key on the present link, its key and address on the
@@ -14,6 +16,22 @@ pub struct Rtoken {
     pub new_rkey: Rkey,
     /// Its address on the new link.
     pub new_address: RmbAddr,
+}
+
+layouts! {
+    /// An [`Rtoken`] in its 16 bytes of wire form, so that long lists can be borrowed.
+    #[derive(PartialEq, Eq, Hash, Default)]
+    pub struct WireRtoken: 16 {
+        rkey: U32 => Rkey::SHOW,
+        new_rkey: U32 => Rkey::SHOW,
+        new_address: U64 => RmbAddr::SHOW,
+    }
+
+    /// An [`Rkey`] in its four bytes of wire form, so that long lists can be borrowed.
+    #[derive(PartialEq, Eq, Hash, Default)]
+    pub struct WireRkey: 4 {
+        rkey: U32 => Rkey::SHOW,
+    }
 }
 
 impl From<Rtoken> for WireRtoken {
@@ -61,5 +79,17 @@ impl From<Rkey> for WireRkey {
 impl From<WireRkey> for Rkey {
     fn from(wire: WireRkey) -> Self {
         Self(wire.rkey.get())
+    }
+}
+
+/// Up to `count` items at the start of `bytes`, fewer if there is no space for more.
+pub(super) fn list<T>(bytes: &[u8], count: usize) -> &[T]
+where
+    T: FromBytes + Immutable + KnownLayout + Unaligned,
+{
+    let fit = bytes.len().checked_div(size_of::<T>()).unwrap_or(0);
+    match <[T]>::ref_from_prefix_with_elems(bytes, count.min(fit)) {
+        Ok((items, _)) => items,
+        Err(_) => &[],
     }
 }

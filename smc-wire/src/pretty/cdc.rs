@@ -2,18 +2,20 @@
 
 use super::Problem;
 use super::dissector::Dissector;
-use crate::cdc::{ByteOrder, CdcD, CdcR, raw};
+use crate::cdc::direct::Block;
+use crate::cdc::rdma::Padded;
+use crate::cdc::{ByteOrder, CdcD, CdcR};
 
 pub(super) fn dissect_rdma(w: &mut Dissector<'_, '_>) {
-    if w.fields::<raw::Message>().is_some() {
-        report_excess(w, |w| w.fields_from::<raw::Padded>(0).map(drop));
+    if w.fields::<CdcR>().is_some() {
+        report_excess(w, |w| w.fields_from::<Padded>(0).map(drop));
     }
     w.verdict(CdcR::parse(w.bytes()));
 }
 
 pub(super) fn dissect_direct(w: &mut Dissector<'_, '_>, order: ByteOrder) {
     w.order(Some(order));
-    report_excess(w, |w| w.fields::<raw::Block>().map(drop));
+    report_excess(w, |w| w.fields::<Block>().map(drop));
     w.verdict(CdcD::parse(w.bytes(), order));
 }
 

@@ -4,11 +4,13 @@ use super::Problem;
 use super::dissector::Dissector;
 use crate::cdc::ByteOrder;
 use crate::layout::{Bits, DEC, Layout, Show};
+use crate::llc::delete_rkey::{RkeyCount, RkeyCountV1};
 use crate::llc::header::{REASON, REJECTED, RESPONSE, V2_NIBBLE};
+use crate::llc::request_add_link::GidCount;
 use crate::llc::{
     AddLink, AddLinkCont, AddLinkExtension, ConfirmLink, ConfirmRkey, ConfirmRkeyCont, DeleteLink,
     LinkRtoken, MAX_MESSAGE_LEN, MAX_RTOKENS, MESSAGE_LEN, Message, MessageType, TestLink,
-    WireRtoken, detect_order, raw,
+    WireRtoken, detect_order,
 };
 use crate::types::{Rkey, RoceGid};
 
@@ -176,7 +178,7 @@ fn request_add_link(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
         w.reserved("reserved_4", 20)?;
         return w.reserved("reserved_24", 20);
     }
-    let count = w.fields::<raw::RequestAddLink>()?.gid_count;
+    let count = w.fields::<GidCount>()?.gid_count;
     w.values::<RoceGid>("gids", count.into())
 }
 
@@ -198,9 +200,9 @@ fn list<T: Layout>(
 
 fn delete_rkey(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     let listed = if head.v2 {
-        w.fields::<raw::DeleteRkey>()?.rkey_count
+        w.fields::<RkeyCount>()?.rkey_count
     } else {
-        w.fields::<raw::DeleteRkeyV1>()?.rkey_count.min(8)
+        w.fields::<RkeyCountV1>()?.rkey_count.min(8)
     };
     w.values::<Rkey>("rkeys", listed.into())?;
     match MESSAGE_LEN.saturating_sub(w.at()) {
