@@ -1,5 +1,7 @@
 //! What an endpoint with the defaults does, on each runtime.
 
+#![cfg(any(feature = "tokio", feature = "smol"))]
+
 use std::error::Error;
 use std::sync::Arc;
 
