@@ -92,16 +92,8 @@ macro_rules! layouts {
         }
     )+) => {$(
         $(#[$meta])*
-        #[derive(
-            Debug,
-            Clone,
-            Copy,
-            zerocopy::FromBytes,
-            zerocopy::IntoBytes,
-            zerocopy::Immutable,
-            zerocopy::KnownLayout,
-            zerocopy::Unaligned,
-        )]
+        #[derive(Debug, Clone, Copy, zerocopy::FromBytes, zerocopy::IntoBytes)]
+        #[derive(zerocopy::Immutable, zerocopy::KnownLayout, zerocopy::Unaligned)]
         #[repr(C)]
         $vis struct $name { $(pub(crate) $field: $type,)+ }
 
@@ -114,6 +106,8 @@ macro_rules! layouts {
 
         const _: () = assert!(size_of::<$name>() == $size);
     )+};
+    (@show $type:ty) => { <$type as Field>::SHOW };
+    (@show $type:ty => $show:ident) => { $show };
     (@field $field:ident: $type:ty => $show:expr) => {
         $crate::layout::layouts!(@field $field as (stringify!($field)): $type => $show)
     };
@@ -132,7 +126,8 @@ macro_rules! layouts {
 /// First come fields of the value that are in none of these bytes, such as flags of a header. The
 /// bytes are
 ///
-/// * `pub`: a field of the value, whose type is a [`Field`],
+/// * `pub`: a field of the value, whose type is a [`Field`]; shown in the way of this type, or in
+///   the one after `=>`,
 /// * `zero`: reserved, emitted as zero,
 /// * `given`: follows from something else, such as the number of elements in a list.
 ///
@@ -149,8 +144,8 @@ macro_rules! part {
         }
         $size:literal bytes {$(
             $(zero $zero:ident: [u8; $len:literal])?
-            $(given $given:ident $(as $given_shown:literal)?: $given_type:ident => $given_show:ident)?
-            $($(#[$doc:meta])* pub $field:ident $(as $shown:literal)?: $type:ty)?
+            $(given $given:ident $(as $given_shown:literal)?: $given_type:tt => $given_show:ident)?
+            $($(#[$doc:meta])* pub $field:ident $(as $shown:literal)?: $type:ty $(=> $show:ident)?)?
         ,)+}
         $(then {$($(#[$then_doc:meta])* pub $then:ident: $then_type:ty,)*})?
     ) => {
@@ -180,7 +175,8 @@ macro_rules! part {
                     $(layouts!(@field $zero: [u8; $len] => $crate::layout::Show::Reserved),)?
                     $(layouts!(@field $given $(as $given_shown)?: $given_type => $given_show),)?
                     $(layouts!(
-                        @field $field $(as $shown)?: <$type as Field>::Raw => <$type as Field>::SHOW
+                        @field $field $(as $shown)?:
+                            <$type as Field>::Raw => layouts!(@show $type $(=> $show)?)
                     ),)?
                 )+];
             }

@@ -6,10 +6,9 @@ use crate::error::{EmitError, MessageKind};
 
 /// Appends parts of a message to a caller's buffer.
 pub(crate) struct Writer<'a> {
-    message: MessageKind,
-    needed: usize,
-    got: usize,
     rest: &'a mut [u8],
+    /// The error if a part does not fit.
+    too_small: EmitError,
 }
 
 impl<'a> Writer<'a> {
@@ -19,18 +18,13 @@ impl<'a> Writer<'a> {
         needed: usize,
         buffer: &'a mut [u8],
     ) -> Result<Self, EmitError> {
-        let got = buffer.len();
-        let rest = buffer.get_mut(..needed).ok_or(EmitError::BufferTooSmall {
+        let too_small = EmitError::BufferTooSmall {
             message,
             needed,
-            got,
-        })?;
-        Ok(Self {
-            message,
-            needed,
-            got,
-            rest,
-        })
+            got: buffer.len(),
+        };
+        let rest = buffer.get_mut(..needed).ok_or(too_small)?;
+        Ok(Self { rest, too_small })
     }
 
     /// Appends the bytes of `value`.
@@ -39,14 +33,9 @@ impl<'a> Writer<'a> {
         T: IntoBytes + Immutable + ?Sized,
     {
         let bytes = value.as_bytes();
-        let rest = core::mem::take(&mut self.rest);
-        let (to, rest) =
-            rest.split_at_mut_checked(bytes.len())
-                .ok_or(EmitError::BufferTooSmall {
-                    message: self.message,
-                    needed: self.needed,
-                    got: self.got,
-                })?;
+        let (to, rest) = core::mem::take(&mut self.rest)
+            .split_at_mut_checked(bytes.len())
+            .ok_or(self.too_small)?;
         to.copy_from_slice(bytes);
         self.rest = rest;
         Ok(())

@@ -88,15 +88,13 @@ part! {
         /// The client GID that the server would like to use. Linux puts its own GID there.
         pub client_target_gid: RoceGid,
         zero reserved_62: [u8; 8],
-        given rtoken_count: CountBytes => Unswapped,
+        given rtoken_count: [u8; 2] => Unswapped,
     }
     then {
         /// The RMBs that the new link shall serve as well, at most [`MAX_RTOKENS`].
         pub rtokens: &'a [WireRtoken],
     }
 }
-
-type CountBytes = [u8; 2];
 
 /// The sender reaches the peer without a gateway.
 const DIRECT: Bits = Bits::flag("v2_direct", 0x80);

@@ -23,21 +23,15 @@ part! {
     40 bytes {
         /// Chosen by the requester; Linux sends zeros and does not compare them.
         pub user_data: [u8; 16],
-        given reserved_20: ReservedBytes => Reserved,
-    }
-    then {
         /// Zero in a request; returned as received.
-        pub reserved: ReservedBytes,
+        pub reserved as "reserved_20": [u8; 24] => Reserved,
     }
 }
-
-type ReservedBytes = [u8; 24];
 
 impl TestLink {
     pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
         let (raw, _) = header.body::<Self>(bytes)?;
-        let (dialect, step) = (header.dialect(), header.step());
-        Ok(Self::from_raw(raw, dialect, step, raw.reserved_20))
+        Ok(Self::from_raw(raw, header.dialect(), header.step()))
     }
 
     /// A request.
@@ -67,7 +61,7 @@ impl TestLink {
     /// [`EmitError::BufferTooSmall`] below 44 bytes.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         const KIND: MessageType = MessageType::TestLink;
-        let raw = self.raw(self.reserved);
+        let raw = self.raw();
         emit(
             KIND,
             self.dialect,

@@ -1,6 +1,5 @@
 //! CLC messages.
 
-use super::Problem;
 use super::dissector::Dissector;
 use crate::clc::accept::{DirectV1, DirectV2, RdmaV2};
 use crate::clc::first_contact::{FirstPart, GidListHead, SecondPart};
@@ -14,12 +13,7 @@ use crate::layout::{Bits, Layout};
 use crate::types::{Eid, Offer, Release, RoceGid};
 
 pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
-    let mut head = None;
-    let _ = w.group("header", |w| {
-        head = Some(common_header(w)?);
-        Some(())
-    });
-    let Some(head) = head else {
+    let Some(head) = w.group("header", common_header) else {
         return w.verdict(Message::parse(w.bytes()));
     };
     let trailer_at = head.length.saturating_sub(TRAILER_LEN).max(HEADER_LEN);
@@ -41,19 +35,13 @@ pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
         w.seek(trailer_at);
         let _ = w.fields::<header::Trailer>();
     }
-    match w.bytes().get(..head.length) {
-        Some(message) => {
-            let excess = len.saturating_sub(head.length);
-            if excess > 0 {
-                w.problem(Problem::Excess {
-                    offset: head.length,
-                    len: excess,
-                });
-            }
-            w.verdict(Message::parse(message));
-        }
-        None => w.verdict(Message::parse(w.bytes())),
+    let bytes = w.bytes();
+    let message = bytes.get(..head.length);
+    if message.is_some() {
+        w.seek(head.length);
+        w.excess();
     }
+    w.verdict(Message::parse(message.unwrap_or(bytes)));
 }
 
 /// What the header decides about the body.
@@ -68,9 +56,9 @@ struct Head {
 fn common_header(w: &mut Dissector<'_, '_>) -> Option<Head> {
     let raw = w.fields::<header::Head>()?;
     let kind = ClcType::from_code(raw.kind);
-    let byte = w.byte("version_and_flags")?;
-    let v2 = byte >> 4 >= 2;
-    w.all_bits(byte, last_byte(kind, v2));
+    let taken = w.take("version_and_flags", 1)?;
+    let v2 = taken.first()? >> 4 >= 2;
+    let byte = w.bits(taken, last_byte(kind, v2))?;
     Some(Head {
         kind,
         length: raw.length.get().into(),
@@ -90,13 +78,10 @@ fn proposal(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     let ip_offset = usize::from(base.ip_area_offset.get());
     let mut ext_offset = 0;
     if head.v2 {
-        w.group("smcd_area", |w| {
-            let area = w.fields::<SmcdArea>()?;
-            ext_offset = usize::from(area.v2_extension_offset.get());
-            Some(())
-        })?;
+        let area = w.group("smcd_area", Dissector::fields::<SmcdArea>)?;
+        ext_offset = usize::from(area.v2_extension_offset.get());
     } else if ip_offset == SmcdAreaV1::LEN {
-        w.group("smcd_area", |w| w.fields::<SmcdAreaV1>().map(drop))?;
+        w.group("smcd_area", Dissector::fields::<SmcdAreaV1>)?;
     } else {
         w.raw("unknown_area", ip_offset)?;
     }
@@ -109,22 +94,13 @@ fn proposal(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     }
     let start = AFTER_V2_OFFSET.saturating_add(ext_offset);
     w.seek(start);
-    let mut direct = None;
-    w.group("v2_extension", |w| {
-        direct = Some(v2_extension(w)?);
-        Some(())
-    })?;
-    match direct {
-        Some((offset, entries)) if v2.has_d() && offset > 0 => {
-            w.seek(
-                start
-                    .saturating_add(AFTER_DIRECT_OFFSET)
-                    .saturating_add(offset),
-            );
-            w.group("smcd_v2_extension", |w| direct_extension(w, entries))
-        }
-        _ => Some(()),
+    let (offset, entries) = w.group("v2_extension", v2_extension)?;
+    if !v2.has_d() || offset == 0 {
+        return Some(());
     }
+    let base = start.saturating_add(AFTER_DIRECT_OFFSET);
+    w.seek(base.saturating_add(offset));
+    w.group("smcd_v2_extension", |w| direct_extension(w, entries))
 }
 
 fn ip_area(w: &mut Dissector<'_, '_>) -> Option<()> {
@@ -182,8 +158,8 @@ fn accept_confirm(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
 fn first_contact(w: &mut Dissector<'_, '_>, is_rdma: bool) -> Option<()> {
     let start = w.at();
     if !is_rdma {
-        let flags = w.byte("flags")?;
-        w.all_bits(flags, &[Bits::reserved("reserved_flags", 0xff)]);
+        let taken = w.take("flags", 1)?;
+        w.bits(taken, &[Bits::reserved("reserved_flags", 0xff)]);
     }
     let parts = w.fields_from::<FirstPart>(start)?;
     if !is_rdma && Release::from_low_nibble(parts.os_and_release) == Release::V2_0 {

@@ -90,12 +90,20 @@ impl<'a, 'v> Dissector<'a, 'v> {
         }
     }
 
+    /// Reports what is left as too much.
+    pub(super) fn excess(&mut self) {
+        let (offset, len) = (self.at, self.left());
+        if len > 0 {
+            self.problem(Problem::Excess { offset, len });
+        }
+    }
+
     /// Runs `inside` between `enter` and `leave`.
-    pub(super) fn group(
+    pub(super) fn group<T>(
         &mut self,
         name: &'static str,
-        inside: impl FnOnce(&mut Self) -> Option<()>,
-    ) -> Option<()> {
+        inside: impl FnOnce(&mut Self) -> Option<T>,
+    ) -> Option<T> {
         let index = self.index.take();
         self.visitor.enter(&Group {
             name,
@@ -146,9 +154,10 @@ impl<'a, 'v> Dissector<'a, 'v> {
     ) -> Option<&'a [u8]> {
         let bytes = self.take(name, len)?;
         let value = match show {
+            Show::Reserved if bytes.iter().all(|byte| *byte == 0) => return Some(bytes),
             Show::Reserved => {
-                self.show_reserved(name, bytes);
-                return Some(bytes);
+                self.note(RESERVED);
+                Value::Bytes(bytes)
             }
             Show::Value(value) => value(bytes),
             Show::Code(name) => {
@@ -160,8 +169,7 @@ impl<'a, 'v> Dissector<'a, 'v> {
                 }
             }
             Show::Bits(bits) => {
-                let byte = bytes.first().copied().unwrap_or_default();
-                self.all_bits(byte, bits);
+                self.bits(bytes, bits);
                 return Some(bytes);
             }
             Show::Cursor => cursor(bytes, self.order)?,
@@ -178,7 +186,7 @@ impl<'a, 'v> Dissector<'a, 'v> {
                 }
             }
         };
-        self.report(name, len, value);
+        self.report(name, bytes, None, value);
         Some(bytes)
     }
 
@@ -205,29 +213,9 @@ impl<'a, 'v> Dissector<'a, 'v> {
         }
     }
 
-    /// As [`take`](Self::take) for one byte.
-    pub(super) fn byte(&mut self, name: &'static str) -> Option<u8> {
-        self.take(name, 1)?.first().copied()
-    }
-
-    /// Reports a field that ends at the present position.
-    fn report(&mut self, name: &'static str, len: usize, value: Value<'a>) {
-        let offset = self.at.saturating_sub(len);
-        self.report_at(name, offset, len, None, value);
-    }
-
-    fn report_at(
-        &mut self,
-        name: &'static str,
-        offset: usize,
-        len: usize,
-        mask: Option<u8>,
-        value: Value<'a>,
-    ) {
-        let bytes = self
-            .bytes
-            .get(offset..offset.saturating_add(len))
-            .unwrap_or_default();
+    /// Reports the bytes just taken, or those bits of the byte just taken, as a field.
+    fn report(&mut self, name: &'static str, bytes: &'a [u8], mask: Option<u8>, value: Value<'a>) {
+        let offset = self.at.saturating_sub(bytes.len());
         let (index, note) = (self.index.take(), self.note.take());
         self.visitor.field(&super::Field {
             name,
@@ -246,7 +234,7 @@ impl<'a, 'v> Dissector<'a, 'v> {
         if bytes.is_empty() {
             (self.index, self.note) = (None, None);
         } else {
-            self.report(name, len, Value::Bytes(bytes));
+            self.report(name, bytes, None, Value::Bytes(bytes));
         }
         Some(())
     }
@@ -256,15 +244,9 @@ impl<'a, 'v> Dissector<'a, 'v> {
         self.value(name, len, &Show::Reserved).map(drop)
     }
 
-    fn show_reserved(&mut self, name: &'static str, bytes: &'a [u8]) {
-        if bytes.iter().any(|byte| *byte != 0) {
-            self.note(RESERVED);
-            self.report(name, bytes.len(), Value::Bytes(bytes));
-        }
-    }
-
-    /// The fields of the byte just taken.
-    pub(super) fn all_bits(&mut self, byte: u8, bits: &[Bits]) {
+    /// Shows fields of the byte just taken, and gives it.
+    pub(super) fn bits(&mut self, taken: &'a [u8], bits: &[Bits]) -> Option<u8> {
+        let byte = *taken.first()?;
         for &Bits { name, mask, show } in bits {
             let value = byte_field(byte, mask);
             let value = match show {
@@ -272,14 +254,13 @@ impl<'a, 'v> Dissector<'a, 'v> {
                 None if value == 0 => continue,
                 None => {
                     self.note(RESERVED);
-                    Value::Hex {
-                        value: value.into(),
-                        digits: 2,
-                    }
+                    let (value, digits) = (value.into(), 2);
+                    Value::Hex { value, digits }
                 }
             };
-            self.report_at(name, self.at.saturating_sub(1), 1, Some(mask), value);
+            self.report(name, taken, Some(mask), value);
         }
+        Some(byte)
     }
 }
 

@@ -5,7 +5,7 @@ use core::fmt;
 use super::Family;
 use super::value::HexBytes;
 use crate::cdc::{CdcD, CdcR};
-use crate::clc::{self, AcceptConfirm, Body, Proposal, Terms};
+use crate::clc::{self, AcceptConfirm, Body, Proposal};
 use crate::llc::{self, AddLinkStep, Message, RequestAddLinkStep, RkeyStep, Step};
 use crate::option;
 use crate::types::{Offer, Rkey};
@@ -111,12 +111,8 @@ fn proposal(f: &mut fmt::Formatter<'_>, message: &Proposal, len: usize) -> fmt::
         (false, true) => "v2",
         (true, true) => "v1+v2",
     };
-    write!(
-        f,
-        " D:{} R:{}",
-        versions(Offer::has_d),
-        versions(Offer::has_r)
-    )?;
+    let (d, r) = (versions(Offer::has_d), versions(Offer::has_r));
+    write!(f, " D:{d} R:{r}")?;
     if let Some(ext) = ext {
         list(f, "eids", &ext.ueids)?;
         if let Some(seid) = message.seid() {
@@ -158,70 +154,41 @@ fn proposal(f: &mut fmt::Formatter<'_>, message: &Proposal, len: usize) -> fmt::
 }
 
 fn accept_confirm(f: &mut fmt::Formatter<'_>, message: &AcceptConfirm, len: usize) -> fmt::Result {
-    let AcceptConfirm { step, terms, body } = message;
-    let is_first = match terms {
-        Terms::V1 { first_contact } => {
-            write!(f, "{step} v1 len {len}")?;
-            *first_contact
-        }
-        Terms::V2 {
-            first_contact: Some(parts),
-            ..
-        } => {
-            write!(f, "{step} {} len {len}", parts.release)?;
-            true
-        }
-        Terms::V2 {
-            first_contact: None,
-            ..
-        } => {
-            write!(f, "{step} v2 len {len}")?;
-            false
-        }
+    let (step, parts) = (message.step, message.first_contact());
+    match parts {
+        Some(parts) => write!(f, "{step} {} len {len}", parts.release)?,
+        None => write!(f, "{step} {} len {len}", message.version())?,
+    }
+    let first = if message.is_first_contact() {
+        " first-contact"
+    } else {
+        ""
     };
-    let first = if is_first { " first-contact" } else { "" };
-    match body {
+    match &message.body {
         Body::R(end) => {
-            write!(
-                f,
-                " SMC-R{first} peer {} gid {} mac {}",
-                end.peer_id, end.gid, end.mac
-            )?;
-            write!(f, " qp {} psn {} mtu {}", end.qpn, end.psn, end.mtu)?;
-            write!(
-                f,
-                " rkey {} rmb {}#{}",
-                end.rkey, end.rmb_addr, end.rmbe_index
-            )?;
+            write!(f, " SMC-R{first} peer {} gid {}", end.peer_id, end.gid)?;
+            write!(f, " mac {} qp {} psn {}", end.mac, end.qpn, end.psn)?;
+            write!(f, " mtu {} rkey {}", end.mtu, end.rkey)?;
+            write!(f, " rmb {}#{}", end.rmb_addr, end.rmbe_index)?;
             write!(f, " size {} token {}", end.size.bytes(), end.token)?;
         }
         Body::D(end) => {
             write!(f, " SMC-D{first} gid {} chid {}", end.gid, end.chid)?;
-            write!(
-                f,
-                " dmb {}#{} size {}",
-                end.dmb,
-                end.dmbe_index,
-                end.size.bytes()
-            )?;
-            write!(f, " group {}", end.group)?;
+            write!(f, " dmb {}#{}", end.dmb, end.dmbe_index)?;
+            write!(f, " size {} group {}", end.size.bytes(), end.group)?;
         }
     }
-    let Terms::V2 { eid, first_contact } = terms else {
-        return Ok(());
-    };
-    write!(f, " eid {eid}")?;
-    let Some(parts) = first_contact else {
+    if let Some(eid) = message.eid() {
+        write!(f, " eid {eid}")?;
+    }
+    let Some(parts) = parts else {
         return Ok(());
     };
     write!(f, " os {} host \"{}\"", parts.os, parts.host)?;
-    if matches!(body, Body::R(_)) {
+    if message.body.is_rdma() {
         let direct = if parts.v2_direct { "" } else { " indirect" };
-        write!(
-            f,
-            " max-conns {} max-links {}{direct}",
-            parts.max_conns, parts.max_links
-        )?;
+        let (conns, links) = (parts.max_conns, parts.max_links);
+        write!(f, " max-conns {conns} max-links {links}{direct}")?;
     }
     match &parts.gids {
         Some(gids) => list(f, "gids", gids),
@@ -230,11 +197,8 @@ fn accept_confirm(f: &mut fmt::Formatter<'_>, message: &AcceptConfirm, len: usiz
 }
 
 fn decline(f: &mut fmt::Formatter<'_>, message: &clc::Decline, len: usize) -> fmt::Result {
-    write!(
-        f,
-        "DECLINE {} len {len} {}",
-        message.version, message.diagnosis
-    )?;
+    let (version, diagnosis) = (message.version, message.diagnosis);
+    write!(f, "DECLINE {version} len {len} {diagnosis}")?;
     if message.out_of_sync {
         f.write_str(" out-of-sync")?;
     }
@@ -275,11 +239,8 @@ impl fmt::Display for Message<'_> {
                 }
             }
             Self::AddLinkCont(m) => {
-                write!(
-                    f,
-                    "ADD LINK CONT v1 {} link {} left {}",
-                    m.step, m.link, m.left
-                )
+                write!(f, "ADD LINK CONT v1 {}", m.step)?;
+                write!(f, " link {} left {}", m.link, m.left)
             }
             Self::DeleteLink(m) => {
                 write!(f, "DELETE LINK {} {}", m.dialect, m.step)?;
@@ -307,12 +268,8 @@ impl fmt::Display for Message<'_> {
                 write!(f, " further-links {}", m.further_links)
             }
             Self::ConfirmRkeyCont(m) => {
-                write!(
-                    f,
-                    "CONFIRM RKEY CONT v1 {} left {}",
-                    rkey_step(m.step),
-                    m.left
-                )
+                let (step, left) = (rkey_step(m.step), m.left);
+                write!(f, "CONFIRM RKEY CONT v1 {step} left {left}")
             }
             Self::TestLink(m) => {
                 let data = HexBytes(&m.user_data);

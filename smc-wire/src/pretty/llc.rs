@@ -17,9 +17,8 @@ use crate::types::{Rkey, RoceGid};
 pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
     let complete = message(w).is_some();
     // v1 messages and most v2 messages have a fixed size; the rest is counted by the message.
-    if complete && w.at() >= MESSAGE_LEN && w.left() > 0 {
-        let (offset, len) = (w.at(), w.left());
-        w.problem(Problem::Excess { offset, len });
+    if complete && w.at() >= MESSAGE_LEN {
+        w.excess();
     }
     w.verdict(Message::parse(w.bytes()));
 }
@@ -35,12 +34,7 @@ struct Head {
 
 fn message(w: &mut Dissector<'_, '_>) -> Option<()> {
     let kind = w.bytes().first().copied().and_then(MessageType::from_byte);
-    let mut head = None;
-    w.group("header", |w| {
-        head = Some(header(w, kind)?);
-        Some(())
-    })?;
-    let head = head?;
+    let head = w.group("header", |w| header(w, kind))?;
     match kind {
         Some(MessageType::ConfirmLink) => w.fields::<ConfirmLink>().map(drop),
         Some(MessageType::AddLink) => add_link(w, &head),
@@ -82,16 +76,16 @@ fn header(w: &mut Dissector<'_, '_>, kind: Option<MessageType>) -> Option<Head> 
     } else {
         length_v1(w, kind)?
     };
-    let flags = w.byte("flags")?;
-    w.all_bits(flags, &[RESPONSE]);
-    w.all_bits(flags, kind.flags());
+    let taken = w.take("flags", 1)?;
+    let flags = w.bits(taken, &[RESPONSE])?;
+    w.bits(taken, kind.flags());
     let rejects = matches!(kind, MessageType::AddLink | MessageType::RequestAddLink);
     let has_reason = rejects && v2 && flags & REASON.mask != 0;
     let reason: &[Bits] = if has_reason { &[REASON] } else { &[] };
-    w.all_bits(flags, reason);
+    w.bits(taken, reason);
     let known = kind.flags().iter().chain(reason);
     let known = known.fold(RESPONSE.mask, |known, bits| known | bits.mask);
-    w.all_bits(flags, &[Bits::reserved("reserved_flags", !known)]);
+    w.bits(taken, &[Bits::reserved("reserved_flags", !known)]);
     Some(Head {
         v2,
         order,
@@ -107,14 +101,17 @@ const TYPE: Show = Show::Code(|byte| {
 
 fn length_v1(w: &mut Dissector<'_, '_>, kind: MessageType) -> Option<Option<ByteOrder>> {
     w.value("length", 1, &DEC)?;
-    let byte = w.byte("reason")?;
+    let taken = w.take("reason", 1)?;
+    let byte = w.bits(
+        taken,
+        &[Bits::reserved("reserved_reason_bits", !REASON.mask)],
+    )?;
     let reason = if kind == MessageType::AddLink && byte & REASON.mask != 0 {
         REASON
     } else {
         Bits::reserved("reserved_reason", REASON.mask)
     };
-    let others = Bits::reserved("reserved_reason_bits", !REASON.mask);
-    w.all_bits(byte, &[others, reason]);
+    w.bits(taken, &[reason]);
     Some(None)
 }
 

@@ -4,7 +4,7 @@ use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
-use super::parse::{ParseError, digits_only};
+use super::parse::{ParseError, hex};
 use super::wire_id::wire_id;
 
 wire_id! {
@@ -31,8 +31,7 @@ impl FromStr for Mac {
         let mut bytes = [0; 6];
         for byte in &mut bytes {
             let pair = parts.next().ok_or(const { ParseError::syntax(WHAT) })?;
-            digits_only(pair, 16, WHAT)?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| ParseError::range(WHAT))?;
+            *byte = hex(pair, WHAT)?;
         }
         match parts.next() {
             None => Ok(Self(bytes)),
@@ -88,9 +87,7 @@ impl FromStr for PeerId {
         let (instance, mac) = text
             .split_once('@')
             .ok_or(const { ParseError::syntax(WHAT) })?;
-        digits_only(instance, 16, WHAT)?;
-        let instance = u16::from_str_radix(instance, 16).map_err(|_| ParseError::range(WHAT))?;
-        Ok(Self::new(instance, mac.parse()?))
+        Ok(Self::new(hex(instance, WHAT)?, mac.parse()?))
     }
 }
 

@@ -3,7 +3,7 @@
 use core::fmt;
 use core::str::FromStr;
 
-use super::parse::{ParseError, digits_only, number_text};
+use super::parse::{ParseError, digits_only, hex, number_text};
 
 /// 64-bit GID of an ISM device, as the fields of CLC messages carry it.
 ///
@@ -27,12 +27,7 @@ impl FromStr for IsmGid {
 
     /// Reads up to 16 hex digits, with or without `0x`.
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        const WHAT: &str = "ISM GID";
-        let digits = text.strip_prefix("0x").unwrap_or(text);
-        digits_only(digits, 16, WHAT)?;
-        u64::from_str_radix(digits, 16)
-            .map(Self)
-            .map_err(|_| ParseError::range(WHAT))
+        hex(text.strip_prefix("0x").unwrap_or(text), "ISM GID").map(Self)
     }
 }
 
@@ -121,11 +116,9 @@ impl FromStr for Gid {
         const WHAT: &str = "GID";
         let digits = text.strip_prefix("0x").unwrap_or(text);
         digits_only(digits, 16, WHAT)?;
-        match (digits.len(), u128::from_str_radix(digits, 16)) {
-            (32, Ok(gid)) => Ok(Self::emulated(gid)),
-            (..=16, Ok(gid)) => u64::try_from(gid)
-                .map(Self::native)
-                .map_err(|_| ParseError::range(WHAT)),
+        match digits.len() {
+            32 => hex(digits, WHAT).map(Self::emulated),
+            ..=16 => hex(digits, WHAT).map(Self::native),
             _ => Err(ParseError::length(WHAT)),
         }
     }

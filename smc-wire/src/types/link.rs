@@ -3,7 +3,7 @@
 use core::fmt;
 use core::str::FromStr;
 
-use super::parse::{ParseError, digits_only, number_as, number_text};
+use super::parse::{ParseError, digits_only, hex, number_as, number_text};
 use crate::codes::nibble;
 
 /// Queue pair number (24 bits).
@@ -154,8 +154,8 @@ impl FromStr for GroupId {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         const WHAT: &str = "link-group ID";
         digits_only(text, 16, WHAT)?;
-        match (text.len(), u32::from_str_radix(text, 16)) {
-            (8, Ok(value)) => Ok(Self(value.to_be_bytes())),
+        match text.len() {
+            8 => hex(text, WHAT).map(|number: u32| Self(number.to_be_bytes())),
             _ => Err(ParseError::length(WHAT)),
         }
     }

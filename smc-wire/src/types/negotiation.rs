@@ -5,7 +5,7 @@ use core::str::FromStr;
 
 use bitflags::bitflags;
 
-use super::parse::{ParseError, number_as, number_text};
+use super::parse::{ParseError, number_as};
 use crate::codes::{known_values, nibble};
 
 /// Version nibble of a CLC header.
@@ -128,16 +128,9 @@ bitflags! {
     }
 }
 
-number_text!(FeatureMaskText, u16, 6, "feature mask", |raw| Some(
-    FeatureMaskText(raw)
-));
-
-/// Borrows the number syntax for the flags type, whose field bitflags hides.
-struct FeatureMaskText(u16);
-
 impl fmt::Display for FeatureMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        FeatureMaskText(self.bits()).fmt(f)
+        write!(f, "{:#06x}", self.bits())
     }
 }
 
@@ -145,8 +138,8 @@ impl FromStr for FeatureMask {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        text.parse()
-            .map(|FeatureMaskText(bits)| Self::from_bits_retain(bits))
+        let make = |bits| Some(Self::from_bits_retain(bits));
+        number_as(text, "feature mask", make)
     }
 }
 

@@ -81,6 +81,15 @@ pub(crate) fn number_as<N: TryFrom<u64>, T>(
         .ok_or_else(|| ParseError::range(expected))
 }
 
+/// A number in hex digits without a prefix, in as many bits as the type has.
+pub(crate) fn hex<N: TryFrom<u128>>(digits: &str, expected: &'static str) -> Result<N, ParseError> {
+    digits_only(digits, 16, expected)?;
+    let number = u128::from_str_radix(digits, 16).ok();
+    number
+        .and_then(|number| N::try_from(number).ok())
+        .ok_or_else(|| ParseError::range(expected))
+}
+
 /// Refuses signs, underscores and emptiness, which `from_str_radix` would partly let through.
 pub(crate) fn digits_only(
     digits: &str,
