@@ -1,8 +1,9 @@
 //! The description of a message part that codec and printer share.
 //!
-//! A part is declared once: [`part!`] declares the value that a program sees together with its
-//! bytes, [`layouts!`] bytes alone. The printer goes through [`Layout::FIELDS`], whose names,
-//! offsets and lengths are those of the declaration.
+//! A part is declared once, in the module of its message: [`part!`] declares the value that a
+//! program sees together with its bytes, [`layouts!`] bytes alone. The printer goes through
+//! [`Layout::FIELDS`], whose names, offsets and lengths are those of the declaration. A field that
+//! is added to a declaration is thereby read, written and shown.
 
 mod field;
 
@@ -72,14 +73,18 @@ impl Bits {
         Self::new(name, mask, |bit| Value::Flag(bit != 0))
     }
 
-    /// The mask if the flag is set.
-    pub(crate) const fn when(self, is_set: bool) -> u8 {
-        if is_set { self.mask } else { 0 }
-    }
-
     pub(crate) const fn reserved(name: &'static str, mask: u8) -> Self {
         let show = None;
         Self { name, mask, show }
+    }
+
+    pub(crate) const fn is_set(self, byte: u8) -> bool {
+        byte & self.mask != 0
+    }
+
+    /// The mask if the flag is set.
+    pub(crate) const fn when(self, is_set: bool) -> u8 {
+        if is_set { self.mask } else { 0 }
     }
 }
 

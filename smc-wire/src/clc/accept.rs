@@ -89,16 +89,19 @@ impl AcceptConfirm {
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         let is_rdma = self.body.is_rdma();
-        let fixed = match (&self.terms, is_rdma) {
-            (Terms::V1 { .. }, true) => Self::LEN_R_V1,
-            (Terms::V1 { .. }, false) => Self::LEN_D_V1,
-            (Terms::V2 { .. }, true) => Self::MIN_LEN_R_V2,
-            (Terms::V2 { .. }, false) => Self::MIN_LEN_D_V2,
-        };
-        fixed.saturating_add(
-            self.first_contact()
-                .map_or(0, |parts| parts.encoded_len(is_rdma)),
-        )
+        let parts = self.first_contact();
+        Self::fixed_len(self.version(), is_rdma)
+            .saturating_add(parts.map_or(0, |parts| parts.encoded_len(is_rdma)))
+    }
+
+    /// Length without first-contact parts.
+    const fn fixed_len(version: Version, is_rdma: bool) -> usize {
+        match (version.is_v2(), is_rdma) {
+            (false, true) => Self::LEN_R_V1,
+            (false, false) => Self::LEN_D_V1,
+            (true, true) => Self::MIN_LEN_R_V2,
+            (true, false) => Self::MIN_LEN_D_V2,
+        }
     }
 
     /// Writes the message to the start of `buffer` and returns its length.

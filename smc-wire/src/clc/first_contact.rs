@@ -1,42 +1,69 @@
 //! First-contact parts of version-2 ACCEPT and CONFIRM.
 
-use zerocopy::FromBytes;
-use zerocopy::network_endian::{U16, U32};
+use core::mem::offset_of;
+
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::accept::Step;
 use crate::bounded::Bounded;
 use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 use crate::layout::Show::{self, Reserved};
-use crate::layout::{Bits, DEC, Field, HEX, Layout, OS_BITS, layouts, release_bits};
+use crate::layout::{Bits, DEC, Layout, OS_BITS, Raw, layouts, part, release_bits};
 use crate::types::{FeatureMask, HostName, OsType, Release, RoceGid};
 use crate::writer::{Writer, invalid, wire_count};
 
 /// RoCEv2 GIDs that a client can use for further links, the one of this link first.
 pub type GidList = Bounded<RoceGid, 8>;
 
-/// First-contact parts: what the two ends of a new link group announce to each other (v2 only).
-///
-/// See docs/spec/clc.md#first-contact-parts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FirstContact {
-    /// SMC-R: the sender reaches the peer's GID without a gateway. False for SMC-D.
-    pub v2_direct: bool,
-    /// Operating system of the sender.
-    pub os: OsType,
-    /// Negotiated release.
-    pub release: Release,
-    /// Host name of the sender.
-    pub host: HostName,
-    /// SMC-R from release 1 on: connections per link group. Zero otherwise.
-    pub max_conns: u8,
-    /// SMC-R from release 1 on: links per link group. Zero otherwise.
-    pub max_links: u8,
-    /// From release 1 on: abilities. Zero otherwise.
-    pub features: FeatureMask,
-    /// From release 1 on: vendor experimental options; Linux sends zero.
-    pub vendor_options: u32,
-    /// GID list, in an SMC-R CONFIRM only. Linux always sends one there, with one or two GIDs.
-    pub gids: Option<GidList>,
+part! {
+    /// First-contact parts: what the two ends of a new link group announce to each other (v2 only).
+    ///
+    /// See docs/spec/clc.md#first-contact-parts.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct FirstContact {
+        /// SMC-R: the sender reaches the peer's GID without a gateway. False for SMC-D.
+        pub v2_direct: bool,
+        /// Operating system of the sender.
+        pub os: OsType,
+        /// Negotiated release.
+        pub release: Release,
+    }
+    52 bytes {
+        given flags: u8 => FLAGS,
+        given os_and_release: u8 => OS_AND_RELEASE,
+        zero reserved_2: [u8; 2],
+        /// Host name of the sender.
+        pub host as "host_name": HostName,
+        /// SMC-R from release 1 on: connections per link group. Zero otherwise.
+        pub max_conns as "max_connections": u8,
+        /// SMC-R from release 1 on: links per link group. Zero otherwise.
+        pub max_links: u8,
+        /// From release 1 on: abilities. Zero otherwise.
+        pub features as "feature_mask": FeatureMask,
+        /// From release 1 on: vendor experimental options; Linux sends zero.
+        pub vendor_options: u32,
+        zero reserved_44: [u8; 8],
+    }
+    then {
+        /// GID list, in an SMC-R CONFIRM only. Linux always sends one there, with one or two GIDs.
+        pub gids: Option<GidList>,
+    }
+}
+
+/// SMC-D reserves all flags.
+const FLAGS: Show = Show::Bits(&[V2_DIRECT, Bits::reserved("reserved_flags", !V2_DIRECT.mask)]);
+const V2_DIRECT: Bits = Bits::flag("v2_direct", 0x80);
+const OS_AND_RELEASE: Show = Show::Bits(&[OS_BITS, release_bits(0x0f)]);
+
+/// Length of what release 0 has.
+const V2_0_LEN: usize = offset_of!(Raw<FirstContact>, max_conns);
+
+layouts! {
+    /// Head of the GID list of an SMC-R CONFIRM; GIDs follow.
+    pub(crate) struct GidListHead: 4 {
+        gid_count: u8 => DEC,
+        reserved_1: [u8; 3] => Reserved,
+    }
 }
 
 impl FirstContact {
@@ -73,28 +100,25 @@ impl FirstContact {
             DecodeError::new(message, field, at, kind)
         };
         let short = |release| outside("first-contact parts", offset, fixed_len(is_rdma, release));
-        let (head, mut rest) =
-            FirstPart::ref_from_prefix(bytes).map_err(|_| short(Release::V2_0))?;
-        let release = Release::from_low_nibble(head.os_and_release);
-        let mut parts = Self {
-            v2_direct: head.flags & V2_DIRECT.mask != 0,
-            ..Self::new(
-                release,
-                OsType::from_high_nibble(head.os_and_release),
-                head.host_name,
-            )
+        let Some(&[flags, os_and_release, ..]) = bytes.first_chunk::<V2_0_LEN>() else {
+            return Err(short(Release::V2_0));
         };
-        if has_second_part(is_rdma, release) {
-            let second;
-            (second, rest) = SecondPart::ref_from_prefix(rest).map_err(|_| short(release))?;
-            // SMC-R of release 0 has the bytes, but they are reserved.
-            if release > Release::V2_0 {
-                parts.max_conns = second.max_connections;
-                parts.max_links = second.max_links;
-                parts.features = FeatureMask::from_bits_retain(second.feature_mask.get());
-                parts.vendor_options = second.vendor_options.get();
-            }
+        let release = Release::from_low_nibble(os_and_release);
+        let Some((fixed, rest)) = bytes.split_at_checked(fixed_len(is_rdma, release)) else {
+            return Err(short(release));
+        };
+        let mut raw = Raw::<Self>::new_zeroed();
+        let bytes_of_release = match release {
+            // SMC-R has the other bytes too, but they are reserved.
+            Release::V2_0 => V2_0_LEN,
+            _ => Self::LEN,
+        };
+        let from = fixed.iter().take(bytes_of_release);
+        for (to, from) in raw.as_mut_bytes().iter_mut().zip(from) {
+            *to = *from;
         }
+        let os = OsType::from_high_nibble(os_and_release);
+        let mut parts = Self::from_raw(&raw, V2_DIRECT.is_set(flags), os, release, None);
         // Linux servers never read the list: a CONFIRM that ends before it is fine.
         if !(is_rdma && message == MessageKind::Confirm) {
             return Ok(parts);
@@ -145,21 +169,10 @@ impl FirstContact {
     }
 
     pub(super) fn emit(&self, out: &mut Writer<'_>, is_rdma: bool) -> Result<(), EmitError> {
-        out.put(&FirstPart {
-            flags: V2_DIRECT.when(self.v2_direct),
-            os_and_release: self.os.code() << 4 | self.release.get(),
-            reserved_2: [0; 2],
-            host_name: self.host,
-        })?;
-        if has_second_part(is_rdma, self.release) {
-            out.put(&SecondPart {
-                max_connections: self.max_conns,
-                max_links: self.max_links,
-                feature_mask: self.features.bits().into(),
-                vendor_options: self.vendor_options.into(),
-                reserved_44: [0; 8],
-            })?;
-        }
+        let os_and_release = self.os.code() << 4 | self.release.get();
+        let raw = self.raw(V2_DIRECT.when(self.v2_direct), os_and_release);
+        let len = fixed_len(is_rdma, self.release);
+        out.put(raw.as_bytes().get(..len).unwrap_or_default())?;
         if let Some(gids) = &self.gids {
             out.put(&GidListHead {
                 gid_count: wire_count(gids.len()),
@@ -171,47 +184,11 @@ impl FirstContact {
     }
 }
 
-layouts! {
-    /// First-contact extension, the part that all releases have. SMC-D reserves all flags.
-    pub(crate) struct FirstPart: 36 {
-        flags: u8 => Show::Bits(&[
-            V2_DIRECT,
-            Bits::reserved("reserved_flags", !V2_DIRECT.mask),
-        ]),
-        os_and_release: u8 => Show::Bits(&[OS_BITS, release_bits(0x0f)]),
-        reserved_2: [u8; 2] => Reserved,
-        host_name: HostName => HostName::SHOW,
-    }
-
-    /// Second part of the first-contact extension; SMC-D of release 0 lacks it.
-    pub(crate) struct SecondPart: 16 {
-        max_connections: u8 => DEC,
-        max_links: u8 => DEC,
-        feature_mask: U16 => HEX,
-        vendor_options: U32 => HEX,
-        reserved_44: [u8; 8] => Reserved,
-    }
-
-    /// Head of the GID list of an SMC-R CONFIRM; GIDs follow.
-    pub(crate) struct GidListHead: 4 {
-        gid_count: u8 => DEC,
-        reserved_1: [u8; 3] => Reserved,
-    }
-}
-
-/// The sender reaches the peer's GID without a gateway.
-const V2_DIRECT: Bits = Bits::flag("v2_direct", 0x80);
-
-/// SMC-D of release 0 ends after the host name.
-fn has_second_part(is_rdma: bool, release: Release) -> bool {
-    is_rdma || release > Release::V2_0
-}
-
 /// Length without GID list: 52 bytes, or 36 for SMC-D of release 0.
-fn fixed_len(is_rdma: bool, release: Release) -> usize {
-    if has_second_part(is_rdma, release) {
-        FirstPart::LEN.saturating_add(SecondPart::LEN)
+pub(crate) fn fixed_len(is_rdma: bool, release: Release) -> usize {
+    if is_rdma || release > Release::V2_0 {
+        FirstContact::LEN
     } else {
-        FirstPart::LEN
+        V2_0_LEN
     }
 }

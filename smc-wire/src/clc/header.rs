@@ -239,13 +239,13 @@ impl Header {
     /// ACCEPT and CONFIRM: the first-contact flag.
     #[must_use]
     pub const fn first_contact(&self) -> bool {
-        self.flags & FIRST_CONTACT.mask != 0
+        FIRST_CONTACT.is_set(self.flags)
     }
 
     /// DECLINE: the out-of-sync flag.
     #[must_use]
     pub const fn out_of_sync(&self) -> bool {
-        self.flags & OUT_OF_SYNC.mask != 0
+        OUT_OF_SYNC.is_set(self.flags)
     }
 }
 

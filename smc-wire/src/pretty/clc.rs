@@ -2,12 +2,12 @@
 
 use super::dissector::Dissector;
 use crate::clc::accept::{DirectV1, DirectV2, RdmaV2};
-use crate::clc::first_contact::{FirstPart, GidListHead, SecondPart};
+use crate::clc::first_contact::{GidListHead, fixed_len};
 use crate::clc::header::{self, CONNECTION_TYPE, FIRST_CONTACT, last_byte};
 use crate::clc::proposal::{AFTER_BASE, AFTER_DIRECT_OFFSET, AFTER_V2_OFFSET, SmcdAreaV1};
 use crate::clc::{
-    ClcType, Decline, DirectEnd, DirectExtension, GidEntry, HEADER_LEN, IpArea, Ipv6Prefix,
-    Message, Proposal, RdmaEnd, SmcdArea, TRAILER_LEN, V2Extension,
+    ClcType, Decline, DirectEnd, DirectExtension, FirstContact, GidEntry, HEADER_LEN, IpArea,
+    Ipv6Prefix, Message, Proposal, RdmaEnd, SmcdArea, TRAILER_LEN, V2Extension,
 };
 use crate::layout::{Bits, Layout};
 use crate::types::{Eid, Offer, Release, RoceGid};
@@ -142,7 +142,7 @@ fn accept_confirm(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
             w.fields::<DirectV2>()?;
         }
     }
-    if head.flags & FIRST_CONTACT.mask == 0 {
+    if !FIRST_CONTACT.is_set(head.flags) {
         return Some(());
     }
     w.group("first_contact_parts", |w| first_contact(w, is_rdma))?;
@@ -161,11 +161,9 @@ fn first_contact(w: &mut Dissector<'_, '_>, is_rdma: bool) -> Option<()> {
         let taken = w.take("flags", 1)?;
         w.bits(taken, &[Bits::reserved("reserved_flags", 0xff)]);
     }
-    let parts = w.fields_from::<FirstPart>(start)?;
-    if !is_rdma && Release::from_low_nibble(parts.os_and_release) == Release::V2_0 {
-        return Some(());
-    }
-    w.fields::<SecondPart>().map(drop)
+    let os_and_release = w.bytes().get(start.saturating_add(1)).copied();
+    let release = Release::from_low_nibble(os_and_release.unwrap_or_default());
+    w.fields_until::<FirstContact>(start, fixed_len(is_rdma, release))
 }
 
 fn decline(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {

@@ -123,12 +123,18 @@ impl<'a, 'v> Dissector<'a, 'v> {
     /// As [`fields`](Self::fields), for a layout that begins at `start` and whose fields before the
     /// present position were shown already.
     pub(super) fn fields_from<T: Layout>(&mut self, start: usize) -> Option<&'a T::Raw> {
-        for field in T::FIELDS {
+        self.fields_until::<T>(start, T::LEN)?;
+        T::Raw::ref_from_bytes(self.bytes.get(start..self.at)?).ok()
+    }
+
+    /// As [`fields_from`](Self::fields_from), for the first `len` bytes of the layout.
+    pub(super) fn fields_until<T: Layout>(&mut self, start: usize, len: usize) -> Option<()> {
+        for field in T::FIELDS.iter().take_while(|field| field.offset < len) {
             if start.saturating_add(field.offset) >= self.at {
                 self.value(field.name, field.len, &field.show)?;
             }
         }
-        T::Raw::ref_from_bytes(self.bytes.get(start..self.at)?).ok()
+        Some(())
     }
 
     /// Shows the elements of a list, a group each.

@@ -80,7 +80,7 @@ fn header(w: &mut Dissector<'_, '_>, kind: Option<MessageType>) -> Option<Head> 
     let flags = w.bits(taken, &[RESPONSE])?;
     w.bits(taken, kind.flags());
     let rejects = matches!(kind, MessageType::AddLink | MessageType::RequestAddLink);
-    let has_reason = rejects && v2 && flags & REASON.mask != 0;
+    let has_reason = rejects && v2 && REASON.is_set(flags);
     let reason: &[Bits] = if has_reason { &[REASON] } else { &[] };
     w.bits(taken, reason);
     let known = kind.flags().iter().chain(reason);
@@ -89,8 +89,8 @@ fn header(w: &mut Dissector<'_, '_>, kind: Option<MessageType>) -> Option<Head> 
     Some(Head {
         v2,
         order,
-        response: flags & RESPONSE.mask != 0,
-        rejected: rejects && flags & REJECTED.mask != 0,
+        response: RESPONSE.is_set(flags),
+        rejected: rejects && REJECTED.is_set(flags),
     })
 }
 
@@ -106,7 +106,7 @@ fn length_v1(w: &mut Dissector<'_, '_>, kind: MessageType) -> Option<Option<Byte
         taken,
         &[Bits::reserved("reserved_reason_bits", !REASON.mask)],
     )?;
-    let reason = if kind == MessageType::AddLink && byte & REASON.mask != 0 {
+    let reason = if kind == MessageType::AddLink && REASON.is_set(byte) {
         REASON
     } else {
         Bits::reserved("reserved_reason", REASON.mask)

@@ -121,13 +121,13 @@ fn read_d<'a>(header: &Header, bytes: &'a [u8]) -> Option<Fixed<'a>> {
 /// Version 1 has one length per kind of SMC, version 2 a minimum.
 fn check_length(header: &Header, step: Step, is_rdma: bool) -> Result<(), DecodeError> {
     let got = usize::from(header.length);
-    let (v1, v2) = match is_rdma {
-        true => (AcceptConfirm::LEN_R_V1, AcceptConfirm::MIN_LEN_R_V2),
-        false => (AcceptConfirm::LEN_D_V1, AcceptConfirm::MIN_LEN_D_V2),
-    };
+    let expected = AcceptConfirm::fixed_len(header.version, is_rdma);
     let kind = match header.version.is_v2() {
-        false if got != v1 => DecodeErrorKind::Length { expected: v1, got },
-        true if got < v2 => DecodeErrorKind::LengthBelow { minimum: v2, got },
+        false if got != expected => DecodeErrorKind::Length { expected, got },
+        true if got < expected => DecodeErrorKind::LengthBelow {
+            minimum: expected,
+            got,
+        },
         _ => return Ok(()),
     };
     Err(DecodeError::new(step.kind(), "length", 5, kind))

@@ -147,7 +147,7 @@ impl V2Extension {
             None
         };
         let release = Release::from_high_nibble(head.release_and_seid);
-        let has_seid = head.release_and_seid & SEID_PRESENT.mask != 0;
+        let has_seid = SEID_PRESENT.is_set(head.release_and_seid);
         let ueids = Bounded::from_iter_lossy(ueids.iter().copied());
         Ok(Self::from_raw(head, release, has_seid, ueids, direct))
     }
