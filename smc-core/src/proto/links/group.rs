@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 use smc_wire::llc::{DeleteLinkReason, Dialect, MessageType};
 use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
 
-use super::flow::{First, Flow, GroupEnd, PendingFlows, Trigger};
+use super::end::GroupEnd;
+use super::first::First;
+use super::flow::{Flow, PendingFlows, Trigger};
 use super::link::{LinkRecord, LinkState};
 use super::long_message::LongMessageGate;
 use super::rmbs::{Announced, LocalRmbs, Rmb};

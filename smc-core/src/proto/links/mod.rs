@@ -56,16 +56,26 @@
 //! link, [`LinkGroupOutput::Ended`].
 
 mod config;
+mod delete;
 mod dispatch;
+mod end;
+mod failover;
+mod first;
 mod flow;
 mod group;
+mod join;
 mod link;
 mod long_message;
+mod offer;
 mod output;
 mod ports;
+mod request;
+mod rkeys;
 mod rmbs;
 mod rtokens;
 mod send_queue;
+mod test;
+mod tokens;
 
 pub use config::{LlcConfig, LlcTerms, LlcTimeouts};
 pub use group::LinkGroup;

@@ -1,4 +1,5 @@
-use super::super::flow::{JoinStage, OfferStage};
+use super::super::join::JoinStage;
+use super::super::offer::OfferStage;
 use super::*;
 
 #[test]

@@ -8,14 +8,12 @@ use smc_wire::llc::{
 };
 use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
+use super::flow::{Flow, Trigger};
+use super::group::after;
 use super::tokens::RtokenExchange;
-use super::{Flow, Trigger};
+use super::{DropReason, GroupType, LinkGroup, LinkGroupOutput, LinkId, NotAdded, Notice};
 use crate::device::{LinkAddress, RdmaAddress, Route};
 use crate::proto::group::DeviceIndex;
-use crate::proto::links::group::after;
-use crate::proto::links::{
-    DropReason, GroupType, LinkGroup, LinkGroupOutput, LinkId, NotAdded, Notice,
-};
 use crate::proto::table::transitions;
 
 transitions! {
@@ -26,7 +24,7 @@ transitions! {
     ///  queue     RMBs      ADD       the client's└──── v2 ──────┘  CONFIRM
     ///  pair      there     LINK      end                            LINK
     /// ```
-    pub(in crate::proto::links) enum OfferStage {
+    pub(super) enum OfferStage {
         /// The queue pair is being made.
         Opening = "OPENING",
         /// RMBs are being registered with its device.
@@ -61,13 +59,13 @@ transitions! {
 
 /// A link that this side adds.
 #[derive(Debug)]
-pub(in crate::proto::links) struct LinkOffer {
-    pub(in crate::proto::links) link: LinkId,
+pub(super) struct LinkOffer {
+    pub(super) link: LinkId,
     number: LinkNumber,
     /// The link over which it is arranged.
-    pub(in crate::proto::links) over: LinkId,
-    pub(in crate::proto::links) stage: OfferStage,
-    pub(in crate::proto::links) until: Instant,
+    pub(super) over: LinkId,
+    pub(super) stage: OfferStage,
+    pub(super) until: Instant,
     /// The type of the group afterwards.
     kind: GroupType,
     exchange: RtokenExchange,
@@ -75,15 +73,15 @@ pub(in crate::proto::links) struct LinkOffer {
 }
 
 impl LinkOffer {
-    pub(in crate::proto::links) fn is_confirming(&self, link: LinkId) -> bool {
+    pub(super) fn is_confirming(&self, link: LinkId) -> bool {
         self.link == link && self.stage == OfferStage::Confirming
     }
 
-    pub(in crate::proto::links) fn is_mapping(&self) -> bool {
+    pub(super) fn is_mapping(&self) -> bool {
         self.stage == OfferStage::Mapping
     }
 
-    pub(in crate::proto::links) fn is_exchanging(&self, over: LinkId, number: LinkNumber) -> bool {
+    pub(super) fn is_exchanging(&self, over: LinkId, number: LinkNumber) -> bool {
         self.stage == OfferStage::Exchanging && self.matches_answer(over, number)
     }
 
@@ -99,13 +97,13 @@ impl LinkOffer {
     }
 
     /// Whether it can continue without the link over which it is arranged.
-    pub(in crate::proto::links) fn is_independent(&self) -> bool {
+    pub(super) fn is_independent(&self) -> bool {
         self.stage == OfferStage::Confirming
     }
 }
 
 impl LinkGroup {
-    pub(in crate::proto::links) fn start_offer(&mut self, now: Instant, trigger: Trigger) {
+    pub(super) fn start_offer(&mut self, now: Instant, trigger: Trigger) {
         let Some(over) = self.primary() else {
             return;
         };
@@ -187,12 +185,7 @@ impl LinkGroup {
         self.send(over, message.encoded_len(), |buffer| message.emit(buffer));
     }
 
-    pub(in crate::proto::links) fn offer_opened(
-        &mut self,
-        now: Instant,
-        mut offer: LinkOffer,
-        local: LinkAddress,
-    ) {
+    pub(super) fn offer_opened(&mut self, now: Instant, mut offer: LinkOffer, local: LinkAddress) {
         self.set_local(offer.link, local);
         if offer.stage.opened().is_err() {
             return self.offer_failed(offer, NotAdded::Device);
@@ -205,7 +198,7 @@ impl LinkGroup {
         }
     }
 
-    pub(in crate::proto::links) fn offer_mapped(&mut self, now: Instant, mut offer: LinkOffer) {
+    pub(super) fn offer_mapped(&mut self, now: Instant, mut offer: LinkOffer) {
         let info = self.link(offer.link);
         let Some((local, device)) = info.and_then(|info| Some((info.local?, info.device))) else {
             return self.offer_failed(offer, NotAdded::Device);
@@ -229,12 +222,7 @@ impl LinkGroup {
     }
 
     /// ADD LINK with RESP.
-    pub(in crate::proto::links) fn handle_offer_answer(
-        &mut self,
-        now: Instant,
-        over: LinkId,
-        answer: &AddLink<'_>,
-    ) {
+    pub(super) fn handle_offer_answer(&mut self, now: Instant, over: LinkId, answer: &AddLink<'_>) {
         let mut offer = match self.flow.take() {
             Some(Flow::Offer(offer))
                 if offer.stage == OfferStage::Offered
@@ -281,7 +269,7 @@ impl LinkGroup {
         }
     }
 
-    pub(in crate::proto::links) fn offer_connected(&mut self, now: Instant, mut offer: LinkOffer) {
+    pub(super) fn offer_connected(&mut self, now: Instant, mut offer: LinkOffer) {
         if self.terms.dialect.is_v2() {
             match offer.stage.connected_v2() {
                 Ok(_) => self.confirm_offer(now, offer),
@@ -304,7 +292,7 @@ impl LinkGroup {
         self.flow = Some(Flow::Offer(offer));
     }
 
-    pub(in crate::proto::links) fn offer_keys_received(
+    pub(super) fn offer_keys_received(
         &mut self,
         now: Instant,
         mut offer: LinkOffer,
@@ -330,12 +318,12 @@ impl LinkGroup {
         self.flow = Some(Flow::Offer(offer));
     }
 
-    pub(in crate::proto::links) fn offer_confirmed(&mut self, now: Instant, offer: &LinkOffer) {
+    pub(super) fn offer_confirmed(&mut self, now: Instant, offer: &LinkOffer) {
         self.activate(now, offer.link, offer.kind);
         self.remove_asymmetric(now);
     }
 
-    pub(in crate::proto::links) fn offer_timeout(&mut self, offer: LinkOffer) {
+    pub(super) fn offer_timeout(&mut self, offer: LinkOffer) {
         let why = match offer.stage {
             OfferStage::Offered | OfferStage::Exchanging | OfferStage::Confirming => {
                 NotAdded::TimedOut
@@ -346,7 +334,7 @@ impl LinkGroup {
     }
 
     /// The link is not added; the group stays unchanged.
-    pub(in crate::proto::links) fn offer_failed(&mut self, offer: LinkOffer, why: NotAdded) {
+    pub(super) fn offer_failed(&mut self, offer: LinkOffer, why: NotAdded) {
         self.notice(Notice::NotAdded {
             number: offer.number,
             why,
@@ -368,7 +356,7 @@ impl LinkGroup {
     }
 
     /// DELETE LINK for a link that was not added.
-    pub(in crate::proto::links) fn send_delete_lost(&mut self, over: LinkId, link: LinkNumber) {
+    pub(super) fn send_delete_lost(&mut self, over: LinkId, link: LinkNumber) {
         let message = DeleteLink {
             dialect: self.terms.dialect,
             step: Step::Request,
@@ -382,7 +370,7 @@ impl LinkGroup {
     }
 
     /// ADD LINK with the local end of a new link.
-    pub(in crate::proto::links) fn send_add_link(
+    pub(super) fn send_add_link(
         &mut self,
         over: LinkId,
         step: AddLinkStep,

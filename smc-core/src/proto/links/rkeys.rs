@@ -9,12 +9,10 @@ use smc_wire::llc::{
 };
 use smc_wire::types::Rkey;
 
+use super::group::after;
+use super::rmbs::{Announced, RkeyRequest, RkeyWait};
+use super::{DropReason, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, Notice, RkeyError, RmbId};
 use crate::proto::group::DeviceIndex;
-use crate::proto::links::group::after;
-use crate::proto::links::rmbs::{Announced, RkeyRequest, RkeyWait};
-use crate::proto::links::{
-    DropReason, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, Notice, RkeyError, RmbId,
-};
 
 impl LinkGroup {
     /// Starts the next request about a local RMB, if allowed.
@@ -133,7 +131,7 @@ impl LinkGroup {
     }
 
     /// The keys of RMBs with a device have arrived; an RMB that is missing cannot be registered.
-    pub(in crate::proto::links) fn rkeys_mapped(&mut self, now: Instant, device: DeviceIndex) {
+    pub(super) fn rkeys_mapped(&mut self, now: Instant, device: DeviceIndex) {
         let mut ready = Vec::new();
         for request in &mut self.local_rmbs.requests {
             if let RkeyWait::Mapping(missing) = &mut request.wait {
@@ -197,7 +195,7 @@ impl LinkGroup {
     }
 
     /// An RMB is out of use.
-    pub(in crate::proto::links) fn release_rmb(&mut self, id: RmbId) {
+    pub(super) fn release_rmb(&mut self, id: RmbId) {
         let is_ended = self.end.is_some();
         let Some(rmb) = self.local_rmbs.rmbs.get_mut(&id) else {
             let is_answered = true;
@@ -227,7 +225,7 @@ impl LinkGroup {
         }
     }
 
-    pub(in crate::proto::links) fn rkey_timeouts(&mut self, now: Instant) {
+    pub(super) fn rkey_timeouts(&mut self, now: Instant) {
         while self
             .local_rmbs
             .stale
@@ -283,7 +281,7 @@ impl LinkGroup {
     }
 
     /// The next deadline of this file.
-    pub(in crate::proto::links) fn rkeys_due(&self) -> Option<Instant> {
+    pub(super) fn rkeys_due(&self) -> Option<Instant> {
         let requests = self.local_rmbs.requests.iter().map(|request| request.until);
         let turn_deadline = |id| Some(self.local_rmbs.rmbs.get(id)?.turn_deadline);
         requests
@@ -292,11 +290,7 @@ impl LinkGroup {
     }
 
     /// CONFIRM RKEY. A request is always answered at once.
-    pub(in crate::proto::links) fn handle_confirm_rkey(
-        &mut self,
-        link: LinkId,
-        message: &ConfirmRkey,
-    ) {
+    pub(super) fn handle_confirm_rkey(&mut self, link: LinkId, message: &ConfirmRkey) {
         let result = match message.step {
             RkeyStep::Request => return self.answer_confirm_rkey(link, message),
             RkeyStep::Accepted => Ok(()),
@@ -338,11 +332,7 @@ impl LinkGroup {
     }
 
     /// DELETE RKEY. A request is always answered at once.
-    pub(in crate::proto::links) fn handle_delete_rkey(
-        &mut self,
-        link: LinkId,
-        message: &DeleteRkey<'_>,
-    ) {
+    pub(super) fn handle_delete_rkey(&mut self, link: LinkId, message: &DeleteRkey<'_>) {
         if message.step == Step::Request {
             return self.answer_delete_rkey(link, message);
         }
@@ -364,11 +354,7 @@ impl LinkGroup {
         }
     }
 
-    pub(in crate::proto::links) fn answer_delete_rkey(
-        &mut self,
-        link: LinkId,
-        message: &DeleteRkey<'_>,
-    ) {
+    pub(super) fn answer_delete_rkey(&mut self, link: LinkId, message: &DeleteRkey<'_>) {
         let keys = message.rkeys.iter().copied().map(Rkey::from);
         let known: Vec<_> = keys.map(|key| self.rtokens.delete(link, key)).collect();
         let dialect = message.dialect;

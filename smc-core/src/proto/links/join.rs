@@ -5,14 +5,12 @@ use std::time::Instant;
 use smc_wire::llc::{AddLink, AddLinkCont, AddLinkStep, MessageType, RejectReason, Rtoken, Step};
 use smc_wire::types::LinkNumber;
 
+use super::flow::{DeferredRequest, Flow};
+use super::group::after;
 use super::tokens::RtokenExchange;
-use super::{DeferredRequest, Flow};
+use super::{DropReason, GroupType, LinkGroup, LinkGroupOutput, LinkId, NotAdded, Notice};
 use crate::device::{LinkAddress, RdmaAddress};
 use crate::proto::group::DeviceIndex;
-use crate::proto::links::group::after;
-use crate::proto::links::{
-    DropReason, GroupType, LinkGroup, LinkGroupOutput, LinkId, NotAdded, Notice,
-};
 use crate::proto::table::transitions;
 
 transitions! {
@@ -23,7 +21,7 @@ transitions! {
     ///  queue     the server's  RMBs   └──── v2 ──────┘   CONFIRM
     ///  pair      end           there                      LINK
     /// ```
-    pub(in crate::proto::links) enum JoinStage {
+    pub(super) enum JoinStage {
         /// The queue pair is being made.
         Opening = "OPENING",
         /// It is being connected.
@@ -54,7 +52,7 @@ transitions! {
 
 /// The server's offer.
 #[derive(Debug)]
-pub(in crate::proto::links) struct OfferedLink {
+pub(super) struct OfferedLink {
     /// The offer as a rejection, which repeats it.
     rejection: AddLink<'static>,
     /// v2: its keys.
@@ -62,7 +60,7 @@ pub(in crate::proto::links) struct OfferedLink {
 }
 
 impl OfferedLink {
-    pub(in crate::proto::links) fn new(offer: &AddLink<'_>) -> Self {
+    pub(super) fn new(offer: &AddLink<'_>) -> Self {
         let rtokens = offer.extension.map_or(&[][..], |found| found.rtokens);
         // Version 2 has no field for a reason.
         let reason = match offer.dialect.is_v2() {
@@ -89,12 +87,12 @@ impl OfferedLink {
 
 /// A link that is being added.
 #[derive(Debug)]
-pub(in crate::proto::links) struct Join {
-    pub(in crate::proto::links) link: LinkId,
+pub(super) struct Join {
+    pub(super) link: LinkId,
     /// The link over which it is arranged.
-    pub(in crate::proto::links) over: LinkId,
-    pub(in crate::proto::links) stage: JoinStage,
-    pub(in crate::proto::links) until: Instant,
+    pub(super) over: LinkId,
+    pub(super) stage: JoinStage,
+    pub(super) until: Instant,
     /// The type of the group afterwards.
     kind: GroupType,
     offered: OfferedLink,
@@ -102,33 +100,28 @@ pub(in crate::proto::links) struct Join {
 }
 
 impl Join {
-    pub(in crate::proto::links) fn is_confirming(&self, link: LinkId) -> bool {
+    pub(super) fn is_confirming(&self, link: LinkId) -> bool {
         self.link == link && self.stage == JoinStage::Confirming
     }
 
-    pub(in crate::proto::links) fn is_mapping(&self) -> bool {
+    pub(super) fn is_mapping(&self) -> bool {
         self.stage == JoinStage::Mapping
     }
 
-    pub(in crate::proto::links) fn is_exchanging(&self, over: LinkId, number: LinkNumber) -> bool {
+    pub(super) fn is_exchanging(&self, over: LinkId, number: LinkNumber) -> bool {
         let offer = &self.offered.rejection;
         self.stage == JoinStage::Exchanging && self.over == over && offer.link == number
     }
 
     /// Whether it can continue without the link over which it is arranged.
-    pub(in crate::proto::links) fn is_independent(&self) -> bool {
+    pub(super) fn is_independent(&self) -> bool {
         self.stage == JoinStage::Confirming
     }
 }
 
 impl LinkGroup {
     /// ADD LINK without RESP.
-    pub(in crate::proto::links) fn handle_offer(
-        &mut self,
-        now: Instant,
-        over: LinkId,
-        offer: &AddLink<'_>,
-    ) {
+    pub(super) fn handle_offer(&mut self, now: Instant, over: LinkId, offer: &AddLink<'_>) {
         let offered = OfferedLink::new(offer);
         if let Some(Flow::Request { .. }) = self.flow {
             self.flow = None;
@@ -151,12 +144,7 @@ impl LinkGroup {
         }
     }
 
-    pub(in crate::proto::links) fn start_join(
-        &mut self,
-        now: Instant,
-        over: LinkId,
-        offered: OfferedLink,
-    ) {
+    pub(super) fn start_join(&mut self, now: Instant, over: LinkId, offered: OfferedLink) {
         if !self.is_established_link(over) {
             return self.dropped(MessageType::AddLink, DropReason::NoLink);
         }
@@ -209,12 +197,7 @@ impl LinkGroup {
             .then(|| (port.device, port.address.clone(), kind))
     }
 
-    pub(in crate::proto::links) fn join_opened(
-        &mut self,
-        now: Instant,
-        mut join: Join,
-        local: LinkAddress,
-    ) {
+    pub(super) fn join_opened(&mut self, now: Instant, mut join: Join, local: LinkAddress) {
         self.set_local(join.link, local);
         if join.stage.opened().is_err() {
             return self.join_failed(join, NotAdded::Device);
@@ -224,7 +207,7 @@ impl LinkGroup {
         self.flow = Some(Flow::Join(join));
     }
 
-    pub(in crate::proto::links) fn join_connected(&mut self, now: Instant, mut join: Join) {
+    pub(super) fn join_connected(&mut self, now: Instant, mut join: Join) {
         if join.stage.connected().is_err() {
             return self.join_failed(join, NotAdded::Device);
         }
@@ -236,7 +219,7 @@ impl LinkGroup {
         }
     }
 
-    pub(in crate::proto::links) fn join_mapped(&mut self, now: Instant, mut join: Join) {
+    pub(super) fn join_mapped(&mut self, now: Instant, mut join: Join) {
         let info = self.link(join.link);
         let Some((local, device)) = info.and_then(|info| Some((info.local?, info.device))) else {
             return self.join_failed(join, NotAdded::Device);
@@ -266,7 +249,7 @@ impl LinkGroup {
         self.flow = Some(Flow::Join(join));
     }
 
-    pub(in crate::proto::links) fn join_keys_received(
+    pub(super) fn join_keys_received(
         &mut self,
         now: Instant,
         mut join: Join,
@@ -291,12 +274,12 @@ impl LinkGroup {
         self.flow = Some(Flow::Join(join));
     }
 
-    pub(in crate::proto::links) fn join_confirmed(&mut self, now: Instant, join: &Join) {
+    pub(super) fn join_confirmed(&mut self, now: Instant, join: &Join) {
         self.send_confirm_link(join.link, Step::Response);
         self.activate(now, join.link, join.kind);
     }
 
-    pub(in crate::proto::links) fn join_timeout(&mut self, _now: Instant, join: Join) {
+    pub(super) fn join_timeout(&mut self, _now: Instant, join: Join) {
         let why = match join.stage {
             JoinStage::Exchanging | JoinStage::Confirming => NotAdded::TimedOut,
             _ => NotAdded::Device,
@@ -305,7 +288,7 @@ impl LinkGroup {
     }
 
     /// The link is not added; the group stays unchanged.
-    pub(in crate::proto::links) fn join_failed(&mut self, join: Join, why: NotAdded) {
+    pub(super) fn join_failed(&mut self, join: Join, why: NotAdded) {
         let number = join.offered.rejection.link;
         self.notice(Notice::NotAdded { number, why });
         self.close(join.link);

@@ -6,31 +6,31 @@ use std::time::Instant;
 use smc_wire::llc::{DeleteLink, DeleteLinkReason, MessageType, Step};
 use smc_wire::types::LinkNumber;
 
-use super::{DeferredRequest, Flow, Trigger};
+use super::flow::{DeferredRequest, Flow, Trigger};
+use super::group::after;
+use super::link::LinkState;
+use super::{DropReason, GroupType, LinkGroup, LinkId, NotAdded, Notice};
 use crate::proto::handshake::Role;
-use crate::proto::links::group::after;
-use crate::proto::links::link::LinkState;
-use crate::proto::links::{DropReason, GroupType, LinkGroup, LinkId, NotAdded, Notice};
 
 /// A pending or sent DELETE LINK.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::proto::links) struct Deletion {
-    pub(in crate::proto::links) link: LinkId,
-    pub(in crate::proto::links) number: LinkNumber,
-    pub(in crate::proto::links) reason: DeleteLinkReason,
-    pub(in crate::proto::links) is_orderly: bool,
+pub(super) struct Deletion {
+    pub(super) link: LinkId,
+    pub(super) number: LinkNumber,
+    pub(super) reason: DeleteLinkReason,
+    pub(super) is_orderly: bool,
     /// The link works: its connections leave it before the message is sent.
-    pub(in crate::proto::links) is_draining: bool,
+    pub(super) is_draining: bool,
     /// Sent over this link.
-    pub(in crate::proto::links) over: Option<LinkId>,
+    pub(super) over: Option<LinkId>,
     /// Not sent: until when it waits for its turn (client) or for the connections (server). Sent:
     /// deadline for the client's answer.
-    pub(in crate::proto::links) until: Instant,
+    pub(super) until: Instant,
 }
 
 impl LinkGroup {
     /// Sends it now or when the present flow ends.
-    pub(in crate::proto::links) fn want_delete(
+    pub(super) fn want_delete(
         &mut self,
         now: Instant,
         link: LinkId,
@@ -54,7 +54,7 @@ impl LinkGroup {
         });
     }
 
-    pub(in crate::proto::links) fn start_delete(&mut self, now: Instant, mut deletion: Deletion) {
+    pub(super) fn start_delete(&mut self, now: Instant, mut deletion: Deletion) {
         if self.role == Role::Client {
             // No wait: a later request of the server about the link is answered with "unknown".
             self.send_deletion(&deletion);
@@ -89,7 +89,7 @@ impl LinkGroup {
     }
 
     /// The connections have left a link, or its deadline has expired.
-    pub(in crate::proto::links) fn resume_delete(&mut self, now: Instant, link: LinkId) {
+    pub(super) fn resume_delete(&mut self, now: Instant, link: LinkId) {
         match self.flow.take() {
             Some(Flow::Delete(deletion)) if deletion.link == link && deletion.is_draining => {
                 self.start_delete(now, deletion);
@@ -99,13 +99,13 @@ impl LinkGroup {
     }
 
     /// When a client sends without waiting any longer.
-    pub(in crate::proto::links) fn delete_due(&self) -> Option<Instant> {
+    pub(super) fn delete_due(&self) -> Option<Instant> {
         let first = self.pending.deletes.front()?;
         (self.role == Role::Client).then_some(first.until)
     }
 
     /// A client that waited long enough for a flow to end sends nevertheless.
-    pub(in crate::proto::links) fn send_overdue_deletes(&mut self, now: Instant) {
+    pub(super) fn send_overdue_deletes(&mut self, now: Instant) {
         if self.role != Role::Client {
             return;
         }
@@ -119,7 +119,7 @@ impl LinkGroup {
         }
     }
 
-    pub(in crate::proto::links) fn delete_timeout(&mut self, now: Instant, deletion: Deletion) {
+    pub(super) fn delete_timeout(&mut self, now: Instant, deletion: Deletion) {
         if deletion.is_draining {
             // The connections take too long; the message is sent now.
             if let Some(link) = self.find_link(deletion.link) {
@@ -145,12 +145,7 @@ impl LinkGroup {
     }
 
     /// DELETE LINK about one link.
-    pub(in crate::proto::links) fn handle_delete_link(
-        &mut self,
-        now: Instant,
-        over: LinkId,
-        message: DeleteLink,
-    ) {
+    pub(super) fn handle_delete_link(&mut self, now: Instant, over: LinkId, message: DeleteLink) {
         match (message.step, message.all) {
             (Step::Request, true) => return self.handle_delete_all(now, over, message.reason),
             (Step::Response, _) => return self.handle_deleted(message),
@@ -196,12 +191,7 @@ impl LinkGroup {
     }
 
     /// The same, without another flow in progress.
-    pub(in crate::proto::links) fn handle_delete_one(
-        &mut self,
-        now: Instant,
-        over: LinkId,
-        request: DeleteLink,
-    ) {
+    pub(super) fn handle_delete_one(&mut self, now: Instant, over: LinkId, request: DeleteLink) {
         let found = self
             .links()
             .find(|link| link.number == request.link && link.state == LinkState::Active);
@@ -257,7 +247,7 @@ impl LinkGroup {
 
     /// With two links that share nothing, the third is not needed
     /// (docs/spec/llc.md#asymmetric-link).
-    pub(in crate::proto::links) fn remove_asymmetric(&mut self, now: Instant) {
+    pub(super) fn remove_asymmetric(&mut self, now: Instant) {
         if self.kind != GroupType::Symmetric {
             return;
         }

@@ -4,17 +4,15 @@ use std::time::Instant;
 
 use smc_wire::llc::{DeleteLink, DeleteLinkReason, Header, Message, Step};
 
-use super::Flow;
+use super::flow::Flow;
+use super::group::after;
+use super::link::LinkState;
+use super::{FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, OpTag, TerminateCause};
 use crate::proto::handshake::Role;
-use crate::proto::links::group::after;
-use crate::proto::links::link::LinkState;
-use crate::proto::links::{
-    FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, OpTag, TerminateCause,
-};
 
 /// Progress of the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::proto::links) enum GroupEnd {
+pub(super) enum GroupEnd {
     /// The last message is in flight.
     LastMessage {
         link: LinkId,
@@ -35,7 +33,7 @@ pub(in crate::proto::links) enum GroupEnd {
 
 impl GroupEnd {
     /// The link that is needed until then.
-    pub(in crate::proto::links) const fn link(&self) -> Option<LinkId> {
+    pub(super) const fn link(&self) -> Option<LinkId> {
         match self {
             Self::LastMessage { link, .. } | Self::AwaitPeer { link, .. } => Some(*link),
             Self::Ended => None,
@@ -43,7 +41,7 @@ impl GroupEnd {
     }
 
     /// When there is something to do.
-    pub(in crate::proto::links) fn due(&self) -> Option<Instant> {
+    pub(super) fn due(&self) -> Option<Instant> {
         match self {
             Self::LastMessage { until, .. } => Some(*until),
             Self::AwaitPeer { next, until, .. } => Some(*next.min(until)),
@@ -54,12 +52,7 @@ impl GroupEnd {
 
 impl LinkGroup {
     /// This side ends the group.
-    pub(in crate::proto::links) fn end_group(
-        &mut self,
-        now: Instant,
-        is_orderly: bool,
-        reason: DeleteLinkReason,
-    ) {
+    pub(super) fn end_group(&mut self, now: Instant, is_orderly: bool, reason: DeleteLinkReason) {
         if self.end.is_some() {
             return;
         }
@@ -85,7 +78,7 @@ impl LinkGroup {
 
     /// The peer ended the group. A server responds with the same message, although the peer may not
     /// receive it. So does a client if the server cannot know that the client received the message.
-    pub(in crate::proto::links) fn handle_delete_all(
+    pub(super) fn handle_delete_all(
         &mut self,
         now: Instant,
         _over: LinkId,
@@ -103,7 +96,7 @@ impl LinkGroup {
 
     /// A message while the group ends: the peer ends it too, or it first deletes its keys, and
     /// Linux would wait for that answer before it processes DELETE LINK.
-    pub(in crate::proto::links) fn handle_message_at_end(&mut self, link: LinkId, message: &[u8]) {
+    pub(super) fn handle_message_at_end(&mut self, link: LinkId, message: &[u8]) {
         match self.end {
             Some(GroupEnd::AwaitPeer { link: on, .. }) if on == link => {}
             _ => return,
@@ -131,7 +124,7 @@ impl LinkGroup {
     }
 
     /// A deadline of the end has expired.
-    pub(in crate::proto::links) fn end_timeout(&mut self, now: Instant) {
+    pub(super) fn end_timeout(&mut self, now: Instant) {
         match self.end {
             Some(GroupEnd::LastMessage { until, .. } | GroupEnd::AwaitPeer { until, .. })
                 if until <= now =>
@@ -144,7 +137,7 @@ impl LinkGroup {
     }
 
     /// Ends the group when no message can be sent.
-    pub(in crate::proto::links) fn end_without_message(&mut self, cause: TerminateCause) {
+    pub(super) fn end_without_message(&mut self, cause: TerminateCause) {
         if self.end.is_none() {
             self.stop(cause);
             self.finish();
@@ -233,7 +226,7 @@ impl LinkGroup {
     }
 
     /// The last message was sent, or is not needed.
-    pub(in crate::proto::links) fn finish(&mut self) {
+    pub(super) fn finish(&mut self) {
         let links: Vec<_> = self.links().map(|link| link.id).collect();
         for link in links {
             self.close(link);

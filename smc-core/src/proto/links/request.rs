@@ -7,14 +7,14 @@ use smc_wire::Bounded;
 use smc_wire::llc::{AddLink, AddLinkStep, MessageType, RequestAddLink, RequestAddLinkStep};
 use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
-use super::{Flow, Trigger};
+use super::flow::{Flow, Trigger};
+use super::group::after;
+use super::{DropReason, GroupType, LinkGroup, LinkId};
 use crate::proto::handshake::Role;
-use crate::proto::links::group::after;
-use crate::proto::links::{DropReason, GroupType, LinkGroup, LinkId};
 
 impl LinkGroup {
     /// A port came up.
-    pub(in crate::proto::links) fn want_link(&mut self) {
+    pub(super) fn want_link(&mut self) {
         let is_open = !matches!(
             self.kind,
             GroupType::None | GroupType::Symmetric | GroupType::AsymmetricPeer
@@ -32,7 +32,7 @@ impl LinkGroup {
         }
     }
 
-    pub(in crate::proto::links) fn start_request(&mut self, now: Instant) {
+    pub(super) fn start_request(&mut self, now: Instant) {
         let Some(over) = self.primary() else {
             return;
         };
@@ -69,11 +69,7 @@ impl LinkGroup {
     }
 
     /// REQUEST ADD LINK.
-    pub(in crate::proto::links) fn handle_request_add_link(
-        &mut self,
-        over: LinkId,
-        message: &RequestAddLink,
-    ) {
+    pub(super) fn handle_request_add_link(&mut self, over: LinkId, message: &RequestAddLink) {
         let kind = MessageType::RequestAddLink;
         let is_established = self.is_established_link(over);
         match (self.role, &message.step) {
@@ -99,7 +95,7 @@ impl LinkGroup {
     }
 
     /// ADD LINK without RESP, to a server: the hint of a v1 client.
-    pub(in crate::proto::links) fn handle_invitation(&mut self, over: LinkId) {
+    pub(super) fn handle_invitation(&mut self, over: LinkId) {
         let kind = MessageType::AddLink;
         if self.terms.dialect.is_v2() {
             return self.dropped(kind, DropReason::Unexpected);

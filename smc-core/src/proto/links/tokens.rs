@@ -3,12 +3,12 @@
 use smc_wire::llc::{AddLinkCont, Rtoken, Step};
 use smc_wire::types::LinkNumber;
 
+use super::{LinkGroup, LinkId};
 use crate::proto::group::DeviceIndex;
-use crate::proto::links::{LinkGroup, LinkId};
 
 /// State of the ADD LINK CONT exchange of version 1.
 #[derive(Debug, Default)]
-pub(in crate::proto::links) struct RtokenExchange {
+pub(super) struct RtokenExchange {
     /// RMBs to announce.
     left: Vec<Rtoken>,
     /// Number of RMBs that the peer had left in its last message.
@@ -16,7 +16,7 @@ pub(in crate::proto::links) struct RtokenExchange {
 }
 
 impl RtokenExchange {
-    pub(in crate::proto::links) const fn new(left: Vec<Rtoken>) -> Self {
+    pub(super) const fn new(left: Vec<Rtoken>) -> Self {
         Self {
             left,
             peer_left: None,
@@ -24,18 +24,14 @@ impl RtokenExchange {
     }
 
     /// The next message; its contents count as announced.
-    pub(in crate::proto::links) fn next_message(
-        &mut self,
-        step: Step,
-        link: LinkNumber,
-    ) -> AddLinkCont {
+    pub(super) fn next_message(&mut self, step: Step, link: LinkNumber) -> AddLinkCont {
         let message = AddLinkCont::of(step, link, &self.left);
         self.left.drain(..message.rtokens.len());
         message
     }
 
     /// A message of the peer. `None` if it makes no progress.
-    pub(in crate::proto::links) fn handle_message(&mut self, message: &AddLinkCont) -> Option<()> {
+    pub(super) fn handle_message(&mut self, message: &AddLinkCont) -> Option<()> {
         let told = u8::try_from(message.rtokens.len()).ok()?;
         let is_closer = self.peer_left.is_none_or(|before| message.left <= before);
         self.peer_left = Some(message.left.saturating_sub(told));
@@ -43,24 +39,20 @@ impl RtokenExchange {
     }
 
     /// Whether both sides have nothing left to announce.
-    pub(in crate::proto::links) fn is_done(&self) -> bool {
+    pub(super) fn is_done(&self) -> bool {
         self.left.is_empty() && self.peer_left == Some(0)
     }
 }
 
 impl LinkGroup {
     /// The keys of local RMBs that the peer needs on a link of another device.
-    pub(in crate::proto::links) fn rtokens_for(
-        &self,
-        over: LinkId,
-        new: DeviceIndex,
-    ) -> Vec<Rtoken> {
+    pub(super) fn rtokens_for(&self, over: LinkId, new: DeviceIndex) -> Vec<Rtoken> {
         let device = self.link(over).map(|info| info.device);
         device.map_or_else(Vec::new, |over| self.local_rmbs.rtokens(over, new))
     }
 
     /// The peer's keys of its RMBs on a new link.
-    pub(in crate::proto::links) fn store_peer_rtokens(
+    pub(super) fn store_peer_rtokens(
         &mut self,
         over: LinkId,
         new: LinkId,

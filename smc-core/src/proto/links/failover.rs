@@ -4,23 +4,18 @@ use std::time::Instant;
 
 use smc_wire::llc::DeleteLinkReason;
 
-use super::{DeferredRequest, Flow};
-use crate::device::LinkFailure;
-use crate::proto::links::group::after;
-use crate::proto::links::link::LinkState;
-use crate::proto::links::{
+use super::flow::{DeferredRequest, Flow};
+use super::group::after;
+use super::link::LinkState;
+use super::{
     FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, NotAdded, Notice,
     TerminateCause,
 };
+use crate::device::LinkFailure;
 
 impl LinkGroup {
     /// A link failed; `None` if it does not answer TEST LINK.
-    pub(in crate::proto::links) fn link_down(
-        &mut self,
-        now: Instant,
-        link: LinkId,
-        failure: Option<LinkFailure>,
-    ) {
+    pub(super) fn link_down(&mut self, now: Instant, link: LinkId, failure: Option<LinkFailure>) {
         let Some(info) = self.link(link) else {
             return;
         };
@@ -66,12 +61,7 @@ impl LinkGroup {
     }
 
     /// Deactivates a link; its connections move to another one.
-    pub(in crate::proto::links) fn deactivate_link(
-        &mut self,
-        now: Instant,
-        link: LinkId,
-        to: LinkId,
-    ) {
+    pub(super) fn deactivate_link(&mut self, now: Instant, link: LinkId, to: LinkId) {
         let until = after(now, self.config.timeouts.response);
         let Some(found) = self.find_link(link) else {
             return;
@@ -114,7 +104,7 @@ impl LinkGroup {
     }
 
     /// The connections have left an inactive link.
-    pub(in crate::proto::links) fn link_drained(&mut self, now: Instant, link: LinkId) {
+    pub(super) fn link_drained(&mut self, now: Instant, link: LinkId) {
         let Some(found) = self.find_link(link) else {
             return;
         };
@@ -125,7 +115,7 @@ impl LinkGroup {
     }
 
     /// Closes inactive links that are not needed any more.
-    pub(in crate::proto::links) fn sweep(&mut self) {
+    pub(super) fn sweep(&mut self) {
         let done: Vec<_> = self
             .links
             .iter()
@@ -141,7 +131,7 @@ impl LinkGroup {
     /// The link that takes the connections of another one. After a failure of a port or a device,
     /// links at the same port of the same device are not usable
     /// (docs/spec/failover.md#link-failure).
-    pub(in crate::proto::links) fn failover_target(
+    pub(super) fn failover_target(
         &self,
         link: LinkId,
         failure: Option<LinkFailure>,
@@ -184,12 +174,12 @@ impl LinkGroup {
         self.set_kind(kind);
     }
 
-    pub(in crate::proto::links) fn is_same_local(&self, one: &LinkInfo, two: &LinkInfo) -> bool {
+    pub(super) fn is_same_local(&self, one: &LinkInfo, two: &LinkInfo) -> bool {
         let mac = |info: &LinkInfo| info.local.map(|local| local.mac);
         one.device == two.device && mac(one) == mac(two)
     }
 
-    pub(in crate::proto::links) fn is_same_peer(&self, one: &LinkInfo, two: &LinkInfo) -> bool {
+    pub(super) fn is_same_peer(&self, one: &LinkInfo, two: &LinkInfo) -> bool {
         match (one.peer, two.peer) {
             (Some(one), Some(two)) => self.is_same_peer_address(&one, &two),
             _ => false,

@@ -11,33 +11,15 @@
 //! while a change is pending, so neither delays the other for ever. The peer's requests about keys
 //! are always answered at once (docs/spec/llc.md#flows). Every flow has a deadline.
 
-mod delete;
-mod end;
-mod failover;
-mod first;
-mod join;
-mod offer;
-mod request;
-mod rkeys;
-mod test;
-mod tokens;
-
 use std::collections::VecDeque;
 use std::time::Instant;
 
 use smc_wire::llc::{DeleteLink, MessageType};
 
-pub(super) use delete::Deletion;
-pub(super) use end::GroupEnd;
-pub(super) use first::First;
-pub(super) use join::{Join, OfferedLink};
-pub(super) use offer::LinkOffer;
-
-#[cfg(test)]
-pub(super) use join::JoinStage;
-#[cfg(test)]
-pub(super) use offer::OfferStage;
-
+use super::delete::Deletion;
+use super::first::First;
+use super::join::{Join, OfferedLink};
+use super::offer::LinkOffer;
 use super::{LinkGroup, LinkId, Notice};
 
 /// The flow that changes the links now.

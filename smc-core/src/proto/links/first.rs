@@ -4,25 +4,23 @@ use std::time::Instant;
 
 use smc_wire::llc::{ConfirmLink, MessageType, Step};
 
-use super::Flow;
+use super::flow::Flow;
+use super::group::after;
+use super::{DropReason, FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, Notice};
 use crate::proto::handshake::Role;
-use crate::proto::links::group::after;
-use crate::proto::links::{
-    DropReason, FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, Notice,
-};
 
 /// The first link during its confirmation.
 #[derive(Debug)]
-pub(in crate::proto::links) struct First {
-    pub(in crate::proto::links) link: LinkId,
+pub(super) struct First {
+    pub(super) link: LinkId,
     /// None until the shell calls [`LinkGroup::confirm_link`].
-    pub(in crate::proto::links) until: Option<Instant>,
+    pub(super) until: Option<Instant>,
     /// CONFIRM LINK arrived before that call.
-    pub(in crate::proto::links) early: Option<ConfirmLink>,
+    pub(super) early: Option<ConfirmLink>,
 }
 
 impl LinkGroup {
-    pub(in crate::proto::links) fn start_first(&mut self, now: Instant) {
+    pub(super) fn start_first(&mut self, now: Instant) {
         let Some(Flow::First(mut first)) = self.flow.take() else {
             // The link failed before.
             self.outputs
@@ -46,12 +44,7 @@ impl LinkGroup {
     }
 
     /// CONFIRM LINK, for whichever flow waits for it on this link.
-    pub(in crate::proto::links) fn handle_confirm_link(
-        &mut self,
-        now: Instant,
-        link: LinkId,
-        message: ConfirmLink,
-    ) {
+    pub(super) fn handle_confirm_link(&mut self, now: Instant, link: LinkId, message: ConfirmLink) {
         let wanted = match self.role {
             Role::Client => Step::Request,
             Role::Server => Step::Response,
@@ -99,14 +92,14 @@ impl LinkGroup {
         self.outputs.push_back(LinkGroupOutput::FirstLink(result));
     }
 
-    pub(in crate::proto::links) fn first_timeout(&mut self, _first: First) {
+    pub(super) fn first_timeout(&mut self, _first: First) {
         self.notice(Notice::Unanswered(MessageType::ConfirmLink));
         self.outputs
             .push_back(LinkGroupOutput::FirstLink(Err(FirstLinkError::TimedOut)));
     }
 
     /// CONFIRM LINK about the local end of a link, on that link.
-    pub(in crate::proto::links) fn send_confirm_link(&mut self, link: LinkId, step: Step) {
+    pub(super) fn send_confirm_link(&mut self, link: LinkId, step: Step) {
         let Some(info) = self.link(link) else {
             return;
         };

@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use smc_wire::llc::{Step, TestLink};
 
-use crate::proto::links::group::after;
-use crate::proto::links::link::LinkRecord;
-use crate::proto::links::{LinkGroup, LinkId};
+use super::group::after;
+use super::link::LinkRecord;
+use super::{LinkGroup, LinkId};
 
 impl LinkGroup {
     /// When a link has to be tested, or has failed its test.
-    pub(in crate::proto::links) fn test_due(&self, link: &LinkRecord) -> Option<Instant> {
+    pub(super) fn test_due(&self, link: &LinkRecord) -> Option<Instant> {
         if !link.is_active() {
             return None;
         }
@@ -21,7 +21,7 @@ impl LinkGroup {
         link.test_deadline.or(idle)
     }
 
-    pub(in crate::proto::links) fn test_timeouts(&mut self, now: Instant) {
+    pub(super) fn test_timeouts(&mut self, now: Instant) {
         let due: Vec<_> = self
             .links
             .iter()
@@ -46,7 +46,7 @@ impl LinkGroup {
         self.send(link, message.encoded_len(), |buffer| message.emit(buffer));
     }
 
-    pub(in crate::proto::links) fn handle_test_link(&mut self, link: LinkId, message: TestLink) {
+    pub(super) fn handle_test_link(&mut self, link: LinkId, message: TestLink) {
         match message.step {
             Step::Request => {
                 let answer = message.response();
