@@ -3,13 +3,13 @@
 
 use std::time::Instant;
 
-use smc_wire::llc::{DeleteLink, DeleteLinkReason, MessageType, Step};
+use smc_wire::llc::{DeleteLink, DeleteLinkReason, Step};
 use smc_wire::types::LinkNumber;
 
-use super::flow::{DeferredRequest, Flow, Trigger};
+use super::flow::{AddFailure, DeferredRequest, Flow, Trigger};
 use super::group::after;
 use super::link::LinkState;
-use super::{DropReason, GroupType, LinkGroup, LinkId, NotAdded, Notice};
+use super::{GroupType, LinkGroup, LinkId};
 use crate::proto::handshake::Role;
 
 /// A pending or sent DELETE LINK.
@@ -127,7 +127,6 @@ impl LinkGroup {
             }
             return self.start_delete(now, deletion);
         }
-        self.notice(Notice::Unanswered(MessageType::DeleteLink));
         self.deleted(&deletion);
     }
 
@@ -158,7 +157,7 @@ impl LinkGroup {
             None => self.handle_delete_one(now, over, message),
             // It replaces the message for which the flow waits.
             Some(Flow::Offer(offer)) => {
-                self.offer_failed(offer, NotAdded::Deleted);
+                self.offer_failed(offer, AddFailure::Deleted);
                 self.handle_delete_one(now, over, message);
             }
             Some(Flow::Join(join)) => {
@@ -166,25 +165,18 @@ impl LinkGroup {
                 if is_new {
                     self.answer_delete(over, message, DeleteLinkReason::DONE);
                 }
-                self.join_failed(join, NotAdded::Deleted);
+                self.join_failed(join, AddFailure::Deleted);
                 if !is_new {
                     self.handle_delete_one(now, over, message);
                 }
             }
-            flow @ Some(Flow::First(_)) => {
-                self.flow = flow;
-                self.dropped(MessageType::DeleteLink, DropReason::Unexpected);
-            }
+            flow @ Some(Flow::First(_)) => self.flow = flow,
             flow @ Some(Flow::Delete(_) | Flow::Request { .. }) => {
                 self.flow = flow;
-                if self.is_being_deleted(message.link) {
-                    // The message that is or was sent is the answer.
-                    self.dropped(MessageType::DeleteLink, DropReason::Busy);
-                } else if self.pending.deferred.is_none() {
+                // The message about the link that is or was sent is the answer.
+                if !self.is_being_deleted(message.link) && self.pending.deferred.is_none() {
                     let request = message;
                     self.pending.deferred = Some(DeferredRequest::Delete { over, request });
-                } else {
-                    self.dropped(MessageType::DeleteLink, DropReason::Busy);
                 }
             }
         }
@@ -196,10 +188,10 @@ impl LinkGroup {
             .links()
             .find(|link| link.number == request.link && link.state == LinkState::Active);
         let Some(target) = found else {
-            if self.is_being_deleted(request.link) {
-                return self.dropped(MessageType::DeleteLink, DropReason::Busy);
+            if !self.is_being_deleted(request.link) {
+                self.answer_delete(over, request, DeleteLinkReason::UNKNOWN_LINK);
             }
-            return self.answer_delete(over, request, DeleteLinkReason::UNKNOWN_LINK);
+            return;
         };
         let Some(to) = self.failover_target(target.id, None) else {
             if self.role == Role::Client {
@@ -231,10 +223,7 @@ impl LinkGroup {
             {
                 self.deleted(&deletion);
             }
-            flow => {
-                self.flow = flow;
-                self.dropped(MessageType::DeleteLink, DropReason::Unexpected);
-            }
+            flow => self.flow = flow,
         }
     }
 

@@ -6,29 +6,28 @@ use smc_wire::EmitError;
 use smc_wire::llc::{AddLinkStep, Dialect, Header, Message, MessageType, Step, detect_order};
 
 use super::flow::Flow;
+use super::link::LinkRecord;
 use super::long_message::LongMessageGate;
-use super::{DropReason, LinkGroup, LinkGroupOutput, LinkId, Notice, OpTag};
+use super::{LinkGroup, LinkGroupOutput, LinkId, OpTag};
 use crate::proto::handshake::Role;
 
 impl LinkGroup {
-    /// Passes a received message to the flow that waits for it.
-    pub(super) fn dispatch(
-        &mut self,
-        now: Instant,
-        link: LinkId,
-        message: &[u8],
-    ) -> Result<(), DropReason> {
-        let found = self.find_link(link).ok_or(DropReason::NoLink)?;
-        if !found.is_connected || !found.info.state.is_usable() {
-            return Err(DropReason::NoLink);
-        }
+    /// Passes a received message to the flow that waits for it. Others are dropped: malformed and
+    /// unknown ones, those that no flow waits for, and those of links that are not in use.
+    pub(super) fn dispatch(&mut self, now: Instant, link: LinkId, message: &[u8]) {
+        let is_usable = |link: &&mut LinkRecord| link.is_connected && link.info.state.is_usable();
+        let Some(found) = self.find_link(link).filter(is_usable) else {
+            return;
+        };
         found.last_received = now;
         found.test_deadline = None;
         let order = self.terms.dialect.order();
-        let header = Header::parse(message, Some(order)).map_err(|_| DropReason::Malformed)?;
-        let parsed = Message::parse_from(message, order).map_err(|_| DropReason::Malformed)?;
+        let header = Header::parse(message, Some(order));
+        let (Ok(header), Ok(parsed)) = (header, Message::parse_from(message, order)) else {
+            return;
+        };
         if header.dialect().is_v2() != self.terms.dialect.is_v2() {
-            return Err(DropReason::Unknown);
+            return;
         }
         self.learn_order(&header, message);
         match parsed {
@@ -37,7 +36,7 @@ impl LinkGroup {
                 (Role::Client, AddLinkStep::Request) => self.handle_offer(now, link, &message),
                 (Role::Server, AddLinkStep::Request) => self.handle_invitation(link),
                 (Role::Server, _) => self.handle_offer_answer(now, link, &message),
-                (Role::Client, _) => return Err(DropReason::Unexpected),
+                (Role::Client, _) => {}
             },
             Message::AddLinkCont(message) => match self.flow.take() {
                 Some(Flow::Offer(offer))
@@ -51,21 +50,16 @@ impl LinkGroup {
                 {
                     self.join_keys_received(now, join, &message);
                 }
-                flow => {
-                    self.flow = flow;
-                    return Err(DropReason::Unexpected);
-                }
+                flow => self.flow = flow,
             },
             Message::DeleteLink(message) => self.handle_delete_link(now, link, message),
             Message::RequestAddLink(message) => self.handle_request_add_link(link, &message),
             Message::ConfirmRkey(message) => self.handle_confirm_rkey(link, &message),
             Message::DeleteRkey(message) => self.handle_delete_rkey(link, &message),
             Message::TestLink(message) => self.handle_test_link(link, message),
-            // There are no more than three links.
-            Message::ConfirmRkeyCont(_) => return Err(DropReason::Unexpected),
-            _ => return Err(DropReason::Unknown),
+            // With at most three links there is no CONFIRM RKEY CONT.
+            _ => {}
         }
-        Ok(())
     }
 
     /// Linux writes lengths in the byte order of its processor. Responses that repeat a local
@@ -131,15 +125,6 @@ impl LinkGroup {
         if let Some(output) = event(&mut self.long_messages) {
             self.outputs.push_back(output);
         }
-    }
-
-    pub(super) fn notice(&mut self, notice: Notice) {
-        self.outputs.push_back(LinkGroupOutput::Notice(notice));
-    }
-
-    pub(super) fn dropped(&mut self, kind: MessageType, why: DropReason) {
-        let kind = Some(kind);
-        self.notice(Notice::Dropped { kind, why });
     }
 
     pub(super) fn report_full(&mut self) {

@@ -221,7 +221,7 @@ impl LinkGroup {
             }
         }
         self.local_rmbs.fail(&mut self.outputs);
-        self.set_kind(GroupType::None);
+        self.kind = GroupType::None;
         self.outputs.push_back(LinkGroupOutput::Terminate(cause));
     }
 

@@ -4,12 +4,11 @@ use std::time::Instant;
 
 use smc_wire::llc::DeleteLinkReason;
 
-use super::flow::{DeferredRequest, Flow};
+use super::flow::{AddFailure, DeferredRequest, Flow};
 use super::group::after;
 use super::link::LinkState;
 use super::{
-    FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, NotAdded, Notice,
-    TerminateCause,
+    FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, TerminateCause,
 };
 use crate::device::LinkFailure;
 
@@ -22,8 +21,6 @@ impl LinkGroup {
         self.long_message_lost(link);
         match info.state {
             LinkState::Active => {
-                let number = info.number;
-                self.notice(Notice::LinkDown { number, failure });
                 let Some(to) = self.failover_target(link, failure) else {
                     let failure = failure.unwrap_or(LinkFailure::RetryExceeded);
                     return self.end_without_message(TerminateCause::LinksLost(failure));
@@ -50,11 +47,8 @@ impl LinkGroup {
                         .push_back(LinkGroupOutput::FirstLink(Err(FirstLinkError::LinkDown)));
                 }
             }
-            Some(Flow::Offer(offer)) if offer.link == link => {
-                self.offer_failed(offer, NotAdded::LinkDown);
-            }
-            Some(Flow::Join(join)) if join.link == link => {
-                self.join_failed(join, NotAdded::LinkDown);
+            Some(flow) if flow.new_link() == Some(link) => {
+                self.add_failed(flow, AddFailure::Unfinished);
             }
             flow => self.flow = flow,
         }
@@ -88,11 +82,8 @@ impl LinkGroup {
             }
         }
         match self.flow.take() {
-            Some(Flow::Offer(offer)) if offer.over == link && !offer.is_independent() => {
-                self.offer_failed(offer, NotAdded::LinkDown);
-            }
-            Some(Flow::Join(join)) if join.over == link && !join.is_independent() => {
-                self.join_failed(join, NotAdded::LinkDown);
+            Some(flow) if flow.is_arranged_over(link) => {
+                self.add_failed(flow, AddFailure::Unfinished);
             }
             // Repeated on another link.
             Some(Flow::Delete(deletion)) if deletion.over == Some(link) => {
@@ -171,7 +162,7 @@ impl LinkGroup {
                 (false, false) => GroupType::Symmetric,
             },
         };
-        self.set_kind(kind);
+        self.kind = kind;
     }
 
     pub(super) fn is_same_local(&self, one: &LinkInfo, two: &LinkInfo) -> bool {

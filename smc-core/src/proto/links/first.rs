@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use smc_wire::llc::{ConfirmLink, MessageType, Step};
+use smc_wire::llc::{ConfirmLink, Step};
 
 use super::flow::Flow;
 use super::group::after;
-use super::{DropReason, FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, Notice};
+use super::{FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId};
 use crate::proto::handshake::Role;
 
 /// The first link during its confirmation.
@@ -49,12 +49,8 @@ impl LinkGroup {
             Role::Client => Step::Request,
             Role::Server => Step::Response,
         };
-        let flow = self.flow.take();
-        match flow {
-            _ if message.step != wanted => {
-                self.flow = flow;
-                self.dropped(MessageType::ConfirmLink, DropReason::Unexpected);
-            }
+        match self.flow.take() {
+            flow if message.step != wanted => self.flow = flow,
             Some(Flow::First(mut first)) if first.link == link => match first.until {
                 Some(_) => self.first_confirmed(now, &first, message),
                 None if self.role == Role::Client => {
@@ -62,19 +58,13 @@ impl LinkGroup {
                     self.flow = Some(Flow::First(first));
                 }
                 // The request is not sent yet.
-                None => {
-                    self.flow = Some(Flow::First(first));
-                    self.dropped(MessageType::ConfirmLink, DropReason::Unexpected);
-                }
+                None => self.flow = Some(Flow::First(first)),
             },
             Some(Flow::Offer(offer)) if offer.is_confirming(link) => {
                 self.offer_confirmed(now, &offer);
             }
             Some(Flow::Join(join)) if join.is_confirming(link) => self.join_confirmed(now, &join),
-            flow => {
-                self.flow = flow;
-                self.dropped(MessageType::ConfirmLink, DropReason::Unexpected);
-            }
+            flow => self.flow = flow,
         }
     }
 
@@ -93,7 +83,6 @@ impl LinkGroup {
     }
 
     pub(super) fn first_timeout(&mut self, _first: First) {
-        self.notice(Notice::Unanswered(MessageType::ConfirmLink));
         self.outputs
             .push_back(LinkGroupOutput::FirstLink(Err(FirstLinkError::TimedOut)));
     }

@@ -14,13 +14,13 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use smc_wire::llc::{DeleteLink, MessageType};
+use smc_wire::llc::DeleteLink;
 
 use super::delete::Deletion;
 use super::first::First;
-use super::join::{Join, OfferedLink};
-use super::offer::LinkOffer;
-use super::{LinkGroup, LinkId, Notice};
+use super::join::{Join, JoinStage, OfferedLink};
+use super::offer::{LinkOffer, OfferStage};
+use super::{LinkGroup, LinkId};
 
 /// The flow that changes the links now.
 #[derive(Debug)]
@@ -53,6 +53,36 @@ impl Flow {
             Self::Request { until, .. } => Some(*until),
         }
     }
+
+    /// The link that it adds.
+    pub(super) const fn new_link(&self) -> Option<LinkId> {
+        match self {
+            Self::Offer(offer) => Some(offer.link),
+            Self::Join(join) => Some(join.link),
+            _ => None,
+        }
+    }
+
+    /// Whether it adds a link, which cannot be arranged without this one.
+    pub(super) fn is_arranged_over(&self, link: LinkId) -> bool {
+        match self {
+            Self::Offer(offer) => offer.over == link && offer.stage != OfferStage::Confirming,
+            Self::Join(join) => join.over == link && join.stage != JoinStage::Confirming,
+            _ => false,
+        }
+    }
+}
+
+/// Why a link is not added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AddFailure {
+    /// The client rejected it.
+    Rejected,
+    /// The peer deleted a link meanwhile.
+    Deleted,
+    /// A link or a device failed, or the peer did not answer in time or broke the rules: the peer
+    /// may still wait.
+    Unfinished,
 }
 
 /// Pending flows.
@@ -142,6 +172,15 @@ impl LinkGroup {
         self.pending.is_empty() && self.start_rkey(now)
     }
 
+    /// The link of this flow is not added; the group stays unchanged.
+    pub(super) fn add_failed(&mut self, flow: Flow, why: AddFailure) {
+        match flow {
+            Flow::Offer(offer) => self.offer_failed(offer, why),
+            Flow::Join(join) => self.join_failed(join, why),
+            _ => {}
+        }
+    }
+
     /// The present flow has waited long enough.
     pub(super) fn flow_timeout(&mut self, now: Instant) {
         let due = self.flow.as_ref().and_then(Flow::until);
@@ -150,12 +189,8 @@ impl LinkGroup {
         }
         match self.flow.take() {
             Some(Flow::First(first)) => self.first_timeout(first),
-            Some(Flow::Offer(offer)) => self.offer_timeout(offer),
-            Some(Flow::Join(join)) => self.join_timeout(now, join),
             Some(Flow::Delete(deletion)) => self.delete_timeout(now, deletion),
-            Some(Flow::Request { .. }) => {
-                self.notice(Notice::Unanswered(MessageType::RequestAddLink));
-            }
+            Some(flow) => self.add_failed(flow, AddFailure::Unfinished),
             None => {}
         }
     }

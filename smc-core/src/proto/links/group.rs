@@ -1,19 +1,19 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use smc_wire::llc::{DeleteLinkReason, Dialect, MessageType};
+use smc_wire::llc::{DeleteLinkReason, Dialect};
 use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
 
 use super::end::GroupEnd;
 use super::first::First;
-use super::flow::{Flow, PendingFlows, Trigger};
+use super::flow::{AddFailure, Flow, PendingFlows, Trigger};
 use super::link::{LinkRecord, LinkState};
 use super::long_message::LongMessageGate;
 use super::rmbs::{Announced, LocalRmbs, Rmb};
 use super::rtokens::Rtokens;
 use super::{
-    GroupType, LinkGroupOutput, LinkId, LinkInfo, LlcConfig, LlcTerms, NotAdded, Notice, OpTag,
-    PeerEnd, PortCandidate, RkeyError, RmbId, RmbKey, RtokenId, RtokenTableFull,
+    GroupType, LinkGroupOutput, LinkId, LinkInfo, LlcConfig, LlcTerms, OpTag, PeerEnd,
+    PortCandidate, RkeyError, RmbId, RmbKey, RtokenId, RtokenTableFull,
 };
 use crate::device::{DeviceError, LinkAddress, LinkFailure, Route};
 use crate::proto::group::DeviceIndex;
@@ -127,10 +127,7 @@ impl LinkGroup {
         if self.end.is_some() {
             return self.handle_message_at_end(link, message);
         }
-        let kind = message.first().copied().and_then(MessageType::from_byte);
-        if let Err(why) = self.dispatch(now, link, message) {
-            self.notice(Notice::Dropped { kind, why });
-        }
+        self.dispatch(now, link, message);
         self.advance(now);
     }
 
@@ -177,14 +174,11 @@ impl LinkGroup {
             (Some(Flow::Offer(offer)), Ok(local)) if offer.link == link => {
                 self.offer_opened(now, offer, local);
             }
-            (Some(Flow::Offer(offer)), Err(_)) if offer.link == link => {
-                self.offer_failed(offer, NotAdded::Device);
-            }
             (Some(Flow::Join(join)), Ok(local)) if join.link == link => {
                 self.join_opened(now, join, local);
             }
-            (Some(Flow::Join(join)), Err(_)) if join.link == link => {
-                self.join_failed(join, NotAdded::Device);
+            (Some(flow), Err(_)) if flow.new_link() == Some(link) => {
+                self.add_failed(flow, AddFailure::Unfinished);
             }
             (flow, _) => self.flow = flow,
         }
@@ -205,14 +199,11 @@ impl LinkGroup {
             (Some(Flow::Offer(offer)), Ok(())) if offer.link == link => {
                 self.offer_connected(now, offer);
             }
-            (Some(Flow::Offer(offer)), Err(_)) if offer.link == link => {
-                self.offer_failed(offer, NotAdded::Device);
-            }
             (Some(Flow::Join(join)), Ok(())) if join.link == link => {
                 self.join_connected(now, join);
             }
-            (Some(Flow::Join(join)), Err(_)) if join.link == link => {
-                self.join_failed(join, NotAdded::Device);
+            (Some(flow), Err(_)) if flow.new_link() == Some(link) => {
+                self.add_failed(flow, AddFailure::Unfinished);
             }
             (flow, _) => self.flow = flow,
         }

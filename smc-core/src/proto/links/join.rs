@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use smc_wire::llc::{AddLink, AddLinkCont, AddLinkStep, MessageType, RejectReason, Rtoken, Step};
+use smc_wire::llc::{AddLink, AddLinkCont, AddLinkStep, RejectReason, Rtoken, Step};
 use smc_wire::types::LinkNumber;
 
-use super::flow::{DeferredRequest, Flow};
+use super::flow::{AddFailure, DeferredRequest, Flow};
 use super::group::after;
 use super::tokens::RtokenExchange;
-use super::{DropReason, GroupType, LinkGroup, LinkGroupOutput, LinkId, NotAdded, Notice};
+use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId};
 use crate::device::{LinkAddress, RdmaAddress};
 use crate::proto::group::DeviceIndex;
 use crate::proto::table::transitions;
@@ -112,11 +112,6 @@ impl Join {
         let offer = &self.offered.rejection;
         self.stage == JoinStage::Exchanging && self.over == over && offer.link == number
     }
-
-    /// Whether it can continue without the link over which it is arranged.
-    pub(super) fn is_independent(&self) -> bool {
-        self.stage == JoinStage::Confirming
-    }
 }
 
 impl LinkGroup {
@@ -139,20 +134,14 @@ impl LinkGroup {
                 offered,
                 until,
             });
-        } else {
-            self.dropped(MessageType::AddLink, DropReason::Busy);
         }
     }
 
     pub(super) fn start_join(&mut self, now: Instant, over: LinkId, offered: OfferedLink) {
         if !self.is_established_link(over) {
-            return self.dropped(MessageType::AddLink, DropReason::NoLink);
+            return;
         }
         let Some((device, address, kind)) = self.port_for_join(over, &offered) else {
-            self.notice(Notice::NotAdded {
-                number: offered.rejection.link,
-                why: NotAdded::Refused,
-            });
             return self.send_rejection(over, &offered);
         };
         let link = self.new_link(now, device, offered.rejection.link);
@@ -200,7 +189,7 @@ impl LinkGroup {
     pub(super) fn join_opened(&mut self, now: Instant, mut join: Join, local: LinkAddress) {
         self.set_local(join.link, local);
         if join.stage.opened().is_err() {
-            return self.join_failed(join, NotAdded::Device);
+            return self.join_failed(join, AddFailure::Unfinished);
         }
         self.connect(join.link, join.offered.address());
         join.until = after(now, self.config.timeouts.work);
@@ -209,7 +198,7 @@ impl LinkGroup {
 
     pub(super) fn join_connected(&mut self, now: Instant, mut join: Join) {
         if join.stage.connected().is_err() {
-            return self.join_failed(join, NotAdded::Device);
+            return self.join_failed(join, AddFailure::Unfinished);
         }
         if self.map_for(join.link) {
             join.until = after(now, self.config.timeouts.work);
@@ -222,7 +211,7 @@ impl LinkGroup {
     pub(super) fn join_mapped(&mut self, now: Instant, mut join: Join) {
         let info = self.link(join.link);
         let Some((local, device)) = info.and_then(|info| Some((info.local?, info.device))) else {
-            return self.join_failed(join, NotAdded::Device);
+            return self.join_failed(join, AddFailure::Unfinished);
         };
         let is_v2 = self.terms.dialect.is_v2();
         let timeouts = self.config.timeouts;
@@ -231,7 +220,7 @@ impl LinkGroup {
             false => (join.stage.mapped_v1(), timeouts.response),
         };
         if moved.is_err() {
-            return self.join_failed(join, NotAdded::Device);
+            return self.join_failed(join, AddFailure::Unfinished);
         }
         let local = LinkAddress {
             mtu: local.mtu.min(join.offered.rejection.mtu),
@@ -258,7 +247,7 @@ impl LinkGroup {
         let rtokens = message.rtokens.iter().copied().map(Rtoken::from);
         self.store_peer_rtokens(join.over, join.link, rtokens);
         if join.exchange.handle_message(message).is_none() {
-            return self.join_failed(join, NotAdded::Violation);
+            return self.join_failed(join, AddFailure::Unfinished);
         }
         let answer = join.exchange.next_message(Step::Response, message.link);
         self.send(join.over, answer.encoded_len(), |buffer| {
@@ -279,22 +268,12 @@ impl LinkGroup {
         self.activate(now, join.link, join.kind);
     }
 
-    pub(super) fn join_timeout(&mut self, _now: Instant, join: Join) {
-        let why = match join.stage {
-            JoinStage::Exchanging | JoinStage::Confirming => NotAdded::TimedOut,
-            _ => NotAdded::Device,
-        };
-        self.join_failed(join, why);
-    }
-
-    /// The link is not added; the group stays unchanged.
-    pub(super) fn join_failed(&mut self, join: Join, why: NotAdded) {
+    pub(super) fn join_failed(&mut self, join: Join, why: AddFailure) {
         let number = join.offered.rejection.link;
-        self.notice(Notice::NotAdded { number, why });
         self.close(join.link);
         match join.stage {
             // A rejection is final even after an acceptance, as in Linux.
-            JoinStage::Confirming if why != NotAdded::Deleted => {
+            JoinStage::Confirming if why != AddFailure::Deleted => {
                 self.send_delete_lost(join.over, number)
             }
             _ => self.send_rejection(join.over, &join.offered),

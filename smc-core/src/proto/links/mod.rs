@@ -81,8 +81,8 @@ pub use config::{LlcConfig, LlcTerms, LlcTimeouts};
 pub use group::LinkGroup;
 pub use link::{GroupType, LinkId, LinkInfo, LinkState};
 pub use output::{
-    DropReason, FirstLinkError, LinkGroupOutput, NotAdded, Notice, OpTag, PeerEnd, PortCandidate,
-    RkeyError, RmbKey, TerminateCause,
+    FirstLinkError, LinkGroupOutput, OpTag, PeerEnd, PortCandidate, RkeyError, RmbKey,
+    TerminateCause,
 };
 pub use rtokens::{RTOKENS_MAX, RtokenId, RtokenTableFull};
 pub use send_queue::{NextPost, Overflow, Posted, SEND_QUEUE_TIMEOUT, SendQueue, WAITING_MAX};

@@ -4,14 +4,14 @@ use std::time::Instant;
 
 use smc_wire::llc::{
     AddLink, AddLinkCont, AddLinkExtension, AddLinkStep, DeleteLink, DeleteLinkReason, Dialect,
-    MessageType, RequestAddLink, RequestAddLinkStep, Rtoken, Step, WireRtoken,
+    RequestAddLink, RequestAddLinkStep, Rtoken, Step, WireRtoken,
 };
 use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
-use super::flow::{Flow, Trigger};
+use super::flow::{AddFailure, Flow, Trigger};
 use super::group::after;
 use super::tokens::RtokenExchange;
-use super::{DropReason, GroupType, LinkGroup, LinkGroupOutput, LinkId, NotAdded, Notice};
+use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId};
 use crate::device::{LinkAddress, RdmaAddress, Route};
 use crate::proto::group::DeviceIndex;
 use crate::proto::table::transitions;
@@ -95,11 +95,6 @@ impl LinkOffer {
     pub(super) fn is_sent(&self) -> bool {
         !matches!(self.stage, OfferStage::Opening | OfferStage::Mapping)
     }
-
-    /// Whether it can continue without the link over which it is arranged.
-    pub(super) fn is_independent(&self) -> bool {
-        self.stage == OfferStage::Confirming
-    }
 }
 
 impl LinkGroup {
@@ -146,10 +141,6 @@ impl LinkGroup {
 
     /// There is nothing to offer: notifies a client that waits for an offer.
     fn decline_to_offer(&mut self, over: LinkId, trigger: Trigger) {
-        self.notice(Notice::NotAdded {
-            number: LinkNumber::NONE,
-            why: NotAdded::NoPort,
-        });
         match trigger {
             Trigger::Requested(link) => self.answer_request(link),
             Trigger::Established if self.terms.max_links > 1 => self.send_empty_offer(over),
@@ -188,7 +179,7 @@ impl LinkGroup {
     pub(super) fn offer_opened(&mut self, now: Instant, mut offer: LinkOffer, local: LinkAddress) {
         self.set_local(offer.link, local);
         if offer.stage.opened().is_err() {
-            return self.offer_failed(offer, NotAdded::Device);
+            return self.offer_failed(offer, AddFailure::Unfinished);
         }
         if self.map_for(offer.link) {
             offer.until = after(now, self.config.timeouts.work);
@@ -201,10 +192,10 @@ impl LinkGroup {
     pub(super) fn offer_mapped(&mut self, now: Instant, mut offer: LinkOffer) {
         let info = self.link(offer.link);
         let Some((local, device)) = info.and_then(|info| Some((info.local?, info.device))) else {
-            return self.offer_failed(offer, NotAdded::Device);
+            return self.offer_failed(offer, AddFailure::Unfinished);
         };
         if offer.stage.mapped().is_err() {
-            return self.offer_failed(offer, NotAdded::Device);
+            return self.offer_failed(offer, AddFailure::Unfinished);
         }
         let rtokens = self.rtokens_for(offer.over, device);
         self.send_add_link(
@@ -237,10 +228,10 @@ impl LinkGroup {
         };
         self.long_message_answered();
         if answer.step != AddLinkStep::Accepted {
-            return self.offer_failed(offer, NotAdded::Rejected);
+            return self.offer_failed(offer, AddFailure::Rejected);
         }
         if answer.mtu.bytes().is_none() || offer.stage.accepted().is_err() {
-            return self.offer_failed(offer, NotAdded::Violation);
+            return self.offer_failed(offer, AddFailure::Unfinished);
         }
         let peer = LinkAddress {
             gid: answer.gid,
@@ -264,8 +255,6 @@ impl LinkGroup {
         let is_rejection = matches!(answer.step, AddLinkStep::Rejected(_));
         if is_rejection && self.abandoned == Some(answer.link) {
             self.abandoned = None;
-        } else {
-            self.dropped(MessageType::AddLink, DropReason::Unexpected);
         }
     }
 
@@ -273,12 +262,12 @@ impl LinkGroup {
         if self.terms.dialect.is_v2() {
             match offer.stage.connected_v2() {
                 Ok(_) => self.confirm_offer(now, offer),
-                Err(_) => self.offer_failed(offer, NotAdded::Device),
+                Err(_) => self.offer_failed(offer, AddFailure::Unfinished),
             }
             return;
         }
         if offer.stage.connected_v1().is_err() {
-            return self.offer_failed(offer, NotAdded::Device);
+            return self.offer_failed(offer, AddFailure::Unfinished);
         }
         self.send_offer_keys(now, offer);
     }
@@ -301,14 +290,14 @@ impl LinkGroup {
         let rtokens = message.rtokens.iter().copied().map(Rtoken::from);
         self.store_peer_rtokens(offer.over, offer.link, rtokens);
         if offer.exchange.handle_message(message).is_none() {
-            return self.offer_failed(offer, NotAdded::Violation);
+            return self.offer_failed(offer, AddFailure::Unfinished);
         }
         if !offer.exchange.is_done() {
             return self.send_offer_keys(now, offer);
         }
         match offer.stage.exchanged() {
             Ok(_) => self.confirm_offer(now, offer),
-            Err(_) => self.offer_failed(offer, NotAdded::Violation),
+            Err(_) => self.offer_failed(offer, AddFailure::Unfinished),
         }
     }
 
@@ -323,31 +312,16 @@ impl LinkGroup {
         self.remove_asymmetric(now);
     }
 
-    pub(super) fn offer_timeout(&mut self, offer: LinkOffer) {
-        let why = match offer.stage {
-            OfferStage::Offered | OfferStage::Exchanging | OfferStage::Confirming => {
-                NotAdded::TimedOut
-            }
-            _ => NotAdded::Device,
-        };
-        self.offer_failed(offer, why);
-    }
-
-    /// The link is not added; the group stays unchanged.
-    pub(super) fn offer_failed(&mut self, offer: LinkOffer, why: NotAdded) {
-        self.notice(Notice::NotAdded {
-            number: offer.number,
-            why,
-        });
+    pub(super) fn offer_failed(&mut self, offer: LinkOffer, why: AddFailure) {
         self.close(offer.link);
-        if offer.is_sent() && !matches!(why, NotAdded::Rejected | NotAdded::Deleted) {
+        if offer.is_sent() && !matches!(why, AddFailure::Rejected | AddFailure::Deleted) {
             self.abandoned = Some(offer.number);
         }
         match (offer.stage, offer.trigger) {
             (OfferStage::Opening | OfferStage::Mapping, Trigger::Requested(link)) => {
                 self.answer_request(link);
             }
-            (OfferStage::Confirming, _) if why != NotAdded::Deleted => {
+            (OfferStage::Confirming, _) if why != AddFailure::Deleted => {
                 // The client is ready and would wait for longer.
                 self.send_delete_lost(offer.over, offer.number);
             }

@@ -1,11 +1,9 @@
 //! Actions of a link group's caller, and identifiers.
 
-use std::fmt;
+use smc_wire::llc::DeleteLinkReason;
+use smc_wire::types::{Mac, Qpn, Rkey, RmbAddr, RoceGid};
 
-use smc_wire::llc::{DeleteLinkReason, MessageType};
-use smc_wire::types::{LinkNumber, Mac, Qpn, Rkey, RmbAddr, RoceGid};
-
-use super::{GroupType, LinkId, RmbId};
+use super::{LinkId, RmbId};
 use crate::device::{LinkAddress, LinkFailure, RdmaAddress, Route};
 use crate::proto::group::DeviceIndex;
 
@@ -92,8 +90,6 @@ pub enum LinkGroupOutput {
     Terminate(TerminateCause),
     /// The link group is removed. All links have been closed; nothing follows.
     Ended,
-    /// For logs and diagnostic tools.
-    Notice(Notice),
 }
 
 /// Identifies a posted message.
@@ -155,72 +151,6 @@ impl TerminateCause {
     }
 }
 
-/// Events for logs and diagnostic tools.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// A message was dropped.
-    Dropped {
-        /// What it was, if there is such a thing.
-        kind: Option<MessageType>,
-        /// Why.
-        why: DropReason,
-    },
-    /// The type of the group changed.
-    Type(GroupType),
-    /// An attempt to add a link failed.
-    NotAdded {
-        /// The number it would have had, if it got that far.
-        number: LinkNumber,
-        /// Why.
-        why: NotAdded,
-    },
-    /// A link failed.
-    LinkDown {
-        /// Its number.
-        number: LinkNumber,
-        /// Why; none if it did not answer TEST LINK.
-        failure: Option<LinkFailure>,
-    },
-    /// A peer did not answer in time.
-    Unanswered(MessageType),
-}
-
-/// Why a message was dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DropReason {
-    /// It cannot be parsed.
-    Malformed,
-    /// No such type, or one of the other version.
-    Unknown,
-    /// It came over a link that is not in use.
-    NoLink,
-    /// No flow waits for it.
-    Unexpected,
-    /// Another one of its kind is waiting already.
-    Busy,
-}
-
-/// Why a link was not added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotAdded {
-    /// The peer refused.
-    Rejected,
-    /// This side refused.
-    Refused,
-    /// The peer did not answer.
-    TimedOut,
-    /// A local device failed.
-    Device,
-    /// The new link failed, or the one over which it was arranged.
-    LinkDown,
-    /// The peer violated the rules of the exchange.
-    Violation,
-    /// The peer deleted a link meanwhile.
-    Deleted,
-    /// There is no port for it.
-    NoPort,
-}
-
 /// A key of a local RMB with one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "the protocol's own list")]
@@ -253,19 +183,4 @@ pub struct PeerEnd {
     pub mac: Option<Mac>,
     /// Its queue pair, if the peer named one.
     pub qpn: Option<Qpn>,
-}
-
-impl fmt::Display for NotAdded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Rejected => "rejected by the peer",
-            Self::Refused => "refused",
-            Self::TimedOut => "peer does not answer",
-            Self::Device => "device failed",
-            Self::LinkDown => "link went down",
-            Self::Violation => "peer broke the rules",
-            Self::Deleted => "deleted by the peer",
-            Self::NoPort => "no port for it",
-        })
-    }
 }

@@ -6,7 +6,7 @@ use smc_wire::llc::Dialect;
 use smc_wire::types::{LinkNumber, LinkUid};
 
 use super::link::LinkRecord;
-use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, Notice, PortCandidate};
+use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, PortCandidate};
 use crate::device::{LinkAddress, RoceKind};
 use crate::proto::group::DeviceIndex;
 
@@ -111,14 +111,7 @@ impl LinkGroup {
         found.last_received = now;
         found.info.is_asymmetric = kind.is_asymmetric();
         self.outputs.push_back(LinkGroupOutput::Activate(link));
-        self.set_kind(kind);
-    }
-
-    pub(super) fn set_kind(&mut self, kind: GroupType) {
-        if self.kind != kind {
-            self.kind = kind;
-            self.notice(Notice::Type(kind));
-        }
+        self.kind = kind;
     }
 
     pub(super) fn close(&mut self, link: LinkId) {

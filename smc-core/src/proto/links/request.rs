@@ -4,12 +4,12 @@
 use std::time::Instant;
 
 use smc_wire::Bounded;
-use smc_wire::llc::{AddLink, AddLinkStep, MessageType, RequestAddLink, RequestAddLinkStep};
+use smc_wire::llc::{AddLink, AddLinkStep, RequestAddLink, RequestAddLinkStep};
 use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
 use super::flow::{Flow, Trigger};
 use super::group::after;
-use super::{DropReason, GroupType, LinkGroup, LinkId};
+use super::{GroupType, LinkGroup, LinkId};
 use crate::proto::handshake::Role;
 
 impl LinkGroup {
@@ -70,42 +70,32 @@ impl LinkGroup {
 
     /// REQUEST ADD LINK.
     pub(super) fn handle_request_add_link(&mut self, over: LinkId, message: &RequestAddLink) {
-        let kind = MessageType::RequestAddLink;
         let is_established = self.is_established_link(over);
-        match (self.role, &message.step) {
-            (Role::Server, RequestAddLinkStep::Request { .. }) => match &mut self.flow {
-                // The ADD LINK that is about to be sent is the answer, unless it cannot be made.
-                Some(Flow::Offer(offer)) if !offer.is_sent() => {
-                    offer.trigger = Trigger::Requested(over);
-                }
-                // The ADD LINK in progress is the answer.
-                Some(Flow::First(_) | Flow::Offer(_)) => self.dropped(kind, DropReason::Busy),
-                _ if !is_established => self.dropped(kind, DropReason::NoLink),
-                _ => self.pending.add = Some(Trigger::Requested(over)),
-            },
-            (Role::Client, RequestAddLinkStep::Response { .. }) => match self.flow {
-                Some(Flow::Request { .. }) => {
-                    self.flow = None;
-                    self.long_message_answered();
-                }
-                _ => self.dropped(kind, DropReason::Unexpected),
-            },
-            _ => self.dropped(kind, DropReason::Unexpected),
+        match (self.role, &message.step, &mut self.flow) {
+            // The ADD LINK that is about to be sent is the answer, unless it cannot be made.
+            (Role::Server, RequestAddLinkStep::Request { .. }, Some(Flow::Offer(offer)))
+                if !offer.is_sent() =>
+            {
+                offer.trigger = Trigger::Requested(over);
+            }
+            // The ADD LINK in progress is the answer.
+            (Role::Server, _, Some(Flow::First(_) | Flow::Offer(_))) => {}
+            (Role::Server, RequestAddLinkStep::Request { .. }, _) if is_established => {
+                self.pending.add = Some(Trigger::Requested(over));
+            }
+            (Role::Client, RequestAddLinkStep::Response { .. }, Some(Flow::Request { .. })) => {
+                self.flow = None;
+                self.long_message_answered();
+            }
+            _ => {}
         }
     }
 
     /// ADD LINK without RESP, to a server: the hint of a v1 client.
     pub(super) fn handle_invitation(&mut self, over: LinkId) {
-        let kind = MessageType::AddLink;
-        if self.terms.dialect.is_v2() {
-            return self.dropped(kind, DropReason::Unexpected);
-        }
-        match self.flow {
-            Some(Flow::First(_) | Flow::Offer(_)) => self.dropped(kind, DropReason::Busy),
-            _ if !self.is_established_link(over) => self.dropped(kind, DropReason::NoLink),
-            _ => {
-                self.pending.add.get_or_insert(Trigger::PathAvailable);
-            }
+        let is_adding = matches!(self.flow, Some(Flow::First(_) | Flow::Offer(_)));
+        if !self.terms.dialect.is_v2() && !is_adding && self.is_established_link(over) {
+            self.pending.add.get_or_insert(Trigger::PathAvailable);
         }
     }
 }

@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use smc_wire::Bounded;
 use smc_wire::llc::{
-    ConfirmRkey, DeleteRkey, DeleteRkeyErrors, LinkRtoken, MessageType, RkeyStep, Step, WireRkey,
+    ConfirmRkey, DeleteRkey, DeleteRkeyErrors, LinkRtoken, RkeyStep, Step, WireRkey,
 };
 use smc_wire::types::Rkey;
 
 use super::group::after;
 use super::rmbs::{Announced, RkeyRequest, RkeyWait};
-use super::{DropReason, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, Notice, RkeyError, RmbId};
+use super::{LinkGroup, LinkGroupOutput, LinkId, LinkInfo, RkeyError, RmbId};
 use crate::proto::group::DeviceIndex;
 
 impl LinkGroup {
@@ -248,11 +248,9 @@ impl LinkGroup {
                     self.mapping_ended(now, request.rmb);
                 }
                 RkeyWait::Confirming { .. } => {
-                    self.notice(Notice::Unanswered(MessageType::ConfirmRkey));
                     self.confirm_ended(request.rmb, Err(RkeyError::TimedOut));
                 }
                 RkeyWait::Deleting { .. } => {
-                    self.notice(Notice::Unanswered(MessageType::DeleteRkey));
                     if self.terms.dialect.is_v2() {
                         let until = after(now, self.config.timeouts.turn);
                         self.local_rmbs.stale.push_back(until);
@@ -300,12 +298,9 @@ impl LinkGroup {
             matches!(request.wait, RkeyWait::Confirming { rkey, addr, .. }
                 if rkey == message.rkey && addr == message.address)
         });
-        match at {
-            Some(at) => {
-                let request = self.local_rmbs.requests.remove(at);
-                self.confirm_ended(request.rmb, result);
-            }
-            None => self.dropped(MessageType::ConfirmRkey, DropReason::Unexpected),
+        if let Some(at) = at {
+            let request = self.local_rmbs.requests.remove(at);
+            self.confirm_ended(request.rmb, result);
         }
     }
 
@@ -338,19 +333,16 @@ impl LinkGroup {
         }
         let is_v2 = self.terms.dialect.is_v2();
         if is_v2 && self.local_rmbs.stale.pop_front().is_some() {
-            return self.dropped(MessageType::DeleteRkey, DropReason::Unexpected);
+            return;
         }
         let named = |key: Rkey| message.rkeys.iter().any(|named| Rkey::from(*named) == key);
         let at = self.local_rmbs.requests.iter().position(|request| {
             // The answer of version 2 may name no key, but only one request can be unanswered.
             matches!(request.wait, RkeyWait::Deleting { rkey, .. } if is_v2 || named(rkey))
         });
-        match at {
-            Some(at) => {
-                let request = self.local_rmbs.requests.remove(at);
-                self.delete_ended(request.rmb, true);
-            }
-            None => self.dropped(MessageType::DeleteRkey, DropReason::Unexpected),
+        if let Some(at) = at {
+            let request = self.local_rmbs.requests.remove(at);
+            self.delete_ended(request.rmb, true);
         }
     }
 

@@ -113,7 +113,6 @@ impl RdmaGroup {
                 self.abort_members(CloseReason::Aborted);
                 self.retire_finished();
             }
-            LinkGroupOutput::Notice(_) => {}
         }
     }
 

@@ -159,11 +159,11 @@ fn one_request_is_kept_aside_and_a_second_one_dropped() {
         group.handle_message(now, two, &request(2));
     });
     assert_eq!(world.said(), [""; 0]);
-    let (kind, why) = (Some(MessageType::DeleteLink), DropReason::Busy);
-    assert!(world.took(
-        CLIENT,
-        &LinkGroupOutput::Notice(Notice::Dropped { kind, why })
-    ));
+    let deferred = &world.hosts[CLIENT].group.pending.deferred;
+    assert!(
+        matches!(deferred, Some(flow::DeferredRequest::Delete { request, .. })
+            if request.link.0 == 1)
+    );
     world.advance(2 * SECOND);
     assert_eq!(world.said(), ["C:DELETE_LINK'(1 orderly 0x0)"]);
     world.settle();

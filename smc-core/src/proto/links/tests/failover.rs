@@ -124,7 +124,6 @@ fn the_last_link_takes_the_group_with_it() {
                 rmb: RmbId(1),
                 result: Err(RkeyError::Ended),
             },
-            LinkGroupOutput::Notice(Notice::Type(GroupType::None)),
             LinkGroupOutput::Terminate(TerminateCause::LinksLost(LinkFailure::RemoteAccess)),
             LinkGroupOutput::Close(link),
             LinkGroupOutput::RkeyDeleted {
@@ -135,6 +134,7 @@ fn the_last_link_takes_the_group_with_it() {
         ];
         let seen = &world.hosts[side].seen;
         assert_eq!(seen[seen.len() - end.len()..], end);
+        assert_eq!(world.kinds()[side], GroupType::None);
         // Nothing happens after the end, and requests have outcomes all the same.
         world.hosts[side].seen.clear();
         world.confirm_rkey(side, 5);
