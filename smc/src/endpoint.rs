@@ -23,7 +23,7 @@ use crate::config::{EndpointConfig, Policy};
 use crate::device::{Device, MemoryLimit, TrimMemory};
 use crate::error::Error;
 use crate::proto::conn::ConnState;
-use crate::proto::group::LinkGroupInfo;
+use crate::proto::group::{LinkGroupInfo, Registry};
 use crate::proto::handshake;
 
 /// Makes streams; has the devices, the settings and the runtime.
@@ -281,7 +281,7 @@ impl Endpoint {
     /// The link groups, in order of creation.
     #[must_use]
     pub fn link_groups(&self) -> Vec<LinkGroupInfo> {
-        self.inner.groups.snapshots()
+        self.inner.groups.infos()
     }
 
     /// The SMC-R link groups with their links, in order of creation, including groups that are just
@@ -359,7 +359,7 @@ impl Endpoint {
     /// TCP, with reason 0x04000000 ([`SYNCERR`](smc_wire::types::DeclineCode::SYNCERR)).
     /// [`Endpoint::close`] ends the endpoint.
     pub fn shutdown(&self) {
-        self.inner.groups.shutdown();
+        self.inner.groups.update(Registry::shutdown);
     }
 }
 

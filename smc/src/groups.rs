@@ -12,14 +12,15 @@ use event_listener::{Event, EventListener};
 use hashbrown::{HashMap, HashSet};
 use smc_wire::types::{AlertToken, Gid};
 
+use super::answer::Answer;
 use super::deadlines::{Deadline, Deadlines};
 use super::device_driver::DeviceDriver;
 use super::links::{Ports, RdmaGroup};
 use super::runtime::Runtime;
 use crate::device::{DeviceError, MemoryLimit, PeerEvent, RdmaAddress};
 use crate::proto::group::{
-    DeviceIndex, EnterResult, GroupEndCause, GroupId, GroupKey, GroupState, GroupTerms, Intent,
-    LinkGroupInfo, Member, NoGroup, Registry, RegistryOutput, Terminated, Waiter,
+    DeviceIndex, EnterResult, GroupId, GroupKey, GroupState, GroupTerms, Intent, LinkGroupInfo,
+    Member, NoGroup, Registry, RegistryOutput, Terminated, Waiter,
 };
 use crate::proto::links::{LlcConfig, PortCandidate};
 
@@ -27,7 +28,7 @@ use crate::proto::links::{LlcConfig, PortCandidate};
 ///
 /// The lock is held for one step of the registry, never across an await.
 pub(crate) struct Groups {
-    inner: Mutex<Inner>,
+    shared: Mutex<SharedRegistry>,
     runtime: Arc<dyn Runtime>,
     deadlines: Arc<Deadlines>,
     drivers: OnceLock<Vec<Weak<DeviceDriver>>>,
@@ -45,14 +46,10 @@ pub(crate) struct Groups {
     terminated: Event,
 }
 
-struct Inner {
+struct SharedRegistry {
     registry: Registry,
-    waiting: HashMap<Waiter, Waiting>,
-}
-
-enum Waiting {
-    Pending(Option<Waker>),
-    Ready(Result<Member, NoGroup>),
+    /// What set-ups wait for.
+    answers: HashMap<Waiter, Answer<Result<Member, NoGroup>>>,
 }
 
 impl Groups {
@@ -63,12 +60,12 @@ impl Groups {
         llc: LlcConfig,
         memory: MemoryLimit,
     ) -> Arc<Self> {
-        let inner = Inner {
+        let shared = SharedRegistry {
             registry: Registry::new(),
-            waiting: HashMap::new(),
+            answers: HashMap::new(),
         };
         Arc::new(Self {
-            inner: Mutex::new(inner),
+            shared: Mutex::new(shared),
             runtime,
             deadlines,
             drivers: OnceLock::new(),
@@ -114,37 +111,38 @@ impl Groups {
         intent: Intent,
     ) -> Result<Membership, NoGroup> {
         let now = self.runtime.now();
-        let admission = self.step(|inner| {
-            let admission = inner.registry.enter(now, key, intent);
-            if let EnterResult::Wait(waiter) = admission {
-                inner.waiting.insert(waiter, Waiting::Pending(None));
+        let result = self.step(|shared| {
+            let result = shared.registry.enter(now, key, intent);
+            if let EnterResult::Wait(waiter) = result {
+                shared.answers.insert(waiter, Answer::default());
             }
-            admission
+            result
         });
-        let member = match admission {
+        let member = match result {
             EnterResult::Now(member) => member,
             EnterResult::Wait(waiter) => self.wait(waiter).await,
         };
-        member.map(|member| Membership {
-            groups: Arc::clone(self),
-            member,
-        })
+        Ok(self.membership(member?))
     }
 
     /// Joins a group that is established now.
     pub(crate) fn join_now(self: &Arc<Self>, key: GroupKey) -> Option<Membership> {
         let now = self.runtime.now();
-        let member = self.step(|inner| match inner.registry.enter(now, key, Intent::Join) {
+        let member = self.update(|registry| match registry.enter(now, key, Intent::Join) {
             EnterResult::Now(member) => member.ok(),
             EnterResult::Wait(waiter) => {
-                inner.registry.cancel(now, waiter);
+                registry.cancel(now, waiter);
                 None
             }
         });
-        member.map(|member| Membership {
+        member.map(|member| self.membership(member))
+    }
+
+    fn membership(self: &Arc<Self>, member: Member) -> Membership {
+        Membership {
             groups: Arc::clone(self),
             member,
-        })
+        }
     }
 
     async fn wait(&self, waiter: Waiter) -> Result<Member, NoGroup> {
@@ -156,13 +154,14 @@ impl Groups {
         poll_fn(|cx| {
             loop {
                 let deadline = {
-                    let mut inner = self.lock();
-                    match inner.waiting.get_mut(&guard.waiter) {
-                        Some(Waiting::Ready(member)) => return Poll::Ready(*member),
-                        Some(Waiting::Pending(waker)) => *waker = Some(cx.waker().clone()),
-                        None => return Poll::Ready(Err(NoGroup::Missing)),
+                    let mut shared = self.lock();
+                    let answer = shared.answers.get_mut(&guard.waiter);
+                    let missing = Poll::Ready(Err(NoGroup::Missing));
+                    let answer = answer.map_or(missing, |answer| answer.poll(cx));
+                    if answer.is_ready() {
+                        return answer;
                     }
-                    inner.registry.deadline(guard.waiter)
+                    shared.registry.deadline(guard.waiter)
                 };
                 let Some(at) = deadline else {
                     return Poll::Pending;
@@ -175,7 +174,7 @@ impl Groups {
                 ready!(Pin::new(timer).poll(cx));
                 timeout = None;
                 let now = self.runtime.now();
-                self.step(|inner| inner.registry.handle_timeout(now));
+                self.update(|registry| registry.handle_timeout(now));
             }
         })
         .await
@@ -183,46 +182,21 @@ impl Groups {
     }
 
     pub(crate) fn establish(&self, group: GroupId, terms: GroupTerms) -> Result<(), Terminated> {
-        self.step(|inner| inner.registry.establish(group, terms))?;
+        self.update(|registry| registry.establish(group, terms))?;
         if let Some(group) = self.rdma(group) {
             group.establish();
         }
         Ok(())
     }
 
-    pub(crate) fn out_of_sync(&self, group: GroupId) {
-        self.step(|inner| inner.registry.handle_out_of_sync(group));
-    }
-
-    pub(crate) fn terminate(&self, group: GroupId, cause: GroupEndCause) {
-        self.step(|inner| inner.registry.terminate(group, cause));
-    }
-
-    pub(crate) fn peer_gone(&self, device: DeviceIndex, peer: Gid) {
-        self.step(|inner| inner.registry.handle_peer_gone(device, peer));
-    }
-
-    pub(crate) fn peer_shutdown(&self, device: DeviceIndex, peer: Gid) {
-        self.step(|inner| inner.registry.handle_peer_shutdown(device, peer));
-    }
-
-    pub(crate) fn device_gone(&self, device: DeviceIndex) {
-        self.step(|inner| inner.registry.handle_device_gone(device));
-    }
-
-    pub(crate) fn shutdown(&self) {
-        self.step(|inner| inner.registry.shutdown());
-    }
-
     // ---- SMC-R ---------------------------------------------------------------------------------
 
     /// Creates the [`RdmaGroup`] of a group that a set-up has just created.
     pub(crate) fn start_rdma(self: &Arc<Self>, group: GroupId) -> Option<Arc<RdmaGroup>> {
-        let key = self.lock().registry.group_info(group)?.key;
-        let GroupKey::Rdma { role, .. } = key else {
+        let GroupKey::Rdma { role, .. } = self.info(group)?.key else {
             return None;
         };
-        let rdma = RdmaGroup::start(group, key, role, self, self.llc);
+        let rdma = RdmaGroup::start(group, role, self, self.llc);
         self.rdma_groups().insert(group, Arc::clone(&rdma));
         Some(rdma)
     }
@@ -267,14 +241,6 @@ impl Groups {
         }
     }
 
-    pub(crate) fn set_keys(&self, group: GroupId, keys: Vec<GroupKey>) {
-        self.step(|inner| inner.registry.set_keys(group, keys));
-    }
-
-    pub(crate) fn set_full(&self, group: GroupId, is_full: bool) {
-        self.step(|inner| inner.registry.set_full(group, is_full));
-    }
-
     /// A token that is unique among the connections of the endpoint until it is released. It is
     /// random: a peer that knows some tokens cannot derive others.
     pub(crate) fn take_token(&self) -> Result<AlertToken, DeviceError> {
@@ -315,10 +281,9 @@ impl Groups {
         self.rdma.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the group exists and is not terminating.
-    pub(crate) fn is_usable(&self, group: GroupId) -> bool {
-        let snapshot = self.lock().registry.group_info(group);
-        snapshot.is_some_and(|group| group.state != GroupState::Terminating)
+    /// One group; `None` after its end.
+    pub(crate) fn info(&self, group: GroupId) -> Option<LinkGroupInfo> {
+        self.lock().registry.group_info(group)
     }
 
     /// Whether an SMC-R group was terminated while a set-up is a member.
@@ -326,8 +291,7 @@ impl Groups {
     /// Set-ups over SMC-D detect it by themselves, when the device fails or the group cannot be
     /// opened, and may still become TCP until then.
     pub(crate) fn is_terminating(&self, group: GroupId) -> bool {
-        let snapshot = self.lock().registry.group_info(group);
-        snapshot.is_some_and(|group| {
+        self.info(group).is_some_and(|group| {
             group.state == GroupState::Terminating && matches!(group.key, GroupKey::Rdma { .. })
         })
     }
@@ -337,7 +301,7 @@ impl Groups {
         self.terminated.listen()
     }
 
-    pub(crate) fn snapshots(&self) -> Vec<LinkGroupInfo> {
+    pub(crate) fn infos(&self) -> Vec<LinkGroupInfo> {
         self.lock().registry.group_infos()
     }
 
@@ -347,45 +311,40 @@ impl Groups {
         if due > now {
             return Some(due);
         }
-        self.step(|inner| inner.registry.handle_timeout(now));
+        self.update(|registry| registry.handle_timeout(now));
         self.lock().registry.poll_timeout()
     }
 
     /// One mutation of the registry, and its outputs.
-    fn step<T>(&self, mutate: impl FnOnce(&mut Inner) -> T) -> T {
-        let mut woken = Vec::new();
-        let mut ended = Vec::new();
-        let (result, sooner) = {
-            let mut inner = self.lock();
-            let before = inner.registry.poll_timeout();
-            let result = mutate(&mut inner);
-            while let Some(output) = inner.registry.poll_output() {
+    pub(crate) fn update<T>(&self, mutate: impl FnOnce(&mut Registry) -> T) -> T {
+        self.step(|shared| mutate(&mut shared.registry))
+    }
+
+    fn step<T>(&self, mutate: impl FnOnce(&mut SharedRegistry) -> T) -> T {
+        let mut wakers = Vec::new();
+        let mut outputs = Vec::new();
+        let (result, is_sooner) = {
+            let mut shared = self.lock();
+            let before = shared.registry.poll_timeout();
+            let result = mutate(&mut shared);
+            while let Some(output) = shared.registry.poll_output() {
                 match output {
-                    RegistryOutput::Ready {
-                        waiter,
-                        result: member,
-                    } => {
-                        let answer = Waiting::Ready(member);
-                        if let Some(Waiting::Pending(Some(waker))) =
-                            inner.waiting.insert(waiter, answer)
-                        {
-                            woken.push(waker);
-                        }
+                    RegistryOutput::Ready { waiter, result } => {
+                        let answer = shared.answers.get_mut(&waiter);
+                        wakers.extend(answer.and_then(|answer| answer.set(result)));
                     }
-                    output => ended.push(output),
+                    output => outputs.push(output),
                 }
             }
-            let after = inner.registry.poll_timeout();
-            (
-                result,
-                after.is_some_and(|after| before.is_none_or(|before| after < before)),
-            )
+            let after = shared.registry.poll_timeout();
+            let is_sooner = |after| before.is_none_or(|before| after < before);
+            (result, after.is_some_and(is_sooner))
         };
-        woken.into_iter().for_each(Waker::wake);
-        for output in ended {
-            self.end(output);
+        wakers.into_iter().for_each(Waker::wake);
+        for output in outputs {
+            self.apply_output(output);
         }
-        if sooner {
+        if is_sooner {
             for driver in self.drivers() {
                 driver.wake_task();
             }
@@ -393,28 +352,25 @@ impl Groups {
         result
     }
 
-    fn end(&self, output: RegistryOutput) {
+    /// The end of a group has this one path, whichever side or component has decided on it.
+    fn apply_output(&self, output: RegistryOutput) {
         match output {
             RegistryOutput::Terminate { group, key, cause } => {
-                match key.device() {
-                    Some(device) => {
-                        if let Some(driver) = self.driver(device) {
-                            driver.group_ended(group, cause);
-                        }
-                    }
-                    None => self.end_rdma(group, cause),
+                if let Some(driver) = key.device().and_then(|device| self.driver(device)) {
+                    driver.end_group(group, cause);
+                }
+                if let Some(rdma) = self.rdma(group) {
+                    rdma.end(cause);
                 }
                 self.terminated.notify(usize::MAX);
             }
-            RegistryOutput::Removed { group, cause, .. } => self.end_rdma(group, cause),
+            RegistryOutput::Removed { group, cause, .. } => {
+                if let Some(rdma) = self.rdma(group) {
+                    rdma.end(cause);
+                }
+            }
             RegistryOutput::NotifyPeer { device, peer } => self.notify_peer(device, peer),
             RegistryOutput::Ready { .. } => {}
-        }
-    }
-
-    fn end_rdma(&self, group: GroupId, cause: GroupEndCause) {
-        if let Some(group) = self.rdma(group) {
-            group.removed(cause);
         }
     }
 
@@ -441,8 +397,8 @@ impl Groups {
             .filter_map(Weak::upgrade)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, SharedRegistry> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -469,7 +425,7 @@ impl Drop for Membership {
     fn drop(&mut self) {
         let now = self.groups.runtime.now();
         let group = self.member.group();
-        self.groups.step(|inner| inner.registry.leave(now, group));
+        self.groups.update(|registry| registry.leave(now, group));
     }
 }
 
@@ -482,7 +438,7 @@ struct CancelOnDrop<'a> {
 impl CancelOnDrop<'_> {
     /// The place was handed over.
     fn keep(&self) {
-        self.groups.lock().waiting.remove(&self.waiter);
+        self.groups.lock().answers.remove(&self.waiter);
     }
 }
 
@@ -491,9 +447,9 @@ impl Drop for CancelOnDrop<'_> {
         let now = self.groups.runtime.now();
         let waiter = self.waiter;
         self.groups
-            .step(|inner| match inner.waiting.remove(&waiter) {
-                Some(Waiting::Ready(Ok(member))) => inner.registry.leave(now, member.group()),
-                Some(_) => inner.registry.cancel(now, waiter),
+            .step(|shared| match shared.answers.remove(&waiter) {
+                Some(Answer::Ready(Ok(member))) => shared.registry.leave(now, member.group()),
+                Some(_) => shared.registry.cancel(now, waiter),
                 None => {}
             });
     }

@@ -86,6 +86,7 @@ pub mod info;
 pub mod manual;
 pub mod runtime;
 
+mod answer;
 mod builder;
 mod busy_poll;
 mod conn;

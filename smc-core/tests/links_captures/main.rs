@@ -213,15 +213,11 @@ impl<'a> Replay<'a> {
                     self.sent.retain(|sent| sent != bytes);
                     return;
                 }
-                if message.orderly {
-                    self.group.shutdown(now, message.reason);
-                } else {
-                    if self.of.name.starts_with("f7") {
-                        // It has waited for CONFIRM LINK.
-                        self.pass_time();
-                    }
-                    self.group.terminate(now, message.reason);
+                if !message.orderly && self.of.name.starts_with("f7") {
+                    // It has waited for CONFIRM LINK.
+                    self.pass_time();
                 }
+                self.group.end(now, message.orderly, message.reason);
             }
             _ => {}
         }

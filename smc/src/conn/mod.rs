@@ -29,7 +29,7 @@ use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::mem::{Element, HEADER_LEN};
 use crate::proto::conn::rdma::DeliveryStatus;
 use crate::proto::conn::{Closing, ConnState, ReadEnd, WriteEnd};
-use crate::proto::group::GroupId;
+use crate::proto::group::{GroupEndCause, GroupId};
 use crate::proto::handshake::Role;
 
 /// The shared part of a connection.
@@ -619,9 +619,16 @@ impl Conn {
         self.failure()
     }
 
-    /// The peer's device is gone. Its earlier updates still count.
-    pub(crate) fn handle_peer_gone(&self) {
-        self.abort_unreachable(Error::Closed(CloseReason::Aborted));
+    /// The link group has ended.
+    pub(crate) fn handle_group_end(&self, cause: GroupEndCause) {
+        match cause {
+            // The peer may have closed before.
+            GroupEndCause::PeerGone | GroupEndCause::DeviceGone => {
+                self.abort_unreachable(Error::Closed(CloseReason::Aborted));
+            }
+            GroupEndCause::Shutdown => self.end_with_endpoint(),
+            _ => self.abort(Error::Closed(CloseReason::Aborted)),
+        }
     }
 
     /// Aborts a connection whose peer is unreachable. The peer's earlier updates still count.

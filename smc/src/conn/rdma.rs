@@ -20,7 +20,7 @@ use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::proto::conn::rdma::{
     Arrival, Arrivals, CdcUpdate, DeliveryStatus, PeerWrite, PostId, Transmit, TransmitConfig,
 };
-use crate::proto::group::DeviceIndex;
+use crate::proto::group::{DeviceIndex, GroupEndCause};
 use crate::proto::handshake::PeerRmb;
 use crate::proto::links::{LinkId, RmbId, RtokenId};
 
@@ -551,15 +551,10 @@ impl RdmaConn {
         }
     }
 
-    /// The link group ended.
-    pub(crate) fn abort(&self, cause: Error) {
-        self.fail(cause);
-    }
-
-    /// The endpoint ended.
-    pub(crate) fn end_with_endpoint(&self) {
+    /// The link group has ended.
+    pub(crate) fn handle_group_end(&self, cause: GroupEndCause) {
         if let Some(conn) = self.conn() {
-            conn.end_with_endpoint();
+            conn.handle_group_end(cause);
         }
     }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
-use smc_wire::types::{Gid, Qpn};
+use smc_wire::types::Qpn;
 
 use super::conn::{Conn, ConnKey};
 use super::deadlines::Deadline;
@@ -277,11 +277,16 @@ impl DeviceDriver {
                     conn.handle_signal();
                 }
             }
-            Event::PeerGone(peer) => self.peer_gone(peer),
+            // Ends the groups with that peer, and so calls [`Self::end_group`].
+            Event::PeerGone(peer) => self
+                .groups
+                .update(|registry| registry.handle_peer_gone(self.index, peer)),
             Event::Peer {
                 from,
                 event: crate::device::PeerEvent::Shutdown,
-            } => self.groups.peer_shutdown(self.index, from),
+            } => self
+                .groups
+                .update(|registry| registry.handle_peer_shutdown(self.index, from)),
             Event::DeviceGone => self.device_gone(),
             // Test events are handled by the device.
             Event::Peer { .. } => {}
@@ -304,33 +309,19 @@ impl DeviceDriver {
         }
     }
 
-    fn peer_gone(&self, peer: Gid) {
-        // Terminates the groups with that peer, which calls [`Self::group_ended`] for their
-        // connections.
-        self.groups.peer_gone(self.index, peer);
-    }
-
-    /// Ends the connections of a terminated link group.
-    pub(crate) fn group_ended(&self, group: GroupId, cause: GroupEndCause) {
-        for conn in self.members(group) {
-            match cause {
-                // The peer may have closed before.
-                GroupEndCause::PeerGone | GroupEndCause::DeviceGone => conn.handle_peer_gone(),
-                GroupEndCause::Shutdown => conn.end_with_endpoint(),
-                _ => conn.abort(Error::Closed(CloseReason::Aborted)),
-            }
+    /// Ends the connections of an SMC-D link group.
+    pub(crate) fn end_group(&self, group: GroupId, cause: GroupEndCause) {
+        let mut members = self.connections();
+        members.retain(|conn| conn.group() == group);
+        for conn in members {
+            conn.handle_group_end(cause);
         }
-    }
-
-    fn members(&self, group: GroupId) -> Vec<Arc<Conn>> {
-        let table = self.table();
-        let members = table.conns.values().filter(|conn| conn.group() == group);
-        members.cloned().collect()
     }
 
     fn device_gone(&self) {
         self.gone.store(true, Ordering::Release);
-        self.groups.device_gone(self.index);
+        self.groups
+            .update(|registry| registry.handle_device_gone(self.index));
         for group in self.groups.all_rdma() {
             group.device_gone(self.index);
         }

@@ -12,7 +12,7 @@ use crate::endpoint::EndpointInner;
 use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
 use crate::mem::Element;
 use crate::memory::PeerCharge;
-use crate::proto::group::GroupId;
+use crate::proto::group::{GroupId, GroupState};
 use crate::proto::handshake::{DirectPath, Established, PeerAccess, RdmaPath};
 use crate::runtime::Socket;
 use crate::stream::Mode;
@@ -160,8 +160,9 @@ fn register(
 ) -> Arc<Conn> {
     driver.add_conn(&conn);
     // The group may have ended before the driver knew of the connection.
-    let ended = || Error::Closed(CloseReason::Aborted);
-    let lost = lost.or_else(|| (!endpoint.groups.is_usable(group)).then(ended));
+    let state = endpoint.groups.info(group).map(|group| group.state);
+    let is_ended = state.is_none_or(|state| state == GroupState::Terminating);
+    let lost = lost.or(is_ended.then_some(Error::Closed(CloseReason::Aborted)));
     if let Some(why) = lost {
         // Notifies a peer that still exists.
         let _best_effort = conn.socket.shutdown(Shutdown::Both);

@@ -57,7 +57,10 @@ pub(super) async fn drive(
                     work = None;
                     *resources = HandshakeResources::default();
                 }
-                HandshakeOutput::OutOfSync(group) => endpoint.groups.out_of_sync(group),
+                HandshakeOutput::OutOfSync(group) => {
+                    let groups = &endpoint.groups;
+                    groups.update(|registry| registry.handle_out_of_sync(group));
+                }
                 HandshakeOutput::Established(established) => {
                     carrier.flush();
                     return Ok(Outcome::Smc(established));

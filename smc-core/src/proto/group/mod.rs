@@ -42,9 +42,11 @@ use core::net::IpAddr;
 use std::fmt;
 use std::time::Duration;
 
+use smc_wire::llc::DeleteLinkReason;
 pub use smc_wire::types::GroupId;
 use smc_wire::types::{Eid, Gid, HostName, Mac, OsType, PeerId, Qpn, Release, RoceGid, Version};
 
+use crate::device::{LinkAddress, LinkFailure};
 use crate::proto::handshake::Role;
 use crate::proto::table::transitions;
 use crate::source::source;
@@ -73,7 +75,7 @@ pub enum GroupKey {
         peer: Gid,
     },
     /// SMC-R: the peer's end of a link. A group with several links has several keys
-    /// ([`Registry::set_keys`]).
+    /// ([`Registry::set_links`]).
     Rdma {
         /// The local role. Groups of the client role and of the server role are never the same.
         role: Role,
@@ -114,6 +116,24 @@ impl GroupKey {
             Self::Direct { peer, .. } => Some(*peer),
             Self::Rdma { .. } => None,
         }
+    }
+
+    /// The same by another link, if it is an SMC-R group.
+    fn with_link(mut self, end: &LinkAddress) -> Self {
+        if let Self::Rdma {
+            role,
+            version,
+            gid,
+            mac,
+            qpn,
+            ..
+        } = &mut self
+        {
+            *gid = end.gid;
+            *mac = (!version.is_v2()).then_some(end.mac);
+            *qpn = (*role == Role::Client).then_some(end.qpn);
+        }
+        self
     }
 
     /// The source address of the client, for an SMC-R group of a server.
@@ -335,8 +355,10 @@ pub enum GroupEndCause {
     PeerGone,
     /// The local device is gone.
     DeviceGone,
-    /// The group has no link left, or the peer deleted them all.
-    LinksDown,
+    /// SMC-R: the last link is lost.
+    LinksLost(LinkFailure),
+    /// SMC-R: the peer deleted all links.
+    LinksDeleted(DeleteLinkReason),
     /// The endpoint shuts down.
     Shutdown,
 }
@@ -347,6 +369,26 @@ impl GroupEndCause {
     pub const fn is_local(self) -> bool {
         matches!(self, Self::Idle | Self::Shutdown)
     }
+
+    /// Whether DELETE LINK for all links of an SMC-R group is orderly, and its reason.
+    #[must_use]
+    pub const fn delete_link(self) -> (bool, DeleteLinkReason) {
+        match self {
+            Self::Idle => (true, DeleteLinkReason::PROGRAM),
+            Self::Shutdown => (false, DeleteLinkReason::OPERATOR),
+            _ => (false, DeleteLinkReason::PROGRAM),
+        }
+    }
+}
+
+/// What the registry has to know of the links of an SMC-R group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "the registry's own list")]
+pub struct GroupLinks {
+    /// The peer's ends of the active links, the oldest first.
+    pub ends: Vec<LinkAddress>,
+    /// The table of the peer's RMBs is full.
+    pub is_full: bool,
 }
 
 /// A link group as shown by diagnostic tools.

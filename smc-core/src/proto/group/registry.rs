@@ -6,30 +6,27 @@ use hashbrown::HashMap;
 use smc_wire::types::Gid;
 
 use super::{
-    DeviceIndex, EnterResult, GroupEndCause, GroupId, GroupKey, GroupState, GroupTerms, Intent,
-    LinkGroupInfo, Member, NoGroup, RegistryOutput, Terminated, Waiter,
+    DeviceIndex, EnterResult, GroupEndCause, GroupId, GroupKey, GroupLinks, GroupState, GroupTerms,
+    Intent, LinkGroupInfo, Member, NoGroup, RegistryOutput, Terminated, Waiter,
 };
+use crate::proto::handshake::Role;
 use crate::shares::Shares;
 
 /// The link groups of an endpoint.
 ///
 /// Mutators are [`enter`](Self::enter), [`establish`](Self::establish),
-/// [`set_keys`](Self::set_keys), [`set_full`](Self::set_full), [`leave`](Self::leave),
-/// [`cancel`](Self::cancel), the `terminate` and `shutdown` methods, the `handle_peer_*` and
-/// `handle_device_*` methods, [`handle_out_of_sync`](Self::handle_out_of_sync) and
-/// [`handle_timeout`](Self::handle_timeout). After each of them drain
+/// [`set_links`](Self::set_links), [`leave`](Self::leave), [`cancel`](Self::cancel), the
+/// `terminate` and `shutdown` methods, the `handle_peer_*` and `handle_device_*` methods,
+/// [`handle_out_of_sync`](Self::handle_out_of_sync) and [`handle_timeout`](Self::handle_timeout). After each of them drain
 /// [`poll_output`](Self::poll_output), then read [`poll_timeout`](Self::poll_timeout). Each call
 /// costs time in proportion to the groups it affects; a short lock around the registry, never held
 /// while waiting, is enough for sharing.
 #[derive(Debug)]
 pub struct Registry {
-    groups: HashMap<GroupId, Group>,
+    groups: HashMap<GroupId, GroupRecord>,
     keys: HashMap<GroupKey, KeyEntry>,
-    waiters: HashMap<Waiter, Waiting>,
-    /// Expiry times of idle groups.
-    idle: BTreeSet<(Instant, GroupId)>,
-    /// Deadlines of waiting set-ups.
-    wait_deadlines: BTreeSet<(Instant, Waiter)>,
+    waiters: HashMap<Waiter, SetUpWait>,
+    timers: BTreeSet<(Instant, RegistryTimer)>,
     /// First contacts of SMC-R in progress at a server, by source address of the client.
     first_contacts: Shares<IpAddr>,
     outputs: VecDeque<RegistryOutput>,
@@ -38,13 +35,15 @@ pub struct Registry {
 }
 
 #[derive(Debug)]
-struct Group {
+struct GroupRecord {
     /// The key for which it was created.
     key: GroupKey,
     /// The keys under which it is found: one per active link with SMC-R, else the same key.
     keys: Vec<GroupKey>,
-    /// The server's table of the peer's buffers is full.
-    is_full: bool,
+    /// Links of SMC-R by which it is found. A client's also include former ones: a server that has
+    /// not detected the failure of a link may still name it, which has to be distinguished from a
+    /// server of an unknown group.
+    links: GroupLinks,
     state: GroupState,
     /// Number of members: established connections and set-ups.
     members: usize,
@@ -55,6 +54,14 @@ struct Group {
     /// The peer, or a process using its identity, has stated that it has no such group. The
     /// connections stay, but no other may join, and the group is not kept idle.
     is_suspect: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum RegistryTimer {
+    /// Expiry of an idle group.
+    Idle(GroupId),
+    /// Deadline of a waiting set-up.
+    Wait(Waiter),
 }
 
 /// All records of one key.
@@ -74,7 +81,7 @@ struct KeyEntry {
 
 /// A set-up that waits for a creator.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct SetUpWait {
     key: GroupKey,
     /// End of the wait for the present creator.
     deadline: Instant,
@@ -96,8 +103,7 @@ impl Registry {
             groups: HashMap::new(),
             keys: HashMap::new(),
             waiters: HashMap::new(),
-            idle: BTreeSet::new(),
-            wait_deadlines: BTreeSet::new(),
+            timers: BTreeSet::new(),
             first_contacts: Shares::new(MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS),
             outputs: VecDeque::new(),
             last_group: 0,
@@ -145,42 +151,26 @@ impl Registry {
         Ok(())
     }
 
-    /// The links of an SMC-R group have changed: from now on it is found under these keys, one per
-    /// active link, and under no other.
+    /// The links of an SMC-R group, or the space for buffers of the peer, have changed.
     ///
-    /// Without a key it could not be found, so it is terminated ([`GroupEndCause::LinksDown`]).
-    pub fn set_keys(&mut self, group: GroupId, keys: Vec<GroupKey>) {
+    /// From now on the group is found by the active links, and as a client also by its last ones.
+    /// While it is full, a server creates a new group instead of joining this one; a client follows
+    /// its server.
+    pub fn set_links(&mut self, group: GroupId, links: &GroupLinks) {
         let Some(record) = self.groups.get_mut(&group) else {
             return;
         };
-        if keys.is_empty() {
-            self.terminate(group, GroupEndCause::LinksDown);
+        let before = std::mem::take(&mut record.keys);
+        record.set_links(links);
+        let keys = record.keys.clone();
+        if !matches!(record.state, GroupState::Active | GroupState::Idle) {
             return;
         }
-        let is_usable = matches!(record.state, GroupState::Active | GroupState::Idle);
-        let before = std::mem::replace(&mut record.keys, keys.clone());
-        if !is_usable {
-            return;
+        for key in before.into_iter().filter(|key| !keys.contains(key)) {
+            self.remove_usable(key, group);
         }
-        for key in before.iter().filter(|key| !keys.contains(key)) {
-            self.remove_usable(*key, group);
-        }
-        for key in keys.into_iter().filter(|key| !before.contains(key)) {
+        for key in keys {
             self.add_usable(key, group);
-        }
-    }
-
-    /// Sets whether the group's table of the peer's buffers is full (SMC-R). A server then creates
-    /// a new group instead of joining this one; a client follows its server.
-    pub fn set_full(&mut self, group: GroupId, is_full: bool) {
-        let Some(record) = self.groups.get_mut(&group) else {
-            return;
-        };
-        record.is_full = is_full;
-        if !is_full {
-            for key in record.keys.clone() {
-                self.admit_waiters(key);
-            }
         }
     }
 
@@ -201,7 +191,7 @@ impl Registry {
             Ok(GroupState::Idle) => {
                 let at = now.checked_add(key.idle_lifetime()).unwrap_or(now);
                 record.expires = Some(at);
-                self.idle.insert((at, group));
+                self.timers.insert((at, RegistryTimer::Idle(group)));
             }
             Ok(_) => {
                 let cause = record.cause.unwrap_or(GroupEndCause::FirstContactFailed);
@@ -221,8 +211,8 @@ impl Registry {
     /// group here; after that output was polled, the caller has to call [`leave`](Self::leave)
     /// instead.
     pub fn cancel(&mut self, now: Instant, waiter: Waiter) {
-        if let Some(Waiting { key, deadline, .. }) = self.waiters.remove(&waiter) {
-            self.wait_deadlines.remove(&(deadline, waiter));
+        if let Some(SetUpWait { key, deadline, .. }) = self.waiters.remove(&waiter) {
+            self.timers.remove(&(deadline, RegistryTimer::Wait(waiter)));
             if let Some(entry) = self.keys.get_mut(&key) {
                 entry.waiting.retain(|(other, _)| *other != waiter);
             }
@@ -325,18 +315,12 @@ impl Registry {
 
     /// Handles the expiry of timers.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while let Some(due) = self.idle.first().copied().filter(|(at, _)| *at <= now) {
-            self.idle.remove(&due);
-            self.expire(due.1);
-        }
-        while let Some(due) = self
-            .wait_deadlines
-            .first()
-            .copied()
-            .filter(|(at, _)| *at <= now)
-        {
-            self.wait_deadlines.remove(&due);
-            self.handle_wait_timeout(now, due.1);
+        while self.poll_timeout().is_some_and(|at| at <= now) {
+            match self.timers.pop_first() {
+                Some((_, RegistryTimer::Idle(group))) => self.expire(group),
+                Some((_, RegistryTimer::Wait(waiter))) => self.handle_wait_timeout(now, waiter),
+                None => return,
+            }
         }
     }
 
@@ -348,9 +332,7 @@ impl Registry {
     /// Latest time of the next call of [`handle_timeout`](Self::handle_timeout).
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let idle = self.idle.first().map(|(at, _)| *at);
-        let wait_deadlines = self.wait_deadlines.first().map(|(at, _)| *at);
-        idle.into_iter().chain(wait_deadlines).min()
+        self.timers.first().map(|(at, _)| *at)
     }
 
     /// All groups in the order of their identifiers, for diagnostic tools.
@@ -391,8 +373,7 @@ impl Registry {
         self.groups.is_empty()
             && self.keys.is_empty()
             && self.waiters.is_empty()
-            && self.idle.is_empty()
-            && self.wait_deadlines.is_empty()
+            && self.timers.is_empty()
             && self.first_contacts.is_empty()
     }
 
@@ -429,7 +410,7 @@ impl Registry {
             }
             record.members = record.members.saturating_add(1);
             if let Some(at) = record.expires.take() {
-                self.idle.remove(&(at, *group));
+                self.timers.remove(&(at, RegistryTimer::Idle(*group)));
             }
             return Some(Member::Joined {
                 group: *group,
@@ -452,10 +433,10 @@ impl Registry {
         let group = self.free_id();
         self.groups.insert(
             group,
-            Group {
+            GroupRecord {
                 key,
                 keys: vec![key],
-                is_full: false,
+                links: GroupLinks::default(),
                 state: GroupState::Pending,
                 members: 1,
                 terms: None,
@@ -478,13 +459,13 @@ impl Registry {
         let waiter = Waiter(self.last_waiter);
         let deadline = now.checked_add(CREATOR_TIMEOUT).unwrap_or(now);
         let limit = deadline.checked_add(CREATOR_TIMEOUT).unwrap_or(deadline);
-        let waiting = Waiting {
+        let waiting = SetUpWait {
             key,
             deadline,
             limit,
         };
         self.waiters.insert(waiter, waiting);
-        self.wait_deadlines.insert((deadline, waiter));
+        self.timers.insert((deadline, RegistryTimer::Wait(waiter)));
         self.keys
             .entry(key)
             .or_default()
@@ -529,7 +510,7 @@ impl Registry {
     /// The creator takes too long for this set-up, which becomes a creator itself. The others wait
     /// for the new creator, within their limits.
     fn handle_wait_timeout(&mut self, now: Instant, waiter: Waiter) {
-        let Some(Waiting {
+        let Some(SetUpWait {
             key,
             deadline,
             limit,
@@ -572,15 +553,17 @@ impl Registry {
             let Some(waiting) = self.waiters.get_mut(waiter) else {
                 continue;
             };
-            self.wait_deadlines.remove(&(waiting.deadline, *waiter));
+            let timer = RegistryTimer::Wait(*waiter);
+            self.timers.remove(&(waiting.deadline, timer));
             waiting.deadline = until.min(waiting.limit);
-            self.wait_deadlines.insert((waiting.deadline, *waiter));
+            self.timers.insert((waiting.deadline, timer));
         }
     }
 
     fn finish_wait(&mut self, waiter: Waiter, result: Result<Member, NoGroup>) {
         if let Some(waiting) = self.waiters.remove(&waiter) {
-            self.wait_deadlines.remove(&(waiting.deadline, waiter));
+            let timer = RegistryTimer::Wait(waiter);
+            self.timers.remove(&(waiting.deadline, timer));
         }
         self.outputs
             .push_back(RegistryOutput::Ready { waiter, result });
@@ -618,7 +601,7 @@ impl Registry {
             return;
         };
         if let Some(at) = record.expires {
-            self.idle.remove(&(at, group));
+            self.timers.remove(&(at, RegistryTimer::Idle(group)));
         }
         let key = record.key;
         self.outputs
@@ -680,13 +663,24 @@ impl Registry {
     }
 }
 
-impl Group {
+impl GroupRecord {
     /// Whether a server may admit another connection.
     fn has_capacity(&self) -> bool {
         let limit = self.terms.and_then(|terms| terms.max_connections);
-        !self.is_full
+        !self.links.is_full
             && !self.is_suspect
             && limit.is_none_or(|limit| u32::try_from(self.members).is_ok_and(|n| n < limit))
+    }
+
+    fn set_links(&mut self, links: &GroupLinks) {
+        self.links.is_full = links.is_full;
+        let ends = &mut self.links.ends;
+        let is_client = matches!(self.key, GroupKey::Rdma { role, .. } if role == Role::Client);
+        ends.retain(|end| is_client && !links.ends.contains(end));
+        ends.extend(&links.ends);
+        ends.drain(..ends.len().saturating_sub(LINKS_MAX));
+        let keys = ends.iter().map(|end| self.key.with_link(end));
+        self.keys = keys.collect();
     }
 
     fn group_info(&self, id: GroupId) -> LinkGroupInfo {
@@ -720,5 +714,8 @@ pub const MAX_FIRST_CONTACTS: usize = 32;
 /// number of links per device. One address may use at most as many as are left free, so that a few
 /// addresses do not block the others.
 pub const MAX_ALL_FIRST_CONTACTS: usize = 64;
+
+/// Most links by which a client's group is found, including failed ones.
+const LINKS_MAX: usize = 4;
 
 const GROUP_STEP: u32 = 0x100;

@@ -146,7 +146,7 @@ impl LinkGroup {
     /// DELETE LINK about one link.
     pub(super) fn handle_delete_link(&mut self, now: Instant, over: LinkId, message: DeleteLink) {
         match (message.step, message.all) {
-            (Step::Request, true) => return self.handle_delete_all(now, over, message.reason),
+            (Step::Request, true) => return self.handle_delete_all(now, message.reason),
             (Step::Response, _) => return self.handle_deleted(message),
             (Step::Request, false) => {}
         }
@@ -193,17 +193,17 @@ impl LinkGroup {
             }
             return;
         };
-        let Some(to) = self.failover_target(target.id, None) else {
+        let Some(to) = self.failover_target(&target, None) else {
             if self.role == Role::Client {
                 self.answer_delete(over, request, DeleteLinkReason::DONE);
             }
-            return self.handle_delete_all(now, over, request.reason);
+            return self.handle_delete_all(now, request.reason);
         };
         if self.role == Role::Client {
             let over = if over == target.id { to } else { over };
             self.answer_delete(over, request, DeleteLinkReason::DONE);
         }
-        self.deactivate_link(now, target.id, to);
+        self.deactivate_link(now, target.id, None);
         if self.role == Role::Server {
             self.want_delete(now, target.id, request.reason, request.orderly, false);
         }
@@ -246,14 +246,11 @@ impl LinkGroup {
             others().any(|other| self.is_same_local(link, other))
                 && others().any(|other| self.is_same_peer(link, other))
         });
-        let Some(surplus) = surplus.map(|link| link.id) else {
-            return;
-        };
-        if let Some(to) = self.failover_target(surplus, None) {
-            if let Some(link) = self.find_link(surplus) {
-                link.info.is_asymmetric = true;
-            }
-            self.deactivate_link(now, surplus, to);
+        let surplus = surplus.map(|link| link.id);
+        if let Some(link) = surplus.and_then(|surplus| self.find_link(surplus)) {
+            let surplus = link.info.id;
+            link.info.is_asymmetric = true;
+            self.deactivate_link(now, surplus, None);
             let reason = DeleteLinkReason::ASYMMETRIC_UNNEEDED;
             self.want_delete(now, surplus, reason, true, true);
         }

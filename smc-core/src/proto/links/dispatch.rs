@@ -9,6 +9,7 @@ use super::flow::Flow;
 use super::link::LinkRecord;
 use super::long_message::LongMessageGate;
 use super::{LinkGroup, LinkGroupOutput, LinkId, OpTag};
+use crate::proto::group::GroupLinks;
 use crate::proto::handshake::Role;
 
 impl LinkGroup {
@@ -39,16 +40,13 @@ impl LinkGroup {
                 (Role::Client, _) => {}
             },
             Message::AddLinkCont(message) => match self.flow.take() {
-                Some(Flow::Offer(offer))
-                    if offer.is_exchanging(link, message.link)
-                        && message.step == Step::Response =>
-                {
-                    self.offer_keys_received(now, offer, &message);
+                Some(Flow::Offer(mut offer)) if offer.is_exchanging(link, &message) => {
+                    let progress = self.offer_keys_received(&mut offer, &message);
+                    self.continue_adding(now, Flow::Offer(offer), progress);
                 }
-                Some(Flow::Join(join))
-                    if join.is_exchanging(link, message.link) && message.step == Step::Request =>
-                {
-                    self.join_keys_received(now, join, &message);
+                Some(Flow::Join(mut join)) if join.is_exchanging(link, &message) => {
+                    let progress = self.join_keys_received(&mut join, &message);
+                    self.continue_adding(now, Flow::Join(join), progress);
                 }
                 flow => self.flow = flow,
             },
@@ -127,11 +125,15 @@ impl LinkGroup {
         }
     }
 
-    pub(super) fn report_full(&mut self) {
-        let is_full = self.rtokens.is_full();
-        if self.was_full != is_full {
-            self.was_full = is_full;
-            self.outputs.push_back(LinkGroupOutput::Full(is_full));
+    /// Reports to the registry what has changed, until the group ends.
+    pub(super) fn report_links(&mut self) {
+        let links = GroupLinks {
+            ends: self.active().filter_map(|link| link.peer).collect(),
+            is_full: self.rtokens.is_full(),
+        };
+        if self.end.is_none() && self.reported != links {
+            self.reported = links.clone();
+            self.outputs.push_back(LinkGroupOutput::Links(links));
         }
     }
 }

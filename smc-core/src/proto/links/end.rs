@@ -7,7 +7,9 @@ use smc_wire::llc::{DeleteLink, DeleteLinkReason, Header, Message, Step};
 use super::flow::Flow;
 use super::group::after;
 use super::link::LinkState;
-use super::{FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, OpTag, TerminateCause};
+use super::{FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, OpTag};
+use crate::device::LinkFailure;
+use crate::proto::group::GroupEndCause;
 use crate::proto::handshake::Role;
 
 /// Progress of the end.
@@ -51,47 +53,61 @@ impl GroupEnd {
 }
 
 impl LinkGroup {
-    /// This side ends the group.
-    pub(super) fn end_group(&mut self, now: Instant, is_orderly: bool, reason: DeleteLinkReason) {
-        if self.end.is_some() {
-            return;
-        }
-        let cause = TerminateCause::Local(reason);
+    /// The registry has ended the group, and the shell its connections: notifies the peer (DELETE
+    /// LINK for all links), unless that has ended the group too.
+    pub fn end(&mut self, now: Instant, is_orderly: bool, reason: DeleteLinkReason) {
         let message = DeleteLink::all(self.terms.dialect, is_orderly, reason);
         let until = after(now, self.config.timeouts.delete_all);
-        if !self.may_be_misread() {
-            return self.end_after(cause, Some(message), until);
-        }
-        let over = self.link_for_last_message();
-        self.stop(cause);
-        let Some(link) = over else {
-            return self.finish();
-        };
-        self.end = Some(GroupEnd::AwaitPeer {
-            message,
-            link,
-            next: now,
-            until,
-        });
-        self.send_delete_all(now);
+        self.start_end(now, None, Some(message), until);
     }
 
     /// The peer ended the group. A server responds with the same message, although the peer may not
     /// receive it. So does a client if the server cannot know that the client received the message.
-    pub(super) fn handle_delete_all(
-        &mut self,
-        now: Instant,
-        _over: LinkId,
-        reason: DeleteLinkReason,
-    ) {
+    pub(super) fn handle_delete_all(&mut self, now: Instant, reason: DeleteLinkReason) {
         let is_answered = self.role == Role::Server || self.may_be_misread();
         let message = DeleteLink::all(self.terms.dialect, true, reason);
         let until = after(now, self.config.timeouts.delete_all_answer);
-        self.end_after(
-            TerminateCause::Peer(reason),
-            is_answered.then_some(message),
-            until,
-        );
+        let cause = GroupEndCause::LinksDeleted(reason);
+        self.start_end(now, Some(cause), is_answered.then_some(message), until);
+    }
+
+    /// The last link is lost.
+    pub(super) fn handle_links_lost(&mut self, now: Instant, failure: LinkFailure) {
+        self.start_end(now, Some(GroupEndCause::LinksLost(failure)), None, now);
+    }
+
+    /// `cause`: none if the registry has decided.
+    fn start_end(
+        &mut self,
+        now: Instant,
+        cause: Option<GroupEndCause>,
+        message: Option<DeleteLink>,
+        until: Instant,
+    ) {
+        if self.end.is_some() {
+            return;
+        }
+        let is_repeated = cause.is_none() && self.may_be_misread();
+        let over = self.link_for_last_message();
+        self.stop();
+        self.outputs.extend(cause.map(LinkGroupOutput::Terminate));
+        let Some((message, link)) = message.zip(over) else {
+            return self.finish();
+        };
+        if is_repeated {
+            let next = now;
+            self.end = Some(GroupEnd::AwaitPeer {
+                message,
+                link,
+                next,
+                until,
+            });
+            return self.send_delete_all(now);
+        }
+        match self.post(link, message.encoded_len(), |buffer| message.emit(buffer)) {
+            Some(tag) => self.end = Some(GroupEnd::LastMessage { link, tag, until }),
+            None => self.finish(),
+        }
     }
 
     /// A message while the group ends: the peer ends it too, or it first deletes its keys, and
@@ -136,35 +152,6 @@ impl LinkGroup {
         }
     }
 
-    /// Ends the group when no message can be sent.
-    pub(super) fn end_without_message(&mut self, cause: TerminateCause) {
-        if self.end.is_none() {
-            self.stop(cause);
-            self.finish();
-        }
-    }
-
-    fn end_after(
-        &mut self,
-        cause: TerminateCause,
-        last_message: Option<DeleteLink>,
-        until: Instant,
-    ) {
-        if self.end.is_some() {
-            return;
-        }
-        let over = self.link_for_last_message();
-        self.stop(cause);
-        let sent = last_message.zip(over).and_then(|(message, link)| {
-            let tag = self.post(link, message.encoded_len(), |buffer| message.emit(buffer));
-            Some((link, tag?))
-        });
-        match sent {
-            Some((link, tag)) => self.end = Some(GroupEnd::LastMessage { link, tag, until }),
-            None => self.finish(),
-        }
-    }
-
     fn send_delete_all(&mut self, now: Instant) {
         let again = after(now, self.config.timeouts.delete_all_retry);
         if let Some(GroupEnd::AwaitPeer {
@@ -203,7 +190,7 @@ impl LinkGroup {
     }
 
     /// Ends everything in progress.
-    fn stop(&mut self, cause: TerminateCause) {
+    fn stop(&mut self) {
         if let Some(Flow::First(first)) = self.flow.take() {
             if first.until.is_some() {
                 self.outputs
@@ -212,17 +199,13 @@ impl LinkGroup {
         }
         self.pending = Default::default();
         self.clear_long_messages();
-        for link in &mut self.links {
-            if link.info.state == LinkState::Active {
-                let id = link.info.id;
-                // Only active links get here.
-                let _inactive = link.info.state.deactivate();
-                self.outputs.push_back(LinkGroupOutput::Deactivate(id));
-            }
+        self.leaving.clear();
+        for link in self.links.iter_mut().filter(|link| link.is_active()) {
+            // Only active links get here.
+            let _inactive = link.info.state.deactivate();
         }
         self.local_rmbs.fail(&mut self.outputs);
         self.kind = GroupType::None;
-        self.outputs.push_back(LinkGroupOutput::Terminate(cause));
     }
 
     /// The last message was sent, or is not needed.

@@ -7,9 +7,7 @@ use smc_wire::llc::DeleteLinkReason;
 use super::flow::{AddFailure, DeferredRequest, Flow};
 use super::group::after;
 use super::link::LinkState;
-use super::{
-    FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, TerminateCause,
-};
+use super::{FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo};
 use crate::device::LinkFailure;
 
 impl LinkGroup {
@@ -21,11 +19,11 @@ impl LinkGroup {
         self.long_message_lost(link);
         match info.state {
             LinkState::Active => {
-                let Some(to) = self.failover_target(link, failure) else {
+                if self.failover_target(&info, failure).is_none() {
                     let failure = failure.unwrap_or(LinkFailure::RetryExceeded);
-                    return self.end_without_message(TerminateCause::LinksLost(failure));
-                };
-                self.deactivate_link(now, link, to);
+                    return self.handle_links_lost(now, failure);
+                }
+                self.deactivate_link(now, link, failure);
                 self.want_delete(now, link, DeleteLinkReason::PATH_LOST, true, false);
             }
             LinkState::Activating => self.activating_down(link),
@@ -55,7 +53,12 @@ impl LinkGroup {
     }
 
     /// Deactivates a link; its connections move to another one.
-    pub(super) fn deactivate_link(&mut self, now: Instant, link: LinkId, to: LinkId) {
+    pub(super) fn deactivate_link(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        failure: Option<LinkFailure>,
+    ) {
         let until = after(now, self.config.timeouts.response);
         let Some(found) = self.find_link(link) else {
             return;
@@ -65,11 +68,11 @@ impl LinkGroup {
         }
         found.test_deadline = None;
         found.drain_deadline = Some(until);
-        let was_asymmetric = found.info.is_asymmetric;
-        self.outputs.push_back(LinkGroupOutput::Deactivate(link));
-        self.outputs
-            .push_back(LinkGroupOutput::Move { from: link, to });
-        self.reclassify(was_asymmetric);
+        let info = found.info;
+        self.leaving.push((info, failure));
+        self.report_links();
+        self.outputs.push_back(LinkGroupOutput::Stop(link));
+        self.reclassify(info.is_asymmetric);
         self.local_rmbs.resend(link);
         self.fail_flows_over(now, link);
     }
@@ -124,19 +127,18 @@ impl LinkGroup {
     /// (docs/spec/failover.md#link-failure).
     pub(super) fn failover_target(
         &self,
-        link: LinkId,
+        lost: &LinkInfo,
         failure: Option<LinkFailure>,
     ) -> Option<LinkId> {
-        let lost = self.link(link)?;
         let helps = |other: &LinkInfo| match failure {
             Some(LinkFailure::PortDown | LinkFailure::Device(_)) => {
-                !self.is_same_local(&lost, other)
+                !self.is_same_local(lost, other)
             }
             _ => true,
         };
         let others = || {
             self.active()
-                .filter(|other| other.id != link)
+                .filter(|other| other.id != lost.id)
                 .filter(|other| helps(other))
         };
         let best = others().find(|other| !other.is_asymmetric);

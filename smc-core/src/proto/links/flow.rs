@@ -12,15 +12,17 @@
 //! are always answered at once (docs/spec/llc.md#flows). Every flow has a deadline.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use smc_wire::llc::DeleteLink;
 
 use super::delete::Deletion;
 use super::first::First;
+use super::group::after;
 use super::join::{Join, JoinStage, OfferedLink};
 use super::offer::{LinkOffer, OfferStage};
 use super::{LinkGroup, LinkId};
+use crate::proto::table::InvalidTransition;
 
 /// The flow that changes the links now.
 #[derive(Debug)]
@@ -63,6 +65,15 @@ impl Flow {
         }
     }
 
+    /// Whether it waits for RMBs to be registered with the device of the new link.
+    pub(super) fn is_mapping(&self) -> bool {
+        match self {
+            Self::Offer(offer) => offer.stage == OfferStage::Mapping,
+            Self::Join(join) => join.stage == JoinStage::Mapping,
+            _ => false,
+        }
+    }
+
     /// Whether it adds a link, which cannot be arranged without this one.
     pub(super) fn is_arranged_over(&self, link: LinkId) -> bool {
         match self {
@@ -84,6 +95,16 @@ pub(super) enum AddFailure {
     /// may still wait.
     Unfinished,
 }
+
+impl From<InvalidTransition> for AddFailure {
+    fn from(_: InvalidTransition) -> Self {
+        Self::Unfinished
+    }
+}
+
+/// The result of a step towards a new link: how long to wait for the next one, or why the link is
+/// not added.
+pub(super) type Progress = Result<Duration, AddFailure>;
 
 /// Pending flows.
 #[derive(Debug, Default)]
@@ -133,7 +154,7 @@ impl LinkGroup {
     /// Starts what can be started now; call this last after every event.
     pub(super) fn advance(&mut self, now: Instant) {
         while self.end.is_none() && self.step(now) {}
-        self.report_full();
+        self.report_links();
     }
 
     /// Starts one thing. Each start removes an entry from a list, so this terminates.
@@ -170,6 +191,17 @@ impl LinkGroup {
             }
         }
         self.pending.is_empty() && self.start_rkey(now)
+    }
+
+    /// A step towards a new link is done.
+    pub(super) fn continue_adding(&mut self, now: Instant, mut flow: Flow, progress: Progress) {
+        match (&mut flow, progress) {
+            (_, Err(why)) => return self.add_failed(flow, why),
+            (Flow::Offer(offer), Ok(wait)) => offer.until = after(now, wait),
+            (Flow::Join(join), Ok(wait)) => join.until = after(now, wait),
+            _ => {}
+        }
+        self.flow = Some(flow);
     }
 
     /// The link of this flow is not added; the group stays unchanged.

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use smc_wire::llc::{DeleteLinkReason, Dialect};
+use smc_wire::llc::Dialect;
 use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
 
 use super::end::GroupEnd;
@@ -16,7 +16,7 @@ use super::{
     PortCandidate, RkeyError, RmbId, RmbKey, RtokenId, RtokenTableFull,
 };
 use crate::device::{DeviceError, LinkAddress, LinkFailure, Route};
-use crate::proto::group::DeviceIndex;
+use crate::proto::group::{DeviceIndex, GroupLinks};
 use crate::proto::handshake::Role;
 
 /// A link group of SMC-R: its links, the keys of both sides, and the LLC flows about them.
@@ -35,9 +35,12 @@ pub struct LinkGroup {
     pub(super) last_number: u8,
     pub(super) kind: GroupType,
     pub(super) rtokens: Rtokens,
-    pub(super) was_full: bool,
+    /// What the registry knows.
+    pub(super) reported: GroupLinks,
     pub(super) local_rmbs: LocalRmbs,
     pub(super) candidates: Vec<PortCandidate>,
+    /// Links that connections have to leave, and why they failed if they did.
+    pub(super) leaving: Vec<(LinkInfo, Option<LinkFailure>)>,
     pub(super) is_established: bool,
     pub(super) flow: Option<Flow>,
     pub(super) pending: PendingFlows,
@@ -65,9 +68,10 @@ impl LinkGroup {
             last_number: 0,
             kind: GroupType::None,
             rtokens: Rtokens::default(),
-            was_full: false,
+            reported: GroupLinks::default(),
             local_rmbs: LocalRmbs::default(),
             candidates: Vec::new(),
+            leaving: Vec::new(),
             is_established: false,
             flow: None,
             pending: PendingFlows::default(),
@@ -170,17 +174,13 @@ impl LinkGroup {
         link: LinkId,
         result: Result<LinkAddress, DeviceError>,
     ) {
-        match (self.flow.take(), result) {
-            (Some(Flow::Offer(offer)), Ok(local)) if offer.link == link => {
-                self.offer_opened(now, offer, local);
-            }
-            (Some(Flow::Join(join)), Ok(local)) if join.link == link => {
-                self.join_opened(now, join, local);
-            }
-            (Some(flow), Err(_)) if flow.new_link() == Some(link) => {
-                self.add_failed(flow, AddFailure::Unfinished);
-            }
-            (flow, _) => self.flow = flow,
+        if let Some(mut flow) = self.flow.take_if(|flow| flow.new_link() == Some(link)) {
+            let progress = match (&mut flow, result) {
+                (Flow::Offer(offer), Ok(local)) => self.offer_opened(offer, local),
+                (Flow::Join(join), Ok(local)) => self.join_opened(join, local),
+                _ => Err(AddFailure::Unfinished),
+            };
+            self.continue_adding(now, flow, progress);
         }
         self.advance(now);
     }
@@ -195,17 +195,13 @@ impl LinkGroup {
         if let (Some(found), Ok(())) = (self.find_link(link), &result) {
             found.is_connected = true;
         }
-        match (self.flow.take(), result) {
-            (Some(Flow::Offer(offer)), Ok(())) if offer.link == link => {
-                self.offer_connected(now, offer);
-            }
-            (Some(Flow::Join(join)), Ok(())) if join.link == link => {
-                self.join_connected(now, join);
-            }
-            (Some(flow), Err(_)) if flow.new_link() == Some(link) => {
-                self.add_failed(flow, AddFailure::Unfinished);
-            }
-            (flow, _) => self.flow = flow,
+        if let Some(mut flow) = self.flow.take_if(|flow| flow.new_link() == Some(link)) {
+            let progress = match (&mut flow, result) {
+                (Flow::Offer(offer), Ok(())) => self.offer_connected(offer),
+                (Flow::Join(join), Ok(())) => self.join_connected(join),
+                _ => Err(AddFailure::Unfinished),
+            };
+            self.continue_adding(now, flow, progress);
         }
         self.advance(now);
     }
@@ -221,19 +217,36 @@ impl LinkGroup {
         for (rmb, rkey, addr) in keys.iter().copied() {
             self.local_rmbs.set_key(rmb, RmbKey { device, rkey, addr });
         }
-        let flow = self.flow.take();
-        let awaits = |link| self.link(link).map(|info| info.device) == Some(device);
-        match flow {
-            Some(Flow::Offer(offer)) if offer.is_mapping() && awaits(offer.link) => {
-                self.offer_mapped(now, offer);
-            }
-            Some(Flow::Join(join)) if join.is_mapping() && awaits(join.link) => {
-                self.join_mapped(now, join);
-            }
-            flow => self.flow = flow,
+        let new = self.flow.as_ref().filter(|flow| flow.is_mapping());
+        let new = new.and_then(|flow| self.link(flow.new_link()?));
+        if let Some(mut flow) = self
+            .flow
+            .take_if(|_| new.is_some_and(|new| new.device == device))
+        {
+            let progress = match &mut flow {
+                Flow::Offer(offer) => self.offer_mapped(offer),
+                Flow::Join(join) => self.join_mapped(join),
+                _ => Err(AddFailure::Unfinished),
+            };
+            self.continue_adding(now, flow, progress);
         }
         self.rkeys_mapped(now, device);
         self.advance(now);
+    }
+
+    /// Answer to [`LinkGroupOutput::Stop`]: nothing is sent or received on the link any more. Its
+    /// connections move to the best link that is active now.
+    pub fn handle_stopped(&mut self, link: LinkId) {
+        let left = self.leaving.iter().position(|(info, _)| info.id == link);
+        let Some((lost, failure)) = left.map(|at| self.leaving.swap_remove(at)) else {
+            return;
+        };
+        // Without a better one, a link at the port that has failed, which may be usable again.
+        let to = self.failover_target(&lost, failure);
+        if let Some(to) = to.or_else(|| self.failover_target(&lost, None)) {
+            self.outputs
+                .push_back(LinkGroupOutput::Move { from: link, to });
+        }
     }
 
     /// Answer to [`LinkGroupOutput::Move`]: nothing is outstanding on the old link.
@@ -312,7 +325,7 @@ impl LinkGroup {
     ) -> Result<RtokenId, RtokenTableFull> {
         let id = self.rtokens.add(link, rkey, addr)?;
         self.rtokens.add_user(id);
-        self.report_full();
+        self.report_links();
         Ok(id)
     }
 
@@ -326,7 +339,7 @@ impl LinkGroup {
     /// A local connection no longer uses an RMB of the peer.
     pub fn release_rtoken(&mut self, id: RtokenId) {
         self.rtokens.release(id);
-        self.report_full();
+        self.report_links();
     }
 
     /// RMBs of the peer that are known.
@@ -399,18 +412,6 @@ impl LinkGroup {
     #[must_use]
     pub const fn dialect(&self) -> Dialect {
         self.terms.dialect
-    }
-
-    /// The group is no longer needed and has no connections: notifies the peer (DELETE LINK for all
-    /// links, orderly) and ends.
-    pub fn shutdown(&mut self, now: Instant, reason: DeleteLinkReason) {
-        self.end_group(now, true, reason);
-    }
-
-    /// The group must end with all its connections: notifies the peer (DELETE LINK for all links,
-    /// not orderly).
-    pub fn terminate(&mut self, now: Instant, reason: DeleteLinkReason) {
-        self.end_group(now, false, reason);
     }
 
     /// Whether it has ended ([`LinkGroupOutput::Ended`]).

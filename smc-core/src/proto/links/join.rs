@@ -3,9 +3,8 @@
 use std::time::Instant;
 
 use smc_wire::llc::{AddLink, AddLinkCont, AddLinkStep, RejectReason, Rtoken, Step};
-use smc_wire::types::LinkNumber;
 
-use super::flow::{AddFailure, DeferredRequest, Flow};
+use super::flow::{AddFailure, DeferredRequest, Flow, Progress};
 use super::group::after;
 use super::tokens::RtokenExchange;
 use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId};
@@ -104,13 +103,10 @@ impl Join {
         self.link == link && self.stage == JoinStage::Confirming
     }
 
-    pub(super) fn is_mapping(&self) -> bool {
-        self.stage == JoinStage::Mapping
-    }
-
-    pub(super) fn is_exchanging(&self, over: LinkId, number: LinkNumber) -> bool {
-        let offer = &self.offered.rejection;
-        self.stage == JoinStage::Exchanging && self.over == over && offer.link == number
+    pub(super) fn is_exchanging(&self, over: LinkId, message: &AddLinkCont) -> bool {
+        let is_request =
+            message.step == Step::Request && message.link == self.offered.rejection.link;
+        self.stage == JoinStage::Exchanging && self.over == over && is_request
     }
 }
 
@@ -186,81 +182,61 @@ impl LinkGroup {
             .then(|| (port.device, port.address.clone(), kind))
     }
 
-    pub(super) fn join_opened(&mut self, now: Instant, mut join: Join, local: LinkAddress) {
+    pub(super) fn join_opened(&mut self, join: &mut Join, local: LinkAddress) -> Progress {
         self.set_local(join.link, local);
-        if join.stage.opened().is_err() {
-            return self.join_failed(join, AddFailure::Unfinished);
-        }
+        join.stage.opened()?;
         self.connect(join.link, join.offered.address());
-        join.until = after(now, self.config.timeouts.work);
-        self.flow = Some(Flow::Join(join));
+        Ok(self.config.timeouts.work)
     }
 
-    pub(super) fn join_connected(&mut self, now: Instant, mut join: Join) {
-        if join.stage.connected().is_err() {
-            return self.join_failed(join, AddFailure::Unfinished);
-        }
-        if self.map_for(join.link) {
-            join.until = after(now, self.config.timeouts.work);
-            self.flow = Some(Flow::Join(join));
-        } else {
-            self.join_mapped(now, join);
+    pub(super) fn join_connected(&mut self, join: &mut Join) -> Progress {
+        join.stage.connected()?;
+        match self.map_for(join.link) {
+            true => Ok(self.config.timeouts.work),
+            false => self.join_mapped(join),
         }
     }
 
-    pub(super) fn join_mapped(&mut self, now: Instant, mut join: Join) {
-        let info = self.link(join.link);
-        let Some((local, device)) = info.and_then(|info| Some((info.local?, info.device))) else {
-            return self.join_failed(join, AddFailure::Unfinished);
-        };
+    pub(super) fn join_mapped(&mut self, join: &mut Join) -> Progress {
+        let info = self.link(join.link).ok_or(AddFailure::Unfinished)?;
+        let local = info.local.ok_or(AddFailure::Unfinished)?;
         let is_v2 = self.terms.dialect.is_v2();
-        let timeouts = self.config.timeouts;
-        let (moved, wait) = match is_v2 {
-            true => (join.stage.mapped_v2(), timeouts.added_confirm),
-            false => (join.stage.mapped_v1(), timeouts.response),
+        match is_v2 {
+            true => join.stage.mapped_v2()?,
+            false => join.stage.mapped_v1()?,
         };
-        if moved.is_err() {
-            return self.join_failed(join, AddFailure::Unfinished);
-        }
         let local = LinkAddress {
             mtu: local.mtu.min(join.offered.rejection.mtu),
             ..local
         };
-        let number = join.offered.rejection.link;
-        let rtokens = self.rtokens_for(join.over, device);
-        self.send_add_link(join.over, AddLinkStep::Accepted, number, &local, &rtokens);
+        let (over, number) = (join.over, join.offered.rejection.link);
+        let rtokens = self.rtokens_for(over, info.device);
+        self.send_add_link(over, AddLinkStep::Accepted, number, &local, &rtokens);
         let told = std::mem::take(&mut join.offered.rtokens);
-        self.store_peer_rtokens(join.over, join.link, told);
-        if !is_v2 {
-            join.exchange = RtokenExchange::new(rtokens);
+        self.store_peer_rtokens(over, join.link, told);
+        if is_v2 {
+            return Ok(self.config.timeouts.added_confirm);
         }
-        join.until = after(now, wait);
-        self.flow = Some(Flow::Join(join));
+        join.exchange = RtokenExchange::new(rtokens);
+        Ok(self.config.timeouts.response)
     }
 
     pub(super) fn join_keys_received(
         &mut self,
-        now: Instant,
-        mut join: Join,
+        join: &mut Join,
         message: &AddLinkCont,
-    ) {
+    ) -> Progress {
+        let over = join.over;
         let rtokens = message.rtokens.iter().copied().map(Rtoken::from);
-        self.store_peer_rtokens(join.over, join.link, rtokens);
-        if join.exchange.handle_message(message).is_none() {
-            return self.join_failed(join, AddFailure::Unfinished);
-        }
+        self.store_peer_rtokens(over, join.link, rtokens);
+        join.exchange.handle_message(message)?;
         let answer = join.exchange.next_message(Step::Response, message.link);
-        self.send(join.over, answer.encoded_len(), |buffer| {
-            answer.emit(buffer)
-        });
-        let timeouts = self.config.timeouts;
-        let wait = if join.exchange.is_done() && join.stage.exchanged().is_ok() {
-            timeouts.added_confirm
-        } else {
-            timeouts.response
-        };
-        join.until = after(now, wait);
-        self.flow = Some(Flow::Join(join));
+        self.send(over, answer.encoded_len(), |buffer| answer.emit(buffer));
+        if join.exchange.is_done() {
+            join.stage.exchanged()?;
+            return Ok(self.config.timeouts.added_confirm);
+        }
+        Ok(self.config.timeouts.response)
     }
 
     pub(super) fn join_confirmed(&mut self, now: Instant, join: &Join) {

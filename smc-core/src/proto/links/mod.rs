@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            first_link, confirm_link          Send, Open, Connect, Map
-//!            establish, confirm_rkey    ┌───────────┐  Activate, Move, Close
+//!            establish, confirm_rkey    ┌───────────┐  Links, Stop, Move, Close
 //!   shell ──────────────────────────────▶ LinkGroup ├──────────────────────▶ shell
 //!            handle_message, _sent      │           │  FirstLink, RkeyConfirmed
 //!            handle_link_down, _timeout └───────────┘  Terminate, Ended
@@ -44,16 +44,16 @@
 //! [`LinkGroupOutput::RkeyDeleted`]; only then the memory is free for others.
 //!
 //! **Failover**: [`handle_link_down`](LinkGroup::handle_link_down) (or an unanswered TEST LINK, or
-//! a DELETE LINK of the peer) gives [`LinkGroupOutput::Deactivate`] and [`LinkGroupOutput::Move`]:
-//! the shell binds the connections to the other link, starts their failover there and calls
-//! [`handle_moved`](LinkGroup::handle_moved) when nothing is outstanding on the old one (at once if
-//! that is down). [`LinkGroupOutput::Close`] follows. Without another link,
-//! [`LinkGroupOutput::Terminate`] follows.
+//! a DELETE LINK of the peer) gives [`LinkGroupOutput::Stop`]. When nothing is received on the link
+//! any more, the shell calls [`handle_stopped`](LinkGroup::handle_stopped), which chooses the other
+//! link and gives [`LinkGroupOutput::Move`]: the shell binds the connections to it, starts their
+//! failover there and calls [`handle_moved`](LinkGroup::handle_moved). [`LinkGroupOutput::Close`]
+//! follows. Without another link, [`LinkGroupOutput::Terminate`] follows at once.
 //!
-//! **End of the group**: [`shutdown`](LinkGroup::shutdown) when it was idle for its lifetime,
-//! [`terminate`](LinkGroup::terminate) when its connections must end; or the peer or the network
-//! does. In all cases: [`LinkGroupOutput::Terminate`] if connections may exist, [`LinkGroupOutput::Close`] for each
-//! link, [`LinkGroupOutput::Ended`].
+//! **End of the group**: the registry decides, and the shell ends the connections and then calls
+//! [`end`](LinkGroup::end). If the peer or the network has ended all links,
+//! [`LinkGroupOutput::Terminate`] reports that to the registry. In all cases
+//! [`LinkGroupOutput::Close`] for each link and [`LinkGroupOutput::Ended`] follow.
 
 mod config;
 mod delete;
@@ -82,7 +82,6 @@ pub use group::LinkGroup;
 pub use link::{GroupType, LinkId, LinkInfo, LinkState};
 pub use output::{
     FirstLinkError, LinkGroupOutput, OpTag, PeerEnd, PortCandidate, RkeyError, RmbKey,
-    TerminateCause,
 };
 pub use rtokens::{RTOKENS_MAX, RtokenId, RtokenTableFull};
 pub use send_queue::{NextPost, Overflow, Posted, SEND_QUEUE_TIMEOUT, SendQueue, WAITING_MAX};

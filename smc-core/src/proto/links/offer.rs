@@ -8,7 +8,7 @@ use smc_wire::llc::{
 };
 use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
-use super::flow::{AddFailure, Flow, Trigger};
+use super::flow::{AddFailure, Flow, Progress, Trigger};
 use super::group::after;
 use super::tokens::RtokenExchange;
 use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId};
@@ -77,12 +77,9 @@ impl LinkOffer {
         self.link == link && self.stage == OfferStage::Confirming
     }
 
-    pub(super) fn is_mapping(&self) -> bool {
-        self.stage == OfferStage::Mapping
-    }
-
-    pub(super) fn is_exchanging(&self, over: LinkId, number: LinkNumber) -> bool {
-        self.stage == OfferStage::Exchanging && self.matches_answer(over, number)
+    pub(super) fn is_exchanging(&self, over: LinkId, message: &AddLinkCont) -> bool {
+        let is_answer = message.step == Step::Response && self.matches_answer(over, message.link);
+        self.stage == OfferStage::Exchanging && is_answer
     }
 
     /// Whether an answer belongs to it. One offer is sent at a time, so its answer need not name
@@ -176,63 +173,58 @@ impl LinkGroup {
         self.send(over, message.encoded_len(), |buffer| message.emit(buffer));
     }
 
-    pub(super) fn offer_opened(&mut self, now: Instant, mut offer: LinkOffer, local: LinkAddress) {
+    pub(super) fn offer_opened(&mut self, offer: &mut LinkOffer, local: LinkAddress) -> Progress {
         self.set_local(offer.link, local);
-        if offer.stage.opened().is_err() {
-            return self.offer_failed(offer, AddFailure::Unfinished);
-        }
-        if self.map_for(offer.link) {
-            offer.until = after(now, self.config.timeouts.work);
-            self.flow = Some(Flow::Offer(offer));
-        } else {
-            self.offer_mapped(now, offer);
+        offer.stage.opened()?;
+        match self.map_for(offer.link) {
+            true => Ok(self.config.timeouts.work),
+            false => self.offer_mapped(offer),
         }
     }
 
-    pub(super) fn offer_mapped(&mut self, now: Instant, mut offer: LinkOffer) {
-        let info = self.link(offer.link);
-        let Some((local, device)) = info.and_then(|info| Some((info.local?, info.device))) else {
-            return self.offer_failed(offer, AddFailure::Unfinished);
-        };
-        if offer.stage.mapped().is_err() {
-            return self.offer_failed(offer, AddFailure::Unfinished);
-        }
-        let rtokens = self.rtokens_for(offer.over, device);
-        self.send_add_link(
-            offer.over,
-            AddLinkStep::Request,
-            offer.number,
-            &local,
-            &rtokens,
-        );
+    pub(super) fn offer_mapped(&mut self, offer: &mut LinkOffer) -> Progress {
+        let info = self.link(offer.link).ok_or(AddFailure::Unfinished)?;
+        let local = info.local.ok_or(AddFailure::Unfinished)?;
+        offer.stage.mapped()?;
+        let rtokens = self.rtokens_for(offer.over, info.device);
+        let (over, number) = (offer.over, offer.number);
+        self.send_add_link(over, AddLinkStep::Request, number, &local, &rtokens);
         if self.terms.dialect == Dialect::V1 {
             offer.exchange = RtokenExchange::new(rtokens);
         }
-        offer.until = after(now, self.config.timeouts.response);
-        self.flow = Some(Flow::Offer(offer));
+        Ok(self.config.timeouts.response)
     }
 
     /// ADD LINK with RESP.
     pub(super) fn handle_offer_answer(&mut self, now: Instant, over: LinkId, answer: &AddLink<'_>) {
-        let mut offer = match self.flow.take() {
-            Some(Flow::Offer(offer))
+        match self.flow.take() {
+            Some(Flow::Offer(mut offer))
                 if offer.stage == OfferStage::Offered
                     && offer.matches_answer(over, answer.link) =>
             {
-                offer
+                self.long_message_answered();
+                let progress = self.offer_answered(&mut offer, answer);
+                self.continue_adding(now, Flow::Offer(offer), progress);
             }
             flow => {
                 self.flow = flow;
-                return self.handle_late_answer(answer);
+                let is_rejection = matches!(answer.step, AddLinkStep::Rejected(_));
+                if is_rejection && self.abandoned == Some(answer.link) {
+                    // The final answer of a client to an abandoned offer, as expected.
+                    self.abandoned = None;
+                }
             }
-        };
-        self.long_message_answered();
+        }
+    }
+
+    fn offer_answered(&mut self, offer: &mut LinkOffer, answer: &AddLink<'_>) -> Progress {
         if answer.step != AddLinkStep::Accepted {
-            return self.offer_failed(offer, AddFailure::Rejected);
+            return Err(AddFailure::Rejected);
         }
-        if answer.mtu.bytes().is_none() || offer.stage.accepted().is_err() {
-            return self.offer_failed(offer, AddFailure::Unfinished);
+        if answer.mtu.bytes().is_none() {
+            return Err(AddFailure::Unfinished);
         }
+        offer.stage.accepted()?;
         let peer = LinkAddress {
             gid: answer.gid,
             mac: answer.mac,
@@ -240,71 +232,50 @@ impl LinkGroup {
             psn: answer.psn,
             mtu: answer.mtu,
         };
-        if self.kind == GroupType::Single && self.is_peer_port(over, &peer) {
+        if self.kind == GroupType::Single && self.is_peer_port(offer.over, &peer) {
             offer.kind = GroupType::AsymmetricPeer;
         }
         let rtokens = answer.extension.map_or(&[][..], |found| found.rtokens);
-        self.store_peer_rtokens(over, offer.link, rtokens.iter().copied().map(Rtoken::from));
+        let rtokens = rtokens.iter().copied().map(Rtoken::from);
+        self.store_peer_rtokens(offer.over, offer.link, rtokens);
         self.connect(offer.link, peer);
-        offer.until = after(now, self.config.timeouts.work);
-        self.flow = Some(Flow::Offer(offer));
+        Ok(self.config.timeouts.work)
     }
 
-    /// The final answer of a client to an abandoned offer, as expected.
-    fn handle_late_answer(&mut self, answer: &AddLink<'_>) {
-        let is_rejection = matches!(answer.step, AddLinkStep::Rejected(_));
-        if is_rejection && self.abandoned == Some(answer.link) {
-            self.abandoned = None;
-        }
-    }
-
-    pub(super) fn offer_connected(&mut self, now: Instant, mut offer: LinkOffer) {
+    pub(super) fn offer_connected(&mut self, offer: &mut LinkOffer) -> Progress {
         if self.terms.dialect.is_v2() {
-            match offer.stage.connected_v2() {
-                Ok(_) => self.confirm_offer(now, offer),
-                Err(_) => self.offer_failed(offer, AddFailure::Unfinished),
-            }
-            return;
+            offer.stage.connected_v2()?;
+            return self.confirm_offer(offer);
         }
-        if offer.stage.connected_v1().is_err() {
-            return self.offer_failed(offer, AddFailure::Unfinished);
-        }
-        self.send_offer_keys(now, offer);
+        offer.stage.connected_v1()?;
+        self.send_offer_keys(offer)
     }
 
-    fn send_offer_keys(&mut self, now: Instant, mut offer: LinkOffer) {
+    fn send_offer_keys(&mut self, offer: &mut LinkOffer) -> Progress {
+        let over = offer.over;
         let message = offer.exchange.next_message(Step::Request, offer.number);
-        self.send(offer.over, message.encoded_len(), |buffer| {
-            message.emit(buffer)
-        });
-        offer.until = after(now, self.config.timeouts.response);
-        self.flow = Some(Flow::Offer(offer));
+        self.send(over, message.encoded_len(), |buffer| message.emit(buffer));
+        Ok(self.config.timeouts.response)
     }
 
     pub(super) fn offer_keys_received(
         &mut self,
-        now: Instant,
-        mut offer: LinkOffer,
+        offer: &mut LinkOffer,
         message: &AddLinkCont,
-    ) {
+    ) -> Progress {
         let rtokens = message.rtokens.iter().copied().map(Rtoken::from);
         self.store_peer_rtokens(offer.over, offer.link, rtokens);
-        if offer.exchange.handle_message(message).is_none() {
-            return self.offer_failed(offer, AddFailure::Unfinished);
-        }
+        offer.exchange.handle_message(message)?;
         if !offer.exchange.is_done() {
-            return self.send_offer_keys(now, offer);
+            return self.send_offer_keys(offer);
         }
-        match offer.stage.exchanged() {
-            Ok(_) => self.confirm_offer(now, offer),
-            Err(_) => self.offer_failed(offer, AddFailure::Unfinished),
-        }
+        offer.stage.exchanged()?;
+        self.confirm_offer(offer)
     }
 
-    fn confirm_offer(&mut self, now: Instant, mut offer: LinkOffer) {
+    fn confirm_offer(&mut self, offer: &LinkOffer) -> Progress {
         self.send_confirm_link(offer.link, Step::Request);
-        offer.until = after(now, self.config.timeouts.added_confirm);
-        self.flow = Some(Flow::Offer(offer));
+        Ok(self.config.timeouts.added_confirm)
     }
 
     pub(super) fn offer_confirmed(&mut self, now: Instant, offer: &LinkOffer) {

@@ -1,11 +1,10 @@
 //! Actions of a link group's caller, and identifiers.
 
-use smc_wire::llc::DeleteLinkReason;
 use smc_wire::types::{Mac, Qpn, Rkey, RmbAddr, RoceGid};
 
 use super::{LinkId, RmbId};
-use crate::device::{LinkAddress, LinkFailure, RdmaAddress, Route};
-use crate::proto::group::DeviceIndex;
+use crate::device::{LinkAddress, RdmaAddress, Route};
+use crate::proto::group::{DeviceIndex, GroupEndCause, GroupLinks};
 
 /// Actions, to be applied in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,13 +47,16 @@ pub enum LinkGroupOutput {
         /// The RMBs, never none.
         rmbs: Vec<RmbId>,
     },
-    /// The link can be used by connections from now on.
-    Activate(LinkId),
-    /// The link is not used by connections from now on.
-    Deactivate(LinkId),
+    /// The registry has to know this of the links
+    /// ([`Registry::set_links`](crate::proto::group::Registry::set_links)). New connections use the
+    /// active links.
+    Links(GroupLinks),
+    /// Send nothing on a link any more, and destroy its queue pair once the messages that it has
+    /// received are handled: the peer knows that they arrived. Then call
+    /// [`handle_stopped`](super::LinkGroup::handle_stopped).
+    Stop(LinkId),
     /// Bind all connections of a link to another one and send the rest of their data there
-    /// (failover). When none of them has anything outstanding on the old link, call
-    /// [`handle_moved`](super::LinkGroup::handle_moved).
+    /// (failover), then call [`handle_moved`](super::LinkGroup::handle_moved).
     Move {
         /// From here.
         from: LinkId,
@@ -82,12 +84,10 @@ pub enum LinkGroupOutput {
         /// reused while the links exist.
         is_answered: bool,
     },
-    /// The table of the peer's RMBs has become full (or has space again): admit no further
-    /// connection to the group (or do).
-    Full(bool),
-    /// End all connections. If the peer can still be [reached](TerminateCause::is_reachable),
-    /// notify it on each of them before the next outputs are applied. Do not wait for the peer.
-    Terminate(TerminateCause),
+    /// The links are lost or deleted: end the group in the registry
+    /// ([`Registry::terminate`](crate::proto::group::Registry::terminate)), which ends all
+    /// connections.
+    Terminate(GroupEndCause),
     /// The link group is removed. All links have been closed; nothing follows.
     Ended,
 }
@@ -129,26 +129,6 @@ pub enum RkeyError {
     /// The link group has ended.
     #[error("link group has ended")]
     Ended,
-}
-
-/// Why all connections end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TerminateCause {
-    /// The last link is lost.
-    LinksLost(LinkFailure),
-    /// The peer ended the group (DELETE LINK for all links).
-    Peer(DeleteLinkReason),
-    /// This side ended it: [`shutdown`](super::LinkGroup::shutdown) or
-    /// [`terminate`](super::LinkGroup::terminate).
-    Local(DeleteLinkReason),
-}
-
-impl TerminateCause {
-    /// Whether messages sent now may still reach the peer.
-    #[must_use]
-    pub const fn is_reachable(&self) -> bool {
-        matches!(self, Self::Local(_))
-    }
 }
 
 /// A key of a local RMB with one device.

@@ -110,7 +110,7 @@ impl LinkGroup {
         }
         found.last_received = now;
         found.info.is_asymmetric = kind.is_asymmetric();
-        self.outputs.push_back(LinkGroupOutput::Activate(link));
+        self.report_links();
         self.kind = kind;
     }
 

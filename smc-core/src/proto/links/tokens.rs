@@ -3,6 +3,7 @@
 use smc_wire::llc::{AddLinkCont, Rtoken, Step};
 use smc_wire::types::LinkNumber;
 
+use super::flow::AddFailure;
 use super::{LinkGroup, LinkId};
 use crate::proto::group::DeviceIndex;
 
@@ -30,12 +31,12 @@ impl RtokenExchange {
         message
     }
 
-    /// A message of the peer. `None` if it makes no progress.
-    pub(super) fn handle_message(&mut self, message: &AddLinkCont) -> Option<()> {
-        let told = u8::try_from(message.rtokens.len()).ok()?;
+    /// A message of the peer, which has to make progress.
+    pub(super) fn handle_message(&mut self, message: &AddLinkCont) -> Result<(), AddFailure> {
+        let told = message.rtokens.len().try_into().unwrap_or(u8::MAX);
         let is_closer = self.peer_left.is_none_or(|before| message.left <= before);
         self.peer_left = Some(message.left.saturating_sub(told));
-        is_closer.then_some(())
+        is_closer.then_some(()).ok_or(AddFailure::Unfinished)
     }
 
     /// Whether both sides have nothing left to announce.

@@ -6,15 +6,13 @@ use std::task::Poll;
 use std::time::Instant;
 
 use smc_wire::cdc::CdcR;
-use smc_wire::llc::DeleteLinkReason;
 
 use super::super::super::runtime::Timer;
-use super::{ENDPOINT_ENDS, RdmaGroup};
+use super::RdmaGroup;
 use crate::device::{Inbound, LinkFailure, OpId};
-use crate::error::{CloseReason, Error};
 use crate::mem::sync::Ordering;
 use crate::proto::group::{DeviceIndex, GroupEndCause};
-use crate::proto::links::{LinkId, OpTag, Posted};
+use crate::proto::links::{LinkId, Posted};
 
 impl RdmaGroup {
     /// A link of this device has received a message.
@@ -34,8 +32,7 @@ impl RdmaGroup {
         }
         // Malformed messages are dropped, as in the kernel.
         if let Ok(cdc) = CdcR::parse(bytes) {
-            let conn = self.lock_members().get(&cdc.token).cloned();
-            if let Some(conn) = conn {
+            if let Some(conn) = self.member(cdc.token) {
                 conn.handle_cdc(&cdc, here, link);
                 if conn.is_finished() {
                     self.retire(&conn);
@@ -57,10 +54,11 @@ impl RdmaGroup {
         let now = self.now();
         for done in sender.completed(now, op) {
             match done {
-                Posted::Llc(tag) => self.llc_sent(link, tag),
+                Posted::Llc(tag) => {
+                    self.step(|state| state.machine.handle_sent(now, link, tag));
+                }
                 Posted::Cdc(token) => {
-                    let conn = self.lock_members().get(&token).cloned();
-                    if let Some(conn) = conn {
+                    if let Some(conn) = self.member(token) {
                         conn.handle_sent(link);
                         if conn.is_finished() {
                             self.retire(&conn);
@@ -70,11 +68,6 @@ impl RdmaGroup {
             }
         }
         self.pump(&sender);
-    }
-
-    fn llc_sent(self: &Arc<Self>, link: LinkId, tag: OpTag) {
-        let now = self.now();
-        self.step(|state| state.machine.handle_sent(now, link, tag));
     }
 
     /// The device reports that the queue pair sends and receives nothing any more.
@@ -96,14 +89,7 @@ impl RdmaGroup {
 
     /// A link is closed: its connections continue on another link.
     pub(crate) fn closed(self: &Arc<Self>, link: LinkId) {
-        let to = {
-            let mut state = self.lock();
-            let at = state.moving.iter().position(|(from, _)| *from == link);
-            at.map(|at| state.moving.swap_remove(at).1)
-        };
-        if let Some(to) = to {
-            self.move_members(link, to);
-        }
+        self.step(|state| state.machine.handle_stopped(link));
     }
 
     /// All links of a device are down.
@@ -131,23 +117,18 @@ impl RdmaGroup {
 
     // ---- Ending --------------------------------------------------------------------------------
 
-    /// The registry has removed the group.
-    pub(crate) fn removed(self: &Arc<Self>, cause: GroupEndCause) {
+    /// The registry has ended the group: ends its connections, each of which leaves it by itself,
+    /// and then notifies the peer.
+    pub(crate) fn end(self: &Arc<Self>, cause: GroupEndCause) {
+        self.end_members(cause);
         let now = self.now();
-        self.step(|state| match cause {
-            GroupEndCause::Idle => state.machine.shutdown(now, DeleteLinkReason::PROGRAM),
-            GroupEndCause::Shutdown => state.machine.terminate(now, ENDPOINT_ENDS),
-            _ => state.machine.terminate(now, DeleteLinkReason::PROGRAM),
-        });
+        let (is_orderly, reason) = cause.delete_link();
+        self.step(|state| state.machine.end(now, is_orderly, reason));
     }
 
-    /// Aborts all connections; each leaves the group by itself.
-    pub(super) fn abort_members(self: &Arc<Self>, reason: CloseReason) {
+    pub(super) fn end_members(&self, cause: GroupEndCause) {
         for conn in self.members() {
-            match reason {
-                CloseReason::Endpoint => conn.end_with_endpoint(),
-                reason => conn.abort(Error::Closed(reason)),
-            }
+            conn.handle_group_end(cause);
         }
     }
 
@@ -162,7 +143,7 @@ impl RdmaGroup {
     /// Handles timeouts. Returns the next one.
     pub(super) fn handle_timeouts(self: &Arc<Self>) -> Option<Instant> {
         let now = self.now();
-        let senders: Vec<_> = self.lock_senders().values().cloned().collect();
+        let senders: Vec<_> = self.lock().senders.values().cloned().collect();
         let mut next = None;
         for sender in senders {
             match sender.poll_timeout() {
@@ -179,10 +160,9 @@ impl RdmaGroup {
         if due.is_some_and(|at| at <= now) {
             self.step(|state| state.machine.handle_timeout(now));
         }
-        next.into_iter()
-            .chain(self.lock().machine.poll_timeout())
-            .chain(self.probe_members(now))
-            .min()
+        let probe = self.probe_members(now);
+        let due = self.lock().machine.poll_timeout();
+        [next, probe, due].into_iter().flatten().min()
     }
 
     /// Probes the peers of connections that have moved and not ended. Returns the next probe.

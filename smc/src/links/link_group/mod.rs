@@ -7,15 +7,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 use std::time::Instant;
 
 use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
-use smc_wire::llc::DeleteLinkReason;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{AlertToken, GroupId, Rkey, RmbAddr};
 
+use super::super::answer::Answer;
 use super::super::conn::{RdmaConn, RdmaConnHandle};
 use super::super::device_driver::DeviceDriver;
 use super::super::groups::Groups;
@@ -26,7 +26,7 @@ use crate::device::{
 };
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::proto::conn::rdma::TransmitConfig;
-use crate::proto::group::{DeviceIndex, GroupKey};
+use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::{PeerRmb, Role};
 use crate::proto::links::{
     self, FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, LinkState,
@@ -39,18 +39,9 @@ use crate::proto::links::{
 /// lock, by one thread at a time; other threads only queue theirs.
 pub(crate) struct RdmaGroup {
     id: GroupId,
-    /// The key that the group was created for; those of its links have the same peer.
-    key: GroupKey,
     role: Role,
     groups: Arc<Groups>,
-    state: Mutex<State>,
-    senders: Mutex<BTreeMap<LinkId, Arc<LinkSender>>>,
-    /// Protection domains, which separate this group's memory from the peers of other groups, on
-    /// each device.
-    domains: Mutex<BTreeMap<DeviceIndex, Arc<dyn ProtectionDomain>>>,
-    members: Mutex<HashMap<AlertToken, Arc<RdmaConn>>>,
-    /// RMBs that the peer may still write.
-    retiring: Mutex<BTreeMap<RmbId, (Arc<Buffer>, usize)>>,
+    state: Mutex<RdmaGroupState>,
     pool: Pool,
     next_rmb: AtomicU64,
     over: AtomicBool,
@@ -59,90 +50,51 @@ pub(crate) struct RdmaGroup {
     task: AtomicWaker,
 }
 
-struct State {
+struct RdmaGroupState {
     machine: LinkGroup,
     outputs: VecDeque<LinkGroupOutput>,
     /// A thread is applying outputs.
     busy: bool,
     /// Address of the first link: other links have to be on the same network.
     like: Option<RdmaAddress>,
+    /// Protection domains, which separate this group's memory from the peers of other groups, on
+    /// each device.
+    domains: BTreeMap<DeviceIndex, Arc<dyn ProtectionDomain>>,
     /// Queue pairs that are not connected.
     pending: BTreeMap<LinkId, (DeviceIndex, Box<dyn PendingLink>)>,
+    senders: BTreeMap<LinkId, Arc<LinkSender>>,
+    members: HashMap<AlertToken, Arc<RdmaConn>>,
+    /// RMBs that the peer may still write, with the number of bytes to be zeroed.
+    retiring: BTreeMap<RmbId, (Arc<Buffer>, usize)>,
     first_link: Answer<Result<(), FirstLinkError>>,
     rkeys: BTreeMap<RmbId, Answer<Result<(), RkeyError>>>,
-    /// A client's: the peer's ends of active and former links, the oldest first. A server that has
-    /// not detected the failure of a link may still name it; that has to be distinguished from a
-    /// server of an unknown group, with which the whole group would be terminated.
-    named: VecDeque<LinkAddress>,
-    /// Links whose connections move to another one once they are closed.
-    moving: Vec<(LinkId, LinkId)>,
-}
-
-/// A result that a set-up waits for.
-enum Answer<T> {
-    Pending(Option<Waker>),
-    Ready(T),
-}
-
-impl<T> Default for Answer<T> {
-    fn default() -> Self {
-        Self::Pending(None)
-    }
-}
-
-impl<T: Copy> Answer<T> {
-    /// Sets the result; the first one counts. Returns the waker of the waiting task.
-    fn set(&mut self, value: T) -> Option<Waker> {
-        match self {
-            Self::Ready(_) => None,
-            Self::Pending(waker) => {
-                let waker = waker.take();
-                *self = Self::Ready(value);
-                waker
-            }
-        }
-    }
-
-    fn poll(&mut self, cx: &Context<'_>) -> Poll<T> {
-        match self {
-            Self::Ready(value) => Poll::Ready(*value),
-            Self::Pending(waker) => {
-                *waker = Some(cx.waker().clone());
-                Poll::Pending
-            }
-        }
-    }
 }
 
 impl RdmaGroup {
     /// Creates the group for a set-up, and starts its task.
     pub(crate) fn start(
         id: GroupId,
-        key: GroupKey,
         role: Role,
         groups: &Arc<Groups>,
         config: LlcConfig,
     ) -> Arc<Self> {
         let group = Arc::new(Self {
             id,
-            key,
             role,
             groups: Arc::clone(groups),
-            state: Mutex::new(State {
+            state: Mutex::new(RdmaGroupState {
                 machine: LinkGroup::new(role, id, config),
                 outputs: VecDeque::new(),
                 busy: false,
                 like: None,
+                domains: BTreeMap::new(),
                 pending: BTreeMap::new(),
+                senders: BTreeMap::new(),
+                members: HashMap::new(),
+                retiring: BTreeMap::new(),
                 first_link: Answer::default(),
                 rkeys: BTreeMap::new(),
-                named: VecDeque::new(),
-                moving: Vec::new(),
             }),
-            senders: Mutex::default(),
-            domains: Mutex::default(),
-            members: Mutex::default(),
-            retiring: Mutex::default(),
             pool: Pool::new(groups.memory().clone()),
             next_rmb: AtomicU64::new(1),
             over: AtomicBool::new(false),
@@ -170,17 +122,15 @@ impl RdmaGroup {
 
     /// For tools.
     pub(crate) fn snapshot(&self) -> RdmaGroupInfo {
-        let connections = self.lock_members().len();
-        let retiring = self.lock_retiring().len();
         let state = self.lock();
         RdmaGroupInfo {
             id: self.id,
             role: self.role,
             kind: state.machine.group_type(),
             links: state.machine.links().collect(),
-            connections,
+            connections: state.members.len(),
             rtokens: state.machine.rtokens(),
-            retiring,
+            retiring: state.retiring.len(),
         }
     }
 
@@ -264,7 +214,6 @@ impl RdmaGroup {
 
     /// First contact has succeeded.
     pub(crate) fn establish(self: &Arc<Self>) {
-        self.publish_links();
         let now = self.now();
         self.step(|state| state.machine.establish(now));
     }
@@ -273,8 +222,8 @@ impl RdmaGroup {
 
     /// The link for another connection, as the server assigns it.
     pub(crate) fn assign(&self) -> Option<LinkId> {
-        let count = self.lock_members().len();
-        self.lock().machine.assign(count)
+        let state = self.lock();
+        state.machine.assign(state.members.len())
     }
 
     pub(crate) fn find(&self, peer: links::PeerEnd) -> Option<LinkId> {
@@ -319,7 +268,7 @@ impl RdmaGroup {
         let sender = self.sender(link);
         let conn = RdmaConn::new(Arc::clone(self), token, (id, rmb), staging, sender);
         let conn = Arc::new(conn);
-        self.lock_members().insert(token, Arc::clone(&conn));
+        self.lock().members.insert(token, Arc::clone(&conn));
         let handle = RdmaConnHandle::new(conn);
         // From here on it is moved when the link fails, but not if the link had failed before.
         let is_usable = |link: LinkInfo| link.state.is_usable();
@@ -432,7 +381,7 @@ impl RdmaGroup {
         {
             // In one step, so that `is_settled` does not return true in between.
             let mut state = self.lock();
-            if self.lock_members().remove(&conn.token()).is_none() {
+            if state.members.remove(&conn.token()).is_none() {
                 return;
             }
             if let Some(rtoken) = rtoken {
@@ -443,7 +392,7 @@ impl RdmaGroup {
         self.pool.put(Arc::clone(conn.staging()), 0);
         let rmb = conn.rmb_id();
         let retiring = (Arc::clone(conn.rmb()), conn.dirty());
-        self.lock_retiring().insert(rmb, retiring);
+        self.lock().retiring.insert(rmb, retiring);
         let now = self.now();
         self.step(|state| state.machine.delete_rkey(now, rmb));
         self.groups.notify_ended();
@@ -462,38 +411,22 @@ impl RdmaGroup {
     }
 
     fn sender(&self, link: LinkId) -> Option<Arc<LinkSender>> {
-        self.lock_senders().get(&link).cloned()
+        self.lock().senders.get(&link).cloned()
     }
 
     /// The connections and set-ups, in the order in which they came.
     fn members(&self) -> Vec<Arc<RdmaConn>> {
-        let mut members: Vec<_> = self.lock_members().values().cloned().collect();
+        let mut members: Vec<_> = self.lock().members.values().cloned().collect();
         members.sort_unstable_by_key(|conn| conn.rmb_id());
         members
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn member(&self, token: AlertToken) -> Option<Arc<RdmaConn>> {
+        self.lock().members.get(&token).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RdmaGroupState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_domains(&self) -> MutexGuard<'_, BTreeMap<DeviceIndex, Arc<dyn ProtectionDomain>>> {
-        self.domains.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_senders(&self) -> MutexGuard<'_, BTreeMap<LinkId, Arc<LinkSender>>> {
-        self.senders.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_members(&self) -> MutexGuard<'_, HashMap<AlertToken, Arc<RdmaConn>>> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_retired_if(&self, rmb: RmbId, is_free: bool) -> Option<(Arc<Buffer>, usize)> {
-        is_free.then(|| self.lock_retiring().remove(&rmb)).flatten()
-    }
-
-    fn lock_retiring(&self) -> MutexGuard<'_, BTreeMap<RmbId, (Arc<Buffer>, usize)>> {
-        self.retiring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -536,6 +469,3 @@ impl Drop for RemoveAnswer<'_> {
 }
 
 const NO_LINK: DeviceError = DeviceError::Invalid("link group has no such link");
-
-/// The reason in DELETE LINK for a group that ends with its endpoint.
-const ENDPOINT_ENDS: DeleteLinkReason = DeleteLinkReason::OPERATOR;

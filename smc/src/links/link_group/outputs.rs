@@ -5,21 +5,17 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::super::link_sender::LinkSender;
-use super::{ENDPOINT_ENDS, NO_LINK, RdmaGroup, State};
+use super::{NO_LINK, RdmaGroup, RdmaGroupState};
 use crate::device::{
     DeviceError, LinkAddress, LinkFailure, PendingLink, ProtectionDomain, RdmaAddress, Route,
 };
-use crate::error::CloseReason;
 use crate::mem::sync::Ordering;
-use crate::proto::group::{DeviceIndex, GroupEndCause, GroupKey};
-use crate::proto::handshake::Role;
-use crate::proto::links::{
-    self, FirstLinkError, LinkGroupOutput, LinkId, LinkState, OpTag, RkeyError, RmbId,
-};
+use crate::proto::group::{DeviceIndex, GroupEndCause};
+use crate::proto::links::{FirstLinkError, LinkGroupOutput, LinkId, OpTag, RkeyError, RmbId};
 
 impl RdmaGroup {
     /// One mutation of the machine, and its outputs.
-    pub(super) fn step<T>(self: &Arc<Self>, mutate: impl FnOnce(&mut State) -> T) -> T {
+    pub(super) fn step<T>(self: &Arc<Self>, mutate: impl FnOnce(&mut RdmaGroupState) -> T) -> T {
         let result = {
             let mut state = self.lock();
             let result = mutate(&mut state);
@@ -59,14 +55,15 @@ impl RdmaGroup {
             } => self.open_later(link, device, address),
             LinkGroupOutput::Connect { link, peer, route } => self.connect_later(link, peer, route),
             LinkGroupOutput::Map { device, rmbs } => self.map_later(device, rmbs),
-            LinkGroupOutput::Activate(_) => {
-                self.publish_links();
-                if self.can_move() {
+            LinkGroupOutput::Links(links) => {
+                if links.ends.len() > 1 {
                     self.members().iter().for_each(|conn| conn.reserve_byte());
                 }
+                self.groups
+                    .update(|registry| registry.set_links(self.id, &links));
             }
-            LinkGroupOutput::Deactivate(_) => self.publish_links(),
-            LinkGroupOutput::Move { from, to } => self.start_move(from, to),
+            LinkGroupOutput::Stop(link) => self.stop_sending(link),
+            LinkGroupOutput::Move { from, to } => self.move_members(from, to),
             LinkGroupOutput::Close(link) => self.close(link),
             LinkGroupOutput::FirstLink(result) => {
                 let waker = self.lock().first_link.set(result);
@@ -81,24 +78,16 @@ impl RdmaGroup {
             }
             // Without an answer the peer may still write: the RMB stays registered, and unused.
             LinkGroupOutput::RkeyDeleted { rmb, is_answered } => {
-                let retired = self.lock_retired_if(rmb, is_answered);
+                let mut state = self.lock();
+                let retired = is_answered.then(|| state.retiring.remove(&rmb)).flatten();
+                drop(state);
                 if let Some((buffer, dirty)) = retired {
                     self.pool.put(buffer, dirty);
                 }
             }
-            LinkGroupOutput::Full(is_full) => self.groups.set_full(self.id, is_full),
-            LinkGroupOutput::Terminate(cause) => {
-                self.abort_members(match cause {
-                    links::TerminateCause::Local(ENDPOINT_ENDS) => CloseReason::Endpoint,
-                    _ => CloseReason::Aborted,
-                });
-                let cause = match cause {
-                    links::TerminateCause::LinksLost(_) => GroupEndCause::LinksDown,
-                    links::TerminateCause::Peer(_) => GroupEndCause::PeerGone,
-                    links::TerminateCause::Local(_) => GroupEndCause::Shutdown,
-                };
-                self.groups.terminate(self.id, cause);
-            }
+            LinkGroupOutput::Terminate(cause) => self
+                .groups
+                .update(|registry| registry.terminate(self.id, cause)),
             LinkGroupOutput::Ended => {
                 self.over.store(true, Ordering::Release);
                 let mut state = self.lock();
@@ -106,11 +95,11 @@ impl RdmaGroup {
                 let answers = state.rkeys.values_mut();
                 let wakers = answers.filter_map(|answer| answer.set(Err(RkeyError::Ended)));
                 let wakers: Vec<_> = wakers.chain(waker).collect();
-                state.moving.clear();
                 drop(state);
                 wakers.into_iter().for_each(Waker::wake);
                 self.groups.remove_rdma(self.id);
-                self.abort_members(CloseReason::Aborted);
+                // Set-ups, and connections that have left the group.
+                self.end_members(GroupEndCause::FirstContactFailed);
                 self.retire_finished();
             }
         }
@@ -129,8 +118,7 @@ impl RdmaGroup {
     /// Lets waiting connections post, as far as there is send capacity.
     pub(super) fn pump(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         while let Some(token) = sender.next_turn(self.now()) {
-            let conn = self.lock_members().get(&token).cloned();
-            if conn.is_some_and(|conn| !conn.take_turn()) {
+            if self.member(token).is_some_and(|conn| !conn.take_turn()) {
                 break;
             }
         }
@@ -210,14 +198,14 @@ impl RdmaGroup {
         device: DeviceIndex,
     ) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
         let driver = self.driver(device).ok_or(NO_DEVICE)?;
-        if let Some(domain) = self.lock_domains().get(&device) {
+        if let Some(domain) = self.lock().domains.get(&device) {
             return Ok(Arc::clone(domain));
         }
         let rdma = driver.device().fabric().rdma().ok_or(NO_DEVICE)?;
         let domain = rdma.protection_domain().await?;
         // Another task may have been faster; all use the same one.
-        let mut domains = self.lock_domains();
-        Ok(Arc::clone(domains.entry(device).or_insert(domain)))
+        let mut state = self.lock();
+        Ok(Arc::clone(state.domains.entry(device).or_insert(domain)))
     }
 
     /// Connects a queue pair; its events are dispatched to this group from then on.
@@ -240,7 +228,7 @@ impl RdmaGroup {
                     &driver,
                     self.now(),
                 ));
-                self.lock_senders().insert(link, sender);
+                self.lock().senders.insert(link, sender);
                 if self.link(link).is_none() {
                     // The link was removed meanwhile, before its sender was in the table.
                     self.close(link);
@@ -256,9 +244,10 @@ impl RdmaGroup {
     }
 
     pub(super) fn close(self: &Arc<Self>, link: LinkId) {
-        let pending = self.lock().pending.remove(&link);
-        drop(pending);
-        let sender = self.lock_senders().remove(&link);
+        let (_pending, sender) = {
+            let mut state = self.lock();
+            (state.pending.remove(&link), state.senders.remove(&link))
+        };
         if let Some(sender) = sender {
             sender.fail();
             self.close_sender(sender);
@@ -276,28 +265,19 @@ impl RdmaGroup {
         }
     }
 
-    /// Starts to move the connections of a link to another one.
-    fn start_move(self: &Arc<Self>, from: LinkId, to: LinkId) {
-        let sender = self.sender(from);
-        match sender.filter(|sender| !sender.is_closed()) {
-            None => self.move_members(from, to),
+    /// Stops a link, whose connections will move to another one.
+    fn stop_sending(self: &Arc<Self>, link: LinkId) {
+        match self.sender(link).filter(|sender| !sender.is_closed()) {
+            None => self.closed(link),
             Some(sender) => {
                 sender.fail();
-                self.lock().moving.push((from, to));
                 self.close_sender(sender);
             }
         }
     }
 
-    pub(super) fn move_members(self: &Arc<Self>, from: LinkId, to: LinkId) {
-        let target = self.sender(to).filter(|sender| !sender.is_down());
-        let target = target.or_else(|| {
-            // The target has failed meanwhile.
-            let mut links = self.links().into_iter();
-            let other = links.find(|link| link.state == LinkState::Active && link.id != from)?;
-            self.sender(other.id)
-        });
-        if let Some(target) = target {
+    fn move_members(self: &Arc<Self>, from: LinkId, to: LinkId) {
+        if let Some(target) = self.sender(to) {
             self.has_moved.store(true, Ordering::Relaxed);
             for conn in self.members() {
                 conn.move_to(from, &target);
@@ -308,56 +288,6 @@ impl RdmaGroup {
         self.step(|state| state.machine.handle_moved(now, from));
         self.retire_finished();
     }
-
-    /// Publishes the keys of active links to the registry.
-    pub(super) fn publish_links(&self) {
-        let ends: Vec<_> = {
-            let mut state = self.lock();
-            let active = state.machine.links();
-            let active = active.filter(|link| link.state == LinkState::Active);
-            let mut ends: Vec<_> = active.filter_map(|link| link.peer).collect();
-            if self.role == Role::Client && !ends.is_empty() {
-                let named = &mut state.named;
-                named.retain(|end| !ends.contains(end));
-                named.extend(&ends);
-                while named.len() > NAMED_MAX {
-                    named.pop_front();
-                }
-                ends = named.iter().copied().collect();
-            }
-            ends
-        };
-        let keys = ends.iter().filter_map(|end| link_key(&self.key, end));
-        self.groups.set_keys(self.id, keys.collect());
-    }
 }
-
-/// The registry key of a group by one of its links.
-fn link_key(of: &GroupKey, end: &LinkAddress) -> Option<GroupKey> {
-    let GroupKey::Rdma {
-        role,
-        version,
-        peer,
-        vlan,
-        client,
-        ..
-    } = *of
-    else {
-        return None;
-    };
-    Some(GroupKey::Rdma {
-        role,
-        version,
-        peer,
-        gid: end.gid,
-        mac: (!version.is_v2()).then_some(end.mac),
-        vlan,
-        client,
-        qpn: (role == Role::Client).then_some(end.qpn),
-    })
-}
-
-/// Maximum of links by which a server may name a group, including failed ones.
-const NAMED_MAX: usize = 4;
 
 const NO_DEVICE: DeviceError = DeviceError::Gone("device was removed");

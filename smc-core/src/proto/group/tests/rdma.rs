@@ -1,8 +1,9 @@
 //! Groups of SMC-R: several keys, full tables, and the two lifetimes.
 
-use smc_wire::types::{Mac, PeerId, Qpn, RoceGid};
+use smc_wire::types::{Mac, MtuCode, PeerId, Psn, Qpn, RoceGid};
 
 use super::*;
+use crate::device::{LinkAddress, LinkFailure};
 use crate::proto::handshake::Role;
 
 fn gid(host: u8) -> RoceGid {
@@ -35,7 +36,35 @@ fn client_key(host: u8, qpn: u32) -> GroupKey {
     }
 }
 
+/// That of the group of `server_key(1)` by a link to this host.
+fn server_key_at(host: u8) -> GroupKey {
+    server_key(1).with_link(&end(host, 0))
+}
+
+/// The peer's end of a link.
+pub(super) fn end(host: u8, qpn: u32) -> LinkAddress {
+    LinkAddress {
+        gid: gid(host),
+        mac: Mac::ZERO,
+        qpn: Qpn::new(qpn).unwrap(),
+        psn: Psn::default(),
+        mtu: MtuCode::MTU_1024,
+    }
+}
+
 impl Fixture {
+    fn set_links<const N: usize>(&mut self, group: GroupId, ends: [LinkAddress; N]) {
+        let (ends, is_full) = (ends.to_vec(), false);
+        self.registry
+            .set_links(group, &GroupLinks { ends, is_full });
+    }
+
+    fn set_full(&mut self, group: GroupId, end: LinkAddress, is_full: bool) {
+        let ends = vec![end];
+        self.registry
+            .set_links(group, &GroupLinks { ends, is_full });
+    }
+
     fn open(&mut self, key: GroupKey, intent: Intent) -> GroupId {
         match self.registry.enter(self.now, key, intent) {
             EnterResult::Now(Ok(Member::Created(group))) => {
@@ -77,15 +106,16 @@ fn a_client_finds_its_group_by_the_servers_queue_pair() {
 fn a_group_is_found_under_each_of_its_keys() {
     let mut f = Fixture::new();
     let group = f.open(server_key(1), Intent::JoinOrCreate);
-    f.registry
-        .set_keys(group, vec![server_key(1), server_key(2)]);
+    f.set_links(group, [end(1, 0), end(2, 0)]);
     for host in [1, 2] {
-        assert_eq!(f.joins(server_key(host), Intent::JoinOrCreate), Some(group));
+        let key = server_key_at(host);
+        assert_eq!(f.joins(key, Intent::JoinOrCreate), Some(group));
     }
     // The first link is gone.
-    f.registry.set_keys(group, vec![server_key(2)]);
-    assert_eq!(f.joins(server_key(1), Intent::JoinOrCreate), None);
-    assert_eq!(f.joins(server_key(2), Intent::JoinOrCreate), Some(group));
+    f.set_links(group, [end(2, 0)]);
+    assert_eq!(f.joins(server_key_at(1), Intent::JoinOrCreate), None);
+    let key = server_key_at(2);
+    assert_eq!(f.joins(key, Intent::JoinOrCreate), Some(group));
     assert_eq!(f.connections(group), 4);
 }
 
@@ -96,8 +126,7 @@ fn keys_of_a_group_in_the_making_count_from_its_opening_on() {
     let EnterResult::Now(Ok(Member::Created(group))) = admission else {
         panic!("not the creator");
     };
-    f.registry
-        .set_keys(group, vec![client_key(1, 5), client_key(2, 6)]);
+    f.set_links(group, [end(1, 5), end(2, 6)]);
     assert_eq!(f.joins(client_key(2, 6), Intent::Join), None);
     let waiter = match f.registry.enter(f.now, client_key(1, 5), Intent::Join) {
         EnterResult::Wait(waiter) => waiter,
@@ -116,16 +145,16 @@ fn keys_of_a_group_in_the_making_count_from_its_opening_on() {
 fn a_new_key_lets_in_those_who_wait_for_it() {
     let mut f = Fixture::new();
     let group = f.open(server_key(1), Intent::JoinOrCreate);
-    let creator = match f.registry.enter(f.now, server_key(2), Intent::JoinOrCreate) {
+    let key = server_key_at(2);
+    let creator = match f.registry.enter(f.now, key, Intent::JoinOrCreate) {
         EnterResult::Now(Ok(Member::Created(creator))) => creator,
         other => panic!("not the creator: {other:?}"),
     };
-    let waiter = match f.registry.enter(f.now, server_key(2), Intent::JoinOrCreate) {
+    let waiter = match f.registry.enter(f.now, key, Intent::JoinOrCreate) {
         EnterResult::Wait(waiter) => waiter,
         other => panic!("does not wait: {other:?}"),
     };
-    f.registry
-        .set_keys(group, vec![server_key(1), server_key(2)]);
+    f.set_links(group, [end(1, 0), end(2, 0)]);
     let result = Ok(Member::Joined {
         group,
         terms: terms(),
@@ -138,15 +167,17 @@ fn a_new_key_lets_in_those_who_wait_for_it() {
 fn a_group_without_links_is_terminated() {
     let mut f = Fixture::new();
     let group = f.open(server_key(1), Intent::JoinOrCreate);
-    f.registry.set_keys(group, Vec::new());
+    let cause = GroupEndCause::LinksLost(LinkFailure::Flushed);
+    f.registry.terminate(group, cause);
     assert_eq!(
         f.outputs(),
         [RegistryOutput::Terminate {
             group,
             key: server_key(1),
-            cause: GroupEndCause::LinksDown
+            cause
         }]
     );
+    f.set_links(group, [end(1, 0)]);
     assert_eq!(f.joins(server_key(1), Intent::JoinOrCreate), None);
     f.outputs();
     f.leave(group);
@@ -155,23 +186,46 @@ fn a_group_without_links_is_terminated() {
         [RegistryOutput::Removed {
             group,
             key: server_key(1),
-            cause: GroupEndCause::LinksDown
+            cause
         }]
     );
     assert!(f.registry.is_empty());
+}
+
+/// A server that has not detected the failure of a link may still name it.
+#[test]
+fn a_client_knows_its_last_links_by_their_queue_pairs() {
+    let mut f = Fixture::new();
+    let group = f.open(client_key(1, 1), Intent::Create);
+    for qpn in 1..=6 {
+        f.set_links(group, [end(1, qpn)]);
+    }
+    for qpn in 1..=6 {
+        let found = f.joins(client_key(1, qpn), Intent::Join);
+        assert_eq!(found, (qpn > 2).then_some(group), "{qpn}");
+    }
+    // In use again, it is the last one that is forgotten.
+    f.set_links(group, [end(1, 3)]);
+    for qpn in [7, 8] {
+        f.set_links(group, [end(1, 3), end(1, qpn)]);
+    }
+    for (qpn, is_known) in [(3, true), (5, false), (6, true), (7, true), (8, true)] {
+        let found = f.joins(client_key(1, qpn), Intent::Join);
+        assert_eq!(found, is_known.then_some(group), "{qpn}");
+    }
 }
 
 #[test]
 fn a_full_table_keeps_servers_out_and_clients_not() {
     let mut f = Fixture::new();
     let server = f.open(server_key(1), Intent::JoinOrCreate);
-    f.registry.set_full(server, true);
+    f.set_full(server, end(1, 0), true);
     assert_eq!(f.joins(server_key(1), Intent::JoinOrCreate), None);
-    f.registry.set_full(server, false);
+    f.set_full(server, end(1, 0), false);
     assert_eq!(f.joins(server_key(1), Intent::JoinOrCreate), Some(server));
 
     let client = f.open(client_key(1, 5), Intent::Create);
-    f.registry.set_full(client, true);
+    f.set_full(client, end(1, 5), true);
     assert_eq!(f.joins(client_key(1, 5), Intent::Join), Some(client));
 }
 
@@ -287,7 +341,7 @@ fn first_contacts_of_one_address_are_limited() {
                 .enter(f.now, key_at(here, 101), Intent::JoinOrCreate),
             full
         );
-        f.registry.terminate(creators[1], GroupEndCause::LinksDown);
+        f.registry.terminate(creators[1], GroupEndCause::OutOfSync);
         let EnterResult::Now(Ok(last)) =
             f.registry
                 .enter(f.now, key_at(here, 101), Intent::JoinOrCreate)

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use smc_wire::types::{Mac, PeerId, Qpn, RoceGid};
 
 use super::*;
+use crate::device::LinkFailure;
 use crate::proto::handshake::Role;
 
 /// A seeded schedule of thousands of set-ups with failures, stalls, cancellations and peers that
@@ -117,9 +118,10 @@ impl Simulation {
                 1 => self.f.advance(IDLE_LIFETIME),
                 2 => {
                     if let Some(at) = self.pick(self.members.len()) {
-                        self.f
-                            .registry
-                            .terminate(self.members[at].0, GroupEndCause::LinksDown);
+                        self.f.registry.terminate(
+                            self.members[at].0,
+                            GroupEndCause::LinksLost(LinkFailure::Flushed),
+                        );
                     }
                 }
                 7..=9 => {
@@ -154,23 +156,24 @@ impl Simulation {
         };
         let group = self.members[at].0;
         let snapshot = self.f.registry.group_info(group).unwrap();
-        let GroupKey::Rdma { role, .. } = snapshot.key else {
-            return;
-        };
-        if self.below(2) == 0 {
-            let is_full = self.below(2) == 0;
-            self.f.registry.set_full(group, is_full);
+        if !matches!(snapshot.key, GroupKey::Rdma { .. }) {
             return;
         }
+        let is_full = self.below(2) == 0;
         let links = self.below(8).min(3);
-        let keys = (0..links).map(|_| {
+        if links == 0 {
+            let cause = GroupEndCause::LinksLost(LinkFailure::Flushed);
+            return self.f.registry.terminate(group, cause);
+        }
+        let ends = (0..links).map(|_| {
             let peer = u8::try_from(1 + self.below(3)).unwrap();
             let qpn = u32::try_from(self.below(3)).unwrap();
-            let qpn = (role == Role::Client).then_some(qpn).and_then(Qpn::new);
-            rdma_key(role, peer, qpn)
+            rdma::end(peer, qpn)
         });
-        let keys = keys.collect();
-        self.f.registry.set_keys(group, keys);
+        let ends = ends.collect();
+        self.f
+            .registry
+            .set_links(group, &GroupLinks { ends, is_full });
     }
 
     fn enter(&mut self, key: GroupKey, intent: Intent) {

@@ -97,7 +97,7 @@ fn the_last_link_deleted_ends_the_group() {
         let reason = DeleteLinkReason::PATH_LOST;
         assert!(world.took(
             side,
-            &LinkGroupOutput::Terminate(TerminateCause::Peer(reason))
+            &LinkGroupOutput::Terminate(GroupEndCause::LinksDeleted(reason))
         ));
         assert!(world.hosts[side].group.is_ended());
         let expected = match side {

@@ -16,11 +16,9 @@ fn an_idle_group_ends_in_order() {
     let mut world = single();
     let now = world.now;
     let reason = DeleteLinkReason::OPERATOR;
-    world.with(CLIENT, |group| group.shutdown(now, reason));
-    assert!(world.took(
-        CLIENT,
-        &LinkGroupOutput::Terminate(TerminateCause::Local(reason))
-    ));
+    world.with(CLIENT, |group| group.end(now, true, reason));
+    let is_reported = |output: &LinkGroupOutput| matches!(output, LinkGroupOutput::Terminate(_));
+    assert!(!world.saw(CLIENT, is_reported), "its registry has decided");
     assert!(!world.hosts[CLIENT].group.is_ended(), "until it is sent");
     world.settle();
     assert_eq!(
@@ -32,7 +30,7 @@ fn an_idle_group_ends_in_order() {
     );
     assert!(world.took(
         SERVER,
-        &LinkGroupOutput::Terminate(TerminateCause::Peer(reason))
+        &LinkGroupOutput::Terminate(GroupEndCause::LinksDeleted(reason))
     ));
     world.advance(2 * SECOND);
     assert!(world.hosts.iter().all(|host| host.group.is_ended()));
@@ -41,7 +39,7 @@ fn an_idle_group_ends_in_order() {
     let mut world = single();
     let now = world.now;
     world.with(SERVER, |group| {
-        group.shutdown(now, DeleteLinkReason::PROGRAM)
+        group.end(now, true, DeleteLinkReason::PROGRAM)
     });
     world.settle();
     assert_eq!(world.said(), ["S:DELETE_LINK(all orderly 0x30000)"]);
@@ -65,7 +63,9 @@ fn adding(deaf: Side) -> World {
 
 fn shutdown(world: &mut World, side: Side) {
     let now = world.now;
-    world.with(side, |group| group.shutdown(now, DeleteLinkReason::PROGRAM));
+    world.with(side, |group| {
+        group.end(now, true, DeleteLinkReason::PROGRAM)
+    });
 }
 
 fn deliver(world: &mut World, side: Side, message: DeleteLink) {
@@ -174,12 +174,11 @@ fn a_group_that_is_terminated_is_not_orderly() {
     let mut world = single();
     let now = world.now;
     let reason = DeleteLinkReason::PROGRAM;
-    world.with(SERVER, |group| group.terminate(now, reason));
+    world.with(SERVER, |group| group.end(now, false, reason));
     world.settle();
     assert_eq!(world.said(), ["S:DELETE_LINK(all 0x30000)"]);
-    let cause = TerminateCause::Peer(reason);
+    let cause = GroupEndCause::LinksDeleted(reason);
     assert!(world.took(CLIENT, &LinkGroupOutput::Terminate(cause)));
-    assert!(!cause.is_reachable() && TerminateCause::Local(reason).is_reachable());
 }
 
 #[test]
@@ -192,7 +191,7 @@ fn the_wait_for_the_last_message_is_short() {
         // Its completion is never seen.
         world.hosts[SERVER]
             .group
-            .terminate(now, DeleteLinkReason::PROGRAM);
+            .end(now, false, DeleteLinkReason::PROGRAM);
         while world.hosts[SERVER].group.poll_output().is_some() {}
         let group = &mut world.hosts[SERVER].group;
         assert_eq!(group.poll_timeout(), Some(now + 2 * SECOND));
@@ -213,7 +212,7 @@ fn both_ends_at_once() {
         world.confirm_rkey(side, 1);
         world.delete_rkey(side, 0);
         world.with(side, |group| {
-            group.terminate(now, DeleteLinkReason::PROGRAM)
+            group.end(now, false, DeleteLinkReason::PROGRAM)
         });
     }
     world.advance(3 * SECOND);
@@ -249,7 +248,7 @@ fn a_group_without_links_ends_at_once() {
         smc_wire::types::GroupId([0; 4]),
         LlcConfig::default(),
     );
-    group.terminate(std::time::Instant::now(), DeleteLinkReason::PROGRAM);
+    group.end(std::time::Instant::now(), false, DeleteLinkReason::PROGRAM);
     assert!(group.is_ended());
     assert_eq!(group.poll_timeout(), None);
 }

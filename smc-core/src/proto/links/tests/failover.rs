@@ -22,13 +22,16 @@ fn connections_move_to_the_other_link() {
         world.set_port(side, 0, false);
         world.advance(2 * MS);
         let seen = &world.hosts[side].seen;
-        let deactivated = seen
+        let reported = seen
             .iter()
-            .position(|output| *output == LinkGroupOutput::Deactivate(from));
+            .rposition(|output| matches!(output, LinkGroupOutput::Links(_)));
+        let stopped = seen
+            .iter()
+            .position(|output| *output == LinkGroupOutput::Stop(from));
         let moved = seen
             .iter()
             .position(|output| *output == LinkGroupOutput::Move { from, to });
-        assert!(deactivated.unwrap() < moved.unwrap());
+        assert!(reported.unwrap() < stopped.unwrap() && stopped.unwrap() < moved.unwrap());
         assert_eq!(world.hosts[side].group.group_type(), GroupType::Single);
         world.settle();
         // The other side moves too, when it receives the message.
@@ -119,12 +122,11 @@ fn the_last_link_takes_the_group_with_it() {
         world.delete_rkey(side, 0);
         fail(&mut world, side, link, LinkFailure::RemoteAccess);
         let end = [
-            LinkGroupOutput::Deactivate(link),
             LinkGroupOutput::RkeyConfirmed {
                 rmb: RmbId(1),
                 result: Err(RkeyError::Ended),
             },
-            LinkGroupOutput::Terminate(TerminateCause::LinksLost(LinkFailure::RemoteAccess)),
+            LinkGroupOutput::Terminate(GroupEndCause::LinksLost(LinkFailure::RemoteAccess)),
             LinkGroupOutput::Close(link),
             LinkGroupOutput::RkeyDeleted {
                 rmb: RmbId(0),
@@ -142,7 +144,7 @@ fn the_last_link_takes_the_group_with_it() {
         world.delete_rkey(side, 5);
         let now = world.now;
         world.with(side, |group| {
-            group.shutdown(now, DeleteLinkReason::PROGRAM);
+            group.end(now, true, DeleteLinkReason::PROGRAM);
             group.handle_timeout(now);
             group.handle_message(now, link, &[0x27; 44]);
             group.establish(now);
@@ -294,4 +296,47 @@ fn a_link_is_closed_when_its_connections_have_left() {
     fail(&mut world, CLIENT, link, LinkFailure::RetryExceeded);
     world.advance(2 * SECOND);
     assert!(world.took(CLIENT, &LinkGroupOutput::Close(link)));
+}
+
+#[test]
+fn connections_do_not_move_to_a_link_that_has_failed_meanwhile() {
+    for side in [SERVER, CLIENT] {
+        let mut world = World::connected([3, 3], LlcTerms::v2_1(2, 255), LlcConfig::default());
+        let [first, second] = [0, 1].map(|at| world.hosts[side].group.assign(at).unwrap());
+        world.hosts[side].stop_time = SECOND;
+        fail(&mut world, side, first, LinkFailure::RetryExceeded);
+        // Another link is added meanwhile.
+        world.advance(500 * MS);
+        let mut links = world.hosts[side].group.active();
+        let third = links.find(|link| link.id != second).unwrap().id;
+        drop(links);
+        fail(&mut world, side, second, LinkFailure::RetryExceeded);
+        let has_moved = |world: &World| {
+            world.saw(side, |output| {
+                matches!(output, LinkGroupOutput::Move { .. })
+            })
+        };
+        assert!(!has_moved(&world), "both are still to be stopped");
+        world.advance(2 * SECOND);
+        for from in [first, second] {
+            let to = third;
+            assert!(world.took(side, &LinkGroupOutput::Move { from, to }));
+        }
+        assert!(!has_moved(&world));
+        world.advance(10 * SECOND);
+        world.assert_agreed();
+    }
+}
+
+#[test]
+fn connections_of_a_link_that_is_stopped_late_are_moved_nevertheless() {
+    let mut world = symmetric(LlcTerms::v2_1(2, 255));
+    let [from, to] = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
+    world.hosts[CLIENT].stop_time = 3 * SECOND;
+    fail(&mut world, CLIENT, from, LinkFailure::RetryExceeded);
+    world.advance(2 * SECOND);
+    assert!(world.took(CLIENT, &LinkGroupOutput::Close(from)));
+    assert!(!world.took(CLIENT, &LinkGroupOutput::Move { from, to }));
+    world.advance(SECOND);
+    assert!(world.took(CLIENT, &LinkGroupOutput::Move { from, to }));
 }

@@ -13,7 +13,9 @@ fn both_sides_confirm_the_first_link() {
     );
     for (side, link) in [(SERVER, server), (CLIENT, client)] {
         assert!(world.took(side, &LinkGroupOutput::FirstLink(Ok(()))));
-        assert!(world.took(side, &LinkGroupOutput::Activate(link)));
+        let host = &world.hosts[side];
+        let peer = host.group.link(link).and_then(|link| link.peer);
+        assert_eq!(host.reported.ends, [peer.unwrap()]);
     }
     assert_eq!(world.kinds(), [GroupType::Single; 2]);
     world.assert_agreed();
@@ -61,7 +63,7 @@ fn a_server_that_gives_up_says_so_and_a_client_stays_silent() {
     let now = world.now;
     for side in [SERVER, CLIENT] {
         world.with(side, |group| {
-            group.terminate(now, DeleteLinkReason::PROGRAM);
+            group.end(now, false, DeleteLinkReason::PROGRAM);
         });
     }
     world.advance(3 * SECOND);
@@ -169,7 +171,7 @@ fn an_unanswered_test_takes_the_link_down() {
         assert!(world.saw(side, |output| {
             matches!(
                 output,
-                LinkGroupOutput::Terminate(TerminateCause::LinksLost(_))
+                LinkGroupOutput::Terminate(GroupEndCause::LinksLost(_))
             )
         }));
         assert!(world.hosts[side].group.is_ended());

@@ -132,7 +132,7 @@ proptest! {
             group.handle_timeout(now);
             prop_assert!(group.poll_timeout().is_none_or(|next| next > now), "it stands still");
         }
-        group.terminate(now, DeleteLinkReason::PROGRAM);
+        group.end(now, false, DeleteLinkReason::PROGRAM);
         group.handle_timeout(now + 2 * SECOND);
         prop_assert!(group.is_ended());
     }
@@ -184,7 +184,10 @@ fn apply(world: &mut World, side: usize, event: Event, tokens: &mut Vec<RtokenId
             let keys = if ok { &keys[..] } else { &[] };
             group.handle_mapped(now, DeviceIndex(device.into()), keys);
         }
-        Event::Moved(on) => group.handle_moved(now, link(on)),
+        Event::Moved(on) => {
+            group.handle_stopped(link(on));
+            group.handle_moved(now, link(on));
+        }
         Event::Token(on, key) => {
             tokens.extend(group.add_rtoken(link(on), Rkey(key.into()), RmbAddr(0)));
         }
@@ -195,8 +198,8 @@ fn apply(world: &mut World, side: usize, event: Event, tokens: &mut Vec<RtokenId
         }
         Event::ConfirmLink => group.confirm_link(now),
         Event::Establish => group.establish(now),
-        Event::End(true) => group.shutdown(now, DeleteLinkReason::PROGRAM),
-        Event::End(false) => group.terminate(now, DeleteLinkReason::PROTOCOL_VIOLATION),
+        Event::End(true) => group.end(now, true, DeleteLinkReason::PROGRAM),
+        Event::End(false) => group.end(now, false, DeleteLinkReason::PROTOCOL_VIOLATION),
         _ => {}
     });
 }

@@ -19,6 +19,7 @@ use std::time::Duration;
 use smc_wire::llc::{DeleteLinkReason, MessageType};
 
 use super::*;
+use crate::proto::group::GroupEndCause;
 use world::{CLIENT, SERVER, World};
 
 const MS: Duration = Duration::from_millis(1);

@@ -1,5 +1,3 @@
-use smc_wire::llc::MessageType;
-
 use super::*;
 use crate::device::{LinkFailure, RoceKind};
 

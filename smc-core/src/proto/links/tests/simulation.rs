@@ -55,6 +55,8 @@ struct Simulation {
     /// What became of each RMB of each side.
     rmbs: [BTreeMap<u64, Fate>; 2],
     last_rmb: u64,
+    /// Number of active links of each side.
+    links: [usize; 2],
     tally: Tally,
 }
 
@@ -95,6 +97,7 @@ impl Simulation {
             seed,
             rmbs: Default::default(),
             last_rmb: 0,
+            links: [0; 2],
             tally: Tally::default(),
         }
     }
@@ -143,7 +146,7 @@ impl Simulation {
         let reason = DeleteLinkReason::PROGRAM;
         let now = self.world.now;
         let first = (self.seed % 2) as usize;
-        self.world.with(first, |group| group.shutdown(now, reason));
+        self.world.with(first, |group| group.end(now, true, reason));
         self.world.advance(30 * SECOND);
         for host in &self.world.hosts {
             assert!(host.group.is_ended());
@@ -273,7 +276,11 @@ impl Simulation {
                         assert!((44..=8192).contains(&message.len()));
                     }
                     LinkGroupOutput::Move { .. } => self.tally.moves += 1,
-                    LinkGroupOutput::Activate(_) => self.tally.added += 1,
+                    LinkGroupOutput::Links(links) => {
+                        let count = links.ends.len();
+                        let before = std::mem::replace(&mut self.links[side], count);
+                        self.tally.added += count.saturating_sub(before);
+                    }
                     _ => {}
                 }
             }

@@ -6,7 +6,7 @@ use smc_wire::types::{GroupId, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
 use super::said::said;
 use super::*;
 use crate::device::{DeviceError, LinkAddress, LinkFailure, RdmaAddress, RoceKind, Route};
-use crate::proto::group::DeviceIndex;
+use crate::proto::group::{DeviceIndex, GroupLinks};
 use crate::proto::handshake::Role;
 
 /// One of the two sides.
@@ -45,12 +45,15 @@ pub(super) struct Host {
     pub(super) unmappable: BTreeSet<usize>,
     /// Opening takes for ever on these devices.
     pub(super) stuck: BTreeSet<usize>,
-    pub(super) activated: BTreeSet<LinkId>,
+    /// What the registry knows of its links.
+    pub(super) reported: GroupLinks,
     /// Sees messages before its group does; true keeps them from it.
     pub(super) filter: Option<fn(&[u8]) -> bool>,
     /// Changes what its group says.
     pub(super) edit: Option<fn(&mut [u8])>,
     terminated: bool,
+    /// Links are stopped only after this time.
+    pub(super) stop_time: Duration,
     /// Connections leave their links only after this time.
     pub(super) move_time: Duration,
     /// RMBs are registered only after this time.
@@ -84,6 +87,7 @@ enum Event {
     Opened(Side, LinkId, usize, RdmaAddress),
     Connected(Side, LinkId, LinkAddress),
     Mapped(Side, usize, Vec<RmbId>),
+    Stopped(Side, LinkId),
     Moved(Side, LinkId),
 }
 
@@ -97,10 +101,11 @@ impl World {
             qps: BTreeMap::new(),
             unmappable: BTreeSet::new(),
             stuck: BTreeSet::new(),
-            activated: BTreeSet::new(),
+            reported: GroupLinks::default(),
             filter: None,
             edit: None,
             terminated: false,
+            stop_time: Duration::ZERO,
             move_time: MS,
             map_time: MS,
         };
@@ -247,15 +252,20 @@ impl World {
                     let wait = self.hosts[side].move_time;
                     self.later(wait, Event::Moved(side, from));
                 }
-                LinkGroupOutput::Activate(link) => {
-                    assert!(self.hosts[side].activated.insert(link));
+                LinkGroupOutput::Links(links) => {
+                    assert!(!links.ends.is_empty(), "the last one ends the group");
+                    self.hosts[side].reported = links;
                 }
-                LinkGroupOutput::Deactivate(link) => {
-                    assert!(self.hosts[side].activated.remove(&link));
-                }
+                LinkGroupOutput::Stop(link) => match self.hosts[side].stop_time {
+                    Duration::ZERO => self.hosts[side].group.handle_stopped(link),
+                    wait => self.later(wait, Event::Stopped(side, link)),
+                },
                 LinkGroupOutput::Close(link) => {
-                    assert!(!self.hosts[side].activated.contains(&link));
-                    if let Some(qp) = self.hosts[side].qps.remove(&link) {
+                    let host = &mut self.hosts[side];
+                    if let Some(qp) = host.qps.remove(&link) {
+                        let mut ends = host.reported.ends.iter();
+                        let is_reported = ends.any(|end| Some(end.qpn.get()) == qp.peer);
+                        assert!(!is_reported || host.group.end.is_some());
                         self.qps.remove(&qp.local.qpn.get());
                     }
                 }
@@ -263,7 +273,6 @@ impl World {
                     assert!(!std::mem::replace(&mut self.hosts[side].terminated, true));
                 }
                 LinkGroupOutput::Ended => {
-                    assert!(self.hosts[side].terminated);
                     assert!(self.hosts[side].qps.is_empty(), "all links are closed");
                 }
                 _ => {}
@@ -374,6 +383,9 @@ impl World {
                 self.with(side, |group| {
                     group.handle_mapped(now, DeviceIndex(device), &keys);
                 });
+            }
+            Event::Stopped(side, link) => {
+                self.with(side, |group| group.handle_stopped(link));
             }
             Event::Moved(side, link) => {
                 self.with(side, |group| group.handle_moved(now, link));

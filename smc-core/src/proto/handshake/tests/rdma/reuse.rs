@@ -1,5 +1,23 @@
 use super::*;
-use crate::proto::group::{CREATOR_TIMEOUT, GroupKey};
+use crate::device::LinkAddress;
+use crate::proto::group::{CREATOR_TIMEOUT, GroupId, GroupLinks};
+
+/// The peer's end of a link.
+fn end(host: u8, qpn: Qpn) -> LinkAddress {
+    LinkAddress {
+        gid: RoceGid::from_ipv4(ip(host)),
+        mac: port(host).address.mac,
+        qpn,
+        psn: Psn::default(),
+        mtu: MtuCode::MTU_1024,
+    }
+}
+
+fn set_links(groups: &RefCell<Groups>, group: GroupId, ends: Vec<LinkAddress>) {
+    let is_full = false;
+    let links = GroupLinks { ends, is_full };
+    groups.borrow_mut().registry.set_links(group, &links);
+}
 
 #[test]
 fn next_connection_joins_the_group() {
@@ -71,7 +89,10 @@ fn a_full_table_means_a_new_group() {
     let group = first.server.established().group;
     let set_full = |is_full| {
         let mut groups = first.server.groups.borrow_mut();
-        groups.registry.set_full(group, is_full);
+        let ends = vec![end(CLIENT, Qpn::default())];
+        groups
+            .registry
+            .set_links(group, &GroupLinks { ends, is_full });
     };
     set_full(true);
     let mut second = again(&first);
@@ -146,18 +167,9 @@ fn a_link_that_the_client_does_not_know_is_out_of_sync() {
     first.run();
     // The client has moved its connections to another link, the server uses the old one.
     let group = first.client.established().group;
-    let other = GroupKey::Rdma {
-        role: Role::Client,
-        version: Version::V2,
-        peer: peer_id(SERVER),
-        gid: RoceGid::from_ipv4(ip(SERVER)),
-        mac: None,
-        vlan: 0,
-        client: None,
-        qpn: Qpn::new(0x999),
-    };
     let groups = Rc::clone(&first.client.groups);
-    groups.borrow_mut().registry.set_keys(group, vec![other]);
+    let other = end(SERVER, Qpn::new(0x999).unwrap());
+    set_links(&groups, group, vec![other]);
     let mut second = again(&first);
     second.run();
     assert_eq!(second.client.fallback(), local(DeclineCode::SYNCERR));
@@ -168,19 +180,9 @@ fn a_group_is_found_over_each_of_its_links() {
     let mut first = rdma_pair();
     first.run();
     let group = first.server.established().group;
-    let key = |host: u8| GroupKey::Rdma {
-        role: Role::Server,
-        version: Version::V2,
-        peer: peer_id(CLIENT),
-        gid: RoceGid::from_ipv4(ip(host)),
-        mac: None,
-        vlan: 0,
-        client: Some(ip(CLIENT).into()),
-        qpn: None,
-    };
-    let keys = vec![key(CLIENT), key(77)];
     let groups = Rc::clone(&first.server.groups);
-    groups.borrow_mut().registry.set_keys(group, keys);
+    let ends = [CLIENT, 77].map(|host| end(host, Qpn::default()));
+    set_links(&groups, group, ends.to_vec());
     // The client comes over its other port.
     let mut port = port(CLIENT);
     port.address.gid = RoceGid::from_ipv4(ip(77));
