@@ -10,7 +10,7 @@ use super::device_driver::{DeviceDriver, DriverTask, claim};
 use super::endpoint::{Endpoint, EndpointInner};
 use super::groups::Groups;
 use super::lifetime::Lifetime;
-use super::links::Ports;
+use super::links::RdmaPorts;
 use super::memory::default_limit;
 use super::negotiate::{Negotiation, Never};
 use super::runtime::Runtime;
@@ -312,7 +312,7 @@ impl Builder {
             return Err(Error::misuse("an endpoint has at most 4 UEIDs"));
         }
         let negotiation = negotiation.unwrap_or_else(|| Arc::new(Never::new()));
-        let ports = Ports::new(pnet, max_links, max_conns);
+        let ports = RdmaPorts::new(pnet, max_links, max_conns);
         let memory = memory.map_or_else(default_limit, MemoryLimit::new);
         let lifetime = Arc::new(Lifetime::default());
         let deadlines = Deadlines::new(&runtime, &lifetime);

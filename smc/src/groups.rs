@@ -15,7 +15,7 @@ use smc_wire::types::{AlertToken, Gid};
 use super::answer::Answer;
 use super::deadlines::{Deadline, Deadlines};
 use super::device_driver::DeviceDriver;
-use super::links::{Ports, RdmaGroup};
+use super::links::{RdmaGroup, RdmaPorts};
 use super::runtime::Runtime;
 use crate::device::{DeviceError, MemoryLimit, PeerEvent, RdmaAddress};
 use crate::proto::group::{
@@ -29,13 +29,13 @@ use crate::proto::links::{LlcConfig, PortCandidate};
 /// The lock is held for one step of the registry, never across an await.
 pub(crate) struct Groups {
     shared: Mutex<SharedRegistry>,
-    runtime: Arc<dyn Runtime>,
-    deadlines: Arc<Deadlines>,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) deadlines: Arc<Deadlines>,
     drivers: OnceLock<Vec<Weak<DeviceDriver>>>,
-    ports: Ports,
+    pub(crate) ports: RdmaPorts,
     llc: LlcConfig,
     /// The limit that SMC-R buffers are charged to.
-    memory: MemoryLimit,
+    pub(crate) memory: MemoryLimit,
     /// The SMC-R groups, while their links exist.
     rdma: Mutex<BTreeMap<GroupId, Arc<RdmaGroup>>>,
     /// Alert tokens of SMC-R connections.
@@ -56,7 +56,7 @@ impl Groups {
     pub(crate) fn new(
         runtime: Arc<dyn Runtime>,
         deadlines: Arc<Deadlines>,
-        ports: Ports,
+        ports: RdmaPorts,
         llc: LlcConfig,
         memory: MemoryLimit,
     ) -> Arc<Self> {
@@ -77,22 +77,6 @@ impl Groups {
             ended: Event::new(),
             terminated: Event::new(),
         })
-    }
-
-    pub(crate) fn runtime(&self) -> &Arc<dyn Runtime> {
-        &self.runtime
-    }
-
-    pub(crate) fn deadlines(&self) -> &Arc<Deadlines> {
-        &self.deadlines
-    }
-
-    pub(crate) fn memory(&self) -> &MemoryLimit {
-        &self.memory
-    }
-
-    pub(crate) fn ports(&self) -> &Ports {
-        &self.ports
     }
 
     /// Sets the drivers of the devices, once.

@@ -11,7 +11,7 @@ use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::{AlertToken, Rkey, RmbAddr};
 
 use super::super::device_driver::DeviceDriver;
-use super::super::links::{Buffer, LinkSender, PersistTimer, PostResult, RdmaGroup, SendSlot};
+use super::super::links::{LinkSender, PersistTimer, PostResult, RdmaBuffer, RdmaGroup, SendSlot};
 use super::{Conn, SmcPath, len_u32, len_usize};
 use crate::device::{Mr, SubmitError, Write};
 use crate::error::{CloseReason, Error};
@@ -31,9 +31,9 @@ use crate::proto::links::{LinkId, RmbId, RtokenId};
 pub(crate) struct RdmaConn {
     group: Arc<RdmaGroup>,
     token: AlertToken,
-    rmb: Arc<Buffer>,
+    rmb: Arc<RdmaBuffer>,
     rmb_id: RmbId,
-    staging: Arc<Buffer>,
+    staging: Arc<RdmaBuffer>,
     rx: Mutex<Rx>,
     tx: Mutex<Tx>,
     peer_ring: OnceLock<Ring>,
@@ -96,8 +96,8 @@ impl RdmaConn {
     pub(crate) fn new(
         group: Arc<RdmaGroup>,
         token: AlertToken,
-        (rmb_id, rmb): (RmbId, Arc<Buffer>),
-        staging: Arc<Buffer>,
+        (rmb_id, rmb): (RmbId, Arc<RdmaBuffer>),
+        staging: Arc<RdmaBuffer>,
         sender: Option<Arc<LinkSender>>,
     ) -> Self {
         Self {
@@ -131,7 +131,7 @@ impl RdmaConn {
         self.token
     }
 
-    pub(crate) fn rmb(&self) -> &Arc<Buffer> {
+    pub(crate) fn rmb(&self) -> &Arc<RdmaBuffer> {
         &self.rmb
     }
 
@@ -139,7 +139,7 @@ impl RdmaConn {
         self.rmb_id
     }
 
-    pub(crate) fn staging(&self) -> &Arc<Buffer> {
+    pub(crate) fn staging(&self) -> &Arc<RdmaBuffer> {
         &self.staging
     }
 
@@ -383,10 +383,17 @@ impl RdmaConn {
 
     /// As [`SmcPath::publish_flags`], with the consumer cursor.
     pub(crate) fn publish_close(&self, cursor: Cursor, flags: StateFlags) {
+        self.update(|transmit| {
+            transmit.set_consumer(cursor);
+            transmit.set_flags(flags);
+        });
+    }
+
+    /// Changes what the peer has to know, and sends it.
+    fn update(&self, change: impl FnOnce(&mut Transmit)) {
         let mut tx = self.tx();
         if let Some(bound) = &mut tx.bound {
-            bound.transmit.set_consumer(cursor);
-            bound.transmit.set_flags(flags);
+            change(&mut bound.transmit);
             self.push(tx, false);
         }
     }
@@ -558,14 +565,13 @@ impl RdmaConn {
         }
     }
 
-    /// Releases the connection. Returns whether it can be removed now.
-    pub(crate) fn release(&self) -> bool {
+    /// Releases the connection: it is removed when it is finished.
+    pub(crate) fn release(self: &Arc<Self>) {
         self.released.store(true, Ordering::Release);
-        let is_finished = self.is_finished();
-        if !is_finished {
-            self.await_sent();
+        match self.is_finished() {
+            true => self.group.retire_if_finished(self),
+            false => self.await_sent(),
         }
-        is_finished
     }
 
     /// Whether the connection was released.
@@ -662,19 +668,11 @@ impl SmcPath for RdmaConn {
     }
 
     fn publish_consumer(&self, _conn: &Conn, cursor: Cursor) {
-        let mut tx = self.tx();
-        if let Some(bound) = &mut tx.bound {
-            bound.transmit.set_consumer(cursor);
-            self.push(tx, false);
-        }
+        self.update(|transmit| transmit.set_consumer(cursor));
     }
 
     fn publish_flags(&self, _conn: &Conn, flags: StateFlags) {
-        let mut tx = self.tx();
-        if let Some(bound) = &mut tx.bound {
-            bound.transmit.set_flags(flags);
-            self.push(tx, false);
-        }
+        self.update(|transmit| transmit.set_flags(flags));
     }
 
     /// Only updates that can still be sent are pending.
@@ -729,7 +727,7 @@ impl Drop for RdmaConn {
 
 impl Drop for RdmaConnHandle {
     fn drop(&mut self) {
-        self.0.group.release(&self.0);
+        self.0.release();
     }
 }
 

@@ -113,8 +113,8 @@ impl DeviceDriver {
     }
 
     pub(crate) fn close_deadline(&self) -> Deadline {
-        let until = self.groups.runtime().now() + self.close_timeout;
-        self.groups.deadlines().at(until)
+        let until = self.groups.runtime.now() + self.close_timeout;
+        self.groups.deadlines.at(until)
     }
 
     pub(crate) fn is_gone(&self) -> bool {
@@ -133,7 +133,7 @@ impl DeviceDriver {
             let mut table = self.table();
             table.conns.insert(conn.key(), Arc::clone(conn));
             if conn.is_tcp_watch_deferred() {
-                let until = self.groups.runtime().now() + TCP_WATCH_DELAY;
+                let until = self.groups.runtime.now() + TCP_WATCH_DELAY;
                 table
                     .deferred_tcp_watches
                     .push_back((until, Arc::downgrade(conn)));
@@ -174,7 +174,7 @@ impl DeviceDriver {
     /// Starts the timeout of a half-open connection: TCP has ended, and the peer has not sent an
     /// update yet.
     pub(crate) fn start_half_open_timeout(&self, conn: &Arc<Conn>) {
-        let until = self.groups.runtime().now() + HALF_OPEN_TIMEOUT;
+        let until = self.groups.runtime.now() + HALF_OPEN_TIMEOUT;
         let half_open = (until, Arc::downgrade(conn));
         self.table().half_open.push_back(half_open);
         self.wake_task();
@@ -224,7 +224,7 @@ impl DeviceDriver {
 
     /// Schedules a retry for a connection, which has `written` up to there: the device was busy.
     pub(crate) fn schedule_retry(&self, key: ConnKey, written: u64) {
-        let now = self.groups.runtime().now();
+        let now = self.groups.runtime.now();
         self.table().retries.add(key, written, now);
         self.wake_task();
     }

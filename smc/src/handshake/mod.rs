@@ -131,7 +131,7 @@ fn handshake_config(
     } = endpoint;
     let is_rdma = |driver: &Arc<DeviceDriver>| driver.device().fabric().rdma().is_some();
     let config = match drivers.iter().any(is_rdma) {
-        true => (endpoint.groups.ports()).config(&**runtime, drivers, handshake),
+        true => endpoint.groups.ports.config(&**runtime, drivers, handshake),
         false => Arc::clone(handshake),
     };
     let Some(len) = recv_buffer else {
@@ -158,7 +158,7 @@ fn path(
             Err(_) => TcpPath::default(),
         },
         (Some(_), _) => {
-            let ports = endpoint.groups.ports();
+            let ports = &endpoint.groups.ports;
             let local = socket.local_addr().ok();
             ports.path(&*endpoint.runtime, &endpoint.drivers, local, peer)
         }

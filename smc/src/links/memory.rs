@@ -14,7 +14,7 @@ use crate::proto::group::DeviceIndex;
 /// In front of the ring, and not registered, is space for a CDC block: the device of SMC-D writes
 /// the peer's words there, the driver of SMC-R does the same.
 #[derive(Debug)]
-pub(crate) struct Buffer {
+pub(crate) struct RdmaBuffer {
     element: Element,
     /// The ring without the block: what is registered.
     ring: Region,
@@ -25,7 +25,7 @@ pub(crate) struct Buffer {
     _charge: Charge,
 }
 
-impl Buffer {
+impl RdmaBuffer {
     fn is(&self, size: SizeCode, access: Access) -> bool {
         self.size == size && self.access == access
     }
@@ -97,13 +97,13 @@ impl Buffer {
 
 /// The buffers of a link group that no connection uses.
 #[derive(Debug)]
-pub(crate) struct Pool {
-    free: Mutex<Vec<Arc<Buffer>>>,
+pub(crate) struct RdmaBufferPool {
+    free: Mutex<Vec<Arc<RdmaBuffer>>>,
     /// The limit that buffers are charged to, also while they are unused.
     limit: MemoryLimit,
 }
 
-impl Pool {
+impl RdmaBufferPool {
     pub(crate) fn new(limit: MemoryLimit) -> Self {
         Self {
             free: Mutex::default(),
@@ -111,12 +111,12 @@ impl Pool {
         }
     }
 
-    /// As [`Pool::take`], or a smaller one if there is not enough memory.
+    /// As [`RdmaBufferPool::take`], or a smaller one if there is not enough memory.
     pub(crate) fn take_at_most(
         &self,
         size: SizeCode,
         access: Access,
-    ) -> Result<Arc<Buffer>, DeviceError> {
+    ) -> Result<Arc<RdmaBuffer>, DeviceError> {
         let mut size = size;
         loop {
             match self.take(size, access) {
@@ -143,7 +143,11 @@ impl Pool {
 
     /// A buffer of this size. An RMB is zeroed as far as its former connection knew it to be
     /// written.
-    pub(crate) fn take(&self, size: SizeCode, access: Access) -> Result<Arc<Buffer>, DeviceError> {
+    pub(crate) fn take(
+        &self,
+        size: SizeCode,
+        access: Access,
+    ) -> Result<Arc<RdmaBuffer>, DeviceError> {
         let reused = {
             let mut free = self.lock();
             let at = free.iter().rposition(|buffer| buffer.is(size, access));
@@ -151,7 +155,7 @@ impl Pool {
         };
         match reused {
             Some(buffer) => Ok(buffer),
-            None => Buffer::new(size, access, &self.limit).map(Arc::new),
+            None => RdmaBuffer::new(size, access, &self.limit).map(Arc::new),
         }
     }
 
@@ -160,7 +164,7 @@ impl Pool {
     ///
     /// The first `dirty` bytes are erased. A staging ring needs no erasing: only bytes that were
     /// copied into it for the current connection are sent from it.
-    pub(crate) fn put(&self, buffer: Arc<Buffer>, dirty: usize) {
+    pub(crate) fn put(&self, buffer: Arc<RdmaBuffer>, dirty: usize) {
         // Before it can be reused.
         buffer.clear(dirty);
         let mut free = self.lock();
@@ -169,7 +173,7 @@ impl Pool {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Buffer>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<RdmaBuffer>>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -26,6 +26,6 @@ mod ports;
 pub(crate) use link_group::RdmaGroup;
 pub use link_group::RdmaGroupInfo;
 pub(crate) use link_sender::{LinkSender, PostResult, SendSlot};
-pub(crate) use memory::Buffer;
+pub(crate) use memory::RdmaBuffer;
 pub(crate) use persist_timer::PersistTimer;
-pub(crate) use ports::Ports;
+pub(crate) use ports::RdmaPorts;

@@ -15,9 +15,9 @@ use crate::proto::links::PortCandidate;
 
 /// The RDMA ports and interfaces of this host, as far as an endpoint has devices for them.
 #[derive(Debug, Default)]
-pub(crate) struct Ports {
+pub(crate) struct RdmaPorts {
     /// The last scan; repeated when a device reports a change.
-    known: Mutex<Option<Known>>,
+    known: Mutex<Option<PortScan>>,
     peer_id: OnceLock<PeerId>,
     /// PNET IDs of network interfaces, by configuration.
     pnet_ids: Vec<(String, PnetId)>,
@@ -27,7 +27,7 @@ pub(crate) struct Ports {
 
 /// The result of a scan, which takes a dozen system calls.
 #[derive(Debug)]
-struct Known {
+struct PortScan {
     at: Instant,
     interfaces: Arc<Vec<InterfaceAddress>>,
     ports: Arc<Vec<RdmaPort>>,
@@ -35,7 +35,7 @@ struct Known {
     config: Option<Arc<HandshakeConfig>>,
 }
 
-impl Ports {
+impl RdmaPorts {
     pub(crate) fn new(
         pnet_ids: Vec<(String, PnetId)>,
         max_links: Option<u8>,
@@ -150,7 +150,7 @@ impl Ports {
         let now = runtime.now();
         let mut known = self.lock();
         let all = Arc::clone(&self.known(&mut known, runtime, drivers).interfaces);
-        let age = |known: &Known| now.saturating_duration_since(known.at);
+        let age = |known: &PortScan| now.saturating_duration_since(known.at);
         let is_old = known
             .as_ref()
             .is_none_or(|known| age(known) > INTERFACES_AGE);
@@ -167,13 +167,13 @@ impl Ports {
 
     fn known<'a>(
         &self,
-        known: &'a mut Option<Known>,
+        known: &'a mut Option<PortScan>,
         runtime: &dyn Runtime,
         drivers: &[Arc<DeviceDriver>],
-    ) -> &'a mut Known {
+    ) -> &'a mut PortScan {
         known.get_or_insert_with(|| {
             let interfaces = runtime.interfaces();
-            Known {
+            PortScan {
                 at: runtime.now(),
                 ports: Arc::new(self.look(&interfaces, drivers)),
                 interfaces: Arc::new(interfaces),
@@ -210,7 +210,7 @@ impl Ports {
         found.map(|(_, id)| *id)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Known>> {
+    fn lock(&self) -> MutexGuard<'_, Option<PortScan>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

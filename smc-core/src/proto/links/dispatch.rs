@@ -7,7 +7,6 @@ use smc_wire::llc::{AddLinkStep, Dialect, Header, Message, MessageType, Step, de
 
 use super::flow::Flow;
 use super::link::LinkRecord;
-use super::long_message::LongMessageGate;
 use super::{LinkGroup, LinkGroupOutput, LinkId, OpTag};
 use crate::proto::group::GroupLinks;
 use crate::proto::handshake::Role;
@@ -95,34 +94,7 @@ impl LinkGroup {
         let mut message = vec![0; len];
         let len = emit(&mut message).ok()?;
         message.truncate(len);
-        let tag = self.long_messages.next_tag();
-        if let Some(output) = self.long_messages.submit(link, message, tag) {
-            self.outputs.push_back(output);
-        }
-        Some(tag)
-    }
-
-    /// The last long message was answered.
-    pub(super) fn long_message_answered(&mut self) {
-        self.flush_long_messages(LongMessageGate::answered);
-    }
-
-    /// Messages sent on this link are lost.
-    pub(super) fn long_message_lost(&mut self, link: LinkId) {
-        self.flush_long_messages(|gate| gate.lost(link));
-    }
-
-    pub(super) fn clear_long_messages(&mut self) {
-        self.long_messages.clear();
-    }
-
-    pub(super) fn flush_long_messages(
-        &mut self,
-        event: impl FnOnce(&mut LongMessageGate) -> Option<LinkGroupOutput>,
-    ) {
-        if let Some(output) = event(&mut self.long_messages) {
-            self.outputs.push_back(output);
-        }
+        Some(self.long_messages.submit(&mut self.outputs, link, message))
     }
 
     /// Reports to the registry what has changed, until the group ends.

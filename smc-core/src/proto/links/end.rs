@@ -198,7 +198,7 @@ impl LinkGroup {
             }
         }
         self.pending = Default::default();
-        self.clear_long_messages();
+        self.long_messages.clear();
         self.leaving.clear();
         for link in self.links.iter_mut().filter(|link| link.is_active()) {
             // Only active links get here.

@@ -16,7 +16,7 @@ impl LinkGroup {
         let Some(info) = self.link(link) else {
             return;
         };
-        self.long_message_lost(link);
+        self.long_messages.lost(&mut self.outputs, link);
         match info.state {
             LinkState::Active => {
                 if self.failover_target(&info, failure).is_none() {

@@ -116,7 +116,7 @@ impl LinkGroup {
         let offered = OfferedLink::new(offer);
         if let Some(Flow::Request { .. }) = self.flow {
             self.flow = None;
-            self.long_message_answered();
+            self.long_messages.answered(&mut self.outputs);
         }
         let is_idle = self.flow.is_none()
             && self.local_rmbs.has_no_requests()

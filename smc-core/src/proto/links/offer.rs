@@ -202,7 +202,7 @@ impl LinkGroup {
                 if offer.stage == OfferStage::Offered
                     && offer.matches_answer(over, answer.link) =>
             {
-                self.long_message_answered();
+                self.long_messages.answered(&mut self.outputs);
                 let progress = self.offer_answered(&mut offer, answer);
                 self.continue_adding(now, Flow::Offer(offer), progress);
             }

@@ -117,7 +117,7 @@ impl LinkGroup {
     pub(super) fn close(&mut self, link: LinkId) {
         self.links.retain(|other| other.info.id != link);
         self.rtokens.clear_link(link);
-        self.long_message_lost(link);
+        self.long_messages.lost(&mut self.outputs, link);
         self.outputs.push_back(LinkGroupOutput::Close(link));
     }
 

@@ -85,7 +85,7 @@ impl LinkGroup {
             }
             (Role::Client, RequestAddLinkStep::Response { .. }, Some(Flow::Request { .. })) => {
                 self.flow = None;
-                self.long_message_answered();
+                self.long_messages.answered(&mut self.outputs);
             }
             _ => {}
         }

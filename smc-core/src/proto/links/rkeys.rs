@@ -10,7 +10,7 @@ use smc_wire::llc::{
 use smc_wire::types::Rkey;
 
 use super::group::after;
-use super::rmbs::{Announced, RkeyRequest, RkeyWait};
+use super::rmbs::{Announcement, RkeyRequest, RkeyWait};
 use super::{LinkGroup, LinkGroupOutput, LinkId, LinkInfo, RkeyError, RmbId};
 use crate::proto::group::DeviceIndex;
 
@@ -99,7 +99,7 @@ impl LinkGroup {
             further_links: u8::try_from(further.len()).unwrap_or(u8::MAX),
             further,
         };
-        rmb.announced = Announced::Unconfirmed;
+        rmb.announced = Announcement::Unconfirmed;
         let wait = RkeyWait::Confirming {
             link: link.id,
             rkey: key.rkey,
@@ -120,7 +120,7 @@ impl LinkGroup {
             return;
         };
         if result.is_ok() {
-            rmb.announced = Announced::Yes;
+            rmb.announced = Announcement::Yes;
         }
         if rmb.is_released {
             self.local_rmbs.deletes.push_back(id);
@@ -166,7 +166,7 @@ impl LinkGroup {
         let Some(rmb) = self.local_rmbs.rmbs.get(&id) else {
             return;
         };
-        if rmb.announced == Announced::No {
+        if rmb.announced == Announcement::No {
             return self.delete_ended(id, true);
         }
         let usable = |link: LinkInfo| Some((link.id, rmb.key(link.device)?.rkey));
@@ -220,8 +220,8 @@ impl LinkGroup {
         let announced = rmb.announced;
         self.local_rmbs.confirms.retain(|other| *other != id);
         match announced {
-            Announced::No => self.delete_ended(id, true),
-            Announced::Unconfirmed | Announced::Yes => self.local_rmbs.deletes.push_back(id),
+            Announcement::No => self.delete_ended(id, true),
+            Announcement::Unconfirmed | Announcement::Yes => self.local_rmbs.deletes.push_back(id),
         }
     }
 

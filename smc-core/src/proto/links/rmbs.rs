@@ -31,7 +31,7 @@ pub(super) struct Rmb {
     pub(super) keys: Vec<RmbKey>,
     /// Devices that cannot register it.
     pub(super) unmapped: Vec<DeviceIndex>,
-    pub(super) announced: Announced,
+    pub(super) announced: Announcement,
     /// It is out of use.
     pub(super) is_released: bool,
     /// The link of the connection: used to announce it, and to revoke it if the link still exists.
@@ -42,7 +42,7 @@ pub(super) struct Rmb {
 
 /// What the peer knows of an RMB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Announced {
+pub(super) enum Announcement {
     /// Nothing.
     No,
     /// It was announced, but the peer did not confirm.
@@ -86,7 +86,7 @@ impl RkeyWait {
 impl Rmb {
     pub(super) fn new(
         keys: &[RmbKey],
-        announced: Announced,
+        announced: Announcement,
         link: LinkId,
         turn_deadline: Instant,
     ) -> Self {
@@ -121,7 +121,7 @@ impl LocalRmbs {
         let known = self
             .rmbs
             .values()
-            .filter(|rmb| rmb.announced != Announced::No);
+            .filter(|rmb| rmb.announced != Announcement::No);
         known
             .filter_map(|rmb| {
                 let (old, new) = (rmb.key(over)?, rmb.key(new)?);
@@ -140,7 +140,7 @@ impl LocalRmbs {
         let known = self
             .rmbs
             .iter()
-            .filter(|(_, rmb)| rmb.announced != Announced::No);
+            .filter(|(_, rmb)| rmb.announced != Announcement::No);
         known
             .filter(|(_, rmb)| rmb.lacks(device))
             .map(|(id, _)| *id)
@@ -164,7 +164,7 @@ impl LocalRmbs {
             match request.wait {
                 RkeyWait::Confirming { .. } => {
                     if let Some(rmb) = self.rmbs.get_mut(&request.rmb) {
-                        rmb.announced = Announced::Unconfirmed;
+                        rmb.announced = Announcement::Unconfirmed;
                     }
                     self.confirms.push_front(request.rmb);
                 }

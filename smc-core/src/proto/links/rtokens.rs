@@ -26,24 +26,24 @@ pub struct RtokenTableFull;
 /// and that the peer never deleted, is replaced when the table is full.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rtokens {
-    entries: Vec<Entry>,
+    entries: Vec<RtokenEntry>,
     last: u64,
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct RtokenEntry {
     id: RtokenId,
     /// Local connections that write into it.
     users: usize,
     /// It had users, and has none any more.
     is_unused: bool,
-    keys: Vec<Key>,
+    keys: Vec<LinkKey>,
     /// Its keys on links that are gone, at most [`FORMER_KEYS_MAX`].
-    former_keys: Vec<Key>,
+    former_keys: Vec<LinkKey>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Key {
+struct LinkKey {
     link: LinkId,
     rkey: Rkey,
     addr: RmbAddr,
@@ -57,9 +57,9 @@ impl Rtokens {
         rkey: Rkey,
         addr: RmbAddr,
     ) -> Result<RtokenId, RtokenTableFull> {
-        let key = Key { link, rkey, addr };
+        let key = LinkKey { link, rkey, addr };
         let is_known =
-            |entry: &&Entry| entry.keys.contains(&key) || entry.former_keys.contains(&key);
+            |entry: &&RtokenEntry| entry.keys.contains(&key) || entry.former_keys.contains(&key);
         if let Some(entry) = self.entries.iter().find(is_known) {
             return Ok(entry.id);
         }
@@ -69,7 +69,7 @@ impl Rtokens {
         }
         self.last = self.last.wrapping_add(1);
         let id = RtokenId(self.last);
-        self.entries.push(Entry {
+        self.entries.push(RtokenEntry {
             id,
             users: 0,
             is_unused: false,
@@ -101,7 +101,7 @@ impl Rtokens {
     pub(super) fn set(&mut self, id: RtokenId, link: LinkId, rkey: Rkey, addr: RmbAddr) {
         if let Some(entry) = self.entry(id) {
             entry.keys.retain(|key| key.link != link);
-            entry.keys.push(Key { link, rkey, addr });
+            entry.keys.push(LinkKey { link, rkey, addr });
         }
     }
 
@@ -113,7 +113,7 @@ impl Rtokens {
 
     /// The entry that has this key on this link.
     pub(super) fn find(&self, link: LinkId, rkey: Rkey) -> Option<RtokenId> {
-        let has = |entry: &&Entry| entry.has(link, rkey);
+        let has = |entry: &&RtokenEntry| entry.has(link, rkey);
         self.entries.iter().find(has).map(|entry| entry.id)
     }
 
@@ -164,12 +164,12 @@ impl Rtokens {
             .retain(|entry| !entry.keys.is_empty() || entry.users > 0);
     }
 
-    fn entry(&mut self, id: RtokenId) -> Option<&mut Entry> {
+    fn entry(&mut self, id: RtokenId) -> Option<&mut RtokenEntry> {
         self.entries.iter_mut().find(|entry| entry.id == id)
     }
 }
 
-impl Entry {
+impl RtokenEntry {
     fn has(&self, link: LinkId, rkey: Rkey) -> bool {
         let mut keys = self.keys.iter();
         keys.any(|key| key.link == link && key.rkey == rkey)

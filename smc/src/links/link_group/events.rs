@@ -34,9 +34,7 @@ impl RdmaGroup {
         if let Ok(cdc) = CdcR::parse(bytes) {
             if let Some(conn) = self.member(cdc.token) {
                 conn.handle_cdc(&cdc, here, link);
-                if conn.is_finished() {
-                    self.retire(&conn);
-                }
+                self.retire_if_finished(&conn);
             }
         }
         if self
@@ -60,9 +58,7 @@ impl RdmaGroup {
                 Posted::Cdc(token) => {
                     if let Some(conn) = self.member(token) {
                         conn.handle_sent(link);
-                        if conn.is_finished() {
-                            self.retire(&conn);
-                        }
+                        self.retire_if_finished(&conn);
                     }
                 }
             }
@@ -134,9 +130,7 @@ impl RdmaGroup {
 
     pub(super) fn retire_finished(self: &Arc<Self>) {
         for conn in self.members() {
-            if conn.is_finished() {
-                self.retire(&conn);
-            }
+            self.retire_if_finished(&conn);
         }
     }
 
@@ -194,7 +188,7 @@ pub(super) async fn run_timers(group: Weak<RdmaGroup>) {
                 return Poll::Pending;
             };
             if timer.as_ref().is_none_or(|(set, _)| *set != at) {
-                timer = Some((at, group.groups.runtime().timer(at)));
+                timer = Some((at, group.groups.runtime.timer(at)));
             }
             let is_due = |(_, timer): &mut (Instant, Timer)| timer.as_mut().poll(cx).is_ready();
             if !timer.as_mut().is_some_and(is_due) {

@@ -20,7 +20,7 @@ use super::super::conn::{RdmaConn, RdmaConnHandle};
 use super::super::device_driver::DeviceDriver;
 use super::super::groups::Groups;
 use super::link_sender::LinkSender;
-use super::memory::{Buffer, Pool};
+use super::memory::{RdmaBuffer, RdmaBufferPool};
 use crate::device::{
     Access, DeviceError, LinkAddress, PendingLink, ProtectionDomain, RdmaAddress, Route,
 };
@@ -42,7 +42,7 @@ pub(crate) struct RdmaGroup {
     role: Role,
     groups: Arc<Groups>,
     state: Mutex<RdmaGroupState>,
-    pool: Pool,
+    pool: RdmaBufferPool,
     next_rmb: AtomicU64,
     over: AtomicBool,
     /// Connections have moved from one link to another.
@@ -65,7 +65,7 @@ struct RdmaGroupState {
     senders: BTreeMap<LinkId, Arc<LinkSender>>,
     members: HashMap<AlertToken, Arc<RdmaConn>>,
     /// RMBs that the peer may still write, with the number of bytes to be zeroed.
-    retiring: BTreeMap<RmbId, (Arc<Buffer>, usize)>,
+    retiring: BTreeMap<RmbId, (Arc<RdmaBuffer>, usize)>,
     first_link: Answer<Result<(), FirstLinkError>>,
     rkeys: BTreeMap<RmbId, Answer<Result<(), RkeyError>>>,
 }
@@ -95,19 +95,19 @@ impl RdmaGroup {
                 first_link: Answer::default(),
                 rkeys: BTreeMap::new(),
             }),
-            pool: Pool::new(groups.memory().clone()),
+            pool: RdmaBufferPool::new(groups.memory.clone()),
             next_rmb: AtomicU64::new(1),
             over: AtomicBool::new(false),
             has_moved: AtomicBool::new(false),
             task: AtomicWaker::new(),
         });
         let weak = Arc::downgrade(&group);
-        groups.runtime().spawn(Box::pin(events::run_timers(weak)));
+        groups.runtime.spawn(Box::pin(events::run_timers(weak)));
         group
     }
 
     pub(crate) fn now(&self) -> Instant {
-        self.groups.runtime().now()
+        self.groups.runtime.now()
     }
 
     /// Wakes the group's task: a timeout is earlier than its timer.
@@ -368,15 +368,12 @@ impl RdmaGroup {
         active.count() > 1
     }
 
-    /// Releases a connection that is not used any more.
-    pub(crate) fn release(self: &Arc<Self>, conn: &Arc<RdmaConn>) {
-        if conn.release() {
-            self.retire(conn);
+    /// Deletes the RKEYs of a connection that is released and has nothing to send any more; its RMB
+    /// is free when the peer has confirmed that.
+    pub(crate) fn retire_if_finished(self: &Arc<Self>, conn: &Arc<RdmaConn>) {
+        if !conn.is_finished() {
+            return;
         }
-    }
-
-    /// Deletes the RKEYs of a connection; its RMB is free when the peer has confirmed that.
-    fn retire(self: &Arc<Self>, conn: &Arc<RdmaConn>) {
         let rtoken = conn.rtoken();
         {
             // In one step, so that `is_settled` does not return true in between.

@@ -181,7 +181,7 @@ impl RdmaGroup {
         F: Future<Output = ()> + Send + 'static,
     {
         let work = work(Arc::clone(self));
-        self.groups.runtime().spawn(Box::pin(work));
+        self.groups.runtime.spawn(Box::pin(work));
     }
 
     pub(super) async fn open(
