@@ -115,7 +115,7 @@ impl Groups {
         let member = self.update(|registry| match registry.enter(now, key, Intent::Join) {
             EnterResult::Now(member) => member.ok(),
             EnterResult::Wait(waiter) => {
-                registry.cancel(now, waiter);
+                registry.cancel(waiter);
                 None
             }
         });
@@ -433,7 +433,7 @@ impl Drop for CancelOnDrop<'_> {
         self.groups
             .step(|shared| match shared.answers.remove(&waiter) {
                 Some(Answer::Ready(Ok(member))) => shared.registry.leave(now, member.group()),
-                Some(_) => shared.registry.cancel(now, waiter),
+                Some(_) => shared.registry.cancel(waiter),
                 None => {}
             });
     }

@@ -205,34 +205,17 @@ impl Registry {
         }
     }
 
-    /// A set-up stops waiting.
-    ///
-    /// If it was admitted by a [`RegistryOutput::Ready`] that is not polled yet, it leaves the
-    /// group here; after that output was polled, the caller has to call [`leave`](Self::leave)
+    /// A set-up stops waiting. After [`RegistryOutput::Ready`] it has to [`leave`](Self::leave)
     /// instead.
-    pub fn cancel(&mut self, now: Instant, waiter: Waiter) {
-        if let Some(SetUpWait { key, deadline, .. }) = self.waiters.remove(&waiter) {
-            self.timers.remove(&(deadline, RegistryTimer::Wait(waiter)));
-            if let Some(entry) = self.keys.get_mut(&key) {
-                entry.waiting.retain(|(other, _)| *other != waiter);
-            }
-            self.remove_if_unused(key);
+    pub fn cancel(&mut self, waiter: Waiter) {
+        let Some(SetUpWait { key, deadline, .. }) = self.waiters.remove(&waiter) else {
             return;
+        };
+        self.timers.remove(&(deadline, RegistryTimer::Wait(waiter)));
+        if let Some(entry) = self.keys.get_mut(&key) {
+            entry.waiting.retain(|(other, _)| *other != waiter);
         }
-        let mut given = None;
-        self.outputs.retain(|output| match output {
-            RegistryOutput::Ready {
-                waiter: ready,
-                result,
-            } if *ready == waiter => {
-                given = result.ok();
-                false
-            }
-            _ => true,
-        });
-        if let Some(result) = given {
-            self.leave(now, result.group());
-        }
+        self.remove_if_unused(key);
     }
 
     /// A set-up that joined the group was declined with the out-of-sync bit: the peer does not have

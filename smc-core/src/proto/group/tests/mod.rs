@@ -428,14 +428,22 @@ fn cancelled_waiters_are_forgotten_and_their_seats_vacated() {
     let group = f.create(PEER);
     let early = f.wait(PEER, Intent::JoinOrCreate);
     let late = f.wait(PEER, Intent::JoinOrCreate);
-    f.registry.cancel(f.now, early);
+    f.registry.cancel(early);
     assert_eq!(f.registry.waiting(), 1);
 
     f.registry.establish(group, terms()).unwrap();
     assert_eq!(f.connections(group), 2);
-    f.registry.cancel(f.now, late);
+    // Too late: it has a place in the group, which it leaves.
+    f.registry.cancel(late);
+    assert_eq!(f.connections(group), 2);
+    let result = Ok(Member::Joined {
+        group,
+        terms: terms(),
+    });
+    let waiter = late;
+    assert_eq!(f.outputs(), [RegistryOutput::Ready { waiter, result }]);
+    f.leave(group);
     assert_eq!(f.connections(group), 1);
-    assert_eq!(f.outputs(), []);
 }
 
 #[test]

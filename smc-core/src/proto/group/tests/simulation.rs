@@ -91,7 +91,7 @@ impl Simulation {
                 if let Some(at) = self.pick(self.waiting.len()) {
                     let waiter = *self.waiting.keys().nth(at).unwrap();
                     self.waiting.remove(&waiter);
-                    self.f.registry.cancel(self.f.now, waiter);
+                    self.f.registry.cancel(waiter);
                 }
             }
             14 => {

@@ -245,7 +245,7 @@ impl Side {
     fn release(&mut self, now: Instant) {
         let mut groups = self.groups.borrow_mut();
         if let Some(waiter) = self.waiter.take() {
-            groups.registry.cancel(now, waiter);
+            groups.registry.cancel(waiter);
         }
         if let Some(group) = self.member.take() {
             groups.registry.leave(now, group);
