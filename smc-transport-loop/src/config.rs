@@ -88,8 +88,8 @@ impl Builder {
     }
 
     /// How many unused buffers are pooled per peer for its next connections, and how many bytes of
-    /// memory in all; 256 and 16 MiB if not given. With 0 none are pooled. Of a long buffer only
-    /// the first 64 KiB are kept in memory, so no more than that count.
+    /// memory in all; 256 and 16 MiB if not given. With 0 none are pooled. A buffer of which a
+    /// connection has used more than the first 64 KiB is not pooled, so no more than that count.
     #[must_use]
     pub fn pool(mut self, buffers: usize, bytes: usize) -> Self {
         self.pool_limits = PoolLimits { buffers, bytes };

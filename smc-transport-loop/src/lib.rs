@@ -38,14 +38,15 @@
 //!   is written. A wake-up polls the peers that have signalled and the bits that are set, not all
 //!   buffers.
 //! * A buffer that is dropped stays in a pool, on both sides, for the next connection of the same
-//!   two devices ([`Builder::pool`]). That takes no system call, descriptor or message. It gets a
-//!   fresh token; writes under the old one are refused, and memory is used again only after the
-//!   peer has released all references to it. It is zeroed first: up to 64 KiB by writing, what is
-//!   beyond by giving the pages back. The stale bytes would be no secret, since this peer wrote
-//!   them; but a stale CDC block would be taken for a valid one.
-//! * The pages of a dropped buffer, but for its first 64 KiB, go back to the system as soon as
-//!   neither side uses it: regions and attachments may outlive the buffer. The owner does that;
-//!   if the peer releases it last, it signals the buffer, which the owner has armed for this.
+//!   two devices ([`Builder::pool`]), unless more than its first 64 KiB were used. That takes no
+//!   system call, descriptor or message. It gets a fresh token; writes under the old one are
+//!   refused, and memory is used again only after the peer has released all references to it. It is
+//!   zeroed first. The stale bytes would be no secret, since this peer wrote them; but a stale CDC
+//!   block would be taken for a valid one.
+//! * A dropped buffer of which more was used is unmapped as soon as neither side uses it: regions and
+//!   attachments may outlive the buffer. The owner unmaps it first; if the peer releases it last, it
+//!   signals the buffer, which the owner has armed for this. The peer unmaps it when it finds in the
+//!   signal page that the owner has, and the system has the pages then.
 //! * When a peer's process ends, however it ends, its channels close, and the device reports
 //!   [`Event::PeerGone`] at the next drain. Memory stays valid while references to it exist. The
 //!   device also removes the socket that a killed process left behind, and so does every device

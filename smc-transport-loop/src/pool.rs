@@ -4,12 +4,16 @@
 //! it. Such memory is in a queue of its own, in the order in which it came, which is about the
 //! order in which the peer releases it. Free memory is therefore near the front, and few slots have
 //! to be read: a slot in use is in the cache of the peer's CPU, and reading it costs a cache miss.
+//!
+//! Memory of which more than [`RESIDENT_LEN`] was used is *dirty*. It is dropped when neither side
+//! uses it any more, and is charged until then. To keep the file and remove its pages
+//! (`MADV_REMOVE`) would take the lock of its inode, which a peer can hold without end, as by a
+//! `write(2)` whose source is a page of a FUSE file.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use smc_core::device::Charge;
-use smc_core::mem::OutOfBounds;
 
 use crate::region::{Mapping, RESIDENT_LEN};
 use crate::signal_page::Slot;
@@ -26,7 +30,7 @@ pub(crate) struct Backing {
     pub(crate) lease: Arc<()>,
     /// Bytes from the start that may not be zero any more.
     pub(crate) used: usize,
-    /// All of the memory, but of an unused buffer only its resident part.
+    /// All of the memory while it is registered or dirty, else its resident part.
     pub(crate) charge: Charge,
 }
 
@@ -36,7 +40,7 @@ impl Backing {
         Arc::get_mut(&mut self.lease).is_some() && !self.slot.is_used()
     }
 
-    /// Whether there are pages beyond [`RESIDENT_LEN`] to be given back to the system.
+    /// Whether more was used than is zeroed and kept resident.
     pub(crate) fn is_dirty(&self) -> bool {
         self.used > RESIDENT_LEN
     }
@@ -48,13 +52,6 @@ impl Backing {
         }
         self.slot.arm();
         self.is_free()
-    }
-
-    /// Gives back the pages beyond [`RESIDENT_LEN`]. The memory has to be [free](Backing::is_free).
-    pub(crate) fn trim(&mut self) -> Result<(), OutOfBounds> {
-        self.mapping.trim()?;
-        self.used = self.used.min(RESIDENT_LEN);
-        Ok(())
     }
 
     /// Bytes that stay resident.
@@ -88,7 +85,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Keeps a backing. One that is free and has pages to be given back first is returned.
+    /// Keeps a backing. A dirty one that is free is returned, to be dropped.
     pub(crate) fn put(&mut self, mut backing: Backing) -> Option<Backing> {
         let is_free = match backing.is_dirty() {
             true => backing.is_free_or_armed(),
@@ -109,7 +106,7 @@ impl Pool {
         None
     }
 
-    /// The backing of this index, if nothing uses it any more and it has pages to be given back.
+    /// The backing of this index, if it is dirty and nothing uses it any more.
     pub(crate) fn take_reclaimable(&mut self, index: u32) -> Option<Backing> {
         for list in [&mut self.in_use, &mut self.free] {
             let Some(at) = list.iter().position(|backing| backing.index == index) else {
@@ -129,7 +126,8 @@ impl Pool {
     pub(crate) fn take(&mut self, len: usize) -> Option<Backing> {
         self.collect_free();
         let mut latest = self.free.iter().rev().take(MAX_PROBES);
-        let back = latest.position(|backing| backing.mapping.len() == len)?;
+        let back =
+            latest.position(|backing| backing.mapping.len() == len && !backing.is_dirty())?;
         let backing = self.free.remove(self.free.len() - 1 - back)?;
         self.bytes -= backing.resident_len();
         Some(backing)

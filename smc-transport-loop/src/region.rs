@@ -2,10 +2,7 @@
 //!
 //! The only file of the crate with `unsafe` in it.
 
-#![allow(
-    unsafe_code,
-    reason = "pages that are given back, atomics in shared memory, and an ioctl"
-)]
+#![allow(unsafe_code, reason = "atomics in shared memory, and an ioctl")]
 
 use std::any::Any;
 #[cfg(not(smc_loom))]
@@ -19,7 +16,6 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode, ioctl};
-use rustix::mm::{Advice, madvise};
 use smc_core::device::DeviceError;
 use smc_core::mem::sync::AtomicU64;
 use smc_core::mem::{OutOfBounds, Region};
@@ -81,34 +77,9 @@ impl Mapping {
         self.region.len()
     }
 
-    /// Makes the first `used` bytes zero, of which those beyond [`RESIDENT_LEN`] by
-    /// [`trim`](Self::trim).
+    /// Makes the first `used` bytes zero.
     pub(crate) fn zero(&self, used: usize) -> Result<(), OutOfBounds> {
-        let used = used.min(self.len());
-        self.region.zero(0, used.min(RESIDENT_LEN))?;
-        if used > RESIDENT_LEN {
-            self.trim()
-        } else {
-            Ok(())
-        }
-    }
-
-    /// Makes what is beyond [`RESIDENT_LEN`] zero by giving it back to the system. Writing there
-    /// would make a long, hardly used buffer resident.
-    pub(crate) fn trim(&self) -> Result<(), OutOfBounds> {
-        let far = self.len().saturating_sub(RESIDENT_LEN);
-        if far == 0 {
-            return Ok(());
-        }
-        let start = self.region.part(RESIDENT_LEN, far)?.as_ptr();
-        // SAFETY: the span is a part of this mapping and starts on a page, as RESIDENT_LEN is a
-        // multiple of the page size. Removing its pages makes it read as zeros, as another process
-        // could do at any time; regions tolerate that.
-        let removed = unsafe { madvise(start.as_ptr().cast(), far, Advice::LinuxRemove) };
-        match removed {
-            Ok(()) => Ok(()),
-            Err(_) => self.region.zero(RESIDENT_LEN, far),
-        }
+        self.region.zero(0, used.min(self.len()))
     }
 }
 
@@ -206,9 +177,8 @@ pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {
     DeviceError::os(what, &error.into())
 }
 
-/// Bytes at the start of an unused buffer that may stay resident: the common DMB size of 64 KiB,
-/// which is zeroed faster than its pages are given back and faulted in again. A multiple of the
-/// page size.
+/// Bytes that a connection may have used of a buffer that is used again: the common DMB size of 64
+/// KiB, which is zeroed faster than a new file is made.
 pub(crate) const RESIDENT_LEN: usize = if cfg!(smc_loom) { 1 << 12 } else { 1 << 16 };
 
 /// Shown in `/proc/PID/maps`.

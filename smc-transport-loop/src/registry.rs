@@ -210,7 +210,7 @@ impl LocalBuffers {
         self.put(backing, was_delivered);
     }
 
-    /// Gives back the pages of a dropped buffer, if this process and the peer have both released
+    /// Drops the dirty backing of a dropped buffer, if this process and the peer have both released
     /// it: the last release calls this, that of the peer by a signal.
     fn reclaim(&self, index: u32) {
         let backing = {
@@ -225,24 +225,16 @@ impl LocalBuffers {
         }
     }
 
-    /// Pools a backing, and has its pages given back first if nothing uses them.
-    fn put(&self, mut backing: Backing, mut is_reusable: bool) {
-        let dropped = loop {
-            let put =
-                lock(&self.table).put(backing, is_reusable, self.pool_limits, &self.signal_page);
-            match put {
-                Ok(dropped) => break dropped,
-                Err(dirty) => backing = dirty,
-            }
-            // Outside of the lock: it takes the system some time.
-            is_reusable = backing.trim().is_ok();
-        };
+    /// Pools a backing that can be used again, or is still in use.
+    fn put(&self, backing: Backing, is_reusable: bool) {
+        let dropped =
+            lock(&self.table).put(backing, is_reusable, self.pool_limits, &self.signal_page);
         if !dropped.is_empty() {
             self.notify_changes();
         }
     }
 
-    /// Whether there is memory whose pages wait to be given back.
+    /// Whether there is dirty memory that waits to be dropped.
     #[cfg(all(test, smc_loom))]
     pub(crate) fn has_dirty(&self) -> bool {
         let table = lock(&self.table);
@@ -360,10 +352,10 @@ struct Table {
 /// What is behind an index.
 #[derive(Clone, Copy, Debug)]
 enum Entry {
-    /// No buffer, or memory in the pool without pages to be given back.
+    /// No buffer, or memory in the pool that can be used again.
     Vacant,
     Registered(DmbToken),
-    /// Memory in the pool whose pages are to be given back when nothing uses it any more.
+    /// Memory in the pool that is to be dropped when nothing uses it any more.
     Dirty,
 }
 
@@ -414,27 +406,25 @@ impl Table {
         entry.copied().unwrap_or(Entry::Vacant)
     }
 
-    /// Pools a backing; gives back what has to be dropped, outside of the lock. A backing whose
-    /// pages can be given back at once is the error.
+    /// Pools a backing; returns what has to be dropped, outside of the lock.
     fn put(
         &mut self,
         backing: Backing,
         is_reusable: bool,
         pool_limits: PoolLimits,
         signal_page: &SignalPage,
-    ) -> Result<Vec<Backing>, Backing> {
+    ) -> Vec<Backing> {
         let mut dropped = Vec::new();
         if self.closed {
-            return Ok(dropped);
+            return dropped;
         }
         let (index, is_dirty) = (backing.index, backing.is_dirty());
         self.enter(index, Entry::Vacant);
         if is_reusable && pool_limits.allows(backing.mapping.len()) {
-            if let Some(dirty) = self.pool.put(backing) {
-                return Err(dirty);
-            }
-            if is_dirty {
-                self.enter(index, Entry::Dirty);
+            match self.pool.put(backing) {
+                Some(dirty) => dropped.push(dirty),
+                None if is_dirty => self.enter(index, Entry::Dirty),
+                None => {}
             }
         } else {
             dropped.push(backing);
@@ -443,7 +433,7 @@ impl Table {
             dropped.extend(self.pool.take_oldest());
         }
         self.clear_memory(&dropped, signal_page);
-        Ok(dropped)
+        dropped
     }
 
     /// Backings are about to be dropped: the peer has to release their memory, too.

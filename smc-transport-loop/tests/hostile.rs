@@ -17,8 +17,9 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 use rustix::io::ioctl_fionbio;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketType, accept, bind, connect, listen, recv, send, sendmsg, socket,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType, accept, bind, connect, listen,
+    recv, recvmsg, send, sendmsg, socket,
 };
 use smc_core::Domain;
 use smc_core::device::{Device, DeviceError, Direct, Dmb, Event, MemoryLimit, SubmitError};
@@ -48,7 +49,7 @@ struct Rogue {
     gid: Gid,
     channel: OwnedFd,
     signal_page: File,
-    _listener: OwnedFd,
+    listener: OwnedFd,
 }
 
 const GID: Gid = Gid::new(0x1111, 0x2222);
@@ -79,7 +80,7 @@ impl Rogue {
             gid: GID,
             channel,
             signal_page,
-            _listener: listener,
+            listener,
         }
     }
 
@@ -130,6 +131,25 @@ fn send_with_fds(channel: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]
     assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)));
     let bytes = [std::io::IoSlice::new(bytes)];
     sendmsg(channel, &bytes, &mut ancillary, SendFlags::empty()).unwrap();
+}
+
+/// The descriptors that come with the next message that has some.
+fn receive_fds(channel: &OwnedFd) -> Vec<File> {
+    loop {
+        let mut space = [std::mem::MaybeUninit::uninit(); 64];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = [0; 32];
+        let mut bytes = [std::io::IoSliceMut::new(&mut bytes)];
+        recvmsg(channel, &mut bytes, &mut ancillary, RecvFlags::DONTWAIT).unwrap();
+        let rights = ancillary.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+            _ => None,
+        });
+        let files: Vec<_> = rights.flatten().map(File::from).collect();
+        if !files.is_empty() {
+            return files;
+        }
+    }
 }
 
 fn seqpacket() -> OwnedFd {
@@ -240,6 +260,37 @@ fn an_overwritten_signal_page_affects_no_other_peer() {
 
 fn resident(file: &File) -> u64 {
     file.metadata().unwrap().blocks() * 512
+}
+
+/// A process that has a descriptor of a file can hold the lock of its inode, for which each call
+/// waits that removes pages.
+#[test]
+fn no_pages_are_removed_from_a_file_of_which_a_peer_has_the_descriptor() {
+    const LONG: usize = 1 << 20;
+    let dir = TempDir::new().unwrap();
+    let victim = DrivenDevice::in_dir(dir.path());
+    let rogue = Rogue::connect(&dir, victim.gid());
+    victim.drain();
+    let register = || block_on(victim.device.register(rogue.gid, LONG)).unwrap();
+    let first = register();
+    let channel = accept(&rogue.listener).unwrap();
+    assert_eq!(receive_fds(&channel).len(), 2, "HELLO");
+    let mut buffers = vec![(first, receive_fds(&channel).remove(0))];
+    for used in [None, Some(LONG)] {
+        let (dmb, file) = buffers.pop().unwrap();
+        file.write_all_at(&vec![7; LONG], 0).unwrap();
+        used.into_iter().for_each(|len| dmb.set_used(len));
+        drop(dmb);
+        victim.drain();
+        let next = register();
+        assert_eq!(resident(&file), LONG as u64);
+        let mut bytes = vec![0; LONG];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 7));
+        let other = receive_fds(&channel).remove(0);
+        assert_eq!(resident(&other), 0);
+        buffers.push((next, other));
+    }
 }
 
 #[test]

@@ -258,7 +258,7 @@ fn pages_of_a_dropped_buffer_are_given_back_when_the_peer_lets_go_last() {
 }
 
 #[test]
-fn a_driver_that_sleeps_is_woken_to_give_pages_back() {
+fn drivers_that_sleep_are_woken_to_give_pages_back() {
     let _alone = alone();
     if resident_here().is_none() {
         return;
@@ -268,8 +268,10 @@ fn a_driver_that_sleeps_is_woken_to_give_pages_back() {
     drop(dmb);
     pair.drive();
     drop(attached);
-    assert!(pair.ours.park(TIMEOUT), "not woken");
-    pair.ours.drain();
+    for device in [&pair.ours, &pair.theirs] {
+        assert!(device.park(TIMEOUT), "not woken");
+        device.drain();
+    }
     assert!(resident_here().unwrap() <= POOLED + SIGNAL_PAGES);
 }
 

@@ -11,7 +11,7 @@ use std::thread;
 use common::{DrivenDevice, LEN, names};
 use futures_lite::future::block_on;
 use smc_core::Domain;
-use smc_core::device::{DeviceError, Direct, Dmb, Event, SubmitError};
+use smc_core::device::{Attachment, DeviceError, Direct, Dmb, Event, SubmitError};
 use smc_core::mem::Region;
 use smc_transport_loop::LoopDevice;
 use tempfile::TempDir;
@@ -27,6 +27,24 @@ fn pair(dir: &TempDir) -> (DrivenDevice, DrivenDevice) {
 fn place(region: &Region) -> usize {
     region.as_ptr().addr().get()
 }
+
+/// The number of the memory file; the system counts them up.
+fn file(region: &Region) -> u64 {
+    let start = format!("{:x}-", place(region));
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mut lines = maps.lines();
+    let line = lines.find(|line| line.starts_with(&start)).expect("mapped");
+    assert!(line.contains("memfd:smc-dmb"), "{line}");
+    line.split(' ').nth(4).unwrap().parse().unwrap()
+}
+
+fn long(ours: &DrivenDevice, theirs: &DrivenDevice) -> (Arc<dyn Dmb>, Arc<dyn Attachment>) {
+    let dmb = block_on(ours.device.register(theirs.gid(), LONG)).unwrap();
+    let attached = theirs.attach(ours.gid(), dmb.token());
+    (dmb, attached)
+}
+
+const LONG: usize = 1 << 20;
 
 fn is_zero(region: &Region) -> bool {
     let mut bytes = vec![1; region.len()];
@@ -120,17 +138,39 @@ fn many_buffers_reuse_the_memory_that_the_peer_has_released() {
 }
 
 #[test]
-fn long_buffers_are_zeroed_too() {
+fn long_buffers_are_zeroed_as_far_as_they_were_used() {
     let dir = TempDir::new().unwrap();
     let (ours, theirs) = pair(&dir);
-    let first = block_on(ours.device.register(theirs.gid(), 1 << 20)).unwrap();
-    let attached = theirs.attach(ours.gid(), first.token());
-    attached.region().copy_in(0, &vec![0xff; 1 << 20]).unwrap();
+    let (first, attached) = long(&ours, &theirs);
+    attached.region().copy_in(0, &[0xff; LEN]).unwrap();
     let here = place(first.region());
+    first.set_used(LEN);
     drop((first, attached));
-    let second = block_on(ours.device.register(theirs.gid(), 1 << 20)).unwrap();
+    let (second, _attached) = long(&ours, &theirs);
     assert_eq!(place(second.region()), here);
     assert!(is_zero(second.region()));
+}
+
+#[test]
+fn the_file_of_a_buffer_that_was_used_further_is_not_used_again() {
+    let dir = TempDir::new().unwrap();
+    let (ours, theirs) = pair(&dir);
+    for used in [None, Some(LEN + 1), Some(LONG)] {
+        for is_last in [false, true] {
+            let (first, attached) = long(&ours, &theirs);
+            attached.region().copy_in(0, &vec![0xff; LONG]).unwrap();
+            let old = file(first.region());
+            used.into_iter().for_each(|len| first.set_used(len));
+            if is_last {
+                drop((first, attached));
+            } else {
+                drop((attached, first));
+            }
+            let (second, _attached) = long(&ours, &theirs);
+            assert_ne!(file(second.region()), old, "used {used:?}");
+            assert!(is_zero(second.region()));
+        }
+    }
 }
 
 #[test]

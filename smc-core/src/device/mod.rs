@@ -247,7 +247,7 @@ pub trait Dmb: Send + Sync + Debug {
     ///
     /// May be called before the buffer is dropped. A device that reuses the memory for the same
     /// peer then zeroes only these bytes, and no other pages are resident on behalf of this
-    /// process; without the call it zeroes all.
+    /// process; without the call all bytes count as used.
     fn set_used(&self, len: usize) {
         let _ = len;
     }

@@ -173,7 +173,7 @@ impl Reader {
     }
 }
 
-/// Longer than what is kept of an unused buffer.
+/// Longer than what may have been used of memory that is used again.
 const LEN: usize = 8192;
 const POOL_LIMITS: PoolLimits = PoolLimits {
     buffers: 2,

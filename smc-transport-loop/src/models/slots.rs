@@ -9,6 +9,7 @@ use smc_core::mem::HEADER_LEN;
 use smc_core::mem::sync::model::{Mutation, check, with};
 
 use super::{DATA, LEN, Sides};
+use crate::region::RESIDENT_LEN;
 use crate::signal_page::{SignalPage, SlotState};
 
 #[test]
@@ -52,18 +53,18 @@ fn an_owner_that_withdraws_out_of_order_misses_an_attachment() {
 }
 
 #[test]
-fn pages_are_given_back_by_the_last_release() {
+fn used_memory_is_dropped_by_the_last_release() {
     releases(None, None);
 }
 
 #[test]
-#[should_panic(expected = "pages are kept for good")]
+#[should_panic(expected = "memory is kept for good")]
 fn an_attachment_that_ends_without_fence_does_not_see_that_it_is_awaited() {
     releases(Some(Mutation::NoFence), None);
 }
 
 #[test]
-#[should_panic(expected = "pages are kept for good")]
+#[should_panic(expected = "memory is kept for good")]
 fn an_owner_that_waits_without_fence_misses_that_an_attachment_ended() {
     releases(None, Some(Mutation::NoFence));
 }
@@ -170,6 +171,8 @@ fn reuse(
         let Sides {
             peer, permits, dmb, ..
         } = sides;
+        // Else the memory is not used again.
+        dmb.set_used(RESIDENT_LEN);
         let (next, new) = with(owning, || {
             drop(dmb);
             peer.local.register(LEN, permits.take().unwrap()).unwrap()
@@ -194,7 +197,7 @@ fn releases(using: Option<Mutation>, owning: Option<Mutation>) {
         with(owning, || drop(dmb));
         user.join().unwrap();
         peer.collect(&mut Vec::new());
-        assert!(!peer.local.has_dirty(), "pages are kept for good");
+        assert!(!peer.local.has_dirty(), "memory is kept for good");
     });
 }
 
@@ -226,7 +229,12 @@ fn slot_states(owning: Option<Mutation>, reading: Option<Mutation>) {
 /// The writer scans on a request while the owner marks another slot.
 fn changes(owning: Option<Mutation>, scanning: Option<Mutation>) {
     check(move || {
-        let Sides { signal_page, .. } = Sides::new();
+        let Sides {
+            signal_page, dmb, ..
+        } = Sides::new();
+        // Else the end of the memory requests a scan.
+        dmb.set_used(RESIDENT_LEN);
+        drop(dmb);
         let signal_page: Arc<SignalPage> = Arc::new(signal_page);
         assert!(
             signal_page.request_scan(),

@@ -12,7 +12,6 @@ use rustix::io::Errno;
 use tempfile::TempDir;
 
 use super::domain::{Locations, SPARES_LAST, own};
-use super::open::ATTEMPTS;
 use super::socket::NamedSocket;
 use super::watch::Watcher;
 use super::*;
