@@ -331,18 +331,32 @@ impl Drop for AcceptTask {
 
 /// The task that accepts TCP connections, while the listener exists.
 async fn accept_loop(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn Runtime>) {
+    let mut busy_until = runtime.now() + BUSY_MAX;
     while poll_fn(|cx| queue.poll_capacity(cx)).await.is_some() {
+        // A task that wakes itself would run again before timers and I/O are checked, many times in
+        // a row on some runtimes; a timer is checked with them.
+        let now = runtime.now();
+        if now >= busy_until {
+            runtime.timer(now + REACTOR_TURN).await;
+            busy_until = runtime.now() + BUSY_MAX;
+        }
+        let mut has_waited = false;
         let next = poll_fn(|cx| {
             let open = !matches!(queue.poll_capacity(cx), Poll::Ready(None));
             match service.upgrade().filter(|_| open) {
                 None => Poll::Ready(None),
                 Some(service) => {
                     let next = service.acceptor.poll_accept(cx);
+                    has_waited |= next.is_pending();
                     next.map(|next| Some((service, next)))
                 }
             }
         });
-        match next.await {
+        let next = next.await;
+        if has_waited {
+            busy_until = runtime.now() + BUSY_MAX;
+        }
+        match next {
             None => return,
             Some((service, Ok((socket, peer)))) => {
                 let set_up = service.start_set_up(&queue, socket, peer);
@@ -436,6 +450,13 @@ impl Service {
         }))
     }
 }
+
+/// How long a listener accepts connections that are there already before it waits for the reactor.
+/// A few hundred connections, unless a client makes the verdict about each of them long.
+const BUSY_MAX: Duration = Duration::from_millis(10);
+
+/// The shortest time that timers of runtimes can measure.
+const REACTOR_TURN: Duration = Duration::from_millis(1);
 
 /// Delay after an error of `accept(2)`, most often a lack of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);

@@ -14,7 +14,7 @@ pub(super) fn both_ends_agree_on_nocopy(bench: &mut Bench<'_>) -> Verdict {
     let [ours, peer] = [bench.ours(), bench.peer()].map(|node| node.direct().nocopy().is_some());
     ensure!(
         ours == peer,
-        "nocopy at our end: {ours}, at the peer's: {peer}"
+        "nocopy at the own end: {ours}, at the peer's: {peer}"
     );
     Ok(())
 }

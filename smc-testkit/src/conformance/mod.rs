@@ -349,7 +349,7 @@ macro_rules! __conformance_checks {
             attachment_wake_ups_are_never_lost:
                 "Over many rounds a parked owner is always woken by `Attachment::signal`.",
             unknown_tokens_cannot_be_attached:
-                "`attach` to a token that names no buffer for us is `Invalid`.",
+                "`attach` to a token that names no buffer for this device is `Invalid`.",
             third_devices_cannot_attach:
                 "`attach` to a buffer that was registered for another peer is refused.",
             freed_buffers_cannot_be_attached: "`attach` to a buffer that is gone is refused.",

@@ -189,7 +189,9 @@ impl Nocopy for MemDevice {
             Some(buffer) if buffer.peer == self.port.gid && buffer.is_owned_by(peer) => {
                 Ok(Arc::new(MemAttachment { buffer }))
             }
-            _ => Err(DeviceError::Invalid("no buffer for us has this token")),
+            _ => Err(DeviceError::Invalid(
+                "no buffer for this device has this token",
+            )),
         }
     }
 }

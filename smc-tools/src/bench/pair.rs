@@ -175,7 +175,7 @@ impl Drop for End {
     }
 }
 
-/// Passes lines on, and then reads on so that the process never waits for us.
+/// Passes lines on, and then reads on so that the process never waits for this one.
 fn forward(output: impl Read, to: &mpsc::Sender<String>) {
     let mut output = BufReader::new(output);
     let mut line = String::new();

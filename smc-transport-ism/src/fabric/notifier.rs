@@ -26,7 +26,7 @@ pub(crate) struct EventfdNotifier {
 impl EventfdNotifier {
     /// # Errors
     ///
-    /// When the system has no asynchronous I/O (`ENOSYS`), does not let us use it (`EPERM`), or has
+    /// When the system has no asynchronous I/O (`ENOSYS`), does not allow its use (`EPERM`), or has
     /// too much of it under way (`EAGAIN`: `fs.aio-max-nr`).
     pub(crate) fn new() -> Result<Self, DeviceError> {
         let failed = |error| os("set up notification by asynchronous I/O", error);

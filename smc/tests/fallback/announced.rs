@@ -26,7 +26,7 @@ struct Row {
     lost_after: Option<Duration>,
     server: fn(&Forger) -> Vec<Step>,
     outcome: Outcome,
-    /// What the application reads that the server has sent before we knew.
+    /// What the application reads that the server has sent before its announcement was known.
     early: &'static [u8],
     takes: Duration,
 }

@@ -17,7 +17,7 @@ pub(crate) enum Outcome {
     Lost,
     /// The stream is TCP, and nothing more is sent about it.
     Tcp(Codes),
-    /// We decline, in words that the peer reads, and the stream is TCP.
+    /// This side declines with a message that the peer reads, and the stream is TCP.
     Declined(DeclineCode),
     /// The connection fails; a listener's application does not see it.
     Fails(ErrorKind),

@@ -37,7 +37,7 @@ pub enum Work {
         peer: Gid,
         /// How large it has to be.
         size: SizeCode,
-        /// The longest buffer that the peer has for us. Its pages are charged to the process that
+        /// The longest buffer that the peer has for this side. Its pages are charged to the process that
         /// writes them, so there has to be memory for both.
         peer_size: SizeCode,
     },
@@ -164,7 +164,7 @@ pub struct LocalRmb {
     pub rkey: Rkey,
     /// Address of the RMB on this link.
     pub addr: RmbAddr,
-    /// Names the connection in messages to us.
+    /// Names the connection in messages to this side.
     pub token: AlertToken,
     /// Size of the element, which may be less than was asked for.
     pub size: SizeCode,

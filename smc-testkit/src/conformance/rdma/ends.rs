@@ -91,7 +91,7 @@ impl<'p> Bench<'p> {
             .or_fail("connect")
     }
 
-    /// A link between us and the peer, both ends of it.
+    /// A link between this device and the peer, both ends of it.
     pub(super) fn link(&self) -> Result<(End<'_>, End<'_>), Stop> {
         let [ours, peer] = self.pending()?;
         let (at_us, at_peer) = (ours.local(), peer.local());

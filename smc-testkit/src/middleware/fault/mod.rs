@@ -160,7 +160,7 @@ struct State {
     own: BTreeSet<DmbToken>,
     /// Devices of peers that were used.
     peers: BTreeSet<Gid>,
-    /// Those of them that died by us.
+    /// Those of them that a fault has ended.
     dead: BTreeSet<Gid>,
     /// Links that are not down.
     links: BTreeMap<Qpn, Held>,

@@ -201,7 +201,7 @@ impl Pipe {
             ensure!(!self.is_over.load(Ordering::Relaxed), "no peer connected");
             thread::sleep(Duration::from_millis(1));
         }
-        // The other end has to have seen us, too.
+        // The other end has to have seen this one, too.
         thread::sleep(Duration::from_millis(20));
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Opening and making the directories of a domain.
 
 use std::fs::Metadata;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -244,13 +245,20 @@ impl Domain {
 
     /// Directories above it are not made: their mode and owner are for the user to decide, and a
     /// path that was misspelt is an error.
+    ///
+    /// What is there is opened without an attempt to make it: that takes the lock of the directory
+    /// above, which any user who may read that one can hold without end.
     fn make_and_open(&self, path: &Path) -> Result<OpenDir, RuntimeDirError> {
         let origin = self.origin(path)?;
-        let dir = match mkdirat(origin.fd(), origin.name, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => self.open_at(&origin, path)?,
-            Err(errno) => self
-                .open_at(&origin, path)
-                .map_err(|_| RuntimeDirError::os(path, "make", errno))?,
+        let dir = match self.open_at(&origin, path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                match make_at(&origin) {
+                    Ok(()) | Err(Errno::EXIST) => {}
+                    Err(errno) => return Err(RuntimeDirError::os(path, "make", errno)),
+                }
+                self.open_at(&origin, path)?
+            }
+            opened => opened?,
         };
         if self.has_others() && dir.mode & OTHERS == 0 {
             // Not by `mkdirat`, which the umask of the process concerns.
@@ -259,6 +267,18 @@ impl Domain {
         }
         Ok(dir)
     }
+}
+
+fn make_at(origin: &Origin<'_>) -> Result<(), Errno> {
+    #[cfg(test)]
+    ATTEMPTS.set(ATTEMPTS.get() + 1);
+    mkdirat(origin.fd(), origin.name, Mode::RWXU)
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Attempts of this thread to make a directory.
+    pub(super) static ATTEMPTS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 fn inspect_failed(path: &Path, error: &std::io::Error) -> RuntimeDirError {

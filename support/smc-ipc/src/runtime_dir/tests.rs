@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use tempfile::TempDir;
 
 use super::domain::{Locations, SPARES_LAST, own};
+use super::open::ATTEMPTS;
 use super::socket::NamedSocket;
 use super::watch::Watcher;
 use super::*;

@@ -84,6 +84,25 @@ fn a_directory_of_a_user_that_is_removed_is_made_again() {
     }
 }
 
+/// An attempt to make one takes the lock of the directory above, which other users can hold.
+#[test]
+fn a_directory_that_is_there_is_not_made() {
+    let shared = Shared::new();
+    let domain = shared.of(&[OTHER]);
+    let mut publication = publish(&domain);
+    let made = ATTEMPTS.get();
+    assert_ne!(made, 0, "there was none");
+    let path = shared.at(own()).join(NAME);
+    fs::remove_file(&path).unwrap();
+    handle_events_until(&mut publication, |_| path.exists());
+    let _second = Publication::new(domain.clone(), "d-2.sock".into()).unwrap();
+    assert_eq!(ATTEMPTS.get(), made);
+
+    fs::remove_dir_all(shared.at(own())).unwrap();
+    handle_events_until(&mut publication, |_| path.exists());
+    assert_ne!(ATTEMPTS.get(), made, "it was missing");
+}
+
 #[test]
 fn a_shared_directory_is_not_made_and_has_to_be_sticky() {
     let shared = Shared::new();
