@@ -1,6 +1,7 @@
 //! The CDC message of SMC-R.
 
 use core::fmt;
+use core::mem::offset_of;
 
 use zerocopy::FromBytes;
 
@@ -107,6 +108,7 @@ impl CdcR {
     /// `0xFE`, a length byte other than 44.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
         const MESSAGE: MessageKind = MessageKind::CdcR;
+        const LENGTH_AT: usize = offset_of!(Raw<CdcR>, length);
         let Ok((raw, _)) = Raw::<Self>::ref_from_prefix(bytes) else {
             return Err(MESSAGE.truncated("message", Self::SIGNIFICANT_LEN, bytes.len()));
         };
@@ -114,7 +116,7 @@ impl CdcR {
             return Err(MESSAGE.bad_value("type", 0, "0xfe", raw.kind));
         }
         if usize::from(raw.length) != Self::LEN {
-            return Err(MESSAGE.bad_length("length", 1, Self::LEN, raw.length));
+            return Err(MESSAGE.bad_length("length", LENGTH_AT, Self::LEN, raw.length));
         }
         Ok(Self::from_raw(raw))
     }

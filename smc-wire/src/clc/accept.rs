@@ -45,7 +45,7 @@ impl AcceptConfirm {
     /// Least length in bytes of any form.
     pub const MIN_LEN: usize = Self::LEN_D_V1;
     /// Length in bytes of the longest form known today: a first-contact CONFIRM with eight GIDs.
-    pub const MAX_LEN: usize = 292;
+    pub const MAX_LEN: usize = Self::MIN_LEN_R_V2 + FirstContact::MAX_LEN;
     /// Bytes to keep of a message that is longer than anything known.
     pub const MAX_KEEP: usize = 512;
 

@@ -6,7 +6,9 @@ use zerocopy::FromBytes;
 use zerocopy::network_endian::U32;
 
 use super::frame;
-use super::header::{ClcType, Eyecatcher, HEADER_LEN, Header, OUT_OF_SYNC, TRAILER_LEN, start};
+use super::header::{
+    ClcType, Eyecatcher, HEADER_LEN, Header, LENGTH_AT, OUT_OF_SYNC, TRAILER_LEN, start,
+};
 use crate::error::{DecodeError, EmitError, MessageKind};
 use crate::layout::{Bits, Layout, OS_BITS, Raw, Show, part};
 use crate::types::{DeclineCode, OsType, PeerId, Version};
@@ -79,7 +81,7 @@ impl Decline {
         let with_extra = match usize::from(header.length) {
             Self::LEN_V1 => false,
             Self::LEN_V2 => true,
-            _ => return Err(MESSAGE.bad_value("length", 5, "28 or 44", header.length)),
+            _ => return Err(MESSAGE.bad_value("length", LENGTH_AT, "28 or 44", header.length)),
         };
         let truncated = MESSAGE.truncated("message", header.length.into(), bytes.len());
         let body = bytes.get(HEADER_LEN..).unwrap_or_default();

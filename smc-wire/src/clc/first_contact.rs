@@ -67,6 +67,10 @@ layouts! {
 }
 
 impl FirstContact {
+    /// Length of the longest form in bytes.
+    pub(super) const MAX_LEN: usize =
+        Self::LEN + GidListHead::LEN + GidList::CAPACITY * size_of::<RoceGid>();
+
     /// Parts with only the fields that every release and both kinds of SMC have.
     #[must_use]
     pub const fn new(release: Release, os: OsType, host: HostName) -> Self {

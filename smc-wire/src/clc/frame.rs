@@ -1,6 +1,6 @@
 //! Finding the end of a message in a stream.
 
-use super::header::{ClcType, Header};
+use super::header::{ClcType, Header, LENGTH_AT, TYPE_AT};
 use super::{AcceptConfirm, Decline, Proposal};
 use crate::error::{DecodeError, DecodeErrorKind};
 
@@ -64,7 +64,14 @@ impl Frame {
     /// The length is beyond what the type allows.
     pub fn new(header: Header) -> Result<Self, DecodeError> {
         let got = usize::from(header.length);
-        let fail = |kind| Err(DecodeError::new(header.kind.kind(), "length", 5, kind));
+        let fail = |kind| {
+            Err(DecodeError::new(
+                header.kind.kind(),
+                "length",
+                LENGTH_AT,
+                kind,
+            ))
+        };
         let (minimum, maximum, ceiling) = match header.kind {
             ClcType::Proposal => (
                 Proposal::MIN_LEN,
@@ -146,5 +153,5 @@ pub(super) fn exact_of(bytes: &[u8], kinds: &[ClcType]) -> Result<Header, Decode
         ClcType::Decline => "4",
     };
     let got = header.kind.code();
-    Err(wanted.kind().bad_value("type", 4, expected, got))
+    Err(wanted.kind().bad_value("type", TYPE_AT, expected, got))
 }

@@ -1,6 +1,7 @@
 //! What every CLC message begins and ends with.
 
 use core::fmt;
+use core::mem::offset_of;
 
 use zerocopy::FromBytes;
 use zerocopy::network_endian::U16;
@@ -14,7 +15,7 @@ use crate::types::{Offer, Version};
 use crate::writer::{Writer, wire_length};
 
 /// Length of the common header in bytes.
-pub const HEADER_LEN: usize = Head::LEN + 1;
+pub const HEADER_LEN: usize = LAST_AT + 1;
 
 /// Length of the trailer in bytes: an eyecatcher again.
 pub const TRAILER_LEN: usize = Trailer::LEN;
@@ -41,6 +42,13 @@ const TYPE: Show = Code(|kind| {
     let kind = ClcType::from_code(u8::try_from(kind).ok()?)?;
     Some(kind.kind().name())
 });
+
+/// Where the type is.
+pub(super) const TYPE_AT: usize = offset_of!(Head, kind);
+/// Where the length is.
+pub(super) const LENGTH_AT: usize = offset_of!(Head, length);
+/// Where version and flags are.
+pub(super) const LAST_AT: usize = Head::LEN;
 
 // The last byte of the header: version and flags.
 
@@ -205,10 +213,10 @@ impl Header {
         };
         let eyecatcher = Eyecatcher::from_bytes(head.eyecatcher).ok_or(bad_eyecatcher)?;
         let Some(kind) = ClcType::from_code(head.kind) else {
-            return Err(MESSAGE.bad_value("type", 4, "1 to 4", head.kind));
+            return Err(MESSAGE.bad_value("type", TYPE_AT, "1 to 4", head.kind));
         };
         let Some(version) = Version::new(last >> 4) else {
-            return Err(MESSAGE.bad_value("version", 7, "1 or above", 0_u8));
+            return Err(MESSAGE.bad_value("version", LAST_AT, "1 or above", 0_u8));
         };
         Ok(Self {
             eyecatcher,

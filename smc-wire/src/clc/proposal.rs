@@ -24,6 +24,8 @@ pub(crate) const AFTER_BASE: usize = HEADER_LEN + Proposal::LEN;
 pub(crate) const AFTER_V2_OFFSET: usize = AFTER_BASE + offset_of!(Raw<SmcdArea>, vendor_oui);
 /// End of the SMC-D v2 offset in the v2 extension, from which it counts.
 pub(crate) const AFTER_DIRECT_OFFSET: usize = offset_of!(Raw<V2Extension>, gid);
+/// The most prefixes, UEIDs and GID entries.
+const MAX_ITEMS: usize = 8;
 /// The smallest v2 extension offset: the rest of the SMC-D area lies before.
 const V2_OFFSET: usize = AFTER_BASE + SmcdArea::LEN - AFTER_V2_OFFSET;
 /// The smallest SMC-D v2 offset: the rest of the v2 extension lies before.
@@ -66,9 +68,13 @@ part! {
 
 impl Proposal {
     /// Length of the shortest legal message in bytes: version 1, SMC-R only, IPv4.
-    pub const MIN_LEN: usize = 52;
+    pub const MIN_LEN: usize = AFTER_BASE + IpArea::LEN + TRAILER_LEN;
     /// Length of the longest legal message in bytes.
-    pub const MAX_LEN: usize = 652;
+    pub const MAX_LEN: usize = AFTER_BASE
+        + SmcdArea::LEN
+        + IpArea::len_with(MAX_ITEMS)
+        + V2Extension::len_with(MAX_ITEMS, Some(MAX_ITEMS))
+        + TRAILER_LEN;
 
     /// The SEID of the client, if it has one.
     #[must_use]
@@ -98,10 +104,7 @@ impl Proposal {
     pub fn encoded_len(&self) -> usize {
         let smcd = self.smcd.map_or(0, |_| SmcdArea::LEN);
         let ip = self.ip.as_ref().map_or(0, IpArea::encoded_len);
-        let ext = self.ext.as_ref().map_or(0, |ext| {
-            ext.encoded_len()
-                .saturating_add(ext.direct.as_ref().map_or(0, |d| d.encoded_len()))
-        });
+        let ext = self.ext.as_ref().map_or(0, V2Extension::encoded_len);
         AFTER_BASE
             .saturating_add(smcd)
             .saturating_add(ip)
@@ -245,7 +248,7 @@ part! {
     }
     then {
         /// IPv6 prefixes of the interface, none on IPv4 connections.
-        pub prefixes: Bounded<Ipv6Prefix, 8>,
+        pub prefixes: Bounded<Ipv6Prefix, MAX_ITEMS>,
     }
 }
 
@@ -262,7 +265,7 @@ impl IpArea {
 
     /// The area of an IPv6 connection.
     #[must_use]
-    pub const fn v6(prefixes: Bounded<Ipv6Prefix, 8>) -> Self {
+    pub const fn v6(prefixes: Bounded<Ipv6Prefix, MAX_ITEMS>) -> Self {
         Self {
             subnet: Ipv4Addr::UNSPECIFIED,
             prefix_len: 0,
@@ -271,8 +274,11 @@ impl IpArea {
     }
 
     fn encoded_len(&self) -> usize {
-        let prefixes = self.prefixes.len().saturating_mul(Ipv6Prefix::LEN);
-        Self::LEN.saturating_add(prefixes)
+        Self::len_with(self.prefixes.len())
+    }
+
+    const fn len_with(prefixes: usize) -> usize {
+        Self::LEN.saturating_add(prefixes.saturating_mul(Ipv6Prefix::LEN))
     }
 
     fn emit(&self, out: &mut Writer<'_>) -> Result<(), EmitError> {
@@ -332,7 +338,7 @@ part! {
     }
     then {
         /// The client's UEIDs, most preferred first.
-        pub ueids: Bounded<Eid, 8>,
+        pub ueids: Bounded<Eid, MAX_ITEMS>,
         /// SMC-D v2 extension, if v2 SMC-D is offered.
         ///
         /// `None` in a received PROPOSAL that offers v2 SMC-D means that its offset is zero or out
@@ -350,19 +356,29 @@ const RELEASE_AND_SEID: Show = Show::Bits(&[
 ]);
 
 impl V2Extension {
-    /// Without the SMC-D v2 extension.
+    /// With the SMC-D v2 extension.
     fn encoded_len(&self) -> usize {
-        Self::LEN.saturating_add(self.ueids_len())
+        let entries = self.direct.as_ref().map(|direct| direct.entries.len());
+        Self::len_with(self.ueids.len(), entries)
     }
 
-    fn ueids_len(&self) -> usize {
-        self.ueids.len().saturating_mul(Eid::LEN)
+    /// With the SMC-D v2 extension if the number of its entries is given.
+    const fn len_with(ueids: usize, entries: Option<usize>) -> usize {
+        let direct = match entries {
+            Some(entries) => DirectExtension::len_with(entries),
+            None => 0,
+        };
+        Self::LEN
+            .saturating_add(ueids.saturating_mul(Eid::LEN))
+            .saturating_add(direct)
     }
 
     fn emit(&self, out: &mut Writer<'_>) -> Result<(), EmitError> {
         let direct = self.direct.as_ref();
         let offset = match direct {
-            Some(_) => wire_length(self.ueids_len().saturating_add(DIRECT_OFFSET)),
+            Some(_) => {
+                wire_length(size_of_val(self.ueids.as_slice()).saturating_add(DIRECT_OFFSET))
+            }
             None => 0,
         };
         out.put(&self.raw(
@@ -391,14 +407,13 @@ part! {
     then {
         /// ISM devices of the client; an emulated one takes two entries. See
         /// [`Devices`](super::Devices).
-        pub entries: Bounded<GidEntry, 8>,
+        pub entries: Bounded<GidEntry, MAX_ITEMS>,
     }
 }
 
 impl DirectExtension {
-    fn encoded_len(&self) -> usize {
-        let entries = self.entries.len().saturating_mul(GidEntry::LEN);
-        Self::LEN.saturating_add(entries)
+    const fn len_with(entries: usize) -> usize {
+        Self::LEN.saturating_add(entries.saturating_mul(GidEntry::LEN))
     }
 
     fn emit(&self, out: &mut Writer<'_>) -> Result<(), EmitError> {

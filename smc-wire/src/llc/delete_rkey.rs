@@ -12,7 +12,7 @@ use crate::writer::{invalid, wire_count};
 use crate::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 
 /// Most rkeys in v1.
-const MAX_V1: usize = 8;
+pub(crate) const MAX_V1: usize = 8;
 
 /// Contents of DELETE RKEY.
 ///
@@ -59,7 +59,7 @@ impl<'a> DeleteRkey<'a> {
                 MessageKind::DeleteRkey,
                 DecodeErrorKind::TooMany { max, got },
             );
-            return Err(DecodeError::new(kind, "rkey count", 4, cause));
+            return Err(DecodeError::new(kind, "rkey count", HEADER_LEN, cause));
         }
         let errors = match dialect {
             Dialect::V1 => DeleteRkeyErrors::Mask(RkeyMask(raw.unknown_rkey_count)),

@@ -1,10 +1,12 @@
 //! LLC messages.
 
+use core::mem::offset_of;
+
 use super::Problem;
 use super::dissector::Dissector;
 use crate::cdc::ByteOrder;
 use crate::layout::{Bits, DEC, Layout, Show};
-use crate::llc::delete_rkey::{RkeyCount, RkeyCountV1};
+use crate::llc::delete_rkey::{MAX_V1, RkeyCount, RkeyCountV1};
 use crate::llc::header::{REASON, REJECTED, RESPONSE, V2_NIBBLE};
 use crate::llc::request_add_link::GidCount;
 use crate::llc::{
@@ -34,41 +36,38 @@ struct Head {
 
 fn message(w: &mut Dissector<'_, '_>) -> Option<()> {
     let kind = w.bytes().first().copied().and_then(MessageType::from_byte);
+    let Some(kind) = kind else {
+        w.group("header", |w| {
+            w.value("type", 1, &TYPE)?;
+            // Not even the length is certain in a message of an unknown type.
+            w.raw("length_and_flags", 3)
+        })?;
+        return w.raw("body", w.left());
+    };
     let head = w.group("header", |w| header(w, kind))?;
     match kind {
-        Some(MessageType::ConfirmLink) => w.fields::<ConfirmLink>().map(drop),
-        Some(MessageType::AddLink) => add_link(w, &head),
-        Some(MessageType::AddLinkCont) => add_link_cont(w),
-        Some(MessageType::DeleteLink) => w.fields::<DeleteLink>().map(drop),
-        Some(MessageType::RequestAddLink) => request_add_link(w, &head),
-        Some(MessageType::ConfirmRkey) => {
+        MessageType::ConfirmLink => w.fields::<ConfirmLink>().map(drop),
+        MessageType::AddLink => add_link(w, &head),
+        MessageType::AddLinkCont => add_link_cont(w),
+        MessageType::DeleteLink => w.fields::<DeleteLink>().map(drop),
+        MessageType::RequestAddLink => request_add_link(w, &head),
+        MessageType::ConfirmRkey => {
             let further = w.fields::<ConfirmRkey>()?.further_links;
             list::<LinkRtoken>(w, "further_rtokens", further, &UNUSED_RTOKENS[..2])?;
             w.reserved("reserved_43", 1)
         }
-        Some(MessageType::ConfirmRkeyCont) => {
+        MessageType::ConfirmRkeyCont => {
             let left = w.fields::<ConfirmRkeyCont>()?.left;
             list::<LinkRtoken>(w, "further_rtokens", left, &UNUSED_RTOKENS)
         }
-        Some(MessageType::TestLink) => w.fields::<TestLink>().map(drop),
-        Some(MessageType::DeleteRkey) => delete_rkey(w, &head),
-        None => w.raw("body", w.left()),
+        MessageType::TestLink => w.fields::<TestLink>().map(drop),
+        MessageType::DeleteRkey => delete_rkey(w, &head),
     }
 }
 
-fn header(w: &mut Dissector<'_, '_>, kind: Option<MessageType>) -> Option<Head> {
+fn header(w: &mut Dissector<'_, '_>, kind: MessageType) -> Option<Head> {
     let &[byte] = w.value("type", 1, &TYPE)? else {
         return None;
-    };
-    let Some(kind) = kind else {
-        // Not even the length is certain in a message of an unknown type.
-        w.raw("length_and_flags", 3)?;
-        return Some(Head {
-            v2: false,
-            order: None,
-            response: false,
-            rejected: false,
-        });
     };
     let v2 = byte >> 4 == V2_NIBBLE;
     let order = if v2 {
@@ -172,7 +171,7 @@ fn add_link_cont(w: &mut Dissector<'_, '_>) -> Option<()> {
 
 fn request_add_link(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     if head.response {
-        w.reserved("reserved_4", 20)?;
+        w.reserved("reserved_4", offset_of!(GidCount, gid_count))?;
         return w.reserved("reserved_24", 20);
     }
     let count = w.fields::<GidCount>()?.gid_count;
@@ -197,11 +196,11 @@ fn list<T: Layout>(
 
 fn delete_rkey(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     let listed = if head.v2 {
-        w.fields::<RkeyCount>()?.rkey_count
+        w.fields::<RkeyCount>()?.rkey_count.into()
     } else {
-        w.fields::<RkeyCountV1>()?.rkey_count.min(8)
+        usize::from(w.fields::<RkeyCountV1>()?.rkey_count).min(MAX_V1)
     };
-    w.values::<Rkey>("rkeys", listed.into())?;
+    w.values::<Rkey>("rkeys", listed)?;
     match MESSAGE_LEN.saturating_sub(w.at()) {
         0 => Some(()),
         unused => w.reserved("unused_rkeys", unused),

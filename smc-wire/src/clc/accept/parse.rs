@@ -4,7 +4,7 @@ use zerocopy::FromBytes;
 
 use super::{AcceptConfirm, Body, DirectEnd, DirectV1, DirectV2, RdmaEnd, RdmaV2, Step, Terms};
 use crate::clc::header::{
-    CONNECTION_TYPE, ClcType, HEADER_LEN, Header, TRAILER_LEN, check_trailer,
+    CONNECTION_TYPE, ClcType, HEADER_LEN, Header, LAST_AT, LENGTH_AT, TRAILER_LEN, check_trailer,
 };
 use crate::clc::{FirstContact, frame};
 use crate::error::{DecodeError, DecodeErrorKind};
@@ -40,7 +40,7 @@ impl AcceptConfirm {
             1 => false,
             got => {
                 let field = "type of connection";
-                return Err(step.kind().bad_value(field, 7, "0 or 1", got));
+                return Err(step.kind().bad_value(field, LAST_AT, "0 or 1", got));
             }
         };
         check_length(header, step, is_rdma)?;
@@ -130,5 +130,5 @@ fn check_length(header: &Header, step: Step, is_rdma: bool) -> Result<(), Decode
         },
         _ => return Ok(()),
     };
-    Err(DecodeError::new(step.kind(), "length", 5, kind))
+    Err(DecodeError::new(step.kind(), "length", LENGTH_AT, kind))
 }

@@ -2,14 +2,14 @@
 
 use core::mem::offset_of;
 
-use super::regions::{MAX_ITEMS, Regions, bad_value, check_count};
+use super::regions::{Regions, bad_value, check_count};
 use super::{
     AFTER_BASE, AFTER_DIRECT_OFFSET, AFTER_V2_OFFSET, DIRECT_OFFSET, DirectExtension, GidEntry,
-    IpArea, Ipv6Prefix, Proposal, SEID_PRESENT, SmcdArea, V2_OFFSET, V2Extension,
+    IpArea, Ipv6Prefix, MAX_ITEMS, Proposal, SEID_PRESENT, SmcdArea, V2_OFFSET, V2Extension,
 };
 use crate::bounded::Bounded;
 use crate::clc::frame;
-use crate::clc::header::{ClcType, HEADER_LEN, Header, check_trailer};
+use crate::clc::header::{ClcType, HEADER_LEN, Header, LAST_AT, check_trailer};
 use crate::error::{DecodeError, MessageKind};
 use crate::layout::{Layout, Raw};
 use crate::types::{Eid, Offer, Release};
@@ -57,7 +57,12 @@ impl Proposal {
         let proposal = if header.version.is_v2() {
             without_regions.with_v2_regions(&body, ip_offset)?
         } else if v1.is_neither() {
-            return Err(bad_value("v1 type", 7, "an offer", header.flags.into()));
+            return Err(bad_value(
+                "v1 type",
+                LAST_AT,
+                "an offer",
+                header.flags.into(),
+            ));
         } else {
             without_regions.with_v1_regions(&body, ip_offset)?
         };
@@ -68,7 +73,7 @@ impl Proposal {
     fn with_v1_regions(self, body: &Regions<'_>, ip_offset: usize) -> Result<Self, DecodeError> {
         let ip_start = AFTER_BASE.saturating_add(ip_offset);
         let count = body.prefix_count(ip_start)?;
-        body.check_length(ip_start.saturating_add(ip_len(count)))?;
+        body.check_length(ip_start.saturating_add(IpArea::len_with(count)))?;
         let smcd = match ip_start {
             AFTER_SMCD_AREA => Some(SmcdArea::from_raw(body.at("SMC-D area", AFTER_BASE)?.0)),
             _ => None,
@@ -88,7 +93,7 @@ impl Proposal {
         let prefix_count = body.prefix_count(ip_start)?;
         let mut length = AFTER_SMCD_AREA;
         if !v1.is_neither() {
-            length = length.saturating_add(ip_len(prefix_count));
+            length = length.saturating_add(IpArea::len_with(prefix_count));
         }
         let head = match v2 {
             Offer::Neither => None,
@@ -188,24 +193,9 @@ impl<'a> ExtensionHead<'a> {
 
     /// Bytes that the extension, and the SMC-D v2 extension with it, add to the message.
     fn encoded_len(&self, v2: Offer) -> usize {
-        let ueids = usize::from(self.raw.ueid_count).saturating_mul(Eid::LEN);
-        let direct = if v2.has_d() {
-            usize::from(self.raw.gid_entry_count)
-                .saturating_mul(GidEntry::LEN)
-                .saturating_add(DirectExtension::LEN)
-        } else {
-            0
-        };
-        V2Extension::LEN
-            .saturating_add(ueids)
-            .saturating_add(direct)
+        let entries = v2.has_d().then_some(self.raw.gid_entry_count.into());
+        V2Extension::len_with(self.raw.ueid_count.into(), entries)
     }
-}
-
-fn ip_len(prefixes: usize) -> usize {
-    prefixes
-        .saturating_mul(Ipv6Prefix::LEN)
-        .saturating_add(IpArea::LEN)
 }
 
 fn bad_ip_offset(expected: &'static str, got: usize) -> DecodeError {

@@ -4,13 +4,10 @@ use core::mem::offset_of;
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-use super::IpArea;
-use crate::clc::header::TRAILER_LEN;
+use super::{IpArea, MAX_ITEMS};
+use crate::clc::header::{LENGTH_AT, TRAILER_LEN};
 use crate::error::{DecodeError, DecodeErrorKind, MessageKind};
 use crate::layout::Raw;
-
-/// The most prefixes, UEIDs and GID entries.
-pub(super) const MAX_ITEMS: usize = 8;
 
 /// A message seen as regions that have to end before the trailer.
 pub(super) struct Regions<'a> {
@@ -78,7 +75,7 @@ impl<'a> Regions<'a> {
             return Ok(());
         }
         let expected = regions.saturating_add(TRAILER_LEN);
-        Err(MessageKind::Proposal.bad_length("length", 5, expected, self.bytes.len()))
+        Err(MessageKind::Proposal.bad_length("length", LENGTH_AT, expected, self.bytes.len()))
     }
 
     fn outside(&self, field: &'static str, start: usize, end: usize) -> DecodeError {
