@@ -58,7 +58,7 @@ impl TrimMemory for EndpointInner {
             driver.device().trim_memory();
         }
         for group in self.groups.all_rdma() {
-            group.trim_pool();
+            group.pool.trim();
         }
     }
 }

@@ -721,7 +721,7 @@ impl RdmaConnHandle {
 
 impl Drop for RdmaConn {
     fn drop(&mut self) {
-        self.group.release_token(self.token);
+        self.group.groups.release_token(self.token);
     }
 }
 

@@ -6,15 +6,13 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{Gid, GroupId};
 
 use super::resources::{Acquired, Prepared};
-use crate::device::{Charge, DeviceError, Direct, Dmb, LinkAddress, RdmaAddress, Route};
+use crate::device::{Access, Charge, DeviceError, Direct, Dmb, LinkAddress, RdmaAddress, Route};
 use crate::device_driver::DeviceDriver;
 use crate::endpoint::EndpointInner;
 use crate::negotiate::Credentials;
 use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::{LinkChoice, LocalRmb, PeerRmb, RmbError, Work, WorkDone};
-use crate::proto::links::{
-    FirstLinkError, LinkState, LlcTerms, PeerEnd, RkeyError, RtokenTableFull,
-};
+use crate::proto::links::{FirstLinkError, LinkState, LlcTerms, RkeyError, RtokenTableFull};
 
 /// The result of one work item: what it has acquired, and the input for the machine.
 pub(super) type WorkResult = (Acquired, WorkDone);
@@ -168,20 +166,10 @@ async fn prepare_rmb(
     size: SizeCode,
 ) -> Result<(Prepared, LocalRmb), RmbError> {
     let group = endpoint.groups.rdma(group).ok_or(RmbError::NoLink)?;
-    let link = match choice {
-        LinkChoice::First => group.first_link().map(|link| link.id),
-        LinkChoice::Assign => group.assign(),
-        LinkChoice::Named { qpn, gid, mac } => group.find(PeerEnd {
-            gid,
-            mac,
-            qpn: Some(qpn),
-        }),
-    };
-    let link = link.and_then(|link| group.link(link));
-    let link = link.ok_or(RmbError::NoLink)?;
+    let link = group.choose_link(choice).ok_or(RmbError::NoLink)?;
     let address = link.local.ok_or(RmbError::NoLink)?;
     // Pooled buffers are charged already, and the peer's buffer is not charged to this process.
-    if !group.has_pooled_rmb(size) {
+    if !group.pool.has(size, Access::RemoteWrite) {
         drop(endpoint.admit(size, 0)?);
     }
     let staging = endpoint.config.send_buffer;

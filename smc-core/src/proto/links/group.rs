@@ -12,12 +12,12 @@ use super::long_message::LongMessageGate;
 use super::rmbs::{Announcement, LocalRmbs, Rmb};
 use super::rtokens::Rtokens;
 use super::{
-    GroupType, LinkGroupOutput, LinkId, LinkInfo, LlcConfig, LlcTerms, OpTag, PeerEnd,
-    PortCandidate, RkeyError, RmbId, RmbKey, RtokenId, RtokenTableFull,
+    GroupType, LinkGroupOutput, LinkId, LinkInfo, LlcConfig, LlcTerms, OpTag, PortCandidate,
+    RkeyError, RmbId, RmbKey, RtokenId, RtokenTableFull,
 };
 use crate::device::{DeviceError, LinkAddress, LinkFailure, Route};
 use crate::proto::group::{DeviceIndex, GroupLinks};
-use crate::proto::handshake::Role;
+use crate::proto::handshake::{LinkChoice, Role};
 
 /// A link group of SMC-R: its links, the keys of both sides, and the LLC flows about them.
 ///
@@ -365,17 +365,20 @@ impl LinkGroup {
         found.map(|link| link.id)
     }
 
-    /// The active link with this end on the peer's side.
+    /// The link for a connection that is being set up; `connections` is the number that the group
+    /// has now.
     #[must_use]
-    pub fn find(&self, peer: PeerEnd) -> Option<LinkId> {
-        let fits = |link: &LinkInfo| {
-            link.peer.is_some_and(|end| {
-                end.gid == peer.gid
-                    && (self.terms.dialect.is_v2() || peer.mac.is_none_or(|mac| end.mac == mac))
-                    && peer.qpn.is_none_or(|qpn| end.qpn == qpn)
-            })
-        };
-        self.active().find(fits).map(|link| link.id)
+    pub fn choose(&self, choice: LinkChoice, connections: usize) -> Option<LinkInfo> {
+        match choice {
+            LinkChoice::First => self.links().next(),
+            LinkChoice::Assign => self.link(self.assign(connections)?),
+            LinkChoice::Named { qpn, gid, mac } => self.active().find(|link| {
+                link.peer.is_some_and(|end| {
+                    let is_mac = self.terms.dialect.is_v2() || mac.is_none_or(|mac| end.mac == mac);
+                    end.gid == gid && end.qpn == qpn && is_mac
+                })
+            }),
+        }
     }
 
     /// A link that exists.

@@ -33,10 +33,10 @@
 //! **First contact, server**: 1, 2; ACCEPT is sent, CONFIRM arrives; 3; 4 (sends CONFIRM LINK, 2
 //! s); 5 (offers another link, in the background).
 //!
-//! **Reuse, server**: [`assign`](LinkGroup::assign) the link; register the RMB with all
+//! **Reuse, server**: [`choose`](LinkGroup::choose) the link; register the RMB with all
 //! [`devices`](LinkGroup::devices); [`confirm_rkey`](LinkGroup::confirm_rkey) `<-`
 //! [`LinkGroupOutput::RkeyConfirmed`]; ACCEPT; CONFIRM comes; `add_rtoken`.
-//! **Reuse, client**: [`find`](LinkGroup::find) the link that ACCEPT names; register; `add_rtoken`;
+//! **Reuse, client**: [`choose`](LinkGroup::choose) the link that ACCEPT names; register; `add_rtoken`;
 //! `confirm_rkey` `<-` `RkeyConfirmed`; CONFIRM.
 //!
 //! **End of a connection**, or of a set-up that got that far:
@@ -80,9 +80,7 @@ mod tokens;
 pub use config::{LlcConfig, LlcTerms, LlcTimeouts};
 pub use group::LinkGroup;
 pub use link::{GroupType, LinkId, LinkInfo, LinkState};
-pub use output::{
-    FirstLinkError, LinkGroupOutput, OpTag, PeerEnd, PortCandidate, RkeyError, RmbKey,
-};
+pub use output::{FirstLinkError, LinkGroupOutput, OpTag, PortCandidate, RkeyError, RmbKey};
 pub use rtokens::{RTOKENS_MAX, RtokenId, RtokenTableFull};
 pub use send_queue::{NextPost, Overflow, Posted, SEND_QUEUE_TIMEOUT, SendQueue, WAITING_MAX};
 

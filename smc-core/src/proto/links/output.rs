@@ -1,6 +1,6 @@
 //! Actions of a link group's caller, and identifiers.
 
-use smc_wire::types::{Mac, Qpn, Rkey, RmbAddr, RoceGid};
+use smc_wire::types::{Rkey, RmbAddr};
 
 use super::{LinkId, RmbId};
 use crate::device::{LinkAddress, RdmaAddress, Route};
@@ -151,16 +151,4 @@ pub struct PortCandidate {
     pub device: DeviceIndex,
     /// The address, of an active port.
     pub address: RdmaAddress,
-}
-
-/// Identifies a link by the peer's end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "the protocol's own list")]
-pub struct PeerEnd {
-    /// The peer's GID.
-    pub gid: RoceGid,
-    /// Its MAC, compared in version 1 only.
-    pub mac: Option<Mac>,
-    /// Its queue pair, if the peer named one.
-    pub qpn: Option<Qpn>,
 }

@@ -62,11 +62,9 @@ impl LinkGroup {
                 rmbs: vec![id],
             });
         }
-        self.local_rmbs.requests.push(RkeyRequest {
-            rmb: id,
-            wait: RkeyWait::Mapping(missing),
-            until: after(now, self.config.timeouts.work),
-        });
+        let until = after(now, self.config.timeouts.work);
+        self.local_rmbs
+            .request(id, RkeyWait::Mapping(missing), until);
     }
 
     fn send_confirm_rkey(&mut self, now: Instant, id: RmbId) {
@@ -107,11 +105,8 @@ impl LinkGroup {
         };
         let link = link.id;
         self.send(link, message.encoded_len(), |buffer| message.emit(buffer));
-        self.local_rmbs.requests.push(RkeyRequest {
-            rmb: id,
-            wait,
-            until: after(now, self.config.timeouts.response),
-        });
+        let until = after(now, self.config.timeouts.response);
+        self.local_rmbs.request(id, wait, until);
     }
 
     /// CONFIRM RKEY is finished.
@@ -181,11 +176,9 @@ impl LinkGroup {
         let keys = [WireRkey::from(rkey)];
         let message = DeleteRkey::request(self.terms.dialect, &keys);
         self.send(link, message.encoded_len(), |buffer| message.emit(buffer));
-        self.local_rmbs.requests.push(RkeyRequest {
-            rmb: id,
-            wait: RkeyWait::Deleting { link, rkey },
-            until: after(now, self.config.timeouts.response),
-        });
+        let wait = RkeyWait::Deleting { link, rkey };
+        let until = after(now, self.config.timeouts.response);
+        self.local_rmbs.request(id, wait, until);
     }
 
     fn delete_ended(&mut self, rmb: RmbId, is_answered: bool) {
@@ -208,12 +201,8 @@ impl LinkGroup {
             // It is in progress, or ends with the group.
             return;
         }
-        if self
-            .local_rmbs
-            .requests
-            .iter()
-            .any(|request| request.rmb == id)
-        {
+        let mut requests = self.local_rmbs.requests.iter();
+        if requests.any(|request| request.rmb == id) {
             // Deleted when the result of the request is known.
             return;
         }
@@ -226,20 +215,9 @@ impl LinkGroup {
     }
 
     pub(super) fn rkey_timeouts(&mut self, now: Instant) {
-        while self
-            .local_rmbs
-            .stale
-            .front()
-            .is_some_and(|until| *until <= now)
-        {
-            self.local_rmbs.stale.pop_front();
-        }
-        let local_rmbs = &mut self.local_rmbs;
-        let (due, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut local_rmbs.requests)
-            .into_iter()
-            .partition(|request| request.until <= now);
-        local_rmbs.requests = kept;
-        for request in due {
+        self.local_rmbs.stale.retain(|until| *until > now);
+        let due = |request: &RkeyRequest| request.until <= now;
+        for request in self.local_rmbs.take_requests(due) {
             match request.wait {
                 RkeyWait::Mapping(missing) => {
                     if let Some(rmb) = self.local_rmbs.rmbs.get_mut(&request.rmb) {
@@ -294,12 +272,11 @@ impl LinkGroup {
             RkeyStep::Accepted => Ok(()),
             RkeyStep::Rejected { .. } => Err(RkeyError::Refused),
         };
-        let at = self.local_rmbs.requests.iter().position(|request| {
+        let answered = self.local_rmbs.take_requests(|request| {
             matches!(request.wait, RkeyWait::Confirming { rkey, addr, .. }
                 if rkey == message.rkey && addr == message.address)
         });
-        if let Some(at) = at {
-            let request = self.local_rmbs.requests.remove(at);
+        for request in answered {
             self.confirm_ended(request.rmb, result);
         }
     }
@@ -336,12 +313,11 @@ impl LinkGroup {
             return;
         }
         let named = |key: Rkey| message.rkeys.iter().any(|named| Rkey::from(*named) == key);
-        let at = self.local_rmbs.requests.iter().position(|request| {
+        let answered = self.local_rmbs.take_requests(|request| {
             // The answer of version 2 may name no key, but only one request can be unanswered.
             matches!(request.wait, RkeyWait::Deleting { rkey, .. } if is_v2 || named(rkey))
         });
-        if let Some(at) = at {
-            let request = self.local_rmbs.requests.remove(at);
+        for request in answered {
             self.delete_ended(request.rmb, true);
         }
     }

@@ -116,6 +116,21 @@ impl LocalRmbs {
         self.requests.is_empty()
     }
 
+    pub(super) fn request(&mut self, rmb: RmbId, wait: RkeyWait, until: Instant) {
+        self.requests.push(RkeyRequest { rmb, wait, until });
+    }
+
+    /// Takes requests that are answered or due.
+    pub(super) fn take_requests(
+        &mut self,
+        which: impl FnMut(&RkeyRequest) -> bool,
+    ) -> Vec<RkeyRequest> {
+        let requests = std::mem::take(&mut self.requests).into_iter();
+        let (taken, kept) = requests.partition(which);
+        self.requests = kept;
+        taken
+    }
+
     /// All RMBs that the peer knows, for a link of another device.
     pub(super) fn rtokens(&self, over: DeviceIndex, new: DeviceIndex) -> Vec<Rtoken> {
         let known = self
@@ -156,10 +171,7 @@ impl LocalRmbs {
 
     /// Requests over a link that is gone are repeated.
     pub(super) fn resend(&mut self, link: LinkId) {
-        let (lost, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.requests)
-            .into_iter()
-            .partition(|request| request.wait.link() == Some(link));
-        self.requests = kept;
+        let lost = self.take_requests(|request| request.wait.link() == Some(link));
         for request in lost.into_iter().rev() {
             match request.wait {
                 RkeyWait::Confirming { .. } => {

@@ -90,14 +90,9 @@ impl RdmaGroup {
 
     /// All links of a device are down.
     pub(crate) fn device_gone(self: &Arc<Self>, device: DeviceIndex) {
-        let links: Vec<_> = self
-            .links()
-            .into_iter()
-            .filter(|link| link.device == device)
-            .map(|link| link.id)
-            .collect();
-        for link in links {
-            self.link_down(link, LinkFailure::Device("device was removed"));
+        let links = self.links().into_iter();
+        for link in links.filter(|link| link.device == device) {
+            self.link_down(link.id, LinkFailure::Device("device was removed"));
         }
     }
 

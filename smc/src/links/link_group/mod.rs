@@ -27,7 +27,7 @@ use crate::device::{
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::proto::conn::rdma::TransmitConfig;
 use crate::proto::group::DeviceIndex;
-use crate::proto::handshake::{PeerRmb, Role};
+use crate::proto::handshake::{LinkChoice, PeerRmb, Role};
 use crate::proto::links::{
     self, FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, LinkState,
     LlcConfig, RkeyError, RmbId, RmbKey, RtokenId,
@@ -40,9 +40,9 @@ use crate::proto::links::{
 pub(crate) struct RdmaGroup {
     id: GroupId,
     role: Role,
-    groups: Arc<Groups>,
+    pub(crate) groups: Arc<Groups>,
     state: Mutex<RdmaGroupState>,
-    pool: RdmaBufferPool,
+    pub(crate) pool: RdmaBufferPool,
     next_rmb: AtomicU64,
     over: AtomicBool,
     /// Connections have moved from one link to another.
@@ -220,23 +220,14 @@ impl RdmaGroup {
 
     // ---- Connections ---------------------------------------------------------------------------
 
-    /// The link for another connection, as the server assigns it.
-    pub(crate) fn assign(&self) -> Option<LinkId> {
+    /// The link for a connection that is being set up.
+    pub(crate) fn choose_link(&self, choice: LinkChoice) -> Option<LinkInfo> {
         let state = self.lock();
-        state.machine.assign(state.members.len())
-    }
-
-    pub(crate) fn find(&self, peer: links::PeerEnd) -> Option<LinkId> {
-        self.lock().machine.find(peer)
+        state.machine.choose(choice, state.members.len())
     }
 
     pub(crate) fn link(&self, id: LinkId) -> Option<LinkInfo> {
         self.lock().machine.link(id)
-    }
-
-    /// The link that is being set up at first contact.
-    pub(crate) fn first_link(&self) -> Option<LinkInfo> {
-        self.lock().machine.links().next()
     }
 
     /// Buffers for a connection, registered with all devices of the group.
@@ -282,16 +273,6 @@ impl RdmaGroup {
     /// Adds the RMB of the first connection, which the handshake sends to the peer.
     pub(crate) fn add_rmb(self: &Arc<Self>, conn: &RdmaConn, keys: &[RmbKey]) {
         self.step(|state| state.machine.add_rmb(conn.rmb_id(), keys));
-    }
-
-    /// Whether the pool has an unused RMB of this size.
-    pub(crate) fn has_pooled_rmb(&self, size: SizeCode) -> bool {
-        self.pool.has(size, Access::RemoteWrite)
-    }
-
-    /// Frees pooled buffers.
-    pub(crate) fn trim_pool(&self) {
-        self.pool.trim();
     }
 
     /// Sends the RMB of a further connection to the peer (CONFIRM RKEY).
@@ -396,10 +377,6 @@ impl RdmaGroup {
     }
 
     // ---- Parts ---------------------------------------------------------------------------------
-
-    pub(crate) fn release_token(&self, token: AlertToken) {
-        self.groups.release_token(token);
-    }
 
     fn driver(&self, device: DeviceIndex) -> Option<Arc<DeviceDriver>> {
         self.groups

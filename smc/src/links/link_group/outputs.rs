@@ -129,18 +129,17 @@ impl RdmaGroup {
             let opened = group.open(device, &address).await;
             let now = group.now();
             let unwanted = group.step(|state| {
-                let mut unwanted = None;
                 let result = opened.map(|pending| {
                     let local = pending.local();
-                    if state.machine.link(link).is_some() {
-                        state.pending.insert(link, (device, pending));
-                    } else {
-                        unwanted = Some(pending);
-                    }
+                    state.pending.insert(link, (device, pending));
                     local
                 });
                 state.machine.handle_opened(now, link, result);
-                unwanted
+                // The link may have been removed meanwhile.
+                match state.machine.link(link) {
+                    Some(_) => None,
+                    None => state.pending.remove(&link),
+                }
             });
             drop(unwanted);
         });

@@ -1,5 +1,6 @@
 use super::*;
 use crate::device::{LinkFailure, RoceKind};
+use crate::proto::handshake::LinkChoice;
 
 fn default(ports: [usize; 2], terms: LlcTerms) -> World {
     World::connected(ports, terms, LlcConfig::default())
@@ -26,21 +27,15 @@ fn two_ports_on_both_sides_make_a_symmetric_group() {
     // And are found by the end that ACCEPT names.
     for info in group.links() {
         let local = info.local.unwrap();
-        let end = PeerEnd {
+        let named = |qpn| LinkChoice::Named {
             gid: local.gid,
             mac: Some(local.mac),
-            qpn: Some(local.qpn),
+            qpn,
         };
-        let found = world.hosts[CLIENT].group.find(end).unwrap();
-        assert_eq!(
-            world.hosts[CLIENT].group.link(found).unwrap().number,
-            info.number
-        );
-        let wrong = PeerEnd {
-            qpn: Some(smc_wire::types::Qpn::MAX),
-            ..end
-        };
-        assert_eq!(world.hosts[CLIENT].group.find(wrong), None);
+        let client = &world.hosts[CLIENT].group;
+        let found = client.choose(named(local.qpn), 0).unwrap();
+        assert_eq!(found.number, info.number);
+        assert_eq!(client.choose(named(smc_wire::types::Qpn::MAX), 0), None);
     }
 }
 
