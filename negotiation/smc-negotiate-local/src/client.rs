@@ -3,8 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::symlink_metadata;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::MetadataExt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, ThreadId};
@@ -27,6 +26,7 @@ use crate::early::CachedHandshake;
 use crate::mailbox::{Announcement, MAX_PROPOSAL};
 use crate::netns::{NetNs, canonical, has_scope, is_local, is_routable};
 use crate::offer::{Connection, LocalOffer};
+use crate::search::{search, start};
 use crate::sock_diag::{SockDiag, SocketInfo};
 use crate::{is_own, lock, reachability};
 
@@ -40,7 +40,8 @@ pub(super) struct LocalClient {
 
 #[derive(Debug)]
 struct Known {
-    directories: Mutex<Directories>,
+    /// By owner.
+    directories: Mutex<HashMap<u32, Arc<Mutex<Directories>>>>,
     channels: Mutex<Channels>,
     /// Of the network namespace that was used last, where the kernel offers it.
     diag: Mutex<Option<(NetNs, Option<SockDiag>)>>,
@@ -54,33 +55,53 @@ type Channels = HashMap<(NetNs, String), Arc<Channel>>;
 /// A listener and the directory of its name.
 type NamedListener = (Arc<Path>, Arc<Entry>);
 
-/// The directories that are searched for listeners.
+/// Listeners that were found, at least one.
+#[derive(Debug)]
+struct Found {
+    listeners: Vec<NamedListener>,
+    searched: Arc<[PathBuf]>,
+}
+
+/// The directories of one user that are searched for listeners.
 #[derive(Debug)]
 struct Directories {
     domain: Domain,
+    owner: u32,
     /// Those of the domain, as of a moment ago.
     known: Vec<Directory>,
     /// Their paths.
     searched: Arc<[PathBuf]>,
     /// Why none of them can be used, if that is so.
     unusable: Option<FallbackCause>,
-    until: Instant,
+    until: Option<Instant>,
 }
 
 impl Directories {
+    fn new(domain: Domain, owner: u32) -> Self {
+        Self {
+            domain,
+            owner,
+            known: Vec::new(),
+            searched: Arc::default(),
+            unusable: None,
+            until: None,
+        }
+    }
+
     /// The directories of the domain, with what is known of those that were there before.
     fn refresh(&mut self, now: Instant) {
-        if now < self.until {
+        if self.until.is_some_and(|until| now < until) {
             return;
         }
-        self.until = now + DIRECTORIES_LIFETIME;
-        self.unusable = self.domain.unusable().map(FallbackCause::from);
+        self.until = Some(now + DIRECTORIES_LIFETIME);
+        let unusable = self.domain.unusable_of(self.owner);
+        self.unusable = unusable.map(FallbackCause::from);
         let mut old = std::mem::take(&mut self.known);
-        self.known
-            .extend(self.domain.search_paths().into_iter().map(|path| {
-                let at = old.iter().position(|known| **known.path() == *path);
-                at.map_or_else(|| Directory::new(path), |at| old.swap_remove(at))
-            }));
+        let paths = self.domain.search_paths_of(self.owner).into_iter();
+        self.known.extend(paths.map(|path| {
+            let at = old.iter().position(|known| **known.path() == *path);
+            at.map_or_else(|| Directory::new(path), |at| old.swap_remove(at))
+        }));
         let paths = self
             .known
             .iter()
@@ -88,9 +109,43 @@ impl Directories {
         self.searched = paths.collect();
     }
 
-    fn not_announced(&self) -> FallbackCause {
+    /// Listeners that may get connections to `to`, at least one, or why there is none.
+    fn listeners_at(&mut self, to: SocketAddr, now: Instant) -> Result<Found, FallbackCause> {
+        self.refresh(now);
+        let mut listeners: Vec<NamedListener> = Vec::new();
+        // The same listener may be in several directories.
+        let mut names = HashSet::new();
+        let mut unread = None;
+        for directory in &mut self.known {
+            let path = Arc::clone(directory.path());
+            let entries = match directory.entries(&self.domain) {
+                Ok(entries) => entries,
+                Err(error) => {
+                    unread = Some(FallbackCause::Os(error));
+                    continue;
+                }
+            };
+            for entry in entries {
+                let fits = entry.port == to.port() && entry.scope.covers(to.ip());
+                if fits && names.insert(Arc::clone(entry)) {
+                    listeners.push((Arc::clone(&path), Arc::clone(entry)));
+                }
+            }
+        }
+        for (dir, entry) in listeners.iter().take(MAX_LISTENERS) {
+            // A name that the kernel has in its cache is connected to without a lock.
+            let _ = symlink_metadata(dir.join(entry.to_string()));
+        }
         let searched = Arc::clone(&self.searched);
-        FallbackCause::NotAnnounced { searched }
+        match listeners.is_empty() {
+            true => Err(unread
+                .or_else(|| self.unusable.clone())
+                .unwrap_or(FallbackCause::NotAnnounced { searched })),
+            false => Ok(Found {
+                listeners,
+                searched,
+            }),
+        }
     }
 }
 
@@ -98,6 +153,7 @@ impl Directories {
 #[derive(Clone, Debug)]
 struct Route {
     dir: Arc<Path>,
+    searched: Arc<[PathBuf]>,
     entry: Arc<Entry>,
     channel: Weak<Channel>,
     target: SocketInfo,
@@ -116,18 +172,11 @@ enum Proof {
 
 impl LocalClient {
     pub(super) fn new(domain: Domain, runtime: Arc<dyn Runtime>) -> Self {
-        let directories = Directories {
-            domain: domain.clone(),
-            known: Vec::new(),
-            searched: Arc::default(),
-            unusable: None,
-            until: runtime.now(),
-        };
         Self {
             domain,
             runtime,
             known: Arc::new(Known {
-                directories: Mutex::new(directories),
+                directories: Mutex::default(),
                 channels: Mutex::default(),
                 diag: Mutex::default(),
                 proofs: Mutex::default(),
@@ -136,50 +185,40 @@ impl LocalClient {
         }
     }
 
-    /// That no listener is announced in any of the directories.
-    fn not_announced(&self) -> FallbackCause {
-        lock(&self.known.directories).not_announced()
+    /// Listeners that may get connections to `to` and are announced in a directory of this user, or
+    /// why there is none.
+    async fn listeners_at(&self, to: SocketAddr, owner: u32) -> Result<Found, FallbackCause> {
+        let directories = {
+            let mut known = lock(&self.known.directories);
+            let new = || Arc::new(Mutex::new(Directories::new(self.domain.clone(), owner)));
+            Arc::clone(known.entry(owner).or_insert_with(new))
+        };
+        let now = self.runtime.now();
+        // The thread for this user is the only one that locks them.
+        let listeners = move || lock(&directories).listeners_at(to, now);
+        search(&*self.runtime, owner, listeners).await?
     }
 
-    /// Listeners that may get connections to `to`, at least one, or why there is none.
-    fn listeners_at(&self, to: SocketAddr) -> Result<Vec<NamedListener>, FallbackCause> {
-        let mut found: Vec<NamedListener> = Vec::new();
-        // The same listener may be in several directories.
-        let mut names = HashSet::new();
-        let mut unread = None;
-        let mut directories = lock(&self.known.directories);
-        directories.refresh(self.runtime.now());
-        let Directories { domain, known, .. } = &mut *directories;
-        for directory in known {
-            let path = Arc::clone(directory.path());
-            let entries = match directory.entries(domain) {
-                Ok(entries) => entries,
-                Err(error) => {
-                    unread = Some(FallbackCause::Os(error));
-                    continue;
-                }
-            };
-            for entry in entries {
-                let fits = entry.port == to.port() && entry.scope.covers(to.ip());
-                if fits && names.insert(Arc::clone(entry)) {
-                    found.push((Arc::clone(&path), Arc::clone(entry)));
-                }
-            }
+    /// The user in whose directory a listener at this address of the own host is announced.
+    ///
+    /// A name in the directory of another user than the owner of the listening socket is of no use.
+    /// Where the kernel does not report the owner only the own user is trusted.
+    fn announcer(&self, netns: NetNs, to: SocketAddr) -> Result<u32, OsError> {
+        let own = geteuid().as_raw();
+        if !self.domain.has_others() {
+            return Ok(own);
         }
-        match found.is_empty() {
-            true => Err(unread
-                .or_else(|| directories.unusable.clone())
-                .unwrap_or_else(|| directories.not_announced())),
-            false => Ok(found),
-        }
+        let target = self.target(netns, to, unspecified(to))?;
+        let owner = target.map(|target| target.uid);
+        Ok(owner.filter(|uid| self.domain.allows(*uid)).unwrap_or(own))
     }
 
     /// The channel to a listener, if its process is the one that `target` belongs to, as far as
     /// users can be distinguished.
     fn channel(
         &self,
-        dir: &Path,
-        entry: &Arc<Entry>,
+        (dir, entry): &NamedListener,
+        searched: &Arc<[PathBuf]>,
         netns: NetNs,
         target: Option<SocketInfo>,
     ) -> Result<Arc<Channel>, FallbackCause> {
@@ -195,7 +234,7 @@ impl LocalClient {
         }
         channels.retain(|_, channel| !channel.is_dead());
         evict_idle(&mut channels, owner(target))?;
-        let dir = lock(&self.known.directories).domain.open(dir)?;
+        let dir = self.domain.open(dir)?;
         let (domain, runtime) = (&self.domain, &*self.runtime);
         match Channel::open(domain, runtime, &dir, entry, netns, backoff, target) {
             Ok(channel) => {
@@ -203,8 +242,12 @@ impl LocalClient {
                 Ok(channel)
             }
             Err(FallbackCause::Os(error)) if is_stale(&error) => {
-                lock(&self.known.directories).domain.remove_if_stale(&key.1);
-                Err(self.not_announced())
+                let domain = self.domain.clone();
+                // It takes the lock of the directory.
+                let _ = start(geteuid().as_raw(), move || {
+                    domain.remove_if_stale(&key.1);
+                });
+                Err(not_announced(searched))
             }
             Err(cause) => Err(cause),
         }
@@ -261,6 +304,7 @@ impl LocalClient {
         let route = Route {
             target,
             dir: Arc::clone(dir),
+            searched: Arc::clone(&candidate.searched),
             entry: Arc::clone(channel.entry()),
             channel: Arc::downgrade(channel),
             netns: candidate.netns,
@@ -283,6 +327,7 @@ impl LocalClient {
             client: self.clone(),
             target: Some(route.target),
             listeners: vec![(route.dir, route.entry)],
+            searched: route.searched,
             to,
             netns: route.netns,
             own_host: true,
@@ -377,20 +422,27 @@ impl LocalClient {
         dialled: SocketAddr,
         to: SocketAddr,
     ) -> Result<LocalCandidate, FallbackCause> {
-        let mut listeners = self.listeners_at(to)?;
-        let netns = NetNs::current()?;
-        let own_host = is_local(dialled)?;
+        let place = self.place(dialled, to);
+        let announcer = place
+            .as_ref()
+            .map_or_else(|_| geteuid().as_raw(), |place| place.2);
+        let found = self.listeners_at(to, announcer).await?;
+        let (netns, own_host, _) = place?;
+        let Found {
+            mut listeners,
+            searched,
+        } = found;
         if has_scope(to.ip()) || !(own_host || is_routable(to.ip())) {
-            return Err(self.not_announced());
+            return Err(not_announced(&searched));
         }
         listeners.retain(|(_, entry)| own_host == (entry.netns == netns));
         let mut cause = None;
         if !own_host {
             let mut proven = Vec::new();
-            for (dir, entry) in preferred(listeners, None) {
-                match self.channel(&dir, &entry, netns, None) {
+            for named in listeners.into_iter().take(MAX_LISTENERS) {
+                match self.channel(&named, &searched, netns, None) {
                     Ok(channel) if self.leads_to(&channel, netns, to.ip()).await => {
-                        proven.push((dir, entry));
+                        proven.push(named);
                     }
                     Ok(_) => cause = Some(FallbackCause::NotProven),
                     Err(failed) => cause = Some(failed),
@@ -399,11 +451,12 @@ impl LocalClient {
             listeners = proven;
         }
         if listeners.is_empty() {
-            return Err(cause.unwrap_or_else(|| self.not_announced()));
+            return Err(cause.unwrap_or_else(|| not_announced(&searched)));
         }
         Ok(LocalCandidate {
             client: self.clone(),
             listeners,
+            searched,
             to,
             netns,
             own_host,
@@ -411,6 +464,18 @@ impl LocalClient {
             channel: None,
             cached_handshake: None,
         })
+    }
+
+    /// The network namespace of this thread, whether an address is its own, and the user who
+    /// announces the listener at the address.
+    fn place(&self, dialled: SocketAddr, to: SocketAddr) -> Result<(NetNs, bool, u32), OsError> {
+        let netns = NetNs::current()?;
+        let own_host = is_local(dialled)?;
+        let announcer = match own_host {
+            true => self.announcer(netns, to)?,
+            false => geteuid().as_raw(),
+        };
+        Ok((netns, own_host, announcer))
     }
 }
 
@@ -439,6 +504,8 @@ impl Drop for UnderWay<'_> {
 pub(super) struct LocalCandidate {
     client: LocalClient,
     listeners: Vec<NamedListener>,
+    /// The directories in which they were found.
+    searched: Arc<[PathBuf]>,
     to: SocketAddr,
     netns: NetNs,
     own_host: bool,
@@ -453,14 +520,14 @@ pub(super) struct LocalCandidate {
 impl LocalCandidate {
     fn channel(
         &self,
-        (dir, entry): &NamedListener,
+        named: &NamedListener,
         target: Option<SocketInfo>,
     ) -> Result<Arc<Channel>, FallbackCause> {
         match &self.channel {
             Some(channel) if !channel.is_dead() => {
                 channel.announces(target).map(|()| Arc::clone(channel))
             }
-            _ => self.client.channel(dir, entry, self.netns, target),
+            _ => (self.client).channel(named, &self.searched, self.netns, target),
         }
     }
 
@@ -525,11 +592,10 @@ impl LocalCandidate {
         };
         let is_target = |entry: &Entry| target.is_none_or(|target| target.cookie == entry.cookie);
         let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
-        let chosen = preferred(chosen.cloned().collect(), target);
         let mut announced = Vec::with_capacity(1);
         let mut cause = None;
-        for named in chosen {
-            let channel = match self.channel(&named, target) {
+        for named in chosen.take(MAX_LISTENERS) {
+            let channel = match self.channel(named, target) {
                 Ok(channel) if channel.backoff().allows(now) => channel,
                 Ok(_) => {
                     cause = Some(FallbackCause::BackOff);
@@ -553,13 +619,13 @@ impl LocalCandidate {
                 Ok(made) => announced.push(made),
                 Err(failed) => cause = Some(failed),
             }
-            let (dir, entry) = &named;
+            let (dir, entry) = named;
             if let (None, Some(target), false) = (self.target, target, entry.shared) {
                 self.client.cache_route(self, target, dir, &channel);
             }
         }
         match announced.is_empty() {
-            true => Err(cause.unwrap_or_else(|| self.client.not_announced())),
+            true => Err(cause.unwrap_or_else(|| not_announced(&self.searched))),
             false => {
                 let runtime = Arc::clone(&self.client.runtime);
                 let is_foreign = |made: &Announced| made.exchange.channel.is_foreign();
@@ -580,18 +646,19 @@ fn owner(target: Option<SocketInfo>) -> u32 {
     target.map_or_else(|| geteuid().as_raw(), |target| target.uid)
 }
 
-/// The names that are used, up to a limit. Names made by the owner of the listening socket come
-/// first: other users may have made more names to hide them.
-fn preferred(mut names: Vec<NamedListener>, target: Option<SocketInfo>) -> Vec<NamedListener> {
-    if names.len() > MAX_LISTENERS {
-        let owner = owner(target);
-        names.sort_by_cached_key(|(dir, entry)| {
-            let file = symlink_metadata(dir.join(entry.to_string()));
-            !file.is_ok_and(|file| file.uid() == owner)
-        });
-        names.truncate(MAX_LISTENERS);
+/// An address to look up the listening socket at `to` from. Sockets that share a port have one
+/// owner.
+fn unspecified(to: SocketAddr) -> SocketAddr {
+    match to {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     }
-    names
+}
+
+/// That no listener is announced in any of the directories.
+fn not_announced(searched: &Arc<[PathBuf]>) -> FallbackCause {
+    let searched = Arc::clone(searched);
+    FallbackCause::NotAnnounced { searched }
 }
 
 /// Ends unused channels to another user at the limit of channels of one user.

@@ -74,7 +74,8 @@
 //! ([`Domain::shared`]). A client announces a connection to a listener of another user only if the
 //! listening socket that will get the connection belongs to the user at the other end of the
 //! channel, because the cookie in a name is public and a user can write any name into its
-//! directory. A listener accepts an announcement of another user only if the socket at the other
+//! directory. For the same reason only the directory of the owner is searched. Others can hold its
+//! lock without end, so the search is on a thread (`search`), and has a time-out. A listener accepts an announcement of another user only if the socket at the other
 //! end belongs to that user. The kernel reports the owners of sockets. A packet filter may redirect
 //! a connection, so that the listener does not get it. A client therefore queries the kernel again
 //! after `connect`, and withdraws an offer to another user unless a new socket exists at the other
@@ -127,6 +128,7 @@ mod netns;
 mod offer;
 mod packet;
 mod reachability;
+mod search;
 mod sock_diag;
 
 use std::io;

@@ -89,7 +89,7 @@ async fn read_nonce(socket: &dyn Socket) -> Option<[u8; NONCE_LEN]> {
 }
 
 /// The output of `future`, unless it takes longer than `limit`.
-async fn within<T>(
+pub(super) async fn within<T>(
     runtime: &dyn Runtime,
     limit: Duration,
     future: impl Future<Output = T>,

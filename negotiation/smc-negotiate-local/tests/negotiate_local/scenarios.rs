@@ -583,7 +583,8 @@ fn names_of_ended_processes_are_removed() {
         let client = world.client();
         let _connection = world.dial(&client, server.at()).await;
         assert_eq!(server.accept().await, announced());
-        assert_eq!(world.names(), live, "by a client");
+        // By a client, on another thread.
+        world.until(|| world.names() == live).await;
 
         gone();
         let other = world.server("127.0.0.1:0");

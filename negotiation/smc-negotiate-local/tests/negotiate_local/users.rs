@@ -1,5 +1,8 @@
 //! What a user who is allowed cannot do.
 
+use std::mem::MaybeUninit;
+
+use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use smc_core::negotiate::{Delivery, Withdrawn};
 use smc_testkit::port::HeldPort;
 use smc_testkit::user::run_as;
@@ -88,12 +91,36 @@ fn names_of_another_users_listener_take_nothing_and_hide_nothing() {
             let _connection = world.dial(&client, server.at()).await;
             assert_eq!(server.accept().await, announced());
         }
-        let channels = forger.accept();
-        assert!(!channels.is_empty());
-        for channel in channels {
-            assert_eq!(channel.received(), Vec::<Vec<u8>>::new());
-            assert!(channel.is_ended());
-        }
+        assert!(forger.accept().is_empty(), "they are not even connected to");
+    });
+}
+
+/// Its owner, and who may read it, can have each process that reads it wait.
+#[test]
+fn only_the_directory_of_the_listeners_owner_is_read() {
+    if !is_possible() {
+        return;
+    }
+    run(|world| async move {
+        world.open_to_users();
+        let open = world.shared(&[USER]);
+        let server = world.server_with(loopback(0), &SocketOptions::default(), &open);
+        let theirs = world.server_of(USER, 0);
+        let other = world.dir.path.join(USER.to_string());
+        let events = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+        inotify::add_watch(&events, &other, WatchFlags::OPEN | WatchFlags::ACCESS).unwrap();
+        let mut space = [MaybeUninit::uninit(); 4096];
+        let mut reads = Reader::new(&events, &mut space);
+        let client = world.shared(&[USER]);
+        let mut read_at = async |to| {
+            // Of this directory: sockets in it may be opened.
+            let candidate = client.look_up(&world.rt, to).await;
+            assert!(candidate.is_ok());
+            let next = || reads.next().ok().map(|event| event.file_name().is_none());
+            std::iter::from_fn(next).any(|is_itself| is_itself)
+        };
+        assert!(!read_at(server.at()).await);
+        assert!(read_at(theirs.at()).await);
     });
 }
 

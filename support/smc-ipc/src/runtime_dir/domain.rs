@@ -158,9 +158,8 @@ impl Domain {
     ///
     /// Processes of users that have no number here, such as those of a container with a user
     /// namespace of its own, cannot be listed. Between different users a connection within one
-    /// network namespace can be SMC; others are TCP
-    /// (`FallbackCause::NotOwner`), because the kernel does not report whose
-    /// listening socket it is.
+    /// network namespace can be SMC; others are TCP, because the kernel does not report whose
+    /// listening socket it is, and only the directory of that user is searched for the listener.
     #[must_use]
     pub fn shared(path: impl Into<PathBuf>, users: impl IntoIterator<Item = u32>) -> Self {
         Self {
@@ -230,17 +229,24 @@ impl Domain {
         paths
     }
 
-    /// Those of the search paths that belong to this user.
-    pub(super) fn search_paths_of(&self, user: u32) -> Vec<PathBuf> {
-        let mut paths = self.search_paths();
+    /// Those of the [search paths](Domain::search_paths) that belong to this user, without a look at
+    /// those of others.
+    #[must_use]
+    pub fn search_paths_of(&self, user: u32) -> Vec<PathBuf> {
         match &*self.locations {
-            Locations::Shared(base) => {
-                paths.retain(|path| UserDir::in_shared(base, user).has(path));
+            Locations::Shared(base) if self.allows(user) => {
+                let user_dir = UserDir::in_shared(base, user);
+                let mut paths = vec![user_dir.path()];
+                if self.is_taken(&user_dir) {
+                    let spares = self.recent_spares().into_iter();
+                    paths.extend(spares.filter(|path| user_dir.has(path)));
+                }
+                paths
             }
-            _ if user == own() => {}
-            _ => paths.clear(),
+            Locations::Shared(_) => Vec::new(),
+            _ if user == own() => self.search_paths(),
+            _ => Vec::new(),
         }
-        paths
     }
 
     /// Whether one of the usual directories is there that all processes of the user know and no
@@ -255,10 +261,10 @@ impl Domain {
 
     /// Why this user has no directory at all, if it is not that there is none yet.
     ///
-    /// Reads directories as [`Domain::search_paths`] does.
+    /// Reads directories as [`Domain::search_paths_of`] does.
     #[must_use]
-    pub fn unusable(&self) -> Option<RuntimeDirError> {
-        let paths = self.search_paths();
+    pub fn unusable_of(&self, user: u32) -> Option<RuntimeDirError> {
+        let paths = self.search_paths_of(user);
         if paths.iter().any(|path| self.check(path).is_ok()) {
             return None;
         }

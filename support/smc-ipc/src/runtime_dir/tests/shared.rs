@@ -111,7 +111,11 @@ fn a_shared_directory_is_not_made_and_has_to_be_sticky() {
     let problem = |publication: &Publication| {
         let error = publication.error().unwrap();
         assert_eq!(*error.path, *base);
-        assert_eq!(*domain.unusable().unwrap().path, *base, "to a client");
+        assert_eq!(
+            *domain.unusable_of(own()).unwrap().path,
+            *base,
+            "to a client"
+        );
         error.problem.clone()
     };
     fs::remove_dir(&base).unwrap();
