@@ -348,19 +348,26 @@ impl LocalClient {
     }
 
     /// Whether the other end of a connection is in this network namespace, at the address that it
-    /// was made to; `None` where the kernel does not report it.
+    /// was made to; `None` where the kernel does not report it, or another user than `owner` listens
+    /// there by now: the kernel does not report which listening socket got a connection.
     pub(super) fn has_local_peer(
         &self,
         netns: NetNs,
         to: SocketAddr,
         from: SocketAddr,
+        owner: u32,
     ) -> Option<bool> {
         // The task may have moved to a thread in another namespace.
-        let found = match NetNs::current() == Ok(netns) {
-            true => self.find(netns, to, from).ok()?.ok()?,
-            false => return None,
-        };
-        Some(found.is_some_and(|found| found.has_peer()))
+        if NetNs::current() != Ok(netns) {
+            return None;
+        }
+        let found = self.find(netns, to, from).ok()?.ok()?;
+        if !found.is_some_and(|found| found.has_peer()) {
+            return Some(false);
+        }
+        let listening = self.target(netns, to, unspecified(to)).ok()?;
+        let is_same = listening.is_none_or(|listening| listening.uid == owner);
+        is_same.then_some(true)
     }
 
     /// As [`SockDiag::find`].
@@ -634,6 +641,7 @@ impl LocalCandidate {
                     netns: self.netns,
                     to: self.to,
                     from,
+                    owner: owner(target),
                 });
                 Ok(LocalOffer::new(announced, early, runtime, now, connection))
             }

@@ -79,7 +79,7 @@
 //! end belongs to that user. The kernel reports the owners of sockets. A packet filter may redirect
 //! a connection, so that the listener does not get it. A client therefore queries the kernel again
 //! after `connect`, and withdraws an offer to another user unless a new socket exists at the other
-//! end. The kernel does not report the process. So processes of one user can publish a name for
+//! end, and no further user listens there by then. The kernel does not report the process. So processes of one user can publish a name for
 //! each other's listeners and get what clients send there, and they can claim each other's
 //! connections, of which they get only their own handshake.
 //!

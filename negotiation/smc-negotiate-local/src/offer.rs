@@ -43,6 +43,8 @@ pub(super) struct Connection {
     pub(super) netns: NetNs,
     pub(super) to: SocketAddr,
     pub(super) from: SocketAddr,
+    /// The owner of the listening socket when it was announced.
+    pub(super) owner: u32,
 }
 
 impl LocalOffer {
@@ -86,12 +88,18 @@ impl LocalOffer {
         early.is_some_and(|early| early.expects(self.answer(&mut [0; EARLY_MAX])))
     }
 
-    /// Whether the connection has reached a socket at its address, as far as the kernel reports it:
-    /// a packet filter may have redirected it.
+    /// Whether the connection has reached a socket of the listener's user at its address, as far as
+    /// the kernel reports it: a packet filter may have redirected it, or the port may have changed
+    /// hands.
     fn has_arrived(&self) -> Option<bool> {
-        let connection = self.connection.as_ref()?;
-        let client = &connection.client;
-        client.has_local_peer(connection.netns, connection.to, connection.from)
+        let Connection {
+            client,
+            netns,
+            to,
+            from,
+            owner,
+        } = self.connection.as_ref()?;
+        client.has_local_peer(*netns, *to, *from, *owner)
     }
 
     fn withdraw_all(&mut self) -> Withdrawn {

@@ -76,6 +76,60 @@ fn a_port_that_has_changed_hands_is_not_offered_to_the_user_who_had_it() {
 }
 
 #[test]
+fn a_port_that_changes_hands_after_the_offer_gives_the_user_who_had_it_nothing() {
+    if !is_possible() {
+        return;
+    }
+    run(|world| async move {
+        world.open_to_users();
+        let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
+        let at = port.addr();
+        for is_taken in [false, true] {
+            let server = world.server_of(USER, at.port());
+            let client = world.shared(&[USER]);
+            let candidate = client.look_up(&world.rt, at).await.unwrap();
+            let _earlier = TcpStream::connect(at).unwrap();
+            let (earlier, _) = server.accept_stream().await;
+            let Server {
+                acceptor,
+                published,
+            } = server;
+            let mut acceptor = Some(acceptor);
+            let mut service = None;
+            let mut offer = None;
+            let mut announce = |socket: &Unconnected<'_>| {
+                offer = Some(candidate.offer(socket, PROPOSAL, None).unwrap());
+                drop(acceptor.take());
+                service = Some(std::net::TcpListener::bind(at)?);
+                Ok(())
+            };
+            let options = SocketOptions::default();
+            let socket = world.rt.connect(at, &options, &mut announce).await.unwrap();
+            let service = service.unwrap();
+            let (_accepted, from) = service.accept().unwrap();
+            let mut connection = Connection { socket, offer };
+            if is_taken {
+                // The user who had the port claims the connection that the service has got.
+                let mut verdict = published.verdict(&*earlier, from);
+                assert_eq!(Accepted::of(&mut verdict), announced());
+                let Verdict::SideChannel(mut side_channel) = verdict else {
+                    unreachable!("it was announced")
+                };
+                send(&mut *side_channel, b"ACCEPT");
+                assert_eq!(connection.connected(), Delivery::Delivered);
+                // With nothing: it may have been accepted before the port changed hands.
+                until_lost(&mut **connection.offer.as_mut().unwrap()).await;
+            } else {
+                assert_eq!(connection.connected(), Delivery::Plain);
+                let mut offer = connection.offer.unwrap();
+                assert_eq!(offer.withdraw(), Withdrawn::Free);
+                assert_eq!(offer.cause(), FallbackCause::NotProven);
+            }
+        }
+    });
+}
+
+#[test]
 fn names_of_another_users_listener_take_nothing_and_hide_nothing() {
     if !is_possible() {
         return;
