@@ -13,6 +13,7 @@
 //!   seed and which names who waits for what when nothing can go on.
 //! - [`port`]: TCP ports of the host that no other process is given between two uses.
 //! - [`limits`]: resource limits of the test's own process.
+//! - [`slow_close`]: descriptors whose closing waits.
 //! - [`user`]: sockets and files of another user, for tests that run as root.
 //! - [`model`]: random use of a stream, judged by an oracle that knows what was written.
 //!
@@ -46,6 +47,7 @@ pub mod model;
 pub mod port;
 mod rng;
 pub mod runtime;
+pub mod slow_close;
 pub mod user;
 
 pub use rng::Rng;

@@ -13,7 +13,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::fs::{OFlags, fcntl_getfl};
 use smc_core::device::DeviceError;
 use smc_ipc::doorbell::{self, OWN, WatchSet};
-use smc_ipc::passed::{PeerSocket, is_eventfd};
+use smc_ipc::passed::{PeerFile, PeerSocket, is_eventfd};
 
 use crate::region::os;
 
@@ -98,7 +98,7 @@ impl Doorbell {
     }
 
     /// Watches the eventfd by which a peer notifies.
-    pub(crate) fn watch_peer(&self, eventfd: &OwnedFd, peer: u64) -> Result<(), DeviceError> {
+    pub(crate) fn watch_peer(&self, eventfd: &PeerFile, peer: u64) -> Result<(), DeviceError> {
         Ok(self.outer.set().watch_edges(eventfd, tag(PEER, peer))?)
     }
 
@@ -123,7 +123,7 @@ impl Doorbell {
     }
 
     /// A descriptor that others share has to be taken out before it is closed.
-    pub(crate) fn unwatch_peer(&self, eventfd: &OwnedFd) {
+    pub(crate) fn unwatch_peer(&self, eventfd: &PeerFile) {
         self.outer.set().unwatch(eventfd);
     }
 

@@ -1,6 +1,5 @@
 //! One peer: both directions between its device and the local one.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
@@ -8,7 +7,7 @@ use rustix::net::{Shutdown, shutdown};
 use smc_core::device::{DeviceError, Event};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_ipc::Credentials;
-use smc_ipc::passed::{Passed, PeerSocket};
+use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
 use smc_wire::size::SizeCode;
 use smc_wire::types::Gid;
 
@@ -33,7 +32,7 @@ pub(crate) struct Peer {
     /// The peer's buffers for us.
     incoming: Mutex<Option<Incoming>>,
     /// The eventfd that the peer writes; `None` for the local device itself.
-    eventfd: Option<Arc<OwnedFd>>,
+    eventfd: Option<Arc<PeerFile>>,
     gone: AtomicBool,
     /// For the signal page of `owner`; `None` for the local device itself.
     _permit: Option<Permit>,
@@ -77,7 +76,7 @@ impl Peer {
         id: u64,
         credentials: Option<Credentials>,
         local: LocalBuffers,
-        eventfd: Option<Arc<OwnedFd>>,
+        eventfd: Option<Arc<PeerFile>>,
         permit: Option<Permit>,
     ) -> Self {
         Self {

@@ -16,7 +16,7 @@ use rustix::process::geteuid;
 use smc_core::device::{DeviceError, Event, MemoryAccount};
 use smc_core::mem::sync::{AtomicU64, Ordering};
 use smc_ipc::doorbell::new_eventfd;
-use smc_ipc::passed::PeerSocket;
+use smc_ipc::passed::{PeerFile, PeerSocket};
 use smc_ipc::runtime_dir::Publication;
 use smc_ipc::{Credentials, Domain, OsError, RuntimeDirError};
 use smc_wire::types::Gid;
@@ -287,7 +287,8 @@ impl Peers {
         permit.charge_within_limit(PEER_CHARGE)?;
         let (mapping, file) = Mapping::create(signal_page::LEN)?;
         let signal_page = new_signal_page(&mapping)?;
-        let eventfd = Arc::new(new_eventfd().map_err(DeviceError::from)?);
+        let eventfd = new_eventfd().map_err(DeviceError::from)?;
+        let eventfd = Arc::new(PeerFile::shared(eventfd, &channel));
         let hello = Message::Hello { gid: self.gid };
         match channel::send(&channel, hello, &[file.as_fd(), eventfd.as_fd()]) {
             Ok(()) => {}
@@ -428,7 +429,7 @@ fn own_peer(
         pool_limits,
         account.clone(),
     );
-    let notify_by = NotifyBy::Eventfd(Arc::clone(doorbell.own()));
+    let notify_by = NotifyBy::Own(Arc::clone(doorbell.own()));
     let notifier = Arc::new(Notifier::new(gid, new_signal_page(&mapping)?, notify_by));
     let remote = RemoteBuffers::new(notifier, Arc::clone(tokens), &account);
     let peer = Peer::new(gid, 0, None, local, None, None);

@@ -10,6 +10,7 @@ use smc_core::device::{Attachment, Charge, DeviceError, MemoryAccount, SubmitErr
 use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_ipc::doorbell;
+use smc_ipc::passed::PeerFile;
 use smc_wire::types::{DmbToken, Gid};
 
 use crate::lock;
@@ -29,8 +30,10 @@ pub(crate) struct Notifier {
 /// The method that wakes the driver of a peer.
 #[derive(Debug)]
 pub(crate) enum NotifyBy {
+    /// The eventfd that the local device waits on, as its own peer.
+    Own(Arc<OwnedFd>),
     /// The eventfd that it waits on.
-    Eventfd(Arc<OwnedFd>),
+    Eventfd(PeerFile),
     /// A message on the channel to it. For peers of other users: a process that shares an eventfd
     /// with us can make writing to it block, but not sending on a socket.
     Channel(Arc<SendQueue>),
@@ -65,6 +68,7 @@ impl Notifier {
         // A full counter or channel already wakes the peer. An error means that the peer has ended,
         // which its channel reports to the driver.
         match &*lock(&self.doorbell) {
+            Some(NotifyBy::Own(fd)) => doorbell::notify(fd),
             Some(NotifyBy::Eventfd(fd)) => doorbell::notify(fd),
             Some(NotifyBy::Channel(send_queue)) => send_queue.notify(),
             None => {}

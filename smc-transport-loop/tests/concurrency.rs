@@ -371,9 +371,14 @@ fn peers_of_a_user_leave_half_of_the_descriptors() {
             rogue
         })
         .collect();
-    let (peers, descriptors) = victim.drive();
+    let (peers, mut descriptors) = victim.drive();
     assert!(peers > 10, "{peers} peers");
-    assert!(descriptors <= before + DESCRIPTORS / 2, "{descriptors}");
+    // Another thread closes the eventfds of those that were refused.
+    let end = Instant::now() + TIMEOUT;
+    while descriptors > before + DESCRIPTORS / 2 {
+        assert!(Instant::now() < end, "{descriptors}");
+        descriptors = victim.drive().1;
+    }
     rogues.retain(|rogue| !rogue.is_closed());
     assert_eq!(rogues.len(), peers);
     // A peer that goes makes room for another one.

@@ -18,7 +18,7 @@ use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::negotiate::Credentials;
 use smc_core::shares::Shares;
 use smc_ipc::Domain;
-use smc_ipc::passed::PeerSocket;
+use smc_ipc::passed::{PeerFile, PeerSocket};
 use smc_ipc::runtime_dir::Publication;
 
 use crate::directory::{Entry, Scope};
@@ -589,7 +589,7 @@ impl ClientChannels {
         &mut self,
         key: u64,
         message: ToListener,
-        passed: Option<OwnedFd>,
+        passed: Option<PeerFile>,
         collected: &mut Collected,
     ) -> Option<()> {
         let channel = self.channels.get_mut(&key)?;

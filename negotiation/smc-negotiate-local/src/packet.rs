@@ -1,10 +1,10 @@
 //! `SOCK_SEQPACKET` sockets between client and listener.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 use smc_ipc::channel;
-use smc_ipc::passed::{Passed, PeerSocket};
+use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
 
 /// Sends a packet and perhaps a descriptor, if there is space for it now.
 pub(super) fn send(
@@ -18,7 +18,7 @@ pub(super) fn send(
 /// The result of a receive call.
 #[derive(Debug)]
 pub(super) enum Received<'a> {
-    Packet(&'a [u8], Option<OwnedFd>),
+    Packet(&'a [u8], Option<PeerFile>),
     /// Nothing now.
     Empty,
     /// The end of the connection, or an invalid packet.

@@ -58,7 +58,7 @@ impl Sides {
         let new = new.expect("the first buffer has new memory");
         dmb.set_delivered();
 
-        let notify_by = NotifyBy::Eventfd(Arc::clone(&eventfd));
+        let notify_by = NotifyBy::Own(Arc::clone(&eventfd));
         let notifier = Arc::new(Notifier::new(Gid::emulated(2), notifiers, notify_by));
         let tokens = Arc::new(Tokens::default());
         let mut remote = RemoteBuffers::new(notifier, Arc::clone(&tokens), &account);

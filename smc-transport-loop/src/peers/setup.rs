@@ -1,6 +1,6 @@
 //! Set-up of peers: accepting channels, receiving messages, and removing ended peers.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use rustix::io::Errno;
 use smc_core::device::{DeviceError, Event};
 use smc_core::mem::sync::Ordering;
-use smc_ipc::passed::{Passed, PeerSocket};
+use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
 use smc_ipc::{Credentials, OsError};
 use smc_wire::types::Gid;
 
@@ -175,8 +175,8 @@ impl Peers {
         gid: Gid,
         credentials: Credentials,
         socket: PeerSocket,
-        signal_page: &OwnedFd,
-        eventfd: OwnedFd,
+        signal_page: &PeerFile,
+        eventfd: PeerFile,
     ) -> Result<(), OpenError> {
         if gid == self.gid {
             return Err(DeviceError::PeerMisbehaved("our own GID").into());
@@ -201,7 +201,7 @@ impl Peers {
             SendPath::Channel(send_queue) if !share::is_own(credentials.uid) => {
                 NotifyBy::Channel(Arc::clone(send_queue))
             }
-            _ => NotifyBy::Eventfd(Arc::new(eventfd)),
+            _ => NotifyBy::Eventfd(eventfd),
         };
         let notifier = Arc::new(Notifier::new(gid, signal_page, notify_by));
         let remote = RemoteBuffers::new(notifier, Arc::clone(&self.tokens), &self.account);

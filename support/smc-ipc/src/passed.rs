@@ -2,19 +2,24 @@
 //!
 //! Closing the last descriptor of a file can block for as long as the peer wants: a TCP socket that
 //! lingers, a file of a FUSE file system. The same holds for descriptors in unread packets when the
-//! socket is closed. So all descriptors that are not of a harmless kind are closed by a thread of
-//! their own, and no call that could block is made on them.
+//! socket is closed. Nor is an eventfd closed at once: the last close of one takes the mutex of each epoll
+//! set that watches it, and a process can hold the mutex of its own set for as long as it wants. So only
+//! memory files are closed in place ([`PeerFile`]). All else is closed by threads of their own, and no call
+//! that could block is made on it.
 //!
 //! Descriptors that wait to be closed are counted by the user who passed them; those of all users
-//! who are not allowed together. At 64 descriptors of a user nothing more is received from this
-//! user, and their connections are refused. While the descriptors of all users are half of those
+//! who are not allowed together. At 64 descriptors of a user, or as many eventfds as are a quarter of
+//! the descriptors that the process may have, nothing more is received from this user, and their
+//! connections are refused. While the descriptors of all users are half of those
 //! that the process may have, no connection is accepted ([`has_descriptors`]).
 
 mod closing;
+mod file;
 mod listener;
 mod reserve;
 
 pub use closing::{has_descriptors, is_behind};
+pub use file::PeerFile;
 pub use listener::Listener;
 pub use reserve::{NotAccepted, Reserve};
 
@@ -25,7 +30,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use nix::sys::socket::{setsockopt, sockopt};
-use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, fcntl_get_seals, readlinkat, statx};
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, readlinkat, statx};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, SocketType, recv,
@@ -140,18 +145,13 @@ impl Packet {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Passed {
-    /// Of a kind that can be closed without waiting: a memory file or an eventfd.
-    File(OwnedFd),
+    /// A memory file or an eventfd.
+    File(PeerFile),
     /// Of another kind. It is closed, or will be soon.
     Unsuitable,
     /// One or more, the last of a packet, that the system has closed because this process has no
     /// descriptors left (`RLIMIT_NOFILE`).
     Lost,
-}
-
-/// Whether closing it does not wait: a memory file, of which only those have seals, or an eventfd.
-fn is_harmless(fd: &OwnedFd) -> bool {
-    fcntl_get_seals(fd).is_ok() || is_eventfd(fd.as_fd())
 }
 
 /// Receives a packet without waiting.
@@ -183,12 +183,14 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
         let RecvAncillaryMessage::ScmRights(rights) = message else {
             continue;
         };
+        let share = socket.share();
         for fd in rights {
-            if is_harmless(&fd) {
-                passed.push(Passed::File(fd));
-            } else {
-                passed.push(Passed::Unsuitable);
-                unsuitable.push(fd);
+            match PeerFile::received(fd, share) {
+                Ok(file) => passed.push(Passed::File(file)),
+                Err(fd) => {
+                    passed.push(Passed::Unsuitable);
+                    unsuitable.push(fd);
+                }
             }
         }
     }

@@ -1,6 +1,8 @@
 //! A process of the host as a client of the ivshmem server.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+#[cfg(test)]
+use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use smc_core::device::DeviceError;
 use smc_ipc::doorbell::Doorbell;
-use smc_ipc::passed::{PeerSocket, is_eventfd};
+use smc_ipc::passed::{PeerFile, PeerSocket, is_eventfd};
 
 use super::protocol::{self, Reader, Received};
 use super::{SERVER_GONE, slot_of};
@@ -38,7 +40,7 @@ struct ServerConnection {
     own: u16,
     slots: u16,
     /// By slot: number and eventfd of the device.
-    eventfds: HashMap<u16, (u16, OwnedFd)>,
+    eventfds: HashMap<u16, (u16, PeerFile)>,
     /// Slots whose devices have left since the last call of [`Client::poll_events`].
     left: Vec<u16>,
     is_closed: bool,
@@ -116,7 +118,7 @@ impl Client {
         let server = lock(&self.server);
         let eventfds = server.eventfds.values();
         eventfds
-            .map(|(_, eventfd)| eventfd.try_clone().unwrap())
+            .map(|(_, eventfd)| eventfd.as_fd().try_clone_to_owned().unwrap())
             .collect()
     }
 }
@@ -236,7 +238,7 @@ impl<'a> Handshake<'a> {
         }
     }
 
-    fn number(&mut self) -> Result<(i64, Option<OwnedFd>), DeviceError> {
+    fn number(&mut self) -> Result<(i64, Option<PeerFile>), DeviceError> {
         loop {
             // Before each receive: a server may send other messages without end.
             let left = self.until.saturating_duration_since(Instant::now());
@@ -259,7 +261,7 @@ impl<'a> Handshake<'a> {
         }
     }
 
-    fn peer(&mut self) -> Result<(Result<u16, ()>, Option<OwnedFd>), DeviceError> {
+    fn peer(&mut self) -> Result<(Result<u16, ()>, Option<PeerFile>), DeviceError> {
         let (number, eventfd) = self.number()?;
         Ok((u16::try_from(number).map_err(|_| ()), eventfd))
     }

@@ -7,11 +7,11 @@
 //!         id             a client has left
 //! ```
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use smc_ipc::channel;
-use smc_ipc::passed::{Passed, PeerSocket};
+use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
 
 /// The only version of the protocol.
 pub(super) const VERSION: i64 = 0;
@@ -36,13 +36,13 @@ pub(super) fn send(
 pub(super) struct Reader {
     bytes: [u8; LEN],
     have: usize,
-    descriptor: Option<OwnedFd>,
+    descriptor: Option<PeerFile>,
 }
 
 /// The result of a receive.
 #[derive(Debug)]
 pub(super) enum Received {
-    Number(i64, Option<OwnedFd>),
+    Number(i64, Option<PeerFile>),
     /// No complete number yet.
     Nothing,
     Closed,

@@ -18,11 +18,11 @@ use rustix::net::{
 use smc_core::device::DeviceError;
 use smc_ipc::Credentials;
 use smc_ipc::doorbell::new_eventfd;
-use smc_ipc::passed::{Listener, PeerSocket, Reserve};
+use smc_ipc::passed::{Listener, PeerFile, PeerSocket, Reserve};
 use smc_ipc::runtime_dir::bind_with_mode;
 
 use self::numbers::Numbers;
-use self::send_queue::SendQueue;
+use self::send_queue::{Passed, SendQueue};
 use super::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, protocol};
 use crate::fabric::notifier::EventfdNotifier;
 use crate::lock;
@@ -77,7 +77,8 @@ struct Client {
     /// Its number.
     port: u16,
     queue: SendQueue,
-    eventfd: Arc<OwnedFd>,
+    /// All clients have it.
+    eventfd: Arc<PeerFile>,
     /// The device of the client, its last heartbeat, and the time of that.
     heartbeat: (Option<Tag>, u64, Instant),
     /// At the last check it was marked as notified.
@@ -296,24 +297,32 @@ impl Server {
         // Users without a number in this user namespace are treated as one.
         let uid = Credentials::of_peer(&socket).map_or(u32::MAX, |peer| peer.uid);
         let (port, slot) = clients.number(uid).ok_or(DeviceError::Exhausted)?;
-        let eventfd = Arc::new(new_eventfd()?);
+        let eventfd = Arc::new(PeerFile::shared(new_eventfd()?, &socket));
         let failed = |error| os("send handshake to client", error);
         let own = i64::from(port);
         let mut queue = SendQueue::new(socket).map_err(failed)?;
         queue.push(protocol::VERSION, None);
         queue.push(own, None);
-        queue.push(protocol::MEMORY, Some(&self.memory_file));
+        queue.push(
+            protocol::MEMORY,
+            Some(Passed::Memory(Arc::clone(&self.memory_file))),
+        );
         for client in clients.by_slot.values() {
-            queue.push(client.port.into(), Some(&client.eventfd));
+            queue.push(
+                client.port.into(),
+                Some(Passed::Eventfd(Arc::clone(&client.eventfd))),
+            );
         }
         queue.flush().map_err(failed)?;
         for client in clients.by_slot.values_mut() {
-            client.queue.push(own, Some(&eventfd));
+            client
+                .queue
+                .push(own, Some(Passed::Eventfd(Arc::clone(&eventfd))));
             let _ = client.queue.flush();
         }
         // Last, so that other clients have received the number before the device appears in the
         // memory.
-        queue.push(own, Some(&eventfd));
+        queue.push(own, Some(Passed::Eventfd(Arc::clone(&eventfd))));
         if let Err(error) = queue.flush() {
             clients.announce_left(port);
             return Err(failed(error));

@@ -39,6 +39,8 @@ pub(super) enum Content {
     Unread(OwnedFd),
     /// What came with a packet.
     Passed(Vec<OwnedFd>),
+    /// An eventfd that a peer has as well, or had.
+    Eventfd(OwnedFd),
 }
 
 /// Whether there are descriptors enough to accept another connection; false while so many wait to
@@ -53,6 +55,9 @@ pub fn has_descriptors() -> bool {
 }
 
 /// Whether so many descriptors of a share wait to be closed that nothing more is received for it.
+///
+/// Of eventfds these are more: many are closed at once when many peers end at once, and the connections
+/// of other peers must not end with them.
 pub(super) fn is_full(share: impl FnOnce() -> Share) -> bool {
     if WAITING.load(Ordering::Relaxed) < MAX_WAITING {
         return false;
@@ -60,7 +65,15 @@ pub(super) fn is_full(share: impl FnOnce() -> Share) -> bool {
     let share = share();
     let closers = closers();
     let closer = closers.0.get(&closers.counted(share));
-    closer.is_some_and(|closer| closer.waiting >= MAX_WAITING)
+    closer.is_some_and(|closer| {
+        closer.waiting >= MAX_WAITING || closer.eventfds >= max_waiting_eventfds()
+    })
+}
+
+fn max_waiting_eventfds() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let quarter = usize::try_from(limit / 4).unwrap_or(usize::MAX);
+    quarter.max(MAX_WAITING)
 }
 
 /// Whether the threads are behind with what users who are not allowed have left unread.
@@ -75,7 +88,10 @@ pub(super) fn close_elsewhere(content: Content, share: Share) {
     let share = closers.counted(share);
     let closer = closers.0.entry(share).or_default();
     WAITING.fetch_add(content.len(), Ordering::Relaxed);
-    closer.waiting += content.len();
+    match content {
+        Content::Eventfd(_) => closer.eventfds += 1,
+        Content::Unread(_) | Content::Passed(_) => closer.waiting += content.len(),
+    }
     closer.queue.push_back(content);
     if closer.threads >= MAX_THREADS {
         return;
@@ -96,6 +112,10 @@ fn close_all(share: Share) {
                 drop(socket);
             }
             Content::Passed(passed) => close_passed(passed, share),
+            Content::Eventfd(eventfd) => {
+                forget_eventfd(share);
+                drop(eventfd);
+            }
         }
     }
 }
@@ -205,6 +225,14 @@ fn forget(share: Share, count: usize) {
     }
 }
 
+/// The same for an eventfd.
+fn forget_eventfd(share: Share) {
+    WAITING.fetch_sub(1, Ordering::Relaxed);
+    if let Some(closer) = closers().0.get_mut(&share) {
+        closer.eventfds -= 1;
+    }
+}
+
 #[derive(Debug)]
 struct Closers(BTreeMap<Share, Closer>);
 
@@ -227,8 +255,10 @@ impl Closers {
 struct Closer {
     queue: VecDeque<Content>,
     threads: usize,
-    /// Descriptors in the queue and those that threads have not begun to close.
+    /// Descriptors in the queue and those that threads have not begun to close, without eventfds.
     waiting: usize,
+    /// Eventfds in the queue.
+    eventfds: usize,
     /// Locked by a thread while it has descriptors of a packet that it only peeks at.
     looking: Arc<Mutex<()>>,
 }
@@ -236,7 +266,7 @@ struct Closer {
 impl Content {
     fn len(&self) -> usize {
         match self {
-            Self::Unread(_) => 1,
+            Self::Unread(_) | Self::Eventfd(_) => 1,
             Self::Passed(passed) => passed.len(),
         }
     }

@@ -1,12 +1,12 @@
 //! The messages that are pending for a client.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
-use smc_ipc::passed::PeerSocket;
+use smc_ipc::passed::{PeerFile, PeerSocket};
 
 use super::protocol;
 
@@ -18,9 +18,25 @@ use super::protocol;
 #[derive(Debug)]
 pub(super) struct SendQueue {
     socket: Arc<PeerSocket>,
-    queue: VecDeque<(i64, Option<Arc<OwnedFd>>)>,
+    queue: VecDeque<(i64, Option<Passed>)>,
     /// The socket has no space until the client reads.
     is_full: bool,
+}
+
+/// What is passed with a number.
+#[derive(Debug)]
+pub(super) enum Passed {
+    Memory(Arc<OwnedFd>),
+    Eventfd(Arc<PeerFile>),
+}
+
+impl AsFd for Passed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Memory(memory) => memory.as_fd(),
+            Self::Eventfd(eventfd) => eventfd.as_fd(),
+        }
+    }
 }
 
 impl SendQueue {
@@ -43,8 +59,8 @@ impl SendQueue {
     }
 
     /// Adds a number. At most two are pending for each possible client.
-    pub(super) fn push(&mut self, number: i64, descriptor: Option<&Arc<OwnedFd>>) {
-        self.queue.push_back((number, descriptor.cloned()));
+    pub(super) fn push(&mut self, number: i64, descriptor: Option<Passed>) {
+        self.queue.push_back((number, descriptor));
     }
 
     /// Adds that a client has left, or removes a pending announcement of that client.

@@ -1,0 +1,129 @@
+//! Eventfds that a peer has as well: the last close of one waits for as long as the peer wants, so all
+//! are closed by the closing threads.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use smc_ipc::channel::{Received, receive, send};
+use smc_ipc::doorbell::{Doorbell, new_eventfd, notify};
+use smc_ipc::passed::{PeerFile, PeerSocket};
+use smc_testkit::limits::limit_descriptors;
+use smc_testkit::slow_close::slow_to_close;
+
+/// What `passed` documents, with the limit of this test.
+const DESCRIPTORS: u64 = 1024;
+const MAX_WAITING: usize = 256;
+
+fn pair() -> (OwnedFd, PeerSocket) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let (peer, ours) = pair.unwrap();
+    (peer, ours.into())
+}
+
+/// Passes descriptors whose closing waits to all closing threads of the own user.
+fn block_closing_threads() -> Vec<TcpStream> {
+    let block = |_| {
+        let (peer, ours) = pair();
+        let (slow, far) = slow_to_close().unwrap();
+        send(&peer, b"x", &[slow.as_fd()]).unwrap();
+        drop(slow);
+        assert!(matches!(receive(&ours, &mut [0; 1], 1), Received::Invalid));
+        far
+    };
+    (0..4).map(block).collect()
+}
+
+/// Eventfds whose last close is watched.
+struct Watched {
+    /// An epoll set reports an eventfd as long as any process has it.
+    set: Doorbell,
+    count: usize,
+}
+
+impl Watched {
+    /// A ready eventfd.
+    fn eventfd(&mut self) -> OwnedFd {
+        let eventfd = new_eventfd().unwrap();
+        notify(&eventfd);
+        self.set.set().watch(&eventfd, self.count as u64).unwrap();
+        self.count += 1;
+        eventfd
+    }
+
+    fn open(&self) -> usize {
+        let mut open = 0;
+        self.set.poll(|_| open += 1).unwrap();
+        open
+    }
+}
+
+fn memory_files(name: &str) -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap();
+    let target = |fd: &PathBuf| std::fs::read_link(fd).unwrap_or_default();
+    links
+        .map(|entry| target(&entry.unwrap().path()))
+        .filter(|target| target.to_string_lossy().contains(name))
+        .count()
+}
+
+#[test]
+fn eventfds_that_peers_have_are_closed_on_the_closing_threads() {
+    limit_descriptors(DESCRIPTORS);
+    let far = block_closing_threads();
+    let set = Doorbell::new().unwrap();
+    // Its own eventfd is not ready.
+    set.poll(|_| {}).unwrap();
+    let mut watched = Watched { set, count: 0 };
+    let (peer, ours) = pair();
+
+    // In a packet that is refused.
+    send(&peer, b"x", &[watched.eventfd().as_fd()]).unwrap();
+    assert!(matches!(receive(&ours, &mut [0; 1], 0), Received::Invalid));
+    assert_eq!(watched.open(), 1);
+    // In one that is not, whether it is used or not.
+    send(&peer, b"x", &[watched.eventfd().as_fd()]).unwrap();
+    match receive(&ours, &mut [0; 1], 1) {
+        Received::Packet(_, passed) => drop(passed),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(watched.open(), 2);
+    // One of this process, that the peer was to have.
+    drop(PeerFile::shared(watched.eventfd(), &ours));
+    assert_eq!(watched.open(), 3);
+
+    // Memory files wait for nothing.
+    let memory = memfd_create("smc-test-memory", MemfdFlags::CLOEXEC).unwrap();
+    send(&peer, b"x", &[memory.as_fd()]).unwrap();
+    drop(memory);
+    match receive(&ours, &mut [0; 1], 1) {
+        Received::Packet(_, passed) => {
+            assert_eq!(memory_files("smc-test-memory"), 1);
+            drop(passed);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(memory_files("smc-test-memory"), 0);
+
+    // A user can have so many wait, and no more.
+    let refused = (3..2 * MAX_WAITING).find(|_| {
+        send(&peer, b"x", &[new_eventfd().unwrap().as_fd()]).unwrap();
+        matches!(receive(&ours, &mut [0; 1], 1), Received::Closed)
+    });
+    assert_eq!(refused, Some(MAX_WAITING));
+    drop(PeerFile::shared(watched.eventfd(), &ours));
+    assert_eq!(watched.open(), 4);
+
+    drop(far);
+    let end = Instant::now() + Duration::from_secs(60);
+    while watched.open() > 0 {
+        assert!(Instant::now() < end, "{} are left", watched.open());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
