@@ -68,12 +68,13 @@ impl LocalListener {
         };
         domain.sweep(|name| Entry::parse(name).is_some());
         let failed = |error: io::Error| OsError::new("announce the listener", &error);
-        let publication = Publication::new(domain.clone(), entry.to_string()).map_err(failed)?;
+        let is_default = domain.is_default();
+        let publication = Publication::new(domain, entry.to_string()).map_err(failed)?;
         // A directory that was configured has to be right. The default ones may become so.
-        if let (Some(error), false) = (publication.error(), domain.is_default()) {
+        if let (Some(error), false) = (publication.error(), is_default) {
             return Err(error.clone().into());
         }
-        let clients = ClientChannels::new(domain, entry, publication, at).map_err(failed)?;
+        let clients = ClientChannels::new(entry, publication, at).map_err(failed)?;
         let watch = runtime.watch(clients.epoll_fd()).map_err(failed)?;
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),

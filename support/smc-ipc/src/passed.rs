@@ -43,8 +43,10 @@ use crate::Credentials;
 
 /// A UNIX socket to an untrusted process, of the type `SOCK_SEQPACKET` or `SOCK_STREAM`.
 ///
-/// Dropping it ends the connection at once, for all processes that share the socket, and never
-/// blocks, whatever was passed over it and not received.
+/// Dropping it ends the connection, for all processes that share the socket, and never blocks, whatever
+/// was passed over it and not received. It ends at once with a user who may be a peer. With all other
+/// users another thread ends it: each system call that a peer notices costs time for each epoll set
+/// that watches the peer's socket, of which there can be millions.
 pub struct PeerSocket {
     /// Taken when dropped.
     socket: Option<OwnedFd>,
@@ -85,6 +87,14 @@ impl PeerSocket {
         }
     }
 
+    /// Has another thread send these bytes, if there are any, and end the connection.
+    fn refuse(&mut self, refusal: Vec<u8>) {
+        let share = self.share();
+        if let Some(socket) = self.socket.take() {
+            close_elsewhere(Content::Refused(socket, refusal), share);
+        }
+    }
+
     /// Whether nothing can be received from this user now, because too much of what they have
     /// passed waits to be closed.
     fn is_of_no_use(&self) -> bool {
@@ -101,7 +111,13 @@ impl AsFd for PeerSocket {
 
 impl Drop for PeerSocket {
     fn drop(&mut self) {
+        if self.socket.is_none() {
+            return;
+        }
         let share = self.share();
+        if share == Share::NotAllowed {
+            return self.refuse(Vec::new());
+        }
         let Some(socket) = self.socket.take() else {
             return;
         };

@@ -281,7 +281,7 @@ impl Server {
     fn accept(&self) -> bool {
         for _ in 0..MAX_ACCEPTS {
             // The mode of the socket decides who may connect.
-            match lock(&self.reserve).accept(&self.listener.socket, |_| true) {
+            match lock(&self.reserve).accept(&self.listener.socket, |_| true, |_| Vec::new()) {
                 // Closed if there is no free slot: QEMU reports that the server sent nothing.
                 Ok(socket) => drop(self.admit(socket)),
                 Err(refused) if refused.errno == Errno::AGAIN => return true,

@@ -12,10 +12,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use nix::sys::socket::{setsockopt, sockopt};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv, recvmsg, sendmsg, socketpair,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType, recv, recvmsg, send,
+    sendmsg, shutdown, socketpair,
 };
 use rustix::process::{Resource, getrlimit};
 
@@ -37,6 +39,8 @@ pub(super) enum Share {
 pub(super) enum Content {
     /// A socket that was shut down and that no other process has, and what was passed over it.
     Unread(OwnedFd),
+    /// A connection that is refused, what was passed over it, and what is sent before it ends.
+    Refused(OwnedFd, Vec<u8>),
     /// What came with a packet.
     Passed(Vec<OwnedFd>),
     /// An eventfd that a peer has as well, or had.
@@ -90,7 +94,9 @@ pub(super) fn close_elsewhere(content: Content, share: Share) {
     WAITING.fetch_add(content.len(), Ordering::Relaxed);
     match content {
         Content::Eventfd(_) => closer.eventfds += 1,
-        Content::Unread(_) | Content::Passed(_) => closer.waiting += content.len(),
+        Content::Unread(_) | Content::Refused(..) | Content::Passed(_) => {
+            closer.waiting += content.len();
+        }
     }
     closer.queue.push_back(content);
     if closer.threads >= MAX_THREADS {
@@ -111,6 +117,12 @@ fn close_all(share: Share) {
                 forget(share, 1);
                 drop(socket);
             }
+            Content::Refused(socket, refusal) => {
+                refuse(&socket, &refusal);
+                close_unread(&socket, &looking);
+                forget(share, 1);
+                drop(socket);
+            }
             Content::Passed(passed) => close_passed(passed, share),
             Content::Eventfd(eventfd) => {
                 forget_eventfd(share);
@@ -118,6 +130,16 @@ fn close_all(share: Share) {
             }
         }
     }
+}
+
+fn refuse(socket: &OwnedFd, refusal: &[u8]) {
+    if !refusal.is_empty() {
+        // It ends, whether this is read or not.
+        let _ = send(socket, refusal, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+    let _ = shutdown(socket, Shutdown::Both);
+    // So that empty packets differ from the end.
+    let _ = setsockopt(socket, sockopt::ReceiveTimestamp, &true);
 }
 
 /// Takes packets out of a socket and closes what came with them, in one go for each packet. What
@@ -266,7 +288,7 @@ struct Closer {
 impl Content {
     fn len(&self) -> usize {
         match self {
-            Self::Unread(_) | Self::Eventfd(_) => 1,
+            Self::Unread(_) | Self::Refused(..) | Self::Eventfd(_) => 1,
             Self::Passed(passed) => passed.len(),
         }
     }

@@ -38,29 +38,34 @@ impl Reserve {
     }
 
     /// Accepts a connection of a nonblocking UNIX socket. Does not wait. `allows` decides which users
-    /// may be peers: see [`PeerSocket::set_allowed`]. Connections of others are accepted as well.
+    /// may be peers: see [`PeerSocket::set_allowed`]. To others another thread sends a `refusal`, if that
+    /// is not empty, and ends their connections.
     ///
     /// # Errors
     ///
-    /// [`NotAccepted`]. With `CONNABORTED` one is ended, as also of a user of whom too many
-    /// descriptors [wait to be closed](super::receive), and there may be another one. With `MFILE`
+    /// [`NotAccepted`]. With `CONNABORTED` one is ended, as also of a user who may not be a peer, or of
+    /// whom too many descriptors [wait to be closed](super::receive), and there may be another one. With `MFILE`
     /// and `NFILE` the peer sees the end of its connection, unless that still waits: another thread
     /// or process may take the released descriptor first, or the limit may be lowered.
     pub fn accept(
         &mut self,
         listener: impl AsFd,
         allows: impl FnOnce(u32) -> bool,
+        refusal: impl FnOnce(u32) -> Vec<u8>,
     ) -> Result<PeerSocket, NotAccepted> {
         let errno = match accept(&listener) {
             Ok(mut socket) => {
                 self.restore();
-                if allows(socket.user()) {
+                let user = socket.user();
+                if !allows(user) {
+                    socket.refuse(refusal(user));
+                } else {
                     socket.set_allowed();
+                    if !socket.is_of_no_use() {
+                        return Ok(socket);
+                    }
+                    drop(socket);
                 }
-                if !socket.is_of_no_use() {
-                    return Ok(socket);
-                }
-                drop(socket);
                 Errno::CONNABORTED
             }
             Err(errno) => errno,

@@ -32,6 +32,8 @@ pub struct Publication {
     companion: Option<(&'static str, (u64, u64))>,
     sockets: Vec<NamedSocket>,
     reserve: Reserve,
+    /// What a process of a user who is not allowed is sent.
+    refusal: fn(u32) -> Vec<u8>,
     /// Accepted from sockets that have lost their names.
     pending: VecDeque<PeerSocket>,
     /// All sockets and the timer.
@@ -94,6 +96,7 @@ impl Publication {
             companion: None,
             sockets: Vec::new(),
             reserve: Reserve::new()?,
+            refusal: |_| Vec::new(),
             pending: VecDeque::new(),
             epoll,
             timer,
@@ -103,6 +106,12 @@ impl Publication {
             is_paused: false,
             left: MAX_BEHIND,
         })
+    }
+
+    /// Sets what a process of a user who is not allowed is sent before its connection ends; nothing if
+    /// it is empty. Depends on the user.
+    pub fn set_refusal(&mut self, refusal: fn(u32) -> Vec<u8>) {
+        self.refusal = refusal;
     }
 
     /// Readable when a connection can be accepted or [`Publication::handle_events`] has work.
@@ -150,12 +159,12 @@ impl Publication {
         }
     }
 
-    /// The next connection.
+    /// The next connection of a user who is allowed.
     ///
     /// # Errors
     ///
     /// As `accept(2)`; `AGAIN` if there is none. With `CONNABORTED`, `MFILE` and `NFILE` one was
-    /// closed, and there may be another one.
+    /// closed, and there may be another one: `CONNABORTED` also for each user who is not allowed.
     ///
     /// While none can be accepted, there are none: too many descriptors that were passed to this
     /// process [wait to be closed](passed::has_descriptors), or there is no descriptor with which a
@@ -183,7 +192,8 @@ impl Publication {
         }
         let sockets = self.sockets.iter();
         let allows = |uid| self.domain.allows(uid);
-        let mut each = sockets.map(|named| self.reserve.accept(&named.socket, allows));
+        let mut each =
+            sockets.map(|named| self.reserve.accept(&named.socket, allows, self.refusal));
         let next = each.find(|next| match next {
             Ok(_) => true,
             Err(refused) => refused.errno != Errno::AGAIN,
@@ -318,7 +328,7 @@ impl Publication {
         named.remove(&self.domain, &self.name);
         let allows = |uid| self.domain.allows(uid);
         loop {
-            match self.reserve.accept(&named.socket, allows) {
+            match self.reserve.accept(&named.socket, allows, self.refusal) {
                 Ok(pending) => self.pending.push_back(pending),
                 Err(refused) if refused.errno == Errno::CONNABORTED => {}
                 Err(_) => return,

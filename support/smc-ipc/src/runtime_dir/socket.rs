@@ -96,9 +96,9 @@ impl OpenDir {
     ///
     /// As [`Domain::connect`].
     pub fn connect(&self, name: &str) -> Result<PeerSocket, Errno> {
-        let socket = PeerSocket::from(seqpacket()?);
+        let socket = seqpacket()?;
         self.connect_to(&socket, name)?;
-        Ok(socket)
+        Ok(socket.into())
     }
 
     fn connect_to(&self, socket: impl AsFd, name: &str) -> Result<(), Errno> {
