@@ -101,7 +101,8 @@ impl Builder {
     ///
     /// That is one for each of their buffers, and two for each peer. When there are as many, new
     /// peers are refused, and what known ones register cannot be used
-    /// ([`DeviceError::Exhausted`]). A process has 65,530 mappings unless the system is told
+    /// ([`DeviceError::Exhausted`]). In a domain with other users ([`Domain::shared`]) half of them are
+    /// for those, of whom one has at most half of that, and no more than the others leave free. A process has 65,530 mappings unless the system is told
     /// otherwise (`vm.max_map_count`); those of own buffers
     /// ([`max_dmbs`](Self::max_dmbs)), of other devices and of all the rest have to fit too.
     ///

@@ -68,7 +68,7 @@ impl LoopDevice {
         let account = MemoryAccount::default();
         let gid = random::gid(rustix::process::geteuid().as_raw())?;
         let peers = Peers::new(gid, domain, pool_limits, max_mappings, account.clone())?;
-        let permits = Permits::new(limits.max_dmbs, account.clone());
+        let permits = Permits::new(limits.max_dmbs);
         Ok(Self {
             identity,
             limits,

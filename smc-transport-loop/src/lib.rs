@@ -120,6 +120,7 @@ mod config;
 mod device;
 mod directory;
 mod doorbell;
+mod mappings;
 mod peer;
 mod peers;
 mod pool;

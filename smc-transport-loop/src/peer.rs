@@ -14,8 +14,9 @@ use smc_wire::types::Gid;
 use crate::channel::{self, Descriptors, Message, Received};
 use crate::doorbell::Doorbell;
 use crate::lock;
+use crate::mappings::{MappingPermit, Mappings};
 use crate::region::{Mapping, os};
-use crate::registry::{LocalBuffers, NewMemory, Permit, Permits};
+use crate::registry::{LocalBuffers, NewMemory};
 use crate::remote::RemoteBuffers;
 use crate::send_queue::WakeList;
 
@@ -35,7 +36,7 @@ pub(crate) struct Peer {
     eventfd: Option<Arc<PeerFile>>,
     gone: AtomicBool,
     /// For the signal page of `owner`; `None` for the local device itself.
-    _permit: Option<Permit>,
+    _permit: Option<MappingPermit>,
     /// For [`ActivePeers`](crate::active::ActivePeers) only.
     pub(crate) poll_state: PollState,
 }
@@ -55,8 +56,10 @@ pub(crate) struct Incoming {
     /// `None` for the local device itself.
     pub(crate) channel: Option<PeerSocket>,
     pub(crate) remote: RemoteBuffers,
-    /// Limits what is mapped for all peers.
-    pub(crate) mappings: Arc<Permits>,
+    /// Limits what is mapped for peers, by user.
+    pub(crate) mappings: Arc<Mappings>,
+    /// The user of the peer.
+    pub(crate) user: u32,
 }
 
 /// The result of receiving from a peer.
@@ -77,7 +80,7 @@ impl Peer {
         credentials: Option<Credentials>,
         local: LocalBuffers,
         eventfd: Option<Arc<PeerFile>>,
-        permit: Option<Permit>,
+        permit: Option<MappingPermit>,
     ) -> Self {
         Self {
             gid,
@@ -130,6 +133,7 @@ impl Peer {
             channel: Some(channel),
             remote,
             mappings,
+            user,
         }) = &mut *slot
         else {
             return outcome;
@@ -140,7 +144,7 @@ impl Peer {
                 Received::Message(Message::Memory { index, number, len }, files) => {
                     // First, so that memory that replaces other memory fits.
                     remote.remove_memory(index);
-                    remote.install(index, number, adopt(files, len, mappings));
+                    remote.install(index, number, adopt(files, len, || mappings.take(*user)));
                     outcome.received = true;
                 }
                 Received::Message(Message::Notify, _) => outcome.received = true,
@@ -187,7 +191,7 @@ impl Peer {
 fn adopt(
     [file, _]: Descriptors,
     len: u64,
-    mappings: &Arc<Permits>,
+    permit: impl FnOnce() -> Result<MappingPermit, DeviceError>,
 ) -> Result<Arc<Mapping>, DeviceError> {
     let file = match file {
         Some(Passed::File(file)) => file,
@@ -197,7 +201,7 @@ fn adopt(
     };
     let len = usize::try_from(len).ok().filter(|len| is_dmb_len(*len));
     let len = len.ok_or(DeviceError::PeerMisbehaved("buffer has no DMB size"))?;
-    Mapping::adopt(std::os::fd::AsFd::as_fd(&file), len, mappings.take()?)
+    Mapping::adopt(std::os::fd::AsFd::as_fd(&file), len, permit()?)
 }
 
 /// Whether a length is one of the DMB sizes, 2^(14 + n).

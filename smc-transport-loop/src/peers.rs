@@ -26,10 +26,11 @@ use crate::channel::{self, Message};
 use crate::directory::{self, is_socket_name, socket_name};
 use crate::doorbell::{Channel, Doorbell, Ready};
 use crate::lock;
+use crate::mappings::Mappings;
 use crate::peer::{Incoming, Peer};
 use crate::pool::PoolLimits;
 use crate::region::{Mapping, has_unread};
-use crate::registry::{LocalBuffers, Permits};
+use crate::registry::LocalBuffers;
 use crate::remote::{Notifier, NotifyBy, RemoteBuffers, Tokens};
 use crate::send_queue::{SendPath, SendQueue, WakeList};
 use crate::signal_page::{self, SignalPage};
@@ -58,8 +59,8 @@ pub(crate) struct Peers {
     unread: Mutex<Vec<(u32, Arc<PeerSocket>)>>,
     /// The resource that was exhausted when a peer was not accepted, and the time.
     shortage: Mutex<Option<(Instant, OsError)>>,
-    /// Limits what is mapped for all peers: signal pages of both sides, and the peers' buffers.
-    mappings: Arc<Permits>,
+    /// Limits what is mapped for peers: signal pages of both sides, and the peers' buffers.
+    mappings: Arc<Mappings>,
     /// Tasks to be woken as soon as neither of the two is locked.
     wakes: Mutex<WakeList>,
 }
@@ -98,7 +99,7 @@ impl Peers {
         let publication = publication.map_err(|error| DeviceError::os("publish device", &error))?;
         let doorbell = Arc::new(Doorbell::new(publication.epoll_fd())?);
         let tokens = Arc::new(Tokens::default());
-        let mappings = Permits::new(max_mappings, account.clone());
+        let mappings = Mappings::new(max_mappings, domain.has_others(), account.clone());
         let own = own_peer(
             gid,
             &doorbell,
@@ -283,7 +284,7 @@ impl Peers {
         }
         // On failure more descriptors may be in flight.
         let _ = set_socket_send_buffer_size(&channel, CHANNEL_BUFFER);
-        let permit = self.mappings.take()?;
+        let permit = self.mappings.take(user)?;
         permit.charge_within_limit(PEER_CHARGE)?;
         let (mapping, file) = Mapping::create(signal_page::LEN)?;
         let signal_page = new_signal_page(&mapping)?;
@@ -419,7 +420,7 @@ fn own_peer(
     doorbell: &Doorbell,
     tokens: &Arc<Tokens>,
     pool_limits: PoolLimits,
-    mappings: &Arc<Permits>,
+    mappings: &Arc<Mappings>,
     account: MemoryAccount,
 ) -> Result<Peer, DeviceError> {
     let mapping = Mapping::anonymous(signal_page::LEN)?;
@@ -437,6 +438,7 @@ fn own_peer(
         channel: None,
         remote,
         mappings: Arc::clone(mappings),
+        user: geteuid().as_raw(),
     };
     peer.set_incoming(incoming)
         .map_err(|_| DeviceError::Gone("own device"))?;

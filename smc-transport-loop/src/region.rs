@@ -20,14 +20,14 @@ use smc_core::device::DeviceError;
 use smc_core::mem::sync::AtomicU64;
 use smc_core::mem::{OutOfBounds, Region};
 
-use crate::registry::Permit;
+use crate::mappings::MappingPermit;
 
 /// Shared memory mapped into this process; unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     region: Region,
     /// Counts what is mapped for peers.
-    permit: Option<Permit>,
+    permit: Option<MappingPermit>,
 }
 
 impl Mapping {
@@ -46,12 +46,12 @@ impl Mapping {
     pub(crate) fn adopt(
         file: BorrowedFd<'_>,
         len: usize,
-        permit: Permit,
+        permit: MappingPermit,
     ) -> Result<Arc<Self>, DeviceError> {
         Ok(Self::new(Region::adopt(file, len)?, Some(permit)))
     }
 
-    fn new(region: Region, permit: Option<Permit>) -> Arc<Self> {
+    fn new(region: Region, permit: Option<MappingPermit>) -> Arc<Self> {
         Arc::new(Self { region, permit })
     }
 

@@ -7,15 +7,15 @@
 //! Backings are never given to another peer, since a process keeps access to what it once mapped.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
-use smc_core::device::{Charge, DeviceError, Dmb, Event, MemoryAccount};
+use smc_core::device::{DeviceError, Dmb, Event, MemoryAccount};
 use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use smc_wire::types::DmbToken;
 
 use crate::lock;
-use crate::pool::{Backing, Pool, PoolLimits, resident_len};
+use crate::pool::{Backing, Pool, PoolLimits};
 use crate::random;
 use crate::region::Mapping;
 use crate::send_queue::{SendPath, WakeList};
@@ -454,20 +454,18 @@ impl Table {
     }
 }
 
-/// Counts buffers, or mappings, against the limit of the device.
+/// Counts buffers against the limit of the device.
 #[derive(Debug)]
 pub(crate) struct Permits {
     used: AtomicUsize,
     max: usize,
-    account: MemoryAccount,
 }
 
 impl Permits {
-    pub(crate) fn new(max: usize, account: MemoryAccount) -> Arc<Self> {
+    pub(crate) fn new(max: usize) -> Arc<Self> {
         Arc::new(Self {
             used: AtomicUsize::new(0),
             max,
-            account,
         })
     }
 
@@ -482,10 +480,7 @@ impl Permits {
             .used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
         {
-            Ok(_) => Ok(Permit {
-                permits: Arc::clone(self),
-                charge: OnceLock::new(),
-            }),
+            Ok(_) => Ok(Permit(Arc::clone(self))),
             Err(_) => Err(DeviceError::Exhausted),
         }
     }
@@ -493,30 +488,10 @@ impl Permits {
 
 /// One unit of the limit.
 #[derive(Debug)]
-pub(crate) struct Permit {
-    permits: Arc<Permits>,
-    charge: OnceLock<Charge>,
-}
-
-impl Permit {
-    /// Memory of a peer of this length is going to be written: as much of it as the peer keeps of
-    /// an unused buffer may stay charged to this process.
-    pub(crate) fn charge(&self, len: usize) {
-        let account = &self.permits.account;
-        self.charge
-            .get_or_init(|| account.charge_anyway(resident_len(len)));
-    }
-
-    /// Charges so many bytes, if the memory limit leaves as much.
-    pub(crate) fn charge_within_limit(&self, bytes: usize) -> Result<(), DeviceError> {
-        let charge = self.permits.account.charge(bytes)?;
-        let _set_once = self.charge.set(charge);
-        Ok(())
-    }
-}
+pub(crate) struct Permit(Arc<Permits>);
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.permits.used.fetch_sub(1, Ordering::Relaxed);
+        self.0.used.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -630,6 +630,57 @@ fn a_user_cannot_take_the_gid_of_another_user_s_device() {
     helper.finish();
 }
 
+/// A user whom the victim allows announces the same memory behind very many slots.
+#[test]
+fn a_user_with_very_many_buffers_leaves_mappings_to_others() {
+    let Some(attacker) = another_user() else {
+        return;
+    };
+    let honest = attacker + 1;
+    let dir = shared_dir();
+    let domain = Domain::shared(dir.path(), [attacker, honest]);
+    let victim = DrivenDevice::new(LoopDevice::builder().domain(domain).max_mappings(64));
+    let gid = Gid::emulated(GID.to_u128() & !u128::from(u32::MAX) | u128::from(attacker));
+    let [own_dir, victim_dir] = [attacker, 0].map(|user| dir.path().join(user.to_string()));
+    let (_listener, channel) = run_as(attacker, || {
+        std::fs::create_dir(&own_dir).unwrap();
+        std::fs::set_permissions(&own_dir, Permissions::from_mode(0o755)).unwrap();
+        let listener = seqpacket();
+        let name = own_dir.join(socket_name(gid));
+        bind(&listener, &SocketAddrUnix::new(name).unwrap()).unwrap();
+        listen(&listener, 8).unwrap();
+        let channel = seqpacket();
+        let name = victim_dir.join(socket_name(victim.gid()));
+        connect(&channel, &SocketAddrUnix::new(name).unwrap()).unwrap();
+        (listener, channel)
+    })
+    .unwrap();
+    let (signal_page, memory) = (sealed(SIGNAL_PAGE_LEN), sealed(LEN as u64));
+    let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    send_with_fds(
+        &channel,
+        &hello(gid),
+        &[signal_page.as_fd(), doorbell.as_fd()],
+    );
+    victim.drain();
+    assert_eq!(victim.device.peers(), 1);
+    for index in 0..100 {
+        let slot = 0x2000 + u64::from(index) * 64;
+        signal_page
+            .write_at(&5_u64.to_ne_bytes(), slot + 32)
+            .unwrap();
+        let message = message(2, index, 5, LEN as u64);
+        send_with_fds(&channel, &message, &[memory.as_fd()]);
+        victim.drain();
+    }
+
+    let mut helper = start_as(honest, "accepted", &dir).unwrap();
+    let gid = helper.recv_gid();
+    let dmb = victim.register(gid);
+    exchange_signals(&victim, &mut helper, gid, &*dmb);
+    helper.finish();
+}
+
 /// Answers one signal.
 fn accepted_user(role: &Role) {
     let us = DrivenDevice::new(LoopDevice::builder().domain(Domain::shared(&role.dir, [0])));

@@ -192,8 +192,8 @@ impl Peers {
         {
             return Err(DeviceError::PeerMisbehaved("GID of another process").into());
         }
-        let signal_page =
-            Mapping::adopt(signal_page.as_fd(), signal_page::LEN, self.mappings.take()?);
+        let permit = self.mappings.take(credentials.uid)?;
+        let signal_page = Mapping::adopt(signal_page.as_fd(), signal_page::LEN, permit);
         let signal_page =
             new_signal_page(&self.record_shortage(signal_page.map_err(OpenError::from))?)?;
         check_eventfd(eventfd.as_fd())?;
@@ -211,6 +211,7 @@ impl Peers {
             channel: Some(socket),
             remote,
             mappings: Arc::clone(&self.mappings),
+            user: credentials.uid,
         };
         if let Err(refused) = peer.set_incoming(incoming) {
             drop(refused);
