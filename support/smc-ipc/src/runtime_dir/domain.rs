@@ -312,7 +312,15 @@ impl Domain {
 
     /// Whether something that cannot be used is at the path of a directory.
     fn is_taken(&self, user_dir: &UserDir<'_>) -> bool {
-        let error = self.inspect(&user_dir.path()).err();
+        let path = user_dir.path();
+        let error = match *self.locations {
+            // One that is missing is looked up in a directory whose lock others can hold.
+            Locations::Shared(_) => {
+                let origin = self.origin(&path).ok();
+                origin.and_then(|origin| self.open_at(&origin, &path).err())
+            }
+            _ => self.inspect(&path).err(),
+        };
         error.as_ref().is_some_and(RuntimeDirError::is_in_the_way)
     }
 

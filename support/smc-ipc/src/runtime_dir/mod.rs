@@ -7,6 +7,7 @@
 mod domain;
 mod elevated;
 mod error;
+mod lookup;
 mod open;
 mod publication;
 mod socket;

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::domain::{DirStat, Domain, Locations, in_session, own, system, user_session};
 use super::error::{DirectoryProblem, RuntimeDirError};
+use super::lookup::open_name;
 use super::socket::by_fd;
 use super::user_dir::UserDir;
 
@@ -25,7 +26,7 @@ pub struct OpenDir {
 }
 
 /// From where a directory is opened.
-struct Origin<'a> {
+pub(super) struct Origin<'a> {
     /// The directory of a shared domain.
     base: Option<OwnedFd>,
     /// The rest of the path.
@@ -89,7 +90,7 @@ impl Domain {
         self.open_at(&self.origin(path)?, path)
     }
 
-    fn origin<'a>(&self, path: &'a Path) -> Result<Origin<'a>, RuntimeDirError> {
+    pub(super) fn origin<'a>(&self, path: &'a Path) -> Result<Origin<'a>, RuntimeDirError> {
         let Locations::Shared(base) = &*self.locations else {
             return Ok(Origin {
                 base: None,
@@ -112,7 +113,11 @@ impl Domain {
         })
     }
 
-    fn open_at(&self, origin: &Origin<'_>, path: &Path) -> Result<OpenDir, RuntimeDirError> {
+    pub(super) fn open_at(
+        &self,
+        origin: &Origin<'_>,
+        path: &Path,
+    ) -> Result<OpenDir, RuntimeDirError> {
         let flags = match *self.locations {
             // One that was given may be a link.
             Locations::One { .. } => DIRECTORY,
@@ -120,7 +125,11 @@ impl Domain {
             _ => DIRECTORY | OFlags::NOFOLLOW,
         };
         let failed = |operation| move |errno| RuntimeDirError::os(path, operation, errno);
-        let fd = match openat(origin.fd(), origin.name, flags, Mode::empty()) {
+        let opened = match &origin.base {
+            Some(base) => open_name(base.as_fd(), origin.name, flags),
+            None => openat(CWD, origin.name, flags, Mode::empty()),
+        };
+        let fd = match opened {
             Ok(fd) => fd,
             Err(Errno::NOTDIR | Errno::LOOP) => {
                 // With the owner of the file or link, if that is another user.

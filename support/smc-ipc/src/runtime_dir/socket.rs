@@ -13,6 +13,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use rustix::process::geteuid;
 
 use super::domain::own;
+use super::lookup::open_name;
 use super::{Domain, OpenDir};
 use crate::passed::{Listener, PeerSocket};
 
@@ -102,7 +103,8 @@ impl OpenDir {
     }
 
     fn connect_to(&self, socket: impl AsFd, name: &str) -> Result<(), Errno> {
-        let file = open_socket(&self.fd, Path::new(name))?;
+        let file = open_name(self.fd.as_fd(), Path::new(name), FILE)?;
+        let file = check_socket(file)?;
         rustix::net::connect(socket, &SocketAddrUnix::new(by_fd(&file))?)
     }
 
@@ -133,8 +135,12 @@ impl OpenDir {
     /// The kernel refuses a connection to it as such. To a socket that is there it refuses the
     /// connection of a socket of another type because of the type, which its owner does not notice.
     fn remove_if_stale(&self, name: &str) -> Stale {
-        let Ok(stat) = statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) else {
-            return Stale::Absent;
+        let file = open_name(self.fd.as_fd(), Path::new(name), FILE);
+        let stat = match file.and_then(fstat) {
+            Ok(stat) => stat,
+            // Nothing is known of it.
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => return Stale::Alive,
+            Err(_) => return Stale::Absent,
         };
         let probe = || {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -261,8 +267,10 @@ pub fn bind_with_mode(socket: impl AsFd, path: &Path, mode: u32) -> Result<Owned
 
 /// The file of a socket, which stays the same whatever happens to its name.
 fn open_socket(dir: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(dir, path, flags, Mode::empty())?;
+    check_socket(openat(dir, path, FILE, Mode::empty())?)
+}
+
+fn check_socket(file: OwnedFd) -> Result<OwnedFd, Errno> {
     match FileType::from_raw_mode(fstat(&file)?.st_mode) {
         FileType::Socket => Ok(file),
         FileType::Symlink => Err(Errno::LOOP),
@@ -282,6 +290,9 @@ fn seqpacket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
+
+/// For opening a file as it is.
+const FILE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Of a socket's file that has not got its mode yet. No umask takes this bit away, and sockets that
 /// are in use do not have it, so none of those is mistaken for the file.

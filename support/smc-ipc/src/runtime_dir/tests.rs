@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use tempfile::TempDir;
 
 use super::domain::{Locations, SPARES_LAST, own};
+use super::lookup::{LOCKED, open_name};
 use super::open::ATTEMPTS;
 use super::socket::NamedSocket;
 use super::watch::Watcher;

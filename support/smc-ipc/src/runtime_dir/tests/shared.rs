@@ -103,6 +103,39 @@ fn a_directory_that_is_there_is_not_made() {
     assert_ne!(ATTEMPTS.get(), made, "it was missing");
 }
 
+/// A look-up of a name that the kernel does not have in its cache takes the lock.
+#[test]
+fn names_that_are_not_in_a_directory_in_memory_are_not_looked_up_with_its_lock() {
+    let Some(memory) = in_memory() else {
+        return println!("skipped: why: no look-ups in the kernel's cache alone on /dev/shm");
+    };
+    let base = memory.path().join("base");
+    fs::create_dir(&base).unwrap();
+    fs::set_permissions(&base, Permissions::from_mode(0o1777)).unwrap();
+    let domain = Domain::shared(base, [OTHER]);
+    let mut publication = publish(&domain);
+    let before = LOCKED.get();
+    assert_connects(&mut publication, &domain);
+    for user in [own(), OTHER] {
+        let connected = domain.connect_to(user, "missing.sock");
+        assert_eq!(connected.unwrap_err(), Errno::NOENT);
+        assert_eq!(domain.search_paths_of(user).len(), 1);
+    }
+    assert!(domain.remove_if_stale("missing.sock"));
+    assert!(!domain.remove_if_stale(NAME));
+    assert_eq!(LOCKED.get(), before);
+}
+
+/// A directory of a file system in memory, where the kernel can look up names in its cache alone.
+fn in_memory() -> Option<TempDir> {
+    let dir = TempDir::new_in("/dev/shm").ok()?;
+    let before = LOCKED.get();
+    let opened = fs::File::open(dir.path()).unwrap();
+    let missing = open_name(opened.as_fd(), "missing".as_ref(), OFlags::PATH);
+    assert_eq!(missing.unwrap_err(), Errno::NOENT);
+    (LOCKED.get() == before).then_some(dir)
+}
+
 #[test]
 fn a_shared_directory_is_not_made_and_has_to_be_sticky() {
     let shared = Shared::new();
