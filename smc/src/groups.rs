@@ -36,20 +36,21 @@ pub(crate) struct Groups {
     llc: LlcConfig,
     /// The limit that SMC-R buffers are charged to.
     pub(crate) memory: MemoryLimit,
-    /// The SMC-R groups, while their links exist.
-    rdma: Mutex<BTreeMap<GroupId, Arc<RdmaGroup>>>,
-    /// Alert tokens of SMC-R connections.
-    tokens: Mutex<HashSet<AlertToken>>,
     /// Notified when a connection or an SMC-R group has ended, or written data was delivered.
     ended: Event,
     /// Notified when a group was terminated, perhaps during set-ups.
     terminated: Event,
 }
 
+/// What the lock of [`Groups`] protects.
 struct SharedRegistry {
     registry: Registry,
     /// What set-ups wait for.
     answers: HashMap<Waiter, Answer<Result<Member, NoGroup>>>,
+    /// The SMC-R groups, while their links exist.
+    rdma: BTreeMap<GroupId, Arc<RdmaGroup>>,
+    /// Alert tokens of SMC-R connections.
+    tokens: HashSet<AlertToken>,
 }
 
 impl Groups {
@@ -63,6 +64,8 @@ impl Groups {
         let shared = SharedRegistry {
             registry: Registry::new(),
             answers: HashMap::new(),
+            rdma: BTreeMap::new(),
+            tokens: HashSet::new(),
         };
         Arc::new(Self {
             shared: Mutex::new(shared),
@@ -72,8 +75,6 @@ impl Groups {
             ports,
             llc,
             memory,
-            rdma: Mutex::default(),
-            tokens: Mutex::default(),
             ended: Event::new(),
             terminated: Event::new(),
         })
@@ -181,23 +182,23 @@ impl Groups {
             return None;
         };
         let rdma = RdmaGroup::start(group, role, self, self.llc);
-        self.rdma_groups().insert(group, Arc::clone(&rdma));
+        self.lock().rdma.insert(group, Arc::clone(&rdma));
         Some(rdma)
     }
 
     pub(crate) fn rdma(&self, group: GroupId) -> Option<Arc<RdmaGroup>> {
-        self.rdma_groups().get(&group).cloned()
+        self.lock().rdma.get(&group).cloned()
     }
 
     /// All SMC-R groups that have links, including those that are ending.
     pub(crate) fn all_rdma(&self) -> Vec<Arc<RdmaGroup>> {
-        self.rdma_groups().values().cloned().collect()
+        self.lock().rdma.values().cloned().collect()
     }
 
     /// Removes a group whose last link is closed.
     pub(crate) fn remove_rdma(&self, group: GroupId) {
         // Dropped after the lock.
-        let _group = self.rdma_groups().remove(&group);
+        let _group = self.lock().rdma.remove(&group);
         self.notify_ended();
     }
 
@@ -233,18 +234,14 @@ impl Groups {
             let random = random.map_err(|error| DeviceError::os("get random bytes", &error))?;
             // Not zero; a collision is very unlikely.
             let token = AlertToken::new(u32::from_ne_bytes(random));
-            if let Some(token) = token.filter(|token| self.tokens().insert(*token)) {
+            if let Some(token) = token.filter(|token| self.lock().tokens.insert(*token)) {
                 return Ok(token);
             }
         }
     }
 
     pub(crate) fn release_token(&self, token: AlertToken) {
-        self.tokens().remove(&token);
-    }
-
-    fn tokens(&self) -> MutexGuard<'_, HashSet<AlertToken>> {
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock().tokens.remove(&token);
     }
 
     /// Candidates for further links of a group.
@@ -259,10 +256,6 @@ impl Groups {
         for group in self.all_rdma() {
             group.addresses_changed();
         }
-    }
-
-    fn rdma_groups(&self) -> MutexGuard<'_, BTreeMap<GroupId, Arc<RdmaGroup>>> {
-        self.rdma.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One group; `None` after its end.

@@ -82,11 +82,6 @@ impl LinkGroup {
         self.outputs.push_back(LinkGroupOutput::FirstLink(result));
     }
 
-    pub(super) fn first_timeout(&mut self, _first: First) {
-        self.outputs
-            .push_back(LinkGroupOutput::FirstLink(Err(FirstLinkError::TimedOut)));
-    }
-
     /// CONFIRM LINK about the local end of a link, on that link.
     pub(super) fn send_confirm_link(&mut self, link: LinkId, step: Step) {
         let Some(info) = self.link(link) else {

@@ -21,7 +21,7 @@ use super::first::First;
 use super::group::after;
 use super::join::{Join, JoinStage, OfferedLink};
 use super::offer::{LinkOffer, OfferStage};
-use super::{LinkGroup, LinkId};
+use super::{FirstLinkError, LinkGroup, LinkGroupOutput, LinkId};
 use crate::proto::table::InvalidTransition;
 
 /// The flow that changes the links now.
@@ -220,7 +220,11 @@ impl LinkGroup {
             return;
         }
         match self.flow.take() {
-            Some(Flow::First(first)) => self.first_timeout(first),
+            Some(Flow::First(_)) => {
+                let timed_out = Err(FirstLinkError::TimedOut);
+                self.outputs
+                    .push_back(LinkGroupOutput::FirstLink(timed_out));
+            }
             Some(Flow::Delete(deletion)) => self.delete_timeout(now, deletion),
             Some(flow) => self.add_failed(flow, AddFailure::Unfinished),
             None => {}

@@ -9,7 +9,7 @@ use super::first::First;
 use super::flow::{AddFailure, Flow, PendingFlows, Trigger};
 use super::link::{LinkRecord, LinkState};
 use super::long_message::LongMessageGate;
-use super::rmbs::{Announcement, LocalRmbs, Rmb};
+use super::rmbs::{LocalRmbs, Rmb, RmbAnnouncement};
 use super::rtokens::Rtokens;
 use super::{
     GroupType, LinkGroupOutput, LinkId, LinkInfo, LlcConfig, LlcTerms, OpTag, PortCandidate,
@@ -277,7 +277,7 @@ impl LinkGroup {
         let link = self.links.first().map_or(LinkId(0), |link| link.info.id);
         let now = self.links.first().map(|link| link.last_received);
         if let (Some(now), None) = (now, self.end) {
-            let rmb_state = Rmb::new(keys, Announcement::Yes, link, now);
+            let rmb_state = Rmb::new(keys, RmbAnnouncement::Yes, link, now);
             self.local_rmbs.rmbs.insert(rmb, rmb_state);
         }
     }
@@ -296,7 +296,7 @@ impl LinkGroup {
             return;
         }
         let turn_deadline = after(now, self.config.timeouts.turn);
-        let entry = Rmb::new(keys, Announcement::No, link, turn_deadline);
+        let entry = Rmb::new(keys, RmbAnnouncement::No, link, turn_deadline);
         if self.local_rmbs.rmbs.insert(rmb, entry).is_none() {
             self.local_rmbs.confirms.push_back(rmb);
         }

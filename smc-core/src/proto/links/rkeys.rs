@@ -10,7 +10,7 @@ use smc_wire::llc::{
 use smc_wire::types::Rkey;
 
 use super::group::after;
-use super::rmbs::{Announcement, RkeyRequest, RkeyWait};
+use super::rmbs::{RkeyRequest, RkeyWait, RmbAnnouncement};
 use super::{LinkGroup, LinkGroupOutput, LinkId, LinkInfo, RkeyError, RmbId};
 use crate::proto::group::DeviceIndex;
 
@@ -97,7 +97,7 @@ impl LinkGroup {
             further_links: u8::try_from(further.len()).unwrap_or(u8::MAX),
             further,
         };
-        rmb.announced = Announcement::Unconfirmed;
+        rmb.announced = RmbAnnouncement::Unconfirmed;
         let wait = RkeyWait::Confirming {
             link: link.id,
             rkey: key.rkey,
@@ -115,7 +115,7 @@ impl LinkGroup {
             return;
         };
         if result.is_ok() {
-            rmb.announced = Announcement::Yes;
+            rmb.announced = RmbAnnouncement::Yes;
         }
         if rmb.is_released {
             self.local_rmbs.deletes.push_back(id);
@@ -161,7 +161,7 @@ impl LinkGroup {
         let Some(rmb) = self.local_rmbs.rmbs.get(&id) else {
             return;
         };
-        if rmb.announced == Announcement::No {
+        if rmb.announced == RmbAnnouncement::No {
             return self.delete_ended(id, true);
         }
         let usable = |link: LinkInfo| Some((link.id, rmb.key(link.device)?.rkey));
@@ -209,8 +209,10 @@ impl LinkGroup {
         let announced = rmb.announced;
         self.local_rmbs.confirms.retain(|other| *other != id);
         match announced {
-            Announcement::No => self.delete_ended(id, true),
-            Announcement::Unconfirmed | Announcement::Yes => self.local_rmbs.deletes.push_back(id),
+            RmbAnnouncement::No => self.delete_ended(id, true),
+            RmbAnnouncement::Unconfirmed | RmbAnnouncement::Yes => {
+                self.local_rmbs.deletes.push_back(id)
+            }
         }
     }
 

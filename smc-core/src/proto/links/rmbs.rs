@@ -31,7 +31,7 @@ pub(super) struct Rmb {
     pub(super) keys: Vec<RmbKey>,
     /// Devices that cannot register it.
     pub(super) unmapped: Vec<DeviceIndex>,
-    pub(super) announced: Announcement,
+    pub(super) announced: RmbAnnouncement,
     /// It is out of use.
     pub(super) is_released: bool,
     /// The link of the connection: used to announce it, and to revoke it if the link still exists.
@@ -42,7 +42,7 @@ pub(super) struct Rmb {
 
 /// What the peer knows of an RMB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Announcement {
+pub(super) enum RmbAnnouncement {
     /// Nothing.
     No,
     /// It was announced, but the peer did not confirm.
@@ -86,7 +86,7 @@ impl RkeyWait {
 impl Rmb {
     pub(super) fn new(
         keys: &[RmbKey],
-        announced: Announcement,
+        announced: RmbAnnouncement,
         link: LinkId,
         turn_deadline: Instant,
     ) -> Self {
@@ -136,7 +136,7 @@ impl LocalRmbs {
         let known = self
             .rmbs
             .values()
-            .filter(|rmb| rmb.announced != Announcement::No);
+            .filter(|rmb| rmb.announced != RmbAnnouncement::No);
         known
             .filter_map(|rmb| {
                 let (old, new) = (rmb.key(over)?, rmb.key(new)?);
@@ -155,7 +155,7 @@ impl LocalRmbs {
         let known = self
             .rmbs
             .iter()
-            .filter(|(_, rmb)| rmb.announced != Announcement::No);
+            .filter(|(_, rmb)| rmb.announced != RmbAnnouncement::No);
         known
             .filter(|(_, rmb)| rmb.lacks(device))
             .map(|(id, _)| *id)
@@ -176,7 +176,7 @@ impl LocalRmbs {
             match request.wait {
                 RkeyWait::Confirming { .. } => {
                     if let Some(rmb) = self.rmbs.get_mut(&request.rmb) {
-                        rmb.announced = Announcement::Unconfirmed;
+                        rmb.announced = RmbAnnouncement::Unconfirmed;
                     }
                     self.confirms.push_front(request.rmb);
                 }

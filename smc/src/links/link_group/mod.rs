@@ -3,7 +3,7 @@
 mod events;
 mod outputs;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -152,10 +152,8 @@ impl RdmaGroup {
 
     /// Polls the devices of the other links, for a missing message.
     pub(crate) fn poll_other_devices(&self, here: DeviceIndex) {
-        let mut devices: Vec<_> = self.links().iter().map(|link| link.device).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        devices.retain(|device| *device != here);
+        let mut devices: BTreeSet<_> = self.links().iter().map(|link| link.device).collect();
+        devices.remove(&here);
         for driver in devices.into_iter().filter_map(|at| self.driver(at)) {
             driver.poll_device_blocking();
         }

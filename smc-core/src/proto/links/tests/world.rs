@@ -586,9 +586,9 @@ impl World {
             assert_eq!(us.links().count(), links(side).len(), "no half links");
             let (mut known, mut perhaps) = (0, 0);
             for (rmb, found) in &us.local_rmbs.rmbs {
-                if found.announced != rmbs::Announcement::Yes || found.is_released {
+                if found.announced != rmbs::RmbAnnouncement::Yes || found.is_released {
                     // Its confirmation has failed, and no side has deleted it yet.
-                    perhaps += usize::from(found.announced == rmbs::Announcement::Unconfirmed);
+                    perhaps += usize::from(found.announced == rmbs::RmbAnnouncement::Unconfirmed);
                     continue;
                 }
                 known += 1;
