@@ -11,10 +11,17 @@
 //!   make it go wrong ([`middleware::Fault`]).
 //! - [`runtime`]: a runtime with a virtual clock and TCP in memory, whose every run follows from a
 //!   seed and which names who waits for what when nothing can go on.
+//! - [`world`]: hosts with an endpoint and a device each, and peers without an endpoint.
+//! - [`negotiation`]: both ends of a negotiation, without the handshake that follows.
+//! - [`streams`]: pairs of streams, and what is expected of them.
+//! - `on`, with the feature `runtimes`: the runtimes that applications use.
+//! - [`process`]: a test's own program again, as another process in a role.
 //! - [`port`]: TCP ports of the host that no other process is given between two uses.
-//! - [`limits`]: resource limits of the test's own process.
+//! - [`resources`]: what the test's own process has, and its limits.
 //! - [`slow_close`]: descriptors whose closing waits.
+//! - [`unix`]: sockets and descriptors of a peer that keeps to no protocol.
 //! - [`user`]: sockets and files of another user, for tests that run as root.
+//! - [`wait`]: waiting for what another process or thread does.
 //! - [`model`]: random use of a stream, judged by an oracle that knows what was written.
 //!
 //! They fit together: streams over [`memory_device::MemDevice`]s (or
@@ -39,15 +46,23 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
-pub mod limits;
 pub mod memory_device;
 pub mod memory_rdma;
 pub mod middleware;
 pub mod model;
+pub mod negotiation;
+#[cfg(feature = "runtimes")]
+pub mod on;
 pub mod port;
+pub mod process;
+pub mod resources;
 mod rng;
 pub mod runtime;
 pub mod slow_close;
+pub mod streams;
+pub mod unix;
 pub mod user;
+pub mod wait;
+pub mod world;
 
 pub use rng::Rng;

@@ -4,8 +4,18 @@ use std::io;
 use std::panic::resume_unwind;
 use std::thread;
 
-use rustix::process::{Gid, Uid};
+use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
+
+/// Whether this process is root's. If not, prints that the test is skipped, and what it needs root for.
+#[must_use]
+pub fn is_root(to: &str) -> bool {
+    let is_root = geteuid().is_root();
+    if !is_root {
+        println!("skipped: why: needs root to {to}");
+    }
+    is_root
+}
 
 /// Calls `work` on a thread of its own, with this user as the real, effective and saved one, and with
 /// the group of the same number.
@@ -34,8 +44,6 @@ pub fn run_as<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> io::Result<
 
 #[cfg(test)]
 mod tests {
-    use rustix::process::geteuid;
-
     use super::*;
 
     #[test]

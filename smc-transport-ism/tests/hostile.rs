@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::AsyncWriteExt as _;
-use futures_lite::future::or;
 use smc_testkit::middleware::{Trace, What};
-use support::{Kind, On, World, builder, connect};
+use smc_testkit::on::{On, in_time};
+use smc_testkit::streams::{connect_smc, join_all, listen};
+use support::{Kind, World, builder};
 
 /// The memory of a fabric in a directory, for a process that may write to it.
 struct Memory(File);
@@ -64,19 +65,13 @@ fn streams_whose_moves_are_blocked_time_out_after_few_tries() {
         let client = builder(On::Smol, world.dir()).device(traced).build();
         let (client, server) = (client.unwrap(), world.endpoint(On::Smol));
         let hostile = world.device();
-        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        let listener = listen(&server).await;
         let mut pairs = Vec::new();
         for _ in 0..STREAMS {
-            let pair = connect(&client, &listener).await;
-            assert!(pair.0.mode().is_smc());
-            pairs.push(pair);
+            pairs.push(connect_smc(&client, &listener).await);
         }
         Memory::of(&world).occupy(hostile.slot());
         let _set_up = journal.take();
-        let late = async {
-            async_io::Timer::after(Duration::from_secs(60)).await;
-            panic!("streams wait without end");
-        };
         // Each in its own task, which is woken for its stream only.
         let writing = pairs.into_iter().map(|(mut ours, theirs)| {
             smol::spawn(async move {
@@ -86,7 +81,7 @@ fn streams_whose_moves_are_blocked_time_out_after_few_tries() {
             })
         });
         let writing: Vec<_> = writing.collect();
-        for written in or(futures::future::join_all(writing), late).await {
+        for written in in_time(Duration::from_secs(60), join_all(writing)).await {
             assert_eq!(written.unwrap_err().kind(), ErrorKind::TimedOut);
         }
         let records = journal.take();

@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use futures_lite::future::block_on;
 use smc_core::device::{Attachment, Device as _, Direct as _, Dmb};
+use smc_testkit::on::On;
+use smc_testkit::streams::connect;
 use smc_transport_ism::IsmDevice;
 use smc_wire::types::DeclineCode;
-use support::{Kind, On, World, connect};
+use support::{Kind, World};
 
 /// All buffers of a fabric that a device can have, each used by its peer.
 fn take_all(ours: &IsmDevice, theirs: &IsmDevice) -> Vec<(Arc<dyn Dmb>, Arc<dyn Attachment>)> {

@@ -4,66 +4,61 @@
 
 mod support;
 
-use std::env;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 
 use futures_lite::future::block_on;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use smc::Stream;
 use smc_core::device::{Device as _, DeviceError, Direct as _, Event};
+use smc_testkit::on::On;
+use smc_testkit::process::{Child, ENTRY, Role, command};
+use smc_testkit::resources::limit_file_size;
+use smc_testkit::streams::{expect_error, listen, patterned};
 use smc_transport_ism::IsmDevice;
 use smc_wire::types::Gid;
-use support::{Kind, On, World, await_event, builder, pattern, place, wait_until_ready};
+use support::{Kind, World, await_event, builder, place};
 
-/// Entry point of child processes; does nothing in the process of the tests.
+/// Entry point of child processes.
 #[test]
-fn other_process() {
-    let Ok(arguments) = env::var(ROLE) else {
-        return;
-    };
-    let mut words = arguments.split(' ');
-    let mut next = || words.next().unwrap().to_owned();
-    match next().as_str() {
-        "exhaust" => exhaust(&next(), &next()),
-        "serve" => On::Tokio.run(async move { serve(&next(), &next()).await }),
-        "join" => join(&next()),
-        "limited" => limited(&next(), &next()),
+fn helper_process() {
+    let Some(role) = Role::current() else { return };
+    match role.name() {
+        "exhaust" => exhaust(&role),
+        "serve" => On::Tokio.run_unbounded(serve(&role)),
+        "join" => join(&role),
+        "limited" => limited(&role),
         other => panic!("no role {other}"),
     }
 }
 
+fn open(role: &Role) -> Result<IsmDevice, DeviceError> {
+    IsmDevice::builder(place(role.dir())).build()
+}
+
 /// Fails to create a fabric because of a limit on the length of files.
-fn limited(fabric: &str, limit: &str) {
-    let limits = Rlimit {
-        current: Some(limit.parse().unwrap()),
-        maximum: getrlimit(Resource::Fsize).maximum,
-    };
-    setrlimit(Resource::Fsize, limits).unwrap();
-    let refused = IsmDevice::builder(place(Path::new(fabric))).build();
-    let text = refused.unwrap_err().to_string();
+fn limited(role: &Role) {
+    let limit = role.arg(1);
+    limit_file_size(limit.parse().unwrap());
+    let text = open(role).unwrap_err().to_string();
     assert!(text.contains(&format!("RLIMIT_FSIZE is {limit}")), "{text}");
-    println!("ready");
-    std::thread::park();
+    role.send("refused");
 }
 
 #[test]
 fn a_limit_on_the_length_of_files_is_an_error_that_names_it() {
     let dir = tempfile::tempdir().unwrap();
     let fabric = dir.path().join("fabric");
-    let mut other = start(&format!("limited {} 1048576", fabric.display()));
-    wait_until_ready(&mut other.0);
+    let mut other = start("limited", &fabric, "1048576");
+    assert_eq!(other.recv(), "refused");
 }
 
 /// Allocates all the memory of a fabric and does not release it.
-fn exhaust(fabric: &str, peer: &str) {
-    let device = IsmDevice::builder(place(Path::new(fabric)))
-        .build()
-        .unwrap();
-    let peer: Gid = peer.parse().unwrap();
+fn exhaust(role: &Role) {
+    let device = open(role).unwrap();
+    let peer: Gid = role.arg(1).parse().unwrap();
     let mut dmbs = Vec::new();
     let mut len = device.limits().max_dmb_len;
     while len >= 1 << 14 {
@@ -73,19 +68,15 @@ fn exhaust(fabric: &str, peer: &str) {
             Err(error) => panic!("{error}"),
         }
     }
-    println!("ready {}", device.gid());
-    std::thread::park();
+    role.send(device.gid());
+    role.stay();
 }
 
 /// Echoes all received data, on any number of streams.
-async fn serve(fabric: &str, runtime_dir: &str) {
-    let device = IsmDevice::builder(place(Path::new(fabric)))
-        .build()
-        .unwrap();
-    let endpoint = builder(On::Tokio, Path::new(runtime_dir)).device(Arc::new(device));
-    let endpoint = endpoint.build().unwrap();
-    let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
-    println!("ready {}", listener.local_addr().unwrap());
+async fn serve(role: &Role) {
+    let endpoint = builder(On::Tokio, Path::new(role.arg(1))).device(Arc::new(open(role).unwrap()));
+    let listener = listen(&endpoint.build().unwrap()).await;
+    role.send(listener.local_addr().unwrap());
     loop {
         let (stream, _) = listener.accept().await.unwrap();
         tokio::spawn(async move {
@@ -96,11 +87,10 @@ async fn serve(fabric: &str, runtime_dir: &str) {
 }
 
 /// Joins and leaves a fabric, without end.
-fn join(fabric: &str) {
-    println!("ready");
+fn join(role: &Role) {
+    role.send("ready");
     loop {
-        let device = IsmDevice::builder(place(Path::new(fabric))).build();
-        drop(device);
+        drop(open(role));
     }
 }
 
@@ -112,15 +102,15 @@ fn streams_between_processes_and_a_server_that_is_killed() {
                 let world = World::new(kind, nocopy);
                 // Creates the fabric with its options.
                 let client = world.endpoint(On::Tokio);
-                let [mut doomed, mut other] = [0, 1].map(|_| {
-                    start(&format!(
-                        "serve {} {}",
-                        world.address().display(),
-                        world.dir().display()
-                    ))
-                });
-                let [to_doomed, to_other] =
-                    [&mut doomed, &mut other].map(|child| wait_until_ready(&mut child.0));
+                let serve = || {
+                    start(
+                        "serve",
+                        &world.address(),
+                        &world.dir().display().to_string(),
+                    )
+                };
+                let (mut doomed, mut other) = (serve(), serve());
+                let (to_doomed, to_other) = (doomed.recv(), other.recv());
                 let mut steady = client.connect(to_other).await.unwrap();
                 let mut streams = Vec::new();
                 for _ in 0..5 {
@@ -133,8 +123,7 @@ fn streams_between_processes_and_a_server_that_is_killed() {
                 }
                 drop(doomed);
                 for stream in &mut streams {
-                    let error = stream.read(&mut [0; 8]).await.unwrap_err();
-                    assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+                    expect_error(stream, ErrorKind::ConnectionAborted).await;
                 }
                 echo(&mut steady, 300_000).await.unwrap();
             });
@@ -144,7 +133,7 @@ fn streams_between_processes_and_a_server_that_is_killed() {
 
 /// Sends `len` bytes and receives them back.
 async fn echo(stream: &mut Stream, len: usize) -> std::io::Result<()> {
-    let sent: Vec<u8> = (0..len).map(pattern).collect();
+    let sent = patterned(len);
     let mut received = vec![0; len];
     for (out, back) in sent.chunks(10_000).zip(received.chunks_mut(10_000)) {
         stream.write_all(out).await?;
@@ -160,12 +149,8 @@ fn memory_of_a_process_that_was_killed_is_taken_back() {
         let world = World::with_len(kind, false, 4 << 20);
         let (ours, third) = (world.device(), world.device());
         for _ in 0..3 {
-            let mut child = start(&format!(
-                "exhaust {} {}",
-                world.address().display(),
-                ours.gid()
-            ));
-            let gid: Gid = wait_until_ready(&mut child.0).parse().unwrap();
+            let mut child = start("exhaust", &world.address(), &ours.gid().to_string());
+            let gid: Gid = child.parse();
             block_on(ours.reach(gid)).unwrap();
             let register = |len| block_on(ours.register(third.gid(), len));
             assert_eq!(register(1 << 14).unwrap_err(), DeviceError::Exhausted);
@@ -181,12 +166,8 @@ fn memory_of_a_process_that_was_killed_is_taken_back() {
 fn the_end_of_an_unconnected_process_is_detected_when_its_memory_is_needed() {
     let world = World::with_len(Kind::Directory, false, 4 << 20);
     let (ours, third) = (world.device(), world.device());
-    let mut child = start(&format!(
-        "exhaust {} {}",
-        world.address().display(),
-        third.gid()
-    ));
-    wait_until_ready(&mut child.0);
+    let mut child = start("exhaust", &world.address(), &third.gid().to_string());
+    child.recv();
     drop(child);
     block_on(ours.register(third.gid(), ours.limits().max_dmb_len)).unwrap();
 }
@@ -197,8 +178,8 @@ fn processes_killed_while_they_join_and_leave() {
         let world = World::with_len(kind, false, 4 << 20);
         let (ours, peer) = (world.device(), world.device());
         for round in 0..15_u32 {
-            let mut child = start(&format!("join {}", world.address().display()));
-            wait_until_ready(&mut child.0);
+            let mut child = start("join", &world.address(), "");
+            child.recv();
             // At different moments of its loop.
             (0..round * 20_000).for_each(|_| std::hint::spin_loop());
             drop(child);
@@ -209,25 +190,8 @@ fn processes_killed_while_they_join_and_leave() {
     }
 }
 
-/// A process that is killed when this is dropped.
-struct Other(Child);
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
+fn start(role: &str, fabric: &Path, argument: &str) -> Child {
+    let mut command = command(ENTRY);
+    command.stderr(Stdio::null());
+    Child::spawn(command, role, format!("{} {argument}", fabric.display()))
 }
-
-fn start(arguments: &str) -> Other {
-    let child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "other_process", "--nocapture"])
-        .env(ROLE, arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn();
-    Other(child.unwrap())
-}
-
-/// Makes this program another process.
-const ROLE: &str = "SMC_ISM_ROLE";

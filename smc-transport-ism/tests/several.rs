@@ -2,19 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 
-use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc::{Builder, Domain, Endpoint, Mode, Stream};
 use smc_core::device::{Device, Direct as _};
 use smc_core::negotiate::Assume;
+use smc_testkit::on::On;
+use smc_testkit::streams::{pair, ping_pong};
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
 use smc_wire::types::DeclineCode;
-use support::{On, connect};
 
 /// Fabrics and a runtime directory that endpoints may share.
 struct Host {
@@ -82,13 +80,9 @@ impl Host {
 
     /// The server's device that endpoints with these devices select; `None` for TCP.
     async fn selected(&self, client: &[&str], server: &[&str]) -> Option<String> {
-        let (client, server) = (self.endpoint(client), self.endpoint(server));
-        let listener = server.bind("127.0.0.1:0").await.unwrap();
-        let (mut client, mut server) = connect(&client, &listener).await;
-        client.write_all(b"hello").await.unwrap();
-        let mut received = [0; 5];
-        server.read_exact(&mut received).await.unwrap();
-        assert_eq!(&received, b"hello");
+        let mut streams = pair(&self.endpoint(client), &self.endpoint(server)).await;
+        ping_pong(&mut streams).await;
+        let (client, server) = streams;
         assert_eq!(name(&client), name(&server));
         name(&server)
     }
@@ -144,12 +138,7 @@ fn fabrics_of_two_hosts_have_no_common_device() {
     On::Smol.run(async {
         let (here, there) = (Host::new(), Host::new());
         let (client, server) = (here.endpoint(&["a"]), there.endpoint(&["a"]));
-        let listener = server.bind("127.0.0.1:0").await.unwrap();
-        let (client, _server) = connect(&client, &listener).await;
-        assert!(
-            matches!(client.mode(), Mode::Tcp { .. }),
-            "{}",
-            client.mode()
-        );
+        let (client, _server) = pair(&client, &server).await;
+        assert!(!client.mode().is_smc(), "{}", client.mode());
     });
 }

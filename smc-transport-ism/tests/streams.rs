@@ -16,9 +16,13 @@ use smc::runtime::smol::SmolRuntime;
 use smc::{Mode, Stream};
 use smc_core::runtime::Runtime;
 use smc_testkit::model::{self, Rules};
+use smc_testkit::on::On;
+use smc_testkit::streams::{
+    connect, connect_smc, expect, expect_error, expect_rest, expect_write_error, listen, pattern,
+};
 use smc_transport_ism::IsmDevice;
 use smc_wire::types::DeclineCode;
-use support::{Kind, On, World, builder, connect, pattern};
+use support::{Kind, World, builder};
 
 scenarios! {
     echo_of_small_messages
@@ -98,35 +102,27 @@ async fn half_close_then_the_answer(world: World, on: On) {
     let (mut client, mut server) = world.pair(on).await;
     client.write_all(b"question").await.unwrap();
     client.close().await.unwrap();
-    let mut question = String::new();
-    server.read_to_string(&mut question).await.unwrap();
-    assert_eq!(question, "question");
+    expect_rest(&mut server, "question").await;
     server.write_all(b"answer").await.unwrap();
     drop(server);
-    let mut answer = String::new();
-    client.read_to_string(&mut answer).await.unwrap();
-    assert_eq!(answer, "answer");
+    expect_rest(&mut client, "answer").await;
 }
 
 async fn an_abort_resets_the_peer(world: World, on: On) {
     let (mut client, server) = world.pair(on).await;
     client.write_all(b"this is not read").await.unwrap();
     drop(server);
-    let error = client.read(&mut [0; 8]).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    let error = client.write(b"x").await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    expect_error(&mut client, ErrorKind::ConnectionReset).await;
+    expect_write_error(&mut client, ErrorKind::ConnectionReset).await;
 }
 
 async fn fifty_connections(world: World, on: On) {
     let options = || world.builder(on).recv_buffer(64 << 10);
     let (client, server) = (options().build().unwrap(), options().build().unwrap());
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     let mut pairs = Vec::new();
     for _ in 0..50 {
-        let pair = connect(&client, &listener).await;
-        assert!(pair.0.mode().is_smc(), "{}", pair.0.mode());
-        pairs.push(pair);
+        pairs.push(connect_smc(&client, &listener).await);
     }
     for round in 0..5_usize {
         for (index, (client, server)) in pairs.iter_mut().enumerate() {
@@ -143,7 +139,7 @@ async fn fifty_connections(world: World, on: On) {
 
 async fn streams_conform_to_the_model(world: World, on: On) {
     let (client, server) = (world.endpoint(on), world.endpoint(on));
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     let runtime: Arc<dyn Runtime> = Arc::new(SmolRuntime::new());
     let rules = Rules::relaxed().with_timeout(Duration::from_secs(20));
     for seed in 0..40 {
@@ -165,12 +161,10 @@ async fn an_exhausted_device_causes_fallback(world: World, on: On) {
             .unwrap()
     };
     let (client, server) = (endpoint(100), endpoint(2));
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     let mut pairs = Vec::new();
     for _ in 0..2 {
-        let pair = connect(&client, &listener).await;
-        assert!(pair.0.mode().is_smc());
-        pairs.push(pair);
+        pairs.push(connect_smc(&client, &listener).await);
     }
     let (mut client, mut server) = connect(&client, &listener).await;
     match server.mode() {
@@ -182,16 +176,12 @@ async fn an_exhausted_device_causes_fallback(world: World, on: On) {
         mode => panic!("{mode}"),
     }
     client.write_all(b"all the same").await.unwrap();
-    let mut received = [0; 12];
-    server.read_exact(&mut received).await.unwrap();
-    assert_eq!(&received, b"all the same");
+    expect(&mut server, b"all the same").await;
 }
 
 async fn a_dropped_endpoint_ends_its_streams(world: World, on: On) {
     let (mut client, mut server) = world.pair(on).await;
     client.write_all(b"last words").await.unwrap();
     drop(client);
-    let mut words = Vec::new();
-    server.read_to_end(&mut words).await.unwrap();
-    assert_eq!(words, b"last words");
+    expect_rest(&mut server, b"last words").await;
 }

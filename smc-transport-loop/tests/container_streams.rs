@@ -3,58 +3,50 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[macro_use]
-mod support;
+mod common;
 
-use std::env;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use support::{On, builder, pattern, wait_until_ready};
+use common::builder;
+use futures_lite::AsyncWriteExt as _;
+use futures_lite::future::zip;
+use smc_testkit::on::On;
+use smc_testkit::process::{Child, Role, command_by};
+use smc_testkit::streams::{expect_rest, patterned};
 
 #[test]
 fn containers_exchange_data_over_shared_memory_and_plain_clients_over_tcp() {
-    if let Ok(arguments) = env::var(ROLE) {
-        act(&arguments);
-        return;
+    if let Some(role) = Role::current() {
+        return act(&role);
     }
     let Some(wire) = Wire::new() else {
         println!("skipped: this user cannot make network namespaces");
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let mut server = wire.start(0, &format!("serve {}", dir.path().display()));
-    wait_until_ready(&mut server);
+    let mut server = wire.start(0, "serve", dir.path());
+    assert_eq!(server.recv(), "ready");
     for role in ["exchange", "exchange on TCP", "exchange"] {
-        let client = wire.start(1, &format!("{role} {}", dir.path().display()));
-        let output = client.wait_with_output().unwrap();
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        wire.start(1, role, dir.path()).finish();
     }
-    server.kill().unwrap();
-    server.wait().unwrap();
 }
 
-fn act(arguments: &str) {
-    let (role, dir) = arguments.rsplit_once(' ').unwrap();
-    match role {
-        "serve" => On::Tokio.run(serve(Path::new(dir).to_owned())),
-        "exchange" => On::Smol.run(exchange(Path::new(dir).to_owned())),
+fn act(role: &Role) {
+    match role.name() {
+        "serve" => On::Tokio.run(serve(role)),
+        "exchange" => On::Smol.run(exchange(role.dir())),
         "exchange on TCP" => exchange_on_tcp(),
         other => panic!("no role {other}"),
     }
 }
 
-async fn serve(dir: std::path::PathBuf) {
-    let endpoint = builder(On::Tokio, true, &dir).build().unwrap();
+async fn serve(role: &Role) {
+    let endpoint = builder(On::Tokio, true, role.dir()).build().unwrap();
     let listener = endpoint.bind(SERVER).await.unwrap();
-    println!("ready");
+    role.send("ready");
     loop {
         let (stream, _) = listener.accept().await.unwrap();
         tokio::spawn(async move {
@@ -64,20 +56,17 @@ async fn serve(dir: std::path::PathBuf) {
     }
 }
 
-async fn exchange(dir: std::path::PathBuf) {
-    let endpoint = builder(On::Smol, true, &dir).build().unwrap();
+async fn exchange(dir: &Path) {
+    let endpoint = builder(On::Smol, true, dir).build().unwrap();
     let stream = endpoint.connect(SERVER).await.unwrap();
     assert!(stream.mode().is_smc(), "{}", stream.mode());
-    let sent: Vec<u8> = (0..3_000_000).map(pattern).collect();
+    let sent = patterned(3_000_000);
     let (mut from, mut to) = stream.into_split();
     let sending = async {
         to.write_all(&sent).await.unwrap();
         to.close().await.unwrap();
     };
-    let mut received = Vec::new();
-    let (_, result) = futures_lite::future::zip(sending, from.read_to_end(&mut received)).await;
-    result.unwrap();
-    assert!(received == sent);
+    zip(sending, expect_rest(&mut from, &sent)).await;
 }
 
 fn exchange_on_tcp() {
@@ -115,24 +104,17 @@ impl Wire {
     }
 
     /// Starts this program with a role in a container.
-    fn start(&self, container: usize, role: &str) -> Child {
-        Command::new("ip")
-            .args(["netns", "exec", &self.0[container]])
-            .args([
-                "unshare",
-                "--mount",
-                "--pid",
-                "--fork",
-                "--kill-child",
-                "--mount-proc",
-            ])
-            .arg(env::current_exe().unwrap())
-            .args(["--exact", NAME, "--nocapture"])
-            .env(ROLE, role)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
+    fn start(&self, container: usize, role: &str, dir: &Path) -> Child {
+        let mut launcher = vec!["ip", "netns", "exec", &self.0[container]];
+        launcher.extend([
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ]);
+        Child::spawn(command_by(&launcher, NAME), role, dir.display())
     }
 }
 
@@ -148,6 +130,3 @@ impl Drop for Wire {
 const SERVER: &str = "10.213.7.1:7007";
 
 const NAME: &str = "containers_exchange_data_over_shared_memory_and_plain_clients_over_tcp";
-
-/// Makes this program one of the devices.
-const ROLE: &str = "SMC_CONTAINER_ROLE";

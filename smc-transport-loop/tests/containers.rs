@@ -6,8 +6,10 @@ mod common;
 
 use std::process::Command;
 
-use common::{DrivenDevice, Helper, Role, names, socket_name};
+use common::{DrivenDevice, names, socket_name};
 use smc_core::device::Event;
+use smc_testkit::process::{Child, ENTRY, Role, command_by};
+use smc_wire::types::{DmbToken, Gid};
 use tempfile::TempDir;
 
 const ROUNDS: u64 = 50;
@@ -16,12 +18,12 @@ const ROUNDS: u64 = 50;
 #[test]
 fn helper_process() {
     let Some(role) = Role::current() else { return };
-    let us = DrivenDevice::in_dir(&role.dir);
+    let us = DrivenDevice::in_dir(role.dir());
     role.send(us.gid());
-    let (them, begins) = (role.recv_gid(), role.name == "begins");
+    let (them, begins) = (role.parse::<Gid>(), role.name() == "begins");
     let dmb = us.register(them);
     role.send(dmb.token().0);
-    let attached = us.attach(them, role.recv_token());
+    let attached = us.attach(them, DmbToken(role.parse()));
     let mut last = 0;
     for round in 1..=ROUNDS {
         if !begins {
@@ -40,7 +42,7 @@ fn helper_process() {
         // Waits for the other one to be killed.
         Some("wait") => {
             us.wait(Event::PeerGone(them));
-            us.wait_names(&role.dir, &[socket_name(us.gid())]);
+            us.wait_names(role.dir(), &[socket_name(us.gid())]);
         }
         Some(other) => panic!("{other}"),
         None => return,
@@ -50,19 +52,9 @@ fn helper_process() {
 }
 
 /// A helper in fresh namespaces.
-fn contained(flags: &[&str], role: &str, dir: &TempDir) -> Helper {
-    let mut command = Command::new("unshare");
-    command
-        .args(flags)
-        .arg("--")
-        .arg(std::env::current_exe().unwrap());
-    command.args([
-        "helper_process",
-        "--exact",
-        "--nocapture",
-        "--test-threads=1",
-    ]);
-    Helper::spawn(command, role, dir.path())
+fn contained(flags: &[&str], role: &str, dir: &TempDir) -> Child {
+    let launcher = [&["unshare"], flags, &["--"]].concat();
+    Child::spawn(command_by(&launcher, ENTRY), role, dir.path().display())
 }
 
 fn can_unshare(flags: &[&str]) -> bool {
@@ -85,10 +77,10 @@ fn exchange_then_kill(flags: &[&str]) {
     let dir = TempDir::new().unwrap();
     let mut first = contained(flags, "begins", &dir);
     let mut second = contained(flags, "answers", &dir);
-    let (first_gid, second_gid) = (first.recv_gid(), second.recv_gid());
+    let (first_gid, second_gid) = (first.parse::<Gid>(), second.parse::<Gid>());
     first.send(second_gid);
     second.send(first_gid);
-    let (first_token, second_token) = (first.recv_token(), second.recv_token());
+    let (first_token, second_token) = (DmbToken(first.parse()), DmbToken(second.parse()));
     first.send(second_token.0);
     second.send(first_token.0);
     assert_eq!(

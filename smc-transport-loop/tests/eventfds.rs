@@ -6,13 +6,13 @@ mod common;
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
 
-use common::{DrivenDevice, TIMEOUT};
+use common::DrivenDevice;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use smc_ipc::channel::{Received, receive, send};
 use smc_ipc::passed::PeerSocket;
 use smc_testkit::slow_close::slow_to_close;
+use smc_testkit::wait::until;
 use tempfile::TempDir;
 
 /// Passes descriptors whose closing waits to all closing threads of the own user.
@@ -45,10 +45,7 @@ fn eventfds_of_peers_are_closed_on_the_closing_threads() {
     let dir = TempDir::new().unwrap();
     let far = block_closing_threads();
     let before = open_eventfds();
-    let (ours, theirs) = (
-        DrivenDevice::in_dir(dir.path()),
-        DrivenDevice::in_dir(dir.path()),
-    );
+    let (ours, theirs) = DrivenDevice::pair(&dir);
     let dmb = ours.register(theirs.gid());
     drop(theirs.attach(ours.gid(), dmb.token()));
     ours.drain();
@@ -56,9 +53,5 @@ fn eventfds_of_peers_are_closed_on_the_closing_threads() {
     // Each has one for the other, and that of the other.
     assert_eq!(open_eventfds(), before + 4);
     drop(far);
-    let end = Instant::now() + TIMEOUT;
-    while open_eventfds() > before {
-        assert!(Instant::now() < end, "they stay open");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until(|| open_eventfds() <= before, || "they stay open".to_owned());
 }

@@ -3,74 +3,61 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
-mod support;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
 use std::sync::Arc;
 
-use common::{Helper, Role};
-use futures_lite::future::zip;
-use rustix::process::{Resource, geteuid, getrlimit, setrlimit};
-use smc::Builder;
-use smc::{Domain, Error, Listener, Policy, Stream};
-use smc_core::device::Device;
+use common::{builder, device, local, shared_dir, start, without_device};
+use smc::{Builder, ConnectOptions};
+use smc::{Domain, Error, Policy, Stream};
+use smc_testkit::on::On;
+use smc_testkit::process::{Child, ENTRY, Role, command};
+use smc_testkit::resources::{limit_descriptors, limit_file_size};
+use smc_testkit::streams::{listen, pair};
+use smc_testkit::user::is_root;
 use smc_transport_loop::LoopDevice;
-use support::{On, builder, local};
 use tempfile::TempDir;
 
 /// What helpers do: connect to a listener of the test and report why the stream is TCP.
 #[test]
 fn helper_process() {
     let Some(role) = Role::current() else { return };
-    if role.name == "device without descriptors" {
-        limit(Resource::Nofile, next_descriptor());
-        let error = LoopDevice::builder()
-            .domain(Domain::directory(&role.dir))
-            .build();
-        return role.send(error.unwrap_err());
+    if role.name() == "device without descriptors" {
+        limit_descriptors(next_descriptor());
+        return role.send(device(role.dir()).build().unwrap_err());
     }
-    let to: SocketAddr = role.recv().unwrap().parse().unwrap();
-    // The bound of `On::run` takes descriptors of its own; here the test waits.
-    tokio::runtime::Runtime::new().unwrap().block_on(async {
-        let client = match role.name.as_str() {
-            "a friend of root" | "a user who is not listed" => {
-                let users = match role.name.as_str() {
-                    "a user who is not listed" => None,
-                    _ => Some(0),
-                };
-                let domain = Domain::shared(&role.dir, users);
-                let device = LoopDevice::builder().domain(domain.clone());
-                On::Tokio
-                    .endpoint()
-                    .negotiation(local(domain))
-                    .device(Arc::new(device.build().unwrap()))
-            }
-            _ => builder(On::Tokio, true, &role.dir),
+    let to: SocketAddr = role.parse();
+    // Without a bound, which would take descriptors of its own; here the test waits.
+    On::Tokio.run_unbounded(async {
+        let shared = |users: Option<u32>| {
+            let domain = Domain::shared(role.dir(), users);
+            let device = LoopDevice::builder()
+                .domain(domain.clone())
+                .build()
+                .unwrap();
+            On::Tokio
+                .endpoint()
+                .negotiation(local(domain))
+                .device(Arc::new(device))
+        };
+        let client = match role.name() {
+            "a user who is not listed" => shared(None),
+            "a friend of root" => shared(Some(0)),
+            _ => builder(On::Tokio, true, role.dir()),
         };
         let client = client.build().unwrap();
-        match role.name.as_str() {
-            "small files" => limit(Resource::Fsize, 4096),
-            name => {
-                if let Some(left) = name.strip_suffix(DESCRIPTORS_LEFT) {
-                    let left: u64 = left.parse().unwrap();
-                    limit(Resource::Nofile, next_descriptor() + left);
-                }
-            }
+        if role.name() == "small files" {
+            limit_file_size(4096);
+        } else if let Some(left) = role.name().strip_suffix(DESCRIPTORS_LEFT) {
+            limit_descriptors(next_descriptor() + left.parse::<u64>().unwrap());
         }
         match client.connect(to).await {
             Ok(stream) => role.send(why(&stream)),
             Err(error) => role.send(error),
         }
     });
-}
-
-fn limit(resource: Resource, value: u64) {
-    let mut limits = getrlimit(resource);
-    limits.current = Some(value);
-    setrlimit(resource, limits).unwrap();
 }
 
 /// The lowest number of a descriptor that is free.
@@ -137,19 +124,15 @@ fn a_memory_limit_is_named_with_what_was_needed_and_what_is_left() {
 fn a_directory_whose_parent_is_missing_is_named_and_neither_is_made() {
     let dir = TempDir::new().unwrap();
     let (parent, path) = (dir.path().join("no"), dir.path().join("no/such"));
-    let error = LoopDevice::builder()
-        .domain(Domain::directory(&path))
-        .build();
+    let error = device(&path).build();
     let text = format!(
         "runtime directory {} cannot be used: make: no such file or directory (os error 2)",
         path.display()
     );
     assert_eq!(error.unwrap_err().to_string(), text);
     On::Tokio.run(async {
-        let device = LoopDevice::builder()
-            .domain(Domain::directory(dir.path()))
-            .build();
-        let server = without_device(&path).device(Arc::new(device.unwrap()));
+        let device = device(dir.path()).build();
+        let server = without_device(On::Tokio, &path).device(Arc::new(device.unwrap()));
         let reported = both(builder(On::Tokio, true, dir.path()), server).await;
         assert_eq!(reported[1], format!("0x03010000 {text}"));
     });
@@ -161,9 +144,9 @@ fn an_endpoint_without_a_device_reports_it() {
     let dir = TempDir::new().unwrap();
     On::Tokio.run(async {
         let with_device = || builder(On::Tokio, true, dir.path());
-        let reported = both(with_device(), without_device(dir.path())).await;
+        let reported = both(with_device(), without_device(On::Tokio, dir.path())).await;
         assert_eq!(reported[1], "0x03030003 endpoint has no device that works");
-        let reported = both(without_device(dir.path()), with_device()).await;
+        let reported = both(without_device(On::Tokio, dir.path()), with_device()).await;
         assert_eq!(reported[0], "0x03030000 endpoint has no device that works");
         let text = "0x03010000 client made no offer for this connection";
         assert_eq!(reported[1], text);
@@ -174,14 +157,12 @@ fn an_endpoint_without_a_device_reports_it() {
 fn a_listener_without_a_buffer_reports_it_and_its_client_has_the_code() {
     let dir = TempDir::new().unwrap();
     On::Tokio.run(async {
-        let device = LoopDevice::builder()
-            .domain(Domain::directory(dir.path()))
-            .max_dmbs(0);
-        let device: Arc<dyn Device> = match device.build() {
+        let device = device(dir.path()).max_dmbs(0);
+        let device = match device.build() {
             Ok(device) => Arc::new(device),
             Err(error) => return println!("skipped: {error}"),
         };
-        let server = without_device(dir.path()).device(device);
+        let server = without_device(On::Tokio, dir.path()).device(device);
         let reported = both(builder(On::Tokio, true, dir.path()), server).await;
         let text = "0x05000000/0x030d0000 peer declined: the device cannot register more buffers";
         assert_eq!(reported[0], text);
@@ -202,10 +183,8 @@ fn a_plain_server_is_the_usual_case_and_a_missing_directory_is_not() {
             dir.path().display()
         );
         assert_eq!(why(&client.connect(at).await.unwrap()), text);
-        let required = client
-            .connect_with(at, &smc::ConnectOptions::new().policy(Policy::Require))
-            .await;
-        let error = required.unwrap_err();
+        let options = ConnectOptions::new().policy(Policy::Require);
+        let error = client.connect_with(at, &options).await.unwrap_err();
         assert!(matches!(error, Error::Declined(_)), "{error:?}");
         assert_eq!(
             error.to_string(),
@@ -214,10 +193,8 @@ fn a_plain_server_is_the_usual_case_and_a_missing_directory_is_not() {
 
         let open = TempDir::new().unwrap();
         std::fs::set_permissions(open.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-        let client = without_device(open.path());
-        let device = LoopDevice::builder()
-            .domain(Domain::directory(dir.path()))
-            .build();
+        let client = without_device(On::Tokio, open.path());
+        let device = device(dir.path()).build();
         let client = client.device(Arc::new(device.unwrap())).build().unwrap();
         let text = format!(
             "0x03010000 runtime directory {} can be changed by other users: mode 0777",
@@ -230,7 +207,7 @@ fn a_plain_server_is_the_usual_case_and_a_missing_directory_is_not() {
 #[test]
 fn a_client_that_may_not_make_a_file_long_enough_names_the_limit() {
     let dir = TempDir::new().unwrap();
-    let helper = Helper::start("small files", dir.path());
+    let helper = start("small files", &dir);
     let reported = reported_by(helper, Domain::directory(dir.path()));
     assert!(reported.starts_with("0x03010000 "), "{reported}");
     assert!(reported.contains("RLIMIT_FSIZE is 4096"), "{reported}");
@@ -242,7 +219,7 @@ fn a_client_that_has_too_few_descriptors_names_the_limit_wherever_it_meets_it() 
     let mut others = Vec::new();
     for left in 0.. {
         assert!(left < 100, "never enough");
-        let helper = Helper::start(&format!("{left}{DESCRIPTORS_LEFT}"), dir.path());
+        let helper = start(&format!("{left}{DESCRIPTORS_LEFT}"), &dir);
         let reported = reported_by(helper, Domain::directory(dir.path()));
         if reported.starts_with("SMC-D") {
             break;
@@ -257,34 +234,28 @@ fn a_client_that_has_too_few_descriptors_names_the_limit_wherever_it_meets_it() 
 #[test]
 fn a_device_that_cannot_be_made_reports_the_cause() {
     let dir = TempDir::new().unwrap();
-    let mut helper = Helper::start("device without descriptors", dir.path());
+    let mut helper = start("device without descriptors", &dir);
     let reported = helper.recv();
     let end = "too many open files (os error 24), RLIMIT_NOFILE is";
     assert!(reported.contains(end), "{reported}");
 
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let error = LoopDevice::builder()
-        .domain(Domain::directory(&file))
-        .build();
-    assert_eq!(
-        error.unwrap_err().to_string(),
-        format!("runtime directory {} is not a directory", file.display())
-    );
+    let error = device(&file).build();
+    let text = format!("runtime directory {} is not a directory", file.display());
+    assert_eq!(error.unwrap_err().to_string(), text);
 }
 
 #[test]
 fn a_user_that_is_not_allowed_gets_the_cause() {
-    if !geteuid().is_root() {
-        println!("skipped: only root can start processes of other users");
+    if !is_root("start processes of other users") {
         return;
     }
-    let dir = TempDir::new().unwrap();
-    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    let dir = shared_dir();
     let start = |role| {
-        Helper::start_with(role, dir.path(), |command| {
-            command.uid(UNLISTED);
-        })
+        let mut command = command(ENTRY);
+        command.uid(UNLISTED);
+        Child::spawn(command, role, dir.path().display())
     };
     let shared = |users: &[u32]| Domain::shared(dir.path(), users.iter().copied());
     let other = UNLISTED + 1;
@@ -312,45 +283,25 @@ fn a_user_that_is_not_allowed_gets_the_cause() {
 }
 
 /// The report of a helper that connects to a listener here.
-fn reported_by(mut helper: Helper, domain: Domain) -> String {
-    let mut reported = String::new();
+fn reported_by(mut helper: Child, domain: Domain) -> String {
     On::Tokio.run(async {
         let device = LoopDevice::builder().domain(domain.clone()).build();
         let server = On::Tokio.endpoint().negotiation(local(domain));
         let server = server.device(Arc::new(device.unwrap())).build().unwrap();
-        let listener = server.bind("127.0.0.1:0").await.unwrap();
-        let at = listener.local_addr().unwrap();
-        let accepting = tokio::spawn(accept_all(listener));
-        reported = tokio::task::spawn_blocking(move || {
-            helper.send(at);
-            helper.recv()
-        })
-        .await
-        .unwrap();
+        let listener = listen(&server).await;
+        helper.send(listener.local_addr().unwrap());
+        let accepting = tokio::spawn(async move { while listener.accept().await.is_ok() {} });
+        let reported = tokio::task::spawn_blocking(move || helper.recv());
+        let reported = reported.await.unwrap();
         accepting.abort();
-    });
-    reported
-}
-
-async fn accept_all(listener: Listener) {
-    while let Ok((stream, _)) = listener.accept().await {
-        drop(stream);
-    }
+        reported
+    })
 }
 
 /// Connects once; the report of both streams.
 async fn both(client: Builder, server: Builder) -> [String; 2] {
-    let (client, server) = (client.build().unwrap(), server.build().unwrap());
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
-    let at = listener.local_addr().unwrap();
-    let (ours, theirs) = zip(client.connect(at), listener.accept()).await;
-    [why(&ours.unwrap()), why(&theirs.unwrap().0)]
-}
-
-fn without_device(dir: &Path) -> Builder {
-    On::Tokio
-        .endpoint()
-        .negotiation(local(Domain::directory(dir)))
+    let (ours, theirs) = pair(&client.build().unwrap(), &server.build().unwrap()).await;
+    [why(&ours), why(&theirs)]
 }
 
 fn why(stream: &Stream) -> String {

@@ -8,20 +8,19 @@ use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{Helper, Role};
-use futures_lite::future::{self, block_on, zip};
-use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc::{Builder, Domain, Endpoint, FallbackCause, Listener, Stream};
+use common::{device, start, without_device};
+use smc::{Endpoint, FallbackCause, Stream};
 use smc_core::device::{
     Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits, Nocopy, Signal,
     SubmitError,
 };
 use smc_core::error::SetupStep;
 use smc_core::wire::types::{Chid, DeclineCode, DmbToken, Gid};
-use smc_negotiate_local::Local;
+use smc_testkit::on::On;
+use smc_testkit::process::Role;
+use smc_testkit::streams::{connect_smc, listen, ping_pong};
 use smc_transport_loop::LoopDevice;
 
 /// What helpers do.
@@ -29,18 +28,18 @@ use smc_transport_loop::LoopDevice;
 fn helper_process() {
     let Some(role) = Role::current() else { return };
     let device = Arc::new(Impostor {
-        inner: device(&role.dir),
-        claimed: role.recv_gid(),
+        inner: loop_device(role.dir()),
+        claimed: role.parse::<Gid>(),
     });
-    let endpoint = endpoint(&role.dir, device);
-    let stream = block_on(async {
-        match role.name.as_str() {
+    let endpoint = endpoint(role.dir(), device);
+    let stream = On::Smol.run(async {
+        match role.name() {
             "client" => {
-                let at: SocketAddr = role.recv().unwrap().parse().unwrap();
+                let at: SocketAddr = role.parse();
                 endpoint.connect(at).await.unwrap()
             }
             "listener" => {
-                let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+                let listener = listen(&endpoint).await;
                 role.send(listener.local_addr().unwrap());
                 listener.accept().await.unwrap().0
             }
@@ -120,16 +119,16 @@ impl Direct for Impostor {
 #[test]
 fn a_process_cannot_use_the_gid_of_another_one() {
     let dir = tempfile::tempdir().unwrap();
-    let (client, server) = (device(dir.path()), device(dir.path()));
+    let (client, server) = (loop_device(dir.path()), loop_device(dir.path()));
     let gids = [client.gid(), server.gid()];
     let client = endpoint(dir.path(), client);
     let server = endpoint(dir.path(), server);
-    in_time(async {
-        let listener = server.bind("127.0.0.1:0").await.unwrap();
+    On::Smol.run(async {
+        let listener = listen(&server).await;
         let at = listener.local_addr().unwrap();
-        let mut streams = connect_pair(&client, &listener).await;
+        let mut streams = connect_smc(&client, &listener).await;
         for claimed in gids {
-            let mut impostor = Helper::start("client", dir.path());
+            let mut impostor = start("client", &dir);
             impostor.send(claimed);
             impostor.send(at);
             let (stream, _) = listener.accept().await.unwrap();
@@ -137,10 +136,10 @@ fn a_process_cannot_use_the_gid_of_another_one() {
             impostor.recv();
             impostor.finish();
             // The owner of the GID is not affected.
-            exchange(&mut streams).await;
+            ping_pong(&mut streams).await;
         }
-        let mut next = connect_pair(&client, &listener).await;
-        exchange(&mut next).await;
+        let mut next = connect_smc(&client, &listener).await;
+        ping_pong(&mut next).await;
         assert_eq!(server.link_groups().len(), 1);
         assert_eq!(server.link_groups()[0].connections, 2);
     });
@@ -149,26 +148,26 @@ fn a_process_cannot_use_the_gid_of_another_one() {
 #[test]
 fn a_listener_cannot_use_the_gid_of_another_process() {
     let dir = tempfile::tempdir().unwrap();
-    let (client, server) = (device(dir.path()), device(dir.path()));
+    let (client, server) = (loop_device(dir.path()), loop_device(dir.path()));
     let gids = [client.gid(), server.gid()];
     let client = endpoint(dir.path(), client);
     let server = endpoint(dir.path(), server);
-    in_time(async {
-        let listener = server.bind("127.0.0.1:0").await.unwrap();
-        let mut streams = connect_pair(&client, &listener).await;
+    On::Smol.run(async {
+        let listener = listen(&server).await;
+        let mut streams = connect_smc(&client, &listener).await;
         for claimed in gids {
-            let mut impostor = Helper::start("listener", dir.path());
+            let mut impostor = start("listener", &dir);
             impostor.send(claimed);
-            let at: SocketAddr = impostor.recv().parse().unwrap();
+            let at: SocketAddr = impostor.parse();
             let stream = client.connect(at).await.unwrap();
             assert_refused(&stream);
             impostor.recv();
             impostor.finish();
             // The owner of the GID is not affected.
-            exchange(&mut streams).await;
+            ping_pong(&mut streams).await;
         }
-        let mut next = connect_pair(&client, &listener).await;
-        exchange(&mut next).await;
+        let mut next = connect_smc(&client, &listener).await;
+        ping_pong(&mut next).await;
         assert_eq!(client.link_groups().len(), 1);
         assert_eq!(client.link_groups()[0].connections, 2);
     });
@@ -188,48 +187,21 @@ fn assert_refused(stream: &Stream) {
 #[test]
 fn an_endpoint_that_connects_to_itself_uses_its_own_gid() {
     let dir = tempfile::tempdir().unwrap();
-    let endpoint = endpoint(dir.path(), device(dir.path()));
-    in_time(async {
-        let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
-        let mut streams = connect_pair(&endpoint, &listener).await;
-        exchange(&mut streams).await;
+    let endpoint = endpoint(dir.path(), loop_device(dir.path()));
+    On::Smol.run(async {
+        let listener = listen(&endpoint).await;
+        let mut streams = connect_smc(&endpoint, &listener).await;
+        ping_pong(&mut streams).await;
     });
 }
 
-fn device(dir: &Path) -> Arc<LoopDevice> {
-    let device = LoopDevice::builder().domain(Domain::directory(dir)).build();
-    Arc::new(device.unwrap())
+fn loop_device(dir: &Path) -> Arc<LoopDevice> {
+    Arc::new(device(dir).build().unwrap())
 }
 
 fn endpoint(dir: &Path, device: Arc<dyn Device>) -> Endpoint {
-    let local = Local::in_domain(Domain::directory(dir));
-    let builder = Builder::smol().negotiation(Arc::new(local));
-    builder.device(device).build().unwrap()
-}
-
-/// A stream in SMC mode: the client's and the server's end.
-async fn connect_pair(client: &Endpoint, listener: &Listener) -> (Stream, Stream) {
-    let at = listener.local_addr().unwrap();
-    let (ours, theirs) = zip(client.connect(at), listener.accept()).await;
-    let (ours, theirs) = (ours.unwrap(), theirs.unwrap().0);
-    assert!(ours.mode().is_smc(), "{}", ours.mode());
-    (ours, theirs)
-}
-
-/// A word in each direction.
-async fn exchange((ours, theirs): &mut (Stream, Stream)) {
-    let mut word = [0; 4];
-    ours.write_all(b"ping").await.unwrap();
-    theirs.read_exact(&mut word).await.unwrap();
-    theirs.write_all(b"pong").await.unwrap();
-    ours.read_exact(&mut word).await.unwrap();
-    assert_eq!(&word, b"pong");
-}
-
-fn in_time(scenario: impl Future<Output = ()>) {
-    let late = async {
-        async_io::Timer::after(Duration::from_secs(60)).await;
-        panic!("the scenario hangs");
-    };
-    smol::block_on(future::or(scenario, late));
+    without_device(On::Smol, dir)
+        .device(device)
+        .build()
+        .unwrap()
 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "the promise about peers is an unsafe function")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
+mod common;
 
 use std::future::Future;
 use std::io::{ErrorKind, Write as _};
@@ -17,7 +17,10 @@ use smc::{Endpoint, Policy, Stream};
 use smc::{ReadGuard, Reservation};
 use smc_core::mem::TrustPeers;
 use smc_testkit::Rng;
-use support::{On, World, connect, pattern};
+use smc_testkit::on::On;
+use smc_testkit::streams::{self, check_pattern as check, expect, expect_rest, pattern, patterned};
+
+use common::World;
 
 /// The transport of the streams, and whether the peer is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,8 +65,7 @@ struct Scene {
 
 impl Scene {
     async fn pair(&self) -> (Stream, Stream) {
-        let listener = self.server.bind("127.0.0.1:0").await.unwrap();
-        let (ours, theirs) = connect(&self.client, &listener).await;
+        let (ours, theirs) = streams::pair(&self.client, &self.server).await;
         assert_eq!(ours.mode().is_smc(), self.transport != Transport::Tcp);
         (ours, theirs)
     }
@@ -73,13 +75,13 @@ fn run<F: Future<Output = ()>>(on: On, transport: Transport, scenario: impl FnOn
     let world = World::new(on, transport.is_mapped());
     on.run(async {
         let (client, server) = (transport.endpoint(&world), transport.endpoint(&world));
-        let scene = Scene {
+        scenario(Scene {
             transport,
             world,
             client,
             server,
-        };
-        scenario(scene).await;
+        })
+        .await;
     });
 }
 
@@ -195,9 +197,7 @@ async fn only_what_is_committed_goes_out(scene: Scene) {
     assert!(writer.reserve(0).await.unwrap().is_empty());
     writer.write_all(b"!").await.unwrap();
     writer.close().await.unwrap();
-    let mut all = String::new();
-    reader.read_to_string(&mut all).await.unwrap();
-    assert_eq!(all, "sent!");
+    expect_rest(&mut reader, "sent!").await;
 }
 
 async fn misuse_is_refused_and_sends_nothing(scene: Scene) {
@@ -226,12 +226,7 @@ async fn a_full_reservation_takes_no_more_at_the_end_of_the_ring_either(scene: S
     space.write_at(all.len(), b"").unwrap();
     let error = space.write_at(all.len(), b"1").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    let reading = async {
-        let mut read = vec![0; all.len()];
-        reader.read_exact(&mut read).await.unwrap();
-        assert!(read == all);
-    };
-    let (committed, ()) = zip(space.commit(all.len()), reading).await;
+    let (committed, ()) = zip(space.commit(all.len()), expect(&mut reader, &all)).await;
     committed.unwrap();
 }
 
@@ -249,16 +244,14 @@ async fn a_slice_shows_what_was_written_before(scene: Scene) {
     space.write_at(10, b"s").unwrap();
     assert_eq!(space.as_mut_slice(), b"jello worls");
     space.commit(11).await.unwrap();
-    let mut all = [0; 11];
-    reader.read_exact(&mut all).await.unwrap();
-    assert_eq!(&all, b"jello worls");
+    expect(&mut reader, b"jello worls").await;
 }
 
 async fn guards_and_other_reads_in_turn(scene: Scene) {
     const LEN: usize = 200_000;
     let (mut writer, mut reader) = scene.pair().await;
     let writing = async {
-        let all: Vec<u8> = (0..LEN).map(pattern).collect();
+        let all = patterned(LEN);
         writer.write_all(&all).await.unwrap();
         writer.close().await.unwrap();
     };
@@ -313,10 +306,7 @@ async fn guards_are_split_and_detached(scene: Scene) {
     let body = body.detach();
     assert!(!body.is_in_place());
     drop(rest);
-    assert_eq!(
-        (&*head, &*body, &*all),
-        (&b"head"[..], &b"body"[..], &b"tail"[..])
-    );
+    assert_eq!([&*head, &*body, &*all], [b"head", b"body", b"tail"]);
     drop(head);
     let bytes = all.into_bytes();
     let slice = bytes.slice(1..3);
@@ -326,7 +316,7 @@ async fn guards_are_split_and_detached(scene: Scene) {
 
 async fn guards_outlive_everything(scene: Scene) {
     let (mut writer, mut reader) = scene.pair().await;
-    let data: Vec<u8> = (0..5_000).map(pattern).collect();
+    let data = patterned(5_000);
     writer.write_all(&data).await.unwrap();
     let mut guards = Vec::new();
     let mut at = 0;
@@ -340,8 +330,7 @@ async fn guards_outlive_everything(scene: Scene) {
     for _ in 0..5 {
         let (mut ours, mut theirs) = scene.pair().await;
         ours.write_all(&[0xff; 10_000]).await.unwrap();
-        let mut received = [0; 10_000];
-        theirs.read_exact(&mut received).await.unwrap();
+        expect(&mut theirs, [0xff; 10_000]).await;
     }
     let Scene { client, server, .. } = scene;
     drop((client, server));
@@ -352,7 +341,7 @@ async fn guards_outlive_everything(scene: Scene) {
 
 async fn bytes_released_on_a_thread_let_the_writer_go_on(scene: Scene) {
     let (mut writer, mut reader) = scene.pair().await;
-    let all: Vec<u8> = (0..100_000).map(pattern).collect();
+    let all = patterned(100_000);
     let writing = async {
         writer.write_all(&all).await.unwrap();
         writer.close().await.unwrap();
@@ -461,9 +450,7 @@ async fn a_reservation_that_waits_can_be_dropped(scene: Scene) {
     })
     .await;
     sent.unwrap();
-    let mut more = [0; 4];
-    reader.read_exact(&mut more).await.unwrap();
-    assert_eq!(&more, b"more");
+    expect(&mut reader, b"more").await;
 }
 
 async fn split_halves_reserve_and_read_guards(scene: Scene) {
@@ -529,15 +516,13 @@ async fn consuming_more_than_was_shown_takes_what_was_shown(scene: Scene) {
     reader.consume(1_000);
     writer.write_all(b"end").await.unwrap();
     writer.close().await.unwrap();
-    let mut rest = String::new();
-    reader.read_to_string(&mut rest).await.unwrap();
-    assert_eq!(rest, "end");
+    expect_rest(&mut reader, "end").await;
 }
 
 async fn wrong_amounts_consumed_beside_a_guard_leave_it_as_it_is(scene: Scene) {
     const LEN: usize = 300_000;
     let (mut writer, mut reader) = scene.pair().await;
-    let all: Vec<u8> = (0..LEN).map(pattern).collect();
+    let all = patterned(LEN);
     let writing = async {
         writer.write_all(&all).await.unwrap();
         writer.close().await.unwrap();
@@ -658,9 +643,7 @@ async fn reservations_that_never_fit_are_refused(scene: Scene) {
     let mut space = writer.reserve_exact(len).await.unwrap();
     space.as_mut_slice().fill(7);
     space.commit(len).await.unwrap();
-    let mut all = vec![0; len];
-    reader.read_exact(&mut all).await.unwrap();
-    assert!(all.iter().all(|byte| *byte == 7));
+    expect(&mut reader, vec![7; len]).await;
 }
 
 async fn a_writer_that_waits_for_the_whole_ring_gets_it(scene: Scene) {
@@ -677,9 +660,7 @@ async fn a_writer_that_waits_for_the_whole_ring_gets_it(scene: Scene) {
     };
     let reading = async {
         for round in 0..20 {
-            let mut all = vec![0; 700 + ring];
-            reader.read_exact(&mut all).await.unwrap();
-            assert!(all.iter().all(|byte| *byte == round), "{round}");
+            expect(&mut reader, vec![round; 700 + ring]).await;
         }
     };
     zip(writing, reading).await;
@@ -706,9 +687,7 @@ async fn an_exact_reservation_that_waits_can_be_dropped(scene: Scene) {
         let mut space = writer.reserve_exact(1_000).await.unwrap();
         space.as_mut_slice().fill(round);
         space.commit(1_000).await.unwrap();
-        let mut all = [0; 7_000];
-        reader.read_exact(&mut all).await.unwrap();
-        assert!(all.iter().all(|byte| *byte == round));
+        expect(&mut reader, [round; 7_000]).await;
     }
 }
 
@@ -737,9 +716,7 @@ async fn halves_reserve_exactly_too(scene: Scene) {
         space.write_all(word).unwrap();
         assert!(space.poll_commit(&mut cx, 3).is_ready());
     }
-    let mut all = [0; 12];
-    reader.read_exact(&mut all).await.unwrap();
-    assert_eq!(&all, b"onetwo3rd4th");
+    expect(&mut reader, b"onetwo3rd4th").await;
 }
 
 #[test]
@@ -748,12 +725,6 @@ fn guards_and_reservations_go_to_other_tasks() {
     fn is_shared<T: Send + Sync + 'static>() {}
     is_shared::<ReadGuard>();
     is_send::<Reservation<'static>>();
-}
-
-fn check(start: usize, bytes: &[u8]) {
-    for (at, byte) in (start..).zip(bytes) {
-        assert_eq!(*byte, pattern(at), "byte {at}");
-    }
 }
 
 const RING: usize = 1 << 14;

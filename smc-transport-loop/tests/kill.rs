@@ -4,25 +4,26 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[macro_use]
-mod support;
+mod common;
 
 use std::env;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::process::Stdio;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use common::{builder, device};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc::{Domain, Endpoint, Stream};
+use smc::{Endpoint, Stream};
 use smc_testkit::Rng;
-use smc_transport_loop::LoopDevice;
-use support::{On, builder, descriptors_at_most, open_fds, wait_until_ready};
+use smc_testkit::on::{On, until};
+use smc_testkit::process::{Child, Role, command};
+use smc_testkit::resources::{open_descriptors, wait_for_descriptors};
+use smc_testkit::streams::listen;
 
 #[test]
 fn a_peer_killed_at_random_points() {
-    if let Ok(peer) = env::var(PEER) {
-        On::Tokio.run(be_the_peer(peer));
-        return;
+    if let Some(role) = Role::current() {
+        return On::Tokio.run_unbounded(peer(role));
     }
     let rounds = number("SMC_KILL_ROUNDS").unwrap_or(25);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
@@ -31,28 +32,18 @@ fn a_peer_killed_at_random_points() {
     let dir = tempfile::tempdir().unwrap();
     On::Tokio.run(survive(rounds, seed, dir.path()));
     // The name of a peer that was killed before it connected is removed by the next device.
-    drop(
-        LoopDevice::builder()
-            .domain(Domain::directory(dir.path()))
-            .build()
-            .unwrap(),
+    drop(device(dir.path()).build().unwrap());
+    let left = common::names(dir.path());
+    assert!(
+        !left.iter().any(|name| name.ends_with(".sock")),
+        "left behind: {left:?}"
     );
-    let left: Vec<_> = dir
-        .path()
-        .read_dir()
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
-    let names = left
-        .iter()
-        .filter(|path| path.extension().is_some_and(|name| name == "sock"));
-    assert_eq!(names.count(), 0, "left behind: {left:?}");
 }
 
 /// Serves one peer after the other while each is killed, and a well-behaved one all the time.
 async fn survive(rounds: u64, seed: u64, dir: &Path) {
     let endpoint = builder(On::Tokio, true, dir).build().unwrap();
-    let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&endpoint).await;
     let addr = listener.local_addr().unwrap();
     let serving = async move {
         loop {
@@ -65,40 +56,35 @@ async fn survive(rounds: u64, seed: u64, dir: &Path) {
     let mut steady = witness.connect(addr).await.unwrap();
     assert!(steady.mode().is_smc());
     ping(&mut steady).await;
-    let fds = open_fds();
+    let fds = open_descriptors();
     let mut random = Rng::new(seed);
     for round in 0..rounds {
         let delay = Duration::from_micros(random.bits() % 60_000);
-        let mut peer = start_peer(&format!("{addr} {}", dir.display()));
-        if round % 8 == 0 {
-            // Before it has sent anything.
-            peer.kill().unwrap();
-        } else {
-            wait_until_ready(&mut peer);
+        let mut peer = start_peer(&format!("{} {addr}", dir.display()));
+        // Each eighth is killed before it has sent anything.
+        if round % 8 != 0 {
+            assert_eq!(peer.recv(), "ready");
             tokio::time::sleep(delay).await;
-            peer.kill().unwrap();
         }
-        peer.wait().unwrap();
+        peer.kill();
         ping(&mut steady).await;
-        let only_ours = || endpoint.connections().len() == 1;
-        let until = Instant::now() + Duration::from_secs(20);
-        while !only_ours() {
-            assert!(
-                Instant::now() < until,
-                "round {round}: {:?} hang",
-                endpoint
-                    .connections()
-                    .iter()
-                    .map(|conn| conn.state.name())
-                    .collect::<Vec<_>>(),
-            );
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let left = || {
+            let states = endpoint
+                .connections()
+                .into_iter()
+                .map(|conn| conn.state.name());
+            states.collect::<Vec<_>>()
+        };
+        until(
+            || left().len() == 1,
+            || format!("round {round}: {:?} hang", left()),
+        )
+        .await;
         assert_eq!(witness.connections().len(), 1);
     }
     drop(steady);
     serving.abort();
-    descriptors_at_most(fds).await;
+    wait_for_descriptors(fds);
 }
 
 async fn echo(stream: Stream) {
@@ -122,10 +108,10 @@ async fn ping(stream: &mut Stream) {
 }
 
 /// The process that is killed: connects, exchanges data, closes, without end.
-async fn be_the_peer(arguments: String) {
-    let (addr, dir) = arguments.split_once(' ').unwrap();
-    let endpoint = builder(On::Tokio, true, Path::new(dir)).build().unwrap();
-    println!("ready");
+async fn peer(role: Role) {
+    let addr = role.arg(1);
+    let endpoint = builder(On::Tokio, true, role.dir()).build().unwrap();
+    role.send("ready");
     loop {
         let mut chats = Vec::new();
         for size in [1, 100, 5_000, 600_000] {
@@ -149,13 +135,9 @@ async fn chat(endpoint: Endpoint, addr: String, size: usize) -> std::io::Result<
 }
 
 fn start_peer(arguments: &str) -> Child {
-    Command::new(env::current_exe().unwrap())
-        .args(["--exact", "a_peer_killed_at_random_points", "--nocapture"])
-        .env(PEER, arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap()
+    let mut command = command("a_peer_killed_at_random_points");
+    command.stderr(Stdio::null());
+    Child::spawn(command, "peer", arguments)
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -163,6 +145,3 @@ fn number(name: &str) -> Option<u64> {
         .ok()
         .map(|text| text.parse().expect("a number"))
 }
-
-/// Makes this program the peer; its arguments.
-const PEER: &str = "SMC_KILL_PEER";

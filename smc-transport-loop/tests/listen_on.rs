@@ -3,9 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[macro_use]
-mod support;
+mod common;
 
-use std::future::Future;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -14,7 +13,10 @@ use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use smc::ListenOptions;
 use smc::{Endpoint, Error};
-use support::{On, World, connect};
+use smc_testkit::streams::{connect_smc, expect};
+use smc_testkit::unix::listen_at;
+
+use common::World;
 
 scenarios! {
     clients_get_smc_from_a_socket_that_was_passed
@@ -22,10 +24,6 @@ scenarios! {
     a_socket_in_use_elsewhere_goes_on_listening
     the_backlog_can_be_changed
     sockets_that_cannot_be_listened_on_are_refused
-}
-
-fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World) -> F) {
-    on.run(scenario(World::new(on, nocopy)));
 }
 
 async fn clients_get_smc_from_a_socket_that_was_passed(world: World) {
@@ -37,12 +35,9 @@ async fn clients_get_smc_from_a_socket_that_was_passed(world: World) {
         let listener = server.listen_on(passed).unwrap();
         assert_eq!(listener.local_addr().unwrap(), addr);
         for _ in 0..2 {
-            let (mut ours, mut theirs) = connect(&client, &listener).await;
-            assert!(ours.mode().is_smc() && theirs.mode().is_smc(), "{at}");
+            let (mut ours, mut theirs) = connect_smc(&client, &listener).await;
             ours.write_all(b"hello").await.unwrap();
-            let mut word = [0; 5];
-            theirs.read_exact(&mut word).await.unwrap();
-            assert_eq!(&word, b"hello");
+            expect(&mut theirs, b"hello").await;
         }
     }
 }
@@ -60,16 +55,14 @@ async fn clients_that_came_before_are_plain_tcp(world: World) {
     for word in [b"one", b"two"] {
         let (mut stream, _) = listener.accept().await.unwrap();
         assert!(!stream.mode().is_smc());
-        let mut received = [0; 3];
-        stream.read_exact(&mut received).await.unwrap();
-        assert_eq!(&received, word);
+        expect(&mut stream, word).await;
         stream.write_all(b"yes").await.unwrap();
     }
     let mut answer = [0; 3];
     plain.read_exact(&mut answer).unwrap();
     early.read_exact(&mut answer).await.unwrap();
     assert_eq!(&answer, b"yes");
-    assert!(connect(&client, &listener).await.0.mode().is_smc());
+    connect_smc(&client, &listener).await;
 }
 
 async fn a_socket_in_use_elsewhere_goes_on_listening(world: World) {
@@ -78,7 +71,7 @@ async fn a_socket_in_use_elsewhere_goes_on_listening(world: World) {
     // The service manager keeps the socket, and passes it again when the service has ended.
     for _ in 0..2 {
         let listener = server.listen_on(ours.try_clone().unwrap()).unwrap();
-        assert!(connect(&client, &listener).await.0.mode().is_smc());
+        connect_smc(&client, &listener).await;
         drop(listener);
     }
     let stream = client.connect(ours.local_addr().unwrap()).await.unwrap();
@@ -90,7 +83,7 @@ async fn the_backlog_can_be_changed(world: World) {
     let passed = TcpListener::bind("127.0.0.1:0").unwrap();
     let options = options(|options| options.backlog = Some(3));
     let listener = server.listen_on_with(passed, &options).unwrap();
-    assert!(connect(&client, &listener).await.0.mode().is_smc());
+    connect_smc(&client, &listener).await;
 }
 
 async fn sockets_that_cannot_be_listened_on_are_refused(world: World) {
@@ -98,10 +91,7 @@ async fn sockets_that_cannot_be_listened_on_are_refused(world: World) {
     let socket = |family| rustix::net::socket(family, SocketType::STREAM, None).unwrap();
     let refused = |fd: OwnedFd| is_misuse(&server, fd, &ListenOptions::default());
     assert!(refused(socket(AddressFamily::INET)).contains("listen"));
-    let unix = socket(AddressFamily::UNIX);
-    let path = world.dir().join("unix");
-    rustix::net::bind(&unix, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
-    rustix::net::listen(&unix, 1).unwrap();
+    let unix = listen_at(world.dir().join("unix"));
     assert!(refused(unix).contains("TCP"));
 
     let reuse = options(|options| options.reuse_port = true);
@@ -109,20 +99,11 @@ async fn sockets_that_cannot_be_listened_on_are_refused(world: World) {
     assert!(is_misuse(&server, alone.into(), &reuse).contains("SO_REUSEPORT"));
     let shared = socket(AddressFamily::INET);
     sockopt::set_socket_reuseport(&shared, true).unwrap();
-    rustix::net::bind(
-        &shared,
-        &std::net::SocketAddrV4::new([127, 0, 0, 1].into(), 0),
-    )
-    .unwrap();
+    let at = std::net::SocketAddrV4::new([127, 0, 0, 1].into(), 0);
+    rustix::net::bind(&shared, &at).unwrap();
     rustix::net::listen(&shared, 10).unwrap();
     let listener = server.listen_on_with(shared.into(), &reuse).unwrap();
-    assert!(
-        connect(&world.endpoint(), &listener)
-            .await
-            .0
-            .mode()
-            .is_smc()
-    );
+    connect_smc(&world.endpoint(), &listener).await;
 }
 
 fn options(change: impl FnOnce(&mut ListenOptions)) -> ListenOptions {

@@ -3,39 +3,36 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[macro_use]
-mod support;
+mod common;
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::Mutex;
-use std::time::Duration;
 
-use futures::future::join_all;
-use futures_lite::future::{yield_now, zip};
+use common::World;
+use futures_lite::future::zip;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc::{Endpoint, Listener};
-use support::{On, World, connect, descriptors_at_most, open_fds, shared_mappings};
+use smc_testkit::on::{On, until};
+use smc_testkit::resources::{alone, memory_mappings, open_descriptors, wait_for_descriptors};
+use smc_testkit::streams::{connect_smc, join_all, listen};
 
 scenarios! {
+    by super::run;
     two_hundred_at_once
     a_thousand_at_once_without_an_error
     ten_thousand_one_after_the_other
 }
 
 /// Descriptors are counted for the whole process, so one scenario at a time.
-static ALONE: Mutex<()> = Mutex::new(());
-
 fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World) -> F) {
-    let _alone = ALONE
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
-    on.run(scenario(World::new(on, nocopy)));
+    let _alone = alone();
+    World::run(on, nocopy, scenario);
 }
 
 /// More than the limit of concurrent handshakes.
 async fn a_thousand_at_once_without_an_error(world: World) {
     let (client, server) = (world.endpoint(), world.endpoint());
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     exchange(&client, &listener).await;
     let addr = listener.local_addr().unwrap();
     let connecting = join_all((0..1000).map(|_| client.connect(addr)));
@@ -55,10 +52,10 @@ async fn a_thousand_at_once_without_an_error(world: World) {
 
 async fn two_hundred_at_once(world: World) {
     let (client, server) = (world.endpoint(), world.endpoint());
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     exchange(&client, &listener).await;
     drained(&client, &server).await;
-    let before = open_fds();
+    let before = open_descriptors();
     {
         let addr = listener.local_addr().unwrap();
         let connecting = join_all((0..200).map(|_| client.connect(addr)));
@@ -93,31 +90,28 @@ async fn two_hundred_at_once(world: World) {
         }
     }
     drained(&client, &server).await;
-    descriptors_at_most(before).await;
+    wait_for_descriptors(before);
 }
 
 async fn ten_thousand_one_after_the_other(world: World) {
     let (client, server) = (world.endpoint(), world.endpoint());
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     for _ in 0..100 {
         exchange(&client, &listener).await;
     }
     drained(&client, &server).await;
-    let (fds, maps) = (open_fds(), shared_mappings());
-    let count = if world.on == On::Tokio && world.nocopy {
-        10_000
-    } else {
-        1_000
-    };
+    let (fds, maps) = (open_descriptors(), memory_mappings());
+    let is_long = world.on == On::Tokio && world.nocopy;
+    let count = if is_long { 10_000 } else { 1_000 };
     for _ in 0..count {
         exchange(&client, &listener).await;
     }
     drained(&client, &server).await;
-    descriptors_at_most(fds).await;
+    wait_for_descriptors(fds);
     assert!(
-        shared_mappings() <= maps + POOLED,
+        memory_mappings() <= maps + POOLED,
         "{} mappings, {maps} before",
-        shared_mappings()
+        memory_mappings()
     );
 }
 
@@ -126,8 +120,7 @@ async fn ten_thousand_one_after_the_other(world: World) {
 const POOLED: usize = 2 * 256;
 
 async fn exchange(client: &Endpoint, listener: &Listener) {
-    let (mut near, mut far) = connect(client, listener).await;
-    assert!(near.mode().is_smc(), "{}", near.mode());
+    let (mut near, mut far) = connect_smc(client, listener).await;
     near.write_all(b"short").await.unwrap();
     let mut word = [0; 5];
     far.read_exact(&mut word).await.unwrap();
@@ -139,11 +132,10 @@ async fn exchange(client: &Endpoint, listener: &Listener) {
 
 /// Waits until no connection is left.
 async fn drained(client: &Endpoint, server: &Endpoint) {
-    while !client.connections().is_empty() || !server.connections().is_empty() {
-        zip(
-            yield_now(),
-            async_io::Timer::after(Duration::from_millis(1)),
-        )
-        .await;
-    }
+    let left = || client.connections().len() + server.connections().len();
+    until(
+        || left() == 0,
+        || format!("{} connections are left", left()),
+    )
+    .await;
 }

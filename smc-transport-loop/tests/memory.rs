@@ -3,8 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod common;
-#[macro_use]
-mod support;
 
 use std::collections::HashMap;
 use std::io::IoSlice;
@@ -14,26 +12,28 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{DrivenDevice, Helper, Role, TIMEOUT};
+use common::{DrivenDevice, World, builder, start, without_device};
 use futures_lite::future::block_on;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use smc::{Domain, Endpoint, Mode};
+use smc::{Endpoint, Mode};
 use smc_core::device::{Attachment, Device, Direct, Dmb, Fabric, Signal};
 use smc_core::mem::Region;
 use smc_testkit::middleware::{Trace, What};
-use smc_transport_loop::LoopDevice;
+use smc_testkit::on::{self, On};
+use smc_testkit::process::{Child, Role};
+use smc_testkit::resources::{alone, limit_file_size};
+use smc_testkit::streams::{connect, expect_rest, listen, patterned};
+use smc_testkit::wait::{TIMEOUT, until};
 use smc_wire::cdc::ProducerWord;
 use smc_wire::cursor::Cursor;
 use smc_wire::types::DeclineCode;
-use support::{On, World, builder, connect, local, pattern};
 use tempfile::TempDir;
 
 /// What helpers do.
 #[test]
 fn helper_process() {
     let Some(role) = Role::current() else { return };
-    match role.name.as_str() {
+    match role.name() {
         "sink" => sink(&role),
         "limited" => limited(&role),
         "flood" => flood(&role),
@@ -43,9 +43,9 @@ fn helper_process() {
 
 /// Reads all that comes on each connection.
 fn sink(role: &Role) {
-    runtime().block_on(async {
-        let endpoint = endpoint(&role.dir);
-        let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+    On::Tokio.run_unbounded(async {
+        let endpoint = endpoint(role.dir());
+        let listener = listen(&endpoint).await;
         role.send(listener.local_addr().unwrap());
         tokio::spawn(async move {
             loop {
@@ -56,10 +56,7 @@ fn sink(role: &Role) {
                 });
             }
         });
-        let role = Role {
-            name: role.name.clone(),
-            dir: role.dir.clone(),
-        };
+        let role = role.clone();
         let asked = tokio::task::spawn_blocking(move || role.recv());
         assert_eq!(asked.await.unwrap(), None, "nothing more to do");
     });
@@ -68,20 +65,20 @@ fn sink(role: &Role) {
 /// Serves a long answer to each client that connects, none of which may read it at first.
 fn flood(role: &Role) {
     let (cgroup, limit) = (role.recv().unwrap(), role.recv().unwrap());
-    let answer: usize = role.recv().unwrap().parse().unwrap();
+    let answer: usize = role.parse();
     if !cgroup.is_empty() {
         std::fs::write(cgroup, std::process::id().to_string()).unwrap();
     }
-    runtime().block_on(async {
-        let mut builder = builder(On::Tokio, true, &role.dir);
+    On::Tokio.run_unbounded(async {
+        let mut builder = builder(On::Tokio, true, role.dir());
         if let Ok(limit) = limit.parse() {
             builder = builder.memory_limit(limit);
         }
         let endpoint = builder.build().unwrap();
-        let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+        let listener = listen(&endpoint).await;
         role.send(listener.local_addr().unwrap());
         tokio::spawn(async move {
-            let answer: Arc<[u8]> = (0..answer).map(pattern).collect();
+            let answer: Arc<[u8]> = patterned(answer).into();
             loop {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 let answer = Arc::clone(&answer);
@@ -92,10 +89,7 @@ fn flood(role: &Role) {
             }
         });
         loop {
-            let asking = Role {
-                name: role.name.clone(),
-                dir: role.dir.clone(),
-            };
+            let asking = role.clone();
             let asked = tokio::task::spawn_blocking(move || asking.recv());
             if asked.await.unwrap().is_none() {
                 break;
@@ -109,18 +103,14 @@ fn flood(role: &Role) {
 /// Connects with a limit on the length of files, and reports the result.
 fn limited(role: &Role) {
     let addr = role.recv().unwrap();
-    let limit = role.recv().unwrap().parse().unwrap();
-    let limits = Rlimit {
-        current: Some(limit),
-        maximum: getrlimit(Resource::Fsize).maximum,
-    };
-    setrlimit(Resource::Fsize, limits).unwrap();
+    let limit: u64 = role.parse();
+    limit_file_size(limit);
     let long = usize::try_from(limit + 1).unwrap();
     let refused = smc_core::mem::memory_file("smc-test", long).unwrap_err();
     let text = smc_core::device::DeviceError::from(refused).to_string();
     assert!(text.contains(&format!("RLIMIT_FSIZE is {limit}")), "{text}");
-    runtime().block_on(async {
-        let endpoint = endpoint(&role.dir);
+    On::Tokio.run_unbounded(async {
+        let endpoint = endpoint(role.dir());
         let mut stream = endpoint.connect(&*addr).await.unwrap();
         stream.write_all(&[1; 1000]).await.unwrap();
         let ring = endpoint.connections().first().map(|conn| conn.recv_buffer);
@@ -129,11 +119,6 @@ fn limited(role: &Role) {
             None => "tcp".to_owned(),
         });
     });
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(2).enable_all().build().unwrap()
 }
 
 fn endpoint(dir: &Path) -> Endpoint {
@@ -167,21 +152,8 @@ fn resident_here() -> Option<u64> {
     resident
 }
 
-/// Waits until memory files hold at most so much, while `drive` does what drivers do.
-fn wait_for(processes: &[u32], most: u64, drive: impl Fn()) {
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
-        drive();
-        let resident = resident(processes).unwrap();
-        if resident <= most {
-            return;
-        }
-        assert!(
-            Instant::now() < deadline,
-            "{resident} bytes instead of {most}"
-        );
-        thread::sleep(Duration::from_millis(1));
-    }
+fn text(processes: &[u32], most: u64) -> String {
+    format!("{:?} bytes instead of {most}", resident(processes))
 }
 
 struct Pair {
@@ -193,9 +165,10 @@ struct Pair {
 impl Pair {
     fn new() -> Self {
         let dir = TempDir::new().unwrap();
+        let (ours, theirs) = DrivenDevice::pair(&dir);
         Self {
-            ours: DrivenDevice::in_dir(dir.path()),
-            theirs: DrivenDevice::in_dir(dir.path()),
+            ours,
+            theirs,
             _dir: dir,
         }
     }
@@ -211,23 +184,20 @@ impl Pair {
     fn drive(&self) {
         for device in [&self.ours, &self.theirs] {
             device.drain();
-            device.device_arm();
+            device.arm();
             device.drain();
         }
     }
 
     fn wait_for(&self, buffers: u64) {
         let most = buffers * POOLED + SIGNAL_PAGES;
-        wait_for(&[std::process::id()], most, || self.drive());
+        let ours = [std::process::id()];
+        let is_so = || {
+            self.drive();
+            resident(&ours).unwrap() <= most
+        };
+        until(is_so, || text(&ours, most));
     }
-}
-
-/// Each test counts all memory files of the process.
-fn alone() -> std::sync::MutexGuard<'static, ()> {
-    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    ALONE
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[test]
@@ -319,10 +289,10 @@ fn memory_of_many_connections_is_back_in_the_system_after_they_are_closed() {
         return;
     }
     let dir = TempDir::new().unwrap();
-    let mut server = Helper::start("sink", dir.path());
+    let mut server = start("sink", &dir);
     let addr = server.recv();
     let processes = [std::process::id(), server.id()];
-    runtime().block_on(async {
+    On::Tokio.run_unbounded(async {
         let endpoint = endpoint(dir.path());
         let mut open = Vec::new();
         for _ in 0..50 {
@@ -333,15 +303,11 @@ fn memory_of_many_connections_is_back_in_the_system_after_they_are_closed() {
         assert!(resident(&processes).unwrap() >= 50 * LONG as u64);
         drop(open);
         let most = 2 * 50 * POOLED + SIGNAL_PAGES;
-        let deadline = Instant::now() + TIMEOUT;
-        while resident(&processes).unwrap() > most {
-            let resident = resident(&processes).unwrap();
-            assert!(
-                Instant::now() < deadline,
-                "{resident} bytes instead of {most}"
-            );
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        on::until(
+            || resident(&processes).unwrap() <= most,
+            || text(&processes, most),
+        )
+        .await;
     });
     server.finish();
 }
@@ -353,20 +319,13 @@ fn pages_that_were_read_are_given_back_though_the_peer_takes_its_cursor_back() {
         return;
     }
     let world = World::new(On::Smol, false);
-    let device = LoopDevice::builder()
-        .domain(Domain::directory(world.dir()))
-        .nocopy(false)
-        .build();
-    let (hostile, journal) = Trace::with_journal(Arc::new(device.unwrap()));
-    let client = On::Smol
-        .endpoint()
-        .negotiation(local(Domain::directory(world.dir())))
-        .device(Arc::clone(&hostile) as Arc<dyn Device>)
-        .build()
-        .unwrap();
+    let (hostile, journal) = Trace::with_journal(Arc::new(world.device().build().unwrap()));
+    let client =
+        without_device(On::Smol, world.dir()).device(Arc::clone(&hostile) as Arc<dyn Device>);
+    let client = client.build().unwrap();
     let server = world.endpoint();
     On::Smol.run(async {
-        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        let listener = listen(&server).await;
         let (mut ours, mut theirs) = connect(&client, &listener).await;
         ours.write_all(&[1]).await.unwrap();
         let moved = journal.take().into_iter().find_map(|it| match it.what {
@@ -390,23 +349,15 @@ fn pages_that_were_read_are_given_back_though_the_peer_takes_its_cursor_back() {
         assert!(resident_here().unwrap() >= u64::from(count));
         show(Cursor::START);
         drop((ours, theirs));
-        let deadline = Instant::now() + TIMEOUT;
-        let most = 2 * POOLED + SIGNAL_PAGES;
-        while resident_here().unwrap() > most {
-            let resident = resident_here().unwrap();
-            assert!(
-                Instant::now() < deadline,
-                "{resident} bytes instead of {most}"
-            );
-            async_io::Timer::after(Duration::from_millis(5)).await;
-        }
+        let (ours, most) = ([std::process::id()], 2 * POOLED + SIGNAL_PAGES);
+        on::until(|| resident(&ours).unwrap() <= most, || text(&ours, most)).await;
     });
 }
 
 fn connected_with_file_size_limit(bytes: u64) -> String {
     let dir = TempDir::new().unwrap();
-    let mut server = Helper::start("sink", dir.path());
-    let mut client = Helper::start("limited", dir.path());
+    let mut server = start("sink", &dir);
+    let mut client = start("limited", &dir);
     client.send(server.recv());
     client.send(bytes);
     let outcome = client.recv();
@@ -494,14 +445,14 @@ struct Flood {
 impl Flood {
     fn run(cgroup: Option<&Cgroup>, limit: Option<usize>, answer: usize) -> Self {
         let dir = TempDir::new().unwrap();
-        let mut server = Helper::start("flood", dir.path());
+        let mut server = start("flood", &dir);
         server.send(cgroup.map(Cgroup::procs).unwrap_or_default());
         server.send(limit.map(|bytes| bytes.to_string()).unwrap_or_default());
         server.send(answer);
         let addr = server.recv();
-        let flood = runtime().block_on(async {
+        let flood = On::Tokio.run_unbounded(async {
             let endpoint = endpoint(dir.path());
-            let answer: Vec<u8> = (0..answer).map(pattern).collect();
+            let answer = patterned(answer);
             let mut open = Vec::new();
             for _ in 0..100 {
                 open.push(endpoint.connect(&*addr).await.unwrap());
@@ -522,9 +473,7 @@ impl Flood {
             let (limit, used) = (server.recv(), server.recv());
             let resident = resident(&[std::process::id(), server.id()]);
             for stream in &mut open {
-                let mut got = Vec::new();
-                stream.read_to_end(&mut got).await.unwrap();
-                assert!(got == answer, "data is wrong");
+                expect_rest(stream, &answer).await;
             }
             drop(open);
             let used_after = settled_use(&mut server).await;
@@ -543,7 +492,7 @@ impl Flood {
 }
 
 /// What the server uses when connections have ended.
-async fn settled_use(server: &mut Helper) -> usize {
+async fn settled_use(server: &mut Child) -> usize {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         server.send("how much");

@@ -3,16 +3,18 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[macro_use]
-mod support;
+mod common;
 
-use std::future::Future;
 use std::sync::Arc;
 
-use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc::{Domain, Endpoint, Error};
+use futures_lite::AsyncWriteExt as _;
+use smc::{Endpoint, Error};
 use smc_core::device::Device;
+use smc_testkit::on::On;
+use smc_testkit::streams::{connect, connect_smc, expect, expect_rest, listen, ping_pong};
 use smc_transport_loop::LoopDevice;
-use support::{On, World, connect, local};
+
+use common::World;
 
 scenarios! {
     a_device_that_serves_an_endpoint_is_refused_to_another
@@ -21,18 +23,12 @@ scenarios! {
     a_device_is_free_as_soon_as_an_unused_endpoint_is_dropped
 }
 
-fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World) -> F) {
-    on.run(scenario(World::new(on, nocopy)));
-}
-
 fn device(world: &World) -> Arc<LoopDevice> {
-    let device = LoopDevice::builder().domain(Domain::directory(world.dir()));
-    Arc::new(device.nocopy(world.nocopy).build().unwrap())
+    Arc::new(world.device().build().unwrap())
 }
 
 fn endpoint(world: &World, devices: &[&Arc<LoopDevice>]) -> Result<Endpoint, Error> {
-    let negotiation = local(Domain::directory(world.dir()));
-    let mut builder = world.on.endpoint().negotiation(negotiation);
+    let mut builder = common::without_device(world.on, world.dir());
     for device in devices {
         builder = builder.device(Arc::clone(*device) as Arc<dyn Device>);
     }
@@ -52,14 +48,10 @@ async fn a_device_that_serves_an_endpoint_is_refused_to_another(world: World) {
     let server = endpoint(&world, &[&device]).unwrap();
     assert!(is_refused(endpoint(&world, &[&device])));
     // The refusal has taken nothing from the one that has it.
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
-    let (mut ours, mut theirs) = connect(&world.endpoint(), &listener).await;
+    let listener = listen(&server).await;
+    let mut streams = connect(&world.endpoint(), &listener).await;
     for _ in 0..50 {
-        let mut word = [0; 4];
-        ours.write_all(b"ping").await.unwrap();
-        theirs.read_exact(&mut word).await.unwrap();
-        theirs.write_all(&word).await.unwrap();
-        ours.read_exact(&mut word).await.unwrap();
+        ping_pong(&mut streams).await;
     }
 }
 
@@ -74,13 +66,11 @@ async fn a_device_whose_endpoint_is_gone_serves_the_next_one(world: World) {
     let client = world.endpoint();
     for _ in 0..5 {
         let server = endpoint(&world, &[&device]).unwrap();
-        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        let listener = listen(&server).await;
         let (mut ours, mut theirs) = connect(&client, &listener).await;
         theirs.write_all(b"hello").await.unwrap();
         drop(theirs);
-        let mut all = String::new();
-        ours.read_to_string(&mut all).await.unwrap();
-        assert_eq!(all, "hello");
+        expect_rest(&mut ours, "hello").await;
         drop((ours, listener));
         server.close().await;
         drop(server);
@@ -102,9 +92,7 @@ fn a_device_is_free_when_its_endpoint_and_its_streams_are_dropped() {
     for nocopy in [true, false] {
         for end in [End::OursFirst, End::TheirsFirst, End::TheirsAlone] {
             let world = World::new(On::Tokio, nocopy);
-            let mut runtime = tokio::runtime::Builder::new_current_thread();
-            let runtime = runtime.enable_all().build().unwrap();
-            runtime.block_on(moves_on(&world, end));
+            On::TokioAlone.run_unbounded(moves_on(&world, end));
         }
     }
 }
@@ -124,15 +112,14 @@ async fn moves_on(world: &World, end: End) {
     for round in 0..3 {
         let built = endpoint(world, &[&device]);
         let server = built.unwrap_or_else(|error| panic!("{end:?}, round {round}: {error}"));
-        let listener = server.bind("127.0.0.1:0").await.unwrap();
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
-        assert!(ours.mode().is_smc());
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect_smc(&client, &listener).await;
         ours.write_all(b"ping").await.unwrap();
-        theirs.read_exact(&mut [0; 4]).await.unwrap();
+        expect(&mut theirs, b"ping").await;
         theirs.write_all(b"pong").await.unwrap();
         match end {
             End::OursFirst => {
-                ours.read_exact(&mut [0; 4]).await.unwrap();
+                expect(&mut ours, b"pong").await;
                 drop(ours);
                 drop(theirs);
             }
@@ -149,8 +136,6 @@ async fn moves_on(world: &World, end: End) {
     }
     assert!(endpoint(world, &[&device]).is_ok(), "{end:?}");
     for mut ours in held {
-        let mut all = String::new();
-        ours.read_to_string(&mut all).await.unwrap();
-        assert_eq!(all, "pong");
+        expect_rest(&mut ours, "pong").await;
     }
 }

@@ -6,11 +6,11 @@ mod common;
 
 use std::time::Duration;
 
-use common::{DrivenDevice, Helper, Role, names, socket_name};
-use smc_core::Domain;
+use common::{DrivenDevice, device, names, socket_name, start};
 use smc_core::device::Event;
 use smc_core::mem::sync::Ordering;
-use smc_transport_loop::LoopDevice;
+use smc_testkit::process::Role;
+use smc_wire::types::{DmbToken, Gid};
 use tempfile::TempDir;
 
 const PRODUCER: usize = 8;
@@ -20,24 +20,20 @@ const ROUNDS: u64 = 200;
 #[test]
 fn helper_process() {
     let Some(role) = Role::current() else { return };
-    match role.name.as_str() {
+    match role.name() {
         "echo" => echo(&role, true),
         "echo by copy" => echo(&role, false),
-        "idle" => idle(&role),
+        "idle" => common::idle(&role),
         other => panic!("no role {other}"),
     }
 }
 
 /// Answers every word with the next number.
 fn echo(role: &Role, nocopy: bool) {
-    let device = DrivenDevice::new(
-        LoopDevice::builder()
-            .domain(Domain::directory(&role.dir))
-            .nocopy(nocopy),
-    );
+    let device = DrivenDevice::new(device(role.dir()).nocopy(nocopy));
     role.send(device.gid());
-    let peer = role.recv_gid();
-    let theirs = role.recv_token();
+    let peer = role.parse::<Gid>();
+    let theirs = DmbToken(role.parse());
     let dmb = device.register(peer);
     role.send(dmb.token().0);
     let attached = nocopy.then(|| device.attach(peer, theirs));
@@ -56,40 +52,22 @@ fn echo(role: &Role, nocopy: bool) {
     assert_eq!(role.recv(), None, "nothing more to do");
 }
 
-/// Has a device, and a buffer for each request.
-fn idle(role: &Role) {
-    let device = DrivenDevice::in_dir(&role.dir);
-    role.send(device.gid());
-    while let Some(line) = role.recv() {
-        let dmb = device.register(line.parse().unwrap());
-        role.send(dmb.token().0);
-        // Kept until the process ends.
-        std::mem::forget(dmb);
-    }
-}
-
 fn ping_pong(role: &str, nocopy: bool) {
     let dir = TempDir::new().unwrap();
-    let device = DrivenDevice::new(
-        LoopDevice::builder()
-            .domain(Domain::directory(dir.path()))
-            .nocopy(nocopy),
-    );
-    let mut helper = Helper::start(role, dir.path());
-    let peer = helper.recv_gid();
+    let device = DrivenDevice::new(device(dir.path()).nocopy(nocopy));
+    let mut helper = start(role, &dir);
+    let peer = helper.parse::<Gid>();
     let dmb = device.register(peer);
     helper.send(device.gid());
     helper.send(dmb.token().0);
-    let theirs = helper.recv_token();
+    let theirs = DmbToken(helper.parse());
     let attached = nocopy.then(|| device.attach(peer, theirs));
     let mut last = 0;
     for round in 1..=ROUNDS {
         match &attached {
             Some(attached) => {
-                attached
-                    .region()
-                    .store(PRODUCER, round, Ordering::Release)
-                    .unwrap();
+                let region = attached.region();
+                region.store(PRODUCER, round, Ordering::Release).unwrap();
                 attached.signal().unwrap();
             }
             None => device.write(theirs, 8, &round.to_ne_bytes()).unwrap(),
@@ -115,8 +93,8 @@ fn processes_move_data_by_copy() {
 #[test]
 fn sockets_of_ended_processes_are_removed_and_others_are_not() {
     let dir = TempDir::new().unwrap();
-    let mut dead = Helper::start("idle", dir.path());
-    let dead_gid = dead.recv_gid();
+    let mut dead = start("idle", &dir);
+    let dead_gid = dead.parse::<Gid>();
     dead.kill();
     assert_eq!(names(dir.path()), [socket_name(dead_gid)]);
     let living = DrivenDevice::in_dir(dir.path());

@@ -4,52 +4,35 @@
 
 mod common;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use common::{
-    DrivenDevice, Helper, LEN, Role, memory_mappings, names, open_descriptors, socket_name,
-    wait_descriptors,
-};
+use common::{DrivenDevice, LEN, device, names, socket_name, start};
 use futures_lite::future::{block_on, poll_once};
-use rustix::process::Signal as Kill;
-use smc_core::Domain;
-use smc_core::device::{DeviceError, Direct, Event, SubmitError};
-use smc_transport_loop::LoopDevice;
+use smc_core::device::{DeviceError, Direct, Dmb, Event, SubmitError};
+use smc_testkit::process::Role;
+use smc_testkit::resources::{alone, memory_mappings, open_descriptors, wait_for_descriptors};
+use smc_wire::types::{DmbToken, Gid};
 use tempfile::TempDir;
 
 /// What helpers do.
 #[test]
 fn helper_process() {
     let Some(role) = Role::current() else { return };
-    match role.name.as_str() {
-        "idle" => idle(&role),
+    match role.name() {
+        "idle" => common::idle(&role),
         "busy" => busy(&role),
         other => panic!("no role {other}"),
     }
 }
 
-/// Has a device, and a buffer for each request.
-fn idle(role: &Role) {
-    let device = DrivenDevice::in_dir(&role.dir);
-    role.send(device.gid());
-    while let Some(line) = role.recv() {
-        let dmb = device.register(line.parse().unwrap());
-        role.send(dmb.token().0);
-        // Kept until the process ends.
-        std::mem::forget(dmb);
-    }
-}
-
 /// Registers, drops and writes buffers until it is killed.
 fn busy(role: &Role) {
-    let device = DrivenDevice::new(
-        LoopDevice::builder()
-            .domain(Domain::directory(&role.dir))
-            .pool(2, 1 << 20),
-    );
+    let device = DrivenDevice::new(device(role.dir()).pool(2, 1 << 20));
     role.send(device.gid());
-    let (peer, token) = (role.recv_gid(), role.recv_token());
+    let (peer, token) = (role.parse::<Gid>(), DmbToken(role.parse()));
     let attached = device.attach(peer, token);
     role.send("busy");
     let mut kept = Vec::new();
@@ -65,31 +48,23 @@ fn busy(role: &Role) {
     }
 }
 
-/// Descriptors are counted per process, so these tests run one after the other.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[test]
 fn a_killed_peer_is_noticed_and_leaves_nothing() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
     let device = DrivenDevice::in_dir(dir.path());
-    let mut helper = Helper::start("idle", dir.path());
-    let peer = helper.recv_gid();
+    let mut helper = start("idle", &dir);
+    let peer = helper.parse::<Gid>();
     let dmb = device.register(peer);
     helper.send(device.gid());
-    let theirs = helper.recv_token();
+    let theirs = DmbToken(helper.parse());
     let attached = device.attach(peer, theirs);
     let descriptors = open_descriptors();
     helper.kill();
 
     device.wait(Event::PeerGone(peer));
-    assert!(
-        !device.wait_within(Duration::from_millis(20), |_| true),
-        "reported once"
-    );
+    let again = device.wait_within(Duration::from_millis(20), |_| true);
+    assert!(!again, "reported once");
     device.wait_names(dir.path(), &[socket_name(device.gid())]);
     assert_eq!(attached.signal(), Err(SubmitError::PeerGone));
     assert_eq!(device.write(theirs, 0, b"x"), Err(SubmitError::PeerGone));
@@ -102,7 +77,7 @@ fn a_killed_peer_is_noticed_and_leaves_nothing() {
     );
     drop((dmb, attached));
     // Those of pipes, and 4 of the peer.
-    wait_descriptors(descriptors - 2 - 4);
+    wait_for_descriptors(descriptors - 2 - 4);
     assert_eq!(memory_mappings(), 0);
 }
 
@@ -113,8 +88,8 @@ fn a_peer_may_be_killed_at_any_moment() {
     let device = DrivenDevice::in_dir(dir.path());
     let before = open_descriptors();
     for round in 0..20 {
-        let mut helper = Helper::start("busy", dir.path());
-        let peer = helper.recv_gid();
+        let mut helper = start("busy", &dir);
+        let peer = helper.parse::<Gid>();
         let dmb = device.register(peer);
         helper.send(device.gid());
         helper.send(dmb.token().0);
@@ -128,7 +103,7 @@ fn a_peer_may_be_killed_at_any_moment() {
         device.wait(Event::PeerGone(peer));
         drop(dmb);
         device.wait_names(dir.path(), &[socket_name(device.gid())]);
-        wait_descriptors(before);
+        wait_for_descriptors(before);
         assert_eq!(memory_mappings(), 0);
     }
     assert_eq!((device.device.peers(), device.device.dmbs()), (0, 0));
@@ -139,10 +114,7 @@ fn thousands_of_buffers_leave_no_trace() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
     let start = open_descriptors();
-    let (ours, theirs) = (
-        DrivenDevice::in_dir(dir.path()),
-        DrivenDevice::in_dir(dir.path()),
-    );
+    let (ours, theirs) = DrivenDevice::pair(&dir);
     let cycle = |count: usize| {
         for _ in 0..count {
             let dmb = ours.register(theirs.gid());
@@ -155,14 +127,14 @@ fn thousands_of_buffers_leave_no_trace() {
     cycle(1);
     let (descriptors, mappings) = (open_descriptors(), memory_mappings());
     cycle(2000);
-    wait_descriptors(descriptors);
+    wait_for_descriptors(descriptors);
     assert_eq!(
         memory_mappings(),
         mappings,
         "one buffer is used again and again"
     );
     drop((ours, theirs));
-    wait_descriptors(start);
+    wait_for_descriptors(start);
     assert_eq!(memory_mappings(), 0);
     assert!(names(dir.path()).is_empty());
 }
@@ -171,17 +143,14 @@ fn thousands_of_buffers_leave_no_trace() {
 fn buffers_without_attachment_leave_no_trace() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
-    let (ours, theirs) = (
-        DrivenDevice::in_dir(dir.path()),
-        DrivenDevice::in_dir(dir.path()),
-    );
+    let (ours, theirs) = DrivenDevice::pair(&dir);
     drop(ours.register(theirs.gid()));
     theirs.drain();
     let (descriptors, mappings) = (open_descriptors(), memory_mappings());
     for _ in 0..2000 {
         drop(ours.register(theirs.gid()));
     }
-    wait_descriptors(descriptors);
+    wait_for_descriptors(descriptors);
     assert_eq!(memory_mappings(), mappings);
 }
 
@@ -189,13 +158,7 @@ fn buffers_without_attachment_leave_no_trace() {
 fn many_buffers_at_once_take_no_descriptors_and_are_given_back() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
-    let device = || {
-        DrivenDevice::new(
-            LoopDevice::builder()
-                .domain(Domain::directory(dir.path()))
-                .pool(10, 1 << 20),
-        )
-    };
+    let device = || DrivenDevice::new(device(dir.path()).pool(10, 1 << 20));
     let (ours, theirs) = (device(), device());
     drop(theirs.attach(ours.gid(), ours.register(theirs.gid()).token()));
     ours.drain();
@@ -206,7 +169,7 @@ fn many_buffers_at_once_take_no_descriptors_and_are_given_back() {
         let attached = theirs.attach(ours.gid(), dmb.token());
         both.push((dmb, attached));
     }
-    wait_descriptors(descriptors);
+    wait_for_descriptors(descriptors);
     assert!(memory_mappings() >= 2000);
     drop(both);
     // The peer is notified once, and releases what is not pooled.
@@ -219,33 +182,40 @@ fn many_buffers_at_once_take_no_descriptors_and_are_given_back() {
     );
 }
 
+type Registering<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Dmb>, DeviceError>> + 'a>>;
+
+/// Registers buffers until the channel to the peer has no space. Also returns the call that waits.
+fn fill_channel(device: &DrivenDevice, peer: Gid) -> (Vec<Arc<dyn Dmb>>, Registering<'_>) {
+    let mut dmbs = Vec::new();
+    loop {
+        let mut register = Box::pin(device.device.register(peer, LEN));
+        match block_on(poll_once(&mut register)) {
+            Some(dmb) => dmbs.push(dmb.unwrap()),
+            None => return (dmbs, register),
+        }
+        assert!(dmbs.len() < 10_000, "channels are bounded");
+    }
+}
+
 #[test]
 fn a_stopped_peer_does_not_block_us() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
     let device = DrivenDevice::in_dir(dir.path());
-    let mut helper = Helper::start("idle", dir.path());
-    let peer = helper.recv_gid();
-    helper.signal(Kill::STOP);
+    let mut helper = start("idle", &dir);
+    let peer = helper.parse::<Gid>();
+    helper.stop();
     let before = open_descriptors();
     // Fill the channel with buffers that the peer does not take.
-    let mut dmbs = Vec::new();
-    let pending = loop {
-        let mut register = Box::pin(device.device.register(peer, LEN));
-        match block_on(poll_once(&mut register)) {
-            Some(dmb) => dmbs.push(dmb.unwrap()),
-            None => break register,
-        }
-        assert!(dmbs.len() < 10_000, "channels are bounded");
-    };
+    let (dmbs, pending) = fill_channel(&device, peer);
     assert!(dmbs.len() <= 32, "{} descriptors under way", dmbs.len());
     // A call that is given up leaves nothing behind.
     drop(pending);
     // A channel, an eventfd, and nothing for each buffer.
-    wait_descriptors(before + 2);
+    wait_for_descriptors(before + 2);
     let mut waiting = Box::pin(device.device.register(peer, LEN));
     assert!(block_on(poll_once(&mut waiting)).is_none());
-    helper.signal(Kill::CONT);
+    helper.resume();
     helper.send(device.gid());
     helper.recv();
     // The peer receives whenever it registers or attaches; it does not drain. So it is notified
@@ -260,19 +230,8 @@ fn a_stopped_peer_does_not_block_us() {
 fn buffers_that_wait_for_channel_space_are_sent_when_there_is_some() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
-    let (ours, theirs) = (
-        DrivenDevice::in_dir(dir.path()),
-        DrivenDevice::in_dir(dir.path()),
-    );
-    let mut dmbs = Vec::new();
-    let mut waiting = loop {
-        let mut register = Box::pin(ours.device.register(theirs.gid(), LEN));
-        match block_on(poll_once(&mut register)) {
-            Some(dmb) => dmbs.push(dmb.unwrap()),
-            None => break register,
-        }
-        assert!(dmbs.len() < 10_000, "channels are bounded");
-    };
+    let (ours, theirs) = DrivenDevice::pair(&dir);
+    let (mut dmbs, mut waiting) = fill_channel(&ours, theirs.gid());
     ours.drain();
     assert!(block_on(poll_once(&mut waiting)).is_none());
     theirs.drain();

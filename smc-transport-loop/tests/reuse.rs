@@ -8,20 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use common::{DrivenDevice, LEN, names};
+use common::{DrivenDevice, LEN, device, names};
 use futures_lite::future::block_on;
-use smc_core::Domain;
-use smc_core::device::{Attachment, DeviceError, Direct, Dmb, Event, SubmitError};
+use smc_core::device::{DeviceError, Direct, Dmb, Event, SubmitError};
 use smc_core::mem::Region;
-use smc_transport_loop::LoopDevice;
 use tempfile::TempDir;
-
-fn pair(dir: &TempDir) -> (DrivenDevice, DrivenDevice) {
-    (
-        DrivenDevice::in_dir(dir.path()),
-        DrivenDevice::in_dir(dir.path()),
-    )
-}
 
 /// Where the memory is mapped; the same place means the same memory.
 fn place(region: &Region) -> usize {
@@ -55,7 +46,7 @@ fn is_zero(region: &Region) -> bool {
 #[test]
 fn memory_is_used_again_under_a_fresh_token() {
     let dir = TempDir::new().unwrap();
-    let (ours, theirs) = pair(&dir);
+    let (ours, theirs) = DrivenDevice::pair(&dir);
     let first = ours.register(theirs.gid());
     let attached = theirs.attach(ours.gid(), first.token());
     attached.region().copy_in(0, &[0xff; LEN]).unwrap();
@@ -87,7 +78,7 @@ fn memory_is_used_again_under_a_fresh_token() {
 #[test]
 fn memory_still_in_use_is_not_reused() {
     let dir = TempDir::new().unwrap();
-    let (ours, theirs) = pair(&dir);
+    let (ours, theirs) = DrivenDevice::pair(&dir);
     // The peer has not detached.
     let first = ours.register(theirs.gid());
     let attached = theirs.attach(ours.gid(), first.token());
@@ -115,7 +106,7 @@ fn memory_still_in_use_is_not_reused() {
 #[test]
 fn many_buffers_reuse_the_memory_that_the_peer_has_released() {
     let dir = TempDir::new().unwrap();
-    let (ours, theirs) = pair(&dir);
+    let (ours, theirs) = DrivenDevice::pair(&dir);
     let open = || {
         let dmb = ours.register(theirs.gid());
         let attached = theirs.attach(ours.gid(), dmb.token());
@@ -140,7 +131,7 @@ fn many_buffers_reuse_the_memory_that_the_peer_has_released() {
 #[test]
 fn long_buffers_are_zeroed_as_far_as_they_were_used() {
     let dir = TempDir::new().unwrap();
-    let (ours, theirs) = pair(&dir);
+    let (ours, theirs) = DrivenDevice::pair(&dir);
     let (first, attached) = long(&ours, &theirs);
     attached.region().copy_in(0, &[0xff; LEN]).unwrap();
     let here = place(first.region());
@@ -176,11 +167,7 @@ fn the_file_of_a_buffer_that_was_used_further_is_not_used_again() {
 #[test]
 fn without_a_pool_memory_is_given_back() {
     let dir = TempDir::new().unwrap();
-    let ours = DrivenDevice::new(
-        LoopDevice::builder()
-            .domain(Domain::directory(dir.path()))
-            .pool(0, 0),
-    );
+    let ours = DrivenDevice::new(device(dir.path()).pool(0, 0));
     let theirs = DrivenDevice::in_dir(dir.path());
     for _ in 0..100 {
         let dmb = ours.register(theirs.gid());
@@ -194,7 +181,7 @@ fn without_a_pool_memory_is_given_back() {
 #[test]
 fn lengths_other_than_dmb_sizes_are_refused() {
     let dir = TempDir::new().unwrap();
-    let (ours, theirs) = pair(&dir);
+    let (ours, theirs) = DrivenDevice::pair(&dir);
     for len in [0, 1, 8192, LEN - 1, LEN + 1, 3 * LEN, 1 << 25, usize::MAX] {
         let refused = block_on(ours.device.register(theirs.gid(), len));
         assert!(
@@ -209,7 +196,7 @@ fn lengths_other_than_dmb_sizes_are_refused() {
 #[test]
 fn buffers_that_come_and_go_do_not_mix() {
     let dir = TempDir::new().unwrap();
-    let (ours, theirs) = pair(&dir);
+    let (ours, theirs) = DrivenDevice::pair(&dir);
     let done = AtomicBool::new(false);
     let churn = |mark: u8| {
         for _ in 0..1500 {

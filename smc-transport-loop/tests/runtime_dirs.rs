@@ -11,14 +11,18 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{Helper, Role, TIMEOUT};
+use common::local;
 use rustix::io::ioctl_fionbio;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, listen, socket};
-use smc::{Builder, Endpoint};
-use smc_core::Domain;
-use smc_negotiate_local::Local;
+use rustix::net::accept;
+use smc::{Domain, Endpoint};
+use smc_testkit::on::On;
+use smc_testkit::process::{Child, ENTRY, Role, command, command_by};
+use smc_testkit::streams::listen;
+use smc_testkit::unix::listen_at;
+use smc_testkit::user::is_root;
+use smc_testkit::wait::until;
 use smc_transport_loop::LoopDevice;
 
 /// Users that need not have accounts.
@@ -40,12 +44,11 @@ const SMC: &str = "SMC-D";
 const NOT_FOUND: &str = "0x03010000";
 
 #[test]
-#[ignore = "a process of other tests"]
 fn helper_process() {
     let Some(role) = Role::current() else { return };
-    match role.name.as_str() {
-        "serve" => smol::block_on(serve(&role)),
-        "dial" => smol::block_on(dial(&role)),
+    match role.name() {
+        "serve" => On::Smol.run_unbounded(serve(&role)),
+        "dial" => On::Smol.run_unbounded(dial(&role)),
         "environments" => environments(),
         "removed" => removed(),
         "taken" => taken(),
@@ -66,27 +69,27 @@ fn helper_process() {
 }
 
 fn endpoint(role: &Role) -> Endpoint {
-    let domain = match role.dir == Path::new("/") {
+    let domain = match role.dir() == Path::new("/") {
         true => Domain::default(),
         // All make the same call.
-        false => Domain::shared(&role.dir, [FIRST, SECOND, LAST]),
+        false => Domain::shared(role.dir(), [FIRST, SECOND, LAST]),
     };
     let device = LoopDevice::builder().domain(domain.clone()).build();
     let device = device.expect("a service starts");
     if let Err(why) = device.runtime_dir() {
         role.send(format!("unpublished: {why}"));
     }
-    let endpoint = Builder::smol().negotiation(Arc::new(Local::in_domain(domain)));
-    let endpoint = endpoint.device(Arc::new(device));
-    // However busy this machine is.
-    let endpoint = endpoint.answer_timeout(Duration::from_secs(60));
+    let endpoint = On::Smol
+        .endpoint()
+        .negotiation(local(domain))
+        .device(Arc::new(device));
     endpoint.build().expect("endpoint")
 }
 
 /// Accepts streams, and reports their modes.
 async fn serve(role: &Role) {
     let endpoint = endpoint(role);
-    let listener = endpoint.bind("127.0.0.1:0").await.expect("listener");
+    let listener = listen(&endpoint).await;
     role.send(listener.local_addr().expect("address"));
     loop {
         let (stream, _) = listener.accept().await.expect("stream");
@@ -113,20 +116,21 @@ enum Env {
     Smc(&'static str),
 }
 
-fn start(role: &str, uid: u32, env: Env) -> Helper {
-    Helper::start_with(role, Path::new("/"), |command| {
-        command.args(["--ignored"]).uid(uid).gid(uid);
-        command.env_remove("XDG_RUNTIME_DIR");
-        command.env_remove("SMC_RUNTIME_DIR");
-        match env {
-            Env::Nothing => {}
-            Env::Session(path) => drop(command.env("XDG_RUNTIME_DIR", path)),
-            Env::Smc(path) => drop(command.env("SMC_RUNTIME_DIR", path)),
-        }
-    })
+fn start(role: &str, uid: u32, env: Env) -> Child {
+    let mut command = command(ENTRY);
+    command.uid(uid).gid(uid);
+    command
+        .env_remove("XDG_RUNTIME_DIR")
+        .env_remove("SMC_RUNTIME_DIR");
+    match env {
+        Env::Nothing => {}
+        Env::Session(path) => drop(command.env("XDG_RUNTIME_DIR", path)),
+        Env::Smc(path) => drop(command.env("SMC_RUNTIME_DIR", path)),
+    }
+    Child::spawn(command, role, "/")
 }
 
-fn mode_of(dial: &mut Helper, to: &str) -> String {
+fn mode_of(dial: &mut Child, to: &str) -> String {
     dial.send(to);
     loop {
         let line = dial.recv();
@@ -137,16 +141,11 @@ fn mode_of(dial: &mut Helper, to: &str) -> String {
 }
 
 /// Connects, with the same process, until the stream is SMC.
-fn until_smc(dial: &mut Helper, to: &str) {
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
-        let mode = mode_of(dial, to);
-        if mode.contains(SMC) {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{mode}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+fn until_smc(dial: &mut Child, to: &str) {
+    until(
+        || mode_of(dial, to).contains(SMC),
+        || "is not SMC again".to_owned(),
+    );
 }
 
 /// A directory of a user.
@@ -158,46 +157,35 @@ fn make(path: &str, uid: u32, mode: u32) {
 
 /// Runs a role as root where `/tmp` and `/run` are empty.
 fn in_namespace(role: &str) {
-    if !rustix::process::geteuid().is_root() {
-        return println!("skipped: why: needs root for several users and a mount namespace");
+    if !is_root("have several users and a mount namespace") {
+        return;
     }
-    let exe = std::env::current_exe().expect("own path");
-    let unshare = || {
-        let mut command = Command::new("unshare");
-        command.args([
-            "--mount",
-            "--propagation",
-            "private",
-            "sh",
-            "-c",
-            MOUNT,
-            "sh",
-        ]);
-        command
-    };
+    let unshare = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        MOUNT,
+        "sh",
+    ];
     // Tried as that user, who may not be able to reach the program.
-    let mut tried = unshare();
-    tried.args([
+    let setpriv = [
         "setpriv",
         "--reuid",
         "990",
         "--regid",
         "990",
         "--clear-groups",
-    ]);
-    let tried = tried.arg(&exe).arg("--list").output();
+    ];
+    let tried = command_by(&[&unshare[..], &setpriv[..]].concat(), ENTRY)
+        .arg("--list")
+        .output();
     if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
         return println!("skipped: why: no mount namespace, or no program in it: {tried:?}");
     }
-    let mut command = unshare();
-    command.arg(exe).args([
-        "helper_process",
-        "--exact",
-        "--ignored",
-        "--nocapture",
-        "--test-threads=1",
-    ]);
-    Helper::spawn(command, role, Path::new("/")).finish();
+    Child::spawn(command_by(&unshare, ENTRY), role, "/").finish();
 }
 
 const MOUNT: &str = "mount -t tmpfs -o mode=1777 none /tmp && \
@@ -393,11 +381,11 @@ fn elevated() {
     let is_used = |mode| {
         fs::set_permissions(program, fs::Permissions::from_mode(mode)).expect("mode");
         let mut command = Command::new(program);
-        command.args(["helper_process", "--exact", "--ignored", "--nocapture"]);
+        command.args([ENTRY, "--exact", "--nocapture"]);
         command.uid(OTHER).gid(OTHER);
         command.env("SMC_RUNTIME_DIR", "/run/given");
         command.env("XDG_RUNTIME_DIR", "/run/given");
-        let paths = Helper::spawn(command, "search", Path::new("/")).recv();
+        let paths = Child::spawn(command, "search", "/").recv();
         paths.contains("/run/given")
     };
     assert!(is_used(0o755));
@@ -410,17 +398,17 @@ fn search(role: &Role) {
     role.send(format!("{:?}", Domain::default().search_paths()));
 }
 
-fn start_shared(role: &str, uid: u32) -> Helper {
-    Helper::start_with(role, Path::new(SHARED), |command| {
-        command.args(["--ignored"]).uid(uid).gid(uid);
-    })
+fn start_shared(role: &str, uid: u32) -> Child {
+    let mut command = command(ENTRY);
+    command.uid(uid).gid(uid);
+    Child::spawn(command, role, SHARED)
 }
 
 /// Two users who have listed each other are SMC, and the third is TCP, in both directions.
 fn only_two_connect() {
     let users = [FIRST, SECOND, UNLISTED];
     let mut servers = users.map(|uid| start_shared("serve", uid));
-    let addresses = servers.each_mut().map(Helper::recv);
+    let addresses = servers.each_mut().map(Child::recv);
     let mut clients = users.map(|uid| start_shared("dial", uid));
     for (from, client) in users.iter().zip(&mut clients) {
         for (to, at) in users.iter().zip(&addresses) {
@@ -491,17 +479,15 @@ fn gids() {
 /// Takes the names of another user's devices in the directory of its own user, and counts the
 /// connections.
 fn squat(role: &Role) {
-    let own = role.dir.join(FIRST.to_string());
+    let own = role.dir().join(FIRST.to_string());
     fs::create_dir(&own).expect("directory");
     fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).expect("mode");
-    let names = common::names(&role.dir.join(SECOND.to_string()));
+    let names = common::names(&role.dir().join(SECOND.to_string()));
     let devices = names.iter().filter(|name| name.starts_with("d-"));
     let sockets = devices.map(|name| {
-        let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("socket");
         let path = own.join(name);
-        bind(&socket, &SocketAddrUnix::new(&path).expect("address")).expect("bind");
+        let socket = listen_at(&path);
         fs::set_permissions(path, fs::Permissions::from_mode(0o666)).expect("mode");
-        listen(&socket, 8).expect("listen");
         ioctl_fionbio(&socket, true).expect("does not wait");
         socket
     });
@@ -534,21 +520,27 @@ fn containers() {
 }
 
 /// A process that sees the volume, and `/tmp` and `/run` of its own.
-fn in_container(role: &str, uid: u32) -> Helper {
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "sh", "-c", CONTAINER]);
-    command.args(["sh", SHARED, "setpriv", "--clear-groups"]);
-    command.args([format!("--reuid={uid}"), format!("--regid={uid}")]);
-    command
-        .arg(std::env::current_exe().expect("own path"))
-        .args([
-            "helper_process",
-            "--exact",
-            "--ignored",
-            "--nocapture",
-            "--test-threads=1",
-        ]);
-    Helper::spawn(command, role, Path::new(SHARED))
+fn in_container(role: &str, uid: u32) -> Child {
+    let users = [format!("--reuid={uid}"), format!("--regid={uid}")];
+    let unshare = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        CONTAINER,
+    ];
+    let setpriv = [
+        "sh",
+        SHARED,
+        "setpriv",
+        "--clear-groups",
+        &users[0],
+        &users[1],
+    ];
+    let command = command_by(&[&unshare[..], &setpriv[..]].concat(), ENTRY);
+    Child::spawn(command, role, SHARED)
 }
 
 const CONTAINER: &str = "mkdir -p \"$1\" && mount --bind /tmp/volume \"$1\" && \

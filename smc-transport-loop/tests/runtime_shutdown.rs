@@ -2,30 +2,29 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
+mod common;
 
 use std::future::{Future, poll_fn};
 use std::io::{self, ErrorKind};
 use std::pin::pin;
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 
-use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, FutureExt as _};
+use common::World;
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc::runtime::tokio::TokioRuntime;
 use smc::{Endpoint, Error, Listener, Stream};
-use support::{On, World, connect};
-use tokio::runtime::{Builder, Runtime};
+use smc_testkit::on::{On, in_time};
+use smc_testkit::streams::{connect_smc, expect, listen, ping_pong};
+use tokio::runtime::Runtime;
 
 /// A runtime that ends. An executor of smol does not as long as an endpoint holds it.
 struct Ending(Runtime);
 
 impl Ending {
     fn all() -> [Self; 2] {
-        let start = |mut builder: Builder| Self(builder.enable_all().build().unwrap());
-        [
-            start(Builder::new_current_thread()),
-            start(Builder::new_multi_thread()),
-        ]
+        [On::TokioAlone, On::Tokio].map(|on| Self(on.tokio()))
     }
 
     fn endpoint(&self, world: &World) -> Endpoint {
@@ -52,13 +51,11 @@ impl Left {
     fn new(ending: &Ending, world: &World) -> Self {
         let (endpoint, peer) = (ending.endpoint(world), world.endpoint());
         ending.run(async {
-            let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
-            let (mut theirs, mut ours) = connect(&peer, &listener).await;
-            assert!(ours.mode().is_smc() && theirs.mode().is_smc());
-            ours.write_all(b"early").await.unwrap();
-            theirs.read_exact(&mut [0; 5]).await.unwrap();
-            theirs.write_all(b"early").await.unwrap();
-            ours.read_exact(&mut [0; 5]).await.unwrap();
+            let listener = listen(&endpoint).await;
+            let (theirs, ours) = connect_smc(&peer, &listener).await;
+            let mut both = (theirs, ours);
+            ping_pong(&mut both).await;
+            let (theirs, ours) = both;
             Self {
                 endpoint,
                 listener,
@@ -78,12 +75,8 @@ fn each(mut scenario: impl FnMut(Ending, World)) {
     }
 }
 
-async fn bounded<T>(work: impl Future<Output = T>) -> T {
-    let late = async {
-        async_io::Timer::after(std::time::Duration::from_secs(60)).await;
-        panic!("the scenario hangs");
-    };
-    work.or(late).await
+fn bounded<T>(work: impl Future<Output = T>) -> impl Future<Output = T> {
+    in_time(Duration::from_secs(60), work)
 }
 
 fn names_the_runtime(error: &io::Error) -> bool {
@@ -131,8 +124,7 @@ fn a_stream_whose_runtime_has_ended_reads_what_is_there_and_does_not_wait() {
         smol::block_on(bounded(async {
             theirs.write_all(b"late").await.unwrap();
             let mut word = [0; 4];
-            ours.read_exact(&mut word).await.unwrap();
-            assert_eq!(&word, b"late");
+            expect(&mut ours, b"late").await;
             for error in [
                 ours.read(&mut word).await.unwrap_err(),
                 ours.peek(&mut word).await.unwrap_err(),

@@ -3,9 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[macro_use]
-mod support;
+mod common;
 
-use std::future::Future;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::net::Shutdown;
 use std::time::Duration;
@@ -14,7 +13,13 @@ use futures_lite::future::zip;
 use futures_lite::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
 use smc::Interest;
 use smc::{Error, Mode, Policy, Stream};
-use support::{On, World, connect, pattern};
+use smc_testkit::on::until;
+use smc_testkit::streams::{
+    check_pattern, connect, connect_smc, expect, expect_error, expect_rest, expect_write_error,
+    listen, pair, pattern, patterned, transfer,
+};
+
+use common::World;
 
 scenarios! {
     echo_of_small_messages
@@ -39,10 +44,6 @@ scenarios! {
     a_write_after_the_own_shutdown_names_it
     a_stream_reports_that_its_own_endpoint_was_shut_down
     options_of_the_tcp_socket_read_back
-}
-
-fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World) -> F) {
-    on.run(scenario(World::new(on, nocopy)));
 }
 
 async fn echo_of_small_messages(world: World) {
@@ -102,10 +103,8 @@ async fn both_ways(stream: Stream, len: usize, piece: usize) {
             if count == 0 {
                 break;
             }
-            for byte in &buf[..count] {
-                assert_eq!(*byte, pattern(at), "byte {at}");
-                at += 1;
-            }
+            check_pattern(at, &buf[..count]);
+            at += count;
         }
         assert_eq!(at, len);
     };
@@ -120,24 +119,18 @@ async fn half_close_then_the_answer(world: World) {
     let refused = client.write(b"more").await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::BrokenPipe);
 
-    let mut question = String::new();
-    server.read_to_string(&mut question).await.unwrap();
-    assert_eq!(question, "question");
+    expect_rest(&mut server, "question").await;
     server.write_all(b"answer").await.unwrap();
     drop(server);
-    let mut answer = String::new();
-    client.read_to_string(&mut answer).await.unwrap();
-    assert_eq!(answer, "answer");
+    expect_rest(&mut client, "answer").await;
 }
 
 async fn dropping_with_unread_data_resets_the_peer(world: World) {
     let (mut client, server) = world.pair().await;
     client.write_all(b"never read").await.unwrap();
     drop(server);
-    let error = client.read(&mut [0; 8]).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    let error = client.write(b"x").await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    expect_error(&mut client, ErrorKind::ConnectionReset).await;
+    expect_write_error(&mut client, ErrorKind::ConnectionReset).await;
 }
 
 async fn dropping_in_order_is_end_of_stream(world: World) {
@@ -145,21 +138,17 @@ async fn dropping_in_order_is_end_of_stream(world: World) {
     server.write_all(b"the last words").await.unwrap();
     drop(server);
     // What was written before is read, and the end again and again.
-    let mut words = Vec::new();
-    client.read_to_end(&mut words).await.unwrap();
-    assert_eq!(words, b"the last words");
+    expect_rest(&mut client, b"the last words").await;
     assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0);
     // What is written now would not be read.
-    let error = client.write(b"x").await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    expect_write_error(&mut client, ErrorKind::ConnectionReset).await;
 }
 
 async fn zero_linger_resets(world: World) {
     let (mut client, server) = world.pair().await;
     server.set_zero_linger().unwrap();
     drop(server);
-    let error = client.read(&mut [0; 8]).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    expect_error(&mut client, ErrorKind::ConnectionReset).await;
 }
 
 async fn vectored_writes_and_reads(world: World) {
@@ -225,10 +214,8 @@ async fn buffered_reads(world: World) {
 async fn trying_never_waits(world: World) {
     let (client, server) = world.pair().await;
     let mut buf = [0; 4096];
-    assert_eq!(
-        server.try_read(&mut buf).unwrap_err().kind(),
-        ErrorKind::WouldBlock
-    );
+    let empty = server.try_read(&mut buf).unwrap_err();
+    assert_eq!(empty.kind(), ErrorKind::WouldBlock);
     let mut written = 0;
     let full = loop {
         match client.try_write(&[7; 4096]) {
@@ -238,8 +225,8 @@ async fn trying_never_waits(world: World) {
     };
     assert_eq!(full.kind(), ErrorKind::WouldBlock);
     assert_eq!(
-        written,
-        server.recv_buffer_size().unwrap(),
+        Some(written),
+        server.recv_buffer_size(),
         "every byte of the ring is used"
     );
     assert_eq!(client.send_buffer_size(), server.recv_buffer_size());
@@ -249,12 +236,8 @@ async fn trying_never_waits(world: World) {
     }
     assert_eq!(read.len(), written);
     client.writable().await.unwrap();
-    assert_eq!(
-        client
-            .try_write_vectored(&[IoSlice::new(b"ab"), IoSlice::new(b"c")])
-            .unwrap(),
-        3
-    );
+    let parts = [IoSlice::new(b"ab"), IoSlice::new(b"c")];
+    assert_eq!(client.try_write_vectored(&parts).unwrap(), 3);
     server.readable().await.unwrap();
     assert_eq!(server.try_read(&mut buf).unwrap(), 3);
 }
@@ -280,10 +263,8 @@ async fn a_dropped_write_half_shuts_down_unless_forgotten(world: World) {
     let (mut client, server) = world.pair().await;
     let (read, write) = server.into_split();
     write.forget();
-    assert_eq!(
-        client.try_read(&mut [0; 1]).unwrap_err().kind(),
-        ErrorKind::WouldBlock
-    );
+    let empty = client.try_read(&mut [0; 1]).unwrap_err();
+    assert_eq!(empty.kind(), ErrorKind::WouldBlock);
     client.write_all(b"x").await.unwrap();
     read.readable().await.unwrap();
 
@@ -300,7 +281,7 @@ async fn a_dropped_write_half_shuts_down_unless_forgotten(world: World) {
 async fn a_slow_reader_blocks_the_writer(world: World) {
     const LEN: usize = 5_000_000;
     let (mut client, mut server) = world.pair().await;
-    let bytes: Vec<u8> = (0..LEN).map(pattern).collect();
+    let bytes = patterned(LEN);
     let writing = async {
         client.write_all(&bytes).await.unwrap();
         client.close().await.unwrap();
@@ -316,12 +297,7 @@ async fn a_slow_reader_blocks_the_writer(world: World) {
             if count == 0 {
                 break;
             }
-            assert!(
-                buf[..count]
-                    .iter()
-                    .enumerate()
-                    .all(|(i, byte)| *byte == pattern(at + i))
-            );
+            check_pattern(at, &buf[..count]);
             at += count;
         }
         assert_eq!(at, LEN);
@@ -341,10 +317,8 @@ async fn readiness_of_either_direction(world: World) {
     let (ready, _) = zip(waiting, writing).await;
     assert!(ready.unwrap().readable);
     // Any number of tasks may wait.
-    zip(server.readable(), zip(server.readable(), server.writable()))
-        .await
-        .0
-        .unwrap();
+    let all = zip(server.readable(), zip(server.readable(), server.writable()));
+    all.await.0.unwrap();
 }
 
 async fn shutting_down_reading(world: World) {
@@ -359,7 +333,7 @@ async fn shutting_down_reading(world: World) {
 
 async fn more_connections_join_the_group(world: World) {
     let (client, server) = (world.endpoint(), world.endpoint());
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     let mut streams = Vec::new();
     for count in 1..=5 {
         streams.push(connect(&client, &listener).await);
@@ -373,13 +347,12 @@ async fn more_connections_join_the_group(world: World) {
         drop(client);
         assert_eq!(server.read(&mut [0; 1]).await.unwrap(), 0);
     }
-    let no_connections = || {
-        let gone = |endpoint: &smc::Endpoint| endpoint.connections().is_empty();
-        gone(&client) && gone(&server)
-    };
-    while !no_connections() {
-        futures_lite::future::yield_now().await;
-    }
+    let left = || client.connections().len() + server.connections().len();
+    until(
+        || left() == 0,
+        || format!("{} connections are left", left()),
+    )
+    .await;
     assert_eq!(
         client.link_groups()[0].connections,
         0,
@@ -389,11 +362,10 @@ async fn more_connections_join_the_group(world: World) {
 
 async fn plain_clients_and_smc_clients_on_one_listener(world: World) {
     let (client, server) = (world.endpoint(), world.endpoint());
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     let addr = listener.local_addr().unwrap();
     for _ in 0..3 {
-        let (_stream, accepted) = connect(&client, &listener).await;
-        assert!(accepted.mode().is_smc());
+        let _streams = connect_smc(&client, &listener).await;
 
         // A plain client of a protocol in which the server speaks first.
         let mut plain = std::net::TcpStream::connect(addr).unwrap();
@@ -406,15 +378,13 @@ async fn plain_clients_and_smc_clients_on_one_listener(world: World) {
         plain.read_exact(&mut greeting).unwrap();
         assert_eq!(&greeting, b"220 ready");
         plain.write_all(b"HELO").unwrap();
-        let mut hello = [0; 4];
-        accepted.read_exact(&mut hello).await.unwrap();
-        assert_eq!(&hello, b"HELO");
+        expect(&mut accepted, b"HELO").await;
     }
 }
 
 async fn policies(world: World) {
     let server = world.endpoint();
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     let addr = listener.local_addr().unwrap();
 
     let never = world.builder().policy(Policy::Never).build().unwrap();
@@ -422,8 +392,7 @@ async fn policies(world: World) {
     assert!(!stream.mode().is_smc() && !accepted.mode().is_smc());
 
     let require = world.builder().policy(Policy::Require).build().unwrap();
-    let (stream, _accepted) = connect(&require, &listener).await;
-    assert!(stream.mode().is_smc());
+    connect_smc(&require, &listener).await;
     let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let error = require
         .connect(plain.local_addr().unwrap())
@@ -435,7 +404,7 @@ async fn policies(world: World) {
 
     // A listener that wants no SMC does not keep clients waiting for an answer.
     let plain_server = world.builder().policy(Policy::Never).build().unwrap();
-    let plain_listener = plain_server.bind("127.0.0.1:0").await.unwrap();
+    let plain_listener = listen(&plain_server).await;
     let waiting = world.builder().handshake_timeout(Duration::from_secs(3600));
     let (stream, _accepted) = connect(&waiting.build().unwrap(), &plain_listener).await;
     assert!(!stream.mode().is_smc());
@@ -450,23 +419,17 @@ async fn policies(world: World) {
 
 async fn a_peer_that_maps_buffers_and_one_that_does_not_exchange_data(world: World) {
     let client = world.endpoint();
-    let server = support::builder(world.on, !world.nocopy, world.dir());
-    let listener = server.build().unwrap().bind("127.0.0.1:0").await.unwrap();
-    let (mut ours, mut theirs) = connect(&client, &listener).await;
+    let server = common::builder(world.on, !world.nocopy, world.dir())
+        .build()
+        .unwrap();
+    let (mut ours, mut theirs) = pair(&client, &server).await;
     let maps = |stream: &Stream| match stream.mode() {
         Mode::SmcD { nocopy, .. } => *nocopy,
         mode => panic!("{mode}"),
     };
     assert_eq!((maps(&ours), maps(&theirs)), (world.nocopy, !world.nocopy));
-    let data: Vec<u8> = (0..200_000).map(pattern).collect();
-    for _ in 0..2 {
-        let mut got = vec![0; data.len()];
-        let (sent, received) = zip(ours.write_all(&data), theirs.read_exact(&mut got)).await;
-        sent.unwrap();
-        received.unwrap();
-        assert!(got == data);
-        std::mem::swap(&mut ours, &mut theirs);
-    }
+    transfer(&mut ours, &mut theirs, 200_000).await;
+    transfer(&mut theirs, &mut ours, 200_000).await;
 }
 
 async fn a_write_after_the_own_shutdown_names_it(world: World) {
@@ -491,7 +454,7 @@ async fn a_write_after_the_own_shutdown_names_it(world: World) {
 
 async fn a_stream_reports_that_its_own_endpoint_was_shut_down(world: World) {
     let (client, server) = (world.endpoint(), world.endpoint());
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     let (mut ours, _theirs) = connect(&client, &listener).await;
     let (mut shut, _other) = connect(&client, &listener).await;
     shut.shutdown_how(Shutdown::Write).unwrap();

@@ -3,23 +3,24 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[macro_use]
-mod support;
+mod common;
 
-use std::future::{Future, poll_fn};
+use std::future::{Future as _, poll_fn};
 use std::io::ErrorKind;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
-use std::time::Duration;
 
 use futures_lite::future::{poll_once, yield_now, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, pin};
 use smc::Interest;
-use smc::{Domain, Endpoint, Policy, Stream};
+use smc::{Endpoint, Policy, Stream};
 use smc_testkit::middleware::{Fault, Faults};
-use smc_transport_loop::LoopDevice;
-use support::{On, World, connect, local};
+use smc_testkit::on::until;
+use smc_testkit::streams::{connect, expect, expect_error, expect_rest, listen, pair};
+
+use common::World;
 
 scenarios! {
     two_tasks_in_accept_both_get_a_stream
@@ -34,28 +35,19 @@ scenarios! {
     a_stream_that_always_has_data_gives_others_a_turn
 }
 
-fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World) -> F) {
-    on.run(scenario(World::new(on, nocopy)));
-}
-
 /// An endpoint with a device that fails now and then.
 fn faulty(world: &World, seed: u64, faults: Faults) -> Endpoint {
-    let device = LoopDevice::builder()
-        .domain(Domain::directory(world.dir()))
-        .build()
-        .unwrap();
-    world
-        .on
-        .endpoint()
-        .device(Fault::new(Arc::new(device), seed, faults))
-        .negotiation(local(Domain::directory(world.dir())))
+    let device = Arc::new(common::device(world.dir()).build().unwrap());
+    let endpoint = common::without_device(world.on, world.dir());
+    endpoint
+        .device(Fault::new(device, seed, faults))
         .build()
         .unwrap()
 }
 
 async fn two_tasks_in_accept_both_get_a_stream(world: World) {
     let server = world.endpoint();
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     let addr = listener.local_addr().unwrap();
     let (first, second) = (listener.accept(), listener.accept());
     pin!(first);
@@ -112,8 +104,7 @@ async fn ends(world: &World, is_smc: bool) -> (Stream, Stream) {
         return world.pair().await;
     }
     let plain = || world.builder().policy(Policy::Never).build().unwrap();
-    let listener = plain().bind("127.0.0.1:0").await.unwrap();
-    connect(&plain(), &listener).await
+    pair(&plain(), &plain()).await
 }
 
 async fn any_number_of_tasks_peek_at_an_smc_stream(world: World) {
@@ -161,12 +152,7 @@ async fn tasks_that_wait_in_different_ways_are_all_woken(world: World) {
         assert!(poll_once(&mut peek).await.is_none());
         assert!(poll_once(&mut ready).await.is_none());
         // Each waits as a task of its own: its waker is no other's.
-        let waiting = [
-            Counter::new(),
-            Counter::new(),
-            Counter::new(),
-            Counter::new(),
-        ];
+        let waiting = [(); 4].map(|()| Arc::new(Counter::default()));
         let wakers = waiting.clone().map(Waker::from);
         let mut cx = wakers.each_ref().map(Context::from_waker);
         assert!(readable.as_mut().poll(&mut cx[0]).is_pending());
@@ -175,8 +161,11 @@ async fn tasks_that_wait_in_different_ways_are_all_woken(world: World) {
         assert!(polled.as_mut().poll(&mut cx[3]).is_pending());
         peer.write_all(b"abcd").await.unwrap();
         for (at, waiter) in waiting.iter().enumerate() {
-            waiter.woken().await;
-            println!("is SMC: {is_smc}, number {at} was woken");
+            let is_woken = || waiter.0.load(Ordering::Acquire) > 0;
+            until(is_woken, || {
+                format!("is SMC: {is_smc}, number {at} is not woken")
+            })
+            .await;
         }
         readable.await.unwrap();
         assert_eq!(peek.await.unwrap(), 4);
@@ -188,19 +177,6 @@ async fn tasks_that_wait_in_different_ways_are_all_woken(world: World) {
 /// A task that is only ever woken.
 #[derive(Debug, Default)]
 struct Counter(AtomicUsize);
-
-impl Counter {
-    fn new() -> Arc<Self> {
-        Arc::default()
-    }
-
-    /// Waits until it was woken; the scenario as a whole is bounded.
-    async fn woken(&self) {
-        while self.0.load(Ordering::Acquire) == 0 {
-            async_io::Timer::after(Duration::from_millis(1)).await;
-        }
-    }
-}
 
 impl Wake for Counter {
     fn wake(self: Arc<Self>) {
@@ -214,7 +190,7 @@ async fn a_set_up_that_fails_at_the_other_end_last_is_noticed(world: World) {
         return;
     }
     let server = faulty(&world, 1, Faults::default().with_unattachable(1000));
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     // For the client set-up ends with its last message.
     let mut client = world
         .endpoint()
@@ -222,13 +198,12 @@ async fn a_set_up_that_fails_at_the_other_end_last_is_noticed(world: World) {
         .await
         .unwrap();
     assert!(client.mode().is_smc());
-    let error = client.read(&mut [0; 1]).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+    expect_error(&mut client, ErrorKind::ConnectionAborted).await;
 }
 
 async fn a_listener_need_not_wait_for_a_client_that_has_been_there(world: World) {
     let (client, server) = (world.endpoint(), world.endpoint());
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     let addr = listener.local_addr().unwrap();
     // The first connection makes the link group, the second shows what the next ones come to.
     let _before = [
@@ -246,14 +221,10 @@ async fn a_listener_need_not_wait_for_a_client_that_has_been_there(world: World)
         Some(connected) => connected.unwrap(),
         None => connecting.await.unwrap(),
     };
-    let mut first = [0; 7];
-    connected.read_exact(&mut first).await.unwrap();
-    assert_eq!(&first, b"accepts");
+    expect(&mut connected, b"accepts").await;
     connected.write_all(b"thanks").await.unwrap();
     drop(connected);
-    let mut thanks = String::new();
-    accepted.read_to_string(&mut thanks).await.unwrap();
-    assert_eq!(thanks, "thanks");
+    expect_rest(&mut accepted, "thanks").await;
 }
 
 async fn a_client_that_cannot_do_what_it_has_confirmed_tries_again(world: World) {
@@ -262,7 +233,7 @@ async fn a_client_that_cannot_do_what_it_has_confirmed_tries_again(world: World)
     }
     let client = faulty(&world, 7, Faults::default().with_unattachable(400));
     let server = world.endpoint();
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(&server).await;
     let addr = listener.local_addr().unwrap();
     let accepted = AtomicUsize::new(0);
     let serving = async {

@@ -3,26 +3,28 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
-mod support;
 
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Helper, Role};
+use common::{builder, start};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use rustix::process::{Resource, Signal, getrlimit, setrlimit};
+use rustix::process::{Resource, getrlimit};
 use smc::config::ANSWER_TIMEOUT;
 use smc::{Endpoint, Mode, Stream};
 use smc_core::error::FallbackCause;
-use support::{On, builder};
+use smc_testkit::on::{On, in_time};
+use smc_testkit::process::{Child, Role};
+use smc_testkit::resources::limit_descriptors;
+use smc_testkit::streams::{expect, listen};
 use tempfile::TempDir;
 
 /// What helpers do.
 #[test]
 fn helper_process() {
     let Some(role) = Role::current() else { return };
-    match role.name.as_str() {
+    match role.name() {
         "echo" => On::Smol.run(echo(role)),
         other => panic!("no role {other}"),
     }
@@ -30,8 +32,8 @@ fn helper_process() {
 
 /// Sends back what its clients send. Reports its port; executes commands.
 async fn echo(role: Role) {
-    let endpoint = builder(On::Smol, true, &role.dir).build().unwrap();
-    let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+    let endpoint = builder(On::Smol, true, role.dir()).build().unwrap();
+    let listener = listen(&endpoint).await;
     role.send(listener.local_addr().unwrap().port());
     let orders = orders(&role);
     let serve = async {
@@ -57,10 +59,7 @@ async fn send_back(mut stream: Stream) {
 /// The lines of the test; a thread waits for them.
 fn orders(role: &Role) -> smol::channel::Receiver<String> {
     let (sender, orders) = smol::channel::unbounded();
-    let role = Role {
-        name: role.name.clone(),
-        dir: role.dir.clone(),
-    };
+    let role = role.clone();
     thread::spawn(move || {
         while let Some(order) = role.recv() {
             let _ended = sender.try_send(order);
@@ -70,18 +69,16 @@ fn orders(role: &Role) -> smol::channel::Receiver<String> {
 }
 
 async fn follow(role: Role, orders: smol::channel::Receiver<String>) {
-    let allowed = getrlimit(Resource::Nofile);
+    let allowed = getrlimit(Resource::Nofile).current.unwrap();
     while let Ok(order) = orders.recv().await {
         match order.as_str() {
             "without descriptors" => {
-                let mut none = allowed;
                 // Those below are always open.
-                none.current = Some(3);
-                setrlimit(Resource::Nofile, none).unwrap();
+                limit_descriptors(3);
                 role.send("done");
             }
             "with descriptors" => {
-                setrlimit(Resource::Nofile, allowed).unwrap();
+                limit_descriptors(allowed);
                 role.send("done");
             }
             "be busy" => {
@@ -99,17 +96,14 @@ async fn follow(role: Role, orders: smol::channel::Receiver<String>) {
 /// How a listener is prevented from answering, and continued.
 struct Trouble {
     loses_buffers: bool,
-    begin: fn(&mut Helper),
-    end: fn(&mut Helper),
+    begin: fn(&mut Child),
+    end: fn(&mut Child),
 }
 
 const STOPPED: Trouble = Trouble {
     loses_buffers: false,
-    begin: |helper| {
-        helper.signal(Signal::STOP);
-        helper.wait_stopped();
-    },
-    end: |helper| helper.signal(Signal::CONT),
+    begin: |helper| helper.stop(),
+    end: |helper| helper.resume(),
 };
 
 const WITHOUT_DESCRIPTORS: Trouble = Trouble {
@@ -146,8 +140,8 @@ fn a_listener_that_was_stopped_before_the_first_connection_is_the_same() {
 #[test]
 fn many_clients_of_a_stopped_listener_are_tcp() {
     let dir = TempDir::new().unwrap();
-    let mut helper = Helper::start("echo", dir.path());
-    let port: u16 = helper.recv().parse().unwrap();
+    let mut helper = start("echo", &dir);
+    let port: u16 = helper.parse();
     On::Tokio.run(async {
         let client = client(dir.path());
         let connect = || async { client.connect(("127.0.0.1", port)).await.unwrap() };
@@ -156,14 +150,11 @@ fn many_clients_of_a_stopped_listener_are_tcp() {
         (STOPPED.begin)(&mut helper);
         // More memory than fits the channel to a process that does not read.
         let connecting = futures::future::join_all((0..CLIENTS).map(|_| connect()));
-        let in_time = async {
-            smol::Timer::after(RECOVERY).await;
-            panic!("a connect waits for the listener");
-        };
-        let streams = futures_lite::future::or(connecting, in_time).await;
+        // None waits for the listener.
+        let streams = in_time(RECOVERY, connecting).await;
         assert!(streams.iter().all(|stream| !stream.mode().is_smc()));
     });
-    helper.signal(Signal::CONT);
+    helper.resume();
     helper.finish();
 }
 
@@ -187,8 +178,8 @@ fn a_listener_whose_executor_is_busy_is_tcp_and_smc_again_when_it_is_not() {
 
 fn is_tcp_and_smc_again(trouble: &Trouble, is_known: bool) {
     let dir = TempDir::new().unwrap();
-    let mut helper = Helper::start("echo", dir.path());
-    let port: u16 = helper.recv().parse().unwrap();
+    let mut helper = start("echo", &dir);
+    let port: u16 = helper.parse();
     On::Tokio.run(async {
         let client = client(dir.path());
         let connect = || async { client.connect(("127.0.0.1", port)).await.unwrap() };
@@ -198,11 +189,8 @@ fn is_tcp_and_smc_again(trouble: &Trouble, is_known: bool) {
         }
         (trouble.begin)(&mut helper);
         let mut first = connect().await;
-        assert!(
-            matches!(cause(&first), FallbackCause::NoAnswer { .. }),
-            "{}",
-            first.mode()
-        );
+        let is_unanswered = matches!(cause(&first), FallbackCause::NoAnswer { .. });
+        assert!(is_unanswered, "{}", first.mode());
         // Its bytes are for the application at the other end, and no handshake.
         first.write_all(b"at once").await.unwrap();
         let mut others = Vec::new();
@@ -220,9 +208,7 @@ fn is_tcp_and_smc_again(trouble: &Trouble, is_known: bool) {
         assert!(has_waited, "each connection has waited");
         (trouble.end)(&mut helper);
         for stream in others.iter_mut().chain([&mut first]) {
-            let mut received = [0; 7];
-            stream.read_exact(&mut received).await.unwrap();
-            assert_eq!(&received, b"at once");
+            expect(stream, b"at once").await;
         }
         // Until the listener is asked again. A device that had no descriptor has lost those of
         // buffers that were passed to it meanwhile, and connections that use one of them end.

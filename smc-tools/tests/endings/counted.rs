@@ -13,10 +13,35 @@ use smc::{Endpoint, Stream};
 use crate::process::{Process, TIMEOUT};
 use crate::rounds;
 use crate::script::{End, Part, Step, pattern};
-use crate::world::{Fabric, On};
+use smc_testkit::on::{On, in_time};
+use smc_testkit::streams::listen;
+
+use crate::world::Fabric;
 
 const SHORT: usize = 5;
 const LONG: usize = 100_000;
+
+/// A scenario on each runtime, and on the other fabrics.
+macro_rules! on_all {
+    ($scenario:ident, $tokio:ident on [$($on:ident),*], $smol:ident, $others:ident) => {
+        #[test]
+        fn $tokio() {
+            $($scenario(On::$on, Fabric::LOOP);)*
+        }
+
+        #[test]
+        fn $smol() {
+            $scenario(On::Smol, Fabric::LOOP);
+        }
+
+        #[test]
+        fn $others() {
+            for fabric in Fabric::all().filter(|fabric| *fabric != Fabric::LOOP) {
+                $scenario(On::Tokio, fabric);
+            }
+        }
+    };
+}
 
 mod clients_that_end_after_their_last_write_are_accepted {
     use super::*;
@@ -25,9 +50,9 @@ mod clients_that_end_after_their_last_write_are_accepted {
     fn processes(on: On, fabric: Fabric) {
         let dir = tempfile::tempdir().unwrap();
         let rounds = rounds(if fabric == Fabric::LOOP { 100 } else { 15 });
-        on.run(bounded(rounds, async {
+        on.run_unbounded(bounded(rounds, async {
             let endpoint = fabric.endpoint(on, dir.path());
-            let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+            let listener = listen(&endpoint).await;
             let part = Part {
                 on,
                 fabric,
@@ -59,9 +84,9 @@ mod clients_that_end_after_their_last_write_are_accepted {
     fn endpoints(on: On, fabric: Fabric) {
         let dir = tempfile::tempdir().unwrap();
         let rounds = rounds(if fabric == Fabric::LOOP { 100 } else { 15 });
-        on.run(bounded(rounds, async {
+        on.run_unbounded(bounded(rounds, async {
             let endpoint = fabric.endpoint(on, dir.path());
-            let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+            let listener = listen(&endpoint).await;
             let at = listener.local_addr().unwrap();
             for round in 0..rounds {
                 let place = dir.path().to_owned();
@@ -82,9 +107,9 @@ mod clients_that_end_after_their_last_write_are_accepted {
     fn busy(fabric: Fabric) {
         let dir = tempfile::tempdir().unwrap();
         let rounds = rounds(2).min(1000);
-        On::TokioAlone.run(bounded(2 * rounds, async {
+        On::TokioAlone.run_unbounded(bounded(2 * rounds, async {
             let endpoint = fabric.endpoint(On::TokioAlone, dir.path());
-            let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+            let listener = listen(&endpoint).await;
             let at = listener.local_addr().unwrap();
             for round in 0..rounds {
                 let place = dir.path().to_owned();
@@ -110,40 +135,9 @@ mod clients_that_end_after_their_last_write_are_accepted {
         }));
     }
 
-    #[test]
-    fn processes_tokio() {
-        processes(On::Tokio, Fabric::LOOP);
-    }
+    on_all! { processes, processes_tokio on [Tokio], processes_smol, processes_on_other_fabrics }
 
-    #[test]
-    fn processes_smol() {
-        processes(On::Smol, Fabric::LOOP);
-    }
-
-    #[test]
-    fn processes_on_other_fabrics() {
-        for fabric in Fabric::all().filter(|fabric| *fabric != Fabric::LOOP) {
-            processes(On::Tokio, fabric);
-        }
-    }
-
-    #[test]
-    fn endpoints_tokio() {
-        endpoints(On::Tokio, Fabric::LOOP);
-        endpoints(On::TokioAlone, Fabric::LOOP);
-    }
-
-    #[test]
-    fn endpoints_smol() {
-        endpoints(On::Smol, Fabric::LOOP);
-    }
-
-    #[test]
-    fn endpoints_on_other_fabrics() {
-        for fabric in Fabric::all().filter(|fabric| *fabric != Fabric::LOOP) {
-            endpoints(On::Tokio, fabric);
-        }
-    }
+    on_all! { endpoints, endpoints_tokio on [Tokio, TokioAlone], endpoints_smol, endpoints_on_other_fabrics }
 
     #[test]
     fn with_a_busy_listener() {
@@ -156,10 +150,20 @@ mod clients_that_end_after_their_last_write_are_accepted {
 mod clients_of_servers_that_end_after_their_last_write_read_everything {
     use super::*;
 
+    async fn read_twice(endpoint: &Endpoint, at: &str, round: u64) {
+        for which in 0..2 {
+            let what = format!("round {round}, connection {which}");
+            let connected = within(endpoint.connect(at)).await;
+            let connected = connected.unwrap_or_else(|| panic!("{what}: connect hangs"));
+            let stream = connected.unwrap_or_else(|error| panic!("{what}: {error}"));
+            expect(stream, 1, 0..LONG, &what).await;
+        }
+    }
+
     fn processes(on: On, fabric: Fabric) {
         let dir = tempfile::tempdir().unwrap();
         let rounds = rounds(if fabric == Fabric::LOOP { 100 } else { 15 });
-        on.run(bounded(rounds, async {
+        on.run_unbounded(bounded(rounds, async {
             let endpoint = fabric.endpoint(on, dir.path());
             let part = Part {
                 on,
@@ -171,15 +175,9 @@ mod clients_of_servers_that_end_after_their_last_write_read_everything {
                 end: End::Return,
             };
             for round in 0..rounds {
-                let server = Process::start(&part);
+                let mut server = Process::start(&part);
                 let at = server.address();
-                for which in 0..2 {
-                    let what = format!("round {round}, connection {which}");
-                    let connected = within(endpoint.connect(at.as_str())).await;
-                    let connected = connected.unwrap_or_else(|| panic!("{what}: connect hangs"));
-                    let stream = connected.unwrap_or_else(|error| panic!("{what}: {error}"));
-                    expect(stream, 1, 0..LONG, &what).await;
-                }
+                read_twice(&endpoint, &at, round).await;
                 assert!(server.finish().unwrap().status.success());
             }
         }));
@@ -188,15 +186,15 @@ mod clients_of_servers_that_end_after_their_last_write_read_everything {
     fn endpoints(on: On, fabric: Fabric) {
         let dir = tempfile::tempdir().unwrap();
         let rounds = rounds(if fabric == Fabric::LOOP { 100 } else { 15 });
-        on.run(bounded(rounds, async {
+        on.run_unbounded(bounded(rounds, async {
             let endpoint = fabric.endpoint(on, dir.path());
             for round in 0..rounds {
                 let place = dir.path().to_owned();
                 let (address_tx, address_rx) = std::sync::mpsc::channel();
                 let server = thread::spawn(move || {
-                    on.run(async {
+                    on.run_unbounded(async {
                         let endpoint = fabric.endpoint(on, &place);
-                        let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+                        let listener = listen(&endpoint).await;
                         address_tx.send(listener.local_addr().unwrap()).unwrap();
                         for _ in 0..2 {
                             let (mut stream, _) = listener.accept().await.unwrap();
@@ -205,57 +203,20 @@ mod clients_of_servers_that_end_after_their_last_write_read_everything {
                     });
                 });
                 let at = address_rx.recv().unwrap();
-                for which in 0..2 {
-                    let what = format!("round {round}, connection {which}");
-                    let connected = within(endpoint.connect(at)).await;
-                    let connected = connected.unwrap_or_else(|| panic!("{what}: connect hangs"));
-                    let stream = connected.unwrap_or_else(|error| panic!("{what}: {error}"));
-                    expect(stream, 1, 0..LONG, &what).await;
-                }
+                read_twice(&endpoint, &at.to_string(), round).await;
                 server.join().unwrap();
             }
         }));
     }
 
-    #[test]
-    fn processes_tokio() {
-        processes(On::Tokio, Fabric::LOOP);
-    }
+    on_all! { processes, processes_tokio on [Tokio], processes_smol, processes_on_other_fabrics }
 
-    #[test]
-    fn processes_smol() {
-        processes(On::Smol, Fabric::LOOP);
-    }
-
-    #[test]
-    fn processes_on_other_fabrics() {
-        for fabric in Fabric::all().filter(|fabric| *fabric != Fabric::LOOP) {
-            processes(On::Tokio, fabric);
-        }
-    }
-
-    #[test]
-    fn endpoints_tokio() {
-        endpoints(On::Tokio, Fabric::LOOP);
-        endpoints(On::TokioAlone, Fabric::LOOP);
-    }
-
-    #[test]
-    fn endpoints_smol() {
-        endpoints(On::Smol, Fabric::LOOP);
-    }
-
-    #[test]
-    fn endpoints_on_other_fabrics() {
-        for fabric in Fabric::all().filter(|fabric| *fabric != Fabric::LOOP) {
-            endpoints(On::Tokio, fabric);
-        }
-    }
+    on_all! { endpoints, endpoints_tokio on [Tokio, TokioAlone], endpoints_smol, endpoints_on_other_fabrics }
 }
 
 /// A client whose endpoint and runtime end after the last write.
 fn write_and_end(on: On, fabric: Fabric, dir: &Path, to: SocketAddr, streams: usize) {
-    on.run(async {
+    on.run_unbounded(async {
         let endpoint: Endpoint = fabric.endpoint(on, dir);
         for _ in 0..streams {
             let mut stream = endpoint.connect(to).await.unwrap();
@@ -297,9 +258,5 @@ async fn within<T>(future: impl Future<Output = T>) -> Option<T> {
 
 /// A scenario of so many rounds must not hang.
 async fn bounded(rounds: u64, scenario: impl Future<Output = ()>) {
-    let late = async {
-        smol::Timer::after(TIMEOUT + Duration::from_secs(rounds)).await;
-        panic!("the scenario hangs");
-    };
-    scenario.or(late).await;
+    in_time(TIMEOUT + Duration::from_secs(rounds), scenario).await;
 }

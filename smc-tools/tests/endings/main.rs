@@ -16,11 +16,13 @@ mod world;
 use std::env;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use smc_testkit::process::Role;
+
 /// One end of a connection, in a process of its own; does nothing in the process of the tests.
 #[test]
 fn one_end() {
-    if let Ok(part) = env::var(process::PART) {
-        script::play(&part.parse().unwrap());
+    if let Some(role) = Role::current() {
+        script::play(&role, &role.args().join(" ").parse().unwrap());
     }
 }
 

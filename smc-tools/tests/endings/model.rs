@@ -11,7 +11,9 @@ use smc_testkit::Rng;
 use crate::oracle::{Killed, judge};
 use crate::process::Process;
 use crate::script::{End, Part, Step};
-use crate::world::{Fabric, On};
+use smc_testkit::on::On;
+
+use crate::world::Fabric;
 use crate::{rounds, seed};
 
 /// Two parts, and when one of them is killed from outside.

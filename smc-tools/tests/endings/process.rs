@@ -1,21 +1,16 @@
 //! Ends as processes: started, listened to, and ended if they hang.
 
-use std::env;
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread;
+use std::process::ExitStatus;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use crate::script::{Done, Part};
+use smc_testkit::process::{Child, command};
 
-/// Makes this program one end.
-pub(crate) const PART: &str = "SMC_ENDINGS_PART";
+use crate::script::{Done, Part};
 
 /// A process that plays a part; killed when dropped.
 pub(crate) struct Process {
     child: Child,
-    lines: Receiver<String>,
     done: Vec<Done>,
 }
 
@@ -29,38 +24,21 @@ pub(crate) struct Outcome {
 
 impl Process {
     pub(crate) fn start(part: &Part) -> Self {
-        let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "one_end", "--nocapture"])
-            .env(PART, part.to_string())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let (sender, lines) = channel();
-        thread::spawn(move || {
-            let lines = output.lines().map_while(Result::ok);
-            for line in lines.filter_map(|line| Some(line.strip_prefix('@')?.to_owned())) {
-                if sender.send(line).is_err() {
-                    return;
-                }
-            }
-        });
+        let child = Child::spawn(command("one_end"), "part", part);
         Self {
             child,
-            lines,
             done: Vec::new(),
         }
     }
 
     /// Where a listener listens.
-    pub(crate) fn address(&self) -> String {
-        let line = self.lines.recv_timeout(TIMEOUT).expect("an address");
-        line.strip_prefix("at ").expect("an address").to_owned()
+    pub(crate) fn address(&mut self) -> String {
+        self.child.recv()
     }
 
     /// Waits until the first step has come to something, or the process to its end.
     pub(crate) fn await_first_step(&mut self) {
-        if let Ok(line) = self.lines.recv_timeout(TIMEOUT) {
+        if let Ok(line) = self.child.try_recv(TIMEOUT) {
             self.note(&line);
         }
     }
@@ -72,7 +50,7 @@ impl Process {
     }
 
     pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
+        self.child.start_kill();
     }
 
     /// Waits for the end of the part.
@@ -83,25 +61,18 @@ impl Process {
     pub(crate) fn finish(mut self) -> Result<Outcome, Vec<Done>> {
         let until = Instant::now() + TIMEOUT;
         loop {
-            match self
-                .lines
-                .recv_timeout(until.saturating_duration_since(Instant::now()))
-            {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.child.try_recv(left) {
                 Ok(line) => self.note(&line),
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => return Err(std::mem::take(&mut self.done)),
+                Err(RecvTimeoutError::Timeout) => return Err(self.done),
             }
         }
-        let status = self.child.wait().unwrap();
-        let done = std::mem::take(&mut self.done);
-        Ok(Outcome { done, status })
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ended = self.child.kill();
-        let _reaped = self.child.wait();
+        let status = self.child.wait();
+        Ok(Outcome {
+            done: self.done,
+            status,
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What one end of a connection does, step by step, until it ends.
 
 use std::fmt;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::str::FromStr;
@@ -12,7 +12,10 @@ use nix::sys::signal::{Signal, raise};
 use smc::OwnedReadHalf;
 use smc::{Endpoint, Listener, Stream};
 
-use crate::world::{Fabric, On};
+use smc_testkit::on::On;
+use smc_testkit::process::Role;
+
+use crate::world::Fabric;
 
 /// One step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,10 +94,10 @@ pub(crate) enum Done {
 }
 
 /// Plays a part and ends this process, or returns at its orderly end.
-pub(crate) fn play(part: &Part) {
-    let left = part.on.run(async {
-        let mut left = Actor::new(part).await;
-        left.act(part).await;
+pub(crate) fn play(role: &Role, part: &Part) {
+    let left = part.on.run_unbounded(async {
+        let mut left = Actor::new(role, part).await;
+        left.act(role, part).await;
         match part.end {
             End::Return => drop(left),
             End::Runtime => return Some(left),
@@ -118,13 +121,13 @@ struct Actor {
 }
 
 impl Actor {
-    async fn new(part: &Part) -> Self {
+    async fn new(role: &Role, part: &Part) -> Self {
         let endpoint = part.fabric.endpoint(part.on, &part.dir);
         let listener = match part.to {
             Some(_) => None,
             None => {
                 let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
-                println!("@at {}", listener.local_addr().unwrap());
+                role.send(listener.local_addr().unwrap());
                 Some(listener)
             }
         };
@@ -138,7 +141,7 @@ impl Actor {
         }
     }
 
-    async fn act(&mut self, part: &Part) {
+    async fn act(&mut self, role: &Role, part: &Part) {
         for _ in 0..part.before {
             let mut stream = self.open(part).await.unwrap();
             stream.write_all(b"?").await.unwrap();
@@ -146,10 +149,7 @@ impl Actor {
         }
         for (at, step) in part.steps.iter().enumerate() {
             let done = self.step(part, *step).await;
-            // One write, so that a line is there whole or not at all.
-            io::stdout()
-                .write_all(format!("@{at} {done}\n").as_bytes())
-                .unwrap();
+            role.send(format!("{at} {done}"));
         }
     }
 

@@ -1,43 +1,18 @@
 //! Runtimes and fabrics.
 
 use std::fmt;
-use std::future::Future;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use smc::{Builder, Endpoint};
+use smc::Endpoint;
 use smc_core::Domain;
 use smc_core::device::Device;
 use smc_core::negotiate::{Assume, Negotiation};
 use smc_negotiate_local::Local;
+use smc_testkit::on::On;
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
-
-/// A runtime.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum On {
-    /// Tokio with two worker threads.
-    Tokio,
-    /// Tokio with the calling thread alone.
-    TokioAlone,
-    Smol,
-}
-
-impl On {
-    pub(crate) const ALL: [Self; 3] = [Self::Tokio, Self::TokioAlone, Self::Smol];
-
-    /// Runs a future. With tokio the runtime has ended when this returns.
-    pub(crate) fn run<T>(self, future: impl Future<Output = T>) -> T {
-        let mut builder = match self {
-            Self::Smol => return smol::block_on(future),
-            Self::Tokio => tokio::runtime::Builder::new_multi_thread(),
-            Self::TokioAlone => tokio::runtime::Builder::new_current_thread(),
-        };
-        let runtime = builder.worker_threads(2).enable_all().build().unwrap();
-        runtime.block_on(future)
-    }
-}
 
 /// What carries a connection, and how its ends find out about each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,15 +52,12 @@ impl Fabric {
 
     /// An endpoint on the fabric in a directory.
     pub(crate) fn endpoint(self, on: On, dir: &Path) -> Endpoint {
-        let builder = match on {
-            On::Smol => Builder::smol(),
-            On::Tokio | On::TokioAlone => Builder::tokio(),
-        };
         let negotiation: Arc<dyn Negotiation> = match self.on_tcp {
             true => Arc::new(Assume::new()),
             false => Arc::new(Local::in_domain(Domain::directory(dir))),
         };
-        let endpoint = builder
+        let endpoint = on
+            .builder()
             .device(self.device(dir))
             .negotiation(negotiation)
             .build();
@@ -107,25 +79,6 @@ impl Fabric {
                 Arc::new(IsmDevice::builder(place).build().unwrap())
             }
         }
-    }
-}
-
-impl fmt::Display for On {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tokio => "tokio",
-            Self::TokioAlone => "tokio-alone",
-            Self::Smol => "smol",
-        })
-    }
-}
-
-impl FromStr for On {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let named = Self::ALL.into_iter().find(|on| on.to_string() == text);
-        named.ok_or_else(|| format!("no runtime {text}"))
     }
 }
 

@@ -2,57 +2,19 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use std::future::Future;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use futures_lite::FutureExt as _;
-use futures_lite::future::zip;
 use smc::Builder;
-use smc::{Domain, Endpoint, Listener, Stream};
+use smc::{Domain, Endpoint, Stream};
 use smc_core::device::{Device, Event};
 use smc_negotiate_local::Local;
+use smc_testkit::on::On;
+use smc_testkit::streams;
+use smc_testkit::wait::until;
 use smc_transport_ism::{IsmDevice, Place, Server};
 use tempfile::TempDir;
-
-/// A runtime.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum On {
-    Tokio,
-    Smol,
-}
-
-impl On {
-    pub(crate) fn run(self, scenario: impl Future<Output = ()>) {
-        let bounded = async {
-            let late = async {
-                async_io::Timer::after(Duration::from_secs(120)).await;
-                panic!("the scenario hangs");
-            };
-            scenario.or(late).await;
-        };
-        match self {
-            Self::Smol => smol::block_on(bounded),
-            Self::Tokio => tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(2)
-                .enable_all()
-                .build()
-                .unwrap()
-                .block_on(bounded),
-        }
-    }
-
-    fn endpoint(self) -> Builder {
-        match self {
-            Self::Tokio => Builder::tokio(),
-            Self::Smol => Builder::smol(),
-        }
-    }
-}
 
 /// The kind of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,9 +85,7 @@ impl World {
 
     /// Two endpoints with one stream between them: the client's and the server's end.
     pub(crate) async fn pair(&self, on: On) -> (Stream, Stream) {
-        let (client, server) = (self.endpoint(on), self.endpoint(on));
-        let listener = server.bind("127.0.0.1:0").await.unwrap();
-        connect(&client, &listener).await
+        streams::pair(&self.endpoint(on), &self.endpoint(on)).await
     }
 }
 
@@ -169,49 +129,23 @@ impl Drop for Serving {
     }
 }
 
-/// A new stream between an endpoint and a listener: the client's and the server's end.
-pub(crate) async fn connect(client: &Endpoint, listener: &Listener) -> (Stream, Stream) {
-    let addr = listener.local_addr().unwrap();
-    let (connected, accepted) = zip(client.connect(addr), listener.accept()).await;
-    (connected.unwrap(), accepted.unwrap().0)
-}
-
-/// Byte `i` of a recognisable stream.
-pub(crate) fn pattern(i: usize) -> u8 {
-    ((7 * i + 13 * (i >> 8)) & 255) as u8
-}
-
 /// Drains a device, as its driver would, until it has reported the expected event.
 pub(crate) fn await_event(device: &IsmDevice, wanted: impl Fn(&Event) -> bool) {
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    let mut seen = false;
-    while !seen {
-        assert!(
-            std::time::Instant::now() < deadline,
-            "the event never comes"
-        );
-        let drained = device.drain(&mut |event| seen |= wanted(&event));
-        drained.unwrap();
-        std::thread::yield_now();
-    }
-}
-
-/// Reads a child's output until its `ready` line; returns the rest of that line.
-pub(crate) fn wait_until_ready(child: &mut Child) -> String {
-    let output = BufReader::new(child.stdout.take().unwrap());
-    let mut lines = output.lines().map_while(Result::ok);
-    lines
-        .find_map(|line| Some(line.split_once("ready")?.1.trim().to_owned()))
-        .expect("the child ended before it was ready")
+    let is_reported = || {
+        let mut seen = false;
+        device.drain(&mut |event| seen |= wanted(&event)).unwrap();
+        seen
+    };
+    until(is_reported, || "the event never comes".to_owned());
 }
 
 /// Runs a scenario on both kinds of fabric, in both modes, and on both runtimes.
 #[allow(unused_macros, reason = "not every test file has scenarios")]
 macro_rules! scenarios {
     ($($name:ident)+) => {
-        mod directory_copy { $( #[test] fn $name() { $crate::run($crate::support::On::Tokio, $crate::support::Kind::Directory, false, super::$name); } )+ }
-        mod directory_nocopy { $( #[test] fn $name() { $crate::run($crate::support::On::Smol, $crate::support::Kind::Directory, true, super::$name); } )+ }
-        mod server_copy { $( #[test] fn $name() { $crate::run($crate::support::On::Smol, $crate::support::Kind::Server, false, super::$name); } )+ }
-        mod server_nocopy { $( #[test] fn $name() { $crate::run($crate::support::On::Tokio, $crate::support::Kind::Server, true, super::$name); } )+ }
+        mod directory_copy { $( #[test] fn $name() { $crate::run(smc_testkit::on::On::Tokio, $crate::support::Kind::Directory, false, super::$name); } )+ }
+        mod directory_nocopy { $( #[test] fn $name() { $crate::run(smc_testkit::on::On::Smol, $crate::support::Kind::Directory, true, super::$name); } )+ }
+        mod server_copy { $( #[test] fn $name() { $crate::run(smc_testkit::on::On::Smol, $crate::support::Kind::Server, false, super::$name); } )+ }
+        mod server_nocopy { $( #[test] fn $name() { $crate::run(smc_testkit::on::On::Tokio, $crate::support::Kind::Server, true, super::$name); } )+ }
     };
 }

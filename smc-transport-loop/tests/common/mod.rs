@@ -1,4 +1,4 @@
-//! A device that the test drives, and other processes that run a part of this test binary.
+//! Loop devices for endpoints, and devices that the test drives itself.
 
 #![allow(
     dead_code,
@@ -6,29 +6,94 @@
     missing_docs,
     reason = "shared by several test binaries"
 )]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::io::{BufRead, BufReader, ErrorKind, IoSlice, Write};
-use std::os::fd::AsFd;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+pub mod hostile;
+
+use std::fs::{copy, set_permissions};
+use std::future::Future;
+use std::io::IoSlice;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
-use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
 use futures_lite::future::block_on;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use smc_core::Domain;
+use smc::{Domain, Endpoint, Stream};
 use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Signal, SubmitError,
 };
 use smc_core::mem::sync::Ordering;
+use smc_negotiate_local::Local;
+use smc_testkit::on::On;
+use smc_testkit::process::{Child, ENTRY, Role};
+use smc_testkit::wait::TIMEOUT;
+use smc_testkit::{streams, unix};
 use smc_transport_loop::{Builder, LoopDevice};
 use smc_wire::types::{DmbToken, Gid};
-
-/// How long anything may take before it counts as lost.
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+use tempfile::TempDir;
 
 pub const LEN: usize = 1 << 16;
+
+/// A runtime, a runtime directory of its own and a kind of device.
+#[derive(Clone, Debug)]
+pub struct World {
+    pub on: On,
+    pub nocopy: bool,
+    dir: Arc<TempDir>,
+}
+
+impl World {
+    pub fn new(on: On, nocopy: bool) -> Self {
+        let dir = Arc::new(TempDir::new().unwrap());
+        Self { on, nocopy, dir }
+    }
+
+    pub fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(Self) -> F) {
+        on.run(scenario(Self::new(on, nocopy)));
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn device(&self) -> Builder {
+        device(self.dir()).nocopy(self.nocopy)
+    }
+
+    pub fn builder(&self) -> smc::Builder {
+        builder(self.on, self.nocopy, self.dir())
+    }
+
+    pub fn endpoint(&self) -> Endpoint {
+        self.builder().build().unwrap()
+    }
+
+    /// Two endpoints with one stream between them: the client's and the server's end.
+    pub async fn pair(&self) -> (Stream, Stream) {
+        streams::pair(&self.endpoint(), &self.endpoint()).await
+    }
+}
+
+pub fn device(dir: impl AsRef<Path>) -> Builder {
+    LoopDevice::builder().domain(Domain::directory(dir.as_ref()))
+}
+
+pub fn builder(on: On, nocopy: bool, dir: &Path) -> smc::Builder {
+    let device = device(dir).nocopy(nocopy).build().unwrap();
+    without_device(on, dir).device(Arc::new(device))
+}
+
+pub fn without_device(on: On, dir: &Path) -> smc::Builder {
+    on.endpoint().negotiation(local(Domain::directory(dir)))
+}
+
+/// Negotiation between the processes of a domain.
+pub fn local(domain: Domain) -> Arc<Local> {
+    Arc::new(Local::in_domain(domain))
+}
 
 /// A device, driven by the test while it waits.
 pub struct DrivenDevice {
@@ -38,12 +103,17 @@ pub struct DrivenDevice {
 impl DrivenDevice {
     pub fn new(builder: Builder) -> Self {
         Self {
-            device: builder.build().expect("device"),
+            device: builder.build().unwrap(),
         }
     }
 
     pub fn in_dir(dir: &Path) -> Self {
-        Self::new(LoopDevice::builder().domain(Domain::directory(dir)))
+        Self::new(device(dir))
+    }
+
+    /// Two devices that are peers.
+    pub fn pair(dir: &TempDir) -> (Self, Self) {
+        (Self::in_dir(dir.path()), Self::in_dir(dir.path()))
     }
 
     pub fn gid(&self) -> Gid {
@@ -79,6 +149,10 @@ impl DrivenDevice {
         events
     }
 
+    pub fn arm(&self) {
+        self.device.arm().expect("arm");
+    }
+
     /// Drives the device until `done` returns true for an event; false if time runs out.
     pub fn wait_within(&self, time: Duration, mut done: impl FnMut(Event) -> bool) -> bool {
         let deadline = Instant::now() + time;
@@ -88,7 +162,7 @@ impl DrivenDevice {
                     return true;
                 }
                 if arm {
-                    self.device.arm().expect("arm");
+                    self.arm();
                 }
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -134,218 +208,80 @@ impl DrivenDevice {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             let token = dmb.token();
-            assert!(
-                self.wait_within(left, |event| event == Event::Signalled(token)),
-                "no signal"
-            );
+            let is_signalled = self.wait_within(left, |event| event == Event::Signalled(token));
+            assert!(is_signalled, "no signal");
         }
-    }
-
-    pub fn device_arm(&self) {
-        self.device.arm().expect("arm");
     }
 
     pub fn park(&self, time: Duration) -> bool {
         let Doorbell::Fd(fd) = self.device.doorbell() else {
             panic!("doorbell is a descriptor")
         };
-        let time = Timespec::try_from(time).expect("time");
-        let mut fds = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)];
-        poll(&mut fds, Some(&time)).expect("poll") > 0
+        unix::is_readable(fd, time)
     }
 }
 
 /// Another process that runs a role of this test binary.
-pub struct Helper {
-    child: Child,
-    lines: BufReader<std::process::ChildStdout>,
+pub fn start(role: &str, dir: &TempDir) -> Child {
+    Child::start(role, dir.path().display())
 }
 
-impl Helper {
-    /// Starts `role` with an argument.
-    pub fn start(role: &str, dir: &Path) -> Self {
-        Self::start_with(role, dir, |_| {})
-    }
+/// The same as another user.
+pub fn start_as(user: u32, role: &str, dir: &TempDir) -> Child {
+    // The build directory may be closed to other users.
+    let program = dir.path().join("helper");
+    copy(std::env::current_exe().unwrap(), &program).unwrap();
+    set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = Command::new(program);
+    command.args([ENTRY, "--exact", "--include-ignored", "--nocapture"]);
+    command.uid(user).gid(user).current_dir("/");
+    Child::spawn(command, role, dir.path().display())
+}
 
-    pub fn start_with(role: &str, dir: &Path, change: impl FnOnce(&mut Command)) -> Self {
-        let mut command = Command::new(std::env::current_exe().expect("own path"));
-        command.args([
-            "helper_process",
-            "--exact",
-            "--nocapture",
-            "--test-threads=1",
-        ]);
-        change(&mut command);
-        Self::spawn(command, role, dir)
-    }
-
-    pub fn spawn(mut command: Command, role: &str, dir: &Path) -> Self {
-        command
-            .env(ROLE, role)
-            .env(DIR, dir)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        // Another test's child, just forked, may still hold a copy of the program for writing.
-        let mut child = loop {
-            match command.spawn() {
-                Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => yield_now(),
-                started => break started.expect("start helper process"),
-            }
-        };
-        let lines = BufReader::new(child.stdout.take().expect("piped"));
-        Self { child, lines }
-    }
-
-    /// The next line from the role.
-    pub fn recv(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(
-                self.lines.read_line(&mut line).expect("read") > 0,
-                "the helper has ended"
-            );
-            // The test runner's own lines lack the mark, and may be before it on the same line.
-            if let Some((_, payload)) = line.split_once(MARK) {
-                return payload.trim().to_owned();
-            }
-        }
-    }
-
-    pub fn recv_gid(&mut self) -> Gid {
-        self.recv().parse().expect("a GID")
-    }
-
-    pub fn recv_token(&mut self) -> DmbToken {
-        DmbToken(self.recv().parse().expect("a token"))
-    }
-
-    pub fn send(&mut self, line: impl ToString) {
-        let stdin = self.child.stdin.as_mut().expect("piped");
-        writeln!(stdin, "{}", line.to_string()).expect("helper listens");
-    }
-
-    pub fn id(&self) -> u32 {
-        self.child.id()
-    }
-
-    pub fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).expect("signal helper");
-    }
-
-    /// Waits until the process has stopped after [`Kill::STOP`](rustix::process::Signal::STOP).
-    pub fn wait_stopped(&self) {
-        let path = format!("/proc/{}/stat", self.child.id());
-        let is_stopped = || {
-            let stat = std::fs::read_to_string(&path).expect("/proc");
-            stat.rsplit(") ")
-                .next()
-                .is_some_and(|rest| rest.starts_with('T'))
-        };
-        while !is_stopped() {
-            yield_now();
-        }
-    }
-
-    pub fn kill(mut self) {
-        self.child.kill().expect("kill helper");
-        self.child.wait().expect("reap helper");
-    }
-
-    /// Lets the role end by itself.
-    pub fn finish(mut self) {
-        drop(self.child.stdin.take());
-        assert!(
-            self.child.wait().expect("reap helper").success(),
-            "helper failed"
-        );
+/// A role: has a device, and a buffer for each request.
+pub fn idle(role: &Role) {
+    let device = DrivenDevice::in_dir(role.dir());
+    role.send(device.gid());
+    while let Some(line) = role.recv() {
+        let dmb = device.register(line.parse().unwrap());
+        role.send(dmb.token().0);
+        // Kept until the process ends.
+        std::mem::forget(dmb);
     }
 }
 
-impl Drop for Helper {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The side of a helper.
-pub struct Role {
-    pub name: String,
-    pub dir: std::path::PathBuf,
-}
-
-impl Role {
-    /// `None` in the process of the tests themselves.
-    pub fn current() -> Option<Self> {
-        let name = std::env::var(ROLE).ok()?;
-        Some(Self {
-            name,
-            dir: std::env::var_os(DIR)?.into(),
-        })
-    }
-
-    pub fn send(&self, what: impl ToString) {
-        println!("{MARK}{}", what.to_string());
-    }
-
-    /// The next line from the test; `None` when it wants the role to end.
-    pub fn recv(&self) -> Option<String> {
-        let mut line = String::new();
-        let count = std::io::stdin().read_line(&mut line).expect("read");
-        (count > 0).then(|| line.trim().to_owned())
-    }
-
-    pub fn recv_gid(&self) -> Gid {
-        self.recv().expect("a line").parse().expect("a GID")
-    }
-
-    pub fn recv_token(&self) -> DmbToken {
-        DmbToken(self.recv().expect("a line").parse().expect("a token"))
-    }
+/// A directory that users can share.
+pub fn shared_dir() -> TempDir {
+    let dir = TempDir::new().unwrap();
+    set_permissions(dir.path(), PermissionsExt::from_mode(0o1777)).unwrap();
+    dir
 }
 
 /// Names in a directory.
 pub fn names(dir: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(dir).expect("directory");
-    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("entry").file_name();
+    let entries = std::fs::read_dir(dir).unwrap();
     entries
-        .map(|entry| name(entry).to_string_lossy().into_owned())
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect()
+}
+
+/// Where the socket of a device is.
+pub fn socket_path(dir: &Path, gid: Gid) -> PathBuf {
+    dir.join(socket_name(gid))
 }
 
 pub fn socket_name(gid: Gid) -> String {
     format!("d-{:032x}.sock", gid.to_u128())
 }
 
-/// Descriptors that this process has open.
-pub fn open_descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").expect("/proc").count()
+/// Runs a scenario on both runtimes, with mapped buffers and with moved data.
+#[allow(unused_macros, reason = "not every test file has scenarios")]
+macro_rules! scenarios {
+    ($($name:ident)+) => { scenarios! { by $crate::common::World::run; $($name)+ } };
+    (by $run:path; $($name:ident)+) => {
+        mod tokio_nocopy { $( #[test] fn $name() { $run(smc_testkit::on::On::Tokio, true, super::$name); } )+ }
+        mod tokio_copy { $( #[test] fn $name() { $run(smc_testkit::on::On::Tokio, false, super::$name); } )+ }
+        mod smol_nocopy { $( #[test] fn $name() { $run(smc_testkit::on::On::Smol, true, super::$name); } )+ }
+        mod smol_copy { $( #[test] fn $name() { $run(smc_testkit::on::On::Smol, false, super::$name); } )+ }
+    };
 }
-
-/// Waits until this process has at most so many descriptors open: some are closed by another
-/// thread.
-pub fn wait_descriptors(most: usize) {
-    let deadline = Instant::now() + TIMEOUT;
-    while open_descriptors() > most {
-        assert!(
-            Instant::now() < deadline,
-            "{} descriptors are open instead of {most}",
-            open_descriptors()
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Mappings of memory files in this process.
-pub fn memory_mappings() -> usize {
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc");
-    maps.lines()
-        .filter(|line| line.contains("memfd:smc"))
-        .count()
-}
-
-const ROLE: &str = "SMC_LOOP_TEST_ROLE";
-const DIR: &str = "SMC_LOOP_TEST_DIR";
-const MARK: &str = "@@ ";

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use smc_ipc::channel::{Received, receive, send};
 use smc_ipc::doorbell::{Doorbell, new_eventfd, notify};
 use smc_ipc::passed::{PeerFile, PeerSocket};
-use smc_testkit::limits::limit_descriptors;
+use smc_testkit::resources::limit_descriptors;
 use smc_testkit::slow_close::slow_to_close;
 
 /// What `passed` documents, with the limit of this test.

@@ -3,24 +3,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use smc_ipc::Domain;
 use smc_ipc::runtime_dir::Publication;
-use smc_testkit::limits::limit_descriptors;
+use smc_testkit::resources::limit_descriptors;
+use smc_testkit::unix::is_readable;
 
 /// Takes all descriptors there are.
 fn take_all() -> Vec<OwnedFd> {
     let take = || eventfd(0, EventfdFlags::CLOEXEC).ok();
     std::iter::from_fn(take).collect()
-}
-
-fn is_readable(fd: BorrowedFd<'_>, time: Duration) -> bool {
-    let time = Timespec::try_from(time).unwrap();
-    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&time)) == Ok(1)
 }
 
 #[test]

@@ -3,11 +3,12 @@
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{SealFlags, fcntl_add_seals};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use smc_core::negotiate::Withdrawn;
+use smc_testkit::resources::open_descriptors;
+use smc_testkit::unix::unsealed;
 
-use super::child::{self, Child, Placement};
 use super::raw::{
     CANCELLED, CLAIMED, LEN, OFFERED, RawChannel, RawMailbox, TAKEN, hello, notify, slot_at,
 };
@@ -39,7 +40,7 @@ fn rubbish_ends_the_channel_and_nothing_else() {
             println!("{rubbish:?}");
             channel.until_ended(&world).await;
             let _connection = world.dial(&client, server.at()).await;
-            assert_eq!(server.accept().await, announced());
+            assert_eq!(server.accept_one().await, announced());
         }
     });
 }
@@ -56,7 +57,7 @@ fn a_client_that_sends_no_hello_is_ended() {
         RawChannel::to(&world).until_ended(&world).await;
         assert!(!channel.is_ended());
         let _connection = world.dial(&world.client(), server.at()).await;
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(server.accept_one().await, announced());
     });
 }
 
@@ -99,11 +100,11 @@ fn only_a_sealed_file_of_the_right_length_is_a_mailbox() {
             let channel = RawChannel::to(&world).send_hello(file);
             channel.until_ended(&world).await;
             let _connection = world.dial(&client, server.at()).await;
-            assert_eq!(server.accept().await, announced());
+            assert_eq!(server.accept_one().await, announced());
         }
         let good = RawChannel::to(&world).send_hello(Some(file(LEN, all).as_fd()));
         let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(server.accept_one().await, announced());
         assert!(!good.is_ended());
     });
 }
@@ -159,14 +160,14 @@ fn a_mailbox_with_wrong_content_affects_only_its_own_connections() {
         mailbox.announce(8, 0, server.at(), server.at(), PROPOSAL);
         mailbox.announce(9, 0, from, from, PROPOSAL);
         rustix::net::connect(&socket, &server.at()).unwrap();
-        assert_eq!(server.accept().await, Accepted::Plain);
+        assert_eq!(server.accept_one().await, Accepted::Plain);
 
         for byte in [0xff, 0x01, 0x00] {
             mailbox.scribble(byte);
             let _plain = TcpStream::connect(server.at()).unwrap();
-            assert_eq!(server.accept().await, Accepted::Plain);
+            assert_eq!(server.accept_one().await, Accepted::Plain);
             let _connection = world.dial(&client, server.at()).await;
-            assert_eq!(server.accept().await, announced());
+            assert_eq!(server.accept_one().await, announced());
         }
         assert!(!channel.is_ended());
     });
@@ -185,7 +186,7 @@ fn offers_that_come_and_go_are_taken_at_most_once() {
             mailbox.insert(from.port(), slot, slot as u64);
         }
         rustix::net::connect(&socket, &server.at()).unwrap();
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(server.accept_one().await, announced());
         let taken =
             |mailbox: &RawMailbox| (0..8).filter(|slot| mailbox.state(*slot) == TAKEN).count();
         assert_eq!(taken(&mailbox), 1);
@@ -212,7 +213,7 @@ fn offers_of_an_ended_client_are_not_taken() {
         mailbox.announce(0, 0, from, server.at(), PROPOSAL);
         // The listener knows the mailbox by now.
         rustix::net::connect(&socket, &server.at()).unwrap();
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(server.accept_one().await, announced());
 
         // It ends, and another process may have the port now.
         let (socket, from) = bound();
@@ -240,7 +241,7 @@ fn a_claim_on_the_connection_of_another_socket_gets_nothing_of_it() {
         let from = rustix::net::getsockname(&socket).unwrap();
         mailbox.announce(0, 0, from.try_into().unwrap(), server.at(), b"forged");
         let victim = connect(socket, server.at());
-        let (_socket, mut verdict) = server.accept_stream().await;
+        let (_socket, mut verdict) = server.accept().await;
         let Verdict::SideChannel(side_channel) = &mut verdict else {
             panic!("{verdict:?}")
         };
@@ -285,7 +286,7 @@ fn notifications_for_unknown_slots_are_ignored() {
         };
         assert_eq!(read.or(rings).await, None);
         let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(server.accept_one().await, announced());
         assert!(!channel.is_ended());
         drop(channel);
         assert_eq!(read_exact(&mut *side_channel, 1).await, b"");
@@ -295,14 +296,12 @@ fn notifications_for_unknown_slots_are_ignored() {
 #[test]
 fn floods_are_limited() {
     // Counts descriptors, so it needs a process without other tests.
-    let mut flooded = Child::start(Placement::Same, "hostile::flood", &[]);
-    assert_eq!(flooded.line(), "limited");
-    flooded.wait();
+    let mut flooded = Child::start("floods", "");
+    assert_eq!(flooded.recv(), "limited");
+    flooded.finish();
 }
 
-#[test]
-#[ignore = "started by `floods_are_limited`"]
-fn flood() {
+pub(super) fn flood(role: &Role) {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let current = maximum.map_or(8192, |maximum| maximum.min(8192));
     let enough = Rlimit {
@@ -311,14 +310,14 @@ fn flood() {
     };
     setrlimit(Resource::Nofile, enough).unwrap();
     if current < 4000 {
-        child::report("limited");
+        role.send("limited");
         return println!("skipped: why: not descriptors enough");
     }
     run_once(TempDir::new(), |world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
         let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(server.accept_one().await, announced());
         let (descriptors, mailboxes) = (open_descriptors(), mapped_mailboxes());
 
         let mailbox = RawMailbox::new();
@@ -327,7 +326,7 @@ fn flood() {
             channels.push(RawChannel::to(&world).send_hello(Some(mailbox.file())));
             if channels.len() % 50 == 0 {
                 let _connection = world.dial(&client, server.at()).await;
-                assert_eq!(server.accept().await, announced());
+                assert_eq!(server.accept_one().await, announced());
                 world.pause().await;
             }
         }
@@ -337,7 +336,7 @@ fn flood() {
         assert!(open_descriptors() - descriptors <= 1200 + 1 + 1024);
         // Those who were there before are still served.
         let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(server.accept_one().await, announced());
 
         channels.clear();
         drop(mailbox);
@@ -345,17 +344,16 @@ fn flood() {
         world.until(is_clean).await;
         let late = world.client();
         let _connection = world.dial(&late, server.at()).await;
-        assert_eq!(server.accept().await, announced());
-        child::report("limited");
+        assert_eq!(server.accept_one().await, announced());
+        role.send("limited");
     });
 }
 
 /// A memory file.
 fn file(len: usize, seals: SealFlags) -> OwnedFd {
-    let file = memfd_create("mailbox", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-    ftruncate(&file, len as u64).unwrap();
+    let file = unsealed(len as u64);
     fcntl_add_seals(&file, seals).unwrap();
-    file
+    file.into()
 }
 
 /// A socket that is not connected yet, and its address.
@@ -363,10 +361,6 @@ fn bound() -> (OwnedFd, SocketAddr) {
     let socket = bound_to(loopback(0));
     let at = rustix::net::getsockname(&socket).unwrap();
     (socket, at.try_into().unwrap())
-}
-
-fn open_descriptors() -> usize {
-    fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
 fn mapped_mailboxes() -> usize {

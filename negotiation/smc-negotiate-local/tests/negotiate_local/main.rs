@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
-mod child;
 mod hostile;
 mod namespaces;
 mod processes;
@@ -16,21 +15,41 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use futures_lite::FutureExt;
+use futures_lite::FutureExt as _;
 use rustix::net::{AddressFamily, SocketType, sockopt};
+use smc::Domain;
 use smc::runtime::smol::SmolRuntime;
 use smc::runtime::tokio::TokioRuntime;
-use smc_core::Domain;
 use smc_core::error::FallbackCause;
-use smc_core::negotiate::{Candidate, Negotiation, Offer, Published, SideChannel, Verdict};
-use smc_core::runtime::{Acceptor, Runtime, Socket, SocketOptions, Unconnected};
+use smc_core::negotiate::{Candidate, Negotiation, Offer, SideChannel, Verdict};
+use smc_core::runtime::{Runtime, SocketOptions, Unconnected};
 use smc_negotiate_local::Local;
+use smc_testkit::negotiation::{Connection, Server};
+use smc_testkit::on::{On, in_time};
+use smc_testkit::process::{Child, ENTRY, Role, command, command_by};
+
+/// What other processes do.
+#[test]
+fn helper_process() {
+    let Some(role) = Role::current() else { return };
+    match role.name() {
+        "inspects" => processes::inspects(&role),
+        "announces" => processes::announces(&role),
+        "dials" => processes::dials(&role),
+        "listens" => processes::listens(&role),
+        "impersonates" => processes::impersonates(&role),
+        "forges" => processes::forges(&role),
+        "floods" => hostile::flood(&role),
+        other => panic!("no role {other}"),
+    }
+}
 
 /// What stands for a PROPOSAL: negotiation does not look into it.
 const PROPOSAL: &[u8] = b"\xe2\xd4\xc3\xd9 proposal";
@@ -40,27 +59,17 @@ fn run<F: Future<Output = ()>>(scenario: impl Fn(World) -> F) {
     run_once(TempDir::new(), &scenario);
     let executor = Arc::new(smol::Executor::new());
     let world = World::new(SmolRuntime::with_executor(executor.clone()), TempDir::new());
-    smol::block_on(executor.run(in_time(world, scenario)));
+    smol::block_on(executor.run(in_time(MINUTE, scenario(world))));
 }
 
 /// Runs a scenario on one runtime.
 fn run_once<F: Future<Output = ()>>(dir: TempDir, scenario: impl FnOnce(World) -> F) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = On::TokioAlone.tokio();
     let world = World::new(TokioRuntime::new(runtime.handle().clone()), dir);
-    runtime.block_on(in_time(world, scenario));
+    runtime.block_on(in_time(MINUTE, scenario(world)));
 }
 
-async fn in_time<F: Future<Output = ()>>(world: World, scenario: impl FnOnce(World) -> F) {
-    let late = world.rt.timer(world.rt.now() + Duration::from_secs(60));
-    let late = async {
-        late.await;
-        panic!("the scenario does not end");
-    };
-    scenario(world).or(late).await;
-}
+const MINUTE: Duration = Duration::from_secs(60);
 
 struct World {
     rt: Arc<dyn Runtime>,
@@ -97,29 +106,12 @@ impl World {
     }
 
     fn server_with(&self, at: SocketAddr, options: &SocketOptions, local: &Local) -> Server {
-        let acceptor = self.rt.bind(at, options, &mut |_| Ok(())).unwrap();
-        let at = acceptor.local_addr().unwrap();
-        let published = local.publish(&self.rt, at, acceptor.fd()).unwrap();
-        Server {
-            acceptor,
-            published,
-        }
+        Server::publish(&self.rt, at, options, local)
     }
 
     /// Looks up, offers and connects as an endpoint does.
     async fn dial(&self, client: &dyn Negotiation, to: SocketAddr) -> Connection {
-        let candidate = client.look_up(&self.rt, to).await;
-        let mut offer = None;
-        let socket = self
-            .rt
-            .connect(to, &SocketOptions::default(), &mut |socket| {
-                let candidate = candidate.as_ref().ok();
-                offer = candidate.and_then(|c| c.offer(socket, PROPOSAL, None).ok());
-                Ok(())
-            })
-            .await
-            .unwrap();
-        Connection { socket, offer }
+        Connection::dial(&self.rt, client, to, PROPOSAL).await
     }
 
     /// Lets other tasks run for a moment.
@@ -141,45 +133,34 @@ impl World {
     }
 }
 
-struct Connection {
-    socket: Arc<dyn Socket>,
-    offer: Option<Box<dyn Offer>>,
+/// Listeners of [`World`].
+trait Accepts {
+    fn port(&self) -> u16;
+
+    /// What the next connection is, and ends its handshake.
+    async fn accept_one(&self) -> Accepted;
+
+    /// The next connection, which has a side channel, with the bytes that its client has written.
+    async fn accept_side_channel(&self) -> (Box<dyn SideChannel>, Vec<u8>);
 }
 
-struct Server {
-    acceptor: Arc<dyn Acceptor>,
-    published: Arc<dyn Published>,
-}
-
-impl Server {
-    fn at(&self) -> SocketAddr {
-        self.acceptor.local_addr().unwrap()
-    }
-
+impl Accepts for Server {
     fn port(&self) -> u16 {
         self.at().port()
     }
 
-    /// What the next connection is, and ends its handshake.
-    async fn accept(&self) -> Accepted {
-        Accepted::of(&mut self.accept_stream().await.1)
+    async fn accept_one(&self) -> Accepted {
+        Accepted::of(&mut self.accept().await.1)
     }
 
-    /// The next connection, which has a side channel, with the bytes that its client has written.
     async fn accept_side_channel(&self) -> (Box<dyn SideChannel>, Vec<u8>) {
-        match self.accept_stream().await.1 {
+        match self.accept().await.1 {
             Verdict::SideChannel(mut side_channel) => {
                 let received = read_available(&mut *side_channel);
                 (side_channel, received)
             }
             verdict => panic!("{verdict:?}"),
         }
-    }
-
-    async fn accept_stream(&self) -> (Arc<dyn Socket>, Verdict) {
-        let (socket, peer) = poll_fn(|cx| self.acceptor.poll_accept(cx)).await.unwrap();
-        let verdict = self.published.verdict(&*socket, peer);
-        (socket, verdict)
     }
 }
 
@@ -338,7 +319,7 @@ impl TempDir {
     }
 
     /// One that the parent removes.
-    fn of_parent(path: &str) -> Self {
+    fn of_parent(path: &Path) -> Self {
         Self {
             path: path.into(),
             _own: None,
@@ -346,6 +327,26 @@ impl TempDir {
     }
 }
 
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
+/// The user and the network namespace of a process.
+enum Placement<'a> {
+    Same,
+    /// As this user.
+    As(u32),
+    /// As this user, in a user namespace in which no user has a number.
+    Unmapped(u32),
+    /// In this network namespace.
+    In(&'a str),
+}
+
+/// Starts a process in a directory.
+fn start(place: Placement<'_>, role: &str, dir: &Path, args: &str) -> io::Result<Child> {
+    let mut command = match place {
+        Placement::In(netns) => command_by(&["ip", "netns", "exec", netns], ENTRY),
+        Placement::Unmapped(_) => command_by(&["unshare", "--user"], ENTRY),
+        _ => command(ENTRY),
+    };
+    if let Placement::As(uid) | Placement::Unmapped(uid) = place {
+        command.uid(uid).gid(uid);
+    }
+    Child::try_spawn(command, role, format!("{} {args}", dir.display()))
 }

@@ -3,7 +3,8 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::child::{Child, Placement};
+use smc_testkit::user::is_root;
+
 use super::*;
 
 #[test]
@@ -13,13 +14,13 @@ fn loopback_is_another_one_in_every_namespace() {
     };
     run_once(TempDir::new(), |world| async move {
         let mut smc = net.child(&world, "here", "listens", "127.0.0.1:0");
-        let to = smc.line();
+        let to = smc.recv();
         // The same address, elsewhere, without SMC.
         let mut plain = net.plain(&world, "there", &to);
-        assert_eq!(plain.line(), to);
+        assert_eq!(plain.recv(), to);
         let mut caller = net.child(&world, "there", "dials", &to);
-        assert_eq!(caller.line(), "plain");
-        assert_eq!(plain.line(), "plain");
+        assert_eq!(caller.recv(), "plain");
+        assert_eq!(plain.recv(), "plain");
     });
 }
 
@@ -32,10 +33,10 @@ fn a_listener_in_another_namespace_is_reached_through_the_network() {
     run_once(TempDir::new(), |world| async move {
         for at in ["10.99.0.2:0", "0.0.0.0:0"] {
             let mut smc = net.child(&world, "server", "listens", at);
-            let to = format!("10.99.0.2:{}", port_of(&smc.line()));
+            let to = format!("10.99.0.2:{}", port_of(&smc.recv()));
             let mut caller = net.child(&world, "client", "dials", &to);
-            assert_eq!(caller.line(), "offered");
-            assert_eq!(smc.line(), "clc");
+            assert_eq!(caller.recv(), "offered");
+            assert_eq!(smc.recv(), "clc");
         }
     });
 }
@@ -49,16 +50,16 @@ fn an_address_that_exists_twice_leads_to_the_one_that_the_network_reaches() {
     net.wire("other", "10.99.0.1/24", "server", "10.99.0.2/24");
     run_once(TempDir::new(), |world| async move {
         let mut smc = net.child(&world, "server", "listens", "10.99.0.2:0");
-        let to = smc.line();
+        let to = smc.recv();
         let mut plain = net.plain(&world, "plain", &to);
-        assert_eq!(plain.line(), to);
+        assert_eq!(plain.recv(), to);
         let mut caller = net.child(&world, "client", "dials", &to);
-        assert_eq!(caller.line(), "plain");
-        assert_eq!(plain.line(), "plain");
+        assert_eq!(caller.recv(), "plain");
+        assert_eq!(plain.recv(), "plain");
         // From where the network leads to it, it is found.
         let mut other = net.child(&world, "other", "dials", &to);
-        assert_eq!(other.line(), "offered");
-        assert_eq!(smc.line(), "clc");
+        assert_eq!(other.recv(), "offered");
+        assert_eq!(smc.recv(), "clc");
     });
 }
 
@@ -74,21 +75,21 @@ fn a_network_that_changes_addresses_makes_connections_plain() {
     let routed = net.exec("router", "sysctl -qw net.ipv4.ip_forward=1");
     run_once(TempDir::new(), |world| async move {
         let mut smc = net.child(&world, "server", "listens", "10.99.0.2:0");
-        let to = smc.line();
+        let to = smc.recv();
         if !routed {
             return println!("skipped: why: packets cannot be forwarded here");
         }
         let nat = "iptables -t nat -A POSTROUTING -s 10.98.0.0/24 -j MASQUERADE";
         if net.exec("router", nat) {
             let mut changed = net.child(&world, "client", "dials", &to);
-            assert_eq!(changed.line(), "plain");
-            assert_eq!(smc.line(), "plain");
+            assert_eq!(changed.recv(), "plain");
+            assert_eq!(smc.recv(), "plain");
             net.exec("router", &nat.replace("-A", "-D"));
         } else {
             println!("skipped: why: addresses cannot be changed here");
             let mut unchanged = net.child(&world, "client", "dials", &to);
-            assert_eq!(unchanged.line(), "offered");
-            assert_eq!(smc.line(), "clc");
+            assert_eq!(unchanged.recv(), "offered");
+            assert_eq!(smc.recv(), "clc");
         }
     });
 }
@@ -102,8 +103,7 @@ impl Net {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let net = Self(format!("smc{}-{count}-", std::process::id()));
-        if !is_root() {
-            println!("skipped: why: needs root to make network namespaces");
+        if !is_root("make network namespaces") {
             return None;
         }
         for name in names {
@@ -162,12 +162,7 @@ impl Net {
         let hidden = world.dir.path.join("hidden");
         fs::create_dir(&hidden).unwrap();
         fs::set_permissions(&hidden, fs::Permissions::from_mode(0o700)).unwrap();
-        let dir = hidden.display().to_string();
-        Child::start(
-            Placement::In(&self.name(name)),
-            "processes::listens",
-            &[&dir, at],
-        )
+        start(Placement::In(&self.name(name)), "listens", &hidden, at).unwrap()
     }
 }
 

@@ -2,16 +2,15 @@
 
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt as _, chown};
-use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus};
 
 use rustix::net::sockopt;
-use rustix::process::{Signal, Uid};
+use rustix::process::Uid;
 use smc_core::negotiate::{Credentials, Withdrawn};
-use smc_testkit::user::run_as;
+use smc_testkit::unix::listen_at;
+use smc_testkit::user::{is_root, run_as};
 
-use super::child::{self, Child, Placement, report, stay};
-use super::raw::{RawChannel, RawMailbox, listen_at};
+use super::raw::{RawChannel, RawMailbox};
 use super::scenarios::has_sock_diag;
 use super::*;
 
@@ -27,16 +26,16 @@ fn announcements_die_with_their_process() {
             .unwrap();
         let args = format!("{from} {}", server.at());
         let mut announcer = world.child(Placement::Same, "announces", &args);
-        assert_eq!(announcer.line(), "announced");
+        assert_eq!(announcer.recv(), "announced");
         announcer.kill();
         let _plain = connect(socket, server.at());
-        assert_eq!(server.accept().await, Accepted::Plain);
+        assert_eq!(server.accept_one().await, Accepted::Plain);
 
         // Also that of a connection that was made.
         let mut caller = world.child(Placement::Same, "dials", &server.at().to_string());
-        assert_eq!(caller.line(), "offered");
+        assert_eq!(caller.recv(), "offered");
         caller.kill();
-        assert_eq!(server.accept().await, Accepted::Plain);
+        assert_eq!(server.accept_one().await, Accepted::Plain);
     });
 }
 
@@ -46,8 +45,8 @@ fn a_client_of_another_process_is_recognised() {
         let server = world.server("[::]:0");
         let to = loopback(server.port()).to_string();
         let mut caller = world.child(Placement::Same, "dials", &to);
-        assert_eq!(caller.line(), "offered");
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(caller.recv(), "offered");
+        assert_eq!(server.accept_one().await, announced());
     });
 }
 
@@ -55,14 +54,14 @@ fn a_client_of_another_process_is_recognised() {
 fn a_killed_listener_leaves_no_client_waiting() {
     run(|world| async move {
         let mut listener = world.child(Placement::Same, "listens", "127.0.0.1:0");
-        let to = listener.line().parse().unwrap();
+        let to = listener.parse();
         let client = world.client();
         // More than one, so that some are never accepted.
         let mut connection = Vec::new();
         for _ in 0..3 {
             connection.push(world.dial(&client, to).await);
         }
-        assert_eq!(listener.line(), "clc");
+        assert_eq!(listener.recv(), "clc");
         listener.kill();
         for connection in &mut connection {
             until_lost(&mut **connection.offer.as_mut().unwrap()).await;
@@ -80,7 +79,7 @@ fn a_killed_listener_leaves_no_client_waiting() {
 fn a_stopped_listener_does_not_block_its_peer() {
     run(|world| async move {
         let mut listener = world.child(Placement::Same, "listens", "127.0.0.1:0");
-        let to = listener.line().parse().unwrap();
+        let to = listener.parse();
         let client = world.client();
         listener.stop();
         let mut connection = world.dial(&client, to).await;
@@ -88,8 +87,8 @@ fn a_stopped_listener_does_not_block_its_peer() {
         assert!(is_open(&mut **offer), "its state is not known");
         // A client can withdraw at any time, without the listener.
         assert_eq!(offer.withdraw(), Withdrawn::Free);
-        listener.signal(Signal::CONT);
-        assert_eq!(listener.line(), "plain");
+        listener.resume();
+        assert_eq!(listener.recv(), "plain");
     });
 }
 
@@ -98,14 +97,14 @@ fn a_stopped_client_does_not_block_its_peer() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let mut caller = world.child(Placement::Same, "dials", &server.at().to_string());
-        assert_eq!(caller.line(), "offered");
+        assert_eq!(caller.recv(), "offered");
         caller.stop();
         let (mut side_channel, received) = server.accept_side_channel().await;
         assert_eq!(received, PROPOSAL);
         send(&mut *side_channel, b"ACCEPT");
         let client = world.client();
         let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(server.accept_one().await, announced());
         // Its end wakes the task that waits for its answer.
         caller.kill();
         assert_eq!(read_exact(&mut *side_channel, 1).await, b"");
@@ -114,8 +113,8 @@ fn a_stopped_client_does_not_block_its_peer() {
 
 #[test]
 fn users_are_kept_apart() {
-    if !is_root() {
-        return println!("skipped: why: needs root to become another user");
+    if !is_root("become another user") {
+        return;
     }
     run(|world| async move {
         world.share();
@@ -125,8 +124,8 @@ fn users_are_kept_apart() {
         let Some(mut other) = world.child_as(OTHER, "dials", &to) else {
             return;
         };
-        assert_eq!(other.line(), "plain", "not let in");
-        assert_eq!(strict.accept().await, Accepted::Plain);
+        assert_eq!(other.recv(), "plain", "not let in");
+        assert_eq!(strict.accept_one().await, Accepted::Plain);
         drop(strict);
 
         let server = world.server_with(loopback(0), &options, &world.shared(&[OTHER]));
@@ -134,8 +133,8 @@ fn users_are_kept_apart() {
         let Some(mut guest) = world.child_as(OTHER, "dials", &to) else {
             return;
         };
-        assert_eq!(guest.line(), "offered");
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(guest.recv(), "offered");
+        assert_eq!(server.accept_one().await, announced());
 
         // A user who knows all properties of another user's connection.
         let victim = bound_to(loopback(0));
@@ -150,16 +149,16 @@ fn users_are_kept_apart() {
         let Some(mut forger) = world.child_as(OTHER, "forges", &args) else {
             return;
         };
-        assert_eq!(forger.line(), "announced");
+        assert_eq!(forger.recv(), "announced");
         rustix::net::connect(&victim, &server.at()).unwrap();
-        assert_eq!(server.accept().await, Accepted::Plain);
+        assert_eq!(server.accept_one().await, Accepted::Plain);
     });
 }
 
 #[test]
 fn connections_of_users_who_are_not_allowed_leave_the_executor_to_other_tasks() {
-    if !is_root() {
-        return println!("skipped: why: needs root to become another user");
+    if !is_root("become another user") {
+        return;
     }
     run(|world| async move {
         world.share();
@@ -185,15 +184,15 @@ fn connections_of_users_who_are_not_allowed_leave_the_executor_to_other_tasks() 
 
 #[test]
 fn listeners_of_users_who_are_not_allowed_are_not_believed() {
-    if !is_root() {
-        return println!("skipped: why: needs root to become another user");
+    if !is_root("become another user") {
+        return;
     }
     run(|world| async move {
         world.share();
         let Some(mut other) = world.child_as(OTHER, "listens", "127.0.0.1:0") else {
             return;
         };
-        let to: SocketAddr = other.line().parse().unwrap();
+        let to: SocketAddr = other.parse();
         let strict = world.shared(&[]);
         assert!(
             strict.look_up(&world.rt, to).await.is_err(),
@@ -207,7 +206,7 @@ fn listeners_of_users_who_are_not_allowed_are_not_believed() {
         // Root trusts a directory of its own, and still not a socket in it that is not its own.
         let args = format!(". {} 1", to.port());
         let mut impostor = world.child(Placement::As(OTHER), "impersonates", &args);
-        assert_eq!(impostor.line(), "published");
+        assert_eq!(impostor.recv(), "published");
         fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o755)).unwrap();
         let candidate = world.client().look_up(&world.rt, to).await.unwrap();
         assert!(Announced::to(&candidate).is_none());
@@ -216,8 +215,8 @@ fn listeners_of_users_who_are_not_allowed_are_not_believed() {
 
 #[test]
 fn a_forged_name_gets_no_offer() {
-    if !is_root() {
-        return println!("skipped: why: needs root to become another user");
+    if !is_root("become another user") {
+        return;
     }
     run(|world| async move {
         // A user who is allowed publishes in its directory what is root's.
@@ -232,7 +231,7 @@ fn a_forged_name_gets_no_offer() {
         let Some(mut forger) = world.child_as(OTHER, "impersonates", &args) else {
             return;
         };
-        assert_eq!(forger.line(), "published");
+        assert_eq!(forger.recv(), "published");
         let client = world.shared(&[OTHER]);
         // Looked up in the directory of the owner of the socket alone.
         let found = client.look_up(&world.rt, to).await;
@@ -244,8 +243,8 @@ fn a_forged_name_gets_no_offer() {
 
 #[test]
 fn a_listening_socket_of_another_user_is_plain_with_its_cause() {
-    if !is_root() {
-        return println!("skipped: why: needs root to give a socket to another user");
+    if !is_root("give a socket to another user") {
+        return;
     }
     run(|world| async move {
         if !has_sock_diag() {
@@ -273,7 +272,7 @@ fn a_listening_socket_of_another_user_is_plain_with_its_cause() {
         };
         assert_eq!(refused.err(), Some(cause.clone()));
         let _plain = world.dial(&client, at).await;
-        let verdict = server.accept_stream().await.1;
+        let verdict = server.accept().await.1;
         assert!(
             matches!(&verdict, Verdict::Plain(received) if *received == cause),
             "{verdict:?}"
@@ -283,8 +282,8 @@ fn a_listening_socket_of_another_user_is_plain_with_its_cause() {
 
 #[test]
 fn users_without_a_number_are_not_taken_for_each_other() {
-    if !is_root() {
-        return println!("skipped: why: needs root to become another user");
+    if !is_root("become another user") {
+        return;
     }
     let tried = Command::new("unshare")
         .arg("--user")
@@ -301,28 +300,25 @@ fn users_without_a_number_are_not_taken_for_each_other() {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
         // To the child both it and root are user 65534.
         let mut child = world.child(Placement::Unmapped(OTHER), "inspects", "");
-        assert_eq!(child.line(), "belongs to user 65534");
-        assert_eq!(child.line(), "permission denied");
+        assert_eq!(child.recv(), "belongs to user 65534");
+        assert_eq!(child.recv(), "permission denied");
     });
 }
 
 /// `<directory>`: reports what is wrong with it, and the owner of a socket in it.
-#[test]
-#[ignore = "started by other tests"]
-fn inspects() {
-    let Some(args) = child::args() else { return };
-    run_in(&args[0], |world| async move {
+pub(super) fn inspects(role: &Role) {
+    run_in(role.dir(), |world| async move {
         let options = SocketOptions::default();
         let bound = world.rt.bind(loopback(0), &options, &mut |_| Ok(()));
         let acceptor = bound.unwrap();
         let at = acceptor.local_addr().unwrap();
         let published = world.local().publish(&world.rt, at, acceptor.fd());
-        report(&match published {
+        role.send(match published {
             Err(FallbackCause::Directory(error)) => error.problem.to_string(),
             other => format!("{other:?}"),
         });
         let channel = RawChannel::at(&world.dir.path.join("socket"));
-        report(&match Credentials::of_peer(&channel) {
+        role.send(match Credentials::of_peer(&channel) {
             Err(error) => error.kind().to_string(),
             Ok(peer) => peer.uid.to_string(),
         });
@@ -330,49 +326,40 @@ fn inspects() {
 }
 
 /// `<directory> <from> <to>`: announces a connection and does not make it.
-#[test]
-#[ignore = "started by other tests"]
-fn announces() {
-    let Some(args) = child::args() else { return };
-    let (from, to) = (args[1].parse().unwrap(), args[2].parse().unwrap());
-    run_in(&args[0], |world| async move {
+pub(super) fn announces(role: &Role) {
+    let (from, to) = (role.arg(1).parse().unwrap(), role.arg(2).parse().unwrap());
+    run_in(role.dir(), |world| async move {
         let candidate = guest(&world).look_up(&world.rt, to).await.unwrap();
         let announced = Announced::with(bound_to(from), &candidate, PROPOSAL);
         let mut offer = announced.unwrap().offer;
-        report("announced");
-        stay();
+        role.send("announced");
+        role.stay();
         assert_eq!(offer.withdraw(), Withdrawn::Free);
     });
 }
 
 /// `<directory> <to>`: connects, as an endpoint does.
-#[test]
-#[ignore = "started by other tests"]
-fn dials() {
-    let Some(args) = child::args() else { return };
-    let to = args[1].parse().unwrap();
-    run_in(&args[0], |world| async move {
+pub(super) fn dials(role: &Role) {
+    let to = role.arg(1).parse().unwrap();
+    run_in(role.dir(), |world| async move {
         let connection = world.dial(&guest(&world), to).await;
-        report(if connection.offer.is_some() {
+        role.send(if connection.offer.is_some() {
             "offered"
         } else {
             "plain"
         });
-        stay();
+        role.stay();
     });
 }
 
 /// `<directory> <at>`: listens, and accepts one connection.
-#[test]
-#[ignore = "started by other tests"]
-fn listens() {
-    let Some(args) = child::args() else { return };
-    let at = args[1].parse().unwrap();
-    run_in(&args[0], |world| async move {
+pub(super) fn listens(role: &Role) {
+    let at = role.arg(1).parse().unwrap();
+    run_in(role.dir(), |world| async move {
         let server = world.server_with(at, &SocketOptions::default(), &guest(&world));
-        report(&server.at().to_string());
-        let (_socket, mut verdict) = server.accept_stream().await;
-        report(match Accepted::of(&mut verdict) {
+        role.send(server.at().to_string());
+        let (_socket, mut verdict) = server.accept().await;
+        role.send(match Accepted::of(&mut verdict) {
             Accepted::Plain => "plain",
             _ => "clc",
         });
@@ -385,29 +372,23 @@ fn listens() {
 }
 
 /// `<directory> <name in it> <port> <cookie>`: publishes a listener that another process has.
-#[test]
-#[ignore = "started by other tests"]
-fn impersonates() {
-    let Some(args) = child::args() else { return };
+pub(super) fn impersonates(role: &Role) {
     let netns = rustix::fs::stat("/proc/thread-self/ns/net").unwrap().st_ino;
-    let (port, cookie): (u16, u64) = (args[2].parse().unwrap(), args[3].parse().unwrap());
+    let (port, cookie): (u16, u64) = (role.arg(2).parse().unwrap(), role.arg(3).parse().unwrap());
     let name = format!("l-{port}-7f000001-{netns:x}-{cookie:x}-00000001.sock");
-    let _socket = listen_at(&Path::new(&args[0]).join(&args[1]).join(name));
-    report("published");
-    stay();
+    let _socket = listen_at(role.dir().join(role.arg(1)).join(name));
+    role.send("published");
+    role.stay();
 }
 
 /// `<directory> <socket> <from> <to> <cookie>`: announces the connection of another process.
-#[test]
-#[ignore = "started by other tests"]
-fn forges() {
-    let Some(args) = child::args() else { return };
+pub(super) fn forges(role: &Role) {
     let mailbox = RawMailbox::new();
-    let _channel = RawChannel::at(Path::new(&args[1])).send_hello(Some(mailbox.file()));
-    let (from, to) = (args[2].parse().unwrap(), args[3].parse().unwrap());
-    mailbox.announce(0, args[4].parse().unwrap(), from, to, PROPOSAL);
-    report("announced");
-    stay();
+    let _channel = RawChannel::at(Path::new(role.arg(1))).send_hello(Some(mailbox.file()));
+    let (from, to) = (role.arg(2).parse().unwrap(), role.arg(3).parse().unwrap());
+    mailbox.announce(0, role.arg(4).parse().unwrap(), from, to, PROPOSAL);
+    role.send("announced");
+    role.stay();
 }
 
 impl World {
@@ -424,8 +405,7 @@ impl World {
     }
 
     fn try_child(&self, place: Placement<'_>, test: &str, args: &str) -> io::Result<Child> {
-        let dir = self.dir.path.display().to_string();
-        Child::try_start(place, &format!("processes::{test}"), &[&dir, args])
+        start(place, test, &self.dir.path, args)
     }
 
     /// Lets users share the directory.
@@ -435,7 +415,7 @@ impl World {
 }
 
 /// Runs a scenario in a directory that belongs to the parent.
-fn run_in<F: Future<Output = ()>>(dir: &str, scenario: impl FnOnce(World) -> F) {
+fn run_in<F: Future<Output = ()>>(dir: &Path, scenario: impl FnOnce(World) -> F) {
     run_once(TempDir::of_parent(dir), scenario);
 }
 

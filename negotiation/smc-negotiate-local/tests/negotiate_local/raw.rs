@@ -4,13 +4,10 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::{io::IoSlice, mem::MaybeUninit};
 
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketType,
-};
+use rustix::net::RecvFlags;
 use smc_core::mem::Region;
+use smc_testkit::unix::{connect_to, send_if_possible};
 
 use super::World;
 
@@ -26,12 +23,7 @@ impl RawChannel {
     }
 
     pub(super) fn at(path: &Path) -> Self {
-        let flags = rustix::net::SocketFlags::CLOEXEC;
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-        let channel = Self(socket.unwrap());
-        rustix::net::connect(&channel.0, &SocketAddrUnix::new(path).unwrap()).unwrap();
-        channel
+        Self(connect_to(path))
     }
 
     /// Sends HELLO with this file.
@@ -42,14 +34,8 @@ impl RawChannel {
 
     /// Sends a packet, if there is space for it and the channel is open.
     pub(super) fn send(&self, packet: &[u8], passed: Option<BorrowedFd<'_>>) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds: Vec<_> = passed.into_iter().collect();
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-        }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let _ = rustix::net::sendmsg(&self.0, &[IoSlice::new(packet)], &mut control, flags);
+        let passed: Vec<_> = passed.into_iter().collect();
+        send_if_possible(&self.0, packet, &passed);
     }
 
     /// What the listener has sent, in whole packets.
@@ -98,14 +84,6 @@ impl AsFd for RawChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
-}
-
-/// A socket that listens like that of a listener.
-pub(super) fn listen_at(path: &Path) -> OwnedFd {
-    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-    rustix::net::listen(&socket, 8).unwrap();
-    socket
 }
 
 /// NOTIFY for a slot.

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
-use smc_core::Domain;
+use smc::Domain;
 use smc_core::negotiate::{Assume, Chain, Delivery, Negotiation, Never, Withdrawn};
 use smc_core::runtime::SocketOptions;
 use smc_negotiate_local::Local;
@@ -16,7 +16,7 @@ fn a_plain_client_is_plain_at_once() {
         let server = world.server("127.0.0.1:0");
         for _ in 0..3 {
             let _client = TcpStream::connect(server.at()).unwrap();
-            assert_eq!(server.accept().await, Accepted::Plain);
+            assert_eq!(server.accept_one().await, Accepted::Plain);
         }
     });
 }
@@ -117,7 +117,7 @@ fn clients_of_one_process_do_not_read_each_others_messages() {
         }
         let mut asides = Vec::new();
         for _ in 0..connection.len() {
-            let (socket, verdict) = server.accept_stream().await;
+            let (socket, verdict) = server.accept().await;
             let Verdict::SideChannel(mut side_channel) = verdict else {
                 panic!("{verdict:?}")
             };
@@ -154,7 +154,7 @@ fn plain_and_announced_clients_are_told_apart() {
             }
         }
         for verdict in expected {
-            assert_eq!(server.accept().await, verdict);
+            assert_eq!(server.accept_one().await, verdict);
         }
     });
 }
@@ -185,7 +185,7 @@ fn wildcards_and_both_families_are_found() {
                 to.set_port(server.port());
                 let connection = world.dial(&client, to).await;
                 assert!(connection.offer.is_some(), "{at} {to}");
-                assert_eq!(server.accept().await, announced(), "{at} {to}");
+                assert_eq!(server.accept_one().await, announced(), "{at} {to}");
             }
             if only_v6 {
                 assert!(
@@ -232,10 +232,10 @@ fn an_offer_that_was_taken_back_is_not_answered() {
         let offer = connection.offer.as_mut().unwrap();
         assert_eq!(offer.withdraw(), Withdrawn::Free);
         assert_eq!(offer.withdraw(), Withdrawn::Free);
-        assert_eq!(server.accept().await, Accepted::Plain);
+        assert_eq!(server.accept_one().await, Accepted::Plain);
 
         let mut connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(server.accept_one().await, announced());
         assert_eq!(
             connection.offer.as_mut().unwrap().withdraw(),
             Withdrawn::Taken
@@ -243,7 +243,7 @@ fn an_offer_that_was_taken_back_is_not_answered() {
 
         let mut connection = world.dial(&client, server.at()).await;
         drop(connection.offer.take());
-        assert_eq!(server.accept().await, Accepted::Plain);
+        assert_eq!(server.accept_one().await, Accepted::Plain);
     });
 }
 
@@ -303,12 +303,12 @@ fn a_listener_that_did_not_answer_is_not_asked_during_the_backoff() {
         assert_eq!(offer.side_channel().unwrap().withdraw(), Withdrawn::Free);
         let asked = world.dial(&client, server.at()).await;
         assert!(asked.offer.is_none());
-        assert_eq!(server.accept().await, Accepted::Plain);
-        assert_eq!(server.accept().await, Accepted::Plain);
+        assert_eq!(server.accept_one().await, Accepted::Plain);
+        assert_eq!(server.accept_one().await, Accepted::Plain);
         // After that it is, and once it has answered all others make offers, too.
         let mut asked = world.dial(&client, server.at()).await;
         while asked.offer.is_none() {
-            assert_eq!(server.accept().await, Accepted::Plain);
+            assert_eq!(server.accept_one().await, Accepted::Plain);
             world.pause().await;
             asked = world.dial(&client, server.at()).await;
         }
@@ -321,7 +321,7 @@ fn a_listener_that_did_not_answer_is_not_asked_during_the_backoff() {
         );
         for _ in 0..3 {
             let _connection = world.dial(&client, server.at()).await;
-            assert_eq!(server.accept().await, announced());
+            assert_eq!(server.accept_one().await, announced());
         }
     });
 }
@@ -351,7 +351,7 @@ fn a_port_is_plain_again_when_its_offer_was_taken_back() {
             assert_eq!(offer.withdraw(), Withdrawn::Free);
             let offer = is_kept.then_some(offer);
             let _plain = connect(socket, server.at());
-            assert_eq!(server.accept().await, Accepted::Plain);
+            assert_eq!(server.accept_one().await, Accepted::Plain);
             drop(offer);
         }
     });
@@ -369,7 +369,7 @@ fn an_offer_is_worth_nothing_for_another_address() {
         let Announced { mut offer, socket } = Announced::to(&candidate).unwrap();
         let elsewhere = (Ipv4Addr::new(127, 0, 0, 77), server.port()).into();
         let _plain = connect(socket, elsewhere);
-        assert_eq!(server.accept().await, Accepted::Plain);
+        assert_eq!(server.accept_one().await, Accepted::Plain);
         assert!(is_open(&mut *offer));
         assert_eq!(offer.withdraw(), Withdrawn::Free);
     });
@@ -402,12 +402,12 @@ fn offers_end_with_the_listener() {
             published,
         };
         assert_eq!(
-            server.accept().await,
+            server.accept_one().await,
             Accepted::Plain,
             "was announced to the former one"
         );
         let _connection = world.dial(&client, to).await;
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(server.accept_one().await, announced());
     });
 }
 
@@ -419,7 +419,7 @@ fn the_next_listener_on_a_port_is_announced_to_at_once() {
         for _ in 0..20 {
             let server = world.server_with(port.addr(), &SocketOptions::default(), &world.local());
             let _connection = world.dial(&client, port.addr()).await;
-            assert_eq!(server.accept().await, announced());
+            assert_eq!(server.accept_one().await, announced());
         }
     });
 }
@@ -446,7 +446,7 @@ fn of_two_listeners_on_a_port_the_one_with_smc_gets_the_offers() {
             kept.push(connection);
         }
         for _ in 0..with {
-            assert_eq!(smc.accept().await, announced());
+            assert_eq!(smc.accept_one().await, announced());
         }
         for _ in 0..without {
             poll_fn(|cx| plain.poll_accept(cx)).await.unwrap();
@@ -477,7 +477,7 @@ fn each_of_several_listeners_answers_for_itself() {
             futures_lite::future::yield_now().await;
         }
         while verdicts.len() < 20 {
-            let next = one.accept().or(two.accept()).await;
+            let next = one.accept_one().or(two.accept_one()).await;
             verdicts.push(next);
         }
         assert!(verdicts.iter().all(|verdict| *verdict == announced()));
@@ -523,10 +523,10 @@ fn more_connections_than_a_mailbox_has_slots_are_plain() {
         assert!(offers.len() > SLOTS / 2, "{}", offers.len());
         let connection = world.dial(&client, server.at()).await;
         assert!(connection.offer.is_none());
-        assert_eq!(server.accept().await, Accepted::Plain);
+        assert_eq!(server.accept_one().await, Accepted::Plain);
         drop(offers);
         let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(server.accept_one().await, announced());
     });
 }
 
@@ -547,7 +547,11 @@ fn slots_that_a_listener_still_uses_are_not_used_again() {
             assert!(held.len() <= SLOTS);
         }
         assert!(held.len() > SLOTS / 2, "{}", held.len());
-        assert_eq!(server.accept().await, Accepted::Plain, "no slot was left");
+        assert_eq!(
+            server.accept_one().await,
+            Accepted::Plain,
+            "no slot was left"
+        );
         // Writes to those slots reach no other connection.
         for mut side_channel in held {
             assert_eq!(read_available(&mut *side_channel), b"");
@@ -582,7 +586,7 @@ fn names_of_ended_processes_are_removed() {
         gone();
         let client = world.client();
         let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(server.accept_one().await, announced());
         // By a client, on another thread.
         world.until(|| world.names() == live).await;
 
@@ -661,7 +665,7 @@ fn assumptions_and_chains() {
                 .as_mut()
                 .map(|o| o.connected(&*connection.socket));
             assert_eq!(connected, delivery);
-            assert_eq!(server.accept().await, verdict);
+            assert_eq!(server.accept_one().await, verdict);
         }
     });
 }

@@ -5,9 +5,10 @@ use std::mem::MaybeUninit;
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
 use smc_core::negotiate::{Delivery, Withdrawn};
 use smc_testkit::port::HeldPort;
-use smc_testkit::user::run_as;
+use smc_testkit::unix::listen_at;
+use smc_testkit::user::{is_root, run_as};
 
-use super::raw::{RawChannel, listen_at};
+use super::raw::RawChannel;
 use super::scenarios::has_sock_diag;
 use super::*;
 
@@ -30,7 +31,7 @@ fn a_stream_goes_to_no_listener_that_has_not_got_its_connection() {
             if is_taken {
                 // The listener claims that it has got it.
                 let plain = TcpStream::connect(server.at()).unwrap();
-                let (socket, _) = server.accept_stream().await;
+                let (socket, _) = server.accept().await;
                 let mut verdict = server.published.verdict(&*socket, from);
                 assert_eq!(Accepted::of(&mut verdict), announced());
                 let Verdict::SideChannel(mut side_channel) = verdict else {
@@ -47,7 +48,7 @@ fn a_stream_goes_to_no_listener_that_has_not_got_its_connection() {
         }
         let mut connection = world.dial_by(&candidate, server.at()).await;
         assert_eq!(connection.connected(), Delivery::Delivered);
-        assert_eq!(server.accept().await, announced());
+        assert_eq!(server.accept_one().await, announced());
     });
 }
 
@@ -89,7 +90,7 @@ fn a_port_that_changes_hands_after_the_offer_gives_the_user_who_had_it_nothing()
             let client = world.shared(&[USER]);
             let candidate = client.look_up(&world.rt, at).await.unwrap();
             let _earlier = TcpStream::connect(at).unwrap();
-            let (earlier, _) = server.accept_stream().await;
+            let (earlier, _) = server.accept().await;
             let Server {
                 acceptor,
                 published,
@@ -143,7 +144,7 @@ fn names_of_another_users_listener_take_nothing_and_hide_nothing() {
         let client = world.shared(&[USER]);
         for _ in 0..2 {
             let _connection = world.dial(&client, server.at()).await;
-            assert_eq!(server.accept().await, announced());
+            assert_eq!(server.accept_one().await, announced());
         }
         assert!(forger.accept().is_empty(), "they are not even connected to");
     });
@@ -285,21 +286,13 @@ impl World {
     }
 }
 
-impl Connection {
-    fn connected(&mut self) -> Delivery {
-        let offer = self.offer.as_mut().unwrap();
-        offer.connected(&*self.socket)
-    }
-}
-
 /// Whether there can be other users here, whose sockets can be distinguished.
 fn is_possible() -> bool {
-    if !is_root() {
-        println!("skipped: why: needs root to become another user");
-    } else if !has_sock_diag() {
+    let is_root = is_root("become another user");
+    if is_root && !has_sock_diag() {
         println!("skipped: why: no sock_diag here");
     }
-    is_root() && has_sock_diag()
+    is_root && has_sock_diag()
 }
 
 /// A user without any rights, who need not have an account.

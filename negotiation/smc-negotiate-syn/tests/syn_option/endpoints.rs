@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use futures_lite::{AsyncWriteExt, future};
 use smc::runtime::smol::SmolRuntime;
 use smc::{Builder, Domain, Endpoint, FallbackCause, FallbackReason, Policy, Stream};
 use smc_core::negotiate::{Chain, Negotiation};
@@ -13,6 +13,7 @@ use smc_core::wire::types::DeclineCode;
 use smc_negotiate_local::Local;
 use smc_negotiate_syn::SynOption;
 use smc_testkit::memory_device::MemFabric;
+use smc_testkit::streams::{connect, expect, expect_rest};
 
 use crate::lab::{Lab, in_lab};
 use crate::world::{World, run};
@@ -59,7 +60,7 @@ fn plain_peers_see_plain_tcp(_: Lab) {
         let (mut stream, _) = listener.accept().await.unwrap();
         assert_eq!(stream.fallback_reason(), Some(NOT_SPOKEN));
         plain.write_all(b"to a server").unwrap();
-        assert_eq!(read(&mut stream, 11).await, b"to a server");
+        expect(&mut stream, b"to a server").await;
         stream.write_all(b"to a client").await.unwrap();
         let mut word = [0; 11];
         plain.read_exact(&mut word).unwrap();
@@ -74,7 +75,7 @@ fn plain_peers_see_plain_tcp(_: Lab) {
         plain.read_exact(&mut word).unwrap();
         assert_eq!(&word, b"to a server");
         plain.write_all(b"to a client").unwrap();
-        assert_eq!(read(&mut stream, 11).await, b"to a client");
+        expect(&mut stream, b"to a client").await;
     });
 }
 
@@ -197,9 +198,7 @@ impl Hosts {
     }
 
     async fn meet_at(&self, listener: &smc::Listener) -> (Stream, Stream) {
-        let connect = self.client.connect(listener.local_addr().unwrap());
-        let (ours, theirs) = future::zip(connect, listener.accept()).await;
-        (ours.unwrap(), theirs.unwrap().0)
+        connect(&self.client, listener).await
     }
 }
 
@@ -227,18 +226,8 @@ async fn talk(mut ours: Stream, mut theirs: Stream) {
     theirs.write_all(b"from the server").await.unwrap();
     let (a, b) = future::zip(ours.close(), theirs.close()).await;
     a.and(b).unwrap();
-    let mut all = Vec::new();
-    theirs.read_to_end(&mut all).await.unwrap();
-    assert_eq!(all, b"from the client");
-    all.clear();
-    ours.read_to_end(&mut all).await.unwrap();
-    assert_eq!(all, b"from the server");
-}
-
-async fn read(stream: &mut Stream, len: usize) -> Vec<u8> {
-    let mut word = vec![0; len];
-    stream.read_exact(&mut word).await.unwrap();
-    word
+    expect_rest(&mut theirs, b"from the client").await;
+    expect_rest(&mut ours, b"from the server").await;
 }
 
 const NOT_SPOKEN: FallbackReason =

@@ -14,8 +14,10 @@ use smc_core::negotiate::Delivery;
 use smc_core::wire::option;
 use smc_negotiate_syn::{Setup, SetupError, SynOption};
 
-use crate::lab::{Helper, Lab, in_lab, move_to, role, say, stay};
-use crate::world::{Sniffer, Speaks, run};
+use smc_testkit::process::Role;
+
+use crate::lab::{Lab, in_lab, move_to, start};
+use crate::world::{Sniffer, Speaks, accept, run};
 
 in_lab! {
     a_user_without_privileges,
@@ -32,15 +34,15 @@ in_lab! {
 }
 
 fn a_user_without_privileges(lab: Lab) {
-    if let Some(to) = role() {
+    if let Some(role) = Role::current() {
         return run(|world| async move {
             let option = SynOption::open().unwrap();
-            let dialled = world.dial(&option, to.parse().unwrap()).await;
-            say(dialled.delivery == Delivery::OnTcp);
+            let dialled = world.dial(&option, role.name().parse().unwrap()).await;
+            role.send(dialled.delivery == Delivery::OnTcp);
             let server = world.server(&option, "127.0.0.1:0");
-            say(server.at());
-            say(server.accept().await.1 == Speaks::Clc);
-            stay();
+            role.send(server.at());
+            role.send(accept(&server).await.1 == Speaks::Clc);
+            role.stay();
         });
     }
     let installed = Setup::new().cgroup(&lab.cgroup).install().unwrap();
@@ -48,39 +50,39 @@ fn a_user_without_privileges(lab: Lab) {
     run(|world| async move {
         let option = SynOption::pinned().unwrap();
         let server = world.server(&option, "127.0.0.1:0");
-        let mut user = Helper::start(&server.at().to_string(), Some(OVERFLOW_USER));
-        assert_eq!(server.accept().await.1, Speaks::Clc);
-        assert_eq!(user.line(), "true");
-        let to = user.line().parse().unwrap();
+        let mut user = start(&server.at().to_string(), Some(OVERFLOW_USER));
+        assert_eq!(accept(&server).await.1, Speaks::Clc);
+        assert_eq!(user.recv(), "true");
+        let to = user.parse();
         let dialled = world.dial(&option, to).await;
         assert_eq!(dialled.delivery, Delivery::OnTcp);
-        assert_eq!(user.line(), "true");
+        assert_eq!(user.recv(), "true");
     });
 }
 
 fn a_user_who_is_not_permitted(lab: Lab) {
-    if role().is_some() {
+    if let Some(role) = Role::current() {
         let Err(pinned) = SynOption::pinned() else {
-            return say("let in");
+            return role.send("let in");
         };
-        say(&pinned);
-        say(matches!(pinned, SetupError::NotPermitted { .. }));
+        role.send(&pinned);
+        role.send(matches!(pinned, SetupError::NotPermitted { .. }));
         let loaded = SynOption::load().unwrap_err();
-        say(matches!(loaded, SetupError::NotPermitted { .. }));
+        role.send(matches!(loaded, SetupError::NotPermitted { .. }));
         let opened = SynOption::open().unwrap_err();
-        say(matches!(opened, SetupError::NotPermitted { .. }));
+        role.send(matches!(opened, SetupError::NotPermitted { .. }));
         let installed = Setup::new().directory("/sys/fs/bpf/other").install();
-        say(installed.is_err());
+        role.send(installed.is_err());
         return;
     }
     let setup = Setup::new().cgroup(&lab.cgroup);
     let status = setup.clone().mode(0o600).install().unwrap().status;
     assert_eq!((status.mode, &status.closed), (0o600, &None));
-    let mut user = Helper::start("user", Some(OVERFLOW_USER));
-    let reason = user.line();
+    let mut user = start("user", Some(OVERFLOW_USER));
+    let reason = user.recv();
     assert!(reason.starts_with("not permitted to open"), "{reason}");
     for _ in 0..4 {
-        assert_eq!(user.line(), "true");
+        assert_eq!(user.recv(), "true");
     }
     // A group that may.
     let grouped = setup
@@ -91,8 +93,8 @@ fn a_user_who_is_not_permitted(lab: Lab) {
         .unwrap();
     assert!(!grouped.is_new);
     assert_eq!(grouped.status.gid, OVERFLOW_USER);
-    let mut user = Helper::start("user", Some(OVERFLOW_USER));
-    assert_eq!(user.line(), "let in");
+    let mut user = start("user", Some(OVERFLOW_USER));
+    assert_eq!(user.recv(), "let in");
 
     // The map is for all users, the directory of it is not.
     use std::os::unix::fs::PermissionsExt;
@@ -102,8 +104,8 @@ fn a_user_who_is_not_permitted(lab: Lab) {
 }
 
 fn users_cannot_freeze_the_map(lab: Lab) {
-    if let Some(map) = role() {
-        return say(match freeze(Path::new(&map)) {
+    if let Some(role) = Role::current() {
+        return role.send(match freeze(Path::new(role.name())) {
             Ok(()) => "frozen",
             Err(Freeze::NotOpened(_)) => "not opened",
             Err(Freeze::Refused(_)) => "refused",
@@ -111,8 +113,8 @@ fn users_cannot_freeze_the_map(lab: Lab) {
     }
     let setup = Setup::new().cgroup(&lab.cgroup).mode(0o666);
     let map = setup.install().unwrap().status.map;
-    let mut user = Helper::start(&map.display().to_string(), Some(OVERFLOW_USER));
-    assert_eq!(user.line(), "refused");
+    let mut user = start(&map.display().to_string(), Some(OVERFLOW_USER));
+    assert_eq!(user.recv(), "refused");
     run(|world| async move {
         let option = SynOption::pinned().unwrap();
         let server = world.server(&option, "127.0.0.1:0");
@@ -204,7 +206,7 @@ fn installing_again_and_undoing(lab: Lab) {
         assert_eq!(option.is_effective().unwrap(), Some(false));
         let dialled = world.dial(&option, server.at()).await;
         assert_eq!(dialled.delivery, Delivery::Plain);
-        assert_ne!(server.accept().await.1, Speaks::Clc);
+        assert_ne!(accept(&server).await.1, Speaks::Clc);
     });
 }
 
@@ -229,13 +231,13 @@ fn a_second_instance_is_refused(lab: Lab) {
 }
 
 fn a_program_ends_with_its_process(_: Lab) {
-    if role().is_some() {
+    if let Some(role) = Role::current() {
         let _loaded = SynOption::open().unwrap();
-        say("loaded");
-        return stay();
+        role.send("loaded");
+        return role.stay();
     }
-    let mut owner = Helper::start("owner", None);
-    assert_eq!(owner.line(), "loaded");
+    let mut owner = start("owner", None);
+    assert_eq!(owner.recv(), "loaded");
     SynOption::load().unwrap_err();
     owner.kill();
     in_time(|| SynOption::load().ok());
@@ -253,7 +255,7 @@ fn two_instances_do_no_harm(lab: Lab) {
             let server = world.server(server, "127.0.0.1:0");
             let dialled = world.dial(client, server.at()).await;
             assert_eq!(dialled.delivery, Delivery::OnTcp);
-            assert_eq!(server.accept().await.1, Speaks::Clc);
+            assert_eq!(accept(&server).await.1, Speaks::Clc);
             for syn in sniffer.handshakes(server.at().port()) {
                 let windows = syn.options.windows(option::BYTES.len());
                 let found = windows.filter(|window| **window == option::BYTES).count();

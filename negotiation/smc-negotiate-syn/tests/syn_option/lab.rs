@@ -1,10 +1,11 @@
 //! A place for one test: a process in its own cgroup, network and bpf file system.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs};
+
+use smc_testkit::process::{Child, command_by};
+use smc_testkit::user::is_root;
 
 /// Makes tests of functions that take a [`Lab`].
 macro_rules! in_lab {
@@ -30,12 +31,10 @@ pub(crate) fn enter(path: &str, scenario: impl FnOnce(Lab)) {
     let Some(cgroup) = Directory::new() else {
         return;
     };
-    let mut command = Command::new("unshare");
-    command
-        .args(["--mount", "--net", "--propagation", "private"])
-        .args(["sh", "-euc", ENTER, "lab"])
-        .arg(&cgroup.0);
-    let output = test(&mut command, name)
+    let path = cgroup.0.to_str().unwrap();
+    let unshare = ["unshare", "--mount", "--net", "--propagation", "private"];
+    let launcher = [&unshare[..], &["sh", "-euc", ENTER, "lab", path]].concat();
+    let output = command_by(&launcher, name)
         .env(NAME, name)
         .env(CGROUP, &cgroup.0)
         .output()
@@ -73,82 +72,20 @@ pub(crate) fn move_to(cgroup: &Path) {
 }
 
 /// Another process of a scenario: the same test again, in another role.
-pub(crate) struct Helper {
-    process: Child,
-    lines: BufReader<std::process::ChildStdout>,
-}
-
-impl Helper {
-    pub(crate) fn start(role: &str, uid: Option<u32>) -> Self {
-        let mut command = Command::new("setpriv");
-        match uid {
-            Some(id) => command
-                .args([format!("--reuid={id}"), format!("--regid={id}")])
-                .args(["--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]),
-            None => command.arg("--nnp"),
-        };
-        let name = env::var(NAME).unwrap();
-        let mut process = test(&mut command, &name)
-            .env(ROLE, role)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap());
-        Self { process, lines }
+pub(crate) fn start(role: &str, uid: Option<u32>) -> Child {
+    let user = uid.map(|id| [format!("--reuid={id}"), format!("--regid={id}")]);
+    let mut launcher = vec!["setpriv"];
+    match &user {
+        Some([uid, gid]) => launcher.extend([
+            uid.as_str(),
+            gid.as_str(),
+            "--clear-groups",
+            "--inh-caps=-all",
+            "--bounding-set=-all",
+        ]),
+        None => launcher.push("--nnp"),
     }
-
-    /// The next line that it reports.
-    pub(crate) fn line(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            let count = self.lines.read_line(&mut line).unwrap();
-            assert!(count > 0, "the helper has ended");
-            if let Some((_, said)) = line.split_once(MARK) {
-                return said.trim().to_owned();
-            }
-        }
-    }
-
-    /// Ends it with SIGKILL.
-    pub(crate) fn kill(mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-}
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// The role in which this process is to run its test, if it is a helper.
-pub(crate) fn role() -> Option<String> {
-    env::var(ROLE).ok()
-}
-
-/// Reports a line to the scenario.
-pub(crate) fn say(line: impl std::fmt::Display) {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{MARK}{line}").unwrap();
-    out.flush().unwrap();
-}
-
-/// Waits until the scenario has ended.
-pub(crate) fn stay() {
-    let _ = std::io::stdin().read_line(&mut String::new());
-}
-
-fn test<'a>(command: &'a mut Command, name: &str) -> &'a mut Command {
-    command.arg(env::current_exe().unwrap()).args([
-        name,
-        "--exact",
-        "--nocapture",
-        "--test-threads=1",
-    ])
+    Child::spawn(command_by(&launcher, &env::var(NAME).unwrap()), role, "")
 }
 
 /// A cgroup that goes away with those below it.
@@ -156,8 +93,7 @@ struct Directory(PathBuf);
 
 impl Directory {
     fn new() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            println!("skipped: why: needs root to load an eBPF program");
+        if !is_root("load an eBPF program") {
             return None;
         }
         if !Path::new("/sys/fs/bpf").is_dir() {
@@ -202,5 +138,3 @@ const NO_LAB: i32 = 77;
 
 const NAME: &str = "SMC_OPTION_TEST";
 const CGROUP: &str = "SMC_OPTION_TEST_CGROUP";
-const ROLE: &str = "SMC_OPTION_TEST_ROLE";
-const MARK: &str = "helper says: ";

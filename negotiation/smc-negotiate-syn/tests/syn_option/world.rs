@@ -1,17 +1,17 @@
 //! Sockets, negotiations and what is on the wire.
 
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_lite::FutureExt;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use smc::runtime::tokio::TokioRuntime;
-use smc_core::negotiate::{Delivery, Negotiation, Published, Verdict};
-use smc_core::runtime::{Acceptor, Runtime, Socket, SocketOptions, Unconnected};
+use smc_core::negotiate::{Delivery, Negotiation, Verdict};
+use smc_core::runtime::{Runtime, Socket, SocketOptions};
 use smc_negotiate_syn::SynOption;
+use smc_testkit::negotiation::{Connection, Server};
+use smc_testkit::on::{On, in_time};
 
 /// A runtime with real sockets.
 pub(crate) struct World {
@@ -20,51 +20,30 @@ pub(crate) struct World {
 
 /// Runs a scenario that has a minute.
 pub(crate) fn run<F: Future<Output = ()>>(scenario: impl FnOnce(World) -> F) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = On::TokioAlone.tokio();
     let rt: Arc<dyn Runtime> = Arc::new(TokioRuntime::new(runtime.handle().clone()));
-    let late = rt.timer(rt.now() + Duration::from_secs(60));
-    let late = async {
-        late.await;
-        panic!("the scenario does not end");
-    };
-    runtime.block_on(scenario(World { rt }).or(late));
+    runtime.block_on(in_time(Duration::from_secs(60), scenario(World { rt })));
 }
 
 impl World {
     /// A listener with SMC if the negotiation allows it.
     pub(crate) fn server(&self, negotiation: &dyn Negotiation, at: &str) -> Server {
-        let mut prepare = |socket: &Unconnected<'_>| {
-            negotiation.prepare(socket);
-            Ok(())
-        };
-        let options = SocketOptions::default();
-        let at = at.parse().unwrap();
-        let acceptor = self.rt.bind(at, &options, &mut prepare).unwrap();
-        let at = acceptor.local_addr().unwrap();
-        let published = negotiation.publish(&self.rt, at, acceptor.fd()).unwrap();
-        Server {
-            acceptor,
-            published,
-        }
+        Server::publish(
+            &self.rt,
+            at.parse().unwrap(),
+            &SocketOptions::default(),
+            negotiation,
+        )
     }
 
     /// Connects as an endpoint does, and returns how it would go on.
     pub(crate) async fn dial(&self, option: &SynOption, to: SocketAddr) -> Dialled {
-        let candidate = option.look_up(&self.rt, to).await.unwrap();
-        let mut offer = None;
-        let socket = self
-            .rt
-            .connect(to, &SocketOptions::default(), &mut |socket| {
-                offer = candidate.offer(socket, b"", None).ok();
-                Ok(())
-            })
-            .await
-            .unwrap();
-        let delivery = offer.unwrap().connected(&*socket);
-        Dialled { socket, delivery }
+        let mut connection = Connection::dial(&self.rt, option, to, b"").await;
+        let delivery = connection.connected();
+        Dialled {
+            socket: connection.socket,
+            delivery,
+        }
     }
 
     /// Connects without any negotiation.
@@ -81,25 +60,14 @@ pub(crate) struct Dialled {
     pub(crate) delivery: Delivery,
 }
 
-pub(crate) struct Server {
-    pub(crate) acceptor: Arc<dyn Acceptor>,
-    pub(crate) published: Arc<dyn Published>,
-}
-
-impl Server {
-    pub(crate) fn at(&self) -> SocketAddr {
-        self.acceptor.local_addr().unwrap()
-    }
-
-    pub(crate) async fn accept(&self) -> (Arc<dyn Socket>, Speaks) {
-        let (socket, peer) = poll_fn(|cx| self.acceptor.poll_accept(cx)).await.unwrap();
-        let speaks = match self.published.verdict(&*socket, peer) {
-            Verdict::Plain(_) => Speaks::Plain,
-            Verdict::Clc => Speaks::Clc,
-            verdict => panic!("{verdict:?}"),
-        };
-        (socket, speaks)
-    }
+pub(crate) async fn accept(server: &Server) -> (Arc<dyn Socket>, Speaks) {
+    let (socket, verdict) = server.accept().await;
+    let speaks = match verdict {
+        Verdict::Plain(_) => Speaks::Plain,
+        Verdict::Clc => Speaks::Clc,
+        verdict => panic!("{verdict:?}"),
+    };
+    (socket, speaks)
 }
 
 /// How a listener sees a connection.

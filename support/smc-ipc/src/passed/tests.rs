@@ -1,47 +1,14 @@
-use std::io::{IoSlice, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-    sendmsg, socketpair, sockopt::set_socket_linger,
-};
+use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
+use smc_testkit::unix::{lingering, pair, send};
+use smc_testkit::wait::{TIMEOUT, until};
 
 use super::*;
-
-/// A connection that takes long to close: unsent data, and a peer that does not read.
-fn lingering() -> (OwnedFd, TcpStream, TcpListener) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (far, _) = listener.accept().unwrap();
-    near.set_nonblocking(true).unwrap();
-    while near.write(&[0; 1 << 16]).is_ok() {}
-    near.set_nonblocking(false).unwrap();
-    set_socket_linger(&near, Some(LINGER)).unwrap();
-    (near.into(), far, listener)
-}
-
-fn pair() -> (OwnedFd, OwnedFd) {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
-}
-
-fn say(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() {
-        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
-    }
-    sendmsg(
-        socket,
-        &[IoSlice::new(bytes)],
-        &mut control,
-        SendFlags::empty(),
-    )
-    .unwrap();
-}
 
 fn promptly<T>(f: impl FnOnce() -> T) -> T {
     let start = Instant::now();
@@ -53,7 +20,7 @@ fn promptly<T>(f: impl FnOnce() -> T) -> T {
 #[test]
 fn descriptors_of_other_kinds_are_closed_without_waiting() {
     let (talker, listener) = pair();
-    let (slow, _far, _listener) = lingering();
+    let (slow, _far) = lingering(LINGER);
     let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let memory = memfd_create("smc-test", MemfdFlags::CLOEXEC).unwrap();
     // More than a protocol expects; none may be lost.
@@ -64,7 +31,7 @@ fn descriptors_of_other_kinds_are_closed_without_waiting() {
         bell.as_fd(),
         slow.as_fd(),
     ];
-    say(&talker, b"hello", &all);
+    send(&talker, b"hello", &all);
     drop(slow);
     let mut buf = [0; 16];
     let listener = PeerSocket::from(listener);
@@ -78,11 +45,11 @@ fn descriptors_of_other_kinds_are_closed_without_waiting() {
 #[test]
 fn a_socket_with_unread_packets_is_closed_without_waiting() {
     let (talker, listener) = pair();
-    let (slow, _far, _listener) = lingering();
-    say(&talker, b"", &[]);
-    say(&talker, b"longer", &[]);
-    say(&talker, b"", &[]);
-    say(&talker, b"", &[slow.as_fd()]);
+    let (slow, _far) = lingering(LINGER);
+    send(&talker, b"", &[]);
+    send(&talker, b"longer", &[]);
+    send(&talker, b"", &[]);
+    send(&talker, b"", &[slow.as_fd()]);
     drop(slow);
     promptly(|| drop(PeerSocket::from(listener)));
     assert_eq!(
@@ -94,20 +61,16 @@ fn a_socket_with_unread_packets_is_closed_without_waiting() {
 #[test]
 fn a_socket_is_closed_without_waiting_whatever_number_of_descriptors_is_unread() {
     let (talker, listener) = pair();
-    let (slow, _far, _listener) = lingering();
+    let (slow, _far) = lingering(LINGER);
     set_socket_linger(&slow, Some(10 * TIMEOUT)).unwrap();
     let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let mut all = vec![bell.as_fd(); SCM_MAX_FD];
     // The one that would not fit first.
     all[SCM_MAX_FD - 1] = slow.as_fd();
-    say(&talker, b"x", &all);
+    send(&talker, b"x", &all);
     drop(slow);
     let closing = std::thread::spawn(|| drop(PeerSocket::from(listener)));
-    let end = Instant::now() + TIMEOUT;
-    while !closing.is_finished() {
-        assert!(Instant::now() < end, "waits");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until(|| closing.is_finished(), || "waits".to_owned());
 }
 
 #[test]
@@ -116,8 +79,8 @@ fn bytes_of_a_stream_are_not_received_together_with_descriptors_that_follow() {
     let (talker, listener) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
     let (inside, outside) = pair();
-    say(&talker, b"first", &[]);
-    say(&talker, b"second", &[inside.as_fd()]);
+    send(&talker, b"first", &[]);
+    send(&talker, b"second", &[inside.as_fd()]);
     drop(inside);
     shutdown(&listener, Shutdown::Both).unwrap();
     assert!(!is_emptied(&listener));
@@ -135,7 +98,7 @@ fn a_socket_is_emptied_of_all_kinds_of_packets() {
     for empty in [true, false] {
         let (talker, listener) = pair();
         for _ in 0..MAX_UNREAD {
-            say(&talker, if empty { b"" } else { b"x" }, &[]);
+            send(&talker, if empty { b"" } else { b"x" }, &[]);
         }
         shutdown(&listener, Shutdown::Both).unwrap();
         assert!(is_emptied(&listener));
@@ -149,7 +112,7 @@ fn a_thread_that_drops_a_socket_receives_few_of_its_packets() {
     let (peer, socket) = pair();
     let sent = 100;
     for _ in 0..sent {
-        say(&peer, b"x", &[]);
+        send(&peer, b"x", &[]);
     }
     shutdown(&socket, Shutdown::Both).unwrap();
     assert!(!is_emptied(&socket), "the rest is left to another thread");
@@ -161,8 +124,8 @@ fn a_thread_that_drops_a_socket_receives_few_of_its_packets() {
 #[test]
 fn a_socket_whose_peer_is_gone_is_closed_on_the_spot() {
     let (talker, listener) = pair();
-    say(&listener, b"unread there", &[]);
-    say(&talker, b"unread here", &[]);
+    send(&listener, b"unread there", &[]);
+    send(&talker, b"unread here", &[]);
     drop(talker);
     let _ = shutdown(&listener, Shutdown::Both);
     assert!(is_emptied(&listener));
@@ -176,6 +139,3 @@ fn a_socket_that_was_never_connected_is_empty() {
 }
 
 const LINGER: Duration = Duration::from_secs(4);
-
-/// How long to wait for what happens at once on a machine that is not overloaded.
-const TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,6 +1,5 @@
 use std::fs::{self, Permissions};
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::io::Read as _;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
@@ -10,8 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{CWD, OFlags, RenameFlags, fcntl_setfl, renameat_with};
-use rustix::net::sockopt::set_socket_linger;
-use smc_testkit::limits::limit_descriptors;
+use smc_testkit::process::is_alone;
+use smc_testkit::resources::limit_descriptors;
+use smc_testkit::unix::lingering;
 use smc_testkit::user::run_as;
 use smc_wire::types::Gid;
 
@@ -268,20 +268,6 @@ fn a_device_whose_heartbeats_stop_is_dead_and_one_that_never_sends_any_is_not() 
     assert!(server.memory.is_dead(next));
 }
 
-/// Whether this is a process for this test alone, because all tests of a process share its
-/// descriptors. Otherwise the test has run in such a process when this returns.
-fn is_alone() -> bool {
-    const ALONE: &str = "SMC_ISM_ALONE";
-    if std::env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let name = thread::current().name().unwrap().to_owned();
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", &name, "--nocapture"]).env(ALONE, "");
-    assert!(child.status().unwrap().success());
-    false
-}
-
 #[test]
 fn a_server_that_cannot_be_created_leaves_no_socket_file() {
     if !is_alone() {
@@ -316,18 +302,6 @@ fn a_server_that_ends_removes_its_own_socket_file_and_no_other() {
     assert!(path.symlink_metadata().is_err());
 }
 
-/// A connection with unsent data to a peer that does not read: its close blocks.
-fn lingering() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (far, _) = listener.accept().unwrap();
-    near.set_nonblocking(true).unwrap();
-    while near.write(&[0; 1 << 16]).is_ok() {}
-    near.set_nonblocking(false).unwrap();
-    set_socket_linger(&near, Some(Duration::from_secs(60))).unwrap();
-    (near, far)
-}
-
 #[test]
 fn a_client_that_sends_anything_is_removed_whatever_it_passes() {
     let dir = tempfile::tempdir().unwrap();
@@ -336,7 +310,7 @@ fn a_client_that_sends_anything_is_removed_whatever_it_passes() {
     let client = UnixStream::connect(server.path()).unwrap();
     assert!(server.accept());
     assert_eq!(server.clients(), 2);
-    let (slow, _far) = lingering();
+    let (slow, _far) = lingering(Duration::from_secs(60));
     // More descriptors than are received.
     protocol::send(&client, 0, None).unwrap();
     for _ in 0..20 {

@@ -1,0 +1,81 @@
+//! What the test's own process has, and its limits.
+
+use std::fs::{read_dir, read_to_string};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::wait::until;
+
+/// From now on this process can have no descriptors with this number or above (`RLIMIT_NOFILE`). Those
+/// that are open stay. The limit can be raised again.
+///
+/// # Panics
+///
+/// If `end` is more than the hard limit.
+pub fn limit_descriptors(end: u64) {
+    limit(Resource::Nofile, end);
+}
+
+/// From now on this process can make no file longer than this (`RLIMIT_FSIZE`).
+///
+/// # Panics
+///
+/// If `bytes` is more than the hard limit.
+pub fn limit_file_size(bytes: u64) {
+    limit(Resource::Fsize, bytes);
+}
+
+fn limit(resource: Resource, value: u64) {
+    let limit = Rlimit {
+        current: Some(value),
+        maximum: getrlimit(resource).maximum,
+    };
+    setrlimit(resource, limit).expect("not above the hard limit");
+}
+
+/// Descriptors that this process has open.
+///
+/// # Panics
+///
+/// Without `/proc`.
+#[must_use]
+pub fn open_descriptors() -> usize {
+    read_dir("/proc/self/fd").expect("/proc").count()
+}
+
+/// Waits until this process has at most so many descriptors open: some are closed by another thread.
+///
+/// # Panics
+///
+/// If that takes too long.
+pub fn wait_for_descriptors(most: usize) {
+    until(
+        || open_descriptors() <= most,
+        || {
+            format!(
+                "{} descriptors are open instead of {most}",
+                open_descriptors()
+            )
+        },
+    );
+}
+
+/// Mappings of memory files of the library in this process.
+///
+/// # Panics
+///
+/// Without `/proc`.
+#[must_use]
+pub fn memory_mappings() -> usize {
+    let maps = read_to_string("/proc/self/maps").expect("/proc");
+    maps.lines()
+        .filter(|line| line.contains("/memfd:smc"))
+        .count()
+}
+
+/// Held by a test that counts what the whole process has, so that it runs alone.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
