@@ -15,38 +15,30 @@ use smc_core::proto::group::GroupState;
 use smc_core::runtime::{Runtime, Socket};
 use smc_core::wire::types::DeclineCode;
 
-use crate::device::Call;
-use crate::fallback_table::MESSAGE;
-use crate::messages::*;
-use crate::peer::Raw;
-use crate::world::{Host, World, has_taken, proposal_from, reason};
-
-/// Much longer than a handshake, much shorter than any time-out.
-const AT_ONCE: Duration = Duration::from_millis(100);
+use crate::fallback_table::{AT_ONCE, MESSAGE};
+use smc_testkit::streams::{expect, expect_error, join_all};
+use smc_testkit::world::messages::*;
+use smc_testkit::world::{Call, Host, World, chat, join_smc, proposal_from, reason};
 
 #[test]
 fn stalled_clients_delay_no_other() {
     let world = World::new();
     let (client, server) = (world.host("client"), world.host("server"));
-    let forger = world.forger(&server);
+    let forged = world.forged_peer(&server.device);
     world.block_on(async {
         let (listener, at) = server.listen().await;
-        let silent = Raw::connect(&*world.rt, at).await;
-        let unconfirmed = Raw::connect(&*world.rt, at).await;
-        unconfirmed.send(&proposal(&forger.proposal())).await;
+        let silent = world.raw(at).await;
+        let unconfirmed = world.raw_that_sent(at, forged.propose()).await;
         unconfirmed.message().await;
-        let since = world.rt.now();
+        let since = world.now();
         for _ in 0..20 {
-            let connect = client.endpoint.connect(at);
-            let (ours, theirs) = future::zip(connect, listener.accept()).await;
-            let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
-            assert_eq!((reason(&ours), reason(&theirs)), (None, None));
-            world.chat(ours, theirs).await;
+            let (ours, theirs) = join_smc(&client, &listener).await;
+            chat((ours, theirs)).await;
         }
         assert!(world.is_within(since, AT_ONCE));
-        assert_eq!(silent.rest().await.0, b"");
-        assert_eq!(unconfirmed.rest().await.0, b"");
-        world.only_idle_groups_left(&server).await;
+        silent.expect_end().await;
+        unconfirmed.expect_end().await;
+        world.only_idle_groups_left([&server]).await;
     });
 }
 
@@ -55,29 +47,23 @@ fn a_listener_full_of_stalled_clients_recovers_when_their_time_is_over() {
     let world = World::new();
     let client = world.host("client");
     // Of which all of these have two.
-    let server = world.host_with(world.device("server"), |builder| builder.max_handshakes(4));
+    let server = world.host_with("server", |builder| builder.max_handshakes(4));
     world.block_on(async {
         let (listener, at) = server.listen().await;
-        let since = world.rt.now();
+        let since = world.now();
         // All but the first byte.
-        let first = Raw::connect(&*world.rt, at).await;
-        first.send(b"\xe2").await;
+        let first = world.raw_that_sent(at, b"\xe2").await;
         world.sleep(Duration::from_secs(3)).await;
-        let second = Raw::connect(&*world.rt, at).await;
-        second.send(b"\xe2").await;
+        let second = world.raw_that_sent(at, b"\xe2").await;
         let connect = client.endpoint.connect(at);
         let (ours, theirs) = future::zip(connect, listener.accept()).await;
-        assert!(has_taken(world.rt.now(), since, MESSAGE));
+        assert!(world.has_taken(since, MESSAGE));
         let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
         assert_eq!((reason(&ours), reason(&theirs)), (None, None));
-        world.chat(ours, theirs).await;
+        chat((ours, theirs)).await;
         drop(first);
-        assert_eq!(second.rest().await.0, b"");
-        assert!(has_taken(
-            world.rt.now(),
-            since,
-            MESSAGE + Duration::from_secs(3)
-        ));
+        second.expect_end().await;
+        assert!(world.has_taken(since, MESSAGE + Duration::from_secs(3)));
     });
 }
 
@@ -119,14 +105,14 @@ fn plain_tcp_clients_do_not_wait_for_handshakes() {
     let world = World::new();
     let are_plain = Told::default();
     let negotiation = Arc::new(are_plain.clone());
-    let server = world.host_with(world.device("server"), |builder| {
+    let server = world.host_with("server", |builder| {
         builder.max_handshakes(4).negotiation(negotiation)
     });
     world.block_on(async {
         let (listener, at) = server.listen().await;
         let mut stalled = Vec::new();
         for round in 0..40 {
-            let raw = Raw::connect(&*world.rt, at).await;
+            let raw = world.raw(at).await;
             if round % 2 == 0 {
                 raw.send(b"\xe2").await;
             }
@@ -134,13 +120,10 @@ fn plain_tcp_clients_do_not_wait_for_handshakes() {
         }
         world.sleep(AT_ONCE).await;
         are_plain.0.store(true, Ordering::SeqCst);
-        let since = world.rt.now();
-        let plain = Raw::connect(&*world.rt, at).await;
-        plain.send(b"GET").await;
+        let since = world.now();
+        let _plain = world.raw_that_sent(at, b"GET").await;
         let (mut stream, _) = listener.accept().await.unwrap();
-        let mut got = [0; 3];
-        stream.read_exact(&mut got).await.unwrap();
-        assert_eq!(&got, b"GET");
+        expect(&mut stream, b"GET").await;
         assert!(world.is_within(since, AT_ONCE));
     });
 }
@@ -149,13 +132,13 @@ fn plain_tcp_clients_do_not_wait_for_handshakes() {
 fn a_handshake_gives_its_slot_back_however_it_ends() {
     let world = World::new();
     let client = world.host("client");
-    let server = world.host_with(world.device("server"), |builder| builder.max_handshakes(1));
-    let forger = world.forger(&server);
+    let server = world.host_with("server", |builder| builder.max_handshakes(1));
+    let forged = world.forged_peer(&server.device);
     world.block_on(async {
         let (listener, at) = server.listen().await;
-        let since = world.rt.now();
+        let since = world.now();
         for round in 0..5 {
-            let raw = Raw::connect(&*world.rt, at).await;
+            let raw = world.raw(at).await;
             match round {
                 0 => drop(raw),
                 1 => raw.send(b"rubbish").await,
@@ -164,7 +147,7 @@ fn a_handshake_gives_its_slot_back_however_it_ends() {
                     listener.accept().await.unwrap();
                 }
                 3 => {
-                    raw.send(&proposal(&forger.proposal())).await;
+                    raw.send(&forged.propose()).await;
                     raw.message().await;
                     drop(raw);
                 }
@@ -172,18 +155,15 @@ fn a_handshake_gives_its_slot_back_however_it_ends() {
                     server
                         .device
                         .fail_times(Call::Register, DeviceError::Exhausted, 1);
-                    raw.send(&proposal(&forger.proposal())).await;
+                    raw.send(&forged.propose()).await;
                     listener.accept().await.unwrap();
                 }
             }
-            let connect = client.endpoint.connect(at);
-            let (ours, theirs) = future::zip(connect, listener.accept()).await;
-            let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
-            assert_eq!((reason(&ours), reason(&theirs)), (None, None));
-            world.chat(ours, theirs).await;
+            let (ours, theirs) = join_smc(&client, &listener).await;
+            chat((ours, theirs)).await;
         }
         assert!(world.is_within(since, AT_ONCE));
-        world.only_idle_groups_left(&server).await;
+        world.only_idle_groups_left([&server]).await;
     });
 }
 
@@ -192,33 +172,31 @@ fn a_handshake_gives_its_slot_back_however_it_ends() {
 #[test]
 fn a_stalled_creator_of_a_link_group_delays_no_other_set_up() {
     let world = World::new();
-    let (client, server) = (world.host("client"), world.host("server"));
-    world.block_on(async {
+    world.between_hosts(async |client, server| {
         let (listener, at) = server.listen().await;
         // It claims the client's GID, is accepted, and lets it rest there.
-        let creator = Raw::connect(&*world.rt, at).await;
-        creator.send(&proposal_from(&*client.device)).await;
+        let creator = world
+            .raw_that_sent(at, proposal_from(&*client.device))
+            .await;
         creator.message().await;
-        let since = world.rt.now();
+        let since = world.now();
         let connects = connect_all(&client, at, 2);
         let (ours, theirs) = future::zip(connects, accept_all(&listener, 2)).await;
         assert!(ours.iter().all(|stream| reason(stream).is_none()));
         assert!(world.is_within(since, AT_ONCE));
         exchange_names(ours, theirs).await;
         drop(creator);
-        world.only_idle_groups_left(&client).await;
-        world.only_idle_groups_left(&server).await;
+        world.only_idle_groups_left([&client, &server]).await;
     });
 }
 
 #[test]
 fn first_contacts_at_the_same_time_do_not_wait_for_each_other() {
     let virtual_worlds = (1..=8).map(World::with_seed);
-    let others = [Some(World::in_pieces()), World::real(), World::parallel()];
-    for world in virtual_worlds.chain(others.into_iter().flatten()) {
+    let others = [World::in_pieces(), World::real(), World::parallel()];
+    for world in virtual_worlds.chain(others) {
         println!("{world}");
-        let (client, server) = (world.host("client"), world.host("server"));
-        world.block_on(async {
+        world.between_hosts(async |client, server| {
             let (listener, at) = server.listen().await;
             let connects = connect_all(&client, at, CONNECTIONS);
             let accepts = accept_all(&listener, CONNECTIONS);
@@ -242,17 +220,15 @@ fn first_contacts_at_the_same_time_do_not_wait_for_each_other() {
             assert_eq!(server.endpoint.link_groups().len(), groups);
             exchange_names(one_more.0, one_more.1).await;
             exchange_names(ours, theirs).await;
-            world.only_idle_groups_left(&client).await;
-            world.only_idle_groups_left(&server).await;
+            world.only_idle_groups_left([&client, &server]).await;
         });
     }
 }
 
 #[test]
 fn hosts_that_connect_to_each_other_at_the_same_time_agree() {
-    for world in (1..=4).map(World::with_seed).chain(World::parallel()) {
-        let (left, right) = (world.host("left"), world.host("right"));
-        world.block_on(async {
+    for world in (1..=4).map(World::with_seed).chain([World::parallel()]) {
+        world.between_hosts(async |left, right| {
             let ((left_listener, left_at), (right_listener, right_at)) =
                 (left.listen().await, right.listen().await);
             let there = future::zip(
@@ -268,8 +244,7 @@ fn hosts_that_connect_to_each_other_at_the_same_time_agree() {
                 assert!(ours.iter().all(|stream| reason(stream).is_none()));
                 exchange_names(ours, theirs).await;
             }
-            world.only_idle_groups_left(&left).await;
-            world.only_idle_groups_left(&right).await;
+            world.only_idle_groups_left([&left, &right]).await;
         });
     }
 }
@@ -298,17 +273,13 @@ fn each_client_host_has_a_link_group_of_its_own() {
         clients[0].device.leave();
         let (ours, theirs) = all.remove(0);
         for mut stream in theirs {
-            let end = stream.read(&mut [0; 8]).await;
-            assert_eq!(
-                end.unwrap_err().kind(),
-                std::io::ErrorKind::ConnectionAborted
-            );
+            expect_error(&mut stream, std::io::ErrorKind::ConnectionAborted).await;
         }
         drop(ours);
         for (ours, theirs) in all {
             exchange_names(ours, theirs).await;
         }
-        world.only_idle_groups_left(&server).await;
+        world.only_idle_groups_left([&server]).await;
         assert_eq!(server.endpoint.link_groups().len(), 5);
     });
 }
@@ -317,19 +288,19 @@ fn each_client_host_has_a_link_group_of_its_own() {
 fn good_clients_among_bad_ones() {
     for world in (1..=4).map(World::with_seed) {
         let (client, server) = (world.host("client"), world.host("server"));
-        let forger = world.forger(&server);
+        let forged = world.forged_peer(&server.device);
         world.block_on(async {
             let (listener, at) = server.listen().await;
             let bad = async {
                 let mut kept = Vec::new();
                 for kind in 0..40 {
-                    let raw = Raw::connect(&*world.rt, at).await;
+                    let raw = world.raw(at).await;
                     match kind % 5 {
                         0 => kept.push(raw),
                         1 => drop(raw),
                         2 => raw.send(&[0xe2; 100]).await,
                         3 => {
-                            raw.send(&proposal(&forger.proposal())).await;
+                            raw.send(&forged.propose()).await;
                             kept.push(raw);
                         }
                         _ => {
@@ -350,8 +321,7 @@ fn good_clients_among_bad_ones() {
             for raw in kept {
                 raw.rest().await;
             }
-            world.only_idle_groups_left(&client).await;
-            world.only_idle_groups_left(&server).await;
+            world.only_idle_groups_left([&client, &server]).await;
         });
     }
 }
@@ -360,10 +330,8 @@ fn good_clients_among_bad_ones() {
 fn when_buffers_run_out_the_rest_is_tcp() {
     use smc_core::device::Limits;
 
-    let mut world = World::new();
-    world.fabric = world.fabric.clone().with_limits(Limits::new(10, 1 << 20));
-    let (client, server) = (world.host("client"), world.host("server"));
-    world.block_on(async {
+    let world = World::new().with_fabric(|fabric| fabric.with_limits(Limits::new(10, 1 << 20)));
+    world.between_hosts(async |client, server| {
         let (listener, at) = server.listen().await;
         let connects = connect_all(&client, at, 30);
         let (ours, theirs) = future::zip(connects, accept_all(&listener, 30)).await;
@@ -376,8 +344,7 @@ fn when_buffers_run_out_the_rest_is_tcp() {
             assert!(peer_code.is_none_or(|code| code == DeclineCode::MAX_DMB));
         }
         exchange_names(ours, theirs).await;
-        world.only_idle_groups_left(&client).await;
-        world.only_idle_groups_left(&server).await;
+        world.only_idle_groups_left([&client, &server]).await;
     });
 }
 
@@ -427,27 +394,6 @@ async fn exchange_names(ours: Vec<Stream>, theirs: Vec<Stream>) {
             assert_eq!(received, name);
         });
     future::zip(join_all(echoes), join_all(clients)).await;
-}
-
-/// Polls all of them until each has ended.
-async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
-    let mut running: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
-    std::future::poll_fn(|cx| {
-        for (future, output) in running.iter_mut().filter(|(_, output)| output.is_none()) {
-            if let std::task::Poll::Ready(result) = future.as_mut().poll(cx) {
-                *output = Some(result);
-            }
-        }
-        match running.iter().all(|(_, output)| output.is_some()) {
-            true => std::task::Poll::Ready(()),
-            false => std::task::Poll::Pending,
-        }
-    })
-    .await;
-    running
-        .into_iter()
-        .filter_map(|(_, output)| output)
-        .collect()
 }
 
 /// First contacts at the same time.

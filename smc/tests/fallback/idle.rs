@@ -6,8 +6,7 @@ use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc::Stream;
 use smc_core::device::{Direct, PeerEvent};
 use smc_core::proto::group::IDLE_LIFETIME;
-
-use crate::world::{Host, World, meet, reason};
+use smc_testkit::world::{Host, World, chat, meet, reason};
 
 /// Long enough for a link group that became idle just before.
 const PAST_IDLE: Duration = IDLE_LIFETIME.saturating_add(Duration::from_secs(5));
@@ -37,14 +36,13 @@ fn an_idle_link_group_that_expires_leaves_streams_in_other_groups_alone() {
     for ends_first in [0, 1] {
         for seed in 1..=4 {
             let world = World::with_seed(seed);
-            let (left, right) = (world.host("left"), world.host("right"));
-            world.block_on(async {
+            world.between_hosts(async |left, right| {
                 let [mut one, mut two] = crossing(&left, &right).await;
                 if ends_first == 0 {
                     std::mem::swap(&mut one, &mut two);
                 }
                 let (ours, theirs) = two;
-                world.chat(ours, theirs).await;
+                chat((ours, theirs)).await;
                 for _ in 0..3 {
                     world.sleep(PAST_IDLE).await;
                     exchange(&mut one).await;
@@ -56,10 +54,9 @@ fn an_idle_link_group_that_expires_leaves_streams_in_other_groups_alone() {
 
                 // The last one that expires takes nothing along, and nothing stays behind.
                 let (ours, theirs) = one;
-                world.chat(ours, theirs).await;
+                chat((ours, theirs)).await;
                 world.sleep(PAST_IDLE).await;
-                world.nothing_left(&left).await;
-                world.nothing_left(&right).await;
+                world.nothing_left([&left, &right]).await;
             });
         }
     }
@@ -70,8 +67,7 @@ fn a_shutdown_event_at_any_moment_of_a_first_contact_does_not_end_the_stream() {
     let world = World::new();
     // A handshake takes some 300 us.
     for delay in (0..600).step_by(5) {
-        let (client, server) = (world.host("client"), world.host("server"));
-        world.block_on(async {
+        world.between_hosts(async |client, server| {
             let shutdown = async {
                 world.sleep(Duration::from_micros(delay)).await;
                 let (to_client, to_server) = (client.device.gid(), server.device.gid());
@@ -90,10 +86,9 @@ fn a_shutdown_event_at_any_moment_of_a_first_contact_does_not_end_the_stream() {
                 world.sleep(PAST_IDLE).await;
             }
             let (ours, theirs) = pair;
-            world.chat(ours, theirs).await;
+            chat((ours, theirs)).await;
             world.sleep(PAST_IDLE).await;
-            world.nothing_left(&client).await;
-            world.nothing_left(&server).await;
+            world.nothing_left([&client, &server]).await;
         });
     }
 }

@@ -5,17 +5,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use smc::Domain;
+use smc::FallbackCause;
 use smc::{Builder, Endpoint, ListenOptions};
-use smc_core::Domain;
-use smc_core::FallbackCause;
 use smc_core::negotiate::{Negotiation, Verdict};
 use smc_core::wire::types::DeclineCode;
 use smc_negotiate_local::Local;
 use tempfile::TempDir;
 
-use crate::messages::decline_v2;
-use crate::peer::Raw;
-use crate::world::{Codes, World, anywhere, reason};
+use smc_testkit::world::messages::decline_v2;
+use smc_testkit::world::{Codes, World, anywhere, chat, exchange, reason};
 
 fn ours(code: DeclineCode) -> Option<Codes> {
     Some(Codes::local(code))
@@ -37,10 +36,7 @@ fn an_endpoint_without_a_device_falls_back_at_once() {
         (false, false, nodev, not_offered),
     ];
     for (client_has, server_has, client_reason, server_reason) in rows {
-        let Some(world) = World::real() else {
-            println!("skipped: no adapter for real sockets is compiled in");
-            return;
-        };
+        let world = World::real();
         println!("client has a device: {client_has}, server has one: {server_has}");
         let dir = tempfile::tempdir().unwrap();
         let (client, server) = (
@@ -51,14 +47,14 @@ fn an_endpoint_without_a_device_falls_back_at_once() {
             let listener = server.bind(anywhere()).await.unwrap();
             let at = listener.local_addr().unwrap();
             for _ in 0..10 {
-                let since = world.rt.now();
+                let since = world.now();
                 let connect = client.connect(at);
                 let (ours, theirs) = future::zip(connect, listener.accept()).await;
                 let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
                 assert!(world.is_within(since, LONG), "it has waited");
                 let reasons = (reason(&ours), reason(&theirs));
                 assert_eq!(reasons, (client_reason, server_reason));
-                world.chat(ours, theirs).await;
+                chat((ours, theirs)).await;
             }
         });
     }
@@ -66,60 +62,56 @@ fn an_endpoint_without_a_device_falls_back_at_once() {
 
 #[test]
 fn a_listener_that_takes_no_offer_leaves_its_clients_plain() {
-    let Some(world) = World::real() else {
-        println!("skipped: no adapter for real sockets is compiled in");
-        return;
-    };
+    let world = World::real();
     let dir = tempfile::tempdir().unwrap();
     let client = endpoint_with(&world, &dir, true, |builder| {
         builder.handshake_timeout(Duration::from_millis(50))
     });
-    let acceptor = world.acceptor();
-    let at = acceptor.local_addr().unwrap();
+    let (acceptor, at) = world.raw_listener();
     world.block_on(async {
         let local = Local::in_domain(Domain::directory(dir.path()));
-        let published = local.publish(&world.rt, at, acceptor.fd()).unwrap();
+        let published = local
+            .publish(world.rt(), at, acceptor.acceptor().fd())
+            .unwrap();
         for _ in 0..3 {
-            let (stream, raw) = future::zip(client.connect(at), Raw::accept(&*acceptor)).await;
+            let (stream, raw) = future::zip(client.connect(at), acceptor.accept()).await;
             let stream = stream.unwrap();
             assert_eq!(reason(&stream), ours(DeclineCode::PEERNOSMC));
             // As when it is stopped, and wakes up then.
             let verdict = published.verdict(raw.socket(), raw.peer_addr());
             assert!(matches!(verdict, Verdict::Plain(_)), "{verdict:?}");
-            world.exchange(stream, Some(raw), b"").await;
+            exchange(stream, Some(raw), b"").await;
         }
         // A client that waits for such a listener stops to wait when it ends.
         let connect = client.connect(at);
         let (stream, raw) = future::zip(connect, async {
-            let raw = Raw::accept(&*acceptor).await;
+            let raw = acceptor.accept().await;
             drop(published);
             raw
         })
         .await;
         let stream = stream.unwrap();
         assert_eq!(reason(&stream), ours(DeclineCode::PEERNOSMC));
-        world.exchange(stream, Some(raw), b"").await;
+        exchange(stream, Some(raw), b"").await;
     });
 }
 
 #[test]
 fn a_listener_that_stops_before_its_answer_leaves_its_client_plain() {
-    let Some(world) = World::real() else {
-        println!("skipped: no adapter for real sockets is compiled in");
-        return;
-    };
+    let world = World::real();
     let dir = TempDir::new().unwrap();
     // Far longer than the test may take.
     let client = endpoint_with(&world, &dir, true, |builder| {
         builder.handshake_timeout(Duration::from_secs(600))
     });
-    let acceptor = world.acceptor();
-    let at = acceptor.local_addr().unwrap();
+    let (acceptor, at) = world.raw_listener();
     world.block_on(async {
         let local = Local::in_domain(Domain::directory(dir.path()));
-        let published = local.publish(&world.rt, at, acceptor.fd()).unwrap();
+        let published = local
+            .publish(world.rt(), at, acceptor.acceptor().fd())
+            .unwrap();
         let (stream, (raw, mut side_channel)) = future::zip(client.connect(at), async {
-            let raw = Raw::accept(&*acceptor).await;
+            let raw = acceptor.accept().await;
             match published.verdict(raw.socket(), raw.peer_addr()) {
                 Verdict::SideChannel(side_channel) => (raw, side_channel),
                 verdict => panic!("{verdict:?}"),
@@ -133,16 +125,13 @@ fn a_listener_that_stops_before_its_answer_leaves_its_client_plain() {
         let decline = decline_v2(DeclineCode::NOSMCDEV);
         assert!(side_channel.send(&decline).is_err() && side_channel.is_withdrawn());
         drop(side_channel);
-        world.exchange(stream, Some(raw), b"").await;
+        exchange(stream, Some(raw), b"").await;
     });
 }
 
 #[test]
 fn a_slow_listener_that_works_is_waited_for() {
-    let Some(world) = World::real() else {
-        println!("skipped: no adapter for real sockets is compiled in");
-        return;
-    };
+    let world = World::real();
     const ANSWER: Duration = Duration::from_millis(100);
     let dir = TempDir::new().unwrap();
     let client = endpoint_with(&world, &dir, true, |builder| {
@@ -150,20 +139,21 @@ fn a_slow_listener_that_works_is_waited_for() {
             .answer_timeout(ANSWER)
             .handshake_timeout(Duration::from_secs(600))
     });
-    let acceptor = world.acceptor();
-    let at = acceptor.local_addr().unwrap();
+    let (acceptor, at) = world.raw_listener();
     world.block_on(async {
         let local = Local::in_domain(Domain::directory(dir.path()));
-        let published = local.publish(&world.rt, at, acceptor.fd()).unwrap();
+        let published = local
+            .publish(world.rt(), at, acceptor.acceptor().fd())
+            .unwrap();
         let (stream, raw) = future::zip(client.connect(at), async {
-            let raw = Raw::accept(&*acceptor).await;
+            let raw = acceptor.accept().await;
             let Verdict::SideChannel(mut side_channel) =
                 published.verdict(raw.socket(), raw.peer_addr())
             else {
                 panic!("the offer is not seen");
             };
-            let until = world.rt.now() + 5 * ANSWER;
-            while world.rt.now() < until {
+            let until = world.now() + 5 * ANSWER;
+            while world.now() < until {
                 side_channel.publish_progress();
                 world.sleep(ANSWER / 10).await;
             }
@@ -176,16 +166,13 @@ fn a_slow_listener_that_works_is_waited_for() {
         .await;
         let stream = stream.unwrap();
         assert_eq!(reason(&stream), peer_code(DeclineCode::MAX_DMB));
-        world.exchange(stream, Some(raw), b"").await;
+        exchange(stream, Some(raw), b"").await;
     });
 }
 
 #[test]
 fn both_ends_agree_when_there_are_more_connections_than_cards() {
-    let Some(world) = World::real() else {
-        println!("skipped: no adapter for real sockets is compiled in");
-        return;
-    };
+    let world = World::real();
     // Two descriptors each, and as many as a process may have by default are too few.
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     if limit
@@ -207,7 +194,7 @@ fn both_ends_agree_when_there_are_more_connections_than_cards() {
         let connected = Arc::new(Mutex::new(Vec::new()));
         for _ in 0..CONNECTIONS {
             let (client, connected) = (Arc::clone(&client), Arc::clone(&connected));
-            world.rt.spawn(Box::pin(async move {
+            world.rt().spawn(Box::pin(async move {
                 let mut stream = client.connect(at).await.unwrap();
                 let from = stream.local_addr().unwrap();
                 stream.write_all(&from.port().to_le_bytes()).await.unwrap();

@@ -4,19 +4,13 @@
 //! error that fits, and a listener's application never sees it; or it is SMC. In all of them
 //! nothing is left behind.
 //!
-//! The other end is a [`Raw`](peer::Raw) TCP socket that follows a script. Every row of a table
+//! The other end is a [`Raw`](smc_testkit::world::Raw) TCP socket that follows a script. Every row of a table
 //! runs under a virtual clock, there once more with all reads and writes cut into pieces of one
-//! byte, and, unless it waits for a time-out, over real sockets where an adapter is compiled in.
+//! byte, and, unless it waits for a time-out, over real sockets.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
-mod device;
 mod fallback_table;
-mod messages;
-mod negotiation;
-mod peer;
-mod pipe;
-mod world;
 
 mod announced;
 mod client;

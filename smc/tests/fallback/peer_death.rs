@@ -1,18 +1,16 @@
 //! Peers that die, and peers that have lost what they knew.
 
 use std::io::ErrorKind;
-use std::time::Duration;
 
-use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use futures_lite::{AsyncWriteExt, future};
 use smc_core::wire::types::DeclineCode;
 
-use crate::fallback_table::MESSAGE;
-use crate::messages::*;
-use crate::peer::Raw;
-use crate::world::{Host, World, accept_now, has_taken, kind, meet, proposal_from, reason};
-
-/// Much longer than a handshake, much shorter than any time-out.
-const AT_ONCE: Duration = Duration::from_millis(100);
+use crate::fallback_table::{AT_ONCE, MESSAGE};
+use smc_testkit::streams::{expect_error, expect_rest_and_error};
+use smc_testkit::world::messages::*;
+use smc_testkit::world::{
+    Host, World, accept_now, chat, exchange, expect_no_data, kind, meet, proposal_from, reason,
+};
 
 /// What goes of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,23 +27,22 @@ fn a_client_dies_before_it_confirms() {
         println!("{death:?}");
         let world = World::new();
         let server = world.host("server");
-        let forger = world.forger(&server);
+        let forged = world.forged_peer(&server.device);
         world.block_on(async {
             let (listener, at) = server.listen().await;
-            let raw = Raw::connect(&*world.rt, at).await;
-            raw.send(&proposal(&forger.proposal())).await;
+            let raw = world.raw_that_sent(at, forged.propose()).await;
             raw.message().await;
-            let since = world.rt.now();
-            forger.device.leave();
+            let since = world.now();
+            forged.leave();
             match death {
                 Death::Process => drop(raw),
                 // It sends nothing more: in the end it times out.
                 Death::Device => {
-                    assert_eq!(raw.rest().await.0, b"");
+                    raw.expect_end().await;
                     assert!(world.is_within(since, MESSAGE + AT_ONCE));
                 }
             }
-            world.nothing_left(&server).await;
+            world.nothing_left([&server]).await;
             assert!(accept_now(&listener).is_none());
         });
     }
@@ -55,22 +52,20 @@ fn a_client_dies_before_it_confirms() {
 fn a_client_whose_device_died_confirms_all_the_same() {
     let world = World::new();
     let server = world.host("server");
-    let forger = world.forger(&server);
+    let forged = world.forged_peer(&server.device);
     world.block_on(async {
         let (listener, at) = server.listen().await;
-        let raw = Raw::connect(&*world.rt, at).await;
-        raw.send(&proposal(&forger.proposal())).await;
+        let raw = world.raw_that_sent(at, forged.propose()).await;
         raw.message().await;
-        forger.device.leave();
+        forged.leave();
         world.sleep(AT_ONCE).await;
-        raw.send(&bytes(&forger.confirm())).await;
-        assert_eq!(raw.rest().await.0, b"");
+        raw.send(&bytes(&forged.confirm())).await;
+        raw.expect_end().await;
         // It might have written before.
         let (mut stream, _) = accept_now(&listener).unwrap();
-        let end = stream.read(&mut [0; 8]).await;
-        assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+        expect_error(&mut stream, ErrorKind::ConnectionAborted).await;
         drop(stream);
-        world.nothing_left(&server).await;
+        world.nothing_left([&server]).await;
     });
 }
 
@@ -78,16 +73,15 @@ fn a_client_whose_device_died_confirms_all_the_same() {
 fn a_server_dies_before_it_answers() {
     let world = World::new();
     let client = world.host("client");
-    let forger = world.forger(&client);
-    let acceptor = world.acceptor();
-    let at = acceptor.local_addr().unwrap();
+    let forged = world.forged_peer(&client.device);
+    let (acceptor, at) = world.raw_listener();
     for death in [Death::Process, Death::Device] {
         world.block_on(async {
-            let since = world.rt.now();
+            let since = world.now();
             let server = async {
-                let raw = Raw::accept(&*acceptor).await;
+                let raw = acceptor.accept().await;
                 raw.message().await;
-                forger.device.leave();
+                forged.leave();
                 (death == Death::Device).then_some(raw)
             };
             let (connected, _raw) = future::zip(client.endpoint.connect(at), server).await;
@@ -96,10 +90,10 @@ fn a_server_dies_before_it_answers() {
                 Death::Process => assert_eq!(error, ErrorKind::ConnectionReset),
                 Death::Device => {
                     assert_eq!(error, ErrorKind::TimedOut);
-                    assert!(has_taken(world.rt.now(), since, MESSAGE));
+                    assert!(world.has_taken(since, MESSAGE));
                 }
             }
-            world.nothing_left(&client).await;
+            world.nothing_left([&client]).await;
         });
     }
 }
@@ -112,18 +106,17 @@ fn a_server_dies_while_the_client_prepares() {
         println!("{death:?}");
         let world = World::new();
         let client = world.host("client");
-        let forger = world.forger(&client);
-        let acceptor = world.acceptor();
-        let at = acceptor.local_addr().unwrap();
+        let forged = world.forged_peer(&client.device);
+        let (acceptor, at) = world.raw_listener();
         world.block_on(async {
             let server = async {
-                let raw = Raw::accept(&*acceptor).await;
+                let raw = acceptor.accept().await;
                 raw.message().await;
-                raw.send(&bytes(&forger.accept())).await;
-                forger.device.leave();
+                raw.send(&bytes(&forged.accept())).await;
+                forged.leave();
                 (death == Death::Device).then_some(raw)
             };
-            let since = world.rt.now();
+            let since = world.now();
             let (connected, raw) = future::zip(client.endpoint.connect(at), server).await;
             assert!(world.is_within(since, AT_ONCE));
             match (connected, raw) {
@@ -131,37 +124,32 @@ fn a_server_dies_while_the_client_prepares() {
                     let code = reason(&stream).unwrap().local;
                     assert!([DeclineCode::NOSMCD2DEV, DeclineCode::MEM].contains(&code));
                     assert_eq!(declined(&raw.message().await).0, code);
-                    world.exchange(stream, Some(raw), b"").await;
+                    exchange(stream, Some(raw), b"").await;
                 }
                 (Ok(mut stream), None) => {
                     assert!(!stream.mode().is_smc());
-                    let end = stream.read(&mut [0; 8]).await;
-                    assert!(!matches!(end, Ok(1..)), "invented data");
+                    expect_no_data(&mut stream).await;
                 }
                 (Err(error), _) => {
                     let ends = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
                     assert!(ends.contains(&kind(error)));
                 }
             }
-            world.nothing_left(&client).await;
+            world.nothing_left([&client]).await;
         });
     }
 }
 
 #[test]
 fn a_peer_that_dies_after_the_handshake_aborts_the_stream() {
-    for world in [Some(World::new()), World::real()].into_iter().flatten() {
-        let (client, server) = (world.host("client"), world.host("server"));
-        world.block_on(async {
+    for world in World::both() {
+        world.between_hosts(async |client, server| {
             let (mut ours, mut theirs) = meet(&client, &server).await;
             ours.write_all(b"last words").await.unwrap();
             client.device.leave();
-            let mut received = Vec::new();
-            let end = theirs.read_to_end(&mut received).await;
-            assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
-            assert_eq!(received, b"last words");
+            expect_rest_and_error(&mut theirs, b"last words", ErrorKind::ConnectionAborted).await;
             drop(theirs);
-            world.nothing_left(&server).await;
+            world.nothing_left([&server]).await;
         });
     }
 }
@@ -169,9 +157,8 @@ fn a_peer_that_dies_after_the_handshake_aborts_the_stream() {
 /// Any TCP client can name a host's GID and then report that it does not have the link group.
 #[test]
 fn a_client_that_is_out_of_sync_ends_no_stream_and_the_next_ones_get_a_new_link_group() {
-    for world in [Some(World::new()), World::real()].into_iter().flatten() {
-        let (client, server) = (world.host("client"), world.host("server"));
-        world.block_on(async {
+    for world in World::both() {
+        world.between_hosts(async |client, server| {
             let (listener, at) = server.listen().await;
             let join = async || {
                 let connect = client.endpoint.connect(at);
@@ -182,22 +169,23 @@ fn a_client_that_is_out_of_sync_ends_no_stream_and_the_next_ones_get_a_new_link_
             let groups = || server.endpoint.link_groups();
             let denied = groups()[0].id;
 
-            let raw = Raw::connect(&*world.rt, at).await;
-            raw.send(&proposal_from(&*client.device)).await;
+            let raw = world
+                .raw_that_sent(at, proposal_from(&*client.device))
+                .await;
             raw.message().await;
             raw.send(&out_of_sync()).await;
             let (fell_back, _) = listener.accept().await.unwrap();
             let peer_code = reason(&fell_back).unwrap();
             assert_eq!(peer_code.peer, Some(DeclineCode::SYNCERR));
-            world.exchange(fell_back, Some(raw), b"").await;
+            exchange(fell_back, Some(raw), b"").await;
 
             let next = join().await;
             assert_eq!((reason(&next.0), reason(&next.1)), (None, None));
             let connections: Vec<_> = groups().iter().map(|group| group.connections).collect();
             assert_eq!(connections, [1, 1], "the next one is in another group");
-            world.chat(ours, theirs).await;
-            world.chat(next.0, next.1).await;
-            world.only_idle_groups_left(&server).await;
+            chat((ours, theirs)).await;
+            chat((next.0, next.1)).await;
+            world.only_idle_groups_left([&server]).await;
             assert!(groups().iter().all(|group| group.id != denied));
         });
     }
@@ -207,13 +195,12 @@ fn a_client_that_is_out_of_sync_ends_no_stream_and_the_next_ones_get_a_new_link_
 #[test]
 fn a_server_that_joins_a_link_group_which_the_client_has_lost_is_told() {
     let world = World::new();
-    let (client, server) = (world.host("client"), world.host("server"));
-    world.block_on(async {
+    world.between_hosts(async |client, server| {
         let (listener, at) = server.listen().await;
         let connect = client.endpoint.connect(at);
         let (ours, theirs) = future::zip(connect, listener.accept()).await;
-        world.chat(ours.unwrap(), theirs.unwrap().0).await;
-        world.only_idle_groups_left(&server).await;
+        chat((ours.unwrap(), theirs.unwrap().0)).await;
+        world.only_idle_groups_left([&server]).await;
         // An endpoint that knows nothing, on the same device.
         let Host { endpoint, device } = client;
         drop(endpoint);
@@ -225,13 +212,13 @@ fn a_server_that_joins_a_link_group_which_the_client_has_lost_is_told() {
         let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
         assert_eq!(reason(&ours).unwrap().local, DeclineCode::SYNCERR);
         assert_eq!(reason(&theirs).unwrap().peer, Some(DeclineCode::SYNCERR));
-        world.chat(ours, theirs).await;
-        world.nothing_left(&server).await;
+        chat((ours, theirs)).await;
+        world.nothing_left([&server]).await;
 
         let connect = again.connect(at);
         let (ours, theirs) = future::zip(connect, listener.accept()).await;
         let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
         assert_eq!((reason(&ours), reason(&theirs)), (None, None));
-        world.chat(ours, theirs).await;
+        chat((ours, theirs)).await;
     });
 }

@@ -2,27 +2,23 @@
 
 use std::io::ErrorKind;
 
-use futures_lite::{AsyncBufReadExt, AsyncReadExt, future};
+use futures_lite::{AsyncBufReadExt, future};
 use smc_core::wire::types::{DeclineCode, Version};
 
-use crate::messages::*;
-use crate::peer::Raw;
-use crate::world::{Codes, World, kind, reason};
+use smc_testkit::streams::expect_rest;
+use smc_testkit::world::messages::*;
+use smc_testkit::world::{Codes, World, exchange, kind, reason};
 
 const NODEV: DeclineCode = DeclineCode::NOSMCDEV;
 
 #[test]
 fn a_client_without_devices_declines_instead_of_proposing() {
-    for world in [World::new(), World::in_pieces()]
-        .into_iter()
-        .chain(World::real())
-    {
+    for world in World::all() {
         let endpoint = world.endpoint(|builder| builder);
-        let acceptor = world.acceptor();
-        let at = acceptor.local_addr().unwrap();
+        let (acceptor, at) = world.raw_listener();
         world.block_on(async {
             let server = async {
-                let raw = Raw::accept(&*acceptor).await;
+                let raw = acceptor.accept().await;
                 let decline = raw.message().await;
                 assert_eq!(
                     declined(&decline),
@@ -34,7 +30,7 @@ fn a_client_without_devices_declines_instead_of_proposing() {
             let (stream, raw) = future::zip(endpoint.connect(at), server).await;
             let stream = stream.unwrap();
             assert_eq!(reason(&stream), Some(Codes::local(NODEV)));
-            world.exchange(stream, Some(raw), b"").await;
+            exchange(stream, Some(raw), b"").await;
         });
     }
 }
@@ -43,31 +39,30 @@ fn a_client_without_devices_declines_instead_of_proposing() {
 fn a_client_whose_devices_are_elsewhere_declines() {
     let world = World::new();
     let device = world.device("client").on_network("ELSEWHERE");
-    let client = world.host_with(device, |builder| builder);
-    let acceptor = world.acceptor();
-    let at = acceptor.local_addr().unwrap();
+    let client = world.host_on(device, |builder| builder);
+    let (acceptor, at) = world.raw_listener();
     world.block_on(async {
         let server = async {
-            let raw = Raw::accept(&*acceptor).await;
+            let raw = acceptor.accept().await;
             assert_eq!(declined(&raw.message().await), (NODEV, Version::V2));
             raw
         };
         let (stream, raw) = future::zip(client.endpoint.connect(at), server).await;
         let stream = stream.unwrap();
         assert_eq!(reason(&stream), Some(Codes::local(NODEV)));
-        world.exchange(stream, Some(raw), b"").await;
-        world.nothing_left(&client).await;
+        exchange(stream, Some(raw), b"").await;
+        world.nothing_left([&client]).await;
     });
 }
 
 #[test]
 fn no_listener() {
-    for world in [Some(World::new()), World::real()].into_iter().flatten() {
+    for world in World::both() {
         let client = world.host("client");
         let (at, _held) = world.own_address();
         let error = world.block_on(client.endpoint.connect(at)).unwrap_err();
         assert_eq!(kind(error), ErrorKind::ConnectionRefused);
-        world.block_on(world.nothing_left(&client));
+        world.block_on(world.nothing_left([&client]));
     }
 }
 
@@ -75,11 +70,10 @@ fn no_listener() {
 fn what_fell_back_is_a_tcp_stream_in_every_respect() {
     let world = World::new();
     let client = world.host("client");
-    let acceptor = world.acceptor();
-    let at = acceptor.local_addr().unwrap();
+    let (acceptor, at) = world.raw_listener();
     world.block_on(async {
         let server = async {
-            let raw = Raw::accept(&*acceptor).await;
+            let raw = acceptor.accept().await;
             raw.message().await;
             raw.send(&[&decline_v2(NODEV)[..], b"line one\nline two\n"].concat())
                 .await;
@@ -100,9 +94,7 @@ fn what_fell_back_is_a_tcp_stream_in_every_respect() {
 
         let (mut read, write) = stream.into_split();
         drop(raw);
-        let mut rest = Vec::new();
-        read.read_to_end(&mut rest).await.unwrap();
-        assert_eq!(rest, b"line two\n");
+        expect_rest(&mut read, b"line two\n").await;
         drop((read, write));
     });
 }

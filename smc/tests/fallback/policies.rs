@@ -11,41 +11,32 @@ use smc_core::error::{FallbackCause, OsError};
 use smc_core::negotiate::{Delivery, Withdrawn};
 use smc_core::wire::types::DeclineCode;
 
-use crate::device::Call;
-use crate::messages::*;
-use crate::negotiation::Scripted;
-use crate::peer::Raw;
-use crate::world::{Codes, World, accept_now, anywhere, codes, kind, meet, reason};
+use smc_testkit::world::messages::*;
+use smc_testkit::world::{
+    Call, Codes, Scripted, World, accept_now, anywhere, chat, codes, exchange, join, kind, meet,
+    meet_smc, reason,
+};
 
 #[test]
 fn a_client_that_requires_smc_gets_it() {
     let world = World::new();
-    let require = |name| {
-        world.host_with(world.device(name), |builder| {
-            builder.policy(Policy::Require)
-        })
-    };
+    let require = |name| world.host_with(name, |builder| builder.policy(Policy::Require));
     let (client, server) = (require("client"), require("server"));
     world.block_on(async {
-        let (ours, theirs) = meet(&client, &server).await;
-        assert_eq!((reason(&ours), reason(&theirs)), (None, None));
-        world.chat(ours, theirs).await;
+        let (ours, theirs) = meet_smc(&client, &server).await;
+        chat((ours, theirs)).await;
     });
 }
 
 #[test]
 fn a_client_that_requires_smc_gets_an_error_instead_of_tcp() {
     let code = DeclineCode::NOSMCD2DEV;
-    for world in [World::new(), World::in_pieces()]
-        .into_iter()
-        .chain(World::real())
-    {
+    for world in World::all() {
         let client = world.host("client");
-        let acceptor = world.acceptor();
-        let at = acceptor.local_addr().unwrap();
+        let (acceptor, at) = world.raw_listener();
         world.block_on(async {
             let server = async {
-                let raw = Raw::accept(&*acceptor).await;
+                let raw = acceptor.accept().await;
                 raw.message().await;
                 raw.send(&decline_v2(code)).await;
                 raw.rest().await
@@ -57,7 +48,7 @@ fn a_client_that_requires_smc_gets_an_error_instead_of_tcp() {
             assert_eq!(codes(&error), Codes::peer_declined(code));
             assert_eq!(kind(error), ErrorKind::ConnectionRefused);
             assert_eq!(rest, b"");
-            world.nothing_left(&client).await;
+            world.nothing_left([&client]).await;
         });
     }
 }
@@ -67,46 +58,40 @@ fn a_client_that_requires_smc_does_not_talk_to_plain_servers() {
     let world = World::new();
     let scripted = Scripted::client(Delivery::Plain, Withdrawn::Free);
     let required = Codes::local(DeclineCode::PEERNOSMC);
-    let client = world.host_with(world.device("client"), |builder| {
+    let client = world.host_with("client", |builder| {
         builder
             .negotiation(Arc::new(scripted))
             .policy(Policy::Require)
     });
     let bare = world.endpoint(|builder| builder.policy(Policy::Require));
-    let acceptor = world.acceptor();
-    let at = acceptor.local_addr().unwrap();
+    let (acceptor, at) = world.raw_listener();
     world.block_on(async {
-        let (connected, raw) =
-            future::zip(client.endpoint.connect(at), Raw::accept(&*acceptor)).await;
+        let (connected, raw) = future::zip(client.endpoint.connect(at), acceptor.accept()).await;
         assert_eq!(codes(&connected.unwrap_err()), required);
-        assert_eq!(raw.rest().await.0, b"");
+        raw.expect_end().await;
 
-        let (connected, raw) = future::zip(bare.connect(at), Raw::accept(&*acceptor)).await;
+        let (connected, raw) = future::zip(bare.connect(at), acceptor.accept()).await;
         let code = DeclineCode::NOSMCDEV;
         let without_devices = Codes::local(code);
         assert_eq!(codes(&connected.unwrap_err()), without_devices);
         assert_eq!(declined(&raw.message().await).0, code);
-        assert_eq!(raw.rest().await.0, b"");
-        world.nothing_left(&client).await;
+        raw.expect_end().await;
+        world.nothing_left([&client]).await;
     });
 }
 
 #[test]
 fn a_listener_that_requires_smc_shows_nothing_else() {
-    for world in [World::new(), World::in_pieces()]
-        .into_iter()
-        .chain(World::real())
-    {
-        let server = world.host_with(world.device("server"), |builder| {
-            builder.policy(Policy::Require)
-        });
+    for world in World::all() {
+        let server = world.host_with("server", |builder| builder.policy(Policy::Require));
         let client = world.host("client");
-        let elsewhere = world.host_with(world.device("elsewhere").on_fabric(0xff77), |b| b);
+        let elsewhere = world.host_on(world.device("elsewhere").on_fabric(0xff77), |b| b);
         world.block_on(async {
             let (listener, at) = server.listen().await;
             // One that declines, and one that is declined.
-            let raw = Raw::connect(&*world.rt, at).await;
-            raw.send(&decline_v2(DeclineCode::NOSMCDEV)).await;
+            let raw = world
+                .raw_that_sent(at, decline_v2(DeclineCode::NOSMCDEV))
+                .await;
             assert_eq!(raw.rest().await.0, b"", "closed");
             let mut stream = elsewhere.endpoint.connect(at).await.unwrap();
             assert!(!stream.mode().is_smc());
@@ -114,17 +99,15 @@ fn a_listener_that_requires_smc_shows_nothing_else() {
             let end = stream.read_to_end(&mut read).await;
             assert!(end.is_err() || read.is_empty());
 
-            let connect = client.endpoint.connect(at);
-            let (ours, theirs) = future::zip(connect, listener.accept()).await;
-            let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+            let (ours, theirs) = join(&client, &listener).await;
             assert_eq!(reason(&theirs), None);
-            world.chat(ours, theirs).await;
+            chat((ours, theirs)).await;
             let refused = listener.refused();
             assert_eq!(refused.count, 2);
             let (_, why) = refused.last.unwrap();
             assert_eq!(why.local, DeclineCode::NOSMCD2DEV);
             assert!(accept_now(&listener).is_none());
-            world.only_idle_groups_left(&server).await;
+            world.only_idle_groups_left([&server]).await;
         });
     }
 }
@@ -133,20 +116,20 @@ fn a_listener_that_requires_smc_shows_nothing_else() {
 fn a_listener_that_requires_smc_closes_plain_connections() {
     let world = World::new();
     let negotiation = Arc::new(Scripted::server());
-    let server = world.host_with(world.device("server"), |builder| {
+    let server = world.host_with("server", |builder| {
         builder.policy(Policy::Require).negotiation(negotiation)
     });
     world.block_on(async {
         let (listener, at) = server.listen().await;
         assert_eq!(listener.refused().count, 0);
-        let raw = Raw::connect(&*world.rt, at).await;
+        let raw = world.raw(at).await;
         assert_eq!(raw.rest().await.0, b"", "closed");
         assert!(accept_now(&listener).is_none());
         let refused = listener.refused();
         assert_eq!(refused.count, 1);
         let (_, why) = refused.last.unwrap();
         assert_eq!(why.cause, FallbackCause::NotOffered);
-        world.nothing_left(&server).await;
+        world.nothing_left([&server]).await;
     });
 }
 
@@ -155,17 +138,17 @@ fn a_listener_without_smc_declines_before_any_wait() {
     let world = World::new();
     let scripted = Scripted::server();
     let negotiation = Arc::new(scripted.clone());
-    let server = world.host_with(world.device("server"), |builder| {
+    let server = world.host_with("server", |builder| {
         builder.policy(Policy::Never).negotiation(negotiation)
     });
     world.block_on(async {
         let (listener, at) = server.listen().await;
-        let raw = Raw::connect(&*world.rt, at).await;
+        let raw = world.raw(at).await;
         let (stream, _) = listener.accept().await.unwrap();
         assert_eq!(scripted.dismissed(), 1);
         let by_policy = Codes::local(DeclineCode::OPTUNSUPP);
         assert_eq!(reason(&stream), Some(by_policy));
-        world.exchange(stream, Some(raw), b"").await;
+        exchange(stream, Some(raw), b"").await;
     });
 }
 
@@ -174,19 +157,18 @@ fn a_client_without_smc_sends_no_offer() {
     let world = World::new();
     let scripted = Scripted::delivered(Withdrawn::Taken);
     let negotiation = Arc::new(scripted.clone());
-    let client = world.host_with(world.device("client"), |builder| {
+    let client = world.host_with("client", |builder| {
         builder.policy(Policy::Never).negotiation(negotiation)
     });
-    let acceptor = world.acceptor();
-    let at = acceptor.local_addr().unwrap();
+    let (acceptor, at) = world.raw_listener();
     world.block_on(async {
-        let (stream, raw) = future::zip(client.endpoint.connect(at), Raw::accept(&*acceptor)).await;
+        let (stream, raw) = future::zip(client.endpoint.connect(at), acceptor.accept()).await;
         let stream = stream.unwrap();
         let by_policy = Codes::local(DeclineCode::OPTUNSUPP);
         assert_eq!(reason(&stream), Some(by_policy));
         assert_eq!(scripted.offered(), None);
-        world.exchange(stream, Some(raw), b"").await;
-        world.nothing_left(&client).await;
+        exchange(stream, Some(raw), b"").await;
+        world.nothing_left([&client]).await;
     });
 }
 
@@ -201,7 +183,7 @@ fn a_policy_can_depend_on_who_it_is() {
         (first, second)
     });
     let wanted = at.local_addr().unwrap();
-    let client = world.host_with(world.device("client"), |builder| {
+    let client = world.host_with("client", |builder| {
         builder.policy_for(move |to| {
             if *to == wanted {
                 Policy::Require
@@ -220,9 +202,8 @@ fn a_policy_can_depend_on_who_it_is() {
         let (ours, theirs) = future::zip(client.endpoint.connect(to), other.accept()).await;
         let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
         assert_eq!(reason(&ours), Some(peer_code));
-        world.chat(ours, theirs).await;
-        world.nothing_left(&client).await;
-        world.nothing_left(&server).await;
+        chat((ours, theirs)).await;
+        world.nothing_left([&client, &server]).await;
     });
 }
 
@@ -231,10 +212,8 @@ fn a_policy_can_depend_on_who_it_is() {
 fn a_decline_over_tcp_is_not_explained_by_what_this_end_lacks() {
     let world = World::new();
     let lack = OsError::new("accept a peer device", &ErrorKind::OutOfMemory.into());
-    let client = world.host_with(world.device("client").short_of(lack), |builder| builder);
-    let server = world.host_with(world.device("server"), |builder| {
-        builder.policy(Policy::Never)
-    });
+    let client = world.host_on(world.device("client").short_of(lack), |builder| builder);
+    let server = world.host_with("server", |builder| builder.policy(Policy::Never));
     world.block_on(async {
         let (ours, _theirs) = meet(&client, &server).await;
         let cause = ours.fallback_reason().unwrap().cause;

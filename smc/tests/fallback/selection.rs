@@ -3,14 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_lite::future;
-use smc::Builder;
-use smc::Mode;
+use smc::{Builder, Mode};
 use smc_core::device::Direct;
 use smc_core::wire::types::{DeclineCode, Eid, PnetId};
-
-use crate::device::{Call, TestDevice};
-use crate::world::{Codes, Host, World, meet, reason};
+use smc_testkit::world::{Call, Codes, Host, ScriptedDevice, World, chat, join, meet, reason};
 
 const SEID_A: &[u8; 32] = b"SYSTEM-A-ISMSEID0000000000000000";
 const SEID_B: &[u8; 32] = b"SYSTEM-B-ISMSEID0000000000000000";
@@ -66,11 +62,11 @@ fn endpoints_meet_over_a_common_eid() {
             name: "a UEID and no system EID",
             client: |world| {
                 let device = world.device("client");
-                world.host_with(device, |builder| builder.seid(false).ueid(ueid("OURS")))
+                world.host_on(device, |builder| builder.seid(false).ueid(ueid("OURS")))
             },
             server: |world| {
                 let device = world.device("server");
-                world.host_with(device, |builder| builder.ueid(ueid("OURS")))
+                world.host_on(device, |builder| builder.ueid(ueid("OURS")))
             },
             outcome: Ok(|| ueid("OURS")),
         },
@@ -90,7 +86,7 @@ fn endpoints_meet_over_a_common_eid() {
             name: "a client without any EID",
             client: |world| {
                 let device = world.device("client");
-                world.host_with(device, |builder| builder.seid(false))
+                world.host_on(device, |builder| builder.seid(false))
             },
             server: |world| world.host("server"),
             outcome: Err(DeclineCode::NOUEID),
@@ -100,7 +96,7 @@ fn endpoints_meet_over_a_common_eid() {
             client: |world| world.host("client"),
             server: |world| {
                 let device = world.device("server");
-                world.host_with(device, |builder| builder.seid(false))
+                world.host_on(device, |builder| builder.seid(false))
             },
             outcome: Err(DeclineCode::NOSMCDDEV),
         },
@@ -122,14 +118,14 @@ fn endpoints_meet_over_a_common_eid() {
 }
 
 fn of_system(world: &World, seid: &[u8; 32], configure: fn(Builder) -> Builder) -> Host {
-    world.host_with(world.device("host").of_system(seid), configure)
+    world.host_on(world.device("host").of_system(seid), configure)
 }
 
 #[test]
 fn devices_of_other_networks_are_not_offered() {
     let on = |world: &World, device_net, ours: Option<&str>| {
         let device = world.device("client").on_network(device_net);
-        world.host_with(device, |builder| match ours {
+        world.host_on(device, |builder| match ours {
             Some(id) => builder.pnet_id(PnetId::new(id).unwrap()),
             None => builder,
         })
@@ -142,15 +138,13 @@ fn devices_of_other_networks_are_not_offered() {
     for ours in [None, Some("NETB")] {
         let elsewhere = on(&world, "NETA", ours);
         world.block_on(async {
-            let (listener, at) = server.listen().await;
-            let connect = elsewhere.endpoint.connect(at);
-            let (ours, theirs) = future::zip(connect, listener.accept()).await;
-            let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+            let (listener, _) = server.listen().await;
+            let (ours, theirs) = join(&elsewhere, &listener).await;
             let code = DeclineCode::NOSMCDEV;
             assert_eq!(reason(&ours), Some(Codes::local(code)));
             assert_eq!(reason(&theirs), Some(Codes::peer_declined(code)));
-            world.chat(ours, theirs).await;
-            world.nothing_left(&elsewhere).await;
+            chat((ours, theirs)).await;
+            world.nothing_left([&elsewhere]).await;
         });
     }
 }
@@ -159,11 +153,11 @@ fn devices_of_other_networks_are_not_offered() {
 fn a_fabric_in_common_is_found_among_several() {
     let world = World::new();
     let (client_b, client_c) = (extra(&world, 0xff0b), extra(&world, 0xff0c));
-    let client = world.host_with(world.device("first").on_fabric(0xff0a), |builder| {
+    let client = world.host_on(world.device("first").on_fabric(0xff0a), |builder| {
         builder.device(client_b).device(client_c)
     });
     let server_d = extra(&world, 0xff0d);
-    let server = world.host_with(world.device("first").on_fabric(0xff0c), |builder| {
+    let server = world.host_on(world.device("first").on_fabric(0xff0c), |builder| {
         builder.device(server_d)
     });
     let Mode::SmcD { chid, device, .. } = mode_of(&world, &client, &server) else {
@@ -175,9 +169,9 @@ fn a_fabric_in_common_is_found_among_several() {
 #[test]
 fn without_a_fabric_in_common_no_device_is_asked() {
     let world = World::new();
-    let client = world.host_with(world.device("client").on_fabric(0xff0a), |b| b);
-    let server = world.host_with(world.device("server").on_fabric(0xff0b), |b| b);
-    let since = world.rt.now();
+    let client = world.host_on(world.device("client").on_fabric(0xff0a), |b| b);
+    let server = world.host_on(world.device("server").on_fabric(0xff0b), |b| b);
+    let since = world.now();
     declines(&world, &client, &server, DeclineCode::NOSMCD2DEV);
     assert!(world.is_within(since, Duration::from_millis(100)));
     for device in [&client.device, &server.device] {
@@ -186,7 +180,7 @@ fn without_a_fabric_in_common_no_device_is_asked() {
     }
 }
 
-fn extra(world: &World, chid: u16) -> Arc<TestDevice> {
+fn extra(world: &World, chid: u16) -> Arc<ScriptedDevice> {
     Arc::new(world.device("extra").on_fabric(chid))
 }
 
@@ -195,11 +189,9 @@ fn an_endpoint_can_talk_to_itself() {
     let world = World::new();
     let host = world.host("both");
     world.block_on(async {
-        let (listener, at) = host.listen().await;
+        let (listener, _) = host.listen().await;
         for _ in 0..3 {
-            let connect = host.endpoint.connect(at);
-            let (ours, theirs) = future::zip(connect, listener.accept()).await;
-            let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+            let (ours, theirs) = join(&host, &listener).await;
             for stream in [&ours, &theirs] {
                 assert_eq!(reason(stream), None);
             }
@@ -207,8 +199,8 @@ fn an_endpoint_can_talk_to_itself() {
                 unreachable!()
             };
             assert_eq!(*peer, host.device.gid());
-            world.chat(ours, theirs).await;
-            world.only_idle_groups_left(&host).await;
+            chat((ours, theirs)).await;
+            world.only_idle_groups_left([&host]).await;
         }
     });
 }
@@ -219,9 +211,9 @@ fn mode_of(world: &World, client: &Host, server: &Host) -> Mode {
         let (ours, theirs) = meet(client, server).await;
         assert_eq!(ours.mode().is_smc(), theirs.mode().is_smc());
         let mode = ours.mode().clone();
-        world.chat(ours, theirs).await;
-        world.only_idle_groups_left(client).await;
-        world.only_idle_groups_left(server).await;
+        chat((ours, theirs)).await;
+        world.only_idle_groups_left([client]).await;
+        world.only_idle_groups_left([server]).await;
         mode
     })
 }
@@ -232,8 +224,8 @@ fn declines(world: &World, client: &Host, server: &Host, code: DeclineCode) {
         let (ours, theirs) = meet(client, server).await;
         assert_eq!(reason(&ours), Some(Codes::peer_declined(code)));
         assert_eq!(reason(&theirs), Some(Codes::local(code)));
-        world.chat(ours, theirs).await;
-        world.nothing_left(client).await;
-        world.nothing_left(server).await;
+        chat((ours, theirs)).await;
+        world.nothing_left([client]).await;
+        world.nothing_left([server]).await;
     });
 }

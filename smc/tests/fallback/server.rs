@@ -2,36 +2,23 @@
 //! of its CONFIRM.
 
 use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::Arc;
 
-use futures_lite::AsyncReadExt as _;
+use smc::Listener;
 use smc_core::wire::Bounded;
 use smc_core::wire::clc::{GidEntry, Proposal};
 use smc_core::wire::types::{Chid, DeclineCode, Offer, Version};
+use smc_testkit::streams::{expect_error, listen};
+use smc_testkit::world::Step::*;
+use smc_testkit::world::messages::*;
+use smc_testkit::world::{
+    Codes, ForgedPeer, Host, Pipe, Scripted, Step, World, accept_now, exchange, reason,
+};
 
-use crate::fallback_table::{FIRST_BYTE, MESSAGE, Outcome, early, everywhere, peer};
-use crate::messages::*;
-use crate::peer::{Raw, Step};
-use crate::world::{Codes, Forger, Host, World, accept_now, has_taken, reason};
-
-pub(crate) struct Row {
-    name: &'static str,
-    client: fn(&Forger) -> Vec<Step>,
-    outcome: Outcome,
-}
-
-pub(crate) const fn row(
-    name: &'static str,
-    client: fn(&Forger) -> Vec<Step>,
-    outcome: Outcome,
-) -> Row {
-    Row {
-        name,
-        client,
-        outcome,
-    }
-}
-
-pub(crate) const NODEV: DeclineCode = DeclineCode::NOSMCDEV;
+use crate::fallback_table::{
+    FIRST_BYTE, MESSAGE, NODEV, Outcome, Row, SOON, early, everywhere, peer, rows,
+};
 
 /// The kind of error does not matter: it is not visible.
 pub(crate) const UNSEEN: Outcome = Outcome::Fails(ErrorKind::Other);
@@ -40,168 +27,81 @@ pub(crate) const UNSEEN: Outcome = Outcome::Fails(ErrorKind::Other);
 
 #[test]
 fn a_client_declines_at_once() {
-    run(&[
-        row(
-            "version 1",
-            |_| vec![Step::Sends(decline_v1(NODEV))],
-            peer(NODEV),
-        ),
-        row(
-            "version 2",
-            |_| vec![Step::Sends(decline_v2(NODEV))],
-            peer(NODEV),
-        ),
-        row(
-            "out of sync, about no group of ours",
-            |_| vec![Step::Sends(out_of_sync())],
-            peer(DeclineCode::SYNCERR),
-        ),
-        row(
-            "in pieces",
-            |_| vec![Step::SendsSlowly(decline_v2(NODEV))],
-            peer(NODEV),
-        ),
-        row(
-            "with data behind it, version 1",
-            |_| {
-                vec![Step::SendsWith(
-                    decline_v1(NODEV),
-                    b"GET / HTTP/1.1\r\n\r\n",
-                )]
-            },
-            peer(NODEV),
-        ),
-        row(
-            "with data behind it, version 2",
-            |_| {
-                vec![Step::SendsWith(
-                    decline_v2(NODEV),
-                    b"GET / HTTP/1.1\r\n\r\n",
-                )]
-            },
-            peer(NODEV),
-        ),
-        row(
-            "and closes",
-            |_| vec![Step::SendsWith(decline_v1(NODEV), b"bye"), Step::HangsUp],
-            peer(NODEV),
-        ),
-    ]);
+    run(rows! {
+        "version 1", |_| [Sends(decline_v1(NODEV))] => peer(NODEV);
+        "version 2", |_| [Sends(decline_v2(NODEV))] => peer(NODEV);
+        "out of sync, about no group of ours", |_|
+            [Sends(out_of_sync())] => peer(DeclineCode::SYNCERR);
+        "in pieces", |_| [SendsSlowly(decline_v2(NODEV))] => peer(NODEV);
+        "with data behind it, version 1", |_|
+            [SendsWith(decline_v1(NODEV), b"GET / HTTP/1.1\r\n\r\n")] => peer(NODEV);
+        "with data behind it, version 2", |_|
+            [SendsWith(decline_v2(NODEV), b"GET / HTTP/1.1\r\n\r\n")] => peer(NODEV);
+        "and closes", |_| [SendsWith(decline_v1(NODEV), b"bye"), HangsUp] => peer(NODEV);
+    });
 }
 
 #[test]
 fn a_client_is_plain() {
-    run(&[
-        row(
-            "sends first",
-            |_| vec![Step::Sends(b"GET / HTTP/1.1\r\n\r\n".to_vec())],
-            UNSEEN,
-        ),
-        row("never sends", |_| vec![], Outcome::TimesOut(FIRST_BYTE)),
-    ]);
+    run(rows! {
+        "sends first", |_| [Sends(b"GET / HTTP/1.1\r\n\r\n".to_vec())] => UNSEEN;
+        "never sends", |_| [] => Outcome::TimesOut(FIRST_BYTE);
+    });
 }
 
 #[test]
 fn a_client_sends_rubbish_instead_of_proposal() {
-    run(&[
-        row("zeros", |_| vec![Step::Sends(vec![0; 300])], UNSEEN),
-        row(
-            "an eyecatcher and no header",
-            |_| vec![Step::Sends(b"\xe2\xd4\xc3\xd9 and more".to_vec())],
-            UNSEEN,
-        ),
-        row(
-            "ACCEPT",
-            |forger| vec![Step::Sends(bytes(&forger.accept()))],
-            UNSEEN,
-        ),
-        row(
-            "CONFIRM",
-            |forger| vec![Step::Sends(bytes(&forger.confirm()))],
-            UNSEEN,
-        ),
-        row(
-            "a damaged trailer",
-            |forger| vec![Step::Sends(without_trailer(proposal(&forger.proposal())))],
-            UNSEEN,
-        ),
-        row(
-            "a length of nothing",
-            |forger| vec![Step::Sends(with_length(proposal(&forger.proposal()), 0))],
-            UNSEEN,
-        ),
-        row(
-            "longer than any",
-            |forger| vec![Step::Sends(with_length(proposal(&forger.proposal()), 653))],
-            UNSEEN,
-        ),
-    ]);
+    run(rows! {
+        "zeros", |_| [Sends(vec![0; 300])] => UNSEEN;
+        "an eyecatcher and no header", |_| [Sends(b"\xe2\xd4\xc3\xd9 and more".to_vec())] => UNSEEN;
+        "ACCEPT", |forged| [Sends(bytes(&forged.accept()))] => UNSEEN;
+        "CONFIRM", |forged| [Sends(bytes(&forged.confirm()))] => UNSEEN;
+        "a damaged trailer", |forged| [Sends(without_trailer(forged.propose()))] => UNSEEN;
+        "a length of nothing", |forged| [Sends(with_length(forged.propose(), 0))] => UNSEEN;
+        "longer than any", |forged| [Sends(with_length(forged.propose(), 653))] => UNSEEN;
+    });
 }
 
 #[test]
 fn a_client_stalls_before_its_proposal_is_complete() {
     let late = Outcome::TimesOut(MESSAGE);
-    run(&[
-        row("at once", |_| vec![], Outcome::TimesOut(FIRST_BYTE)),
-        row(
-            "in the header",
-            |_| vec![Step::Sends(decline_v2(NODEV)[..7].to_vec())],
-            late,
-        ),
-        row(
-            "in PROPOSAL",
-            |forger| {
-                let proposal = proposal(&forger.proposal());
-                vec![Step::Sends(proposal[..proposal.len() - 1].to_vec())]
-            },
-            late,
-        ),
-    ]);
+    run(rows! {
+        "at once", |_| [] => Outcome::TimesOut(FIRST_BYTE);
+        "in the header", |_| [Sends(decline_v2(NODEV)[..7].to_vec())] => late;
+        "in PROPOSAL", |forged| {
+            let proposal = forged.propose();
+            vec![Sends(proposal[..proposal.len() - 1].to_vec())]
+        } => late;
+    });
 }
 
 #[test]
 fn a_client_hangs_up_before_its_proposal_is_complete() {
-    run(&[
-        row("at once", |_| vec![Step::HangsUp], UNSEEN),
-        row("with a reset", |_| vec![Step::Resets], UNSEEN),
-        row(
-            "in the header",
-            |_| vec![Step::Sends(decline_v2(NODEV)[..7].to_vec()), Step::HangsUp],
-            UNSEEN,
-        ),
-        row(
-            "in PROPOSAL",
-            |forger| {
-                let proposal = proposal(&forger.proposal());
-                vec![Step::Sends(proposal[..100].to_vec()), Step::Resets]
-            },
-            UNSEEN,
-        ),
-        row(
-            "after PROPOSAL",
-            |forger| {
-                let proposal = proposal(&forger.proposal());
-                vec![Step::Sends(proposal), Step::HangsUp]
-            },
-            UNSEEN,
-        ),
-        row(
-            "after PROPOSAL with a reset",
-            |forger| {
-                let proposal = proposal(&forger.proposal());
-                vec![Step::Sends(proposal), Step::Resets]
-            },
-            UNSEEN,
-        ),
-    ]);
+    run(rows! {
+        "at once", |_| [HangsUp] => UNSEEN;
+        "with a reset", |_| [Resets] => UNSEEN;
+        "in the header", |_| [Sends(decline_v2(NODEV)[..7].to_vec()), HangsUp] => UNSEEN;
+        "in PROPOSAL", |forged| {
+            let proposal = forged.propose();
+            vec![Sends(proposal[..100].to_vec()), Resets]
+        } => UNSEEN;
+        "after PROPOSAL", |forged| {
+            let proposal = forged.propose();
+            vec![Sends(proposal), HangsUp]
+        } => UNSEEN;
+        "after PROPOSAL with a reset", |forged| {
+            let proposal = forged.propose();
+            vec![Sends(proposal), Resets]
+        } => UNSEEN;
+    });
 }
 
 // ---- S6, S9: nothing in the PROPOSAL can be used ----------------------------------------------
 
-fn offers(forger: &Forger, change: impl FnOnce(&mut Proposal)) -> Vec<Step> {
-    let mut offered = forger.proposal();
+fn offers(forged: &ForgedPeer, change: impl FnOnce(&mut Proposal)) -> Vec<Step> {
+    let mut offered = forged.proposal();
     change(&mut offered);
-    vec![Step::Sends(proposal(&offered))]
+    vec![Sends(proposal(&offered))]
 }
 
 fn change_entries(offered: &mut Proposal, change: impl Fn(&mut GidEntry)) {
@@ -216,130 +116,130 @@ fn change_entries(offered: &mut Proposal, change: impl Fn(&mut GidEntry)) {
 
 #[test]
 fn the_listener_declines_a_proposal() {
-    run(&[
-        row(
-            "another fabric",
-            |forger| {
-                offers(forger, |offered| {
-                    change_entries(offered, |entry| entry.chid = Chid(0xff77));
-                })
-            },
-            Outcome::Declined(DeclineCode::NOSMCD2DEV),
-        ),
-        row(
-            "a device that is not there",
-            |forger| {
-                offers(forger, |offered| {
-                    change_entries(offered, |entry| entry.gid.0 ^= 1);
-                })
-            },
-            Outcome::Declined(DeclineCode::NOSMCD2DEV),
-        ),
-        row(
-            "no EID at all",
-            |forger| {
-                offers(forger, |offered| {
-                    offered.ext.as_mut().unwrap().has_seid = false
-                })
-            },
-            Outcome::Declined(DeclineCode::NOUEID),
-        ),
-        row(
-            "SMC-R only",
-            |forger| {
-                offers(forger, |offered| {
-                    offered.v2 = Offer::R;
-                    let ext = offered.ext.as_mut().unwrap();
-                    ext.direct = None;
-                    ext.max_conns = 255;
-                    ext.max_links = 2;
-                    ext.ueids.push("TEST.UEID".parse().unwrap()).unwrap();
-                })
-            },
-            Outcome::Declined(NODEV),
-        ),
-    ]);
+    run(rows! {
+        "another fabric", |forged| {
+            offers(forged, |offered| {
+                change_entries(offered, |entry| entry.chid = Chid(0xff77));
+            })
+        } => Outcome::Declined(DeclineCode::NOSMCD2DEV);
+        "a device that is not there", |forged| {
+            offers(forged, |offered| {
+                change_entries(offered, |entry| entry.gid.0 ^= 1);
+            })
+        } => Outcome::Declined(DeclineCode::NOSMCD2DEV);
+        "no EID at all", |forged|
+            offers(forged, |offered| { offered.ext.as_mut().unwrap().has_seid = false })
+            => Outcome::Declined(DeclineCode::NOUEID);
+        "SMC-R only", |forged| {
+            offers(forged, |offered| {
+                offered.v2 = Offer::R;
+                let ext = offered.ext.as_mut().unwrap();
+                ext.direct = None;
+                ext.max_conns = 255;
+                ext.max_links = 2;
+                ext.ueids.push("TEST.UEID".parse().unwrap()).unwrap();
+            })
+        } => Outcome::Declined(NODEV);
+    });
 }
 
 #[test]
 fn a_listener_without_devices_declines() {
-    for world in [Some(World::new()), World::real()].into_iter().flatten() {
+    for world in World::both() {
         let server = world.host("elsewhere");
-        let forger = world.forger(&server);
+        let forged = world.forged_peer(&server.device);
         let bare = world.endpoint(|builder| builder);
         world.block_on(async {
-            let listener = bare.bind(crate::world::anywhere()).await.unwrap();
-            let raw = Raw::connect(&*world.rt, listener.local_addr().unwrap()).await;
-            raw.send(&proposal(&forger.proposal())).await;
+            let listener = listen(&bare).await;
+            let raw = world
+                .raw_that_sent(listener.local_addr().unwrap(), forged.propose())
+                .await;
             let code = DeclineCode::NOISM2SUPP;
             assert_eq!(declined(&raw.message().await), (code, Version::V2));
             let (stream, _) = listener.accept().await.unwrap();
             assert_eq!(reason(&stream), Some(Codes::local(code)));
-            world.exchange(stream, Some(raw), b"").await;
+            exchange(stream, Some(raw), b"").await;
         });
     }
 }
 
 pub(crate) fn run(rows: &[Row]) {
     for row in rows {
-        everywhere(row.name, row.outcome, |world| run_row(world, row));
+        everywhere(row.name, row.outcome, |world| run_row(world, row, false));
     }
 }
 
-fn run_row(world: &World, row: &Row) {
-    let server = world.host("server");
-    let forger = world.forger(&server);
-    let script = (row.client)(&forger);
+/// Runs a row on TCP, or beside it: the first message is there then when the connection comes, if there
+/// is one.
+pub(crate) fn run_row(world: &World, row: &Row, is_beside: bool) {
+    let device = world.device("server");
+    let forged = world.forged_peer(&device);
+    let script = (row.script)(&forged);
+    let (near, far, rest) = match &script[..] {
+        [Sends(sent), rest @ ..] if is_beside => {
+            let (near, far) = Pipe::pair();
+            near.deliver(sent);
+            (Some(near), Some(far), rest)
+        }
+        script => (None, None, script),
+    };
+    let negotiation = far.map_or_else(Scripted::server, Scripted::server_beside);
+    let server = world.host_on(device, |builder| match is_beside {
+        true => builder.negotiation(Arc::new(negotiation)),
+        false => builder,
+    });
     world.block_on(async {
         let (listener, at) = server.listen().await;
-        let raw = Raw::connect(&*world.rt, at).await;
+        let mut raw = world.raw(at).await;
         let client_addr = raw.local_addr();
-        let raw = raw.follow(&*world.rt, &script).await;
-        let since = world.rt.now();
+        if let Some(near) = near {
+            raw = raw.beside(near);
+        }
+        let raw = raw.follow(rest).await;
+        let since = world.now();
         match row.outcome {
             Outcome::Tcp(_) | Outcome::Declined(_) => {
                 let (stream, peer) = listener.accept().await.unwrap();
                 assert_eq!(peer, client_addr);
                 match row.outcome {
-                    Outcome::Tcp(expected) => assert_eq!(reason(&stream), Some(expected)),
                     Outcome::Declined(code) => {
                         assert_eq!(reason(&stream), Some(Codes::local(code)));
                         let decline = raw.as_ref().unwrap().message().await;
                         assert_eq!(declined(&decline), (code, Version::V2));
                     }
-                    _ => unreachable!(),
+                    _ => assert_eq!(Outcome::Tcp(reason(&stream).unwrap()), row.outcome),
                 }
-                world.exchange(stream, raw, early(&script)).await;
+                exchange(stream, raw, early(&script)).await;
             }
             Outcome::Lost => {
                 let (mut stream, _) = listener.accept().await.unwrap();
-                assert_eq!(raw.unwrap().rest().await.0, b"", "closed without a word");
-                let end = stream.read(&mut [0; 8]).await;
-                assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+                raw.unwrap().expect_end().await;
+                expect_error(&mut stream, ErrorKind::ConnectionAborted).await;
                 drop(stream);
-                world.only_idle_groups_left(&server).await;
-                forger.device.leave();
+                world.only_idle_groups_left([&server]).await;
+                forged.leave();
             }
             Outcome::FailsInGroup => {
-                assert_eq!(raw.unwrap().rest().await.0, b"", "closed without a word");
-                world.only_idle_groups_left(&server).await;
+                raw.unwrap().expect_end().await;
+                world.only_idle_groups_left([&server]).await;
                 // The peer has the link group too. It ends with the peer's device.
-                forger.device.leave();
+                forged.leave();
             }
             Outcome::Fails(_) | Outcome::TimesOut(_) => {
                 if let Some(raw) = &raw {
-                    assert_eq!(raw.rest().await.0, b"", "closed without a word");
+                    raw.expect_end().await;
                 }
-                if let Outcome::TimesOut(time) = row.outcome {
-                    let now = world.rt.now();
-                    assert!(has_taken(now, since, time), "{:?}", now - since);
-                }
+                let is_in_time = match row.outcome {
+                    Outcome::TimesOut(time) => world.has_taken(since, time),
+                    _ => !is_beside || world.is_within(since, SOON),
+                };
+                assert!(is_in_time, "{:?}", world.now() - since);
             }
             Outcome::Smc => {
                 let (stream, peer) = listener.accept().await.unwrap();
                 assert_eq!((reason(&stream), peer), (None, client_addr));
                 // A peer that is gone sends no last message.
-                forger.device.leave();
+                forged.leave();
                 drop(stream);
                 assert_eq!(
                     raw.unwrap().rest().await.0,
@@ -348,23 +248,20 @@ fn run_row(world: &World, row: &Row) {
                 );
             }
         }
-        world.nothing_left(&server).await;
-        only_the_next_is_shown(world, &server, &listener, at).await;
+        world.nothing_left([&server]).await;
+        match is_beside {
+            true => assert!(accept_now(&listener).is_none()),
+            false => only_the_next_is_shown(world, &server, &listener, at).await,
+        }
     });
 }
 
 /// The application gets to see the next client, and no other.
-async fn only_the_next_is_shown(
-    world: &World,
-    server: &Host,
-    listener: &smc::Listener,
-    at: std::net::SocketAddr,
-) {
-    let next = Raw::connect(&*world.rt, at).await;
-    next.send(&decline_v1(NODEV)).await;
+async fn only_the_next_is_shown(world: &World, server: &Host, listener: &Listener, at: SocketAddr) {
+    let next = world.raw_that_sent(at, decline_v1(NODEV)).await;
     let (stream, peer) = listener.accept().await.unwrap();
     assert_eq!(peer, next.local_addr());
     assert_eq!(reason(&stream), Some(Codes::peer_declined(NODEV)));
     assert!(accept_now(listener).is_none());
-    world.nothing_left(server).await;
+    world.nothing_left([server]).await;
 }

@@ -11,9 +11,11 @@ use smc_core::wire::llc::{Header, MessageType, Step};
 use smc_testkit::memory_rdma::MemoryRdma;
 use std::sync::{Arc, Mutex};
 
-use crate::failover::{Hosts, two_links};
 use crate::interceptor::Interceptor;
-use crate::world::{World, connect, eid, listen, pattern, transfer};
+use smc_testkit::streams::{
+    connect, expect_error, expect_rest, patterned, transfer, transfer_both_ways,
+};
+use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, eid, rdma_pair};
 
 /// What has happened when the link fails, and what still happens.
 #[derive(Clone, Copy, Debug)]
@@ -42,11 +44,10 @@ fn an_end_survives_the_failure_of_its_link_in_every_state() {
     for case in CASES {
         // The failure comes before, while and after the message is on its way.
         for delay in [0, 3, 6, 9, 12, 20] {
-            let world = World::new(70);
-            let hosts = two_links(&world);
+            let world = RdmaWorld::new(70);
+            let hosts = world.hosts_with_two_links();
             world.block_on(async {
-                let listener = listen(&hosts.server).await;
-                let (ours, theirs) = connect(&hosts.client, &listener).await;
+                let (ours, theirs) = hosts.pair().await;
                 world.sleep(Duration::from_secs(1)).await;
                 let delay = Duration::from_micros(delay);
                 end(&world, &hosts, case, delay, ours, theirs).await;
@@ -63,8 +64,8 @@ fn an_end_survives_the_failure_of_its_link_in_every_state() {
 }
 
 async fn end(
-    world: &World,
-    hosts: &Hosts,
+    world: &RdmaWorld,
+    hosts: &RdmaHosts,
     case: Case,
     delay: Duration,
     mut ours: Stream,
@@ -79,71 +80,64 @@ async fn end(
             ours.write_all(b"last").await.expect("writes");
             ours.shutdown_how(Shutdown::Write).expect("shuts down");
             fail().await;
-            expect_all(&mut theirs, b"last").await;
+            expect_rest(&mut theirs, b"last").await;
             theirs.write_all(b"words").await.expect("writes");
             drop(theirs);
-            expect_all(&mut ours, b"words").await;
+            expect_rest(&mut ours, b"words").await;
         }
         Case::TheyShutDown => {
             theirs.shutdown_how(Shutdown::Write).expect("shuts down");
             fail().await;
-            expect_all(&mut ours, b"").await;
+            expect_rest(&mut ours, b"").await;
             ours.write_all(b"last").await.expect("writes");
             ours.close().await.expect("shuts down");
-            expect_all(&mut theirs, b"last").await;
+            expect_rest(&mut theirs, b"last").await;
         }
         Case::BothShutDown => {
             ours.shutdown_how(Shutdown::Write).expect("shuts down");
             theirs.shutdown_how(Shutdown::Write).expect("shuts down");
             fail().await;
-            expect_all(&mut ours, b"").await;
-            expect_all(&mut theirs, b"").await;
+            expect_rest(&mut ours, b"").await;
+            expect_rest(&mut theirs, b"").await;
         }
         Case::WeClosed => {
-            ours.write_all(&pattern(100_000)).await.expect("writes");
+            ours.write_all(&patterned(100_000)).await.expect("writes");
             drop(ours);
             fail().await;
-            expect_all(&mut theirs, &pattern(100_000)).await;
+            expect_rest(&mut theirs, &patterned(100_000)).await;
         }
         Case::WeClosedAndTheyShutDown => {
             theirs.shutdown_how(Shutdown::Write).expect("shuts down");
             ours.write_all(b"last").await.expect("writes");
             drop(ours);
             fail().await;
-            expect_all(&mut theirs, b"last").await;
+            expect_rest(&mut theirs, b"last").await;
         }
         Case::TheyClosed => {
             drop(theirs);
             fail().await;
-            expect_all(&mut ours, b"").await;
+            expect_rest(&mut ours, b"").await;
         }
         Case::WeAborted => {
             theirs.write_all(b"unread").await.expect("writes");
             world.sleep(Duration::from_millis(1)).await;
             drop(ours);
             fail().await;
-            let error = theirs.read(&mut [0; 8]).await.expect_err("is reset");
-            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{delay:?}");
+            expect_error(&mut theirs, ErrorKind::ConnectionReset).await;
         }
     }
 }
 
-async fn expect_all(stream: &mut Stream, expected: &[u8]) {
-    let mut got = Vec::new();
-    stream.read_to_end(&mut got).await.expect("reads");
-    assert!(got == expected, "{} of {} bytes", got.len(), expected.len());
-}
-
 #[test]
 fn both_ends_dropped_with_more_to_send_than_fits_come_to_their_ends() {
-    let world = World::new(71);
-    let (client, server) = world.pair_with(|builder| builder.recv_buffer(64 * 1024));
+    let world = RdmaWorld::new(71);
+    let RdmaHosts { client, server, .. } =
+        world.hosts_with(|builder| builder.recv_buffer(64 * 1024));
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
         // More than the peer's buffer, so that it stays in ours.
-        ours.write_all(&pattern(200_000)).await.expect("writes");
-        theirs.write_all(&pattern(200_000)).await.expect("writes");
+        ours.write_all(&patterned(200_000)).await.expect("writes");
+        theirs.write_all(&patterned(200_000)).await.expect("writes");
         drop((ours, theirs));
         world.sleep(Duration::from_secs(1)).await;
         assert!(client.connections().is_empty() && server.connections().is_empty());
@@ -152,16 +146,16 @@ fn both_ends_dropped_with_more_to_send_than_fits_come_to_their_ends() {
 
 #[test]
 fn a_stream_that_is_dropped_first_delivers_although_the_peer_is_talking() {
-    let world = World::new(72);
-    let (client, server) = world.pair_with(|builder| builder.recv_buffer(64 * 1024));
+    let world = RdmaWorld::new(72);
+    let RdmaHosts { client, server, .. } =
+        world.hosts_with(|builder| builder.recv_buffer(64 * 1024));
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
-        ours.write_all(&pattern(150_000)).await.expect("writes");
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+        ours.write_all(&patterned(150_000)).await.expect("writes");
         drop(ours);
         // This data is no longer read, and the peer is notified behind the data.
         let mut written = 0;
-        while let Ok(count) = theirs.write(&pattern(10_000)).await {
+        while let Ok(count) = theirs.write(&patterned(10_000)).await {
             written += count;
             if written >= 150_000 {
                 break;
@@ -169,7 +163,7 @@ fn a_stream_that_is_dropped_first_delivers_although_the_peer_is_talking() {
         }
         let mut got = Vec::new();
         let end = theirs.read_to_end(&mut got).await;
-        assert!(got == pattern(150_000), "{} bytes", got.len());
+        assert!(got == patterned(150_000), "{} bytes", got.len());
         assert_eq!(
             end.expect_err("is reset").kind(),
             ErrorKind::ConnectionReset
@@ -182,20 +176,19 @@ fn a_stream_that_is_dropped_first_delivers_although_the_peer_is_talking() {
 
 #[test]
 fn closing_a_stream_to_a_peer_that_does_not_read_takes_the_close_timeout_and_loses_nothing() {
-    let world = World::new(76);
+    let world = RdmaWorld::new(76);
     let timeout = Duration::from_secs(7);
-    let (client, server) =
-        world.pair_with(|builder| builder.recv_buffer(64 * 1024).close_timeout(timeout));
+    let RdmaHosts { client, server, .. } =
+        world.hosts_with(|builder| builder.recv_buffer(64 * 1024).close_timeout(timeout));
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
-        let data = pattern(150_000);
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+        let data = patterned(150_000);
         ours.write_all(&data).await.expect("writes");
         for _ in 0..2 {
-            let begin = world.runtime.elapsed();
+            let begin = world.elapsed();
             let error = ours.close().await.expect_err("the peer does not read");
             assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
-            assert_eq!((world.runtime.elapsed() - begin).as_secs(), 7);
+            assert_eq!((world.elapsed() - begin).as_secs(), 7);
         }
         let mut got = Vec::new();
         let (closed, read) = zip(ours.close(), theirs.read_to_end(&mut got)).await;
@@ -207,23 +200,23 @@ fn closing_a_stream_to_a_peer_that_does_not_read_takes_the_close_timeout_and_los
 
 #[test]
 fn closing_an_endpoint_returns_when_the_peer_has_made_room_for_the_rest() {
-    let world = World::new(77);
-    let (client, server) = world.pair_with(|builder| builder.recv_buffer(64 * 1024));
+    let world = RdmaWorld::new(77);
+    let RdmaHosts { client, server, .. } =
+        world.hosts_with(|builder| builder.recv_buffer(64 * 1024));
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
         // More than the peer's buffer, and less than ours.
-        let data = pattern(100_000);
+        let data = patterned(100_000);
         ours.write_all(&data).await.expect("writes");
         drop(ours);
-        let begin = world.runtime.elapsed();
+        let begin = world.elapsed();
         let mut got = vec![0; 65_536];
         let reading = async {
             world.sleep(Duration::from_millis(100)).await;
             theirs.read_exact(&mut got).await.expect("reads");
         };
         zip(client.close(), reading).await;
-        let took = world.runtime.elapsed() - begin;
+        let took = world.elapsed() - begin;
         assert!(took < Duration::from_secs(5), "{took:?}");
         theirs.read_to_end(&mut got).await.expect("reads the rest");
         assert!(got == data);
@@ -232,17 +225,16 @@ fn closing_an_endpoint_returns_when_the_peer_has_made_room_for_the_rest() {
 
 #[test]
 fn a_peer_that_has_read_everything_and_closes_first_has_it() {
-    let world = World::new(78);
+    let world = RdmaWorld::new(78);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
         // Too little for the peer to tell that it was read.
         ours.write_all(b"ping").await.expect("writes");
         a.hold_completions(true);
         let answering = async {
-            expect_all(&mut theirs, b"ping").await;
+            expect_rest(&mut theirs, b"ping").await;
             theirs.close().await.expect("shuts down");
             drop(theirs);
             world.sleep(Duration::from_millis(1)).await;
@@ -255,12 +247,11 @@ fn a_peer_that_has_read_everything_and_closes_first_has_it() {
 
 #[test]
 fn closing_an_endpoint_delivers_what_was_written() {
-    let world = World::new(73);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(73);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
-        let data = pattern(250_000);
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+        let data = patterned(250_000);
         ours.write_all(&data).await.expect("writes");
         drop(ours);
         let reading = async {
@@ -281,13 +272,13 @@ fn closing_an_endpoint_delivers_what_was_written() {
 fn a_peer_that_closes_without_a_word_ends_in_order() {
     // TCP is quicker or slower than the link.
     for latency in [1, 50, 400, 100_000] {
-        let world = World::new(74);
+        let world = RdmaWorld::new(74);
         world
-            .wire
+            .wire()
             .set_latency(Duration::from_micros(latency), Duration::ZERO);
-        let (client, server) = world.pair();
+        let RdmaHosts { client, server, .. } = world.hosts();
         world.block_on(async {
-            let listener = listen(&server).await;
+            let listener = server.bind(SERVER).await.expect("a free port");
             let (mut ours, theirs) = connect(&client, &listener).await;
             drop(theirs);
             assert_eq!(ours.read(&mut [0; 1]).await.expect("ends in order"), 0);
@@ -300,25 +291,25 @@ fn a_peer_that_closes_without_a_word_ends_in_order() {
 
 #[test]
 fn a_peer_whose_tcp_ends_before_it_said_anything_is_missed_after_a_while() {
-    let world = World::new(75);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(75);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         let (mut ours, theirs) = connect(&client, &listener).await;
         let address = ours.local_addr().expect("has an address");
-        let begin = world.runtime.elapsed();
+        let begin = world.elapsed();
         let mut buf = [0; 1];
         let reading = ours.read(&mut buf);
         let cutting = async {
             world.sleep(Duration::from_millis(1)).await;
-            assert_eq!(world.runtime.cut(address), 1);
+            assert_eq!(world.runtime().cut(address), 1);
         };
         let (read, ()) = zip(reading, cutting).await;
         assert_eq!(
             read.expect_err("is aborted").kind(),
             ErrorKind::ConnectionAborted
         );
-        let took = world.runtime.elapsed() - begin;
+        let took = world.elapsed() - begin;
         assert!(
             took > Duration::from_secs(1) && took < Duration::from_secs(10),
             "{took:?}"
@@ -326,14 +317,12 @@ fn a_peer_whose_tcp_ends_before_it_said_anything_is_missed_after_a_while() {
         drop(theirs);
         // A side that has sent its message needs no TCP any more.
         let (mut ours, mut theirs) = connect(&client, &listener).await;
-        transfer(&mut ours, &mut theirs, 1).await;
-        transfer(&mut theirs, &mut ours, 1).await;
+        transfer_both_ways(&mut ours, &mut theirs, 1).await;
         world
-            .runtime
+            .runtime()
             .cut(ours.local_addr().expect("has an address"));
         world.sleep(Duration::from_secs(20)).await;
-        transfer(&mut ours, &mut theirs, 1000).await;
-        transfer(&mut theirs, &mut ours, 1000).await;
+        transfer_both_ways(&mut ours, &mut theirs, 1000).await;
     });
 }
 
@@ -361,22 +350,22 @@ fn recorded(
 }
 
 /// How long closing takes after both ends of a stream were dropped at the same time.
-async fn close_after_a_stream(world: &World, client: &Endpoint, server: &Endpoint) -> Duration {
-    let listener = listen(server).await;
+async fn close_after_a_stream(world: &RdmaWorld, client: &Endpoint, server: &Endpoint) -> Duration {
+    let listener = server.bind(SERVER).await.expect("a free port");
     let (mut ours, mut theirs) = connect(client, &listener).await;
     transfer(&mut ours, &mut theirs, 1000).await;
     drop((ours, theirs));
-    let begin = world.runtime.elapsed();
+    let begin = world.elapsed();
     client.close().await;
-    world.runtime.elapsed() - begin
+    world.elapsed() - begin
 }
 
 #[test]
 fn a_peer_that_deletes_its_keys_is_answered_before_the_group_ends() {
     for latency in [1, 50, 400, 20_000] {
-        let world = World::new(76);
+        let world = RdmaWorld::new(76);
         let time = Duration::from_micros(latency);
-        world.wire.set_latency(time, Duration::ZERO);
+        world.wire().set_latency(time, Duration::ZERO);
         let a = world.device("a0", 1);
         let b = Interceptor::new(world.device("b0", 2));
         let client = world.endpoint(&[&a]);
@@ -397,7 +386,7 @@ fn a_peer_that_deletes_its_keys_is_answered_before_the_group_ends() {
 
 #[test]
 fn a_peer_that_never_deletes_its_keys_is_not_waited_for_without_end() {
-    let world = World::new(77);
+    let world = RdmaWorld::new(77);
     let a = Interceptor::new(world.device("a0", 1));
     let b = world.device("b0", 2);
     let client = world.endpoint_on(vec![a.clone()], |builder| builder.ueid(eid()));
@@ -413,23 +402,19 @@ fn a_peer_that_never_deletes_its_keys_is_not_waited_for_without_end() {
 
 #[test]
 fn connections_that_are_in_use_do_not_hold_up_the_end() {
-    let world = World::new(78);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(78);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
         transfer(&mut ours, &mut theirs, 1000).await;
-        let begin = world.runtime.elapsed();
-        client.close().await;
-        let took = world.runtime.elapsed() - begin;
+        let ((), took) = world.timed(client.close()).await;
         assert!(took < Duration::from_millis(100), "{took:?}");
-        let error = theirs.read(&mut [0; 1]).await.expect_err("is reset");
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        expect_error(&mut theirs, ErrorKind::ConnectionReset).await;
     });
 }
 
 /// Two hosts whose buffers hold a part of what is written: 64 KiB each.
-fn narrow(world: &World) -> (Arc<MemoryRdma>, Endpoint, Endpoint) {
+fn narrow(world: &RdmaWorld) -> (Arc<MemoryRdma>, Endpoint, Endpoint) {
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let narrow = |builder: Builder| builder.recv_buffer(64 * 1024).send_buffer(64 * 1024);
     let client = world.endpoint_with(&[&a], narrow);
@@ -438,7 +423,7 @@ fn narrow(world: &World) -> (Arc<MemoryRdma>, Endpoint, Endpoint) {
 }
 
 /// What arrives before the end, and the end.
-async fn read_slowly(world: &World, stream: &mut Stream) -> (Vec<u8>, std::io::Result<()>) {
+async fn read_slowly(world: &RdmaWorld, stream: &mut Stream) -> (Vec<u8>, std::io::Result<()>) {
     let (mut got, mut buf) = (Vec::new(), [0; 10_000]);
     loop {
         world.sleep(Duration::from_millis(1)).await;
@@ -455,14 +440,13 @@ fn a_process_that_ends_after_it_shut_down_has_lost_nothing() {
     // The acknowledgement comes sooner and later than the peer reads.
     for latency in [1, 50, 400, 5_000] {
         for len in [1, 1_000, 100_000, 300_000] {
-            let world = World::new(80);
+            let world = RdmaWorld::new(80);
             let time = Duration::from_micros(latency);
-            world.wire.set_latency(time, Duration::ZERO);
+            world.wire().set_latency(time, Duration::ZERO);
             let (device, client, server) = narrow(&world);
             world.block_on(async {
-                let listener = listen(&server).await;
-                let (mut ours, mut theirs) = connect(&client, &listener).await;
-                let data = pattern(len);
+                let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+                let data = patterned(len);
                 let writing = async {
                     ours.write_all(&data).await.expect("writes");
                     ours.close().await.expect("delivers");
@@ -478,12 +462,11 @@ fn a_process_that_ends_after_it_shut_down_has_lost_nothing() {
 
 #[test]
 fn shutting_down_waits_for_a_peer_that_does_not_read() {
-    let world = World::new(81);
+    let world = RdmaWorld::new(81);
     let (_device, client, server) = narrow(&world);
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
-        let data = pattern(100_000);
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+        let data = patterned(100_000);
         ours.write_all(&data).await.expect("writes");
         {
             let closing = ours.close();
@@ -506,12 +489,12 @@ fn shutting_down_waits_for_a_peer_that_does_not_read() {
 
 #[test]
 fn shutting_down_fails_when_the_peer_does_not_take_everything() {
-    let world = World::new(82);
+    let world = RdmaWorld::new(82);
     let (device, client, server) = narrow(&world);
     world.block_on(async {
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         let (mut ours, theirs) = connect(&client, &listener).await;
-        ours.write_all(&pattern(100_000)).await.expect("writes");
+        ours.write_all(&patterned(100_000)).await.expect("writes");
         let resetting = async {
             world.sleep(Duration::from_secs(1)).await;
             drop(theirs);
@@ -521,7 +504,7 @@ fn shutting_down_fails_when_the_peer_does_not_take_everything() {
         assert_eq!(kind, ErrorKind::ConnectionReset);
 
         let (mut ours, _theirs) = connect(&client, &listener).await;
-        ours.write_all(&pattern(100_000)).await.expect("writes");
+        ours.write_all(&patterned(100_000)).await.expect("writes");
         let losing = async {
             world.sleep(Duration::from_secs(1)).await;
             device.remove();
@@ -535,11 +518,10 @@ fn shutting_down_fails_when_the_peer_does_not_take_everything() {
 #[test]
 fn shutting_down_is_told_of_what_arrives_over_another_link() {
     for delay in [0, 3, 6, 9, 12, 20, 200] {
-        let world = World::new(83);
-        let hosts = two_links(&world);
+        let world = RdmaWorld::new(83);
+        let hosts = world.hosts_with_two_links();
         world.block_on(async {
-            let listener = listen(&hosts.server).await;
-            let (mut ours, mut theirs) = connect(&hosts.client, &listener).await;
+            let (mut ours, mut theirs) = hosts.pair().await;
             world.sleep(Duration::from_secs(1)).await;
             ours.write_all(b"last").await.expect("writes");
             let failing = async {
@@ -549,26 +531,25 @@ fn shutting_down_is_told_of_what_arrives_over_another_link() {
             // The peer says nothing of its own that would be news.
             zip(ours.close(), failing).await.0.expect("delivers");
             hosts.devices[2].leave();
-            expect_all(&mut theirs, b"last").await;
+            expect_rest(&mut theirs, b"last").await;
         });
     }
 }
 
 #[test]
 fn a_process_that_ends_after_a_drop_has_lost_what_the_send_buffer_holds_at_most() {
-    let world = World::new(84);
+    let world = RdmaWorld::new(84);
     let (device, client, server) = narrow(&world);
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
-        let data = pattern(120_000);
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+        let data = patterned(120_000);
         ours.write_all(&data).await.expect("writes");
         drop(ours);
         device.leave();
         let (got, end) = read_slowly(&world, &mut theirs).await;
         assert!(data.starts_with(&got) && got.len() + 64 * 1024 >= data.len());
         assert!(got.len() < data.len(), "nothing was left to be lost");
-        let cut = theirs.write_all(&pattern(200_000)).await;
+        let cut = theirs.write_all(&patterned(200_000)).await;
         assert!(end.is_err() || cut.is_err(), "the peer is told");
     });
 }
@@ -577,24 +558,19 @@ fn a_process_that_ends_after_a_drop_has_lost_what_the_send_buffer_holds_at_most(
 #[test]
 fn closing_waits_for_delivery_and_not_for_the_peer_to_read() {
     for latency in [50, 20_000] {
-        let world = World::new(79);
+        let world = RdmaWorld::new(79);
         world
-            .wire
+            .wire()
             .set_latency(Duration::from_micros(latency), Duration::ZERO);
-        let (client, server) = world.pair();
+        let RdmaHosts { client, server, .. } = world.hosts();
         world.block_on(async {
-            let listener = listen(&server).await;
-            let (mut ours, mut theirs) = connect(&client, &listener).await;
-            let data = pattern(10_000);
+            let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+            let data = patterned(10_000);
             ours.write_all(&data).await.expect("writes");
             drop(ours);
-            let begin = world.runtime.elapsed();
-            client.close().await;
-            let took = world.runtime.elapsed() - begin;
+            let ((), took) = world.timed(client.close()).await;
             assert!(took < Duration::from_secs(3), "{took:?}");
-            let mut got = Vec::new();
-            theirs.read_to_end(&mut got).await.expect("reads");
-            assert!(got == data);
+            expect_rest(&mut theirs, &data).await;
         });
     }
 }
@@ -603,14 +579,13 @@ fn closing_waits_for_delivery_and_not_for_the_peer_to_read() {
 #[test]
 fn closing_waits_for_streams_that_were_shut_down() {
     for latency in [1, 50, 5_000] {
-        let world = World::new(85);
+        let world = RdmaWorld::new(85);
         let time = Duration::from_micros(latency);
-        world.wire.set_latency(time, Duration::ZERO);
+        world.wire().set_latency(time, Duration::ZERO);
         let (_device, client, server) = narrow(&world);
         world.block_on(async {
-            let listener = listen(&server).await;
-            let (mut ours, mut theirs) = connect(&client, &listener).await;
-            let data = pattern(100_000);
+            let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+            let data = patterned(100_000);
             ours.write_all(&data).await.expect("writes");
             ours.shutdown_how(Shutdown::Write).expect("shuts down");
             let (got, end) = zip(client.close(), read_slowly(&world, &mut theirs))
@@ -624,13 +599,12 @@ fn closing_waits_for_streams_that_were_shut_down() {
 
 #[test]
 fn the_time_to_close_runs_on_when_waiting_is_given_up() {
-    let world = World::new(86);
+    let world = RdmaWorld::new(86);
     let (_device, client, server) = narrow(&world);
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, _theirs) = connect(&client, &listener).await;
-        ours.write_all(&pattern(100_000)).await.expect("writes");
-        let begin = world.runtime.elapsed();
+        let (mut ours, _theirs) = rdma_pair(&client, &server).await;
+        ours.write_all(&patterned(100_000)).await.expect("writes");
+        let begin = world.elapsed();
         {
             let closing = ours.close();
             pin!(closing);
@@ -639,12 +613,12 @@ fn the_time_to_close_runs_on_when_waiting_is_given_up() {
         world.sleep(Duration::from_secs(100)).await;
         let late = ours.close().await.expect_err("the peer does not read");
         assert_eq!(late.kind(), ErrorKind::TimedOut);
-        let took = world.runtime.elapsed() - begin;
+        let took = world.elapsed() - begin;
         assert!(took < Duration::from_secs(121), "{took:?}");
         // It begins again when it was over.
         let late = ours.close().await.expect_err("the peer does not read");
         assert_eq!(late.kind(), ErrorKind::TimedOut);
-        let took = world.runtime.elapsed() - begin;
+        let took = world.elapsed() - begin;
         assert!(took > Duration::from_secs(239), "{took:?}");
     });
 }

@@ -1,56 +1,37 @@
 //! Many connections at a time.
 
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
-use smc::Stream;
-
-use crate::world::{World, connect, listen, pattern, server_address, transfer};
-
-/// Runs all of them to their ends.
-pub(crate) async fn join<F: Future<Output = ()>>(futures: &mut Vec<Pin<Box<F>>>) {
-    poll_fn(|cx| {
-        futures.retain_mut(|future| future.as_mut().poll(cx).is_pending());
-        match futures.is_empty() {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
-        }
-    })
-    .await;
-}
+use smc_testkit::streams::{
+    connect, connect_many, expect, expect_rest, join_all, patterned, transfer,
+};
+use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER};
 
 #[test]
 fn fifty_busy_connections_share_one_link_fairly() {
-    let world = World::new(80);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(80);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
-        let mut streams = Vec::new();
-        for _ in 0..50 {
-            streams.push(connect(&client, &listener).await);
-        }
-        let data = pattern(200_000);
-        let begin = world.runtime.elapsed();
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let mut streams = connect_many(&client, &listener, 50).await;
+        let data = patterned(200_000);
+        let begin = world.elapsed();
         let ends = std::cell::RefCell::new(Vec::new());
-        let mut all: Vec<_> = streams
-            .iter_mut()
-            .map(|(ours, theirs)| {
-                let (data, ends, world) = (&data, &ends, &world);
-                Box::pin(async move {
-                    let mut got = vec![0; data.len()];
-                    let moving = future::zip(ours.write_all(data), theirs.read_exact(&mut got));
-                    let (sent, received) = moving.await;
-                    sent.expect("writes");
-                    received.expect("reads");
-                    assert!(got == *data);
-                    ends.borrow_mut().push(world.runtime.elapsed() - begin);
-                })
-            })
-            .collect();
-        join(&mut all).await;
+        let all = streams.iter_mut().map(|(ours, theirs)| {
+            let (data, ends, world) = (&data, &ends, &world);
+            async move {
+                let mut got = vec![0; data.len()];
+                let moving = future::zip(ours.write_all(data), theirs.read_exact(&mut got));
+                let (sent, received) = moving.await;
+                sent.expect("writes");
+                received.expect("reads");
+                assert!(got == *data);
+                ends.borrow_mut().push(world.elapsed() - begin);
+            }
+        });
+
+        join_all(all).await;
         let ends = ends.borrow();
         let (first, last) = (ends[0], ends[ends.len() - 1]);
         // One after the other would be fifty times.
@@ -60,13 +41,13 @@ fn fifty_busy_connections_share_one_link_fairly() {
 
 #[test]
 fn a_writer_that_waits_for_space_delays_no_other() {
-    let world = World::new(81);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(81);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         let (mut blocked, mut lazy) = connect(&client, &listener).await;
         let (mut ours, mut theirs) = connect(&client, &listener).await;
-        let data = pattern(2_000_000);
+        let data = patterned(2_000_000);
         let writing = blocked.write_all(&data);
         let meanwhile = async {
             // The other connections, set-ups and the tests of the link go on.
@@ -76,9 +57,7 @@ fn a_writer_that_waits_for_space_delays_no_other() {
                 transfer(&mut more, &mut others, 1000).await;
                 world.sleep(Duration::from_secs(60)).await;
             }
-            let mut got = vec![0; data.len()];
-            lazy.read_exact(&mut got).await.expect("reads");
-            assert!(got == data);
+            expect(&mut lazy, &data).await;
         };
         let (written, ()) = future::zip(writing, meanwhile).await;
         written.expect("writes");
@@ -88,12 +67,16 @@ fn a_writer_that_waits_for_space_delays_no_other() {
 #[test]
 fn hosts_that_connect_to_each_other_for_the_first_time_at_the_same_time() {
     for seed in 82..92 {
-        let world = World::new(seed);
-        let (a, b) = world.pair();
+        let world = RdmaWorld::new(seed);
+        let RdmaHosts {
+            client: a,
+            server: b,
+            ..
+        } = world.hosts();
         world.block_on(async {
-            let theirs = listen(&b).await;
+            let theirs = b.bind(SERVER).await.expect("a free port");
             let ours = a.bind("10.0.0.1:4000").await.expect("a free port");
-            let there = async { a.connect(server_address()).await.expect("connects") };
+            let there = async { a.connect(SERVER).await.expect("connects") };
             let back = async { b.connect("10.0.0.1:4000").await.expect("connects") };
             let accept = async {
                 let accept_theirs = async { theirs.accept().await.expect("accepts").0 };
@@ -117,48 +100,41 @@ fn data_that_comes_before_confirm_is_read_is_not_lost() {
     // TCP is much slower than the link.
     let options = smc_testkit::runtime::Options::default()
         .with_latency(Duration::from_millis(20), Duration::ZERO);
-    let world = World::with_options(93, options);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::with_options(93, options);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         // First contact is confirmed over the link; the second one not.
         let _first = connect(&client, &listener).await;
         for len in [1, 5000, 65_536] {
             let connecting = async {
-                let mut stream = client.connect(server_address()).await.expect("connects");
-                stream.write_all(&pattern(len)).await.expect("writes");
+                let mut stream = client.connect(SERVER).await.expect("connects");
+                stream.write_all(&patterned(len)).await.expect("writes");
                 stream
             };
             let accepting = async { listener.accept().await.expect("accepts").0 };
             let (stream, mut accepted) = future::zip(connecting, accepting).await;
-            let mut got = vec![0; len];
-            accepted.read_exact(&mut got).await.expect("reads");
-            assert!(got == pattern(len));
+            expect(&mut accepted, patterned(len)).await;
             drop(stream);
         }
         // Even an end may come that early.
         let connecting = async {
-            let mut stream = client.connect(server_address()).await.expect("connects");
+            let mut stream = client.connect(SERVER).await.expect("connects");
             stream.write_all(b"hello").await.expect("writes");
         };
         let accepting = async { listener.accept().await.expect("accepts").0 };
         let ((), mut accepted) = future::zip(connecting, accepting).await;
-        let mut got = Vec::new();
-        accepted.read_to_end(&mut got).await.expect("reads");
-        assert_eq!(got, b"hello");
+        expect_rest(&mut accepted, b"hello").await;
     });
 }
 
 #[test]
 fn more_connections_than_a_table_has_places_use_several_groups() {
-    let world = World::new(94);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(94);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
-        let mut streams: Vec<(Stream, Stream)> = Vec::new();
-        for _ in 0..600 {
-            streams.push(connect(&client, &listener).await);
-        }
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let mut streams = connect_many(&client, &listener, 600).await;
         assert!(
             streams
                 .iter()
@@ -182,35 +158,28 @@ fn more_connections_than_a_table_has_places_use_several_groups() {
 #[test]
 fn closing_more_streams_than_a_link_has_places_waits_for_nothing_else() {
     for count in [15, 16, 17, 18, 20, 31, 33, 40] {
-        let world = World::new(82);
+        let world = RdmaWorld::new(82);
         let (a, b) = (world.device("a0", 1), world.device("b0", 2));
         let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
         world.block_on(async {
-            let listener = listen(&server).await;
-            let mut streams = Vec::new();
-            for _ in 0..count {
-                streams.push(connect(&client, &listener).await);
-            }
+            let listener = server.bind(SERVER).await.expect("a free port");
+            let mut streams = connect_many(&client, &listener, count).await;
             // The other end does not read, and says nothing.
             world.sleep(Duration::from_secs(1)).await;
-            let begin = world.runtime.elapsed();
+            let begin = world.elapsed();
             // All that are there are reported together.
             a.hold_completions(true);
             let release = async {
                 world.sleep(Duration::from_millis(1)).await;
                 a.hold_completions(false);
             };
-            let mut all: Vec<_> = streams
-                .iter_mut()
-                .map(|(ours, _)| {
-                    Box::pin(async move {
-                        ours.write_all(b"last").await.expect("writes");
-                        ours.close().await.expect("shuts down");
-                    })
-                })
-                .collect();
-            future::zip(join(&mut all), release).await;
-            let took = world.runtime.elapsed() - begin;
+            let all = streams.iter_mut().map(|(ours, _)| async move {
+                ours.write_all(b"last").await.expect("writes");
+                ours.close().await.expect("shuts down");
+            });
+
+            future::zip(join_all(all), release).await;
+            let took = world.elapsed() - begin;
             assert!(took < Duration::from_secs(1), "{count} streams: {took:?}");
         });
     }

@@ -8,13 +8,12 @@ use smc_core::device::DeviceError;
 use smc_core::negotiate::Never;
 use smc_core::wire::types::{DeclineCode, Eid};
 use smc_negotiate_local::Local;
-
-use crate::world::{World, connect, eid, is_smcr, listen, transfer};
+use smc_testkit::streams::{connect, transfer_both_ways};
+use smc_testkit::world::{RdmaWorld, SERVER, eid, is_smcr, rdma_pair};
 
 /// The reasons on both sides of a stream that works as TCP.
 async fn codes(ours: &mut Stream, theirs: &mut Stream) -> [DeclineCode; 2] {
-    transfer(ours, theirs, 10_000).await;
-    transfer(theirs, ours, 10_000).await;
+    transfer_both_ways(ours, theirs, 10_000).await;
     [ours, theirs].map(|stream| {
         let reason = stream.fallback_reason().expect("it is TCP");
         reason.peer.unwrap_or(reason.local)
@@ -22,14 +21,14 @@ async fn codes(ours: &mut Stream, theirs: &mut Stream) -> [DeclineCode; 2] {
 }
 
 async fn declined(client: &Endpoint, server: &Endpoint) -> [DeclineCode; 2] {
-    let listener = listen(server).await;
+    let listener = server.bind(SERVER).await.expect("a free port");
     let (mut ours, mut theirs) = connect(client, &listener).await;
     codes(&mut ours, &mut theirs).await
 }
 
 #[test]
 fn without_a_common_eid() {
-    let world = World::new(100);
+    let world = RdmaWorld::new(100);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let other: Eid = "OTHER".parse().expect("a valid EID");
     let client = world.endpoint(&[&a]);
@@ -44,7 +43,7 @@ fn without_a_common_eid() {
 
 #[test]
 fn without_a_device_of_the_server() {
-    let world = World::new(101);
+    let world = RdmaWorld::new(101);
     let a = world.device("a0", 1);
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[]));
     world.block_on(async {
@@ -57,12 +56,12 @@ fn without_a_device_of_the_server() {
 #[test]
 fn without_a_queue_pair() {
     for which in 0..2 {
-        let world = World::new(102);
+        let world = RdmaWorld::new(102);
         let devices = [world.device("a0", 1), world.device("b0", 2)];
         let endpoints = [0, 1].map(|at| world.endpoint(&[&devices[at]]));
         world.block_on(async {
             devices[which].set_max_links(0);
-            let listener = listen(&endpoints[1]).await;
+            let listener = endpoints[1].bind(SERVER).await.expect("a free port");
             let (mut ours, mut theirs) = connect(&endpoints[0], &listener).await;
             let [ours, theirs] = codes(&mut ours, &mut theirs).await;
             assert_eq!(ours, theirs);
@@ -83,11 +82,11 @@ fn without_a_queue_pair() {
 fn without_memory() {
     for which in 0..2 {
         for error in [DeviceError::NoMemory, DeviceError::Exhausted] {
-            let world = World::new(103);
+            let world = RdmaWorld::new(103);
             let devices = [world.device("a0", 1), world.device("b0", 2)];
             let endpoints = [0, 1].map(|at| world.endpoint(&[&devices[at]]));
             world.block_on(async {
-                let listener = listen(&endpoints[1]).await;
+                let listener = endpoints[1].bind(SERVER).await.expect("a free port");
                 devices[which].refuse_registrations(vec![error.clone(); 20]);
                 let (mut ours, mut theirs) = connect(&endpoints[0], &listener).await;
                 let [ours, theirs] = codes(&mut ours, &mut theirs).await;
@@ -104,15 +103,15 @@ fn without_memory() {
 
 #[test]
 fn without_a_link_that_works() {
-    let world = World::new(104);
+    let world = RdmaWorld::new(104);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
-        world.wire.cut();
-        let begin = world.runtime.elapsed();
+        world.wire().cut();
+        let begin = world.elapsed();
         let codes = declined(&client, &server).await;
         assert_eq!(codes, [DeclineCode::TIMEOUT_CL; 2]);
-        assert!(world.runtime.elapsed() - begin < Duration::from_secs(6));
+        assert!(world.elapsed() - begin < Duration::from_secs(6));
         world.sleep(Duration::from_secs(5)).await;
         assert_eq!((a.links().len(), b.links().len()), (0, 0));
         assert_eq!((a.registrations(), b.registrations()), (0, 0));
@@ -122,7 +121,7 @@ fn without_a_link_that_works() {
 
 #[test]
 fn endpoints_that_agree_beside_tcp_only_find_no_one_over_a_network() {
-    let world = World::new(105);
+    let world = RdmaWorld::new(105);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let client = world.endpoint_on(vec![a], |builder| {
         builder.ueid(eid()).negotiation(Arc::new(Local::new()))
@@ -131,8 +130,7 @@ fn endpoints_that_agree_beside_tcp_only_find_no_one_over_a_network() {
         builder.ueid(eid()).negotiation(Arc::new(Never::new()))
     });
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
         // Nothing of ours works beside TCP, so nothing was offered.
         assert_eq!(
             codes(&mut ours, &mut theirs).await,

@@ -6,41 +6,17 @@ use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc_core::wire::cdc::{CdcR, ProducerFlags};
-use smc_testkit::memory_rdma::MemoryRdma;
 
 use crate::interceptor::Interceptor;
-use crate::world::{World, connect, eid, is_smcr, listen, pattern, transfer};
-
-/// Two hosts with two devices each.
-pub(crate) struct Hosts {
-    pub(crate) client: smc::Endpoint,
-    pub(crate) server: smc::Endpoint,
-    /// a0, b0, a1, b1.
-    pub(crate) devices: [Arc<MemoryRdma>; 4],
-}
-
-pub(crate) fn two_links(world: &World) -> Hosts {
-    let devices = [
-        world.device("a0", 1),
-        world.device("b0", 2),
-        world.device("a1", 3),
-        world.device("b1", 4),
-    ];
-    let [a0, b0, a1, b1] = &devices;
-    Hosts {
-        client: world.endpoint(&[a0, a1]),
-        server: world.endpoint(&[b0, b1]),
-        devices,
-    }
-}
+use smc_testkit::streams::{connect, patterned, transfer};
+use smc_testkit::world::{RdmaWorld, SERVER, eid, is_smcr, rdma_pair};
 
 #[test]
 fn a_second_link_is_added_in_the_background() {
-    let world = World::new(20);
-    let hosts = two_links(&world);
+    let world = RdmaWorld::new(20);
+    let hosts = world.hosts_with_two_links();
     world.block_on(async {
-        let listener = listen(&hosts.server).await;
-        let (mut ours, mut theirs) = connect(&hosts.client, &listener).await;
+        let (mut ours, mut theirs) = hosts.pair().await;
         transfer(&mut ours, &mut theirs, 1000).await;
         world.sleep(Duration::from_secs(1)).await;
         for device in &hosts.devices {
@@ -53,14 +29,13 @@ fn a_second_link_is_added_in_the_background() {
 #[test]
 fn a_port_that_goes_down_in_mid_transfer_costs_no_byte() {
     for seed in 21..41 {
-        let world = World::new(seed);
-        let hosts = two_links(&world);
+        let world = RdmaWorld::new(seed);
+        let hosts = world.hosts_with_two_links();
         world.block_on(async {
-            let listener = listen(&hosts.server).await;
-            let (mut ours, mut theirs) = connect(&hosts.client, &listener).await;
+            let (mut ours, mut theirs) = hosts.pair().await;
             assert!(is_smcr(&ours));
             world.sleep(Duration::from_secs(1)).await;
-            let data = pattern(4_000_000);
+            let data = patterned(4_000_000);
             let mut got = vec![0; data.len()];
             let failing = async {
                 world.sleep(Duration::from_micros(seed * 37)).await;
@@ -80,7 +55,7 @@ fn a_port_that_goes_down_in_mid_transfer_costs_no_byte() {
 #[test]
 fn a_reader_that_does_not_repeat_its_window_is_asked_for_it() {
     for which in [0, 1] {
-        let world = World::new(42);
+        let world = RdmaWorld::new(42);
         let devices = [world.device("a0", 1), world.device("a1", 3)];
         let (b0, b1) = (world.device("b0", 2), world.device("b1", 4));
         let interceptors = [0, 1].map(|at: usize| Interceptor::new(Arc::clone(&devices[at])));
@@ -88,7 +63,7 @@ fn a_reader_that_does_not_repeat_its_window_is_asked_for_it() {
         let client = world.endpoint_on(both.collect(), |builder| builder.ueid(eid()));
         let server = world.endpoint_with(&[&b0, &b1], |builder| builder.recv_buffer(16 * 1024));
         world.block_on(async {
-            let listener = listen(&server).await;
+            let listener = server.bind(SERVER).await.expect("a free port");
             let first = connect(&client, &listener).await;
             world.sleep(Duration::from_secs(1)).await;
             // Connections are on both links in turn.
@@ -110,7 +85,7 @@ fn a_reader_that_does_not_repeat_its_window_is_asked_for_it() {
                     vec![message.to_vec()]
                 });
             }
-            let data = pattern(3_000_000);
+            let data = patterned(3_000_000);
             let mut got = vec![0; data.len()];
             let reading = async {
                 // The ring is full, and the wire fails before the data is read.
@@ -134,7 +109,7 @@ fn a_reader_that_does_not_repeat_its_window_is_asked_for_it() {
 
 #[test]
 fn a_peer_that_may_hold_data_back_is_asked_to_push_until_it_has_closed() {
-    let world = World::new(43);
+    let world = RdmaWorld::new(43);
     let devices = [world.device("a0", 1), world.device("a1", 3)];
     let (b0, b1) = (world.device("b0", 2), world.device("b1", 4));
     let interceptors = [0, 1].map(|at: usize| Interceptor::new(Arc::clone(&devices[at])));
@@ -154,8 +129,7 @@ fn a_peer_that_may_hold_data_back_is_asked_to_push_until_it_has_closed() {
     }
     let wishes = || wishes.swap(0, Ordering::Relaxed);
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
         world.sleep(Duration::from_secs(10)).await;
         transfer(&mut theirs, &mut ours, 1000).await;
         assert_eq!(wishes(), 0, "no connection has moved");

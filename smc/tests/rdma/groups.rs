@@ -1,19 +1,16 @@
 //! Link groups: shared, full, idle.
 
+use smc_testkit::streams::{connect, connect_many, transfer};
+use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER};
 use std::time::Duration;
-
-use crate::world::{World, connect, listen, transfer};
 
 #[test]
 fn connections_of_a_pair_of_hosts_share_a_link_group() {
-    let world = World::new(10);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(10);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
-        let mut streams = Vec::new();
-        for _ in 0..50 {
-            streams.push(connect(&client, &listener).await);
-        }
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let mut streams = connect_many(&client, &listener, 50).await;
         for (ours, theirs) in &mut streams {
             transfer(ours, theirs, 5000).await;
         }
@@ -25,16 +22,13 @@ fn connections_of_a_pair_of_hosts_share_a_link_group() {
 
 #[test]
 fn a_full_link_group_is_followed_by_another() {
-    let world = World::new(11);
+    let world = RdmaWorld::new(11);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let client = world.endpoint(&[&a]);
     let server = world.endpoint_with(&[&b], |builder| builder.max_connections_per_group(16));
     world.block_on(async {
-        let listener = listen(&server).await;
-        let mut streams = Vec::new();
-        for _ in 0..40 {
-            streams.push(connect(&client, &listener).await);
-        }
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let mut streams = connect_many(&client, &listener, 40).await;
         for (ours, theirs) in &mut streams {
             transfer(ours, theirs, 100).await;
         }
@@ -45,11 +39,11 @@ fn a_full_link_group_is_followed_by_another() {
 
 #[test]
 fn an_idle_link_group_ends_after_its_lifetime_on_both_sides() {
-    let world = World::new(12);
+    let world = RdmaWorld::new(12);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         drop(connect(&client, &listener).await);
         world.sleep(Duration::from_secs(595)).await;
         assert_eq!(server.link_groups().len(), 1);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
 use smc::Endpoint;
-use smc_core::FallbackCause;
+use smc::FallbackCause;
 use smc_core::device::{Access, RdmaAddress, RoceKind};
 use smc_core::proto::group::{DeviceIndex, MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS, NoGroup};
 use smc_core::proto::handshake::{
@@ -25,10 +25,11 @@ use smc_core::wire::types::{DeclineCode, Mac, MtuCode, PeerId, RoceGid};
 use smc_testkit::middleware::{Trace, What};
 
 use crate::interceptor::Interceptor;
-use crate::world::{World, connect, eid, is_smcr, listen, server_address, transfer};
+use smc_testkit::streams::{connect, expect_error, transfer, transfer_both_ways};
+use smc_testkit::world::{RdmaWorld, SERVER, eid, is_smcr, rdma_pair};
 
 /// A client whose messages the server sees changed.
-fn intercepted(world: &World) -> (Endpoint, Endpoint, Arc<Interceptor>) {
+fn intercepted(world: &RdmaWorld) -> (Endpoint, Endpoint, Arc<Interceptor>) {
     let client = world.device("a0", 1);
     let interceptor = Interceptor::new(world.device("b0", 2));
     let server = world.endpoint_on(vec![interceptor.clone()], |builder| builder.ueid(eid()));
@@ -36,7 +37,7 @@ fn intercepted(world: &World) -> (Endpoint, Endpoint, Arc<Interceptor>) {
 }
 
 /// A client without any device that proposes SMC-R and falls silent.
-async fn silent(world: &World, from: u8, instance: u16) -> Arc<dyn Socket> {
+async fn silent(world: &RdmaWorld, from: u8, instance: u16) -> Arc<dyn Socket> {
     let ip = Ipv4Addr::new(10, 0, 0, from);
     let mac = Mac::new([2, 0, 0, 0, 0, from]);
     let mtu = MtuCode::for_bytes(1024).expect("a size there is");
@@ -51,14 +52,14 @@ async fn silent(world: &World, from: u8, instance: u16) -> Arc<dyn Socket> {
     config.ueids = vec![eid()];
     config.rdma = Some(RdmaConfig::new(PeerId::new(instance, mac), vec![port]));
     let path = TcpPath::over(Interface::new(subnets, None).with_name("v0"));
-    let path = path.with_addresses(ip.into(), server_address().ip());
+    let path = path.with_addresses(ip.into(), SERVER.ip());
     let proposal = ClientOffer::new(&config, &path).expect("there is something to offer");
 
     let mut options = SocketOptions::default();
     options.local = Some((ip, 0).into());
-    let runtime = world.runtime.handle();
+    let runtime = world.runtime().handle();
     let socket = runtime
-        .connect(server_address(), &options, &mut |_| Ok(()))
+        .connect(SERVER, &options, &mut |_| Ok(()))
         .await
         .expect("connects");
     let sent = poll_fn(|cx| socket.poll_write(cx, &[IoSlice::new(proposal.bytes())])).await;
@@ -68,12 +69,12 @@ async fn silent(world: &World, from: u8, instance: u16) -> Arc<dyn Socket> {
 
 #[test]
 fn clients_that_fall_silent_leave_links_to_others() {
-    let world = World::new(44);
+    let world = RdmaWorld::new(44);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     b.set_max_links(MAX_FIRST_CONTACTS + 1);
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         let mut sockets = Vec::new();
         // Each says that it is another one.
         for instance in 1..=100 {
@@ -98,11 +99,11 @@ fn clients_that_fall_silent_leave_links_to_others() {
 
 #[test]
 fn clients_of_very_many_addresses_that_fall_silent_leave_links_to_peers() {
-    let world = World::new(46);
+    let world = RdmaWorld::new(46);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         let _first = connect(&client, &listener).await;
         let mut sockets = Vec::new();
         for from in 3..103 {
@@ -123,14 +124,14 @@ fn clients_of_very_many_addresses_that_fall_silent_leave_links_to_peers() {
 
 #[test]
 fn a_peer_cannot_write_into_the_buffers_of_another_peer() {
-    let world = World::new(45);
+    let world = RdmaWorld::new(45);
     let victim = world.endpoint(&[&world.device("a0", 1)]);
     let device = Interceptor::new(world.device("c0", 3));
     let hostile = world.endpoint_on(vec![device.clone()], |builder| builder.ueid(eid()));
     let (traced, journal) = Trace::with_journal(world.device("b0", 2));
     let server = world.endpoint_on(vec![traced], |builder| builder.ueid(eid()));
     world.block_on(async {
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         let (mut ours, mut theirs) = connect(&victim, &listener).await;
         let rmb = journal
             .take()
@@ -149,8 +150,7 @@ fn a_peer_cannot_write_into_the_buffers_of_another_peer() {
         let (rkey, addr) = rmb.expect("the server has registered a receive buffer");
         device.aim_at(rkey, addr);
         attacking.write_all(b"forged").await.expect("is staged");
-        let error = attacked.read(&mut [0]).await.expect_err("is cut off");
-        assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+        expect_error(&mut attacked, ErrorKind::ConnectionAborted).await;
         // What it would have overwritten arrives as it was sent.
         transfer(&mut ours, &mut theirs, 100_000).await;
     });
@@ -177,10 +177,10 @@ fn bad_cursors_end_their_connection_and_no_other() {
         }),
     ];
     for (what, change) in changes {
-        let world = World::new(40);
+        let world = RdmaWorld::new(40);
         let (client, server, interceptor) = intercepted(&world);
         world.block_on(async {
-            let listener = listen(&server).await;
+            let listener = server.bind(SERVER).await.expect("a free port");
             let (mut ours, mut theirs) = connect(&client, &listener).await;
             let (mut other, mut others) = connect(&client, &listener).await;
             transfer(&mut ours, &mut theirs, 100).await;
@@ -201,15 +201,14 @@ fn bad_cursors_end_their_connection_and_no_other() {
             let mut rest = Vec::new();
             let error = ours.read_to_end(&mut rest).await.expect_err(what);
             assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{what}");
-            transfer(&mut other, &mut others, 50_000).await;
-            transfer(&mut others, &mut other, 50_000).await;
+            transfer_both_ways(&mut other, &mut others, 50_000).await;
         });
     }
 }
 
 #[test]
 fn tokens_tell_nothing_of_other_tokens() {
-    let world = World::new(45);
+    let world = RdmaWorld::new(45);
     let (client, server, interceptor) = intercepted(&world);
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
     let tokens = Arc::clone(&seen);
@@ -220,7 +219,7 @@ fn tokens_tell_nothing_of_other_tokens() {
         vec![message.to_vec()]
     });
     world.block_on(async {
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         let mut streams = Vec::new();
         for _ in 0..10 {
             let (mut ours, mut theirs) = connect(&client, &listener).await;
@@ -236,11 +235,10 @@ fn tokens_tell_nothing_of_other_tokens() {
 
 #[test]
 fn messages_with_unknown_tokens_and_malformed_ones_are_dropped() {
-    let world = World::new(41);
+    let world = RdmaWorld::new(41);
     let (client, server, interceptor) = intercepted(&world);
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
         let mut round = 0_u8;
         interceptor.set_filter(move |message| {
             round = round.wrapping_add(1);
@@ -252,17 +250,16 @@ fn messages_with_unknown_tokens_and_malformed_ones_are_dropped() {
             let short = message[..message.len() / 2].to_vec();
             vec![unknown, rubbish, short, message.to_vec(), message.to_vec()]
         });
-        transfer(&mut ours, &mut theirs, 200_000).await;
-        transfer(&mut theirs, &mut ours, 200_000).await;
+        transfer_both_ways(&mut ours, &mut theirs, 200_000).await;
     });
 }
 
 #[test]
 fn delete_link_for_all_ends_the_group_of_both() {
-    let world = World::new(42);
+    let world = RdmaWorld::new(42);
     let (client, server, interceptor) = intercepted(&world);
     world.block_on(async {
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         let (mut ours, mut theirs) = connect(&client, &listener).await;
         transfer(&mut ours, &mut theirs, 100).await;
         theirs.write_all(b"said before").await.expect("writes");
@@ -277,8 +274,7 @@ fn delete_link_for_all_ends_the_group_of_both() {
         ours.write_all(b"the last drop").await.expect("writes");
         let mut got = [0; 13];
         theirs.read_exact(&mut got).await.expect("what came before");
-        let error = theirs.read(&mut [0; 10]).await.expect_err("is aborted");
-        assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+        expect_error(&mut theirs, ErrorKind::ConnectionAborted).await;
         let mut said = Vec::new();
         let error = ours.read_to_end(&mut said).await.expect_err("is aborted");
         assert!(
@@ -303,14 +299,13 @@ fn delete_link_for_all_ends_the_group_of_both() {
 
 #[test]
 fn urgent_data_is_answered_with_an_update_once_it_is_read() {
-    let world = World::new(43);
+    let world = RdmaWorld::new(43);
     let ours_seen = Interceptor::new(world.device("a0", 1));
     let theirs_seen = Interceptor::new(world.device("b0", 2));
     let client = world.endpoint_on(vec![ours_seen.clone()], |builder| builder.ueid(eid()));
     let server = world.endpoint_on(vec![theirs_seen.clone()], |builder| builder.ueid(eid()));
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
         transfer(&mut ours, &mut theirs, 100).await;
         theirs_seen.change_once(|cdc| {
             cdc.producer_flags |= ProducerFlags::URGENT_PENDING | ProducerFlags::URGENT_PRESENT;

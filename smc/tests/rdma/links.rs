@@ -7,9 +7,11 @@ use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc::{Endpoint, Stream};
 use smc_core::device::LinkFailure;
 use smc_core::proto::links::LinkState;
-
-use crate::failover::two_links;
-use crate::world::{World, connect, listen, pattern, transfer};
+use smc_testkit::streams::{
+    connect, connect_many, expect_error, expect_rest, join_all, patterned, transfer,
+    transfer_both_ways,
+};
+use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, rdma_pair};
 
 fn active(endpoint: &Endpoint) -> usize {
     let groups = endpoint.rdma_groups();
@@ -19,12 +21,11 @@ fn active(endpoint: &Endpoint) -> usize {
 
 #[test]
 fn a_link_is_tested_and_answers_while_applications_sleep() {
-    let world = World::new(50);
+    let world = RdmaWorld::new(50);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
         world.sleep(Duration::from_secs(300)).await;
         assert_eq!((active(&client), active(&server)), (1, 1));
         transfer(&mut ours, &mut theirs, 1000).await;
@@ -33,14 +34,13 @@ fn a_link_is_tested_and_answers_while_applications_sleep() {
 
 #[test]
 fn a_dead_single_link_aborts_its_connections() {
-    let world = World::new(51);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(51);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
         transfer(&mut ours, &mut theirs, 1000).await;
         // The failure is not detected until the link is tested.
-        world.wire.cut();
+        world.wire().cut();
         for stream in [&mut ours, &mut theirs] {
             let timeout = async {
                 world.sleep(Duration::from_secs(40)).await;
@@ -63,36 +63,31 @@ fn a_dead_single_link_aborts_its_connections() {
 
 #[test]
 fn a_link_that_does_not_answer_its_test_gives_way_to_the_other() {
-    let world = World::new(52);
-    let hosts = two_links(&world);
+    let world = RdmaWorld::new(52);
+    let hosts = world.hosts_with_two_links();
     world.block_on(async {
-        let listener = listen(&hosts.server).await;
-        let (mut ours, mut theirs) = connect(&hosts.client, &listener).await;
+        let (mut ours, mut theirs) = hosts.pair().await;
         world.sleep(Duration::from_secs(1)).await;
         assert_eq!((active(&hosts.client), active(&hosts.server)), (2, 2));
         hosts.devices[0].set_port_cut(1, true);
         world.sleep(Duration::from_secs(40)).await;
         assert_eq!((active(&hosts.client), active(&hosts.server)), (1, 1));
-        transfer(&mut ours, &mut theirs, 100_000).await;
-        transfer(&mut theirs, &mut ours, 100_000).await;
+        transfer_both_ways(&mut ours, &mut theirs, 100_000).await;
     });
 }
 
 #[test]
 fn a_cut_under_load_costs_time_and_no_byte() {
     for (seed, which) in [(53, 0), (54, 1), (55, 2), (56, 3)] {
-        let world = World::new(seed);
-        let hosts = two_links(&world);
+        let world = RdmaWorld::new(seed);
+        let hosts = world.hosts_with_two_links();
         world.block_on(async {
-            let listener = listen(&hosts.server).await;
-            let mut streams = Vec::new();
-            for _ in 0..4 {
-                streams.push(connect(&hosts.client, &listener).await);
-            }
+            let listener = hosts.listen().await;
+            let mut streams = connect_many(&hosts.client, &listener, 4).await;
             world.sleep(Duration::from_secs(1)).await;
             // Those that came first are on the first link, these on both.
             for _ in 0..4 {
-                streams.push(connect(&hosts.client, &listener).await);
+                streams.push(hosts.connect(&listener).await);
             }
             let cut = async {
                 world.sleep(Duration::from_micros(30)).await;
@@ -106,37 +101,32 @@ fn a_cut_under_load_costs_time_and_no_byte() {
 }
 
 async fn both_ways(streams: &mut [(Stream, Stream)], len: usize) {
-    let data = pattern(len);
-    let mut all: Vec<_> = streams
-        .iter_mut()
-        .map(|(ours, theirs)| {
-            let data = &data;
-            Box::pin(async move {
-                let (mut read, mut write) = ours.split();
-                let (mut other_read, mut other_write) = theirs.split();
-                let (mut got, mut other_got) = (vec![0; len], vec![0; len]);
-                let there =
-                    future::zip(write.write_all(data), other_read.read_exact(&mut other_got));
-                let back = future::zip(other_write.write_all(data), read.read_exact(&mut got));
-                let ((sent, received), (other_sent, other_received)) =
-                    future::zip(there, back).await;
-                for result in [sent, received, other_sent, other_received] {
-                    result.expect("no stream notices");
-                }
-                assert!(got == *data && other_got == *data);
-            })
-        })
-        .collect();
-    crate::concurrency::join(&mut all).await;
+    let data = patterned(len);
+    let all = streams.iter_mut().map(|(ours, theirs)| {
+        let data = &data;
+        async move {
+            let (mut read, mut write) = ours.split();
+            let (mut other_read, mut other_write) = theirs.split();
+            let (mut got, mut other_got) = (vec![0; len], vec![0; len]);
+            let there = future::zip(write.write_all(data), other_read.read_exact(&mut other_got));
+            let back = future::zip(other_write.write_all(data), read.read_exact(&mut got));
+            let ((sent, received), (other_sent, other_received)) = future::zip(there, back).await;
+            for result in [sent, received, other_sent, other_received] {
+                result.expect("no stream notices");
+            }
+            assert!(got == *data && other_got == *data);
+        }
+    });
+
+    join_all(all).await;
 }
 
 #[test]
 fn a_port_that_comes_back_becomes_a_second_link_again() {
-    let world = World::new(57);
-    let hosts = two_links(&world);
+    let world = RdmaWorld::new(57);
+    let hosts = world.hosts_with_two_links();
     world.block_on(async {
-        let listener = listen(&hosts.server).await;
-        let (mut ours, mut theirs) = connect(&hosts.client, &listener).await;
+        let (mut ours, mut theirs) = hosts.pair().await;
         world.sleep(Duration::from_secs(1)).await;
         for which in [0, 1, 2, 3, 0, 2] {
             hosts.devices[which].set_port_active(1, false);
@@ -161,27 +151,25 @@ fn a_port_that_comes_back_becomes_a_second_link_again() {
 #[test]
 fn a_removed_device_takes_its_links_and_no_connection() {
     for which in 0..4 {
-        let world = World::new(58);
-        let hosts = two_links(&world);
+        let world = RdmaWorld::new(58);
+        let hosts = world.hosts_with_two_links();
         world.block_on(async {
-            let listener = listen(&hosts.server).await;
+            let listener = hosts.listen().await;
             let mut streams = Vec::new();
             for _ in 0..3 {
-                streams.push(connect(&hosts.client, &listener).await);
+                streams.push(hosts.connect(&listener).await);
                 world.sleep(Duration::from_secs(1)).await;
             }
             hosts.devices[which].remove();
             both_ways(&mut streams, 100_000).await;
             // New ones come about over the rest.
-            streams.push(connect(&hosts.client, &listener).await);
+            streams.push(hosts.connect(&listener).await);
             both_ways(&mut streams, 10_000).await;
             // They end in order, those included whose first device is gone.
             for (mut ours, mut theirs) in streams.drain(..) {
                 ours.write_all(b"last one").await.expect("writes");
                 drop(ours);
-                let mut got = Vec::new();
-                theirs.read_to_end(&mut got).await.expect("reads");
-                assert_eq!(got, b"last one");
+                expect_rest(&mut theirs, b"last one").await;
             }
             world.sleep(Duration::from_secs(1)).await;
             assert!(hosts.client.connections().is_empty(), "{which}");
@@ -192,18 +180,16 @@ fn a_removed_device_takes_its_links_and_no_connection() {
 
 #[test]
 fn without_any_device_left_connections_are_aborted() {
-    let world = World::new(59);
+    let world = RdmaWorld::new(59);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         let (mut ours, mut theirs) = connect(&client, &listener).await;
         transfer(&mut ours, &mut theirs, 1000).await;
         a.remove();
-        let error = ours.read(&mut [0; 10]).await.expect_err("is aborted");
-        assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
-        let error = theirs.read(&mut [0; 10]).await.expect_err("is aborted");
-        assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+        expect_error(&mut ours, ErrorKind::ConnectionAborted).await;
+        expect_error(&mut theirs, ErrorKind::ConnectionAborted).await;
         drop((ours, theirs));
         world.sleep(Duration::from_secs(1)).await;
         assert!(client.connections().is_empty() && server.connections().is_empty());
@@ -216,11 +202,11 @@ fn without_any_device_left_connections_are_aborted() {
 
 #[test]
 fn failures_one_after_the_other_cost_nothing_as_long_as_links_come_back() {
-    let world = World::new(60);
-    let hosts = two_links(&world);
+    let world = RdmaWorld::new(60);
+    let hosts = world.hosts_with_two_links();
     world.block_on(async {
-        let listener = listen(&hosts.server).await;
-        let mut streams = vec![connect(&hosts.client, &listener).await];
+        let listener = hosts.listen().await;
+        let mut streams = vec![hosts.connect(&listener).await];
         world.sleep(Duration::from_secs(1)).await;
         for round in 0..10 {
             let device = &hosts.devices[round % 4];

@@ -12,4 +12,3 @@ mod memory;
 mod set_ups;
 mod simulation;
 mod streams;
-mod world;

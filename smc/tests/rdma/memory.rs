@@ -2,29 +2,26 @@
 
 use smc::{Endpoint, Stream};
 use smc_core::wire::types::DeclineCode;
-
-use crate::world::{World, connect, is_smcr, listen, transfer};
+use smc_testkit::streams::{connect, connect_many, transfer_both_ways};
+use smc_testkit::world::{RdmaWorld, SERVER, is_smcr};
 
 /// A client and a server with a limit, and streams between them.
 async fn streams(
-    world: &World,
+    world: &RdmaWorld,
     limit: usize,
     count: usize,
 ) -> (Endpoint, Endpoint, Vec<(Stream, Stream)>) {
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let client = world.endpoint(&[&a]);
     let server = world.endpoint_with(&[&b], |builder| builder.memory_limit(limit));
-    let listener = listen(&server).await;
-    let mut streams = Vec::new();
-    for _ in 0..count {
-        streams.push(connect(&client, &listener).await);
-    }
+    let listener = server.bind(SERVER).await.expect("a free port");
+    let streams = connect_many(&client, &listener, count).await;
     (client, server, streams)
 }
 
 #[test]
 fn a_memory_limit_makes_receive_buffers_smaller_and_then_leaves_tcp() {
-    let world = World::new(7);
+    let world = RdmaWorld::new(7);
     world.block_on(async {
         let limit = 8 << 20;
         let (_client, server, mut streams) = streams(&world, limit, 60).await;
@@ -40,15 +37,14 @@ fn a_memory_limit_makes_receive_buffers_smaller_and_then_leaves_tcp() {
         assert_eq!(reasons[0].local, DeclineCode::MEM);
         assert_eq!(reasons[1].peer, Some(DeclineCode::MEM));
         for (ours, theirs) in &mut streams {
-            transfer(ours, theirs, 100_000).await;
-            transfer(theirs, ours, 100_000).await;
+            transfer_both_ways(ours, theirs, 100_000).await;
         }
     });
 }
 
 #[test]
 fn buffers_that_a_link_group_keeps_are_used_again_when_memory_is_short() {
-    let world = World::new(9);
+    let world = RdmaWorld::new(9);
     world.block_on(async {
         let (client, server, streams) = streams(&world, 8 << 20, 12).await;
         let lens = |streams: &[(Stream, Stream)]| {
@@ -60,7 +56,7 @@ fn buffers_that_a_link_group_keeps_are_used_again_when_memory_is_short() {
         let before = lens(&streams);
         drop(streams);
         world.sleep(std::time::Duration::from_secs(5)).await;
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         let mut again = Vec::new();
         for _ in 0..12 {
             again.push(connect(&client, &listener).await);
@@ -71,7 +67,7 @@ fn buffers_that_a_link_group_keeps_are_used_again_when_memory_is_short() {
 
 #[test]
 fn buffers_stay_charged_while_a_link_group_keeps_them() {
-    let world = World::new(8);
+    let world = RdmaWorld::new(8);
     world.block_on(async {
         let (_client, server, streams) = streams(&world, 1 << 30, 3).await;
         let used = server.memory().used();

@@ -9,14 +9,13 @@ use smc::Stream;
 use smc_core::device::LinkFailure;
 use smc_testkit::memory_rdma::MemoryRdma;
 use smc_testkit::runtime::Options;
-
-use crate::failover::two_links;
-use crate::world::{World, connect, is_smcr, listen, pattern, server_address, transfer};
+use smc_testkit::streams::{connect, patterned, transfer_both_ways};
+use smc_testkit::world::{RdmaWorld, SERVER, is_smcr};
 
 /// TCP is much slower than the link: what a client sends comes long before its CONFIRM.
-fn slow_tcp(seed: u64) -> World {
+fn slow_tcp(seed: u64) -> RdmaWorld {
     let latency = Duration::from_millis(20);
-    World::with_options(
+    RdmaWorld::with_options(
         seed,
         Options::default().with_latency(latency, Duration::ZERO),
     )
@@ -55,15 +54,15 @@ fn a_group_that_ends_before_confirm_is_read_loses_no_data_of_the_connection() {
     for end in ENDS {
         for is_closed in [true, false] {
             let world = slow_tcp(120);
-            world.wire.set_retry_time(Duration::from_millis(1));
+            world.wire().set_retry_time(Duration::from_millis(1));
             let (a, b) = (world.device("a0", 1), world.device("b0", 2));
             let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
             world.block_on(async {
-                let listener = listen(&server).await;
+                let listener = server.bind(SERVER).await.expect("a free port");
                 let (_ours, mut theirs) = connect(&client, &listener).await;
                 let connecting = async {
-                    let mut stream = client.connect(server_address()).await.expect("connects");
-                    stream.write_all(&pattern(5000)).await.expect("writes");
+                    let mut stream = client.connect(SERVER).await.expect("connects");
+                    stream.write_all(&patterned(5000)).await.expect("writes");
                     if is_closed {
                         stream.close().await.expect("delivers");
                     }
@@ -86,7 +85,7 @@ fn a_group_that_ends_before_confirm_is_read_loses_no_data_of_the_connection() {
                     read_all(stream).await
                 };
                 let (stream, (got, read)) = zip(connecting, accepting).await;
-                assert!(got == pattern(5000), "{end:?}: {} bytes", got.len());
+                assert!(got == patterned(5000), "{end:?}: {} bytes", got.len());
                 match read {
                     Ok(_) => assert!(is_closed, "{end:?}: not the end of the stream"),
                     Err(error) => {
@@ -115,19 +114,15 @@ fn a_group_that_ends_before_confirm_is_read_loses_no_data_of_the_connection() {
 fn a_device_that_is_removed_before_confirm_is_read_costs_no_connection() {
     for which in 0..4 {
         let world = slow_tcp(121);
-        let hosts = two_links(&world);
+        let hosts = world.hosts_with_two_links();
         world.block_on(async {
-            let listener = listen(&hosts.server).await;
-            let mut kept = vec![connect(&hosts.client, &listener).await];
+            let listener = hosts.listen().await;
+            let mut kept = vec![hosts.connect(&listener).await];
             world.sleep(Duration::from_secs(1)).await;
             // The next connection uses the second link, the one after it the first.
             for _ in 0..2 {
                 let connecting = async {
-                    let mut stream = hosts
-                        .client
-                        .connect(server_address())
-                        .await
-                        .expect("connects");
+                    let mut stream = hosts.client.connect(SERVER).await.expect("connects");
                     stream.write_all(b"hello").await.expect("writes");
                     world.sleep(Duration::from_millis(1)).await;
                     if kept.len() == 1 + which % 2 {
@@ -140,8 +135,7 @@ fn a_device_that_is_removed_before_confirm_is_read_costs_no_connection() {
                 assert!(is_smcr(&theirs), "{which}");
                 let mut word = [0; 5];
                 theirs.read_exact(&mut word).await.expect("reads");
-                transfer(&mut ours, &mut theirs, 50_000).await;
-                transfer(&mut theirs, &mut ours, 50_000).await;
+                transfer_both_ways(&mut ours, &mut theirs, 50_000).await;
                 kept.push((ours, theirs));
             }
         });
@@ -152,14 +146,14 @@ fn a_device_that_is_removed_before_confirm_is_read_costs_no_connection() {
 /// used the connection in between.
 #[test]
 fn a_link_that_fails_behind_its_confirmation_was_confirmed() {
-    let world = World::new(122);
+    let world = RdmaWorld::new(122);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         let connecting = async {
             b.set_lag(true);
-            let stream = client.connect(server_address()).await.expect("connects");
+            let stream = client.connect(SERVER).await.expect("connects");
             world.sleep(Duration::from_millis(1)).await;
             fail_links(&b);
             stream

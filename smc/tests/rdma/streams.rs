@@ -7,96 +7,84 @@ use std::time::Duration;
 use futures_lite::future::{poll_once, zip};
 use futures_lite::{AsyncReadExt, AsyncWriteExt, pin};
 use smc::Builder;
-use smc_core::Error;
+use smc::Error;
 use smc_core::negotiate::Assume;
-
-use crate::world::{World, connect, eid, is_smcr, listen, transfer};
+use smc_testkit::streams::{
+    connect, expect_error, expect_rest, patterned, transfer, transfer_both_ways,
+};
+use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, eid, is_smcr, rdma_pair};
 
 #[test]
 fn two_hosts_talk_over_their_devices() {
-    let world = World::new(1);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(1);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
         assert!(is_smcr(&ours), "{}", ours.mode());
         assert!(is_smcr(&theirs), "{}", theirs.mode());
-        transfer(&mut ours, &mut theirs, 100).await;
-        transfer(&mut theirs, &mut ours, 100).await;
+        transfer_both_ways(&mut ours, &mut theirs, 100).await;
     });
 }
 
 #[test]
 fn megabytes_arrive_whole_in_both_directions() {
-    let world = World::new(2);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(2);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
-        transfer(&mut ours, &mut theirs, 3_000_001).await;
-        transfer(&mut theirs, &mut ours, 3_000_001).await;
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+        transfer_both_ways(&mut ours, &mut theirs, 3_000_001).await;
     });
 }
 
 #[test]
 fn a_half_close_leaves_the_other_direction_open() {
-    let world = World::new(3);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(3);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
         ours.write_all(b"question").await.expect("writes");
         ours.close().await.expect("shuts down");
-        let mut question = Vec::new();
-        theirs.read_to_end(&mut question).await.expect("reads");
-        assert_eq!(question, b"question");
+        expect_rest(&mut theirs, b"question").await;
         theirs.write_all(b"answer").await.expect("writes");
         drop(theirs);
-        let mut answer = Vec::new();
-        ours.read_to_end(&mut answer).await.expect("reads");
-        assert_eq!(answer, b"answer");
+        expect_rest(&mut ours, b"answer").await;
     });
 }
 
 #[test]
 fn what_was_written_before_a_drop_arrives() {
-    let world = World::new(4);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(4);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
-        let data = crate::world::pattern(200_000);
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+        let data = patterned(200_000);
         ours.write_all(&data).await.expect("writes");
         drop(ours);
         world.sleep(Duration::from_millis(50)).await;
-        let mut got = Vec::new();
-        theirs.read_to_end(&mut got).await.expect("reads");
-        assert!(got == data);
+        expect_rest(&mut theirs, &data).await;
     });
 }
 
 #[test]
 fn a_drop_with_unread_data_resets_the_peer() {
-    let world = World::new(5);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(5);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, theirs) = connect(&client, &listener).await;
+        let (mut ours, theirs) = rdma_pair(&client, &server).await;
         ours.write_all(b"this is not read").await.expect("writes");
         world.sleep(Duration::from_millis(1)).await;
         drop(theirs);
-        let error = ours.read(&mut [0; 10]).await.expect_err("is reset");
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        expect_error(&mut ours, ErrorKind::ConnectionReset).await;
     });
 }
 
 #[test]
 fn closed_connections_leave_nothing_behind() {
-    let world = World::new(6);
+    let world = RdmaWorld::new(6);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
-        let listener = listen(&server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
         for _ in 0..20 {
             let (mut ours, mut theirs) = connect(&client, &listener).await;
             transfer(&mut ours, &mut theirs, 1000).await;
@@ -117,11 +105,10 @@ fn closed_connections_leave_nothing_behind() {
 
 #[test]
 fn any_number_of_tasks_peek() {
-    let world = World::new(7);
-    let (client, server) = world.pair();
+    let world = RdmaWorld::new(7);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (ours, mut theirs) = connect(&client, &listener).await;
+        let (ours, mut theirs) = rdma_pair(&client, &server).await;
         let peek = async || {
             let mut buf = [0; 4];
             assert_eq!(ours.peek(&mut buf).await.expect("peeks"), 4);
@@ -140,12 +127,12 @@ fn any_number_of_tasks_peek() {
 
 #[test]
 fn a_device_serves_one_endpoint_at_a_time() {
-    let world = World::new(8);
+    let world = RdmaWorld::new(8);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let client = world.endpoint(&[&a]);
     let again = || {
         Builder::new()
-            .runtime(world.runtime.handle())
+            .runtime(world.runtime().handle())
             .negotiation(Arc::new(Assume::new()))
             .ueid(eid())
             .device(b.clone())
@@ -155,10 +142,9 @@ fn a_device_serves_one_endpoint_at_a_time() {
         let server = again().expect("the device is free");
         assert!(matches!(again(), Err(Error::Misuse(_))));
         world.block_on(async {
-            let listener = listen(&server).await;
+            let listener = server.bind(SERVER).await.expect("a free port");
             let (mut ours, mut theirs) = connect(&client, &listener).await;
-            transfer(&mut ours, &mut theirs, 1000).await;
-            transfer(&mut theirs, &mut ours, 1000).await;
+            transfer_both_ways(&mut ours, &mut theirs, 1000).await;
             drop((ours, theirs, listener));
             server.close().await;
         });
@@ -167,16 +153,15 @@ fn a_device_serves_one_endpoint_at_a_time() {
 
 #[test]
 fn reservations_have_an_exact_length() {
-    let world = World::new(9);
+    let world = RdmaWorld::new(9);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let [client, server] = [a, b].map(|device| {
         let small = |builder: Builder| builder.recv_buffer(16 * 1024).send_buffer(32 * 1024);
         world.endpoint_with(&[&device], small)
     });
     world.block_on(async {
-        let listener = listen(&server).await;
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
-        let data = crate::world::pattern(500_000);
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+        let data = patterned(500_000);
         let writing = async {
             let mut left = &data[..];
             for len in (1..).map(|round| round * 7_919 % 32_768) {

@@ -10,11 +10,11 @@ use smc_testkit::memory_rdma::{Loss, Lost, MemoryRdma, RdmaWire};
 
 use super::hosts::Hosts;
 use super::plan::{Hardship, Plan};
-use crate::world::World;
+use smc_testkit::world::RdmaWorld;
 
-pub(super) fn all(hosts: &Arc<Hosts>, plan: &Plan, world: &World) {
+pub(super) fn all(hosts: &Arc<Hosts>, plan: &Plan, world: &RdmaWorld) {
     let rng = Rng::new(plan.rng.clone().bits() ^ 3);
-    let (count, wire) = (plan.faults, world.wire.clone());
+    let (count, wire) = (plan.faults, world.wire().clone());
     match plan.hardship {
         Hardship::None => {}
         Hardship::Survivable => {

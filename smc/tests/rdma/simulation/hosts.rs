@@ -13,7 +13,7 @@ use smc_testkit::memory_rdma::MemoryRdma;
 
 use super::meeting::{Event, Meeting};
 use super::plan::{Hardship, Plan, Ports};
-use crate::world::World;
+use smc_testkit::world::RdmaWorld;
 
 /// Two hosts, each of which is client and server.
 pub(super) struct Hosts {
@@ -35,7 +35,7 @@ pub(super) struct Host {
 }
 
 impl Hosts {
-    pub(super) fn new(world: &World, plan: &Plan) -> Arc<Self> {
+    pub(super) fn new(world: &RdmaWorld, plan: &Plan) -> Arc<Self> {
         let host = |side: u8| {
             let name = ["a", "b"][usize::from(side)];
             let lasts = [1 + side, 3 + side];
@@ -78,7 +78,7 @@ impl Hosts {
                 accepted: Arc::default(),
             }
         };
-        let runtime = world.runtime.handle();
+        let runtime = world.runtime().handle();
         Arc::new(Self {
             start: runtime.now(),
             runtime,

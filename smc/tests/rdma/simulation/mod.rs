@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use futures_lite::future;
 
-use crate::world::World;
 use hosts::Hosts;
 use plan::{Hardship, Plan};
+use smc_testkit::world::RdmaWorld;
 
 #[test]
 fn whatever_happens_streams_keep_their_promises_and_nothing_is_left() {
@@ -46,9 +46,9 @@ fn whatever_happens_streams_keep_their_promises_and_nothing_is_left() {
 fn run(seed: u64) {
     let _name = Name(seed);
     let plan = Plan::new(seed);
-    let world = World::with_options(seed, plan.options);
-    world.wire.set_latency(plan.latency, plan.jitter);
-    world.wire.set_setup_time(plan.setup_time);
+    let world = RdmaWorld::with_options(seed, plan.options);
+    world.wire().set_latency(plan.latency, plan.jitter);
+    world.wire().set_setup_time(plan.setup_time);
     let hosts = Hosts::new(&world, &plan);
     let life = async {
         hosts.listen().await;
