@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 use std::fs::File;
-use std::io::{IoSlice, Write as _};
+use std::io::{IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,8 +17,9 @@ use rustix::net::sockopt::{
     set_socket_linger, set_socket_recv_buffer_size, set_socket_send_buffer_size,
 };
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, bind, connect, listen, recv, sendmsg, socket_with, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
+    listen, recv, recvmsg, sendmsg, socket_with, socketpair,
 };
 
 /// A socket for packets.
@@ -91,6 +92,24 @@ fn try_send(
         assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
     }
     sendmsg(socket, &[IoSlice::new(packet)], &mut control, flags)
+}
+
+/// Receives a packet that is there already, and returns the descriptors that come with it.
+///
+/// # Panics
+///
+/// If there is none.
+pub fn receive_descriptors(socket: impl AsFd) -> Vec<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut packet = [0; 64];
+    let mut packet = [IoSliceMut::new(&mut packet)];
+    recvmsg(socket, &mut packet, &mut control, RecvFlags::DONTWAIT).unwrap();
+    let rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    rights.flatten().collect()
 }
 
 /// Whether the peer has closed its end, or has sent something, which it does not do here.

@@ -4,34 +4,28 @@
 
 mod common;
 
-use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use common::{device, start, without_device};
 use smc::{Endpoint, FallbackCause, Stream};
-use smc_core::device::{
-    Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits, Nocopy, Signal,
-    SubmitError,
-};
+use smc_core::device::{Device, DeviceError, Direct};
 use smc_core::error::SetupStep;
-use smc_core::wire::types::{Chid, DeclineCode, DmbToken, Gid};
+use smc_core::wire::types::DeclineCode;
 use smc_testkit::on::On;
 use smc_testkit::process::Role;
 use smc_testkit::streams::{connect_smc, listen, ping_pong};
+use smc_testkit::world::ScriptedDevice;
 use smc_transport_loop::LoopDevice;
 
 /// What helpers do.
 #[test]
 fn helper_process() {
     let Some(role) = Role::current() else { return };
-    let device = Arc::new(Impostor {
-        inner: loop_device(role.dir()),
-        claimed: role.parse::<Gid>(),
-    });
-    let endpoint = endpoint(role.dir(), device);
+    // A device of this process that announces the GID of another one.
+    let device = ScriptedDevice::around(loop_device(role.dir())).with_gid(role.parse());
+    let endpoint = endpoint(role.dir(), Arc::new(device));
     let stream = On::Smol.run(async {
         match role.name() {
             "client" => {
@@ -50,72 +44,6 @@ fn helper_process() {
     assert_eq!(role.recv(), None);
 }
 
-/// A device of this process that announces the GID of another one.
-#[derive(Debug)]
-struct Impostor {
-    inner: Arc<LoopDevice>,
-    claimed: Gid,
-}
-
-impl Device for Impostor {
-    fn identity(&self) -> &Identity {
-        self.inner.identity()
-    }
-
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-
-    fn fabric(&self) -> Fabric<'_> {
-        Fabric::Direct(self)
-    }
-
-    fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
-        self.inner.drain(sink)
-    }
-
-    fn arm(&self) -> Result<(), DeviceError> {
-        self.inner.arm()
-    }
-
-    fn doorbell(&self) -> Doorbell<'_> {
-        self.inner.doorbell()
-    }
-}
-
-#[async_trait]
-impl Direct for Impostor {
-    fn gid(&self) -> Gid {
-        self.claimed
-    }
-
-    fn chid(&self) -> Chid {
-        self.inner.chid()
-    }
-
-    async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
-        self.inner.reach(peer).await
-    }
-
-    async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError> {
-        self.inner.register(peer, len).await
-    }
-
-    fn move_data(
-        &self,
-        to: DmbToken,
-        at: u32,
-        data: &[IoSlice<'_>],
-        signal: Signal,
-    ) -> Result<(), SubmitError> {
-        self.inner.move_data(to, at, data, signal)
-    }
-
-    fn nocopy(&self) -> Option<&dyn Nocopy> {
-        self.inner.nocopy()
-    }
-}
-
 #[test]
 fn a_process_cannot_use_the_gid_of_another_one() {
     let dir = tempfile::tempdir().unwrap();
@@ -128,13 +56,13 @@ fn a_process_cannot_use_the_gid_of_another_one() {
         let at = listener.local_addr().unwrap();
         let mut streams = connect_smc(&client, &listener).await;
         for claimed in gids {
-            let mut impostor = start("client", &dir);
-            impostor.send(claimed);
-            impostor.send(at);
+            let mut other = start("client", &dir);
+            other.send(claimed);
+            other.send(at);
             let (stream, _) = listener.accept().await.unwrap();
             assert_refused(&stream);
-            impostor.recv();
-            impostor.finish();
+            other.recv();
+            other.finish();
             // The owner of the GID is not affected.
             ping_pong(&mut streams).await;
         }
@@ -156,13 +84,13 @@ fn a_listener_cannot_use_the_gid_of_another_process() {
         let listener = listen(&server).await;
         let mut streams = connect_smc(&client, &listener).await;
         for claimed in gids {
-            let mut impostor = start("listener", &dir);
-            impostor.send(claimed);
-            let at: SocketAddr = impostor.parse();
+            let mut other = start("listener", &dir);
+            other.send(claimed);
+            let at: SocketAddr = other.parse();
             let stream = client.connect(at).await.unwrap();
             assert_refused(&stream);
-            impostor.recv();
-            impostor.finish();
+            other.recv();
+            other.finish();
             // The owner of the GID is not affected.
             ping_pong(&mut streams).await;
         }

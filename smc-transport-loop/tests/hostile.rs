@@ -4,11 +4,14 @@
 
 mod common;
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt as _, PermissionsExt};
 use std::time::Duration;
 
-use common::hostile::{HostilePeer, SIGNAL_PAGE_LEN, doorbell, hello, memory, message, send_hello};
+use common::hostile::{
+    HostilePeer, SIGNAL_PAGE_LEN, doorbell, hello, memory, message, resident, send_hello,
+};
 use common::{
     DrivenDevice, LEN, device, names, shared_dir, socket_name, socket_path, start, start_as,
 };
@@ -20,7 +23,9 @@ use rustix::net::accept;
 use smc::Domain;
 use smc_core::device::{Device, DeviceError, Direct, Dmb, Event, MemoryLimit, SubmitError};
 use smc_testkit::process::{Child, Role};
-use smc_testkit::unix::{connect_to, is_closed, listen_at, sealed, send, unsealed};
+use smc_testkit::unix::{
+    connect_to, is_closed, listen_at, receive_descriptors, sealed, send, unsealed,
+};
 use smc_testkit::user::{is_root, run_as};
 use smc_testkit::wait::until;
 use smc_transport_loop::LoopDevice;
@@ -127,6 +132,47 @@ fn an_overwritten_signal_page_affects_no_other_peer() {
     dmb.arm();
     theirs.signal().unwrap();
     victim.wait(Event::Signalled(dmb.token()));
+}
+
+/// A process that has a descriptor of a file can hold the lock of its inode, for which each call
+/// waits that removes pages.
+#[test]
+fn no_pages_are_removed_from_a_file_of_which_a_peer_has_the_descriptor() {
+    const LONG: usize = 1 << 20;
+    let dir = TempDir::new().unwrap();
+    let victim = DrivenDevice::in_dir(dir.path());
+    let hostile = hostile(&dir, &victim);
+    victim.drain();
+    let register = || block_on(victim.device.register(hostile.gid, LONG)).unwrap();
+    let first = register();
+    let channel = accept(&hostile.listener).unwrap();
+    assert_eq!(receive_files(&channel).len(), 2, "HELLO");
+    let mut buffers = vec![(first, receive_files(&channel).remove(0))];
+    for used in [None, Some(LONG)] {
+        let (dmb, file) = buffers.pop().unwrap();
+        file.write_all_at(&vec![7; LONG], 0).unwrap();
+        used.into_iter().for_each(|len| dmb.set_used(len));
+        drop(dmb);
+        victim.drain();
+        let next = register();
+        assert_eq!(resident(&file), LONG as u64);
+        let mut bytes = vec![0; LONG];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 7));
+        let other = receive_files(&channel).remove(0);
+        assert_eq!(resident(&other), 0);
+        buffers.push((next, other));
+    }
+}
+
+/// The files that come with the next message that has some.
+fn receive_files(channel: &OwnedFd) -> Vec<File> {
+    loop {
+        let files = receive_descriptors(channel);
+        if !files.is_empty() {
+            return files.into_iter().map(File::from).collect();
+        }
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::thread;
 
 use common::{DrivenDevice, LEN, device, names};
 use futures_lite::future::block_on;
-use smc_core::device::{DeviceError, Direct, Dmb, Event, SubmitError};
+use smc_core::device::{Attachment, DeviceError, Direct, Dmb, Event, SubmitError};
 use smc_core::mem::Region;
 use tempfile::TempDir;
 
@@ -145,7 +145,7 @@ fn long_buffers_are_zeroed_as_far_as_they_were_used() {
 #[test]
 fn the_file_of_a_buffer_that_was_used_further_is_not_used_again() {
     let dir = TempDir::new().unwrap();
-    let (ours, theirs) = pair(&dir);
+    let (ours, theirs) = DrivenDevice::pair(&dir);
     for used in [None, Some(LEN + 1), Some(LONG)] {
         for is_last in [false, true] {
             let (first, attached) = long(&ours, &theirs);

@@ -6,6 +6,7 @@ use smc_core::device::{Dmb, Signal};
 use smc_core::mem::sync::Ordering;
 
 use super::bench::{Bench, OrFail, SMALL, Verdict, bytes, content, ensure};
+use super::node::Node;
 
 pub(super) fn signals_are_reported(bench: &mut Bench<'_>) -> Verdict {
     for (owner, writer) in [(bench.ours(), bench.peer()), (bench.peer(), bench.ours())] {
@@ -117,6 +118,21 @@ pub(super) enum When {
     AfterSecondDrain,
 }
 
+impl When {
+    /// Goes through a driver's round up to where it parks, with a signal at this point.
+    pub(super) fn drive(self, node: &Node, signal: impl Fn() -> Verdict) -> Verdict {
+        let signal_if = |now: Self| if now == self { signal() } else { Ok(()) };
+        node.listen();
+        signal_if(Self::BeforeFirstDrain)?;
+        node.drain()?;
+        signal_if(Self::BetweenDrainAndArm)?;
+        node.arm()?;
+        signal_if(Self::BetweenArmAndDrain)?;
+        node.drain()?;
+        signal_if(Self::AfterSecondDrain)
+    }
+}
+
 pub(super) fn a_signal_before_the_first_drain_is_seen(bench: &mut Bench<'_>) -> Verdict {
     signal_when(bench, When::BeforeFirstDrain)
 }
@@ -148,18 +164,10 @@ pub(super) fn staged(
     signal: impl Fn() -> Verdict,
 ) -> Verdict {
     let ours = bench.ours();
-    let signal_if = |now: When| if now == when { signal() } else { Ok(()) };
     for round in 0..ROUNDS {
         ours.forget()?;
         dmb.arm();
-        ours.listen();
-        signal_if(When::BeforeFirstDrain)?;
-        ours.drain()?;
-        signal_if(When::BetweenDrainAndArm)?;
-        ours.arm()?;
-        signal_if(When::BetweenArmAndDrain)?;
-        ours.drain()?;
-        signal_if(When::AfterSecondDrain)?;
+        when.drive(ours, &signal)?;
         if ours.reports(dmb.token()) == 0 {
             let rung = ours.park(bench.timeout())?;
             ensure!(
@@ -221,7 +229,7 @@ pub(super) fn a_drained_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
 }
 
 /// Of several turns without an event, at most a few are woken.
-fn expect_quiet(bench: &Bench<'_>) -> Verdict {
+pub(super) fn expect_quiet(bench: &Bench<'_>) -> Verdict {
     let mut rung = 0;
     for _ in 0..QUIET_TURNS {
         rung += usize::from(bench.ours().turn(Duration::from_millis(5))?);

@@ -35,24 +35,23 @@ pub(super) fn chase(
     dmb: &dyn Dmb,
     write: impl Fn(u32) -> Verdict + Sync,
 ) -> Verdict {
+    let mut reader = Reader::new(bench.ours(), dmb, bench.timeout());
+    race(bench, write, |round| reader.await_round(round))
+}
+
+/// Has a thread call `write` with the rounds from 1, at odd moments, each after this thread has come
+/// back from `read` with the round before.
+pub(super) fn race(
+    bench: &Bench<'_>,
+    write: impl Fn(u32) -> Verdict + Sync,
+    mut read: impl FnMut(u32) -> Verdict,
+) -> Verdict {
     let (rounds, timeout) = (bench.effort().rounds, bench.timeout());
     let seen = AtomicU32::new(0);
     thread::scope(|scope| {
-        let writer = scope.spawn(|| -> Verdict {
-            let mut rng = Rng::new(0x6a69_7474);
-            for round in 1..=rounds {
-                // Longer than the reader waits, so that the reader states what it waited for.
-                await_round(timeout * 2, "the reader", || {
-                    Ok(seen.load(Ordering::Acquire) + 1 >= round)
-                })?;
-                linger(&mut rng);
-                write(round)?;
-            }
-            Ok(())
-        });
-        let mut reader = Reader::new(bench.ours(), dmb, timeout);
+        let writer = scope.spawn(|| write_rounds(0x6a69_7474, rounds, timeout, &seen, &write));
         let read = (1..=rounds).try_for_each(|round| {
-            reader.await_round(round)?;
+            read(round)?;
             seen.store(round, Ordering::Release);
             Ok(())
         });
@@ -63,40 +62,70 @@ pub(super) fn chase(
     })
 }
 
+/// Writes each round at an odd moment after the one before was seen.
+fn write_rounds(
+    seed: u64,
+    rounds: u32,
+    timeout: Duration,
+    seen: &AtomicU32,
+    write: impl Fn(u32) -> Verdict,
+) -> Verdict {
+    let mut rng = Rng::new(seed);
+    for round in 1..=rounds {
+        // Longer than the reader waits, so that the reader states what it waited for.
+        await_round(timeout * 2, "the reader", || {
+            Ok(seen.load(Ordering::Acquire) + 1 >= round)
+        })?;
+        linger(&mut rng);
+        write(round)?;
+    }
+    Ok(())
+}
+
+/// Has a thread call `answer` with the rounds from 1, at odd moments, while this thread calls `ask`.
+pub(super) fn ask_and_answer(
+    bench: &Bench<'_>,
+    mut ask: impl FnMut(u32) -> Verdict,
+    mut answer: impl FnMut(u32, &mut Rng) -> Verdict + Send,
+) -> Verdict {
+    let rounds = bench.effort().rounds;
+    thread::scope(|scope| {
+        let echo = scope.spawn(move || {
+            let mut rng = Rng::new(0x6563_686f);
+            (1..=rounds).try_for_each(|round| answer(round, &mut rng))
+        });
+        let asked = (1..=rounds).try_for_each(&mut ask);
+        let echoed = echo.join().unwrap_or_else(|panic| resume_unwind(panic));
+        asked.and(echoed)
+    })
+}
+
 pub(super) fn wake_ups_are_never_lost_both_ways(bench: &mut Bench<'_>) -> Verdict {
     let (ours, peer, timeout) = (bench.ours(), bench.peer(), bench.timeout());
     let to_us = bench.buffer(ours, peer, SMALL)?;
     let to_peer = bench.buffer(peer, ours, SMALL)?;
-    let rounds = bench.effort().rounds;
-    thread::scope(|scope| {
-        let echo = scope.spawn(|| -> Verdict {
-            let mut rng = Rng::new(0x6563_686f);
-            let mut reader = Reader::new(peer, &*to_peer, timeout * 2);
-            for round in 1..=rounds {
-                reader.await_round(round)?;
-                linger(&mut rng);
-                peer.put(
-                    to_us.token(),
-                    AT,
-                    &u64::from(round).to_ne_bytes(),
-                    Signal::Yes,
-                )?;
-            }
-            Ok(())
-        });
-        let mut reader = Reader::new(ours, &*to_us, timeout);
-        let asked = (1..=rounds).try_for_each(|round| {
-            ours.put(
-                to_peer.token(),
-                AT,
-                &u64::from(round).to_ne_bytes(),
-                Signal::Yes,
-            )?;
-            reader.await_round(round)
-        });
-        let echoed = echo.join().unwrap_or_else(|panic| resume_unwind(panic));
-        asked.and(echoed)
-    })
+    let put = |from: &Node, dmb: &dyn Dmb, round: u32| {
+        from.put(
+            dmb.token(),
+            AT,
+            &u64::from(round).to_ne_bytes(),
+            Signal::Yes,
+        )
+    };
+    let mut ours_reader = Reader::new(ours, &*to_us, timeout);
+    let mut peers_reader = Reader::new(peer, &*to_peer, timeout * 2);
+    ask_and_answer(
+        bench,
+        |round| {
+            put(ours, &*to_peer, round)?;
+            ours_reader.await_round(round)
+        },
+        |round, rng| {
+            peers_reader.await_round(round)?;
+            linger(rng);
+            put(peer, &*to_us, round)
+        },
+    )
 }
 
 pub(super) fn wake_ups_are_never_lost_with_many_buffers(bench: &mut Bench<'_>) -> Verdict {
@@ -110,17 +139,11 @@ pub(super) fn wake_ups_are_never_lost_with_many_buffers(bench: &mut Bench<'_>) -
     thread::scope(|scope| {
         let mut writers = Vec::new();
         for (index, (dmb, seen)) in dmbs.iter().zip(&seen).enumerate() {
-            writers.push(scope.spawn(move || -> Verdict {
-                let mut rng = Rng::new(index as u64);
-                for round in 1..=rounds {
-                    await_round(timeout * 2, "the reader", || {
-                        Ok(seen.load(Ordering::Acquire) + 1 >= round)
-                    })?;
-                    linger(&mut rng);
+            writers.push(scope.spawn(move || {
+                write_rounds(index as u64, rounds, timeout, seen, |round| {
                     let word = u64::from(round).to_ne_bytes();
-                    peer.put(dmb.token(), AT, &word, Signal::Yes)?;
-                }
-                Ok(())
+                    peer.put(dmb.token(), AT, &word, Signal::Yes)
+                })
             }));
         }
         let read = await_all(ours, &dmbs, &seen, rounds, timeout);
@@ -239,7 +262,7 @@ fn word(dmb: &dyn Dmb) -> Result<u32, Stop> {
 }
 
 /// Waits for a random short time, mostly about as long as a driver takes to go to sleep.
-fn linger(rng: &mut Rng) {
+pub(super) fn linger(rng: &mut Rng) {
     match rng.below(8) {
         0 => {}
         1..=5 => spin(rng.below(300)),
@@ -248,7 +271,7 @@ fn linger(rng: &mut Rng) {
     }
 }
 
-fn spin(count: usize) {
+pub(super) fn spin(count: usize) {
     for _ in 0..count {
         hint::spin_loop();
     }

@@ -126,7 +126,7 @@ macro_rules! delegate_rdma {
 use delegate_rdma;
 
 /// The SMC-D surface of the inner device. The middleware shows its own only if there is one.
-fn direct(device: &dyn Device) -> &dyn Direct {
+pub(crate) fn direct(device: &dyn Device) -> &dyn Direct {
     match device.fabric() {
         Fabric::Direct(direct) => direct,
         _ => unreachable!("checked before the outer surface was handed out"),
@@ -141,7 +141,7 @@ fn rdma(device: &dyn Device) -> &dyn Rdma {
     }
 }
 
-fn nocopy(device: &dyn Device) -> &dyn Nocopy {
+pub(crate) fn nocopy(device: &dyn Device) -> &dyn Nocopy {
     direct(device)
         .nocopy()
         .expect("checked before the outer ability was handed out")

@@ -5,7 +5,6 @@ use std::io::IoSlice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::memory_device::MemDevice;
 use async_trait::async_trait;
 use event_listener::Event as Notice;
 use smc_core::device::{
@@ -16,11 +15,16 @@ use smc_core::error::OsError;
 use smc_core::mem::Region;
 use smc_core::wire::types::{Chid, DmbToken, Eid, Gid, PnetId};
 
-/// A memory device that fails, waits or has other properties as it is told.
+use crate::memory_device::MemDevice;
+use crate::middleware::{direct, nocopy};
+
+/// An SMC-D device that fails, waits or has other properties as it is told.
 #[derive(Debug)]
 pub struct ScriptedDevice {
-    inner: Arc<MemDevice>,
+    inner: Arc<dyn Device>,
+    memory: Option<Arc<MemDevice>>,
     identity: Identity,
+    gid: Gid,
     chid: Chid,
     seid: Option<Eid>,
     shortage: Option<OsError>,
@@ -52,13 +56,28 @@ enum Order {
 }
 
 impl ScriptedDevice {
-    /// On its own fabric, and as the device is.
+    /// A device in memory, as it is.
     #[must_use]
-    pub fn new(inner: Arc<MemDevice>) -> Self {
+    pub fn new(memory: Arc<MemDevice>) -> Self {
+        Self {
+            memory: Some(Arc::clone(&memory)),
+            ..Self::around(memory)
+        }
+    }
+
+    /// Any SMC-D device, as it is.
+    ///
+    /// # Panics
+    ///
+    /// If it is another device.
+    #[must_use]
+    pub fn around(inner: Arc<dyn Device>) -> Self {
         Self {
             identity: inner.identity().clone(),
-            chid: inner.chid(),
+            gid: direct(&*inner).gid(),
+            chid: direct(&*inner).chid(),
             inner,
+            memory: None,
             seid: None,
             shortage: None,
             orders: Mutex::default(),
@@ -67,6 +86,13 @@ impl ScriptedDevice {
             dmbs: Arc::default(),
             attachments: Arc::default(),
         }
+    }
+
+    /// With the GID of another device.
+    #[must_use]
+    pub fn with_gid(mut self, gid: Gid) -> Self {
+        self.gid = gid;
+        self
     }
 
     /// With a network of this name.
@@ -144,14 +170,22 @@ impl ScriptedDevice {
         self.attachments.load(Ordering::SeqCst)
     }
 
-    /// Takes the device off the fabric, as if its process had ended.
+    /// Takes a device in memory off the fabric, as if its process had ended.
+    ///
+    /// # Panics
+    ///
+    /// If it is another device.
     pub fn leave(&self) {
-        self.inner.leave();
+        self.memory.as_ref().expect("a device in memory").leave();
     }
 
-    /// Removes the device under its endpoint.
+    /// Removes a device in memory under its endpoint.
+    ///
+    /// # Panics
+    ///
+    /// If it is another device.
     pub fn remove(&self) {
-        self.inner.remove();
+        self.memory.as_ref().expect("a device in memory").remove();
     }
 
     async fn obey(&self, call: Call) -> Result<(), DeviceError> {
@@ -200,7 +234,7 @@ impl Device for ScriptedDevice {
 #[async_trait]
 impl Direct for ScriptedDevice {
     fn gid(&self) -> Gid {
-        self.inner.gid()
+        self.gid
     }
 
     fn chid(&self) -> Chid {
@@ -213,7 +247,7 @@ impl Direct for ScriptedDevice {
 
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
         self.obey(Call::Reach).await?;
-        self.inner.reach(peer).await
+        direct(&*self.inner).reach(peer).await
     }
 
     fn shortage(&self) -> Option<OsError> {
@@ -222,7 +256,7 @@ impl Direct for ScriptedDevice {
 
     async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError> {
         self.obey(Call::Register).await?;
-        let inner = self.inner.register(peer, len).await?;
+        let inner = direct(&*self.inner).register(peer, len).await?;
         let counted = Counted::new(&self.dmbs);
         Ok(Arc::new(CountedDmb { inner, counted }))
     }
@@ -234,15 +268,15 @@ impl Direct for ScriptedDevice {
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
-        self.inner.move_data(to, at, data, signal)
+        direct(&*self.inner).move_data(to, at, data, signal)
     }
 
     fn nocopy(&self) -> Option<&dyn Nocopy> {
-        self.inner.nocopy().map(|_| self as &dyn Nocopy)
+        direct(&*self.inner).nocopy().map(|_| self as &dyn Nocopy)
     }
 
     fn peer_events(&self) -> Option<&dyn PeerEvents> {
-        self.inner.peer_events()
+        direct(&*self.inner).peer_events()
     }
 }
 
@@ -250,7 +284,7 @@ impl Direct for ScriptedDevice {
 impl Nocopy for ScriptedDevice {
     async fn attach(&self, peer: Gid, token: DmbToken) -> Result<Arc<dyn Attachment>, DeviceError> {
         self.obey(Call::Attach).await?;
-        let inner = self.inner.attach(peer, token).await?;
+        let inner = nocopy(&*self.inner).attach(peer, token).await?;
         let counted = Counted::new(&self.attachments);
         Ok(Arc::new(CountedAttachment { inner, counted }))
     }

@@ -66,13 +66,18 @@ impl HostilePeer {
 
     /// Bytes of the signal page that are resident.
     pub fn resident(&self) -> u64 {
-        self.signal_page.metadata().unwrap().blocks() * 512
+        resident(&self.signal_page)
     }
 
     /// Whether the victim has closed the channel.
     pub fn is_closed(&self) -> bool {
         is_closed(&self.channel)
     }
+}
+
+/// Bytes of a memory file that are resident.
+pub fn resident(file: &File) -> u64 {
+    file.metadata().unwrap().blocks() * 512
 }
 
 pub fn message(kind: u8, index: u32, first: u64, second: u64) -> Vec<u8> {

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use futures_lite::future;
 use smc::Stream;
 use smc_core::device::{Direct, PeerEvent};
 use smc_core::proto::group::IDLE_LIFETIME;
+use smc_testkit::streams::ping_pong;
 use smc_testkit::world::{Host, World, chat, meet, reason};
 
 /// Long enough for a link group that became idle just before.
@@ -19,16 +20,6 @@ async fn crossing(left: &Host, right: &Host) -> [(Stream, Stream); 2] {
         assert_eq!(host.endpoint.link_groups().len(), 2, "they did not cross");
     }
     [pairs.0, pairs.1]
-}
-
-/// A word each way.
-async fn exchange((ours, theirs): &mut (Stream, Stream)) {
-    let mut word = [0; 4];
-    ours.write_all(b"ping").await.unwrap();
-    theirs.read_exact(&mut word).await.unwrap();
-    theirs.write_all(b"pong").await.unwrap();
-    ours.read_exact(&mut word).await.unwrap();
-    assert_eq!(&word, b"pong");
 }
 
 #[test]
@@ -45,7 +36,7 @@ fn an_idle_link_group_that_expires_leaves_streams_in_other_groups_alone() {
                 chat((ours, theirs)).await;
                 for _ in 0..3 {
                     world.sleep(PAST_IDLE).await;
-                    exchange(&mut one).await;
+                    ping_pong(&mut one).await;
                 }
                 assert_eq!((reason(&one.0), reason(&one.1)), (None, None));
                 for host in [&left, &right] {
@@ -82,7 +73,7 @@ fn a_shutdown_event_at_any_moment_of_a_first_contact_does_not_end_the_stream() {
             let reasons = (reason(&pair.0), reason(&pair.1));
             assert_eq!(reasons, (None, None), "{delay} us");
             for _ in 0..2 {
-                exchange(&mut pair).await;
+                ping_pong(&mut pair).await;
                 world.sleep(PAST_IDLE).await;
             }
             let (ours, theirs) = pair;

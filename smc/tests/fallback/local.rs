@@ -1,6 +1,7 @@
 //! Local negotiation between endpoints with and without devices, over real sockets.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,13 +9,13 @@ use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc::Domain;
 use smc::FallbackCause;
 use smc::{Builder, Endpoint, ListenOptions};
-use smc_core::negotiate::{Negotiation, Verdict};
+use smc_core::negotiate::{Negotiation, Published, Verdict};
 use smc_core::wire::types::DeclineCode;
 use smc_negotiate_local::Local;
 use tempfile::TempDir;
 
 use smc_testkit::world::messages::decline_v2;
-use smc_testkit::world::{Codes, World, anywhere, chat, exchange, reason};
+use smc_testkit::world::{Codes, RawListener, World, anywhere, chat, exchange, reason};
 
 fn ours(code: DeclineCode) -> Option<Codes> {
     Some(Codes::local(code))
@@ -67,12 +68,8 @@ fn a_listener_that_takes_no_offer_leaves_its_clients_plain() {
     let client = endpoint_with(&world, &dir, true, |builder| {
         builder.handshake_timeout(Duration::from_millis(50))
     });
-    let (acceptor, at) = world.raw_listener();
     world.block_on(async {
-        let local = Local::in_domain(Domain::directory(dir.path()));
-        let published = local
-            .publish(world.rt(), at, acceptor.acceptor().fd())
-            .unwrap();
+        let (acceptor, at, published) = publish(&world, &dir);
         for _ in 0..3 {
             let (stream, raw) = future::zip(client.connect(at), acceptor.accept()).await;
             let stream = stream.unwrap();
@@ -104,12 +101,8 @@ fn a_listener_that_stops_before_its_answer_leaves_its_client_plain() {
     let client = endpoint_with(&world, &dir, true, |builder| {
         builder.handshake_timeout(Duration::from_secs(600))
     });
-    let (acceptor, at) = world.raw_listener();
     world.block_on(async {
-        let local = Local::in_domain(Domain::directory(dir.path()));
-        let published = local
-            .publish(world.rt(), at, acceptor.acceptor().fd())
-            .unwrap();
+        let (acceptor, at, published) = publish(&world, &dir);
         let (stream, (raw, mut side_channel)) = future::zip(client.connect(at), async {
             let raw = acceptor.accept().await;
             match published.verdict(raw.socket(), raw.peer_addr()) {
@@ -139,12 +132,8 @@ fn a_slow_listener_that_works_is_waited_for() {
             .answer_timeout(ANSWER)
             .handshake_timeout(Duration::from_secs(600))
     });
-    let (acceptor, at) = world.raw_listener();
     world.block_on(async {
-        let local = Local::in_domain(Domain::directory(dir.path()));
-        let published = local
-            .publish(world.rt(), at, acceptor.acceptor().fd())
-            .unwrap();
+        let (acceptor, at, published) = publish(&world, &dir);
         let (stream, raw) = future::zip(client.connect(at), async {
             let raw = acceptor.accept().await;
             let Verdict::SideChannel(mut side_channel) =
@@ -219,6 +208,14 @@ fn both_ends_agree_when_there_are_more_connections_than_cards() {
         assert_eq!(agreed, accepted);
         assert!(agreed.values().any(|is_smc| *is_smc));
     });
+}
+
+/// A TCP listener with local negotiation and no endpoint.
+fn publish(world: &World, dir: &TempDir) -> (RawListener, SocketAddr, Arc<dyn Published>) {
+    let (listener, at) = world.raw_listener();
+    let local = Local::in_domain(Domain::directory(dir.path()));
+    let published = local.publish(world.rt(), at, listener.acceptor().fd());
+    (listener, at, published.unwrap())
 }
 
 /// An endpoint that waits for its peer however busy the machine is.

@@ -1,10 +1,7 @@
 //! Drain, arm, drain, park.
 
-use std::hint;
-use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use smc_core::device::{LinkFailure, OpId, SubmitError, Write};
 use smc_wire::types::Rkey;
@@ -13,8 +10,8 @@ use super::Verdict;
 use super::ends::{End, numbered, write};
 use crate::Rng;
 use crate::conformance::bench::{Bench, Stop, ensure, fail, skip};
-use crate::conformance::order::await_round;
-use crate::conformance::signals::When;
+use crate::conformance::signals::{When, expect_quiet};
+use crate::conformance::wakeups::{ask_and_answer, linger, race, spin};
 
 pub(super) fn a_message_before_the_first_drain_is_seen(bench: &mut Bench<'_>) -> Verdict {
     message_when(bench, When::BeforeFirstDrain)
@@ -95,20 +92,11 @@ fn staged(
     cause: impl Fn() -> Result<(), SubmitError>,
     seen: impl Fn() -> Option<bool>,
 ) -> Verdict {
-    let cause_if = |now: When| match now == when {
-        true => cause().or_else(|error| fail(format!("post: {error}"))),
-        false => Ok(()),
-    };
     let node = end.node;
     node.forget()?;
-    node.listen();
-    cause_if(When::BeforeFirstDrain)?;
-    node.drain()?;
-    cause_if(When::BetweenDrainAndArm)?;
-    node.arm()?;
-    cause_if(When::BetweenArmAndDrain)?;
-    node.drain()?;
-    cause_if(When::AfterSecondDrain)?;
+    when.drive(node, || {
+        cause().or_else(|error| fail(format!("post: {error}")))
+    })?;
     let deadline = Instant::now() + end.bench.timeout();
     let mut is_parking = true;
     loop {
@@ -138,49 +126,23 @@ pub(super) fn an_idle_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
     peer.post(1, &[], &numbered(1))?;
     ours.expect_message(&numbered(1))?;
     bench.idle()?;
-    let mut rung = 0;
-    for _ in 0..QUIET_TURNS {
-        rung += usize::from(bench.ours().turn(Duration::from_millis(5))?);
-    }
-    ensure!(
-        rung <= QUIET_TURNS / 2,
-        "{rung} of {QUIET_TURNS} turns without an event were woken"
-    );
-    Ok(())
+    expect_quiet(bench)
 }
 
 pub(super) fn wake_ups_are_never_lost(bench: &mut Bench<'_>) -> Verdict {
     let (ours, peer) = bench.link()?;
-    let (rounds, timeout) = (u64::from(bench.effort().rounds), bench.timeout());
-    let seen = AtomicU64::new(0);
-    thread::scope(|scope| {
-        let writer = scope.spawn(|| -> Verdict {
-            let mut rng = Rng::new(0x6a69_7474);
-            for round in 1..=rounds {
-                await_round(timeout * 2, "the reader", || {
-                    Ok(seen.load(Ordering::Acquire) + 1 >= round)
-                })?;
-                linger(&mut rng);
-                post_from_thread(bench, &peer, round)?;
-            }
-            Ok(())
-        });
-        let mut rng = Rng::new(0x7265_6164);
-        let read = (1..=rounds).try_for_each(|round| {
+    let mut rng = Rng::new(0x7265_6164);
+    race(
+        bench,
+        |round| post_from_thread(bench, &peer, round.into()),
+        |round| {
             linger(&mut rng);
             let message = turn_until(&ours, &mut rng, "the message", || ours.try_message())?;
-            ensure!(
-                message == numbered(round),
-                "round {round}: another message came"
-            );
-            seen.store(round, Ordering::Release);
+            let is_it = message == numbered(round.into());
+            ensure!(is_it, "round {round}: another message came");
             Ok(())
-        });
-        // Lets the writer run to its end after a failure.
-        seen.store(u64::MAX - 1, Ordering::Release);
-        let written = writer.join().unwrap_or_else(|panic| resume_unwind(panic));
-        read.and(written)
-    })
+        },
+    )
 }
 
 pub(super) fn wake_ups_are_never_lost_both_ways(bench: &mut Bench<'_>) -> Verdict {
@@ -188,25 +150,19 @@ pub(super) fn wake_ups_are_never_lost_both_ways(bench: &mut Bench<'_>) -> Verdic
         return skip("needs a second device");
     }
     let (ours, peer) = bench.link()?;
-    let rounds = u64::from(bench.effort().rounds);
-    thread::scope(|scope| {
-        let echo = scope.spawn(|| -> Verdict {
-            let mut rng = Rng::new(0x6563_686f);
-            for round in 1..=rounds {
-                turn_until(&peer, &mut rng, "the question", || peer.try_message())?;
-                linger(&mut rng);
-                post_from_thread(bench, &peer, round)?;
-            }
-            Ok(())
-        });
-        let mut rng = Rng::new(0x6173_6b00);
-        let asked = (1..=rounds).try_for_each(|round| {
-            post_from_thread(bench, &ours, round)?;
+    let mut rng = Rng::new(0x6173_6b00);
+    ask_and_answer(
+        bench,
+        |round| {
+            post_from_thread(bench, &ours, round.into())?;
             turn_until(&ours, &mut rng, "the answer", || ours.try_message()).map(drop)
-        });
-        let echoed = echo.join().unwrap_or_else(|panic| resume_unwind(panic));
-        asked.and(echoed)
-    })
+        },
+        |round, rng| {
+            turn_until(&peer, rng, "the question", || peer.try_message())?;
+            linger(rng);
+            post_from_thread(bench, &peer, round.into())
+        },
+    )
 }
 
 pub(super) fn completions_always_wake(bench: &mut Bench<'_>) -> Verdict {
@@ -263,24 +219,5 @@ fn post_from_thread(bench: &Bench<'_>, end: &End<'_>, round: u64) -> Verdict {
     }
 }
 
-/// Waits for a random short time, mostly about as long as a driver takes to go to sleep.
-fn linger(rng: &mut Rng) {
-    match rng.below(8) {
-        0 => {}
-        1..=5 => spin(rng.below(300)),
-        6 => spin(rng.below(3000)),
-        _ => thread::yield_now(),
-    }
-}
-
-fn spin(count: usize) {
-    for _ in 0..count {
-        hint::spin_loop();
-    }
-}
-
 /// Rounds of a check without a race in it.
 const ROUNDS: u64 = 32;
-
-/// Turns for which a doorbell is listened to.
-const QUIET_TURNS: usize = 10;

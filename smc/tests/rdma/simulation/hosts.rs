@@ -167,9 +167,9 @@ impl Hosts {
         self.until("the end of set-ups", Duration::from_secs(60), || {
             self.hosts.iter().all(|host| {
                 let groups = host.endpoint.rdma_groups();
-                let seats = host.endpoint.link_groups();
+                let members = host.endpoint.link_groups();
                 groups.iter().all(|group| group.connections == 0)
-                    && seats.iter().all(|group| group.connections == 0)
+                    && members.iter().all(|group| group.connections == 0)
             })
         })
         .await;
@@ -234,7 +234,7 @@ impl Hosts {
             text += &format!("host {side}\n");
             for group in host.endpoint.link_groups() {
                 let number = group.connections;
-                text += &format!("  {} {}: {number} seats\n", group.id, group.state.name());
+                text += &format!("  {} {}: {number} members\n", group.id, group.state.name());
             }
             for group in host.endpoint.rdma_groups() {
                 let links = group.links.iter().map(|link| {
