@@ -63,6 +63,7 @@ impl Element {
     /// # Errors
     ///
     /// [`OutOfBounds`] when `at` is not inside the ring or the data is longer than the ring.
+    #[inline]
     pub fn write(&self, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
         self.write_with(CopyMode::Temporal, at, data)
     }
@@ -89,6 +90,7 @@ impl Element {
     /// # Errors
     ///
     /// [`OutOfBounds`] when `at` is not inside the ring or `to` is longer than the ring.
+    #[inline]
     pub fn read(&self, at: usize, to: &mut [u8]) -> Result<(), OutOfBounds> {
         let split = self.until_end(at, to.len())?;
         let (first, second) = to.split_at_mut(split);
@@ -106,6 +108,7 @@ impl Element {
     ///
     /// [`OutOfBounds`] when `at` is not inside the ring or `len` is longer than the ring.
     #[doc(hidden)]
+    #[inline]
     pub fn slice(&self, at: usize, len: usize, _: TrustPeers) -> Result<&[u8], OutOfBounds> {
         let len = self.until_end(at, len)?;
         // SAFETY: the caller of `TrustPeers::new` promised that peers do not change bytes between
@@ -173,6 +176,7 @@ impl RingWriter {
     ///
     /// [`OutOfBounds`] when `at` is not inside the ring or `len` is longer than the ring.
     #[doc(hidden)]
+    #[inline]
     pub fn slice_mut<'a>(
         &'a mut self,
         element: &'a Element,

@@ -149,6 +149,7 @@ impl Region {
     /// # Errors
     ///
     /// [`OutOfBounds`] when the data would pass the end; nothing is written then.
+    #[inline]
     pub fn copy_in(&self, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.at(at, data.len())?;
         if data.len() <= WORDWISE_MAX && is_word_aligned(to) && data.len() % 8 == 0 {
@@ -183,6 +184,7 @@ impl Region {
     /// # Errors
     ///
     /// [`OutOfBounds`] when the span passes the end; `to` is unchanged then.
+    #[inline]
     pub fn copy_out(&self, at: usize, to: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.at(at, to.len())?;
         // SAFETY: `at` checked that as much as `to` holds is behind `from`, and the region keeps it

@@ -86,6 +86,7 @@ impl RecvHalf {
     /// # Errors
     ///
     /// When the cursor is outside the ring, goes back, or passes the space known to the peer.
+    #[inline]
     pub fn handle_producer(&mut self, cursor: Cursor) -> Result<u32, PeerMisbehaved> {
         let arrived = self.ring.span(self.peer_producer, cursor)?;
         let used = self
@@ -111,6 +112,7 @@ impl RecvHalf {
 
     /// `read` bytes were taken from [`RecvHalf::at`]; a number above the readable bytes counts as
     /// all of them. Returns how many were taken.
+    #[inline]
     pub fn consume(&mut self, read: u32) -> u32 {
         let read = read.min(self.readable);
         self.readable = self.readable.saturating_sub(read);
@@ -130,6 +132,7 @@ impl RecvHalf {
     /// since the last update and the peer either waits for space (`peer_blocked`) or knows of at
     /// most half of the ring as free.
     #[must_use]
+    #[inline]
     pub fn is_update_due(&self, peer_blocked: bool) -> bool {
         if self.urgent_read {
             return self.unconfirmed > 0;
@@ -155,6 +158,7 @@ impl RecvHalf {
     }
 
     /// Returns the consumer cursor, which the caller sends to the peer.
+    #[inline]
     pub fn confirm(&mut self) -> Cursor {
         self.unconfirmed = 0;
         self.urgent_read = false;

@@ -63,6 +63,7 @@ impl RetainedWindow {
     }
 
     /// The next `len` bytes were read and are retained. Returns their position.
+    #[inline]
     pub fn retain(&mut self, len: u32) -> u64 {
         let start = self.next;
         self.next = start.saturating_add(len.into());
@@ -77,6 +78,7 @@ impl RetainedWindow {
 
     /// Releases `len` bytes from `start`, a part of a retained range that is released only once.
     /// Returns how many bytes of the ring this frees.
+    #[inline]
     pub fn release(&mut self, start: u64, len: u32) -> u32 {
         let end = start.saturating_add(len.into()).min(self.next);
         if start >= end {
@@ -111,6 +113,7 @@ impl RetainedWindow {
     /// due for every free byte: when more bytes become free depends on the code that retains them,
     /// and may be never.
     #[must_use]
+    #[inline]
     pub fn is_update_due(&self, peer_blocked: bool, peer_producer: Cursor) -> bool {
         if peer_blocked {
             return self.unconfirmed > 0;
@@ -122,6 +125,7 @@ impl RetainedWindow {
     }
 
     /// Returns the consumer cursor, which the caller sends to the peer.
+    #[inline]
     pub fn confirm(&mut self) -> Cursor {
         self.confirmed = self.ring.advance(self.confirmed, self.unconfirmed);
         self.unreported = self.unreported.saturating_add(self.unconfirmed);

@@ -58,6 +58,7 @@ impl SendHalf {
     /// space.
     ///
     /// Returns the producer cursor to send to the peer.
+    #[inline]
     pub fn commit(&mut self, written: u32) -> Cursor {
         let written = written.min(self.space());
         self.in_flight = self.in_flight.saturating_add(written);
@@ -70,6 +71,7 @@ impl SendHalf {
     /// # Errors
     ///
     /// When the cursor is outside the ring, goes back, or passes what was written.
+    #[inline]
     pub fn handle_consumer(&mut self, cursor: Cursor) -> Result<u32, PeerMisbehaved> {
         let freed = self.ring.span(self.peer_consumer, cursor)?;
         self.in_flight = self
