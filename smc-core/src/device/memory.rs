@@ -194,11 +194,13 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::OverLimit`] when less is left; the charge is unchanged then. Shrinking always
-    /// succeeds.
+    /// [`DeviceError::OverLimit`] when less is left; the charge is unchanged then. Shrinking, and the
+    /// same size, always succeed.
     pub fn resize(&mut self, bytes: usize) -> Result<(), DeviceError> {
         if let Some(limit) = &self.limit {
             match bytes.checked_sub(self.bytes) {
+                // Also when memory that exists already has passed the limit.
+                Some(0) => {}
                 Some(more) => limit.add(more)?,
                 None => limit.subtract(self.bytes - bytes),
             }
@@ -362,10 +364,13 @@ mod tests {
     #[test]
     fn memory_that_exists_already_may_pass_the_limit() {
         let limit = MemoryLimit::new(100);
-        let over = limit.charge_anyway(150);
+        let mut before = limit.charge(50).unwrap();
+        let over = limit.charge_anyway(100);
         assert_eq!((limit.used(), limit.available()), (150, 0));
         assert!(limit.charge(1).is_err());
-        drop(over);
+        assert!(before.resize(50).is_ok(), "it needs no more");
+        assert!(before.resize(51).is_err());
+        drop((before, over));
         assert!(limit.charge(100).is_ok());
     }
 
