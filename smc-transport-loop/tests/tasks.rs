@@ -11,9 +11,10 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
+use std::time::Duration;
 
 use futures_lite::future::{poll_once, yield_now, zip};
-use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, pin};
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, FutureExt as _, pin};
 use smc::Interest;
 use smc::{Endpoint, Policy, Stream};
 use smc_testkit::middleware::{Fault, Faults};
@@ -210,22 +211,38 @@ async fn a_listener_need_not_wait_for_a_client_that_has_been_there(world: World)
         connect(&client, &listener).await,
         connect(&client, &listener).await,
     ];
-    let connecting = client.connect(addr);
-    pin!(connecting);
-    // Where tasks have a thread of their own it may have been answered already.
-    let connected = poll_once(&mut connecting).await;
-    // The client has no other turn until the server has its stream and has answered on it.
-    let (mut accepted, _) = listener.accept().await.unwrap();
-    accepted.write_all(b"accepts").await.unwrap();
-    let mut connected = match connected {
-        Some(connected) => connected.unwrap(),
-        None => connecting.await.unwrap(),
-    };
-    expect(&mut connected, b"accepts").await;
-    connected.write_all(b"thanks").await.unwrap();
-    drop(connected);
-    expect_rest(&mut accepted, "thanks").await;
+    for _ in 0..ATTEMPTS {
+        let connecting = client.connect(addr);
+        pin!(connecting);
+        // Where tasks have a thread of their own it may have been answered already.
+        let connected = poll_once(&mut connecting).await;
+        // The client has no other turn until the server has its stream and has answered on it.
+        let accepted = async { Some(listener.accept().await.unwrap().0) };
+        let late = async {
+            async_io::Timer::after(Duration::from_millis(200)).await;
+            None
+        };
+        let Some(mut accepted) = accepted.or(late).await else {
+            // It had to search for the listener again, which is forgotten after some milliseconds.
+            let (connected, accepted) = zip(connecting, listener.accept()).await;
+            assert!(connected.is_ok() && accepted.is_ok());
+            continue;
+        };
+        accepted.write_all(b"accepts").await.unwrap();
+        let mut connected = match connected {
+            Some(connected) => connected.unwrap(),
+            None => connecting.await.unwrap(),
+        };
+        expect(&mut connected, b"accepts").await;
+        connected.write_all(b"thanks").await.unwrap();
+        drop(connected);
+        return expect_rest(&mut accepted, "thanks").await;
+    }
+    panic!("the listener has waited for its client each time");
 }
+
+/// How often a client may have forgotten its listener between two connections.
+const ATTEMPTS: u32 = 50;
 
 async fn a_client_that_cannot_do_what_it_has_confirmed_tries_again(world: World) {
     if !world.nocopy {
