@@ -1,6 +1,6 @@
 //! What the test's own process has, and its limits.
 
-use std::fs::{read_dir, read_to_string};
+use std::fs::{read_dir, read_link, read_to_string};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -42,6 +42,21 @@ fn limit(resource: Resource, value: u64) {
 #[must_use]
 pub fn open_descriptors() -> usize {
     read_dir("/proc/self/fd").expect("/proc").count()
+}
+
+/// Descriptors that this process has open and whose target in `/proc` contains `name`, such as
+/// `[eventfd]` or the name of a memory file.
+///
+/// # Panics
+///
+/// Without `/proc`.
+#[must_use]
+pub fn open_descriptors_of(name: &str) -> usize {
+    let links = read_dir("/proc/self/fd").expect("/proc").flatten();
+    links
+        .filter_map(|entry| read_link(entry.path()).ok())
+        .filter(|target| target.to_string_lossy().contains(name))
+        .count()
 }
 
 /// Waits until this process has at most so many descriptors open: some are closed by another thread.

@@ -11,6 +11,10 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     sendmsg, socketpair,
 };
+use smc_ipc::channel::{Received, receive, send};
+use smc_ipc::passed::PeerSocket;
+
+use crate::unix;
 
 /// A UNIX socket, and a TCP connection: until that is dropped, the last close of the socket waits.
 ///
@@ -38,6 +42,30 @@ pub fn slow_to_close() -> io::Result<(OwnedFd, TcpStream)> {
     sendmsg(&inside, &[IoSlice::new(b"x")], &mut control, flags)?;
     Ok((outside, far))
 }
+
+/// Passes descriptors whose closing waits to all closing threads of the own user. They wait until the
+/// result is dropped.
+///
+/// # Panics
+///
+/// When a call that makes a socket fails.
+#[must_use]
+pub fn block_closing_threads() -> Vec<TcpStream> {
+    let block = |_| {
+        let (peer, ours) = unix::pair();
+        let (slow, far) = slow_to_close().expect("sockets");
+        send(&peer, b"x", &[slow.as_fd()]).expect("a socket that is open");
+        drop(slow);
+        let (ours, mut buf) = (PeerSocket::from(ours), [0; 1]);
+        let is_refused = matches!(receive(&ours, &mut buf, 1), Received::Invalid);
+        assert!(is_refused, "only a refused descriptor is closed there");
+        far
+    };
+    (0..CLOSING_THREADS).map(block).collect()
+}
+
+/// Closing threads of a user.
+const CLOSING_THREADS: usize = 4;
 
 /// Longer than any test takes.
 const LINGER: Duration = Duration::from_secs(600);

@@ -5,67 +5,32 @@
 
 mod support;
 
-use std::net::TcpStream;
-use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
-
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use smc_core::device::Device as _;
-use smc_ipc::channel::{Received, receive, send};
-use smc_ipc::passed::PeerSocket;
-use smc_testkit::slow_close::slow_to_close;
+use smc_testkit::resources::open_descriptors_of;
+use smc_testkit::slow_close::block_closing_threads;
+use smc_testkit::wait::until;
 use support::{Kind, World};
-
-/// Passes descriptors whose closing waits to all closing threads of the own user.
-fn block_closing_threads() -> Vec<TcpStream> {
-    let block = |_| {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-        let (peer, ours): (OwnedFd, OwnedFd) = pair.unwrap();
-        let (slow, far) = slow_to_close().unwrap();
-        send(&peer, b"x", &[slow.as_fd()]).unwrap();
-        drop(slow);
-        let ours = PeerSocket::from(ours);
-        assert!(matches!(receive(&ours, &mut [0; 1], 1), Received::Invalid));
-        far
-    };
-    (0..4).map(block).collect()
-}
-
-fn open_eventfds() -> usize {
-    let links = std::fs::read_dir("/proc/self/fd").unwrap();
-    let is_eventfd = |entry: &std::io::Result<std::fs::DirEntry>| {
-        let target = std::fs::read_link(entry.as_ref().unwrap().path());
-        target.is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
-    };
-    links.filter(is_eventfd).count()
-}
-
-/// Waits until so many eventfds are open.
-fn wait_eventfds(count: usize, mut turn: impl FnMut()) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while open_eventfds() != count {
-        let open = open_eventfds();
-        assert!(Instant::now() < end, "{open} instead of {count}");
-        turn();
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 #[test]
 fn eventfds_of_clients_are_closed_on_the_closing_threads() {
     let far = block_closing_threads();
-    let before = open_eventfds();
+    let before = open_descriptors_of("[eventfd]");
     let world = World::with_len(Kind::Server, false, 8 << 20);
     let first = world.device();
-    let with_one = open_eventfds();
+    let with_one = open_descriptors_of("[eventfd]");
     let second = world.device();
     // The eventfd of the second client: the server has it, the second device, and the first one when it
     // has read the server's messages.
-    let drain = || first.drain(&mut |_| {}).unwrap();
-    wait_eventfds(with_one + 6, drain);
+    let others_are_known = || {
+        first.drain(&mut |_| {}).unwrap();
+        open_descriptors_of("[eventfd]") == with_one + 6
+    };
+    until(others_are_known, || {
+        "the second client is not known".to_owned()
+    });
     drop((first, second, world));
-    assert_eq!(open_eventfds(), before + 6);
+    assert_eq!(open_descriptors_of("[eventfd]"), before + 6);
     drop(far);
-    wait_eventfds(before, || {});
+    let are_closed = || open_descriptors_of("[eventfd]") == before;
+    until(are_closed, || "they stay open".to_owned());
 }

@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -13,8 +11,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use smc_ipc::channel::{Received, receive, send};
 use smc_ipc::doorbell::{Doorbell, new_eventfd, notify};
 use smc_ipc::passed::{PeerFile, PeerSocket};
-use smc_testkit::resources::limit_descriptors;
-use smc_testkit::slow_close::slow_to_close;
+use smc_testkit::resources::{limit_descriptors, open_descriptors_of};
+use smc_testkit::slow_close::block_closing_threads;
 
 /// What `passed` documents, with the limit of this test.
 const DESCRIPTORS: u64 = 1024;
@@ -25,19 +23,6 @@ fn pair() -> (OwnedFd, PeerSocket) {
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
     let (peer, ours) = pair.unwrap();
     (peer, ours.into())
-}
-
-/// Passes descriptors whose closing waits to all closing threads of the own user.
-fn block_closing_threads() -> Vec<TcpStream> {
-    let block = |_| {
-        let (peer, ours) = pair();
-        let (slow, far) = slow_to_close().unwrap();
-        send(&peer, b"x", &[slow.as_fd()]).unwrap();
-        drop(slow);
-        assert!(matches!(receive(&ours, &mut [0; 1], 1), Received::Invalid));
-        far
-    };
-    (0..4).map(block).collect()
 }
 
 /// Eventfds whose last close is watched.
@@ -62,15 +47,6 @@ impl Watched {
         self.set.poll(|_| open += 1).unwrap();
         open
     }
-}
-
-fn memory_files(name: &str) -> usize {
-    let links = std::fs::read_dir("/proc/self/fd").unwrap();
-    let target = |fd: &PathBuf| std::fs::read_link(fd).unwrap_or_default();
-    links
-        .map(|entry| target(&entry.unwrap().path()))
-        .filter(|target| target.to_string_lossy().contains(name))
-        .count()
 }
 
 #[test]
@@ -104,12 +80,12 @@ fn eventfds_that_peers_have_are_closed_on_the_closing_threads() {
     drop(memory);
     match receive(&ours, &mut [0; 1], 1) {
         Received::Packet(_, passed) => {
-            assert_eq!(memory_files("smc-test-memory"), 1);
+            assert_eq!(open_descriptors_of("smc-test-memory"), 1);
             drop(passed);
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(memory_files("smc-test-memory"), 0);
+    assert_eq!(open_descriptors_of("smc-test-memory"), 0);
 
     // A user can have so many wait, and no more.
     let refused = (3..2 * MAX_WAITING).find(|_| {
