@@ -24,7 +24,7 @@ readonly MSRV=1.85
 readonly SKIPPED=77
 
 # Of all crates of the workspace.
-readonly MANIFESTS=(*/Cargo.toml negotiation/*/Cargo.toml support/*/Cargo.toml)
+readonly MANIFESTS=(*/Cargo.toml support/*/Cargo.toml dev/{benches,interop}/Cargo.toml)
 
 readonly TARGET=${CARGO_TARGET_DIR:-target}
 export PATH="$PWD/$TARGET/tools/bin:$TARGET/tools/bin:${HOME:-}/.cargo/bin:$PATH"
@@ -77,10 +77,7 @@ step() {
 step each fmt - "formatting"
 step_fmt() {
     cargo fmt --all --check
-    local manifest
-    for manifest in */fuzz/Cargo.toml; do
-        [[ ! -e $manifest ]] || cargo fmt --manifest-path "$manifest" --check
-    done
+    cargo fmt --manifest-path dev/fuzz/Cargo.toml --check
 }
 
 step each rules - "rules of CONTRIBUTING.md that a text search can check"
@@ -96,7 +93,7 @@ step_rules() {
     no_match 'a DECLINE code that is chosen elsewhere than in proto/handshake/decline.rs' \
         '^[^/]*DeclineCode::[A-Z]' smc-core/src '/tests(\.rs|/)|/handshake/decline\.rs$' || failed=1
     local program
-    for program in interop smc-tools; do
+    for program in dev/interop smc-tools; do
         no_match 'std::fs in a program, whose errors do not name the file as those of fs-err do' \
             '^[^/]*\bstd::fs\b' "$program/src" '/dissect/' || failed=1
     done
@@ -189,7 +186,7 @@ step_wire() {
 
 step each integration network? "streams, negotiation, devices and tools, each in their own processes"
 step_integration() {
-    local names dirs=(smc smc-core negotiation/* support/* smc-transport-loop smc-transport-ism
+    local names dirs=(smc smc-core support/* smc-transport-loop smc-transport-ism
         smc-testkit smc-tools examples)
     names=$(tests_of "${dirs[@]}" | grep -vxE -- \
         '--test=(conformance|model|kill|endings|checked_copies)')
@@ -283,7 +280,7 @@ step_release() {
 
 step all fuzz fuzz "fuzz targets of the wire format, some seconds each"
 step_fuzz() {
-    bounded 900 bash smc-wire/fuzz/smoke.sh
+    bounded 900 bash dev/fuzz/smoke.sh
 }
 
 step all instructions count "instructions of hot calls, counted with valgrind"

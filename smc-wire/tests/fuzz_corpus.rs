@@ -33,7 +33,7 @@ const LLC: [&str; 11] = [
 
 #[test]
 fn the_corpus_holds_every_form_of_message() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dev/fuzz/corpus");
     let write = std::env::var_os("SMC_WIRE_WRITE_CORPUS").is_some();
     let mut missing = Vec::new();
     for (path, bytes) in seeds() {

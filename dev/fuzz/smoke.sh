@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs every fuzz target for a few seconds over the kept corpus; fails on the first crash.
 #
-#   smc-wire/fuzz/smoke.sh [seconds per target]
+#   dev/fuzz/smoke.sh [seconds per target]
 #
 # Needs a stable Rust toolchain and a C++ compiler, nothing else. `cargo fuzz run -s none TARGET`
 # does the same for longer runs. The instrumentation flags are stable ones; only sanitizers, which
@@ -40,7 +40,7 @@ for source in fuzz_targets/*.rs; do
         sed -n "s/^Done /$target: /p" "$work/$target.log"
     else
         tail -n 60 "$work/$target.log"
-        echo "$target: crashed, see smc-wire/fuzz/artifacts/$target" >&2
+        echo "$target: crashed, see dev/fuzz/artifacts/$target" >&2
         exit 1
     fi
 done
