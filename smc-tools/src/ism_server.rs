@@ -1,13 +1,15 @@
 //! `smc ism-server`: the memory that guests and processes share, and the server that announces them to each other.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
 
+use anyhow::Result;
 use nix::sys::signal::{SigSet, Signal};
 use smc_core::device::DeviceError;
 use smc_transport_ism::Server;
+
+use crate::values;
 
 /// Arguments of `smc ism-server`.
 ///
@@ -27,7 +29,7 @@ pub(crate) struct Args {
     socket: PathBuf,
 
     /// How much memory, in bytes or with K, M or G; a power of two
-    #[arg(long, value_name = "N", default_value = "64M", value_parser = crate::demo::size)]
+    #[arg(long, value_name = "N", default_value = "64M", value_parser = values::size)]
     size: u64,
 
     /// Machines and processes that can be connected at a time
@@ -39,22 +41,12 @@ pub(crate) struct Args {
     nocopy: bool,
 
     /// Permissions of the socket, in octal: who may use the memory
-    #[arg(long, value_name = "MODE", default_value = "0600", value_parser = mode)]
+    #[arg(long, value_name = "MODE", default_value = "0600", value_parser = values::mode)]
     mode: u32,
 }
 
 /// Runs `smc ism-server`.
-pub(crate) fn run(args: &Args) -> ExitCode {
-    match serve(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("smc ism-server: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn serve(args: &Args) -> Result<(), DeviceError> {
+pub(crate) fn run(args: &Args) -> Result<bool> {
     let server = Server::builder(&args.socket)
         .len(usize::try_from(args.size).map_err(|_| DeviceError::NoMemory)?)
         .devices(args.devices)
@@ -68,7 +60,8 @@ fn serve(args: &Args) -> Result<(), DeviceError> {
         args.devices,
         args.socket.display()
     );
-    run_until_told(server)
+    run_until_told(server)?;
+    Ok(true)
 }
 
 /// A server that is asked to end marks that for guests, which would otherwise detect it after a while.
@@ -89,12 +82,4 @@ fn run_until_told(server: Server) -> Result<(), DeviceError> {
         let _ = waiting.join();
     }
     Ok(())
-}
-
-fn mode(text: &str) -> Result<u32, String> {
-    let mode = u32::from_str_radix(text, 8).map_err(|_| format!("'{text}' is not octal"))?;
-    if mode > 0o777 {
-        return Err(format!("'{text}' is more than 0777"));
-    }
-    Ok(mode)
 }

@@ -1,14 +1,15 @@
 //! `smc`: the command-line companion of the SMC crates.
 //!
-//! Each subcommand lives in a module of its own, with its arguments and one function that runs it.
+//! Each subcommand lives in a module of its own, with its arguments and one function that runs it and
+//! gives whether it came out well.
 
 mod bench;
-mod demo;
 mod devices;
 mod dissect;
 mod ism_server;
 #[cfg(feature = "syn-option")]
 mod setup;
+mod values;
 
 use std::process::ExitCode;
 
@@ -32,7 +33,7 @@ enum Command {
     #[command(hide = true)]
     BenchEnd(bench::EndArgs),
     /// Stream a file between two processes over SMC-D, and compare with TCP and UNIX sockets
-    Demo(demo::Args),
+    Demo(bench::DemoArgs),
     /// List what could carry SMC on this machine, and why it cannot
     Devices(devices::Args),
     /// Show the SMC messages in captures: handshakes on TCP, LLC and CDC on RoCE
@@ -45,15 +46,23 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
-        Command::Bench(args) => bench::run(&args),
-        Command::BenchAgent(args) => bench::run_agent(&args),
-        Command::BenchEnd(args) => bench::run_end(&args),
-        Command::Demo(args) => demo::run(&args),
-        Command::Devices(args) => devices::run(&args),
-        Command::Dissect(args) => dissect::run(&args),
-        Command::IsmServer(args) => ism_server::run(&args),
+    let (name, outcome) = match Cli::parse().command {
+        Command::Bench(args) => ("smc bench", bench::run(&args)),
+        Command::BenchAgent(args) => ("smc bench-agent", bench::run_agent(&args)),
+        Command::BenchEnd(args) => ("smc bench", bench::run_end(&args)),
+        Command::Demo(args) => ("smc demo", bench::run_demo(&args)),
+        Command::Devices(args) => ("smc", devices::run(&args)),
+        Command::Dissect(args) => ("smc", dissect::run(&args)),
+        Command::IsmServer(args) => ("smc ism-server", ism_server::run(&args)),
         #[cfg(feature = "syn-option")]
-        Command::Setup(args) => setup::run(&args),
+        Command::Setup(args) => ("smc", setup::run(&args)),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{name}: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -2,10 +2,12 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::ValueEnum;
 use smc_negotiate_syn::{Setup, SetupError, Status};
+
+use crate::values;
 
 /// Arguments of `smc setup`.
 ///
@@ -29,7 +31,7 @@ pub(crate) struct Args {
     cgroup: Option<PathBuf>,
 
     /// Permissions of the map, in octal: who may use it
-    #[arg(long, value_name = "MODE", default_value = "0666", value_parser = mode)]
+    #[arg(long, value_name = "MODE", default_value = "0666", value_parser = values::mode)]
     mode: u32,
 
     /// Group of the map, by number; with --mode 0660 only its members may use it
@@ -52,17 +54,9 @@ enum Action {
 }
 
 /// Runs `smc setup`.
-pub(crate) fn run(args: &Args) -> ExitCode {
-    match attempt(args) {
-        Ok(report) => {
-            print!("{report}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("smc: {error}");
-            ExitCode::FAILURE
-        }
-    }
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    print!("{}", attempt(args)?);
+    Ok(true)
 }
 
 fn attempt(args: &Args) -> Result<String, SetupError> {
@@ -145,25 +139,9 @@ fn describe(status: &Status) -> String {
     text
 }
 
-fn mode(text: &str) -> Result<u32, String> {
-    match u32::from_str_radix(text, 8) {
-        Ok(mode) if mode <= 0o777 => Ok(mode),
-        _ => Err("not permissions in octal, such as 0660".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn modes_are_octal() {
-        assert_eq!(mode("0666"), Ok(0o666));
-        assert_eq!(mode("660"), Ok(0o660));
-        for bad in ["", "0999", "rw", "1777"] {
-            assert!(mode(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn what_is_not_there_is_an_error() {

@@ -23,7 +23,7 @@ fn a_demonstration_leaves_nothing_behind() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mine = format!("smc-demo-{}-", demo.id());
+        let mine = format!("smc-bench-{}-", demo.id());
         let output = demo.wait_with_output().unwrap();
         let reported = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{carrier}: {reported}");

@@ -3,7 +3,6 @@
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -33,17 +32,7 @@ pub(crate) struct Args {
 }
 
 /// Runs `smc bench-agent`.
-pub(crate) fn run(args: &Args) -> ExitCode {
-    match serve(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("smc bench-agent: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn serve(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<bool> {
     let listener = TcpListener::bind(args.at).with_context(|| format!("no {}", args.at))?;
     println!("listening at {}", listener.local_addr()?);
     loop {
@@ -64,7 +53,7 @@ fn attend(args: &Args, mut stream: TcpStream) -> Result<()> {
     reader.read_line(&mut line).context("no task")?;
     let mut task: Task = serde_json::from_str(&line).context("not a task")?;
     ensure!(matches!(task.role, Role::Server), "not a server's task");
-    let dir = directory().context("cannot make a directory")?;
+    let dir = directory()?;
     task.dir = dir.path().to_owned();
     task.cell.settings.apart = Some(Apart {
         at: stream.local_addr()?.ip(),

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::plan::Workload;
 use super::runtime::Runtime;
 use super::transport::Kind;
+use crate::values;
 
 /// Arguments of `smc bench`.
 ///
@@ -110,21 +111,8 @@ pub(crate) struct Args {
 
 /// A number of bytes from 1 to 1 GiB, such as 64000, 128K or 1M.
 fn len(text: &str) -> Result<usize, String> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit: usize = match unit {
-        "" | "B" => 1,
-        "K" | "KiB" => 1 << 10,
-        "M" | "MiB" => 1 << 20,
-        _ => return Err(format!("'{unit}' is none of the units K and M")),
-    };
-    let number: usize = number
-        .parse()
-        .map_err(|_| format!("'{text}' does not begin with a number"))?;
-    match number.checked_mul(unit) {
-        Some(len) if (1..=LEN_MAX).contains(&len) => Ok(len),
+    match usize::try_from(values::size(text)?) {
+        Ok(len) if (1..=LEN_MAX).contains(&len) => Ok(len),
         _ => Err(format!("'{text}' is not between 1 and {LEN_MAX} bytes")),
     }
 }

@@ -3,7 +3,6 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::process::ExitCode;
 use std::thread;
 
 use anyhow::{Context as _, Result};
@@ -18,7 +17,8 @@ use super::pair::Outcome;
 use super::peers;
 use super::plan::Cell;
 use super::runtime::Runtime;
-use super::transport::{Accept, InPlace, Kind, smc, tcp, unix};
+use super::transport::smc::{self, Carried};
+use super::transport::{Accept, InPlace, Kind, tcp, unix};
 use super::workload;
 
 /// Arguments of a process that `smc bench` starts.
@@ -61,17 +61,10 @@ pub(super) enum Ready {
 }
 
 /// Runs one end.
-pub(crate) fn run(args: &Args) -> ExitCode {
-    let outcome = serde_json::from_str(&args.task)
-        .context("not a task")
-        .and_then(perform);
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("smc bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    let task = serde_json::from_str(&args.task).context("not a task")?;
+    perform(task)?;
+    Ok(true)
 }
 
 fn perform(task: Task) -> Result<()> {
@@ -140,16 +133,20 @@ async fn drive(cell: Cell, dir: PathBuf, address: String, meter: Meter) -> Resul
             let unix = unix::TokioConnector::new(&address, &cell.settings);
             workload::drive(&cell, unix, meter).await
         }
-        (Kind::LoopInplace, _) => {
-            let smc = smc::Connector::<InPlace>::open(&cell, &dir, &address)?;
-            workload::drive(&cell, smc, meter).await
-        }
-        (Kind::Loop | Kind::LoopCopy | Kind::Ism | Kind::IsmCopy | Kind::Fallback, _) => {
-            let smc = smc::Connector::<::smc::Stream>::open(&cell, &dir, &address)?;
-            workload::drive(&cell, smc, meter).await
-        }
         #[cfg(feature = "peers")]
         (Kind::Iceoryx2, _) => peers::iceoryx2::drive(&cell, &dir, meter),
+        (kind, _) => {
+            let carried = Carried::open(&cell, &dir)?;
+            let measured = if kind == Kind::LoopInplace {
+                let smc = smc::Connector::<InPlace>::new(&carried, &cell, &address)?;
+                workload::drive(&cell, smc, meter).await
+            } else {
+                let smc = smc::Connector::<::smc::Stream>::new(&carried, &cell, &address)?;
+                workload::drive(&cell, smc, meter).await
+            };
+            carried.part().await;
+            measured
+        }
     }
 }
 
@@ -168,14 +165,6 @@ async fn serve(cell: Cell, dir: PathBuf) -> Result<()> {
         (Kind::Unix, Runtime::Tokio | Runtime::TokioMt) => {
             until_ended(&cell, unix::TokioListener::bind(&dir, &cell.settings)?).await
         }
-        (Kind::LoopInplace, _) => {
-            let listener = smc::Listener::<InPlace>::open(&cell, &dir).await?;
-            until_ended(&cell, listener).await
-        }
-        (Kind::Loop | Kind::LoopCopy | Kind::Ism | Kind::IsmCopy | Kind::Fallback, _) => {
-            let listener = smc::Listener::<::smc::Stream>::open(&cell, &dir).await?;
-            until_ended(&cell, listener).await
-        }
         #[cfg(feature = "peers")]
         (Kind::Iceoryx2, _) => {
             let ended = stdin_ended();
@@ -183,6 +172,16 @@ async fn serve(cell: Cell, dir: PathBuf) -> Result<()> {
             report(&Ready::At(String::new()))?;
             let _gone = ended.await;
             server.stop()
+        }
+        (kind, _) => {
+            let carried = Carried::open(&cell, &dir)?;
+            let served = if kind == Kind::LoopInplace {
+                until_ended(&cell, smc::Listener::<InPlace>::bind(&carried).await?).await
+            } else {
+                until_ended(&cell, smc::Listener::<::smc::Stream>::bind(&carried).await?).await
+            };
+            carried.part().await;
+            served
         }
     }
 }

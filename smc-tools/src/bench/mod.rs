@@ -11,9 +11,12 @@
 //! code for all of them.
 //!
 //! The server's end may run in another machine, where an [`agent`] starts it.
+//!
+//! `smc demo`, the [`demo`], streams a file and then measures a few cells in the same way.
 
 mod agent;
 mod args;
+mod demo;
 mod end;
 mod figure;
 mod host;
@@ -32,11 +35,12 @@ mod workload;
 pub(crate) use agent::Args as AgentArgs;
 pub(crate) use agent::run as run_agent;
 pub(crate) use args::Args;
+pub(crate) use demo::Args as DemoArgs;
+pub(crate) use demo::run as run_demo;
 pub(crate) use end::Args as EndArgs;
 pub(crate) use end::run as run_end;
 
 use std::io::Write as _;
-use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use fs_err as fs;
@@ -47,20 +51,9 @@ use plan::Plan;
 use report::Progress;
 use results::Results;
 
-/// Runs `smc bench`.
-pub(crate) fn run(args: &Args) -> ExitCode {
-    match measure(args) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("smc bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Whether everything that was asked for could be measured, or was left out for a reason.
-fn measure(args: &Args) -> Result<bool> {
+/// Runs `smc bench`. Gives whether everything that was asked for could be measured, or was left out
+/// for a reason.
+pub(crate) fn run(args: &Args) -> Result<bool> {
     let plan = Plan::new(args)?;
     let host = Host::detect();
     let mut results = Results::new(&plan);

@@ -51,7 +51,7 @@ pub(super) fn run(cell: &Cell, remote: Option<SocketAddr>, report: impl Fn(&str)
 }
 
 fn measure(cell: &Cell, remote: Option<SocketAddr>) -> Result<Outcome> {
-    let dir = directory().context("cannot make a directory for the two processes")?;
+    let dir = directory()?;
     let timeout = START + cell.settings.time * 10;
     let task = |role| Task {
         cell: cell.clone(),
@@ -62,8 +62,7 @@ fn measure(cell: &Cell, remote: Option<SocketAddr>) -> Result<Outcome> {
         None => End::start(&task(Role::Server))?,
         Some(agent) => End::start_remotely(&task(Role::Server), agent)?,
     };
-    let ready = server.line(START).context("the server did not start")?;
-    let ready = match serde_json::from_str(&ready)? {
+    let ready = match server.ready()? {
         Ready::At(address) => address,
         Ready::Skip(why) => return Ok(Outcome::Skipped(why)),
     };
@@ -79,9 +78,13 @@ fn measure(cell: &Cell, remote: Option<SocketAddr>) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// In memory, where there is such a place: a file there is what ISM devices share.
-pub(super) fn directory() -> std::io::Result<TempDir> {
-    TempDir::with_prefix_in(PREFIX, "/dev/shm").or_else(|_| TempDir::with_prefix(PREFIX))
+/// In memory, where there is such a place: a file there is what ISM devices share. The name has the
+/// number of this process, so that one that was left behind can be distinguished from one in use.
+pub(super) fn directory() -> Result<TempDir> {
+    let prefix = format!("smc-bench-{}-", std::process::id());
+    TempDir::with_prefix_in(&prefix, "/dev/shm")
+        .or_else(|_| TempDir::with_prefix(&prefix))
+        .context("cannot make a directory for the two processes")
 }
 
 /// One of the two, ended when dropped.
@@ -143,6 +146,12 @@ impl End {
         }
     }
 
+    /// What a server reports when it has started.
+    pub(super) fn ready(&self) -> Result<Ready> {
+        let line = self.line(START).context("the server did not start")?;
+        Ok(serde_json::from_str(&line)?)
+    }
+
     /// The next line of its output.
     pub(super) fn line(&self, timeout: Duration) -> Result<String> {
         match self.lines.recv_timeout(timeout) {
@@ -185,8 +194,6 @@ fn forward(output: impl Read, to: &mpsc::Sender<String>) {
         }
     }
 }
-
-const PREFIX: &str = "smc-bench-";
 
 /// How long a process may take to start, and what it takes to open connections and to warm up.
 pub(super) const START: Duration = Duration::from_secs(60);

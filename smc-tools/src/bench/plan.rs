@@ -24,6 +24,7 @@ pub(super) struct Plan {
     /// Where the agent of another machine listens that runs the servers.
     pub(super) remote: Option<SocketAddr>,
     pub(super) settings: Settings,
+    pub(super) site: Option<Site>,
 }
 
 /// A workload with the number that goes with it.
@@ -41,6 +42,7 @@ pub(super) struct Cell {
     pub(super) transport: Kind,
     pub(super) runtime: Runtime,
     pub(super) settings: Settings,
+    pub(super) site: Option<Site>,
 }
 
 /// What is the same for all cells.
@@ -74,6 +76,17 @@ pub(super) struct Apart {
     /// Socket of the ivshmem server whose fabric ISM devices of this end are on. Without one it is
     /// that of an ivshmem device of the machine.
     pub(super) ism_server: Option<PathBuf>,
+}
+
+/// What the ends of `smc demo` use. Others have a directory and devices of their own.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Site {
+    /// The ISM fabric, a directory or the socket of an ivshmem server.
+    pub(super) fabric: Option<PathBuf>,
+    /// The RDMA device; the first usable one if not given.
+    pub(super) device: Option<String>,
+    /// Buffers of SMC streams.
+    pub(super) buffer: Option<usize>,
 }
 
 /// What the two processes do.
@@ -151,6 +164,7 @@ impl Plan {
                     ism_server: args.ism_server.clone(),
                 }),
             },
+            site: None,
         };
         if args.remote.is_some() {
             for kind in &plan.transports {
@@ -178,6 +192,7 @@ impl Plan {
                     transport: *kind,
                     runtime: *runtime,
                     settings: self.settings.clone(),
+                    site: self.site.clone(),
                 })
             })
         })

@@ -16,8 +16,8 @@ mod rdma {
 }
 
 use std::io::{self, Write};
-use std::process::ExitCode;
 
+use anyhow::{Context as _, Result};
 use serde_json::{Map, Value as Json, json};
 use smc_core::device::Device as _;
 use smc_transport_loop::LoopDevice;
@@ -37,7 +37,7 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> ExitCode {
+pub(crate) fn run(args: &Args) -> Result<bool> {
     let found = [("smc-d", host()), ("smc-r", rdma::found())];
     let is_usable = found.iter().any(|(_, found)| found.is_usable());
     let mut out = io::stdout().lock();
@@ -50,11 +50,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     });
     match shown {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            let _ = writeln!(io::stderr(), "smc: cannot write: {error}");
-            ExitCode::FAILURE
+            Err(error).context("cannot write")
         }
-        _ if is_usable => ExitCode::SUCCESS,
-        _ => ExitCode::FAILURE,
+        _ => Ok(is_usable),
     }
 }
 

@@ -23,7 +23,8 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
-use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
 
 pub(crate) use self::args::Args;
 use self::capture::{CaptureError, Fault, Frame, Reader};
@@ -33,7 +34,7 @@ use self::report::Report;
 use self::roce::QueuePairs;
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> ExitCode {
+pub(crate) fn run(args: &Args) -> Result<bool> {
     let mut out = BufWriter::new(io::stdout().lock());
     let done = match args.decode {
         Some(family) => decode::run(args, family, &mut out),
@@ -41,14 +42,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     };
     let done = done.and_then(|is_good| out.flush().map(|()| is_good));
     match done {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
         // The reader has closed the output.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(&format_args!("cannot write: {error}"));
-            ExitCode::FAILURE
-        }
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(true),
+        done => done.context("cannot write"),
     }
 }
 

@@ -268,7 +268,7 @@ fn color(kind: Kind) -> &'static str {
         Kind::Loop => "#0072b2",
         Kind::LoopCopy => "#56b4e9",
         Kind::LoopInplace => "#009e73",
-        Kind::Ism => "#000000",
+        Kind::Ism | Kind::Rdma => "#000000",
         Kind::IsmCopy => "#f0e442",
         Kind::Tcp => "#d55e00",
         Kind::Unix => "#cc79a7",

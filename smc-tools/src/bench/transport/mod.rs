@@ -43,6 +43,9 @@ pub(super) enum Kind {
     Tcp,
     /// UNIX stream sockets
     Unix,
+    /// SMC-R over an RDMA device, for `smc demo` alone
+    #[value(skip)]
+    Rdma,
     /// TCP over the loopback interface by way of an SMC endpoint that has fallen back
     Fallback,
     /// iceoryx2: samples in shared memory, both ends poll for them without a pause
@@ -61,6 +64,7 @@ impl Kind {
             | Self::IsmCopy
             | Self::Tcp
             | Self::Unix
+            | Self::Rdma
             | Self::Fallback => true,
             #[cfg(feature = "peers")]
             Self::Iceoryx2 => matches!(workload, Workload::Rate | Workload::Pingpong),
@@ -83,6 +87,7 @@ impl fmt::Display for Kind {
             Self::IsmCopy => "ism-copy",
             Self::Tcp => "tcp",
             Self::Unix => "unix",
+            Self::Rdma => "rdma",
             Self::Fallback => "fallback",
             #[cfg(feature = "peers")]
             Self::Iceoryx2 => "iceoryx2",

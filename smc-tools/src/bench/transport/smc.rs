@@ -3,21 +3,23 @@
 use std::io;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use futures_lite::{AsyncBufRead, AsyncRead, AsyncWrite};
 use smc::{Domain, Endpoint, Mode, Policy, Stream};
-use smc_core::device::Device;
-use smc_core::negotiate::Assume;
+use smc_core::device::{Device, RoceKind};
+use smc_core::negotiate::{Assume, Negotiation};
 use smc_negotiate_local::Local;
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
 
-use super::super::plan::Cell;
+use super::super::plan::{Cell, Site};
 use super::trust::trust_peer;
 use super::{Accept, Connect, Duplex, Kind};
 
@@ -134,15 +136,17 @@ pub(in crate::bench) struct Connector<S> {
     endpoint: Endpoint,
     to: SocketAddr,
     kind: Kind,
+    is_demo: bool,
     reading: PhantomData<fn() -> S>,
 }
 
 impl<S: Reading> Connector<S> {
-    pub(in crate::bench) fn open(cell: &Cell, dir: &Path, address: &str) -> Result<Self> {
+    pub(in crate::bench) fn new(carried: &Carried, cell: &Cell, address: &str) -> Result<Self> {
         Ok(Self {
-            endpoint: endpoint(cell, dir)?,
+            endpoint: carried.endpoint.clone(),
             to: address.parse()?,
             kind: cell.transport,
+            is_demo: carried.is_demo,
             reading: PhantomData,
         })
     }
@@ -156,6 +160,8 @@ impl<S: Reading> Connect for Connector<S> {
         let stream = stream.map_err(io::Error::from);
         let stream = stream.with_context(|| format!("connect to {}", self.to))?;
         let is_wanted = match stream.mode() {
+            // On a fabric of the user's choice.
+            mode if self.is_demo => mode.is_smc(),
             Mode::SmcD { nocopy, .. } => {
                 self.kind != Kind::Fallback && *nocopy == is_in_place(self.kind)
             }
@@ -179,18 +185,15 @@ impl<S: Reading> Connect for Connector<S> {
 /// Takes SMC streams in.
 pub(in crate::bench) struct Listener<S> {
     listener: smc::Listener,
-    /// Its devices are needed for as long as streams come.
-    _endpoint: Endpoint,
     reading: PhantomData<fn() -> S>,
 }
 
 impl<S: Reading> Listener<S> {
-    pub(in crate::bench) async fn open(cell: &Cell, dir: &Path) -> Result<Self> {
-        let (endpoint, at) = (endpoint(cell, dir)?, cell.settings.any_port());
-        let listener = endpoint.bind(at).await;
+    pub(in crate::bench) async fn bind(carried: &Carried) -> Result<Self> {
+        let Carried { endpoint, at, .. } = carried;
+        let listener = endpoint.bind(*at).await;
         Ok(Self {
             listener: listener.with_context(|| format!("bind to {at}"))?,
-            _endpoint: endpoint,
             reading: PhantomData,
         })
     }
@@ -210,32 +213,95 @@ impl<S: Reading> Accept for Listener<S> {
     }
 }
 
-fn endpoint(cell: &Cell, dir: &Path) -> Result<Endpoint> {
-    let mut builder = cell.runtime.endpoint()?;
-    if let Some(len) = ring(cell) {
-        builder = builder.recv_buffer(len);
+/// An endpoint, whose devices are needed for as long as there are streams.
+pub(in crate::bench) struct Carried {
+    pub(in crate::bench) endpoint: Endpoint,
+    /// Where its listeners have to be, on any port.
+    at: SocketAddr,
+    device: Option<Weak<dyn Device>>,
+    is_demo: bool,
+}
+
+impl Carried {
+    pub(in crate::bench) fn open(cell: &Cell, dir: &Path) -> Result<Self> {
+        let mut builder = cell.runtime.endpoint()?;
+        if let Some(len) = ring(cell) {
+            builder = builder.recv_buffer(len);
+        }
+        if let Some(len) = cell.site.as_ref().and_then(|site| site.buffer) {
+            builder = builder.send_buffer(len);
+        }
+        if let Some(window) = cell.settings.polling {
+            builder = builder.polling(window);
+        }
+        let mut at = cell.settings.any_port();
+        let is_demo = cell.site.is_some();
+        if cell.transport == Kind::Fallback {
+            return Ok(Self {
+                endpoint: builder.policy(Policy::Never).build()?,
+                at,
+                device: None,
+                is_demo,
+            });
+        }
+        if cell.transport == Kind::LoopInplace {
+            builder = builder.trust_peers(trust_peer());
+        }
+        let device = device(cell, dir)?;
+        let going = Arc::downgrade(&device);
+        if let Some(rdma) = device.fabric().rdma() {
+            let mut addresses = rdma.addresses().into_iter();
+            let address = addresses.find_map(|address| match address.kind {
+                RoceKind::V2 => address.gid.ipv4(),
+                _ => None,
+            });
+            let address = address.context("the device has no RoCE v2 GID with an IPv4 address")?;
+            at.set_ip(address.into());
+            builder = builder.ueid("SMC-DEMO".parse()?);
+        }
+        let negotiation: Arc<dyn Negotiation> = match (&cell.settings.apart, &cell.site) {
+            // The two know of each other.
+            (Some(_), _) => Arc::new(Assume::new()),
+            _ if cell.transport == Kind::Rdma => Arc::new(Assume::new()),
+            (None, Some(_)) => Arc::new(Local::new()),
+            (None, None) => Arc::new(Local::in_domain(Domain::directory(dir))),
+        };
+        Ok(Self {
+            endpoint: builder.device(device).negotiation(negotiation).build()?,
+            at,
+            device: Some(going),
+            is_demo,
+        })
     }
-    if let Some(window) = cell.settings.polling {
-        builder = builder.polling(window);
+
+    /// In a demonstration waits until the last words of connections are sent and the device has taken
+    /// its name back, which happens in tasks that end with the process. Other names are in a directory
+    /// that is removed.
+    pub(in crate::bench) async fn part(self) {
+        if !self.is_demo {
+            return;
+        }
+        self.endpoint.close().await;
+        drop(self.endpoint);
+        let until = Instant::now() + PARTING;
+        while self
+            .device
+            .as_ref()
+            .is_some_and(|device| device.strong_count() > 0)
+            && Instant::now() < until
+        {
+            std::thread::sleep(Duration::from_micros(100));
+            futures_lite::future::yield_now().await;
+        }
     }
-    if cell.transport == Kind::Fallback {
-        return Ok(builder.policy(Policy::Never).build()?);
-    }
-    if cell.transport == Kind::LoopInplace {
-        builder = builder.trust_peers(trust_peer());
-    }
-    let builder = builder.device(device(cell, dir)?);
-    Ok(match &cell.settings.apart {
-        None => builder.negotiation(Arc::new(Local::in_domain(Domain::directory(dir)))),
-        // The two know of each other.
-        Some(_) => builder.negotiation(Arc::new(Assume::new())),
-    }
-    .build()?)
 }
 
 /// What carries the streams: this is the one place that knows how a device is made.
 fn device(cell: &Cell, dir: &Path) -> Result<Arc<dyn Device>> {
     let in_place = is_in_place(cell.transport);
+    if let Some(site) = &cell.site {
+        return device_of(site, cell.transport, dir);
+    }
     if !is_ism(cell.transport) {
         let device = LoopDevice::builder()
             .domain(Domain::directory(dir))
@@ -257,9 +323,55 @@ fn device(cell: &Cell, dir: &Path) -> Result<Arc<dyn Device>> {
     Ok(Arc::new(device.build()?))
 }
 
+/// The same for a demonstration, which uses what applications use.
+fn device_of(site: &Site, kind: Kind, dir: &Path) -> Result<Arc<dyn Device>> {
+    let in_place = is_in_place(kind);
+    if kind == Kind::Rdma {
+        return rdma_device(site.device.as_deref());
+    }
+    if !is_ism(kind) {
+        let device = LoopDevice::builder().nocopy(in_place).build();
+        return Ok(Arc::new(device.context("cannot open the loop device")?));
+    }
+    let path = site.fabric.clone().unwrap_or_else(|| dir.join("fabric"));
+    let is_socket = fs_err::metadata(&path).is_ok_and(|found| found.file_type().is_socket());
+    let place = if is_socket {
+        Place::server(path)
+    } else {
+        Place::directory(path).with_nocopy(in_place)
+    };
+    let device = IsmDevice::builder(place).build();
+    Ok(Arc::new(device.context("cannot open the ISM device")?))
+}
+
+#[cfg(feature = "rdma")]
+fn rdma_device(name: Option<&str>) -> Result<Arc<dyn Device>> {
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None => {
+            let mut devices = smc_transport_rdma::probe()?.into_iter();
+            devices
+                .find(|device| device.usable.is_ok())
+                .context("no usable RDMA device; `smc devices` reports why")?
+                .name
+        }
+    };
+    Ok(Arc::new(smc_transport_rdma::RdmaDevice::open(&name)?))
+}
+
+#[cfg(not(feature = "rdma"))]
+fn rdma_device(_name: Option<&str>) -> Result<Arc<dyn Device>> {
+    anyhow::bail!(
+        "built without SMC-R: build smc-tools with `--features rdma`, which takes cmake and libclang"
+    )
+}
+
 /// Receive ring to ask for; `None` for the default. The memory of an ISM fabric is one for all, and
 /// the first one would take what the others need.
 fn ring(cell: &Cell) -> Option<usize> {
+    if let Some(site) = &cell.site {
+        return site.buffer;
+    }
     let share = ISM_MEMORY / (4 * cell.case.connections());
     let fitting = (share.max(RING_MIN) + 1).next_power_of_two() / 2;
     let fitting = is_ism(cell.transport).then(|| fitting.min(RING_MAX));
@@ -275,6 +387,8 @@ fn is_in_place(kind: Kind) -> bool {
     !matches!(kind, Kind::LoopCopy | Kind::IsmCopy)
 }
 
+/// How long parting may take.
+const PARTING: Duration = Duration::from_secs(1);
 /// Memory of an ISM fabric, unless connections need more: what a container has of it by default is
 /// twice as much.
 const ISM_MEMORY: usize = 32 << 20;

@@ -1,6 +1,5 @@
 //! A ball that goes there and back.
 
-use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -9,21 +8,20 @@ use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::super::figure::Latencies;
 use super::super::transport::Duplex;
 
-/// Sends every ball back; at the end of the stream sends their number.
+/// Sends everything back; at the end of the stream sends the number of bytes.
 pub(super) async fn serve<S: Duplex>(mut stream: S, len: usize) -> Result<()> {
     let mut ball = vec![0; len];
-    let mut trips = 0_u64;
+    let mut bytes = 0_u64;
     loop {
-        match stream.read_exact(&mut ball).await {
-            Ok(()) => {
-                stream.write_all(&ball).await?;
-                trips += 1;
+        match stream.read(&mut ball).await? {
+            0 => break,
+            count => {
+                stream.write_all(&ball[..count]).await?;
+                bytes += count as u64;
             }
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => break,
-            Err(error) => return Err(error.into()),
         }
     }
-    stream.write_all(&trips.to_be_bytes()).await?;
+    stream.write_all(&bytes.to_be_bytes()).await?;
     stream.close().await?;
     Ok(())
 }
@@ -74,16 +72,16 @@ impl<S: Duplex> Player<S> {
         let _ended = self.stream.read(&mut self.ball).await;
     }
 
-    /// Ends in order. Fails unless the server has seen as many trips.
+    /// Ends in order. Fails unless the server has seen as many bytes.
     pub(super) async fn end(mut self) -> Result<u64> {
         self.stream.close().await?;
         let mut seen = [0; 8];
         self.stream.read_exact(&mut seen).await?;
-        let (seen, trips) = (u64::from_be_bytes(seen), self.trips);
-        ensure!(
-            seen == trips,
-            "the server saw {seen} round trips of {trips}"
+        let (seen, sent) = (
+            u64::from_be_bytes(seen),
+            self.trips * self.ball.len() as u64,
         );
-        Ok(trips)
+        ensure!(seen == sent, "the server saw {seen} bytes of {sent}");
+        Ok(self.trips)
     }
 }

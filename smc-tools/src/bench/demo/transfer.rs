@@ -1,0 +1,188 @@
+//! The way of the data to a server and back.
+
+use std::io::Read as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use fs_err::File;
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc::{Mode, Stream};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::super::end::{Ready, Role, Task};
+use super::super::pair::{End, directory};
+use super::super::plan::{Case, Plan, Workload};
+use super::super::transport::smc::Carried;
+use super::{Args, READ_LEN, progress};
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub(super) struct Transfer {
+    pub(super) mode: Mode,
+    pub(super) recv_buffer: Option<usize>,
+    pub(super) len: u64,
+    pub(super) returned: u64,
+    pub(super) elapsed: Duration,
+    pub(super) sent: u64,
+    pub(super) received: u64,
+}
+
+impl Transfer {
+    /// Whether the stream was SMC and the data came back as it was.
+    pub(super) fn is_good(&self) -> bool {
+        self.mode.is_smc() && self.is_intact()
+    }
+
+    pub(super) fn is_intact(&self) -> bool {
+        self.len == self.returned && self.sent == self.received
+    }
+}
+
+/// Streams the data to a process of its own, which sends it back.
+pub(super) fn there_and_back(args: &Args, plan: &Plan) -> Result<Transfer> {
+    let dir = directory()?;
+    let mut cell = plan.cells(0).next().context("no cell")?;
+    // Its server sends back what it has read, this much at a time.
+    cell.case = Case {
+        workload: Workload::Pingpong,
+        load: READ_LEN,
+    };
+    cell.settings.ball = READ_LEN;
+    let task = Task {
+        cell: cell.clone(),
+        dir: dir.path().to_owned(),
+        role: Role::Server,
+    };
+    let server = End::start(&task)?;
+    let to = match server.ready()? {
+        Ready::At(address) => address,
+        Ready::Skip(why) => bail!("{why}"),
+    };
+    let source = Source::open(args)?;
+    let runtime = cell.runtime;
+    runtime.block_on(async move {
+        let carried = Carried::open(&cell, &task.dir)?;
+        let stream = carried.endpoint.connect(to.as_str()).await;
+        let stream = stream.with_context(|| format!("connect to {to}"))?;
+        let transfer = stream_all(source, stream).await?;
+        carried.part().await;
+        Ok(transfer)
+    })
+}
+
+/// Sends and receives at once.
+async fn stream_all(mut source: Source, stream: Stream) -> Result<Transfer> {
+    let len = source.left;
+    let bar = progress(len, "{bar:40} {bytes}/{total_bytes}  {bytes_per_sec}");
+    let (mode, recv_buffer) = (stream.mode().clone(), stream.recv_buffer_size());
+    let (mut from, mut to) = stream.into_split();
+    let start = Instant::now();
+    let sending = async {
+        let mut sum = Xxh3::new();
+        let mut buf = vec![0; CHUNK_LEN];
+        loop {
+            let count = source.read(&mut buf)?;
+            if count == 0 {
+                break;
+            }
+            sum.update(&buf[..count]);
+            to.write_all(&buf[..count]).await?;
+        }
+        to.close().await?;
+        anyhow::Ok(sum.digest())
+    };
+    let receiving = async {
+        let mut sum = Xxh3::new();
+        let mut buf = vec![0; CHUNK_LEN];
+        let mut total = 0_u64;
+        while total < len {
+            let most = usize::try_from(len - total).unwrap_or(usize::MAX);
+            let count = from.read(&mut buf[..most.min(CHUNK_LEN)]).await?;
+            if count == 0 {
+                break;
+            }
+            sum.update(&buf[..count]);
+            total += count as u64;
+            bar.inc(count as u64);
+        }
+        // Behind the data there is how many bytes the server has sent.
+        let mut seen = Vec::new();
+        from.read_to_end(&mut seen).await?;
+        let is_right = total < len || seen == len.to_be_bytes();
+        ensure!(is_right, "more came back than was sent");
+        Ok((sum.digest(), total))
+    };
+    let (sent, (received, returned)) = futures_lite::future::try_zip(sending, receiving).await?;
+    bar.finish_and_clear();
+    Ok(Transfer {
+        mode,
+        recv_buffer,
+        len,
+        returned,
+        elapsed: start.elapsed(),
+        sent,
+        received,
+    })
+}
+
+/// Where the data comes from.
+struct Source {
+    data: Data,
+    left: u64,
+}
+
+enum Data {
+    File(File),
+    /// State of a generator of pseudo-random words.
+    Generated(u64),
+}
+
+impl Source {
+    fn open(args: &Args) -> Result<Self> {
+        let Some(path) = &args.file else {
+            return Ok(Self {
+                data: Data::Generated(0x5eed),
+                left: args.size,
+            });
+        };
+        let file = File::open(path)?;
+        let left = file.metadata()?.len();
+        Ok(Self {
+            data: Data::File(file),
+            left,
+        })
+    }
+
+    fn read(&mut self, buf: &mut [u8]) -> Result<usize> {
+        let len = usize::try_from(self.left)
+            .unwrap_or(usize::MAX)
+            .min(buf.len());
+        let count = match &mut self.data {
+            Data::File(file) => file.read(&mut buf[..len]).context("cannot read the file")?,
+            Data::Generated(state) => {
+                generate(state, &mut buf[..len]);
+                len
+            }
+        };
+        ensure!(
+            count > 0 || len == 0,
+            "the file became shorter while it was read"
+        );
+        self.left -= count as u64;
+        Ok(count)
+    }
+}
+
+/// Fills `buf` with SplitMix64.
+fn generate(state: &mut u64, buf: &mut [u8]) {
+    for chunk in buf.chunks_mut(8) {
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = *state;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        chunk.copy_from_slice(&(word ^ (word >> 31)).to_le_bytes()[..chunk.len()]);
+    }
+}
+
+/// Bytes of the file in one write.
+const CHUNK_LEN: usize = 256 * 1024;
