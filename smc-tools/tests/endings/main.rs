@@ -22,7 +22,8 @@ use smc_testkit::process::Role;
 #[test]
 fn one_end() {
     if let Some(role) = Role::current() {
-        script::play(&role, &role.args().join(" ").parse().unwrap());
+        let part = serde_json::from_str(&role.args().join(" ")).unwrap();
+        script::play(&role, &part);
     }
 }
 

@@ -123,7 +123,7 @@ fn received(who: &str, writer: &End<'_>, reader: &End<'_>) -> Result<(), String>
         match (step, done) {
             (Step::Read(len), Some(Done::Ok)) => read += len,
             (Step::Read(len), Some(done)) if read + len <= reported && reader.has_opened() => {
-                return Err(format!("{who}: {done} at {read} of {reported} bytes"));
+                return Err(format!("{who}: {done:?} at {read} of {reported} bytes"));
             }
             _ => {}
         }
@@ -131,7 +131,7 @@ fn received(who: &str, writer: &End<'_>, reader: &End<'_>) -> Result<(), String>
     let (Some(ended), true) = (reader.to_end(), reader.has_opened()) else {
         return Ok(());
     };
-    let wrong = |what| Err(format!("{who}: {ended}, of {reported} bytes: {what}"));
+    let wrong = |what| Err(format!("{who}: {ended:?}, of {reported} bytes: {what}"));
     let (Done::Eof(len) | Done::Failed(len, _)) = ended else {
         return wrong("no end of a stream");
     };

@@ -44,9 +44,9 @@ impl Process {
     }
 
     fn note(&mut self, line: &str) {
-        let (at, what) = line.split_once(' ').unwrap();
-        assert_eq!(at, self.done.len().to_string());
-        self.done.push(what.parse().unwrap());
+        let (at, what): (usize, Done) = serde_json::from_str(line).unwrap();
+        assert_eq!(at, self.done.len());
+        self.done.push(what);
     }
 
     pub(crate) fn kill(&mut self) {

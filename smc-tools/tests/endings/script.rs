@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process;
-use std::str::FromStr;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use nix::sys::signal::{Signal, raise};
+use serde::{Deserialize, Serialize};
 use smc::OwnedReadHalf;
 use smc::{Endpoint, Listener, Stream};
 
@@ -18,7 +18,7 @@ use smc_testkit::process::Role;
 use crate::world::Fabric;
 
 /// One step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Step {
     /// Connects, or accepts.
     Open,
@@ -45,7 +45,7 @@ pub(crate) enum Step {
 }
 
 /// How a process ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum End {
     /// Everything is dropped in order.
     Return,
@@ -67,8 +67,9 @@ impl End {
 }
 
 /// One end's part.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Part {
+    #[serde(with = "by_name")]
     pub(crate) on: On,
     pub(crate) fabric: Fabric,
     pub(crate) dir: PathBuf,
@@ -81,7 +82,7 @@ pub(crate) struct Part {
 }
 
 /// What a step has come to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Done {
     /// It is done.
     Ok,
@@ -149,7 +150,7 @@ impl Actor {
         }
         for (at, step) in part.steps.iter().enumerate() {
             let done = self.step(part, *step).await;
-            role.send(format!("{at} {done}"));
+            role.send(serde_json::to_string(&(at, done)).unwrap());
         }
     }
 
@@ -297,135 +298,30 @@ pub(crate) fn pattern(side: u8, at: usize) -> u8 {
     ((7 * at + 13 * (at >> 8)) & 255) as u8 ^ (side * 0x55)
 }
 
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Open => f.write_str("open"),
-            Self::Write(len) => write!(f, "write={len}"),
-            Self::Commit(len) => write!(f, "commit={len}"),
-            Self::Read(len) => write!(f, "read={len}"),
-            Self::ReadToEnd => f.write_str("read-to-end"),
-            Self::GuardToEnd => f.write_str("guard-to-end"),
-            Self::Shutdown => f.write_str("shutdown"),
-            Self::DropWriter => f.write_str("drop-writer"),
-            Self::Drop => f.write_str("drop"),
-            Self::Close => f.write_str("close"),
-            Self::Pause(micros) => write!(f, "pause={micros}"),
-        }
-    }
-}
-
-impl FromStr for Step {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, count) = text.split_once('=').unwrap_or((text, "0"));
-        let count: usize = count.parse().map_err(|_| text.to_owned())?;
-        Ok(match name {
-            "open" => Self::Open,
-            "write" => Self::Write(count),
-            "commit" => Self::Commit(count),
-            "read" => Self::Read(count),
-            "read-to-end" => Self::ReadToEnd,
-            "guard-to-end" => Self::GuardToEnd,
-            "shutdown" => Self::Shutdown,
-            "drop-writer" => Self::DropWriter,
-            "drop" => Self::Drop,
-            "close" => Self::Close,
-            "pause" => Self::Pause(count as u64),
-            _ => return Err(text.to_owned()),
-        })
-    }
-}
-
-impl fmt::Display for End {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Return => "return",
-            Self::Runtime => "runtime",
-            Self::Exit => "exit",
-            Self::Kill => "kill",
-        })
-    }
-}
-
-impl FromStr for End {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let named = Self::ALL.into_iter().find(|end| end.to_string() == text);
-        named.ok_or_else(|| text.to_owned())
-    }
-}
-
-impl fmt::Display for Done {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ok => f.write_str("ok"),
-            Self::Tcp => f.write_str("tcp"),
-            Self::Eof(len) => write!(f, "eof {len}"),
-            Self::Failed(len, error) => write!(f, "failed {len} {error}"),
-        }
-    }
-}
-
-impl FromStr for Done {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut words = text.split(' ');
-        let number = |words: &mut std::str::Split<'_, char>| {
-            words
-                .next()
-                .and_then(|word| word.parse().ok())
-                .ok_or_else(|| text.to_owned())
-        };
-        match words.next() {
-            Some("ok") => Ok(Self::Ok),
-            Some("tcp") => Ok(Self::Tcp),
-            Some("eof") => Ok(Self::Eof(number(&mut words)?)),
-            Some("failed") => {
-                let len = number(&mut words)?;
-                Ok(Self::Failed(len, words.collect()))
-            }
-            _ => Err(text.to_owned()),
-        }
-    }
-}
-
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            on, fabric, before, ..
-        } = self;
-        let to = self.to.as_deref().unwrap_or("-");
-        write!(f, "{} {to} {on} {fabric} {before}", self.dir.display())?;
-        for step in &self.steps {
-            write!(f, " {step}")?;
-        }
-        write!(f, " {}", self.end)
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
     }
 }
 
-impl FromStr for Part {
-    type Err = String;
+/// What has a name, as a string.
+mod by_name {
+    use std::fmt::Display;
+    use std::str::FromStr;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let words: Vec<&str> = text.split(' ').collect();
-        let [dir, to, on, fabric, before, steps @ .., end] = &words[..] else {
-            return Err(text.to_owned());
-        };
-        Ok(Self {
-            on: on.parse()?,
-            fabric: fabric.parse()?,
-            dir: Path::new(dir).to_owned(),
-            to: (*to != "-").then(|| (*to).to_owned()),
-            before: before.parse().map_err(|_| text.to_owned())?,
-            steps: steps
-                .iter()
-                .map(|step| step.parse())
-                .collect::<Result<_, _>>()?,
-            end: end.parse()?,
-        })
+    use serde::de::Error;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(what: &impl Display, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(what)
+    }
+
+    pub(super) fn deserialize<'de, T, D>(from: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err = String>,
+        D: Deserializer<'de>,
+    {
+        let name = String::deserialize(from)?;
+        name.parse().map_err(D::Error::custom)
     }
 }

@@ -1,10 +1,9 @@
 //! Runtimes and fabrics.
 
-use std::fmt;
 use std::path::Path;
-use std::str::FromStr;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use smc::Endpoint;
 use smc_core::Domain;
 use smc_core::device::Device;
@@ -15,7 +14,7 @@ use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
 
 /// What carries a connection, and how its ends find out about each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fabric {
     pub(crate) device: Kind,
     /// The peer's buffer is mapped.
@@ -24,7 +23,7 @@ pub(crate) struct Fabric {
     pub(crate) on_tcp: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     Loop,
     Ism,
@@ -79,26 +78,5 @@ impl Fabric {
                 Arc::new(IsmDevice::builder(place).build().unwrap())
             }
         }
-    }
-}
-
-impl fmt::Display for Fabric {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let device = match self.device {
-            Kind::Loop => "loop",
-            Kind::Ism => "ism",
-        };
-        let way = if self.nocopy { "mapped" } else { "moved" };
-        let handshake = if self.on_tcp { "tcp" } else { "local" };
-        write!(f, "{device}-{way}-{handshake}")
-    }
-}
-
-impl FromStr for Fabric {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let named = Self::all().find(|fabric| fabric.to_string() == text);
-        named.ok_or_else(|| format!("no fabric {text}"))
     }
 }
