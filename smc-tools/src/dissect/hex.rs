@@ -135,27 +135,6 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_character() {
-        assert_eq!(parse(""), Err(HexError::Empty));
-        assert_eq!(parse("0x"), Err(HexError::Empty));
-        assert_eq!(
-            parse("fe g6"),
-            Err(HexError::NotADigit {
-                at: 3,
-                character: 'g'
-            })
-        );
-        assert_eq!(
-            parse("fe 00x6"),
-            Err(HexError::NotADigit {
-                at: 5,
-                character: 'x'
-            })
-        );
-        assert_eq!(parse("fe 0"), Err(HexError::HalfByte { at: 3, bytes: 1 }));
-    }
-
-    #[test]
     fn a_dump_has_sixteen_bytes_a_line() {
         let bytes: Vec<u8> = (0x3C..0x4E).collect();
         let expected = "    0000  3c 3d 3e 3f 40 41 42 43  44 45 46 47 48 49 4a 4b  <=>?@ABCDEFGHIJK\n    \

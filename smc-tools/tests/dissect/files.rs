@@ -18,35 +18,6 @@ fn handshake() -> Capture {
 }
 
 #[test]
-fn a_file_that_is_not_a_capture() {
-    for (content, reason) in [
-        (&b""[..], "the file is empty"),
-        (
-            b"\xd4\xc3\xb2\xa1\x02\0",
-            "the file header is cut off: the file ends after 6 bytes",
-        ),
-        (
-            b"#!/bin/sh\n",
-            "not a pcap or pcapng file: it begins with 23212f62",
-        ),
-        (
-            b"\x1f\x8b\x08\0\0\0",
-            "the file is compressed: decompress it first",
-        ),
-    ] {
-        let output = run_on(content, &[]);
-        assert_eq!(output.status.code(), Some(1));
-        assert_eq!(stdout(&output), "");
-        let error = stderr(&output);
-        assert!(
-            error.starts_with("smc: ") && error.contains("/capture: cannot read: "),
-            "{error}"
-        );
-        assert!(error.trim_end().ends_with(reason), "{error}");
-    }
-}
-
-#[test]
 fn a_truncated_file_is_shown_as_far_as_it_goes() {
     let capture = handshake();
     let file = capture.bytes();

@@ -2,7 +2,7 @@
 
 use etherparse::{IpFragOffset, IpNumber, Ipv4Header, Ipv6Header, PacketBuilder, VlanId};
 
-use crate::support::{ACCEPT, Capture, PROPOSAL, bth, hex, messages, run_on, sides, summary};
+use crate::support::{ACCEPT, Capture, PROPOSAL, bth, hex, sides};
 
 const NULL: u32 = 0;
 const RAW: u32 = 101;
@@ -129,45 +129,4 @@ fn fragments_are_passed_over() {
     }
     capture.frame(&sides().1.data(0, &hex(ACCEPT)).split_off(14));
     assert_eq!(capture.summary(), ["3 ACCEPT"]);
-}
-
-#[test]
-fn two_interfaces_of_a_pcapng_file() {
-    let block = |kind: u32, body: &[u8]| {
-        let mut body = body.to_vec();
-        body.resize(body.len().next_multiple_of(4), 0);
-        let len = u32::try_from(body.len() + 12).unwrap().to_be_bytes();
-        [&kind.to_be_bytes()[..], &len, &body, &len].concat()
-    };
-    let packet = |interface: u32, data: &[u8]| {
-        let len = u32::try_from(data.len()).unwrap();
-        let words = [interface, 0, 1, len, len].map(u32::to_be_bytes).concat();
-        block(6, &[&words, data].concat())
-    };
-    let (client, server) = sides();
-    let syn_ack = server.syn_ack(client);
-    let accept = server.data(0, &hex(ACCEPT));
-    let file = [
-        block(0x0A0D_0D0A, &hex("1a2b3c4d 0001 0000 ffffffffffffffff")),
-        block(1, &[0, 1, 0, 0, 0, 0, 0, 0]),
-        block(
-            1,
-            &[0, 101, 0, 0, 0, 0, 0, 0, 0, 9, 0, 1, 9, 0, 0, 0, 0, 0, 0, 0],
-        ),
-        packet(0, &client.syn()),
-        packet(1, &syn_ack[14..]),
-        packet(1, &ipv4()),
-        packet(0, &accept[..50]),
-        packet(0, &accept),
-    ]
-    .concat();
-    let output = run_on(&file, &["--json"]);
-    assert!(output.status.success());
-    let found = messages(&output);
-    assert_eq!(
-        summary(&found),
-        ["1 SYN", "2 SYN_ACK", "3 PROPOSAL", "5 ACCEPT"]
-    );
-    assert_eq!(found[0]["time"], "1970-01-01T00:00:00.000001Z");
-    assert_eq!(found[1]["time"], "1970-01-01T00:00:00.000000001Z");
 }
