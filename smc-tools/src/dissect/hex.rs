@@ -1,6 +1,8 @@
 //! Bytes as hex digits, in and out.
 
-use std::fmt;
+use std::fmt::Write as _;
+
+use thiserror::Error;
 
 /// Reads hex digits. Spaces, line breaks, colons and `0x` before a group are left out.
 ///
@@ -49,53 +51,26 @@ pub(super) fn parse(text: &str) -> Result<Vec<u8>, HexError> {
 }
 
 /// Text that is not hex digits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(super) enum HexError {
     /// No digits at all.
+    #[error("there are no hex digits")]
     Empty,
     /// A character that is neither a digit nor a separator.
+    #[error("{character:?} at character {} is not a hex digit", .at + 1)]
     NotADigit { at: usize, character: char },
     /// An odd number of digits.
+    #[error("a digit is missing: after {bytes} whole bytes, the one at character {} is alone", .at + 1)]
     HalfByte { at: usize, bytes: usize },
-}
-
-impl fmt::Display for HexError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty => f.write_str("there are no hex digits"),
-            Self::NotADigit { at, character } => {
-                write!(
-                    f,
-                    "{character:?} at character {} is not a hex digit",
-                    at.saturating_add(1)
-                )
-            }
-            Self::HalfByte { at, bytes } => write!(
-                f,
-                "a digit is missing: after {bytes} whole bytes, the one at character {} is alone",
-                at.saturating_add(1)
-            ),
-        }
-    }
 }
 
 /// Lower-case digits without separators.
 pub(super) fn compact(bytes: &[u8]) -> String {
-    use fmt::Write as _;
-
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            // Writing to a string cannot fail.
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A dump of 16 bytes per line, with offsets and printable characters.
 pub(super) fn dump(bytes: &[u8]) -> String {
-    use fmt::Write as _;
-
     let mut text = String::new();
     for (index, line) in bytes.chunks(16).enumerate() {
         let _ = write!(text, "    {:04x} ", index * 16);

@@ -5,7 +5,8 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use etherparse::{EtherType, LaxNetSlice, LaxSlicedPacket, TransportSlice, ether_type};
-use pcap_parser::Linktype;
+
+use super::capture::LinkType;
 
 /// What a frame carries, if it may have to do with SMC.
 #[derive(Debug)]
@@ -42,7 +43,7 @@ pub(super) struct Datagram<'a> {
 /// Takes a frame apart. `missing` bytes of it were not captured.
 ///
 /// `None` for anything that cannot carry SMC, IP fragments included.
-pub(super) fn packet(link: Linktype, data: &[u8], missing: usize) -> Option<Packet<'_>> {
+pub(super) fn packet(link: LinkType, data: &[u8], missing: usize) -> Option<Packet<'_>> {
     match network(link, data)? {
         Network::Ip(bytes) => ip(bytes, missing),
         Network::RoceV1(bytes) => roce_v1(bytes, missing),
@@ -50,25 +51,24 @@ pub(super) fn packet(link: Linktype, data: &[u8], missing: usize) -> Option<Pack
 }
 
 /// Whether frames of this link type can be read.
-pub(super) fn is_supported(link: Linktype) -> bool {
+pub(super) fn is_supported(link: LinkType) -> bool {
     matches!(
         link,
-        Linktype::NULL
-            | Linktype::ETHERNET
-            | Linktype::RAW
-            | RAW_12
-            | RAW_14
-            | Linktype::LOOP
-            | Linktype::LINUX_SLL
-            | Linktype::LINUX_SLL2
-            | Linktype::IPV4
-            | Linktype::IPV6
+        NULL | ETHERNET | RAW | RAW_12 | RAW_14 | LOOP | LINUX_SLL | LINUX_SLL2 | IPV4 | IPV6
     )
 }
 
+const NULL: LinkType = LinkType(0);
+const ETHERNET: LinkType = LinkType(1);
+const RAW: LinkType = LinkType(101);
 /// Two numbers that raw IP has on some systems.
-const RAW_12: Linktype = Linktype(12);
-const RAW_14: Linktype = Linktype(14);
+const RAW_12: LinkType = LinkType(12);
+const RAW_14: LinkType = LinkType(14);
+const LOOP: LinkType = LinkType(108);
+const LINUX_SLL: LinkType = LinkType(113);
+const LINUX_SLL2: LinkType = LinkType(276);
+const IPV4: LinkType = LinkType(228);
+const IPV6: LinkType = LinkType(229);
 /// UDP port of RoCE v2.
 const ROCE_V2_PORT: u16 = 4791;
 /// Ethertype of RoCE v1.
@@ -82,19 +82,17 @@ enum Network<'a> {
 }
 
 /// Removes the link layer.
-fn network(link: Linktype, data: &[u8]) -> Option<Network<'_>> {
+fn network(link: LinkType, data: &[u8]) -> Option<Network<'_>> {
     match link {
-        Linktype::ETHERNET => ethertype(be16(data, 12)?, data.get(14..)?),
+        ETHERNET => ethertype(be16(data, 12)?, data.get(14..)?),
         // Packet type (2), address type (2), address length (2), address (8), protocol (2).
-        Linktype::LINUX_SLL => ethertype(be16(data, 14)?, data.get(16..)?),
+        LINUX_SLL => ethertype(be16(data, 14)?, data.get(16..)?),
         // Protocol (2), reserved (2), interface (4), address type (2), packet type (1), address
         // length (1), address (8).
-        Linktype::LINUX_SLL2 => ethertype(be16(data, 0)?, data.get(20..)?),
+        LINUX_SLL2 => ethertype(be16(data, 0)?, data.get(20..)?),
         // An address family whose number depends on the system; the IP version is sufficient.
-        Linktype::NULL | Linktype::LOOP => Some(Network::Ip(data.get(4..)?)),
-        Linktype::RAW | RAW_12 | RAW_14 | Linktype::IPV4 | Linktype::IPV6 => {
-            Some(Network::Ip(data))
-        }
+        NULL | LOOP => Some(Network::Ip(data.get(4..)?)),
+        RAW | RAW_12 | RAW_14 | IPV4 | IPV6 => Some(Network::Ip(data)),
         _ => None,
     }
 }

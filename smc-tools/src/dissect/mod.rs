@@ -25,6 +25,7 @@ use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 
 use anyhow::{Context as _, Result};
+use thiserror::Error;
 
 pub(crate) use self::args::Args;
 use self::capture::{CaptureError, Fault, Frame, Reader};
@@ -160,22 +161,14 @@ impl Dissector {
 }
 
 /// Why a capture was not read to its end.
-#[derive(Debug)]
+#[derive(Debug, Error)]
 enum Failure {
+    #[error("cannot read: {0}")]
     Read(CaptureError),
+    #[error("cannot write: {0}")]
     Write(io::Error),
-    /// All frames are of a kind that is not known.
-    LinkType(i32),
-}
-
-impl std::fmt::Display for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Read(error) => write!(f, "cannot read: {error}"),
-            Self::Write(error) => write!(f, "cannot write: {error}"),
-            Self::LinkType(link) => write!(f, "cannot read: frames of link type {link}"),
-        }
-    }
+    #[error("cannot read: frames of link type {0}")]
+    LinkType(u32),
 }
 
 /// Reports an error on standard error. An error of that write is ignored.

@@ -10,11 +10,6 @@ mod time;
 
 use std::io::{self, Read};
 
-use pcap_parser::{
-    LegacyPcapBlock, Linktype, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_frame_modified,
-    parse_pcap_header,
-};
-
 pub(super) use self::error::{CaptureError, Fault};
 use self::ng::Section;
 pub(super) use self::time::Timestamp;
@@ -27,7 +22,7 @@ pub(super) struct Frame<'a> {
     /// When it was captured, if the file contains it.
     pub(super) time: Option<Timestamp>,
     /// What the bytes begin with.
-    pub(super) link: Linktype,
+    pub(super) link: LinkType,
     /// The bytes that were captured.
     pub(super) data: &'a [u8],
     /// How many bytes of the frame were not captured (snap length).
@@ -147,56 +142,42 @@ impl<R: Read> Input<R> {
 /// What the header of a classic pcap file states about its records.
 #[derive(Debug)]
 struct Classic {
-    link: Linktype,
+    order: Order,
     nanoseconds: bool,
-    layout: Layout,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
-    Little,
-    Big,
-    /// An old patched format with a longer record header, little endian.
-    Modified,
+    /// Bytes in the header of a record.
+    header: usize,
+    link: LinkType,
 }
 
 /// Bytes of the file header.
 const CLASSIC_HEADER: usize = 24;
 /// Low bits of the network field; the others contain how long the frame check sequence is.
-const LINK_TYPE_BITS: i32 = 0xFFFF;
+const LINK_TYPE_BITS: u32 = 0xFFFF;
 
 impl Classic {
     fn new<R: Read>(input: &mut Input<R>, magic: [u8; 4]) -> Result<Self, Fault> {
-        if magic[..2] == [0x1F, 0x8B] || magic == [0x28, 0xB5, 0x2F, 0xFD] {
-            return Err(Fault::Compressed);
-        }
-        let known = [
-            [0xD4, 0xC3, 0xB2, 0xA1],
-            [0xA1, 0xB2, 0xC3, 0xD4],
-            [0x4D, 0x3C, 0xB2, 0xA1],
-            [0xA1, 0xB2, 0x3C, 0x4D],
-            [0x34, 0xCD, 0xB2, 0xA1],
-        ];
-        if !known.contains(&magic) {
-            return Err(Fault::NotACapture { magic });
-        }
+        let (order, nanoseconds, header) = match magic {
+            [0xD4, 0xC3, 0xB2, 0xA1] => (Order::Little, false, 16),
+            [0xA1, 0xB2, 0xC3, 0xD4] => (Order::Big, false, 16),
+            [0x4D, 0x3C, 0xB2, 0xA1] => (Order::Little, true, 16),
+            [0xA1, 0xB2, 0x3C, 0x4D] => (Order::Big, true, 16),
+            // An old patched format with a longer record header.
+            [0x34, 0xCD, 0xB2, 0xA1] => (Order::Little, false, 24),
+            [0x1F, 0x8B, ..] | [0x28, 0xB5, 0x2F, 0xFD] => return Err(Fault::Compressed),
+            _ => return Err(Fault::NotACapture { magic }),
+        };
         if !input.fill(CLASSIC_HEADER)? {
             return Err(Fault::HeaderCut {
                 got: input.record.len(),
             });
         }
-        let Ok((_, header)) = parse_pcap_header(&input.record) else {
-            return Err(Fault::Malformed("file header"));
-        };
-        let layout = match (header.is_modified_format(), header.is_bigendian()) {
-            (true, _) => Layout::Modified,
-            (false, true) => Layout::Big,
-            (false, false) => Layout::Little,
-        };
+        let network = order.u32(&input.record, 20);
+        let network = network.ok_or(Fault::Malformed("file header"))?;
         Ok(Self {
-            link: Linktype(header.network.0 & LINK_TYPE_BITS),
-            nanoseconds: header.is_nanosecond_precision(),
-            layout,
+            order,
+            nanoseconds,
+            header,
+            link: LinkType(network & LINK_TYPE_BITS),
         })
     }
 
@@ -207,77 +188,83 @@ impl Classic {
     ) -> Result<Option<Frame<'a>>, (u64, Fault)> {
         input.next_record();
         let offset = input.offset;
-        let record = self.load(input, number).map_err(|fault| (offset, fault))?;
-        let Some(record) = record else {
-            return Ok(None);
-        };
-        Ok(Some(Frame {
-            number,
-            time: Some(Timestamp::classic(
-                record.ts_sec,
-                record.ts_usec,
-                self.nanoseconds,
-            )),
-            link: self.link,
-            data: record.data,
-            missing: missing(record.origlen, record.data.len()),
-        }))
+        self.load(input, number).map_err(|fault| (offset, fault))
     }
 
     fn load<'a, R: Read>(
         &self,
         input: &'a mut Input<R>,
         number: u64,
-    ) -> Result<Option<LegacyPcapBlock<'a>>, Fault> {
-        let header = if self.layout == Layout::Modified {
-            24
-        } else {
-            16
+    ) -> Result<Option<Frame<'a>>, Fault> {
+        let cut = |needed, got| Fault::RecordCut {
+            frame: number,
+            needed,
+            got,
         };
-        if !input.fill(header)? {
+        if !input.fill(self.header)? {
             return match input.record.len() {
                 0 => Ok(None),
-                got => Err(Fault::RecordCut {
-                    frame: number,
-                    needed: header,
-                    got,
-                }),
+                got => Err(cut(self.header, got)),
             };
         }
-        let Some(captured) = input
-            .record
-            .get(8..12)
-            .and_then(|bytes| bytes.try_into().ok())
-        else {
+        let word = |at| self.order.u32(&input.record, at);
+        let words = (|| Some([word(0)?, word(4)?, word(8)?, word(12)?]))();
+        let Some([seconds, fraction, captured, original]) = words else {
             return Err(Fault::Malformed("record header"));
         };
-        let captured = match self.layout {
-            Layout::Big => u32::from_be_bytes(captured),
-            Layout::Little | Layout::Modified => u32::from_le_bytes(captured),
-        } as usize;
+        let captured = captured as usize;
         if captured > MAX_RECORD {
             return Err(Fault::RecordTooLong {
                 frame: number,
                 len: captured,
             });
         }
-        let needed = header + captured;
+        let needed = self.header + captured;
         if !input.fill(needed)? {
-            return Err(Fault::RecordCut {
-                frame: number,
-                needed,
-                got: input.record.len(),
-            });
+            return Err(cut(needed, input.record.len()));
         }
-        let parsed = match self.layout {
-            Layout::Little => parse_pcap_frame(&input.record),
-            Layout::Big => parse_pcap_frame_be(&input.record),
-            Layout::Modified => parse_pcap_frame_modified(&input.record),
-        };
-        match parsed {
-            Ok((_, record)) => Ok(Some(record)),
-            Err(_) => Err(Fault::Malformed("record")),
-        }
+        Ok(Some(Frame {
+            number,
+            time: Some(Timestamp::classic(seconds, fraction, self.nanoseconds)),
+            link: self.link,
+            data: input.record.get(self.header..).unwrap_or_default(),
+            missing: missing(original, captured),
+        }))
+    }
+}
+
+/// What frames begin with, by its number in captures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct LinkType(pub(super) u32);
+
+/// The byte order of the machine that has written the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Little,
+    Big,
+}
+
+impl Order {
+    fn u16(self, bytes: &[u8], at: usize) -> Option<u16> {
+        let bytes = *bytes.get(at..)?.first_chunk()?;
+        Some(match self {
+            Self::Little => u16::from_le_bytes(bytes),
+            Self::Big => u16::from_be_bytes(bytes),
+        })
+    }
+
+    fn u32(self, bytes: &[u8], at: usize) -> Option<u32> {
+        let bytes = *bytes.get(at..)?.first_chunk()?;
+        Some(match self {
+            Self::Little => u32::from_le_bytes(bytes),
+            Self::Big => u32::from_be_bytes(bytes),
+        })
+    }
+
+    /// Two words, of which the high one comes first in either order.
+    fn ticks(self, bytes: &[u8], at: usize) -> Option<u64> {
+        let (high, low) = (self.u32(bytes, at)?, self.u32(bytes, at + 4)?);
+        Some(u64::from(high) << 32 | u64::from(low))
     }
 }
 

@@ -2,13 +2,8 @@
 
 use std::io::Read;
 
-use pcap_parser::{
-    Block, InterfaceDescriptionBlock, Linktype, OptionCode, build_ts_resolution, parse_block_be,
-    parse_block_le,
-};
-
 use super::time::Clock;
-use super::{Fault, Frame, Input, MAX_RECORD, Timestamp, missing};
+use super::{Fault, Frame, Input, LinkType, MAX_RECORD, Order, Timestamp, missing};
 
 /// Type of a section header block, the same in both byte orders.
 pub(super) const SECTION_HEADER: [u8; 4] = [0x0A, 0x0D, 0x0D, 0x0A];
@@ -16,7 +11,7 @@ pub(super) const SECTION_HEADER: [u8; 4] = [0x0A, 0x0D, 0x0D, 0x0A];
 /// The section that is being read.
 #[derive(Debug)]
 pub(super) struct Section {
-    big_endian: bool,
+    order: Order,
     interfaces: Vec<Interface>,
 }
 
@@ -24,7 +19,7 @@ impl Section {
     /// Reads the section header whose first four bytes have been read.
     pub(super) fn new<R: Read>(input: &mut Input<R>) -> Result<Self, Fault> {
         let mut section = Self {
-            big_endian: false,
+            order: Order::Little,
             interfaces: Vec::new(),
         };
         match section.load(input, 0) {
@@ -70,28 +65,19 @@ impl Section {
                 got => Err(cut(got)),
             };
         }
-        let word = |at: usize| -> [u8; 4] {
-            let bytes = input
-                .record
-                .get(at..at + 4)
-                .and_then(|bytes| bytes.try_into().ok());
-            bytes.unwrap_or_default()
-        };
-        let kind = word(0);
-        if kind == SECTION_HEADER {
-            self.big_endian = match word(8) {
-                [0x1A, 0x2B, 0x3C, 0x4D] => true,
-                [0x4D, 0x3C, 0x2B, 0x1A] => false,
+        if input.record.starts_with(&SECTION_HEADER) {
+            self.order = match input.record.get(8..12) {
+                Some([0x1A, 0x2B, 0x3C, 0x4D]) => Order::Big,
+                Some([0x4D, 0x3C, 0x2B, 0x1A]) => Order::Little,
                 _ => return Err(Fault::Malformed("byte order in the section header")),
             };
             self.interfaces.clear();
         }
-        let kind = if kind == SECTION_HEADER {
-            u32::from_le_bytes(kind)
-        } else {
-            self.u32(kind)
+        let word = |at| self.order.u32(&input.record, at);
+        let (Some(kind), Some(len)) = (word(0), word(4)) else {
+            return Err(Fault::Malformed("block header"));
         };
-        let len = self.u32(word(4)) as usize;
+        let len = len as usize;
         if len < MIN_BLOCK || len % 4 != 0 {
             return Err(Fault::Malformed("block length"));
         }
@@ -122,11 +108,10 @@ impl Section {
         match kind {
             SECTION => Ok(Loaded::Other),
             INTERFACE => {
-                let Some(Block::InterfaceDescription(block)) = self.parse(&input.record) else {
-                    return Err(Fault::Malformed("interface description"));
-                };
-                let interface = Interface::new(&block, self.big_endian);
-                self.interfaces.push(interface);
+                let body = body(self.order, &input.record);
+                let interface = body.and_then(|body| Interface::parse(self.order, body));
+                let fault = Fault::Malformed("interface description");
+                self.interfaces.push(interface.ok_or(fault)?);
                 Ok(Loaded::Other)
             }
             _ => Ok(Loaded::Packet),
@@ -166,72 +151,40 @@ impl Section {
         })
     }
 
+    /// The three kinds have in common that the data comes last, except for options.
     fn packet<'a>(&self, record: &'a [u8]) -> Option<Packet<'a>> {
-        let kind = self.u32(record.first_chunk().copied()?);
-        if kind == OLD_PACKET {
-            return self.old_packet(record);
-        }
-        match self.parse(record)? {
-            Block::EnhancedPacket(block) => Some(Packet {
-                interface: block.if_id,
-                time: Some(u64::from(block.ts_high) << 32 | u64::from(block.ts_low)),
-                original: block.origlen,
-                data: block
-                    .data
-                    .get(..block.caplen as usize)
-                    .unwrap_or(block.data),
-            }),
-            Block::SimplePacket(block) => Some(Packet {
+        let order = self.order;
+        let body = body(order, record)?;
+        if order.u32(record, 0)? == SIMPLE_PACKET {
+            let original = order.u32(body, 0)?;
+            let data = body.get(4..)?;
+            return Some(Packet {
                 interface: 0,
                 time: None,
-                original: block.origlen,
-                data: block
-                    .data
-                    .get(..block.origlen as usize)
-                    .unwrap_or(block.data),
-            }),
-            _ => None,
+                original,
+                data: data.get(..original as usize).unwrap_or(data),
+            });
         }
-    }
-
-    /// The obsolete packet block, which old tools still write: interface (2), drops (2), time (8),
-    /// captured length (4), original length (4), data.
-    fn old_packet<'a>(&self, record: &'a [u8]) -> Option<Packet<'a>> {
-        let (head, data) = record.get(8..)?.split_at_checked(20)?;
-        let word = |at: usize| {
-            head.get(at..)?
-                .first_chunk()
-                .copied()
-                .map(|word| self.u32(word))
+        // Interface (4), time (8), captured length (4), original length (4), data. The obsolete packet
+        // block, which old tools still write, has drops in the other half of the interface.
+        let interface = match order.u32(record, 0)? {
+            OLD_PACKET => order.u16(body, 0)?.into(),
+            _ => order.u32(body, 0)?,
         };
-        let interface: [u8; 2] = head.first_chunk().copied()?;
-        let captured = usize::try_from(word(12)?).ok()?;
         Some(Packet {
-            interface: u32::from(match self.big_endian {
-                true => u16::from_be_bytes(interface),
-                false => u16::from_le_bytes(interface),
-            }),
-            time: Some(u64::from(word(4)?) << 32 | u64::from(word(8)?)),
-            original: word(16)?,
-            data: data.get(..captured)?,
+            interface,
+            time: Some(order.ticks(body, 4)?),
+            original: order.u32(body, 16)?,
+            data: body.get(20..)?.get(..order.u32(body, 12)? as usize)?,
         })
     }
+}
 
-    fn parse<'a>(&self, record: &'a [u8]) -> Option<Block<'a>> {
-        let parse = if self.big_endian {
-            parse_block_be
-        } else {
-            parse_block_le
-        };
-        parse(record).ok().map(|(_, block)| block)
-    }
-
-    fn u32(&self, bytes: [u8; 4]) -> u32 {
-        match self.big_endian {
-            true => u32::from_be_bytes(bytes),
-            false => u32::from_le_bytes(bytes),
-        }
-    }
+/// What is between the two lengths of a block, if they agree.
+fn body(order: Order, record: &[u8]) -> Option<&[u8]> {
+    let (rest, _) = record.split_last_chunk::<4>()?;
+    let is_whole = order.u32(record, rest.len())? == order.u32(record, 4)?;
+    rest.get(8..).filter(|_| is_whole)
 }
 
 /// Type, length, length again.
@@ -258,34 +211,51 @@ struct Packet<'a> {
 
 #[derive(Debug)]
 struct Interface {
-    link: Linktype,
+    link: LinkType,
     snap_length: u32,
     clock: Clock,
 }
 
 impl Interface {
-    fn new(block: &InterfaceDescriptionBlock<'_>, big_endian: bool) -> Self {
-        // The parser reads this option as little endian in both byte orders.
-        let offset = block
-            .options
-            .iter()
-            .find(|option| option.code == OptionCode::IfTsoffset)
-            .and_then(|option| option.value().first_chunk().copied())
-            .map_or(0, |bytes| match big_endian {
-                true => i64::from_be_bytes(bytes),
-                false => i64::from_le_bytes(bytes),
-            });
-        let per_second = match block.if_tsresol {
-            binary if binary & 0x80 != 0 => 1u64.checked_shl(u32::from(binary & 0x7F)),
-            decimal => build_ts_resolution(decimal),
-        };
-        Self {
-            link: block.linktype,
-            snap_length: block.snaplen,
+    /// Link type (2), reserved (2), snap length (4), options.
+    fn parse(order: Order, body: &[u8]) -> Option<Self> {
+        let (mut per_second, mut offset) = (None, 0);
+        let mut options = body.get(8..)?;
+        // Code (2), length (2), value, padding.
+        while let Some((code, len)) = order.u16(options, 0).zip(order.u16(options, 2)) {
+            let len = usize::from(len);
+            let value = options.get(4..4 + len)?;
+            match (code, value) {
+                (END_OF_OPTIONS, _) => break,
+                (TIME_RESOLUTION, [binary, ..]) if binary & 0x80 != 0 => {
+                    per_second = 1u64.checked_shl(u32::from(binary & 0x7F));
+                }
+                (TIME_RESOLUTION, [decimal, ..]) => {
+                    per_second = 10u64.checked_pow(u32::from(*decimal));
+                }
+                (TIME_OFFSET, value) => {
+                    offset = value.first_chunk().map_or(0, |bytes| match order {
+                        Order::Big => i64::from_be_bytes(*bytes),
+                        Order::Little => i64::from_le_bytes(*bytes),
+                    });
+                }
+                _ => {}
+            }
+            options = options
+                .get(4 + len.next_multiple_of(4)..)
+                .unwrap_or_default();
+        }
+        Some(Self {
+            link: LinkType(order.u16(body, 0)?.into()),
+            snap_length: order.u32(body, 4)?,
             clock: Clock {
                 per_second: per_second.unwrap_or(1_000_000),
                 offset,
             },
-        }
+        })
     }
 }
+
+const END_OF_OPTIONS: u16 = 0;
+const TIME_RESOLUTION: u16 = 9;
+const TIME_OFFSET: u16 = 14;

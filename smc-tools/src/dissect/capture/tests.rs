@@ -32,7 +32,7 @@ fn classic(magic: [u8; 4], big_endian: bool, data: &[u8], original: u32) -> Vec<
 }
 
 /// Number, time, link type, length and missing bytes.
-type Shown = (u64, String, i32, usize, usize);
+type Shown = (u64, String, u32, usize, usize);
 
 /// All frames, or the error at which reading ends.
 fn frames(file: &[u8]) -> Result<Vec<Shown>, String> {
