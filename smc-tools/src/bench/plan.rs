@@ -13,6 +13,7 @@ use super::args::Args;
 use super::figure::Figure;
 use super::runtime::Runtime;
 use super::transport::Kind;
+use crate::values;
 
 /// Everything that is going to be measured.
 #[derive(Clone, Debug)]
@@ -249,14 +250,7 @@ impl Workload {
 
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Rate => "rate",
-            Self::Pingpong => "pingpong",
-            Self::Bulk => "bulk",
-            Self::Http => "http",
-            Self::Connect => "connect",
-            Self::Fanin => "fanin",
-        })
+        f.pad(&values::name(self))
     }
 }
 

@@ -1,7 +1,5 @@
 //! The samples of all rounds, row by row.
 
-use std::collections::HashMap;
-
 use super::figure::{Figure, Latencies, Sample};
 use super::pair::Outcome;
 use super::plan::{Case, Cell, Plan};
@@ -14,11 +12,10 @@ use super::transport::Kind;
 pub(super) struct Results {
     /// In the order of the plan.
     rows: Vec<Row>,
-    places: HashMap<Key, usize>,
 }
 
 /// What one row is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) case: Case,
     pub(super) runtime: Runtime,
@@ -36,19 +33,17 @@ pub(super) struct Row {
 
 impl Results {
     pub(super) fn new(plan: &Plan) -> Self {
-        let rows: Vec<_> = plan.cells(0).map(|cell| Row::new(Key::of(&cell))).collect();
-        let places = rows.iter().enumerate();
+        let rows = plan.cells(0).map(|cell| Row::new(Key::of(&cell)));
         Self {
-            places: places.map(|(at, row)| (row.key, at)).collect(),
-            rows,
+            rows: rows.collect(),
         }
     }
 
     pub(super) fn add(&mut self, cell: &Cell, outcome: Outcome) {
-        let Some(at) = self.places.get(&Key::of(cell)) else {
+        let key = Key::of(cell);
+        let Some(row) = self.rows.iter_mut().find(|row| row.key == key) else {
             return;
         };
-        let row = &mut self.rows[*at];
         match outcome {
             Outcome::Measured(sample) => row.samples.push(sample),
             Outcome::Skipped(why) => row.skipped = Some(why),
@@ -90,7 +85,7 @@ impl Results {
     }
 
     fn find(&self, key: Key) -> Option<&Row> {
-        self.rows.get(*self.places.get(&key)?)
+        self.rows.iter().find(|row| row.key == key)
     }
 }
 

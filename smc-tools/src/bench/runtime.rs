@@ -13,6 +13,8 @@ use smc::Builder;
 use smc::runtime::smol::SmolRuntime;
 use smc::runtime::tokio::TokioRuntime;
 
+use crate::values;
+
 /// An async runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -85,11 +87,7 @@ impl Runtime {
 
 impl fmt::Display for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Smol => "smol",
-            Self::Tokio => "tokio",
-            Self::TokioMt => "tokio-mt",
-        })
+        f.pad(&values::name(self))
     }
 }
 

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use smc_wire::option;
 
 use super::link::Segment;
+use super::make_room;
 use super::message::{Address, Cut, Family, Mark, Message};
 use super::stream::{Full, Stream};
 
@@ -26,7 +27,9 @@ impl Connections {
             if segment.payload.is_empty() && !segment.syn {
                 return;
             }
-            self.make_room(found);
+            for mut old in make_room(&mut self.table, MAX_CONNECTIONS, |it| it.last_used) {
+                old.finish(found);
+            }
         }
         let connection = self
             .table
@@ -45,24 +48,6 @@ impl Connections {
         self.table.clear();
         if let Some(rest) = found.get_mut(first..) {
             rest.sort_by_key(|message| (message.mark, message.src));
-        }
-    }
-
-    /// Forgets the connections that were silent for longest when there are too many.
-    fn make_room(&mut self, found: &mut Vec<Message>) {
-        if self.table.len() < MAX_CONNECTIONS {
-            return;
-        }
-        let mut ages: Vec<_> = self
-            .table
-            .iter()
-            .map(|(key, c)| (c.last_used, *key))
-            .collect();
-        ages.sort_unstable();
-        for (_, key) in ages.iter().take(MAX_CONNECTIONS / 4) {
-            if let Some(mut connection) = self.table.remove(key) {
-                connection.finish(found);
-            }
         }
     }
 }

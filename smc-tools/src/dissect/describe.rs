@@ -22,7 +22,7 @@ pub(super) struct Description {
 impl Description {
     /// Reads all fields that are there, also of a message that does not decode.
     pub(super) fn of(family: pretty::Family, bytes: &[u8]) -> Self {
-        let mut collector = Collector::new();
+        let mut collector = Collector::default();
         for (name, value) in summary(family, bytes) {
             collector.put(name, None, value);
         }
@@ -121,6 +121,7 @@ fn no_smc_option(family: pretty::Family, bytes: &[u8]) -> Option<String> {
 }
 
 /// Puts fields into JSON objects.
+#[derive(Default)]
 struct Collector {
     /// What is outside of all groups.
     fields: Map<String, Json>,
@@ -132,16 +133,6 @@ struct Collector {
 }
 
 impl Collector {
-    fn new() -> Self {
-        Self {
-            fields: Map::new(),
-            open: Vec::new(),
-            refused: None,
-            missing: None,
-            notes: Vec::new(),
-        }
-    }
-
     /// Adds a member to the innermost group; elements of a list are gathered in an array.
     fn put(&mut self, name: &str, index: Option<usize>, value: Json) {
         let object = self
@@ -160,15 +151,11 @@ impl Collector {
             },
         }
     }
-}
 
-impl Collector {
     /// Receivers silently drop types they do not know; a dissector has to report them.
     fn refuse_unknown(&mut self, bytes: &[u8]) {
-        if let Some(kind) = bytes
-            .first()
-            .filter(|kind| MessageType::from_byte(**kind).is_none())
-        {
+        let unknown = |kind: &&u8| MessageType::from_byte(**kind).is_none();
+        if let Some(kind) = bytes.first().filter(unknown) {
             self.refused = Some(format!("no LLC message has the type {kind:#04x}"));
         }
     }

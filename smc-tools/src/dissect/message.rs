@@ -103,18 +103,6 @@ pub(super) enum Family {
     Cdc,
 }
 
-impl Family {
-    /// The name used in arguments and output.
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::TcpOption => "tcp-option",
-            Self::Clc => "clc",
-            Self::Llc => "llc",
-            Self::Cdc => "cdc",
-        }
-    }
-}
-
 /// A message that is there in part only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cut {

@@ -19,9 +19,10 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fs::File;
+use std::hash::Hash;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 
 use anyhow::{Context as _, Result};
@@ -158,6 +159,24 @@ impl Dissector {
         self.connections.finish(&mut self.found);
         self.found
     }
+}
+
+/// Makes room for another entry where there are too many: gives those that were used least recently.
+fn make_room<K: Copy + Ord + Hash, V, M: Copy + Ord>(
+    table: &mut HashMap<K, V>,
+    most: usize,
+    last_used: impl Fn(&V) -> M,
+) -> Vec<V> {
+    if table.len() < most {
+        return Vec::new();
+    }
+    let mut ages: Vec<_> = table
+        .iter()
+        .map(|(key, it)| (last_used(it), *key))
+        .collect();
+    ages.sort_unstable();
+    let old = ages.iter().take(most / 4);
+    old.filter_map(|(_, key)| table.remove(key)).collect()
 }
 
 /// Why a capture was not read to its end.

@@ -11,6 +11,7 @@ use std::net::IpAddr;
 use smc_wire::llc;
 
 use super::link::Datagram;
+use super::make_room;
 use super::message::{Address, Cut, Family, Mark, Message};
 
 /// All queue pairs of a capture.
@@ -27,7 +28,7 @@ impl QueuePairs {
         };
         let key = (packet.src, packet.dst, send.queue_pair);
         if !self.table.contains_key(&key) {
-            self.make_room();
+            make_room(&mut self.table, MAX_QUEUE_PAIRS, |flow| flow.last_used);
         }
         let flow = self.table.entry(key).or_default();
         flow.last_used = mark.frame;
@@ -60,22 +61,6 @@ impl QueuePairs {
             cut,
             retransmission,
         });
-    }
-
-    /// Forgets the queue pairs that were silent for longest when there are too many.
-    fn make_room(&mut self) {
-        if self.table.len() < MAX_QUEUE_PAIRS {
-            return;
-        }
-        let mut ages: Vec<_> = self
-            .table
-            .iter()
-            .map(|(key, flow)| (flow.last_used, *key))
-            .collect();
-        ages.sort_unstable();
-        for (_, key) in ages.iter().take(MAX_QUEUE_PAIRS / 4) {
-            self.table.remove(key);
-        }
     }
 }
 

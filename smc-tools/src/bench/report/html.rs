@@ -1,6 +1,6 @@
 //! The results as a page that needs nothing but itself.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use super::super::figure::Figure;
 use super::super::host::Host;
@@ -16,93 +16,88 @@ use super::{LEGEND, about, header};
 /// Header, then plots and tables for each runtime.
 pub(in crate::bench) fn html(host: &Host, plan: &Plan, results: &Results) -> String {
     let mut page = String::from(HEAD);
-    page.push_str("<table class=\"header\">\n");
-    for (name, value) in header(host, plan) {
-        let value = escape(&value);
-        add(
-            &mut page,
-            format_args!("<tr><th>{name}</th><td>{value}</td></tr>"),
-        );
-    }
-    page.push_str("</table>\n");
-    for runtime in &plan.runtimes {
-        add(&mut page, format_args!("<h2>{runtime}</h2>"));
-        for svg in plots(plan, results, *runtime).iter().filter_map(Plot::svg) {
-            page.push_str(&svg);
-        }
-        tables(&mut page, plan, results, *runtime);
-    }
-    add(
-        &mut page,
-        format_args!("<p>{}</p>\n</body>\n</html>", escape(LEGEND)),
-    );
+    let _infallible = body(&mut page, host, plan, results);
     page
 }
 
-fn tables(page: &mut String, plan: &Plan, results: &Results, runtime: Runtime) {
+fn body(page: &mut String, host: &Host, plan: &Plan, results: &Results) -> fmt::Result {
+    writeln!(page, "<table class=\"header\">")?;
+    for (name, value) in header(host, plan) {
+        let value = escape(&value);
+        writeln!(page, "<tr><th>{name}</th><td>{value}</td></tr>")?;
+    }
+    writeln!(page, "</table>")?;
+    for runtime in &plan.runtimes {
+        writeln!(page, "<h2>{runtime}</h2>")?;
+        for svg in plots(plan, results, *runtime).iter().filter_map(Plot::svg) {
+            page.push_str(&svg);
+        }
+        tables(page, plan, results, *runtime)?;
+    }
+    writeln!(page, "<p>{}</p>\n</body>\n</html>", escape(LEGEND))
+}
+
+fn tables(page: &mut String, plan: &Plan, results: &Results, runtime: Runtime) -> fmt::Result {
     let mut before = None;
     for case in &plan.cases {
         if before != Some(case.workload) {
             before = Some(case.workload);
             let about = escape(&about(case.workload, plan));
-            add(
-                page,
-                format_args!("<h3>{}</h3>\n<p>{about}</p>", case.workload),
-            );
+            writeln!(page, "<h3>{}</h3>\n<p>{about}</p>", case.workload)?;
         }
         let figures = case.workload.figures();
-        add(page, format_args!("<table>\n<tr><th>{case}</th>"));
+        writeln!(page, "<table>\n<tr><th>{case}</th>")?;
         for (place, figure) in figures.iter().enumerate() {
-            let heading = figure.heading();
-            add(page, format_args!("<th>{heading}</th>"));
+            writeln!(page, "<th>{}</th>", figure.heading())?;
             if place == 0 {
-                page.push_str("<th>vs TCP</th><th>vs UNIX</th>\n");
+                writeln!(page, "<th>vs TCP</th><th>vs UNIX</th>")?;
             }
         }
-        page.push_str("<th></th></tr>\n");
+        writeln!(page, "<th></th></tr>")?;
         for row in results.of(*case, runtime) {
-            add(page, format_args!("<tr><td>{}</td>", row.key.transport));
+            writeln!(page, "<tr><td>{}</td>", row.key.transport)?;
             for (place, figure) in figures.iter().enumerate() {
-                cell(page, results, row, *figure, place == 0);
+                cell(page, results, row, *figure, place == 0)?;
             }
             let remark = escape(&row.remark().unwrap_or_default());
-            add(
-                page,
-                format_args!("<td class=\"remark\">{remark}</td></tr>"),
-            );
+            writeln!(page, "<td class=\"remark\">{remark}</td></tr>")?;
         }
-        page.push_str("</table>\n");
+        writeln!(page, "</table>")?;
     }
+    Ok(())
 }
 
-fn cell(page: &mut String, results: &Results, row: &Row, figure: Figure, is_first: bool) {
+fn cell(
+    page: &mut String,
+    results: &Results,
+    row: &Row,
+    figure: Figure,
+    is_first: bool,
+) -> fmt::Result {
     let spread = row.spread(figure);
     let value = spread.map_or_else(String::new, |spread| {
         format!("{} <small>{spread}</small>", figure.show(spread.median))
     });
-    add(page, format_args!("<td>{value}</td>"));
+    writeln!(page, "<td>{value}</td>")?;
     if !is_first {
-        return;
+        return Ok(());
     }
     for base in [Kind::Tcp, Kind::Unix] {
         let comparison = results.compare(row, figure, base);
         match comparison.filter(|_| row.key.transport != base) {
-            None => page.push_str("<td></td>\n"),
+            None => writeln!(page, "<td></td>")?,
             Some(comparison) => {
                 let class = comparison.verdict.word();
-                let mark = if comparison.verdict == Verdict::Unclear {
-                    " ?"
-                } else {
-                    ""
+                let mark = match comparison.verdict {
+                    Verdict::Unclear => " ?",
+                    _ => "",
                 };
                 let ratio = ratio(comparison.ratio);
-                add(
-                    page,
-                    format_args!("<td class=\"{class}\">{ratio}{mark}</td>"),
-                );
+                writeln!(page, "<td class=\"{class}\">{ratio}{mark}</td>")?;
             }
         }
     }
+    Ok(())
 }
 
 fn plots(plan: &Plan, results: &Results, runtime: Runtime) -> Vec<Plot> {
@@ -276,10 +271,6 @@ fn color(kind: Kind) -> &'static str {
         #[cfg(feature = "peers")]
         Kind::Iceoryx2 => "#999999",
     }
-}
-
-fn add(page: &mut String, line: std::fmt::Arguments<'_>) {
-    let _infallible = writeln!(page, "{line}");
 }
 
 const HEAD: &str = "<!DOCTYPE html>

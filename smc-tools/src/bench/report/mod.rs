@@ -81,7 +81,7 @@ fn about(workload: Workload, plan: &Plan) -> String {
 }
 
 /// How to read the tables.
-const LEGEND: &str = "Medians of all rounds; ± is half their spread in percent: of all while there \
-    are fewer than five, else of the middle half. The ratio states how many times better than TCP. \
-    Where it is unclear, the rounds differ by as much as the medians, or are too few. CPU is that \
-    of both processes.";
+const LEGEND: &str = "\
+Medians of all rounds; ± is half their spread in percent: of all while there are fewer than five,
+else of the middle half. The ratio states how many times better than TCP. Where it is unclear, the
+rounds differ by as much as the medians, or are too few. CPU is that of both processes.";

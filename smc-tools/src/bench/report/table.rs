@@ -31,9 +31,7 @@ pub(in crate::bench) fn table(host: &Host, plan: &Plan, results: &Results) -> St
         }
     }
     line(&mut text, "");
-    for words in wrapped(LEGEND) {
-        line(&mut text, &words);
-    }
+    line(&mut text, LEGEND);
     text
 }
 
@@ -94,19 +92,4 @@ pub(super) fn ratio(ratio: f64) -> String {
 fn line(text: &mut String, line: &str) {
     text.push_str(line.trim_end());
     text.push('\n');
-}
-
-/// In lines of at most 100 columns.
-fn wrapped(text: &str) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        let last = lines.len() - 1;
-        if lines[last].chars().count() + word.chars().count() >= 100 {
-            lines.push(word.to_owned());
-        } else {
-            let gap = if lines[last].is_empty() { "" } else { " " };
-            let _infallible = write!(lines[last], "{gap}{word}");
-        }
-    }
-    lines
 }
