@@ -15,6 +15,7 @@ use smc_core::error::{FallbackCause, Limit, OsError, Refusal};
 use smc_core::negotiate::Credentials;
 use smc_core::runtime::{Runtime, Watch};
 use smc_ipc::Domain;
+use smc_ipc::channel::{Received, receive, send};
 use smc_ipc::passed::PeerSocket;
 use smc_ipc::runtime_dir::OpenDir;
 
@@ -22,9 +23,8 @@ use crate::backoff::Backoff;
 use crate::directory::Entry;
 use crate::early::{CachedHandshake, EarlyConfirm};
 use crate::mailbox::{Announcement, Direction, Generation, Mailbox, PROBES, SLOTS, Slot, State};
-use crate::message::{ToClient, ToListener};
+use crate::message::{MANY, MAX_LEN, ToClient, ToListener};
 use crate::netns::NetNs;
-use crate::packet::{MANY, Received, receive, send};
 use crate::sock_diag::SocketInfo;
 use crate::{is_own, lock};
 
@@ -32,18 +32,19 @@ use crate::{is_own, lock};
 #[derive(Debug)]
 pub(super) struct Channel {
     fd: PeerSocket,
-    entry: Arc<Entry>,
+    pub(super) entry: Arc<Entry>,
     /// The process that announces the listener.
-    process: Credentials,
+    pub(super) process: Credentials,
     /// The listener belongs to another user.
-    foreign: bool,
+    pub(super) foreign: bool,
     mailbox: Mailbox,
     slots: Mutex<FreeSlots>,
     next_id: AtomicU64,
     dead: AtomicBool,
     waiters: Mutex<Waiters>,
     cached_handshake: Mutex<Option<CachedHandshake>>,
-    backoff: Arc<Backoff>,
+    /// The backoff after a missing answer of the listener.
+    pub(super) backoff: Arc<Backoff>,
     /// Why the listener has ended the channel, if it has sent a reason.
     refusal: OnceLock<Refusal>,
     /// The task that reads the channel.
@@ -102,8 +103,8 @@ impl Channel {
         let (mailbox, file) = Mailbox::create()
             .map_err(|error| OsError::new("create memory for the listener", &error))?;
         let hello = ToListener::Hello { netns }.encode();
-        match send(fd.as_fd(), &hello, Some(file.as_fd())) {
-            Ok(()) => {}
+        match send(&fd, &hello, &[file.as_fd()]) {
+            Ok(_) => {}
             Err(Errno::PIPE | Errno::CONNRESET) => return Err(read_refusal(&fd)),
             Err(error) => return Err(failed("send to the listener's socket")(error.into()).into()),
         }
@@ -132,23 +133,9 @@ impl Channel {
         Ok(channel)
     }
 
-    pub(super) fn entry(&self) -> &Arc<Entry> {
-        &self.entry
-    }
-
     /// Whether the listener has ended, as far as is known.
     pub(super) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Relaxed) || self.mailbox.is_closed()
-    }
-
-    /// The process that announces the listener.
-    pub(super) fn process(&self) -> Credentials {
-        self.process
-    }
-
-    /// Whether the listener belongs to another user.
-    pub(super) fn is_foreign(&self) -> bool {
-        self.foreign
     }
 
     /// Checks that this is the channel of the listening socket that gets the connections, as far as
@@ -164,11 +151,6 @@ impl Channel {
             self.foreign,
             target.map(|target| target.uid),
         )
-    }
-
-    /// The backoff after a missing answer of the listener.
-    pub(super) fn backoff(&self) -> &Arc<Backoff> {
-        &self.backoff
     }
 
     /// Why the listener does not answer any more.
@@ -190,11 +172,11 @@ impl Channel {
 
     /// Sends a message to the listener, if there is space for it now.
     pub(super) fn send(&self, message: ToListener) -> Result<(), Errno> {
-        let sent = send(self.fd.as_fd(), &message.encode(), None);
+        let sent = send(&self.fd, &message.encode(), &[]);
         if matches!(sent, Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN)) {
             self.dead.store(true, Ordering::Relaxed);
         }
-        sent
+        sent.map(drop)
     }
 
     /// Announces a connection.
@@ -234,17 +216,17 @@ impl Channel {
 
     /// Receives all messages that are there, up to a limit; false at the limit.
     fn drain(&self) -> bool {
-        let mut buf = [0; 64];
+        let mut buf = [0; MAX_LEN];
         for count in 0..PACKETS {
-            let message = match receive(&self.fd, &mut buf) {
+            let message = match receive(&self.fd, &mut buf, 1) {
                 Received::Packet(packet, _) => ToClient::parse(packet),
-                Received::Empty => {
+                Received::Nothing => {
                     if count >= MANY {
                         self.wake_all();
                     }
                     return true;
                 }
-                Received::End => None,
+                Received::Closed | Received::Invalid => None,
             };
             let id = match message {
                 Some(ToClient::Close { refusal }) => {
@@ -296,13 +278,14 @@ fn check_owner(uid: u32, is_foreign: bool, owner: Option<u32>) -> Result<(), Fal
 
 /// Why a listener has ended a channel before it got HELLO.
 fn read_refusal(fd: &PeerSocket) -> FallbackCause {
-    let mut buf = [0; 64];
-    match receive(fd, &mut buf) {
-        Received::Packet(packet, _) => match ToClient::parse(packet) {
-            Some(ToClient::Close { refusal }) => FallbackCause::Refused(refusal),
-            _ => FallbackCause::ListenerGone,
-        },
-        Received::Empty | Received::End => FallbackCause::ListenerGone,
+    let mut buf = [0; MAX_LEN];
+    let message = match receive(fd, &mut buf, 1) {
+        Received::Packet(packet, _) => ToClient::parse(packet),
+        _ => None,
+    };
+    match message {
+        Some(ToClient::Close { refusal }) => FallbackCause::Refused(refusal),
+        _ => FallbackCause::ListenerGone,
     }
 }
 

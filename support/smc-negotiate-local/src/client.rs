@@ -230,7 +230,7 @@ impl LocalClient {
             if !channel.is_dead() {
                 return channel.announces(target).map(|()| channel.clone());
             }
-            backoff = Arc::clone(channel.backoff());
+            backoff = Arc::clone(&channel.backoff);
         }
         channels.retain(|_, channel| !channel.is_dead());
         evict_idle(&mut channels, owner(target))?;
@@ -255,7 +255,7 @@ impl LocalClient {
 
     /// Whether `to` leads from here to the listener behind `channel`, in another namespace.
     async fn leads_to(&self, channel: &Arc<Channel>, netns: NetNs, to: IpAddr) -> bool {
-        let key = (netns, channel.entry().to_string(), to);
+        let key = (netns, channel.entry.to_string(), to);
         loop {
             let listener = {
                 let mut proofs = lock(&self.known.proofs);
@@ -305,7 +305,7 @@ impl LocalClient {
             target,
             dir: Arc::clone(dir),
             searched: Arc::clone(&candidate.searched),
-            entry: Arc::clone(channel.entry()),
+            entry: Arc::clone(&channel.entry),
             channel: Arc::downgrade(channel),
             netns: candidate.netns,
             until: self.runtime.now() + ROUTE_LIFETIME,
@@ -558,7 +558,7 @@ impl LocalCandidate {
         let channel = self.channel.clone().or_else(open)?;
         channel
             .cached_handshake()
-            .filter(|_| !channel.backoff().is_active())
+            .filter(|_| !channel.backoff.is_active())
     }
 
     /// The handshake that the last one lets expect.
@@ -591,7 +591,7 @@ impl LocalCandidate {
         let now = self.client.runtime.now();
         let from = canonical(socket.local);
         // A listener of another user gets no offer for a port that now belongs to another socket.
-        let own = self.channel.as_ref().filter(|it| !it.is_foreign());
+        let own = self.channel.as_ref().filter(|it| !it.foreign);
         let known = self.target.filter(|_| own.is_some());
         let target = match (self.own_host, known) {
             (true, None) => self.client.target(self.netns, self.to, from)?,
@@ -603,7 +603,7 @@ impl LocalCandidate {
         let mut cause = None;
         for named in chosen.take(MAX_LISTENERS) {
             let channel = match self.channel(named, target) {
-                Ok(channel) if channel.backoff().allows(now) => channel,
+                Ok(channel) if channel.backoff.allows(now) => channel,
                 Ok(_) => {
                     cause = Some(FallbackCause::BackOff);
                     continue;
@@ -613,7 +613,7 @@ impl LocalCandidate {
                     continue;
                 }
             };
-            let cookie = match channel.is_foreign() {
+            let cookie = match channel.foreign {
                 true => cookie(socket)?,
                 false => 0,
             };
@@ -635,7 +635,7 @@ impl LocalCandidate {
             true => Err(cause.unwrap_or_else(|| not_announced(&self.searched))),
             false => {
                 let runtime = Arc::clone(&self.client.runtime);
-                let is_foreign = |made: &Announced| made.exchange.channel.is_foreign();
+                let is_foreign = |made: &Announced| made.exchange.channel.foreign;
                 let connection = announced.iter().any(is_foreign).then(|| Connection {
                     client: self.client.clone(),
                     netns: self.netns,
@@ -674,12 +674,11 @@ fn evict_idle(channels: &mut Channels, uid: u32) -> Result<(), FallbackCause> {
     let is_full = |channels: &Channels| {
         let of_user = channels
             .values()
-            .filter(|channel| channel.process().uid == uid);
+            .filter(|channel| channel.process.uid == uid);
         !is_own(uid) && of_user.count() >= MAX_OF_ONE
     };
     if is_full(channels) {
-        channels
-            .retain(|_, channel| channel.process().uid != uid || Arc::strong_count(channel) > 1);
+        channels.retain(|_, channel| channel.process.uid != uid || Arc::strong_count(channel) > 1);
     }
     match is_full(channels) {
         true => {

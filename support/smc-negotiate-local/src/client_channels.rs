@@ -17,15 +17,15 @@ use smc_core::error::{FallbackCause, OsError, Refusal};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::negotiate::Credentials;
 use smc_core::shares::Shares;
-use smc_ipc::passed::{PeerFile, PeerSocket};
+use smc_ipc::channel::{Received, receive, send};
+use smc_ipc::passed::{Passed, PeerSocket};
 use smc_ipc::runtime_dir::Publication;
 
 use crate::directory::{Entry, Scope};
 use crate::is_own;
 use crate::mailbox::{Announcement, Direction, Generation, Mailbox, Slot};
-use crate::message::{MAX_LEN, NONCE_LEN, ToClient, ToListener};
+use crate::message::{MANY, MAX_LEN, NONCE_LEN, ToClient, ToListener};
 use crate::netns::canonical;
-use crate::packet::{MANY, Received, receive, send};
 use crate::sock_diag::{SockDiag, SocketInfo};
 
 /// The channels of a listener and their state.
@@ -222,11 +222,8 @@ impl ClientChannels {
         let mut collected = Collected::default();
         loop {
             let mut space = [const { MaybeUninit::uninit() }; EVENTS];
-            let at_once = Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            };
-            let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&at_once)) else {
+            let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&Timespec::default()))
+            else {
                 break;
             };
             // Channels that were not polled, or that are new, come first in the next round; those
@@ -411,11 +408,7 @@ impl ClientChannels {
             return false;
         };
         let mut ends = [PollFd::new(&channel.fd, PollFlags::empty())];
-        let at_once = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        poll(&mut ends, Some(&at_once)).is_ok_and(|ended| ended == 0)
+        poll(&mut ends, Some(&Timespec::default())).is_ok_and(|ended| ended == 0)
     }
 
     /// Sets the waker for notifications of a slot; `None` removes it.
@@ -431,7 +424,7 @@ impl ClientChannels {
     pub(super) fn send(&self, channel: u64, message: ToClient) {
         if let Some(channel) = self.channels.get(&channel) {
             // Not needed by a client that is behind.
-            let _ = send(channel.fd.as_fd(), &message.encode(), None);
+            let _ = send(&channel.fd, &message.encode(), &[]);
         }
     }
 
@@ -497,7 +490,7 @@ impl ClientChannels {
             if !self.has_capacity(uid) {
                 // Its connections are plain TCP, whether it reads this or not.
                 let refusal = Refusal::Full;
-                let _ = send(fd.as_fd(), &ToClient::Close { refusal }.encode(), None);
+                let _ = send(&fd, &ToClient::Close { refusal }.encode(), &[]);
                 continue;
             }
             let key = self.next_channel;
@@ -555,7 +548,7 @@ impl ClientChannels {
                 return;
             };
             collected.read += 1;
-            match receive(&channel.fd, &mut buf) {
+            match receive(&channel.fd, &mut buf, 1) {
                 Received::Packet(packet, passed) => {
                     let message = ToListener::parse(packet);
                     if message
@@ -565,9 +558,9 @@ impl ClientChannels {
                         return self.end(key, collected);
                     }
                 }
-                Received::Empty if count < MANY => return,
-                Received::Empty => return self.wake_all(key, collected),
-                Received::End => return self.end(key, collected),
+                Received::Nothing if count < MANY => return,
+                Received::Nothing => return self.wake_all(key, collected),
+                Received::Closed | Received::Invalid => return self.end(key, collected),
             }
         }
         self.wake_all(key, collected);
@@ -585,19 +578,19 @@ impl ClientChannels {
         &mut self,
         key: u64,
         message: ToListener,
-        passed: Option<PeerFile>,
+        passed: Vec<Passed>,
         collected: &mut Collected,
     ) -> Option<()> {
         let channel = self.channels.get_mut(&key)?;
         match (message, &channel.netns) {
             (ToListener::Hello { netns }, ClientNetns::Unknown) => {
-                let Some(passed) = passed else {
+                let Some(Passed::File(file)) = passed.into_iter().next() else {
                     // This process had no descriptor left.
                     let refusal = Refusal::Descriptors;
                     self.send(key, ToClient::Close { refusal });
                     return None;
                 };
-                channel.mailbox = Some(Mailbox::adopt(passed.as_fd()).ok()?);
+                channel.mailbox = Some(Mailbox::adopt(file.as_fd()).ok()?);
                 channel.netns = match netns == self.entry.netns {
                     true => ClientNetns::Same,
                     false if channel.own => ClientNetns::Other(HashMap::new()),
@@ -693,298 +686,4 @@ const MAX_PROVEN: usize = 64;
 const PROOF_LIFETIME: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
-mod tests {
-    use std::net::{Ipv4Addr, TcpListener, TcpStream};
-
-    use rustix::net::sockopt::socket_cookie;
-    use smc_ipc::Domain;
-    use smc_testkit::user::run_as;
-    use tempfile::TempDir;
-
-    use super::*;
-    use crate::netns::NetNs;
-
-    /// The channels of a listener without a TCP socket.
-    fn clients(dir: &TempDir) -> ClientChannels {
-        let at: SocketAddr = ([127, 0, 0, 1], 80).into();
-        let entry = Entry {
-            shared: false,
-            port: at.port(),
-            scope: Scope::One(at.ip()),
-            netns: NetNs::current().unwrap(),
-            cookie: 1,
-            salt: 1,
-        };
-        let publication = Publication::new(domain(dir), entry.to_string()).unwrap();
-        ClientChannels::new(entry, publication, at).unwrap()
-    }
-
-    /// A user who is allowed, and one who is not.
-    const OTHER: u32 = 990;
-    const NOT_ALLOWED: u32 = 991;
-
-    /// Of the user of these tests and of another one.
-    fn domain(dir: &TempDir) -> Domain {
-        Domain::shared(dir.path(), [0, OTHER])
-    }
-
-    /// A client that has sent HELLO.
-    fn client(dir: &TempDir, clients: &ClientChannels) -> PeerSocket {
-        let domain = domain(dir);
-        let client = domain.connect(&clients.entry.to_string()).unwrap();
-        let (_mailbox, file) = Mailbox::create().unwrap();
-        introduce(&client, clients, &file);
-        client
-    }
-
-    fn introduce(client: &PeerSocket, clients: &ClientChannels, mailbox: &OwnedFd) {
-        let netns = clients.entry.netns;
-        let hello = ToListener::Hello { netns }.encode();
-        send(client.as_fd(), &hello, Some(mailbox.as_fd())).unwrap();
-    }
-
-    /// A directory that other users can enter; `None`, and says why, if this process cannot become
-    /// another user.
-    fn dir_of_all_users() -> Option<TempDir> {
-        if !rustix::process::geteuid().is_root() {
-            println!("skipped: why: needs root to become another user");
-            return None;
-        }
-        let dir = TempDir::new().unwrap();
-        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(dir.path(), open).unwrap();
-        Some(dir)
-    }
-
-    /// A server whose connections these clients announce, and its address; `None`, and says why, on
-    /// a kernel that does not report the owners of sockets.
-    fn serve(clients: &mut ClientChannels) -> Option<(TcpListener, SocketAddr)> {
-        let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let to = server.local_addr().unwrap();
-        let mut diag = SockDiag::open().unwrap();
-        if let Err(error) = diag.find(to, to) {
-            println!("skipped: why: no sock_diag here: {error}");
-            return None;
-        }
-        clients.diag = Some(diag);
-        Some((server, to))
-    }
-
-    /// Announces a connection as a client does.
-    fn announce(mailbox: &Mailbox, announcement: Announcement) {
-        announce_in(mailbox, 0, announcement);
-    }
-
-    fn announce_in(mailbox: &Mailbox, number: u32, announcement: Announcement) {
-        let slot = mailbox.slot(number).unwrap();
-        assert!(slot.offer(announcement, b"PROPOSAL", None).is_some());
-        assert!(mailbox.insert(announcement.from.port(), number));
-    }
-
-    /// Sends packets until there is no space; returns their number.
-    fn fill(client: &PeerSocket) -> usize {
-        let look = ToListener::Notify { slot: 0 }.encode();
-        let mut count = 0;
-        while send(client.as_fd(), &look, None).is_ok() {
-            count += 1;
-        }
-        count
-    }
-
-    #[test]
-    fn a_client_has_a_second_to_send_hello() {
-        let dir = TempDir::new().unwrap();
-        let mut clients = clients(&dir);
-        let silent = domain(&dir);
-        let silent = silent.connect(&clients.entry.to_string()).unwrap();
-        let _client = client(&dir, &clients);
-        let start = Instant::now();
-        while clients.collect_at(start).more {}
-        assert_eq!(clients.channels.len(), 2);
-        let mut count_after = |time| {
-            clients.end_without_hello(start + time, &mut Collected::default());
-            clients.channels.len()
-        };
-        assert_eq!(count_after(HELLO_WITHIN - Duration::from_millis(1)), 2);
-        assert_eq!(count_after(HELLO_WITHIN), 1);
-        assert_eq!(clients.recent.len(), 1);
-        assert!(clients.awaiting_hello.is_empty());
-        let mut buf = [0; MAX_LEN];
-        assert!(matches!(receive(&silent, &mut buf), Received::End));
-    }
-
-    #[test]
-    fn a_user_who_listens_where_a_connection_comes_from_cannot_claim_it() {
-        let Some(dir) = dir_of_all_users() else {
-            return;
-        };
-        let mut clients = clients(&dir);
-        let Some((_server, to)) = serve(&mut clients) else {
-            return;
-        };
-        let user = run_as(OTHER, || {
-            let client = domain(&dir).connect_to(0, &clients.entry.to_string());
-            let client = client.unwrap();
-            (
-                client,
-                TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(),
-                TcpStream::connect(to).unwrap(),
-            )
-        });
-        let (client, listening, connected) = user.unwrap();
-        let (mailbox, file) = Mailbox::create().unwrap();
-        introduce(&client, &clients, &file);
-        while clients.collect().more {}
-        let mut is_claimed = |from, cookie: Result<u64, Errno>| {
-            let cookie = cookie.unwrap();
-            announce(&mailbox, Announcement { cookie, from, to });
-            let claimed = clients.claim((from, to), Instant::now()).is_some();
-            mailbox.remove(from.port(), 0);
-            claimed
-        };
-        // The socket of the connection is on another host, or in another network namespace: of
-        // those here it is the listening one that a packet to this address would go to.
-        let from = listening.local_addr().unwrap();
-        assert!(!is_claimed(from, socket_cookie(&listening)));
-        let from = connected.local_addr().unwrap();
-        assert!(is_claimed(from, socket_cookie(&connected)));
-    }
-
-    #[test]
-    fn a_connection_with_very_many_false_announcements_costs_one_query_and_their_channels() {
-        const CHANNELS: usize = 8;
-        let Some(dir) = dir_of_all_users() else {
-            return;
-        };
-        let mut clients = clients(&dir);
-        let Some((_server, to)) = serve(&mut clients) else {
-            return;
-        };
-        let user = run_as(OTHER, || {
-            let domain = domain(&dir);
-            let name = clients.entry.to_string();
-            let connect = |_| domain.connect_to(0, &name).unwrap();
-            let channels: Vec<_> = (0..=CHANNELS).map(connect).collect();
-            (channels, TcpStream::connect(to).unwrap())
-        });
-        let (channels, tcp) = user.unwrap();
-        let connect = |channel: &PeerSocket| {
-            let (mailbox, file) = Mailbox::create().unwrap();
-            introduce(channel, &clients, &file);
-            mailbox
-        };
-        let mailboxes: Vec<_> = channels.iter().map(connect).collect();
-        while clients.collect().more {}
-        assert_eq!(clients.recent.len(), CHANNELS + 1);
-        let from = tcp.local_addr().unwrap();
-        let cookie = socket_cookie(&tcp).unwrap();
-        // The channel that has announced it rightly is searched last.
-        let [right, wrong @ ..] = &*mailboxes else {
-            panic!("there are channels");
-        };
-        announce(right, Announcement { cookie, from, to });
-        for mailbox in wrong {
-            let cookie = cookie.wrapping_add(1);
-            for slot in 0..8 {
-                announce_in(mailbox, slot, Announcement { cookie, from, to });
-            }
-        }
-        let queries = |clients: &ClientChannels| clients.diag.as_ref().unwrap().queries();
-        let before = queries(&clients);
-        let claimed = clients.claim((from, to), Instant::now()).unwrap();
-        assert!((claimed.client.uid, claimed.own) == (OTHER, false));
-        assert_eq!(queries(&clients).wrapping_sub(before), 1);
-        while clients.collect().more {}
-        assert_eq!((clients.channels.len(), clients.recent.len()), (1, 1));
-        // All of the user's channels are free again but that one.
-        assert!(clients.has_capacity(OTHER));
-        let mut buf = [0; MAX_LEN];
-        assert!(matches!(receive(&channels[1], &mut buf), Received::End));
-    }
-
-    #[test]
-    fn a_client_that_sends_without_end_costs_each_poll_a_bounded_number_of_packets() {
-        let dir = TempDir::new().unwrap();
-        let mut clients = clients(&dir);
-        let storming = client(&dir, &clients);
-        assert!(!clients.collect().more);
-        assert!(fill(&storming) > 4 * PACKETS);
-        let collected = clients.collect();
-        assert!(collected.more);
-        assert!(collected.read <= PACKETS, "{} packets read", collected.read);
-        // What comes meanwhile from others is seen all the same.
-        let _other = client(&dir, &clients);
-        fill(&storming);
-        let collected = clients.collect();
-        assert!(collected.more);
-        assert_eq!(clients.recent.len(), 2);
-        let most = 3 * PACKETS;
-        assert!(collected.read <= most, "{} packets read", collected.read);
-        // All of it is read in time.
-        while clients.collect().more {}
-        assert!(fill(&storming) > 4 * PACKETS);
-    }
-
-    #[test]
-    fn many_clients_that_send_without_end_cost_each_poll_a_bounded_number_of_packets() {
-        let dir = TempDir::new().unwrap();
-        let mut clients = clients(&dir);
-        let storming: Vec<_> = (0..EVENTS + 32).map(|_| client(&dir, &clients)).collect();
-        while clients.collect().more {}
-        storming
-            .iter()
-            .for_each(|client| assert!(fill(client) > PACKETS));
-        // One more sends HELLO, which is read all the same.
-        let _other = client(&dir, &clients);
-        let collected = clients.collect();
-        let most = MAX_PACKETS + PACKETS_A_ROUND;
-        assert!(
-            most <= 2000 && collected.read <= most,
-            "{} read",
-            collected.read
-        );
-        assert_eq!(clients.recent.len(), storming.len() + 1);
-    }
-
-    #[test]
-    fn users_who_are_not_allowed_cost_each_poll_a_bounded_number_of_connections() {
-        let Some(dir) = dir_of_all_users() else {
-            return;
-        };
-        let mut clients = clients(&dir);
-        let name = clients.entry.to_string();
-        let connect = || (0..200).map(|_| domain(&dir).connect_to(0, &name).unwrap());
-        let flood: Vec<_> = run_as(NOT_ALLOWED, || connect().collect()).unwrap();
-        let mut refused = vec![0; flood.len()];
-        let mut count_refused = || {
-            for (client, packets) in flood.iter().zip(&mut refused) {
-                let mut buf = [0; MAX_LEN];
-                while let Received::Packet(packet, _) = receive(client, &mut buf) {
-                    let refusal = Refusal::User { uid: NOT_ALLOWED };
-                    assert_eq!(ToClient::parse(packet), Some(ToClient::Close { refusal }));
-                    *packets += 1;
-                }
-            }
-            refused.iter().filter(|packets| **packets == 1).count()
-        };
-        let mut wait_for_refused = |count| {
-            let end = Instant::now() + Duration::from_secs(60);
-            while count_refused() < count {
-                assert!(Instant::now() < end, "{} of {count}", count_refused());
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            assert_eq!(count_refused(), count);
-        };
-        let collected = clients.collect();
-        assert!(collected.more);
-        wait_for_refused(MAX_ACCEPTS);
-        // A client that is allowed has its turn.
-        let _client = client(&dir, &clients);
-        let end = Instant::now() + Duration::from_secs(60);
-        while clients.recent.is_empty() {
-            assert!(Instant::now() < end, "it waits");
-            clients.collect();
-        }
-        wait_for_refused(flood.len());
-    }
-}
+mod tests;

@@ -126,7 +126,6 @@ mod mailbox;
 mod message;
 mod netns;
 mod offer;
-mod packet;
 mod reachability;
 mod search;
 mod sock_diag;

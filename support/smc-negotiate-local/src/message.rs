@@ -57,30 +57,22 @@ pub(super) enum ToClient {
 /// Longest message.
 pub(super) const MAX_LEN: usize = 64;
 
+/// Messages that were there together, so that the queue may have been full, which loses
+/// notifications: all waiting tasks are woken then. A queue holds several times as many.
+pub(super) const MANY: usize = 16;
+
 /// Length of a random nonce.
 pub(super) const NONCE_LEN: usize = 16;
 
 impl ToListener {
     pub(super) fn encode(self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(64);
         match self {
-            Self::Hello { netns } => {
-                out.push(HELLO);
-                out.extend(MAGIC);
-                out.extend(netns.0.to_le_bytes());
-            }
-            Self::Notify { slot } => {
-                out.push(NOTIFY);
-                out.extend(slot.to_le_bytes());
-            }
+            Self::Hello { netns } => [&[HELLO][..], &MAGIC, &netns.0.to_le_bytes()].concat(),
+            Self::Notify { slot } => [&[NOTIFY][..], &slot.to_le_bytes()].concat(),
             Self::Prove { id, nonce, to } => {
-                out.push(PROVE);
-                out.extend(id.to_le_bytes());
-                out.extend(nonce);
-                put_ip(&mut out, to);
+                [&[PROVE][..], &id.to_le_bytes(), &nonce, &bytes_of(to)].concat()
             }
         }
-        out
     }
 
     pub(super) fn parse(packet: &[u8]) -> Option<Self> {
@@ -108,39 +100,25 @@ impl ToListener {
 
 impl ToClient {
     pub(super) fn encode(self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(32);
         match self {
-            Self::Refused { id } => {
-                out.push(REFUSED);
-                out.extend(id.to_le_bytes());
-            }
+            Self::Refused { id } => [&[REFUSED][..], &id.to_le_bytes()].concat(),
             Self::ProbePort { id, port } => {
-                out.push(PROBE_PORT);
-                out.extend(id.to_le_bytes());
-                out.extend(port.to_le_bytes());
+                [&[PROBE_PORT][..], &id.to_le_bytes(), &port.to_le_bytes()].concat()
             }
             Self::Proven { id, from } => {
-                out.push(PROVEN);
-                out.extend(id.to_le_bytes());
-                put_ip(&mut out, from);
+                [&[PROVEN][..], &id.to_le_bytes(), &bytes_of(from)].concat()
             }
-            Self::Notify { slot } => {
-                out.push(NOTIFY_CLIENT);
-                out.extend(slot.to_le_bytes());
-            }
+            Self::Notify { slot } => [&[NOTIFY_CLIENT][..], &slot.to_le_bytes()].concat(),
             Self::Close { refusal } => {
-                out.push(CLOSE);
                 let (why, uid) = match refusal {
                     Refusal::User { uid } => (CLOSE_USER, uid),
                     Refusal::Full => (CLOSE_FULL, 0),
                     Refusal::Descriptors => (CLOSE_DESCRIPTORS, 0),
                     _ => (0, 0),
                 };
-                out.push(why);
-                out.extend(uid.to_le_bytes());
+                [&[CLOSE, why][..], &uid.to_le_bytes()].concat()
             }
         }
-        out
     }
 
     pub(super) fn parse(packet: &[u8]) -> Option<Self> {
@@ -188,16 +166,10 @@ impl ToClient {
     }
 }
 
-fn put_ip(out: &mut Vec<u8>, ip: IpAddr) {
+fn bytes_of(ip: IpAddr) -> Vec<u8> {
     match ip {
-        IpAddr::V4(ip) => {
-            out.push(4);
-            out.extend(ip.octets());
-        }
-        IpAddr::V6(ip) => {
-            out.push(16);
-            out.extend(ip.octets());
-        }
+        IpAddr::V4(ip) => [&[4][..], &ip.octets()].concat(),
+        IpAddr::V6(ip) => [&[16][..], &ip.octets()].concat(),
     }
 }
 
@@ -252,54 +224,45 @@ const CLOSE_DESCRIPTORS: u8 = 3;
 mod tests {
     use super::*;
 
+    /// Checks that these messages survive the trip, and nothing else does.
+    fn check<M: Copy + PartialEq + std::fmt::Debug>(
+        all: &[M],
+        encode: impl Fn(M) -> Vec<u8>,
+        parse: impl Fn(&[u8]) -> Option<M>,
+    ) {
+        for message in all {
+            let packet = encode(*message);
+            assert_eq!(parse(&packet), Some(*message));
+            assert!((0..packet.len()).all(|len| parse(&packet[..len]).is_none()));
+            assert_eq!(parse(&[&packet[..], b"x"].concat()), None);
+        }
+        assert_eq!(parse(b"\xff\xff\xff"), None);
+    }
+
     #[test]
     fn messages_survive_the_trip_and_nothing_else_does() {
+        let (netns, nonce) = (NetNs(0xf000_0001), [9; NONCE_LEN]);
+        let to = "10.0.0.1".parse().unwrap();
         let all = [
-            ToListener::Hello {
-                netns: NetNs(0xf000_0001),
-            },
+            ToListener::Hello { netns },
             ToListener::Notify { slot: 77 },
-            ToListener::Prove {
-                id: 1,
-                nonce: [9; NONCE_LEN],
-                to: "10.0.0.1".parse().unwrap(),
-            },
+            ToListener::Prove { id: 1, nonce, to },
         ];
-        for message in all {
-            let packet = message.encode();
-            assert_eq!(ToListener::parse(&packet), Some(message));
-            assert!((0..packet.len()).all(|len| ToListener::parse(&packet[..len]).is_none()));
-            assert_eq!(ToListener::parse(&[&packet[..], b"x"].concat()), None);
-        }
+        check(&all, ToListener::encode, ToListener::parse);
     }
 
     #[test]
     fn answers_survive_the_trip_and_nothing_else_does() {
-        let all = [
+        let from = "::1".parse().unwrap();
+        let of_user = Refusal::User { uid: 1000 };
+        let refusals = [of_user, Refusal::Full, Refusal::Descriptors];
+        let mut all = vec![
             ToClient::Refused { id: 5 },
             ToClient::ProbePort { id: 6, port: 80 },
-            ToClient::Proven {
-                id: 7,
-                from: "::1".parse().unwrap(),
-            },
+            ToClient::Proven { id: 7, from },
             ToClient::Notify { slot: 3 },
-            ToClient::Close {
-                refusal: Refusal::User { uid: 1000 },
-            },
-            ToClient::Close {
-                refusal: Refusal::Full,
-            },
-            ToClient::Close {
-                refusal: Refusal::Descriptors,
-            },
         ];
-        for message in all {
-            let packet = message.encode();
-            assert_eq!(ToClient::parse(&packet), Some(message));
-            assert!((0..packet.len()).all(|len| ToClient::parse(&packet[..len]).is_none()));
-            assert_eq!(ToClient::parse(&[&packet[..], b"x"].concat()), None);
-        }
-        assert_eq!(ToClient::parse(b""), None);
-        assert_eq!(ToListener::parse(b"\xff\xff\xff"), None);
+        all.extend(refusals.map(|refusal| ToClient::Close { refusal }));
+        check(&all, ToClient::encode, ToClient::parse);
     }
 }

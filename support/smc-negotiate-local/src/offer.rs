@@ -197,7 +197,7 @@ impl SideChannel for LocalOffer {
         let [taker] = &*self.announced else {
             return None;
         };
-        Some(taker.exchange.channel.process())
+        Some(taker.exchange.channel.process)
     }
 
     fn progress(&self) -> u64 {
@@ -209,10 +209,7 @@ impl SideChannel for LocalOffer {
         let outcome = self.withdraw_all();
         if outcome == Withdrawn::Free {
             let now = self.runtime.now();
-            let backoffs = self
-                .announced
-                .iter()
-                .map(|it| it.exchange.channel.backoff());
+            let backoffs = self.announced.iter().map(|it| &it.exchange.channel.backoff);
             backoffs.for_each(|backoff| backoff.extend(self.since, now));
         }
         outcome
@@ -236,7 +233,7 @@ impl SideChannel for LocalOffer {
         let mut buf = [0; MAX_ANSWER];
         let answer = self.answer(&mut buf);
         let taker = self.taker().ok_or(io::ErrorKind::NotConnected)?;
-        let process = taker.exchange.channel.process();
+        let process = taker.exchange.channel.process;
         let cached_handshake = CachedHandshake::new(answer, message, process);
         taker
             .exchange
@@ -268,7 +265,7 @@ impl SideChannel for LocalOffer {
         match taker.slot.read(Direction::FromListener, read_len, buf) {
             Some(count) => {
                 if read_len == 0 && count > 0 {
-                    taker.exchange.channel.backoff().reset();
+                    taker.exchange.channel.backoff.reset();
                 }
                 self.read_len += count;
                 self.is_confirmed = self.is_answer_expected();

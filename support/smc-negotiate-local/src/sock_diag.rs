@@ -102,36 +102,28 @@ impl SockDiag {
 }
 
 /// `struct nlmsghdr` and `struct inet_diag_req_v2`.
-fn request(sequence: u32, local: SocketAddr, peer: SocketAddr) -> [u8; 72] {
+fn request(sequence: u32, local: SocketAddr, peer: SocketAddr) -> Vec<u8> {
     let family = match local {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let [family, _] = family.as_raw().to_le_bytes();
-    let mut out = [0; 72];
-    let mut at = 0;
-    let mut put = |bytes: &[u8]| {
-        for byte in bytes {
-            if let Some(slot) = out.get_mut(at) {
-                *slot = *byte;
-            }
-            at += 1;
-        }
-    };
-    put(&72_u32.to_ne_bytes());
-    put(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    put(&NLM_F_REQUEST.to_ne_bytes());
-    put(&sequence.to_ne_bytes());
-    put(&[0; 4]);
-    put(&[family, IPPROTO_TCP, 0, 0]);
-    put(&u32::MAX.to_ne_bytes()); // any state
-    put(&local.port().to_be_bytes());
-    put(&peer.port().to_be_bytes());
-    put(&padded(local.ip()));
-    put(&padded(peer.ip()));
-    put(&[0; 4]); // any interface
-    put(&[0xff; 8]); // any cookie
-    out
+    [
+        &72_u32.to_ne_bytes()[..],
+        &SOCK_DIAG_BY_FAMILY.to_ne_bytes(),
+        &NLM_F_REQUEST.to_ne_bytes(),
+        &sequence.to_ne_bytes(),
+        &[0; 4],
+        &[family, IPPROTO_TCP, 0, 0],
+        &u32::MAX.to_ne_bytes(), // any state
+        &local.port().to_be_bytes(),
+        &peer.port().to_be_bytes(),
+        &padded(local.ip()),
+        &padded(peer.ip()),
+        &[0; 4],    // any interface
+        &[0xff; 8], // any cookie
+    ]
+    .concat()
 }
 
 fn padded(ip: IpAddr) -> [u8; 16] {
