@@ -1,4 +1,3 @@
-use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +7,8 @@ use rustix::io::Errno;
 use crate::OsError;
 
 /// A runtime directory that cannot be used, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("runtime directory {} {problem}", .path.display())]
 #[non_exhaustive]
 pub struct RuntimeDirError {
     /// The directory, or what is at its path.
@@ -54,19 +54,6 @@ impl RuntimeDirError {
     }
 }
 
-impl fmt::Display for RuntimeDirError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "runtime directory {} {}",
-            self.path.display(),
-            self.problem
-        )
-    }
-}
-
-impl std::error::Error for RuntimeDirError {}
-
 impl From<RuntimeDirError> for io::Error {
     fn from(error: RuntimeDirError) -> Self {
         Self::new(error.kind(), error)
@@ -74,32 +61,25 @@ impl From<RuntimeDirError> for io::Error {
 }
 
 /// Why a runtime directory cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryProblem {
     /// The operating system refused its use.
+    #[error("cannot be used: {0}")]
     Os(OsError),
     /// The path is not a directory, or is a symbolic link.
+    #[error("is not a directory")]
     NotDirectory,
     /// Its owner is not trusted.
+    #[error("belongs to user {uid}")]
     Owner {
         /// Its owner.
         uid: u32,
     },
     /// Users other than its owner can write to it.
+    #[error("can be changed by other users: mode {mode:04o}")]
     Writable {
         /// Its permission bits.
         mode: u32,
     },
-}
-
-impl fmt::Display for DirectoryProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Os(error) => write!(f, "cannot be used: {error}"),
-            Self::NotDirectory => f.write_str("is not a directory"),
-            Self::Owner { uid } => write!(f, "belongs to user {uid}"),
-            Self::Writable { mode } => write!(f, "can be changed by other users: mode {mode:04o}"),
-        }
-    }
 }

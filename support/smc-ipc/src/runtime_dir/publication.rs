@@ -141,11 +141,8 @@ impl Publication {
     /// descriptor is readable. Does not wait.
     pub fn handle_events(&mut self) {
         let mut space = [const { MaybeUninit::uninit() }; EVENTS];
-        let at_once = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&at_once)) else {
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&Timespec::default()))
+        else {
             return;
         };
         for event in events {

@@ -50,10 +50,7 @@ impl Timer {
 
     /// Expires after this time at the latest.
     pub(super) fn start(&self, after: Duration) {
-        let none = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let none = Timespec::default();
         // All zero would stop it.
         let after = Timespec::try_from(after.max(Duration::from_nanos(1))).unwrap_or(none);
         let left = timerfd_gettime(&self.fd).map_or(none, |timer| timer.it_value);
