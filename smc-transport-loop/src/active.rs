@@ -37,13 +37,13 @@ impl ActivePeers {
             }
             if peer.collect(events) {
                 all_armed = false;
-                peer.local.signal_page().clear_sleeping();
+                peer.local.signal_page.clear_sleeping();
                 peer.poll_state.armed.store(false, Ordering::Relaxed);
                 return true;
             }
             let stays = !peer.poll_state.armed.load(Ordering::Relaxed);
             peer.poll_state.listed.store(stays, Ordering::Relaxed);
-            all_armed &= !stays || peer.local.signal_page().is_sleeping();
+            all_armed &= !stays || peer.local.signal_page.is_sleeping();
             stays
         });
         all_armed
@@ -52,7 +52,7 @@ impl ActivePeers {
     /// Arms the doorbell for all peers; earlier signals are for [`ActivePeers::collect`].
     pub(crate) fn arm(&self) {
         for peer in &*lock(&self.0) {
-            peer.local.signal_page().set_sleeping();
+            peer.local.signal_page.set_sleeping();
             peer.poll_state.armed.store(true, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);

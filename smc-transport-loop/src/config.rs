@@ -11,20 +11,18 @@ use crate::pool::PoolLimits;
 /// Options of a [`LoopDevice`]; see [`LoopDevice::builder`].
 #[derive(Clone, Debug)]
 pub struct Builder {
-    name: String,
-    pnet_id: Option<PnetId>,
-    domain: Domain,
-    nocopy: bool,
-    limits: Limits,
-    pool_limits: PoolLimits,
-    max_mappings: usize,
+    pub(crate) identity: Identity,
+    pub(crate) domain: Domain,
+    pub(crate) nocopy: bool,
+    pub(crate) limits: Limits,
+    pub(crate) pool_limits: PoolLimits,
+    pub(crate) max_mappings: usize,
 }
 
 impl Default for Builder {
     fn default() -> Self {
         Self {
-            name: "loop".into(),
-            pnet_id: None,
+            identity: Identity::new("loop"),
             domain: Domain::default(),
             nocopy: true,
             limits: Limits::new(MAX_DMBS, MAX_DMB_LEN),
@@ -41,14 +39,14 @@ impl Builder {
     /// The name for logs and tools; `loop` if not given.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
+        self.identity.name = name.into();
         self
     }
 
     /// The physical network that the device counts as a part of; none if not given.
     #[must_use]
     pub fn pnet_id(mut self, pnet_id: PnetId) -> Self {
-        self.pnet_id = Some(pnet_id);
+        self.identity.pnet_id = Some(pnet_id);
         self
     }
 
@@ -132,19 +130,8 @@ impl Builder {
         if self.limits.max_dmbs == 0 {
             return Err(DeviceError::Invalid("a device without buffers"));
         }
-        let identity = match self.pnet_id {
-            Some(pnet_id) => Identity::new(self.name).with_pnet_id(pnet_id),
-            None => Identity::new(self.name),
-        };
         let is_given = !self.domain.is_default();
-        let device = LoopDevice::with_parts(
-            identity,
-            self.limits,
-            self.nocopy,
-            self.pool_limits,
-            self.max_mappings,
-            self.domain,
-        )?;
+        let device = LoopDevice::with(self)?;
         match device.runtime_dir() {
             Err(error) if is_given => Err(error.into()),
             _ => Ok(device),

@@ -8,10 +8,10 @@ use std::task::Poll;
 use async_trait::async_trait;
 use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
-    MemoryAccount, MemoryLimit, Nocopy, Signal, SubmitError,
+    MemoryLimit, Nocopy, Signal, SubmitError,
 };
 use smc_core::mem::{WORDWISE_MAX, gather};
-use smc_ipc::{Credentials, Domain, OsError, RuntimeDirError};
+use smc_ipc::{Credentials, OsError, RuntimeDirError};
 use smc_wire::types::{Chid, DmbToken, Gid};
 
 use crate::channel::Message;
@@ -19,7 +19,6 @@ use crate::config::Builder;
 use crate::lock;
 use crate::peer::{Peer, is_dmb_len};
 use crate::peers::{OpenError, Peers};
-use crate::pool::PoolLimits;
 use crate::random;
 use crate::registry::Permits;
 use crate::remote::{LoopAttachment, UNKNOWN};
@@ -34,7 +33,6 @@ pub struct LoopDevice {
     identity: Identity,
     limits: Limits,
     nocopy: bool,
-    account: MemoryAccount,
     permits: Arc<Permits>,
     peers: Peers,
     /// Kept for the next drain, so that draining does not allocate.
@@ -57,25 +55,14 @@ impl LoopDevice {
         Self::builder().build()
     }
 
-    pub(crate) fn with_parts(
-        identity: Identity,
-        limits: Limits,
-        nocopy: bool,
-        pool_limits: PoolLimits,
-        max_mappings: usize,
-        domain: Domain,
-    ) -> Result<Self, DeviceError> {
-        let account = MemoryAccount::default();
+    pub(crate) fn with(options: Builder) -> Result<Self, DeviceError> {
         let gid = random::gid(rustix::process::geteuid().as_raw())?;
-        let peers = Peers::new(gid, domain, pool_limits, max_mappings, account.clone())?;
-        let permits = Permits::new(limits.max_dmbs);
         Ok(Self {
-            identity,
-            limits,
-            nocopy,
-            account,
-            permits,
-            peers,
+            permits: Permits::new(options.limits.max_dmbs),
+            peers: Peers::new(gid, &options)?,
+            identity: options.identity,
+            limits: options.limits,
+            nocopy: options.nocopy,
             events: Mutex::default(),
         })
     }
@@ -121,11 +108,8 @@ impl LoopDevice {
         peer: Gid,
         token: DmbToken,
     ) -> Result<Option<LoopAttachment>, DeviceError> {
-        match self
-            .peers
-            .tokens()
-            .with(token, |target| Ok(Arc::clone(target)))
-        {
+        let target = |target: &Arc<_>| Ok(Arc::clone(target));
+        match self.peers.tokens.with(token, target) {
             Ok(target) if target.peer() == peer => target.attach().map(Some),
             Ok(_) => Err(UNKNOWN),
             Err(SubmitError::PeerGone) => Err(DeviceError::PeerGone),
@@ -141,7 +125,7 @@ impl LoopDevice {
         signal: Signal,
     ) -> Result<(), SubmitError> {
         let at = usize::try_from(at).map_err(|_| SubmitError::OutOfBounds)?;
-        self.peers.tokens().with(to, |target| {
+        self.peers.tokens.with(to, |target| {
             target.write(at, data)?;
             if signal == Signal::Yes {
                 target.signal();
@@ -179,11 +163,11 @@ impl Device for LoopDevice {
     }
 
     fn doorbell(&self) -> Doorbell<'_> {
-        Doorbell::Fd(self.peers.doorbell().as_fd())
+        Doorbell::Fd(self.peers.doorbell.as_fd())
     }
 
     fn limit_memory(&self, limit: &MemoryLimit) {
-        self.account.limit_by(limit);
+        self.peers.account.limit_by(limit);
     }
 
     fn trim_memory(&self) {
@@ -194,7 +178,7 @@ impl Device for LoopDevice {
 #[async_trait]
 impl Direct for LoopDevice {
     fn gid(&self) -> Gid {
-        self.peers.gid()
+        self.peers.gid
     }
 
     fn chid(&self) -> Chid {
@@ -223,7 +207,7 @@ impl Direct for LoopDevice {
         let peer = self.open(peer).await?;
         let (dmb, new) = peer.local.register(len, permit)?;
         if let Some(mut new) = new {
-            match (peer.local.send_path(), new.file.take()) {
+            match (&peer.local.send_path, new.file.take()) {
                 (SendPath::Channel(send_queue), Some(file)) => {
                     let len = u64::try_from(len).map_err(|_| DeviceError::NoMemory)?;
                     let message = Message::Memory {
@@ -268,12 +252,12 @@ impl Direct for LoopDevice {
     }
 
     fn is_offered(&self, token: DmbToken) -> bool {
-        let tokens = self.peers.tokens();
+        let tokens = &self.peers.tokens;
         tokens.with(token, |target| Ok(target.is_offered())) == Ok(true)
     }
 
     fn nocopy(&self) -> Option<&dyn Nocopy> {
-        if self.nocopy { Some(self) } else { None }
+        self.nocopy.then_some(self as &dyn Nocopy)
     }
 }
 
@@ -309,7 +293,7 @@ impl fmt::Debug for LoopDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LoopDevice")
             .field("name", &self.identity.name)
-            .field("gid", &format_args!("{}", self.peers.gid()))
+            .field("gid", &format_args!("{}", self.peers.gid))
             .field("runtime_dir", &self.runtime_dir())
             .field("nocopy", &self.nocopy)
             .field("limits", &self.limits)
@@ -340,6 +324,7 @@ const BUSY_TRIES: usize = 1000;
 mod tests {
     use futures_lite::future::block_on;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use smc_ipc::Domain;
 
     use super::*;
 
@@ -350,14 +335,10 @@ mod tests {
     }
 
     fn is_readable(device: &LoopDevice) -> bool {
-        let doorbell = device.peers.doorbell().as_fd();
-        let at_once = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let doorbell = device.peers.doorbell.as_fd();
         poll(
             &mut [PollFd::from_borrowed_fd(doorbell, PollFlags::IN)],
-            Some(&at_once),
+            Some(&Timespec::default()),
         ) == Ok(1)
     }
 
@@ -391,7 +372,7 @@ mod tests {
         assert_eq!(drain(&device), 0);
         device.arm().unwrap();
         assert!(finish_signal());
-        device.peers.doorbell().notify_self();
+        device.peers.doorbell.notify_self();
         assert_eq!(drain(&device), 0);
         // Woken again, a driver finds nothing and sleeps for good.
         for round in 0..3 {

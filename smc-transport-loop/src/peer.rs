@@ -178,7 +178,7 @@ impl Peer {
             doorbell.unwatch_peer(eventfd);
         }
         if let Some(mut incoming) = lock(&self.incoming).take() {
-            incoming.remote.notifier().close();
+            incoming.remote.notifier.close();
             incoming.remote.mark_gone();
             if let Some(channel) = &incoming.channel {
                 doorbell.unwatch_channel(channel);

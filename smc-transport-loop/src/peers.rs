@@ -6,7 +6,7 @@ mod share;
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
@@ -23,6 +23,7 @@ use smc_wire::types::Gid;
 
 use crate::active::ActivePeers;
 use crate::channel::{self, Message};
+use crate::config::Builder;
 use crate::directory::{self, is_socket_name, socket_name};
 use crate::doorbell::{Channel, Doorbell, Ready};
 use crate::lock;
@@ -39,14 +40,14 @@ use setup::SetupState;
 /// The peers of a device.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    gid: Gid,
+    pub(crate) gid: Gid,
     own: Arc<Peer>,
     domain: Domain,
     publication: Mutex<Publication>,
     pool_limits: PoolLimits,
-    account: MemoryAccount,
-    doorbell: Arc<Doorbell>,
-    tokens: Arc<Tokens>,
+    pub(crate) account: MemoryAccount,
+    pub(crate) doorbell: Arc<Doorbell>,
+    pub(crate) tokens: Arc<Tokens>,
     active: ActivePeers,
     known: RwLock<Known>,
     next_id: AtomicU64,
@@ -87,33 +88,34 @@ impl From<DeviceError> for OpenError {
 
 impl Peers {
     /// Publishes a device in the runtime directory.
-    pub(crate) fn new(
-        gid: Gid,
-        domain: Domain,
-        pool_limits: PoolLimits,
-        max_mappings: usize,
-        account: MemoryAccount,
-    ) -> Result<Self, DeviceError> {
+    pub(crate) fn new(gid: Gid, options: &Builder) -> Result<Self, DeviceError> {
+        let Builder {
+            domain,
+            pool_limits,
+            max_mappings,
+            ..
+        } = options;
         domain.sweep(is_socket_name);
         let publication = Publication::new(domain.clone(), socket_name(gid));
         let publication = publication.map_err(|error| DeviceError::os("publish device", &error))?;
         let doorbell = Arc::new(Doorbell::new(publication.epoll_fd())?);
         let tokens = Arc::new(Tokens::default());
-        let mappings = Mappings::new(max_mappings, domain.has_others(), account.clone());
+        let account = MemoryAccount::default();
+        let mappings = Mappings::new(*max_mappings, domain.has_others(), account.clone());
         let own = own_peer(
             gid,
             &doorbell,
             &tokens,
-            pool_limits,
+            *pool_limits,
             &mappings,
             account.clone(),
         )?;
         Ok(Self {
             gid,
             own: Arc::new(own),
-            domain,
+            domain: domain.clone(),
             publication: Mutex::new(publication),
-            pool_limits,
+            pool_limits: *pool_limits,
             account,
             doorbell,
             tokens,
@@ -129,10 +131,6 @@ impl Peers {
         })
     }
 
-    pub(crate) fn gid(&self) -> Gid {
-        self.gid
-    }
-
     /// The runtime directory in which the device is published, or why it is in none.
     pub(crate) fn directory(&self) -> Result<PathBuf, RuntimeDirError> {
         let publication = lock(&self.publication);
@@ -142,18 +140,10 @@ impl Peers {
         }
     }
 
-    pub(crate) fn doorbell(&self) -> &Doorbell {
-        &self.doorbell
-    }
-
     /// The signal page by which the device wakes itself.
     #[cfg(test)]
     pub(crate) fn own_signal_page(&self) -> &SignalPage {
-        self.own.local.signal_page()
-    }
-
-    pub(crate) fn tokens(&self) -> &Tokens {
-        &self.tokens
+        &self.own.local.signal_page
     }
 
     /// The resource that was exhausted when a peer was not accepted, a moment ago.
@@ -165,17 +155,13 @@ impl Peers {
 
     /// Number of peers there is a channel to.
     pub(crate) fn len(&self) -> usize {
-        self.known
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .by_gid
-            .len()
+        self.known().by_gid.len()
     }
 
     /// Releases the pooled memory.
     pub(crate) fn trim(&self) {
         self.own.local.trim();
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known();
         known.by_gid.values().for_each(|peer| peer.local.trim());
     }
 
@@ -183,12 +169,7 @@ impl Peers {
         if gid == self.gid {
             return Some(Arc::clone(&self.own));
         }
-        self.known
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .by_gid
-            .get(&gid)
-            .cloned()
+        self.known().by_gid.get(&gid).cloned()
     }
 
     /// Adds all events to `events`, without waiting.
@@ -229,8 +210,7 @@ impl Peers {
 
     /// Scans the signal pages of all peers, for a token that came without its owner's GID.
     pub(crate) fn scan_all(&self) {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.by_gid.values().for_each(|peer| peer.scan());
+        self.known().by_gid.values().for_each(|peer| peer.scan());
     }
 
     /// Opens the local channel to a peer, if there is none yet.
@@ -342,7 +322,7 @@ impl Peers {
     fn count(&self, uid: u32) -> share::PeerCounts {
         let mut unread = lock(&self.unread);
         unread.retain(|(_, channel)| has_unread(channel));
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known();
         let peers = known.by_id.values().filter_map(|peer| peer.credentials);
         let mut counts = share::PeerCounts::default();
         for user in peers
@@ -357,7 +337,7 @@ impl Peers {
 
     fn close(&self, peer: &Peer) {
         if let (Some(credentials), SendPath::Channel(send_queue)) =
-            (peer.credentials, peer.local.send_path())
+            (peer.credentials, &peer.local.send_path)
         {
             let unread = send_queue
                 .unread()
@@ -375,12 +355,11 @@ impl Peers {
     }
 
     fn by_id(&self, id: u64) -> Option<Arc<Peer>> {
-        self.known
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .by_id
-            .get(&id)
-            .cloned()
+        self.known().by_id.get(&id).cloned()
+    }
+
+    fn known(&self) -> RwLockReadGuard<'_, Known> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn insert(&self, peer: &Arc<Peer>) {

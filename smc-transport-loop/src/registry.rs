@@ -24,9 +24,9 @@ use crate::signal_page::{SLOTS, SignalPage, SlotState};
 /// The local buffers for one peer, and the send path to the peer.
 #[derive(Debug)]
 pub(crate) struct LocalBuffers {
-    signal_page: SignalPage,
+    pub(crate) signal_page: SignalPage,
     table: Mutex<Table>,
-    send_path: SendPath,
+    pub(crate) send_path: SendPath,
     pool_limits: PoolLimits,
     account: MemoryAccount,
 }
@@ -57,14 +57,6 @@ impl LocalBuffers {
             pool_limits,
             account,
         }
-    }
-
-    pub(crate) fn signal_page(&self) -> &SignalPage {
-        &self.signal_page
-    }
-
-    pub(crate) fn send_path(&self) -> &SendPath {
-        &self.send_path
     }
 
     /// Makes a zeroed buffer. New memory has to reach the peer before the token does.

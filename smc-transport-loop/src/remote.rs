@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
@@ -130,14 +130,10 @@ impl Target {
     fn begin_use(&self) -> bool {
         let has_begun = self.slot.begin_use(self.registration);
         if !has_begun {
-            self.notify_released();
+            // The owner of a dropped buffer may wait for the end of a use.
+            self.signal();
         }
         has_begun
-    }
-
-    /// Signals the end of a use: the owner of a dropped buffer may wait for that.
-    fn notify_released(&self) {
-        self.signal();
     }
 
     /// Signals a write to the owner.
@@ -172,7 +168,8 @@ struct UseGuard(Arc<Target>);
 impl Drop for UseGuard {
     fn drop(&mut self) {
         self.0.slot.end_use();
-        self.0.notify_released();
+        // As at the end of `Target::begin_use`.
+        self.0.signal();
     }
 }
 
@@ -224,20 +221,20 @@ impl Tokens {
 
     /// Removes all tokens.
     pub(crate) fn clear(&self) {
-        self.0
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        self.write().clear();
     }
 
     fn read(&self) -> RwLockReadGuard<'_, HashMap<DmbToken, TokenState>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<DmbToken, TokenState>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Adds a buffer; false if the token is in use, which only a malicious peer causes.
     fn insert(&self, token: DmbToken, target: Arc<Target>) -> bool {
-        let mut tokens = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        match tokens.entry(token) {
+        match self.write().entry(token) {
             Entry::Vacant(entry) => {
                 entry.insert(TokenState::Buffer(target));
                 true
@@ -247,15 +244,12 @@ impl Tokens {
     }
 
     fn remove(&self, token: DmbToken) {
-        self.0
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&token);
+        self.write().remove(&token);
     }
 
     /// Replaces the buffers of an ended peer by tombstones. Their number is limited.
     fn mark_gone(&self, dead: impl Iterator<Item = DmbToken>) {
-        let mut tokens = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut tokens = self.write();
         if tokens
             .values()
             .filter(|known| matches!(known, TokenState::PeerGone))
@@ -273,7 +267,7 @@ impl Tokens {
 /// The buffers of one peer.
 #[derive(Debug)]
 pub(crate) struct RemoteBuffers {
-    notifier: Arc<Notifier>,
+    pub(crate) notifier: Arc<Notifier>,
     tokens: Arc<Tokens>,
     buffers: HashMap<u32, Buffer>,
     /// Pages of slots that were read, with their charge if the memory limit allowed it.
@@ -325,10 +319,6 @@ impl RemoteBuffers {
             pages_over: 0,
             account: account.clone(),
         }
-    }
-
-    pub(crate) fn notifier(&self) -> &Arc<Notifier> {
-        &self.notifier
     }
 
     /// Adds memory that the peer has put behind a slot.

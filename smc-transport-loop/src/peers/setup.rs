@@ -77,7 +77,7 @@ impl Peers {
                 is_dead,
             } => {
                 let Some(peer) = self.by_id(peer) else { return };
-                if let (true, SendPath::Channel(send_queue)) = (is_writable, peer.local.send_path())
+                if let (true, SendPath::Channel(send_queue)) = (is_writable, &peer.local.send_path)
                 {
                     lock(&self.wakes).append(send_queue.flush());
                 }
@@ -197,7 +197,7 @@ impl Peers {
         let signal_page =
             new_signal_page(&self.record_shortage(signal_page.map_err(OpenError::from))?)?;
         check_eventfd(eventfd.as_fd())?;
-        let notify_by = match peer.local.send_path() {
+        let notify_by = match &peer.local.send_path {
             SendPath::Channel(send_queue) if !share::is_own(credentials.uid) => {
                 NotifyBy::Channel(Arc::clone(send_queue))
             }
