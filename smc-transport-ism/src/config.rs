@@ -14,8 +14,7 @@ use crate::random;
 #[derive(Clone, Debug)]
 pub struct Builder {
     place: Place,
-    name: String,
-    pnet_id: Option<PnetId>,
+    identity: Identity,
     gid: Option<Gid>,
     max_dmbs: usize,
     max_dmb_size: SizeCode,
@@ -25,8 +24,7 @@ impl Builder {
     pub(crate) fn new(place: Place) -> Self {
         Self {
             place,
-            name: "ism".into(),
-            pnet_id: None,
+            identity: Identity::new("ism"),
             gid: None,
             max_dmbs: MAX_DMBS,
             max_dmb_size: SizeCode::LINUX_MAX_D,
@@ -36,14 +34,14 @@ impl Builder {
     /// The name for logs and tools; `ism` if not given.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
+        self.identity.name = name.into();
         self
     }
 
     /// The physical network that the device counts as a part of; none if not given.
     #[must_use]
     pub fn pnet_id(mut self, pnet_id: PnetId) -> Self {
-        self.pnet_id = Some(pnet_id);
+        self.identity.pnet_id = Some(pnet_id);
         self
     }
 
@@ -90,14 +88,10 @@ impl Builder {
             Some(_) => return Err(DeviceError::Invalid("a GID with a half of zero")),
             None => emulated_gid().map_err(random::failed)?,
         };
-        let identity = match self.pnet_id {
-            Some(pnet_id) => Identity::new(self.name).with_pnet_id(pnet_id),
-            None => Identity::new(self.name),
-        };
         let (fabric, slot) = self.place.open()?;
         let limits = Limits::new(self.max_dmbs, self.max_dmb_size.byte_len());
         let node = Node::join(fabric, slot, gid, limits)?;
-        Ok(IsmDevice::new(identity, node))
+        Ok(IsmDevice::new(self.identity, node))
     }
 }
 

@@ -45,31 +45,31 @@ impl IsmDevice {
     /// The number of the device on its fabric.
     #[must_use]
     pub fn slot(&self) -> u16 {
-        self.node.tag().slot
+        self.node.tag.slot
     }
 
     /// The random number that the fabric got when it was created.
     #[must_use]
     pub fn fabric_id(&self) -> u128 {
-        self.node.memory().fabric()
+        self.node.memory.fabric()
     }
 
     /// Number of other devices that are live on the fabric.
     #[must_use]
     pub fn others(&self) -> usize {
-        self.node.memory().others(self.node.tag()).count()
+        self.node.memory.others(self.node.tag).count()
     }
 
     /// Number of live devices that this one has communicated with.
     #[must_use]
     pub fn peers(&self) -> usize {
-        self.node.peers().len()
+        self.node.peers.len()
     }
 
     /// Number of buffers that are registered now.
     #[must_use]
     pub fn dmbs(&self) -> usize {
-        self.node.owned().len()
+        self.node.owned.len()
     }
 }
 
@@ -85,7 +85,7 @@ impl Device for IsmDevice {
     }
 
     fn limits(&self) -> Limits {
-        self.node.limits()
+        self.node.limits
     }
 
     fn fabric(&self) -> Fabric<'_> {
@@ -106,22 +106,22 @@ impl Device for IsmDevice {
     }
 
     fn doorbell(&self) -> Doorbell<'_> {
-        Doorbell::Fd(self.node.fabric().doorbell())
+        Doorbell::Fd(self.node.fabric.doorbell())
     }
 
     fn limit_memory(&self, limit: &MemoryLimit) {
-        self.node.account().limit_by(limit);
+        self.node.account.limit_by(limit);
     }
 }
 
 #[async_trait]
 impl Direct for IsmDevice {
     fn gid(&self) -> Gid {
-        self.node.gid()
+        self.node.gid
     }
 
     fn chid(&self) -> Chid {
-        self.node.memory().chid()
+        self.node.memory.chid()
     }
 
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
@@ -143,15 +143,11 @@ impl Direct for IsmDevice {
     }
 
     fn is_offered(&self, token: DmbToken) -> bool {
-        self.node.memory().is_offered(token, self.node.tag())
+        self.node.memory.is_offered(token, self.node.tag)
     }
 
     fn nocopy(&self) -> Option<&dyn Nocopy> {
-        if self.node.memory().nocopy() {
-            Some(self)
-        } else {
-            None
-        }
+        self.node.memory.nocopy().then_some(self as &dyn Nocopy)
     }
 
     fn peer_events(&self) -> Option<&dyn PeerEvents> {
@@ -163,11 +159,8 @@ impl Direct for IsmDevice {
 impl Nocopy for IsmDevice {
     async fn attach(&self, peer: Gid, token: DmbToken) -> Result<Arc<dyn Attachment>, DeviceError> {
         let (target, lease) = self.node.attach(peer, token)?;
-        let region = self
-            .node
-            .memory()
-            .region_of(target.run, lease)
-            .ok_or(UNKNOWN)?;
+        let region = self.node.memory.region_of(target.run, lease);
+        let region = region.ok_or(UNKNOWN)?;
         Ok(Arc::new(IsmAttachment {
             target,
             region,
@@ -196,7 +189,7 @@ impl Attachment for IsmAttachment {
     }
 
     fn signal(&self) -> Result<(), SubmitError> {
-        if !self.node.memory().is_live(self.target.owner) {
+        if !self.node.memory.is_live(self.target.owner) {
             return Err(SubmitError::PeerGone);
         }
         self.node.signal(self.target);
@@ -211,8 +204,8 @@ impl fmt::Debug for IsmDevice {
             .field("gid", &format_args!("{}", self.gid()))
             .field("chid", &self.chid())
             .field("slot", &self.slot())
-            .field("nocopy", &self.node.memory().nocopy())
-            .field("limits", &self.node.limits())
+            .field("nocopy", &self.node.memory.nocopy())
+            .field("limits", &self.node.limits)
             .field("peers", &self.peers())
             .field("dmbs", &self.dmbs())
             .finish_non_exhaustive()

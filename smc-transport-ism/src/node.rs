@@ -8,7 +8,7 @@ use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mem::{WORDWISE_MAX, gather};
 use smc_wire::types::{DmbToken, Gid};
 
-use crate::fabric::{ConnectError, Fabric, FabricEvent};
+use crate::fabric::{ConnectError, Fabric};
 use crate::lock;
 use crate::owned_buffers::{IsmDmb, Lease, OwnedBuffers};
 use crate::peers::Peers;
@@ -17,15 +17,15 @@ use crate::shared::{FabricMemory, GRANULE, JoinRequest, Phase, Sleep, Tag, Targe
 /// A device on its fabric.
 #[derive(Debug)]
 pub(crate) struct Node {
-    fabric: Arc<dyn Fabric>,
+    pub(crate) fabric: Arc<dyn Fabric>,
     /// That of `fabric`, stored here to avoid a virtual call on the data path.
-    memory: Arc<FabricMemory>,
-    tag: Tag,
-    gid: Gid,
-    limits: Limits,
-    owned: OwnedBuffers,
-    account: MemoryAccount,
-    peers: Peers,
+    pub(crate) memory: Arc<FabricMemory>,
+    pub(crate) tag: Tag,
+    pub(crate) gid: Gid,
+    pub(crate) limits: Limits,
+    pub(crate) owned: OwnedBuffers,
+    pub(crate) account: MemoryAccount,
+    pub(crate) peers: Peers,
     /// The error with which the device has failed.
     gone: Mutex<Option<DeviceError>>,
     is_gone: AtomicBool,
@@ -70,43 +70,11 @@ impl Node {
         Ok(node)
     }
 
-    pub(crate) fn memory(&self) -> &FabricMemory {
-        &self.memory
-    }
-
-    pub(crate) fn fabric(&self) -> &dyn Fabric {
-        &*self.fabric
-    }
-
-    pub(crate) fn tag(&self) -> Tag {
-        self.tag
-    }
-
-    pub(crate) fn gid(&self) -> Gid {
-        self.gid
-    }
-
-    pub(crate) fn limits(&self) -> Limits {
-        self.limits
-    }
-
-    pub(crate) fn owned(&self) -> &OwnedBuffers {
-        &self.owned
-    }
-
-    pub(crate) fn account(&self) -> &MemoryAccount {
-        &self.account
-    }
-
-    pub(crate) fn peers(&self) -> &Peers {
-        &self.peers
-    }
-
     /// Ensures that the peer with a GID is live, and that its end is detected.
     pub(crate) fn connect_peer(&self, gid: Gid) -> Result<Tag, DeviceError> {
         self.check()?;
         let unreachable = |why| DeviceError::Unreachable { peer: gid, why };
-        let Some(peer) = self.memory().by_gid(gid) else {
+        let Some(peer) = self.memory.by_gid(gid) else {
             return Err(unreachable("no such device on the fabric"));
         };
         match self.fabric.connect_peer(peer) {
@@ -120,7 +88,7 @@ impl Node {
         }
         self.peers.watch(peer, gid);
         // It may have left between the lookup and the watch.
-        if self.memory().is_live(peer) {
+        if self.memory.is_live(peer) {
             Ok(peer)
         } else {
             Err(unreachable("it has just left"))
@@ -138,7 +106,7 @@ impl Node {
     }
 
     fn allocate_buffer(self: &Arc<Self>, writer: Tag, order: u8) -> Result<IsmDmb, DeviceError> {
-        let memory = self.memory();
+        let memory = &*self.memory;
         self.owned.release_unused(self);
         let charge = self.account.charge(GRANULE << order)?;
         let run = match memory.allocate(self.tag, order) {
@@ -178,7 +146,7 @@ impl Node {
         if self.is_gone.load(Ordering::Acquire) {
             return Err(self.why_gone().into());
         }
-        let memory = self.memory();
+        let memory = &*self.memory;
         let moved = memory.with_access(token, self.tag, |access| {
             write(memory, access.target, at, data)?;
             if signal == Signal::Yes && access.must_signal() {
@@ -195,14 +163,14 @@ impl Node {
     /// The owner of a withdrawn buffer may wait for earlier moves.
     #[cold]
     fn signal_withdrawn(&self, token: DmbToken) {
-        if let Some(target) = self.memory().withdrawn(token, self.tag) {
+        if let Some(target) = self.memory.withdrawn(token, self.tag) {
             self.signal_use_ended(target);
         }
     }
 
     /// A use of a buffer has ended; signals the owner if it waits for that.
     fn signal_use_ended(&self, target: Target) {
-        if self.memory().is_armed(target.run.first) {
+        if self.memory.is_armed(target.run.first) {
             self.signal_owner(target);
         }
     }
@@ -218,7 +186,7 @@ impl Node {
             DeviceError::Unreachable { .. } => DeviceError::PeerGone,
             error => error,
         })?;
-        let target = match self.memory().begin_use(token, self.tag) {
+        let target = match self.memory.begin_use(token, self.tag) {
             Ok(target) => target,
             Err(SubmitError::PeerGone) => return Err(DeviceError::PeerGone),
             Err(_) => return Err(UNKNOWN),
@@ -235,7 +203,7 @@ impl Node {
 
     /// After a write: signals the owner of a buffer, if the buffer is armed.
     pub(crate) fn signal(&self, target: Target) {
-        if self.memory().must_signal(target.run.first) {
+        if self.memory.must_signal(target.run.first) {
             self.signal_owner(target);
         }
     }
@@ -243,7 +211,7 @@ impl Node {
     /// Sets the ready bit of a buffer and notifies its owner.
     #[cold]
     fn signal_owner(&self, target: Target) {
-        self.memory().set_ready(target.owner.slot, target.run.first);
+        self.memory.set_ready(target.owner.slot, target.run.first);
         self.notify(target.owner);
     }
 
@@ -256,7 +224,7 @@ impl Node {
         let Some((_, bit)) = EVENTS.into_iter().find(|(known, _)| *known == event) else {
             return Err(DeviceError::Invalid("unknown event").into());
         };
-        self.memory().post(peer.slot, self.tag.slot, bit);
+        self.memory.post(peer.slot, self.tag.slot, bit);
         self.notify(peer);
         Ok(())
     }
@@ -264,9 +232,9 @@ impl Node {
     /// Appends all pending events to `events`, without blocking.
     pub(crate) fn drain(&self, events: &mut Vec<Event>) -> Result<(), DeviceError> {
         self.check()?;
-        let (memory, slot) = (self.memory(), self.tag.slot);
+        let (memory, slot) = (&*self.memory, self.tag.slot);
         let mut must_check = false;
-        let polled = self.fabric.poll_events(&mut |FabricEvent::PeerLeft(peer)| {
+        let polled = self.fabric.poll_events(&mut |peer| {
             memory.mark_dead(peer);
             must_check = true;
         });
@@ -307,7 +275,7 @@ impl Node {
     /// Requests notifications from now on.
     pub(crate) fn arm(&self) -> Result<(), DeviceError> {
         self.check()?;
-        self.memory().sleep(self.tag.slot);
+        self.memory.sleep(self.tag.slot);
         self.fabric.arm();
         Ok(())
     }
@@ -316,30 +284,29 @@ impl Node {
     pub(crate) fn leave(&self) {
         self.fail(DeviceError::Gone("the device was dropped"));
         self.peers.clear();
-        if self.memory().is_live(self.tag) {
-            self.memory().set_phase(self.tag, Phase::Leaving);
+        if self.memory.is_live(self.tag) {
+            self.memory.set_phase(self.tag, Phase::Leaving);
             self.notify_others();
         }
     }
 
     fn handle_peer_events(&self, from: u16, bits: u64, events: &mut Vec<Event>) {
-        let sender = self.memory().occupant(from);
-        let gid =
-            sender.and_then(|(tag, _)| self.peers.gid(tag).or_else(|| self.memory().gid(tag)));
+        let sender = self.memory.occupant(from);
+        let gid = sender.and_then(|(tag, _)| self.peers.gid(tag).or_else(|| self.memory.gid(tag)));
         let Some(from) = gid else { return };
         let sent = EVENTS.into_iter().filter(|(_, bit)| bits & bit != 0);
         events.extend(sent.map(|(event, _)| Event::Peer { from, event }));
     }
 
     fn notify(&self, peer: Tag) {
-        if self.memory().must_notify(peer.slot) {
+        if self.memory.must_notify(peer.slot) {
             self.fabric.notify(peer);
         }
     }
 
     fn notify_others(&self) {
-        for peer in self.memory().others(self.tag) {
-            self.memory().set_peers_changed(peer.slot);
+        for peer in self.memory.others(self.tag) {
+            self.memory.set_peers_changed(peer.slot);
             // A connected peer is woken by the end of file if this process is killed between
             // `must_notify` and `notify`.
             let _ = self.fabric.connect_peer(peer);
@@ -349,8 +316,8 @@ impl Node {
 
     /// Marks a peer as dead in the shared memory, and wakes the local driver to report it.
     fn mark_dead(&self, peer: Tag) {
-        if self.memory().mark_dead(peer) {
-            self.memory().set_peers_changed(self.tag.slot);
+        if self.memory.mark_dead(peer) {
+            self.memory.set_peers_changed(self.tag.slot);
             self.notify(self.tag);
         }
     }
@@ -383,7 +350,7 @@ pub(crate) struct UseGuard {
 impl Drop for UseGuard {
     fn drop(&mut self) {
         let Self { node, target } = self;
-        node.memory().end_use(target.run.first, node.tag);
+        node.memory.end_use(target.run.first, node.tag);
         node.signal_use_ended(*target);
     }
 }
@@ -391,7 +358,7 @@ impl Drop for UseGuard {
 impl Drop for Node {
     fn drop(&mut self) {
         // No effect if another device has the slot already.
-        self.memory().mark_dead(self.tag);
+        self.memory.mark_dead(self.tag);
     }
 }
 

@@ -57,7 +57,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.references.take();
-        self.node.owned().release_unused(&self.node);
+        self.node.owned.release_unused(&self.node);
     }
 }
 
@@ -117,15 +117,15 @@ impl Table {
         self.pending
             .retain_mut(|PendingRelease { run, lease, .. }| {
                 let mut is_used =
-                    || Arc::get_mut(lease).is_none() || node.memory().is_used(run.first);
+                    || Arc::get_mut(lease).is_none() || node.memory.is_used(run.first);
                 if is_used() {
                     // The peer signals at the end of its use.
-                    node.memory().arm(*run);
+                    node.memory.arm(*run);
                     if is_used() {
                         return true;
                     }
                 }
-                node.memory().release(node.tag(), *run);
+                node.memory.release(node.tag, *run);
                 false
             });
     }
@@ -174,13 +174,13 @@ impl Dmb for IsmDmb {
     }
 
     fn arm(&self) {
-        self.node.memory().arm(self.run);
+        self.node.memory.arm(self.run);
     }
 }
 
 impl Drop for IsmDmb {
     fn drop(&mut self) {
-        self.node.memory().withdraw(self.run);
+        self.node.memory.withdraw(self.run);
         // Drops the local reference to the lease.
         self.region = Region::anonymous(0);
         if let Some(lease) = self.lease.take() {
@@ -189,7 +189,7 @@ impl Drop for IsmDmb {
                 lease,
                 _charge: std::mem::take(&mut self.charge),
             };
-            self.node.owned().release(&self.node, pending);
+            self.node.owned.release(&self.node, pending);
         }
     }
 }

@@ -27,7 +27,7 @@ use smc_ipc::doorbell::Doorbell;
 use smc_ipc::passed::PeerSocket;
 use smc_ipc::runtime_dir::Publication;
 
-use super::{ConnectError, Fabric, FabricEvent};
+use super::{ConnectError, Fabric};
 use crate::lock;
 use crate::region::os_at;
 use crate::shared::{FabricMemory, FabricOptions, Tag};
@@ -262,12 +262,12 @@ impl Fabric for Directory {
         }
     }
 
-    fn poll_events(&self, each: &mut dyn FnMut(FabricEvent)) -> Result<(), DeviceError> {
+    fn poll_events(&self, each: &mut dyn FnMut(Tag)) -> Result<(), DeviceError> {
         let polled = self.doorbell.poll(|id| match id {
             LISTENER => self.accept(),
             id => {
                 if let Some(peer) = self.handle_input(id) {
-                    each(FabricEvent::PeerLeft(peer));
+                    each(peer);
                 }
             }
         });

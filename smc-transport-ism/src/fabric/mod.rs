@@ -35,7 +35,7 @@ pub(crate) trait Fabric: Send + Sync + Debug {
     }
 
     /// The device has taken its slot under this tag.
-    fn joined(&self, tag: Tag);
+    fn joined(&self, _tag: Tag) {}
 
     /// Ensures that a peer can be notified and that its end is detected.
     fn connect_peer(&self, peer: Tag) -> Result<(), ConnectError>;
@@ -44,8 +44,8 @@ pub(crate) trait Fabric: Send + Sync + Debug {
     /// notified again by the server.
     fn notify(&self, peer: Tag);
 
-    /// Passes pending events to `each`, without blocking.
-    fn poll_events(&self, each: &mut dyn FnMut(FabricEvent)) -> Result<(), DeviceError>;
+    /// Passes peers whose process or machine has ended to `each`, without blocking.
+    fn poll_events(&self, each: &mut dyn FnMut(Tag)) -> Result<(), DeviceError>;
 
     /// The device is about to sleep.
     fn arm(&self) {}
@@ -54,14 +54,9 @@ pub(crate) trait Fabric: Send + Sync + Debug {
     fn doorbell(&self) -> BorrowedFd<'_>;
 
     /// Whether a device is known to have ended, even if the shared memory does not state it.
-    fn is_dead(&self, peer: Tag) -> bool;
-}
-
-/// An event that a fabric has detected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FabricEvent {
-    /// A peer's process or machine has ended.
-    PeerLeft(Tag),
+    fn is_dead(&self, peer: Tag) -> bool {
+        self.memory().is_dead(peer)
+    }
 }
 
 /// Why a peer cannot be connected.

@@ -18,7 +18,7 @@ use smc_ipc::passed::{PeerFile, PeerSocket, is_eventfd};
 use super::protocol::{self, Reader, Received};
 use super::{SERVER_GONE, slot_of};
 use crate::fabric::notifier::EventfdNotifier;
-use crate::fabric::{ConnectError, Fabric, FabricEvent};
+use crate::fabric::{ConnectError, Fabric};
 use crate::lock;
 use crate::region::{adopt, os, os_at};
 use crate::shared::{FabricMemory, Tag};
@@ -164,8 +164,6 @@ impl Fabric for Client {
         lock(&self.server).own
     }
 
-    fn joined(&self, _: Tag) {}
-
     fn connect_peer(&self, peer: Tag) -> Result<(), ConnectError> {
         let mut server = lock(&self.server);
         if !server.eventfds.contains_key(&peer.slot) {
@@ -189,7 +187,7 @@ impl Fabric for Client {
         }
     }
 
-    fn poll_events(&self, each: &mut dyn FnMut(FabricEvent)) -> Result<(), DeviceError> {
+    fn poll_events(&self, each: &mut dyn FnMut(Tag)) -> Result<(), DeviceError> {
         let mut is_server_readable = false;
         self.doorbell
             .poll(|id| is_server_readable |= id == SERVER)?;
@@ -206,7 +204,7 @@ impl Fabric for Client {
             .into_iter()
             .filter_map(|slot| self.memory.occupant(slot));
         gone.filter(|(tag, _)| self.memory.is_dead(*tag))
-            .for_each(|(tag, _)| each(FabricEvent::PeerLeft(tag)));
+            .for_each(|(tag, _)| each(tag));
         if is_closed {
             return Err(SERVER_GONE);
         }
@@ -215,10 +213,6 @@ impl Fabric for Client {
 
     fn doorbell(&self) -> BorrowedFd<'_> {
         self.doorbell.as_fd()
-    }
-
-    fn is_dead(&self, peer: Tag) -> bool {
-        self.memory.is_dead(peer)
     }
 }
 

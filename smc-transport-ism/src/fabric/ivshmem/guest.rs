@@ -9,7 +9,7 @@ use smc_ipc::doorbell::Doorbell;
 use super::pci::Pci;
 use super::poll::Poller;
 use super::{SERVER_GONE, slot_of};
-use crate::fabric::{ConnectError, Fabric, FabricEvent};
+use crate::fabric::{ConnectError, Fabric};
 use crate::shared::{FabricMemory, Tag};
 
 /// A guest's end of an ivshmem fabric.
@@ -67,8 +67,6 @@ impl Fabric for Guest {
         true
     }
 
-    fn joined(&self, _: Tag) {}
-
     fn connect_peer(&self, _: Tag) -> Result<(), ConnectError> {
         Ok(())
     }
@@ -84,7 +82,7 @@ impl Fabric for Guest {
         }
     }
 
-    fn poll_events(&self, _: &mut dyn FnMut(FabricEvent)) -> Result<(), DeviceError> {
+    fn poll_events(&self, _: &mut dyn FnMut(Tag)) -> Result<(), DeviceError> {
         self.doorbell.poll(|_| {})?;
         if self.poller.is_server_gone() {
             return Err(SERVER_GONE);
@@ -98,10 +96,6 @@ impl Fabric for Guest {
 
     fn doorbell(&self) -> BorrowedFd<'_> {
         self.doorbell.as_fd()
-    }
-
-    fn is_dead(&self, peer: Tag) -> bool {
-        self.memory.is_dead(peer)
     }
 }
 
