@@ -62,10 +62,7 @@ impl EventSet {
     /// What rings now. Takes back the own rings; the others stop when their events are taken.
     pub(crate) fn poll(&self) -> io::Result<ReadySources> {
         let mut found = [const { MaybeUninit::<epoll::Event>::uninit() }; SOURCES];
-        let none = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let none = Timespec::default();
         let (found, _) = match epoll::wait(&self.set, &mut found, Some(&none)) {
             Ok(found) => found,
             Err(rustix::io::Errno::INTR) => return Ok(ReadySources::default()),
