@@ -1,7 +1,7 @@
 //! Runs any program in a guest, for what needs an RDMA device and has none.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
@@ -41,16 +41,10 @@ pub(crate) fn run(args: &GuestArgs) -> Result<bool> {
         env,
     };
     lab.order::<()>(GUEST, order)?;
-    let deadline = Instant::now() + Duration::from_secs(args.limit);
-    while let Some(happening) = lab.happening(deadline)? {
-        match happening.event {
-            Event::Log(words) => println!("{words}"),
-            Event::Ended(code) => return Ok(code == Some(0)),
-            _ => {}
-        }
-    }
-    println!("not done after {} s", args.limit);
-    Ok(false)
+    lab.wait(RUN, Duration::from_secs(args.limit), |event| match event {
+        Event::Ended(code) => Some(*code == Some(0)),
+        _ => None,
+    })
 }
 
 fn variable(text: &str) -> Result<(String, String), &'static str> {

@@ -1,7 +1,7 @@
 //! Sides of scenarios, and other programs, as processes of their own, so that they can be killed.
 
 use std::collections::HashMap;
-use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -9,14 +9,16 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use super::agent::Host;
-use crate::protocol::{Event, FromGuest, Job};
+use crate::protocol::{Event, Job};
 
 /// The processes that run or have run.
 pub(crate) struct Jobs {
-    host: Host,
+    sink: Sink,
     running: Mutex<HashMap<u32, Running>>,
 }
+
+/// Takes the events of a process.
+type Sink = Arc<dyn Fn(u32, Event) + Send + Sync>;
 
 struct Running {
     child: Arc<Mutex<Child>>,
@@ -24,9 +26,9 @@ struct Running {
 }
 
 impl Jobs {
-    pub(crate) fn new(host: Host) -> Self {
+    pub(crate) fn new(sink: impl Fn(u32, Event) + Send + Sync + 'static) -> Self {
         Self {
-            host,
+            sink: Arc::new(sink),
             running: Mutex::default(),
         }
     }
@@ -72,14 +74,10 @@ impl Jobs {
         let child = Arc::new(Mutex::new(child));
         let words = self.follow(run, stderr, Event::Log);
         let events = self.follow(run, stdout, event);
-        let (host, waited) = (self.host.clone(), Arc::clone(&child));
+        let (sink, waited) = (Arc::clone(&self.sink), Arc::clone(&child));
         thread::spawn(move || {
             let _ = (words.join(), events.join());
-            let code = wait(&waited);
-            host.send(&FromGuest::Event {
-                run,
-                event: Event::Ended(code),
-            });
+            sink(run, Event::Ended(wait(&waited)));
         });
         self.lock().insert(run, Running { child, stdin });
         Ok(())
@@ -94,8 +92,7 @@ impl Jobs {
     pub(crate) fn kill(&self, run: u32) -> Result<()> {
         let running = self.lock();
         let job = running.get(&run).context("no such side")?;
-        let mut child = job.child.lock().unwrap_or_else(PoisonError::into_inner);
-        child.kill().context("cannot kill")
+        job.kill().context("cannot kill")
     }
 
     fn follow(
@@ -104,19 +101,32 @@ impl Jobs {
         from: impl Read + Send + 'static,
         event: impl Fn(String) -> Event + Send + 'static,
     ) -> thread::JoinHandle<()> {
-        let host = self.host.clone();
+        let sink = Arc::clone(&self.sink);
         thread::spawn(move || {
             for line in BufReader::new(from).lines().map_while(Result::ok) {
-                host.send(&FromGuest::Event {
-                    run,
-                    event: event(line),
-                });
+                sink(run, event(line));
             }
         })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Running>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Running {
+    fn kill(&self) -> io::Result<()> {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        child.kill()
+    }
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        for job in self.lock().values() {
+            // Most have ended.
+            let _ = job.kill();
+        }
     }
 }
 

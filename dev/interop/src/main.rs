@@ -13,6 +13,7 @@ mod guest;
 mod inside;
 #[cfg(feature = "ism")]
 mod ism;
+mod jobs;
 mod lab;
 mod protocol;
 mod runner;

@@ -12,8 +12,8 @@ use fs_err::{self as fs, File};
 use serde_json::{Value, json};
 
 use super::boot;
-use super::jobs::Jobs;
 use super::smc;
+use crate::jobs::Jobs;
 use crate::protocol::{FromGuest, Order, Request};
 
 /// Serves the host until it closes the port.
@@ -28,7 +28,8 @@ pub(crate) fn serve() -> Result<()> {
     host.send(&FromGuest::Hello {
         kernel: kernel.trim().to_owned(),
     });
-    let jobs = Jobs::new(host.clone());
+    let events = host.clone();
+    let jobs = Jobs::new(move |run, event| events.send(&FromGuest::Event { run, event }));
     for line in BufReader::new(port).lines() {
         let line = line.context("port to the host")?;
         let Request { id, order } = serde_json::from_str(&line).context("order")?;
@@ -61,42 +62,20 @@ fn obey(order: Order, jobs: &Jobs) -> Result<Value> {
     Ok(match order {
         Order::Exec(argv) => json!(exec(&argv)?),
         Order::ReadFile(path) => json!(fs::read_to_string(path)?),
-        Order::WriteFile { path, text } => {
-            fs::write(path, text)?;
-            Value::Null
-        }
+        Order::WriteFile { path, text } => json!(fs::write(path, text)?),
         Order::ListDir(path) => {
-            let names: std::io::Result<Vec<_>> = fs::read_dir(&path)
-                .context(path)?
+            let names: std::io::Result<Vec<_>> = fs::read_dir(path)?
                 .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
                 .collect();
             json!(names?)
         }
-        Order::SetUeids(eids) => {
-            smc::set_ueids(&eids)?;
-            Value::Null
-        }
-        Order::SetPnets(table) => {
-            smc::set_pnets(&table)?;
-            Value::Null
-        }
-        Order::SmcState => serde_json::to_value(smc::state()?)?,
-        Order::Start { run, job } => {
-            jobs.start(run, &job)?;
-            Value::Null
-        }
-        Order::Spawn { run, argv, env } => {
-            jobs.spawn(run, &argv, env)?;
-            Value::Null
-        }
-        Order::Go { run } => {
-            jobs.go(run)?;
-            Value::Null
-        }
-        Order::Kill { run } => {
-            jobs.kill(run)?;
-            Value::Null
-        }
+        Order::SetUeids(eids) => json!(smc::set_ueids(&eids)?),
+        Order::SetPnets(table) => json!(smc::set_pnets(&table)?),
+        Order::SmcState => json!(smc::state()?),
+        Order::Start { run, job } => json!(jobs.start(run, &job)?),
+        Order::Spawn { run, argv, env } => json!(jobs.spawn(run, &argv, env)?),
+        Order::Go { run } => json!(jobs.go(run)?),
+        Order::Kill { run } => json!(jobs.kill(run)?),
         Order::PowerOff => boot::power_off(),
     })
 }

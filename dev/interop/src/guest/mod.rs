@@ -2,7 +2,6 @@
 
 mod agent;
 mod boot;
-mod jobs;
 mod netlink;
 pub(crate) mod smc;
 

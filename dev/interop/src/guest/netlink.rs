@@ -28,27 +28,22 @@ impl Netlink {
 
     /// Sends a request and waits for its acknowledgement.
     pub(crate) fn order(&self, kind: u16, payload: &[u8]) -> io::Result<()> {
-        self.send(kind, REQUEST | ACK, payload)?;
-        self.replies(|_| ())
+        self.request(kind, REQUEST | ACK, payload).map(drop)
     }
 
     /// Sends a request and gives the one message that answers it.
     pub(crate) fn ask(&self, kind: u16, payload: &[u8]) -> io::Result<Vec<u8>> {
-        self.send(kind, REQUEST | ACK, payload)?;
-        let mut answer = None;
-        self.replies(|message| answer = Some(message.to_vec()))?;
-        answer.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
+        let answer = self.request(kind, REQUEST | ACK, payload)?.pop();
+        answer.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
     /// Sends a request and gives all messages that answer it.
     pub(crate) fn dump(&self, kind: u16, payload: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-        self.send(kind, REQUEST | DUMP, payload)?;
-        let mut all = Vec::new();
-        self.replies(|message| all.push(message.to_vec()))?;
-        Ok(all)
+        self.request(kind, REQUEST | DUMP, payload)
     }
 
-    fn send(&self, kind: u16, flags: u16, payload: &[u8]) -> io::Result<()> {
+    /// Gives payloads until the kernel reports that it is done.
+    fn request(&self, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec<Vec<u8>>> {
         let len = u32::try_from(HEADER + payload.len()).unwrap_or(u32::MAX);
         let mut message = Vec::new();
         message.extend(len.to_ne_bytes());
@@ -58,26 +53,22 @@ impl Netlink {
         message.extend(payload);
         let kernel = SocketAddrNetlink::new(0, 0);
         sendto(&self.fd, &message, SendFlags::empty(), &kernel)?;
-        Ok(())
-    }
-
-    /// Hands over payloads until the kernel reports that it is done.
-    fn replies(&self, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+        let mut all = Vec::new();
         let mut buf = vec![0; 64 * 1024];
         loop {
             let (_, len) = recv(&self.fd, buf.as_mut_slice(), RecvFlags::empty())?;
             let mut rest = &buf[..len.min(buf.len())];
             while let Some((kind, payload, next)) = split(rest) {
                 match kind {
-                    DONE => return Ok(()),
+                    DONE => return Ok(all),
                     ERROR => {
                         return match payload.first_chunk().map(|code| i32::from_ne_bytes(*code)) {
-                            Some(0) => Ok(()),
+                            Some(0) => Ok(all),
                             Some(code) => Err(io::Error::from_raw_os_error(-code)),
                             None => Err(io::ErrorKind::InvalidData.into()),
                         };
                     }
-                    _ => each(payload),
+                    _ => all.push(payload.to_vec()),
                 }
                 rest = next;
             }

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
 use super::stage::{Serving, bind_to_vfio, equipment};
@@ -61,16 +61,11 @@ fn start_agent(lab: &mut Lab, smc: &Path, at: &str) -> Result<()> {
         env: Vec::new(),
     };
     lab.order::<()>(GUEST, order)?;
-    let deadline = Instant::now() + START;
-    while let Some(happening) = lab.happening(deadline)? {
-        match happening.event {
-            Event::Log(line) if line.starts_with("listening") => return Ok(()),
-            Event::Log(line) => println!("{line}"),
-            Event::Ended(code) => bail!("the agent has ended: {code:?}"),
-            _ => {}
-        }
-    }
-    bail!("the agent does not listen within {START:?}")
+    let listening = lab.wait(0, START, |event| match event {
+        Event::Log(line) if line.starts_with("listening") => Some(()),
+        _ => None,
+    });
+    listening.context("the agent does not listen")
 }
 
 fn ip(args: &[&str]) -> Result<()> {

@@ -61,34 +61,28 @@ fn kill_processes(stage: &mut Stage) -> Result<()> {
 
 /// Its memory is as it was, and its devices take part again.
 fn reset_guest(stage: &mut Stage) -> Result<()> {
-    let steady = stage.serve(At::GuestA, WORD_TIME)?;
-    let doomed = stage.serve(At::GuestB, WORD_TIME)?;
-    let kept = keep(stage, At::Host, &steady)?;
-    let holding = [
-        hold(stage, At::GuestA, &doomed)?,
-        hold(stage, At::Host, &doomed)?,
-    ];
-    hold(stage, At::GuestB, &steady)?;
-    stage.reset(At::GuestB)?;
-    // The devices are taken again: their earlier peers detect it at once.
-    let back = stage.serve(At::GuestB, WORD_TIME)?;
-    ping(stage, At::GuestB, &steady, Carried::Smc)?;
-    for side in holding {
-        all_ended(stage, side)?;
-    }
-    for _ in 0..HELD {
-        stage.await_line(steady.side, "ended broken", DEATH_TIME)?;
-    }
-    goes_on(stage, kept)?;
-    for client in [At::GuestA, At::Host] {
-        ping(stage, client, &back, Carried::Smc)?;
-    }
-    stage.kill(back.side)?;
-    stage.kill(steady.side)
+    lose_guest(stage, |stage, steady| {
+        stage.reset(At::GuestB)?;
+        // The devices are taken again: their earlier peers detect it at once.
+        let back = stage.serve(At::GuestB, WORD_TIME)?;
+        ping(stage, At::GuestB, steady, Carried::Smc)?;
+        Ok(Some(back))
+    })
 }
 
 /// Leaves guest B switched off.
 fn kill_machine(stage: &mut Stage) -> Result<()> {
+    lose_guest(stage, |stage, _| {
+        stage.kill_machine(At::GuestB);
+        Ok(None)
+    })
+}
+
+/// Guest B ends while it is client and server; gives a server in it if it is back.
+fn lose_guest(
+    stage: &mut Stage,
+    end: impl FnOnce(&mut Stage, &Served) -> Result<Option<Served>>,
+) -> Result<()> {
     let steady = stage.serve(At::GuestA, WORD_TIME)?;
     let doomed = stage.serve(At::GuestB, WORD_TIME)?;
     let kept = keep(stage, At::Host, &steady)?;
@@ -97,7 +91,7 @@ fn kill_machine(stage: &mut Stage) -> Result<()> {
         hold(stage, At::Host, &doomed)?,
     ];
     hold(stage, At::GuestB, &steady)?;
-    stage.kill_machine(At::GuestB);
+    let back = end(stage, &steady)?;
     for side in holding {
         all_ended(stage, side)?;
     }
@@ -105,6 +99,12 @@ fn kill_machine(stage: &mut Stage) -> Result<()> {
         stage.await_line(steady.side, "ended broken", DEATH_TIME)?;
     }
     goes_on(stage, kept)?;
+    if let Some(back) = back {
+        for client in [At::GuestA, At::Host] {
+            ping(stage, client, &back, Carried::Smc)?;
+        }
+        stage.kill(back.side)?;
+    }
     stage.kill(steady.side)
 }
 
@@ -151,17 +151,18 @@ enum Carried {
 
 /// Streams to a server that are to end with an error.
 fn hold(stage: &mut Stage, client: At, server: &Served) -> Result<u32> {
-    let to = stage.way(client, server)?;
-    let side = stage.start(client, &["hold", &to])?;
-    stage.await_line(side, "holding", WORD_TIME)?;
-    Ok(side)
+    open(stage, client, server, "hold", "holding")
 }
 
 /// Streams to a server that are to go on.
 fn keep(stage: &mut Stage, client: At, server: &Served) -> Result<u32> {
+    open(stage, client, server, "keep", "keeping")
+}
+
+fn open(stage: &mut Stage, client: At, server: &Served, what: &str, word: &str) -> Result<u32> {
     let to = stage.way(client, server)?;
-    let side = stage.start(client, &["keep", &to])?;
-    stage.await_line(side, "keeping", WORD_TIME)?;
+    let side = stage.start(client, &[what, &to])?;
+    stage.await_line(side, word, WORD_TIME)?;
     Ok(side)
 }
 

@@ -8,6 +8,8 @@ use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc::Stream;
 use smc_testkit::Rng;
 
+use crate::workload::Pattern;
+
 /// A job for a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
@@ -99,17 +101,18 @@ async fn both_ways(
         End::Client => (from_client, from_server),
         End::Server => (from_server, from_client),
     };
+    let (client, server) = (Pattern::of_client(seed), Pattern::of_server(seed));
     let (to_peer, to_us) = match end {
-        End::Client => (seed, !seed),
-        End::Server => (!seed, seed),
+        End::Client => (client, server),
+        End::Server => (server, client),
     };
     let (mut from, mut to) = stream.into_split();
     let sending = async {
-        let mut rng = Rng::new(to_peer ^ 1);
+        let mut rng = Rng::new(seed ^ ((end as u64) << 32));
         let (mut at, mut buf) = (0, Vec::new());
         while at < ours {
             buf.resize(len_of(ours - at, piece(&mut rng)), 0);
-            fill(to_peer, at, &mut buf);
+            to_peer.fill(at, &mut buf);
             to.write_all(&buf).await.context("write")?;
             at += buf.len() as u64;
             if rng.below(8) == 0 {
@@ -119,7 +122,7 @@ async fn both_ways(
         to.close().await.context("close")
     };
     let receiving = async {
-        let mut rng = Rng::new(to_us ^ 2);
+        let mut rng = Rng::new(!seed ^ ((end as u64) << 32));
         let (mut at, mut buf, mut expected) = (0, Vec::new(), Vec::new());
         loop {
             buf.resize(piece(&mut rng), 0);
@@ -128,9 +131,9 @@ async fn both_ways(
                 ensure!(at == theirs, "the end after {at} of {theirs} bytes");
                 return Ok(());
             }
-            expected.resize(count, 0);
-            fill(to_us, at, &mut expected);
-            ensure!(buf[..count] == expected, "wrong bytes around position {at}");
+            if let Some(at) = to_us.difference(at, &buf[..count], &mut expected) {
+                bail!("wrong byte at position {at}");
+            }
             at += count as u64;
         }
     };
@@ -139,23 +142,6 @@ async fn both_ways(
 
 fn len_of(left: u64, piece: usize) -> usize {
     usize::try_from(left).map_or(piece, |left| left.min(piece))
-}
-
-/// The bytes of a seed from a position: a word for every eight of them.
-fn fill(seed: u64, at: u64, buf: &mut [u8]) {
-    let mut at = at;
-    let mut rest = buf;
-    while !rest.is_empty() {
-        let mut word = (seed ^ (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        word ^= word >> 29;
-        let bytes = word.wrapping_mul(0xbf58_476d_1ce4_e5b9).to_le_bytes();
-        let from = (at % 8) as usize;
-        let count = rest.len().min(8 - from);
-        let (now, later) = rest.split_at_mut(count);
-        now.copy_from_slice(&bytes[from..from + count]);
-        at += count as u64;
-        rest = later;
-    }
 }
 
 const PIECE: usize = 128 << 10;

@@ -1,12 +1,12 @@
 //! Where scenes are played: this host with an ivshmem server, and two guests.
 
 use std::fmt;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,8 @@ use smc_testkit::port::HeldPort;
 use smc_transport_ism::Server;
 use tempfile::TempDir;
 
-use crate::lab::{Lab, Version};
+use crate::jobs::Jobs;
+use crate::lab::{Lab, Version, own_program};
 use crate::protocol::{Event, Order};
 
 /// Where a side runs.
@@ -53,13 +54,13 @@ pub(super) struct Stage {
     nocopy: bool,
     vfio: bool,
     serving: Option<Serving>,
-    /// Sides on this host.
-    children: Vec<(u32, Child)>,
-    sender: Sender<(u32, Event)>,
+    /// Sides on this host, and their events.
+    jobs: Jobs,
     receiver: Receiver<(u32, Event)>,
     /// Events of sides that were not consumed yet.
     received: Vec<(u32, Event)>,
-    sides: Vec<(u32, At)>,
+    /// Where each side runs, by its number.
+    sides: Vec<At>,
     /// By which ports of this host the servers in each guest are reached.
     ports: [Forwarded; 2],
     /// Ports of servers on this host.
@@ -82,6 +83,9 @@ impl Stage {
             set_up(&mut lab, guest, vfio)?;
         }
         let (sender, receiver) = channel();
+        let jobs = Jobs::new(move |side, event| {
+            let _ = sender.send((side, event));
+        });
         Ok(Self {
             lab,
             _folder: folder,
@@ -89,8 +93,7 @@ impl Stage {
             nocopy,
             vfio,
             serving,
-            children: Vec::new(),
-            sender,
+            jobs,
             receiver,
             received: Vec::new(),
             sides: Vec::new(),
@@ -168,71 +171,50 @@ impl Stage {
     /// Starts a side; gives its number.
     pub(super) fn start(&mut self, at: At, what: &[&str]) -> Result<u32> {
         let side = u32::try_from(self.sides.len())?;
-        let mut args = vec!["ism-side".to_owned()];
+        let program = match at {
+            At::Host => own_program()?.display().to_string(),
+            At::GuestA | At::GuestB => "/init".to_owned(),
+        };
+        let mut argv = vec![program, "ism-side".to_owned()];
         if at == At::Host {
-            args.push(format!("--socket={}", self.path.display()));
+            argv.push(format!("--socket={}", self.path.display()));
         }
-        args.extend(what.iter().map(|word| (*word).to_owned()));
+        argv.extend(what.iter().map(|word| (*word).to_owned()));
+        let env = Vec::new();
         match at {
-            At::Host => self.start_here(side, &args)?,
-            At::GuestA | At::GuestB => {
-                let mut argv = vec!["/init".to_owned()];
-                argv.extend(args);
-                let env = Vec::new();
-                let run = side;
-                self.lab
-                    .order::<()>(guest(at), Order::Spawn { run, argv, env })?;
+            At::Host => self.jobs.spawn(side, &argv, env)?,
+            at => {
+                let order = Order::Spawn {
+                    run: side,
+                    argv,
+                    env,
+                };
+                self.lab.order::<()>(guest(at), order)?;
             }
         }
-        self.sides.push((side, at));
+        self.sides.push(at);
         Ok(side)
-    }
-
-    fn start_here(&mut self, side: u32, args: &[String]) -> Result<()> {
-        let mut child = Command::new(crate::lab::own_program()?)
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start a side")?;
-        let stdout = child.stdout.take().context("no stdout")?;
-        let sender = self.sender.clone();
-        thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                let _ = sender.send((side, Event::Log(line)));
-            }
-            let _ = sender.send((side, Event::Ended(None)));
-        });
-        self.children.push((side, child));
-        Ok(())
     }
 
     /// Lets a side go on that waits for it.
     pub(super) fn go(&mut self, side: u32) -> Result<()> {
-        let at = self.sides.iter().find(|(number, _)| *number == side);
-        match at.context("no such side")?.1 {
-            At::Host => {
-                let child = self.children.iter_mut().find(|(number, _)| *number == side);
-                let stdin = child.and_then(|(_, child)| child.stdin.as_mut());
-                writeln!(stdin.context("no such side")?).context("side has ended")
-            }
-            at => self.lab.order::<()>(guest(at), Order::Go { run: side }),
+        match self.place(side)? {
+            At::Host => self.jobs.go(side),
+            at => self.lab.order(guest(at), Order::Go { run: side }),
         }
     }
 
     /// Kills a side as the out-of-memory killer would.
     pub(super) fn kill(&mut self, side: u32) -> Result<()> {
-        let at = self.sides.iter().find(|(number, _)| *number == side);
-        match at.context("no such side")?.1 {
-            At::Host => {
-                let child = self.children.iter_mut().find(|(number, _)| *number == side);
-                let (_, child) = child.context("no such side")?;
-                child.kill()?;
-                child.wait()?;
-            }
-            at => self.lab.order::<()>(guest(at), Order::Kill { run: side })?,
+        match self.place(side)? {
+            At::Host => self.jobs.kill(side),
+            at => self.lab.order(guest(at), Order::Kill { run: side }),
         }
-        Ok(())
+    }
+
+    fn place(&self, side: u32) -> Result<At> {
+        let at = self.sides.get(usize::try_from(side)?);
+        at.copied().context("no such side")
     }
 
     /// Kills all that runs, after a scene that went wrong.
@@ -265,13 +247,7 @@ impl Stage {
         loop {
             match self.next(side, deadline)? {
                 Some(Event::Log(line)) => println!("          {line}"),
-                Some(Event::Ended(code)) => {
-                    let child = self.children.iter_mut().find(|(number, _)| *number == side);
-                    return Ok(match child {
-                        Some((_, child)) => child.wait()?.code(),
-                        None => code,
-                    });
-                }
+                Some(Event::Ended(code)) => return Ok(code),
                 Some(_) => {}
                 None => bail!("not done within {time:?}"),
             }
@@ -303,15 +279,6 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
-    fn drop(&mut self) {
-        for (_, child) in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
 /// A server.
 pub(super) enum Serving {
     /// With its thread. It ends in order.
@@ -336,7 +303,7 @@ impl Serving {
     }
 
     fn start_apart(path: &Path, nocopy: bool) -> Result<Self> {
-        let mut command = Command::new(crate::lab::own_program()?);
+        let mut command = Command::new(own_program()?);
         command.args(["ism-side", "keep-memory"]).arg(path);
         command.args(nocopy.then_some("--nocopy"));
         let mut child = command

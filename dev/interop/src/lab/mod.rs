@@ -194,6 +194,31 @@ impl Lab {
         }
     }
 
+    /// Waits for an event of a run that gives something. Its log is printed, and its end is too early;
+    /// events of others are of no interest.
+    pub(crate) fn wait<T>(
+        &mut self,
+        run: u32,
+        time: Duration,
+        wanted: impl Fn(&Event) -> Option<T>,
+    ) -> Result<T> {
+        let deadline = Instant::now() + time;
+        while let Some(happening) = self.happening(deadline)? {
+            if happening.run != run {
+                continue;
+            }
+            if let Some(found) = wanted(&happening.event) {
+                return Ok(found);
+            }
+            match happening.event {
+                Event::Log(words) => println!("{words}"),
+                Event::Ended(code) => bail!("ended too early: {code:?}"),
+                _ => {}
+            }
+        }
+        bail!("not done after {time:?}")
+    }
+
     /// Cuts an interface off so that neither guest is notified, or connects it again.
     pub(crate) fn set_cable(&mut self, guest: usize, nic: usize, whole: bool) -> Result<()> {
         self.machines[guest].set_cable(nic, whole)

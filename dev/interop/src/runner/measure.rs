@@ -1,9 +1,9 @@
 //! Runs benchmarks in a lab.
 
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use super::{Run, guest_of, report, setup, stage};
 use crate::lab::Lab;
@@ -44,18 +44,18 @@ fn perform(
         lab.order::<()>(guest_of(who), Order::Start { run: number, job })
     };
     start(lab, Who::Peer)?;
-    await_event(lab, numbers[1], |event| {
+    lab.wait(numbers[1], TIMEOUT, |event| {
         matches!(event, Event::Mark(mark) if mark == "listening").then_some(())
     })?;
     start(lab, Who::Subject)?;
     for gate in measures.iter().flat_map(|_| [BEFORE, AFTER]) {
-        await_event(lab, numbers[0], |event| {
+        lab.wait(numbers[0], TIMEOUT, |event| {
             matches!(event, Event::Mark(mark) if mark == gate).then_some(())
         })?;
         watch(lab, gate)?;
         lab.order::<()>(guest_of(Who::Subject), Order::Go { run: numbers[0] })?;
     }
-    let report = await_event(lab, numbers[0], |event| match event {
+    let report = lab.wait(numbers[0], TIMEOUT, |event| match event {
         Event::Report(report) => Some(report.clone()),
         _ => None,
     })?;
@@ -69,31 +69,12 @@ fn perform(
     let expected = run.scenario.expect.as_client.seen_by(Who::Subject);
     ensure!(carriers == expected.as_slice(), "carried by {carriers:?}");
     let is_over = |event: &Event| matches!(event, Event::Ended(_)).then_some(());
-    await_event(lab, numbers[0], is_over)?;
+    lab.wait(numbers[0], TIMEOUT, is_over)?;
     // It would listen for ever.
     let server = numbers[1];
     lab.order::<()>(guest_of(Who::Peer), Order::Kill { run: server })?;
-    await_event(lab, server, is_over)?;
+    lab.wait(server, TIMEOUT, is_over)?;
     Ok(measured)
-}
-
-/// Waits for an event of a run. Words of others are of no interest.
-fn await_event<T>(lab: &mut Lab, run: u32, wanted: impl Fn(&Event) -> Option<T>) -> Result<T> {
-    let deadline = Instant::now() + TIMEOUT;
-    while let Some(happening) = lab.happening(deadline)? {
-        if happening.run != run {
-            continue;
-        }
-        if let Some(found) = wanted(&happening.event) {
-            return Ok(found);
-        }
-        match happening.event {
-            Event::Log(words) => println!("{words}"),
-            Event::Ended(code) => bail!("ended too early: {code:?}"),
-            _ => {}
-        }
-    }
-    bail!("not done after {TIMEOUT:?}")
 }
 
 const TIMEOUT: Duration = Duration::from_secs(120);

@@ -7,17 +7,15 @@ pub(crate) struct Pattern {
 }
 
 impl Pattern {
-    /// What the client with this port sends.
-    pub(crate) fn of_client(port: u16) -> Self {
-        Self {
-            seed: u64::from(port) << 1,
-        }
+    /// What the client with this number, such as its port, sends.
+    pub(crate) fn of_client(number: u64) -> Self {
+        Self { seed: number << 1 }
     }
 
-    /// What the server sends to the client with this port.
-    pub(crate) fn of_server(port: u16) -> Self {
+    /// What the server sends to the client with this number.
+    pub(crate) fn of_server(number: u64) -> Self {
         Self {
-            seed: u64::from(port) << 1 | 1,
+            seed: number << 1 | 1,
         }
     }
 

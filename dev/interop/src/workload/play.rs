@@ -32,11 +32,12 @@ impl<'a> Player<'a> {
         is_client: bool,
         stage: &'a Stage,
     ) -> io::Result<Self> {
-        let port = if is_client {
-            conn.local_addr()?.port()
+        let client = if is_client {
+            conn.local_addr()?
         } else {
-            conn.peer_addr()?.port()
+            conn.peer_addr()?
         };
+        let port = client.port().into();
         let (client, server) = (Pattern::of_client(port), Pattern::of_server(port));
         let (outgoing, incoming) = if is_client {
             (client, server)
