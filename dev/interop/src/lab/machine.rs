@@ -45,6 +45,9 @@ impl Machine {
         for socket in [&agent, &qmp] {
             let _ = fs::remove_file(socket);
         }
+        let wire = folder.socket("wire");
+        let server = if index == 0 { "on" } else { "off" };
+        let listening = |at: &Path| format!("{},server=on,wait=off", at.display());
         // A machine must not outlive us, however we end.
         let mut command = Command::new("setpriv");
         command
@@ -56,22 +59,15 @@ impl Machine {
             .arg(&image.vmlinuz)
             .arg("-initrd")
             .arg(&image.initrd)
-            .arg("-append")
-            .arg(format!("{CMDLINE} hostname=interop-{index}"))
-            .arg("-serial")
-            .arg(format!("file:{}", console.display()))
-            .arg("-qmp")
-            .arg(format!("unix:{},server=on,wait=off", qmp.display()))
+            .args(["-append", &format!("{CMDLINE} hostname=interop-{index}")])
+            .args(["-serial", &format!("file:{}", console.display())])
+            .args(["-qmp", &format!("unix:{}", listening(&qmp))])
             .args(["-device", "virtio-serial-pci"])
-            .arg("-chardev")
-            .arg(format!(
-                "socket,id=agent,path={},server=on,wait=off",
-                agent.display()
-            ))
-            .args(["-device", "virtserialport,chardev=agent,name=agent"]);
-        let wire = folder.socket("wire");
-        let server = if index == 0 { "on" } else { "off" };
-        command
+            .args([
+                "-chardev",
+                &format!("socket,id=agent,path={}", listening(&agent)),
+            ])
+            .args(["-device", "virtserialport,chardev=agent,name=agent"])
             .arg("-netdev")
             .arg(format!(
                 "stream,id={WIRE},server={server},addr.type=unix,addr.path={}",
@@ -79,14 +75,13 @@ impl Machine {
             ))
             .args(["-netdev", &format!("hubport,id=h,hubid=0,netdev={WIRE}")]);
         for nic in 0..NICS {
+            // Without `status` the guest is not notified when it is cut off.
+            let device = format!(
+                "virtio-net-pci,netdev=n{nic},mac=52:54:00:00:0{index}:0{nic},romfile=,status=off"
+            );
             command
                 .args(["-netdev", &format!("hubport,id=n{nic},hubid=0")])
-                .arg("-device")
-                // Without `status` the guest is not notified when it is cut off.
-                .arg(format!(
-                    "virtio-net-pci,netdev=n{nic},mac=52:54:00:00:0{index}:0{nic},\
-                     romfile=,status=off"
-                ));
+                .args(["-device", &device]);
         }
         command.args(equipment);
         if index == 1 {

@@ -158,20 +158,11 @@ impl<'a> Stage<'a> {
 
     fn act(&mut self, action: Action) -> Result<()> {
         match action {
-            Action::LinkDown(who, nic) => self
-                .lab
-                .exec(guest_of(who), &format!("ip link set eth{nic} down"))
-                .map(drop),
-            Action::LinkUp(who, nic) => self
-                .lab
-                .exec(guest_of(who), &format!("ip link set eth{nic} up"))
-                .map(drop),
+            Action::LinkDown(who, nic) => self.exec(who, &format!("ip link set eth{nic} down")),
+            Action::LinkUp(who, nic) => self.exec(who, &format!("ip link set eth{nic} up")),
             Action::Cut(who, nic) => self.lab.set_cable(guest_of(who), nic, false),
             Action::Mend(who, nic) => self.lab.set_cable(guest_of(who), nic, true),
-            Action::RemoveDevice(who, nic) => self
-                .lab
-                .exec(guest_of(who), &format!("rdma link delete rxe{nic}"))
-                .map(drop),
+            Action::RemoveDevice(who, nic) => self.exec(who, &format!("rdma link delete rxe{nic}")),
             Action::Kill(who) => {
                 let run = self.end(who).number;
                 self.lab.order(guest_of(who), Order::Kill { run })
@@ -186,6 +177,10 @@ impl<'a> Stage<'a> {
             }
             Action::Await(shape) => self.await_shape(shape),
         }
+    }
+
+    fn exec(&mut self, who: Who, command: &str) -> Result<()> {
+        self.lab.exec(guest_of(who), command).map(drop)
     }
 
     fn await_shape(&mut self, wanted: Shape) -> Result<()> {
