@@ -66,42 +66,26 @@ fn check(line: &str, load: u64, figures: &[&str]) {
 }
 
 #[test]
-fn rate_counts_messages() {
-    check("rate", 100, &["messages", "cpu"]);
-}
-
-#[test]
-fn pingpong_has_latencies() {
-    check("pingpong", 14, &["p50", "p99", "p999", "cpu"]);
-}
-
-#[test]
-fn bulk_counts_bytes() {
-    check("bulk --sizes 64000", 64_000, &["bytes", "cpu"]);
-}
-
-#[test]
-fn http_counts_requests() {
-    check(
-        "http --connections 2",
-        2,
-        &["requests", "p50", "p99", "cpu"],
-    );
-}
-
-#[test]
-fn connect_counts_connections() {
-    check(
-        "connect --clients 2",
-        2,
-        &["connections", "p50", "p99", "cpu"],
-    );
-}
-
-#[test]
-fn fanin_weighs_idle_connections() {
-    let figures = ["p50", "p99", "cpu", "idle_cpu", "memory", "kernel_memory"];
-    check("fanin --open 100", 100, &figures);
+fn workloads_have_their_figures() {
+    let memory = ["p50", "p99", "cpu", "idle_cpu", "memory", "kernel_memory"];
+    for (line, load, figures) in [
+        ("rate", 100, &["messages", "cpu"][..]),
+        ("pingpong", 14, &["p50", "p99", "p999", "cpu"]),
+        ("bulk --sizes 64000", 64_000, &["bytes", "cpu"]),
+        (
+            "http --connections 2",
+            2,
+            &["requests", "p50", "p99", "cpu"],
+        ),
+        (
+            "connect --clients 2",
+            2,
+            &["connections", "p50", "p99", "cpu"],
+        ),
+        ("fanin --open 100", 100, &memory),
+    ] {
+        check(line, load, figures);
+    }
 }
 
 #[test]

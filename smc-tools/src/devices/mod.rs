@@ -4,14 +4,12 @@
 mod rdma;
 #[cfg(not(feature = "rdma"))]
 mod rdma {
-    use super::Found;
+    use super::One;
 
-    pub(super) fn found() -> Found {
-        Found::Unknown(
-            "this program was built without SMC-R; build smc-tools with `--features rdma`, which \
-             takes cmake and libclang"
-                .to_owned(),
-        )
+    pub(super) fn found() -> Vec<One> {
+        let why = "this program was built without SMC-R; build smc-tools with `--features rdma`, which \
+                   takes cmake and libclang";
+        vec![One::unknown(why.to_owned())]
     }
 }
 
@@ -38,15 +36,15 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    let found = [("smc-d", host()), ("smc-r", rdma::found())];
-    let is_usable = found.iter().any(|(_, found)| found.is_usable());
+    let found = [("smc-d", vec![host()]), ("smc-r", rdma::found())];
+    let mut found = found
+        .iter()
+        .flat_map(|(kind, devices)| devices.iter().map(move |device| (kind, device)));
+    let is_usable = found.clone().any(|(_, device)| device.trouble.is_none());
     let mut out = io::stdout().lock();
-    let shown = found.iter().try_for_each(|(kind, found)| {
-        if args.json {
-            found.show_json(kind, &mut out)
-        } else {
-            found.show(kind, &mut out)
-        }
+    let shown = found.try_for_each(|(kind, device)| match args.json {
+        true => writeln!(out, "{}", device.json(kind)),
+        false => device.show(kind, &mut out),
     });
     match shown {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -56,16 +54,10 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     }
 }
 
-/// The devices of one kind.
-enum Found {
-    Devices(Vec<One>),
-    /// There is none, or there is no telling, and why.
-    Unknown(String),
-}
-
 /// A device.
 struct One {
-    name: String,
+    /// None if there is no device of a kind, or there is no telling.
+    name: Option<String>,
     /// Why it cannot be used, if so.
     trouble: Option<String>,
     /// Its description: a line for people, the fields for programs.
@@ -73,84 +65,74 @@ struct One {
     fields: Map<String, Json>,
 }
 
-impl Found {
-    fn is_usable(&self) -> bool {
-        match self {
-            Self::Devices(devices) => devices.iter().any(|device| device.trouble.is_none()),
-            Self::Unknown(_) => false,
+impl One {
+    /// There is none, or there is no telling, and why.
+    fn unknown(why: String) -> Self {
+        Self {
+            name: None,
+            trouble: Some(why),
+            lines: Vec::new(),
+            fields: Map::new(),
         }
     }
 
     fn show(&self, kind: &str, out: &mut dyn Write) -> io::Result<()> {
-        match self {
-            Self::Unknown(why) => writeln!(out, "{:<8} {kind}  {why}", "-"),
-            Self::Devices(devices) => devices.iter().try_for_each(|device| {
-                let verdict = match &device.trouble {
-                    None => "usable".to_owned(),
-                    Some(why) => format!("not usable: {why}"),
-                };
-                writeln!(out, "{:<8} {kind}  {verdict}", device.name)?;
-                let mut lines = device.lines.iter();
-                lines.try_for_each(|line| writeln!(out, "         {line}"))
-            }),
-        }
+        let name = self.name.as_deref().unwrap_or("-");
+        let verdict = match (&self.name, &self.trouble) {
+            (_, None) => "usable".to_owned(),
+            (None, Some(why)) => why.clone(),
+            (Some(_), Some(why)) => format!("not usable: {why}"),
+        };
+        writeln!(out, "{name:<8} {kind}  {verdict}")?;
+        let mut lines = self.lines.iter();
+        lines.try_for_each(|line| writeln!(out, "         {line}"))
     }
 
-    fn show_json(&self, kind: &str, out: &mut dyn Write) -> io::Result<()> {
-        match self {
-            Self::Unknown(why) => {
-                let object = json!({ "kind": kind, "name": null, "usable": false, "why": why });
-                writeln!(out, "{object}")
-            }
-            Self::Devices(devices) => devices.iter().try_for_each(|device| {
-                let mut object = Map::new();
-                object.insert("kind".to_owned(), json!(kind));
-                object.insert("name".to_owned(), json!(device.name));
-                object.insert("usable".to_owned(), json!(device.trouble.is_none()));
-                object.insert("why".to_owned(), json!(device.trouble));
-                object.extend(device.fields.clone());
-                writeln!(out, "{}", Json::Object(object))
-            }),
+    fn json(&self, kind: &str) -> Json {
+        let mut object = json!({
+            "kind": kind,
+            "name": self.name,
+            "usable": self.trouble.is_none(),
+            "why": self.trouble,
+        });
+        for (name, value) in &self.fields {
+            object[name] = value.clone();
         }
+        object
     }
 }
 
 /// The device between processes of this host. Each process makes one for itself, so this tries.
-fn host() -> Found {
-    let mut device = One {
-        name: "loop0".to_owned(),
+fn host() -> One {
+    let mut one = One {
+        name: Some("loop0".to_owned()),
         trouble: None,
         lines: Vec::new(),
         fields: Map::new(),
     };
-    match LoopDevice::new() {
-        Ok(found) => {
-            let limits = found.limits();
-            let (dir, line) = match found.runtime_dir() {
-                Ok(dir) => {
-                    let dir = dir.display().to_string();
-                    let line = format!("runtime directory {dir}");
-                    (json!(dir), line)
-                }
-                Err(why) => {
-                    device.trouble = Some(why.to_string());
-                    (Json::Null, "not found by other processes".into())
-                }
-            };
-            device.name.clone_from(&found.identity().name);
-            device.lines = vec![
-                "between processes of this host that have the runtime directory in common".into(),
-                line,
-            ];
-            device.fields.insert("runtime_dir".into(), dir);
-            device
-                .fields
-                .insert("max_dmbs".into(), json!(limits.max_dmbs));
-            device
-                .fields
-                .insert("max_dmb_len".into(), json!(limits.max_dmb_len));
+    let device = match LoopDevice::new() {
+        Ok(device) => device,
+        Err(why) => {
+            one.trouble = Some(why.to_string());
+            return one;
         }
-        Err(why) => device.trouble = Some(why.to_string()),
-    }
-    Found::Devices(vec![device])
+    };
+    let limits = device.limits();
+    let dir = device.runtime_dir().map(|dir| dir.display().to_string());
+    let line = match &dir {
+        Ok(dir) => format!("runtime directory {dir}"),
+        Err(_) => "not found by other processes".to_owned(),
+    };
+    one.name = Some(device.identity().name.clone());
+    one.lines = vec![
+        "between processes of this host that have the runtime directory in common".into(),
+        line,
+    ];
+    one.fields = Map::from_iter([
+        ("runtime_dir".to_owned(), json!(dir.as_ref().ok())),
+        ("max_dmbs".to_owned(), json!(limits.max_dmbs)),
+        ("max_dmb_len".to_owned(), json!(limits.max_dmb_len)),
+    ]);
+    one.trouble = dir.err().map(|why| why.to_string());
+    one
 }

@@ -4,24 +4,22 @@ use serde_json::{Map, Value as Json, json};
 use smc_core::device::{RdmaAddress, RoceKind};
 use smc_transport_rdma::{DeviceReport, PortReport, PortState, probe};
 
-use super::{Found, One};
+use super::One;
 
-pub(super) fn found() -> Found {
+pub(super) fn found() -> Vec<One> {
     match probe() {
-        Ok(devices) => Found::Devices(devices.iter().map(device).collect()),
-        Err(why) => Found::Unknown(why.to_string()),
+        Ok(devices) => devices.iter().map(device).collect(),
+        Err(why) => vec![One::unknown(why.to_string())],
     }
 }
 
 fn device(report: &DeviceReport) -> One {
-    let mut fields = Map::new();
     let ports: Vec<Json> = report.ports.iter().map(port_json).collect();
-    fields.insert("ports".to_owned(), json!(ports));
     One {
-        name: report.name.clone(),
+        name: Some(report.name.clone()),
         trouble: report.usable.as_ref().err().map(ToString::to_string),
         lines: report.ports.iter().flat_map(port_lines).collect(),
-        fields,
+        fields: Map::from_iter([("ports".to_owned(), json!(ports))]),
     }
 }
 

@@ -82,7 +82,8 @@ struct QueuePair {
     is_smc: bool,
     /// The sender's queue pair, which packets do not name.
     sender: Option<u32>,
-    partial: Option<Partial>,
+    /// The start of a message of several packets, behind the sequence number of its continuation.
+    partial: Option<(u32, Whole)>,
     seen: Seen,
     last_used: u64,
 }
@@ -97,57 +98,31 @@ impl QueuePair {
 
     /// Puts the packets of one SEND together; gives the message when it is complete.
     fn assemble(&mut self, send: &Send<'_>) -> Option<Whole> {
-        let next = send.sequence.wrapping_add(1) & PSN_MASK;
-        let partial = match send.part {
-            Part::Only => {
-                self.partial = None;
-                return Some(Whole {
-                    bytes: send.bytes.to_vec(),
-                    len: send.len,
-                });
-            }
-            Part::First => Partial {
-                next,
-                bytes: Vec::new(),
-                len: 0,
-            },
+        let partial = self.partial.take();
+        let mut whole = match send.part {
+            Part::First | Part::Only => Whole::default(),
             // A packet is missing, or this one is repeated: the message cannot be put together.
-            Part::Middle | Part::Last => self
-                .partial
-                .take()
-                .filter(|partial| partial.next == send.sequence)?,
+            Part::Middle | Part::Last => partial.filter(|(next, _)| *next == send.sequence)?.1,
         };
-        let mut partial = Partial { next, ..partial };
         // Behind a packet that was cut, the bytes would be in the wrong place.
-        if partial.bytes.len() == partial.len {
-            partial.bytes.extend_from_slice(send.bytes);
+        if whole.bytes.len() == whole.len {
+            whole.bytes.extend_from_slice(send.bytes);
         }
-        partial.len = partial.len.saturating_add(send.len);
-        if partial.len > MAX_MESSAGE {
-            return None;
+        whole.len = whole.len.saturating_add(send.len);
+        match send.part {
+            Part::Only => Some(whole),
+            _ if whole.len > MAX_MESSAGE => None,
+            Part::Last => Some(whole),
+            Part::First | Part::Middle => {
+                self.partial = Some((send.sequence.wrapping_add(1) & PSN_MASK, whole));
+                None
+            }
         }
-        if send.part == Part::Last {
-            return Some(Whole {
-                bytes: partial.bytes,
-                len: partial.len,
-            });
-        }
-        self.partial = Some(partial);
-        None
     }
 }
 
-/// The start of a message of several packets.
-#[derive(Debug)]
-struct Partial {
-    /// Packet sequence number of the continuation.
-    next: u32,
-    bytes: Vec<u8>,
-    /// Bytes on the wire so far.
-    len: usize,
-}
-
-/// A message.
+/// A message, or the start of one.
+#[derive(Debug, Default)]
 struct Whole {
     bytes: Vec<u8>,
     /// Bytes on the wire.

@@ -48,15 +48,12 @@ mod clients_that_end_after_their_last_write_are_accepted {
 
     /// Processes: each connects twice, the second time in the link group of the first.
     fn processes(on: On, fabric: Fabric) {
-        let dir = tempfile::tempdir().unwrap();
-        let rounds = rounds(if fabric == Fabric::LOOP { 100 } else { 15 });
-        on.run_unbounded(bounded(rounds, async {
-            let endpoint = fabric.endpoint(on, dir.path());
-            let listener = listen(&endpoint).await;
+        counted(on, fabric, async |endpoint, dir, rounds| {
+            let listener = listen(endpoint).await;
             let part = Part {
                 on,
                 fabric,
-                dir: dir.path().to_owned(),
+                dir: dir.to_owned(),
                 to: Some(listener.local_addr().unwrap().to_string()),
                 before: 0,
                 steps: [Step::Open, Step::Write(SHORT), Step::Drop].repeat(2),
@@ -77,19 +74,16 @@ mod clients_that_end_after_their_last_write_are_accepted {
                 }
                 assert!(client.finish().unwrap().status.success());
             }
-        }));
+        });
     }
 
     /// Endpoints of one process, each with a runtime that is shut down after the last write.
     fn endpoints(on: On, fabric: Fabric) {
-        let dir = tempfile::tempdir().unwrap();
-        let rounds = rounds(if fabric == Fabric::LOOP { 100 } else { 15 });
-        on.run_unbounded(bounded(rounds, async {
-            let endpoint = fabric.endpoint(on, dir.path());
-            let listener = listen(&endpoint).await;
+        counted(on, fabric, async |endpoint, dir, rounds| {
+            let listener = listen(endpoint).await;
             let at = listener.local_addr().unwrap();
             for round in 0..rounds {
-                let place = dir.path().to_owned();
+                let place = dir.to_owned();
                 let client = thread::spawn(move || write_and_end(on, fabric, &place, at, 2));
                 for which in 0..2 {
                     let accepted = within(listener.accept()).await;
@@ -100,7 +94,7 @@ mod clients_that_end_after_their_last_write_are_accepted {
                 }
                 client.join().unwrap();
             }
-        }));
+        });
     }
 
     /// The listener's executor does something else while a client completes the handshake.
@@ -161,14 +155,11 @@ mod clients_of_servers_that_end_after_their_last_write_read_everything {
     }
 
     fn processes(on: On, fabric: Fabric) {
-        let dir = tempfile::tempdir().unwrap();
-        let rounds = rounds(if fabric == Fabric::LOOP { 100 } else { 15 });
-        on.run_unbounded(bounded(rounds, async {
-            let endpoint = fabric.endpoint(on, dir.path());
+        counted(on, fabric, async |endpoint, dir, rounds| {
             let part = Part {
                 on,
                 fabric,
-                dir: dir.path().to_owned(),
+                dir: dir.to_owned(),
                 to: None,
                 before: 0,
                 steps: [Step::Open, Step::Write(LONG), Step::Drop].repeat(2),
@@ -177,19 +168,16 @@ mod clients_of_servers_that_end_after_their_last_write_read_everything {
             for round in 0..rounds {
                 let mut server = Process::start(&part);
                 let at = server.address();
-                read_twice(&endpoint, &at, round).await;
+                read_twice(endpoint, &at, round).await;
                 assert!(server.finish().unwrap().status.success());
             }
-        }));
+        });
     }
 
     fn endpoints(on: On, fabric: Fabric) {
-        let dir = tempfile::tempdir().unwrap();
-        let rounds = rounds(if fabric == Fabric::LOOP { 100 } else { 15 });
-        on.run_unbounded(bounded(rounds, async {
-            let endpoint = fabric.endpoint(on, dir.path());
+        counted(on, fabric, async |endpoint, dir, rounds| {
             for round in 0..rounds {
-                let place = dir.path().to_owned();
+                let place = dir.to_owned();
                 let (address_tx, address_rx) = std::sync::mpsc::channel();
                 let server = thread::spawn(move || {
                     on.run_unbounded(async {
@@ -203,15 +191,25 @@ mod clients_of_servers_that_end_after_their_last_write_read_everything {
                     });
                 });
                 let at = address_rx.recv().unwrap();
-                read_twice(&endpoint, &at.to_string(), round).await;
+                read_twice(endpoint, &at.to_string(), round).await;
                 server.join().unwrap();
             }
-        }));
+        });
     }
 
     on_all! { processes, processes_tokio on [Tokio], processes_smol, processes_on_other_fabrics }
 
     on_all! { endpoints, endpoints_tokio on [Tokio, TokioAlone], endpoints_smol, endpoints_on_other_fabrics }
+}
+
+/// A scenario of some rounds with an endpoint on a fabric of its own, which is in the directory.
+fn counted(on: On, fabric: Fabric, scenario: impl AsyncFnOnce(&Endpoint, &Path, u64)) {
+    let dir = tempfile::tempdir().unwrap();
+    let rounds = rounds(if fabric == Fabric::LOOP { 100 } else { 15 });
+    on.run_unbounded(bounded(rounds, async {
+        let endpoint = fabric.endpoint(on, dir.path());
+        scenario(&endpoint, dir.path(), rounds).await;
+    }));
 }
 
 /// A client whose endpoint and runtime end after the last write.
