@@ -150,7 +150,7 @@ fn show(runs: &[Run], measures: &[Measure], values: &[Vec<Vec<f64>>]) {
 
 /// Client and server.
 fn name(run: &Run) -> String {
-    format!("{:?} -> {:?}", run.subject, run.peer).to_lowercase()
+    format!("{} -> {}", run.subject, run.peer)
 }
 
 struct Spread {

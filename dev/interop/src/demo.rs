@@ -105,7 +105,7 @@ fn narrated(run: &Run, capture: &[u8]) -> Vec<Line> {
         frame += 1;
         lines.extend(words(packet).map(|(from, words)| Line {
             frame,
-            who: end(run, sender(run, from)).to_owned(),
+            who: end(run, sender(run, from)),
             text: String::from_utf8_lossy(words).into_owned(),
         }));
     }
@@ -131,16 +131,8 @@ fn sender(run: &Run, from: IpAddr) -> Who {
     }
 }
 
-fn end(run: &Run, who: Who) -> &'static str {
-    name(run.kind(who))
-}
-
-const fn name(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Kernel => "kernel",
-        Kind::Ours => "ours",
-        Kind::Tcp => "tcp",
-    }
+fn end(run: &Run, who: Who) -> String {
+    run.kind(who).to_string()
 }
 
 fn introduce(lab: &Lab, run: &Run, who: Who) {
@@ -156,10 +148,8 @@ fn introduce(lab: &Lab, run: &Run, who: Who) {
     };
     let guest = guest_of(who);
     let release = lab.kernel(guest);
-    println!(
-        "{:<8} {part}: {what}, on Linux {release}",
-        name(run.kind(who))
-    );
+    let name = end(run, who);
+    println!("{name:<8} {part}: {what}, on Linux {release}");
 }
 
 /// Makes the `smc` command print the messages; builds it if it is not there.

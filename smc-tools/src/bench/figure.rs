@@ -37,11 +37,10 @@ pub(super) enum Figure {
 
 impl Figure {
     pub(super) fn is_higher_better(self) -> bool {
-        match self {
-            Self::Messages | Self::Bytes | Self::Requests | Self::Connections => true,
-            Self::P50 | Self::P99 | Self::P999 => false,
-            Self::Cpu | Self::IdleCpu | Self::Memory | Self::KernelMemory => false,
-        }
+        matches!(
+            self,
+            Self::Messages | Self::Bytes | Self::Requests | Self::Connections
+        )
     }
 
     pub(super) fn unit(self) -> &'static str {

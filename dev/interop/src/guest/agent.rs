@@ -1,7 +1,7 @@
 //! Takes orders from the host over a virtio port and answers them.
 
+use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -101,22 +101,15 @@ fn exec(argv: &[String]) -> Result<String> {
 /// The device may come a moment after the first process.
 fn port() -> Result<File> {
     for _ in 0..TRIES {
-        if let Some(path) = port_path()? {
+        let is_port = |name: &OsStr| name.to_string_lossy().starts_with("vport");
+        let mut devices = fs::read_dir("/dev")?.flatten();
+        if let Some(device) = devices.find(|device| is_port(&device.file_name())) {
+            let path = device.path();
             return Ok(File::options().read(true).write(true).open(path)?);
         }
         thread::sleep(Duration::from_millis(50));
     }
     bail!("no /dev/vport*");
-}
-
-fn port_path() -> Result<Option<PathBuf>> {
-    for entry in fs::read_dir("/dev")? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with("vport") {
-            return Ok(Some(entry.path()));
-        }
-    }
-    Ok(None)
 }
 
 const TRIES: u32 = 200;

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use fs_err as fs;
 
 use super::cpio::Archive;
-use super::kernel::{Kernel, Version, text};
+use super::kernel::{Kernel, Version, output, text};
 use crate::guest;
 
 /// What a machine boots.
@@ -151,12 +151,6 @@ fn find(program: &str) -> Result<PathBuf> {
         .with_context(|| {
             format!("{program} is not installed (packages iproute2, rdma-core, util-linux)")
         })
-}
-
-fn output(command: &mut Command) -> Result<Vec<u8>> {
-    let output = command.output().with_context(|| format!("{command:?}"))?;
-    anyhow::ensure!(output.status.success(), "{command:?}: {}", output.status);
-    Ok(output.stdout)
 }
 
 /// Counts up when bases are made differently.

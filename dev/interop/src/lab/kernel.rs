@@ -135,6 +135,11 @@ fn only_entry(folder: &Path) -> Result<String> {
 
 /// Runs a command of the host and gives its output.
 pub(super) fn text(command: &mut Command) -> Result<String> {
+    Ok(String::from_utf8_lossy(&output(command)?).into_owned())
+}
+
+/// The same if that is no text.
+pub(super) fn output(command: &mut Command) -> Result<Vec<u8>> {
     let what = format!("{command:?}");
     let output = command.output().with_context(|| what.clone())?;
     ensure!(
@@ -143,7 +148,7 @@ pub(super) fn text(command: &mut Command) -> Result<String> {
         output.status,
         String::from_utf8_lossy(&output.stderr).trim()
     );
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    Ok(output.stdout)
 }
 
 fn run(command: &mut Command) -> Result<()> {

@@ -136,10 +136,9 @@ impl Run {
             Role::Client => (self.subject, self.peer),
             Role::Server => (self.peer, self.subject),
         };
-        let name = |kind: Kind| format!("{kind:?}").to_lowercase();
         match self.role {
-            Role::Client => format!("{}* -> {}", name(client), name(server)),
-            Role::Server => format!("{} -> {}*", name(client), name(server)),
+            Role::Client => format!("{client}* -> {server}"),
+            Role::Server => format!("{client} -> {server}*"),
         }
     }
 }

@@ -35,6 +35,16 @@ pub(crate) enum Kind {
     Tcp,
 }
 
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kernel => "kernel",
+            Self::Ours => "ours",
+            Self::Tcp => "tcp",
+        })
+    }
+}
+
 /// Connections, and what one end does on each of them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Script {
