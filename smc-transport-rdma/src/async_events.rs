@@ -11,10 +11,10 @@ pub(crate) fn drain(parts: &Parts, sink: &mut dyn FnMut(Event)) -> Result<(), De
     let mut ports = false;
     // A bound, in case they come without end: what is left rings again.
     for _ in 0..EVENTS_MAX {
-        match verbs::take_async(parts.context()) {
+        match verbs::take_async(&parts.context) {
             Ok(Some(Async::QueuePair { qpn, why })) => {
-                let links = parts.links().all();
-                if let Some(link) = links.iter().find(|link| link.qpn().get() == qpn) {
+                let links = parts.links.all();
+                if let Some(link) = links.iter().find(|link| link.qpn.get() == qpn) {
                     parts.stop_link(link, LinkFailure::Device(why));
                 }
             }
@@ -39,8 +39,8 @@ pub(crate) fn gone(parts: &Parts, sink: &mut dyn FnMut(Event)) {
     if !parts.set_gone() {
         return;
     }
-    lock(parts.addresses()).clear();
-    for link in parts.links().all() {
+    lock(&parts.addresses).clear();
+    for link in parts.links.all() {
         parts.stop_link(&link, LinkFailure::Device("it was removed"));
     }
     parts.report_stopped(sink);
@@ -49,12 +49,12 @@ pub(crate) fn gone(parts: &Parts, sink: &mut dyn FnMut(Event)) {
 
 fn ports_changed(parts: &Parts, sink: &mut dyn FnMut(Event)) {
     // A device that cannot be asked is about to be removed, which is reported separately.
-    let Ok(ports) = port::read(parts.context()) else {
+    let Ok(ports) = port::read(&parts.context) else {
         return;
     };
     let now = port::active(&ports);
-    for link in parts.links().all() {
-        let at = link.at();
+    for link in parts.links.all() {
+        let at = &link.at;
         let still = now.iter().any(|entry| {
             let address = &entry.address;
             (address.gid, address.kind, address.port) == (at.gid, at.kind, at.port)
@@ -63,7 +63,7 @@ fn ports_changed(parts: &Parts, sink: &mut dyn FnMut(Event)) {
             parts.stop_link(&link, LinkFailure::PortDown);
         }
     }
-    let before = std::mem::replace(&mut *lock(parts.addresses()), now.clone());
+    let before = std::mem::replace(&mut *lock(&parts.addresses), now.clone());
     if before != now {
         sink(Event::AddressesChanged);
     }

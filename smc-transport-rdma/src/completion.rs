@@ -55,14 +55,14 @@ pub(crate) fn drain(
     number: u64,
     sink: &mut dyn FnMut(Event),
 ) -> Result<(), DeviceError> {
-    let retired = parts.links().retired();
+    let retired = parts.links.retired();
     let mut visit = Visit::new(parts, number);
-    let depths = parts.depths();
-    let received = visit.queue(parts.receives(), depths.receive_completions(), sink)?;
-    let sent = visit.queue(parts.sends(), depths.send_completions(), sink)?;
+    let depths = parts.depths;
+    let received = visit.queue(&parts.receives, depths.receive_completions(), sink)?;
+    let sent = visit.queue(&parts.sends, depths.send_completions(), sink)?;
     visit.end();
     if received && sent {
-        parts.links().settle(retired);
+        parts.links.settle(retired);
     }
     Ok(())
 }
@@ -74,7 +74,7 @@ pub(crate) fn drain_receives(
     sink: &mut dyn FnMut(Event),
 ) -> Result<(), DeviceError> {
     let mut visit = Visit::new(parts, number);
-    visit.queue(parts.receives(), parts.depths().receive_completions(), sink)?;
+    visit.queue(&parts.receives, parts.depths.receive_completions(), sink)?;
     visit.end();
     Ok(())
 }
@@ -124,18 +124,14 @@ impl<'a> Visit<'a> {
 
     fn completed(&mut self, completion: &Completion, sink: &mut dyn FnMut(Event)) {
         let (serial, work) = Work::of(completion.id);
-        if self
-            .link
-            .as_ref()
-            .is_none_or(|link| link.serial() != serial)
-        {
+        if self.link.as_ref().is_none_or(|link| link.serial != serial) {
             // Nothing found: left over from a link that was dropped.
-            self.link = self.parts.links().find(serial);
+            self.link = self.parts.links.find(serial);
         }
         let Some(link) = self.link.as_ref().filter(|link| !link.is_down()) else {
             return;
         };
-        let name = link.qpn();
+        let name = link.qpn;
         let failure = match (completion.status, work) {
             (status::IBV_WC_SUCCESS, Work::Receive(index)) => {
                 match link.received(index, completion.len, self.number) {

@@ -241,16 +241,17 @@ impl Rdma for RdmaDevice {
 #[derive(Debug)]
 pub(crate) struct Parts {
     /// Completions of receives. They always ring, those of posts only for who waits for them.
-    receives: Arc<BasicCompletionQueue>,
-    sends: Arc<BasicCompletionQueue>,
+    pub(crate) receives: Arc<BasicCompletionQueue>,
+    pub(crate) sends: Arc<BasicCompletionQueue>,
     channel: Arc<CompletionChannel>,
-    context: Arc<DeviceContext>,
+    pub(crate) context: Arc<DeviceContext>,
     event_set: EventSet,
     node: Option<PathBuf>,
-    depths: Depths,
-    retry_policy: RetryPolicy,
-    links: Links,
-    addresses: Mutex<Vec<port::Entry>>,
+    pub(crate) depths: Depths,
+    /// When its links are given up.
+    pub(crate) retry_policy: RetryPolicy,
+    pub(crate) links: Links,
+    pub(crate) addresses: Mutex<Vec<port::Entry>>,
     /// Links whose queue pair was stopped, and that are not reported as down.
     stopped: Mutex<Vec<(Serial, LinkFailure)>>,
     has_stopped: AtomicBool,
@@ -308,35 +309,6 @@ impl Parts {
         })
     }
 
-    pub(crate) fn receives(&self) -> &Arc<BasicCompletionQueue> {
-        &self.receives
-    }
-
-    pub(crate) fn sends(&self) -> &Arc<BasicCompletionQueue> {
-        &self.sends
-    }
-
-    pub(crate) fn context(&self) -> &Arc<DeviceContext> {
-        &self.context
-    }
-
-    /// When its links are given up.
-    pub(crate) fn retry_policy(&self) -> RetryPolicy {
-        self.retry_policy
-    }
-
-    pub(crate) fn depths(&self) -> Depths {
-        self.depths
-    }
-
-    pub(crate) fn links(&self) -> &Links {
-        &self.links
-    }
-
-    pub(crate) fn addresses(&self) -> &Mutex<Vec<port::Entry>> {
-        &self.addresses
-    }
-
     /// The place of a link in the completion queue is free after the next drain.
     pub(crate) fn retire(&self) {
         if self.links.retire() {
@@ -358,7 +330,7 @@ impl Parts {
             return false;
         }
         link.set_failed();
-        lock(&self.stopped).push((link.serial(), cause));
+        lock(&self.stopped).push((link.serial, cause));
         self.has_stopped.store(true, Ordering::Release);
         true
     }
@@ -377,7 +349,7 @@ impl Parts {
         for (serial, cause) in stopped {
             if let Some(link) = self.links.find(serial).filter(|link| link.set_down()) {
                 sink(Event::LinkDown {
-                    link: link.qpn(),
+                    link: link.qpn,
                     cause,
                 });
             }

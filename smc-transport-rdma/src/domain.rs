@@ -25,7 +25,7 @@ pub(crate) struct Domain {
 
 impl Domain {
     pub(crate) fn new(parts: &Arc<Parts>) -> Result<Self, DeviceError> {
-        let pd = allocate(parts.context());
+        let pd = allocate(&parts.context);
         Ok(Self {
             pd: pd.map_err(|error| not_made(ALLOCATING, &error))?,
             parts: Arc::clone(parts),
@@ -37,14 +37,14 @@ impl Domain {
 impl ProtectionDomain for Domain {
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
         self.parts.check()?;
-        let ports = port::read(self.parts.context())
+        let ports = port::read(&self.parts.context)
             .map_err(|error| DeviceError::os("reading the GID table", &error))?;
         let entry = port::active(&ports).into_iter().find(|entry| {
             let address = &entry.address;
             (address.gid, address.kind, address.port) == (at.gid, at.kind, at.port)
         });
         let entry = entry.ok_or(DeviceError::Invalid("no active port has this address"))?;
-        let links = self.parts.links();
+        let links = &self.parts.links;
         let serial = links.reserve().ok_or(DeviceError::Exhausted)?;
         let core = Core::open(&self.parts, &self.pd, serial, &entry);
         let core = core.inspect_err(|_| self.parts.retire())?;

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use rustix::io::Errno;
 use smc_core::device::DeviceError;
 
 /// Why a device could not be opened, or the devices not be listed.
@@ -75,16 +76,9 @@ fn kib(limit: Option<u64>) -> String {
 
 /// Why a device could not be asked to make something: most have a limit on how many there are.
 pub(crate) fn not_made(what: &'static str, error: &io::Error) -> DeviceError {
-    match error
-        .raw_os_error()
-        .map(rustix::io::Errno::from_raw_os_error)
-    {
-        Some(rustix::io::Errno::NOMEM | rustix::io::Errno::NOSPC | rustix::io::Errno::AGAIN) => {
-            DeviceError::Exhausted
-        }
-        Some(rustix::io::Errno::IO | rustix::io::Errno::NODEV) => {
-            DeviceError::Gone("it was removed")
-        }
+    match Errno::from_io_error(error) {
+        Some(Errno::NOMEM | Errno::NOSPC | Errno::AGAIN) => DeviceError::Exhausted,
+        Some(Errno::IO | Errno::NODEV) => DeviceError::Gone("it was removed"),
         _ => DeviceError::os(what, error),
     }
 }

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
+use rustix::io::Errno;
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::address::{AddressHandleAttribute, Gid};
 use sideway::ibverbs::device_context::Mtu;
@@ -44,9 +45,10 @@ use crate::{lock, port};
 
 /// A queue pair and its buffers. What is reported of it finds it by its number.
 pub(crate) struct Core {
-    serial: Serial,
-    qpn: Qpn,
-    at: RdmaAddress,
+    pub(crate) serial: Serial,
+    pub(crate) qpn: Qpn,
+    /// Where it was opened.
+    pub(crate) at: RdmaAddress,
     /// Its queue pair is stopped: nothing more is posted on it.
     stopped: AtomicBool,
     /// Nothing more is reported of it.
@@ -91,7 +93,7 @@ impl Core {
         serial: Serial,
         entry: &port::Entry,
     ) -> Result<Arc<Self>, DeviceError> {
-        let depths = parts.depths();
+        let depths = parts.depths;
         let buffers = Buffers::new(domain, depths)?;
         let (mut qp, inline) = make(domain, parts, depths)?;
         let qpn = Qpn::new(qp.qp_number()).ok_or(DeviceError::Invalid("queue pair number"))?;
@@ -129,19 +131,6 @@ impl Core {
             domain: Arc::clone(domain),
             parts: Arc::clone(parts),
         }))
-    }
-
-    pub(crate) fn serial(&self) -> Serial {
-        self.serial
-    }
-
-    pub(crate) fn qpn(&self) -> Qpn {
-        self.qpn
-    }
-
-    /// Where it was opened.
-    pub(crate) fn at(&self) -> &RdmaAddress {
-        &self.at
     }
 
     /// The link went down by itself.
@@ -236,7 +225,7 @@ impl Core {
         if self.is_stopped() {
             return Err(SubmitError::PeerGone);
         }
-        if queue.sends.len() >= self.parts.depths().sends as usize {
+        if queue.sends.len() >= self.parts.depths.sends as usize {
             return Err(SubmitError::WouldBlock);
         }
         let long = message.len() > SHORT_LEN;
@@ -305,7 +294,7 @@ impl Core {
             .setup_max_dest_read_atomic(1)
             .setup_min_rnr_timer(MIN_RNR_TIMER)
             .setup_address_vector(&address);
-        let retry_policy = self.parts.retry_policy();
+        let retry_policy = self.parts.retry_policy;
         let mut send = QueuePairAttribute::new();
         send.setup_state(QueuePairState::ReadyToSend)
             .setup_sq_psn(own.psn.get())
@@ -364,7 +353,7 @@ struct Handle(Arc<Core>);
 impl Drop for Handle {
     fn drop(&mut self) {
         self.0.set_down();
-        self.0.parts.links().remove(self.0.serial);
+        self.0.parts.links.remove(self.0.serial);
     }
 }
 
@@ -388,7 +377,7 @@ impl Pending {
             psn: Psn::from_be_bytes(psn),
             mtu: entry.address.mtu,
         };
-        core.parts.links().insert(Arc::clone(&core));
+        core.parts.links.insert(Arc::clone(&core));
         Ok(Self {
             handle: Handle(core),
             own,
@@ -544,8 +533,8 @@ fn make(
         .setup_max_send_sge(2)
         .setup_max_recv_sge(2)
         .setup_max_inline_data(SHORT_LEN as u32)
-        .setup_send_cq(Arc::clone(parts.sends()))
-        .setup_recv_cq(Arc::clone(parts.receives()));
+        .setup_send_cq(Arc::clone(&parts.sends))
+        .setup_recv_cq(Arc::clone(&parts.receives));
     let made = builder.build().or_else(|_| {
         builder.setup_max_inline_data(0);
         builder.build()
@@ -561,9 +550,7 @@ fn make(
 }
 
 fn is_full(refused: &verbs::Refused) -> bool {
-    let code = refused.error.raw_os_error();
-    !refused.torn
-        && code.map(rustix::io::Errno::from_raw_os_error) == Some(rustix::io::Errno::NOMEM)
+    !refused.torn && Errno::from_io_error(&refused.error) == Some(Errno::NOMEM)
 }
 
 fn path_mtu(code: MtuCode) -> Result<Mtu, DeviceError> {

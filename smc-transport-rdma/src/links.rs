@@ -62,7 +62,7 @@ impl Links {
     }
 
     pub(crate) fn insert(&self, link: Arc<Core>) {
-        lock(&self.table).links.insert(link.serial(), link);
+        lock(&self.table).links.insert(link.serial, link);
     }
 
     pub(crate) fn find(&self, serial: Serial) -> Option<Arc<Core>> {

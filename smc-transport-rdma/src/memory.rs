@@ -4,6 +4,7 @@ use std::any::Any;
 use std::io;
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::protection_domain::ProtectionDomain;
 use smc_core::device::{Access, DeviceError, Mr, Piece, SubmitError, Write};
@@ -109,12 +110,9 @@ pub(crate) fn request(
 
 /// Why memory could not be registered.
 pub(crate) fn not_registered(error: &io::Error) -> DeviceError {
-    match error
-        .raw_os_error()
-        .map(rustix::io::Errno::from_raw_os_error)
-    {
-        Some(rustix::io::Errno::NOMEM | rustix::io::Errno::AGAIN) => DeviceError::NoMemory,
-        Some(rustix::io::Errno::NOSPC) => DeviceError::Exhausted,
+    match Errno::from_io_error(error) {
+        Some(Errno::NOMEM | Errno::AGAIN) => DeviceError::NoMemory,
+        Some(Errno::NOSPC) => DeviceError::Exhausted,
         _ => DeviceError::os("registering memory", error),
     }
 }

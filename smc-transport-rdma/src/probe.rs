@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::device::{
@@ -176,30 +177,24 @@ pub(crate) fn check_locked_memory(
 ) -> Result<(), OpenError> {
     let region = Region::anonymous(usize::try_from(len).unwrap_or(usize::MAX));
     let registered = Registered::new(domain, region, AccessFlags::LocalWrite);
-    registered.map(drop).map_err(|error| {
-        match error
-            .raw_os_error()
-            .map(rustix::io::Errno::from_raw_os_error)
-        {
-            Some(rustix::io::Errno::NOMEM | rustix::io::Errno::PERM) => OpenError::LockedMemory {
+    registered
+        .map(drop)
+        .map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::NOMEM | Errno::PERM) => OpenError::LockedMemory {
                 limit: getrlimit(Resource::Memlock).current,
             },
             _ => OpenError::verbs("registering memory", error),
-        }
-    })
+        })
 }
 
 fn devices() -> Result<DeviceList, OpenError> {
     DeviceList::new().map_err(|error| match error.0 {
         GetDeviceListErrorKind::Ibverbs(error) => {
-            match error
-                .raw_os_error()
-                .map(rustix::io::Errno::from_raw_os_error)
-            {
+            match Errno::from_io_error(&error) {
                 // The stub of the library returns this when it is missing.
-                Some(rustix::io::Errno::OPNOTSUPP) => OpenError::NoLibrary,
+                Some(Errno::OPNOTSUPP) => OpenError::NoLibrary,
                 // The library returns this when the kernel lacks the interface.
-                Some(rustix::io::Errno::NOSYS | rustix::io::Errno::NOENT) => OpenError::NoDevices,
+                Some(Errno::NOSYS | Errno::NOENT) => OpenError::NoDevices,
                 _ => OpenError::verbs("listing the devices", error),
             }
         }
