@@ -131,8 +131,14 @@ impl Node {
         });
         let (token, region) = offered.inspect_err(|_| memory.release(self.tag, run))?;
         self.owned.insert(run, token);
-        let node = Arc::clone(self);
-        Ok(IsmDmb::new(node, run, token, region, lease, charge))
+        Ok(IsmDmb {
+            token,
+            run,
+            region,
+            lease: Some(lease),
+            charge,
+            node: Arc::clone(self),
+        })
     }
 
     /// Writes into a peer's buffer.

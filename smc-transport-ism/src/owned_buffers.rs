@@ -134,34 +134,13 @@ impl Table {
 /// A local buffer.
 #[derive(Debug)]
 pub(crate) struct IsmDmb {
-    token: DmbToken,
-    run: GranuleRun,
-    region: Region,
+    pub(crate) token: DmbToken,
+    pub(crate) run: GranuleRun,
+    pub(crate) region: Region,
     /// Shared by the clones of the region, which may outlive the buffer. `None` after drop.
-    lease: Option<Arc<()>>,
-    charge: Charge,
-    node: Arc<Node>,
-}
-
-impl IsmDmb {
-    /// `lease` is shared by `region`.
-    pub(crate) fn new(
-        node: Arc<Node>,
-        run: GranuleRun,
-        token: DmbToken,
-        region: Region,
-        lease: Arc<()>,
-        charge: Charge,
-    ) -> Self {
-        Self {
-            token,
-            run,
-            region,
-            lease: Some(lease),
-            charge,
-            node,
-        }
-    }
+    pub(crate) lease: Option<Arc<()>>,
+    pub(crate) charge: Charge,
+    pub(crate) node: Arc<Node>,
 }
 
 impl Dmb for IsmDmb {

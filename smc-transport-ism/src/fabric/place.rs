@@ -36,10 +36,7 @@ impl Place {
         Self(Kind::Directory {
             path: path.into(),
             len: LEN,
-            options: FabricOptions {
-                slots: SLOTS,
-                nocopy: false,
-            },
+            options: FabricOptions::default(),
         })
     }
 
@@ -122,5 +119,3 @@ impl Place {
 
 /// Memory of a new fabric.
 pub(crate) const LEN: usize = 64 << 20;
-/// Devices of a new fabric.
-pub(crate) const SLOTS: u16 = 64;

@@ -41,6 +41,15 @@ pub(crate) struct FabricOptions {
     pub(crate) nocopy: bool,
 }
 
+impl Default for FabricOptions {
+    fn default() -> Self {
+        Self {
+            slots: 64,
+            nocopy: false,
+        }
+    }
+}
+
 impl FabricMemory {
     /// Initialises new, zeroed memory that no other process uses yet.
     pub(crate) fn create(all: Region, options: FabricOptions) -> Result<Self, DeviceError> {

@@ -34,12 +34,12 @@ impl Tag {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// The device initialises its slot; peers must not use it yet.
-    Joining,
-    Live,
+    Joining = 1,
+    Live = 2,
     /// The device is gone for its peers, but its process still uses buffers of it.
-    Leaving,
+    Leaving = 3,
     /// The buffers of the device may be reclaimed.
-    Dead,
+    Dead = 4,
 }
 
 /// Parameters of a device that takes a slot.
@@ -132,13 +132,8 @@ impl FabricMemory {
             slot,
             generation: Tag::of_bits(state).generation,
         };
-        let phase = match state & PHASE {
-            1 => Phase::Joining,
-            2 => Phase::Live,
-            3 => Phase::Leaving,
-            4 => Phase::Dead,
-            _ => return None,
-        };
+        let phases = [Phase::Joining, Phase::Live, Phase::Leaving, Phase::Dead];
+        let phase = phases.into_iter().find(|it| *it as u64 == state & PHASE)?;
         Some((tag, phase))
     }
 
@@ -152,13 +147,9 @@ impl FabricMemory {
 
     /// Whether the device is dead, so that no use of its buffers can begin.
     pub(crate) fn is_dead(&self, tag: Tag) -> bool {
-        match (tag.slot < self.slots())
-            .then(|| self.occupant(tag.slot))
-            .flatten()
-        {
-            Some((now, phase)) => now != tag || phase == Phase::Dead,
-            None => true,
-        }
+        let is_slot = tag.slot < self.slots();
+        let occupant = is_slot.then(|| self.occupant(tag.slot)).flatten();
+        occupant.is_none_or(|(now, phase)| now != tag || phase == Phase::Dead)
     }
 
     /// The GID of a device, if it is live.
@@ -294,13 +285,7 @@ impl FabricMemory {
 }
 
 fn state(tag: Tag, phase: Phase) -> u64 {
-    let phase = match phase {
-        Phase::Joining => 1,
-        Phase::Live => 2,
-        Phase::Leaving => 3,
-        Phase::Dead => 4,
-    };
-    u64::from(tag.generation) << 32 | phase
+    u64::from(tag.generation) << 32 | phase as u64
 }
 
 /// Takes the content of a word; most of the time there is none.

@@ -166,10 +166,7 @@ mod tests {
 
     #[test]
     fn a_sleeping_driver_is_notified_until_it_has_polled() {
-        let options = FabricOptions {
-            slots: 2,
-            nocopy: false,
-        };
+        let options = FabricOptions::default();
         let memory = Arc::new(FabricMemory::create(Region::anonymous(1 << 20), options).unwrap());
         let doorbell = Arc::new(Doorbell::new().unwrap());
         let poller = Poller::start(Arc::clone(&memory), 0, Arc::clone(&doorbell), true).unwrap();

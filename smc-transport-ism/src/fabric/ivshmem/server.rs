@@ -155,10 +155,7 @@ impl Server {
         ServerBuilder {
             path: path.into(),
             len: crate::fabric::place::LEN,
-            options: FabricOptions {
-                slots: crate::fabric::place::SLOTS,
-                nocopy: false,
-            },
+            options: FabricOptions::default(),
             mode: 0o600,
         }
     }

@@ -41,10 +41,7 @@ fn connect_to(
 
 fn laid_out_memory() -> OwnedFd {
     let memory = memory_file(LEN).unwrap();
-    let options = FabricOptions {
-        slots: 2,
-        nocopy: false,
-    };
+    let options = FabricOptions::default();
     FabricMemory::create(map(&memory, 0, LEN).unwrap(), options).unwrap();
     memory
 }

@@ -14,13 +14,21 @@ use smc_testkit::resources::limit_descriptors;
 use smc_testkit::unix::lingering;
 use smc_testkit::user::run_as;
 use smc_wire::types::Gid;
+use tempfile::TempDir;
 
 use super::super::Client as Process;
 use super::*;
 use crate::fabric::Fabric as _;
 use crate::shared::JoinRequest;
 
-fn server(dir: &Path, devices: u16) -> Server {
+/// A server for so many devices, in a directory of its own.
+fn server(devices: u16) -> (TempDir, Server) {
+    let dir = tempfile::tempdir().unwrap();
+    let server = server_in(dir.path(), devices);
+    (dir, server)
+}
+
+fn server_in(dir: &Path, devices: u16) -> Server {
     let server = Server::builder(dir.join("sock")).len(2 << 20);
     server.devices(devices).bind().unwrap()
 }
@@ -88,8 +96,7 @@ fn a_symlink_in_place_of_the_new_socket_changes_no_other_file() {
 
 #[test]
 fn numbers_are_not_reused_while_any_client_is_connected() {
-    let dir = tempfile::tempdir().unwrap();
-    let server = server(dir.path(), 2);
+    let (_dir, server) = server(2);
     let (stays, slot) = connect(&server);
     assert_eq!((stays.port(), slot), (0, 0));
     for number in [1, 3, 5] {
@@ -132,8 +139,7 @@ fn numbers_are_counted_by_the_user_of_the_process_that_connects() {
 
 #[test]
 fn a_server_that_ends_is_marked_in_the_memory_and_wakes_sleeping_devices() {
-    let dir = tempfile::tempdir().unwrap();
-    let server = server(dir.path(), 4);
+    let (_dir, server) = server(4);
     let processes = [connect(&server), connect(&server)];
     let memories = processes.each_ref().map(|(process, slot)| {
         process.memory().join(request(process, *slot)).unwrap();
@@ -172,8 +178,8 @@ fn at_once(name: &str, call: impl FnOnce() + Send + 'static) {
 
 #[test]
 fn no_notification_blocks_or_is_lost_when_a_client_fills_blocking_eventfds() {
-    let dir = tempfile::tempdir().unwrap();
-    let server = Arc::new(server(dir.path(), 4));
+    let (_dir, server) = server(4);
+    let server = Arc::new(server);
     let [(notifier, _), (sleeper, slot), (hostile, _)] = [(); 3].map(|()| connect(&server));
     let notifier = Arc::new(notifier);
     let memory = Arc::clone(sleeper.memory());
@@ -207,8 +213,7 @@ fn no_notification_blocks_or_is_lost_when_a_client_fills_blocking_eventfds() {
 
 #[test]
 fn a_lost_notification_is_repeated() {
-    let dir = tempfile::tempdir().unwrap();
-    let server = server(dir.path(), 4);
+    let (_dir, server) = server(4);
     let (process, slot) = connect(&server);
     let was_notified = || was_notified(&process);
     let memory = process.memory();
@@ -234,18 +239,13 @@ fn a_lost_notification_is_repeated() {
 
 #[test]
 fn a_device_whose_heartbeats_stop_is_dead_and_one_that_never_sends_any_is_not() {
-    let dir = tempfile::tempdir().unwrap();
-    let server = server(dir.path(), 4);
+    let (_dir, server) = server(4);
     let join = |process: &(Process, u16), has_heartbeat| {
-        let request = request(&process.0, process.1);
-        process
-            .0
-            .memory()
-            .join(JoinRequest {
-                has_heartbeat,
-                ..request
-            })
-            .unwrap()
+        let request = JoinRequest {
+            has_heartbeat,
+            ..request(&process.0, process.1)
+        };
+        process.0.memory().join(request).unwrap()
     };
     let processes = [connect(&server), connect(&server)];
     let (has_heartbeat, does_not) = (join(&processes[0], true), join(&processes[1], false));
@@ -291,11 +291,10 @@ fn a_server_that_cannot_be_created_leaves_no_socket_file() {
 
 #[test]
 fn a_server_that_ends_removes_its_own_socket_file_and_no_other() {
-    let dir = tempfile::tempdir().unwrap();
-    let first = server(dir.path(), 2);
+    let (dir, first) = server(2);
     let path = first.path().to_owned();
     fs::remove_file(&path).unwrap();
-    let second = server(dir.path(), 2);
+    let second = server_in(dir.path(), 2);
     drop(first);
     assert_eq!(connect(&second).0.port(), 0);
     drop(second);
@@ -304,8 +303,8 @@ fn a_server_that_ends_removes_its_own_socket_file_and_no_other() {
 
 #[test]
 fn a_client_that_sends_anything_is_removed_whatever_it_passes() {
-    let dir = tempfile::tempdir().unwrap();
-    let server = Arc::new(server(dir.path(), 4));
+    let (_dir, server) = server(4);
+    let server = Arc::new(server);
     let (stays, _) = connect(&server);
     let client = UnixStream::connect(server.path()).unwrap();
     assert!(server.accept());
@@ -331,8 +330,7 @@ fn a_client_that_sends_anything_is_removed_whatever_it_passes() {
 #[test]
 fn a_client_that_does_not_read_is_sent_few_descriptors_and_all_when_it_reads() {
     const CLIENTS: usize = 40;
-    let dir = tempfile::tempdir().unwrap();
-    let server = server(dir.path(), 64);
+    let (_dir, server) = server(64);
     let silent: Vec<_> = (0..CLIENTS)
         .map(|_| {
             let client = UnixStream::connect(server.path()).unwrap();
@@ -366,8 +364,7 @@ fn a_server_without_free_descriptors_closes_connections_and_continues() {
     if !is_alone() {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let server = server(dir.path(), 4);
+    let (_dir, server) = server(4);
     let (stays, _) = connect(&server);
     let socket = || {
         socket_with(
