@@ -46,35 +46,16 @@ fn helper_process() {
 
 #[test]
 fn a_process_cannot_use_the_gid_of_another_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let (client, server) = (loop_device(dir.path()), loop_device(dir.path()));
-    let gids = [client.gid(), server.gid()];
-    let client = endpoint(dir.path(), client);
-    let server = endpoint(dir.path(), server);
-    On::Smol.run(async {
-        let listener = listen(&server).await;
-        let at = listener.local_addr().unwrap();
-        let mut streams = connect_smc(&client, &listener).await;
-        for claimed in gids {
-            let mut other = start("client", &dir);
-            other.send(claimed);
-            other.send(at);
-            let (stream, _) = listener.accept().await.unwrap();
-            assert_refused(&stream);
-            other.recv();
-            other.finish();
-            // The owner of the GID is not affected.
-            ping_pong(&mut streams).await;
-        }
-        let mut next = connect_smc(&client, &listener).await;
-        ping_pong(&mut next).await;
-        assert_eq!(server.link_groups().len(), 1);
-        assert_eq!(server.link_groups()[0].connections, 2);
-    });
+    claim_gids("client");
 }
 
 #[test]
 fn a_listener_cannot_use_the_gid_of_another_process() {
+    claim_gids("listener");
+}
+
+/// A process in this role claims the GIDs of two devices, and affects neither.
+fn claim_gids(role: &str) {
     let dir = tempfile::tempdir().unwrap();
     let (client, server) = (loop_device(dir.path()), loop_device(dir.path()));
     let gids = [client.gid(), server.gid()];
@@ -84,10 +65,15 @@ fn a_listener_cannot_use_the_gid_of_another_process() {
         let listener = listen(&server).await;
         let mut streams = connect_smc(&client, &listener).await;
         for claimed in gids {
-            let mut other = start("listener", &dir);
+            let mut other = start(role, &dir);
             other.send(claimed);
-            let at: SocketAddr = other.parse();
-            let stream = client.connect(at).await.unwrap();
+            let stream = if role == "client" {
+                other.send(listener.local_addr().unwrap());
+                listener.accept().await.unwrap().0
+            } else {
+                let at: SocketAddr = other.parse();
+                client.connect(at).await.unwrap()
+            };
             assert_refused(&stream);
             other.recv();
             other.finish();
@@ -96,8 +82,10 @@ fn a_listener_cannot_use_the_gid_of_another_process() {
         }
         let mut next = connect_smc(&client, &listener).await;
         ping_pong(&mut next).await;
-        assert_eq!(client.link_groups().len(), 1);
-        assert_eq!(client.link_groups()[0].connections, 2);
+        for endpoint in [&client, &server] {
+            assert_eq!(endpoint.link_groups().len(), 1);
+            assert_eq!(endpoint.link_groups()[0].connections, 2);
+        }
     });
 }
 

@@ -48,16 +48,26 @@ fn helper_process() {
     }
 }
 
-/// A victim and a peer that violates the protocol.
+/// A victim, and a peer that violates the protocol.
+fn scene() -> (TempDir, DrivenDevice, HostilePeer) {
+    let (dir, victim) = victim();
+    let hostile = hostile(&dir, &victim);
+    (dir, victim, hostile)
+}
+
+fn victim() -> (TempDir, DrivenDevice) {
+    let dir = TempDir::new().unwrap();
+    let victim = DrivenDevice::in_dir(dir.path());
+    (dir, victim)
+}
+
 fn hostile(dir: &TempDir, victim: &DrivenDevice) -> HostilePeer {
     HostilePeer::connect(dir.path(), victim.gid(), 0x1111)
 }
 
 #[test]
 fn what_a_peer_offers_is_checked_before_it_is_mapped() {
-    let dir = TempDir::new().unwrap();
-    let victim = DrivenDevice::in_dir(dir.path());
-    let hostile = hostile(&dir, &victim);
+    let (_dir, victim, hostile) = scene();
     let len = LEN as u64;
     let half_sealed = unsealed(len);
     fcntl_add_seals(&half_sealed, SealFlags::GROW | SealFlags::SEAL).unwrap();
@@ -97,9 +107,7 @@ fn what_a_peer_offers_is_checked_before_it_is_mapped() {
 
 #[test]
 fn memory_that_is_sealed_later_does_not_count() {
-    let dir = TempDir::new().unwrap();
-    let victim = DrivenDevice::in_dir(dir.path());
-    let hostile = hostile(&dir, &victim);
+    let (_dir, victim, hostile) = scene();
     let token = hostile.offer_usual(0, sealed(LEN as u64));
     let attached = victim.attach(hostile.gid, token);
     // The peer cannot pull the file from under the mapping.
@@ -110,8 +118,7 @@ fn memory_that_is_sealed_later_does_not_count() {
 
 #[test]
 fn an_overwritten_signal_page_affects_no_other_peer() {
-    let dir = TempDir::new().unwrap();
-    let victim = DrivenDevice::in_dir(dir.path());
+    let (dir, victim) = victim();
     let honest = DrivenDevice::in_dir(dir.path());
     let hostile = hostile(&dir, &victim);
     let token = hostile.offer_usual(3, sealed(LEN as u64));
@@ -139,9 +146,7 @@ fn an_overwritten_signal_page_affects_no_other_peer() {
 #[test]
 fn no_pages_are_removed_from_a_file_of_which_a_peer_has_the_descriptor() {
     const LONG: usize = 1 << 20;
-    let dir = TempDir::new().unwrap();
-    let victim = DrivenDevice::in_dir(dir.path());
-    let hostile = hostile(&dir, &victim);
+    let (_dir, victim, hostile) = scene();
     victim.drain();
     let register = || block_on(victim.device.register(hostile.gid, LONG)).unwrap();
     let first = register();
@@ -177,8 +182,7 @@ fn receive_files(channel: &OwnedFd) -> Vec<File> {
 
 #[test]
 fn marks_of_buffers_that_do_not_exist_take_no_memory() {
-    let dir = TempDir::new().unwrap();
-    let victim = DrivenDevice::in_dir(dir.path());
+    let (dir, victim) = victim();
     let hostile = HostilePeer::silent(dir.path(), victim.gid(), 1);
     hostile.signal_page.write_all_at(&[0xff; 32], 0xc0).unwrap();
     hostile
@@ -199,8 +203,7 @@ fn marks_of_buffers_that_do_not_exist_take_no_memory() {
 
 #[test]
 fn slots_take_no_more_memory_than_the_limit_leaves() {
-    let dir = TempDir::new().unwrap();
-    let victim = DrivenDevice::in_dir(dir.path());
+    let (dir, victim) = victim();
     let limit = MemoryLimit::new(1 << 20);
     victim.device.limit_memory(&limit);
     let hostile = hostile(&dir, &victim);
@@ -235,8 +238,7 @@ fn malformed_hellos_are_refused() {
         ("doorbell is a pipe", sealed(SIGNAL_PAGE_LEN), pipe),
     ];
     for (what, signal_page, doorbell) in unsuitable {
-        let dir = TempDir::new().unwrap();
-        let victim = DrivenDevice::in_dir(dir.path());
+        let (dir, victim) = victim();
         let hostile = HostilePeer::silent(dir.path(), victim.gid(), 1);
         send_hello(&hostile.channel, hostile.gid, signal_page, doorbell);
         victim.drain();
@@ -247,8 +249,7 @@ fn malformed_hellos_are_refused() {
 /// A missing descriptor of a peer is not a shortage of this process.
 #[test]
 fn a_peer_that_passes_nothing_does_not_have_descriptors_reported_as_lacking() {
-    let dir = TempDir::new().unwrap();
-    let victim = DrivenDevice::in_dir(dir.path());
+    let (dir, victim) = victim();
     let unknown = connect_to(socket_path(dir.path(), victim.gid()));
     send(&unknown, &hello(Gid::new(1, 2)), &[]);
     victim.drain();
@@ -265,8 +266,7 @@ fn a_peer_that_passes_nothing_does_not_have_descriptors_reported_as_lacking() {
 
 #[test]
 fn nonsense_ends_a_channel_and_nothing_else() {
-    let dir = TempDir::new().unwrap();
-    let victim = DrivenDevice::in_dir(dir.path());
+    let (dir, victim) = victim();
     let honest = DrivenDevice::in_dir(dir.path());
     let dmb = victim.register(honest.gid());
     let theirs = honest.attach(victim.gid(), dmb.token());
@@ -292,8 +292,7 @@ fn nonsense_ends_a_channel_and_nothing_else() {
 
 #[test]
 fn many_silent_connections_do_not_block_a_peer() {
-    let dir = TempDir::new().unwrap();
-    let victim = DrivenDevice::in_dir(dir.path());
+    let (dir, victim) = victim();
     let path = socket_path(dir.path(), victim.gid());
     let connections: Vec<_> = (0..200).map(|_| connect_to(&path)).collect();
     for _ in 0..10 {
@@ -340,8 +339,7 @@ fn users_who_are_not_allowed_cost_each_drain_a_bounded_number_of_connections() {
 
 #[test]
 fn a_gid_of_another_process_is_refused() {
-    let dir = TempDir::new().unwrap();
-    let victim = DrivenDevice::in_dir(dir.path());
+    let (dir, victim) = victim();
     let mut helper = start("idle", &dir);
     let foreign = helper.parse::<Gid>();
     let forge = |gid| {
@@ -419,6 +417,23 @@ fn other_users_are_refused() {
     }
 }
 
+/// A socket of this user under the name of the device with this GID, and a channel to the victim.
+fn listen_and_connect(
+    user: u32,
+    dir: &TempDir,
+    gid: Gid,
+    victim: &DrivenDevice,
+) -> (OwnedFd, OwnedFd) {
+    let [own_dir, victim_dir] = [user, 0].map(|user| dir.path().join(user.to_string()));
+    let listen_and_connect = || {
+        std::fs::create_dir(&own_dir).unwrap();
+        std::fs::set_permissions(&own_dir, PermissionsExt::from_mode(0o755)).unwrap();
+        let channel = connect_to(socket_path(&victim_dir, victim.gid()));
+        (listen_at(own_dir.join(socket_name(gid))), channel)
+    };
+    run_as(user, listen_and_connect).unwrap()
+}
+
 /// A user whom the victim allows makes a socket under the name of the device of another such user, in
 /// the directory of its own, which comes first in the order of the domain.
 #[test]
@@ -432,14 +447,7 @@ fn a_user_cannot_take_the_gid_of_another_user_s_device() {
     let victim = DrivenDevice::new(LoopDevice::builder().domain(domain));
     let mut helper = start_as(honest, "accepted", &dir);
     let gid = helper.parse::<Gid>();
-    let [own_dir, victim_dir] = [attacker, 0].map(|user| dir.path().join(user.to_string()));
-    let (listener, channel) = run_as(attacker, || {
-        std::fs::create_dir(&own_dir).unwrap();
-        std::fs::set_permissions(&own_dir, PermissionsExt::from_mode(0o755)).unwrap();
-        let channel = connect_to(socket_path(&victim_dir, victim.gid()));
-        (listen_at(own_dir.join(socket_name(gid))), channel)
-    })
-    .unwrap();
+    let (listener, channel) = listen_and_connect(attacker, &dir, gid, &victim);
     send_hello(&channel, gid, sealed(SIGNAL_PAGE_LEN), doorbell());
     victim.drain();
     assert_eq!(victim.device.peers(), 0);
@@ -466,14 +474,7 @@ fn a_user_with_very_many_buffers_leaves_mappings_to_others() {
     let victim = DrivenDevice::new(LoopDevice::builder().domain(domain).max_mappings(64));
     let any = Gid::new(0x1111, 0x2222).to_u128();
     let gid = Gid::emulated(any & !u128::from(u32::MAX) | u128::from(attacker));
-    let [own_dir, victim_dir] = [attacker, 0].map(|user| dir.path().join(user.to_string()));
-    let (_listener, channel) = run_as(attacker, || {
-        std::fs::create_dir(&own_dir).unwrap();
-        std::fs::set_permissions(&own_dir, PermissionsExt::from_mode(0o755)).unwrap();
-        let channel = connect_to(socket_path(&victim_dir, victim.gid()));
-        (listen_at(own_dir.join(socket_name(gid))), channel)
-    })
-    .unwrap();
+    let (_listener, channel) = listen_and_connect(attacker, &dir, gid, &victim);
     let (signal_page, memory) = (sealed(SIGNAL_PAGE_LEN), sealed(LEN as u64));
     send_hello(&channel, gid, &signal_page, doorbell());
     victim.drain();

@@ -49,21 +49,8 @@ fn helper_process() {
     match role.name() {
         "serve" => On::Smol.run_unbounded(serve(&role)),
         "dial" => On::Smol.run_unbounded(dial(&role)),
-        "environments" => environments(),
-        "removed" => removed(),
-        "taken" => taken(),
-        "taken later" => taken_later(),
-        "free again" => free_again(),
-        "system" => system(),
-        "nowhere" => nowhere(),
-        "idle" => idle(),
-        "elevated" => elevated(),
         "search" => search(&role),
-        "users" => users(),
         "squat" => squat(&role),
-        "gids" => gids(),
-        "squatted" => squatted(),
-        "containers" => containers(),
         other => panic!("no role {other}"),
     }
 }
@@ -140,6 +127,10 @@ fn mode_of(dial: &mut Child, to: &str) -> String {
     }
 }
 
+fn assert_is_smc(mode: &str) {
+    assert!(mode.contains(SMC), "{mode}");
+}
+
 /// Connects, with the same process, until the stream is SMC.
 fn until_smc(dial: &mut Child, to: &str) {
     until(
@@ -155,37 +146,30 @@ fn make(path: &str, uid: u32, mode: u32) {
     chown(path, Some(uid), Some(uid)).expect("owner");
 }
 
-/// Runs a role as root where `/tmp` and `/run` are empty.
-fn in_namespace(role: &str) {
+/// Runs the calling test, by its name, as root where `/tmp` and `/run` are empty. True there; false
+/// when that process has ended.
+fn is_in_namespace(test: &str) -> bool {
+    if let Some(role) = Role::current() {
+        role.send("inside");
+        return true;
+    }
     if !is_root("have several users and a mount namespace") {
-        return;
+        return false;
     }
-    let unshare = [
-        "unshare",
-        "--mount",
-        "--propagation",
-        "private",
-        "sh",
-        "-c",
-        MOUNT,
-        "sh",
-    ];
+    let unshare = "unshare --mount --propagation private sh -c".split(' ');
+    let unshare: Vec<_> = unshare.chain([MOUNT, "sh"]).collect();
     // Tried as that user, who may not be able to reach the program.
-    let setpriv = [
-        "setpriv",
-        "--reuid",
-        "990",
-        "--regid",
-        "990",
-        "--clear-groups",
-    ];
-    let tried = command_by(&[&unshare[..], &setpriv[..]].concat(), ENTRY)
-        .arg("--list")
-        .output();
+    let setpriv = "setpriv --reuid 990 --regid 990 --clear-groups".split(' ');
+    let setpriv: Vec<_> = unshare.iter().copied().chain(setpriv).collect();
+    let tried = command_by(&setpriv, ENTRY).arg("--list").output();
     if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
-        return println!("skipped: why: no mount namespace, or no program in it: {tried:?}");
+        println!("skipped: why: no mount namespace, or no program in it: {tried:?}");
+        return false;
     }
-    Child::spawn(command_by(&unshare, ENTRY), role, "/").finish();
+    let mut child = Child::spawn(command_by(&unshare, test), "inside", "/");
+    assert_eq!(child.recv(), "inside");
+    child.finish();
+    false
 }
 
 const MOUNT: &str = "mount -t tmpfs -o mode=1777 none /tmp && \
@@ -193,10 +177,9 @@ const MOUNT: &str = "mount -t tmpfs -o mode=1777 none /tmp && \
 
 #[test]
 fn processes_connect_whatever_their_sessions() {
-    in_namespace("environments");
-}
-
-fn environments() {
+    if !is_in_namespace("processes_connect_whatever_their_sessions") {
+        return;
+    }
     make("/run/a", USER, 0o700);
     make("/run/b", USER, 0o700);
     make("/run/smc", USER, 0o700);
@@ -232,10 +215,9 @@ fn environments() {
 
 #[test]
 fn streams_are_smc_again_when_the_directory_was_removed() {
-    in_namespace("removed");
-}
-
-fn removed() {
+    if !is_in_namespace("streams_are_smc_again_when_the_directory_was_removed") {
+        return;
+    }
     for (env, dir) in [
         (Env::Nothing, "/tmp/smc-990"),
         (Env::Smc("/tmp/given"), "/tmp/given"),
@@ -256,10 +238,9 @@ fn removed() {
 
 #[test]
 fn a_directory_taken_by_another_user_does_not_matter() {
-    in_namespace("taken");
-}
-
-fn taken() {
+    if !is_in_namespace("a_directory_taken_by_another_user_does_not_matter") {
+        return;
+    }
     make("/tmp/smc-990", OTHER, 0o755);
     for number in 0..2000 {
         let path = format!("/tmp/smc-990-{number:016x}");
@@ -272,8 +253,7 @@ fn taken() {
     let mut server = start("serve", USER, Env::Nothing);
     let to = server.recv();
     let mut client = start("dial", USER, Env::Nothing);
-    let mode = mode_of(&mut client, &to);
-    assert!(mode.contains(SMC), "{mode}");
+    assert_is_smc(&mode_of(&mut client, &to));
     let mut other = start("dial", OTHER, Env::Nothing);
     let mode = mode_of(&mut other, &to);
     assert!(mode.contains(NOT_FOUND), "{mode}");
@@ -281,14 +261,13 @@ fn taken() {
 
 #[test]
 fn a_directory_taken_while_a_service_runs_does_not_matter() {
-    in_namespace("taken later");
-}
-
-fn taken_later() {
+    if !is_in_namespace("a_directory_taken_while_a_service_runs_does_not_matter") {
+        return;
+    }
     let mut server = start("serve", USER, Env::Nothing);
     let to = server.recv();
     let mut before = start("dial", USER, Env::Nothing);
-    assert!(mode_of(&mut before, &to).contains(SMC));
+    assert_is_smc(&mode_of(&mut before, &to));
     for owner in [OTHER, USER, OTHER] {
         // At once, as it can only be raced for when it is away.
         fs::rename("/tmp/smc-990", format!("/tmp/old-{owner}")).expect("rename");
@@ -301,15 +280,14 @@ fn taken_later() {
 
 #[test]
 fn a_directory_that_is_free_again_is_used() {
-    in_namespace("free again");
-}
-
-fn free_again() {
+    if !is_in_namespace("a_directory_that_is_free_again_is_used") {
+        return;
+    }
     make("/tmp/smc-990", OTHER, 0o700);
     let mut server = start("serve", USER, Env::Nothing);
     let to = server.recv();
     let mut before = start("dial", USER, Env::Nothing);
-    assert!(mode_of(&mut before, &to).contains(SMC));
+    assert_is_smc(&mode_of(&mut before, &to));
     fs::remove_dir("/tmp/smc-990").expect("remove");
     until_smc(&mut start("dial", USER, Env::Nothing), &to);
     until_smc(&mut before, &to);
@@ -317,10 +295,9 @@ fn free_again() {
 
 #[test]
 fn a_directory_of_the_system_is_preferred() {
-    in_namespace("system");
-}
-
-fn system() {
+    if !is_in_namespace("a_directory_of_the_system_is_preferred") {
+        return;
+    }
     // One that started earlier is elsewhere.
     let mut early = start("serve", USER, Env::Nothing);
     let to_early = early.recv();
@@ -332,23 +309,20 @@ fn system() {
     assert_eq!(common::names(Path::new("/run/session")).len(), 0);
     let mut client = start("dial", USER, Env::Nothing);
     for to in [to, to_early] {
-        let mode = mode_of(&mut client, &to);
-        assert!(mode.contains(SMC), "{mode}");
+        assert_is_smc(&mode_of(&mut client, &to));
     }
     // Root makes its own.
     let mut server = start("serve", 0, Env::Nothing);
     let to = server.recv();
     assert_eq!(common::names(Path::new("/run/smc-0")).len(), 2);
-    let mode = mode_of(&mut start("dial", 0, Env::Nothing), &to);
-    assert!(mode.contains(SMC), "{mode}");
+    assert_is_smc(&mode_of(&mut start("dial", 0, Env::Nothing), &to));
 }
 
 #[test]
 fn without_a_directory_a_service_starts_as_tcp() {
-    in_namespace("nowhere");
-}
-
-fn nowhere() {
+    if !is_in_namespace("without_a_directory_a_service_starts_as_tcp") {
+        return;
+    }
     make("/tmp/smc-990", OTHER, 0o700);
     make("/tmp", 0, 0o755);
     let mut server = start("serve", USER, Env::Nothing);
@@ -370,10 +344,9 @@ fn nowhere() {
 
 #[test]
 fn a_set_user_id_program_ignores_the_environment() {
-    in_namespace("elevated");
-}
-
-fn elevated() {
+    if !is_in_namespace("a_set_user_id_program_ignores_the_environment") {
+        return;
+    }
     make("/run/given", OTHER, 0o700);
     let program = "/tmp/program";
     fs::copy(std::env::current_exe().expect("own path"), program).expect("copy");
@@ -426,20 +399,18 @@ fn only_two_connect() {
 
 #[test]
 fn users_who_list_each_other_connect_by_one_call() {
-    in_namespace("users");
-}
-
-fn users() {
+    if !is_in_namespace("users_who_list_each_other_connect_by_one_call") {
+        return;
+    }
     make(SHARED, 0, 0o1777);
     only_two_connect();
 }
 
 #[test]
 fn a_user_who_is_not_listed_and_takes_names_changes_nothing() {
-    in_namespace("squatted");
-}
-
-fn squatted() {
+    if !is_in_namespace("a_user_who_is_not_listed_and_takes_names_changes_nothing") {
+        return;
+    }
     make(SHARED, 0, 0o1777);
     make(&format!("{SHARED}/{FIRST}"), UNLISTED, 0o777);
     fs::write(format!("{SHARED}/{SECOND}"), "").expect("file");
@@ -456,10 +427,9 @@ fn squatted() {
 
 #[test]
 fn a_user_who_is_listed_and_takes_names_of_devices_changes_nothing() {
-    in_namespace("gids");
-}
-
-fn gids() {
+    if !is_in_namespace("a_user_who_is_listed_and_takes_names_of_devices_changes_nothing") {
+        return;
+    }
     make(SHARED, 0, 0o1777);
     let mut server = start_shared("serve", SECOND);
     let at = server.recv();
@@ -468,8 +438,7 @@ fn gids() {
     // The client looks in the directory of the other two users in this order.
     let mut client = start_shared("dial", LAST);
     for _ in 0..3 {
-        let mode = mode_of(&mut client, &at);
-        assert!(mode.contains(SMC), "{mode}");
+        assert_is_smc(&mode_of(&mut client, &at));
     }
     squatter.send("");
     assert_eq!(squatter.recv(), "0 connections");
@@ -502,10 +471,9 @@ fn squat(role: &Role) {
 
 #[test]
 fn containers_that_share_a_volume_connect() {
-    in_namespace("containers");
-}
-
-fn containers() {
+    if !is_in_namespace("containers_that_share_a_volume_connect") {
+        return;
+    }
     make("/tmp/volume", 0, 0o1777);
     let mut server = in_container("serve", FIRST);
     let to = server.recv();
@@ -521,25 +489,13 @@ fn containers() {
 
 /// A process that sees the volume, and `/tmp` and `/run` of its own.
 fn in_container(role: &str, uid: u32) -> Child {
-    let users = [format!("--reuid={uid}"), format!("--regid={uid}")];
-    let unshare = [
-        "unshare",
-        "--mount",
-        "--propagation",
-        "private",
-        "sh",
-        "-c",
-        CONTAINER,
-    ];
-    let setpriv = [
-        "sh",
-        SHARED,
-        "setpriv",
-        "--clear-groups",
-        &users[0],
-        &users[1],
-    ];
-    let command = command_by(&[&unshare[..], &setpriv[..]].concat(), ENTRY);
+    let unshare = "unshare --mount --propagation private sh -c".split(' ');
+    let setpriv = format!("sh {SHARED} setpriv --clear-groups --reuid={uid} --regid={uid}");
+    let launcher: Vec<_> = unshare
+        .chain([CONTAINER])
+        .chain(setpriv.split(' '))
+        .collect();
+    let command = command_by(&launcher, ENTRY);
     Child::spawn(command, role, SHARED)
 }
 
@@ -548,10 +504,9 @@ const CONTAINER: &str = "mkdir -p \"$1\" && mount --bind /tmp/volume \"$1\" && \
 
 #[test]
 fn a_published_process_that_is_idle_sleeps() {
-    in_namespace("idle");
-}
-
-fn idle() {
+    if !is_in_namespace("a_published_process_that_is_idle_sleeps") {
+        return;
+    }
     let mut server = start("serve", USER, Env::Nothing);
     server.recv();
     let switches = || {
