@@ -1,5 +1,6 @@
 //! The channels of a listener, and the mailboxes in which its clients announce connections.
 
+use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
@@ -111,25 +112,6 @@ enum Verification {
     NotVerified,
     /// The connection is that of another socket, or of another user.
     False,
-}
-
-/// The client's socket of a connection, as the kernel reports it.
-#[derive(Clone, Copy, Debug)]
-enum ClientSocket {
-    NotQueried,
-    /// `None` if the kernel has not reported one.
-    Queried(Option<SocketInfo>),
-}
-
-impl ClientSocket {
-    fn get(&mut self, diag: Option<&mut SockDiag>, at: &Announcement) -> Option<SocketInfo> {
-        if let Self::Queried(found) = *self {
-            return found;
-        }
-        let found = diag.and_then(|diag| diag.find(at.from, at.to).ok().flatten());
-        *self = Self::Queried(found);
-        found
-    }
 }
 
 /// A reachability probe that a client has requested.
@@ -255,14 +237,14 @@ impl ClientChannels {
     /// Finds the announcement of a connection that was accepted, and claims it. Ends channels that
     /// have announced the connection of another socket.
     pub(super) fn claim(&mut self, pair: Pair, now: Instant) -> Option<Claimed> {
-        let mut client_socket = ClientSocket::NotQueried;
+        let client_socket = OnceCell::new();
         for place in (0..self.recent.len()).rev() {
             let key = *self.recent.get(place)?;
             let mut from = 0;
             while let Some(offered) = self.offer(key, pair, from) {
                 let (slot, generation, announcement) = offered.offer;
                 from = offered.next;
-                let result = self.verify(key, &announcement, now, &mut client_socket);
+                let result = self.verify(key, &announcement, now, &client_socket);
                 let is_fit = result == Verification::Verified && self.is_alive(key);
                 if is_fit && slot.claim(generation) {
                     // The channel of the latest connection is searched first.
@@ -368,14 +350,14 @@ impl ClientChannels {
     /// that they cannot use, because the other process gets no byte of the handshake. For other
     /// users the socket at the other end has to be the announced one, to belong to the user, and to
     /// be connected: where the other end is not in this namespace, the kernel finds a listening
-    /// socket with the address. The kernel is asked once for each connection, however many
-    /// announcements of it there are.
+    /// socket with the address. The kernel is asked for `client_socket` once for each connection,
+    /// however many announcements of it there are.
     fn verify(
         &mut self,
         channel: u64,
         announcement: &Announcement,
         now: Instant,
-        client_socket: &mut ClientSocket,
+        client_socket: &OnceCell<Option<SocketInfo>>,
     ) -> Verification {
         let Some(channel) = self.channels.get(&channel) else {
             return Verification::NotVerified;
@@ -388,7 +370,9 @@ impl ClientChannels {
             ClientNetns::Same if channel.own => true,
             ClientNetns::Same => {
                 let uid = channel.client.uid;
-                let found = client_socket.get(self.diag.as_mut(), announcement);
+                let Announcement { from, to, .. } = *announcement;
+                let find = |diag: &mut SockDiag| diag.find(from, to).ok().flatten();
+                let found = *client_socket.get_or_init(|| self.diag.as_mut().and_then(find));
                 if found.is_some_and(|it| it.cookie != announcement.cookie || it.uid != uid) {
                     return Verification::False;
                 }

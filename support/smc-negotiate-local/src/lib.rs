@@ -69,19 +69,12 @@
 //! ended. Bytes on TCP before an offer was taken come from another server, and end the wait.
 //!
 //! **A user who interferes with connections of another user.** Both sides check the credentials of
-//! the channel (`SO_PEERCRED`). By default only the same user is served, and the directory has to
-//! belong to this user and not to be writable by others. Other users can be allowed
-//! ([`Domain::shared`]). A client announces a connection to a listener of another user only if the
-//! listening socket that will get the connection belongs to the user at the other end of the
-//! channel, because the cookie in a name is public and a user can write any name into its
-//! directory. For the same reason only the directory of the owner is searched. Others can hold its
-//! lock without end, so the search is on a thread (`search`), and has a time-out. A listener accepts an announcement of another user only if the socket at the other
-//! end belongs to that user. The kernel reports the owners of sockets. A packet filter may redirect
-//! a connection, so that the listener does not get it. A client therefore queries the kernel again
-//! after `connect`, and withdraws an offer to another user unless a new socket exists at the other
-//! end, and no further user listens there by then. The kernel does not report the process. So processes of one user can publish a name for
-//! each other's listeners and get what clients send there, and they can claim each other's
-//! connections, of which they get only their own handshake.
+//! the channel (`SO_PEERCRED`), and compare them with the owner of the TCP socket at the other end,
+//! which the kernel reports: a name in a directory proves nothing. A listener of another user is
+//! asked about after `connect` as well, as a packet filter may redirect the connection. Only the
+//! directory of the owner is searched for a listener. Others can hold its lock without end, so the
+//! search is on a thread (`search`), and has a time-out. The kernel does not report the process, so
+//! processes of one user can take each other's place. `SECURITY.md` lists what each can do.
 //!
 //! **Other network namespaces with the same addresses.** The name of a listener and the first
 //! message of a client contain their network namespaces. Addresses of the client's own host
@@ -105,12 +98,10 @@
 //! **Names that are removed while the listener runs.** They are published again, see
 //! [`Publication`](smc_ipc::runtime_dir::Publication).
 //!
-//! **Floods, malformed packets, and memory that changes.** The number of channels is limited, also
-//! of a client to listeners of one other user, and a mailbox has a fixed length. A file that can
-//! shrink is refused. A malformed packet ends the channel. Each side copies what it reads from a
-//! mailbox, within its own bounds, and checks the copy. Each failure, also a lack of slots, means
-//! plain TCP for that connection. A slot is reused only after the listener has closed its
-//! direction.
+//! **Floods, malformed packets, and memory that changes.** All numbers are limited, and a malformed
+//! packet ends its channel. Each side copies what it reads from a mailbox, within its own bounds, and
+//! checks the copy. Each failure, also a lack of slots, means plain TCP for that connection. A slot
+//! is reused only after the listener has closed its direction.
 //!
 //! On a kernel without `sock_diag` for TCP neither cookie nor owner can be compared, so other users
 //! are not served, and their listeners get no announcements.

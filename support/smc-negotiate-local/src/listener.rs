@@ -23,7 +23,7 @@ use smc_ipc::runtime_dir::Publication;
 
 use crate::client_channels::{Claimed, ClientChannels, Collected, Pair, ProbeRequest};
 use crate::directory::{Entry, Scope};
-use crate::mailbox::{Direction, Generation, Slot};
+use crate::mailbox::Direction;
 use crate::message::ToClient;
 use crate::netns::{NetNs, canonical};
 use crate::{is_own, lock, reachability};
@@ -98,22 +98,10 @@ impl LocalListener {
 impl Published for LocalListener {
     fn verdict(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
         match self.find(socket, peer, ClientChannels::claim) {
-            Some(Claimed {
-                channel,
-                slot,
-                generation,
-                client,
-                own,
-                dead,
-            }) => Verdict::SideChannel(Box::new(ListenerSideChannel {
+            Some(claimed) => Verdict::SideChannel(Box::new(ListenerSideChannel {
                 shared: Arc::clone(&self.shared),
-                channel,
-                slot,
-                generation,
-                client,
-                own,
+                claimed,
                 claim: ClaimState::Open,
-                dead,
                 read_len: 0,
                 early: None,
             })),
@@ -251,15 +239,8 @@ impl Shared {
 /// The listener's end of a handshake.
 struct ListenerSideChannel {
     shared: Arc<Shared>,
-    channel: u64,
-    slot: Slot,
-    generation: Generation,
-    client: Credentials,
-    /// The client is a process of the listener's user.
-    own: bool,
+    claimed: Claimed,
     claim: ClaimState,
-    /// Whether the channel has ended, and with it the client.
-    dead: Arc<AtomicBool>,
     /// Bytes that were read.
     read_len: usize,
     /// The early CONFIRM of the client, as far as it was not read.
@@ -280,8 +261,12 @@ impl SideChannel for ListenerSideChannel {
         if self.claim == ClaimState::Withdrawn {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        let early = self.slot.early().filter(|early| early.expects(message));
-        self.slot.write(Direction::FromListener, message)?;
+        let early = self
+            .claimed
+            .slot
+            .early()
+            .filter(|early| early.expects(message));
+        self.claimed.slot.write(Direction::FromListener, message)?;
         if self.claim == ClaimState::Open {
             self.decide();
         }
@@ -297,11 +282,11 @@ impl SideChannel for ListenerSideChannel {
     }
 
     fn credentials(&self) -> Option<Credentials> {
-        Some(self.client)
+        Some(self.claimed.client)
     }
 
     fn is_own_user(&self) -> bool {
-        self.own
+        self.claimed.own
     }
 
     fn publish_progress(&self) {
@@ -309,13 +294,17 @@ impl SideChannel for ListenerSideChannel {
     }
 
     fn flush(&mut self) {
-        lock(&self.shared.clients).notify(self.channel, &self.slot);
+        lock(&self.shared.clients).notify(self.claimed.channel, &self.claimed.slot);
     }
 
     fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         // Loaded first: a client writes all its messages before it ends.
-        let is_dead = self.dead.load(Ordering::Acquire);
-        match self.slot.read(Direction::FromClient, self.read_len, buf) {
+        let is_dead = self.claimed.dead.load(Ordering::Acquire);
+        match self
+            .claimed
+            .slot
+            .read(Direction::FromClient, self.read_len, buf)
+        {
             // Even if the client has closed its direction: it has the stream already.
             None | Some(0) if self.early.is_some() => Ok(self.read_early(buf)),
             Some(count) => {
@@ -329,8 +318,8 @@ impl SideChannel for ListenerSideChannel {
 
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         let waker = Some(cx.waker().clone());
-        lock(&self.shared.clients).wait(self.channel, self.slot.number(), waker);
-        self.slot.request_wake(Direction::FromClient);
+        lock(&self.shared.clients).wait(self.claimed.channel, self.claimed.slot.number(), waker);
+        self.claimed.slot.request_wake(Direction::FromClient);
         match self.try_read(buf) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
             read => Poll::Ready(read),
@@ -341,7 +330,7 @@ impl SideChannel for ListenerSideChannel {
 impl ListenerSideChannel {
     /// Takes the offer, unless the client has withdrawn it.
     fn decide(&mut self) {
-        self.claim = match self.slot.take(self.generation) {
+        self.claim = match self.claimed.slot.take(self.claimed.generation) {
             true => ClaimState::Taken,
             false => ClaimState::Withdrawn,
         };
@@ -366,17 +355,17 @@ impl Drop for ListenerSideChannel {
             self.decide();
         }
         let mut clients = lock(&self.shared.clients);
-        clients.wait(self.channel, self.slot.number(), None);
-        self.slot.close(Direction::FromListener);
-        clients.notify(self.channel, &self.slot);
+        clients.wait(self.claimed.channel, self.claimed.slot.number(), None);
+        self.claimed.slot.close(Direction::FromListener);
+        clients.notify(self.claimed.channel, &self.claimed.slot);
     }
 }
 
 impl fmt::Debug for ListenerSideChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ListenerSideChannel")
-            .field("channel", &self.channel)
-            .field("slot", &self.slot.number())
+            .field("channel", &self.claimed.channel)
+            .field("slot", &self.claimed.slot.number())
             .finish_non_exhaustive()
     }
 }

@@ -16,9 +16,7 @@ use super::*;
 
 #[test]
 fn rubbish_ends_the_channel_and_nothing_else() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let client = world.client();
+    run_pair(|world, server, client| async move {
         let former = [&b"\x01SMCL\x01"[..], &hello()[6..]].concat();
         for rubbish in [
             vec![vec![0xff]],
@@ -39,8 +37,7 @@ fn rubbish_ends_the_channel_and_nothing_else() {
             }
             println!("{rubbish:?}");
             channel.until_ended(&world).await;
-            let _connection = world.dial(&client, server.at()).await;
-            assert_eq!(server.accept_one().await, announced());
+            world.assert_announced(&client, &server).await;
         }
     });
 }
@@ -52,20 +49,16 @@ fn a_client_that_sends_no_hello_is_ended() {
         let silent = RawChannel::to(&world);
         silent.until_ended(&world).await;
         // One that has done so may be silent.
-        let mailbox = RawMailbox::new();
-        let channel = RawChannel::to(&world).send_hello(Some(mailbox.file()));
+        let (channel, _mailbox) = introduced(&world);
         RawChannel::to(&world).until_ended(&world).await;
         assert!(!channel.is_ended());
-        let _connection = world.dial(&world.client(), server.at()).await;
-        assert_eq!(server.accept_one().await, announced());
+        world.assert_announced(&world.client(), &server).await;
     });
 }
 
 #[test]
 fn only_a_sealed_file_of_the_right_length_is_a_mailbox() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let client = world.client();
+    run_pair(|world, server, client| async move {
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let event = rustix::event::eventfd(1, rustix::event::EventfdFlags::empty()).unwrap();
         let ordinary = fs::File::create(world.dir.path.join("file")).unwrap();
@@ -99,28 +92,21 @@ fn only_a_sealed_file_of_the_right_length_is_a_mailbox() {
             let file = file.as_ref().map(OwnedFd::as_fd);
             let channel = RawChannel::to(&world).send_hello(file);
             channel.until_ended(&world).await;
-            let _connection = world.dial(&client, server.at()).await;
-            assert_eq!(server.accept_one().await, announced());
+            world.assert_announced(&client, &server).await;
         }
         let good = RawChannel::to(&world).send_hello(Some(file(LEN, all).as_fd()));
-        let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept_one().await, announced());
+        world.assert_announced(&client, &server).await;
         assert!(!good.is_ended());
     });
 }
 
 #[test]
 fn a_mailbox_with_wrong_content_affects_only_its_own_connections() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let client = world.client();
-        let mailbox = RawMailbox::new();
-        let channel = RawChannel::to(&world).send_hello(Some(mailbox.file()));
+    run_pair(|world, server, client| async move {
+        let (channel, mailbox) = introduced(&world);
 
         // As it should be, first: what is written here is read there.
-        let (socket, from) = bound();
-        mailbox.announce(3, 0, from, server.at(), PROPOSAL);
-        rustix::net::connect(&socket, &server.at()).unwrap();
+        let _socket = connect_announced(&mailbox, 3, server.at());
         let (side_channel, first_read) = server.accept_side_channel().await;
         assert_eq!((first_read, mailbox.state(3)), (PROPOSAL.to_vec(), CLAIMED));
         drop(side_channel);
@@ -166,8 +152,7 @@ fn a_mailbox_with_wrong_content_affects_only_its_own_connections() {
             mailbox.scribble(byte);
             let _plain = TcpStream::connect(server.at()).unwrap();
             assert_eq!(server.accept_one().await, Accepted::Plain);
-            let _connection = world.dial(&client, server.at()).await;
-            assert_eq!(server.accept_one().await, announced());
+            world.assert_announced(&client, &server).await;
         }
         assert!(!channel.is_ended());
     });
@@ -177,8 +162,7 @@ fn a_mailbox_with_wrong_content_affects_only_its_own_connections() {
 fn offers_that_come_and_go_are_taken_at_most_once() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
-        let mailbox = RawMailbox::new();
-        let channel = RawChannel::to(&world).send_hello(Some(mailbox.file()));
+        let (channel, mailbox) = introduced(&world);
         // All eight places of a port lead to offers of the same connection.
         let (socket, from) = bound();
         for slot in 0..8 {
@@ -207,18 +191,12 @@ fn offers_that_come_and_go_are_taken_at_most_once() {
 fn offers_of_an_ended_client_are_not_taken() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
-        let mailbox = RawMailbox::new();
-        let channel = RawChannel::to(&world).send_hello(Some(mailbox.file()));
-        let (socket, from) = bound();
-        mailbox.announce(0, 0, from, server.at(), PROPOSAL);
-        // The listener knows the mailbox by now.
-        rustix::net::connect(&socket, &server.at()).unwrap();
+        let (channel, mailbox) = introduced(&world);
+        let _socket = connect_announced(&mailbox, 0, server.at());
         assert_eq!(server.accept_one().await, announced());
 
         // It ends, and another process may have the port now.
-        let (socket, from) = bound();
-        mailbox.announce(1, 0, from, server.at(), PROPOSAL);
-        rustix::net::connect(&socket, &server.at()).unwrap();
+        let _socket = connect_announced(&mailbox, 1, server.at());
         let (socket, peer) = poll_fn(|cx| server.acceptor.poll_accept(cx)).await.unwrap();
         drop(channel);
         // At once, before the listener's task can have seen it.
@@ -231,15 +209,11 @@ fn offers_of_an_ended_client_are_not_taken() {
 #[test]
 fn a_claim_on_the_connection_of_another_socket_gets_nothing_of_it() {
     // Of the same user, who is believed; others are not (`users_are_kept_apart`).
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let client = world.client();
+    run_pair(|world, server, client| async move {
         let candidate = client.look_up(&world.rt, server.at()).await.unwrap();
-        let mailbox = RawMailbox::new();
-        let _channel = RawChannel::to(&world).send_hello(Some(mailbox.file()));
+        let (_channel, mailbox) = introduced(&world);
         let Announced { mut offer, socket } = Announced::to(&candidate).unwrap();
-        let from = rustix::net::getsockname(&socket).unwrap();
-        mailbox.announce(0, 0, from.try_into().unwrap(), server.at(), b"forged");
+        mailbox.announce(0, 0, address_of(&socket), server.at(), b"forged");
         let victim = connect(socket, server.at());
         let (_socket, mut verdict) = server.accept().await;
         let Verdict::SideChannel(side_channel) = &mut verdict else {
@@ -259,20 +233,15 @@ fn a_claim_on_the_connection_of_another_socket_gets_nothing_of_it() {
 
 #[test]
 fn notifications_for_unknown_slots_are_ignored() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let client = world.client();
-        let mailbox = RawMailbox::new();
-        let channel = RawChannel::to(&world).send_hello(Some(mailbox.file()));
+    run_pair(|world, server, client| async move {
+        let (channel, mailbox) = introduced(&world);
         for round in 0..2000 {
             channel.send(
                 &notify([0, 1023, 1024, 5000, u64::from(u32::MAX)][round % 5]),
                 None,
             );
         }
-        let (socket, from) = bound();
-        mailbox.announce(0, 0, from, server.at(), PROPOSAL);
-        rustix::net::connect(&socket, &server.at()).unwrap();
+        let _socket = connect_announced(&mailbox, 0, server.at());
         let (mut side_channel, received) = server.accept_side_channel().await;
         assert_eq!(received, PROPOSAL);
         // Spurious notifications: there is still nothing to read.
@@ -285,8 +254,7 @@ fn notifications_for_unknown_slots_are_ignored() {
             None
         };
         assert_eq!(read.or(rings).await, None);
-        let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept_one().await, announced());
+        world.assert_announced(&client, &server).await;
         assert!(!channel.is_ended());
         drop(channel);
         assert_eq!(read_exact(&mut *side_channel, 1).await, b"");
@@ -316,8 +284,7 @@ pub(super) fn flood(role: &Role) {
     run_once(TempDir::new(), |world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
-        let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept_one().await, announced());
+        world.assert_announced(&client, &server).await;
         let (descriptors, mailboxes) = (open_descriptors(), mapped_mailboxes());
 
         let mailbox = RawMailbox::new();
@@ -325,8 +292,7 @@ pub(super) fn flood(role: &Role) {
         for _ in 0..1200 {
             channels.push(RawChannel::to(&world).send_hello(Some(mailbox.file())));
             if channels.len() % 50 == 0 {
-                let _connection = world.dial(&client, server.at()).await;
-                assert_eq!(server.accept_one().await, announced());
+                world.assert_announced(&client, &server).await;
                 world.pause().await;
             }
         }
@@ -335,18 +301,31 @@ pub(super) fn flood(role: &Role) {
         assert!(mapped_mailboxes() - mailboxes <= 1025);
         assert!(open_descriptors() - descriptors <= 1200 + 1 + 1024);
         // Those who were there before are still served.
-        let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept_one().await, announced());
+        world.assert_announced(&client, &server).await;
 
         channels.clear();
         drop(mailbox);
         let is_clean = || mapped_mailboxes() <= mailboxes && open_descriptors() <= descriptors + 5;
         world.until(is_clean).await;
         let late = world.client();
-        let _connection = world.dial(&late, server.at()).await;
-        assert_eq!(server.accept_one().await, announced());
+        world.assert_announced(&late, &server).await;
         role.send("limited");
     });
+}
+
+/// A channel that has sent HELLO with this mailbox.
+fn introduced(world: &World) -> (RawChannel, RawMailbox) {
+    let mailbox = RawMailbox::new();
+    let channel = RawChannel::to(world).send_hello(Some(mailbox.file()));
+    (channel, mailbox)
+}
+
+/// Announces a connection in a slot, and makes it.
+fn connect_announced(mailbox: &RawMailbox, slot: usize, to: SocketAddr) -> OwnedFd {
+    let (socket, from) = bound();
+    mailbox.announce(slot, 0, from, to, PROPOSAL);
+    rustix::net::connect(&socket, &to).unwrap();
+    socket
 }
 
 /// A memory file.
@@ -359,8 +338,8 @@ fn file(len: usize, seals: SealFlags) -> OwnedFd {
 /// A socket that is not connected yet, and its address.
 fn bound() -> (OwnedFd, SocketAddr) {
     let socket = bound_to(loopback(0));
-    let at = rustix::net::getsockname(&socket).unwrap();
-    (socket, at.try_into().unwrap())
+    let at = address_of(&socket);
+    (socket, at)
 }
 
 fn mapped_mailboxes() -> usize {

@@ -34,6 +34,7 @@ use smc_negotiate_local::Local;
 use smc_testkit::negotiation::{Connection, Server};
 use smc_testkit::on::{On, in_time};
 use smc_testkit::process::{Child, ENTRY, Role, command, command_by};
+use smc_testkit::user::is_root;
 
 /// What other processes do.
 #[test]
@@ -58,14 +59,37 @@ const PROPOSAL: &[u8] = b"\xe2\xd4\xc3\xd9 proposal";
 fn run<F: Future<Output = ()>>(scenario: impl Fn(World) -> F) {
     run_once(TempDir::new(), &scenario);
     let executor = Arc::new(smol::Executor::new());
-    let world = World::new(SmolRuntime::with_executor(executor.clone()), TempDir::new());
+    let dir = TempDir::new();
+    let world = World::new(SmolRuntime::with_executor(executor.clone()), dir.clone());
     smol::block_on(executor.run(in_time(MINUTE, scenario(world))));
+}
+
+/// Runs a scenario with a listener and a client of this process on every runtime.
+fn run_pair<F: Future<Output = ()>>(scenario: impl Fn(World, Server, Local) -> F) {
+    let scenario = &scenario;
+    run(|world| async move {
+        let (server, client) = (world.server("127.0.0.1:0"), world.client());
+        scenario(world, server, client).await;
+    });
+}
+
+/// Runs a scenario in a directory that all users may enter, as root. If this process is not root's,
+/// prints that it is skipped, and what it needs root for.
+fn run_shared<F: Future<Output = ()>>(to: &str, scenario: impl Fn(World) -> F) {
+    if is_root(to) {
+        run(|world| {
+            let open = fs::Permissions::from_mode(0o1777);
+            fs::set_permissions(&world.dir.path, open).unwrap();
+            scenario(world)
+        });
+    }
 }
 
 /// Runs a scenario on one runtime.
 fn run_once<F: Future<Output = ()>>(dir: TempDir, scenario: impl FnOnce(World) -> F) {
     let runtime = On::TokioAlone.tokio();
-    let world = World::new(TokioRuntime::new(runtime.handle().clone()), dir);
+    // Kept here: a scenario that uses a part of its world drops the rest at once.
+    let world = World::new(TokioRuntime::new(runtime.handle().clone()), dir.clone());
     runtime.block_on(in_time(MINUTE, scenario(world)));
 }
 
@@ -112,6 +136,12 @@ impl World {
     /// Looks up, offers and connects as an endpoint does.
     async fn dial(&self, client: &dyn Negotiation, to: SocketAddr) -> Connection {
         Connection::dial(&self.rt, client, to, PROPOSAL).await
+    }
+
+    /// Connects with this client, whom the listener recognises.
+    async fn assert_announced(&self, client: &Local, server: &Server) {
+        let _connection = self.dial(client, server.at()).await;
+        assert_eq!(server.accept_one().await, announced());
     }
 
     /// Lets other tasks run for a moment.
@@ -242,8 +272,7 @@ impl Announced {
         candidate: &Candidate,
         message: &[u8],
     ) -> Result<Self, FallbackCause> {
-        let from = rustix::net::getsockname(&socket).unwrap();
-        let unconnected = Unconnected::new(from.try_into().unwrap(), Some(socket.as_fd()));
+        let unconnected = Unconnected::new(address_of(&socket), Some(socket.as_fd()));
         let offer = candidate.offer(&unconnected, message, None)?;
         Ok(Self { offer, socket })
     }
@@ -261,6 +290,11 @@ fn bound_to(at: SocketAddr) -> OwnedFd {
     sockopt::set_socket_reuseaddr(&socket, true).unwrap();
     rustix::net::bind(&socket, &at).unwrap();
     socket
+}
+
+fn address_of(socket: &OwnedFd) -> SocketAddr {
+    let at = rustix::net::getsockname(socket).unwrap();
+    at.try_into().unwrap()
 }
 
 /// Any port of a loopback address that no other socket of this process has.
@@ -303,10 +337,11 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 /// A directory of this user alone.
+#[derive(Clone)]
 struct TempDir {
     path: PathBuf,
     /// Removes it; the parent does where this is a child.
-    _own: Option<tempfile::TempDir>,
+    _own: Option<Arc<tempfile::TempDir>>,
 }
 
 impl TempDir {
@@ -314,7 +349,7 @@ impl TempDir {
         let own = tempfile::tempdir().unwrap();
         Self {
             path: own.path().to_owned(),
-            _own: Some(own),
+            _own: Some(Arc::new(own)),
         }
     }
 

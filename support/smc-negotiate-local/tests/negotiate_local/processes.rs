@@ -8,7 +8,7 @@ use rustix::net::sockopt;
 use rustix::process::Uid;
 use smc_core::negotiate::{Credentials, Withdrawn};
 use smc_testkit::unix::listen_at;
-use smc_testkit::user::{is_root, run_as};
+use smc_testkit::user::run_as;
 
 use super::raw::{RawChannel, RawMailbox};
 use super::scenarios::has_sock_diag;
@@ -20,10 +20,7 @@ fn announcements_die_with_their_process() {
         let server = world.server("127.0.0.1:0");
         // Holds the port that the child announces.
         let socket = bound_to(own_address());
-        let from: SocketAddr = rustix::net::getsockname(&socket)
-            .unwrap()
-            .try_into()
-            .unwrap();
+        let from = address_of(&socket);
         let args = format!("{from} {}", server.at());
         let mut announcer = world.child(Placement::Same, "announces", &args);
         assert_eq!(announcer.recv(), "announced");
@@ -103,8 +100,7 @@ fn a_stopped_client_does_not_block_its_peer() {
         assert_eq!(received, PROPOSAL);
         send(&mut *side_channel, b"ACCEPT");
         let client = world.client();
-        let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept_one().await, announced());
+        world.assert_announced(&client, &server).await;
         // Its end wakes the task that waits for its answer.
         caller.kill();
         assert_eq!(read_exact(&mut *side_channel, 1).await, b"");
@@ -113,11 +109,7 @@ fn a_stopped_client_does_not_block_its_peer() {
 
 #[test]
 fn users_are_kept_apart() {
-    if !is_root("become another user") {
-        return;
-    }
-    run(|world| async move {
-        world.share();
+    run_shared("become another user", |world| async move {
         let options = SocketOptions::default();
         let strict = world.server_with(loopback(0), &options, &world.shared(&[]));
         let to = strict.at().to_string();
@@ -138,10 +130,7 @@ fn users_are_kept_apart() {
 
         // A user who knows all properties of another user's connection.
         let victim = bound_to(loopback(0));
-        let from: SocketAddr = rustix::net::getsockname(&victim)
-            .unwrap()
-            .try_into()
-            .unwrap();
+        let from = address_of(&victim);
         let cookie = sockopt::socket_cookie(&victim).unwrap();
         let own = world.dir.path.join("0");
         let path = own.join(names(&own).pop().unwrap());
@@ -157,11 +146,7 @@ fn users_are_kept_apart() {
 
 #[test]
 fn connections_of_users_who_are_not_allowed_leave_the_executor_to_other_tasks() {
-    if !is_root("become another user") {
-        return;
-    }
-    run(|world| async move {
-        world.share();
+    run_shared("become another user", |world| async move {
         let options = SocketOptions::default();
         let _server = world.server_with(loopback(0), &options, &world.shared(&[OTHER]));
         let own = world.dir.path.join("0");
@@ -184,11 +169,7 @@ fn connections_of_users_who_are_not_allowed_leave_the_executor_to_other_tasks() 
 
 #[test]
 fn listeners_of_users_who_are_not_allowed_are_not_believed() {
-    if !is_root("become another user") {
-        return;
-    }
-    run(|world| async move {
-        world.share();
+    run_shared("become another user", |world| async move {
         let Some(mut other) = world.child_as(OTHER, "listens", "127.0.0.1:0") else {
             return;
         };
@@ -215,12 +196,8 @@ fn listeners_of_users_who_are_not_allowed_are_not_believed() {
 
 #[test]
 fn a_forged_name_gets_no_offer() {
-    if !is_root("become another user") {
-        return;
-    }
-    run(|world| async move {
+    run_shared("become another user", |world| async move {
         // A user who is allowed publishes in its directory what is root's.
-        world.share();
         let theirs = world.dir.path.join(OTHER.to_string());
         fs::create_dir(&theirs).unwrap();
         chown(&theirs, Some(OTHER), Some(OTHER)).unwrap();
@@ -293,8 +270,7 @@ fn users_without_a_number_are_not_taken_for_each_other() {
     if !tried.as_ref().is_ok_and(ExitStatus::success) {
         return println!("skipped: why: no user namespaces here: {tried:?}");
     }
-    run(|world| async move {
-        world.share();
+    run_shared("become another user", |world| async move {
         let path = world.dir.path.join("socket");
         let _socket = listen_at(&path);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
@@ -406,11 +382,6 @@ impl World {
 
     fn try_child(&self, place: Placement<'_>, test: &str, args: &str) -> io::Result<Child> {
         start(place, test, &self.dir.path, args)
-    }
-
-    /// Lets users share the directory.
-    fn share(&self) {
-        fs::set_permissions(&self.dir.path, fs::Permissions::from_mode(0o1777)).unwrap();
     }
 }
 

@@ -45,9 +45,7 @@ fn an_announced_client_is_recognised() {
 
 #[test]
 fn messages_go_both_ways_and_end() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let client = world.client();
+    run_pair(|world, server, client| async move {
         for _ in 0..3 {
             let mut connection = world.dial(&client, server.at()).await;
             let ours = connection.offer.as_mut().unwrap().side_channel().unwrap();
@@ -79,9 +77,8 @@ fn messages_go_both_ways_and_end() {
 
 #[test]
 fn a_side_channel_has_capacity_for_a_handshake_and_not_for_more() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let mut connection = world.dial(&world.client(), server.at()).await;
+    run_pair(|world, server, client| async move {
+        let mut connection = world.dial(&client, server.at()).await;
         let offer = connection.offer.as_mut().unwrap();
         let (mut theirs, _) = server.accept_side_channel().await;
         // CONFIRM and ACCEPT have 512 bytes at most.
@@ -97,11 +94,7 @@ fn a_side_channel_has_capacity_for_a_handshake_and_not_for_more() {
         assert!(is_open(&mut **offer), "nothing of it arrives");
 
         let long = [1; 4096];
-        let candidate = world
-            .client()
-            .look_up(&world.rt, server.at())
-            .await
-            .unwrap();
+        let candidate = client.look_up(&world.rt, server.at()).await.unwrap();
         assert!(Announced::with(bound_to(own_address()), &candidate, &long).is_none());
     });
 }
@@ -138,9 +131,7 @@ fn clients_of_one_process_do_not_read_each_others_messages() {
 
 #[test]
 fn plain_and_announced_clients_are_told_apart() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let client = world.client();
+    run_pair(|world, server, client| async move {
         let mut expected = Vec::new();
         let mut kept = Vec::new();
         let mut plain = Vec::new();
@@ -201,9 +192,7 @@ fn wildcards_and_both_families_are_found() {
 
 #[test]
 fn other_ports_addresses_and_hosts_are_not_announced() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let client = world.client();
+    run_pair(|world, server, client| async move {
         let port = server.port();
         assert!(client.look_up(&world.rt, loopback(port)).await.is_ok());
         assert!(client.look_up(&world.rt, loopback(port ^ 1)).await.is_err());
@@ -225,9 +214,7 @@ fn other_ports_addresses_and_hosts_are_not_announced() {
 
 #[test]
 fn an_offer_that_was_taken_back_is_not_answered() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let client = world.client();
+    run_pair(|world, server, client| async move {
         let mut connection = world.dial(&client, server.at()).await;
         let offer = connection.offer.as_mut().unwrap();
         assert_eq!(offer.withdraw(), Withdrawn::Free);
@@ -249,9 +236,7 @@ fn an_offer_that_was_taken_back_is_not_answered() {
 
 #[test]
 fn an_offer_can_be_taken_back_until_it_is_answered() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let client = world.client();
+    run_pair(|world, server, client| async move {
         let mut connection = world.dial(&client, server.at()).await;
         let offer = connection.offer.as_mut().unwrap();
         let (mut theirs, _) = server.accept_side_channel().await;
@@ -276,9 +261,8 @@ fn an_offer_can_be_taken_back_until_it_is_answered() {
 
 #[test]
 fn a_listener_that_works_publishes_progress() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let mut connection = world.dial(&world.client(), server.at()).await;
+    run_pair(|world, server, client| async move {
+        let mut connection = world.dial(&client, server.at()).await;
         let offer = connection.offer.as_mut().unwrap().side_channel().unwrap();
         let before = offer.progress();
         let (theirs, _) = server.accept_side_channel().await;
@@ -295,9 +279,7 @@ fn a_listener_that_works_publishes_progress() {
 
 #[test]
 fn a_listener_that_did_not_answer_is_not_asked_during_the_backoff() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let client = world.client();
+    run_pair(|world, server, client| async move {
         let mut connection = world.dial(&client, server.at()).await;
         let offer = connection.offer.as_mut().unwrap();
         assert_eq!(offer.side_channel().unwrap().withdraw(), Withdrawn::Free);
@@ -320,17 +302,15 @@ fn a_listener_that_did_not_answer_is_not_asked_during_the_backoff() {
             b"ACCEPT"
         );
         for _ in 0..3 {
-            let _connection = world.dial(&client, server.at()).await;
-            assert_eq!(server.accept_one().await, announced());
+            world.assert_announced(&client, &server).await;
         }
     });
 }
 
 #[test]
 fn a_dismissed_client_is_notified() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let mut connection = world.dial(&world.client(), server.at()).await;
+    run_pair(|world, server, client| async move {
+        let mut connection = world.dial(&client, server.at()).await;
         let offer = connection.offer.as_mut().unwrap();
         assert!(is_open(&mut **offer));
         let (socket, peer) = poll_fn(|cx| server.acceptor.poll_accept(cx)).await.unwrap();
@@ -342,9 +322,7 @@ fn a_dismissed_client_is_notified() {
 
 #[test]
 fn a_port_is_plain_again_when_its_offer_was_taken_back() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let client = world.client();
+    run_pair(|world, server, client| async move {
         let candidate = client.look_up(&world.rt, server.at()).await.unwrap();
         for is_kept in [true, false] {
             let Announced { mut offer, socket } = Announced::to(&candidate).unwrap();
@@ -430,8 +408,7 @@ fn of_two_listeners_on_a_port_the_one_with_smc_gets_the_offers() {
         if !has_sock_diag() {
             return println!("skipped: why: no sock_diag here");
         }
-        let mut options = SocketOptions::default();
-        options.reuse_port = true;
+        let options = with_reuse_port();
         let smc = world.server_with(loopback(0), &options, &world.local());
         let plain = world.rt.bind(smc.at(), &options, &mut |_| Ok(())).unwrap();
         let client = world.client();
@@ -458,8 +435,7 @@ fn of_two_listeners_on_a_port_the_one_with_smc_gets_the_offers() {
 #[test]
 fn each_of_several_listeners_answers_for_itself() {
     run(|world| async move {
-        let mut options = SocketOptions::default();
-        options.reuse_port = true;
+        let options = with_reuse_port();
         let one = world.server_with(loopback(0), &options, &world.local());
         let two = world.server_with(one.at(), &options, &world.local());
         let client = world.client();
@@ -494,8 +470,7 @@ fn a_plain_listener_on_the_very_address_wins_over_a_wildcard() {
         if !has_sock_diag() {
             return println!("skipped: why: no sock_diag here");
         }
-        let mut options = SocketOptions::default();
-        options.reuse_port = true;
+        let options = with_reuse_port();
         let any = (Ipv4Addr::UNSPECIFIED, 0).into();
         let smc = world.server_with(any, &options, &world.local());
         let plain = world
@@ -510,9 +485,7 @@ fn a_plain_listener_on_the_very_address_wins_over_a_wildcard() {
 
 #[test]
 fn more_connections_than_a_mailbox_has_slots_are_plain() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
-        let client = world.client();
+    run_pair(|world, server, client| async move {
         let candidate = client.look_up(&world.rt, server.at()).await.unwrap();
         // The listener is not involved and does not read them.
         let mut offers = Vec::new();
@@ -525,8 +498,7 @@ fn more_connections_than_a_mailbox_has_slots_are_plain() {
         assert!(connection.offer.is_none());
         assert_eq!(server.accept_one().await, Accepted::Plain);
         drop(offers);
-        let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept_one().await, announced());
+        world.assert_announced(&client, &server).await;
     });
 }
 
@@ -585,8 +557,7 @@ fn names_of_ended_processes_are_removed() {
         };
         gone();
         let client = world.client();
-        let _connection = world.dial(&client, server.at()).await;
-        assert_eq!(server.accept_one().await, announced());
+        world.assert_announced(&client, &server).await;
         // By a client, on another thread.
         world.until(|| world.names() == live).await;
 
@@ -600,16 +571,9 @@ fn names_of_ended_processes_are_removed() {
 
 #[test]
 fn a_directory_that_others_can_write_to_is_not_used() {
-    run(|world| async move {
-        let server = world.server("127.0.0.1:0");
+    run_pair(|world, server, client| async move {
         fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(
-            world
-                .client()
-                .look_up(&world.rt, server.at())
-                .await
-                .is_err()
-        );
+        assert!(client.look_up(&world.rt, server.at()).await.is_err());
         fs::write(world.dir.path.join("file"), "").unwrap();
         let file = Local::in_domain(Domain::directory(world.dir.path.join("file")));
         assert!(file.look_up(&world.rt, server.at()).await.is_err());
@@ -668,6 +632,12 @@ fn assumptions_and_chains() {
             assert_eq!(server.accept_one().await, verdict);
         }
     });
+}
+
+fn with_reuse_port() -> SocketOptions {
+    let mut options = SocketOptions::default();
+    options.reuse_port = true;
+    options
 }
 
 /// Whether the kernel answers questions about sockets: it then says where a connection goes.

@@ -3,10 +3,12 @@
 use std::mem::MaybeUninit;
 
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
-use smc_core::negotiate::{Delivery, Withdrawn};
+use smc_core::negotiate::{Delivery, Published, Withdrawn};
+use smc_core::runtime::Socket;
 use smc_testkit::port::HeldPort;
 use smc_testkit::unix::listen_at;
-use smc_testkit::user::{is_root, run_as};
+use smc_testkit::user::run_as;
+use smc_testkit::wait::until;
 
 use super::raw::RawChannel;
 use super::scenarios::has_sock_diag;
@@ -14,11 +16,7 @@ use super::*;
 
 #[test]
 fn a_stream_goes_to_no_listener_that_has_not_got_its_connection() {
-    if !is_possible() {
-        return;
-    }
-    run(|world| async move {
-        world.open_to_users();
+    run_users(|world| async move {
         let server = world.server_of(USER, 0);
         let client = world.shared(&[USER]);
         let candidate = client.look_up(&world.rt, server.at()).await.unwrap();
@@ -32,12 +30,7 @@ fn a_stream_goes_to_no_listener_that_has_not_got_its_connection() {
                 // The listener claims that it has got it.
                 let plain = TcpStream::connect(server.at()).unwrap();
                 let (socket, _) = server.accept().await;
-                let mut verdict = server.published.verdict(&*socket, from);
-                assert_eq!(Accepted::of(&mut verdict), announced());
-                let Verdict::SideChannel(mut side_channel) = verdict else {
-                    unreachable!("it was announced")
-                };
-                send(&mut *side_channel, b"ACCEPT");
+                let _side_channel = claim(&*server.published, &*socket, from);
                 drop(plain);
             }
             assert_eq!(connection.connected(), Delivery::Plain);
@@ -54,11 +47,7 @@ fn a_stream_goes_to_no_listener_that_has_not_got_its_connection() {
 
 #[test]
 fn a_port_that_has_changed_hands_is_not_offered_to_the_user_who_had_it() {
-    if !is_possible() {
-        return;
-    }
-    run(|world| async move {
-        world.open_to_users();
+    run_users(|world| async move {
         let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
         let Server {
             acceptor,
@@ -70,7 +59,7 @@ fn a_port_that_has_changed_hands_is_not_offered_to_the_user_who_had_it() {
         // Looked up when it was known where the connection before it went.
         let candidate = client.look_up(&world.rt, port.addr()).await.unwrap();
         drop(acceptor);
-        let _service = std::net::TcpListener::bind(port.addr()).unwrap();
+        let _service = take_over(port.addr());
         assert!(Announced::to(&candidate).is_none());
         drop(published);
     });
@@ -78,11 +67,7 @@ fn a_port_that_has_changed_hands_is_not_offered_to_the_user_who_had_it() {
 
 #[test]
 fn a_port_that_changes_hands_after_the_offer_gives_the_user_who_had_it_nothing() {
-    if !is_possible() {
-        return;
-    }
-    run(|world| async move {
-        world.open_to_users();
+    run_users(|world| async move {
         let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
         let at = port.addr();
         for is_taken in [false, true] {
@@ -101,7 +86,7 @@ fn a_port_that_changes_hands_after_the_offer_gives_the_user_who_had_it_nothing()
             let mut announce = |socket: &Unconnected<'_>| {
                 offer = Some(candidate.offer(socket, PROPOSAL, None).unwrap());
                 drop(acceptor.take());
-                service = Some(std::net::TcpListener::bind(at)?);
+                service = Some(take_over(at));
                 Ok(())
             };
             let options = SocketOptions::default();
@@ -111,12 +96,7 @@ fn a_port_that_changes_hands_after_the_offer_gives_the_user_who_had_it_nothing()
             let mut connection = Connection { socket, offer };
             if is_taken {
                 // The user who had the port claims the connection that the service has got.
-                let mut verdict = published.verdict(&*earlier, from);
-                assert_eq!(Accepted::of(&mut verdict), announced());
-                let Verdict::SideChannel(mut side_channel) = verdict else {
-                    unreachable!("it was announced")
-                };
-                send(&mut *side_channel, b"ACCEPT");
+                let _side_channel = claim(&*published, &*earlier, from);
                 assert_eq!(connection.connected(), Delivery::Delivered);
                 // With nothing: it may have been accepted before the port changed hands.
                 until_lost(&mut **connection.offer.as_mut().unwrap()).await;
@@ -132,19 +112,14 @@ fn a_port_that_changes_hands_after_the_offer_gives_the_user_who_had_it_nothing()
 
 #[test]
 fn names_of_another_users_listener_take_nothing_and_hide_nothing() {
-    if !is_possible() {
-        return;
-    }
-    run(|world| async move {
-        world.open_to_users();
+    run_users(|world| async move {
         let open = world.shared(&[USER]);
         let server = world.server_with(loopback(0), &SocketOptions::default(), &open);
         let real = names(&world.dir.path.join("0")).pop().unwrap();
         let forger = Forger::of(USER, &world, &real, 128);
         let client = world.shared(&[USER]);
         for _ in 0..2 {
-            let _connection = world.dial(&client, server.at()).await;
-            assert_eq!(server.accept_one().await, announced());
+            world.assert_announced(&client, &server).await;
         }
         assert!(forger.accept().is_empty(), "they are not even connected to");
     });
@@ -153,11 +128,7 @@ fn names_of_another_users_listener_take_nothing_and_hide_nothing() {
 /// Its owner, and who may read it, can have each process that reads it wait.
 #[test]
 fn only_the_directory_of_the_listeners_owner_is_read() {
-    if !is_possible() {
-        return;
-    }
-    run(|world| async move {
-        world.open_to_users();
+    run_users(|world| async move {
         let open = world.shared(&[USER]);
         let server = world.server_with(loopback(0), &SocketOptions::default(), &open);
         let theirs = world.server_of(USER, 0);
@@ -181,11 +152,7 @@ fn only_the_directory_of_the_listeners_owner_is_read() {
 
 #[test]
 fn a_user_with_ever_new_names_has_a_bounded_number_of_channels() {
-    if !is_possible() {
-        return;
-    }
-    run(|world| async move {
-        world.open_to_users();
+    run_users(|world| async move {
         let acceptor = run_as(USER, || std::net::TcpListener::bind(loopback(0)).unwrap());
         let acceptor = acceptor.unwrap();
         let to = acceptor.local_addr().unwrap();
@@ -261,11 +228,6 @@ impl Forger {
 }
 
 impl World {
-    /// Lets all users make files in the directory.
-    fn open_to_users(&self) {
-        fs::set_permissions(&self.dir.path, fs::Permissions::from_mode(0o1777)).unwrap();
-    }
-
     /// A listener of another user, who allows this one.
     fn server_of(&self, uid: u32, port: u16) -> Server {
         let local = self.shared(&[0]);
@@ -286,13 +248,36 @@ impl World {
     }
 }
 
-/// Whether there can be other users here, whose sockets can be distinguished.
-fn is_possible() -> bool {
-    let is_root = is_root("become another user");
-    if is_root && !has_sock_diag() {
+/// Listens at an address at which another socket has listened.
+fn take_over(at: SocketAddr) -> std::net::TcpListener {
+    // Children that other tests are starting may have that one for a moment.
+    let mut taken = None;
+    let is_taken = || {
+        taken = std::net::TcpListener::bind(at).ok();
+        taken.is_some()
+    };
+    until(is_taken, || format!("{at} is in use"));
+    taken.unwrap()
+}
+
+/// Answers the offer of a connection that this socket is not the end of.
+fn claim(published: &dyn Published, socket: &dyn Socket, from: SocketAddr) -> Box<dyn SideChannel> {
+    let mut verdict = published.verdict(socket, from);
+    assert_eq!(Accepted::of(&mut verdict), announced());
+    let Verdict::SideChannel(mut side_channel) = verdict else {
+        unreachable!("it was announced")
+    };
+    send(&mut *side_channel, b"ACCEPT");
+    side_channel
+}
+
+/// Runs a scenario of several users whose sockets can be distinguished.
+fn run_users<F: Future<Output = ()>>(scenario: impl Fn(World) -> F) {
+    if has_sock_diag() {
+        run_shared("become another user", scenario);
+    } else {
         println!("skipped: why: no sock_diag here");
     }
-    is_root && has_sock_diag()
 }
 
 /// A user without any rights, who need not have an account.
