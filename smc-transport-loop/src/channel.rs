@@ -124,15 +124,13 @@ const NOTIFY: u8 = 3;
 mod tests {
     use std::os::fd::OwnedFd;
 
-    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
+    use rustix::net::SendFlags;
     use smc_ipc::doorbell::new_eventfd;
 
     use super::*;
 
     fn pair() -> (OwnedFd, PeerSocket) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-        let (sender, receiver) = pair.unwrap();
+        let (sender, receiver) = smc_testkit::unix::pair();
         (sender, receiver.into())
     }
 

@@ -79,15 +79,11 @@ const MAX_DESCRIPTORS: usize = 4;
 mod tests {
     use std::os::fd::OwnedFd;
 
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-
     use super::*;
     use crate::doorbell::new_eventfd;
 
     fn pair() -> (OwnedFd, PeerSocket) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-        let (sender, receiver) = pair.unwrap();
+        let (sender, receiver) = smc_testkit::unix::pair();
         (sender, receiver.into())
     }
 

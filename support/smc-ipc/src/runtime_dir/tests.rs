@@ -74,6 +74,14 @@ fn publish(domain: &Domain) -> Publication {
     Publication::new(domain.clone(), NAME.into()).unwrap()
 }
 
+/// A directory in which a name is published.
+fn published() -> (World, Domain, Publication) {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    let publication = publish(&domain);
+    (world, domain, publication)
+}
+
 /// Waits until the descriptor is readable; false after this time.
 fn is_readable(publication: &Publication, seconds: i64, nanoseconds: i64) -> bool {
     let time = Timespec {
@@ -100,9 +108,7 @@ fn assert_connects(publication: &mut Publication, domain: &Domain) {
 
 #[test]
 fn a_name_that_is_removed_is_published_again() {
-    let world = World::new();
-    let domain = Domain::directory(world.at("dir"));
-    let mut publication = publish(&domain);
+    let (world, domain, mut publication) = published();
     let path = world.at("dir").join(NAME);
     for _ in 0..3 {
         assert_connects(&mut publication, &domain);
@@ -114,9 +120,7 @@ fn a_name_that_is_removed_is_published_again() {
 
 #[test]
 fn a_name_is_published_again_when_events_can_be_read_no_more() {
-    let world = World::new();
-    let domain = Domain::directory(world.at("dir"));
-    let mut publication = publish(&domain);
+    let (world, domain, mut publication) = published();
     let watcher = Watcher::start().unwrap();
     publication.set_watcher(&watcher);
     // Once the next event is read there is none.
@@ -149,9 +153,7 @@ fn a_directory_that_is_removed_or_renamed_must_exist_again() {
 
     // Directories above it are not made.
     fs::rename(world.at("above"), world.at("moved")).unwrap();
-    handle_events_until(&mut publication, |publication| {
-        publication.error().is_some()
-    });
+    handle_events_until(&mut publication, |it| it.error().is_some());
     world.make("above", 0o700);
     handle_events_until(&mut publication, |_| path.exists());
     assert_connects(&mut publication, &domain);
@@ -163,23 +165,17 @@ fn a_directory_that_is_removed_or_renamed_must_exist_again() {
 
 #[test]
 fn a_directory_that_others_can_write_is_not_published_in_again() {
-    let world = World::new();
-    let domain = Domain::directory(world.at("dir"));
-    let mut publication = publish(&domain);
+    let (world, domain, mut publication) = published();
     fs::remove_dir_all(world.at("dir")).unwrap();
     world.make("dir", 0o777);
-    handle_events_until(&mut publication, |publication| {
-        publication.error().is_some()
-    });
+    handle_events_until(&mut publication, |it| it.error().is_some());
     let writable = DirectoryProblem::Writable { mode: 0o777 };
     assert_eq!(*publication.error().unwrap().path, *world.at("dir"));
     assert_eq!(publication.error().unwrap().problem, writable);
     assert_eq!(names(&world.at("dir")).unwrap().count(), 0);
 
     world.make("dir", 0o700);
-    handle_events_until(&mut publication, |publication| {
-        publication.error().is_none()
-    });
+    handle_events_until(&mut publication, |it| it.error().is_none());
     assert_connects(&mut publication, &domain);
 }
 
@@ -191,9 +187,7 @@ fn a_name_of_another_socket_is_neither_replaced_nor_removed() {
     let mut publication = publish(&domain);
     fs::remove_file(&path).unwrap();
     let _other = UnixListener::bind(&path).unwrap();
-    handle_events_until(&mut publication, |publication| {
-        publication.error().is_some()
-    });
+    handle_events_until(&mut publication, |it| it.error().is_some());
     assert_eq!(publication.directories().count(), 0);
     drop(publication);
     assert!(path.exists());
@@ -276,9 +270,7 @@ fn dropping_removes_the_name_and_no_other() {
 
 #[test]
 fn pending_connections_are_accepted_when_the_name_is_lost() {
-    let world = World::new();
-    let domain = Domain::directory(world.at("dir"));
-    let mut publication = publish(&domain);
+    let (world, domain, mut publication) = published();
     let _clients = [domain.connect(NAME).unwrap(), domain.connect(NAME).unwrap()];
     let path = world.at("dir").join(NAME);
     fs::remove_file(&path).unwrap();
@@ -295,9 +287,7 @@ fn pending_connections_are_accepted_when_the_name_is_lost() {
 
 #[test]
 fn names_of_other_sockets_that_come_and_go_start_no_check() {
-    let world = World::new();
-    let domain = Domain::directory(world.at("dir"));
-    let mut publication = publish(&domain);
+    let (world, domain, mut publication) = published();
     for count in 0..100 {
         let other = Publication::new(domain.clone(), format!("d-{count}-other.sock"));
         drop(other.unwrap());
@@ -326,9 +316,7 @@ fn a_name_that_belongs_to_a_file_is_published_beside_that_file_only() {
     assert_connects(&mut publication, &domain);
 
     fs::rename(world.at("dir"), world.at("old")).unwrap();
-    handle_events_until(&mut publication, |publication| {
-        publication.error().is_some()
-    });
+    handle_events_until(&mut publication, |it| it.error().is_some());
     assert!(!world.at("dir").exists());
     world.make("dir", 0o700);
     fs::write(world.at("dir/memory"), "another one").unwrap();
@@ -340,9 +328,7 @@ fn a_name_that_belongs_to_a_file_is_published_beside_that_file_only() {
 
     fs::remove_dir_all(world.at("dir")).unwrap();
     fs::rename(world.at("old"), world.at("dir")).unwrap();
-    handle_events_until(&mut publication, |publication| {
-        publication.error().is_none()
-    });
+    handle_events_until(&mut publication, |it| it.error().is_none());
     assert_connects(&mut publication, &domain);
 }
 
@@ -534,8 +520,6 @@ fn without_a_place_there_is_a_reason() {
     assert_eq!(error.problem, DirectoryProblem::NotDirectory);
     assert_eq!(*error.path, *world.at("tmp/file"));
     fs::remove_file(world.at("tmp/file")).unwrap();
-    handle_events_until(&mut publication, |publication| {
-        publication.error().is_none()
-    });
+    handle_events_until(&mut publication, |it| it.error().is_none());
     assert_connects(&mut publication, &domain);
 }

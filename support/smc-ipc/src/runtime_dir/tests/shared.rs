@@ -167,9 +167,7 @@ fn a_shared_directory_is_not_made_and_has_to_be_sticky() {
 
     for mode in [0o1777, 0o755] {
         shared.0.make("base", mode);
-        handle_events_until(&mut publication, |publication| {
-            publication.error().is_none()
-        });
+        handle_events_until(&mut publication, |it| it.error().is_none());
         assert_connects(&mut publication, &domain);
     }
 }
