@@ -117,35 +117,28 @@ impl std::fmt::Display for Phase {
 }
 
 /// Why a connection ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseReason {
     /// The peer reset it: closed with unread data, or aborted.
+    #[error("reset by peer")]
     Reset,
     /// The peer's host, process or device went away, or the link group was terminated.
+    #[error("aborted, peer is gone")]
     Aborted,
     /// This side closed it or shut writing down.
+    #[error("was shut down for writing by this side")]
     Local,
     /// TCP ended during the handshake.
+    #[error("closed by peer during the handshake")]
     DuringHandshake,
     /// The endpoint was shut down.
+    #[error("ended with its endpoint")]
     Endpoint,
     /// The runtime of the endpoint has ended, or a task of the endpoint has panicked, so a waiting
     /// task would never be woken.
+    #[error("ended with the runtime or a task of its endpoint")]
     Runtime,
-}
-
-impl std::fmt::Display for CloseReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Reset => "reset by peer",
-            Self::Aborted => "aborted, peer is gone",
-            Self::Local => "was shut down for writing by this side",
-            Self::DuringHandshake => "closed by peer during the handshake",
-            Self::Endpoint => "ended with its endpoint",
-            Self::Runtime => "ended with the runtime or a task of its endpoint",
-        })
-    }
 }
 
 impl From<io::Error> for Error {
@@ -199,12 +192,6 @@ impl From<Error> for io::Error {
             },
         };
         Self::new(kind, error)
-    }
-}
-
-impl From<CloseReason> for Error {
-    fn from(reason: CloseReason) -> Self {
-        Self::Closed(reason)
     }
 }
 

@@ -85,54 +85,72 @@ impl fmt::Display for FallbackReason {
 ///
 /// `Display` is one clause in lower case, with error number, path, user and limit as far as they
 /// apply.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FallbackCause {
     /// A rule of the handshake with a code of its own.
+    #[error("{}", described(.0))]
     Code(DeclineCode),
     /// The peer declined with this diagnosis.
+    #[error("peer declined{}", after_colon(described(.0)))]
     PeerDeclined(DeclineCode),
     /// `Policy::Never` applies to the address.
+    #[error("policy is to use TCP")]
     Policy,
     /// The endpoint has no negotiation (`Builder::negotiation`).
+    #[error("endpoint has no negotiation to find out whether peers support SMC")]
     NoNegotiation,
     /// The endpoint has no working device.
+    #[error("endpoint has no device that works")]
     NoDevice,
     /// The endpoint has only devices for peers of its own host, and the peer is on another host.
+    #[error("endpoint has no device for peers of other hosts")]
     OtherHost,
     /// The ends have no EID in common.
+    #[error("no EID in common")]
     NoCommonEid,
     /// No SMC listener is announced at the address: a plain TCP server.
+    #[error("no SMC listener is announced at this address{}", listed(.searched))]
     NotAnnounced {
         /// The searched runtime directories; none where listeners are found otherwise.
         searched: Arc<[PathBuf]>,
     },
     /// The peer's SYN or SYN-ACK did not have the SMC option.
+    #[error("peer does not support SMC: no option in its SYN")]
     NoSynOption,
     /// Listener: the client has made no offer for this connection: a plain TCP client.
+    #[error("client made no offer for this connection")]
     NotOffered,
     /// The listener has not answered within this time.
+    #[error("listener has not answered within {within:?}")]
     NoAnswer {
         /// The time without an answer.
         within: Duration,
     },
     /// Back-off: the listener has not answered an earlier connection, and gets no offers for a
     /// short time.
+    #[error("listener has not answered lately")]
     BackOff,
     /// The server has sent data instead of an answer: another server has got the connection.
+    #[error("peer does not support SMC: data instead of an answer")]
     PlainServer,
     /// The listener has ended before it answered.
+    #[error("listener has ended before it answered")]
     ListenerGone,
     /// The listener has refused the offer.
+    #[error("listener refused the offer: {0}")]
     Refused(Refusal),
     /// Listener: the client has withdrawn its offer, as there was no answer in time.
+    #[error("client has withdrawn its offer")]
     Withdrawn,
     /// Processes of this user are not permitted.
+    #[error("user {uid} is not allowed")]
     User {
         /// Effective user of the other process.
         uid: u32,
     },
     /// The listening socket is not known to belong to the user whose process announces it.
+    #[error("listening socket {}", announced_by(*.uid, *.owner))]
     NotOwner {
         /// Effective user of the process that announces it.
         uid: u32,
@@ -140,15 +158,20 @@ pub enum FallbackCause {
         owner: Option<u32>,
     },
     /// A limit is reached.
+    #[error("no place left: {0}")]
     Full(Limit),
     /// A runtime directory cannot be used.
-    Directory(RuntimeDirError),
+    #[error(transparent)]
+    Directory(#[from] RuntimeDirError),
     /// The address is not proven to reach the listener, which is in another network namespace or
     /// belongs to another user.
+    #[error("address is not proven to lead to the listener")]
     NotProven,
     /// The operating system has refused a step of the negotiation.
-    Os(OsError),
+    #[error(transparent)]
+    Os(#[from] OsError),
     /// A device has failed.
+    #[error("{step}: {error}")]
     Device {
         /// The step that failed.
         step: SetupStep,
@@ -156,14 +179,19 @@ pub enum FallbackCause {
         error: DeviceError,
     },
     /// A step has taken too long.
+    #[error("{0}: timed out")]
     TimedOut(SetupStep),
     /// The link group has no place for the connection.
+    #[error(transparent)]
     NoGroup(NoGroup),
     /// The link group was terminated during the handshake.
+    #[error("link group was terminated")]
     GroupTerminated,
     /// SMC-R: the peer does not know the keys of the local receive buffer.
+    #[error(transparent)]
     Rkey(RkeyError),
     /// SMC-R: the first link of the group was not confirmed.
+    #[error(transparent)]
     ConfirmLink(FirstLinkError),
 }
 
@@ -176,114 +204,62 @@ impl FallbackCause {
     }
 }
 
-impl From<OsError> for FallbackCause {
-    fn from(error: OsError) -> Self {
-        Self::Os(error)
-    }
-}
-
-impl From<RuntimeDirError> for FallbackCause {
-    fn from(error: RuntimeDirError) -> Self {
-        Self::Directory(error)
-    }
-}
-
-impl fmt::Display for FallbackCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Code(code) => f.write_str(&described(*code)),
-            Self::PeerDeclined(code) => match described(*code) {
-                text if text.is_empty() => f.write_str("peer declined"),
-                text => write!(f, "peer declined: {text}"),
-            },
-            Self::Policy => f.write_str("policy is to use TCP"),
-            Self::NoNegotiation => {
-                f.write_str("endpoint has no negotiation to find out whether peers support SMC")
-            }
-            Self::NoDevice => f.write_str("endpoint has no device that works"),
-            Self::OtherHost => f.write_str("endpoint has no device for peers of other hosts"),
-            Self::NoCommonEid => f.write_str("no EID in common"),
-            Self::NotAnnounced { searched } => {
-                f.write_str("no SMC listener is announced at this address")?;
-                for (at, path) in searched.iter().enumerate() {
-                    let before = if at == 0 { " in" } else { "," };
-                    write!(f, "{before} {}", path.display())?;
-                }
-                Ok(())
-            }
-            Self::NoSynOption => f.write_str("peer does not support SMC: no option in its SYN"),
-            Self::NotOffered => f.write_str("client made no offer for this connection"),
-            Self::NoAnswer { within } => write!(f, "listener has not answered within {within:?}"),
-            Self::BackOff => f.write_str("listener has not answered lately"),
-            Self::PlainServer => {
-                f.write_str("peer does not support SMC: data instead of an answer")
-            }
-            Self::ListenerGone => f.write_str("listener has ended before it answered"),
-            Self::Refused(refusal) => write!(f, "listener refused the offer: {refusal}"),
-            Self::Withdrawn => f.write_str("client has withdrawn its offer"),
-            Self::User { uid } => write!(f, "user {uid} is not allowed"),
-            Self::NotOwner {
-                uid,
-                owner: Some(owner),
-            } => write!(
-                f,
-                "listening socket belongs to user {owner} and is announced by user {uid}"
-            ),
-            Self::NotOwner { uid, owner: None } => write!(
-                f,
-                "listening socket is announced by user {uid}, and its owner is not known"
-            ),
-            Self::Full(limit) => write!(f, "no place left: {limit}"),
-            Self::Directory(error) => error.fmt(f),
-            Self::NotProven => f.write_str("address is not proven to lead to the listener"),
-            Self::Os(error) => error.fmt(f),
-            Self::Device { step, error } => write!(f, "{step}: {error}"),
-            Self::TimedOut(step) => write!(f, "{step}: timed out"),
-            Self::NoGroup(why) => why.fmt(f),
-            Self::GroupTerminated => f.write_str("link group was terminated"),
-            Self::Rkey(failure) => failure.fmt(f),
-            Self::ConfirmLink(failure) => failure.fmt(f),
-        }
-    }
-}
-
 /// The description of a code, as a clause.
-fn described(code: DeclineCode) -> String {
+fn described(code: &DeclineCode) -> String {
     code.description().map(clause).unwrap_or_default()
 }
 
+fn after_colon(text: String) -> String {
+    match text.is_empty() {
+        true => text,
+        false => format!(": {text}"),
+    }
+}
+
+/// Where listeners were searched for.
+fn listed(searched: &[PathBuf]) -> String {
+    let paths: Vec<_> = searched
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    match paths.is_empty() {
+        true => String::new(),
+        false => format!(" in {}", paths.join(", ")),
+    }
+}
+
+fn announced_by(uid: u32, owner: Option<u32>) -> String {
+    match owner {
+        Some(owner) => format!("belongs to user {owner} and is announced by user {uid}"),
+        None => format!("is announced by user {uid}, and its owner is not known"),
+    }
+}
+
 /// Why a listener has refused an offer, as far as it is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// No reason was given.
+    #[error("no reason given")]
     Unknown,
     /// The listener's policy for this client is TCP.
+    #[error("policy is to use TCP")]
     Policy,
     /// This user is not permitted.
+    #[error("user {uid} is not allowed")]
     User {
         /// Effective user of this process.
         uid: u32,
     },
     /// The listener has its maximum of clients.
+    #[error("no place for another client")]
     Full,
     /// The listener has no descriptor left.
+    #[error("no descriptor left")]
     Descriptors,
     /// The connection is not the one that was announced.
+    #[error("connection is not the one that was announced")]
     Identity,
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown => f.write_str("no reason given"),
-            Self::Policy => f.write_str("policy is to use TCP"),
-            Self::User { uid } => write!(f, "user {uid} is not allowed"),
-            Self::Full => f.write_str("no place for another client"),
-            Self::Descriptors => f.write_str("no descriptor left"),
-            Self::Identity => f.write_str("connection is not the one that was announced"),
-        }
-    }
 }
 
 /// A step of setting up an SMC connection.
