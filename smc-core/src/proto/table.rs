@@ -1,7 +1,7 @@
 //! Small closed state machines as tables: state x event -> next state.
 //!
-//! `transitions!` defines the enum of states, one method per event, and a [`TransitionTable`] of all cells,
-//! which tests compare with the specification and which can be rendered as a graph.
+//! `transitions!` defines the enum of states, one method per event, and for tests a matrix of all
+//! cells, which they compare with the specification.
 //!
 //! ```text
 //! transitions! {
@@ -31,8 +31,6 @@
 //!
 //! If the result of an event depends on more than the state, define two events.
 
-use std::fmt;
-
 /// An event occurred in a state that has no row for it. The state is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{machine}: {event} is not possible in state {state}")]
@@ -59,112 +57,43 @@ impl InvalidTransition {
     }
 }
 
-/// All cells of a machine's table, by name.
-///
-/// `Display` prints the matrix, one line per state; [`TransitionTable::dot`] prints a graph.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TransitionTable {
-    machine: &'static str,
-    states: &'static [&'static str],
-    events: Vec<Row>,
-}
-
-/// Result of one event in each state, in the order of the states.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Row {
-    event: &'static str,
-    next: Vec<Option<&'static str>>,
-}
-
-impl TransitionTable {
-    pub(crate) fn new(machine: &'static str, states: &'static [&'static str]) -> Self {
-        Self {
-            machine,
-            states,
-            events: Vec::new(),
-        }
+/// All cells of a machine's table, one line per state: the result of each event by name, in the
+/// order of the states.
+#[cfg(test)]
+pub(crate) fn matrix(
+    states: &[&'static str],
+    events: &[(&'static str, Vec<Option<&'static str>>)],
+) -> String {
+    let cell = |next: Option<&'static str>| next.unwrap_or("-");
+    let mut columns = vec![[&["state"], states].concat()];
+    for (event, next) in events {
+        columns.push(
+            [*event]
+                .into_iter()
+                .chain(next.iter().copied().map(cell))
+                .collect(),
+        );
     }
-
-    pub(crate) fn with(
-        mut self,
-        event: &'static str,
-        next: impl Iterator<Item = Option<&'static str>>,
-    ) -> Self {
-        self.events.push(Row {
-            event,
-            next: next.collect(),
-        });
-        self
+    let widths = columns
+        .iter()
+        .map(|column| column.iter().map(|cell| cell.len()).max());
+    let widths: Vec<_> = widths.map(Option::unwrap_or_default).collect();
+    let mut out = String::new();
+    for row in 0..=states.len() {
+        let cells = columns.iter().zip(&widths);
+        let cells = cells.map(|(column, width)| format!("{:width$}", column[row]));
+        let line = cells.collect::<Vec<_>>().join(" | ");
+        out.push_str(line.trim_end());
+        out.push('\n');
     }
-
-    /// The table as a directed graph in the DOT language; one edge per pair of states, labelled
-    /// with all events that lead from one to the other.
-    #[must_use]
-    pub fn dot(&self) -> String {
-        let mut out = format!("digraph {} {{\n", self.machine);
-        for (index, from) in self.states.iter().enumerate() {
-            for to in self.states {
-                let labels: Vec<_> = self
-                    .events
-                    .iter()
-                    .filter(|row| row.next.get(index).copied().flatten() == Some(to))
-                    .map(|row| row.event)
-                    .collect();
-                if !labels.is_empty() {
-                    out.push_str(&format!(
-                        "  \"{from}\" -> \"{to}\" [label=\"{}\"];\n",
-                        labels.join("\\n")
-                    ));
-                }
-            }
-        }
-        out.push_str("}\n");
-        out
-    }
+    out
 }
-
-impl fmt::Display for TransitionTable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let first = self.states.iter().map(|name| name.len()).max().unwrap_or(0);
-        let first = first.max(CORNER.len());
-        let mut line = format!("{CORNER:first$}");
-        for row in &self.events {
-            line.push_str(&format!(" | {:width$}", row.event, width = row.width()));
-        }
-        writeln!(f, "{}", line.trim_end())?;
-        for (index, state) in self.states.iter().enumerate() {
-            let mut line = format!("{state:first$}");
-            for row in &self.events {
-                let next = row.next.get(index).copied().flatten().unwrap_or("-");
-                line.push_str(&format!(" | {next:width$}", width = row.width()));
-            }
-            writeln!(f, "{}", line.trim_end())?;
-        }
-        Ok(())
-    }
-}
-
-impl Row {
-    fn width(&self) -> usize {
-        let cells = self
-            .next
-            .iter()
-            .flatten()
-            .map(|name| name.len())
-            .max()
-            .unwrap_or(0);
-        cells.max(self.event.len())
-    }
-}
-
-/// Heading of the column of states.
-const CORNER: &str = "state";
 
 /// Defines a state enum with one method per event; see the [module](self).
 ///
 /// Each event becomes `fn event(&mut self) -> Result<Self, InvalidTransition>`, which moves to the
 /// next state and returns it. `Self::ALL` lists the states, `name()` and `Display` give the name of
-/// a state, and `Self::table()` the whole table.
+/// a state, and in tests `Self::table()` the whole table.
 macro_rules! transitions {
     (
         $(#[$enum_meta:meta])*
@@ -223,19 +152,16 @@ macro_rules! transitions {
                 }
             )+
 
-            /// All cells of the table, for tests and documentation.
-            #[must_use]
-            $vis fn table() -> $crate::proto::table::TransitionTable {
-                $crate::proto::table::TransitionTable::new(stringify!($machine), &[$( $name ),+])
-                    $(
-                        .with(
-                            stringify!($event),
-                            Self::ALL.iter().map(|state| {
-                                let mut state = *state;
-                                state.$event().ok().map(Self::name)
-                            }),
-                        )
-                    )+
+            /// All cells of the table, one line per state.
+            #[cfg(test)]
+            $vis fn table() -> String {
+                let events = [$(
+                    (stringify!($event), {
+                        let next = |state: &Self| { *state }.$event().ok().map(Self::name);
+                        Self::ALL.iter().map(next).collect()
+                    }),
+                )+];
+                $crate::proto::table::matrix(&[$( $name ),+], &events)
             }
         }
 
@@ -297,18 +223,6 @@ CLOSED | OPEN | -      | OPEN
 OPEN   | -    | CLOSED | BROKEN
 BROKEN | -    | -      | BROKEN
 ";
-        assert_eq!(Valve::table().to_string(), expected);
-    }
-
-    #[test]
-    fn the_graph_has_one_edge_per_pair_of_states() {
-        let expected = r#"digraph Valve {
-  "CLOSED" -> "OPEN" [label="open\nburst"];
-  "OPEN" -> "CLOSED" [label="shut"];
-  "OPEN" -> "BROKEN" [label="burst"];
-  "BROKEN" -> "BROKEN" [label="burst"];
-}
-"#;
-        assert_eq!(Valve::table().dot(), expected);
+        assert_eq!(Valve::table(), expected);
     }
 }

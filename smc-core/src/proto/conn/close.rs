@@ -163,12 +163,6 @@ impl Closing {
         self.sent
     }
 
-    /// Flags that the peer has sent.
-    #[must_use]
-    pub fn peer(&self) -> StateFlags {
-        self.peer
-    }
-
     /// Whether the record of the connection can be removed: both sides have sent their final flags,
     /// or there is no peer left to send them to.
     #[must_use]

@@ -15,7 +15,7 @@ pub struct RecvHalf {
     /// Bytes read for which the peer has not been sent the cursor.
     unconfirmed: u32,
     /// Bytes up to and including the urgent byte, if one is among the readable ones.
-    urgent: Option<u32>,
+    pub(super) urgent: Option<u32>,
     /// The urgent byte was read, so the consumer cursor has to be sent to the peer.
     urgent_read: bool,
     high_water: u32,
@@ -73,12 +73,6 @@ impl RecvHalf {
     #[must_use]
     pub fn high_water(&self) -> u32 {
         self.high_water
-    }
-
-    /// Whether an urgent byte is among the readable ones; it is delivered in line.
-    #[must_use]
-    pub fn has_urgent(&self) -> bool {
-        self.urgent.is_some()
     }
 
     /// A producer cursor received from the peer. Returns how many bytes arrived.

@@ -48,12 +48,6 @@ impl SendHalf {
         self.producer
     }
 
-    /// How far the peer has read, as its consumer cursor states.
-    #[must_use]
-    pub fn peer_consumer(&self) -> Cursor {
-        self.peer_consumer
-    }
-
     /// `written` bytes were copied to [`SendHalf::at`]; a number above the space counts as the
     /// space.
     ///

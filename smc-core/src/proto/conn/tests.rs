@@ -156,11 +156,11 @@ fn an_urgent_byte_is_delivered_in_line_and_its_read_is_confirmed_at_once() {
     let mut recv = RecvHalf::new(ring(100_000));
     recv.handle_producer(Cursor { wrap: 0, count: 5 }).unwrap();
     recv.handle_urgent();
-    assert!(recv.has_urgent());
+    assert!(recv.urgent.is_some());
     recv.consume(4);
-    assert!(recv.has_urgent() && !recv.is_update_due(false));
+    assert!(recv.urgent.is_some() && !recv.is_update_due(false));
     recv.consume(1);
-    assert!(!recv.has_urgent() && recv.is_update_due(false));
+    assert!(recv.urgent.is_none() && recv.is_update_due(false));
     recv.confirm();
     assert!(!recv.is_update_due(false));
 }
@@ -181,7 +181,7 @@ PEERABORTWAIT    | -         | -              | CLOSED           | CLOSED     | 
 PROCESSABORT     | -         | -              | -                | CLOSED     | -              | -               | -                | -            | -                 | PEERABORTWAIT
 CLOSED           | -         | -              | -                | -          | -              | -               | -                | -            | -                 | -
 ";
-    assert_eq!(ConnState::table().to_string(), expected);
+    assert_eq!(ConnState::table(), expected);
 }
 
 #[test]

@@ -71,13 +71,7 @@ pub struct DirectPath {
     pub access: PeerAccess,
 }
 
-impl DirectPath {
-    /// Bytes of payload that the local receive buffer holds.
-    #[must_use]
-    pub fn local_ring(&self) -> u32 {
-        self.local_size.ring_d().size()
-    }
-}
+impl DirectPath {}
 
 /// How the peer's buffer of an SMC-D connection is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,12 +128,6 @@ impl PeerBuffer {
     #[must_use]
     pub fn end(&self) -> usize {
         self.offset().saturating_add(self.size.byte_len())
-    }
-
-    /// Bytes of payload that it holds.
-    #[must_use]
-    pub fn ring(&self) -> u32 {
-        self.size.ring_d().size()
     }
 }
 

@@ -16,8 +16,8 @@ pub struct Arrivals {
     /// The peer's element, in which its consumer cursor counts.
     peer: Ring,
     sequence: u16,
-    producer: Cursor,
-    consumer: Cursor,
+    pub(super) producer: Cursor,
+    pub(super) consumer: Cursor,
     state: StateFlags,
 }
 
@@ -58,8 +58,6 @@ pub struct CdcUpdate {
     pub freed: u32,
     /// State flags that were not set before.
     pub state: StateFlags,
-    /// A reader has an event: data, an end of stream, or a peer that waits for space.
-    pub wakes_reader: bool,
     /// Corked data should be posted now ([`Transmit::uncork`](super::Transmit::uncork)).
     pub wants_push: bool,
     /// The peer has urgent data or requests an update: after everything is read, the consumer
@@ -126,7 +124,6 @@ impl Arrivals {
             arrived,
             freed,
             state,
-            wakes_reader: arrived > 0 || !state.is_empty() || has(ProducerFlags::WRITER_BLOCKED),
             wants_push: freed > 0
                 || has(ProducerFlags::UPDATE_REQUESTED | ProducerFlags::URGENT_PENDING),
             wants_update: has(ProducerFlags::UPDATE_REQUESTED
@@ -139,18 +136,6 @@ impl Arrivals {
     #[must_use]
     pub fn sequence(&self) -> u16 {
         self.sequence
-    }
-
-    /// How far the peer has written, as its producer cursor states.
-    #[must_use]
-    pub fn producer(&self) -> Cursor {
-        self.producer
-    }
-
-    /// How far the peer has read, as its consumer cursor states.
-    #[must_use]
-    pub fn consumer(&self) -> Cursor {
-        self.consumer
     }
 }
 

@@ -8,7 +8,7 @@ use crate::device::SENDS_MAX;
 /// Posts whose completion has not been reported, oldest first.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    posts: VecDeque<Outstanding>,
+    pub(super) posts: VecDeque<Outstanding>,
     next: PostId,
     /// Number of posts with payload.
     payload: u32,
@@ -44,10 +44,6 @@ impl InFlight {
             payload: 0,
             cdc_only: 0,
         }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.posts.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -128,7 +124,7 @@ impl InFlight {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Outstanding {
+pub(super) struct Outstanding {
     id: PostId,
     kind: PostKind,
 }

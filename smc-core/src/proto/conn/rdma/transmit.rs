@@ -68,7 +68,7 @@ pub struct Transmit {
     requests_update: bool,
     /// The peer has moved too: its messages arrive from now on.
     peer_moved: bool,
-    in_flight: InFlight,
+    pub(super) in_flight: InFlight,
     undo: Option<Undo>,
     /// An abort is sent at once.
     aborts: bool,
@@ -166,12 +166,6 @@ impl Transmit {
     #[must_use]
     pub fn at(&self) -> u32 {
         cursor_at(self.staging, self.prepared).count
-    }
-
-    /// The staging ring.
-    #[must_use]
-    pub fn staging(&self) -> Ring {
-        self.staging
     }
 
     /// `count` bytes were copied to [`Transmit::at`]; a number above the space counts as the space.
@@ -326,12 +320,6 @@ impl Transmit {
         distance(before, self.completed)
     }
 
-    /// Posts whose completion was not reported.
-    #[must_use]
-    pub fn outstanding(&self) -> usize {
-        self.in_flight.len()
-    }
-
     // ---- Input from the peer
     // ----------------------------------------------------------------------
 
@@ -371,12 +359,6 @@ impl Transmit {
         self.peer
             .size()
             .saturating_sub(distance(self.consumed, self.sent))
-    }
-
-    /// The peer's ring.
-    #[must_use]
-    pub fn peer_ring(&self) -> Ring {
-        self.peer
     }
 
     /// Local producer cursor: the end of the data written into the peer's ring, as the last CDC

@@ -663,5 +663,5 @@ IDLE        | -         | ACTIVE | -     | GONE   | GONE
 TERMINATING | -         | -      | GONE  | -      | -
 GONE        | -         | -      | -     | -      | -
 ";
-    assert_eq!(GroupState::table().to_string(), expected);
+    assert_eq!(GroupState::table(), expected);
 }

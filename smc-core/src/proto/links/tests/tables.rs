@@ -11,7 +11,7 @@ ACTIVATING | -          | ACTIVE  | INACTIVE   | UNUSED
 ACTIVE     | -          | -       | INACTIVE   | UNUSED
 INACTIVE   | -          | -       | -          | UNUSED
 ";
-    assert_eq!(LinkState::table().to_string(), expected);
+    assert_eq!(LinkState::table(), expected);
 }
 
 #[test]
@@ -26,7 +26,7 @@ EXCHANGING | -       | -       | -          | -            | -            | CONF
 CONFIRMING | -       | -       | -          | -            | -            | -          | CONFIRMED
 CONFIRMED  | -       | -       | -          | -            | -            | -          | -
 ";
-    assert_eq!(OfferStage::table().to_string(), expected);
+    assert_eq!(OfferStage::table(), expected);
 }
 
 #[test]
@@ -40,5 +40,5 @@ EXCHANGING | -          | -         | -          | -          | CONFIRMING | -
 CONFIRMING | -          | -         | -          | -          | -          | CONFIRMED
 CONFIRMED  | -          | -         | -          | -          | -          | -
 ";
-    assert_eq!(JoinStage::table().to_string(), expected);
+    assert_eq!(JoinStage::table(), expected);
 }

@@ -35,25 +35,15 @@ fn cursors_and_flags_are_accepted() {
     assert_eq!(update.consumer.producer_flags, BLOCKED);
     assert_eq!(update.consumer.state_flags, D);
     assert_eq!(update.state, D);
-    assert!(update.wakes_reader && update.wants_push && !update.wants_update);
+    assert!(update.wants_push && !update.wants_update);
     assert_eq!(arrivals.sequence(), 1);
 }
 
 #[test]
-fn a_consumer_update_wakes_no_reader() {
+fn freed_space_is_a_reason_to_push() {
     let mut arrivals = arrivals();
     let update = update(&mut arrivals, &cdc(1, Cursor::START, cursor(0, 200)));
-    assert!(!update.wakes_reader && update.wants_push);
-}
-
-#[test]
-fn a_waiting_peer_wakes_the_reader_without_data() {
-    let mut arrivals = arrivals();
-    let waiting = CdcR {
-        producer_flags: BLOCKED,
-        ..cdc(1, Cursor::START, Cursor::START)
-    };
-    assert!(update(&mut arrivals, &waiting).wakes_reader);
+    assert!(update.wants_push);
 }
 
 #[test]
@@ -66,9 +56,7 @@ fn flags_are_new_once() {
     end.state_flags = D | C;
     assert_eq!(update(&mut arrivals, &end).state, C);
     end.sequence = 3;
-    let repeated = update(&mut arrivals, &end);
-    assert_eq!(repeated.state, NONE);
-    assert!(!repeated.wakes_reader);
+    assert_eq!(update(&mut arrivals, &end).state, NONE);
 }
 
 #[test]
@@ -78,9 +66,8 @@ fn older_numbers_are_dropped_and_equal_ones_are_not() {
     let third = cdc(3, cursor(0, 300), Cursor::START);
     update(&mut arrivals, &third);
     assert_eq!(arrivals.handle(&first), Ok(Arrival::Stale));
-    let twice = update(&mut arrivals, &third);
-    assert_eq!((twice.arrived, twice.wakes_reader), (0, false));
-    assert_eq!(arrivals.producer(), cursor(0, 300));
+    assert_eq!(update(&mut arrivals, &third).arrived, 0);
+    assert_eq!(arrivals.producer, cursor(0, 300));
 }
 
 #[test]
@@ -134,7 +121,7 @@ fn cursors_wrap_through_zero() {
         let behind = cdc(sequence, cursor(wrap.wrapping_sub(1), 999), position);
         let kept = arrivals.handle(&behind).unwrap();
         assert!(matches!(kept, Arrival::Update(kept) if kept.arrived == 0));
-        assert_eq!(arrivals.producer(), position);
+        assert_eq!(arrivals.producer, position);
     }
 }
 
@@ -161,7 +148,7 @@ fn hostile_cursors_are_refused_and_change_nothing() {
         let refused = arrivals.handle(&cdc(2, producer, consumer));
         let refused = refused.unwrap_err();
         assert!(matches!(refused, PeerMisbehaved::Cursor(_)), "{refused}");
-        assert_eq!((arrivals.producer(), arrivals.consumer()), known);
+        assert_eq!((arrivals.producer, arrivals.consumer), known);
         assert_eq!(arrivals.sequence(), 1);
     }
 }
@@ -208,7 +195,7 @@ fn a_validation_is_compared_by_number_only() {
     let validation = CdcR::failover(0, token());
     assert_eq!(arrivals.handle(&validation), Ok(missed));
     assert_eq!(arrivals.sequence(), 65_535);
-    assert_eq!(arrivals.producer(), cursor(0, 600));
+    assert_eq!(arrivals.producer, cursor(0, 600));
 }
 
 /// Arbitrary messages of a peer: no panic, and a cursor never leaves its ring.
@@ -228,7 +215,7 @@ fn arbitrary_messages_of_a_peer_are_handled() {
             )
         };
         let _any = arrivals.handle(&received);
-        assert!(arrivals.producer().count < 1000);
-        assert!(arrivals.consumer().count < 500);
+        assert!(arrivals.producer.count < 1000);
+        assert!(arrivals.consumer.count < 500);
     }
 }

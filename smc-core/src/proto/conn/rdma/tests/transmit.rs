@@ -359,9 +359,9 @@ fn a_completion_covers_all_posts_up_to_it() {
     transmit.stage(100);
     transmit.uncork();
     let second = only_post(&mut transmit);
-    assert_eq!(transmit.outstanding(), 2);
+    assert_eq!(transmit.in_flight.posts.len(), 2);
     assert_eq!(transmit.handle_sent(second.id), 200);
-    assert_eq!(transmit.outstanding(), 0);
+    assert_eq!(transmit.in_flight.posts.len(), 0);
     assert_eq!(transmit.handle_sent(first.id), 0, "late");
     assert_eq!(transmit.handle_sent(PostId(999)), 0, "never posted");
 }
@@ -375,7 +375,7 @@ fn a_post_without_space_is_cancelled() {
     transmit.set_flags(D);
     let post = only_post(&mut transmit);
     transmit.cancel_post();
-    assert_eq!(transmit.outstanding(), 0);
+    assert_eq!(transmit.in_flight.posts.len(), 0);
     assert_eq!(transmit.unsent(), 300);
     assert!(!transmit.is_flushed());
     transmit.cancel_post();
