@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Adaptive busy polling before parking.
 ///
 /// The rule and its constants are explained in `docs/architecture.md`.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct BusyPoll {
     /// Longest window; zero switches polling off.
     max: Duration,

@@ -7,7 +7,6 @@ use crate::mem::{CopyMode, HAS_NON_TEMPORAL};
 /// Copies by temporal or non-temporal stores, whichever moves a stream faster at the time.
 ///
 /// The rule and its constants are explained in `docs/architecture.md`.
-#[derive(Debug)]
 pub(crate) struct CopyModeSelector {
     /// Length of a window, in bytes: at least the ring. `None` where there is one mode.
     window_len: Option<u32>,
@@ -16,7 +15,6 @@ pub(crate) struct CopyModeSelector {
 }
 
 /// What is known of both modes.
-#[derive(Debug)]
 struct Rates {
     mode: CopyMode,
     /// `None` where the next one begins with its first copy: the application may pause before it.
@@ -33,7 +31,6 @@ struct Rates {
 }
 
 /// Long copies, one after the other, whose rate is measured as a whole.
-#[derive(Debug)]
 struct Window {
     start: Instant,
     len: u32,
@@ -42,7 +39,7 @@ struct Window {
 }
 
 /// Some windows in the other mode.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Trial {
     windows: u32,
     best: f32,

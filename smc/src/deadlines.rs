@@ -8,7 +8,6 @@
 //! runtime.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -127,12 +126,6 @@ impl Drop for Deadlines {
     }
 }
 
-impl fmt::Debug for Deadlines {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deadlines").finish_non_exhaustive()
-    }
-}
-
 /// The task that waits for the earliest deadline.
 async fn run_timer(timer_task: TimerTask) {
     let mut timer = None;
@@ -172,7 +165,6 @@ impl Drop for TimerTask {
 }
 
 /// One deadline. Dropping it cancels it.
-#[derive(Debug)]
 pub(crate) struct Deadline {
     deadlines: Arc<Deadlines>,
     at: Instant,

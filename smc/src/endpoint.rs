@@ -366,7 +366,7 @@ impl Endpoint {
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
-            .field("devices", &self.inner.drivers)
+            .field("devices", &self.devices().collect::<Vec<_>>())
             .field("config", &self.inner.config)
             .finish_non_exhaustive()
     }

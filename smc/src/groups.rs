@@ -1,7 +1,6 @@
 //! The registry of link groups, shared by set-ups, connections and drivers.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -379,14 +378,7 @@ impl Groups {
     }
 }
 
-impl fmt::Debug for Groups {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Groups").finish_non_exhaustive()
-    }
-}
-
 /// A place in a link group; dropping it leaves the group.
-#[derive(Debug)]
 pub(crate) struct Membership {
     groups: Arc<Groups>,
     member: Member,

@@ -12,7 +12,6 @@ use crate::error::Error;
 use crate::process;
 
 /// Whether an endpoint makes streams, and the reason why not.
-#[derive(Debug)]
 pub(crate) struct Lifetime {
     end: OnceLock<Error>,
     ended: Event,

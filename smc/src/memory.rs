@@ -67,7 +67,6 @@ impl TrimMemory for EndpointInner {
 /// process that writes them first.
 ///
 /// When this is dropped, the charge stays until the peer has released the buffer.
-#[derive(Debug)]
 pub(crate) struct PeerCharge {
     /// Taken when dropped.
     charge: Option<Charge>,

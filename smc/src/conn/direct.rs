@@ -1,6 +1,5 @@
 //! The SMC-D side of a connection: its DMB, the peer's, and what is published there.
 
-use std::fmt;
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -319,14 +318,6 @@ impl PeerDmb {
             &[IoSlice::new(data)],
             signal,
         )
-    }
-}
-
-impl fmt::Debug for DirectConn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DirectConn")
-            .field("token", &self.dmb.token())
-            .finish_non_exhaustive()
     }
 }
 

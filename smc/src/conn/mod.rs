@@ -6,7 +6,6 @@ mod rdma;
 pub(crate) use direct::{DirectConn, PeerDmb, RetryResult};
 pub(crate) use rdma::{RdmaConn, RdmaConnHandle};
 
-use std::fmt;
 use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -80,7 +79,6 @@ pub(crate) struct Conn {
 }
 
 /// The buffers of a connection, and how data gets from one end to the other.
-#[derive(Debug)]
 pub(crate) enum Path {
     /// SMC-D: through the peer's DMB.
     Direct(Arc<DirectConn>),
@@ -690,16 +688,6 @@ impl Drop for Conn {
     }
 }
 
-impl fmt::Debug for Conn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Conn")
-            .field("mode", &self.mode)
-            .field("state", &self.state().name())
-            .field("peer", &self.peer_addr)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Wakes a connection on an event of its TCP socket.
 struct TcpEventWaker(Weak<Conn>);
 
@@ -716,7 +704,6 @@ impl Wake for TcpEventWaker {
 }
 
 /// The application's handle of a connection; dropping the last one closes it.
-#[derive(Debug)]
 pub(crate) struct Handle(pub(crate) Arc<Conn>);
 
 impl Drop for Handle {

@@ -1,7 +1,6 @@
 //! One SMC-R connection between its halves and the link that it is bound to.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
@@ -696,17 +695,7 @@ impl SmcPath for RdmaConn {
     }
 }
 
-impl fmt::Debug for RdmaConn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RdmaConn")
-            .field("token", &self.token)
-            .field("space", &self.space())
-            .finish_non_exhaustive()
-    }
-}
-
 /// The handle of an [`RdmaConn`]; dropping it releases the RMB once the peer has confirmed that.
-#[derive(Debug)]
 pub(crate) struct RdmaConnHandle(Arc<RdmaConn>);
 
 impl RdmaConnHandle {

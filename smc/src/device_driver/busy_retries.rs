@@ -11,10 +11,9 @@ use crate::conn::{ConnKey, RetryResult};
 /// Retries back off exponentially. After [`BUSY_TIMEOUT`] the connection is aborted: a hostile peer
 /// may keep the device busy. From then on only the abort flag is retried, at longer intervals, for
 /// [`ABORT_TIMEOUT`].
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct BusyRetries(HashMap<ConnKey, Backoff>);
 
-#[derive(Debug)]
 struct Backoff {
     /// The sum of pauses since the device last accepted something of the connection. Time without
     /// retries, as while the process was stopped, does not count.

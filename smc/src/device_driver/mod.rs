@@ -454,14 +454,6 @@ impl DeviceDriver {
     }
 }
 
-impl std::fmt::Debug for DeviceDriver {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceDriver")
-            .field("device", &self.name)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Drop for DeviceDriver {
     fn drop(&mut self) {
         // The task cannot upgrade its reference any more and ends.

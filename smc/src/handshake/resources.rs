@@ -100,7 +100,7 @@ impl HandshakeResources {
 }
 
 /// The resources of a handshake in its link group. Dropping it releases the connection's buffers.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Prepared {
     pub(super) handle: Arc<RdmaConnHandle>,
     pub(super) keys: Vec<RmbKey>,

@@ -1,6 +1,5 @@
 //! A connected queue pair with the queue of its users.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
@@ -275,15 +274,6 @@ impl Drop for LinkSender {
         if self.lock().awaited.is_some() {
             self.end_await();
         }
-    }
-}
-
-impl fmt::Debug for LinkSender {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LinkSender")
-            .field("id", &self.id)
-            .field("link", &self.link)
-            .finish_non_exhaustive()
     }
 }
 

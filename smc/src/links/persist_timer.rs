@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 /// backoff while none is.
 ///
 /// [`Transmit::probe`]: crate::proto::conn::rdma::Transmit::probe
-#[derive(Debug)]
 pub(crate) struct PersistTimer {
     at: Instant,
     interval: Duration,

@@ -14,7 +14,7 @@ use crate::proto::handshake::{HandshakeConfig, Interface, RdmaConfig, RdmaPort, 
 use crate::proto::links::PortCandidate;
 
 /// The RDMA ports and interfaces of this host, as far as an endpoint has devices for them.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct RdmaPorts {
     /// The last scan; repeated when a device reports a change.
     known: Mutex<Option<PortScan>>,
@@ -26,7 +26,6 @@ pub(crate) struct RdmaPorts {
 }
 
 /// The result of a scan, which takes a dozen system calls.
-#[derive(Debug)]
 struct PortScan {
     at: Instant,
     interfaces: Arc<Vec<InterfaceAddress>>,

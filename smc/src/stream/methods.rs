@@ -1,5 +1,6 @@
 //! Methods of a stream and of its halves, each with its documentation once.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -14,8 +15,16 @@ use super::{
 use crate::error::FallbackReason;
 
 macro_rules! any {
-    ($($type:ty),+) => {$(
-        impl $type {
+    ($($type:ident $(<$lifetime:lifetime>)?),+) => {$(
+        impl fmt::Debug for $type $(<$lifetime>)? {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($type))
+                    .field("mode", self.mode())
+                    .finish_non_exhaustive()
+            }
+        }
+
+        impl $type $(<$lifetime>)? {
             /// What carries the stream: SMC, or TCP with the reason.
             #[must_use]
             pub fn mode(&self) -> &Mode {

@@ -59,7 +59,6 @@ use write::Writer;
 /// was not read, the peer sees a reset, as with TCP.
 ///
 /// How a stream ends is in docs/spec/closing.md, as a table in [`ConnState`] and in RFC 7609 section 4.
-#[derive(Debug)]
 pub struct Stream {
     // The sides are dropped first, so that the reading one has stored its position when the handle
     // closes.
@@ -69,7 +68,6 @@ pub struct Stream {
 }
 
 /// The shared part of both halves of a stream.
-#[derive(Debug)]
 pub(crate) struct Shared {
     mode: Mode,
     socket: Arc<dyn Socket>,

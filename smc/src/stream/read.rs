@@ -19,7 +19,6 @@ use crate::mem::sync::Ordering;
 use crate::proto::conn::RecvHalf;
 
 /// The reading half of a stream: SMC-D, SMC-R or TCP.
-#[derive(Debug)]
 pub(crate) enum Reader {
     Direct(SmcReader<DirectConn>),
     Rdma(SmcReader<RdmaConn>),
@@ -107,7 +106,6 @@ impl Ready for Reader {
 }
 
 /// Reads from the local element, which the peer writes.
-#[derive(Debug)]
 pub(crate) struct SmcReader<P: SmcPath> {
     conn: Arc<Conn>,
     path: Arc<P>,

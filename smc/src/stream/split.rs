@@ -17,21 +17,18 @@ use super::write::Writer;
 use super::{Shared, Stream};
 
 /// The reading half of [`Stream::split`].
-#[derive(Debug)]
 pub struct ReadHalf<'a> {
     pub(super) read: &'a mut LockedSide<Reader>,
     pub(super) shared: &'a Shared,
 }
 
 /// The writing half of [`Stream::split`].
-#[derive(Debug)]
 pub struct WriteHalf<'a> {
     pub(super) write: &'a mut LockedSide<Writer>,
     pub(super) shared: &'a Shared,
 }
 
 /// The reading half of [`Stream::into_split`].
-#[derive(Debug)]
 pub struct OwnedReadHalf {
     // Dropped before the handle in `shared`, see `Stream`.
     pub(super) read: LockedSide<Reader>,
@@ -39,7 +36,6 @@ pub struct OwnedReadHalf {
 }
 
 /// The writing half of [`Stream::into_split`]. Dropping it shuts writing down.
-#[derive(Debug)]
 pub struct OwnedWriteHalf {
     pub(super) write: OwnedWriteSide,
     pub(super) shared: Arc<Shared>,
@@ -81,7 +77,6 @@ impl OwnedWriteHalf {
 }
 
 /// A writing side that shuts writing down when it is dropped.
-#[derive(Debug)]
 pub(super) struct OwnedWriteSide {
     side: Option<LockedSide<Writer>>,
     shutdown_on_drop: bool,

@@ -14,7 +14,6 @@ use super::in_place::ReadGuard;
 use super::write::{NEVER_FITS, ReservedSpace};
 
 /// Reads from the TCP socket, after the bytes that set-up has read already.
-#[derive(Debug)]
 pub(crate) struct TcpReader {
     socket: Arc<dyn Socket>,
     /// Bytes read from the socket that the application has not read yet.
@@ -196,7 +195,6 @@ impl TcpReader {
 }
 
 /// Writes to the TCP socket.
-#[derive(Debug)]
 pub(crate) struct TcpWriter {
     socket: Arc<dyn Socket>,
     /// A buffer for reservations.
@@ -267,7 +265,6 @@ impl TcpWriter {
 }
 
 /// Expected length of a read, estimated from earlier ones.
-#[derive(Debug)]
 struct Expected(usize);
 
 impl Default for Expected {

@@ -74,7 +74,6 @@ pub(crate) fn poll_until<H: Half, T>(
 
 /// A side with its own lock: methods with `&mut` do without it, methods with `&` may be called from
 /// several tasks.
-#[derive(Debug)]
 pub(crate) struct LockedSide<S> {
     half: Mutex<S>,
     /// Tasks that wait for a TCP socket. Those of SMC are in [`Conn`].
@@ -182,7 +181,7 @@ impl LockedSide<Reader> {
 
 /// Tasks that wait for one TCP socket in one direction: all of them are woken when it is ready, as
 /// any of them may have stopped waiting.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Waiters {
     /// For async methods, of which any number may wait.
     changed: Event,

@@ -24,7 +24,6 @@ use crate::proto::conn::SendHalf;
 use crate::proto::conn::rdma::DeliveryStatus;
 
 /// The writing half of a stream: SMC-D, SMC-R or TCP.
-#[derive(Debug)]
 pub(crate) enum Writer {
     Direct(SmcWriter<DirectWriter>),
     Rdma(SmcWriter<Arc<RdmaConn>>),
@@ -118,7 +117,6 @@ impl Ready for Writer {
 }
 
 /// The writing half of an SMC stream.
-#[derive(Debug)]
 pub(crate) struct SmcWriter<P> {
     conn: Arc<Conn>,
     path: P,
@@ -335,7 +333,6 @@ impl<P: SendPath> Half for SmcWriter<P> {
 }
 
 /// Writes into the peer's element: its cursors and its copy mode.
-#[derive(Debug)]
 pub(crate) struct DirectWriter {
     direct: Arc<DirectConn>,
     half: SendHalf,

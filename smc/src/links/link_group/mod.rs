@@ -4,7 +4,6 @@ mod events;
 mod outputs;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
@@ -420,15 +419,6 @@ pub struct RdmaGroupInfo {
     pub rtokens: usize,
     /// Unused local RMBs whose deletion the peer has not confirmed yet.
     pub retiring: usize,
-}
-
-impl fmt::Debug for RdmaGroup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RdmaGroup")
-            .field("id", &self.id)
-            .field("role", &self.role)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Removes the answer when a set-up stops waiting.

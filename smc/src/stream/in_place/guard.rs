@@ -291,9 +291,3 @@ impl GuardedRing {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-impl fmt::Debug for GuardedRing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GuardedRing").finish_non_exhaustive()
-    }
-}
