@@ -2,6 +2,7 @@
 
 mod busy_retries;
 mod claims;
+mod link_owners;
 mod task;
 mod timeouts;
 
@@ -26,6 +27,7 @@ use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use crate::proto::group::{DeviceIndex, GroupEndCause, GroupId};
 use crate::proto::links::LinkId;
 use busy_retries::BusyRetries;
+use link_owners::LinkOwners;
 
 /// A device of an endpoint with the connections that use it.
 pub(crate) struct DeviceDriver {
@@ -39,7 +41,7 @@ pub(crate) struct DeviceDriver {
     has_work: AtomicBool,
     task_waker: AtomicWaker,
     /// The owners of the device's queue pairs.
-    links: Mutex<HashMap<Qpn, (Weak<RdmaGroup>, LinkId)>>,
+    links: Mutex<LinkOwners<RdmaGroup>>,
     /// Links to be closed after their received messages were dispatched.
     closing: Mutex<Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>>,
     /// Held while events are dispatched: the device has one consumer at a time.
@@ -398,14 +400,12 @@ impl DeviceDriver {
 
     /// Registers the link of a queue pair for its events.
     pub(crate) fn add_link(&self, qpn: Qpn, group: &Arc<RdmaGroup>, link: LinkId) {
-        let mut links = self.links();
-        // A cancelled set-up leaves its link in the table.
-        links.retain(|_, (group, _)| group.strong_count() > 0);
-        links.insert(qpn, (Arc::downgrade(group), link));
+        self.links().insert(qpn, Arc::downgrade(group), link);
     }
 
-    pub(crate) fn remove_link(&self, qpn: Qpn) {
-        self.links().remove(&qpn);
+    /// Ends the events of a link. By now its queue pair may be gone, and its number in use again.
+    pub(crate) fn remove_link(&self, qpn: Qpn, group: &Weak<RdmaGroup>, link: LinkId) {
+        self.links().remove(qpn, group, link);
     }
 
     /// Closes a link after its received messages were dispatched, and notifies its group: data that
@@ -429,7 +429,7 @@ impl DeviceDriver {
         for (sender, group) in closing {
             sender.link().close();
             sender.set_closed();
-            self.remove_link(sender.link().qpn());
+            self.remove_link(sender.link().qpn(), &group, sender.id());
             if let Some(group) = group.upgrade() {
                 group.closed(sender.id());
             }
@@ -437,11 +437,10 @@ impl DeviceDriver {
     }
 
     fn link(&self, qpn: Qpn) -> Option<(Arc<RdmaGroup>, LinkId)> {
-        let (group, link) = self.links().get(&qpn).cloned()?;
-        Some((group.upgrade()?, link))
+        self.links().get(qpn)
     }
 
-    fn links(&self) -> MutexGuard<'_, HashMap<Qpn, (Weak<RdmaGroup>, LinkId)>> {
+    fn links(&self) -> MutexGuard<'_, LinkOwners<RdmaGroup>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -236,7 +236,7 @@ impl RdmaGroup {
                 Ok(())
             }
             Err(error) => {
-                driver.remove_link(qpn);
+                driver.remove_link(qpn, &Arc::downgrade(self), link);
                 Err(error)
             }
         }
