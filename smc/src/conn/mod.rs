@@ -1,12 +1,14 @@
 //! One SMC connection, shared by its two halves, the driver and tools.
 
 mod direct;
+mod ending;
 mod rdma;
 
 pub(crate) use direct::{DirectConn, PeerDmb, RetryResult};
+pub(crate) use ending::Handle;
 pub(crate) use rdma::{RdmaConn, RdmaConnHandle};
 
-use std::net::{Shutdown, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -23,12 +25,12 @@ use super::groups::Membership;
 use super::runtime::Socket;
 use super::stream::Mode;
 use crate::device::{Dmb, SubmitError};
-use crate::error::{CloseReason, Error, PeerMisbehaved};
+use crate::error::{CloseReason, Error};
+use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::mem::{Element, HEADER_LEN};
 use crate::proto::conn::rdma::DeliveryStatus;
 use crate::proto::conn::{Closing, ConnState, ReadEnd, WriteEnd};
-use crate::proto::group::{GroupEndCause, GroupId};
+use crate::proto::group::GroupId;
 use crate::proto::handshake::Role;
 
 /// The shared part of a connection.
@@ -531,135 +533,6 @@ impl Conn {
         !has_peer_sent
     }
 
-    // ---- Ending --------------------------------------------------------------------------------
-
-    /// Shuts down writing, behind all written data.
-    pub(crate) fn shutdown_write(&self) {
-        let flags = self.closing().shutdown_write();
-        if let Some(flags) = flags {
-            self.ended.store(true, Ordering::Release);
-            self.path().publish_flags(self, flags);
-            self.wake();
-        }
-    }
-
-    /// The reading half is dropped after it read up to `cursor`, and never more than the first
-    /// `high_water` bytes of the ring.
-    pub(crate) fn stop_reading(&self, cursor: Cursor, high_water: u32) {
-        self.high_water.store(high_water, Ordering::Release);
-        self.read_until
-            .store(ProducerWord { cursor }.to_ne(), Ordering::Release);
-    }
-
-    /// Closes the connection after the application dropped the stream.
-    ///
-    /// Written data is in the peer's memory, or sent in the background, so this does not wait. The
-    /// record stays in the driver's table until the peer has closed, too.
-    pub(crate) fn close(self: &Arc<Self>) {
-        let written = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire));
-        let read = ProducerWord::from_ne(self.read_until.load(Ordering::Acquire));
-        let unread = written.cursor != read.cursor;
-        let zero_linger = self.linger() == Some(Duration::ZERO);
-        self.handle_peer_flags();
-        let flags = self.closing().close(unread || zero_linger);
-        self.ended.store(true, Ordering::Release);
-        match (flags, self.rdma()) {
-            // The final cursor shows a closing peer that its data was read, however little that is.
-            (Some(flags), Some(rdma)) if !unread => rdma.publish_close(read.cursor, flags),
-            (Some(flags), _) => self.path().publish_flags(self, flags),
-            (None, _) => {}
-        }
-        self.release_if_closed();
-        if !self.closing().is_finished() {
-            self.arm();
-            self.watch_tcp();
-            self.handle_peer_flags();
-            self.driver.linger(self);
-        }
-    }
-
-    /// Aborts the connection: the peer is gone, or broke the protocol.
-    pub(crate) fn abort(&self, cause: Error) {
-        self.terminate(cause, Closing::kill);
-    }
-
-    /// The endpoint ends. A stream that was shut down for writing, and delivered, is closed in
-    /// order; others are aborted.
-    pub(crate) fn end_with_endpoint(&self) {
-        let stop = match self.delivery() {
-            DeliveryStatus::Done => Closing::kill_orderly,
-            DeliveryStatus::Pending | DeliveryStatus::Lost => Closing::kill,
-        };
-        self.terminate(Error::Closed(CloseReason::Endpoint), stop);
-    }
-
-    fn terminate(&self, cause: Error, stop: impl FnOnce(&mut Closing) -> Option<StateFlags>) {
-        let flags = stop(&mut self.closing());
-        // Set once: the first cause counts.
-        let _later = self.failure.set(cause);
-        self.ended.store(true, Ordering::Release);
-        match (flags, self.rdma()) {
-            (Some(flags), _) => self.path().publish_flags(self, flags),
-            // The close flags may still be queued behind data that cannot be sent.
-            (None, Some(rdma)) if rdma.has_pending() => {
-                rdma.publish_flags(self, StateFlags::ABORTED);
-            }
-            (None, _) => {}
-        }
-        self.wake();
-        self.release_if_closed();
-    }
-
-    /// The peer violated the data-path protocol; only this connection is aborted.
-    #[cold]
-    pub(crate) fn misbehaved(&self, what: PeerMisbehaved) -> Error {
-        self.abort(Error::PeerMisbehaved(what));
-        self.failure()
-    }
-
-    /// The link group has ended.
-    pub(crate) fn handle_group_end(&self, cause: GroupEndCause) {
-        match cause {
-            // The peer may have closed before.
-            GroupEndCause::PeerGone | GroupEndCause::DeviceGone => {
-                self.abort_unreachable(Error::Closed(CloseReason::Aborted));
-            }
-            GroupEndCause::Shutdown => self.end_with_endpoint(),
-            _ => self.abort(Error::Closed(CloseReason::Aborted)),
-        }
-    }
-
-    /// Aborts a connection whose peer is unreachable. The peer's earlier updates still count.
-    pub(crate) fn abort_unreachable(&self, cause: Error) {
-        self.handle_peer_flags();
-        self.abort(cause);
-    }
-
-    /// Releases the shared resources once both sides have closed.
-    fn release_if_closed(&self) {
-        // The close flags are not delivered while they are pending at a busy device or a link, and
-        // the driver retries.
-        let is_gone = self.driver.is_gone() && self.rdma().is_none();
-        let is_lost = is_gone || self.driver.is_stopped();
-        let has_pending = self.path().has_pending() && !is_lost;
-        if !self.closing().is_finished() || has_pending {
-            return;
-        }
-        let membership = self
-            .membership
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if membership.is_none() {
-            return;
-        }
-        drop(membership);
-        if self.locality == PeerLocality::Unknown {
-            let _best_effort = self.socket.shutdown(Shutdown::Both);
-        }
-        self.driver.remove(self.key());
-    }
-
     pub(crate) fn linger(&self) -> Option<Duration> {
         *self.linger.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -670,21 +543,6 @@ impl Conn {
 
     fn closing(&self) -> MutexGuard<'_, Closing> {
         self.closing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Conn {
-    fn drop(&mut self) {
-        let Some(dmb) = self.dmb() else { return };
-        let written = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire)).cursor;
-        if written.wrap != 0 {
-            return;
-        }
-        // The peer can take its producer word back, and reading has made pages resident: the word
-        // can only add to the read length.
-        let read = self.high_water.load(Ordering::Acquire);
-        let used = read.max(written.count).min(self.local_ring.size());
-        dmb.set_used(HEADER_LEN.saturating_add(len_usize(used)));
     }
 }
 
@@ -700,15 +558,6 @@ impl Wake for TcpEventWaker {
         } else {
             conn.wake();
         }
-    }
-}
-
-/// The application's handle of a connection; dropping the last one closes it.
-pub(crate) struct Handle(pub(crate) Arc<Conn>);
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.0.close();
     }
 }
 

@@ -10,8 +10,8 @@ use smc_wire::size::SizeCode;
 
 use super::super::conn::Conn;
 use super::super::runtime::Socket;
-use super::in_place::ReadGuard;
-use super::write::{NEVER_FITS, ReservedSpace};
+use super::in_place::{ReadGuard, ReservedSpace};
+use super::write::NEVER_FITS;
 
 /// Reads from the TCP socket, after the bytes that set-up has read already.
 pub(crate) struct TcpReader {

@@ -13,7 +13,7 @@ use super::super::busy_poll::BusyPoll;
 use super::super::conn::{Conn, DirectConn, Path, PeerDmb, RdmaConn, SmcPath, len_u32, len_usize};
 use super::super::copy_mode::CopyModeSelector;
 use super::super::deadlines::Deadline;
-use super::in_place::PRIVATE_MAX;
+use super::in_place::ReservedSpace;
 use super::tcp::TcpWriter;
 use super::wait::{Half, Ready, delegate, now_or_never, poll_until};
 use crate::device::SubmitError;
@@ -576,24 +576,6 @@ impl SendPath for Arc<RdmaConn> {
 
     fn poll_device(&self, conn: &Conn) {
         SmcPath::poll_device(&**self, conn.driver());
-    }
-}
-
-/// The space of a reservation.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ReservedSpace {
-    pub(crate) len: usize,
-    /// In the peer's memory.
-    pub(crate) is_in_place: bool,
-}
-
-impl ReservedSpace {
-    /// A private buffer, with `space` for its content.
-    pub(crate) fn private(space: usize, least: usize, most: usize) -> Self {
-        Self {
-            len: most.min(space.min(PRIVATE_MAX).max(least)),
-            is_in_place: false,
-        }
     }
 }
 

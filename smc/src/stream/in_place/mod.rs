@@ -7,6 +7,7 @@ mod reserve;
 pub(crate) use guard::GuardedRing;
 pub use guard::ReadGuard;
 pub use reserve::Reservation;
+pub(crate) use reserve::ReservedSpace;
 
 /// Maximum of a reservation in a private buffer, in bytes.
-pub(crate) const PRIVATE_MAX: usize = 64 * 1024;
+const PRIVATE_MAX: usize = 64 * 1024;

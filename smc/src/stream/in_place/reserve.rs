@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll, ready};
 
-use super::super::write::{DirectWriter, ReservedSpace, Writer};
+use super::super::write::{DirectWriter, Writer};
 use super::PRIVATE_MAX;
 use crate::error::Error;
 
@@ -249,6 +249,24 @@ impl fmt::Debug for Reservation<'_> {
             .field("is_in_place", &self.is_in_place())
             .field("written", &self.written)
             .finish_non_exhaustive()
+    }
+}
+
+/// The space of a reservation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReservedSpace {
+    pub(crate) len: usize,
+    /// In the peer's memory.
+    pub(crate) is_in_place: bool,
+}
+
+impl ReservedSpace {
+    /// A private buffer, with `space` for its content.
+    pub(crate) fn private(space: usize, least: usize, most: usize) -> Self {
+        Self {
+            len: most.min(space.min(PRIVATE_MAX).max(least)),
+            is_in_place: false,
+        }
     }
 }
 

@@ -18,6 +18,7 @@
 //! close or an abort, [`Transmit::handle_peer_closed`].
 
 mod arrivals;
+mod due;
 mod in_flight;
 mod position;
 mod post;

@@ -2,6 +2,7 @@ use smc_wire::cdc::{CdcR, ProducerFlags, StateFlags};
 use smc_wire::cursor::{Cursor, Ring, Span};
 use smc_wire::types::AlertToken;
 
+use super::due::{Due, LastCdc, Undo};
 use super::in_flight::{InFlight, PostKind, SentCdc};
 use super::position::{cursor_at, distance, newer};
 use super::post::{PeerWrite, Post, PostId};
@@ -584,46 +585,4 @@ impl Transmit {
             due: self.due,
         }
     }
-}
-
-/// Contents of the last CDC apart from cursors.
-#[derive(Clone, Copy, Debug, Default)]
-struct LastCdc {
-    sequence: u16,
-    flags: ProducerFlags,
-    state: StateFlags,
-}
-
-/// What has to be posted apart from payload and new state flags.
-#[derive(Clone, Copy, Debug, Default)]
-struct Due {
-    /// A failover validation, before anything else.
-    validation: bool,
-    /// A CDC with all fields, which nothing delays.
-    full: bool,
-    /// A CDC with the local consumer cursor.
-    update: bool,
-    /// A CDC with a request for an update.
-    probe: bool,
-}
-
-impl Due {
-    fn and(self, other: Self) -> Self {
-        Self {
-            validation: self.validation || other.validation,
-            full: self.full || other.full,
-            update: self.update || other.update,
-            probe: self.probe || other.probe,
-        }
-    }
-}
-
-/// State before the last post.
-#[derive(Clone, Copy, Debug)]
-struct Undo {
-    id: PostId,
-    sent: u64,
-    max_sent: u64,
-    last_cdc: LastCdc,
-    due: Due,
 }

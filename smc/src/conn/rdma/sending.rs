@@ -1,0 +1,309 @@
+//! The sending side of an SMC-R connection: the staging ring, and what is posted from it.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::sync::{Arc, MutexGuard};
+use std::time::Instant;
+
+use smc_wire::cdc::{ProducerFlags, StateFlags};
+use smc_wire::cursor::Cursor;
+use smc_wire::types::{Rkey, RmbAddr};
+
+use super::super::super::links::{LinkSender, PersistTimer, PostResult, SendSlot};
+use super::super::{len_u32, len_usize};
+use super::RdmaConn;
+use crate::device::{Mr, Write};
+use crate::error::{CloseReason, Error};
+use crate::mem::sync::Ordering;
+use crate::proto::conn::rdma::{DeliveryStatus, PeerWrite, PostId, Transmit};
+use crate::proto::links::{LinkId, RtokenId};
+
+/// The sending state.
+pub(super) struct Tx {
+    /// The link of the connection; none before the first one of a group is connected.
+    pub(super) sender: Option<Arc<LinkSender>>,
+    pub(super) bound: Option<Bound>,
+    /// The last link that the peer has moved the connection to.
+    pub(super) peer_on: Option<LinkId>,
+    /// Set once the connection has moved, until the peer has closed.
+    pub(super) persist_timer: Option<PersistTimer>,
+}
+
+/// The sending state once the peer's RMB is known.
+pub(super) struct Bound {
+    pub(super) transmit: Transmit,
+    pub(super) rtoken: RtokenId,
+    /// Registration of the staging ring with the link's device.
+    pub(super) from: Option<Arc<dyn Mr>>,
+    /// The peer's RMB on this link.
+    pub(super) to: Option<(Rkey, RmbAddr)>,
+    /// Outstanding posts on this link, the oldest first, with the producer cursor of each.
+    pub(super) posted: VecDeque<(PostId, Cursor)>,
+    /// The producer cursor that is known to have arrived.
+    pub(super) arrived: Cursor,
+}
+
+impl RdmaConn {
+    /// Bytes that can be written now.
+    pub(crate) fn space(&self) -> u32 {
+        self.space.load(Ordering::Acquire)
+    }
+
+    /// Requests that the completion of outstanding posts wakes the writer.
+    pub(crate) fn await_sent(&self) {
+        if let Some(sender) = &self.tx().sender {
+            sender.await_sent();
+        }
+    }
+
+    /// Copies as many bytes as there is space for. Returns their number.
+    pub(crate) fn write(&self, bufs: &[IoSlice<'_>]) -> usize {
+        let mut tx = self.tx();
+        let Some(bound) = &mut tx.bound else { return 0 };
+        let transmit = &mut bound.transmit;
+        let element = self.staging.element();
+        let mut done = 0;
+        for buf in bufs {
+            let part = &buf[..buf.len().min(len_usize(transmit.space()))];
+            if part.is_empty() {
+                continue;
+            }
+            // The ring has the size that the machine assumes.
+            if element.write(len_usize(transmit.at()), part).is_err() {
+                break;
+            }
+            let taken = len_usize(transmit.stage(len_u32(part.len())));
+            done += taken;
+            if taken < part.len() {
+                break;
+            }
+        }
+        let is_sooner = |persist_timer: &mut PersistTimer| persist_timer.restart(self.group.now());
+        let is_sooner = tx.persist_timer.as_mut().is_some_and(is_sooner);
+        self.push(tx, false);
+        if is_sooner {
+            self.group.wake();
+        }
+        done
+    }
+
+    /// As [`SmcPath::publish_flags`], with the consumer cursor.
+    pub(crate) fn publish_close(&self, cursor: Cursor, flags: StateFlags) {
+        self.update(|transmit| {
+            transmit.set_consumer(cursor);
+            transmit.set_flags(flags);
+        });
+    }
+
+    /// Changes what the peer has to know, and sends it.
+    pub(super) fn update(&self, change: impl FnOnce(&mut Transmit)) {
+        let mut tx = self.tx();
+        if let Some(bound) = &mut tx.bound {
+            change(&mut bound.transmit);
+            self.push(tx, false);
+        }
+    }
+
+    /// Frees unread data up to here, because the peer may have to send all of its own before it
+    /// receives this side's close. That will be an abort.
+    pub(crate) fn discard(&self, until: Cursor) {
+        let mut tx = self.tx();
+        if let Some(bound) = &mut tx.bound {
+            if !bound.transmit.is_flushed() {
+                bound.transmit.abort_after_data();
+                bound.transmit.set_consumer(until);
+                self.push(tx, false);
+            }
+        }
+    }
+
+    /// Size of the staging ring: the maximum of space.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.staging.size().ring_r().size()
+    }
+
+    /// The delivery state of all written data and of the shutdown behind it.
+    pub(crate) fn delivery(&self) -> DeliveryStatus {
+        let tx = self.tx();
+        let bound = tx.bound.as_ref();
+        bound.map_or(DeliveryStatus::Done, |bound| bound.transmit.delivery())
+    }
+
+    /// Posts one message in the connection's turn on the link.
+    ///
+    /// Returns whether the link could accept more.
+    pub(crate) fn take_turn(&self) -> bool {
+        self.push(self.tx(), true)
+    }
+
+    /// Handles the completion of a post on this link.
+    pub(crate) fn handle_sent(&self, link: LinkId) {
+        {
+            let mut tx = self.tx();
+            if tx.sender.as_ref().is_none_or(|sender| sender.id() != link) {
+                return;
+            }
+            let Some(bound) = &mut tx.bound else { return };
+            let Some((post, arrived)) = bound.posted.pop_front() else {
+                return;
+            };
+            bound.arrived = arrived;
+            bound.transmit.handle_sent(post);
+            self.push(tx, false);
+        }
+        if let Some(conn) = self.conn() {
+            conn.handle_sent();
+        }
+    }
+
+    /// Probes the peer if that is due. Returns the time of the next probe.
+    pub(crate) fn probe_if_due(&self, now: Instant) -> Option<Instant> {
+        let mut tx = self.tx();
+        if self.done.load(Ordering::Relaxed) {
+            tx.persist_timer = None;
+        }
+        let Tx {
+            persist_timer,
+            bound,
+            ..
+        } = &mut *tx;
+        let (persist_timer, bound) = (persist_timer.as_mut()?, bound.as_mut()?);
+        let is_due = persist_timer.is_due(now, self.has_new_data.swap(false, Ordering::Relaxed));
+        let next = persist_timer.at();
+        if is_due {
+            bound.transmit.probe();
+            self.push(tx, false);
+        }
+        Some(next)
+    }
+
+    /// Reserves resources for a failover: the group has another link.
+    pub(crate) fn reserve_byte(&self) {
+        if let Some(bound) = &mut self.tx().bound {
+            bound.transmit.reserve_byte();
+        }
+    }
+
+    /// Moves the connection to another link.
+    pub(crate) fn move_to(&self, from: LinkId, to: &Arc<LinkSender>) {
+        let mut tx = self.tx();
+        match &tx.sender {
+            Some(sender) if sender.id() == from => sender.remove(self.token),
+            _ => return,
+        }
+        tx.sender = Some(Arc::clone(to));
+        self.moved.store(true, Ordering::Release);
+        tx.persist_timer = Some(PersistTimer::new(self.group.now()));
+        let is_peer_there = tx.peer_on == Some(to.id());
+        self.awaited.store(!is_peer_there, Ordering::Relaxed);
+        if let Some(bound) = &mut tx.bound {
+            bound.from = None;
+            bound.to = None;
+            bound.posted.clear();
+            bound.transmit.failover();
+            if is_peer_there {
+                bound.transmit.handle_peer_moved();
+            }
+        }
+        self.push(tx, false);
+        if let Some(conn) = self.conn() {
+            // A writer that waits for completions waits for those of the new link now.
+            conn.handle_sent();
+        }
+    }
+
+    /// Posts pending messages, as far as there is send capacity. Returns whether the link could
+    /// accept more.
+    pub(super) fn push(&self, mut tx: MutexGuard<'_, Tx>, in_turn: bool) -> bool {
+        let Tx {
+            sender: Some(sender),
+            bound: Some(bound),
+            ..
+        } = &mut *tx
+        else {
+            return true;
+        };
+        if bound.to.is_none() {
+            bound.to = self.group.rtoken(bound.rtoken, sender.id());
+        }
+        if bound.from.is_none() {
+            bound.from = self.staging.mr(sender.device());
+        }
+        let now = self.group.now();
+        let mut last = None;
+        while let Some(slot) = sender.try_reserve(self.token, in_turn) {
+            last = bound.post(slot, now);
+            if last != Some(PostResult::Posted) {
+                break;
+            }
+            if in_turn {
+                sender.wait(self.token);
+                break;
+            }
+        }
+        self.space.store(bound.transmit.space(), Ordering::Release);
+        if bound.transmit.has_pending_post() {
+            sender.await_sent();
+        }
+        if last == Some(PostResult::Unreachable) {
+            // No other link can become usable either.
+            if self.is_released() {
+                bound.transmit.kill();
+            }
+            drop(tx);
+            self.fail(Error::Closed(CloseReason::Aborted));
+        }
+        last != Some(PostResult::Queued)
+    }
+}
+
+impl Bound {
+    /// Makes the next post, if any.
+    fn post(&mut self, slot: SendSlot<'_>, now: Instant) -> Option<PostResult> {
+        let mut post = self.transmit.poll_post()?;
+        let is_abort = post.cdc.state_flags.contains(StateFlags::ABORTED);
+        let taken = match (&self.from, self.to) {
+            (Some(from), Some(to)) => {
+                let writes = post.spans.map(|span| write(&span, &**from, to));
+                let count = post.writes().count();
+                slot.post(now, &writes[..count], &post.cdc.to_bytes())
+            }
+            _ if post.payload() == 0 => slot.post(now, &[], &post.cdc.to_bytes()),
+            // Without an RKEY on this link nothing can be written, but an abort can be sent, behind
+            // the delivered data.
+            _ if is_abort => {
+                post.cdc.producer = self.arrived;
+                slot.post(now, &[], &post.cdc.to_bytes())
+            }
+            _ => PostResult::Unreachable,
+        };
+        match taken {
+            PostResult::Posted => {
+                let flags = post.cdc.producer_flags;
+                let is_validation = flags.contains(ProducerFlags::FAILOVER_VALIDATION);
+                let says = if is_validation {
+                    self.arrived
+                } else {
+                    post.cdc.producer
+                };
+                self.posted.push_back((post.id, says));
+            }
+            PostResult::Queued | PostResult::LinkDown | PostResult::Unreachable => {
+                self.transmit.cancel_post()
+            }
+        }
+        Some(taken)
+    }
+}
+
+/// A write as an operation on the link.
+fn write<'a>(span: &PeerWrite, from: &'a dyn Mr, (rkey, base): (Rkey, RmbAddr)) -> Write<'a> {
+    let [first, second] = span.pieces;
+    Write {
+        from,
+        first,
+        second,
+        rkey,
+        to: RmbAddr(base.0.wrapping_add(span.at)),
+    }
+}
