@@ -19,7 +19,7 @@ use smc_core::error::Phase;
 use smc_core::proto::handshake::{
     ClientOffer, Handshake, LATE_DECLINE_TIMEOUT, Transport, WorkDone,
 };
-use smc_wire::clc::{AcceptConfirm, Body, Decline, Proposal};
+use smc_wire::clc::{AcceptConfirm, Body, Decline, Proposal, RdmaEnd};
 use smc_wire::types::{DeclineCode, Eid};
 
 use self::capture::Capture;
@@ -132,6 +132,13 @@ fn capture(name: &str) -> Vec<Exchange> {
         .collect()
 }
 
+fn rdma_end(message: &AcceptConfirm) -> RdmaEnd {
+    match message.body {
+        Body::R(end) => end,
+        Body::D(_) => panic!("not SMC-R"),
+    }
+}
+
 /// Peer ID, GID and MAC in a PROPOSAL.
 const WHO: std::ops::Range<usize> = 8..38;
 
@@ -174,9 +181,7 @@ fn our_client_answers_a_kernels_server_as_a_kernel() {
             let replay = registries.entry(exchange.client).or_default();
             let path = host.path(exchange.server);
             let mut client = Handshake::client(replay.now, host.config(), &path);
-            let Body::R(end) = confirm.body else {
-                panic!("{name}: not SMC-R");
-            };
+            let end = rdma_end(&confirm);
             let sent = replay.drive(&mut client, &end, &[exchange.accept.as_ref().unwrap()]);
             let (_proposal, ours) = sent.split_first().unwrap();
             assert_eq!(ours, [exchange.confirm.clone().unwrap()], "{name}");
@@ -188,9 +193,7 @@ fn our_client_answers_a_kernels_server_as_a_kernel() {
             let Transport::Rdma(path) = established.transport else {
                 panic!("{name}: not SMC-R");
             };
-            let Body::R(end) = accept.body else {
-                panic!("{name}: not SMC-R");
-            };
+            let end = rdma_end(&accept);
             assert_eq!(path.peer_rmb.token, end.token, "{name}");
             assert_eq!(path.peer.qpn, end.qpn, "{name}");
             total += 1;
@@ -213,9 +216,7 @@ fn our_server_answers_a_kernels_client_as_a_kernel() {
             let replay = registries.entry(exchange.server).or_default();
             let path = host.path(exchange.client);
             let mut server = Handshake::server(replay.now, host.config(), path);
-            let Body::R(end) = accept.body else {
-                panic!("{name}: not SMC-R");
-            };
+            let end = rdma_end(&accept);
             let messages = [&exchange.proposal, exchange.confirm.as_ref().unwrap()];
             let sent = replay.drive(&mut server, &end, &messages);
             // That includes the decision on first contact.
@@ -227,9 +228,7 @@ fn our_server_answers_a_kernels_client_as_a_kernel() {
             let Transport::Rdma(path) = established.transport else {
                 panic!("{name}: not SMC-R");
             };
-            let Body::R(end) = confirm.body else {
-                panic!("{name}: not SMC-R");
-            };
+            let end = rdma_end(&confirm);
             assert_eq!(path.peer_rmb.rkey, end.rkey, "{name}");
             // From the PROPOSAL, which has no MAC in version 2: it comes from CONFIRM then.
             assert_eq!((path.peer.gid, path.peer.mac), (end.gid, end.mac), "{name}");
@@ -328,9 +327,7 @@ fn confirm_link_that_is_lost() {
         let confirm = exchange.confirm().unwrap();
         let accept = exchange.accept.as_ref().unwrap();
         let theirs = exchange.decline.as_ref().unwrap();
-        let Body::R(end) = confirm.body else {
-            panic!("not SMC-R");
-        };
+        let end = rdma_end(&confirm);
         // Our client waits for CONFIRM LINK when it comes.
         let host = exchange.client();
         let mut replay = Replay::default();
@@ -350,9 +347,7 @@ fn confirm_link_that_is_lost() {
         replay.confirms_links = false;
         let path = host.path(exchange.client);
         let mut server = Handshake::server(replay.now, host.config(), path);
-        let Body::R(end) = exchange.accept().unwrap().body else {
-            panic!("not SMC-R");
-        };
+        let end = rdma_end(&exchange.accept().unwrap());
         let messages = [&exchange.proposal, exchange.confirm.as_ref().unwrap()];
         replay.drive(&mut server, &end, &messages);
         let failed = Err(FirstLinkError::TimedOut);

@@ -2,51 +2,19 @@
 
 use smc_wire::Bounded;
 use smc_wire::clc::Terms as ClcTerms;
-use smc_wire::clc::{Body, DirectEnd, FirstContact, GidEntry, Step};
+use smc_wire::clc::{DirectEnd, FirstContact, GidEntry, Step};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{FeatureMask, GroupId, Offer as Types, OsType, PnetId, Release, Version};
 
 use super::*;
 use crate::error::{CloseReason, FallbackCause, IoError, PeerMisbehaved, Phase};
 
-struct Fixture {
-    client: Side,
-    now: Instant,
-}
-
-impl Fixture {
-    fn new(config: HandshakeConfig) -> Self {
-        Self::over(config, &TcpPath::default())
-    }
-
-    fn over(config: HandshakeConfig, path: &TcpPath) -> Self {
-        let now = Instant::now();
-        let mut client = Side::new(Handshake::client(now, Arc::new(config), path));
-        client.settle(now);
-        Self { client, now }
-    }
-
-    /// A client that has sent its PROPOSAL.
-    fn waiting(config: HandshakeConfig) -> Self {
-        let mut f = Self::new(config);
-        Proposal::parse(&f.client.take_sent()).unwrap();
-        assert_eq!(f.client.machine.state(), Some("ACCEPT"));
-        f
-    }
-
-    fn receive(&mut self, bytes: &[u8]) -> usize {
-        let taken = self.client.receive(self.now, bytes, usize::MAX);
-        self.client.settle(self.now);
-        taken
-    }
-
-    fn accept(&mut self, accept: &AcceptConfirm) {
-        if let Body::D(end) = accept.body {
-            let len = end.size.byte_len();
-            self.client.fabric.borrow_mut().buffers.insert(end.dmb, len);
-        }
-        self.receive(&accept_bytes(accept));
-    }
+/// A client that has sent its PROPOSAL.
+fn waiting(config: HandshakeConfig) -> Fixture {
+    let mut f = Fixture::client(config, &TcpPath::default());
+    Proposal::parse(&f.side.take_sent()).unwrap();
+    assert_eq!(f.side.machine.state(), Some("ACCEPT"));
+    f
 }
 
 /// What a server answers to [`host`] at first contact.
@@ -98,29 +66,32 @@ fn c3_ipsec() {
         ipsec: true,
         ..TcpPath::default()
     };
-    let f = Fixture::over(host(), &path);
-    assert_eq!(f.client.fallback(), local(DeclineCode::IPSEC));
-    assert_eq!(f.client.declined().diagnosis, DeclineCode::IPSEC);
+    let f = Fixture::client(host(), &path);
+    assert_eq!(f.side.fallback(), local(DeclineCode::IPSEC));
+    assert_eq!(f.side.declined().diagnosis, DeclineCode::IPSEC);
 }
 
 #[test]
 fn c6_no_device_and_the_version_of_the_decline() {
-    let f = Fixture::new(host_with(vec![]));
-    assert_eq!(f.client.fallback(), local(DeclineCode::NOSMCDEV));
+    let f = Fixture::client(host_with(vec![]), &TcpPath::default());
+    assert_eq!(f.side.fallback(), local(DeclineCode::NOSMCDEV));
     assert_eq!(
-        f.client.declined().version,
+        f.side.declined().version,
         Version::V1,
         "the host knows no version 2"
     );
-    assert_eq!(f.client.sent.len(), 28);
+    assert_eq!(f.side.sent.len(), 28);
 
     // A device on a network that no interface is connected to: capable, but not here.
     let elsewhere = Some(PnetId::new("ELSEWHERE").unwrap());
-    let f = Fixture::new(host_with(vec![device(0, LOOP).with_pnet_id(elsewhere)]));
-    assert_eq!(f.client.fallback(), local(DeclineCode::NOSMCDEV));
-    let decline = f.client.declined();
+    let f = Fixture::client(
+        host_with(vec![device(0, LOOP).with_pnet_id(elsewhere)]),
+        &TcpPath::default(),
+    );
+    assert_eq!(f.side.fallback(), local(DeclineCode::NOSMCDEV));
+    let decline = f.side.declined();
     assert_eq!((decline.version, decline.os), (Version::V2, OsType::LINUX));
-    assert_eq!(f.client.sent.len(), 44);
+    assert_eq!(f.side.sent.len(), 44);
 }
 
 #[test]
@@ -128,8 +99,8 @@ fn c7_only_v1_and_no_prefix() {
     let net = Some(PnetId::new("NET1").unwrap());
     let mut config = host_with(vec![device(0, Chid::NONE).with_pnet_id(net)]);
     config.v1 = true;
-    let f = Fixture::over(config, &TcpPath::over(Interface::new(vec![], net)));
-    assert_eq!(f.client.fallback(), local(DeclineCode::CNFERR));
+    let f = Fixture::client(config, &TcpPath::over(Interface::new(vec![], net)));
+    assert_eq!(f.side.fallback(), local(DeclineCode::CNFERR));
 }
 
 // Contents of PROPOSAL (docs/spec/handshake.md#offer)
@@ -170,12 +141,12 @@ fn loopback_devices_are_offered_to_the_own_host_only() {
     assert_eq!(offered(&other_host()), [LOOP]);
 
     let config = host_with(vec![device(0, Chid::LOOPBACK)]);
-    let f = Fixture::over(config, &other_host());
-    let Some(Outcome::Tcp(fallback)) = &f.client.outcome else {
-        panic!("{:?}", f.client.outcome);
+    let f = Fixture::client(config, &other_host());
+    let Some(Outcome::Tcp(fallback)) = &f.side.outcome else {
+        panic!("{:?}", f.side.outcome);
     };
     assert_eq!(fallback.reason, FallbackCause::OtherHost.into());
-    assert_eq!(f.client.declined().diagnosis, DeclineCode::NOSMCDEV);
+    assert_eq!(f.side.declined().diagnosis, DeclineCode::NOSMCDEV);
 }
 
 #[test]
@@ -278,27 +249,26 @@ fn proposal_with_v1_over_ipv6() {
 
 #[test]
 fn c9_no_accept_within_six_seconds() {
-    let mut f = Fixture::waiting(host());
-    assert_eq!(f.client.machine.poll_timeout(), Some(f.now + CLC_TIMEOUT));
-    f.client.machine.handle_timeout(f.now + CLC_TIMEOUT);
-    f.client.settle(f.now);
-    assert_eq!(*f.client.error(), Error::TimedOut(Phase::Accept));
-    assert!(f.client.sent.is_empty(), "an abort says nothing");
+    let mut f = waiting(host());
+    assert_eq!(f.side.machine.poll_timeout(), Some(f.now + CLC_TIMEOUT));
+    f.wait(CLC_TIMEOUT);
+    assert_eq!(*f.side.error(), Error::TimedOut(Phase::Accept));
+    assert!(f.side.sent.is_empty(), "an abort says nothing");
 }
 
 #[test]
 fn c10_rubbish() {
-    let mut f = Fixture::waiting(host());
+    let mut f = waiting(host());
     assert!(f.receive(b"220 mail.example ESMTP\r\n") <= 8);
-    assert!(matches!(f.client.error(), Error::Malformed(_)));
+    assert!(matches!(f.side.error(), Error::Malformed(_)));
 }
 
 #[test]
 fn c10_unexpected_message() {
-    let mut f = Fixture::waiting(host());
+    let mut f = waiting(host());
     let taken = f.receive(&bytes(&proposal(&host())));
     assert_eq!(taken, 8);
-    assert_eq!(*f.client.error(), PeerMisbehaved::UnexpectedMessage.into());
+    assert_eq!(*f.side.error(), PeerMisbehaved::UnexpectedMessage.into());
 }
 
 #[test]
@@ -307,9 +277,9 @@ fn c10_accept_that_is_cut_short() {
     // The first-contact flag is set and the parts are not there.
     bytes.drain(74..126);
     bytes[6] = 78;
-    let mut f = Fixture::waiting(host());
+    let mut f = waiting(host());
     f.receive(&bytes);
-    assert!(matches!(f.client.error(), Error::Malformed(_)));
+    assert!(matches!(f.side.error(), Error::Malformed(_)));
 }
 
 #[test]
@@ -320,32 +290,28 @@ fn c10_accept_with_unknown_parts_is_read_to_its_end() {
     let len = u16::try_from(bytes.len()).unwrap();
     bytes[5..7].copy_from_slice(&len.to_be_bytes());
     bytes.extend_from_slice(b"data");
-    let mut f = Fixture::waiting(host());
+    let mut f = waiting(host());
     let buffer = SizeCode::LINUX_DEFAULT.byte_len();
-    f.client
+    f.side
         .fabric
         .borrow_mut()
         .buffers
         .insert(DmbToken(0xdead_beef), buffer);
     assert_eq!(f.receive(&bytes), usize::from(len));
-    f.client.established();
+    f.side.established();
 }
 
 #[test]
 fn c11_server_closes_or_resets() {
-    let mut f = Fixture::waiting(host());
-    f.client.machine.handle_closed();
-    f.client.settle(f.now);
-    assert_eq!(
-        *f.client.error(),
-        Error::Closed(CloseReason::DuringHandshake)
-    );
+    let mut f = waiting(host());
+    f.close();
+    assert_eq!(*f.side.error(), Error::Closed(CloseReason::DuringHandshake));
 
-    let mut f = Fixture::waiting(host());
+    let mut f = waiting(host());
     let reset = Error::from(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
-    f.client.machine.handle_io_error(reset.clone());
-    f.client.settle(f.now);
-    assert_eq!(*f.client.error(), reset);
+    f.side.machine.handle_io_error(reset.clone());
+    f.side.settle(f.now);
+    assert_eq!(*f.side.error(), reset);
     assert!(matches!(reset, Error::Io(error) if is_reset(&error)));
 }
 
@@ -379,10 +345,10 @@ fn c12_decline() {
         let len = decline.emit(&mut bytes).unwrap();
         bytes.truncate(len);
         bytes.extend_from_slice(b"application data");
-        let mut f = Fixture::waiting(host());
+        let mut f = waiting(host());
         assert_eq!(f.receive(&bytes), len, "what follows is application data");
-        assert_eq!(f.client.fallback(), peer(DeclineCode::NOUEID));
-        assert!(f.client.sent.is_empty(), "a DECLINE is never answered");
+        assert_eq!(f.side.fallback(), peer(DeclineCode::NOUEID));
+        assert!(f.side.sent.is_empty(), "a DECLINE is never answered");
     }
 }
 
@@ -390,47 +356,47 @@ fn c12_decline() {
 
 #[test]
 fn c13_smc_r_was_not_offered() {
-    let mut f = Fixture::waiting(host());
+    let mut f = waiting(host());
     let accept = unhex(
         "e2d4c3d90200441812340200000000aafe80000000000000020000fffe0000aa0200000000aa00012300001a2b
          010000000725000000000012340000000a0b0ce2d4c3d9",
     );
     f.receive(&accept);
-    assert_eq!(f.client.fallback(), local(DeclineCode::MODEUNSUPP));
-    let decline = f.client.declined();
+    assert_eq!(f.side.fallback(), local(DeclineCode::MODEUNSUPP));
+    let decline = f.side.declined();
     assert_eq!(decline.version, Version::V1, "that of ACCEPT");
-    assert_eq!(f.client.sent.len(), 28);
+    assert_eq!(f.side.sent.len(), 28);
 }
 
 #[test]
 fn c13_version_1_was_not_offered() {
-    let mut f = Fixture::waiting(host());
-    f.accept(&v1_accept());
-    assert_eq!(f.client.fallback(), local(DeclineCode::MODEUNSUPP));
-    assert_eq!(f.client.declined().version, Version::V1);
+    let mut f = waiting(host());
+    f.receive_end(&v1_accept());
+    assert_eq!(f.side.fallback(), local(DeclineCode::MODEUNSUPP));
+    assert_eq!(f.side.declined().version, Version::V1);
 }
 
 #[test]
 fn d1_fabric_that_was_not_offered() {
-    let mut f = Fixture::waiting(host());
+    let mut f = waiting(host());
     let mut accept = accept();
     let Body::D(end) = &mut accept.body else {
         panic!()
     };
     end.chid = Chid(0xff09);
-    f.accept(&accept);
+    f.receive_end(&accept);
     assert_eq!(
-        *f.client.error(),
+        *f.side.error(),
         PeerMisbehaved::SelectedUnofferedDevice.into()
     );
-    assert!(f.client.sent.is_empty());
+    assert!(f.side.sent.is_empty());
 }
 
 #[test]
 fn d2_release_and_features() {
-    let mut f = Fixture::waiting(host());
-    f.accept(&accept());
-    let established = f.client.established();
+    let mut f = waiting(host());
+    f.receive_end(&accept());
+    let established = f.side.established();
     assert_eq!(established.features, FeatureMask::EMULATED_ISM);
     assert_eq!(
         (established.peer_os, established.release),
@@ -439,7 +405,7 @@ fn d2_release_and_features() {
     assert_eq!(established.peer_host.as_str(), Some("server"));
     assert_eq!(established.peer_group, GroupId([1, 2, 3, 4]));
 
-    let confirm = AcceptConfirm::parse(&f.client.sent).unwrap();
+    let confirm = AcceptConfirm::parse(&f.side.sent).unwrap();
     let stated = confirm.first_contact().unwrap();
     assert_eq!(
         (stated.release, stated.features),
@@ -450,31 +416,31 @@ fn d2_release_and_features() {
 
 #[test]
 fn d2_release_above_the_offered_one() {
-    let mut f = Fixture::waiting(HandshakeConfig {
+    let mut f = waiting(HandshakeConfig {
         release: Release::V2_0,
         ..host()
     });
-    f.accept(&accept());
-    assert_eq!(f.client.fallback(), local(DeclineCode::RELEASEERR));
+    f.receive_end(&accept());
+    assert_eq!(f.side.fallback(), local(DeclineCode::RELEASEERR));
 }
 
 #[test]
 fn d3_emulated_gids_have_both_halves() {
-    let mut f = Fixture::waiting(host());
-    f.accept(&accept());
-    assert_eq!(f.client.direct().peer, Gid::new(0xaaaa, 0xbbbb));
+    let mut f = waiting(host());
+    f.receive_end(&accept());
+    assert_eq!(f.side.direct().peer, Gid::new(0xaaaa, 0xbbbb));
 
-    let mut f = Fixture::waiting(host_with(vec![device(0, ISM)]));
+    let mut f = waiting(host_with(vec![device(0, ISM)]));
     let mut bytes = accept_bytes(&accept());
     bytes[32..34].copy_from_slice(&ISM.0.to_be_bytes());
-    f.client
+    f.side
         .fabric
         .borrow_mut()
         .buffers
         .insert(DmbToken(0xdead_beef), 0x10000);
     f.receive(&bytes);
     assert_eq!(
-        f.client.direct().peer,
+        f.side.direct().peer,
         Gid::native(0xaaaa),
         "the rest is reserved"
     );
@@ -482,56 +448,52 @@ fn d3_emulated_gids_have_both_halves() {
 
 #[test]
 fn d4_reuse_of_an_unknown_group_is_out_of_sync() {
-    let mut f = Fixture::waiting(host());
+    let mut f = waiting(host());
     let mut accept = accept();
     accept.terms = ClcTerms::V2 {
         eid: DEFAULT_SEID,
         first_contact: None,
     };
-    f.accept(&accept);
-    assert_eq!(f.client.fallback(), local(DeclineCode::SYNCERR));
-    let decline = f.client.declined();
+    f.receive_end(&accept);
+    assert_eq!(f.side.fallback(), local(DeclineCode::SYNCERR));
+    let decline = f.side.declined();
     assert!(decline.out_of_sync);
     assert_eq!(decline.version, Version::V2);
     assert_eq!(
-        f.client.sent[7], 0x28,
+        f.side.sent[7], 0x28,
         "version 2, out of sync, type bits zero"
     );
 }
 
 #[test]
 fn d4_first_contact_never_reuses_a_group() {
-    let mut first = Fixture::waiting(host());
-    first.accept(&accept());
-    let groups = Rc::clone(&first.client.groups);
+    let mut first = waiting(host());
+    first.receive_end(&accept());
+    let groups = Rc::clone(&first.side.groups);
     let now = first.now;
     let client = Handshake::client(now, Arc::new(host()), &TcpPath::default());
-    let mut client = Side::with_groups(client, groups, Rc::clone(&first.client.fabric));
+    let mut client = Side::with_groups(client, groups, Rc::clone(&first.side.fabric));
     client.settle(now);
     client.receive(now, &accept_bytes(&accept()), usize::MAX);
-    assert_ne!(client.established().group, first.client.established().group);
+    assert_ne!(client.established().group, first.side.established().group);
 }
 
 #[test]
 fn d5_order_of_the_work() {
-    let mut f = Fixture::waiting(host());
-    f.accept(&accept());
-    let kinds: Vec<_> = f.client.works.iter().map(name).collect();
+    let mut f = waiting(host());
+    f.receive_end(&accept());
+    let kinds: Vec<_> = f.side.works.iter().map(name).collect();
     assert_eq!(kinds, ["reach", "enter", "register", "attach", "open"]);
-    assert_eq!(f.client.direct().peer_buffer.token, DmbToken(0xdead_beef));
+    assert_eq!(f.side.direct().peer_buffer.token, DmbToken(0xdead_beef));
 }
 
 #[test]
 fn bytes_are_not_wanted_during_work() {
-    let mut f = Fixture::waiting(host());
-    f.client.faults.stall = Some("enter");
-    f.accept(&accept());
-    assert_eq!(f.client.machine.wants(), 0);
-    assert_eq!(f.client.machine.handle_bytes(f.now, b"anything"), 0);
-    f.client.machine.handle_closed();
-    f.client.settle(f.now);
-    assert_eq!(
-        *f.client.error(),
-        Error::Closed(CloseReason::DuringHandshake)
-    );
+    let mut f = waiting(host());
+    f.side.faults.stall = Some("enter");
+    f.receive_end(&accept());
+    assert_eq!(f.side.machine.wants(), 0);
+    assert_eq!(f.side.machine.handle_bytes(f.now, b"anything"), 0);
+    f.close();
+    assert_eq!(*f.side.error(), Error::Closed(CloseReason::DuringHandshake));
 }

@@ -36,11 +36,9 @@ fn event() -> impl Strategy<Value = Event> {
 
 /// A message that was right before some bytes were changed.
 fn message() -> impl Strategy<Value = Vec<u8>> {
-    let mut pair = Pair::new(host(), host());
-    pair.run();
+    let pair = Pair::new(host(), host()).completed();
     let decline = {
-        let mut pair = Pair::new(host_with_ueids(&[]), host());
-        pair.run();
+        let pair = Pair::new(host_with_ueids(&[]), host()).completed();
         pair.from_server
     };
     let proposal_len = proposal(&host()).encoded_len();
@@ -51,10 +49,8 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
         confirm.to_vec(),
         decline,
     ];
-    let mut first = rdma_pair();
-    first.run();
-    let mut second = again(&first);
-    second.run();
+    let first = rdma_pair().completed();
+    let second = again(&first).completed();
     for pair in [first, second] {
         let (proposal, confirm) = pair.from_client.split_at(156);
         all.extend([proposal.to_vec(), confirm.to_vec(), pair.from_server]);

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smc_wire::clc::{AcceptConfirm, Decline, Message, Proposal};
+use smc_wire::clc::{AcceptConfirm, Body, Decline, Message, Proposal};
 use smc_wire::types::{Chid, DeclineCode, DmbToken, Eid, Gid, HostName};
 
 use super::*;
@@ -337,6 +337,77 @@ impl Fabric {
     }
 }
 
+/// One side of a handshake, whose peer is the test.
+struct Fixture {
+    side: Side,
+    now: Instant,
+}
+
+impl Fixture {
+    fn client(config: HandshakeConfig, path: &TcpPath) -> Self {
+        let now = Instant::now();
+        Self::of(now, Handshake::client(now, Arc::new(config), path))
+    }
+
+    fn server(config: HandshakeConfig, path: TcpPath) -> Self {
+        let now = Instant::now();
+        Self::of(now, Handshake::server(now, Arc::new(config), path))
+    }
+
+    fn of(now: Instant, machine: Handshake) -> Self {
+        let mut side = Side::new(machine);
+        side.settle(now);
+        Self { side, now }
+    }
+
+    fn receive(&mut self, bytes: &[u8]) -> usize {
+        let taken = self.side.receive(self.now, bytes, usize::MAX);
+        self.side.settle(self.now);
+        taken
+    }
+
+    /// Receives ACCEPT or CONFIRM with a buffer that exists.
+    fn receive_end(&mut self, message: &AcceptConfirm) {
+        if let Body::D(end) = message.body {
+            let len = end.size.byte_len();
+            self.side.fabric.borrow_mut().buffers.insert(end.dmb, len);
+        }
+        self.receive(&accept_bytes(message));
+    }
+
+    fn done(&mut self, done: WorkDone) {
+        self.side.machine.handle_done(self.now, done);
+        self.side.settle(self.now);
+    }
+
+    /// The peer closes TCP.
+    fn close(&mut self) {
+        self.side.machine.handle_closed();
+        self.side.settle(self.now);
+    }
+
+    fn wait(&mut self, wait: Duration) {
+        self.now += wait;
+        self.side.machine.handle_timeout(self.now);
+        self.side.settle(self.now);
+    }
+
+    /// Receives a message and is expected to decline it, after the work that went well.
+    fn declines(mut self, bytes: &[u8]) -> DeclineCode {
+        self.receive(bytes);
+        let decline = self.side.declined();
+        let len = if decline.version.is_v2() { 44 } else { 28 };
+        assert_eq!(self.side.sent.len(), len);
+        if let Some(rdma) = &self.side.machine.config.rdma {
+            assert_eq!(decline.peer_id, rdma.peer_id);
+        }
+        assert_eq!(self.side.fallback(), local(decline.diagnosis));
+        assert!(!self.side.is_crossing_possible());
+        assert_eq!(self.side.groups.borrow().registry.group_infos(), []);
+        decline.diagnosis
+    }
+}
+
 /// Client and server with a wire between them.
 struct Pair {
     client: Side,
@@ -430,6 +501,12 @@ impl Pair {
         }
     }
 
+    /// As it is after [`Pair::run`].
+    fn completed(mut self) -> Self {
+        self.run();
+        self
+    }
+
     /// Runs until both sides have come to an end, letting time pass where nothing else helps.
     fn run(&mut self) {
         self.settle();
@@ -456,6 +533,16 @@ impl Pair {
             }
             self.settle();
         }
+    }
+
+    fn client_declines(&self, code: DeclineCode) {
+        assert_eq!(self.client.fallback(), local(code));
+        assert_eq!(self.server.fallback(), peer(code));
+    }
+
+    fn server_declines(&self, code: DeclineCode) {
+        assert_eq!(self.server.fallback(), local(code));
+        assert_eq!(self.client.fallback(), peer(code));
     }
 
     /// The messages that the server sent.

@@ -8,8 +8,7 @@ use crate::proto::group::GroupState;
 
 #[test]
 fn first_contact_of_v2_1() {
-    let mut pair = Pair::new(host(), host());
-    pair.run();
+    let pair = Pair::new(host(), host()).completed();
 
     let (client, server) = (pair.client.established(), pair.server.established());
     for side in [client, server] {
@@ -64,14 +63,13 @@ fn one_byte_at_a_time() {
 
 #[test]
 fn next_connection_joins_the_group() {
-    let mut first = Pair::new(host(), host());
-    first.run();
+    let first = Pair::new(host(), host()).completed();
     let (client, server) = (
         Rc::clone(&first.client.groups),
         Rc::clone(&first.server.groups),
     );
-    let mut second = Pair::with_groups(host(), host(), Rc::clone(&client), Rc::clone(&server));
-    second.run();
+    let second =
+        Pair::with_groups(host(), host(), Rc::clone(&client), Rc::clone(&server)).completed();
 
     let joined = second.server.established();
     assert!(!joined.first_contact && !second.client.established().first_contact);
@@ -92,8 +90,7 @@ fn v2_0_server_and_v2_0_client() {
         ..host()
     };
     for (client, server) in [(host(), old()), (old(), host())] {
-        let mut pair = Pair::new(client, server);
-        pair.run();
+        let pair = Pair::new(client, server).completed();
         assert_eq!(
             pair.from_server.len(),
             114,
@@ -142,16 +139,14 @@ fn system_eid_goes_before_ueids() {
         ueids: vec![ueid("SALES")],
         ..host()
     };
-    let mut pair = Pair::new(config(), config());
-    pair.run();
+    let pair = Pair::new(config(), config()).completed();
     assert_eq!(pair.client.established().eid, Some(DEFAULT_SEID));
 }
 
 #[test]
 fn first_common_ueid_in_the_clients_order() {
     let client = host_with_ueids(&["UNKNOWN", "SECOND", "FIRST"]);
-    let mut pair = Pair::new(client, host_with_ueids(&["FIRST", "SECOND"]));
-    pair.run();
+    let pair = Pair::new(client, host_with_ueids(&["FIRST", "SECOND"])).completed();
     assert_eq!(pair.client.established().eid, Some(ueid("SECOND")));
     assert_eq!(pair.server.established().eid, Some(ueid("SECOND")));
 }
@@ -168,23 +163,19 @@ fn different_system_eids_do_not_match() {
     );
     pair.run();
     // An EID mismatch leaves no reason of its own.
-    assert_eq!(pair.server.fallback(), local(DeclineCode::NOSMCDDEV));
-    assert_eq!(pair.client.fallback(), peer(DeclineCode::NOSMCDDEV));
+    pair.server_declines(DeclineCode::NOSMCDDEV);
 }
 
 #[test]
 fn without_any_eid_there_is_no_v2() {
-    let mut pair = Pair::new(host_with_ueids(&[]), host());
-    pair.run();
-    assert_eq!(pair.server.fallback(), local(DeclineCode::NOUEID));
-    assert_eq!(pair.client.fallback(), peer(DeclineCode::NOUEID));
+    let pair = Pair::new(host_with_ueids(&[]), host()).completed();
+    pair.server_declines(DeclineCode::NOUEID);
 }
 
 #[test]
 fn devices_that_copy_are_not_attached() {
     let copying = || host_with(vec![device(0, LOOP).with_nocopy(false)]);
-    let mut pair = Pair::new(copying(), copying());
-    pair.run();
+    let pair = Pair::new(copying(), copying()).completed();
     for side in [&pair.client, &pair.server] {
         assert_eq!(side.direct().access, PeerAccess::Moved);
         assert!(
@@ -199,8 +190,7 @@ fn devices_that_copy_are_not_attached() {
 #[test]
 fn native_and_emulated_devices_in_the_clients_order() {
     let devices = || vec![device(0, ISM), device(1, LOOP)];
-    let mut pair = Pair::new(host_with(devices()), host_with(devices()));
-    pair.run();
+    let pair = Pair::new(host_with(devices()), host_with(devices())).completed();
     let chosen = pair.server.direct();
     assert_eq!(
         (chosen.device, chosen.chid, chosen.peer),
@@ -264,8 +254,7 @@ fn smaller_buffer_when_memory_is_short() {
 #[test]
 fn buffers_keep_to_the_limit_of_the_device() {
     let small = device(0, LOOP).with_max_buffer(SizeCode::MIN);
-    let mut pair = Pair::new(host_with(vec![small]), host());
-    pair.run();
+    let pair = Pair::new(host_with(vec![small]), host()).completed();
     assert_eq!(pair.client.direct().local_size, SizeCode::MIN);
     assert_eq!(pair.server.direct().local_size, SizeCode::LINUX_DEFAULT);
 }
@@ -278,8 +267,7 @@ fn server_without_a_free_buffer_declines() {
         .register
         .insert(DeviceIndex(0), [DeviceError::Exhausted].into());
     pair.run();
-    assert_eq!(pair.server.fallback(), local(DeclineCode::MAX_DMB));
-    assert_eq!(pair.client.fallback(), peer(DeclineCode::MAX_DMB));
+    pair.server_declines(DeclineCode::MAX_DMB);
     assert_eq!(
         pair.server.groups.borrow().registry.group_infos(),
         [],
@@ -292,8 +280,7 @@ fn a_client_enters_no_group_of_a_device_that_it_does_not_reach() {
     let mut pair = Pair::new(host(), host());
     pair.client.faults.unreachable.push(DeviceIndex(0));
     pair.run();
-    assert_eq!(pair.client.fallback(), local(DeclineCode::NOSMCD2DEV));
-    assert_eq!(pair.server.fallback(), peer(DeclineCode::NOSMCD2DEV));
+    pair.client_declines(DeclineCode::NOSMCD2DEV);
     assert_eq!(
         pair.client.works.iter().map(name).collect::<Vec<_>>(),
         ["reach"]
@@ -308,8 +295,7 @@ fn client_without_a_free_buffer_declines_after_accept() {
         .register
         .insert(DeviceIndex(0), [DeviceError::Exhausted].into());
     pair.run();
-    assert_eq!(pair.client.fallback(), local(DeclineCode::MAX_DMB));
-    assert_eq!(pair.server.fallback(), peer(DeclineCode::MAX_DMB));
+    pair.client_declines(DeclineCode::MAX_DMB);
     for side in [&pair.client, &pair.server] {
         assert_eq!(side.groups.borrow().registry.group_infos(), []);
     }
@@ -321,8 +307,7 @@ fn client_that_cannot_attach_declines() {
         let mut pair = Pair::new(host(), host());
         pair.client.faults.attach = Some(result);
         pair.run();
-        assert_eq!(pair.client.fallback(), local(DeclineCode::MEM));
-        assert_eq!(pair.server.fallback(), peer(DeclineCode::MEM));
+        pair.client_declines(DeclineCode::MEM);
     }
 }
 
@@ -369,15 +354,12 @@ fn client_that_confirmed_in_advance_keeps_what_the_server_has_written() {
 
 #[test]
 fn lost_link_group_is_out_of_sync_and_the_server_makes_a_new_one() {
-    let mut first = Pair::new(host(), host());
-    first.run();
+    let first = Pair::new(host(), host()).completed();
     let server = Rc::clone(&first.server.groups);
     // The client's process forgot its groups.
-    let mut second = Pair::with_groups(host(), host(), Rc::default(), Rc::clone(&server));
-    second.run();
+    let second = Pair::with_groups(host(), host(), Rc::default(), Rc::clone(&server)).completed();
 
-    assert_eq!(second.client.fallback(), local(DeclineCode::SYNCERR));
-    assert_eq!(second.server.fallback(), peer(DeclineCode::SYNCERR));
+    second.client_declines(DeclineCode::SYNCERR);
     // Any process could have said it: the connection of the first one stays.
     assert_eq!(server.borrow().terminated, []);
     assert_eq!(server.borrow().connections(), 1);
@@ -385,8 +367,7 @@ fn lost_link_group_is_out_of_sync_and_the_server_makes_a_new_one() {
     assert!(Decline::parse(decline).unwrap().out_of_sync);
 
     // The next one starts afresh.
-    let mut third = Pair::with_groups(host(), host(), Rc::default(), server);
-    third.run();
+    let third = Pair::with_groups(host(), host(), Rc::default(), server).completed();
     assert!(third.client.established().first_contact);
     let group = first.server.established().group;
     assert_ne!(third.server.established().group, group);
@@ -413,8 +394,8 @@ fn many_set_ups_at_once_do_not_wait_for_each_other() {
         (client.borrow().connections(), server.borrow().connections()),
         (50, 50)
     );
-    let mut next = Pair::with_groups(host(), host(), Rc::clone(&client), Rc::clone(&server));
-    next.run();
+    let next =
+        Pair::with_groups(host(), host(), Rc::clone(&client), Rc::clone(&server)).completed();
     assert!(!next.client.established().first_contact);
 }
 
@@ -430,8 +411,7 @@ fn stalled_client_costs_the_others_nothing() {
 
     // The client's device never answers: the client times out before the server does.
     stalled.run();
-    assert_eq!(stalled.client.fallback(), local(DeclineCode::MEM));
-    assert_eq!(stalled.server.fallback(), peer(DeclineCode::MEM));
+    stalled.client_declines(DeclineCode::MEM);
     assert_eq!(server.borrow().connections(), 1);
 }
 
@@ -447,8 +427,7 @@ fn stalled_device_of_the_server_ends_in_a_decline_before_the_client_gives_up() {
         let start = pair.now;
         pair.run();
         assert_eq!(pair.now - start, WORK_TIMEOUT);
-        assert_eq!(pair.server.fallback(), local(code));
-        assert_eq!(pair.client.fallback(), peer(code));
+        pair.server_declines(code);
     }
 }
 
@@ -463,8 +442,7 @@ fn stalled_work_of_the_client() {
         let mut pair = Pair::new(host(), host());
         pair.client.faults.stall = Some(stall);
         pair.run();
-        assert_eq!(pair.client.fallback(), local(code));
-        assert_eq!(pair.server.fallback(), peer(code));
+        pair.client_declines(code);
     }
 }
 
@@ -509,8 +487,7 @@ fn group_terminated_under_a_set_up() {
     pair.server.settle(pair.now);
     pair.client.machine.handle_terminated();
     pair.run();
-    assert_eq!(pair.client.fallback(), local(DeclineCode::NOACTLINK));
-    assert_eq!(pair.server.fallback(), peer(DeclineCode::NOACTLINK));
+    pair.client_declines(DeclineCode::NOACTLINK);
 
     // It has confirmed, and perhaps written, before the group ended.
     let mut pair = Pair::new(host(), host());
@@ -527,8 +504,7 @@ fn group_terminated_under_a_set_up() {
     pair.settle();
     pair.server.machine.handle_terminated();
     pair.run();
-    assert_eq!(pair.server.fallback(), local(DeclineCode::NOACTLINK));
-    assert_eq!(pair.client.fallback(), peer(DeclineCode::NOACTLINK));
+    pair.server_declines(DeclineCode::NOACTLINK);
 }
 
 #[test]
@@ -605,8 +581,7 @@ fn v1_over_a_native_device_on_a_common_physical_network() {
     let mut client = v1();
     client.ueids = vec![ueid("CLIENT")];
     let subnets = vec![Subnet::V4([192, 0, 2, 7].into(), 24)];
-    let mut pair = Pair::over(client, server, TcpPath::over(Interface::new(subnets, net)));
-    pair.run();
+    let pair = Pair::over(client, server, TcpPath::over(Interface::new(subnets, net))).completed();
 
     assert_eq!(pair.from_server.len(), 48);
     for side in [&pair.client, &pair.server] {

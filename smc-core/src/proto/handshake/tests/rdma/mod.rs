@@ -9,10 +9,11 @@ mod server;
 
 use std::net::Ipv4Addr;
 
+use smc_wire::clc;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
-    AlertToken, FeatureMask, Mac, MtuCode, PeerId, Psn, Qpn, Release, Rkey, RmbAddr, RoceGid,
-    Version,
+    AlertToken, FeatureMask, Mac, MtuCode, OsType, PeerId, Psn, Qpn, Release, Rkey, RmbAddr,
+    RoceGid, Version,
 };
 
 use super::*;
@@ -118,7 +119,7 @@ impl Side {
         self.works.iter().map(name).collect()
     }
 
-    fn is_crossing_possible(&self) -> bool {
+    pub(super) fn is_crossing_possible(&self) -> bool {
         match &self.outcome {
             Some(Outcome::Tcp(fallback)) => fallback.crossing_possible,
             other => panic!("not fallen back but {other:?}"),
@@ -218,4 +219,35 @@ pub(super) fn again(pair: &Pair) -> Pair {
 /// A PROPOSAL of such a client.
 fn rdma_proposal(config: &HandshakeConfig) -> Proposal {
     Proposal::parse(ClientOffer::new(config, &path(CLIENT)).unwrap().bytes()).unwrap()
+}
+
+/// ACCEPT or CONFIRM of first contact with other parts.
+fn with_parts(
+    mut message: AcceptConfirm,
+    change: impl FnOnce(&mut clc::FirstContact),
+) -> AcceptConfirm {
+    if let clc::Terms::V2 {
+        first_contact: Some(parts),
+        ..
+    } = &mut message.terms
+    {
+        change(parts);
+    }
+    message
+}
+
+/// ACCEPT or CONFIRM with another end.
+fn with_end(mut message: AcceptConfirm, change: impl FnOnce(&mut clc::RdmaEnd)) -> AcceptConfirm {
+    if let Body::R(end) = &mut message.body {
+        change(end);
+    }
+    message
+}
+
+/// A DECLINE of the peer.
+fn decline_bytes(code: DeclineCode) -> Vec<u8> {
+    let decline = Decline::new(Version::V2, code, OsType::LINUX);
+    let mut bytes = vec![0; decline.encoded_len()];
+    decline.emit(&mut bytes).unwrap();
+    bytes
 }

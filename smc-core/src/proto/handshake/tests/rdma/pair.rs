@@ -3,8 +3,7 @@ use crate::proto::group::{GroupKey, GroupState};
 
 #[test]
 fn first_contact_of_v2_1() {
-    let mut pair = rdma_pair();
-    pair.run();
+    let pair = rdma_pair().completed();
 
     let (client, server) = (pair.client.established(), pair.server.established());
     for side in [client, server] {
@@ -80,8 +79,7 @@ fn one_byte_at_a_time() {
 
 #[test]
 fn keys_are_what_linux_compares_and_the_clients_address() {
-    let mut pair = rdma_pair();
-    pair.run();
+    let pair = rdma_pair().completed();
     let key_of = |side: &Side| {
         let group = side.established().group;
         let groups = side.groups.borrow();
@@ -113,11 +111,10 @@ fn path_mtu_is_the_smaller_one() {
         (MtuCode::MTU_4096, MtuCode::MTU_1024),
         (MtuCode::MTU_512, MtuCode::MTU_2048),
     ] {
-        let mut pair = pair_of(with(CLIENT, client), with(SERVER, server));
-        pair.run();
+        let pair = pair_of(with(CLIENT, client), with(SERVER, server)).completed();
         let told = |message: &AcceptConfirm| match message.body {
-            smc_wire::clc::Body::R(end) => end.mtu,
-            smc_wire::clc::Body::D(_) => panic!("not SMC-R"),
+            Body::R(end) => end.mtu,
+            Body::D(_) => panic!("not SMC-R"),
         };
         assert_eq!(told(&pair.accepts()[0]), server, "its own");
         assert_eq!(told(&pair.confirms()[0]), client.min(server));
@@ -137,8 +134,7 @@ fn limits_are_the_smaller_ones() {
         rdma_of(&mut server).max_conns,
         rdma_of(&mut server).max_links,
     ) = (16, 1);
-    let mut pair = pair_of(client, server);
-    pair.run();
+    let pair = pair_of(client, server).completed();
     for message in [&pair.accepts()[0], &pair.confirms()[0]] {
         let parts = message.first_contact().unwrap();
         assert_eq!((parts.max_conns, parts.max_links), (16, 1));
@@ -157,8 +153,7 @@ fn v2_0_states_no_limits() {
         let mut configs = [rdma_host(CLIENT), rdma_host(SERVER)];
         configs[usize::from(old == SERVER)].release = Release::V2_0;
         let [client, server] = configs;
-        let mut pair = pair_of(client, server);
-        pair.run();
+        let pair = pair_of(client, server).completed();
         assert_eq!(pair.from_server.len(), 160, "as long as with limits");
         assert_eq!(pair.from_client.len(), 156 + 180);
         for side in [&pair.client, &pair.server] {
@@ -178,8 +173,7 @@ fn version_1_between_hosts_without_a_ueid() {
         config.ueids.clear();
         config
     };
-    let mut pair = pair_of(v1(CLIENT), v1(SERVER));
-    pair.run();
+    let pair = pair_of(v1(CLIENT), v1(SERVER)).completed();
     assert_eq!(pair.from_server.len(), 68);
     assert_eq!(pair.from_client.len(), 92 + 68);
     for side in [&pair.client, &pair.server] {
@@ -218,8 +212,7 @@ fn over_a_router() {
         (rdma_host_with(host, vec![port]), path)
     };
     let groups = [Rc::default(), Rc::default()];
-    let mut pair = Pair::with(far(CLIENT, 1), far(SERVER, 2), groups);
-    pair.run();
+    let pair = Pair::with(far(CLIENT, 1), far(SERVER, 2), groups).completed();
     for side in [&pair.client, &pair.server] {
         assert_eq!(side.rdma().route, Route::Gateway);
     }
@@ -235,8 +228,7 @@ fn alternate_port_of_the_client_is_in_confirm() {
     second.address.gid = RoceGid::from_ipv4(Ipv4Addr::new(10, 9, 1, CLIENT));
     second.address.interface = Some("eth1".into());
     let client = rdma_host_with(CLIENT, vec![port(CLIENT), second.clone()]);
-    let mut pair = pair_of(client, rdma_host(SERVER));
-    pair.run();
+    let pair = pair_of(client, rdma_host(SERVER)).completed();
     let confirm = &pair.confirms()[0];
     let gids = confirm.first_contact().unwrap().gids.unwrap();
     assert_eq!(
@@ -253,8 +245,7 @@ fn smc_d_goes_before_smc_r() {
         config.devices = vec![device(0, LOOP)];
         config
     };
-    let mut pair = pair_of(both(CLIENT), both(SERVER));
-    pair.run();
+    let pair = pair_of(both(CLIENT), both(SERVER)).completed();
     pair.client.direct();
     assert!(pair.server.asked().contains(&"reach"));
 

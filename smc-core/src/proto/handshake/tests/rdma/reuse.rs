@@ -21,10 +21,8 @@ fn set_links(groups: &RefCell<Groups>, group: GroupId, ends: Vec<LinkAddress>) {
 
 #[test]
 fn next_connection_joins_the_group() {
-    let mut first = rdma_pair();
-    first.run();
-    let mut second = again(&first);
-    second.run();
+    let first = rdma_pair().completed();
+    let second = again(&first).completed();
 
     for side in [&second.client, &second.server] {
         assert!(!side.established().first_contact);
@@ -60,8 +58,7 @@ fn a_full_group_is_not_joined() {
     let groups = [Rc::default(), Rc::default()];
     let counts: Vec<_> = (0..33)
         .map(|_| {
-            let mut pair = pair_in(rdma_host(CLIENT), server.clone(), groups.clone());
-            pair.run();
+            let pair = pair_in(rdma_host(CLIENT), server.clone(), groups.clone()).completed();
             assert_eq!(
                 pair.client.established().first_contact,
                 pair.server.established().first_contact
@@ -84,8 +81,7 @@ fn a_full_group_is_not_joined() {
 
 #[test]
 fn a_full_table_means_a_new_group() {
-    let mut first = rdma_pair();
-    first.run();
+    let first = rdma_pair().completed();
     let group = first.server.established().group;
     let set_full = |is_full| {
         let mut groups = first.server.groups.borrow_mut();
@@ -95,13 +91,11 @@ fn a_full_table_means_a_new_group() {
             .set_links(group, &GroupLinks { ends, is_full });
     };
     set_full(true);
-    let mut second = again(&first);
-    second.run();
+    let second = again(&first).completed();
     assert!(second.client.established().first_contact);
     // The newest group with room is joined; that is the second now.
     set_full(false);
-    let mut third = again(&first);
-    third.run();
+    let third = again(&first).completed();
     assert_eq!(
         third.server.established().group,
         second.server.established().group
@@ -110,15 +104,12 @@ fn a_full_table_means_a_new_group() {
 
 #[test]
 fn lost_link_group_is_out_of_sync_and_the_server_makes_a_new_one() {
-    let mut first = rdma_pair();
-    first.run();
+    let first = rdma_pair().completed();
     let server = Rc::clone(&first.server.groups);
     // The client's process forgot its groups.
     let groups = [Rc::default(), Rc::clone(&server)];
-    let mut second = pair_in(rdma_host(CLIENT), rdma_host(SERVER), groups);
-    second.run();
-    assert_eq!(second.client.fallback(), local(DeclineCode::SYNCERR));
-    assert_eq!(second.server.fallback(), peer(DeclineCode::SYNCERR));
+    let second = pair_in(rdma_host(CLIENT), rdma_host(SERVER), groups).completed();
+    second.client_declines(DeclineCode::SYNCERR);
     // Any process could have said it: the connection of the first one stays.
     assert_eq!(server.borrow().terminated, []);
     assert_eq!(server.borrow().connections(), 1);
@@ -127,8 +118,7 @@ fn lost_link_group_is_out_of_sync_and_the_server_makes_a_new_one() {
     assert!(decline.out_of_sync);
     assert_eq!(decline.peer_id, peer_id(CLIENT));
 
-    let mut third = again(&second);
-    third.run();
+    let third = again(&second).completed();
     assert!(third.client.established().first_contact);
 }
 
@@ -156,29 +146,25 @@ fn a_client_at_another_address_cannot_join_deny_or_delay_the_group() {
     forged.client.faults.rdma = [WorkDone::LinkOpened(Err(DeviceError::Exhausted))].into();
     forged.run();
     assert_eq!(forged.server.fallback(), peer(DeclineCode::MEM));
-    let mut second = again(&first);
-    second.run();
+    let second = again(&first).completed();
     assert_eq!(second.server.established().group, group);
 }
 
 #[test]
 fn a_link_that_the_client_does_not_know_is_out_of_sync() {
-    let mut first = rdma_pair();
-    first.run();
+    let first = rdma_pair().completed();
     // The client has moved its connections to another link, the server uses the old one.
     let group = first.client.established().group;
     let groups = Rc::clone(&first.client.groups);
     let other = end(SERVER, Qpn::new(0x999).unwrap());
     set_links(&groups, group, vec![other]);
-    let mut second = again(&first);
-    second.run();
+    let second = again(&first).completed();
     assert_eq!(second.client.fallback(), local(DeclineCode::SYNCERR));
 }
 
 #[test]
 fn a_group_is_found_over_each_of_its_links() {
-    let mut first = rdma_pair();
-    first.run();
+    let first = rdma_pair().completed();
     let group = first.server.established().group;
     let groups = Rc::clone(&first.server.groups);
     let ends = [CLIENT, 77].map(|host| end(host, Qpn::default()));
@@ -186,12 +172,12 @@ fn a_group_is_found_over_each_of_its_links() {
     // The client comes over its other port.
     let mut port = port(CLIENT);
     port.address.gid = RoceGid::from_ipv4(ip(77));
-    let mut second = pair_in(
+    let second = pair_in(
         rdma_host_with(CLIENT, vec![port]),
         rdma_host(SERVER),
         [Rc::clone(&first.client.groups), Rc::clone(&groups)],
-    );
-    second.run();
+    )
+    .completed();
     assert_eq!(second.server.established().group, group);
     assert_eq!(
         second.client.established().group,
@@ -262,29 +248,25 @@ fn stalled_client_costs_the_others_two_seconds_and_nothing_else() {
     assert!(other.server.established().first_contact);
     assert_eq!(other.now - before, CREATOR_TIMEOUT);
     stalled.run();
-    assert_eq!(stalled.client.fallback(), local(DeclineCode::ERR_RDYLNK));
-    assert_eq!(stalled.server.fallback(), peer(DeclineCode::ERR_RDYLNK));
+    stalled.client_declines(DeclineCode::ERR_RDYLNK);
     assert_eq!(server.borrow().connections(), 1);
 }
 
 #[test]
 fn rkey_that_is_not_confirmed() {
     for failure in [RkeyError::TimedOut, RkeyError::Refused, RkeyError::NoKey] {
-        let mut first = rdma_pair();
-        first.run();
+        let first = rdma_pair().completed();
         let mut second = again(&first);
         let faults = &mut second.server.faults.rdma;
         faults.push_back(WorkDone::RkeyConfirmed(Err(failure)));
         second.run();
-        assert_eq!(second.server.fallback(), local(DeclineCode::ERR_REGBUF));
-        assert_eq!(second.client.fallback(), peer(DeclineCode::ERR_REGBUF));
+        second.server_declines(DeclineCode::ERR_REGBUF);
 
         let mut third = again(&first);
         let faults = &mut third.client.faults.rdma;
         faults.push_back(WorkDone::RkeyConfirmed(Err(failure)));
         third.run();
-        assert_eq!(third.client.fallback(), local(DeclineCode::ERR_REGBUF));
-        assert_eq!(third.server.fallback(), peer(DeclineCode::ERR_REGBUF));
+        third.client_declines(DeclineCode::ERR_REGBUF);
         assert!(!third.client.is_crossing_possible());
         for side in [&third.client, &third.server] {
             assert_eq!(side.groups.borrow().connections(), 1, "the first one");
@@ -294,27 +276,23 @@ fn rkey_that_is_not_confirmed() {
 
 #[test]
 fn link_that_is_gone() {
-    let mut first = rdma_pair();
-    first.run();
+    let first = rdma_pair().completed();
     let no_link = || WorkDone::RmbPrepared(Err(RmbError::NoLink));
     let mut second = again(&first);
     second.server.faults.rdma.push_back(no_link());
     second.run();
-    assert_eq!(second.server.fallback(), local(DeclineCode::NOACTLINK));
-    assert_eq!(second.client.fallback(), peer(DeclineCode::NOACTLINK));
+    second.server_declines(DeclineCode::NOACTLINK);
 
     let mut third = again(&first);
     third.client.faults.rdma.push_back(no_link());
     third.run();
-    assert_eq!(third.client.fallback(), local(DeclineCode::NOSRVLINK));
-    assert_eq!(third.server.fallback(), peer(DeclineCode::NOSRVLINK));
+    third.client_declines(DeclineCode::NOSRVLINK);
 }
 
 /// After CONFIRM on a link that exists the client may have sent data, which can be read.
 #[test]
 fn server_without_a_place_for_the_clients_buffer_has_the_connection_on_reuse() {
-    let mut first = rdma_pair();
-    first.run();
+    let first = rdma_pair().completed();
     let mut second = again(&first);
     let full = WorkDone::PeerBound(Err(RtokenTableFull));
     second.server.faults.rdma.push_back(full);
@@ -325,23 +303,20 @@ fn server_without_a_place_for_the_clients_buffer_has_the_connection_on_reuse() {
 
 #[test]
 fn group_that_ends_under_a_set_up() {
-    let mut first = rdma_pair();
-    first.run();
+    let first = rdma_pair().completed();
     let mut second = again(&first);
     second.server.faults.stall = Some("confirm rkey");
     second.settle();
     second.server.machine.handle_terminated();
     second.run();
-    assert_eq!(second.server.fallback(), local(DeclineCode::NOACTLINK));
-    assert_eq!(second.client.fallback(), peer(DeclineCode::NOACTLINK));
+    second.server_declines(DeclineCode::NOACTLINK);
 
     let mut third = again(&first);
     third.client.faults.stall = Some("confirm rkey");
     third.settle();
     third.client.machine.handle_terminated();
     third.run();
-    assert_eq!(third.client.fallback(), local(DeclineCode::NOACTLINK));
-    assert_eq!(third.server.fallback(), peer(DeclineCode::NOACTLINK));
+    third.client_declines(DeclineCode::NOACTLINK);
 
     // The client has the connection from CONFIRM on.
     let mut fourth = again(&first);

@@ -19,7 +19,7 @@ fn proposal_tells_who_we_are_in_version_2_too() {
         (proposal.peer_id, proposal.gid, proposal.mac),
         (peer_id(CLIENT), gid, mac(CLIENT))
     );
-    assert_eq!(proposal.smcd, Some(smc_wire::clc::SmcdArea::default()));
+    assert_eq!(proposal.smcd, Some(clc::SmcdArea::default()));
     let ext = proposal.ext.as_ref().unwrap();
     assert_eq!((ext.gid, ext.max_conns, ext.max_links), (gid, 255, 2));
     assert!(!ext.has_seid && ext.direct.is_none());

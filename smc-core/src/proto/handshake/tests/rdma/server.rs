@@ -1,99 +1,41 @@
 //! The steps of a server with SMC-R, row by row (docs/spec/handshake.md#server).
 
 use smc_wire::Bounded;
-use smc_wire::clc::{Body, IpArea, RdmaEnd, Terms};
+use smc_wire::clc::{IpArea, Terms};
 use smc_wire::types::Offer as Types;
 
 use super::*;
 use crate::error::{CloseReason, PeerMisbehaved, Phase};
 
-struct Fixture {
-    server: Side,
-    now: Instant,
+fn server(config: HandshakeConfig) -> Fixture {
+    Fixture::server(config, path(SERVER))
 }
 
-impl Fixture {
-    fn new(config: HandshakeConfig) -> Self {
-        let now = Instant::now();
-        let server = Handshake::server(now, Arc::new(config), path(SERVER));
-        Self {
-            server: Side::new(server),
-            now,
-        }
-    }
+/// ACCEPT is sent.
+fn accepted() -> Fixture {
+    let mut f = server(rdma_host(SERVER));
+    f.receive(&bytes(&rdma_proposal(&rdma_host(CLIENT))));
+    f.side.take_sent();
+    f
+}
 
-    /// ACCEPT is sent.
-    fn accepted() -> (Self, AcceptConfirm) {
-        let mut f = Self::new(rdma_host(SERVER));
-        f.receive(&bytes(&rdma_proposal(&rdma_host(CLIENT))));
-        let accept = AcceptConfirm::parse(&f.server.take_sent()).unwrap();
-        (f, accept)
-    }
-
-    /// CONFIRM has come and the link is being confirmed.
-    fn confirming() -> Self {
-        let (mut f, _) = Self::accepted();
-        f.server.faults.stall = Some("confirm link");
-        f.receive(&accept_bytes(&confirm()));
-        assert_eq!(f.server.machine.state(), Some("CONFIRM LINK"));
-        f
-    }
-
-    fn receive(&mut self, bytes: &[u8]) {
-        self.server.receive(self.now, bytes, usize::MAX);
-        self.server.settle(self.now);
-    }
-
-    fn done(&mut self, done: WorkDone) {
-        self.server.machine.handle_done(self.now, done);
-        self.server.settle(self.now);
-    }
-
-    fn wait(&mut self, wait: Duration) {
-        self.now += wait;
-        self.server.machine.handle_timeout(self.now);
-        self.server.settle(self.now);
-    }
-
-    fn declines(mut self, bytes: &[u8]) -> DeclineCode {
-        self.receive(bytes);
-        let decline = self.server.declined();
-        assert_eq!(self.server.fallback(), local(decline.diagnosis));
-        assert_eq!(decline.peer_id, peer_id(SERVER));
-        assert_eq!(self.server.groups.borrow().registry.group_infos(), []);
-        decline.diagnosis
-    }
+/// CONFIRM has come and the link is being confirmed.
+fn confirming() -> Fixture {
+    let mut f = accepted();
+    f.side.faults.stall = Some("confirm link");
+    f.receive_end(&confirm());
+    assert_eq!(f.side.machine.state(), Some("CONFIRM LINK"));
+    f
 }
 
 /// What a client answers at first contact.
 fn confirm() -> AcceptConfirm {
-    let mut pair = rdma_pair();
-    pair.run();
+    let pair = rdma_pair().completed();
     pair.confirms().remove(0)
 }
 
-fn with_parts(change: impl FnOnce(&mut smc_wire::clc::FirstContact)) -> Vec<u8> {
-    let mut confirm = confirm();
-    if let Terms::V2 {
-        first_contact: Some(parts),
-        ..
-    } = &mut confirm.terms
-    {
-        change(parts);
-    }
-    accept_bytes(&confirm)
-}
-
-fn with_end(change: impl FnOnce(&mut RdmaEnd)) -> Vec<u8> {
-    let mut confirm = confirm();
-    if let Body::R(end) = &mut confirm.body {
-        change(end);
-    }
-    accept_bytes(&confirm)
-}
-
 fn declined(proposal: &Proposal) -> DeclineCode {
-    Fixture::new(rdma_host(SERVER)).declines(&bytes(proposal))
+    server(rdma_host(SERVER)).declines(&bytes(proposal))
 }
 
 /// A PROPOSAL of a host with SMC-R v1, and v2 with these UEIDs.
@@ -136,7 +78,7 @@ fn s9_no_port_or_no_route() {
     let proposal = rdma_proposal(&rdma_host(CLIENT));
     let mut without = rdma_host(SERVER);
     rdma_of(&mut without).ports.clear();
-    let f = Fixture::new(without);
+    let f = server(without);
     assert_eq!(f.declines(&bytes(&proposal)), DeclineCode::NOSMCRDEV);
 
     for gid in [
@@ -151,11 +93,11 @@ fn s9_no_port_or_no_route() {
 
 #[test]
 fn s9_version_1_comes_last() {
-    let server = || rdma_host_with(SERVER, vec![port_v1(SERVER), port(SERVER)]);
+    let both = || rdma_host_with(SERVER, vec![port_v1(SERVER), port(SERVER)]);
     let accepted = |proposal: &Proposal| {
-        let mut f = Fixture::new(server());
+        let mut f = server(both());
         f.receive(&bytes(proposal));
-        AcceptConfirm::parse(&f.server.take_sent()).unwrap()
+        AcceptConfirm::parse(&f.side.take_sent()).unwrap()
     };
     let with_eid = accepted(&both_versions(&["EXAMPLE"]));
     assert!(with_eid.version().is_v2(), "version 2 if both can");
@@ -164,7 +106,7 @@ fn s9_version_1_comes_last() {
     // Version 1 needs a common subnet; if that is missing it is the reason.
     let mut elsewhere = both_versions(&["OTHER"]);
     elsewhere.ip = Some(IpArea::v4(Ipv4Addr::new(10, 77, 0, 0), 24));
-    let f = Fixture::new(server());
+    let f = server(both());
     assert_eq!(f.declines(&bytes(&elsewhere)), DeclineCode::DIFFPREFIX);
     let mut elsewhere = both_versions(&["EXAMPLE"]);
     elsewhere.ip = Some(IpArea::v4(Ipv4Addr::new(10, 77, 0, 0), 24));
@@ -178,14 +120,14 @@ fn s9_version_1_comes_last() {
 
 #[test]
 fn s9_version_1_after_a_failure_in_version_2() {
-    let mut f = Fixture::new(rdma_host_with(SERVER, vec![port(SERVER), port_v1(SERVER)]));
+    let mut f = server(rdma_host_with(SERVER, vec![port(SERVER), port_v1(SERVER)]));
     let none = WorkDone::LinkOpened(Err(DeviceError::Exhausted));
-    f.server.faults.rdma.push_back(none);
+    f.side.faults.rdma.push_back(none);
     f.receive(&bytes(&both_versions(&["EXAMPLE"])));
-    let accept = AcceptConfirm::parse(&f.server.take_sent()).unwrap();
+    let accept = AcceptConfirm::parse(&f.side.take_sent()).unwrap();
     assert!(!accept.version().is_v2());
-    assert_eq!(f.server.discards, 1);
-    assert_eq!(f.server.groups.borrow().connections(), 1);
+    assert_eq!(f.side.discards, 1);
+    assert_eq!(f.side.groups.borrow().connections(), 1);
 }
 
 #[test]
@@ -210,15 +152,15 @@ fn s9_work_that_fails() {
         ),
     ];
     for (done, code) in cases {
-        let mut f = Fixture::new(rdma_host(SERVER));
-        f.server.faults.rdma.push_back(done);
+        let mut f = server(rdma_host(SERVER));
+        f.side.faults.rdma.push_back(done);
         assert_eq!(f.declines(&proposal), code);
     }
-    let mut f = Fixture::new(rdma_host(SERVER));
+    let mut f = server(rdma_host(SERVER));
     let short = || WorkDone::RmbPrepared(Err(DeviceError::NoMemory.into()));
-    f.server.faults.rdma.extend([short(), short()]);
+    f.side.faults.rdma.extend([short(), short()]);
     f.receive(&proposal);
-    let accept = AcceptConfirm::parse(&f.server.take_sent()).unwrap();
+    let accept = AcceptConfirm::parse(&f.side.take_sent()).unwrap();
     assert_eq!(accept.body.size(), SizeCode::MIN);
 }
 
@@ -234,11 +176,9 @@ fn s9_stalled_work_ends_in_a_decline_before_the_client_gives_up() {
         let start = pair.now;
         pair.run();
         assert_eq!(pair.now - start, WORK_TIMEOUT);
-        assert_eq!(pair.server.fallback(), local(code));
-        assert_eq!(pair.client.fallback(), peer(code));
+        pair.server_declines(code);
     }
-    let mut first = rdma_pair();
-    first.run();
+    let first = rdma_pair().completed();
     let mut pair = again(&first);
     pair.server.faults.stall = Some("confirm rkey");
     pair.run();
@@ -247,17 +187,17 @@ fn s9_stalled_work_ends_in_a_decline_before_the_client_gives_up() {
 
 #[test]
 fn s12_silent_client() {
-    let (mut f, _) = Fixture::accepted();
+    let mut f = accepted();
     f.wait(CLC_TIMEOUT);
-    assert_eq!(*f.server.error(), Error::TimedOut(Phase::Confirm));
-    assert_eq!(f.server.groups.borrow().registry.group_infos(), []);
+    assert_eq!(*f.side.error(), Error::TimedOut(Phase::Confirm));
+    assert_eq!(f.side.groups.borrow().registry.group_infos(), []);
 }
 
 #[test]
 fn s13_confirm_has_to_repeat_accept() {
     let cases = [
         (
-            with_parts(|parts| {
+            with_parts(confirm(), |parts| {
                 parts.release = Release::V2_0;
                 (parts.max_conns, parts.max_links) = (0, 0);
                 parts.features = FeatureMask::empty();
@@ -265,27 +205,26 @@ fn s13_confirm_has_to_repeat_accept() {
             DeclineCode::RELEASEERR,
         ),
         (
-            with_parts(|parts| parts.max_conns = 16),
+            with_parts(confirm(), |parts| parts.max_conns = 16),
             DeclineCode::MAXCONNERR,
         ),
         (
-            with_parts(|parts| parts.max_links = 1),
+            with_parts(confirm(), |parts| parts.max_links = 1),
             DeclineCode::MAXLINKERR,
         ),
     ];
     for (confirm, code) in cases {
-        let (f, _) = Fixture::accepted();
-        assert_eq!(f.declines(&confirm), code);
+        assert_eq!(accepted().declines(&accept_bytes(&confirm)), code);
     }
     // Not compared: the flag of CONFIRM, and the list of GIDs.
     let mut bare = confirm();
     if let Terms::V2 { first_contact, .. } = &mut bare.terms {
         *first_contact = None;
     }
-    for confirm in [accept_bytes(&bare), with_parts(|parts| parts.gids = None)] {
-        let (mut f, _) = Fixture::accepted();
-        f.receive(&confirm);
-        assert!(f.server.established().first_contact);
+    for confirm in [bare, with_parts(confirm(), |parts| parts.gids = None)] {
+        let mut f = accepted();
+        f.receive_end(&confirm);
+        assert!(f.side.established().first_contact);
     }
 }
 
@@ -297,30 +236,30 @@ fn s13_confirm_that_makes_no_sense() {
     };
     let cases = [
         (
-            with_end(|end| end.rmbe_index = 0),
+            with_end(confirm(), |end| end.rmbe_index = 0),
             PeerMisbehaved::BadBuffer,
         ),
         (
-            with_end(|end| end.mtu = MtuCode::from_low_nibble(9)),
+            with_end(confirm(), |end| end.mtu = MtuCode::from_low_nibble(9)),
             PeerMisbehaved::BadLink,
         ),
-        (accept_bytes(&v1), PeerMisbehaved::UnexpectedMessage),
+        (v1, PeerMisbehaved::UnexpectedMessage),
     ];
     for (confirm, what) in cases {
-        let (mut f, _) = Fixture::accepted();
-        f.receive(&confirm);
-        assert_eq!(*f.server.error(), what.into());
+        let mut f = accepted();
+        f.receive_end(&confirm);
+        assert_eq!(*f.side.error(), what.into());
     }
 }
 
 #[test]
 fn s14_addresses_are_those_of_the_proposal() {
-    let (mut f, _) = Fixture::accepted();
-    f.receive(&with_end(|end| {
+    let mut f = accepted();
+    f.receive_end(&with_end(confirm(), |end| {
         end.gid = RoceGid::from_ipv4(ip(99));
         end.mac = mac(99);
     }));
-    let told = f.server.rdma().peer;
+    let told = f.side.rdma().peer;
     assert_eq!(
         (told.gid, told.mac),
         (RoceGid::from_ipv4(ip(CLIENT)), mac(CLIENT))
@@ -330,10 +269,10 @@ fn s14_addresses_are_those_of_the_proposal() {
     let mut proposal = rdma_proposal(&rdma_host(CLIENT));
     (proposal.peer_id, proposal.gid) = (PeerId::ZERO, RoceGid::ZERO);
     proposal.mac = Mac::ZERO;
-    let mut f = Fixture::new(rdma_host(SERVER));
+    let mut f = server(rdma_host(SERVER));
     f.receive(&bytes(&proposal));
-    f.receive(&accept_bytes(&confirm()));
-    let told = f.server.rdma().peer;
+    f.receive_end(&confirm());
+    let told = f.side.rdma().peer;
     assert_eq!(
         (told.gid, told.mac),
         (RoceGid::from_ipv4(ip(CLIENT)), mac(CLIENT))
@@ -357,8 +296,7 @@ fn s14_work_that_fails() {
         pair.client.faults.stall = Some("confirm link");
         pair.server.faults.rdma.push_back(done);
         pair.run();
-        assert_eq!(pair.server.fallback(), local(code));
-        assert_eq!(pair.client.fallback(), peer(code));
+        pair.server_declines(code);
         for side in [&pair.client, &pair.server] {
             assert_eq!(side.groups.borrow().registry.group_infos(), []);
         }
@@ -368,91 +306,76 @@ fn s14_work_that_fails() {
 #[test]
 fn s14_link_that_is_not_confirmed() {
     for failure in [FirstLinkError::TimedOut, FirstLinkError::LinkDown] {
-        let mut f = Fixture::confirming();
+        let mut f = confirming();
         f.done(WorkDone::LinkConfirmed(Err(failure)));
-        assert_eq!(f.server.outcome, None, "the client may say why");
+        assert_eq!(f.side.outcome, None, "the client may say why");
         f.wait(LATE_DECLINE_TIMEOUT);
-        assert_eq!(f.server.fallback(), local(DeclineCode::TIMEOUT_CL));
-        assert!(f.server.is_crossing_possible());
+        assert_eq!(f.side.fallback(), local(DeclineCode::TIMEOUT_CL));
+        assert!(f.side.is_crossing_possible());
     }
-    let mut f = Fixture::confirming();
+    let mut f = confirming();
     f.done(WorkDone::LinkConfirmed(Err(FirstLinkError::Eyecatchers)));
-    assert_eq!(f.server.fallback(), local(DeclineCode::RMBE_EC));
-    assert!(f.server.is_crossing_possible());
-}
-
-/// DECLINE of a client that wants eyecatchers.
-fn declining() -> Vec<u8> {
-    let decline = Decline::new(
-        Version::V2,
-        DeclineCode::RMBE_EC,
-        smc_wire::types::OsType::LINUX,
-    );
-    let mut bytes = vec![0; decline.encoded_len()];
-    decline.emit(&mut bytes).unwrap();
-    bytes
+    assert_eq!(f.side.fallback(), local(DeclineCode::RMBE_EC));
+    assert!(f.side.is_crossing_possible());
 }
 
 #[test]
 fn s14_client_declines_meanwhile() {
-    let bytes = declining();
+    let bytes = decline_bytes(DeclineCode::RMBE_EC);
     for late in [false, true] {
-        let mut f = Fixture::confirming();
+        let mut f = confirming();
         if late {
             f.done(WorkDone::LinkConfirmed(Err(FirstLinkError::TimedOut)));
         }
         f.receive(&bytes);
-        assert_eq!(f.server.fallback(), peer(DeclineCode::RMBE_EC));
-        assert!(!f.server.is_crossing_possible());
-        assert_eq!(f.server.groups.borrow().registry.group_infos(), []);
+        assert_eq!(f.side.fallback(), peer(DeclineCode::RMBE_EC));
+        assert!(!f.side.is_crossing_possible());
+        assert_eq!(f.side.groups.borrow().registry.group_infos(), []);
     }
 }
 
 /// The client's application may have finished before the confirmation of the link arrives.
 #[test]
 fn s14_tcp_may_be_closed_early() {
-    let mut f = Fixture::confirming();
-    f.server.machine.handle_closed();
+    let mut f = confirming();
+    f.side.machine.handle_closed();
     f.done(WorkDone::LinkConfirmed(Ok(())));
-    assert!(f.server.established().first_contact);
+    assert!(f.side.established().first_contact);
 
-    let mut f = Fixture::confirming();
-    f.server.machine.handle_closed();
+    let mut f = confirming();
+    f.side.machine.handle_closed();
     f.done(WorkDone::LinkConfirmed(Err(FirstLinkError::TimedOut)));
-    assert_eq!(
-        *f.server.error(),
-        Error::Closed(CloseReason::DuringHandshake)
-    );
+    assert_eq!(*f.side.error(), Error::Closed(CloseReason::DuringHandshake));
 }
 
 #[test]
 fn s14_group_that_ends_under_a_set_up() {
-    let mut f = Fixture::confirming();
-    f.server.machine.handle_terminated();
+    let mut f = confirming();
+    f.side.machine.handle_terminated();
     f.done(WorkDone::LinkConfirmed(Err(FirstLinkError::LinkDown)));
     f.wait(LATE_DECLINE_TIMEOUT);
-    assert_eq!(f.server.fallback(), local(DeclineCode::TIMEOUT_CL));
+    assert_eq!(f.side.fallback(), local(DeclineCode::TIMEOUT_CL));
 
     // The client was confirmed before, and may have sent data.
-    let mut f = Fixture::confirming();
-    f.server.machine.handle_terminated();
+    let mut f = confirming();
+    f.side.machine.handle_terminated();
     f.done(WorkDone::LinkConfirmed(Ok(())));
-    assert!(f.server.established().first_contact);
+    assert!(f.side.established().first_contact);
 
     // The client may still decline, and go on with TCP.
-    let (mut f, _) = Fixture::accepted();
-    f.server.machine.handle_terminated();
-    f.server.settle(f.now);
-    f.receive(&declining());
-    assert_eq!(f.server.fallback(), peer(DeclineCode::RMBE_EC));
+    let mut f = accepted();
+    f.side.machine.handle_terminated();
+    f.side.settle(f.now);
+    f.receive(&decline_bytes(DeclineCode::RMBE_EC));
+    assert_eq!(f.side.fallback(), peer(DeclineCode::RMBE_EC));
 
     for stall in ["bind", "connect"] {
-        let (mut f, _) = Fixture::accepted();
-        f.server.faults.stall = Some(stall);
-        f.receive(&accept_bytes(&confirm()));
-        f.server.machine.handle_terminated();
-        f.server.settle(f.now);
-        assert_eq!(f.server.fallback(), local(DeclineCode::NOACTLINK));
+        let mut f = accepted();
+        f.side.faults.stall = Some(stall);
+        f.receive_end(&confirm());
+        f.side.machine.handle_terminated();
+        f.side.settle(f.now);
+        assert_eq!(f.side.fallback(), local(DeclineCode::NOACTLINK));
     }
 }
 

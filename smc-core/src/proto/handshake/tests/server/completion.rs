@@ -12,7 +12,7 @@ fn accept_says_everything_about_our_end() {
         (device(0, LOOP).gid, LOOP, 0)
     );
     assert_eq!(end.size, SizeCode::LINUX_DEFAULT);
-    assert_eq!(end.group, f.server.member.unwrap());
+    assert_eq!(end.group, f.side.member.unwrap());
     let stated = accept.first_contact().unwrap();
     assert_eq!(
         (stated.os, stated.host),
@@ -35,8 +35,8 @@ fn s12_rubbish_instead_of_confirm() {
     let mut f = Fixture::new(host());
     f.accepts(&proposal(&host()));
     f.receive(b"hello, world");
-    assert!(matches!(f.server.error(), Error::Malformed(_)));
-    assert_eq!(f.server.groups.borrow().registry.group_infos(), []);
+    assert!(matches!(f.side.error(), Error::Malformed(_)));
+    assert_eq!(f.side.groups.borrow().registry.group_infos(), []);
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn s12_second_proposal_instead_of_confirm() {
     let mut f = Fixture::new(host());
     f.accepts(&proposal(&host()));
     f.receive(&bytes(&proposal(&host())));
-    assert_eq!(*f.server.error(), PeerMisbehaved::UnexpectedMessage.into());
+    assert_eq!(*f.side.error(), PeerMisbehaved::UnexpectedMessage.into());
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn s12_confirm_of_another_kind_than_accept() {
         }
         f.receive(&bytes);
         assert!(matches!(
-            f.server.error(),
+            f.side.error(),
             Error::PeerMisbehaved(PeerMisbehaved::UnexpectedMessage) | Error::Malformed(_)
         ));
     }
@@ -73,13 +73,9 @@ fn s12_confirm_of_another_kind_than_accept() {
 fn s12_client_hangs_up_after_accept() {
     let mut f = Fixture::new(host());
     f.accepts(&proposal(&host()));
-    f.server.machine.handle_closed();
-    f.server.settle(f.now);
-    assert_eq!(
-        *f.server.error(),
-        Error::Closed(CloseReason::DuringHandshake)
-    );
-    assert_eq!(f.server.groups.borrow().registry.group_infos(), []);
+    f.close();
+    assert_eq!(*f.side.error(), Error::Closed(CloseReason::DuringHandshake));
+    assert_eq!(f.side.groups.borrow().registry.group_infos(), []);
 }
 
 #[test]
@@ -95,9 +91,9 @@ fn s13_confirm_with_another_release() {
         stated.release = Release::V2_0;
         stated.features = smc_wire::types::FeatureMask::empty();
     }
-    f.confirm(&confirm);
-    assert_eq!(f.server.declined().diagnosis, DeclineCode::RELEASEERR);
-    assert_eq!(f.server.fallback(), local(DeclineCode::RELEASEERR));
+    f.receive_end(&confirm);
+    assert_eq!(f.side.declined().diagnosis, DeclineCode::RELEASEERR);
+    assert_eq!(f.side.fallback(), local(DeclineCode::RELEASEERR));
 }
 
 #[test]
@@ -110,8 +106,8 @@ fn s13_what_is_not_compared() {
         eid: ueid("ANYTHING"),
         first_contact: None,
     };
-    f.confirm(&confirm);
-    let established = f.server.established();
+    f.receive_end(&confirm);
+    let established = f.side.established();
     assert!(established.first_contact);
     assert_eq!(established.eid, Some(DEFAULT_SEID));
     assert_eq!(
@@ -130,9 +126,9 @@ fn s15_element_beyond_the_first() {
     };
     end.dmbe_index = 3;
     let token = end.dmb;
-    f.server.faults.attach = Some(Ok(4 * 0x4000));
-    f.confirm(&confirm);
-    let buffer = f.server.direct().peer_buffer;
+    f.side.faults.attach = Some(Ok(4 * 0x4000));
+    f.receive_end(&confirm);
+    let buffer = f.side.direct().peer_buffer;
     assert_eq!(
         (buffer.token, buffer.offset(), buffer.end()),
         (token, 0xc000, 0x10000)
@@ -144,7 +140,7 @@ fn bytes_after_confirm_are_not_taken() {
     let mut f = Fixture::new(host());
     let accept = f.accepts(&proposal(&host()));
     let mut bytes = accept_bytes(&confirmed(&accept));
-    f.server
+    f.side
         .fabric
         .borrow_mut()
         .buffers
@@ -152,26 +148,22 @@ fn bytes_after_confirm_are_not_taken() {
     let len = bytes.len();
     bytes.extend_from_slice(b"more");
     assert_eq!(f.receive(&bytes), len);
-    f.server.established();
+    f.side.established();
 }
 
 #[test]
 fn wrong_answer_of_the_caller_is_a_bug_and_not_a_panic() {
     let mut f = Fixture::new(host());
-    f.server
-        .machine
-        .handle_done(f.now, WorkDone::Attached(Ok(1)));
-    f.server.settle(f.now);
-    assert!(matches!(f.server.error(), Error::Bug(_)));
+    f.side.machine.handle_done(f.now, WorkDone::Attached(Ok(1)));
+    f.side.settle(f.now);
+    assert!(matches!(f.side.error(), Error::Bug(_)));
     // A failed machine stays failed.
-    f.server
-        .machine
-        .handle_done(f.now, WorkDone::Reached(Ok(())));
+    f.side.machine.handle_done(f.now, WorkDone::Reached(Ok(())));
     assert_eq!(
-        f.server
+        f.side
             .machine
             .handle_bytes(f.now, &bytes(&proposal(&host()))),
         0
     );
-    assert_eq!(f.server.machine.poll_output(), None);
+    assert_eq!(f.side.machine.poll_output(), None);
 }

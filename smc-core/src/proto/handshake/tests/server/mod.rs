@@ -6,9 +6,7 @@ mod selection;
 
 use smc_wire::Bounded;
 use smc_wire::clc::Terms as ClcTerms;
-use smc_wire::clc::{
-    Body, DirectEnd, DirectExtension, GidEntry, IpArea, Ipv6Prefix, SmcdArea, Step,
-};
+use smc_wire::clc::{DirectEnd, DirectExtension, GidEntry, IpArea, Ipv6Prefix, SmcdArea, Step};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
     GroupId, IsmGid, Mac, Offer as Types, OsType, PeerId, PnetId, Release, RoceGid, Version,
@@ -17,61 +15,20 @@ use smc_wire::types::{
 use super::*;
 use crate::error::{CloseReason, PeerMisbehaved, Phase};
 
-struct Fixture {
-    server: Side,
-    now: Instant,
-}
-
 impl Fixture {
     fn new(config: HandshakeConfig) -> Self {
-        Self::over(config, TcpPath::default())
+        Self::server(config, TcpPath::default())
     }
 
-    fn over(config: HandshakeConfig, path: TcpPath) -> Self {
-        let now = Instant::now();
-        Self {
-            server: Side::new(Handshake::server(now, Arc::new(config), path)),
-            now,
-        }
+    /// Is expected to decline a PROPOSAL.
+    fn declines_offer(self, proposal: &Proposal) -> DeclineCode {
+        self.declines(&bytes(proposal))
     }
 
-    fn receive(&mut self, bytes: &[u8]) -> usize {
-        let taken = self.server.receive(self.now, bytes, usize::MAX);
-        self.server.settle(self.now);
-        taken
-    }
-
-    /// Receives a PROPOSAL and is expected to decline it.
-    fn declines(mut self, proposal: &Proposal) -> DeclineCode {
-        self.receive(&bytes(proposal));
-        let decline = self.server.declined();
-        assert_eq!(decline.version.is_v2(), proposal.version.is_v2());
-        assert_eq!(
-            self.server.sent.len(),
-            if proposal.version.is_v2() { 44 } else { 28 }
-        );
-        assert_eq!(self.server.fallback(), local(decline.diagnosis));
-        assert_eq!(self.server.groups.borrow().registry.group_infos(), []);
-        decline.diagnosis
-    }
-
-    /// Receives a PROPOSAL and is expected to accept it.
+    /// Is expected to accept a PROPOSAL.
     fn accepts(&mut self, proposal: &Proposal) -> AcceptConfirm {
         self.receive(&bytes(proposal));
-        let sent = self.server.take_sent();
-        AcceptConfirm::parse(&sent).unwrap()
-    }
-
-    fn confirm(&mut self, confirm: &AcceptConfirm) {
-        let bytes = accept_bytes(confirm);
-        if let Body::D(end) = confirm.body {
-            self.server
-                .fabric
-                .borrow_mut()
-                .buffers
-                .insert(end.dmb, end.size.byte_len());
-        }
-        self.receive(&bytes);
+        AcceptConfirm::parse(&self.side.take_sent()).unwrap()
     }
 }
 

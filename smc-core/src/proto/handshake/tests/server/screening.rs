@@ -7,15 +7,15 @@ use super::*;
 #[test]
 fn s4_no_proposal_within_six_seconds() {
     let mut f = Fixture::new(host());
-    assert_eq!(f.server.machine.wants(), 8);
-    let deadline = f.server.machine.poll_timeout().unwrap();
+    assert_eq!(f.side.machine.wants(), 8);
+    let deadline = f.side.machine.poll_timeout().unwrap();
     assert_eq!(deadline - f.now, CLC_TIMEOUT);
-    f.server.machine.handle_timeout(deadline - SECOND);
-    assert_eq!(f.server.machine.state(), Some("PROPOSAL"));
-    f.server.machine.handle_timeout(deadline);
-    f.server.settle(deadline);
-    assert_eq!(*f.server.error(), Error::TimedOut(Phase::Proposal));
-    assert!(f.server.sent.is_empty(), "an abort says nothing");
+    f.side.machine.handle_timeout(deadline - SECOND);
+    assert_eq!(f.side.machine.state(), Some("PROPOSAL"));
+    f.side.machine.handle_timeout(deadline);
+    f.side.settle(deadline);
+    assert_eq!(*f.side.error(), Error::TimedOut(Phase::Proposal));
+    assert!(f.side.sent.is_empty(), "an abort says nothing");
 }
 
 #[test]
@@ -23,10 +23,10 @@ fn s4_half_a_proposal_and_then_silence() {
     let mut f = Fixture::new(host());
     let bytes = bytes(&proposal(&host()));
     f.receive(&bytes[..100]);
-    assert_eq!(f.server.machine.wants(), bytes.len() - 100);
-    f.server.machine.handle_timeout(f.now + CLC_TIMEOUT);
-    f.server.settle(f.now);
-    assert_eq!(*f.server.error(), Error::TimedOut(Phase::Proposal));
+    assert_eq!(f.side.machine.wants(), bytes.len() - 100);
+    f.side.machine.handle_timeout(f.now + CLC_TIMEOUT);
+    f.side.settle(f.now);
+    assert_eq!(*f.side.error(), Error::TimedOut(Phase::Proposal));
 }
 
 #[test]
@@ -34,12 +34,12 @@ fn s4_plain_tcp_client() {
     let mut f = Fixture::new(host());
     let taken = f.receive(b"GET / HTTP/1.1\r\n\r\n");
     assert!(taken <= 8);
-    assert!(matches!(f.server.error(), Error::Malformed(_)));
+    assert!(matches!(f.side.error(), Error::Malformed(_)));
 
     // The first wrong byte is enough.
     let mut f = Fixture::new(host());
     assert_eq!(f.receive(b"G"), 1);
-    assert!(matches!(f.server.error(), Error::Malformed(_)));
+    assert!(matches!(f.side.error(), Error::Malformed(_)));
 }
 
 #[test]
@@ -57,8 +57,8 @@ fn s4_malformed_proposals() {
     for bytes in [wrong_trailer, version_0, too_long, longer_than_its_parts] {
         let mut f = Fixture::new(host());
         f.receive(&bytes);
-        assert!(matches!(f.server.error(), Error::Malformed(_)));
-        assert!(f.server.sent.is_empty());
+        assert!(matches!(f.side.error(), Error::Malformed(_)));
+        assert!(f.side.sent.is_empty());
     }
 }
 
@@ -68,19 +68,15 @@ fn s4_another_message_is_refused_at_its_header() {
     let accept = Fixture::new(host()).accepts(&proposal(&host()));
     let taken = f.receive(&accept_bytes(&accept));
     assert_eq!(taken, 8);
-    assert_eq!(*f.server.error(), PeerMisbehaved::UnexpectedMessage.into());
+    assert_eq!(*f.side.error(), PeerMisbehaved::UnexpectedMessage.into());
 }
 
 #[test]
 fn s4_client_closes() {
     let mut f = Fixture::new(host());
     f.receive(&bytes(&proposal(&host()))[..9]);
-    f.server.machine.handle_closed();
-    f.server.settle(f.now);
-    assert_eq!(
-        *f.server.error(),
-        Error::Closed(CloseReason::DuringHandshake)
-    );
+    f.close();
+    assert_eq!(*f.side.error(), Error::Closed(CloseReason::DuringHandshake));
 }
 
 #[test]
@@ -93,8 +89,8 @@ fn s4_decline_without_proposal() {
         let mut stream = bytes[..len].to_vec();
         stream.extend_from_slice(b"hello");
         assert_eq!(f.receive(&stream), len, "what follows is application data");
-        assert_eq!(f.server.fallback(), peer(DeclineCode::NOSMCDEV));
-        assert!(f.server.sent.is_empty(), "a DECLINE is never answered");
+        assert_eq!(f.side.fallback(), peer(DeclineCode::NOSMCDEV));
+        assert!(f.side.sent.is_empty(), "a DECLINE is never answered");
     }
 }
 
@@ -106,8 +102,8 @@ fn s5_ipsec() {
         ipsec: true,
         ..TcpPath::default()
     };
-    let f = Fixture::over(host(), path);
-    assert_eq!(f.declines(&proposal(&host())), DeclineCode::IPSEC);
+    let f = Fixture::server(host(), path);
+    assert_eq!(f.declines_offer(&proposal(&host())), DeclineCode::IPSEC);
 }
 
 // S6: version screening
@@ -118,7 +114,7 @@ fn s6_nothing_offered() {
     nothing.v2 = Types::Neither;
     nothing.ext = None;
     assert_eq!(
-        Fixture::new(host()).declines(&nothing),
+        Fixture::new(host()).declines_offer(&nothing),
         DeclineCode::PEERNOSMC
     );
 }
@@ -126,10 +122,16 @@ fn s6_nothing_offered() {
 #[test]
 fn s6_no_device_for_v2() {
     let f = Fixture::new(host_with(vec![]));
-    assert_eq!(f.declines(&proposal(&host())), DeclineCode::NOISM2SUPP);
+    assert_eq!(
+        f.declines_offer(&proposal(&host())),
+        DeclineCode::NOISM2SUPP
+    );
     // A device without a CHID is of no use in version 2.
     let f = Fixture::new(host_with(vec![device(0, Chid::NONE)]));
-    assert_eq!(f.declines(&proposal(&host())), DeclineCode::NOISM2SUPP);
+    assert_eq!(
+        f.declines_offer(&proposal(&host())),
+        DeclineCode::NOISM2SUPP
+    );
 }
 
 #[test]
@@ -139,7 +141,7 @@ fn s6_direct_extension_missing_or_misplaced() {
         bytes[86..88].copy_from_slice(&offset.to_be_bytes());
         let mut f = Fixture::new(host());
         f.receive(&bytes);
-        assert_eq!(f.server.declined().diagnosis, DeclineCode::NOV2DEXT);
+        assert_eq!(f.side.declined().diagnosis, DeclineCode::NOV2DEXT);
     }
 }
 
@@ -147,11 +149,11 @@ fn s6_direct_extension_missing_or_misplaced() {
 fn s6_no_eid_at_all() {
     let f = Fixture::new(host());
     assert_eq!(
-        f.declines(&proposal(&host_with_ueids(&[]))),
+        f.declines_offer(&proposal(&host_with_ueids(&[]))),
         DeclineCode::NOUEID
     );
     assert_eq!(
-        Fixture::new(host()).declines(&r_v2(&[])),
+        Fixture::new(host()).declines_offer(&r_v2(&[])),
         DeclineCode::NOUEID
     );
 }
@@ -163,7 +165,7 @@ fn s6_the_last_reason_is_told() {
     both.ext.as_mut().unwrap().direct = Some(DirectExtension::default());
     // SMC-D: no device; SMC-R: no UEID.
     assert_eq!(
-        Fixture::new(host_with(vec![])).declines(&both),
+        Fixture::new(host_with(vec![])).declines_offer(&both),
         DeclineCode::NOUEID
     );
 }
@@ -182,7 +184,7 @@ fn s7_limits_count_even_if_smc_d_would_be_chosen() {
         let ext = both.ext.as_mut().unwrap();
         ext.ueids.push(ueid("SALES")).unwrap();
         (ext.max_conns, ext.max_links) = (conns, links);
-        assert_eq!(Fixture::new(host()).declines(&both), code);
+        assert_eq!(Fixture::new(host()).declines_offer(&both), code);
     }
 }
 

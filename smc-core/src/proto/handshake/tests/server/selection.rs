@@ -5,30 +5,36 @@ use super::*;
 #[test]
 fn s9_no_device_on_an_offered_fabric() {
     let f = Fixture::new(host_with(vec![device(0, ISM)]));
-    assert_eq!(f.declines(&proposal(&host())), DeclineCode::NOSMCD2DEV);
+    assert_eq!(
+        f.declines_offer(&proposal(&host())),
+        DeclineCode::NOSMCD2DEV
+    );
 }
 
 #[test]
 fn s9_device_that_does_not_reach_the_client() {
     let mut f = Fixture::new(host());
-    f.server.faults.unreachable.push(DeviceIndex(0));
-    assert_eq!(f.declines(&proposal(&host())), DeclineCode::NOSMCD2DEV);
+    f.side.faults.unreachable.push(DeviceIndex(0));
+    assert_eq!(
+        f.declines_offer(&proposal(&host())),
+        DeclineCode::NOSMCD2DEV
+    );
 }
 
 #[test]
 fn s9_the_first_reason_is_told() {
     let devices = || vec![device(0, ISM), device(1, LOOP)];
     let mut f = Fixture::new(host_with(devices()));
-    f.server
+    f.side
         .faults
         .register
         .insert(DeviceIndex(0), [DeviceError::Exhausted].into());
-    f.server
+    f.side
         .faults
         .register
         .insert(DeviceIndex(1), [DeviceError::PeerGone].into());
     assert_eq!(
-        f.declines(&proposal(&host_with(devices()))),
+        f.declines_offer(&proposal(&host_with(devices()))),
         DeclineCode::MAX_DMB
     );
 }
@@ -45,7 +51,7 @@ fn s9_native_device_of_the_fixed_part_goes_first() {
     let Body::D(end) = accept.body else { panic!() };
     assert_eq!(end.chid, ISM);
     assert_eq!(
-        f.server.works[0],
+        f.side.works[0],
         Work::Reach {
             device: DeviceIndex(1),
             peer: device(1, ISM).gid
@@ -75,7 +81,7 @@ fn s9_emulated_devices_come_in_pairs_and_malformed_pairs_are_skipped() {
     ]));
     f.accepts(&proposal);
     let reached: Vec<_> = f
-        .server
+        .side
         .works
         .iter()
         .filter(|work| matches!(work, Work::Reach { .. }))
@@ -93,7 +99,7 @@ fn s9_emulated_devices_come_in_pairs_and_malformed_pairs_are_skipped() {
 fn s9_loopback_devices_are_taken_from_the_own_host_only() {
     let config = || host_with(vec![device(0, Chid::LOOPBACK), device(1, LOOP)]);
     let reached = |path: TcpPath| {
-        let mut f = Fixture::over(config(), path);
+        let mut f = Fixture::server(config(), path);
         let accept = f.accepts(&proposal(&config()));
         let Body::D(end) = accept.body else {
             panic!("{accept:?}");
@@ -106,8 +112,11 @@ fn s9_loopback_devices_are_taken_from_the_own_host_only() {
     assert_eq!(reached(other_host()), LOOP);
 
     let config = || host_with(vec![device(0, Chid::LOOPBACK)]);
-    let f = Fixture::over(config(), other_host());
-    assert_eq!(f.declines(&proposal(&config())), DeclineCode::NOSMCD2DEV);
+    let f = Fixture::server(config(), other_host());
+    assert_eq!(
+        f.declines_offer(&proposal(&config())),
+        DeclineCode::NOSMCD2DEV
+    );
 }
 
 #[test]
@@ -120,21 +129,21 @@ fn s9_one_device_of_ours_serves_one_entry() {
     let direct = proposal.ext.as_mut().unwrap().direct.as_mut().unwrap();
     direct.entries = Bounded::from_slice(&[entry(1), entry(2)]).unwrap();
     let mut f = Fixture::new(host_with(vec![device(0, ISM)]));
-    f.server
+    f.side
         .faults
         .register
         .insert(DeviceIndex(0), [DeviceError::Exhausted].into());
-    assert_eq!(f.declines(&proposal), DeclineCode::MAX_DMB);
+    assert_eq!(f.declines_offer(&proposal), DeclineCode::MAX_DMB);
 }
 
 #[test]
 fn s9_one_entry_is_offered_to_each_of_our_devices_until_one_reaches_it() {
     let twins = vec![device(0, LOOP), device(1, LOOP), device(2, LOOP)];
     let mut f = Fixture::new(host_with(twins));
-    f.server.faults.unreachable.push(DeviceIndex(0));
+    f.side.faults.unreachable.push(DeviceIndex(0));
     f.accepts(&proposal(&host()));
     let devices: Vec<_> = f
-        .server
+        .side
         .works
         .iter()
         .filter_map(|work| match work {
@@ -192,7 +201,7 @@ fn s9_v1_only_clients() {
     for (types, path, code) in cases {
         let what = format!("{types} over {path:?}");
         assert_eq!(
-            Fixture::over(host(), path).declines(&v1(types)),
+            Fixture::server(host(), path).declines_offer(&v1(types)),
             code,
             "{what}"
         );
@@ -211,7 +220,7 @@ fn s9_v1_prefixes_of_ipv6() {
         let subnet = Subnet::V6(address.parse().unwrap(), len);
         TcpPath::over(Interface::new(vec![subnet], None))
     };
-    let code = |path| Fixture::over(host(), path).declines(&proposal);
+    let code = |path| Fixture::server(host(), path).declines_offer(&proposal);
     assert_eq!(code(over("2001:db8::7", 64)), DeclineCode::NOSMCDEV);
     assert_eq!(code(over("2001:db8::7", 48)), DeclineCode::DIFFPREFIX);
     assert_eq!(code(over("2001:db8:0:1::7", 64)), DeclineCode::DIFFPREFIX);
@@ -223,7 +232,7 @@ fn s9_v1_offered_in_a_version_2_message() {
     proposal.version = Version::V2;
     proposal.smcd = Some(SmcdArea::default());
     assert_eq!(
-        Fixture::new(host()).declines(&proposal),
+        Fixture::new(host()).declines_offer(&proposal),
         DeclineCode::NOSMCDEV
     );
 }
@@ -232,12 +241,12 @@ fn s9_v1_offered_in_a_version_2_message() {
 fn s9_smc_r_only_clients() {
     let server = || host_with_ueids(&["SALES"]);
     assert_eq!(
-        Fixture::new(server()).declines(&r_v2(&["SALES"])),
+        Fixture::new(server()).declines_offer(&r_v2(&["SALES"])),
         DeclineCode::NOSMCRDEV
     );
     // An EID mismatch leaves no reason of its own.
     assert_eq!(
-        Fixture::new(server()).declines(&r_v2(&["OTHER"])),
+        Fixture::new(server()).declines_offer(&r_v2(&["OTHER"])),
         DeclineCode::NOSMCDEV
     );
 }
@@ -247,12 +256,12 @@ fn s9_subnet_mismatch_is_told_when_v2_and_smc_r_failed_too() {
     let mut both = proposal(&host());
     both.v1 = Types::R;
     both.ip = Some(IpArea::v4([192, 0, 2, 0].into(), 24));
-    let mut f = Fixture::over(host(), interface([10, 0, 0, 1], 8));
-    f.server.faults.unreachable.push(DeviceIndex(0));
-    assert_eq!(f.declines(&both), DeclineCode::DIFFPREFIX);
-    let mut f = Fixture::over(host(), interface([192, 0, 2, 1], 24));
-    f.server.faults.unreachable.push(DeviceIndex(0));
-    assert_eq!(f.declines(&both), DeclineCode::NOSMCD2DEV);
+    let mut f = Fixture::server(host(), interface([10, 0, 0, 1], 8));
+    f.side.faults.unreachable.push(DeviceIndex(0));
+    assert_eq!(f.declines_offer(&both), DeclineCode::DIFFPREFIX);
+    let mut f = Fixture::server(host(), interface([192, 0, 2, 1], 24));
+    f.side.faults.unreachable.push(DeviceIndex(0));
+    assert_eq!(f.declines_offer(&both), DeclineCode::NOSMCD2DEV);
 }
 
 #[test]
@@ -262,11 +271,11 @@ fn s9_unknown_vlan() {
         ..TcpPath::default()
     };
     assert_eq!(
-        Fixture::over(host(), path.clone()).declines(&v1(Types::D)),
+        Fixture::server(host(), path.clone()).declines_offer(&v1(Types::D)),
         DeclineCode::GETVLANERR
     );
     // Version 2 does not look at it.
-    Fixture::over(host(), path).accepts(&proposal(&host()));
+    Fixture::server(host(), path).accepts(&proposal(&host()));
 }
 
 #[test]
@@ -276,7 +285,7 @@ fn s9_v1_device_that_does_not_reach_the_client() {
     config.v1 = true;
     let subnets = vec![Subnet::V4([192, 0, 2, 7].into(), 24)];
     let path = TcpPath::over(Interface::new(subnets, net));
-    let mut f = Fixture::over(config, path);
-    f.server.faults.unreachable.push(DeviceIndex(0));
-    assert_eq!(f.declines(&v1(Types::D)), DeclineCode::NOSMCDDEV);
+    let mut f = Fixture::server(config, path);
+    f.side.faults.unreachable.push(DeviceIndex(0));
+    assert_eq!(f.declines_offer(&v1(Types::D)), DeclineCode::NOSMCDDEV);
 }
