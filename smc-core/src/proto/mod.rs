@@ -26,8 +26,15 @@
     )
 )]
 
+use std::time::{Duration, Instant};
+
 pub mod conn;
 pub mod group;
 pub mod handshake;
 pub mod links;
 pub mod table;
+
+/// `now + wait`, as far as the clock goes.
+fn after(now: Instant, wait: Duration) -> Instant {
+    now.checked_add(wait).unwrap_or(now)
+}

@@ -2,7 +2,7 @@ use std::time::{Duration, Instant};
 
 use smc_wire::clc::{ClcType, Decline, Eyecatcher, Frame, HEADER_LEN, TRAILER_LEN};
 
-use super::machine::after;
+use crate::proto::after;
 
 /// Keeps a DECLINE that crossed the local one on the wire away from the application.
 ///

@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use smc_wire::EmitError;
 use smc_wire::clc::{self, Decline, Message};
@@ -17,6 +17,7 @@ use super::{
 };
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackReason, PeerMisbehaved, SetupStep};
+use crate::proto::after;
 use crate::proto::group::{GroupId, Intent, Member};
 use crate::proto::links::FirstLinkError;
 
@@ -549,11 +550,6 @@ pub(super) fn emitted(
     let written = emit(&mut bytes).ok()?;
     bytes.truncate(written);
     Some(bytes)
-}
-
-/// `now + wait`, as far as the clock goes.
-pub(super) fn after(now: Instant, wait: Duration) -> Instant {
-    now.checked_add(wait).unwrap_or(now)
 }
 
 const UNEXPECTED: Error = Error::Bug("work was reported that the handshake did not ask for");

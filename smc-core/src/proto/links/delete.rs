@@ -7,9 +7,9 @@ use smc_wire::llc::{DeleteLink, DeleteLinkReason, Step};
 use smc_wire::types::LinkNumber;
 
 use super::flow::{AddFailure, DeferredRequest, Flow, Trigger};
-use super::group::after;
 use super::link::LinkState;
 use super::{GroupType, LinkGroup, LinkId};
+use crate::proto::after;
 use crate::proto::handshake::Role;
 
 /// A pending or sent DELETE LINK.

@@ -5,10 +5,10 @@ use std::time::Instant;
 use smc_wire::llc::{DeleteLink, DeleteLinkReason, Header, Message, Step};
 
 use super::flow::Flow;
-use super::group::after;
 use super::link::LinkState;
 use super::{FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, OpTag};
 use crate::device::LinkFailure;
+use crate::proto::after;
 use crate::proto::group::GroupEndCause;
 use crate::proto::handshake::Role;
 

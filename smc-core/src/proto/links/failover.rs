@@ -5,10 +5,10 @@ use std::time::Instant;
 use smc_wire::llc::DeleteLinkReason;
 
 use super::flow::{AddFailure, DeferredRequest, Flow};
-use super::group::after;
 use super::link::LinkState;
 use super::{FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo};
 use crate::device::LinkFailure;
+use crate::proto::after;
 
 impl LinkGroup {
     /// A link failed; `None` if it does not answer TEST LINK.

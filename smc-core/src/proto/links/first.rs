@@ -5,8 +5,8 @@ use std::time::Instant;
 use smc_wire::llc::{ConfirmLink, Step};
 
 use super::flow::Flow;
-use super::group::after;
 use super::{FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId};
+use crate::proto::after;
 use crate::proto::handshake::Role;
 
 /// The first link during its confirmation.

@@ -18,10 +18,10 @@ use smc_wire::llc::DeleteLink;
 
 use super::delete::Deletion;
 use super::first::First;
-use super::group::after;
 use super::join::{Join, JoinStage, OfferedLink};
 use super::offer::{LinkOffer, OfferStage};
 use super::{FirstLinkError, LinkGroup, LinkGroupOutput, LinkId};
+use crate::proto::after;
 use crate::proto::table::InvalidTransition;
 
 /// The flow that changes the links now.

@@ -1,5 +1,5 @@
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use smc_wire::llc::Dialect;
 use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
@@ -16,6 +16,7 @@ use super::{
     RkeyError, RmbId, RmbKey, RtokenId, RtokenTableFull,
 };
 use crate::device::{DeviceError, LinkAddress, LinkFailure, Route};
+use crate::proto::after;
 use crate::proto::group::{DeviceIndex, GroupLinks};
 use crate::proto::handshake::{LinkChoice, Role};
 
@@ -464,11 +465,6 @@ impl LinkGroup {
         self.test_timeouts(now);
         self.advance(now);
     }
-}
-
-/// `now + wait`, as far as the clock goes.
-pub(super) fn after(now: Instant, wait: Duration) -> Instant {
-    now.checked_add(wait).unwrap_or(now)
 }
 
 fn earlier(one: Option<Instant>, two: Option<Instant>) -> Option<Instant> {

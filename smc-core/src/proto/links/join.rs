@@ -5,10 +5,10 @@ use std::time::Instant;
 use smc_wire::llc::{AddLink, AddLinkCont, AddLinkStep, RejectReason, Rtoken, Step};
 
 use super::flow::{AddFailure, DeferredRequest, Flow, Progress};
-use super::group::after;
 use super::tokens::RtokenExchange;
 use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId};
 use crate::device::{LinkAddress, RdmaAddress};
+use crate::proto::after;
 use crate::proto::group::DeviceIndex;
 use crate::proto::table::transitions;
 

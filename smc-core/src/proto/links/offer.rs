@@ -9,10 +9,10 @@ use smc_wire::llc::{
 use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
 use super::flow::{AddFailure, Flow, Progress, Trigger};
-use super::group::after;
 use super::tokens::RtokenExchange;
 use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId};
 use crate::device::{LinkAddress, RdmaAddress, Route};
+use crate::proto::after;
 use crate::proto::group::DeviceIndex;
 use crate::proto::table::transitions;
 

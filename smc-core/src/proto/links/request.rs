@@ -8,8 +8,8 @@ use smc_wire::llc::{AddLink, AddLinkStep, RequestAddLink, RequestAddLinkStep};
 use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
 use super::flow::{Flow, Trigger};
-use super::group::after;
 use super::{GroupType, LinkGroup, LinkId};
+use crate::proto::after;
 use crate::proto::handshake::Role;
 
 impl LinkGroup {

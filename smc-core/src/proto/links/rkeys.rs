@@ -9,9 +9,9 @@ use smc_wire::llc::{
 };
 use smc_wire::types::Rkey;
 
-use super::group::after;
 use super::rmbs::{RkeyRequest, RkeyWait, RmbAnnouncement};
 use super::{LinkGroup, LinkGroupOutput, LinkId, LinkInfo, RkeyError, RmbId};
+use crate::proto::after;
 use crate::proto::group::DeviceIndex;
 
 impl LinkGroup {

@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use smc_wire::llc::{Step, TestLink};
 
-use super::group::after;
 use super::link::LinkRecord;
 use super::{LinkGroup, LinkId};
+use crate::proto::after;
 
 impl LinkGroup {
     /// When a link has to be tested, or has failed its test.
