@@ -38,42 +38,16 @@ pub(super) struct SideChannelCarrier<'a> {
 }
 
 impl<'a> Carrier<'a> {
-    /// For a client whose PROPOSAL was delivered.
-    pub(super) fn client(
+    /// After the PROPOSAL was delivered on it. A client passes its TCP connection.
+    pub(super) fn side_channel(
         endpoint: &'a EndpointInner,
         side_channel: &'a mut dyn SideChannel,
-        plain: &'a dyn Socket,
-    ) -> Self {
-        Self::over_side_channel(
-            endpoint,
-            side_channel,
-            PeerLocality::SameHost(Role::Client),
-            Some(plain),
-        )
-    }
-
-    /// For a server that accepted such a client.
-    pub(super) fn server(
-        endpoint: &'a EndpointInner,
-        side_channel: &'a mut dyn SideChannel,
-    ) -> Self {
-        Self::over_side_channel(
-            endpoint,
-            side_channel,
-            PeerLocality::SameHost(Role::Server),
-            None,
-        )
-    }
-
-    fn over_side_channel(
-        endpoint: &'a EndpointInner,
-        side_channel: &'a mut dyn SideChannel,
-        locality: PeerLocality,
         plain: Option<&'a dyn Socket>,
     ) -> Self {
+        let role = plain.map_or(Role::Server, |_| Role::Client);
         Self::SideChannel(SideChannelCarrier {
             side_channel,
-            locality,
+            locality: PeerLocality::SameHost(role),
             sent: false,
             plain,
             timer: None,

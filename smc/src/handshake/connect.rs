@@ -293,7 +293,7 @@ async fn await_answer(
         return Err(Error::Bug(why).into());
     };
     let mut machine = Handshake::announced(endpoint.runtime.now(), config, offer);
-    let mut carrier = Carrier::client(endpoint, side_channel, &*socket);
+    let mut carrier = Carrier::side_channel(endpoint, side_channel, Some(&*socket));
     let outcome = run_handshake(
         endpoint,
         &mut carrier,
