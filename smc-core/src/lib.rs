@@ -62,6 +62,8 @@
 pub mod device;
 pub mod error;
 pub mod mem;
+#[doc(hidden)]
+pub mod mutex;
 pub mod negotiate;
 #[doc(hidden)]
 pub mod process;

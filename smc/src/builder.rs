@@ -1,5 +1,5 @@
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use smc_wire::size::SizeCode;
@@ -18,6 +18,7 @@ use crate::config::{EndpointConfig, Policy};
 use crate::device::{Device, MemoryLimit};
 use crate::error::Error;
 use crate::mem::TrustPeers;
+use crate::mutex::Mutex;
 use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::{self, DEFAULT_SEID, DirectDevice};
 use crate::proto::links::LlcConfig;

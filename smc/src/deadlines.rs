@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use atomic_waker::AtomicWaker;
 use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::runtime::Runtime;
 use crate::mem::sync::{AtomicBool, Ordering};
+use crate::mutex::Mutex;
 
 /// The deadlines of an endpoint.
 pub(crate) struct Deadlines {
@@ -68,7 +69,7 @@ impl Deadlines {
 
     /// Returns false if the timer task has ended.
     fn wait(&self, at: Instant, id: &mut Option<u64>, waker: &Waker) -> bool {
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         if pending.is_over {
             return false;
         }
@@ -90,7 +91,7 @@ impl Deadlines {
 
     /// Completes all deadlines: the timer task has ended.
     fn end(&self) {
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         pending.is_over = true;
         let left = std::mem::take(&mut pending.by_time);
         drop(pending);
@@ -101,7 +102,7 @@ impl Deadlines {
     fn wake_due(&self) -> Option<Instant> {
         let now = self.runtime.now();
         let mut due = Vec::new();
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         while let Some(first) = pending.by_time.first_entry() {
             if first.key().0 > now {
                 break;
@@ -113,10 +114,6 @@ impl Deadlines {
         drop(pending);
         due.into_iter().for_each(Waker::wake);
         next
-    }
-
-    fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -197,7 +194,7 @@ impl Future for Deadline {
 impl Drop for Deadline {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            let waker = self.deadlines.pending().by_time.remove(&(self.at, id));
+            let waker = self.deadlines.pending.lock().by_time.remove(&(self.at, id));
             drop(waker);
         }
     }

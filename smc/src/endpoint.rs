@@ -3,7 +3,7 @@ use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -22,6 +22,7 @@ use super::target::{IntoTarget, Target};
 use crate::config::{EndpointConfig, Policy};
 use crate::device::{Device, MemoryLimit, TrimMemory};
 use crate::error::Error;
+use crate::mutex::Mutex;
 use crate::proto::conn::ConnState;
 use crate::proto::group::{LinkGroupInfo, Registry};
 use crate::proto::handshake;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Poll, Waker, ready};
 use std::time::Instant;
 
@@ -17,6 +17,7 @@ use super::device_driver::DeviceDriver;
 use super::links::{RdmaGroup, RdmaPorts};
 use super::runtime::Runtime;
 use crate::device::{DeviceError, MemoryLimit, PeerEvent, RdmaAddress};
+use crate::mutex::Mutex;
 use crate::proto::group::{
     DeviceIndex, EnterResult, GroupId, GroupKey, GroupState, GroupTerms, Intent, LinkGroupInfo,
     Member, NoGroup, Registry, RegistryOutput, Terminated, Waiter,
@@ -138,7 +139,7 @@ impl Groups {
         poll_fn(|cx| {
             loop {
                 let deadline = {
-                    let mut shared = self.lock();
+                    let mut shared = self.shared.lock();
                     let answer = shared.answers.get_mut(&guard.waiter);
                     let missing = Poll::Ready(Err(NoGroup::Missing));
                     let answer = answer.map_or(missing, |answer| answer.poll(cx));
@@ -181,23 +182,23 @@ impl Groups {
             return None;
         };
         let rdma = RdmaGroup::start(group, role, self, self.llc);
-        self.lock().rdma.insert(group, Arc::clone(&rdma));
+        self.shared.lock().rdma.insert(group, Arc::clone(&rdma));
         Some(rdma)
     }
 
     pub(crate) fn rdma(&self, group: GroupId) -> Option<Arc<RdmaGroup>> {
-        self.lock().rdma.get(&group).cloned()
+        self.shared.lock().rdma.get(&group).cloned()
     }
 
     /// All SMC-R groups that have links, including those that are ending.
     pub(crate) fn all_rdma(&self) -> Vec<Arc<RdmaGroup>> {
-        self.lock().rdma.values().cloned().collect()
+        self.shared.lock().rdma.values().cloned().collect()
     }
 
     /// Removes a group whose last link is closed.
     pub(crate) fn remove_rdma(&self, group: GroupId) {
         // Dropped after the lock.
-        let _group = self.lock().rdma.remove(&group);
+        let _group = self.shared.lock().rdma.remove(&group);
         self.notify_ended();
     }
 
@@ -233,14 +234,14 @@ impl Groups {
             let random = random.map_err(|error| DeviceError::os("get random bytes", &error))?;
             // Not zero; a collision is very unlikely.
             let token = AlertToken::new(u32::from_ne_bytes(random));
-            if let Some(token) = token.filter(|token| self.lock().tokens.insert(*token)) {
+            if let Some(token) = token.filter(|token| self.shared.lock().tokens.insert(*token)) {
                 return Ok(token);
             }
         }
     }
 
     pub(crate) fn release_token(&self, token: AlertToken) {
-        self.lock().tokens.remove(&token);
+        self.shared.lock().tokens.remove(&token);
     }
 
     /// Candidates for further links of a group.
@@ -259,7 +260,7 @@ impl Groups {
 
     /// One group; `None` after its end.
     pub(crate) fn info(&self, group: GroupId) -> Option<LinkGroupInfo> {
-        self.lock().registry.group_info(group)
+        self.shared.lock().registry.group_info(group)
     }
 
     /// Whether an SMC-R group was terminated while a set-up is a member.
@@ -278,17 +279,17 @@ impl Groups {
     }
 
     pub(crate) fn infos(&self) -> Vec<LinkGroupInfo> {
-        self.lock().registry.group_infos()
+        self.shared.lock().registry.group_infos()
     }
 
     /// Handles timeouts. Returns the next one.
     pub(crate) fn next_timeout(&self, now: Instant) -> Option<Instant> {
-        let due = self.lock().registry.poll_timeout()?;
+        let due = self.shared.lock().registry.poll_timeout()?;
         if due > now {
             return Some(due);
         }
         self.update(|registry| registry.handle_timeout(now));
-        self.lock().registry.poll_timeout()
+        self.shared.lock().registry.poll_timeout()
     }
 
     /// One mutation of the registry, and its outputs.
@@ -300,7 +301,7 @@ impl Groups {
         let mut wakers = Vec::new();
         let mut outputs = Vec::new();
         let (result, is_sooner) = {
-            let mut shared = self.lock();
+            let mut shared = self.shared.lock();
             let before = shared.registry.poll_timeout();
             let result = mutate(&mut shared);
             while let Some(output) = shared.registry.poll_output() {
@@ -372,10 +373,6 @@ impl Groups {
             .flatten()
             .filter_map(Weak::upgrade)
     }
-
-    fn lock(&self) -> MutexGuard<'_, SharedRegistry> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// A place in a link group; dropping it leaves the group.
@@ -407,7 +404,7 @@ struct CancelOnDrop<'a> {
 impl CancelOnDrop<'_> {
     /// The place was handed over.
     fn keep(&self) {
-        self.groups.lock().answers.remove(&self.waiter);
+        self.groups.shared.lock().answers.remove(&self.waiter);
     }
 }
 

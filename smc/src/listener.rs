@@ -5,13 +5,13 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::pin::pin;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
-use event_listener::{Event, EventListener, IntoNotification as _};
+use event_listener::{Event, IntoNotification as _};
 
 use self::admission::{AdmissionControl, Source};
 use super::endpoint::EndpointInner;
@@ -22,6 +22,7 @@ use super::runtime::{Acceptor, Runtime, Socket, Task};
 use super::stream::Stream;
 use crate::config::Policy;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit};
+use crate::mutex::Mutex;
 
 /// Options of a listener that differ from one to the next.
 #[derive(Clone, Debug, Default)]
@@ -76,7 +77,7 @@ impl Listener {
         let queue = Arc::new(Queue {
             state: Mutex::default(),
             changed: Event::new(),
-            ended: Event::new(),
+            own_lifetime: Lifetime::default(),
             accept_waker: AtomicWaker::new(),
             accept_task_waker: AtomicWaker::new(),
             max_ready,
@@ -156,7 +157,7 @@ impl Listener {
     /// connections end at once.
     #[must_use]
     pub fn refused(&self) -> Refused {
-        self.queue.lock().refused.clone()
+        self.queue.state.lock().refused.clone()
     }
 
     /// The descriptor of the TCP listener, where there is one.
@@ -186,13 +187,13 @@ struct Queue {
     state: Mutex<State>,
     /// Notifies tasks in `accept`.
     changed: Event,
-    /// Notifies running handshakes, which end with the queue.
-    ended: Event,
     /// The waker of `poll_accept`.
     accept_waker: AtomicWaker,
     /// The waker of the accept task, which waits for capacity or the end.
     accept_task_waker: AtomicWaker,
     max_ready: usize,
+    /// Running handshakes end with it.
+    own_lifetime: Lifetime,
     /// The endpoint's lifetime. The queue ends when the accept task detects its end, and returns
     /// nothing before.
     lifetime: Arc<Lifetime>,
@@ -201,15 +202,13 @@ struct Queue {
 #[derive(Default)]
 struct State {
     ready: VecDeque<io::Result<(Stream, SocketAddr)>>,
-    /// The result of `accept` after the end.
-    end: Option<Error>,
     refused: Refused,
 }
 
 impl Queue {
     fn take(&self) -> Option<io::Result<(Stream, SocketAddr)>> {
-        let mut state = self.lock();
-        if let Err(why) = self.check(&state) {
+        let mut state = self.state.lock();
+        if let Err(why) = self.check() {
             return Some(Err(why.into()));
         }
         let next = state.ready.pop_front()?;
@@ -221,30 +220,24 @@ impl Queue {
     /// # Errors
     ///
     /// The reason of the end.
-    fn check(&self, state: &State) -> Result<(), Error> {
-        match &state.end {
-            Some(why) => Err(why.clone()),
-            None => self.lifetime.check(),
-        }
+    fn check(&self) -> Result<(), Error> {
+        self.own_lifetime.check()?;
+        self.lifetime.check()
     }
 
     /// Ends the queue, with streams that were not accepted. The first cause counts.
     fn end(&self, why: Error) {
-        let unaccepted = {
-            let mut state = self.lock();
-            state.end.get_or_insert(why);
-            std::mem::take(&mut state.ready)
-        };
+        self.own_lifetime.end(why);
+        let unaccepted = std::mem::take(&mut self.state.lock().ready);
         drop(unaccepted);
-        self.ended.notify(usize::MAX);
         self.changed.notify(usize::MAX);
         self.accept_waker.wake();
         self.accept_task_waker.wake();
     }
 
     fn put(&self, next: io::Result<(Stream, SocketAddr)>) {
-        let mut state = self.lock();
-        if self.check(&state).is_err() {
+        let mut state = self.state.lock();
+        if self.check().is_err() {
             // Unlocked first: closing a stream may take long.
             drop(state);
             return;
@@ -258,7 +251,7 @@ impl Queue {
 
     /// Counts a client that is closed because it would be TCP.
     fn refuse(&self, peer: SocketAddr, why: FallbackReason) {
-        let refused = &mut self.lock().refused;
+        let refused = &mut self.state.lock().refused;
         refused.count = refused.count.saturating_add(1);
         refused.last = Some((peer, why));
     }
@@ -266,40 +259,13 @@ impl Queue {
     /// Waits until another connection may be accepted. `None` at the end.
     fn poll_capacity(&self, cx: &mut Context<'_>) -> Poll<Option<()>> {
         self.accept_task_waker.register(cx.waker());
-        let state = self.lock();
-        if state.end.is_some() {
+        if self.own_lifetime.check().is_err() {
             Poll::Ready(None)
-        } else if state.ready.len() < self.max_ready {
+        } else if self.state.lock().ready.len() < self.max_ready {
             Poll::Ready(Some(()))
         } else {
             Poll::Pending
         }
-    }
-
-    /// Runs `work` until the end at most; `None` if the end came before.
-    async fn while_listening<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let mut ended: Option<EventListener> = None;
-        let mut work = pin!(work);
-        poll_fn(|cx| {
-            if self.lock().end.is_some() {
-                return Poll::Ready(None);
-            }
-            if let Poll::Ready(done) = work.as_mut().poll(cx) {
-                return Poll::Ready(Some(done));
-            }
-            // Many complete at once, and need no listener.
-            let ended = ended.get_or_insert_with(|| self.ended.listen());
-            let _woken = Pin::new(ended).poll(cx);
-            match self.lock().end.is_some() {
-                true => Poll::Ready(None),
-                false => Poll::Pending,
-            }
-        })
-        .await
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -441,7 +407,7 @@ impl Service {
                 }
             });
             // As in the kernel: failed set-ups are not reported to the application.
-            if let Some(Ok(stream)) = queue.while_listening(set_up).await {
+            if let Ok(Ok(stream)) = queue.own_lifetime.until_end(set_up).await {
                 match (policy, stream.fallback_reason()) {
                     (Policy::Require, Some(why)) => queue.refuse(peer, why),
                     _ => queue.put(Ok((stream, peer))),

@@ -1,11 +1,12 @@
 //! The limit on the memory of connections, and the charges to it.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use super::DeviceError;
 use crate::error::Limit;
 use crate::mem::sync::{AtomicUsize, Ordering};
+use crate::mutex::Mutex;
 
 /// A limit on memory, and the sum of its charges. Clones share the limit.
 ///
@@ -112,7 +113,7 @@ impl MemoryLimit {
     /// Adds a pool that is trimmed when memory is short.
     #[doc(hidden)]
     pub fn add_user(&self, user: Weak<dyn TrimMemory>) {
-        let mut users = self.users();
+        let mut users = self.0.users.lock();
         users.retain(|user| user.strong_count() > 0);
         users.push(user);
     }
@@ -120,17 +121,19 @@ impl MemoryLimit {
     /// Trims all pools that are charged to this limit.
     #[doc(hidden)]
     pub fn trim(&self) {
-        let users: Vec<_> = self.users().iter().filter_map(Weak::upgrade).collect();
+        let users: Vec<_> = self
+            .0
+            .users
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
         // Outside of the lock: the last reference to a user may be dropped here.
         users.iter().for_each(|user| user.trim());
     }
 
-    fn users(&self) -> MutexGuard<'_, Vec<Weak<dyn TrimMemory>>> {
-        self.0.users.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn release_unneeded_if(&self, is_due: impl Fn(&DeferredCharges) -> bool) {
-        let mut deferred = self.deferred();
+        let mut deferred = self.0.deferred.lock();
         if !is_due(&deferred) {
             return;
         }
@@ -143,13 +146,6 @@ impl MemoryLimit {
         });
         // A sweep costs amortised constant time per charge.
         deferred.sweep_at = deferred.charges.len().saturating_mul(2).max(SWEEP_MIN);
-    }
-
-    fn deferred(&self) -> MutexGuard<'_, DeferredCharges> {
-        self.0
-            .deferred
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, bytes: usize) -> Result<(), DeviceError> {
@@ -218,7 +214,7 @@ impl Charge {
         };
         // The entry owns the charge from here on.
         let bytes = std::mem::take(&mut self.bytes);
-        limit.deferred().charges.push(DeferredCharge {
+        limit.0.deferred.lock().charges.push(DeferredCharge {
             bytes,
             is_needed: Box::new(is_needed),
         });
@@ -251,14 +247,11 @@ impl MemoryAccount {
     /// Sets the limit for later charges; for [`Device::limit_memory`](super::Device::limit_memory).
     /// Earlier charges stay with the limit of the earlier endpoint.
     pub fn limit_by(&self, limit: &MemoryLimit) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(limit.clone());
+        *self.0.lock() = Some(limit.clone());
     }
 
     fn limit(&self) -> Option<MemoryLimit> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.0.lock().clone()
     }
 
     /// As [`MemoryLimit::charge`], if there is a limit.
@@ -322,7 +315,7 @@ mod tests {
         struct User(Mutex<Option<Charge>>);
         impl TrimMemory for User {
             fn trim(&self) {
-                self.0.lock().unwrap().take();
+                self.0.lock().take();
             }
         }
         let limit = MemoryLimit::new(100);

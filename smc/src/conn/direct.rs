@@ -1,7 +1,7 @@
 //! The SMC-D side of a connection: its DMB, the peer's, and what is published there.
 
 use std::io::IoSlice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
@@ -14,6 +14,7 @@ use crate::device::{Attachment, Dmb, Signal, SubmitError};
 use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::mem::{CopyMode, Element, HEADER_LEN};
+use crate::mutex::Mutex;
 
 /// The two buffers of an SMC-D connection.
 ///
@@ -134,7 +135,7 @@ impl DirectConn {
     /// window is updated, the ring is full, or a direction ends.
     fn publish(&self, conn: &Conn, signal: Signal, change: impl Fn(&mut ConsumerWord)) {
         let result = {
-            let mut consumer = self.consumer();
+            let mut consumer = self.consumer.lock();
             change(&mut consumer.word);
             if consumer.is_pending || self.producer_pending.load(Ordering::SeqCst) > 0 {
                 consumer.is_pending = true;
@@ -154,7 +155,7 @@ impl DirectConn {
         }
         if let Err(error) = result {
             if error == SubmitError::WouldBlock {
-                self.consumer().is_pending = true;
+                self.consumer.lock().is_pending = true;
             }
             conn.handle_submit_error(error);
         }
@@ -167,10 +168,6 @@ impl DirectConn {
         self.producer_pending
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, counted)
             .is_ok()
-    }
-
-    fn consumer(&self) -> MutexGuard<'_, Consumer> {
-        self.consumer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -204,7 +201,7 @@ impl SmcPath for DirectConn {
     }
 
     fn has_pending(&self) -> bool {
-        self.producer_pending.load(Ordering::SeqCst) > 0 || self.consumer().is_pending
+        self.producer_pending.load(Ordering::SeqCst) > 0 || self.consumer.lock().is_pending
     }
 
     fn has_received(&self, local: &Element) -> bool {
@@ -233,7 +230,7 @@ impl SmcPath for DirectConn {
             }
         }
         {
-            let mut consumer = self.consumer();
+            let mut consumer = self.consumer.lock();
             if !consumer.is_pending {
                 return Ok(());
             }
@@ -242,12 +239,12 @@ impl SmcPath for DirectConn {
             consumer.is_pending = false;
         }
         let signalled = self.peer.signal();
-        signalled.inspect_err(|_| self.consumer().is_pending = true)
+        signalled.inspect_err(|_| self.consumer.lock().is_pending = true)
     }
 
     fn clear_pending(&self) {
         self.producer_pending.store(0, Ordering::SeqCst);
-        self.consumer().is_pending = false;
+        self.consumer.lock().is_pending = false;
     }
 }
 

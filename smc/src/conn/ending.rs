@@ -1,7 +1,7 @@
 //! The end of a connection: shutdown, close and abort.
 
 use std::net::Shutdown;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use smc_wire::cdc::{ProducerWord, StateFlags};
@@ -18,7 +18,7 @@ use crate::proto::group::GroupEndCause;
 impl Conn {
     /// Shuts down writing, behind all written data.
     pub(crate) fn shutdown_write(&self) {
-        let flags = self.closing().shutdown_write();
+        let flags = self.closing.lock().shutdown_write();
         if let Some(flags) = flags {
             self.ended.store(true, Ordering::Release);
             self.path().publish_flags(self, flags);
@@ -44,7 +44,7 @@ impl Conn {
         let unread = written.cursor != read.cursor;
         let zero_linger = self.linger() == Some(Duration::ZERO);
         self.handle_peer_flags();
-        let flags = self.closing().close(unread || zero_linger);
+        let flags = self.closing.lock().close(unread || zero_linger);
         self.ended.store(true, Ordering::Release);
         match (flags, self.rdma()) {
             // The final cursor shows a closing peer that its data was read, however little that is.
@@ -53,7 +53,7 @@ impl Conn {
             (None, _) => {}
         }
         self.release_if_closed();
-        if !self.closing().is_finished() {
+        if !self.closing.lock().is_finished() {
             self.arm();
             self.watch_tcp();
             self.handle_peer_flags();
@@ -77,7 +77,7 @@ impl Conn {
     }
 
     fn terminate(&self, cause: Error, stop: impl FnOnce(&mut Closing) -> Option<StateFlags>) {
-        let flags = stop(&mut self.closing());
+        let flags = stop(&mut self.closing.lock());
         // Set once: the first cause counts.
         let _later = self.failure.set(cause);
         self.ended.store(true, Ordering::Release);
@@ -125,14 +125,10 @@ impl Conn {
         let is_gone = self.driver.is_gone() && self.rdma().is_none();
         let is_lost = is_gone || self.driver.is_stopped();
         let has_pending = self.path().has_pending() && !is_lost;
-        if !self.closing().is_finished() || has_pending {
+        if !self.closing.lock().is_finished() || has_pending {
             return;
         }
-        let membership = self
-            .membership
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let membership = self.membership.lock().take();
         if membership.is_none() {
             return;
         }

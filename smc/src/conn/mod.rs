@@ -9,7 +9,7 @@ pub(crate) use ending::Handle;
 pub(crate) use rdma::{RdmaConn, RdmaConnHandle};
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ use crate::device::{Dmb, SubmitError};
 use crate::error::{CloseReason, Error};
 use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::mutex::Mutex;
 use crate::proto::conn::rdma::DeliveryStatus;
 use crate::proto::conn::{Closing, ConnState, ReadEnd, WriteEnd};
 use crate::proto::group::GroupId;
@@ -252,13 +253,13 @@ impl Conn {
     }
 
     pub(crate) fn is_released(&self) -> bool {
-        self.closing().is_released()
+        self.closing.lock().is_released()
     }
 
     /// Whether the application writes nothing more: the stream was dropped, or shut down for
     /// writing.
     pub(crate) fn is_write_closed(&self) -> bool {
-        let closing = self.closing();
+        let closing = self.closing.lock();
         closing.is_released() || closing.is_shut()
     }
 
@@ -284,7 +285,7 @@ impl Conn {
             None => {
                 self.handle_peer_flags();
                 // The device and its driver may be gone too: no later event ends the wait.
-                match self.closing().is_aborted_by_peer() {
+                match self.closing.lock().is_aborted_by_peer() {
                     true => DeliveryStatus::Lost,
                     false => DeliveryStatus::Pending,
                 }
@@ -316,7 +317,7 @@ impl Conn {
     }
 
     pub(crate) fn state(&self) -> ConnState {
-        self.closing().state()
+        self.closing.lock().state()
     }
 
     // ---- Updates of the peer -------------------------------------------------------------------
@@ -325,7 +326,7 @@ impl Conn {
     pub(crate) fn handle_peer_flags(&self) -> bool {
         let word = ConsumerWord::from_ne(self.local.consumer().load(Ordering::Acquire));
         if !word.state_flags.is_empty() {
-            let has_changed = self.closing().handle_peer(word.state_flags);
+            let has_changed = self.closing.lock().handle_peer(word.state_flags);
             if has_changed {
                 self.ended.store(true, Ordering::Release);
                 self.wake();
@@ -341,7 +342,7 @@ impl Conn {
 
     /// The result of reading when no data is left: `None` while more may arrive.
     pub(crate) fn read_end(&self) -> Option<Result<(), Error>> {
-        match self.closing().read_end() {
+        match self.closing.lock().read_end() {
             ReadEnd::Open => None,
             ReadEnd::Eof => Some(Ok(())),
             ReadEnd::Reset => Some(Err(Error::Closed(CloseReason::Reset))),
@@ -352,7 +353,7 @@ impl Conn {
     /// The result of writing.
     #[cold]
     pub(crate) fn write_end(&self) -> Result<(), Error> {
-        match self.closing().write_end() {
+        match self.closing.lock().write_end() {
             WriteEnd::Open => Ok(()),
             WriteEnd::Shut => Err(Error::Closed(CloseReason::Local)),
             WriteEnd::Reset => Err(Error::Closed(CloseReason::Reset)),
@@ -362,7 +363,7 @@ impl Conn {
 
     /// Why the connection was ended by this side, if it was.
     pub(crate) fn abort_cause(&self) -> Option<Error> {
-        self.closing().is_killed().then(|| self.failure())
+        self.closing.lock().is_killed().then(|| self.failure())
     }
 
     fn failure(&self) -> Error {
@@ -375,7 +376,7 @@ impl Conn {
     /// The error that ended the connection, once.
     pub(crate) fn take_error(&self) -> Option<Error> {
         self.handle_peer_flags();
-        let is_reset = self.closing().is_aborted_by_peer();
+        let is_reset = self.closing.lock().is_aborted_by_peer();
         let reset = is_reset.then_some(Error::Closed(CloseReason::Reset));
         let error = self.failure.get().cloned().or(reset)?;
         let is_taken = self.is_error_taken.swap(true, Ordering::Relaxed);
@@ -431,7 +432,7 @@ impl Conn {
     /// For the driver: a sent message has completed, which freed staging space.
     pub(crate) fn handle_sent(&self) {
         let (is_released, is_shut) = {
-            let closing = self.closing();
+            let closing = self.closing.lock();
             (closing.is_released(), closing.is_shut())
         };
         if is_released {
@@ -447,7 +448,7 @@ impl Conn {
 
     /// For the driver: the peer signalled.
     pub(crate) fn handle_signal(self: &Arc<Self>) {
-        if self.closing().is_released() {
+        if self.closing.lock().is_released() {
             self.handle_peer_flags();
             self.arm();
             self.watch_tcp();
@@ -534,15 +535,11 @@ impl Conn {
     }
 
     pub(crate) fn linger(&self) -> Option<Duration> {
-        *self.linger.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.linger.lock()
     }
 
     pub(crate) fn set_linger(&self, linger: Option<Duration>) {
-        *self.linger.lock().unwrap_or_else(PoisonError::into_inner) = linger;
-    }
-
-    fn closing(&self) -> MutexGuard<'_, Closing> {
-        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.linger.lock() = linger;
     }
 }
 

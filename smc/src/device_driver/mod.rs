@@ -10,7 +10,7 @@ pub(crate) use claims::claim;
 pub(crate) use task::DriverTask;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
@@ -24,6 +24,7 @@ use super::links::{LinkSender, RdmaGroup};
 use crate::device::{Device, DeviceError, Event};
 use crate::error::{CloseReason, Error};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
+use crate::mutex::Mutex;
 use crate::proto::group::{DeviceIndex, GroupEndCause, GroupId};
 use crate::proto::links::LinkId;
 use busy_retries::BusyRetries;
@@ -132,7 +133,7 @@ impl DeviceDriver {
     /// memory before it parks.
     pub(crate) fn add_conn(&self, conn: &Arc<Conn>) {
         let deferred_tcp_watches = {
-            let mut table = self.table();
+            let mut table = self.table.lock();
             table.conns.insert(conn.key(), Arc::clone(conn));
             if conn.is_tcp_watch_deferred() {
                 let until = self.groups.runtime.now() + TCP_WATCH_DELAY;
@@ -155,7 +156,7 @@ impl DeviceDriver {
     pub(crate) fn remove(&self, key: ConnKey) {
         // Dropped after the lock: dropping a connection unregisters its buffer.
         let conn = {
-            let mut table = self.table();
+            let mut table = self.table.lock();
             table.retries.remove(key);
             table.conns.remove(&key)
         };
@@ -169,7 +170,7 @@ impl DeviceDriver {
             conn.abort(Error::Closed(CloseReason::Endpoint));
             return;
         }
-        self.table().released.push(Arc::downgrade(conn));
+        self.table.lock().released.push(Arc::downgrade(conn));
         self.wake_task();
     }
 
@@ -178,13 +179,13 @@ impl DeviceDriver {
     pub(crate) fn start_half_open_timeout(&self, conn: &Arc<Conn>) {
         let until = self.groups.runtime.now() + HALF_OPEN_TIMEOUT;
         let half_open = (until, Arc::downgrade(conn));
-        self.table().half_open.push_back(half_open);
+        self.table.lock().half_open.push_back(half_open);
         self.wake_task();
     }
 
     /// Notes an event on the TCP socket of a dropped connection.
     pub(crate) fn note_tcp_event(&self, conn: &Arc<Conn>) {
-        self.table().tcp_events.push(Arc::downgrade(conn));
+        self.table.lock().tcp_events.push(Arc::downgrade(conn));
         self.wake_task();
     }
 
@@ -227,7 +228,7 @@ impl DeviceDriver {
     /// Schedules a retry for a connection, which has `written` up to there: the device was busy.
     pub(crate) fn schedule_retry(&self, key: ConnKey, written: u64) {
         let now = self.groups.runtime.now();
-        self.table().retries.add(key, written, now);
+        self.table.lock().retries.add(key, written, now);
         self.wake_task();
     }
 
@@ -253,12 +254,12 @@ impl DeviceDriver {
     }
 
     pub(crate) fn connections(&self) -> Vec<Arc<Conn>> {
-        self.table().conns.values().cloned().collect()
+        self.table.lock().conns.values().cloned().collect()
     }
 
     /// Dispatches the device's events. Returns whether there was one.
     fn drain(&self) -> Result<bool, DeviceError> {
-        let _one = self.draining.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.draining.lock();
         self.drain_alone()
     }
 
@@ -274,7 +275,12 @@ impl DeviceDriver {
     fn handle(&self, event: Event) {
         match event {
             Event::Signalled(token) => {
-                let conn = self.table().conns.get(&ConnKey::direct(token)).cloned();
+                let conn = self
+                    .table
+                    .lock()
+                    .conns
+                    .get(&ConnKey::direct(token))
+                    .cloned();
                 if let Some(conn) = conn {
                     conn.handle_signal();
                 }
@@ -364,8 +370,8 @@ impl DeviceDriver {
     /// is draining the device.
     pub(crate) fn poll_device(&self) -> bool {
         let is_quiet = match self.draining.try_lock() {
-            Ok(_one) => self.drain_and_arm(),
-            Err(_) => return false,
+            Some(_one) => self.drain_and_arm(),
+            None => return false,
         };
         // More events are left, or the device has failed.
         if !is_quiet {
@@ -400,19 +406,19 @@ impl DeviceDriver {
 
     /// Registers the link of a queue pair for its events.
     pub(crate) fn add_link(&self, qpn: Qpn, group: &Arc<RdmaGroup>, link: LinkId) {
-        self.links().insert(qpn, Arc::downgrade(group), link);
+        self.links.lock().insert(qpn, Arc::downgrade(group), link);
     }
 
     /// Ends the events of a link. By now its queue pair may be gone, and its number in use again.
     pub(crate) fn remove_link(&self, qpn: Qpn, group: &Weak<RdmaGroup>, link: LinkId) {
-        self.links().remove(qpn, group, link);
+        self.links.lock().remove(qpn, group, link);
     }
 
     /// Closes a link after its received messages were dispatched, and notifies its group: data that
     /// the peer knows to have arrived must not get lost.
     pub(crate) fn close_link(&self, sender: Arc<LinkSender>, group: &Arc<RdmaGroup>) {
         let closing = (sender, Arc::downgrade(group));
-        self.closing().push(closing);
+        self.closing.lock().push(closing);
         if self.is_gone() || self.is_stopped() {
             self.close_links();
         } else {
@@ -421,7 +427,7 @@ impl DeviceDriver {
     }
 
     fn close_links(&self) {
-        let closing = std::mem::take(&mut *self.closing());
+        let closing = std::mem::take(&mut *self.closing.lock());
         self.close_all(closing);
     }
 
@@ -437,19 +443,7 @@ impl DeviceDriver {
     }
 
     fn link(&self, qpn: Qpn) -> Option<(Arc<RdmaGroup>, LinkId)> {
-        self.links().get(qpn)
-    }
-
-    fn links(&self) -> MutexGuard<'_, LinkOwners<RdmaGroup>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn closing(&self) -> MutexGuard<'_, Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>> {
-        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.links.lock().get(qpn)
     }
 }
 

@@ -48,7 +48,7 @@ impl DriverTask {
         let has_rung = self.poll_doorbell(cx)?;
         driver.in_pass.store(true, Ordering::SeqCst);
         let next = self.handle_timeouts(driver, cx);
-        let closing = std::mem::take(&mut *driver.closing());
+        let closing = std::mem::take(&mut *driver.closing.lock());
         let drained = driver.drain();
         driver.close_all(closing);
         driver.in_pass.store(false, Ordering::SeqCst);

@@ -14,14 +14,14 @@ impl DeviceDriver {
     ///
     /// Most passes of a task have none of these, and find that out under one lock.
     pub(super) fn handle_timeouts(&self, now: Instant) -> Option<Instant> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         if !table.tcp_events.is_empty() {
             let events = std::mem::take(&mut table.tcp_events);
             drop(table);
             for conn in events.iter().filter_map(Weak::upgrade) {
                 conn.handle_signal();
             }
-            table = self.table();
+            table = self.table.lock();
         }
         let due = table.take_due(now, self.close_timeout);
         if due.is_empty() && table.retries.is_empty() {
@@ -42,18 +42,21 @@ impl DeviceDriver {
             match due {
                 Due::Retry => {
                     let result = conn.retry_pending();
-                    self.table().retries.handle_result(conn.key(), result, now);
+                    self.table
+                        .lock()
+                        .retries
+                        .handle_result(conn.key(), result, now);
                 }
                 Due::TimedOut => conn.handle_busy_timeout(),
                 Due::Drop => conn.drop_pending(),
             }
         }
-        self.table().next_timeout()
+        self.table.lock().next_timeout()
     }
 
     /// Connections with a retry due at a busy device.
     fn due_retries(&self, now: Instant) -> Vec<(Arc<Conn>, Due)> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         let due = table.retries.due(now);
         let found = due.into_iter().filter_map(|(key, due)| {
             let conn = table.conns.get(&key)?;

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 
 use smc_wire::types::DmbToken;
@@ -79,10 +79,7 @@ fn offer_of(
     endpoint: &EndpointInner,
     config: &Arc<HandshakeConfig>,
 ) -> Result<Arc<ClientOffer>, FallbackReason> {
-    let mut latest = endpoint
-        .offer
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut latest = endpoint.offer.lock();
     match &*latest {
         Some((from, offer)) if Arc::ptr_eq(from, config) => Ok(Arc::clone(offer)),
         _ => {

@@ -1,6 +1,6 @@
 //! A connected queue pair with the queue of its users.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Instant;
 
 use smc_wire::llc::MessageType;
@@ -9,6 +9,7 @@ use smc_wire::types::AlertToken;
 use super::super::device_driver::DeviceDriver;
 use crate::device::{Link, OpId, SHORT_LEN, SubmitError, Write};
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::mutex::Mutex;
 use crate::proto::group::DeviceIndex;
 use crate::proto::links::{LinkId, NextPost, OpTag, Overflow, Posted, SendQueue};
 
@@ -114,7 +115,7 @@ impl LinkSender {
     ///
     /// `in_turn`: the connection has a turn; otherwise waiting connections come first.
     pub(crate) fn try_reserve(&self, token: AlertToken, in_turn: bool) -> Option<SendSlot<'_>> {
-        let mut posts = self.lock();
+        let mut posts = self.posts.lock();
         if self.is_down() {
             return None;
         }
@@ -137,22 +138,22 @@ impl LinkSender {
 
     /// Queues a connection again that had its turn and has more to post.
     pub(crate) fn wait(&self, token: AlertToken) {
-        self.lock().queue.queue_connection(token);
+        self.posts.lock().queue.queue_connection(token);
     }
 
     /// Removes a connection that ended or was moved.
     pub(crate) fn remove(&self, token: AlertToken) {
-        self.lock().queue.remove_connection(token);
+        self.posts.lock().queue.remove_connection(token);
     }
 
     /// Queues a message of the link group; [`LinkSender::next_turn`] posts it.
     pub(crate) fn queue(&self, now: Instant, tag: OpTag, message: Vec<u8>) -> Result<(), Overflow> {
-        self.lock().queue.queue_message(now, tag, message)
+        self.posts.lock().queue.queue_message(now, tag, message)
     }
 
     /// Posts queued messages of the link group, then returns the connection that may post.
     pub(crate) fn next_turn(&self, now: Instant) -> Option<AlertToken> {
-        let mut posts = self.lock();
+        let mut posts = self.posts.lock();
         if self.is_down() {
             return None;
         }
@@ -188,7 +189,7 @@ impl LinkSender {
 
     /// Requests a wake-up for the completion of the posts so far.
     pub(crate) fn await_sent(&self) {
-        self.await_last(&mut self.lock());
+        self.await_last(&mut self.posts.lock());
     }
 
     fn await_last(&self, posts: &mut Posts) {
@@ -214,7 +215,7 @@ impl LinkSender {
         now: Instant,
         op: OpId,
     ) -> impl Iterator<Item = Posted<AlertToken>> + use<> {
-        let mut posts = self.lock();
+        let mut posts = self.posts.lock();
         if posts.awaited.is_some_and(|awaited| awaited <= op) {
             posts.awaited = None;
             self.end_await();
@@ -224,7 +225,7 @@ impl LinkSender {
 
     /// Sets the link down: nothing is posted or completed from now on.
     pub(crate) fn fail(&self) {
-        let mut posts = self.lock();
+        let mut posts = self.posts.lock();
         self.down.store(true, Ordering::Release);
         if posts.awaited.take().is_some() {
             self.end_await();
@@ -234,11 +235,7 @@ impl LinkSender {
 
     /// The time from which the link counts as stuck.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.lock().queue.poll_timeout()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Posts> {
-        self.posts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.posts.lock().queue.poll_timeout()
     }
 }
 
@@ -271,7 +268,7 @@ impl SendSlot<'_> {
 
 impl Drop for LinkSender {
     fn drop(&mut self) {
-        if self.lock().awaited.is_some() {
+        if self.posts.lock().awaited.is_some() {
             self.end_await();
         }
     }

@@ -1,12 +1,13 @@
 //! Memory that devices may access: RMBs, which peers write, and staging rings, which local links
 //! read from. A link group pools the buffers of its former connections.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use smc_wire::size::SizeCode;
 
 use crate::device::{Access, Charge, DeviceError, MemoryLimit, Mr, ProtectionDomain};
 use crate::mem::{Element, HEADER_LEN, Region};
+use crate::mutex::Mutex;
 use crate::proto::group::DeviceIndex;
 
 /// A ring of registered memory.
@@ -57,7 +58,7 @@ impl RdmaBuffer {
 
     /// The registration with a device, if any.
     pub(crate) fn mr(&self, device: DeviceIndex) -> Option<Arc<dyn Mr>> {
-        let registrations = self.registrations();
+        let registrations = self.registrations.lock();
         let found = registrations.iter().find(|(at, _)| *at == device);
         found.map(|(_, mr)| Arc::clone(mr))
     }
@@ -72,7 +73,7 @@ impl RdmaBuffer {
             return Ok(mr);
         }
         let mr = domain.register(&self.ring, self.access).await?;
-        let mut registrations = self.registrations();
+        let mut registrations = self.registrations.lock();
         // The key of a faster task may have been sent to the peer.
         if let Some((_, mr)) = registrations.iter().find(|(at, _)| *at == device) {
             return Ok(Arc::clone(mr));
@@ -86,12 +87,6 @@ impl RdmaBuffer {
         self.element.reset();
         // The span is within the region.
         let _in_bounds = self.ring.zero(0, dirty.min(self.ring.len()));
-    }
-
-    fn registrations(&self) -> MutexGuard<'_, Vec<(DeviceIndex, Arc<dyn Mr>)>> {
-        self.registrations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -131,14 +126,17 @@ impl RdmaBufferPool {
 
     /// Frees all buffers.
     pub(crate) fn trim(&self) {
-        let free = std::mem::take(&mut *self.lock());
+        let free = std::mem::take(&mut *self.free.lock());
         // Outside of the lock: memory is deregistered.
         drop(free);
     }
 
     /// Whether the pool has a buffer of this size.
     pub(crate) fn has(&self, size: SizeCode, access: Access) -> bool {
-        self.lock().iter().any(|buffer| buffer.is(size, access))
+        self.free
+            .lock()
+            .iter()
+            .any(|buffer| buffer.is(size, access))
     }
 
     /// A buffer of this size. An RMB is zeroed as far as its former connection knew it to be
@@ -149,7 +147,7 @@ impl RdmaBufferPool {
         access: Access,
     ) -> Result<Arc<RdmaBuffer>, DeviceError> {
         let reused = {
-            let mut free = self.lock();
+            let mut free = self.free.lock();
             let at = free.iter().rposition(|buffer| buffer.is(size, access));
             at.map(|at| free.swap_remove(at))
         };
@@ -167,14 +165,10 @@ impl RdmaBufferPool {
     pub(crate) fn put(&self, buffer: Arc<RdmaBuffer>, dirty: usize) {
         // Before it can be reused.
         buffer.clear(dirty);
-        let mut free = self.lock();
+        let mut free = self.free.lock();
         if free.len() < KEPT_MAX {
             free.push(buffer);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<RdmaBuffer>>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

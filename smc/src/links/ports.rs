@@ -1,7 +1,7 @@
 //! The local RDMA addresses with their networks, and the choice for a TCP connection.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use smc_wire::types::{Mac, PeerId, PnetId};
@@ -9,6 +9,7 @@ use smc_wire::types::{Mac, PeerId, PnetId};
 use super::super::device_driver::DeviceDriver;
 use super::super::runtime::{InterfaceAddress, Runtime};
 use crate::device::{RdmaAddress, RoceKind};
+use crate::mutex::Mutex;
 use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::{HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath};
 use crate::proto::links::PortCandidate;
@@ -55,7 +56,7 @@ impl RdmaPorts {
         drivers: &[Arc<DeviceDriver>],
         base: &Arc<HandshakeConfig>,
     ) -> Arc<HandshakeConfig> {
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         let known = self.known(&mut known, runtime, drivers);
         let config = known.config.get_or_insert_with(|| {
             let Some(rdma) = self.rdma_config(&known.ports) else {
@@ -90,7 +91,7 @@ impl RdmaPorts {
         like: &RdmaAddress,
     ) -> Vec<PortCandidate> {
         let ports = {
-            let mut known = self.lock();
+            let mut known = self.known.lock();
             Arc::clone(&self.known(&mut known, runtime, drivers).ports)
         };
         let first = ports.iter().find(|port| port.address.gid == like.gid);
@@ -112,7 +113,7 @@ impl RdmaPorts {
 
     /// Discards the scan after a change of a device's addresses.
     pub(crate) fn refresh(&self) {
-        *self.lock() = None;
+        *self.known.lock() = None;
     }
 
     /// The path of a TCP connection, for the handshake.
@@ -147,7 +148,7 @@ impl RdmaPorts {
         address: IpAddr,
     ) -> Arc<Vec<InterfaceAddress>> {
         let now = runtime.now();
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         let all = Arc::clone(&self.known(&mut known, runtime, drivers).interfaces);
         let age = |known: &PortScan| now.saturating_duration_since(known.at);
         let is_old = known
@@ -207,10 +208,6 @@ impl RdmaPorts {
     fn pnet_id(&self, interface: &str) -> Option<PnetId> {
         let found = self.pnet_ids.iter().find(|(name, _)| name == interface);
         found.map(|(_, id)| *id)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<PortScan>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

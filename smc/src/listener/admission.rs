@@ -8,9 +8,10 @@
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
+use crate::mutex::Mutex;
 use crate::negotiate::Credentials;
 use crate::shares::Shares;
 use crate::source::source;
@@ -90,12 +91,12 @@ impl AdmissionControl {
 
     /// Whether another set-up may enter.
     pub(super) fn is_open(&self) -> bool {
-        self.lock().waiting.len() < self.max_waiting
+        self.state.lock().waiting.len() < self.max_waiting
     }
 
     /// Admits a set-up, to wait for a place. `None` if too many of this source wait already.
     pub(super) fn enter(self: &Arc<Self>, source: Option<Source>) -> Option<AdmissionPermit> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(source) = source {
             if !state.waiting_shares.has_capacity(&source) {
                 return None;
@@ -148,10 +149,6 @@ impl AdmissionControl {
         });
         wakers
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The permit of an admitted set-up. Dropping it releases its place.
@@ -167,7 +164,7 @@ impl AdmissionPermit {
     pub(super) async fn place(&mut self) {
         poll_fn(|cx| {
             let (is_waiting, wakers) = {
-                let mut state = self.admission.lock();
+                let mut state = self.admission.state.lock();
                 let wakers = self.admission.grant(&mut state, Some(self.id));
                 let waiting = state.waiting.get_mut(&self.id);
                 let is_waiting = waiting.is_some();
@@ -189,7 +186,7 @@ impl AdmissionPermit {
 impl Drop for AdmissionPermit {
     fn drop(&mut self) {
         let wakers = {
-            let mut state = self.admission.lock();
+            let mut state = self.admission.state.lock();
             // A place may have been granted before the set-up was polled again.
             let is_waiting = state.waiting.remove(&self.id).is_some();
             if let Some(source) = self.source {
@@ -334,7 +331,7 @@ mod tests {
         drop(all.remove(0));
         assert!(try_place(&mut all[0]));
         drop(all);
-        let state = admission.lock();
+        let state = admission.state.lock();
         assert_eq!((state.places, state.waiting.len()), (0, 0));
         assert!(state.place_shares.is_empty() && state.waiting_shares.is_empty());
     }

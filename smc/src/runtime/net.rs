@@ -9,7 +9,7 @@ use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ use rustix::net::{
 };
 
 use super::{Acceptor, BeforeListen, Socket, SocketOptions, Unconnected, Watch};
+
+use crate::mutex::Mutex;
 
 /// A descriptor that is registered with a reactor. Stores one waker per direction, the last one
 /// given.
@@ -121,7 +123,7 @@ impl<R: Registered> TcpSocket<R> {
         }
         // A descriptor is registered once, so two first waits exclude each other.
         static TURN: Mutex<()> = Mutex::new(());
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = TURN.lock();
         match self.registered.get() {
             Some(registered) => Ok(registered),
             None => {

@@ -1,7 +1,7 @@
 //! Waiting for a half of a stream, by one task or by several.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 
 use atomic_waker::AtomicWaker;
@@ -11,6 +11,7 @@ use super::super::busy_poll::{BusyPoll, PollStep};
 use super::super::conn::Conn;
 use super::read::Reader;
 use crate::error::Error;
+use crate::mutex::Mutex;
 
 /// A half of an SMC stream.
 pub(crate) trait Half {
@@ -89,11 +90,11 @@ impl<S> LockedSide<S> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, S> {
-        self.half.lock().unwrap_or_else(PoisonError::into_inner)
+        self.half.lock()
     }
 
     pub(crate) fn as_mut(&mut self) -> &mut S {
-        self.half.get_mut().unwrap_or_else(PoisonError::into_inner)
+        self.half.get_mut()
     }
 
     fn waiters(&self) -> &Arc<Waiters> {

@@ -3,7 +3,7 @@
 mod sending;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use smc_wire::cdc::{CdcR, ProducerFlags, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
@@ -16,6 +16,7 @@ use crate::device::SubmitError;
 use crate::error::{CloseReason, Error};
 use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::mutex::Mutex;
 use crate::proto::conn::rdma::{Arrival, Arrivals, CdcUpdate, Transmit, TransmitConfig};
 use crate::proto::group::{DeviceIndex, GroupEndCause};
 use crate::proto::handshake::PeerRmb;
@@ -136,7 +137,7 @@ impl RdmaConn {
 
     /// Sets the link, when the group's first one is connected after the RMB was made.
     pub(crate) fn set_sender(&self, sender: &Arc<LinkSender>) {
-        self.tx().sender = Some(Arc::clone(sender));
+        self.tx.lock().sender = Some(Arc::clone(sender));
     }
 
     /// Sets the peer's RMB, and handles early messages.
@@ -145,7 +146,7 @@ impl RdmaConn {
         let staging = self.staging.size().ring_r();
         let transmit = Transmit::new(staging, ring, peer.token, peer.offset(), autocork);
         self.space.store(transmit.space(), Ordering::Release);
-        self.tx().bound = Some(Bound {
+        self.tx.lock().bound = Some(Bound {
             transmit,
             rtoken,
             from: None,
@@ -162,7 +163,7 @@ impl RdmaConn {
         // A handshake binds once.
         let _first = self.peer_ring.set(ring);
         let early = {
-            let mut rx = self.rx();
+            let mut rx = self.rx.lock();
             let open = Rx::Open(Arrivals::new(self.rmb.size().ring_r(), ring));
             match std::mem::replace(&mut *rx, open) {
                 Rx::Early(early) => early,
@@ -170,7 +171,8 @@ impl RdmaConn {
             }
         };
         let here = self
-            .tx()
+            .tx
+            .lock()
             .sender
             .as_ref()
             .map(|sender| (sender.device(), sender.id()));
@@ -182,16 +184,16 @@ impl RdmaConn {
 
     /// Whether data can be sent to the peer.
     pub(crate) fn is_bound(&self) -> bool {
-        self.tx().bound.is_some()
+        self.tx.lock().bound.is_some()
     }
 
     /// The link of the connection.
     pub(crate) fn link(&self) -> Option<LinkId> {
-        self.tx().sender.as_ref().map(|sender| sender.id())
+        self.tx.lock().sender.as_ref().map(|sender| sender.id())
     }
 
     pub(crate) fn rtoken(&self) -> Option<RtokenId> {
-        self.tx().bound.as_ref().map(|bound| bound.rtoken)
+        self.tx.lock().bound.as_ref().map(|bound| bound.rtoken)
     }
 
     // ---- Receiving -----------------------------------------------------------------------------
@@ -200,7 +202,7 @@ impl RdmaConn {
     pub(crate) fn handle_cdc(&self, cdc: &CdcR, here: DeviceIndex, link: LinkId) {
         for last in [false, true] {
             let arrival = {
-                let mut rx = self.rx();
+                let mut rx = self.rx.lock();
                 match &mut *rx {
                     Rx::Early(early) => {
                         if early.len() >= EARLY_MAX {
@@ -270,7 +272,7 @@ impl RdmaConn {
             .state
             .intersects(StateFlags::CLOSED | StateFlags::ABORTED);
         if news.freed > 0 || news.wants_push || is_closed {
-            let mut tx = self.tx();
+            let mut tx = self.tx.lock();
             if let Some(bound) = &mut tx.bound {
                 let freed = bound.transmit.handle_peer(news.consumer.cursor);
                 if let Err(what) = freed {
@@ -297,7 +299,7 @@ impl RdmaConn {
 
     /// The peer uses this link for the connection, before or after this side.
     fn peer_is_on(&self, link: LinkId) {
-        let mut tx = self.tx();
+        let mut tx = self.tx.lock();
         tx.peer_on = Some(link);
         if tx.sender.as_ref().is_none_or(|sender| sender.id() != link) {
             return;
@@ -364,28 +366,20 @@ impl RdmaConn {
         if self.group.is_over() {
             return true;
         }
-        let tx = self.tx();
+        let tx = self.tx.lock();
         let is_idle = |bound: &Bound| bound.posted.is_empty() && bound.transmit.is_idle();
         tx.sender.is_none() || tx.bound.as_ref().is_none_or(is_idle)
     }
 
     /// Removes the connection from its link.
     pub(crate) fn leave_link(&self) {
-        if let Some(sender) = &self.tx().sender {
+        if let Some(sender) = &self.tx.lock().sender {
             sender.remove(self.token);
         }
     }
 
     fn conn(&self) -> Option<Arc<Conn>> {
         self.conn.get().and_then(Weak::upgrade)
-    }
-
-    fn rx(&self) -> MutexGuard<'_, Rx> {
-        self.rx.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn tx(&self) -> MutexGuard<'_, Tx> {
-        self.tx.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -436,7 +430,7 @@ impl SmcPath for RdmaConn {
 
     /// Only updates that can still be sent are pending.
     fn has_pending(&self) -> bool {
-        let tx = self.tx();
+        let tx = self.tx.lock();
         match &tx.bound {
             Some(bound) => !bound.transmit.is_flushed() && !self.group.is_over(),
             None => false,

@@ -51,14 +51,14 @@ impl RdmaConn {
 
     /// Requests that the completion of outstanding posts wakes the writer.
     pub(crate) fn await_sent(&self) {
-        if let Some(sender) = &self.tx().sender {
+        if let Some(sender) = &self.tx.lock().sender {
             sender.await_sent();
         }
     }
 
     /// Copies as many bytes as there is space for. Returns their number.
     pub(crate) fn write(&self, bufs: &[IoSlice<'_>]) -> usize {
-        let mut tx = self.tx();
+        let mut tx = self.tx.lock();
         let Some(bound) = &mut tx.bound else { return 0 };
         let transmit = &mut bound.transmit;
         let element = self.staging.element();
@@ -97,7 +97,7 @@ impl RdmaConn {
 
     /// Changes what the peer has to know, and sends it.
     pub(super) fn update(&self, change: impl FnOnce(&mut Transmit)) {
-        let mut tx = self.tx();
+        let mut tx = self.tx.lock();
         if let Some(bound) = &mut tx.bound {
             change(&mut bound.transmit);
             self.push(tx, false);
@@ -107,7 +107,7 @@ impl RdmaConn {
     /// Frees unread data up to here, because the peer may have to send all of its own before it
     /// receives this side's close. That will be an abort.
     pub(crate) fn discard(&self, until: Cursor) {
-        let mut tx = self.tx();
+        let mut tx = self.tx.lock();
         if let Some(bound) = &mut tx.bound {
             if !bound.transmit.is_flushed() {
                 bound.transmit.abort_after_data();
@@ -124,7 +124,7 @@ impl RdmaConn {
 
     /// The delivery state of all written data and of the shutdown behind it.
     pub(crate) fn delivery(&self) -> DeliveryStatus {
-        let tx = self.tx();
+        let tx = self.tx.lock();
         let bound = tx.bound.as_ref();
         bound.map_or(DeliveryStatus::Done, |bound| bound.transmit.delivery())
     }
@@ -133,13 +133,13 @@ impl RdmaConn {
     ///
     /// Returns whether the link could accept more.
     pub(crate) fn take_turn(&self) -> bool {
-        self.push(self.tx(), true)
+        self.push(self.tx.lock(), true)
     }
 
     /// Handles the completion of a post on this link.
     pub(crate) fn handle_sent(&self, link: LinkId) {
         {
-            let mut tx = self.tx();
+            let mut tx = self.tx.lock();
             if tx.sender.as_ref().is_none_or(|sender| sender.id() != link) {
                 return;
             }
@@ -158,7 +158,7 @@ impl RdmaConn {
 
     /// Probes the peer if that is due. Returns the time of the next probe.
     pub(crate) fn probe_if_due(&self, now: Instant) -> Option<Instant> {
-        let mut tx = self.tx();
+        let mut tx = self.tx.lock();
         if self.done.load(Ordering::Relaxed) {
             tx.persist_timer = None;
         }
@@ -179,14 +179,14 @@ impl RdmaConn {
 
     /// Reserves resources for a failover: the group has another link.
     pub(crate) fn reserve_byte(&self) {
-        if let Some(bound) = &mut self.tx().bound {
+        if let Some(bound) = &mut self.tx.lock().bound {
             bound.transmit.reserve_byte();
         }
     }
 
     /// Moves the connection to another link.
     pub(crate) fn move_to(&self, from: LinkId, to: &Arc<LinkSender>) {
-        let mut tx = self.tx();
+        let mut tx = self.tx.lock();
         match &tx.sender {
             Some(sender) if sender.id() == from => sender.remove(self.token),
             _ => return,

@@ -98,7 +98,7 @@ impl RdmaGroup {
 
     /// Handles a change of local addresses.
     pub(crate) fn addresses_changed(self: &Arc<Self>) {
-        let Some(like) = self.lock().like.clone() else {
+        let Some(like) = self.state.lock().like.clone() else {
             return;
         };
         let candidates = self.groups.candidates(&like);
@@ -132,7 +132,7 @@ impl RdmaGroup {
     /// Handles timeouts. Returns the next one.
     pub(super) fn handle_timeouts(self: &Arc<Self>) -> Option<Instant> {
         let now = self.now();
-        let senders: Vec<_> = self.lock().senders.values().cloned().collect();
+        let senders: Vec<_> = self.state.lock().senders.values().cloned().collect();
         let mut next = None;
         for sender in senders {
             match sender.poll_timeout() {
@@ -145,12 +145,12 @@ impl RdmaGroup {
                 at => next = next.into_iter().chain(at).min(),
             }
         }
-        let due = self.lock().machine.poll_timeout();
+        let due = self.state.lock().machine.poll_timeout();
         if due.is_some_and(|at| at <= now) {
             self.step(|state| state.machine.handle_timeout(now));
         }
         let probe = self.probe_members(now);
-        let due = self.lock().machine.poll_timeout();
+        let due = self.state.lock().machine.poll_timeout();
         [next, probe, due].into_iter().flatten().min()
     }
 

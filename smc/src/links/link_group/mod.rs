@@ -5,7 +5,7 @@ mod outputs;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
@@ -24,6 +24,7 @@ use crate::device::{
     Access, DeviceError, LinkAddress, PendingLink, ProtectionDomain, RdmaAddress, Route,
 };
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::mutex::Mutex;
 use crate::proto::conn::rdma::TransmitConfig;
 use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::{LinkChoice, PeerRmb, Role};
@@ -121,7 +122,7 @@ impl RdmaGroup {
 
     /// For tools.
     pub(crate) fn snapshot(&self) -> RdmaGroupInfo {
-        let state = self.lock();
+        let state = self.state.lock();
         RdmaGroupInfo {
             id: self.id,
             role: self.role,
@@ -138,15 +139,15 @@ impl RdmaGroup {
     pub(crate) fn is_settled(&self) -> bool {
         let members = self.members();
         !members.iter().any(|conn| conn.is_stream_dropped())
-            && !self.lock().machine.awaits_deletions()
+            && !self.state.lock().machine.awaits_deletions()
     }
 
     fn links(&self) -> Vec<LinkInfo> {
-        self.lock().machine.links().collect()
+        self.state.lock().machine.links().collect()
     }
 
     pub(crate) fn rtoken(&self, id: RtokenId, link: LinkId) -> Option<(Rkey, RmbAddr)> {
-        self.lock().machine.rtoken(id, link)
+        self.state.lock().machine.rtoken(id, link)
     }
 
     /// Polls the devices of the other links, for a missing message.
@@ -206,7 +207,7 @@ impl RdmaGroup {
     pub(crate) async fn confirm_first(self: &Arc<Self>) -> Result<(), FirstLinkError> {
         let now = self.now();
         self.step(|state| state.machine.confirm_link(now));
-        poll_fn(|cx| self.lock().first_link.poll(cx)).await
+        poll_fn(|cx| self.state.lock().first_link.poll(cx)).await
     }
 
     /// First contact has succeeded.
@@ -219,12 +220,12 @@ impl RdmaGroup {
 
     /// The link for a connection that is being set up.
     pub(crate) fn choose_link(&self, choice: LinkChoice) -> Option<LinkInfo> {
-        let state = self.lock();
+        let state = self.state.lock();
         state.machine.choose(choice, state.members.len())
     }
 
     pub(crate) fn link(&self, id: LinkId) -> Option<LinkInfo> {
-        self.lock().machine.link(id)
+        self.state.lock().machine.link(id)
     }
 
     /// Buffers for a connection, registered with all devices of the group.
@@ -240,7 +241,7 @@ impl RdmaGroup {
         let rmb = self.pool.take(size, Access::RemoteWrite)?;
         let staging = self.pool.take_at_most(staging, Access::Local)?;
         let mut keys = Vec::new();
-        let devices = self.lock().machine.devices();
+        let devices = self.state.lock().machine.devices();
         for device in devices {
             let domain = self.domain(device).await?;
             let mr = rmb.register(device, &*domain).await?;
@@ -256,7 +257,7 @@ impl RdmaGroup {
         let sender = self.sender(link);
         let conn = RdmaConn::new(Arc::clone(self), token, (id, rmb), staging, sender);
         let conn = Arc::new(conn);
-        self.lock().members.insert(token, Arc::clone(&conn));
+        self.state.lock().members.insert(token, Arc::clone(&conn));
         let handle = RdmaConnHandle::new(conn);
         // From here on it is moved when the link fails, but not if the link had failed before.
         let is_usable = |link: LinkInfo| link.state.is_usable();
@@ -286,7 +287,7 @@ impl RdmaGroup {
             state.machine.confirm_rkey(now, rmb, link, keys);
         });
         let guard = RemoveAnswer(self, rmb);
-        poll_fn(|cx| match guard.0.lock().rkeys.get_mut(&rmb) {
+        poll_fn(|cx| match guard.0.state.lock().rkeys.get_mut(&rmb) {
             Some(answer) => answer.poll(cx),
             None => Poll::Ready(Err(RkeyError::Ended)),
         })
@@ -355,7 +356,7 @@ impl RdmaGroup {
         let rtoken = conn.rtoken();
         {
             // In one step, so that `is_settled` does not return true in between.
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             if state.members.remove(&conn.token()).is_none() {
                 return;
             }
@@ -367,7 +368,7 @@ impl RdmaGroup {
         self.pool.put(Arc::clone(conn.staging()), 0);
         let rmb = conn.rmb_id();
         let retiring = (Arc::clone(conn.rmb()), conn.dirty());
-        self.lock().retiring.insert(rmb, retiring);
+        self.state.lock().retiring.insert(rmb, retiring);
         let now = self.now();
         self.step(|state| state.machine.delete_rkey(now, rmb));
         self.groups.notify_ended();
@@ -382,22 +383,18 @@ impl RdmaGroup {
     }
 
     fn sender(&self, link: LinkId) -> Option<Arc<LinkSender>> {
-        self.lock().senders.get(&link).cloned()
+        self.state.lock().senders.get(&link).cloned()
     }
 
     /// The connections and set-ups, in the order in which they came.
     fn members(&self) -> Vec<Arc<RdmaConn>> {
-        let mut members: Vec<_> = self.lock().members.values().cloned().collect();
+        let mut members: Vec<_> = self.state.lock().members.values().cloned().collect();
         members.sort_unstable_by_key(|conn| conn.rmb_id());
         members
     }
 
     fn member(&self, token: AlertToken) -> Option<Arc<RdmaConn>> {
-        self.lock().members.get(&token).cloned()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, RdmaGroupState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().members.get(&token).cloned()
     }
 }
 
@@ -426,7 +423,7 @@ struct RemoveAnswer<'a>(&'a Arc<RdmaGroup>, RmbId);
 
 impl Drop for RemoveAnswer<'_> {
     fn drop(&mut self) {
-        self.0.lock().rkeys.remove(&self.1);
+        self.0.state.lock().rkeys.remove(&self.1);
     }
 }
 

@@ -17,7 +17,7 @@ impl RdmaGroup {
     /// One mutation of the machine, and its outputs.
     pub(super) fn step<T>(self: &Arc<Self>, mutate: impl FnOnce(&mut RdmaGroupState) -> T) -> T {
         let result = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             let result = mutate(&mut state);
             while let Some(output) = state.machine.poll_output() {
                 state.outputs.push_back(output);
@@ -30,7 +30,7 @@ impl RdmaGroup {
         };
         loop {
             let output = {
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 match state.outputs.pop_front() {
                     Some(output) => output,
                     None => {
@@ -66,11 +66,11 @@ impl RdmaGroup {
             LinkGroupOutput::Move { from, to } => self.move_members(from, to),
             LinkGroupOutput::Close(link) => self.close(link),
             LinkGroupOutput::FirstLink(result) => {
-                let waker = self.lock().first_link.set(result);
+                let waker = self.state.lock().first_link.set(result);
                 waker.into_iter().for_each(Waker::wake);
             }
             LinkGroupOutput::RkeyConfirmed { rmb, result } => {
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 let answer = state.rkeys.get_mut(&rmb);
                 let waker = answer.and_then(|answer| answer.set(result));
                 drop(state);
@@ -78,7 +78,7 @@ impl RdmaGroup {
             }
             // Without an answer the peer may still write: the RMB stays registered, and unused.
             LinkGroupOutput::RkeyDeleted { rmb, is_answered } => {
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 let retired = is_answered.then(|| state.retiring.remove(&rmb)).flatten();
                 drop(state);
                 if let Some((buffer, dirty)) = retired {
@@ -90,7 +90,7 @@ impl RdmaGroup {
                 .update(|registry| registry.terminate(self.id, cause)),
             LinkGroupOutput::Ended => {
                 self.over.store(true, Ordering::Release);
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 let waker = state.first_link.set(Err(FirstLinkError::LinkDown));
                 let answers = state.rkeys.values_mut();
                 let wakers = answers.filter_map(|answer| answer.set(Err(RkeyError::Ended)));
@@ -197,13 +197,13 @@ impl RdmaGroup {
         device: DeviceIndex,
     ) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
         let driver = self.driver(device).ok_or(NO_DEVICE)?;
-        if let Some(domain) = self.lock().domains.get(&device) {
+        if let Some(domain) = self.state.lock().domains.get(&device) {
             return Ok(Arc::clone(domain));
         }
         let rdma = driver.device().fabric().rdma().ok_or(NO_DEVICE)?;
         let domain = rdma.protection_domain().await?;
         // Another task may have been faster; all use the same one.
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         Ok(Arc::clone(state.domains.entry(device).or_insert(domain)))
     }
 
@@ -214,7 +214,7 @@ impl RdmaGroup {
         peer: LinkAddress,
         route: Route,
     ) -> Result<(), DeviceError> {
-        let (device, pending) = self.lock().pending.remove(&link).ok_or(NO_LINK)?;
+        let (device, pending) = self.state.lock().pending.remove(&link).ok_or(NO_LINK)?;
         let driver = self.driver(device).ok_or(NO_DEVICE)?;
         let qpn = pending.local().qpn;
         driver.add_link(qpn, self, link);
@@ -227,7 +227,7 @@ impl RdmaGroup {
                     &driver,
                     self.now(),
                 ));
-                self.lock().senders.insert(link, sender);
+                self.state.lock().senders.insert(link, sender);
                 if self.link(link).is_none() {
                     // The link was removed meanwhile, before its sender was in the table.
                     self.close(link);
@@ -244,7 +244,7 @@ impl RdmaGroup {
 
     pub(super) fn close(self: &Arc<Self>, link: LinkId) {
         let (_pending, sender) = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             (state.pending.remove(&link), state.senders.remove(&link))
         };
         if let Some(sender) = sender {

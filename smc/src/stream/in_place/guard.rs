@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord};
@@ -12,6 +12,7 @@ use crate::conn::{Conn, len_u32};
 use crate::device::Dmb;
 use crate::mem::sync::Ordering;
 use crate::mem::{Element, TrustPeers};
+use crate::mutex::Mutex;
 use crate::proto::conn::RetainedWindow;
 
 /// A piece of received data, which may be retained, sent to other tasks and released in any order.
@@ -220,12 +221,12 @@ impl GuardedRing {
 
     /// Takes the window over from the reading half; no range is retained yet.
     pub(crate) fn begin(&self, shown: Cursor, unconfirmed: u32) {
-        self.state().retained.start(shown, unconfirmed);
+        self.state.lock().retained.start(shown, unconfirmed);
     }
 
     /// Retains `len` bytes at offset `at` of the ring, which were read.
     pub(crate) fn retain(self: &Arc<Self>, at: usize, len: usize) -> ReadGuard {
-        let start = self.state().retained.retain(len_u32(len));
+        let start = self.state.lock().retained.retain(len_u32(len));
         self.publish();
         ReadGuard(Inner::InPlace(Part {
             guarded: Arc::clone(self),
@@ -237,25 +238,25 @@ impl GuardedRing {
 
     /// Frees `len` bytes, which were read, without a guard.
     pub(crate) fn pass(&self, len: u32) {
-        self.state().retained.skip(len);
+        self.state.lock().retained.skip(len);
         self.publish();
     }
 
     /// The number of bytes published since the last call, and whether the reading half has the
     /// window back.
     pub(crate) fn take_shown(&self) -> (u32, bool) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let shown = state.retained.take_confirmed();
         (shown, state.retained.is_empty() && !state.is_publishing)
     }
 
     /// The reading half is dropped: the connection may end at any time.
     pub(crate) fn stop(&self) {
-        self.state().is_over = true;
+        self.state.lock().is_over = true;
     }
 
     fn release(&self, start: u64, len: u32) {
-        let freed = self.state().retained.release(start, len);
+        let freed = self.state.lock().retained.release(start, len);
         if freed > 0 {
             self.publish();
         }
@@ -268,12 +269,12 @@ impl GuardedRing {
         };
         while let Some(cursor) = self.begin_publish(&conn) {
             conn.publish_consumer(cursor);
-            self.state().is_publishing = false;
+            self.state.lock().is_publishing = false;
         }
     }
 
     fn begin_publish(&self, conn: &Conn) -> Option<Cursor> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.is_over || state.is_publishing {
             return None;
         }
@@ -285,9 +286,5 @@ impl GuardedRing {
         }
         state.is_publishing = true;
         Some(state.retained.confirm())
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
