@@ -28,7 +28,7 @@ pub(super) struct Attempt {
     pub(super) eid: Option<Eid>,
     /// Negotiated in this handshake; a group that exists keeps its own.
     pub(super) release: Release,
-    /// Those of both sides, once both have stated them.
+    /// Those to be stated: a client's are those of both sides.
     pub(super) features: FeatureMask,
     /// What the peer states about itself at first contact.
     pub(super) peer_host: Option<(OsType, HostName)>,
@@ -36,7 +36,6 @@ pub(super) struct Attempt {
     pub(super) intent: Intent,
     /// The place in the link group.
     pub(super) member: Option<Member>,
-    pub(super) peer_group: GroupId,
     /// Size of the local buffer.
     pub(super) size: SizeCode,
     pub(super) ends: Ends,
@@ -314,15 +313,11 @@ impl Attempt {
         let member = self.member?;
         let terms = self.terms()?;
         Some(Established {
-            role: self.role,
             version: self.version,
             release: terms.release,
-            features: self.features,
             eid: self.eid,
             group: member.group(),
             first_contact: member.is_first_contact(),
-            peer_group: self.peer_group,
-            peer_os: terms.os,
             peer_host: terms.host,
             transport: match &self.ends {
                 Ends::Direct(ends) => Transport::Direct(DirectPath {

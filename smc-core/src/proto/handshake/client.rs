@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use smc_wire::clc::{AcceptConfirm, Body, DirectEnd, FirstContact, RdmaEnd};
-use smc_wire::types::{FeatureMask, GroupId, Release, Version};
+use smc_wire::types::{FeatureMask, Release, Version};
 
 use super::attempt::{Attempt, DirectEnds, Ends, RdmaEnds};
 use super::machine::{Failure, Side};
@@ -126,7 +126,6 @@ fn direct_attempt(
         ..DirectEnds::new(device, end.gid)
     });
     Ok(Attempt {
-        peer_group: end.group,
         // The server needs memory for it as well, and has stated how much it spends on a buffer.
         size: device.max_buffer.min(end.size).min(config.buffer),
         ..attempt(accept, key, ends, config)
@@ -185,7 +184,6 @@ fn attempt(accept: &AcceptConfirm, key: GroupKey, ends: Ends, config: &Handshake
             false => Intent::Join,
         },
         member: None,
-        peer_group: GroupId::default(),
         size: config.buffer,
         ends,
     }

@@ -1,5 +1,5 @@
 use smc_wire::size::SizeCode;
-use smc_wire::types::{Chid, DmbToken, Eid, FeatureMask, Gid, HostName, OsType, Release, Version};
+use smc_wire::types::{Chid, DmbToken, Eid, Gid, HostName, Release, Version};
 
 use super::{LocalRmb, PeerRmb};
 use crate::device::{LinkAddress, Route};
@@ -19,24 +19,16 @@ pub enum Role {
 /// What a successful handshake agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Established {
-    /// The role of this side.
-    pub role: Role,
     /// Version of the handshake.
     pub version: Version,
     /// Release within version 2; v2.0 in version 1.
     pub release: Release,
-    /// Features that both sides have; empty before v2.1 and without first contact.
-    pub features: FeatureMask,
     /// Negotiated EID; none in version 1.
     pub eid: Option<Eid>,
     /// The link group.
     pub group: GroupId,
     /// Whether this connection made the group.
     pub first_contact: bool,
-    /// The peer's identifier of the link group, for display; zero with SMC-R, which does not tell.
-    pub peer_group: GroupId,
-    /// Operating system of the peer, if it said so at first contact.
-    pub peer_os: OsType,
     /// Name of the peer's host, blank if it gave none.
     pub peer_host: HostName,
     /// What the data goes over.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use smc_wire::clc::{AcceptConfirm, Body, Proposal};
-use smc_wire::types::{Eid, GroupId, Release, Version};
+use smc_wire::types::{Eid, Release, Version};
 
 use super::attempt::{Attempt, DirectEnds, Ends, RdmaEnds};
 use super::machine::{Failure, Side};
@@ -91,7 +91,6 @@ impl Handshake {
                     return Err(Failure::decline(DeclineCause::Release));
                 }
                 ends.peer_buffer = Some(PeerBuffer::new(end.dmb, end.dmbe_index, end.size));
-                attempt.peer_group = end.group;
             }
             (Ends::Rdma(ends), Body::R(end)) => {
                 // CONFIRM repeats what ACCEPT says (docs/spec/handshake.md#confirm-checks).
@@ -114,7 +113,6 @@ impl Handshake {
             }
             _ => return Err(PeerMisbehaved::UnexpectedMessage.into()),
         }
-        attempt.features = stated.map(|stated| stated.features).unwrap_or_default();
         attempt.peer_host = stated.map(|stated| (stated.os, stated.host));
         self.advance()
     }
@@ -190,7 +188,6 @@ fn attempt(
         key,
         intent: Intent::JoinOrCreate,
         member: None,
-        peer_group: GroupId::default(),
         size: config.buffer,
         ends,
     }

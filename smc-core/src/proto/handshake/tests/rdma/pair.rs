@@ -10,10 +10,8 @@ fn first_contact_of_v2_1() {
         assert!(side.first_contact);
         assert_eq!((side.version, side.release), (Version::V2, Release::V2_1));
         assert_eq!(side.eid, Some(ueid("EXAMPLE")));
-        assert_eq!(side.features, FeatureMask::EMULATED_ISM);
         assert_eq!(side.peer_host.as_str(), Some("host-a"));
     }
-    assert_eq!((client.role, server.role), (Role::Client, Role::Server));
 
     let (here, there) = (pair.client.rdma(), pair.server.rdma());
     assert_eq!((here.link, here.peer), (there.peer, there.link));
@@ -158,7 +156,6 @@ fn v2_0_states_no_limits() {
         assert_eq!(pair.from_client.len(), 156 + 180);
         for side in [&pair.client, &pair.server] {
             assert_eq!(side.established().release, Release::V2_0);
-            assert_eq!(side.established().features, FeatureMask::empty());
             let groups = side.groups.borrow();
             let terms = groups.links[&side.established().group].terms.unwrap();
             assert_eq!(terms, LlcTerms::V2);

@@ -110,10 +110,9 @@ fn s13_what_is_not_compared() {
     let established = f.side.established();
     assert!(established.first_contact);
     assert_eq!(established.eid, Some(DEFAULT_SEID));
-    assert_eq!(
-        (established.peer_os, established.peer_host),
-        (OsType::NONE, HostName::BLANK)
-    );
+    assert_eq!(established.peer_host, HostName::BLANK);
+    let groups = f.side.groups.borrow().registry.group_infos();
+    assert_eq!(groups[0].terms.unwrap().os, OsType::NONE);
 }
 
 #[test]
