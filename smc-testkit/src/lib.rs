@@ -45,6 +45,22 @@
 
 #![forbid(unsafe_code)]
 
+/// Methods that set a field of a configuration, named `with_` and the field.
+macro_rules! setters {
+    ($type:ident { $($(#[doc = $doc:literal])* fn $name:ident($field:ident: $value:ty);)* }) => {
+        impl $type {
+            $(
+                $(#[doc = $doc])*
+                #[must_use]
+                pub fn $name(mut self, $field: $value) -> Self {
+                    self.$field = $field;
+                    self
+                }
+            )*
+        }
+    };
+}
+
 pub mod conformance;
 pub mod memory_device;
 pub mod memory_rdma;

@@ -3,8 +3,6 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Wake, Waker};
-use std::thread::{self, Thread};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -61,7 +59,7 @@ pub trait Provider: Sync {
     /// The default needs no runtime: it polls on this thread. A provider whose devices depend on a
     /// runtime enters it here, as in `self.runtime.block_on(task)`.
     fn block_on(&self, task: Pin<&mut (dyn Future<Output = ()> + Send)>) {
-        block_on(task);
+        futures_lite::future::block_on(task);
     }
 }
 
@@ -214,35 +212,11 @@ impl Default for Effort {
     }
 }
 
-impl Effort {
-    /// Sets the rounds of each race.
-    #[must_use]
-    pub fn with_rounds(mut self, rounds: u32) -> Self {
-        self.rounds = rounds;
-        self
-    }
-
-    /// Sets how long anything may take.
-    #[must_use]
-    pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-}
-
-/// Polls a future on this thread, which sleeps in between.
-fn block_on(mut task: Pin<&mut (dyn Future<Output = ()> + Send)>) {
-    struct Unpark(Thread);
-
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut context = Context::from_waker(&waker);
-    while task.as_mut().poll(&mut context).is_pending() {
-        thread::park();
+setters! {
+    Effort {
+        /// Sets the rounds of each race.
+        fn with_rounds(rounds: u32);
+        /// Sets how long anything may take.
+        fn with_timeout(timeout: Duration);
     }
 }

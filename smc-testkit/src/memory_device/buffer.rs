@@ -7,7 +7,7 @@ use smc_core::mem::sync::{AtomicBool, Ordering, fence};
 use smc_wire::types::{DmbToken, Gid};
 
 use super::Shared;
-use super::device::{Port, Slot};
+use super::device::Port;
 
 /// A registered buffer: owned by one device, writable by one peer.
 #[derive(Debug)]
@@ -46,17 +46,11 @@ impl Buffer {
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
-        let at = usize::try_from(at).map_err(|_| SubmitError::OutOfBounds)?;
-        let len = data
-            .iter()
-            .try_fold(0_usize, |sum, slice| sum.checked_add(slice.len()));
-        let end = len
-            .and_then(|len| at.checked_add(len))
-            .ok_or(SubmitError::OutOfBounds)?;
-        if end > self.region.len() {
+        let mut at = usize::try_from(at).map_err(|_| SubmitError::OutOfBounds)?;
+        let lens = data.iter().map(|slice| slice.len());
+        if lens.fold(at, usize::saturating_add) > self.region.len() {
             return Err(SubmitError::OutOfBounds);
         }
-        let mut at = at;
         for slice in data {
             self.region
                 .copy_in(at, slice)
@@ -90,9 +84,6 @@ impl Buffer {
 pub(super) struct MemDmb {
     pub(super) buffer: Arc<Buffer>,
     pub(super) shared: Arc<Shared>,
-    /// Given back after the buffer is off the table.
-    #[expect(dead_code, reason = "held for its drop")]
-    pub(super) slot: Slot,
 }
 
 impl Dmb for MemDmb {

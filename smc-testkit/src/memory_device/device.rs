@@ -8,7 +8,7 @@ use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
     Nocopy, PeerEvent, PeerEvents, Signal, SubmitError,
 };
-use smc_core::mem::sync::{AtomicBool, AtomicUsize, Ordering};
+use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_wire::types::{Chid, DmbToken, Gid};
 
 use super::Shared;
@@ -25,8 +25,6 @@ pub struct MemDevice {
     nocopy: bool,
     port: Arc<Port>,
     shared: Arc<Shared>,
-    /// Buffers registered now; shared with the handles that give them back.
-    in_use: Arc<AtomicUsize>,
 }
 
 impl MemDevice {
@@ -45,7 +43,6 @@ impl MemDevice {
             nocopy,
             port,
             shared: Arc::clone(shared),
-            in_use: Arc::default(),
         }
     }
 
@@ -138,22 +135,22 @@ impl Direct for MemDevice {
         if len == 0 || len > self.limits.max_dmb_len {
             return Err(DeviceError::Invalid("buffer length"));
         }
-        let slot = Slot::take(&self.in_use, self.limits.max_dmbs)?;
-        loop {
-            let token = DmbToken(self.shared.bits());
-            let mut table = self.shared.write();
-            if table.buffers.contains_key(&token) {
-                continue;
-            }
-            let buffer = Arc::new(Buffer::new(token, len, Arc::clone(&self.port), peer));
-            table.buffers.insert(token, Arc::clone(&buffer));
-            let shared = Arc::clone(&self.shared);
-            return Ok(Arc::new(MemDmb {
-                buffer,
-                shared,
-                slot,
-            }));
+        let mut table = self.shared.write();
+        let buffers = table.buffers.values();
+        let own = buffers.filter(|buffer| buffer.is_owned_by(self.port.gid));
+        if own.count() >= self.limits.max_dmbs {
+            return Err(DeviceError::Exhausted);
         }
+        let token = loop {
+            let token = DmbToken(self.shared.bits());
+            if !table.buffers.contains_key(&token) {
+                break token;
+            }
+        };
+        let buffer = Arc::new(Buffer::new(token, len, Arc::clone(&self.port), peer));
+        table.buffers.insert(token, Arc::clone(&buffer));
+        let shared = Arc::clone(&self.shared);
+        Ok(Arc::new(MemDmb { buffer, shared }))
     }
 
     fn move_data(
@@ -246,25 +243,5 @@ impl Port {
 
     fn queued(&self) -> MutexGuard<'_, VecDeque<Event>> {
         self.queued.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// One of the limited number of buffers; dropping it gives it back.
-#[derive(Debug)]
-pub(super) struct Slot(Arc<AtomicUsize>);
-
-impl Slot {
-    fn take(in_use: &Arc<AtomicUsize>, limit: usize) -> Result<Self, DeviceError> {
-        let more = |count: usize| (count < limit).then_some(count + 1);
-        match in_use.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
-            Ok(_) => Ok(Self(Arc::clone(in_use))),
-            Err(_) => Err(DeviceError::Exhausted),
-        }
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -51,26 +51,21 @@ impl MemFabric {
         }
     }
 
-    /// Whether devices made from now on can map each other's buffers. They can by default.
-    #[must_use]
-    pub fn with_nocopy(mut self, nocopy: bool) -> Self {
-        self.nocopy = nocopy;
-        self
-    }
-
-    /// Limits of devices made from now on.
-    #[must_use]
-    pub fn with_limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
-        self
-    }
-
     /// A new device on the fabric.
     #[must_use]
     pub fn device(&self, name: &str) -> Arc<MemDevice> {
         let gid = self.shared.fresh_gid();
         let device = MemDevice::new(name, gid, self.nocopy, self.limits, &self.shared);
         Arc::new(device)
+    }
+}
+
+setters! {
+    MemFabric {
+        /// Whether devices made from now on can map each other's buffers. They can by default.
+        fn with_nocopy(nocopy: bool);
+        /// Limits of devices made from now on.
+        fn with_limits(limits: Limits);
     }
 }
 

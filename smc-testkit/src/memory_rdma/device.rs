@@ -27,23 +27,12 @@ pub struct MemoryRdma {
 }
 
 impl MemoryRdma {
-    pub(super) fn new(name: &str, mut options: RdmaOptions, shared: &Arc<Shared>) -> Self {
+    pub(super) fn new(name: &str, options: RdmaOptions, shared: &Arc<Shared>) -> Self {
         let wake_signal = Arc::<AtomicWaker>::default();
         let limits = options.limits;
-        let mut identity = Identity::new(name);
-        identity.pnet_id = options.pnet_id;
-        let mut state = shared.lock();
-        let made_up = options.addresses.is_empty();
-        let interface = options.interface.take();
-        let id = state.join(options, Arc::clone(&wake_signal));
-        if made_up {
-            if let Some(member) = state.devices.get_mut(&id) {
-                member.options.addresses = made_up_table(id, interface.as_deref());
-            }
-        }
-        drop(state);
+        let id = shared.lock().join(options, Arc::clone(&wake_signal));
         Self {
-            identity,
+            identity: Identity::new(name),
             limits,
             wake_signal,
             shared: Arc::clone(shared),
@@ -148,7 +137,7 @@ impl Rdma for MemoryRdma {
 }
 
 /// What Linux shows for a port with a link-local and an IPv4 address.
-fn made_up_table(id: DeviceId, interface: Option<&str>) -> Vec<RdmaAddress> {
+pub(super) fn made_up_table(id: DeviceId) -> Vec<RdmaAddress> {
     let [_, _, high, low] = (id.0 + 1).to_be_bytes();
     let mac = Mac::new([0x02, 0x53, 0x4d, 0x43, high, low]);
     let mut local = [0; 16];
@@ -162,12 +151,6 @@ fn made_up_table(id: DeviceId, interface: Option<&str>) -> Vec<RdmaAddress> {
     let entries = gids
         .into_iter()
         .flat_map(|gid| kinds.map(|kind| (gid, kind)));
-    let entries = entries.map(|(gid, kind)| {
-        let address = RdmaAddress::new(gid, kind, mac, MtuCode::MTU_1024);
-        match interface {
-            Some(name) => address.with_interface(name, 0),
-            None => address,
-        }
-    });
+    let entries = entries.map(|(gid, kind)| RdmaAddress::new(gid, kind, mac, MtuCode::MTU_1024));
     entries.collect()
 }

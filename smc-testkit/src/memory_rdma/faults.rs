@@ -5,7 +5,7 @@ use smc_wire::types::Qpn;
 
 use super::MemoryRdma;
 use super::pair::{Connection, Pair, Phase};
-use super::state::PairId;
+use super::state::{Member, PairId};
 
 /// Packets that get lost on the way from one end of a link, and everything behind them.
 ///
@@ -101,15 +101,12 @@ impl MemoryRdma {
 
     /// Loses everything at a port, which stays active: the failure is elsewhere in the network.
     pub fn set_port_cut(&self, port: u8, is_cut: bool) {
-        let mut state = self.shared().lock();
-        if let Some(member) = state.devices.get_mut(&self.id()) {
-            if is_cut {
-                member.cut.insert(port);
-            } else {
-                member.cut.remove(&port);
-            }
-        }
-        state.retry_all();
+        self.change_member(|member| {
+            match is_cut {
+                true => member.cut.insert(port),
+                false => member.cut.remove(&port),
+            };
+        });
     }
 
     /// Lets a link go down on this side, for any cause. The peer is not notified.
@@ -123,10 +120,9 @@ impl MemoryRdma {
         let Some(member) = state.devices.get_mut(&self.id()) else {
             return;
         };
-        let has_changed = if is_active {
-            member.down.remove(&port)
-        } else {
-            member.down.insert(port)
+        let has_changed = match is_active {
+            true => member.down.remove(&port),
+            false => member.down.insert(port),
         };
         if !has_changed {
             return;
@@ -158,11 +154,7 @@ impl MemoryRdma {
 
     /// Keeps back all reports of completed posts, until reset.
     pub fn hold_completions(&self, is_held: bool) {
-        let mut state = self.shared().lock();
-        if let Some(member) = state.devices.get_mut(&self.id()) {
-            member.holds_completions = is_held;
-        }
-        state.retry_all();
+        self.change_member(|member| member.holds_completions = is_held);
     }
 
     /// Reports the newest message of each link only when the next one has arrived, the link has
@@ -174,23 +166,25 @@ impl MemoryRdma {
 
     /// Lets the next registrations fail with these errors, in order.
     pub fn refuse_registrations(&self, errors: impl IntoIterator<Item = DeviceError>) {
-        let mut state = self.shared().lock();
-        if let Some(member) = state.devices.get_mut(&self.id()) {
-            member.refusals.extend(errors);
-        }
+        self.change_member(|member| member.refusals.extend(errors));
     }
 
     /// Sets how many queue pairs there may be from now on. Those that exist stay.
     pub fn set_max_links(&self, max: usize) {
-        let mut state = self.shared().lock();
-        if let Some(member) = state.devices.get_mut(&self.id()) {
-            member.options.max_links = max;
-        }
+        self.change_member(|member| member.options.max_links = max);
     }
 
     fn pair(&self, qpn: Qpn) -> PairId {
         let device = self.id();
         PairId { device, qpn }
+    }
+
+    fn change_member(&self, change: impl FnOnce(&mut Member)) {
+        let mut state = self.shared().lock();
+        if let Some(member) = state.devices.get_mut(&self.id()) {
+            change(member);
+        }
+        state.retry_all();
     }
 
     fn change(&self, link: Qpn, change: impl FnOnce(&mut Pair)) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use smc_core::device::{
     DeviceError, Link, LinkAddress, LinkCounters, MESSAGE_MAX, Mr, OpId, PendingLink, Route,
-    SubmitError, Write,
+    SENDS_MAX, SubmitError, Write,
 };
 use smc_core::mem::Region;
 use smc_wire::types::{Qpn, Rkey, RmbAddr};
@@ -66,10 +66,8 @@ impl PendingLink for MemoryPending {
             return Err(DeviceError::Invalid("no route to this GID"));
         }
         let member = state.devices.get(&id.device);
+        let member = member.filter(|member| !member.is_gone);
         let member = member.ok_or(DeviceError::Gone("removed"))?;
-        if member.is_gone {
-            return Err(DeviceError::Gone("removed"));
-        }
         let (down, free) = (member.down.clone(), member.options.receives);
         let pair = state.pairs.get_mut(&id);
         let pair = pair.ok_or(DeviceError::Gone("removed"))?;
@@ -121,11 +119,9 @@ impl Link for MemoryLink {
         let writes = writes.iter().map(|write| transfer(self.domain, write));
         let writes = writes.collect::<Result<Vec<_>, _>>()?;
         let mut state = self.handle.shared.lock();
-        let space = state.devices.get(&id.device);
-        let space = space.map_or(0, |member| member.options.sends);
         let pair = state.pairs.get_mut(&id).ok_or(SubmitError::PeerGone)?;
         let connection = pair.connection_mut().ok_or(SubmitError::PeerGone)?;
-        if connection.outstanding() >= space {
+        if connection.outstanding() >= SENDS_MAX {
             return Err(SubmitError::WouldBlock);
         }
         let lengths = writes.iter().map(Transfer::len);
@@ -143,7 +139,6 @@ impl Link for MemoryLink {
             phase: ChainPhase::Underway,
             is_counted: false,
             is_hit: false,
-            pending_loss: None,
         };
         state.depart(id, chain);
         Ok(())

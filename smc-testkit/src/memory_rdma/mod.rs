@@ -129,11 +129,6 @@ impl RdmaWire {
         state.retry_all();
     }
 
-    /// Lets this many of a thousand posts fail, in any of the ways of [`Lost`]. Each costs its link.
-    pub fn set_failures(&self, per_mille: u16) {
-        self.shared.lock().doomed = per_mille;
-    }
-
     /// Stops all packets where they are, without a loss and without end.
     pub fn pause(&self) {
         self.shared.lock().is_paused = true;

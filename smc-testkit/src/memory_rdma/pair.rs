@@ -7,7 +7,7 @@ use smc_core::device::{Inbound, LinkAddress, LinkCounters, OpId, Piece, RoceKind
 use smc_core::mem::Region;
 use smc_wire::types::{MtuCode, Psn, Rkey, RmbAddr};
 
-use super::faults::{Loss, Lost};
+use super::faults::Loss;
 use super::state::DomainId;
 
 /// A queue pair.
@@ -75,8 +75,6 @@ pub(super) struct Chain {
     /// Whether a fault that counts posts has counted it, and whether it is hit.
     pub(super) is_counted: bool,
     pub(super) is_hit: bool,
-    /// What is lost of it for good, by chance.
-    pub(super) pending_loss: Option<Lost>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ use smc_core::device::{Access, DeviceError, Event, Inbound, LinkFailure, RdmaAdd
 use smc_core::mem::Region;
 use smc_wire::types::{Qpn, RoceGid};
 
+use super::device::made_up_table;
 use super::options::RdmaOptions;
 use super::pair::{Pair, Phase};
 use super::{Shared, Timing};
@@ -23,8 +24,6 @@ pub(super) struct State {
     pub(super) pairs: BTreeMap<PairId, Pair>,
     pub(super) is_cut: bool,
     pub(super) is_paused: bool,
-    /// Of a thousand posts.
-    pub(super) doomed: u16,
     next_device: u32,
     next_domain: u64,
     next_expiry: u64,
@@ -103,7 +102,6 @@ impl State {
             pairs: BTreeMap::new(),
             is_cut: false,
             is_paused: false,
-            doomed: 0,
             next_device: 0,
             next_domain: 0,
             next_expiry: 0,
@@ -117,9 +115,16 @@ impl State {
         DomainId(self.next_domain)
     }
 
-    pub(super) fn join(&mut self, options: RdmaOptions, wake_signal: Arc<AtomicWaker>) -> DeviceId {
+    pub(super) fn join(
+        &mut self,
+        mut options: RdmaOptions,
+        wake_signal: Arc<AtomicWaker>,
+    ) -> DeviceId {
         let id = DeviceId(self.next_device);
         self.next_device += 1;
+        if options.addresses.is_empty() {
+            options.addresses = made_up_table(id);
+        }
         let next_qpn = u32::try_from(self.rng.below(1 << 20)).unwrap_or(0) + 0x100;
         let next_addr = (self.rng.bits() >> 20) & !0xfff;
         let member = Member {

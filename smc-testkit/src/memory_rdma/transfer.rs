@@ -72,22 +72,20 @@ impl Locked<'_> {
                 return;
             };
             let fate = self.deliver(id, &mut chain);
-            if let Fate::Delivered = fate {
-                let due = self.now.map(|now| now + self.travel());
-                chain.phase = ChainPhase::Delivered(due);
-            } else if let Fate::Unacknowledged = fate {
-                chain.phase = ChainPhase::Unanswered;
+            let mut due = None;
+            match fate {
+                Fate::Delivered => {
+                    due = self.now.map(|now| now + self.travel());
+                    chain.phase = ChainPhase::Delivered(due);
+                }
+                Fate::Unacknowledged => chain.phase = ChainPhase::Unanswered,
+                _ => {}
             }
-            let phase = chain.phase;
             if let Some(connection) = self.connection(id) {
                 connection.chains.insert(at, chain);
             }
             match fate {
-                Fate::Delivered => {
-                    if let ChainPhase::Delivered(due) = phase {
-                        self.at(due, Action::Complete(id));
-                    }
-                }
+                Fate::Delivered => self.at(due, Action::Complete(id)),
                 Fate::Unacknowledged => self.await_answer(id),
                 Fate::NoAnswer => {
                     self.stall(id, Stall::NoAnswer);
@@ -197,10 +195,7 @@ impl Locked<'_> {
             }
             let answered = |chain: &&mut Chain| {
                 let is_unanswered = chain.phase == ChainPhase::Unanswered;
-                is_unanswered
-                    && receives
-                    && chain.pending_loss.is_none()
-                    && !(is_unresponsive && chain.is_hit)
+                is_unanswered && receives && !(is_unresponsive && chain.is_hit)
             };
             for chain in connection.chains.iter_mut().filter(answered) {
                 chain.phase = ChainPhase::Delivered(now);
@@ -256,21 +251,13 @@ impl Locked<'_> {
 
     /// What is lost of a chain.
     fn lost(&mut self, id: PairId, chain: &mut Chain) -> Option<Lost> {
-        let loss = self.pairs.get_mut(&id).and_then(|pair| pair.loss.as_mut());
-        let what = loss.as_ref().map(|loss| loss.what);
-        if !mem::replace(&mut chain.is_counted, true) {
-            if let Some(loss) = loss {
-                chain.is_hit = loss.left == 0;
-                loss.left = loss.left.saturating_sub(1);
-            }
-            let doomed = self.doomed;
-            if self.rng.chance(doomed) {
-                let ways = [Lost::Everything, Lost::Message, Lost::Answer];
-                let way = self.rng.below(ways.len());
-                chain.pending_loss = ways.get(way).copied();
-            }
+        let is_first = !mem::replace(&mut chain.is_counted, true);
+        let loss = self.pairs.get_mut(&id)?.loss.as_mut()?;
+        if is_first {
+            chain.is_hit = loss.left == 0;
+            loss.left = loss.left.saturating_sub(1);
         }
-        chain.pending_loss.or_else(|| what.filter(|_| chain.is_hit))
+        chain.is_hit.then_some(loss.what)
     }
 
     /// The queue pair at the other end, if it takes the packets of this chain.

@@ -1,6 +1,6 @@
 //! Tasks, timers and the virtual clock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -72,6 +72,9 @@ pub(super) fn run<T>(core: &Arc<Core>, main: impl Future<Output = T>) -> Result<
 /// The task that `run` was called with.
 const MAIN: usize = 0;
 
+/// What polling a task takes.
+const STEP: Duration = Duration::from_micros(1);
+
 /// What looking at the clock takes, so that who waits for it to move is not stuck.
 const LOOK: Duration = Duration::from_nanos(50);
 
@@ -87,17 +90,29 @@ struct State {
     rng: Rng,
     tasks: BTreeMap<usize, Entry>,
     next_task: usize,
+    next_group: usize,
     /// Tasks to poll, each at most once.
     ready: Vec<usize>,
     /// By time and order of making.
     timers: BTreeMap<(Duration, u64), Alarm>,
     next_timer: u64,
     current: Option<usize>,
-    is_closed: bool,
+    /// Groups that take no more tasks.
+    ended: BTreeSet<Group>,
+}
+
+/// Tasks that end together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Group(usize);
+
+impl Group {
+    /// Those of the runtime itself.
+    pub(super) const ALL: Self = Self(0);
 }
 
 struct Entry {
     name: String,
+    group: Group,
     /// Not there while it is polled, and never for the main task.
     task: Option<Task>,
     is_ready: bool,
@@ -126,11 +141,12 @@ impl Core {
             rng: Rng::new(seed),
             tasks: BTreeMap::new(),
             next_task: MAIN + 1,
+            next_group: 0,
             ready: Vec::new(),
             timers: BTreeMap::new(),
             next_timer: 0,
             current: None,
-            is_closed: false,
+            ended: BTreeSet::new(),
         };
         Self {
             options,
@@ -158,9 +174,15 @@ impl Core {
         }
     }
 
-    pub(super) fn spawn(&self, name: String, task: Task) {
+    pub(super) fn fresh_group(&self) -> Group {
         let mut state = self.state();
-        if state.is_closed {
+        state.next_group += 1;
+        Group(state.next_group)
+    }
+
+    pub(super) fn spawn(&self, name: String, group: Group, task: Task) {
+        let mut state = self.state();
+        if state.ended.contains(&group) || state.ended.contains(&Group::ALL) {
             // Outside of the lock, since a task may do anything when it is dropped.
             drop(state);
             drop(task);
@@ -168,15 +190,15 @@ impl Core {
         }
         let id = state.next_task;
         state.next_task += 1;
-        let name = if name.is_empty() {
-            format!("task {id}")
-        } else {
-            name
+        let name = match name.is_empty() {
+            true => format!("task {id}"),
+            false => name,
         };
         state.tasks.insert(
             id,
             Entry {
                 name,
+                group,
                 task: Some(task),
                 is_ready: true,
                 waits_for: None,
@@ -187,16 +209,23 @@ impl Core {
 
     /// Drops all tasks and takes no more.
     pub(super) fn close(&self) {
-        let (tasks, timers) = {
-            let mut state = self.state();
-            state.is_closed = true;
-            (
-                std::mem::take(&mut state.tasks),
-                std::mem::take(&mut state.timers),
-            )
-        };
-        drop(tasks);
+        self.end(Group::ALL);
+        let timers = std::mem::take(&mut self.state().timers);
         drop(timers);
+    }
+
+    /// Drops all tasks of a group and takes no more.
+    pub(super) fn end(&self, group: Group) {
+        let is_hit = |entry: &Entry| group == Group::ALL || entry.group == group;
+        let mut state = self.state();
+        state.ended.insert(group);
+        let tasks = std::mem::take(&mut state.tasks);
+        let (ended, rest): (BTreeMap<_, _>, _) =
+            tasks.into_iter().partition(|(_, entry)| is_hit(entry));
+        state.tasks = rest;
+        drop(state);
+        // Outside of the lock, since a task may do anything when it is dropped.
+        drop(ended);
     }
 
     pub(super) fn set_alarm(&self, at: Duration, alarm: Alarm) -> (Duration, u64) {
@@ -225,6 +254,7 @@ impl Core {
         let mut state = self.state();
         let entry = Entry {
             name: "main".into(),
+            group: Group::ALL,
             task: None,
             is_ready: true,
             waits_for: None,
@@ -247,14 +277,10 @@ impl Core {
                 current,
                 ..
             } = &mut *state;
-            *now += if ready.is_empty() {
-                Duration::ZERO
-            } else {
-                self.options.step
+            *now = match ready.is_empty() {
+                true => (*now).max(timers.first_key_value()?.0.0),
+                false => *now + STEP,
             };
-            if ready.is_empty() {
-                *now = (*now).max(timers.first_key_value()?.0.0);
-            }
             let mut due = Vec::new();
             while let Some(first) = timers.first_entry().filter(|first| first.key().0 <= *now) {
                 due.push(first.remove());
@@ -281,10 +307,7 @@ impl Core {
         let mut state = self.state();
         state.current = None;
         let dropped = match (task, state.tasks.get_mut(&id)) {
-            (Some(task), Some(entry)) => {
-                entry.task = Some(task);
-                None
-            }
+            (Some(task), Some(entry)) => entry.task.replace(task),
             (task, _) => {
                 state.tasks.remove(&id);
                 task
@@ -306,26 +329,23 @@ impl Core {
     }
 
     fn deadlock(&self) -> Stall {
-        Stall::Deadlock {
-            elapsed: self.elapsed(),
-            tasks: self.describe(),
-        }
+        let (elapsed, tasks) = self.describe();
+        Stall::Deadlock { elapsed, tasks }
     }
 
     fn endless(&self, steps: u64) -> Stall {
+        let (elapsed, tasks) = self.describe();
         Stall::Endless {
             steps,
-            elapsed: self.elapsed(),
-            tasks: self.describe(),
+            elapsed,
+            tasks,
         }
     }
 
-    fn describe(&self) -> Vec<String> {
-        self.state()
-            .tasks
-            .values()
-            .map(ToString::to_string)
-            .collect()
+    fn describe(&self) -> (Duration, Vec<String>) {
+        let state = self.state();
+        let tasks = state.tasks.values().map(ToString::to_string);
+        (state.now, tasks.collect())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -388,10 +408,8 @@ impl Future for VirtualTimer {
             return Poll::Ready(());
         }
         self.core.waits_for(Wait::Timer(self.at));
-        let key = self
-            .core
-            .set_alarm(self.at, Alarm::Wake(context.waker().clone()));
-        self.key = Some(key);
+        let alarm = Alarm::Wake(context.waker().clone());
+        self.key = Some(self.core.set_alarm(self.at, alarm));
         Poll::Pending
     }
 }

@@ -22,21 +22,19 @@
 //! [`Doorbell::Waker`](smc_core::device::Doorbell::Waker), as
 //! [`MemDevice`](crate::memory_device::MemDevice) does.
 
-mod ending;
 mod executor;
 mod net;
 mod options;
 mod pipe;
 mod socket;
 
-pub use ending::EndingRuntime;
 pub use executor::Stall;
 pub use options::Options;
 
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,7 +45,7 @@ use smc_core::runtime::{
     Subnet, Task, Timer, Watch,
 };
 
-use executor::Core;
+use executor::{Core, Group};
 use net::Net;
 
 /// A deterministic single-threaded runtime.
@@ -76,16 +74,21 @@ impl VirtualRuntime {
     /// What endpoints take.
     #[must_use]
     pub fn handle(&self) -> Arc<dyn Runtime> {
-        Arc::new(Handle {
-            core: Arc::clone(&self.core),
-            net: Arc::clone(&self.net),
-        })
+        self.handle_for(Group::ALL)
     }
 
     /// What an endpoint takes whose runtime is to end before those of others.
     #[must_use]
     pub fn ending(&self) -> Arc<EndingRuntime> {
-        EndingRuntime::new(self.handle())
+        self.handle_for(self.core.fresh_group())
+    }
+
+    fn handle_for(&self, group: Group) -> Arc<EndingRuntime> {
+        Arc::new(EndingRuntime {
+            core: Arc::clone(&self.core),
+            net: Arc::clone(&self.net),
+            group,
+        })
     }
 
     /// Runs a future to its end, and all spawned tasks meanwhile. They stay for the next call.
@@ -125,18 +128,13 @@ impl VirtualRuntime {
         name: impl Into<String>,
         task: impl Future<Output = ()> + Send + 'static,
     ) {
-        self.core.spawn(name.into(), Box::pin(task));
+        self.core.spawn(name.into(), Group::ALL, Box::pin(task));
     }
 
     /// Virtual time since the start.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.core.elapsed()
-    }
-
-    /// Makes a host name known to the resolver.
-    pub fn add_host(&self, name: &str, addresses: &[IpAddr]) {
-        self.net.add_host(name, addresses);
     }
 
     /// Gives the virtual host an interface with this address; it has none before. All endpoints on
@@ -167,14 +165,25 @@ impl fmt::Debug for VirtualRuntime {
     }
 }
 
-/// The runtime as endpoints see it.
-struct Handle {
+/// The runtime as an endpoint sees it, which can end while the [`VirtualRuntime`] goes on, as one of
+/// two runtimes in a process.
+///
+/// Its timers and sockets go on as well.
+pub struct EndingRuntime {
     core: Arc<Core>,
     net: Arc<Net>,
+    group: Group,
+}
+
+impl EndingRuntime {
+    /// Drops all tasks and takes no more. Not to be called by one of them.
+    pub fn end(&self) {
+        self.core.end(self.group);
+    }
 }
 
 #[async_trait]
-impl Runtime for Handle {
+impl Runtime for EndingRuntime {
     fn now(&self) -> Instant {
         self.core.now()
     }
@@ -184,11 +193,11 @@ impl Runtime for Handle {
     }
 
     fn spawn(&self, task: Task) {
-        self.core.spawn(String::new(), task);
+        self.core.spawn(String::new(), self.group, task);
     }
 
     async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-        self.net.resolve(host, port)
+        Net::resolve(host, port)
     }
 
     async fn connect(
@@ -221,7 +230,7 @@ impl Runtime for Handle {
     }
 }
 
-impl fmt::Debug for Handle {
+impl fmt::Debug for EndingRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VirtualRuntime").finish_non_exhaustive()
     }

@@ -20,7 +20,6 @@ pub(super) struct Net {
 
 struct State {
     listeners: BTreeMap<SocketAddr, Weak<VirtualAcceptor>>,
-    hosts: BTreeMap<String, Vec<IpAddr>>,
     connections: Vec<Weak<VirtualSocket>>,
     interfaces: Vec<InterfaceAddress>,
     next_port: u16,
@@ -28,24 +27,14 @@ struct State {
 
 impl Net {
     pub(super) fn new(core: Arc<Core>) -> Self {
-        let localhost = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
         let state = State {
             listeners: BTreeMap::new(),
-            hosts: BTreeMap::from([("localhost".to_owned(), localhost)]),
             connections: Vec::new(),
             interfaces: Vec::new(),
             next_port: FIRST_PORT,
         };
-        Self {
-            core,
-            state: Mutex::new(state),
-        }
-    }
-
-    pub(super) fn add_host(&self, name: &str, addresses: &[IpAddr]) {
-        self.state()
-            .hosts
-            .insert(name.to_owned(), addresses.to_vec());
+        let state = Mutex::new(state);
+        Self { core, state }
     }
 
     pub(super) fn add_interface(&self, interface: InterfaceAddress) {
@@ -56,22 +45,15 @@ impl Net {
         self.state().interfaces.clone()
     }
 
-    pub(super) fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-        if let Ok(address) = host.parse::<IpAddr>() {
-            return Ok(vec![(address, port).into()]);
-        }
-        let state = self.state();
-        let addresses = state
-            .hosts
-            .get(host)
-            .filter(|addresses| !addresses.is_empty());
-        let Some(addresses) = addresses else {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "no such host"));
+    pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        let addresses: Vec<IpAddr> = match host {
+            "localhost" => vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
+            _ => host.parse().into_iter().collect(),
         };
-        Ok(addresses
-            .iter()
-            .map(|address| (*address, port).into())
-            .collect())
+        if addresses.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "no such host"));
+        }
+        Ok(addresses.iter().map(|ip| (*ip, port).into()).collect())
     }
 
     pub(super) async fn connect(
@@ -108,20 +90,12 @@ impl Net {
         options: &SocketOptions,
         before: &mut BeforeListen<'_>,
     ) -> io::Result<Arc<dyn Acceptor>> {
-        let port = if at.port() == 0 {
-            self.take_port(0)
-        } else {
-            at.port()
-        };
-        let local = SocketAddr::new(at.ip(), port);
+        let local = SocketAddr::new(at.ip(), self.take_port(at.port()));
         before(&Unconnected::new(local, None))?;
         let backlog = usize::try_from(options.backlog.unwrap_or(1024)).unwrap_or(usize::MAX);
         let mut state = self.state();
-        if state
-            .listeners
-            .get(&local)
-            .is_some_and(|listener| listener.strong_count() > 0)
-        {
+        let listener = state.listeners.get(&local);
+        if listener.is_some_and(|listener| listener.strong_count() > 0) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         let net = Arc::downgrade(self);
@@ -146,11 +120,8 @@ impl Net {
     }
 
     fn connections(&self) -> Vec<Arc<VirtualSocket>> {
-        self.state()
-            .connections
-            .iter()
-            .filter_map(Weak::upgrade)
-            .collect()
+        let state = self.state();
+        state.connections.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Who listens on the address, or on its port with a wildcard address.
@@ -163,12 +134,8 @@ impl Net {
         let both = Ipv6Addr::UNSPECIFIED.into();
         let candidates = [ip_of(to), any, both];
         let state = self.state();
-        candidates.iter().find_map(|ip| {
-            state
-                .listeners
-                .get(&SocketAddr::new(*ip, to.port()))?
-                .upgrade()
-        })
+        let mut addresses = candidates.iter().map(|ip| SocketAddr::new(*ip, to.port()));
+        addresses.find_map(|at| state.listeners.get(&at)?.upgrade())
     }
 
     /// The port asked for, or a free one.

@@ -13,8 +13,6 @@ pub struct Options {
     pub capacity: usize,
     /// Longest piece that one call reads or writes, random from 1; unlimited by default.
     pub fragment: Option<usize>,
-    /// Virtual time that polling a task takes; 1 us by default.
-    pub step: Duration,
     /// Polls after which a run counts as endless; ten million by default.
     pub max_steps: u64,
 }
@@ -26,7 +24,6 @@ impl Default for Options {
             jitter: Duration::ZERO,
             capacity: 64 * 1024,
             fragment: None,
-            step: Duration::from_micros(1),
             max_steps: 10_000_000,
         }
     }
@@ -40,31 +37,19 @@ impl Options {
         self
     }
 
-    /// Sets how many bytes a connection holds in each direction.
-    #[must_use]
-    pub fn with_capacity(mut self, capacity: usize) -> Self {
-        self.capacity = capacity;
-        self
-    }
-
     /// Sets the longest piece that one call moves.
     #[must_use]
     pub fn with_fragment(mut self, fragment: usize) -> Self {
         self.fragment = Some(fragment);
         self
     }
+}
 
-    /// Sets what polling a task takes.
-    #[must_use]
-    pub fn with_step(mut self, step: Duration) -> Self {
-        self.step = step;
-        self
-    }
-
-    /// Sets the number of polls after which a run counts as endless.
-    #[must_use]
-    pub fn with_max_steps(mut self, max_steps: u64) -> Self {
-        self.max_steps = max_steps;
-        self
+setters! {
+    Options {
+        /// Sets how many bytes a connection holds in each direction.
+        fn with_capacity(capacity: usize);
+        /// Sets the number of polls after which a run counts as endless.
+        fn with_max_steps(max_steps: u64);
     }
 }

@@ -143,8 +143,7 @@ impl Pipe {
         state.is_reset = true;
         let wakers = (state.reader.take(), state.writer.take());
         drop(state);
-        wake(wakers.0);
-        wake(wakers.1);
+        wake(wakers.0.into_iter().chain(wakers.1));
     }
 
     pub(super) fn shut_reading(&self) {
@@ -249,8 +248,6 @@ impl State {
 }
 
 /// Outside of any lock: a waker may do anything.
-fn wake(waker: Option<Waker>) {
-    if let Some(waker) = waker {
-        waker.wake();
-    }
+fn wake(wakers: impl IntoIterator<Item = Waker>) {
+    wakers.into_iter().for_each(Waker::wake);
 }

@@ -36,7 +36,7 @@ impl VirtualSocket {
     pub(super) fn pair(core: &Arc<Core>, ends: [SocketAddr; 2]) -> (Arc<Self>, Arc<Self>) {
         let [there, back] = [Pipe::new(Arc::clone(core)), Pipe::new(Arc::clone(core))];
         let [first, second] = ends;
-        let make = |local, peer, rx: &Arc<Pipe>, tx: &Arc<Pipe>| {
+        let make = |[local, peer]: [SocketAddr; 2], rx: &Arc<Pipe>, tx: &Arc<Pipe>| {
             Arc::new(Self {
                 core: Arc::clone(core),
                 local,
@@ -46,10 +46,8 @@ impl VirtualSocket {
                 settings: Mutex::default(),
             })
         };
-        (
-            make(first, second, &back, &there),
-            make(second, first, &there, &back),
-        )
+        let other = make([second, first], &there, &back);
+        (make(ends, &back, &there), other)
     }
 
     pub(super) fn has_end(&self, address: SocketAddr) -> bool {
@@ -65,28 +63,26 @@ impl VirtualSocket {
     fn poll_to_read<T>(
         &self,
         cx: &mut Context<'_>,
-        mut attempt: impl FnMut() -> io::Result<T>,
+        attempt: impl FnOnce() -> io::Result<T>,
     ) -> Poll<io::Result<T>> {
         // Registered first, as a reader that might sleep has to be.
         self.rx.set_reader(cx.waker());
-        match attempt() {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.core.waits_for(Wait::Read(self.local, self.peer));
-                Poll::Pending
-            }
-            result => Poll::Ready(result),
-        }
+        self.poll_of(attempt(), Wait::Read(self.local, self.peer))
     }
 
     fn poll_to_write<T>(
         &self,
         cx: &mut Context<'_>,
-        mut attempt: impl FnMut() -> io::Result<T>,
+        attempt: impl FnOnce() -> io::Result<T>,
     ) -> Poll<io::Result<T>> {
         self.tx.set_writer(cx.waker());
-        match attempt() {
+        self.poll_of(attempt(), Wait::Write(self.local, self.peer))
+    }
+
+    fn poll_of<T>(&self, result: io::Result<T>, wait: Wait) -> Poll<io::Result<T>> {
+        match result {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.core.waits_for(Wait::Write(self.local, self.peer));
+                self.core.waits_for(wait);
                 Poll::Pending
             }
             result => Poll::Ready(result),
@@ -199,10 +195,9 @@ impl fmt::Debug for VirtualSocket {
 }
 
 fn ready_if(is_ready: bool) -> io::Result<()> {
-    if is_ready {
-        Ok(())
-    } else {
-        Err(io::ErrorKind::WouldBlock.into())
+    match is_ready {
+        true => Ok(()),
+        false => Err(io::ErrorKind::WouldBlock.into()),
     }
 }
 
@@ -246,9 +241,7 @@ impl VirtualAcceptor {
         queue.waiting.push_back(socket);
         let acceptor = queue.acceptor.take();
         drop(queue);
-        if let Some(waker) = acceptor {
-            waker.wake();
-        }
+        acceptor.into_iter().for_each(Waker::wake);
         true
     }
 

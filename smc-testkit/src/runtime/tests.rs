@@ -221,15 +221,11 @@ fn without_a_listener_no_connection() {
 #[test]
 fn names_resolve_if_they_are_known() {
     let runtime = VirtualRuntime::new(1);
-    runtime.add_host("db.example", &["10.0.0.7".parse().unwrap()]);
     let handle = runtime.handle();
-    let found = runtime
-        .block_on(handle.resolve("db.example", 5432))
-        .unwrap();
-    assert_eq!(found, [addr("10.0.0.7:5432")]);
-    runtime
-        .block_on(handle.resolve("nowhere.example", 1))
-        .unwrap_err();
+    let found = |name| runtime.block_on(handle.resolve(name, 80));
+    assert_eq!(found("localhost").unwrap(), [addr(AT), addr("[::1]:80")]);
+    assert_eq!(found("10.0.0.7").unwrap(), [addr("10.0.0.7:80")]);
+    found("nowhere.example").unwrap_err();
 }
 
 #[test]

@@ -220,11 +220,6 @@ impl RdmaHosts {
     pub async fn connect(&self, listener: &Listener) -> (Stream, Stream) {
         streams::connect(&self.client, listener).await
     }
-
-    /// Whether neither host has a connection.
-    pub fn are_idle(&self) -> bool {
-        self.client.connections().is_empty() && self.server.connections().is_empty()
-    }
 }
 
 /// A stream by a listener of its own at [`SERVER`]: the client's end and the server's.

@@ -80,15 +80,6 @@ fn a_post_can_be_lost_in_three_ways() {
 }
 
 #[test]
-fn posts_can_fail_by_chance() {
-    let world = World::new(29);
-    world.wire.set_failures(1000);
-    world.post(1, 0, b"doomed").unwrap();
-    let expected = [down(&world.to_b, LinkFailure::RetryExceeded)];
-    assert_eq!(drained(&world.a), expected);
-}
-
-#[test]
 fn a_loss_can_end_in_time() {
     let (runtime, world) = World::timed(17);
     let link = world.to_b.qpn();
