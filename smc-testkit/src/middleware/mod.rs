@@ -97,20 +97,6 @@ macro_rules! delegate_direct {
 }
 use delegate_direct;
 
-/// What all middleware reports of a buffer.
-macro_rules! delegate_dmb {
-    () => {
-        fn token(&self) -> DmbToken {
-            self.inner.token()
-        }
-
-        fn region(&self) -> &Region {
-            self.inner.region()
-        }
-    };
-}
-use delegate_dmb;
-
 /// What all middleware reports of an SMC-R surface.
 macro_rules! delegate_rdma {
     () => {

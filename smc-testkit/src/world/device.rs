@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use async_trait::async_trait;
 use event_listener::Event as Notice;
@@ -12,7 +11,6 @@ use smc_core::device::{
     Nocopy, PeerEvents, Signal, SubmitError,
 };
 use smc_core::error::OsError;
-use smc_core::mem::Region;
 use smc_core::wire::types::{Chid, DmbToken, Eid, Gid, PnetId};
 
 use crate::memory_device::MemDevice;
@@ -31,8 +29,8 @@ pub struct ScriptedDevice {
     orders: Mutex<HashMap<Call, Order>>,
     recovered: Notice,
     calls: Mutex<HashMap<Call, usize>>,
-    dmbs: Arc<AtomicUsize>,
-    attachments: Arc<AtomicUsize>,
+    dmbs: Handed<dyn Dmb>,
+    attachments: Handed<dyn Attachment>,
 }
 
 /// What can be asked of a device in the course of a handshake.
@@ -83,8 +81,8 @@ impl ScriptedDevice {
             orders: Mutex::default(),
             recovered: Notice::new(),
             calls: Mutex::default(),
-            dmbs: Arc::default(),
-            attachments: Arc::default(),
+            dmbs: Handed::default(),
+            attachments: Handed::default(),
         }
     }
 
@@ -152,22 +150,18 @@ impl ScriptedDevice {
 
     /// How often it was asked.
     pub fn calls(&self, call: Call) -> usize {
-        self.calls
-            .lock()
-            .expect(INTACT)
-            .get(&call)
-            .copied()
-            .unwrap_or(0)
+        let calls = self.calls.lock().expect(INTACT);
+        calls.get(&call).copied().unwrap_or(0)
     }
 
     /// Buffers that are registered now.
     pub fn dmbs(&self) -> usize {
-        self.dmbs.load(Ordering::SeqCst)
+        self.dmbs.count()
     }
 
     /// Buffers of peers that are attached now.
     pub fn attachments(&self) -> usize {
-        self.attachments.load(Ordering::SeqCst)
+        self.attachments.count()
     }
 
     /// Takes a device in memory off the fabric, as if its process had ended.
@@ -256,9 +250,8 @@ impl Direct for ScriptedDevice {
 
     async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError> {
         self.obey(Call::Register).await?;
-        let inner = direct(&*self.inner).register(peer, len).await?;
-        let counted = Counted::new(&self.dmbs);
-        Ok(Arc::new(CountedDmb { inner, counted }))
+        let dmb = direct(&*self.inner).register(peer, len).await?;
+        Ok(self.dmbs.hand_out(dmb))
     }
 
     fn move_data(
@@ -284,63 +277,34 @@ impl Direct for ScriptedDevice {
 impl Nocopy for ScriptedDevice {
     async fn attach(&self, peer: Gid, token: DmbToken) -> Result<Arc<dyn Attachment>, DeviceError> {
         self.obey(Call::Attach).await?;
-        let inner = nocopy(&*self.inner).attach(peer, token).await?;
-        let counted = Counted::new(&self.attachments);
-        Ok(Arc::new(CountedAttachment { inner, counted }))
+        let attachment = nocopy(&*self.inner).attach(peer, token).await?;
+        Ok(self.attachments.hand_out(attachment))
     }
 }
 
+/// What was handed out, to count what is still held.
 #[derive(Debug)]
-struct CountedDmb {
-    inner: Arc<dyn Dmb>,
-    #[expect(dead_code, reason = "held for its drop")]
-    counted: Counted,
-}
+struct Handed<T: ?Sized>(Mutex<Vec<Weak<T>>>);
 
-impl Dmb for CountedDmb {
-    fn token(&self) -> DmbToken {
-        self.inner.token()
-    }
-
-    fn region(&self) -> &Region {
-        self.inner.region()
-    }
-
-    fn arm(&self) {
-        self.inner.arm();
+impl<T: ?Sized> Default for Handed<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
     }
 }
 
-#[derive(Debug)]
-struct CountedAttachment {
-    inner: Arc<dyn Attachment>,
-    #[expect(dead_code, reason = "held for its drop")]
-    counted: Counted,
-}
-
-impl Attachment for CountedAttachment {
-    fn region(&self) -> &Region {
-        self.inner.region()
+impl<T: ?Sized> Handed<T> {
+    fn hand_out(&self, object: Arc<T>) -> Arc<T> {
+        let mut all = self.0.lock().expect(INTACT);
+        all.retain(|object| object.strong_count() > 0);
+        all.push(Arc::downgrade(&object));
+        object
     }
 
-    fn signal(&self) -> Result<(), SubmitError> {
-        self.inner.signal()
-    }
-}
-
-#[derive(Debug)]
-struct Counted(Arc<AtomicUsize>);
-
-impl Counted {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(count))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+    fn count(&self) -> usize {
+        let all = self.0.lock().expect(INTACT);
+        all.iter()
+            .filter(|object| object.strong_count() > 0)
+            .count()
     }
 }
 

@@ -1,37 +1,24 @@
 //! Faults of the SMC-D surface.
 
 use std::io::IoSlice;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use smc_core::device::{
-    Attachment, Device, DeviceError, Direct, Dmb, Nocopy, PeerEvent, PeerEvents, Signal,
-    SubmitError,
+    Attachment, DeviceError, Direct, Dmb, Nocopy, PeerEvent, PeerEvents, Signal, SubmitError,
 };
 use smc_core::mem::Region;
 use smc_wire::types::{DmbToken, Gid};
 
-use super::{Fault, State, lock, ring};
-use crate::middleware::{delegate_direct, delegate_dmb, direct, nocopy, peer_events};
+use super::{Fault, State};
+use crate::middleware::{delegate_direct, direct, nocopy, peer_events};
 
 #[async_trait]
 impl Direct for Fault {
     delegate_direct!();
 
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
-        {
-            let mut state = self.state();
-            if state.dead.contains(&peer) {
-                return Err(DeviceError::PeerGone);
-            }
-            let chance = state.faults.unreachable;
-            if state.rng.chance(chance) {
-                return Err(DeviceError::Unreachable {
-                    peer,
-                    why: "injected fault",
-                });
-            }
-        }
+        self.state().reach(peer, |faults| faults.unreachable)?;
         direct(&*self.inner).reach(peer).await?;
         self.state().peers.insert(peer);
         Ok(())
@@ -45,14 +32,11 @@ impl Direct for Fault {
             }
             state.exhaust()?;
         }
-        let inner = direct(&*self.inner).register(peer, len).await?;
+        let dmb = direct(&*self.inner).register(peer, len).await?;
         let mut state = self.state();
         state.peers.insert(peer);
-        state.own.insert(inner.token());
-        Ok(Arc::new(FaultyDmb {
-            inner,
-            state: Arc::clone(&self.state),
-        }))
+        state.own().push((dmb.token(), Arc::downgrade(&dmb)));
+        Ok(dmb)
     }
 
     fn move_data(
@@ -62,7 +46,7 @@ impl Direct for Fault {
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
-        self.submit()?;
+        self.submit(State::submit)?;
         direct(&*self.inner).move_data(to, at, data, signal)
     }
 }
@@ -70,66 +54,25 @@ impl Direct for Fault {
 #[async_trait]
 impl Nocopy for Fault {
     async fn attach(&self, peer: Gid, token: DmbToken) -> Result<Arc<dyn Attachment>, DeviceError> {
-        {
-            let mut state = self.state();
-            if state.dead.contains(&peer) {
-                return Err(DeviceError::PeerGone);
-            }
-            let chance = state.faults.unattachable;
-            if state.rng.chance(chance) {
-                return Err(DeviceError::Unreachable {
-                    peer,
-                    why: "injected fault",
-                });
-            }
-        }
+        self.state().reach(peer, |faults| faults.unattachable)?;
         let inner = nocopy(&*self.inner).attach(peer, token).await?;
         self.state().peers.insert(peer);
-        let (device, state) = (Arc::clone(&self.inner), Arc::clone(&self.state));
-        Ok(Arc::new(FaultyAttachment {
-            inner,
-            device,
-            state,
-        }))
+        let fault = self.clone();
+        Ok(Arc::new(FaultyAttachment { inner, fault }))
     }
 }
 
 impl PeerEvents for Fault {
     fn signal_event(&self, peer: Gid, event: PeerEvent) -> Result<(), SubmitError> {
-        self.submit()?;
+        self.submit(State::submit)?;
         peer_events(&*self.inner).signal_event(peer, event)
-    }
-}
-
-#[derive(Debug)]
-struct FaultyDmb {
-    inner: Arc<dyn Dmb>,
-    state: Arc<Mutex<State>>,
-}
-
-impl Dmb for FaultyDmb {
-    delegate_dmb!();
-
-    fn arm(&self) {
-        self.inner.arm();
-    }
-
-    fn set_used(&self, len: usize) {
-        self.inner.set_used(len);
-    }
-}
-
-impl Drop for FaultyDmb {
-    fn drop(&mut self) {
-        lock(&self.state).own.remove(&self.inner.token());
     }
 }
 
 #[derive(Debug)]
 struct FaultyAttachment {
     inner: Arc<dyn Attachment>,
-    device: Arc<dyn Device>,
-    state: Arc<Mutex<State>>,
+    fault: Fault,
 }
 
 impl Attachment for FaultyAttachment {
@@ -138,11 +81,7 @@ impl Attachment for FaultyAttachment {
     }
 
     fn signal(&self) -> Result<(), SubmitError> {
-        let result = lock(&self.state).submit();
-        if result.is_err() {
-            ring(&*self.device);
-        }
-        result?;
+        self.fault.submit(State::submit)?;
         self.inner.signal()
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use smc_core::device::{
-    Device, DeviceError, Doorbell, Event, Link, LinkFailure, SENDS_MAX, SubmitError,
+    Device, DeviceError, Dmb, Doorbell, Event, Link, LinkFailure, SENDS_MAX, SubmitError,
 };
 use smc_wire::types::{DmbToken, Gid, Qpn};
 
@@ -19,8 +19,8 @@ use crate::memory_rdma::link_of;
 /// Signals, messages and completions are delayed, never lost, and those of a link stay in order.
 /// What costs a link of SMC-R is for its network to do: see
 /// [`RdmaWire`](crate::memory_rdma::RdmaWire). Delays need a [`Doorbell::Waker`], since the middleware has to
-/// ring the doorbell itself; devices with another doorbell report in time.
-#[derive(Debug)]
+/// ring the doorbell itself; devices with another doorbell report in time. Clones are the same device.
+#[derive(Clone, Debug)]
 pub struct Fault {
     inner: Arc<dyn Device>,
     state: Arc<Mutex<State>>,
@@ -48,49 +48,24 @@ pub struct Faults {
     pub dies_at: Option<u64>,
 }
 
+setters! {
+    Faults {
+        /// Sets how many signals, messages and completions are delayed.
+        fn with_delayed(delayed: u16);
+        /// Sets how many drains report a buffer without cause.
+        fn with_spurious(spurious: u16);
+        /// Sets how many moves, signals and posts find the device busy.
+        fn with_busy(busy: u16);
+        /// Sets how many look-ups find no device, and how many links cannot be connected.
+        fn with_unreachable(unreachable: u16);
+        /// Sets how many registrations and links fail for want of buffers, memory or queue pairs.
+        fn with_exhausted(exhausted: u16);
+        /// Sets how many attachments fail.
+        fn with_unattachable(unattachable: u16);
+    }
+}
+
 impl Faults {
-    /// Sets how many signals, messages and completions are delayed.
-    #[must_use]
-    pub fn with_delayed(mut self, per_mille: u16) -> Self {
-        self.delayed = per_mille;
-        self
-    }
-
-    /// Sets how many drains report a buffer without cause.
-    #[must_use]
-    pub fn with_spurious(mut self, per_mille: u16) -> Self {
-        self.spurious = per_mille;
-        self
-    }
-
-    /// Sets how many moves, signals and posts find the device busy.
-    #[must_use]
-    pub fn with_busy(mut self, per_mille: u16) -> Self {
-        self.busy = per_mille;
-        self
-    }
-
-    /// Sets how many look-ups find no device, and how many links cannot be connected.
-    #[must_use]
-    pub fn with_unreachable(mut self, per_mille: u16) -> Self {
-        self.unreachable = per_mille;
-        self
-    }
-
-    /// Sets how many registrations and links fail for want of buffers, memory or queue pairs.
-    #[must_use]
-    pub fn with_exhausted(mut self, per_mille: u16) -> Self {
-        self.exhausted = per_mille;
-        self
-    }
-
-    /// Sets how many attachments fail.
-    #[must_use]
-    pub fn with_unattachable(mut self, per_mille: u16) -> Self {
-        self.unattachable = per_mille;
-        self
-    }
-
     /// Lets all peers die at the given move, attachment signal or post.
     #[must_use]
     pub fn with_death_at(mut self, operation: u64) -> Self {
@@ -107,7 +82,7 @@ impl Fault {
             faults,
             rng: Rng::new(seed),
             held: Vec::new(),
-            own: BTreeSet::new(),
+            own: Vec::new(),
             peers: BTreeSet::new(),
             dead: BTreeSet::new(),
             links: BTreeMap::new(),
@@ -131,9 +106,12 @@ impl Fault {
         self.ring();
     }
 
-    /// Counts a move or signal; returns why it fails.
-    fn submit(&self) -> Result<(), SubmitError> {
-        let result = self.state().submit();
+    /// Counts a move, signal or post; returns why it fails.
+    fn submit<T>(
+        &self,
+        count: impl FnOnce(&mut State) -> Result<T, SubmitError>,
+    ) -> Result<T, SubmitError> {
+        let result = count(&mut self.state());
         if result.is_err() {
             // An event for tasks that have to try again, or to detect the death.
             self.ring();
@@ -142,11 +120,13 @@ impl Fault {
     }
 
     fn ring(&self) {
-        ring(&*self.inner);
+        if let Doorbell::Waker(wake_signal) = self.inner.doorbell() {
+            wake_signal.wake();
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -156,8 +136,8 @@ struct State {
     rng: Rng,
     /// Events with the number of drains that they still miss.
     held: Vec<(u8, Event)>,
-    /// Local buffers.
-    own: BTreeSet<DmbToken>,
+    /// Local buffers, and those that were dropped since [`State::own`] was called.
+    own: Vec<(DmbToken, Weak<dyn Dmb>)>,
     /// Devices of peers that were used.
     peers: BTreeSet<Gid>,
     /// Those of them that a fault has ended.
@@ -205,17 +185,35 @@ impl State {
         }
     }
 
+    /// Whether a call about a peer fails, for good or for this fault.
+    fn reach(&mut self, peer: Gid, fault: fn(&Faults) -> u16) -> Result<(), DeviceError> {
+        let why = "injected fault";
+        if self.dead.contains(&peer) {
+            return Err(DeviceError::PeerGone);
+        }
+        match self.has(fault) {
+            true => Err(DeviceError::Unreachable { peer, why }),
+            false => Ok(()),
+        }
+    }
+
     /// Whether a registration finds nothing left.
     fn exhaust(&mut self) -> Result<(), DeviceError> {
-        if !self.rng.chance(self.faults.exhausted) {
-            return Ok(());
+        match self.has(|faults| faults.exhausted) {
+            false => Ok(()),
+            true if self.rng.chance(500) => Err(DeviceError::Exhausted),
+            true => Err(DeviceError::NoMemory),
         }
-        let is_full = self.rng.chance(500);
-        Err(if is_full {
-            DeviceError::Exhausted
-        } else {
-            DeviceError::NoMemory
-        })
+    }
+
+    /// Local buffers that are still there.
+    fn own(&mut self) -> &mut Vec<(DmbToken, Weak<dyn Dmb>)> {
+        self.own.retain(|(_, dmb)| dmb.strong_count() > 0);
+        &mut self.own
+    }
+
+    fn has(&mut self, fault: fn(&Faults) -> u16) -> bool {
+        self.rng.chance(fault(&self.faults))
     }
 
     fn lose_peers(&mut self) {
@@ -258,8 +256,9 @@ impl State {
             }
         }
         if self.rng.chance(self.faults.spurious) {
-            let index = self.rng.below(self.own.len());
-            out.extend(self.own.iter().nth(index).copied().map(Event::Signalled));
+            let count = self.own().len();
+            let own = self.own.get(self.rng.below(count));
+            out.extend(own.map(|(token, _)| Event::Signalled(*token)));
         }
         out
     }
@@ -328,14 +327,4 @@ impl Device for Fault {
     fn arm(&self) -> Result<(), DeviceError> {
         self.inner.arm()
     }
-}
-
-fn ring(device: &dyn Device) {
-    if let Doorbell::Waker(wake_signal) = device.doorbell() {
-        wake_signal.wake();
-    }
-}
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }

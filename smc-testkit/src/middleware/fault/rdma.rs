@@ -1,16 +1,16 @@
 //! Faults of the SMC-R surface.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use smc_core::device::{
-    Access, Device, DeviceError, Link, LinkAddress, LinkCounters, Mr, OpId, PendingLink,
-    ProtectionDomain, Rdma, RdmaAddress, Route, SubmitError, Write,
+    Access, DeviceError, Link, LinkAddress, LinkCounters, Mr, OpId, PendingLink, ProtectionDomain,
+    Rdma, RdmaAddress, Route, SubmitError, Write,
 };
 use smc_core::mem::Region;
 use smc_wire::types::Qpn;
 
-use super::{Fault, Held, State, lock, ring};
+use super::{Fault, Held};
 use crate::middleware::{delegate_rdma, rdma};
 
 #[async_trait]
@@ -18,41 +18,31 @@ impl Rdma for Fault {
     delegate_rdma!();
 
     async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
-        Ok(Arc::new(FaultyDomain {
-            inner: rdma(&*self.inner).protection_domain().await?,
-            device: Arc::clone(&self.inner),
-            state: Arc::clone(&self.state),
-        }))
+        let inner = rdma(&*self.inner).protection_domain().await?;
+        let fault = self.clone();
+        Ok(Arc::new(FaultyDomain { inner, fault }))
     }
 }
 
 #[derive(Debug)]
 struct FaultyDomain {
     inner: Arc<dyn ProtectionDomain>,
-    device: Arc<dyn Device>,
-    state: Arc<Mutex<State>>,
+    fault: Fault,
 }
 
 #[async_trait]
 impl ProtectionDomain for FaultyDomain {
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
-        {
-            let mut state = lock(&self.state);
-            let chance = state.faults.exhausted;
-            if state.rng.chance(chance) {
-                return Err(DeviceError::Exhausted);
-            }
+        if self.fault.state().has(|faults| faults.exhausted) {
+            return Err(DeviceError::Exhausted);
         }
         let inner = self.inner.open_link(at).await?;
-        Ok(Box::new(FaultyPending {
-            inner,
-            device: Arc::clone(&self.device),
-            state: Arc::clone(&self.state),
-        }))
+        let fault = self.fault.clone();
+        Ok(Box::new(FaultyPending { inner, fault }))
     }
 
     async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
-        lock(&self.state).exhaust()?;
+        self.fault.state().exhaust()?;
         self.inner.register(memory, access).await
     }
 }
@@ -60,8 +50,7 @@ impl ProtectionDomain for FaultyDomain {
 #[derive(Debug)]
 struct FaultyPending {
     inner: Box<dyn PendingLink>,
-    device: Arc<dyn Device>,
-    state: Arc<Mutex<State>>,
+    fault: Fault,
 }
 
 #[async_trait]
@@ -75,12 +64,8 @@ impl PendingLink for FaultyPending {
         peer: LinkAddress,
         route: Route,
     ) -> Result<Arc<dyn Link>, DeviceError> {
-        {
-            let mut state = lock(&self.state);
-            let chance = state.faults.unreachable;
-            if state.rng.chance(chance) {
-                return Err(DeviceError::Invalid("injected fault"));
-            }
+        if self.fault.state().has(|faults| faults.unreachable) {
+            return Err(DeviceError::Invalid("injected fault"));
         }
         let qpn = self.inner.local().qpn;
         let inner = self.inner.connect(peer, route).await?;
@@ -88,20 +73,16 @@ impl PendingLink for FaultyPending {
             link: Arc::downgrade(&inner),
             outstanding: 0,
         };
-        lock(&self.state).links.insert(qpn, held);
-        Ok(Arc::new(FaultyLink {
-            inner,
-            device: self.device,
-            state: self.state,
-        }))
+        let fault = self.fault;
+        fault.state().links.insert(qpn, held);
+        Ok(Arc::new(FaultyLink { inner, fault }))
     }
 }
 
 #[derive(Debug)]
 struct FaultyLink {
     inner: Arc<dyn Link>,
-    device: Arc<dyn Device>,
-    state: Arc<Mutex<State>>,
+    fault: Fault,
 }
 
 impl Link for FaultyLink {
@@ -111,12 +92,7 @@ impl Link for FaultyLink {
 
     fn post(&self, op: OpId, writes: &[Write<'_>], message: &[u8]) -> Result<(), SubmitError> {
         let qpn = self.qpn();
-        let may = lock(&self.state).submit_post(qpn);
-        if may.is_err() {
-            // An event for tasks that have to try again, or to detect the death.
-            ring(&*self.device);
-        }
-        may?;
+        self.fault.submit(|state| state.submit_post(qpn))?;
         // Counted first: it may be reported before the call returns.
         self.count(|outstanding| outstanding + 1);
         let result = self.inner.post(op, writes, message);
@@ -128,7 +104,7 @@ impl Link for FaultyLink {
 
     fn close(&self) {
         self.inner.close();
-        lock(&self.state).silence(self.qpn());
+        self.fault.state().silence(self.qpn());
     }
 
     fn counters(&self) -> LinkCounters {
@@ -138,7 +114,7 @@ impl Link for FaultyLink {
 
 impl FaultyLink {
     fn count(&self, change: impl FnOnce(usize) -> usize) {
-        if let Some(held) = lock(&self.state).links.get_mut(&self.qpn()) {
+        if let Some(held) = self.fault.state().links.get_mut(&self.qpn()) {
             held.outstanding = change(held.outstanding);
         }
     }

@@ -11,7 +11,7 @@ use smc_core::mem::Region;
 use smc_wire::types::{DmbToken, Gid};
 
 use super::{Log, Trace, What, debug_as_inner};
-use crate::middleware::{delegate_direct, delegate_dmb, direct, nocopy, peer_events};
+use crate::middleware::{delegate_direct, direct, nocopy, peer_events};
 
 #[async_trait]
 impl Direct for Trace {
@@ -96,7 +96,13 @@ struct TracedDmb {
 }
 
 impl Dmb for TracedDmb {
-    delegate_dmb!();
+    fn token(&self) -> DmbToken {
+        self.inner.token()
+    }
+
+    fn region(&self) -> &Region {
+        self.inner.region()
+    }
 
     fn arm(&self) {
         self.log.record(What::BufferArmed(self.token()));
