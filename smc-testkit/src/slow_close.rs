@@ -1,16 +1,9 @@
 //! Descriptors whose closing waits, as a hostile peer can pass them.
 
-use std::io::{self, IoSlice, Write};
-use std::mem::MaybeUninit;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::net::sockopt::set_socket_linger;
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-    sendmsg, socketpair,
-};
 use smc_ipc::channel::{Received, receive, send};
 use smc_ipc::passed::PeerSocket;
 
@@ -21,26 +14,15 @@ use crate::unix;
 /// In the queue of the socket is the other end of the connection, which lingers: the data that it has sent
 /// is not read.
 ///
-/// # Errors
+/// # Panics
 ///
-/// As the calls that make sockets.
-pub fn slow_to_close() -> io::Result<(OwnedFd, TcpStream)> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let mut near = TcpStream::connect(listener.local_addr()?)?;
-    let (far, _) = listener.accept()?;
-    near.set_nonblocking(true)?;
-    while near.write(&[0; 1 << 16]).is_ok() {}
-    near.set_nonblocking(false)?;
-    set_socket_linger(&near, Some(LINGER))?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let (inside, outside) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let near = [near.as_fd()];
-    control.push(SendAncillaryMessage::ScmRights(&near));
-    let flags = SendFlags::NOSIGNAL;
-    sendmsg(&inside, &[IoSlice::new(b"x")], &mut control, flags)?;
-    Ok((outside, far))
+/// When a call that makes a socket fails.
+#[must_use]
+pub fn slow_to_close() -> (OwnedFd, TcpStream) {
+    let (near, far) = unix::lingering(LINGER);
+    let (inside, outside) = unix::pair();
+    unix::send(&inside, b"x", &[near.as_fd()]);
+    (outside, far)
 }
 
 /// Passes descriptors whose closing waits to all closing threads of the own user. They wait until the
@@ -53,7 +35,7 @@ pub fn slow_to_close() -> io::Result<(OwnedFd, TcpStream)> {
 pub fn block_closing_threads() -> Vec<TcpStream> {
     let block = |_| {
         let (peer, ours) = unix::pair();
-        let (slow, far) = slow_to_close().expect("sockets");
+        let (slow, far) = slow_to_close();
         send(&peer, b"x", &[slow.as_fd()]).expect("a socket that is open");
         drop(slow);
         let (ours, mut buf) = (PeerSocket::from(ours), [0; 1]);

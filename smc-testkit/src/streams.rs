@@ -2,10 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
-use std::future::{Future, poll_fn};
 use std::io::{self, ErrorKind};
-use std::task::Poll;
 
+pub use futures::future::join_all;
 use futures_lite::future::zip;
 use futures_lite::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use smc::{Endpoint, Listener, Stream};
@@ -138,17 +137,8 @@ pub async fn expect_rest_and_error(
 ///
 /// If it reads something, or fails otherwise.
 pub async fn expect_error(stream: &mut (impl AsyncRead + Unpin), kind: ErrorKind) {
-    expect_error_of(stream, &[kind]).await;
-}
-
-/// A read fails with an error of one of these kinds.
-///
-/// # Panics
-///
-/// If it reads something, or fails otherwise.
-pub async fn expect_error_of(stream: &mut (impl AsyncRead + Unpin), kinds: &[ErrorKind]) {
     let error = stream.read(&mut [0; 8]).await.unwrap_err();
-    assert!(kinds.contains(&error.kind()), "{error}");
+    assert_eq!(error.kind(), kind, "{error}");
 }
 
 /// A write fails with an error of this kind.
@@ -211,31 +201,4 @@ pub async fn transfer(from: &mut Stream, to: &mut Stream, len: usize) {
 pub async fn transfer_both_ways(ours: &mut Stream, theirs: &mut Stream, len: usize) {
     transfer(ours, theirs, len).await;
     transfer(theirs, ours, len).await;
-}
-
-/// Polls all of them until each has ended.
-pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
-    let mut running: Vec<_> = (futures.into_iter())
-        .map(|future| (Box::pin(future), None))
-        .collect();
-    poll_fn(|cx| {
-        let mut is_pending = false;
-        for (future, output) in &mut running {
-            if output.is_none() {
-                match future.as_mut().poll(cx) {
-                    Poll::Ready(result) => *output = Some(result),
-                    Poll::Pending => is_pending = true,
-                }
-            }
-        }
-        match is_pending {
-            true => Poll::Pending,
-            false => Poll::Ready(()),
-        }
-    })
-    .await;
-    running
-        .into_iter()
-        .filter_map(|(_, output)| output)
-        .collect()
 }
