@@ -66,13 +66,28 @@ pub fn with_length(mut bytes: Vec<u8>, length: u16) -> Vec<u8> {
     bytes
 }
 
-/// The length of the message that begins with this header.
-#[must_use]
-pub fn length(header: &[u8; HEADER_LEN]) -> usize {
-    Frame::peek(header)
-        .expect("a CLC message")
-        .expect("a whole header")
-        .length()
+/// Reads exactly one message.
+pub(super) async fn message(mut read: impl AsyncFnMut(&mut [u8]) -> usize) -> Vec<u8> {
+    let mut message = exactly(HEADER_LEN, &mut read).await;
+    let header = Frame::peek(&message);
+    let header = header.expect("a CLC message").expect("a whole header");
+    message.extend(exactly(header.length() - HEADER_LEN, read).await);
+    message
+}
+
+/// Reads so many bytes.
+pub(super) async fn exactly(
+    count: usize,
+    mut read: impl AsyncFnMut(&mut [u8]) -> usize,
+) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    let mut at = 0;
+    while at < count {
+        let count = read(&mut bytes[at..]).await;
+        assert!(count > 0, "the stream ends after {:?}", &bytes[..at]);
+        at += count;
+    }
+    bytes
 }
 
 /// The code of a DECLINE, and its version.

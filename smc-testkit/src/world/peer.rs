@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smc_core::runtime::{Acceptor, Runtime, Socket, SocketOptions};
-use smc_core::wire::clc::{ClcType, HEADER_LEN, Message};
+use smc_core::wire::clc::{ClcType, Message};
 
-use super::messages::length;
+use super::messages;
 use super::pipe::Pipe;
 
 /// What a scripted peer does next.
@@ -129,9 +129,7 @@ impl Raw {
                 Step::SendsSlowly(bytes) => {
                     for byte in bytes {
                         self.send_handshake(&[*byte]).await;
-                        self.rt
-                            .timer(self.rt.now() + Duration::from_micros(200))
-                            .await;
+                        self.pause().await;
                     }
                 }
                 Step::SendsWith(bytes, data) if self.side_channel.is_some() => {
@@ -143,9 +141,7 @@ impl Raw {
                 Step::SendsFirstSlowly(data) => {
                     for byte in *data {
                         self.send(&[*byte]).await;
-                        self.rt
-                            .timer(self.rt.now() + Duration::from_micros(200))
-                            .await;
+                        self.pause().await;
                     }
                 }
                 Step::LetsGo => self.side_channel = None,
@@ -157,6 +153,11 @@ impl Raw {
             }
         }
         Some(self)
+    }
+
+    async fn pause(&self) {
+        let pause = Duration::from_micros(200);
+        self.rt.timer(self.rt.now() + pause).await;
     }
 
     /// Writes a part of the handshake.
@@ -189,10 +190,7 @@ impl Raw {
         if let Some(side_channel) = &self.side_channel {
             return side_channel.message().await;
         }
-        let mut message = self.exactly(HEADER_LEN).await;
-        let header = message.first_chunk().unwrap();
-        message.extend(self.exactly(length(header) - HEADER_LEN).await);
-        message
+        messages::message(async |part| self.read(part).await.unwrap()).await
     }
 
     /// Reads so many bytes.
@@ -201,14 +199,7 @@ impl Raw {
     ///
     /// If fewer come.
     pub async fn exactly(&self, count: usize) -> Vec<u8> {
-        let mut bytes = vec![0; count];
-        let mut at = 0;
-        while at < count {
-            let read = self.read(&mut bytes[at..]).await.unwrap();
-            assert!(read > 0, "the stream ends after {:?}", &bytes[..at]);
-            at += read;
-        }
-        bytes
+        messages::exactly(count, async |part| self.read(part).await.unwrap()).await
     }
 
     /// Reads everything that still comes on TCP.

@@ -8,9 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use smc_core::negotiate::SideChannel;
-use smc_core::wire::clc::HEADER_LEN;
 
-use super::messages::length;
+use super::messages;
 
 /// One end of it. What is sent arrives when it is flushed, or when this end is dropped.
 #[derive(Debug)]
@@ -36,17 +35,12 @@ impl Pipe {
     #[must_use]
     pub fn pair() -> (Self, Self) {
         let lanes = Arc::default();
-        let other = Self {
+        let end = |side| Self {
             lanes: Arc::clone(&lanes),
-            side: 1,
+            side,
             is_withdrawn: false,
         };
-        let one = Self {
-            lanes,
-            side: 0,
-            is_withdrawn: false,
-        };
-        (one, other)
+        (end(0), end(1))
     }
 
     /// The end of a server whose client has withdrawn its offer.
@@ -64,10 +58,7 @@ impl Pipe {
 
     /// Reads exactly one message.
     pub async fn message(&self) -> Vec<u8> {
-        let mut message = self.exactly(HEADER_LEN).await;
-        let header = message.first_chunk().unwrap();
-        message.extend(self.exactly(length(header) - HEADER_LEN).await);
-        message
+        messages::message(async |buf| self.next(buf).await).await
     }
 
     /// Reads everything that still comes.
@@ -80,17 +71,6 @@ impl Pipe {
                 count => rest.extend(&part[..count]),
             }
         }
-    }
-
-    async fn exactly(&self, count: usize) -> Vec<u8> {
-        let mut bytes = vec![0; count];
-        let mut at = 0;
-        while at < count {
-            let read = self.next(&mut bytes[at..]).await;
-            assert!(read > 0, "the way ends after {:?}", &bytes[..at]);
-            at += read;
-        }
-        bytes
     }
 
     async fn next(&self, buf: &mut [u8]) -> usize {
