@@ -4,6 +4,7 @@
 //! end: that is compared when both are over.
 
 use super::Tally;
+use super::oracle::Closed;
 
 /// What one end of a run did.
 ///
@@ -137,14 +138,6 @@ impl EndReport {
             false => Closed::InOrder,
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Closed {
-    InOrder,
-    WithReset,
-    /// Depends on what was on its way.
-    Either,
 }
 
 const WORDS: usize = 14;

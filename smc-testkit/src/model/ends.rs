@@ -41,9 +41,7 @@ pub(super) enum Ask {
 
 /// What a reader needs.
 pub(super) trait Reading: Send {
-    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
-
-    fn poll_read_vectored(
+    fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
         bufs: &mut [IoSliceMut<'_>],
@@ -53,22 +51,24 @@ pub(super) trait Reading: Send {
     /// shown. `None` for ends that are not buffered.
     fn poll_fill(
         &mut self,
-        cx: &mut Context<'_>,
-        check: &mut dyn FnMut(&[u8]) -> usize,
-    ) -> Option<Poll<io::Result<usize>>>;
+        _cx: &mut Context<'_>,
+        _check: &mut dyn FnMut(&[u8]) -> usize,
+    ) -> Option<Poll<io::Result<usize>>> {
+        None
+    }
 
     /// Takes what comes next as a guard. `None` for ends that do not give them.
     fn poll_guard(
         &mut self,
-        cx: &mut Context<'_>,
-        max: usize,
-    ) -> Option<Poll<io::Result<ReadGuard>>>;
+        _cx: &mut Context<'_>,
+        _max: usize,
+    ) -> Option<Poll<io::Result<ReadGuard>>> {
+        None
+    }
 
     fn poll_peek(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
 
-    fn try_read(&self, buf: &mut [u8]) -> io::Result<usize>;
-
-    fn try_read_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
+    fn try_read(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
 
     fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize>;
 
@@ -81,10 +81,12 @@ pub(super) trait Writing: Send {
     -> Poll<io::Result<usize>>;
 
     /// Whether there are reservations.
-    const RESERVES: bool;
+    const RESERVES: bool = false;
 
     /// Writes a part of `data` into a reservation and sends at most `most` bytes of it.
-    fn put<'a>(&'a mut self, data: &'a [u8], ask: Ask, most: usize, fill: Fill) -> Put<'a>;
+    fn put<'a>(&'a mut self, _: &'a [u8], _: Ask, _: usize, _: Fill) -> Put<'a> {
+        Box::pin(async { Err(io::ErrorKind::Unsupported.into()) })
+    }
 
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
@@ -96,7 +98,9 @@ pub(super) trait Writing: Send {
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
     /// Shuts writing down, the way of `shutdown(Write)`; `None` for ends that have none.
-    fn shutdown(&self) -> Option<io::Result<()>>;
+    fn shutdown(&self) -> Option<io::Result<()>> {
+        None
+    }
 }
 
 macro_rules! reading {
@@ -105,17 +109,12 @@ macro_rules! reading {
             fn poll_read(
                 &mut self,
                 cx: &mut Context<'_>,
-                buf: &mut [u8],
-            ) -> Poll<io::Result<usize>> {
-                AsyncRead::poll_read(Pin::new(self), cx, buf)
-            }
-
-            fn poll_read_vectored(
-                &mut self,
-                cx: &mut Context<'_>,
                 bufs: &mut [IoSliceMut<'_>],
             ) -> Poll<io::Result<usize>> {
-                AsyncRead::poll_read_vectored(Pin::new(self), cx, bufs)
+                match bufs {
+                    [one] => AsyncRead::poll_read(Pin::new(self), cx, one),
+                    _ => AsyncRead::poll_read_vectored(Pin::new(self), cx, bufs),
+                }
             }
 
             fn poll_fill(
@@ -148,12 +147,11 @@ macro_rules! reading {
                 <$end>::poll_peek(self, cx, buf)
             }
 
-            fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
-                <$end>::try_read(self, buf)
-            }
-
-            fn try_read_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-                <$end>::try_read_vectored(self, bufs)
+            fn try_read(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+                match bufs {
+                    [one] => <$end>::try_read(self, one),
+                    _ => <$end>::try_read_vectored(self, bufs),
+                }
             }
 
             fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize> {
@@ -168,7 +166,7 @@ macro_rules! reading {
 }
 
 macro_rules! writing {
-    ($end:ty, $shutdown:expr) => {
+    ($end:ty, $($more:tt)*) => {
         impl Writing for $end {
             fn poll_write(
                 &mut self,
@@ -186,20 +184,18 @@ macro_rules! writing {
             fn put<'a>(&'a mut self, data: &'a [u8], ask: Ask, most: usize, fill: Fill) -> Put<'a> {
                 Box::pin(async move {
                     let len = data.len();
-                    let reserved = match ask {
-                        Ask::Any => self.reserve(len).await,
-                        Ask::Exact => self.reserve_exact(len).await,
-                        Ask::Half => self.reserve_at_least(len.div_ceil(2), len).await,
+                    let (least, reserved) = match ask {
+                        Ask::Any => (len.min(1), self.reserve(len).await),
+                        Ask::Exact => (len, self.reserve_exact(len).await),
+                        Ask::Half => {
+                            let half = len.div_ceil(2);
+                            (half, self.reserve_at_least(half, len).await)
+                        }
                     };
                     let space = match reserved {
                         // It never fits the ring, of which the shortest has almost 16 KiB.
                         Err(error) if is_misuse(&error) && len > RING_MIN => return Ok(0),
                         reserved => reserved?,
-                    };
-                    let least = match ask {
-                        Ask::Any => len.min(1),
-                        Ask::Exact => len,
-                        Ask::Half => len.div_ceil(2),
                     };
                     if !(least..=len).contains(&space.len()) {
                         let what = format!("reserved {} of {least} to {len} bytes", space.len());
@@ -228,10 +224,7 @@ macro_rules! writing {
                 AsyncWrite::poll_close(Pin::new(self), cx)
             }
 
-            fn shutdown(&self) -> Option<io::Result<()>> {
-                let shutdown: fn(&$end) -> Option<io::Result<()>> = $shutdown;
-                shutdown(self)
-            }
+            $($more)*
         }
     };
 }
@@ -239,64 +232,40 @@ macro_rules! writing {
 reading!(Stream);
 reading!(ReadHalf<'_>);
 reading!(OwnedReadHalf);
-writing!(Stream, |stream| Some(
-    stream.shutdown_how(std::net::Shutdown::Write)
-));
-writing!(WriteHalf<'_>, |_| None);
-writing!(OwnedWriteHalf, |_| None);
+writing!(
+    Stream,
+    fn shutdown(&self) -> Option<io::Result<()>> {
+        Some(self.shutdown_how(std::net::Shutdown::Write))
+    }
+);
+writing!(WriteHalf<'_>,);
+writing!(OwnedWriteHalf,);
 
 /// A stream that is used through `&`: waits for readiness, then tries.
 impl Reading for Arc<Stream> {
-    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        loop {
-            match Stream::try_read(self, buf) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return Poll::Ready(result),
-            }
-            ready!(self.poll_read_ready(cx))?;
-        }
-    }
-
-    fn poll_read_vectored(
+    fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
         bufs: &mut [IoSliceMut<'_>],
     ) -> Poll<io::Result<usize>> {
         loop {
-            match Stream::try_read_vectored(self, bufs) {
+            match Reading::try_read(self, bufs) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return Poll::Ready(result),
             }
             ready!(self.poll_read_ready(cx))?;
         }
-    }
-
-    fn poll_fill(
-        &mut self,
-        _cx: &mut Context<'_>,
-        _look: &mut dyn FnMut(&[u8]) -> usize,
-    ) -> Option<Poll<io::Result<usize>>> {
-        None
-    }
-
-    fn poll_guard(
-        &mut self,
-        _cx: &mut Context<'_>,
-        _max: usize,
-    ) -> Option<Poll<io::Result<ReadGuard>>> {
-        None
     }
 
     fn poll_peek(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         Stream::poll_peek(self, cx, buf)
     }
 
-    fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
-        Stream::try_read(self, buf)
-    }
-
-    fn try_read_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        Stream::try_read_vectored(self, bufs)
+    fn try_read(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match bufs {
+            [one] => Stream::try_read(self, one),
+            _ => Stream::try_read_vectored(self, bufs),
+        }
     }
 
     fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize> {
@@ -321,12 +290,6 @@ impl Writing for Arc<Stream> {
             }
             ready!(self.poll_write_ready(cx))?;
         }
-    }
-
-    const RESERVES: bool = false;
-
-    fn put<'a>(&'a mut self, _: &'a [u8], _: Ask, _: usize, _: Fill) -> Put<'a> {
-        Box::pin(async { Err(io::ErrorKind::Unsupported.into()) })
     }
 
     fn poll_flush(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -63,12 +63,12 @@ mod writer;
 
 pub use end_report::EndReport;
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
+use std::ops::Range;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
+use futures_lite::future::or;
 use smc::Stream;
 use smc_core::runtime::Runtime;
 
@@ -115,12 +115,12 @@ impl Rules {
         self.may_abort = true;
         self
     }
+}
 
-    /// Sets after what time a run counts as stuck.
-    #[must_use]
-    pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
+setters! {
+    Rules {
+        /// Sets after what time a run counts as stuck.
+        fn with_timeout(timeout: Duration);
     }
 }
 
@@ -171,18 +171,12 @@ pub async fn run(
 ) -> Result<Tally, Violation> {
     let mut rng = Rng::new(seed);
     let plans = Plan::pair(&mut rng);
-    let oracle = Oracle::new(rules, &plans, first.mode().is_smc());
+    let oracle = Oracle::new(rules, &plans, first.mode().is_smc(), false);
     for (side, (stream, plan)) in [first, second].into_iter().zip(plans).enumerate() {
         let (oracle, inner) = (Arc::clone(&oracle), Arc::clone(runtime));
         runtime.spawn(Box::pin(side::live(stream, side, plan, oracle, inner)));
     }
-    let over = poll_fn(|cx| oracle.poll_over(cx));
-    let outcome = in_time(runtime, &oracle, over).await;
-    outcome.map_err(|what| Violation {
-        seed,
-        what,
-        history: oracle.history(),
-    })
+    in_time(seed, runtime, &oracle, 0..2).await
 }
 
 /// Which end of a connection is used.
@@ -216,9 +210,8 @@ pub async fn run_end(
     end: End,
     rules: Rules,
 ) -> Result<EndReport, Violation> {
-    let [first, second] = Plan::pair(&mut Rng::new(seed));
-    let plans = [first, second];
-    let oracle = Oracle::alone(rules, &plans, stream.mode().is_smc());
+    let plans = Plan::pair(&mut Rng::new(seed));
+    let oracle = Oracle::new(rules, &plans, stream.mode().is_smc(), true);
     let [first, second] = plans;
     let (side, plan) = match end {
         End::First => (0, first),
@@ -226,13 +219,7 @@ pub async fn run_end(
     };
     let (judge, inner) = (Arc::clone(&oracle), Arc::clone(runtime));
     runtime.spawn(Box::pin(side::live(stream, side, plan, judge, inner)));
-    let over = poll_fn(|cx| oracle.poll_side_over(side, cx));
-    let outcome = in_time(runtime, &oracle, over).await;
-    outcome.map_err(|what| Violation {
-        seed,
-        what,
-        history: oracle.history(),
-    })?;
+    in_time(seed, runtime, &oracle, side..side + 1).await?;
     Ok(oracle.report(side))
 }
 
@@ -260,22 +247,24 @@ pub fn compare(seed: u64, first: &EndReport, second: &EndReport) -> Result<Tally
     })
 }
 
-/// Waits until a run is over, or stuck.
+/// Waits until a run is over at these ends, or stuck.
 async fn in_time(
+    seed: u64,
     runtime: &Arc<dyn Runtime>,
     oracle: &Oracle,
-    over: impl Future<Output = ()>,
-) -> Result<Tally, String> {
-    let mut time_out = runtime.timer(runtime.now() + oracle.rules.timeout);
-    let mut over = pin!(over);
-    poll_fn(|cx| {
-        if over.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(oracle.outcome());
-        }
-        time_out
-            .as_mut()
-            .poll(cx)
-            .map(|()| Err(format!("stuck: {}", oracle.waiting())))
+    sides: Range<usize>,
+) -> Result<Tally, Violation> {
+    let over = async {
+        poll_fn(|cx| oracle.poll_over(sides.clone(), cx)).await;
+        oracle.outcome()
+    };
+    let late = async {
+        runtime.timer(runtime.now() + oracle.rules.timeout).await;
+        Err(format!("stuck: {}", oracle.waiting()))
+    };
+    or(over, late).await.map_err(|what| Violation {
+        seed,
+        what,
+        history: oracle.history(),
     })
-    .await
 }

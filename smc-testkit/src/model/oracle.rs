@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -63,7 +64,7 @@ struct Side {
 
 /// How an end was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Closed {
+pub(super) enum Closed {
     InOrder,
     WithReset,
     /// Depends on what was on its way.
@@ -87,28 +88,21 @@ pub(super) enum Verdict {
 }
 
 impl Oracle {
-    pub(super) fn new(rules: Rules, plans: &[Plan; 2], is_smc: bool) -> Arc<Self> {
-        let plans = format!("0: {:?}\n1: {:?}", plans[0], plans[1]);
+    /// For both ends, or for one if the other one is in another process.
+    pub(super) fn new(
+        mut rules: Rules,
+        plans: &[Plan; 2],
+        is_smc: bool,
+        is_alone: bool,
+    ) -> Arc<Self> {
+        rules.is_exact &= !is_alone;
         Arc::new(Self {
             rules,
             is_smc,
-            is_alone: false,
-            plans,
+            is_alone,
+            plans: format!("0: {:?}\n1: {:?}", plans[0], plans[1]),
             state: Mutex::default(),
         })
-    }
-
-    /// For one end, if the other one is in another process.
-    pub(super) fn alone(rules: Rules, plans: &[Plan; 2], is_smc: bool) -> Arc<Self> {
-        let rules = Rules {
-            is_exact: false,
-            ..rules
-        };
-        let mut oracle = Self::new(rules, plans, is_smc);
-        Arc::get_mut(&mut oracle)
-            .expect("no other task has it yet")
-            .is_alone = true;
-        oracle
     }
 
     // ---- Writing -------------------------------------------------------------------------------
@@ -220,10 +214,7 @@ impl Oracle {
         direction.read += taken as u64;
         state.claims.seen = state.claims.seen.max(until);
         state.tally.bytes += taken as u64;
-        let wrong = bytes
-            .iter()
-            .zip(at..)
-            .position(|(byte, at)| *byte != byte_at(1 - side, at));
+        let wrong = first_wrong(1 - side, at, bytes);
         state.require(wrong.is_none(), || {
             format!(
                 "side {side} read {} bytes at {at}, number {wrong:?} is wrong",
@@ -242,10 +233,7 @@ impl Oracle {
 
     /// Bytes that this side took at `at` are let go of now.
     pub(super) fn released(&self, side: usize, at: u64, bytes: &[u8]) {
-        let wrong = bytes
-            .iter()
-            .zip(at..)
-            .position(|(byte, at)| *byte != byte_at(1 - side, at));
+        let wrong = first_wrong(1 - side, at, bytes);
         let mut state = self.state();
         state.log(side, format!("releases {} bytes at {at}", bytes.len()));
         state.require(wrong.is_none(), || {
@@ -423,19 +411,10 @@ impl Oracle {
         state.wake();
     }
 
-    pub(super) fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Whether these ends are over, or a rule was broken.
+    pub(super) fn poll_over(&self, sides: Range<usize>, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state();
-        if state.violation.is_some() || state.sides.iter().all(|side| side.is_over) {
-            return Poll::Ready(());
-        }
-        state.waker = Some(cx.waker().clone());
-        Poll::Pending
-    }
-
-    /// As [`Oracle::poll_over`], for one end.
-    pub(super) fn poll_side_over(&self, side: usize, cx: &mut Context<'_>) -> Poll<()> {
-        let mut state = self.state();
-        if state.violation.is_some() || state.sides[side].is_over {
+        if state.violation.is_some() || state.sides[sides].iter().all(|side| side.is_over) {
             return Poll::Ready(());
         }
         state.waker = Some(cx.waker().clone());
@@ -464,12 +443,8 @@ impl Oracle {
     pub(super) fn waiting(&self) -> String {
         let state = self.state();
         let mut text = String::new();
-        for (number, side) in state
-            .sides
-            .iter()
-            .enumerate()
-            .filter(|(_, side)| !side.is_over)
-        {
+        let sides = state.sides.iter().enumerate();
+        for (number, side) in sides.filter(|(_, side)| !side.is_over) {
             let [reader, writer] = &side.now;
             text += &format!("side {number} reader: {reader}, writer: {writer}; ");
         }
@@ -523,16 +498,11 @@ impl State {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
-        let [first, second] = &self.directions;
-        let (out, back) = if side == 0 {
-            (first, second)
-        } else {
-            (second, first)
-        };
-        let line = format!(
-            "side {side} (wrote {}, read {}): {what}",
-            out.written, back.read
+        let (written, read) = (
+            self.directions[side].written,
+            self.directions[1 - side].read,
         );
+        let line = format!("side {side} (wrote {written}, read {read}): {what}");
         self.history.push_back(line);
     }
 }
@@ -541,6 +511,12 @@ impl State {
 pub(super) fn byte_at(side: usize, at: u64) -> u8 {
     let mixed = (at ^ (side as u64) << 63).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed.to_be_bytes()[0]
+}
+
+/// Which of these bytes is not what a side writes from this position on.
+fn first_wrong(side: usize, at: u64, bytes: &[u8]) -> Option<usize> {
+    let mut bytes = bytes.iter().zip(at..);
+    bytes.position(|(byte, at)| *byte != byte_at(side, at))
 }
 
 /// Lines of history that are kept.

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use super::ends::Reading;
 use super::kept::Kept;
 use super::oracle::{Oracle, Task, Verdict};
-use super::plan::size;
+use super::plan::{Plan, Shape, size};
 use super::side::{limited, rest};
 use crate::Rng;
 
@@ -24,28 +24,16 @@ pub(super) struct Reader<'o> {
 }
 
 impl<'o> Reader<'o> {
-    pub(super) fn new(
-        oracle: &'o Oracle,
-        side: usize,
-        rng: Rng,
-        scale: usize,
-        left: Option<usize>,
-    ) -> Self {
+    pub(super) fn new(oracle: &'o Oracle, side: usize, plan: &Plan) -> Self {
         Self {
             kept: Kept::new(oracle, side),
             oracle,
             side,
-            rng,
-            scale,
-            left,
-            is_hasty: false,
+            rng: Rng::new(plan.rng.clone().bits() ^ 1),
+            scale: plan.scale,
+            left: plan.reads,
+            is_hasty: plan.shape == Shape::Whole,
         }
-    }
-
-    /// Lets operations wait for a few polls only.
-    pub(super) fn hasty(mut self) -> Self {
-        self.is_hasty = true;
-        self
     }
 
     /// Everything, in a task of its own. Returns what is held in the end.
@@ -99,7 +87,7 @@ impl<'o> Reader<'o> {
         let (oracle, side) = (self.oracle, self.side);
         let mut buf = self.buffer();
         self.wait("read", polls, |cx| {
-            let result = end.poll_read(cx, &mut buf);
+            let result = end.poll_read(cx, &mut [IoSliceMut::new(&mut buf)]);
             result.map(|result| judge(oracle, side, "read", &buf, result))
         })
         .await
@@ -121,7 +109,7 @@ impl<'o> Reader<'o> {
                 IoSliceMut::new(&mut []),
                 IoSliceMut::new(two),
             ];
-            let result = end.poll_read_vectored(cx, &mut bufs);
+            let result = end.poll_read(cx, &mut bufs);
             result.map(|result| judge(oracle, side, "read_vectored", &buf, result))
         })
         .await
@@ -143,9 +131,10 @@ impl<'o> Reader<'o> {
                 }
             });
             match filled {
-                None => end
-                    .poll_read(cx, &mut buf)
-                    .map(|result| judge(oracle, side, "read", &buf, result)),
+                None => {
+                    let result = end.poll_read(cx, &mut [IoSliceMut::new(&mut buf)]);
+                    result.map(|result| judge(oracle, side, "read", &buf, result))
+                }
                 Some(filled) => {
                     filled.map(|result| oracle.read(side, "fill_buf", usize::MAX, &result))
                 }
@@ -160,10 +149,10 @@ impl<'o> Reader<'o> {
         let at = oracle.read_position(side);
         let taken = self
             .wait("guard", polls, |cx| match end.poll_guard(cx, buf.len()) {
-                None => end.poll_read(cx, &mut buf).map(|result| {
-                    let verdict = judge(oracle, side, "read", &buf, result);
-                    (verdict, None)
-                }),
+                None => {
+                    let result = end.poll_read(cx, &mut [IoSliceMut::new(&mut buf)]);
+                    result.map(|result| (judge(oracle, side, "read", &buf, result), None))
+                }
                 Some(taken) => taken.map(|taken| {
                     let bytes = taken.as_deref().unwrap_or_default();
                     oracle.seen(side, bytes, bytes.len());
@@ -198,7 +187,7 @@ impl<'o> Reader<'o> {
     fn try_read(&mut self, end: &impl Reading, how: &str) -> Verdict {
         let (oracle, side) = (self.oracle, self.side);
         let mut buf = self.buffer();
-        let result = end.try_read(&mut buf);
+        let result = end.try_read(&mut [IoSliceMut::new(&mut buf)]);
         judge(oracle, side, how, &buf, result)
     }
 
@@ -209,7 +198,7 @@ impl<'o> Reader<'o> {
             let mut buf = self.buffer();
             let middle = buf.len() * split / 100;
             let (one, two) = buf.split_at_mut(middle);
-            let result = end.try_read_vectored(&mut [IoSliceMut::new(one), IoSliceMut::new(two)]);
+            let result = end.try_read(&mut [IoSliceMut::new(one), IoSliceMut::new(two)]);
             return judge(oracle, side, "try_read_vectored", &buf, result);
         }
         let limit = size(&mut self.rng, self.scale);
@@ -237,7 +226,7 @@ impl<'o> Reader<'o> {
         }
         let mut buf = self.buffer();
         buf.push(0);
-        let result = end.try_read(&mut buf);
+        let result = end.try_read(&mut [IoSliceMut::new(&mut buf)]);
         let would_block = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
         let has_waited = result.as_ref().is_err_and(would_block);
         self.oracle

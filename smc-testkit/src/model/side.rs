@@ -1,20 +1,19 @@
 //! The life of one end, from the first operation until it is dropped.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use smc::Interest;
-use smc::Stream;
+use futures_lite::future::{yield_now, zip};
+use smc::{Interest, Stream};
 use smc_core::runtime::Runtime;
 
+use super::ends::{Reading, Writing};
 use super::kept::Kept;
 use super::oracle::{Oracle, Task, Verdict};
 use super::plan::{Plan, Shape};
 use super::reader::Reader;
 use super::writer::Writer;
-use crate::Rng;
 
 /// Uses a stream as planned, and drops it.
 pub(super) async fn live(
@@ -30,53 +29,29 @@ pub(super) async fn live(
     }
     let linger = plan.has_zero_linger;
     // Outlives the stream, unless that is in two tasks.
-    let mut kept = None;
+    let kept;
     match plan.shape {
         Shape::Owned => {
-            let (mut read, mut write) = stream.into_split();
-            let (reading, writing) = (plan.clone(), plan);
-            let judge = Arc::clone(&oracle);
-            runtime.spawn(Box::pin(async move {
-                let kept = reader(&judge, side, &reading).run(&mut read).await;
-                judge.drop_half(side, false, linger);
-                drop(read);
-                drop(kept);
-                judge.half_over(side);
-            }));
-            writer(&oracle, side, &writing).run(&mut write).await;
-            oracle.drop_half(side, true, linger);
-            drop(write);
-            oracle.half_over(side);
-            return;
+            let (read, write) = stream.into_split();
+            return in_two_tasks(read, write, true, side, plan, oracle, &*runtime).await;
         }
         Shape::Shared => {
-            let mut stream = Arc::new(stream);
-            let (reading, writing) = (plan.clone(), plan);
-            let (judge, mut same) = (Arc::clone(&oracle), Arc::clone(&stream));
-            runtime.spawn(Box::pin(async move {
-                let _none = reader(&judge, side, &reading).run(&mut same).await;
-                judge.drop_half(side, false, linger);
-                drop(same);
-                judge.half_over(side);
-            }));
-            writer(&oracle, side, &writing).run(&mut stream).await;
-            oracle.drop_half(side, false, linger);
-            drop(stream);
-            oracle.half_over(side);
-            return;
+            let stream = Arc::new(stream);
+            let same = Arc::clone(&stream);
+            return in_two_tasks(same, stream, false, side, plan, oracle, &*runtime).await;
         }
-        Shape::Whole => kept = Some(whole(&mut stream, side, &mut plan, &oracle).await),
+        Shape::Whole => kept = whole(&mut stream, side, &mut plan, &oracle).await,
         Shape::Split => {
             let (mut read, mut write) = stream.split();
-            let reading = reader(&oracle, side, &plan).run(&mut read);
-            let writing = writer(&oracle, side, &plan).run(&mut write);
-            both(async { kept = Some(reading.await) }, writing).await;
+            let reading = Reader::new(&oracle, side, &plan).run(&mut read);
+            let writing = Writer::new(&oracle, side, &plan).run(&mut write);
+            (kept, ()) = zip(reading, writing).await;
         }
         Shape::Reunited => {
             let (mut read, mut write) = stream.into_split();
-            let reading = reader(&oracle, side, &plan).run(&mut read);
-            let writing = writer(&oracle, side, &plan).run(&mut write);
-            both(async { kept = Some(reading.await) }, writing).await;
+            let reading = Reader::new(&oracle, side, &plan).run(&mut read);
+            let writing = Writer::new(&oracle, side, &plan).run(&mut write);
+            (kept, ()) = zip(reading, writing).await;
             match write.reunite(read) {
                 Ok(whole) => stream = whole,
                 Err(error) => return oracle.require(false, || format!("reunite: {error}")),
@@ -89,6 +64,31 @@ pub(super) async fn live(
     oracle.side_over(side);
 }
 
+/// Reads in a task of its own. Dropping what is written to may shut writing down.
+async fn in_two_tasks(
+    mut read: impl Reading + 'static,
+    mut write: impl Writing,
+    is_shutting: bool,
+    side: usize,
+    plan: Plan,
+    oracle: Arc<Oracle>,
+    runtime: &dyn Runtime,
+) {
+    let linger = plan.has_zero_linger;
+    let (judge, reading) = (Arc::clone(&oracle), plan.clone());
+    runtime.spawn(Box::pin(async move {
+        let kept = Reader::new(&judge, side, &reading).run(&mut read).await;
+        judge.drop_half(side, false, linger);
+        drop(read);
+        drop(kept);
+        judge.half_over(side);
+    }));
+    Writer::new(&oracle, side, &plan).run(&mut write).await;
+    oracle.drop_half(side, is_shutting, linger);
+    drop(write);
+    oracle.half_over(side);
+}
+
 /// Reads and writes in one task, in turn, and waits only for both directions at once.
 async fn whole<'o>(
     stream: &mut Stream,
@@ -96,8 +96,8 @@ async fn whole<'o>(
     plan: &mut Plan,
     oracle: &'o Oracle,
 ) -> Kept<'o> {
-    let mut reader = reader(oracle, side, plan).hasty();
-    let mut writer = writer(oracle, side, plan).hasty();
+    let mut reader = Reader::new(oracle, side, plan);
+    let mut writer = Writer::new(oracle, side, plan);
     let (mut reads, mut writes) = (true, true);
     while reads || writes {
         let mut has_done = false;
@@ -141,39 +141,11 @@ async fn ready_for(stream: &Stream, writes: bool, is_polled: bool) -> std::io::R
         })
         .await;
     }
-    let readable = Interest::READABLE;
-    let interest = if writes {
-        readable | Interest::WRITABLE
-    } else {
-        readable
+    let interest = match writes {
+        true => Interest::READABLE | Interest::WRITABLE,
+        false => Interest::READABLE,
     };
     stream.ready(interest).await.map(|_| ())
-}
-
-fn reader<'o>(oracle: &'o Oracle, side: usize, plan: &Plan) -> Reader<'o> {
-    let rng = Rng::new(plan.rng.clone().bits() ^ 1);
-    Reader::new(oracle, side, rng, plan.scale, plan.reads)
-}
-
-fn writer<'o>(oracle: &'o Oracle, side: usize, plan: &Plan) -> Writer<'o> {
-    let rng = Rng::new(plan.rng.clone().bits() ^ 2);
-    Writer::new(oracle, side, rng, plan.scale, (plan.writes, plan.finish))
-}
-
-/// Runs two futures to their ends.
-async fn both(first: impl Future<Output = ()>, second: impl Future<Output = ()>) {
-    let (mut first, mut second) = (pin!(first), pin!(second));
-    let (mut has_first, mut has_second) = (false, false);
-    poll_fn(|cx| {
-        has_first = has_first || first.as_mut().poll(cx).is_ready();
-        has_second = has_second || second.as_mut().poll(cx).is_ready();
-        if has_first && has_second {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    })
-    .await;
 }
 
 /// Polls until ready, or for a number of times; `None` then.
@@ -197,14 +169,6 @@ pub(super) async fn limited<T>(
 /// Lets others run for a number of turns.
 pub(super) async fn rest(turns: usize) {
     for _ in 0..turns {
-        let mut has_been_here = false;
-        poll_fn(|cx| {
-            if std::mem::replace(&mut has_been_here, true) {
-                return Poll::Ready(());
-            }
-            cx.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
+        yield_now().await;
     }
 }

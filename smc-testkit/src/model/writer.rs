@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use super::ends::{Ask, Fill, Writing};
 use super::oracle::{Oracle, Task, Verdict, byte_at};
-use super::plan::{Finish, size};
+use super::plan::{Finish, Plan, Shape, size};
 use super::side::{limited, rest};
 use crate::Rng;
 
@@ -17,32 +17,21 @@ pub(super) struct Writer<'o> {
     scale: usize,
     left: usize,
     finish: Finish,
+    /// Waits never longer than a few polls: there is only one task for both directions.
     is_hasty: bool,
 }
 
 impl<'o> Writer<'o> {
-    pub(super) fn new(
-        oracle: &'o Oracle,
-        side: usize,
-        rng: Rng,
-        scale: usize,
-        (left, finish): (usize, Finish),
-    ) -> Self {
+    pub(super) fn new(oracle: &'o Oracle, side: usize, plan: &Plan) -> Self {
         Self {
             oracle,
             side,
-            rng,
-            scale,
-            left,
-            finish,
-            is_hasty: false,
+            rng: Rng::new(plan.rng.clone().bits() ^ 2),
+            scale: plan.scale,
+            left: plan.writes,
+            finish: plan.finish,
+            is_hasty: plan.shape == Shape::Whole,
         }
-    }
-
-    /// Lets operations wait for a few polls only.
-    pub(super) fn hasty(mut self) -> Self {
-        self.is_hasty = true;
-        self
     }
 
     /// Everything, in a task of its own.
