@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use smc_core::device::{Attachment, DeviceError, Dmb, Nocopy};
 use smc_core::mem::Region;
+use smc_core::mem::sync::Ordering;
 use smc_wire::types::{DmbToken, Gid};
 
 use super::node::{Kind, Node};
@@ -246,6 +247,10 @@ impl<'p> Bench<'p> {
         self.buffer(self.ours(), self.peer(), SMALL)
     }
 
+    pub(super) fn our_buffers(&self, count: usize) -> Result<Vec<Arc<dyn Dmb>>, Stop> {
+        (0..count).map(|_| self.our_buffer()).collect()
+    }
+
     pub(super) fn try_attach(
         &self,
         who: &Node,
@@ -338,6 +343,12 @@ pub(super) fn bytes(region: &Region, at: usize, len: usize) -> Result<Vec<u8>, S
 /// The whole content of a region.
 pub(super) fn content(region: &Region) -> Result<Vec<u8>, Stop> {
     bytes(region, 0, region.len())
+}
+
+/// A word of a buffer.
+pub(super) fn load(dmb: &dyn Dmb, at: usize) -> Result<u64, Stop> {
+    let word = dmb.region().load(at, Ordering::Acquire);
+    word.or_fail("load of a word")
 }
 
 /// The shortest DMB size, 2^14.

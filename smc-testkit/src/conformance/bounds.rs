@@ -8,6 +8,7 @@ use super::node::Node;
 use crate::Rng;
 
 pub(super) fn moves_past_the_end_are_refused(bench: &mut Bench<'_>) -> Verdict {
+    let peer = bench.peer();
     let dmb = bench.our_buffer()?;
     let neighbour = bench.our_buffer()?;
     let long = vec![0xee; SMALL + 8];
@@ -18,21 +19,18 @@ pub(super) fn moves_past_the_end_are_refused(bench: &mut Bench<'_>) -> Verdict {
         (0, SMALL + 1),
         (SMALL + 8, 8),
     ] {
-        let result = bench
-            .peer()
-            .try_put(dmb.token(), at, &[&long[..len]], Signal::No)?;
+        let result = peer.try_put(dmb.token(), at, &[&long[..len]], Signal::No)?;
         expect_out_of_bounds(result, at, len)?;
     }
     // The first slice alone would fit.
-    let result = bench
-        .peer()
-        .try_put(dmb.token(), SMALL - 8, &[&[1; 8], &[1]], Signal::No)?;
+    let result = peer.try_put(dmb.token(), SMALL - 8, &[&[1; 8], &[1]], Signal::No)?;
     expect_out_of_bounds(result, SMALL - 8, 9)?;
     expect_untouched(bench, &*dmb)?;
     expect_untouched(bench, &*neighbour)
 }
 
 pub(super) fn offsets_do_not_wrap(bench: &mut Bench<'_>) -> Verdict {
+    let peer = bench.peer();
     let dmb = bench.our_buffer()?;
     let top = u32::MAX as usize;
     for (at, len) in [
@@ -43,9 +41,7 @@ pub(super) fn offsets_do_not_wrap(bench: &mut Bench<'_>) -> Verdict {
         (1 << 31, 32),
     ] {
         let data = vec![0xee; len];
-        let result = bench
-            .peer()
-            .try_put(dmb.token(), at, &[&data], Signal::Yes)?;
+        let result = peer.try_put(dmb.token(), at, &[&data], Signal::Yes)?;
         expect_out_of_bounds(result, at, len)?;
     }
     expect_untouched(bench, &*dmb)
@@ -95,15 +91,13 @@ pub(super) fn third_devices_cannot_write(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn freed_tokens_are_refused(bench: &mut Bench<'_>) -> Verdict {
+    let peer = bench.peer();
     let dmb = bench.our_buffer()?;
     let token = dmb.token();
-    bench.peer().put(token, 0, &[1; 64], Signal::Yes)?;
+    peer.put(token, 0, &[1; 64], Signal::Yes)?;
     drop(dmb);
     bench.eventually("moves to a dropped buffer fail", || {
-        match bench
-            .peer()
-            .try_put(token, 0, &[&[0xee; 64]], Signal::Yes)?
-        {
+        match peer.try_put(token, 0, &[&[0xee; 64]], Signal::Yes)? {
             Ok(()) => Ok(false),
             Err(SubmitError::UnknownToken) => Ok(true),
             Err(error) => fail(format!("expected `UnknownToken`, got: {error}")),
@@ -112,24 +106,19 @@ pub(super) fn freed_tokens_are_refused(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn freed_tokens_hit_no_other_buffer(bench: &mut Bench<'_>) -> Verdict {
+    let peer = bench.peer();
     for _ in 0..32 {
         let freed: Vec<DmbToken> = {
-            let dmbs = [bench.our_buffer()?, bench.our_buffer()?];
+            let dmbs = bench.our_buffers(2)?;
             for dmb in &dmbs {
-                bench.peer().put(dmb.token(), 0, &[1; 64], Signal::No)?;
+                peer.put(dmb.token(), 0, &[1; 64], Signal::No)?;
             }
             dmbs.iter().map(|dmb| dmb.token()).collect()
         };
-        let next = [
-            bench.our_buffer()?,
-            bench.our_buffer()?,
-            bench.our_buffer()?,
-        ];
+        let next = bench.our_buffers(3)?;
         for token in freed {
             // Whether it is refused already does not matter here.
-            let _ = bench
-                .peer()
-                .try_put(token, 0, &[&[0xee; 4096]], Signal::Yes)?;
+            let _ = peer.try_put(token, 0, &[&[0xee; 4096]], Signal::Yes)?;
         }
         for dmb in &next {
             expect_untouched(bench, &**dmb)?;

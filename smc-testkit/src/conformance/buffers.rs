@@ -126,11 +126,7 @@ pub(super) fn buffers_for_unknown_peers_end(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn buffers_do_not_share_memory(bench: &mut Bench<'_>) -> Verdict {
-    let dmbs = [
-        bench.our_buffer()?,
-        bench.our_buffer()?,
-        bench.our_buffer()?,
-    ];
+    let dmbs = bench.our_buffers(3)?;
     for (mark, dmb) in (1_u8..).zip(&dmbs) {
         dmb.region()
             .copy_in(0, &vec![mark; SMALL])

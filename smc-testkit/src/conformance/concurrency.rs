@@ -10,27 +10,21 @@ use smc_core::device::{DeviceError, Signal, SubmitError};
 use smc_core::mem::sync::Ordering;
 use smc_wire::types::DmbToken;
 
-use super::bench::{Bench, OrFail, SMALL, Stop, Verdict, content, ensure, fail, run, skip};
+use super::bench::{Bench, OrFail, SMALL, Stop, Verdict, content, ensure, fail, load, run, skip};
 
 pub(super) fn many_buffers_at_once(bench: &mut Bench<'_>) -> Verdict {
+    let peer = bench.peer();
     let ours = bench.ours();
     let count = ours.device().limits().max_dmbs.min(MANY);
-    let dmbs: Vec<_> = (0..count)
-        .map(|_| bench.our_buffer())
-        .collect::<Result<_, _>>()?;
+    let dmbs = bench.our_buffers(count)?;
     ours.forget()?;
     for (number, dmb) in (1_u64..).zip(&dmbs) {
         dmb.arm();
-        bench
-            .peer()
-            .put(dmb.token(), 8, &number.to_ne_bytes(), Signal::Yes)?;
+        peer.put(dmb.token(), 8, &number.to_ne_bytes(), Signal::Yes)?;
     }
     for (number, dmb) in (1_u64..).zip(&dmbs) {
         ours.await_report(dmb.token())?;
-        let word = dmb
-            .region()
-            .load(8, Ordering::Acquire)
-            .or_fail("load of a word")?;
+        let word = load(&**dmb, 8)?;
         ensure!(
             word == number,
             "buffer {number} of {count} has the data of buffer {word}"
@@ -168,11 +162,7 @@ pub(super) fn moves_and_drops_race_safely(bench: &mut Bench<'_>) -> Verdict {
             let dmb = bench.our_buffer()?;
             target.store(dmb.token().0, Ordering::Release);
             bench.eventually("the writer hits the buffer", || {
-                let word = dmb
-                    .region()
-                    .load(64, Ordering::Acquire)
-                    .or_fail("load of a word")?;
-                Ok(word != 0 || writer.is_finished())
+                Ok(load(&*dmb, 64)? != 0 || writer.is_finished())
             })?;
             drop(dmb);
             bench.ours().forget()

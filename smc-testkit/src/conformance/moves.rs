@@ -25,12 +25,11 @@ pub(super) fn moves_arrive(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn vectored_moves_are_gathered(bench: &mut Bench<'_>) -> Verdict {
+    let peer = bench.peer();
     let dmb = bench.our_buffer()?;
     let (head, middle, tail) = (&[1; 3][..], &[2; 5000][..], &[3; 24][..]);
     let slices = [head, &[], middle, tail, &[]];
-    bench
-        .peer()
-        .try_put(dmb.token(), 101, &slices, Signal::No)?
+    peer.try_put(dmb.token(), 101, &slices, Signal::No)?
         .or_fail("vectored move")?;
     let mut expected = vec![0; SMALL];
     let data = slices.concat();
@@ -42,9 +41,7 @@ pub(super) fn vectored_moves_are_gathered(bench: &mut Bench<'_>) -> Verdict {
     // Short and aligned, as a CDC block given in two parts.
     let block = [[7_u8; 8], [8; 8], [9; 8]].concat();
     let slices = [&block[..8], &block[8..]];
-    bench
-        .peer()
-        .try_put(dmb.token(), 8, &slices, Signal::No)?
+    peer.try_put(dmb.token(), 8, &slices, Signal::No)?
         .or_fail("vectored move")?;
     expected[8..32].copy_from_slice(&block);
     bench.eventually("a block in two parts arrives", || {
@@ -53,16 +50,15 @@ pub(super) fn vectored_moves_are_gathered(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn empty_moves_write_nothing(bench: &mut Bench<'_>) -> Verdict {
+    let peer = bench.peer();
     let dmb = bench.our_buffer()?;
     for at in [0, 1, 32, SMALL - 1] {
-        bench
-            .peer()
-            .try_put(dmb.token(), at, &[], Signal::No)?
+        peer.try_put(dmb.token(), at, &[], Signal::No)?
             .or_fail("move of no slices")?;
-        bench.peer().put(dmb.token(), at, &[], Signal::No)?;
+        peer.put(dmb.token(), at, &[], Signal::No)?;
     }
     // Something behind them, so that they have taken effect.
-    bench.peer().put(dmb.token(), 0, &[1], Signal::No)?;
+    peer.put(dmb.token(), 0, &[1], Signal::No)?;
     let mut expected = vec![0; SMALL];
     expected[0] = 1;
     bench.eventually("only the last byte arrives", || {
@@ -71,15 +67,10 @@ pub(super) fn empty_moves_write_nothing(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn moves_hit_only_their_buffer(bench: &mut Bench<'_>) -> Verdict {
-    let dmbs = [
-        bench.our_buffer()?,
-        bench.our_buffer()?,
-        bench.our_buffer()?,
-    ];
+    let peer = bench.peer();
+    let dmbs = bench.our_buffers(3)?;
     for (mark, dmb) in (1_u8..).zip(&dmbs) {
-        bench
-            .peer()
-            .put(dmb.token(), 0, &vec![mark; SMALL], Signal::No)?;
+        peer.put(dmb.token(), 0, &vec![mark; SMALL], Signal::No)?;
     }
     for (mark, dmb) in (1_u8..).zip(&dmbs) {
         bench.eventually(&format!("buffer {mark} has its own data"), || {
@@ -90,12 +81,11 @@ pub(super) fn moves_hit_only_their_buffer(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn later_moves_overwrite_earlier_ones(bench: &mut Bench<'_>) -> Verdict {
+    let peer = bench.peer();
     let dmb = bench.our_buffer()?;
     for round in 0..200_u8 {
         for (at, len, value) in [(0, 4096, round), (1, 100, !round), (64, 8, round ^ 0x55)] {
-            bench
-                .peer()
-                .put(dmb.token(), at, &vec![value; len], Signal::No)?;
+            peer.put(dmb.token(), at, &vec![value; len], Signal::No)?;
         }
         let mut expected = vec![round; 4096];
         expected[1..101].fill(!round);

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use smc_core::device::{
     Attachment, Device, Direct, Doorbell, Event, Fabric, ProtectionDomain, Rdma, Signal,
     SubmitError,
@@ -282,14 +283,7 @@ impl Wake for WakeSignal {
 }
 
 fn poll_readable(fd: BorrowedFd<'_>, time: Duration) -> Result<bool, Stop> {
-    let deadline = Instant::now() + time;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).or_fail("time-out of poll")?;
-        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-        match poll(&mut fds, Some(&left)) {
-            Err(rustix::io::Errno::INTR) => {}
-            other => return Ok(other.or_fail("poll of the doorbell")? > 0),
-        }
-    }
+    let time = Timespec::try_from(time).or_fail("time-out of poll")?;
+    let ready = retry_on_intr(|| poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&time)));
+    Ok(ready.or_fail("poll of the doorbell")? > 0)
 }

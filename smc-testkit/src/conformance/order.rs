@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use smc_core::device::{Dmb, Signal};
 use smc_core::mem::sync::Ordering;
 
-use super::bench::{Bench, OrFail, Stop, Verdict, bytes, ensure};
+use super::bench::{Bench, Stop, Verdict, bytes, ensure, load};
 
 pub(super) fn words_are_not_torn(bench: &mut Bench<'_>) -> Verdict {
     watch_blocks(bench, |words| {
@@ -128,12 +128,6 @@ fn mix(count: u64) -> u64 {
 
 fn mark(round: u32) -> u8 {
     (round % 251 + 1) as u8
-}
-
-fn load(dmb: &dyn Dmb, at: usize) -> Result<u64, Stop> {
-    dmb.region()
-        .load(at, Ordering::Acquire)
-        .or_fail("load of a word")
 }
 
 /// Spins for a short time, then lets others run, until the condition holds.

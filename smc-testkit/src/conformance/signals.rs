@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use smc_core::device::{Dmb, Signal};
-use smc_core::mem::sync::Ordering;
 
-use super::bench::{Bench, OrFail, SMALL, Verdict, bytes, content, ensure};
+use super::bench::{Bench, OrFail, SMALL, Verdict, bytes, content, ensure, load};
 use super::node::Node;
 
 pub(super) fn signals_are_reported(bench: &mut Bench<'_>) -> Verdict {
@@ -26,15 +25,14 @@ pub(super) fn signals_are_reported(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn moves_without_signal_stay_silent(bench: &mut Bench<'_>) -> Verdict {
+    let peer = bench.peer();
     let dmb = bench.our_buffer()?;
     let ours = bench.ours();
     let mut reported = 0;
     for round in 1..=ROUNDS {
         ours.forget()?;
         dmb.arm();
-        bench
-            .peer()
-            .put(dmb.token(), 0, &[round as u8; 32], Signal::No)?;
+        peer.put(dmb.token(), 0, &[round as u8; 32], Signal::No)?;
         ours.turn(Duration::ZERO)?;
         reported += usize::from(ours.reports(dmb.token()) > 0);
     }
@@ -46,12 +44,7 @@ pub(super) fn moves_without_signal_stay_silent(bench: &mut Bench<'_>) -> Verdict
 }
 
 pub(super) fn signals_name_their_buffer(bench: &mut Bench<'_>) -> Verdict {
-    let dmbs = [
-        bench.our_buffer()?,
-        bench.our_buffer()?,
-        bench.our_buffer()?,
-        bench.our_buffer()?,
-    ];
+    let dmbs = bench.our_buffers(4)?;
     let ours = bench.ours();
     let mut spurious = 0;
     for round in 0..ROUNDS {
@@ -89,15 +82,14 @@ pub(super) fn empty_moves_can_signal(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn several_signals_may_be_one_but_not_none(bench: &mut Bench<'_>) -> Verdict {
+    let peer = bench.peer();
     let dmb = bench.our_buffer()?;
     for round in 0..20_usize {
         bench.ours().forget()?;
         dmb.arm();
         let count = 1 + round * 7;
         for part in 0..count {
-            bench
-                .peer()
-                .put(dmb.token(), 64 + part, &[round as u8 + 1], Signal::Yes)?;
+            peer.put(dmb.token(), 64 + part, &[round as u8 + 1], Signal::Yes)?;
         }
         bench.ours().await_report(dmb.token())?;
         // The report may belong to the first signal; the others are behind it, not lost.
@@ -181,30 +173,20 @@ pub(super) fn staged(
 }
 
 pub(super) fn a_buffer_can_be_armed_late(bench: &mut Bench<'_>) -> Verdict {
+    let peer = bench.peer();
     let (ours, dmb) = (bench.ours(), bench.our_buffer()?);
     for round in 1..=20_u64 {
-        bench
-            .peer()
-            .put(dmb.token(), 8, &round.to_ne_bytes(), Signal::Yes)?;
+        peer.put(dmb.token(), 8, &round.to_ne_bytes(), Signal::Yes)?;
         // The signal may be reported or not; this poll has to find the data, unless the device
         // reports it afterwards.
         ours.forget()?;
         dmb.arm();
-        let word = dmb
-            .region()
-            .load(8, Ordering::Acquire)
-            .or_fail("load of a word")?;
-        if word != round {
+        if load(&*dmb, 8)? != round {
             ours.await_report(dmb.token())?;
-            let word = dmb
-                .region()
-                .load(8, Ordering::Acquire)
-                .or_fail("load of a word")?;
+            let word = load(&*dmb, 8)?;
             ensure!(word == round, "round {round}: reported without the data");
         }
-        bench
-            .peer()
-            .put(dmb.token(), 16, &round.to_ne_bytes(), Signal::Yes)?;
+        peer.put(dmb.token(), 16, &round.to_ne_bytes(), Signal::Yes)?;
         ours.await_report(dmb.token())?;
     }
     Ok(())
@@ -242,17 +224,16 @@ pub(super) fn expect_quiet(bench: &Bench<'_>) -> Verdict {
 }
 
 pub(super) fn signals_to_a_dropped_buffer_are_harmless(bench: &mut Bench<'_>) -> Verdict {
+    let peer = bench.peer();
     let ours = bench.ours();
     let kept = bench.our_buffer()?;
     for _ in 0..ROUNDS {
         let dropped = bench.our_buffer()?;
         kept.arm();
         dropped.arm();
-        bench
-            .peer()
-            .put(dropped.token(), 0, &[1; 32], Signal::Yes)?;
+        peer.put(dropped.token(), 0, &[1; 32], Signal::Yes)?;
         drop(dropped);
-        bench.peer().put(kept.token(), 0, &[2; 32], Signal::Yes)?;
+        peer.put(kept.token(), 0, &[2; 32], Signal::Yes)?;
         ours.await_report(kept.token())?;
         ours.forget()?;
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use smc_core::device::{Dmb, Signal};
 use smc_core::mem::sync::Ordering;
 
-use super::bench::{Bench, OrFail, SMALL, Stop, Verdict, ensure, fail};
+use super::bench::{Bench, OrFail, SMALL, Stop, Verdict, ensure, fail, load};
 use super::node::Node;
 use super::order::await_round;
 use crate::Rng;
@@ -18,14 +18,13 @@ use crate::Rng;
 pub(super) fn wake_ups_are_never_lost(bench: &mut Bench<'_>) -> Verdict {
     let dmb = bench.our_buffer()?;
     let peer = bench.peer();
-    chase(bench, &*dmb, |round| {
-        peer.put(
-            dmb.token(),
-            AT,
-            &u64::from(round).to_ne_bytes(),
-            Signal::Yes,
-        )
-    })
+    chase(bench, &*dmb, |round| put(peer, &*dmb, round))
+}
+
+/// Counts the rounds in a buffer, and signals.
+fn put(from: &Node, dmb: &dyn Dmb, round: u32) -> Verdict {
+    let word = u64::from(round).to_ne_bytes();
+    from.put(dmb.token(), AT, &word, Signal::Yes)
 }
 
 /// Has a thread call `write` with the rounds from 1, at odd moments, while this thread waits for
@@ -104,14 +103,6 @@ pub(super) fn wake_ups_are_never_lost_both_ways(bench: &mut Bench<'_>) -> Verdic
     let (ours, peer, timeout) = (bench.ours(), bench.peer(), bench.timeout());
     let to_us = bench.buffer(ours, peer, SMALL)?;
     let to_peer = bench.buffer(peer, ours, SMALL)?;
-    let put = |from: &Node, dmb: &dyn Dmb, round: u32| {
-        from.put(
-            dmb.token(),
-            AT,
-            &u64::from(round).to_ne_bytes(),
-            Signal::Yes,
-        )
-    };
     let mut ours_reader = Reader::new(ours, &*to_us, timeout);
     let mut peers_reader = Reader::new(peer, &*to_peer, timeout * 2);
     ask_and_answer(
@@ -132,18 +123,14 @@ pub(super) fn wake_ups_are_never_lost_with_many_buffers(bench: &mut Bench<'_>) -
     const BUFFERS: usize = 4;
     let (ours, peer, timeout) = (bench.ours(), bench.peer(), bench.timeout());
     let rounds = bench.effort().rounds / 2;
-    let dmbs: Vec<_> = (0..BUFFERS)
-        .map(|_| bench.our_buffer())
-        .collect::<Result<_, _>>()?;
+    let dmbs = bench.our_buffers(BUFFERS)?;
     let seen: Vec<_> = (0..BUFFERS).map(|_| AtomicU32::new(0)).collect();
     thread::scope(|scope| {
         let mut writers = Vec::new();
         for (index, (dmb, seen)) in dmbs.iter().zip(&seen).enumerate() {
             writers.push(scope.spawn(move || {
-                write_rounds(index as u64, rounds, timeout, seen, |round| {
-                    let word = u64::from(round).to_ne_bytes();
-                    peer.put(dmb.token(), AT, &word, Signal::Yes)
-                })
+                let put = |round| put(peer, &**dmb, round);
+                write_rounds(index as u64, rounds, timeout, seen, put)
             }));
         }
         let read = await_all(ours, &dmbs, &seen, rounds, timeout);
@@ -254,11 +241,7 @@ fn not_woken(round: u32, now: u32) -> Verdict {
 }
 
 fn word(dmb: &dyn Dmb) -> Result<u32, Stop> {
-    let word = dmb
-        .region()
-        .load(AT, Ordering::Acquire)
-        .or_fail("load of a word")?;
-    u32::try_from(word).or_fail("a word that was not written")
+    u32::try_from(load(dmb, AT)?).or_fail("a word that was not written")
 }
 
 /// Waits for a random short time, mostly about as long as a driver takes to go to sleep.

@@ -71,8 +71,7 @@ pub(super) fn memory_of_another_domain_is_no_source(bench: &mut Bench<'_>) -> Ve
         "a link writes from memory of another protection domain"
     );
     // Nothing was sent, and the link goes on.
-    ours.post(2, &[], &numbered(2))?;
-    peer.expect_message(&numbered(2))
+    ours.deliver(2, &[], &peer)
 }
 
 pub(super) fn dropped_registrations_are_no_target(bench: &mut Bench<'_>) -> Verdict {
@@ -80,8 +79,7 @@ pub(super) fn dropped_registrations_are_no_target(bench: &mut Bench<'_>) -> Verd
     let other = bench.memory(bench.peer(), LEN, Access::RemoteWrite)?;
     let (ours, peer) = bench.link()?;
     fill(&*from, 0, &[0; LEN])?;
-    ours.post(1, &[write(&*from, &*to, 0, 64)], &numbered(1))?;
-    peer.expect_message(&numbered(1))?;
+    ours.deliver(1, &[write(&*from, &*to, 0, 64)], &peer)?;
     ours.expect_sent(1)?;
     let region = to.region().clone();
     let bad = write(&*from, &*to, 0, 64);
@@ -103,15 +101,13 @@ pub(super) fn other_links_survive(bench: &mut Bench<'_>) -> Verdict {
     for round in 1..10_u8 {
         let number = u64::from(round);
         fill(&*from, 0, &[round; 64])?;
-        ours.post(number, &[write(&*from, &*to, 0, 64)], &numbered(number))?;
-        peer.expect_message(&numbered(number))?;
+        ours.deliver(number, &[write(&*from, &*to, 0, 64)], &peer)?;
         ensure!(
             content(to.region())?[..64] == [round; 64],
             "the other link does not write any more"
         );
         ours.expect_sent(number)?;
-        peer.post(number, &[], &numbered(number))?;
-        ours.expect_message(&numbered(number))?;
+        peer.deliver(number, &[], &ours)?;
     }
     Ok(())
 }

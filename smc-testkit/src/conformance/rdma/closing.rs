@@ -9,29 +9,30 @@ use crate::conformance::bench::{Bench, ensure, fail};
 use crate::conformance::node::Node;
 
 pub(super) fn a_closed_link_is_silent(bench: &mut Bench<'_>) -> Verdict {
-    let others = bench.link()?;
-    for round in 0..ROUNDS {
-        let (ours, peer) = bench.link()?;
-        bench.ours().forget()?;
-        load(&ours, &peer, round)?;
+    expect_silence_after(bench, |ours| {
         ours.link.close();
-        expect_silence(bench, ours.node, ours.qpn())?;
-        drop(ours);
-        drop(peer);
-        check_alive(&others)?;
-    }
-    Ok(())
+        Some(ours)
+    })
 }
 
 pub(super) fn a_dropped_link_is_silent(bench: &mut Bench<'_>) -> Verdict {
+    expect_silence_after(bench, |_| None)
+}
+
+/// Ends links with more and less under way. What is left of the link goes afterwards.
+fn expect_silence_after(
+    bench: &Bench<'_>,
+    end: impl for<'b> Fn(End<'b>) -> Option<End<'b>>,
+) -> Verdict {
     let others = bench.link()?;
     for round in 0..ROUNDS {
         let (ours, peer) = bench.link()?;
         bench.ours().forget()?;
         load(&ours, &peer, round)?;
         let qpn = ours.qpn();
-        drop(ours);
+        let left = end(ours);
         expect_silence(bench, bench.ours(), qpn)?;
+        drop(left);
         drop(peer);
         check_alive(&others)?;
     }
@@ -57,8 +58,7 @@ pub(super) fn a_closed_link_takes_no_posts(bench: &mut Bench<'_>) -> Verdict {
 pub(super) fn the_peer_of_a_closed_link_gets_no_answer(bench: &mut Bench<'_>) -> Verdict {
     for is_dropped in [false, true] {
         let (ours, peer) = bench.link()?;
-        ours.post(1, &[], &numbered(1))?;
-        peer.expect_message(&numbered(1))?;
+        ours.deliver(1, &[], &peer)?;
         ours.link.close();
         let ours = (!is_dropped).then_some(ours);
         match peer.try_post(2, &[], &numbered(2))? {
@@ -166,8 +166,7 @@ fn expect_gone(end: &End<'_>) -> Verdict {
 }
 
 fn check_alive((ours, peer): &(End<'_>, End<'_>)) -> Verdict {
-    ours.post(77, &[], &numbered(77))?;
-    peer.expect_message(&numbered(77))?;
+    ours.deliver(77, &[], peer)?;
     ours.expect_sent(77)
 }
 

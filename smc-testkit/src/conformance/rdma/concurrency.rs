@@ -30,8 +30,7 @@ pub(super) fn many_links_at_once(bench: &mut Bench<'_>) -> Verdict {
         number % 2 == 0
     });
     for (number, (ours, peer)) in (0..).zip(&links) {
-        ours.post(number, &[], &numbered(number))?;
-        peer.expect_message(&numbered(number))?;
+        ours.deliver(number, &[], peer)?;
     }
     Ok(())
 }
@@ -44,8 +43,7 @@ pub(super) fn links_come_and_go(bench: &mut Bench<'_>) -> Verdict {
     let bench = few.as_ref().unwrap_or(bench);
     for round in 0..u64::from(bench.effort().rounds / 40) + 4 {
         let (ours, peer) = bench.link()?;
-        ours.post(round, &[], &numbered(round))?;
-        peer.expect_message(&numbered(round))?;
+        ours.deliver(round, &[], &peer)?;
         // One that gets nowhere.
         drop(bench.pending()?);
     }

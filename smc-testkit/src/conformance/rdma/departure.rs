@@ -12,8 +12,7 @@ pub(super) fn without_packets_a_link_gives_up(bench: &mut Bench<'_>) -> Verdict 
         return skip("the provider cannot lose packets");
     };
     let (ours, peer) = bench.link()?;
-    ours.post(1, &[], &numbered(1))?;
-    peer.expect_message(&numbered(1))?;
+    ours.deliver(1, &[], &peer)?;
     ours.expect_sent(1)?;
     cut();
     ours.post(2, &[], &numbered(2))?;
@@ -24,8 +23,7 @@ pub(super) fn without_packets_a_link_gives_up(bench: &mut Bench<'_>) -> Verdict 
 
 pub(super) fn a_dead_peer_gives_no_answer(bench: &mut Bench<'_>) -> Verdict {
     let (ours, peer) = bench.link()?;
-    ours.post(1, &[], &numbered(1))?;
-    peer.expect_message(&numbered(1))?;
+    ours.deliver(1, &[], &peer)?;
     ours.expect_sent(1)?;
     let link = ours.link;
     drop(peer);
@@ -68,8 +66,7 @@ pub(super) fn a_port_that_goes_down_says_so(bench: &mut Bench<'_>) -> Verdict {
         Ok(node.rdma().addresses() == before)
     })?;
     let (ours, peer) = bench.link()?;
-    ours.post(1, &[], &numbered(1))?;
-    peer.expect_message(&numbered(1))
+    ours.deliver(1, &[], &peer)
 }
 
 pub(super) fn a_removed_device_says_so(bench: &mut Bench<'_>) -> Verdict {

@@ -13,6 +13,7 @@ use smc_wire::types::Qpn;
 use crate::conformance::bench::{Bench, OrFail, Stop, Verdict, ensure, fail};
 use crate::conformance::node::Node;
 use crate::conformance::provider::Between;
+use crate::memory_rdma::link_of;
 
 /// Memory to write from, and to write into.
 pub(super) type Memories = (Arc<dyn Mr>, Arc<dyn Mr>);
@@ -187,6 +188,12 @@ impl End<'_> {
         self.try_post(op, writes, message)?.or_fail("post")
     }
 
+    /// Posts a message with this number, which arrives at the other end.
+    pub(super) fn deliver(&self, number: u64, writes: &[Write<'_>], at: &End<'_>) -> Verdict {
+        self.post(number, writes, &numbered(number))?;
+        at.expect_message(&numbered(number))
+    }
+
     /// The next message that came on this link.
     pub(super) fn message(&self) -> Result<Vec<u8>, Stop> {
         self.bench.until("a message arrives", || {
@@ -273,12 +280,7 @@ impl End<'_> {
 
 /// Whether an event is about a link.
 pub(super) fn is_about(event: &Event, qpn: Qpn) -> bool {
-    match event {
-        Event::Received { link, .. } | Event::Sent { link, .. } | Event::LinkDown { link, .. } => {
-            *link == qpn
-        }
-        _ => false,
-    }
+    link_of(event) == Some(qpn)
 }
 
 /// A write of one piece into the peer's memory, from the same offset to an offset of it.

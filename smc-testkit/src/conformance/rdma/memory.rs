@@ -6,7 +6,7 @@ use smc_core::device::{Access, DeviceError};
 use smc_core::mem::Region;
 
 use super::Verdict;
-use super::ends::{LEN, numbered, write};
+use super::ends::{LEN, write};
 use super::posts::fill;
 use crate::conformance::bench::{Bench, OrFail, Stop, bytes, content, ensure, fail, skip};
 
@@ -35,8 +35,7 @@ pub(super) fn all_of_the_memory_can_be_written(bench: &mut Bench<'_>) -> Verdict
         let to = bench.memory(bench.peer(), len, Access::RemoteWrite)?;
         for at in [0, len - 1] {
             fill(&*from, at, &[0xab])?;
-            ours.post(1, &[write(&*from, &*to, at, 1)], &numbered(1))?;
-            peer.expect_message(&numbered(1))?;
+            ours.deliver(1, &[write(&*from, &*to, at, 1)], &peer)?;
             ensure!(
                 bytes(to.region(), at, 1)? == [0xab],
                 "byte {at} of {len} was not written"
@@ -54,8 +53,7 @@ pub(super) fn parts_can_be_registered(bench: &mut Bench<'_>) -> Verdict {
     let part = whole.part(LEN + 32, 8192).or_fail("part of a region")?;
     let to = bench.try_register(bench.peer(), &part, Access::RemoteWrite)?;
     let to = to.or_fail("register a part")?;
-    ours.post(1, &[write(&*from, &*to, 0, 8192)], &numbered(1))?;
-    peer.expect_message(&numbered(1))?;
+    ours.deliver(1, &[write(&*from, &*to, 0, 8192)], &peer)?;
     let mut expected = vec![0; 3 * LEN];
     expected[LEN + 32..][..8192].fill(0x77);
     ensure!(
@@ -72,11 +70,9 @@ pub(super) fn memory_can_be_registered_twice(bench: &mut Bench<'_>) -> Verdict {
     let second = bench.try_register(bench.peer(), &region, Access::RemoteWrite)?;
     let second = second.or_fail("register again")?;
     fill(&*from, 0, &[5; 16])?;
-    ours.post(1, &[write(&*from, &*first, 0, 8)], &numbered(1))?;
-    peer.expect_message(&numbered(1))?;
+    ours.deliver(1, &[write(&*from, &*first, 0, 8)], &peer)?;
     drop(first);
-    ours.post(2, &[write(&*from, &*second, 8, 8)], &numbered(2))?;
-    peer.expect_message(&numbered(2))?;
+    ours.deliver(2, &[write(&*from, &*second, 8, 8)], &peer)?;
     ensure!(
         bytes(&region, 0, 16)? == [5; 16],
         "one of two registrations does not work"
@@ -90,8 +86,7 @@ pub(super) fn memory_lives_as_long_as_its_registration(bench: &mut Bench<'_>) ->
     let (from, to) = bench.memories()?;
     let churn: Vec<_> = (0..16).map(|_| Region::anonymous(LEN)).collect();
     fill(&*from, 0, &[0xcd; LEN])?;
-    ours.post(1, &[write(&*from, &*to, 0, LEN)], &numbered(1))?;
-    peer.expect_message(&numbered(1))?;
+    ours.deliver(1, &[write(&*from, &*to, 0, LEN)], &peer)?;
     let is_there = content(to.region())?.iter().all(|byte| *byte == 0xcd);
     ensure!(is_there, "the memory of a registration is not there");
     for region in churn {

@@ -70,8 +70,7 @@ pub(super) fn too_long_messages_are_refused(bench: &mut Bench<'_>) -> Verdict {
         }
     }
     // Nothing of it is under way, and the link is as good as before.
-    ours.post(2, &[], &numbered(2))?;
-    peer.expect_message(&numbered(2))?;
+    ours.deliver(2, &[], &peer)?;
     ours.expect_sent(2)
 }
 

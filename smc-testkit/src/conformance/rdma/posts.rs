@@ -16,8 +16,7 @@ pub(super) fn writes_arrive(bench: &mut Bench<'_>) -> Verdict {
         let mut data = vec![0; len];
         rng.fill(&mut data);
         fill(&*from, at, &data)?;
-        ours.post(1, &[write(&*from, &*to, at, len)], &numbered(1))?;
-        peer.expect_message(&numbered(1))?;
+        ours.deliver(1, &[write(&*from, &*to, at, len)], &peer)?;
         expected[at..at + len].copy_from_slice(&data);
         ensure!(
             content(to.region())? == expected,
@@ -45,8 +44,7 @@ pub(super) fn two_pieces_become_one_span(bench: &mut Bench<'_>) -> Verdict {
             second,
             ..write(&*from, &*to, 77, 0)
         };
-        ours.post(1, &[write], &numbered(1))?;
-        peer.expect_message(&numbered(1))?;
+        ours.deliver(1, &[write], &peer)?;
         let span: Vec<u8> = [first, second]
             .iter()
             .flat_map(|piece| &data[piece.at as usize..][..piece.len as usize])
@@ -100,8 +98,7 @@ pub(super) fn the_message_comes_after_the_data(bench: &mut Bench<'_>) -> Verdict
             1 + (round as usize * 37) % half,
         );
         fill(&*from, at, &vec![mark; len])?;
-        ours.post(round, &[write(&*from, &*to, at, len)], &numbered(round))?;
-        peer.expect_message(&numbered(round))?;
+        ours.deliver(round, &[write(&*from, &*to, at, len)], &peer)?;
         let late = bytes(to.region(), at, len)?
             .iter()
             .position(|byte| *byte != mark);
@@ -243,8 +240,7 @@ pub(super) fn pieces_outside_of_their_memory_are_refused(bench: &mut Bench<'_>) 
             Ok(()) => return fail("a write from outside of its memory was taken"),
         }
     }
-    ours.post(2, &[], &numbered(2))?;
-    peer.expect_message(&numbered(2))?;
+    ours.deliver(2, &[], &peer)?;
     let is_untouched = content(to.region())?.iter().all(|byte| *byte == 0);
     ensure!(is_untouched, "a refused post wrote something");
     Ok(())
