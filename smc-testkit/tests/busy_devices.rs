@@ -8,39 +8,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc::{Builder, Endpoint, Stream};
+use smc::Stream;
 use smc_core::device::Device;
-use smc_core::negotiate::Assume;
-use smc_testkit::memory_device::MemFabric;
 use smc_testkit::middleware::{Fault, Faults, Journal, Record, Trace, What};
-use smc_testkit::runtime::VirtualRuntime;
+use smc_testkit::world::{Host, ScriptedDevice, World, meet_smc};
 
 /// A stream whose writer has a device whose busy state the test sets, and what it is asked.
 struct Scene {
-    runtime: VirtualRuntime,
+    world: World,
     busy: Arc<Fault>,
     journal: Journal,
-    client: Endpoint,
-    server: Endpoint,
+    client: Host,
+    server: Host,
 }
 
 impl Scene {
     fn new(nocopy: bool) -> Self {
-        let runtime = VirtualRuntime::new(1);
-        let fabric = MemFabric::new(1).with_nocopy(nocopy);
-        let busy = Fault::new(fabric.device("mem0"), 1, Faults::default());
+        let world = World::new().with_fabric(|fabric| fabric.with_nocopy(nocopy));
+        let busy = Fault::new(Arc::new(world.device("mem0")), 1, Faults::default());
         let (traced, journal) = Trace::with_journal(Arc::clone(&busy) as Arc<dyn Device>);
-        let endpoint = |device: Arc<dyn Device>| {
-            Builder::new()
-                .runtime(runtime.handle())
-                .negotiation(Arc::new(Assume::new()))
-                .device(device)
-                .build()
-                .unwrap()
-        };
-        let (client, server) = (endpoint(traced), endpoint(fabric.device("mem1")));
+        let client = world.host_on(ScriptedDevice::around(traced), |builder| builder);
+        let server = world.host("mem1");
         Self {
-            runtime,
+            world,
             busy,
             journal,
             client,
@@ -49,14 +39,7 @@ impl Scene {
     }
 
     fn pair(&self) -> (Stream, Stream) {
-        let (client, server) = (&self.client, &self.server);
-        self.runtime.block_on(async {
-            let listener = server.bind("127.0.0.1:80").await.unwrap();
-            let stream = client.connect("127.0.0.1:80").await.unwrap();
-            let (peer, _) = listener.accept().await.unwrap();
-            assert!(stream.mode().is_smc() && peer.mode().is_smc());
-            (stream, peer)
-        })
+        self.world.block_on(meet_smc(&self.client, &self.server))
     }
 
     /// How often the device was asked to move data since this was asked last.
@@ -69,14 +52,8 @@ impl Scene {
             .count()
     }
 
-    /// What comes of something within a minute.
     async fn within_a_minute<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let clock = self.runtime.handle();
-        let late = async {
-            clock.timer(clock.now() + Duration::from_secs(60)).await;
-            None
-        };
-        futures_lite::future::or(async { Some(work.await) }, late).await
+        self.world.within(Duration::from_secs(60), work).await
     }
 
     fn set_busy(&self, per_mille: u16) {
@@ -90,20 +67,18 @@ fn closing_ends_with_the_peers_abort_while_the_shutdown_is_not_delivered() {
     let scene = Scene::new(true);
     let (mut stream, peer) = scene.pair();
     scene.set_busy(1000);
-    let clock = scene.runtime.handle();
-    let outcome = scene.runtime.try_block_on(async {
+    let (closed, took) = scene.world.block_on(async {
         let closing = async {
-            let start = clock.now();
-            (stream.close().await, clock.now() - start)
+            let start = scene.world.now();
+            (stream.close().await, scene.world.now() - start)
         };
         let aborting = async {
-            clock.timer(clock.now() + Duration::from_secs(1)).await;
+            scene.world.sleep(Duration::from_secs(1)).await;
             peer.set_linger(Some(Duration::ZERO)).unwrap();
             drop(peer);
         };
         futures_lite::future::zip(closing, aborting).await.0
     });
-    let (closed, took) = outcome.unwrap();
     assert_eq!(closed.unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
@@ -114,7 +89,7 @@ fn a_device_that_stays_busy_is_asked_ever_less_often_and_then_ends_the_connectio
     let (mut stream, _peer) = scene.pair();
     scene.set_busy(1000);
     let writing = scene.within_a_minute(stream.write_all(b"data"));
-    let written = scene.runtime.block_on(writing);
+    let written = scene.world.block_on(writing);
     let error = written.expect("the write waits without end").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     let moves = scene.moves();
@@ -127,11 +102,17 @@ fn a_device_that_stays_busy_is_not_asked_for_ever_on_behalf_of_a_dropped_stream(
     let (stream, _peer) = scene.pair();
     scene.set_busy(1000);
     drop(stream);
-    scene.runtime.run_for(Duration::from_secs(60));
+    scene
+        .world
+        .block_on(scene.world.sleep(Duration::from_secs(60)));
     assert!(scene.moves() > 0);
-    scene.runtime.run_for(Duration::from_secs(3600));
+    scene
+        .world
+        .block_on(scene.world.sleep(Duration::from_secs(3600)));
     assert!(scene.moves() < 200);
-    scene.runtime.run_for(Duration::from_secs(3600));
+    scene
+        .world
+        .block_on(scene.world.sleep(Duration::from_secs(3600)));
     assert_eq!(scene.moves(), 0);
 }
 
@@ -141,7 +122,7 @@ fn a_program_that_tries_again_when_writable_does_not_spin_on_a_busy_device() {
     let (stream, _peer) = scene.pair();
     scene.set_busy(1000);
     let mut tries = 0;
-    let error = scene.runtime.block_on(async {
+    let error = scene.world.block_on(async {
         loop {
             tries += 1;
             assert!(tries < 1000, "writable at once again and again");
@@ -163,7 +144,7 @@ fn a_device_that_is_free_again_tells_the_peer_of_a_connection_that_was_given_up(
     let scene = Scene::new(false);
     let (mut stream, mut peer) = scene.pair();
     scene.set_busy(1000);
-    scene.runtime.block_on(async {
+    scene.world.block_on(async {
         stream.write_all(b"data").await.unwrap_err();
         scene.set_busy(0);
         let mut data = [0; 4];
@@ -178,14 +159,13 @@ fn writing_for_long_is_no_sign_of_a_busy_device() {
     for nocopy in [false, true] {
         let scene = Scene::new(nocopy);
         let (mut stream, mut peer) = scene.pair();
-        let clock = scene.runtime.handle();
-        scene.runtime.block_on(async {
+        scene.world.block_on(async {
             for _ in 0..200 {
                 for _ in 0..300 {
                     stream.write_all(b"data").await.unwrap();
                 }
                 peer.read_exact(&mut [0; 1200]).await.unwrap();
-                clock.timer(clock.now() + Duration::from_millis(200)).await;
+                scene.world.sleep(Duration::from_millis(200)).await;
             }
         });
     }
@@ -196,16 +176,15 @@ fn a_device_that_is_often_busy_keeps_its_connection() {
     let scene = Scene::new(false);
     let (mut stream, mut peer) = scene.pair();
     scene.set_busy(900);
-    let clock = scene.runtime.handle();
-    let start = clock.now();
-    scene.runtime.block_on(async {
-        while clock.now() - start < Duration::from_secs(60) {
+    let start = scene.world.now();
+    scene.world.block_on(async {
+        while scene.world.now() - start < Duration::from_secs(60) {
             stream.write_all(b"data").await.unwrap();
             peer.read_exact(&mut [0; 4]).await.unwrap();
-            clock.timer(clock.now() + Duration::from_millis(20)).await;
+            scene.world.sleep(Duration::from_millis(20)).await;
         }
         // Nothing is known of how long it was busy before.
-        clock.timer(clock.now() + Duration::from_secs(60)).await;
+        scene.world.sleep(Duration::from_secs(60)).await;
         stream.write_all(b"data").await.unwrap();
     });
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::future::try_zip;
-use smc::{Builder, Endpoint, Error, Stream};
+use smc::{Builder, Stream};
 use smc_core::device::Device;
 use smc_core::mem::TrustPeers;
 use smc_core::negotiate::Assume;
@@ -21,6 +21,7 @@ use smc_testkit::memory_device::{MemDevice, MemFabric};
 use smc_testkit::middleware::{Fault, Faults, Trace};
 use smc_testkit::model::{self, End, EndReport, Rules, Tally, Violation};
 use smc_testkit::runtime::{Options, VirtualRuntime};
+use smc_testkit::streams;
 
 #[test]
 fn streams_keep_the_rules_whatever_the_seed() {
@@ -153,9 +154,7 @@ fn run(seed: u64, apart: bool) -> Result<Tally, Violation> {
     let (client, server) = (endpoint(0), endpoint(1));
     let handle = runtime.handle();
     let outcome = runtime.try_block_on(async {
-        let pair = connect(&client, &server)
-            .await
-            .expect("both ends are there");
+        let pair = streams::pair(&client, &server).await;
         let modes = (pair.0.mode(), pair.1.mode());
         assert_eq!(modes.0.is_smc(), modes.1.is_smc(), "seed {seed}: {modes:?}");
         let may_decline = machine.removal.is_some() || machine.faults.is_some();
@@ -205,13 +204,6 @@ async fn run_apart(
     let (first, second) = try_zip(first, second).await?;
     let sent = EndReport::from_bytes(&second.to_bytes());
     model::compare(seed, &first, &sent)
-}
-
-async fn connect(client: &Endpoint, server: &Endpoint) -> Result<(Stream, Stream), Error> {
-    let listener = server.bind("127.0.0.1:80").await?;
-    let connected = client.connect("127.0.0.1:80").await?;
-    let (accepted, _) = listener.accept().await?;
-    Ok((connected, accepted))
 }
 
 fn number(name: &str) -> Option<u64> {

@@ -18,6 +18,7 @@ use smc_testkit::Rng;
 use smc_testkit::memory_device::MemFabric;
 use smc_testkit::middleware::{Fault, Faults};
 use smc_testkit::model::{self, Rules, Violation};
+use smc_testkit::streams;
 
 #[test]
 fn streams_keep_the_rules_on_threads() {
@@ -60,13 +61,10 @@ async fn run(seed: u64) -> Result<Result<(), Violation>, Error> {
         .build()
     };
     let (client, server) = (endpoint("mem0")?, endpoint("mem1")?);
-    let listener = server.bind("127.0.0.1:0").await?;
-    let connected = client.connect(listener.local_addr()?).await?;
-    let (accepted, _) = listener.accept().await?;
-    assert!(connected.mode().is_smc(), "{}", connected.mode());
+    let pair = streams::pair(&client, &server).await;
+    assert!(pair.0.mode().is_smc(), "{}", pair.0.mode());
     let runtime = TokioRuntime::current().expect("called on a runtime");
     let rules = Rules::relaxed().with_timeout(Duration::from_secs(20));
-    let pair = (connected, accepted);
     let runtime: Arc<dyn Runtime> = Arc::new(runtime);
     Ok(model::run(seed, &runtime, pair, rules).await.map(|_| ()))
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::future::Future;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,7 @@ use smc_testkit::memory_device::MemFabric;
 use smc_testkit::memory_rdma::{RdmaOptions, RdmaWire};
 use smc_testkit::middleware::{Fault, Faults};
 use smc_testkit::runtime::{EndingRuntime, VirtualRuntime};
+use smc_testkit::streams::read_all;
 
 /// A client whose runtime ends, with a device whose busy state the test sets, and its server. The
 /// client's endpoint stays, and so does its device: the server is not notified that it is gone.
@@ -111,12 +112,6 @@ impl Scene {
         };
         or(work, late).await
     }
-}
-
-async fn read_all(stream: &mut Stream) -> (Vec<u8>, io::Result<usize>) {
-    let mut got = Vec::new();
-    let end = stream.read_to_end(&mut got).await;
-    (got, end)
 }
 
 #[test]
@@ -228,7 +223,7 @@ fn data_in_the_send_buffer_when_the_runtime_ends_is_an_error_at_the_peer() {
                 let (got, end) = scene.within_a_minute(read_all(&mut peer)).await;
                 assert!(data.starts_with(&got), "{is_dropped_first} {len}");
                 match end {
-                    Ok(_) => assert_eq!(got.len(), data.len(), "the end of the stream"),
+                    Ok(()) => assert_eq!(got.len(), data.len(), "the end of the stream"),
                     Err(error) => {
                         assert!(len > LEN, "{is_dropped_first} {len}: {error}");
                         let kinds = [ErrorKind::ConnectionReset, ErrorKind::ConnectionAborted];

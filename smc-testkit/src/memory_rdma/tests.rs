@@ -1,47 +1,23 @@
 mod faults;
 
 use std::hint::spin_loop;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use smc_core::device::{
     Access, Device, DeviceError, Doorbell, Event, Inbound, Limits, Link, LinkAddress, LinkFailure,
     MESSAGE_MAX, Mr, OpId, PendingLink, Piece, ProtectionDomain, Rdma, RdmaAddress, RoceKind,
     Route, SENDS_MAX, SubmitError, Write,
 };
 use smc_core::mem::Region;
-use smc_wire::types::{Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
+use smc_wire::types::{Mac, MtuCode, Psn, Qpn, Rkey, RoceGid};
 
 use super::*;
 use crate::runtime::VirtualRuntime;
-
-#[test]
-fn a_message_comes_with_the_data_written_before_it() {
-    let world = World::new(1);
-    world.post(7, 0, b"hello").unwrap();
-    assert_eq!(world.inbox(), b"hello");
-    assert_eq!(drained(&world.b), [received(&world.to_a, b"message")]);
-    assert_eq!(drained(&world.a), [sent(&world.to_b, 7)]);
-    assert_eq!(drained(&world.a), []);
-}
-
-#[test]
-fn two_pieces_become_one_span() {
-    let world = World::new(2);
-    world.staging.region().copy_in(0, b"defgh").unwrap();
-    world.staging.region().copy_in(4093, b"abc").unwrap();
-    let write = Write {
-        first: Piece { at: 4093, len: 3 },
-        second: Piece { at: 0, len: 5 },
-        ..world.write(0, 0)
-    };
-    world.to_b.post(OpId(1), &[write], &[1; 44]).unwrap();
-    assert_eq!(world.inbox(), b"abcdefgh");
-}
 
 #[test]
 fn who_was_told_a_wrong_number_gets_no_answer() {
@@ -99,25 +75,14 @@ fn both_ends_have_to_agree_on_the_mtu_of_longer_messages() {
 }
 
 #[test]
-fn addresses_that_make_no_sense_are_refused() {
+fn a_reserved_mtu_is_refused() {
     let (a, b) = pair_of(6);
-    let unknown = LinkAddress {
-        gid: RoceGid::ZERO,
-        ..open(&b).local()
-    };
-    let reserved = LinkAddress {
+    let peer = LinkAddress {
         mtu: MtuCode::new(9).unwrap(),
         ..open(&b).local()
     };
-    for peer in [unknown, reserved] {
-        let result = now(open(&a).connect(peer, Route::Direct));
-        assert!(matches!(result, Err(DeviceError::Invalid(_))), "{result:?}");
-    }
-    let strange = b.addresses().remove(0);
-    assert!(matches!(
-        now(domain(&a).open_link(&strange)),
-        Err(DeviceError::Invalid(_))
-    ));
+    let result = now(open(&a).connect(peer, Route::Direct));
+    assert!(matches!(result, Err(DeviceError::Invalid(_))), "{result:?}");
     assert_eq!(a.links(), []);
 }
 
@@ -135,89 +100,22 @@ fn kinds_of_packets_do_not_mix() {
 }
 
 #[test]
-fn writes_outside_of_the_peers_memory_cost_the_link_and_touch_nothing() {
-    type Place = (Rkey, RmbAddr);
-    let places: [fn(&World) -> Place; 4] = [
-        |world| (Rkey(world.rmb.rkey().0 ^ 1), world.rmb.addr()),
-        |world| (world.rmb.rkey(), RmbAddr(world.rmb.addr().0 - 1)),
-        |world| (world.rmb.rkey(), RmbAddr(world.rmb.addr().0 + 4092)),
-        |world| (world.rmb.rkey(), RmbAddr(u64::MAX - 2)),
-    ];
-    for place in places {
-        let world = World::new(8);
-        world.staging.region().copy_in(0, b"evil!").unwrap();
-        let (rkey, to) = place(&world);
-        let write = Write {
-            rkey,
-            to,
-            ..world.write(0, 5)
-        };
-        world.to_b.post(OpId(1), &[write], &[]).unwrap();
-        let expected = [down(&world.to_b, LinkFailure::RemoteAccess)];
-        assert_eq!(drained(&world.a), expected);
-        let expected = [down(&world.to_a, LinkFailure::Flushed)];
-        assert_eq!(drained(&world.b), expected);
-        assert_eq!(world.inbox(), b"");
-    }
-}
-
-#[test]
-fn local_memory_is_no_target_and_freed_memory_neither() {
-    let world = World::new(9);
-    let local = now(world
-        .domain_b
-        .register(&Region::anonymous(64), Access::Local))
-    .unwrap();
+fn a_refused_write_costs_both_ends_their_link() {
+    let world = World::new(8);
     let write = Write {
-        rkey: local.rkey(),
-        to: local.addr(),
+        rkey: Rkey(world.rmb.rkey().0 ^ 1),
         ..world.write(0, 5)
     };
     world.to_b.post(OpId(1), &[write], &[]).unwrap();
     let expected = [down(&world.to_b, LinkFailure::RemoteAccess)];
     assert_eq!(drained(&world.a), expected);
-
-    let world = World::new(10);
-    let freed = now(world
-        .domain_b
-        .register(&Region::anonymous(64), Access::RemoteWrite))
-    .unwrap();
-    let (rkey, to) = (freed.rkey(), freed.addr());
-    drop(freed);
-    let write = Write {
-        rkey,
-        to,
-        ..world.write(0, 5)
-    };
-    world.to_b.post(OpId(1), &[write], &[]).unwrap();
-    let expected = [down(&world.to_b, LinkFailure::RemoteAccess)];
-    assert_eq!(drained(&world.a), expected);
+    let expected = [down(&world.to_a, LinkFailure::Flushed)];
+    assert_eq!(drained(&world.b), expected);
 }
 
 #[test]
-fn a_post_that_makes_no_sense_is_not_sent() {
+fn a_post_with_three_writes_is_not_sent() {
     let world = World::new(11);
-    let long = vec![0; MESSAGE_MAX + 1];
-    assert_eq!(
-        world.to_b.post(OpId(1), &[], &long),
-        Err(SubmitError::OutOfBounds)
-    );
-    let outside = Write {
-        first: Piece { at: 4090, len: 7 },
-        ..world.write(0, 0)
-    };
-    assert_eq!(
-        world.to_b.post(OpId(1), &[outside], &[]),
-        Err(SubmitError::OutOfBounds)
-    );
-    let foreign = Write {
-        from: &*world.rmb,
-        ..world.write(0, 1)
-    };
-    assert!(matches!(
-        world.to_b.post(OpId(1), &[foreign], &[]),
-        Err(SubmitError::Device(_))
-    ));
     let three = [world.write(0, 1); 3];
     assert!(world.to_b.post(OpId(1), &three, &[]).is_err());
     assert_eq!(drained(&world.a), []);
@@ -282,18 +180,6 @@ fn messages_to_a_peer_that_is_not_connected_yet_arrive_later() {
     let theirs = now(theirs.connect(from, Route::Direct)).unwrap();
     assert_eq!(drained(&b), [received(&theirs, b"early")]);
     assert_eq!(drained(&a), [sent(&ours, 1)]);
-}
-
-#[test]
-fn a_device_can_be_its_own_peer() {
-    let wire = RdmaWire::new(26);
-    let device = wire.device("rdma0");
-    let (one, other) = connect(open(&device), open(&device));
-    one.post(OpId(4), &[], &[4; 44]).unwrap();
-    assert_eq!(
-        drained(&device),
-        [received(&other, &[4; 44]), sent(&one, 4)]
-    );
 }
 
 /// The driver parks then, and what comes later has to wake it.
@@ -493,8 +379,7 @@ fn drained(device: &Arc<MemoryRdma>) -> Vec<Event> {
 
 /// Without a set-up time the calls of these devices never wait.
 fn now<T>(future: impl Future<Output = T>) -> T {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(result) => result,
-        Poll::Pending => panic!("a memory device waits"),
-    }
+    future
+        .now_or_never()
+        .expect("a memory device does not wait")
 }

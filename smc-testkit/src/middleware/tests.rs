@@ -1,9 +1,9 @@
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Wake, Waker};
 
 use async_trait::async_trait;
+use futures::FutureExt as _;
 use smc_core::device::{
     Access, Device, DeviceError, Direct, Doorbell, Event, LinkFailure, OpId, Piece, Route, Signal,
     SubmitError, Write,
@@ -341,8 +341,7 @@ impl Wake for WakeSignal {
 }
 
 fn now<T>(future: impl Future<Output = T>) -> T {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(result) => result,
-        Poll::Pending => panic!("a memory device waits"),
-    }
+    future
+        .now_or_never()
+        .expect("a memory device does not wait")
 }
