@@ -1,21 +1,21 @@
 //! What a check works with: the devices, and calls that wait the way a driver does.
 
-use std::any::Any;
 use std::fmt;
 use std::future::Future;
+use std::panic::resume_unwind;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use smc_core::device::{Attachment, DeviceError, Dmb, Nocopy};
+use smc_core::device::{Attachment, DeviceError, Dmb, Event, Nocopy};
 use smc_core::mem::Region;
 use smc_core::mem::sync::Ordering;
 use smc_wire::types::{DmbToken, Gid};
 
 use super::node::{Kind, Node};
-use super::provider::{Between, Cut, Effort, Kill, Pair, Port, Provider, Remove, Skip};
+use super::provider::{Between, Effort, Extras, Pair, Provider, Remove, Skip};
 
 /// How a check ends.
 pub(super) type Verdict = Result<(), Stop>;
@@ -68,15 +68,6 @@ pub(super) struct Bench<'p> {
     peer: Peer,
     /// Behind a lock so that threads of a check can share the bench.
     extras: Mutex<Extras>,
-}
-
-/// What the provider gave besides the devices.
-pub(super) struct Extras {
-    pub(super) kill: Option<Kill>,
-    pub(super) remove: Option<Remove>,
-    pub(super) cut: Option<Cut>,
-    pub(super) port: Option<Port>,
-    _kept: Vec<Box<dyn Any + Send>>,
 }
 
 /// Who is at the other end.
@@ -140,13 +131,7 @@ impl<'p> Bench<'p> {
             } else {
                 Peer::Other(node(pair.peer)?)
             },
-            extras: Mutex::new(Extras {
-                kill: pair.kill,
-                remove: pair.remove,
-                cut: pair.cut,
-                port: pair.port,
-                _kept: pair.kept,
-            }),
+            extras: Mutex::new(pair.extras),
         })
     }
 
@@ -204,6 +189,38 @@ impl<'p> Bench<'p> {
             }
             _ => skip("there is only one device"),
         }
+    }
+
+    /// Removes the own device, which says so.
+    pub(super) fn remove_ours(&self, remove: Remove) -> Verdict {
+        let device = self.ours.device();
+        remove(device);
+        let mut has_said = false;
+        self.eventually("the device reports that it is gone", || {
+            let result = device.drain(&mut |event| has_said |= event == Event::DeviceGone);
+            Ok(has_said || result.is_err())
+        })?;
+        // None of what follows may panic, and none of it may look like success.
+        let _ = device.drain(&mut |_| {});
+        let _ = device.arm();
+        Ok(())
+    }
+
+    /// Runs something on several threads, while this one is the consumer of all devices.
+    pub(super) fn on_threads(&self, count: u8, work: impl Fn(u8) -> Verdict + Sync) -> Verdict {
+        let work = &work;
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..count)
+                .map(|thread| scope.spawn(move || work(thread)))
+                .collect();
+            while threads.iter().any(|thread| !thread.is_finished()) {
+                self.drain_all()?;
+                thread::yield_now();
+            }
+            threads
+                .into_iter()
+                .try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        })
     }
 
     /// Whether the peer is the same device.

@@ -93,11 +93,10 @@ fn fill_up(bench: &Bench<'_>) -> Verdict {
 }
 
 pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
-    const THREADS: u8 = 4;
     let (provider, ours, peer) = (bench.provider, bench.ours(), bench.peer());
     let rounds = bench.effort().rounds / 40 + 1;
     let (tokens, timeout) = (Mutex::new(HashSet::new()), bench.timeout());
-    let work = |thread: u8| -> Verdict {
+    bench.on_threads(4, |thread| {
         for round in 0..rounds {
             let register = ours.direct().register(peer.gid(), SMALL);
             let dmb = run(provider, register).or_fail("register from a thread")?;
@@ -118,20 +117,6 @@ pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
             })?;
         }
         Ok(())
-    };
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS)
-            .map(|thread| scope.spawn(move || work(thread)))
-            .collect();
-        // The one consumer of both devices meanwhile.
-        while threads.iter().any(|thread| !thread.is_finished()) {
-            ours.drain()?;
-            peer.drain()?;
-            thread::yield_now();
-        }
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
     })
 }
 

@@ -141,17 +141,7 @@ pub(super) fn a_removed_device_says_so(bench: &mut Bench<'_>) -> Verdict {
     };
     let (to_us, to_peer) = meet(bench)?;
     let (ours, peer) = (bench.ours(), bench.peer());
-    remove(ours.device());
-    let mut has_said = false;
-    bench.eventually("the device reports that it is gone", || {
-        let result = ours
-            .device()
-            .drain(&mut |event| has_said |= event == Event::DeviceGone);
-        Ok(has_said || result.is_err())
-    })?;
-    // None of this may panic, and none of it may look like success.
-    let _ = ours.device().drain(&mut |_| {});
-    let _ = ours.device().arm();
+    bench.remove_ours(remove)?;
     to_us.arm();
     let result = bench.wait("reach", ours.direct().reach(peer.gid()))?;
     ensure!(result.is_err(), "a removed device reaches its peer");

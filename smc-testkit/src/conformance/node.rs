@@ -202,7 +202,7 @@ impl Node {
     }
 
     pub(super) fn count(&self, event: Event) -> usize {
-        self.queued().iter().filter(|seen| **seen == event).count()
+        self.count_if(|seen| *seen == event)
     }
 
     /// Drains what is there and forgets all reports.

@@ -68,12 +68,18 @@ pub struct Pair {
     pub(super) ours: Arc<dyn Device>,
     pub(super) peer: Arc<dyn Device>,
     pub(super) third: Option<Arc<dyn Device>>,
+    pub(super) between: Option<Between>,
+    pub(super) extras: Extras,
+}
+
+/// What the provider gave besides the devices.
+#[derive(Default)]
+pub(super) struct Extras {
     pub(super) kill: Option<Kill>,
     pub(super) remove: Option<Remove>,
-    pub(super) between: Option<Between>,
     pub(super) cut: Option<Cut>,
     pub(super) port: Option<Port>,
-    pub(super) kept: Vec<Box<dyn Any + Send>>,
+    kept: Vec<Box<dyn Any + Send>>,
 }
 
 pub(super) type Kill = Box<dyn FnOnce(Arc<dyn Device>) + Send>;
@@ -97,12 +103,8 @@ impl Pair {
             ours,
             peer,
             third: None,
-            kill: None,
-            remove: None,
             between: None,
-            cut: None,
-            port: None,
-            kept: Vec::new(),
+            extras: Extras::default(),
         }
     }
 
@@ -125,14 +127,14 @@ impl Pair {
     /// been dropped. Where dropping a device has this effect, `drop` is all it takes.
     #[must_use]
     pub fn with_kill(mut self, kill: impl FnOnce(Arc<dyn Device>) + Send + 'static) -> Self {
-        self.kill = Some(Box::new(kill));
+        self.extras.kill = Some(Box::new(kill));
         self
     }
 
     /// How to remove the first device under its user (hot unplug).
     #[must_use]
     pub fn with_removal(mut self, remove: impl FnOnce(&Arc<dyn Device>) + Send + 'static) -> Self {
-        self.remove = Some(Box::new(remove));
+        self.extras.remove = Some(Box::new(remove));
         self
     }
 
@@ -149,7 +151,7 @@ impl Pair {
     /// How to lose all packets between two SMC-R devices, for good.
     #[must_use]
     pub fn with_cut(mut self, cut: impl FnOnce() + Send + 'static) -> Self {
-        self.cut = Some(Box::new(cut));
+        self.extras.cut = Some(Box::new(cut));
         self
     }
 
@@ -157,14 +159,14 @@ impl Pair {
     /// links are made at.
     #[must_use]
     pub fn with_port_switch(mut self, switch: impl FnMut(bool) + Send + 'static) -> Self {
-        self.port = Some(Box::new(switch));
+        self.extras.port = Some(Box::new(switch));
         self
     }
 
     /// Keeps something alive for as long as the devices are in use, such as a directory.
     #[must_use]
     pub fn keeping(mut self, what: impl Any + Send) -> Self {
-        self.kept.push(Box::new(what));
+        self.extras.kept.push(Box::new(what));
         self
     }
 }

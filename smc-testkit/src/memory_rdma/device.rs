@@ -22,8 +22,8 @@ pub struct MemoryRdma {
     identity: Identity,
     limits: Limits,
     wake_signal: Arc<AtomicWaker>,
-    shared: Arc<Shared>,
-    id: DeviceId,
+    pub(super) shared: Arc<Shared>,
+    pub(super) id: DeviceId,
 }
 
 impl MemoryRdma {
@@ -38,14 +38,6 @@ impl MemoryRdma {
             shared: Arc::clone(shared),
             id,
         }
-    }
-
-    pub(super) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-
-    pub(super) fn id(&self) -> DeviceId {
-        self.id
     }
 }
 

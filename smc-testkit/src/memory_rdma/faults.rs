@@ -74,17 +74,17 @@ impl MemoryRdma {
     /// All queue pairs, by number.
     #[must_use]
     pub fn links(&self) -> Vec<LinkInfo> {
-        let state = self.shared().lock();
+        let state = self.shared.lock();
         let pairs = state.pairs.iter();
-        let own = pairs.filter(|(id, _)| id.device == self.id());
+        let own = pairs.filter(|(id, _)| id.device == self.id);
         own.map(|(_, pair)| info(pair)).collect()
     }
 
     /// Registrations that exist now.
     #[must_use]
     pub fn registrations(&self) -> usize {
-        let state = self.shared().lock();
-        let member = state.devices.get(&self.id());
+        let state = self.shared.lock();
+        let member = state.devices.get(&self.id);
         member.map_or(0, |member| member.memory.len())
     }
 
@@ -111,13 +111,13 @@ impl MemoryRdma {
 
     /// Lets a link go down on this side, for any cause. The peer is not notified.
     pub fn fail_link(&self, link: Qpn, cause: LinkFailure) {
-        self.shared().lock().fail(self.pair(link), cause);
+        self.shared.lock().fail(self.pair(link), cause);
     }
 
     /// Activates or deactivates a port: its addresses come or go, and its links go down.
     pub fn set_port_active(&self, port: u8, is_active: bool) {
-        let mut state = self.shared().lock();
-        let Some(member) = state.devices.get_mut(&self.id()) else {
+        let mut state = self.shared.lock();
+        let Some(member) = state.devices.get_mut(&self.id) else {
             return;
         };
         let has_changed = match is_active {
@@ -129,27 +129,27 @@ impl MemoryRdma {
         }
         if !is_active {
             let pairs = state.pairs.iter();
-            let hit = pairs.filter(|(id, pair)| id.device == self.id() && pair.port == port);
+            let hit = pairs.filter(|(id, pair)| id.device == self.id && pair.port == port);
             let hit: Vec<_> = hit.map(|(id, _)| *id).collect();
             for id in hit {
                 state.fail(id, LinkFailure::PortDown);
             }
         }
-        state.report(self.id(), Event::AddressesChanged);
+        state.report(self.id, Event::AddressesChanged);
         state.retry_all();
     }
 
     /// Removes the device under its user: it reports [`Event::DeviceGone`] and then no longer
     /// works. Its peers receive nothing from it any more.
     pub fn remove(&self) {
-        let mut state = self.shared().lock();
-        state.report(self.id(), Event::DeviceGone);
-        state.leave(self.id());
+        let mut state = self.shared.lock();
+        state.report(self.id, Event::DeviceGone);
+        state.leave(self.id);
     }
 
     /// Takes the device off the network, as if its process had ended.
     pub fn leave(&self) {
-        self.shared().lock().leave(self.id());
+        self.shared.lock().leave(self.id);
     }
 
     /// Keeps back all reports of completed posts, until reset.
@@ -161,7 +161,7 @@ impl MemoryRdma {
     /// failed, or this is taken back: as a receive queue that is drained late. The peer's post
     /// has completed all the same.
     pub fn set_lag(&self, lags: bool) {
-        self.shared().lock().set_lag(self.id(), lags);
+        self.shared.lock().set_lag(self.id, lags);
     }
 
     /// Lets the next registrations fail with these errors, in order.
@@ -175,20 +175,20 @@ impl MemoryRdma {
     }
 
     fn pair(&self, qpn: Qpn) -> PairId {
-        let device = self.id();
+        let device = self.id;
         PairId { device, qpn }
     }
 
     fn change_member(&self, change: impl FnOnce(&mut Member)) {
-        let mut state = self.shared().lock();
-        if let Some(member) = state.devices.get_mut(&self.id()) {
+        let mut state = self.shared.lock();
+        if let Some(member) = state.devices.get_mut(&self.id) {
             change(member);
         }
         state.retry_all();
     }
 
     fn change(&self, link: Qpn, change: impl FnOnce(&mut Pair)) {
-        let mut state = self.shared().lock();
+        let mut state = self.shared.lock();
         if let Some(pair) = state.pairs.get_mut(&self.pair(link)) {
             change(pair);
         }

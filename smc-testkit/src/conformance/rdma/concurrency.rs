@@ -1,8 +1,6 @@
 //! Many links, and several threads at once.
 
-use std::panic::resume_unwind;
 use std::sync::Mutex;
-use std::thread;
 
 use smc_core::device::{Access, DeviceError, OpId};
 use smc_core::mem::Region;
@@ -71,11 +69,10 @@ pub(super) fn the_limit_of_links_is_kept_and_recovers(bench: &mut Bench<'_>) -> 
 }
 
 pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
-    const THREADS: u64 = 4;
     let (provider, between) = (bench.provider, bench.between()?);
     let rounds = u64::from(bench.effort().rounds / 200) + 1;
     let links = Mutex::new(Vec::new());
-    let work = |thread: u64| -> Verdict {
+    bench.on_threads(4, |thread| {
         let (ours, peer) = (bench.domain(bench.ours())?, bench.domain(bench.peer())?);
         for round in 0..rounds {
             let region = Region::anonymous(LEN);
@@ -87,7 +84,7 @@ pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
             let (at_a, at_b) = (a.local(), b.local());
             let a = run(provider, a.connect(at_b, between.route)).or_fail("connect")?;
             let b = run(provider, b.connect(at_a, between.route)).or_fail("connect")?;
-            let number = thread * rounds + round;
+            let number = u64::from(thread) * rounds + round;
             let posted = b.post(OpId(number), &[], &numbered(number));
             posted.or_fail("post from a thread")?;
             if let Ok(mut links) = links.lock() {
@@ -95,19 +92,6 @@ pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
             }
         }
         Ok(())
-    };
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS)
-            .map(|thread| scope.spawn(move || work(thread)))
-            .collect();
-        // The one consumer of both devices meanwhile.
-        while threads.iter().any(|thread| !thread.is_finished()) {
-            bench.drain_all()?;
-            thread::yield_now();
-        }
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
     })?;
     let links = links.into_inner().or_fail("list of links")?;
     for (number, a, b) in links {

@@ -75,17 +75,8 @@ pub(super) fn a_removed_device_says_so(bench: &mut Bench<'_>) -> Verdict {
     };
     let (ours, _peer) = bench.link()?;
     let at = bench.between()?.ours;
-    let device = bench.ours().device();
     let mr = bench.memory(bench.ours(), LEN, Access::Local)?;
-    remove(device);
-    let mut has_said = false;
-    bench.eventually("the device reports that it is gone", || {
-        let result = device.drain(&mut |event| has_said |= event == Event::DeviceGone);
-        Ok(has_said || result.is_err())
-    })?;
-    // None of this may panic, and none of it may look like success.
-    let _ = device.drain(&mut |_| {});
-    let _ = device.arm();
+    bench.remove_ours(remove)?;
     let _ = ours.link.counters();
     let open = bench.open(bench.ours(), &at)?;
     ensure!(open.is_err(), "a removed device opens a link");

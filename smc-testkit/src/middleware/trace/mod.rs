@@ -5,7 +5,7 @@ mod record;
 pub use record::{Record, What};
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smc_core::device::{Device, DeviceError, Event};
 
@@ -42,10 +42,8 @@ impl Trace {
     pub fn with_journal(inner: Arc<dyn Device>) -> (Arc<Self>, Journal) {
         let journal = Journal::default();
         let sink = journal.clone();
-        (
-            Self::new(inner, move |record| sink.push(record.clone())),
-            journal,
-        )
+        let trace = Self::new(inner, move |record| sink.records().push(record.clone()));
+        (trace, journal)
     }
 }
 
@@ -57,14 +55,11 @@ impl Journal {
     /// Takes what was recorded since the last call.
     #[must_use]
     pub fn take(&self) -> Vec<Record> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.records())
     }
 
-    fn push(&self, record: Record) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(record);
+    fn records(&self) -> MutexGuard<'_, Vec<Record>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
