@@ -19,7 +19,7 @@ use smc_core::runtime::Runtime;
 use smc_testkit::Rng;
 use smc_testkit::memory_device::{MemDevice, MemFabric};
 use smc_testkit::middleware::{Fault, Faults, Trace};
-use smc_testkit::model::{self, End, EndReport, Rules, Tally, Violation};
+use smc_testkit::model::{self, End, Rules, Tally, Violation};
 use smc_testkit::runtime::{Options, VirtualRuntime};
 use smc_testkit::streams;
 
@@ -202,8 +202,7 @@ async fn run_apart(
     let first = model::run_end(seed, runtime, first, End::First, rules);
     let second = model::run_end(seed, runtime, second, End::Second, rules);
     let (first, second) = try_zip(first, second).await?;
-    let sent = EndReport::from_bytes(&second.to_bytes());
-    model::compare(seed, &first, &sent)
+    model::compare(seed, &first, &second)
 }
 
 fn number(name: &str) -> Option<u64> {

@@ -3,14 +3,15 @@
 //! Either end is judged by the same oracle as in one process, except for what depends on the other
 //! end: that is compared when both are over.
 
+use serde::{Deserialize, Serialize};
+
 use super::Tally;
 use super::oracle::Closed;
 
 /// What one end of a run did.
 ///
-/// It goes to wherever both are held against each other, in whatever way the ends have:
-/// [`EndReport::to_bytes`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// It goes to wherever both are held against each other, in whatever way the ends have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndReport {
     pub(super) written: u64,
     pub(super) is_shut: bool,
@@ -20,7 +21,7 @@ pub struct EndReport {
 }
 
 /// What an end saw that only the other one can explain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Claims {
     /// Bytes that were seen, taken or not.
     pub(super) seen: u64,
@@ -33,71 +34,6 @@ pub(super) struct Claims {
 }
 
 impl EndReport {
-    /// Bytes of every report.
-    pub const LEN: usize = 8 * WORDS;
-
-    /// For the way to the other end.
-    #[must_use]
-    pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let Claims {
-            seen,
-            end,
-            is_reset,
-            has_zero_linger,
-        } = self.claims;
-        let words = [
-            self.written,
-            self.is_shut.into(),
-            self.read,
-            seen,
-            end.is_some().into(),
-            end.unwrap_or(0),
-            is_reset.into(),
-            has_zero_linger.into(),
-            self.tally.operations,
-            self.tally.bytes,
-            self.tally.ends.into(),
-            self.tally.resets.into(),
-            self.tally.aborts.into(),
-            self.tally.cancelled,
-        ];
-        let mut bytes = [0; Self::LEN];
-        for (word, place) in words.into_iter().zip(bytes.chunks_exact_mut(8)) {
-            place.copy_from_slice(&word.to_le_bytes());
-        }
-        bytes
-    }
-
-    /// What [`EndReport::to_bytes`] gave.
-    #[must_use]
-    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
-        let mut words = bytes.chunks_exact(8).map(|word| {
-            let word: [u8; 8] = word.try_into().expect("chunks of eight bytes");
-            u64::from_le_bytes(word)
-        });
-        let mut next = || words.next().unwrap_or(0);
-        let count = |word: u64| u32::try_from(word).unwrap_or(u32::MAX);
-        Self {
-            written: next(),
-            is_shut: next() != 0,
-            read: next(),
-            claims: Claims {
-                seen: next(),
-                end: (next() != 0).then_some(next()),
-                is_reset: next() != 0,
-                has_zero_linger: next() != 0,
-            },
-            tally: Tally {
-                operations: next(),
-                bytes: next(),
-                ends: count(next()),
-                resets: count(next()),
-                aborts: count(next()),
-                cancelled: next(),
-            },
-        }
-    }
-
     /// Whether what this end saw is what the other one did.
     pub(super) fn is_explained_by(&self, peer: &Self) -> Result<(), String> {
         let require = |holds: bool, what: String| if holds { Ok(()) } else { Err(what) };
@@ -140,8 +76,6 @@ impl EndReport {
     }
 }
 
-const WORDS: usize = 14;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,17 +98,6 @@ mod tests {
                 ..Tally::default()
             },
         }
-    }
-
-    #[test]
-    fn bytes_and_back() {
-        let mut one = orderly(300, 70_000_000_000);
-        assert_eq!(EndReport::from_bytes(&one.to_bytes()), one);
-        one.claims.end = None;
-        one.claims.is_reset = true;
-        one.claims.has_zero_linger = true;
-        one.is_shut = false;
-        assert_eq!(EndReport::from_bytes(&one.to_bytes()), one);
     }
 
     #[test]

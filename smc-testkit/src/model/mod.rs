@@ -69,6 +69,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::future::or;
+use serde::{Deserialize, Serialize};
 use smc::Stream;
 use smc_core::runtime::Runtime;
 
@@ -125,7 +126,7 @@ setters! {
 }
 
 /// What a run did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Tally {
     /// Operations made at both ends.

@@ -37,7 +37,7 @@ impl Witnesses {
     pub(super) async fn testify(&self, mut stream: Stream, seed: u64) -> Result<()> {
         let report = self.of(seed).1.recv().await?;
         self.lock().remove(&seed);
-        stream.write_all(&report.to_bytes()).await?;
+        stream.write_all(&serde_json::to_vec(&report)?).await?;
         stream.close().await?;
         Ok(())
     }
@@ -81,11 +81,10 @@ async fn play(stream: Stream, seed: u64, end: End) -> Result<EndReport> {
 
 async fn receive_report(endpoint: &Endpoint, to: SocketAddr, seed: u64) -> Result<EndReport> {
     let mut stream = open(endpoint, to, Job::Testify { seed }).await?;
-    let mut bytes = [0; EndReport::LEN];
-    let received = stream.read_exact(&mut bytes).await;
-    received
-        .with_context(|| format!("the server's end with seed {seed} has not come to its end"))?;
-    Ok(EndReport::from_bytes(&bytes))
+    let mut report = Vec::new();
+    stream.read_to_end(&mut report).await?;
+    serde_json::from_slice(&report)
+        .with_context(|| format!("the server's end with seed {seed} has not come to its end"))
 }
 
 const SEEDS: u64 = 60;
