@@ -10,7 +10,7 @@ use smc_core::device::{
 use smc_core::mem::Region;
 use smc_wire::types::{DmbToken, Gid};
 
-use super::{Log, Trace, What, debug_as_inner};
+use super::{Released, Trace, What, debug_as_inner};
 use crate::middleware::{delegate_direct, direct, nocopy, peer_events};
 
 #[async_trait]
@@ -34,10 +34,9 @@ impl Direct for Trace {
             len,
             result: outcome,
         });
-        Ok(Arc::new(TracedDmb {
-            inner: result?,
-            log: self.log.clone(),
-        }))
+        let inner = result?;
+        let released = self.log.until(What::Unregistered(inner.token()));
+        Ok(Arc::new(TracedDmb { inner, released }))
     }
 
     fn move_data(
@@ -73,7 +72,7 @@ impl Nocopy for Trace {
         Ok(Arc::new(TracedAttachment {
             inner: result?,
             token,
-            log: self.log.clone(),
+            released: self.log.until(What::Detached(token)),
         }))
     }
 }
@@ -92,7 +91,7 @@ impl PeerEvents for Trace {
 
 struct TracedDmb {
     inner: Arc<dyn Dmb>,
-    log: Log,
+    released: Released,
 }
 
 impl Dmb for TracedDmb {
@@ -105,7 +104,8 @@ impl Dmb for TracedDmb {
     }
 
     fn arm(&self) {
-        self.log.record(What::BufferArmed(self.token()));
+        let armed = What::BufferArmed(self.token());
+        self.released.log.record(armed);
         self.inner.arm();
     }
 
@@ -114,16 +114,10 @@ impl Dmb for TracedDmb {
     }
 }
 
-impl Drop for TracedDmb {
-    fn drop(&mut self) {
-        self.log.record(What::Unregistered(self.token()));
-    }
-}
-
 struct TracedAttachment {
     inner: Arc<dyn Attachment>,
     token: DmbToken,
-    log: Log,
+    released: Released,
 }
 
 impl Attachment for TracedAttachment {
@@ -133,17 +127,11 @@ impl Attachment for TracedAttachment {
 
     fn signal(&self) -> Result<(), SubmitError> {
         let result = self.inner.signal();
-        self.log.record(What::Signalled {
+        self.released.log.record(What::Signalled {
             token: self.token,
             result: result.clone(),
         });
         result
-    }
-}
-
-impl Drop for TracedAttachment {
-    fn drop(&mut self) {
-        self.log.record(What::Detached(self.token));
     }
 }
 

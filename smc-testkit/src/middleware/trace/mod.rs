@@ -76,6 +76,24 @@ impl Log {
             what,
         });
     }
+
+    /// Records this when the result is dropped.
+    fn until(&self, what: What) -> Released {
+        let log = self.clone();
+        Released { what, log }
+    }
+}
+
+/// Tells of the end of something when it is dropped.
+struct Released {
+    what: What,
+    log: Log,
+}
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        self.log.record(self.what.clone());
+    }
 }
 
 impl fmt::Debug for Trace {

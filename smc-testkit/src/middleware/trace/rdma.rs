@@ -11,7 +11,7 @@ use smc_core::device::{
 use smc_core::mem::Region;
 use smc_wire::types::{Qpn, Rkey, RmbAddr};
 
-use super::{Log, Trace, What, debug_as_inner};
+use super::{Log, Released, Trace, What, debug_as_inner};
 use crate::middleware::{delegate_rdma, rdma};
 
 #[async_trait]
@@ -41,10 +41,7 @@ impl ProtectionDomain for TracedDomain {
             result: outcome.map_err(Clone::clone),
         });
         let inner = result?;
-        let released = Released {
-            what: Some(What::Released(inner.local().qpn)),
-            log: self.log.clone(),
-        };
+        let released = self.log.until(What::Released(inner.local().qpn));
         Ok(Box::new(TracedPending { inner, released }))
     }
 
@@ -57,26 +54,8 @@ impl ProtectionDomain for TracedDomain {
             result: outcome.map_err(Clone::clone),
         });
         let inner = result?;
-        let released = Released {
-            what: Some(What::MemoryReleased(inner.rkey())),
-            log: self.log.clone(),
-        };
+        let released = self.log.until(What::MemoryReleased(inner.rkey()));
         Ok(Arc::new(TracedMr { inner, released }))
-    }
-}
-
-/// Tells of the end of something when it is dropped.
-struct Released {
-    what: Option<What>,
-    log: Log,
-}
-
-impl Drop for Released {
-    fn drop(&mut self) {
-        self.what
-            .take()
-            .into_iter()
-            .for_each(|what| self.log.record(what));
     }
 }
 
