@@ -11,7 +11,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use capture::{Capture, captures};
+use capture::captures;
 use support::{ALL_CLC, C1, C2, hex};
 
 /// Synthetic LLC messages, of forms that no capture has.
@@ -67,8 +67,7 @@ fn seeds() -> BTreeMap<PathBuf, Vec<u8>> {
     direct.for_each(|bytes| add("cdc", bytes.clone(), &bytes));
     clc.for_each(|bytes| add("clc", clc_form(&bytes), &bytes));
     llc.for_each(|bytes| add("llc", llc_form(&bytes), &bytes));
-    for (_, path) in captures() {
-        let capture = Capture::open(&path);
+    for capture in captures() {
         for found in &capture.clc {
             add("clc", clc_form(&found.bytes), &found.bytes);
         }
@@ -79,7 +78,7 @@ fn seeds() -> BTreeMap<PathBuf, Vec<u8>> {
             // The flag bytes.
             add("cdc", found.bytes[24..26].to_vec(), &found.bytes);
         }
-        for found in &capture.syn_options {
+        for found in &capture.options {
             add(
                 "tcp_option",
                 vec![u8::try_from(found.bytes.len()).unwrap()],

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use smc_wire::cdc::ByteOrder;
 use smc_wire::pretty::{self, Family, Field, Group, Problem, Value, Visitor};
 
-use capture::{Capture, captures};
+use capture::{Found, captures};
 use support::{ALL_CLC, C1, C2, CAPTURED_PROPOSAL, P3, hex, with};
 
 const FAMILIES: [Family; 6] = [
@@ -176,20 +176,27 @@ fn names_are_unique_and_lists_are_counted() {
             Recording::of(family, &bytes[..len]);
         }
     }
-    for (_, path) in captures() {
-        let capture = Capture::open(&path);
-        capture
-            .clc
-            .iter()
-            .for_each(|found| drop(Recording::of(Family::Clc, &found.bytes)));
-        capture
-            .llc
-            .iter()
-            .for_each(|found| drop(Recording::of(Family::Llc, &found.bytes)));
-        capture
-            .cdc
-            .iter()
-            .for_each(|found| drop(Recording::of(Family::CdcR, &found.bytes)));
+}
+
+#[test]
+fn captured_messages_print_without_problems() {
+    for capture in captures() {
+        for (family, list) in [
+            (Family::TcpOption, &capture.options),
+            (Family::Clc, &capture.clc),
+            (Family::Llc, &capture.llc),
+            (Family::CdcR, &capture.cdc),
+        ] {
+            for Found { frame, bytes, .. } in list {
+                let at = format!("{} frame {frame}", capture.name);
+                let recording = Recording::of(family, bytes);
+                assert_eq!(recording.problems, [], "{at}");
+                assert!(recording.paths.len() > 2, "{at}");
+                let line = pretty::line(family, bytes).to_string();
+                assert!(!line.contains("malformed"), "{at}: {line}");
+                assert!(!tree(family, bytes).contains('!'), "{at}");
+            }
+        }
     }
 }
 
