@@ -78,12 +78,6 @@ impl<T, const N: usize> Bounded<T, N> {
     pub fn as_slice(&self) -> &[T] {
         self.items.get(..self.len).unwrap_or_default()
     }
-
-    /// True when no further item fits.
-    #[must_use]
-    pub const fn is_full(&self) -> bool {
-        self.len >= N
-    }
 }
 
 impl<T: Copy + Default, const N: usize> Default for Bounded<T, N> {

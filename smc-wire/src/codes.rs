@@ -1,8 +1,14 @@
 //! Codes on the wire: how many bits they have, which values are known, and what these mean.
 
-/// A number of four bits: its conversions and the name of its accessor.
+use core::fmt;
+
+/// Declares a number of four bits: its name and that of its accessor.
 macro_rules! nibble {
-    ($type:ident, $get:ident) => {
+    ($(#[$meta:meta])* $type:ident, $get:ident) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+        pub struct $type(u8);
+
         impl $type {
             /// `None` for what does not fit into four bits.
             #[must_use]
@@ -97,6 +103,19 @@ macro_rules! message_types {
             }
         }
     };
+}
+
+/// Writes a code in hex, followed by its name if it has one.
+pub(crate) fn named_code(
+    f: &mut fmt::Formatter<'_>,
+    code: u32,
+    name: Option<&'static str>,
+) -> fmt::Result {
+    write!(f, "{code:#010x}")?;
+    match name {
+        Some(name) => write!(f, " ({name})"),
+        None => Ok(()),
+    }
 }
 
 pub(crate) use {known_values, message_types, nibble};

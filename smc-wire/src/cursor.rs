@@ -18,6 +18,8 @@
 use core::fmt;
 use core::num::NonZero;
 
+use thiserror::Error;
+
 /// A position in a ring of known size.
 ///
 /// As a message carries it; [`Ring::check`] checks whether it is one that the ring can have.
@@ -67,11 +69,8 @@ impl Ring {
     }
 
     /// For sizes that come from a size code and hence are never zero.
-    pub(crate) const fn from_size_code(size: u32) -> Self {
-        match NonZero::new(size) {
-            Some(size) => Self(size),
-            None => Self(NonZero::<u32>::MIN),
-        }
+    pub(crate) fn from_size_code(size: u32) -> Self {
+        Self(NonZero::new(size).unwrap_or(NonZero::<u32>::MIN))
     }
 
     /// Usable bytes.
@@ -161,15 +160,6 @@ impl Ring {
         self.size().saturating_sub(self.used(producer, consumer))
     }
 
-    /// How far a cursor moved: bytes from `old` to `new`, cut at the size.
-    ///
-    /// The same arithmetic as [`used`](Self::used), for two values of one cursor.
-    #[inline]
-    #[must_use]
-    pub fn distance(self, old: Cursor, new: Cursor) -> u32 {
-        self.used(new, old)
-    }
-
     /// Accepts a cursor whose count lies inside of the ring.
     ///
     /// # Errors
@@ -189,7 +179,7 @@ impl Ring {
 
     /// Bytes from `old` to `new`, if both are in the ring and `new` is at most one ring ahead.
     ///
-    /// The strict form of [`distance`](Self::distance) for values that a peer controls. Used with
+    /// The strict form of [`used`](Self::used) for values that a peer controls. Used with
     /// a consumer cursor as `old` and a producer cursor as `new` it yields the bytes to read.
     ///
     /// # Errors
@@ -223,17 +213,12 @@ pub struct Span {
     pub len: u32,
 }
 
-impl fmt::Display for Ring {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes", self.size())
-    }
-}
-
 /// A cursor that the ring cannot have; a peer that sends one gets its connection aborted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum CursorError {
     /// The count is not below the size of the ring.
+    #[error("cursor {cursor} lies outside of a ring of {size} bytes")]
     OutsideRing {
         /// The cursor.
         cursor: Cursor,
@@ -241,6 +226,7 @@ pub enum CursorError {
         size: u32,
     },
     /// The cursor moved backwards or by more than one ring.
+    #[error("cursor went from {from} to {to}, not forward within {size} bytes")]
     Jump {
         /// The cursor known before.
         from: Cursor,
@@ -250,24 +236,6 @@ pub enum CursorError {
         size: u32,
     },
 }
-
-impl fmt::Display for CursorError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OutsideRing { cursor, size } => {
-                write!(f, "cursor {cursor} lies outside of a ring of {size} bytes")
-            }
-            Self::Jump { from, to, size } => {
-                write!(
-                    f,
-                    "cursor went from {from} to {to}, not forward within {size} bytes"
-                )
-            }
-        }
-    }
-}
-
-impl core::error::Error for CursorError {}
 
 #[cfg(test)]
 mod tests;

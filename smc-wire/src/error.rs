@@ -5,6 +5,8 @@
 
 use core::fmt;
 
+use thiserror::Error;
+
 /// Declares the messages and their names in the protocol documents.
 macro_rules! message_kinds {
     ($($(#[$doc:meta])* $variant:ident $name:literal,)+) => {
@@ -85,12 +87,8 @@ impl MessageKind {
         got: impl Into<u64>,
     ) -> DecodeError {
         let got = got.into();
-        DecodeError::new(
-            self,
-            field,
-            offset,
-            DecodeErrorKind::Value { expected, got },
-        )
+        let kind = DecodeErrorKind::Value { expected, got };
+        DecodeError::new(self, field, offset, kind)
     }
 
     /// A length is not the only one that agrees with the contents.
@@ -102,12 +100,8 @@ impl MessageKind {
         got: impl Into<usize>,
     ) -> DecodeError {
         let got = got.into();
-        DecodeError::new(
-            self,
-            field,
-            offset,
-            DecodeErrorKind::Length { expected, got },
-        )
+        let kind = DecodeErrorKind::Length { expected, got };
+        DecodeError::new(self, field, offset, kind)
     }
 }
 
@@ -128,7 +122,8 @@ impl fmt::Display for MessageKind {
 ///     "CLC header: eyecatcher at offset 0: expected SMCR or SMCD in EBCDIC, got 47455420",
 /// );
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
+#[error("{message}: {field} at offset {offset}: {kind}")]
 pub struct DecodeError {
     /// The message being decoded.
     pub message: MessageKind,
@@ -158,23 +153,12 @@ impl DecodeError {
     }
 }
 
-impl fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {} at offset {}: {}",
-            self.message, self.field, self.offset, self.kind
-        )
-    }
-}
-
-impl core::error::Error for DecodeError {}
-
 /// The cause inside a [`DecodeError`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum DecodeErrorKind {
     /// The bytes end before the message does.
+    #[error("expected at least {needed} bytes, got {got}")]
     Truncated {
         /// Bytes needed from the start of the message.
         needed: usize,
@@ -182,6 +166,7 @@ pub enum DecodeErrorKind {
         got: usize,
     },
     /// The length does not equal the one that the contents ask for.
+    #[error("expected {expected}, got {got}")]
     Length {
         /// The only length that agrees with the contents.
         expected: usize,
@@ -189,6 +174,7 @@ pub enum DecodeErrorKind {
         got: usize,
     },
     /// The length is below the shortest legal one.
+    #[error("expected at least {minimum}, got {got}")]
     LengthBelow {
         /// The shortest legal length.
         minimum: usize,
@@ -196,6 +182,7 @@ pub enum DecodeErrorKind {
         got: usize,
     },
     /// The length is above the longest legal one.
+    #[error("expected at most {maximum}, got {got}")]
     LengthAbove {
         /// The longest legal length.
         maximum: usize,
@@ -203,6 +190,7 @@ pub enum DecodeErrorKind {
         got: usize,
     },
     /// A field holds a value that the protocol does not allow there.
+    #[error("expected {expected}, got {got:#x}")]
     Value {
         /// What would be legal, as a short phrase.
         expected: &'static str,
@@ -210,6 +198,7 @@ pub enum DecodeErrorKind {
         got: u64,
     },
     /// A count is above its maximum.
+    #[error("expected at most {max}, got {got}")]
     TooMany {
         /// The largest legal count.
         max: usize,
@@ -217,6 +206,7 @@ pub enum DecodeErrorKind {
         got: usize,
     },
     /// An offset or a count puts a region outside of the message.
+    #[error("expected to end by offset {limit}, got {end}")]
     OutOfBounds {
         /// Where the region would end, in bytes from the start of the message.
         end: usize,
@@ -224,47 +214,25 @@ pub enum DecodeErrorKind {
         limit: usize,
     },
     /// The message does not begin with one of the two eyecatchers (`E2D4C3D9`, `E2D4C3C4`).
+    #[error("expected SMCR or SMCD in EBCDIC, got {:08x}", u32::from_be_bytes(*got))]
     Eyecatcher {
         /// The bytes found; zero for bytes that have not arrived yet.
         got: [u8; 4],
     },
     /// The last four bytes are neither of the two eyecatchers.
+    #[error("expected SMCR or SMCD in EBCDIC, got {:08x}", u32::from_be_bytes(*got))]
     Trailer {
         /// The bytes found.
         got: [u8; 4],
     },
 }
 
-impl fmt::Display for DecodeErrorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Truncated { needed, got } => {
-                write!(f, "expected at least {needed} bytes, got {got}")
-            }
-            Self::Length { expected, got } => write!(f, "expected {expected}, got {got}"),
-            Self::LengthBelow { minimum, got } => {
-                write!(f, "expected at least {minimum}, got {got}")
-            }
-            Self::LengthAbove { maximum, got } | Self::TooMany { max: maximum, got } => {
-                write!(f, "expected at most {maximum}, got {got}")
-            }
-            Self::Value { expected, got } => write!(f, "expected {expected}, got {got:#x}"),
-            Self::OutOfBounds { end, limit } => {
-                write!(f, "expected to end by offset {limit}, got {end}")
-            }
-            Self::Eyecatcher { got } | Self::Trailer { got } => {
-                let got = u32::from_be_bytes(got);
-                write!(f, "expected SMCR or SMCD in EBCDIC, got {got:08x}")
-            }
-        }
-    }
-}
-
 /// A message that cannot be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum EmitError {
     /// The caller's buffer is shorter than the message.
+    #[error("{message}: needs {needed} bytes, buffer has {got}")]
     BufferTooSmall {
         /// The message being written.
         message: MessageKind,
@@ -274,6 +242,7 @@ pub enum EmitError {
         got: usize,
     },
     /// The fields contradict each other, so that no peer could read them back.
+    #[error("{message}: {field}: {reason}")]
     Invalid {
         /// The message being written.
         message: MessageKind,
@@ -283,24 +252,3 @@ pub enum EmitError {
         reason: &'static str,
     },
 }
-
-impl fmt::Display for EmitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::BufferTooSmall {
-                message,
-                needed,
-                got,
-            } => {
-                write!(f, "{message}: needs {needed} bytes, buffer has {got}")
-            }
-            Self::Invalid {
-                message,
-                field,
-                reason,
-            } => write!(f, "{message}: {field}: {reason}"),
-        }
-    }
-}
-
-impl core::error::Error for EmitError {}

@@ -14,8 +14,7 @@
 //! assert!(option::find(&[2, 4, 0x05, 0xb4]).is_none());
 //! ```
 
-use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
-use crate::writer::Writer;
+use crate::error::{DecodeError, DecodeErrorKind, MessageKind};
 
 /// Kind of experimental options (RFC 6994).
 pub const KIND: u8 = 0xfe;
@@ -123,22 +122,6 @@ pub fn find(options: &[u8]) -> Option<SmcOption<'_>> {
             }
         };
     }
-}
-
-/// Writes the option to the start of `buffer` and returns its length: [`ALIGNED`] if there is
-/// space for it and the caller wants it, else [`BYTES`].
-///
-/// # Errors
-///
-/// [`EmitError::BufferTooSmall`]: the option area is full, so the connection will be plain TCP.
-pub fn emit(buffer: &mut [u8], aligned: bool) -> Result<usize, EmitError> {
-    let option: &[u8] = if aligned && buffer.len() >= ALIGNED.len() {
-        &ALIGNED
-    } else {
-        &BYTES
-    };
-    Writer::new(MessageKind::TcpOption, option.len(), buffer)?.put(option)?;
-    Ok(option.len())
 }
 
 #[cfg(test)]

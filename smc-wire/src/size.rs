@@ -1,30 +1,27 @@
 //! Buffer sizes as they travel: a 4-bit code for a power of two.
 
 use core::fmt;
-use core::str::FromStr;
 
 use crate::cdc::CdcD;
 use crate::codes::nibble;
 use crate::cursor::Ring;
-use crate::types::ParseError;
 
-/// Size of an RMB or DMB element: 2^(code + 14) bytes, 16 KiB to 512 MiB.
-///
-/// See docs/spec/cdc.md#size-code. All sixteen codes are legal to receive; what to send is limited
-/// by [`RFC_MAX_R`](Self::RFC_MAX_R) and [`LINUX_MAX_D`](Self::LINUX_MAX_D).
-///
-/// ```
-/// use smc_wire::size::SizeCode;
-///
-/// let code = SizeCode::for_len(65_536).unwrap();
-/// assert_eq!((code.code(), code.bytes()), (2, 65_536));
-/// assert_eq!(code.ring_r().size(), 65_536);
-/// assert_eq!(code.ring_d().size(), 65_536 - 32);
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct SizeCode(u8);
-
-nibble!(SizeCode, code);
+nibble! {
+    /// Size of an RMB or DMB element: 2^(code + 14) bytes, 16 KiB to 512 MiB.
+    ///
+    /// See docs/spec/cdc.md#size-code. All sixteen codes are legal to receive; what to send is limited
+    /// by [`RFC_MAX_R`](Self::RFC_MAX_R) and [`LINUX_MAX_D`](Self::LINUX_MAX_D).
+    ///
+    /// ```
+    /// use smc_wire::size::SizeCode;
+    ///
+    /// let code = SizeCode::for_len(65_536).unwrap();
+    /// assert_eq!((code.code(), code.bytes()), (2, 65_536));
+    /// assert_eq!(code.ring_r().size(), 65_536);
+    /// assert_eq!(code.ring_d().size(), 65_536 - 32);
+    /// ```
+    SizeCode, code
+}
 
 impl SizeCode {
     /// 16 KiB, the smallest.
@@ -80,32 +77,6 @@ impl fmt::Display for SizeCode {
             0..1024 => write!(f, "{kib} KiB"),
             _ => write!(f, "{} MiB", kib >> 10),
         }
-    }
-}
-
-impl FromStr for SizeCode {
-    type Err = ParseError;
-
-    /// Reads a power of two in bytes, or with the suffix `K`/`KiB` or `M`/`MiB`.
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        const WHAT: &str = "buffer size";
-        let (syntax, range) = (ParseError::syntax(WHAT), ParseError::range(WHAT));
-        let at = text
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(text.len());
-        let (digits, suffix) = text.split_at(at);
-        let unit = match suffix.trim() {
-            "" => 1,
-            "K" | "KiB" => 0x400,
-            "M" | "MiB" => 0x10_0000,
-            _ => return Err(syntax),
-        };
-        let number: u32 = digits.parse().map_err(|_| syntax)?;
-        let bytes = number.checked_mul(unit).ok_or(range)?;
-        (Self::MIN.0..=Self::MAX.0)
-            .map(Self)
-            .find(|code| code.bytes() == bytes)
-            .ok_or(range)
     }
 }
 

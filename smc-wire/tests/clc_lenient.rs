@@ -31,7 +31,7 @@ fn either_eyecatcher_in_any_message() {
             let mut changed = with_trailer(&bytes, eyecatcher.to_bytes());
             assert!(
                 Message::parse(&changed).is_ok(),
-                "{name} with trailer {eyecatcher}"
+                "{name} with trailer {eyecatcher:?}"
             );
             changed[..4].copy_from_slice(&eyecatcher.to_bytes());
             assert!(Message::parse(&changed).is_ok(), "{name}");

@@ -23,7 +23,7 @@ const EXAMPLE_MAC: Mac = Mac::new([2, 0, 0, 0, 0, 0xaa]);
 const EXAMPLE_PEER: PeerId = PeerId::new(0x1234, EXAMPLE_MAC);
 
 fn example_gid() -> RoceGid {
-    "fe80::200:ff:fe00:aa".parse().unwrap()
+    RoceGid::from_ipv6("fe80::200:ff:fe00:aa".parse().unwrap())
 }
 
 fn example_eid() -> Eid {
@@ -331,7 +331,7 @@ fn captured_proposal() {
 }
 
 fn captured_server_end(token: u32) -> Body {
-    let mac = "52:54:00:00:00:01".parse().unwrap();
+    let mac = Mac::new([0x52, 0x54, 0, 0, 0, 1]);
     Body::R(RdmaEnd {
         peer_id: PeerId::new(0x9b5a, mac),
         gid: Ipv4Addr::new(10, 9, 0, 1).into(),
@@ -348,7 +348,7 @@ fn captured_server_end(token: u32) -> Body {
 }
 
 fn captured_client_end(token: u32) -> Body {
-    let mac = "52:54:00:00:00:02".parse().unwrap();
+    let mac = Mac::new([0x52, 0x54, 0, 0, 0, 2]);
     Body::R(RdmaEnd {
         peer_id: PeerId::new(0xa507, mac),
         gid: Ipv4Addr::new(10, 9, 0, 2).into(),

@@ -10,7 +10,7 @@ use smc_wire::llc::{
     AddLink, AddLinkCont, AddLinkExtension, AddLinkStep, ByteOrder, ConfirmLink, ConfirmRkey,
     ConfirmRkeyCont, DeleteLink, DeleteLinkReason, DeleteRkey, DeleteRkeyErrors, Dialect, Header,
     LinkRtoken, MAX_MESSAGE_LEN, Message, RejectReason, RequestAddLink, RequestAddLinkStep,
-    RkeyMask, RkeyStep, Rtoken, Step, TestLink, WireRkey, WireRtoken, detect_order,
+    RkeyStep, Rtoken, Step, TestLink, WireRkey, WireRtoken, detect_order,
 };
 use smc_wire::types::{LinkNumber, LinkUid, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
 
@@ -155,7 +155,7 @@ proptest! {
         let errors = if dialect.is_v2() {
             DeleteRkeyErrors::Count(errors)
         } else {
-            DeleteRkeyErrors::Mask(RkeyMask(errors))
+            DeleteRkeyErrors::Mask(errors)
         };
         let message = DeleteRkey { dialect, step, negative, errors, rkeys: &rkeys };
         survives(&Message::DeleteRkey(message))?;

@@ -288,13 +288,6 @@ fn unknown_codes_are_shown_in_hex() {
     );
 }
 
-#[test]
-fn sends_are_told_apart_by_their_first_byte() {
-    assert_eq!(Family::of_send(&[0xFE, 44]), Family::CdcR);
-    assert_eq!(Family::of_send(&[0x21, 44]), Family::Llc);
-    assert_eq!(Family::of_send(&[]), Family::Llc);
-}
-
 proptest! {
     #[test]
     fn no_bytes_make_the_printers_panic(bytes in vec(any::<u8>(), 0..400)) {

@@ -2,13 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
+mod support;
+
 use smc_wire::llc::{
     AddLink, AddLinkCont, AddLinkExtension, AddLinkStep, ByteOrder, ConfirmRkey, DeleteRkey,
-    DeleteRkeyErrors, Dialect, MESSAGE_LEN, Message, RejectReason, RequestAddLinkStep, RkeyMask,
-    RkeyStep, Step, TestLink, WireRkey, WireRtoken,
+    DeleteRkeyErrors, Dialect, MESSAGE_LEN, Message, RejectReason, RequestAddLinkStep, RkeyStep,
+    Step, TestLink, WireRkey, WireRtoken,
 };
 use smc_wire::types::{LinkNumber, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
 use smc_wire::{Bounded, DecodeError, DecodeErrorKind, EmitError, MessageKind};
+
+use support::parsed;
 
 const V2: Dialect = Dialect::V2(ByteOrder::Little);
 
@@ -83,9 +87,7 @@ fn a_v1_delete_rkey_of_more_than_eight_rkeys_is_dropped() {
 fn counts_beyond_the_received_size_are_cut() {
     let mut bytes = message(0x25, [60, 0], 0, 60);
     bytes[24] = 200;
-    let Message::RequestAddLink(request) = Message::parse(&bytes).unwrap() else {
-        panic!()
-    };
+    let request = parsed!(RequestAddLink, bytes);
     let RequestAddLinkStep::Request { gids } = request.step else {
         panic!()
     };
@@ -93,30 +95,22 @@ fn counts_beyond_the_received_size_are_cut() {
 
     let mut bytes = message(0x29, [44, 0], 0, 44);
     bytes[4] = 255;
-    let Message::DeleteRkey(parsed) = Message::parse(&bytes).unwrap() else {
-        panic!()
-    };
+    let parsed = parsed!(DeleteRkey, bytes);
     assert_eq!(parsed.rkeys.len(), 9);
 
     let mut bytes = message(0x22, [0x58, 0], 0, 88);
     (bytes[70], bytes[71]) = (0xFF, 0xFF);
-    let Message::AddLink(parsed) = Message::parse(&bytes).unwrap() else {
-        panic!()
-    };
+    let parsed = parsed!(AddLink, bytes);
     assert_eq!(parsed.extension.unwrap().rtokens.len(), 1);
 
     let mut bytes = message(0x03, [44, 0], 0, 44);
     bytes[5] = 200;
-    let Message::AddLinkCont(parsed) = Message::parse(&bytes).unwrap() else {
-        panic!()
-    };
+    let parsed = parsed!(AddLinkCont, bytes);
     assert_eq!((parsed.left, parsed.rtokens.len()), (200, 2));
 
     let mut bytes = message(0x06, [44, 0], 0, 44);
     bytes[4] = 200;
-    let Message::ConfirmRkey(parsed) = Message::parse(&bytes).unwrap() else {
-        panic!()
-    };
+    let parsed = parsed!(ConfirmRkey, bytes);
     assert_eq!((parsed.further_links, parsed.further.len()), (200, 2));
 }
 
@@ -125,9 +119,7 @@ fn counts_beyond_the_received_size_are_cut() {
 fn at_most_255_rtokens_are_taken() {
     let mut bytes = message(0x22, 5000_u16.to_le_bytes(), 0, 5000);
     (bytes[70], bytes[71]) = (0x2C, 0x01);
-    let Message::AddLink(parsed) = Message::parse(&bytes).unwrap() else {
-        panic!()
-    };
+    let parsed = parsed!(AddLink, bytes);
     assert_eq!(parsed.extension.unwrap().stated_count, 300);
     assert_eq!(parsed.extension.unwrap().rtokens.len(), 255);
 }
@@ -136,9 +128,7 @@ fn at_most_255_rtokens_are_taken() {
 #[test]
 fn an_add_link_without_continuation_is_not_refused_here() {
     let bytes = message(0x22, [44, 0], 0, 44);
-    let Message::AddLink(parsed) = Message::parse(&bytes).unwrap() else {
-        panic!()
-    };
+    let parsed = parsed!(AddLink, bytes);
     assert!(parsed.extension.is_none());
 }
 
@@ -246,7 +236,7 @@ fn nine_rkeys_need_v2() {
 #[test]
 fn the_error_form_of_the_other_version_cannot_be_sent() {
     let rkeys = [WireRkey::default()];
-    let errors = DeleteRkeyErrors::Mask(RkeyMask(0x80));
+    let errors = DeleteRkeyErrors::Mask(0x80);
     let response = DeleteRkey::request(V2, &rkeys).response(errors);
     assert_eq!(invalid(response.emit(&mut [0; 100])), "errors");
 }

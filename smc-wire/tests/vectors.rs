@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use smc_wire::cdc::{CdcR, ProducerFlags, StateFlags};
-use smc_wire::clc::{Body, Frame, Message, Terms};
+use smc_wire::clc::{Body, Frame, Message};
 use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::llc::{self, AddLink, AddLinkStep, ByteOrder, Dialect};
 
@@ -296,9 +296,6 @@ fn announced_rings(capture: &Capture) -> BTreeMap<(IpAddr, u32), Ring> {
             continue;
         };
         assert_eq!(repr.step.clc_type(), kind);
-        if let Terms::V2 { eid, .. } = repr.terms {
-            assert!(eid.is_valid_ueid(), "{eid}");
-        }
         let Body::R(end) = repr.body else { continue };
         // RoCE may use other addresses than the TCP connection, so both count.
         let roce = end.gid.ipv4().map(IpAddr::V4);

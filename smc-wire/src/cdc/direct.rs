@@ -167,9 +167,9 @@ layouts! {
 
 /// CDC block of SMC-D, 32 bytes at the start of a DMB element (docs/spec/cdc.md#cdc-block).
 ///
-/// Over shared memory store the payload, then [`producer_word`](Self::producer_word), then
-/// [`consumer_word`](Self::consumer_word), with release ordering, then notify; read the producer
-/// word first. The two words are not atomic with respect to each other.
+/// Over shared memory store the payload, then [`ProducerWord`], then [`ConsumerWord`], with release
+/// ordering, then notify; read the producer word first. The two words are not atomic with respect to
+/// each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct CdcD {
     /// How far the writer of the block has written into this DMB element.
@@ -187,38 +187,6 @@ impl CdcD {
     pub const LEN: usize = Block::LEN;
     /// The first byte; written, never checked.
     pub const TYPE: u8 = CdcR::TYPE;
-
-    /// From the two words that carry everything.
-    #[inline]
-    #[must_use]
-    pub const fn from_words(producer: ProducerWord, consumer: ConsumerWord) -> Self {
-        Self {
-            producer: producer.cursor,
-            consumer: consumer.cursor,
-            producer_flags: consumer.producer_flags,
-            state_flags: consumer.state_flags,
-        }
-    }
-
-    /// The word at offset 8.
-    #[inline]
-    #[must_use]
-    pub const fn producer_word(&self) -> ProducerWord {
-        ProducerWord {
-            cursor: self.producer,
-        }
-    }
-
-    /// The word at offset 16.
-    #[inline]
-    #[must_use]
-    pub const fn consumer_word(&self) -> ConsumerWord {
-        ConsumerWord {
-            cursor: self.consumer,
-            producer_flags: self.producer_flags,
-            state_flags: self.state_flags,
-        }
-    }
 
     /// Reads a block in the given byte order. Bytes past the 32nd are ignored.
     ///

@@ -7,12 +7,12 @@ use zerocopy::FromBytes;
 
 use super::{ProducerFlags, StateFlags};
 use crate::cursor::Cursor;
-use crate::error::{DecodeError, EmitError, MessageKind};
+use crate::error::{DecodeError, MessageKind};
 use crate::layout::Show::{self, Code, Reserved};
 use crate::layout::{BYTES, DEC, Layout, Raw, layouts, part};
 use crate::llc::MESSAGE_LEN;
 use crate::types::AlertToken;
-use crate::writer::{Writer, wire_count};
+use crate::writer::wire_count;
 
 part! {
     /// CDC message of SMC-R, 44 bytes (docs/spec/cdc.md#cdc-message; RFC 7609 appendix A.4).
@@ -128,16 +128,6 @@ impl CdcR {
             message: self.raw(Self::TYPE, wire_count(Self::LEN)),
             reserved_26: [0; 18],
         })
-    }
-
-    /// Writes the message to the start of `buffer` and returns its length.
-    ///
-    /// # Errors
-    ///
-    /// [`EmitError::BufferTooSmall`] below 44 bytes.
-    pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
-        Writer::new(MessageKind::CdcR, Self::LEN, buffer)?.put(&self.to_bytes())?;
-        Ok(Self::LEN)
     }
 }
 

@@ -34,18 +34,10 @@ pub struct AcceptConfirm {
 }
 
 impl AcceptConfirm {
-    /// Length in bytes of the version-1 form for SMC-R.
-    pub const LEN_R_V1: usize = HEADER_LEN + RdmaEnd::LEN + TRAILER_LEN;
-    /// Length in bytes of the version-1 form for SMC-D.
-    pub const LEN_D_V1: usize = HEADER_LEN + DirectEnd::LEN + DirectV1::LEN + TRAILER_LEN;
-    /// Least length in bytes of the version-2 form for SMC-R.
-    pub const MIN_LEN_R_V2: usize = Self::LEN_R_V1 + RdmaV2::LEN;
-    /// Least length in bytes of the version-2 form for SMC-D.
-    pub const MIN_LEN_D_V2: usize = HEADER_LEN + DirectEnd::LEN + DirectV2::LEN + TRAILER_LEN;
     /// Least length in bytes of any form.
-    pub const MIN_LEN: usize = Self::LEN_D_V1;
+    pub const MIN_LEN: usize = Self::fixed_len(Version::V1, false);
     /// Length in bytes of the longest form known today: a first-contact CONFIRM with eight GIDs.
-    pub const MAX_LEN: usize = Self::MIN_LEN_R_V2 + FirstContact::MAX_LEN;
+    pub const MAX_LEN: usize = Self::fixed_len(Version::V2, true) + FirstContact::MAX_LEN;
     /// Bytes to keep of a message that is longer than anything known.
     pub const MAX_KEEP: usize = 512;
 
@@ -96,11 +88,12 @@ impl AcceptConfirm {
 
     /// Length without first-contact parts.
     const fn fixed_len(version: Version, is_rdma: bool) -> usize {
+        const AROUND: usize = HEADER_LEN + TRAILER_LEN;
         match (version.is_v2(), is_rdma) {
-            (false, true) => Self::LEN_R_V1,
-            (false, false) => Self::LEN_D_V1,
-            (true, true) => Self::MIN_LEN_R_V2,
-            (true, false) => Self::MIN_LEN_D_V2,
+            (false, true) => AROUND + RdmaEnd::LEN,
+            (false, false) => AROUND + DirectEnd::LEN + DirectV1::LEN,
+            (true, true) => AROUND + RdmaEnd::LEN + RdmaV2::LEN,
+            (true, false) => AROUND + DirectEnd::LEN + DirectV2::LEN,
         }
     }
 
@@ -176,21 +169,6 @@ impl AcceptConfirm {
             Some(parts) => parts.check(self.step, self.body.is_rdma()),
             None => Ok(()),
         }
-    }
-}
-
-impl fmt::Display for AcceptConfirm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.body.is_rdma() {
-            "SMC-R"
-        } else {
-            "SMC-D"
-        };
-        write!(f, "{} {} {kind}", self.step, self.version())?;
-        if self.is_first_contact() {
-            f.write_str(" first contact")?;
-        }
-        Ok(())
     }
 }
 

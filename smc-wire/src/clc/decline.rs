@@ -1,7 +1,5 @@
 //! DECLINE: no SMC on this connection.
 
-use core::fmt;
-
 use zerocopy::FromBytes;
 use zerocopy::network_endian::U32;
 
@@ -96,7 +94,7 @@ impl Decline {
         Ok(Self::from_raw(
             raw,
             version,
-            header.out_of_sync(),
+            OUT_OF_SYNC.is_set(header.flags),
             os,
             extra,
         ))
@@ -129,15 +127,5 @@ impl Decline {
         }
         out.put(&Eyecatcher::Smcr.to_bytes())?;
         Ok(length)
-    }
-}
-
-impl fmt::Display for Decline {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DECLINE {} {}", self.version, self.diagnosis)?;
-        if self.out_of_sync {
-            f.write_str(" out of sync")?;
-        }
-        Ok(())
     }
 }

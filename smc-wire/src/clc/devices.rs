@@ -1,10 +1,9 @@
 //! The devices behind a GID list.
 
 use core::fmt;
-use core::iter::Peekable;
 
 use super::proposal::{DirectExtension, GidEntry};
-use crate::types::{Chid, Gid};
+use crate::types::{Chid, Gid, IsmGid};
 
 /// An SMC-D device that a client offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,47 +28,6 @@ impl fmt::Display for Device {
     }
 }
 
-/// Iterates over the devices of a GID list.
-///
-/// An emulated device takes two consecutive entries with one CHID, first the high and then the low
-/// half of its GID (docs/spec/clc.md#smc-d-v2-extension). An emulated entry that no entry of the
-/// same CHID follows is skipped.
-#[derive(Debug, Clone)]
-pub struct Devices<I: Iterator<Item = GidEntry>> {
-    entries: Peekable<I>,
-}
-
-impl<I: Iterator<Item = GidEntry>> Devices<I> {
-    /// Over the devices of these entries.
-    pub fn new(entries: impl IntoIterator<IntoIter = I>) -> Self {
-        Self {
-            entries: entries.into_iter().peekable(),
-        }
-    }
-}
-
-impl<I: Iterator<Item = GidEntry>> Iterator for Devices<I> {
-    type Item = Device;
-
-    fn next(&mut self) -> Option<Device> {
-        loop {
-            let GidEntry { gid, chid } = self.entries.next()?;
-            if !chid.is_emulated() {
-                return Some(Device {
-                    gid: gid.into(),
-                    chid,
-                });
-            }
-            if let Some(low) = self.entries.next_if(|next| next.chid == chid) {
-                return Some(Device {
-                    gid: Gid::new(gid.0, low.gid.0),
-                    chid,
-                });
-            }
-        }
-    }
-}
-
 impl DirectExtension {
     /// Appends a device to the GID list, as two entries if it is emulated.
     ///
@@ -78,21 +36,13 @@ impl DirectExtension {
     /// Gives the device back, and leaves the list as it was, if the eight entries do not suffice
     /// or if a native device has an extended GID.
     pub fn push_device(&mut self, device: Device) -> Result<(), Device> {
-        let high = GidEntry {
-            gid: device.gid.hi(),
-            chid: device.chid,
-        };
-        let low = GidEntry {
-            gid: device.gid.lo(),
-            chid: device.chid,
-        };
+        let chid = device.chid;
+        let [high, low] = [device.gid.hi(), device.gid.lo()].map(|gid| GidEntry { gid, chid });
         let mut entries = self.entries;
-        if device.chid.is_emulated() {
-            entries.push(high).map_err(|_| device)?;
+        entries.push(high).map_err(|_| device)?;
+        if chid.is_emulated() {
             entries.push(low).map_err(|_| device)?;
-        } else if device.gid.lo().0 == 0 {
-            entries.push(high).map_err(|_| device)?;
-        } else {
+        } else if low.gid != IsmGid::ZERO {
             return Err(device);
         }
         self.entries = entries;
@@ -100,7 +50,24 @@ impl DirectExtension {
     }
 
     /// The devices of the GID list.
-    pub fn devices(&self) -> impl Iterator<Item = Device> + Clone + '_ {
-        Devices::new(self.entries.iter().copied())
+    ///
+    /// An emulated device takes two consecutive entries with one CHID, first the high and then the
+    /// low half of its GID (docs/spec/clc.md#smc-d-v2-extension). An emulated entry that no entry of
+    /// the same CHID follows is skipped.
+    pub fn devices(&self) -> impl Iterator<Item = Device> + '_ {
+        let mut entries = self.entries.iter().peekable();
+        core::iter::from_fn(move || {
+            loop {
+                let &GidEntry { gid, chid } = entries.next()?;
+                if !chid.is_emulated() {
+                    let gid = gid.into();
+                    return Some(Device { gid, chid });
+                }
+                if let Some(low) = entries.next_if(|next| next.chid == chid) {
+                    let gid = Gid::new(gid.0, low.gid.0);
+                    return Some(Device { gid, chid });
+                }
+            }
+        })
     }
 }

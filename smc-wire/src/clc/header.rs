@@ -1,6 +1,5 @@
 //! What every CLC message begins and ends with.
 
-use core::fmt;
 use core::mem::offset_of;
 
 use zerocopy::FromBytes;
@@ -145,12 +144,6 @@ impl Eyecatcher {
     }
 }
 
-impl fmt::Display for Eyecatcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 message_types! {
     /// Type byte of a CLC message.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -225,35 +218,6 @@ impl Header {
             version,
             flags: last & 0x0f,
         })
-    }
-
-    /// PROPOSAL: what is offered in version 1.
-    #[must_use]
-    pub const fn v1_offer(&self) -> Offer {
-        Offer::from_low_bits(self.flags)
-    }
-
-    /// PROPOSAL: what is offered in version 2; nothing in a version-1 message, where the bits are
-    /// reserved.
-    #[must_use]
-    pub const fn v2_offer(&self) -> Offer {
-        if self.version.is_v2() {
-            Offer::from_low_bits(self.flags >> 2)
-        } else {
-            Offer::Neither
-        }
-    }
-
-    /// ACCEPT and CONFIRM: the first-contact flag.
-    #[must_use]
-    pub const fn first_contact(&self) -> bool {
-        FIRST_CONTACT.is_set(self.flags)
-    }
-
-    /// DECLINE: the out-of-sync flag.
-    #[must_use]
-    pub const fn out_of_sync(&self) -> bool {
-        OUT_OF_SYNC.is_set(self.flags)
     }
 }
 

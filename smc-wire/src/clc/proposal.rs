@@ -3,7 +3,6 @@
 mod parse;
 mod regions;
 
-use core::fmt;
 use core::mem::offset_of;
 use core::net::{Ipv4Addr, Ipv6Addr};
 
@@ -194,16 +193,6 @@ impl Proposal {
             Some(_) => wire_length(ip.saturating_add(V2_OFFSET)),
             None => 0,
         }
-    }
-}
-
-impl fmt::Display for Proposal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "PROPOSAL {} offers v1 {}, v2 {}",
-            self.version, self.v1, self.v2
-        )
     }
 }
 
@@ -406,7 +395,7 @@ part! {
     }
     then {
         /// ISM devices of the client; an emulated one takes two entries. See
-        /// [`Devices`](super::Devices).
+        /// [`devices`](Self::devices).
         pub entries: Bounded<GidEntry, MAX_ITEMS>,
     }
 }

@@ -1,6 +1,7 @@
 use std::vec::Vec;
 
 use super::*;
+use crate::bounded::Bounded;
 use crate::types::{Chid, Gid, IsmGid};
 
 const ISM: Chid = Chid(0x07c2);
@@ -28,7 +29,11 @@ fn emulated(hi: u64, lo: u64, chid: Chid) -> Device {
 }
 
 fn devices(entries: &[GidEntry]) -> Vec<Device> {
-    Devices::new(entries.iter().copied()).collect()
+    let extension = DirectExtension {
+        entries: Bounded::from_slice(entries).unwrap(),
+        ..DirectExtension::default()
+    };
+    extension.devices().collect()
 }
 
 #[test]

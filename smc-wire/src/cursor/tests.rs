@@ -49,8 +49,8 @@ fn the_wrap_number_wraps_too() {
 #[test]
 fn distances_are_cut_at_the_size() {
     let ring = ring(100);
-    assert_eq!(ring.distance(at(0, 10), at(5, 90)), 100);
-    assert_eq!(ring.distance(at(0, 10), at(0, 5)), 0);
+    assert_eq!(ring.used(at(5, 90), at(0, 10)), 100);
+    assert_eq!(ring.used(at(0, 5), at(0, 10)), 0);
     assert_eq!(ring.used(at(0, u32::MAX), at(0, 0)), 100);
     assert_eq!(ring.used(at(1, u32::MAX), at(0, u32::MAX)), 100);
 }

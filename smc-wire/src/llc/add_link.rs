@@ -1,18 +1,19 @@
-//! ADD LINK: another link for the link group (RFC 7609 appendix A.3; continuation in v2).
+//! ADD LINK and ADD LINK CONT: another link for the link group (RFC 7609 appendix A.3; continuation
+//! in v2).
 
 use core::fmt;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::header::{REJECTED, RESPONSE, emit_reason};
+use super::header::{REJECTED, RESPONSE, emit, emit_reason};
 use super::{ByteOrder, Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, Step};
-use super::{WireRtoken, rtoken::list};
+use super::{Rtoken, WireRtoken, rtoken::list};
 use crate::codes::{known_values, nibble};
 use crate::layout::Show::{self, Unswapped};
 use crate::layout::{Bits, Layout, Raw, part};
 use crate::types::{LinkNumber, Mac, MtuCode, Psn, Qpn, RoceGid};
 use crate::writer::invalid;
-use crate::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
+use crate::{Bounded, DecodeError, DecodeErrorKind, EmitError, MessageKind};
 
 part! {
     /// Contents of ADD LINK.
@@ -196,11 +197,70 @@ impl<'a> AddLinkExtension<'a> {
     }
 }
 
-/// Why a link was rejected (4 bits); unknown values are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct RejectReason(u8);
+part! {
+    /// Contents of ADD LINK CONT, v1 only: the RMBs that the new link shall serve, two at a time.
+    ///
+    /// Server and client take turns until both have stated that nothing is left, at least once
+    /// each.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct AddLinkCont {
+        /// Request from the server, response from the client.
+        pub step: Step,
+    }
+    4 bytes {
+        /// The new link.
+        pub link as "link_number": LinkNumber,
+        /// Rtokens still to be sent, those of this message included.
+        pub left as "rtokens_left": u8,
+        zero reserved_6: [u8; 2],
+    }
+    then {
+        /// The first of them.
+        pub rtokens: Bounded<WireRtoken, 2>,
+    }
+}
 
-nibble!(RejectReason, code);
+impl AddLinkCont {
+    pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (raw, rest) = header.body::<Self>(bytes)?;
+        let rtokens = list(rest, raw.left.into()).iter().copied();
+        let rtokens = Bounded::from_iter_lossy(rtokens);
+        Ok(Self::from_raw(raw, header.step(), rtokens))
+    }
+
+    /// The message that sends the first of the RMBs that are left.
+    #[must_use]
+    pub fn of(step: Step, link: LinkNumber, left: &[Rtoken]) -> Self {
+        Self {
+            step,
+            link,
+            left: u8::try_from(left.len()).unwrap_or(u8::MAX),
+            rtokens: Bounded::from_iter_lossy(left.iter().copied().map(WireRtoken::from)),
+        }
+    }
+
+    /// Writes the message to the start of `buffer` and returns its length.
+    ///
+    /// # Errors
+    ///
+    /// [`EmitError::BufferTooSmall`] below 44 bytes; [`EmitError::Invalid`] if there are not as
+    /// many rtokens as `left` asks for, which is two or the rest.
+    pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
+        const KIND: MessageType = MessageType::AddLinkCont;
+        if self.rtokens.len() != usize::from(self.left).min(2) {
+            let reason = "contradicts the rtokens there are";
+            return Err(invalid(KIND.kind(), "rtokens left", reason));
+        }
+        let raw = self.raw();
+        let body = [raw.as_bytes(), self.rtokens.as_slice().as_bytes()];
+        emit(KIND, Dialect::V1, self.step.flag(), &body, buffer)
+    }
+}
+
+nibble! {
+    /// Why a link was rejected (4 bits); unknown values are kept.
+    RejectReason, code
+}
 
 known_values!(RejectReason {
     /// Not given, as by Linux in v2.

@@ -1,7 +1,5 @@
 //! DELETE RKEY: RMBs that are no longer in use (RFC 7609 appendix A.3; longer lists in v2).
 
-use core::fmt;
-
 use zerocopy::IntoBytes;
 
 use super::header::{HEADER_LEN, NEGATIVE, emit};
@@ -62,7 +60,7 @@ impl<'a> DeleteRkey<'a> {
             return Err(DecodeError::new(kind, "rkey count", HEADER_LEN, cause));
         }
         let errors = match dialect {
-            Dialect::V1 => DeleteRkeyErrors::Mask(RkeyMask(raw.unknown_rkey_count)),
+            Dialect::V1 => DeleteRkeyErrors::Mask(raw.unknown_rkey_count),
             Dialect::V2(_) => DeleteRkeyErrors::Count(raw.unknown_rkey_count),
         };
         Ok(Self {
@@ -117,7 +115,7 @@ impl<'a> DeleteRkey<'a> {
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         const KIND: MessageType = MessageType::DeleteRkey;
         let (max, errors) = match (self.dialect, self.errors) {
-            (Dialect::V1, DeleteRkeyErrors::Mask(RkeyMask(mask))) => (MAX_V1, mask),
+            (Dialect::V1, DeleteRkeyErrors::Mask(mask)) => (MAX_V1, mask),
             (Dialect::V2(_), DeleteRkeyErrors::Count(count)) => (MAX_RTOKENS, count),
             _ => {
                 let reason = "have the form of the other version";
@@ -143,8 +141,9 @@ impl<'a> DeleteRkey<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums, reason = "one form per version")]
 pub enum DeleteRkeyErrors {
-    /// v1: which rkeys were not known.
-    Mask(RkeyMask),
+    /// v1: which of the up to eight rkeys were not known, the first one in the most significant
+    /// bit.
+    Mask(u8),
     /// v2: how many were not known.
     Count(u8),
 }
@@ -156,7 +155,7 @@ impl DeleteRkeyErrors {
         if dialect.is_v2() {
             Self::Count(0)
         } else {
-            Self::Mask(RkeyMask(0))
+            Self::Mask(0)
         }
     }
 
@@ -169,62 +168,23 @@ impl DeleteRkeyErrors {
             let unknown = known.filter(|known| !known).count();
             return Self::Count(u8::try_from(unknown).unwrap_or(u8::MAX));
         }
-        let mut mask = RkeyMask::default();
-        for (at, known) in known.enumerate() {
-            if !known {
-                mask.insert(at);
-            }
-        }
-        Self::Mask(mask)
+        let bits = (0..8).map(|at| 0x80_u8 >> at);
+        let unknown = known.zip(bits).filter(|(known, _)| !known);
+        Self::Mask(unknown.fold(0, |mask, (_, bit)| mask | bit))
     }
 
     /// True if nothing failed.
     #[must_use]
     pub const fn is_none(self) -> bool {
-        matches!(self, Self::Mask(RkeyMask(0)) | Self::Count(0))
+        matches!(self, Self::Mask(0) | Self::Count(0))
     }
 
     /// How many rkeys were not known.
     #[must_use]
-    pub fn count(self) -> usize {
+    pub fn count(self) -> u32 {
         match self {
-            Self::Mask(mask) => mask.iter().count(),
-            Self::Count(count) => usize::from(count),
+            Self::Mask(mask) => mask.count_ones(),
+            Self::Count(count) => count.into(),
         }
-    }
-}
-
-/// Positions of up to eight rkeys of a DELETE RKEY, the first one in the most significant bit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct RkeyMask(pub u8);
-
-impl RkeyMask {
-    /// Adds the rkey at a position; positions past the eighth have no bit and are ignored.
-    pub fn insert(&mut self, at: usize) {
-        self.0 |= Self::bit(at);
-    }
-
-    /// True if the rkey at this position is marked.
-    #[must_use]
-    pub fn contains(self, at: usize) -> bool {
-        self.0 & Self::bit(at) != 0
-    }
-
-    /// The positions marked, ascending.
-    pub fn iter(self) -> impl Iterator<Item = usize> {
-        (0..MAX_V1).filter(move |at| self.contains(*at))
-    }
-
-    fn bit(at: usize) -> u8 {
-        u32::try_from(at)
-            .ok()
-            .and_then(|at| 0x80_u8.checked_shr(at))
-            .unwrap_or(0)
-    }
-}
-
-impl fmt::Display for RkeyMask {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#04x}", self.0)
     }
 }

@@ -40,30 +40,22 @@
 //! ```
 
 mod add_link;
-mod add_link_cont;
-mod confirm_link;
 mod confirm_rkey;
-mod delete_link;
 pub(crate) mod delete_rkey;
 pub(crate) mod header;
+mod link;
 mod message;
-mod order;
 pub(crate) mod request_add_link;
 mod rtoken;
-mod test_link;
 
-pub use add_link::{AddLink, AddLinkExtension, AddLinkStep, RejectReason};
-pub use add_link_cont::AddLinkCont;
-pub use confirm_link::ConfirmLink;
+pub use add_link::{AddLink, AddLinkCont, AddLinkExtension, AddLinkStep, RejectReason};
 pub use confirm_rkey::{ConfirmRkey, ConfirmRkeyCont, RkeyStep};
-pub use delete_link::{DeleteLink, DeleteLinkReason};
-pub use delete_rkey::{DeleteRkey, DeleteRkeyErrors, RkeyMask};
-pub use header::{Dialect, Header, MessageType, Step};
+pub use delete_rkey::{DeleteRkey, DeleteRkeyErrors};
+pub use header::{Dialect, Header, MessageType, Step, detect_order};
+pub use link::{ConfirmLink, DeleteLink, DeleteLinkReason, TestLink};
 pub use message::Message;
-pub use order::detect_order;
 pub use request_add_link::{RequestAddLink, RequestAddLinkStep};
 pub use rtoken::{LinkRtoken, Rtoken, WireRkey, WireRtoken};
-pub use test_link::TestLink;
 
 pub use crate::cdc::ByteOrder;
 

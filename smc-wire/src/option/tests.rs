@@ -1,34 +1,6 @@
 use super::*;
 use crate::error::DecodeErrorKind as Kind;
 
-fn error_of(bytes: &[u8]) -> DecodeError {
-    SmcOption::parse(bytes).unwrap_err()
-}
-
-#[test]
-fn written_as_linux_does() {
-    let mut buffer = [0xee; 12];
-    assert_eq!(emit(&mut buffer, true), Ok(8));
-    assert_eq!(buffer[..9], [1, 1, 0xfe, 6, 0xe2, 0xd4, 0xc3, 0xd9, 0xee]);
-    assert_eq!(find(&buffer[..8]).map(|found| found.offset()), Some(2));
-}
-
-#[test]
-fn short_form_when_space_is_short() {
-    let mut buffer = [0; 7];
-    assert_eq!(emit(&mut buffer, true), Ok(6));
-    assert_eq!(buffer[..6], BYTES);
-    let message = MessageKind::TcpOption;
-    assert_eq!(
-        emit(&mut buffer[..5], false),
-        Err(EmitError::BufferTooSmall {
-            message,
-            needed: 6,
-            got: 5
-        })
-    );
-}
-
 #[test]
 fn found_among_others() {
     // MSS, SACK permitted, timestamps, NOP, window scale, then ours.
@@ -84,33 +56,21 @@ fn broken_lists_contain_no_option() {
 
 #[test]
 fn each_rule_has_its_error() {
-    assert_eq!(
-        error_of(&[0xfe]).kind,
-        Kind::Truncated { needed: 6, got: 1 }
-    );
-    assert_eq!(
-        error_of(&[253, 6, 0, 0]).kind,
-        Kind::Value {
-            expected: "254",
-            got: 253
-        }
-    );
-    assert_eq!(
-        error_of(&[254, 4, 0, 0]).kind,
-        Kind::LengthBelow { minimum: 6, got: 4 }
-    );
-    let odd = Kind::Value {
-        expected: "an even number",
-        got: 7,
-    };
-    assert_eq!(error_of(&[254, 7, 0xe2, 0xd4, 0xc3, 0xd9, 0]).kind, odd);
-    assert_eq!(
-        error_of(&[254, 8, 0xe2, 0xd4]).kind,
-        Kind::Truncated { needed: 8, got: 4 }
-    );
-    let other = Kind::Value {
-        expected: "0xe2d4c3d9",
-        got: 0xe2d4_c3c4,
-    };
-    assert_eq!(error_of(&[254, 6, 0xe2, 0xd4, 0xc3, 0xc4]).kind, other);
+    let value = |expected, got| Kind::Value { expected, got };
+    for (bytes, kind) in [
+        (&[0xfe][..], Kind::Truncated { needed: 6, got: 1 }),
+        (&[253, 6, 0, 0], value("254", 253)),
+        (&[254, 4, 0, 0], Kind::LengthBelow { minimum: 6, got: 4 }),
+        (
+            &[254, 7, 0xe2, 0xd4, 0xc3, 0xd9, 0],
+            value("an even number", 7),
+        ),
+        (&[254, 8, 0xe2, 0xd4], Kind::Truncated { needed: 8, got: 4 }),
+        (
+            &[254, 6, 0xe2, 0xd4, 0xc3, 0xc4],
+            value("0xe2d4c3d9", 0xe2d4_c3c4),
+        ),
+    ] {
+        assert_eq!(SmcOption::parse(bytes).unwrap_err().kind, kind, "{bytes:?}");
+    }
 }

@@ -1,9 +1,9 @@
 //! The one-line form.
 
-use core::fmt;
+use core::fmt::{self, Display as _};
 
-use super::Family;
 use super::value::HexBytes;
+use super::{Family, Text};
 use crate::cdc::{CdcD, CdcR};
 use crate::clc::{self, AcceptConfirm, Body, Proposal};
 use crate::llc::{self, AddLinkStep, Message, RequestAddLinkStep, RkeyStep, Step};
@@ -11,42 +11,31 @@ use crate::option;
 use crate::types::{Offer, Rkey};
 use crate::{DecodeError, DecodeErrorKind, MessageKind};
 
-/// A message as one line, see [`line()`].
-#[derive(Debug, Clone, Copy)]
-pub struct Line<'a> {
-    family: Family,
-    bytes: &'a [u8],
-}
-
 /// Shows the gist of a message in one line without a newline.
 ///
 /// A message that a receiver would refuse shows its type, as far as that is known, its size, and
 /// why it is refused.
 #[must_use]
-pub const fn line(family: Family, bytes: &[u8]) -> Line<'_> {
-    Line { family, bytes }
+pub const fn line(family: Family, bytes: &[u8]) -> Text<'_> {
+    Text::new(family, bytes, write)
 }
 
-impl fmt::Display for Line<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let result = match self.family {
-            Family::TcpOption => return tcp_option(f, self.bytes),
-            Family::Clc => clc::Message::parse_prefix(self.bytes).map(|(message, rest)| {
-                let len = self.bytes.len().saturating_sub(rest.len());
-                match message {
-                    clc::Message::Proposal(m) => proposal(f, &m, len),
-                    clc::Message::Accept(m) | clc::Message::Confirm(m) => {
-                        accept_confirm(f, &m, len)
-                    }
-                    clc::Message::Decline(m) => decline(f, &m, len),
-                }
-            }),
-            Family::Llc => Message::parse(self.bytes).map(|message| message.fmt(f)),
-            Family::CdcR => CdcR::parse(self.bytes).map(|cdc| cdc.fmt(f)),
-            Family::CdcD(order) => CdcD::parse(self.bytes, order).map(|cdc| cdc.fmt(f)),
-        };
-        result.unwrap_or_else(|error| malformed(f, self.family, self.bytes, error))
-    }
+fn write(f: &mut fmt::Formatter<'_>, family: Family, bytes: &[u8]) -> fmt::Result {
+    let result = match family {
+        Family::TcpOption => return tcp_option(f, bytes),
+        Family::Clc => clc::Message::parse_prefix(bytes).map(|(message, rest)| {
+            let len = bytes.len().saturating_sub(rest.len());
+            match message {
+                clc::Message::Proposal(m) => proposal(f, &m, len),
+                clc::Message::Accept(m) | clc::Message::Confirm(m) => accept_confirm(f, &m, len),
+                clc::Message::Decline(m) => decline(f, &m, len),
+            }
+        }),
+        Family::Llc => Message::parse(bytes).map(|message| message.fmt(f)),
+        Family::CdcR => CdcR::parse(bytes).map(|cdc| cdc.fmt(f)),
+        Family::CdcD(order) => CdcD::parse(bytes, order).map(|cdc| cdc.fmt(f)),
+    };
+    result.unwrap_or_else(|error| malformed(f, family, bytes, error))
 }
 
 fn malformed(

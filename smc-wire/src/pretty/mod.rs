@@ -33,12 +33,14 @@ mod tree;
 mod value;
 mod visit;
 
-pub use line::{Line, line};
-pub use tree::{Tree, tree};
+pub use line::line;
+pub use tree::tree;
 pub use value::Value;
 pub use visit::{Field, Group, Problem, Visitor};
 
-use crate::cdc::{ByteOrder, CdcR};
+use core::fmt;
+
+use crate::cdc::ByteOrder;
 use dissector::Dissector;
 
 /// What a piece of bytes is a message of.
@@ -57,14 +59,29 @@ pub enum Family {
     CdcD(ByteOrder),
 }
 
-impl Family {
-    /// LLC or CDC: what an RDMA SEND on a queue pair of SMC-R carries.
-    #[must_use]
-    pub fn of_send(message: &[u8]) -> Self {
-        match message.first() {
-            Some(&CdcR::TYPE) => Self::CdcR,
-            _ => Self::Llc,
+/// A message as text, see [`line()`] and [`tree()`].
+#[derive(Debug, Clone, Copy)]
+pub struct Text<'a> {
+    family: Family,
+    bytes: &'a [u8],
+    write: Write,
+}
+
+type Write = fn(&mut fmt::Formatter<'_>, Family, &[u8]) -> fmt::Result;
+
+impl<'a> Text<'a> {
+    const fn new(family: Family, bytes: &'a [u8], write: Write) -> Self {
+        Self {
+            family,
+            bytes,
+            write,
         }
+    }
+}
+
+impl fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (self.write)(f, self.family, self.bytes)
     }
 }
 

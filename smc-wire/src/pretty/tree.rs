@@ -3,33 +3,24 @@
 use core::fmt;
 
 use super::value::HexBytes;
-use super::{Family, Field, Group, Problem, Visitor, describe};
-
-/// A message as a tree, see [`tree`].
-#[derive(Debug, Clone, Copy)]
-pub struct Tree<'a> {
-    family: Family,
-    bytes: &'a [u8],
-}
+use super::{Family, Field, Group, Problem, Text, Visitor, describe};
 
 /// Shows a message as one line per field: offset, bytes, name and value, indented by group.
 ///
 /// Lines of problems begin with `!`. Every line ends with a newline.
 #[must_use]
-pub const fn tree(family: Family, bytes: &[u8]) -> Tree<'_> {
-    Tree { family, bytes }
+pub const fn tree(family: Family, bytes: &[u8]) -> Text<'_> {
+    Text::new(family, bytes, write)
 }
 
-impl fmt::Display for Tree<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut writer = Writer {
-            f,
-            depth: 0,
-            result: Ok(()),
-        };
-        describe(self.family, self.bytes, &mut writer);
-        writer.result
-    }
+fn write(f: &mut fmt::Formatter<'_>, family: Family, bytes: &[u8]) -> fmt::Result {
+    let mut writer = Writer {
+        f,
+        depth: 0,
+        result: Ok(()),
+    };
+    describe(family, bytes, &mut writer);
+    writer.result
 }
 
 /// Writes each event as a line; after an error of the formatter it does nothing.

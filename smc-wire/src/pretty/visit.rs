@@ -1,6 +1,6 @@
 //! What the printer reports of a message.
 
-use core::fmt;
+use thiserror::Error;
 
 use super::Value;
 use crate::DecodeError;
@@ -57,10 +57,11 @@ pub struct Field<'a> {
 }
 
 /// What is wrong with a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Problem {
     /// The bytes end before or inside of a field.
+    #[error("{field}: {needed} bytes needed at offset {offset}, {available} there")]
     Missing {
         /// The field.
         field: &'static str,
@@ -72,6 +73,7 @@ pub enum Problem {
         available: usize,
     },
     /// There are bytes behind the end of the message.
+    #[error("{len} bytes behind the end of the message at offset {offset}")]
     Excess {
         /// Where they begin.
         offset: usize,
@@ -79,6 +81,7 @@ pub enum Problem {
         len: usize,
     },
     /// A field contradicts the rest of the message.
+    #[error("{field} at offset {offset} is {got}, the message has {expected}")]
     Contradiction {
         /// The field.
         field: &'static str,
@@ -90,41 +93,6 @@ pub enum Problem {
         got: u64,
     },
     /// A receiver refuses the message.
+    #[error("receivers refuse this: {0}")]
     Rejected(DecodeError),
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing {
-                field,
-                offset,
-                needed,
-                available,
-            } => {
-                write!(
-                    f,
-                    "{field}: {needed} bytes needed at offset {offset}, {available} there"
-                )
-            }
-            Self::Excess { offset, len } => {
-                write!(
-                    f,
-                    "{len} bytes behind the end of the message at offset {offset}"
-                )
-            }
-            Self::Contradiction {
-                field,
-                offset,
-                expected,
-                got,
-            } => {
-                write!(
-                    f,
-                    "{field} at offset {offset} is {got}, the message has {expected}"
-                )
-            }
-            Self::Rejected(error) => write!(f, "receivers refuse this: {error}"),
-        }
-    }
 }

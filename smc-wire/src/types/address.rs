@@ -2,15 +2,13 @@
 
 use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
-use core::str::FromStr;
 
-use super::parse::{ParseError, hex};
 use super::wire_id::wire_id;
 
 wire_id! {
     /// MAC address of a RoCE port (6 bytes).
     ///
-    /// Prints and parses as six hex pairs with colons.
+    /// Prints as six hex pairs with colons.
     #[derive(Default)]
     Mac[6], new
 }
@@ -19,24 +17,6 @@ impl fmt::Display for Mac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, e, g] = self.0;
         write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-impl FromStr for Mac {
-    type Err = ParseError;
-
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        const WHAT: &str = "MAC address";
-        let mut parts = text.split(':');
-        let mut bytes = [0; 6];
-        for byte in &mut bytes {
-            let pair = parts.next().ok_or(const { ParseError::syntax(WHAT) })?;
-            *byte = hex(pair, WHAT)?;
-        }
-        match parts.next() {
-            None => Ok(Self(bytes)),
-            Some(_) => Err(ParseError::length(WHAT)),
-        }
     }
 }
 
@@ -76,18 +56,6 @@ impl PeerId {
 impl fmt::Display for PeerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04x}@{}", self.instance(), self.mac())
-    }
-}
-
-impl FromStr for PeerId {
-    type Err = ParseError;
-
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        const WHAT: &str = "peer ID";
-        let (instance, mac) = text
-            .split_once('@')
-            .ok_or(const { ParseError::syntax(WHAT) })?;
-        Ok(Self::new(hex(instance, WHAT)?, mac.parse()?))
     }
 }
 
@@ -154,18 +122,5 @@ impl From<Ipv6Addr> for RoceGid {
 impl fmt::Display for RoceGid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.ipv6(), f)
-    }
-}
-
-impl FromStr for RoceGid {
-    type Err = ParseError;
-
-    /// Reads an IPv6 address, or an IPv4 address as its mapped form.
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        match text.parse() {
-            Ok(core::net::IpAddr::V4(address)) => Ok(Self::from_ipv4(address)),
-            Ok(core::net::IpAddr::V6(address)) => Ok(Self::from_ipv6(address)),
-            Err(_) => Err(ParseError::syntax("RoCE GID")),
-        }
     }
 }

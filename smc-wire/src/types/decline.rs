@@ -1,9 +1,8 @@
 //! Diagnosis codes of DECLINE.
 
 use core::fmt;
-use core::str::FromStr;
 
-use super::parse::{ParseError, number_as};
+use crate::codes::named_code;
 
 /// Why a peer declined SMC (32 bits, docs/spec/fallback.md#codes; RFC 7609 appendix A.2).
 ///
@@ -16,7 +15,6 @@ use super::parse::{ParseError, number_as};
 /// assert_eq!(DeclineCode::NOSMCDEV.to_string(), "0x03030000 (NOSMCDEV)");
 /// assert_eq!(DeclineCode(0x1234).to_string(), "0x00001234");
 /// assert_eq!(format!("{:?}", DeclineCode::NOSMCDEV), "DeclineCode(0x03030000 (NOSMCDEV))");
-/// assert_eq!("NOSMCDEV".parse(), Ok(DeclineCode::NOSMCDEV));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeclineCode(pub u32);
@@ -105,28 +103,12 @@ decline_codes! {
 
 impl fmt::Display for DeclineCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#010x}", self.0)?;
-        match self.name() {
-            Some(name) => write!(f, " ({name})"),
-            None => Ok(()),
-        }
+        named_code(f, self.0, self.name())
     }
 }
 
 impl fmt::Debug for DeclineCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DeclineCode({self})")
-    }
-}
-
-impl FromStr for DeclineCode {
-    type Err = ParseError;
-
-    /// Reads a name from the table or a number.
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        if let Some(known) = Self::KNOWN.iter().find(|code| code.name() == Some(text)) {
-            return Ok(*known);
-        }
-        number_as(text, "DECLINE code", |number| Some(Self(number)))
     }
 }

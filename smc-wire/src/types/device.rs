@@ -1,34 +1,21 @@
 //! Identifiers of SMC-D devices and their buffers.
 
 use core::fmt;
+use core::num::ParseIntError;
 use core::str::FromStr;
 
-use super::parse::{ParseError, digits_only, hex, number_text};
+use super::wire_id::wire_number;
 
-/// 64-bit GID of an ISM device, as the fields of CLC messages carry it.
-///
-/// Opaque. For an emulated device it is one half of a [`Gid`]. Prints and parses as 16 hex digits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct IsmGid(pub u64);
+wire_number! {
+    /// 64-bit GID of an ISM device, as the fields of CLC messages carry it.
+    ///
+    /// Opaque. For an emulated device it is one half of a [`Gid`]. Prints as 16 hex digits.
+    IsmGid(u64), "{:016x}"
+}
 
 impl IsmGid {
     /// Not given.
     pub const ZERO: Self = Self(0);
-}
-
-impl fmt::Display for IsmGid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-impl FromStr for IsmGid {
-    type Err = ParseError;
-
-    /// Reads up to 16 hex digits, with or without `0x`.
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        hex(text.strip_prefix("0x").unwrap_or(text), "ISM GID").map(Self)
-    }
 }
 
 /// GID of an SMC-D device: 64 bits for a native ISM device, 128 bits for an emulated one.
@@ -109,27 +96,25 @@ impl fmt::Display for Gid {
 }
 
 impl FromStr for Gid {
-    type Err = ParseError;
+    type Err = ParseIntError;
 
-    /// Reads 32 hex digits as an emulated GID, up to 16 as a native one.
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        const WHAT: &str = "GID";
-        let digits = text.strip_prefix("0x").unwrap_or(text);
-        digits_only(digits, 16, WHAT)?;
-        match digits.len() {
-            32 => hex(digits, WHAT).map(Self::emulated),
-            ..=16 => hex(digits, WHAT).map(Self::native),
-            _ => Err(ParseError::length(WHAT)),
+    /// Reads what `Display` shows: the 16 hex digits of a native GID, or both halves.
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        let half = |digits| u64::from_str_radix(digits, 16);
+        match text.split_at_checked(16) {
+            Some((hi, lo)) if !lo.is_empty() => Ok(Self::new(half(hi)?, half(lo)?)),
+            _ => half(text).map(Self::native),
         }
     }
 }
 
-/// Fabric identifier of an SMC-D device ("channel ID", 16 bits).
-///
-/// Two devices can exchange data only if their CHIDs are equal. 0 means "none", `0xFF00..=0xFFFF`
-/// is emulated ISM, `0xFFFF` the loopback device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Chid(pub u16);
+wire_number! {
+    /// Fabric identifier of an SMC-D device ("channel ID", 16 bits).
+    ///
+    /// Two devices can exchange data only if their CHIDs are equal. 0 means "none",
+    /// `0xFF00..=0xFFFF` is emulated ISM, `0xFFFF` the loopback device.
+    Chid(u16), "{:#06x}"
+}
 
 impl Chid {
     /// No device.
@@ -152,10 +137,7 @@ impl Chid {
     }
 }
 
-number_text!(Chid, u16, 6, "CHID", |raw| Some(Chid(raw)));
-
-/// Names a DMB (the receive buffer of SMC-D); chosen by the device that registered it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct DmbToken(pub u64);
-
-number_text!(DmbToken, u64, 18, "DMB token", |raw| Some(DmbToken(raw)));
+wire_number! {
+    /// Names a DMB (the receive buffer of SMC-D); chosen by the device that registered it.
+    DmbToken(u64), "{:#018x}"
+}

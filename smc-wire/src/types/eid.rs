@@ -3,6 +3,8 @@
 use core::fmt;
 use core::str::FromStr;
 
+use thiserror::Error;
+
 use super::text::{padded, trim_padding, write_printable};
 use super::wire_id::wire_id;
 
@@ -73,13 +75,6 @@ impl Eid {
         }
         Self(bytes)
     }
-
-    /// True if the bytes are what [`ueid`](Self::ueid) could have made.
-    #[must_use]
-    pub fn is_valid_ueid(&self) -> bool {
-        let name = core::str::from_utf8(trim_padding(&self.0)).unwrap_or_default();
-        Self::ueid(name).is_ok_and(|padded| padded == *self)
-    }
 }
 
 impl fmt::Display for Eid {
@@ -98,17 +93,20 @@ impl FromStr for Eid {
 }
 
 /// Why a name cannot be a UEID.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum EidError {
     /// There are no characters.
+    #[error("EID is empty")]
     Empty,
     /// There are more than 32.
+    #[error("EID has {len} characters, at most 32 are allowed")]
     TooLong {
         /// Bytes in the name.
         len: usize,
     },
     /// A character is not one of `A-Z`, `0-9`, `.`, `-`.
+    #[error("EID has {found:?} at position {at}, only A-Z, 0-9, '.', '-' are allowed")]
     Character {
         /// Its position in bytes.
         at: usize,
@@ -116,29 +114,12 @@ pub enum EidError {
         found: char,
     },
     /// The first character is not a letter or digit.
+    #[error("EID does not begin with A-Z or 0-9")]
     FirstCharacter,
     /// Two dots follow each other.
+    #[error("EID has two dots in a row")]
     ConsecutiveDots,
 }
-
-impl fmt::Display for EidError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty => f.write_str("EID is empty"),
-            Self::TooLong { len } => write!(f, "EID has {len} characters, at most 32 are allowed"),
-            Self::Character { at, found } => {
-                write!(
-                    f,
-                    "EID has {found:?} at position {at}, only A-Z, 0-9, '.', '-' are allowed"
-                )
-            }
-            Self::FirstCharacter => f.write_str("EID does not begin with A-Z or 0-9"),
-            Self::ConsecutiveDots => f.write_str("EID has two dots in a row"),
-        }
-    }
-}
-
-impl core::error::Error for EidError {}
 
 /// Four upper-case hex digits.
 fn hex_digits(value: u16) -> [u8; 4] {

@@ -1,9 +1,8 @@
 //! Identifiers of SMC-R links, queue pairs and buffers.
 
 use core::fmt;
-use core::str::FromStr;
 
-use super::parse::{ParseError, digits_only, hex, number_as, number_text};
+use super::wire_id::wire_number;
 use crate::codes::nibble;
 
 /// Queue pair number (24 bits).
@@ -16,7 +15,7 @@ pub struct Psn(u32);
 
 /// The 24-bit numbers share their conversions.
 macro_rules! be24 {
-    ($type:ident, $what:literal) => {
+    ($type:ident) => {
         impl $type {
             /// The largest value.
             pub const MAX: Self = Self(0xff_ffff);
@@ -51,24 +50,26 @@ macro_rules! be24 {
             }
         }
 
-        number_text!($type, u32, 8, $what, $type::new);
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#08x}", self.0)
+            }
+        }
     };
 }
 
-be24!(Qpn, "queue pair number");
-be24!(Psn, "packet sequence number");
+be24!(Qpn);
+be24!(Psn);
 
-/// Remote key of an RMB on one link: the right to write into it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Rkey(pub u32);
+wire_number! {
+    /// Remote key of an RMB on one link: the right to write into it.
+    Rkey(u32), "{:#010x}"
+}
 
-number_text!(Rkey, u32, 10, "rkey", |raw| Some(Rkey(raw)));
-
-/// RDMA address of byte 0 of an RMB (the buffer, not the element in it) on one link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct RmbAddr(pub u64);
-
-number_text!(RmbAddr, u64, 18, "RMB address", |raw| Some(RmbAddr(raw)));
+wire_number! {
+    /// RDMA address of byte 0 of an RMB (the buffer, not the element in it) on one link.
+    RmbAddr(u64), "{:#018x}"
+}
 
 /// Names a connection in CDC messages of SMC-R; chosen by the end that receives them.
 ///
@@ -104,36 +105,26 @@ impl AlertToken {
     }
 }
 
-number_text!(AlertToken, u32, 10, "alert token", AlertToken::new);
+impl fmt::Display for AlertToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#010x}", self.0)
+    }
+}
 
-/// Number of a link in its link group, chosen by the server: 1..=255, 0 means "none" or "all".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct LinkNumber(pub u8);
+wire_number! {
+    /// Number of a link in its link group, chosen by the server: 1..=255, 0 means "none" or "all".
+    LinkNumber(u8), "{}"
+}
 
 impl LinkNumber {
     /// Not a link: a hint in ADD LINK, every link in DELETE LINK.
     pub const NONE: Self = Self(0);
 }
 
-impl fmt::Display for LinkNumber {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
-    }
+wire_number! {
+    /// The sender's own identifier of a link (CONFIRM LINK); informational.
+    LinkUid(u32), "{:#010x}"
 }
-
-impl FromStr for LinkNumber {
-    type Err = ParseError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        number_as(text, "link number", |number| Some(Self(number)))
-    }
-}
-
-/// The sender's own identifier of a link (CONFIRM LINK); informational.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct LinkUid(pub u32);
-
-number_text!(LinkUid, u32, 10, "link user ID", |raw| Some(LinkUid(raw)));
 
 /// Link-group identifier of the sender of an SMC-D ACCEPT or CONFIRM ("link ID").
 ///
@@ -147,27 +138,12 @@ impl fmt::Display for GroupId {
     }
 }
 
-impl FromStr for GroupId {
-    type Err = ParseError;
-
-    /// Reads eight hex digits, the four bytes in wire order.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const WHAT: &str = "link-group ID";
-        digits_only(text, 16, WHAT)?;
-        match text.len() {
-            8 => hex(text, WHAT).map(|number: u32| Self(number.to_be_bytes())),
-            _ => Err(ParseError::length(WHAT)),
-        }
-    }
+nibble! {
+    /// Path MTU of a RoCE link as a 4-bit code: 1 is 256 bytes, 5 is 4096 bytes.
+    ///
+    /// 0 and 6..=15 are reserved; ACCEPT carries the server's value, CONFIRM the smaller of both.
+    MtuCode, code
 }
-
-/// Path MTU of a RoCE link as a 4-bit code: 1 is 256 bytes, 5 is 4096 bytes.
-///
-/// 0 and 6..=15 are reserved; ACCEPT carries the server's value, CONFIRM the smaller of both.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct MtuCode(u8);
-
-nibble!(MtuCode, code);
 
 impl MtuCode {
     /// 256 bytes.
@@ -214,16 +190,5 @@ impl fmt::Display for MtuCode {
             Some(bytes) => fmt::Display::fmt(&bytes, f),
             None => write!(f, "reserved MTU code {}", self.0),
         }
-    }
-}
-
-impl FromStr for MtuCode {
-    type Err = ParseError;
-
-    /// Reads one of the five MTUs in bytes.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        number_as(text, "RoCE MTU", |bytes| {
-            Self::for_bytes(bytes).filter(|code| code.bytes() == Some(bytes))
-        })
     }
 }

@@ -1,8 +1,8 @@
 //! Identifiers and codes that appear in more than one message.
 //!
-//! Each is a small `Copy` newtype with `Display` and, where people write it by hand, `FromStr`.
-//! Codes are open: an unknown value survives a round trip and prints as a number, because a
-//! receiver must not reject what a newer peer may have defined.
+//! Each is a small `Copy` newtype with `Display`. Codes are open: an unknown value survives a round
+//! trip and prints as a number, because a receiver must not reject what a newer peer may have
+//! defined.
 
 mod address;
 mod decline;
@@ -10,7 +10,6 @@ mod device;
 mod eid;
 mod link;
 mod negotiation;
-mod parse;
 pub(crate) mod text;
 mod wire_id;
 
@@ -20,7 +19,6 @@ pub use device::{Chid, DmbToken, Gid, IsmGid};
 pub use eid::{Eid, EidError};
 pub use link::{AlertToken, GroupId, LinkNumber, LinkUid, MtuCode, Psn, Qpn, Rkey, RmbAddr};
 pub use negotiation::{FeatureMask, Offer, OsType, Release, Version};
-pub use parse::{ParseError, ParseErrorKind};
 pub use text::{HostName, PnetId};
 
 #[cfg(test)]

@@ -1,11 +1,9 @@
 //! Versions and capabilities that the handshake negotiates.
 
 use core::fmt;
-use core::str::FromStr;
 
 use bitflags::bitflags;
 
-use super::parse::{ParseError, number_as};
 use crate::codes::{known_values, nibble};
 
 /// Version nibble of a CLC header.
@@ -50,19 +48,10 @@ impl fmt::Display for Version {
     }
 }
 
-impl FromStr for Version {
-    type Err = ParseError;
-
-    /// Reads `1` or `v1`.
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        let digits = text.strip_prefix('v').unwrap_or(text);
-        number_as(digits, "SMC version", Self::new)
-    }
+nibble! {
+    /// Release of version 2 (4 bits): 0 is v2.0, 1 is v2.1.
+    Release, get
 }
-
-/// Release of version 2 (4 bits): 0 is v2.0, 1 is v2.1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Release(u8);
 
 impl Release {
     /// v2.0.
@@ -71,30 +60,16 @@ impl Release {
     pub const V2_1: Self = Self(1);
 }
 
-nibble!(Release, get);
-
 impl fmt::Display for Release {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "v2.{}", self.0)
     }
 }
 
-impl FromStr for Release {
-    type Err = ParseError;
-
-    /// Reads `v2.1`, `2.1` or just `1`.
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        let digits = text.strip_prefix('v').unwrap_or(text);
-        let digits = digits.strip_prefix("2.").unwrap_or(digits);
-        number_as(digits, "SMC release", Self::new)
-    }
+nibble! {
+    /// Operating system of a peer (4 bits), informational.
+    OsType, code
 }
-
-/// Operating system of a peer (4 bits), informational.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct OsType(u8);
-
-nibble!(OsType, code);
 
 known_values!(OsType {
     /// Not given: the nibble is zero in version 1.
@@ -131,15 +106,6 @@ bitflags! {
 impl fmt::Display for FeatureMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#06x}", self.bits())
-    }
-}
-
-impl FromStr for FeatureMask {
-    type Err = ParseError;
-
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        let make = |bits| Some(Self::from_bits_retain(bits));
-        number_as(text, "feature mask", make)
     }
 }
 

@@ -1,98 +1,49 @@
-use core::fmt::{Debug, Display};
 use core::net::{Ipv4Addr, Ipv6Addr};
-use core::str::FromStr;
 use std::string::ToString;
 
 use super::*;
 
-/// The value prints as `text`, and `text` reads as the value.
-#[track_caller]
-fn assert_text<T>(value: T, text: &str)
-where
-    T: Display + FromStr<Err: Debug> + PartialEq + Debug,
-{
-    assert_eq!(value.to_string(), text);
-    assert_eq!(text.parse::<T>().unwrap(), value);
-}
-
-#[track_caller]
-fn assert_no<T: FromStr<Err: Debug> + Debug>(texts: &[&str]) {
-    for text in texts {
-        assert!(text.parse::<T>().is_err(), "{text:?}");
-    }
-}
-
 #[test]
 fn text_forms() {
     let mac = Mac::new([0x52, 0x54, 0, 0, 0, 0x0a]);
-    assert_text(mac, "52:54:00:00:00:0a");
-    assert_text(PeerId::new(0x9b5a, mac), "9b5a@52:54:00:00:00:0a");
-    assert_text(
-        RoceGid::from_ipv4(Ipv4Addr::new(10, 9, 0, 2)),
-        "::ffff:10.9.0.2",
-    );
-    assert_text(IsmGid(0x0100_0000_0000_0001), "0100000000000001");
-    assert_text(Gid::native(0x12), "0000000000000012");
-    assert_text(Gid::new(1, 2), "00000000000000010000000000000002");
-    assert_text(Chid(0x7c1), "0x07c1");
-    assert_text(DmbToken(0xdead_beef), "0x00000000deadbeef");
-    assert_text(Qpn::new(0x11).unwrap(), "0x000011");
-    assert_text(Psn::MAX, "0xffffff");
-    assert_text(Rkey(0x3bb), "0x000003bb");
-    assert_text(RmbAddr(0xff45_9d13_8381_0000), "0xff459d1383810000");
-    assert_text(AlertToken::new(7).unwrap(), "0x00000007");
-    assert_text(LinkNumber(200), "200");
-    assert_text(LinkUid(0x0100), "0x00000100");
-    assert_text(GroupId([0, 1, 0, 0]), "00010000");
-    assert_text(MtuCode::MTU_4096, "4096");
-    assert_text(Version::V2, "v2");
-    assert_text(Release::V2_1, "v2.1");
-    assert_text(FeatureMask::from_bits_retain(0x8001), "0x8001");
-    assert_text(HostName::new("host-a"), "host-a");
-    assert_text(PnetId::new("net1").unwrap(), "NET1");
-    assert_text(Eid::ueid("A.B-9").unwrap(), "A.B-9");
-}
-
-#[test]
-fn text_that_is_no_identifier() {
-    assert_no::<Mac>(&[
-        "",
-        "52:54:00:00:00",
-        "52:54:00:00:00:01:02",
-        "52:54:00:00:00:100",
-        "g",
-    ]);
-    assert_no::<Mac>(&["52:54:00:00:00:+1", "52-54-00-00-00-01"]);
-    assert_no::<PeerId>(&[
-        "9b5a",
-        "9b5a@",
-        "19b5a@52:54:00:00:00:0a",
-        "@52:54:00:00:00:0a",
-    ]);
-    assert_no::<RoceGid>(&["", "10.9.0", "host"]);
-    assert_no::<Gid>(&["", "0x", "12345678901234567", "g", "-1"]);
-    assert_no::<IsmGid>(&["", "12345678901234567", "+1"]);
-    assert_no::<Chid>(&["", "65536", "0x10000", "-1", "0x_1"]);
-    assert_no::<Qpn>(&["0x1000000"]);
-    assert_no::<AlertToken>(&["0"]);
-    assert_no::<LinkNumber>(&["256"]);
-    assert_no::<GroupId>(&["1", "000100000"]);
-    assert_no::<MtuCode>(&["0", "1", "1500", "8192"]);
-    assert_no::<Version>(&["0", "v16", "v"]);
-    assert_no::<Release>(&["2.16", "v"]);
-    assert_no::<HostName>(&["a host name of more than 32 characters", "h\u{f6}st"]);
-    assert_no::<PnetId>(&["", "12345678901234567", "A B", "\u{e4}"]);
-    assert_no::<DeclineCode>(&["", "NOSUCHCODE", "0x100000000"]);
-}
-
-#[test]
-fn errors_are_one_clause() {
-    let error = "g".parse::<Chid>().unwrap_err();
-    assert_eq!(error.to_string(), "not a CHID: malformed");
+    assert_eq!(mac.to_string(), "52:54:00:00:00:0a");
     assert_eq!(
-        "0x10000".parse::<Chid>().unwrap_err().kind,
-        ParseErrorKind::OutOfRange
+        PeerId::new(0x9b5a, mac).to_string(),
+        "9b5a@52:54:00:00:00:0a"
     );
+    assert_eq!(
+        RoceGid::from_ipv4(Ipv4Addr::new(10, 9, 0, 2)).to_string(),
+        "::ffff:10.9.0.2"
+    );
+    assert_eq!(
+        IsmGid(0x0100_0000_0000_0001).to_string(),
+        "0100000000000001"
+    );
+    assert_eq!(Gid::native(0x12).to_string(), "0000000000000012");
+    assert_eq!(
+        Gid::new(1, 2).to_string(),
+        "00000000000000010000000000000002"
+    );
+    assert_eq!(Chid(0x7c1).to_string(), "0x07c1");
+    assert_eq!(DmbToken(0xdead_beef).to_string(), "0x00000000deadbeef");
+    assert_eq!(Qpn::new(0x11).unwrap().to_string(), "0x000011");
+    assert_eq!(Psn::MAX.to_string(), "0xffffff");
+    assert_eq!(Rkey(0x3bb).to_string(), "0x000003bb");
+    assert_eq!(
+        RmbAddr(0xff45_9d13_8381_0000).to_string(),
+        "0xff459d1383810000"
+    );
+    assert_eq!(AlertToken::new(7).unwrap().to_string(), "0x00000007");
+    assert_eq!(LinkNumber(200).to_string(), "200");
+    assert_eq!(LinkUid(0x0100).to_string(), "0x00000100");
+    assert_eq!(GroupId([0, 1, 0, 0]).to_string(), "00010000");
+    assert_eq!(MtuCode::MTU_4096.to_string(), "4096");
+    assert_eq!(Version::V2.to_string(), "v2");
+    assert_eq!(Release::V2_1.to_string(), "v2.1");
+    assert_eq!(FeatureMask::from_bits_retain(0x8001).to_string(), "0x8001");
+    assert_eq!(HostName::new("host-a").to_string(), "host-a");
+    assert_eq!(PnetId::new("net1").unwrap().to_string(), "NET1");
+    assert_eq!(Eid::ueid("A.B-9").unwrap().to_string(), "A.B-9");
 }
 
 mod gid {
@@ -135,6 +86,12 @@ mod gid {
         assert_eq!(Gid::emulated((1 << 64) + 2), Gid::new(1, 2));
         assert_eq!(Gid::from(IsmGid(5)), Gid::native(5));
         assert!(Gid::ZERO.is_zero());
+        for gid in [Gid::native(0x12), Gid::new(1, 2)] {
+            assert_eq!(gid.to_string().parse(), Ok(gid));
+        }
+        for text in ["", "g", "-1", &"1".repeat(33)] {
+            assert!(text.parse::<Gid>().is_err(), "{text}");
+        }
     }
 
     #[test]
@@ -152,9 +109,9 @@ mod eid {
     #[test]
     fn padded_with_blanks() {
         let eid = Eid::ueid("EXAMPLE-EID").unwrap();
+        assert_eq!("EXAMPLE-EID".parse(), Ok(eid));
         assert_eq!(eid.as_bytes(), b"EXAMPLE-EID                     ");
-        assert!(eid.is_valid_ueid());
-        assert!(Eid::ueid(&"A".repeat(32)).unwrap().is_valid_ueid());
+        assert!(Eid::ueid(&"A".repeat(32)).is_ok());
     }
 
     #[test]
@@ -188,10 +145,8 @@ mod eid {
         bytes[11..].fill(0);
         let padded_with_nul = Eid::from_bytes(bytes);
         assert_ne!(padded_with_nul, Eid::ueid("EXAMPLE-EID").unwrap());
-        assert!(!padded_with_nul.is_valid_ueid());
         assert_eq!(padded_with_nul.to_string(), "EXAMPLE-EID");
         assert_eq!(Eid::from_bytes([0x9b; 32]).to_string(), ".".repeat(32));
-        assert!(!Eid::ZERO.is_valid_ueid());
         assert_eq!(Eid::ZERO.to_string(), "");
     }
 
@@ -209,12 +164,10 @@ mod codes {
     fn decline_codes_have_names_and_sentences() {
         for code in DeclineCode::KNOWN {
             let (name, sentence) = (code.name().unwrap(), code.description().unwrap());
-            assert_eq!(name.parse(), Ok(*code));
             assert!(sentence.ends_with('.'), "{name}");
             assert!(code.to_string().ends_with(&std::format!("({name})")));
         }
         assert!(DeclineCode::KNOWN.is_sorted());
-        assert_eq!("0x03010000".parse(), Ok(DeclineCode::PEERNOSMC));
         assert_eq!(DeclineCode(7).description(), None);
         assert_eq!(DeclineCode::SYNCERR.to_string(), "0x04000000 (SYNCERR)");
     }
@@ -298,8 +251,11 @@ mod names {
     }
 
     #[test]
-    fn pnet_ids_compare_without_case() {
+    fn pnet_ids_are_upper_case_letters_and_digits() {
         assert_eq!(PnetId::new("net1"), PnetId::new("NET1"));
+        for name in ["", "12345678901234567", "A B", "\u{e4}"] {
+            assert_eq!(PnetId::new(name), None, "{name:?}");
+        }
         assert_eq!(
             PnetId::new("0123456789ABCDEF").unwrap().as_str(),
             "0123456789ABCDEF"

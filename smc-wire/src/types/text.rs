@@ -1,9 +1,7 @@
 //! Names: host name and PNET ID.
 
 use core::fmt;
-use core::str::FromStr;
 
-use super::parse::ParseError;
 use super::wire_id::wire_id;
 
 wire_id! {
@@ -46,20 +44,6 @@ impl fmt::Display for HostName {
     }
 }
 
-impl FromStr for HostName {
-    type Err = ParseError;
-
-    /// Reads up to 32 ASCII characters.
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        const WHAT: &str = "host name";
-        match text {
-            _ if text.len() > 32 => Err(ParseError::length(WHAT)),
-            _ if !text.is_ascii() => Err(ParseError::syntax(WHAT)),
-            _ => Ok(Self::new(text)),
-        }
-    }
-}
-
 /// Names a physical network (1 to 16 characters `A-Z`, `0-9`); never on the wire.
 ///
 /// Upper-cased when made, so that names compare as Linux compares them.
@@ -67,22 +51,17 @@ impl FromStr for HostName {
 pub struct PnetId([u8; 16]);
 
 impl PnetId {
-    /// Reads a name, folding lower case to upper case.
-    ///
-    /// # Errors
-    ///
-    /// If it is empty, longer than 16, or holds anything but ASCII letters and digits.
-    pub fn new(name: &str) -> Result<Self, ParseError> {
-        const WHAT: &str = "PNET ID";
-        if name.is_empty() || name.len() > 16 {
-            return Err(ParseError::length(WHAT));
-        }
-        if !name.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-            return Err(ParseError::syntax(WHAT));
+    /// Reads a name, folding lower case to upper case; `None` if it is empty, longer than 16, or
+    /// holds anything but ASCII letters and digits.
+    #[must_use]
+    pub fn new(name: &str) -> Option<Self> {
+        let is_legal = name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        if name.is_empty() || name.len() > 16 || !is_legal {
+            return None;
         }
         let mut bytes = padded(name);
         bytes.make_ascii_uppercase();
-        Ok(Self(bytes))
+        Some(Self(bytes))
     }
 
     /// The name, one to sixteen characters.
@@ -95,14 +74,6 @@ impl PnetId {
 impl fmt::Display for PnetId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for PnetId {
-    type Err = ParseError;
-
-    fn from_str(text: &str) -> Result<Self, ParseError> {
-        Self::new(text)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Identifiers that are a fixed number of bytes.
+//! Identifiers that are a fixed number of bytes, or a number.
 
 /// Declares an identifier: its name, its length and the name of its constructor.
 macro_rules! wire_id {
@@ -47,4 +47,19 @@ macro_rules! wire_id {
     };
 }
 
-pub(super) use wire_id;
+/// Declares an identifier that is a number: its name, its type and how it prints.
+macro_rules! wire_number {
+    ($(#[$meta:meta])* $name:ident($repr:ty), $format:literal) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+        pub struct $name(pub $repr);
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                write!(f, $format, self.0)
+            }
+        }
+    };
+}
+
+pub(super) use {wire_id, wire_number};

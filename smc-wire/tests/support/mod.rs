@@ -1,7 +1,24 @@
 //! Bytes for the integration tests: hex reading and the synthetic CLC and CDC messages.
 
-#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "each test program uses a part of it"
+)]
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+/// The LLC message in these bytes, which has to be of the given type.
+macro_rules! parsed {
+    ($kind:ident, $bytes:expr) => {
+        match Message::parse(&$bytes).unwrap() {
+            Message::$kind(message) => message,
+            other => panic!("{other:?}"),
+        }
+    };
+}
+
+pub(crate) use parsed;
 
 /// The bytes of hex digits; blanks and line ends are skipped.
 pub(crate) fn hex(text: &str) -> Vec<u8> {

@@ -4,7 +4,8 @@ use zerocopy::FromBytes;
 
 use super::{AcceptConfirm, Body, DirectEnd, DirectV1, DirectV2, RdmaEnd, RdmaV2, Step, Terms};
 use crate::clc::header::{
-    CONNECTION_TYPE, ClcType, HEADER_LEN, Header, LAST_AT, LENGTH_AT, TRAILER_LEN, check_trailer,
+    CONNECTION_TYPE, ClcType, FIRST_CONTACT, HEADER_LEN, Header, LAST_AT, LENGTH_AT, TRAILER_LEN,
+    check_trailer,
 };
 use crate::clc::{FirstContact, frame};
 use crate::error::{DecodeError, DecodeErrorKind};
@@ -61,11 +62,12 @@ impl AcceptConfirm {
             let needed = header.length.into();
             step.kind().truncated("message", needed, bytes.len())
         })?;
+        let is_first = FIRST_CONTACT.is_set(header.flags);
         let terms = match eid {
             None => Terms::V1 {
-                first_contact: header.first_contact(),
+                first_contact: is_first,
             },
-            Some(eid) if header.first_contact() => {
+            Some(eid) if is_first => {
                 let offset = limit.saturating_sub(rest.len());
                 let parts = FirstContact::read(step.kind(), is_rdma, offset, rest)?;
                 let first_contact = Some(parts);

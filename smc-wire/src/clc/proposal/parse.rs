@@ -52,9 +52,14 @@ impl Proposal {
         if ip_offset > MAX_IP_AREA_OFFSET {
             return Err(bad_ip_offset("at most 40", ip_offset));
         }
-        let (version, v1, v2) = (header.version, header.v1_offer(), header.v2_offer());
+        let (version, v1) = (header.version, Offer::from_low_bits(header.flags));
+        // In version 1 the bits are reserved.
+        let v2 = match version.is_v2() {
+            true => Offer::from_low_bits(header.flags >> 2),
+            false => Offer::Neither,
+        };
         let without_regions = Self::from_raw(base, version, v1, v2, None, None, None);
-        let proposal = if header.version.is_v2() {
+        let proposal = if version.is_v2() {
             without_regions.with_v2_regions(&body, ip_offset)?
         } else if v1.is_neither() {
             return Err(bad_value(
