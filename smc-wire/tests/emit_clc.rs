@@ -53,58 +53,45 @@ fn gid(message: &mut AcceptConfirm, gid: Gid, chid: Chid) {
     end.chid = chid;
 }
 
-#[test]
-fn regions_follow_the_offers() {
-    assert_eq!(
-        proposal_refused(P1, |proposal| proposal.ip = None),
-        "IP area"
-    );
-    assert_eq!(
-        proposal_refused(P4, |proposal| proposal.v1 = Offer::R),
-        "IP area"
-    );
-    assert_eq!(
-        proposal_refused(P3, |proposal| proposal.ext = None),
-        "v2 extension"
-    );
-    assert_eq!(
-        proposal_refused(P3, |proposal| proposal.v2 = Offer::Neither),
-        "v2 extension"
-    );
-    assert_eq!(
-        proposal_refused(P3, |proposal| proposal.v2 = Offer::R),
-        "SMC-D v2 extension"
-    );
-    assert_eq!(
-        proposal_refused(CAPTURED_PROPOSAL, |proposal| proposal.v2 = Offer::Both),
-        "SMC-D v2 extension"
-    );
-    assert_eq!(
-        proposal_refused(P3, |proposal| proposal.smcd = None),
-        "SMC-D area"
-    );
-}
+type Change = fn(&mut Proposal);
 
 #[test]
-fn version_1_offers_version_1() {
-    assert_eq!(
-        proposal_refused(P2, |proposal| proposal.smcd = None),
-        "SMC-D area"
-    );
-    assert_eq!(
-        proposal_refused(P1, |proposal| proposal.v2 = Offer::R),
-        "v2 type"
-    );
-    let without_offer = |proposal: &mut Proposal| {
-        proposal.v1 = Offer::Neither;
-        proposal.ip = None;
-    };
-    assert_eq!(proposal_refused(P1, without_offer), "v1 type");
-    let older = |proposal: &mut Proposal| {
-        proposal.version = Version::V1;
-        proposal.v2 = Offer::Neither;
-    };
-    assert_eq!(proposal_refused(P3, older), "v2 extension");
+fn regions_follow_the_offers() {
+    let cases: [(&str, Change, &str); 11] = [
+        (P1, |proposal| proposal.ip = None, "IP area"),
+        (P4, |proposal| proposal.v1 = Offer::R, "IP area"),
+        (P3, |proposal| proposal.ext = None, "v2 extension"),
+        (P3, |proposal| proposal.v2 = Offer::Neither, "v2 extension"),
+        (P3, |proposal| proposal.v2 = Offer::R, "SMC-D v2 extension"),
+        (
+            CAPTURED_PROPOSAL,
+            |proposal| proposal.v2 = Offer::Both,
+            "SMC-D v2 extension",
+        ),
+        (P3, |proposal| proposal.smcd = None, "SMC-D area"),
+        // Version 1 offers version 1.
+        (P2, |proposal| proposal.smcd = None, "SMC-D area"),
+        (P1, |proposal| proposal.v2 = Offer::R, "v2 type"),
+        (
+            P1,
+            |proposal| {
+                proposal.v1 = Offer::Neither;
+                proposal.ip = None;
+            },
+            "v1 type",
+        ),
+        (
+            P3,
+            |proposal| {
+                proposal.version = Version::V1;
+                proposal.v2 = Offer::Neither;
+            },
+            "v2 extension",
+        ),
+    ];
+    for (number, (text, change, field)) in cases.into_iter().enumerate() {
+        assert_eq!(proposal_refused(text, change), field, "case {number}");
+    }
 }
 
 #[test]

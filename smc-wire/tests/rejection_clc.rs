@@ -20,12 +20,32 @@ fn assert_rejected(bytes: &[u8], message: MessageKind, field: &str, offset: usiz
     assert_eq!(error.kind, kind);
 }
 
+const fn value(expected: &'static str, got: u64) -> Kind {
+    Kind::Value { expected, got }
+}
+
+const fn length(expected: usize, got: usize) -> Kind {
+    Kind::Length { expected, got }
+}
+
+const fn truncated(needed: usize, got: usize) -> Kind {
+    Kind::Truncated { needed, got }
+}
+
+const fn outside(end: usize, limit: usize) -> Kind {
+    Kind::OutOfBounds { end, limit }
+}
+
+const fn above_8(got: usize) -> Kind {
+    Kind::TooMany { max: 8, got }
+}
+
 mod header {
     use super::*;
 
     #[test]
     fn too_short() {
-        let kind = Kind::Truncated { needed: 8, got: 7 };
+        let kind = truncated(8, 7);
         assert_rejected(&hex(P1)[..7], MessageKind::ClcHeader, "header", 0, kind);
     }
 
@@ -41,10 +61,7 @@ mod header {
     #[test]
     fn unknown_type() {
         for code in [0, 5, 0xff] {
-            let kind = Kind::Value {
-                expected: "1 to 4",
-                got: code.into(),
-            };
+            let kind = value("1 to 4", code.into());
             let bytes = with(&hex(P1), 4, code);
             assert_rejected(&bytes, MessageKind::ClcHeader, "type", 4, kind);
         }
@@ -52,10 +69,7 @@ mod header {
 
     #[test]
     fn version_0() {
-        let kind = Kind::Value {
-            expected: "1 or above",
-            got: 0,
-        };
+        let kind = value("1 or above", 0);
         let bytes = with(&hex(P1), 7, 0x00);
         assert_rejected(&bytes, MessageKind::ClcHeader, "version", 7, kind);
     }
@@ -66,13 +80,7 @@ mod header {
         assert!(AcceptConfirm::parse(&hex(P1)).is_err());
         let error = Decline::parse(&hex(A1)).unwrap_err();
         assert_eq!((error.message, error.field), (MessageKind::Decline, "type"));
-        assert_eq!(
-            error.kind,
-            Kind::Value {
-                expected: "4",
-                got: 2
-            }
-        );
+        assert_eq!(error.kind, value("4", 2));
     }
 
     #[test]
@@ -80,10 +88,7 @@ mod header {
         for (name, text) in ALL_CLC {
             let bytes = hex(text);
             let error = Message::parse(&bytes[..bytes.len() - 1]).unwrap_err();
-            let kind = Kind::Truncated {
-                needed: bytes.len(),
-                got: bytes.len() - 1,
-            };
+            let kind = truncated(bytes.len(), bytes.len() - 1);
             assert_eq!(error.kind, kind, "{name}");
         }
     }
@@ -95,14 +100,7 @@ mod header {
             let expected = bytes.len();
             bytes.push(0);
             let error = Message::parse(&bytes).unwrap_err();
-            assert_eq!(
-                error.kind,
-                Kind::Length {
-                    expected,
-                    got: expected + 1
-                },
-                "{name}"
-            );
+            assert_eq!(error.kind, length(expected, expected + 1), "{name}");
         }
     }
 
@@ -142,53 +140,28 @@ mod proposal {
     fn ip_area_offset_above_40() {
         for text in [P1, P3, P4] {
             let bytes = with(&hex(text), 39, 41);
-            let kind = Kind::Value {
-                expected: "at most 40",
-                got: 41,
-            };
+            let kind = value("at most 40", 41);
             assert_rejected(&bytes, MESSAGE, "IP area offset", 38, kind);
         }
     }
 
     #[test]
     fn too_many_prefixes() {
-        let kind = Kind::TooMany { max: 8, got: 9 };
-        assert_rejected(
-            &with(&hex(P1), 47, 9),
-            MESSAGE,
-            "IPv6 prefix count",
-            47,
-            kind,
-        );
-        assert_rejected(
-            &with(&hex(P3), 87, 9),
-            MESSAGE,
-            "IPv6 prefix count",
-            87,
-            kind,
-        );
+        let kind = above_8(9);
+        for (text, at) in [(P1, 47), (P3, 87)] {
+            let bytes = with(&hex(text), at, 9);
+            assert_rejected(&bytes, MESSAGE, "IPv6 prefix count", at, kind);
+        }
     }
 
     #[test]
     fn prefix_count_is_judged_even_without_ip_area() {
         // Byte 47 belongs to the native ISM GID then.
-        let kind = Kind::TooMany { max: 8, got: 9 };
-        assert_rejected(
-            &with(&hex(P4), 47, 9),
-            MESSAGE,
-            "IPv6 prefix count",
-            47,
-            kind,
-        );
+        let bytes = with(&hex(P4), 47, 9);
+        assert_rejected(&bytes, MESSAGE, "IPv6 prefix count", 47, above_8(9));
         // With offset 40 it is byte 87, the low byte of the SMC-D v2 offset.
-        let kind = Kind::TooMany { max: 8, got: 0x40 };
-        assert_rejected(
-            &with(&hex(P4), 39, 40),
-            MESSAGE,
-            "IPv6 prefix count",
-            87,
-            kind,
-        );
+        let bytes = with(&hex(P4), 39, 40);
+        assert_rejected(&bytes, MESSAGE, "IPv6 prefix count", 87, above_8(0x40));
     }
 
     #[test]
@@ -198,43 +171,31 @@ mod proposal {
         bytes.drain(80..88);
         bytes[7] = 0x2a;
         let bytes = with_true_length(bytes);
-        let kind = Kind::OutOfBounds { end: 88, limit: 80 };
+        let kind = outside(88, 80);
         assert_rejected(&bytes, MESSAGE, "IPv6 prefix count", 87, kind);
         assert!(Message::parse(&with(&bytes, 39, 0)).is_ok());
     }
 
     #[test]
     fn version_1_offers_nothing() {
-        let kind = Kind::Value {
-            expected: "an offer",
-            got: 2,
-        };
+        let kind = value("an offer", 2);
         assert_rejected(&with(&hex(P1), 7, 0x12), MESSAGE, "v1 type", 7, kind);
     }
 
     #[test]
     fn version_1_length() {
         let bytes = with_excess(&hex(P1), 1);
-        let kind = Kind::Length {
-            expected: 52,
-            got: 53,
-        };
+        let kind = length(52, 53);
         assert_rejected(&bytes, MESSAGE, "length", 5, kind);
         let bytes = with(&hex(P2), 87, 2);
-        let kind = Kind::Length {
-            expected: 126,
-            got: 109,
-        };
+        let kind = length(126, 109);
         assert_rejected(&bytes, MESSAGE, "length", 5, kind);
     }
 
     #[test]
     fn smc_d_in_version_1_without_room_for_its_area() {
         let bytes = with(&hex(P3), 39, 0);
-        let kind = Kind::Value {
-            expected: "40 with SMC-D",
-            got: 0,
-        };
+        let kind = value("40 with SMC-D", 0);
         assert_rejected(&bytes, MESSAGE, "IP area offset", 38, kind);
     }
 
@@ -242,10 +203,7 @@ mod proposal {
     fn v2_extension_offset_out_of_range() {
         for offset in [0, 173] {
             let bytes = with(&hex(P4), 51, offset);
-            let kind = Kind::Value {
-                expected: "1 to 172",
-                got: offset.into(),
-            };
+            let kind = value("1 to 172", offset.into());
             assert_rejected(&bytes, MESSAGE, "v2 extension offset", 50, kind);
         }
     }
@@ -254,22 +212,19 @@ mod proposal {
     fn v2_extension_beyond_the_message() {
         // 52 + 172 + 40 bytes do not fit into 224.
         let bytes = with(&hex(P4), 51, 172);
-        let kind = Kind::OutOfBounds {
-            end: 264,
-            limit: 220,
-        };
+        let kind = outside(264, 220);
         assert_rejected(&bytes, MESSAGE, "v2 extension", 224, kind);
     }
 
     #[test]
     fn too_many_ueids() {
-        let kind = Kind::TooMany { max: 8, got: 9 };
+        let kind = above_8(9);
         assert_rejected(&with(&hex(P3), 88, 9), MESSAGE, "UEID count", 88, kind);
     }
 
     #[test]
     fn too_many_gid_entries() {
-        let kind = Kind::TooMany { max: 8, got: 9 };
+        let kind = above_8(9);
         assert_rejected(&with(&hex(P3), 89, 9), MESSAGE, "GID entry count", 89, kind);
         // The count means nothing unless SMC-D is offered.
         assert!(Message::parse(&with(&hex(CAPTURED_PROPOSAL), 81, 9)).is_ok());
@@ -278,16 +233,10 @@ mod proposal {
     #[test]
     fn version_2_length() {
         let bytes = with_excess(&hex(P4), 2);
-        let kind = Kind::Length {
-            expected: 224,
-            got: 226,
-        };
+        let kind = length(224, 226);
         assert_rejected(&bytes, MESSAGE, "length", 5, kind);
         let bytes = with(&hex(P4), 80, 2);
-        let kind = Kind::Length {
-            expected: 256,
-            got: 224,
-        };
+        let kind = length(256, 224);
         assert_rejected(&bytes, MESSAGE, "length", 5, kind);
     }
 
@@ -297,10 +246,7 @@ mod proposal {
         let bytes = with(&hex(P4), 51, 120);
         // Its counts are taken from elsewhere: one UEID at 212, no entry.
         let bytes = with(&with(&bytes, 172, 1), 173, 2);
-        let kind = Kind::OutOfBounds {
-            end: 244,
-            limit: 220,
-        };
+        let kind = outside(244, 220);
         assert_rejected(&bytes, MESSAGE, "UEIDs", 212, kind);
     }
 
@@ -308,10 +254,7 @@ mod proposal {
     fn smc_d_v2_extension_beyond_the_message() {
         // Starts at 80 + 8 + 97 and would take 48 bytes.
         let bytes = with(&hex(P4), 87, 97);
-        let kind = Kind::OutOfBounds {
-            end: 233,
-            limit: 220,
-        };
+        let kind = outside(233, 220);
         assert_rejected(&bytes, MESSAGE, "SMC-D v2 extension", 185, kind);
     }
 
@@ -319,10 +262,7 @@ mod proposal {
     fn gid_entries_beyond_the_message() {
         // Starts at 80 + 8 + 65: the last entry would reach one byte into the trailer.
         let bytes = with(&hex(P4), 87, 65);
-        let kind = Kind::OutOfBounds {
-            end: 221,
-            limit: 220,
-        };
+        let kind = outside(221, 220);
         assert_rejected(&bytes, MESSAGE, "GID entries", 201, kind);
     }
 }
@@ -338,10 +278,7 @@ mod accept_and_confirm {
             let bytes = hex(text);
             for bits in [2, 3] {
                 let changed = with(&bytes, 7, (bytes[7] & 0xfc) | bits);
-                let kind = Kind::Value {
-                    expected: "0 or 1",
-                    got: bits.into(),
-                };
+                let kind = value("0 or 1", bits.into());
                 assert_rejected(&changed, step, "type of connection", 7, kind);
             }
         }
@@ -349,21 +286,12 @@ mod accept_and_confirm {
 
     #[test]
     fn version_1_length() {
-        let kind = Kind::Length {
-            expected: 68,
-            got: 69,
-        };
+        let kind = length(68, 69);
         assert_rejected(&with_excess(&hex(A1), 1), MESSAGE, "length", 5, kind);
-        let kind = Kind::Length {
-            expected: 48,
-            got: 50,
-        };
+        let kind = length(48, 50);
         assert_rejected(&with_excess(&hex(A2), 2), MESSAGE, "length", 5, kind);
         // An SMC-D message with the type bits of SMC-R.
-        let kind = Kind::Length {
-            expected: 68,
-            got: 48,
-        };
+        let kind = length(68, 48);
         assert_rejected(&with(&hex(A2), 7, 0x18), MESSAGE, "length", 5, kind);
     }
 
@@ -384,48 +312,36 @@ mod accept_and_confirm {
     #[test]
     fn first_contact_without_its_parts() {
         let bytes = with(&hex(CAPTURED_ACCEPT_REUSE), 7, 0x28);
-        let kind = Kind::OutOfBounds {
-            end: 156,
-            limit: 104,
-        };
+        let kind = outside(156, 104);
         assert_rejected(&bytes, MESSAGE, "first-contact parts", 104, kind);
         // SMC-D of release 1 with the parts of release 0.
         let bytes = with(&hex(A4), 75, 0x21);
-        let kind = Kind::OutOfBounds {
-            end: 126,
-            limit: 110,
-        };
+        let kind = outside(126, 110);
         assert_rejected(&bytes, MESSAGE, "first-contact parts", 74, kind);
         // Not even those of release 0.
         let mut bytes = hex(A4);
         bytes.drain(109..110);
-        let kind = Kind::OutOfBounds {
-            end: 110,
-            limit: 109,
-        };
+        let bytes = with_true_length(bytes);
         assert_rejected(
-            &with_true_length(bytes),
+            &bytes,
             MESSAGE,
             "first-contact parts",
             74,
-            kind,
+            outside(110, 109),
         );
     }
 
     #[test]
     fn too_many_gids() {
         let bytes = with(&hex(CAPTURED_CONFIRM), 156, 9);
-        let kind = Kind::TooMany { max: 8, got: 9 };
+        let kind = above_8(9);
         assert_rejected(&bytes, MessageKind::Confirm, "GID count", 156, kind);
     }
 
     #[test]
     fn gid_list_beyond_the_message() {
         let bytes = with(&hex(CAPTURED_CONFIRM), 156, 2);
-        let kind = Kind::OutOfBounds {
-            end: 192,
-            limit: 176,
-        };
+        let kind = outside(192, 176);
         assert_rejected(&bytes, MessageKind::Confirm, "GID list", 160, kind);
     }
 
@@ -449,10 +365,7 @@ mod decline {
         for count in [4, 15] {
             let bytes = with_excess(&hex(D1), count);
             let got = u64::try_from(28 + count).unwrap();
-            let kind = Kind::Value {
-                expected: "28 or 44",
-                got,
-            };
+            let kind = value("28 or 44", got);
             assert_rejected(&bytes, MessageKind::Decline, "length", 5, kind);
         }
     }
