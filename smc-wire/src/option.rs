@@ -10,7 +10,7 @@
 //!
 //! let mss_then_smc = [2, 4, 0x05, 0xb4, 1, 1, 254, 6, 0xe2, 0xd4, 0xc3, 0xd9];
 //! let found = option::find(&mss_then_smc).unwrap();
-//! assert_eq!(found.offset(), 6);
+//! assert_eq!(found.offset, 6);
 //! assert!(option::find(&[2, 4, 0x05, 0xb4]).is_none());
 //! ```
 
@@ -36,8 +36,10 @@ pub(crate) const NOP: u8 = 1;
 /// The SMC option found in a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SmcOption<'a> {
-    offset: usize,
-    bytes: &'a [u8],
+    /// Offset of the option in the option area, in bytes.
+    pub offset: usize,
+    /// The whole option from its kind byte on.
+    pub bytes: &'a [u8],
 }
 
 impl<'a> SmcOption<'a> {
@@ -78,18 +80,6 @@ impl<'a> SmcOption<'a> {
             }
             _ => Err(truncated(BYTES.len())),
         }
-    }
-
-    /// Offset of the option in the option area, in bytes.
-    #[must_use]
-    pub const fn offset(&self) -> usize {
-        self.offset
-    }
-
-    /// The whole option from its kind byte on.
-    #[must_use]
-    pub const fn as_bytes(&self) -> &'a [u8] {
-        self.bytes
     }
 
     /// What follows the experiment identifier; empty from every known sender.

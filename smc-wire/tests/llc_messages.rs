@@ -430,7 +430,6 @@ fn a_length_field_that_fits_in_neither_order_is_no_reason_to_drop() {
     assert!(Message::parse(&bytes).is_ok());
     let header = Header::parse(&bytes, None).unwrap();
     assert!(!header.length_agrees());
-    assert_eq!(header.size(), 44);
 }
 
 #[test]

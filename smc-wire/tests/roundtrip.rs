@@ -298,7 +298,7 @@ fn parse_everything(bytes: &[u8]) {
         }
     }
     if let Some(found) = smc_wire::option::find(bytes) {
-        assert!(bytes[found.offset()..].starts_with(found.as_bytes()));
+        assert!(bytes[found.offset..].starts_with(found.bytes));
     }
 }
 

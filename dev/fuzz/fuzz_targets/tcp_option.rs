@@ -8,12 +8,12 @@ use smc_wire::option::{EXID, KIND, SmcOption, find};
 fuzz_target!(|data: &[u8]| {
     let _ = SmcOption::parse(data);
     if let Some(found) = find(data) {
-        let bytes = found.as_bytes();
-        assert_eq!(&data[found.offset()..][..bytes.len()], bytes);
+        let bytes = found.bytes;
+        assert_eq!(&data[found.offset..][..bytes.len()], bytes);
         assert_eq!(
             (bytes[0], usize::from(bytes[1]), &bytes[2..6]),
             (KIND, bytes.len(), &EXID[..])
         );
-        assert!(SmcOption::parse(&data[found.offset()..]).is_ok());
+        assert!(SmcOption::parse(&data[found.offset..]).is_ok());
     }
 });

@@ -116,7 +116,7 @@ impl Connection {
                 dst: Address::Tcp(segment.dst),
                 family: Family::TcpOption,
                 is_answer: segment.ack,
-                bytes: option.as_bytes().to_vec(),
+                bytes: option.bytes.to_vec(),
                 cut: None,
                 retransmission: repeated,
             });

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 use smc_wire::clc::ClcType;
+use smc_wire::cursor::Cursor;
 use smc_wire::llc::MessageType;
 use smc_wire::option::{self, SmcOption};
 use smc_wire::pretty::{self, Field, Group, Problem, Value, Visitor};
@@ -196,7 +197,7 @@ fn to_json(value: Value<'_>) -> Json {
         Value::Code { value, name, .. } => json!({ "code": value, "name": name }),
         Value::Size { code, bytes } => json!({ "code": code, "bytes": bytes }),
         Value::Flag(value) => json!(value),
-        Value::Cursor { wrap, count } => json!({ "wrap": wrap, "count": count }),
+        Value::Cursor(Cursor { wrap, count }) => json!({ "wrap": wrap, "count": count }),
         Value::Text(_) | Value::Eid(_) => json!(value.to_string().trim_matches('"')),
         _ => json!(value.to_string()),
     }

@@ -1,7 +1,5 @@
 //! The devices behind a GID list.
 
-use core::fmt;
-
 use super::proposal::{DirectExtension, GidEntry};
 use crate::types::{Chid, Gid, IsmGid};
 
@@ -12,20 +10,6 @@ pub struct Device {
     pub gid: Gid,
     /// Its fabric.
     pub chid: Chid,
-}
-
-impl Device {
-    /// Entries that the device takes in a GID list: 1 if native, 2 if emulated.
-    #[must_use]
-    pub const fn entries(&self) -> usize {
-        if self.chid.is_emulated() { 2 } else { 1 }
-    }
-}
-
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} on CHID {}", self.gid, self.chid)
-    }
 }
 
 impl DirectExtension {

@@ -230,12 +230,6 @@ impl Header {
         }
     }
 
-    /// Bytes received.
-    #[must_use]
-    pub const fn size(&self) -> usize {
-        self.size
-    }
-
     /// True if the length field gives the received size; worth a log line if not.
     #[must_use]
     pub fn length_agrees(&self) -> bool {

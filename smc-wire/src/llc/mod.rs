@@ -39,22 +39,21 @@
 //! # Ok::<(), Box<dyn core::error::Error>>(())
 //! ```
 
-mod add_link;
-mod confirm_rkey;
-pub(crate) mod delete_rkey;
+pub(crate) mod add_link;
 pub(crate) mod header;
 mod link;
 mod message;
-pub(crate) mod request_add_link;
+pub(crate) mod rkey;
 mod rtoken;
 
-pub use add_link::{AddLink, AddLinkCont, AddLinkExtension, AddLinkStep, RejectReason};
-pub use confirm_rkey::{ConfirmRkey, ConfirmRkeyCont, RkeyStep};
-pub use delete_rkey::{DeleteRkey, DeleteRkeyErrors};
+pub use add_link::{
+    AddLink, AddLinkCont, AddLinkExtension, AddLinkStep, RejectReason, RequestAddLink,
+    RequestAddLinkStep,
+};
 pub use header::{Dialect, Header, MessageType, Step, detect_order};
 pub use link::{ConfirmLink, DeleteLink, DeleteLinkReason, TestLink};
 pub use message::Message;
-pub use request_add_link::{RequestAddLink, RequestAddLinkStep};
+pub use rkey::{ConfirmRkey, ConfirmRkeyCont, DeleteRkey, DeleteRkeyErrors, RkeyStep};
 pub use rtoken::{LinkRtoken, Rtoken, WireRkey, WireRtoken};
 
 pub use crate::cdc::ByteOrder;

@@ -10,7 +10,7 @@ fn found_among_others() {
     area.extend(ALIGNED);
     let found = find(&area).unwrap();
     assert_eq!(
-        (found.offset(), found.as_bytes(), found.extra()),
+        (found.offset, found.bytes, found.extra()),
         (22, &BYTES[..], &[][..])
     );
 }
@@ -19,7 +19,7 @@ fn found_among_others() {
 fn another_experiment_does_not_hide_ours() {
     let mut area = std::vec![0xfe, 6, 0xf9, 0x89, 1, 2];
     area.extend(BYTES);
-    assert_eq!(find(&area).map(|found| found.offset()), Some(6));
+    assert_eq!(find(&area).map(|found| found.offset), Some(6));
 }
 
 #[test]

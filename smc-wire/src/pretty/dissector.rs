@@ -4,7 +4,6 @@ use zerocopy::FromBytes;
 
 use super::{Group, Problem, Value, Visitor};
 use crate::cdc::ByteOrder;
-use crate::cursor::Cursor;
 use crate::layout::{Bits, Field, Layout, Show, big_endian, hex_digits};
 use crate::{DecodeError, DecodeErrorKind};
 
@@ -178,7 +177,7 @@ impl<'a, 'v> Dissector<'a, 'v> {
                 self.bits(bytes, bits);
                 return Some(bytes);
             }
-            Show::Cursor => cursor(bytes, self.order)?,
+            Show::Cursor => Value::Cursor(self.order?.cursor(bytes.try_into().ok()?)),
             Show::Unswapped => {
                 if self.order == Some(ByteOrder::Little) {
                     self.note("little-endian");
@@ -271,12 +270,6 @@ impl<'a, 'v> Dissector<'a, 'v> {
 }
 
 const RESERVED: &str = "reserved, not zero";
-
-/// Wrap and count of a cursor.
-fn cursor(bytes: &[u8], order: Option<ByteOrder>) -> Option<Value<'static>> {
-    let Cursor { wrap, count } = order?.cursor(bytes.try_into().ok()?);
-    Some(Value::Cursor { wrap, count })
-}
 
 /// The bits under a mask, moved down.
 fn byte_field(byte: u8, mask: u8) -> u8 {

@@ -68,7 +68,7 @@ fn malformed(
 fn tcp_option(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     match option::find(bytes) {
         Some(found) => {
-            write!(f, "TCP option SMCR at {}", found.offset())?;
+            write!(f, "TCP option SMCR at {}", found.offset)?;
             match found.extra() {
                 [] => Ok(()),
                 extra => write!(f, " extra {}", HexBytes(extra)),

@@ -6,9 +6,9 @@ use super::Problem;
 use super::dissector::Dissector;
 use crate::cdc::ByteOrder;
 use crate::layout::{Bits, DEC, Layout, Show};
-use crate::llc::delete_rkey::{MAX_V1, RkeyCount, RkeyCountV1};
+use crate::llc::add_link::GidCount;
 use crate::llc::header::{REASON, REJECTED, RESPONSE, V2_NIBBLE};
-use crate::llc::request_add_link::GidCount;
+use crate::llc::rkey::{MAX_V1, RkeyCount, RkeyCountV1};
 use crate::llc::{
     AddLink, AddLinkCont, AddLinkExtension, ConfirmLink, ConfirmRkey, ConfirmRkeyCont, DeleteLink,
     LinkRtoken, MAX_MESSAGE_LEN, MAX_RTOKENS, MESSAGE_LEN, Message, MessageType, TestLink,

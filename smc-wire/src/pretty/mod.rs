@@ -23,7 +23,6 @@
 //! assert!(tree.contains("diagnosis: 4 bytes needed at offset 16, 2 there"));
 //! ```
 
-mod cdc;
 mod clc;
 mod dissector;
 mod line;
@@ -40,7 +39,9 @@ pub use visit::{Field, Group, Problem, Visitor};
 
 use core::fmt;
 
-use crate::cdc::ByteOrder;
+use crate::cdc::direct::Block;
+use crate::cdc::rdma::Padded;
+use crate::cdc::{ByteOrder, CdcD, CdcR};
 use dissector::Dissector;
 
 /// What a piece of bytes is a message of.
@@ -97,7 +98,22 @@ pub fn describe(family: Family, bytes: &[u8], visitor: &mut dyn Visitor) {
         Family::TcpOption => option::dissect(&mut dissector),
         Family::Clc => clc::dissect(&mut dissector),
         Family::Llc => llc::dissect(&mut dissector),
-        Family::CdcR => cdc::dissect_rdma(&mut dissector),
-        Family::CdcD(order) => cdc::dissect_direct(&mut dissector, order),
+        Family::CdcR => rdma_cdc(&mut dissector),
+        Family::CdcD(order) => direct_cdc(&mut dissector, order),
     }
+}
+
+fn rdma_cdc(w: &mut Dissector<'_, '_>) {
+    if w.fields::<CdcR>().is_some() && w.fields_from::<Padded>(0).is_some() {
+        w.excess();
+    }
+    w.verdict(CdcR::parse(w.bytes()));
+}
+
+fn direct_cdc(w: &mut Dissector<'_, '_>, order: ByteOrder) {
+    w.order(Some(order));
+    if w.fields::<Block>().is_some() {
+        w.excess();
+    }
+    w.verdict(CdcD::parse(w.bytes(), order));
 }

@@ -3,6 +3,7 @@
 use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
 
+use crate::cursor::Cursor;
 use crate::types::text::{trim_padding, write_printable};
 use crate::types::{Eid, Mac, PeerId, RoceGid};
 
@@ -37,13 +38,8 @@ pub enum Value<'a> {
     },
     /// One bit.
     Flag(bool),
-    /// A cursor: wrap and count.
-    Cursor {
-        /// How often the ring was passed.
-        wrap: u16,
-        /// Position in the ring.
-        count: u32,
-    },
+    /// A cursor.
+    Cursor(Cursor),
     /// Bytes without a known inner structure.
     Bytes(&'a [u8]),
     /// Characters, padded with blanks; what is not printable ASCII appears as a dot.
@@ -82,7 +78,7 @@ impl fmt::Display for Value<'_> {
             }
             Self::Size { code, bytes } => write!(f, "{code} ({bytes} bytes)"),
             Self::Flag(value) => f.write_str(if value { "yes" } else { "no" }),
-            Self::Cursor { wrap, count } => write!(f, "{wrap}:{count}"),
+            Self::Cursor(cursor) => cursor.fmt(f),
             Self::Bytes(bytes) => HexBytes(bytes).fmt(f),
             Self::Text(bytes) => quoted(f, bytes),
             Self::Mac(mac) => mac.fmt(f),

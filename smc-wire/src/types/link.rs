@@ -5,17 +5,13 @@ use core::fmt;
 use super::wire_id::wire_number;
 use crate::codes::nibble;
 
-/// Queue pair number (24 bits).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Qpn(u32);
-
-/// Packet sequence number (24 bits).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Psn(u32);
-
-/// The 24-bit numbers share their conversions.
+/// Declares a number of 24 bits.
 macro_rules! be24 {
-    ($type:ident) => {
+    ($(#[$meta:meta])* $type:ident) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+        pub struct $type(u32);
+
         impl $type {
             /// The largest value.
             pub const MAX: Self = Self(0xff_ffff);
@@ -58,8 +54,15 @@ macro_rules! be24 {
     };
 }
 
-be24!(Qpn);
-be24!(Psn);
+be24! {
+    /// Queue pair number.
+    Qpn
+}
+
+be24! {
+    /// Packet sequence number.
+    Psn
+}
 
 wire_number! {
     /// Remote key of an RMB on one link: the right to write into it.
