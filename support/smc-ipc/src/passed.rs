@@ -3,12 +3,13 @@
 //! Closing the last descriptor of a file can block for as long as the peer wants: a TCP socket that
 //! lingers, a file of a FUSE file system. The same holds for descriptors in unread packets when the
 //! socket is closed. Nor is an eventfd closed at once: the last close of one takes the mutex of each epoll
-//! set that watches it, and a process can hold the mutex of its own set for as long as it wants. So only
-//! memory files are closed in place ([`PeerFile`]). All else is closed by threads of their own, and no call
+//! set that watches it, and a process can hold the mutex of its own set for as long as it wants. And the last
+//! file that is open on a mount can end the mount, with all mounts below it. So only files of
+//! `memfd_create(2)` are closed in place ([`PeerFile`]). All else is closed by threads of their own, and no call
 //! that could block is made on it.
 //!
 //! Descriptors that wait to be closed are counted by the user who passed them; those of all users
-//! who are not allowed together. At 64 descriptors of a user, or as many eventfds as are a quarter of
+//! who are not allowed together. At 64 descriptors of a user, or as many eventfds and memory files as are a quarter of
 //! the descriptors that the process may have, nothing more is received from this user, and their
 //! connections are refused. While the descriptors of all users are half of those
 //! that the process may have, no connection is accepted ([`has_descriptors`]).
@@ -31,7 +32,7 @@ use std::sync::OnceLock;
 
 use nix::sys::socket::{setsockopt, sockopt};
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, readlinkat, statx};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, SocketType, recv,
     recvmsg, shutdown, sockopt::socket_type,
@@ -165,8 +166,8 @@ pub enum Passed {
     File(PeerFile),
     /// Of another kind. It is closed, or will be soon.
     Unsuitable,
-    /// One or more, the last of a packet, that the system has closed because this process has no
-    /// descriptors left (`RLIMIT_NOFILE`).
+    /// One or more, the last of a packet, for which this process has no descriptors left
+    /// (`RLIMIT_NOFILE`). The packet is still unread, so end the connection.
     Lost,
 }
 
@@ -183,17 +184,27 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
             format!("{MAX_WAITING} descriptors that user {user} has passed are not closed yet");
         return Err(io::Error::other(why));
     }
-    // Space for the maximum: the system closes what does not fit, and this call would wait for
-    // that.
+    // A descriptor for which this process has no number is closed by the call that receives the packet, and
+    // closing may wait. A packet that stays in the queue keeps what came with it, so it is
+    // peeked at, and taken from the queue by a call of its own.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = loop {
-        match recvmsg(socket, &mut [IoSliceMut::new(buf)], &mut control, flags) {
-            Err(Errno::INTR) => {}
-            result => break result?,
-        }
-    };
+    let mut control = RecvAncillaryBuffer::new(&mut []);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
+    let mut received =
+        retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(buf)], &mut control, flags))?;
+    let has_rights = received.flags.contains(ReturnFlags::CTRUNC);
+    if has_rights {
+        control = RecvAncillaryBuffer::new(&mut space);
+        received =
+            retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(buf)], &mut control, flags))?;
+    }
+    // `space` was sufficient, so this process has no descriptors left.
+    let has_lost = has_rights && received.flags.contains(ReturnFlags::CTRUNC);
+    if !has_lost {
+        // No more than was peeked at: what follows in a stream may have come with descriptors.
+        let taken = &mut buf[..received.bytes];
+        retry_on_intr(|| recv(socket, &mut *taken, RecvFlags::DONTWAIT))?;
+    }
     let (mut passed, mut unsuitable) = (Vec::new(), Vec::new());
     for message in control.drain() {
         let RecvAncillaryMessage::ScmRights(rights) = message else {
@@ -213,8 +224,7 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
     if !unsuitable.is_empty() {
         close_elsewhere(Content::Passed(unsuitable), socket.share());
     }
-    // `space` was sufficient, so this process has no descriptors left.
-    if received.flags.contains(ReturnFlags::CTRUNC) {
+    if has_lost {
         passed.push(Passed::Lost);
     }
     Ok(Packet {

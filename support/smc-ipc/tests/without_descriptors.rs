@@ -9,9 +9,10 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use smc_ipc::Domain;
+use smc_ipc::passed::{Passed, PeerSocket, receive};
 use smc_ipc::runtime_dir::Publication;
 use smc_testkit::resources::limit_descriptors;
-use smc_testkit::unix::is_readable;
+use smc_testkit::unix::{is_readable, lingering, pair, send};
 
 /// Takes all descriptors there are.
 fn take_all() -> Vec<OwnedFd> {
@@ -68,7 +69,7 @@ fn connections_are_refused_and_the_descriptor_does_not_stay_readable() {
 
     // With the reserve that it has again.
     let client = connect();
-    let _all = take_all();
+    let all = take_all();
     loop {
         publication.handle_events();
         match publication.accept() {
@@ -79,4 +80,24 @@ fn connections_are_refused_and_the_descriptor_does_not_stay_readable() {
         }
     }
     assert!(is_readable(client.as_fd(), Duration::ZERO), "is closed");
+
+    drop(all);
+    // Nor is a descriptor closed here for which there is no number: its packet is not received.
+    without_descriptors_a_packet_stays_in_its_queue();
+}
+
+fn without_descriptors_a_packet_stays_in_its_queue() {
+    let (peer, socket) = pair();
+    let (slow, _far) = lingering(Duration::from_secs(4));
+    send(&peer, b"x", &[slow.as_fd()]);
+    drop(slow);
+    let socket = PeerSocket::from(socket);
+    let all = take_all();
+    let start = std::time::Instant::now();
+    let packet = receive(&socket, &mut [0; 8]).unwrap();
+    assert!(matches!(packet.passed[..], [Passed::Lost]));
+    assert!(is_readable(socket.as_fd(), Duration::ZERO), "is unread");
+    drop(socket);
+    assert!(start.elapsed() < Duration::from_secs(2), "waited");
+    drop(all);
 }

@@ -17,6 +17,7 @@ use smc_core::error::{FallbackCause, Limit, OsError};
 use smc_core::negotiate::ExpectedHandshake;
 use smc_core::runtime::{Runtime, Unconnected};
 use smc_ipc::Domain;
+use smc_ipc::runtime_dir::thread::{Place, start};
 use smc_wire::clc::{ClcType, Frame};
 use smc_wire::types::DmbToken;
 
@@ -26,7 +27,7 @@ use crate::early::CachedHandshake;
 use crate::mailbox::{Announcement, MAX_PROPOSAL};
 use crate::netns::{NetNs, canonical, has_scope, is_local, is_routable};
 use crate::offer::{Connection, LocalOffer};
-use crate::search::{search, start};
+use crate::search::search;
 use crate::sock_diag::{SockDiag, SocketInfo};
 use crate::{is_own, lock, reachability};
 
@@ -244,7 +245,7 @@ impl LocalClient {
             Err(FallbackCause::Os(error)) if is_stale(&error) => {
                 let domain = self.domain.clone();
                 // It takes the lock of the directory.
-                let _ = start(geteuid().as_raw(), move || {
+                let _ = start(Place::OfUser(geteuid().as_raw()), move || {
                     domain.remove_if_stale(&key.1);
                 });
                 Err(not_announced(searched))

@@ -43,8 +43,8 @@ pub(super) enum Content {
     Refused(OwnedFd, Vec<u8>),
     /// What came with a packet.
     Passed(Vec<OwnedFd>),
-    /// An eventfd that a peer has as well, or had.
-    Eventfd(OwnedFd),
+    /// An eventfd or a memory file that a peer has as well, or had.
+    File(OwnedFd),
 }
 
 /// Whether there are descriptors enough to accept another connection; false while so many wait to
@@ -60,7 +60,7 @@ pub fn has_descriptors() -> bool {
 
 /// Whether so many descriptors of a share wait to be closed that nothing more is received for it.
 ///
-/// Of eventfds these are more: many are closed at once when many peers end at once, and the connections
+/// Of files that were shared these are more: many are closed at once when many peers end at once, and the connections
 /// of other peers must not end with them.
 pub(super) fn is_full(share: impl FnOnce() -> Share) -> bool {
     if WAITING.load(Ordering::Relaxed) < MAX_WAITING {
@@ -69,12 +69,11 @@ pub(super) fn is_full(share: impl FnOnce() -> Share) -> bool {
     let share = share();
     let closers = closers();
     let closer = closers.0.get(&closers.counted(share));
-    closer.is_some_and(|closer| {
-        closer.waiting >= MAX_WAITING || closer.eventfds >= max_waiting_eventfds()
-    })
+    closer
+        .is_some_and(|closer| closer.waiting >= MAX_WAITING || closer.files >= max_waiting_files())
 }
 
-fn max_waiting_eventfds() -> usize {
+fn max_waiting_files() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let quarter = usize::try_from(limit / 4).unwrap_or(usize::MAX);
     quarter.max(MAX_WAITING)
@@ -93,7 +92,7 @@ pub(super) fn close_elsewhere(content: Content, share: Share) {
     let closer = closers.0.entry(share).or_default();
     WAITING.fetch_add(content.len(), Ordering::Relaxed);
     match content {
-        Content::Eventfd(_) => closer.eventfds += 1,
+        Content::File(_) => closer.files += 1,
         Content::Unread(_) | Content::Refused(..) | Content::Passed(_) => {
             closer.waiting += content.len();
         }
@@ -124,9 +123,9 @@ fn close_all(share: Share) {
                 drop(socket);
             }
             Content::Passed(passed) => close_passed(passed, share),
-            Content::Eventfd(eventfd) => {
-                forget_eventfd(share);
-                drop(eventfd);
+            Content::File(file) => {
+                forget_file(share);
+                drop(file);
             }
         }
     }
@@ -248,10 +247,10 @@ fn forget(share: Share, count: usize) {
 }
 
 /// The same for an eventfd.
-fn forget_eventfd(share: Share) {
+fn forget_file(share: Share) {
     WAITING.fetch_sub(1, Ordering::Relaxed);
     if let Some(closer) = closers().0.get_mut(&share) {
-        closer.eventfds -= 1;
+        closer.files -= 1;
     }
 }
 
@@ -279,8 +278,8 @@ struct Closer {
     threads: usize,
     /// Descriptors in the queue and those that threads have not begun to close, without eventfds.
     waiting: usize,
-    /// Eventfds in the queue.
-    eventfds: usize,
+    /// [Files](Content::File) in the queue.
+    files: usize,
     /// Locked by a thread while it has descriptors of a packet that it only peeks at.
     looking: Arc<Mutex<()>>,
 }
@@ -288,7 +287,7 @@ struct Closer {
 impl Content {
     fn len(&self) -> usize {
         match self {
-            Self::Unread(_) | Self::Refused(..) | Self::Eventfd(_) => 1,
+            Self::Unread(_) | Self::Refused(..) | Self::File(_) => 1,
             Self::Passed(passed) => passed.len(),
         }
     }

@@ -1,21 +1,22 @@
 //! Memory files and eventfds that this process shares with peers.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
-use rustix::fs::fcntl_get_seals;
+use rustix::fs::{MemfdFlags, fcntl_get_seals, fstat, memfd_create};
 
 use super::closing::{Content, Share, close_elsewhere};
 use super::{PeerSocket, is_eventfd};
 
 /// A memory file or an eventfd that a peer has as well: one that it has passed, or that is passed to it.
 ///
-/// Dropping it never waits. A memory file is closed at once; an eventfd by another thread, and until then
-/// it counts to the user of the peer.
+/// Dropping it never waits. A file of `memfd_create(2)` is closed at once; an eventfd, or a memory file that
+/// has a path, by another thread, and until then it counts to the user of the peer.
 #[derive(Debug)]
 pub struct PeerFile {
     /// Taken when dropped.
     fd: Option<OwnedFd>,
-    /// By whose threads it is closed; `None` for a memory file.
+    /// To whom it counts while another thread closes it; `None` if it is closed at once.
     closed_for: Option<Share>,
 }
 
@@ -29,25 +30,42 @@ impl PeerFile {
 
     /// A descriptor that was received; returns it if it is of another kind.
     pub(super) fn received(fd: OwnedFd, share: Share) -> Result<Self, OwnedFd> {
-        let file = Self::new(fd, share);
-        match file.closed_for {
-            Some(_) if !is_eventfd(file.as_fd()) => Err(file.into_fd()),
-            _ => Ok(file),
+        if is_memory(&fd) || is_eventfd(fd.as_fd()) {
+            return Ok(Self::new(fd, share));
         }
+        Err(fd)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_closed_at_once(&self) -> bool {
+        self.closed_for.is_none()
     }
 
     fn new(fd: OwnedFd, share: Share) -> Self {
-        // Only memory files have seals. They cannot be watched by epoll.
-        let is_memory = fcntl_get_seals(&fd).is_ok();
         Self {
+            closed_for: (!is_closed_at_once(&fd)).then_some(share),
             fd: Some(fd),
-            closed_for: (!is_memory).then_some(share),
         }
     }
+}
 
-    fn into_fd(mut self) -> OwnedFd {
-        self.fd.take().expect("taken by `drop` otherwise")
-    }
+/// Whether it is a file of `memfd_create(2)`, tmpfs or hugetlbfs: no others have seals.
+fn is_memory(fd: impl AsFd) -> bool {
+    fcntl_get_seals(fd).is_ok()
+}
+
+/// Whether closing it cannot wait, which is so for a file of `memfd_create(2)`: it is not on a mount of a
+/// user. The last file that is open on a mount can end it, and with it all mounts below, a FUSE file
+/// system for one.
+fn is_closed_at_once(fd: impl AsFd) -> bool {
+    // No file has the number 0.
+    static DEVICE: OnceLock<u64> = OnceLock::new();
+    let device = || {
+        let own = memfd_create("smc-device", MemfdFlags::CLOEXEC);
+        own.and_then(fstat).map_or(0, |stat| stat.st_dev)
+    };
+    // The kernel keeps what it answers about memory files in memory.
+    is_memory(&fd) && fstat(fd).is_ok_and(|stat| stat.st_dev == *DEVICE.get_or_init(device))
 }
 
 impl AsFd for PeerFile {
@@ -60,8 +78,8 @@ impl AsFd for PeerFile {
 impl Drop for PeerFile {
     fn drop(&mut self) {
         match (self.fd.take(), self.closed_for) {
-            (Some(eventfd), Some(share)) => close_elsewhere(Content::Eventfd(eventfd), share),
-            (memory, _) => drop(memory),
+            (Some(fd), Some(share)) => close_elsewhere(Content::File(fd), share),
+            (fd, _) => drop(fd),
         }
     }
 }

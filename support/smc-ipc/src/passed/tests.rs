@@ -42,6 +42,21 @@ fn descriptors_of_other_kinds_are_closed_without_waiting() {
     assert_eq!(suitable, [true, true, false, true, false]);
 }
 
+/// The last file that is open on a mount can end the mount, and that can wait.
+#[test]
+fn a_memory_file_with_a_path_is_closed_on_another_thread() {
+    let share = Share::User(u32::MAX - 5);
+    let memory = memfd_create("smc-test", MemfdFlags::CLOEXEC).unwrap();
+    let memory = PeerFile::received(memory, share).unwrap();
+    assert!(memory.is_closed_at_once());
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = std::fs::File::create(dir.path().join("memory")).unwrap();
+    match PeerFile::received(file.into(), share) {
+        Ok(file) => assert!(!file.is_closed_at_once()),
+        Err(_) => println!("skipped: /dev/shm is not a file system in memory"),
+    }
+}
+
 #[test]
 fn a_socket_with_unread_packets_is_closed_without_waiting() {
     let (talker, listener) = pair();

@@ -10,6 +10,7 @@ use rustix::process::geteuid;
 
 use super::elevated;
 use super::error::{DirectoryProblem, RuntimeDirError};
+use super::thread::{self, Place};
 use super::user_dir::UserDir;
 use crate::is_ambiguous_user;
 
@@ -331,11 +332,27 @@ impl Domain {
         match &*found {
             Some((at, spares)) if at.elapsed() < SPARES_LAST => spares.clone(),
             _ => {
-                let spares = self.find_spares(&self.user_dirs());
+                let domain = self.clone();
+                let find = move || domain.find_spares(&domain.user_dirs());
+                let spares = thread::run(self.place(), LIMIT, find).unwrap_or_default();
                 *found = Some((Instant::now(), spares.clone()));
                 spares
             }
         }
+    }
+
+    /// The directory that others can make names in, or the only one.
+    pub(super) fn dir(&self) -> &Path {
+        match &*self.locations {
+            Locations::One { path, .. } => path,
+            Locations::Standard { tmp, .. } => tmp,
+            Locations::Shared(base) => base,
+        }
+    }
+
+    /// Whose thread makes calls that other users can hold up.
+    pub(super) fn place(&self) -> Place {
+        Place::Below(self.dir().to_owned())
     }
 
     pub(super) fn clear_spares(&self) {
@@ -453,6 +470,9 @@ const MAX_ENTRIES: usize = 65_536;
 /// Directories with a random name that are searched, of a user. Processes that start at the same
 /// time may make one each; others make none.
 const MAX_SPARES: usize = 16;
+
+/// How long a task waits for a search. A directory is read in less, unless another user holds its lock.
+const LIMIT: Duration = Duration::from_millis(200);
 
 /// How long what a search has found is remembered: other users can make it a long one.
 pub(super) const SPARES_LAST: Duration = Duration::from_secs(1);

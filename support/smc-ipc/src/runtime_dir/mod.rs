@@ -11,6 +11,7 @@ mod lookup;
 mod open;
 mod publication;
 mod socket;
+pub mod thread;
 mod user_dir;
 mod watch;
 

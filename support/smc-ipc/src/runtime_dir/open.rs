@@ -214,7 +214,12 @@ impl Domain {
         let found = std::fs::symlink_metadata(run);
         let found = found.map_err(|error| inspect_failed(run, &error))?;
         DirStat::from(&found).check(run, found.uid() == 0, false)?;
-        self.make_and_open(&system(run))
+        let path = system(run);
+        // Others may not make it, and an attempt takes the lock of the directory all the same.
+        match own() {
+            0 => self.make_and_open(&path),
+            _ => self.open(&path),
+        }
     }
 
     fn open_in_session(&self, path: &Path) -> Result<OpenDir, RuntimeDirError> {
@@ -261,7 +266,9 @@ impl Domain {
         let origin = self.origin(path)?;
         let dir = match self.open_at(&origin, path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                match make_at(&origin) {
+                #[cfg(test)]
+                ATTEMPTS.lock().unwrap().push(path.to_owned());
+                match mkdirat(origin.fd(), origin.name, Mode::RWXU) {
                     Ok(()) | Err(Errno::EXIST) => {}
                     Err(errno) => return Err(RuntimeDirError::os(path, "make", errno)),
                 }
@@ -278,17 +285,9 @@ impl Domain {
     }
 }
 
-fn make_at(origin: &Origin<'_>) -> Result<(), Errno> {
-    #[cfg(test)]
-    ATTEMPTS.set(ATTEMPTS.get() + 1);
-    mkdirat(origin.fd(), origin.name, Mode::RWXU)
-}
-
+/// Attempts to make a directory.
 #[cfg(test)]
-thread_local! {
-    /// Attempts of this thread to make a directory.
-    pub(super) static ATTEMPTS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
+pub(super) static ATTEMPTS: std::sync::Mutex<Vec<PathBuf>> = std::sync::Mutex::new(Vec::new());
 
 fn inspect_failed(path: &Path, error: &std::io::Error) -> RuntimeDirError {
     let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);

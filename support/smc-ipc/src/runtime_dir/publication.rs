@@ -2,17 +2,19 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 
-use super::socket::NamedSocket;
+use super::socket::{Entry, NamedSocket};
 use super::watch::{Timer, Watcher};
-use super::{Domain, OpenDir, RuntimeDirError};
-use crate::passed::{self, NotAccepted, PeerSocket, Reserve};
+use super::{Domain, OpenDir, RuntimeDirError, thread};
+use crate::passed::{self, Listener, NotAccepted, PeerSocket, Reserve};
 
 /// A listening `SOCK_SEQPACKET` socket that is published in the runtime directories.
 ///
@@ -31,11 +33,14 @@ pub struct Publication {
     /// A file and its inode that have to be in the directory.
     companion: Option<(&'static str, (u64, u64))>,
     sockets: Vec<NamedSocket>,
+    /// A check that has not ended in time.
+    check: Option<Receiver<Checked>>,
     reserve: Reserve,
     /// What a process of a user who is not allowed is sent.
     refusal: fn(u32) -> Vec<u8>,
-    /// Accepted from sockets that have lost their names.
-    pending: VecDeque<PeerSocket>,
+    /// Sockets that have lost their names, the oldest first. They refuse new connections; those that
+    /// wait are accepted.
+    unnamed: VecDeque<Listener>,
     /// All sockets and the timer.
     epoll: OwnedFd,
     timer: Arc<Timer>,
@@ -62,7 +67,7 @@ impl Publication {
     /// When there are no descriptors left.
     pub fn new(domain: Domain, name: String) -> io::Result<Self> {
         let mut publication = Self::unpublished(domain, name)?;
-        publication.refresh();
+        publication.refresh(FIRST_LIMIT);
         Ok(publication)
     }
 
@@ -82,7 +87,7 @@ impl Publication {
         let inode = dir.first().ok_or(Errno::NOENT)?.inode(companion)?;
         let mut publication = Self::unpublished(domain, name)?;
         publication.companion = Some((companion, inode));
-        publication.refresh();
+        publication.refresh(FIRST_LIMIT);
         Ok(publication)
     }
 
@@ -95,9 +100,10 @@ impl Publication {
             name,
             companion: None,
             sockets: Vec::new(),
+            check: None,
             reserve: Reserve::new()?,
             refusal: |_| Vec::new(),
-            pending: VecDeque::new(),
+            unnamed: VecDeque::new(),
             epoll,
             timer,
             watcher: Watcher::shared().ok(),
@@ -128,7 +134,7 @@ impl Publication {
 
     /// The directories in which it is published now, the preferred one first.
     pub fn directories(&self) -> impl Iterator<Item = &Path> {
-        self.sockets.iter().map(|named| named.dir.as_path())
+        self.sockets.iter().map(|named| named.entry.dir.as_path())
     }
 
     /// Why it is not published, if it is not.
@@ -148,7 +154,7 @@ impl Publication {
         for event in events {
             let data = event.data;
             if data == TIMER && self.timer.take_expiration() {
-                self.refresh();
+                self.refresh(LIMIT);
                 if self.is_paused {
                     self.pause(!passed::has_descriptors());
                 }
@@ -168,13 +174,6 @@ impl Publication {
     /// connection could be [closed](Reserve) either. Some are accepted in each tenth of a second
     /// while the threads that close them are [behind](passed::is_behind).
     pub fn accept(&mut self) -> Result<PeerSocket, Errno> {
-        if let Some(pending) = self.pending.pop_front() {
-            if !self.pending.is_empty() {
-                // The descriptor is not readable for these.
-                self.timer.start(Duration::ZERO);
-            }
-            return Ok(pending);
-        }
         if self.is_paused || !passed::has_descriptors() {
             self.pause(true);
             return Err(Errno::AGAIN);
@@ -187,15 +186,19 @@ impl Publication {
             };
             self.left = left;
         }
-        let sockets = self.sockets.iter();
         let allows = |uid| self.domain.allows(uid);
-        let mut each =
-            sockets.map(|named| self.reserve.accept(&named.socket, allows, self.refusal));
-        let next = each.find(|next| match next {
-            Ok(_) => true,
-            Err(refused) => refused.errno != Errno::AGAIN,
-        });
-        match next {
+        let mut accept = |socket: &Listener| self.reserve.accept(socket, allows, self.refusal);
+        let has_one = |next: &Result<_, NotAccepted>| !matches!(next, Err(none) if none.errno == Errno::AGAIN);
+        let mut next = None;
+        while let Some(socket) = self.unnamed.pop_front() {
+            next = Some(accept(&socket)).filter(has_one);
+            if next.is_some() {
+                self.unnamed.push_front(socket);
+                break;
+            }
+        }
+        let mut named = self.sockets.iter().map(|named| accept(&named.socket));
+        match next.or_else(|| named.find(has_one)) {
             Some(Ok(socket)) => Ok(socket),
             Some(Err(NotAccepted { errno, is_waiting })) => {
                 if is_waiting {
@@ -213,8 +216,9 @@ impl Publication {
             true => epoll::EventFlags::empty(),
             false => epoll::EventFlags::IN,
         };
-        for named in &self.sockets {
-            let _ = epoll::modify(&self.epoll, &named.socket, SOCKET, flags);
+        let named = self.sockets.iter().map(|named| &named.socket);
+        for socket in self.unnamed.iter().chain(named) {
+            let _ = epoll::modify(&self.epoll, socket, SOCKET, flags);
         }
         if on {
             self.timer.start(PAUSE_TIME);
@@ -228,82 +232,102 @@ impl Publication {
             watcher.remove(&self.timer);
         }
         let _ = epoll::delete(&self.epoll, self.timer.as_fd());
-        for named in self.sockets.drain(..) {
-            named.remove(&self.domain, &self.name);
+        self.check = None;
+        self.unnamed.clear();
+        let sockets = std::mem::take(&mut self.sockets);
+        if sockets.is_empty() {
+            return;
+        }
+        let entries: Vec<_> = sockets.iter().map(|named| named.entry.clone()).collect();
+        let (domain, name) = (self.domain.clone(), self.name.clone());
+        let remove = move || {
+            entries
+                .iter()
+                .for_each(|entry| entry.remove(&domain, &name))
+        };
+        // Otherwise the name stays, without a process, until another process removes it.
+        let _ = thread::run(self.domain.place(), LIMIT, remove);
+    }
+
+    /// Publishes the socket where it is not published. Waits for that no longer than `limit`.
+    fn refresh(&mut self, limit: Duration) {
+        let check = match self.check.take() {
+            Some(check) => Ok(check),
+            None => self.start_check(),
+        };
+        let checked = match check {
+            Ok(check) => match check.recv_timeout(limit) {
+                Err(RecvTimeoutError::Timeout) => {
+                    self.check = Some(check);
+                    Err(Errno::TIMEDOUT)
+                }
+                checked => checked.map_err(|_| Errno::CANCELED),
+            },
+            Err(errno) => Err(errno),
+        };
+        match checked {
+            Ok(checked) => self.take_checked(checked),
+            Err(errno) => {
+                self.timer.start(INTERVAL);
+                let dir = self.domain.dir();
+                let error = RuntimeDirError::os(dir, "publish a socket", errno);
+                self.error = Some(error).filter(|_| self.sockets.is_empty());
+            }
         }
     }
 
-    /// Publishes the socket where it is not published.
-    fn refresh(&mut self) {
-        let spare = self.sockets.iter().find(|named| named.is_spare);
-        let spare = spare.map(|named| named.dir.clone());
-        let found = self.domain.open_to_publish(spare.as_deref());
-        let (dirs, mut error) = match found {
-            Ok(dirs) => (dirs, None),
-            // That does not concern the names.
-            Err(error) if error.lack().is_some() && !self.sockets.is_empty() => {
-                self.timer.start(INTERVAL);
-                return;
-            }
-            Err(error) => (Vec::new(), Some(error)),
+    fn start_check(&mut self) -> Result<Receiver<Checked>, Errno> {
+        let watcher = self.watcher.take().filter(|watcher| !watcher.has_ended());
+        self.watcher = watcher.or_else(|| Watcher::shared().ok());
+        let check = Check {
+            domain: self.domain.clone(),
+            name: self.name.clone(),
+            companion: self.companion,
+            entries: self
+                .sockets
+                .iter()
+                .map(|named| named.entry.clone())
+                .collect(),
+            watcher: self.watcher.clone(),
+            timer: Arc::clone(&self.timer),
         };
+        let started = thread::begin(self.domain.place(), move || check.run());
+        started.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
+    }
+
+    fn take_checked(&mut self, mut checked: Checked) {
+        let mut has_name = checked.has_name.iter();
         let (kept, lost): (Vec<_>, Vec<_>) = std::mem::take(&mut self.sockets)
             .into_iter()
-            .partition(|named| {
-                dirs.iter()
-                    .any(|dir| dir.path == named.dir && named.has_name(dir, &self.name))
-            });
+            .partition(|_| has_name.next() == Some(&true));
         let delay = self.next_delay(!lost.is_empty());
         self.sockets = kept;
-        for dir in &dirs {
-            if self.sockets.iter().any(|named| named.dir == dir.path) {
-                continue;
-            }
-            match self.publish_in(dir) {
-                Ok(named) => self.sockets.push(named),
+        let mut error = checked.error.take();
+        for named in std::mem::take(&mut checked.made) {
+            let flags = epoll::EventFlags::IN;
+            match epoll::add(&self.epoll, &named.socket, SOCKET, flags) {
+                Ok(()) => self.sockets.push(named),
                 Err(errno) => {
-                    error = Some(RuntimeDirError::os(&dir.path, "publish a socket", errno));
+                    let dir = &named.entry.dir;
+                    error = Some(RuntimeDirError::os(dir, "publish a socket", errno));
+                    checked.made.push(named);
                 }
             }
         }
+        let dirs = &checked.dirs;
         self.sockets
-            .sort_by_key(|named| dirs.iter().position(|dir| dir.path == named.dir));
-        // After the new ones are there, so that a client finds one of them.
-        lost.into_iter().for_each(|named| self.unpublish(named));
+            .sort_by_key(|named| dirs.iter().position(|dir| *dir == named.entry.dir));
+        lost.into_iter().for_each(|named| self.retire(named.socket));
 
         self.timer.set_delay(delay);
-        let watcher = self.watcher.take().filter(|watcher| !watcher.has_ended());
-        self.watcher = watcher.or_else(|| Watcher::shared().ok());
-        let is_watched = dirs.iter().all(|dir| self.watch(dir).is_ok());
-        let is_good = !self.sockets.is_empty() && !self.sockets.iter().any(|named| named.is_spare);
-        // No event reports what happened before it was watched.
-        let is_lost = self.sockets.iter().any(|named| {
-            !self
-                .domain
-                .open(&named.dir)
-                .is_ok_and(|dir| named.has_name(&dir, &self.name))
-        });
-        if is_lost {
+        let mut sockets = self.sockets.iter();
+        let is_good = !self.sockets.is_empty() && !sockets.any(|named| named.entry.is_spare);
+        if checked.is_lost {
             self.timer.start(delay);
-        } else if !is_good || !is_watched {
+        } else if !is_good || !checked.is_watched {
             self.timer.start(INTERVAL);
         }
         self.error = error.filter(|_| self.sockets.is_empty());
-    }
-
-    fn publish_in(&self, dir: &OpenDir) -> Result<NamedSocket, Errno> {
-        if let Some((companion, inode)) = self.companion {
-            let found = dir.inode(companion)?;
-            if found != inode {
-                return Err(Errno::STALE);
-            }
-        }
-        let named = NamedSocket::bind(dir, &self.name, self.domain.has_others())?;
-        if let Err(errno) = epoll::add(&self.epoll, &named.socket, SOCKET, epoll::EventFlags::IN) {
-            named.remove(&self.domain, &self.name);
-            return Err(errno);
-        }
-        Ok(named)
     }
 
     /// Uses another watcher.
@@ -312,7 +336,7 @@ impl Publication {
         if let Some(other) = self.watcher.replace(Arc::clone(watcher)) {
             other.remove(&self.timer);
         }
-        self.refresh();
+        self.refresh(FIRST_LIMIT);
     }
 
     #[cfg(test)]
@@ -320,29 +344,16 @@ impl Publication {
         self.timer.is_started()
     }
 
-    /// Removes a socket, and keeps the connections in its backlog.
-    fn unpublish(&mut self, named: NamedSocket) {
-        named.remove(&self.domain, &self.name);
-        let allows = |uid| self.domain.allows(uid);
-        loop {
-            match self.reserve.accept(&named.socket, allows, self.refusal) {
-                Ok(pending) => self.pending.push_back(pending),
-                Err(refused) if refused.errno == Errno::CONNABORTED => {}
-                Err(_) => return,
-            }
+    /// Keeps a socket without a name until the connections that wait there are accepted.
+    fn retire(&mut self, socket: Listener) {
+        // From here on connections are refused: a process that has opened the name before could
+        // connect again and again. Not in both directions: epoll would report the socket also in a pause.
+        if shutdown(&socket, Shutdown::Read).is_ok() {
+            self.unnamed.push_back(socket);
         }
-    }
-
-    /// Asks for an event when the name, the directory or one above it changes.
-    fn watch(&self, dir: &OpenDir) -> Result<(), Errno> {
-        let watcher = self.watcher.as_ref().ok_or(Errno::NOSYS)?;
-        watcher.watch(&dir.path.join(&self.name), &self.timer)?;
-        watcher.watch(&dir.path, &self.timer)?;
-        for above in dir.path.ancestors().skip(1).take(MAX_ANCESTORS) {
-            // One that cannot be read cannot be watched.
-            let _ = watcher.watch_ancestor(above, &self.timer);
+        if self.unnamed.len() > MAX_UNNAMED {
+            self.unnamed.pop_front();
         }
-        Ok(())
     }
 
     /// The delay after the next event: a short time, in which a removal of the whole directory can
@@ -368,17 +379,145 @@ impl Drop for Publication {
     }
 }
 
+/// Finds out whether sockets still have their names, and makes those that are missing.
+struct Check {
+    domain: Domain,
+    name: String,
+    companion: Option<(&'static str, (u64, u64))>,
+    /// Of the sockets that are published.
+    entries: Vec<Entry>,
+    watcher: Option<Arc<Watcher>>,
+    timer: Arc<Timer>,
+}
+
+/// What a check has found and made. Dropping it removes the names of the sockets in it.
+struct Checked {
+    domain: Domain,
+    name: String,
+    /// The directories to publish in, the preferred one first.
+    dirs: Vec<PathBuf>,
+    /// Whether each of the sockets has its name.
+    has_name: Vec<bool>,
+    made: Vec<NamedSocket>,
+    /// Whether each loss of a name from now on is reported.
+    is_watched: bool,
+    /// Whether a name was lost meanwhile.
+    is_lost: bool,
+    error: Option<RuntimeDirError>,
+}
+
+impl Drop for Checked {
+    fn drop(&mut self) {
+        for named in &self.made {
+            named.entry.remove(&self.domain, &self.name);
+        }
+    }
+}
+
+impl Check {
+    /// On a thread, as each of these calls can wait for the lock of a directory.
+    fn run(self) -> Checked {
+        let mut checked = Checked {
+            domain: self.domain.clone(),
+            name: self.name.clone(),
+            dirs: Vec::new(),
+            has_name: vec![true; self.entries.len()],
+            made: Vec::new(),
+            is_watched: true,
+            is_lost: false,
+            error: None,
+        };
+        let spare = self.entries.iter().find(|entry| entry.is_spare);
+        let spare = spare.map(|entry| entry.dir.as_path());
+        let dirs = match self.domain.open_to_publish(spare) {
+            Ok(dirs) => dirs,
+            // That does not concern the names.
+            Err(error) if error.lack().is_some() && !self.entries.is_empty() => {
+                checked.is_watched = false;
+                return checked;
+            }
+            Err(error) => {
+                checked.error = Some(error);
+                Vec::new()
+            }
+        };
+        let has_name = |entry: &Entry| {
+            dirs.iter()
+                .any(|dir| dir.path == entry.dir && entry.has_name(dir, &self.name))
+        };
+        checked.has_name = self.entries.iter().map(has_name).collect();
+        let (kept, lost): (Vec<_>, Vec<_>) = self.entries.iter().partition(|entry| has_name(entry));
+        for dir in &dirs {
+            if kept.iter().any(|entry| entry.dir == dir.path) {
+                continue;
+            }
+            match self.publish_in(dir) {
+                Ok(named) => checked.made.push(named),
+                Err(errno) => {
+                    let error = RuntimeDirError::os(&dir.path, "publish a socket", errno);
+                    checked.error = Some(error);
+                }
+            }
+        }
+        // After the new ones are there, so that a client finds one of them.
+        for entry in lost {
+            entry.remove(&self.domain, &self.name);
+        }
+        checked.is_watched = dirs.iter().all(|dir| self.watch(dir).is_ok());
+        // No event reports what happened before it was watched.
+        let made = checked.made.iter().map(|named| &named.entry);
+        checked.is_lost = kept.into_iter().chain(made).any(|entry| {
+            let dir = self.domain.open(&entry.dir);
+            !dir.is_ok_and(|dir| entry.has_name(&dir, &self.name))
+        });
+        checked.dirs = dirs.into_iter().map(|dir| dir.path).collect();
+        checked
+    }
+
+    fn publish_in(&self, dir: &OpenDir) -> Result<NamedSocket, Errno> {
+        if let Some((companion, inode)) = self.companion {
+            let found = dir.inode(companion)?;
+            if found != inode {
+                return Err(Errno::STALE);
+            }
+        }
+        NamedSocket::bind(dir, &self.name, self.domain.has_others())
+    }
+
+    /// Asks for an event when the name, the directory or one above it changes.
+    fn watch(&self, dir: &OpenDir) -> Result<(), Errno> {
+        let watcher = self.watcher.as_ref().ok_or(Errno::NOSYS)?;
+        watcher.watch(&dir.path.join(&self.name), &self.timer)?;
+        watcher.watch(&dir.path, &self.timer)?;
+        for above in dir.path.ancestors().skip(1).take(MAX_ANCESTORS) {
+            // One that cannot be read cannot be watched.
+            let _ = watcher.watch_ancestor(above, &self.timer);
+        }
+        Ok(())
+    }
+}
+
 const TIMER: epoll::EventData = epoll::EventData::new_u64(0);
 const SOCKET: epoll::EventData = epoll::EventData::new_u64(1);
 
-/// The timer, and a socket in each of at most three directories.
-const EVENTS: usize = 4;
+/// Sockets without a name whose connections still wait. Those of an older one end.
+const MAX_UNNAMED: usize = 4;
+
+/// The timer, a socket in each of at most three directories, and those without a name.
+const EVENTS: usize = 4 + MAX_UNNAMED;
 
 /// Directories above the runtime directory that are watched.
 const MAX_ANCESTORS: usize = 16;
 
 /// Interval of checks where no event reports that publishing is possible or necessary.
 const INTERVAL: Duration = Duration::from_millis(800);
+
+/// How long a task waits for a check, which takes part of a millisecond unless another user holds the
+/// lock of a directory. A check that takes longer goes on.
+const LIMIT: Duration = Duration::from_millis(100);
+
+/// The same for the first one, before anything depends on the caller.
+const FIRST_LIMIT: Duration = Duration::from_secs(2);
 
 /// How long no connection is accepted for which there is no descriptor.
 const PAUSE_TIME: Duration = Duration::from_millis(100);

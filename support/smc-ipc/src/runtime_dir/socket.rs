@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, chmod, fchmod, fstat, openat, renameat,
@@ -14,6 +15,7 @@ use rustix::process::geteuid;
 
 use super::domain::own;
 use super::lookup::open_name;
+use super::thread::{self, Place};
 use super::{Domain, OpenDir};
 use crate::passed::{Listener, PeerSocket};
 
@@ -21,6 +23,12 @@ use crate::passed::{Listener, PeerSocket};
 #[derive(Debug)]
 pub(super) struct NamedSocket {
     pub(super) socket: Listener,
+    pub(super) entry: Entry,
+}
+
+/// A name in a directory.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
     /// The directory.
     pub(super) dir: PathBuf,
     pub(super) is_spare: bool,
@@ -49,9 +57,11 @@ impl NamedSocket {
         match named() {
             Ok(inode) => Ok(Self {
                 socket: socket.into(),
-                dir: dir.path.clone(),
-                is_spare: dir.is_spare,
-                inode,
+                entry: Entry {
+                    dir: dir.path.clone(),
+                    is_spare: dir.is_spare,
+                    inode,
+                },
             }),
             // Of another process that is publishing under this name.
             Err(Errno::ADDRINUSE) => Err(Errno::ADDRINUSE),
@@ -61,7 +71,9 @@ impl NamedSocket {
             }
         }
     }
+}
 
+impl Entry {
     /// Whether the name in this directory is that of this socket.
     pub(super) fn has_name(&self, dir: &OpenDir, name: &str) -> bool {
         dir.inode(name) == Ok(self.inode)
@@ -157,11 +169,12 @@ impl OpenDir {
 }
 
 impl Domain {
-    /// Connects to the socket of this name in a directory of the own user, without waiting.
+    /// Connects to the socket of this name in a directory of the own user. Waits for a thread that looks
+    /// the name up, for 200 ms at most.
     ///
     /// # Errors
     ///
-    /// As `connect(2)`: `NOENT` if there is none, `CONNREFUSED` if its process has ended, `AGAIN`
+    /// `TIMEDOUT` if another user holds the lock of a directory. As `connect(2)`: `NOENT` if there is none, `CONNREFUSED` if its process has ended, `AGAIN`
     /// if it has too many connections to accept. `LOOP` if the name is a symbolic link, which is
     /// not followed. As `open(2)` when this process has no descriptor left.
     pub fn connect(&self, name: &str) -> Result<PeerSocket, Errno> {
@@ -175,6 +188,13 @@ impl Domain {
     ///
     /// As [`Domain::connect`].
     pub fn connect_to(&self, user: u32, name: &str) -> Result<PeerSocket, Errno> {
+        let (domain, name) = (self.clone(), name.to_owned());
+        let connect = move || domain.connect_at_once(user, &name);
+        let connected = thread::run(Place::OfUser(user), CONNECT_LIMIT, connect);
+        connected.unwrap_or(Err(Errno::TIMEDOUT))
+    }
+
+    fn connect_at_once(&self, user: u32, name: &str) -> Result<PeerSocket, Errno> {
         let mut failed = Errno::NOENT;
         for path in self.search_paths_of(user) {
             let connected = match self.open(&path) {
@@ -290,6 +310,9 @@ fn seqpacket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
+
+/// How long a task waits for a name to be looked up.
+const CONNECT_LIMIT: Duration = Duration::from_millis(200);
 
 /// For opening a file as it is.
 const FILE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

@@ -1,5 +1,5 @@
 use std::fs::{self, Permissions};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use smc_testkit::wait::until;
 use tempfile::TempDir;
 
 use super::domain::{Locations, SPARES_LAST, own};
@@ -286,6 +288,57 @@ fn pending_connections_are_accepted_when_the_name_is_lost() {
 }
 
 #[test]
+fn a_process_that_connects_without_end_does_not_hold_up_the_loss_of_a_name() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    let mut publication = publish(&domain);
+    let path = world.at("dir").join(NAME);
+    let name = rustix::fs::open(&path, OFlags::PATH, Mode::empty()).unwrap();
+    let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", name.as_raw_fd())).unwrap();
+    let connect = move || {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let kind = SocketType::SEQPACKET;
+        let socket = socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        rustix::net::connect(socket, &address)
+    };
+    let connect_until_refused = move || {
+        let mut connections = 0;
+        loop {
+            match connect() {
+                Ok(()) => connections += 1,
+                Err(Errno::AGAIN) => std::thread::yield_now(),
+                Err(errno) => return (connections, errno),
+            }
+        }
+    };
+    let peers: Vec<_> = std::iter::repeat_n(connect_until_refused, 3)
+        .map(std::thread::spawn)
+        .collect();
+    fs::remove_file(&path).unwrap();
+    let server = std::thread::spawn(move || {
+        handle_events_until(&mut publication, |_| path.exists());
+        publication
+    });
+    until(|| server.is_finished(), || "still accepts".to_owned());
+    let mut publication = server.join().unwrap();
+    let peers = peers.into_iter().map(|peer| peer.join().unwrap());
+    let made: usize = peers
+        .map(|(connections, errno)| {
+            assert_eq!(errno, Errno::CONNREFUSED);
+            connections
+        })
+        .sum();
+    // What waited at the old socket comes first, then the next at the new one.
+    let _client = domain.connect(NAME).unwrap();
+    for left in (0..=made).rev() {
+        publication
+            .accept()
+            .unwrap_or_else(|errno| panic!("{left} left: {errno}"));
+    }
+    assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
+}
+
+#[test]
 fn names_of_other_sockets_that_come_and_go_start_no_check() {
     let (world, domain, mut publication) = published();
     for count in 0..100 {
@@ -318,6 +371,8 @@ fn a_name_that_belongs_to_a_file_is_published_beside_that_file_only() {
     fs::rename(world.at("dir"), world.at("old")).unwrap();
     handle_events_until(&mut publication, |it| it.error().is_some());
     assert!(!world.at("dir").exists());
+    // No connection waits at the socket, which ends here.
+    assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
     world.make("dir", 0o700);
     fs::write(world.at("dir/memory"), "another one").unwrap();
     for _ in 0..2 {
