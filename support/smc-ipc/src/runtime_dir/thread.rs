@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Directories whose locks a thread takes: if one of them is held, calls in the others wait too.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Place {
     /// Directories of this user, in which names are looked up.
     OfUser(u32),
