@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::domain::own;
+
 /// Directories whose locks a thread takes: if one of them is held, calls in the others wait too.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -52,6 +54,7 @@ pub(super) fn begin<T: Send + 'static>(
 ///
 /// When an earlier one has not returned for long, or there is no thread.
 pub fn start(place: Place, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let key = (own(), place);
     let mut threads = lock(&THREADS);
     let process = std::process::id();
     if threads.process != process {
@@ -60,7 +63,7 @@ pub fn start(place: Place, job: impl FnOnce() + Send + 'static) -> io::Result<()
         threads.process = process;
     }
     let mut job: Job = Box::new(job);
-    if let Some(thread) = threads.of_places.get(&place) {
+    if let Some(thread) = threads.of_places.get(&key) {
         if thread.since.is_longer_than(STUCK) {
             return Err(io::ErrorKind::TimedOut.into());
         }
@@ -77,16 +80,16 @@ pub fn start(place: Place, job: impl FnOnce() + Send + 'static) -> io::Result<()
         since: Arc::clone(&since),
     };
     let _queued = thread.jobs.send(job);
-    let of = place.clone();
+    let of = key.clone();
     thread::Builder::new()
         .name("smc-directory".into())
         .stack_size(STACK)
         .spawn(move || run_jobs(&of, &queue, &since))?;
-    threads.of_places.insert(place, thread);
+    threads.of_places.insert(key, thread);
     Ok(())
 }
 
-fn run_jobs(place: &Place, queue: &Receiver<Job>, since: &Since) {
+fn run_jobs(key: &Key, queue: &Receiver<Job>, since: &Since) {
     loop {
         let job = match queue.recv_timeout(IDLE) {
             Ok(job) => job,
@@ -97,7 +100,7 @@ fn run_jobs(place: &Place, queue: &Receiver<Job>, since: &Since) {
                 match queue.try_recv() {
                     Ok(job) => job,
                     Err(_) => {
-                        threads.of_places.remove(place);
+                        threads.of_places.remove(key);
                         return;
                     }
                 }
@@ -108,12 +111,15 @@ fn run_jobs(place: &Place, queue: &Receiver<Job>, since: &Since) {
     }
 }
 
+/// A thread has the user of the one that has started it, which need not be that of the process.
+type Key = (u32, Place);
+
 type Job = Box<dyn FnOnce() + Send>;
 
 struct Threads {
     /// The process that has started them.
     process: u32,
-    of_places: BTreeMap<Place, Thread>,
+    of_places: BTreeMap<Key, Thread>,
 }
 
 struct Thread {
