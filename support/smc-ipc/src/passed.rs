@@ -189,21 +189,28 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
     // peeked at, and taken from the queue by a call of its own.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut control = RecvAncillaryBuffer::new(&mut []);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
-    let mut received =
-        retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(buf)], &mut control, flags))?;
-    let has_rights = received.flags.contains(ReturnFlags::CTRUNC);
+    let mut receive = |control: &mut RecvAncillaryBuffer<'_>, more| {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | more;
+        retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(buf)], control, flags))
+    };
+    // Not of a stream, of which a look shows what came with later bytes.
+    let is_stream = socket_type(socket) == Ok(SocketType::STREAM);
+    let has_rights = is_stream || {
+        let next = receive(&mut control, RecvFlags::PEEK)?;
+        next.flags.contains(ReturnFlags::CTRUNC)
+    };
     if has_rights {
         control = RecvAncillaryBuffer::new(&mut space);
-        received =
-            retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(buf)], &mut control, flags))?;
     }
+    let more = match is_stream {
+        true => RecvFlags::empty(),
+        false => RecvFlags::PEEK,
+    };
+    let received = receive(&mut control, more)?;
     // `space` was sufficient, so this process has no descriptors left.
-    let has_lost = has_rights && received.flags.contains(ReturnFlags::CTRUNC);
-    if !has_lost {
-        // No more than was peeked at: what follows in a stream may have come with descriptors.
-        let taken = &mut buf[..received.bytes];
-        retry_on_intr(|| recv(socket, &mut *taken, RecvFlags::DONTWAIT))?;
+    let has_lost = received.flags.contains(ReturnFlags::CTRUNC);
+    if !is_stream && !has_lost {
+        retry_on_intr(|| recv(socket, &mut [0; 1][..], RecvFlags::DONTWAIT))?;
     }
     let (mut passed, mut unsuitable) = (Vec::new(), Vec::new());
     for message in control.drain() {
