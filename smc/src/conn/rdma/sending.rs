@@ -87,7 +87,7 @@ impl RdmaConn {
         done
     }
 
-    /// As [`SmcPath::publish_flags`], with the consumer cursor.
+    /// As `SmcPath::publish_flags`, with the consumer cursor.
     pub(crate) fn publish_close(&self, cursor: Cursor, flags: StateFlags) {
         self.update(|transmit| {
             transmit.set_consumer(cursor);
