@@ -157,23 +157,26 @@ fn is_in_namespace(test: &str) -> bool {
         return false;
     }
     let unshare = "unshare --mount --propagation private sh -c".split(' ');
-    let unshare: Vec<_> = unshare.chain([MOUNT, "sh"]).collect();
-    // Tried as that user, who may not be able to reach the program.
-    let setpriv = "setpriv --reuid 990 --regid 990 --clear-groups".split(' ');
-    let setpriv: Vec<_> = unshare.iter().copied().chain(setpriv).collect();
-    let tried = command_by(&setpriv, ENTRY).arg("--list").output();
+    let as_root: Vec<_> = unshare.chain([MOUNT, ""]).collect();
+    // Tried as that user, who may not be able to read the program.
+    let mut as_user = as_root.clone();
+    as_user[as_root.len() - 1] = "setpriv --reuid 990 --regid 990 --clear-groups";
+    let tried = command_by(&as_user, ENTRY).arg("--list").output();
     if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
         println!("skipped: why: no mount namespace, or no program in it: {tried:?}");
         return false;
     }
-    let mut child = Child::spawn(command_by(&unshare, test), "inside", "/");
+    let mut child = Child::spawn(command_by(&as_root, test), "inside", "/");
     assert_eq!(child.recv(), "inside");
     child.finish();
     false
 }
 
-const MOUNT: &str = "mount -t tmpfs -o mode=1777 none /tmp && \
-    mount -t tmpfs -o mode=755 none /run && exec \"$@\"";
+/// The program is run from `/mnt`, since it may be in `/tmp`; `$0` has the words before it.
+const MOUNT: &str = "mount --bind \"${1%/*}\" /mnt && \
+    mount -t tmpfs -o mode=1777 none /tmp && \
+    mount -t tmpfs -o mode=755 none /run && \
+    program=/mnt/${1##*/} && shift && exec $0 \"$program\" \"$@\"";
 
 #[test]
 fn processes_connect_whatever_their_sessions() {
