@@ -98,6 +98,7 @@ step_rules() {
             '^[^/]*\bstd::fs\b' "$program/src" '/dissect/' || failed=1
     done
     citations_exist || failed=1
+    paths_exist || failed=1
     named_tests_exist || failed=1
     words_are_standard || failed=1
     no_match 'a citation of something other than a heading of docs/spec or a section of an RFC' \
@@ -454,6 +455,26 @@ citations_exist() {
     } | sort -u))
     [[ -z $missing ]] && return 0
     printf 'a citation of a page or heading that does not exist:\n%s\n' "$missing"
+    return 1
+}
+
+# Whether each file or folder of the project that a document names exists, in whole or from some folder on.
+# docs/architecture.md has short forms for the two folders that it names most.
+paths_exist() {
+    local missing
+    missing=$(comm -13 <(sources . | awk -F/ '{
+        # Each path, and each folder above it, with and without the folders before.
+        for (last = 2; last <= NF; last++) {
+            path = $last
+            for (first = last - 1; first > 0; first--) print path = $first "/" path
+        }
+    }' | sort -u) <({
+        grep -shoE '`[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)+`' -- *.md docs/*.md docs/spec/*.md | tr -d '`'
+        grep -oE '\b(smc|core)/[a-z0-9_/]+(\.rs)?' docs/architecture.md |
+            sed -E 's|^core/|smc-core/|; s|^(smc[a-z-]*)/(src/)?|\1/src/|; s|/$||'
+    } | grep -vE '^(\.|target/|0x)' | sort -u))
+    [[ -z $missing ]] && return 0
+    printf 'a document names a path that does not exist:\n%s\n' "$missing"
     return 1
 }
 

@@ -25,6 +25,8 @@ base     package    libc6-dev               /usr/include/stdio.h
 base     component  rustfmt                 cargo-fmt
 base     component  clippy                  cargo-clippy
 network  package    iproute2                ip
+network  package    iptables                iptables
+network  package    procps                  sysctl
 fuzz     package    g++                     c++
 deny     tool       cargo-deny@0.20.2       cargo-deny
 count    package    valgrind                valgrind

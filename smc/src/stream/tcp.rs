@@ -1,4 +1,4 @@
-//! The two halves of a stream that stayed TCP.
+//! The two halves of a stream after a fallback to TCP.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::Shutdown;

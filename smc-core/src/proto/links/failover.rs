@@ -122,6 +122,21 @@ impl LinkGroup {
         }
     }
 
+    /// Answer to [`LinkGroupOutput::Stop`]: nothing is sent or received on the link any more. Its
+    /// connections move to the best link that is active now.
+    pub fn handle_stopped(&mut self, link: LinkId) {
+        let left = self.leaving.iter().position(|(info, _)| info.id == link);
+        let Some((lost, failure)) = left.map(|at| self.leaving.swap_remove(at)) else {
+            return;
+        };
+        // Without a better one, a link at the port that has failed, which may be usable again.
+        let to = self.failover_target(&lost, failure);
+        if let Some(to) = to.or_else(|| self.failover_target(&lost, None)) {
+            self.outputs
+                .push_back(LinkGroupOutput::Move { from: link, to });
+        }
+    }
+
     /// The link that takes the connections of another one. After a failure of a port or a device,
     /// links at the same port of the same device are not usable
     /// (docs/spec/failover.md#link-failure).

@@ -235,21 +235,6 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// Answer to [`LinkGroupOutput::Stop`]: nothing is sent or received on the link any more. Its
-    /// connections move to the best link that is active now.
-    pub fn handle_stopped(&mut self, link: LinkId) {
-        let left = self.leaving.iter().position(|(info, _)| info.id == link);
-        let Some((lost, failure)) = left.map(|at| self.leaving.swap_remove(at)) else {
-            return;
-        };
-        // Without a better one, a link at the port that has failed, which may be usable again.
-        let to = self.failover_target(&lost, failure);
-        if let Some(to) = to.or_else(|| self.failover_target(&lost, None)) {
-            self.outputs
-                .push_back(LinkGroupOutput::Move { from: link, to });
-        }
-    }
-
     /// Answer to [`LinkGroupOutput::Move`]: nothing is outstanding on the old link.
     pub fn handle_moved(&mut self, now: Instant, from: LinkId) {
         if self.end.is_none() {
