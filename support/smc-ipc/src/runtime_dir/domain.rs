@@ -64,7 +64,7 @@ pub(super) enum Locations {
     Shared(PathBuf),
 }
 
-/// Directories, and when they were found.
+/// Directories that a search has found, and until when they are not searched again.
 type Spares = Option<(Instant, Vec<PathBuf>)>;
 
 impl Default for Domain {
@@ -209,7 +209,7 @@ impl Domain {
     /// Reads `/tmp`, or the directory of a shared domain, if there is something at the path of a
     /// user's directory that cannot be used; `/tmp` only if there is none of the directories before
     /// it that all processes of the user have in common. That are 65,536 entries at most, and what
-    /// is found is remembered for a second.
+    /// is found is remembered for nine times as long as the search took, a second at most.
     #[must_use]
     pub fn search_paths(&self) -> Vec<PathBuf> {
         let mut paths = match &*self.locations {
@@ -329,15 +329,26 @@ impl Domain {
     fn recent_spares(&self) -> Vec<PathBuf> {
         // Locked, so that other threads do not search meanwhile.
         let mut found = self.lock_spares();
+        let since = Instant::now();
         match &*found {
-            Some((at, spares)) if at.elapsed() < SPARES_LAST => spares.clone(),
+            Some((until, spares)) if since < *until => spares.clone(),
             _ => {
                 let domain = self.clone();
                 let find = move || domain.find_spares(&domain.user_dirs());
                 let spares = thread::run(self.place(), LIMIT, find).unwrap_or_default();
-                *found = Some((Instant::now(), spares.clone()));
+                let duration = since.elapsed();
+                let until = since + duration + (duration * 9).min(SPARES_LAST);
+                *found = Some((until, spares.clone()));
                 spares
             }
+        }
+    }
+
+    /// As if the last search had taken long.
+    #[cfg(test)]
+    pub(super) fn keep_spares(&self) {
+        if let Some((until, _)) = &mut *self.lock_spares() {
+            *until = Instant::now() + SPARES_LAST;
         }
     }
 
@@ -474,5 +485,6 @@ const MAX_SPARES: usize = 16;
 /// How long a task waits for a search. A directory is read in less, unless another user holds its lock.
 const LIMIT: Duration = Duration::from_millis(200);
 
-/// How long what a search has found is remembered: other users can make it a long one.
+/// How long what a search has found is remembered at most. Other users can make it a long one, so a
+/// tenth of the time is spent on searches. A process of another user may have made a directory since.
 pub(super) const SPARES_LAST: Duration = Duration::from_secs(1);

@@ -4,6 +4,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -549,6 +550,7 @@ fn what_a_search_has_found_is_remembered_for_a_moment() {
     loop {
         let since = Instant::now();
         assert!(domain.search_paths().contains(&spare));
+        domain.keep_spares();
         fs::remove_dir(&spare).unwrap();
         let (again, copied) = (domain.search_paths(), domain.clone().search_paths());
         let is_soon = since.elapsed() < SPARES_LAST;
@@ -563,6 +565,23 @@ fn what_a_search_has_found_is_remembered_for_a_moment() {
     let publication = publish(&domain);
     let place = publication.directories().next().unwrap();
     assert!(domain.search_paths().contains(&place.to_owned()));
+}
+
+#[test]
+fn a_directory_that_another_process_makes_is_found_soon() {
+    let world = World::new();
+    let own = format!("tmp/smc-{}", own());
+    world.make(&own, 0o777);
+    let is_found_soon = |number| {
+        let (domain, since) = (world.usual(), Instant::now());
+        let before = domain.search_paths();
+        let spare = world.make(&format!("{own}-{number:016x}"), 0o700);
+        sleep(SPARES_LAST / 10);
+        let after = domain.search_paths();
+        !before.contains(&spare) && after.contains(&spare) && since.elapsed() < SPARES_LAST
+    };
+    // A search takes long on a busy machine.
+    assert!((1..=10).any(is_found_soon));
 }
 
 #[test]
