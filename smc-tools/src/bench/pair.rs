@@ -157,7 +157,9 @@ impl End {
         match self.lines.recv_timeout(timeout) {
             Ok(line) => Ok(line),
             Err(mpsc::RecvTimeoutError::Timeout) => bail!("nothing within {timeout:?}"),
-            Err(mpsc::RecvTimeoutError::Disconnected) => bail!("it ended without a word"),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                bail!("it has ended; its standard error has the reason")
+            }
         }
     }
 }
