@@ -176,7 +176,7 @@ fn a_window_update_that_is_owed_by_a_busy_device_is_said_when_the_runtime_ends()
 }
 
 #[test]
-fn what_a_busy_device_refuses_after_the_end_of_the_runtime_is_said_with_what_follows() {
+fn a_word_refused_by_a_busy_device_after_the_end_of_the_runtime_is_published_with_the_next_one() {
     for nocopy in [true, false] {
         let scene = Scene::smcd(nocopy);
         scene.runtime.block_on(async {

@@ -22,7 +22,7 @@ pub(crate) struct Args {
     #[arg(value_enum, default_value_t = Action::Install)]
     action: Action,
 
-    /// Take it away again; the same as the action `undo`
+    /// Remove it again; the same as the action `undo`
     #[arg(long, conflicts_with = "action")]
     undo: bool,
 
@@ -47,9 +47,9 @@ pub(crate) struct Args {
 enum Action {
     /// Load and pin it, or report that it is there
     Install,
-    /// Say what is there
+    /// Show what is installed
     Status,
-    /// Take it away
+    /// Remove it
     Undo,
 }
 

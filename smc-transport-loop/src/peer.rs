@@ -30,7 +30,7 @@ pub(crate) struct Peer {
     pub(crate) credentials: Option<Credentials>,
     /// The local buffers for the peer.
     pub(crate) local: Arc<LocalBuffers>,
-    /// The peer's buffers for us.
+    /// The peer's buffers that this device writes.
     incoming: Mutex<Option<Incoming>>,
     /// The eventfd that the peer writes; `None` for the local device itself.
     eventfd: Option<Arc<PeerFile>>,

@@ -273,7 +273,7 @@ impl Peers {
         let hello = Message::Hello { gid: self.gid };
         match channel::send(&channel, hello, &[file.as_fd(), eventfd.as_fd()]) {
             Ok(()) => {}
-            Err(Errno::PIPE | Errno::CONNRESET) => return unreachable("it refuses us"),
+            Err(Errno::PIPE | Errno::CONNRESET) => return unreachable("it refuses the connection"),
             Err(error) => return Err(failed("send HELLO to peer device", error).into()),
         }
 

@@ -152,7 +152,7 @@ impl std::ops::Index<usize> for Line {
     fn index(&self, index: usize) -> &AtomicU64 {
         self.0
             .word(index * 8)
-            .expect("`new` scan_requested up all eight words")
+            .expect("`new` looked up all eight words")
     }
 }
 

@@ -69,7 +69,7 @@ fn can_unshare(flags: &[&str]) -> bool {
     can
 }
 
-/// Both talk; the first is killed; the second notices.
+/// Both exchange data; the first is killed; the second reports the loss.
 fn exchange_then_kill(flags: &[&str]) {
     if !can_unshare(flags) {
         return;

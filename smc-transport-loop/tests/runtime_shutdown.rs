@@ -143,7 +143,7 @@ fn a_stream_whose_runtime_has_ended_reads_what_is_there_and_does_not_wait() {
                 }
             };
             assert!(names_the_runtime(&error), "{error}");
-            // The end is said all the same.
+            // The end of stream is published nevertheless.
             ours.close().await.unwrap();
             let mut rest = Vec::new();
             theirs.read_to_end(&mut rest).await.unwrap();

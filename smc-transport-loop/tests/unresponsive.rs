@@ -94,19 +94,19 @@ async fn follow(role: Role, orders: smol::channel::Receiver<String>) {
 }
 
 /// How a listener is prevented from answering, and continued.
-struct Trouble {
+struct Interruption {
     loses_buffers: bool,
     begin: fn(&mut Child),
     end: fn(&mut Child),
 }
 
-const STOPPED: Trouble = Trouble {
+const STOPPED: Interruption = Interruption {
     loses_buffers: false,
     begin: |helper| helper.stop(),
     end: |helper| helper.resume(),
 };
 
-const WITHOUT_DESCRIPTORS: Trouble = Trouble {
+const WITHOUT_DESCRIPTORS: Interruption = Interruption {
     loses_buffers: true,
     begin: |helper| {
         helper.send("without descriptors");
@@ -118,7 +118,7 @@ const WITHOUT_DESCRIPTORS: Trouble = Trouble {
     },
 };
 
-const BUSY: Trouble = Trouble {
+const BUSY: Interruption = Interruption {
     loses_buffers: false,
     begin: |helper| {
         helper.send("be busy");
@@ -176,7 +176,7 @@ fn a_listener_whose_executor_is_busy_is_tcp_and_smc_again_when_it_is_not() {
     is_tcp_and_smc_again(&BUSY, true);
 }
 
-fn is_tcp_and_smc_again(trouble: &Trouble, is_known: bool) {
+fn is_tcp_and_smc_again(interruption: &Interruption, is_known: bool) {
     let dir = TempDir::new().unwrap();
     let mut helper = start("echo", &dir);
     let port: u16 = helper.parse();
@@ -187,7 +187,7 @@ fn is_tcp_and_smc_again(trouble: &Trouble, is_known: bool) {
             exchange(connect().await, true).await;
             exchange(connect().await, true).await;
         }
-        (trouble.begin)(&mut helper);
+        (interruption.begin)(&mut helper);
         let mut first = connect().await;
         let is_unanswered = matches!(cause(&first), FallbackCause::NoAnswer { .. });
         assert!(is_unanswered, "{}", first.mode());
@@ -206,7 +206,7 @@ fn is_tcp_and_smc_again(trouble: &Trouble, is_known: bool) {
             others.push(other);
         }
         assert!(has_waited, "each connection has waited");
-        (trouble.end)(&mut helper);
+        (interruption.end)(&mut helper);
         for stream in others.iter_mut().chain([&mut first]) {
             expect(stream, b"at once").await;
         }
@@ -221,7 +221,7 @@ fn is_tcp_and_smc_again(trouble: &Trouble, is_known: bool) {
             last = stream.mode().to_string();
             let is_smc = stream.mode().is_smc();
             let has_answered = try_exchange(stream).await.is_ok();
-            assert!(has_answered || trouble.loses_buffers, "{is_smc}");
+            assert!(has_answered || interruption.loses_buffers, "{is_smc}");
             in_a_row = match is_smc && has_answered {
                 true => in_a_row + 1,
                 false => 0,

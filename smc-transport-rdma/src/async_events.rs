@@ -6,7 +6,7 @@ use crate::device::Parts;
 use crate::verbs::{self, Async};
 use crate::{lock, port};
 
-/// Takes all asynchronous events, and hands out what they mean.
+/// Reads all asynchronous events and reports them as events of the device.
 pub(crate) fn drain(parts: &Parts, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
     let mut ports = false;
     // A bound, in case they come without end: what is left rings again.

@@ -41,10 +41,10 @@ pub struct RdmaDevice {
 struct Consumer {
     /// Drains so far.
     drains: u64,
-    /// Of which queues a notification was asked for whose event was not taken yet.
+    /// Queues that are armed and whose event was not read.
     receives_armed: bool,
     sends_armed: bool,
-    /// What rang besides, and has to be seen to by the next drain.
+    /// Other descriptors that became readable, for the next drain.
     ready: ReadySources,
 }
 
@@ -150,7 +150,7 @@ impl Device for RdmaDevice {
             sink(event);
         };
         let was_armed = (consumer.receives_armed, consumer.sends_armed);
-        // Looking takes a system call: arming does so, and who polls without it does now and then.
+        // A check takes a system call. Arming checks each time, polling alone once in some drains.
         if consumer.drains % LOOK_EVERY == 0 {
             self.poll(&mut consumer)?;
         }

@@ -53,7 +53,7 @@ pub(crate) struct Core {
     stopped: AtomicBool,
     /// Nothing more is reported of it.
     down: AtomicBool,
-    /// It went down by itself: taking it apart may take long.
+    /// It has failed: destroying it can take long.
     failed: AtomicBool,
     queue: Mutex<Queue>,
     /// Used by the queue pair, which has to go before.

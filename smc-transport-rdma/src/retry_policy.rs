@@ -17,7 +17,7 @@ impl RetryPolicy {
 
     /// 537 ms and six retries: about four seconds, since a host that does in software what
     /// hardware does may be busy for a while. Not 7, which soft-RoCE takes for endless: an end that
-    /// posts has to notice by itself that the wire died.
+    /// posts has to detect by itself that the link has failed.
     pub(crate) const SOFT_ROCE: Self = Self {
         ack_timeout: 17,
         retries: 6,

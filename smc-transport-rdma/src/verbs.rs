@@ -476,7 +476,7 @@ pub(crate) fn gid_table(context: &DeviceContext, max: usize) -> io::Result<Vec<G
         .collect())
 }
 
-/// Whether the system took the device away from under us, so that nothing of it can be destroyed.
+/// Whether the system has removed the device, so that nothing of it can be destroyed.
 pub(crate) fn is_severed(context: &DeviceContext) -> bool {
     let mut attributes = MaybeUninit::<sys::ibv_device_attr>::zeroed();
     // SAFETY: the handle is used in this call only, while the context is borrowed.

@@ -97,7 +97,7 @@ fn ports_addresses_and_devices_come_and_go() {
     let refused = block_on(domain.open_link(&at));
     assert!(matches!(refused, Err(DeviceError::Gone(_))), "{refused:?}");
     assert_eq!(device.addresses(), []);
-    // It goes when we let go of it.
+    // It is destroyed when the last reference is dropped.
     drop((again, _far, domain, device, other));
     for _ in 0..600 {
         if removal.try_wait().unwrap().is_some() {

@@ -26,7 +26,7 @@ use crate::proto::links::LlcConfig;
 /// Builds an [`Endpoint`].
 ///
 /// An endpoint of its defaults has neither a device nor a [negotiation](super::negotiate), and so
-/// makes plain TCP streams. The crate `smc` has builders with both.
+/// makes plain TCP streams. `smc::tokio()` and `smc::smol()` return builders with both.
 #[derive(Debug, Default)]
 pub struct Builder {
     devices: Vec<Arc<dyn Device>>,

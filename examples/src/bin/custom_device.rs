@@ -64,7 +64,7 @@ struct Hub {
     buffers: Mutex<HashMap<DmbToken, Arc<Buffer>>>,
 }
 
-/// News for one device.
+/// Pending events of one device.
 #[derive(Debug)]
 struct Inbox {
     gid: Gid,

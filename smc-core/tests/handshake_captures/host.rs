@@ -1,4 +1,4 @@
-//! What a capture tells about one of its hosts, as our handshake wants to know it.
+//! The configuration of a host, derived from a capture.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;

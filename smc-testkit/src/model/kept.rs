@@ -5,7 +5,7 @@ use smc::ReadGuard;
 use super::oracle::Oracle;
 use crate::Rng;
 
-/// Guards with their positions. What they show is checked again when they are let go of.
+/// Guards with their positions. Their bytes are checked again when they are dropped.
 pub(super) struct Kept<'o> {
     oracle: &'o Oracle,
     side: usize,

@@ -19,7 +19,7 @@
 //! - what is reported ready does not wait;
 //! - every waiting task is woken in time.
 //!
-//! How the ends are connected is not its business: tests of this crate use memory devices on a
+//! The caller connects the ends: tests of this crate use memory devices on a
 //! [`VirtualRuntime`](crate::runtime::VirtualRuntime), a provider can use its own devices on any
 //! runtime.
 //!

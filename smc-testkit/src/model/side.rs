@@ -1,4 +1,4 @@
-//! The life of one end, from the first operation until it is dropped.
+//! All operations of one end, from the first one until it is dropped.
 
 use std::future::poll_fn;
 use std::sync::Arc;

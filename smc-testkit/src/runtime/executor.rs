@@ -75,7 +75,7 @@ const MAIN: usize = 0;
 /// What polling a task takes.
 const STEP: Duration = Duration::from_micros(1);
 
-/// What looking at the clock takes, so that who waits for it to move is not stuck.
+/// Virtual time that reading the clock takes, so that a loop that waits for a later time ends.
 const LOOK: Duration = Duration::from_nanos(50);
 
 /// What everything of a runtime shares.

@@ -112,7 +112,7 @@ fn prefixed(value: f64, prefixes: &[&str], step: f64) -> String {
 /// What one measurement gave.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Sample {
-    /// What carried the streams, in the words of those who know.
+    /// The transport of the streams, as it describes itself.
     pub(super) path: String,
     /// Operations whose arrival was verified.
     pub(super) verified: u64,

@@ -1,8 +1,8 @@
 //! `smc dissect`: the SMC messages in captures, or in hex on the command line.
 //!
 //! From the bottom up: [`capture`] gives frames, [`link`] takes them apart, [`clc`] (over
-//! [`stream`]) and [`roce`] find the messages, [`report`] shows them. What a message means
-//! is `smc-wire`'s business alone.
+//! [`stream`]) and [`roce`] find the messages, [`report`] shows them. Messages are
+//! decoded in `smc-wire` only.
 
 mod args;
 mod capture;

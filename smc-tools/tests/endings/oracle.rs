@@ -141,7 +141,7 @@ fn received(who: &str, writer: &End<'_>, reader: &End<'_>) -> Result<(), String>
     if *len > most {
         return wrong("more than was written");
     }
-    // As with TCP, who leaves bytes unread resets the connection when it lets go.
+    // As with TCP, an end that closes with unread bytes resets the connection.
     let resets = reader.written().0 > writer.read();
     if writer.has_closed() && !resets && *ended != Done::Eof(*len) {
         return wrong("the writer has closed in order");

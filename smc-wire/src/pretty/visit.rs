@@ -52,7 +52,7 @@ pub struct Field<'a> {
     pub mask: Option<u8>,
     /// Its value.
     pub value: Value<'a>,
-    /// What a reader should know about it.
+    /// A remark for display.
     pub note: Option<&'static str>,
 }
 

@@ -390,7 +390,7 @@ impl Conn {
     /// Publishes pending words if the driver has ended.
     pub(crate) fn publish_without_driver(&self) {
         if self.driver.is_stopped() && self.path().has_pending() {
-            let _asked = self.retry_pending();
+            let _result = self.retry_pending();
         }
     }
 }

@@ -38,12 +38,12 @@ pub(super) fn begin(
 ) -> io::Result<Begun> {
     if options.unbound && options.local.is_none() {
         let fd = stream(to)?;
-        let nowhere: IpAddr = match to {
+        let unspecified: IpAddr = match to {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
         before(&Unconnected::new(
-            SocketAddr::new(nowhere, 0),
+            SocketAddr::new(unspecified, 0),
             Some(fd.as_fd()),
         ))?;
         return match rustix::net::connect(&fd, &to) {

@@ -122,8 +122,8 @@ impl<R: Registered> TcpSocket<R> {
             return Ok(registered);
         }
         // A descriptor is registered once, so two first waits exclude each other.
-        static TURN: Mutex<()> = Mutex::new(());
-        let _turn = TURN.lock();
+        static REGISTRATION: Mutex<()> = Mutex::new(());
+        let _guard = REGISTRATION.lock();
         match self.registered.get() {
             Some(registered) => Ok(registered),
             None => {

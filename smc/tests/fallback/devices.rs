@@ -16,7 +16,7 @@ use smc_testkit::world::{
 struct Row {
     name: &'static str,
     whose: Side,
-    trouble: fn(&Host),
+    fault: fn(&Host),
     code: DeclineCode,
     takes: Duration,
 }
@@ -27,11 +27,11 @@ enum Side {
     Server,
 }
 
-const fn row(name: &'static str, whose: Side, trouble: fn(&Host), code: DeclineCode) -> Row {
+const fn row(name: &'static str, whose: Side, fault: fn(&Host), code: DeclineCode) -> Row {
     Row {
         name,
         whose,
-        trouble,
+        fault,
         code,
         takes: Duration::ZERO,
     }
@@ -103,9 +103,9 @@ fn the_side_whose_device_fails_declines() {
 
 #[test]
 fn the_side_whose_device_stalls_declines_before_the_peer_times_out() {
-    let stalling = |name, whose, trouble, code| Row {
+    let stalling = |name, whose, fault, code| Row {
         takes: WORK,
-        ..row(name, whose, trouble, code)
+        ..row(name, whose, fault, code)
     };
     run(&[
         stalling(
@@ -155,7 +155,7 @@ fn run_row(world: &World, row: &Row) {
         Side::Server => (&server, Side::Server),
     };
     world.block_on(async {
-        (row.trouble)(host);
+        (row.fault)(host);
         let since = world.now();
         let (ours, theirs) = meet(&client, &server).await;
         assert!(row.takes.is_zero() || world.has_taken(since, row.takes));
@@ -227,12 +227,12 @@ fn a_second_device_serves_when_the_first_cannot() {
     let client = host("client", client_spare.clone());
     let server = host("server", server_spare.clone());
     world.block_on(async {
-        let troubles: [(Call, DeviceError); 3] = [
+        let faults: [(Call, DeviceError); 3] = [
             (Call::Reach, DeviceError::PeerGone),
             (Call::Register, DeviceError::Exhausted),
             (Call::Register, DeviceError::NoMemory),
         ];
-        for (call, error) in troubles {
+        for (call, error) in faults {
             server.device.fail(call, error);
             let (ours, theirs) = meet(&client, &server).await;
             for stream in [&ours, &theirs] {

@@ -290,7 +290,7 @@ fn a_peer_that_closes_without_a_word_ends_in_order() {
 }
 
 #[test]
-fn a_peer_whose_tcp_ends_before_it_said_anything_is_missed_after_a_while() {
+fn a_half_open_timeout_ends_a_connection_without_cdc() {
     let world = RdmaWorld::new(75);
     let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
@@ -528,7 +528,7 @@ fn shutting_down_is_told_of_what_arrives_over_another_link() {
                 world.sleep(Duration::from_micros(delay)).await;
                 hosts.devices[0].set_port_active(1, false);
             };
-            // The peer says nothing of its own that would be news.
+            // The peer sends no CDC by itself.
             zip(ours.close(), failing).await.0.expect("delivers");
             hosts.devices[2].leave();
             expect_rest(&mut theirs, b"last").await;

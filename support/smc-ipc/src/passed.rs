@@ -1,6 +1,6 @@
 //! Descriptors that peers pass over UNIX sockets, closed without blocking the caller.
 //!
-//! Closing the last descriptor of a file can block for as long as the peer wants: a TCP socket that
+//! Closing the last descriptor of a file can block without a limit: a TCP socket that
 //! lingers, a file of a FUSE file system. The same holds for descriptors in unread packets when the
 //! socket is closed. Nor is an eventfd closed at once: the last close of one takes the mutex of each epoll
 //! set that watches it, and a process can hold the mutex of its own set for as long as it wants. And the last

@@ -1,4 +1,4 @@
-//! Users who are not allowed: no thread that accepts a connection does with it what its peer notices.
+//! Users who are not allowed: a thread that accepts makes no call on the connection that wakes its peer.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -576,7 +576,7 @@ impl LocalCandidate {
         proposal: &[u8],
         buffer: Option<DmbToken>,
     ) -> Result<LocalOffer, FallbackCause> {
-        // The listener reads plain TCP without an offer, so a DECLINE has nothing to tell it.
+        // The listener reads plain TCP without an offer, so a DECLINE has no effect.
         let frame = Frame::peek(proposal).ok().flatten();
         if frame.is_some_and(|frame| frame.header().kind == ClcType::Decline) {
             return Err(FallbackCause::NoDevice);

@@ -60,7 +60,7 @@ thread_local! {
 }
 
 /// One form for every address: IPv4 in IPv6 is IPv4, and what `connect` takes for this host is
-/// the loopback address. Scopes go: interfaces are numbered anew in every namespace.
+/// the loopback address. Scope IDs are removed: each namespace numbers its interfaces.
 pub(super) fn canonical(addr: SocketAddr) -> SocketAddr {
     let ip = match addr.ip().to_canonical() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

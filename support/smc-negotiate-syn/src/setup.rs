@@ -368,7 +368,7 @@ pub(super) fn open_map(directory: &Path) -> Result<Map, SetupError> {
 pub(super) fn refuse_second(cgroup: &Cgroup) -> Result<(), SetupError> {
     let ids = bpf::programs(cgroup.as_fd());
     for id in ids.map_err(SetupError::privileged("look at programs of a cgroup"))? {
-        // Who may not open it cannot know; two instances do no harm.
+        // Without permission to open it this is unknown; two instances are harmless.
         let found = bpf::program(id).and_then(|fd| bpf::program_info(&fd));
         if found.is_ok_and(|found| found.is_called(program::NAME)) {
             return Err(SetupError::AlreadyAttached {

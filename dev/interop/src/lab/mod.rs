@@ -1,4 +1,4 @@
-//! Two virtual machines in one network, and the means to make their lives hard.
+//! Two virtual machines in one network, and functions that inject faults.
 
 mod agent;
 mod cpio;

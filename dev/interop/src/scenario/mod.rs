@@ -52,7 +52,7 @@ pub(crate) struct Scenario {
     pub(crate) expect: Expect,
     /// Why only the userspace stack can be the subject.
     pub(crate) only_ours: Option<&'static str>,
-    /// The end that is left with data of its own in a wire that is dead for good.
+    /// The end that is with unsent data of its own on a link that stays down.
     ///
     /// Soft-RoCE repeats such data for ever, as the kernel's SMC asks it to. A kernel that is the
     /// server moves its connections to the other link when the client requests it, but closing

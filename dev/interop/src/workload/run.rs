@@ -138,7 +138,7 @@ impl Narrator {
 pub(crate) fn emit(event: &Event) {
     if let Ok(line) = serde_json::to_string(event) {
         let mut out = io::stdout().lock();
-        // An agent that is gone takes us with it anyway.
+        // This process ends with its agent.
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
 }

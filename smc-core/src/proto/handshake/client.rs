@@ -48,7 +48,7 @@ impl Handshake {
     /// Goes on after the PROPOSAL has reached the server on another way than TCP.
     ///
     /// Such a client sends nothing before it has received a message: that the server answers is
-    /// the proof that it speaks SMC.
+    /// the proof that it supports SMC.
     #[must_use]
     pub fn announced(now: Instant, config: Arc<HandshakeConfig>, offer: Arc<ClientOffer>) -> Self {
         Self::of_client(now, config, Some(offer))
@@ -132,7 +132,7 @@ fn direct_attempt(
     })
 }
 
-/// SMC-R with the port that the server was told of.
+/// SMC-R with the offered port.
 fn rdma_attempt(
     accept: &AcceptConfirm,
     end: &RdmaEnd,

@@ -8,7 +8,7 @@ use super::RdmaConfig;
 use crate::error::FallbackCause;
 use crate::proto::group::DeviceIndex;
 
-/// What this host can do and what it says about itself, the same for all handshakes.
+/// Capabilities and identity of this host, the same for all handshakes.
 #[derive(Clone, Debug)]
 pub struct HandshakeConfig {
     /// SMC-D devices in order of preference.
@@ -176,7 +176,7 @@ pub struct TcpPath {
     /// The network interface that the connection runs over.
     ///
     /// A server needs it for the subnet check of version 1. Without it the check is taken as
-    /// passed: the host does not know better, and a decline then names the missing device, which
+    /// passed: the host has no better information, and a decline then names the missing device, which
     /// is the reason that matters. SMC-D v1 itself is possible only with it.
     pub interface: Option<Interface>,
 }

@@ -8,7 +8,7 @@ use crate::proto::after;
 ///
 /// To be put in front of a stream after a [`Fallback`](super::Fallback) with `crossing_possible`.
 /// For one second the first bytes received are held back as long as they could be the beginning
-/// of a DECLINE. If they turn out to be one, they vanish; anything else is released untouched, and
+/// of a DECLINE. If they are one, they are dropped; anything else is released untouched, and
 /// so is an incomplete message when the second is over or the peer closes.
 ///
 /// A DECLINE is never followed by anything before the stream's own data, so read no more than
@@ -106,7 +106,7 @@ impl CrossingDecline {
         if self.buffered.len() < frame.length() {
             return Verdict::Open;
         }
-        // Be strict: swallowing application data would be worse than letting a DECLINE through.
+        // A strict check: to drop application data is worse than to pass a DECLINE on.
         match self
             .buffered
             .last_chunk::<TRAILER_LEN>()

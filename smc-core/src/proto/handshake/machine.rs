@@ -89,7 +89,7 @@ pub(super) enum Failure {
     Decline(Box<FallbackReason>),
     /// The peer declined; this side falls back.
     PeerDeclined(Decline),
-    /// Nothing can be saved.
+    /// Fatal: the TCP connection is closed.
     Abort(Error),
 }
 
@@ -174,8 +174,7 @@ impl Handshake {
         self.is_confirmed = true;
     }
 
-    /// The work that was asked for has an outcome. What does not fit the work that was asked for
-    /// is a bug of the caller and aborts.
+    /// The requested work has finished. A result of other work is a bug of the caller and aborts.
     pub fn handle_done(&mut self, now: Instant, done: WorkDone) {
         self.now = now;
         if let Some(step) = self.step {
@@ -529,7 +528,7 @@ fn is_intended(intent: Intent, member: Member) -> bool {
     }
 }
 
-/// Changes to the next smaller buffer, if memory is the trouble and there is a smaller one.
+/// Changes to the next smaller buffer, if memory is short and a smaller size exists.
 fn shrink(size: &mut SizeCode, error: &DeviceError) -> bool {
     let smaller = size.code().checked_sub(1).and_then(SizeCode::new);
     match smaller.filter(|_| error.is_lack_of_memory()) {

@@ -45,7 +45,7 @@ impl MessageBuffer {
         (before.saturating_sub(bytes.len()), result)
     }
 
-    /// Keeps what is worth keeping: unknown extensions at the end of a message are dropped.
+    /// Stores the known part of the message: unknown extensions at the end of a message are dropped.
     fn store(&mut self, bytes: &[u8]) {
         let keep = self.frame.map_or(HEADER_LEN, |frame| frame.keep());
         let space = keep.saturating_sub(self.bytes_kept.len());
@@ -54,7 +54,7 @@ impl MessageBuffer {
         self.taken = self.taken.saturating_add(bytes.len());
     }
 
-    /// Learns the length as soon as the header is complete. Rubbish is noticed with its first byte.
+    /// Parses the length once the header is complete. Invalid bytes are rejected at the first one.
     fn parse_header(&mut self, expected: ClcType) -> Result<bool, Error> {
         self.frame = Frame::peek(&self.bytes_kept)?;
         match self.frame.map(|frame| frame.header().kind) {

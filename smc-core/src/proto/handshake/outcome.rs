@@ -123,7 +123,7 @@ impl PeerBuffer {
     }
 }
 
-/// Why a stream stays TCP, and what to mind.
+/// The reason of the fallback, and whether a crossing DECLINE is possible.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fallback {
     /// The local reason, and the peer's if it declined.

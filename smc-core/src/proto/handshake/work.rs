@@ -73,7 +73,7 @@ pub enum Work {
         /// How large it has to be.
         size: SizeCode,
     },
-    /// SMC-R, reuse: tell the peer the keys of the RMB just prepared (CONFIRM RKEY). Answer:
+    /// SMC-R, reuse: announce to the peer the keys of the RMB just prepared (CONFIRM RKEY). Answer:
     /// [`WorkDone::RkeyConfirmed`].
     ConfirmRkey,
     /// SMC-R: enter the peer's RMB in the table of the group. Answer: [`WorkDone::PeerBound`].

@@ -44,7 +44,7 @@ pub struct Faults {
     pub exhausted: u16,
     /// Calls of [`Nocopy::attach`](smc_core::device::Nocopy::attach) that fail.
     pub unattachable: u16,
-    /// All peers die at this move, attachment signal or post, counted from 1.
+    /// All peers are reported gone at this move, attachment signal or post, counted from 1.
     pub dies_at: Option<u64>,
 }
 

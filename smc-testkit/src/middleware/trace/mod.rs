@@ -11,7 +11,7 @@ use smc_core::device::{Device, DeviceError, Event};
 
 use super::delegate_device;
 
-/// Tells a sink what is asked of a device and what it reports.
+/// Passes calls of a device and its events to a sink.
 ///
 /// Getters are not recorded, nor drains that brought nothing, nor reads and writes of shared memory,
 /// which no device sees.

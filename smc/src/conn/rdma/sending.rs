@@ -281,12 +281,12 @@ impl Bound {
             PostResult::Posted => {
                 let flags = post.cdc.producer_flags;
                 let is_validation = flags.contains(ProducerFlags::FAILOVER_VALIDATION);
-                let says = if is_validation {
+                let stated = if is_validation {
                     self.arrived
                 } else {
                     post.cdc.producer
                 };
-                self.posted.push_back((post.id, says));
+                self.posted.push_back((post.id, stated));
             }
             PostResult::Queued | PostResult::LinkDown | PostResult::Unreachable => {
                 self.transmit.cancel_post()

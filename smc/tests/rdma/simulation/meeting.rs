@@ -1,4 +1,4 @@
-//! Where the two ends of a stream find each other.
+//! Accepted streams, found by the address of the client.
 
 use std::collections::HashMap;
 use std::future::poll_fn;

@@ -31,7 +31,7 @@ use crate::is_ambiguous_user;
 /// let users = Domain::shared("/run/smc", [1001, 1002]);
 /// ```
 ///
-/// A directory is checked each time it is used: it belongs to the user whose it is to be, and no
+/// A directory is checked each time it is used: its owner has to be the expected user, and no
 /// other user can write to it. A user is the effective one of the process at that time.
 #[derive(Clone, Debug)]
 pub struct Domain {

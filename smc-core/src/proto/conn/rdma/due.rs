@@ -1,4 +1,4 @@
-//! What the next CDC has to say, and what takes a post back.
+//! Contents of the next CDC, and the state to restore when a post is cancelled.
 
 use smc_wire::cdc::{ProducerFlags, StateFlags};
 

@@ -291,7 +291,7 @@ impl Transmit {
         if !self.in_flight.remove_last(undo.id) {
             return;
         }
-        // An honest peer has not consumed data that was not posted.
+        // A correct peer has not consumed data that was not posted.
         self.sent = undo.sent.max(self.consumed);
         self.max_sent = undo.max_sent.max(self.sent);
         self.last_cdc = undo.last_cdc;

@@ -585,7 +585,7 @@ fn an_idle_group_ends_when_the_peer_denies_it() {
     f.registry.handle_out_of_sync(group);
     assert_eq!(f.outputs(), []);
     f.leave(group);
-    // The peer has nothing to be told: it says that it has none.
+    // No message to the peer, which has reported that it has no group.
     assert_eq!(f.outputs(), [removed(group, GroupEndCause::OutOfSync)]);
     assert!(f.registry.is_empty());
     // One that is being created is none that the peer could have lost.

@@ -74,7 +74,7 @@ pub(super) struct RdmaCandidate {
     pub(super) eid: Option<Eid>,
     pub(super) peer_id: PeerId,
     pub(super) gid: RoceGid,
-    /// Zero if the client does not tell.
+    /// Zero if the PROPOSAL does not have it.
     pub(super) mac: Mac,
     pub(super) vlan: u16,
     /// Its address of the TCP connection.

@@ -126,7 +126,7 @@ impl Side {
         }
     }
 
-    /// Carries out everything the machine says. Whether there was anything.
+    /// Applies all outputs of the machine. Returns whether there was one.
     fn settle(&mut self, now: Instant) -> bool {
         let mut any = false;
         loop {

@@ -62,7 +62,7 @@ fn the_answer_does_not_travel_on_the_link_that_goes() {
 }
 
 #[test]
-fn a_server_says_it_back_and_waits_two_seconds() {
+fn a_server_echoes_delete_link_and_waits_two_seconds() {
     let mut world = symmetric();
     let [one, two] = [0, 1].map(|at| world.hosts[SERVER].group.assign(at).unwrap());
     assert_eq!(
@@ -148,7 +148,7 @@ fn one_request_is_kept_aside_and_a_second_one_dropped() {
     let mut world = World::connected([3, 3], LlcTerms::v2_1(2, 255), LlcConfig::default());
     let [one, two] = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
     world.said();
-    // The client has asked for nothing, but believes so.
+    // The request of the client is lost.
     world.hosts[SERVER].filter = Some(|_| true);
     let until = world.now + 2 * SECOND;
     let group = &mut world.hosts[CLIENT].group;

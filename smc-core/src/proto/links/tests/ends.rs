@@ -78,7 +78,7 @@ fn deliver(world: &mut World, side: Side, message: DeleteLink) {
 /// Linux, while adding a link, takes it for the end of that link, and receives nothing for a
 /// while.
 #[test]
-fn a_peer_in_another_flow_is_told_until_it_says_so_too() {
+fn delete_link_is_repeated_until_a_peer_in_another_flow_answers() {
     for side in [SERVER, CLIENT] {
         let mut world = adding(CLIENT);
         world.hosts[1 - side].filter = Some(|_| true);

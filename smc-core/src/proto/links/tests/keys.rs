@@ -209,7 +209,7 @@ fn a_late_answer_is_not_taken_for_the_next_one() {
 }
 
 #[test]
-fn those_that_wait_too_long_are_told() {
+fn rkey_requests_report_their_timeout() {
     let mut world = single(LlcTerms::v2_1(2, 255));
     world.hosts[CLIENT].filter = Some(|_| true);
     for rmb in 1..=20 {

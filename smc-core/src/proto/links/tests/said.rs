@@ -1,4 +1,4 @@
-//! Messages in a word, for comparison.
+//! Short form of messages, for comparison.
 
 use smc_wire::llc::{AddLinkStep, Header, Message, RkeyStep, Step};
 

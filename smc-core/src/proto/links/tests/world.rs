@@ -49,7 +49,7 @@ pub(super) struct Host {
     pub(super) reported: GroupLinks,
     /// Sees messages before its group does; true keeps them from it.
     pub(super) filter: Option<fn(&[u8]) -> bool>,
-    /// Changes what its group says.
+    /// Modifies messages that its group sends.
     pub(super) edit: Option<fn(&mut [u8])>,
     terminated: bool,
     /// Links are stopped only after this time.
@@ -216,7 +216,7 @@ impl World {
         self.settle();
     }
 
-    /// Does something to a group and carries out what it wants.
+    /// Calls the machine of a host and applies its outputs.
     pub(super) fn with<R>(&mut self, side: Side, act: impl FnOnce(&mut LinkGroup) -> R) -> R {
         let result = act(&mut self.hosts[side].group);
         self.carry_out(side);

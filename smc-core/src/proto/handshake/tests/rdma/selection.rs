@@ -10,7 +10,7 @@ fn offer(config: &HandshakeConfig, path: &TcpPath) -> Result<Proposal, DeclineCo
 }
 
 #[test]
-fn proposal_tells_who_we_are_in_version_2_too() {
+fn a_proposal_has_the_peer_id_in_version_2() {
     let config = rdma_host(CLIENT);
     let proposal = offer(&config, &path(CLIENT)).unwrap();
     assert_eq!((proposal.v1, proposal.v2), (Types::Neither, Types::R));
