@@ -190,7 +190,7 @@ impl Domain {
     pub fn connect_to(&self, user: u32, name: &str) -> Result<PeerSocket, Errno> {
         let (domain, name) = (self.clone(), name.to_owned());
         let connect = move || domain.connect_at_once(user, &name);
-        let connected = thread::run(Place::OfUser(user), CONNECT_LIMIT, connect);
+        let connected = thread::run(Place::OfUser(user), LIMIT, connect);
         connected.unwrap_or(Err(Errno::TIMEDOUT))
     }
 
@@ -213,23 +213,32 @@ impl Domain {
     }
 
     /// Removes this name where its process has ended; false if a process has it. Names of other
-    /// users are left to them.
+    /// users are left to them. Waits for a thread that does so, for 200 ms at most; later the name is removed
+    /// all the same.
     pub fn remove_if_stale(&self, name: &str) -> bool {
-        let dirs = self.own_directories();
-        let alive = dirs.filter(|dir| dir.remove_if_stale(name) == Stale::Alive);
-        alive.count() == 0
+        let (domain, name) = (self.clone(), name.to_owned());
+        let remove = move || {
+            let dirs = domain.own_directories();
+            let alive = dirs.filter(|dir| dir.remove_if_stale(&name) == Stale::Alive);
+            alive.count() == 0
+        };
+        thread::run(self.place(), LIMIT, remove).unwrap_or(true)
     }
 
     /// Removes the names that killed processes of the own user have left behind, of
-    /// those that `is_ours` knows. Reads 4096 names of a directory.
-    pub fn sweep(&self, is_ours: impl Fn(&str) -> bool) {
-        for dir in self.own_directories() {
-            for name in names(&dir.path).into_iter().flatten() {
-                if is_ours(name.strip_prefix(DRAFT).unwrap_or(&name)) {
-                    dir.remove_if_stale(&name);
+    /// those that `is_ours` knows. Reads 4096 names of a directory. Waits as [`Domain::remove_if_stale`] does.
+    pub fn sweep(&self, is_ours: impl Fn(&str) -> bool + Send + 'static) {
+        let domain = self.clone();
+        let remove = move || {
+            for dir in domain.own_directories() {
+                for name in names(&dir.path).into_iter().flatten() {
+                    if is_ours(name.strip_prefix(DRAFT).unwrap_or(&name)) {
+                        dir.remove_if_stale(&name);
+                    }
                 }
             }
-        }
+        };
+        let _ = thread::run(self.place(), LIMIT, remove);
     }
 }
 
@@ -312,7 +321,7 @@ fn seqpacket() -> Result<OwnedFd, Errno> {
 }
 
 /// How long a task waits for a name to be looked up.
-const CONNECT_LIMIT: Duration = Duration::from_millis(200);
+const LIMIT: Duration = Duration::from_millis(200);
 
 /// For opening a file as it is.
 const FILE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

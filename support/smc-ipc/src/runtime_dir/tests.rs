@@ -257,6 +257,26 @@ fn sockets_behind_links_are_not_connected_to() {
     assert_connects(&mut publication, &others);
 }
 
+/// Another user can hold the lock of a directory, for which each call waits that removes a name.
+#[test]
+fn names_are_removed_on_the_thread_of_the_directory() {
+    let world = World::new();
+    let domain = Domain::directory(world.make("dir", 0o700));
+    let path = world.at("dir").join(NAME);
+    for remove in [
+        (|domain| assert!(domain.remove_if_stale(NAME))) as fn(&Domain),
+        |domain| domain.sweep(|_| true),
+    ] {
+        drop(UnixListener::bind(&path).unwrap());
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        thread::start(domain.place(), move || assert!(released.recv().is_err())).unwrap();
+        remove(&domain);
+        assert!(path.exists(), "removed by the caller");
+        drop(release);
+        until(|| !path.exists(), || "not removed".to_owned());
+    }
+}
+
 #[test]
 fn dropping_removes_the_name_and_no_other() {
     let world = World::new();
