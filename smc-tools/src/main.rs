@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     let (name, outcome) = match Cli::parse().command {
         Command::Bench(args) => ("smc bench", bench::run(&args)),
         Command::BenchAgent(args) => ("smc bench-agent", bench::run_agent(&args)),
-        Command::BenchEnd(args) => ("smc bench", bench::run_end(&args)),
+        Command::BenchEnd(args) => ("smc", bench::run_end(&args)),
         Command::Demo(args) => ("smc demo", bench::run_demo(&args)),
         Command::Devices(args) => ("smc", devices::run(&args)),
         Command::Dissect(args) => ("smc", dissect::run(&args)),
