@@ -140,6 +140,14 @@ impl Peers {
         }
     }
 
+    /// Where the socket of a user's device is, for messages.
+    fn path_of(&self, user: u32, name: &str) -> PathBuf {
+        let dirs = self.domain.search_paths_of(user).into_iter();
+        let mut paths = dirs.map(|dir| dir.join(name));
+        let found = paths.find(|path| path.symlink_metadata().is_ok());
+        found.unwrap_or_else(|| name.into())
+    }
+
     /// The signal page by which the device wakes itself.
     #[cfg(test)]
     pub(crate) fn own_signal_page(&self) -> &SignalPage {
@@ -231,8 +239,10 @@ impl Peers {
         }
         let unreachable = |why| Err(DeviceError::Unreachable { peer: gid, why }.into());
         let name = socket_name(gid);
-        let failed = |operation, error: Errno| DeviceError::os_at(operation, &name, &error.into());
         let user = self.user_of(gid);
+        let failed = |operation, error: Errno| {
+            DeviceError::os_at(operation, self.path_of(user, &name), &error.into())
+        };
         let mut channel = match self.domain.connect_to(user, &name) {
             Ok(channel) => channel,
             Err(Errno::AGAIN) => return Err(OpenError::Busy),

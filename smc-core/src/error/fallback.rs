@@ -118,8 +118,9 @@ pub enum FallbackCause {
     /// The peer's SYN or SYN-ACK did not have the SMC option.
     #[error("peer does not support SMC: no option in its SYN")]
     NoSynOption,
-    /// Listener: the client has made no offer for this connection: a plain TCP client.
-    #[error("client made no offer for this connection")]
+    /// Listener: there is no offer for this connection: a plain TCP client, or one that has
+    /// withdrawn its offer before the listener accepted the connection.
+    #[error("client made no offer for this connection, or withdrew it")]
     NotOffered,
     /// The listener has not answered within this time.
     #[error("listener has not answered within {within:?}")]
@@ -140,7 +141,8 @@ pub enum FallbackCause {
     /// The listener has refused the offer.
     #[error("listener refused the offer: {0}")]
     Refused(Refusal),
-    /// Listener: the client has withdrawn its offer, as there was no answer in time.
+    /// Listener: the client has withdrawn its offer after the connection was accepted, as there was
+    /// no answer in time.
     #[error("client has withdrawn its offer")]
     Withdrawn,
     /// Processes of this user are not permitted.
