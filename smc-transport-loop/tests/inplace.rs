@@ -203,15 +203,22 @@ async fn only_what_is_committed_goes_out(scene: Scene) {
 async fn misuse_is_refused_and_sends_nothing(scene: Scene) {
     let (mut writer, mut reader) = scene.pair().await;
     let mut space = writer.reserve(10).await.unwrap();
-    let error = space.write_at(5, b"123456").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    let error = space.write_at(usize::MAX, b"1").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    for (at, data) in [(5, &b"123456"[..]), (usize::MAX, b"1")] {
+        let error = space.write_at(at, data).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let count = data.len();
+        let text = format!(
+            "misuse: write of {count} bytes at {at} passes the end of the reservation of 10 bytes"
+        );
+        assert_eq!(error.to_string(), text);
+    }
     space.write_all(b"0123456789").unwrap();
     let full = space.write_all(b"x").unwrap_err();
     assert_eq!(full.kind(), ErrorKind::WriteZero);
     let error = space.commit(11).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    let text = "misuse: 11 bytes are committed, and 10 were reserved";
+    assert_eq!(error.to_string(), text);
     writer.close().await.unwrap();
     assert!(reader.read_guard(10).await.unwrap().is_empty());
 }
@@ -630,7 +637,13 @@ async fn reservations_that_never_fit_are_refused(scene: Scene) {
     let is_refused = |reserved: std::io::Result<Reservation<'_>>| {
         reserved.is_err_and(|error| error.kind() == ErrorKind::InvalidInput)
     };
-    assert!(is_refused(writer.reserve_exact(limit + 1).await));
+    let error = writer.reserve_exact(limit + 1).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    let text = format!(
+        "misuse: a reservation has at most {limit} bytes here, and {} were requested",
+        limit + 1
+    );
+    assert_eq!(error.to_string(), text);
     assert!(is_refused(writer.reserve_exact(usize::MAX).await));
     assert!(is_refused(
         writer.reserve_at_least(limit + 1, usize::MAX).await

@@ -254,10 +254,7 @@ impl Endpoint {
         let (one, named) = match target {
             Target::Addr(addr) => (Some(addr), Vec::new()),
             Target::Name(host, port) => (None, self.inner.runtime.resolve(&host, port).await?),
-            Target::Invalid(text) => {
-                let what = format!("target {text:?} is neither address:port nor name:port");
-                return Err(Error::Misuse(what.into()));
-            }
+            Target::Invalid(text) => return Err(invalid_target(&text)),
         };
         Ok(one.into_iter().chain(named))
     }
@@ -373,6 +370,20 @@ impl fmt::Debug for Endpoint {
     }
 }
 
+/// The error of a text that is no target.
+fn invalid_target(text: &str) -> Error {
+    let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let what = match text.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && is_number(port) => {
+            format!("port of target {text:?} is more than {}", u16::MAX)
+        }
+        _ => {
+            format!("target {text:?} is neither address:port nor name:port, with a number as port")
+        }
+    };
+    Error::Misuse(what.into())
+}
+
 /// The error of a name without addresses.
 fn no_address() -> Error {
     io::Error::from(io::ErrorKind::AddrNotAvailable).into()
@@ -390,7 +401,8 @@ pub struct ConnectionInfo {
     pub local: Option<SocketAddr>,
     /// The peer's address.
     pub peer: SocketAddr,
-    /// Size of the local receive buffer in bytes.
+    /// Size of the local receive buffer in bytes, with what is not for data: see
+    /// [`Stream::recv_buffer_size`](crate::Stream::recv_buffer_size).
     pub recv_buffer: usize,
 }
 

@@ -44,11 +44,24 @@ fn a_buffer_that_is_too_long_is_named_by_its_kind() {
 #[test]
 fn a_target_that_is_none_is_in_the_message() {
     let endpoint = Builder::smol().build().expect("endpoint");
-    let error = smol::block_on(endpoint.connect("localhost")).expect_err("no port");
-    let text = "misuse: target \"localhost\" is neither address:port nor name:port";
-    assert_eq!(error.to_string(), text);
-    assert!(matches!(error, Error::Misuse(_)));
-    assert_eq!(std::io::Error::from(error).kind(), ErrorKind::InvalidInput);
+    let form = "is neither address:port nor name:port, with a number as port";
+    for (target, text) in [
+        ("localhost", format!("target \"localhost\" {form}")),
+        (
+            "localhost:http",
+            format!("target \"localhost:http\" {form}"),
+        ),
+        (":80", format!("target \":80\" {form}")),
+        (
+            "127.0.0.1:99999",
+            "port of target \"127.0.0.1:99999\" is more than 65535".into(),
+        ),
+    ] {
+        let error = smol::block_on(endpoint.connect(target)).expect_err("no target");
+        assert_eq!(error.to_string(), format!("misuse: {text}"));
+        assert!(matches!(error, Error::Misuse(_)));
+        assert_eq!(std::io::Error::from(error).kind(), ErrorKind::InvalidInput);
+    }
 }
 
 #[test]

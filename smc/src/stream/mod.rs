@@ -108,7 +108,8 @@ impl Stream {
         self.shared.smc.as_ref().map(|handle| handle.0.state())
     }
 
-    /// Size in bytes of the local ring, which the peer writes: the requested size or less.
+    /// Size in bytes of the local ring, which the peer writes: the requested size or less. Over SMC-D
+    /// it is 32 bytes less than the receive buffer, which has a CDC block as well.
     ///
     /// `None` for TCP, where the system decides.
     #[must_use]

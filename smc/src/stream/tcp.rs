@@ -11,7 +11,7 @@ use smc_wire::size::SizeCode;
 use super::super::conn::Conn;
 use super::super::runtime::Socket;
 use super::in_place::{ReadGuard, ReservedSpace};
-use super::write::NEVER_FITS;
+use super::write::never_fits;
 
 /// Reads from the TCP socket, after the bytes that set-up has read already.
 pub(crate) struct TcpReader {
@@ -240,8 +240,9 @@ impl TcpWriter {
         least: usize,
         most: usize,
     ) -> Poll<io::Result<ReservedSpace>> {
-        if least > SizeCode::MAX.byte_len() {
-            return Poll::Ready(Err(NEVER_FITS.into()));
+        let limit = SizeCode::MAX.byte_len();
+        if least > limit {
+            return Poll::Ready(Err(never_fits(least, limit).into()));
         }
         Poll::Ready(Ok(ReservedSpace::private(most, least, most)))
     }

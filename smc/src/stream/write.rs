@@ -212,8 +212,9 @@ impl<P: SendPath> SmcWriter<P> {
         let available = self.read_space()?;
         let space = len_usize(available);
         if space < least {
-            if least > len_usize(self.path.capacity()) {
-                return Err(NEVER_FITS);
+            let capacity = len_usize(self.path.capacity());
+            if least > capacity {
+                return Err(never_fits(least, capacity));
             }
             self.path.request_space(&self.conn, available);
             return Ok(None);
@@ -579,9 +580,12 @@ impl SendPath for Arc<RdmaConn> {
     }
 }
 
-/// A ring has space for as many bytes as it is long.
-pub(crate) const NEVER_FITS: Error =
-    Error::misuse("reservation is longer than the ring that it is written to");
+/// A reservation waits for this number of bytes, and there is never space for more than `most`.
+#[cold]
+pub(crate) fn never_fits(least: usize, most: usize) -> Error {
+    let what = format!("a reservation has at most {most} bytes here, and {least} were requested");
+    Error::Misuse(what.into())
+}
 
 const LEAST_IS_MORE: Error = Error::misuse("reservation of at least more than it may have");
 

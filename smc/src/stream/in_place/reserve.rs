@@ -126,7 +126,11 @@ impl<'a> Reservation<'a> {
     pub fn write_at(&mut self, offset: usize, data: &[u8]) -> io::Result<()> {
         let end = offset.checked_add(data.len());
         let Some(end) = end.filter(|end| *end <= self.len) else {
-            return Err(Error::misuse("write passes the end of the reservation").into());
+            let (count, len) = (data.len(), self.len);
+            let what = format!(
+                "write of {count} bytes at {offset} passes the end of the reservation of {len} bytes"
+            );
+            return Err(Error::Misuse(what.into()).into());
         };
         match &mut self.buffer {
             // Behind a full reservation the ring may end, so there is no offset to write at.
@@ -193,8 +197,8 @@ impl<'a> Reservation<'a> {
     /// As [`Reservation::commit`].
     pub fn poll_commit(&mut self, cx: &mut Context<'_>, len: usize) -> Poll<io::Result<()>> {
         if len > self.len {
-            let misuse = Error::misuse("committed more than was reserved");
-            return Poll::Ready(Err(misuse.into()));
+            let what = format!("{len} bytes are committed, and {} were reserved", self.len);
+            return Poll::Ready(Err(Error::Misuse(what.into()).into()));
         }
         match &mut self.buffer {
             Buffer::InPlace => self.side.commit_reserved(len)?,
