@@ -155,7 +155,8 @@ mod tests {
         let parse = |line: &[&str]| Cli::try_parse_from(line).map(|cli| cli.args);
         let args = parse(&["setup", "status", "--directory", "/nowhere"]).unwrap();
         let error = attempt(&args).unwrap_err();
-        assert!(matches!(error, SetupError::NotInstalled { .. }), "{error}");
+        let text = "/ is not in a bpf file system (as root: mount -t bpf bpf /sys/fs/bpf)";
+        assert_eq!(error.to_string(), text);
         let args = parse(&["setup", "--undo", "--directory", "/nowhere"]).unwrap();
         assert_eq!(attempt(&args).unwrap(), "nothing in /nowhere to remove\n");
         parse(&["setup", "install", "--undo"]).unwrap_err();

@@ -98,12 +98,16 @@ impl Setup {
     ///
     /// # Errors
     ///
-    /// [`SetupError::NotInstalled`] if nothing is there; if it cannot be read.
+    /// [`SetupError::NotInstalled`] if nothing is there, or [`SetupError::NoBpffs`] if nothing can be;
+    /// if it cannot be read.
     pub fn status(&self) -> Result<Status, SetupError> {
         let map = self.map();
         let found = match fs::metadata(&map) {
             Ok(found) => found,
-            Err(error) if is_missing(&error) => return Err(self.not_installed()),
+            Err(error) if is_missing(&error) => {
+                require_bpffs(&self.directory)?;
+                return Err(self.not_installed());
+            }
             Err(error) => return Err(SetupError::file("look at", &map)(error)),
         };
         let link = match self.link() {
