@@ -27,6 +27,8 @@ use crate::proto::links::LlcConfig;
 ///
 /// An endpoint of its defaults has neither a device nor a [negotiation](super::negotiate), and so
 /// makes plain TCP streams. `smc::tokio()` and `smc::smol()` return builders with both.
+///
+/// Counts and times beyond the range of a setting are replaced by the nearest value in it.
 #[derive(Debug, Default)]
 pub struct Builder {
     devices: Vec<Arc<dyn Device>>,
@@ -143,8 +145,15 @@ impl Builder {
     /// device's maximum; unless set [`RECV_BUFFER`](crate::config::RECV_BUFFER), or
     /// [`RMB`](crate::config::RMB) with SMC-R.
     ///
+    /// A loop device has a maximum of 16 MiB, which `LoopDevice::builder().max_dmb_size` changes.
+    /// Longer sizes are reduced to the maximum of the device.
+    ///
     /// A client's is no larger than its server's, with SMC-D. See [memory](crate::manual::memory) for what
     /// it means. SMC-D has no send buffer: data is written into the peer's receive buffer.
+    ///
+    /// # Errors
+    ///
+    /// None here; [`Builder::build`] refuses more than 512 MiB.
     #[must_use]
     pub fn recv_buffer(mut self, len: usize) -> Self {
         self.recv_buffer = Some(len);
@@ -170,7 +179,7 @@ impl Builder {
     /// ([`MEMORY_SHARE`](crate::config::MEMORY_SHARE)).
     ///
     /// As there is less left, new connections get smaller buffers, and then stay TCP with reason
-    /// 0x01010000. Existing connections keep their buffers.
+    /// 0x01010000. Existing connections keep their buffers. With 0 all streams are TCP.
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> Self {
         self.memory = Some(bytes);
@@ -218,7 +227,8 @@ impl Builder {
         self
     }
 
-    /// Sets how long each message of the handshake may take.
+    /// Sets how long each message of the handshake may take; unless set
+    /// [`HANDSHAKE_TIMEOUT`](crate::config::HANDSHAKE_TIMEOUT).
     #[must_use]
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.config.handshake_timeout = timeout.min(TIMEOUT_MAX);
