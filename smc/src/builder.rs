@@ -228,7 +228,7 @@ impl Builder {
     }
 
     /// Sets how long each message of the handshake may take; unless set
-    /// [`HANDSHAKE_TIMEOUT`](crate::config::HANDSHAKE_TIMEOUT).
+    /// [`HANDSHAKE_TIMEOUT`](crate::config::HANDSHAKE_TIMEOUT). With 0 no handshake succeeds.
     #[must_use]
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.config.handshake_timeout = timeout.min(TIMEOUT_MAX);
@@ -238,7 +238,8 @@ impl Builder {
     /// Sets how long `connect` waits for a listener on the same host that stays silent, before the
     /// stream is TCP; 200 ms unless set. A listener that makes progress, on this connection or on
     /// others, may take as long as [`Builder::handshake_timeout`]. After a timeout, connections to
-    /// the same listener are TCP at once, for at most two seconds.
+    /// the same listener are TCP at once, for at most two seconds. With 0 there is no time for an
+    /// answer, and such streams are TCP.
     ///
     /// Handshakes over TCP, as with kernels, have no such limit: the server's messages must not be
     /// taken for data.
