@@ -1,4 +1,4 @@
-//! What peers see of streams whose runtime ends while something is owed to them.
+//! Streams whose runtime ends while updates to their peers are pending.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -115,7 +115,7 @@ impl Scene {
 }
 
 #[test]
-fn an_end_that_is_owed_by_a_busy_device_is_said_when_the_runtime_ends() {
+fn an_end_of_stream_pending_at_a_busy_device_is_published_when_the_runtime_ends() {
     for nocopy in [true, false] {
         let scene = Scene::smcd(nocopy);
         scene.runtime.block_on(async {
@@ -137,7 +137,7 @@ fn an_end_that_is_owed_by_a_busy_device_is_said_when_the_runtime_ends() {
 }
 
 #[test]
-fn a_window_update_that_is_owed_by_a_busy_device_is_said_when_the_runtime_ends() {
+fn a_window_update_pending_at_a_busy_device_is_published_when_the_runtime_ends() {
     // The device can be used again before the end, and after it.
     for (nocopy, is_before) in [(true, true), (true, false), (false, true), (false, false)] {
         let scene = Scene::smcd(nocopy);

@@ -305,7 +305,7 @@ impl Peers {
             Some(permit),
         );
         let peer = Arc::new(peer);
-        // First known, then watched: an edge for an unknown number would be lost.
+        // First entered, then watched: an edge for an unknown number would be lost.
         self.insert(&peer);
         let watched = self
             .doorbell

@@ -1,4 +1,4 @@
-//! What is left of an endpoint when its runtime has ended.
+//! Endpoints and streams whose runtime has ended.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -37,7 +37,7 @@ impl Ending {
     }
 }
 
-/// What came of an endpoint on a runtime that has ended, and its peer on one that goes on.
+/// Streams of an endpoint on a runtime that has ended, and its peer on one that goes on.
 struct Left {
     endpoint: Endpoint,
     listener: Listener,

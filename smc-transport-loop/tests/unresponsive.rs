@@ -83,7 +83,7 @@ async fn follow(role: Role, orders: smol::channel::Receiver<String>) {
             }
             "be busy" => {
                 role.send("done");
-                // Until the test has seen what it wants to see.
+                // Until the test ends it.
                 while orders.is_empty() {
                     thread::sleep(Duration::from_millis(5));
                 }
@@ -210,7 +210,7 @@ fn is_tcp_and_smc_again(interruption: &Interruption, is_known: bool) {
         for stream in others.iter_mut().chain([&mut first]) {
             expect(stream, b"at once").await;
         }
-        // Until the listener is asked again. A device that had no descriptor has lost those of
+        // Until the listener is queried again. A device that had no descriptor has lost those of
         // buffers that were passed to it meanwhile, and connections that use one of them end.
         let mut in_a_row = 0;
         let begin = Instant::now();
@@ -232,7 +232,7 @@ fn is_tcp_and_smc_again(interruption: &Interruption, is_known: bool) {
     helper.finish();
 }
 
-/// A bound against hanging; a listener is asked again every two seconds at least.
+/// A bound against hanging; a listener gets a request every two seconds at least.
 const RECOVERY: Duration = Duration::from_secs(60);
 
 /// An endpoint that waits for as long as the test for anything but an answer.

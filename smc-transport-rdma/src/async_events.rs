@@ -48,7 +48,7 @@ pub(crate) fn gone(parts: &Parts, sink: &mut dyn FnMut(Event)) {
 }
 
 fn ports_changed(parts: &Parts, sink: &mut dyn FnMut(Event)) {
-    // A device that cannot be asked is about to be removed, which is reported separately.
+    // A device that cannot be queried is about to be removed, which is reported separately.
     let Ok(ports) = port::read(&parts.context) else {
         return;
     };

@@ -36,7 +36,7 @@ pub struct RdmaDevice {
     parts: Arc<Parts>,
 }
 
-/// What only the one consumer uses.
+/// State that only the one consumer uses.
 #[derive(Debug, Default)]
 struct Consumer {
     /// Drains so far.
@@ -110,7 +110,7 @@ impl RdmaDevice {
         let ready = ready.map_err(|error| DeviceError::os("polling for events", &error))?;
         consumer.ready.asynchronous |= ready.asynchronous;
         consumer.ready.nodes |= ready.nodes;
-        // A queue has one at most, since it is asked for only after the one before was taken.
+        // A queue has one event at most, since it is armed only after the one before was read.
         let mut is_rung = ready.completion;
         while is_rung && (consumer.receives_armed || consumer.sends_armed) {
             let event = verbs::take_event(&self.parts.channel)
@@ -235,7 +235,7 @@ impl Rdma for RdmaDevice {
     }
 }
 
-/// What links and registrations need of their device; it lives as long as the last of them.
+/// State of a device for its links and registrations; dropped with the last of them.
 ///
 /// Sideway's objects hold what they depend on, so they may go in any order.
 #[derive(Debug)]
@@ -378,8 +378,8 @@ impl Parts {
         self.node.as_ref().is_some_and(|node| !node.exists())
     }
 
-    /// Whether objects of the device can no longer be destroyed. The device is asked: it may be gone
-    /// before its event has been read.
+    /// Whether objects of the device can no longer be destroyed. The device is queried: it may be
+    /// gone before its event has been read.
     pub(crate) fn is_severed(&self) -> bool {
         verbs::is_severed(&self.context)
     }
@@ -388,7 +388,7 @@ impl Parts {
 impl Drop for Parts {
     fn drop(&mut self) {
         if self.is_severed() {
-            // Destroying it would fail, and sideway does not bear that. The system has taken all
+            // Destroying it would fail, at which sideway panics. The system has taken all
             // that it stood for.
             std::mem::forget(Arc::clone(&self.receives));
             std::mem::forget(Arc::clone(&self.sends));
@@ -405,7 +405,7 @@ pub(crate) struct Depths {
 }
 
 impl Depths {
-    /// What was wished for, as far as the device has it.
+    /// The requested values, as far as the device has them.
     fn new(
         wish: &Builder,
         max_requests: u32,
@@ -465,5 +465,5 @@ const REQUESTS_PER_SEND: u32 = 3;
 /// Drains between two polls of rare event sources, while no task sleeps.
 const LOOK_EVERY: u64 = 64;
 
-/// How soft-RoCE names its vendor.
+/// Vendor name of soft-RoCE.
 const SOFT_ROCE: u32 = 0x00ff_ffff;

@@ -62,12 +62,12 @@ pub(crate) struct Core {
     parts: Arc<Parts>,
 }
 
-/// What a lock has to guard.
+/// State under the lock.
 struct Queue {
     /// There until the link is dropped.
     qp: Option<BasicQueuePair>,
     inline: usize,
-    /// What was posted and has not completed, oldest first.
+    /// Posts without a completion, oldest first.
     sends: VecDeque<Sending>,
     /// Posts ever made; their place among the short and long buffers.
     posted: u32,
@@ -346,7 +346,7 @@ impl fmt::Debug for Core {
     }
 }
 
-/// What users hold: dropping it takes the link out of its device.
+/// The handle of users: dropping it removes the link from its device.
 #[derive(Debug)]
 struct Handle(Arc<Core>);
 
@@ -357,7 +357,7 @@ impl Drop for Handle {
     }
 }
 
-/// A queue pair that does not know its peer.
+/// A queue pair that is not connected.
 #[derive(Debug)]
 pub(crate) struct Pending {
     handle: Handle,
@@ -543,7 +543,7 @@ fn make(
         CreateQueuePairErrorKind::Ibverbs(error) => not_made("making a queue pair", &error),
         _ => DeviceError::Invalid("queue pair"),
     })?;
-    // What was asked for is not always what was granted.
+    // The granted size is not always the requested one.
     let granted = qp.query(QueuePairAttributeMask::Capabilities);
     let inline = granted.map_or(0, |(_, granted)| granted.max_inline_data());
     Ok((qp, (inline as usize).min(SHORT_LEN)))

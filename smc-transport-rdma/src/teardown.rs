@@ -15,7 +15,7 @@ pub(crate) struct DeferredTeardown {
 }
 
 impl DeferredTeardown {
-    /// Destroys a link that went down by itself, on another thread.
+    /// Destroys a link that has failed, on another thread.
     ///
     /// Soft-RoCE then waits for packets that an interface which is down will never send, for close
     /// to a minute: not on a thread that has other links to serve. Without another thread it has to
@@ -30,7 +30,7 @@ impl Drop for DeferredTeardown {
     fn drop(&mut self) {
         let qp = self.qp.take();
         if self.parts.is_severed() {
-            // Destroying it would fail, and sideway does not bear that.
+            // Destroying it would fail, at which sideway panics.
             std::mem::forget(qp);
         } else {
             drop(qp);

@@ -1,7 +1,7 @@
 //! The calls of libibverbs that sideway does not offer, or only with an allocation per call.
 //!
-//! This is the only file of the crate with `unsafe` in it. Objects are sideway's, which know their
-//! order of life; here their raw handles are borrowed for the length of one call each. Only
+//! This is the only file of the crate with `unsafe` in it. Objects are sideway's, which keep their
+//! order of destruction; here their raw handles are borrowed for the length of one call each. Only
 //! registrations are made here ([`Registered`]), as sideway has none at another address. Addresses
 //! that devices access are named together with a key of registered memory, which the device
 //! checks, so a wrong one is an error of the request and nothing worse.
@@ -25,7 +25,7 @@ use sideway::ibverbs::protection_domain::ProtectionDomain;
 use sideway::ibverbs::queue_pair::{BasicQueuePair, QueuePair};
 use smc_core::mem::Region;
 
-/// What became of a work request.
+/// The result of a work request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Completion {
     /// The identifier it was posted with.
@@ -44,7 +44,7 @@ pub(crate) fn poll(
     let mut found = [const { MaybeUninit::<sys::ibv_wc>::zeroed() }; BATCH];
     // SAFETY: the handle is used in this call only, while the queue is borrowed.
     let handle = unsafe { queue.cq() };
-    // SAFETY: the queue is alive, and `found` has space for as many entries as are asked for.
+    // SAFETY: the queue is alive, and `found` has space for as many entries as are requested.
     let count = unsafe {
         sys::ibv_poll_cq(
             handle.as_ptr(),
@@ -65,7 +65,7 @@ pub(crate) fn poll(
     Ok(count.min(BATCH))
 }
 
-/// Asks that the next completion makes its channel readable, once.
+/// Requests that the next completion makes its channel readable, once.
 pub(crate) fn request_notify(queue: &BasicCompletionQueue) -> io::Result<()> {
     // SAFETY: the handle is used in this call only, while the queue is borrowed.
     let handle = unsafe { queue.cq() };
@@ -86,7 +86,7 @@ impl QueueId {
     }
 }
 
-/// Takes one event out of a channel that does not block, and acknowledges it. Says whose it was;
+/// Takes one event out of a channel that does not block, and acknowledges it. Returns its owner;
 /// `None` if there is none.
 pub(crate) fn take_event(channel: &CompletionChannel) -> io::Result<Option<QueueId>> {
     let mut queue = ptr::null_mut();
@@ -372,7 +372,7 @@ pub(crate) fn take_async(context: &DeviceContext) -> io::Result<Option<Async>> {
     // SAFETY: a place inside of `event`; nothing is read.
     let kind = unsafe { &raw const (*at).event_type };
     // SAFETY: the field is a C enumeration of this size. It is read as a number, since a newer
-    // system may know kinds that the bindings do not.
+    // system may have kinds that the bindings do not.
     let kind = unsafe { kind.cast::<u32>().read() };
     let known = |event: sys::ibv_event_type| kind == event as u32;
     let about_qp = if known(sys::ibv_event_type::IBV_EVENT_QP_FATAL) {
@@ -457,7 +457,7 @@ pub(crate) fn gid_table(context: &DeviceContext, max: usize) -> io::Result<Vec<G
     let mut entries = vec![empty; max.max(1)];
     // SAFETY: the handle is used in this call only, while the context is borrowed.
     let handle = unsafe { context.context() };
-    // SAFETY: the context is alive, and there is space for as many entries as are asked for.
+    // SAFETY: the context is alive, and there is space for as many entries as are requested.
     let count = unsafe {
         sys::ibv_query_gid_table(handle.as_ptr(), entries.as_mut_ptr(), entries.len(), 0)
     };

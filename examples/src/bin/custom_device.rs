@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let client = async {
             let mut stream = client.connect(address).await?;
             println!("connected: {}", stream.mode());
-            stream.write_all(b"through a device of our own").await?;
+            stream.write_all(b"through a custom device").await?;
             stream.close().await?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer).await?;
@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// What connects the devices: who is there, and which buffers may be written.
+/// The fabric of the devices: those attached, and the buffers that may be written.
 #[derive(Debug, Default)]
 struct Hub {
     members: Mutex<HashMap<Gid, Arc<Inbox>>>,
@@ -178,7 +178,7 @@ impl Direct for HubDevice {
         if own >= MAX_BUFFERS {
             return Err(DeviceError::Exhausted);
         }
-        // 64 random bits do not collide in the life of a process.
+        // 64 random bits do not collide while a process runs.
         let token = DmbToken(random());
         let (region, owner) = (Region::anonymous(len), Arc::clone(&self.inbox));
         let buffer = Arc::new(Buffer {

@@ -46,7 +46,7 @@ impl Host {
         }
     }
 
-    /// What a client says about itself.
+    /// Adds the statements of a PROPOSAL about the client.
     pub(crate) fn offered(&mut self, proposal: &Proposal) {
         if proposal.v1.has_r() {
             (self.peer_id, self.v1) = (proposal.peer_id, Some(proposal.gid));
@@ -58,7 +58,7 @@ impl Host {
         }
     }
 
-    /// What ACCEPT or CONFIRM say about the sender.
+    /// Adds the statements of ACCEPT or CONFIRM about the sender.
     pub(crate) fn told(&mut self, message: &AcceptConfirm) {
         let Body::R(end) = message.body else {
             panic!("not SMC-R");
@@ -71,7 +71,7 @@ impl Host {
         }
         if let Some(parts) = message.first_contact() {
             self.name = parts.host;
-            // The smaller ones of both; a client has said already what it can.
+            // The smaller ones of both; a client has stated its own already.
             if message.step == smc_wire::clc::Step::Accept {
                 self.limits = (parts.max_conns, parts.max_links);
             }
@@ -111,7 +111,7 @@ impl Host {
         Arc::new(config)
     }
 
-    /// What it knows about a connection with another host.
+    /// The properties of a connection with another host.
     pub(crate) fn path(&self, peer: IpAddr) -> TcpPath {
         let interface = Interface::new(self.subnets(), None).with_name("eth0");
         TcpPath::over(interface).with_addresses(self.address, peer)

@@ -54,10 +54,10 @@
 
 mod end_report;
 mod ends;
-mod kept;
 mod oracle;
 mod plan;
 mod reader;
+mod retained_guards;
 mod side;
 mod writer;
 
@@ -125,7 +125,7 @@ setters! {
     }
 }
 
-/// What a run did.
+/// Counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Tally {
@@ -143,7 +143,7 @@ pub struct Tally {
     pub cancelled: u64,
 }
 
-/// What a stream did wrong, with the last operations before.
+/// The rule that a stream broke, with the last operations before.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("seed {seed}: {what}\n{history}")]
 #[non_exhaustive]

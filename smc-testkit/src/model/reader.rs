@@ -4,9 +4,9 @@ use std::io::{self, IoSliceMut};
 use std::task::{Context, Poll};
 
 use super::ends::Reading;
-use super::kept::Kept;
 use super::oracle::{Oracle, Task, Verdict};
 use super::plan::{Plan, Shape, size};
+use super::retained_guards::RetainedGuards;
 use super::side::{limited, rest};
 use crate::Rng;
 
@@ -20,13 +20,13 @@ pub(super) struct Reader<'o> {
     /// Waits never longer than a few polls: there is only one task for both directions.
     is_hasty: bool,
     /// Guards that are still held.
-    kept: Kept<'o>,
+    guards: RetainedGuards<'o>,
 }
 
 impl<'o> Reader<'o> {
     pub(super) fn new(oracle: &'o Oracle, side: usize, plan: &Plan) -> Self {
         Self {
-            kept: Kept::new(oracle, side),
+            guards: RetainedGuards::new(oracle, side),
             oracle,
             side,
             rng: Rng::new(plan.rng.clone().bits() ^ 1),
@@ -37,21 +37,21 @@ impl<'o> Reader<'o> {
     }
 
     /// Everything, in a task of its own. Returns what is held in the end.
-    pub(super) async fn run(mut self, end: &mut impl Reading) -> Kept<'o> {
+    pub(super) async fn run(mut self, end: &mut impl Reading) -> RetainedGuards<'o> {
         while self.step(end).await != Some(Verdict::Over) {}
         self.oracle.doing(self.side, Task::Reader, "done");
         self.oracle.reader_left(self.side, self.left.is_some());
-        self.kept
+        self.guards
     }
 
     /// Lets go of all guards, because the task waits for more outside of here.
     pub(super) fn let_go(&mut self) {
-        while self.kept.release_one(&mut self.rng) {}
+        while self.guards.release_one(&mut self.rng) {}
     }
 
     /// What is held in the end.
-    pub(super) fn into_kept(self) -> Kept<'o> {
-        self.kept
+    pub(super) fn into_guards(self) -> RetainedGuards<'o> {
+        self.guards
     }
 
     /// One operation; `None` if it was dropped while it waited.
@@ -65,7 +65,7 @@ impl<'o> Reader<'o> {
         let is_hasty = self.is_hasty || self.rng.chance(200);
         let polls = is_hasty.then(|| 1 + self.rng.below(3));
         if self.rng.chance(200) {
-            self.kept.release_one(&mut self.rng);
+            self.guards.release_one(&mut self.rng);
         }
         match self.rng.below(15) {
             0..=3 => self.read(end, polls).await,
@@ -165,7 +165,7 @@ impl<'o> Reader<'o> {
             .await;
         let (verdict, guard) = taken?;
         if let Some(guard) = guard {
-            self.kept.take(at, guard, &mut self.rng);
+            self.guards.take(at, guard, &mut self.rng);
         }
         Some(verdict)
     }
@@ -249,10 +249,10 @@ impl<'o> Reader<'o> {
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
         self.oracle.doing(self.side, Task::Reader, what);
-        let (kept, rng) = (&mut self.kept, &mut self.rng);
+        let (guards, rng) = (&mut self.guards, &mut self.rng);
         let poll = |cx: &mut Context<'_>| {
             let result = poll(cx);
-            if result.is_pending() && kept.release_one(rng) {
+            if result.is_pending() && guards.release_one(rng) {
                 cx.waker().wake_by_ref();
             }
             result

@@ -9,10 +9,10 @@ use smc::{Interest, Stream};
 use smc_core::runtime::Runtime;
 
 use super::ends::{Reading, Writing};
-use super::kept::Kept;
 use super::oracle::{Oracle, Task, Verdict};
 use super::plan::{Plan, Shape};
 use super::reader::Reader;
+use super::retained_guards::RetainedGuards;
 use super::writer::Writer;
 
 /// Uses a stream as planned, and drops it.
@@ -29,7 +29,7 @@ pub(super) async fn live(
     }
     let linger = plan.has_zero_linger;
     // Outlives the stream, unless that is in two tasks.
-    let kept;
+    let guards;
     match plan.shape {
         Shape::Owned => {
             let (read, write) = stream.into_split();
@@ -40,18 +40,18 @@ pub(super) async fn live(
             let same = Arc::clone(&stream);
             return in_two_tasks(same, stream, false, side, plan, oracle, &*runtime).await;
         }
-        Shape::Whole => kept = whole(&mut stream, side, &mut plan, &oracle).await,
+        Shape::Whole => guards = whole(&mut stream, side, &mut plan, &oracle).await,
         Shape::Split => {
             let (mut read, mut write) = stream.split();
             let reading = Reader::new(&oracle, side, &plan).run(&mut read);
             let writing = Writer::new(&oracle, side, &plan).run(&mut write);
-            (kept, ()) = zip(reading, writing).await;
+            (guards, ()) = zip(reading, writing).await;
         }
         Shape::Reunited => {
             let (mut read, mut write) = stream.into_split();
             let reading = Reader::new(&oracle, side, &plan).run(&mut read);
             let writing = Writer::new(&oracle, side, &plan).run(&mut write);
-            (kept, ()) = zip(reading, writing).await;
+            (guards, ()) = zip(reading, writing).await;
             match write.reunite(read) {
                 Ok(whole) => stream = whole,
                 Err(error) => return oracle.require(false, || format!("reunite: {error}")),
@@ -60,7 +60,7 @@ pub(super) async fn live(
     }
     oracle.close(side, linger);
     drop(stream);
-    drop(kept);
+    drop(guards);
     oracle.side_over(side);
 }
 
@@ -77,10 +77,10 @@ async fn in_two_tasks(
     let linger = plan.has_zero_linger;
     let (judge, reading) = (Arc::clone(&oracle), plan.clone());
     runtime.spawn(Box::pin(async move {
-        let kept = Reader::new(&judge, side, &reading).run(&mut read).await;
+        let guards = Reader::new(&judge, side, &reading).run(&mut read).await;
         judge.drop_half(side, false, linger);
         drop(read);
-        drop(kept);
+        drop(guards);
         judge.half_over(side);
     }));
     Writer::new(&oracle, side, &plan).run(&mut write).await;
@@ -95,7 +95,7 @@ async fn whole<'o>(
     side: usize,
     plan: &mut Plan,
     oracle: &'o Oracle,
-) -> Kept<'o> {
+) -> RetainedGuards<'o> {
     let mut reader = Reader::new(oracle, side, plan);
     let mut writer = Writer::new(oracle, side, plan);
     let (mut reads, mut writes) = (true, true);
@@ -109,7 +109,7 @@ async fn whole<'o>(
         if writes && plan.rng.chance(600) {
             let step = writer.step(stream).await;
             has_done |= step.is_some();
-            // Who reads no more must not wait for space either.
+            // An end that reads no more must not wait for space either.
             writes = step != Some(Verdict::Over) && (reads || step.is_some());
             if !writes {
                 writer.finish(stream).await;
@@ -123,7 +123,7 @@ async fn whole<'o>(
         }
     }
     oracle.doing(side, Task::Reader, "done");
-    reader.into_kept()
+    reader.into_guards()
 }
 
 /// Waits until reading, or either direction, is ready, in one of two ways.

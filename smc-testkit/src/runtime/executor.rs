@@ -24,7 +24,7 @@ pub enum Stall {
     Deadlock {
         /// Virtual time since the start.
         elapsed: Duration,
-        /// Who waits, and for what if that is a timer or a socket of the runtime.
+        /// The tasks that wait, and the timer or socket of the runtime that each waits for.
         tasks: Vec<String>,
     },
     /// Tasks run on and on: more polls than [`Options::max_steps`].
@@ -34,7 +34,7 @@ pub enum Stall {
         steps: u64,
         /// Virtual time since the start.
         elapsed: Duration,
-        /// Who is there, and what it waited for last.
+        /// The tasks, and what each waited for last.
         tasks: Vec<String>,
     },
 }
@@ -72,13 +72,13 @@ pub(super) fn run<T>(core: &Arc<Core>, main: impl Future<Output = T>) -> Result<
 /// The task that `run` was called with.
 const MAIN: usize = 0;
 
-/// What polling a task takes.
+/// Virtual time that a poll of a task takes.
 const STEP: Duration = Duration::from_micros(1);
 
 /// Virtual time that reading the clock takes, so that a loop that waits for a later time ends.
 const LOOK: Duration = Duration::from_nanos(50);
 
-/// What everything of a runtime shares.
+/// The shared state of a runtime.
 pub(super) struct Core {
     pub(super) options: Options,
     epoch: Instant,
@@ -119,7 +119,7 @@ struct Entry {
     waits_for: Option<Wait>,
 }
 
-/// What a task was last seen waiting for.
+/// The last wait of a task.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wait {
     Timer(Duration),
@@ -128,7 +128,7 @@ pub(super) enum Wait {
     Accept(SocketAddr),
 }
 
-/// What happens at a time.
+/// An event at a time.
 pub(super) enum Alarm {
     Wake(Waker),
     Deliver(Arc<Pipe>),

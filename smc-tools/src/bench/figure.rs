@@ -109,7 +109,7 @@ fn prefixed(value: f64, prefixes: &[&str], step: f64) -> String {
     value.to_string()
 }
 
-/// What one measurement gave.
+/// The result of one measurement.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Sample {
     /// The transport of the streams, as it describes itself.

@@ -1,4 +1,4 @@
-//! What may come of two parts that were played against each other: what TCP would deliver.
+//! The permitted results of two parts that were played against each other: those of TCP.
 //!
 //! Bytes that were reported as written arrive whole, whatever becomes of the writer, and behind them
 //! the end of the stream if the writer has closed in order, or else that or an error.
@@ -25,7 +25,7 @@ impl<'a> End<'a> {
         }
     }
 
-    /// What became of a step of a kind; `None` if there is none, or it was not reported.
+    /// The result of a step of a kind; `None` if there is none, or it was not reported.
     fn done(&self, is_it: impl Fn(Step) -> bool) -> Option<&Done> {
         let mut found = self.steps.iter().filter(|(step, _)| is_it(*step));
         found.find_map(|(_, done)| *done)
@@ -83,7 +83,7 @@ pub(crate) struct Killed {
 ///
 /// # Errors
 ///
-/// What must not have come of them.
+/// A result that is not permitted.
 pub(crate) fn judge(
     (client, server): (&Part, &Part),
     (clients, servers): (&Outcome, &Outcome),

@@ -179,7 +179,7 @@ impl Peers {
         eventfd: PeerFile,
     ) -> Result<(), OpenError> {
         if gid == self.gid {
-            return Err(DeviceError::PeerMisbehaved("our own GID").into());
+            return Err(DeviceError::PeerMisbehaved("GID of this device").into());
         }
         if credentials.uid != self.user_of(gid) {
             return Err(DeviceError::PeerMisbehaved("GID of another user").into());

@@ -1,4 +1,4 @@
-//! What the printer reports of a message.
+//! The items of a message that the printer reports.
 
 use thiserror::Error;
 
@@ -56,7 +56,7 @@ pub struct Field<'a> {
     pub note: Option<&'static str>,
 }
 
-/// What is wrong with a message.
+/// An error in a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Problem {

@@ -161,8 +161,8 @@ impl DirectConn {
         }
     }
 
-    /// The driver has an older producer word pending. It stores the newest one, and notices this
-    /// one by the count.
+    /// The driver has an older producer word pending. It stores the newest one; the count
+    /// reports this one.
     fn is_deferred_to_driver(&self) -> bool {
         let counted = |pending: u32| (pending > 0).then(|| pending.wrapping_add(1).max(1));
         self.producer_pending
@@ -186,11 +186,11 @@ impl SmcPath for DirectConn {
         flags.contains(ProducerFlags::UPDATE_REQUESTED)
     }
 
-    fn take_update_wanted(&self) -> bool {
+    fn take_update_request(&self) -> bool {
         false
     }
 
-    fn want_update(&self) {}
+    fn restore_update_request(&self) {}
 
     fn publish_consumer(&self, conn: &Conn, cursor: Cursor) {
         self.publish(conn, Signal::Yes, |word| word.cursor = cursor);

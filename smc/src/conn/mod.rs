@@ -106,10 +106,10 @@ pub(crate) trait SmcPath: Send + Sync {
     fn is_update_requested(&self, flags: ProducerFlags) -> bool;
 
     /// Takes the peer's request for an update when everything is read; called when it is.
-    fn take_update_wanted(&self) -> bool;
+    fn take_update_request(&self) -> bool;
 
     /// Restores the peer's request for an update.
-    fn want_update(&self);
+    fn restore_update_request(&self);
 
     /// Publishes the consumer cursor and signals the peer.
     fn publish_consumer(&self, conn: &Conn, cursor: Cursor);

@@ -42,14 +42,14 @@ pub(super) async fn drive(
                         machine.handle_io_error(error.into());
                     }
                 }
-                HandshakeOutput::Work(asked) => {
+                HandshakeOutput::Work(requested) => {
                     let process = carrier.credentials();
-                    match resources.take_early(&asked, process) {
+                    match resources.take_early(&requested, process) {
                         Some(done) => machine.handle_done(endpoint.runtime.now(), done),
                         None => {
                             let prepared = resources.prepared.clone();
                             let endpoint = Arc::clone(endpoint);
-                            work = Some(Box::pin(execute(endpoint, asked, prepared, process)));
+                            work = Some(Box::pin(execute(endpoint, requested, prepared, process)));
                         }
                     }
                 }
@@ -145,10 +145,10 @@ fn poll_input(
         machine.handle_done(endpoint.runtime.now(), done);
         return Poll::Ready(());
     }
-    let wants = machine.wants();
-    if wants > 0 {
+    let needed = machine.bytes_needed();
+    if needed > 0 {
         let mut buf = [0; READ_MAX];
-        let len = wants.min(buf.len());
+        let len = needed.min(buf.len());
         let (part, _) = buf.split_at_mut(len);
         match carrier.poll_read(cx, part) {
             Poll::Ready(Ok(0)) => {
@@ -189,11 +189,11 @@ pub(super) async fn without_crossing_decline(
         let mut timer = endpoint.runtime.timer(until);
         poll_fn(|cx| {
             let mut buf = [0; READ_MAX];
-            let (part, _) = buf.split_at_mut(filter.wants().min(READ_MAX));
+            let (part, _) = buf.split_at_mut(filter.bytes_needed().min(READ_MAX));
             match socket.poll_read(cx, part) {
                 Poll::Ready(Ok(0) | Err(_)) => filter.handle_closed(),
                 Poll::Ready(Ok(count)) => {
-                    // All of it is consumed: not more was read than wanted.
+                    // All of it is consumed: not more was read than needed.
                     filter.handle_bytes(part.get(..count).unwrap_or(part));
                 }
                 Poll::Pending => match timer.as_mut().poll(cx) {

@@ -374,11 +374,11 @@ fn probe(fd: BorrowedFd<'_>, what: PollFlags) -> io::Result<IoDone<()>> {
 }
 
 fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<IoDone<usize>> {
-    let asked = buf.len();
+    let requested_len = buf.len();
     let (value, _) = rustix::net::recv(fd, buf, RecvFlags::empty())?;
     Ok(IoDone {
         value,
-        exhausted: 0 < value && value < asked,
+        exhausted: 0 < value && value < requested_len,
     })
 }
 

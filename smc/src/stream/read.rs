@@ -363,12 +363,12 @@ impl<P: SmcPath> SmcReader<P> {
 
     /// Publishes that everything was read, however little that is, if the peer requested it.
     fn publish_all_read(&mut self) {
-        if self.half.readable() > 0 || !self.path.take_update_wanted() {
+        if self.half.readable() > 0 || !self.path.take_update_request() {
             return;
         }
         // The request covers all data that had arrived with it.
         if self.conn.local.producer().load(Ordering::Acquire) != self.producer_seen {
-            self.path.want_update();
+            self.path.restore_update_request();
         } else if self.half.unconfirmed() > 0 {
             self.publish_consumer();
         }

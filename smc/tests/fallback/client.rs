@@ -48,7 +48,7 @@ fn a_server_is_plain() {
 }
 
 #[test]
-fn a_server_sends_rubbish() {
+fn a_server_sends_an_invalid_message() {
     let fails = Outcome::Fails(ErrorKind::InvalidData);
     run(rows! {
         "zeros", |_| [Sends(vec![0; 80])] => fails;
@@ -252,7 +252,7 @@ pub(crate) fn run_row(world: &World, row: &Row, beside: Option<Withdrawn>) {
 
 // ---- Behind CONFIRM: the client is in SMC mode and cannot fall back ------------------------------
 
-/// What the server does after its ACCEPT. The stream ends; it shows nothing of what was on TCP.
+/// Actions of the server after its ACCEPT. The stream ends; it shows nothing of what was on TCP.
 #[test]
 fn a_server_accepts_and_thinks_better_of_it() {
     type Script = fn(&ForgedPeer) -> Vec<Step>;

@@ -310,7 +310,7 @@ fn a_server_that_cannot_attach_ends_the_connection_behind_what_was_written() {
 }
 
 #[test]
-fn a_reader_learns_that_the_server_could_not_attach() {
+fn a_reader_gets_an_error_if_the_server_could_not_attach() {
     let world = World::new();
     world.between_hosts(async |client, server| {
         server.device.fail(Call::Attach, DeviceError::NoMemory);

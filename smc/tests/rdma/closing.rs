@@ -17,26 +17,26 @@ use smc_testkit::streams::{
 };
 use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, eid, rdma_pair};
 
-/// What has happened when the link fails, and what still happens.
+/// The state when the link fails, and the events after that.
 #[derive(Clone, Copy, Debug)]
 enum Case {
-    WeShutDown,
-    TheyShutDown,
+    LocalShutDown,
+    PeerShutDown,
     BothShutDown,
-    WeClosed,
-    WeClosedAndTheyShutDown,
-    TheyClosed,
-    WeAborted,
+    LocalClosed,
+    LocalClosedPeerShutDown,
+    PeerClosed,
+    LocalAborted,
 }
 
 const CASES: [Case; 7] = [
-    Case::WeShutDown,
-    Case::TheyShutDown,
+    Case::LocalShutDown,
+    Case::PeerShutDown,
     Case::BothShutDown,
-    Case::WeClosed,
-    Case::WeClosedAndTheyShutDown,
-    Case::TheyClosed,
-    Case::WeAborted,
+    Case::LocalClosed,
+    Case::LocalClosedPeerShutDown,
+    Case::PeerClosed,
+    Case::LocalAborted,
 ];
 
 #[test]
@@ -76,7 +76,7 @@ async fn end(
         hosts.devices[0].set_port_active(1, false);
     };
     match case {
-        Case::WeShutDown => {
+        Case::LocalShutDown => {
             ours.write_all(b"last").await.expect("writes");
             ours.shutdown_how(Shutdown::Write).expect("shuts down");
             fail().await;
@@ -85,7 +85,7 @@ async fn end(
             drop(theirs);
             expect_rest(&mut ours, b"words").await;
         }
-        Case::TheyShutDown => {
+        Case::PeerShutDown => {
             theirs.shutdown_how(Shutdown::Write).expect("shuts down");
             fail().await;
             expect_rest(&mut ours, b"").await;
@@ -100,25 +100,25 @@ async fn end(
             expect_rest(&mut ours, b"").await;
             expect_rest(&mut theirs, b"").await;
         }
-        Case::WeClosed => {
+        Case::LocalClosed => {
             ours.write_all(&patterned(100_000)).await.expect("writes");
             drop(ours);
             fail().await;
             expect_rest(&mut theirs, &patterned(100_000)).await;
         }
-        Case::WeClosedAndTheyShutDown => {
+        Case::LocalClosedPeerShutDown => {
             theirs.shutdown_how(Shutdown::Write).expect("shuts down");
             ours.write_all(b"last").await.expect("writes");
             drop(ours);
             fail().await;
             expect_rest(&mut theirs, b"last").await;
         }
-        Case::TheyClosed => {
+        Case::PeerClosed => {
             drop(theirs);
             fail().await;
             expect_rest(&mut ours, b"").await;
         }
-        Case::WeAborted => {
+        Case::LocalAborted => {
             theirs.write_all(b"unread").await.expect("writes");
             world.sleep(Duration::from_millis(1)).await;
             drop(ours);
@@ -135,7 +135,7 @@ fn both_ends_dropped_with_more_to_send_than_fits_come_to_their_ends() {
         world.hosts_with(|builder| builder.recv_buffer(64 * 1024));
     world.block_on(async {
         let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
-        // More than the peer's buffer, so that it stays in ours.
+        // More than the peer's buffer, so that it stays in the local one.
         ours.write_all(&patterned(200_000)).await.expect("writes");
         theirs.write_all(&patterned(200_000)).await.expect("writes");
         drop((ours, theirs));
@@ -205,7 +205,7 @@ fn closing_an_endpoint_returns_when_the_peer_has_made_room_for_the_rest() {
         world.hosts_with(|builder| builder.recv_buffer(64 * 1024));
     world.block_on(async {
         let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
-        // More than the peer's buffer, and less than ours.
+        // More than the peer's buffer, and less than the local one.
         let data = patterned(100_000);
         ours.write_all(&data).await.expect("writes");
         drop(ours);
@@ -230,7 +230,7 @@ fn a_peer_that_has_read_everything_and_closes_first_has_it() {
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
         let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
-        // Too little for the peer to tell that it was read.
+        // Too little for the peer to send its consumer cursor.
         ours.write_all(b"ping").await.expect("writes");
         a.hold_completions(true);
         let answering = async {
@@ -326,7 +326,7 @@ fn a_half_open_timeout_ends_a_connection_without_cdc() {
     });
 }
 
-/// What the LLC messages are that a device receives; `keep` says which are seen.
+/// The LLC messages that a device receives; those that `keep` refuses are dropped.
 fn recorded(
     device: &Interceptor,
     keep: impl Fn(MessageType, Step) -> bool + Send + 'static,
@@ -516,7 +516,7 @@ fn shutting_down_fails_when_the_peer_does_not_take_everything() {
 }
 
 #[test]
-fn shutting_down_is_told_of_what_arrives_over_another_link() {
+fn shutting_down_succeeds_with_data_that_arrives_over_another_link() {
     for delay in [0, 3, 6, 9, 12, 20, 200] {
         let world = RdmaWorld::new(83);
         let hosts = world.hosts_with_two_links();
@@ -550,7 +550,7 @@ fn a_process_that_ends_after_a_drop_has_lost_what_the_send_buffer_holds_at_most(
         assert!(data.starts_with(&got) && got.len() + 64 * 1024 >= data.len());
         assert!(got.len() < data.len(), "nothing was left to be lost");
         let cut = theirs.write_all(&patterned(200_000)).await;
-        assert!(end.is_err() || cut.is_err(), "the peer is told");
+        assert!(end.is_err() || cut.is_err(), "the peer gets an error");
     });
 }
 

@@ -1,9 +1,9 @@
 //! Descriptors that peers pass over UNIX sockets, closed without blocking the caller.
 //!
-//! Closing the last descriptor of a file can block without a limit: a TCP socket that
+//! Closing the last descriptor of a file can block without a limit that this process controls: a TCP socket that
 //! lingers, a file of a FUSE file system. The same holds for descriptors in unread packets when the
 //! socket is closed. Nor is an eventfd closed at once: the last close of one takes the mutex of each epoll
-//! set that watches it, and a process can hold the mutex of its own set for as long as it wants. And the last
+//! set that watches it, and a process can hold the mutex of its own set for any time. And the last
 //! file that is open on a mount can end the mount, with all mounts below it. So only files of
 //! `memfd_create(2)` are closed in place ([`PeerFile`]). All else is closed by threads of their own, and no call
 //! that could block is made on it.
@@ -46,7 +46,7 @@ use crate::Credentials;
 ///
 /// Dropping it ends the connection, for all processes that share the socket, and never blocks, whatever
 /// was passed over it and not received. It ends at once with a user who may be a peer. With all other
-/// users another thread ends it: each system call that a peer notices costs time for each epoll set
+/// users another thread ends it: each system call that wakes a peer costs time for each epoll set
 /// that watches the peer's socket, of which there can be millions.
 pub struct PeerSocket {
     /// Taken when dropped.

@@ -138,7 +138,7 @@ pub(super) fn load_program(code: &[Insn], name: &str) -> Result<OwnedFd, (io::Er
         };
         // SAFETY: the attributes are those of BPF_PROG_LOAD. The kernel reads as many instructions
         // as `code` has and a string that ends with a zero, and writes at most `log_size` bytes
-        // into `log`, which is ours alone.
+        // into `log`, which only this call uses.
         unsafe { make(PROGRAM_LOAD, attr) }
     };
     load(&mut []).map_err(|error| {
@@ -183,7 +183,7 @@ pub(super) fn programs(cgroup: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
         ..Query::default()
     };
     // SAFETY: the attributes are those of BPF_PROG_QUERY. The kernel writes at most `prog_cnt`
-    // numbers into `ids`, which is ours alone and has as many, and to fields of `attr`.
+    // numbers into `ids`, which only this call uses and which has as many, and to fields of `attr`.
     unsafe { bpf_mut(PROGRAM_QUERY, &mut attr) }?;
     let found = usize::try_from(attr.prog_cnt).unwrap_or(PROGRAMS_MAX);
     Ok(ids[..found.min(PROGRAMS_MAX)].to_vec())
@@ -262,8 +262,8 @@ pub(super) fn save_syn(listener: BorrowedFd<'_>) -> io::Result<()> {
 pub(super) fn saved_syn(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     let mut syn = vec![0_u8; SYN_MAX];
     let mut len = count(&syn);
-    // SAFETY: the kernel writes at most `len` bytes into `syn`, which is ours alone and has as
-    // many, and their number into `len`.
+    // SAFETY: the kernel writes at most `len` bytes into `syn`, which only this call uses and which
+    // has as many, and their number into `len`.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -94,7 +94,7 @@ impl Setup {
         })
     }
 
-    /// What is there. Contains less for users who may not see the program.
+    /// The status. Contains less for users who may not see the program.
     ///
     /// # Errors
     ///
@@ -275,13 +275,13 @@ impl Default for Setup {
     }
 }
 
-/// What [`Setup::install`] has done.
+/// The result of [`Setup::install`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Installed {
     /// Whether it was not there before.
     pub is_new: bool,
-    /// What is there now.
+    /// The status now.
     pub status: Status,
 }
 

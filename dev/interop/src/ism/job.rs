@@ -1,4 +1,4 @@
-//! What a client asks for at the start of a stream, and what both ends do then.
+//! The job that a client requests at the start of a stream, and its execution at both ends.
 
 use std::io;
 
@@ -13,15 +13,15 @@ use crate::workload::Pattern;
 /// A job for a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
-    /// Say everything back, and close after the end.
+    /// Echo everything, and close after the end.
     Echo,
     /// Send and receive so many bytes at once, in large pieces.
     Exchange { seed: u64, len: u64 },
     /// Send and receive bytes at once, how many and in what pieces follows from the seed.
     Random { seed: u64 },
-    /// Use the stream as the stream model wants it.
+    /// Use the stream by the stream model.
     Play { seed: u64 },
-    /// Say here what came of the stream that is used so.
+    /// Report here the result of the stream that is used so.
     Testify { seed: u64 },
     /// Close with data unread.
     Abort,
@@ -70,13 +70,13 @@ pub(super) enum End {
     Server,
 }
 
-/// Sends and receives bytes of a seed at once, closes, and wants the end.
+/// Sends and receives bytes of a seed at once, closes, and expects end of stream.
 pub(super) async fn exchange(stream: Stream, end: End, seed: u64, len: u64) -> Result<()> {
     let plan = |_: &mut Rng| PIECE;
     both_ways(stream, end, seed, [len; 2], plan).await
 }
 
-/// The same with lengths and pieces as the seed wants.
+/// The same with lengths and pieces of the seed.
 pub(super) async fn exchange_randomly(stream: Stream, end: End, seed: u64) -> Result<()> {
     let mut rng = Rng::new(seed);
     let lens = [0; 2].map(|_| rng.between(0, 600_000) as u64);

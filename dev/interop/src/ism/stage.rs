@@ -272,8 +272,8 @@ impl Stage {
                 return Ok(None);
             }
             let soon = Instant::now() + LOOK_AGAIN;
-            if let Some(happening) = self.lab.happening(soon)? {
-                self.received.push((happening.run, happening.event));
+            if let Some(seen) = self.lab.next_event(soon)? {
+                self.received.push((seen.run, seen.event));
             }
         }
     }

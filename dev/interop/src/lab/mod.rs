@@ -32,7 +32,7 @@ pub(crate) struct Lab {
         not(feature = "ism"),
         allow(dead_code, reason = "others' machines last")
     )]
-    again: Again,
+    restart: RestartParameters,
     inbox: Receiver<(usize, FromGuest)>,
     /// Events that came while an answer was waited for.
     early: Vec<(usize, u32, Event)>,
@@ -40,20 +40,20 @@ pub(crate) struct Lab {
     folder: Folder,
 }
 
-/// What it takes to start a machine again.
+/// Parameters for another start of a machine.
 #[cfg_attr(
     not(feature = "ism"),
     allow(dead_code, reason = "others' machines last")
 )]
-struct Again {
+struct RestartParameters {
     images: [Image; 2],
     equipment: [Vec<String>; 2],
     sender: Sender<(usize, FromGuest)>,
 }
 
-/// Something that a side of a scenario did.
+/// An event of a side of a scenario.
 #[derive(Debug)]
-pub(crate) struct Happening {
+pub(crate) struct SideEvent {
     pub(crate) run: u32,
     pub(crate) event: Event,
 }
@@ -105,7 +105,7 @@ impl Lab {
         };
         let mut lab = Self {
             machines: [start(0)?, start(1)?],
-            again: Again {
+            restart: RestartParameters {
                 images,
                 equipment: equipment.clone(),
                 sender,
@@ -178,15 +178,15 @@ impl Lab {
     }
 
     /// The next event of any side. `None` when nothing happened until the deadline.
-    pub(crate) fn happening(&mut self, deadline: Instant) -> Result<Option<Happening>> {
+    pub(crate) fn next_event(&mut self, deadline: Instant) -> Result<Option<SideEvent>> {
         if !self.early.is_empty() {
             let (_, run, event) = self.early.remove(0);
-            return Ok(Some(Happening { run, event }));
+            return Ok(Some(SideEvent { run, event }));
         }
         loop {
             match self.next(deadline)? {
                 Some((_, FromGuest::Event { run, event })) => {
-                    return Ok(Some(Happening { run, event }));
+                    return Ok(Some(SideEvent { run, event }));
                 }
                 Some(_) => {}
                 None => return Ok(None),
@@ -203,14 +203,14 @@ impl Lab {
         wanted: impl Fn(&Event) -> Option<T>,
     ) -> Result<T> {
         let deadline = Instant::now() + time;
-        while let Some(happening) = self.happening(deadline)? {
-            if happening.run != run {
+        while let Some(seen) = self.next_event(deadline)? {
+            if seen.run != run {
                 continue;
             }
-            if let Some(found) = wanted(&happening.event) {
+            if let Some(found) = wanted(&seen.event) {
                 return Ok(found);
             }
-            match happening.event {
+            match seen.event {
                 Event::Log(words) => println!("{words}"),
                 Event::Ended(code) => bail!("ended too early: {code:?}"),
                 _ => {}
@@ -287,9 +287,9 @@ impl Lab {
     pub(crate) fn restart(&mut self, guest: usize) -> Result<()> {
         for attempt in 1.. {
             self.machines[guest].stop();
-            let image = &self.again.images[guest];
-            let equipment = &self.again.equipment[guest];
-            let sender = self.again.sender.clone();
+            let image = &self.restart.images[guest];
+            let equipment = &self.restart.equipment[guest];
+            let sender = self.restart.sender.clone();
             self.machines[guest] = Machine::start(guest, image, &self.folder, equipment, sender)?;
             match self.await_agents(1) {
                 Err(error) if attempt < BOOTS => {

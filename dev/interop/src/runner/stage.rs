@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use fs_err as fs;
 
 use super::{Run, Show, guest_of, report, setup, verdict};
-use crate::lab::{self, Happening, Lab};
+use crate::lab::{self, Lab, SideEvent};
 use crate::protocol::{End, Event, Job, Order, SmcState};
 use crate::scenario::{Action, Shape, Who};
 use crate::workload::{Kind, Report};
@@ -59,10 +59,10 @@ impl<'a> Stage<'a> {
         let deadline = self.started + self.run.scenario.limit;
         self.start(self.run.server())?;
         while !self.has_ended() {
-            let Some(happening) = self.lab.happening(deadline)? else {
+            let Some(seen) = self.lab.next_event(deadline)? else {
                 bail!("not done after {:?}", self.run.scenario.limit);
             };
-            self.handle(happening)?;
+            self.handle(seen)?;
             let has_moved = |end: &Side| end.marks.iter().any(|mark| mark == "moved");
             if self.run.strands_a_kernel() && self.ends.iter().all(has_moved) {
                 return Ok(());
@@ -113,12 +113,12 @@ impl<'a> Stage<'a> {
             .context("start")
     }
 
-    fn handle(&mut self, happening: Happening) -> Result<()> {
+    fn handle(&mut self, seen: SideEvent) -> Result<()> {
         let who = [Who::Subject, Who::Peer]
             .into_iter()
-            .find(|who| self.end(*who).number == happening.run);
+            .find(|who| self.end(*who).number == seen.run);
         // Words of a run before this one are of no interest.
-        who.map_or(Ok(()), |who| self.note(who, happening.event))
+        who.map_or(Ok(()), |who| self.note(who, seen.event))
     }
 
     fn note(&mut self, who: Who, event: Event) -> Result<()> {
@@ -209,8 +209,8 @@ impl<'a> Stage<'a> {
                 Ok(used.map_or(0, |group| group.kind))
             }
             Kind::Ours => {
-                if let Some(happening) = self.lab.happening(Instant::now() + MOMENT)? {
-                    self.handle(happening)?;
+                if let Some(seen) = self.lab.next_event(Instant::now() + MOMENT)? {
+                    self.handle(seen)?;
                 }
                 Ok(self.end(who).kind)
             }

@@ -52,11 +52,11 @@ pub(crate) struct Scenario {
     pub(crate) expect: Expect,
     /// Why only the userspace stack can be the subject.
     pub(crate) only_ours: Option<&'static str>,
-    /// The end that is with unsent data of its own on a link that stays down.
+    /// The end whose unsent data is on a link that stays down.
     ///
-    /// Soft-RoCE repeats such data for ever, as the kernel's SMC asks it to. A kernel that is the
+    /// Soft-RoCE repeats such data for ever, as the kernel's SMC requests. A kernel that is the
     /// server moves its connections to the other link when the client requests it, but closing
-    /// them waits for what it sent into the dead one. So with such a kernel the run is over when
+    /// them waits for what it sent on the failed one. So with such a kernel the run is over when
     /// both ends have got everything, and the guests are of no use any more.
     pub(crate) strands: Option<Who>,
     /// Whether the peer can be the userspace stack as well.
@@ -167,7 +167,7 @@ pub(crate) struct Expect {
 pub(crate) enum Carried {
     /// SMC-R, for both.
     SmcR,
-    /// TCP, with the reasons of subject and peer; `None` where an end does not know of SMC.
+    /// TCP, with the reasons of subject and peer; `None` where an end does not support SMC.
     Tcp(Option<Reason>, Option<Reason>),
 }
 

@@ -78,7 +78,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Tells the host, the first time.
+    /// Reports to the host, the first time.
     pub(crate) fn mark(&self, name: &str) {
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         if marks.insert(name.to_owned()) {
@@ -87,7 +87,7 @@ impl Stage {
         }
     }
 
-    /// Tells the host and waits for its answer.
+    /// Reports to the host and waits for its answer.
     pub(crate) fn gate(&self, name: &str) {
         emit(&Event::Mark(name.to_owned()));
         let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
@@ -153,7 +153,7 @@ fn client(maker: &Maker, to: SocketAddr, script: &Script, stage: &Stage) -> Resu
                 .with_context(|| format!("connection {index}"))?;
             open.push(conn);
         }
-        for conn in open.iter().take(ASKED) {
+        for conn in open.iter().take(QUERIED) {
             report.note_carrier(&**conn)?;
         }
         stage.mark("connected");
@@ -168,7 +168,7 @@ fn server(listener: &dyn Listener, script: &Script, stage: &Stage) -> Result<Rep
         let mut open = Vec::new();
         for _ in 0..script.connections {
             let conn = listener.accept().context("accept")?;
-            if open.len() < ASKED {
+            if open.len() < QUERIED {
                 report.note_carrier(&*conn)?;
             }
             open.push(conn);
@@ -272,7 +272,7 @@ impl Maker {
         })
     }
 
-    /// Gives what was closed the time to be closed; the kernel needs none from us. Returns what is
+    /// Gives what was closed the time to be closed; the kernel needs none. Returns what is
     /// wrong then.
     fn end(&self) -> Vec<String> {
         match self {
@@ -283,7 +283,7 @@ impl Maker {
     }
 }
 
-/// Connections that are asked what carries them; the query reads all sockets.
-const ASKED: usize = 4;
+/// Connections whose transport is queried; the query reads all sockets.
+const QUERIED: usize = 4;
 
 const STACK: usize = 256 * 1024;

@@ -218,7 +218,7 @@ impl Attempt {
         }
     }
 
-    /// What holds for the link group, once the peer has stated who it is.
+    /// What holds for the link group, once the peer has stated its identity.
     fn terms(&self) -> Option<GroupTerms> {
         if let Member::Joined { terms, .. } = self.member? {
             return Some(terms);

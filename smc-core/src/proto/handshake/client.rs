@@ -22,7 +22,7 @@ impl Handshake {
     /// The client's side (docs/spec/handshake.md#client): searches for devices and sends the
     /// PROPOSAL, or a DECLINE if there is nothing to offer.
     ///
-    /// To be made when the TCP connection is there and it is known that the server speaks SMC; if
+    /// To be made when the TCP connection is there and it is known that the server supports SMC; if
     /// it does not, the stream is TCP without a handshake.
     #[must_use]
     pub fn client(now: Instant, config: Arc<HandshakeConfig>, path: &TcpPath) -> Self {

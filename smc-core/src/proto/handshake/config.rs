@@ -13,7 +13,7 @@ use crate::proto::group::DeviceIndex;
 pub struct HandshakeConfig {
     /// SMC-D devices in order of preference.
     pub devices: Vec<DirectDevice>,
-    /// What there is for SMC-R.
+    /// The configuration of SMC-R.
     pub rdma: Option<RdmaConfig>,
     /// Own UEIDs, most preferred first; at most eight are offered.
     pub ueids: Vec<Eid>,
@@ -92,7 +92,7 @@ impl HandshakeConfig {
         self.devices.iter().any(|device| !device.chid.is_none())
     }
 
-    /// The device for SMC-D v1 on this interface, if it is wanted and there is one.
+    /// The device for SMC-D v1 on this interface, if it is requested and there is one.
     pub(super) fn v1_device(&self, path: &TcpPath) -> Option<&DirectDevice> {
         let pnet_id = path.interface.as_ref()?.pnet_id?;
         self.devices
@@ -102,7 +102,7 @@ impl HandshakeConfig {
     }
 }
 
-/// What the handshake has to know about an SMC-D device.
+/// Properties of an SMC-D device that a handshake uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectDevice {
     /// Which one it is.
@@ -155,7 +155,7 @@ impl DirectDevice {
     }
 }
 
-/// What is known about the TCP connection of one handshake.
+/// Properties of the TCP connection of one handshake.
 ///
 /// The default, nothing special, is right for SMC-D v2 between processes of one host.
 #[derive(Clone, Debug, Default)]
@@ -171,7 +171,7 @@ pub struct TcpPath {
     pub local: Option<IpAddr>,
     /// The peer's address of the TCP connection.
     pub peer: Option<IpAddr>,
-    /// The peer is a process of this host, whatever the addresses say.
+    /// The peer is a process of this host, whatever the addresses are.
     pub same_host: bool,
     /// The network interface that the connection runs over.
     ///

@@ -12,7 +12,7 @@ use crate::proto::after;
 /// so is an incomplete message when the second is over or the peer closes.
 ///
 /// A DECLINE is never followed by anything before the stream's own data, so read no more than
-/// [`wants`](Self::wants) bytes while it is not zero, and pass them to
+/// [`bytes_needed`](Self::bytes_needed) bytes while it is not zero, and pass them to
 /// [`handle_bytes`](Self::handle_bytes); then hand on what [`release`](Self::release) gives.
 #[derive(Debug)]
 pub struct CrossingDecline {
@@ -33,7 +33,7 @@ impl CrossingDecline {
 
     /// How many bytes to read at most; zero when it is decided.
     #[must_use]
-    pub fn wants(&self) -> usize {
+    pub fn bytes_needed(&self) -> usize {
         match self.deadline {
             Some(_) => self.end().saturating_sub(self.buffered.len()),
             None => 0,
@@ -45,7 +45,9 @@ impl CrossingDecline {
         let before = bytes.len();
         let mut rest = bytes;
         while !rest.is_empty() && self.deadline.is_some() {
-            let (now, later) = rest.split_at_checked(self.wants()).unwrap_or((rest, &[]));
+            let (now, later) = rest
+                .split_at_checked(self.bytes_needed())
+                .unwrap_or((rest, &[]));
             self.buffered.extend_from_slice(now);
             rest = later;
             match self.verdict() {

@@ -50,7 +50,7 @@ pub struct Handshake {
     outputs: VecDeque<HandshakeOutput>,
 }
 
-/// What only one of the sides has.
+/// State that only one of the sides has.
 #[derive(Debug)]
 pub(super) enum Side {
     /// The offer, if there is one.
@@ -62,7 +62,7 @@ pub(super) enum Side {
     },
 }
 
-/// What there is to do.
+/// A requested action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HandshakeOutput {
     /// Send these bytes on the TCP connection, before anything that follows.
@@ -131,8 +131,8 @@ impl Handshake {
         }
     }
 
-    /// Bytes received, at most [`wants`](Self::wants) at a time. Returns how many were taken; the
-    /// rest is not part of the handshake.
+    /// Bytes received, at most [`bytes_needed`](Self::bytes_needed) at a time. Returns how
+    /// many were taken; the rest is not part of the handshake.
     pub fn handle_bytes(&mut self, now: Instant, bytes: &[u8]) -> usize {
         let Some((step, expected)) = self.expected() else {
             return 0;
@@ -210,9 +210,9 @@ impl Handshake {
     /// How many bytes to read at most; zero while the machine waits for something else or is at
     /// its end.
     #[must_use]
-    pub fn wants(&self) -> usize {
+    pub fn bytes_needed(&self) -> usize {
         match self.expected() {
-            Some(_) => self.buffer.wants(),
+            Some(_) => self.buffer.bytes_needed(),
             None => 0,
         }
     }
@@ -308,7 +308,7 @@ impl Handshake {
                     }
                 }
             }
-            // What was asked for before it came to an end.
+            // Work that was requested before the end.
             (Awaits::LateDecline, WorkDone::LinkConfirmed(_), _) => return Ok(()),
             (Awaits::ConfirmLink, WorkDone::LinkConfirmed(Err(error)), _) => {
                 return self.handle_unconfirmed(error);
@@ -519,7 +519,7 @@ impl Handshake {
     }
 }
 
-/// Whether the place in a link group is the one that was asked for.
+/// Whether the place in a link group is the requested one.
 fn is_intended(intent: Intent, member: Member) -> bool {
     match intent {
         Intent::JoinOrCreate => true,

@@ -12,8 +12,8 @@ pub(super) struct MessageBuffer {
 }
 
 impl MessageBuffer {
-    /// How many bytes the message still takes, as far as that is known.
-    pub(super) fn wants(&self) -> usize {
+    /// Missing bytes of the message, or of its header while its length is not known.
+    pub(super) fn bytes_needed(&self) -> usize {
         let end = self.frame.map_or(HEADER_LEN, |frame| frame.length());
         end.saturating_sub(self.taken)
     }
@@ -27,11 +27,13 @@ impl MessageBuffer {
     ) -> (usize, Result<Option<Vec<u8>>, Error>) {
         let before = bytes.len();
         let result = loop {
-            let (now, rest) = bytes.split_at_checked(self.wants()).unwrap_or((bytes, &[]));
+            let (now, rest) = bytes
+                .split_at_checked(self.bytes_needed())
+                .unwrap_or((bytes, &[]));
             bytes = rest;
             self.store(now);
             match self.frame {
-                Some(_) if self.wants() == 0 => {
+                Some(_) if self.bytes_needed() == 0 => {
                     break Ok(Some(std::mem::take(self).bytes_kept));
                 }
                 Some(_) => break Ok(None),

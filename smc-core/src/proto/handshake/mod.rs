@@ -34,8 +34,8 @@
 //! After each `handle_*` call, drain [`Handshake::poll_output`] until `None` and perform the outputs
 //! in that order; then wait for the first of
 //!
-//! * bytes, if [`Handshake::wants`] is not zero: read **no more** than that many, because what
-//!   follows a message may be application data;
+//! * bytes, if [`Handshake::bytes_needed`] is not zero: read **no more** than that many, because
+//!   what follows a message may be application data;
 //! * the outcome of the [`Work`] that was asked for, of which there is at most one at a time;
 //! * the time that [`Handshake::poll_timeout`] names.
 //!

@@ -108,7 +108,7 @@ impl ClientOffer {
         self.v2.iter().copied().find(|device| device.chid == chid)
     }
 
-    /// The port that the server was told of.
+    /// The port that was offered.
     pub(super) fn rdma_port(&self, version: Version) -> Option<&RdmaPort> {
         if version.is_v2() {
             self.rdma_v2.as_ref()

@@ -16,7 +16,7 @@ pub enum Role {
     Server,
 }
 
-/// What a successful handshake agreed on.
+/// The result of a successful handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Established {
     /// Version of the handshake.
@@ -31,11 +31,11 @@ pub struct Established {
     pub first_contact: bool,
     /// Name of the peer's host, blank if it gave none.
     pub peer_host: HostName,
-    /// What the data goes over.
+    /// The transport of the data.
     pub transport: Transport,
 }
 
-/// What the data of a connection goes over.
+/// The transport of a connection's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// SMC-D.

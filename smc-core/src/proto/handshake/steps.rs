@@ -119,7 +119,7 @@ pub(super) enum OnTimeout {
     Decline,
     /// As [`OnError::Lost`].
     Lost,
-    /// Nothing can be saved.
+    /// Fatal: the TCP connection is closed.
     Abort,
 }
 

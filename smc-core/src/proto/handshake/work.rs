@@ -102,12 +102,12 @@ pub enum Work {
     Open {
         /// The group.
         group: GroupId,
-        /// What was agreed.
+        /// The agreed values.
         terms: GroupTerms,
     },
 }
 
-/// What came of [`Work`].
+/// The result of [`Work`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkDone {
     /// Of [`Work::Reach`].
@@ -154,7 +154,7 @@ pub enum LinkChoice {
 
 /// The local receive buffer of one SMC-R connection, and the link that the connection uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_structs, reason = "what one CLC message says")]
+#[expect(clippy::exhaustive_structs, reason = "the contents of one CLC message")]
 pub struct LocalRmb {
     /// The device of the link.
     pub device: DeviceIndex,
@@ -166,7 +166,7 @@ pub struct LocalRmb {
     pub addr: RmbAddr,
     /// Names the connection in messages to this side.
     pub token: AlertToken,
-    /// Size of the element, which may be less than was asked for.
+    /// Size of the element, which may be less than was requested.
     pub size: SizeCode,
     /// Number of the element in the RMB, from 1.
     pub index: u8,
@@ -174,7 +174,7 @@ pub struct LocalRmb {
 
 /// The peer's receive buffer of one SMC-R connection: one element of an RMB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_structs, reason = "what one CLC message says")]
+#[expect(clippy::exhaustive_structs, reason = "the contents of one CLC message")]
 pub struct PeerRmb {
     /// Key of the RMB on the connection's link.
     pub rkey: Rkey,

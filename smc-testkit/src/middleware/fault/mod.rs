@@ -66,7 +66,7 @@ setters! {
 }
 
 impl Faults {
-    /// Lets all peers die at the given move, attachment signal or post.
+    /// Reports all peers gone at the given move, attachment signal or post.
     #[must_use]
     pub fn with_death_at(mut self, operation: u64) -> Self {
         self.dies_at = Some(operation);
@@ -99,7 +99,7 @@ impl Fault {
         self.state().faults = faults;
     }
 
-    /// Lets all peers seen so far die: they are reported gone, or their links down, and nothing
+    /// Ends all peers seen so far: they are reported gone, or their links down, and nothing
     /// reaches them any more.
     pub fn lose_peers(&self) {
         self.state().lose_peers();
@@ -273,7 +273,7 @@ impl State {
         is_delayed.then(|| u8::try_from(self.rng.below(4)).unwrap_or(0))
     }
 
-    /// Notes what is reported; nothing more of the dead.
+    /// Records the reports; no more of peers that are gone.
     fn release(&mut self, event: Event, is_own: bool) -> Option<Event> {
         match &event {
             Event::PeerGone(gid) if !is_own && self.dead.contains(gid) => return None,

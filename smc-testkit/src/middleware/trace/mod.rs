@@ -21,7 +21,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Tells every record to `sink`, in the thread of the call.
+    /// Passes every record to `sink`, in the thread of the call.
     #[must_use]
     pub fn new(
         inner: Arc<dyn Device>,
@@ -84,7 +84,7 @@ impl Log {
     }
 }
 
-/// Tells of the end of something when it is dropped.
+/// Records the end of an object when it is dropped.
 struct Released {
     what: What,
     log: Log,
@@ -119,7 +119,7 @@ impl Device for Trace {
     }
 }
 
-/// What is traced looks like what it wraps.
+/// A traced device has the properties of the inner one.
 macro_rules! debug_as_inner {
     ($($type:ident)*) => { $(
         impl std::fmt::Debug for $type {

@@ -39,7 +39,7 @@ pub(crate) struct RdmaConn {
     /// Space in the staging ring, readable without a lock.
     space: AtomicU32,
     /// The peer has requested an update when everything is read.
-    update_wanted: AtomicBool,
+    update_requested: AtomicBool,
     /// The connection was moved to another link. From then on the peer gets an update each time
     /// everything is read: its outstanding posts on the old link may never complete, and a Linux
     /// peer corks its last data behind them until the consumer cursor of this side moves.
@@ -89,7 +89,7 @@ impl RdmaConn {
                 persist_timer: None,
             }),
             peer_ring: OnceLock::new(),
-            update_wanted: AtomicBool::new(false),
+            update_requested: AtomicBool::new(false),
             moved: AtomicBool::new(false),
             awaited: AtomicBool::new(false),
             received: AtomicBool::new(false),
@@ -214,16 +214,16 @@ impl RdmaConn {
                     }
                     Rx::Open(arrivals) => {
                         let arrival = arrivals.handle(cdc);
-                        if let Ok(Arrival::Update(news)) = &arrival {
-                            self.store(news);
+                        if let Ok(Arrival::Update(update)) = &arrival {
+                            self.store(update);
                         }
                         arrival
                     }
                 }
             };
             match arrival {
-                Ok(Arrival::Update(news)) => {
-                    self.handle_update(&news);
+                Ok(Arrival::Update(update)) => {
+                    self.handle_update(&update);
                     if self.awaited.load(Ordering::Relaxed) {
                         self.peer_is_on(link);
                     }
@@ -243,15 +243,15 @@ impl RdmaConn {
 
     /// Stores the peer's words where the reading half reads them; under the lock, so that they
     /// never go back.
-    fn store(&self, news: &CdcUpdate) {
+    fn store(&self, update: &CdcUpdate) {
         let element = self.rmb.element();
         element
             .producer()
-            .store(news.producer.to_ne(), Ordering::Release);
+            .store(update.producer.to_ne(), Ordering::Release);
         element
             .consumer()
-            .store(news.consumer.to_ne(), Ordering::Release);
-        let cursor = news.producer.cursor;
+            .store(update.consumer.to_ne(), Ordering::Release);
+        let cursor = update.producer.cursor;
         let reach = match cursor.wrap {
             0 => cursor.count,
             _ => self.rmb.size().ring_r().size(),
@@ -259,27 +259,27 @@ impl RdmaConn {
         self.dirty.fetch_max(reach, Ordering::AcqRel);
         self.received.store(true, Ordering::Release);
         self.has_new_data
-            .fetch_or(news.arrived > 0, Ordering::Relaxed);
+            .fetch_or(update.arrived > 0, Ordering::Relaxed);
         self.done
-            .fetch_or(!news.state.is_empty(), Ordering::Relaxed);
-        if news.wants_update {
-            self.update_wanted.store(true, Ordering::Release);
+            .fetch_or(!update.state.is_empty(), Ordering::Relaxed);
+        if update.requests_update {
+            self.update_requested.store(true, Ordering::Release);
         }
     }
 
-    fn handle_update(&self, news: &CdcUpdate) {
-        let is_closed = news
+    fn handle_update(&self, update: &CdcUpdate) {
+        let is_closed = update
             .state
             .intersects(StateFlags::CLOSED | StateFlags::ABORTED);
-        if news.freed > 0 || news.wants_push || is_closed {
+        if update.freed > 0 || update.uncork || is_closed {
             let mut tx = self.tx.lock();
             if let Some(bound) = &mut tx.bound {
-                let freed = bound.transmit.handle_peer(news.consumer.cursor);
+                let freed = bound.transmit.handle_peer(update.consumer.cursor);
                 if let Err(what) = freed {
                     drop(tx);
                     return self.fail(Error::PeerMisbehaved(what));
                 }
-                if news.wants_push {
+                if update.uncork {
                     bound.transmit.uncork();
                 }
                 if is_closed {
@@ -290,7 +290,7 @@ impl RdmaConn {
             }
         }
         if let Some(conn) = self.conn() {
-            if !news.state.is_empty() {
+            if !update.state.is_empty() {
                 conn.handle_peer_flags();
             }
             conn.handle_signal();
@@ -408,16 +408,16 @@ impl SmcPath for RdmaConn {
         false
     }
 
-    fn take_update_wanted(&self) -> bool {
+    fn take_update_request(&self) -> bool {
         if self.moved.load(Ordering::Relaxed) {
             return true;
         }
-        self.update_wanted.load(Ordering::Relaxed)
-            && self.update_wanted.swap(false, Ordering::AcqRel)
+        self.update_requested.load(Ordering::Relaxed)
+            && self.update_requested.swap(false, Ordering::AcqRel)
     }
 
-    fn want_update(&self) {
-        self.update_wanted.store(true, Ordering::Release);
+    fn restore_update_request(&self) {
+        self.update_requested.store(true, Ordering::Release);
     }
 
     fn publish_consumer(&self, _conn: &Conn, cursor: Cursor) {

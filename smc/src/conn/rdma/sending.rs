@@ -95,7 +95,7 @@ impl RdmaConn {
         });
     }
 
-    /// Changes what the peer has to know, and sends it.
+    /// Changes the state that the peer has to get, and sends it.
     pub(super) fn update(&self, change: impl FnOnce(&mut Transmit)) {
         let mut tx = self.tx.lock();
         if let Some(bound) = &mut tx.bound {

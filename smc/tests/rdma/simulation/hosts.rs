@@ -11,7 +11,7 @@ use smc_core::proto::links::LinkInfo;
 use smc_core::runtime::Runtime;
 use smc_testkit::memory_rdma::MemoryRdma;
 
-use super::meeting::{Event, Meeting};
+use super::accepted_streams::{AcceptedStreams, Event};
 use super::plan::{Hardship, Plan, Ports};
 use smc_testkit::world::RdmaWorld;
 
@@ -31,7 +31,7 @@ pub(super) struct Host {
     pub(super) devices: Vec<Arc<MemoryRdma>>,
     /// All ports of all devices.
     pub(super) ports: Vec<(Arc<MemoryRdma>, u8)>,
-    pub(super) accepted: Arc<Meeting>,
+    pub(super) accepted: Arc<AcceptedStreams>,
 }
 
 impl Hosts {

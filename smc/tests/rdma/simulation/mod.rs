@@ -4,10 +4,10 @@
 //!
 //! `SMC_SIM_SEEDS` sets how many seeds are run, `SMC_SIM_FIRST` the first of them.
 
+mod accepted_streams;
 mod clients;
 mod faults;
 mod hosts;
-mod meeting;
 mod plan;
 
 use std::env;

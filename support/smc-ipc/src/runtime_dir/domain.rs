@@ -250,7 +250,7 @@ impl Domain {
         }
     }
 
-    /// Whether one of the usual directories is there that all processes of the user know and no
+    /// Whether one of the usual directories is there that all processes of the user find and no
     /// other user can take.
     fn has_common(&self) -> bool {
         let Locations::Standard { run, .. } = &*self.locations else {

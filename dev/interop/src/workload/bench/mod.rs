@@ -53,7 +53,7 @@ impl Measure {
         }
     }
 
-    /// What came of it.
+    /// The figure of a measure that took this time.
     fn value(self, took: Duration) -> f64 {
         let seconds = took.as_secs_f64();
         match self {
@@ -65,27 +65,27 @@ impl Measure {
     }
 }
 
-/// The first words of a client: so many bytes it sends at a time, so many it wants for them.
+/// First message of a client: length of each request and of each answer, in bytes.
 #[derive(Clone, Copy, Debug)]
-struct Deal {
-    ask: u64,
+struct RequestSizes {
+    request: u64,
     answer: u64,
 }
 
-impl Deal {
-    fn to_bytes(self) -> [u8; DEAL_LEN] {
-        let mut bytes = [0; DEAL_LEN];
-        let (ask, answer) = bytes.split_at_mut(8);
-        ask.copy_from_slice(&self.ask.to_le_bytes());
+impl RequestSizes {
+    fn to_bytes(self) -> [u8; SIZES_LEN] {
+        let mut bytes = [0; SIZES_LEN];
+        let (request, answer) = bytes.split_at_mut(8);
+        request.copy_from_slice(&self.request.to_le_bytes());
         answer.copy_from_slice(&self.answer.to_le_bytes());
         bytes
     }
 
-    fn from_bytes(bytes: [u8; DEAL_LEN]) -> Self {
-        let (ask, answer) = bytes.split_at(8);
+    fn from_bytes(bytes: [u8; SIZES_LEN]) -> Self {
+        let (request, answer) = bytes.split_at(8);
         let number = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).unwrap_or(0);
         Self {
-            ask: number(ask),
+            request: number(request),
             answer: number(answer),
         }
     }
@@ -100,12 +100,12 @@ fn part(buf_len: usize, left: u64) -> usize {
 pub(crate) const BEFORE: &str = "before";
 pub(crate) const AFTER: &str = "after";
 
-const DEAL_LEN: usize = 16;
+const SIZES_LEN: usize = 16;
 
 const CHUNK: usize = 64 * 1024;
 
 /// What is sent on connections that are made to be closed.
-const MESSAGE: Deal = Deal {
-    ask: 1000,
+const MESSAGE: RequestSizes = RequestSizes {
+    request: 1000,
     answer: 1000,
 };

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use super::super::Report;
 use super::super::connection::{Connection, Listener};
 use super::super::run::{Maker, Stage};
-use super::{AFTER, BEFORE, CHUNK, DEAL_LEN, Deal, MESSAGE, Measure, part};
+use super::{AFTER, BEFORE, CHUNK, MESSAGE, Measure, RequestSizes, SIZES_LEN, part};
 
 /// The connecting end: takes all measures, one after the other.
 pub(in crate::workload) fn client(
@@ -38,11 +38,11 @@ pub(in crate::workload) fn client(
 fn take(measure: Measure, maker: &Maker, to: SocketAddr) -> Result<f64> {
     let started = match measure {
         Measure::RoundTrip { size, count } => {
-            let deal = Deal {
-                ask: size,
+            let sizes = RequestSizes {
+                request: size,
                 answer: size,
             };
-            let mut caller = Caller::new(maker, to, deal)?;
+            let mut caller = Caller::new(maker, to, sizes)?;
             caller.call()?;
             let started = Instant::now();
             for _ in 0..count {
@@ -51,11 +51,11 @@ fn take(measure: Measure, maker: &Maker, to: SocketAddr) -> Result<f64> {
             started
         }
         Measure::Bulk { bytes } => {
-            let deal = Deal {
-                ask: bytes,
+            let sizes = RequestSizes {
+                request: bytes,
                 answer: 1,
             };
-            let mut caller = Caller::new(maker, to, deal)?;
+            let mut caller = Caller::new(maker, to, sizes)?;
             let started = Instant::now();
             caller.call()?;
             started
@@ -93,37 +93,37 @@ pub(in crate::workload) fn server(listener: &dyn Listener) -> Result<Report> {
 
 /// Receives and sends as the client requests, until it ends.
 fn answer(conn: &dyn Connection) -> io::Result<()> {
-    let mut head = [0; DEAL_LEN];
+    let mut head = [0; SIZES_LEN];
     let mut at = 0;
     while at < head.len() {
         at += some(conn.read(&mut head[at..])?)?;
     }
-    let deal = Deal::from_bytes(head);
+    let sizes = RequestSizes::from_bytes(head);
     let mut buf = vec![0; CHUNK];
     loop {
-        read_many(conn, &mut buf, deal.ask)?;
-        write_many(conn, &buf, deal.answer)?;
+        read_many(conn, &mut buf, sizes.request)?;
+        write_many(conn, &buf, sizes.answer)?;
     }
 }
 
 /// A connection to [`answer`].
 struct Caller {
     conn: Box<dyn Connection>,
-    deal: Deal,
+    sizes: RequestSizes,
     buf: Vec<u8>,
 }
 
 impl Caller {
-    fn new(maker: &Maker, to: SocketAddr, deal: Deal) -> Result<Self> {
+    fn new(maker: &Maker, to: SocketAddr, sizes: RequestSizes) -> Result<Self> {
         let conn = maker.connect(to).context("connect")?;
-        write_many(&*conn, &deal.to_bytes(), DEAL_LEN as u64)?;
+        write_many(&*conn, &sizes.to_bytes(), SIZES_LEN as u64)?;
         let buf = vec![0; CHUNK];
-        Ok(Self { conn, deal, buf })
+        Ok(Self { conn, sizes, buf })
     }
 
     fn call(&mut self) -> Result<()> {
-        write_many(&*self.conn, &self.buf, self.deal.ask)?;
-        Ok(read_many(&*self.conn, &mut self.buf, self.deal.answer)?)
+        write_many(&*self.conn, &self.buf, self.sizes.request)?;
+        Ok(read_many(&*self.conn, &mut self.buf, self.sizes.answer)?)
     }
 }
 

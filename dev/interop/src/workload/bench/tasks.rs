@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use super::super::run::Stage;
 use super::super::{Report, ours};
-use super::{AFTER, BEFORE, CHUNK, DEAL_LEN, Deal, MESSAGE, Measure, part};
+use super::{AFTER, BEFORE, CHUNK, MESSAGE, Measure, RequestSizes, SIZES_LEN, part};
 use crate::protocol::{End, Job};
 
 /// One end, until all measures are taken, or until it is killed.
@@ -68,11 +68,11 @@ async fn client(
 async fn take(measure: Measure, endpoint: &Endpoint, to: SocketAddr) -> Result<f64> {
     let started = match measure {
         Measure::RoundTrip { size, count } => {
-            let deal = Deal {
-                ask: size,
+            let sizes = RequestSizes {
+                request: size,
                 answer: size,
             };
-            let mut caller = Caller::new(endpoint, to, deal).await?;
+            let mut caller = Caller::new(endpoint, to, sizes).await?;
             caller.call().await?;
             let started = Instant::now();
             for _ in 0..count {
@@ -81,11 +81,11 @@ async fn take(measure: Measure, endpoint: &Endpoint, to: SocketAddr) -> Result<f
             started
         }
         Measure::Bulk { bytes } => {
-            let deal = Deal {
-                ask: bytes,
+            let sizes = RequestSizes {
+                request: bytes,
                 answer: 1,
             };
-            let mut caller = Caller::new(endpoint, to, deal).await?;
+            let mut caller = Caller::new(endpoint, to, sizes).await?;
             let started = Instant::now();
             caller.call().await?;
             started
@@ -124,34 +124,34 @@ async fn server(listener: &smc::Listener) -> Result<Report> {
 
 /// Receives and sends as the client requests, until it ends.
 async fn answer(mut stream: Stream) -> io::Result<()> {
-    let mut head = [0; DEAL_LEN];
+    let mut head = [0; SIZES_LEN];
     stream.read_exact(&mut head).await?;
-    let deal = Deal::from_bytes(head);
+    let sizes = RequestSizes::from_bytes(head);
     let mut buf = vec![0; CHUNK];
     loop {
-        read_many(&mut stream, &mut buf, deal.ask).await?;
-        write_many(&mut stream, &buf, deal.answer).await?;
+        read_many(&mut stream, &mut buf, sizes.request).await?;
+        write_many(&mut stream, &buf, sizes.answer).await?;
     }
 }
 
 /// A connection to [`answer`].
 struct Caller {
     stream: Stream,
-    deal: Deal,
+    sizes: RequestSizes,
     buf: Vec<u8>,
 }
 
 impl Caller {
-    async fn new(endpoint: &Endpoint, to: SocketAddr, deal: Deal) -> Result<Self> {
+    async fn new(endpoint: &Endpoint, to: SocketAddr, sizes: RequestSizes) -> Result<Self> {
         let mut stream = endpoint.connect(to).await.context("connect")?;
-        stream.write_all(&deal.to_bytes()).await?;
+        stream.write_all(&sizes.to_bytes()).await?;
         let buf = vec![0; CHUNK];
-        Ok(Self { stream, deal, buf })
+        Ok(Self { stream, sizes, buf })
     }
 
     async fn call(&mut self) -> Result<()> {
-        write_many(&mut self.stream, &self.buf, self.deal.ask).await?;
-        Ok(read_many(&mut self.stream, &mut self.buf, self.deal.answer).await?)
+        write_many(&mut self.stream, &self.buf, self.sizes.request).await?;
+        Ok(read_many(&mut self.stream, &mut self.buf, self.sizes.answer).await?)
     }
 }
 

@@ -59,10 +59,10 @@ pub struct CdcUpdate {
     /// State flags that were not set before.
     pub state: StateFlags,
     /// Corked data should be posted now ([`Transmit::uncork`](super::Transmit::uncork)).
-    pub wants_push: bool,
+    pub uncork: bool,
     /// The peer has urgent data or requests an update: after everything is read, the consumer
     /// cursor has to be sent, however little was read.
-    pub wants_update: bool,
+    pub requests_update: bool,
 }
 
 impl Arrivals {
@@ -124,9 +124,9 @@ impl Arrivals {
             arrived,
             freed,
             state,
-            wants_push: freed > 0
+            uncork: freed > 0
                 || has(ProducerFlags::UPDATE_REQUESTED | ProducerFlags::URGENT_PENDING),
-            wants_update: has(ProducerFlags::UPDATE_REQUESTED
+            requests_update: has(ProducerFlags::UPDATE_REQUESTED
                 | ProducerFlags::URGENT_PENDING
                 | ProducerFlags::URGENT_PRESENT),
         }))

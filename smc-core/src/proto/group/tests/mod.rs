@@ -462,7 +462,7 @@ fn devices_and_endpoints_end_their_groups() {
 }
 
 #[test]
-fn the_peer_is_not_told_of_an_idle_group_beside_one_in_use_or_being_created() {
+fn no_message_to_the_peer_about_an_idle_group_beside_one_in_use_or_being_created() {
     for is_pending in [false, true] {
         let mut f = Fixture::new();
         let idle = f.established(PEER);
@@ -487,7 +487,7 @@ fn the_peer_is_not_told_of_an_idle_group_beside_one_in_use_or_being_created() {
 }
 
 #[test]
-fn the_peer_is_not_told_of_what_it_ended_itself() {
+fn no_message_to_the_peer_about_a_group_that_it_ended_itself() {
     let mut f = Fixture::new();
     let group = f.established(PEER);
     f.leave(group);

@@ -46,7 +46,7 @@ enum Stage {
     RdmaV1,
 }
 
-/// What to try next.
+/// The next device to try.
 #[derive(Debug)]
 pub(super) enum DeviceCandidate {
     Direct(DirectCandidate),
@@ -382,7 +382,7 @@ impl Selection {
             .filter(|_| self.stage == Stage::DirectV1)
     }
 
-    /// Version 1 asks for a common subnet; if the interface is not known it is taken as common.
+    /// Version 1 requires a common subnet; if the interface is not known it is taken as common.
     fn is_subnet_ok(&self) -> bool {
         match (&self.proposal.ip, &self.path.interface) {
             (Some(area), Some(interface)) => is_same_subnet(area, interface),

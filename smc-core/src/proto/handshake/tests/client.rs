@@ -489,7 +489,7 @@ fn bytes_are_not_wanted_during_work() {
     let mut f = waiting(host());
     f.side.faults.stall = Some("enter");
     f.receive_end(&accept());
-    assert_eq!(f.side.machine.wants(), 0);
+    assert_eq!(f.side.machine.bytes_needed(), 0);
     assert_eq!(f.side.machine.handle_bytes(f.now, b"anything"), 0);
     f.close();
     assert_eq!(*f.side.error(), Error::Closed(CloseReason::DuringHandshake));

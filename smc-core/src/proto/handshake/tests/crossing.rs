@@ -14,8 +14,8 @@ fn decline(version: Version) -> Vec<u8> {
 fn pass(stream: &[u8], chunk: usize) -> Option<Vec<u8>> {
     let mut filter = CrossingDecline::new(Instant::now());
     let mut at = 0;
-    while filter.wants() > 0 && at < stream.len() {
-        let n = filter.wants().min(chunk).min(stream.len() - at);
+    while filter.bytes_needed() > 0 && at < stream.len() {
+        let n = filter.bytes_needed().min(chunk).min(stream.len() - at);
         assert_eq!(filter.handle_bytes(&stream[at..at + n]), n);
         at += n;
     }
@@ -76,7 +76,7 @@ fn an_incomplete_decline_is_released_after_a_second_or_at_the_end() {
     assert_eq!(filter.release(), None);
     filter.handle_timeout(now + SECOND);
     assert_eq!(filter.release().as_deref(), Some(&bytes[..20]));
-    assert_eq!((filter.wants(), filter.poll_timeout()), (0, None));
+    assert_eq!((filter.bytes_needed(), filter.poll_timeout()), (0, None));
 
     let mut filter = CrossingDecline::new(now);
     filter.handle_bytes(&bytes[..5]);

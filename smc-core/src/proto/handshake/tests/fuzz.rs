@@ -135,11 +135,11 @@ fn survive(machine: &mut Handshake, start: Instant, events: &[Event]) {
     for event in events {
         match event {
             Event::Bytes(bytes) => {
-                let wanted = machine.wants();
+                let wanted = machine.bytes_needed();
                 let taken = machine.handle_bytes(now, bytes);
                 assert!(taken <= bytes.len());
                 assert!(wanted > 0 || taken == 0);
-                assert!(taken == bytes.len() || machine.wants() == 0 || wanted == 0);
+                assert!(taken == bytes.len() || machine.bytes_needed() == 0 || wanted == 0);
             }
             // Mostly answers that were asked for; a wrong one is a bug, not a panic.
             Event::WorkDone(done) if asked.as_ref().is_some_and(|work| fits(work, done)) => {
@@ -165,7 +165,7 @@ fn survive(machine: &mut Handshake, start: Instant, events: &[Event]) {
         }
     }
     assert_eq!(ends, 1, "exactly one outcome");
-    assert_eq!((machine.wants(), machine.poll_timeout()), (0, None));
+    assert_eq!((machine.bytes_needed(), machine.poll_timeout()), (0, None));
 }
 
 fn drain(machine: &mut Handshake, ends: &mut usize, asked: &mut Option<Work>) {

@@ -1,4 +1,4 @@
-//! Client against server in memory, under a virtual clock, with devices that answer as told.
+//! Client against server in memory, under a virtual clock, with devices that answer as configured.
 
 mod client;
 mod crossing;
@@ -73,7 +73,7 @@ impl Groups {
     }
 }
 
-/// What goes wrong on one side.
+/// Faults of one side.
 #[derive(Debug, Default)]
 struct Faults {
     /// Devices that reach no peer.
@@ -178,7 +178,7 @@ impl Side {
         }
         Some(match work {
             Work::Reach { device, peer } => {
-                let why = "as told";
+                let why = "as configured";
                 let is_out = self.faults.unreachable.contains(&device);
                 WorkDone::Reached(if is_out {
                     Err(DeviceError::Unreachable { peer, why })
@@ -236,7 +236,7 @@ impl Side {
             self.release(now);
         }
         self.outcome = Some(outcome);
-        assert_eq!(self.machine.wants(), 0);
+        assert_eq!(self.machine.bytes_needed(), 0);
         assert_eq!(self.machine.poll_timeout(), None);
         assert_eq!(self.machine.state(), None);
     }
@@ -253,12 +253,12 @@ impl Side {
         groups.drain();
     }
 
-    /// Hands bytes to the machine, `chunk` at a time and never more than it wants. Returns how
+    /// Hands bytes to the machine, `chunk` at a time and never more than it needs. Returns how
     /// many it took.
     fn receive(&mut self, now: Instant, bytes: &[u8], chunk: usize) -> usize {
         let mut at = 0;
-        while self.machine.wants() > 0 && at < bytes.len() {
-            let n = self.machine.wants().min(chunk).min(bytes.len() - at);
+        while self.machine.bytes_needed() > 0 && at < bytes.len() {
+            let n = self.machine.bytes_needed().min(chunk).min(bytes.len() - at);
             assert_eq!(self.machine.handle_bytes(now, &bytes[at..at + n]), n);
             at += n;
             self.settle(now);
@@ -414,7 +414,7 @@ struct Pair {
     server: Side,
     now: Instant,
     chunk: usize,
-    /// Bytes in flight that no machine has asked for yet.
+    /// Bytes in flight that no machine has requested yet.
     to_server: Vec<u8>,
     to_client: Vec<u8>,
     /// Everything the server sent, and everything the client sent.

@@ -20,7 +20,7 @@ fn request(link: u8) -> [u8; 44] {
 
 fn symmetric() -> World {
     let mut world = World::connected([2, 2], LlcTerms::v2_1(2, 255), LlcConfig::default());
-    world.said();
+    world.summaries();
     world
 }
 
@@ -30,7 +30,7 @@ fn deliver(world: &mut World, side: usize, message: &[u8], link: LinkId) -> Vec<
     let now = world.now;
     world.with(side, |group| group.handle_message(now, link, message));
     world.advance(5 * MS);
-    world.said()
+    world.summaries()
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn a_server_echoes_delete_link_and_waits_two_seconds() {
         ["S:DELETE_LINK(1 orderly 0x10000)"]
     );
     assert!(world.took(SERVER, &LinkGroupOutput::Move { from: one, to: two }));
-    // Said again by the client, which is answered already.
+    // Repeated by the client, which is answered already.
     assert_eq!(deliver(&mut world, SERVER, &request(1), two), [""; 0]);
     world.advance(2 * SECOND - 20 * MS);
     assert!(!world.took(SERVER, &LinkGroupOutput::Close(one)));
@@ -79,7 +79,7 @@ fn a_server_echoes_delete_link_and_waits_two_seconds() {
     // Then it looks for another one.
     assert!(world.hosts[SERVER].group.flow.is_some());
     world.advance(20 * SECOND);
-    world.said();
+    world.summaries();
     assert_eq!(
         deliver(&mut world, SERVER, &request(9), two),
         ["S:DELETE_LINK'(9 orderly 0x100000)"]
@@ -90,9 +90,9 @@ fn a_server_echoes_delete_link_and_waits_two_seconds() {
 fn the_last_link_deleted_ends_the_group() {
     for side in [SERVER, CLIENT] {
         let mut world = World::connected([1, 1], LlcTerms::v2_1(2, 255), LlcConfig::default());
-        world.said();
+        world.summaries();
         let link = world.hosts[side].group.assign(0).unwrap();
-        let said = deliver(&mut world, side, &request(1), link);
+        let messages = deliver(&mut world, side, &request(1), link);
         world.settle();
         let reason = DeleteLinkReason::PATH_LOST;
         assert!(world.took(
@@ -104,7 +104,7 @@ fn the_last_link_deleted_ends_the_group() {
             SERVER => "S:DELETE_LINK(all orderly 0x10000)",
             _ => "C:DELETE_LINK'(1 orderly 0x0)",
         };
-        assert_eq!(said, [expected]);
+        assert_eq!(messages, [expected]);
     }
 }
 
@@ -116,12 +116,12 @@ fn a_deletion_takes_the_place_of_what_a_new_link_waits_for() {
     world.confirm();
     world.hosts[CLIENT].filter = Some(|_| true);
     world.establish();
-    world.said();
+    world.summaries();
     let now = world.now;
     world.with(SERVER, |group| {
         group.handle_message(now, links[SERVER], &request(2))
     });
-    assert_eq!(world.said(), ["S:DELETE_LINK'(2 orderly 0x100000)"]);
+    assert_eq!(world.summaries(), ["S:DELETE_LINK'(2 orderly 0x100000)"]);
     assert!(world.hosts[SERVER].group.flow.is_none());
 
     // The client waits for CONFIRM LINK.
@@ -130,13 +130,13 @@ fn a_deletion_takes_the_place_of_what_a_new_link_waits_for() {
     world.confirm();
     world.hosts[SERVER].filter = Some(|message| message[0] == 0x22);
     world.establish();
-    world.said();
+    world.summaries();
     let now = world.now;
     world.with(CLIENT, |group| {
         group.handle_message(now, links[CLIENT], &request(2))
     });
     assert_eq!(
-        world.said(),
+        world.summaries(),
         ["C:DELETE_LINK'(2 orderly 0x0)", "C:ADD_LINK'(2)!"]
     );
     assert!(world.hosts[CLIENT].group.flow.is_none());
@@ -147,8 +147,8 @@ fn a_deletion_takes_the_place_of_what_a_new_link_waits_for() {
 fn one_request_is_kept_aside_and_a_second_one_dropped() {
     let mut world = World::connected([3, 3], LlcTerms::v2_1(2, 255), LlcConfig::default());
     let [one, two] = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
-    world.said();
-    // The request of the client is lost.
+    world.summaries();
+    // The state of the client has a request that it never sent.
     world.hosts[SERVER].filter = Some(|_| true);
     let until = world.now + 2 * SECOND;
     let group = &mut world.hosts[CLIENT].group;
@@ -158,14 +158,14 @@ fn one_request_is_kept_aside_and_a_second_one_dropped() {
         group.handle_message(now, two, &request(1));
         group.handle_message(now, two, &request(2));
     });
-    assert_eq!(world.said(), [""; 0]);
+    assert_eq!(world.summaries(), [""; 0]);
     let deferred = &world.hosts[CLIENT].group.pending.deferred;
     assert!(
         matches!(deferred, Some(flow::DeferredRequest::Delete { request, .. })
             if request.link.0 == 1)
     );
     world.advance(2 * SECOND);
-    assert_eq!(world.said(), ["C:DELETE_LINK'(1 orderly 0x0)"]);
+    assert_eq!(world.summaries(), ["C:DELETE_LINK'(1 orderly 0x0)"]);
     world.settle();
     assert!(world.took(CLIENT, &LinkGroupOutput::Close(one)));
 }

@@ -6,13 +6,13 @@ use crate::device::LinkFailure;
 
 fn single() -> World {
     let mut world = World::connected([1, 1], LlcTerms::v2_1(2, 255), LlcConfig::default());
-    world.said();
+    world.summaries();
     world
 }
 
 #[test]
 fn an_idle_group_ends_in_order() {
-    // The client first: the server says it back.
+    // The client first: the server echoes it.
     let mut world = single();
     let now = world.now;
     let reason = DeleteLinkReason::OPERATOR;
@@ -22,7 +22,7 @@ fn an_idle_group_ends_in_order() {
     assert!(!world.hosts[CLIENT].group.is_ended(), "until it is sent");
     world.settle();
     assert_eq!(
-        world.said(),
+        world.summaries(),
         [
             "C:DELETE_LINK(all orderly 0x20000)",
             "S:DELETE_LINK(all orderly 0x20000)"
@@ -35,14 +35,14 @@ fn an_idle_group_ends_in_order() {
     world.advance(2 * SECOND);
     assert!(world.hosts.iter().all(|host| host.group.is_ended()));
 
-    // The server first: the client says nothing.
+    // The server first: the client sends nothing.
     let mut world = single();
     let now = world.now;
     world.with(SERVER, |group| {
         group.end(now, true, DeleteLinkReason::PROGRAM)
     });
     world.settle();
-    assert_eq!(world.said(), ["S:DELETE_LINK(all orderly 0x30000)"]);
+    assert_eq!(world.summaries(), ["S:DELETE_LINK(all orderly 0x30000)"]);
     assert!(world.hosts.iter().all(|host| host.group.is_ended()));
 }
 
@@ -57,7 +57,7 @@ fn adding(deaf: Side) -> World {
     for host in &world.hosts {
         assert!(host.group.flow.is_some());
     }
-    world.said();
+    world.summaries();
     world
 }
 
@@ -86,7 +86,7 @@ fn delete_link_is_repeated_until_a_peer_in_another_flow_answers() {
         world.advance(500 * MS);
         let who = ["S", "C"][side];
         let last_message = format!("{who}:DELETE_LINK(all orderly 0x30000)");
-        assert_eq!(world.said(), vec![last_message; 3]);
+        assert_eq!(world.summaries(), vec![last_message; 3]);
         assert!(!world.hosts[side].group.is_ended());
         // Its answer is about the link that it gives up.
         let all = DeleteLink::all(LlcTerms::V2.dialect, false, DeleteLinkReason::PROGRAM);
@@ -99,15 +99,15 @@ fn delete_link_is_repeated_until_a_peer_in_another_flow_answers() {
 }
 
 #[test]
-fn a_peer_that_stays_silent_is_not_told_for_long() {
+fn delete_link_to_a_peer_that_stays_silent_is_repeated_for_a_bounded_time() {
     let mut world = adding(CLIENT);
     world.hosts[CLIENT].filter = Some(|_| true);
     shutdown(&mut world, SERVER);
     world.advance(10 * SECOND);
     assert!(world.hosts[SERVER].group.is_ended());
-    let said = world.said();
-    let ours = said.iter().filter(|line| line.starts_with("S:"));
-    assert_eq!(ours.count(), 10, "{said:?}");
+    let messages = world.summaries();
+    let ours = messages.iter().filter(|line| line.starts_with("S:"));
+    assert_eq!(ours.count(), 10, "{messages:?}");
 }
 
 /// Linux would wait two seconds for the answer before it processes the end.
@@ -116,7 +116,7 @@ fn a_peer_that_does_not_receive_yet_may_delete_its_keys() {
     let mut world = adding(CLIENT);
     world.hosts[CLIENT].filter = Some(|_| true);
     shutdown(&mut world, SERVER);
-    world.said();
+    world.summaries();
     let (rkey, _) = world::key_of(CLIENT, RmbId(0), 0);
     let rkeys = [rkey.into()];
     let message = DeleteRkey::request(LlcTerms::V2.dialect, &rkeys);
@@ -124,14 +124,14 @@ fn a_peer_that_does_not_receive_yet_may_delete_its_keys() {
     message.emit(&mut bytes).unwrap();
     let now = world.now;
     world.with(SERVER, |group| group.handle_message(now, LinkId(1), &bytes));
-    assert_eq!(world.said(), ["S:DELETE_RKEY'"]);
+    assert_eq!(world.summaries(), ["S:DELETE_RKEY'"]);
     assert_eq!(world.hosts[SERVER].group.rtokens(), 0);
     assert!(!world.hosts[SERVER].group.is_ended());
 }
 
 /// So that no side has to repeat it.
 #[test]
-fn one_that_was_adding_a_link_says_it_back() {
+fn one_that_was_adding_a_link_echoes_delete_link() {
     for side in [SERVER, CLIENT] {
         let mut world = adding(CLIENT);
         shutdown(&mut world, side);
@@ -139,13 +139,13 @@ fn one_that_was_adding_a_link_says_it_back() {
         let last_message = "DELETE_LINK(all orderly 0x30000)";
         let (first, second) = [("S:", "C:"), ("C:", "S:")][side];
         let both = [first, second].map(|who| format!("{who}{last_message}"));
-        assert_eq!(world.said(), both);
+        assert_eq!(world.summaries(), both);
         assert!(world.hosts.iter().all(|host| host.group.is_ended()));
     }
 }
 
 #[test]
-fn a_client_may_be_busy_with_an_offer_that_we_gave_up() {
+fn a_client_may_be_busy_with_an_offer_that_the_server_gave_up() {
     for is_rejected in [false, true] {
         let mut world = adding(CLIENT);
         if !is_rejected {
@@ -154,16 +154,16 @@ fn a_client_may_be_busy_with_an_offer_that_we_gave_up() {
         world.set_port(SERVER, 1, false);
         world.settle();
         assert!(world.hosts[SERVER].group.flow.is_none());
-        let mut said = vec!["S:DELETE_LINK(2 0x10000)"];
+        let mut messages = vec!["S:DELETE_LINK(2 0x10000)"];
         if is_rejected {
-            said.extend(["C:DELETE_LINK'(2 0x0)", "C:ADD_LINK'(2)!"]);
+            messages.extend(["C:DELETE_LINK'(2 0x0)", "C:ADD_LINK'(2)!"]);
         }
-        assert_eq!(world.said(), said);
+        assert_eq!(world.summaries(), messages);
         shutdown(&mut world, SERVER);
         world.settle();
         assert_eq!(world.hosts[SERVER].group.is_ended(), is_rejected);
         let times = if is_rejected { 1 } else { 2 };
-        assert_eq!(world.said().len(), times);
+        assert_eq!(world.summaries().len(), times);
         world.advance(2 * SECOND);
         assert!(world.hosts[SERVER].group.is_ended());
     }
@@ -176,7 +176,7 @@ fn a_group_that_is_terminated_is_not_orderly() {
     let reason = DeleteLinkReason::PROGRAM;
     world.with(SERVER, |group| group.end(now, false, reason));
     world.settle();
-    assert_eq!(world.said(), ["S:DELETE_LINK(all 0x30000)"]);
+    assert_eq!(world.summaries(), ["S:DELETE_LINK(all 0x30000)"]);
     let cause = GroupEndCause::LinksDeleted(reason);
     assert!(world.took(CLIENT, &LinkGroupOutput::Terminate(cause)));
 }

@@ -4,7 +4,7 @@ use crate::device::LinkFailure;
 fn symmetric(terms: LlcTerms) -> World {
     let mut world = World::connected([2, 2], terms, LlcConfig::default());
     assert_eq!(world.kinds(), [GroupType::Symmetric; 2]);
-    world.said();
+    world.summaries();
     world
 }
 
@@ -39,7 +39,7 @@ fn connections_move_to_the_other_link() {
             output,
             LinkGroupOutput::Move { .. }
         )));
-        let said = world.said();
+        let messages = world.summaries();
         let expected: &[&str] = match side {
             SERVER => &[
                 "S:DELETE_LINK(1 orderly 0x10000)",
@@ -50,9 +50,12 @@ fn connections_move_to_the_other_link() {
                 "S:DELETE_LINK(1 orderly 0x10000)",
             ],
         };
-        assert_eq!(said[..2], *expected);
+        assert_eq!(messages[..2], *expected);
         // The server tries to get a second link again: over the port that is left.
-        assert!(said.contains(&"S:ADD_LINK(3)".to_owned()), "{said:?}");
+        assert!(
+            messages.contains(&"S:ADD_LINK(3)".to_owned()),
+            "{messages:?}"
+        );
         world.assert_agreed();
     }
 }
@@ -65,7 +68,7 @@ fn a_port_that_comes_back_brings_the_second_link_back() {
             world.set_port(side, 1, false);
             world.advance(10 * SECOND);
             assert_ne!(world.kinds(), [GroupType::Symmetric; 2]);
-            world.said();
+            world.summaries();
             world.set_port(side, 1, true);
             world.advance(10 * SECOND);
             assert_eq!(world.kinds(), [GroupType::Symmetric; 2], "{side}");

@@ -7,7 +7,7 @@ fn both_sides_confirm_the_first_link() {
     let [server, client] = world.contact(LlcTerms::v2_1(2, 255));
     world.confirm();
     assert_eq!(
-        world.said(),
+        world.summaries(),
         ["S:CONFIRM_LINK(1)", "C:CONFIRM_LINK'(1)"],
         "nothing else before the set-up is complete"
     );
@@ -28,11 +28,11 @@ fn a_request_that_comes_before_the_client_is_ready_is_kept() {
     let now = world.now;
     world.with(SERVER, |group| group.confirm_link(now));
     world.settle();
-    assert_eq!(world.said(), ["S:CONFIRM_LINK(1)"]);
+    assert_eq!(world.summaries(), ["S:CONFIRM_LINK(1)"]);
     let now = world.now;
     world.with(CLIENT, |group| group.confirm_link(now));
     world.settle();
-    assert_eq!(world.said(), ["C:CONFIRM_LINK'(1)"]);
+    assert_eq!(world.summaries(), ["C:CONFIRM_LINK'(1)"]);
     assert!(world.took(SERVER, &LinkGroupOutput::FirstLink(Ok(()))));
     assert!(world.took(CLIENT, &LinkGroupOutput::FirstLink(Ok(()))));
 }
@@ -68,7 +68,7 @@ fn a_server_that_gives_up_says_so_and_a_client_stays_silent() {
     }
     world.advance(3 * SECOND);
     assert_eq!(
-        world.said(),
+        world.summaries(),
         ["S:CONFIRM_LINK(1)", "S:DELETE_LINK(all 0x30000)"]
     );
     assert!(world.hosts.iter().all(|host| host.group.is_ended()));
@@ -85,7 +85,7 @@ fn a_peer_that_wants_eyecatchers_is_refused() {
     world.with(CLIENT, |group| group.handle_message(now, client, &request));
     let failed = LinkGroupOutput::FirstLink(Err(FirstLinkError::Eyecatchers));
     assert!(world.took(CLIENT, &failed));
-    assert_eq!(world.said(), [""; 0], "it is answered on TCP");
+    assert_eq!(world.summaries(), [""; 0], "it is answered on TCP");
 }
 
 #[test]
@@ -136,15 +136,15 @@ fn the_order_of_the_peer_is_learnt() {
 #[test]
 fn idle_links_are_tested() {
     let mut world = World::connected([1, 1], LlcTerms::v2_1(1, 255), LlcConfig::default());
-    world.said();
+    world.summaries();
     world.advance(29 * SECOND);
-    assert_eq!(world.said(), [""; 0]);
+    assert_eq!(world.summaries(), [""; 0]);
     // The server tests first, because it received its answer last; each message counts for
     // the other side.
     world.advance(2 * SECOND);
-    let said = world.said();
-    assert_eq!(said.len(), 2, "{said:?}");
-    assert!(said[0].ends_with(":TEST_LINK") && said[1].ends_with(":TEST_LINK'"));
+    let messages = world.summaries();
+    assert_eq!(messages.len(), 2, "{messages:?}");
+    assert!(messages[0].ends_with(":TEST_LINK") && messages[1].ends_with(":TEST_LINK'"));
     // Messages of connections count as well.
     for _ in 0..10 {
         world.advance(10 * SECOND);
@@ -154,7 +154,7 @@ fn idle_links_are_tested() {
             world.with(side, |group| group.handle_received(now, link));
         }
     }
-    assert_eq!(world.said(), [""; 0]);
+    assert_eq!(world.summaries(), [""; 0]);
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn an_unanswered_test_takes_the_link_down() {
     let mut world = World::connected([1, 1], LlcTerms::v2_1(1, 255), LlcConfig::default());
     world.hosts[CLIENT].filter = Some(|_| true);
     world.hosts[SERVER].filter = Some(|_| true);
-    world.said();
+    world.summaries();
     let quiet_until = world.now + 29 * SECOND;
     world.advance(quiet_until - world.now);
     assert_eq!(world.kinds(), [GroupType::Single; 2]);
@@ -185,9 +185,9 @@ fn tests_can_be_turned_off() {
         ..LlcConfig::default()
     };
     let mut world = World::connected([1, 1], LlcTerms::v2_1(1, 255), config);
-    world.said();
+    world.summaries();
     world.advance(3_600 * SECOND);
-    assert_eq!(world.said(), [""; 0]);
+    assert_eq!(world.summaries(), [""; 0]);
     assert_eq!(world.hosts[SERVER].group.poll_timeout(), None);
 }
 
@@ -203,7 +203,7 @@ fn what_is_repeated_or_out_of_place_is_dropped() {
         (0x26, 0x80, MessageType::ConfirmRkey),
         (0x29, 0x80, MessageType::DeleteRkey),
     ];
-    world.said();
+    world.summaries();
     let now = world.now;
     for side in [SERVER, CLIENT] {
         let link = world.hosts[side].group.assign(0).unwrap();
@@ -229,7 +229,7 @@ fn what_is_repeated_or_out_of_place_is_dropped() {
         world.with(side, |group| group.handle_message(now, link, &[0x21; 43]));
         world.with(side, |group| group.handle_message(now, link, &[]));
     }
-    assert_eq!(world.said(), [""; 0]);
+    assert_eq!(world.summaries(), [""; 0]);
     assert!(world.hosts.iter().all(|host| host.seen.is_empty()));
     assert_eq!(world.kinds(), [GroupType::Single; 2]);
 }

@@ -6,7 +6,7 @@ use super::*;
 
 fn single(terms: LlcTerms) -> World {
     let mut world = World::connected([1, 1], terms, LlcConfig::default());
-    world.said();
+    world.summaries();
     world
 }
 
@@ -39,7 +39,7 @@ fn a_key_is_confirmed_and_deleted() {
             world.assert_agreed();
         }
         assert_eq!(
-            world.said(),
+            world.summaries(),
             [
                 "S:CONFIRM_RKEY(0)",
                 "C:CONFIRM_RKEY'(0)",
@@ -55,12 +55,15 @@ fn a_key_is_confirmed_and_deleted() {
 }
 
 #[test]
-fn a_key_is_told_for_all_links() {
+fn a_key_is_announced_for_all_links() {
     let mut world = World::connected([2, 2], LlcTerms::v2_1(2, 255), LlcConfig::default());
-    world.said();
+    world.summaries();
     world.confirm_rkey(CLIENT, 1);
     world.settle();
-    assert_eq!(world.said(), ["C:CONFIRM_RKEY(1)", "S:CONFIRM_RKEY'(1)"]);
+    assert_eq!(
+        world.summaries(),
+        ["C:CONFIRM_RKEY(1)", "S:CONFIRM_RKEY'(1)"]
+    );
     world.assert_agreed();
     world.delete_rkey(CLIENT, 1);
     world.settle();
@@ -68,7 +71,7 @@ fn a_key_is_told_for_all_links() {
 }
 
 #[test]
-fn missing_keys_are_asked_for() {
+fn missing_keys_are_requested() {
     let mut world = World::connected([2, 2], LlcTerms::v2_1(2, 255), LlcConfig::default());
     let now = world.now;
     let keys = world.keys(SERVER, RmbId(1), &[0]);
@@ -79,7 +82,7 @@ fn missing_keys_are_asked_for() {
     world.settle();
     assert!(world.took(SERVER, &confirmed(1)));
     world.assert_agreed();
-    // A device that cannot have it is left out; without any, there is nothing to tell.
+    // A device that cannot have it is left out; without any, there is nothing to announce.
     world.hosts[SERVER].unmappable = [0, 1].into();
     let keys = world.keys(SERVER, RmbId(2), &[1]);
     let now = world.now;
@@ -87,10 +90,13 @@ fn missing_keys_are_asked_for() {
         group.confirm_rkey(now, RmbId(2), link, &keys);
         group.confirm_rkey(now, RmbId(3), link, &[]);
     });
-    world.said();
+    world.summaries();
     world.settle();
     assert!(world.took(SERVER, &confirmed(2)));
-    assert_eq!(world.said(), ["S:CONFIRM_RKEY(0)", "C:CONFIRM_RKEY'(0)"]);
+    assert_eq!(
+        world.summaries(),
+        ["S:CONFIRM_RKEY(0)", "C:CONFIRM_RKEY'(0)"]
+    );
     let none = LinkGroupOutput::RkeyConfirmed {
         rmb: RmbId(3),
         result: Err(RkeyError::NoKey),
@@ -109,9 +115,9 @@ fn crossing_requests_are_answered_at_once() {
         world.delete_rkey(side, 0);
     }
     world.advance(3 * MS);
-    let said = world.said();
+    let messages = world.summaries();
     assert_eq!(
-        said[..4],
+        messages[..4],
         [
             "S:CONFIRM_RKEY(0)",
             "C:CONFIRM_RKEY(0)",
@@ -135,11 +141,11 @@ fn several_requests_may_be_unanswered_if_configured() {
         ..LlcConfig::default()
     };
     let mut world = World::connected([1, 1], LlcTerms::v2_1(2, 255), config);
-    world.said();
+    world.summaries();
     for rmb in 1..=6 {
         world.confirm_rkey(SERVER, rmb);
     }
-    assert_eq!(world.said(), ["S:CONFIRM_RKEY(0)"; 4]);
+    assert_eq!(world.summaries(), ["S:CONFIRM_RKEY(0)"; 4]);
     // Answers in another order find their requests.
     let group = &mut world.hosts[SERVER].group;
     let link = group.assign(0).unwrap();
@@ -178,9 +184,9 @@ fn a_peer_that_does_not_answer_costs_two_seconds() {
         result: Err(RkeyError::TimedOut),
     };
     assert!(world.took(SERVER, &failed));
-    // It may know the buffer: DELETE RKEY is sent for it.
+    // The peer may have the key already: DELETE RKEY is sent for it.
     world.delete_rkey(SERVER, 1);
-    assert_eq!(world.said().last().unwrap(), "S:DELETE_RKEY");
+    assert_eq!(world.summaries().last().unwrap(), "S:DELETE_RKEY");
     world.advance(2 * SECOND);
     assert!(world.took(SERVER, &deleted(1, false)));
 }
@@ -232,7 +238,7 @@ fn rkey_requests_report_their_timeout() {
 #[test]
 fn a_set_up_that_is_given_up_leaves_nothing_behind() {
     let mut world = single(LlcTerms::v2_1(2, 255));
-    // Deleted before it was its turn, and while it was told.
+    // Deleted before it was its turn, and while it was announced.
     world.confirm_rkey(SERVER, 1);
     world.confirm_rkey(SERVER, 2);
     world.delete_rkey(SERVER, 2);

@@ -8,9 +8,9 @@ mod hostile;
 mod keys;
 mod offer;
 mod rtokens;
-mod said;
 mod send_queue;
 mod simulation;
+mod summary;
 mod tables;
 mod world;
 

@@ -10,7 +10,7 @@ fn default(ports: [usize; 2], terms: LlcTerms) -> World {
 fn two_ports_on_both_sides_make_a_symmetric_group() {
     let mut world = default([2, 2], LlcTerms::v2_1(2, 255));
     assert_eq!(
-        world.said()[2..],
+        world.summaries()[2..],
         [
             "S:ADD_LINK(2)",
             "C:ADD_LINK'(2)",
@@ -43,7 +43,7 @@ fn two_ports_on_both_sides_make_a_symmetric_group() {
 fn version_1_tells_keys_in_turns() {
     let mut world = default([2, 2], LlcTerms::V1);
     assert_eq!(
-        world.said()[2..],
+        world.summaries()[2..],
         [
             "S:ADD_LINK(2)",
             "C:ADD_LINK'(2)",
@@ -69,11 +69,14 @@ fn many_keys_take_many_turns_in_version_1() {
     world.confirm_rkey(CLIENT, 1);
     world.settle();
     world.assert_agreed();
-    world.said();
+    world.summaries();
     world.set_port(SERVER, 1, true);
     world.settle();
-    let said = world.said();
-    let turns: Vec<_> = said.iter().filter(|line| line.contains("CONT")).collect();
+    let messages = world.summaries();
+    let turns: Vec<_> = messages
+        .iter()
+        .filter(|line| line.contains("CONT"))
+        .collect();
     assert_eq!(
         turns,
         [
@@ -93,7 +96,7 @@ fn many_keys_take_many_turns_in_version_1() {
 fn one_port_each_means_one_link() {
     for terms in [LlcTerms::V1, LlcTerms::V2, LlcTerms::v2_1(2, 255)] {
         let mut world = default([1, 1], terms);
-        assert_eq!(world.said()[2..], ["S:ADD_LINK(2)", "C:ADD_LINK'(2)!"]);
+        assert_eq!(world.summaries()[2..], ["S:ADD_LINK(2)", "C:ADD_LINK'(2)!"]);
         assert_eq!(world.kinds(), [GroupType::Single; 2]);
         world.assert_agreed();
         assert_eq!(
@@ -107,7 +110,7 @@ fn one_port_each_means_one_link() {
 #[test]
 fn one_link_negotiated_means_no_offer() {
     let mut world = default([2, 2], LlcTerms::v2_1(1, 255));
-    assert_eq!(world.said().len(), 2);
+    assert_eq!(world.summaries().len(), 2);
     assert_eq!(world.kinds(), [GroupType::Single; 2]);
 }
 
@@ -122,7 +125,7 @@ fn a_server_with_one_link_spares_older_clients_the_wait() {
         let (_, _, offer) = world.log[2].clone();
         assert_eq!(offer[32] & 0xf, 0, "an MTU that no client accepts");
         assert_ne!(offer[4..28], [0; 24], "but not all zero");
-        assert_eq!(world.said()[2..], ["S:ADD_LINK(2)", "C:ADD_LINK'(2)!"]);
+        assert_eq!(world.summaries()[2..], ["S:ADD_LINK(2)", "C:ADD_LINK'(2)!"]);
         world.assert_agreed();
     }
 }
@@ -148,7 +151,7 @@ fn a_third_link_makes_the_group_symmetric_and_the_asymmetric_one_goes() {
     for terms in [LlcTerms::V1, LlcTerms::v2_1(2, 255)] {
         let mut world = default([2, 1], terms);
         assert_eq!(world.kinds()[SERVER], GroupType::AsymmetricPeer);
-        world.said();
+        world.summaries();
         // The client gets another port, and asks.
         let port = {
             let other = World::new(
@@ -162,14 +165,14 @@ fn a_third_link_makes_the_group_symmetric_and_the_asymmetric_one_goes() {
         world.set_port(CLIENT, 1, true);
         world.settle();
         assert_eq!(world.kinds(), [GroupType::Symmetric; 2]);
-        let said = world.said();
+        let messages = world.summaries();
         let first = if terms.dialect.is_v2() {
             "C:REQUEST_ADD_LINK"
         } else {
             "C:ADD_LINK(0)"
         };
-        assert_eq!(said[0], first);
-        let last = &said[said.len() - 2..];
+        assert_eq!(messages[0], first);
+        let last = &messages[messages.len() - 2..];
         assert_eq!(
             last,
             [
@@ -191,10 +194,13 @@ fn a_request_without_a_place_for_it_is_answered() {
     let mut world = World::connected([1, 1], LlcTerms::v2_1(2, 255), config);
     let port = World::v2([1, 2]).hosts[CLIENT].ports[1].clone();
     world.hosts[CLIENT].ports.push(port);
-    world.said();
+    world.summaries();
     world.set_port(CLIENT, 1, true);
     world.settle();
-    assert_eq!(world.said(), ["C:REQUEST_ADD_LINK", "S:REQUEST_ADD_LINK'"]);
+    assert_eq!(
+        world.summaries(),
+        ["C:REQUEST_ADD_LINK", "S:REQUEST_ADD_LINK'"]
+    );
     assert!(world.hosts[CLIENT].group.flow.is_none());
 }
 
@@ -212,10 +218,13 @@ fn a_request_during_an_offer_that_fails_before_it_is_sent_is_answered() {
         world.advance(4 * SECOND);
         let port = World::v2([1, 2]).hosts[CLIENT].ports[1].clone();
         world.hosts[CLIENT].ports.push(port);
-        world.said();
+        world.summaries();
         world.set_port(CLIENT, 1, true);
         world.advance(1_500 * MS);
-        assert_eq!(world.said(), ["C:REQUEST_ADD_LINK", "S:REQUEST_ADD_LINK'"]);
+        assert_eq!(
+            world.summaries(),
+            ["C:REQUEST_ADD_LINK", "S:REQUEST_ADD_LINK'"]
+        );
         let client = &world.hosts[CLIENT].group;
         assert!(client.flow.is_none(), "before its timeout");
     }
@@ -273,13 +282,13 @@ fn no_wait_for_a_silent_peer_exceeds_its_timeout() {
         world.contact(LlcTerms::v2_1(2, 255));
         world.confirm();
         world.hosts[deaf].filter = Some(|message| message[0] == 0x21);
-        world.said();
+        world.summaries();
         world.establish();
         world.advance(6 * SECOND);
         assert_eq!(world.kinds(), [GroupType::Single; 2], "{deaf}");
         assert!(
             world
-                .said()
+                .summaries()
                 .iter()
                 .any(|line| line.contains("DELETE_LINK(2 "))
         );

@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 
 use smc_wire::types::{GroupId, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
 
-use super::said::said;
+use super::summary::summary;
 use super::*;
 use crate::device::{DeviceError, LinkAddress, LinkFailure, RdmaAddress, RoceKind, Route};
 use crate::proto::group::{DeviceIndex, GroupLinks};
@@ -28,7 +28,7 @@ pub(super) struct World {
     /// How long a message is under way: at least, and so much more at random.
     pub(super) latency: (Duration, Duration),
     random: u64,
-    /// What was said on the wire, as tools print it.
+    /// Messages on the wire, in the form of `summary`.
     pub(super) log: Vec<(Side, LinkId, Vec<u8>)>,
     /// The last time something arrives on a queue pair: order is kept.
     order: BTreeMap<u32, Instant>,
@@ -45,7 +45,7 @@ pub(super) struct Host {
     pub(super) unmappable: BTreeSet<usize>,
     /// Opening takes for ever on these devices.
     pub(super) stuck: BTreeSet<usize>,
-    /// What the registry knows of its links.
+    /// State of its links as the registry has it.
     pub(super) reported: GroupLinks,
     /// Sees messages before its group does; true keeps them from it.
     pub(super) filter: Option<fn(&[u8]) -> bool>,
@@ -319,9 +319,9 @@ impl World {
                 message,
                 tag,
             } => {
-                let alive = self.is_alive(qpn) && !self.cut.contains(&qpn.min(peer));
+                let is_connected = self.is_port_up(qpn) && !self.cut.contains(&qpn.min(peer));
                 match self.qps.get(&peer).copied() {
-                    Some((to, at)) if alive && self.is_alive(peer) => {
+                    Some((to, at)) if is_connected && self.is_port_up(peer) => {
                         self.later(MS, Event::Sent(from, link, tag));
                         let filtered = self.hosts[to].filter.is_some_and(|keep| keep(&message));
                         if !filtered {
@@ -442,7 +442,7 @@ impl World {
         self.events.insert((at, self.last_event), event);
     }
 
-    /// A port comes or goes. Its links fail, and the shell learns of the change.
+    /// A port comes or goes. Its links fail, and the shell gets the change.
     pub(super) fn set_port(&mut self, side: Side, at: usize, up: bool) {
         let port = &mut self.hosts[side].ports[at];
         port.up = up;
@@ -472,7 +472,7 @@ impl World {
         self.with(side, |group| group.handle_candidates(now, candidates));
     }
 
-    fn is_alive(&self, qpn: u32) -> bool {
+    fn is_port_up(&self, qpn: u32) -> bool {
         let Some((side, link)) = self.qps.get(&qpn) else {
             return false;
         };
@@ -513,7 +513,7 @@ impl World {
             .collect()
     }
 
-    /// What a set-up does on reuse: registers with all devices and tells the peer.
+    /// The work of a set-up on reuse: registers with all devices and announces the keys.
     pub(super) fn confirm_rkey(&mut self, side: Side, rmb: u64) {
         let group = &self.hosts[side].group;
         let devices: Vec<_> = group.devices().iter().map(|device| device.0).collect();
@@ -546,15 +546,15 @@ impl World {
         [0, 1].map(|side| self.hosts[side].group.group_type())
     }
 
-    /// Everything said since the start, or since the last call, in short.
-    pub(super) fn said(&mut self) -> Vec<String> {
+    /// All messages since the start, or since the last call, in short.
+    pub(super) fn summaries(&mut self) -> Vec<String> {
         std::mem::take(&mut self.log)
             .iter()
-            .map(|(side, _, message)| said(*side, message))
+            .map(|(side, _, message)| summary(*side, message))
             .collect()
     }
 
-    /// Both sides have the same links, and know all keys of each other on all of them.
+    /// Both sides have the same links, and all keys of each other on all of them.
     pub(super) fn assert_agreed(&self) {
         let links = |side: Side| {
             let group = &self.hosts[side].group;

@@ -35,7 +35,7 @@ fn cursors_and_flags_are_accepted() {
     assert_eq!(update.consumer.producer_flags, BLOCKED);
     assert_eq!(update.consumer.state_flags, D);
     assert_eq!(update.state, D);
-    assert!(update.wants_push && !update.wants_update);
+    assert!(update.uncork && !update.requests_update);
     assert_eq!(arrivals.sequence(), 1);
 }
 
@@ -43,7 +43,7 @@ fn cursors_and_flags_are_accepted() {
 fn freed_space_is_a_reason_to_push() {
     let mut arrivals = arrivals();
     let update = update(&mut arrivals, &cdc(1, Cursor::START, cursor(0, 200)));
-    assert!(update.wants_push);
+    assert!(update.uncork);
 }
 
 #[test]
@@ -165,8 +165,8 @@ fn urgent_data_and_requests_need_an_update() {
             ..cdc(1, Cursor::START, Cursor::START)
         };
         let update = update(&mut arrivals(), &received);
-        assert!(update.wants_update, "{flags}");
-        assert_eq!(update.wants_push, push, "{flags}");
+        assert!(update.requests_update, "{flags}");
+        assert_eq!(update.uncork, push, "{flags}");
     }
 }
 

@@ -252,7 +252,7 @@ fn r11_only_a_decline_makes_sense() {
 fn r11_tcp_may_be_closed_early() {
     let mut f = confirming();
     f.close();
-    assert_eq!(f.side.machine.wants(), 0);
+    assert_eq!(f.side.machine.bytes_needed(), 0);
     f.done(WorkDone::LinkConfirmed(Ok(())));
     assert!(f.side.established().first_contact);
 

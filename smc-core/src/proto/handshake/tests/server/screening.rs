@@ -7,7 +7,7 @@ use super::*;
 #[test]
 fn s4_no_proposal_within_six_seconds() {
     let mut f = Fixture::new(host());
-    assert_eq!(f.side.machine.wants(), 8);
+    assert_eq!(f.side.machine.bytes_needed(), 8);
     let deadline = f.side.machine.poll_timeout().unwrap();
     assert_eq!(deadline - f.now, CLC_TIMEOUT);
     f.side.machine.handle_timeout(deadline - SECOND);
@@ -23,7 +23,7 @@ fn s4_half_a_proposal_and_then_silence() {
     let mut f = Fixture::new(host());
     let bytes = bytes(&proposal(&host()));
     f.receive(&bytes[..100]);
-    assert_eq!(f.side.machine.wants(), bytes.len() - 100);
+    assert_eq!(f.side.machine.bytes_needed(), bytes.len() - 100);
     f.side.machine.handle_timeout(f.now + CLC_TIMEOUT);
     f.side.settle(f.now);
     assert_eq!(*f.side.error(), Error::TimedOut(Phase::Proposal));

@@ -5,7 +5,7 @@ use smc_wire::llc::{AddLinkStep, Header, Message, RkeyStep, Step};
 use super::world::{SERVER, Side};
 
 /// A message in short, such as `S:ADD_LINK(2)` or `C:ADD_LINK'(2)!` for a rejection.
-pub(super) fn said(side: Side, message: &[u8]) -> String {
+pub(super) fn summary(side: Side, message: &[u8]) -> String {
     let who = if side == SERVER { 'S' } else { 'C' };
     let step = |step: Step| if step == Step::Request { "" } else { "'" };
     let parsed = Message::parse(message).unwrap();

@@ -6,13 +6,13 @@ use super::oracle::Oracle;
 use crate::Rng;
 
 /// Guards with their positions. Their bytes are checked again when they are dropped.
-pub(super) struct Kept<'o> {
+pub(super) struct RetainedGuards<'o> {
     oracle: &'o Oracle,
     side: usize,
     guards: Vec<(u64, ReadGuard)>,
 }
 
-impl<'o> Kept<'o> {
+impl<'o> RetainedGuards<'o> {
     pub(super) fn new(oracle: &'o Oracle, side: usize) -> Self {
         Self {
             oracle,
@@ -36,7 +36,7 @@ impl<'o> Kept<'o> {
         }
     }
 
-    /// Lets go of any one; false if there was none.
+    /// Drops any one; false if there was none.
     pub(super) fn release_one(&mut self, rng: &mut Rng) -> bool {
         if self.guards.is_empty() {
             return false;
@@ -47,7 +47,7 @@ impl<'o> Kept<'o> {
     }
 }
 
-impl Drop for Kept<'_> {
+impl Drop for RetainedGuards<'_> {
     fn drop(&mut self) {
         for (at, guard) in self.guards.drain(..).rev() {
             self.oracle.released(self.side, at, &guard);

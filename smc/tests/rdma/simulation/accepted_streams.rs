@@ -10,7 +10,7 @@ use smc::Stream;
 
 /// Streams that were accepted, by the client's address.
 #[derive(Debug, Default)]
-pub(super) struct Meeting {
+pub(super) struct AcceptedStreams {
     state: Mutex<State>,
 }
 
@@ -20,7 +20,7 @@ struct State {
     waiting: HashMap<SocketAddr, Waker>,
 }
 
-impl Meeting {
+impl AcceptedStreams {
     pub(super) fn put(&self, client: SocketAddr, stream: Stream) {
         let waker = {
             let mut state = self.lock();
@@ -54,7 +54,7 @@ impl Meeting {
     }
 }
 
-/// Tells one task that something has changed.
+/// Wakes one task when something has changed.
 #[derive(Debug, Default)]
 pub(super) struct Event(Mutex<Option<Waker>>);
 
