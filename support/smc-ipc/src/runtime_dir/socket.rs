@@ -217,8 +217,10 @@ impl Domain {
     /// all the same.
     pub fn remove_if_stale(&self, name: &str) -> bool {
         let (domain, name) = (self.clone(), name.to_owned());
+        // A search waits for the same thread.
+        let paths = self.search_paths_of(own());
         let remove = move || {
-            let dirs = domain.own_directories();
+            let dirs = domain.open_all(&paths);
             let alive = dirs.filter(|dir| dir.remove_if_stale(&name) == Stale::Alive);
             alive.count() == 0
         };
@@ -228,9 +230,9 @@ impl Domain {
     /// Removes the names that killed processes of the own user have left behind, of
     /// those that `is_ours` knows. Reads 4096 names of a directory. Waits as [`Domain::remove_if_stale`] does.
     pub fn sweep(&self, is_ours: impl Fn(&str) -> bool + Send + 'static) {
-        let domain = self.clone();
+        let (domain, paths) = (self.clone(), self.search_paths_of(own()));
         let remove = move || {
-            for dir in domain.own_directories() {
+            for dir in domain.open_all(&paths) {
                 for name in names(&dir.path).into_iter().flatten() {
                     if is_ours(name.strip_prefix(DRAFT).unwrap_or(&name)) {
                         dir.remove_if_stale(&name);
