@@ -140,14 +140,6 @@ impl Peers {
         }
     }
 
-    /// Where the socket of a user's device is, for messages.
-    fn path_of(&self, user: u32, name: &str) -> PathBuf {
-        let dirs = self.domain.search_paths_of(user).into_iter();
-        let mut paths = dirs.map(|dir| dir.join(name));
-        let found = paths.find(|path| path.symlink_metadata().is_ok());
-        found.unwrap_or_else(|| name.into())
-    }
-
     /// The signal page by which the device wakes itself.
     #[cfg(test)]
     pub(crate) fn own_signal_page(&self) -> &SignalPage {
@@ -241,7 +233,14 @@ impl Peers {
         let name = socket_name(gid);
         let user = self.user_of(gid);
         let failed = |operation, error: Errno| {
-            DeviceError::os_at(operation, self.path_of(user, &name), &error.into())
+            // After a time-out another look-up would wait as long.
+            let is_free = error != Errno::TIMEDOUT;
+            let path = is_free.then(|| self.domain.find(user, &name)).flatten();
+            DeviceError::os_at(
+                operation,
+                path.unwrap_or_else(|| name.as_str().into()),
+                &error.into(),
+            )
         };
         let mut channel = match self.domain.connect_to(user, &name) {
             Ok(channel) => channel,

@@ -327,21 +327,32 @@ impl Domain {
 
     /// Those that were found a moment ago, or are there now.
     fn recent_spares(&self) -> Vec<PathBuf> {
-        // Locked, so that other threads do not search meanwhile.
-        let mut found = self.lock_spares();
-        let since = Instant::now();
-        match &*found {
-            Some((until, spares)) if since < *until => spares.clone(),
-            _ => {
-                let domain = self.clone();
-                let find = move || domain.find_spares(&domain.user_dirs());
-                let spares = thread::run(self.place(), LIMIT, find).unwrap_or_default();
-                let duration = since.elapsed();
-                let until = since + duration + (duration * 9).min(SPARES_LAST);
-                *found = Some((until, spares.clone()));
-                spares
-            }
-        }
+        self.remembered_spares().unwrap_or_else(|| {
+            let domain = self.clone();
+            let search = move || domain.search_spares();
+            thread::run(self.place(), thread::LIMIT, search).unwrap_or_else(|| {
+                *self.lock_spares() = Some((Instant::now() + SPARES_LAST, Vec::new()));
+                Vec::new()
+            })
+        })
+    }
+
+    fn remembered_spares(&self) -> Option<Vec<PathBuf>> {
+        let found = self.lock_spares();
+        let (until, spares) = found.as_ref()?;
+        (Instant::now() < *until).then(|| spares.clone())
+    }
+
+    /// On the thread of the place, so that two tasks do not search at the same time.
+    fn search_spares(&self) -> Vec<PathBuf> {
+        self.remembered_spares().unwrap_or_else(|| {
+            let since = Instant::now();
+            let spares = self.find_spares(&self.user_dirs());
+            let now = Instant::now();
+            let until = now + ((now - since) * 9).min(SPARES_LAST);
+            *self.lock_spares() = Some((until, spares.clone()));
+            spares
+        })
     }
 
     /// As if the last search had taken long.
@@ -481,9 +492,6 @@ const MAX_ENTRIES: usize = 65_536;
 /// Directories with a random name that are searched, of a user. Processes that start at the same
 /// time may make one each; others make none.
 const MAX_SPARES: usize = 16;
-
-/// How long a task waits for a search. A directory is read in less, unless another user holds its lock.
-const LIMIT: Duration = Duration::from_millis(200);
 
 /// How long what a search has found is remembered at most. Other users can make it a long one, so a
 /// tenth of the time is spent on searches. A process of another user may have made a directory since.

@@ -151,9 +151,13 @@ impl Domain {
         })
     }
 
-    /// Those of these directories that are there and may be used.
-    pub(super) fn open_all(&self, paths: &[PathBuf]) -> impl Iterator<Item = OpenDir> {
-        paths.iter().filter_map(|path| self.open(path).ok())
+    /// The directories of the own user that are there and may be used.
+    pub(super) fn own_directories(&self) -> impl Iterator<Item = OpenDir> {
+        let opened = self
+            .search_paths_of(own())
+            .into_iter()
+            .map(|path| self.open(&path));
+        opened.filter_map(Result::ok)
     }
 
     /// Makes and opens the directories to publish in; at least one.

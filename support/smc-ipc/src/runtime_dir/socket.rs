@@ -3,7 +3,6 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, chmod, fchmod, fstat, openat, renameat,
@@ -15,7 +14,7 @@ use rustix::process::geteuid;
 
 use super::domain::own;
 use super::lookup::open_name;
-use super::thread::{self, Place};
+use super::thread::{self, LIMIT, Place};
 use super::{Domain, OpenDir};
 use crate::passed::{Listener, PeerSocket};
 
@@ -194,6 +193,19 @@ impl Domain {
         connected.unwrap_or(Err(Errno::TIMEDOUT))
     }
 
+    /// The path of this name in a directory of this user. Waits as [`Domain::connect`] does; `None` if it is
+    /// not found by then.
+    #[must_use]
+    pub fn find(&self, user: u32, name: &str) -> Option<PathBuf> {
+        let (domain, name) = (self.clone(), name.to_owned());
+        let find = move || {
+            let dirs = domain.search_paths_of(user).into_iter();
+            let mut paths = dirs.map(|dir| dir.join(&name));
+            paths.find(|path| path.symlink_metadata().is_ok())
+        };
+        thread::run(Place::OfUser(user), LIMIT, find).flatten()
+    }
+
     fn connect_at_once(&self, user: u32, name: &str) -> Result<PeerSocket, Errno> {
         let mut failed = Errno::NOENT;
         for path in self.search_paths_of(user) {
@@ -217,10 +229,8 @@ impl Domain {
     /// all the same.
     pub fn remove_if_stale(&self, name: &str) -> bool {
         let (domain, name) = (self.clone(), name.to_owned());
-        // A search waits for the same thread.
-        let paths = self.search_paths_of(own());
         let remove = move || {
-            let dirs = domain.open_all(&paths);
+            let dirs = domain.own_directories();
             let alive = dirs.filter(|dir| dir.remove_if_stale(&name) == Stale::Alive);
             alive.count() == 0
         };
@@ -230,9 +240,9 @@ impl Domain {
     /// Removes the names that killed processes of the own user have left behind, of
     /// those that `is_ours` knows. Reads 4096 names of a directory. Waits as [`Domain::remove_if_stale`] does.
     pub fn sweep(&self, is_ours: impl Fn(&str) -> bool + Send + 'static) {
-        let (domain, paths) = (self.clone(), self.search_paths_of(own()));
+        let domain = self.clone();
         let remove = move || {
-            for dir in domain.open_all(&paths) {
+            for dir in domain.own_directories() {
                 for name in names(&dir.path).into_iter().flatten() {
                     if is_ours(name.strip_prefix(DRAFT).unwrap_or(&name)) {
                         dir.remove_if_stale(&name);
@@ -321,9 +331,6 @@ fn seqpacket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
-
-/// How long a task waits for a name to be looked up.
-const LIMIT: Duration = Duration::from_millis(200);
 
 /// For opening a file as it is.
 const FILE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

@@ -4,6 +4,7 @@
 //! does not come. A call that takes the lock then waits in the kernel, where nothing ends it. So such
 //! calls are made in a thread for each [`Place`], and a task waits for a limited time.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
@@ -25,12 +26,15 @@ pub enum Place {
 }
 
 /// Runs `job` in the thread of the place, and waits for its result no longer than `limit`. Later it
-/// runs all the same, and its result is dropped.
+/// runs all the same, and its result is dropped. A job of the same place runs it itself.
 pub(super) fn run<T: Send + 'static>(
     place: Place,
     limit: Duration,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
+    if CURRENT.with_borrow(|key| key.as_ref() == Some(&(own(), place.clone()))) {
+        return Some(job());
+    }
     let result = begin(place, job).ok()?;
     result.recv_timeout(limit).ok()
 }
@@ -90,6 +94,7 @@ pub fn start(place: Place, job: impl FnOnce() + Send + 'static) -> io::Result<()
 }
 
 fn run_jobs(key: &Key, queue: &Receiver<Job>, since: &Since) {
+    CURRENT.set(Some(key.clone()));
     loop {
         let job = match queue.recv_timeout(IDLE) {
             Ok(job) => job,
@@ -113,6 +118,11 @@ fn run_jobs(key: &Key, queue: &Receiver<Job>, since: &Since) {
 
 /// A thread has the user of the one that has started it, which need not be that of the process.
 type Key = (u32, Place);
+
+thread_local! {
+    /// Of a directory thread.
+    static CURRENT: RefCell<Option<Key>> = const { RefCell::new(None) };
+}
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -157,6 +167,9 @@ static THREADS: Mutex<Threads> = Mutex::new(Threads {
     of_places: BTreeMap::new(),
 });
 
+/// How long a task waits for a look-up, a search or a removal.
+pub(super) const LIMIT: Duration = Duration::from_millis(200);
+
 /// How long a job runs before no other one is queued behind it.
 const STUCK: Duration = Duration::from_secs(1);
 
@@ -188,6 +201,16 @@ mod tests {
         assert!(other.is_some_and(|thread| thread != caller));
         drop(release);
         while run(place("a"), Duration::from_millis(10), || ()).is_none() {}
+    }
+
+    #[test]
+    fn a_job_that_runs_another_of_its_place_does_not_wait_for_itself() {
+        let place = Place::Below("/nested".into());
+        let inner = place.clone();
+        let outer = move || run(inner, Duration::ZERO, || thread::current().id());
+        let within = run(place.clone(), Duration::from_secs(60), outer);
+        let again = run(place, Duration::from_secs(60), || thread::current().id());
+        assert_eq!(within, Some(again));
     }
 
     #[test]
