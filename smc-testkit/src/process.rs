@@ -6,14 +6,17 @@
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Write as _};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::process::{Child as StdChild, Command, ExitStatus, Stdio};
 use std::str::FromStr;
+use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 use std::{env, fmt};
 
+use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::wait::TIMEOUT;
@@ -36,7 +39,7 @@ pub fn command(test: &str) -> Command {
 ///
 /// As [`command`].
 pub fn command_by<S: AsRef<OsStr>>(launcher: &[S], test: &str) -> Command {
-    let program = env::current_exe().expect("the path of this program");
+    let program = program();
     let mut command = match launcher.split_first() {
         Some((first, rest)) => {
             let mut command = Command::new(first);
@@ -47,6 +50,15 @@ pub fn command_by<S: AsRef<OsStr>>(launcher: &[S], test: &str) -> Command {
     };
     command.args([test, "--exact", "--include-ignored", "--nocapture"]);
     command
+}
+
+/// The path of this program, for any user: by a descriptor that children inherit, since the folder of
+/// the program may be closed to other users or hidden by a mount.
+fn program() -> String {
+    static PROGRAM: LazyLock<OwnedFd> = LazyLock::new(|| {
+        open("/proc/self/exe", OFlags::PATH, Mode::empty()).expect("the file of this program")
+    });
+    format!("/proc/self/fd/{}", PROGRAM.as_raw_fd())
 }
 
 /// Runs the calling test in a process of its own, for what holds for a whole process. True there; false
@@ -89,23 +101,14 @@ impl Child {
     /// # Panics
     ///
     /// If it does not start.
-    pub fn spawn(command: Command, role: &str, args: impl Display) -> Self {
-        Self::try_spawn(command, role, args).expect("the process starts")
-    }
-
-    /// The same where the user may not be able to run the program.
-    ///
-    /// # Errors
-    ///
-    /// As [`Command::spawn`].
-    pub fn try_spawn(mut command: Command, role: &str, args: impl Display) -> io::Result<Self> {
+    pub fn spawn(mut command: Command, role: &str, args: impl Display) -> Self {
         command.env(ROLE, role).env(ARGS, args.to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         // A child of another test, just forked, may still have a copy of the program open for writing.
         let mut process = loop {
             match command.spawn() {
                 Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => thread::yield_now(),
-                started => break started?,
+                started => break started.expect("the process starts"),
             }
         };
         let output = BufReader::new(process.stdout.take().expect("is piped"));
@@ -118,7 +121,7 @@ impl Child {
                 }
             }
         });
-        Ok(Self { process, lines })
+        Self { process, lines }
     }
 
     /// The next line that the role sends.

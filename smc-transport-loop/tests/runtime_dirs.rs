@@ -157,26 +157,20 @@ fn is_in_namespace(test: &str) -> bool {
         return false;
     }
     let unshare = "unshare --mount --propagation private sh -c".split(' ');
-    let as_root: Vec<_> = unshare.chain([MOUNT, ""]).collect();
-    // Tried as that user, who may not be able to read the program.
-    let mut as_user = as_root.clone();
-    as_user[as_root.len() - 1] = "setpriv --reuid 990 --regid 990 --clear-groups";
-    let tried = command_by(&as_user, ENTRY).arg("--list").output();
+    let launcher: Vec<_> = unshare.chain([MOUNT, "sh"]).collect();
+    let tried = command_by(&launcher, ENTRY).arg("--list").output();
     if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
-        println!("skipped: why: no mount namespace, or no program in it: {tried:?}");
+        println!("skipped: why: no mount namespace: {tried:?}");
         return false;
     }
-    let mut child = Child::spawn(command_by(&as_root, test), "inside", "/");
+    let mut child = Child::spawn(command_by(&launcher, test), "inside", "/");
     assert_eq!(child.recv(), "inside");
     child.finish();
     false
 }
 
-/// The program is run from `/mnt`, since it may be in `/tmp`; `$0` has the words before it.
-const MOUNT: &str = "mount --bind \"${1%/*}\" /mnt && \
-    mount -t tmpfs -o mode=1777 none /tmp && \
-    mount -t tmpfs -o mode=755 none /run && \
-    program=/mnt/${1##*/} && shift && exec $0 \"$program\" \"$@\"";
+const MOUNT: &str = "mount -t tmpfs -o mode=1777 none /tmp && \
+    mount -t tmpfs -o mode=755 none /run && exec \"$@\"";
 
 #[test]
 fn processes_connect_whatever_their_sessions() {
@@ -352,7 +346,7 @@ fn a_set_user_id_program_ignores_the_environment() {
     }
     make("/run/given", OTHER, 0o700);
     let program = "/tmp/program";
-    fs::copy(std::env::current_exe().expect("own path"), program).expect("copy");
+    fs::copy("/proc/self/exe", program).expect("copy");
     chown(program, Some(USER), Some(USER)).expect("owner");
     let is_used = |mode| {
         fs::set_permissions(program, fs::Permissions::from_mode(mode)).expect("mode");

@@ -10,13 +10,12 @@
 
 pub mod hostile;
 
-use std::fs::{copy, set_permissions};
+use std::fs::set_permissions;
 use std::future::Future;
 use std::io::IoSlice;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,7 +27,7 @@ use smc_core::device::{
 use smc_core::mem::sync::Ordering;
 use smc_negotiate_local::Local;
 use smc_testkit::on::On;
-use smc_testkit::process::{Child, ENTRY, Role};
+use smc_testkit::process::{Child, ENTRY, Role, command};
 use smc_testkit::wait::TIMEOUT;
 use smc_testkit::{streams, unix};
 use smc_transport_loop::{Builder, LoopDevice};
@@ -228,12 +227,7 @@ pub fn start(role: &str, dir: &TempDir) -> Child {
 
 /// The same as another user.
 pub fn start_as(user: u32, role: &str, dir: &TempDir) -> Child {
-    // The build directory may be closed to other users.
-    let program = dir.path().join("helper");
-    copy(std::env::current_exe().unwrap(), &program).unwrap();
-    set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-    let mut command = Command::new(program);
-    command.args([ENTRY, "--exact", "--include-ignored", "--nocapture"]);
+    let mut command = command(ENTRY);
     command.uid(user).gid(user).current_dir("/");
     Child::spawn(command, role, dir.path().display())
 }

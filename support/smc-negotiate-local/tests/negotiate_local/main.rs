@@ -374,7 +374,7 @@ enum Placement<'a> {
 }
 
 /// Starts a process in a directory.
-fn start(place: Placement<'_>, role: &str, dir: &Path, args: &str) -> io::Result<Child> {
+fn start(place: Placement<'_>, role: &str, dir: &Path, args: &str) -> Child {
     let mut command = match place {
         Placement::In(netns) => command_by(&["ip", "netns", "exec", netns], ENTRY),
         Placement::Unmapped(_) => command_by(&["unshare", "--user"], ENTRY),
@@ -383,5 +383,5 @@ fn start(place: Placement<'_>, role: &str, dir: &Path, args: &str) -> io::Result
     if let Placement::As(uid) | Placement::Unmapped(uid) = place {
         command.uid(uid).gid(uid);
     }
-    Child::try_spawn(command, role, format!("{} {args}", dir.display()))
+    Child::spawn(command, role, format!("{} {args}", dir.display()))
 }

@@ -162,7 +162,7 @@ impl Net {
         let hidden = world.dir.path.join("hidden");
         fs::create_dir(&hidden).unwrap();
         fs::set_permissions(&hidden, fs::Permissions::from_mode(0o700)).unwrap();
-        start(Placement::In(&self.name(name)), "listens", &hidden, at).unwrap()
+        start(Placement::In(&self.name(name)), "listens", &hidden, at)
     }
 }
 

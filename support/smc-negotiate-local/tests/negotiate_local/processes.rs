@@ -113,18 +113,14 @@ fn users_are_kept_apart() {
         let options = SocketOptions::default();
         let strict = world.server_with(loopback(0), &options, &world.shared(&[]));
         let to = strict.at().to_string();
-        let Some(mut other) = world.child_as(OTHER, "dials", &to) else {
-            return;
-        };
+        let mut other = world.child(Placement::As(OTHER), "dials", &to);
         assert_eq!(other.recv(), "plain", "not let in");
         assert_eq!(strict.accept_one().await, Accepted::Plain);
         drop(strict);
 
         let server = world.server_with(loopback(0), &options, &world.shared(&[OTHER]));
         let to = server.at().to_string();
-        let Some(mut guest) = world.child_as(OTHER, "dials", &to) else {
-            return;
-        };
+        let mut guest = world.child(Placement::As(OTHER), "dials", &to);
         assert_eq!(guest.recv(), "offered");
         assert_eq!(server.accept_one().await, announced());
 
@@ -135,9 +131,7 @@ fn users_are_kept_apart() {
         let own = world.dir.path.join("0");
         let path = own.join(names(&own).pop().unwrap());
         let args = format!("{} {from} {to} {cookie}", path.display());
-        let Some(mut forger) = world.child_as(OTHER, "forges", &args) else {
-            return;
-        };
+        let mut forger = world.child(Placement::As(OTHER), "forges", &args);
         assert_eq!(forger.recv(), "announced");
         rustix::net::connect(&victim, &server.at()).unwrap();
         assert_eq!(server.accept_one().await, Accepted::Plain);
@@ -170,9 +164,7 @@ fn connections_of_users_who_are_not_allowed_leave_the_executor_to_other_tasks() 
 #[test]
 fn listeners_of_users_who_are_not_allowed_are_not_believed() {
     run_shared("become another user", |world| async move {
-        let Some(mut other) = world.child_as(OTHER, "listens", "127.0.0.1:0") else {
-            return;
-        };
+        let mut other = world.child(Placement::As(OTHER), "listens", "127.0.0.1:0");
         let to: SocketAddr = other.parse();
         let strict = world.shared(&[]);
         assert!(
@@ -205,9 +197,7 @@ fn a_forged_name_gets_no_offer() {
         let cookie = sockopt::socket_cookie(&plain).unwrap();
         let to = plain.local_addr().unwrap();
         let args = format!("{OTHER} {} {cookie}", to.port());
-        let Some(mut forger) = world.child_as(OTHER, "impersonates", &args) else {
-            return;
-        };
+        let mut forger = world.child(Placement::As(OTHER), "impersonates", &args);
         assert_eq!(forger.recv(), "published");
         let client = world.shared(&[OTHER]);
         // Looked up in the directory of the owner of the socket alone.
@@ -369,18 +359,6 @@ pub(super) fn forges(role: &Role) {
 
 impl World {
     pub(super) fn child(&self, place: Placement<'_>, test: &str, args: &str) -> Child {
-        self.try_child(place, test, args).unwrap()
-    }
-
-    /// `None` if that user cannot run this program.
-    fn child_as(&self, uid: u32, test: &str, args: &str) -> Option<Child> {
-        let child = self.try_child(Placement::As(uid), test, args);
-        child
-            .inspect_err(|error| println!("skipped: why: user {uid} cannot start: {error}"))
-            .ok()
-    }
-
-    fn try_child(&self, place: Placement<'_>, test: &str, args: &str) -> io::Result<Child> {
         start(place, test, &self.dir.path, args)
     }
 }
