@@ -49,13 +49,13 @@ RDMA=(-p smc-transport-rdma -p smc-tools --features smc-tools/rdma)
 # How thorough: in the release profile and long, or in the profile that has been built already.
 thorough() {
     MODEL_SEEDS=${SMC_MODEL_SEEDS:-10000} KILL_ROUNDS=${SMC_KILL_ROUNDS:-200}
-    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-500}
+    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-1000}
     LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-4} DEMO_SIZE=64M
     PROFILE=(--release) PROGRAMS=$TARGET/release DOCS=(public all)
 }
 brief() {
     MODEL_SEEDS=${SMC_MODEL_SEEDS:-500} KILL_ROUNDS=${SMC_KILL_ROUNDS:-25}
-    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-12}
+    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-25}
     LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-3} DEMO_SIZE=1M
     PROFILE=() PROGRAMS=$TARGET/debug DOCS=(public)
 }
@@ -221,8 +221,8 @@ step_kill() {
 
 step each endings - "either end of a connection ends at every point"
 step_endings() {
-    SMC_ENDINGS_ROUNDS=$ENDINGS_ROUNDS verdicts 900 cargo test "${locked[@]}" "${PROFILE[@]}" \
-        "${ALL[@]}" --test endings -- --show-output
+    SMC_ENDINGS_ROUNDS=$ENDINGS_ROUNDS verdicts $((900 + ENDINGS_ROUNDS)) \
+        cargo test "${locked[@]}" "${PROFILE[@]}" "${ALL[@]}" --test endings -- --show-output
 }
 
 step each examples - "each example"

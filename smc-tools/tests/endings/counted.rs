@@ -1,11 +1,16 @@
 //! The same ending again and again: not one connection may be lost.
+//!
+//! A round is two connections, the second of them in the link group of the first; with a busy listener
+//! it is one. The rounds of a test are divided among its fabrics.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use futures_lite::future::yield_now;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, FutureExt as _};
 use smc::info::GroupState;
 use smc::{Endpoint, Stream};
@@ -26,18 +31,21 @@ macro_rules! on_all {
     ($scenario:ident, $tokio:ident on [$($on:ident),*], $smol:ident, $others:ident) => {
         #[test]
         fn $tokio() {
-            $($scenario(On::$on, Fabric::LOOP);)*
+            $($scenario(On::$on, Fabric::LOOP, rounds());)*
         }
 
         #[test]
         fn $smol() {
-            $scenario(On::Smol, Fabric::LOOP);
+            $scenario(On::Smol, Fabric::LOOP, rounds());
         }
 
         #[test]
         fn $others() {
-            for fabric in Fabric::all().filter(|fabric| *fabric != Fabric::LOOP) {
-                $scenario(On::Tokio, fabric);
+            let others = Fabric::all().filter(|fabric| *fabric != Fabric::LOOP);
+            let others: Vec<_> = others.collect();
+            for (number, fabric) in others.iter().enumerate() {
+                let rounds = rounds().div_ceil(others.len() as u64);
+                $scenario(On::ALL[number % 3], *fabric, rounds);
             }
         }
     };
@@ -47,18 +55,10 @@ mod clients_that_end_after_their_last_write_are_accepted {
     use super::*;
 
     /// Processes: each connects twice, the second time in the link group of the first.
-    fn processes(on: On, fabric: Fabric) {
-        counted(on, fabric, async |endpoint, dir, rounds| {
+    fn processes(on: On, fabric: Fabric, rounds: u64) {
+        counted(on, fabric, rounds, async |endpoint, dir| {
             let listener = listen(endpoint).await;
-            let part = Part {
-                on,
-                fabric,
-                dir: dir.to_owned(),
-                to: Some(listener.local_addr().unwrap().to_string()),
-                before: 0,
-                steps: [Step::Open, Step::Write(SHORT), Step::Drop].repeat(2),
-                end: End::Return,
-            };
+            let part = client(on, fabric, dir, listener.local_addr().unwrap(), 2);
             for round in 0..rounds {
                 let client = Process::start(&part);
                 for which in 0..2 {
@@ -70,16 +70,32 @@ mod clients_that_end_after_their_last_write_are_accepted {
                         );
                     };
                     let what = format!("round {round}, connection {which}");
-                    expect(accepted.unwrap().0, 0, 0..SHORT, &what).await;
+                    let (stream, _) = accepted.unwrap();
+                    if !stream.mode().is_smc() {
+                        panic!("{what}: {}: {:?}", stream.mode(), client.finish());
+                    }
+                    expect(stream, 0, 0..SHORT, &what).await;
                 }
                 assert!(client.finish().unwrap().status.success());
             }
         });
     }
 
+    fn client(on: On, fabric: Fabric, dir: &Path, to: SocketAddr, streams: usize) -> Part {
+        Part {
+            on,
+            fabric,
+            dir: dir.to_owned(),
+            to: Some(to.to_string()),
+            before: 0,
+            steps: [Step::Open, Step::Write(SHORT), Step::Drop].repeat(streams),
+            end: End::Return,
+        }
+    }
+
     /// Endpoints of one process, each with a runtime that is shut down after the last write.
-    fn endpoints(on: On, fabric: Fabric) {
-        counted(on, fabric, async |endpoint, dir, rounds| {
+    fn endpoints(on: On, fabric: Fabric, rounds: u64) {
+        counted(on, fabric, rounds, async |endpoint, dir| {
             let listener = listen(endpoint).await;
             let at = listener.local_addr().unwrap();
             for round in 0..rounds {
@@ -97,36 +113,55 @@ mod clients_that_end_after_their_last_write_are_accepted {
         });
     }
 
-    /// The listener's executor does something else while a client completes the handshake.
-    fn busy(fabric: Fabric) {
-        let dir = tempfile::tempdir().unwrap();
-        let rounds = rounds(2).min(1000);
-        On::TokioAlone.run_unbounded(bounded(2 * rounds, async {
-            let endpoint = fabric.endpoint(On::TokioAlone, dir.path());
-            let listener = listen(&endpoint).await;
+    /// The listener's executor does something else while a client, a process or an endpoint of this one,
+    /// completes the handshake.
+    fn busy(on: On, fabric: Fabric, rounds: u64) {
+        counted(on, fabric, rounds, async |endpoint, dir| {
+            let listener = listen(endpoint).await;
             let at = listener.local_addr().unwrap();
             for round in 0..rounds {
-                let place = dir.path().to_owned();
-                let client =
-                    thread::spawn(move || write_and_end(On::TokioAlone, fabric, &place, at, 1));
+                let part = client(on, fabric, dir, at, 1);
+                let process = (round % 2 == 0).then(|| Process::start(&part));
+                let place = dir.to_owned();
+                let thread = (round % 2 == 1)
+                    .then(|| thread::spawn(move || write_and_end(on, fabric, &place, at, 1)));
                 // Long enough for everything that the client does, from the time on when the listener
                 // has answered.
                 let millis = if round % 100 == 0 { 1000 } else { 20 };
-                let busy = async {
-                    loop {
-                        let mut groups = endpoint.link_groups().into_iter();
-                        if groups.any(|group| group.state == GroupState::Pending) {
-                            thread::sleep(Duration::from_millis(millis));
-                        }
-                        tokio::task::yield_now().await;
+                let busy = keep_busy(endpoint.clone(), Duration::from_millis(millis));
+                let accepted = match on {
+                    // On the one thread of its executor; dropping the task ends it.
+                    On::Smol => {
+                        let _busy = smol::spawn(busy);
+                        within(listener.accept()).await
+                    }
+                    _ => {
+                        within(listener.accept())
+                            .or(async { match busy.await {} })
+                            .await
                     }
                 };
-                let accepted = within(listener.accept()).or(busy).await;
                 let accepted = accepted.unwrap_or_else(|| panic!("round {round} is lost"));
                 expect(accepted.unwrap().0, 0, 0..SHORT, &format!("round {round}")).await;
-                client.join().unwrap();
+                if let Some(thread) = thread {
+                    thread.join().unwrap();
+                }
+                if let Some(process) = process {
+                    assert!(process.finish().unwrap().status.success());
+                }
             }
-        }));
+        });
+    }
+
+    /// Blocks its thread for so long whenever a link group is being established.
+    async fn keep_busy(endpoint: Endpoint, time: Duration) -> Infallible {
+        loop {
+            let mut groups = endpoint.link_groups().into_iter();
+            if groups.any(|group| group.state == GroupState::Pending) {
+                thread::sleep(time);
+            }
+            yield_now().await;
+        }
     }
 
     on_all! { processes, processes_tokio on [Tokio], processes_smol, processes_on_other_fabrics }
@@ -134,10 +169,15 @@ mod clients_that_end_after_their_last_write_are_accepted {
     on_all! { endpoints, endpoints_tokio on [Tokio, TokioAlone], endpoints_smol, endpoints_on_other_fabrics }
 
     #[test]
-    fn with_a_busy_listener() {
-        for fabric in Fabric::all() {
-            busy(fabric);
-        }
+    fn with_a_busy_listener_on_tokio() {
+        let rounds = rounds().div_ceil(Fabric::all().count() as u64);
+        Fabric::all().for_each(|fabric| busy(On::TokioAlone, fabric, rounds));
+    }
+
+    #[test]
+    fn with_a_busy_listener_on_smol() {
+        let rounds = rounds().div_ceil(Fabric::all().count() as u64);
+        Fabric::all().for_each(|fabric| busy(On::Smol, fabric, rounds));
     }
 }
 
@@ -154,8 +194,8 @@ mod clients_of_servers_that_end_after_their_last_write_read_everything {
         }
     }
 
-    fn processes(on: On, fabric: Fabric) {
-        counted(on, fabric, async |endpoint, dir, rounds| {
+    fn processes(on: On, fabric: Fabric, rounds: u64) {
+        counted(on, fabric, rounds, async |endpoint, dir| {
             let part = Part {
                 on,
                 fabric,
@@ -174,8 +214,8 @@ mod clients_of_servers_that_end_after_their_last_write_read_everything {
         });
     }
 
-    fn endpoints(on: On, fabric: Fabric) {
-        counted(on, fabric, async |endpoint, dir, rounds| {
+    fn endpoints(on: On, fabric: Fabric, rounds: u64) {
+        counted(on, fabric, rounds, async |endpoint, dir| {
             for round in 0..rounds {
                 let place = dir.to_owned();
                 let (address_tx, address_rx) = std::sync::mpsc::channel();
@@ -202,14 +242,15 @@ mod clients_of_servers_that_end_after_their_last_write_read_everything {
     on_all! { endpoints, endpoints_tokio on [Tokio, TokioAlone], endpoints_smol, endpoints_on_other_fabrics }
 }
 
-/// A scenario of some rounds with an endpoint on a fabric of its own, which is in the directory.
-fn counted(on: On, fabric: Fabric, scenario: impl AsyncFnOnce(&Endpoint, &Path, u64)) {
+/// A scenario of so many rounds with an endpoint on a fabric of its own, which is in the directory.
+fn counted(on: On, fabric: Fabric, rounds: u64, scenario: impl AsyncFnOnce(&Endpoint, &Path)) {
     let dir = tempfile::tempdir().unwrap();
-    let rounds = rounds(if fabric == Fabric::LOOP { 100 } else { 15 });
-    on.run_unbounded(bounded(rounds, async {
+    let time = TIMEOUT + Duration::from_secs(2 * rounds);
+    on.run_unbounded(in_time(time, async {
         let endpoint = fabric.endpoint(on, dir.path());
-        scenario(&endpoint, dir.path(), rounds).await;
+        scenario(&endpoint, dir.path()).await;
     }));
+    println!("{on}, {fabric:?}: {rounds} of {rounds} rounds");
 }
 
 /// A client whose endpoint and runtime end after the last write.
@@ -252,9 +293,4 @@ async fn within<T>(future: impl Future<Output = T>) -> Option<T> {
         None
     };
     async { Some(future.await) }.or(late).await
-}
-
-/// A scenario of so many rounds must not hang.
-async fn bounded(rounds: u64, scenario: impl Future<Output = ()>) {
-    in_time(TIMEOUT + Duration::from_secs(rounds), scenario).await;
 }

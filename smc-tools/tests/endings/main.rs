@@ -27,9 +27,9 @@ fn one_end() {
     }
 }
 
-/// How often a counted test does what it counts.
-fn rounds(default: u64) -> u64 {
-    number("SMC_ENDINGS_ROUNDS").unwrap_or(default)
+/// The rounds of a counted test, and the scripts that are drawn at random.
+fn rounds() -> u64 {
+    number("SMC_ENDINGS_ROUNDS").unwrap_or(100)
 }
 
 /// The seed of a random draw; printed, so that it can be repeated.

@@ -175,8 +175,7 @@ fn either_end_ends_at_every_point_on_other_fabrics() {
 #[test]
 fn scripts_and_ends_drawn_at_random() {
     let mut random = Rng::new(seed());
-    let rounds = rounds(150);
-    perform((0..rounds).map(|_| draw(&mut random)).collect());
+    perform((0..rounds()).map(|_| draw(&mut random)).collect());
 }
 
 /// One side reads to the end; the other closes before it reads, so that they cannot wait for each

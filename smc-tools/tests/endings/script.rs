@@ -86,8 +86,8 @@ pub(crate) struct Part {
 pub(crate) enum Done {
     /// It is done.
     Ok,
-    /// The same over TCP: the peer was gone before the handshake had begun.
-    Tcp,
+    /// The same over TCP, in this mode: the peer was gone before the handshake had begun.
+    Tcp(String),
     /// So many bytes, then the end of the stream.
     Eof(usize),
     /// So many bytes, then an error.
@@ -167,11 +167,12 @@ impl Actor {
         let result = match step {
             Step::Open => match self.open(part).await {
                 Ok(stream) => {
-                    let is_smc = stream.mode().is_smc();
+                    let mode = stream.mode();
+                    let tcp = (!mode.is_smc()).then(|| mode.to_string());
                     self.stream = Some(stream);
                     (self.written, self.read) = (0, 0);
-                    if !is_smc {
-                        return Done::Tcp;
+                    if let Some(tcp) = tcp {
+                        return Done::Tcp(tcp);
                     }
                     Ok(())
                 }

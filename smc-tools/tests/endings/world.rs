@@ -56,7 +56,7 @@ impl Fabric {
             false => Arc::new(Local::in_domain(Domain::directory(dir))),
         };
         let endpoint = on
-            .builder()
+            .endpoint()
             .device(self.device(dir))
             .negotiation(negotiation)
             .build();
