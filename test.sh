@@ -30,7 +30,6 @@ readonly TARGET=${CARGO_TARGET_DIR:-target}
 export PATH="$PWD/$TARGET/tools/bin:$TARGET/tools/bin:${HOME:-}/.cargo/bin:$PATH"
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
 export RUST_BACKTRACE=${RUST_BACKTRACE:-1}
-export INSTA_UPDATE=no
 
 locked=()
 if [[ -n ${CI:-} ]]; then
@@ -470,7 +469,7 @@ paths_exist() {
         }
     }' | sort -u) <({
         grep -shoE '`[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)+`' -- *.md docs/*.md docs/spec/*.md | tr -d '`'
-        grep -oE '\b(smc|core)/[a-z0-9_/]+(\.rs)?' docs/architecture.md |
+        grep -oE '\b(smc|core)/[a-z0-9_/]+(\.(rs|md))?' docs/architecture.md |
             sed -E 's|^core/|smc-core/|; s|^(smc[a-z-]*)/(src/)?|\1/src/|; s|/$||'
     } | grep -vE '^(\.|target/|0x)' | sort -u))
     [[ -z $missing ]] && return 0

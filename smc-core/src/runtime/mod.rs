@@ -5,7 +5,9 @@
 //!
 //! Another runtime outside of that crate implements [`Runtime`], [`Socket`] and [`Acceptor`]. Inside
 //! it, `smc/src/runtime/smol.rs` is the pattern: `Registered` of `net.rs` needs four methods, and
-//! sockets follow from it. `smc/tests/runtime_adapters.rs` has the scenarios that each adapter passes.
+//! sockets follow from it. One more adapter there also takes a feature in `smc/Cargo.toml`, its `cfg`
+//! in `smc/src/runtime/mod.rs`, a constructor in `smc/src/builder.rs` and a function in `smc/src/lib.rs`.
+//! `smc/tests/runtime_adapters.rs` has the scenarios that each adapter passes.
 
 mod interfaces;
 

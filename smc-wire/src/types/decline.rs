@@ -1,4 +1,6 @@
-//! Diagnosis codes of DECLINE.
+//! Diagnosis codes of DECLINE: their values and names.
+//!
+//! The cause that sends each of them is in `smc-core/src/proto/handshake/decline.rs`.
 
 use core::fmt;
 
