@@ -1,7 +1,7 @@
 //! `smc`: the command-line companion of the SMC crates.
 //!
 //! Each subcommand lives in a module of its own, with its arguments and one function that runs it and
-//! gives whether it came out well.
+//! gives whether it came out well. The READMEs of the workspace and of this crate list them.
 
 mod bench;
 mod devices;
@@ -49,13 +49,13 @@ fn main() -> ExitCode {
     let (name, outcome) = match Cli::parse().command {
         Command::Bench(args) => ("smc bench", bench::run(&args)),
         Command::BenchAgent(args) => ("smc bench-agent", bench::run_agent(&args)),
-        Command::BenchEnd(args) => ("smc", bench::run_end(&args)),
+        Command::BenchEnd(args) => ("smc bench-end", bench::run_end(&args)),
         Command::Demo(args) => ("smc demo", bench::run_demo(&args)),
-        Command::Devices(args) => ("smc", devices::run(&args)),
-        Command::Dissect(args) => ("smc", dissect::run(&args)),
+        Command::Devices(args) => ("smc devices", devices::run(&args)),
+        Command::Dissect(args) => ("smc dissect", dissect::run(&args)),
         Command::IsmServer(args) => ("smc ism-server", ism_server::run(&args)),
         #[cfg(feature = "syn-option")]
-        Command::Setup(args) => ("smc", setup::run(&args)),
+        Command::Setup(args) => ("smc setup", setup::run(&args)),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -11,7 +11,7 @@ use super::endpoint::{Endpoint, EndpointInner};
 use super::groups::Groups;
 use super::lifetime::Lifetime;
 use super::links::RdmaPorts;
-use super::memory::default_limit;
+use super::memory_limit::default_limit;
 use super::negotiate::{Negotiation, Never};
 use super::runtime::Runtime;
 use crate::config::{EndpointConfig, Policy};

@@ -99,7 +99,7 @@ mod handshake;
 mod lifetime;
 mod links;
 mod listener;
-mod memory;
+mod memory_limit;
 mod stream;
 mod target;
 

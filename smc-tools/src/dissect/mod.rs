@@ -192,5 +192,5 @@ enum Failure {
 
 /// Reports an error on standard error. An error of that write is ignored.
 fn complain(what: &dyn std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "smc: {what}");
+    let _ = writeln!(io::stderr(), "smc dissect: {what}");
 }

@@ -103,7 +103,7 @@ fn what_does_not_decode() {
         let output = smc(&["--decode", family, hex]);
         assert_eq!(output.status.code(), Some(1), "{family} {hex}");
         let error = stderr(&output);
-        assert!(error.starts_with("smc: cannot decode: "), "{error}");
+        assert!(error.starts_with("smc dissect: cannot decode: "), "{error}");
         assert!(error.contains(reason), "{error} should contain {reason}");
     }
     let output = smc(&["--decode", "llc", "--json", &CONFIRM_LINK[..40]]);

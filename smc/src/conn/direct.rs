@@ -8,7 +8,7 @@ use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::DmbToken;
 
 use super::super::device_driver::DeviceDriver;
-use super::super::memory::PeerCharge;
+use super::super::memory_limit::PeerCharge;
 use super::{Conn, Path, SmcPath, len_u32, len_usize};
 use crate::device::{Attachment, Dmb, Signal, SubmitError};
 use crate::error::{CloseReason, Error, Phase};

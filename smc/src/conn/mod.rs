@@ -333,10 +333,10 @@ impl Conn {
                 self.release_if_closed();
             }
         }
-        self.ended()
+        self.has_ended()
     }
 
-    pub(crate) fn ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 

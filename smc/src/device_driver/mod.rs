@@ -295,22 +295,22 @@ impl DeviceDriver {
             } => self
                 .groups
                 .update(|registry| registry.handle_peer_shutdown(self.index, from)),
-            Event::DeviceGone => self.device_gone(),
+            Event::DeviceGone => self.handle_device_gone(),
             // Test events are handled by the device.
             Event::Peer { .. } => {}
             Event::Received { link, message } => {
                 if let Some((group, link)) = self.link(link) {
-                    group.received(self.index, link, &message);
+                    group.handle_received(self.index, link, &message);
                 }
             }
             Event::Sent { link, op } => {
                 if let Some((group, link)) = self.link(link) {
-                    group.sent(link, op);
+                    group.handle_sent(link, op);
                 }
             }
             Event::LinkDown { link, cause } => {
                 if let Some((group, link)) = self.link(link) {
-                    group.link_down(link, cause);
+                    group.handle_link_down(link, cause);
                 }
             }
             Event::AddressesChanged => self.groups.addresses_changed(),
@@ -326,12 +326,12 @@ impl DeviceDriver {
         }
     }
 
-    fn device_gone(&self) {
+    fn handle_device_gone(&self) {
         self.gone.store(true, Ordering::Release);
         self.groups
             .update(|registry| registry.handle_device_gone(self.index));
         for group in self.groups.all_rdma() {
-            group.device_gone(self.index);
+            group.handle_device_gone(self.index);
         }
         if self.device.fabric().rdma().is_some() {
             self.groups.addresses_changed();
@@ -437,7 +437,7 @@ impl DeviceDriver {
             sender.set_closed();
             self.remove_link(sender.link().qpn(), &group, sender.id());
             if let Some(group) = group.upgrade() {
-                group.closed(sender.id());
+                group.handle_stopped(sender.id());
             }
         }
     }

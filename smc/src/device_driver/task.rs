@@ -134,7 +134,7 @@ impl Future for DriverTask {
                 Ok(true) => return Poll::Pending,
                 Ok(false) => {}
                 Err(_) => {
-                    driver.device_gone();
+                    driver.handle_device_gone();
                     if !is_rdma {
                         return Poll::Ready(());
                     }

@@ -11,7 +11,7 @@ use crate::device_driver::DeviceDriver;
 use crate::endpoint::EndpointInner;
 use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
 use crate::mem::Element;
-use crate::memory::PeerCharge;
+use crate::memory_limit::PeerCharge;
 use crate::proto::group::{GroupId, GroupState};
 use crate::proto::handshake::{DirectPath, Established, PeerAccess, RdmaPath};
 use crate::runtime::Socket;

@@ -17,15 +17,15 @@
 //! it is closed, because the peer knows that they arrived; and its connections continue on another
 //! link only after it is closed, and sends nothing of the staging rings any more.
 
+mod buffer_pool;
 mod link_group;
 mod link_sender;
-mod memory;
 mod persist_timer;
 mod ports;
 
+pub(crate) use buffer_pool::RdmaBuffer;
 pub(crate) use link_group::RdmaGroup;
 pub use link_group::RdmaGroupInfo;
 pub(crate) use link_sender::{LinkSender, PostResult, SendSlot};
-pub(crate) use memory::RdmaBuffer;
 pub(crate) use persist_timer::PersistTimer;
 pub(crate) use ports::RdmaPorts;

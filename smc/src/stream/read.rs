@@ -344,7 +344,7 @@ impl<P: SmcPath> SmcReader<P> {
         }
         self.publish_all_read();
         self.read_flags();
-        if !self.conn.ended() {
+        if !self.conn.has_ended() {
             return Ok(None);
         }
         // The peer stores its producer word before its flags: all data before the end that is known

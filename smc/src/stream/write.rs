@@ -290,7 +290,7 @@ impl<P: SendPath> SmcWriter<P> {
     #[inline(always)]
     fn read_space(&mut self) -> Result<u32, Error> {
         let space = self.path.space(&self.conn)?;
-        if self.conn.ended() {
+        if self.conn.has_ended() {
             self.conn.write_end()?;
         }
         Ok(space)

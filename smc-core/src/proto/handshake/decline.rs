@@ -90,10 +90,8 @@ pub(crate) enum Search {
 
 /// The code of a cause.
 pub(crate) fn decline_code(cause: &DeclineCause) -> DeclineCode {
-    use DeclineCause as Cause;
-
     match cause {
-        Cause::NoHandshake(cause) => match cause {
+        DeclineCause::NoHandshake(cause) => match cause {
             FallbackCause::Code(code) => *code,
             FallbackCause::PeerDeclined(_) => PEER_DECLINED,
             FallbackCause::Policy => DeclineCode::OPTUNSUPP,
@@ -101,52 +99,52 @@ pub(crate) fn decline_code(cause: &DeclineCause) -> DeclineCode {
             _ => DeclineCode::PEERNOSMC,
         },
 
-        Cause::Ipsec => DeclineCode::IPSEC,
-        Cause::VlanUnknown => DeclineCode::GETVLANERR,
-        Cause::OtherSubnet => DeclineCode::DIFFPREFIX,
+        DeclineCause::Ipsec => DeclineCode::IPSEC,
+        DeclineCause::VlanUnknown => DeclineCode::GETVLANERR,
+        DeclineCause::OtherSubnet => DeclineCode::DIFFPREFIX,
 
-        Cause::NoSubnets => DeclineCode::CNFERR,
-        Cause::Unwritable => DeclineCode::INTERR,
-        Cause::NothingOffered => DeclineCode::PEERNOSMC,
-        Cause::NoV2Extension => DeclineCode::NOV2EXT,
-        Cause::NoDirectExtension => DeclineCode::NOV2DEXT,
-        Cause::NoEid => DeclineCode::NOUEID,
-        Cause::NoDeviceForV2 => DeclineCode::NOISM2SUPP,
+        DeclineCause::NoSubnets => DeclineCode::CNFERR,
+        DeclineCause::Unwritable => DeclineCode::INTERR,
+        DeclineCause::NothingOffered => DeclineCode::PEERNOSMC,
+        DeclineCause::NoV2Extension => DeclineCode::NOV2EXT,
+        DeclineCause::NoDirectExtension => DeclineCode::NOV2DEXT,
+        DeclineCause::NoEid => DeclineCode::NOUEID,
+        DeclineCause::NoDeviceForV2 => DeclineCode::NOISM2SUPP,
 
-        Cause::NotOffered => DeclineCode::MODEUNSUPP,
-        Cause::Release => DeclineCode::RELEASEERR,
-        Cause::MaxConns => DeclineCode::MAXCONNERR,
-        Cause::MaxLinks => DeclineCode::MAXLINKERR,
-        Cause::NoRoute => DeclineCode::NOROUTE,
-        Cause::OtherRoute => DeclineCode::NOINDIRECT,
+        DeclineCause::NotOffered => DeclineCode::MODEUNSUPP,
+        DeclineCause::Release => DeclineCode::RELEASEERR,
+        DeclineCause::MaxConns => DeclineCode::MAXCONNERR,
+        DeclineCause::MaxLinks => DeclineCode::MAXLINKERR,
+        DeclineCause::NoRoute => DeclineCode::NOROUTE,
+        DeclineCause::OtherRoute => DeclineCode::NOINDIRECT,
 
-        Cause::NoDevice(Search::Any, _) => DeclineCode::NOSMCDEV,
-        Cause::NoDevice(Search::Rdma, _) => DeclineCode::NOSMCRDEV,
-        Cause::NoDevice(Search::Direct(version), _)
-        | Cause::Unreachable(version, _)
-        | Cause::ReachTimedOut(version) => match version.is_v2() {
+        DeclineCause::NoDevice(Search::Any, _) => DeclineCode::NOSMCDEV,
+        DeclineCause::NoDevice(Search::Rdma, _) => DeclineCode::NOSMCRDEV,
+        DeclineCause::NoDevice(Search::Direct(version), _)
+        | DeclineCause::Unreachable(version, _)
+        | DeclineCause::ReachTimedOut(version) => match version.is_v2() {
             true => DeclineCode::NOSMCD2DEV,
             false => DeclineCode::NOSMCDDEV,
         },
 
-        Cause::Device(step, error) => match (step, error) {
+        DeclineCause::Device(step, error) => match (step, error) {
             (SetupStep::Register, DeviceError::Exhausted) => DeclineCode::MAX_DMB,
             (SetupStep::OpenLink, DeviceError::Exhausted) => DeclineCode::MEM,
             (SetupStep::OpenLink, error) if error.is_lack_of_memory() => DeclineCode::MEM,
             (step, _) => step_code(*step),
         },
-        Cause::TimedOut(step) => step_code(*step),
-        Cause::NoGroup(Role::Client, _) => DeclineCode::SYNCERR,
-        Cause::NoGroup(Role::Server, NoGroup::Full) => DeclineCode::MEM,
-        Cause::NoGroup(Role::Server, NoGroup::Missing) => DeclineCode::INTERR,
-        Cause::Rmb(Role::Client, RmbError::NoLink) => DeclineCode::NOSRVLINK,
-        Cause::Rmb(Role::Server, RmbError::NoLink) => DeclineCode::NOACTLINK,
-        Cause::Rmb(_, RmbError::Device(_)) => step_code(SetupStep::Register),
-        Cause::Rkey(_) => step_code(SetupStep::ConfirmRkey),
-        Cause::RtokenTableFull(_) => DeclineCode::ERR_RTOK,
-        Cause::FirstLink(FirstLinkError::Eyecatchers) => DeclineCode::RMBE_EC,
-        Cause::FirstLink(_) => step_code(SetupStep::ConfirmLink),
-        Cause::GroupTerminated => DeclineCode::NOACTLINK,
+        DeclineCause::TimedOut(step) => step_code(*step),
+        DeclineCause::NoGroup(Role::Client, _) => DeclineCode::SYNCERR,
+        DeclineCause::NoGroup(Role::Server, NoGroup::Full) => DeclineCode::MEM,
+        DeclineCause::NoGroup(Role::Server, NoGroup::Missing) => DeclineCode::INTERR,
+        DeclineCause::Rmb(Role::Client, RmbError::NoLink) => DeclineCode::NOSRVLINK,
+        DeclineCause::Rmb(Role::Server, RmbError::NoLink) => DeclineCode::NOACTLINK,
+        DeclineCause::Rmb(_, RmbError::Device(_)) => step_code(SetupStep::Register),
+        DeclineCause::Rkey(_) => step_code(SetupStep::ConfirmRkey),
+        DeclineCause::RtokenTableFull(_) => DeclineCode::ERR_RTOK,
+        DeclineCause::FirstLink(FirstLinkError::Eyecatchers) => DeclineCode::RMBE_EC,
+        DeclineCause::FirstLink(_) => step_code(SetupStep::ConfirmLink),
+        DeclineCause::GroupTerminated => DeclineCode::NOACTLINK,
     }
 }
 
@@ -167,24 +165,22 @@ pub(crate) const PEER_DECLINED: DeclineCode = DeclineCode::PEERDECL;
 
 impl From<DeclineCause> for FallbackReason {
     fn from(cause: DeclineCause) -> Self {
-        use DeclineCause as Cause;
-
         let code = decline_code(&cause);
         let device = |step, error| FallbackCause::Device { step, error };
         let cause = match cause {
-            Cause::NoHandshake(FallbackCause::PeerDeclined(code)) => {
+            DeclineCause::NoHandshake(FallbackCause::PeerDeclined(code)) => {
                 return Self::peer_declined(code);
             }
-            Cause::NoHandshake(cause) | Cause::NoDevice(_, Some(cause)) => cause,
-            Cause::Unreachable(_, error) => device(SetupStep::Reach, error),
-            Cause::ReachTimedOut(_) => FallbackCause::TimedOut(SetupStep::Reach),
-            Cause::Device(step, error) => device(step, error),
-            Cause::TimedOut(step) => FallbackCause::TimedOut(step),
-            Cause::NoGroup(_, why) => FallbackCause::NoGroup(why),
-            Cause::Rmb(_, RmbError::Device(error)) => device(SetupStep::Register, error),
-            Cause::Rkey(error) => FallbackCause::Rkey(error),
-            Cause::FirstLink(error) => FallbackCause::ConfirmLink(error),
-            Cause::GroupTerminated => FallbackCause::GroupTerminated,
+            DeclineCause::NoHandshake(cause) | DeclineCause::NoDevice(_, Some(cause)) => cause,
+            DeclineCause::Unreachable(_, error) => device(SetupStep::Reach, error),
+            DeclineCause::ReachTimedOut(_) => FallbackCause::TimedOut(SetupStep::Reach),
+            DeclineCause::Device(step, error) => device(step, error),
+            DeclineCause::TimedOut(step) => FallbackCause::TimedOut(step),
+            DeclineCause::NoGroup(_, why) => FallbackCause::NoGroup(why),
+            DeclineCause::Rmb(_, RmbError::Device(error)) => device(SetupStep::Register, error),
+            DeclineCause::Rkey(error) => FallbackCause::Rkey(error),
+            DeclineCause::FirstLink(error) => FallbackCause::ConfirmLink(error),
+            DeclineCause::GroupTerminated => FallbackCause::GroupTerminated,
             _ => FallbackCause::Code(code),
         };
         Self::because(code, cause)

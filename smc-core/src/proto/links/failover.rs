@@ -12,7 +12,7 @@ use crate::proto::after;
 
 impl LinkGroup {
     /// A link failed; `None` if it does not answer TEST LINK.
-    pub(super) fn link_down(&mut self, now: Instant, link: LinkId, failure: Option<LinkFailure>) {
+    pub(super) fn fail_link(&mut self, now: Instant, link: LinkId, failure: Option<LinkFailure>) {
         let Some(info) = self.link(link) else {
             return;
         };

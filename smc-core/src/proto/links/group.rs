@@ -161,7 +161,7 @@ impl LinkGroup {
     /// ([`SendQueue::poll_timeout`](super::SendQueue::poll_timeout)).
     pub fn handle_link_down(&mut self, now: Instant, link: LinkId, failure: LinkFailure) {
         match self.end {
-            None => self.link_down(now, link, Some(failure)),
+            None => self.fail_link(now, link, Some(failure)),
             Some(end) if end.link() == Some(link) => self.finish(),
             Some(_) => {}
         }

@@ -30,7 +30,7 @@ impl LinkGroup {
             .collect();
         for (link, is_tested) in due {
             if is_tested {
-                self.link_down(now, link, None);
+                self.fail_link(now, link, None);
             } else {
                 self.start_test(now, link);
             }

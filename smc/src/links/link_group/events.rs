@@ -16,7 +16,12 @@ use crate::proto::links::{LinkId, Posted};
 
 impl RdmaGroup {
     /// A link of this device has received a message.
-    pub(crate) fn received(self: &Arc<Self>, here: DeviceIndex, link: LinkId, message: &Inbound) {
+    pub(crate) fn handle_received(
+        self: &Arc<Self>,
+        here: DeviceIndex,
+        link: LinkId,
+        message: &Inbound,
+    ) {
         let now = self.now();
         let bytes = message.as_bytes();
         if bytes.first() != Some(&CdcR::TYPE) {
@@ -45,7 +50,7 @@ impl RdmaGroup {
         }
     }
 
-    pub(crate) fn sent(self: &Arc<Self>, link: LinkId, op: OpId) {
+    pub(crate) fn handle_sent(self: &Arc<Self>, link: LinkId, op: OpId) {
         let Some(sender) = self.sender(link) else {
             return;
         };
@@ -67,12 +72,12 @@ impl RdmaGroup {
     }
 
     /// The device reports that the queue pair sends and receives nothing any more.
-    pub(crate) fn link_down(self: &Arc<Self>, link: LinkId, cause: LinkFailure) {
+    pub(crate) fn handle_link_down(self: &Arc<Self>, link: LinkId, cause: LinkFailure) {
         if let Some(sender) = self.sender(link) {
             sender.set_closed();
         }
         self.give_up(link, cause);
-        self.closed(link);
+        self.handle_stopped(link);
     }
 
     pub(super) fn give_up(self: &Arc<Self>, link: LinkId, cause: LinkFailure) {
@@ -84,15 +89,15 @@ impl RdmaGroup {
     }
 
     /// A link is closed: its connections continue on another link.
-    pub(crate) fn closed(self: &Arc<Self>, link: LinkId) {
+    pub(crate) fn handle_stopped(self: &Arc<Self>, link: LinkId) {
         self.step(|state| state.machine.handle_stopped(link));
     }
 
     /// All links of a device are down.
-    pub(crate) fn device_gone(self: &Arc<Self>, device: DeviceIndex) {
+    pub(crate) fn handle_device_gone(self: &Arc<Self>, device: DeviceIndex) {
         let links = self.links().into_iter();
         for link in links.filter(|link| link.device == device) {
-            self.link_down(link.id, LinkFailure::Device("device was removed"));
+            self.handle_link_down(link.id, LinkFailure::Device("device was removed"));
         }
     }
 

@@ -18,8 +18,8 @@ use super::super::answer::Answer;
 use super::super::conn::{RdmaConn, RdmaConnHandle};
 use super::super::device_driver::DeviceDriver;
 use super::super::groups::Groups;
+use super::buffer_pool::{RdmaBuffer, RdmaBufferPool};
 use super::link_sender::LinkSender;
-use super::memory::{RdmaBuffer, RdmaBufferPool};
 use crate::device::{
     Access, DeviceError, LinkAddress, PendingLink, ProtectionDomain, RdmaAddress, Route,
 };

@@ -259,7 +259,7 @@ impl RdmaGroup {
             // The endpoint was dropped, and no events are dispatched any more.
             None => {
                 sender.link().close();
-                self.closed(sender.id());
+                self.handle_stopped(sender.id());
             }
         }
     }
@@ -267,7 +267,7 @@ impl RdmaGroup {
     /// Stops a link, whose connections will move to another one.
     fn stop_sending(self: &Arc<Self>, link: LinkId) {
         match self.sender(link).filter(|sender| !sender.is_closed()) {
-            None => self.closed(link),
+            None => self.handle_stopped(link),
             Some(sender) => {
                 sender.fail();
                 self.close_sender(sender);
