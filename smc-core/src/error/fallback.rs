@@ -303,3 +303,6 @@ impl fmt::Display for SetupStep {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;
