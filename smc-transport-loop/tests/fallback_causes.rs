@@ -15,7 +15,7 @@ use smc::{Domain, Error, Policy, Stream};
 use smc_testkit::on::On;
 use smc_testkit::process::{Child, ENTRY, Role, command};
 use smc_testkit::resources::{limit_descriptors, limit_file_size};
-use smc_testkit::streams::{listen, pair};
+use smc_testkit::streams::{connect, connect_smc, listen, pair};
 use smc_testkit::user::is_root;
 use smc_transport_loop::LoopDevice;
 use tempfile::TempDir;
@@ -157,17 +157,17 @@ fn an_endpoint_without_a_device_reports_it() {
 fn a_listener_without_a_buffer_reports_it_and_its_client_has_the_code() {
     let dir = TempDir::new().unwrap();
     On::Tokio.run(async {
-        let device = device(dir.path()).max_dmbs(0);
-        let device = match device.build() {
-            Ok(device) => Arc::new(device),
-            Err(error) => return println!("skipped: {error}"),
-        };
-        let server = without_device(On::Tokio, dir.path()).device(device);
-        let reported = both(builder(On::Tokio, true, dir.path()), server).await;
+        let device = device(dir.path()).max_dmbs(1).build().unwrap();
+        let server = without_device(On::Tokio, dir.path()).device(Arc::new(device));
+        let (server, client) = (server.build().unwrap(), builder(On::Tokio, true, dir.path()));
+        let (client, listener) = (client.build().unwrap(), listen(&server).await);
+        // It has the one buffer.
+        let _held = connect_smc(&client, &listener).await;
+        let (ours, theirs) = connect(&client, &listener).await;
         let text = "0x05000000/0x030d0000 peer declined: the device cannot register more buffers";
-        assert_eq!(reported[0], text);
+        assert_eq!(why(&ours), text);
         let text = "0x030d0000 register the receive buffer: no buffer left on the device";
-        assert_eq!(reported[1], text);
+        assert_eq!(why(&theirs), text);
     });
 }
 

@@ -18,7 +18,7 @@ use smc_wire::types::{Chid, DeclineCode, DmbToken, Eid, Gid, HostName};
 
 use super::*;
 use crate::device::DeviceError;
-use crate::error::{Error, FallbackReason};
+use crate::error::{Error, FallbackCause, FallbackReason, SetupStep};
 use crate::proto::group::{self, DeviceIndex, EnterResult, Member, NoGroup, Registry, Waiter};
 use crate::proto::links::{FirstLinkError, LlcTerms, RkeyError, RtokenTableFull};
 
@@ -287,6 +287,14 @@ impl Side {
                 Some(diagnosis) => peer(diagnosis),
                 None => local(fallback.reason.local),
             },
+            other => panic!("not fallen back but {other:?}"),
+        }
+    }
+
+    /// The cause beside the codes.
+    fn cause(&self) -> &FallbackCause {
+        match &self.outcome {
+            Some(Outcome::Tcp(fallback)) => &fallback.reason.cause,
             other => panic!("not fallen back but {other:?}"),
         }
     }

@@ -402,10 +402,10 @@ fn stalled_client_costs_the_others_nothing() {
 
 #[test]
 fn stalled_device_of_the_server_ends_in_a_decline_before_the_client_gives_up() {
-    for (stall, code) in [
-        ("reach", DeclineCode::NOSMCD2DEV),
-        ("enter", DeclineCode::INTERR),
-        ("register", DeclineCode::MEM),
+    for (stall, step, code) in [
+        ("reach", SetupStep::Reach, DeclineCode::NOSMCD2DEV),
+        ("enter", SetupStep::Enter, DeclineCode::INTERR),
+        ("register", SetupStep::Register, DeclineCode::MEM),
     ] {
         let mut pair = Pair::new(host(), host());
         pair.server.faults.stall = Some(stall);
@@ -413,21 +413,23 @@ fn stalled_device_of_the_server_ends_in_a_decline_before_the_client_gives_up() {
         pair.run();
         assert_eq!(pair.now - start, WORK_TIMEOUT);
         pair.server_declines(code);
+        assert_eq!(*pair.server.cause(), FallbackCause::TimedOut(step));
     }
 }
 
 #[test]
 fn stalled_work_of_the_client() {
-    for (stall, code) in [
-        ("reach", DeclineCode::NOSMCD2DEV),
-        ("enter", DeclineCode::INTERR),
-        ("register", DeclineCode::MEM),
-        ("attach", DeclineCode::MEM),
+    for (stall, step, code) in [
+        ("reach", SetupStep::Reach, DeclineCode::NOSMCD2DEV),
+        ("enter", SetupStep::Enter, DeclineCode::INTERR),
+        ("register", SetupStep::Register, DeclineCode::MEM),
+        ("attach", SetupStep::Attach, DeclineCode::MEM),
     ] {
         let mut pair = Pair::new(host(), host());
         pair.client.faults.stall = Some(stall);
         pair.run();
         pair.client_declines(code);
+        assert_eq!(*pair.client.cause(), FallbackCause::TimedOut(step));
     }
 }
 
@@ -473,6 +475,7 @@ fn group_terminated_under_a_set_up() {
     pair.client.machine.handle_terminated();
     pair.run();
     pair.client_declines(DeclineCode::NOACTLINK);
+    assert_eq!(*pair.client.cause(), FallbackCause::GroupTerminated);
 
     // It has confirmed, and perhaps written, before the group ended.
     let mut pair = Pair::new(host(), host());
@@ -490,6 +493,7 @@ fn group_terminated_under_a_set_up() {
     pair.server.machine.handle_terminated();
     pair.run();
     pair.server_declines(DeclineCode::NOACTLINK);
+    assert_eq!(*pair.server.cause(), FallbackCause::GroupTerminated);
 }
 
 #[test]

@@ -195,6 +195,7 @@ fn r11_nothing_came_over_the_link() {
         assert_eq!(f.side.machine.state(), Some("late DECLINE"));
         f.wait(LATE_DECLINE_TIMEOUT);
         assert_eq!(f.side.fallback(), local(DeclineCode::TIMEOUT_CL));
+        assert_eq!(*f.side.cause(), FallbackCause::ConfirmLink(failure));
         assert_eq!(f.side.declined().diagnosis, DeclineCode::TIMEOUT_CL);
         assert!(f.side.is_crossing_possible());
         assert_eq!(f.side.groups.borrow().registry.group_infos(), []);
@@ -236,6 +237,8 @@ fn r11_work_that_never_ends() {
     let mut f = confirming();
     f.wait(CONFIRM_LINK_TIMEOUT);
     assert_eq!(f.side.fallback(), local(DeclineCode::TIMEOUT_CL));
+    let step = SetupStep::ConfirmLink;
+    assert_eq!(*f.side.cause(), FallbackCause::TimedOut(step));
 }
 
 #[test]
@@ -273,17 +276,19 @@ fn r12_server_wants_eyecatchers() {
     let mut f = confirming();
     f.done(WorkDone::LinkConfirmed(Err(FirstLinkError::Eyecatchers)));
     assert_eq!(f.side.fallback(), local(DeclineCode::RMBE_EC));
+    let eyecatchers = FallbackCause::ConfirmLink(FirstLinkError::Eyecatchers);
+    assert_eq!(*f.side.cause(), eyecatchers);
     assert!(f.side.is_crossing_possible());
 }
 
 #[test]
 fn stalled_work_of_the_client() {
-    for (stall, code) in [
-        ("enter", DeclineCode::INTERR),
-        ("open link", DeclineCode::INTERR),
-        ("prepare", DeclineCode::MEM),
-        ("bind", DeclineCode::INTERR),
-        ("connect", DeclineCode::ERR_RDYLNK),
+    for (stall, step, code) in [
+        ("enter", SetupStep::Enter, DeclineCode::INTERR),
+        ("open link", SetupStep::OpenLink, DeclineCode::INTERR),
+        ("prepare", SetupStep::Register, DeclineCode::MEM),
+        ("bind", SetupStep::BindPeer, DeclineCode::INTERR),
+        ("connect", SetupStep::ConnectLink, DeclineCode::ERR_RDYLNK),
     ] {
         let mut pair = rdma_pair();
         pair.client.faults.stall = Some(stall);
@@ -291,6 +296,7 @@ fn stalled_work_of_the_client() {
         pair.run();
         assert_eq!(pair.now - start, WORK_TIMEOUT, "in time for the server");
         pair.client_declines(code);
+        assert_eq!(*pair.client.cause(), FallbackCause::TimedOut(step));
         for side in [&pair.client, &pair.server] {
             assert_eq!(side.groups.borrow().registry.group_infos(), []);
         }
@@ -300,4 +306,6 @@ fn stalled_work_of_the_client() {
     pair.client.faults.stall = Some("confirm rkey");
     pair.run();
     pair.client_declines(DeclineCode::ERR_REGBUF);
+    let step = SetupStep::ConfirmRkey;
+    assert_eq!(*pair.client.cause(), FallbackCause::TimedOut(step));
 }

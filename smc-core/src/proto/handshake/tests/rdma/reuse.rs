@@ -254,19 +254,28 @@ fn stalled_client_costs_the_others_two_seconds_and_nothing_else() {
 
 #[test]
 fn rkey_that_is_not_confirmed() {
-    for failure in [RkeyError::TimedOut, RkeyError::Refused, RkeyError::NoKey] {
+    let all = [
+        RkeyError::TimedOut,
+        RkeyError::Refused,
+        RkeyError::NoTurn,
+        RkeyError::NoKey,
+        RkeyError::Ended,
+    ];
+    for failure in all {
         let first = rdma_pair().completed();
         let mut second = again(&first);
         let faults = &mut second.server.faults.rdma;
         faults.push_back(WorkDone::RkeyConfirmed(Err(failure)));
         second.run();
         second.server_declines(DeclineCode::ERR_REGBUF);
+        assert_eq!(*second.server.cause(), FallbackCause::Rkey(failure));
 
         let mut third = again(&first);
         let faults = &mut third.client.faults.rdma;
         faults.push_back(WorkDone::RkeyConfirmed(Err(failure)));
         third.run();
         third.client_declines(DeclineCode::ERR_REGBUF);
+        assert_eq!(*third.client.cause(), FallbackCause::Rkey(failure));
         assert!(!third.client.is_crossing_possible());
         for side in [&third.client, &third.server] {
             assert_eq!(side.groups.borrow().connections(), 1, "the first one");
@@ -310,6 +319,7 @@ fn group_that_ends_under_a_set_up() {
     second.server.machine.handle_terminated();
     second.run();
     second.server_declines(DeclineCode::NOACTLINK);
+    assert_eq!(*second.server.cause(), FallbackCause::GroupTerminated);
 
     let mut third = again(&first);
     third.client.faults.stall = Some("confirm rkey");
@@ -317,6 +327,7 @@ fn group_that_ends_under_a_set_up() {
     third.client.machine.handle_terminated();
     third.run();
     third.client_declines(DeclineCode::NOACTLINK);
+    assert_eq!(*third.client.cause(), FallbackCause::GroupTerminated);
 
     // The client has the connection from CONFIRM on.
     let mut fourth = again(&first);

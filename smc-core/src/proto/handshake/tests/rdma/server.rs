@@ -166,10 +166,10 @@ fn s9_work_that_fails() {
 
 #[test]
 fn s9_stalled_work_ends_in_a_decline_before_the_client_gives_up() {
-    for (stall, code) in [
-        ("enter", DeclineCode::INTERR),
-        ("open link", DeclineCode::INTERR),
-        ("prepare", DeclineCode::MEM),
+    for (stall, step, code) in [
+        ("enter", SetupStep::Enter, DeclineCode::INTERR),
+        ("open link", SetupStep::OpenLink, DeclineCode::INTERR),
+        ("prepare", SetupStep::Register, DeclineCode::MEM),
     ] {
         let mut pair = rdma_pair();
         pair.server.faults.stall = Some(stall);
@@ -177,6 +177,7 @@ fn s9_stalled_work_ends_in_a_decline_before_the_client_gives_up() {
         pair.run();
         assert_eq!(pair.now - start, WORK_TIMEOUT);
         pair.server_declines(code);
+        assert_eq!(*pair.server.cause(), FallbackCause::TimedOut(step));
     }
     let first = rdma_pair().completed();
     let mut pair = again(&first);
@@ -311,6 +312,7 @@ fn s14_link_that_is_not_confirmed() {
         assert_eq!(f.side.outcome, None, "the client may say why");
         f.wait(LATE_DECLINE_TIMEOUT);
         assert_eq!(f.side.fallback(), local(DeclineCode::TIMEOUT_CL));
+        assert_eq!(*f.side.cause(), FallbackCause::ConfirmLink(failure));
         assert!(f.side.is_crossing_possible());
     }
     let mut f = confirming();
