@@ -159,7 +159,10 @@ fn a_listener_without_a_buffer_reports_it_and_its_client_has_the_code() {
     On::Tokio.run(async {
         let device = device(dir.path()).max_dmbs(1).build().unwrap();
         let server = without_device(On::Tokio, dir.path()).device(Arc::new(device));
-        let (server, client) = (server.build().unwrap(), builder(On::Tokio, true, dir.path()));
+        let (server, client) = (
+            server.build().unwrap(),
+            builder(On::Tokio, true, dir.path()),
+        );
         let (client, listener) = (client.build().unwrap(), listen(&server).await);
         // It has the one buffer.
         let _held = connect_smc(&client, &listener).await;

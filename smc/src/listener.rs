@@ -21,7 +21,7 @@ use super::negotiate::{Published, Verdict};
 use super::runtime::{Acceptor, Runtime, Socket, Task};
 use super::stream::Stream;
 use crate::config::Policy;
-use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit};
+use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit, Refusal};
 use crate::mutex::Mutex;
 
 /// Options of a listener that differ from one to the next.
@@ -365,9 +365,9 @@ impl Service {
             (Err(_), Policy::Never) => Verdict::Plain(FallbackCause::Policy),
             (Err(cause), _) => Verdict::Plain(cause.clone()),
             // A client that waits for an answer has to be notified.
-            (Ok(published), Policy::Never) => published.dismiss(&*socket, peer),
+            (Ok(published), Policy::Never) => published.dismiss(&*socket, peer, Refusal::Policy),
             (Ok(published), _) if is_open => published.verdict(&*socket, peer),
-            (Ok(published), _) => match published.dismiss(&*socket, peer) {
+            (Ok(published), _) => match published.dismiss(&*socket, peer, Refusal::Full) {
                 Verdict::Plain(_) => Verdict::Plain(self.full()),
                 // The client expects an answer that would have to wait.
                 Verdict::Clc | Verdict::SideChannel(_) => return None,

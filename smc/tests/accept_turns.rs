@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use smc::error::Refusal;
 use smc::negotiate::{Candidate, Negotiation, Published, Verdict};
 use smc::runtime::{Runtime, Socket};
 use smc::{Builder, FallbackCause, Listener};
@@ -43,7 +44,7 @@ impl Published for Slow {
         Verdict::Plain(FallbackCause::NoNegotiation)
     }
 
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, _why: Refusal) -> Verdict {
         self.verdict(socket, peer)
     }
 }

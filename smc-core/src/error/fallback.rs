@@ -253,7 +253,7 @@ pub enum Refusal {
         /// Effective user of this process.
         uid: u32,
     },
-    /// The listener has its maximum of clients.
+    /// The listener has its maximum of clients, or of handshakes.
     #[error("no place for another client")]
     Full,
     /// The listener has no descriptor left.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::{Candidate, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn};
-use crate::error::FallbackCause;
+use crate::error::{FallbackCause, Refusal};
 use crate::runtime::{Runtime, Socket};
 
 /// All peers support SMC, by configuration of both ends.
@@ -63,7 +63,7 @@ impl Published for Assume {
         Verdict::Clc
     }
 
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, _why: Refusal) -> Verdict {
         self.verdict(socket, peer)
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::{Candidate, Negotiation, Published, Verdict};
-use crate::error::FallbackCause;
+use crate::error::{FallbackCause, Refusal};
 use crate::runtime::{Runtime, Socket, Unconnected};
 
 /// Uses several negotiations in order.
@@ -127,11 +127,11 @@ impl Published for PublishedMany {
     }
 
     /// Calls all of them.
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, why: Refusal) -> Verdict {
         let verdicts = self
             .0
             .iter()
-            .map(|published| published.dismiss(socket, peer));
+            .map(|published| published.dismiss(socket, peer, why));
         let plain = Verdict::Plain(FallbackCause::Policy);
         verdicts.fold(plain, |first, next| match first {
             Verdict::Plain(_) => next,

@@ -52,7 +52,7 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{DmbToken, Gid};
 
 use super::runtime::{Runtime, Socket, Unconnected};
-use crate::error::FallbackCause;
+use crate::error::{FallbackCause, Refusal};
 
 /// A method by which two endpoints find out that both support SMC.
 ///
@@ -333,11 +333,12 @@ pub trait Published: Debug + Send + Sync {
     fn verdict(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict;
 
     /// Called instead of [`Published::verdict`] if this connection is plain TCP in any case. An
-    /// offer of the client is refused, so that the client does not wait.
+    /// offer of the client is refused, so that the client does not wait; it gets this reason, where
+    /// the negotiation can pass one.
     ///
     /// [`Verdict::Clc`] means that only a DECLINE can refuse it: the client sends CLC on TCP.
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
-        let _ = (socket, peer);
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, why: Refusal) -> Verdict {
+        let _ = (socket, peer, why);
         Verdict::Plain(FallbackCause::Policy)
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use smc::FallbackCause;
+use smc_core::error::Refusal;
 use smc_core::negotiate::{
     Candidate, Delivery, Negotiation, Offer, Published, SideChannel, Verdict, Withdrawn,
 };
@@ -160,7 +161,7 @@ impl Published for Scripted {
         }
     }
 
-    fn dismiss(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
+    fn dismiss(&self, _socket: &dyn Socket, _peer: SocketAddr, _why: Refusal) -> Verdict {
         self.seen.dismissed.fetch_add(1, Ordering::SeqCst);
         Verdict::Plain(FallbackCause::Policy)
     }

@@ -8,12 +8,14 @@ use std::time::Duration;
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc::Domain;
 use smc::FallbackCause;
-use smc::{Builder, Endpoint, ListenOptions};
+use smc::{Builder, Endpoint, ListenOptions, Stream};
+use smc_core::error::{Limit, Refusal};
 use smc_core::negotiate::{Negotiation, Published, Verdict};
 use smc_core::wire::types::DeclineCode;
 use smc_negotiate_local::Local;
 use tempfile::TempDir;
 
+use smc_testkit::negotiation::Connection;
 use smc_testkit::world::messages::decline_v2;
 use smc_testkit::world::{Codes, RawListener, World, anywhere, chat, exchange, reason};
 
@@ -23,6 +25,10 @@ fn ours(code: DeclineCode) -> Option<Codes> {
 
 fn peer_code(code: DeclineCode) -> Option<Codes> {
     Some(Codes::peer_declined(code))
+}
+
+fn cause(stream: &Stream) -> FallbackCause {
+    stream.fallback_reason().expect("it is TCP").cause
 }
 
 #[test]
@@ -88,8 +94,54 @@ fn a_listener_that_takes_no_offer_leaves_its_clients_plain() {
         })
         .await;
         let stream = stream.unwrap();
-        assert_eq!(reason(&stream), ours(DeclineCode::PEERNOSMC));
+        assert_eq!(cause(&stream), FallbackCause::ListenerGone);
         exchange(stream, Some(raw), b"").await;
+    });
+}
+
+#[test]
+fn a_server_that_sends_data_instead_of_an_answer_is_a_plain_one() {
+    let world = World::real();
+    let dir = TempDir::new().unwrap();
+    let client = endpoint(&world, &dir, true);
+    world.block_on(async {
+        // It shares the listening socket with the process that supports SMC.
+        let (acceptor, at, _published) = publish(&world, &dir);
+        let (stream, raw) = future::zip(client.connect(at), async {
+            let raw = acceptor.accept().await;
+            raw.send(b"220 ready").await;
+            raw
+        })
+        .await;
+        let stream = stream.unwrap();
+        assert_eq!(cause(&stream), FallbackCause::PlainServer);
+        exchange(stream, Some(raw), b"220 ready").await;
+    });
+}
+
+#[test]
+fn a_listener_with_too_many_handshakes_reports_it_and_so_does_its_client() {
+    let world = World::real();
+    let dir = TempDir::new().unwrap();
+    let client = endpoint(&world, &dir, true);
+    let server = endpoint_with(&world, &dir, true, |builder| builder.max_handshakes(1));
+    let local = Local::in_domain(Domain::directory(dir.path()));
+    world.block_on(async {
+        let mut options = ListenOptions::default();
+        options.backlog = Some(1);
+        let listener = server.bind_with(anywhere(), &options).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        // The first is in its handshake and does not go on, the second waits for its end.
+        let mut stalled = Vec::new();
+        for _ in 0..2 {
+            stalled.push(Connection::dial(world.rt(), &local, at, b"\xe2").await);
+        }
+        let (ours, theirs) = future::zip(client.connect(at), listener.accept()).await;
+        let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+        assert_eq!(cause(&ours), FallbackCause::Refused(Refusal::Full));
+        let limit = Limit::new("limit of handshakes that wait", 1);
+        assert_eq!(cause(&theirs), FallbackCause::Full(limit));
+        chat((ours, theirs)).await;
     });
 }
 
@@ -112,7 +164,7 @@ fn a_listener_that_stops_before_its_answer_leaves_its_client_plain() {
         })
         .await;
         let stream = stream.unwrap();
-        let cause = stream.fallback_reason().unwrap().cause;
+        let cause = cause(&stream);
         assert!(matches!(cause, FallbackCause::NoAnswer { .. }), "{cause}");
         // As it goes on.
         let decline = decline_v2(DeclineCode::NOSMCDEV);

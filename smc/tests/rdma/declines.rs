@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use smc::{Endpoint, Stream};
+use smc::{Endpoint, FallbackCause, Stream};
 use smc_core::device::DeviceError;
 use smc_core::negotiate::Never;
 use smc_core::wire::types::{DeclineCode, Eid};
@@ -109,8 +109,13 @@ fn without_a_link_that_works() {
     world.block_on(async {
         world.wire().cut();
         let begin = world.elapsed();
-        let codes = declined(&client, &server).await;
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let codes = codes(&mut ours, &mut theirs).await;
         assert_eq!(codes, [DeclineCode::TIMEOUT_CL; 2]);
+        let causes = [ours, theirs].map(|stream| stream.fallback_reason().expect("TCP").cause);
+        let is_local = |cause| matches!(cause, &FallbackCause::ConfirmLink(_));
+        assert!(causes.iter().any(is_local), "{causes:?}");
         assert!(world.elapsed() - begin < Duration::from_secs(6));
         world.sleep(Duration::from_secs(5)).await;
         assert_eq!((a.links().len(), b.links().len()), (0, 0));

@@ -296,14 +296,14 @@ impl ClientChannels {
         self.cause.take().or_else(shortage).or_else(unpublished)
     }
 
-    /// Refuses all offers for this connection by policy.
-    pub(super) fn refuse(&mut self, pair: Pair) {
+    /// Refuses all offers for this connection.
+    pub(super) fn refuse(&mut self, pair: Pair, why: Refusal) {
         for key in &self.recent {
             let mut from = 0;
             while let Some(offered) = self.offer(*key, pair, from) {
                 let (slot, generation, _) = offered.offer;
                 from = offered.next;
-                self.refuse_offer(*key, &slot, generation, Refusal::Policy);
+                self.refuse_offer(*key, &slot, generation, why);
             }
         }
     }

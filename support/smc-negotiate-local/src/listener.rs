@@ -14,7 +14,7 @@ use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::net::sockopt::{ipv6_v6only, socket_cookie, socket_reuseport};
 use rustix::process::geteuid;
-use smc_core::error::{FallbackCause, OsError};
+use smc_core::error::{FallbackCause, OsError, Refusal};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::negotiate::{Credentials, Published, SideChannel, Verdict};
 use smc_core::runtime::{Runtime, Socket, SocketOptions, Watch};
@@ -109,9 +109,9 @@ impl Published for LocalListener {
         }
     }
 
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, why: Refusal) -> Verdict {
         let refuse = |clients: &mut ClientChannels, pair, _| {
-            clients.refuse(pair);
+            clients.refuse(pair, why);
             None::<()>
         };
         self.find(socket, peer, refuse);

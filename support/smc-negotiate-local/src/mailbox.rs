@@ -296,6 +296,7 @@ impl Slot {
         let why = match why {
             Refusal::Policy => REFUSED_BY_POLICY,
             Refusal::Identity => REFUSED_IDENTITY,
+            Refusal::Full => REFUSED_FULL,
             _ => 0,
         };
         self.word(REFUSAL).store(why, Ordering::Relaxed);
@@ -307,6 +308,7 @@ impl Slot {
         match self.word(REFUSAL).load(Ordering::Relaxed) {
             REFUSED_BY_POLICY => Refusal::Policy,
             REFUSED_IDENTITY => Refusal::Identity,
+            REFUSED_FULL => Refusal::Full,
             _ => Refusal::Unknown,
         }
     }
@@ -510,6 +512,7 @@ const WITHDRAWN: u64 = 5;
 /// Codes of a refusal; 0 is without a reason.
 const REFUSED_BY_POLICY: u64 = 1;
 const REFUSED_IDENTITY: u64 = 2;
+const REFUSED_FULL: u64 = 3;
 
 /// The generation is in the upper seven bytes.
 const GENERATION_MASK: u64 = u64::MAX >> 8;

@@ -83,7 +83,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use smc_core::error::{FallbackCause, OsError};
+use smc_core::error::{FallbackCause, OsError, Refusal};
 use smc_core::negotiate::{Candidate, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn};
 use smc_core::runtime::{Runtime, Socket, Unconnected};
 
@@ -364,7 +364,7 @@ impl Published for SynOption {
     }
 
     /// A client that got the option sends CLC in any case.
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, _why: Refusal) -> Verdict {
         self.verdict(socket, peer)
     }
 }

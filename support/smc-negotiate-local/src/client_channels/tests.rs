@@ -150,6 +150,8 @@ fn a_user_who_listens_where_a_connection_comes_from_cannot_claim_it() {
     // those here it is the listening one that a packet to this address would go to.
     let from = listening.local_addr().unwrap();
     assert!(!is_claimed(from, socket_cookie(&listening)));
+    let refusal = mailbox.slot(0).unwrap().refusal();
+    assert_eq!(refusal, Refusal::Identity, "and the client gets to know");
     let from = connected.local_addr().unwrap();
     assert!(is_claimed(from, socket_cookie(&connected)));
 }

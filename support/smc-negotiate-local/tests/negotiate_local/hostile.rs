@@ -180,7 +180,7 @@ fn offers_that_come_and_go_are_taken_at_most_once() {
         mailbox.set(slot_at(20) + 64, 1);
         rustix::net::connect(&socket, &server.at()).unwrap();
         let (socket, peer) = poll_fn(|cx| server.acceptor.poll_accept(cx)).await.unwrap();
-        server.published.dismiss(&*socket, peer);
+        server.published.dismiss(&*socket, peer, Refusal::Policy);
         assert_eq!(mailbox.state(20), CANCELLED);
         let rung = [&[0x84][..], &20_u64.to_le_bytes()].concat();
         assert_eq!(channel.received().last(), Some(&rung));
@@ -302,6 +302,14 @@ pub(super) fn flood(role: &Role) {
         assert!(open_descriptors() - descriptors <= 1200 + 1 + 1024);
         // Those who were there before are still served.
         world.assert_announced(&client, &server).await;
+        // Another one is told why it is not.
+        let refused = world.client();
+        let mut connection = world.dial(&refused, server.at()).await;
+        let offer = connection.offer.as_mut().unwrap();
+        until_lost(&mut **offer).await;
+        assert_eq!(offer.cause(), FallbackCause::Refused(Refusal::Full));
+        assert_eq!(server.accept_one().await, Accepted::Plain);
+        drop((connection, refused));
 
         channels.clear();
         drop(mailbox);

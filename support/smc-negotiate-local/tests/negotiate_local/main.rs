@@ -27,7 +27,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use smc::Domain;
 use smc::runtime::smol::SmolRuntime;
 use smc::runtime::tokio::TokioRuntime;
-use smc_core::error::FallbackCause;
+use smc_core::error::{FallbackCause, Limit, Refusal};
 use smc_core::negotiate::{Candidate, Negotiation, Offer, SideChannel, Verdict};
 use smc_core::runtime::{Runtime, SocketOptions, Unconnected};
 use smc_negotiate_local::Local;

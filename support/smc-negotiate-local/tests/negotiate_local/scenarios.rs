@@ -314,9 +314,10 @@ fn a_dismissed_client_is_notified() {
         let offer = connection.offer.as_mut().unwrap();
         assert!(is_open(&mut **offer));
         let (socket, peer) = poll_fn(|cx| server.acceptor.poll_accept(cx)).await.unwrap();
-        server.published.dismiss(&*socket, peer);
+        server.published.dismiss(&*socket, peer, Refusal::Policy);
         until_lost(&mut **offer).await;
         assert_eq!(offer.withdraw(), Withdrawn::Free);
+        assert_eq!(offer.cause(), FallbackCause::Refused(Refusal::Policy));
     });
 }
 
@@ -489,10 +490,19 @@ fn more_connections_than_a_mailbox_has_slots_are_plain() {
         let candidate = client.look_up(&world.rt, server.at()).await.unwrap();
         // The listener is not involved and does not read them.
         let mut offers = Vec::new();
-        while let Some(Announced { offer, .. }) = Announced::to(&candidate) {
-            offers.push(offer);
+        let cause = loop {
+            match Announced::try_with(bound_to(own_address()), &candidate, PROPOSAL) {
+                Ok(Announced { offer, .. }) => offers.push(offer),
+                Err(cause) => break cause,
+            }
             assert!(offers.len() <= SLOTS);
-        }
+        };
+        let is_full = |what, limit| cause == FallbackCause::Full(Limit::new(what, limit));
+        assert!(
+            is_full("limit of connections under way", SLOTS as u64)
+                || is_full("limit of connections under way with ports like this", 8),
+            "{cause}"
+        );
         assert!(offers.len() > SLOTS / 2, "{}", offers.len());
         let connection = world.dial(&client, server.at()).await;
         assert!(connection.offer.is_none());
