@@ -10,6 +10,8 @@ use std::os::unix::process::CommandExt as _;
 use std::sync::Arc;
 
 use common::{builder, device, local, shared_dir, start, without_device};
+use rustix::io::Errno;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter_all_threads};
 use smc::{Builder, ConnectOptions};
 use smc::{Domain, Error, Policy, Stream};
 use smc_testkit::on::On;
@@ -24,9 +26,13 @@ use tempfile::TempDir;
 #[test]
 fn helper_process() {
     let Some(role) = Role::current() else { return };
-    if role.name() == "device without descriptors" {
-        limit_descriptors(next_descriptor());
-        return role.send(device(role.dir()).build().unwrap_err());
+    match role.name() {
+        "device without descriptors" => {
+            limit_descriptors(next_descriptor());
+            return role.send(device(role.dir()).build().unwrap_err());
+        }
+        "listener" => return On::TokioAlone.run_unbounded(listen_with_few_descriptors(role)),
+        _ => {}
     }
     let to: SocketAddr = role.parse();
     // Without a bound, which would take descriptors of its own; here the test waits.
@@ -52,12 +58,48 @@ fn helper_process() {
             limit_file_size(4096);
         } else if let Some(left) = role.name().strip_suffix(DESCRIPTORS_LEFT) {
             limit_descriptors(next_descriptor() + left.parse::<u64>().unwrap());
+        } else if let Some(name) = role.name().strip_prefix(DENIED) {
+            if let Err(error) = deny(name) {
+                return role.send(format!("skipped: {error}"));
+            }
         }
         match client.connect(to).await {
             Ok(stream) => role.send(why(&stream)),
             Err(error) => role.send(error),
         }
     });
+}
+
+/// From now on the system refuses this call with `EPERM`, as seccomp filters of containers do.
+fn deny(name: &str) -> Result<(), seccompiler::Error> {
+    let call = match name {
+        "memfd_create" => libc::SYS_memfd_create,
+        "sendmsg" => libc::SYS_sendmsg,
+        "eventfd2" => libc::SYS_eventfd2,
+        other => panic!("no call {other}"),
+    };
+    let eperm = SeccompAction::Errno(Errno::PERM.raw_os_error().unsigned_abs());
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let calls = [(call, Vec::new())].into();
+    let filter = SeccompFilter::new(calls, SeccompAction::Allow, eperm, arch).unwrap();
+    let program: BpfProgram = filter.try_into().unwrap();
+    apply_filter_all_threads(&program)
+}
+
+/// Accepts connections with so few more descriptors as the test says, and reports its address.
+async fn listen_with_few_descriptors(role: Role) {
+    let server = builder(On::TokioAlone, true, role.dir()).build().unwrap();
+    let listener = listen(&server).await;
+    role.send(listener.local_addr().unwrap());
+    limit_descriptors(next_descriptor() + role.parse::<u64>());
+    role.send("limited");
+    let mut accepted = Vec::new();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => accepted.push(stream),
+            Err(error) => println!("{error}"),
+        }
+    }
 }
 
 /// The lowest number of a descriptor that is free.
@@ -237,6 +279,53 @@ fn a_client_that_has_too_few_descriptors_names_the_limit_wherever_it_meets_it() 
 }
 
 #[test]
+fn a_client_whose_calls_a_seccomp_filter_denies_names_the_call() {
+    let rows = [
+        ("memfd_create", "0x03010000 create memory for the listener"),
+        ("sendmsg", "0x03010000 send to the listener's socket"),
+        (
+            "eventfd2",
+            "0x03030007 reach the peer's device: make eventfd",
+        ),
+    ];
+    for (name, begin) in rows {
+        let dir = TempDir::new().unwrap();
+        let helper = start(&format!("{DENIED}{name}"), &dir);
+        let reported = reported_by(helper, Domain::directory(dir.path()));
+        if reported.starts_with("skipped: ") {
+            return println!("{reported}");
+        }
+        assert!(reported.starts_with(begin), "{name}: {reported}");
+        let end = ": operation not permitted (os error 1)";
+        assert!(reported.ends_with(end), "{name}: {reported}");
+    }
+}
+
+#[test]
+fn a_listener_that_has_too_few_descriptors_is_named_by_its_client() {
+    let mut reported = Vec::new();
+    for left in 0.. {
+        assert!(left < 100, "never enough");
+        let dir = TempDir::new().unwrap();
+        let mut helper = start("listener", &dir);
+        let at: SocketAddr = helper.parse();
+        helper.send(left);
+        assert_eq!(helper.recv(), "limited");
+        let report = On::Tokio.run(async {
+            let client = builder(On::Tokio, true, dir.path()).build().unwrap();
+            why(&client.connect(at).await.unwrap())
+        });
+        if report.starts_with("SMC-D") {
+            break;
+        }
+        reported.push(report);
+    }
+    // With one, which the channel of the client takes, and none for its memory.
+    let refused = "0x03010000 listener refused the offer: no descriptor left".to_owned();
+    assert!(reported.contains(&refused), "{reported:#?}");
+}
+
+#[test]
 fn a_device_that_cannot_be_made_reports_the_cause() {
     let dir = TempDir::new().unwrap();
     let mut helper = start("device without descriptors", &dir);
@@ -318,6 +407,9 @@ fn why(stream: &Stream) -> String {
 
 /// Behind the number of descriptors that a helper may still open.
 const DESCRIPTORS_LEFT: &str = " descriptors left";
+
+/// Before the call that a helper may not make.
+const DENIED: &str = "denied ";
 
 /// A user without an account.
 const UNLISTED: u32 = 54_321;
