@@ -280,9 +280,15 @@ fn a_listener_that_works_publishes_progress() {
 #[test]
 fn a_listener_that_did_not_answer_is_not_asked_during_the_backoff() {
     run_pair(|world, server, client| async move {
+        let other = world.server("127.0.0.1:0");
         let mut connection = world.dial(&client, server.at()).await;
         let offer = connection.offer.as_mut().unwrap();
         assert_eq!(offer.side_channel().unwrap().withdraw(), Withdrawn::Free);
+        let candidate = client.look_up(&world.rt, server.at()).await.unwrap();
+        let asked = Announced::try_with(bound_to(own_address()), &candidate, PROPOSAL);
+        assert_eq!(asked.err(), Some(FallbackCause::BackOff));
+        // Another listener of the same process and user is.
+        world.assert_announced(&client, &other).await;
         let asked = world.dial(&client, server.at()).await;
         assert!(asked.offer.is_none());
         assert_eq!(server.accept_one().await, Accepted::Plain);
