@@ -41,24 +41,34 @@ fn helper_process() {
     }
 }
 
-/// Reads all that comes on each connection.
+/// Reads all that comes on each connection. Drops all of them when the test says so.
 fn sink(role: &Role) {
     On::Tokio.run_unbounded(async {
         let endpoint = endpoint(role.dir());
         let listener = listen(&endpoint).await;
         role.send(listener.local_addr().unwrap());
-        tokio::spawn(async move {
-            loop {
-                let (mut stream, _) = listener.accept().await.unwrap();
-                tokio::spawn(async move {
-                    let mut buf = vec![0; 1 << 16];
-                    while stream.read(&mut buf).await.is_ok_and(|count| count > 0) {}
-                });
+        let mut readers = tokio::task::JoinSet::new();
+        let asking = role.clone();
+        let mut asked = tokio::task::spawn_blocking(move || asking.recv());
+        let order = loop {
+            tokio::select! {
+                accepted = listener.accept() => {
+                    let (mut stream, _) = accepted.unwrap();
+                    readers.spawn(async move {
+                        let mut buf = vec![0; 1 << 16];
+                        while stream.read(&mut buf).await.is_ok_and(|count| count > 0) {}
+                    });
+                }
+                order = &mut asked => break order.unwrap(),
             }
-        });
-        let role = role.clone();
-        let asked = tokio::task::spawn_blocking(move || role.recv());
-        assert_eq!(asked.await.unwrap(), None, "nothing more to do");
+        };
+        if order.is_some() {
+            readers.shutdown().await;
+            role.send("dropped");
+            let role = role.clone();
+            let asked = tokio::task::spawn_blocking(move || role.recv());
+            assert_eq!(asked.await.unwrap(), None, "nothing more to do");
+        }
     });
 }
 
@@ -283,28 +293,38 @@ fn memory_of_many_connections_is_back_in_the_system_after_they_are_closed() {
     let Some(_alone) = alone_with_maps() else {
         return;
     };
-    let dir = TempDir::new().unwrap();
-    let mut server = start("sink", &dir);
-    let addr = server.recv();
-    let processes = [std::process::id(), server.id()];
-    On::Tokio.run_unbounded(async {
-        let endpoint = endpoint(dir.path());
-        let mut open = Vec::new();
-        for _ in 0..50 {
-            let mut stream = endpoint.connect(&*addr).await.unwrap();
-            stream.write_all(&vec![1; 2 * LONG]).await.unwrap();
-            open.push(stream);
-        }
-        assert!(resident(&processes).unwrap() >= 50 * LONG as u64);
-        drop(open);
-        let most = 2 * 50 * POOLED + SIGNAL_PAGES;
-        on::until(
-            || resident(&processes).unwrap() <= most,
-            || text(&processes, most),
-        )
-        .await;
-    });
-    server.finish();
+    for server_is_first in [false, true] {
+        let dir = TempDir::new().unwrap();
+        let mut server = start("sink", &dir);
+        let addr = server.recv();
+        let processes = [std::process::id(), server.id()];
+        On::Tokio.run_unbounded(async {
+            let endpoint = endpoint(dir.path());
+            let mut open = Vec::new();
+            for _ in 0..50 {
+                let mut stream = endpoint.connect(&*addr).await.unwrap();
+                stream.write_all(&vec![1; 2 * LONG]).await.unwrap();
+                open.push(stream);
+            }
+            assert!(resident(&processes).unwrap() >= 50 * LONG as u64);
+            if server_is_first {
+                server.send("drop");
+                assert_eq!(server.recv(), "dropped");
+                // The end, or a reset where something was not read yet.
+                for stream in &mut open {
+                    assert!(!stream.read(&mut [0]).await.is_ok_and(|count| count > 0));
+                }
+            }
+            drop(open);
+            let most = 2 * 50 * POOLED + SIGNAL_PAGES;
+            on::until(
+                || resident(&processes).unwrap() <= most,
+                || text(&processes, most),
+            )
+            .await;
+        });
+        server.finish();
+    }
 }
 
 #[test]

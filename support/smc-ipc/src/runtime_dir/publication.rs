@@ -530,5 +530,11 @@ const MAX_BEHIND: usize = 128;
 const MIN_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_millis(500);
 
+/// A name that was removed is there again within a second, whether an event reports that or not.
+const _: () = {
+    assert!(MAX_DELAY.as_millis() + LIMIT.as_millis() <= 1000);
+    assert!(INTERVAL.as_millis() + LIMIT.as_millis() <= 1000);
+};
+
 /// After this time without loss the delay is short again.
 const RECENTLY: Duration = Duration::from_secs(10);
