@@ -122,6 +122,20 @@ fn a_name_that_is_removed_is_published_again() {
 }
 
 #[test]
+fn a_search_reads_4096_names_of_a_directory_at_most() {
+    let world = World::new();
+    let dir = world.make("dir", 0o700);
+    for number in 0..4096 {
+        fs::write(dir.join(number.to_string()), "").unwrap();
+    }
+    assert_eq!(names(&dir).unwrap().count(), 4096);
+    for number in 4096..4100 {
+        fs::write(dir.join(number.to_string()), "").unwrap();
+    }
+    assert_eq!(names(&dir).unwrap().count(), 4096);
+}
+
+#[test]
 fn a_name_is_published_again_when_events_can_be_read_no_more() {
     let (world, domain, mut publication) = published();
     let watcher = Watcher::start().unwrap();
