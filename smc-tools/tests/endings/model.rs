@@ -96,8 +96,9 @@ fn part(on: On, fabric: Fabric, before: usize, steps: &[Step], end: End) -> Part
     }
 }
 
-/// The client asks and the server answers; then the server sends and the client reads all of it.
-const SCRIPTS: [(&[Step], &[Step]); 2] = [
+/// The client asks and the server answers; then the server sends and the client reads all of it; then
+/// both have halves.
+const SCRIPTS: [(&[Step], &[Step]); 3] = [
     (
         &[
             Step::Open,
@@ -115,6 +116,24 @@ const SCRIPTS: [(&[Step], &[Step]); 2] = [
             Step::Write(100_000),
             Step::DropWriter,
             Step::ReadToEnd,
+            Step::Drop,
+        ],
+    ),
+    (
+        &[
+            Step::Open,
+            Step::Split,
+            Step::CommitExact(4_000),
+            Step::Shutdown,
+            Step::ReadToEnd,
+            Step::Drop,
+        ],
+        &[
+            Step::Open,
+            Step::ReadToEnd,
+            Step::Split,
+            Step::CommitExact(100_000),
+            Step::DropWriter,
             Step::Drop,
         ],
     ),
@@ -196,6 +215,7 @@ fn draw(random: &mut Rng) -> Play {
     };
 
     let mut reader = vec![Step::Open];
+    split(random, &mut reader);
     write(random, &mut reader);
     reader.push(read_to_end(random));
     write(random, &mut reader);
@@ -203,6 +223,7 @@ fn draw(random: &mut Rng) -> Play {
     let reader = end(random, &mut reader);
 
     let mut closer = vec![Step::Open];
+    split(random, &mut closer);
     write(random, &mut closer);
     match random.below(3) {
         0 => {}
@@ -237,11 +258,18 @@ fn draw(random: &mut Rng) -> Play {
 fn write(random: &mut Rng, steps: &mut Vec<Step>) {
     for _ in 0..random.below(4) {
         let len = [1, 100, 5_000, 70_000][random.below(4)];
-        steps.push(match random.below(2) {
+        steps.push(match random.below(3) {
             0 => Step::Write(len),
-            _ => Step::Commit(len),
+            1 => Step::Commit(len),
+            _ => Step::CommitExact(len),
         });
         write_pause(random, steps);
+    }
+}
+
+fn split(random: &mut Rng, steps: &mut Vec<Step>) {
+    if random.below(3) == 0 {
+        steps.push(Step::Split);
     }
 }
 

@@ -40,7 +40,7 @@ impl<'a> End<'a> {
         let mut most = 0;
         let mut reported = 0;
         for (step, done) in &self.steps {
-            if let Step::Write(len) | Step::Commit(len) = step {
+            if let Step::Write(len) | Step::Commit(len) | Step::CommitExact(len) = step {
                 most += len;
                 reported += if *done == Some(&Done::Ok) { *len } else { 0 };
             }

@@ -9,8 +9,7 @@ use std::time::Duration;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use nix::sys::signal::{Signal, raise};
 use serde::{Deserialize, Serialize};
-use smc::OwnedReadHalf;
-use smc::{Endpoint, Listener, Stream};
+use smc::{Endpoint, Listener, OwnedReadHalf, OwnedWriteHalf, Reservation, Stream};
 
 use smc_testkit::on::On;
 use smc_testkit::process::Role;
@@ -26,6 +25,8 @@ pub(crate) enum Step {
     Write(usize),
     /// Writes so many bytes by reservations.
     Commit(usize),
+    /// The same by reservations of an exact length.
+    CommitExact(usize),
     /// `read_exact`.
     Read(usize),
     /// Reads until the stream ends.
@@ -34,7 +35,9 @@ pub(crate) enum Step {
     GuardToEnd,
     /// Shuts writing down.
     Shutdown,
-    /// Splits the stream and drops the writing half.
+    /// Splits the stream and keeps both halves.
+    Split,
+    /// Drops the writing half, and splits the stream before if it is whole.
     DropWriter,
     /// Drops the stream.
     Drop,
@@ -112,6 +115,7 @@ pub(crate) fn play(role: &Role, part: &Part) {
 
 struct Actor {
     // In the order in which a program that declares them in the other would drop them.
+    writer: Option<OwnedWriteHalf>,
     reader: Option<OwnedReadHalf>,
     stream: Option<Stream>,
     listener: Option<Listener>,
@@ -133,6 +137,7 @@ impl Actor {
             }
         };
         Self {
+            writer: None,
             reader: None,
             stream: None,
             listener,
@@ -151,6 +156,13 @@ impl Actor {
         for (at, step) in part.steps.iter().enumerate() {
             let done = self.step(part, *step).await;
             role.send(serde_json::to_string(&(at, done)).unwrap());
+        }
+    }
+
+    fn split(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            let (reader, writer) = stream.into_split();
+            (self.reader, self.writer) = (Some(reader), Some(writer));
         }
     }
 
@@ -179,20 +191,27 @@ impl Actor {
                 Err(error) => Err(error),
             },
             Step::Write(len) => self.write(len).await,
-            Step::Commit(len) => self.commit(len).await,
+            Step::Commit(len) => self.commit(len, false).await,
+            Step::CommitExact(len) => self.commit(len, true).await,
             Step::Read(len) => self.read(len).await,
             Step::ReadToEnd => return self.read_to_end().await,
             Step::GuardToEnd => return self.guard_to_end().await,
-            Step::Shutdown => match &mut self.stream {
-                Some(stream) => stream.close().await,
-                None => Err(io::ErrorKind::NotConnected.into()),
+            Step::Shutdown => match (&mut self.stream, &mut self.writer) {
+                (Some(stream), _) => stream.close().await,
+                (None, Some(writer)) => writer.close().await,
+                (None, None) => Err(io::ErrorKind::NotConnected.into()),
             },
+            Step::Split => {
+                self.split();
+                Ok(())
+            }
             Step::DropWriter => {
-                self.reader = self.stream.take().map(|stream| stream.into_split().0);
+                self.split();
+                drop(self.writer.take());
                 Ok(())
             }
             Step::Drop => {
-                drop((self.reader.take(), self.stream.take()));
+                drop((self.writer.take(), self.reader.take(), self.stream.take()));
                 Ok(())
             }
             Step::Close => {
@@ -215,18 +234,29 @@ impl Actor {
         let data: Vec<u8> = (self.written..self.written + len)
             .map(|at| pattern(side, at))
             .collect();
-        let stream = self.stream.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-        stream.write_all(&data).await?;
+        match (&mut self.stream, &mut self.writer) {
+            (Some(stream), _) => stream.write_all(&data).await?,
+            (None, Some(writer)) => writer.write_all(&data).await?,
+            (None, None) => return Err(io::ErrorKind::NotConnected.into()),
+        }
         self.written += len;
         Ok(())
     }
 
-    async fn commit(&mut self, len: usize) -> io::Result<()> {
+    async fn commit(&mut self, len: usize, is_exact: bool) -> io::Result<()> {
         let side = u8::from(self.listener.is_some());
-        let stream = self.stream.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         let until = self.written + len;
         while self.written < until {
-            let mut space = stream.reserve(until - self.written).await?;
+            let left = until - self.written;
+            let exact = left.min(EXACT_LEN);
+            let mut space: Reservation<'_> = match (&mut self.stream, &mut self.writer) {
+                (Some(stream), _) if is_exact => stream.reserve_exact(exact).await?,
+                (Some(stream), _) => stream.reserve(left).await?,
+                (None, Some(writer)) if is_exact => writer.reserve_exact(exact).await?,
+                (None, Some(writer)) => writer.reserve(left).await?,
+                (None, None) => return Err(io::ErrorKind::NotConnected.into()),
+            };
+            assert!(!is_exact || space.len() == exact);
             let len = space.len();
             let data: Vec<u8> = (self.written..self.written + len)
                 .map(|at| pattern(side, at))
@@ -293,6 +323,9 @@ impl Actor {
         self.read += data.len();
     }
 }
+
+/// Of the reservations of an exact length: not a divisor of a ring, so that some pass its end.
+const EXACT_LEN: usize = 3000;
 
 /// Byte `at` of what the client (0) or the server (1) writes.
 pub(crate) fn pattern(side: u8, at: usize) -> u8 {
