@@ -312,7 +312,7 @@ step_interop() {
     build_programs --features smc-interop/ours
     # What takes an RDMA device, and one whose network may be changed, has both in a guest.
     local name out program guest=("$PROGRAMS/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
-    for name in conformance events; do
+    for name in conformance events links; do
         if ! out=$(cargo test "${locked[@]}" --no-run "${RDMA[@]}" --test "$name" 2>&1); then
             echo "$out"
             return 1

@@ -182,12 +182,16 @@ fn listeners_of_users_who_are_not_allowed_are_not_believed() {
         assert_eq!(offered.is_some(), has_sock_diag());
 
         // Root trusts a directory of its own, and still not a socket in it that is not its own.
-        let args = format!(". {} 1", to.port());
+        let plain = TcpListener::bind(loopback(0)).unwrap();
+        let cookie = sockopt::socket_cookie(&plain).unwrap();
+        let to = plain.local_addr().unwrap();
+        let args = format!(". {} {cookie}", to.port());
         let mut impostor = world.child(Placement::As(OTHER), "impersonates", &args);
         assert_eq!(impostor.recv(), "published");
         fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o755)).unwrap();
         let candidate = world.client().look_up(&world.rt, to).await.unwrap();
-        assert!(Announced::to(&candidate).is_none());
+        let refused = Announced::try_with(bound_to(own_address()), &candidate, PROPOSAL);
+        assert_eq!(refused.err(), Some(FallbackCause::User { uid: OTHER }));
     });
 }
 
