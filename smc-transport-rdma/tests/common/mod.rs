@@ -67,6 +67,8 @@ impl End {
         loop {
             self.drain();
             self.device.arm().unwrap();
+            // Completions of posts ring for those alone who wait for them.
+            self.device.arm_sent().unwrap();
             self.drain();
             let mut events = self.events.lock().unwrap();
             if let Some(at) = events.iter().position(&fits) {
@@ -90,7 +92,7 @@ impl End {
             }
             assert!(Instant::now() < deadline, "no {what}, but {events:?}");
             drop(events);
-            let _gone = self.device.arm();
+            let _gone = (self.device.arm(), self.device.arm_sent());
             self.park(Duration::from_millis(100));
         }
     }
@@ -98,9 +100,10 @@ impl End {
     /// Waits for an event of any kind.
     pub(crate) fn wait_some(&self) {
         self.device_arm();
+        self.device.arm_sent().unwrap();
         self.drain();
         if self.events.lock().unwrap().is_empty() {
-            self.park(LIMIT);
+            assert!(self.park(LIMIT), "no event");
         }
     }
 
