@@ -1,5 +1,7 @@
 //! How a device is set up.
 
+use std::io::ErrorKind;
+
 use smc_core::device::{DeviceError, Identity, Limits};
 use smc_ipc::Domain;
 use smc_wire::size::SizeCode;
@@ -117,7 +119,8 @@ impl Builder {
     ///
     /// Without [`domain`](Self::domain) it succeeds also if no directory can be used:
     /// streams are TCP then, and [`LoopDevice::runtime_dir`] reports why. It is tried again every
-    /// second.
+    /// second. So it is with a domain if that is not known after two seconds, while another user holds
+    /// the lock of the directory.
     ///
     /// Does not wait for other processes; makes a handful of system calls, one more for each device
     /// in the directory.
@@ -133,7 +136,8 @@ impl Builder {
         let is_given = !self.domain.is_default();
         let device = LoopDevice::with(self)?;
         match device.runtime_dir() {
-            Err(error) if is_given => Err(error.into()),
+            // Otherwise it is not known yet whether the directory can be used.
+            Err(error) if is_given && error.kind() != ErrorKind::TimedOut => Err(error.into()),
             _ => Ok(device),
         }
     }

@@ -17,14 +17,17 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use futures_lite::future::block_on;
+use rustix::process::geteuid;
 use smc::{Domain, Endpoint, Stream};
 use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Signal, SubmitError,
 };
 use smc_core::mem::sync::Ordering;
+use smc_ipc::runtime_dir::thread::{Place, start as start_job};
 use smc_negotiate_local::Local;
 use smc_testkit::on::On;
 use smc_testkit::process::{Child, ENTRY, Role, command};
@@ -146,6 +149,26 @@ impl DrivenDevice {
             .drain(&mut |event| events.push(event))
             .expect("drain");
         events
+    }
+
+    /// Handles new channels, whose devices are looked up on the threads of these users.
+    pub fn accept_of(&self, users: &[u32]) {
+        self.drain();
+        for user in users {
+            let (end, has_ended) = channel::<()>();
+            start_job(Place::OfUser(*user), move || drop(end)).expect("a thread");
+            assert!(has_ended.recv().is_err());
+        }
+        self.drain();
+    }
+
+    /// The same for peers of the own user.
+    pub fn accept(&self) {
+        self.accept_of(&[geteuid().as_raw()]);
+    }
+
+    pub fn reach(&self, peer: Gid) {
+        block_on(self.device.reach(peer)).expect("reach");
     }
 
     pub fn arm(&self) {

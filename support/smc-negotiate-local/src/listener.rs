@@ -70,9 +70,13 @@ impl LocalListener {
         let failed = |error: io::Error| OsError::new("announce the listener", &error);
         let is_default = domain.is_default();
         let publication = Publication::new(domain, entry.to_string()).map_err(failed)?;
-        // A directory that was configured has to be right. The default ones may become so.
-        if let (Some(error), false) = (publication.error(), is_default) {
-            return Err(error.clone().into());
+        // A directory that was configured has to be right, as soon as that is known. The default ones
+        // may become so.
+        match publication.error() {
+            Some(error) if !is_default && error.kind() != io::ErrorKind::TimedOut => {
+                return Err(error.clone().into());
+            }
+            _ => {}
         }
         let clients = ClientChannels::new(entry, publication, at).map_err(failed)?;
         let watch = runtime.watch(clients.epoll_fd()).map_err(failed)?;

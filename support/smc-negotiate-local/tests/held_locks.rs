@@ -1,0 +1,63 @@
+//! Directories whose locks another user holds: what is looked up or published there comes later.
+//!
+//! A job that does not end stands for a call that waits for the lock.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use smc::Domain;
+use smc::runtime::smol::SmolRuntime;
+use smc_core::negotiate::{Negotiation, Verdict};
+use smc_core::runtime::{Runtime, SocketOptions};
+use smc_ipc::runtime_dir::thread::{Place, start};
+use smc_negotiate_local::Local;
+use smc_testkit::negotiation::{Connection, Server};
+use smc_testkit::wait::TIMEOUT;
+use tempfile::TempDir;
+
+/// Runs a scenario while no other one of this program runs.
+fn run<F: Future<Output = ()>>(scenario: impl FnOnce(TempDir, Local, Arc<dyn Runtime>) -> F) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let executor = Arc::new(smol::Executor::new());
+    let runtime = Arc::new(SmolRuntime::with_executor(Arc::clone(&executor)));
+    let dir = TempDir::new().unwrap();
+    let local = Local::in_domain(Domain::directory(dir.path()));
+    smol::block_on(executor.run(scenario(dir, local, runtime)));
+}
+
+fn listen(runtime: &Arc<dyn Runtime>, local: &Local) -> Server {
+    let at = "127.0.0.1:0".parse().unwrap();
+    Server::publish(runtime, at, &SocketOptions::default(), local)
+}
+
+/// Holds the thread of a place until the result is dropped.
+fn hold(place: Place) -> Sender<()> {
+    let (release, released) = channel::<()>();
+    // It may still be held by the last test.
+    while start(place.clone(), || ()).is_err() {}
+    start(place, move || assert!(released.recv().is_err())).unwrap();
+    release
+}
+
+#[test]
+fn a_listener_that_is_made_while_its_directory_is_held_is_found_later() {
+    run(|dir, local, runtime| async move {
+        let release = hold(Place::Below(dir.path().to_owned()));
+        let server = listen(&runtime, &local);
+        assert!(local.look_up(&runtime, server.at()).await.is_err());
+        drop(release);
+        let end = runtime.now() + TIMEOUT;
+        loop {
+            let connection = Connection::dial(&runtime, &local, server.at(), b"PROPOSAL").await;
+            let (_socket, verdict) = server.accept().await;
+            if matches!(verdict, Verdict::SideChannel(_)) {
+                assert!(connection.offer.is_some());
+                return;
+            }
+            assert!(runtime.now() < end, "is not found");
+        }
+    });
+}
