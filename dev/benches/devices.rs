@@ -39,7 +39,11 @@ impl<D: Device + Direct> Pair<D> {
                 yield_now().await;
             }
         };
-        let buffer = block_on(or(reader.register(writer.gid(), 1 << 20), listening)).unwrap();
+        let prepare = async {
+            writer.reach(reader.gid()).await?;
+            reader.register(writer.gid(), 1 << 20).await
+        };
+        let buffer = block_on(or(prepare, listening)).unwrap();
         let pair = Self {
             writer,
             buffer,

@@ -90,7 +90,7 @@ impl LoopDevice {
 
     async fn open(&self, gid: Gid) -> Result<Arc<Peer>, DeviceError> {
         for _ in 0..BUSY_TRIES {
-            match self.peers.open(gid) {
+            match self.peers.open(gid).await {
                 Ok(peer) => return Ok(peer),
                 Err(OpenError::Failed(error)) => return Err(error),
                 Err(OpenError::Busy) => yield_now().await,
@@ -274,9 +274,11 @@ impl Nocopy for LoopDevice {
                 return Ok(Arc::new(attached));
             }
         }
+        let opened = self.open(peer).await;
+        // A channel from it is accepted when there is one to it.
         self.peers.receive_pending()?;
-        // Its signal page may have changed meanwhile.
-        match self.open(peer).await {
+        match opened {
+            // Its signal page may have changed meanwhile.
             Ok(known) => known.scan(),
             // It had a channel to us when it made the buffer.
             Err(DeviceError::Unreachable { .. }) => return Err(DeviceError::PeerGone),

@@ -1,31 +1,27 @@
 //! All peers of a device: how they are found, and how the driver handles them.
 
+mod open;
 mod pending_channels;
 mod setup;
 mod share;
 
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use rustix::io::Errno;
-use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::process::geteuid;
 use smc_core::device::{DeviceError, Event, MemoryAccount};
 use smc_core::mem::sync::{AtomicU64, Ordering};
-use smc_ipc::doorbell::new_eventfd;
-use smc_ipc::passed::{PeerFile, PeerSocket};
+use smc_ipc::passed::PeerSocket;
 use smc_ipc::runtime_dir::Publication;
-use smc_ipc::{Credentials, Domain, OsError, RuntimeDirError};
+use smc_ipc::{Domain, OsError, RuntimeDirError};
 use smc_wire::types::Gid;
 
 use crate::active::ActivePeers;
-use crate::channel::{self, Message};
 use crate::config::Builder;
 use crate::directory::{self, is_socket_name, socket_name};
-use crate::doorbell::{Channel, Doorbell, Ready};
+use crate::doorbell::{Doorbell, Ready};
 use crate::lock;
 use crate::mappings::Mappings;
 use crate::peer::{Incoming, Peer};
@@ -33,8 +29,10 @@ use crate::pool::PoolLimits;
 use crate::region::{Mapping, has_unread};
 use crate::registry::LocalBuffers;
 use crate::remote::{Notifier, NotifyBy, RemoteBuffers, Tokens};
-use crate::send_queue::{SendPath, SendQueue, WakeList};
+use crate::send_queue::{SendPath, WakeList};
 use crate::signal_page::{self, SignalPage};
+pub(crate) use open::OpenError;
+use open::{SetupWaker, WaitingTasks};
 use setup::SetupState;
 
 /// The peers of a device.
@@ -53,6 +51,10 @@ pub(crate) struct Peers {
     next_id: AtomicU64,
     /// Locked while a channel is opened, so that there is one per peer.
     opening: Mutex<()>,
+    /// Tasks that wait until they can open a channel.
+    waiting: WaitingTasks,
+    /// For what set-up waits for on other threads.
+    setup_waker: Arc<SetupWaker>,
     /// Locked while set-up runs.
     setup: Mutex<SetupState>,
     /// Channels to peers that have ended without reading all, by user. Descriptors in flight count
@@ -70,20 +72,6 @@ pub(crate) struct Peers {
 struct Known {
     by_gid: HashMap<Gid, Arc<Peer>>,
     by_id: HashMap<u64, Arc<Peer>>,
-}
-
-/// Why a channel could not be opened.
-#[derive(Debug)]
-pub(crate) enum OpenError {
-    /// The peer has too many connections to accept; it may help to try again.
-    Busy,
-    Failed(DeviceError),
-}
-
-impl From<DeviceError> for OpenError {
-    fn from(error: DeviceError) -> Self {
-        Self::Failed(error)
-    }
 }
 
 impl Peers {
@@ -117,17 +105,19 @@ impl Peers {
             publication: Mutex::new(publication),
             pool_limits: *pool_limits,
             account,
-            doorbell,
             tokens,
             active: ActivePeers::default(),
             known: RwLock::default(),
             next_id: AtomicU64::new(1),
             opening: Mutex::default(),
+            waiting: WaitingTasks::default(),
+            setup_waker: SetupWaker::new(&doorbell),
             setup: Mutex::default(),
             unread: Mutex::default(),
             shortage: Mutex::default(),
             mappings,
             wakes: Mutex::default(),
+            doorbell,
         })
     }
 
@@ -179,6 +169,7 @@ impl Peers {
             Ready::Own => {
                 self.own.scan();
                 self.active.add(&self.own);
+                has_setup |= self.setup_waker.take();
             }
             Ready::Setup => has_setup = true,
             Ready::Peer(id) => {
@@ -213,111 +204,6 @@ impl Peers {
         self.known().by_gid.values().for_each(|peer| peer.scan());
     }
 
-    /// Opens the local channel to a peer, if there is none yet.
-    pub(crate) fn open(&self, gid: Gid) -> Result<Arc<Peer>, OpenError> {
-        let opened = self.open_now(gid);
-        self.wake();
-        opened
-    }
-
-    /// The same for callers that have the set-up locked and call [`Peers::wake`] themselves.
-    fn open_now(&self, gid: Gid) -> Result<Arc<Peer>, OpenError> {
-        if let Some(peer) = self.find(gid) {
-            return Ok(peer);
-        }
-        let _opening = lock(&self.opening);
-        if let Some(peer) = self.find(gid) {
-            return Ok(peer);
-        }
-        let unreachable = |why| Err(DeviceError::Unreachable { peer: gid, why }.into());
-        let name = socket_name(gid);
-        let user = self.user_of(gid);
-        let failed = |operation, error: Errno| {
-            // After a time-out another look-up would wait as long.
-            let is_free = error != Errno::TIMEDOUT;
-            let path = is_free.then(|| self.domain.find(user, &name)).flatten();
-            DeviceError::os_at(
-                operation,
-                path.unwrap_or_else(|| name.as_str().into()),
-                &error.into(),
-            )
-        };
-        let mut channel = match self.domain.connect_to(user, &name) {
-            Ok(channel) => channel,
-            Err(Errno::AGAIN) => return Err(OpenError::Busy),
-            Err(Errno::NOENT) => {
-                // Then it is more likely that the peer cannot use it either.
-                self.directory().map_err(DeviceError::from)?;
-                return unreachable("no such device in the runtime directory");
-            }
-            Err(Errno::CONNREFUSED) => {
-                self.domain.remove_if_stale(&name);
-                return unreachable("its process has ended");
-            }
-            Err(Errno::ACCESS | Errno::PERM) => {
-                let why = format!("{name} of the runtime directory may not be used");
-                return Err(DeviceError::NotPermitted(why.into()).into());
-            }
-            Err(error) => return Err(failed("connect to peer device", error).into()),
-        };
-        let credentials = Credentials::of_peer(&channel)
-            .map_err(|error| DeviceError::os("identify peer device", &error))?;
-        if credentials.uid != user || !self.domain.allows(user) {
-            let why = format!("the peer device {gid} belongs to user {}", credentials.uid);
-            return Err(DeviceError::NotPermitted(why.into()).into());
-        }
-        channel.set_allowed();
-        let channel = Arc::new(channel);
-        if !share::has_quota(credentials.uid, self.count(credentials.uid)) {
-            return Err(DeviceError::Exhausted.into());
-        }
-        // On failure more descriptors may be in flight.
-        let _ = set_socket_send_buffer_size(&channel, CHANNEL_BUFFER);
-        let permit = self.mappings.take(user)?;
-        permit.charge_within_limit(PEER_CHARGE)?;
-        let (mapping, file) = Mapping::create(signal_page::LEN)?;
-        let signal_page = new_signal_page(&mapping)?;
-        let eventfd = new_eventfd().map_err(DeviceError::from)?;
-        let eventfd = Arc::new(PeerFile::shared(eventfd, &channel));
-        let hello = Message::Hello { gid: self.gid };
-        match channel::send(&channel, hello, &[file.as_fd(), eventfd.as_fd()]) {
-            Ok(()) => {}
-            Err(Errno::PIPE | Errno::CONNRESET) => return unreachable("it refuses the connection"),
-            Err(error) => return Err(failed("send HELLO to peer device", error).into()),
-        }
-
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let send_queue = SendQueue::new(Arc::clone(&self.doorbell), id, Arc::clone(&channel));
-        let send_path = SendPath::Channel(Arc::new(send_queue));
-        let local = LocalBuffers::new(
-            signal_page,
-            send_path,
-            self.pool_limits,
-            self.account.clone(),
-        );
-        let peer = Peer::new(
-            gid,
-            id,
-            Some(credentials),
-            local,
-            Some(Arc::clone(&eventfd)),
-            Some(permit),
-        );
-        let peer = Arc::new(peer);
-        // First entered, then watched: an edge for an unknown number would be lost.
-        self.insert(&peer);
-        let watched = self
-            .doorbell
-            .watch_peer(&eventfd, id)
-            .and_then(|()| self.doorbell.watch_channel(&channel, Channel::Outgoing, id));
-        if let Err(error) = watched {
-            self.remove(&peer);
-            self.close(&peer);
-            return Err(error.into());
-        }
-        Ok(peer)
-    }
-
     /// The user to whom the device with this GID has to belong. In a domain of one user that is this
     /// user, whose number may be another one in the user namespace of the peer.
     fn user_of(&self, gid: Gid) -> u32 {
@@ -327,8 +213,20 @@ impl Peers {
         }
     }
 
-    /// Counts peers, and ended peers with unread messages.
-    fn count(&self, uid: u32) -> share::PeerCounts {
+    /// Has the name of an ended device removed; those of other users are left to them.
+    fn remove_if_stale(&self, gid: Gid) {
+        if share::is_own(self.user_of(gid)) {
+            self.domain.remove_if_stale(&socket_name(gid));
+        }
+    }
+
+    fn new_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Counts peers, ended peers with unread messages, and channels of these users that may become
+    /// peers.
+    fn count(&self, uid: u32, unverified: impl Iterator<Item = u32>) -> share::PeerCounts {
         let mut unread = lock(&self.unread);
         unread.retain(|(_, channel)| has_unread(channel));
         let known = self.known();
@@ -337,6 +235,7 @@ impl Peers {
         for user in peers
             .map(|credentials| credentials.uid)
             .chain(unread.iter().map(|(user, _)| *user))
+            .chain(unverified)
         {
             counts.same_user += usize::from(user == uid);
             counts.other_users += usize::from(!share::is_own(user));

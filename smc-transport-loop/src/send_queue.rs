@@ -209,6 +209,10 @@ impl Completion {
 pub(crate) struct WakeList(Vec<Waker>);
 
 impl WakeList {
+    pub(crate) fn push(&mut self, waker: Waker) {
+        self.0.push(waker);
+    }
+
     pub(crate) fn append(&mut self, mut others: Self) {
         self.0.append(&mut others.0);
     }

@@ -102,7 +102,7 @@ fn descriptors_that_take_long_to_close_do_not_block_the_device() {
             1 => send_hello(&hostile.channel, hostile.gid, slow(), doorbell()),
             _ => send_hello(&hostile.channel, hostile.gid, &hostile.signal_page, slow()),
         }
-        victim.drain();
+        victim.accept();
         assert!(hostile.is_closed());
     }
     // In place of memory.
@@ -125,7 +125,7 @@ fn what_is_mapped_for_peers_is_limited() {
     let victim = DrivenDevice::new(device(dir.path()).max_mappings(10));
     // The signal pages of each are two.
     let peers = [1, 2].map(|number| connected(&dir, victim.gid(), number));
-    victim.drain();
+    victim.accept();
     let memory = sealed(LEN as u64);
     let attach = |hostile: &HostilePeer, index| {
         let token = hostile.offer_usual(index, &memory);
@@ -139,7 +139,7 @@ fn what_is_mapped_for_peers_is_limited() {
         assert!(matches!(error, DeviceError::Exhausted), "{error:?}");
     }
     let late = connected(&dir, victim.gid(), 3);
-    victim.drain();
+    victim.accept();
     assert!(late.is_closed(), "no room for its signal_page");
     // New memory in the place of other memory fits.
     attach(&peers[1], 0).unwrap();
@@ -179,7 +179,7 @@ fn peers_and_their_slots_are_charged_to_the_memory_limit() {
     let peers: Vec<_> = (2..102)
         .map(|number| {
             let hostile = connected(&dir, victim.gid(), number);
-            victim.drain();
+            victim.accept();
             hostile
         })
         .collect();
@@ -198,7 +198,7 @@ fn helper_process() {
     let device = DrivenDevice::in_dir(role.dir());
     role.send(device.gid());
     while role.recv().is_some() {
-        device.drain();
+        device.accept();
         role.send(device.device.peers());
         role.send(open_descriptors());
     }
@@ -321,6 +321,7 @@ fn a_waker_may_use_the_device() {
         wakes: AtomicUsize::new(0),
     });
     let waker = Waker::from(Arc::clone(&inline));
+    ours.reach(theirs.gid());
     let mut dmbs = Vec::new();
     let mut fill_channel = || loop {
         let mut register = Box::pin(ours.device.register(theirs.gid(), LEN));
@@ -335,7 +336,7 @@ fn a_waker_may_use_the_device() {
         assert!(dmbs.len() < 10_000, "channels are bounded");
     };
     let _sent = fill_channel();
-    theirs.drain();
+    theirs.accept();
     ours.drain();
     assert_eq!(inline.wakes.load(Ordering::Relaxed), 1, "there is space");
     let _failed = fill_channel();

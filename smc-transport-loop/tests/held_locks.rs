@@ -7,13 +7,20 @@
 
 mod common;
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use common::hostile::HostilePeer;
 use common::{DrivenDevice, names, socket_name};
+use futures_lite::future::{block_on, poll_once};
+use rustix::process::geteuid;
+use smc_core::device::{DeviceError, Direct};
 use smc_ipc::runtime_dir::thread::{Place, start};
 use smc_testkit::wait::TIMEOUT;
+use smc_wire::types::Gid;
 use tempfile::TempDir;
 
 /// Tests that hold a thread do so one after the other.
@@ -37,6 +44,11 @@ fn hold(place: Place) -> Sender<()> {
     release
 }
 
+/// The thread on which devices of the own user are looked up.
+fn look_ups() -> Place {
+    Place::OfUser(geteuid().as_raw())
+}
+
 /// Drives the device as a runtime does, until something holds.
 fn drive_until(device: &DrivenDevice, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
@@ -50,6 +62,95 @@ fn drive_until(device: &DrivenDevice, mut is_so: impl FnMut() -> bool) {
         let left = deadline.saturating_duration_since(Instant::now());
         assert!(is_so() || device.park(left), "is not woken");
     }
+}
+
+fn scene() -> (TempDir, DrivenDevice) {
+    let dir = TempDir::new().unwrap();
+    let device = DrivenDevice::in_dir(dir.path());
+    (dir, device)
+}
+
+#[test]
+fn a_channel_whose_device_is_being_looked_up_is_accepted_later() {
+    let _alone = alone();
+    let (dir, victim) = scene();
+    let mut number = 0;
+    // A machine may be too busy for that once.
+    let is_accepted = || {
+        number += 1;
+        let release = hold(look_ups());
+        let peer = HostilePeer::connect(dir.path(), victim.gid(), number);
+        victim.drain();
+        assert_eq!(victim.device.peers(), 0);
+        let waits = !peer.is_closed();
+        drop(release);
+        drive_until(&victim, || peer.is_closed() || victim.device.peers() == 1);
+        let is_accepted = waits && victim.device.peers() == 1;
+        drop(peer);
+        drive_until(&victim, || victim.device.peers() == 0);
+        is_accepted
+    };
+    assert!(std::iter::repeat_with(is_accepted).take(10).any(|it| it));
+}
+
+#[test]
+fn channels_whose_device_is_not_found_in_time_are_closed_and_no_others() {
+    let _alone = alone();
+    let (dir, victim) = scene();
+    let before = HostilePeer::connect(dir.path(), victim.gid(), 1);
+    victim.accept();
+    let release = hold(look_ups());
+    let peers: Vec<_> = (2..22)
+        .map(|number| HostilePeer::connect(dir.path(), victim.gid(), number))
+        .collect();
+    victim.drain();
+    let waiting = peers.iter().filter(|peer| !peer.is_closed()).count();
+    assert_ne!(waiting, 0, "the driver has waited for them");
+    drive_until(&victim, || peers.iter().all(HostilePeer::is_closed));
+    assert_eq!(victim.device.peers(), 1);
+    assert!(!before.is_closed());
+    // It was looked for in vain, and is no more.
+    drop(release);
+    drop(hold(look_ups()));
+    let late = HostilePeer::connect(dir.path(), victim.gid(), 30);
+    drive_until(&victim, || victim.device.peers() == 2);
+    assert!(!late.is_closed());
+}
+
+type Reaching<'a> = Pin<Box<dyn Future<Output = Result<(), DeviceError>> + 'a>>;
+
+/// A call that has begun, and waits.
+fn begin_to_reach(device: &DrivenDevice, peer: Gid) -> Reaching<'_> {
+    let mut reaching: Reaching<'_> = Box::pin(device.device.reach(peer));
+    let polled = block_on(poll_once(&mut reaching));
+    assert!(
+        polled.is_none(),
+        "it has kept its thread waiting: {polled:?}"
+    );
+    reaching
+}
+
+#[test]
+fn a_call_that_needs_a_look_up_leaves_its_thread_to_other_tasks() {
+    let _alone = alone();
+    let (dir, ours) = scene();
+    let theirs = DrivenDevice::in_dir(dir.path());
+    let release = hold(look_ups());
+    let reaching = begin_to_reach(&ours, theirs.gid());
+    drop(release);
+    block_on(reaching).unwrap();
+
+    // The driver ends a call that waits for too long.
+    let third = DrivenDevice::in_dir(dir.path());
+    let _release = hold(look_ups());
+    let mut reaching = begin_to_reach(&ours, third.gid());
+    let mut reached = None;
+    drive_until(&ours, || {
+        reached = block_on(poll_once(&mut reaching));
+        reached.is_some()
+    });
+    let error = reached.unwrap().unwrap_err();
+    assert!(error.to_string().contains("timed out"), "{error}");
 }
 
 #[test]

@@ -147,7 +147,7 @@ fn an_overwritten_signal_page_affects_no_other_peer() {
 fn no_pages_are_removed_from_a_file_of_which_a_peer_has_the_descriptor() {
     const LONG: usize = 1 << 20;
     let (_dir, victim, hostile) = scene();
-    victim.drain();
+    victim.accept();
     let register = || block_on(victim.device.register(hostile.gid, LONG)).unwrap();
     let first = register();
     let channel = accept(&hostile.listener).unwrap();
@@ -196,7 +196,7 @@ fn marks_of_buffers_that_do_not_exist_take_no_memory() {
         &hostile.signal_page,
         doorbell(),
     );
-    victim.drain();
+    victim.accept();
     assert_eq!(victim.device.peers(), 1);
     assert_eq!(hostile.resident(), before);
 }
@@ -207,7 +207,7 @@ fn slots_take_no_more_memory_than_the_limit_leaves() {
     let limit = MemoryLimit::new(1 << 20);
     victim.device.limit_memory(&limit);
     let hostile = hostile(&dir, &victim);
-    victim.drain();
+    victim.accept();
     let before = hostile.resident();
     // Buffers without memory, of which each has its slot on another page.
     for index in (0..16_384).step_by(64) {
@@ -241,7 +241,7 @@ fn malformed_hellos_are_refused() {
         let (dir, victim) = victim();
         let hostile = HostilePeer::silent(dir.path(), victim.gid(), 1);
         send_hello(&hostile.channel, hostile.gid, signal_page, doorbell);
-        victim.drain();
+        victim.accept();
         assert!(hostile.is_closed(), "{what}");
     }
 }
@@ -275,7 +275,7 @@ fn nonsense_ends_a_channel_and_nothing_else() {
     send(&unknown, b"GET / HTTP/1.1", &[]);
     // After it.
     let hostile = hostile(&dir, &victim);
-    victim.drain();
+    victim.accept();
     assert!(!hostile.is_closed());
     send(&hostile.channel, b"nonsense", &[]);
     victim.wait(Event::PeerGone(hostile.gid));
@@ -345,7 +345,7 @@ fn a_gid_of_another_process_is_refused() {
     let forge = |gid| {
         let forged = connect_to(socket_path(dir.path(), victim.gid()));
         send_hello(&forged, gid, sealed(SIGNAL_PAGE_LEN), doorbell());
-        victim.drain();
+        victim.accept();
         assert!(is_closed(&forged), "{gid}");
     };
     forge(foreign);
@@ -449,7 +449,7 @@ fn a_user_cannot_take_the_gid_of_another_user_s_device() {
     let gid = helper.parse::<Gid>();
     let (listener, channel) = listen_and_connect(attacker, &dir, gid, &victim);
     send_hello(&channel, gid, sealed(SIGNAL_PAGE_LEN), doorbell());
-    victim.drain();
+    victim.accept_of(&[attacker, honest]);
     assert_eq!(victim.device.peers(), 0);
     assert!(is_closed(&channel));
 
@@ -477,7 +477,7 @@ fn a_user_with_very_many_buffers_leaves_mappings_to_others() {
     let (_listener, channel) = listen_and_connect(attacker, &dir, gid, &victim);
     let (signal_page, memory) = (sealed(SIGNAL_PAGE_LEN), sealed(LEN as u64));
     send_hello(&channel, gid, &signal_page, doorbell());
-    victim.drain();
+    victim.accept_of(&[attacker]);
     assert_eq!(victim.device.peers(), 1);
     for index in 0..100 {
         let slot = 0x2000 + u64::from(index) * 64;

@@ -145,7 +145,7 @@ fn buffers_without_attachment_leave_no_trace() {
     let dir = TempDir::new().unwrap();
     let (ours, theirs) = DrivenDevice::pair(&dir);
     drop(ours.register(theirs.gid()));
-    theirs.drain();
+    theirs.accept();
     let (descriptors, mappings) = (open_descriptors(), memory_mappings());
     for _ in 0..2000 {
         drop(ours.register(theirs.gid()));
@@ -174,7 +174,7 @@ fn many_buffers_at_once_take_no_descriptors_and_are_given_back() {
     drop(both);
     // The peer is notified once, and releases what is not pooled.
     assert!(theirs.park(Duration::from_secs(1)));
-    theirs.drain();
+    theirs.accept();
     assert_eq!(
         memory_mappings(),
         2 * 10 + 4,
@@ -186,6 +186,7 @@ type Registering<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Dmb>, DeviceEr
 
 /// Registers buffers until the channel to the peer has no space. Also returns the call that waits.
 fn fill_channel(device: &DrivenDevice, peer: Gid) -> (Vec<Arc<dyn Dmb>>, Registering<'_>) {
+    device.reach(peer);
     let mut dmbs = Vec::new();
     loop {
         let mut register = Box::pin(device.device.register(peer, LEN));
@@ -234,7 +235,7 @@ fn buffers_that_wait_for_channel_space_are_sent_when_there_is_some() {
     let (mut dmbs, mut waiting) = fill_channel(&ours, theirs.gid());
     ours.drain();
     assert!(block_on(poll_once(&mut waiting)).is_none());
-    theirs.drain();
+    theirs.accept();
     ours.drain();
     let dmb = block_on(poll_once(&mut waiting)).expect("there is space");
     dmbs.push(dmb.unwrap());

@@ -182,8 +182,8 @@ pub trait Direct: Send + Sync + Debug {
 
     /// Makes a zeroed buffer of `len` bytes that `peer`, and no other device, may write.
     ///
-    /// When this returns, the peer can already move data to the token or attach it: the token is
-    /// sent to the peer right afterwards. `len` is one of the DMB sizes, 2^(14 + n).
+    /// When this returns, the peer can already attach the token, and move data to it if its device has
+    /// reached this one, or has a buffer for it: the token is sent to the peer right afterwards. `len` is one of the DMB sizes, 2^(14 + n).
     ///
     /// # Errors
     ///

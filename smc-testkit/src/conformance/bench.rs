@@ -248,15 +248,17 @@ impl<'p> Bench<'p> {
         self.wait("reach", from.direct().reach(to))
     }
 
-    /// A buffer of `owner` that `writer` may write.
+    /// A buffer of `owner` that `writer` may write, and has reached.
     pub(super) fn buffer(
         &self,
         owner: &Node,
         writer: &Node,
         len: usize,
     ) -> Result<Arc<dyn Dmb>, Stop> {
-        self.wait("register", owner.direct().register(writer.gid(), len))?
-            .or_fail("register")
+        let dmb = self.wait("register", owner.direct().register(writer.gid(), len))?;
+        let dmb = dmb.or_fail("register")?;
+        self.reach(writer, owner.gid())?.or_fail("reach")?;
+        Ok(dmb)
     }
 
     /// A small local buffer that the peer may write.

@@ -96,6 +96,7 @@ pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
     let (provider, ours, peer) = (bench.provider, bench.ours(), bench.peer());
     let rounds = bench.effort().rounds / 40 + 1;
     let (tokens, timeout) = (Mutex::new(HashSet::new()), bench.timeout());
+    bench.reach(peer, ours.gid())?.or_fail("reach")?;
     bench.on_threads(4, |thread| {
         for round in 0..rounds {
             let register = ours.direct().register(peer.gid(), SMALL);

@@ -1,21 +1,25 @@
 //! Set-up of peers: accepting channels, receiving messages, and removing ended peers.
 
+use std::future::Future as _;
 use std::os::fd::AsFd;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
 use smc_core::device::{DeviceError, Event};
-use smc_core::mem::sync::Ordering;
 use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
+use smc_ipc::runtime_dir::Connected;
+use smc_ipc::runtime_dir::thread::Answer;
 use smc_ipc::{Credentials, OsError};
 use smc_wire::types::Gid;
 
+use super::open::CONNECT_WITHIN;
 use super::pending_channels::PendingChannels;
 use super::{OpenError, Peers, new_signal_page, share};
 use crate::channel::{self, Message, Received};
-use crate::directory::socket_name;
 use crate::doorbell::{Channel, Ready, check_eventfd};
 use crate::lock;
 use crate::peer::{Incoming, Peer};
@@ -31,6 +35,27 @@ pub(super) struct SetupState {
     /// Peers that have just ended, each with a connection that ends with the peer's listening
     /// socket.
     stale: HashMap<u64, (Gid, PeerSocket)>,
+    /// The same while that connection is made.
+    ended: Vec<(Gid, Answer<Connected>)>,
+    /// Channels that wait for a connection to the device which they name, the oldest first.
+    unverified: Vec<Unverified>,
+}
+
+#[derive(Debug)]
+struct Unverified {
+    hello: Hello,
+    device: Answer<Connected>,
+    until: Instant,
+}
+
+/// A channel on which HELLO was received.
+#[derive(Debug)]
+struct Hello {
+    gid: Gid,
+    credentials: Credentials,
+    socket: PeerSocket,
+    signal_page: PeerFile,
+    eventfd: PeerFile,
 }
 
 impl Peers {
@@ -88,15 +113,74 @@ impl Peers {
             Ready::Channel(Channel::Stale, id) => {
                 if let Some((gid, socket)) = setup.stale.remove(&id) {
                     self.doorbell.unwatch_channel(&socket);
-                    self.domain.remove_if_stale(&socket_name(gid));
+                    self.remove_if_stale(gid);
                 }
             }
             _ => {}
         });
-        if let Some(left) = setup.pending.time_left(Instant::now()) {
+        let waker = Waker::from(Arc::clone(&self.setup_waker));
+        self.handle_connected(setup, &waker);
+        self.handle_ended(setup, &mut Context::from_waker(&waker));
+        self.expire(setup);
+        result
+    }
+
+    /// Wakes tasks that have waited for too long, and has the driver woken for all that wait.
+    fn expire(&self, setup: &SetupState) {
+        let now = Instant::now();
+        lock(&self.wakes).append(self.waiting.remove_expired(now));
+        let unverified = setup.unverified.first().map(|oldest| oldest.until);
+        let next = unverified.into_iter().chain(self.waiting.next_expiry());
+        let left = next.map(|until| until.saturating_duration_since(now));
+        if let Some(left) = left.chain(setup.pending.time_left(now)).min() {
             lock(&self.publication).wake_after(left);
         }
-        result
+    }
+
+    /// Accepts channels whose device was connected to, and ends those that have waited for too long.
+    fn handle_connected(&self, setup: &mut SetupState, waker: &Waker) {
+        let cx = &mut Context::from_waker(waker);
+        let mut opened = 0;
+        for mut channel in std::mem::take(&mut setup.unverified) {
+            let gid = channel.hello.gid;
+            if opened == MAX_ACCEPTS {
+                setup.unverified.push(channel);
+                continue;
+            }
+            let peer = match (
+                self.find_opened(gid),
+                Pin::new(&mut channel.device).poll(cx),
+            ) {
+                (Some(peer), _) => Ok(peer),
+                (None, Poll::Ready(device)) => self.establish(gid, device),
+                (None, Poll::Pending) if channel.until > Instant::now() => {
+                    setup.unverified.push(channel);
+                    continue;
+                }
+                (None, Poll::Pending) => continue,
+            };
+            opened += 1;
+            // On refusal the socket is closed, which is the answer.
+            let peer = self.record_shortage(peer);
+            let _ = peer.and_then(|peer| self.accept_channel(&peer, channel.hello));
+        }
+        if opened == MAX_ACCEPTS {
+            waker.wake_by_ref();
+        }
+    }
+
+    fn handle_ended(&self, setup: &mut SetupState, cx: &mut Context<'_>) {
+        for (gid, mut device) in std::mem::take(&mut setup.ended) {
+            match Pin::new(&mut device).poll(cx) {
+                Poll::Pending => setup.ended.push((gid, device)),
+                Poll::Ready(Ok(Connected {
+                    socket: Ok(socket), ..
+                })) => {
+                    self.watch_stale(setup, gid, socket);
+                }
+                Poll::Ready(_) => self.remove_if_stale(gid),
+            }
+        }
     }
 
     fn accept(&self, setup: &mut SetupState) {
@@ -139,7 +223,16 @@ impl Peers {
                 [Some(Passed::File(signal_page)), Some(Passed::File(eventfd))],
             ) => {
                 // On refusal the socket is closed, which is the answer.
-                let _ = self.accept_channel(gid, credentials, socket, &signal_page, eventfd);
+                let _ = self.verify(
+                    setup,
+                    Hello {
+                        gid,
+                        credentials,
+                        socket,
+                        signal_page,
+                        eventfd,
+                    },
+                );
             }
             Received::Message(
                 Message::Hello { .. },
@@ -152,7 +245,7 @@ impl Peers {
                 ));
             }
             Received::Nothing => {
-                let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+                let id = self.new_id();
                 if self
                     .doorbell
                     .watch_channel(&socket, Channel::Pending, id)
@@ -169,23 +262,47 @@ impl Peers {
         }
     }
 
-    /// Accepts a channel from `gid`, if the process behind it is verified.
-    fn accept_channel(
-        &self,
-        gid: Gid,
-        credentials: Credentials,
-        socket: PeerSocket,
-        signal_page: &PeerFile,
-        eventfd: PeerFile,
-    ) -> Result<(), OpenError> {
+    /// Accepts a channel, as soon as there is one to the device that it names.
+    fn verify(&self, setup: &mut SetupState, hello: Hello) -> Result<(), OpenError> {
+        let Hello {
+            gid, credentials, ..
+        } = hello;
         if gid == self.gid {
             return Err(DeviceError::PeerMisbehaved("GID of this device").into());
         }
         if credentials.uid != self.user_of(gid) {
             return Err(DeviceError::PeerMisbehaved("GID of another user").into());
         }
-        // A GID is proved by listening at its socket: the same process has to be behind both.
-        let peer = self.record_shortage(self.open_now(gid))?;
+        if let Some(peer) = self.find_opened(gid) {
+            return self.accept_channel(&peer, hello);
+        }
+        let users = setup
+            .unverified
+            .iter()
+            .map(|channel| channel.hello.credentials.uid);
+        let of_user = users.clone().filter(|uid| *uid == credentials.uid).count();
+        let counts = self.count(credentials.uid, users);
+        if of_user >= MAX_UNVERIFIED || !share::has_quota(credentials.uid, counts) {
+            return Err(DeviceError::Exhausted.into());
+        }
+        setup.unverified.push(Unverified {
+            device: self.connect(gid),
+            until: Instant::now() + CONNECT_WITHIN,
+            hello,
+        });
+        Ok(())
+    }
+
+    /// Accepts a channel from a peer, if the same process is behind both. A GID is proved by listening
+    /// at its socket.
+    fn accept_channel(&self, peer: &Arc<Peer>, hello: Hello) -> Result<(), OpenError> {
+        let Hello {
+            gid,
+            credentials,
+            socket,
+            signal_page,
+            eventfd,
+        } = hello;
         if !peer
             .credentials
             .is_some_and(|listens| listens.is_same_process(credentials))
@@ -220,7 +337,7 @@ impl Peers {
         // It may have signalled before the channel was set.
         let outcome = peer.receive();
         if outcome.received {
-            self.active.add(&peer);
+            self.active.add(peer);
         }
         if outcome.received || outcome.more {
             self.doorbell.notify_self();
@@ -250,22 +367,18 @@ impl Peers {
         peer.collect(events);
         self.close(peer);
         events.push(Event::PeerGone(peer.gid));
-        if !self.domain.remove_if_stale(&socket_name(peer.gid)) {
-            self.remove_when_stale(setup, peer.gid);
+        let watched = setup.stale.len() + setup.ended.len();
+        if share::is_own(self.user_of(peer.gid)) && watched < MAX_STALE {
+            setup.ended.push((peer.gid, self.connect(peer.gid)));
         }
     }
 
     /// A process that is killed closes its channels and its listener one after the other, so the
     /// listener may still be there. A connection in its backlog ends together with it; a process
     /// that still runs closes the connection because of the invalid message.
-    fn remove_when_stale(&self, setup: &mut SetupState, gid: Gid) {
-        let Ok(socket) = self.domain.connect_to(self.user_of(gid), &socket_name(gid)) else {
-            self.domain.remove_if_stale(&socket_name(gid));
-            return;
-        };
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+    fn watch_stale(&self, setup: &mut SetupState, gid: Gid, socket: PeerSocket) {
+        let id = self.new_id();
         let is_watched = channel::send(&socket, Message::Notify, &[]).is_ok()
-            && setup.stale.len() < MAX_STALE
             && self
                 .doorbell
                 .watch_channel(&socket, Channel::Stale, id)
@@ -278,5 +391,7 @@ impl Peers {
 
 /// Connections accepted per drain; the rest waits for the next drain.
 const MAX_ACCEPTS: usize = 32;
+/// Channels of one user that wait for connections to the devices which they name.
+const MAX_UNVERIFIED: usize = 256;
 /// Connections to peers that have just ended.
 const MAX_STALE: usize = 64;

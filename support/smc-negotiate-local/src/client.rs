@@ -17,7 +17,6 @@ use smc_core::error::{FallbackCause, Limit, OsError};
 use smc_core::negotiate::ExpectedHandshake;
 use smc_core::runtime::{Runtime, Unconnected};
 use smc_ipc::Domain;
-use smc_ipc::runtime_dir::thread::{Place, start};
 use smc_wire::clc::{ClcType, Frame};
 use smc_wire::types::DmbToken;
 
@@ -243,11 +242,7 @@ impl LocalClient {
                 Ok(channel)
             }
             Err(FallbackCause::Os(error)) if is_stale(&error) => {
-                let domain = self.domain.clone();
-                // It takes the lock of the directory.
-                let _ = start(Place::OfUser(geteuid().as_raw()), move || {
-                    domain.remove_if_stale(&key.1);
-                });
+                self.domain.remove_if_stale(&key.1);
                 Err(not_announced(searched))
             }
             Err(cause) => Err(cause),

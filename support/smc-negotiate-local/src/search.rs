@@ -3,18 +3,14 @@
 //! Each owner of listeners has a thread in which the directories of this owner are searched, and a
 //! task waits for the result for a limited time.
 
-use std::future::poll_fn;
 use std::io;
-use std::sync::{Arc, Mutex};
-use std::task::Poll;
 use std::time::Duration;
 
-use atomic_waker::AtomicWaker;
+use rustix::io::Errno;
 use smc_core::error::OsError;
 use smc_core::runtime::Runtime;
-use smc_ipc::runtime_dir::thread::{Place, start};
+use smc_ipc::runtime_dir::thread::{Place, ask};
 
-use crate::lock;
 use crate::reachability::within;
 
 /// What `job` returns, which runs in the thread for the directories of this user.
@@ -28,43 +24,10 @@ pub(super) async fn search<T: Send + 'static>(
     job: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, OsError> {
     let failed = |error: &io::Error| OsError::new("search the runtime directories", error);
-    let result = Arc::new(Outcome::default());
-    let waiting = Arc::downgrade(&result);
-    let started = start(Place::OfUser(user), move || {
-        // Nothing is searched for a task that waits no more.
-        if waiting.strong_count() > 0 {
-            let value = job();
-            if let Some(result) = waiting.upgrade() {
-                *lock(&result.value) = Some(value);
-                result.waiter.wake();
-            }
-        }
-    });
-    started.map_err(|error| failed(&error))?;
-    let found = poll_fn(|cx| {
-        result.waiter.register(cx.waker());
-        lock(&result.value)
-            .take()
-            .map_or(Poll::Pending, Poll::Ready)
-    });
-    let found = within(runtime, LIMIT, found).await;
-    found.ok_or_else(|| failed(&io::ErrorKind::TimedOut.into()))
-}
-
-/// The result of a search, when it is there, and the task that waits for it.
-#[derive(Debug)]
-struct Outcome<T> {
-    value: Mutex<Option<T>>,
-    waiter: AtomicWaker,
-}
-
-impl<T> Default for Outcome<T> {
-    fn default() -> Self {
-        Self {
-            value: Mutex::new(None),
-            waiter: AtomicWaker::new(),
-        }
-    }
+    let answer = ask(Place::OfUser(user), job).map_err(|error| failed(&error))?;
+    let found = within(runtime, LIMIT, answer).await;
+    let found = found.unwrap_or(Err(Errno::TIMEDOUT));
+    found.map_err(|errno| failed(&errno.into()))
 }
 
 /// How long a task waits for a search. Directories are on a local file system.
@@ -72,6 +35,7 @@ const LIMIT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::mpsc::channel;
     use std::thread;
 

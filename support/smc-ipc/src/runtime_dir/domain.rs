@@ -330,7 +330,7 @@ impl Domain {
         self.remembered_spares().unwrap_or_else(|| {
             let domain = self.clone();
             let search = move || domain.search_spares();
-            thread::run(self.place(), thread::LIMIT, search).unwrap_or_else(|| {
+            thread::run(self.place(), thread::LIMIT, search).unwrap_or_else(|_| {
                 *self.lock_spares() = Some((Instant::now() + SPARES_LAST, Vec::new()));
                 Vec::new()
             })

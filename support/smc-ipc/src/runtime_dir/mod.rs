@@ -4,6 +4,7 @@
 //! directories a socket is published and in which it is searched. [`Publication`] is a socket that
 //! has its name there, again whenever the name is removed. Both need `/proc`.
 
+mod answer;
 mod domain;
 mod elevated;
 mod error;
@@ -19,7 +20,7 @@ pub use domain::Domain;
 pub use error::{DirectoryProblem, RuntimeDirError};
 pub use open::OpenDir;
 pub use publication::Publication;
-pub use socket::{bind_with_mode, by_fd, names};
+pub use socket::{Connected, bind_with_mode, by_fd, names};
 
 #[cfg(test)]
 mod tests;

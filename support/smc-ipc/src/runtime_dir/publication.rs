@@ -4,13 +4,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
+use super::answer::Answer;
 use super::socket::{Entry, NamedSocket};
 use super::watch::{Timer, Watcher};
 use super::{Domain, OpenDir, RuntimeDirError, thread};
@@ -34,7 +34,7 @@ pub struct Publication {
     companion: Option<(&'static str, (u64, u64))>,
     sockets: Vec<NamedSocket>,
     /// A check that has not ended in time.
-    check: Option<Receiver<Checked>>,
+    check: Option<Answer<Checked>>,
     reserve: Reserve,
     /// What a process of a user who is not allowed is sent.
     refusal: fn(u32) -> Vec<u8>,
@@ -137,7 +137,7 @@ impl Publication {
         self.sockets.iter().map(|named| named.entry.dir.as_path())
     }
 
-    /// Why it is not published, if it is not.
+    /// Why it is not published, if it is not; of the kind `TimedOut` while that is not known yet.
     #[must_use]
     pub fn error(&self) -> Option<&RuntimeDirError> {
         self.error.as_ref()
@@ -249,24 +249,32 @@ impl Publication {
         let _ = thread::run(self.domain.place(), LIMIT, remove);
     }
 
-    /// Publishes the socket where it is not published. Waits for that no longer than `limit`.
+    /// Publishes the socket where it is not published. Waits for that no longer than `limit`, and not
+    /// at all for a check for which it has waited before.
     fn refresh(&mut self, limit: Duration) {
+        let was_begun = self.check.is_some();
         let check = match self.check.take() {
-            Some(check) => Ok(check),
-            None => self.start_check(),
+            Some(check) => Ok((check, Duration::ZERO)),
+            None => self.start_check().map(|check| (check, limit)),
         };
-        let checked = match check {
-            Ok(check) => match check.recv_timeout(limit) {
-                Err(RecvTimeoutError::Timeout) => {
-                    self.check = Some(check);
-                    Err(Errno::TIMEDOUT)
-                }
-                checked => checked.map_err(|_| Errno::CANCELED),
-            },
-            Err(errno) => Err(errno),
-        };
+        let checked = check.and_then(|(check, limit)| {
+            let checked = check.wait(limit);
+            if checked
+                .as_ref()
+                .is_err_and(|errno| *errno == Errno::TIMEDOUT)
+            {
+                self.check = Some(check);
+            }
+            checked
+        });
         match checked {
-            Ok(checked) => self.take_checked(checked),
+            Ok(checked) => {
+                self.take_checked(checked);
+                if was_begun {
+                    // The timer may have expired for what has happened since it was begun.
+                    self.timer.start(MIN_DELAY);
+                }
+            }
             Err(errno) => {
                 self.timer.start(INTERVAL);
                 let dir = self.domain.dir();
@@ -276,7 +284,7 @@ impl Publication {
         }
     }
 
-    fn start_check(&mut self) -> Result<Receiver<Checked>, Errno> {
+    fn start_check(&mut self) -> Result<Answer<Checked>, Errno> {
         let watcher = self.watcher.take().filter(|watcher| !watcher.has_ended());
         self.watcher = watcher.or_else(|| Watcher::shared().ok());
         let check = Check {
@@ -291,8 +299,7 @@ impl Publication {
             watcher: self.watcher.clone(),
             timer: Arc::clone(&self.timer),
         };
-        let started = thread::begin(self.domain.place(), move || check.run());
-        started.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
+        thread::ask(self.domain.place(), move || check.run()).map_err(thread::errno)
     }
 
     fn take_checked(&mut self, mut checked: Checked) {
@@ -390,7 +397,8 @@ struct Check {
     timer: Arc<Timer>,
 }
 
-/// What a check has found and made. Dropping it removes the names of the sockets in it.
+/// What a check has found and made. Dropping it has the names of the sockets in it removed.
+#[derive(Debug)]
 struct Checked {
     domain: Domain,
     name: String,
@@ -408,9 +416,18 @@ struct Checked {
 
 impl Drop for Checked {
     fn drop(&mut self) {
-        for named in &self.made {
-            named.entry.remove(&self.domain, &self.name);
+        let made = std::mem::take(&mut self.made);
+        if made.is_empty() {
+            return;
         }
+        let (domain, name) = (self.domain.clone(), std::mem::take(&mut self.name));
+        let remove = move || {
+            for named in &made {
+                named.entry.remove(&domain, &name);
+            }
+        };
+        // Otherwise they stay, as in `Publication::close`.
+        let _ = thread::start(self.domain.place(), remove);
     }
 }
 

@@ -14,7 +14,7 @@ use rustix::process::geteuid;
 
 use super::domain::own;
 use super::lookup::open_name;
-use super::thread::{self, LIMIT, Place};
+use super::thread::{self, Answer, LIMIT, Place};
 use super::{Domain, OpenDir};
 use crate::passed::{Listener, PeerSocket};
 
@@ -167,6 +167,16 @@ impl OpenDir {
     }
 }
 
+/// What became of a connection.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Connected {
+    /// The path of the name; without a directory if it is in none.
+    pub path: PathBuf,
+    /// The connection, or why there is none.
+    pub socket: Result<PeerSocket, Errno>,
+}
+
 impl Domain {
     /// Connects to the socket of this name in a directory of the own user. Waits for a thread that looks
     /// the name up, for 200 ms at most.
@@ -187,61 +197,63 @@ impl Domain {
     ///
     /// As [`Domain::connect`].
     pub fn connect_to(&self, user: u32, name: &str) -> Result<PeerSocket, Errno> {
-        let (domain, name) = (self.clone(), name.to_owned());
-        let connect = move || domain.connect_at_once(user, &name);
-        let connected = thread::run(Place::OfUser(user), LIMIT, connect);
-        connected.unwrap_or(Err(Errno::TIMEDOUT))
+        self.begin_connect(user, name).wait(LIMIT)?.socket
     }
 
-    /// The path of this name in a directory of this user. Waits as [`Domain::connect`] does; `None` if it is
-    /// not found by then.
-    #[must_use]
-    pub fn find(&self, user: u32, name: &str) -> Option<PathBuf> {
-        let (domain, name) = (self.clone(), name.to_owned());
-        let find = move || {
-            let dirs = domain.search_paths_of(user).into_iter();
-            let mut paths = dirs.map(|dir| dir.join(&name));
-            paths.find(|path| path.symlink_metadata().is_ok())
+    /// As [`Domain::connect_to`], for a caller that does not wait. The thread of the user makes one
+    /// connection after the other, and none whose answer was dropped.
+    pub fn begin_connect(&self, user: u32, name: &str) -> Answer<Connected> {
+        let (domain, wanted) = (self.clone(), name.to_owned());
+        let connect = move || domain.connect_at_once(user, &wanted);
+        thread::ask(Place::OfUser(user), connect).unwrap_or_else(|_| {
+            Answer::ready(Connected {
+                path: name.into(),
+                socket: Err(Errno::TIMEDOUT),
+            })
+        })
+    }
+
+    fn connect_at_once(&self, user: u32, name: &str) -> Connected {
+        let mut failed = Connected {
+            path: name.into(),
+            socket: Err(Errno::NOENT),
         };
-        thread::run(Place::OfUser(user), LIMIT, find).flatten()
-    }
-
-    fn connect_at_once(&self, user: u32, name: &str) -> Result<PeerSocket, Errno> {
-        let mut failed = Errno::NOENT;
         for path in self.search_paths_of(user) {
-            let connected = match self.open(&path) {
+            let socket = match self.open(&path) {
                 Ok(dir) => dir.connect(name),
                 // In a directory that cannot be used there is no socket.
                 Err(error) => Err(error.lack().unwrap_or(Errno::NOENT)),
             };
-            match connected {
-                Ok(socket) => return Ok(socket),
+            let path = path.join(name);
+            match socket {
+                Ok(_) => return Connected { path, socket },
                 Err(Errno::NOENT) => {}
-                Err(errno) if failed == Errno::NOENT => failed = errno,
+                Err(_) if matches!(failed.socket, Err(Errno::NOENT)) => {
+                    failed = Connected { path, socket };
+                }
                 Err(_) => {}
             }
         }
-        Err(failed)
+        failed
     }
 
-    /// Removes this name where its process has ended; false if a process has it. Names of other
-    /// users are left to them. Waits for a thread that does so, for 200 ms at most; later the name is removed
-    /// all the same.
-    pub fn remove_if_stale(&self, name: &str) -> bool {
+    /// Has this name removed where its process has ended, by a thread. Names of other users are left to
+    /// them.
+    pub fn remove_if_stale(&self, name: &str) {
         let (domain, name) = (self.clone(), name.to_owned());
-        let remove = move || {
-            let dirs = domain.own_directories();
-            let alive = dirs.filter(|dir| dir.remove_if_stale(&name) == Stale::Alive);
-            alive.count() == 0
-        };
-        thread::run(self.place(), LIMIT, remove).unwrap_or(true)
+        self.start(move || {
+            for dir in domain.own_directories() {
+                dir.remove_if_stale(&name);
+            }
+        });
     }
 
-    /// Removes the names that killed processes of the own user have left behind, of
-    /// those that `is_ours` knows. Reads 4096 names of a directory. Waits as [`Domain::remove_if_stale`] does.
+    /// Has the names removed that killed processes of the own user have left behind, of
+    /// those that `is_ours` knows. A thread does so, before it publishes what is published later. It
+    /// reads 4096 names of a directory.
     pub fn sweep(&self, is_ours: impl Fn(&str) -> bool + Send + 'static) {
         let domain = self.clone();
-        let remove = move || {
+        self.start(move || {
             for dir in domain.own_directories() {
                 for name in names(&dir.path).into_iter().flatten() {
                     if is_ours(name.strip_prefix(DRAFT).unwrap_or(&name)) {
@@ -249,8 +261,12 @@ impl Domain {
                     }
                 }
             }
-        };
-        let _ = thread::run(self.place(), LIMIT, remove);
+        });
+    }
+
+    /// Has a thread change names. If it cannot, stale ones stay until another process finds them.
+    fn start(&self, job: impl FnOnce() + Send + 'static) {
+        let _ = thread::start(self.place(), job);
     }
 }
 

@@ -1,11 +1,13 @@
 use std::fs::{self, Permissions};
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::sleep;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags, renameat_with};
@@ -24,6 +26,7 @@ use super::*;
 mod shared;
 
 const NAME: &str = "d-1.sock";
+const LONG: Duration = Duration::from_secs(60);
 
 /// Users that need not have accounts.
 const OTHER: u32 = 991;
@@ -102,6 +105,19 @@ fn handle_events_until(publication: &mut Publication, holds: impl Fn(&Publicatio
         assert!(is_readable(publication, 30, 0), "no event");
         publication.handle_events();
     }
+}
+
+/// Returns when what was begun on the thread of the directory has ended.
+fn finish_jobs(domain: &Domain) {
+    thread::run(domain.place(), LONG, || ()).unwrap();
+}
+
+/// Holds the thread of the directory, as a user who holds its lock, until the result is dropped.
+fn hold(domain: &Domain) -> Sender<()> {
+    let (release, released) = channel::<()>();
+    let wait = move || assert!(released.recv().is_err());
+    thread::start(domain.place(), wait).unwrap();
+    release
 }
 
 fn assert_connects(publication: &mut Publication, domain: &Domain) {
@@ -266,7 +282,8 @@ fn sockets_behind_links_are_not_connected_to() {
     symlink(world.at("others").join(NAME), world.at("dir").join(NAME)).unwrap();
     assert_eq!(domain.connect(NAME).unwrap_err(), Errno::LOOP);
     // Nor is the link taken for a name that was left behind.
-    assert!(!domain.remove_if_stale(NAME));
+    domain.remove_if_stale(NAME);
+    finish_jobs(&domain);
     assert!(world.at("dir").join(NAME).is_symlink());
     assert_connects(&mut publication, &others);
 }
@@ -278,17 +295,67 @@ fn names_are_removed_on_the_thread_of_the_directory() {
     let domain = Domain::directory(world.make("dir", 0o700));
     let path = world.at("dir").join(NAME);
     for remove in [
-        (|domain| assert!(domain.remove_if_stale(NAME))) as fn(&Domain),
+        (|domain| domain.remove_if_stale(NAME)) as fn(&Domain),
         |domain| domain.sweep(|_| true),
     ] {
         drop(UnixListener::bind(&path).unwrap());
-        let (release, released) = std::sync::mpsc::channel::<()>();
-        thread::start(domain.place(), move || assert!(released.recv().is_err())).unwrap();
+        let release = hold(&domain);
         remove(&domain);
         assert!(path.exists(), "removed by the caller");
         drop(release);
         until(|| !path.exists(), || "not removed".to_owned());
     }
+}
+
+/// A publication whose check has published the name again, which it has not noticed yet.
+fn published_unnoticed() -> (World, Domain, Publication) {
+    let (world, domain, mut publication) = published();
+    let path = world.at("dir").join(NAME);
+    let release = hold(&domain);
+    fs::remove_file(&path).unwrap();
+    assert!(is_readable(&publication, 30, 0));
+    publication.handle_events();
+    drop(release);
+    until(|| path.exists(), || "not published".to_owned());
+    finish_jobs(&domain);
+    (world, domain, publication)
+}
+
+#[test]
+fn what_a_check_has_published_is_removed_on_the_thread_of_the_directory() {
+    let (world, domain, publication) = published_unnoticed();
+    let path = world.at("dir").join(NAME);
+    let release = hold(&domain);
+    drop(publication);
+    assert!(path.exists(), "removed by the caller");
+    drop(release);
+    until(|| !path.exists(), || "not removed".to_owned());
+}
+
+#[test]
+fn a_name_that_is_removed_before_its_check_is_noticed_is_published_again() {
+    let (world, domain, mut publication) = published_unnoticed();
+    let path = world.at("dir").join(NAME);
+    fs::remove_file(&path).unwrap();
+    handle_events_until(&mut publication, |_| path.exists());
+    assert_connects(&mut publication, &domain);
+}
+
+#[test]
+fn what_could_not_be_published_in_time_is_published_later() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    let release = hold(&domain);
+    let mut publication = publish(&domain);
+    assert_eq!(publication.error().unwrap().kind(), ErrorKind::TimedOut);
+    // Not even begun.
+    let mut late = Publication::new(domain.clone(), "d-2.sock".into()).unwrap();
+    assert_eq!(late.error().unwrap().kind(), ErrorKind::TimedOut);
+    drop(release);
+    for publication in [&mut publication, &mut late] {
+        handle_events_until(publication, |it| it.error().is_none());
+    }
+    assert_connects(&mut publication, &domain);
 }
 
 #[test]
@@ -475,6 +542,7 @@ fn only_names_without_a_process_are_swept() {
     }
     fs::write(at("d-file.sock"), "").unwrap();
     domain.sweep(|name| name.starts_with("d-"));
+    finish_jobs(&domain);
     let mut left: Vec<_> = names(&world.at("dir")).unwrap().collect();
     left.sort_unstable();
     assert_eq!(left, [NAME, "d-file.sock", "other.sock"]);

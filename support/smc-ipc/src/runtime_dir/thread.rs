@@ -5,14 +5,19 @@
 //! calls are made in a thread for each [`Place`], and a task waits for a limited time.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SendError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
+pub use super::answer::Answer;
+use super::answer::promise;
 use super::domain::own;
 
 /// Directories whose locks a thread takes: if one of them is held, calls in the others wait too.
@@ -26,39 +31,51 @@ pub enum Place {
 }
 
 /// Runs `job` in the thread of the place, and waits for its result no longer than `limit`. Later it
-/// runs all the same, and its result is dropped. A job of the same place runs it itself.
+/// runs all the same, and its result is dropped.
+///
+/// # Errors
+///
+/// `TIMEDOUT` if the result is not there by then, or as [`start`].
 pub(super) fn run<T: Send + 'static>(
     place: Place,
     limit: Duration,
     job: impl FnOnce() -> T + Send + 'static,
-) -> Option<T> {
-    if CURRENT.with_borrow(|key| key.as_ref() == Some(&(own(), place.clone()))) {
-        return Some(job());
-    }
-    let result = begin(place, job).ok()?;
-    result.recv_timeout(limit).ok()
+) -> Result<T, Errno> {
+    let (promise, answer) = promise();
+    start(place, move || promise.keep(job())).map_err(errno)?;
+    answer.wait(limit)
 }
 
-/// As [`start`]; returns where the result arrives.
-pub(super) fn begin<T: Send + 'static>(
-    place: Place,
-    job: impl FnOnce() -> T + Send + 'static,
-) -> io::Result<Receiver<T>> {
-    let (sender, result) = mpsc::sync_channel(1);
-    start(place, move || {
-        // Fails if the caller waits no more.
-        let _ = sender.send(job());
-    })?;
-    Ok(result)
-}
-
-/// Runs `job` in the thread of the place, some time.
+/// Runs `job` in the thread of the place, unless the answer is dropped before.
 ///
 /// # Errors
 ///
-/// When an earlier one has not returned for long, or there is no thread.
+/// As [`start`].
+pub fn ask<T: Send + 'static>(
+    place: Place,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<Answer<T>> {
+    let (promise, answer) = promise();
+    start(place, move || {
+        if promise.is_wanted() {
+            promise.keep(job());
+        }
+    })?;
+    Ok(answer)
+}
+
+/// Runs `job` in the thread of the place, some time; at once if that is the calling thread.
+///
+/// # Errors
+///
+/// `TimedOut` when an earlier one has not returned for long, or as many wait as may; else when there
+/// is no thread.
 pub fn start(place: Place, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let key = (own(), place);
+    if CURRENT.with_borrow(|current| current.as_ref() == Some(&key)) {
+        job();
+        return Ok(());
+    }
     let mut threads = lock(&THREADS);
     let process = std::process::id();
     if threads.process != process {
@@ -66,34 +83,33 @@ pub fn start(place: Place, job: impl FnOnce() + Send + 'static) -> io::Result<()
         std::mem::forget(std::mem::take(&mut threads.of_places));
         threads.process = process;
     }
-    let mut job: Job = Box::new(job);
     if let Some(thread) = threads.of_places.get(&key) {
-        if thread.since.is_longer_than(STUCK) {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        match thread.jobs.send(job) {
-            Ok(()) => return Ok(()),
-            // It has ended by a panic.
-            Err(SendError(returned)) => job = returned,
-        }
+        return thread.queue(Box::new(job));
     }
     let (jobs, queue) = mpsc::channel();
-    let since = Arc::new(Since::default());
+    let unfinished = Arc::default();
     let thread = Thread {
         jobs,
-        since: Arc::clone(&since),
+        unfinished: Arc::clone(&unfinished),
     };
-    let _queued = thread.jobs.send(job);
+    thread.queue(Box::new(job))?;
     let of = key.clone();
     thread::Builder::new()
         .name("smc-directory".into())
         .stack_size(STACK)
-        .spawn(move || run_jobs(&of, &queue, &since))?;
+        .spawn(move || run_jobs(&of, &queue, &unfinished))?;
     threads.of_places.insert(key, thread);
     Ok(())
 }
 
-fn run_jobs(key: &Key, queue: &Receiver<Job>, since: &Since) {
+pub(super) fn errno(error: io::Error) -> Errno {
+    match error.kind() {
+        io::ErrorKind::TimedOut => Errno::TIMEDOUT,
+        _ => Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
+    }
+}
+
+fn run_jobs(key: &Key, queue: &Receiver<Job>, unfinished: &Unfinished) {
     CURRENT.set(Some(key.clone()));
     loop {
         let job = match queue.recv_timeout(IDLE) {
@@ -111,8 +127,9 @@ fn run_jobs(key: &Key, queue: &Receiver<Job>, since: &Since) {
                 }
             }
         };
-        let _running = since.begin();
-        job();
+        // A panic ends the job, and no other one.
+        let _panicked = catch_unwind(AssertUnwindSafe(job));
+        unfinished.remove();
     }
 }
 
@@ -134,30 +151,39 @@ struct Threads {
 
 struct Thread {
     jobs: Sender<Job>,
-    since: Arc<Since>,
+    unfinished: Arc<Unfinished>,
 }
 
-/// When the job that runs was begun.
+/// When each of the jobs was queued that have not returned, the oldest first.
 #[derive(Debug, Default)]
-struct Since(Mutex<Option<Instant>>);
+struct Unfinished(Mutex<VecDeque<Instant>>);
 
-impl Since {
-    /// Until the result is dropped, a job runs.
-    fn begin(&self) -> impl Drop + '_ {
-        struct Running<'a>(&'a Since);
-
-        impl Drop for Running<'_> {
-            fn drop(&mut self) {
-                *lock(&self.0.0) = None;
-            }
+impl Thread {
+    fn queue(&self, job: Job) -> io::Result<()> {
+        if !self.unfinished.add(Instant::now()) {
+            return Err(io::ErrorKind::TimedOut.into());
         }
+        // There is a receiver as long as the thread is known.
+        let _queued = self.jobs.send(job);
+        Ok(())
+    }
+}
 
-        *lock(&self.0) = Some(Instant::now());
-        Running(self)
+impl Unfinished {
+    /// Adds a job that is queued now; false if that may not be.
+    fn add(&self, now: Instant) -> bool {
+        let mut queued = lock(&self.0);
+        let is_stuck = queued.front().is_some_and(|oldest| now - *oldest > STUCK);
+        let may_be_added = !is_stuck && queued.len() < MAX_UNFINISHED;
+        if may_be_added {
+            queued.push_back(now);
+        }
+        may_be_added
     }
 
-    fn is_longer_than(&self, limit: Duration) -> bool {
-        lock(&self.0).is_some_and(|since| since.elapsed() > limit)
+    /// Removes the oldest job.
+    fn remove(&self) {
+        lock(&self.0).pop_front();
     }
 }
 
@@ -170,8 +196,12 @@ static THREADS: Mutex<Threads> = Mutex::new(Threads {
 /// How long a task waits for a look-up, a search or a removal.
 pub(super) const LIMIT: Duration = Duration::from_millis(200);
 
-/// How long a job runs before no other one is queued behind it.
+/// How long a job may take from when it is queued before no other one is queued behind it. Jobs that
+/// each return in time hold up those behind them as one that does not.
 const STUCK: Duration = Duration::from_secs(1);
+
+/// Jobs of one place, with the one that runs. More than processes that start at the same time have.
+const MAX_UNFINISHED: usize = 1024;
 
 /// How long a thread stays that has nothing to do.
 const IDLE: Duration = Duration::from_secs(10);
@@ -189,38 +219,97 @@ mod tests {
 
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn place(name: &str) -> Place {
+        Place::Below(format!("/no such place/{name}").into())
+    }
+
+    /// Holds the thread of a place, until the result is dropped.
+    fn hold(place: Place) -> Sender<()> {
+        let (release, released) = channel();
+        let (begin, begun) = channel();
+        let wait = move || {
+            begin.send(()).unwrap();
+            assert!(released.recv().is_err());
+        };
+        start(place, wait).unwrap();
+        begun.recv().unwrap();
+        release
+    }
+
     #[test]
     fn a_job_that_does_not_end_keeps_neither_its_caller_nor_other_places_waiting() {
-        let place = |name: &str| Place::Below(format!("/held/{name}").into());
-        let (release, released) = channel::<()>();
-        let wait = move || assert!(released.recv().is_err());
-        assert_eq!(run(place("a"), Duration::ZERO, wait), None);
+        let release = hold(place("a"));
+        assert_eq!(run(place("a"), Duration::ZERO, || ()), Err(Errno::TIMEDOUT));
         let caller = thread::current().id();
-        let elsewhere = || thread::current().id();
-        let other = run(place("b"), Duration::from_secs(60), elsewhere);
-        assert!(other.is_some_and(|thread| thread != caller));
+        let other = run(place("b"), LONG, || thread::current().id());
+        assert!(other.is_ok_and(|thread| thread != caller));
         drop(release);
-        while run(place("a"), Duration::from_millis(10), || ()).is_none() {}
+        while run(place("a"), Duration::from_millis(10), || ()).is_err() {}
+    }
+
+    #[test]
+    fn jobs_that_end_in_time_hold_up_others_no_longer_than_one_that_does_not() {
+        let begin = Instant::now();
+        let at = |milliseconds| begin + Duration::from_millis(milliseconds);
+        let unfinished = Unfinished::default();
+        // They take 0.9 s each.
+        assert!(unfinished.add(at(0)) && unfinished.add(at(0)));
+        unfinished.remove();
+        assert!(unfinished.add(at(1000)));
+        assert!(!unfinished.add(at(1001)), "the second has waited, and runs");
+        unfinished.remove();
+        assert!(unfinished.add(at(1801)), "that is over when it has ended");
+        assert!(!unfinished.add(at(2001)));
+    }
+
+    #[test]
+    fn the_jobs_that_wait_are_bounded() {
+        let release = hold(place("flood"));
+        let queued = (0..).take_while(|_| start(place("flood"), || ()).is_ok());
+        assert!(queued.take(1 << 16).count() < 1 << 16);
+        drop(release);
+        while start(place("flood"), || ()).is_err() {}
+    }
+
+    #[test]
+    fn a_job_whose_answer_is_dropped_does_not_run() {
+        let release = hold(place("unwanted"));
+        let (never, dropped) = channel();
+        let unwanted = ask(place("unwanted"), move || never.send(()));
+        drop(unwanted);
+        let wanted = ask(place("unwanted"), || 1).unwrap();
+        drop(release);
+        assert_eq!(wanted.wait(LONG), Ok(1));
+        assert!(dropped.recv().is_err(), "it has run");
+    }
+
+    #[test]
+    fn a_job_that_panics_has_no_answer_and_ends_no_other() {
+        let release = hold(place("panic"));
+        let panicking = ask(place("panic"), || panic!("as intended")).unwrap();
+        let next = ask(place("panic"), || 1).unwrap();
+        drop(release);
+        assert_eq!(panicking.wait(LONG), Err::<(), _>(Errno::CANCELED));
+        assert_eq!(next.wait(LONG), Ok(1));
     }
 
     #[test]
     fn a_job_that_runs_another_of_its_place_does_not_wait_for_itself() {
-        let place = Place::Below("/nested".into());
-        let inner = place.clone();
+        let inner = place("nested");
         let outer = move || run(inner, Duration::ZERO, || thread::current().id());
-        let within = run(place.clone(), Duration::from_secs(60), outer);
-        let again = run(place, Duration::from_secs(60), || thread::current().id());
-        assert_eq!(within, Some(again));
+        let within = run(place("nested"), LONG, outer).unwrap();
+        let again = run(place("nested"), LONG, || thread::current().id());
+        assert_eq!(within, again);
     }
 
     #[test]
     fn jobs_of_a_place_run_in_their_order() {
-        // No user of other tests.
-        let place = Place::OfUser(u32::MAX - 3);
         let (results, received) = channel();
         for number in 0..3 {
             let results = results.clone();
-            start(place.clone(), move || results.send(number).unwrap()).unwrap();
+            start(place("order"), move || results.send(number).unwrap()).unwrap();
         }
         assert_eq!(received.iter().take(3).collect::<Vec<_>>(), [0, 1, 2]);
     }
