@@ -17,7 +17,7 @@ use smc_core::runtime::{Runtime, Watch};
 use smc_ipc::Domain;
 use smc_ipc::channel::{Received, receive, send};
 use smc_ipc::passed::PeerSocket;
-use smc_ipc::runtime_dir::OpenDir;
+use smc_ipc::runtime_dir::Connected;
 
 use crate::backoff::Backoff;
 use crate::directory::Entry;
@@ -74,23 +74,23 @@ struct FreeSlots {
 }
 
 impl Channel {
-    /// Connects to a listener and sends HELLO, if [`Self::announces`] succeeds.
+    /// Sends HELLO on a connection to a listener, if [`Self::announces`] succeeds.
     pub(super) fn open(
         domain: &Domain,
         runtime: &dyn Runtime,
-        dir: &OpenDir,
+        connected: Connected,
         entry: &Arc<Entry>,
         netns: NetNs,
         backoff: Arc<Backoff>,
         target: Option<SocketInfo>,
     ) -> Result<Arc<Self>, FallbackCause> {
-        let name = entry.to_string();
+        let Connected { path, socket, .. } = connected;
         let failed = |operation| {
-            let path = dir.path().join(&name);
+            let path = path.clone();
             move |error: io::Error| OsError::new(operation, &error).at(path)
         };
-        let connected = dir.connect(&name).map_err(io::Error::from);
-        let mut fd = connected.map_err(failed("connect to the listener's socket"))?;
+        let socket = socket.map_err(io::Error::from);
+        let mut fd = socket.map_err(failed("connect to the listener's socket"))?;
         let process = Credentials::of_peer(&fd);
         let process = process.map_err(failed("look up the owner of the listener's socket"))?;
         let uid = process.uid;

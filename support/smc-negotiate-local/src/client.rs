@@ -234,9 +234,9 @@ impl LocalClient {
         }
         channels.retain(|_, channel| !channel.is_dead());
         evict_idle(&mut channels, owner(target))?;
-        let dir = self.domain.open(dir)?;
+        let connected = self.domain.connect_in(dir, &key.1)?;
         let (domain, runtime) = (&self.domain, &*self.runtime);
-        match Channel::open(domain, runtime, &dir, entry, netns, backoff, target) {
+        match Channel::open(domain, runtime, connected, entry, netns, backoff, target) {
             Ok(channel) => {
                 channels.insert(key, channel.clone());
                 Ok(channel)

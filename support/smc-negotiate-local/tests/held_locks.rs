@@ -4,13 +4,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use std::os::fd::AsFd;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+use rustix::process::geteuid;
 use smc::Domain;
 use smc::runtime::smol::SmolRuntime;
-use smc_core::negotiate::{Negotiation, Verdict};
-use smc_core::runtime::{Runtime, SocketOptions};
+use smc_core::error::FallbackCause;
+use smc_core::negotiate::{Candidate, Negotiation, Verdict};
+use smc_core::runtime::{Runtime, SocketOptions, Unconnected};
 use smc_ipc::runtime_dir::thread::{Place, start};
 use smc_negotiate_local::Local;
 use smc_testkit::negotiation::{Connection, Server};
@@ -42,6 +46,19 @@ fn hold(place: Place) -> Sender<()> {
     release
 }
 
+/// Offers a connection that is not made.
+fn offer(candidate: &Candidate) -> Result<(), FallbackCause> {
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(
+        &socket,
+        &"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap(),
+    )
+    .unwrap();
+    let from = getsockname(&socket).unwrap().try_into().unwrap();
+    let unconnected = Unconnected::new(from, Some(socket.as_fd()));
+    candidate.offer(&unconnected, b"PROPOSAL", None).map(drop)
+}
+
 #[test]
 fn a_listener_that_is_made_while_its_directory_is_held_is_found_later() {
     run(|dir, local, runtime| async move {
@@ -58,6 +75,22 @@ fn a_listener_that_is_made_while_its_directory_is_held_is_found_later() {
                 return;
             }
             assert!(runtime.now() < end, "is not found");
+        }
+    });
+}
+
+#[test]
+fn a_listener_is_connected_to_on_the_thread_of_its_directory() {
+    run(|_dir, local, runtime| async move {
+        let server = listen(&runtime, &local);
+        let candidate = local.look_up(&runtime, server.at()).await.unwrap();
+        let release = hold(Place::OfUser(geteuid().as_raw()));
+        let cause = offer(&candidate).unwrap_err();
+        assert!(cause.to_string().contains("timed out"), "{cause}");
+        drop(release);
+        let end = runtime.now() + TIMEOUT;
+        while let Err(cause) = offer(&candidate) {
+            assert!(runtime.now() < end, "{cause}");
         }
     });
 }

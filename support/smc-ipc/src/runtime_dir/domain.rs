@@ -300,15 +300,19 @@ impl Domain {
 
     /// A directory of the user whose it is to be.
     pub(super) fn check_stat(&self, path: &Path, found: DirStat) -> Result<(), RuntimeDirError> {
-        let owner = match *self.locations {
+        found.check(path, Some(found.uid) == self.owner(path), false)
+    }
+
+    /// The user whose directory is to be at this path.
+    pub(super) fn owner(&self, path: &Path) -> Option<u32> {
+        match *self.locations {
             Locations::Shared(_) => {
                 let user_dirs = self.user_dirs();
                 let user_dir = user_dirs.iter().find(|user_dir| user_dir.has(path));
                 user_dir.map(|user_dir| user_dir.uid)
             }
             _ => Some(own()),
-        };
-        found.check(path, Some(found.uid) == owner, false)
+        }
     }
 
     /// Whether something that cannot be used is at the path of a directory.

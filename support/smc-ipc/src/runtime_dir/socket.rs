@@ -15,7 +15,7 @@ use rustix::process::geteuid;
 use super::domain::own;
 use super::lookup::open_name;
 use super::thread::{self, Answer, LIMIT, Place};
-use super::{Domain, OpenDir};
+use super::{Domain, OpenDir, RuntimeDirError};
 use crate::passed::{Listener, PeerSocket};
 
 /// A listening socket and the name that was given to it.
@@ -102,7 +102,8 @@ enum Stale {
 }
 
 impl OpenDir {
-    /// Connects to the socket of this name, without waiting.
+    /// Connects to the socket of this name, without waiting for its process. Other users who may read
+    /// the directory can hold its lock, see [`Domain::connect_in`].
     ///
     /// # Errors
     ///
@@ -211,6 +212,22 @@ impl Domain {
                 socket: Err(Errno::TIMEDOUT),
             })
         })
+    }
+
+    /// As [`Domain::connect_to`], in this directory, on the thread of the user whose it is to be.
+    ///
+    /// # Errors
+    ///
+    /// When the directory cannot be used.
+    pub fn connect_in(&self, dir: &Path, name: &str) -> Result<Connected, RuntimeDirError> {
+        let (domain, dir, name) = (self.clone(), dir.to_owned(), name.to_owned());
+        let path = dir.join(&name);
+        let place = Place::OfUser(self.owner(&dir).unwrap_or_else(own));
+        let connect = move || Ok(domain.open(&dir)?.connect(&name));
+        let asked = thread::ask(place, connect);
+        let answered = asked.map_or(Err(Errno::TIMEDOUT), |answer| answer.wait(LIMIT));
+        let socket = answered.unwrap_or_else(|errno| Ok(Err(errno)))?;
+        Ok(Connected { path, socket })
     }
 
     fn connect_at_once(&self, user: u32, name: &str) -> Connected {
