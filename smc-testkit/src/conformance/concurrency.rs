@@ -46,6 +46,7 @@ pub(super) fn the_limit_is_kept_and_recovers(bench: &mut Bench<'_>) -> Verdict {
 fn fill_up(bench: &Bench<'_>) -> Verdict {
     let ours = bench.ours();
     let limit = ours.device().limits().max_dmbs;
+    bench.reach(bench.peer(), ours.gid())?.or_fail("reach")?;
     let register = || {
         bench.wait(
             "register",
