@@ -1,4 +1,4 @@
-//! Effects of a hostile process that overwrites words of the shared memory.
+//! Effects of a hostile process that overwrites words of the shared memory, or connects to devices.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -6,15 +6,20 @@ mod support;
 
 use std::fs::File;
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::AsyncWriteExt as _;
+use smc_core::device::{Device as _, Direct as _, Event, PeerEvent, PeerEvents as _};
 use smc_testkit::middleware::{Trace, What};
 use smc_testkit::on::{On, in_time};
 use smc_testkit::streams::{connect_smc, join_all, listen};
-use support::{Kind, World, builder};
+use smc_testkit::unix::{connect_to, is_closed, send};
+use smc_testkit::wait::until;
+use smc_transport_ism::IsmDevice;
+use support::{Kind, World, await_event, builder};
 
 /// The memory of a fabric in a directory, for a process that may write to it.
 struct Memory(File);
@@ -92,4 +97,47 @@ fn streams_whose_moves_are_blocked_time_out_after_few_tries() {
             .count();
         assert!((1..STREAMS * 1000).contains(&moves), "{moves} moves");
     });
+}
+
+/// Connects to a device as the one that has a slot, in generation 1.
+fn connect_as(slot: u16, device: &IsmDevice, world: &World) -> OwnedFd {
+    let socket = connect_to(world.address().join(format!("{}.sock", device.slot())));
+    let mut hello = b"SMI1".to_vec();
+    hello.extend(1_u32.to_ne_bytes());
+    hello.extend(slot.to_ne_bytes());
+    hello.extend([0; 6]);
+    hello.extend(device.fabric_id().to_ne_bytes());
+    send(&socket, &hello, &[]);
+    socket
+}
+
+fn drain(device: &IsmDevice) {
+    device.drain(&mut |event| panic!("{event:?}")).unwrap();
+}
+
+#[test]
+fn a_hello_from_a_slot_that_does_not_exist_ends_its_connection_and_nothing_else() {
+    let world = World::new(Kind::Directory, false);
+    let device = world.device();
+    let (slots, _, _) = Memory::of(&world).layout();
+    let slots = u16::try_from(slots).unwrap();
+    for slot in [slots, slots + 1, 1023, 1024, 0x7fff, 0xfffe, 0xffff] {
+        let refused = connect_as(slot, &device, &world);
+        // The first call accepts it, the second one receives.
+        (0..2).for_each(|_| drain(&device));
+        // Another thread closes it.
+        let is_ended = || is_closed(&refused);
+        until(is_ended, || format!("slot {slot} is accepted"));
+    }
+    // The end of a device that said so is handled as well.
+    let last = connect_as(slots - 1, &device, &world);
+    (0..2).for_each(|_| drain(&device));
+    assert!(!is_closed(&last));
+    drop(last);
+    drain(&device);
+
+    let peer = world.device();
+    let (from, event) = (peer.gid(), PeerEvent::TestRequest);
+    peer.signal_event(device.gid(), event).unwrap();
+    await_event(&device, |seen| *seen == Event::Peer { from, event });
 }

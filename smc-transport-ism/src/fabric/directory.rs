@@ -137,7 +137,10 @@ impl Directory {
                 Received::Packet([_], _) if conn.peer.is_some() => {}
                 Received::Packet(packet, _) if conn.peer.is_none() => {
                     let hello = Hello::parse(packet);
-                    let known = hello.filter(|hello| hello.fabric == self.memory.fabric());
+                    let known = hello.filter(|hello| {
+                        hello.fabric == self.memory.fabric()
+                            && self.memory.has_slot(hello.from.slot)
+                    });
                     let Some(peer) = known.map(|hello| hello.from) else {
                         return self.close(&mut conns, id);
                     };

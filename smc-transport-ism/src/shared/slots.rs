@@ -68,7 +68,7 @@ impl FabricMemory {
     /// Takes the slot that the fabric has assigned, whatever device had it before.
     pub(crate) fn join(&self, request: JoinRequest) -> Result<Tag, DeviceError> {
         let JoinRequest { slot, gid, .. } = request;
-        if slot >= self.slots() {
+        if !self.has_slot(slot) {
             return Err(DeviceError::Invalid(
                 "the fabric has no slot for this device",
             ));
@@ -113,8 +113,12 @@ impl FabricMemory {
             .store(state(tag, phase), Ordering::SeqCst);
     }
 
-    /// Marks a device as dead. False if it was marked before, or another device has the slot.
+    /// Marks a device as dead. False if it was marked before, another device has the slot, or there is
+    /// no such slot.
     pub(crate) fn mark_dead(&self, tag: Tag) -> bool {
+        if !self.has_slot(tag.slot) {
+            return false;
+        }
         let word = self.slot_word(tag.slot, slot::STATE);
         [Phase::Live, Phase::Leaving, Phase::Joining]
             .iter()
@@ -137,18 +141,24 @@ impl FabricMemory {
         Some((tag, phase))
     }
 
+    /// Whether the fabric has a slot with this number, which may come from a peer.
+    #[inline]
+    pub(crate) fn has_slot(&self, slot: u16) -> bool {
+        slot < self.slots()
+    }
+
     /// Whether peers may use the device.
     #[inline]
     pub(crate) fn is_live(&self, tag: Tag) -> bool {
-        tag.slot < self.slots()
+        self.has_slot(tag.slot)
             && self.slot_word(tag.slot, slot::STATE).load(Ordering::SeqCst)
                 == state(tag, Phase::Live)
     }
 
     /// Whether the device is dead, so that no use of its buffers can begin.
     pub(crate) fn is_dead(&self, tag: Tag) -> bool {
-        let is_slot = tag.slot < self.slots();
-        let occupant = is_slot.then(|| self.occupant(tag.slot)).flatten();
+        let has_slot = self.has_slot(tag.slot);
+        let occupant = has_slot.then(|| self.occupant(tag.slot)).flatten();
         occupant.is_none_or(|(now, phase)| now != tag || phase == Phase::Dead)
     }
 
@@ -256,7 +266,7 @@ impl FabricMemory {
         for group in 0..self.slots().div_ceil(64) {
             for bit in take_bits(self.mailbox_summary(slot, group)) {
                 let from = group * 64 + u16::try_from(bit).expect("a word has 64 bits");
-                if from < self.slots() {
+                if self.has_slot(from) {
                     each(from, take(self.word(self.layout.mailbox(slot, from))));
                 }
             }

@@ -97,6 +97,32 @@ fn a_slot_has_a_new_generation_each_time() {
 }
 
 #[test]
+fn a_device_in_a_slot_that_does_not_exist_is_dead_and_marking_it_changes_nothing() {
+    let memory = memory();
+    let words = |memory: &FabricMemory| -> Vec<u64> {
+        let all = (0..memory.all.len()).step_by(8);
+        all.map(|at| memory.word(at).load(Ordering::Relaxed))
+            .collect()
+    };
+    // Each word of the memory is the state of a live device, if a slot is there.
+    for at in (memory.layout.granule(0)..memory.all.len()).step_by(8) {
+        memory
+            .word(at)
+            .store(1 << 32 | Phase::Live as u64, Ordering::Relaxed);
+    }
+    let before = words(&memory);
+    for slot in OPTIONS.slots..=u16::MAX {
+        let tag = Tag {
+            slot,
+            generation: 1,
+        };
+        assert!(!memory.mark_dead(tag), "slot {slot}");
+        assert!(memory.is_dead(tag) && !memory.is_live(tag), "slot {slot}");
+    }
+    assert!(words(&memory) == before, "words were changed");
+}
+
+#[test]
 fn a_second_device_with_the_same_gid_is_rejected() {
     let memory = memory();
     let first = join(&memory, 0, gid(1)).unwrap();
