@@ -80,6 +80,15 @@ pub fn send_if_possible(socket: impl AsFd, packet: &[u8], descriptors: &[Borrowe
     let _refused = try_send(socket, packet, descriptors, flags);
 }
 
+/// Sends a packet without descriptors until there is no space. Returns how many were sent.
+pub fn fill(socket: impl AsFd, packet: &[u8]) -> usize {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let is_sent = || try_send(&socket, packet, &[], flags).is_ok();
+    std::iter::repeat_with(is_sent)
+        .take_while(|is_sent| *is_sent)
+        .count()
+}
+
 fn try_send(
     socket: impl AsFd,
     packet: &[u8],

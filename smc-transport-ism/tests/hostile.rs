@@ -16,7 +16,7 @@ use smc_core::device::{Device as _, Direct as _, Event, PeerEvent, PeerEvents as
 use smc_testkit::middleware::{Trace, What};
 use smc_testkit::on::{On, in_time};
 use smc_testkit::streams::{connect_smc, join_all, listen};
-use smc_testkit::unix::{connect_to, is_closed, send};
+use smc_testkit::unix::{connect_to, fill, is_closed, send};
 use smc_testkit::wait::until;
 use smc_transport_ism::IsmDevice;
 use support::{Kind, World, await_event, builder};
@@ -140,4 +140,30 @@ fn a_hello_from_a_slot_that_does_not_exist_ends_its_connection_and_nothing_else(
     let (from, event) = (peer.gid(), PeerEvent::TestRequest);
     peer.signal_event(device.gid(), event).unwrap();
     await_event(&device, |seen| *seen == Event::Peer { from, event });
+}
+
+#[test]
+fn peers_that_send_without_end_cost_each_drain_a_bounded_number_of_messages() {
+    let world = World::new(Kind::Directory, false);
+    let device = world.device();
+    let (slots, _, _) = Memory::of(&world).layout();
+    let slots = u16::try_from(slots).unwrap();
+    let flood: Vec<_> = (1..slots)
+        .map(|slot| connect_as(slot, &device, &world))
+        .collect();
+    (0..4).for_each(|_| drain(&device));
+    let refill = || flood.iter().map(|socket| fill(socket, &[0]));
+    assert!(refill().sum::<usize>() > 4096);
+    let mut handled = vec![0; flood.len()];
+    for _ in 0..4 {
+        drain(&device);
+        let now: Vec<_> = refill().collect();
+        let sum: usize = now.iter().sum();
+        assert!((1..=64).contains(&sum), "{sum} messages in one call");
+        handled
+            .iter_mut()
+            .zip(now)
+            .for_each(|(all, now)| *all += now);
+    }
+    assert!(handled.iter().all(|count| *count > 0), "{handled:?}");
 }

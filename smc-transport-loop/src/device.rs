@@ -279,7 +279,10 @@ impl Nocopy for LoopDevice {
         self.peers.receive_pending()?;
         match opened {
             // Its signal page may have changed meanwhile.
-            Ok(known) => known.scan(),
+            Ok(known) => {
+                self.peers.receive_from(&known);
+                known.scan();
+            }
             // It had a channel to us when it made the buffer.
             Err(DeviceError::Unreachable { .. }) => return Err(DeviceError::PeerGone),
             Err(error) => return Err(error),

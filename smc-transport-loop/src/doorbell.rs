@@ -91,10 +91,17 @@ impl Doorbell {
         Ok(self.outer.poll(pass)?)
     }
 
-    /// The same for set-up, where all descriptors are level-triggered.
-    pub(crate) fn poll_setup(&self, mut each: impl FnMut(Ready)) -> Result<(), DeviceError> {
-        let pass = |id, flags| decode(id, flags).into_iter().for_each(&mut each);
-        Ok(self.outer.poll_set(&self.inner, pass)?)
+    /// The same for set-up, where all descriptors are level-triggered: one round, with the share of
+    /// messages of each descriptor. Returns whether more may be ready.
+    pub(crate) fn poll_setup(
+        &self,
+        mut each: impl FnMut(Ready, usize),
+    ) -> Result<bool, DeviceError> {
+        let pass = |id, flags, share| {
+            let ready = decode(id, flags).into_iter();
+            ready.for_each(|ready| each(ready, share));
+        };
+        Ok(self.outer.poll_round(&self.inner, pass)?)
     }
 
     /// Watches the eventfd by which a peer notifies.

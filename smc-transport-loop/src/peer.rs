@@ -125,8 +125,8 @@ impl Peer {
         }
     }
 
-    /// Reads what the peer has sent.
-    pub(crate) fn receive(&self) -> ReceiveOutcome {
+    /// Reads what the peer has sent, at most so many messages.
+    pub(crate) fn receive(&self, limit: usize) -> ReceiveOutcome {
         let mut outcome = ReceiveOutcome::default();
         let mut slot = lock(&self.incoming);
         let Some(Incoming {
@@ -139,7 +139,7 @@ impl Peer {
             return outcome;
         };
         outcome.more = true;
-        for _ in 0..MAX_MESSAGES {
+        for _ in 0..limit {
             match channel::receive(&*channel) {
                 Received::Message(Message::Memory { index, number, len }, files) => {
                     // First, so that memory that replaces other memory fits.
@@ -208,6 +208,3 @@ fn adopt(
 pub(crate) fn is_dmb_len(len: usize) -> bool {
     SizeCode::for_len(len).is_some_and(|code| code.byte_len() == len)
 }
-
-/// A peer that sends without end must not block the driver; the rest is read next time.
-const MAX_MESSAGES: usize = 4096;

@@ -13,6 +13,7 @@ use hashbrown::HashMap;
 use rustix::process::geteuid;
 use smc_core::device::{DeviceError, Event, MemoryAccount};
 use smc_core::mem::sync::{AtomicU64, Ordering};
+use smc_ipc::doorbell::PACKETS_PER_ROUND;
 use smc_ipc::passed::PeerSocket;
 use smc_ipc::runtime_dir::Publication;
 use smc_ipc::{Domain, OsError, RuntimeDirError};
@@ -180,7 +181,8 @@ impl Peers {
             _ => {}
         })?;
         if has_setup {
-            self.run_setup(Some(events))?;
+            // The driver was woken if there is more.
+            let _more = self.run_setup(Some(events))?;
         }
         if !self.active.collect(events) && events.is_empty() {
             // The driver may sleep now, as it gets no event, and those peers would not wake it.
@@ -194,9 +196,20 @@ impl Peers {
         self.active.arm();
     }
 
-    /// Receives what peers have sent, for a call that needs it now.
+    /// Receives what peers have sent, for a call that needs it now, as far as a few rounds do.
     pub(crate) fn receive_pending(&self) -> Result<(), DeviceError> {
-        self.run_setup(None)
+        for _ in 0..CALL_ROUNDS {
+            if !self.run_setup(None)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives what a peer has sent, for a call that needs it now: all, if the peer is a device.
+    pub(crate) fn receive_from(&self, peer: &Arc<Peer>) {
+        let outcome = peer.receive(PACKETS_PER_ROUND);
+        self.note_received(peer, outcome, false);
     }
 
     /// Scans the signal pages of all peers, for a token that came without its owner's GID.
@@ -341,8 +354,12 @@ fn new_signal_page(mapping: &Arc<Mapping>) -> Result<SignalPage, DeviceError> {
 }
 
 /// Send buffer of a channel in bytes, of which the system makes twice as many: about 20 messages,
-/// each with a descriptor, that a peer may leave unread.
+/// each with a descriptor, that a peer may leave unread. Fewer than [`PACKETS_PER_ROUND`].
 const CHANNEL_BUFFER: usize = 8 << 10;
+
+/// Rounds of set-up in a call that needs a message now. Each has a message of each of 64 channels at
+/// least; peers that send without end must not occupy the task of the call.
+const CALL_ROUNDS: usize = 4;
 
 /// What a peer without buffers is charged as: two pages of each of the two signal pages, with the
 /// words and the bit sets.

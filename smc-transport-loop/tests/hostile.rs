@@ -16,18 +16,21 @@ use common::{
     DrivenDevice, LEN, device, names, shared_dir, socket_name, socket_path, start, start_as,
 };
 use futures_lite::future::block_on;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fs::{SealFlags, fcntl_add_seals};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::accept;
 use smc::Domain;
-use smc_core::device::{Device, DeviceError, Direct, Dmb, Event, MemoryLimit, SubmitError};
+use smc_core::device::{
+    Device, DeviceError, Direct, Dmb, Doorbell, Event, MemoryLimit, SubmitError,
+};
 use smc_testkit::process::{Child, Role};
 use smc_testkit::unix::{
-    connect_to, is_closed, listen_at, receive_descriptors, sealed, send, unsealed,
+    connect_to, fill, is_closed, listen_at, receive_descriptors, sealed, send, unsealed,
 };
 use smc_testkit::user::{is_root, run_as};
-use smc_testkit::wait::until;
+use smc_testkit::wait::{TIMEOUT, until};
 use smc_transport_loop::LoopDevice;
 use smc_wire::types::{DmbToken, Gid};
 use tempfile::TempDir;
@@ -302,6 +305,73 @@ fn many_silent_connections_do_not_block_a_peer() {
     let dmb = honest.register(victim.gid());
     victim.attach(honest.gid(), dmb.token()).signal().unwrap();
     drop(connections);
+}
+
+#[test]
+fn peers_that_send_without_end_cost_each_drain_a_bounded_number_of_messages() {
+    for count in [2, 66] {
+        let (dir, victim) = victim();
+        let connect = |number| {
+            let peer = HostilePeer::connect(dir.path(), victim.gid(), number);
+            victim.accept();
+            peer
+        };
+        let flood: Vec<_> = (1..=count).map(connect).collect();
+        let honest = connect(count + 1);
+        let notify = message(3, 0, 0, 0);
+        let refill = || flood.iter().map(|peer| fill(&peer.channel, &notify));
+        assert!(refill().sum::<usize>() > 200, "too few messages are queued");
+        let mut handled = vec![0; flood.len()];
+        for _ in 0..4 {
+            victim.drain();
+            let now: Vec<_> = refill().collect();
+            let sum: usize = now.iter().sum();
+            assert!((1..=64).contains(&sum), "{sum} messages in one call");
+            handled
+                .iter_mut()
+                .zip(now)
+                .for_each(|(all, now)| *all += now);
+        }
+        assert!(handled.iter().all(|count| *count > 0), "{handled:?}");
+        // A call finds what it needs behind other messages of the same peer.
+        (0..15).for_each(|_| send(&honest.channel, &notify, &[]));
+        let token = honest.offer_usual(0, sealed(LEN as u64));
+        drop(victim.attach(honest.gid, token));
+        assert!(refill().sum::<usize>() <= 4 * 64, "messages in one call");
+        // Each is handled, though nothing but the doorbell has the device drained.
+        let doorbell = DoorbellEdges::of(&victim);
+        (0..2).for_each(|_| drop(victim.drain()));
+        let file = sealed(LEN as u64);
+        let offer = |peer: &HostilePeer| peer.offer_usual(0, &file);
+        let mut offered: Vec<_> = flood.iter().map(offer).collect();
+        while !offered.is_empty() {
+            doorbell.wait();
+            victim.drain();
+            offered.retain(|token| !victim.device.is_offered(*token));
+        }
+    }
+}
+
+/// The doorbell of a device as runtimes watch it.
+struct DoorbellEdges(OwnedFd);
+
+impl DoorbellEdges {
+    fn of(device: &DrivenDevice) -> Self {
+        let edges = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let Doorbell::Fd(doorbell) = device.device.doorbell() else {
+            panic!("no descriptor");
+        };
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&edges, doorbell, epoll::EventData::new_u64(0), flags).unwrap();
+        Self(edges)
+    }
+
+    fn wait(&self) {
+        let mut events = Vec::with_capacity(1);
+        let time = Timespec::try_from(TIMEOUT).unwrap();
+        let count = epoll::wait(&self.0, spare_capacity(&mut events), Some(&time));
+        assert_eq!(count, Ok(1), "the driver is not woken");
+    }
 }
 
 #[test]

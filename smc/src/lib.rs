@@ -100,6 +100,7 @@ mod lifetime;
 mod links;
 mod listener;
 mod memory_limit;
+mod reactor_turns;
 mod stream;
 mod target;
 

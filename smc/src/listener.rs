@@ -23,6 +23,7 @@ use super::stream::Stream;
 use crate::config::Policy;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit, Refusal};
 use crate::mutex::Mutex;
+use crate::reactor_turns::ReactorTurns;
 
 /// Options of a listener that differ from one to the next.
 #[derive(Clone, Debug, Default)]
@@ -297,14 +298,10 @@ impl Drop for AcceptTask {
 
 /// The task that accepts TCP connections, while the listener exists.
 async fn accept_loop(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn Runtime>) {
-    let mut busy_until = runtime.now() + BUSY_MAX;
+    let mut turns = ReactorTurns::default();
     while poll_fn(|cx| queue.poll_capacity(cx)).await.is_some() {
-        // A task that wakes itself would run again before timers and I/O are checked, many times in
-        // a row on some runtimes; a timer is checked with them.
-        let now = runtime.now();
-        if now >= busy_until {
-            runtime.timer(now + REACTOR_TURN).await;
-            busy_until = runtime.now() + BUSY_MAX;
+        if let Some(turn) = turns.due(&*runtime) {
+            turn.await;
         }
         let mut has_waited = false;
         let next = poll_fn(|cx| {
@@ -320,7 +317,7 @@ async fn accept_loop(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn
         });
         let next = next.await;
         if has_waited {
-            busy_until = runtime.now() + BUSY_MAX;
+            turns.note_wait();
         }
         match next {
             None => return,
@@ -416,13 +413,6 @@ impl Service {
         }))
     }
 }
-
-/// How long a listener accepts connections that are there already before it waits for the reactor.
-/// A few hundred connections, unless a client makes the verdict about each of them long.
-const BUSY_MAX: Duration = Duration::from_millis(10);
-
-/// The shortest time that timers of runtimes can measure.
-const REACTOR_TURN: Duration = Duration::from_millis(1);
 
 /// Delay after an error of `accept(2)`, most often a lack of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);

@@ -126,10 +126,10 @@ impl Directory {
         Ok(())
     }
 
-    /// Handles the input of a connection. Returns the peer if it has ended.
-    fn handle_input(&self, id: u64) -> Option<Tag> {
+    /// Handles the input of a connection, at most so many messages. Returns the peer if it has ended.
+    fn handle_input(&self, id: u64, limit: usize) -> Option<Tag> {
         let mut conns = lock(&self.conns);
-        for _ in 0..MAX_MESSAGES {
+        for _ in 0..limit {
             let conn = conns.by_id.get_mut(&id)?;
             let mut bytes = [0; hello::LEN];
             match channel::receive(&conn.socket, &mut bytes, 0) {
@@ -266,15 +266,17 @@ impl Fabric for Directory {
     }
 
     fn poll_events(&self, each: &mut dyn FnMut(Tag)) -> Result<(), DeviceError> {
-        let polled = self.doorbell.poll(|id| match id {
+        let doorbell = &self.doorbell;
+        // The driver was woken if there is more.
+        let _more = doorbell.poll_round(doorbell.set(), |id, _, share| match id {
             LISTENER => self.accept(),
             id => {
-                if let Some(peer) = self.handle_input(id) {
+                if let Some(peer) = self.handle_input(id, share) {
                     each(peer);
                 }
             }
-        });
-        Ok(polled?)
+        })?;
+        Ok(())
     }
 
     fn doorbell(&self) -> BorrowedFd<'_> {
@@ -293,9 +295,8 @@ fn is_own_user(socket: &PeerSocket) -> bool {
 
 /// The id of the listener; connections have larger ones.
 const LISTENER: u64 = 0;
-/// Input that peers can produce without end must not occupy the driver; the rest is handled by the
-/// next call.
-const MAX_ACCEPTS: usize = 256;
-const MAX_MESSAGES: usize = 4096;
+/// Connections that peers can make without end must not occupy the driver; the rest is handled by
+/// the next call.
+const MAX_ACCEPTS: usize = 32;
 /// Accepted connections whose hello is missing.
 const MAX_UNIDENTIFIED: usize = 64;

@@ -10,6 +10,7 @@ use std::time::Instant;
 use hashbrown::HashMap;
 use rustix::io::Errno;
 use smc_core::device::{DeviceError, Event};
+use smc_ipc::doorbell::PACKETS_PER_ROUND;
 use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
 use smc_ipc::runtime_dir::Connected;
 use smc_ipc::runtime_dir::thread::Answer;
@@ -22,7 +23,7 @@ use super::{OpenError, Peers, new_signal_page, share};
 use crate::channel::{self, Message, Received};
 use crate::doorbell::{Channel, Ready, check_eventfd};
 use crate::lock;
-use crate::peer::{Incoming, Peer};
+use crate::peer::{Incoming, Peer, ReceiveOutcome};
 use crate::region::Mapping;
 use crate::remote::{Notifier, NotifyBy, RemoteBuffers};
 use crate::send_queue::SendPath;
@@ -59,9 +60,10 @@ struct Hello {
 }
 
 impl Peers {
-    /// Accepts connections and receives messages. Only the driver, which passes `events`, removes
-    /// and reports ended peers.
-    pub(super) fn run_setup(&self, events: Option<&mut Vec<Event>>) -> Result<(), DeviceError> {
+    /// Accepts connections and receives messages, a bounded number of them. Only the driver, which
+    /// passes `events`, removes and reports ended peers. Returns whether there may be more, for which
+    /// the driver is woken as well.
+    pub(super) fn run_setup(&self, events: Option<&mut Vec<Event>>) -> Result<bool, DeviceError> {
         let result = self.run_setup_in(&mut lock(&self.setup), events);
         self.wake();
         result
@@ -71,8 +73,9 @@ impl Peers {
         &self,
         setup: &mut SetupState,
         mut events: Option<&mut Vec<Event>>,
-    ) -> Result<(), DeviceError> {
-        let result = self.doorbell.poll_setup(|ready| match ready {
+    ) -> Result<bool, DeviceError> {
+        let mut has_unread = false;
+        let result = self.doorbell.poll_setup(|ready, share| match ready {
             Ready::Listener => self.accept(setup),
             Ready::Channel(Channel::Pending, id) => {
                 if let Some(socket) = setup.pending.remove(id) {
@@ -82,16 +85,9 @@ impl Peers {
             }
             Ready::Channel(Channel::Incoming, id) => {
                 let Some(peer) = self.by_id(id) else { return };
-                let outcome = peer.receive();
-                if outcome.more {
-                    self.doorbell.notify_self();
-                }
-                if outcome.received {
-                    self.active.add(&peer);
-                    if events.is_none() {
-                        self.doorbell.notify_self();
-                    }
-                }
+                let outcome = peer.receive(share);
+                has_unread |= outcome.more;
+                self.note_received(&peer, outcome, events.is_some());
                 if let (true, Some(events)) = (outcome.dead, events.as_deref_mut()) {
                     self.remove_dead_peer(setup, &peer, events);
                 }
@@ -122,7 +118,17 @@ impl Peers {
         self.handle_connected(setup, &waker);
         self.handle_ended(setup, &mut Context::from_waker(&waker));
         self.expire(setup);
-        result
+        result.map(|more| more | has_unread)
+    }
+
+    /// Has the driver poll a peer that has sent something, and read what is left.
+    pub(super) fn note_received(&self, peer: &Arc<Peer>, outcome: ReceiveOutcome, is_driver: bool) {
+        if outcome.received {
+            self.active.add(peer);
+        }
+        if outcome.more || (outcome.received && !is_driver) {
+            self.doorbell.notify_self();
+        }
     }
 
     /// Wakes tasks that have waited for too long, and has the driver woken for all that wait.
@@ -335,13 +341,8 @@ impl Peers {
             return Err(DeviceError::PeerMisbehaved("a second channel").into());
         }
         // It may have signalled before the channel was set.
-        let outcome = peer.receive();
-        if outcome.received {
-            self.active.add(peer);
-        }
-        if outcome.received || outcome.more {
-            self.doorbell.notify_self();
-        }
+        let outcome = peer.receive(PACKETS_PER_ROUND / MAX_ACCEPTS);
+        self.note_received(peer, outcome, false);
         Ok(())
     }
 

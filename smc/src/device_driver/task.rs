@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::{DeviceDriver, PASSES_MAX};
 use crate::device::{DeviceError, Doorbell};
 use crate::mem::sync::Ordering;
+use crate::reactor_turns::ReactorTurns;
 use crate::runtime::{Runtime, Timer, Watch};
 
 /// The driver's task: drain, arm, drain, park; for as long as the endpoint or a stream lives.
@@ -17,6 +18,9 @@ pub(crate) struct DriverTask {
     runtime: Arc<dyn Runtime>,
     watch: Option<Box<dyn Watch>>,
     timer: Option<(Instant, Timer)>,
+    turns: ReactorTurns,
+    /// The turn of the reactor that the task waits for.
+    turn: Option<Timer>,
 }
 
 impl DriverTask {
@@ -36,6 +40,8 @@ impl DriverTask {
             runtime,
             watch,
             timer: None,
+            turns: ReactorTurns::default(),
+            turn: None,
         })
     }
 
@@ -106,6 +112,26 @@ impl DriverTask {
         }
         true
     }
+
+    /// Lets other tasks run, and the reactor if peers have kept this one busy.
+    fn pause(&mut self, cx: &mut Context<'_>) {
+        self.turn = self.turns.due(&*self.runtime);
+        if !self.is_in_turn(cx) {
+            cx.waker().wake_by_ref();
+        }
+    }
+
+    /// Whether the task waits for a turn of the reactor.
+    fn is_in_turn(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(turn) = &mut self.turn else {
+            return false;
+        };
+        let is_pending = turn.as_mut().poll(cx).is_pending();
+        if !is_pending {
+            self.turn = None;
+        }
+        is_pending
+    }
 }
 
 impl Drop for DriverTask {
@@ -123,6 +149,9 @@ impl Future for DriverTask {
         let Some(driver) = self.driver.upgrade() else {
             return Poll::Ready(());
         };
+        if self.is_in_turn(cx) {
+            return Poll::Pending;
+        }
         let is_rdma = driver.device.fabric().rdma().is_some();
         for _ in 0..PASSES_MAX {
             let may_sleep = if is_rdma && driver.is_gone() {
@@ -131,7 +160,10 @@ impl Future for DriverTask {
                 self.pass(&driver, cx)
             };
             match may_sleep {
-                Ok(true) => return Poll::Pending,
+                Ok(true) => {
+                    self.turns.note_wait();
+                    return Poll::Pending;
+                }
                 Ok(false) => {}
                 Err(_) => {
                     driver.handle_device_gone();
@@ -141,8 +173,8 @@ impl Future for DriverTask {
                 }
             }
         }
-        // The budget of one poll is spent: other tasks may run.
-        cx.waker().wake_by_ref();
+        // The budget of one poll is spent.
+        self.pause(cx);
         Poll::Pending
     }
 }

@@ -54,23 +54,35 @@ impl Doorbell {
     ///
     /// As `epoll_wait(2)`.
     pub fn poll(&self, mut each: impl FnMut(u64)) -> Result<(), OsError> {
-        self.poll_set(&self.set, |id, _| each(id))
+        for _ in 0..MAX_ROUNDS {
+            if !self.set.poll_round(|id, _, _| each(id))? {
+                return Ok(());
+            }
+        }
+        self.notify_self();
+        Ok(())
     }
 
-    /// As [`Doorbell::poll`], for a set that is watched by this one.
+    /// One round of a set, which is that of this doorbell or watched by it: passes each ready
+    /// descriptor with its share of [`PACKETS_PER_ROUND`] to `each`, which receives no more from it.
+    /// Returns whether there may be more descriptors, for which it wakes the driver as well.
+    ///
+    /// The system reports ready descriptors in turn. So a descriptor that is always ready delays others,
+    /// and keeps none of them waiting without end.
     ///
     /// # Errors
     ///
     /// As `epoll_wait(2)`.
-    pub fn poll_set(
+    pub fn poll_round(
         &self,
         set: &WatchSet,
-        each: impl FnMut(u64, EventFlags),
-    ) -> Result<(), OsError> {
-        if set.poll(each)? {
+        each: impl FnMut(u64, EventFlags, usize),
+    ) -> Result<bool, OsError> {
+        let more = set.poll_round(each)?;
+        if more {
             self.notify_self();
         }
-        Ok(())
+        Ok(more)
     }
 }
 
@@ -139,25 +151,21 @@ impl WatchSet {
     }
 
     /// Passes ready descriptors to `each`; whether there may be more. Edges are consumed.
-    fn poll(&self, mut each: impl FnMut(u64, EventFlags)) -> Result<bool, OsError> {
-        for _ in 0..MAX_ROUNDS {
-            let mut events = [epoll::Event {
-                flags: EventFlags::empty(),
-                data: EventData::new_u64(0),
-            }; EVENTS_PER_ROUND];
-            let count = match epoll::wait(&self.0, &mut events[..], Some(&NOW)) {
-                Ok(count) => count,
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(failed("poll the doorbell")(error)),
-            };
-            for event in &events[..count] {
-                each(event.data.u64(), event.flags);
-            }
-            if count < EVENTS_PER_ROUND {
-                return Ok(false);
-            }
+    fn poll_round(&self, mut each: impl FnMut(u64, EventFlags, usize)) -> Result<bool, OsError> {
+        let mut events = [epoll::Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(0),
+        }; EVENTS_PER_ROUND];
+        let count = match epoll::wait(&self.0, &mut events[..], Some(&NOW)) {
+            Ok(count) => count,
+            Err(Errno::INTR) => return Ok(true),
+            Err(error) => return Err(failed("poll the doorbell")(error)),
+        };
+        let share = PACKETS_PER_ROUND / count.max(1);
+        for event in &events[..count] {
+            each(event.data.u64(), event.flags, share);
         }
-        Ok(true)
+        Ok(count == EVENTS_PER_ROUND)
     }
 }
 
@@ -192,6 +200,9 @@ pub const OWN: u64 = u64::MAX;
 
 const INPUT: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
 const EVENTS_PER_ROUND: usize = 64;
+/// Packets that a round receives at most, for peers that send without end: one from each descriptor
+/// if as many as possible are ready.
+pub const PACKETS_PER_ROUND: usize = EVENTS_PER_ROUND;
 /// Descriptors that are always ready must not occupy the driver; the rest is for the next poll.
 const MAX_ROUNDS: usize = 16;
 const NOW: Timespec = Timespec {
@@ -217,7 +228,11 @@ mod tests {
         doorbell.poll(|id| seen.push(id)).unwrap();
         assert_eq!(seen, [7]);
         seen.clear();
-        doorbell.poll_set(&inner, |id, _| seen.push(id)).unwrap();
+        let more = doorbell.poll_round(&inner, |id, _, share| {
+            seen.push(id);
+            assert_eq!(share, PACKETS_PER_ROUND / 2);
+        });
+        assert!(!more.unwrap());
         seen.sort_unstable();
         assert_eq!(seen, [0, 1]);
         // Nothing is left over, so the own eventfd is not ready.
@@ -229,6 +244,29 @@ mod tests {
         doorbell.notify_self();
         doorbell.poll(|id| seen.push(id)).unwrap();
         assert_eq!(seen, [OWN]);
+    }
+
+    #[test]
+    fn rounds_pass_descriptors_that_are_always_ready_in_turn_one_packet_each() {
+        let doorbell = Doorbell::new().unwrap();
+        let eventfds: Vec<_> = (0..EVENTS_PER_ROUND * 2)
+            .map(|_| new_eventfd().unwrap())
+            .collect();
+        let inner = WatchSet::new().unwrap();
+        for (id, eventfd) in eventfds.iter().enumerate() {
+            notify(eventfd);
+            inner.watch(eventfd, id as u64).unwrap();
+        }
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            let more = doorbell.poll_round(&inner, |id, _, share| {
+                seen.push(id);
+                assert_eq!(share, 1);
+            });
+            assert!(more.unwrap());
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..eventfds.len() as u64).collect::<Vec<_>>());
     }
 
     #[test]
