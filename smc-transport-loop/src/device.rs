@@ -1,9 +1,7 @@
 use std::fmt;
-use std::future::poll_fn;
 use std::io::IoSlice;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
 
 use async_trait::async_trait;
 use smc_core::device::{
@@ -17,8 +15,8 @@ use smc_wire::types::{Chid, DmbToken, Gid};
 use crate::channel::Message;
 use crate::config::Builder;
 use crate::lock;
-use crate::peer::{Peer, is_dmb_len};
-use crate::peers::{OpenError, Peers};
+use crate::peer::is_dmb_len;
+use crate::peers::Peers;
 use crate::random;
 use crate::registry::Permits;
 use crate::remote::{LoopAttachment, UNKNOWN};
@@ -86,20 +84,6 @@ impl LoopDevice {
     #[must_use]
     pub fn dmbs(&self) -> usize {
         self.permits.used()
-    }
-
-    async fn open(&self, gid: Gid) -> Result<Arc<Peer>, DeviceError> {
-        for _ in 0..BUSY_TRIES {
-            match self.peers.open(gid).await {
-                Ok(peer) => return Ok(peer),
-                Err(OpenError::Failed(error)) => return Err(error),
-                Err(OpenError::Busy) => yield_now().await,
-            }
-        }
-        Err(DeviceError::Unreachable {
-            peer: gid,
-            why: "it does not accept connections",
-        })
     }
 
     /// `None` if the token is not known yet.
@@ -186,7 +170,7 @@ impl Direct for LoopDevice {
     }
 
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
-        self.open(peer).await.map(|_| ())
+        self.peers.open(peer).await.map(|_| ())
     }
 
     fn process(&self, peer: Gid) -> Option<Credentials> {
@@ -204,7 +188,7 @@ impl Direct for LoopDevice {
             return Err(DeviceError::Invalid("length of a buffer"));
         }
         let permit = self.permits.take()?;
-        let peer = self.open(peer).await?;
+        let peer = self.peers.open(peer).await?;
         let (dmb, new) = peer.local.register(len, permit)?;
         if let Some(mut new) = new {
             match (&peer.local.send_path, new.file.take()) {
@@ -274,7 +258,7 @@ impl Nocopy for LoopDevice {
                 return Ok(Arc::new(attached));
             }
         }
-        let opened = self.open(peer).await;
+        let opened = self.peers.open(peer).await;
         // A channel from it is accepted when there is one to it.
         self.peers.receive_pending()?;
         match opened {
@@ -307,23 +291,6 @@ impl fmt::Debug for LoopDevice {
             .finish_non_exhaustive()
     }
 }
-
-/// Lets other tasks run once.
-async fn yield_now() {
-    let mut has_yielded = false;
-    poll_fn(|cx| {
-        if has_yielded {
-            return Poll::Ready(());
-        }
-        has_yielded = true;
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
-}
-
-/// How often to try again to connect to a device that has thousands of connections to accept.
-const BUSY_TRIES: usize = 1000;
 
 #[cfg(test)]
 mod tests {

@@ -4,21 +4,82 @@
 
 mod common;
 
+use std::future::poll_fn;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{builder, device, local, start};
+use common::{DrivenDevice, builder, device, local, socket_path, start};
+use futures_lite::future::block_on;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use rustix::net::{SocketAddrUnix, accept, bind};
 use rustix::process::{Resource, getrlimit};
 use smc::{Domain, Endpoint, Mode, Stream};
+use smc_core::device::{DeviceError, Direct as _};
 use smc_core::error::FallbackCause;
 use smc_testkit::on::{On, in_time};
 use smc_testkit::process::{Child, Role};
 use smc_testkit::resources::limit_descriptors;
 use smc_testkit::streams::{expect, listen};
+use smc_testkit::unix::{connect_to, seqpacket};
+use smc_testkit::wait::until;
+use smc_wire::types::Gid;
 use tempfile::TempDir;
+
+/// What happens to a call that opens a channel to a device whose socket has no space for connections.
+/// Returns its result, and how often its task has run.
+fn reach_full(make_space: impl FnOnce(&OwnedFd) + Send) -> (Result<(), DeviceError>, usize) {
+    let dir = TempDir::new().unwrap();
+    let ours = DrivenDevice::in_dir(dir.path());
+    let full = Gid::new(0x1111, 0x2222);
+    let at = socket_path(dir.path(), full);
+    let listener = seqpacket();
+    bind(&listener, &SocketAddrUnix::new(&at).unwrap()).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let _first = connect_to(&at);
+    let (polls, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let result = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                ours.wait_within(Duration::from_millis(10), |_| false);
+            }
+        });
+        scope.spawn(|| {
+            // Each attempt takes two runs of the task at most, and its delay one.
+            let is_waiting = || polls.load(Ordering::Relaxed) > 4;
+            until(is_waiting, || "the task does not wait".to_owned());
+            make_space(&listener);
+        });
+        let mut reach = ours.device.reach(full);
+        let result = block_on(poll_fn(|cx| {
+            polls.fetch_add(1, Ordering::Relaxed);
+            reach.as_mut().poll(cx)
+        }));
+        is_over.store(true, Ordering::Relaxed);
+        result
+    });
+    (result, polls.into_inner())
+}
+
+#[test]
+fn a_device_without_space_for_connections_is_asked_few_times() {
+    let (result, polls) = reach_full(|_| {});
+    match result.unwrap_err() {
+        DeviceError::Unreachable { why, .. } => assert_eq!(why, "it does not accept connections"),
+        other => panic!("{other:?}"),
+    }
+    // As many attempts or fewer.
+    assert!(polls < 60, "the task has run {polls} times");
+}
+
+#[test]
+fn a_device_that_has_space_for_connections_again_is_reached() {
+    let (result, _) = reach_full(|listener| drop(accept(listener).unwrap()));
+    assert_eq!(result, Ok(()));
+}
 
 /// What helpers do.
 #[test]

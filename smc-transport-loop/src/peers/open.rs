@@ -76,7 +76,7 @@ impl Wake for SetupWaker {
     }
 }
 
-/// Tasks that wait for connections, and until when.
+/// Tasks that wait for connections, or to try again, and until when.
 #[derive(Debug, Default)]
 pub(super) struct WaitingTasks(Mutex<BTreeMap<u64, (Instant, Waker)>>);
 
@@ -116,13 +116,33 @@ impl Drop for WaitingTask<'_> {
 
 impl Peers {
     /// Opens the local channel to a peer, if there is none yet. Gives up after a second, if the driver
-    /// runs.
-    pub(crate) async fn open(&self, gid: Gid) -> Result<Arc<Peer>, OpenError> {
+    /// runs; a peer that has too many connections to accept is asked again a few times until then.
+    pub(crate) async fn open(&self, gid: Gid) -> Result<Arc<Peer>, DeviceError> {
+        let until = Instant::now() + CONNECT_WITHIN;
+        let mut delay = BUSY_DELAY;
+        loop {
+            match self.try_open(gid, until).await {
+                Ok(peer) => return Ok(peer),
+                Err(OpenError::Failed(error)) => return Err(error),
+                Err(OpenError::Busy) => {}
+            }
+            let next = Instant::now() + delay;
+            if next >= until {
+                let why = "it does not accept connections";
+                return Err(DeviceError::Unreachable { peer: gid, why });
+            }
+            self.wait_until(next, |_| Poll::<()>::Pending).await;
+            delay *= 2;
+        }
+    }
+
+    async fn try_open(&self, gid: Gid, until: Instant) -> Result<Arc<Peer>, OpenError> {
         if let Some(peer) = self.find(gid) {
             return Ok(peer);
         }
-        let connected = self.wait_for(self.connect(gid)).await;
-        let opened = self.establish(gid, connected);
+        let mut answer = self.connect(gid);
+        let connected = self.wait_until(until, |cx| Pin::new(&mut answer).poll(cx));
+        let opened = self.establish(gid, connected.await.unwrap_or(Err(Errno::TIMEDOUT)));
         self.wake();
         opened
     }
@@ -133,16 +153,20 @@ impl Peers {
         self.domain.begin_connect(user, &socket_name(gid))
     }
 
-    async fn wait_for(&self, mut answer: Answer<Connected>) -> Result<Connected, Errno> {
-        let until = Instant::now() + CONNECT_WITHIN;
+    /// Waits until something is ready, or for a time that the driver measures: `None` then.
+    async fn wait_until<T>(
+        &self,
+        until: Instant,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Option<T> {
         let task = WaitingTask(&self.waiting, self.new_id());
         poll_fn(|cx: &mut Context<'_>| {
-            if let Poll::Ready(connected) = Pin::new(&mut answer).poll(cx) {
-                return Poll::Ready(connected);
+            if let Poll::Ready(result) = poll(cx) {
+                return Poll::Ready(Some(result));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Poll::Ready(Err(Errno::TIMEDOUT));
+                return Poll::Ready(None);
             }
             task.0.set(task.1, until, cx.waker());
             lock(&self.publication).wake_after(left);
@@ -275,3 +299,6 @@ impl Peers {
 
 /// How long a task or a channel waits for a connection to a device.
 pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+/// How long a task waits before it connects again to a device that has too many connections to accept;
+/// then twice as long each time. A connection takes a thread some 50 µs, which another user can cause.
+const BUSY_DELAY: Duration = Duration::from_millis(1);
