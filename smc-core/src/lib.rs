@@ -59,6 +59,8 @@
 //! # Ok(()) }
 //! ```
 
+#[doc(hidden)]
+pub mod descriptors;
 pub mod device;
 pub mod error;
 pub mod mem;

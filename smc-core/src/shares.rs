@@ -29,12 +29,29 @@ impl<K: Eq + Hash> Shares<K> {
         }
     }
 
+    /// Sets other limits. What is taken above them stays taken.
+    pub fn set_limits(&mut self, total: usize, each: usize) {
+        self.total = total;
+        self.each = each;
+    }
+
     /// Whether this holder may take a place.
     #[must_use]
     pub fn has_capacity(&self, holder: &K) -> bool {
-        let has = self.by_holder.get(holder).copied().unwrap_or_default();
+        self.has_capacity_for(holder, 1)
+    }
+
+    /// Whether this holder may take so many places.
+    #[must_use]
+    pub fn has_capacity_for(&self, holder: &K, count: usize) -> bool {
         let free = self.total.saturating_sub(self.taken);
-        has < free.min(self.each)
+        self.count(holder).saturating_add(count) <= free.min(self.each)
+    }
+
+    /// The places of this holder.
+    #[must_use]
+    pub fn count(&self, holder: &K) -> usize {
+        self.by_holder.get(holder).copied().unwrap_or_default()
     }
 
     /// Takes a place, also above the limits.

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
+use smc_core::descriptors::DescriptorPermit;
 use smc_core::device::{DeviceError, Event};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_ipc::Credentials;
@@ -37,6 +38,8 @@ pub(crate) struct Peer {
     gone: AtomicBool,
     /// For the signal page of `owner`; `None` for the local device itself.
     _permit: Option<MappingPermit>,
+    /// Until it is closed; `None` for the local device itself.
+    descriptors: Mutex<Option<DescriptorPermit>>,
     /// For [`ActivePeers`](crate::active::ActivePeers) only.
     pub(crate) poll_state: PollState,
 }
@@ -81,6 +84,7 @@ impl Peer {
         local: LocalBuffers,
         eventfd: Option<Arc<PeerFile>>,
         permit: Option<MappingPermit>,
+        descriptors: Option<DescriptorPermit>,
     ) -> Self {
         Self {
             gid,
@@ -91,6 +95,7 @@ impl Peer {
             eventfd,
             gone: AtomicBool::new(false),
             _permit: permit,
+            descriptors: Mutex::new(descriptors),
             poll_state: PollState::default(),
         }
     }
@@ -168,6 +173,11 @@ impl Peer {
     /// Reports what the peer signalled; false if there is nothing.
     pub(crate) fn collect(&self, events: &mut Vec<Event>) -> bool {
         self.local.collect(events)
+    }
+
+    /// Takes the permit of its descriptors, once it is closed.
+    pub(crate) fn take_descriptors(&self) -> Option<DescriptorPermit> {
+        lock(&self.descriptors).take()
     }
 
     /// Ends everything between the two devices and closes its descriptors.

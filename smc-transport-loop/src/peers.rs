@@ -3,7 +3,6 @@
 mod open;
 mod pending_channels;
 mod setup;
-mod share;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
@@ -11,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use rustix::process::geteuid;
+use smc_core::descriptors::{self, DescriptorPermit};
 use smc_core::device::{DeviceError, Event, MemoryAccount};
 use smc_core::mem::sync::{AtomicU64, Ordering};
 use smc_ipc::doorbell::PACKETS_PER_ROUND;
@@ -58,9 +58,10 @@ pub(crate) struct Peers {
     setup_waker: Arc<SetupWaker>,
     /// Locked while set-up runs.
     setup: Mutex<SetupState>,
-    /// Channels to peers that have ended without reading all, by user. Descriptors in flight count
-    /// for the user of the sender until they are read, also after the channel is closed.
-    unread: Mutex<Vec<(u32, Arc<PeerSocket>)>>,
+    /// Channels to peers that have ended without reading all, which count as peers. Descriptors in
+    /// flight count for the user of the sender until they are read, also after the channel is
+    /// closed.
+    unread: Mutex<Vec<(DescriptorPermit, Arc<PeerSocket>)>>,
     /// The resource that was exhausted when a peer was not accepted, and the time.
     shortage: Mutex<Option<(Instant, OsError)>>,
     /// Limits what is mapped for peers: signal pages of both sides, and the peers' buffers.
@@ -228,7 +229,7 @@ impl Peers {
 
     /// Has the name of an ended device removed; those of other users are left to them.
     fn remove_if_stale(&self, gid: Gid) {
-        if share::is_own(self.user_of(gid)) {
+        if is_own(self.user_of(gid)) {
             self.domain.remove_if_stale(&socket_name(gid));
         }
     }
@@ -237,36 +238,28 @@ impl Peers {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Counts peers, ended peers with unread messages, and channels of these users that may become
-    /// peers.
-    fn count(&self, uid: u32, unverified: impl Iterator<Item = u32>) -> share::PeerCounts {
+    /// Takes the descriptors of one more peer of this user.
+    fn take_descriptors(&self, uid: u32) -> Result<DescriptorPermit, DeviceError> {
+        self.forget_read();
+        let permit = descriptors::take(uid, DESCRIPTORS_PER_PEER);
+        permit.map_err(|_share| DeviceError::Exhausted)
+    }
+
+    /// Forgets channels of ended peers that are read by now; whether there are others.
+    fn forget_read(&self) -> bool {
         let mut unread = lock(&self.unread);
         unread.retain(|(_, channel)| has_unread(channel));
-        let known = self.known();
-        let peers = known.by_id.values().filter_map(|peer| peer.credentials);
-        let mut counts = share::PeerCounts::default();
-        for user in peers
-            .map(|credentials| credentials.uid)
-            .chain(unread.iter().map(|(user, _)| *user))
-            .chain(unverified)
-        {
-            counts.same_user += usize::from(user == uid);
-            counts.other_users += usize::from(!share::is_own(user));
-        }
-        counts
+        !unread.is_empty()
     }
 
     fn close(&self, peer: &Peer) {
-        if let (Some(credentials), SendPath::Channel(send_queue)) =
-            (peer.credentials, &peer.local.send_path)
-        {
-            let unread = send_queue
-                .unread()
-                .map(|channel| (credentials.uid, channel));
-            lock(&self.unread).extend(unread);
-        }
+        let unread = match &peer.local.send_path {
+            SendPath::Channel(send_queue) => send_queue.unread(),
+            SendPath::Own(_) => None,
+        };
         let wakes = peer.close(&self.doorbell);
         lock(&self.wakes).append(wakes);
+        lock(&self.unread).extend(peer.take_descriptors().zip(unread));
     }
 
     /// Wakes the tasks whose messages were sent or failed.
@@ -333,7 +326,7 @@ fn own_peer(
     let notify_by = NotifyBy::Own(Arc::clone(doorbell.own()));
     let notifier = Arc::new(Notifier::new(gid, new_signal_page(&mapping)?, notify_by));
     let remote = RemoteBuffers::new(notifier, Arc::clone(tokens), &account);
-    let peer = Peer::new(gid, 0, None, local, None, None);
+    let peer = Peer::new(gid, 0, None, local, None, None, None);
     let incoming = Incoming {
         channel: None,
         remote,
@@ -343,6 +336,10 @@ fn own_peer(
     peer.set_incoming(incoming)
         .map_err(|_| DeviceError::Gone("own device"))?;
     Ok(peer)
+}
+
+fn is_own(uid: u32) -> bool {
+    uid == geteuid().as_raw()
 }
 
 /// The signal page in new memory, or in a peer's, whose length [`Mapping::adopt`] has checked.
@@ -360,6 +357,9 @@ const CHANNEL_BUFFER: usize = 8 << 10;
 /// Rounds of set-up in a call that needs a message now. Each has a message of each of 64 channels at
 /// least; peers that send without end must not occupy the task of the call.
 const CALL_ROUNDS: usize = 4;
+
+/// A channel in each direction, and an eventfd for each.
+const DESCRIPTORS_PER_PEER: usize = 4;
 
 /// What a peer without buffers is charged as: two pages of each of the two signal pages, with the
 /// words and the bit sets.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
+use smc_core::descriptors::DescriptorPermit;
 use smc_core::device::DeviceError;
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_ipc::Credentials;
@@ -23,7 +24,7 @@ use smc_ipc::runtime_dir::Connected;
 use smc_ipc::runtime_dir::thread::Answer;
 use smc_wire::types::Gid;
 
-use super::{CHANNEL_BUFFER, PEER_CHARGE, Peers, new_signal_page, share};
+use super::{CHANNEL_BUFFER, PEER_CHARGE, Peers, new_signal_page};
 use crate::channel::{self, Message};
 use crate::directory::socket_name;
 use crate::doorbell::{Channel, Doorbell};
@@ -142,7 +143,7 @@ impl Peers {
         }
         let mut answer = self.connect(gid);
         let connected = self.wait_until(until, |cx| Pin::new(&mut answer).poll(cx));
-        let opened = self.establish(gid, connected.await.unwrap_or(Err(Errno::TIMEDOUT)));
+        let opened = self.establish(gid, connected.await.unwrap_or(Err(Errno::TIMEDOUT)), None);
         self.wake();
         opened
     }
@@ -182,10 +183,12 @@ impl Peers {
     }
 
     /// Makes a connection to a device the channel to a peer, unless there is one by now.
+    /// `descriptors` are those of the peer, if they are taken already.
     pub(super) fn establish(
         &self,
         gid: Gid,
         connected: Result<Connected, Errno>,
+        descriptors: Option<DescriptorPermit>,
     ) -> Result<Arc<Peer>, OpenError> {
         let _opening = lock(&self.opening);
         if let Some(peer) = self.find(gid) {
@@ -196,7 +199,7 @@ impl Peers {
             Err(errno) => (socket_name(gid).into(), Err(errno)),
         };
         let socket = socket.map_err(|errno| self.connect_failed(gid, &path, errno))?;
-        self.open_channel(gid, socket, &path)
+        self.open_channel(gid, socket, &path, descriptors)
     }
 
     fn connect_failed(&self, gid: Gid, path: &Path, errno: Errno) -> OpenError {
@@ -227,6 +230,7 @@ impl Peers {
         gid: Gid,
         mut channel: PeerSocket,
         path: &Path,
+        descriptors: Option<DescriptorPermit>,
     ) -> Result<Arc<Peer>, OpenError> {
         let user = self.user_of(gid);
         let credentials = Credentials::of_peer(&channel)
@@ -237,12 +241,10 @@ impl Peers {
         }
         channel.set_allowed();
         let channel = Arc::new(channel);
-        if !share::has_quota(
-            credentials.uid,
-            self.count(credentials.uid, std::iter::empty()),
-        ) {
-            return Err(DeviceError::Exhausted.into());
-        }
+        let descriptors = match descriptors {
+            Some(taken) => taken,
+            None => self.take_descriptors(user)?,
+        };
         // On failure more descriptors may be in flight.
         let _ = set_socket_send_buffer_size(&channel, CHANNEL_BUFFER);
         let permit = self.mappings.take(user)?;
@@ -280,6 +282,7 @@ impl Peers {
             local,
             Some(Arc::clone(&eventfd)),
             Some(permit),
+            Some(descriptors),
         );
         let peer = Arc::new(peer);
         // First entered, then watched: an edge for an unknown number would be lost.

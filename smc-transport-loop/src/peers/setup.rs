@@ -5,10 +5,11 @@ use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
+use smc_core::descriptors::DescriptorPermit;
 use smc_core::device::{DeviceError, Event};
 use smc_ipc::doorbell::PACKETS_PER_ROUND;
 use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
@@ -19,7 +20,7 @@ use smc_wire::types::Gid;
 
 use super::open::CONNECT_WITHIN;
 use super::pending_channels::PendingChannels;
-use super::{OpenError, Peers, new_signal_page, share};
+use super::{OpenError, Peers, is_own, new_signal_page};
 use crate::channel::{self, Message, Received};
 use crate::doorbell::{Channel, Ready, check_eventfd};
 use crate::lock;
@@ -45,6 +46,8 @@ pub(super) struct SetupState {
 #[derive(Debug)]
 struct Unverified {
     hello: Hello,
+    /// Of the peer that it may become.
+    descriptors: DescriptorPermit,
     device: Answer<Connected>,
     until: Instant,
 }
@@ -131,14 +134,16 @@ impl Peers {
         }
     }
 
-    /// Wakes tasks that have waited for too long, and has the driver woken for all that wait.
+    /// Wakes tasks that have waited for too long, and has the driver woken for all that wait, and
+    /// for channels of ended peers that are read meanwhile.
     fn expire(&self, setup: &SetupState) {
         let now = Instant::now();
         lock(&self.wakes).append(self.waiting.remove_expired(now));
         let unverified = setup.unverified.first().map(|oldest| oldest.until);
         let next = unverified.into_iter().chain(self.waiting.next_expiry());
         let left = next.map(|until| until.saturating_duration_since(now));
-        if let Some(left) = left.chain(setup.pending.time_left(now)).min() {
+        let unread = self.forget_read().then_some(UNREAD_INTERVAL);
+        if let Some(left) = left.chain(setup.pending.time_left(now)).chain(unread).min() {
             lock(&self.publication).wake_after(left);
         }
     }
@@ -158,7 +163,9 @@ impl Peers {
                 Pin::new(&mut channel.device).poll(cx),
             ) {
                 (Some(peer), _) => Ok(peer),
-                (None, Poll::Ready(device)) => self.establish(gid, device),
+                (None, Poll::Ready(device)) => {
+                    self.establish(gid, device, Some(channel.descriptors))
+                }
                 (None, Poll::Pending) if channel.until > Instant::now() => {
                     setup.unverified.push(channel);
                     continue;
@@ -282,16 +289,12 @@ impl Peers {
         if let Some(peer) = self.find_opened(gid) {
             return self.accept_channel(&peer, hello);
         }
-        let users = setup
-            .unverified
-            .iter()
-            .map(|channel| channel.hello.credentials.uid);
-        let of_user = users.clone().filter(|uid| *uid == credentials.uid).count();
-        let counts = self.count(credentials.uid, users);
-        if of_user >= MAX_UNVERIFIED || !share::has_quota(credentials.uid, counts) {
+        let is_of_user = |channel: &&Unverified| channel.hello.credentials.uid == credentials.uid;
+        if setup.unverified.iter().filter(is_of_user).count() >= MAX_UNVERIFIED {
             return Err(DeviceError::Exhausted.into());
         }
         setup.unverified.push(Unverified {
+            descriptors: self.take_descriptors(credentials.uid)?,
             device: self.connect(gid),
             until: Instant::now() + CONNECT_WITHIN,
             hello,
@@ -321,7 +324,7 @@ impl Peers {
             new_signal_page(&self.record_shortage(signal_page.map_err(OpenError::from))?)?;
         check_eventfd(eventfd.as_fd())?;
         let notify_by = match &peer.local.send_path {
-            SendPath::Channel(send_queue) if !share::is_own(credentials.uid) => {
+            SendPath::Channel(send_queue) if !is_own(credentials.uid) => {
                 NotifyBy::Channel(Arc::clone(send_queue))
             }
             _ => NotifyBy::Eventfd(eventfd),
@@ -369,7 +372,7 @@ impl Peers {
         self.close(peer);
         events.push(Event::PeerGone(peer.gid));
         let watched = setup.stale.len() + setup.ended.len();
-        if share::is_own(self.user_of(peer.gid)) && watched < MAX_STALE {
+        if is_own(self.user_of(peer.gid)) && watched < MAX_STALE {
             setup.ended.push((peer.gid, self.connect(peer.gid)));
         }
     }
@@ -394,5 +397,8 @@ impl Peers {
 const MAX_ACCEPTS: usize = 32;
 /// Channels of one user that wait for connections to the devices which they name.
 const MAX_UNVERIFIED: usize = 256;
+/// How often channels are looked at that an ended peer has not read. Until it has, their
+/// descriptors count to its user, for all devices and listeners of this process.
+const UNREAD_INTERVAL: Duration = Duration::from_secs(1);
 /// Connections to peers that have just ended.
 const MAX_STALE: usize = 64;

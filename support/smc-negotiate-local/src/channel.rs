@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Waker};
 use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
 use rustix::io::Errno;
+use smc_core::descriptors::{self, DescriptorPermit};
 use smc_core::error::{FallbackCause, Limit, OsError, Refusal};
 use smc_core::negotiate::Credentials;
 use smc_core::runtime::{Runtime, Watch};
@@ -37,6 +38,8 @@ pub(super) struct Channel {
     pub(super) process: Credentials,
     /// The listener belongs to another user.
     pub(super) foreign: bool,
+    /// For `fd`, if it does.
+    _permit: Option<DescriptorPermit>,
     mailbox: Mailbox,
     slots: Mutex<FreeSlots>,
     next_id: AtomicU64,
@@ -100,6 +103,8 @@ impl Channel {
         fd.set_allowed();
         let foreign = !is_own(uid);
         check_owner(uid, foreign, target.map(|target| target.uid))?;
+        let permit = foreign.then(|| descriptors::take(uid, 1)).transpose();
+        let permit = permit.map_err(FallbackCause::Full)?;
         let (mailbox, file) = Mailbox::create()
             .map_err(|error| OsError::new("create memory for the listener", &error))?;
         let hello = ToListener::Hello { netns }.encode();
@@ -115,6 +120,7 @@ impl Channel {
             entry: entry.clone(),
             process,
             foreign,
+            _permit: permit,
             mailbox,
             slots: Mutex::new(FreeSlots {
                 fresh: 0,

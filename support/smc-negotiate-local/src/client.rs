@@ -13,6 +13,7 @@ use event_listener::Event;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use rustix::process::geteuid;
+use smc_core::descriptors;
 use smc_core::error::{FallbackCause, Limit, OsError};
 use smc_core::negotiate::ExpectedHandshake;
 use smc_core::runtime::{Runtime, Unconnected};
@@ -665,23 +666,27 @@ fn not_announced(searched: &Arc<[PathBuf]>) -> FallbackCause {
     FallbackCause::NotAnnounced { searched }
 }
 
-/// Ends unused channels to another user at the limit of channels of one user.
+/// Ends unused channels to another user, if there can be no further one.
 fn evict_idle(channels: &mut Channels, uid: u32) -> Result<(), FallbackCause> {
-    let is_full = |channels: &Channels| {
+    let reached = |channels: &Channels| {
         let of_user = channels
             .values()
             .filter(|channel| channel.process.uid == uid);
-        !is_own(uid) && of_user.count() >= MAX_OF_ONE
+        if is_own(uid) {
+            None
+        } else if of_user.count() >= MAX_OF_ONE {
+            let what = "limit of channels to listeners of one user";
+            Some(Limit::new(what, MAX_OF_ONE as u64))
+        } else {
+            descriptors::take(uid, 1).err()
+        }
     };
-    if is_full(channels) {
+    if reached(channels).is_some() {
         channels.retain(|_, channel| channel.process.uid != uid || Arc::strong_count(channel) > 1);
     }
-    match is_full(channels) {
-        true => {
-            let what = "limit of channels to listeners of one user";
-            Err(FallbackCause::Full(Limit::new(what, MAX_OF_ONE as u64)))
-        }
-        false => Ok(()),
+    match reached(channels) {
+        Some(limit) => Err(FallbackCause::Full(limit)),
+        None => Ok(()),
     }
 }
 

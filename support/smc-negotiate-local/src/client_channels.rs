@@ -14,6 +14,7 @@ use hashbrown::HashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
+use smc_core::descriptors::{self, DescriptorPermit};
 use smc_core::error::{FallbackCause, OsError, Refusal};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::negotiate::Credentials;
@@ -67,6 +68,8 @@ struct Channel {
     client: Credentials,
     /// Of the listener's user.
     own: bool,
+    /// For `fd`, unless the user is the listener's.
+    _permit: Option<DescriptorPermit>,
     netns: ClientNetns,
     /// From HELLO on.
     mailbox: Option<Mailbox>,
@@ -471,19 +474,22 @@ impl ClientChannels {
                 continue;
             };
             let uid = client.uid;
-            if !self.has_capacity(uid) {
+            let own = is_own(uid);
+            let permit = (!own).then(|| descriptors::take(uid, 1)).transpose();
+            let (true, Ok(permit)) = (self.has_capacity(uid), permit) else {
                 // Its connections are plain TCP, whether it reads this or not.
                 let refusal = Refusal::Full;
                 let _ = send(&fd, &ToClient::Close { refusal }.encode(), &[]);
                 continue;
-            }
+            };
             let key = self.next_channel;
             self.next_channel += 1;
             if epoll::add(&self.epoll, &fd, data(key), epoll::EventFlags::IN).is_ok() {
                 let channel = Channel {
                     fd,
                     client,
-                    own: is_own(uid),
+                    own,
+                    _permit: permit,
                     netns: ClientNetns::Unknown,
                     mailbox: None,
                     proofs: 0,
@@ -500,8 +506,8 @@ impl ClientChannels {
         collected.more = true;
     }
 
-    /// Whether a client of this user may have a channel. Other users cannot exhaust the channels of
-    /// the listener's user, nor of each other.
+    /// Whether this listener has a place for a client of this user. Other users cannot exhaust the
+    /// channels of the listener's user, nor of each other.
     fn has_capacity(&self, uid: u32) -> bool {
         self.channels.len() < MAX_CHANNELS && (is_own(uid) || self.of_others.has_capacity(&uid))
     }
@@ -642,7 +648,8 @@ const MAX_PACKETS: usize = 2 * MAX_OF_OTHERS;
 /// Connections that are accepted in one call, each at the cost of about ten packets.
 const MAX_ACCEPTS: usize = 32;
 
-/// Clients of a listener.
+/// Clients of a listener. Those of other users take up descriptors of the process as well
+/// ([`descriptors`]), and can be fewer for that.
 const MAX_CHANNELS: usize = 1024;
 
 /// Clients of other users than the listener's, and of one of them.

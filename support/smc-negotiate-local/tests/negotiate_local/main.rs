@@ -48,6 +48,7 @@ fn helper_process() {
         "impersonates" => processes::impersonates(&role),
         "forges" => processes::forges(&role),
         "floods" => hostile::flood(&role),
+        "serves" => processes::serves(&role),
         other => panic!("no role {other}"),
     }
 }

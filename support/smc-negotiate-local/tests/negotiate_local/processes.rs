@@ -1,12 +1,13 @@
 //! Several processes, also of several users.
 
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt as _, chown};
 use std::process::{Command, ExitStatus};
 
 use rustix::net::sockopt;
 use rustix::process::Uid;
 use smc_core::negotiate::{Credentials, Withdrawn};
+use smc_testkit::resources::limit_descriptors;
 use smc_testkit::unix::listen_at;
 use smc_testkit::user::run_as;
 
@@ -163,6 +164,36 @@ fn connections_of_users_who_are_not_allowed_leave_the_executor_to_other_tasks() 
             turns += 1;
         }
         assert!(turns >= 5, "only {turns} turns while they were refused");
+    });
+}
+
+#[test]
+fn channels_of_a_user_to_all_listeners_of_a_process_leave_descriptors_to_tcp_clients() {
+    run_shared("become another user", |world| async move {
+        // Counts descriptors, so it needs a process without other tests.
+        let mut victim = world.child(Placement::Same, "serves", "");
+        let to: Vec<SocketAddr> = (0..LISTENERS).map(|_| victim.parse()).collect();
+        let own = world.dir.path.join("0");
+        let flood = || {
+            let mailbox = RawMailbox::new();
+            let channel = |name| RawChannel::at(&own.join(name)).send_hello(Some(mailbox.file()));
+            let names = names(&own).into_iter();
+            let channels = names.flat_map(|name| vec![name; CHANNELS]).map(channel);
+            channels.collect::<Vec<_>>()
+        };
+        let channels = run_as(OTHER, flood).unwrap();
+        let open = || channels.iter().filter(|channel| !channel.is_ended());
+        let mut connect_by_tcp = || {
+            let clients = to.iter().flat_map(|to| [*to; TCP_CLIENTS]);
+            let _clients: Vec<_> = clients.map(TcpStream::connect).collect();
+            assert_eq!(victim.recv(), "accepted all TCP clients");
+        };
+        // While the channels come, and while the user has as many as it can have.
+        connect_by_tcp();
+        world.until(|| open().count() <= DESCRIPTORS / 8).await;
+        connect_by_tcp();
+        assert_eq!(open().count(), DESCRIPTORS / 8);
+        victim.kill();
     });
 }
 
@@ -346,6 +377,27 @@ pub(super) fn listens(role: &Role) {
     });
 }
 
+/// `<directory>`: has few descriptors and several listeners, and reports each time that each of them
+/// has accepted its TCP clients.
+pub(super) fn serves(role: &Role) {
+    limit_descriptors(DESCRIPTORS as u64);
+    run_in(role.dir(), |world| async move {
+        let (options, local) = (SocketOptions::default(), world.shared(&[OTHER]));
+        let server = |_| world.server_with(loopback(0), &options, &local);
+        let servers: Vec<_> = (0..LISTENERS).map(server).collect();
+        servers.iter().for_each(|server| role.send(server.at()));
+        loop {
+            let mut accepted = Vec::new();
+            for server in &servers {
+                for _ in 0..TCP_CLIENTS {
+                    accepted.push(server.accept().await);
+                }
+            }
+            role.send("accepted all TCP clients");
+        }
+    });
+}
+
 /// `<directory> <name in it> <port> <cookie>`: publishes a listener that another process has.
 pub(super) fn impersonates(role: &Role) {
     let netns = rustix::fs::stat("/proc/thread-self/ns/net").unwrap().st_ino;
@@ -385,6 +437,13 @@ fn guest(world: &World) -> Local {
         false => world.shared(&[owner]),
     }
 }
+
+/// What a process may have, its listeners, and the channels and TCP clients of each of them: more
+/// channels than there are descriptors, and still fewer than one listener accepts of a user.
+const DESCRIPTORS: usize = 512;
+const LISTENERS: usize = 4;
+const CHANNELS: usize = 150;
+const TCP_CLIENTS: usize = 8;
 
 /// A user without any rights, who need not have an account.
 const OTHER: u32 = 990;
