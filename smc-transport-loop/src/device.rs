@@ -227,9 +227,13 @@ impl Direct for LoopDevice {
         match self.try_move(to, at, data, signal) {
             Err(SubmitError::UnknownToken) => {
                 // The first use of a buffer: its message has been sent, but not received yet.
-                self.peers.receive_pending()?;
+                let more = self.peers.receive_pending()?;
                 self.peers.scan_all();
-                self.try_move(to, at, data, signal)
+                match self.try_move(to, at, data, signal) {
+                    // Its message may be behind those that the driver will receive.
+                    Err(SubmitError::UnknownToken) if more => Err(SubmitError::WouldBlock),
+                    result => result,
+                }
             }
             result => result,
         }

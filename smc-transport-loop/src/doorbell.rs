@@ -92,16 +92,15 @@ impl Doorbell {
     }
 
     /// The same for set-up, where all descriptors are level-triggered: one round, with the share of
-    /// messages of each descriptor. Returns whether more may be ready.
-    pub(crate) fn poll_setup(
-        &self,
-        mut each: impl FnMut(Ready, usize),
-    ) -> Result<bool, DeviceError> {
+    /// messages of each descriptor.
+    pub(crate) fn poll_setup(&self, mut each: impl FnMut(Ready, usize)) -> Result<(), DeviceError> {
         let pass = |id, flags, share| {
             let ready = decode(id, flags).into_iter();
             ready.for_each(|ready| each(ready, share));
         };
-        Ok(self.outer.poll_round(&self.inner, pass)?)
+        // The driver was woken if there is more.
+        let _more = self.outer.poll_round(&self.inner, pass)?;
+        Ok(())
     }
 
     /// Watches the eventfd by which a peer notifies.

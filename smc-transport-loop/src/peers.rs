@@ -4,6 +4,7 @@ mod open;
 mod pending_channels;
 mod setup;
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
@@ -61,7 +62,7 @@ pub(crate) struct Peers {
     /// Channels to peers that have ended without reading all, which count as peers. Descriptors in
     /// flight count for the user of the sender until they are read, also after the channel is
     /// closed.
-    unread: Mutex<Vec<(DescriptorPermit, Arc<PeerSocket>)>>,
+    unread: Mutex<VecDeque<(DescriptorPermit, Arc<PeerSocket>)>>,
     /// The resource that was exhausted when a peer was not accepted, and the time.
     shortage: Mutex<Option<(Instant, OsError)>>,
     /// Limits what is mapped for peers: signal pages of both sides, and the peers' buffers.
@@ -182,7 +183,7 @@ impl Peers {
             _ => {}
         })?;
         if has_setup {
-            // The driver was woken if there is more.
+            // What is still ready wakes the driver.
             let _more = self.run_setup(Some(events))?;
         }
         if !self.active.collect(events) && events.is_empty() {
@@ -197,14 +198,15 @@ impl Peers {
         self.active.arm();
     }
 
-    /// Receives what peers have sent, for a call that needs it now, as far as a few rounds do.
-    pub(crate) fn receive_pending(&self) -> Result<(), DeviceError> {
+    /// Receives what peers have sent, for a call that needs it now, as far as a few rounds do. Returns
+    /// whether there may be more, which is left to the driver.
+    pub(crate) fn receive_pending(&self) -> Result<bool, DeviceError> {
         for _ in 0..CALL_ROUNDS {
             if !self.run_setup(None)? {
-                break;
+                return Ok(false);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Receives what a peer has sent, for a call that needs it now: all, if the peer is a device.
@@ -245,10 +247,14 @@ impl Peers {
         permit.map_err(|_share| DeviceError::Exhausted)
     }
 
-    /// Forgets channels of ended peers that are read by now; whether there are others.
+    /// Forgets channels of ended peers that are read by now, of some of them in turn; whether there
+    /// are others.
     fn forget_read(&self) -> bool {
         let mut unread = lock(&self.unread);
-        unread.retain(|(_, channel)| has_unread(channel));
+        for _ in 0..unread.len().min(UNREAD_PER_CALL) {
+            let oldest = unread.pop_front();
+            unread.extend(oldest.filter(|(_, channel)| has_unread(channel)));
+        }
         !unread.is_empty()
     }
 
@@ -357,6 +363,9 @@ const CHANNEL_BUFFER: usize = 8 << 10;
 /// Rounds of set-up in a call that needs a message now. Each has a message of each of 64 channels at
 /// least; peers that send without end must not occupy the task of the call.
 const CALL_ROUNDS: usize = 4;
+
+/// Channels of ended peers that are looked at in one call.
+const UNREAD_PER_CALL: usize = 16;
 
 /// A channel in each direction, and an eventfd for each.
 const DESCRIPTORS_PER_PEER: usize = 4;

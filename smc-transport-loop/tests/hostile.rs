@@ -26,6 +26,7 @@ use smc_core::device::{
     Device, DeviceError, Direct, Dmb, Doorbell, Event, MemoryLimit, SubmitError,
 };
 use smc_testkit::process::{Child, Role};
+use smc_testkit::slow_close::block_closing_threads;
 use smc_testkit::unix::{
     connect_to, fill, is_closed, listen_at, receive_descriptors, sealed, send, unsealed,
 };
@@ -617,4 +618,26 @@ fn other_users_can_be_allowed() {
     for user in [0, USER] {
         assert!(names(&dir.path().join(user.to_string())).is_empty());
     }
+}
+
+#[test]
+fn a_second_channel_that_is_refused_keeps_no_driver_busy() {
+    let dir = TempDir::new().unwrap();
+    let victim = DrivenDevice::in_dir(dir.path());
+    let hostile = HostilePeer::connect(dir.path(), victim.gid(), 0x1111);
+    victim.accept();
+    let _blocked = block_closing_threads();
+    let again = connect_to(socket_path(dir.path(), victim.gid()));
+    send_hello(&again, hostile.gid, &hostile.signal_page, doorbell());
+    for _ in 0..5 {
+        send(&again, b"garbage", &[]);
+    }
+    victim.accept();
+    let is_idle = || {
+        victim.drain();
+        victim.arm();
+        victim.drain();
+        !victim.park(Duration::from_millis(20))
+    };
+    assert!((0..100).any(|_| is_idle()), "the doorbell stays ready");
 }

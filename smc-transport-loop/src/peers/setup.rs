@@ -64,8 +64,8 @@ struct Hello {
 
 impl Peers {
     /// Accepts connections and receives messages, a bounded number of them. Only the driver, which
-    /// passes `events`, removes and reports ended peers. Returns whether there may be more, for which
-    /// the driver is woken as well.
+    /// passes `events`, removes and reports ended peers. Returns whether there may be more: something
+    /// was ready, which can have been the first of several messages, or a channel is not accepted yet.
     pub(super) fn run_setup(&self, events: Option<&mut Vec<Event>>) -> Result<bool, DeviceError> {
         let result = self.run_setup_in(&mut lock(&self.setup), events);
         self.wake();
@@ -77,8 +77,8 @@ impl Peers {
         setup: &mut SetupState,
         mut events: Option<&mut Vec<Event>>,
     ) -> Result<bool, DeviceError> {
-        let mut has_unread = false;
-        let result = self.doorbell.poll_setup(|ready, share| match ready {
+        let mut has_found = false;
+        let mut handle = |ready, share| match ready {
             Ready::Listener => self.accept(setup),
             Ready::Channel(Channel::Pending, id) => {
                 if let Some(socket) = setup.pending.remove(id) {
@@ -89,7 +89,6 @@ impl Peers {
             Ready::Channel(Channel::Incoming, id) => {
                 let Some(peer) = self.by_id(id) else { return };
                 let outcome = peer.receive(share);
-                has_unread |= outcome.more;
                 self.note_received(&peer, outcome, events.is_some());
                 if let (true, Some(events)) = (outcome.dead, events.as_deref_mut()) {
                     self.remove_dead_peer(setup, &peer, events);
@@ -116,12 +115,16 @@ impl Peers {
                 }
             }
             _ => {}
+        };
+        let result = self.doorbell.poll_setup(|ready, share| {
+            has_found = true;
+            handle(ready, share);
         });
         let waker = Waker::from(Arc::clone(&self.setup_waker));
         self.handle_connected(setup, &waker);
         self.handle_ended(setup, &mut Context::from_waker(&waker));
         self.expire(setup);
-        result.map(|more| more | has_unread)
+        result.map(|()| has_found || !setup.unverified.is_empty())
     }
 
     /// Has the driver poll a peer that has sent something, and read what is left.
@@ -340,7 +343,10 @@ impl Peers {
             user: credentials.uid,
         };
         if let Err(refused) = peer.set_incoming(incoming) {
-            drop(refused);
+            // It may outlive this: unread messages are closed on another thread.
+            if let Some(socket) = &refused.channel {
+                self.doorbell.unwatch_channel(socket);
+            }
             return Err(DeviceError::PeerMisbehaved("a second channel").into());
         }
         // It may have signalled before the channel was set.

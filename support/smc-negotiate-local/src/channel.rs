@@ -32,7 +32,7 @@ use crate::{is_own, lock};
 /// A channel. Many connections use it at a time, each with an id of its own.
 #[derive(Debug)]
 pub(super) struct Channel {
-    fd: PeerSocket,
+    fd: Arc<PeerSocket>,
     pub(super) entry: Arc<Entry>,
     /// The process that announces the listener.
     pub(super) process: Credentials,
@@ -115,6 +115,11 @@ impl Channel {
         }
         let watch = runtime.watch(fd.as_fd());
         let watch = watch.map_err(failed("watch the listener's socket"))?;
+        let fd = Arc::new(fd);
+        let watched = WatchedSocket {
+            watch,
+            _socket: Arc::clone(&fd),
+        };
         let channel = Arc::new(Self {
             fd,
             entry: entry.clone(),
@@ -135,7 +140,7 @@ impl Channel {
             refusal: OnceLock::new(),
             reader: AtomicWaker::new(),
         });
-        runtime.spawn(Box::pin(read(Arc::downgrade(&channel), watch)));
+        runtime.spawn(Box::pin(read(Arc::downgrade(&channel), watched)));
         Ok(channel)
     }
 
@@ -301,8 +306,16 @@ impl Drop for Channel {
     }
 }
 
+/// A watch has a descriptor of its own, which is not to be the last one of its socket: what has not
+/// been read is closed with that, in any time.
+struct WatchedSocket {
+    // Dropped first.
+    watch: Box<dyn Watch>,
+    _socket: Arc<PeerSocket>,
+}
+
 /// Reads a channel for all its exchanges, until it ends or is no longer used.
-async fn read(channel: Weak<Channel>, watch: Box<dyn Watch>) {
+async fn read(channel: Weak<Channel>, watched: WatchedSocket) {
     let mut unread = false;
     poll_fn(|cx| {
         let Some(channel) = channel.upgrade() else {
@@ -312,7 +325,7 @@ async fn read(channel: Weak<Channel>, watch: Box<dyn Watch>) {
         while !channel.is_dead() {
             // Nothing is read unless there is something.
             if !unread {
-                match watch.poll_readable(cx) {
+                match watched.watch.poll_readable(cx) {
                     Poll::Ready(Ok(())) => {}
                     Poll::Ready(Err(_)) => channel.end(),
                     Poll::Pending => return Poll::Pending,

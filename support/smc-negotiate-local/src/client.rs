@@ -18,6 +18,7 @@ use smc_core::error::{FallbackCause, Limit, OsError};
 use smc_core::negotiate::ExpectedHandshake;
 use smc_core::runtime::{Runtime, Unconnected};
 use smc_ipc::Domain;
+use smc_ipc::runtime_dir::ConnectTime;
 use smc_wire::clc::{ClcType, Frame};
 use smc_wire::types::DmbToken;
 
@@ -222,6 +223,7 @@ impl LocalClient {
         searched: &Arc<[PathBuf]>,
         netns: NetNs,
         target: Option<SocketInfo>,
+        time: &mut ConnectTime,
     ) -> Result<Arc<Channel>, FallbackCause> {
         let name = entry.to_string();
         let mut channels = lock(&self.known.channels);
@@ -235,7 +237,7 @@ impl LocalClient {
         }
         channels.retain(|_, channel| !channel.is_dead());
         evict_idle(&mut channels, owner(target))?;
-        let connected = self.domain.connect_in(dir, &key.1)?;
+        let connected = self.domain.connect_in(dir, &key.1, time)?;
         let (domain, runtime) = (&self.domain, &*self.runtime);
         match Channel::open(domain, runtime, connected, entry, netns, backoff, target) {
             Ok(channel) => {
@@ -443,8 +445,9 @@ impl LocalClient {
         let mut cause = None;
         if !own_host {
             let mut proven = Vec::new();
+            let mut time = ConnectTime::default();
             for named in listeners.into_iter().take(MAX_LISTENERS) {
-                match self.channel(&named, &searched, netns, None) {
+                match self.channel(&named, &searched, netns, None, &mut time) {
                     Ok(channel) if self.leads_to(&channel, netns, to.ip()).await => {
                         proven.push(named);
                     }
@@ -526,12 +529,13 @@ impl LocalCandidate {
         &self,
         named: &NamedListener,
         target: Option<SocketInfo>,
+        time: &mut ConnectTime,
     ) -> Result<Arc<Channel>, FallbackCause> {
         match &self.channel {
             Some(channel) if !channel.is_dead() => {
                 channel.announces(target).map(|()| Arc::clone(channel))
             }
-            _ => (self.client).channel(named, &self.searched, self.netns, target),
+            _ => (self.client).channel(named, &self.searched, self.netns, target, time),
         }
     }
 
@@ -598,8 +602,9 @@ impl LocalCandidate {
         let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
         let mut announced = Vec::with_capacity(1);
         let mut cause = None;
+        let mut time = ConnectTime::default();
         for named in chosen.take(MAX_LISTENERS) {
-            let channel = match self.channel(named, target) {
+            let channel = match self.channel(named, target, &mut time) {
                 Ok(channel) if channel.backoff.allows(now) => channel,
                 Ok(_) => {
                     cause = Some(FallbackCause::BackOff);

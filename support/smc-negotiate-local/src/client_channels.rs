@@ -534,10 +534,11 @@ impl ClientChannels {
     fn read(&mut self, key: u64, packets: usize, collected: &mut Collected) {
         let mut buf = [0; MAX_LEN];
         for count in 0..packets {
+            // Whatever it is, so that no event is for nothing without end.
+            collected.read += 1;
             let Some(channel) = self.channels.get(&key) else {
                 return;
             };
-            collected.read += 1;
             match receive(&channel.fd, &mut buf, 1) {
                 Received::Packet(packet, passed) => {
                     let message = ToListener::parse(packet);
@@ -615,6 +616,8 @@ impl ClientChannels {
         let Some(channel) = self.channels.remove(&key) else {
             return;
         };
+        // It can outlive this: unread packets are closed on another thread.
+        let _ = epoll::delete(&self.epoll, &channel.fd);
         channel.dead.store(true, Ordering::Release);
         if !channel.own {
             self.of_others.release(&channel.client.uid);

@@ -20,7 +20,7 @@ pub use domain::Domain;
 pub use error::{DirectoryProblem, RuntimeDirError};
 pub use open::OpenDir;
 pub use publication::Publication;
-pub use socket::{Connected, bind_with_mode, by_fd, names};
+pub use socket::{ConnectTime, Connected, bind_with_mode, by_fd, names};
 
 #[cfg(test)]
 mod tests;

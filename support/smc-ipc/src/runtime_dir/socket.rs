@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, chmod, fchmod, fstat, openat, renameat,
@@ -178,6 +179,16 @@ pub struct Connected {
     pub socket: Result<PeerSocket, Errno>,
 }
 
+/// How long a task waits for connections, whatever their number: 200 ms.
+#[derive(Debug)]
+pub struct ConnectTime(Duration);
+
+impl Default for ConnectTime {
+    fn default() -> Self {
+        Self(LIMIT)
+    }
+}
+
 impl Domain {
     /// Connects to the socket of this name in a directory of the own user. Waits for a thread that looks
     /// the name up, for 200 ms at most.
@@ -204,28 +215,41 @@ impl Domain {
     /// As [`Domain::connect_to`], for a caller that does not wait. The thread of the user makes one
     /// connection after the other, and none whose answer was dropped.
     pub fn begin_connect(&self, user: u32, name: &str) -> Answer<Connected> {
-        let (domain, wanted) = (self.clone(), name.to_owned());
-        let connect = move || domain.connect_at_once(user, &wanted);
-        thread::ask(Place::OfUser(user), connect).unwrap_or_else(|_| {
+        let failed = |errno| {
             Answer::ready(Connected {
                 path: name.into(),
-                socket: Err(Errno::TIMEDOUT),
+                socket: Err(errno),
             })
-        })
+        };
+        // Without a thread: peers name any user.
+        if !self.allows(user) {
+            return failed(Errno::NOENT);
+        }
+        let (domain, wanted) = (self.clone(), name.to_owned());
+        let connect = move || domain.connect_at_once(user, &wanted);
+        thread::ask(Place::OfUser(user), connect).unwrap_or_else(|_| failed(Errno::TIMEDOUT))
     }
 
-    /// As [`Domain::connect_to`], in this directory, on the thread of the user whose it is to be.
+    /// As [`Domain::connect_to`], in this directory, on the thread of the user whose it is to be. Waits
+    /// for the time that is left of a [`ConnectTime`] at most.
     ///
     /// # Errors
     ///
     /// When the directory cannot be used.
-    pub fn connect_in(&self, dir: &Path, name: &str) -> Result<Connected, RuntimeDirError> {
+    pub fn connect_in(
+        &self,
+        dir: &Path,
+        name: &str,
+        time: &mut ConnectTime,
+    ) -> Result<Connected, RuntimeDirError> {
         let (domain, dir, name) = (self.clone(), dir.to_owned(), name.to_owned());
         let path = dir.join(&name);
         let place = Place::OfUser(self.owner(&dir).unwrap_or_else(own));
         let connect = move || Ok(domain.open(&dir)?.connect(&name));
         let asked = thread::ask(place, connect);
-        let answered = asked.map_or(Err(Errno::TIMEDOUT), |answer| answer.wait(LIMIT));
+        let begin = Instant::now();
+        let answered = asked.map_or(Err(Errno::TIMEDOUT), |answer| answer.wait(time.0));
+        time.0 = time.0.saturating_sub(begin.elapsed());
         let socket = answered.unwrap_or_else(|errno| Ok(Err(errno)))?;
         Ok(Connected { path, socket })
     }

@@ -2,6 +2,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use rustix::net::sockopt::socket_cookie;
 use smc_ipc::Domain;
+use smc_testkit::slow_close::slow_to_close;
 use smc_testkit::user::run_as;
 use tempfile::TempDir;
 
@@ -295,4 +296,39 @@ fn users_who_are_not_allowed_cost_each_poll_a_bounded_number_of_connections() {
         clients.collect();
     }
     wait_for_refused(flood.len());
+}
+
+#[test]
+fn a_channel_that_has_ended_is_not_ready_while_its_packets_are_not_closed_yet() {
+    let Some(dir) = dir_of_all_users() else {
+        return;
+    };
+    let mut clients = clients(&dir);
+    let name = clients.entry.to_string();
+    let connect = |count: usize| {
+        let domain = domain(&dir);
+        let connect = || domain.connect_to(0, &name).unwrap();
+        run_as(OTHER, || (0..count).map(|_| connect()).collect::<Vec<_>>()).unwrap()
+    };
+    // The threads that close for this user are in calls that last.
+    let blockers = connect(4);
+    while clients.collect().more {}
+    let mut held = Vec::new();
+    for channel in &blockers {
+        let (slow, far) = slow_to_close();
+        held.push(far);
+        send(channel, b"garbage", &[slow.as_fd()]).unwrap();
+    }
+    while clients.collect().more {}
+    let others = connect(8);
+    while clients.collect().more {}
+    for channel in &others {
+        for _ in 0..5 {
+            send(channel, b"garbage", &[]).unwrap();
+        }
+    }
+    while clients.collect().more {}
+    assert_eq!(clients.channels.len(), 0);
+    let mut ready = [PollFd::new(&clients.epoll, PollFlags::IN)];
+    assert_eq!(poll(&mut ready, Some(&Timespec::default())), Ok(0));
 }

@@ -301,3 +301,14 @@ fn names_of_other_users_are_left_to_them() {
     finish_jobs(&domain);
     assert!(theirs.exists());
 }
+
+#[test]
+fn a_user_who_is_not_of_the_domain_is_looked_for_without_a_thread() {
+    let shared = Shared::new();
+    let domain = shared.of(&[1001]);
+    for user in 5000..5100 {
+        assert_eq!(domain.connect_to(user, "name").unwrap_err(), Errno::NOENT);
+    }
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    assert!(tasks.count() < 100);
+}
