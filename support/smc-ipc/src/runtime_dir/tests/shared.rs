@@ -312,3 +312,26 @@ fn a_user_who_is_not_of_the_domain_is_looked_for_without_a_thread() {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     assert!(tasks.count() < 100);
 }
+
+#[test]
+fn the_connections_of_one_call_share_the_time_that_it_waits() {
+    const USER: u32 = 7001;
+    if !is_root() {
+        return;
+    }
+    let shared = Shared::new();
+    let domain = shared.of(&[USER]);
+    let dir = shared.make(USER, USER, 0o755);
+    let (release, released) = channel::<()>();
+    thread::start(thread::Place::OfUser(USER), move || {
+        assert!(released.recv().is_err());
+    })
+    .unwrap();
+    let mut time = ConnectTime::default();
+    for _ in 0..100 {
+        let connected = domain.connect_in(&dir, "name", &mut time).unwrap();
+        assert_eq!(connected.socket.unwrap_err(), Errno::TIMEDOUT);
+        assert_eq!(format!("{time:?}"), "ConnectTime(0ns)");
+    }
+    drop(release);
+}
