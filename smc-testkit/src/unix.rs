@@ -89,6 +89,27 @@ pub fn fill(socket: impl AsFd, packet: &[u8]) -> usize {
         .count()
 }
 
+/// Drains a device whose peers have filled these sockets, four times, and fills them again after each
+/// time. A drain handles 1 to 64 messages, and in the end all peers have had their turn.
+///
+/// # Panics
+///
+/// If that does not hold.
+pub fn drain_full<S: AsFd>(sockets: &[S], packet: &[u8], mut drain: impl FnMut()) {
+    let mut handled = vec![0; sockets.len()];
+    for _ in 0..4 {
+        drain();
+        let now: Vec<_> = sockets.iter().map(|socket| fill(socket, packet)).collect();
+        let sum: usize = now.iter().sum();
+        assert!((1..=64).contains(&sum), "{sum} messages in one call");
+        handled
+            .iter_mut()
+            .zip(now)
+            .for_each(|(all, now)| *all += now);
+    }
+    assert!(handled.iter().all(|count| *count > 0), "{handled:?}");
+}
+
 fn try_send(
     socket: impl AsFd,
     packet: &[u8],

@@ -42,11 +42,8 @@ macro_rules! on_all {
         #[test]
         fn $others() {
             let others = Fabric::all().filter(|fabric| *fabric != Fabric::LOOP);
-            let others: Vec<_> = others.collect();
-            for (number, fabric) in others.iter().enumerate() {
-                let rounds = rounds().div_ceil(others.len() as u64);
-                $scenario(On::ALL[number % 3], *fabric, rounds);
-            }
+            let on = |number: usize| On::ALL[number % 3];
+            divided(others, |number, fabric, rounds| $scenario(on(number), fabric, rounds));
         }
     };
 }
@@ -170,14 +167,16 @@ mod clients_that_end_after_their_last_write_are_accepted {
 
     #[test]
     fn with_a_busy_listener_on_tokio() {
-        let rounds = rounds().div_ceil(Fabric::all().count() as u64);
-        Fabric::all().for_each(|fabric| busy(On::TokioAlone, fabric, rounds));
+        divided(Fabric::all(), |_, fabric, rounds| {
+            busy(On::TokioAlone, fabric, rounds)
+        });
     }
 
     #[test]
     fn with_a_busy_listener_on_smol() {
-        let rounds = rounds().div_ceil(Fabric::all().count() as u64);
-        Fabric::all().for_each(|fabric| busy(On::Smol, fabric, rounds));
+        divided(Fabric::all(), |_, fabric, rounds| {
+            busy(On::Smol, fabric, rounds)
+        });
     }
 }
 
@@ -240,6 +239,15 @@ mod clients_of_servers_that_end_after_their_last_write_read_everything {
     on_all! { processes, processes_tokio on [Tokio], processes_smol, processes_on_other_fabrics }
 
     on_all! { endpoints, endpoints_tokio on [Tokio, TokioAlone], endpoints_smol, endpoints_on_other_fabrics }
+}
+
+/// Divides the rounds of a test among fabrics, which are passed with their number and rounds.
+fn divided(fabrics: impl Iterator<Item = Fabric>, scenario: impl Fn(usize, Fabric, u64)) {
+    let fabrics: Vec<_> = fabrics.collect();
+    let rounds = rounds().div_ceil(fabrics.len() as u64);
+    for (number, fabric) in fabrics.into_iter().enumerate() {
+        scenario(number, fabric, rounds);
+    }
 }
 
 /// A scenario of so many rounds with an endpoint on a fabric of its own, which is in the directory.

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
 use rustix::io::Errno;
-use smc_core::descriptors::{self, DescriptorPermit};
+use smc_core::descriptors::DescriptorPermit;
 use smc_core::error::{FallbackCause, Limit, OsError, Refusal};
 use smc_core::negotiate::Credentials;
 use smc_core::runtime::{Runtime, Watch};
@@ -81,7 +81,7 @@ impl Channel {
     pub(super) fn open(
         domain: &Domain,
         runtime: &dyn Runtime,
-        connected: Connected,
+        (connected, permit): (Connected, Option<DescriptorPermit>),
         entry: &Arc<Entry>,
         netns: NetNs,
         backoff: Arc<Backoff>,
@@ -103,8 +103,6 @@ impl Channel {
         fd.set_allowed();
         let foreign = !is_own(uid);
         check_owner(uid, foreign, target.map(|target| target.uid))?;
-        let permit = foreign.then(|| descriptors::take(uid, 1)).transpose();
-        let permit = permit.map_err(FallbackCause::Full)?;
         let (mailbox, file) = Mailbox::create()
             .map_err(|error| OsError::new("create memory for the listener", &error))?;
         let hello = ToListener::Hello { netns }.encode();

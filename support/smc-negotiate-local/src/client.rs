@@ -13,7 +13,7 @@ use event_listener::Event;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use rustix::process::geteuid;
-use smc_core::descriptors;
+use smc_core::descriptors::{self, DescriptorPermit};
 use smc_core::error::{FallbackCause, Limit, OsError};
 use smc_core::negotiate::ExpectedHandshake;
 use smc_core::runtime::{Runtime, Unconnected};
@@ -236,8 +236,8 @@ impl LocalClient {
             backoff = Arc::clone(&channel.backoff);
         }
         channels.retain(|_, channel| !channel.is_dead());
-        evict_idle(&mut channels, owner(target))?;
-        let connected = self.domain.connect_in(dir, &key.1, time)?;
+        let permit = take_descriptor(&mut channels, owner(target))?;
+        let connected = (self.domain.connect_in(dir, &key.1, time)?, permit);
         let (domain, runtime) = (&self.domain, &*self.runtime);
         match Channel::open(domain, runtime, connected, entry, netns, backoff, target) {
             Ok(channel) => {
@@ -671,28 +671,30 @@ fn not_announced(searched: &Arc<[PathBuf]>) -> FallbackCause {
     FallbackCause::NotAnnounced { searched }
 }
 
-/// Ends unused channels to another user, if there can be no further one.
-fn evict_idle(channels: &mut Channels, uid: u32) -> Result<(), FallbackCause> {
-    let reached = |channels: &Channels| {
+/// The descriptor of a new channel, which is counted if the listener belongs to another user. Ends
+/// unused channels to that user, if there can be no further one.
+fn take_descriptor(
+    channels: &mut Channels,
+    uid: u32,
+) -> Result<Option<DescriptorPermit>, FallbackCause> {
+    if is_own(uid) {
+        return Ok(None);
+    }
+    let take = |channels: &Channels| {
         let of_user = channels
             .values()
             .filter(|channel| channel.process.uid == uid);
-        if is_own(uid) {
-            None
-        } else if of_user.count() >= MAX_OF_ONE {
+        if of_user.count() >= MAX_OF_ONE {
             let what = "limit of channels to listeners of one user";
-            Some(Limit::new(what, MAX_OF_ONE as u64))
-        } else {
-            descriptors::take(uid, 1).err()
+            return Err(Limit::new(what, MAX_OF_ONE as u64));
         }
+        descriptors::take(uid, 1)
     };
-    if reached(channels).is_some() {
+    let taken = take(channels).or_else(|_full| {
         channels.retain(|_, channel| channel.process.uid != uid || Arc::strong_count(channel) > 1);
-    }
-    match reached(channels) {
-        Some(limit) => Err(FallbackCause::Full(limit)),
-        None => Ok(()),
-    }
+        take(channels)
+    });
+    taken.map(Some).map_err(FallbackCause::Full)
 }
 
 /// The number of a socket by which a listener of another user finds it.
