@@ -100,6 +100,7 @@ step_rules() {
     paths_exist || failed=1
     named_tests_exist || failed=1
     words_are_standard || failed=1
+    comments_are_narrow || failed=1
     no_match 'a citation of something other than a heading of docs/spec or a section of an RFC' \
         '//.*(\(behaviou[r]( |$)|ehaviou[r] ([0-9]|of (closing|set-up))|ire forma[t]: )' . || failed=1
     return "$failed"
@@ -408,6 +409,17 @@ no_match() {
     hits=$(sources "$3" | grep -vE "${4:-^$}" | xargs -r -d '\n' grep -sHInE "$2" -- || true)
     [[ -z $hits ]] && return 0
     printf '%s:\n%s\n' "$1" "$hits"
+    return 1
+}
+
+# Whether the lines of comments have at most 100 columns, as those of code do: rustfmt leaves comments
+# as they are. Rows of tables are longer, and commands to be copied.
+comments_are_narrow() {
+    local hits
+    hits=$(sources . | grep '\.rs$' | LC_ALL=C.UTF-8 xargs -d '\n' grep -HnE '^.{101}' -- |
+        grep -E '^[^:]+:[0-9]+: *//[/!]? ' | grep -vE ': *//[/!]? (\||cargo )' || true)
+    [[ -z $hits ]] && return 0
+    printf 'comments with more than 100 columns:\n%s\n' "$hits"
     return 1
 }
 

@@ -1,8 +1,9 @@
 //! How many descriptors of this process the processes at the other end of its sockets take up.
 //!
-//! One account for all listeners and devices, as they take from one limit (`RLIMIT_NOFILE`). Half of the
-//! descriptors are for processes of the own user. Another user has an eighth, all other users a quarter,
-//! of which one of them has no more than are left free. The rest is for what the application opens.
+//! One account for all listeners and devices, as they take from one limit (`RLIMIT_NOFILE`). Half
+//! of the descriptors are for processes of the own user. Another user has an eighth, all other
+//! users a quarter, of which one of them has no more than are left free. The rest is for what the
+//! application opens.
 //!
 //! A child process of `fork` begins with what its parent has counted: it has those descriptors too.
 

@@ -1,5 +1,5 @@
-//! The core of userspace Shared Memory Communications (SMC): the protocol without I/O, and the traits
-//! of what it needs from its surroundings.
+//! The core of userspace Shared Memory Communications (SMC): the protocol without I/O, and the
+//! traits of what it needs from its surroundings.
 //!
 //! Applications use the crate `smc`, whose endpoints, listeners and streams are built on this one.
 //! This crate is for authors of the other parts:

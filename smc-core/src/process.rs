@@ -6,8 +6,8 @@ use rustix::process::{Pid, getpid};
 
 use crate::mem::WipedOnFork;
 
-/// As `getpid(2)`. The number is read once per thread, into memory that the kernel zeroes in a child
-/// process of `fork`, which reads its own number then.
+/// As `getpid(2)`. The number is read once per thread, into memory that the kernel zeroes in a
+/// child process of `fork`, which reads its own number then.
 #[must_use]
 pub fn current() -> Pid {
     let known = |memory: &RefCell<Option<WipedOnFork>>| {

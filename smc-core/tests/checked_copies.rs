@@ -1,7 +1,8 @@
 //! What was copied out of memory that a peer writes stays as it was checked.
 //!
 //! A compiler that takes the memory for its own may leave the copy out, and read the memory again
-//! where the copy is used. It does so only in code as optimised as users have it: `./test.sh release`.
+//! where the copy is used. It does so only in code as optimised as users have it:
+//! `./test.sh release`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -34,8 +34,8 @@ impl On {
         self.run_unbounded(in_time(Duration::from_secs(120), scenario))
     }
 
-    /// Runs a scenario, however long it takes, and without a timer, which would take descriptors. With
-    /// tokio the runtime has ended when this returns.
+    /// Runs a scenario, however long it takes, and without a timer, which would take descriptors.
+    /// With tokio the runtime has ended when this returns.
     ///
     /// # Panics
     ///

@@ -1,7 +1,7 @@
 //! Tests with several processes: a test runs its own program again, in a role.
 //!
-//! One test of the program, by its name, is the entry point of all roles: where [`Role::current`] is
-//! `None` it has nothing to do.
+//! One test of the program, by its name, is the entry point of all roles: where [`Role::current`]
+//! is `None` it has nothing to do.
 
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -52,8 +52,8 @@ pub fn command_by<S: AsRef<OsStr>>(launcher: &[S], test: &str) -> Command {
     command
 }
 
-/// The path of this program, for any user: by a descriptor that children inherit, since the folder of
-/// the program may be closed to other users or hidden by a mount.
+/// The path of this program, for any user: by a descriptor that children inherit, since the folder
+/// of the program may be closed to other users or hidden by a mount.
 fn program() -> String {
     static PROGRAM: LazyLock<OwnedFd> = LazyLock::new(|| {
         open("/proc/self/exe", OFlags::PATH, Mode::empty()).expect("the file of this program")
@@ -61,8 +61,8 @@ fn program() -> String {
     format!("/proc/self/fd/{}", PROGRAM.as_raw_fd())
 }
 
-/// Runs the calling test in a process of its own, for what holds for a whole process. True there; false
-/// when that process has ended.
+/// Runs the calling test in a process of its own, for what holds for a whole process. True there;
+/// false when that process has ended.
 ///
 /// # Panics
 ///
@@ -104,7 +104,8 @@ impl Child {
     pub fn spawn(mut command: Command, role: &str, args: impl Display) -> Self {
         command.env(ROLE, role).env(ARGS, args.to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        // A child of another test, just forked, may still have a copy of the program open for writing.
+        // A child of another test, just forked, may still have a copy of the program open for
+        // writing.
         let mut process = loop {
             match command.spawn() {
                 Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => thread::yield_now(),
@@ -287,8 +288,8 @@ impl Role {
         Path::new(self.arg(0))
     }
 
-    /// Sends a line to the process that has started this one: whole, or not at all where this process is
-    /// killed meanwhile.
+    /// Sends a line to the process that has started this one: whole, or not at all where this
+    /// process is killed meanwhile.
     ///
     /// # Panics
     ///

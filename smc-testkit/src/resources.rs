@@ -7,8 +7,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::wait::until;
 
-/// From now on this process can have no descriptors with this number or above (`RLIMIT_NOFILE`). Those
-/// that are open stay. The limit can be raised again.
+/// From now on this process can have no descriptors with this number or above (`RLIMIT_NOFILE`).
+/// Those that are open stay. The limit can be raised again.
 ///
 /// # Panics
 ///
@@ -59,7 +59,8 @@ pub fn open_descriptors_of(name: &str) -> usize {
         .count()
 }
 
-/// Waits until this process has at most so many descriptors open: some are closed by another thread.
+/// Waits until this process has at most so many descriptors open: some are closed by another
+/// thread.
 ///
 /// # Panics
 ///

@@ -11,8 +11,8 @@ use crate::unix;
 
 /// A UNIX socket, and a TCP connection: until that is dropped, the last close of the socket waits.
 ///
-/// In the queue of the socket is the other end of the connection, which lingers: the data that it has sent
-/// is not read.
+/// In the queue of the socket is the other end of the connection, which lingers: the data that it
+/// has sent is not read.
 ///
 /// # Panics
 ///
@@ -25,8 +25,8 @@ pub fn slow_to_close() -> (OwnedFd, TcpStream) {
     (outside, far)
 }
 
-/// Passes descriptors whose closing waits to all closing threads of the own user. They wait until the
-/// result is dropped.
+/// Passes descriptors whose closing waits to all closing threads of the own user. They wait until
+/// the result is dropped.
 ///
 /// # Panics
 ///

@@ -89,8 +89,8 @@ pub fn fill(socket: impl AsFd, packet: &[u8]) -> usize {
         .count()
 }
 
-/// Drains a device whose peers have filled these sockets, four times, and fills them again after each
-/// time. A drain handles 1 to 64 messages, and in the end all peers have had their turn.
+/// Drains a device whose peers have filled these sockets, four times, and fills them again after
+/// each time. A drain handles 1 to 64 messages, and in the end all peers have had their turn.
 ///
 /// # Panics
 ///
@@ -194,8 +194,8 @@ pub fn sealed(len: u64) -> File {
     file
 }
 
-/// A TCP connection that takes this time to close, as it has unsent data, and its other end, which does
-/// not read.
+/// A TCP connection that takes this time to close, as it has unsent data, and its other end, which
+/// does not read.
 ///
 /// # Panics
 ///

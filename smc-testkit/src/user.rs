@@ -7,7 +7,8 @@ use std::thread;
 use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
 
-/// Whether this process is root's. If not, prints that the test is skipped, and what it needs root for.
+/// Whether this process is root's. If not, prints that the test is skipped, and what it needs root
+/// for.
 #[must_use]
 pub fn is_root(to: &str) -> bool {
     let is_root = geteuid().is_root();
@@ -17,11 +18,11 @@ pub fn is_root(to: &str) -> bool {
     is_root
 }
 
-/// Calls `work` on a thread of its own, with this user as the real, effective and saved one, and with
-/// the group of the same number.
+/// Calls `work` on a thread of its own, with this user as the real, effective and saved one, and
+/// with the group of the same number.
 ///
-/// Linux keeps users by thread: the rest of the process stays what it is, and keeps what `work` returns.
-/// A socket made there belongs to that user for good.
+/// Linux keeps users by thread: the rest of the process stays what it is, and keeps what `work`
+/// returns. A socket made there belongs to that user for good.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! `smc ism-server`: the memory that guests and processes share, and the server that announces them to each other.
+//! `smc ism-server`: the memory that guests and processes share, and the server that announces them
+//! to each other.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use crate::values;
 
 /// Arguments of `smc ism-server`.
 ///
-/// Runs until it is ended, by Ctrl-C or SIGTERM. Its end is the end of the fabric, which all devices
-/// report at once: start guests and processes anew then.
+/// Runs until it is ended, by Ctrl-C or SIGTERM. Its end is the end of the fabric, which all
+/// devices report at once: start guests and processes anew then.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The machine needs, with the socket and the size of this server:
@@ -64,7 +65,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(true)
 }
 
-/// A server that is asked to end marks that for guests, which would otherwise detect it after a while.
+/// A server that is asked to end marks that for guests, which would otherwise detect it after a
+/// while.
 fn run_until_told(server: Server) -> Result<(), DeviceError> {
     let ends: SigSet = [Signal::SIGINT, Signal::SIGTERM].into_iter().collect();
     let server = Arc::new(server);

@@ -1,7 +1,7 @@
 //! `smc`: the command-line companion of the SMC crates.
 //!
-//! Each subcommand lives in a module of its own, with its arguments and one function that runs it and
-//! gives whether it came out well. The READMEs of the workspace and of this crate list them.
+//! Each subcommand lives in a module of its own, with its arguments and one function that runs it
+//! and gives whether it came out well. The READMEs of the workspace and of this crate list them.
 
 mod bench;
 mod devices;

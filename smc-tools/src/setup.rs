@@ -13,8 +13,8 @@ use crate::values;
 ///
 /// A kernel supports SMC only to peers that announce it with a TCP option. This loads the eBPF
 /// program that does so for sockets of the SMC crates, and pins its map, which they find. It takes
-/// root (or CAP_BPF, CAP_NET_ADMIN and the right to write in the bpf file system) and lasts until it
-/// is undone or the machine restarts. Other sockets are not touched.
+/// root (or CAP_BPF, CAP_NET_ADMIN and the right to write in the bpf file system) and lasts until
+/// it is undone or the machine restarts. Other sockets are not touched.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {

@@ -1,8 +1,8 @@
 //! SMC-D between virtual machines, their host, and processes that share nothing but some memory.
 //!
-//! An [`IsmDevice`] is a transport device for `smc-core`, modelled on the ISM device of s390: it has
-//! a GID and a CHID, moves data into buffers of its peers, signals, and sends events. Use it between
-//! a host and its guests, between guests, and between processes. Within one host
+//! An [`IsmDevice`] is a transport device for `smc-core`, modelled on the ISM device of s390: it
+//! has a GID and a CHID, moves data into buffers of its peers, signals, and sends events. Use it
+//! between a host and its guests, between guests, and between processes. Within one host
 //! `smc-transport-loop` does the same with memory that only two processes share, so prefer that
 //! where it reaches.
 //!

@@ -1,5 +1,5 @@
-//! The eventfds of an ivshmem server, which all its clients have: none is closed by the server's thread,
-//! or by one that drives a device.
+//! The eventfds of an ivshmem server, which all its clients have: none is closed by the server's
+//! thread, or by one that drives a device.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,8 +19,8 @@ fn eventfds_of_clients_are_closed_on_the_closing_threads() {
     let first = world.device();
     let with_one = open_descriptors_of("[eventfd]");
     let second = world.device();
-    // The eventfd of the second client: the server has it, the second device, and the first one when it
-    // has read the server's messages.
+    // The eventfd of the second client: the server has it, the second device, and the first one
+    // when it has read the server's messages.
     let others_are_known = || {
         first.drain(&mut |_| {}).unwrap();
         open_descriptors_of("[eventfd]") == with_one + 6

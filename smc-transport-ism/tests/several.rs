@@ -26,8 +26,8 @@ impl Host {
         Self::with_fabrics(&[])
     }
 
-    /// With fabrics of different CHIDs. A fabric's CHID is one of 255, drawn at random: those of any
-    /// two fabrics may be equal, and only one of the two is offered then.
+    /// With fabrics of different CHIDs. A fabric's CHID is one of 255, drawn at random: those of
+    /// any two fabrics may be equal, and only one of the two is offered then.
     fn with_fabrics(names: &[&str]) -> Self {
         let mut host = Self {
             dir: tempfile::tempdir().unwrap(),

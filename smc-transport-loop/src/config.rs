@@ -53,8 +53,8 @@ impl Builder {
     }
 
     /// The processes that may be peers, and where devices find each other;
-    /// [`Domain::default`](smc_core::Domain) if not given. The negotiation of the endpoint takes the
-    /// same one (`smc_negotiate_local::Local::in_domain`).
+    /// [`Domain::default`](smc_core::Domain) if not given. The negotiation of the endpoint takes
+    /// the same one (`smc_negotiate_local::Local::in_domain`).
     #[must_use]
     pub fn domain(mut self, domain: Domain) -> Self {
         self.domain = domain;
@@ -100,10 +100,10 @@ impl Builder {
     /// given.
     ///
     /// That is one for each of their buffers, and two for each peer. When there are as many, new
-    /// peers are refused, and what known ones register cannot be used
-    /// ([`DeviceError::Exhausted`]). In a domain with other users ([`Domain::shared`]) half of them are
-    /// for those, of whom one has at most half of that, and no more than the others leave free. A process has 65,530 mappings unless the system is told
-    /// otherwise (`vm.max_map_count`); those of own buffers
+    /// peers are refused, and what known ones register cannot be used ([`DeviceError::Exhausted`]).
+    /// In a domain with other users ([`Domain::shared`]) half of them are for those, of whom one
+    /// has at most half of that, and no more than the others leave free. A process has 65,530
+    /// mappings unless the system is told otherwise (`vm.max_map_count`); those of own buffers
     /// ([`max_dmbs`](Self::max_dmbs)), of other devices and of all the rest have to fit too.
     ///
     /// How many peers there may be follows from `RLIMIT_NOFILE`: a peer takes up to four
@@ -117,10 +117,10 @@ impl Builder {
 
     /// Makes the device and publishes it in the runtime directory.
     ///
-    /// Without [`domain`](Self::domain) it succeeds also if no directory can be used:
-    /// streams are TCP then, and [`LoopDevice::runtime_dir`] reports why. It is tried again every
-    /// second. So it is with a domain if that is not known after two seconds, while another user holds
-    /// the lock of the directory.
+    /// Without [`domain`](Self::domain) it succeeds also if no directory can be used: streams are
+    /// TCP then, and [`LoopDevice::runtime_dir`] reports why. It is tried again every second. So it
+    /// is with a domain if that is not known after two seconds, while another user holds the lock
+    /// of the directory.
     ///
     /// Does not wait for other processes; makes a handful of system calls, one more for each device
     /// in the directory.

@@ -5,8 +5,8 @@
 
 use smc_wire::types::Gid;
 
-/// The user whose device has this GID. The process at a GID of a domain with several users has to be
-/// one of that user, so a user cannot take the GIDs of another one.
+/// The user whose device has this GID. The process at a GID of a domain with several users has to
+/// be one of that user, so a user cannot take the GIDs of another one.
 pub(crate) fn user_of(gid: Gid) -> u32 {
     let [.., a, b, c, d] = gid.to_u128().to_be_bytes();
     u32::from_be_bytes([a, b, c, d])

@@ -22,9 +22,9 @@
 //!
 //! # How it works
 //!
-//! * A device has CHID 0xFFFF and a GID of 96 random bits and the number of its user, which on TCP is
-//!   offered to the own host only. It listens on a socket named after the GID, and opens one channel to each peer it has
-//!   to do with; the peer does the same.
+//! * A device has CHID 0xFFFF and a GID of 96 random bits and the number of its user, which on TCP
+//!   is offered to the own host only. It listens on a socket named after the GID, and opens one
+//!   channel to each peer it has to do with; the peer does the same.
 //! * A buffer (DMB) is a memory file of one of the standard sizes, 16 KiB to 512 MiB, sealed
 //!   against changes of its length. [`register`] passes it to the peer, which checks and maps it
 //!   and closes the descriptor; then the owner closes its own. At rest a buffer takes no
@@ -43,10 +43,10 @@
 //!   refused, and memory is used again only after the peer has released all references to it. It is
 //!   zeroed first. The stale bytes would be no secret, since this peer wrote them; but a stale CDC
 //!   block would be taken for a valid one.
-//! * A dropped buffer of which more was used is unmapped as soon as neither side uses it: regions and
-//!   attachments may outlive the buffer. The owner unmaps it first; if the peer releases it last, it
-//!   signals the buffer, which the owner has armed for this. The peer unmaps it when it finds in the
-//!   signal page that the owner has, and the system has the pages then.
+//! * A dropped buffer of which more was used is unmapped as soon as neither side uses it: regions
+//!   and attachments may outlive the buffer. The owner unmaps it first; if the peer releases it
+//!   last, it signals the buffer, which the owner has armed for this. The peer unmaps it when it
+//!   finds in the signal page that the owner has, and the system has the pages then.
 //! * When a peer's process ends, however it ends, its channels close, and the device reports
 //!   [`Event::PeerGone`] at the next drain. Memory stays valid while references to it exist. The
 //!   device also removes the socket that a killed process left behind, and so does every device
@@ -56,22 +56,22 @@
 //!
 //! Peers are processes of the users of the device's [`Domain`](smc_core::Domain); the kernel
 //! vouches for the user (`SO_PEERCRED`). The peer behind a GID is the process that listens at its
-//! socket in the runtime directory of the user whose number the GID contains, which other users must
-//! not be able to change. A user cannot take the GID of another user's device. A token is 64 random
-//! bits, and is known to one peer only.
+//! socket in the runtime directory of the user whose number the GID contains, which other users
+//! must not be able to change. A user cannot take the GID of another user's device. A token is 64
+//! random bits, and is known to one peer only.
 //!
 //! A peer can write the buffers that were registered for it and the signal page that it shares with
-//! this one, at any time, and nothing else. It can make the driver run, and thereby use some time and
-//! address space. It cannot make this process touch memory that goes away, read or write what belongs
-//! to others, or wait for it. All that it writes is checked before it is used.
+//! this one, at any time, and nothing else. It can make the driver run, and thereby use some time
+//! and address space. It cannot make this process touch memory that goes away, read or write what
+//! belongs to others, or wait for it. All that it writes is checked before it is used.
 //!
 //! # Runtime directories
 //!
 //! A [`Domain`](smc_core::Domain) defines in which runtime directories devices find each other;
 //! give the same one to the device ([`Builder::domain`]) and to the endpoint's negotiation.
-//! Containers have to mount the same directory; they need not share namespaces if they are of one user, see
-//! [`Domain::shared`](smc_core::Domain::shared). A device whose name is removed there is published
-//! again within a second.
+//! Containers have to mount the same directory; they need not share namespaces if they are of one
+//! user, see [`Domain::shared`](smc_core::Domain::shared). A device whose name is removed there is
+//! published again within a second.
 //!
 //! A process that forks without `exec` shares its sockets with the child, so its end is noticed
 //! only after that of the child.

@@ -1,4 +1,5 @@
-//! How many pieces of memory may be mapped because of peers, and which user may have how many of them.
+//! How many pieces of memory may be mapped because of peers, and which user may have how many of
+//! them.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -11,8 +12,8 @@ use crate::pool::resident_len;
 
 /// Counts mappings against the limit of the device, and those of each user.
 ///
-/// Where peers may be of other users, half of all are for those: one of them has a quarter of all at
-/// most, and no more than the others leave free.
+/// Where peers may be of other users, half of all are for those: one of them has a quarter of all
+/// at most, and no more than the others leave free.
 #[derive(Debug)]
 pub(crate) struct Mappings {
     taken: Mutex<Taken>,

@@ -198,8 +198,8 @@ impl Peers {
         self.active.arm();
     }
 
-    /// Receives what peers have sent, for a call that needs it now, as far as a few rounds do. Returns
-    /// whether there may be more, which is left to the driver.
+    /// Receives what peers have sent, for a call that needs it now, as far as a few rounds do.
+    /// Returns whether there may be more, which is left to the driver.
     pub(crate) fn receive_pending(&self) -> Result<bool, DeviceError> {
         for _ in 0..CALL_ROUNDS {
             if !self.run_setup(None)? {
@@ -220,8 +220,8 @@ impl Peers {
         self.known().by_gid.values().for_each(|peer| peer.scan());
     }
 
-    /// The user to whom the device with this GID has to belong. In a domain of one user that is this
-    /// user, whose number may be another one in the user namespace of the peer.
+    /// The user to whom the device with this GID has to belong. In a domain of one user that is
+    /// this user, whose number may be another one in the user namespace of the peer.
     fn user_of(&self, gid: Gid) -> u32 {
         match self.domain.has_others() {
             true => directory::user_of(gid),
@@ -360,8 +360,8 @@ fn new_signal_page(mapping: &Arc<Mapping>) -> Result<SignalPage, DeviceError> {
 /// each with a descriptor, that a peer may leave unread. Fewer than [`PACKETS_PER_ROUND`].
 const CHANNEL_BUFFER: usize = 8 << 10;
 
-/// Rounds of set-up in a call that needs a message now. Each has a message of each of 64 channels at
-/// least; peers that send without end must not occupy the task of the call.
+/// Rounds of set-up in a call that needs a message now. Each has a message of each of 64 channels
+/// at least; peers that send without end must not occupy the task of the call.
 const CALL_ROUNDS: usize = 4;
 
 /// Channels of ended peers that are looked at in one call.

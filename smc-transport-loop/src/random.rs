@@ -17,7 +17,8 @@ pub(crate) fn token() -> Result<DmbToken, DeviceError> {
     }
 }
 
-/// A name for a device of this user: 96 random bits and the user's number, see [`user_of`](crate::directory::user_of).
+/// A name for a device of this user: 96 random bits and the user's number, see
+/// [`user_of`](crate::directory::user_of).
 pub(crate) fn gid(user: u32) -> Result<Gid, DeviceError> {
     loop {
         let random = emulated_gid().map_err(failed)?.to_u128();

@@ -25,11 +25,11 @@
 //! use.
 //!
 //! Five pairs of words need that one of two sides reads what the other just wrote. Each side writes
-//! its word and reads the other's word. *data, armed* and *users, armed* ([`Slot::must_signal`]) are
-//! [`WakeFlag`]s. For *registration, users* ([`Slot::begin_use`]) a sequentially consistent fence is
-//! between the two; for *ready bits, sleeping* ([`SignalPage::set_ready`]) and
-//! *changed bits, scan requested* ([`SignalPage::request_scan`]) the accesses themselves are
-//! sequentially consistent. The crate's `models` test all of them.
+//! its word and reads the other's word. *data, armed* and *users, armed* ([`Slot::must_signal`])
+//! are [`WakeFlag`]s. For *registration, users* ([`Slot::begin_use`]) a sequentially consistent
+//! fence is between the two; for *ready bits, sleeping* ([`SignalPage::set_ready`]) and *changed
+//! bits, scan requested* ([`SignalPage::request_scan`]) the accesses themselves are sequentially
+//! consistent. The crate's `models` test all of them.
 
 use smc_core::mem::sync::{Ordering, fence};
 use smc_core::mem::{BitSet, OutOfBounds, Region, WakeFlag};

@@ -1,5 +1,5 @@
-//! Directories whose locks another user holds: what is looked up or published there comes later, and
-//! nothing else waits.
+//! Directories whose locks another user holds: what is looked up or published there comes later,
+//! and nothing else waits.
 //!
 //! A job that does not end stands for a call that waits for the lock.
 

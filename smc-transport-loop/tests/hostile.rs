@@ -495,8 +495,8 @@ fn listen_and_connect(
     run_as(user, listen_and_connect).unwrap()
 }
 
-/// A user whom the victim allows makes a socket under the name of the device of another such user, in
-/// the directory of its own, which comes first in the order of the domain.
+/// A user whom the victim allows makes a socket under the name of the device of another such user,
+/// in the directory of its own, which comes first in the order of the domain.
 #[test]
 fn a_user_cannot_take_the_gid_of_another_user_s_device() {
     if !is_root("start processes of other users") {

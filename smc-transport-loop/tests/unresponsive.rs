@@ -29,8 +29,8 @@ use smc_testkit::wait::until;
 use smc_wire::types::Gid;
 use tempfile::TempDir;
 
-/// What happens to a call that opens a channel to a device whose socket has no space for connections.
-/// Returns its result, and how often its task has run.
+/// What happens to a call that opens a channel to a device whose socket has no space for
+/// connections. Returns its result, and how often its task has run.
 fn reach_full(make_space: impl FnOnce(&OwnedFd) + Send) -> (Result<(), DeviceError>, usize) {
     let dir = TempDir::new().unwrap();
     let ours = DrivenDevice::in_dir(dir.path());

@@ -203,8 +203,8 @@ impl RdmaDevice {
         }
         completion::drain(&self.parts, consumer.drains, sink)?;
         if self.parts.has_stopped() {
-            // The peer takes for delivered what a link has acknowledged. That is in the queue once its
-            // queue pair is stopped, and would be lost behind the report.
+            // The peer takes for delivered what a link has acknowledged. That is in the queue once
+            // its queue pair is stopped, and would be lost behind the report.
             completion::drain_receives(&self.parts, consumer.drains, sink)?;
             self.parts.report_stopped(sink);
         }
@@ -323,8 +323,8 @@ impl Parts {
         }
     }
 
-    /// Stops the queue pair of a link. [`Parts::report_stopped`] reports it. `false` if it was stopped
-    /// before.
+    /// Stops the queue pair of a link. [`Parts::report_stopped`] reports it. `false` if it was
+    /// stopped before.
     pub(crate) fn stop_link(&self, link: &Core, cause: LinkFailure) -> bool {
         if !link.stop() {
             return false;

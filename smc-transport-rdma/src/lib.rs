@@ -30,9 +30,9 @@
 //! * [`drain`] takes no system call while the device is not armed, except for an occasional poll
 //!   at what happens rarely.
 //! * A link goes down when a request fails, when its port is no longer active, when its GID
-//!   disappears, or with the device. Its queue pair is stopped before [`LinkDown`] is reported. What
-//!   a completion states concerns that link alone, unless it is `IBV_WC_FATAL_ERR`; asynchronous
-//!   events about the queue pair or the device are [failures of the
+//!   disappears, or with the device. Its queue pair is stopped before [`LinkDown`] is reported.
+//!   What a completion states concerns that link alone, unless it is `IBV_WC_FATAL_ERR`;
+//!   asynchronous events about the queue pair or the device are [failures of the
 //!   device](smc_core::device::LinkFailure::Device).
 //! * Some devices, soft-RoCE among them, are removed only when no process has them open, and their
 //!   removal waits for that. The device node disappears first; that is reported as [`DeviceGone`],
@@ -40,12 +40,13 @@
 //!
 //! # Parameters
 //!
-//! Queue pairs are reliable connected, with partition key index 0, endless retries for a peer without
-//! receive buffers, and 0.06 ms until peers try again in that case. Cards get an acknowledgement
-//! time-out of 134 ms (code 15) and 7 retries, as from Linux: a link with data under way is given up
-//! about a second after the wire died. Soft-RoCE takes 7 retries for endless and gets 537 ms (code 17)
-//! and 6, about four seconds. (It counts time-outs also while the peer has no receive buffers, so
-//! there a peer that takes nothing at all for some ten seconds counts as dead, too.)
+//! Queue pairs are reliable connected, with partition key index 0, endless retries for a peer
+//! without receive buffers, and 0.06 ms until peers try again in that case. Cards get an
+//! acknowledgement time-out of 134 ms (code 15) and 7 retries, as from Linux: a link with data
+//! under way is given up about a second after the wire died. Soft-RoCE takes 7 retries for endless
+//! and gets 537 ms (code 17) and 6, about four seconds. (It counts time-outs also while the peer
+//! has no receive buffers, so there a peer that takes nothing at all for some ten seconds counts as
+//! dead, too.)
 //!
 //! Hop limit 1, or 64 through a gateway, and the peer's MAC are what SMC-R wants of a path, and the
 //! hop limit is asked for. The kernel's RDMA core resolves both by itself for queue pairs of user
@@ -57,12 +58,10 @@
 //! # When a process ends
 //!
 //! What a stream has written waits in its send buffer until the peer's memory has it, and is lost
-//! with the process before: at most
-//! `send_buffer` bytes for each stream (256 KiB unless set).
-//! Closing a stream and waiting for that (`close`, tokio's `shutdown`), or
-//! `Endpoint::close` after streams were dropped, leaves nothing behind.
-//! Where it was not waited for, the peer gets a part of the data and then an error, not the end of the
-//! stream.
+//! with the process before: at most `send_buffer` bytes for each stream (256 KiB unless set).
+//! Closing a stream and waiting for that (`close`, tokio's `shutdown`), or `Endpoint::close` after
+//! streams were dropped, leaves nothing behind. Where it was not waited for, the peer gets a part
+//! of the data and then an error, not the end of the stream.
 //!
 //! # What it takes
 //!

@@ -68,11 +68,11 @@ impl Mr for Memory {
     }
 }
 
-/// Another address for memory, with 41 random bits. The part within a huge page stays: a device needs
-/// it to map the memory by pages of that size.
+/// Another address for memory, with 41 random bits. The part within a huge page stays: a device
+/// needs it to map the memory by pages of that size.
 ///
-/// Two registrations may overlap, or have the same address: an address counts within the memory that
-/// the key of a request names, and nowhere else.
+/// Two registrations may overlap, or have the same address: an address counts within the memory
+/// that the key of a request names, and nowhere else.
 fn random_address(region: &Region, random: u64) -> u64 {
     let within = region.as_ptr().as_ptr().addr() as u64 % HUGE_PAGE;
     // Peers may add to it, and it is not null.

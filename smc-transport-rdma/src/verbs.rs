@@ -339,8 +339,9 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // SAFETY: the registration is this value's own, its domain is alive, and nothing uses it from
-        // here on. Where the device is gone it fails, and the system has taken the registration.
+        // SAFETY: the registration is this value's own, its domain is alive, and nothing uses it
+        // from here on. Where the device is gone it fails, and the system has taken the
+        // registration.
         let _ = unsafe { sys::ibv_dereg_mr(self.mr.as_ptr()) };
     }
 }

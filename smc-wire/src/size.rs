@@ -9,8 +9,8 @@ use crate::cursor::Ring;
 nibble! {
     /// Size of an RMB or DMB element: 2^(code + 14) bytes, 16 KiB to 512 MiB.
     ///
-    /// See docs/spec/cdc.md#size-code. All sixteen codes are legal to receive; what to send is limited
-    /// by [`RFC_MAX_R`](Self::RFC_MAX_R) and [`LINUX_MAX_D`](Self::LINUX_MAX_D).
+    /// See docs/spec/cdc.md#size-code. All sixteen codes are legal to receive; what to send is
+    /// limited by [`RFC_MAX_R`](Self::RFC_MAX_R) and [`LINUX_MAX_D`](Self::LINUX_MAX_D).
     ///
     /// ```
     /// use smc_wire::size::SizeCode;

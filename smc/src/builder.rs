@@ -52,8 +52,8 @@ impl Builder {
     }
 
     /// With tokio's runtime of the calling task, which has to run while the endpoint is in use (see
-    /// [`Endpoint`]), with I/O and time enabled ([`Builder::build`]). Outside of a runtime, building
-    /// fails.
+    /// [`Endpoint`]), with I/O and time enabled ([`Builder::build`]). Outside of a runtime,
+    /// building fails.
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn tokio() -> Self {
@@ -148,8 +148,8 @@ impl Builder {
     /// A loop device has a maximum of 16 MiB, which `LoopDevice::builder().max_dmb_size` changes.
     /// Longer sizes are reduced to the maximum of the device.
     ///
-    /// A client's is no larger than its server's, with SMC-D. See [memory](crate::manual::memory) for what
-    /// it means. SMC-D has no send buffer: data is written into the peer's receive buffer.
+    /// A client's is no larger than its server's, with SMC-D. See [memory](crate::manual::memory)
+    /// for what it means. SMC-D has no send buffer: data is written into the peer's receive buffer.
     ///
     /// # Errors
     ///
@@ -174,8 +174,8 @@ impl Builder {
     }
 
     /// Sets how much memory connections of this endpoint may take, in bytes: see
-    /// [memory](crate::manual::memory). Unless set, all endpoints of a process share a limit: a quarter of
-    /// the memory of the machine, or of what the cgroups of the process allow
+    /// [memory](crate::manual::memory). Unless set, all endpoints of a process share a limit: a
+    /// quarter of the memory of the machine, or of what the cgroups of the process allow
     /// ([`MEMORY_SHARE`](crate::config::MEMORY_SHARE)).
     ///
     /// As there is less left, new connections get smaller buffers, and then stay TCP with reason
@@ -257,8 +257,8 @@ impl Builder {
         self
     }
 
-    /// Sets the maximum busy-poll window before a task parks; zero switches polling off. Unless set it
-    /// is [`POLLING`](crate::config::POLLING), and zero on a machine with a single CPU.
+    /// Sets the maximum busy-poll window before a task parks; zero switches polling off. Unless set
+    /// it is [`POLLING`](crate::config::POLLING), and zero on a machine with a single CPU.
     #[must_use]
     pub fn polling(mut self, window: Duration) -> Self {
         self.config.polling = window;
@@ -287,8 +287,8 @@ impl Builder {
     /// # Errors
     ///
     /// [`Error::Misuse`] without a runtime, with an impossible buffer size, with too many EIDs, or
-    /// with a device that serves another endpoint or was given twice; an error of the runtime when a
-    /// device's doorbell cannot be watched.
+    /// with a device that serves another endpoint or was given twice; an error of the runtime when
+    /// a device's doorbell cannot be watched.
     ///
     /// # Panics
     ///

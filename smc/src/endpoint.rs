@@ -126,8 +126,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// As `bind(2)` and `listen(2)`; [`Error::Misuse`] for a target without a port, or if the endpoint
-    /// is closed or its runtime has ended.
+    /// As `bind(2)` and `listen(2)`; [`Error::Misuse`] for a target without a port, or if the
+    /// endpoint is closed or its runtime has ended.
     pub async fn bind(&self, at: impl IntoTarget) -> Result<Listener, Error> {
         self.bind_with(at, &ListenOptions::default()).await
     }
@@ -196,9 +196,9 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::Misuse`] when the socket does not listen or is not TCP, or the endpoint is closed or
-    /// its runtime has ended; when it cannot be watched; `Unsupported` with a runtime that has no
-    /// sockets of the system.
+    /// [`Error::Misuse`] when the socket does not listen or is not TCP, or the endpoint is closed
+    /// or its runtime has ended; when it cannot be watched; `Unsupported` with a runtime that has
+    /// no sockets of the system.
     pub fn listen_on(&self, listener: TcpListener) -> Result<Listener, Error> {
         self.listen_on_with(listener, &ListenOptions::default())
     }

@@ -7,8 +7,8 @@
 //!
 //! - **SMC-D** between processes and containers of one host, by a [`LoopDevice`]; between virtual
 //!   machines and their host, by `ism`.
-//! - **SMC-R** between hosts with RDMA devices, also with an unmodified Linux kernel as the peer, by
-//!   `rdma`.
+//! - **SMC-R** between hosts with RDMA devices, also with an unmodified Linux kernel as the peer,
+//!   by `rdma`.
 //! - A transport of your own: [`device`].
 //!
 //! Before the handshake both ends have to find out that the other one supports SMC ([`negotiate`]):
@@ -60,8 +60,8 @@
 //! [`Listener`]. `handshake` drives the machine of the core and makes a connection of its result,
 //! `conn` is that connection, `stream` has its two halves and those of a stream that stayed TCP,
 //! `groups` and `links` have the link groups, and `device_driver` has the task that dispatches a
-//! device's events to its connections. `docs/architecture.md` of the repository follows a byte and a
-//! connect through them.
+//! device's events to its connections. `docs/architecture.md` of the repository follows a byte and
+//! a connect through them.
 //!
 //! # Features
 //!

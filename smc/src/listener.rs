@@ -53,8 +53,8 @@ pub struct Refused {
 /// side channel may have all, and a quarter is reserved for them. Of the rest, one source, which is
 /// another user of this host or a source address (of IPv6: one /64 network; all loopback addresses
 /// of IPv4 count as one), has no more than are left free. Clients beyond these limits are closed,
-/// or become TCP if the client can be notified. A client that announces SMC in TCP's handshake, and then sends
-/// nothing within a second, is closed too. A client without SMC is passed straight to
+/// or become TCP if the client can be notified. A client that announces SMC in TCP's handshake, and
+/// then sends nothing within a second, is closed too. A client without SMC is passed straight to
 /// [`Listener::accept`], however many handshakes are under way. Clients whose handshake fails never
 /// appear there. A client that has confirmed does, as with TCP, also if it has closed, or its
 /// process has ended, before the listener's set-up is complete: its stream has the data that it has

@@ -1,7 +1,7 @@
 //! Turns of the reactor for tasks that find work whenever they are polled.
 //!
-//! A task that wakes itself runs again before timers and I/O are checked, many times in a row on some
-//! runtimes. A timer is checked with them.
+//! A task that wakes itself runs again before timers and I/O are checked, many times in a row on
+//! some runtimes. A timer is checked with them.
 
 use std::time::{Duration, Instant};
 
@@ -31,8 +31,8 @@ impl ReactorTurns {
     }
 }
 
-/// How long a task goes on before it waits for the reactor. For a listener a few hundred connections,
-/// unless a client makes the verdict about each of them long.
+/// How long a task goes on before it waits for the reactor. For a listener a few hundred
+/// connections, unless a client makes the verdict about each of them long.
 const BUSY_MAX: Duration = Duration::from_millis(10);
 
 /// The shortest time that timers of runtimes can measure.

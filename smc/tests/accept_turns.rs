@@ -1,5 +1,5 @@
-//! Tasks of an endpoint that have work without end leave turns to timers of its executor: a listener
-//! with a backlog of connections, and the driver of a device whose peers send without end.
+//! Tasks of an endpoint that have work without end leave turns to timers of its executor: a
+//! listener with a backlog of connections, and the driver of a device whose peers send without end.
 
 #![cfg(all(feature = "smol", feature = "tokio"))]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,13 +1,14 @@
-//! Hardly a copy: samples are computed in the peer's memory, and handed to another thread where they
-//! are.
+//! Hardly a copy: samples are computed in the peer's memory, and handed to another thread where
+//! they are.
 //!
 //! ```text
 //! cargo run -p smc-examples --bin zero_copy_write
 //! ```
 //!
-//! `reserve_exact` gives the next free piece of the peer's receive ring, or a private buffer for the
-//! one frame in each round that goes past the end of the ring; `commit` shows it to the peer. There `read_guard` takes pieces off the stream without copying them; they go to a worker
-//! as `Bytes`, and their space goes back to the writer when the worker has dropped them. Take the
+//! `reserve_exact` gives the next free piece of the peer's receive ring, or a private buffer for
+//! the one frame in each round that goes past the end of the ring; `commit` shows it to the peer.
+//! There `read_guard` takes pieces off the stream without copying them; they go to a worker as
+//! `Bytes`, and their space goes back to the writer when the worker has dropped them. Take the
 //! promise about peers away, and the program does the same by way of private buffers.
 
 #![allow(unsafe_code, reason = "the promise about peers is an unsafe function")]

@@ -190,8 +190,8 @@ impl Charge {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::OverLimit`] when less is left; the charge is unchanged then. Shrinking, and the
-    /// same size, always succeed.
+    /// [`DeviceError::OverLimit`] when less is left; the charge is unchanged then. Shrinking, and
+    /// the same size, always succeed.
     pub fn resize(&mut self, bytes: usize) -> Result<(), DeviceError> {
         if let Some(limit) = &self.limit {
             match bytes.checked_sub(self.bytes) {

@@ -166,9 +166,9 @@ pub trait Direct: Send + Sync + Debug {
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError>;
 
     /// The process that owns a reached device, according to the operating system; `None` where the
-    /// fabric does not know it. In a handshake on a side channel, the process at the other end has to
-    /// be this one, or there is no stream over the device: that goes for the client's device as for
-    /// the listener's.
+    /// fabric does not know it. In a handshake on a side channel, the process at the other end has
+    /// to be this one, or there is no stream over the device: that goes for the client's device as
+    /// for the listener's.
     fn process(&self, peer: Gid) -> Option<Credentials> {
         let _ = peer;
         None
@@ -182,8 +182,9 @@ pub trait Direct: Send + Sync + Debug {
 
     /// Makes a zeroed buffer of `len` bytes that `peer`, and no other device, may write.
     ///
-    /// When this returns, the peer can already attach the token, and move data to it if its device has
-    /// reached this one, or has a buffer for it: the token is sent to the peer right afterwards. `len` is one of the DMB sizes, 2^(14 + n).
+    /// When this returns, the peer can already attach the token, and move data to it if its device
+    /// has reached this one, or has a buffer for it: the token is sent to the peer right
+    /// afterwards. `len` is one of the DMB sizes, 2^(14 + n).
     ///
     /// # Errors
     ///

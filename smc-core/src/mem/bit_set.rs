@@ -101,8 +101,8 @@ impl<'a> BitSet<'a> {
     }
 }
 
-/// Takes the bits of a word, and returns the positions of those that were set; most of the time there
-/// are none.
+/// Takes the bits of a word, and returns the positions of those that were set; most of the time
+/// there are none.
 pub fn take_bits(word: &AtomicU64) -> impl Iterator<Item = u32> + use<> {
     let mut bits = match word.load(Ordering::SeqCst) {
         0 => 0,

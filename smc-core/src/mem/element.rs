@@ -21,8 +21,8 @@ impl Element {
     ///
     /// # Errors
     ///
-    /// [`OutOfBounds`] when it is too short for a CDC block and one byte, not aligned to 8, or longer
-    /// than a ring can be.
+    /// [`OutOfBounds`] when it is too short for a CDC block and one byte, not aligned to 8, or
+    /// longer than a ring can be.
     pub fn new(region: Region) -> Result<Self, OutOfBounds> {
         region.word(ConsumerWord::OFFSET)?;
         let ring_len = u32::try_from(region.len().saturating_sub(HEADER_LEN)).ok();
@@ -140,9 +140,9 @@ impl Element {
     pub fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at < HEADER_LEN && at % 8 == 0, "no word of the CDC block");
         let word = self.region.word(at);
-        // SAFETY: `new` checked that the region is aligned, and that it has all of the CDC block and
-        // at least one byte behind it; a region never changes its length. `at` is in the block, at a
-        // multiple of 8, so that the word is in bounds and aligned.
+        // SAFETY: `new` checked that the region is aligned, and that it has all of the CDC block
+        // and at least one byte behind it; a region never changes its length. `at` is in the block,
+        // at a multiple of 8, so that the word is in bounds and aligned.
         unsafe { word.unwrap_unchecked() }
     }
 
@@ -218,8 +218,8 @@ impl TrustPeers {
     ///
     /// # Safety
     ///
-    /// The token goes to `Builder::trust_peers` of the crate `smc` and to nothing else, and all peers
-    /// of that endpoint must be programs that
+    /// The token goes to `Builder::trust_peers` of the crate `smc` and to nothing else, and all
+    /// peers of that endpoint must be programs that
     ///
     /// - write a byte of local buffers only while it counts as free, that is before they publish a
     ///   producer cursor behind it and after this side published a consumer cursor behind it; also

@@ -114,8 +114,8 @@ fn a_child_process_reads_its_own_number() {
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     let mut command = Command::new("true");
     let number = || process::current().as_raw_nonzero().get().to_ne_bytes();
-    // SAFETY: between `fork` and `exec` the child reads its number and writes to a socket, which are
-    // system calls and copies: this thread has the memory, so that nothing has to be allocated.
+    // SAFETY: between `fork` and `exec` the child reads its number and writes to a socket, which
+    // are system calls and copies: this thread has the memory, so that nothing has to be allocated.
     unsafe { command.pre_exec(move || (&theirs).write_all(&number())) };
     let mut child = command.spawn().unwrap();
     let mut in_child = [0; 4];

@@ -7,8 +7,8 @@ use super::sync::{AtomicU64, Ordering, fence};
 /// ```
 ///
 /// Each side stores its word and then loads that of the other, with a sequentially consistent fence
-/// between the two. So at least one of them sees what the other has stored: the sleeper finds what was
-/// written, or the writer finds the flag.
+/// between the two. So at least one of them sees what the other has stored: the sleeper finds what
+/// was written, or the writer finds the flag.
 ///
 /// Of several writers one finds the flag. Either side can store any value at any time: what it gets
 /// is a wake-up too many, or none.

@@ -260,8 +260,8 @@ pub trait SideChannel: Debug + Send {
     /// When it cannot be waited for.
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
 
-    /// The process at the other end, where the side channel reports it; the server's once a message of
-    /// it was read. The device that the other end names has to belong to that process
+    /// The process at the other end, where the side channel reports it; the server's once a message
+    /// of it was read. The device that the other end names has to belong to that process
     /// ([`Direct::process`](crate::device::Direct::process)).
     fn credentials(&self) -> Option<Credentials> {
         None

@@ -303,7 +303,8 @@ fn our_client_declines_as_a_kernel() {
     }
 }
 
-/// The kernel's CONFIRM LINK gets lost. It ends the group, and declines three seconds after CONFIRM.
+/// The kernel's CONFIRM LINK gets lost. It ends the group, and declines three seconds after
+/// CONFIRM.
 #[test]
 fn confirm_link_that_is_lost() {
     for exchange in capture("f7-confirm-link-lost") {

@@ -5,8 +5,8 @@
 //!
 //! * We register an RMB once per device, the kernel once per link: in ADD LINK for the same device
 //!   our new key and address are the old ones.
-//! * Once DELETE LINK for all links was sent, we send nothing more, because the peer's queue pair is
-//!   gone. The kernel ends its side of the group with one more of them.
+//! * Once DELETE LINK for all links was sent, we send nothing more, because the peer's queue pair
+//!   is gone. The kernel ends its side of the group with one more of them.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 

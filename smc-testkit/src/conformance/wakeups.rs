@@ -38,8 +38,8 @@ pub(super) fn chase(
     race(bench, write, |round| reader.await_round(round))
 }
 
-/// Has a thread call `write` with the rounds from 1, at odd moments, each after this thread has come
-/// back from `read` with the round before.
+/// Has a thread call `write` with the rounds from 1, at odd moments, each after this thread has
+/// come back from `read` with the round before.
 pub(super) fn race(
     bench: &Bench<'_>,
     write: impl Fn(u32) -> Verdict + Sync,
@@ -81,7 +81,8 @@ fn write_rounds(
     Ok(())
 }
 
-/// Has a thread call `answer` with the rounds from 1, at odd moments, while this thread calls `ask`.
+/// Has a thread call `answer` with the rounds from 1, at odd moments, while this thread calls
+/// `ask`.
 pub(super) fn ask_and_answer(
     bench: &Bench<'_>,
     mut ask: impl FnMut(u32) -> Verdict,

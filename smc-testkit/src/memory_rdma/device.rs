@@ -73,7 +73,8 @@ impl Device for MemoryRdma {
                 };
                 // Closing a link takes its events out of the list at any time.
                 let Some(event) = member.queued.pop_front() else {
-                    // Stays armed if nothing came: this is how the second drain before parking ends.
+                    // Stays armed if nothing came: this is how the second drain before parking
+                    // ends.
                     return match member.is_gone && left.is_none() {
                         true => Err(DeviceError::Gone("removed")),
                         false => Ok(()),

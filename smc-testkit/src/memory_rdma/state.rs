@@ -53,8 +53,8 @@ pub(super) struct Member {
     pub(super) wake_signal: Arc<AtomicWaker>,
     pub(super) queued: VecDeque<Event>,
     pub(super) is_armed: bool,
-    /// Armed for completions, too: those ring for no other, so that a task that waits for them and does
-    /// not report it is found out.
+    /// Armed for completions, too: those ring for no other, so that a task that waits for them and
+    /// does not report it is found out.
     pub(super) is_armed_for_sent: bool,
     pub(super) is_gone: bool,
     pub(super) down: BTreeSet<u8>,

@@ -165,8 +165,8 @@ impl fmt::Debug for VirtualRuntime {
     }
 }
 
-/// The runtime as an endpoint sees it, which can end while the [`VirtualRuntime`] goes on, as one of
-/// two runtimes in a process.
+/// The runtime as an endpoint sees it, which can end while the [`VirtualRuntime`] goes on, as one
+/// of two runtimes in a process.
 ///
 /// Its timers and sockets go on as well.
 pub struct EndingRuntime {

@@ -1,8 +1,9 @@
 //! Hosts with an endpoint and a device each, and peers without an endpoint.
 //!
-//! A [`World`] runs on a virtual clock with sockets in memory, or on real ones. Its hosts are on one
-//! SMC-D fabric. The other end of a connection is another host, or a [`Raw`] TCP socket that follows a
-//! script, for which a [`ForgedPeer`] writes the messages. [`RdmaWorld`] is the same for SMC-R.
+//! A [`World`] runs on a virtual clock with sockets in memory, or on real ones. Its hosts are on
+//! one SMC-D fabric. The other end of a connection is another host, or a [`Raw`] TCP socket that
+//! follows a script, for which a [`ForgedPeer`] writes the messages. [`RdmaWorld`] is the same for
+//! SMC-R.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
@@ -584,8 +585,9 @@ pub async fn chat((mut ours, mut theirs): (Stream, Stream)) {
     zip(us, them).await;
 }
 
-/// Application data goes both ways over a TCP connection, to the end, with nothing missing and nothing
-/// added. `early` is what the peer has written before. Without a peer the connection has ended.
+/// Application data goes both ways over a TCP connection, to the end, with nothing missing and
+/// nothing added. `early` is what the peer has written before. Without a peer the connection has
+/// ended.
 ///
 /// # Panics
 ///

@@ -77,7 +77,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "10", value_parser = count)]
     pub(super) active: usize,
 
-    /// Buffers to ask for, of SMC and of sockets alike, with K or M; each one's default if not given
+    /// Buffers to ask for, of SMC and of sockets alike, with K or M; each one's default if not
+    /// given
     #[arg(long, value_name = "N", value_parser = len)]
     pub(super) buffer: Option<usize>,
 
@@ -90,8 +91,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "CLIENT,SERVER", value_parser = cpus)]
     pub(super) pin: Option<[usize; 2]>,
 
-    /// Have the server's end run in another machine, where `smc bench-agent` listens at this address;
-    /// CPU time is left out then
+    /// Have the server's end run in another machine, where `smc bench-agent` listens at this
+    /// address; CPU time is left out then
     #[arg(long, value_name = "ADDRESS", requires = "transports")]
     pub(super) remote: Option<SocketAddr>,
 

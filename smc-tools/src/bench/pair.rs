@@ -28,8 +28,8 @@ pub(super) enum Outcome {
     Overloaded(String),
 }
 
-/// Measures a cell, with the server in another machine if its agent is given. When earlier measurements have left no port, waits until they are given back,
-/// and reports it with `report`.
+/// Measures a cell, with the server in another machine if its agent is given. When earlier
+/// measurements have left no port, waits until they are given back, and reports it with `report`.
 pub(super) fn run(cell: &Cell, remote: Option<SocketAddr>, report: impl Fn(&str)) -> Outcome {
     let attempt =
         || measure(cell, remote).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));

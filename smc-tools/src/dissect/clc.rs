@@ -1,7 +1,7 @@
 //! TCP connections: the SMC option in SYN and SYN/ACK, and the CLC messages that follow.
 //!
-//! CLC stands at the start of each direction, if at all. A direction that begins with something else
-//! is of no interest, and neither is anything behind the handshake or a DECLINE.
+//! CLC stands at the start of each direction, if at all. A direction that begins with something
+//! else is of no interest, and neither is anything behind the handshake or a DECLINE.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

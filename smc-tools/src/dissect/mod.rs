@@ -161,7 +161,8 @@ impl Dissector {
     }
 }
 
-/// Makes room for another entry where there are too many: gives those that were used least recently.
+/// Makes room for another entry where there are too many: gives those that were used least
+/// recently.
 fn make_room<K: Copy + Ord + Hash, V, M: Copy + Ord>(
     table: &mut HashMap<K, V>,
     most: usize,

@@ -1,7 +1,7 @@
 //! The same ending again and again: not one connection may be lost.
 //!
-//! A round is two connections, the second of them in the link group of the first; with a busy listener
-//! it is one. The rounds of a test are divided among its fabrics.
+//! A round is two connections, the second of them in the link group of the first; with a busy
+//! listener it is one. The rounds of a test are divided among its fabrics.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -110,8 +110,8 @@ mod clients_that_end_after_their_last_write_are_accepted {
         });
     }
 
-    /// The listener's executor does something else while a client, a process or an endpoint of this one,
-    /// completes the handshake.
+    /// The listener's executor does something else while a client, a process or an endpoint of this
+    /// one, completes the handshake.
     fn busy(on: On, fabric: Fabric, rounds: u64) {
         counted(on, fabric, rounds, async |endpoint, dir| {
             let listener = listen(endpoint).await;
@@ -122,8 +122,8 @@ mod clients_that_end_after_their_last_write_are_accepted {
                 let place = dir.to_owned();
                 let thread = (round % 2 == 1)
                     .then(|| thread::spawn(move || write_and_end(on, fabric, &place, at, 1)));
-                // Long enough for everything that the client does, from the time on when the listener
-                // has answered.
+                // Long enough for everything that the client does, from the time on when the
+                // listener has answered.
                 let millis = if round % 100 == 0 { 1000 } else { 20 };
                 let busy = keep_busy(endpoint.clone(), Duration::from_millis(millis));
                 let accepted = match on {

@@ -96,8 +96,8 @@ fn part(on: On, fabric: Fabric, before: usize, steps: &[Step], end: End) -> Part
     }
 }
 
-/// The client asks and the server answers; then the server sends and the client reads all of it; then
-/// both have halves.
+/// The client asks and the server answers; then the server sends and the client reads all of it;
+/// then both have halves.
 const SCRIPTS: [(&[Step], &[Step]); 3] = [
     (
         &[

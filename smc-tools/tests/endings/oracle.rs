@@ -1,7 +1,7 @@
 //! The permitted results of two parts that were played against each other: those of TCP.
 //!
-//! Bytes that were reported as written arrive whole, whatever becomes of the writer, and behind them
-//! the end of the stream if the writer has closed in order, or else that or an error.
+//! Bytes that were reported as written arrive whole, whatever becomes of the writer, and behind
+//! them the end of the stream if the writer has closed in order, or else that or an error.
 
 use crate::process::Outcome;
 use crate::script::{Done, Part, Step};

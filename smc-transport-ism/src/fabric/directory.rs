@@ -126,7 +126,8 @@ impl Directory {
         Ok(())
     }
 
-    /// Handles the input of a connection, at most so many messages. Returns the peer if it has ended.
+    /// Handles the input of a connection, at most so many messages. Returns the peer if it has
+    /// ended.
     fn handle_input(&self, id: u64, limit: usize) -> Option<Tag> {
         let mut conns = lock(&self.conns);
         for _ in 0..limit {

@@ -113,8 +113,8 @@ impl FabricMemory {
             .store(state(tag, phase), Ordering::SeqCst);
     }
 
-    /// Marks a device as dead. False if it was marked before, another device has the slot, or there is
-    /// no such slot.
+    /// Marks a device as dead. False if it was marked before, another device has the slot, or there
+    /// is no such slot.
     pub(crate) fn mark_dead(&self, tag: Tag) -> bool {
         if !self.has_slot(tag.slot) {
             return false;

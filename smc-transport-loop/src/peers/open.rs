@@ -1,7 +1,7 @@
 //! Opening channels to peers.
 //!
-//! The socket of a device is looked up and connected to on a [thread](smc_ipc::runtime_dir::thread):
-//! its user can have either take any time.
+//! The socket of a device is looked up and connected to on a
+//! [thread](smc_ipc::runtime_dir::thread): its user can have either take any time.
 
 use std::collections::BTreeMap;
 use std::future::{Future as _, poll_fn};
@@ -116,8 +116,9 @@ impl Drop for WaitingTask<'_> {
 }
 
 impl Peers {
-    /// Opens the local channel to a peer, if there is none yet. Gives up after a second, if the driver
-    /// runs; a peer that has too many connections to accept is asked again a few times until then.
+    /// Opens the local channel to a peer, if there is none yet. Gives up after a second, if the
+    /// driver runs; a peer that has too many connections to accept is asked again a few times until
+    /// then.
     pub(crate) async fn open(&self, gid: Gid) -> Result<Arc<Peer>, DeviceError> {
         let until = Instant::now() + CONNECT_WITHIN;
         let mut delay = BUSY_DELAY;
@@ -302,6 +303,7 @@ impl Peers {
 
 /// How long a task or a channel waits for a connection to a device.
 pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
-/// How long a task waits before it connects again to a device that has too many connections to accept;
-/// then twice as long each time. A connection takes a thread some 50 µs, which another user can cause.
+/// How long a task waits before it connects again to a device that has too many connections to
+/// accept; then twice as long each time. A connection takes a thread some 50 µs, which another user
+/// can cause.
 const BUSY_DELAY: Duration = Duration::from_millis(1);

@@ -64,8 +64,9 @@ struct Hello {
 
 impl Peers {
     /// Accepts connections and receives messages, a bounded number of them. Only the driver, which
-    /// passes `events`, removes and reports ended peers. Returns whether there may be more: something
-    /// was ready, which can have been the first of several messages, or a channel is not accepted yet.
+    /// passes `events`, removes and reports ended peers. Returns whether there may be more:
+    /// something was ready, which can have been the first of several messages, or a channel is not
+    /// accepted yet.
     pub(super) fn run_setup(&self, events: Option<&mut Vec<Event>>) -> Result<bool, DeviceError> {
         let result = self.run_setup_in(&mut lock(&self.setup), events);
         self.wake();
@@ -151,7 +152,8 @@ impl Peers {
         }
     }
 
-    /// Accepts channels whose device was connected to, and ends those that have waited for too long.
+    /// Accepts channels whose device was connected to, and ends those that have waited for too
+    /// long.
     fn handle_connected(&self, setup: &mut SetupState, waker: &Waker) {
         let cx = &mut Context::from_waker(waker);
         let mut opened = 0;
@@ -305,8 +307,8 @@ impl Peers {
         Ok(())
     }
 
-    /// Accepts a channel from a peer, if the same process is behind both. A GID is proved by listening
-    /// at its socket.
+    /// Accepts a channel from a peer, if the same process is behind both. A GID is proved by
+    /// listening at its socket.
     fn accept_channel(&self, peer: &Arc<Peer>, hello: Hello) -> Result<(), OpenError> {
         let Hello {
             gid,

@@ -168,8 +168,8 @@ layouts! {
 /// CDC block of SMC-D, 32 bytes at the start of a DMB element (docs/spec/cdc.md#cdc-block).
 ///
 /// Over shared memory store the payload, then [`ProducerWord`], then [`ConsumerWord`], with release
-/// ordering, then notify; read the producer word first. The two words are not atomic with respect to
-/// each other.
+/// ordering, then notify; read the producer word first. The two words are not atomic with respect
+/// to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct CdcD {
     /// How far the writer of the block has written into this DMB element.

@@ -5,8 +5,8 @@
 //! DMB element, in the byte order of the machine; implementations over shared memory store its two
 //! significant 64-bit words, [`ProducerWord`] and [`ConsumerWord`], one after the other.
 //!
-//! In `smc-core`, `Transmit` fills a [`CdcR`] (`proto/conn/rdma/transmit.rs`) and `Arrivals` reads it
-//! (`proto/conn/rdma/arrivals.rs`). Streams over SMC-D use the two words; [`CdcD`] is for tools.
+//! In `smc-core`, `Transmit` fills a [`CdcR`] (`proto/conn/rdma/transmit.rs`) and `Arrivals` reads
+//! it (`proto/conn/rdma/arrivals.rs`). Streams over SMC-D use the two words; [`CdcD`] is for tools.
 
 pub(crate) mod direct;
 mod flags;

@@ -86,8 +86,8 @@ impl CdcR {
 
     /// A failover validation: only sequence number and token are filled.
     ///
-    /// `sequence` names a CDC that the peer must have received: as Linux does, the one before the last
-    /// whose transmission completed on the old link (docs/spec/failover.md#validation).
+    /// `sequence` names a CDC that the peer must have received: as Linux does, the one before the
+    /// last whose transmission completed on the old link (docs/spec/failover.md#validation).
     #[must_use]
     pub const fn failover(sequence: u16, token: AlertToken) -> Self {
         Self {

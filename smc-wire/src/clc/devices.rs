@@ -36,8 +36,8 @@ impl DirectExtension {
     /// The devices of the GID list.
     ///
     /// An emulated device takes two consecutive entries with one CHID, first the high and then the
-    /// low half of its GID (docs/spec/clc.md#smc-d-v2-extension). An emulated entry that no entry of
-    /// the same CHID follows is skipped.
+    /// low half of its GID (docs/spec/clc.md#smc-d-v2-extension). An emulated entry that no entry
+    /// of the same CHID follows is skipped.
     pub fn devices(&self) -> impl Iterator<Item = Device> + '_ {
         let mut entries = self.entries.iter().peekable();
         core::iter::from_fn(move || {

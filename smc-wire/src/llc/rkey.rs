@@ -1,5 +1,5 @@
-//! CONFIRM RKEY and CONFIRM RKEY CONT: a new RMB and its keys on all links; DELETE RKEY: RMBs that are
-//! no longer in use (RFC 7609 appendix A.3; longer lists in v2).
+//! CONFIRM RKEY and CONFIRM RKEY CONT: a new RMB and its keys on all links; DELETE RKEY: RMBs that
+//! are no longer in use (RFC 7609 appendix A.3; longer lists in v2).
 
 use zerocopy::IntoBytes;
 

@@ -101,8 +101,8 @@ pub(crate) trait SmcPath: Send + Sync {
     /// Polls the device: on links, updates do not appear in memory by themselves.
     fn poll_device(&self, driver: &DeviceDriver);
 
-    /// Whether the peer's flags are a request for an update that holds until it is withdrawn. Over a
-    /// link each request is a separate event.
+    /// Whether the peer's flags are a request for an update that holds until it is withdrawn. Over
+    /// a link each request is a separate event.
     fn is_update_requested(&self, flags: ProducerFlags) -> bool;
 
     /// Takes the peer's request for an update when everything is read; called when it is.

@@ -7,8 +7,8 @@ use smc_wire::types::Qpn;
 
 use crate::proto::links::LinkId;
 
-/// The group and the link of each queue pair, by its number. A device may use a number again as soon
-/// as the queue pair is destroyed, before its former owner has removed it.
+/// The group and the link of each queue pair, by its number. A device may use a number again as
+/// soon as the queue pair is destroyed, before its former owner has removed it.
 pub(super) struct LinkOwners<G>(HashMap<Qpn, (Weak<G>, LinkId)>);
 
 impl<G> Default for LinkOwners<G> {

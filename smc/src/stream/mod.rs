@@ -58,7 +58,8 @@ use write::Writer;
 /// [`Endpoint::close`](super::Endpoint::close) for all streams that were dropped. If received data
 /// was not read, the peer sees a reset, as with TCP.
 ///
-/// How a stream ends is in docs/spec/closing.md, as a table in [`ConnState`] and in RFC 7609 section 4.
+/// How a stream ends is in docs/spec/closing.md, as a table in [`ConnState`] and in RFC 7609
+/// section 4.
 pub struct Stream {
     // The sides are dropped first, so that the reading one has stored its position when the handle
     // closes.
@@ -108,8 +109,8 @@ impl Stream {
         self.shared.smc.as_ref().map(|handle| handle.0.state())
     }
 
-    /// Size in bytes of the local ring, which the peer writes: the requested size or less. Over SMC-D
-    /// it is 32 bytes less than the receive buffer, which has a CDC block as well.
+    /// Size in bytes of the local ring, which the peer writes: the requested size or less. Over
+    /// SMC-D it is 32 bytes less than the receive buffer, which has a CDC block as well.
     ///
     /// `None` for TCP, where the system decides.
     #[must_use]

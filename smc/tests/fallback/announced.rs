@@ -37,7 +37,8 @@ fn an_offer_without_answer() {
                 [SendsFirst(b"2")] => PLAIN.lost_after(std::time::Duration::ZERO);
             "a plain server closes", |_| [HangsUp] => PLAIN;
             "a plain server sends a little and closes", |_| [SendsFirst(b"no"), HangsUp] => PLAIN;
-            // The application gets to know of the reset, and there was no handshake that could fail.
+            // The application gets to know of the reset, and there was no handshake that could
+            // fail.
             "a plain server resets", |_| [Resets] => PLAIN;
         },
     );

@@ -88,7 +88,8 @@ pub(crate) const fn peer(code: DeclineCode) -> Outcome {
     Outcome::Tcp(Codes::peer_declined(code))
 }
 
-/// Runs a row in every kind of world that it can be run in: real sockets would keep the test waiting.
+/// Runs a row in every kind of world that it can be run in: real sockets would keep the test
+/// waiting.
 pub(crate) fn everywhere(name: &str, outcome: Outcome, row: impl Fn(&World)) {
     let waits = matches!(outcome, Outcome::TimesOut(_));
     for world in World::all().into_iter().take(if waits { 2 } else { 3 }) {

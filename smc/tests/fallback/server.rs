@@ -169,8 +169,8 @@ pub(crate) fn run(rows: &[Row]) {
     }
 }
 
-/// Runs a row on TCP, or beside it: the first message is there then when the connection comes, if there
-/// is one.
+/// Runs a row on TCP, or beside it: the first message is there then when the connection comes, if
+/// there is one.
 pub(crate) fn run_row(world: &World, row: &Row, is_beside: bool) {
     let device = world.device("server");
     let forged = world.forged_peer(&device);

@@ -142,8 +142,8 @@ fn a_device_that_is_removed_before_confirm_is_read_costs_no_connection() {
     }
 }
 
-/// The answer to CONFIRM LINK and the failure of the link are reported together: the client may have
-/// used the connection in between.
+/// The answer to CONFIRM LINK and the failure of the link are reported together: the client may
+/// have used the connection in between.
 #[test]
 fn a_link_that_fails_behind_its_confirmation_was_confirmed() {
     let world = RdmaWorld::new(122);

@@ -45,16 +45,16 @@ pub enum Received<'a> {
     Packet(&'a [u8], Vec<Passed>),
     /// Nothing now.
     Nothing,
-    /// The end of the connection: the other side has closed it, its process has ended, or nothing more
-    /// is [received](passed::receive) from its user.
+    /// The end of the connection: the other side has closed it, its process has ended, or nothing
+    /// more is [received](passed::receive) from its user.
     Closed,
     /// A packet that is longer than the buffer, or came with too many descriptors or with one of
     /// another kind than any protocol here passes.
     Invalid,
 }
 
-/// Receives a packet with at most so many descriptors, or bytes of a stream. The connection has to be
-/// ended after [`Received::Closed`] and [`Received::Invalid`].
+/// Receives a packet with at most so many descriptors, or bytes of a stream. The connection has to
+/// be ended after [`Received::Closed`] and [`Received::Invalid`].
 pub fn receive<'a>(
     socket: &PeerSocket,
     buf: &'a mut [u8],

@@ -64,11 +64,11 @@ impl Doorbell {
     }
 
     /// One round of a set, which is that of this doorbell or watched by it: passes each ready
-    /// descriptor with its share of [`PACKETS_PER_ROUND`] to `each`, which receives no more from it.
-    /// Returns whether there may be more descriptors, for which it wakes the driver as well.
+    /// descriptor with its share of [`PACKETS_PER_ROUND`] to `each`, which receives no more from
+    /// it. Returns whether there may be more descriptors, for which it wakes the driver as well.
     ///
-    /// The system reports ready descriptors in turn. So a descriptor that is always ready delays others,
-    /// and keeps none of them waiting without end.
+    /// The system reports ready descriptors in turn. So a descriptor that is always ready delays
+    /// others, and keeps none of them waiting without end.
     ///
     /// # Errors
     ///

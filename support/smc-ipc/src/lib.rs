@@ -1,10 +1,10 @@
 //! What negotiation and devices share between processes of one Linux host.
 //!
 //! [`Domain`] defines in which directories sockets are published and searched, and of which users
-//! the processes are. [`runtime_dir`] publishes them there and connects to them, and [`Credentials`]
-//! are those of the process at the other end of a socket. A [`channel`] has packets with descriptors;
-//! what a process passes that is not trusted is closed without waiting ([`passed`]). A [`doorbell`] is
-//! what a driver waits for.
+//! the processes are. [`runtime_dir`] publishes them there and connects to them, and
+//! [`Credentials`] are those of the process at the other end of a socket. A [`channel`] has packets
+//! with descriptors; what a process passes that is not trusted is closed without waiting
+//! ([`passed`]). A [`doorbell`] is what a driver waits for.
 //!
 //! Nothing here waits, and nothing is trusted that a process of another user can change.
 //!

@@ -1,18 +1,18 @@
 //! Descriptors that peers pass over UNIX sockets, closed without blocking the caller.
 //!
-//! Closing the last descriptor of a file can block without a limit that this process controls: a TCP socket that
-//! lingers, a file of a FUSE file system. The same holds for descriptors in unread packets when the
-//! socket is closed. Nor is an eventfd closed at once: the last close of one takes the mutex of each epoll
-//! set that watches it, and a process can hold the mutex of its own set for any time. And the last
-//! file that is open on a mount can end the mount, with all mounts below it. So only files of
-//! `memfd_create(2)` are closed in place ([`PeerFile`]). All else is closed by threads of their own, and no call
-//! that could block is made on it.
+//! Closing the last descriptor of a file can block without a limit that this process controls: a
+//! TCP socket that lingers, a file of a FUSE file system. The same holds for descriptors in unread
+//! packets when the socket is closed. Nor is an eventfd closed at once: the last close of one takes
+//! the mutex of each epoll set that watches it, and a process can hold the mutex of its own set for
+//! any time. And the last file that is open on a mount can end the mount, with all mounts below it.
+//! So only files of `memfd_create(2)` are closed in place ([`PeerFile`]). All else is closed by
+//! threads of their own, and no call that could block is made on it.
 //!
 //! Descriptors that wait to be closed are counted by the user who passed them; those of all users
-//! who are not allowed together. At 64 descriptors of a user, or as many eventfds and memory files as are a quarter of
-//! the descriptors that the process may have, nothing more is received from this user, and their
-//! connections are refused. While the descriptors of all users are half of those
-//! that the process may have, no connection is accepted ([`has_descriptors`]).
+//! who are not allowed together. At 64 descriptors of a user, or as many eventfds and memory files
+//! as are a quarter of the descriptors that the process may have, nothing more is received from
+//! this user, and their connections are refused. While the descriptors of all users are half of
+//! those that the process may have, no connection is accepted ([`has_descriptors`]).
 
 mod closing;
 mod file;
@@ -44,10 +44,10 @@ use crate::Credentials;
 
 /// A UNIX socket to an untrusted process, of the type `SOCK_SEQPACKET` or `SOCK_STREAM`.
 ///
-/// Dropping it ends the connection, for all processes that share the socket, and never blocks, whatever
-/// was passed over it and not received. It ends at once with a user who may be a peer. With all other
-/// users another thread ends it: each system call that wakes a peer costs time for each epoll set
-/// that watches the peer's socket, of which there can be millions.
+/// Dropping it ends the connection, for all processes that share the socket, and never blocks,
+/// whatever was passed over it and not received. It ends at once with a user who may be a peer.
+/// With all other users another thread ends it: each system call that wakes a peer costs time for
+/// each epoll set that watches the peer's socket, of which there can be millions.
 pub struct PeerSocket {
     /// Taken when dropped.
     socket: Option<OwnedFd>,
@@ -184,9 +184,9 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
             format!("{MAX_WAITING} descriptors that user {user} has passed are not closed yet");
         return Err(io::Error::other(why));
     }
-    // A descriptor for which this process has no number is closed by the call that receives the packet, and
-    // closing may wait. A packet that stays in the queue keeps what came with it, so it is
-    // peeked at, and taken from the queue by a call of its own.
+    // A descriptor for which this process has no number is closed by the call that receives the
+    // packet, and closing may wait. A packet that stays in the queue keeps what came with it, so it
+    // is peeked at, and taken from the queue by a call of its own.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut control = RecvAncillaryBuffer::new(&mut []);
     let mut receive = |control: &mut RecvAncillaryBuffer<'_>, more| {

@@ -1,5 +1,5 @@
-//! Eventfds that a peer has as well: the last close of one waits for as long as the peer wants, so all
-//! are closed by the closing threads.
+//! Eventfds that a peer has as well: the last close of one waits for as long as the peer wants, so
+//! all are closed by the closing threads.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,5 @@
-//! Users who are not allowed: a thread that accepts makes no call on the connection that wakes its peer.
+//! Users who are not allowed: a thread that accepts makes no call on the connection that wakes its
+//! peer.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

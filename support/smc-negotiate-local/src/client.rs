@@ -347,8 +347,8 @@ impl LocalClient {
     }
 
     /// Whether the other end of a connection is in this network namespace, at the address that it
-    /// was made to; `None` where the kernel does not report it, or another user than `owner` listens
-    /// there by now: the kernel does not report which listening socket got a connection.
+    /// was made to; `None` where the kernel does not report it, or another user than `owner`
+    /// listens there by now: the kernel does not report which listening socket got a connection.
     pub(super) fn has_local_peer(
         &self,
         netns: NetNs,

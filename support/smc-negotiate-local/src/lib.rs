@@ -99,9 +99,9 @@
 //! [`Publication`](smc_ipc::runtime_dir::Publication).
 //!
 //! **Floods, malformed packets, and memory that changes.** All numbers are limited, and a malformed
-//! packet ends its channel. Each side copies what it reads from a mailbox, within its own bounds, and
-//! checks the copy. Each failure, also a lack of slots, means plain TCP for that connection. A slot
-//! is reused only after the listener has closed its direction.
+//! packet ends its channel. Each side copies what it reads from a mailbox, within its own bounds,
+//! and checks the copy. Each failure, also a lack of slots, means plain TCP for that connection. A
+//! slot is reused only after the listener has closed its direction.
 //!
 //! On a kernel without `sock_diag` for TCP neither cookie nor owner can be compared, so other users
 //! are not served, and their listeners get no announcements.

@@ -70,8 +70,8 @@ impl LocalListener {
         let failed = |error: io::Error| OsError::new("announce the listener", &error);
         let is_default = domain.is_default();
         let publication = Publication::new(domain, entry.to_string()).map_err(failed)?;
-        // A directory that was configured has to be right, as soon as that is known. The default ones
-        // may become so.
+        // A directory that was configured has to be right, as soon as that is known. The default
+        // ones may become so.
         match publication.error() {
             Some(error) if !is_default && error.kind() != io::ErrorKind::TimedOut => {
                 return Err(error.clone().into());

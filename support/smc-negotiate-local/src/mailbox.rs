@@ -4,12 +4,13 @@
 //! mailbox. The index finds the slot by the client's port:
 //!
 //! ```text
-//! 0x00000  index   8192 words: port << 32 | number of the slot + 1, at one of eight positions from port
+//! 0x00000  index   8192 words: port << 32 | number of the slot + 1, at one of eight positions from
+//!          port
 //! 0x10000  slots, 2 KiB each:
 //!    +0    state             generation << 8 | state; the client offers, the listener takes
 //!    +8    listener waits    listener: 1 before it waits; client: 0 when it notifies
 //!    +16   client written    bytes that the client has written; the top bit: no more will come
-//!    +24   early             length of the expected ACCEPT | length of the early CONFIRM << 8; or 0
+//!    +24   early             length of the expected ACCEPT | that of the early CONFIRM << 8, or 0
 //!    +64   client waits      client: 1 before it waits; listener: 0 when it notifies
 //!    +72   listener written  bytes that the listener has written; the top bit: no more will come
 //!    +80   refusal           why the listener refused the offer, or 0

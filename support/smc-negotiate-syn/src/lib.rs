@@ -1,8 +1,8 @@
 //! Negotiation of SMC with the TCP option that kernels use, and so with kernels.
 //!
 //! A [`SynOption`] is a [negotiation](smc_core::negotiate) for an endpoint of `smc-core`:
-//! connections with kernels, and with endpoints that have one, use SMC. Kernels speak SMC-R, so such
-//! an endpoint has an RDMA device.
+//! connections with kernels, and with endpoints that have one, use SMC. Kernels speak SMC-R, so
+//! such an endpoint has an RDMA device.
 //!
 //! A kernel's `AF_SMC` socket announces itself with an option in the SYN, and answers with the same
 //! option in the SYN-ACK (docs/spec/tcp-option.md). Ordinary sockets cannot set options, but a

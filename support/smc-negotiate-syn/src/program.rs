@@ -259,7 +259,8 @@ mod tests {
     fn the_program_is_what_it_was() {
         let map = std::fs::File::open("/dev/null").unwrap();
         let code = code(map.as_fd());
-        // Changes on purpose only: a pinned program of another length is of another version, and refused.
+        // Changes on purpose only: a pinned program of another length is of another version, and
+        // refused.
         assert_eq!(code.len(), 123, "instructions");
         let called: Vec<_> = code.iter().filter_map(Insn::called).collect();
         assert_eq!(called, [107, 107, 59, 107, 142, 144, 143, 107, 142]);

@@ -98,8 +98,8 @@ impl Setup {
     ///
     /// # Errors
     ///
-    /// [`SetupError::NotInstalled`] if nothing is there, or [`SetupError::NoBpffs`] if nothing can be;
-    /// if it cannot be read.
+    /// [`SetupError::NotInstalled`] if nothing is there, or [`SetupError::NoBpffs`] if nothing can
+    /// be; if it cannot be read.
     pub fn status(&self) -> Result<Status, SetupError> {
         let map = self.map();
         let found = match fs::metadata(&map) {

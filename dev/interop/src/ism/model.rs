@@ -1,5 +1,5 @@
-//! The stream model between machines: either end plays its part of a seed, and what the server's end
-//! did comes over a stream of its own, to be held against what the client's did.
+//! The stream model between machines: either end plays its part of a seed, and what the server's
+//! end did comes over a stream of its own, to be held against what the client's did.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

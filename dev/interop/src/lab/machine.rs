@@ -238,8 +238,8 @@ const WIRE: &str = "wire";
 
 const DUMP: &str = "dump";
 
-/// Without a fifth level of page tables, which only costs time, and without CMPXCHG16B: a kernel whose
-/// allocator uses it has crashed with an address in the flags register.
+/// Without a fifth level of page tables, which only costs time, and without CMPXCHG16B: a kernel
+/// whose allocator uses it has crashed with an address in the flags register.
 const CPU: &str = "max,la57=off,cx16=off";
 
 /// Quiet, because the console is slow; a panic ends the machine. A guest's kernel has to watch its

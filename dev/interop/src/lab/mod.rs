@@ -194,8 +194,8 @@ impl Lab {
         }
     }
 
-    /// Waits for an event of a run that gives something. Its log is printed, and its end is too early;
-    /// events of others are of no interest.
+    /// Waits for an event of a run that gives something. Its log is printed, and its end is too
+    /// early; events of others are of no interest.
     pub(crate) fn wait<T>(
         &mut self,
         run: u32,

@@ -36,8 +36,8 @@ impl Table {
         self.rows.push((row, outcome, took));
     }
 
-    /// Shows everything again, failures last. Gives whether something passed and nothing failed: a run
-    /// of which everything was skipped has shown nothing.
+    /// Shows everything again, failures last. Gives whether something passed and nothing failed: a
+    /// run of which everything was skipped has shown nothing.
     pub(crate) fn conclude(&self) -> bool {
         let count = |wanted: fn(&Outcome) -> bool| {
             self.rows

@@ -79,8 +79,8 @@ fn two_links(name: &'static str, about: &'static str) -> Scenario {
         )
 }
 
-/// Two links; the peer states `loaded` in the midst of a transfer in both directions, and both report
-/// `moved` when all has arrived.
+/// Two links; the peer states `loaded` in the midst of a transfer in both directions, and both
+/// report `moved` when all has arrived.
 ///
 /// It has to be the peer. A kernel does not repeat a window update that went into a dead wire, only
 /// data with other messages. So when nothing but its reading is waited for, it stalls.

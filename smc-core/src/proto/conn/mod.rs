@@ -12,8 +12,8 @@
 //! [`SendHalf`] is used by SMC-D. SMC-R sends from a staging ring, with messages that may be lost;
 //! [`rdma`] contains the replacement.
 //!
-//! For a transfer, the shell reads from a half the position and the number of bytes, copies, and then
-//! reports the copied bytes; the half returns the word that has to be stored in the peer's CDC
+//! For a transfer, the shell reads from a half the position and the number of bytes, copies, and
+//! then reports the copied bytes; the half returns the word that has to be stored in the peer's CDC
 //! block. All values received from a peer are checked here before they are used.
 
 mod close;

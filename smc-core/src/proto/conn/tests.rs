@@ -321,7 +321,8 @@ fn an_endpoint_shutdown_closes_what_was_shut_down_and_aborts_the_rest() {
     assert_eq!(aborted.kill_orderly(), Some(D | A));
 }
 
-/// Events in any order: no panic, flags are only added, and the final flags of both sides finish it.
+/// Events in any order: no panic, flags are only added, and the final flags of both sides finish
+/// it.
 #[test]
 fn every_order_of_events_finishes() {
     for script in 0..9_u32.pow(5) {

@@ -90,7 +90,8 @@ pub enum GroupKey {
         /// VLAN of the connection; 0 for a client, whose groups are distinguished by `qpn`.
         vlan: u16,
         /// Server: the client's address of the TCP connection, the only part of the key that the
-        /// client cannot choose. `None` for a client, because one server may have several addresses.
+        /// client cannot choose. `None` for a client, because one server may have several
+        /// addresses.
         client: Option<IpAddr>,
         /// Client: the queue pair of the server. `None` for a server, which chooses the link
         /// itself.

@@ -17,10 +17,10 @@ use crate::shares::Shares;
 /// Mutators are [`enter`](Self::enter), [`establish`](Self::establish),
 /// [`set_links`](Self::set_links), [`leave`](Self::leave), [`cancel`](Self::cancel), the
 /// `terminate` and `shutdown` methods, the `handle_peer_*` and `handle_device_*` methods,
-/// [`handle_out_of_sync`](Self::handle_out_of_sync) and [`handle_timeout`](Self::handle_timeout). After each of them drain
-/// [`poll_output`](Self::poll_output), then read [`poll_timeout`](Self::poll_timeout). Each call
-/// costs time in proportion to the groups it affects; a short lock around the registry, never held
-/// while waiting, is enough for sharing.
+/// [`handle_out_of_sync`](Self::handle_out_of_sync) and [`handle_timeout`](Self::handle_timeout).
+/// After each of them drain [`poll_output`](Self::poll_output), then read
+/// [`poll_timeout`](Self::poll_timeout). Each call costs time in proportion to the groups it
+/// affects; a short lock around the registry, never held while waiting, is enough for sharing.
 #[derive(Debug)]
 pub struct Registry {
     groups: HashMap<GroupId, GroupRecord>,

@@ -103,8 +103,8 @@ impl RdmaEnds {
         if end.rmbe_index == 0 || end.token.is_zero() {
             return Err(PeerMisbehaved::BadBuffer);
         }
-        // A client's packets come from the address in its PROPOSAL. In version 2 it may have left the
-        // MAC out there.
+        // A client's packets come from the address in its PROPOSAL. In version 2 it may have left
+        // the MAC out there.
         let (gid, mac) = self.proposed.unwrap_or((end.gid, end.mac));
         let link = LinkAddress {
             gid,

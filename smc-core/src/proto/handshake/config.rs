@@ -176,8 +176,8 @@ pub struct TcpPath {
     /// The network interface that the connection runs over.
     ///
     /// A server needs it for the subnet check of version 1. Without it the check is taken as
-    /// passed: the host has no better information, and a decline then names the missing device, which
-    /// is the reason that matters. SMC-D v1 itself is possible only with it.
+    /// passed: the host has no better information, and a decline then names the missing device,
+    /// which is the reason that matters. SMC-D v1 itself is possible only with it.
     pub interface: Option<Interface>,
 }
 

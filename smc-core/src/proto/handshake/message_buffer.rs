@@ -47,7 +47,8 @@ impl MessageBuffer {
         (before.saturating_sub(bytes.len()), result)
     }
 
-    /// Stores the known part of the message: unknown extensions at the end of a message are dropped.
+    /// Stores the known part of the message: unknown extensions at the end of a message are
+    /// dropped.
     fn store(&mut self, bytes: &[u8]) {
         let keep = self.frame.map_or(HEADER_LEN, |frame| frame.keep());
         let space = keep.saturating_sub(self.bytes_kept.len());

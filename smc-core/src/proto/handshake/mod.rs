@@ -27,12 +27,13 @@
 //!
 //! A DECLINE may take the place of every message; then the stream stays TCP, which is a
 //! [`HandshakeOutput::Fallback`] and no error. What the protocol calls fatal is a
-//! [`HandshakeOutput::Abort`]: the TCP connection has to be closed, there is nothing to fall back to.
+//! [`HandshakeOutput::Abort`]: the TCP connection has to be closed, there is nothing to fall back
+//! to.
 //!
 //! # Contract
 //!
-//! After each `handle_*` call, drain [`Handshake::poll_output`] until `None` and perform the outputs
-//! in that order; then wait for the first of
+//! After each `handle_*` call, drain [`Handshake::poll_output`] until `None` and perform the
+//! outputs in that order; then wait for the first of
 //!
 //! * bytes, if [`Handshake::bytes_needed`] is not zero: read **no more** than that many, because
 //!   what follows a message may be application data;
@@ -40,12 +41,11 @@
 //! * the time that [`Handshake::poll_timeout`] names.
 //!
 //! The outcome is [`HandshakeOutput::Established`], [`HandshakeOutput::Fallback`] or
-//! [`HandshakeOutput::Abort`]; after it nothing follows and all inputs are ignored. Work still under
-//! way is to be cancelled then.
-//! What work has acquired (membership in a link group, a buffer, an attachment) is kept by the
-//! caller: for the connection when it is established, to be released on [`HandshakeOutput::Discard`],
-//! [`HandshakeOutput::Fallback`] and [`HandshakeOutput::Abort`]. `handshake/driver.rs` of the crate
-//! `smc` is such a loop.
+//! [`HandshakeOutput::Abort`]; after it nothing follows and all inputs are ignored. Work still
+//! under way is to be cancelled then. What work has acquired (membership in a link group, a buffer,
+//! an attachment) is kept by the caller: for the connection when it is established, to be released
+//! on [`HandshakeOutput::Discard`], [`HandshakeOutput::Fallback`] and [`HandshakeOutput::Abort`].
+//! `handshake/driver.rs` of the crate `smc` is such a loop.
 
 mod attempt;
 mod client;

@@ -37,8 +37,8 @@ pub enum Work {
         peer: Gid,
         /// How large it has to be.
         size: SizeCode,
-        /// The longest buffer that the peer has for this side. Its pages are charged to the process that
-        /// writes them, so there has to be memory for both.
+        /// The longest buffer that the peer has for this side. Its pages are charged to the process
+        /// that writes them, so there has to be memory for both.
         peer_size: SizeCode,
     },
     /// Map the peer's buffer ([`Nocopy::attach`](crate::device::Nocopy)). Answer:

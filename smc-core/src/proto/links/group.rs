@@ -207,8 +207,8 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// Answer to [`LinkGroupOutput::Map`]: the keys of the RMBs with this device. Those that could not be
-    /// registered are left out.
+    /// Answer to [`LinkGroupOutput::Map`]: the keys of the RMBs with this device. Those that could
+    /// not be registered are left out.
     pub fn handle_mapped(
         &mut self,
         now: Instant,

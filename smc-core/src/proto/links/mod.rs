@@ -27,7 +27,8 @@
 //! 3. ACCEPT names the peer's end: [`first_peer`](LinkGroup::first_peer), and its RMB:
 //!    [`add_rtoken`](LinkGroup::add_rtoken); the shell connects the queue pair itself;
 //! 4. CONFIRM is sent: [`confirm_link`](LinkGroup::confirm_link)
-//!    `<-` [`LinkGroupOutput::FirstLink`] (4 s; CONFIRM LINK may arrive before this call, it is stored);
+//!    `<-` [`LinkGroupOutput::FirstLink`] (4 s; CONFIRM LINK may arrive before this call, it is
+//!    stored);
 //! 5. [`establish`](LinkGroup::establish).
 //!
 //! **First contact, server**: 1, 2; ACCEPT is sent, CONFIRM arrives; 3; 4 (sends CONFIRM LINK, 2
@@ -36,8 +37,9 @@
 //! **Reuse, server**: [`choose`](LinkGroup::choose) the link; register the RMB with all
 //! [`devices`](LinkGroup::devices); [`confirm_rkey`](LinkGroup::confirm_rkey) `<-`
 //! [`LinkGroupOutput::RkeyConfirmed`]; ACCEPT; CONFIRM comes; `add_rtoken`.
-//! **Reuse, client**: [`choose`](LinkGroup::choose) the link that ACCEPT names; register; `add_rtoken`;
-//! `confirm_rkey` `<-` `RkeyConfirmed`; CONFIRM.
+//!
+//! **Reuse, client**: [`choose`](LinkGroup::choose) the link that ACCEPT names; register;
+//! `add_rtoken`; `confirm_rkey` `<-` `RkeyConfirmed`; CONFIRM.
 //!
 //! **End of a connection**, or of a set-up that got that far:
 //! [`release_rtoken`](LinkGroup::release_rtoken), [`delete_rkey`](LinkGroup::delete_rkey) `<-`

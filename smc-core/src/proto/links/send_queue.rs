@@ -90,7 +90,8 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
         }
     }
 
-    /// A message of the link group has to be posted ([`LinkGroupOutput::Send`](super::LinkGroupOutput::Send)).
+    /// A message of the link group has to be posted
+    /// ([`LinkGroupOutput::Send`](super::LinkGroupOutput::Send)).
     ///
     /// # Errors
     ///

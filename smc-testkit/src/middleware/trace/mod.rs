@@ -13,8 +13,8 @@ use super::delegate_device;
 
 /// Passes calls of a device and its events to a sink.
 ///
-/// Getters are not recorded, nor drains that brought nothing, nor reads and writes of shared memory,
-/// which no device sees.
+/// Getters are not recorded, nor drains that brought nothing, nor reads and writes of shared
+/// memory, which no device sees.
 pub struct Trace {
     inner: Arc<dyn Device>,
     log: Log,

@@ -1,8 +1,8 @@
-//! `smc demo`: two processes exchange a file over SMC-D or SMC-R, and the path is measured beside TCP
-//! loopback and a UNIX socket.
+//! `smc demo`: two processes exchange a file over SMC-D or SMC-R, and the path is measured beside
+//! TCP loopback and a UNIX socket.
 //!
-//! The file goes from this process to a server and back ([`transfer`]). Then some cells are measured as
-//! `smc bench` does it, and [`report`] shows what came of both.
+//! The file goes from this process to a server and back ([`transfer`]). Then some cells are
+//! measured as `smc bench` does it, and [`report`] shows what came of both.
 
 mod report;
 mod transfer;

@@ -102,8 +102,8 @@ pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send + 'static {
 
     fn into_tokio(self) -> Self::Tokio;
 
-    /// Sends as many bytes as `data` has: these, unless the stream has a way to make them where they
-    /// go.
+    /// Sends as many bytes as `data` has: these, unless the stream has a way to make them where
+    /// they go.
     fn put<'a>(
         &'a mut self,
         data: &'a [u8],

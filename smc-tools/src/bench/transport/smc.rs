@@ -274,9 +274,9 @@ impl Carried {
         })
     }
 
-    /// In a demonstration waits until the last words of connections are sent and the device has taken
-    /// its name back, which happens in tasks that end with the process. Other names are in a directory
-    /// that is removed.
+    /// In a demonstration waits until the last words of connections are sent and the device has
+    /// taken its name back, which happens in tasks that end with the process. Other names are in a
+    /// directory that is removed.
     pub(in crate::bench) async fn part(self) {
         if !self.is_demo {
             return;

@@ -165,8 +165,8 @@ impl Section {
                 data: data.get(..original as usize).unwrap_or(data),
             });
         }
-        // Interface (4), time (8), captured length (4), original length (4), data. The obsolete packet
-        // block, which old tools still write, has drops in the other half of the interface.
+        // Interface (4), time (8), captured length (4), original length (4), data. The obsolete
+        // packet block, which old tools still write, has drops in the other half of the interface.
         let interface = match order.u32(record, 0)? {
             OLD_PACKET => order.u16(body, 0)?.into(),
             _ => order.u32(body, 0)?,

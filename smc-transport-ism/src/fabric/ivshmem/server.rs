@@ -40,10 +40,10 @@ use crate::shared::{FabricMemory, FabricOptions, Phase, Sleep, Tag};
 /// to use the old memory until its machine is restarted.
 ///
 /// QEMU crashes when the number of a client that has left is assigned to another one, so each of
-/// the 65,536 numbers is used once while any client is connected; then new clients are rejected.
-/// In each slot a quarter of the numbers is reserved for processes of the server's user and of root;
-/// of the rest, one user has no more than are left.
-/// The server uses two descriptors for each client; without free ones, connections are closed.
+/// the 65,536 numbers is used once while any client is connected; then new clients are rejected. In
+/// each slot a quarter of the numbers is reserved for processes of the server's user and of root;
+/// of the rest, one user has no more than are left. The server uses two descriptors for each
+/// client; without free ones, connections are closed.
 ///
 /// Every process that can connect to the socket can read and write all of the memory.
 #[derive(Debug)]

@@ -60,8 +60,8 @@ pub fn has_descriptors() -> bool {
 
 /// Whether so many descriptors of a share wait to be closed that nothing more is received for it.
 ///
-/// Of files that were shared these are more: many are closed at once when many peers end at once, and the connections
-/// of other peers must not end with them.
+/// Of files that were shared these are more: many are closed at once when many peers end at once,
+/// and the connections of other peers must not end with them.
 pub(super) fn is_full(share: impl FnOnce() -> Share) -> bool {
     if WAITING.load(Ordering::Relaxed) < MAX_WAITING {
         return false;
@@ -305,8 +305,8 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 /// Threads of a share; each can be blocked for long.
 const MAX_THREADS: usize = 4;
 
-/// Packets that are taken out of a socket to close it: to receive all would take a peer less time to
-/// cause than a thread to do.
+/// Packets that are taken out of a socket to close it: to receive all would take a peer less time
+/// to cause than a thread to do.
 const MAX_PACKETS: usize = 64;
 
 /// Users with shares of their own at a time.

@@ -8,10 +8,11 @@ use rustix::fs::{MemfdFlags, fcntl_get_seals, fstat, memfd_create};
 use super::closing::{Content, Share, close_elsewhere};
 use super::{PeerSocket, is_eventfd};
 
-/// A memory file or an eventfd that a peer has as well: one that it has passed, or that is passed to it.
+/// A memory file or an eventfd that a peer has as well: one that it has passed, or that is passed
+/// to it.
 ///
-/// Dropping it never waits. A file of `memfd_create(2)` is closed at once; an eventfd, or a memory file that
-/// has a path, by another thread, and until then it counts to the user of the peer.
+/// Dropping it never waits. A file of `memfd_create(2)` is closed at once; an eventfd, or a memory
+/// file that has a path, by another thread, and until then it counts to the user of the peer.
 #[derive(Debug)]
 pub struct PeerFile {
     /// Taken when dropped.
@@ -54,9 +55,9 @@ fn is_memory(fd: impl AsFd) -> bool {
     fcntl_get_seals(fd).is_ok()
 }
 
-/// Whether closing it cannot wait, which is so for a file of `memfd_create(2)`: it is not on a mount of a
-/// user. The last file that is open on a mount can end it, and with it all mounts below, a FUSE file
-/// system for one.
+/// Whether closing it cannot wait, which is so for a file of `memfd_create(2)`: it is not on a
+/// mount of a user. The last file that is open on a mount can end it, and with it all mounts below,
+/// a FUSE file system for one.
 fn is_closed_at_once(fd: impl AsFd) -> bool {
     // No file has the number 0.
     static DEVICE: OnceLock<u64> = OnceLock::new();

@@ -37,16 +37,17 @@ impl Reserve {
         Ok(Self(Some(take()?)))
     }
 
-    /// Accepts a connection of a nonblocking UNIX socket. Does not wait. `allows` decides which users
-    /// may be peers: see [`PeerSocket::set_allowed`]. To others another thread sends a `refusal`, if that
-    /// is not empty, and ends their connections.
+    /// Accepts a connection of a nonblocking UNIX socket. Does not wait. `allows` decides which
+    /// users may be peers: see [`PeerSocket::set_allowed`]. To others another thread sends a
+    /// `refusal`, if that is not empty, and ends their connections.
     ///
     /// # Errors
     ///
-    /// [`NotAccepted`]. With `CONNABORTED` one is ended, as also of a user who may not be a peer, or of
-    /// whom too many descriptors [wait to be closed](super::receive), and there may be another one. With `MFILE`
-    /// and `NFILE` the peer sees the end of its connection, unless that still waits: another thread
-    /// or process may take the released descriptor first, or the limit may be lowered.
+    /// [`NotAccepted`]. With `CONNABORTED` one is ended, as also of a user who may not be a peer,
+    /// or of whom too many descriptors [wait to be closed](super::receive), and there may be
+    /// another one. With `MFILE` and `NFILE` the peer sees the end of its connection, unless that
+    /// still waits: another thread or process may take the released descriptor first, or the limit
+    /// may be lowered.
     pub fn accept(
         &mut self,
         listener: impl AsFd,

@@ -230,8 +230,8 @@ impl Domain {
         paths
     }
 
-    /// Those of the [search paths](Domain::search_paths) that belong to this user, without a look at
-    /// those of others.
+    /// Those of the [search paths](Domain::search_paths) that belong to this user, without a look
+    /// at those of others.
     #[must_use]
     pub fn search_paths_of(&self, user: u32) -> Vec<PathBuf> {
         match &*self.locations {
@@ -498,5 +498,6 @@ const MAX_ENTRIES: usize = 65_536;
 const MAX_SPARES: usize = 16;
 
 /// How long what a search has found is remembered at most. Other users can make it a long one, so a
-/// tenth of the time is spent on searches. A process of another user may have made a directory since.
+/// tenth of the time is spent on searches. A process of another user may have made a directory
+/// since.
 pub(super) const SPARES_LAST: Duration = Duration::from_secs(1);

@@ -38,8 +38,8 @@ pub struct Publication {
     reserve: Reserve,
     /// What a process of a user who is not allowed is sent.
     refusal: fn(u32) -> Vec<u8>,
-    /// Sockets that have lost their names, the oldest first. They refuse new connections; those that
-    /// wait are accepted.
+    /// Sockets that have lost their names, the oldest first. They refuse new connections; those
+    /// that wait are accepted.
     unnamed: VecDeque<Listener>,
     /// All sockets and the timer.
     epoll: OwnedFd,
@@ -114,8 +114,8 @@ impl Publication {
         })
     }
 
-    /// Sets what a process of a user who is not allowed is sent before its connection ends; nothing if
-    /// it is empty. Depends on the user.
+    /// Sets what a process of a user who is not allowed is sent before its connection ends; nothing
+    /// if it is empty. Depends on the user.
     pub fn set_refusal(&mut self, refusal: fn(u32) -> Vec<u8>) {
         self.refusal = refusal;
     }
@@ -249,8 +249,8 @@ impl Publication {
         let _ = thread::run(self.domain.place(), LIMIT, remove);
     }
 
-    /// Publishes the socket where it is not published. Waits for that no longer than `limit`, and not
-    /// at all for a check for which it has waited before.
+    /// Publishes the socket where it is not published. Waits for that no longer than `limit`, and
+    /// not at all for a check for which it has waited before.
     fn refresh(&mut self, limit: Duration) {
         let was_begun = self.check.is_some();
         let check = match self.check.take() {
@@ -354,7 +354,8 @@ impl Publication {
     /// Keeps a socket without a name until the connections that wait there are accepted.
     fn retire(&mut self, socket: Listener) {
         // From here on connections are refused: a process that has opened the name before could
-        // connect again and again. Not in both directions: epoll would report the socket also in a pause.
+        // connect again and again. Not in both directions: epoll would report the socket also in a
+        // pause.
         if shutdown(&socket, Shutdown::Read).is_ok() {
             self.unnamed.push_back(socket);
         }
@@ -529,8 +530,8 @@ const MAX_ANCESTORS: usize = 16;
 /// Interval of checks where no event reports that publishing is possible or necessary.
 const INTERVAL: Duration = Duration::from_millis(800);
 
-/// How long a task waits for a check, which takes part of a millisecond unless another user holds the
-/// lock of a directory. A check that takes longer goes on.
+/// How long a task waits for a check, which takes part of a millisecond unless another user holds
+/// the lock of a directory. A check that takes longer goes on.
 const LIMIT: Duration = Duration::from_millis(100);
 
 /// The same for the first one, before anything depends on the caller.

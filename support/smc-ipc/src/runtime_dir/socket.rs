@@ -103,8 +103,8 @@ enum Stale {
 }
 
 impl OpenDir {
-    /// Connects to the socket of this name, without waiting for its process. Other users who may read
-    /// the directory can hold its lock, see [`Domain::connect_in`].
+    /// Connects to the socket of this name, without waiting for its process. Other users who may
+    /// read the directory can hold its lock, see [`Domain::connect_in`].
     ///
     /// # Errors
     ///
@@ -190,20 +190,22 @@ impl Default for ConnectTime {
 }
 
 impl Domain {
-    /// Connects to the socket of this name in a directory of the own user. Waits for a thread that looks
-    /// the name up, for 200 ms at most.
+    /// Connects to the socket of this name in a directory of the own user. Waits for a thread that
+    /// looks the name up, for 200 ms at most.
     ///
     /// # Errors
     ///
-    /// `TIMEDOUT` if another user holds the lock of a directory. As `connect(2)`: `NOENT` if there is none, `CONNREFUSED` if its process has ended, `AGAIN`
-    /// if it has too many connections to accept. `LOOP` if the name is a symbolic link, which is
-    /// not followed. As `open(2)` when this process has no descriptor left.
+    /// `TIMEDOUT` if another user holds the lock of a directory. As `connect(2)`: `NOENT` if there
+    /// is none, `CONNREFUSED` if its process has ended, `AGAIN` if it has too many connections to
+    /// accept. `LOOP` if the name is a symbolic link, which is not followed. As `open(2)` when this
+    /// process has no descriptor left.
     pub fn connect(&self, name: &str) -> Result<PeerSocket, Errno> {
         self.connect_to(own(), name)
     }
 
-    /// As [`Domain::connect`], in a directory of this user, who has to be one of the domain. Users make
-    /// any name in their directories, so a name identifies a socket only together with the user.
+    /// As [`Domain::connect`], in a directory of this user, who has to be one of the domain. Users
+    /// make any name in their directories, so a name identifies a socket only together with the
+    /// user.
     ///
     /// # Errors
     ///
@@ -230,8 +232,8 @@ impl Domain {
         thread::ask(Place::OfUser(user), connect).unwrap_or_else(|_| failed(Errno::TIMEDOUT))
     }
 
-    /// As [`Domain::connect_to`], in this directory, on the thread of the user whose it is to be. Waits
-    /// for the time that is left of a [`ConnectTime`] at most.
+    /// As [`Domain::connect_to`], in this directory, on the thread of the user whose it is to be.
+    /// Waits for the time that is left of a [`ConnectTime`] at most.
     ///
     /// # Errors
     ///
@@ -278,8 +280,8 @@ impl Domain {
         failed
     }
 
-    /// Has this name removed where its process has ended, by a thread. Names of other users are left to
-    /// them.
+    /// Has this name removed where its process has ended, by a thread. Names of other users are
+    /// left to them.
     pub fn remove_if_stale(&self, name: &str) {
         let (domain, name) = (self.clone(), name.to_owned());
         self.start(move || {
@@ -289,9 +291,9 @@ impl Domain {
         });
     }
 
-    /// Has the names removed that killed processes of the own user have left behind, of
-    /// those that `is_ours` knows. A thread does so, before it publishes what is published later. It
-    /// reads 4096 names of a directory.
+    /// Has the names removed that killed processes of the own user have left behind, of those that
+    /// `is_ours` knows. A thread does so, before it publishes what is published later. It reads
+    /// 4096 names of a directory.
     pub fn sweep(&self, is_ours: impl Fn(&str) -> bool + Send + 'static) {
         let domain = self.clone();
         self.start(move || {

@@ -1,8 +1,8 @@
 //! Threads for calls that take the lock of a directory.
 //!
 //! A user who may read a directory can hold its lock for any time, by reading it into memory that
-//! does not come. A call that takes the lock then waits in the kernel, where nothing ends it. So such
-//! calls are made in a thread for each [`Place`], and a task waits for a limited time.
+//! does not come. A call that takes the lock then waits in the kernel, where nothing ends it. So
+//! such calls are made in a thread for each [`Place`], and a task waits for a limited time.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -68,8 +68,8 @@ pub fn ask<T: Send + 'static>(
 ///
 /// # Errors
 ///
-/// `TimedOut` when an earlier one has not returned for long, or as many wait as may; else when there
-/// is no thread.
+/// `TimedOut` when an earlier one has not returned for long, or as many wait as may; else when
+/// there is no thread.
 pub fn start(place: Place, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let key = (own(), place);
     if CURRENT.with_borrow(|current| current.as_ref() == Some(&key)) {
@@ -196,8 +196,8 @@ static THREADS: Mutex<Threads> = Mutex::new(Threads {
 /// How long a task waits for a look-up, a search or a removal.
 pub(super) const LIMIT: Duration = Duration::from_millis(200);
 
-/// How long a job may take from when it is queued before no other one is queued behind it. Jobs that
-/// each return in time hold up those behind them as one that does not.
+/// How long a job may take from when it is queued before no other one is queued behind it. Jobs
+/// that each return in time hold up those behind them as one that does not.
 const STUCK: Duration = Duration::from_secs(1);
 
 /// Jobs of one place, with the one that runs. More than processes that start at the same time have.

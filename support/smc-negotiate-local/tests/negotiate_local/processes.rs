@@ -377,8 +377,8 @@ pub(super) fn listens(role: &Role) {
     });
 }
 
-/// `<directory>`: has few descriptors and several listeners, and reports each time that each of them
-/// has accepted its TCP clients.
+/// `<directory>`: has few descriptors and several listeners, and reports each time that each of
+/// them has accepted its TCP clients.
 pub(super) fn serves(role: &Role) {
     limit_descriptors(DESCRIPTORS as u64);
     run_in(role.dir(), |world| async move {

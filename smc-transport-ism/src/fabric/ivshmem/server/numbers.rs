@@ -5,9 +5,9 @@ use hashbrown::HashMap;
 /// The numbers of clients that were not assigned yet. The slot of a number is the number modulo the
 /// count of slots.
 ///
-/// A process that connects again and again uses numbers up, and they are not available again as long
-/// as any client stays. So in each slot a quarter is reserved for processes of the server's user and of
-/// root, and of the rest one user has no more than are left.
+/// A process that connects again and again uses numbers up, and they are not available again as
+/// long as any client stays. So in each slot a quarter is reserved for processes of the server's
+/// user and of root, and of the rest one user has no more than are left.
 #[derive(Debug)]
 pub(super) struct Numbers {
     slots: Vec<Slot>,
@@ -35,8 +35,8 @@ impl Numbers {
         self.slots.fill(Slot::default());
     }
 
-    /// Assigns a process of this user the lowest number and slot, of the slots that are free. `None`
-    /// if there are none, or this user has its share of them.
+    /// Assigns a process of this user the lowest number and slot, of the slots that are free.
+    /// `None` if there are none, or this user has its share of them.
     pub(super) fn assign(&mut self, uid: u32, is_free: impl Fn(u16) -> bool) -> Option<(u16, u16)> {
         let is_privileged = uid == 0 || uid == self.own_uid;
         let count = u32::try_from(self.slots.len()).ok()?;
