@@ -115,9 +115,10 @@ async fn ten_thousand_one_after_the_other(world: World) {
     );
 }
 
-/// Buffers that the pools of two endpoints keep at most. How many of them there are is a matter of
-/// how connections that end overlap with new ones.
-const POOLED: usize = 2 * 256;
+/// Mappings of the buffers that the pools of two endpoints keep at most: each buffer is mapped by
+/// the endpoint that has made it and by its peer. How many of them there are is a matter of how
+/// connections that end overlap with new ones.
+const POOLED: usize = 2 * 2 * 256;
 
 async fn exchange(client: &Endpoint, listener: &Listener) {
     let (mut near, mut far) = connect_smc(client, listener).await;
