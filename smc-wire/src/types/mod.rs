@@ -5,7 +5,7 @@
 //! defined.
 
 mod address;
-mod decline;
+mod decline_code;
 mod device;
 mod eid;
 mod link;
@@ -14,7 +14,7 @@ pub(crate) mod text;
 mod wire_id;
 
 pub use address::{Mac, PeerId, RoceGid};
-pub use decline::DeclineCode;
+pub use decline_code::DeclineCode;
 pub use device::{Chid, DmbToken, Gid, IsmGid};
 pub use eid::{Eid, EidError};
 pub use link::{AlertToken, GroupId, LinkNumber, LinkUid, MtuCode, Psn, Qpn, Rkey, RmbAddr};

@@ -96,7 +96,29 @@ pub(crate) fn decline_code(cause: &DeclineCause) -> DeclineCode {
             FallbackCause::PeerDeclined(_) => PEER_DECLINED,
             FallbackCause::Policy => DeclineCode::OPTUNSUPP,
             FallbackCause::NoDevice | FallbackCause::OtherHost => DeclineCode::NOSMCDEV,
-            _ => DeclineCode::PEERNOSMC,
+            FallbackCause::NoNegotiation
+            | FallbackCause::NoCommonEid
+            | FallbackCause::NotAnnounced { .. }
+            | FallbackCause::NoSynOption
+            | FallbackCause::NotOffered
+            | FallbackCause::NoAnswer { .. }
+            | FallbackCause::BackOff
+            | FallbackCause::PlainServer
+            | FallbackCause::ListenerGone
+            | FallbackCause::Refused(_)
+            | FallbackCause::Withdrawn
+            | FallbackCause::User { .. }
+            | FallbackCause::NotOwner { .. }
+            | FallbackCause::Full(_)
+            | FallbackCause::Directory(_)
+            | FallbackCause::NotProven
+            | FallbackCause::Os(_)
+            | FallbackCause::Device { .. }
+            | FallbackCause::TimedOut(_)
+            | FallbackCause::NoGroup(_)
+            | FallbackCause::GroupTerminated
+            | FallbackCause::Rkey(_)
+            | FallbackCause::ConfirmLink(_) => DeclineCode::PEERNOSMC,
         },
 
         DeclineCause::Ipsec => DeclineCode::IPSEC,
@@ -181,7 +203,25 @@ impl From<DeclineCause> for FallbackReason {
             DeclineCause::Rkey(error) => FallbackCause::Rkey(error),
             DeclineCause::FirstLink(error) => FallbackCause::ConfirmLink(error),
             DeclineCause::GroupTerminated => FallbackCause::GroupTerminated,
-            _ => FallbackCause::Code(code),
+            DeclineCause::Ipsec
+            | DeclineCause::VlanUnknown
+            | DeclineCause::OtherSubnet
+            | DeclineCause::NoSubnets
+            | DeclineCause::Unwritable
+            | DeclineCause::NothingOffered
+            | DeclineCause::NoV2Extension
+            | DeclineCause::NoDirectExtension
+            | DeclineCause::NoEid
+            | DeclineCause::NoDeviceForV2
+            | DeclineCause::NotOffered
+            | DeclineCause::Release
+            | DeclineCause::MaxConns
+            | DeclineCause::MaxLinks
+            | DeclineCause::NoRoute
+            | DeclineCause::OtherRoute
+            | DeclineCause::NoDevice(_, None)
+            | DeclineCause::Rmb(_, RmbError::NoLink)
+            | DeclineCause::RtokenTableFull(_) => FallbackCause::Code(code),
         };
         Self::because(code, cause)
     }

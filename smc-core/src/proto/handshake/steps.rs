@@ -194,7 +194,12 @@ impl Step {
             Awaits::BindPeer => SetupStep::BindPeer,
             Awaits::ConnectLink => SetupStep::ConnectLink,
             Awaits::ConfirmLink | Awaits::LateDecline => SetupStep::ConfirmLink,
-            _ => SetupStep::Enter,
+            Awaits::Enter
+            | Awaits::Open
+            | Awaits::Proposal
+            | Awaits::Accept
+            | Awaits::Confirm
+            | Awaits::Nothing => SetupStep::Enter,
         }
     }
 
@@ -204,7 +209,19 @@ impl Step {
             Awaits::Proposal => Phase::Proposal,
             Awaits::Accept => Phase::Accept,
             Awaits::Confirm => Phase::Confirm,
-            _ => Phase::Group,
+            Awaits::Nothing
+            | Awaits::Reach
+            | Awaits::Enter
+            | Awaits::Register
+            | Awaits::Attach
+            | Awaits::OpenLink
+            | Awaits::PrepareRmb
+            | Awaits::ConfirmRkey
+            | Awaits::BindPeer
+            | Awaits::ConnectLink
+            | Awaits::ConfirmLink
+            | Awaits::LateDecline
+            | Awaits::Open => Phase::Group,
         }
     }
 
@@ -213,7 +230,17 @@ impl Step {
             Awaits::Proposal | Awaits::Accept | Awaits::Confirm => Clock::Message,
             Awaits::ConfirmLink => Clock::ConfirmLink,
             Awaits::LateDecline => Clock::LateDecline,
-            _ => Clock::Work,
+            Awaits::Nothing
+            | Awaits::Reach
+            | Awaits::Enter
+            | Awaits::Register
+            | Awaits::Attach
+            | Awaits::OpenLink
+            | Awaits::PrepareRmb
+            | Awaits::ConfirmRkey
+            | Awaits::BindPeer
+            | Awaits::ConnectLink
+            | Awaits::Open => Clock::Work,
         }
     }
 
@@ -227,7 +254,16 @@ impl Step {
             Awaits::ConfirmRkey | Awaits::ConfirmLink | Awaits::LateDecline => {
                 Some(ClcType::Decline)
             }
-            _ => None,
+            Awaits::Nothing
+            | Awaits::Reach
+            | Awaits::Enter
+            | Awaits::Register
+            | Awaits::Attach
+            | Awaits::OpenLink
+            | Awaits::PrepareRmb
+            | Awaits::BindPeer
+            | Awaits::ConnectLink
+            | Awaits::Open => None,
         }
     }
 }
