@@ -496,7 +496,46 @@ impl FreeSlots {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
+    use smc_testkit::unix::{is_closed, pair};
+
     use super::*;
+
+    /// A watch with a descriptor of its own.
+    #[derive(Debug)]
+    struct OwnDescriptor {
+        fd: Option<OwnedFd>,
+        peer: OwnedFd,
+    }
+
+    impl Watch for OwnDescriptor {
+        fn poll_readable(&self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl Drop for OwnDescriptor {
+        fn drop(&mut self) {
+            self.fd = None;
+            assert!(!is_closed(&self.peer), "the watch closed the socket");
+        }
+    }
+
+    #[test]
+    fn the_watch_of_a_channel_is_dropped_before_its_socket() {
+        let (socket, peer) = pair();
+        let watch = Box::new(OwnDescriptor {
+            fd: Some(socket.try_clone().unwrap()),
+            peer,
+        });
+        let watched = WatchedSocket {
+            watch,
+            _socket: Arc::new(PeerSocket::from(socket)),
+        };
+        let is_dropped = Weak::new();
+        futures_lite::future::block_on(read(is_dropped, watched));
+    }
 
     #[test]
     fn where_the_owner_is_not_known_only_the_own_user_is_trusted() {
