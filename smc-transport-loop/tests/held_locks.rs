@@ -16,8 +16,9 @@ use std::time::Instant;
 use common::hostile::HostilePeer;
 use common::{DrivenDevice, names, socket_name};
 use futures_lite::future::{block_on, poll_once};
+use rustix::net::accept;
 use rustix::process::geteuid;
-use smc_core::device::{DeviceError, Direct};
+use smc_core::device::{DeviceError, Direct, Event};
 use smc_ipc::runtime_dir::thread::{Place, start};
 use smc_testkit::wait::TIMEOUT;
 use smc_wire::types::Gid;
@@ -166,4 +167,26 @@ fn a_device_is_made_while_its_directory_is_held_and_is_found_later() {
     assert_eq!(names(dir.path()), [socket_name(device.gid())]);
     let other = DrivenDevice::in_dir(dir.path());
     other.reach(device.gid());
+}
+
+#[test]
+fn the_name_of_a_process_that_ends_while_it_is_connected_to_is_removed() {
+    let _alone = alone();
+    let (dir, device) = scene();
+    let HostilePeer {
+        gid,
+        channel,
+        listener,
+        ..
+    } = HostilePeer::connect(dir.path(), device.gid(), 1);
+    device.accept();
+    let of_device = accept(&listener).unwrap();
+    let release = hold(look_ups());
+    drop((channel, of_device));
+    device.wait(Event::PeerGone(gid));
+    drop(release);
+    // The kernel closes the sockets of a process one after the other, and the listener last.
+    let of_look_up = accept(&listener).unwrap();
+    drop((listener, of_look_up));
+    device.wait_names(dir.path(), &[socket_name(device.gid())]);
 }

@@ -397,6 +397,9 @@ impl Peers {
                 .is_ok();
         if is_watched {
             setup.stale.insert(id, (gid, socket));
+        } else {
+            // It may have ended since the connection.
+            self.remove_if_stale(gid);
         }
     }
 }
