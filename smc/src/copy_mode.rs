@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::mem::{CopyMode, HAS_NON_TEMPORAL};
 
-/// Copies by temporal or non-temporal stores, whichever moves a stream faster at the time.
+/// Selects temporal or non-temporal stores, whichever moves a stream faster at the time.
 ///
 /// The rule and its constants are explained in `docs/architecture.md`.
 pub(crate) struct CopyModeSelector {
@@ -56,35 +56,37 @@ impl CopyModeSelector {
         }
     }
 
-    /// Makes a copy of `len` bytes. `fills` states whether it fills the ring.
+    /// The mode of a copy of `len` bytes. A call of [`copied`](Self::copied) has to follow it.
     #[inline(always)]
-    pub(crate) fn copy<E>(
-        &mut self,
-        len: usize,
-        fills: bool,
-        copy: impl FnOnce(CopyMode) -> Result<(), E>,
-    ) -> Result<(), E> {
+    pub(crate) fn next(&mut self, len: usize) -> CopyMode {
         match self.window_len {
-            Some(window_len) if len >= LONG_COPY_MIN => {
-                self.copy_long(len, fills, window_len, copy)
-            }
-            _ => copy(CopyMode::Temporal),
+            Some(_) if len >= LONG_COPY_MIN => self.next_long(),
+            _ => CopyMode::Temporal,
+        }
+    }
+
+    /// A copy of `len` bytes was made. `fills` states whether it has filled the ring.
+    #[inline(always)]
+    pub(crate) fn copied(&mut self, len: usize, fills: bool) {
+        if let Some(window_len) = self.window_len
+            && len >= LONG_COPY_MIN
+        {
+            self.copied_long(len, fills, window_len);
         }
     }
 
     #[inline(never)]
-    fn copy_long<E>(
-        &mut self,
-        len: usize,
-        fills: bool,
-        window_len: u32,
-        copy: impl FnOnce(CopyMode) -> Result<(), E>,
-    ) -> Result<(), E> {
+    fn next_long(&mut self) -> CopyMode {
         let rates = self.rates.get_or_insert_with(|| Box::new(Rates::new()));
         rates.begin(Instant::now);
-        copy(rates.next())?;
-        rates.add(len, fills, window_len, Instant::now);
-        Ok(())
+        rates.next()
+    }
+
+    #[inline(never)]
+    fn copied_long(&mut self, len: usize, fills: bool, window_len: u32) {
+        if let Some(rates) = &mut self.rates {
+            rates.add(len, fills, window_len, Instant::now);
+        }
     }
 }
 
@@ -352,11 +354,8 @@ mod tests {
             (CopyModeSelector::new(false, RING), LONG_COPY_MIN),
         ] {
             for _ in 0..10_000 {
-                let copied = selector.copy(len, true, |mode| match mode {
-                    CopyMode::Temporal => Ok(()),
-                    CopyMode::NonTemporal => Err(()),
-                });
-                assert_eq!(copied, Ok(()));
+                assert_eq!(selector.next(len), CopyMode::Temporal);
+                selector.copied(len, true);
             }
             assert!(selector.rates.is_none());
         }

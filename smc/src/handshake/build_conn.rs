@@ -3,8 +3,7 @@
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 
-use super::executor::driver;
-use super::resources::HandshakeResources;
+use super::executor::{HandshakeResources, driver};
 use crate::conn::{Conn, DirectConn, Parts, Path, PeerDmb, PeerLocality, len_u32};
 use crate::device::DeviceError;
 use crate::device_driver::DeviceDriver;

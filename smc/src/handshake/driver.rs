@@ -8,8 +8,7 @@ use std::task::{Context, Poll};
 use event_listener::EventListener;
 
 use super::carrier::Carrier;
-use super::executor::{WorkResult, execute};
-use super::resources::HandshakeResources;
+use super::executor::{HandshakeResources, WorkResult, execute};
 use crate::deadlines::Deadline;
 use crate::endpoint::EndpointInner;
 use crate::error::Error;

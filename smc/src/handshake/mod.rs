@@ -1,7 +1,7 @@
 //! From a TCP connection to a stream: the handshake, its work, and the connection of its result.
 //!
 //! `connect` and [`accept`] make the machine and its `carrier`, `driver` drives it, `executor` does
-//! the work that it asks for, `resources` has what that work has acquired, and `build_conn` makes a
+//! the work that it asks for and has what that work has acquired, and `build_conn` makes a
 //! connection of it.
 
 mod build_conn;
@@ -9,7 +9,6 @@ mod carrier;
 mod connect;
 mod driver;
 mod executor;
-mod resources;
 
 pub(crate) use connect::connect;
 
@@ -31,7 +30,7 @@ use crate::proto::handshake::{Handshake, HandshakeConfig, TcpPath, Transport};
 use build_conn::{direct_connection, rdma_connection};
 use carrier::Carrier;
 use driver::{Outcome, drive, without_crossing_decline};
-use resources::HandshakeResources;
+use executor::HandshakeResources;
 
 /// A stream that is plain TCP without a handshake.
 pub(crate) fn plain(socket: Arc<dyn Socket>, cause: FallbackCause) -> Stream {

@@ -420,11 +420,9 @@ impl DirectWriter {
             if part.is_empty() {
                 continue;
             }
-            let (peer, at) = (&self.direct.peer, cursor.count);
-            self.copy_mode
-                .copy(part.len(), part.len() == left, move |mode| {
-                    peer.write(mode, ring, at, part)
-                })?;
+            let mode = self.copy_mode.next(part.len());
+            self.direct.peer.write(mode, ring, cursor.count, part)?;
+            self.copy_mode.copied(part.len(), part.len() == left);
             count += len_u32(part.len());
             cursor = ring.advance(cursor, len_u32(part.len()));
         }
@@ -452,10 +450,11 @@ impl DirectWriter {
             return Err(NOT_RESERVED);
         };
         let at = len_usize(self.half.at()) + offset;
-        let put = self.copy_mode.copy(data.len(), self.blocked, |mode| {
-            element.write_with(mode, at, data)
-        });
-        put.map_err(|_| NOT_RESERVED)
+        let mode = self.copy_mode.next(data.len());
+        let put = element.write_with(mode, at, data);
+        put.map_err(|_| NOT_RESERVED)?;
+        self.copy_mode.copied(data.len(), self.blocked);
+        Ok(())
     }
 
     /// Copies out of a reservation.

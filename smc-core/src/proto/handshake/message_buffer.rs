@@ -1,3 +1,5 @@
+//! The bytes of a CLC message that is arriving.
+
 use smc_wire::clc::{ClcType, Frame, HEADER_LEN};
 
 use crate::error::{Error, PeerMisbehaved};
