@@ -73,8 +73,9 @@
 //! which the kernel reports: a name in a directory proves nothing. A listener of another user is
 //! asked about after `connect` as well, as a packet filter may redirect the connection. Only the
 //! directory of the owner is searched for a listener. Others can hold its lock without end, so the
-//! search is on a thread (`search`), and has a time-out. The kernel does not report the process, so
-//! processes of one user can take each other's place. `SECURITY.md` lists what each can do.
+//! search is on a thread (`client::search`), and has a time-out. The kernel does not report the
+//! process, so processes of one user can take each other's place. `SECURITY.md` lists what each can
+//! do.
 //!
 //! **Other network namespaces with the same addresses.** The name of a listener and the first
 //! message of a client contain their network namespaces. Addresses of the client's own host
@@ -106,19 +107,14 @@
 //! On a kernel without `sock_diag` for TCP neither cookie nor owner can be compared, so other users
 //! are not served, and their listeners get no announcements.
 
-mod backoff;
-mod channel;
 mod client;
-mod client_channels;
 mod directory;
 mod early;
 mod listener;
 mod mailbox;
 mod message;
 mod netns;
-mod offer;
 mod reachability;
-mod search;
 mod sock_diag;
 
 use std::io;

@@ -17,7 +17,7 @@ use std::time::Duration;
 use smc_core::random;
 use smc_core::runtime::{Acceptor, Runtime, Socket, SocketOptions};
 
-use crate::channel::{Channel, Exchange};
+use crate::client::{Channel, Exchange};
 use crate::message::{NONCE_LEN, ToClient, ToListener};
 use crate::netns::canonical;
 

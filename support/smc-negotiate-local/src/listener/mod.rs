@@ -1,5 +1,7 @@
 //! The listener's side: a name in the directory, verdicts, handshakes beside TCP.
 
+mod channels;
+
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
@@ -21,12 +23,12 @@ use smc_core::runtime::{Runtime, Socket, SocketOptions, Watch};
 use smc_ipc::Domain;
 use smc_ipc::runtime_dir::Publication;
 
-use crate::client_channels::{Claimed, ClientChannels, Collected, Pair, ProbeRequest};
 use crate::directory::{Entry, Scope};
 use crate::mailbox::Direction;
 use crate::message::ToClient;
 use crate::netns::{NetNs, canonical};
 use crate::{is_own, lock, reachability};
+use channels::{Claimed, ClientChannels, Collected, Pair, ProbeRequest};
 
 /// A published listener. Dropping it removes its name and ends its channels.
 #[derive(Debug)]

@@ -10,15 +10,15 @@ use smc_core::error::FallbackCause;
 use smc_core::negotiate::{Credentials, Delivery, Offer, SideChannel, Withdrawn};
 use smc_core::runtime::{Runtime, Socket};
 
-use crate::channel::Announced;
-use crate::client::LocalClient;
+use super::LocalClient;
+use super::channel::Announced;
 use crate::early::{CachedHandshake, EarlyConfirm};
 use crate::mailbox::{Direction, EARLY_MAX, MAX_ANSWER, State};
 use crate::netns::NetNs;
 
 /// A connection that was announced to one listener or more.
 #[derive(Debug)]
-pub(super) struct LocalOffer {
+pub(crate) struct LocalOffer {
     /// The announcements that are pending; only the one that was taken, as soon as that is known.
     announced: Vec<Announced>,
     outcome: Option<Withdrawn>,

@@ -1,5 +1,12 @@
 //! The client side: finding listeners and announcing connections to them.
 
+mod backoff;
+mod channel;
+mod offer;
+mod search;
+
+pub(super) use channel::{Channel, Exchange};
+
 use std::collections::{HashMap, HashSet};
 use std::fs::symlink_metadata;
 use std::io;
@@ -22,15 +29,15 @@ use smc_ipc::runtime_dir::ConnectTime;
 use smc_wire::clc::{ClcType, Frame};
 use smc_wire::types::DmbToken;
 
-use crate::channel::{Announced, Channel};
 use crate::directory::{Directory, Entry};
 use crate::early::CachedHandshake;
 use crate::mailbox::{Announcement, MAX_PROPOSAL};
 use crate::netns::{NetNs, canonical, has_scope, is_local, is_routable};
-use crate::offer::{Connection, LocalOffer};
-use crate::search::search;
 use crate::sock_diag::{SockDiag, SocketInfo};
 use crate::{is_own, lock, reachability};
+use channel::Announced;
+use offer::{Connection, LocalOffer};
+use search::search;
 
 /// What an endpoint caches about the listeners of this host.
 #[derive(Clone, Debug)]

@@ -20,7 +20,7 @@ use smc_ipc::channel::{Received, receive, send};
 use smc_ipc::passed::PeerSocket;
 use smc_ipc::runtime_dir::Connected;
 
-use crate::backoff::Backoff;
+use super::backoff::Backoff;
 use crate::directory::Entry;
 use crate::early::{CachedHandshake, EarlyConfirm};
 use crate::mailbox::{Announcement, Direction, Generation, Mailbox, PROBES, SLOTS, Slot, State};
@@ -31,7 +31,7 @@ use crate::{is_own, lock};
 
 /// A channel. Many connections use it at a time, each with an id of its own.
 #[derive(Debug)]
-pub(super) struct Channel {
+pub(crate) struct Channel {
     fd: Arc<PeerSocket>,
     pub(super) entry: Arc<Entry>,
     /// The process that announces the listener.
@@ -180,7 +180,7 @@ impl Channel {
     }
 
     /// Sends a message to the listener, if there is space for it now.
-    pub(super) fn send(&self, message: ToListener) -> Result<(), Errno> {
+    pub(crate) fn send(&self, message: ToListener) -> Result<(), Errno> {
         let sent = send(&self.fd, &message.encode(), &[]);
         if matches!(sent, Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN)) {
             self.dead.store(true, Ordering::Relaxed);
@@ -350,13 +350,13 @@ const PACKETS: usize = 64;
 
 /// One exchange on a channel, with a unique id.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(crate) struct Exchange {
     pub(super) channel: Arc<Channel>,
-    pub(super) id: u64,
+    pub(crate) id: u64,
 }
 
 impl Exchange {
-    pub(super) fn new(channel: Arc<Channel>) -> Self {
+    pub(crate) fn new(channel: Arc<Channel>) -> Self {
         let id = channel.next_id.fetch_add(1, Ordering::Relaxed);
         Self::with_id(channel, id)
     }
@@ -385,7 +385,7 @@ impl Exchange {
         }
     }
 
-    pub(super) async fn next_message(&self) -> Option<ToClient> {
+    pub(crate) async fn next_message(&self) -> Option<ToClient> {
         poll_fn(|cx| self.poll_message(cx)).await
     }
 }
