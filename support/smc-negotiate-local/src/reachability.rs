@@ -17,19 +17,19 @@ use std::time::Duration;
 use smc_core::random;
 use smc_core::runtime::{Acceptor, Runtime, Socket, SocketOptions};
 
-use crate::client::{Channel, Exchange};
+use crate::client::{ClientChannel, Exchange};
 use crate::message::{NONCE_LEN, ToClient, ToListener};
 use crate::netns::canonical;
 
 /// Asks the listener behind `channel` to prove that `to` is its address.
-pub(super) async fn probe(runtime: &dyn Runtime, channel: &Arc<Channel>, to: IpAddr) -> bool {
+pub(super) async fn probe(runtime: &dyn Runtime, channel: &Arc<ClientChannel>, to: IpAddr) -> bool {
     within(runtime, CLIENT_TIMEOUT, run_probe(runtime, channel, to))
         .await
         .flatten()
         .is_some()
 }
 
-async fn run_probe(runtime: &dyn Runtime, channel: &Arc<Channel>, to: IpAddr) -> Option<()> {
+async fn run_probe(runtime: &dyn Runtime, channel: &Arc<ClientChannel>, to: IpAddr) -> Option<()> {
     let nonce: [u8; NONCE_LEN] = random::bytes().ok()?;
     let exchange = Exchange::new(channel.clone());
     channel

@@ -29,9 +29,9 @@ use crate::netns::NetNs;
 use crate::sock_diag::SocketInfo;
 use crate::{is_own, lock};
 
-/// A channel. Many connections use it at a time, each with an id of its own.
+/// The client's end of a channel. Many connections use it at a time, each with an id of its own.
 #[derive(Debug)]
-pub(crate) struct Channel {
+pub(crate) struct ClientChannel {
     fd: Arc<PeerSocket>,
     pub(super) entry: Arc<Entry>,
     /// The process that announces the listener.
@@ -76,7 +76,7 @@ struct FreeSlots {
     released: VecDeque<Slot>,
 }
 
-impl Channel {
+impl ClientChannel {
     /// Sends HELLO on a connection to a listener, if [`Self::announces`] succeeds.
     pub(super) fn open(
         domain: &Domain,
@@ -198,11 +198,11 @@ impl Channel {
         announcement: Announcement,
         proposal: &[u8],
         early: Option<&EarlyConfirm>,
-    ) -> Result<Announced, FallbackCause> {
+    ) -> Result<SlotOffer, FallbackCause> {
         let full = |what, limit: u32| FallbackCause::Full(Limit::new(what, limit.into()));
         let slot = lock(&self.slots).take(&self.mailbox);
         let slot = slot.ok_or_else(|| full("limit of connections under way", SLOTS))?;
-        let announced = Announced {
+        let made = SlotOffer {
             port: announcement.from.port(),
             generation: slot.offer(announcement, proposal, early),
             exchange: Exchange::with_id(Arc::clone(self), u64::from(slot.number())),
@@ -213,9 +213,9 @@ impl Channel {
                 claimed: false,
             },
         };
-        let is_entered = || self.mailbox.insert(announced.port, announced.slot.number());
-        match announced.generation.is_some() && is_entered() {
-            true => Ok(announced),
+        let is_entered = || self.mailbox.insert(made.port, made.slot.number());
+        match made.generation.is_some() && is_entered() {
+            true => Ok(made),
             false => Err(full(
                 "limit of connections under way with ports like this",
                 PROBES,
@@ -298,7 +298,7 @@ fn read_refusal(fd: &PeerSocket) -> FallbackCause {
     }
 }
 
-impl Drop for Channel {
+impl Drop for ClientChannel {
     fn drop(&mut self) {
         self.reader.wake();
     }
@@ -313,7 +313,7 @@ struct WatchedSocket {
 }
 
 /// Reads a channel for all its exchanges, until it ends or is no longer used.
-async fn read(channel: Weak<Channel>, watched: WatchedSocket) {
+async fn read(channel: Weak<ClientChannel>, watched: WatchedSocket) {
     let mut unread = false;
     poll_fn(|cx| {
         let Some(channel) = channel.upgrade() else {
@@ -351,17 +351,17 @@ const PACKETS: usize = 64;
 /// One exchange on a channel, with a unique id.
 #[derive(Debug)]
 pub(crate) struct Exchange {
-    pub(super) channel: Arc<Channel>,
+    pub(super) channel: Arc<ClientChannel>,
     pub(crate) id: u64,
 }
 
 impl Exchange {
-    pub(crate) fn new(channel: Arc<Channel>) -> Self {
+    pub(crate) fn new(channel: Arc<ClientChannel>) -> Self {
         let id = channel.next_id.fetch_add(1, Ordering::Relaxed);
         Self::with_id(channel, id)
     }
 
-    fn with_id(channel: Arc<Channel>, id: u64) -> Self {
+    fn with_id(channel: Arc<ClientChannel>, id: u64) -> Self {
         lock(&channel.waiters).0.insert(id, Waiter::default());
         Self { channel, id }
     }
@@ -397,9 +397,10 @@ impl Drop for Exchange {
     }
 }
 
-/// A connection that was announced in a slot. Dropping it withdraws an offer that was not taken.
+/// An offer of a connection, in the slot of one channel. Dropping it withdraws the offer unless it
+/// was taken.
 #[derive(Debug)]
-pub(super) struct Announced {
+pub(super) struct SlotOffer {
     pub(super) exchange: Exchange,
     pub(super) slot: Slot,
     /// `None` if nothing could be written.
@@ -412,13 +413,13 @@ pub(super) struct Announced {
 /// Releases a slot when dropped.
 #[derive(Debug)]
 struct SlotGuard {
-    channel: Arc<Channel>,
+    channel: Arc<ClientChannel>,
     slot: Slot,
     /// The listener may still write to it.
     claimed: bool,
 }
 
-impl Announced {
+impl SlotOffer {
     pub(super) fn state(&self) -> State {
         self.generation
             .map_or(State::Cancelled, |generation| self.slot.state(generation))
@@ -450,7 +451,7 @@ impl Announced {
     }
 }
 
-impl Drop for Announced {
+impl Drop for SlotOffer {
     fn drop(&mut self) {
         let channel = &self.exchange.channel;
         self.withdraw();

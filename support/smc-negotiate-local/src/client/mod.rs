@@ -5,7 +5,7 @@ mod channel;
 mod offer;
 mod search;
 
-pub(super) use channel::{Channel, Exchange};
+pub(super) use channel::{ClientChannel, Exchange};
 
 use std::collections::{HashMap, HashSet};
 use std::fs::symlink_metadata;
@@ -35,7 +35,7 @@ use crate::mailbox::{Announcement, MAX_PROPOSAL};
 use crate::netns::{NetNs, canonical, has_scope, is_local, is_routable};
 use crate::sock_diag::{SockDiag, SocketInfo};
 use crate::{is_own, lock, reachability};
-use channel::Announced;
+use channel::SlotOffer;
 use offer::{Connection, LocalOffer};
 use search::search;
 
@@ -59,7 +59,7 @@ struct Known {
     routes: Mutex<hashbrown::HashMap<(ThreadId, SocketAddr), Route>>,
 }
 
-type Channels = HashMap<(NetNs, String), Arc<Channel>>;
+type Channels = HashMap<(NetNs, String), Arc<ClientChannel>>;
 
 /// A listener and the directory of its name.
 type NamedListener = (Arc<Path>, Arc<Entry>);
@@ -164,7 +164,7 @@ struct Route {
     dir: Arc<Path>,
     searched: Arc<[PathBuf]>,
     entry: Arc<Entry>,
-    channel: Weak<Channel>,
+    channel: Weak<ClientChannel>,
     target: SocketInfo,
     netns: NetNs,
     until: Instant,
@@ -231,7 +231,7 @@ impl LocalClient {
         netns: NetNs,
         target: Option<SocketInfo>,
         time: &mut ConnectTime,
-    ) -> Result<Arc<Channel>, FallbackCause> {
+    ) -> Result<Arc<ClientChannel>, FallbackCause> {
         let name = entry.to_string();
         let mut channels = lock(&self.known.channels);
         let key = (netns, name);
@@ -246,7 +246,7 @@ impl LocalClient {
         let permit = take_descriptor(&mut channels, owner(target))?;
         let connected = (self.domain.connect_in(dir, &key.1, time)?, permit);
         let (domain, runtime) = (&self.domain, &*self.runtime);
-        match Channel::open(domain, runtime, connected, entry, netns, backoff, target) {
+        match ClientChannel::open(domain, runtime, connected, entry, netns, backoff, target) {
             Ok(channel) => {
                 channels.insert(key, channel.clone());
                 Ok(channel)
@@ -260,7 +260,7 @@ impl LocalClient {
     }
 
     /// Whether `to` leads from here to the listener behind `channel`, in another namespace.
-    async fn leads_to(&self, channel: &Arc<Channel>, netns: NetNs, to: IpAddr) -> bool {
+    async fn leads_to(&self, channel: &Arc<ClientChannel>, netns: NetNs, to: IpAddr) -> bool {
         let key = (netns, channel.entry.to_string(), to);
         loop {
             let listener = {
@@ -305,7 +305,7 @@ impl LocalClient {
         candidate: &LocalCandidate,
         target: SocketInfo,
         dir: &Arc<Path>,
-        channel: &Arc<Channel>,
+        channel: &Arc<ClientChannel>,
     ) {
         let route = Route {
             target,
@@ -526,7 +526,7 @@ pub(super) struct LocalCandidate {
     /// The socket that will get the connection, if that is known already.
     target: Option<SocketInfo>,
     /// The channel to the only listener, if it was used a moment ago.
-    channel: Option<Arc<Channel>>,
+    channel: Option<Arc<ClientChannel>>,
     /// The last handshake with the only listener, if the next one may be the same.
     cached_handshake: Option<CachedHandshake>,
 }
@@ -537,7 +537,7 @@ impl LocalCandidate {
         named: &NamedListener,
         target: Option<SocketInfo>,
         time: &mut ConnectTime,
-    ) -> Result<Arc<Channel>, FallbackCause> {
+    ) -> Result<Arc<ClientChannel>, FallbackCause> {
         match &self.channel {
             Some(channel) if !channel.is_dead() => {
                 channel.announces(target).map(|()| Arc::clone(channel))
@@ -644,7 +644,7 @@ impl LocalCandidate {
             true => Err(cause.unwrap_or_else(|| not_announced(&self.searched))),
             false => {
                 let runtime = Arc::clone(&self.client.runtime);
-                let is_foreign = |made: &Announced| made.exchange.channel.foreign;
+                let is_foreign = |made: &SlotOffer| made.exchange.channel.foreign;
                 let connection = announced.iter().any(is_foreign).then(|| Connection {
                     client: self.client.clone(),
                     netns: self.netns,

@@ -11,7 +11,7 @@ use smc_core::negotiate::{Credentials, Delivery, Offer, SideChannel, Withdrawn};
 use smc_core::runtime::{Runtime, Socket};
 
 use super::LocalClient;
-use super::channel::Announced;
+use super::channel::SlotOffer;
 use crate::early::{CachedHandshake, EarlyConfirm};
 use crate::mailbox::{Direction, EARLY_MAX, MAX_ANSWER, State};
 use crate::netns::NetNs;
@@ -19,8 +19,8 @@ use crate::netns::NetNs;
 /// A connection that was announced to one listener or more.
 #[derive(Debug)]
 pub(crate) struct LocalOffer {
-    /// The announcements that are pending; only the one that was taken, as soon as that is known.
-    announced: Vec<Announced>,
+    /// The offers that are pending; only the one that was taken, as soon as that is known.
+    announced: Vec<SlotOffer>,
     outcome: Option<Withdrawn>,
     /// Bytes of the answer that were read.
     read_len: usize,
@@ -49,7 +49,7 @@ pub(super) struct Connection {
 
 impl LocalOffer {
     pub(super) fn new(
-        announced: Vec<Announced>,
+        announced: Vec<SlotOffer>,
         early: Option<EarlyConfirm>,
         runtime: Arc<dyn Runtime>,
         since: Instant,
@@ -117,7 +117,7 @@ impl LocalOffer {
     }
 
     /// The announcement that was taken, if that is known. Removes those that cannot be taken.
-    fn taker(&mut self) -> Option<&Announced> {
+    fn taker(&mut self) -> Option<&SlotOffer> {
         let taker = self
             .announced
             .iter()
@@ -201,7 +201,7 @@ impl SideChannel for LocalOffer {
     }
 
     fn progress(&self) -> u64 {
-        let each = self.announced.iter().map(Announced::progress);
+        let each = self.announced.iter().map(SlotOffer::progress);
         each.fold(0, u64::wrapping_add)
     }
 

@@ -32,13 +32,13 @@ use crate::sock_diag::{SockDiag, SocketInfo};
 
 /// The channels of a listener and their state.
 #[derive(Debug)]
-pub(super) struct ClientChannels {
+pub(super) struct ListenerChannels {
     entry: Entry,
     /// `None` when closed.
     publication: Option<Publication>,
     /// The listener and all channels.
     epoll: OwnedFd,
-    channels: HashMap<u64, Channel>,
+    channels: HashMap<u64, ListenerChannel>,
     /// Channels of users other than the listener's.
     of_others: Shares<u32>,
     /// Channels without HELLO and the time limits for it; the oldest first. Some have sent it
@@ -62,8 +62,9 @@ pub(super) struct ClientChannels {
 /// The canonical addresses of client and server.
 pub(super) type Pair = (SocketAddr, SocketAddr);
 
+/// The listener's end of a channel.
 #[derive(Debug)]
-struct Channel {
+struct ListenerChannel {
     fd: PeerSocket,
     client: Credentials,
     /// Of the listener's user.
@@ -140,7 +141,7 @@ pub(super) struct Collected {
     accepted: usize,
 }
 
-impl ClientChannels {
+impl ListenerChannels {
     pub(super) fn new(
         entry: Entry,
         mut publication: Publication,
@@ -485,7 +486,7 @@ impl ClientChannels {
             let key = self.next_channel;
             self.next_channel += 1;
             if epoll::add(&self.epoll, &fd, data(key), epoll::EventFlags::IN).is_ok() {
-                let channel = Channel {
+                let channel = ListenerChannel {
                     fd,
                     client,
                     own,

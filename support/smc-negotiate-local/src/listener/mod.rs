@@ -28,7 +28,7 @@ use crate::mailbox::Direction;
 use crate::message::ToClient;
 use crate::netns::{NetNs, canonical};
 use crate::{is_own, lock, reachability};
-use channels::{Claimed, ClientChannels, Collected, Pair, ProbeRequest};
+use channels::{Claimed, Collected, ListenerChannels, Pair, ProbeRequest};
 
 /// A published listener. Dropping it removes its name and ends its channels.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(super) struct LocalListener {
 struct Shared {
     runtime: Arc<dyn Runtime>,
     netns: NetNs,
-    clients: Mutex<ClientChannels>,
+    clients: Mutex<ListenerChannels>,
     /// Why a connection was not offered, as far as that is known beforehand.
     not_offered: FallbackCause,
     closed: AtomicBool,
@@ -80,7 +80,7 @@ impl LocalListener {
             }
             _ => {}
         }
-        let clients = ClientChannels::new(entry, publication, at).map_err(failed)?;
+        let clients = ListenerChannels::new(entry, publication, at).map_err(failed)?;
         let watch = runtime.watch(clients.epoll_fd()).map_err(failed)?;
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
@@ -103,7 +103,7 @@ impl LocalListener {
 
 impl Published for LocalListener {
     fn verdict(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
-        match self.find(socket, peer, ClientChannels::claim) {
+        match self.find(socket, peer, ListenerChannels::claim) {
             Some(claimed) => Verdict::SideChannel(Box::new(ListenerSideChannel {
                 shared: Arc::clone(&self.shared),
                 claimed,
@@ -116,7 +116,7 @@ impl Published for LocalListener {
     }
 
     fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, why: Refusal) -> Verdict {
-        let refuse = |clients: &mut ClientChannels, pair, _| {
+        let refuse = |clients: &mut ListenerChannels, pair, _| {
             clients.refuse(pair, why);
             None::<()>
         };
@@ -138,12 +138,12 @@ impl LocalListener {
         &self,
         socket: &dyn Socket,
         peer: SocketAddr,
-        find: impl Fn(&mut ClientChannels, Pair, Instant) -> Option<T>,
+        find: impl Fn(&mut ListenerChannels, Pair, Instant) -> Option<T>,
     ) -> Option<T> {
         let now = self.shared.runtime.now();
         let mut clients = lock(&self.shared.clients);
         clients.heartbeat(now);
-        let pair = |clients: &ClientChannels| {
+        let pair = |clients: &ListenerChannels| {
             if clients.is_empty() {
                 return None;
             }

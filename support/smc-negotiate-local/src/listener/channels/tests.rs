@@ -10,7 +10,7 @@ use super::*;
 use crate::netns::NetNs;
 
 /// The channels of a listener without a TCP socket.
-fn clients(dir: &TempDir) -> ClientChannels {
+fn clients(dir: &TempDir) -> ListenerChannels {
     let at: SocketAddr = ([127, 0, 0, 1], 80).into();
     let entry = Entry {
         shared: false,
@@ -21,7 +21,7 @@ fn clients(dir: &TempDir) -> ClientChannels {
         salt: 1,
     };
     let publication = Publication::new(domain(dir), entry.to_string()).unwrap();
-    ClientChannels::new(entry, publication, at).unwrap()
+    ListenerChannels::new(entry, publication, at).unwrap()
 }
 
 /// A user who is allowed, and one who is not.
@@ -34,7 +34,7 @@ fn domain(dir: &TempDir) -> Domain {
 }
 
 /// A client that has sent HELLO.
-fn client(dir: &TempDir, clients: &ClientChannels) -> PeerSocket {
+fn client(dir: &TempDir, clients: &ListenerChannels) -> PeerSocket {
     let domain = domain(dir);
     let client = domain.connect(&clients.entry.to_string()).unwrap();
     let (_mailbox, file) = Mailbox::create().unwrap();
@@ -42,7 +42,7 @@ fn client(dir: &TempDir, clients: &ClientChannels) -> PeerSocket {
     client
 }
 
-fn introduce(client: &PeerSocket, clients: &ClientChannels, mailbox: &OwnedFd) {
+fn introduce(client: &PeerSocket, clients: &ListenerChannels, mailbox: &OwnedFd) {
     let netns = clients.entry.netns;
     let hello = ToListener::Hello { netns }.encode();
     send(client, &hello, &[mailbox.as_fd()]).unwrap();
@@ -63,7 +63,7 @@ fn dir_of_all_users() -> Option<TempDir> {
 
 /// A server whose connections these clients announce, and its address; `None`, and says why, on
 /// a kernel that does not report the owners of sockets.
-fn serve(clients: &mut ClientChannels) -> Option<(TcpListener, SocketAddr)> {
+fn serve(clients: &mut ListenerChannels) -> Option<(TcpListener, SocketAddr)> {
     let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let to = server.local_addr().unwrap();
     let mut diag = SockDiag::open().unwrap();
@@ -196,7 +196,7 @@ fn a_connection_with_very_many_false_announcements_costs_one_query_and_their_cha
             announce_in(mailbox, slot, Announcement { cookie, from, to });
         }
     }
-    let queries = |clients: &ClientChannels| clients.diag.as_ref().unwrap().queries();
+    let queries = |clients: &ListenerChannels| clients.diag.as_ref().unwrap().queries();
     let before = queries(&clients);
     let claimed = clients.claim((from, to), Instant::now()).unwrap();
     assert!((claimed.client.uid, claimed.own) == (OTHER, false));
