@@ -120,11 +120,12 @@ mod sock_diag;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use rustix::process::geteuid;
 use smc_core::error::{FallbackCause, OsError};
+use smc_core::mutex::Mutex;
 use smc_core::negotiate::{Candidate, Negotiation, Published};
 use smc_core::runtime::Runtime;
 use smc_ipc::Domain;
@@ -168,7 +169,7 @@ impl Local {
     }
 
     fn client(&self, runtime: &Arc<dyn Runtime>) -> LocalClient {
-        let mut known = lock(&self.clients);
+        let mut known = self.clients.lock();
         if let Some(client) = known.iter().find(|client| client.runs_on(runtime)) {
             return client.clone();
         }
@@ -219,11 +220,6 @@ fn is_own(uid: u32) -> bool {
     uid == geteuid().as_raw()
 }
 
-/// Locks a mutex. No code panics while it changes guarded data, so poison is ignored.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use smc_testkit::runtime::VirtualRuntime;
@@ -247,6 +243,6 @@ mod tests {
             let runtime: Arc<dyn Runtime> = VirtualRuntime::new(seed).handle();
             local.client(&runtime);
         }
-        assert_eq!(lock(&local.clients).len(), Local::ENDPOINTS_MAX);
+        assert_eq!(local.clients.lock().len(), Local::ENDPOINTS_MAX);
     }
 }

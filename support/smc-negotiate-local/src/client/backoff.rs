@@ -1,9 +1,8 @@
 //! Backoff: listeners that did not answer get no offers for some time.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::lock;
+use smc_core::mutex::Mutex;
 
 /// The backoff of one listener.
 ///
@@ -23,7 +22,7 @@ struct Interval {
 impl Backoff {
     /// Whether a connection that begins now makes an offer to the listener.
     pub(super) fn allows(&self, now: Instant) -> bool {
-        let mut interval = lock(&self.0);
+        let mut interval = self.0.lock();
         let Some(interval) = &mut *interval else {
             return true;
         };
@@ -37,12 +36,12 @@ impl Backoff {
 
     /// Whether the listener did not answer the last offer.
     pub(super) fn is_active(&self) -> bool {
-        lock(&self.0).is_some()
+        self.0.lock().is_some()
     }
 
     /// The listener did not answer an offer of time `since`.
     pub(super) fn extend(&self, since: Instant, now: Instant) {
-        let mut interval = lock(&self.0);
+        let mut interval = self.0.lock();
         let length = match *interval {
             // Another connection, which has waited at the same time, has begun it.
             Some(known) if since <= known.noticed => return,
@@ -58,7 +57,7 @@ impl Backoff {
 
     /// The listener answers.
     pub(super) fn reset(&self) {
-        *lock(&self.0) = None;
+        *self.0.lock() = None;
     }
 }
 

@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 
 use atomic_waker::AtomicWaker;
@@ -13,6 +12,8 @@ use hashbrown::HashMap;
 use rustix::io::Errno;
 use smc_core::descriptors::DescriptorPermit;
 use smc_core::error::{FallbackCause, Limit, OsError, Refusal};
+use smc_core::mem::sync::{AtomicBool, AtomicU64, Ordering};
+use smc_core::mutex::Mutex;
 use smc_core::negotiate::Credentials;
 use smc_core::runtime::{Runtime, Watch};
 use smc_ipc::Domain;
@@ -23,11 +24,11 @@ use smc_ipc::runtime_dir::Connected;
 use super::backoff::Backoff;
 use crate::directory::Entry;
 use crate::early::{CachedHandshake, EarlyConfirm};
+use crate::is_own;
 use crate::mailbox::{Announcement, Direction, Generation, Mailbox, PROBES, SLOTS, Slot, State};
 use crate::message::{MANY, MAX_LEN, ToClient, ToListener};
 use crate::netns::NetNs;
 use crate::sock_diag::SocketInfo;
-use crate::{is_own, lock};
 
 /// The client's end of a channel. Many connections use it at a time, each with an id of its own.
 #[derive(Debug)]
@@ -172,11 +173,11 @@ impl ClientChannel {
 
     /// The result of the last handshake.
     pub(super) fn cached_handshake(&self) -> Option<CachedHandshake> {
-        lock(&self.cached_handshake).clone()
+        self.cached_handshake.lock().clone()
     }
 
     pub(super) fn set_cached_handshake(&self, cached_handshake: Option<CachedHandshake>) {
-        *lock(&self.cached_handshake) = cached_handshake;
+        *self.cached_handshake.lock() = cached_handshake;
     }
 
     /// Sends a message to the listener, if there is space for it now.
@@ -200,7 +201,7 @@ impl ClientChannel {
         early: Option<&EarlyConfirm>,
     ) -> Result<SlotOffer, FallbackCause> {
         let full = |what, limit: u32| FallbackCause::Full(Limit::new(what, limit.into()));
-        let slot = lock(&self.slots).take(&self.mailbox);
+        let slot = self.slots.lock().take(&self.mailbox);
         let slot = slot.ok_or_else(|| full("limit of connections under way", SLOTS))?;
         let made = SlotOffer {
             port: announcement.from.port(),
@@ -249,7 +250,7 @@ impl ClientChannel {
                 return true;
             };
             let waker = {
-                let mut waiters = lock(&self.waiters);
+                let mut waiters = self.waiters.lock();
                 // Messages for an exchange that has ended are dropped.
                 waiters.0.get_mut(&id).and_then(|waiter| {
                     waiter.message = Some(message);
@@ -269,7 +270,7 @@ impl ClientChannel {
 
     fn wake_all(&self) {
         let wakers: Vec<_> = {
-            let mut waiters = lock(&self.waiters);
+            let mut waiters = self.waiters.lock();
             let all = waiters.0.values_mut();
             all.filter_map(|waiter| waiter.waker.take()).collect()
         };
@@ -362,7 +363,7 @@ impl Exchange {
     }
 
     fn with_id(channel: Arc<ClientChannel>, id: u64) -> Self {
-        lock(&channel.waiters).0.insert(id, Waiter::default());
+        channel.waiters.lock().0.insert(id, Waiter::default());
         Self { channel, id }
     }
 
@@ -371,7 +372,7 @@ impl Exchange {
         let waker = cx.waker().clone();
         // Dropped after the lock: that may drop a task with conversations of its own.
         let _old;
-        let mut waiters = lock(&self.channel.waiters);
+        let mut waiters = self.channel.waiters.lock();
         let waiter = waiters.0.entry(self.id).or_default();
         if let Some(message) = waiter.message.take() {
             return Poll::Ready(Some(message));
@@ -393,7 +394,7 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         // The waker is dropped after the lock: that may drop a task with other conversations.
-        let _waiter = lock(&self.channel.waiters).0.remove(&self.id);
+        let _waiter = self.channel.waiters.lock().0.remove(&self.id);
     }
 }
 
@@ -467,7 +468,7 @@ impl Drop for SlotOffer {
 
 impl Drop for SlotGuard {
     fn drop(&mut self) {
-        let mut slots = lock(&self.channel.slots);
+        let mut slots = self.channel.slots.lock();
         match self.claimed {
             true => slots.released.push_back(self.slot.clone()),
             false => slots.free.push(self.slot.clone()),

@@ -12,7 +12,7 @@ use std::fs::symlink_metadata;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use rustix::net::sockopt::socket_cookie;
 use rustix::process::geteuid;
 use smc_core::descriptors::{self, DescriptorPermit};
 use smc_core::error::{FallbackCause, Limit, OsError};
+use smc_core::mutex::Mutex;
 use smc_core::negotiate::ExpectedHandshake;
 use smc_core::runtime::{Runtime, Unconnected};
 use smc_ipc::Domain;
@@ -34,7 +35,7 @@ use crate::early::CachedHandshake;
 use crate::mailbox::{Announcement, MAX_PROPOSAL};
 use crate::netns::{NetNs, canonical, has_scope, is_local, is_routable};
 use crate::sock_diag::{SockDiag, SocketInfo};
-use crate::{is_own, lock, reachability};
+use crate::{is_own, reachability};
 use channel::SlotOffer;
 use offer::{Connection, LocalOffer};
 use search::search;
@@ -198,13 +199,13 @@ impl LocalClient {
     /// why there is none.
     async fn listeners_at(&self, to: SocketAddr, owner: u32) -> Result<Found, FallbackCause> {
         let directories = {
-            let mut known = lock(&self.known.directories);
+            let mut known = self.known.directories.lock();
             let new = || Arc::new(Mutex::new(Directories::new(self.domain.clone(), owner)));
             Arc::clone(known.entry(owner).or_insert_with(new))
         };
         let now = self.runtime.now();
         // The thread for this user is the only one that locks them.
-        let listeners = move || lock(&directories).listeners_at(to, now);
+        let listeners = move || directories.lock().listeners_at(to, now);
         search(&*self.runtime, owner, listeners).await?
     }
 
@@ -233,7 +234,7 @@ impl LocalClient {
         time: &mut ConnectTime,
     ) -> Result<Arc<ClientChannel>, FallbackCause> {
         let name = entry.to_string();
-        let mut channels = lock(&self.known.channels);
+        let mut channels = self.known.channels.lock();
         let key = (netns, name);
         let mut backoff = Arc::default();
         if let Some(channel) = channels.get(&key) {
@@ -264,7 +265,7 @@ impl LocalClient {
         let key = (netns, channel.entry.to_string(), to);
         loop {
             let listener = {
-                let mut proofs = lock(&self.known.proofs);
+                let mut proofs = self.known.proofs.lock();
                 match proofs.get(&key) {
                     Some(Proof::Known { leads, until }) if *until > self.runtime.now() => {
                         return *leads;
@@ -316,7 +317,7 @@ impl LocalClient {
             netns: candidate.netns,
             until: self.runtime.now() + ROUTE_LIFETIME,
         };
-        let mut routes = lock(&self.known.routes);
+        let mut routes = self.known.routes.lock();
         if routes.len() >= MAX_ROUTES {
             routes.clear();
         }
@@ -327,7 +328,7 @@ impl LocalClient {
     fn cached_route(&self, to: SocketAddr) -> Option<LocalCandidate> {
         let now = self.runtime.now();
         let key = (thread::current().id(), to);
-        let route = lock(&self.known.routes).get(&key).cloned()?;
+        let route = self.known.routes.lock().get(&key).cloned()?;
         let channel = route.channel.upgrade()?;
         (route.until > now && !channel.is_dead()).then(|| LocalCandidate {
             client: self.clone(),
@@ -387,7 +388,7 @@ impl LocalClient {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Result<io::Result<Option<SocketInfo>>, OsError> {
-        let mut diag = lock(&self.known.diag);
+        let mut diag = self.known.diag.lock();
         if diag
             .as_ref()
             .is_none_or(|(opened_in, _)| *opened_in != netns)
@@ -502,7 +503,7 @@ struct UnderWay<'a> {
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        let mut proofs = lock(&self.client.known.proofs);
+        let mut proofs = self.client.known.proofs.lock();
         let old = match self.result.take() {
             Some(known) => proofs.insert(self.key.clone(), known),
             None => proofs.remove(&self.key),
@@ -561,7 +562,7 @@ impl LocalCandidate {
         // One that is not open yet has none.
         let open = || {
             let key = (self.netns, entry.to_string());
-            lock(&self.client.known.channels).get(&key).cloned()
+            self.client.known.channels.lock().get(&key).cloned()
         };
         let channel = self.channel.clone().or_else(open)?;
         channel

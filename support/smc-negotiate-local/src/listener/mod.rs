@@ -7,7 +7,7 @@ use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use rustix::net::sockopt::{ipv6_v6only, socket_cookie, socket_reuseport};
 use rustix::process::geteuid;
 use smc_core::error::{FallbackCause, OsError, Refusal};
 use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_core::mutex::Mutex;
 use smc_core::negotiate::{Credentials, Published, SideChannel, Verdict};
 use smc_core::runtime::{Runtime, Socket, SocketOptions, Watch};
 use smc_ipc::Domain;
@@ -27,7 +28,7 @@ use crate::directory::{Entry, Scope};
 use crate::mailbox::Direction;
 use crate::message::ToClient;
 use crate::netns::{NetNs, canonical};
-use crate::{is_own, lock, reachability};
+use crate::{is_own, reachability};
 use channels::{Claimed, Collected, ListenerChannels, Pair, ProbeRequest};
 
 /// A published listener. Dropping it removes its name and ends its channels.
@@ -128,7 +129,7 @@ impl Published for LocalListener {
 impl LocalListener {
     /// Why a connection was not claimed.
     fn cause(&self) -> FallbackCause {
-        let cause = lock(&self.shared.clients).take_cause();
+        let cause = self.shared.clients.lock().take_cause();
         cause.unwrap_or_else(|| self.shared.not_offered.clone())
     }
 
@@ -141,7 +142,7 @@ impl LocalListener {
         find: impl Fn(&mut ListenerChannels, Pair, Instant) -> Option<T>,
     ) -> Option<T> {
         let now = self.shared.runtime.now();
-        let mut clients = lock(&self.shared.clients);
+        let mut clients = self.shared.clients.lock();
         clients.heartbeat(now);
         let pair = |clients: &ListenerChannels| {
             if clients.is_empty() {
@@ -165,7 +166,7 @@ impl LocalListener {
 impl Drop for LocalListener {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::Release);
-        let wakers = lock(&self.shared.clients).close();
+        let wakers = self.shared.clients.lock().close();
         wakers.into_iter().for_each(Waker::wake);
         self.shared.task.wake();
     }
@@ -186,7 +187,7 @@ impl Shared {
                 return;
             }
             loop {
-                let collected = lock(&self.clients).collect();
+                let collected = self.clients.lock().collect();
                 let more = collected.more;
                 self.handle_collected(collected);
                 if !more {
@@ -220,7 +221,8 @@ impl Shared {
         let shared = self.clone();
         self.runtime.spawn(Box::pin(async move {
             let from = shared.run_probe(&proof).await;
-            lock(&shared.clients).proven(&proof, from, shared.runtime.now());
+            let mut clients = shared.clients.lock();
+            clients.proven(&proof, from, shared.runtime.now());
         }));
     }
 
@@ -237,7 +239,8 @@ impl Shared {
             .bind(SocketAddr::new(proof.to, 0), &options, &mut |_| Ok(()))
             .ok()?;
         let port = probe_socket.local_addr().ok()?.port();
-        lock(&self.clients).send(proof.channel, ToClient::ProbePort { id: proof.id, port });
+        let answer = ToClient::ProbePort { id: proof.id, port };
+        self.clients.lock().send(proof.channel, answer);
         reachability::accept_probe(&*self.runtime, &*probe_socket, proof.nonce).await
     }
 }
@@ -296,11 +299,13 @@ impl SideChannel for ListenerSideChannel {
     }
 
     fn publish_progress(&self) {
-        lock(&self.shared.clients).heartbeat(self.shared.runtime.now());
+        let mut clients = self.shared.clients.lock();
+        clients.heartbeat(self.shared.runtime.now());
     }
 
     fn flush(&mut self) {
-        lock(&self.shared.clients).notify(self.claimed.channel, &self.claimed.slot);
+        let clients = self.shared.clients.lock();
+        clients.notify(self.claimed.channel, &self.claimed.slot);
     }
 
     fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
@@ -324,8 +329,11 @@ impl SideChannel for ListenerSideChannel {
 
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         let waker = Some(cx.waker().clone());
-        lock(&self.shared.clients).wait(self.claimed.channel, self.claimed.slot.number(), waker);
-        self.claimed.slot.request_wake(Direction::FromClient);
+        let Claimed { channel, slot, .. } = &self.claimed;
+        let mut clients = self.shared.clients.lock();
+        clients.wait(*channel, slot.number(), waker);
+        drop(clients);
+        slot.request_wake(Direction::FromClient);
         match self.try_read(buf) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
             read => Poll::Ready(read),
@@ -360,7 +368,7 @@ impl Drop for ListenerSideChannel {
             // There is no answer, and no TCP either: the connection ends.
             self.decide();
         }
-        let mut clients = lock(&self.shared.clients);
+        let mut clients = self.shared.clients.lock();
         clients.wait(self.claimed.channel, self.claimed.slot.number(), None);
         self.claimed.slot.close(Direction::FromListener);
         clients.notify(self.claimed.channel, &self.claimed.slot);
