@@ -1,14 +1,15 @@
 //! The client side: finding listeners and announcing connections to them.
 
 mod backoff;
+mod candidate;
 mod channel;
+mod directories;
 mod offer;
 mod search;
 
 pub(super) use channel::{ClientChannel, Exchange};
 
-use std::collections::{HashMap, HashSet};
-use std::fs::symlink_metadata;
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -18,26 +19,20 @@ use std::time::{Duration, Instant};
 
 use event_listener::Event;
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_cookie;
 use rustix::process::geteuid;
 use smc_core::descriptors::{self, DescriptorPermit};
 use smc_core::error::{FallbackCause, Limit, OsError};
 use smc_core::mutex::Mutex;
-use smc_core::negotiate::ExpectedHandshake;
-use smc_core::runtime::{Runtime, Unconnected};
+use smc_core::runtime::Runtime;
 use smc_ipc::Domain;
 use smc_ipc::runtime_dir::ConnectTime;
-use smc_wire::clc::{ClcType, Frame};
-use smc_wire::types::DmbToken;
 
-use crate::directory::{Directory, Entry};
-use crate::early::CachedHandshake;
-use crate::mailbox::{Announcement, MAX_PROPOSAL};
+use crate::directory::Entry;
 use crate::netns::{NetNs, canonical, has_scope, is_local, is_routable};
 use crate::sock_diag::{SockDiag, SocketInfo};
 use crate::{is_own, reachability};
-use channel::SlotOffer;
-use offer::{Connection, LocalOffer};
+use candidate::LocalCandidate;
+use directories::{Directories, Found, NamedListener};
 use search::search;
 
 /// What an endpoint caches about the listeners of this host.
@@ -61,103 +56,6 @@ struct Known {
 }
 
 type Channels = HashMap<(NetNs, String), Arc<ClientChannel>>;
-
-/// A listener and the directory of its name.
-type NamedListener = (Arc<Path>, Arc<Entry>);
-
-/// Listeners that were found, at least one.
-#[derive(Debug)]
-struct Found {
-    listeners: Vec<NamedListener>,
-    searched: Arc<[PathBuf]>,
-}
-
-/// The directories of one user that are searched for listeners.
-#[derive(Debug)]
-struct Directories {
-    domain: Domain,
-    owner: u32,
-    /// Those of the domain, as of a moment ago.
-    known: Vec<Directory>,
-    /// Their paths.
-    searched: Arc<[PathBuf]>,
-    /// Why none of them can be used, if that is so.
-    unusable: Option<FallbackCause>,
-    until: Option<Instant>,
-}
-
-impl Directories {
-    fn new(domain: Domain, owner: u32) -> Self {
-        Self {
-            domain,
-            owner,
-            known: Vec::new(),
-            searched: Arc::default(),
-            unusable: None,
-            until: None,
-        }
-    }
-
-    /// The directories of the domain, with what is known of those that were there before.
-    fn refresh(&mut self, now: Instant) {
-        if self.until.is_some_and(|until| now < until) {
-            return;
-        }
-        self.until = Some(now + DIRECTORIES_LIFETIME);
-        let unusable = self.domain.unusable_of(self.owner);
-        self.unusable = unusable.map(FallbackCause::from);
-        let mut old = std::mem::take(&mut self.known);
-        let paths = self.domain.search_paths_of(self.owner).into_iter();
-        self.known.extend(paths.map(|path| {
-            let at = old.iter().position(|known| **known.path() == *path);
-            at.map_or_else(|| Directory::new(path), |at| old.swap_remove(at))
-        }));
-        let paths = self
-            .known
-            .iter()
-            .map(|directory| directory.path().to_path_buf());
-        self.searched = paths.collect();
-    }
-
-    /// Listeners that may get connections to `to`, at least one, or why there is none.
-    fn listeners_at(&mut self, to: SocketAddr, now: Instant) -> Result<Found, FallbackCause> {
-        self.refresh(now);
-        let mut listeners: Vec<NamedListener> = Vec::new();
-        // The same listener may be in several directories.
-        let mut names = HashSet::new();
-        let mut unread = None;
-        for directory in &mut self.known {
-            let path = Arc::clone(directory.path());
-            let entries = match directory.entries(&self.domain) {
-                Ok(entries) => entries,
-                Err(error) => {
-                    unread = Some(FallbackCause::Os(error));
-                    continue;
-                }
-            };
-            for entry in entries {
-                let fits = entry.port == to.port() && entry.scope.covers(to.ip());
-                if fits && names.insert(Arc::clone(entry)) {
-                    listeners.push((Arc::clone(&path), Arc::clone(entry)));
-                }
-            }
-        }
-        for (dir, entry) in listeners.iter().take(MAX_LISTENERS) {
-            // A name that the kernel has in its cache is connected to without a lock.
-            let _ = symlink_metadata(dir.join(entry.to_string()));
-        }
-        let searched = Arc::clone(&self.searched);
-        match listeners.is_empty() {
-            true => Err(unread
-                .or_else(|| self.unusable.clone())
-                .unwrap_or(FallbackCause::NotAnnounced { searched })),
-            false => Ok(Found {
-                listeners,
-                searched,
-            }),
-        }
-    }
-}
 
 /// The listener that gets the connections to an address of this host.
 #[derive(Clone, Debug)]
@@ -514,151 +412,6 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// Listeners that may be at an address.
-#[derive(Debug)]
-pub(super) struct LocalCandidate {
-    client: LocalClient,
-    listeners: Vec<NamedListener>,
-    /// The directories in which they were found.
-    searched: Arc<[PathBuf]>,
-    to: SocketAddr,
-    netns: NetNs,
-    own_host: bool,
-    /// The socket that will get the connection, if that is known already.
-    target: Option<SocketInfo>,
-    /// The channel to the only listener, if it was used a moment ago.
-    channel: Option<Arc<ClientChannel>>,
-    /// The last handshake with the only listener, if the next one may be the same.
-    cached_handshake: Option<CachedHandshake>,
-}
-
-impl LocalCandidate {
-    fn channel(
-        &self,
-        named: &NamedListener,
-        target: Option<SocketInfo>,
-        time: &mut ConnectTime,
-    ) -> Result<Arc<ClientChannel>, FallbackCause> {
-        match &self.channel {
-            Some(channel) if !channel.is_dead() => {
-                channel.announces(target).map(|()| Arc::clone(channel))
-            }
-            _ => (self.client).channel(named, &self.searched, self.netns, target, time),
-        }
-    }
-
-    fn with_cached_handshake(self) -> Self {
-        Self {
-            cached_handshake: self.cached_handshake(),
-            ..self
-        }
-    }
-
-    fn cached_handshake(&self) -> Option<CachedHandshake> {
-        // Several listeners would need one each.
-        let [(_, entry)] = &*self.listeners else {
-            return None;
-        };
-        // One that is not open yet has none.
-        let open = || {
-            let key = (self.netns, entry.to_string());
-            self.client.known.channels.lock().get(&key).cloned()
-        };
-        let channel = self.channel.clone().or_else(open)?;
-        channel
-            .cached_handshake()
-            .filter(|_| !channel.backoff.is_active())
-    }
-
-    /// The handshake that the last one lets expect.
-    pub(super) fn expected_handshake(&self) -> Option<ExpectedHandshake> {
-        self.cached_handshake
-            .as_ref()
-            .map(CachedHandshake::expected)
-    }
-
-    /// Announces one connection.
-    pub(super) fn offer(
-        &self,
-        socket: &Unconnected<'_>,
-        proposal: &[u8],
-        buffer: Option<DmbToken>,
-    ) -> Result<LocalOffer, FallbackCause> {
-        // The listener reads plain TCP without an offer, so a DECLINE has no effect.
-        let frame = Frame::peek(proposal).ok().flatten();
-        if frame.is_some_and(|frame| frame.header().kind == ClcType::Decline) {
-            return Err(FallbackCause::NoDevice);
-        }
-        if proposal.len() > MAX_PROPOSAL {
-            let limit = Limit::new("limit of bytes of a PROPOSAL", MAX_PROPOSAL as u64);
-            return Err(FallbackCause::Full(limit));
-        }
-        let early = match (buffer, &self.cached_handshake) {
-            (Some(buffer), Some(cached)) => cached.clone().confirm(buffer),
-            _ => None,
-        };
-        let now = self.client.runtime.now();
-        let from = canonical(socket.local);
-        // A listener of another user gets no offer for a port that now belongs to another socket.
-        let own = self.channel.as_ref().filter(|it| !it.foreign);
-        let known = self.target.filter(|_| own.is_some());
-        let target = match (self.own_host, known) {
-            (true, None) => self.client.target(self.netns, self.to, from)?,
-            (_, target) => target,
-        };
-        let is_target = |entry: &Entry| target.is_none_or(|target| target.cookie == entry.cookie);
-        let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
-        let mut announced = Vec::with_capacity(1);
-        let mut cause = None;
-        let mut time = ConnectTime::default();
-        for named in chosen.take(MAX_LISTENERS) {
-            let channel = match self.channel(named, target, &mut time) {
-                Ok(channel) if channel.backoff.allows(now) => channel,
-                Ok(_) => {
-                    cause = Some(FallbackCause::BackOff);
-                    continue;
-                }
-                Err(failed) => {
-                    cause = Some(failed);
-                    continue;
-                }
-            };
-            let cookie = match channel.foreign {
-                true => cookie(socket)?,
-                false => 0,
-            };
-            let announcement = Announcement {
-                cookie,
-                from,
-                to: self.to,
-            };
-            match channel.announce(announcement, proposal, early.as_ref()) {
-                Ok(made) => announced.push(made),
-                Err(failed) => cause = Some(failed),
-            }
-            let (dir, entry) = named;
-            if let (None, Some(target), false) = (self.target, target, entry.shared) {
-                self.client.cache_route(self, target, dir, &channel);
-            }
-        }
-        match announced.is_empty() {
-            true => Err(cause.unwrap_or_else(|| not_announced(&self.searched))),
-            false => {
-                let runtime = Arc::clone(&self.client.runtime);
-                let is_foreign = |made: &SlotOffer| made.exchange.channel.foreign;
-                let connection = announced.iter().any(is_foreign).then(|| Connection {
-                    client: self.client.clone(),
-                    netns: self.netns,
-                    to: self.to,
-                    from,
-                    owner: owner(target),
-                });
-                Ok(LocalOffer::new(announced, early, runtime, now, connection))
-            }
-        }
-    }
-}
-
 /// The user whose process is to be at the other end of a channel.
 fn owner(target: Option<SocketInfo>) -> u32 {
     target.map_or_else(|| geteuid().as_raw(), |target| target.uid)
@@ -705,13 +458,6 @@ fn take_descriptor(
     taken.map(Some).map_err(FallbackCause::Full)
 }
 
-/// The number of a socket by which a listener of another user finds it.
-fn cookie(socket: &Unconnected<'_>) -> Result<u64, OsError> {
-    let failed = |error: Errno| OsError::new("look up the socket's cookie", &error.into());
-    let fd = socket.fd.ok_or_else(|| failed(Errno::OPNOTSUPP))?;
-    socket_cookie(fd).map_err(failed)
-}
-
 /// Whether the name of a listener is still there, and the listener is not.
 fn is_stale(error: &OsError) -> bool {
     matches!(error.errno(), Some(Errno::CONNREFUSED | Errno::NOENT))
@@ -726,9 +472,6 @@ const MAX_OF_ONE: usize = 64;
 /// How long a route is cached. Another listener may have the port by then, or the thread may have
 /// moved to another namespace: an offer without an answer is then plain TCP.
 const ROUTE_LIFETIME: Duration = Duration::from_millis(20);
-
-/// Upper limit of the time until a listener in a new directory is found.
-const DIRECTORIES_LIFETIME: Duration = Duration::from_secs(1);
 
 /// Cached routes.
 const MAX_ROUTES: usize = 256;
