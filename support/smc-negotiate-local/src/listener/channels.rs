@@ -1,6 +1,9 @@
 //! The channels of a listener, and the mailboxes in which its clients announce connections.
 
-use std::cell::OnceCell;
+mod claim;
+
+pub(super) use claim::{Claimed, Pair};
+
 use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
@@ -11,9 +14,8 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, shutdown};
 use smc_core::descriptors::{self, DescriptorPermit};
 use smc_core::error::{FallbackCause, OsError, Refusal};
 use smc_core::mem::sync::{AtomicBool, Ordering};
@@ -25,10 +27,10 @@ use smc_ipc::runtime_dir::Publication;
 
 use crate::directory::{Entry, Scope};
 use crate::is_own;
-use crate::mailbox::{Announcement, Direction, Generation, Mailbox, Slot};
+use crate::mailbox::{Direction, Mailbox, Slot};
 use crate::message::{MANY, MAX_LEN, NONCE_LEN, ToClient, ToListener};
 use crate::netns::canonical;
-use crate::sock_diag::{SockDiag, SocketInfo};
+use crate::sock_diag::SockDiag;
 
 /// The channels of a listener and their state.
 #[derive(Debug)]
@@ -59,9 +61,6 @@ pub(super) struct ListenerChannels {
     diag: Option<SockDiag>,
 }
 
-/// The canonical addresses of client and server.
-pub(super) type Pair = (SocketAddr, SocketAddr);
-
 /// The listener's end of a channel.
 #[derive(Debug)]
 struct ListenerChannel {
@@ -88,34 +87,6 @@ enum ClientNetns {
     Same,
     /// Another one. Proven addresses, with the client's address for each and its time limit.
     Other(HashMap<IpAddr, (IpAddr, Instant)>),
-}
-
-/// A connection that was announced and accepted. Its client may still withdraw the offer.
-#[derive(Debug)]
-pub(super) struct Claimed {
-    pub(super) channel: u64,
-    pub(super) slot: Slot,
-    pub(super) generation: Generation,
-    pub(super) client: Credentials,
-    /// The client is a process of the listener's user.
-    pub(super) own: bool,
-    pub(super) dead: Arc<AtomicBool>,
-}
-
-/// An offer in a mailbox, and the position behind it.
-struct Offered {
-    offer: (Slot, Generation, Announcement),
-    next: u32,
-}
-
-/// The result of the check of an announcement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verification {
-    Verified,
-    /// It may be right.
-    NotVerified,
-    /// The connection is that of another socket, or of another user.
-    False,
 }
 
 /// A reachability probe that a client has requested.
@@ -238,85 +209,6 @@ impl ListenerChannels {
         collected
     }
 
-    /// Finds the announcement of a connection that was accepted, and claims it. Ends channels that
-    /// have announced the connection of another socket.
-    pub(super) fn claim(&mut self, pair: Pair, now: Instant) -> Option<Claimed> {
-        let client_socket = OnceCell::new();
-        for place in (0..self.recent.len()).rev() {
-            let key = *self.recent.get(place)?;
-            let mut from = 0;
-            while let Some(offered) = self.offer(key, pair, from) {
-                let (slot, generation, announcement) = offered.offer;
-                from = offered.next;
-                let result = self.verify(key, &announcement, now, &client_socket);
-                let is_fit = result == Verification::Verified && self.is_alive(key);
-                if is_fit && slot.claim(generation) {
-                    // The channel of the latest connection is searched first.
-                    self.recent.remove(place);
-                    self.recent.push(key);
-                    // An offer before this one may have been refused.
-                    self.cause = None;
-                    let channel = self.channels.get(&key)?;
-                    return Some(Claimed {
-                        channel: key,
-                        slot,
-                        generation,
-                        client: channel.client,
-                        own: channel.own,
-                        dead: Arc::clone(&channel.dead),
-                    });
-                }
-                self.cause = Some(FallbackCause::Refused(Refusal::Identity));
-                if result == Verification::False {
-                    slot.refuse(generation, Refusal::Identity);
-                    self.recent.remove(place);
-                    self.disconnect(key);
-                    break;
-                }
-                self.refuse_offer(key, &slot, generation, Refusal::Identity);
-            }
-        }
-        None
-    }
-
-    /// Disconnects a client. Its channel ends with the next poll, which finds the end of it.
-    fn disconnect(&self, channel: u64) {
-        if let Some(channel) = self.channels.get(&channel) {
-            let _ = shutdown(&channel.fd, Shutdown::Both);
-        }
-    }
-
-    /// Why the last connection that was searched was not claimed, if that is known.
-    pub(super) fn take_cause(&mut self) -> Option<FallbackCause> {
-        let recent = |(at, _): &&(Instant, _)| at.elapsed() < SHORTAGE_LIFETIME;
-        let shortage = || {
-            let (_, error) = self.shortage.as_ref().filter(recent)?;
-            Some(FallbackCause::Os(error.clone()))
-        };
-        let unpublished = || {
-            let publication = self.publication.as_ref()?;
-            publication.error().cloned().map(FallbackCause::from)
-        };
-        self.cause.take().or_else(shortage).or_else(unpublished)
-    }
-
-    /// Refuses all offers for this connection.
-    pub(super) fn refuse(&mut self, pair: Pair, why: Refusal) {
-        for key in &self.recent {
-            let mut from = 0;
-            while let Some(offered) = self.offer(*key, pair, from) {
-                let (slot, generation, _) = offered.offer;
-                from = offered.next;
-                self.refuse_offer(*key, &slot, generation, why);
-            }
-        }
-    }
-
-    fn refuse_offer(&self, channel: u64, slot: &Slot, generation: Generation, why: Refusal) {
-        slot.refuse(generation, why);
-        self.notify(channel, slot);
-    }
-
     /// Increments the heartbeat counter of all clients, unless that was done a moment ago: clients
     /// whose connections wait to be accepted get no other information.
     pub(super) fn heartbeat(&mut self, now: Instant) {
@@ -334,69 +226,6 @@ impl ListenerChannels {
             let slot = u64::from(slot.number());
             self.send(channel, ToClient::Notify { slot });
         }
-    }
-
-    /// What a client offers for a connection, from this position of its mailbox on.
-    fn offer(&self, channel: u64, (from, to): Pair, position: u32) -> Option<Offered> {
-        let mailbox = self.channels.get(&channel)?.mailbox.as_ref()?;
-        let mut slots = mailbox.find_from(from.port(), position);
-        slots.find_map(|(next, slot)| {
-            let (generation, announcement) = slot.offered()?;
-            let fits = (announcement.from, announcement.to) == (from, to);
-            let offer = (slot, generation, announcement);
-            fits.then_some(Offered { offer, next })
-        })
-    }
-
-    /// Whether an announced connection is accepted as the client's own.
-    ///
-    /// Clients of the listener's user are trusted: with a false announcement they get a connection
-    /// that they cannot use, because the other process gets no byte of the handshake. For other
-    /// users the socket at the other end has to be the announced one, to belong to the user, and to
-    /// be connected: where the other end is not in this namespace, the kernel finds a listening
-    /// socket with the address. The kernel is asked for `client_socket` once for each connection,
-    /// however many announcements of it there are.
-    fn verify(
-        &mut self,
-        channel: u64,
-        announcement: &Announcement,
-        now: Instant,
-        client_socket: &OnceCell<Option<SocketInfo>>,
-    ) -> Verification {
-        let Some(channel) = self.channels.get(&channel) else {
-            return Verification::NotVerified;
-        };
-        let is_verified = match &channel.netns {
-            ClientNetns::Unknown => false,
-            ClientNetns::Other(proven) => proven
-                .get(&announcement.to.ip())
-                .is_some_and(|(from, until)| *from == announcement.from.ip() && *until > now),
-            ClientNetns::Same if channel.own => true,
-            ClientNetns::Same => {
-                let uid = channel.client.uid;
-                let Announcement { from, to, .. } = *announcement;
-                let find = |diag: &mut SockDiag| diag.find(from, to).ok().flatten();
-                let found = *client_socket.get_or_init(|| self.diag.as_mut().and_then(find));
-                if found.is_some_and(|it| it.cookie != announcement.cookie || it.uid != uid) {
-                    return Verification::False;
-                }
-                found.is_some_and(|found| found.is_established())
-            }
-        };
-        match is_verified {
-            true => Verification::Verified,
-            false => Verification::NotVerified,
-        }
-    }
-
-    /// Whether a client's channel is open. The memory does not show the end of a client, and its
-    /// port may belong to another process by now.
-    fn is_alive(&self, channel: u64) -> bool {
-        let Some(channel) = self.channels.get(&channel) else {
-            return false;
-        };
-        let mut ends = [PollFd::new(&channel.fd, PollFlags::empty())];
-        poll(&mut ends, Some(&Timespec::default())).is_ok_and(|ended| ended == 0)
     }
 
     /// Sets the waker for notifications of a slot; `None` removes it.
@@ -662,10 +491,6 @@ const MAX_OF_ONE: usize = MAX_CHANNELS / 4;
 
 /// Time limit for HELLO, which a client sends in the call in which it connects.
 const HELLO_WITHIN: Duration = Duration::from_secs(1);
-
-/// For how long a channel that was not accepted may explain that a connection is not announced:
-/// about as long as a set-up may take.
-const SHORTAGE_LIFETIME: Duration = Duration::from_secs(10);
 
 /// Interval of the heartbeat while the listener works. Much shorter than the answer timeout of
 /// clients.

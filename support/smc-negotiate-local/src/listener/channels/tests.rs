@@ -1,5 +1,6 @@
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_cookie;
 use smc_ipc::Domain;
 use smc_testkit::slow_close::slow_to_close;
@@ -7,6 +8,7 @@ use smc_testkit::user::run_as;
 use tempfile::TempDir;
 
 use super::*;
+use crate::mailbox::Announcement;
 use crate::netns::NetNs;
 
 /// The channels of a listener without a TCP socket.
