@@ -1,3 +1,7 @@
+mod waiting;
+
+pub use waiting::CREATOR_TIMEOUT;
+
 use core::net::IpAddr;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -11,6 +15,7 @@ use super::{
 };
 use crate::proto::handshake::Role;
 use crate::shares::Shares;
+use waiting::SetUpWait;
 
 /// The link groups of an endpoint.
 ///
@@ -77,16 +82,6 @@ struct KeyEntry {
     /// A group of this key was ended by this side, and the peer was not notified because there were
     /// others.
     owes_notification: bool,
-}
-
-/// A set-up that waits for a creator.
-#[derive(Clone, Copy, Debug)]
-struct SetUpWait {
-    key: GroupKey,
-    /// End of the wait for the present creator.
-    deadline: Instant,
-    /// End of the wait for all creators together.
-    limit: Instant,
 }
 
 impl Default for Registry {
@@ -203,19 +198,6 @@ impl Registry {
             }
             Err(_) => {}
         }
-    }
-
-    /// A set-up stops waiting. After [`RegistryOutput::Ready`] it has to [`leave`](Self::leave)
-    /// instead.
-    pub fn cancel(&mut self, waiter: Waiter) {
-        let Some(SetUpWait { key, deadline, .. }) = self.waiters.remove(&waiter) else {
-            return;
-        };
-        self.timers.remove(&(deadline, RegistryTimer::Wait(waiter)));
-        if let Some(entry) = self.keys.get_mut(&key) {
-            entry.waiting.retain(|(other, _)| *other != waiter);
-        }
-        self.remove_if_unused(key);
     }
 
     /// A set-up that joined the group was declined with the out-of-sync bit: the peer does not have
@@ -338,18 +320,6 @@ impl Registry {
             .map(|record| record.group_info(group))
     }
 
-    /// End of the wait of a set-up for the present creator; `None` after the wait has ended.
-    #[must_use]
-    pub fn deadline(&self, waiter: Waiter) -> Option<Instant> {
-        self.waiters.get(&waiter).map(|waiting| waiting.deadline)
-    }
-
-    /// Number of waiting set-ups.
-    #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.waiters.len()
-    }
-
     /// Whether no record is left.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
@@ -437,26 +407,6 @@ impl Registry {
         Member::Created(group)
     }
 
-    fn wait(&mut self, now: Instant, key: GroupKey, intent: Intent) -> Waiter {
-        self.last_waiter = self.last_waiter.wrapping_add(1);
-        let waiter = Waiter(self.last_waiter);
-        let deadline = now.checked_add(CREATOR_TIMEOUT).unwrap_or(now);
-        let limit = deadline.checked_add(CREATOR_TIMEOUT).unwrap_or(deadline);
-        let waiting = SetUpWait {
-            key,
-            deadline,
-            limit,
-        };
-        self.waiters.insert(waiter, waiting);
-        self.timers.insert((deadline, RegistryTimer::Wait(waiter)));
-        self.keys
-            .entry(key)
-            .or_default()
-            .waiting
-            .push_back((waiter, intent));
-        waiter
-    }
-
     fn creator_left(&mut self, key: GroupKey) {
         self.remove_creator(key);
         self.admit_waiters(key);
@@ -470,86 +420,6 @@ impl Registry {
         if let Some(from) = key.source() {
             self.first_contacts.release(&from);
         }
-    }
-
-    /// Admits waiting set-ups, in the order of arrival, as far as that is possible now.
-    fn admit_waiters(&mut self, key: GroupKey) {
-        while let Some((waiter, intent)) = self
-            .keys
-            .get(&key)
-            .and_then(|entry| entry.waiting.front().copied())
-        {
-            let Some(result) = self.admit(key, intent) else {
-                break;
-            };
-            if let Some(entry) = self.keys.get_mut(&key) {
-                entry.waiting.pop_front();
-            }
-            self.finish_wait(waiter, result);
-        }
-        self.remove_if_unused(key);
-    }
-
-    /// The creator takes too long for this set-up, which becomes a creator itself. The others wait
-    /// for the new creator, within their limits.
-    fn handle_wait_timeout(&mut self, now: Instant, waiter: Waiter) {
-        let Some(SetUpWait {
-            key,
-            deadline,
-            limit,
-        }) = self.waiters.get(&waiter).copied()
-        else {
-            return;
-        };
-        let Some(entry) = self.keys.get_mut(&key) else {
-            return;
-        };
-        let Some(at) = entry.waiting.iter().position(|(other, _)| *other == waiter) else {
-            return;
-        };
-        let result = match entry.waiting.remove(at) {
-            Some((_, Intent::JoinOrCreate | Intent::Create)) => {
-                let result = self.create_within_limit(key);
-                // Set-ups at their limit time out together, and would extend nothing.
-                if result.is_ok() && deadline < limit {
-                    self.extend_waits(now, key);
-                }
-                result
-            }
-            Some((_, Intent::Join)) | None => Err(NoGroup::Missing),
-        };
-        self.finish_wait(waiter, result);
-        self.remove_if_unused(key);
-    }
-
-    /// A new creator begins: waiting set-ups that may be creators themselves wait for it.
-    fn extend_waits(&mut self, now: Instant, key: GroupKey) {
-        let Some(entry) = self.keys.get(&key) else {
-            return;
-        };
-        let until = now.checked_add(CREATOR_TIMEOUT).unwrap_or(now);
-        for (waiter, _) in entry
-            .waiting
-            .iter()
-            .filter(|(_, intent)| *intent != Intent::Join)
-        {
-            let Some(waiting) = self.waiters.get_mut(waiter) else {
-                continue;
-            };
-            let timer = RegistryTimer::Wait(*waiter);
-            self.timers.remove(&(waiting.deadline, timer));
-            waiting.deadline = until.min(waiting.limit);
-            self.timers.insert((waiting.deadline, timer));
-        }
-    }
-
-    fn finish_wait(&mut self, waiter: Waiter, result: Result<Member, NoGroup>) {
-        if let Some(waiting) = self.waiters.remove(&waiter) {
-            let timer = RegistryTimer::Wait(waiter);
-            self.timers.remove(&(waiting.deadline, timer));
-        }
-        self.outputs
-            .push_back(RegistryOutput::Ready { waiter, result });
     }
 
     fn expire(&mut self, group: GroupId) {
@@ -683,11 +553,6 @@ pub const IDLE_LIFETIME: Duration = Duration::from_secs(600);
 /// Lifetime of an SMC-R group without connections at a client: longer than at its server, which
 /// decides on the end.
 pub const CLIENT_IDLE_LIFETIME: Duration = Duration::from_secs(610);
-
-/// How long a set-up waits for one creator of its group; it waits at most twice as long for two
-/// creators in sequence. Well below the six seconds that a client waits for ACCEPT, so that stalled
-/// creators cost no other set-up its connection.
-pub const CREATOR_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// First contacts of SMC-R that a server has in progress with clients of one IPv4 address, or of 64
 /// bits of IPv6: a quarter of the default number of links per device.
