@@ -7,14 +7,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
+mod codes;
 mod device;
+mod forged_peer;
 pub mod messages;
 mod negotiation;
 mod peer;
 mod pipe;
 mod rdma;
 
+pub use codes::{Codes, codes, kind, reason};
 pub use device::{Call, ScriptedDevice};
+pub use forged_peer::{ForgedPeer, proposal_from};
 pub use negotiation::{Finds, Scripted};
 pub use peer::{End, Raw, RawListener, Step};
 pub use pipe::Pipe;
@@ -22,7 +26,6 @@ pub use rdma::{RdmaHosts, RdmaWorld, SERVER, eid, is_smcr, rdma_pair};
 
 use std::fmt;
 use std::future::Future;
-use std::io;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -32,21 +35,14 @@ use futures_lite::future::{or, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 #[cfg(feature = "runtimes")]
 use smc::runtime::smol::SmolRuntime;
-use smc::{Builder, Endpoint, Error, FallbackReason, Listener, Stream};
-use smc_core::device::{Direct, Dmb};
+use smc::{Builder, Endpoint, Listener, Stream};
+use smc_core::device::Direct as _;
 use smc_core::negotiate::Assume;
-use smc_core::proto::group::{self, DeviceIndex};
-use smc_core::proto::handshake::{
-    ClientOffer, DEFAULT_SEID, DirectDevice, HandshakeConfig, TcpPath,
-};
+use smc_core::proto::group;
 use smc_core::runtime::Runtime;
-use smc_core::wire::clc::{
-    AcceptConfirm, Body, DirectEnd, FirstContact, Proposal, Step as Message, Terms,
-};
 use smc_core::wire::size::SizeCode;
-use smc_core::wire::types::{DeclineCode, FeatureMask, GroupId, HostName, OsType, Release};
 
-use crate::memory_device::{MemDevice, MemFabric};
+use crate::memory_device::MemFabric;
 use crate::port::HeldPort;
 use crate::runtime::{Options, VirtualRuntime};
 use crate::streams;
@@ -451,72 +447,6 @@ impl Host {
     }
 }
 
-/// A peer that has a device and no endpoint to keep the rules.
-#[derive(Clone, Debug)]
-pub struct ForgedPeer {
-    device: Arc<MemDevice>,
-    dmb: Arc<dyn Dmb>,
-    size: SizeCode,
-}
-
-impl ForgedPeer {
-    /// Takes its device off the fabric.
-    pub fn leave(&self) {
-        self.device.leave();
-    }
-
-    /// A PROPOSAL with its device and the default system EID.
-    pub fn proposal(&self) -> Proposal {
-        Proposal::parse(&proposal_from(&*self.device)).unwrap()
-    }
-
-    /// The bytes of that PROPOSAL.
-    pub fn propose(&self) -> Vec<u8> {
-        messages::proposal(&self.proposal())
-    }
-
-    /// ACCEPT at first contact, with a buffer that the host may write.
-    pub fn accept(&self) -> AcceptConfirm {
-        self.message(Message::Accept)
-    }
-
-    /// CONFIRM at first contact, with a buffer that the host may write.
-    pub fn confirm(&self) -> AcceptConfirm {
-        self.message(Message::Confirm)
-    }
-
-    fn message(&self, step: Message) -> AcceptConfirm {
-        let mut first_contact = FirstContact::new(Release::V2_1, OsType::LINUX, HostName::BLANK);
-        first_contact.features = FeatureMask::EMULATED_ISM;
-        AcceptConfirm {
-            step,
-            terms: Terms::V2 {
-                eid: DEFAULT_SEID,
-                first_contact: Some(first_contact),
-            },
-            body: Body::D(DirectEnd {
-                gid: self.device.gid(),
-                chid: self.device.chid(),
-                dmb: self.dmb.token(),
-                dmbe_index: 0,
-                size: self.size,
-                group: GroupId([0, 0, 1, 0]),
-            }),
-        }
-    }
-}
-
-/// The PROPOSAL of a client with this device.
-///
-/// # Panics
-///
-/// Never: such a client has something to offer.
-pub fn proposal_from(device: &dyn Direct) -> Vec<u8> {
-    let device = DirectDevice::new(DeviceIndex(0), device.gid(), device.chid());
-    let offer = ClientOffer::new(&HandshakeConfig::new(vec![device]), &TcpPath::default());
-    offer.unwrap().bytes().to_vec()
-}
-
 /// Connects two hosts.
 ///
 /// # Panics
@@ -625,72 +555,6 @@ pub async fn exchange(mut stream: Stream, raw: Option<Raw>, early: &[u8]) {
 pub async fn expect_no_data(stream: &mut Stream) {
     let end = stream.read(&mut [0; 8]).await;
     assert!(!matches!(end, Ok(1..)), "invented data");
-}
-
-/// The codes of why a stream is TCP; its mode has to report the same.
-///
-/// # Panics
-///
-/// If the stream contradicts itself.
-pub fn reason(stream: &Stream) -> Option<Codes> {
-    let reason = stream.fallback_reason();
-    assert_eq!(stream.mode().fallback_reason(), reason);
-    assert_eq!(stream.mode().is_smc(), reason.is_none());
-    assert_eq!(stream.state().is_some(), reason.is_none());
-    reason.map(Codes::from)
-}
-
-/// The codes of a reason, the local one and the peer's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "there are these two")]
-pub struct Codes {
-    /// What this end has found.
-    pub local: DeclineCode,
-    /// What the peer has declined with.
-    pub peer: Option<DeclineCode>,
-}
-
-impl Codes {
-    /// This end has declined.
-    #[must_use]
-    pub const fn local(local: DeclineCode) -> Self {
-        Self { local, peer: None }
-    }
-
-    /// The peer has declined.
-    #[must_use]
-    pub const fn peer_declined(peer: DeclineCode) -> Self {
-        Self {
-            local: DeclineCode::PEERDECL,
-            peer: Some(peer),
-        }
-    }
-}
-
-impl From<FallbackReason> for Codes {
-    fn from(reason: FallbackReason) -> Self {
-        Self {
-            local: reason.local,
-            peer: reason.peer,
-        }
-    }
-}
-
-/// The codes of an error that states that SMC was required.
-///
-/// # Panics
-///
-/// If it states something else.
-pub fn codes(error: &Error) -> Codes {
-    match error {
-        Error::Declined(reason) => reason.clone().into(),
-        other => panic!("not declined, but {other}"),
-    }
-}
-
-/// The kind that callers see.
-pub fn kind(error: Error) -> io::ErrorKind {
-    io::Error::from(error).kind()
 }
 
 /// Any port of this host.
