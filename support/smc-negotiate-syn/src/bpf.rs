@@ -17,6 +17,7 @@ use std::path::Path;
 use std::slice::{from_mut, from_ref};
 
 use crate::asm::Insn;
+use crate::btf;
 
 /// What a value of the map begins with: flags and verdict.
 pub(super) type Entry = [u32; 2];
@@ -24,7 +25,7 @@ pub(super) type Entry = [u32; 2];
 /// A value of the map: an [`Entry`], and a lock (`struct bpf_spin_lock`) which nothing takes. A map
 /// with one in its values cannot be frozen (`BPF_MAP_FREEZE`) from Linux 6.2 on: every process that
 /// may write to a map could freeze it else, from Linux 6.5 on, and no socket be marked any more.
-type Value = [u32; 3];
+pub(super) type Value = [u32; 3];
 
 /// A map that marks sockets: storage of an [`Entry`] per socket, which accepted sockets copy.
 #[derive(Debug)]
@@ -46,8 +47,8 @@ pub(super) fn create_map(name: &str) -> io::Result<Map> {
         map_flags: MAP_FLAGS,
         name: object_name(name),
         btf_fd: number(&types),
-        btf_key_type_id: TYPE_KEY,
-        btf_value_type_id: TYPE_VALUE,
+        btf_key_type_id: btf::TYPE_KEY,
+        btf_value_type_id: btf::TYPE_VALUE,
         ..MapCreate::default()
     };
     // SAFETY: the attributes are those of BPF_MAP_CREATE and hold no address.
@@ -438,10 +439,9 @@ struct InfoByFd {
     info: u64,
 }
 
-/// Describes the types of the map's keys and values, which per-socket storage requires: an `int`,
-/// and a structure of a number of eight bytes and a lock (BTF, the kernel's BPF Type Format).
+/// Describes the types of the map's keys and values, which per-socket storage requires.
 fn load_types() -> io::Result<OwnedFd> {
-    let types = type_description();
+    let types = btf::type_description();
     let attr = TypesLoad {
         btf: address(&types),
         size: count(&types),
@@ -450,52 +450,6 @@ fn load_types() -> io::Result<OwnedFd> {
     // SAFETY: the attributes are those of BPF_BTF_LOAD; the kernel reads as many bytes as there
     // are.
     unsafe { make(TYPES_LOAD, attr) }
-}
-
-fn type_description() -> Vec<u8> {
-    const STRINGS: &[u8] = b"\0int\0entry\0val\0bpf_spin_lock\0lock\0";
-    // Where they begin.
-    const INT_NAME: u32 = 1;
-    const ENTRY_NAME: u32 = 5;
-    const VAL_NAME: u32 = 11;
-    const SPIN_LOCK_NAME: u32 = 15;
-    const LOCK_NAME: u32 = 29;
-    const INT: u32 = 1 << 24;
-    const STRUCT: u32 = 4 << 24;
-    const SIGNED: u32 = 1 << 24;
-    let (entry, value) = (size_of::<Entry>() as u32, size_of::<Value>() as u32);
-    // Name, kind and number of members, size; then the encoding of a number, or name, type and
-    // place in bits of each member.
-    let types: [&[u32]; 5] = [
-        &[INT_NAME, INT, 4, SIGNED | 32],
-        &[ENTRY_NAME, INT, entry, 64],
-        &[VAL_NAME, INT, 4, 32],
-        &[SPIN_LOCK_NAME, STRUCT | 1, 4, VAL_NAME, 3, 0],
-        &[
-            0,
-            STRUCT | 2,
-            value,
-            ENTRY_NAME,
-            2,
-            0,
-            LOCK_NAME,
-            4,
-            entry * 8,
-        ],
-    ];
-    let types = types.concat();
-    let type_len = count(&types) * 4;
-    let mut all = Vec::new();
-    all.extend(0xeb9f_u16.to_ne_bytes());
-    // Version and flags.
-    all.extend([1, 0]);
-    // Lengths of the header, then offset and length of the types and of the strings behind it.
-    for word in [24, 0, type_len, type_len, count(STRINGS)] {
-        all.extend(word.to_ne_bytes());
-    }
-    all.extend(types.iter().flat_map(|word: &u32| word.to_ne_bytes()));
-    all.extend(STRINGS);
-    all
 }
 
 /// Asks for an object's information.
@@ -572,7 +526,7 @@ fn number(fd: &impl AsRawFd) -> u32 {
 }
 
 /// How many there are; all slices here are far shorter than 4 GiB.
-fn count<T>(all: &[T]) -> u32 {
+pub(super) fn count<T>(all: &[T]) -> u32 {
     u32::try_from(all.len()).unwrap_or(u32::MAX)
 }
 
@@ -610,10 +564,6 @@ const PROGRAM_SOCK_OPS: u32 = 13;
 const CGROUP_SOCK_OPS: u32 = 3;
 const LINK_CGROUP: u32 = 3;
 const QUERY_EFFECTIVE: u32 = 1;
-
-/// The types of [`type_description`].
-const TYPE_KEY: u32 = 1;
-const TYPE_VALUE: u32 = 5;
 
 /// None of the functions that the program calls is for GPL programs only.
 const LICENSE: &CStr = c"MIT OR Apache-2.0";

@@ -64,6 +64,7 @@
 
 mod asm;
 mod bpf;
+mod btf;
 mod cgroup;
 mod error;
 mod program;
