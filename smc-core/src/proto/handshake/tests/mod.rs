@@ -3,6 +3,8 @@
 mod client;
 mod crossing;
 mod fuzz;
+mod hosts;
+mod messages;
 mod pair;
 mod rdma;
 mod server;
@@ -21,6 +23,8 @@ use crate::device::DeviceError;
 use crate::error::{Error, FallbackCause, FallbackReason, SetupStep};
 use crate::proto::group::{self, DeviceIndex, EnterResult, Member, NoGroup, Registry, Waiter};
 use crate::proto::links::{FirstLinkError, LlcTerms, RkeyError, RtokenTableFull};
+use hosts::*;
+use messages::*;
 
 /// How a handshake ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -563,111 +567,12 @@ impl Pair {
     }
 }
 
-/// ACCEPT and CONFIRM among a side's messages.
-fn parse_all(mut bytes: &[u8]) -> Vec<AcceptConfirm> {
-    let mut found = Vec::new();
-    while !bytes.is_empty() {
-        let (message, rest) = Message::parse_prefix(bytes).unwrap();
-        if let Message::Accept(view) | Message::Confirm(view) = message {
-            found.push(view);
-        }
-        bytes = rest;
-    }
-    found
-}
-
-const LOOP: Chid = Chid(0xff01);
-const ISM: Chid = Chid(0x07c1);
-
-/// A device of its own kind: index, GID and fabric.
-fn device(index: usize, chid: Chid) -> DirectDevice {
-    let gid = if chid.is_emulated() {
-        Gid::new(0x1111_1111_1111_1111, 0x2222_2222_2222_2200 + index as u64)
-    } else {
-        Gid::native(0x0200_0000_0000_0000 + index as u64)
-    };
-    DirectDevice::new(DeviceIndex(index), gid, chid)
-}
-
-/// A host with one emulated device.
-fn host() -> HandshakeConfig {
-    host_with(vec![device(0, LOOP)])
-}
-
-fn host_with(devices: Vec<DirectDevice>) -> HandshakeConfig {
-    let mut config = HandshakeConfig::new(devices);
-    config.host = HostName::new("host-a");
-    config
-}
-
-/// A host without a system EID but with these UEIDs.
-fn host_with_ueids(names: &[&str]) -> HandshakeConfig {
-    let mut config = host();
-    config.seid = None;
-    config.ueids = names.iter().map(|name| ueid(name)).collect();
-    config
-}
-
-fn ueid(name: &str) -> Eid {
-    Eid::ueid(name).unwrap()
-}
-
 fn local(code: DeclineCode) -> FallbackReason {
     FallbackReason::local(code)
 }
 
 fn peer(code: DeclineCode) -> FallbackReason {
     FallbackReason::peer_declined(code)
-}
-
-/// Connections within one host.
-fn same_host() -> Vec<TcpPath> {
-    let over = |local: &str, peer: &str| {
-        TcpPath::default().with_addresses(local.parse().unwrap(), peer.parse().unwrap())
-    };
-    vec![
-        TcpPath::default(),
-        over("127.0.0.1", "127.0.0.2"),
-        over("::1", "::1"),
-        over("10.9.0.1", "::ffff:10.9.0.1"),
-    ]
-}
-
-/// A connection with another host.
-fn other_host() -> TcpPath {
-    TcpPath::default().with_addresses([10, 9, 0, 1].into(), [10, 9, 0, 2].into())
-}
-
-/// A PROPOSAL of such a host.
-fn proposal(config: &HandshakeConfig) -> Proposal {
-    Proposal::parse(
-        ClientOffer::new(config, &TcpPath::default())
-            .unwrap()
-            .bytes(),
-    )
-    .unwrap()
-}
-
-fn bytes(proposal: &Proposal) -> Vec<u8> {
-    let mut buffer = vec![0; 700];
-    let len = proposal.emit(&mut buffer).unwrap();
-    buffer.truncate(len);
-    buffer
-}
-
-fn accept_bytes(accept: &AcceptConfirm) -> Vec<u8> {
-    let mut buffer = vec![0; 512];
-    let len = accept.emit(&mut buffer).unwrap();
-    buffer.truncate(len);
-    buffer
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    let digits: Vec<_> = text.chars().filter(|c| !c.is_whitespace()).collect();
-    digits
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16).unwrap())
-        .collect()
 }
 
 const SECOND: Duration = Duration::from_secs(1);
