@@ -1,5 +1,6 @@
 //! Two link groups, joined by a simulated network, under a clock that only the test moves.
 
+mod agreement;
 mod delete;
 mod ends;
 mod failover;
