@@ -3,6 +3,7 @@
 mod closing;
 mod concurrency;
 mod declines;
+mod delivery;
 mod failover;
 mod groups;
 mod hostile;
