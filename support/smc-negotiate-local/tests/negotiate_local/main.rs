@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 mod hostile;
+mod listeners;
 mod namespaces;
 mod processes;
 mod raw;
@@ -385,4 +386,14 @@ fn start(place: Placement<'_>, role: &str, dir: &Path, args: &str) -> Child {
         command.uid(uid).gid(uid);
     }
     Child::spawn(command, role, format!("{} {args}", dir.display()))
+}
+
+/// Whether the kernel answers questions about sockets: it then says where a connection goes.
+fn has_sock_diag() -> bool {
+    let here = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = here.local_addr().unwrap().port();
+    let shown = std::process::Command::new("ss")
+        .args(["-Hltn", &format!("sport = :{port}")])
+        .output();
+    shown.is_ok_and(|out| !out.stdout.is_empty())
 }

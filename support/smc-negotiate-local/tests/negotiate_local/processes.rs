@@ -12,7 +12,6 @@ use smc_testkit::unix::listen_at;
 use smc_testkit::user::run_as;
 
 use super::raw::{RawChannel, RawMailbox};
-use super::scenarios::has_sock_diag;
 use super::*;
 
 #[test]

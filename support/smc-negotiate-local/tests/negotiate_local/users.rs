@@ -11,7 +11,6 @@ use smc_testkit::user::run_as;
 use smc_testkit::wait::until;
 
 use super::raw::RawChannel;
-use super::scenarios::has_sock_diag;
 use super::*;
 
 #[test]
