@@ -63,10 +63,10 @@
 //! listener takes it by its answer or refuses it, or the client withdraws it. A listener increments
 //! a heartbeat counter in the mailbox while it works on any connection. A listener that is stopped,
 //! starved or without descriptors does not. After
-//! `Builder::answer_timeout` without progress the client
-//! withdraws the offer, and the connection is plain TCP at both ends. Further connections to this
-//! listener are plain at once during a `backoff`. The same holds when the listener refuses or has
-//! ended. Bytes on TCP before an offer was taken come from another server, and end the wait.
+//! `Builder::answer_timeout` without progress the client withdraws the offer, and the connection is
+//! plain TCP at both ends. Further connections to this listener are plain at once during a
+//! `client::backoff`. The same holds when the listener refuses or has ended. Bytes on TCP before an
+//! offer was taken come from another server, and end the wait.
 //!
 //! **A user who interferes with connections of another user.** Both sides check the credentials of
 //! the channel (`SO_PEERCRED`), and compare them with the owner of the TCP socket at the other end,
