@@ -1,4 +1,4 @@
-//! How many descriptors of this process the processes at the other end of its sockets take up.
+//! Counts the descriptors of this process that its peers use.
 //!
 //! One account for all listeners and devices, as they take from one limit (`RLIMIT_NOFILE`). Half
 //! of the descriptors are for processes of the own user. Another user has an eighth, all other
@@ -15,9 +15,10 @@ use crate::error::Limit;
 use crate::mutex::Mutex;
 use crate::shares::Shares;
 
-/// Counts so many descriptors to a user, until the permit is dropped. Does not wait.
+/// Counts `count` descriptors for a peer that runs as `user`, until the permit is dropped. Does not
+/// wait.
 ///
-/// However low the limit of the process is, a first user may have so many.
+/// A first user gets them however low the limit of the process is.
 ///
 /// # Errors
 ///

@@ -13,7 +13,8 @@ use crate::mem::MemoryError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The limit on registered buffers is reached; answered with decline code 0x030D0000.
+    /// A limit of the device is reached, such as that on registered buffers. `decline_code` has
+    /// the code of the DECLINE.
     #[error("no buffer left on the device")]
     Exhausted,
     /// Not enough memory for a buffer of this size; a smaller one may do.

@@ -12,7 +12,7 @@ use crate::proto::group::NoGroup;
 use crate::proto::handshake::{DeclineCause, PEER_DECLINED};
 use crate::proto::links::{FirstLinkError, RkeyError};
 
-/// Why a stream stays TCP: the codes that smc-tools show, and the cause.
+/// Why a stream stays TCP: the codes that `smcss` shows, and the cause.
 ///
 /// `Display` gives smcss's form, `<local>` or `<local>/<peer>` in hex, and the cause.
 #[derive(Clone, Debug, PartialEq, Eq)]

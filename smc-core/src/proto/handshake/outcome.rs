@@ -63,8 +63,6 @@ pub struct DirectPath {
     pub access: PeerAccess,
 }
 
-impl DirectPath {}
-
 /// How the peer's buffer of an SMC-D connection is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerAccess {

@@ -182,7 +182,7 @@ impl Selection {
                     if let Some(found) = self.rdma_v1(config).filter(|_| is_first) {
                         return Ok(DeviceCandidate::Rdma(Box::new(found)));
                     }
-                    return Err(self.end());
+                    return Err(self.exhausted_reason());
                 }
             }
         }
@@ -363,8 +363,8 @@ impl Selection {
         }
     }
 
-    /// Nothing is left.
-    fn end(&self) -> FallbackReason {
+    /// The reason to decline with after the last device.
+    fn exhausted_reason(&self) -> FallbackReason {
         if self.is_subnet_ok() {
             self.final_reason(self.without_device(Search::Any))
         } else {
