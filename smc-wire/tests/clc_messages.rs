@@ -8,8 +8,8 @@ use std::net::Ipv4Addr;
 
 use smc_wire::Bounded;
 use smc_wire::clc::{
-    AcceptConfirm, Body, Decline, Device, DirectEnd, DirectExtension, FirstContact, Frame,
-    GidEntry, GidList, IpArea, Ipv6Prefix, Message, Proposal, RdmaEnd, SmcdArea, Step, Terms,
+    AcceptConfirm, AcceptKind, Body, Decline, Device, DirectEnd, DirectExtension, FirstContact,
+    Frame, GidEntry, GidList, IpArea, Ipv6Prefix, Message, Proposal, RdmaEnd, SmcdArea, Terms,
     V2Extension,
 };
 use smc_wire::size::SizeCode;
@@ -207,7 +207,7 @@ fn p5_version_2_message_with_version_1_offer() {
 #[test]
 fn a1_smc_r_version_1() {
     let expected = AcceptConfirm {
-        step: Step::Accept,
+        kind: AcceptKind::Accept,
         terms: Terms::V1 {
             first_contact: true,
         },
@@ -242,7 +242,7 @@ fn direct_end(gid: Gid, chid: Chid, size: u8) -> DirectEnd {
 #[test]
 fn a2_smc_d_version_1() {
     let expected = AcceptConfirm {
-        step: Step::Accept,
+        kind: AcceptKind::Accept,
         terms: Terms::V1 {
             first_contact: true,
         },
@@ -262,7 +262,7 @@ fn a3_loopback_release_1() {
         ..FirstContact::new(Release::V2_1, OsType::LINUX, HostName::new("host-a"))
     };
     let expected = AcceptConfirm {
-        step: Step::Accept,
+        kind: AcceptKind::Accept,
         terms: Terms::V2 {
             eid: example_eid(),
             first_contact: Some(parts),
@@ -276,7 +276,7 @@ fn a3_loopback_release_1() {
 fn a4_native_ism_release_0() {
     let parts = FirstContact::new(Release::V2_0, OsType::LINUX, HostName::new("host-a"));
     let expected = AcceptConfirm {
-        step: Step::Accept,
+        kind: AcceptKind::Accept,
         terms: Terms::V2 {
             eid: Eid::seid_s390x(0x1a2b, 0x3906),
             first_contact: Some(parts),
@@ -377,7 +377,7 @@ fn captured_parts() -> FirstContact {
 #[test]
 fn captured_first_contact() {
     let accept = AcceptConfirm {
-        step: Step::Accept,
+        kind: AcceptKind::Accept,
         terms: Terms::V2 {
             eid: test_eid(),
             first_contact: Some(captured_parts()),
@@ -392,7 +392,7 @@ fn captured_first_contact() {
         ..captured_parts()
     };
     let confirm = AcceptConfirm {
-        step: Step::Confirm,
+        kind: AcceptKind::Confirm,
         terms: Terms::V2 {
             eid: test_eid(),
             first_contact: Some(parts),
@@ -409,13 +409,13 @@ fn captured_reuse_of_the_link_group() {
         first_contact: None,
     };
     let accept = AcceptConfirm {
-        step: Step::Accept,
+        kind: AcceptKind::Accept,
         terms,
         body: captured_server_end(2),
     };
     assert_accept_confirm(CAPTURED_ACCEPT_REUSE, &accept);
     let confirm = AcceptConfirm {
-        step: Step::Confirm,
+        kind: AcceptKind::Confirm,
         terms,
         body: captured_client_end(2),
     };

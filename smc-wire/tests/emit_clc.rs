@@ -4,7 +4,9 @@
 
 mod support;
 
-use smc_wire::clc::{AcceptConfirm, Body, Decline, FirstContact, GidList, Proposal, Step, Terms};
+use smc_wire::clc::{
+    AcceptConfirm, AcceptKind, Body, Decline, FirstContact, GidList, Proposal, Terms,
+};
 use smc_wire::types::{Chid, FeatureMask, Gid, IsmGid, Offer, Release, Version};
 use smc_wire::{EmitError, MessageKind};
 use support::*;
@@ -145,7 +147,7 @@ fn gid_lists_are_for_smc_r_confirm() {
     assert_eq!(accept_refused(CAPTURED_ACCEPT, with_list), "GID list");
     assert_eq!(accept_refused(A3, with_list), "GID list");
     let as_confirm = |message: &mut AcceptConfirm| {
-        message.step = Step::Confirm;
+        message.kind = AcceptKind::Confirm;
         with_list(message);
     };
     assert_eq!(accept_refused(A3, as_confirm), "GID list");

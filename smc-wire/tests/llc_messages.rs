@@ -8,10 +8,10 @@ use std::net::IpAddr;
 
 use smc_wire::Bounded;
 use smc_wire::llc::{
-    AddLink, AddLinkCont, AddLinkExtension, AddLinkStep, ByteOrder, ConfirmLink, ConfirmRkey,
-    ConfirmRkeyCont, DeleteLink, DeleteLinkReason, DeleteRkey, DeleteRkeyErrors, Dialect, Header,
-    LinkRtoken, Message, RejectReason, RequestAddLink, RequestAddLinkStep, RkeyStep, Rtoken, Step,
-    TestLink, WireRkey, WireRtoken, detect_order,
+    AddLink, AddLinkClass, AddLinkCont, AddLinkExtension, ByteOrder, Class, ConfirmLink,
+    ConfirmRkey, ConfirmRkeyCont, DeleteLink, DeleteLinkReason, DeleteRkey, DeleteRkeyErrors,
+    Dialect, Header, LinkRtoken, Message, RejectReason, RequestAddLink, RequestAddLinkClass,
+    RkeyClass, Rtoken, TestLink, WireRkey, WireRtoken, detect_order,
 };
 use smc_wire::types::{LinkNumber, LinkUid, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
 
@@ -23,7 +23,7 @@ const LINUX_V2: Dialect = Dialect::V2(ByteOrder::Little);
 fn add_link_rejection_v1_has_its_reason_in_byte_2() {
     let expected = AddLink {
         dialect: Dialect::V1,
-        step: AddLinkStep::Rejected(RejectReason::NO_ALTERNATE_PATH),
+        class: AddLinkClass::Rejected(RejectReason::NO_ALTERNATE_PATH),
         mac: Mac::new([2, 0, 0, 0, 0, 0xaa]),
         gid: gid("fe80::200:ff:fe00:aa"),
         qpn: qpn(0x123),
@@ -51,7 +51,7 @@ fn add_link_cont_sends_two_of_three_rtokens() {
         of(0x1A2C, 0x3C4E, 0x1235_0000),
         of(0x1A2D, 0x3C4F, 0x1236_0000),
     ];
-    let expected = AddLinkCont::of(Step::Request, LinkNumber(2), &left);
+    let expected = AddLinkCont::of(Class::Request, LinkNumber(2), &left);
     assert_eq!(expected.left, 3);
     assert_eq!(expected.rtokens.len(), 2);
     assert_message(
@@ -66,7 +66,7 @@ fn request_add_link_carries_the_gids_of_the_client() {
     let gids = ["192.0.2.1", "192.0.2.2"].map(gid);
     let expected = RequestAddLink {
         order: ByteOrder::Little,
-        step: RequestAddLinkStep::Request {
+        class: RequestAddLinkClass::Request {
             gids: Bounded::from_slice(&gids).unwrap(),
         },
     };
@@ -109,7 +109,7 @@ fn confirm_rkey_names_two_further_links() {
     });
     let expected = ConfirmRkey {
         dialect: Dialect::V1,
-        step: RkeyStep::Request,
+        class: RkeyClass::Request,
         rkey: Rkey(0x1A2B),
         address: RmbAddr(0x1234_0000),
         further_links: 2,
@@ -139,7 +139,7 @@ fn delete_rkey_negative_response_marks_the_second_of_two() {
 fn delete_link_of_one_link() {
     let expected = DeleteLink {
         dialect: Dialect::V1,
-        step: Step::Request,
+        class: Class::Request,
         all: false,
         orderly: true,
         link: LinkNumber(2),
@@ -162,7 +162,7 @@ fn delete_link_of_one_link() {
 fn confirm_link_of_linux() {
     let server = ConfirmLink {
         dialect: LINUX_V2,
-        step: Step::Request,
+        class: Class::Request,
         no_eyecatcher: ConfirmLink::NO_EYECATCHER,
         mac: mac(1),
         gid: gid("10.9.0.1"),
@@ -178,7 +178,7 @@ fn confirm_link_of_linux() {
         Message::ConfirmLink(server),
     );
     let client = ConfirmLink {
-        step: Step::Response,
+        class: Class::Response,
         mac: mac(2),
         gid: gid("10.9.0.2"),
         ..server
@@ -200,7 +200,7 @@ fn add_link_of_linux_and_its_rejection() {
     })];
     let request = AddLink {
         dialect: LINUX_V2,
-        step: AddLinkStep::Request,
+        class: AddLinkClass::Request,
         mac: mac(1),
         gid: gid("10.9.0.1"),
         qpn: qpn(0x12),
@@ -250,7 +250,7 @@ fn delete_rkey_of_linux() {
 fn confirm_rkey_of_linux() {
     let request = ConfirmRkey {
         dialect: LINUX_V2,
-        step: RkeyStep::Request,
+        class: RkeyClass::Request,
         rkey: Rkey(0x3BB),
         address: RmbAddr(0xFF45_9D13_8381_0000),
         further_links: 0,
@@ -259,9 +259,9 @@ fn confirm_rkey_of_linux() {
     let body =
         "00 000003bb ff459d1383810000 00000000000000000000000000 00000000000000000000000000 00";
     assert_message(&format!("262c0000{body}"), Message::ConfirmRkey(request));
-    let accepted = request.response(RkeyStep::Accepted);
+    let accepted = request.response(RkeyClass::Accepted);
     assert_message(&format!("262c0080{body}"), Message::ConfirmRkey(accepted));
-    let later = request.response(RkeyStep::Rejected { retry: true });
+    let later = request.response(RkeyClass::Rejected { retry: true });
     assert_message(&format!("262c00b0{body}"), Message::ConfirmRkey(later));
 }
 
@@ -283,7 +283,7 @@ fn confirm_rkey_cont_holds_three_links() {
         address: RmbAddr(0x1_0000),
     });
     let expected = ConfirmRkeyCont {
-        step: RkeyStep::Request,
+        class: RkeyClass::Request,
         left: 3,
         rtokens: Bounded::from_slice(&rtokens).unwrap(),
     };
@@ -299,7 +299,7 @@ fn both_forms_of_a_request_add_link_response_are_understood() {
     let zeros = "00".repeat(40);
     let of = |rejected, reason| RequestAddLink {
         order: ByteOrder::Big,
-        step: RequestAddLinkStep::Response { rejected, reason },
+        class: RequestAddLinkClass::Response { rejected, reason },
     };
     let linux = Message::RequestAddLink(of(false, RejectReason::NONE));
     assert_message(&format!("25002c80{zeros}"), linux);
@@ -312,7 +312,7 @@ fn the_longest_add_link_and_delete_rkey_fit_into_a_receive_buffer() {
     let rtokens = [WireRtoken::default(); 255];
     let mut add_link = AddLink {
         dialect: Dialect::V2(ByteOrder::Big),
-        step: AddLinkStep::Accepted,
+        class: AddLinkClass::Accepted,
         mac: Mac::ZERO,
         gid: RoceGid::ZERO,
         qpn: qpn(1),

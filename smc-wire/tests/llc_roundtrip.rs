@@ -7,10 +7,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use smc_wire::Bounded;
 use smc_wire::llc::{
-    AddLink, AddLinkCont, AddLinkExtension, AddLinkStep, ByteOrder, ConfirmLink, ConfirmRkey,
-    ConfirmRkeyCont, DeleteLink, DeleteLinkReason, DeleteRkey, DeleteRkeyErrors, Dialect, Header,
-    LinkRtoken, MAX_MESSAGE_LEN, Message, RejectReason, RequestAddLink, RequestAddLinkStep,
-    RkeyStep, Rtoken, Step, TestLink, WireRkey, WireRtoken, detect_order,
+    AddLink, AddLinkClass, AddLinkCont, AddLinkExtension, ByteOrder, Class, ConfirmLink,
+    ConfirmRkey, ConfirmRkeyCont, DeleteLink, DeleteLinkReason, DeleteRkey, DeleteRkeyErrors,
+    Dialect, Header, LinkRtoken, MAX_MESSAGE_LEN, Message, RejectReason, RequestAddLink,
+    RequestAddLinkClass, RkeyClass, Rtoken, TestLink, WireRkey, WireRtoken, detect_order,
 };
 use smc_wire::types::{LinkNumber, LinkUid, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
 
@@ -47,12 +47,12 @@ proptest! {
 
     #[test]
     fn confirm_link(
-        dialect in dialect(), step in step(), no_eyecatcher in 0..4_u8, mac in any::<[u8; 6]>(),
+        dialect in dialect(), class in class(), no_eyecatcher in 0..4_u8, mac in any::<[u8; 6]>(),
         gid in any::<[u8; 16]>(), qpn in qpn(), link in any::<u8>(), user_id in any::<u32>(),
         max_links in any::<u8>(), max_connections in any::<u8>(),
     ) {
         survives(&Message::ConfirmLink(ConfirmLink {
-            dialect, step, no_eyecatcher, mac: Mac::new(mac), gid: RoceGid::new(gid), qpn,
+            dialect, class, no_eyecatcher, mac: Mac::new(mac), gid: RoceGid::new(gid), qpn,
             link: LinkNumber(link), user_id: LinkUid(user_id), max_links, max_connections,
         }))?;
     }
@@ -64,10 +64,10 @@ proptest! {
         direct in any::<bool>(), more in any::<u8>(),
         rtokens in vec(any::<(u32, u32, u64)>(), 0..256), has_extension in any::<bool>(),
     ) {
-        let step = match kind {
-            0 => AddLinkStep::Request,
-            1 => AddLinkStep::Accepted,
-            _ => AddLinkStep::Rejected(RejectReason::from_low_nibble(reason)),
+        let class = match kind {
+            0 => AddLinkClass::Request,
+            1 => AddLinkClass::Accepted,
+            _ => AddLinkClass::Rejected(RejectReason::from_low_nibble(reason)),
         };
         let rtokens: Vec<WireRtoken> = rtokens.into_iter().map(wire_rtoken).collect();
         let extension = AddLinkExtension {
@@ -78,7 +78,7 @@ proptest! {
         };
         let may = dialect.is_v2() && kind != 2;
         let message = Message::AddLink(AddLink {
-            dialect, step, mac: Mac::new(mac), gid: RoceGid::new(gid), qpn, link: LinkNumber(more),
+            dialect, class, mac: Mac::new(mac), gid: RoceGid::new(gid), qpn, link: LinkNumber(more),
             mtu: MtuCode::new(mtu).unwrap(), psn: Psn::new(psn).unwrap(),
             extension: (has_extension && may).then_some(extension),
         });
@@ -87,20 +87,20 @@ proptest! {
 
     #[test]
     fn add_link_cont(
-        step in step(), link in any::<u8>(), left in vec(any::<(u32, u32, u64)>(), 0..9),
+        class in class(), link in any::<u8>(), left in vec(any::<(u32, u32, u64)>(), 0..9),
     ) {
         let left: Vec<Rtoken> = left.into_iter().map(|token| wire_rtoken(token).into()).collect();
-        let message = AddLinkCont::of(step, LinkNumber(link), &left);
+        let message = AddLinkCont::of(class, LinkNumber(link), &left);
         survives(&Message::AddLinkCont(message))?;
     }
 
     #[test]
     fn delete_link(
-        dialect in dialect(), step in step(), all in any::<bool>(), orderly in any::<bool>(),
+        dialect in dialect(), class in class(), all in any::<bool>(), orderly in any::<bool>(),
         link in any::<u8>(), reason in any::<u32>(),
     ) {
         survives(&Message::DeleteLink(DeleteLink {
-            dialect, step, all, orderly, link: LinkNumber(link), reason: DeleteLinkReason(reason),
+            dialect, class, all, orderly, link: LinkNumber(link), reason: DeleteLinkReason(reason),
         }))?;
     }
 
@@ -110,43 +110,43 @@ proptest! {
         reason in 0..16_u8, request in any::<bool>(),
     ) {
         let gids: Vec<RoceGid> = gids.into_iter().map(RoceGid::new).collect();
-        let step = if request {
-            RequestAddLinkStep::Request { gids: Bounded::from_slice(&gids).unwrap() }
+        let class = if request {
+            RequestAddLinkClass::Request { gids: Bounded::from_slice(&gids).unwrap() }
         } else {
             let reason = RejectReason::from_low_nibble(reason);
-            RequestAddLinkStep::Response { rejected, reason }
+            RequestAddLinkClass::Response { rejected, reason }
         };
-        survives(&Message::RequestAddLink(RequestAddLink { order, step }))?;
+        survives(&Message::RequestAddLink(RequestAddLink { order, class }))?;
     }
 
     #[test]
     fn confirm_rkey(
-        dialect in dialect(), step in rkey_step(), rkey in any::<u32>(), address in any::<u64>(),
+        dialect in dialect(), class in rkey_class(), rkey in any::<u32>(), address in any::<u64>(),
         further in vec(any::<(u8, u32, u64)>(), 0..6),
     ) {
         let links = further.into_iter().map(link_rtoken).collect::<Vec<_>>();
         survives(&Message::ConfirmRkey(ConfirmRkey {
-            dialect, step, rkey: Rkey(rkey), address: RmbAddr(address),
+            dialect, class, rkey: Rkey(rkey), address: RmbAddr(address),
             further_links: u8::try_from(links.len()).unwrap(),
             further: Bounded::from_iter_lossy(links.iter().copied()),
         }))?;
         survives(&Message::ConfirmRkeyCont(ConfirmRkeyCont {
-            step, left: u8::try_from(links.len()).unwrap(),
+            class, left: u8::try_from(links.len()).unwrap(),
             rtokens: Bounded::from_iter_lossy(links),
         }))?;
     }
 
     #[test]
     fn test_link(
-        dialect in dialect(), step in step(), user_data in any::<[u8; 16]>(),
+        dialect in dialect(), class in class(), user_data in any::<[u8; 16]>(),
         reserved in any::<[u8; 24]>(),
     ) {
-        survives(&Message::TestLink(TestLink { dialect, step, user_data, reserved }))?;
+        survives(&Message::TestLink(TestLink { dialect, class, user_data, reserved }))?;
     }
 
     #[test]
     fn delete_rkey(
-        dialect in dialect(), step in step(), negative in any::<bool>(), errors in any::<u8>(),
+        dialect in dialect(), class in class(), negative in any::<bool>(), errors in any::<u8>(),
         rkeys in vec(any::<u32>(), 0..256),
     ) {
         let max = if dialect.is_v2() { 255 } else { 8 };
@@ -157,7 +157,7 @@ proptest! {
         } else {
             DeleteRkeyErrors::Mask(errors)
         };
-        let message = DeleteRkey { dialect, step, negative, errors, rkeys: &rkeys };
+        let message = DeleteRkey { dialect, class, negative, errors, rkeys: &rkeys };
         survives(&Message::DeleteRkey(message))?;
     }
 }
@@ -191,15 +191,15 @@ fn dialect() -> impl Strategy<Value = Dialect> {
     prop_oneof![Just(Dialect::V1), order().prop_map(Dialect::V2)]
 }
 
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![Just(Step::Request), Just(Step::Response)]
+fn class() -> impl Strategy<Value = Class> {
+    prop_oneof![Just(Class::Request), Just(Class::Response)]
 }
 
-fn rkey_step() -> impl Strategy<Value = RkeyStep> {
+fn rkey_class() -> impl Strategy<Value = RkeyClass> {
     prop_oneof![
-        Just(RkeyStep::Request),
-        Just(RkeyStep::Accepted),
-        any::<bool>().prop_map(|retry| RkeyStep::Rejected { retry }),
+        Just(RkeyClass::Request),
+        Just(RkeyClass::Accepted),
+        any::<bool>().prop_map(|retry| RkeyClass::Rejected { retry }),
     ]
 }
 

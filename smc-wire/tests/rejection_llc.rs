@@ -5,9 +5,9 @@
 mod support;
 
 use smc_wire::llc::{
-    AddLink, AddLinkCont, AddLinkExtension, AddLinkStep, ByteOrder, ConfirmRkey, DeleteRkey,
-    DeleteRkeyErrors, Dialect, MESSAGE_LEN, Message, RejectReason, RequestAddLinkStep, RkeyStep,
-    Step, TestLink, WireRkey, WireRtoken,
+    AddLink, AddLinkClass, AddLinkCont, AddLinkExtension, ByteOrder, Class, ConfirmRkey,
+    DeleteRkey, DeleteRkeyErrors, Dialect, MESSAGE_LEN, Message, RejectReason, RequestAddLinkClass,
+    RkeyClass, TestLink, WireRkey, WireRtoken,
 };
 use smc_wire::types::{LinkNumber, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
 use smc_wire::{Bounded, DecodeError, DecodeErrorKind, EmitError, MessageKind};
@@ -88,7 +88,7 @@ fn counts_beyond_the_received_size_are_cut() {
     let mut bytes = message(0x25, [60, 0], 0, 60);
     bytes[24] = 200;
     let request = parsed!(RequestAddLink, bytes);
-    let RequestAddLinkStep::Request { gids } = request.step else {
+    let RequestAddLinkClass::Request { gids } = request.class else {
         panic!()
     };
     assert_eq!(gids.len(), 2);
@@ -176,9 +176,9 @@ fn a_continuation_cannot_be_sent_in_v1() {
 
 #[test]
 fn a_continuation_cannot_be_sent_with_a_rejection() {
-    let step = AddLinkStep::Rejected(RejectReason::NONE);
+    let class = AddLinkClass::Rejected(RejectReason::NONE);
     let message = AddLink {
-        step,
+        class,
         ..add_link(&[])
     };
     assert_eq!(invalid(message.emit(&mut [0; 100])), "v2 continuation");
@@ -207,7 +207,7 @@ fn a_count_below_the_rtokens_cannot_be_sent() {
 #[test]
 fn counts_have_to_agree_with_short_lists() {
     let cont = AddLinkCont {
-        step: Step::Request,
+        class: Class::Request,
         link: LinkNumber(2),
         left: 2,
         rtokens: Bounded::from_slice(&[WireRtoken::default()]).unwrap(),
@@ -215,7 +215,7 @@ fn counts_have_to_agree_with_short_lists() {
     assert_eq!(invalid(cont.emit(&mut [0; 44])), "rtokens left");
     let rkey = ConfirmRkey {
         dialect: V2,
-        step: RkeyStep::Request,
+        class: RkeyClass::Request,
         rkey: Rkey(1),
         address: RmbAddr(2),
         further_links: 1,
@@ -244,7 +244,7 @@ fn the_error_form_of_the_other_version_cannot_be_sent() {
 fn add_link(rtokens: &[WireRtoken]) -> AddLink<'_> {
     AddLink {
         dialect: V2,
-        step: AddLinkStep::Request,
+        class: AddLinkClass::Request,
         mac: Mac::ZERO,
         gid: RoceGid::ZERO,
         qpn: Qpn::default(),

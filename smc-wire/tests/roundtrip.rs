@@ -11,8 +11,8 @@ use proptest::sample::select;
 use smc_wire::Bounded;
 use smc_wire::cdc::{ByteOrder, CdcD, CdcR, ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::clc::{
-    AcceptConfirm, Body, Decline, DirectEnd, DirectExtension, FirstContact, Frame, GidEntry,
-    IpArea, Ipv6Prefix, Message, Proposal, RdmaEnd, SmcdArea, Step, Terms, V2Extension,
+    AcceptConfirm, AcceptKind, Body, Decline, DirectEnd, DirectExtension, FirstContact, Frame,
+    GidEntry, IpArea, Ipv6Prefix, Message, Proposal, RdmaEnd, SmcdArea, Terms, V2Extension,
 };
 use smc_wire::cursor::Cursor;
 use smc_wire::size::SizeCode;
@@ -214,15 +214,15 @@ prop_compose! {
 }
 
 fn accept_confirm() -> impl Strategy<Value = AcceptConfirm> {
-    let step = select(vec![Step::Accept, Step::Confirm]);
-    (step, any::<bool>(), any::<bool>()).prop_flat_map(|(step, is_rdma, is_v2)| {
+    let kind = select(vec![AcceptKind::Accept, AcceptKind::Confirm]);
+    (kind, any::<bool>(), any::<bool>()).prop_flat_map(|(kind, is_rdma, is_v2)| {
         let body = if is_rdma {
             rdma_end().prop_map(Body::R).boxed()
         } else {
             direct_end(is_v2).prop_map(Body::D).boxed()
         };
         let terms = if is_v2 {
-            let parts = option::of(first_contact(is_rdma && step == Step::Confirm));
+            let parts = option::of(first_contact(is_rdma && kind == AcceptKind::Confirm));
             (eid(), parts)
                 .prop_map(|(eid, first_contact)| Terms::V2 { eid, first_contact })
                 .boxed()
@@ -231,7 +231,7 @@ fn accept_confirm() -> impl Strategy<Value = AcceptConfirm> {
                 .prop_map(|first_contact| Terms::V1 { first_contact })
                 .boxed()
         };
-        (terms, body).prop_map(move |(terms, body)| AcceptConfirm { step, terms, body })
+        (terms, body).prop_map(move |(terms, body)| AcceptConfirm { kind, terms, body })
     })
 }
 

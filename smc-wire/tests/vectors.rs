@@ -12,7 +12,7 @@ use std::str::FromStr;
 use smc_wire::cdc::{CdcR, ProducerFlags, StateFlags};
 use smc_wire::clc::{Body, Frame, Message};
 use smc_wire::cursor::{Cursor, Ring};
-use smc_wire::llc::{self, AddLink, AddLinkStep, ByteOrder, Dialect};
+use smc_wire::llc::{self, AddLink, AddLinkClass, ByteOrder, Dialect};
 
 use capture::{Capture, Found, captures};
 
@@ -246,13 +246,13 @@ fn count(capture: &Capture) -> BTreeMap<String, usize> {
         let kind = header.message_type().unwrap();
         let kind = kind.to_string().to_lowercase().replace(' ', "_");
         let version = header.dialect();
-        let suffix = match header.step() {
-            llc::Step::Request => "",
-            llc::Step::Response => "_response",
+        let suffix = match header.class() {
+            llc::Class::Request => "",
+            llc::Class::Response => "_response",
         };
         add(format!("{version}_{kind}{suffix}"));
         if let llc::Message::AddLink(AddLink {
-            step: AddLinkStep::Rejected(_),
+            class: AddLinkClass::Rejected(_),
             ..
         }) = message
         {
@@ -295,7 +295,7 @@ fn announced_rings(capture: &Capture) -> BTreeMap<(IpAddr, u32), Ring> {
         let (Message::Accept(repr) | Message::Confirm(repr)) = message else {
             continue;
         };
-        assert_eq!(repr.step.clc_type(), kind);
+        assert_eq!(repr.kind.clc_type(), kind);
         let Body::R(end) = repr.body else { continue };
         // RoCE may use other addresses than the TCP connection, so both count.
         let roce = end.gid.ipv4().map(IpAddr::V4);

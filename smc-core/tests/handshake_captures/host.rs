@@ -72,7 +72,7 @@ impl Host {
         if let Some(parts) = message.first_contact() {
             self.name = parts.host;
             // The smaller ones of both; a client has stated its own already.
-            if message.step == smc_wire::clc::Step::Accept {
+            if message.kind == smc_wire::clc::AcceptKind::Accept {
                 self.limits = (parts.max_conns, parts.max_links);
             }
         }

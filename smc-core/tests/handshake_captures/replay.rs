@@ -128,7 +128,9 @@ impl Replay {
                     .confirms_links
                     .then_some(WorkDone::LinkConfirmed(Ok(())));
             }
-            Work::Open { group, terms } => WorkDone::Opened(self.registry.establish(group, terms)),
+            Work::EstablishGroup { group, terms } => {
+                WorkDone::GroupEstablished(self.registry.establish(group, terms))
+            }
             ref other => panic!("{other:?}"),
         })
     }

@@ -23,7 +23,7 @@ use smc_core::proto::links::{
     RmbKey,
 };
 use smc_wire::clc::{AcceptConfirm, Body, RdmaEnd};
-use smc_wire::llc::{AddLink, AddLinkStep, Message, RkeyStep, Step};
+use smc_wire::llc::{AddLink, AddLinkClass, Class, Message, RkeyClass};
 use smc_wire::types::Rkey;
 
 use self::capture::{Capture, captures};
@@ -140,7 +140,7 @@ impl<'a> Replay<'a> {
             .messages
             .iter()
             .find_map(|(_, bytes)| match parsed(bytes) {
-                Message::AddLink(offer) if offer.step == AddLinkStep::Request => {
+                Message::AddLink(offer) if offer.class == AddLinkClass::Request => {
                     Some(end_of(&offer))
                 }
                 _ => None,
@@ -180,13 +180,13 @@ impl<'a> Replay<'a> {
     fn expect(&mut self, bytes: &[u8]) {
         let (now, link) = (self.now, self.link);
         match parsed(bytes) {
-            Message::ConfirmLink(message) if message.step == Step::Request => {
+            Message::ConfirmLink(message) if message.class == Class::Request => {
                 self.group.confirm_link(now);
             }
-            Message::AddLink(message) if message.step == AddLinkStep::Request => {
+            Message::AddLink(message) if message.class == AddLinkClass::Request => {
                 self.group.establish(now);
             }
-            Message::ConfirmRkey(message) if message.step == RkeyStep::Request => {
+            Message::ConfirmRkey(message) if message.class == RkeyClass::Request => {
                 let rmb = RmbId(u64::try_from(self.rmbs.len()).unwrap());
                 self.rmbs.push((message.rkey, rmb));
                 let key = RmbKey {
@@ -196,12 +196,12 @@ impl<'a> Replay<'a> {
                 };
                 self.group.confirm_rkey(now, rmb, link, &[key]);
             }
-            Message::DeleteRkey(message) if message.step == Step::Request => {
+            Message::DeleteRkey(message) if message.class == Class::Request => {
                 let rkey = Rkey::from(message.rkeys[0]);
                 let at = self.rmbs.iter().rposition(|(key, _)| *key == rkey);
                 self.group.delete_rkey(now, self.rmbs[at.unwrap()].1);
             }
-            Message::TestLink(message) if message.step == Step::Request => self.pass_time(),
+            Message::TestLink(message) if message.class == Class::Request => self.pass_time(),
             Message::DeleteLink(message) if is_all(bytes) => {
                 if std::mem::replace(&mut self.is_over, true) {
                     // The answer of a server, or one more than ours.

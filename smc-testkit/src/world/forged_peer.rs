@@ -6,7 +6,7 @@ use smc_core::proto::handshake::{
     ClientOffer, DEFAULT_SEID, DirectDevice, HandshakeConfig, TcpPath,
 };
 use smc_core::wire::clc::{
-    AcceptConfirm, Body, DirectEnd, FirstContact, Proposal, Step as Message, Terms,
+    AcceptConfirm, AcceptKind, Body, DirectEnd, FirstContact, Proposal, Terms,
 };
 use smc_core::wire::size::SizeCode;
 use smc_core::wire::types::{FeatureMask, GroupId, HostName, OsType, Release};
@@ -40,19 +40,19 @@ impl ForgedPeer {
 
     /// ACCEPT at first contact, with a buffer that the host may write.
     pub fn accept(&self) -> AcceptConfirm {
-        self.message(Message::Accept)
+        self.message(AcceptKind::Accept)
     }
 
     /// CONFIRM at first contact, with a buffer that the host may write.
     pub fn confirm(&self) -> AcceptConfirm {
-        self.message(Message::Confirm)
+        self.message(AcceptKind::Confirm)
     }
 
-    fn message(&self, step: Message) -> AcceptConfirm {
+    fn message(&self, kind: AcceptKind) -> AcceptConfirm {
         let mut first_contact = FirstContact::new(Release::V2_1, OsType::LINUX, HostName::BLANK);
         first_contact.features = FeatureMask::EMULATED_ISM;
         AcceptConfirm {
-            step,
+            kind,
             terms: Terms::V2 {
                 eid: DEFAULT_SEID,
                 first_contact: Some(first_contact),

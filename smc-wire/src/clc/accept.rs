@@ -26,7 +26,7 @@ use crate::writer::{Writer, invalid};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AcceptConfirm {
     /// Which of the two messages it is.
-    pub step: Step,
+    pub kind: AcceptKind,
     /// Version and what depends on it.
     pub terms: Terms,
     /// The sender's end of the connection.
@@ -112,7 +112,7 @@ impl AcceptConfirm {
             Body::D(_) => (Eyecatcher::Smcd, 1),
         };
         let flags = connection_type | FIRST_CONTACT.when(self.is_first_contact());
-        let kind = (eyecatcher, self.step.clc_type());
+        let kind = (eyecatcher, self.kind.clc_type());
         let mut out = start(kind, (self.version(), flags), length, buffer)?;
         match &self.body {
             Body::R(end) => self.emit_r(end, &mut out)?,
@@ -152,7 +152,7 @@ impl AcceptConfirm {
 
     /// Whether the form that `terms` and `body` ask for can carry all fields.
     fn check(&self) -> Result<(), EmitError> {
-        let fail = |field, reason| Err(invalid(self.step.kind(), field, reason));
+        let fail = |field, reason| Err(invalid(self.kind.message_kind(), field, reason));
         if let Body::D(end) = &self.body {
             let is_extended = end.gid.lo().0 != 0;
             match self.terms {
@@ -166,7 +166,7 @@ impl AcceptConfirm {
             }
         }
         match self.first_contact() {
-            Some(parts) => parts.check(self.step, self.body.is_rdma()),
+            Some(parts) => parts.check(self.kind, self.body.is_rdma()),
             None => Ok(()),
         }
     }
@@ -174,15 +174,18 @@ impl AcceptConfirm {
 
 /// Which of the two messages an [`AcceptConfirm`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(clippy::exhaustive_enums, reason = "the handshake has these two steps")]
-pub enum Step {
+#[allow(
+    clippy::exhaustive_enums,
+    reason = "the layout is that of two messages"
+)]
+pub enum AcceptKind {
     /// Sent by the server (type 2).
     Accept,
     /// Sent by the client (type 3).
     Confirm,
 }
 
-impl Step {
+impl AcceptKind {
     /// The type byte of the message.
     #[must_use]
     pub const fn clc_type(self) -> ClcType {
@@ -194,14 +197,14 @@ impl Step {
 
     /// The message in the vocabulary of errors.
     #[must_use]
-    pub const fn kind(self) -> MessageKind {
+    pub const fn message_kind(self) -> MessageKind {
         self.clc_type().kind()
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for AcceptKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.kind().name())
+        f.write_str(self.message_kind().name())
     }
 }
 

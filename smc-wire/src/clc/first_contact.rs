@@ -4,7 +4,7 @@ use core::mem::offset_of;
 
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::accept::Step;
+use super::accept::AcceptKind;
 use crate::bounded::Bounded;
 use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 use crate::layout::Show::{self, Reserved};
@@ -157,8 +157,8 @@ impl FirstContact {
     }
 
     /// Whether a message of this kind can carry these fields.
-    pub(super) fn check(&self, step: Step, is_rdma: bool) -> Result<(), EmitError> {
-        let fail = |field, reason| Err(invalid(step.kind(), field, reason));
+    pub(super) fn check(&self, kind: AcceptKind, is_rdma: bool) -> Result<(), EmitError> {
+        let fail = |field, reason| Err(invalid(kind.message_kind(), field, reason));
         let late = self.max_conns != 0
             || self.max_links != 0
             || !self.features.is_empty()
@@ -166,7 +166,7 @@ impl FirstContact {
         if self.release == Release::V2_0 && late {
             return fail("first-contact parts", "fields of v2.1 with release v2.0");
         }
-        if self.gids.is_some() && !(is_rdma && step == Step::Confirm) {
+        if self.gids.is_some() && !(is_rdma && kind == AcceptKind::Confirm) {
             return fail("GID list", "only possible in an SMC-R CONFIRM");
         }
         Ok(())

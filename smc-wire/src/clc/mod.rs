@@ -23,7 +23,7 @@ pub(crate) mod header;
 mod message;
 pub(crate) mod proposal;
 
-pub use accept::{AcceptConfirm, Body, DirectEnd, RdmaEnd, Step, Terms};
+pub use accept::{AcceptConfirm, AcceptKind, Body, DirectEnd, RdmaEnd, Terms};
 pub use decline::Decline;
 pub use devices::Device;
 pub use first_contact::{FirstContact, GidList};

@@ -6,7 +6,7 @@ use core::fmt;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::header::{HEADER_LEN, REJECTED, RESPONSE, emit, emit_reason};
-use super::{ByteOrder, Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, Step};
+use super::{ByteOrder, Class, Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType};
 use super::{Rtoken, WireRtoken, rtoken::list};
 use crate::codes::{known_values, nibble};
 use crate::layout::Show::{self, Reserved, Unswapped};
@@ -25,7 +25,7 @@ part! {
         /// Version and byte order.
         pub dialect: Dialect,
         /// Request, or how it is answered.
-        pub step: AddLinkStep,
+        pub class: AddLinkClass,
     }
     40 bytes {
         /// MAC of the port the sender uses for the new link. In a rejection this and all that
@@ -54,7 +54,7 @@ part! {
 /// The three forms of ADD LINK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "two bits on the wire")]
-pub enum AddLinkStep {
+pub enum AddLinkClass {
     /// A server offers a link, or a v1 client hints that it would like one.
     Request,
     /// The client takes it.
@@ -63,12 +63,12 @@ pub enum AddLinkStep {
     Rejected(RejectReason),
 }
 
-impl AddLinkStep {
+impl AddLinkClass {
     fn from_header(header: &Header) -> Self {
-        match header.step() {
-            Step::Request => Self::Request,
-            Step::Response if header.has(REJECTED) => Self::Rejected(header.reason()),
-            Step::Response => Self::Accepted,
+        match header.class() {
+            Class::Request => Self::Request,
+            Class::Response if header.has(REJECTED) => Self::Rejected(header.reason()),
+            Class::Response => Self::Accepted,
         }
     }
 }
@@ -104,14 +104,14 @@ const FLAGS: Show = Show::Bits(&[DIRECT, Bits::reserved("reserved_v2_flags", !DI
 impl<'a> AddLink<'a> {
     pub(super) fn parse(header: &Header, bytes: &'a [u8]) -> Result<Self, DecodeError> {
         let (raw, rest) = header.body::<Self>(bytes)?;
-        let (dialect, step) = (header.dialect(), AddLinkStep::from_header(header));
-        let may_extend = dialect.is_v2() && !matches!(step, AddLinkStep::Rejected(_));
+        let (dialect, class) = (header.dialect(), AddLinkClass::from_header(header));
+        let may_extend = dialect.is_v2() && !matches!(class, AddLinkClass::Rejected(_));
         let extension = if may_extend && !rest.is_empty() {
             Some(AddLinkExtension::parse(rest, dialect.order())?)
         } else {
             None
         };
-        Ok(Self::from_raw(raw, dialect, step, extension))
+        Ok(Self::from_raw(raw, dialect, class, extension))
     }
 
     /// The rejection of this request: its first 44 bytes with other flags.
@@ -123,7 +123,7 @@ impl<'a> AddLink<'a> {
         AddLink::from_raw(
             &self.raw(),
             self.dialect,
-            AddLinkStep::Rejected(reason),
+            AddLinkClass::Rejected(reason),
             None,
         )
     }
@@ -146,10 +146,10 @@ impl<'a> AddLink<'a> {
     /// [`MAX_RTOKENS`] rtokens or more than the count states.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         const KIND: MessageType = MessageType::AddLink;
-        let flags = match self.step {
-            AddLinkStep::Request => (0, RejectReason::NONE),
-            AddLinkStep::Accepted => (RESPONSE.mask, RejectReason::NONE),
-            AddLinkStep::Rejected(reason) => (RESPONSE.mask | REJECTED.mask, reason),
+        let flags = match self.class {
+            AddLinkClass::Request => (0, RejectReason::NONE),
+            AddLinkClass::Accepted => (RESPONSE.mask, RejectReason::NONE),
+            AddLinkClass::Rejected(reason) => (RESPONSE.mask | REJECTED.mask, reason),
         };
         let raw = self.raw();
         let Some(extension) = self.extension else {
@@ -159,7 +159,7 @@ impl<'a> AddLink<'a> {
         if !self.dialect.is_v2() {
             return fail("v2 continuation", "does not exist in v1");
         }
-        if matches!(self.step, AddLinkStep::Rejected(_)) {
+        if matches!(self.class, AddLinkClass::Rejected(_)) {
             return fail("v2 continuation", "does not exist in a rejection");
         }
         if extension.rtokens.len() > MAX_RTOKENS {
@@ -205,7 +205,7 @@ part! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct AddLinkCont {
         /// Request from the server, response from the client.
-        pub step: Step,
+        pub class: Class,
     }
     4 bytes {
         /// The new link.
@@ -225,14 +225,14 @@ impl AddLinkCont {
         let (raw, rest) = header.body::<Self>(bytes)?;
         let rtokens = list(rest, raw.left.into()).iter().copied();
         let rtokens = Bounded::from_iter_lossy(rtokens);
-        Ok(Self::from_raw(raw, header.step(), rtokens))
+        Ok(Self::from_raw(raw, header.class(), rtokens))
     }
 
     /// The message that sends the first of the RMBs that are left.
     #[must_use]
-    pub fn of(step: Step, link: LinkNumber, left: &[Rtoken]) -> Self {
+    pub fn of(class: Class, link: LinkNumber, left: &[Rtoken]) -> Self {
         Self {
-            step,
+            class,
             link,
             left: u8::try_from(left.len()).unwrap_or(u8::MAX),
             rtokens: Bounded::from_iter_lossy(left.iter().copied().map(WireRtoken::from)),
@@ -253,7 +253,7 @@ impl AddLinkCont {
         }
         let raw = self.raw();
         let body = [raw.as_bytes(), self.rtokens.as_slice().as_bytes()];
-        emit(KIND, Dialect::V1, self.step.flag(), &body, buffer)
+        emit(KIND, Dialect::V1, self.class.flag(), &body, buffer)
     }
 }
 
@@ -266,7 +266,7 @@ pub struct RequestAddLink {
     /// Byte order of the length field.
     pub order: ByteOrder,
     /// Request or response.
-    pub step: RequestAddLinkStep,
+    pub class: RequestAddLinkClass,
 }
 
 layouts! {
@@ -281,7 +281,7 @@ layouts! {
 /// The two forms of REQUEST ADD LINK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "one bit on the wire")]
-pub enum RequestAddLinkStep {
+pub enum RequestAddLinkClass {
     /// Of the client, 28 bytes and 16 for each GID.
     Request {
         /// RoCEv2 GIDs of the client, that of the present link first; at least one.
@@ -299,31 +299,31 @@ pub enum RequestAddLinkStep {
 impl RequestAddLink {
     pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
         let (raw, rest) = header.body::<GidCount>(bytes)?;
-        let step = match header.step() {
-            Step::Request => {
+        let class = match header.class() {
+            Class::Request => {
                 let gids: &[RoceGid] = list(rest, raw.gid_count.into());
-                RequestAddLinkStep::Request {
+                RequestAddLinkClass::Request {
                     gids: Bounded::from_iter_lossy(gids.iter().copied()),
                 }
             }
-            Step::Response => RequestAddLinkStep::Response {
+            Class::Response => RequestAddLinkClass::Response {
                 rejected: header.has(REJECTED),
                 reason: header.reason(),
             },
         };
         let order = header.dialect().order();
-        Ok(Self { order, step })
+        Ok(Self { order, class })
     }
 
     /// Bytes the message takes.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
-        match &self.step {
-            RequestAddLinkStep::Request { gids } => size_of_val(gids.as_slice())
+        match &self.class {
+            RequestAddLinkClass::Request { gids } => size_of_val(gids.as_slice())
                 .saturating_add(HEADER_LEN)
                 .saturating_add(GidCount::LEN)
                 .max(MESSAGE_LEN),
-            RequestAddLinkStep::Response { .. } => MESSAGE_LEN,
+            RequestAddLinkClass::Response { .. } => MESSAGE_LEN,
         }
     }
 
@@ -333,9 +333,9 @@ impl RequestAddLink {
     ///
     /// [`EmitError::BufferTooSmall`] below [`encoded_len`](Self::encoded_len).
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
-        let (flags, reason, gids) = match &self.step {
-            RequestAddLinkStep::Request { gids } => (0, RejectReason::NONE, gids.as_slice()),
-            RequestAddLinkStep::Response { rejected, reason } => {
+        let (flags, reason, gids) = match &self.class {
+            RequestAddLinkClass::Request { gids } => (0, RejectReason::NONE, gids.as_slice()),
+            RequestAddLinkClass::Response { rejected, reason } => {
                 let flags = RESPONSE.mask | REJECTED.when(*rejected);
                 (flags, *reason, &[][..])
             }

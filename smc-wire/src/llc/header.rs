@@ -127,17 +127,17 @@ impl fmt::Display for Dialect {
     }
 }
 
-/// Request or response (flag bit 0x80).
+/// The class of a message: request or response (flag bit 0x80).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums, reason = "one bit on the wire")]
-pub enum Step {
+pub enum Class {
     /// Starts an exchange.
     Request,
     /// Ends an exchange.
     Response,
 }
 
-impl Step {
+impl Class {
     /// The flag bit.
     pub(super) const fn flag(self) -> u8 {
         match self {
@@ -147,7 +147,7 @@ impl Step {
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for Class {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Request => "request",
@@ -222,11 +222,11 @@ impl Header {
 
     /// Request or response.
     #[must_use]
-    pub const fn step(&self) -> Step {
+    pub const fn class(&self) -> Class {
         if self.has(RESPONSE) {
-            Step::Response
+            Class::Response
         } else {
-            Step::Request
+            Class::Request
         }
     }
 

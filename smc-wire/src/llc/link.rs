@@ -5,7 +5,7 @@ use core::fmt;
 use zerocopy::IntoBytes;
 
 use super::header::{ALL_LINKS, NO_EYECATCHER, ORDERLY, emit};
-use super::{Dialect, Header, MessageType, Step};
+use super::{Class, Dialect, Header, MessageType};
 use crate::codes::{known_values, named_code};
 use crate::layout::Show::Reserved;
 use crate::layout::part;
@@ -20,7 +20,7 @@ part! {
         /// Version and byte order.
         pub dialect: Dialect,
         /// Request (server) or response (client).
-        pub step: Step,
+        pub class: Class,
         /// The two "no RMBE eyecatcher" bits. A sender sets both ([`Self::NO_EYECATCHER`]); Linux
         /// demands at least one of them on the first link.
         pub no_eyecatcher: u8,
@@ -54,7 +54,7 @@ impl ConfirmLink {
         Ok(Self::from_raw(
             raw,
             header.dialect(),
-            header.step(),
+            header.class(),
             no_eyecatcher,
         ))
     }
@@ -66,7 +66,7 @@ impl ConfirmLink {
     /// [`EmitError::BufferTooSmall`] below 44 bytes.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         const KIND: MessageType = MessageType::ConfirmLink;
-        let flags = self.step.flag() | (self.no_eyecatcher & Self::NO_EYECATCHER);
+        let flags = self.class.flag() | (self.no_eyecatcher & Self::NO_EYECATCHER);
         let raw = self.raw();
         emit(KIND, self.dialect, flags, &[raw.as_bytes()], buffer)
     }
@@ -75,14 +75,14 @@ impl ConfirmLink {
 part! {
     /// Contents of TEST LINK, which checks whether the peer answers.
     ///
-    /// A response is the request with another [`step`](Self::step), reserved bytes and byte order
+    /// A response is the request with another [`class`](Self::class), reserved bytes and byte order
     /// included, because the protocol asks for the whole message to be returned.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct TestLink {
         /// Version and byte order; those of the requester in a response.
         pub dialect: Dialect,
         /// Request or response.
-        pub step: Step,
+        pub class: Class,
     }
     40 bytes {
         /// Chosen by the requester; Linux sends zeros and does not compare them.
@@ -95,7 +95,7 @@ part! {
 impl TestLink {
     pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
         let (raw, _) = header.body::<Self>(bytes)?;
-        Ok(Self::from_raw(raw, header.dialect(), header.step()))
+        Ok(Self::from_raw(raw, header.dialect(), header.class()))
     }
 
     /// A request.
@@ -103,7 +103,7 @@ impl TestLink {
     pub const fn request(dialect: Dialect, user_data: [u8; 16]) -> Self {
         Self {
             dialect,
-            step: Step::Request,
+            class: Class::Request,
             user_data,
             reserved: [0; 24],
         }
@@ -113,7 +113,7 @@ impl TestLink {
     #[must_use]
     pub const fn response(self) -> Self {
         Self {
-            step: Step::Response,
+            class: Class::Response,
             ..self
         }
     }
@@ -129,7 +129,7 @@ impl TestLink {
         emit(
             KIND,
             self.dialect,
-            self.step.flag(),
+            self.class.flag(),
             &[raw.as_bytes()],
             buffer,
         )
@@ -143,7 +143,7 @@ part! {
         /// Version and byte order.
         pub dialect: Dialect,
         /// Request or response.
-        pub step: Step,
+        pub class: Class,
         /// The whole link group is terminated; there is no response to that.
         pub all: bool,
         /// Connections have been moved away or are gone, nothing is lost.
@@ -165,7 +165,7 @@ impl DeleteLink {
         Ok(Self::from_raw(
             raw,
             header.dialect(),
-            header.step(),
+            header.class(),
             all,
             orderly,
         ))
@@ -176,7 +176,7 @@ impl DeleteLink {
     pub const fn all(dialect: Dialect, orderly: bool, reason: DeleteLinkReason) -> Self {
         Self {
             dialect,
-            step: Step::Request,
+            class: Class::Request,
             all: true,
             orderly,
             link: LinkNumber::NONE,
@@ -189,7 +189,7 @@ impl DeleteLink {
     #[must_use]
     pub const fn response(self, result: DeleteLinkReason) -> Self {
         Self {
-            step: Step::Response,
+            class: Class::Response,
             reason: result,
             ..self
         }
@@ -202,7 +202,7 @@ impl DeleteLink {
     /// [`EmitError::BufferTooSmall`] below 44 bytes.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         const KIND: MessageType = MessageType::DeleteLink;
-        let flags = self.step.flag() | ALL_LINKS.when(self.all) | ORDERLY.when(self.orderly);
+        let flags = self.class.flag() | ALL_LINKS.when(self.all) | ORDERLY.when(self.orderly);
         let raw = self.raw();
         emit(KIND, self.dialect, flags, &[raw.as_bytes()], buffer)
     }

@@ -24,13 +24,13 @@
 //! parsed is emitted in the same order.
 //!
 //! ```
-//! use smc_wire::llc::{Message, Step, TestLink};
+//! use smc_wire::llc::{Message, Class, TestLink};
 //!
 //! let mut request = [0; 44];
 //! request[..8].copy_from_slice(&[0x27, 0x2C, 0x00, 0x00, 1, 2, 3, 4]);
 //!
 //! let Message::TestLink(test) = Message::parse(&request)? else { unreachable!() };
-//! let response = TestLink { step: Step::Response, ..test };
+//! let response = TestLink { class: Class::Response, ..test };
 //!
 //! let mut buffer = [0; 44];
 //! let len = response.emit(&mut buffer)?;
@@ -47,13 +47,13 @@ pub(crate) mod rkey;
 mod rtoken;
 
 pub use add_link::{
-    AddLink, AddLinkCont, AddLinkExtension, AddLinkStep, RejectReason, RequestAddLink,
-    RequestAddLinkStep,
+    AddLink, AddLinkClass, AddLinkCont, AddLinkExtension, RejectReason, RequestAddLink,
+    RequestAddLinkClass,
 };
-pub use header::{Dialect, Header, MessageType, Step, detect_order};
+pub use header::{Class, Dialect, Header, MessageType, detect_order};
 pub use link::{ConfirmLink, DeleteLink, DeleteLinkReason, TestLink};
 pub use message::Message;
-pub use rkey::{ConfirmRkey, ConfirmRkeyCont, DeleteRkey, DeleteRkeyErrors, RkeyStep};
+pub use rkey::{ConfirmRkey, ConfirmRkeyCont, DeleteRkey, DeleteRkeyErrors, RkeyClass};
 pub use rtoken::{LinkRtoken, Rtoken, WireRkey, WireRtoken};
 
 pub use crate::cdc::ByteOrder;

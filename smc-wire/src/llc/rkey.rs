@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 
 use super::header::{HEADER_LEN, NEGATIVE, RESPONSE, RETRY, emit};
 use super::{
-    Dialect, Header, LinkRtoken, MAX_RTOKENS, MESSAGE_LEN, MessageType, Step, WireRkey,
+    Class, Dialect, Header, LinkRtoken, MAX_RTOKENS, MESSAGE_LEN, MessageType, WireRkey,
     rtoken::list,
 };
 use crate::layout::Show::Reserved;
@@ -21,7 +21,7 @@ part! {
         /// Version and byte order.
         pub dialect: Dialect,
         /// Request, or how it is answered.
-        pub step: RkeyStep,
+        pub class: RkeyClass,
     }
     13 bytes {
         /// How many links there are besides the one that carries the message. Those that do not fit
@@ -43,14 +43,14 @@ impl ConfirmRkey {
         let (raw, rest) = header.body::<Self>(bytes)?;
         let further = list(rest, raw.further_links.into());
         let further = Bounded::from_iter_lossy(further.iter().map(LinkRtoken::from_raw));
-        let (dialect, step) = (header.dialect(), RkeyStep::from_header(header));
-        Ok(Self::from_raw(raw, dialect, step, further))
+        let (dialect, class) = (header.dialect(), RkeyClass::from_header(header));
+        Ok(Self::from_raw(raw, dialect, class, further))
     }
 
     /// The response to this request: the same body.
     #[must_use]
-    pub const fn response(self, step: RkeyStep) -> Self {
-        Self { step, ..self }
+    pub const fn response(self, class: RkeyClass) -> Self {
+        Self { class, ..self }
     }
 
     /// Writes the message to the start of `buffer` and returns its length.
@@ -67,7 +67,7 @@ impl ConfirmRkey {
         }
         let (raw, further) = (self.raw(), wire_form(&self.further));
         let body = [raw.as_bytes(), further.as_bytes()];
-        emit(KIND, self.dialect, self.step.flags(), &body, buffer)
+        emit(KIND, self.dialect, self.class.flags(), &body, buffer)
     }
 }
 
@@ -76,7 +76,7 @@ part! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct ConfirmRkeyCont {
         /// Request, or how it is answered.
-        pub step: RkeyStep,
+        pub class: RkeyClass,
     }
     1 bytes {
         /// Links still to be announced, those of this message included.
@@ -93,7 +93,7 @@ impl ConfirmRkeyCont {
         let (raw, rest) = header.body::<Self>(bytes)?;
         let rtokens = list(rest, raw.left.into());
         let rtokens = Bounded::from_iter_lossy(rtokens.iter().map(LinkRtoken::from_raw));
-        Ok(Self::from_raw(raw, RkeyStep::from_header(header), rtokens))
+        Ok(Self::from_raw(raw, RkeyClass::from_header(header), rtokens))
     }
 
     /// Writes the message to the start of `buffer` and returns its length.
@@ -110,14 +110,14 @@ impl ConfirmRkeyCont {
         }
         let (raw, rtokens) = (self.raw(), wire_form(&self.rtokens));
         let body = [raw.as_bytes(), rtokens.as_bytes()];
-        emit(KIND, Dialect::V1, self.step.flags(), &body, buffer)
+        emit(KIND, Dialect::V1, self.class.flags(), &body, buffer)
     }
 }
 
 /// The forms of the messages that announce keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums, reason = "three bits on the wire")]
-pub enum RkeyStep {
+pub enum RkeyClass {
     /// Here is a new RMB.
     Request,
     /// Noted.
@@ -130,14 +130,14 @@ pub enum RkeyStep {
     },
 }
 
-impl RkeyStep {
+impl RkeyClass {
     fn from_header(header: &Header) -> Self {
-        match header.step() {
-            Step::Request => Self::Request,
-            Step::Response if header.has(NEGATIVE) => Self::Rejected {
+        match header.class() {
+            Class::Request => Self::Request,
+            Class::Response if header.has(NEGATIVE) => Self::Rejected {
                 retry: header.has(RETRY),
             },
-            Step::Response => Self::Accepted,
+            Class::Response => Self::Accepted,
         }
     }
 
@@ -171,7 +171,7 @@ pub struct DeleteRkey<'a> {
     /// Version and byte order.
     pub dialect: Dialect,
     /// Request or response.
-    pub step: Step,
+    pub class: Class,
     /// Response: some of the rkeys were not known.
     pub negative: bool,
     /// Response: which or how many of them. [`DeleteRkeyErrors::none`] otherwise.
@@ -215,7 +215,7 @@ impl<'a> DeleteRkey<'a> {
         };
         Ok(Self {
             dialect,
-            step: header.step(),
+            class: header.class(),
             negative: header.has(NEGATIVE),
             errors,
             rkeys: list(rest, got),
@@ -228,7 +228,7 @@ impl<'a> DeleteRkey<'a> {
         let errors = DeleteRkeyErrors::none(dialect);
         Self {
             dialect,
-            step: Step::Request,
+            class: Class::Request,
             negative: false,
             errors,
             rkeys,
@@ -239,7 +239,7 @@ impl<'a> DeleteRkey<'a> {
     #[must_use]
     pub const fn response(self, unknown: DeleteRkeyErrors) -> Self {
         Self {
-            step: Step::Response,
+            class: Class::Response,
             negative: !unknown.is_none(),
             errors: unknown,
             ..self
@@ -276,7 +276,7 @@ impl<'a> DeleteRkey<'a> {
             let reason = "more than the version allows";
             return Err(invalid(KIND.kind(), "rkeys", reason));
         }
-        let flags = self.step.flag() | NEGATIVE.when(self.negative);
+        let flags = self.class.flag() | NEGATIVE.when(self.negative);
         let raw = RkeyCount {
             rkey_count: wire_count(self.rkeys.len()),
             unknown_rkey_count: errors,

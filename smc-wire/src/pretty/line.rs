@@ -6,7 +6,7 @@ use super::value::HexBytes;
 use super::{Family, Text};
 use crate::cdc::{CdcD, CdcR};
 use crate::clc::{self, AcceptConfirm, Body, Proposal};
-use crate::llc::{self, AddLinkStep, Message, RequestAddLinkStep, RkeyStep, Step};
+use crate::llc::{self, AddLinkClass, Class, Message, RequestAddLinkClass, RkeyClass};
 use crate::option;
 use crate::types::{Offer, Rkey};
 use crate::{DecodeError, DecodeErrorKind, MessageKind};
@@ -143,10 +143,10 @@ fn proposal(f: &mut fmt::Formatter<'_>, message: &Proposal, len: usize) -> fmt::
 }
 
 fn accept_confirm(f: &mut fmt::Formatter<'_>, message: &AcceptConfirm, len: usize) -> fmt::Result {
-    let (step, parts) = (message.step, message.first_contact());
+    let (kind, parts) = (message.kind, message.first_contact());
     match parts {
-        Some(parts) => write!(f, "{step} {} len {len}", parts.release)?,
-        None => write!(f, "{step} {} len {len}", message.version())?,
+        Some(parts) => write!(f, "{kind} {} len {len}", parts.release)?,
+        None => write!(f, "{kind} {} len {len}", message.version())?,
     }
     let first = if message.is_first_contact() {
         " first-contact"
@@ -203,19 +203,19 @@ impl fmt::Display for Message<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ConfirmLink(m) => {
-                write!(f, "CONFIRM LINK {} {} link {}", m.dialect, m.step, m.link)?;
+                write!(f, "CONFIRM LINK {} {} link {}", m.dialect, m.class, m.link)?;
                 write!(f, " qp {} gid {} mac {}", m.qpn, m.gid, m.mac)?;
                 write!(f, " uid {} max-links {}", m.user_id, m.max_links)?;
                 write!(f, " max-conns {}", m.max_connections)
             }
             Self::AddLink(m) => {
-                let step = match m.step {
-                    AddLinkStep::Request => "request",
-                    AddLinkStep::Accepted => "accepted",
-                    AddLinkStep::Rejected(_) => "rejected",
+                let class = match m.class {
+                    AddLinkClass::Request => "request",
+                    AddLinkClass::Accepted => "accepted",
+                    AddLinkClass::Rejected(_) => "rejected",
                 };
-                write!(f, "ADD LINK {} {step} link {}", m.dialect, m.link)?;
-                if let AddLinkStep::Rejected(reason) = m.step {
+                write!(f, "ADD LINK {} {class} link {}", m.dialect, m.link)?;
+                if let AddLinkClass::Rejected(reason) = m.class {
                     write!(f, " reason {reason}")?;
                 }
                 write!(f, " qp {} psn {} mtu {}", m.qpn, m.psn, m.mtu)?;
@@ -228,11 +228,11 @@ impl fmt::Display for Message<'_> {
                 }
             }
             Self::AddLinkCont(m) => {
-                write!(f, "ADD LINK CONT v1 {}", m.step)?;
+                write!(f, "ADD LINK CONT v1 {}", m.class)?;
                 write!(f, " link {} left {}", m.link, m.left)
             }
             Self::DeleteLink(m) => {
-                write!(f, "DELETE LINK {} {}", m.dialect, m.step)?;
+                write!(f, "DELETE LINK {} {}", m.dialect, m.class)?;
                 if m.all {
                     f.write_str(" all")?;
                 } else {
@@ -241,32 +241,32 @@ impl fmt::Display for Message<'_> {
                 let orderly = if m.orderly { " orderly" } else { "" };
                 write!(f, "{orderly} reason {}", m.reason)
             }
-            Self::RequestAddLink(m) => match &m.step {
-                RequestAddLinkStep::Request { gids } => {
+            Self::RequestAddLink(m) => match &m.class {
+                RequestAddLinkClass::Request { gids } => {
                     f.write_str("REQUEST ADD LINK v2 request")?;
                     list(f, "gids", gids)
                 }
-                RequestAddLinkStep::Response { rejected, reason } => {
+                RequestAddLinkClass::Response { rejected, reason } => {
                     let rejected = if *rejected { " rejected" } else { "" };
                     write!(f, "REQUEST ADD LINK v2 response{rejected} reason {reason}")
                 }
             },
             Self::ConfirmRkey(m) => {
-                write!(f, "CONFIRM RKEY {} {}", m.dialect, rkey_step(m.step))?;
+                write!(f, "CONFIRM RKEY {} {}", m.dialect, rkey_class(m.class))?;
                 write!(f, " rkey {} addr {}", m.rkey, m.address)?;
                 write!(f, " further-links {}", m.further_links)
             }
             Self::ConfirmRkeyCont(m) => {
-                let (step, left) = (rkey_step(m.step), m.left);
-                write!(f, "CONFIRM RKEY CONT v1 {step} left {left}")
+                let (class, left) = (rkey_class(m.class), m.left);
+                write!(f, "CONFIRM RKEY CONT v1 {class} left {left}")
             }
             Self::TestLink(m) => {
                 let data = HexBytes(&m.user_data);
-                write!(f, "TEST LINK {} {} data {data}", m.dialect, m.step)
+                write!(f, "TEST LINK {} {} data {data}", m.dialect, m.class)
             }
             Self::DeleteRkey(m) => {
-                write!(f, "DELETE RKEY {} {}", m.dialect, m.step)?;
-                if m.step == Step::Response {
+                write!(f, "DELETE RKEY {} {}", m.dialect, m.class)?;
+                if m.class == Class::Response {
                     write!(f, " unknown {}", m.errors.count())?;
                 }
                 f.write_str(" rkeys [")?;
@@ -283,12 +283,12 @@ impl fmt::Display for Message<'_> {
     }
 }
 
-const fn rkey_step(step: RkeyStep) -> &'static str {
-    match step {
-        RkeyStep::Request => "request",
-        RkeyStep::Accepted => "accepted",
-        RkeyStep::Rejected { retry: false } => "rejected",
-        RkeyStep::Rejected { retry: true } => "rejected, retry",
+const fn rkey_class(class: RkeyClass) -> &'static str {
+    match class {
+        RkeyClass::Request => "request",
+        RkeyClass::Accepted => "accepted",
+        RkeyClass::Rejected { retry: false } => "rejected",
+        RkeyClass::Rejected { retry: true } => "rejected, retry",
     }
 }
 

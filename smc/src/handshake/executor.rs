@@ -169,7 +169,9 @@ pub(super) async fn execute(
             acquired = Acquired::Attachment(attachment);
             done
         }
-        Work::Open { group, terms } => WorkDone::Opened(endpoint.groups.establish(group, terms)),
+        Work::EstablishGroup { group, terms } => {
+            WorkDone::GroupEstablished(endpoint.groups.establish(group, terms))
+        }
         // Futures of SMC-R are large, and are boxed separately so that SMC-D does not pay for them.
         Work::OpenLink {
             group,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_lite::future::zip;
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
 use smc::{Endpoint, Stream};
-use smc_core::wire::llc::{Header, MessageType, Step};
+use smc_core::wire::llc::{Class, Header, MessageType};
 use std::sync::{Arc, Mutex};
 
 use crate::interceptor::Interceptor;
@@ -328,18 +328,18 @@ fn a_half_open_timeout_ends_a_connection_without_cdc() {
 /// The LLC messages that a device receives; those that `keep` refuses are dropped.
 fn recorded(
     device: &Interceptor,
-    keep: impl Fn(MessageType, Step) -> bool + Send + 'static,
-) -> Arc<Mutex<Vec<(MessageType, Step)>>> {
+    keep: impl Fn(MessageType, Class) -> bool + Send + 'static,
+) -> Arc<Mutex<Vec<(MessageType, Class)>>> {
     let messages = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&messages);
     device.set_filter(move |message| {
         let kind = Header::parse(message, None).ok();
-        let kind = kind.and_then(|header| Some((header.message_type()?, header.step())));
-        if let Some((kind, step)) = kind {
+        let kind = kind.and_then(|header| Some((header.message_type()?, header.class())));
+        if let Some((kind, class)) = kind {
             log.lock()
                 .expect("the lock is not poisoned")
-                .push((kind, step));
-            if !keep(kind, step) {
+                .push((kind, class));
+            if !keep(kind, class) {
                 return Vec::new();
             }
         }
@@ -376,8 +376,8 @@ fn a_peer_that_deletes_its_keys_is_answered_before_the_group_ends() {
             world.sleep(Duration::from_secs(1)).await;
             let messages = messages.lock().expect("the lock is not poisoned");
             let at = |what| messages.iter().position(|said| *said == what);
-            let answer = at((MessageType::DeleteRkey, Step::Response));
-            let end = at((MessageType::DeleteLink, Step::Request));
+            let answer = at((MessageType::DeleteRkey, Class::Response));
+            let end = at((MessageType::DeleteLink, Class::Request));
             assert!(answer.is_some() && answer < end, "{messages:?}");
         });
     }
@@ -391,8 +391,8 @@ fn a_peer_that_never_deletes_its_keys_is_not_waited_for_without_end() {
     let client = world.endpoint_on(vec![a.clone()], |builder| builder.ueid(eid()));
     let server = world.endpoint(&[&b]);
     world.block_on(async {
-        let deletes = (MessageType::DeleteRkey, Step::Request);
-        let _messages = recorded(&a, move |kind, step| (kind, step) != deletes);
+        let deletes = (MessageType::DeleteRkey, Class::Request);
+        let _messages = recorded(&a, move |kind, class| (kind, class) != deletes);
         let took = close_after_a_stream(&world, &client, &server).await;
         let second = Duration::from_secs(1);
         assert!(took >= second && took < second * 3 / 2, "{took:?}");

@@ -11,7 +11,7 @@
 //! without an early CONFIRM, and may fall back to TCP.
 
 use smc_core::negotiate::{Credentials, ExpectedHandshake};
-use smc_wire::clc::{AcceptConfirm, Body, DirectEnd, Step, Terms};
+use smc_wire::clc::{AcceptConfirm, AcceptKind, Body, DirectEnd, Terms};
 use smc_wire::types::DmbToken;
 
 /// The messages of the last SMC-D handshake in an existing link group.
@@ -34,8 +34,8 @@ impl CachedHandshake {
     /// is not going to be like that, or not over SMC-D.
     pub(super) fn new(accept: &[u8], confirm: &[u8], process: Credentials) -> Option<Self> {
         Some(Self {
-            accept: Direct::read(accept, Step::Accept)?,
-            confirm: Direct::read(confirm, Step::Confirm)?,
+            accept: Direct::read(accept, AcceptKind::Accept)?,
+            confirm: Direct::read(confirm, AcceptKind::Confirm)?,
             process,
         })
     }
@@ -55,8 +55,8 @@ impl CachedHandshake {
     pub(super) fn confirm(mut self, buffer: DmbToken) -> Option<EarlyConfirm> {
         self.confirm.end.dmb = buffer;
         Some(EarlyConfirm {
-            accept: self.accept.emit(Step::Accept)?,
-            confirm: self.confirm.emit(Step::Confirm)?,
+            accept: self.accept.emit(AcceptKind::Accept)?,
+            confirm: self.confirm.emit(AcceptKind::Confirm)?,
         })
     }
 }
@@ -75,14 +75,14 @@ impl EarlyConfirm {
         if self.accept.len() != accept.len() {
             return false;
         }
-        let read = |bytes| Direct::read(bytes, Step::Accept).map(Direct::without_buffer);
+        let read = |bytes| Direct::read(bytes, AcceptKind::Accept).map(Direct::without_buffer);
         let expected = read(&self.accept);
         expected.is_some() && expected == read(accept)
     }
 
     /// Whether this message is the same as the early CONFIRM.
     pub(super) fn is_same_confirm(&self, message: &[u8]) -> bool {
-        let read = |bytes| Direct::read(bytes, Step::Confirm).map(|it| it.end);
+        let read = |bytes| Direct::read(bytes, AcceptKind::Confirm).map(|it| it.end);
         // The number of the link group is for display.
         self.confirm == message
             || read(&self.confirm).is_some_and(|early| {
@@ -99,10 +99,10 @@ impl EarlyConfirm {
 
 impl Direct {
     /// From a message of this kind, that makes no link group.
-    fn read(bytes: &[u8], step: Step) -> Option<Self> {
+    fn read(bytes: &[u8], kind: AcceptKind) -> Option<Self> {
         let message = AcceptConfirm::parse(bytes).ok()?;
         match message.body {
-            Body::D(end) if message.step == step && !message.is_first_contact() => Some(Self {
+            Body::D(end) if message.kind == kind && !message.is_first_contact() => Some(Self {
                 terms: message.terms,
                 end,
             }),
@@ -117,9 +117,9 @@ impl Direct {
         self
     }
 
-    fn emit(self, step: Step) -> Option<Vec<u8>> {
+    fn emit(self, kind: AcceptKind) -> Option<Vec<u8>> {
         emit(&AcceptConfirm {
-            step,
+            kind,
             terms: self.terms,
             body: Body::D(self.end),
         })
@@ -139,9 +139,9 @@ mod tests {
 
     use super::*;
 
-    fn message(step: Step, gid: u64, dmb: u64) -> AcceptConfirm {
+    fn message(kind: AcceptKind, gid: u64, dmb: u64) -> AcceptConfirm {
         AcceptConfirm {
-            step,
+            kind,
             terms: Terms::V2 {
                 eid: Eid::ueid("SMC-TEST").unwrap(),
                 first_contact: None,
@@ -157,8 +157,8 @@ mod tests {
         }
     }
 
-    fn bytes(step: Step, gid: u64, dmb: u64) -> Vec<u8> {
-        emit(&message(step, gid, dmb)).unwrap()
+    fn bytes(kind: AcceptKind, gid: u64, dmb: u64) -> Vec<u8> {
+        emit(&message(kind, gid, dmb)).unwrap()
     }
 
     fn cached(accept: &[u8], confirm: &[u8]) -> Option<CachedHandshake> {
@@ -166,47 +166,54 @@ mod tests {
     }
 
     fn cached_handshake() -> CachedHandshake {
-        cached(&bytes(Step::Accept, 1, 10), &bytes(Step::Confirm, 2, 20)).unwrap()
+        cached(
+            &bytes(AcceptKind::Accept, 1, 10),
+            &bytes(AcceptKind::Confirm, 2, 20),
+        )
+        .unwrap()
     }
 
     #[test]
     fn the_same_answer_with_another_buffer_is_expected() {
         let early = cached_handshake().confirm(DmbToken(21)).unwrap();
-        assert_eq!(early.confirm, bytes(Step::Confirm, 2, 21));
-        assert!(early.expects(&bytes(Step::Accept, 1, 11)));
+        assert_eq!(early.confirm, bytes(AcceptKind::Confirm, 2, 21));
+        assert!(early.expects(&bytes(AcceptKind::Accept, 1, 11)));
         assert!(
-            !early.expects(&bytes(Step::Accept, 3, 10)),
+            !early.expects(&bytes(AcceptKind::Accept, 3, 10)),
             "another device"
         );
-        assert!(!early.expects(&bytes(Step::Confirm, 1, 10)));
+        assert!(!early.expects(&bytes(AcceptKind::Confirm, 1, 10)));
         assert!(!early.expects(b"rubbish") && !early.expects(b""));
     }
 
     #[test]
     fn a_repeated_confirm_is_recognised_but_for_the_number_of_the_group() {
         let early = cached_handshake().confirm(DmbToken(21)).unwrap();
-        assert!(early.is_same_confirm(&bytes(Step::Confirm, 2, 21)));
-        let mut other = message(Step::Confirm, 2, 21);
+        assert!(early.is_same_confirm(&bytes(AcceptKind::Confirm, 2, 21)));
+        let mut other = message(AcceptKind::Confirm, 2, 21);
         let Body::D(end) = &mut other.body else {
             panic!("SMC-D here")
         };
         end.group = GroupId([8; 4]);
         assert!(early.is_same_confirm(&emit(&other).unwrap()));
         assert!(
-            !early.is_same_confirm(&bytes(Step::Confirm, 2, 22)),
+            !early.is_same_confirm(&bytes(AcceptKind::Confirm, 2, 22)),
             "another buffer"
         );
-        assert!(!early.is_same_confirm(&bytes(Step::Accept, 2, 21)));
+        assert!(!early.is_same_confirm(&bytes(AcceptKind::Accept, 2, 21)));
     }
 
     #[test]
     fn first_contact_and_declining_are_not_cached() {
-        let (accept, confirm) = (bytes(Step::Accept, 1, 10), bytes(Step::Confirm, 2, 20));
+        let (accept, confirm) = (
+            bytes(AcceptKind::Accept, 1, 10),
+            bytes(AcceptKind::Confirm, 2, 20),
+        );
         let first = AcceptConfirm {
             terms: Terms::V1 {
                 first_contact: true,
             },
-            ..message(Step::Accept, 1, 10)
+            ..message(AcceptKind::Accept, 1, 10)
         };
         let Body::D(end) = first.body else {
             panic!("SMC-D here")

@@ -256,43 +256,48 @@ fn rows() -> Vec<(FallbackReason, &'static str)> {
         ),
         // Steps of the set-up.
         (
-            step(DeclineCause::Device(SetupStep::Register, over_limit)),
+            step(DeclineCause::Device(
+                Version::V2,
+                SetupStep::Register,
+                over_limit,
+            )),
             "0x01010000 register the receive buffer: \
              4096 bytes are needed and 1000 are left: memory limit is 1024",
         ),
         (
             step(DeclineCause::Device(
+                Version::V2,
                 SetupStep::OpenLink,
                 denied("open device").into(),
             )),
             "0x09990000 make the queue pair: open device: permission denied (os error 13)",
         ),
         (
-            step(DeclineCause::ReachTimedOut(Version::V2)),
+            step(DeclineCause::TimedOut(Version::V2, SetupStep::Reach)),
             "0x03030007 reach the peer's device: timed out",
         ),
         (
-            step(DeclineCause::TimedOut(SetupStep::Enter)),
+            step(DeclineCause::TimedOut(Version::V2, SetupStep::Enter)),
             "0x09990000 enter the link group: timed out",
         ),
         (
-            step(DeclineCause::TimedOut(SetupStep::Attach)),
+            step(DeclineCause::TimedOut(Version::V2, SetupStep::Attach)),
             "0x01010000 map the peer's receive buffer: timed out",
         ),
         (
-            step(DeclineCause::TimedOut(SetupStep::ConfirmRkey)),
+            step(DeclineCause::TimedOut(Version::V2, SetupStep::ConfirmRkey)),
             "0x09990003 announce the rkey: timed out",
         ),
         (
-            step(DeclineCause::TimedOut(SetupStep::BindPeer)),
+            step(DeclineCause::TimedOut(Version::V2, SetupStep::BindPeer)),
             "0x09990000 store the peer's rkey: timed out",
         ),
         (
-            step(DeclineCause::TimedOut(SetupStep::ConnectLink)),
+            step(DeclineCause::TimedOut(Version::V2, SetupStep::ConnectLink)),
             "0x09990002 connect the queue pair: timed out",
         ),
         (
-            step(DeclineCause::TimedOut(SetupStep::ConfirmLink)),
+            step(DeclineCause::TimedOut(Version::V2, SetupStep::ConfirmLink)),
             "0x02010000 confirm the link: timed out",
         ),
         // Link groups.

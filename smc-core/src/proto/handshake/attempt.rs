@@ -160,7 +160,7 @@ impl Attempt {
                 key: self.key,
                 intent: self.intent,
             },
-            (Awaits::Open, _) => Work::Open {
+            (Awaits::EstablishGroup, _) => Work::EstablishGroup {
                 group: self.group()?,
                 terms: self.terms()?,
             },
@@ -237,11 +237,11 @@ impl Attempt {
     /// ACCEPT or CONFIRM; `None` before there is a buffer.
     pub(super) fn message(
         &self,
-        step: clc::Step,
+        kind: clc::AcceptKind,
         config: &HandshakeConfig,
     ) -> Option<AcceptConfirm> {
         let is_first_contact = self.is_first_contact();
-        let first_contact = || self.first_contact(step, config);
+        let first_contact = || self.first_contact(kind, config);
         let terms = match self.eid {
             Some(eid) => clc::Terms::V2 {
                 eid,
@@ -282,10 +282,10 @@ impl Attempt {
                 })
             }
         };
-        Some(AcceptConfirm { step, terms, body })
+        Some(AcceptConfirm { kind, terms, body })
     }
 
-    fn first_contact(&self, step: clc::Step, config: &HandshakeConfig) -> FirstContact {
+    fn first_contact(&self, kind: clc::AcceptKind, config: &HandshakeConfig) -> FirstContact {
         let parts = FirstContact {
             features: self.features,
             ..FirstContact::new(self.release, config.os, config.host)
@@ -302,7 +302,7 @@ impl Attempt {
             v2_direct: ends.route == Route::Direct,
             max_conns: ends.limits.map_or(0, |limits| limits.conns),
             max_links: ends.limits.map_or(0, |limits| limits.links),
-            gids: (step == clc::Step::Confirm)
+            gids: (kind == clc::AcceptKind::Confirm)
                 .then(|| Bounded::from_iter_lossy(gids.chain(alternate))),
             ..parts
         }

@@ -42,11 +42,11 @@ pub(crate) enum DeclineCause {
     // Rules for ACCEPT and CONFIRM.
     /// The server chose a type or version that was not offered.
     NotOffered,
-    /// The release is higher than offered, or another one than in ACCEPT.
+    /// The release is higher than offered, or differs from ACCEPT.
     Release,
-    /// So is the number of connections of a link group, or it is out of range.
+    /// The number of connections per link group is out of range, or differs from ACCEPT.
     MaxConns,
-    /// So is the number of links of a link group, or it is out of range.
+    /// The number of links per link group is out of range, or differs from ACCEPT.
     MaxLinks,
     /// No route leads to the server's GID.
     NoRoute,
@@ -58,14 +58,10 @@ pub(crate) enum DeclineCause {
     NoDevice(Search, Option<FallbackCause>),
 
     // Steps of the set-up.
-    /// The device does not reach the peer's.
-    Unreachable(Version, DeviceError),
-    /// The device did not report in time whether it reaches the peer's.
-    ReachTimedOut(Version),
-    /// Another step of a device.
-    Device(SetupStep, DeviceError),
-    /// Another step has taken too long.
-    TimedOut(SetupStep),
+    /// A step of a device has failed.
+    Device(Version, SetupStep, DeviceError),
+    /// A step has taken too long.
+    TimedOut(Version, SetupStep),
     /// This side has no place in a link group.
     NoGroup(Role, NoGroup),
     /// There is no RMB.
@@ -142,43 +138,46 @@ pub(crate) fn decline_code(cause: &DeclineCause) -> DeclineCode {
 
         DeclineCause::NoDevice(Search::Any, _) => DeclineCode::NOSMCDEV,
         DeclineCause::NoDevice(Search::Rdma, _) => DeclineCode::NOSMCRDEV,
-        DeclineCause::NoDevice(Search::Direct(version), _)
-        | DeclineCause::Unreachable(version, _)
-        | DeclineCause::ReachTimedOut(version) => match version.is_v2() {
-            true => DeclineCode::NOSMCD2DEV,
-            false => DeclineCode::NOSMCDDEV,
-        },
+        DeclineCause::NoDevice(Search::Direct(version), _) => no_direct_device(*version),
 
-        DeclineCause::Device(step, error) => match (step, error) {
+        DeclineCause::Device(version, step, error) => match (step, error) {
             (SetupStep::Register, DeviceError::Exhausted) => DeclineCode::MAX_DMB,
             (SetupStep::OpenLink, DeviceError::Exhausted) => DeclineCode::MEM,
             (SetupStep::OpenLink, error) if error.is_lack_of_memory() => DeclineCode::MEM,
-            (step, _) => step_code(*step),
+            (step, _) => step_code(*step, *version),
         },
-        DeclineCause::TimedOut(step) => step_code(*step),
+        DeclineCause::TimedOut(version, step) => step_code(*step, *version),
         DeclineCause::NoGroup(Role::Client, _) => DeclineCode::SYNCERR,
         DeclineCause::NoGroup(Role::Server, NoGroup::Full) => DeclineCode::MEM,
         DeclineCause::NoGroup(Role::Server, NoGroup::Missing) => DeclineCode::INTERR,
         DeclineCause::Rmb(Role::Client, RmbError::NoLink) => DeclineCode::NOSRVLINK,
         DeclineCause::Rmb(Role::Server, RmbError::NoLink) => DeclineCode::NOACTLINK,
-        DeclineCause::Rmb(_, RmbError::Device(_)) => step_code(SetupStep::Register),
-        DeclineCause::Rkey(_) => step_code(SetupStep::ConfirmRkey),
+        DeclineCause::Rmb(_, RmbError::Device(_)) => DeclineCode::MEM,
+        DeclineCause::Rkey(_) => DeclineCode::ERR_REGBUF,
         DeclineCause::RtokenTableFull(_) => DeclineCode::ERR_RTOK,
         DeclineCause::FirstLink(FirstLinkError::Eyecatchers) => DeclineCode::RMBE_EC,
-        DeclineCause::FirstLink(_) => step_code(SetupStep::ConfirmLink),
+        DeclineCause::FirstLink(_) => DeclineCode::TIMEOUT_CL,
         DeclineCause::GroupTerminated => DeclineCode::NOACTLINK,
     }
 }
 
 /// The code of a step that failed for a cause without a code of its own.
-const fn step_code(step: SetupStep) -> DeclineCode {
+const fn step_code(step: SetupStep, version: Version) -> DeclineCode {
     match step {
-        SetupStep::Reach => DeclineCode::NOSMCD2DEV,
+        SetupStep::Reach => no_direct_device(version),
         SetupStep::Enter | SetupStep::OpenLink | SetupStep::BindPeer => DeclineCode::INTERR,
         SetupStep::Register | SetupStep::Attach => DeclineCode::MEM,
         SetupStep::ConfirmRkey => DeclineCode::ERR_REGBUF,
         SetupStep::ConnectLink => DeclineCode::ERR_RDYLNK,
         SetupStep::ConfirmLink => DeclineCode::TIMEOUT_CL,
+    }
+}
+
+/// The code of a version in which no SMC-D device can be used.
+const fn no_direct_device(version: Version) -> DeclineCode {
+    match version.is_v2() {
+        true => DeclineCode::NOSMCD2DEV,
+        false => DeclineCode::NOSMCDDEV,
     }
 }
 
@@ -194,10 +193,8 @@ impl From<DeclineCause> for FallbackReason {
                 return Self::peer_declined(code);
             }
             DeclineCause::NoHandshake(cause) | DeclineCause::NoDevice(_, Some(cause)) => cause,
-            DeclineCause::Unreachable(_, error) => device(SetupStep::Reach, error),
-            DeclineCause::ReachTimedOut(_) => FallbackCause::TimedOut(SetupStep::Reach),
-            DeclineCause::Device(step, error) => device(step, error),
-            DeclineCause::TimedOut(step) => FallbackCause::TimedOut(step),
+            DeclineCause::Device(_, step, error) => device(step, error),
+            DeclineCause::TimedOut(_, step) => FallbackCause::TimedOut(step),
             DeclineCause::NoGroup(_, why) => FallbackCause::NoGroup(why),
             DeclineCause::Rmb(_, RmbError::Device(error)) => device(SetupStep::Register, error),
             DeclineCause::Rkey(error) => FallbackCause::Rkey(error),

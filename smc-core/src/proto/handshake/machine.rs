@@ -258,13 +258,14 @@ impl Handshake {
         };
         let Attempt {
             role,
+            version,
             intent,
             member,
             size,
             ends,
             ..
         } = attempt;
-        let role = *role;
+        let (role, version) = (*role, *version);
         let cause = match (step.awaits, done, ends) {
             (Awaits::Reach, WorkDone::Reached(reached), _) => {
                 return self.handle_reached(reached);
@@ -304,7 +305,7 @@ impl Handshake {
                     failed => {
                         let short = DeviceError::Invalid("mapping is shorter than the buffer");
                         let error = failed.err().unwrap_or(short);
-                        DeclineCause::Device(step.setup_step(), error)
+                        DeclineCause::Device(version, step.setup_step(), error)
                     }
                 }
             }
@@ -315,7 +316,7 @@ impl Handshake {
             }
             // If the group was terminated meanwhile the peer may have used the connection before
             // that, and the connection ends together with the group.
-            (Awaits::Open, WorkDone::Opened(_), _)
+            (Awaits::EstablishGroup, WorkDone::GroupEstablished(_), _)
             | (Awaits::OpenLink, WorkDone::LinkOpened(Ok(_)), _)
             | (Awaits::ConfirmRkey, WorkDone::RkeyConfirmed(Ok(())), _)
             | (Awaits::BindPeer, WorkDone::PeerBound(Ok(())), _)
@@ -329,7 +330,7 @@ impl Handshake {
             (Awaits::Register, WorkDone::Registered(Err(error)), _)
             | (Awaits::OpenLink, WorkDone::LinkOpened(Err(error)), _)
             | (Awaits::ConnectLink, WorkDone::LinkConnected(Err(error)), _) => {
-                DeclineCause::Device(step.setup_step(), error)
+                DeclineCause::Device(version, step.setup_step(), error)
             }
             (Awaits::PrepareRmb, WorkDone::RmbPrepared(Err(error)), _) => {
                 DeclineCause::Rmb(role, error)
@@ -350,8 +351,9 @@ impl Handshake {
         else {
             return match reached {
                 Ok(()) => self.advance(),
-                Err(error) => Err(Failure::decline(DeclineCause::Unreachable(
+                Err(error) => Err(Failure::decline(DeclineCause::Device(
                     self.version,
+                    SetupStep::Reach,
                     error,
                 ))),
             };
@@ -384,10 +386,7 @@ impl Handshake {
             return Failure::Decline(reason);
         }
         let version = self.attempt.as_ref().map_or(self.version, |it| it.version);
-        let cause = match step {
-            SetupStep::Reach => DeclineCause::ReachTimedOut(version),
-            step => DeclineCause::TimedOut(step),
-        };
+        let cause = DeclineCause::TimedOut(version, step);
         Failure::decline(match &self.side {
             // There is no time for another device.
             Side::Server {
@@ -410,7 +409,7 @@ impl Handshake {
             if step.awaits != Awaits::Nothing {
                 return self.begin(step);
             }
-            self.send_end(clc::Step::Confirm)?;
+            self.send_accept_or_confirm(clc::AcceptKind::Confirm)?;
         }
         let attempt = self.attempt.as_ref();
         let established = attempt.and_then(Attempt::established).ok_or(BUG)?;
@@ -432,7 +431,7 @@ impl Handshake {
                 if let Side::Server { scan, .. } = &mut self.side {
                     *scan = None;
                 }
-                return self.send_end(clc::Step::Accept);
+                return self.send_accept_or_confirm(clc::AcceptKind::Accept);
             }
             // From here on the peer may decline whenever this side does.
             Awaits::ConfirmLink => self.crossing_possible = true,
@@ -446,9 +445,9 @@ impl Handshake {
     }
 
     /// Sends ACCEPT or CONFIRM.
-    fn send_end(&mut self, step: clc::Step) -> Result<(), Failure> {
+    fn send_accept_or_confirm(&mut self, kind: clc::AcceptKind) -> Result<(), Failure> {
         let attempt = self.attempt.as_ref();
-        let message = attempt.and_then(|attempt| attempt.message(step, &self.config));
+        let message = attempt.and_then(|attempt| attempt.message(kind, &self.config));
         let bytes = message
             .and_then(|message| emitted(message.encoded_len(), |buffer| message.emit(buffer)));
         self.send(bytes.ok_or(Error::Bug("handshake message cannot be written"))?);

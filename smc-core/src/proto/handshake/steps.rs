@@ -8,12 +8,24 @@ use super::HandshakeTimeouts;
 use crate::error::{Phase, SetupStep};
 
 /// SMC-D, client: from ACCEPT to the connection.
-pub(super) const CLIENT_DIRECT: &[&Step] =
-    &[&REACH, &ENTER, &REGISTER, &ATTACH, &SEND_CONFIRM, &OPEN];
+pub(super) const CLIENT_DIRECT: &[&Step] = &[
+    &REACH,
+    &ENTER,
+    &REGISTER,
+    &ATTACH,
+    &SEND_CONFIRM,
+    &ESTABLISH,
+];
 
 /// SMC-D, server: from PROPOSAL, or the device that failed, to the connection.
-pub(super) const SERVER_DIRECT: &[&Step] =
-    &[&REACH, &ENTER, &REGISTER, &CONFIRM, &OPEN, &ATTACH_LAST];
+pub(super) const SERVER_DIRECT: &[&Step] = &[
+    &REACH,
+    &ENTER,
+    &REGISTER,
+    &CONFIRM,
+    &ESTABLISH,
+    &ATTACH_LAST,
+];
 
 /// SMC-R, client.
 pub(super) const CLIENT_RDMA: &[&Step] = &[
@@ -25,7 +37,7 @@ pub(super) const CLIENT_RDMA: &[&Step] = &[
     &CONFIRM_RKEY,
     &SEND_CONFIRM,
     &CONFIRM_LINK,
-    &OPEN,
+    &ESTABLISH,
 ];
 
 /// SMC-R, server.
@@ -39,7 +51,7 @@ pub(super) const SERVER_RDMA: &[&Step] = &[
     &BIND_LAST,
     &CONNECT_LINK,
     &CONFIRM_LINK,
-    &OPEN,
+    &ESTABLISH,
 ];
 
 /// One step. Where several steps wait for the same, the circumstances differ.
@@ -75,7 +87,7 @@ pub(super) enum Awaits {
     ConfirmLink,
     /// A DECLINE of the peer, for the reason that this side has to decline.
     LateDecline,
-    Open,
+    EstablishGroup,
 }
 
 /// The connections that have a step.
@@ -160,26 +172,26 @@ macro_rules! steps {
 
 #[rustfmt::skip]
 steps! {
-    // Step       name                awaits       when          error    timeout  end      TCP
-    PROPOSAL:     "PROPOSAL",         Proposal,    Always,       Decline, Abort,   Wait,    Needed;
-    ACCEPT:       "ACCEPT",           Accept,      Always,       Decline, Abort,   Wait,    Needed;
-    CONFIRM:      "CONFIRM",          Confirm,     Always,       Decline, Abort,   Wait,    Needed;
-    SEND_CONFIRM: "nothing",          Nothing,     Always,       Decline, Abort,   Wait,    Needed;
-    REACH:        "reachability",     Reach,       Always,       Decline, Decline, Wait,    Needed;
-    ENTER:        "link group",       Enter,       Always,       Decline, Decline, Wait,    Needed;
-    REGISTER:     "buffer",           Register,    Always,       Decline, Decline, Decline, Needed;
-    ATTACH:       "attachment",       Attach,      Nocopy,       Decline, Decline, Decline, Needed;
-    ATTACH_LAST:  "attachment",       Attach,      Nocopy,       Lost,    Lost,    Wait,    Needed;
-    OPEN_LINK:    "queue pair",       OpenLink,    FirstContact, Decline, Decline, Decline, Needed;
-    PREPARE_RMB:  "buffer",           PrepareRmb,  Always,       Decline, Decline, Decline, Needed;
-    CONFIRM_RKEY: "CONFIRM RKEY",     ConfirmRkey, Reuse,        Decline, Decline, Decline, Needed;
-    BIND_CLIENT:  "peer's buffer",    BindPeer,    Always,       Decline, Decline, Decline, Needed;
-    BIND_FIRST:   "peer's buffer",    BindPeer,    FirstContact, Decline, Decline, Decline, Needed;
-    BIND_LAST:    "peer's buffer",    BindPeer,    Reuse,        Lost,    Abort,   Wait,    Needed;
-    CONNECT_LINK: "queue pair ready", ConnectLink, FirstContact, Decline, Decline, Decline, Needed;
-    CONFIRM_LINK: "CONFIRM LINK",     ConfirmLink, FirstContact, Decline, Decline, Wait,    MayEnd;
-    LATE_DECLINE: "late DECLINE",     LateDecline, Always,       Decline, Decline, Wait,    Needed;
-    OPEN:         "opening",          Open,        FirstContact, Lost,    Abort,   Wait,    Needed;
+    // Step       name             awaits          when          error    timeout  end      TCP
+    PROPOSAL:     "PROPOSAL",      Proposal,       Always,       Decline, Abort,   Wait,    Needed;
+    ACCEPT:       "ACCEPT",        Accept,         Always,       Decline, Abort,   Wait,    Needed;
+    CONFIRM:      "CONFIRM",       Confirm,        Always,       Decline, Abort,   Wait,    Needed;
+    SEND_CONFIRM: "nothing",       Nothing,        Always,       Decline, Abort,   Wait,    Needed;
+    REACH:        "reachability",  Reach,          Always,       Decline, Decline, Wait,    Needed;
+    ENTER:        "link group",    Enter,          Always,       Decline, Decline, Wait,    Needed;
+    REGISTER:     "buffer",        Register,       Always,       Decline, Decline, Decline, Needed;
+    ATTACH:       "attachment",    Attach,         Nocopy,       Decline, Decline, Decline, Needed;
+    ATTACH_LAST:  "attachment",    Attach,         Nocopy,       Lost,    Lost,    Wait,    Needed;
+    OPEN_LINK:    "queue pair",    OpenLink,       FirstContact, Decline, Decline, Decline, Needed;
+    PREPARE_RMB:  "buffer",        PrepareRmb,     Always,       Decline, Decline, Decline, Needed;
+    CONFIRM_RKEY: "CONFIRM RKEY",  ConfirmRkey,    Reuse,        Decline, Decline, Decline, Needed;
+    BIND_CLIENT:  "peer's buffer", BindPeer,       Always,       Decline, Decline, Decline, Needed;
+    BIND_FIRST:   "peer's buffer", BindPeer,       FirstContact, Decline, Decline, Decline, Needed;
+    BIND_LAST:    "peer's buffer", BindPeer,       Reuse,        Lost,    Abort,   Wait,    Needed;
+    CONNECT_LINK: "queue pair up", ConnectLink,    FirstContact, Decline, Decline, Decline, Needed;
+    CONFIRM_LINK: "CONFIRM LINK",  ConfirmLink,    FirstContact, Decline, Decline, Wait,    MayEnd;
+    LATE_DECLINE: "late DECLINE",  LateDecline,    Always,       Decline, Decline, Wait,    Needed;
+    ESTABLISH:    "establishment", EstablishGroup, FirstContact, Lost,    Abort,   Wait,    Needed;
 }
 
 impl Step {
@@ -195,7 +207,7 @@ impl Step {
             Awaits::ConnectLink => SetupStep::ConnectLink,
             Awaits::ConfirmLink | Awaits::LateDecline => SetupStep::ConfirmLink,
             Awaits::Enter
-            | Awaits::Open
+            | Awaits::EstablishGroup
             | Awaits::Proposal
             | Awaits::Accept
             | Awaits::Confirm
@@ -221,7 +233,7 @@ impl Step {
             | Awaits::ConnectLink
             | Awaits::ConfirmLink
             | Awaits::LateDecline
-            | Awaits::Open => Phase::Group,
+            | Awaits::EstablishGroup => Phase::Group,
         }
     }
 
@@ -240,7 +252,7 @@ impl Step {
             | Awaits::ConfirmRkey
             | Awaits::BindPeer
             | Awaits::ConnectLink
-            | Awaits::Open => Clock::Work,
+            | Awaits::EstablishGroup => Clock::Work,
         }
     }
 
@@ -263,7 +275,7 @@ impl Step {
             | Awaits::PrepareRmb
             | Awaits::BindPeer
             | Awaits::ConnectLink
-            | Awaits::Open => None,
+            | Awaits::EstablishGroup => None,
         }
     }
 }

@@ -96,10 +96,10 @@ pub enum Work {
         /// The new group.
         group: GroupId,
     },
-    /// Open the new link group to others
+    /// Establish the new link group: further connections may join it from then on
     /// ([`Registry::establish`](crate::proto::group::Registry::establish)). Answer:
-    /// [`WorkDone::Opened`].
-    Open {
+    /// [`WorkDone::GroupEstablished`].
+    EstablishGroup {
         /// The group.
         group: GroupId,
         /// The agreed values.
@@ -130,8 +130,8 @@ pub enum WorkDone {
     LinkConnected(Result<(), DeviceError>),
     /// Of [`Work::ConfirmLink`].
     LinkConfirmed(Result<(), FirstLinkError>),
-    /// Of [`Work::Open`].
-    Opened(Result<(), Terminated>),
+    /// Of [`Work::EstablishGroup`].
+    GroupEstablished(Result<(), Terminated>),
 }
 
 /// Which link of a group a connection uses.

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use smc_wire::llc::{DeleteLink, DeleteLinkReason, Step};
+use smc_wire::llc::{Class, DeleteLink, DeleteLinkReason};
 use smc_wire::types::LinkNumber;
 
 use super::flow::{AddFailure, DeferredRequest, Flow, Trigger};
@@ -78,7 +78,7 @@ impl LinkGroup {
         let over = self.primary()?;
         let message = DeleteLink {
             dialect: self.terms.dialect,
-            step: Step::Request,
+            class: Class::Request,
             all: false,
             orderly: deletion.is_orderly,
             link: deletion.number,
@@ -145,10 +145,10 @@ impl LinkGroup {
 
     /// DELETE LINK about one link.
     pub(super) fn handle_delete_link(&mut self, now: Instant, over: LinkId, message: DeleteLink) {
-        match (message.step, message.all) {
-            (Step::Request, true) => return self.handle_delete_all(now, message.reason),
-            (Step::Response, _) => return self.handle_deleted(message),
-            (Step::Request, false) => {}
+        match (message.class, message.all) {
+            (Class::Request, true) => return self.handle_delete_all(now, message.reason),
+            (Class::Response, _) => return self.handle_deleted(message),
+            (Class::Request, false) => {}
         }
         if self.abandoned == Some(message.link) {
             self.abandoned = None;

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use smc_wire::EmitError;
-use smc_wire::llc::{AddLinkStep, Dialect, Header, Message, MessageType, Step, detect_order};
+use smc_wire::llc::{AddLinkClass, Class, Dialect, Header, Message, MessageType, detect_order};
 
 use super::flow::Flow;
 use super::link::LinkRecord;
@@ -32,9 +32,9 @@ impl LinkGroup {
         self.learn_order(&header, message);
         match parsed {
             Message::ConfirmLink(message) => self.handle_confirm_link(now, link, message),
-            Message::AddLink(message) => match (self.role, message.step) {
-                (Role::Client, AddLinkStep::Request) => self.handle_offer(now, link, &message),
-                (Role::Server, AddLinkStep::Request) => self.handle_invitation(link),
+            Message::AddLink(message) => match (self.role, message.class) {
+                (Role::Client, AddLinkClass::Request) => self.handle_offer(now, link, &message),
+                (Role::Server, AddLinkClass::Request) => self.handle_invitation(link),
                 (Role::Server, _) => self.handle_offer_answer(now, link, &message),
                 (Role::Client, _) => {}
             },
@@ -62,7 +62,7 @@ impl LinkGroup {
     /// Linux writes lengths in the byte order of its processor. Responses that repeat a local
     /// request repeat its byte order too.
     fn learn_order(&mut self, header: &Header, message: &[u8]) {
-        let is_own = header.step() == Step::Request
+        let is_own = header.class() == Class::Request
             || header.message_type() == Some(MessageType::ConfirmLink);
         if let (true, Dialect::V2(_), Some(order)) =
             (is_own, self.terms.dialect, detect_order(message))

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use smc_wire::llc::{DeleteLink, DeleteLinkReason, Header, Message, Step};
+use smc_wire::llc::{Class, DeleteLink, DeleteLinkReason, Header, Message};
 
 use super::flow::Flow;
 use super::link::LinkState;
@@ -129,10 +129,10 @@ impl LinkGroup {
             return;
         }
         match parsed {
-            Message::DeleteLink(message) if message.all && message.step == Step::Request => {
+            Message::DeleteLink(message) if message.all && message.class == Class::Request => {
                 self.finish()
             }
-            Message::DeleteRkey(message) if message.step == Step::Request => {
+            Message::DeleteRkey(message) if message.class == Class::Request => {
                 self.answer_delete_rkey(link, &message);
             }
             _ => {}

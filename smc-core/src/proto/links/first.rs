@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use smc_wire::llc::{ConfirmLink, Step};
+use smc_wire::llc::{Class, ConfirmLink};
 
 use super::flow::Flow;
 use super::{FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId};
@@ -32,7 +32,7 @@ impl LinkGroup {
                 first.until = Some(after(now, self.config.timeouts.response));
                 let number = self.next_number();
                 self.set_number(first.link, number);
-                self.send_confirm_link(first.link, Step::Request);
+                self.send_confirm_link(first.link, Class::Request);
                 self.flow = Some(Flow::First(first));
             }
             (Role::Client, None) => {
@@ -46,11 +46,11 @@ impl LinkGroup {
     /// CONFIRM LINK, for whichever flow waits for it on this link.
     pub(super) fn handle_confirm_link(&mut self, now: Instant, link: LinkId, message: ConfirmLink) {
         let wanted = match self.role {
-            Role::Client => Step::Request,
-            Role::Server => Step::Response,
+            Role::Client => Class::Request,
+            Role::Server => Class::Response,
         };
         match self.flow.take() {
-            flow if message.step != wanted => self.flow = flow,
+            flow if message.class != wanted => self.flow = flow,
             Some(Flow::First(mut first)) if first.link == link => match first.until {
                 Some(_) => self.first_confirmed(now, &first, message),
                 None if self.role == Role::Client => {
@@ -74,7 +74,7 @@ impl LinkGroup {
         } else {
             if self.role == Role::Client {
                 self.set_number(first.link, message.link);
-                self.send_confirm_link(first.link, Step::Response);
+                self.send_confirm_link(first.link, Class::Response);
             }
             self.activate(now, first.link, GroupType::Single);
             Ok(())
@@ -83,7 +83,7 @@ impl LinkGroup {
     }
 
     /// CONFIRM LINK about the local end of a link, on that link.
-    pub(super) fn send_confirm_link(&mut self, link: LinkId, step: Step) {
+    pub(super) fn send_confirm_link(&mut self, link: LinkId, class: Class) {
         let Some(info) = self.link(link) else {
             return;
         };
@@ -92,7 +92,7 @@ impl LinkGroup {
         };
         let message = ConfirmLink {
             dialect: self.terms.dialect,
-            step,
+            class,
             no_eyecatcher: ConfirmLink::NO_EYECATCHER,
             mac: local.mac,
             gid: local.gid,

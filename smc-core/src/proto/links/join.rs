@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use smc_wire::llc::{AddLink, AddLinkCont, AddLinkStep, RejectReason, Rtoken, Step};
+use smc_wire::llc::{AddLink, AddLinkClass, AddLinkCont, Class, RejectReason, Rtoken};
 
 use super::flow::{AddFailure, DeferredRequest, Flow, Progress};
 use super::tokens::RtokenExchange;
@@ -105,7 +105,7 @@ impl Join {
 
     pub(super) fn is_exchanging(&self, over: LinkId, message: &AddLinkCont) -> bool {
         let is_request =
-            message.step == Step::Request && message.link == self.offered.rejection.link;
+            message.class == Class::Request && message.link == self.offered.rejection.link;
         self.stage == JoinStage::Exchanging && self.over == over && is_request
     }
 }
@@ -211,7 +211,7 @@ impl LinkGroup {
         };
         let (over, number) = (join.over, join.offered.rejection.link);
         let rtokens = self.rtokens_for(over, info.device);
-        self.send_add_link(over, AddLinkStep::Accepted, number, &local, &rtokens);
+        self.send_add_link(over, AddLinkClass::Accepted, number, &local, &rtokens);
         let told = std::mem::take(&mut join.offered.rtokens);
         self.store_peer_rtokens(over, join.link, told);
         if is_v2 {
@@ -230,7 +230,7 @@ impl LinkGroup {
         let rtokens = message.rtokens.iter().copied().map(Rtoken::from);
         self.store_peer_rtokens(over, join.link, rtokens);
         join.exchange.handle_message(message)?;
-        let answer = join.exchange.next_message(Step::Response, message.link);
+        let answer = join.exchange.next_message(Class::Response, message.link);
         self.send(over, answer.encoded_len(), |buffer| answer.emit(buffer));
         if join.exchange.is_done() {
             join.stage.exchanged()?;
@@ -240,7 +240,7 @@ impl LinkGroup {
     }
 
     pub(super) fn join_confirmed(&mut self, now: Instant, join: &Join) {
-        self.send_confirm_link(join.link, Step::Response);
+        self.send_confirm_link(join.link, Class::Response);
         self.activate(now, join.link, join.kind);
     }
 

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use smc_wire::llc::{
-    AddLink, AddLinkCont, AddLinkExtension, AddLinkStep, DeleteLink, DeleteLinkReason, Dialect,
-    RequestAddLink, RequestAddLinkStep, Rtoken, Step, WireRtoken,
+    AddLink, AddLinkClass, AddLinkCont, AddLinkExtension, Class, DeleteLink, DeleteLinkReason,
+    Dialect, RequestAddLink, RequestAddLinkClass, Rtoken, WireRtoken,
 };
 use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
@@ -78,7 +78,7 @@ impl LinkOffer {
     }
 
     pub(super) fn is_exchanging(&self, over: LinkId, message: &AddLinkCont) -> bool {
-        let is_answer = message.step == Step::Response && self.matches_answer(over, message.link);
+        let is_answer = message.class == Class::Response && self.matches_answer(over, message.link);
         self.stage == OfferStage::Exchanging && is_answer
     }
 
@@ -158,14 +158,14 @@ impl LinkGroup {
             ..local
         };
         let number = self.next_number();
-        self.send_add_link(over, AddLinkStep::Request, number, &address, &[]);
+        self.send_add_link(over, AddLinkClass::Request, number, &address, &[]);
     }
 
     /// The negative 44-byte answer to REQUEST ADD LINK.
     fn answer_request(&mut self, over: LinkId) {
         let message = RequestAddLink {
             order: self.terms.dialect.order(),
-            step: RequestAddLinkStep::Response {
+            class: RequestAddLinkClass::Response {
                 rejected: false,
                 reason: Default::default(),
             },
@@ -188,7 +188,7 @@ impl LinkGroup {
         offer.stage.mapped()?;
         let rtokens = self.rtokens_for(offer.over, info.device);
         let (over, number) = (offer.over, offer.number);
-        self.send_add_link(over, AddLinkStep::Request, number, &local, &rtokens);
+        self.send_add_link(over, AddLinkClass::Request, number, &local, &rtokens);
         if self.terms.dialect == Dialect::V1 {
             offer.exchange = RtokenExchange::new(rtokens);
         }
@@ -208,7 +208,7 @@ impl LinkGroup {
             }
             flow => {
                 self.flow = flow;
-                let is_rejection = matches!(answer.step, AddLinkStep::Rejected(_));
+                let is_rejection = matches!(answer.class, AddLinkClass::Rejected(_));
                 if is_rejection && self.abandoned == Some(answer.link) {
                     // The final answer of a client to an abandoned offer, as expected.
                     self.abandoned = None;
@@ -218,7 +218,7 @@ impl LinkGroup {
     }
 
     fn offer_answered(&mut self, offer: &mut LinkOffer, answer: &AddLink<'_>) -> Progress {
-        if answer.step != AddLinkStep::Accepted {
+        if answer.class != AddLinkClass::Accepted {
             return Err(AddFailure::Rejected);
         }
         if answer.mtu.bytes().is_none() {
@@ -253,7 +253,7 @@ impl LinkGroup {
 
     fn send_offer_keys(&mut self, offer: &mut LinkOffer) -> Progress {
         let over = offer.over;
-        let message = offer.exchange.next_message(Step::Request, offer.number);
+        let message = offer.exchange.next_message(Class::Request, offer.number);
         self.send(over, message.encoded_len(), |buffer| message.emit(buffer));
         Ok(self.config.timeouts.response)
     }
@@ -274,7 +274,7 @@ impl LinkGroup {
     }
 
     fn confirm_offer(&mut self, offer: &LinkOffer) -> Progress {
-        self.send_confirm_link(offer.link, Step::Request);
+        self.send_confirm_link(offer.link, Class::Request);
         Ok(self.config.timeouts.added_confirm)
     }
 
@@ -304,7 +304,7 @@ impl LinkGroup {
     pub(super) fn send_delete_lost(&mut self, over: LinkId, link: LinkNumber) {
         let message = DeleteLink {
             dialect: self.terms.dialect,
-            step: Step::Request,
+            class: Class::Request,
             all: false,
             orderly: false,
             link,
@@ -318,7 +318,7 @@ impl LinkGroup {
     pub(super) fn send_add_link(
         &mut self,
         over: LinkId,
-        step: AddLinkStep,
+        class: AddLinkClass,
         number: LinkNumber,
         local: &LinkAddress,
         rtokens: &[Rtoken],
@@ -333,7 +333,7 @@ impl LinkGroup {
         };
         let message = AddLink {
             dialect: self.terms.dialect,
-            step,
+            class,
             mac: local.mac,
             gid: local.gid,
             qpn: local.qpn,

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use smc_wire::Bounded;
-use smc_wire::llc::{AddLink, AddLinkStep, RequestAddLink, RequestAddLinkStep};
+use smc_wire::llc::{AddLink, AddLinkClass, RequestAddLink, RequestAddLinkClass};
 use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
 use super::flow::{Flow, Trigger};
@@ -44,7 +44,7 @@ impl LinkGroup {
         if self.terms.dialect.is_v2() {
             let message = RequestAddLink {
                 order: self.terms.dialect.order(),
-                step: RequestAddLinkStep::Request {
+                class: RequestAddLinkClass::Request {
                     gids: Bounded::from_iter_lossy([local.gid, alternate.gid]),
                 },
             };
@@ -55,7 +55,7 @@ impl LinkGroup {
             // A hint, which is not answered.
             let message = AddLink {
                 dialect: self.terms.dialect,
-                step: AddLinkStep::Request,
+                class: AddLinkClass::Request,
                 mac: alternate.mac,
                 gid: alternate.gid,
                 qpn: Qpn::default(),
@@ -71,19 +71,19 @@ impl LinkGroup {
     /// REQUEST ADD LINK.
     pub(super) fn handle_request_add_link(&mut self, over: LinkId, message: &RequestAddLink) {
         let is_established = self.is_established_link(over);
-        match (self.role, &message.step, &mut self.flow) {
+        match (self.role, &message.class, &mut self.flow) {
             // The ADD LINK that is about to be sent is the answer, unless it cannot be made.
-            (Role::Server, RequestAddLinkStep::Request { .. }, Some(Flow::Offer(offer)))
+            (Role::Server, RequestAddLinkClass::Request { .. }, Some(Flow::Offer(offer)))
                 if !offer.is_sent() =>
             {
                 offer.trigger = Trigger::Requested(over);
             }
             // The ADD LINK in progress is the answer.
             (Role::Server, _, Some(Flow::First(_) | Flow::Offer(_))) => {}
-            (Role::Server, RequestAddLinkStep::Request { .. }, _) if is_established => {
+            (Role::Server, RequestAddLinkClass::Request { .. }, _) if is_established => {
                 self.pending.add = Some(Trigger::Requested(over));
             }
-            (Role::Client, RequestAddLinkStep::Response { .. }, Some(Flow::Request { .. })) => {
+            (Role::Client, RequestAddLinkClass::Response { .. }, Some(Flow::Request { .. })) => {
                 self.flow = None;
                 self.long_messages.answered(&mut self.outputs);
             }

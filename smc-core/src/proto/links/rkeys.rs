@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use smc_wire::Bounded;
 use smc_wire::llc::{
-    ConfirmRkey, DeleteRkey, DeleteRkeyErrors, LinkRtoken, RkeyStep, Step, WireRkey,
+    Class, ConfirmRkey, DeleteRkey, DeleteRkeyErrors, LinkRtoken, RkeyClass, WireRkey,
 };
 use smc_wire::types::Rkey;
 
@@ -91,7 +91,7 @@ impl LinkGroup {
         }));
         let message = ConfirmRkey {
             dialect: self.terms.dialect,
-            step: RkeyStep::Request,
+            class: RkeyClass::Request,
             rkey: key.rkey,
             address: key.addr,
             further_links: u8::try_from(further.len()).unwrap_or(u8::MAX),
@@ -269,10 +269,10 @@ impl LinkGroup {
 
     /// CONFIRM RKEY. A request is always answered at once.
     pub(super) fn handle_confirm_rkey(&mut self, link: LinkId, message: &ConfirmRkey) {
-        let result = match message.step {
-            RkeyStep::Request => return self.answer_confirm_rkey(link, message),
-            RkeyStep::Accepted => Ok(()),
-            RkeyStep::Rejected { .. } => Err(RkeyError::Refused),
+        let result = match message.class {
+            RkeyClass::Request => return self.answer_confirm_rkey(link, message),
+            RkeyClass::Accepted => Ok(()),
+            RkeyClass::Rejected { .. } => Err(RkeyError::Refused),
         };
         let answered = self.local_rmbs.take_requests(|request| {
             matches!(request.wait, RkeyWait::Confirming { rkey, addr, .. }
@@ -288,7 +288,7 @@ impl LinkGroup {
         let entered = is_sane
             .then(|| self.rtokens.add(link, message.rkey, message.address).ok())
             .flatten();
-        let step = match entered {
+        let class = match entered {
             Some(id) => {
                 for further in &message.further {
                     let other = self.links().find(|other| other.number == further.link);
@@ -297,17 +297,17 @@ impl LinkGroup {
                             .set(id, other.id, further.rkey, further.address);
                     }
                 }
-                RkeyStep::Accepted
+                RkeyClass::Accepted
             }
-            None => RkeyStep::Rejected { retry: true },
+            None => RkeyClass::Rejected { retry: true },
         };
-        let answer = message.response(step);
+        let answer = message.response(class);
         self.send(link, answer.encoded_len(), |buffer| answer.emit(buffer));
     }
 
     /// DELETE RKEY. A request is always answered at once.
     pub(super) fn handle_delete_rkey(&mut self, link: LinkId, message: &DeleteRkey<'_>) {
-        if message.step == Step::Request {
+        if message.class == Class::Request {
             return self.answer_delete_rkey(link, message);
         }
         let is_v2 = self.terms.dialect.is_v2();

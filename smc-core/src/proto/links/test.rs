@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use smc_wire::llc::{Step, TestLink};
+use smc_wire::llc::{Class, TestLink};
 
 use super::link::LinkRecord;
 use super::{LinkGroup, LinkId};
@@ -47,12 +47,12 @@ impl LinkGroup {
     }
 
     pub(super) fn handle_test_link(&mut self, link: LinkId, message: TestLink) {
-        match message.step {
-            Step::Request => {
+        match message.class {
+            Class::Request => {
                 let answer = message.response();
                 self.send(link, answer.encoded_len(), |buffer| answer.emit(buffer));
             }
-            Step::Response => {
+            Class::Response => {
                 if let Some(found) = self.find_link(link) {
                     found.test_deadline = None;
                 }

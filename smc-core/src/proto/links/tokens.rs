@@ -1,6 +1,6 @@
 //! The keys of all RMBs on a link that is being added (docs/spec/llc.md#keys-of-a-new-link).
 
-use smc_wire::llc::{AddLinkCont, Rtoken, Step};
+use smc_wire::llc::{AddLinkCont, Class, Rtoken};
 use smc_wire::types::LinkNumber;
 
 use super::flow::AddFailure;
@@ -25,8 +25,8 @@ impl RtokenExchange {
     }
 
     /// The next message; its contents count as announced.
-    pub(super) fn next_message(&mut self, step: Step, link: LinkNumber) -> AddLinkCont {
-        let message = AddLinkCont::of(step, link, &self.left);
+    pub(super) fn next_message(&mut self, class: Class, link: LinkNumber) -> AddLinkCont {
+        let message = AddLinkCont::of(class, link, &self.left);
         self.left.drain(..message.rtokens.len());
         message
     }

@@ -2,7 +2,9 @@
 
 use zerocopy::FromBytes;
 
-use super::{AcceptConfirm, Body, DirectEnd, DirectV1, DirectV2, RdmaEnd, RdmaV2, Step, Terms};
+use super::{
+    AcceptConfirm, AcceptKind, Body, DirectEnd, DirectV1, DirectV2, RdmaEnd, RdmaV2, Terms,
+};
 use crate::clc::header::{
     CONNECTION_TYPE, ClcType, FIRST_CONTACT, HEADER_LEN, Header, LAST_AT, LENGTH_AT, TRAILER_LEN,
     check_trailer,
@@ -32,19 +34,19 @@ impl AcceptConfirm {
     }
 
     pub(in crate::clc) fn read(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
-        let step = match header.kind {
-            ClcType::Confirm => Step::Confirm,
-            _ => Step::Accept,
+        let kind = match header.kind {
+            ClcType::Confirm => AcceptKind::Confirm,
+            _ => AcceptKind::Accept,
         };
         let is_rdma = match header.flags & CONNECTION_TYPE.mask {
             0 => true,
             1 => false,
             got => {
                 let field = "type of connection";
-                return Err(step.kind().bad_value(field, LAST_AT, "0 or 1", got));
+                return Err(kind.message_kind().bad_value(field, LAST_AT, "0 or 1", got));
             }
         };
-        check_length(header, step, is_rdma)?;
+        check_length(header, kind, is_rdma)?;
 
         let is_whole = bytes.len() == usize::from(header.length);
         let limit = if is_whole {
@@ -60,7 +62,8 @@ impl AcceptConfirm {
         };
         let (body, eid, rest) = fixed.ok_or_else(|| {
             let needed = header.length.into();
-            step.kind().truncated("message", needed, bytes.len())
+            kind.message_kind()
+                .truncated("message", needed, bytes.len())
         })?;
         let is_first = FIRST_CONTACT.is_set(header.flags);
         let terms = match eid {
@@ -69,7 +72,7 @@ impl AcceptConfirm {
             },
             Some(eid) if is_first => {
                 let offset = limit.saturating_sub(rest.len());
-                let parts = FirstContact::read(step.kind(), is_rdma, offset, rest)?;
+                let parts = FirstContact::read(kind.message_kind(), is_rdma, offset, rest)?;
                 let first_contact = Some(parts);
                 Terms::V2 { eid, first_contact }
             }
@@ -79,9 +82,9 @@ impl AcceptConfirm {
             },
         };
         if is_whole {
-            check_trailer(step.kind(), bytes)?;
+            check_trailer(kind.message_kind(), bytes)?;
         }
-        Ok(Self { step, terms, body })
+        Ok(Self { kind, terms, body })
     }
 }
 
@@ -121,10 +124,10 @@ fn read_d<'a>(header: &Header, bytes: &'a [u8]) -> Option<Fixed<'a>> {
 }
 
 /// Version 1 has one length per kind of SMC, version 2 a minimum.
-fn check_length(header: &Header, step: Step, is_rdma: bool) -> Result<(), DecodeError> {
+fn check_length(header: &Header, kind: AcceptKind, is_rdma: bool) -> Result<(), DecodeError> {
     let got = usize::from(header.length);
     let expected = AcceptConfirm::fixed_len(header.version, is_rdma);
-    let kind = match header.version.is_v2() {
+    let error = match header.version.is_v2() {
         false if got != expected => DecodeErrorKind::Length { expected, got },
         true if got < expected => DecodeErrorKind::LengthBelow {
             minimum: expected,
@@ -132,5 +135,10 @@ fn check_length(header: &Header, step: Step, is_rdma: bool) -> Result<(), Decode
         },
         _ => return Ok(()),
     };
-    Err(DecodeError::new(step.kind(), "length", LENGTH_AT, kind))
+    Err(DecodeError::new(
+        kind.message_kind(),
+        "length",
+        LENGTH_AT,
+        error,
+    ))
 }

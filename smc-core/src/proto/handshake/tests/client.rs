@@ -2,7 +2,7 @@
 
 use smc_wire::Bounded;
 use smc_wire::clc::Terms as ClcTerms;
-use smc_wire::clc::{DirectEnd, FirstContact, GidEntry, Step};
+use smc_wire::clc::{AcceptKind, DirectEnd, FirstContact, GidEntry};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{FeatureMask, GroupId, Offer as Types, OsType, PnetId, Release, Version};
 
@@ -20,7 +20,7 @@ fn waiting(config: HandshakeConfig) -> Fixture {
 /// What a server answers to [`host`] at first contact.
 fn accept() -> AcceptConfirm {
     AcceptConfirm {
-        step: Step::Accept,
+        kind: AcceptKind::Accept,
         terms: ClcTerms::V2 {
             eid: DEFAULT_SEID,
             first_contact: Some(FirstContact {
@@ -480,7 +480,7 @@ fn d5_order_of_the_work() {
     let mut f = waiting(host());
     f.receive_end(&accept());
     let kinds: Vec<_> = f.side.works.iter().map(name).collect();
-    assert_eq!(kinds, ["reach", "enter", "register", "attach", "open"]);
+    assert_eq!(kinds, ["reach", "enter", "register", "attach", "establish"]);
     assert_eq!(f.side.direct().peer_buffer.token, DmbToken(0xdead_beef));
 }
 

@@ -85,7 +85,7 @@ fn done() -> impl Strategy<Value = WorkDone> {
         WorkDone::Attached(Ok(0x10_0000)),
         WorkDone::Attached(Ok(1)),
         WorkDone::Attached(Err(DeviceError::PeerGone)),
-        WorkDone::Opened(Ok(())),
+        WorkDone::GroupEstablished(Ok(())),
         WorkDone::LinkOpened(Ok(link())),
         WorkDone::LinkOpened(Err(DeviceError::Exhausted)),
         WorkDone::RmbPrepared(Ok(rmb())),
@@ -191,7 +191,7 @@ fn fits(work: &Work, done: &WorkDone) -> bool {
             | (Work::Enter { .. }, WorkDone::Entered(_))
             | (Work::Register { .. }, WorkDone::Registered(_))
             | (Work::Attach { .. }, WorkDone::Attached(_))
-            | (Work::Open { .. }, WorkDone::Opened(_))
+            | (Work::EstablishGroup { .. }, WorkDone::GroupEstablished(_))
             | (Work::OpenLink { .. }, WorkDone::LinkOpened(_))
             | (Work::PrepareRmb { .. }, WorkDone::RmbPrepared(_))
             | (Work::BindPeer(_), WorkDone::PeerBound(_))

@@ -225,11 +225,11 @@ impl Side {
                     len.ok_or(DeviceError::Invalid("unknown token"))
                 }
             }),
-            Work::Open { group, terms } => {
+            Work::EstablishGroup { group, terms } => {
                 let mut groups = self.groups.borrow_mut();
                 let result = groups.registry.establish(group, terms);
                 groups.drain();
-                WorkDone::Opened(result)
+                WorkDone::GroupEstablished(result)
             }
             work => self.rdma_work(&work),
         })
@@ -336,7 +336,7 @@ fn name(work: &Work) -> &'static str {
         Work::BindPeer(_) => "bind",
         Work::ConnectLink { .. } => "connect",
         Work::ConfirmLink { .. } => "confirm link",
-        Work::Open { .. } => "open",
+        Work::EstablishGroup { .. } => "establish",
     }
 }
 

@@ -442,7 +442,7 @@ fn stalled_last_steps_of_either_side() {
     assert_eq!(pair.server.direct().access, PeerAccess::Lost);
 
     let mut pair = Pair::new(host(), host());
-    pair.client.faults.stall = Some("open");
+    pair.client.faults.stall = Some("establish");
     pair.run();
     assert_eq!(*pair.client.error(), Error::TimedOut(Phase::Group));
 }
@@ -497,23 +497,23 @@ fn group_terminated_under_a_set_up() {
 }
 
 #[test]
-fn group_that_ends_at_the_moment_of_opening() {
+fn group_that_ends_at_the_moment_of_its_establishment() {
     let mut pair = Pair::new(host(), host());
-    pair.client.faults.stall = Some("open");
+    pair.client.faults.stall = Some("establish");
     pair.settle();
     pair.client
         .machine
-        .handle_done(pair.now, WorkDone::Opened(Err(terminated())));
+        .handle_done(pair.now, WorkDone::GroupEstablished(Err(terminated())));
     pair.client.settle(pair.now);
     // It is the connection that ends, behind what the server has written.
     pair.client.established();
 
     let mut pair = Pair::new(host(), host());
-    pair.server.faults.stall = Some("open");
+    pair.server.faults.stall = Some("establish");
     pair.settle();
     pair.server
         .machine
-        .handle_done(pair.now, WorkDone::Opened(Err(terminated())));
+        .handle_done(pair.now, WorkDone::GroupEstablished(Err(terminated())));
     pair.run();
     pair.server.established();
 }

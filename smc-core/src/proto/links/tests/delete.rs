@@ -1,4 +1,4 @@
-use smc_wire::llc::{ByteOrder, DeleteLink, Dialect, Step};
+use smc_wire::llc::{ByteOrder, Class, DeleteLink, Dialect};
 use smc_wire::types::LinkNumber;
 
 use super::*;
@@ -7,7 +7,7 @@ fn request(link: u8) -> [u8; 44] {
     let mut message = [0; 44];
     DeleteLink {
         dialect: Dialect::V2(ByteOrder::Little),
-        step: Step::Request,
+        class: Class::Request,
         all: false,
         orderly: true,
         link: LinkNumber(link),

@@ -1,4 +1,4 @@
-use smc_wire::llc::{ConfirmRkey, DeleteRkey, Dialect, Message, RkeyStep, WireRkey};
+use smc_wire::llc::{ConfirmRkey, DeleteRkey, Dialect, Message, RkeyClass, WireRkey};
 use smc_wire::types::{Rkey, RmbAddr};
 
 use super::world::key_of;
@@ -154,7 +154,7 @@ fn several_requests_may_be_unanswered_if_configured() {
         let mut answer = [0; 44];
         ConfirmRkey {
             dialect: group.dialect(),
-            step: RkeyStep::Accepted,
+            class: RkeyClass::Accepted,
             rkey,
             address,
             further_links: 0,

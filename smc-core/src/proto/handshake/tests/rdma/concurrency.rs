@@ -123,7 +123,7 @@ impl Simulation {
                     "connect",
                     "confirm rkey",
                     "confirm link",
-                    "open",
+                    "establish",
                 ];
                 let at = usize::try_from(self.below(kinds.len() as u64)).unwrap();
                 side.faults.stall = Some(kinds[at]);

@@ -37,7 +37,7 @@ fn first_contact_of_v2_1() {
             "bind",
             "connect",
             "confirm link",
-            "open"
+            "establish"
         ]
     );
     assert_eq!(
@@ -49,7 +49,7 @@ fn first_contact_of_v2_1() {
             "bind",
             "connect",
             "confirm link",
-            "open"
+            "establish"
         ]
     );
     for side in [&pair.client, &pair.server] {

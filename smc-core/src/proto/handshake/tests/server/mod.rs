@@ -6,7 +6,9 @@ mod selection;
 
 use smc_wire::Bounded;
 use smc_wire::clc::Terms as ClcTerms;
-use smc_wire::clc::{DirectEnd, DirectExtension, GidEntry, IpArea, Ipv6Prefix, SmcdArea, Step};
+use smc_wire::clc::{
+    AcceptKind, DirectEnd, DirectExtension, GidEntry, IpArea, Ipv6Prefix, SmcdArea,
+};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
     GroupId, IsmGid, Mac, Offer as Types, OsType, PeerId, PnetId, Release, RoceGid, Version,
@@ -43,7 +45,7 @@ fn confirmed(accept: &AcceptConfirm) -> AcceptConfirm {
         group: GroupId([0, 0, 1, 0]),
     };
     AcceptConfirm {
-        step: Step::Confirm,
+        kind: AcceptKind::Confirm,
         body: Body::D(end),
         ..accept.clone()
     }
