@@ -337,7 +337,7 @@ impl Endpoint {
         let until = until.min(self.inner.runtime.now() + DELETIONS);
         let is_settled = || {
             groups.all_rdma().iter().all(|group| group.is_settled())
-                && !drivers.iter().any(|driver| driver.has_released_rdma())
+                && !drivers.iter().any(|driver| driver.has_app_closed_rdma())
         };
         groups.wait_until(until, is_settled).await;
         self.shutdown();

@@ -57,7 +57,7 @@ impl Conn {
             self.arm();
             self.watch_tcp();
             self.handle_peer_flags();
-            self.driver.linger(self);
+            self.driver.await_peer_close(self);
         }
     }
 

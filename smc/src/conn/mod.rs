@@ -252,22 +252,22 @@ impl Conn {
         }
     }
 
-    pub(crate) fn is_released(&self) -> bool {
-        self.closing.lock().is_released()
+    pub(crate) fn is_app_closed(&self) -> bool {
+        self.closing.lock().is_app_closed()
     }
 
     /// Whether the application writes nothing more: the stream was dropped, or shut down for
     /// writing.
     pub(crate) fn is_write_closed(&self) -> bool {
         let closing = self.closing.lock();
-        closing.is_released() || closing.is_shut()
+        closing.is_app_closed() || closing.is_shut()
     }
 
     /// Whether all written data and the close behind it are in the peer's memory, or never will be.
     /// Otherwise the driver is notified when they may be.
     pub(crate) fn await_delivery(&self) -> bool {
         match self.rdma() {
-            Some(rdma) if self.is_released() => rdma.await_delivery(),
+            Some(rdma) if self.is_app_closed() => rdma.await_delivery(),
             // Reading makes this side send, too.
             Some(rdma) => {
                 rdma.await_sent();
@@ -431,24 +431,24 @@ impl Conn {
 
     /// For the driver: a sent message has completed, which freed staging space.
     pub(crate) fn handle_sent(&self) {
-        let (is_released, is_shut) = {
+        let (is_app_closed, is_shut) = {
             let closing = self.closing.lock();
-            (closing.is_released(), closing.is_shut())
+            (closing.is_app_closed(), closing.is_shut())
         };
-        if is_released {
+        if is_app_closed {
             self.release_if_closed();
         } else {
             self.writer.wake();
             self.changed.notify(usize::MAX);
         }
-        if is_released || is_shut {
+        if is_app_closed || is_shut {
             self.driver.note_delivery();
         }
     }
 
     /// For the driver: the peer signalled.
     pub(crate) fn handle_signal(self: &Arc<Self>) {
-        if self.closing.lock().is_released() {
+        if self.closing.lock().is_app_closed() {
             self.handle_peer_flags();
             self.arm();
             self.watch_tcp();
@@ -549,7 +549,7 @@ struct TcpEventWaker(Weak<Conn>);
 impl Wake for TcpEventWaker {
     fn wake(self: Arc<Self>) {
         let Some(conn) = self.0.upgrade() else { return };
-        if conn.is_released() {
+        if conn.is_app_closed() {
             // Deferred to the driver: the caller may be polling that socket.
             conn.driver.note_tcp_event(&conn);
         } else {

@@ -44,7 +44,7 @@ pub(crate) struct DeviceDriver {
     /// The owners of the device's queue pairs.
     links: Mutex<LinkOwners<RdmaGroup>>,
     /// Links to be closed after their received messages were dispatched.
-    closing: Mutex<Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>>,
+    links_to_close: Mutex<Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>>,
     /// Held while events are dispatched: the device has one consumer at a time.
     draining: Mutex<()>,
     /// Number of links with a waiter for the completion of a post.
@@ -65,9 +65,9 @@ struct Table {
     conns: HashMap<ConnKey, Arc<Conn>>,
     /// Dropped by the application, waiting for the peer's close until the time given, the earliest
     /// first.
-    lingering: VecDeque<(Instant, Weak<Conn>)>,
+    awaiting_close: VecDeque<(Instant, Weak<Conn>)>,
     /// Dropped since the last pass.
-    released: Vec<Weak<Conn>>,
+    newly_dropped: Vec<Weak<Conn>>,
     /// Dropped, with an event on their TCP sockets.
     tcp_events: Vec<Weak<Conn>>,
     /// With the start time of their TCP watch, the earliest first.
@@ -96,7 +96,7 @@ impl DeviceDriver {
             has_work: AtomicBool::new(false),
             task_waker: AtomicWaker::new(),
             links: Mutex::default(),
-            closing: Mutex::default(),
+            links_to_close: Mutex::default(),
             draining: Mutex::default(),
             awaiting: AtomicUsize::new(0),
             in_pass: AtomicBool::new(false),
@@ -165,12 +165,12 @@ impl DeviceDriver {
     }
 
     /// Waits for the peer's close of a stream that the application dropped.
-    pub(crate) fn linger(&self, conn: &Arc<Conn>) {
+    pub(crate) fn await_peer_close(&self, conn: &Arc<Conn>) {
         if self.is_stopped() {
             conn.abort(Error::Closed(CloseReason::Endpoint));
             return;
         }
-        self.table.lock().released.push(Arc::downgrade(conn));
+        self.table.lock().newly_dropped.push(Arc::downgrade(conn));
         self.wake_task();
     }
 
@@ -198,7 +198,7 @@ impl DeviceDriver {
     /// the close of their peers: SMC-D streams have published their own, behind all written data.
     pub(crate) fn release_to_other_endpoint(&self) {
         self.poll_device();
-        let is_over = |conn: &Arc<Conn>| conn.is_released() && conn.rdma().is_none();
+        let is_over = |conn: &Arc<Conn>| conn.is_app_closed() && conn.rdma().is_none();
         let left = self.connections();
         let is_unused = self.is_endpoint_dropped.load(Ordering::Acquire);
         if is_unused && left.iter().all(is_over) {
@@ -217,7 +217,7 @@ impl DeviceDriver {
         self.close_links();
         for conn in self.connections() {
             conn.publish_without_driver();
-            if conn.is_released() {
+            if conn.is_app_closed() {
                 conn.abort(Error::Closed(CloseReason::Endpoint));
             } else {
                 conn.wake();
@@ -241,11 +241,11 @@ impl DeviceDriver {
     }
 
     /// Whether a dropped SMC-R connection has not ended yet.
-    pub(crate) fn has_released_rdma(&self) -> bool {
+    pub(crate) fn has_app_closed_rdma(&self) -> bool {
         let conns = self.connections();
         conns
             .iter()
-            .any(|conn| conn.rdma().is_some() && conn.is_released())
+            .any(|conn| conn.rdma().is_some() && conn.is_app_closed())
     }
 
     /// A connection that was dropped, or shut down for writing, may have been delivered.
@@ -417,8 +417,8 @@ impl DeviceDriver {
     /// Closes a link after its received messages were dispatched, and notifies its group: data that
     /// the peer knows to have arrived must not get lost.
     pub(crate) fn close_link(&self, sender: Arc<LinkSender>, group: &Arc<RdmaGroup>) {
-        let closing = (sender, Arc::downgrade(group));
-        self.closing.lock().push(closing);
+        let link = (sender, Arc::downgrade(group));
+        self.links_to_close.lock().push(link);
         if self.is_gone() || self.is_stopped() {
             self.close_links();
         } else {
@@ -427,12 +427,12 @@ impl DeviceDriver {
     }
 
     fn close_links(&self) {
-        let closing = std::mem::take(&mut *self.closing.lock());
-        self.close_all(closing);
+        let links = std::mem::take(&mut *self.links_to_close.lock());
+        self.close_all(links);
     }
 
-    fn close_all(&self, closing: Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>) {
-        for (sender, group) in closing {
+    fn close_all(&self, links: Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>) {
+        for (sender, group) in links {
             sender.link().close();
             sender.set_closed();
             self.remove_link(sender.link().qpn(), &group, sender.id());

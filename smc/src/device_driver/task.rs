@@ -54,9 +54,9 @@ impl DriverTask {
         let has_rung = self.poll_doorbell(cx)?;
         driver.in_pass.store(true, Ordering::SeqCst);
         let next = self.handle_timeouts(driver, cx);
-        let closing = std::mem::take(&mut *driver.closing.lock());
+        let links = std::mem::take(&mut *driver.links_to_close.lock());
         let drained = driver.drain();
-        driver.close_all(closing);
+        driver.close_all(links);
         driver.in_pass.store(false, Ordering::SeqCst);
         drained?;
         driver.arm()?;

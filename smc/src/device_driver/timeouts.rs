@@ -86,27 +86,28 @@ impl DueConns {
 impl Table {
     fn take_due(&mut self, now: Instant, close_timeout: Duration) -> DueConns {
         let until = now + close_timeout;
-        let released = self.released.drain(..).map(|conn| (until, conn));
-        self.lingering.extend(released);
+        let dropped = self.newly_dropped.drain(..).map(|conn| (until, conn));
+        self.awaiting_close.extend(dropped);
         let due = DueConns {
             tcp_watches: take_due(&mut self.deferred_tcp_watches, now, |_| true),
             // The table holds every connection that has not ended.
-            overdue: take_due(&mut self.lingering, now, |_| true),
+            overdue: take_due(&mut self.awaiting_close, now, |_| true),
             silent: take_due(&mut self.half_open, now, Conn::is_peer_silent),
         };
-        if self.lingering.len() > 2 * self.conns.len() + 64 {
-            self.lingering.retain(|(_, conn)| conn.strong_count() > 0);
+        if self.awaiting_close.len() > 2 * self.conns.len() + 64 {
+            self.awaiting_close
+                .retain(|(_, conn)| conn.strong_count() > 0);
         }
         due
     }
 
     /// The time of the next timeout.
     fn next_timeout(&self) -> Option<Instant> {
-        let lingering = self.lingering.front().map(|(until, _)| *until);
+        let awaiting_close = self.awaiting_close.front().map(|(until, _)| *until);
         let half_open = self.half_open.front().map(|(until, _)| *until);
         let tcp_watches = self.deferred_tcp_watches.front().map(|(until, _)| *until);
         let retries = self.retries.next();
-        [lingering, half_open, tcp_watches, retries]
+        [awaiting_close, half_open, tcp_watches, retries]
             .into_iter()
             .flatten()
             .min()

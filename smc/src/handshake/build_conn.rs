@@ -100,7 +100,7 @@ pub(super) fn direct_connection(
         membership,
         locality,
     });
-    Ok(register(endpoint, driver, group, conn, lost))
+    Ok(add_to_driver(endpoint, driver, group, conn, lost))
 }
 
 /// Builds an SMC-R connection. CDC messages that arrived since the peer knows the token are in the
@@ -145,12 +145,12 @@ pub(super) fn rdma_connection(
     });
     rdma_conn.set_conn(&conn);
     let lost = (!rdma_conn.is_bound()).then_some(Error::Closed(CloseReason::Aborted));
-    Ok(register(endpoint, driver, group, conn, lost))
+    Ok(add_to_driver(endpoint, driver, group, conn, lost))
 }
 
 /// Hands a connection to the driver of its device. A connection that was lost before ends behind
 /// the data that its peer has written.
-fn register(
+fn add_to_driver(
     endpoint: &EndpointInner,
     driver: &DeviceDriver,
     group: GroupId,

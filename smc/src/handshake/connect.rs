@@ -15,7 +15,7 @@ use super::{handshake_config, path, plain, run_handshake, run_handshake_on_tcp};
 use crate::config::Policy;
 use crate::endpoint::{ConnectOptions, EndpointInner};
 use crate::error::{Error, FallbackCause, FallbackReason};
-use crate::negotiate::{self, Candidate, Delivery, ExpectedHandshake, Withdrawn};
+use crate::negotiate::{self, Candidate, Delivery, ExpectedHandshake, OfferResult, Withdrawn};
 use crate::proto::group::GroupKey;
 use crate::proto::handshake::{ClientOffer, Handshake, HandshakeConfig, HandshakeOutput, TcpPath};
 use crate::runtime::{Socket, SocketOptions, Unconnected};
@@ -164,7 +164,7 @@ impl Attempt<'_> {
         &self,
         first: Option<&[u8]>,
         early: Option<&PreparedEarly>,
-    ) -> Result<(Arc<dyn Socket>, Announced), Error> {
+    ) -> Result<(Arc<dyn Socket>, OfferResult), Error> {
         let mut announced = Err(match &self.candidate {
             Ok(_) => FallbackCause::not_announced(),
             Err(cause) => cause.clone(),
@@ -264,11 +264,8 @@ fn decline(
     }
 }
 
-/// The offer, or the reason why there is none.
-type Announced = Result<Box<dyn negotiate::Offer>, FallbackCause>;
-
 /// The cause of plain TCP for a connection that was not announced to the server.
-fn plain_cause(announced: Announced) -> FallbackCause {
+fn plain_cause(announced: OfferResult) -> FallbackCause {
     announced.map_or_else(|cause| cause, |announced| announced.cause())
 }
 

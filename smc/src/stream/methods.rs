@@ -140,8 +140,8 @@ macro_rules! reading {
                 cx: &mut Context<'_>,
                 bufs: &mut [IoSliceMut<'_>],
             ) -> Poll<io::Result<usize>> {
-                let side = self.get_mut().read.as_mut();
-                side.poll_read_vectored(cx, bufs)
+                let half = self.get_mut().read.as_mut();
+                half.poll_read_vectored(cx, bufs)
             }
         }
 
@@ -283,8 +283,8 @@ macro_rules! writing {
                 cx: &mut Context<'_>,
                 buf: &[u8],
             ) -> Poll<io::Result<usize>> {
-                let side = self.get_mut().write.as_mut();
-                side.poll_write(cx, &[IoSlice::new(buf)])
+                let half = self.get_mut().write.as_mut();
+                half.poll_write(cx, &[IoSlice::new(buf)])
             }
 
             fn poll_write_vectored(

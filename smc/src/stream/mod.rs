@@ -34,7 +34,7 @@ use crate::mem::sync::Ordering;
 use crate::proto::conn::ConnState;
 use read::Reader;
 use tcp::{TcpReader, TcpWriter};
-use wait::{LockedSide, Ready as _};
+use wait::{LockedHalf, Ready as _};
 use write::Writer;
 
 /// A byte stream over SMC, or over plain TCP where SMC is not possible.
@@ -63,8 +63,8 @@ use write::Writer;
 pub struct Stream {
     // The sides are dropped first, so that the reading one has stored its position when the handle
     // closes.
-    read: LockedSide<Reader>,
-    write: LockedSide<Writer>,
+    read: LockedHalf<Reader>,
+    write: LockedHalf<Writer>,
     shared: Arc<Shared>,
 }
 
@@ -83,8 +83,8 @@ impl Stream {
             smc: Some(Handle(Arc::clone(&conn))),
         };
         Self {
-            read: LockedSide::new(Reader::smc(&conn, polling, trust)),
-            write: LockedSide::new(Writer::smc(&conn, polling, trust)),
+            read: LockedHalf::new(Reader::smc(&conn, polling, trust)),
+            write: LockedHalf::new(Writer::smc(&conn, polling, trust)),
             shared: Arc::new(shared),
         }
     }
@@ -93,8 +93,8 @@ impl Stream {
     pub(crate) fn tcp(socket: Arc<dyn Socket>, early: Vec<u8>, reason: FallbackReason) -> Self {
         let mode = Mode::Tcp { reason };
         Self {
-            read: LockedSide::new(Reader::Tcp(TcpReader::new(Arc::clone(&socket), early))),
-            write: LockedSide::new(Writer::Tcp(TcpWriter::new(Arc::clone(&socket)))),
+            read: LockedHalf::new(Reader::Tcp(TcpReader::new(Arc::clone(&socket), early))),
+            write: LockedHalf::new(Writer::Tcp(TcpWriter::new(Arc::clone(&socket)))),
             shared: Arc::new(Shared {
                 mode,
                 socket,
@@ -176,7 +176,7 @@ impl Stream {
     /// As reading.
     pub fn poll_peek(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         self.read
-            .poll_shared(cx, |side, cx| side.poll_peek(cx, buf))
+            .poll_shared(cx, |half, cx| half.poll_peek(cx, buf))
     }
 
     /// Waits until reading or writing, whichever is of interest, would not wait. Cancel safe.
@@ -195,7 +195,7 @@ impl Stream {
     ///
     /// When the runtime's reactor is gone.
     pub fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.read.poll_shared(cx, |side, cx| side.poll_ready(cx))
+        self.read.poll_shared(cx, |half, cx| half.poll_ready(cx))
     }
 
     /// Waits until a write would not wait; stores one waker, that of the last call.
@@ -204,7 +204,7 @@ impl Stream {
     ///
     /// When the runtime's reactor is gone.
     pub fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.write.poll_shared(cx, |side, cx| side.poll_ready(cx))
+        self.write.poll_shared(cx, |half, cx| half.poll_ready(cx))
     }
 
     /// Shuts directions down, at once. Shutting down twice is no error.

@@ -428,7 +428,7 @@ impl<P: SmcPath> SmcReader<P> {
     fn publish_all(&mut self) {
         if self.has_guards {
             // A waiting peer gets an update as far as possible.
-            self.pass(0);
+            self.free_unguarded(0);
         } else if self.half.unconfirmed() > 0 {
             self.publish_consumer();
         }
@@ -464,7 +464,7 @@ impl<P: SmcPath> SmcReader<P> {
     fn consume(&mut self, count: usize) {
         let count = self.half.consume(len_u32(count));
         if self.has_guards {
-            return self.pass(count);
+            return self.free_unguarded(count);
         }
         self.publish_all_read();
         if !self.half.may_need_update() {
@@ -477,11 +477,11 @@ impl<P: SmcPath> SmcReader<P> {
         }
     }
 
-    /// Frees `count` bytes while there are guards.
+    /// Frees `count` bytes that no guard retains, while there are guards.
     #[cold]
-    fn pass(&mut self, count: u32) {
+    fn free_unguarded(&mut self, count: u32) {
         if let Some(guarded) = &self.guarded {
-            guarded.pass(count);
+            guarded.free_unguarded(count);
         }
         self.reclaim_window();
     }
@@ -491,9 +491,9 @@ impl<P: SmcPath> SmcReader<P> {
     #[cold]
     fn reclaim_window(&mut self) {
         if let Some(guarded) = &self.guarded {
-            let (shown, is_ours) = guarded.take_shown();
-            self.half.confirm_retained(shown);
-            self.has_guards = !is_ours;
+            let (confirmed, is_window_back) = guarded.take_confirmed();
+            self.half.confirm_retained(confirmed);
+            self.has_guards = !is_window_back;
         }
     }
 

@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::task::Poll;
 
 use super::read::Reader;
-use super::wait::LockedSide;
+use super::wait::LockedHalf;
 use super::write::Writer;
 
 /// The directions to wait for.
@@ -54,8 +54,8 @@ pub struct Readiness {
 /// Waits until one of the directions of interest is ready.
 pub(crate) async fn wait(
     interest: Interest,
-    read: &LockedSide<Reader>,
-    write: &LockedSide<Writer>,
+    read: &LockedHalf<Reader>,
+    write: &LockedHalf<Writer>,
 ) -> io::Result<Readiness> {
     let mut reading = pin!(read.ready());
     let mut writing = pin!(write.ready());

@@ -12,26 +12,26 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::read::Reader;
-use super::wait::LockedSide;
+use super::wait::LockedHalf;
 use super::write::Writer;
 use super::{Shared, Stream};
 
 /// The reading half of [`Stream::split`].
 pub struct ReadHalf<'a> {
-    pub(super) read: &'a mut LockedSide<Reader>,
+    pub(super) read: &'a mut LockedHalf<Reader>,
     pub(super) shared: &'a Shared,
 }
 
 /// The writing half of [`Stream::split`].
 pub struct WriteHalf<'a> {
-    pub(super) write: &'a mut LockedSide<Writer>,
+    pub(super) write: &'a mut LockedHalf<Writer>,
     pub(super) shared: &'a Shared,
 }
 
 /// The reading half of [`Stream::into_split`].
 pub struct OwnedReadHalf {
     // Dropped before the handle in `shared`, see `Stream`.
-    pub(super) read: LockedSide<Reader>,
+    pub(super) read: LockedHalf<Reader>,
     pub(super) shared: Arc<Shared>,
 }
 
@@ -53,9 +53,9 @@ impl OwnedReadHalf {
 }
 
 impl OwnedWriteHalf {
-    pub(super) fn new(side: LockedSide<Writer>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(half: LockedHalf<Writer>, shared: Arc<Shared>) -> Self {
         let write = OwnedWriteSide {
-            side: Some(side),
+            half: Some(half),
             shutdown_on_drop: true,
         };
         Self { write, shared }
@@ -76,43 +76,43 @@ impl OwnedWriteHalf {
     }
 }
 
-/// A writing side that shuts writing down when it is dropped.
+/// A writing half that shuts writing down when it is dropped.
 pub(super) struct OwnedWriteSide {
-    side: Option<LockedSide<Writer>>,
+    half: Option<LockedHalf<Writer>>,
     shutdown_on_drop: bool,
 }
 
 impl Deref for OwnedWriteSide {
-    type Target = LockedSide<Writer>;
+    type Target = LockedHalf<Writer>;
 
     fn deref(&self) -> &Self::Target {
-        self.side.as_ref().expect(NOT_TAKEN)
+        self.half.as_ref().expect(NOT_TAKEN)
     }
 }
 
 impl DerefMut for OwnedWriteSide {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        self.side.as_mut().expect(NOT_TAKEN)
+        self.half.as_mut().expect(NOT_TAKEN)
     }
 }
 
 impl Drop for OwnedWriteSide {
     fn drop(&mut self) {
-        if let (true, Some(side)) = (self.shutdown_on_drop, &mut self.side) {
+        if let (true, Some(half)) = (self.shutdown_on_drop, &mut self.half) {
             // The error cannot be returned; the peer sees the end of the connection.
-            let _unseen = side.as_mut().shutdown();
+            let _unseen = half.as_mut().shutdown();
         }
     }
 }
 
-const NOT_TAKEN: &str = "only reunite takes the side, and it takes the half as well";
+const NOT_TAKEN: &str = "only reunite takes the locked half, and it takes the write half as well";
 
 fn reunite(read: OwnedReadHalf, mut write: OwnedWriteHalf) -> Result<Stream, ReuniteError> {
     if !Arc::ptr_eq(&read.shared, &write.shared) {
         return Err(ReuniteError(read, write));
     }
-    let side = write.write.side.take();
-    match side {
+    let half = write.write.half.take();
+    match half {
         Some(write) => Ok(Stream {
             read: read.read,
             write,

@@ -25,8 +25,8 @@ macro_rules! read {
                 match this.read.as_mut() {
                     Reader::Tcp(half) if !is_clear => poll_read_tcp(half, cx, buf),
                     half if !is_clear => poll_read_smc(half, cx, buf),
-                    side => {
-                        let read = side.poll_read(cx, buf.initialize_unfilled());
+                    half => {
+                        let read = half.poll_read(cx, buf.initialize_unfilled());
                         buf.advance(ready!(read)?);
                         Poll::Ready(Ok(()))
                     }

@@ -73,18 +73,18 @@ pub(crate) fn poll_until<H: Half, T>(
     }
 }
 
-/// A side with its own lock: methods with `&mut` do without it, methods with `&` may be called from
+/// A half with its own lock: methods with `&mut` do without it, methods with `&` may be called from
 /// several tasks.
-pub(crate) struct LockedSide<S> {
+pub(crate) struct LockedHalf<S> {
     half: Mutex<S>,
     /// Tasks that wait for a TCP socket. Those of SMC are in [`Conn`].
     waiters: OnceLock<Arc<Waiters>>,
 }
 
-impl<S> LockedSide<S> {
-    pub(crate) fn new(side: S) -> Self {
+impl<S> LockedHalf<S> {
+    pub(crate) fn new(half: S) -> Self {
         Self {
-            half: Mutex::new(side),
+            half: Mutex::new(half),
             waiters: OnceLock::new(),
         }
     }
@@ -102,13 +102,13 @@ impl<S> LockedSide<S> {
     }
 }
 
-impl<S: Ready> LockedSide<S> {
-    /// Waits until the side is ready. Any number of tasks may wait.
+impl<S: Ready> LockedHalf<S> {
+    /// Waits until the half is ready. Any number of tasks may wait.
     pub(crate) async fn ready(&self) -> io::Result<()> {
         let conn = self.lock().conn();
         match conn {
             Some(conn) => self.ready_smc(&conn).await,
-            None => self.wait_tcp(|side, cx| side.poll_ready(cx)).await,
+            None => self.wait_tcp(|half, cx| half.poll_ready(cx)).await,
         }
     }
 
@@ -150,24 +150,24 @@ impl<S: Ready> LockedSide<S> {
         cx: &mut Context<'_>,
         attempt: impl FnOnce(&mut S, &mut Context<'_>) -> Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
-        let mut side = self.lock();
-        if side.conn().is_some() {
-            return attempt(&mut side, cx);
+        let mut half = self.lock();
+        if half.conn().is_some() {
+            return attempt(&mut half, cx);
         }
         let waiters = self.waiters();
         waiters.polling.register(cx.waker());
         let waker = Waker::from(Arc::clone(waiters));
-        attempt(&mut side, &mut Context::from_waker(&waker))
+        attempt(&mut half, &mut Context::from_waker(&waker))
     }
 }
 
-impl LockedSide<Reader> {
+impl LockedHalf<Reader> {
     /// Copies the next bytes without consuming them; waits until there are some. Any number of
     /// tasks may wait.
     pub(crate) async fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
         let conn = self.lock().conn();
         let Some(conn) = conn else {
-            return self.wait_tcp(|side, cx| side.poll_peek(cx, buf)).await;
+            return self.wait_tcp(|half, cx| half.poll_peek(cx, buf)).await;
         };
         loop {
             self.ready_smc(&conn).await?;
@@ -197,7 +197,7 @@ impl Wake for Waiters {
     }
 }
 
-/// A side whose readiness can be checked.
+/// A half whose readiness can be checked.
 pub(crate) trait Ready {
     /// The connection, if this is SMC.
     fn conn(&mut self) -> Option<Arc<Conn>>;

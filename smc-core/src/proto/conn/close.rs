@@ -107,7 +107,7 @@ pub struct Closing {
     state: ConnState,
     sent: StateFlags,
     peer: StateFlags,
-    released: bool,
+    app_closed: bool,
     killed: bool,
 }
 
@@ -146,7 +146,7 @@ impl Closing {
             state: ConnState::Active,
             sent: none,
             peer: none,
-            released: false,
+            app_closed: false,
             killed: false,
         }
     }
@@ -167,13 +167,13 @@ impl Closing {
     /// or there is no peer left to send them to.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.released && self.state == ConnState::Closed
+        self.app_closed && self.state == ConnState::Closed
     }
 
     /// Whether the application has closed.
     #[must_use]
-    pub fn is_released(&self) -> bool {
-        self.released
+    pub fn is_app_closed(&self) -> bool {
+        self.app_closed
     }
 
     /// Whether the connection was terminated with its link group, or because of an error.
@@ -235,10 +235,10 @@ impl Closing {
     /// The application closes. `discard` is true if received data was not read, or if the
     /// application asks for a reset. Returns the flags to send, if there are new ones.
     pub fn close(&mut self, discard: bool) -> Option<StateFlags> {
-        if self.released {
+        if self.app_closed {
             return None;
         }
-        self.released = true;
+        self.app_closed = true;
         let before = self.state;
         // In a state without a row for it, a close changes nothing.
         let _unchanged_if_no_row = if self.peer.intersects(FINAL_FLAGS) {
@@ -265,7 +265,7 @@ impl Closing {
             return false;
         }
         self.peer.insert(flags);
-        let last = self.released && self.sent.intersects(FINAL_FLAGS);
+        let last = self.app_closed && self.sent.intersects(FINAL_FLAGS);
         // A state without a row for the event is not changed by it.
         let _unchanged_if_no_row = if new.contains(StateFlags::ABORTED) {
             if last {
@@ -309,7 +309,7 @@ impl Closing {
         }
         self.killed = true;
         let _only_init_has_no_row = self.state.kill();
-        if self.released {
+        if self.app_closed {
             let _always = self.state.close();
         }
         if self.sent.intersects(FINAL_FLAGS) {

@@ -55,8 +55,8 @@ pub(crate) struct RdmaConn {
     /// Bytes at the start of the RMB that the peer may have written.
     dirty: AtomicU32,
     conn: OnceLock<Weak<Conn>>,
-    /// The connection is released; it exists until no post is outstanding.
-    released: AtomicBool,
+    /// Detached from its stream; it exists until no post is outstanding.
+    detached: AtomicBool,
 }
 
 /// The receiving state.
@@ -97,7 +97,7 @@ impl RdmaConn {
             done: AtomicBool::new(false),
             dirty: AtomicU32::new(0),
             conn: OnceLock::new(),
-            released: AtomicBool::new(false),
+            detached: AtomicBool::new(false),
         }
     }
 
@@ -326,30 +326,30 @@ impl RdmaConn {
         }
     }
 
-    /// Releases the connection: it is removed when it is finished.
-    pub(crate) fn release(self: &Arc<Self>) {
-        self.released.store(true, Ordering::Release);
+    /// Detaches the connection from its stream: it is removed when it is finished.
+    pub(crate) fn detach(self: &Arc<Self>) {
+        self.detached.store(true, Ordering::Release);
         match self.is_finished() {
             true => self.group.retire_if_finished(self),
             false => self.await_sent(),
         }
     }
 
-    /// Whether the connection was released.
-    pub(crate) fn is_released(&self) -> bool {
-        self.released.load(Ordering::Acquire)
+    /// Whether it was detached from its stream.
+    pub(crate) fn is_detached(&self) -> bool {
+        self.detached.load(Ordering::Acquire)
     }
 
-    /// Whether the application has dropped the stream, also before the connection is released.
+    /// Whether the application has dropped the stream, also before the connection is detached.
     pub(crate) fn is_stream_dropped(&self) -> bool {
         let is_stream_dropped =
-            |conn: &Weak<Conn>| conn.upgrade().is_none_or(|conn| conn.is_released());
-        self.is_released() || self.conn.get().is_some_and(is_stream_dropped)
+            |conn: &Weak<Conn>| conn.upgrade().is_none_or(|conn| conn.is_app_closed());
+        self.is_detached() || self.conn.get().is_some_and(is_stream_dropped)
     }
 
-    /// Whether the connection is released, everything is sent, and no post is outstanding.
+    /// Whether the connection is detached, everything is sent, and no post is outstanding.
     pub(crate) fn is_finished(&self) -> bool {
-        self.is_released() && self.is_delivered()
+        self.is_detached() && self.is_delivered()
     }
 
     /// As [`Conn::await_delivery`].
@@ -470,7 +470,7 @@ impl Drop for RdmaConn {
 
 impl Drop for RdmaConnHandle {
     fn drop(&mut self) {
-        self.0.release();
+        self.0.detach();
     }
 }
 

@@ -247,7 +247,7 @@ impl RdmaConn {
         }
         if last == Some(PostResult::Unreachable) {
             // No other link can become usable either.
-            if self.is_released() {
+            if self.is_detached() {
                 bound.transmit.kill();
             }
             drop(tx);

@@ -220,8 +220,8 @@ impl GuardedRing {
     }
 
     /// Takes the window over from the reading half; no range is retained yet.
-    pub(crate) fn begin(&self, shown: Cursor, unconfirmed: u32) {
-        self.state.lock().retained.start(shown, unconfirmed);
+    pub(crate) fn begin(&self, confirmed: Cursor, unconfirmed: u32) {
+        self.state.lock().retained.start(confirmed, unconfirmed);
     }
 
     /// Retains `len` bytes at offset `at` of the ring, which were read.
@@ -236,18 +236,18 @@ impl GuardedRing {
         }))
     }
 
-    /// Frees `len` bytes, which were read, without a guard.
-    pub(crate) fn pass(&self, len: u32) {
+    /// Frees `len` bytes that were read and that no guard retains.
+    pub(crate) fn free_unguarded(&self, len: u32) {
         self.state.lock().retained.skip(len);
         self.publish();
     }
 
     /// The number of bytes published since the last call, and whether the reading half has the
     /// window back.
-    pub(crate) fn take_shown(&self) -> (u32, bool) {
+    pub(crate) fn take_confirmed(&self) -> (u32, bool) {
         let mut state = self.state.lock();
-        let shown = state.retained.take_confirmed();
-        (shown, state.retained.is_empty() && !state.is_publishing)
+        let confirmed = state.retained.take_confirmed();
+        (confirmed, state.retained.is_empty() && !state.is_publishing)
     }
 
     /// The reading half is dropped: the connection may end at any time.

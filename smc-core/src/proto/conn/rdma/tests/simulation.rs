@@ -306,7 +306,7 @@ impl End {
         let half = &mut self.half;
         let wanted = u32::try_from(rng.between(1, 2000)).unwrap();
         let count = half.readable().min(wanted);
-        if self.closing.is_released() {
+        if self.closing.is_app_closed() {
             return;
         }
         let size = self.rmb.len();
