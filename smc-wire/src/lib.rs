@@ -70,11 +70,6 @@
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-//!
-//! # Features
-//!
-//! * `std` (default): reserved for what will need the standard library. Nothing does today; all
-//!   items exist without it.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -94,7 +89,7 @@
     reason = "messages and identifiers are fixed by the protocol; a new field is a new format"
 )]
 
-#[cfg(any(test, feature = "std"))]
+#[cfg(test)]
 extern crate std;
 
 mod bounded;
