@@ -9,7 +9,8 @@
 
 use std::sync::LazyLock;
 
-use rustix::process::{Resource, geteuid, getrlimit};
+use rustix::process::{Resource, getrlimit};
+use smc_ipc::is_own_user;
 
 use crate::error::Limit;
 use crate::mutex::Mutex;
@@ -25,7 +26,7 @@ use crate::shares::Shares;
 /// The share of one user, if this one would have more, or more than the others leave free.
 pub fn take(user: u32, count: usize) -> Result<DescriptorPermit, Limit> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let other = (user != geteuid().as_raw()).then_some(user);
+    let other = (!is_own_user(user)).then_some(user);
     ACCOUNT.lock().take(limit, other, count)?;
     Ok(DescriptorPermit { other, count })
 }

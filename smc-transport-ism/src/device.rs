@@ -1,6 +1,6 @@
 use std::fmt;
 use std::io::IoSlice;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use smc_core::device::{
@@ -8,11 +8,11 @@ use smc_core::device::{
     MemoryLimit, Nocopy, PeerEvent, PeerEvents, Signal, SubmitError,
 };
 use smc_core::mem::Region;
+use smc_core::mutex::Mutex;
 use smc_wire::types::{Chid, DmbToken, Gid};
 
 use crate::config::Builder;
 use crate::fabric::Place;
-use crate::lock;
 use crate::node::{Node, UNKNOWN};
 use crate::shared::Target;
 
@@ -94,10 +94,10 @@ impl Device for IsmDevice {
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
         // Collected first: the sink may call the device, and no lock is held then.
-        let mut events = std::mem::take(&mut *lock(&self.events));
+        let mut events = std::mem::take(&mut *self.events.lock());
         let drained = self.node.drain(&mut events);
         events.drain(..).for_each(sink);
-        *lock(&self.events) = events;
+        *self.events.lock() = events;
         drained
     }
 

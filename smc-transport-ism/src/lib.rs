@@ -98,10 +98,3 @@ mod shared;
 pub use config::Builder;
 pub use device::IsmDevice;
 pub use fabric::{Place, Server, ServerBuilder};
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Locks a mutex. Its data is changed in steps that do not panic, so poison has no meaning.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -1,15 +1,15 @@
 //! The state of a device on its fabric. Buffers and attachments have references to it.
 
 use std::io::IoSlice;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use smc_core::device::{DeviceError, Event, Limits, MemoryAccount, PeerEvent, Signal, SubmitError};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mem::{WORDWISE_MAX, gather};
+use smc_core::mutex::Mutex;
 use smc_wire::types::{DmbToken, Gid};
 
 use crate::fabric::{ConnectError, Fabric};
-use crate::lock;
 use crate::owned_buffers::{IsmDmb, Lease, OwnedBuffers};
 use crate::peers::Peers;
 use crate::shared::{FabricMemory, GRANULE, JoinRequest, Phase, Sleep, Tag, Target};
@@ -336,12 +336,12 @@ impl Node {
     }
 
     fn fail(&self, error: DeviceError) {
-        lock(&self.gone).get_or_insert(error);
+        self.gone.lock().get_or_insert(error);
         self.is_gone.store(true, Ordering::Release);
     }
 
     fn why_gone(&self) -> DeviceError {
-        let gone = lock(&self.gone).clone();
+        let gone = self.gone.lock().clone();
         gone.unwrap_or(DeviceError::Gone("the fabric"))
     }
 }

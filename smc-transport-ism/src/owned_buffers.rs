@@ -2,14 +2,14 @@
 //!
 //! The authoritative table is private; the shared memory only publishes the buffers to peers.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 use smc_core::device::{Charge, DeviceError, Dmb};
 use smc_core::mem::Region;
+use smc_core::mutex::Mutex;
 use smc_wire::types::DmbToken;
 
-use crate::lock;
 use crate::node::Node;
 use crate::shared::GranuleRun;
 
@@ -71,17 +71,17 @@ impl OwnedBuffers {
 
     /// Number of buffers that are registered now.
     pub(crate) fn len(&self) -> usize {
-        lock(&self.table).registered
+        self.table.lock().registered
     }
 
     /// The buffer that begins at a granule.
     pub(crate) fn token(&self, first: u32) -> Option<DmbToken> {
-        lock(&self.table).tokens.get(&first).copied()
+        self.table.lock().tokens.get(&first).copied()
     }
 
     /// Counts one more buffer; [`OwnedBuffers::uncount`] reverts that.
     pub(crate) fn count(&self) -> Result<(), DeviceError> {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         if table.registered >= self.max {
             return Err(DeviceError::Exhausted);
         }
@@ -90,16 +90,16 @@ impl OwnedBuffers {
     }
 
     pub(crate) fn uncount(&self) {
-        lock(&self.table).registered -= 1;
+        self.table.lock().registered -= 1;
     }
 
     pub(crate) fn insert(&self, run: GranuleRun, token: DmbToken) {
-        lock(&self.table).tokens.insert(run.first, token);
+        self.table.lock().tokens.insert(run.first, token);
     }
 
     /// A buffer was dropped: its memory is released as soon as it has no user.
     fn release(&self, node: &Node, pending: PendingRelease) {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         table.tokens.remove(&pending.run.first);
         table.pending.push(pending);
         table.release_unused(node);
@@ -108,7 +108,7 @@ impl OwnedBuffers {
 
     /// Releases pending memory that has no user any more.
     pub(crate) fn release_unused(&self, node: &Node) {
-        lock(&self.table).release_unused(node);
+        self.table.lock().release_unused(node);
     }
 }
 

@@ -1,12 +1,10 @@
 //! The peers that a device communicates with.
 
-use std::sync::Mutex;
-
 use hashbrown::HashMap;
 use smc_core::device::Event;
+use smc_core::mutex::Mutex;
 use smc_wire::types::Gid;
 
-use crate::lock;
 use crate::shared::{FabricMemory, Tag};
 
 /// Peers whose end has to be reported.
@@ -16,22 +14,22 @@ pub(crate) struct Peers(Mutex<HashMap<Tag, Gid>>);
 impl Peers {
     /// From now on the end of the peer is reported, once.
     pub(crate) fn watch(&self, tag: Tag, gid: Gid) {
-        lock(&self.0).insert(tag, gid);
+        self.0.lock().insert(tag, gid);
     }
 
     /// Number of peers that are watched.
     pub(crate) fn len(&self) -> usize {
-        lock(&self.0).len()
+        self.0.lock().len()
     }
 
     /// The GID of a peer that is watched.
     pub(crate) fn gid(&self, tag: Tag) -> Option<Gid> {
-        lock(&self.0).get(&tag).copied()
+        self.0.lock().get(&tag).copied()
     }
 
     /// Reports the peers that are gone.
     pub(crate) fn check(&self, memory: &FabricMemory, events: &mut Vec<Event>) {
-        lock(&self.0).retain(|tag, gid| {
+        self.0.lock().retain(|tag, gid| {
             let is_live = memory.is_live(*tag);
             if !is_live {
                 events.push(Event::PeerGone(*gid));
@@ -42,6 +40,6 @@ impl Peers {
 
     /// Removes all peers.
     pub(crate) fn clear(&self) {
-        lock(&self.0).clear();
+        self.0.lock().clear();
     }
 }

@@ -4,12 +4,12 @@
 //! stays while it signals, and is removed once the driver has armed the doorbell again and then
 //! found nothing. The cost of a drain is therefore proportional to the number of active peers.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use smc_core::device::Event;
 use smc_core::mem::sync::{Ordering, fence};
+use smc_core::mutex::Mutex;
 
-use crate::lock;
 use crate::peer::Peer;
 
 /// The peers that the driver polls. Its lock also guards their `poll_state`.
@@ -19,7 +19,7 @@ pub(crate) struct ActivePeers(Mutex<Vec<Arc<Peer>>>);
 impl ActivePeers {
     /// Adds a peer that has rung the doorbell.
     pub(crate) fn add(&self, peer: &Arc<Peer>) {
-        let mut peers = lock(&self.0);
+        let mut peers = self.0.lock();
         peer.poll_state.armed.store(false, Ordering::Relaxed);
         if !peer.poll_state.listed.swap(true, Ordering::Relaxed) {
             peers.push(Arc::clone(peer));
@@ -31,7 +31,7 @@ impl ActivePeers {
     /// without an event.
     pub(crate) fn collect(&self, events: &mut Vec<Event>) -> bool {
         let mut all_armed = true;
-        lock(&self.0).retain(|peer| {
+        self.0.lock().retain(|peer| {
             if peer.is_gone() {
                 return false;
             }
@@ -51,7 +51,7 @@ impl ActivePeers {
 
     /// Arms the doorbell for all peers; earlier signals are for [`ActivePeers::collect`].
     pub(crate) fn arm(&self) {
-        for peer in &*lock(&self.0) {
+        for peer in &*self.0.lock() {
             peer.local.signal_page.set_sleeping();
             peer.poll_state.armed.store(true, Ordering::Relaxed);
         }

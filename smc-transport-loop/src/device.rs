@@ -1,7 +1,7 @@
 use std::fmt;
 use std::io::IoSlice;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use smc_core::device::{
@@ -9,12 +9,12 @@ use smc_core::device::{
     MemoryLimit, Nocopy, Signal, SubmitError,
 };
 use smc_core::mem::{WORDWISE_MAX, gather};
+use smc_core::mutex::Mutex;
 use smc_ipc::{Credentials, OsError, RuntimeDirError};
 use smc_wire::types::{Chid, DmbToken, Gid};
 
 use crate::channel::Message;
 use crate::config::Builder;
-use crate::lock;
 use crate::peer::is_dmb_len;
 use crate::peers::Peers;
 use crate::random;
@@ -134,10 +134,10 @@ impl Device for LoopDevice {
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
         // Collected first: the sink may call the device, and no lock is held then.
-        let mut events = std::mem::take(&mut *lock(&self.events));
+        let mut events = std::mem::take(&mut *self.events.lock());
         let drained = self.peers.drain(&mut events);
         events.drain(..).for_each(sink);
-        *lock(&self.events) = events;
+        *self.events.lock() = events;
         drained
     }
 

@@ -4,7 +4,7 @@
 //! one; the inner one has all descriptors of set-up: the listener and the channels. So set-up
 //! can be run by a call that needs it, without consuming signals of the driver.
 //!
-//! A peer shares its eventfd with us alone, so no peer can take or fake the signals of another.
+//! A peer shares its eventfd with this device alone, so no peer can take or fake the signals of another.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -24,16 +24,16 @@ pub(crate) struct Doorbell {
     inner: WatchSet,
 }
 
-/// A channel that is watched, or will be a channel.
+/// The role of a watched socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Channel {
-    /// A connection without HELLO.
+pub(crate) enum SocketRole {
+    /// A pending channel: an accepted connection without HELLO.
     Pending,
-    /// A connection to the listener of a peer that has ended, which ends together with it.
+    /// No channel: a connection to the listener of a peer that has ended, whose end is awaited.
     Stale,
-    /// From a peer.
+    /// The channel on which a peer sends.
     Incoming,
-    /// To a peer.
+    /// The channel on which this device sends to a peer.
     Outgoing,
 }
 
@@ -48,8 +48,8 @@ pub(crate) enum Ready {
     Peer(u64),
     /// A new connection.
     Listener,
-    /// A channel other than to a peer, which has sent something or has ended.
-    Channel(Channel, u64),
+    /// A socket other than an outgoing channel, that has received something or has ended.
+    Socket(SocketRole, u64),
     /// The channel to a peer.
     Outgoing {
         peer: u64,
@@ -111,10 +111,10 @@ impl Doorbell {
     pub(crate) fn watch_channel(
         &self,
         socket: &PeerSocket,
-        channel: Channel,
+        role: SocketRole,
         id: u64,
     ) -> Result<(), DeviceError> {
-        Ok(self.inner.watch(socket, tag(channel as u64, id))?)
+        Ok(self.inner.watch(socket, tag(role as u64, id))?)
     }
 
     /// Also, or no longer, watches an outgoing channel for space.
@@ -124,7 +124,7 @@ impl Doorbell {
         peer: u64,
         on: bool,
     ) -> Result<(), DeviceError> {
-        let tag = tag(Channel::Outgoing as u64, peer);
+        let tag = tag(SocketRole::Outgoing as u64, peer);
         Ok(self.inner.watch_writable(channel, tag, on)?)
     }
 
@@ -161,7 +161,7 @@ fn decode(id: u64, flags: EventFlags) -> Option<Ready> {
         SETUP => Ready::Setup,
         PEER => Ready::Peer(number),
         LISTENER => Ready::Listener,
-        kind if kind == Channel::Outgoing as u64 => Ready::Outgoing {
+        kind if kind == SocketRole::Outgoing as u64 => Ready::Outgoing {
             peer: number,
             is_writable: flags.contains(EventFlags::OUT),
             // Peers do not send on this channel.
@@ -169,9 +169,9 @@ fn decode(id: u64, flags: EventFlags) -> Option<Ready> {
                 .intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR),
         },
         kind => {
-            let channels = [Channel::Pending, Channel::Stale, Channel::Incoming];
-            let channel = channels.into_iter().find(|it| *it as u64 == kind)?;
-            Ready::Channel(channel, number)
+            let roles = [SocketRole::Pending, SocketRole::Stale, SocketRole::Incoming];
+            let role = roles.into_iter().find(|it| *it as u64 == kind)?;
+            Ready::Socket(role, number)
         }
     })
 }

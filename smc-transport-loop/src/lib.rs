@@ -137,10 +137,3 @@ mod models;
 
 pub use config::Builder;
 pub use device::LoopDevice;
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Locks a mutex. What it guards is changed in steps that do not panic, so poison is ignored.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -1,13 +1,13 @@
 //! How many pieces of memory may be mapped because of peers, and which user may have how many of
 //! them.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
-use rustix::process::geteuid;
 use smc_core::device::{Charge, DeviceError, MemoryAccount};
+use smc_core::mutex::Mutex;
 use smc_core::shares::Shares;
+use smc_ipc::is_own_user;
 
-use crate::lock;
 use crate::pool::resident_len;
 
 /// Counts mappings against the limit of the device, and those of each user.
@@ -43,8 +43,8 @@ impl Mappings {
 
     /// Takes one for memory that a peer of this user has as well, until it is dropped.
     pub(crate) fn take(self: &Arc<Self>, user: u32) -> Result<MappingPermit, DeviceError> {
-        let other = (user != geteuid().as_raw()).then_some(user);
-        let mut taken = lock(&self.taken);
+        let other = (!is_own_user(user)).then_some(user);
+        let mut taken = self.taken.lock();
         let may_take = match &other {
             None => taken.of_own < taken.max_of_own,
             Some(user) => taken.of_others.has_capacity(user),
@@ -93,7 +93,7 @@ impl MappingPermit {
 
 impl Drop for MappingPermit {
     fn drop(&mut self) {
-        let mut taken = lock(&self.mappings.taken);
+        let mut taken = self.mappings.taken.lock();
         match &self.other {
             None => taken.of_own = taken.of_own.saturating_sub(1),
             Some(user) => taken.of_others.release(user),
@@ -103,6 +103,8 @@ impl Drop for MappingPermit {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::geteuid;
+
     use super::*;
 
     /// Takes as many as there are for a user.

@@ -1,12 +1,13 @@
 //! One peer: both directions between its device and the local one.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use smc_core::descriptors::DescriptorPermit;
 use smc_core::device::{DeviceError, Event};
 use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_core::mutex::Mutex;
 use smc_ipc::Credentials;
 use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
 use smc_wire::size::SizeCode;
@@ -14,7 +15,6 @@ use smc_wire::types::Gid;
 
 use crate::channel::{self, Descriptors, Message, Received};
 use crate::doorbell::Doorbell;
-use crate::lock;
 use crate::mappings::{MappingPermit, Mappings};
 use crate::region::{Mapping, os};
 use crate::registry::{LocalBuffers, NewMemory};
@@ -106,7 +106,7 @@ impl Peer {
 
     /// Sets the channel from the peer; returns it if there is one already.
     pub(crate) fn set_incoming(&self, incoming: Incoming) -> Result<(), Box<Incoming>> {
-        let mut slot = lock(&self.incoming);
+        let mut slot = self.incoming.lock();
         if self.is_gone() || slot.is_some() {
             return Err(Box::new(incoming));
         }
@@ -116,7 +116,7 @@ impl Peer {
 
     /// Gives new memory to the local device itself as its own peer.
     pub(crate) fn install(&self, new: NewMemory) {
-        if let Some(incoming) = &mut *lock(&self.incoming) {
+        if let Some(incoming) = &mut *self.incoming.lock() {
             incoming
                 .remote
                 .install(new.index, new.number, Ok(new.mapping));
@@ -125,7 +125,7 @@ impl Peer {
 
     /// Scans the changed slots of the peer's signal page.
     pub(crate) fn scan(&self) {
-        if let Some(incoming) = &mut *lock(&self.incoming) {
+        if let Some(incoming) = &mut *self.incoming.lock() {
             incoming.remote.scan();
         }
     }
@@ -133,7 +133,7 @@ impl Peer {
     /// Reads what the peer has sent, at most so many messages.
     pub(crate) fn receive(&self, limit: usize) -> ReceiveOutcome {
         let mut outcome = ReceiveOutcome::default();
-        let mut slot = lock(&self.incoming);
+        let mut slot = self.incoming.lock();
         let Some(Incoming {
             channel: Some(channel),
             remote,
@@ -177,7 +177,7 @@ impl Peer {
 
     /// Takes the permit of its descriptors, once it is closed.
     pub(crate) fn take_descriptors(&self) -> Option<DescriptorPermit> {
-        lock(&self.descriptors).take()
+        self.descriptors.lock().take()
     }
 
     /// Ends everything between the two devices and closes its descriptors.
@@ -187,7 +187,7 @@ impl Peer {
         if let Some(eventfd) = &self.eventfd {
             doorbell.unwatch_peer(eventfd);
         }
-        if let Some(mut incoming) = lock(&self.incoming).take() {
+        if let Some(mut incoming) = self.incoming.lock().take() {
             incoming.remote.notifier.close();
             incoming.remote.mark_gone();
             if let Some(channel) = &incoming.channel {

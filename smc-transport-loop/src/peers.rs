@@ -4,27 +4,26 @@ mod open;
 mod pending_channels;
 mod setup;
 
-use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
-use std::time::{Duration, Instant};
-
 use hashbrown::HashMap;
 use rustix::process::geteuid;
 use smc_core::descriptors::{self, DescriptorPermit};
 use smc_core::device::{DeviceError, Event, MemoryAccount};
 use smc_core::mem::sync::{AtomicU64, Ordering};
+use smc_core::mutex::Mutex;
 use smc_ipc::doorbell::PACKETS_PER_ROUND;
 use smc_ipc::passed::PeerSocket;
 use smc_ipc::runtime_dir::Publication;
-use smc_ipc::{Domain, OsError, RuntimeDirError};
+use smc_ipc::shortage::Shortage;
+use smc_ipc::{Domain, OsError, RuntimeDirError, is_own_user};
 use smc_wire::types::Gid;
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::active::ActivePeers;
 use crate::config::Builder;
 use crate::directory::{self, is_socket_name, socket_name};
 use crate::doorbell::{Doorbell, Ready};
-use crate::lock;
 use crate::mappings::Mappings;
 use crate::peer::{Incoming, Peer};
 use crate::pool::PoolLimits;
@@ -63,8 +62,8 @@ pub(crate) struct Peers {
     /// flight count for the user of the sender until they are read, also after the channel is
     /// closed.
     unread: Mutex<VecDeque<(DescriptorPermit, Arc<PeerSocket>)>>,
-    /// The resource that was exhausted when a peer was not accepted, and the time.
-    shortage: Mutex<Option<(Instant, OsError)>>,
+    /// The resource that was exhausted when a peer was not accepted.
+    shortage: Mutex<Shortage>,
     /// Limits what is mapped for peers: signal pages of both sides, and the peers' buffers.
     mappings: Arc<Mappings>,
     /// Tasks to be woken as soon as neither of the two is locked.
@@ -126,7 +125,7 @@ impl Peers {
 
     /// The runtime directory in which the device is published, or why it is in none.
     pub(crate) fn directory(&self) -> Result<PathBuf, RuntimeDirError> {
-        let publication = lock(&self.publication);
+        let publication = self.publication.lock();
         match (publication.directories().next(), publication.error()) {
             (None, Some(error)) => Err(error.clone()),
             (path, _) => Ok(path.map(Path::to_owned).unwrap_or_default()),
@@ -141,9 +140,7 @@ impl Peers {
 
     /// The resource that was exhausted when a peer was not accepted, a moment ago.
     pub(crate) fn shortage(&self) -> Option<OsError> {
-        let latest = lock(&self.shortage).clone();
-        let recent = latest.filter(|(at, _)| at.elapsed() < SHORTAGE_LIFETIME);
-        recent.map(|(_, error)| error)
+        self.shortage.lock().recent().cloned()
     }
 
     /// Number of peers there is a channel to.
@@ -231,7 +228,7 @@ impl Peers {
 
     /// Has the name of an ended device removed; those of other users are left to them.
     fn remove_if_stale(&self, gid: Gid) {
-        if is_own(self.user_of(gid)) {
+        if is_own_user(self.user_of(gid)) {
             self.domain.remove_if_stale(&socket_name(gid));
         }
     }
@@ -250,7 +247,7 @@ impl Peers {
     /// Forgets channels of ended peers that are read by now, of some of them in turn; whether there
     /// are others.
     fn forget_read(&self) -> bool {
-        let mut unread = lock(&self.unread);
+        let mut unread = self.unread.lock();
         for _ in 0..unread.len().min(UNREAD_PER_CALL) {
             let oldest = unread.pop_front();
             unread.extend(oldest.filter(|(_, channel)| has_unread(channel)));
@@ -264,13 +261,15 @@ impl Peers {
             SendPath::Own(_) => None,
         };
         let wakes = peer.close(&self.doorbell);
-        lock(&self.wakes).append(wakes);
-        lock(&self.unread).extend(peer.take_descriptors().zip(unread));
+        self.wakes.lock().append(wakes);
+        self.unread
+            .lock()
+            .extend(peer.take_descriptors().zip(unread));
     }
 
     /// Wakes the tasks whose messages were sent or failed.
     fn wake(&self) {
-        let wakes = std::mem::take(&mut *lock(&self.wakes));
+        let wakes = std::mem::take(&mut *self.wakes.lock());
         wakes.wake();
     }
 
@@ -301,7 +300,7 @@ impl Peers {
 
 impl Drop for Peers {
     fn drop(&mut self) {
-        lock(&self.publication).close();
+        self.publication.lock().close();
         let known =
             std::mem::take(&mut *self.known.write().unwrap_or_else(PoisonError::into_inner));
         for peer in known.by_id.values() {
@@ -344,10 +343,6 @@ fn own_peer(
     Ok(peer)
 }
 
-fn is_own(uid: u32) -> bool {
-    uid == geteuid().as_raw()
-}
-
 /// The signal page in new memory, or in a peer's, whose length [`Mapping::adopt`] has checked.
 fn new_signal_page(mapping: &Arc<Mapping>) -> Result<SignalPage, DeviceError> {
     let signal_page = SignalPage::new(mapping.region());
@@ -373,6 +368,3 @@ const DESCRIPTORS_PER_PEER: usize = 4;
 /// What a peer without buffers is charged as: two pages of each of the two signal pages, with the
 /// words and the bit sets.
 const PEER_CHARGE: usize = 16 << 10;
-
-/// For how long a set-up that fails may be explained by it: about as long as one may take.
-const SHORTAGE_LIFETIME: Duration = Duration::from_secs(10);

@@ -7,14 +7,14 @@
 //! Backings are never given to another peer, since a process keeps access to what it once mapped.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use smc_core::device::{DeviceError, Dmb, Event, MemoryAccount};
 use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicBool, AtomicUsize, Ordering};
+use smc_core::mutex::Mutex;
 use smc_wire::types::DmbToken;
 
-use crate::lock;
 use crate::pool::{Backing, Pool, PoolLimits};
 use crate::random;
 use crate::region::Mapping;
@@ -65,13 +65,13 @@ impl LocalBuffers {
         len: usize,
         permit: Permit,
     ) -> Result<(LoopDmb, Option<NewMemory>), DeviceError> {
-        let (registration, allocation) = lock(&self.table).allocate(len)?;
+        let (registration, allocation) = self.table.lock().allocate(len)?;
         let index = allocation.index();
         let made = self
             .make(len, registration, allocation)
             .and_then(|made| Ok((made, random::token()?)));
         let ((backing, new), token) = made.inspect_err(|_| self.cancel_allocation(index))?;
-        if !lock(&self.table).set(index, token) {
+        if !self.table.lock().set(index, token) {
             return Err(DeviceError::PeerGone);
         }
         backing.slot.publish(SlotState {
@@ -106,7 +106,7 @@ impl LocalBuffers {
         let mut left = Vec::new();
         let is_any = self.signal_page.take_ready(|index| {
             // Locked only if there is something.
-            let table = table.get_or_insert_with(|| lock(&self.table));
+            let table = table.get_or_insert_with(|| self.table.lock());
             match table.entry(index) {
                 Entry::Registered(token) => events.push(Event::Signalled(token)),
                 Entry::Dirty => left.push(index),
@@ -120,7 +120,7 @@ impl LocalBuffers {
 
     /// Closes the table and the channel, after the end of the peer or the device.
     pub(crate) fn close(&self) -> WakeList {
-        let pool = lock(&self.table).close();
+        let pool = self.table.lock().close();
         let wakes = self.send_path.close();
         drop(pool);
         wakes
@@ -174,7 +174,7 @@ impl LocalBuffers {
     /// Releases the pooled memory.
     pub(crate) fn trim(&self) {
         let dropped = {
-            let mut table = lock(&self.table);
+            let mut table = self.table.lock();
             let unused = table.pool.take_free();
             table.clear_memory(&unused, &self.signal_page);
             unused
@@ -187,7 +187,7 @@ impl LocalBuffers {
     /// Returns an index for which there is no memory after all.
     fn cancel_allocation(&self, index: u32) {
         if let Ok(slot) = self.signal_page.slot(index) {
-            let mut table = lock(&self.table);
+            let mut table = self.table.lock();
             slot.clear_memory();
             self.signal_page.set_changed(index);
             table.enter(index, Entry::Vacant);
@@ -206,7 +206,7 @@ impl LocalBuffers {
     /// it: the last release calls this, that of the peer by a signal.
     fn reclaim(&self, index: u32) {
         let backing = {
-            let mut table = lock(&self.table);
+            let mut table = self.table.lock();
             match table.entry(index) {
                 Entry::Dirty => table.pool.take_reclaimable(index),
                 _ => None,
@@ -220,7 +220,9 @@ impl LocalBuffers {
     /// Pools a backing that can be used again, or is still in use.
     fn put(&self, backing: Backing, is_reusable: bool) {
         let dropped =
-            lock(&self.table).put(backing, is_reusable, self.pool_limits, &self.signal_page);
+            self.table
+                .lock()
+                .put(backing, is_reusable, self.pool_limits, &self.signal_page);
         if !dropped.is_empty() {
             self.notify_changes();
         }
@@ -229,7 +231,7 @@ impl LocalBuffers {
     /// Whether there is dirty memory that waits to be dropped.
     #[cfg(all(test, smc_loom))]
     pub(crate) fn has_dirty(&self) -> bool {
-        let table = lock(&self.table);
+        let table = self.table.lock();
         let mut entries = table.entries.iter();
         entries.any(|entry| matches!(entry, Entry::Dirty))
     }

@@ -2,18 +2,18 @@
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use smc_core::device::{Attachment, Charge, DeviceError, MemoryAccount, SubmitError};
 use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_core::mutex::Mutex;
 use smc_ipc::doorbell;
 use smc_ipc::passed::PeerFile;
 use smc_wire::types::{DmbToken, Gid};
 
-use crate::lock;
 use crate::region::Mapping;
 use crate::send_queue::SendQueue;
 use crate::signal_page::{SLOTS_PER_PAGE, SignalPage, Slot, SlotState};
@@ -52,7 +52,7 @@ impl Notifier {
     /// Ends notifications and closes the descriptors.
     pub(crate) fn close(&self) {
         self.gone.store(true, Ordering::Release);
-        lock(&self.doorbell).take();
+        self.doorbell.lock().take();
     }
 
     fn is_gone(&self) -> bool {
@@ -67,7 +67,7 @@ impl Notifier {
         }
         // A full counter or channel already wakes the peer. An error means that the peer has ended,
         // which its channel reports to the driver.
-        match &*lock(&self.doorbell) {
+        match &*self.doorbell.lock() {
             Some(NotifyBy::Own(fd)) => doorbell::notify(fd),
             Some(NotifyBy::Eventfd(fd)) => doorbell::notify(fd),
             Some(NotifyBy::Channel(send_queue)) => send_queue.notify(),

@@ -4,19 +4,19 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use atomic_waker::AtomicWaker;
 use rustix::io::Errno;
 use smc_core::device::DeviceError;
 use smc_core::mem::sync::{AtomicU8, Ordering};
+use smc_core::mutex::Mutex;
 use smc_ipc::doorbell;
 use smc_ipc::passed::PeerSocket;
 
 use crate::channel::{self, Message};
 use crate::doorbell::Doorbell;
-use crate::lock;
 use crate::region::{has_unread, os};
 
 /// How messages about the local buffers reach a peer.
@@ -86,7 +86,7 @@ impl SendQueue {
         message: Message,
         file: OwnedFd,
     ) -> Result<Sending, DeviceError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let channel = state.channel.as_ref().ok_or(DeviceError::PeerGone)?;
         if state.waiting.is_empty() {
             match channel::send(channel, message, &[file.as_fd()]) {
@@ -108,13 +108,13 @@ impl SendQueue {
 
     /// The channel, until it is closed, if the peer has not read all that was sent.
     pub(crate) fn unread(&self) -> Option<Arc<PeerSocket>> {
-        let channel = lock(&self.state).channel.clone();
+        let channel = self.state.lock().channel.clone();
         channel.filter(|channel| has_unread(channel))
     }
 
     /// Notifies the peer. Without space it has unread messages, and scans after those.
     pub(crate) fn notify(&self) {
-        if let Some(channel) = &lock(&self.state).channel {
+        if let Some(channel) = &self.state.lock().channel {
             let _ = channel::send(channel, Message::Notify, &[]);
         }
     }
@@ -122,7 +122,7 @@ impl SendQueue {
     /// Sends queued messages, now that there is space.
     pub(crate) fn flush(&self) -> WakeList {
         let mut wakes = WakeList::default();
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let State {
             channel: Some(channel),
             waiting,
@@ -146,7 +146,7 @@ impl SendQueue {
 
     fn close(&self) -> WakeList {
         let mut wakes = WakeList::default();
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(channel) = state.channel.take() {
             self.doorbell.unwatch_channel(&channel);
         }
@@ -182,7 +182,7 @@ impl Future for Sending {
 impl Drop for Sending {
     fn drop(&mut self) {
         if let Some((send_queue, completion)) = &self.pending {
-            let mut state = lock(&send_queue.state);
+            let mut state = send_queue.state.lock();
             state
                 .waiting
                 .retain(|waiting| !Arc::ptr_eq(&waiting.completion, completion));

@@ -3,8 +3,8 @@
 use smc_core::device::{DeviceError, Event, LinkFailure};
 
 use crate::device::Parts;
+use crate::port;
 use crate::verbs::{self, Async};
-use crate::{lock, port};
 
 /// Reads all asynchronous events and reports them as events of the device.
 pub(crate) fn drain(parts: &Parts, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
@@ -39,7 +39,7 @@ pub(crate) fn gone(parts: &Parts, sink: &mut dyn FnMut(Event)) {
     if !parts.set_gone() {
         return;
     }
-    lock(&parts.addresses).clear();
+    parts.addresses.lock().clear();
     for link in parts.links.all() {
         parts.stop_link(&link, LinkFailure::Device("it was removed"));
     }
@@ -63,7 +63,7 @@ fn ports_changed(parts: &Parts, sink: &mut dyn FnMut(Event)) {
             parts.stop_link(&link, LinkFailure::PortDown);
         }
     }
-    let before = std::mem::replace(&mut *lock(&parts.addresses), now.clone());
+    let before = std::mem::replace(&mut *parts.addresses.lock(), now.clone());
     if before != now {
         sink(Event::AddressesChanged);
     }

@@ -1,8 +1,7 @@
 //! The device.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use sideway::ibverbs::completion::{
@@ -14,6 +13,8 @@ use smc_core::device::{
     Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits, LinkFailure, ProtectionDomain,
     Rdma, RdmaAddress, SENDS_MAX,
 };
+use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_core::mutex::Mutex;
 
 use crate::config::Builder;
 use crate::domain::{self, Domain};
@@ -23,7 +24,7 @@ use crate::link::{Core, buffers_len};
 use crate::links::{Links, Serial};
 use crate::retry_policy::RetryPolicy;
 use crate::verbs::{self, QueueId};
-use crate::{async_events, completion, lock, port, probe};
+use crate::{async_events, completion, port, probe};
 
 /// An RDMA device that supports RoCE.
 ///
@@ -141,7 +142,7 @@ impl Device for RdmaDevice {
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
-        let mut consumer = lock(&self.consumer);
+        let mut consumer = self.consumer.lock();
         self.parts.check()?;
         consumer.drains = consumer.drains.wrapping_add(1);
         let mut is_any = false;
@@ -164,7 +165,7 @@ impl Device for RdmaDevice {
     }
 
     fn arm(&self) -> Result<(), DeviceError> {
-        let mut consumer = lock(&self.consumer);
+        let mut consumer = self.consumer.lock();
         self.parts.check()?;
         // The caller may have been woken by the event, and would be again.
         self.poll(&mut consumer)?;
@@ -215,7 +216,7 @@ impl RdmaDevice {
 #[async_trait]
 impl Rdma for RdmaDevice {
     fn addresses(&self) -> Vec<RdmaAddress> {
-        let entries = lock(&self.parts.addresses);
+        let entries = self.parts.addresses.lock();
         entries.iter().map(|entry| entry.address.clone()).collect()
     }
 
@@ -225,7 +226,7 @@ impl Rdma for RdmaDevice {
     }
 
     fn arm_sent(&self) -> Result<(), DeviceError> {
-        let mut consumer = lock(&self.consumer);
+        let mut consumer = self.consumer.lock();
         self.parts.check()?;
         if !consumer.sends_armed {
             request_notify(&self.parts.sends)?;
@@ -330,7 +331,7 @@ impl Parts {
             return false;
         }
         link.set_failed();
-        lock(&self.stopped).push((link.serial, cause));
+        self.stopped.lock().push((link.serial, cause));
         self.has_stopped.store(true, Ordering::Release);
         true
     }
@@ -345,7 +346,7 @@ impl Parts {
         if !self.has_stopped.swap(false, Ordering::AcqRel) {
             return;
         }
-        let stopped = std::mem::take(&mut *lock(&self.stopped));
+        let stopped = std::mem::take(&mut *self.stopped.lock());
         for (serial, cause) in stopped {
             if let Some(link) = self.links.find(serial).filter(|link| link.set_down()) {
                 sink(Event::LinkDown {

@@ -153,10 +153,3 @@ pub use device::RdmaDevice;
 pub use error::OpenError;
 pub use port::PortState;
 pub use probe::{DeviceReport, PortReport, Unusable, probe};
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Locks a mutex. Its data is changed in steps that do not panic, so poison has no meaning.
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -13,8 +13,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use rustix::io::Errno;
@@ -31,6 +30,8 @@ use smc_core::device::{
     PendingLink, RdmaAddress, Route, SHORT_LEN, SubmitError, Write,
 };
 use smc_core::mem::Region;
+use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_core::mutex::Mutex;
 use smc_wire::types::{MtuCode, Psn, Qpn};
 
 use crate::completion::Work;
@@ -39,9 +40,9 @@ use crate::error::not_made;
 use crate::links::Serial;
 use crate::memory::{self, not_registered};
 use crate::offload::offload;
+use crate::port;
 use crate::teardown::DeferredTeardown;
 use crate::verbs::{self, Payload, Registered, WRITES_MAX, WriteRequest};
-use crate::{lock, port};
 
 /// A queue pair and its buffers. What is reported of it finds it by its number.
 pub(crate) struct Core {
@@ -158,7 +159,7 @@ impl Core {
         }
         let mut error = QueuePairAttribute::new();
         error.setup_state(QueuePairState::Error);
-        if let Some(qp) = &mut lock(&self.queue).qp {
+        if let Some(qp) = &mut self.queue.lock().qp {
             // It may be in that state already, or its device be gone: stopped in any case.
             let _stopped = qp.modify(&error);
         }
@@ -177,7 +178,7 @@ impl Core {
             // What was acknowledged before that; no more follows.
             return Ok(message);
         }
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let id = Work::Receive(index).id(self.serial);
         let qp = queue.qp.as_ref().ok_or(LinkFailure::Flushed)?;
         if verbs::post_receive(qp, id, self.buffers.receive(index)).is_err() {
@@ -198,7 +199,7 @@ impl Core {
 
     /// The oldest post completed.
     pub(crate) fn sent(&self) -> Option<OpId> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let sent = queue.sends.pop_front()?;
         queue.long -= u32::from(sent.long);
         Some(sent.op)
@@ -221,7 +222,7 @@ impl Core {
             }
         }
 
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if self.is_stopped() {
             return Err(SubmitError::PeerGone);
         }
@@ -302,7 +303,7 @@ impl Core {
             .setup_retry_cnt(retry_policy.retries)
             .setup_rnr_retry(RNR_RETRIES)
             .setup_max_read_atomic(1);
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let qp = queue
             .qp
             .as_mut()
@@ -318,7 +319,7 @@ impl Core {
 
     fn counters(&self) -> LinkCounters {
         let mut counters = LinkCounters::default();
-        counters.receives_low = Some(lock(&self.queue).receives_low);
+        counters.receives_low = Some(self.queue.lock().receives_low);
         counters
     }
 }
@@ -326,7 +327,7 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         let teardown = DeferredTeardown {
-            qp: lock(&self.queue).qp.take(),
+            qp: self.queue.lock().qp.take(),
             _buffers: Arc::clone(&self.buffers),
             parts: Arc::clone(&self.parts),
         };

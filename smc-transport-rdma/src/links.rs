@@ -1,12 +1,12 @@
 //! The links of a device, by number.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use hashbrown::HashMap;
+use smc_core::mem::sync::{AtomicUsize, Ordering};
+use smc_core::mutex::Mutex;
 
 use crate::link::Core;
-use crate::lock;
 
 /// Names a link in work requests. Queue pair numbers do not serve for that: devices use them
 /// again, while completions of an earlier queue pair may still be around.
@@ -44,7 +44,7 @@ impl Links {
 
     /// A number for another link, unless there are too many. It has to be retired at last.
     pub(crate) fn reserve(&self) -> Option<Serial> {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let live = table
             .taken
             .saturating_sub(self.retired.load(Ordering::Acquire));
@@ -62,21 +62,21 @@ impl Links {
     }
 
     pub(crate) fn insert(&self, link: Arc<Core>) {
-        lock(&self.table).links.insert(link.serial, link);
+        self.table.lock().links.insert(link.serial, link);
     }
 
     pub(crate) fn find(&self, serial: Serial) -> Option<Arc<Core>> {
-        lock(&self.table).links.get(&serial).cloned()
+        self.table.lock().links.get(&serial).cloned()
     }
 
     pub(crate) fn remove(&self, serial: Serial) {
-        let link = lock(&self.table).links.remove(&serial);
+        let link = self.table.lock().links.remove(&serial);
         // Destroys the queue pair, unless it is in use right now.
         drop(link);
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Core>> {
-        lock(&self.table).links.values().cloned().collect()
+        self.table.lock().links.values().cloned().collect()
     }
 
     /// The queue pair of a link was destroyed, or never made. `true` if it is time to drain the
@@ -94,7 +94,7 @@ impl Links {
     /// The completion queue has been empty since these were retired.
     pub(crate) fn settle(&self, retired: usize) {
         if retired > 0 {
-            let mut table = lock(&self.table);
+            let mut table = self.table.lock();
             table.taken = table.taken.saturating_sub(retired);
             // Under the lock, so that both always fit together.
             self.retired.fetch_sub(retired, Ordering::AcqRel);

@@ -4,13 +4,12 @@
 //! there is no such host. An executor's thread must not stand still for that.
 
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::Poll;
 
 use atomic_waker::AtomicWaker;
 use smc_core::device::DeviceError;
-
-use crate::lock;
+use smc_core::mutex::Mutex;
 
 /// Runs `work` elsewhere and waits for it. If the wait is given up, the work still ends, and its
 /// result is dropped.
@@ -28,12 +27,12 @@ where
         .name("smc-rdma".to_owned())
         .spawn(move || {
             let result = work();
-            *lock(&ours.0.state) = State::Done(result);
+            *ours.0.state.lock() = State::Done(result);
         })
         .map_err(|error| DeviceError::os("starting a thread", &error))?;
     poll_fn(move |cx| {
         promise.waker.register(cx.waker());
-        let mut state = lock(&promise.state);
+        let mut state = promise.state.lock();
         match std::mem::replace(&mut *state, State::Lost) {
             State::Working => {
                 *state = State::Working;
@@ -64,7 +63,7 @@ struct Finish<T>(Arc<Promise<T>>);
 
 impl<T> Drop for Finish<T> {
     fn drop(&mut self) {
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state.lock();
         if matches!(*state, State::Working) {
             *state = State::Lost;
         }

@@ -15,12 +15,13 @@ mod hello;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use smc_core::device::DeviceError;
+use smc_core::mutex::Mutex;
 use smc_ipc::Credentials;
 use smc_ipc::channel::{self, Received, send};
 use smc_ipc::doorbell::Doorbell;
@@ -28,7 +29,6 @@ use smc_ipc::passed::PeerSocket;
 use smc_ipc::runtime_dir::Publication;
 
 use super::{ConnectError, Fabric};
-use crate::lock;
 use crate::region::os_at;
 use crate::shared::{FabricMemory, FabricOptions, Tag};
 use files::Files;
@@ -86,8 +86,8 @@ impl Directory {
 
     /// Accepts pending connections.
     fn accept(&self) {
-        lock(&self.publication).handle_events();
-        let accept = || lock(&self.publication).accept();
+        self.publication.lock().handle_events();
+        let accept = || self.publication.lock().accept();
         for _ in 0..MAX_ACCEPTS {
             match accept() {
                 Ok(socket) => self.admit(socket),
@@ -102,7 +102,7 @@ impl Directory {
         if !is_own_user(&socket) {
             return;
         }
-        let mut conns = lock(&self.conns);
+        let mut conns = self.conns.lock();
         let unidentified = conns.by_id.values().filter(|conn| conn.peer.is_none());
         if unidentified.count() >= MAX_UNIDENTIFIED {
             return;
@@ -129,7 +129,7 @@ impl Directory {
     /// Handles the input of a connection, at most so many messages. Returns the peer if it has
     /// ended.
     fn handle_input(&self, id: u64, limit: usize) -> Option<Tag> {
-        let mut conns = lock(&self.conns);
+        let mut conns = self.conns.lock();
         for _ in 0..limit {
             let conn = conns.by_id.get_mut(&id)?;
             let mut bytes = [0; hello::LEN];
@@ -204,7 +204,7 @@ impl Fabric for Directory {
             return Ok(());
         }
         // Locked until the peer is inserted, so that this device opens one connection per peer.
-        let mut conns = lock(&self.conns);
+        let mut conns = self.conns.lock();
         if conns.by_peer.contains_key(&peer) {
             return Ok(());
         }
@@ -250,7 +250,7 @@ impl Fabric for Directory {
             self.doorbell.notify_self();
             return;
         }
-        let conns = lock(&self.conns);
+        let conns = self.conns.lock();
         let conn = conns.by_peer.get(&peer).and_then(|id| conns.by_id.get(id));
         match conn {
             // A full socket wakes the peer anyway; after an error the peer closes the connection

@@ -8,7 +8,7 @@ use std::future::{Future as _, poll_fn};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use rustix::net::sockopt::set_socket_send_buffer_size;
 use smc_core::descriptors::DescriptorPermit;
 use smc_core::device::DeviceError;
 use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_core::mutex::Mutex;
 use smc_ipc::Credentials;
 use smc_ipc::doorbell::new_eventfd;
 use smc_ipc::passed::{PeerFile, PeerSocket};
@@ -27,8 +28,7 @@ use smc_wire::types::Gid;
 use super::{CHANNEL_BUFFER, PEER_CHARGE, Peers, new_signal_page};
 use crate::channel::{self, Message};
 use crate::directory::socket_name;
-use crate::doorbell::{Channel, Doorbell};
-use crate::lock;
+use crate::doorbell::{Doorbell, SocketRole};
 use crate::peer::Peer;
 use crate::region::Mapping;
 use crate::registry::LocalBuffers;
@@ -85,7 +85,7 @@ impl WaitingTasks {
     /// Removes those that have waited for too long.
     pub(super) fn remove_expired(&self, now: Instant) -> WakeList {
         let mut expired = WakeList::default();
-        lock(&self.0).retain(|_, (until, waker)| {
+        self.0.lock().retain(|_, (until, waker)| {
             if *until > now {
                 return true;
             }
@@ -97,12 +97,12 @@ impl WaitingTasks {
 
     /// When the next one has waited for too long.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
-        lock(&self.0).values().map(|(until, _)| *until).min()
+        self.0.lock().values().map(|(until, _)| *until).min()
     }
 
     fn set(&self, id: u64, until: Instant, waker: &Waker) {
         let waiting = (until, waker.clone());
-        let _old = lock(&self.0).insert(id, waiting);
+        let _old = self.0.lock().insert(id, waiting);
     }
 }
 
@@ -111,7 +111,7 @@ struct WaitingTask<'a>(&'a WaitingTasks, u64);
 
 impl Drop for WaitingTask<'_> {
     fn drop(&mut self) {
-        let _waker = lock(&self.0.0).remove(&self.1);
+        let _waker = self.0.0.lock().remove(&self.1);
     }
 }
 
@@ -171,7 +171,7 @@ impl Peers {
                 return Poll::Ready(None);
             }
             task.0.set(task.1, until, cx.waker());
-            lock(&self.publication).wake_after(left);
+            self.publication.lock().wake_after(left);
             Poll::Pending
         })
         .await
@@ -179,7 +179,7 @@ impl Peers {
 
     /// A peer to which the channel is open. Another thread may be opening it now.
     pub(super) fn find_opened(&self, gid: Gid) -> Option<Arc<Peer>> {
-        let _opening = lock(&self.opening);
+        let _opening = self.opening.lock();
         self.find(gid)
     }
 
@@ -191,7 +191,7 @@ impl Peers {
         connected: Result<Connected, Errno>,
         descriptors: Option<DescriptorPermit>,
     ) -> Result<Arc<Peer>, OpenError> {
-        let _opening = lock(&self.opening);
+        let _opening = self.opening.lock();
         if let Some(peer) = self.find(gid) {
             return Ok(peer);
         }
@@ -288,10 +288,10 @@ impl Peers {
         let peer = Arc::new(peer);
         // First entered, then watched: an edge for an unknown number would be lost.
         self.insert(&peer);
-        let watched = self
-            .doorbell
-            .watch_peer(&eventfd, id)
-            .and_then(|()| self.doorbell.watch_channel(&channel, Channel::Outgoing, id));
+        let watched = self.doorbell.watch_peer(&eventfd, id).and_then(|()| {
+            self.doorbell
+                .watch_channel(&channel, SocketRole::Outgoing, id)
+        });
         if let Err(error) = watched {
             self.remove(&peer);
             self.close(&peer);

@@ -15,15 +15,14 @@ use smc_ipc::doorbell::PACKETS_PER_ROUND;
 use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
 use smc_ipc::runtime_dir::Connected;
 use smc_ipc::runtime_dir::thread::Answer;
-use smc_ipc::{Credentials, OsError};
+use smc_ipc::{Credentials, OsError, is_own_user};
 use smc_wire::types::Gid;
 
 use super::open::CONNECT_WITHIN;
 use super::pending_channels::PendingChannels;
-use super::{OpenError, Peers, is_own, new_signal_page};
+use super::{OpenError, Peers, new_signal_page};
 use crate::channel::{self, Message, Received};
-use crate::doorbell::{Channel, Ready, check_eventfd};
-use crate::lock;
+use crate::doorbell::{Ready, SocketRole, check_eventfd};
 use crate::peer::{Incoming, Peer, ReceiveOutcome};
 use crate::region::Mapping;
 use crate::remote::{Notifier, NotifyBy, RemoteBuffers};
@@ -68,7 +67,7 @@ impl Peers {
     /// something was ready, which can have been the first of several messages, or a channel is not
     /// accepted yet.
     pub(super) fn run_setup(&self, events: Option<&mut Vec<Event>>) -> Result<bool, DeviceError> {
-        let result = self.run_setup_in(&mut lock(&self.setup), events);
+        let result = self.run_setup_in(&mut self.setup.lock(), events);
         self.wake();
         result
     }
@@ -81,13 +80,13 @@ impl Peers {
         let mut has_found = false;
         let mut handle = |ready, share| match ready {
             Ready::Listener => self.accept(setup),
-            Ready::Channel(Channel::Pending, id) => {
+            Ready::Socket(SocketRole::Pending, id) => {
                 if let Some(socket) = setup.pending.remove(id) {
                     self.doorbell.unwatch_channel(&socket);
                     self.authenticate(setup, socket);
                 }
             }
-            Ready::Channel(Channel::Incoming, id) => {
+            Ready::Socket(SocketRole::Incoming, id) => {
                 let Some(peer) = self.by_id(id) else { return };
                 let outcome = peer.receive(share);
                 self.note_received(&peer, outcome, events.is_some());
@@ -103,13 +102,13 @@ impl Peers {
                 let Some(peer) = self.by_id(peer) else { return };
                 if let (true, SendPath::Channel(send_queue)) = (is_writable, &peer.local.send_path)
                 {
-                    lock(&self.wakes).append(send_queue.flush());
+                    self.wakes.lock().append(send_queue.flush());
                 }
                 if let (true, Some(events)) = (is_dead, events.as_deref_mut()) {
                     self.remove_dead_peer(setup, &peer, events);
                 }
             }
-            Ready::Channel(Channel::Stale, id) => {
+            Ready::Socket(SocketRole::Stale, id) => {
                 if let Some((gid, socket)) = setup.stale.remove(&id) {
                     self.doorbell.unwatch_channel(&socket);
                     self.remove_if_stale(gid);
@@ -142,13 +141,13 @@ impl Peers {
     /// for channels of ended peers that are read meanwhile.
     fn expire(&self, setup: &SetupState) {
         let now = Instant::now();
-        lock(&self.wakes).append(self.waiting.remove_expired(now));
+        self.wakes.lock().append(self.waiting.remove_expired(now));
         let unverified = setup.unverified.first().map(|oldest| oldest.until);
         let next = unverified.into_iter().chain(self.waiting.next_expiry());
         let left = next.map(|until| until.saturating_duration_since(now));
         let unread = self.forget_read().then_some(UNREAD_INTERVAL);
         if let Some(left) = left.chain(setup.pending.time_left(now)).chain(unread).min() {
-            lock(&self.publication).wake_after(left);
+            self.publication.lock().wake_after(left);
         }
     }
 
@@ -202,7 +201,7 @@ impl Peers {
     }
 
     fn accept(&self, setup: &mut SetupState) {
-        lock(&self.publication).handle_events();
+        self.publication.lock().handle_events();
         while let Some(expired) = setup.pending.remove_expired(Instant::now()) {
             self.doorbell.unwatch_channel(&expired);
         }
@@ -218,11 +217,10 @@ impl Peers {
 
     fn accept_next(&self) -> Result<PeerSocket, Errno> {
         // Locked, so that the shortage is recorded before the peer sees the end of its connection.
-        let mut shortage = lock(&self.shortage);
-        let result = lock(&self.publication).accept();
+        let mut shortage = self.shortage.lock();
+        let result = self.publication.lock().accept();
         if let Err(errno @ (Errno::MFILE | Errno::NFILE)) = result {
-            let error = OsError::new("accept a peer device", &errno.into());
-            *shortage = Some((Instant::now(), error));
+            shortage.record(&OsError::new("accept a peer device", &errno.into()));
         }
         result
     }
@@ -257,16 +255,16 @@ impl Peers {
                 [Some(Passed::Lost), _] | [_, Some(Passed::Lost)],
             ) => {
                 let error = Errno::MFILE.into();
-                self.set_shortage(OsError::new(
-                    "receive the signal page of a peer device",
-                    &error,
-                ));
+                let operation = "receive the signal page of a peer device";
+                self.shortage
+                    .lock()
+                    .record(&OsError::new(operation, &error));
             }
             Received::Nothing => {
                 let id = self.new_id();
                 if self
                     .doorbell
-                    .watch_channel(&socket, Channel::Pending, id)
+                    .watch_channel(&socket, SocketRole::Pending, id)
                     .is_ok()
                 {
                     let now = Instant::now();
@@ -329,7 +327,7 @@ impl Peers {
             new_signal_page(&self.record_shortage(signal_page.map_err(OpenError::from))?)?;
         check_eventfd(eventfd.as_fd())?;
         let notify_by = match &peer.local.send_path {
-            SendPath::Channel(send_queue) if !is_own(credentials.uid) => {
+            SendPath::Channel(send_queue) if !is_own_user(credentials.uid) => {
                 NotifyBy::Channel(Arc::clone(send_queue))
             }
             _ => NotifyBy::Eventfd(eventfd),
@@ -337,7 +335,7 @@ impl Peers {
         let notifier = Arc::new(Notifier::new(gid, signal_page, notify_by));
         let remote = RemoteBuffers::new(notifier, Arc::clone(&self.tokens), &self.account);
         self.doorbell
-            .watch_channel(&socket, Channel::Incoming, peer.id)?;
+            .watch_channel(&socket, SocketRole::Incoming, peer.id)?;
         let incoming = Incoming {
             channel: Some(socket),
             remote,
@@ -360,15 +358,9 @@ impl Peers {
     /// Records a shortage that refuses a peer, before the refusal.
     fn record_shortage<T>(&self, step: Result<T, OpenError>) -> Result<T, OpenError> {
         if let Err(OpenError::Failed(DeviceError::Os(error))) = &step {
-            self.set_shortage(error.clone());
+            self.shortage.lock().record(error);
         }
         step
-    }
-
-    fn set_shortage(&self, error: OsError) {
-        if error.is_lack() {
-            *lock(&self.shortage) = Some((Instant::now(), error));
-        }
     }
 
     fn remove_dead_peer(&self, setup: &mut SetupState, peer: &Arc<Peer>, events: &mut Vec<Event>) {
@@ -380,7 +372,7 @@ impl Peers {
         self.close(peer);
         events.push(Event::PeerGone(peer.gid));
         let watched = setup.stale.len() + setup.ended.len();
-        if is_own(self.user_of(peer.gid)) && watched < MAX_STALE {
+        if is_own_user(self.user_of(peer.gid)) && watched < MAX_STALE {
             setup.ended.push((peer.gid, self.connect(peer.gid)));
         }
     }
@@ -393,7 +385,7 @@ impl Peers {
         let is_watched = channel::send(&socket, Message::Notify, &[]).is_ok()
             && self
                 .doorbell
-                .watch_channel(&socket, Channel::Stale, id)
+                .watch_channel(&socket, SocketRole::Stale, id)
                 .is_ok();
         if is_watched {
             setup.stale.insert(id, (gid, socket));

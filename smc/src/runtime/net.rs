@@ -8,7 +8,6 @@ use std::fmt::Debug;
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -20,6 +19,7 @@ use rustix::net::{
 
 use super::{Acceptor, BeforeListen, Socket, SocketOptions, Unconnected, Watch};
 
+use crate::mem::sync::{AtomicBool, Ordering};
 use crate::mutex::Mutex;
 
 /// A descriptor that is registered with a reactor. Stores one waker per direction, the last one

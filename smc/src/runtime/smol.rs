@@ -4,7 +4,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -17,6 +16,7 @@ use super::net::{self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpS
 use super::{
     Acceptor, BeforeConnect, BeforeListen, Runtime, Socket, SocketOptions, Task, Timer, Watch,
 };
+use crate::mem::sync::{AtomicBool, Ordering};
 
 /// async-io's reactor, with smol's global executor or one of the caller's.
 #[derive(Clone, Debug, Default)]

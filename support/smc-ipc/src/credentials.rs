@@ -53,6 +53,12 @@ impl Credentials {
     }
 }
 
+/// Whether this is the effective user of this process.
+#[must_use]
+pub fn is_own_user(uid: u32) -> bool {
+    uid == rustix::process::geteuid().as_raw()
+}
+
 /// Whether the number of a user may stand for several: in a user namespace all who have no number
 /// there are seen with the same one, also as owners of files.
 #[must_use]

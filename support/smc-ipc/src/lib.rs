@@ -42,7 +42,9 @@ pub mod doorbell;
 pub mod error;
 pub mod passed;
 pub mod runtime_dir;
+#[doc(hidden)]
+pub mod shortage;
 
-pub use credentials::{Credentials, is_ambiguous_user};
+pub use credentials::{Credentials, is_ambiguous_user, is_own_user};
 pub use error::{IoError, Limit, OsError};
 pub use runtime_dir::{DirectoryProblem, Domain, RuntimeDirError};

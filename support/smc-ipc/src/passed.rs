@@ -37,10 +37,9 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, SocketType, recv,
     recvmsg, shutdown, sockopt::socket_type,
 };
-use rustix::process::geteuid;
 
 use self::closing::{Content, MAX_WAITING, Share, close_elsewhere, is_full};
-use crate::Credentials;
+use crate::{Credentials, is_own_user};
 
 /// A UNIX socket to an untrusted process, of the type `SOCK_SEQPACKET` or `SOCK_STREAM`.
 ///
@@ -83,7 +82,7 @@ impl PeerSocket {
     /// What it counts to that descriptors of the peer wait to be closed.
     fn share(&self) -> Share {
         match self.user() {
-            user if self.is_allowed || user == geteuid().as_raw() => Share::User(user),
+            user if self.is_allowed || is_own_user(user) => Share::User(user),
             _ => Share::NotAllowed,
         }
     }

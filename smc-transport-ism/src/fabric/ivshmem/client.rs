@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use smc_core::device::DeviceError;
+use smc_core::mutex::Mutex;
 use smc_ipc::doorbell::Doorbell;
 use smc_ipc::passed::{PeerFile, PeerSocket, is_eventfd};
 
@@ -19,7 +20,6 @@ use super::protocol::{self, Reader, Received};
 use super::{SERVER_GONE, slot_of};
 use crate::fabric::notifier::EventfdNotifier;
 use crate::fabric::{ConnectError, Fabric};
-use crate::lock;
 use crate::region::{adopt, os, os_at};
 use crate::shared::{FabricMemory, Tag};
 
@@ -115,7 +115,7 @@ impl Client {
     /// The eventfds of all devices, as every client has them.
     #[cfg(test)]
     pub(super) fn eventfds(&self) -> Vec<OwnedFd> {
-        let server = lock(&self.server);
+        let server = self.server.lock();
         let eventfds = server.eventfds.values();
         eventfds
             .map(|(_, eventfd)| eventfd.as_fd().try_clone_to_owned().unwrap())
@@ -161,11 +161,11 @@ impl Fabric for Client {
     }
 
     fn port(&self) -> u16 {
-        lock(&self.server).own
+        self.server.lock().own
     }
 
     fn connect_peer(&self, peer: Tag) -> Result<(), ConnectError> {
-        let mut server = lock(&self.server);
+        let mut server = self.server.lock();
         if !server.eventfds.contains_key(&peer.slot) {
             server.receive_messages();
         }
@@ -178,7 +178,7 @@ impl Fabric for Client {
     }
 
     fn notify(&self, peer: Tag) {
-        let mut server = lock(&self.server);
+        let mut server = self.server.lock();
         if !server.eventfds.contains_key(&peer.slot) {
             server.receive_messages();
         }
@@ -191,7 +191,7 @@ impl Fabric for Client {
         let mut is_server_readable = false;
         self.doorbell
             .poll(|id| is_server_readable |= id == SERVER)?;
-        let mut server = lock(&self.server);
+        let mut server = self.server.lock();
         if is_server_readable {
             server.receive_messages();
         }

@@ -5,16 +5,16 @@
 //! increasing intervals, so that an idle guest is woken some hundred times a second at most. A
 //! running driver polls by itself and does not need the thread.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use smc_core::device::DeviceError;
 use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_core::mutex::Mutex;
 use smc_ipc::doorbell::Doorbell;
 
 use super::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT};
-use crate::lock;
 use crate::shared::{FabricMemory, Sleep};
 
 /// The thread; it ends when this is dropped.
@@ -76,7 +76,7 @@ impl Poller {
     /// The driver is about to sleep.
     pub(super) fn arm(&self) {
         if self.shared.must_poll {
-            lock(&self.shared.state).is_armed = true;
+            self.shared.state.lock().is_armed = true;
             self.shared.changed.notify_one();
         }
     }
@@ -89,7 +89,7 @@ impl Poller {
 
 impl Drop for Poller {
     fn drop(&mut self) {
-        lock(&self.shared.state).is_over = true;
+        self.shared.state.lock().is_over = true;
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -109,7 +109,7 @@ impl Shared {
                 self.memory.bump_heartbeat(self.slot);
                 self.check_server_heartbeat(&mut server, now);
             }
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             if state.is_over {
                 return;
             }

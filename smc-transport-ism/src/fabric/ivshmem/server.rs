@@ -5,7 +5,7 @@ mod send_queue;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
@@ -16,6 +16,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, listen, socket_with,
 };
 use smc_core::device::DeviceError;
+use smc_core::mutex::Mutex;
 use smc_ipc::Credentials;
 use smc_ipc::doorbell::new_eventfd;
 use smc_ipc::passed::{Listener, PeerFile, PeerSocket, Reserve};
@@ -25,7 +26,6 @@ use self::numbers::Numbers;
 use self::send_queue::{Passed, SendQueue};
 use super::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, protocol};
 use crate::fabric::notifier::EventfdNotifier;
-use crate::lock;
 use crate::region::{map, memory_file, os, os_at};
 use crate::shared::{FabricMemory, FabricOptions, Phase, Sleep, Tag};
 
@@ -175,7 +175,7 @@ impl Server {
     /// Number of machines and processes that are connected.
     #[must_use]
     pub fn clients(&self) -> usize {
-        lock(&self.clients).by_slot.len()
+        self.clients.lock().by_slot.len()
     }
 
     /// Number of devices that are in use.
@@ -222,7 +222,7 @@ impl Server {
 
     /// Waits for clients that leave and, if `can_accept`, for new connections.
     fn wait(&self, time: Duration, can_accept: bool) -> Result<Wakeup, DeviceError> {
-        let clients = lock(&self.clients);
+        let clients = self.clients.lock();
         let sockets: Vec<_> = clients
             .by_slot
             .iter()
@@ -260,7 +260,7 @@ impl Server {
         }
         // Clients send nothing: input is end of file, or data that would keep the socket readable.
         let mut ended = Vec::new();
-        let mut clients = lock(&self.clients);
+        let mut clients = self.clients.lock();
         for ((slot, ..), fd) in sockets.iter().zip(&fds[2..]) {
             if fd.revents() == PollFlags::OUT {
                 clients.flush(*slot);
@@ -278,7 +278,11 @@ impl Server {
     fn accept(&self) -> bool {
         for _ in 0..MAX_ACCEPTS {
             // The mode of the socket decides who may connect.
-            match lock(&self.reserve).accept(&self.listener.socket, |_| true, |_| Vec::new()) {
+            match self
+                .reserve
+                .lock()
+                .accept(&self.listener.socket, |_| true, |_| Vec::new())
+            {
                 // Closed if there is no free slot: QEMU reports that the server sent nothing.
                 Ok(socket) => drop(self.admit(socket)),
                 Err(refused) if refused.errno == Errno::AGAIN => return true,
@@ -290,7 +294,7 @@ impl Server {
     }
 
     fn admit(&self, socket: PeerSocket) -> Result<(), DeviceError> {
-        let mut clients = lock(&self.clients);
+        let mut clients = self.clients.lock();
         // Users without a number in this user namespace are treated as one.
         let uid = Credentials::of_peer(&socket).map_or(u32::MAX, |peer| peer.uid);
         let (port, slot) = clients.number(uid).ok_or(DeviceError::Exhausted)?;
@@ -336,7 +340,7 @@ impl Server {
     }
 
     fn remove_client(&self, slot: u16) {
-        let mut clients = lock(&self.clients);
+        let mut clients = self.clients.lock();
         let Some(gone) = clients.by_slot.remove(&slot) else {
             return;
         };
@@ -348,7 +352,7 @@ impl Server {
 
     /// Marks devices as dead whose heartbeats have stopped.
     fn mark_silent_dead(&self, now: Instant) {
-        let mut clients = lock(&self.clients);
+        let mut clients = self.clients.lock();
         let mut silent = Vec::new();
         for (slot, client) in &mut clients.by_slot {
             let heartbeat = self.memory.heartbeat_of(*slot);
@@ -377,7 +381,7 @@ impl Server {
 
     /// Sends the pending messages of all clients.
     fn flush_clients(&self) {
-        for client in lock(&self.clients).by_slot.values_mut() {
+        for client in self.clients.lock().by_slot.values_mut() {
             let _ = client.queue.flush();
         }
     }
@@ -386,7 +390,7 @@ impl Server {
     /// was killed before, or its QEMU had not received the number of the device. No other peer does
     /// it then.
     fn retry_notifications(&self) {
-        for (slot, client) in &mut lock(&self.clients).by_slot {
+        for (slot, client) in &mut self.clients.lock().by_slot {
             let was_notified = self.memory.sleep_of(*slot) == Sleep::Notified;
             if std::mem::replace(&mut client.was_notified, was_notified) && was_notified {
                 self.notifier.notify(&client.eventfd);
@@ -440,7 +444,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         // Guests have no connection whose close they could detect.
         self.memory.mark_server_ended();
-        self.notify_all(&lock(&self.clients));
+        self.notify_all(&self.clients.lock());
     }
 }
 

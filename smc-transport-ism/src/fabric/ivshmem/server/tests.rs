@@ -133,7 +133,7 @@ fn numbers_are_counted_by_the_user_of_the_process_that_connects() {
         Err(error) => return println!("skipped: why: cannot become another user: {error}"),
         Ok(result) => result.unwrap(),
     }
-    let clients = lock(&server.clients);
+    let clients = server.clients.lock();
     assert_eq!(clients.numbers.of_user(OTHER), 3);
 }
 
@@ -200,7 +200,7 @@ fn no_notification_blocks_or_is_lost_when_a_client_fills_blocking_eventfds() {
     memory.sleep(slot);
     let serving = Arc::clone(&server);
     at_once("a server that notifies all devices", move || {
-        serving.notify_all(&lock(&serving.clients));
+        serving.notify_all(&serving.clients.lock());
     });
     assert!(was_notified(&sleeper), "notification of the server");
     let serving = Arc::clone(&server);
@@ -228,12 +228,12 @@ fn a_lost_notification_is_repeated() {
     server.retry_notifications();
     assert!(was_notified());
     // The mark of the dead peer does not prevent a notification by the server.
-    server.notify_all(&lock(&server.clients));
+    server.notify_all(&server.clients.lock());
     assert!(was_notified());
     memory.wake(slot);
     server.retry_notifications();
     server.retry_notifications();
-    server.notify_all(&lock(&server.clients));
+    server.notify_all(&server.clients.lock());
     assert!(!was_notified());
 }
 
