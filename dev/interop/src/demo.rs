@@ -8,18 +8,18 @@ use anyhow::{Context as _, Result, bail, ensure};
 use fs_err as fs;
 
 use crate::lab::Lab;
-use crate::runner::{self, Cast, Outcome, Run, guest_of};
+use crate::runner::{self, Outcome, Pairing, Run, guest_of};
 use crate::scenario::{self, Who};
 use crate::workload::Kind;
 
 /// Boots two guests, runs one scenario in them, and takes the capture apart.
 pub(crate) fn run() -> Result<bool> {
-    let cast = if cfg!(feature = "ours") {
-        Cast::Client
+    let pairing = if cfg!(feature = "ours") {
+        Pairing::Client
     } else {
-        Cast::Kernel
+        Pairing::Kernel
     };
-    let (run, lacks) = Run::of(&scenario::shown(), cast)
+    let (run, lacks) = Run::of(&scenario::shown(), pairing)
         .into_iter()
         .next()
         .context("no way to run it")?;

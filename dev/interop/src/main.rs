@@ -27,7 +27,7 @@ use anyhow::{Result, ensure};
 use clap::{Args, Parser, Subcommand};
 
 use lab::{Lab, Version};
-use runner::{Cast, Outcome, Run, Show, Table};
+use runner::{Outcome, Pairing, Run, Show, Table};
 
 /// Runs unmodified Linux kernels in virtual machines against the userspace stack
 #[derive(Debug, Parser)]
@@ -52,7 +52,7 @@ enum Command {
     /// SMC-D between this host and guests, over ivshmem
     #[cfg(feature = "ism")]
     Ism(ism::IsmArgs),
-    /// One side of a scene of `ism`
+    /// One side of a scenario of `ism`
     #[cfg(feature = "ism")]
     #[command(hide = true)]
     IsmSide(ism::SideArgs),
@@ -68,7 +68,7 @@ struct RunArgs {
     kernel: Option<Version>,
     /// What ours does; several times for several. Without feature `ours` only kernels are tried
     #[arg(long, value_enum)]
-    role: Vec<Cast>,
+    role: Vec<Pairing>,
     /// Keep the captures of runs that passed, too
     #[arg(long)]
     keep: bool,
@@ -161,13 +161,13 @@ fn chosen(args: &RunArgs) -> Result<Vec<(Run, Option<String>)>> {
         );
     }
     let casts = match &args.role[..] {
-        [] if cfg!(feature = "ours") => &[Cast::Client, Cast::Server][..],
-        [] => &[Cast::Kernel],
+        [] if cfg!(feature = "ours") => &[Pairing::Client, Pairing::Server][..],
+        [] => &[Pairing::Kernel],
         casts => casts,
     };
     Ok(casts
         .iter()
-        .flat_map(|cast| all.iter().flat_map(|scenario| Run::of(scenario, *cast)))
+        .flat_map(|pairing| all.iter().flat_map(|scenario| Run::of(scenario, *pairing)))
         .filter(|(run, _)| {
             args.names.is_empty() || args.names.iter().any(|name| name == run.scenario.name)
         })

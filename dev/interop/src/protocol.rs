@@ -61,7 +61,7 @@ pub(crate) struct Job {
     pub(crate) kind: Kind,
     pub(crate) end: End,
     pub(crate) script: Script,
-    /// What to measure instead of playing the script, if anything.
+    /// What to measure instead of running the script, if anything.
     pub(crate) measures: Vec<Measure>,
     /// UEIDs for the userspace stack; the kernel has its own table.
     pub(crate) ueids: Vec<String>,

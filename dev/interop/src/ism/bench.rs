@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
-use super::stage::{Serving, bind_to_vfio, equipment};
+use super::testbed::{Serving, bind_to_vfio, equipment};
 use crate::lab::{self, Lab, Version};
 use crate::protocol::{Event, Order};
 

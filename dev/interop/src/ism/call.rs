@@ -1,4 +1,4 @@
-//! The side that plays scenes with a server.
+//! The side that runs scenarios with a server.
 
 use std::future::Future;
 use std::io::ErrorKind;
@@ -15,14 +15,14 @@ use super::model;
 /// Runs all scenarios without killed processes.
 pub(super) async fn call(endpoint: &Endpoint, to: SocketAddr, bulk: u64) -> Result<bool> {
     let mut all_well = true;
-    all_well &= scene("echo", echo(endpoint, to)).await;
-    all_well &= scene("random pieces", random(endpoint, to)).await;
-    all_well &= scene("the stream model", model::scene(endpoint, to)).await;
-    all_well &= scene("bulk both ways", bulk_both_ways(endpoint, to, bulk)).await;
-    all_well &= scene("half close", half_close(endpoint, to)).await;
-    all_well &= scene("abort by the server", abort_by_server(endpoint, to)).await;
-    all_well &= scene("abort by the client", abort_by_client(endpoint, to)).await;
-    all_well &= scene("fifty connections", fifty(endpoint, to)).await;
+    all_well &= scenario("echo", echo(endpoint, to)).await;
+    all_well &= scenario("random pieces", random(endpoint, to)).await;
+    all_well &= scenario("the stream model", model::scenario(endpoint, to)).await;
+    all_well &= scenario("bulk both ways", bulk_both_ways(endpoint, to, bulk)).await;
+    all_well &= scenario("half close", half_close(endpoint, to)).await;
+    all_well &= scenario("abort by the server", abort_by_server(endpoint, to)).await;
+    all_well &= scenario("abort by the client", abort_by_client(endpoint, to)).await;
+    all_well &= scenario("fifty connections", fifty(endpoint, to)).await;
     endpoint.close().await;
     Ok(all_well)
 }
@@ -82,9 +82,9 @@ async fn open_some(endpoint: &Endpoint, to: SocketAddr) -> Result<Vec<Stream>> {
     Ok(streams)
 }
 
-async fn scene(name: &str, play: impl Future<Output = Result<String>>) -> bool {
+async fn scenario(name: &str, run: impl Future<Output = Result<String>>) -> bool {
     let started = Instant::now();
-    let outcome = play.await;
+    let outcome = run.await;
     let seconds = started.elapsed().as_secs_f64();
     match &outcome {
         Ok(words) => println!("{name}: {words} ({seconds:.2} s)"),
@@ -128,8 +128,8 @@ async fn random(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
     const SEEDS: u64 = 25;
     for seed in 0..SEEDS {
         let stream = open(endpoint, to, Job::Random { seed }).await?;
-        let played = exchange_randomly(stream, End::Client, seed).await;
-        played.with_context(|| format!("seed {seed}"))?;
+        let exchanged = exchange_randomly(stream, End::Client, seed).await;
+        exchanged.with_context(|| format!("seed {seed}"))?;
     }
     Ok(format!("{SEEDS} streams"))
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 
 use super::call::HELD;
-use super::stage::{At, Served, Stage};
+use super::testbed::{At, Served, Testbed};
 use super::{WAYS, WORD_TIME};
 
-/// A scene, for guests of which both are up.
-type Scene = fn(&mut Stage) -> Result<()>;
+/// A scenario, for guests of which both are up.
+type Scenario = fn(&mut Testbed) -> Result<()>;
 
-/// All scenes, in their order: after the last one guest A is of no use any more.
-pub(super) const ALL: [(&str, Scene); 4] = [
+/// All scenarios, in their order: after the last one guest A is of no use any more.
+pub(super) const ALL: [(&str, Scenario); 4] = [
     ("kill -9 of processes of either side", kill_processes),
     ("a guest is reset", reset_guest),
     ("kill -9 of a guest's QEMU", kill_machine),
@@ -20,126 +20,126 @@ pub(super) const ALL: [(&str, Scene); 4] = [
 ];
 
 /// In all ways, clients and servers, at the same time: what takes long is to notice it in a guest.
-fn kill_processes(stage: &mut Stage) -> Result<()> {
+fn kill_processes(testbed: &mut Testbed) -> Result<()> {
     let mut kept = Vec::new();
     let mut clients = Vec::new();
     let mut servers = Vec::new();
     let mut doomed = Vec::new();
     for (client, server) in WAYS {
-        let serving = stage.serve(server, WORD_TIME)?;
-        clients.push(hold(stage, client, &serving)?);
+        let serving = testbed.serve(server, WORD_TIME)?;
+        clients.push(hold(testbed, client, &serving)?);
         doomed.push(serving.side);
-        let serving = stage.serve(server, WORD_TIME)?;
-        doomed.push(hold(stage, client, &serving)?);
+        let serving = testbed.serve(server, WORD_TIME)?;
+        doomed.push(hold(testbed, client, &serving)?);
         servers.push((client, serving));
     }
     // One of the survivors has other clients, too.
     if let Some((_, serving)) = servers.first() {
-        kept.push(keep(stage, At::Host, serving)?);
+        kept.push(keep(testbed, At::Host, serving)?);
     }
     for side in doomed {
-        stage.kill(side)?;
+        testbed.kill(side)?;
     }
     for side in clients {
-        all_ended(stage, side)?;
+        all_ended(testbed, side)?;
     }
     for (_, serving) in &servers {
         for _ in 0..HELD {
-            stage.await_line(serving.side, "ended broken", DEATH_TIME)?;
+            testbed.await_line(serving.side, "ended broken", DEATH_TIME)?;
         }
     }
     for side in kept {
-        goes_on(stage, side)?;
+        goes_on(testbed, side)?;
     }
     // Servers that have lost their clients take others.
     for (client, serving) in servers {
-        ping(stage, client, &serving, Carried::Smc)?;
-        stage.kill(serving.side)?;
+        ping(testbed, client, &serving, Carried::Smc)?;
+        testbed.kill(serving.side)?;
     }
     Ok(())
 }
 
 /// Its memory is as it was, and its devices take part again.
-fn reset_guest(stage: &mut Stage) -> Result<()> {
-    lose_guest(stage, |stage, steady| {
-        stage.reset(At::GuestB)?;
+fn reset_guest(testbed: &mut Testbed) -> Result<()> {
+    lose_guest(testbed, |testbed, steady| {
+        testbed.reset(At::GuestB)?;
         // The devices are taken again: their earlier peers detect it at once.
-        let back = stage.serve(At::GuestB, WORD_TIME)?;
-        ping(stage, At::GuestB, steady, Carried::Smc)?;
+        let back = testbed.serve(At::GuestB, WORD_TIME)?;
+        ping(testbed, At::GuestB, steady, Carried::Smc)?;
         Ok(Some(back))
     })
 }
 
 /// Leaves guest B switched off.
-fn kill_machine(stage: &mut Stage) -> Result<()> {
-    lose_guest(stage, |stage, _| {
-        stage.kill_machine(At::GuestB);
+fn kill_machine(testbed: &mut Testbed) -> Result<()> {
+    lose_guest(testbed, |testbed, _| {
+        testbed.kill_machine(At::GuestB);
         Ok(None)
     })
 }
 
 /// Guest B ends while it is client and server; gives a server in it if it is back.
 fn lose_guest(
-    stage: &mut Stage,
-    end: impl FnOnce(&mut Stage, &Served) -> Result<Option<Served>>,
+    testbed: &mut Testbed,
+    end: impl FnOnce(&mut Testbed, &Served) -> Result<Option<Served>>,
 ) -> Result<()> {
-    let steady = stage.serve(At::GuestA, WORD_TIME)?;
-    let doomed = stage.serve(At::GuestB, WORD_TIME)?;
-    let kept = keep(stage, At::Host, &steady)?;
+    let steady = testbed.serve(At::GuestA, WORD_TIME)?;
+    let doomed = testbed.serve(At::GuestB, WORD_TIME)?;
+    let kept = keep(testbed, At::Host, &steady)?;
     let holding = [
-        hold(stage, At::GuestA, &doomed)?,
-        hold(stage, At::Host, &doomed)?,
+        hold(testbed, At::GuestA, &doomed)?,
+        hold(testbed, At::Host, &doomed)?,
     ];
-    hold(stage, At::GuestB, &steady)?;
-    let back = end(stage, &steady)?;
+    hold(testbed, At::GuestB, &steady)?;
+    let back = end(testbed, &steady)?;
     for side in holding {
-        all_ended(stage, side)?;
+        all_ended(testbed, side)?;
     }
     for _ in 0..HELD {
-        stage.await_line(steady.side, "ended broken", DEATH_TIME)?;
+        testbed.await_line(steady.side, "ended broken", DEATH_TIME)?;
     }
-    goes_on(stage, kept)?;
+    goes_on(testbed, kept)?;
     if let Some(back) = back {
         for client in [At::GuestA, At::Host] {
-            ping(stage, client, &back, Carried::Smc)?;
+            ping(testbed, client, &back, Carried::Smc)?;
         }
-        stage.kill(back.side)?;
+        testbed.kill(back.side)?;
     }
-    stage.kill(steady.side)
+    testbed.kill(steady.side)
 }
 
 /// Guest A is there all the time, guest B comes when there is another server.
-fn replace_server(stage: &mut Stage) -> Result<()> {
-    let inside = stage.serve(At::GuestA, WORD_TIME)?;
-    let outside = stage.serve(At::Host, WORD_TIME)?;
+fn replace_server(testbed: &mut Testbed) -> Result<()> {
+    let inside = testbed.serve(At::GuestA, WORD_TIME)?;
+    let outside = testbed.serve(At::Host, WORD_TIME)?;
     let holding = [
-        hold(stage, At::GuestA, &inside)?,
-        hold(stage, At::Host, &inside)?,
-        hold(stage, At::GuestA, &outside)?,
+        hold(testbed, At::GuestA, &inside)?,
+        hold(testbed, At::Host, &inside)?,
+        hold(testbed, At::GuestA, &outside)?,
     ];
-    let was_marked = stage.end_server();
+    let was_marked = testbed.end_server();
     for side in holding {
-        all_ended(stage, side)?;
+        all_ended(testbed, side)?;
     }
     for _ in 0..2 * HELD {
-        stage.await_line(inside.side, "ended broken", DEATH_TIME)?;
+        testbed.await_line(inside.side, "ended broken", DEATH_TIME)?;
     }
-    stage.kill(outside.side)?;
+    testbed.kill(outside.side)?;
     if was_marked {
         // No new fabric can use what is left in guests.
-        let late = stage.start(At::GuestA, &["serve", "127.0.0.1:1"])?;
+        let late = testbed.start(At::GuestA, &["serve", "127.0.0.1:1"])?;
         let why = "interop: device is gone: the ivshmem server";
-        stage.await_line(late, why, WORD_TIME)?;
+        testbed.await_line(late, why, WORD_TIME)?;
     }
     // Endpoints of the old fabric are still reached.
-    stage.start_server()?;
-    ping(stage, At::Host, &inside, Carried::Tcp)?;
-    stage.kill(inside.side)?;
+    testbed.start_server()?;
+    ping(testbed, At::Host, &inside, Carried::Tcp)?;
+    testbed.kill(inside.side)?;
     // Machines that are started now are on the new fabric, with processes of the host.
-    stage.restart_machine(At::GuestB)?;
-    let serving = stage.serve(At::GuestB, WORD_TIME)?;
-    ping(stage, At::Host, &serving, Carried::Smc)?;
-    stage.kill(serving.side)
+    testbed.restart_machine(At::GuestB)?;
+    let serving = testbed.serve(At::GuestB, WORD_TIME)?;
+    ping(testbed, At::Host, &serving, Carried::Smc)?;
+    testbed.kill(serving.side)
 }
 
 /// What a stream is expected to be on.
@@ -150,24 +150,24 @@ enum Carried {
 }
 
 /// Streams to a server that are to end with an error.
-fn hold(stage: &mut Stage, client: At, server: &Served) -> Result<u32> {
-    open(stage, client, server, "hold", "holding")
+fn hold(testbed: &mut Testbed, client: At, server: &Served) -> Result<u32> {
+    open(testbed, client, server, "hold", "holding")
 }
 
 /// Streams to a server that are to go on.
-fn keep(stage: &mut Stage, client: At, server: &Served) -> Result<u32> {
-    open(stage, client, server, "keep", "keeping")
+fn keep(testbed: &mut Testbed, client: At, server: &Served) -> Result<u32> {
+    open(testbed, client, server, "keep", "keeping")
 }
 
-fn open(stage: &mut Stage, client: At, server: &Served, what: &str, word: &str) -> Result<u32> {
-    let to = stage.way(client, server)?;
-    let side = stage.start(client, &[what, &to])?;
-    stage.await_line(side, word, WORD_TIME)?;
+fn open(testbed: &mut Testbed, client: At, server: &Served, what: &str, word: &str) -> Result<u32> {
+    let to = testbed.way(client, server)?;
+    let side = testbed.start(client, &[what, &to])?;
+    testbed.await_line(side, word, WORD_TIME)?;
     Ok(side)
 }
 
-fn all_ended(stage: &mut Stage, holding: u32) -> Result<()> {
-    let code = stage.show_until_end(holding, DEATH_TIME)?;
+fn all_ended(testbed: &mut Testbed, holding: u32) -> Result<()> {
+    let code = testbed.show_until_end(holding, DEATH_TIME)?;
     ensure!(
         code == Some(0),
         "a client does not see the end as it should"
@@ -175,21 +175,21 @@ fn all_ended(stage: &mut Stage, holding: u32) -> Result<()> {
     Ok(())
 }
 
-fn goes_on(stage: &mut Stage, keeping: u32) -> Result<()> {
-    stage.go(keeping)?;
-    let code = stage.show_until_end(keeping, WORD_TIME)?;
+fn goes_on(testbed: &mut Testbed, keeping: u32) -> Result<()> {
+    testbed.go(keeping)?;
+    let code = testbed.show_until_end(keeping, WORD_TIME)?;
     ensure!(code == Some(0), "streams to others do not go on");
     Ok(())
 }
 
-fn ping(stage: &mut Stage, client: At, server: &Served, on: Carried) -> Result<()> {
-    let to = stage.way(client, server)?;
+fn ping(testbed: &mut Testbed, client: At, server: &Served, on: Carried) -> Result<()> {
+    let to = testbed.way(client, server)?;
     let mut what = vec!["ping", &to];
     if on == Carried::Tcp {
         what.push("--tcp");
     }
-    let side = stage.start(client, &what)?;
-    let code = stage.show_until_end(side, WORD_TIME)?;
+    let side = testbed.start(client, &what)?;
+    let code = testbed.show_until_end(side, WORD_TIME)?;
     ensure!(code == Some(0), "{client} does not get on with a server");
     Ok(())
 }

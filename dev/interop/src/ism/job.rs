@@ -20,7 +20,7 @@ pub(super) enum Job {
     /// Send and receive bytes at once, how many and in what pieces follows from the seed.
     Random { seed: u64 },
     /// Use the stream by the stream model.
-    Play { seed: u64 },
+    Model { seed: u64 },
     /// Report here the result of the stream that is used so.
     Testify { seed: u64 },
     /// Close with data unread.
@@ -37,7 +37,7 @@ impl Job {
             Self::Random { seed } => (2, seed, 0),
             Self::Abort => (3, 0, 0),
             Self::BeAborted => (4, 0, 0),
-            Self::Play { seed } => (5, seed, 0),
+            Self::Model { seed } => (5, seed, 0),
             Self::Testify { seed } => (6, seed, 0),
         };
         let words = [kind, seed, len].map(u64::to_le_bytes);
@@ -56,7 +56,7 @@ impl Job {
             2 => Self::Random { seed },
             3 => Self::Abort,
             4 => Self::BeAborted,
-            5 => Self::Play { seed },
+            5 => Self::Model { seed },
             6 => Self::Testify { seed },
             _ => bail!("no job {kind}"),
         })

@@ -1,10 +1,10 @@
 //! SMC-D between this host and guests, over the memory of an ivshmem server.
 //!
 //! The server runs in this process. Two guests have ivshmem devices and are started, like processes
-//! of the host, to be one side of each scene: `call` and `serve` are the sides, `job` is what they
-//! do, `model` the stream model between two of them, `stage` is where they run, `bench` measures
-//! there, `inside` what one guest does with several devices of its own, and `failures` is what
-//! happens when a process, a machine or the server ends.
+//! of the host, to be one side of each scenario: `call` and `serve` are the sides, `job` is what
+//! they do, `model` the stream model between two of them, `testbed` is where they run, `bench`
+//! measures there, `inside` what one guest does with several devices of its own, and `failures`
+//! is what happens when a process, a machine or the server ends.
 
 mod bench;
 mod call;
@@ -13,7 +13,7 @@ mod inside;
 mod job;
 mod model;
 mod serve;
-mod stage;
+mod testbed;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ use smc::{Builder, Endpoint};
 use smc_core::negotiate::Assume;
 use smc_transport_ism::{IsmDevice, Place};
 
-use stage::{At, Stage};
+use testbed::{At, Testbed};
 
 /// Arguments of `interop ism`.
 #[derive(Debug, Args)]
@@ -41,7 +41,7 @@ pub(crate) struct IsmArgs {
     /// Rounds of that
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// How much is exchanged in the scene for that, each way
+    /// How much is exchanged in the scenario for that, each way
     #[arg(long, value_name = "BYTES", default_value_t = 100_000_000)]
     bulk: u64,
     /// Only with devices that move data, or only with those that write in place
@@ -75,7 +75,7 @@ pub(crate) struct SideArgs {
 enum Side {
     /// Do what comes on streams
     Serve { at: SocketAddr },
-    /// Play all scenes that need no help
+    /// Run all scenarios that need no help
     Call {
         to: SocketAddr,
         #[arg(long)]
@@ -124,11 +124,11 @@ pub(crate) fn side(args: &SideArgs) -> Result<bool> {
         Side::Keep { to } => smol::block_on(call::keep(&endpoint()?, *to)),
         Side::Ping { to, tcp } => smol::block_on(call::ping(&endpoint()?, *to, *tcp)),
         Side::Inside => inside::run(),
-        Side::KeepMemory { path, nocopy } => stage::keep_memory(path, *nocopy).map(|()| true),
+        Side::KeepMemory { path, nocopy } => testbed::keep_memory(path, *nocopy).map(|()| true),
     }
 }
 
-/// Boots guests and plays all scenes.
+/// Boots guests and runs all scenarios.
 pub(crate) fn run(args: &IsmArgs) -> Result<bool> {
     if args.bench {
         let on = |wanted: Option<bool>| wanted.unwrap_or(false);
@@ -151,7 +151,7 @@ pub(crate) fn run(args: &IsmArgs) -> Result<bool> {
         };
         let wakes = if vfio { "interrupts" } else { "no interrupts" };
         println!("booting, for devices that {moves} and have {wakes}");
-        let mut stage = Stage::boot(nocopy, vfio, args.verbose)?;
+        let mut testbed = Testbed::boot(nocopy, vfio, args.verbose)?;
         println!("booted after {:.0} s", started.elapsed().as_secs_f64());
         let mut check = |name: &str, result: Result<()>| match result {
             Ok(()) => println!("  ok      {name}"),
@@ -163,25 +163,25 @@ pub(crate) fn run(args: &IsmArgs) -> Result<bool> {
         let ways: &[_] = if args.demo { &WAYS[..1] } else { &WAYS };
         for (client, server) in ways.iter().filter(|_| !args.failures) {
             println!("{client} to {server}");
-            let result = scenes(&mut stage, *client, *server, args.bulk);
+            let result = scenarios(&mut testbed, *client, *server, args.bulk);
             if result.is_err() {
-                stage.clear();
+                testbed.clear();
             }
-            check("scenes", result);
+            check("scenarios", result);
         }
         if args.demo {
             continue;
         }
         if !args.no_inside && !args.failures {
             println!("inside of {}", At::GuestA);
-            check("rules", inside_of_guest(&mut stage));
+            check("rules", inside_of_guest(&mut testbed));
         }
         println!("processes, machines and servers that end");
-        for (name, play) in failures::ALL {
+        for (name, run) in failures::ALL {
             let begun = Instant::now();
-            let result = play(&mut stage);
+            let result = run(&mut testbed);
             if result.is_err() {
-                stage.clear();
+                testbed.clear();
             }
             let seconds = begun.elapsed().as_secs_f64();
             check(&format!("{name} ({seconds:.0} s)"), result);
@@ -192,22 +192,22 @@ pub(crate) fn run(args: &IsmArgs) -> Result<bool> {
     Ok(failed == 0)
 }
 
-fn scenes(stage: &mut Stage, client: At, server: At, bulk: u64) -> Result<()> {
-    let serving = stage.serve(server, WORD_TIME)?;
-    let to = stage.way(client, &serving)?;
+fn scenarios(testbed: &mut Testbed, client: At, server: At, bulk: u64) -> Result<()> {
+    let serving = testbed.serve(server, WORD_TIME)?;
+    let to = testbed.way(client, &serving)?;
     let bulk = format!("--bulk={bulk}");
-    let calling = stage.start(client, &["call", &to, &bulk])?;
-    let code = stage.show_until_end(calling, SCENES_TIME)?;
+    let calling = testbed.start(client, &["call", &to, &bulk])?;
+    let code = testbed.show_until_end(calling, SCENARIOS_TIME)?;
     // What only the other end sees.
-    let aborted = stage.await_line(serving.side, "ended aborted as expected", WORD_TIME);
-    stage.kill(serving.side)?;
+    let aborted = testbed.await_line(serving.side, "ended aborted as expected", WORD_TIME);
+    testbed.kill(serving.side)?;
     ensure!(code == Some(0), "the client reports that not all was well");
     aborted
 }
 
-fn inside_of_guest(stage: &mut Stage) -> Result<()> {
-    let inside = stage.start(At::GuestA, &["inside"])?;
-    let code = stage.show_until_end(inside, SCENES_TIME)?;
+fn inside_of_guest(testbed: &mut Testbed) -> Result<()> {
+    let inside = testbed.start(At::GuestA, &["inside"])?;
+    let code = testbed.show_until_end(inside, SCENARIOS_TIME)?;
     ensure!(code == Some(0), "not all rules are kept");
     Ok(())
 }
@@ -225,5 +225,5 @@ const WAYS: [(At, At); 3] = [
 const RECV_BUFFER: usize = 256 << 10;
 
 /// Limits that only failures reach; emulated machines are slow.
-const SCENES_TIME: Duration = Duration::from_secs(600);
+const SCENARIOS_TIME: Duration = Duration::from_secs(600);
 const WORD_TIME: Duration = Duration::from_secs(60);

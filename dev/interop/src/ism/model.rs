@@ -1,4 +1,4 @@
-//! The stream model between machines: either end plays its part of a seed, and what the server's
+//! The stream model between machines: either end runs its part of a seed, and what the server's
 //! end did comes over a stream of its own, to be held against what the client's did.
 
 use std::collections::HashMap;
@@ -26,8 +26,8 @@ type Witness = (Sender<EndReport>, Receiver<EndReport>);
 
 impl Witnesses {
     /// The server's end of a stream.
-    pub(super) async fn play(&self, stream: Stream, seed: u64) -> Result<()> {
-        let report = play(stream, seed, End::Second).await?;
+    pub(super) async fn run_end(&self, stream: Stream, seed: u64) -> Result<()> {
+        let report = run_end(stream, seed, End::Second).await?;
         // The channel has capacity for one, and this seed is used once at a time.
         let _ = self.of(seed).0.try_send(report);
         Ok(())
@@ -55,11 +55,11 @@ impl Witnesses {
 }
 
 /// The client's ends of streams with all seeds.
-pub(super) async fn scene(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
+pub(super) async fn scenario(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
     let (mut operations, mut bytes, mut resets) = (0, 0, 0);
     for seed in 0..SEEDS {
-        let stream = open(endpoint, to, Job::Play { seed }).await?;
-        let ours = play(stream, seed, End::First);
+        let stream = open(endpoint, to, Job::Model { seed }).await?;
+        let ours = run_end(stream, seed, End::First);
         let theirs = receive_report(endpoint, to, seed);
         let (ours, theirs) = try_zip(ours, theirs).await?;
         let tally = model::compare(seed, &ours, &theirs)?;
@@ -73,7 +73,7 @@ pub(super) async fn scene(endpoint: &Endpoint, to: SocketAddr) -> Result<String>
     ))
 }
 
-async fn play(stream: Stream, seed: u64, end: End) -> Result<EndReport> {
+async fn run_end(stream: Stream, seed: u64, end: End) -> Result<EndReport> {
     let runtime: Arc<dyn Runtime> = Arc::new(SmolRuntime::new());
     let rules = Rules::relaxed().with_timeout(TIMEOUT);
     Ok(model::run_end(seed, &runtime, stream, end, rules).await?)

@@ -40,7 +40,7 @@ async fn answer(mut stream: Stream, witnesses: &Witnesses) -> Result<&'static st
         }
         Job::Exchange { seed, len } => exchange(stream, End::Server, seed, len).await?,
         Job::Random { seed } => exchange_randomly(stream, End::Server, seed).await?,
-        Job::Play { seed } => witnesses.play(stream, seed).await?,
+        Job::Model { seed } => witnesses.run_end(stream, seed).await?,
         Job::Testify { seed } => witnesses.testify(stream, seed).await?,
         Job::Abort => {
             stream.peek(&mut [0]).await?;

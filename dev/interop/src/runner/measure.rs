@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{Run, guest_of, report, setup, stage};
+use super::{Run, active_run, guest_of, report, setup};
 use crate::lab::Lab;
 use crate::protocol::{Event, Order};
 use crate::scenario::Who;
@@ -38,7 +38,7 @@ fn perform(
     let port = PORTS.fetch_add(1, Ordering::Relaxed);
     let numbers = [(); 2].map(|()| RUNS.fetch_add(1, Ordering::Relaxed));
     let start = |lab: &mut Lab, who: Who| {
-        let mut job = stage::job(run, who, port);
+        let mut job = active_run::job(run, who, port);
         job.measures = measures.to_vec();
         let number = numbers[guest_of(who)];
         lab.order::<()>(guest_of(who), Order::Start { run: number, job })

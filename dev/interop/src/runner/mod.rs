@@ -1,9 +1,9 @@
 //! Runs scenarios in a lab and judges how they ended.
 
+mod active_run;
 mod measure;
 mod report;
 mod setup;
-mod stage;
 mod verdict;
 
 use std::time::{Duration, Instant};
@@ -15,15 +15,15 @@ use crate::lab::{Lab, Version};
 use crate::scenario::{Role, Scenario, Who};
 use crate::workload::Kind;
 
+pub(crate) use active_run::NARRATION;
 pub(crate) use measure::measure;
 pub(crate) use report::{Table, kept};
 pub(crate) use setup::{address, after_boot, give_devices};
-pub(crate) use stage::NARRATION;
 pub(crate) use verdict::is_spent;
 
-/// Who is who in a run.
+/// Which implementation connects to which in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Cast {
+pub(crate) enum Pairing {
     /// Ours connects to a kernel.
     Client,
     /// A kernel connects to ours.
@@ -59,18 +59,18 @@ pub(crate) enum Outcome {
 }
 
 impl Run {
-    /// The runs that a scenario makes with a cast, each with why it is skipped, if it is.
-    pub(crate) fn of(scenario: &Scenario, cast: Cast) -> Vec<(Self, Option<String>)> {
-        let (subject, peer) = match cast {
-            Cast::Client | Cast::Server => (Kind::Ours, Kind::Kernel),
-            Cast::Pair => (Kind::Ours, Kind::Ours),
-            Cast::Kernel => (Kind::Kernel, Kind::Kernel),
+    /// The runs of a scenario with a pairing, each with why it is skipped, if it is.
+    pub(crate) fn of(scenario: &Scenario, pairing: Pairing) -> Vec<(Self, Option<String>)> {
+        let (subject, peer) = match pairing {
+            Pairing::Client | Pairing::Server => (Kind::Ours, Kind::Kernel),
+            Pairing::Pair => (Kind::Ours, Kind::Ours),
+            Pairing::Kernel => (Kind::Kernel, Kind::Kernel),
         };
-        let roles: &[Role] = match cast {
-            Cast::Client => &[Role::Client],
-            Cast::Server => &[Role::Server],
-            Cast::Pair | Cast::Kernel if scenario.is_symmetric() => &[Role::Client],
-            Cast::Pair | Cast::Kernel => &[Role::Client, Role::Server],
+        let roles: &[Role] = match pairing {
+            Pairing::Client => &[Role::Client],
+            Pairing::Server => &[Role::Server],
+            Pairing::Pair | Pairing::Kernel if scenario.is_symmetric() => &[Role::Client],
+            Pairing::Pair | Pairing::Kernel => &[Role::Client, Role::Server],
         };
         roles
             .iter()
@@ -81,18 +81,18 @@ impl Run {
                     peer: scenario.peer.kind.unwrap_or(peer),
                     scenario: scenario.clone(),
                 };
-                let why = run.lacks(cast);
+                let why = run.lacks(pairing);
                 (run, why)
             })
             .collect()
     }
 
-    fn lacks(&self, cast: Cast) -> Option<String> {
+    fn lacks(&self, pairing: Pairing) -> Option<String> {
         let ours = [self.subject, self.peer].contains(&Kind::Ours);
         if ours && !cfg!(feature = "ours") {
             return Some("built without feature `ours`".into());
         }
-        if cast == Cast::Pair && !self.scenario.pair {
+        if pairing == Pairing::Pair && !self.scenario.pair {
             return Some("needs a peer that is not ours".into());
         }
         let only_ours = self.scenario.only_ours.filter(|_| !ours);
@@ -146,9 +146,9 @@ impl Run {
 /// Runs it to its end. An error means that the lab is of no use any more.
 pub(crate) fn run(lab: &mut Lab, run: &Run, show: Show) -> Result<(Outcome, Duration)> {
     let started = Instant::now();
-    let mut stage = stage::Stage::new(lab, run)?;
-    let result = stage.perform();
-    let outcome = match stage.close(result, show) {
+    let mut active = active_run::ActiveRun::new(lab, run)?;
+    let result = active.perform();
+    let outcome = match active.close(result, show) {
         Ok(()) => Outcome::Passed,
         Err(error) => Outcome::Failed(format!("{error:#}")),
     };

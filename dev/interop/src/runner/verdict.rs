@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
-use super::stage::Side;
+use super::active_run::Side;
 use super::{Run, guest_of, report};
 use crate::lab::{self, Lab};
 use crate::protocol::{Order, SmcState};

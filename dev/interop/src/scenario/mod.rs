@@ -318,7 +318,7 @@ impl Who {
     }
 }
 
-/// The EID of all who are to find each other.
+/// The EID of all ends that are to find each other.
 const EID: &str = "SMC-INTEROP";
 
 const MAX_LINKS: &str = "smcr_max_links_per_lgr";

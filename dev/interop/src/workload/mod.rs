@@ -10,8 +10,8 @@ mod kernel;
 #[cfg(feature = "ours")]
 mod ours;
 mod pattern;
-mod play;
 mod run;
+mod script_runner;
 
 use std::fmt;
 

@@ -11,7 +11,7 @@ use anyhow::bail;
 use anyhow::{Context as _, Result};
 
 use super::connection::{Connection, Listener};
-use super::play::Player;
+use super::script_runner::ScriptRunner;
 use super::{Kind, Report, Script, bench, kernel};
 use crate::protocol::{End, Event, Job};
 
@@ -21,32 +21,32 @@ pub(crate) fn run() -> Result<()> {
     io::stdin().lock().read_line(&mut line)?;
     let job: Job = serde_json::from_str(&line).context("no job")?;
     let narrator = job.narrate.map(Narrator::new).transpose()?;
-    let stage: &'static Stage = Box::leak(Box::new(Stage {
+    let sync_points: &'static SyncPoints = Box::leak(Box::new(SyncPoints {
         narrator,
-        ..Stage::default()
+        ..SyncPoints::default()
     }));
     thread::spawn(|| {
         for line in io::stdin().lock().lines() {
             if line.is_err() {
                 break;
             }
-            stage.open();
+            sync_points.open();
         }
     });
     #[cfg(feature = "ours")]
     if job.kind == Kind::Ours && !job.measures.is_empty() {
-        let report = bench::run_ours(&job, stage);
+        let report = bench::run_ours(&job, sync_points);
         emit(&Event::Report(report.unwrap_or_else(failed)));
         return Ok(());
     }
     let maker = Maker::new(&job)?;
     let report = match job.end {
-        End::Connect(to) if job.measures.is_empty() => client(&maker, to, &job.script, stage),
-        End::Connect(to) => bench::client(&maker, to, &job.measures, stage),
+        End::Connect(to) if job.measures.is_empty() => client(&maker, to, &job.script, sync_points),
+        End::Connect(to) => bench::client(&maker, to, &job.measures, sync_points),
         End::Listen(at) => maker.listen(at).and_then(|listener| {
-            stage.mark("listening");
+            sync_points.mark("listening");
             if job.measures.is_empty() {
-                server(&*listener, &job.script, stage)
+                server(&*listener, &job.script, sync_points)
             } else {
                 bench::server(&*listener)
             }
@@ -54,7 +54,7 @@ pub(crate) fn run() -> Result<()> {
     };
     let mut report = report.unwrap_or_else(failed);
     report.failures.extend(maker.end());
-    stage.narrate("closed");
+    sync_points.narrate("closed");
     emit(&Event::Report(report));
     Ok(())
 }
@@ -69,7 +69,7 @@ fn failed(error: anyhow::Error) -> Report {
 
 /// What all connections of a side share: marks and gates.
 #[derive(Debug, Default)]
-pub(crate) struct Stage {
+pub(crate) struct SyncPoints {
     marks: Mutex<HashSet<String>>,
     /// Gates opened and gates passed.
     gates: Mutex<(u32, u32)>,
@@ -77,7 +77,7 @@ pub(crate) struct Stage {
     narrator: Option<Narrator>,
 }
 
-impl Stage {
+impl SyncPoints {
     /// Reports to the host, the first time.
     pub(crate) fn mark(&self, name: &str) {
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -143,7 +143,12 @@ pub(crate) fn emit(event: &Event) {
     }
 }
 
-fn client(maker: &Maker, to: SocketAddr, script: &Script, stage: &Stage) -> Result<Report> {
+fn client(
+    maker: &Maker,
+    to: SocketAddr,
+    script: &Script,
+    sync_points: &SyncPoints,
+) -> Result<Report> {
     let mut report = Report::default();
     for _ in 0..script.rounds {
         let mut open: Vec<Box<dyn Connection>> = Vec::new();
@@ -156,13 +161,13 @@ fn client(maker: &Maker, to: SocketAddr, script: &Script, stage: &Stage) -> Resu
         for conn in open.iter().take(QUERIED) {
             report.note_carrier(&**conn)?;
         }
-        stage.mark("connected");
-        play_all(open, true, script, stage, &mut report);
+        sync_points.mark("connected");
+        run_all(open, true, script, sync_points, &mut report);
     }
     Ok(report)
 }
 
-fn server(listener: &dyn Listener, script: &Script, stage: &Stage) -> Result<Report> {
+fn server(listener: &dyn Listener, script: &Script, sync_points: &SyncPoints) -> Result<Report> {
     let mut report = Report::default();
     for _ in 0..script.rounds {
         let mut open = Vec::new();
@@ -173,35 +178,37 @@ fn server(listener: &dyn Listener, script: &Script, stage: &Stage) -> Result<Rep
             }
             open.push(conn);
         }
-        stage.mark("accepted");
-        play_all(open, false, script, stage, &mut report);
+        sync_points.mark("accepted");
+        run_all(open, false, script, sync_points, &mut report);
     }
     Ok(report)
 }
 
 /// Each connection in a thread of its own.
-fn play_all(
+fn run_all(
     open: Vec<Box<dyn Connection>>,
     is_client: bool,
     script: &Script,
-    stage: &Stage,
+    sync_points: &SyncPoints,
     report: &mut Report,
 ) {
     let results: Vec<_> = thread::scope(|scope| {
-        let players: Vec<_> = open
+        let runners: Vec<_> = open
             .into_iter()
             .map(|conn| {
                 thread::Builder::new()
                     .stack_size(STACK)
-                    .spawn_scoped(scope, move || match Player::new(conn, is_client, stage) {
-                        Ok(player) => player.play(&script.steps),
-                        Err(error) => (0, 0, Err(error.into())),
+                    .spawn_scoped(scope, move || {
+                        match ScriptRunner::new(conn, is_client, sync_points) {
+                            Ok(runner) => runner.run(&script.steps),
+                            Err(error) => (0, 0, Err(error.into())),
+                        }
                     })
             })
             .collect();
-        players
+        runners
             .into_iter()
-            .map(|player| match player.map(|player| player.join()) {
+            .map(|runner| match runner.map(|runner| runner.join()) {
                 Ok(Ok(result)) => result,
                 Ok(Err(_)) => (0, 0, Err(anyhow::anyhow!("panicked"))),
                 Err(error) => (0, 0, Err(error.into())),

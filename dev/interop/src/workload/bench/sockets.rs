@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::super::Report;
 use super::super::connection::{Connection, Listener};
-use super::super::run::{Maker, Stage};
+use super::super::run::{Maker, SyncPoints};
 use super::{AFTER, BEFORE, CHUNK, MESSAGE, Measure, RequestSizes, SIZES_LEN, part};
 
 /// The connecting end: takes all measures, one after the other.
@@ -17,7 +17,7 @@ pub(in crate::workload) fn client(
     maker: &Maker,
     to: SocketAddr,
     measures: &[Measure],
-    stage: &Stage,
+    sync_points: &SyncPoints,
 ) -> Result<Report> {
     let mut report = Report::default();
     // The first connection makes the link group.
@@ -26,9 +26,9 @@ pub(in crate::workload) fn client(
     report.note_carrier(&*first.conn)?;
     drop(first);
     for measure in measures {
-        stage.gate(BEFORE);
+        sync_points.gate(BEFORE);
         let value = take(*measure, maker, to).with_context(|| format!("{measure:?}"))?;
-        stage.gate(AFTER);
+        sync_points.gate(AFTER);
         eprintln!("{}: {value:.0}", measure.title());
         report.measured.push(value);
     }

@@ -9,31 +9,31 @@ use smc::{Builder, Endpoint, Stream};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinSet;
 
-use super::super::run::Stage;
+use super::super::run::SyncPoints;
 use super::super::{Report, ours};
 use super::{AFTER, BEFORE, CHUNK, MESSAGE, Measure, RequestSizes, SIZES_LEN, part};
 use crate::protocol::{End, Job};
 
 /// One end, until all measures are taken, or until it is killed.
-pub(in crate::workload) fn run(job: &Job, stage: &'static Stage) -> Result<Report> {
+pub(in crate::workload) fn run(job: &Job, sync_points: &'static SyncPoints) -> Result<Report> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     // A task like the others: what is blocked on has a way of its own to be woken.
     let job = job.clone();
-    runtime.block_on(async { tokio::spawn(end(job, stage)).await })?
+    runtime.block_on(async { tokio::spawn(end(job, sync_points)).await })?
 }
 
-async fn end(job: Job, stage: &Stage) -> Result<Report> {
+async fn end(job: Job, sync_points: &SyncPoints) -> Result<Report> {
     let endpoint = ours::endpoint(Builder::tokio(), &job)?;
     let report = match job.end {
-        End::Connect(to) => client(&endpoint, to, &job.measures, stage).await,
+        End::Connect(to) => client(&endpoint, to, &job.measures, sync_points).await,
         End::Listen(at) => {
             let listener = endpoint
                 .bind(at)
                 .await
                 .with_context(|| format!("listen at {at}"))?;
-            stage.mark("listening");
+            sync_points.mark("listening");
             server(&listener).await
         }
     };
@@ -46,7 +46,7 @@ async fn client(
     endpoint: &Endpoint,
     to: SocketAddr,
     measures: &[Measure],
-    stage: &Stage,
+    sync_points: &SyncPoints,
 ) -> Result<Report> {
     let mut report = Report::default();
     // The first connection makes the link group.
@@ -55,9 +55,9 @@ async fn client(
     report.carriers.push(ours::carrier(first.stream.mode())?);
     drop(first);
     for measure in measures {
-        stage.gate(BEFORE);
+        sync_points.gate(BEFORE);
         let taken = take(*measure, endpoint, to).await;
-        stage.gate(AFTER);
+        sync_points.gate(AFTER);
         let value = taken.with_context(|| format!("{measure:?}"))?;
         eprintln!("{}: {value:.0}", measure.title());
         report.measured.push(value);

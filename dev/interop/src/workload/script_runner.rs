@@ -9,12 +9,12 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::Step;
 use super::connection::Connection;
 use super::pattern::Pattern;
-use super::run::Stage;
+use super::run::SyncPoints;
 
 /// A connection with what has gone over it so far.
-pub(crate) struct Player<'a> {
+pub(crate) struct ScriptRunner<'a> {
     conn: Box<dyn Connection>,
-    stage: &'a Stage,
+    sync_points: &'a SyncPoints,
     outgoing: Flow,
     incoming: Flow,
 }
@@ -25,12 +25,12 @@ struct Flow {
     at: u64,
 }
 
-impl<'a> Player<'a> {
+impl<'a> ScriptRunner<'a> {
     /// `is_client`: whether this end has connected.
     pub(crate) fn new(
         conn: Box<dyn Connection>,
         is_client: bool,
-        stage: &'a Stage,
+        sync_points: &'a SyncPoints,
     ) -> io::Result<Self> {
         let client = if is_client {
             conn.local_addr()?
@@ -46,7 +46,7 @@ impl<'a> Player<'a> {
         };
         Ok(Self {
             conn,
-            stage,
+            sync_points,
             outgoing: Flow {
                 pattern: outgoing,
                 at: 0,
@@ -59,7 +59,7 @@ impl<'a> Player<'a> {
     }
 
     /// Does everything, then closes. Gives the bytes sent and received.
-    pub(crate) fn play(mut self, steps: &[Step]) -> (u64, u64, Result<()>) {
+    pub(crate) fn run(mut self, steps: &[Step]) -> (u64, u64, Result<()>) {
         let result = steps.iter().try_for_each(|step| {
             self.step(step).with_context(|| {
                 format!(
@@ -125,8 +125,8 @@ impl<'a> Player<'a> {
             Step::Broken => broken(conn)?,
             Step::Abort => conn.peek()?,
             Step::Pause(millis) => thread::sleep(Duration::from_millis(*millis)),
-            Step::Mark(name) => self.stage.mark(name),
-            Step::Gate(name) => self.stage.gate(name),
+            Step::Mark(name) => self.sync_points.mark(name),
+            Step::Gate(name) => self.sync_points.gate(name),
         }
         Ok(())
     }

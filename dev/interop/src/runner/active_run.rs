@@ -16,7 +16,7 @@ use crate::scenario::{Action, Shape, Who};
 use crate::workload::{Kind, Report};
 
 /// A run under way.
-pub(crate) struct Stage<'a> {
+pub(crate) struct ActiveRun<'a> {
     lab: &'a mut Lab,
     run: &'a Run,
     ends: [Side; 2],
@@ -38,7 +38,7 @@ pub(crate) struct Side {
     pub(crate) ended: Option<Option<i32>>,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> ActiveRun<'a> {
     /// Sets the guests up.
     pub(crate) fn new(lab: &'a mut Lab, run: &'a Run) -> Result<Self> {
         setup::before(lab, run).context("set-up")?;

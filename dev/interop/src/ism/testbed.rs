@@ -1,4 +1,4 @@
-//! Where scenes are played: this host with an ivshmem server, and two guests.
+//! Where scenarios run: this host with an ivshmem server, and two guests.
 
 use std::fmt;
 use std::io::{BufRead as _, BufReader};
@@ -46,7 +46,7 @@ pub(super) struct Served {
 }
 
 /// Booted guests, and what goes on.
-pub(super) struct Stage {
+pub(super) struct Testbed {
     lab: Lab,
     /// Has the ivshmem server's socket.
     _folder: TempDir,
@@ -70,7 +70,7 @@ pub(super) struct Stage {
     verbose: bool,
 }
 
-impl Stage {
+impl Testbed {
     pub(super) fn boot(nocopy: bool, vfio: bool, verbose: bool) -> Result<Self> {
         let folder = TempDir::with_prefix("smc-ism-").context("folder for a socket")?;
         let path = folder.path().join("server.sock");
@@ -217,7 +217,7 @@ impl Stage {
         at.copied().context("no such side")
     }
 
-    /// Kills all that runs, after a scene that went wrong.
+    /// Kills all that runs, after a scenario that went wrong.
     pub(super) fn clear(&mut self) {
         for side in 0..u32::try_from(self.sides.len()).unwrap_or(0) {
             // Most have ended.
