@@ -4,14 +4,15 @@ use smc_core::device::{DeviceError, Signal};
 use smc_core::mem::sync::Ordering;
 use smc_wire::types::DmbToken;
 
-use super::bench::{Bench, OrFail, SMALL, Verdict, bytes, content, ensure, fail};
+use super::fixture::{Fixture, OrFail, SMALL, Verdict, bytes, content, ensure, fail};
 use super::node::ring;
 use super::signals::{When, staged};
 use super::wakeups::chase;
 use crate::Rng;
 
-pub(super) fn both_ends_agree_on_nocopy(bench: &mut Bench<'_>) -> Verdict {
-    let [ours, peer] = [bench.ours(), bench.peer()].map(|node| node.direct().nocopy().is_some());
+pub(super) fn both_ends_agree_on_nocopy(fixture: &mut Fixture<'_>) -> Verdict {
+    let [ours, peer] =
+        [fixture.ours(), fixture.peer()].map(|node| node.direct().nocopy().is_some());
     ensure!(
         ours == peer,
         "nocopy at the own end: {ours}, at the peer's: {peer}"
@@ -19,9 +20,9 @@ pub(super) fn both_ends_agree_on_nocopy(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn attached_memory_is_shared(bench: &mut Bench<'_>) -> Verdict {
-    let dmb = bench.our_buffer()?;
-    let attachment = bench.attach(&*dmb)?;
+pub(super) fn attached_memory_is_shared(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmb = fixture.our_buffer()?;
+    let attachment = fixture.attach(&*dmb)?;
     let (own, mapped) = (dmb.region(), attachment.region());
     ensure!(
         mapped.len() == own.len(),
@@ -55,19 +56,19 @@ pub(super) fn attached_memory_is_shared(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn attachments_and_moves_agree(bench: &mut Bench<'_>) -> Verdict {
-    let dmb = bench.our_buffer()?;
-    let attachment = bench.attach(&*dmb)?;
-    bench.peer().put(dmb.token(), 40, b"moved", Signal::No)?;
-    bench.eventually("moved bytes show in the attachment", || {
+pub(super) fn attachments_and_moves_agree(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmb = fixture.our_buffer()?;
+    let attachment = fixture.attach(&*dmb)?;
+    fixture.peer().put(dmb.token(), 40, b"moved", Signal::No)?;
+    fixture.eventually("moved bytes show in the attachment", || {
         Ok(bytes(attachment.region(), 40, 5)? == b"moved")
     })
 }
 
-pub(super) fn attachment_signals_are_reported(bench: &mut Bench<'_>) -> Verdict {
-    let timeout = bench.timeout();
-    let (ours, dmb) = (bench.ours(), bench.our_buffer()?);
-    let attachment = bench.attach(&*dmb)?;
+pub(super) fn attachment_signals_are_reported(fixture: &mut Fixture<'_>) -> Verdict {
+    let timeout = fixture.timeout();
+    let (ours, dmb) = (fixture.ours(), fixture.our_buffer()?);
+    let attachment = fixture.attach(&*dmb)?;
     for round in 1..=20_u8 {
         ours.forget()?;
         dmb.arm();
@@ -85,30 +86,30 @@ pub(super) fn attachment_signals_are_reported(bench: &mut Bench<'_>) -> Verdict 
     Ok(())
 }
 
-pub(super) fn attachment_signals_between_the_drains_are_seen(bench: &mut Bench<'_>) -> Verdict {
-    let timeout = bench.timeout();
-    let dmb = bench.our_buffer()?;
-    let attachment = bench.attach(&*dmb)?;
+pub(super) fn attachment_signals_between_the_drains_are_seen(fixture: &mut Fixture<'_>) -> Verdict {
+    let timeout = fixture.timeout();
+    let dmb = fixture.our_buffer()?;
+    let attachment = fixture.attach(&*dmb)?;
     for when in [
         When::BeforeFirstDrain,
         When::BetweenDrainAndArm,
         When::BetweenArmAndDrain,
         When::AfterSecondDrain,
     ] {
-        staged(bench, &*dmb, when, || ring(&*attachment, timeout))?;
+        staged(fixture, &*dmb, when, || ring(&*attachment, timeout))?;
     }
     Ok(())
 }
 
-pub(super) fn detaching_between_the_drains_loses_no_wake_up(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, timeout) = (bench.ours(), bench.timeout());
-    let dmb = bench.our_buffer()?;
-    let attachment = bench.attach(&*dmb)?;
+pub(super) fn detaching_between_the_drains_loses_no_wake_up(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, timeout) = (fixture.ours(), fixture.timeout());
+    let dmb = fixture.our_buffer()?;
+    let attachment = fixture.attach(&*dmb)?;
     for round in 1..=5 {
         // Long enough for the device to detect the last use and to release the pages.
         let len = LONG.min(ours.device().limits().max_dmb_len);
-        let dropped = bench.buffer(ours, bench.peer(), len)?;
-        let in_use = bench.attach(&*dropped)?;
+        let dropped = fixture.buffer(ours, fixture.peer(), len)?;
+        let in_use = fixture.attach(&*dropped)?;
         drop(dropped);
         ours.forget()?;
         dmb.arm();
@@ -129,11 +130,11 @@ pub(super) fn detaching_between_the_drains_loses_no_wake_up(bench: &mut Bench<'_
     Ok(())
 }
 
-pub(super) fn attachment_wake_ups_are_never_lost(bench: &mut Bench<'_>) -> Verdict {
-    let timeout = bench.timeout();
-    let dmb = bench.our_buffer()?;
-    let attachment = bench.attach(&*dmb)?;
-    chase(bench, &*dmb, |round| {
+pub(super) fn attachment_wake_ups_are_never_lost(fixture: &mut Fixture<'_>) -> Verdict {
+    let timeout = fixture.timeout();
+    let dmb = fixture.our_buffer()?;
+    let attachment = fixture.attach(&*dmb)?;
+    chase(fixture, &*dmb, |round| {
         let store = attachment
             .region()
             .store(8, u64::from(round), Ordering::Release);
@@ -142,8 +143,8 @@ pub(super) fn attachment_wake_ups_are_never_lost(bench: &mut Bench<'_>) -> Verdi
     })
 }
 
-pub(super) fn unknown_tokens_cannot_be_attached(bench: &mut Bench<'_>) -> Verdict {
-    let dmb = bench.our_buffer()?;
+pub(super) fn unknown_tokens_cannot_be_attached(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmb = fixture.our_buffer()?;
     let token = dmb.token().0;
     let odd = [
         token ^ 1,
@@ -153,7 +154,7 @@ pub(super) fn unknown_tokens_cannot_be_attached(bench: &mut Bench<'_>) -> Verdic
         Rng::new(1).bits(),
     ];
     for token in odd.map(DmbToken) {
-        match bench.try_attach(bench.peer(), bench.ours().gid(), token)? {
+        match fixture.try_attach(fixture.peer(), fixture.ours().gid(), token)? {
             Err(DeviceError::Invalid(_)) => {}
             Err(error) => return fail(format!("expected `Invalid`, got: {error}")),
             Ok(_) => return fail("an unregistered token was attached"),
@@ -162,16 +163,16 @@ pub(super) fn unknown_tokens_cannot_be_attached(bench: &mut Bench<'_>) -> Verdic
     Ok(())
 }
 
-pub(super) fn third_devices_cannot_attach(bench: &mut Bench<'_>) -> Verdict {
-    let third = bench.third()?;
-    let dmb = bench.our_buffer()?;
-    bench.attach(&*dmb)?;
+pub(super) fn third_devices_cannot_attach(fixture: &mut Fixture<'_>) -> Verdict {
+    let third = fixture.third()?;
+    let dmb = fixture.our_buffer()?;
+    fixture.attach(&*dmb)?;
     // A buffer of its own, so that it knows the owner.
-    let own = bench.buffer(bench.ours(), third, SMALL)?;
-    bench
-        .try_attach(third, bench.ours().gid(), own.token())?
+    let own = fixture.buffer(fixture.ours(), third, SMALL)?;
+    fixture
+        .try_attach(third, fixture.ours().gid(), own.token())?
         .or_fail("attach of the third device's own buffer")?;
-    let result = bench.try_attach(third, bench.ours().gid(), dmb.token())?;
+    let result = fixture.try_attach(third, fixture.ours().gid(), dmb.token())?;
     ensure!(
         result.is_err(),
         "a buffer of two devices was attached by a third"
@@ -179,26 +180,26 @@ pub(super) fn third_devices_cannot_attach(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn freed_buffers_cannot_be_attached(bench: &mut Bench<'_>) -> Verdict {
-    let dmb = bench.our_buffer()?;
-    bench.attach(&*dmb)?;
-    let (token, owner) = (dmb.token(), bench.ours().gid());
+pub(super) fn freed_buffers_cannot_be_attached(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmb = fixture.our_buffer()?;
+    fixture.attach(&*dmb)?;
+    let (token, owner) = (dmb.token(), fixture.ours().gid());
     drop(dmb);
-    bench.eventually("a dropped buffer can no longer be attached", || {
-        Ok(bench.try_attach(bench.peer(), owner, token)?.is_err())
+    fixture.eventually("a dropped buffer can no longer be attached", || {
+        Ok(fixture.try_attach(fixture.peer(), owner, token)?.is_err())
     })
 }
 
-pub(super) fn attached_memory_outlives_the_buffer(bench: &mut Bench<'_>) -> Verdict {
-    let dmb = bench.our_buffer()?;
-    let attachment = bench.attach(&*dmb)?;
+pub(super) fn attached_memory_outlives_the_buffer(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmb = fixture.our_buffer()?;
+    let attachment = fixture.attach(&*dmb)?;
     let mapped = attachment.region();
     mapped
         .copy_in(0, &[0xa5; SMALL])
         .or_fail("write through the attachment")?;
     drop(dmb);
     // New buffers must not come to lie in memory that is still attached.
-    let next = [bench.our_buffer()?, bench.our_buffer()?];
+    let next = [fixture.our_buffer()?, fixture.our_buffer()?];
     for dmb in &next {
         dmb.region()
             .copy_in(0, &[0x77; SMALL])
@@ -213,7 +214,7 @@ pub(super) fn attached_memory_outlives_the_buffer(bench: &mut Bench<'_>) -> Verd
         .or_fail("write through the attachment")?;
     // Whether a peer is notified does not matter.
     let _ = attachment.signal();
-    bench.ours().forget()?;
+    fixture.ours().forget()?;
     for dmb in &next {
         ensure!(
             content(dmb.region())?.iter().all(|byte| *byte == 0x77),
@@ -223,10 +224,10 @@ pub(super) fn attached_memory_outlives_the_buffer(bench: &mut Bench<'_>) -> Verd
     Ok(())
 }
 
-pub(super) fn buffers_outlive_their_attachments(bench: &mut Bench<'_>) -> Verdict {
-    let dmb = bench.our_buffer()?;
+pub(super) fn buffers_outlive_their_attachments(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmb = fixture.our_buffer()?;
     for round in 1..=5_u8 {
-        let attachment = bench.attach(&*dmb)?;
+        let attachment = fixture.attach(&*dmb)?;
         attachment
             .region()
             .copy_in(0, &[round; 100])
@@ -238,8 +239,10 @@ pub(super) fn buffers_outlive_their_attachments(bench: &mut Bench<'_>) -> Verdic
         ensure!(kept, "round {round}: the data went with the attachment");
     }
     // Copying still works without an attachment.
-    bench.peer().put(dmb.token(), 0, &[0xff; 100], Signal::No)?;
-    bench.eventually("a move arrives after the attachment is gone", || {
+    fixture
+        .peer()
+        .put(dmb.token(), 0, &[0xff; 100], Signal::No)?;
+    fixture.eventually("a move arrives after the attachment is gone", || {
         Ok(bytes(dmb.region(), 0, 100)?
             .iter()
             .all(|byte| *byte == 0xff))

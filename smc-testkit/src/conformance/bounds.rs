@@ -3,14 +3,14 @@
 use smc_core::device::{Dmb, Signal, SubmitError};
 use smc_wire::types::DmbToken;
 
-use super::bench::{Bench, SMALL, Verdict, content, ensure, fail, skip};
+use super::fixture::{Fixture, SMALL, Verdict, content, ensure, fail, skip};
 use super::node::Node;
 use crate::Rng;
 
-pub(super) fn moves_past_the_end_are_refused(bench: &mut Bench<'_>) -> Verdict {
-    let peer = bench.peer();
-    let dmb = bench.our_buffer()?;
-    let neighbour = bench.our_buffer()?;
+pub(super) fn moves_past_the_end_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
+    let peer = fixture.peer();
+    let dmb = fixture.our_buffer()?;
+    let neighbour = fixture.our_buffer()?;
     let long = vec![0xee; SMALL + 8];
     for (at, len) in [
         (SMALL, 1),
@@ -25,13 +25,13 @@ pub(super) fn moves_past_the_end_are_refused(bench: &mut Bench<'_>) -> Verdict {
     // The first slice alone would fit.
     let result = peer.try_put(dmb.token(), SMALL - 8, &[&[1; 8], &[1]], Signal::No)?;
     expect_out_of_bounds(result, SMALL - 8, 9)?;
-    expect_untouched(bench, &*dmb)?;
-    expect_untouched(bench, &*neighbour)
+    expect_untouched(fixture, &*dmb)?;
+    expect_untouched(fixture, &*neighbour)
 }
 
-pub(super) fn offsets_do_not_wrap(bench: &mut Bench<'_>) -> Verdict {
-    let peer = bench.peer();
-    let dmb = bench.our_buffer()?;
+pub(super) fn offsets_do_not_wrap(fixture: &mut Fixture<'_>) -> Verdict {
+    let peer = fixture.peer();
+    let dmb = fixture.our_buffer()?;
     let top = u32::MAX as usize;
     for (at, len) in [
         (top, 1),
@@ -44,11 +44,11 @@ pub(super) fn offsets_do_not_wrap(bench: &mut Bench<'_>) -> Verdict {
         let result = peer.try_put(dmb.token(), at, &[&data], Signal::Yes)?;
         expect_out_of_bounds(result, at, len)?;
     }
-    expect_untouched(bench, &*dmb)
+    expect_untouched(fixture, &*dmb)
 }
 
-pub(super) fn unknown_tokens_are_refused(bench: &mut Bench<'_>) -> Verdict {
-    let dmb = bench.our_buffer()?;
+pub(super) fn unknown_tokens_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmb = fixture.our_buffer()?;
     let token = dmb.token().0;
     let mut rng = Rng::new(0x746f_6b65);
     let near = [
@@ -60,43 +60,43 @@ pub(super) fn unknown_tokens_are_refused(bench: &mut Bench<'_>) -> Verdict {
     let odd = [0, 1, u64::MAX, rng.bits(), rng.bits()];
     for token in near.into_iter().chain(odd).map(DmbToken) {
         for data in [&[0xee; 8][..], &[]] {
-            let result = bench.peer().try_put(token, 0, &[data], Signal::Yes)?;
+            let result = fixture.peer().try_put(token, 0, &[data], Signal::Yes)?;
             expect_unknown(result, "an unregistered token")?;
         }
     }
-    expect_untouched(bench, &*dmb)
+    expect_untouched(fixture, &*dmb)
 }
 
-pub(super) fn the_owner_cannot_move_into_its_own_buffer(bench: &mut Bench<'_>) -> Verdict {
-    if bench.ours().gid() == bench.peer().gid() {
+pub(super) fn the_owner_cannot_move_into_its_own_buffer(fixture: &mut Fixture<'_>) -> Verdict {
+    if fixture.ours().gid() == fixture.peer().gid() {
         return skip("both ends are one device");
     }
-    let dmb = bench.our_buffer()?;
-    let result = bench
+    let dmb = fixture.our_buffer()?;
+    let result = fixture
         .ours()
         .try_put(dmb.token(), 0, &[&[0xee; 32]], Signal::Yes)?;
     expect_unknown(result, "the owner's own buffer")?;
-    expect_untouched(bench, &*dmb)
+    expect_untouched(fixture, &*dmb)
 }
 
-pub(super) fn third_devices_cannot_write(bench: &mut Bench<'_>) -> Verdict {
-    let third = bench.third()?;
-    let dmb = bench.our_buffer()?;
+pub(super) fn third_devices_cannot_write(fixture: &mut Fixture<'_>) -> Verdict {
+    let third = fixture.third()?;
+    let dmb = fixture.our_buffer()?;
     // A buffer of its own, so that it knows the owner.
-    let own = bench.buffer(bench.ours(), third, SMALL)?;
+    let own = fixture.buffer(fixture.ours(), third, SMALL)?;
     third.put(own.token(), 0, &[1], Signal::No)?;
     let result = third.try_put(dmb.token(), 0, &[&[0xee; 32]], Signal::Yes)?;
     expect_unknown(result, "a buffer that was registered for another device")?;
-    expect_untouched(bench, &*dmb)
+    expect_untouched(fixture, &*dmb)
 }
 
-pub(super) fn freed_tokens_are_refused(bench: &mut Bench<'_>) -> Verdict {
-    let peer = bench.peer();
-    let dmb = bench.our_buffer()?;
+pub(super) fn freed_tokens_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
+    let peer = fixture.peer();
+    let dmb = fixture.our_buffer()?;
     let token = dmb.token();
     peer.put(token, 0, &[1; 64], Signal::Yes)?;
     drop(dmb);
-    bench.eventually("moves to a dropped buffer fail", || {
+    fixture.eventually("moves to a dropped buffer fail", || {
         match peer.try_put(token, 0, &[&[0xee; 64]], Signal::Yes)? {
             Ok(()) => Ok(false),
             Err(SubmitError::UnknownToken) => Ok(true),
@@ -105,23 +105,23 @@ pub(super) fn freed_tokens_are_refused(bench: &mut Bench<'_>) -> Verdict {
     })
 }
 
-pub(super) fn freed_tokens_hit_no_other_buffer(bench: &mut Bench<'_>) -> Verdict {
-    let peer = bench.peer();
+pub(super) fn freed_tokens_hit_no_other_buffer(fixture: &mut Fixture<'_>) -> Verdict {
+    let peer = fixture.peer();
     for _ in 0..32 {
         let freed: Vec<DmbToken> = {
-            let dmbs = bench.our_buffers(2)?;
+            let dmbs = fixture.our_buffers(2)?;
             for dmb in &dmbs {
                 peer.put(dmb.token(), 0, &[1; 64], Signal::No)?;
             }
             dmbs.iter().map(|dmb| dmb.token()).collect()
         };
-        let next = bench.our_buffers(3)?;
+        let next = fixture.our_buffers(3)?;
         for token in freed {
             // Whether it is refused already does not matter here.
             let _ = peer.try_put(token, 0, &[&[0xee; 4096]], Signal::Yes)?;
         }
         for dmb in &next {
-            expect_untouched(bench, &**dmb)?;
+            expect_untouched(fixture, &**dmb)?;
         }
     }
     Ok(())
@@ -150,8 +150,8 @@ fn expect_unknown(result: Result<(), SubmitError>, what: &str) -> Verdict {
 }
 
 /// The buffer is still zero, also after anything under way has arrived.
-fn expect_untouched(bench: &Bench<'_>, dmb: &dyn Dmb) -> Verdict {
-    for node in [bench.ours(), bench.peer()] {
+fn expect_untouched(fixture: &Fixture<'_>, dmb: &dyn Dmb) -> Verdict {
+    for node in [fixture.ours(), fixture.peer()] {
         Node::drain(node)?;
     }
     let touched = content(dmb.region())?.iter().position(|byte| *byte != 0);

@@ -5,22 +5,22 @@ use std::collections::HashSet;
 use smc_core::device::{DeviceError, Signal};
 use smc_core::mem::sync::Ordering;
 
-use super::bench::{Bench, OrFail, SMALL, Verdict, content, ensure, fail, skip};
+use super::fixture::{Fixture, OrFail, SMALL, Verdict, content, ensure, fail, skip};
 use super::identity::unknown_gid;
 use crate::Rng;
 
-pub(super) fn buffers_have_the_asked_length(bench: &mut Bench<'_>) -> Verdict {
-    for owner in [bench.ours(), bench.peer()] {
-        let writer = bench.peer();
+pub(super) fn buffers_have_the_asked_length(fixture: &mut Fixture<'_>) -> Verdict {
+    for owner in [fixture.ours(), fixture.peer()] {
+        let writer = fixture.peer();
         let writer = if std::ptr::eq(owner, writer) {
-            bench.ours()
+            fixture.ours()
         } else {
             writer
         };
         let max = owner.device().limits().max_dmb_len.min(LARGEST);
         let mut len = SMALL;
         while len <= max {
-            let dmb = bench.buffer(owner, writer, len)?;
+            let dmb = fixture.buffer(owner, writer, len)?;
             let got = dmb.region().len();
             ensure!(got == len, "asked for {len} bytes, got {got}");
             ensure!(
@@ -36,15 +36,15 @@ pub(super) fn buffers_have_the_asked_length(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn buffers_start_zeroed(bench: &mut Bench<'_>) -> Verdict {
+pub(super) fn buffers_start_zeroed(fixture: &mut Fixture<'_>) -> Verdict {
     for round in 0..16_u8 {
-        let dmb = bench.our_buffer()?;
+        let dmb = fixture.our_buffer()?;
         let start = content(dmb.region())?.iter().position(|byte| *byte != 0);
         if let Some(at) = start {
             return fail(format!("buffer {round} is not zeroed at offset {at}"));
         }
         let used = vec![0xa5 ^ round; SMALL];
-        bench.peer().put(dmb.token(), 0, &used, Signal::No)?;
+        fixture.peer().put(dmb.token(), 0, &used, Signal::No)?;
         dmb.region()
             .copy_in(SMALL - 64, &[0x5a; 64])
             .or_fail("write to the own buffer")?;
@@ -52,10 +52,10 @@ pub(super) fn buffers_start_zeroed(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn tokens_are_never_reused(bench: &mut Bench<'_>) -> Verdict {
+pub(super) fn tokens_are_never_reused(fixture: &mut Fixture<'_>) -> Verdict {
     let mut seen = HashSet::new();
     for _ in 0..64 {
-        let batch = [bench.our_buffer()?, bench.our_buffer()?];
+        let batch = [fixture.our_buffer()?, fixture.our_buffer()?];
         for dmb in batch {
             ensure!(
                 seen.insert(dmb.token()),
@@ -67,13 +67,13 @@ pub(super) fn tokens_are_never_reused(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn tokens_cannot_be_guessed(bench: &mut Bench<'_>) -> Verdict {
-    if bench.provider.is_trusting() {
+pub(super) fn tokens_cannot_be_guessed(fixture: &mut Fixture<'_>) -> Verdict {
+    if fixture.provider.is_trusting() {
         return skip("all devices of the fabric trust each other");
     }
     let mut tokens = Vec::new();
     for _ in 0..32 {
-        tokens.push(bench.our_buffer()?.token().0);
+        tokens.push(fixture.our_buffer()?.token().0);
     }
     // Of 32 random tokens, one in a billion runs has two below 2^33.
     let small = tokens.iter().filter(|token| **token < 1 << 33).count();
@@ -94,27 +94,30 @@ pub(super) fn tokens_cannot_be_guessed(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn too_long_buffers_are_refused(bench: &mut Bench<'_>) -> Verdict {
-    let ours = bench.ours();
+pub(super) fn too_long_buffers_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
+    let ours = fixture.ours();
     let max = ours.device().limits().max_dmb_len;
     for len in [max.saturating_mul(2), usize::MAX / 2 + 1] {
         if len <= max {
             continue;
         }
-        let result = bench.wait("register", ours.direct().register(bench.peer().gid(), len))?;
+        let result = fixture.wait(
+            "register",
+            ours.direct().register(fixture.peer().gid(), len),
+        )?;
         ensure!(
             result.is_err(),
             "a buffer of {len} bytes was granted; the limit is {max}"
         );
     }
     // The refusal costs nothing.
-    bench.our_buffer()?;
+    fixture.our_buffer()?;
     Ok(())
 }
 
-pub(super) fn buffers_for_unknown_peers_end(bench: &mut Bench<'_>) -> Verdict {
-    let gid = unknown_gid(bench, &mut Rng::new(0x7374_7261));
-    match bench.wait("register", bench.ours().direct().register(gid, SMALL))? {
+pub(super) fn buffers_for_unknown_peers_end(fixture: &mut Fixture<'_>) -> Verdict {
+    let gid = unknown_gid(fixture, &mut Rng::new(0x7374_7261));
+    match fixture.wait("register", fixture.ours().direct().register(gid, SMALL))? {
         // Hardware does not ask whether the peer exists.
         Ok(dmb) => ensure!(dmb.region().len() == SMALL, "the buffer has another length"),
         Err(
@@ -125,8 +128,8 @@ pub(super) fn buffers_for_unknown_peers_end(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn buffers_do_not_share_memory(bench: &mut Bench<'_>) -> Verdict {
-    let dmbs = bench.our_buffers(3)?;
+pub(super) fn buffers_do_not_share_memory(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmbs = fixture.our_buffers(3)?;
     for (mark, dmb) in (1_u8..).zip(&dmbs) {
         dmb.region()
             .copy_in(0, &vec![mark; SMALL])

@@ -10,13 +10,15 @@ use smc_core::device::{DeviceError, Signal, SubmitError};
 use smc_core::mem::sync::Ordering;
 use smc_wire::types::DmbToken;
 
-use super::bench::{Bench, OrFail, SMALL, Stop, Verdict, content, ensure, fail, load, run, skip};
+use super::fixture::{
+    Fixture, OrFail, SMALL, Stop, Verdict, content, ensure, fail, load, run, skip,
+};
 
-pub(super) fn many_buffers_at_once(bench: &mut Bench<'_>) -> Verdict {
-    let peer = bench.peer();
-    let ours = bench.ours();
+pub(super) fn many_buffers_at_once(fixture: &mut Fixture<'_>) -> Verdict {
+    let peer = fixture.peer();
+    let ours = fixture.ours();
     let count = ours.device().limits().max_dmbs.min(MANY);
-    let dmbs = bench.our_buffers(count)?;
+    let dmbs = fixture.our_buffers(count)?;
     ours.forget()?;
     for (number, dmb) in (1_u64..).zip(&dmbs) {
         dmb.arm();
@@ -33,24 +35,26 @@ pub(super) fn many_buffers_at_once(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn the_limit_is_kept_and_recovers(bench: &mut Bench<'_>) -> Verdict {
-    match bench.with_limit(FEW) {
+pub(super) fn the_limit_is_kept_and_recovers(fixture: &mut Fixture<'_>) -> Verdict {
+    match fixture.with_limit(FEW) {
         Ok(few) => fill_up(&few),
-        Err(Stop::Skip(_)) if bench.ours().device().limits().max_dmbs <= REACHABLE => {
-            fill_up(bench)
+        Err(Stop::Skip(_)) if fixture.ours().device().limits().max_dmbs <= REACHABLE => {
+            fill_up(fixture)
         }
         Err(other) => Err(other),
     }
 }
 
-fn fill_up(bench: &Bench<'_>) -> Verdict {
-    let ours = bench.ours();
+fn fill_up(fixture: &Fixture<'_>) -> Verdict {
+    let ours = fixture.ours();
     let limit = ours.device().limits().max_dmbs;
-    bench.reach(bench.peer(), ours.gid())?.or_fail("reach")?;
+    fixture
+        .reach(fixture.peer(), ours.gid())?
+        .or_fail("reach")?;
     let register = || {
-        bench.wait(
+        fixture.wait(
             "register",
-            ours.direct().register(bench.peer().gid(), SMALL),
+            ours.direct().register(fixture.peer().gid(), SMALL),
         )
     };
     let mut dmbs = Vec::new();
@@ -74,7 +78,7 @@ fn fill_up(bench: &Bench<'_>) -> Verdict {
     }
     for _ in 0..3 {
         dmbs.pop();
-        bench.eventually(
+        fixture.eventually(
             "dropping a buffer makes space for another",
             || match register()? {
                 Ok(dmb) => {
@@ -89,16 +93,16 @@ fn fill_up(bench: &Bench<'_>) -> Verdict {
     // The last one is as good as the first.
     let last = &dmbs[dmbs.len() - 1];
     last.arm();
-    bench.peer().put(last.token(), 0, &[1; 32], Signal::Yes)?;
+    fixture.peer().put(last.token(), 0, &[1; 32], Signal::Yes)?;
     ours.await_report(last.token())
 }
 
-pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
-    let (provider, ours, peer) = (bench.provider, bench.ours(), bench.peer());
-    let rounds = bench.effort().rounds / 40 + 1;
-    let (tokens, timeout) = (Mutex::new(HashSet::new()), bench.timeout());
-    bench.reach(peer, ours.gid())?.or_fail("reach")?;
-    bench.on_threads(4, |thread| {
+pub(super) fn threads_share_a_device(fixture: &mut Fixture<'_>) -> Verdict {
+    let (provider, ours, peer) = (fixture.provider, fixture.ours(), fixture.peer());
+    let rounds = fixture.effort().rounds / 40 + 1;
+    let (tokens, timeout) = (Mutex::new(HashSet::new()), fixture.timeout());
+    fixture.reach(peer, ours.gid())?.or_fail("reach")?;
+    fixture.on_threads(4, |thread| {
         for round in 0..rounds {
             let register = ours.direct().register(peer.gid(), SMALL);
             let dmb = run(provider, register).or_fail("register from a thread")?;
@@ -122,9 +126,9 @@ pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
     })
 }
 
-pub(super) fn moves_and_drops_race_safely(bench: &mut Bench<'_>) -> Verdict {
-    let guard = bench.our_buffer()?;
-    let peer = bench.peer();
+pub(super) fn moves_and_drops_race_safely(fixture: &mut Fixture<'_>) -> Verdict {
+    let guard = fixture.our_buffer()?;
+    let peer = fixture.peer();
     let target = AtomicU64::new(guard.token().0);
     let is_done = AtomicBool::new(false);
     let guard_token = guard.token();
@@ -145,14 +149,14 @@ pub(super) fn moves_and_drops_race_safely(bench: &mut Bench<'_>) -> Verdict {
             }
             Ok(taken)
         });
-        let owned = (0..bench.effort().rounds / 20 + 1).try_for_each(|_| {
-            let dmb = bench.our_buffer()?;
+        let owned = (0..fixture.effort().rounds / 20 + 1).try_for_each(|_| {
+            let dmb = fixture.our_buffer()?;
             target.store(dmb.token().0, Ordering::Release);
-            bench.eventually("the writer hits the buffer", || {
+            fixture.eventually("the writer hits the buffer", || {
                 Ok(load(&*dmb, 64)? != 0 || writer.is_finished())
             })?;
             drop(dmb);
-            bench.ours().forget()
+            fixture.ours().forget()
         });
         is_done.store(true, Ordering::Release);
         let taken = writer.join().unwrap_or_else(|panic| resume_unwind(panic))?;

@@ -5,29 +5,29 @@ use std::time::Duration;
 use smc_core::device::{Event, Signal, SubmitError};
 use smc_wire::types::Gid;
 
-use super::bench::{Bench, OrFail, SMALL, Verdict, bytes, content, ensure, fail, skip};
+use super::fixture::{Fixture, OrFail, SMALL, Verdict, bytes, content, ensure, fail, skip};
 
-pub(super) fn a_dead_peer_is_reported_once(bench: &mut Bench<'_>) -> Verdict {
-    let (to_us, to_peer) = meet(bench)?;
+pub(super) fn a_dead_peer_is_reported_once(fixture: &mut Fixture<'_>) -> Verdict {
+    let (to_us, to_peer) = meet(fixture)?;
     drop(to_peer);
     // As a parked driver: only the doorbell may report it.
-    let ours = bench.ours();
+    let ours = fixture.ours();
     ours.forget()?;
     to_us.arm();
     ours.listen();
     ours.drain()?;
     ours.arm()?;
     ours.drain()?;
-    let gid = bench.peer().gid();
-    bench.kill_peer()?;
-    let ours = bench.ours();
+    let gid = fixture.peer().gid();
+    fixture.kill_peer()?;
+    let ours = fixture.ours();
     if ours.count(Event::PeerGone(gid)) == 0 {
         ensure!(
-            ours.park(bench.timeout())?,
+            ours.park(fixture.timeout())?,
             "nothing wakes the driver when the peer dies"
         );
     }
-    expect_gone(bench, gid)?;
+    expect_gone(fixture, gid)?;
     for _ in 0..10 {
         ours.turn(Duration::from_millis(5))?;
     }
@@ -36,15 +36,15 @@ pub(super) fn a_dead_peer_is_reported_once(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn moves_to_a_dead_peer_fail(bench: &mut Bench<'_>) -> Verdict {
-    let (to_us, to_peer) = meet(bench)?;
+pub(super) fn moves_to_a_dead_peer_fail(fixture: &mut Fixture<'_>) -> Verdict {
+    let (to_us, to_peer) = meet(fixture)?;
     let token = to_peer.token();
     drop(to_peer);
-    let gid = bench.peer().gid();
-    bench.kill_peer()?;
-    expect_gone(bench, gid)?;
+    let gid = fixture.peer().gid();
+    fixture.kill_peer()?;
+    expect_gone(fixture, gid)?;
     for signal in [Signal::No, Signal::Yes] {
-        match bench.ours().try_put(token, 0, &[&[1; 32]], signal)? {
+        match fixture.ours().try_put(token, 0, &[&[1; 32]], signal)? {
             Err(SubmitError::PeerGone | SubmitError::UnknownToken) => {}
             Err(error) => return fail(format!("expected `PeerGone`, got: {error}")),
             Ok(()) => return fail("a move to a dead peer succeeds"),
@@ -54,55 +54,55 @@ pub(super) fn moves_to_a_dead_peer_fail(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn a_dead_peer_is_unreachable(bench: &mut Bench<'_>) -> Verdict {
-    let dmbs = meet(bench)?;
+pub(super) fn a_dead_peer_is_unreachable(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmbs = meet(fixture)?;
     drop(dmbs);
-    let gid = bench.peer().gid();
-    bench.kill_peer()?;
-    expect_gone(bench, gid)?;
-    let result = bench.reach(bench.ours(), gid)?;
+    let gid = fixture.peer().gid();
+    fixture.kill_peer()?;
+    expect_gone(fixture, gid)?;
+    let result = fixture.reach(fixture.ours(), gid)?;
     ensure!(result.is_err(), "the dead peer {gid} is reached");
     Ok(())
 }
 
-pub(super) fn buffers_outlive_a_dead_peer(bench: &mut Bench<'_>) -> Verdict {
-    let (to_us, to_peer) = meet(bench)?;
-    bench
+pub(super) fn buffers_outlive_a_dead_peer(fixture: &mut Fixture<'_>) -> Verdict {
+    let (to_us, to_peer) = meet(fixture)?;
+    fixture
         .peer()
         .put(to_us.token(), 32, &[0xa5; 9000], Signal::No)?;
-    bench.eventually("the last data arrives", || {
+    fixture.eventually("the last data arrives", || {
         Ok(bytes(to_us.region(), 32, 9000)?
             .iter()
             .all(|byte| *byte == 0xa5))
     })?;
     drop(to_peer);
-    let gid = bench.peer().gid();
-    bench.kill_peer()?;
-    expect_gone(bench, gid)?;
+    let gid = fixture.peer().gid();
+    fixture.kill_peer()?;
+    expect_gone(fixture, gid)?;
     let intact = bytes(to_us.region(), 32, 9000)?
         .iter()
         .all(|byte| *byte == 0xa5);
     ensure!(intact, "data that had arrived went with the peer");
     to_us.arm();
     drop(to_us);
-    bench.ours().drain()?;
+    fixture.ours().drain()?;
     Ok(())
 }
 
-pub(super) fn attachments_outlive_a_dead_peer(bench: &mut Bench<'_>) -> Verdict {
-    let (to_us, to_peer) = meet(bench)?;
-    let (owner, token) = (bench.peer().gid(), to_peer.token());
-    let attached = bench
-        .try_attach(bench.ours(), owner, token)?
+pub(super) fn attachments_outlive_a_dead_peer(fixture: &mut Fixture<'_>) -> Verdict {
+    let (to_us, to_peer) = meet(fixture)?;
+    let (owner, token) = (fixture.peer().gid(), to_peer.token());
+    let attached = fixture
+        .try_attach(fixture.ours(), owner, token)?
         .or_fail("attach")?;
     attached
         .region()
         .copy_in(0, &[0x3c; SMALL])
         .or_fail("write")?;
     drop((to_us, to_peer));
-    let gid = bench.peer().gid();
-    bench.kill_peer()?;
-    expect_gone(bench, gid)?;
+    let gid = fixture.peer().gid();
+    fixture.kill_peer()?;
+    expect_gone(fixture, gid)?;
     let intact = content(attached.region())?.iter().all(|byte| *byte == 0x3c);
     ensure!(intact, "attached memory changed when its owner died");
     attached
@@ -112,19 +112,19 @@ pub(super) fn attachments_outlive_a_dead_peer(bench: &mut Bench<'_>) -> Verdict 
     // An error is right, nothing is harmless.
     let _ = attached.signal();
     drop(attached);
-    bench.ours().drain()?;
+    fixture.ours().drain()?;
     Ok(())
 }
 
-pub(super) fn others_survive_a_dead_peer(bench: &mut Bench<'_>) -> Verdict {
-    bench.third()?;
-    let dmbs = meet(bench)?;
-    let kept = bench.buffer(bench.ours(), bench.third()?, SMALL)?;
+pub(super) fn others_survive_a_dead_peer(fixture: &mut Fixture<'_>) -> Verdict {
+    fixture.third()?;
+    let dmbs = meet(fixture)?;
+    let kept = fixture.buffer(fixture.ours(), fixture.third()?, SMALL)?;
     drop(dmbs);
-    let gid = bench.peer().gid();
-    bench.kill_peer()?;
-    expect_gone(bench, gid)?;
-    let (ours, third) = (bench.ours(), bench.third()?);
+    let gid = fixture.peer().gid();
+    fixture.kill_peer()?;
+    expect_gone(fixture, gid)?;
+    let (ours, third) = (fixture.ours(), fixture.third()?);
     let gone = ours.count(Event::PeerGone(third.gid()));
     ensure!(
         gone == 0,
@@ -135,17 +135,17 @@ pub(super) fn others_survive_a_dead_peer(bench: &mut Bench<'_>) -> Verdict {
     ours.await_report(kept.token())
 }
 
-pub(super) fn a_removed_device_says_so(bench: &mut Bench<'_>) -> Verdict {
-    let Some(remove) = bench.extras().remove.take() else {
+pub(super) fn a_removed_device_says_so(fixture: &mut Fixture<'_>) -> Verdict {
+    let Some(remove) = fixture.extras().remove.take() else {
         return skip("the provider cannot remove a device");
     };
-    let (to_us, to_peer) = meet(bench)?;
-    let (ours, peer) = (bench.ours(), bench.peer());
-    bench.remove_ours(remove)?;
+    let (to_us, to_peer) = meet(fixture)?;
+    let (ours, peer) = (fixture.ours(), fixture.peer());
+    fixture.remove_ours(remove)?;
     to_us.arm();
-    let result = bench.wait("reach", ours.direct().reach(peer.gid()))?;
+    let result = fixture.wait("reach", ours.direct().reach(peer.gid()))?;
     ensure!(result.is_err(), "a removed device reaches its peer");
-    let result = bench.wait("register", ours.direct().register(peer.gid(), SMALL))?;
+    let result = fixture.wait("register", ours.direct().register(peer.gid(), SMALL))?;
     ensure!(result.is_err(), "a removed device registers a buffer");
     let result = ours.try_put(to_peer.token(), 0, &[&[1; 32]], Signal::Yes)?;
     ensure!(result.is_err(), "a removed device moves data");
@@ -158,20 +158,20 @@ type Dmbs = (
 );
 
 /// Makes both devices know each other: a buffer in each direction that was written.
-fn meet(bench: &Bench<'_>) -> Result<Dmbs, super::bench::Stop> {
-    let (ours, peer) = (bench.ours(), bench.peer());
+fn meet(fixture: &Fixture<'_>) -> Result<Dmbs, super::fixture::Stop> {
+    let (ours, peer) = (fixture.ours(), fixture.peer());
     for (from, to) in [(ours, peer), (peer, ours)] {
-        bench.reach(from, to.gid())?.or_fail("reach")?;
+        fixture.reach(from, to.gid())?.or_fail("reach")?;
     }
-    let to_us = bench.buffer(ours, peer, SMALL)?;
-    let to_peer = bench.buffer(peer, ours, SMALL)?;
+    let to_us = fixture.buffer(ours, peer, SMALL)?;
+    let to_peer = fixture.buffer(peer, ours, SMALL)?;
     peer.put(to_us.token(), 0, &[1; 32], Signal::Yes)?;
     ours.put(to_peer.token(), 0, &[1; 32], Signal::Yes)?;
     Ok((to_us, to_peer))
 }
 
-fn expect_gone(bench: &Bench<'_>, gid: Gid) -> Verdict {
-    let seen = bench.ours().await_event(Event::PeerGone(gid))?;
+fn expect_gone(fixture: &Fixture<'_>, gid: Gid) -> Verdict {
+    let seen = fixture.ours().await_event(Event::PeerGone(gid))?;
     ensure!(seen, "the death of {gid} is never reported");
     Ok(())
 }

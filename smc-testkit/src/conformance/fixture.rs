@@ -1,4 +1,4 @@
-//! What a check works with: the devices, and calls that wait the way a driver does.
+//! The fixture of a check: the devices, and calls that wait the way a driver does.
 
 use std::fmt;
 use std::future::Future;
@@ -41,7 +41,7 @@ pub(super) fn skip<T>(why: impl Into<String>) -> Result<T, Stop> {
 macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => {
         if !$condition {
-            return $crate::conformance::bench::fail(format!($($text)+));
+            return $crate::conformance::fixture::fail(format!($($text)+));
         }
     };
 }
@@ -59,18 +59,18 @@ impl<T, E: fmt::Display> OrFail<T> for Result<T, E> {
 }
 
 /// The devices of one check.
-pub(super) struct Bench<'p> {
+pub(super) struct Fixture<'p> {
     pub(super) provider: &'p dyn Provider,
     pub(super) third: Option<Node>,
     pub(super) between: Option<Between>,
     kind: Kind,
     ours: Node,
     peer: Peer,
-    /// Behind a lock so that threads of a check can share the bench.
+    /// Behind a lock so that threads of a check can share the fixture.
     extras: Mutex<Extras>,
 }
 
-/// Who is at the other end.
+/// The device at the other end.
 enum Peer {
     Other(Node),
     /// The one device has to do.
@@ -88,7 +88,7 @@ impl Peer {
     }
 }
 
-impl<'p> Bench<'p> {
+impl<'p> Fixture<'p> {
     pub(super) fn new(provider: &'p dyn Provider, kind: Kind) -> Result<Self, Stop> {
         Self::over(provider, kind, provider.pair())
     }

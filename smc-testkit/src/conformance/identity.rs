@@ -1,16 +1,16 @@
-//! Who a device is and whom it can reach.
+//! The identity of a device, and which devices it reaches.
 
 use smc_core::device::DeviceError;
 use smc_wire::types::Gid;
 
-use super::bench::{Bench, SMALL, Verdict, ensure, fail};
+use super::fixture::{Fixture, SMALL, Verdict, ensure, fail};
 use crate::Rng;
 
-pub(super) fn a_device_has_a_name(bench: &mut Bench<'_>) -> Verdict {
-    for node in [bench.ours(), bench.peer()] {
+pub(super) fn a_device_has_a_name(fixture: &mut Fixture<'_>) -> Verdict {
+    for node in [fixture.ours(), fixture.peer()] {
         let before = node.device().identity().clone();
         ensure!(!before.name.is_empty(), "the name is empty");
-        let dmb = bench.our_buffer()?;
+        let dmb = fixture.our_buffer()?;
         ensure!(
             *node.device().identity() == before,
             "the identity of {} changes",
@@ -21,8 +21,8 @@ pub(super) fn a_device_has_a_name(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn limits_allow_at_least_one_buffer(bench: &mut Bench<'_>) -> Verdict {
-    for node in [bench.ours(), bench.peer()] {
+pub(super) fn limits_allow_at_least_one_buffer(fixture: &mut Fixture<'_>) -> Verdict {
+    for node in [fixture.ours(), fixture.peer()] {
         let limits = node.device().limits();
         ensure!(limits.max_dmbs >= 1, "max_dmbs is 0");
         ensure!(
@@ -34,8 +34,8 @@ pub(super) fn limits_allow_at_least_one_buffer(bench: &mut Bench<'_>) -> Verdict
     Ok(())
 }
 
-pub(super) fn chid_and_gid_agree(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = (bench.ours().direct(), bench.peer().direct());
+pub(super) fn chid_and_gid_agree(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = (fixture.ours().direct(), fixture.peer().direct());
     ensure!(
         ours.chid() == peer.chid(),
         "CHIDs differ: {} and {}",
@@ -58,11 +58,11 @@ pub(super) fn chid_and_gid_agree(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn gids_do_not_change(bench: &mut Bench<'_>) -> Verdict {
-    for node in [bench.ours(), bench.peer()] {
+pub(super) fn gids_do_not_change(fixture: &mut Fixture<'_>) -> Verdict {
+    for node in [fixture.ours(), fixture.peer()] {
         let before = node.gid();
         ensure!(!before.is_zero(), "the GID is zero");
-        let dmb = bench.our_buffer()?;
+        let dmb = fixture.our_buffer()?;
         ensure!(
             node.gid() == before,
             "the GID changed from {before} to {}",
@@ -73,11 +73,14 @@ pub(super) fn gids_do_not_change(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn the_peer_can_be_reached(bench: &mut Bench<'_>) -> Verdict {
-    for (from, to) in [(bench.ours(), bench.peer()), (bench.peer(), bench.ours())] {
+pub(super) fn the_peer_can_be_reached(fixture: &mut Fixture<'_>) -> Verdict {
+    for (from, to) in [
+        (fixture.ours(), fixture.peer()),
+        (fixture.peer(), fixture.ours()),
+    ] {
         // Twice: the second time there may be something left of the first.
         for _ in 0..2 {
-            if let Err(error) = bench.reach(from, to.gid())? {
+            if let Err(error) = fixture.reach(from, to.gid())? {
                 return fail(format!("{} cannot be reached: {error}", to.gid()));
             }
         }
@@ -85,11 +88,11 @@ pub(super) fn the_peer_can_be_reached(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn unknown_devices_are_unreachable(bench: &mut Bench<'_>) -> Verdict {
+pub(super) fn unknown_devices_are_unreachable(fixture: &mut Fixture<'_>) -> Verdict {
     let mut rng = Rng::new(0x6e6f_6e65);
     for _ in 0..4 {
-        let gid = unknown_gid(bench, &mut rng);
-        match bench.reach(bench.ours(), gid)? {
+        let gid = unknown_gid(fixture, &mut rng);
+        match fixture.reach(fixture.ours(), gid)? {
             Err(DeviceError::Unreachable { peer, .. }) if peer == gid => {}
             Err(DeviceError::Unreachable { peer, .. }) => {
                 return fail(format!("asked for {gid}, the error is about {peer}"));
@@ -101,17 +104,17 @@ pub(super) fn unknown_devices_are_unreachable(bench: &mut Bench<'_>) -> Verdict 
     Ok(())
 }
 
-pub(super) fn reaching_oneself_ends(bench: &mut Bench<'_>) -> Verdict {
-    let own = bench.ours().gid();
-    match bench.reach(bench.ours(), own)? {
+pub(super) fn reaching_oneself_ends(fixture: &mut Fixture<'_>) -> Verdict {
+    let own = fixture.ours().gid();
+    match fixture.reach(fixture.ours(), own)? {
         Ok(()) | Err(DeviceError::Unreachable { .. } | DeviceError::NotPermitted(_)) => Ok(()),
         Err(error) => fail(format!("expected success or `Unreachable`, got: {error}")),
     }
 }
 
 /// A GID of the right kind that no device has.
-pub(super) fn unknown_gid(bench: &Bench<'_>, rng: &mut Rng) -> Gid {
-    if bench.ours().direct().chid().is_emulated() {
+pub(super) fn unknown_gid(fixture: &Fixture<'_>, rng: &mut Rng) -> Gid {
+    if fixture.ours().direct().chid().is_emulated() {
         Gid::new(rng.bits(), rng.bits() | 1)
     } else {
         Gid::native(rng.bits())

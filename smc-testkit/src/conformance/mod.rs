@@ -40,11 +40,11 @@
 //! [`Doorbell::Waker`]: smc_core::device::Doorbell::Waker
 
 mod attach;
-mod bench;
 mod bounds;
 mod buffers;
 mod concurrency;
 mod departure;
+mod fixture;
 mod identity;
 mod moves;
 mod node;
@@ -59,7 +59,7 @@ pub use provider::{Effort, Pair, Provider, Skip};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use bench::{Bench, Stop, Verdict};
+use fixture::{Fixture, Stop, Verdict};
 use node::Kind;
 
 /// One rule with the test of it.
@@ -71,15 +71,15 @@ pub struct Check {
     /// What a device has to do, in a sentence.
     pub rule: &'static str,
     kind: Kind,
-    run: fn(&mut Bench<'_>) -> Verdict,
+    run: fn(&mut Fixture<'_>) -> Verdict,
 }
 
 impl Check {
     /// Tests a fresh pair of devices.
     #[must_use]
     pub fn run(&self, provider: &dyn Provider) -> Outcome {
-        let attempt = || match Bench::new(provider, self.kind) {
-            Ok(mut bench) => (self.run)(&mut bench),
+        let attempt = || match Fixture::new(provider, self.kind) {
+            Ok(mut fixture) => (self.run)(&mut fixture),
             Err(stop) => Err(stop),
         };
         match catch_unwind(AssertUnwindSafe(attempt)) {

@@ -2,20 +2,23 @@
 
 use smc_core::device::Signal;
 
-use super::bench::{Bench, OrFail, SMALL, Verdict, content, ensure};
+use super::fixture::{Fixture, OrFail, SMALL, Verdict, content, ensure};
 use crate::Rng;
 
-pub(super) fn moves_arrive(bench: &mut Bench<'_>) -> Verdict {
+pub(super) fn moves_arrive(fixture: &mut Fixture<'_>) -> Verdict {
     let mut rng = Rng::new(0x6d6f_7665);
-    for (owner, writer) in [(bench.ours(), bench.peer()), (bench.peer(), bench.ours())] {
-        let dmb = bench.buffer(owner, writer, SMALL)?;
+    for (owner, writer) in [
+        (fixture.ours(), fixture.peer()),
+        (fixture.peer(), fixture.ours()),
+    ] {
+        let dmb = fixture.buffer(owner, writer, SMALL)?;
         let mut expected = vec![0; SMALL];
         for (at, len) in PLACES {
             let mut data = vec![0; len];
             rng.fill(&mut data);
             writer.put(dmb.token(), at, &data, Signal::No)?;
             expected[at..at + len].copy_from_slice(&data);
-            bench.eventually(
+            fixture.eventually(
                 &format!("{len} bytes at {at} arrive, and nothing else"),
                 || Ok(content(dmb.region())? == expected),
             )?;
@@ -24,9 +27,9 @@ pub(super) fn moves_arrive(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn vectored_moves_are_gathered(bench: &mut Bench<'_>) -> Verdict {
-    let peer = bench.peer();
-    let dmb = bench.our_buffer()?;
+pub(super) fn vectored_moves_are_gathered(fixture: &mut Fixture<'_>) -> Verdict {
+    let peer = fixture.peer();
+    let dmb = fixture.our_buffer()?;
     let (head, middle, tail) = (&[1; 3][..], &[2; 5000][..], &[3; 24][..]);
     let slices = [head, &[], middle, tail, &[]];
     peer.try_put(dmb.token(), 101, &slices, Signal::No)?
@@ -34,7 +37,7 @@ pub(super) fn vectored_moves_are_gathered(bench: &mut Bench<'_>) -> Verdict {
     let mut expected = vec![0; SMALL];
     let data = slices.concat();
     expected[101..101 + data.len()].copy_from_slice(&data);
-    bench.eventually("all slices arrive in a row", || {
+    fixture.eventually("all slices arrive in a row", || {
         Ok(content(dmb.region())? == expected)
     })?;
 
@@ -44,14 +47,14 @@ pub(super) fn vectored_moves_are_gathered(bench: &mut Bench<'_>) -> Verdict {
     peer.try_put(dmb.token(), 8, &slices, Signal::No)?
         .or_fail("vectored move")?;
     expected[8..32].copy_from_slice(&block);
-    bench.eventually("a block in two parts arrives", || {
+    fixture.eventually("a block in two parts arrives", || {
         Ok(content(dmb.region())? == expected)
     })
 }
 
-pub(super) fn empty_moves_write_nothing(bench: &mut Bench<'_>) -> Verdict {
-    let peer = bench.peer();
-    let dmb = bench.our_buffer()?;
+pub(super) fn empty_moves_write_nothing(fixture: &mut Fixture<'_>) -> Verdict {
+    let peer = fixture.peer();
+    let dmb = fixture.our_buffer()?;
     for at in [0, 1, 32, SMALL - 1] {
         peer.try_put(dmb.token(), at, &[], Signal::No)?
             .or_fail("move of no slices")?;
@@ -61,28 +64,28 @@ pub(super) fn empty_moves_write_nothing(bench: &mut Bench<'_>) -> Verdict {
     peer.put(dmb.token(), 0, &[1], Signal::No)?;
     let mut expected = vec![0; SMALL];
     expected[0] = 1;
-    bench.eventually("only the last byte arrives", || {
+    fixture.eventually("only the last byte arrives", || {
         Ok(content(dmb.region())? == expected)
     })
 }
 
-pub(super) fn moves_hit_only_their_buffer(bench: &mut Bench<'_>) -> Verdict {
-    let peer = bench.peer();
-    let dmbs = bench.our_buffers(3)?;
+pub(super) fn moves_hit_only_their_buffer(fixture: &mut Fixture<'_>) -> Verdict {
+    let peer = fixture.peer();
+    let dmbs = fixture.our_buffers(3)?;
     for (mark, dmb) in (1_u8..).zip(&dmbs) {
         peer.put(dmb.token(), 0, &vec![mark; SMALL], Signal::No)?;
     }
     for (mark, dmb) in (1_u8..).zip(&dmbs) {
-        bench.eventually(&format!("buffer {mark} has its own data"), || {
+        fixture.eventually(&format!("buffer {mark} has its own data"), || {
             Ok(content(dmb.region())?.iter().all(|byte| *byte == mark))
         })?;
     }
     Ok(())
 }
 
-pub(super) fn later_moves_overwrite_earlier_ones(bench: &mut Bench<'_>) -> Verdict {
-    let peer = bench.peer();
-    let dmb = bench.our_buffer()?;
+pub(super) fn later_moves_overwrite_earlier_ones(fixture: &mut Fixture<'_>) -> Verdict {
+    let peer = fixture.peer();
+    let dmb = fixture.our_buffer()?;
     for round in 0..200_u8 {
         for (at, len, value) in [(0, 4096, round), (1, 100, !round), (64, 8, round ^ 0x55)] {
             peer.put(dmb.token(), at, &vec![value; len], Signal::No)?;
@@ -90,7 +93,7 @@ pub(super) fn later_moves_overwrite_earlier_ones(bench: &mut Bench<'_>) -> Verdi
         let mut expected = vec![round; 4096];
         expected[1..101].fill(!round);
         expected[64..72].fill(round ^ 0x55);
-        bench.eventually("three overlapping moves arrive in order", || {
+        fixture.eventually("three overlapping moves arrive in order", || {
             Ok(content(dmb.region())?[..4096] == expected)
         })?;
     }

@@ -15,7 +15,7 @@ use smc_core::device::{
 };
 use smc_wire::types::{DmbToken, Gid};
 
-use super::bench::{OrFail, Stop, Verdict, ensure, fail};
+use super::fixture::{OrFail, Stop, Verdict, ensure, fail};
 
 /// Which surface of a device is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

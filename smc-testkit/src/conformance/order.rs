@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use smc_core::device::{Dmb, Signal};
 use smc_core::mem::sync::Ordering;
 
-use super::bench::{Bench, Stop, Verdict, bytes, ensure, load};
+use super::fixture::{Fixture, Stop, Verdict, bytes, ensure, load};
 
-pub(super) fn words_are_not_torn(bench: &mut Bench<'_>) -> Verdict {
-    watch_blocks(bench, |words| {
+pub(super) fn words_are_not_torn(fixture: &mut Fixture<'_>) -> Verdict {
+    watch_blocks(fixture, |words| {
         for word in words {
             ensure!(is_whole(word), "a reader saw half of a word: {word:#018x}");
         }
@@ -20,8 +20,8 @@ pub(super) fn words_are_not_torn(bench: &mut Bench<'_>) -> Verdict {
     })
 }
 
-pub(super) fn words_arrive_in_ascending_order(bench: &mut Bench<'_>) -> Verdict {
-    watch_blocks(bench, |words| {
+pub(super) fn words_arrive_in_ascending_order(fixture: &mut Fixture<'_>) -> Verdict {
+    watch_blocks(fixture, |words| {
         let counts = words.map(|word| word >> 32);
         // Loaded from the last word to the first, so each must be at least as new as the next.
         let ascending = counts.windows(2).all(|two| two[0] >= two[1]);
@@ -33,11 +33,11 @@ pub(super) fn words_arrive_in_ascending_order(bench: &mut Bench<'_>) -> Verdict 
     })
 }
 
-pub(super) fn data_arrives_before_the_header(bench: &mut Bench<'_>) -> Verdict {
-    let dmb = bench.our_buffer()?;
-    let rounds = bench.effort().rounds;
+pub(super) fn data_arrives_before_the_header(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmb = fixture.our_buffer()?;
+    let rounds = fixture.effort().rounds;
     let read = AtomicU32::new(0);
-    let (ours, peer, timeout) = (bench.ours(), bench.peer(), bench.timeout());
+    let (ours, peer, timeout) = (fixture.ours(), fixture.peer(), fixture.timeout());
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Verdict {
             for round in 1..=rounds {
@@ -76,10 +76,10 @@ pub(super) fn data_arrives_before_the_header(bench: &mut Bench<'_>) -> Verdict {
 
 /// Has one thread write blocks of 32 bytes as fast as it can while another checks the words, last
 /// word first.
-fn watch_blocks(bench: &Bench<'_>, check: impl Fn([u64; 4]) -> Verdict + Sync) -> Verdict {
-    let dmb = bench.our_buffer()?;
-    let rounds = u64::from(bench.effort().rounds) * 8;
-    let (ours, peer, timeout) = (bench.ours(), bench.peer(), bench.timeout());
+fn watch_blocks(fixture: &Fixture<'_>, check: impl Fn([u64; 4]) -> Verdict + Sync) -> Verdict {
+    let dmb = fixture.our_buffer()?;
+    let rounds = u64::from(fixture.effort().rounds) * 8;
+    let (ours, peer, timeout) = (fixture.ours(), fixture.peer(), fixture.timeout());
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Verdict {
             for count in 1..=rounds {

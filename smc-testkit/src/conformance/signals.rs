@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use smc_core::device::{Dmb, Signal};
 
-use super::bench::{Bench, OrFail, SMALL, Verdict, bytes, content, ensure, load};
+use super::fixture::{Fixture, OrFail, SMALL, Verdict, bytes, content, ensure, load};
 use super::node::Node;
 
-pub(super) fn signals_are_reported(bench: &mut Bench<'_>) -> Verdict {
-    for (owner, writer) in [(bench.ours(), bench.peer()), (bench.peer(), bench.ours())] {
-        let dmb = bench.buffer(owner, writer, SMALL)?;
+pub(super) fn signals_are_reported(fixture: &mut Fixture<'_>) -> Verdict {
+    for (owner, writer) in [
+        (fixture.ours(), fixture.peer()),
+        (fixture.peer(), fixture.ours()),
+    ] {
+        let dmb = fixture.buffer(owner, writer, SMALL)?;
         for round in 1..=20_u8 {
             owner.forget()?;
             dmb.arm();
@@ -24,10 +27,10 @@ pub(super) fn signals_are_reported(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn moves_without_signal_stay_silent(bench: &mut Bench<'_>) -> Verdict {
-    let peer = bench.peer();
-    let dmb = bench.our_buffer()?;
-    let ours = bench.ours();
+pub(super) fn moves_without_signal_stay_silent(fixture: &mut Fixture<'_>) -> Verdict {
+    let peer = fixture.peer();
+    let dmb = fixture.our_buffer()?;
+    let ours = fixture.ours();
     let mut reported = 0;
     for round in 1..=ROUNDS {
         ours.forget()?;
@@ -43,15 +46,15 @@ pub(super) fn moves_without_signal_stay_silent(bench: &mut Bench<'_>) -> Verdict
     Ok(())
 }
 
-pub(super) fn signals_name_their_buffer(bench: &mut Bench<'_>) -> Verdict {
-    let dmbs = bench.our_buffers(4)?;
-    let ours = bench.ours();
+pub(super) fn signals_name_their_buffer(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmbs = fixture.our_buffers(4)?;
+    let ours = fixture.ours();
     let mut spurious = 0;
     for round in 0..ROUNDS {
         let dmb = &dmbs[round % dmbs.len()];
         ours.forget()?;
         dmbs.iter().for_each(|dmb| dmb.arm());
-        bench.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
+        fixture.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
         ours.await_report(dmb.token())?;
         let others = dmbs.iter().filter(|other| other.token() != dmb.token());
         spurious += others
@@ -65,14 +68,16 @@ pub(super) fn signals_name_their_buffer(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn empty_moves_can_signal(bench: &mut Bench<'_>) -> Verdict {
-    let dmb = bench.our_buffer()?;
+pub(super) fn empty_moves_can_signal(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmb = fixture.our_buffer()?;
     for slices in [&[][..], &[&[][..]]] {
-        bench.ours().forget()?;
+        fixture.ours().forget()?;
         dmb.arm();
-        let result = bench.peer().try_put(dmb.token(), 0, slices, Signal::Yes)?;
+        let result = fixture
+            .peer()
+            .try_put(dmb.token(), 0, slices, Signal::Yes)?;
         result.or_fail("move without bytes")?;
-        bench.ours().await_report(dmb.token())?;
+        fixture.ours().await_report(dmb.token())?;
     }
     ensure!(
         content(dmb.region())?.iter().all(|byte| *byte == 0),
@@ -81,19 +86,19 @@ pub(super) fn empty_moves_can_signal(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn several_signals_may_be_one_but_not_none(bench: &mut Bench<'_>) -> Verdict {
-    let peer = bench.peer();
-    let dmb = bench.our_buffer()?;
+pub(super) fn several_signals_may_be_one_but_not_none(fixture: &mut Fixture<'_>) -> Verdict {
+    let peer = fixture.peer();
+    let dmb = fixture.our_buffer()?;
     for round in 0..20_usize {
-        bench.ours().forget()?;
+        fixture.ours().forget()?;
         dmb.arm();
         let count = 1 + round * 7;
         for part in 0..count {
             peer.put(dmb.token(), 64 + part, &[round as u8 + 1], Signal::Yes)?;
         }
-        bench.ours().await_report(dmb.token())?;
+        fixture.ours().await_report(dmb.token())?;
         // The report may belong to the first signal; the others are behind it, not lost.
-        bench.eventually("all data of several signals arrives", || {
+        fixture.eventually("all data of several signals arrives", || {
             let data = bytes(dmb.region(), 64, count)?;
             Ok(data.iter().all(|byte| *byte == round as u8 + 1))
         })?;
@@ -125,43 +130,43 @@ impl When {
     }
 }
 
-pub(super) fn a_signal_before_the_first_drain_is_seen(bench: &mut Bench<'_>) -> Verdict {
-    signal_when(bench, When::BeforeFirstDrain)
+pub(super) fn a_signal_before_the_first_drain_is_seen(fixture: &mut Fixture<'_>) -> Verdict {
+    signal_when(fixture, When::BeforeFirstDrain)
 }
 
-pub(super) fn a_signal_between_drain_and_arm_is_seen(bench: &mut Bench<'_>) -> Verdict {
-    signal_when(bench, When::BetweenDrainAndArm)
+pub(super) fn a_signal_between_drain_and_arm_is_seen(fixture: &mut Fixture<'_>) -> Verdict {
+    signal_when(fixture, When::BetweenDrainAndArm)
 }
 
-pub(super) fn a_signal_between_arm_and_drain_is_seen(bench: &mut Bench<'_>) -> Verdict {
-    signal_when(bench, When::BetweenArmAndDrain)
+pub(super) fn a_signal_between_arm_and_drain_is_seen(fixture: &mut Fixture<'_>) -> Verdict {
+    signal_when(fixture, When::BetweenArmAndDrain)
 }
 
-pub(super) fn a_signal_after_the_second_drain_rings(bench: &mut Bench<'_>) -> Verdict {
-    signal_when(bench, When::AfterSecondDrain)
+pub(super) fn a_signal_after_the_second_drain_rings(fixture: &mut Fixture<'_>) -> Verdict {
+    signal_when(fixture, When::AfterSecondDrain)
 }
 
-fn signal_when(bench: &Bench<'_>, when: When) -> Verdict {
-    let dmb = bench.our_buffer()?;
-    staged(bench, &*dmb, when, || {
-        bench.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)
+fn signal_when(fixture: &Fixture<'_>, when: When) -> Verdict {
+    let dmb = fixture.our_buffer()?;
+    staged(fixture, &*dmb, when, || {
+        fixture.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)
     })
 }
 
 /// Gives a signal at one point of a driver's round, and checks that the driver sees it.
 pub(super) fn staged(
-    bench: &Bench<'_>,
+    fixture: &Fixture<'_>,
     dmb: &dyn Dmb,
     when: When,
     signal: impl Fn() -> Verdict,
 ) -> Verdict {
-    let ours = bench.ours();
+    let ours = fixture.ours();
     for round in 0..ROUNDS {
         ours.forget()?;
         dmb.arm();
         when.drive(ours, &signal)?;
         if ours.reports(dmb.token()) == 0 {
-            let rung = ours.park(bench.timeout())?;
+            let rung = ours.park(fixture.timeout())?;
             ensure!(
                 rung,
                 "round {round}: neither reported nor rung; the driver would sleep on"
@@ -172,9 +177,9 @@ pub(super) fn staged(
     Ok(())
 }
 
-pub(super) fn a_buffer_can_be_armed_late(bench: &mut Bench<'_>) -> Verdict {
-    let peer = bench.peer();
-    let (ours, dmb) = (bench.ours(), bench.our_buffer()?);
+pub(super) fn a_buffer_can_be_armed_late(fixture: &mut Fixture<'_>) -> Verdict {
+    let peer = fixture.peer();
+    let (ours, dmb) = (fixture.ours(), fixture.our_buffer()?);
     for round in 1..=20_u64 {
         peer.put(dmb.token(), 8, &round.to_ne_bytes(), Signal::Yes)?;
         // The signal may be reported or not; this poll has to find the data, unless the device
@@ -192,29 +197,29 @@ pub(super) fn a_buffer_can_be_armed_late(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn an_idle_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
-    let dmb = bench.our_buffer()?;
-    bench.ours().forget()?;
+pub(super) fn an_idle_doorbell_is_quiet(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmb = fixture.our_buffer()?;
+    fixture.ours().forget()?;
     dmb.arm();
-    expect_quiet(bench)
+    expect_quiet(fixture)
 }
 
-pub(super) fn a_drained_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
-    let dmb = bench.our_buffer()?;
+pub(super) fn a_drained_doorbell_is_quiet(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmb = fixture.our_buffer()?;
     dmb.arm();
-    bench.ours().turn(Duration::ZERO)?;
+    fixture.ours().turn(Duration::ZERO)?;
     for _ in 0..10 {
-        bench.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
+        fixture.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
     }
-    bench.ours().await_report(dmb.token())?;
-    expect_quiet(bench)
+    fixture.ours().await_report(dmb.token())?;
+    expect_quiet(fixture)
 }
 
 /// Of several turns without an event, at most a few are woken.
-pub(super) fn expect_quiet(bench: &Bench<'_>) -> Verdict {
+pub(super) fn expect_quiet(fixture: &Fixture<'_>) -> Verdict {
     let mut rung = 0;
     for _ in 0..QUIET_TURNS {
-        rung += usize::from(bench.ours().turn(Duration::from_millis(5))?);
+        rung += usize::from(fixture.ours().turn(Duration::from_millis(5))?);
     }
     ensure!(
         rung <= QUIET_TURNS / 2,
@@ -223,12 +228,12 @@ pub(super) fn expect_quiet(bench: &Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn signals_to_a_dropped_buffer_are_harmless(bench: &mut Bench<'_>) -> Verdict {
-    let peer = bench.peer();
-    let ours = bench.ours();
-    let kept = bench.our_buffer()?;
+pub(super) fn signals_to_a_dropped_buffer_are_harmless(fixture: &mut Fixture<'_>) -> Verdict {
+    let peer = fixture.peer();
+    let ours = fixture.ours();
+    let kept = fixture.our_buffer()?;
     for _ in 0..ROUNDS {
-        let dropped = bench.our_buffer()?;
+        let dropped = fixture.our_buffer()?;
         kept.arm();
         dropped.arm();
         peer.put(dropped.token(), 0, &[1; 32], Signal::Yes)?;

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use smc_core::device::{Dmb, Signal};
 use smc_core::mem::sync::Ordering;
 
-use super::bench::{Bench, OrFail, SMALL, Stop, Verdict, ensure, fail, load};
+use super::fixture::{Fixture, OrFail, SMALL, Stop, Verdict, ensure, fail, load};
 use super::node::Node;
 use super::order::await_round;
 use crate::Rng;
 
-pub(super) fn wake_ups_are_never_lost(bench: &mut Bench<'_>) -> Verdict {
-    let dmb = bench.our_buffer()?;
-    let peer = bench.peer();
-    chase(bench, &*dmb, |round| put(peer, &*dmb, round))
+pub(super) fn wake_ups_are_never_lost(fixture: &mut Fixture<'_>) -> Verdict {
+    let dmb = fixture.our_buffer()?;
+    let peer = fixture.peer();
+    chase(fixture, &*dmb, |round| put(peer, &*dmb, round))
 }
 
 /// Counts the rounds in a buffer, and signals.
@@ -30,22 +30,22 @@ fn put(from: &Node, dmb: &dyn Dmb, round: u32) -> Verdict {
 /// Has a thread call `write` with the rounds from 1, at odd moments, while this thread waits for
 /// each of them like a reader whose driver parks.
 pub(super) fn chase(
-    bench: &Bench<'_>,
+    fixture: &Fixture<'_>,
     dmb: &dyn Dmb,
     write: impl Fn(u32) -> Verdict + Sync,
 ) -> Verdict {
-    let mut reader = Reader::new(bench.ours(), dmb, bench.timeout());
-    race(bench, write, |round| reader.await_round(round))
+    let mut reader = Reader::new(fixture.ours(), dmb, fixture.timeout());
+    race(fixture, write, |round| reader.await_round(round))
 }
 
 /// Has a thread call `write` with the rounds from 1, at odd moments, each after this thread has
 /// come back from `read` with the round before.
 pub(super) fn race(
-    bench: &Bench<'_>,
+    fixture: &Fixture<'_>,
     write: impl Fn(u32) -> Verdict + Sync,
     mut read: impl FnMut(u32) -> Verdict,
 ) -> Verdict {
-    let (rounds, timeout) = (bench.effort().rounds, bench.timeout());
+    let (rounds, timeout) = (fixture.effort().rounds, fixture.timeout());
     let seen = AtomicU32::new(0);
     thread::scope(|scope| {
         let writer = scope.spawn(|| write_rounds(0x6a69_7474, rounds, timeout, &seen, &write));
@@ -84,11 +84,11 @@ fn write_rounds(
 /// Has a thread call `answer` with the rounds from 1, at odd moments, while this thread calls
 /// `ask`.
 pub(super) fn ask_and_answer(
-    bench: &Bench<'_>,
+    fixture: &Fixture<'_>,
     mut ask: impl FnMut(u32) -> Verdict,
     mut answer: impl FnMut(u32, &mut Rng) -> Verdict + Send,
 ) -> Verdict {
-    let rounds = bench.effort().rounds;
+    let rounds = fixture.effort().rounds;
     thread::scope(|scope| {
         let echo = scope.spawn(move || {
             let mut rng = Rng::new(0x6563_686f);
@@ -100,14 +100,14 @@ pub(super) fn ask_and_answer(
     })
 }
 
-pub(super) fn wake_ups_are_never_lost_both_ways(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer, timeout) = (bench.ours(), bench.peer(), bench.timeout());
-    let to_us = bench.buffer(ours, peer, SMALL)?;
-    let to_peer = bench.buffer(peer, ours, SMALL)?;
+pub(super) fn wake_ups_are_never_lost_both_ways(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer, timeout) = (fixture.ours(), fixture.peer(), fixture.timeout());
+    let to_us = fixture.buffer(ours, peer, SMALL)?;
+    let to_peer = fixture.buffer(peer, ours, SMALL)?;
     let mut ours_reader = Reader::new(ours, &*to_us, timeout);
     let mut peers_reader = Reader::new(peer, &*to_peer, timeout * 2);
     ask_and_answer(
-        bench,
+        fixture,
         |round| {
             put(ours, &*to_peer, round)?;
             ours_reader.await_round(round)
@@ -120,11 +120,11 @@ pub(super) fn wake_ups_are_never_lost_both_ways(bench: &mut Bench<'_>) -> Verdic
     )
 }
 
-pub(super) fn wake_ups_are_never_lost_with_many_buffers(bench: &mut Bench<'_>) -> Verdict {
+pub(super) fn wake_ups_are_never_lost_with_many_buffers(fixture: &mut Fixture<'_>) -> Verdict {
     const BUFFERS: usize = 4;
-    let (ours, peer, timeout) = (bench.ours(), bench.peer(), bench.timeout());
-    let rounds = bench.effort().rounds / 2;
-    let dmbs = bench.our_buffers(BUFFERS)?;
+    let (ours, peer, timeout) = (fixture.ours(), fixture.peer(), fixture.timeout());
+    let rounds = fixture.effort().rounds / 2;
+    let dmbs = fixture.our_buffers(BUFFERS)?;
     let seen: Vec<_> = (0..BUFFERS).map(|_| AtomicU32::new(0)).collect();
     thread::scope(|scope| {
         let mut writers = Vec::new();

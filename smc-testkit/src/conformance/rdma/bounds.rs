@@ -7,24 +7,24 @@ use smc_wire::types::Rkey;
 use super::Verdict;
 use super::ends::{LEN, numbered, write};
 use super::posts::fill;
-use crate::conformance::bench::{Bench, OrFail, content, ensure};
+use crate::conformance::fixture::{Fixture, OrFail, content, ensure};
 
-pub(super) fn unknown_keys_cost_the_link(bench: &mut Bench<'_>) -> Verdict {
-    let (from, to) = bench.memories()?;
+pub(super) fn unknown_keys_cost_the_link(fixture: &mut Fixture<'_>) -> Verdict {
+    let (from, to) = fixture.memories()?;
     for key in [to.rkey().0 ^ 1, to.rkey().0 ^ 0x8000_0000, 0, u32::MAX] {
         let bad = Write {
             rkey: Rkey(key),
             ..write(&*from, &*to, 0, 64)
         };
-        expect_refusal(bench, &*from, &bad, &[&*to])?;
+        expect_refusal(fixture, &*from, &bad, &[&*to])?;
     }
     Ok(())
 }
 
-pub(super) fn writes_outside_of_the_memory_cost_the_link(bench: &mut Bench<'_>) -> Verdict {
-    let (from, to) = bench.memories()?;
+pub(super) fn writes_outside_of_the_memory_cost_the_link(fixture: &mut Fixture<'_>) -> Verdict {
+    let (from, to) = fixture.memories()?;
     // Perhaps right behind it.
-    let next = bench.memory(bench.peer(), LEN, Access::RemoteWrite)?;
+    let next = fixture.memory(fixture.peer(), LEN, Access::RemoteWrite)?;
     let start = to.addr().0;
     let end = start + LEN as u64;
     for (addr, len) in [
@@ -38,32 +38,32 @@ pub(super) fn writes_outside_of_the_memory_cost_the_link(bench: &mut Bench<'_>) 
     ] {
         let mut bad = write(&*from, &*to, 0, len);
         bad.to.0 = addr;
-        expect_refusal(bench, &*from, &bad, &[&*to, &*next])?;
+        expect_refusal(fixture, &*from, &bad, &[&*to, &*next])?;
     }
     Ok(())
 }
 
-pub(super) fn local_memory_is_no_target(bench: &mut Bench<'_>) -> Verdict {
-    let from = bench.memory(bench.ours(), LEN, Access::Local)?;
-    let to = bench.memory(bench.peer(), LEN, Access::Local)?;
-    expect_refusal(bench, &*from, &write(&*from, &*to, 0, 64), &[&*to])
+pub(super) fn local_memory_is_no_target(fixture: &mut Fixture<'_>) -> Verdict {
+    let from = fixture.memory(fixture.ours(), LEN, Access::Local)?;
+    let to = fixture.memory(fixture.peer(), LEN, Access::Local)?;
+    expect_refusal(fixture, &*from, &write(&*from, &*to, 0, 64), &[&*to])
 }
 
-pub(super) fn memory_of_another_domain_is_no_target(bench: &mut Bench<'_>) -> Verdict {
-    let from = bench.memory(bench.ours(), LEN, Access::Local)?;
-    let other = bench.new_domain(bench.peer())?;
+pub(super) fn memory_of_another_domain_is_no_target(fixture: &mut Fixture<'_>) -> Verdict {
+    let from = fixture.memory(fixture.ours(), LEN, Access::Local)?;
+    let other = fixture.new_domain(fixture.peer())?;
     let region = Region::anonymous(LEN);
-    let to = bench.wait("register", other.register(&region, Access::RemoteWrite))?;
+    let to = fixture.wait("register", other.register(&region, Access::RemoteWrite))?;
     let to = to.or_fail("register in another domain")?;
-    expect_refusal(bench, &*from, &write(&*from, &*to, 0, 64), &[&*to])
+    expect_refusal(fixture, &*from, &write(&*from, &*to, 0, 64), &[&*to])
 }
 
-pub(super) fn memory_of_another_domain_is_no_source(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
-    let to = bench.memory(bench.peer(), LEN, Access::RemoteWrite)?;
-    let other = bench.new_domain(bench.ours())?;
+pub(super) fn memory_of_another_domain_is_no_source(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
+    let to = fixture.memory(fixture.peer(), LEN, Access::RemoteWrite)?;
+    let other = fixture.new_domain(fixture.ours())?;
     let region = Region::anonymous(LEN);
-    let from = bench.wait("register", other.register(&region, Access::Local))?;
+    let from = fixture.wait("register", other.register(&region, Access::Local))?;
     let from = from.or_fail("register in another domain")?;
     let posted = ours.try_post(1, &[write(&*from, &*to, 0, 64)], &numbered(1))?;
     ensure!(
@@ -74,30 +74,30 @@ pub(super) fn memory_of_another_domain_is_no_source(bench: &mut Bench<'_>) -> Ve
     ours.deliver(2, &[], &peer)
 }
 
-pub(super) fn dropped_registrations_are_no_target(bench: &mut Bench<'_>) -> Verdict {
-    let (from, to) = bench.memories()?;
-    let other = bench.memory(bench.peer(), LEN, Access::RemoteWrite)?;
-    let (ours, peer) = bench.link()?;
+pub(super) fn dropped_registrations_are_no_target(fixture: &mut Fixture<'_>) -> Verdict {
+    let (from, to) = fixture.memories()?;
+    let other = fixture.memory(fixture.peer(), LEN, Access::RemoteWrite)?;
+    let (ours, peer) = fixture.link()?;
     fill(&*from, 0, &[0; LEN])?;
     ours.deliver(1, &[write(&*from, &*to, 0, 64)], &peer)?;
     ours.expect_sent(1)?;
     let region = to.region().clone();
     let bad = write(&*from, &*to, 0, 64);
     drop(to);
-    expect_refusal(bench, &*from, &bad, &[&*other])?;
+    expect_refusal(fixture, &*from, &bad, &[&*other])?;
     let is_zero = content(&region)?.iter().all(|byte| *byte == 0);
     ensure!(is_zero, "memory was written after its registration");
     Ok(())
 }
 
-pub(super) fn other_links_survive(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
-    let (from, to) = bench.memories()?;
+pub(super) fn other_links_survive(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
+    let (from, to) = fixture.memories()?;
     let bad = Write {
         rkey: Rkey(to.rkey().0 ^ 1),
         ..write(&*from, &*to, 0, 64)
     };
-    expect_refusal(bench, &*from, &bad, &[&*to])?;
+    expect_refusal(fixture, &*from, &bad, &[&*to])?;
     for round in 1..10_u8 {
         let number = u64::from(round);
         fill(&*from, 0, &[round; 64])?;
@@ -114,12 +114,12 @@ pub(super) fn other_links_survive(bench: &mut Bench<'_>) -> Verdict {
 
 /// Posts a write on a link of its own: the link goes down, and none of the memory changes.
 fn expect_refusal(
-    bench: &Bench<'_>,
+    fixture: &Fixture<'_>,
     from: &dyn Mr,
     bad: &Write<'_>,
     untouched: &[&dyn Mr],
 ) -> Verdict {
-    let (ours, peer) = bench.link()?;
+    let (ours, peer) = fixture.link()?;
     fill(from, 0, &[0xee; LEN])?;
     let before: Vec<_> = untouched
         .iter()

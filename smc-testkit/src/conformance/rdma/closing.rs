@@ -5,33 +5,33 @@ use smc_wire::types::{Qpn, Rkey};
 
 use super::Verdict;
 use super::ends::{End, LEN, is_about, numbered, write};
-use crate::conformance::bench::{Bench, ensure, fail};
+use crate::conformance::fixture::{Fixture, ensure, fail};
 use crate::conformance::node::Node;
 
-pub(super) fn a_closed_link_is_silent(bench: &mut Bench<'_>) -> Verdict {
-    expect_silence_after(bench, |ours| {
+pub(super) fn a_closed_link_is_silent(fixture: &mut Fixture<'_>) -> Verdict {
+    expect_silence_after(fixture, |ours| {
         ours.link.close();
         Some(ours)
     })
 }
 
-pub(super) fn a_dropped_link_is_silent(bench: &mut Bench<'_>) -> Verdict {
-    expect_silence_after(bench, |_| None)
+pub(super) fn a_dropped_link_is_silent(fixture: &mut Fixture<'_>) -> Verdict {
+    expect_silence_after(fixture, |_| None)
 }
 
 /// Ends links with more and less under way. What is left of the link goes afterwards.
 fn expect_silence_after(
-    bench: &Bench<'_>,
+    fixture: &Fixture<'_>,
     end: impl for<'b> Fn(End<'b>) -> Option<End<'b>>,
 ) -> Verdict {
-    let others = bench.link()?;
+    let others = fixture.link()?;
     for round in 0..ROUNDS {
-        let (ours, peer) = bench.link()?;
-        bench.ours().forget()?;
+        let (ours, peer) = fixture.link()?;
+        fixture.ours().forget()?;
         load(&ours, &peer, round)?;
         let qpn = ours.qpn();
         let left = end(ours);
-        expect_silence(bench, bench.ours(), qpn)?;
+        expect_silence(fixture, fixture.ours(), qpn)?;
         drop(left);
         drop(peer);
         check_alive(&others)?;
@@ -39,15 +39,15 @@ fn expect_silence_after(
     Ok(())
 }
 
-pub(super) fn a_closed_link_takes_no_posts(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
+pub(super) fn a_closed_link_takes_no_posts(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
     ours.link.close();
     for _ in 0..3 {
         expect_gone(&ours)?;
     }
     // Closing twice is harmless.
     ours.link.close();
-    bench.idle()?;
+    fixture.idle()?;
     ensure!(
         peer.try_message().is_none(),
         "a message of a closed link arrived"
@@ -55,9 +55,9 @@ pub(super) fn a_closed_link_takes_no_posts(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn the_peer_of_a_closed_link_gets_no_answer(bench: &mut Bench<'_>) -> Verdict {
+pub(super) fn the_peer_of_a_closed_link_gets_no_answer(fixture: &mut Fixture<'_>) -> Verdict {
     for is_dropped in [false, true] {
-        let (ours, peer) = bench.link()?;
+        let (ours, peer) = fixture.link()?;
         ours.deliver(1, &[], &peer)?;
         ours.link.close();
         let ours = (!is_dropped).then_some(ours);
@@ -76,9 +76,9 @@ pub(super) fn the_peer_of_a_closed_link_gets_no_answer(bench: &mut Bench<'_>) ->
     Ok(())
 }
 
-pub(super) fn a_failed_link_is_reported_once(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, _peer) = bench.link()?;
-    let (from, to) = bench.memories()?;
+pub(super) fn a_failed_link_is_reported_once(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, _peer) = fixture.link()?;
+    let (from, to) = fixture.memories()?;
     let bad = Write {
         rkey: Rkey(to.rkey().0 ^ 1),
         ..write(&*from, &*to, 0, 8)
@@ -89,7 +89,7 @@ pub(super) fn a_failed_link_is_reported_once(bench: &mut Bench<'_>) -> Verdict {
         let _ = ours.try_post(name, &[], &numbered(name))?;
     }
     ours.down()?;
-    bench.idle()?;
+    fixture.idle()?;
     ensure!(
         ours.reports() == 0,
         "something is reported of a link that is down"
@@ -97,11 +97,11 @@ pub(super) fn a_failed_link_is_reported_once(bench: &mut Bench<'_>) -> Verdict {
     expect_gone(&ours)
 }
 
-pub(super) fn things_can_be_dropped_in_any_order(bench: &mut Bench<'_>) -> Verdict {
+pub(super) fn things_can_be_dropped_in_any_order(fixture: &mut Fixture<'_>) -> Verdict {
     for order in 0..ORDERS {
-        let (ours, peer) = bench.link()?;
-        let (from, to) = bench.memories()?;
-        let [pending, other] = bench.pending()?;
+        let (ours, peer) = fixture.link()?;
+        let (from, to) = fixture.memories()?;
+        let [pending, other] = fixture.pending()?;
         ours.post(1, &[write(&*from, &*to, 0, LEN)], &numbered(1))?;
         let is_sent = order % 2 == 0;
         if is_sent {
@@ -128,14 +128,14 @@ pub(super) fn things_can_be_dropped_in_any_order(bench: &mut Bench<'_>) -> Verdi
         }
         for release in things {
             release();
-            bench.drain_all()?;
+            fixture.drain_all()?;
         }
         drop(kept);
-        bench.ours().forget()?;
-        bench.peer().forget()?;
+        fixture.ours().forget()?;
+        fixture.peer().forget()?;
     }
     // All is as before.
-    check_alive(&bench.link()?)
+    check_alive(&fixture.link()?)
 }
 
 /// Posts in both directions and drains nothing.
@@ -150,8 +150,8 @@ fn load(ours: &End<'_>, peer: &End<'_>, round: u64) -> Verdict {
 }
 
 /// Drains for a while: nothing may be reported of the link.
-fn expect_silence(bench: &Bench<'_>, node: &Node, qpn: Qpn) -> Verdict {
-    bench.idle()?;
+fn expect_silence(fixture: &Fixture<'_>, node: &Node, qpn: Qpn) -> Verdict {
+    fixture.idle()?;
     let count = node.count_if(|event| is_about(event, qpn));
     ensure!(count == 0, "{count} events of a link that was closed");
     Ok(())

@@ -7,12 +7,12 @@ use smc_core::mem::Region;
 
 use super::Verdict;
 use super::ends::{LEN, numbered};
-use crate::conformance::bench::{Bench, OrFail, Stop, ensure, fail, run};
+use crate::conformance::fixture::{Fixture, OrFail, Stop, ensure, fail, run};
 
-pub(super) fn many_links_at_once(bench: &mut Bench<'_>) -> Verdict {
+pub(super) fn many_links_at_once(fixture: &mut Fixture<'_>) -> Verdict {
     let mut links = Vec::new();
     for _ in 0..MANY {
-        links.push(bench.link()?);
+        links.push(fixture.link()?);
     }
     for (number, (_, peer)) in (0..).zip(&links) {
         peer.post(number, &[], &numbered(number))?;
@@ -33,25 +33,25 @@ pub(super) fn many_links_at_once(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn links_come_and_go(bench: &mut Bench<'_>) -> Verdict {
-    let few = match bench.with_links(FEW) {
+pub(super) fn links_come_and_go(fixture: &mut Fixture<'_>) -> Verdict {
+    let few = match fixture.with_links(FEW) {
         Err(Stop::Skip(_)) => None,
         other => Some(other?),
     };
-    let bench = few.as_ref().unwrap_or(bench);
-    for round in 0..u64::from(bench.effort().rounds / 40) + 4 {
-        let (ours, peer) = bench.link()?;
+    let fixture = few.as_ref().unwrap_or(fixture);
+    for round in 0..u64::from(fixture.effort().rounds / 40) + 4 {
+        let (ours, peer) = fixture.link()?;
         ours.deliver(round, &[], &peer)?;
         // One that gets nowhere.
-        drop(bench.pending()?);
+        drop(fixture.pending()?);
     }
     Ok(())
 }
 
-pub(super) fn the_limit_of_links_is_kept_and_recovers(bench: &mut Bench<'_>) -> Verdict {
-    let bench = bench.with_links(FEW)?;
-    let at = bench.between()?.ours;
-    let open = || bench.open(bench.ours(), &at);
+pub(super) fn the_limit_of_links_is_kept_and_recovers(fixture: &mut Fixture<'_>) -> Verdict {
+    let fixture = fixture.with_links(FEW)?;
+    let at = fixture.between()?.ours;
+    let open = || fixture.open(fixture.ours(), &at);
     let mut kept = Vec::new();
     for _ in 0..FEW {
         kept.push(open()?.or_fail("open_link")?);
@@ -68,12 +68,15 @@ pub(super) fn the_limit_of_links_is_kept_and_recovers(bench: &mut Bench<'_>) -> 
     Ok(())
 }
 
-pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
-    let (provider, between) = (bench.provider, bench.between()?);
-    let rounds = u64::from(bench.effort().rounds / 200) + 1;
+pub(super) fn threads_share_a_device(fixture: &mut Fixture<'_>) -> Verdict {
+    let (provider, between) = (fixture.provider, fixture.between()?);
+    let rounds = u64::from(fixture.effort().rounds / 200) + 1;
     let links = Mutex::new(Vec::new());
-    bench.on_threads(4, |thread| {
-        let (ours, peer) = (bench.domain(bench.ours())?, bench.domain(bench.peer())?);
+    fixture.on_threads(4, |thread| {
+        let (ours, peer) = (
+            fixture.domain(fixture.ours())?,
+            fixture.domain(fixture.peer())?,
+        );
         for round in 0..rounds {
             let region = Region::anonymous(LEN);
             let mr = run(provider, ours.register(&region, Access::RemoteWrite));
@@ -95,7 +98,7 @@ pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
     })?;
     let links = links.into_inner().or_fail("list of links")?;
     for (number, a, b) in links {
-        let ours = bench.end(bench.ours(), a);
+        let ours = fixture.end(fixture.ours(), a);
         ours.expect_message(&numbered(number))?;
         drop(b);
     }

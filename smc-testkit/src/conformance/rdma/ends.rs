@@ -10,7 +10,7 @@ use smc_core::device::{
 use smc_core::mem::Region;
 use smc_wire::types::Qpn;
 
-use crate::conformance::bench::{Bench, OrFail, Stop, Verdict, ensure, fail};
+use crate::conformance::fixture::{Fixture, OrFail, Stop, Verdict, ensure, fail};
 use crate::conformance::node::Node;
 use crate::conformance::provider::Between;
 use crate::memory_rdma::link_of;
@@ -20,12 +20,12 @@ pub(super) type Memories = (Arc<dyn Mr>, Arc<dyn Mr>);
 
 /// One end of a link, with the only consumer of its device.
 pub(super) struct End<'b> {
-    pub(super) bench: &'b Bench<'b>,
+    pub(super) fixture: &'b Fixture<'b>,
     pub(super) node: &'b Node,
     pub(super) link: Arc<dyn Link>,
 }
 
-impl<'p> Bench<'p> {
+impl<'p> Fixture<'p> {
     /// Between which addresses links are made.
     pub(super) fn between(&self) -> Result<Between, Stop> {
         if let Some(between) = &self.between {
@@ -102,7 +102,7 @@ impl<'p> Bench<'p> {
 
     pub(super) fn end<'b>(&'b self, node: &'b Node, link: Arc<dyn Link>) -> End<'b> {
         End {
-            bench: self,
+            fixture: self,
             node,
             link,
         }
@@ -171,14 +171,14 @@ impl End<'_> {
         writes: &[Write<'_>],
         message: &[u8],
     ) -> Result<Result<(), SubmitError>, Stop> {
-        let deadline = Instant::now() + self.bench.timeout();
+        let deadline = Instant::now() + self.fixture.timeout();
         loop {
             match self.link.post(OpId(op), writes, message) {
                 Err(SubmitError::WouldBlock) => {}
                 result => return Ok(result),
             }
             ensure!(Instant::now() < deadline, "a link has no space for long");
-            self.bench.drain_all()?;
+            self.fixture.drain_all()?;
             std::thread::yield_now();
         }
     }
@@ -196,7 +196,7 @@ impl End<'_> {
 
     /// The next message that came on this link.
     pub(super) fn message(&self) -> Result<Vec<u8>, Stop> {
-        self.bench.until("a message arrives", || {
+        self.fixture.until("a message arrives", || {
             self.check_up()?;
             Ok(self.try_message())
         })
@@ -214,7 +214,7 @@ impl End<'_> {
 
     /// The next post that was sent.
     pub(super) fn sent(&self) -> Result<OpId, Stop> {
-        self.bench.until("a post is reported as sent", || {
+        self.fixture.until("a post is reported as sent", || {
             self.check_up()?;
             Ok(self.try_sent())
         })
@@ -246,7 +246,7 @@ impl End<'_> {
 
     /// Waits until the link is down.
     pub(super) fn down(&self) -> Result<LinkFailure, Stop> {
-        self.bench
+        self.fixture
             .until("the link goes down", || Ok(self.try_down()))
     }
 

@@ -1,17 +1,17 @@
-//! Who a device is and at which addresses.
+//! The identity of a device, and its addresses.
 
 use smc_core::device::{Access, DeviceError, RdmaAddress};
 use smc_wire::types::RoceGid;
 
 use super::Verdict;
 use super::ends::LEN;
-use crate::conformance::bench::{Bench, ensure, fail};
+use crate::conformance::fixture::{Fixture, ensure, fail};
 
-pub(super) fn a_device_has_a_name(bench: &mut Bench<'_>) -> Verdict {
-    for node in [bench.ours(), bench.peer()] {
+pub(super) fn a_device_has_a_name(fixture: &mut Fixture<'_>) -> Verdict {
+    for node in [fixture.ours(), fixture.peer()] {
         let before = node.device().identity().clone();
         ensure!(!before.name.is_empty(), "the name is empty");
-        let _mr = bench.memory(node, LEN, Access::Local)?;
+        let _mr = fixture.memory(node, LEN, Access::Local)?;
         ensure!(
             *node.device().identity() == before,
             "the identity of {} changes",
@@ -21,8 +21,8 @@ pub(super) fn a_device_has_a_name(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn addresses_make_sense(bench: &mut Bench<'_>) -> Verdict {
-    for node in [bench.ours(), bench.peer()] {
+pub(super) fn addresses_make_sense(fixture: &mut Fixture<'_>) -> Verdict {
+    for node in [fixture.ours(), fixture.peer()] {
         let addresses = node.rdma().addresses();
         ensure!(!addresses.is_empty(), "there is no address");
         for (index, at) in addresses.iter().enumerate() {
@@ -39,29 +39,29 @@ pub(super) fn addresses_make_sense(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn addresses_stay_the_same(bench: &mut Bench<'_>) -> Verdict {
-    let before = bench.ours().rdma().addresses();
-    let ends = bench.link()?;
+pub(super) fn addresses_stay_the_same(fixture: &mut Fixture<'_>) -> Verdict {
+    let before = fixture.ours().rdma().addresses();
+    let ends = fixture.link()?;
     ensure!(
-        bench.ours().rdma().addresses() == before,
+        fixture.ours().rdma().addresses() == before,
         "addresses change with a link"
     );
     drop(ends);
-    bench.idle()?;
+    fixture.idle()?;
     ensure!(
-        bench.ours().rdma().addresses() == before,
+        fixture.ours().rdma().addresses() == before,
         "addresses change when a link is dropped"
     );
     Ok(())
 }
 
-pub(super) fn unknown_addresses_are_refused(bench: &mut Bench<'_>) -> Verdict {
-    let own = bench.between()?.ours;
+pub(super) fn unknown_addresses_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
+    let own = fixture.between()?.ours;
     // Of a network for documentation.
     let strange = RoceGid::from_ipv4([203, 0, 113, 77].into());
     let strange = RdmaAddress::new(strange, own.kind, own.mac, own.mtu);
     for at in [strange.clone(), strange.with_port(200)] {
-        match bench.open(bench.ours(), &at)? {
+        match fixture.open(fixture.ours(), &at)? {
             Err(DeviceError::Invalid(_)) => {}
             Err(error) => return fail(format!("expected `Invalid`, got: {error}")),
             Ok(_) => return fail("a link was opened at an address of another device"),

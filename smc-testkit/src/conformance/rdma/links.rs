@@ -7,11 +7,11 @@ use smc_wire::types::{MtuCode, Psn, RoceGid};
 
 use super::Verdict;
 use super::ends::{numbered, write};
-use crate::conformance::bench::{Bench, OrFail, content, ensure};
+use crate::conformance::fixture::{Fixture, OrFail, content, ensure};
 
-pub(super) fn a_pending_link_knows_its_end(bench: &mut Bench<'_>) -> Verdict {
-    let between = bench.between()?;
-    let pending = bench.pending()?;
+pub(super) fn a_pending_link_knows_its_end(fixture: &mut Fixture<'_>) -> Verdict {
+    let between = fixture.between()?;
+    let pending = fixture.pending()?;
     for (pending, at) in pending.iter().zip([between.ours, between.peer]) {
         let local = pending.local();
         ensure!(local.gid == at.gid, "GID {} is not the one", local.gid);
@@ -22,20 +22,20 @@ pub(super) fn a_pending_link_knows_its_end(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn queue_pairs_have_numbers_of_their_own(bench: &mut Bench<'_>) -> Verdict {
-    let at = bench.between()?.ours;
+pub(super) fn queue_pairs_have_numbers_of_their_own(fixture: &mut Fixture<'_>) -> Verdict {
+    let at = fixture.between()?.ours;
     let mut seen = HashSet::new();
     let mut kept = Vec::new();
     for _ in 0..8 {
-        let pending = bench.open(bench.ours(), &at)?.or_fail("open_link")?;
+        let pending = fixture.open(fixture.ours(), &at)?.or_fail("open_link")?;
         let qpn = pending.local().qpn;
         ensure!(qpn.get() > 1, "number {qpn} is reserved");
         ensure!(seen.insert(qpn), "number {qpn} is used twice");
         kept.push(pending);
     }
-    let [ours, peer] = bench.pending()?;
+    let [ours, peer] = fixture.pending()?;
     let (qpn, to) = (ours.local().qpn, peer.local());
-    let link = bench.connect(ours, to)?;
+    let link = fixture.connect(ours, to)?;
     ensure!(
         link.qpn() == qpn,
         "connecting changed the number from {qpn} to {}",
@@ -44,8 +44,8 @@ pub(super) fn queue_pairs_have_numbers_of_their_own(bench: &mut Bench<'_>) -> Ve
     Ok(())
 }
 
-pub(super) fn messages_go_both_ways(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
+pub(super) fn messages_go_both_ways(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
     for round in 0..20 {
         ours.deliver(round, &[], &peer)?;
         peer.post(round, &[], &numbered(!round))?;
@@ -54,13 +54,13 @@ pub(super) fn messages_go_both_ways(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn the_smaller_mtu_wins(bench: &mut Bench<'_>) -> Verdict {
-    let (from, to) = bench.memories()?;
-    let [ours, peer] = bench.pending()?;
+pub(super) fn the_smaller_mtu_wins(fixture: &mut Fixture<'_>) -> Verdict {
+    let (from, to) = fixture.memories()?;
+    let [ours, peer] = fixture.pending()?;
     let (mut at_us, mut at_peer) = (ours.local(), peer.local());
     (at_us.mtu, at_peer.mtu) = (MtuCode::MTU_256, MtuCode::MTU_256);
-    let ours = bench.end(bench.ours(), bench.connect(ours, at_peer)?);
-    let peer = bench.end(bench.peer(), bench.connect(peer, at_us)?);
+    let ours = fixture.end(fixture.ours(), fixture.connect(ours, at_peer)?);
+    let peer = fixture.end(fixture.peer(), fixture.connect(peer, at_us)?);
     from.region()
         .copy_in(0, &[9; 5000])
         .or_fail("write to own memory")?;
@@ -73,37 +73,37 @@ pub(super) fn the_smaller_mtu_wins(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn unreachable_ends_are_refused(bench: &mut Bench<'_>) -> Verdict {
-    let [ours, peer] = bench.pending()?;
+pub(super) fn unreachable_ends_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
+    let [ours, peer] = fixture.pending()?;
     let mut nowhere = peer.local();
     nowhere.gid = RoceGid::ZERO;
-    let route = bench.between()?.route;
-    let result = bench.wait("connect", ours.connect(nowhere, route))?;
+    let route = fixture.between()?.route;
+    let result = fixture.wait("connect", ours.connect(nowhere, route))?;
     ensure!(result.is_err(), "a link to nowhere was made");
     Ok(())
 }
 
-pub(super) fn a_wrong_queue_pair_number_gets_no_answer(bench: &mut Bench<'_>) -> Verdict {
-    let [ours, peer] = bench.pending()?;
+pub(super) fn a_wrong_queue_pair_number_gets_no_answer(fixture: &mut Fixture<'_>) -> Verdict {
+    let [ours, peer] = fixture.pending()?;
     let (at_us, mut at_peer) = (ours.local(), peer.local());
     // One that is free: both devices may have queue pairs of other users.
-    let free = bench.pending()?;
+    let free = fixture.pending()?;
     at_peer.qpn = free[1].local().qpn;
     drop(free);
-    let ours = bench.end(bench.ours(), bench.connect(ours, at_peer)?);
-    let _peer = bench.connect(peer, at_us)?;
+    let ours = fixture.end(fixture.ours(), fixture.connect(ours, at_peer)?);
+    let _peer = fixture.connect(peer, at_us)?;
     ours.post(1, &[], &numbered(1))?;
     ours.expect_down(LinkFailure::RetryExceeded)
 }
 
-pub(super) fn a_wrong_sequence_number_gets_no_answer(bench: &mut Bench<'_>) -> Verdict {
-    let [ours, peer] = bench.pending()?;
+pub(super) fn a_wrong_sequence_number_gets_no_answer(fixture: &mut Fixture<'_>) -> Verdict {
+    let [ours, peer] = fixture.pending()?;
     let (mut at_us, at_peer) = (ours.local(), peer.local());
     // The peer misses packets; others before those it expects would count as seen.
     let earlier = at_us.psn.get().wrapping_sub(1000) & Psn::MAX.get();
     at_us.psn = Psn::new(earlier).unwrap_or_default();
-    let ours = bench.end(bench.ours(), bench.connect(ours, at_peer)?);
-    let peer = bench.end(bench.peer(), bench.connect(peer, at_us)?);
+    let ours = fixture.end(fixture.ours(), fixture.connect(ours, at_peer)?);
+    let peer = fixture.end(fixture.peer(), fixture.connect(peer, at_us)?);
     ours.post(1, &[], &numbered(1))?;
     ours.expect_down(LinkFailure::RetryExceeded)?;
     ensure!(

@@ -8,14 +8,14 @@ use smc_core::mem::Region;
 use super::Verdict;
 use super::ends::{LEN, write};
 use super::posts::fill;
-use crate::conformance::bench::{Bench, OrFail, Stop, bytes, content, ensure, fail, skip};
+use crate::conformance::fixture::{Fixture, OrFail, Stop, bytes, content, ensure, fail, skip};
 
-pub(super) fn registered_memory_is_the_memory(bench: &mut Bench<'_>) -> Verdict {
+pub(super) fn registered_memory_is_the_memory(fixture: &mut Fixture<'_>) -> Verdict {
     let mut keys = HashSet::new();
     let mut kept = Vec::new();
     for len in [LEN, 1 << 16, 1 << 18] {
         let region = Region::anonymous(len);
-        let mr = bench.try_register(bench.ours(), &region, Access::RemoteWrite)?;
+        let mr = fixture.try_register(fixture.ours(), &region, Access::RemoteWrite)?;
         let mr = mr.or_fail("register")?;
         ensure!(
             mr.region().len() == len && mr.region().as_ptr() == region.as_ptr(),
@@ -28,11 +28,11 @@ pub(super) fn registered_memory_is_the_memory(bench: &mut Bench<'_>) -> Verdict 
     Ok(())
 }
 
-pub(super) fn all_of_the_memory_can_be_written(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
+pub(super) fn all_of_the_memory_can_be_written(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
     for len in [LEN, 1 << 18] {
-        let from = bench.memory(bench.ours(), len, Access::Local)?;
-        let to = bench.memory(bench.peer(), len, Access::RemoteWrite)?;
+        let from = fixture.memory(fixture.ours(), len, Access::Local)?;
+        let to = fixture.memory(fixture.peer(), len, Access::RemoteWrite)?;
         for at in [0, len - 1] {
             fill(&*from, at, &[0xab])?;
             ours.deliver(1, &[write(&*from, &*to, at, 1)], &peer)?;
@@ -45,13 +45,13 @@ pub(super) fn all_of_the_memory_can_be_written(bench: &mut Bench<'_>) -> Verdict
     Ok(())
 }
 
-pub(super) fn parts_can_be_registered(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
-    let from = bench.memory(bench.ours(), LEN, Access::Local)?;
+pub(super) fn parts_can_be_registered(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
+    let from = fixture.memory(fixture.ours(), LEN, Access::Local)?;
     fill(&*from, 0, &[0x77; LEN])?;
     let whole = Region::anonymous(3 * LEN);
     let part = whole.part(LEN + 32, 8192).or_fail("part of a region")?;
-    let to = bench.try_register(bench.peer(), &part, Access::RemoteWrite)?;
+    let to = fixture.try_register(fixture.peer(), &part, Access::RemoteWrite)?;
     let to = to.or_fail("register a part")?;
     ours.deliver(1, &[write(&*from, &*to, 0, 8192)], &peer)?;
     let mut expected = vec![0; 3 * LEN];
@@ -63,11 +63,11 @@ pub(super) fn parts_can_be_registered(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn memory_can_be_registered_twice(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
-    let (from, first) = bench.memories()?;
+pub(super) fn memory_can_be_registered_twice(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
+    let (from, first) = fixture.memories()?;
     let region = first.region().clone();
-    let second = bench.try_register(bench.peer(), &region, Access::RemoteWrite)?;
+    let second = fixture.try_register(fixture.peer(), &region, Access::RemoteWrite)?;
     let second = second.or_fail("register again")?;
     fill(&*from, 0, &[5; 16])?;
     ours.deliver(1, &[write(&*from, &*first, 0, 8)], &peer)?;
@@ -80,10 +80,10 @@ pub(super) fn memory_can_be_registered_twice(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn memory_lives_as_long_as_its_registration(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
+pub(super) fn memory_lives_as_long_as_its_registration(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
     // The regions are dropped at once.
-    let (from, to) = bench.memories()?;
+    let (from, to) = fixture.memories()?;
     let churn: Vec<_> = (0..16).map(|_| Region::anonymous(LEN)).collect();
     fill(&*from, 0, &[0xcd; LEN])?;
     ours.deliver(1, &[write(&*from, &*to, 0, LEN)], &peer)?;
@@ -96,14 +96,14 @@ pub(super) fn memory_lives_as_long_as_its_registration(bench: &mut Bench<'_>) ->
     Ok(())
 }
 
-pub(super) fn registrations_come_and_go(bench: &mut Bench<'_>) -> Verdict {
-    let few = match bench.with_limit(FEW) {
+pub(super) fn registrations_come_and_go(fixture: &mut Fixture<'_>) -> Verdict {
+    let few = match fixture.with_limit(FEW) {
         Err(Stop::Skip(_)) => None,
         other => Some(other?),
     };
-    let bench = few.as_ref().unwrap_or(bench);
-    for round in 0..bench.effort().rounds / 8 {
-        let mr = bench.memory(bench.ours(), 1 << 16, Access::RemoteWrite);
+    let fixture = few.as_ref().unwrap_or(fixture);
+    for round in 0..fixture.effort().rounds / 8 {
+        let mr = fixture.memory(fixture.ours(), 1 << 16, Access::RemoteWrite);
         drop(mr.or_else(|stop| match stop {
             Stop::Fail(why) => fail(format!("round {round}: {why}")),
             other => Err(other),
@@ -112,11 +112,11 @@ pub(super) fn registrations_come_and_go(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn the_limit_is_kept_and_recovers(bench: &mut Bench<'_>) -> Verdict {
-    let bench = bench.with_limit(FEW)?;
-    let ours = bench.ours();
+pub(super) fn the_limit_is_kept_and_recovers(fixture: &mut Fixture<'_>) -> Verdict {
+    let fixture = fixture.with_limit(FEW)?;
+    let ours = fixture.ours();
     let limit = ours.device().limits().max_dmbs;
-    let register = || bench.try_register(ours, &Region::anonymous(LEN), Access::RemoteWrite);
+    let register = || fixture.try_register(ours, &Region::anonymous(LEN), Access::RemoteWrite);
     let mut kept = Vec::new();
     for count in 0..limit {
         match register()? {

@@ -5,16 +5,16 @@ use smc_core::device::{Event, Inbound, MESSAGE_MAX, OpId, SENDS_MAX, SHORT_LEN, 
 use super::Verdict;
 use super::ends::{End, numbered};
 use crate::Rng;
-use crate::conformance::bench::{Bench, ensure, fail};
+use crate::conformance::fixture::{Fixture, ensure, fail};
 
-pub(super) fn messages_arrive_whole(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
+pub(super) fn messages_arrive_whole(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
     let mut rng = Rng::new(0x6c65_6e67);
     for len in LENGTHS {
         let mut message = vec![0; len];
         rng.fill(&mut message);
         peer.post(len as u64, &[], &message)?;
-        let inbound = bench.until("a message arrives", || {
+        let inbound = fixture.until("a message arrives", || {
             Ok(ours.node.take(|event| match event {
                 Event::Received { link, message } if *link == ours.qpn() => Some(message.clone()),
                 _ => None,
@@ -34,21 +34,21 @@ pub(super) fn messages_arrive_whole(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn messages_arrive_in_order(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
+pub(super) fn messages_arrive_in_order(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
     for number in 0..MANY {
         peer.post(number, &[], &numbered(number))?;
     }
     for number in 0..MANY {
         ours.expect_message(&numbered(number))?;
     }
-    bench.idle()?;
+    fixture.idle()?;
     ensure!(ours.reports() == 0, "more came than was posted");
     Ok(())
 }
 
-pub(super) fn messages_name_their_link(bench: &mut Bench<'_>) -> Verdict {
-    let links = [bench.link()?, bench.link()?, bench.link()?];
+pub(super) fn messages_name_their_link(fixture: &mut Fixture<'_>) -> Verdict {
+    let links = [fixture.link()?, fixture.link()?, fixture.link()?];
     for round in 0..20 {
         for (number, (_, peer)) in (round..).zip(&links) {
             peer.post(number, &[], &numbered(number))?;
@@ -60,8 +60,8 @@ pub(super) fn messages_name_their_link(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn too_long_messages_are_refused(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
+pub(super) fn too_long_messages_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
     for len in [MESSAGE_MAX + 1, MESSAGE_MAX * 3] {
         match ours.try_post(1, &[], &vec![1; len])? {
             Err(SubmitError::OutOfBounds) => {}
@@ -74,13 +74,13 @@ pub(super) fn too_long_messages_are_refused(bench: &mut Bench<'_>) -> Verdict {
     ours.expect_sent(2)
 }
 
-pub(super) fn a_slow_receiver_loses_nothing(bench: &mut Bench<'_>) -> Verdict {
-    if bench.is_alone() {
-        return crate::conformance::bench::skip("needs a second device");
+pub(super) fn a_slow_receiver_loses_nothing(fixture: &mut Fixture<'_>) -> Verdict {
+    if fixture.is_alone() {
+        return crate::conformance::fixture::skip("needs a second device");
     }
-    let (ours, peer) = bench.link()?;
+    let (ours, peer) = fixture.link()?;
     let mut posted = 0;
-    let deadline = std::time::Instant::now() + bench.timeout() / 4;
+    let deadline = std::time::Instant::now() + fixture.timeout() / 4;
     // Only the sender is drained. It may come to a stop when all receive buffers are taken.
     while posted < MANY && std::time::Instant::now() < deadline {
         match ours.link.post(OpId(posted), &[], &numbered(posted)) {
@@ -105,11 +105,11 @@ pub(super) fn a_slow_receiver_loses_nothing(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn both_ends_post_at_once(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
+pub(super) fn both_ends_post_at_once(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
     let (mut posted, mut came) = ([0; 2], [0; 2]);
     let ends = [&ours, &peer];
-    bench.eventually("all messages of both directions arrive", || {
+    fixture.eventually("all messages of both directions arrive", || {
         for (at, end) in ends.into_iter().enumerate() {
             push(end, &mut posted[at])?;
             while let Some(message) = end.try_message() {

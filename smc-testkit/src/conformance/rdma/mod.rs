@@ -42,7 +42,7 @@ mod messages;
 mod posts;
 mod wakeups;
 
-use super::bench::Verdict;
+use super::fixture::Verdict;
 use super::node::Kind;
 use super::{Check, Provider, Report, assert_check, check_table, run_each};
 

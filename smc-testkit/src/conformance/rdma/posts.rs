@@ -5,11 +5,11 @@ use smc_core::device::{MESSAGE_MAX, Mr, OpId, Piece, SENDS_MAX, SubmitError, Wri
 use super::Verdict;
 use super::ends::{LEN, numbered, piece, write};
 use crate::Rng;
-use crate::conformance::bench::{Bench, OrFail, bytes, content, ensure, fail, skip};
+use crate::conformance::fixture::{Fixture, OrFail, bytes, content, ensure, fail, skip};
 
-pub(super) fn writes_arrive(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
-    let (from, to) = bench.memories()?;
+pub(super) fn writes_arrive(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
+    let (from, to) = fixture.memories()?;
     let mut rng = Rng::new(0x7772_6974);
     let mut expected = vec![0; LEN];
     for (at, len) in PLACES {
@@ -26,9 +26,9 @@ pub(super) fn writes_arrive(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn two_pieces_become_one_span(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
-    let (from, to) = bench.memories()?;
+pub(super) fn two_pieces_become_one_span(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
+    let (from, to) = fixture.memories()?;
     let mut data = vec![0; LEN];
     Rng::new(0x7069_6563).fill(&mut data);
     fill(&*from, 0, &data)?;
@@ -61,9 +61,9 @@ pub(super) fn two_pieces_become_one_span(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn two_writes_take_effect_in_order(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
-    let (from, to) = bench.memories()?;
+pub(super) fn two_writes_take_effect_in_order(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
+    let (from, to) = fixture.memories()?;
     for round in 1..=50_u8 {
         fill(&*from, 0, &[round; 3000])?;
         fill(&*from, 4000, &[!round; 100])?;
@@ -85,10 +85,10 @@ pub(super) fn two_writes_take_effect_in_order(bench: &mut Bench<'_>) -> Verdict 
     Ok(())
 }
 
-pub(super) fn the_message_comes_after_the_data(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
-    let (from, to) = bench.memories()?;
-    let rounds = u64::from(bench.effort().rounds / 4 + 1);
+pub(super) fn the_message_comes_after_the_data(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
+    let (from, to) = fixture.memories()?;
+    let rounds = u64::from(fixture.effort().rounds / 4 + 1);
     let half = LEN / 2;
     for round in 1..=rounds {
         let mark = (round % 251 + 1) as u8;
@@ -112,9 +112,9 @@ pub(super) fn the_message_comes_after_the_data(bench: &mut Bench<'_>) -> Verdict
     Ok(())
 }
 
-pub(super) fn sent_comes_in_order(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
-    let (from, to) = bench.memories()?;
+pub(super) fn sent_comes_in_order(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
+    let (from, to) = fixture.memories()?;
     let mut rng = Rng::new(0x6f72_6465);
     let names: Vec<u64> = (0..200).map(|_| rng.bits()).collect();
     for (index, name) in names.iter().enumerate() {
@@ -126,14 +126,14 @@ pub(super) fn sent_comes_in_order(bench: &mut Bench<'_>) -> Verdict {
         ours.expect_sent(*name)?;
         peer.expect_message(&numbered(*name))?;
     }
-    bench.idle()?;
+    fixture.idle()?;
     ensure!(ours.reports() == 0, "a post is reported twice");
     Ok(())
 }
 
-pub(super) fn sent_means_arrived(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
-    let (from, to) = bench.memories()?;
+pub(super) fn sent_means_arrived(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
+    let (from, to) = fixture.memories()?;
     for round in 1..=100_u8 {
         fill(&*from, 0, &[round; LEN])?;
         let name = u64::from(round);
@@ -150,9 +150,9 @@ pub(super) fn sent_means_arrived(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn a_link_takes_its_posts(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
-    let (from, to) = bench.memories()?;
+pub(super) fn a_link_takes_its_posts(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
+    let (from, to) = fixture.memories()?;
     let all = [
         write(&*from, &*to, 0, LEN / 2),
         write(&*from, &*to, LEN / 2, LEN / 2),
@@ -180,9 +180,9 @@ pub(super) fn a_link_takes_its_posts(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn a_full_link_recovers(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
-    let (from, to) = bench.memories()?;
+pub(super) fn a_full_link_recovers(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
+    let (from, to) = fixture.memories()?;
     for _ in 0..5 {
         let mut taken = 0;
         loop {
@@ -205,9 +205,9 @@ pub(super) fn a_full_link_recovers(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn pieces_outside_of_their_memory_are_refused(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
-    let (from, to) = bench.memories()?;
+pub(super) fn pieces_outside_of_their_memory_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
+    let (from, to) = fixture.memories()?;
     fill(&*from, 0, &[1; LEN])?;
     for [first, second] in [
         [piece(LEN - 3, 4), Piece::default()],

@@ -9,31 +9,31 @@ use smc_wire::types::Rkey;
 use super::Verdict;
 use super::ends::{End, numbered, write};
 use crate::Rng;
-use crate::conformance::bench::{Bench, Stop, ensure, fail, skip};
+use crate::conformance::fixture::{Fixture, Stop, ensure, fail, skip};
 use crate::conformance::signals::{When, expect_quiet};
 use crate::conformance::wakeups::{ask_and_answer, linger, race, spin};
 
-pub(super) fn a_message_before_the_first_drain_is_seen(bench: &mut Bench<'_>) -> Verdict {
-    message_when(bench, When::BeforeFirstDrain)
+pub(super) fn a_message_before_the_first_drain_is_seen(fixture: &mut Fixture<'_>) -> Verdict {
+    message_when(fixture, When::BeforeFirstDrain)
 }
 
-pub(super) fn a_message_between_drain_and_arm_is_seen(bench: &mut Bench<'_>) -> Verdict {
-    message_when(bench, When::BetweenDrainAndArm)
+pub(super) fn a_message_between_drain_and_arm_is_seen(fixture: &mut Fixture<'_>) -> Verdict {
+    message_when(fixture, When::BetweenDrainAndArm)
 }
 
-pub(super) fn a_message_between_arm_and_drain_is_seen(bench: &mut Bench<'_>) -> Verdict {
-    message_when(bench, When::BetweenArmAndDrain)
+pub(super) fn a_message_between_arm_and_drain_is_seen(fixture: &mut Fixture<'_>) -> Verdict {
+    message_when(fixture, When::BetweenArmAndDrain)
 }
 
-pub(super) fn a_message_after_the_second_drain_rings(bench: &mut Bench<'_>) -> Verdict {
-    message_when(bench, When::AfterSecondDrain)
+pub(super) fn a_message_after_the_second_drain_rings(fixture: &mut Fixture<'_>) -> Verdict {
+    message_when(fixture, When::AfterSecondDrain)
 }
 
-fn message_when(bench: &Bench<'_>, when: When) -> Verdict {
-    if bench.is_alone() {
+fn message_when(fixture: &Fixture<'_>, when: When) -> Verdict {
+    if fixture.is_alone() {
         return skip("needs a second device: completions would ring as well");
     }
-    let (ours, peer) = bench.link()?;
+    let (ours, peer) = fixture.link()?;
     for round in 0..ROUNDS {
         staged(
             &ours,
@@ -46,11 +46,11 @@ fn message_when(bench: &Bench<'_>, when: When) -> Verdict {
     Ok(())
 }
 
-pub(super) fn completions_ring(bench: &mut Bench<'_>) -> Verdict {
-    if bench.is_alone() {
+pub(super) fn completions_ring(fixture: &mut Fixture<'_>) -> Verdict {
+    if fixture.is_alone() {
         return skip("needs a second device: messages would ring as well");
     }
-    let (ours, peer) = bench.link()?;
+    let (ours, peer) = fixture.link()?;
     for round in 0..ROUNDS {
         staged(
             &ours,
@@ -63,10 +63,10 @@ pub(super) fn completions_ring(bench: &mut Bench<'_>) -> Verdict {
     Ok(())
 }
 
-pub(super) fn a_lost_link_rings(bench: &mut Bench<'_>) -> Verdict {
-    let (from, to) = bench.memories()?;
+pub(super) fn a_lost_link_rings(fixture: &mut Fixture<'_>) -> Verdict {
+    let (from, to) = fixture.memories()?;
     for _ in 0..4 {
-        let (ours, _peer) = bench.link()?;
+        let (ours, _peer) = fixture.link()?;
         let bad = Write {
             rkey: Rkey(to.rkey().0 ^ 1),
             ..write(&*from, &*to, 0, 8)
@@ -80,7 +80,7 @@ pub(super) fn a_lost_link_rings(bench: &mut Bench<'_>) -> Verdict {
                 Some(cause == LinkFailure::RemoteAccess)
             },
         )?;
-        bench.idle()?;
+        fixture.idle()?;
     }
     Ok(())
 }
@@ -97,7 +97,7 @@ fn staged(
     when.drive(node, || {
         cause().or_else(|error| fail(format!("post: {error}")))
     })?;
-    let deadline = Instant::now() + end.bench.timeout();
+    let deadline = Instant::now() + end.fixture.timeout();
     let mut is_parking = true;
     loop {
         match seen() {
@@ -121,19 +121,19 @@ fn staged(
     }
 }
 
-pub(super) fn an_idle_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
+pub(super) fn an_idle_doorbell_is_quiet(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
     peer.deliver(1, &[], &ours)?;
-    bench.idle()?;
-    expect_quiet(bench)
+    fixture.idle()?;
+    expect_quiet(fixture)
 }
 
-pub(super) fn wake_ups_are_never_lost(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer) = bench.link()?;
+pub(super) fn wake_ups_are_never_lost(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, peer) = fixture.link()?;
     let mut rng = Rng::new(0x7265_6164);
     race(
-        bench,
-        |round| post_from_thread(bench, &peer, round.into()),
+        fixture,
+        |round| post_from_thread(fixture, &peer, round.into()),
         |round| {
             linger(&mut rng);
             let message = turn_until(&ours, &mut rng, "the message", || ours.try_message())?;
@@ -144,33 +144,33 @@ pub(super) fn wake_ups_are_never_lost(bench: &mut Bench<'_>) -> Verdict {
     )
 }
 
-pub(super) fn wake_ups_are_never_lost_both_ways(bench: &mut Bench<'_>) -> Verdict {
-    if bench.is_alone() {
+pub(super) fn wake_ups_are_never_lost_both_ways(fixture: &mut Fixture<'_>) -> Verdict {
+    if fixture.is_alone() {
         return skip("needs a second device");
     }
-    let (ours, peer) = bench.link()?;
+    let (ours, peer) = fixture.link()?;
     let mut rng = Rng::new(0x6173_6b00);
     ask_and_answer(
-        bench,
+        fixture,
         |round| {
-            post_from_thread(bench, &ours, round.into())?;
+            post_from_thread(fixture, &ours, round.into())?;
             turn_until(&ours, &mut rng, "the answer", || ours.try_message()).map(drop)
         },
         |round, rng| {
             turn_until(&peer, rng, "the question", || peer.try_message())?;
             linger(rng);
-            post_from_thread(bench, &peer, round.into())
+            post_from_thread(fixture, &peer, round.into())
         },
     )
 }
 
-pub(super) fn completions_always_wake(bench: &mut Bench<'_>) -> Verdict {
-    if bench.is_alone() {
+pub(super) fn completions_always_wake(fixture: &mut Fixture<'_>) -> Verdict {
+    if fixture.is_alone() {
         return skip("needs a second device: messages would wake as well");
     }
-    let (ours, peer) = bench.link()?;
+    let (ours, peer) = fixture.link()?;
     let mut rng = Rng::new(0x7365_6e74);
-    for round in 1..=u64::from(bench.effort().rounds) {
+    for round in 1..=u64::from(fixture.effort().rounds) {
         linger(&mut rng);
         let posted = ours.link.post(OpId(round), &[], &numbered(round));
         posted.or_else(|error| fail(format!("post: {error}")))?;
@@ -189,7 +189,7 @@ fn turn_until<T>(
     what: &str,
     mut found: impl FnMut() -> Option<T>,
 ) -> Result<T, Stop> {
-    let deadline = Instant::now() + end.bench.timeout();
+    let deadline = Instant::now() + end.fixture.timeout();
     loop {
         if let Some(found) = found() {
             return Ok(found);
@@ -203,10 +203,10 @@ fn turn_until<T>(
 }
 
 /// Posts from a thread that is the consumer of its device, unless there is only one.
-fn post_from_thread(bench: &Bench<'_>, end: &End<'_>, round: u64) -> Verdict {
-    let deadline = Instant::now() + bench.timeout();
+fn post_from_thread(fixture: &Fixture<'_>, end: &End<'_>, round: u64) -> Verdict {
+    let deadline = Instant::now() + fixture.timeout();
     loop {
-        if !bench.is_alone() {
+        if !fixture.is_alone() {
             end.node.drain()?;
             while end.try_sent().is_some() {}
         }
