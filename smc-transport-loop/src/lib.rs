@@ -9,7 +9,7 @@
 //!        process A                                              process B
 //!   +-----------------+   d-<GID of B>.sock in the        +-----------------+
 //!   | LoopDevice      | --- runtime directory ----------> | LoopDevice      |
-//!   |                 |   HELLO + signal page         |                 |
+//!   |                 |   HELLO + signal page             |                 |
 //!   |                 |   "memory for slot 0" + memfd     |                 |
 //!   |                 | <--- d-<GID of A>.sock ---------- |                 |
 //!   +-----------------+                                   +-----------------+

@@ -250,8 +250,7 @@ pub(crate) fn run_row(world: &World, row: &Row, beside: Option<Withdrawn>) {
     });
 }
 
-// ---- Behind CONFIRM: the client is in SMC mode and cannot fall back
-// ------------------------------
+// ---- Behind CONFIRM: the client is in SMC mode and cannot fall back ----------------------------
 
 /// Actions of the server after its ACCEPT. The stream ends; it shows nothing of what was on TCP.
 #[test]

@@ -261,8 +261,7 @@ fn a_shutdown_during_a_handshake_that_joins_a_group_ends_it() {
     });
 }
 
-// ---- Endpoints that close
-// ------------------------------------------------------------------------
+// ---- Endpoints that close ----------------------------------------------------------------------
 
 /// What was written is in the peer's memory, where it stays.
 #[test]

@@ -1,8 +1,8 @@
 //! The LLC flows, one file each, and the rules of their order.
 //!
 //! ```text
-//!             first ── offer (server) / join (client) ── delete ── request     one at a time
-//!                 │ excludes the start of                                      (Flow)
+//!             first -- offer (server) / join (client) -- delete -- request     one at a time
+//!                 | excludes the start of                                      (Flow)
 //!             rkeys: CONFIRM RKEY, DELETE RKEY, local                          local_rmbs.requests
 //!             rkeys of the peer, TEST LINK, DELETE LINK for all links          at any time
 //! ```

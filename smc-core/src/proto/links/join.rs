@@ -16,8 +16,8 @@ transitions! {
     /// A client adds the link that its server offers.
     ///
     /// ```text
-    /// OPENING ─ CONNECTING ─ MAPPING ─┬─ EXCHANGING ─┬─ CONFIRMING ─ CONFIRMED
-    ///  queue     the server's  RMBs   └──── v2 ──────┘   CONFIRM
+    /// OPENING - CONNECTING - MAPPING -+- EXCHANGING -+- CONFIRMING - CONFIRMED
+    ///  queue     the server's  RMBs   +---- v2 ------+   CONFIRM
     ///  pair      end           there                      LINK
     /// ```
     pub(super) enum JoinStage {

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!            first_link, confirm_link          Send, Open, Connect, Map
-//!            establish, confirm_rkey    ┌───────────┐  Links, Stop, Move, Close
-//!   shell ──────────────────────────────▶ LinkGroup ├──────────────────────▶ shell
-//!            handle_message, _sent      │           │  FirstLink, RkeyConfirmed
-//!            handle_link_down, _timeout └───────────┘  Terminate, Ended
+//!            establish, confirm_rkey    +-----------+  Links, Stop, Move, Close
+//!   shell ------------------------------> LinkGroup |----------------------> shell
+//!            handle_message, _sent      |           |  FirstLink, RkeyConfirmed
+//!            handle_link_down, _timeout +-----------+  Terminate, Ended
 //! ```
 //!
 //! A [`LinkGroup`] is driven in the background by device events and by its timers, never by

@@ -20,8 +20,8 @@ transitions! {
     /// A server adds a link.
     ///
     /// ```text
-    /// OPENING ─ MAPPING ─ OFFERED ─ CONNECTING ─┬─ EXCHANGING ─┬─ CONFIRMING ─ CONFIRMED
-    ///  queue     RMBs      ADD       the client's└──── v2 ──────┘  CONFIRM
+    /// OPENING - MAPPING - OFFERED - CONNECTING -+- EXCHANGING -+- CONFIRMING - CONFIRMED
+    ///  queue     RMBs      ADD       the client's+---- v2 ------+  CONFIRM
     ///  pair      there     LINK      end                            LINK
     /// ```
     pub(super) enum OfferStage {

@@ -193,8 +193,7 @@ impl Transmit {
         distance(self.sent, self.prepared)
     }
 
-    // ---- Contents of the next CDC
-    // -----------------------------------------------------------------
+    // ---- Contents of the next CDC --------------------------------------------------------------
 
     /// Data was read up to `cursor`, which has to be sent to the peer.
     ///
@@ -321,8 +320,7 @@ impl Transmit {
         distance(before, self.completed)
     }
 
-    // ---- Input from the peer
-    // ----------------------------------------------------------------------
+    // ---- Input from the peer -------------------------------------------------------------------
 
     /// A consumer cursor received from the peer. Returns how many bytes of the peer's ring it
     /// freed; they may be free in the staging ring as well.
@@ -369,8 +367,7 @@ impl Transmit {
         cursor_at(self.peer, self.sent)
     }
 
-    // ---- Failover and end
-    // -------------------------------------------------------------------------
+    // ---- Failover and end ----------------------------------------------------------------------
 
     /// The connection could move to another link: the last byte of the peer's ring is reserved from
     /// now on, for use after a failover.
