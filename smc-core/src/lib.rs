@@ -33,7 +33,7 @@
 //! ```
 //!
 //! Modules, in the order in which bytes pass them: `proto` (the protocol without I/O; not a stable
-//! interface), [`mem`] (memory that others write; but for system calls the only unsafe code),
+//! interface), [`mem`] (memory that others write, with all unsafe code of this crate),
 //! [`device`] (what a transport has to offer). [`negotiate`] and [`runtime`] have the other traits,
 //! and [`error`] has all errors.
 //!

@@ -1,7 +1,8 @@
 //! `smc`: the command-line companion of the SMC crates.
 //!
-//! Each subcommand lives in a module of its own, with its arguments and one function that runs it
-//! and gives whether it came out well. The READMEs of the workspace and of this crate list them.
+//! A subcommand is its arguments and one function that runs it and returns whether it succeeded.
+//! `bench`, `bench-agent`, `bench-end` and `demo` share the module `bench`; each other one has a
+//! module of its own. The READMEs of the workspace and of this crate list them.
 
 mod bench;
 mod devices;

@@ -4,8 +4,8 @@
 //! tokio and smol; `smc-testkit` has one with a virtual clock and sockets in memory.
 //!
 //! Another runtime outside of that crate implements [`Runtime`], [`Socket`] and [`Acceptor`].
-//! Inside it, `smc/src/runtime/smol.rs` is the pattern: `Registered` of `net.rs` needs four
-//! methods, and sockets follow from it. One more adapter there also takes a feature in
+//! Inside it, `smc/src/runtime/smol.rs` is the pattern: `Registered` of `net.rs` takes `AsFd` and
+//! four methods, and sockets follow from it. One more adapter there also takes a feature in
 //! `smc/Cargo.toml`, its `cfg` in `smc/src/runtime/mod.rs`, a constructor in `smc/src/builder.rs`
 //! and a function in `smc/src/lib.rs`. `smc/tests/runtime_adapters.rs` has the scenarios that each
 //! adapter passes.

@@ -1,4 +1,10 @@
 //! The CDC block of SMC-D and its two 64-bit words.
+//!
+//! `smc-core/src/mem/element.rs` has the place of the words in shared memory. In `smc/src`,
+//! `conn/direct.rs` stores both at the peer. The peer's [`ProducerWord`] is loaded by
+//! `stream/read.rs`, `stream/in_place/guard.rs`, `conn/ending.rs` and `conn/mod.rs`, its
+//! [`ConsumerWord`] by `stream/write.rs` (cursor), `stream/read.rs`, `stream/in_place/guard.rs` and
+//! `conn/mod.rs` (flags).
 
 use core::fmt;
 use core::mem::offset_of;

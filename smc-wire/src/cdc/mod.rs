@@ -6,7 +6,8 @@
 //! significant 64-bit words, [`ProducerWord`] and [`ConsumerWord`], one after the other.
 //!
 //! In `smc-core`, `Transmit` fills a [`CdcR`] (`proto/conn/rdma/transmit.rs`) and `Arrivals` reads
-//! it (`proto/conn/rdma/arrivals.rs`). Streams over SMC-D use the two words; [`CdcD`] is for tools.
+//! it (`proto/conn/rdma/arrivals.rs`). Streams over SMC-D use the two words; the header of
+//! `direct.rs` names the files that store and load them. [`CdcD`] is for tools.
 
 pub(crate) mod direct;
 mod flags;
