@@ -58,7 +58,7 @@ fn while_a_peer_writes(region: &Region, take: impl Fn(&mut Message) -> bool) {
                 for byte in [1, 0xFF] {
                     let message = [byte; size_of::<Message>()];
                     region.copy_in(HEADER_LEN, &message).unwrap();
-                    // The reader may wait for this processor.
+                    // The reader may wait for this CPU.
                     thread::yield_now();
                 }
             }

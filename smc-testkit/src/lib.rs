@@ -10,7 +10,7 @@
 //! - [`middleware`]: devices around devices, that report what happens ([`middleware::Trace`]) or
 //!   make it go wrong ([`middleware::Fault`]).
 //! - [`runtime`]: a runtime with a virtual clock and TCP in memory, whose every run follows from a
-//!   seed and which names who waits for what when nothing can go on.
+//!   seed and which names what each task waits for when nothing can go on.
 //! - [`world`]: hosts with an endpoint and a device each, and peers without an endpoint.
 //! - [`negotiation`]: both ends of a negotiation, without the handshake that follows.
 //! - [`streams`]: pairs of streams, and what is expected of them.

@@ -233,7 +233,7 @@ fn nonsense_is_refused() {
     }
 }
 
-/// Polling while the other end waits for the same processor delays both. What it takes is processor
+/// Polling while the other end waits for the same CPU delays both. What it takes is CPU
 /// time, which does not depend on what other programs do.
 #[test]
 fn on_one_processor_polling_does_not_burn_a_window_for_each_message() {
@@ -263,7 +263,7 @@ fn on_one_processor_polling_does_not_burn_a_window_for_each_message() {
     }
 }
 
-/// A processor that this process may run on.
+/// A CPU that this process may run on.
 fn one_processor() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let allowed = status

@@ -271,7 +271,7 @@ impl Nocopy for LoopDevice {
                 self.peers.receive_from(&known);
                 known.scan();
             }
-            // It had a channel to us when it made the buffer.
+            // It had a channel to this device when it made the buffer.
             Err(DeviceError::Unreachable { .. }) => return Err(DeviceError::PeerGone),
             Err(error) => return Err(error),
         }

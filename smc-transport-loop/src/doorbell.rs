@@ -4,7 +4,8 @@
 //! one; the inner one has all descriptors of set-up: the listener and the channels. So set-up
 //! can be run by a call that needs it, without consuming signals of the driver.
 //!
-//! A peer shares its eventfd with this device alone, so no peer can take or fake the signals of another.
+//! A peer shares its eventfd with this device alone, so no peer can take or fake the signals of
+//! another.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -35,7 +35,7 @@ pub(crate) enum NotifyBy {
     /// The eventfd that it waits on.
     Eventfd(PeerFile),
     /// A message on the channel to it. For peers of other users: a process that shares an eventfd
-    /// with us can make writing to it block, but not sending on a socket.
+    /// with this one can make writing to it block, but not sending on a socket.
     Channel(Arc<SendQueue>),
 }
 

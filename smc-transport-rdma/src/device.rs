@@ -241,7 +241,7 @@ impl Rdma for RdmaDevice {
 /// Sideway's objects hold what they depend on, so they may go in any order.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    /// Completions of receives. They always ring, those of posts only for who waits for them.
+    /// Completions of receives. They always ring, those of posts only for tasks that wait.
     pub(crate) receives: Arc<BasicCompletionQueue>,
     pub(crate) sends: Arc<BasicCompletionQueue>,
     channel: Arc<CompletionChannel>,

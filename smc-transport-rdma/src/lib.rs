@@ -21,8 +21,8 @@
 //!   is not used twice, so what a dropped link leaves behind is never taken for an event of
 //!   another, also where queue pair numbers come back.
 //! * A received message is copied out and its buffer posted again before the message is handed on:
-//!   the peer finds a buffer also while the application thinks. Posting and draining allocate
-//!   nothing; only messages of other lengths than 44 bytes do.
+//!   the peer finds a buffer also while the application does not read. Posting and draining
+//!   allocate nothing; only messages of other lengths than 44 bytes do.
 //! * Posting takes a lock of the link, for no longer than the driver takes to queue the requests.
 //!   Messages are copied into the request where the device allows it.
 //! * Set-up does not block the executor for long: what may wait for the network, namely the peer's
@@ -42,16 +42,16 @@
 //!
 //! Queue pairs are reliable connected, with partition key index 0, endless retries for a peer
 //! without receive buffers, and 0.06 ms until peers try again in that case. Cards get an
-//! acknowledgement time-out of 134 ms (code 15) and 7 retries, as from Linux: a link with data
-//! under way is given up about a second after the wire died. Soft-RoCE takes 7 retries for endless
-//! and gets 537 ms (code 17) and 6, about four seconds. (It counts time-outs also while the peer
+//! acknowledgement timeout of 134 ms (code 15) and 7 retries, as from Linux: a link with data
+//! under way is given up about a second after its path fails. Soft-RoCE takes 7 retries for endless
+//! and gets 537 ms (code 17) and 6, about four seconds. (It counts timeouts also while the peer
 //! has no receive buffers, so there a peer that takes nothing at all for some ten seconds counts as
 //! dead, too.)
 //!
-//! Hop limit 1, or 64 through a gateway, and the peer's MAC are what SMC-R wants of a path, and the
-//! hop limit is asked for. The kernel's RDMA core resolves both by itself for queue pairs of user
-//! space: it resolves the MAC as IP does, and packets leave with a hop limit of its own, commonly
-//! 64. So a direct path is not kept from passing a router, as it is between kernels.
+//! Hop limit 1, or 64 through a gateway, and the peer's MAC are what SMC-R requires of a path, and
+//! the hop limit is asked for. The kernel's RDMA core resolves both by itself for queue pairs of
+//! user space: it resolves the MAC as IP does, and packets leave with a hop limit of its own,
+//! commonly 64. So a direct path is not kept from passing a router, as it is between kernels.
 //!
 //! [`Builder`] sets the depth of the queues.
 //!

@@ -172,7 +172,7 @@ fn note_contention(now: Instant) {
     }
 }
 
-/// Yields the processor: the peer may wait for the same one.
+/// Yields the CPU: the peer may wait for the same one.
 fn yield_processor(now: Instant) {
     let lately = |at: Instant| now.duration_since(at) < YIELD_EVERY;
     if LAST_YIELD.get().is_some_and(lately) {
@@ -196,13 +196,13 @@ const CONTENTION_TRIAL: Duration = Duration::from_millis(1);
 /// How long contended polling is suspended if it does not pay.
 const CONTENTION_PAUSE: Duration = Duration::from_millis(4);
 
-/// The processor is not yielded more often than this.
+/// The CPU is not yielded more often than this.
 const YIELD_EVERY: Duration = Duration::from_micros(2);
 
 /// A thread that runs longer than this after a yield was not the peer.
 const YIELD_DELAY_MAX: Duration = Duration::from_micros(500);
 
-/// How long polling is suspended then, as the processor is busy.
+/// How long polling is suspended then, as the CPU is busy.
 const BUSY_CPU_PAUSE: Duration = Duration::from_millis(50);
 
 thread_local! {
@@ -210,7 +210,7 @@ thread_local! {
     static LEARNED_WINDOW: Cell<Option<Duration>> = const { Cell::new(None) };
     /// Counts the polls of all halves after which the executor ran.
     static TURN: Cell<u64> = const { Cell::new(0) };
-    /// The time of the last yield of the processor.
+    /// The time of the last yield of the CPU.
     static LAST_YIELD: Cell<Option<Instant>> = const { Cell::new(None) };
     /// Hits of polls since the last trial ended.
     static HITS: Cell<u32> = const { Cell::new(0) };

@@ -1,12 +1,12 @@
-//! The LLC messages that two kernels exchanged, once more with one of them replaced by our link
-//! group: what ours sends has to be what the kernel sent.
+//! The LLC messages that two kernels exchanged, once more with one of them replaced by a
+//! `LinkGroup`: what it sends has to be what the kernel sent.
 //!
 //! Known differences:
 //!
-//! * We register an RMB once per device, the kernel once per link: in ADD LINK for the same device
-//!   our new key and address are the old ones.
-//! * Once DELETE LINK for all links was sent, we send nothing more, because the peer's queue pair
-//!   is gone. The kernel ends its side of the group with one more of them.
+//! * The library registers an RMB once per device, the kernel once per link: in ADD LINK for the
+//!   same device its new key and address are the old ones.
+//! * Once DELETE LINK for all links was sent, the library sends nothing more, because the peer's
+//!   queue pair is gone. The kernel ends its side of the group with one more of them.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
@@ -71,13 +71,13 @@ impl Exchange {
     }
 }
 
-/// Our side.
+/// The side of the library.
 struct Replay<'a> {
     of: &'a Exchange,
     now: Instant,
     group: LinkGroup,
     link: LinkId,
-    /// What we have sent and the kernel has not (yet).
+    /// What the library has sent and the kernel has not (yet).
     sent: Vec<Vec<u8>>,
     rmbs: Vec<(Rkey, RmbId)>,
     /// What the second link would be, from the recorded offer.

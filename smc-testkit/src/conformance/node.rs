@@ -283,7 +283,7 @@ impl Wake for WakeSignal {
 }
 
 fn poll_readable(fd: BorrowedFd<'_>, time: Duration) -> Result<bool, Stop> {
-    let time = Timespec::try_from(time).or_fail("time-out of poll")?;
+    let time = Timespec::try_from(time).or_fail("timeout of poll")?;
     let ready = retry_on_intr(|| poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&time)));
     Ok(ready.or_fail("poll of the doorbell")? > 0)
 }

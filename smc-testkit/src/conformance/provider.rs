@@ -121,7 +121,7 @@ impl Pair {
         self
     }
 
-    /// How to end the peer's device as if its process had died.
+    /// How to end the peer's device as if its process had been killed.
     ///
     /// The closure gets the last handle to the second device; its buffers and attachments have
     /// been dropped. Where dropping a device has this effect, `drop` is all it takes.

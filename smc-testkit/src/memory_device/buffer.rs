@@ -14,7 +14,7 @@ use super::device::Port;
 pub(super) struct Buffer {
     pub(super) token: DmbToken,
     pub(super) region: Region,
-    /// Who may write.
+    /// The device that may write.
     pub(super) peer: Gid,
     owner: Arc<Port>,
     armed: AtomicBool,

@@ -77,7 +77,7 @@ struct Shared {
     table: RwLock<Table>,
 }
 
-/// Who is there and what may be written. Locked for the time of a look-up.
+/// The devices that exist, and what may be written. Locked for the time of a look-up.
 #[derive(Debug, Default)]
 struct Table {
     ports: HashMap<Gid, Arc<Port>>,

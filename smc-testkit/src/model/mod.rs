@@ -82,7 +82,7 @@ use plan::Plan;
 #[non_exhaustive]
 pub struct Rules {
     /// What one end does shows at the other at once, as on a single-threaded runtime with devices
-    /// that are never busy. Otherwise results that depend on who was first may be either way.
+    /// that are never busy. Otherwise results that depend on which end was first may be either way.
     pub is_exact: bool,
     /// The device goes away at some time: either end may be aborted.
     pub may_abort: bool,

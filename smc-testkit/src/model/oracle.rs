@@ -439,7 +439,7 @@ impl Oracle {
         state.violation.clone().map_or(Ok(state.tally), Err)
     }
 
-    /// Who has not ended, and what it does.
+    /// The ends that are not done, and what each does.
     pub(super) fn waiting(&self) -> String {
         let state = self.state();
         let mut text = String::new();

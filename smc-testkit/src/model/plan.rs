@@ -66,7 +66,7 @@ impl Plan {
         let finish = match rng.below(3) {
             0 => Finish::Shutdown,
             1 => Finish::Close,
-            // Who waits for the peer's end has to give it its own.
+            // A side that waits for the peer's end has to end its own direction.
             _ if reads.is_some() => Finish::Nothing,
             _ => Finish::Shutdown,
         };

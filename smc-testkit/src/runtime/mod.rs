@@ -1,9 +1,9 @@
 //! A runtime without a clock, threads or sockets, for tests that run the same way every time.
 //!
 //! [`VirtualRuntime`] runs tasks on the calling thread, in an order that its seed decides. Time is
-//! virtual: when nothing can run it jumps to the next timer, so a test of a ten-minute time-out
+//! virtual: when nothing can run it jumps to the next timer, so a test of a ten-minute timeout
 //! takes no time. TCP connections are queues in memory with latency and fragmentation. When neither
-//! a task nor a timer is left, the run ends with an error that names who waits for what
+//! a task nor a timer is left, the run ends with an error that names what each task waits for
 //! ([`Stall`]), instead of hanging.
 //!
 //! ```

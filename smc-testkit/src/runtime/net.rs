@@ -1,4 +1,4 @@
-//! The network of one virtual host: who listens where, names, connections.
+//! The network of one virtual host: listeners by address, names, connections.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -124,7 +124,7 @@ impl Net {
         state.connections.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Who listens on the address, or on its port with a wildcard address.
+    /// The listener on the address, or on its port with a wildcard address.
     fn listener(&self, to: SocketAddr) -> Option<Arc<VirtualAcceptor>> {
         let any: IpAddr = if to.is_ipv4() {
             Ipv4Addr::UNSPECIFIED.into()

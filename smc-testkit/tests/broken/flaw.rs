@@ -3,7 +3,7 @@
 pub(crate) enum Flaw {
     None,
 
-    // Who it is and whom it reaches.
+    // Its identity and what it reaches.
     Nameless,
     NoLimits,
     NativeGid,

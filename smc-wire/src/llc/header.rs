@@ -1,7 +1,7 @@
 //! What all LLC messages begin with, and the byte order of the fields that Linux does not swap: the
 //! v2 length and the rtoken count.
 //!
-//! Both are big-endian according to the v2 documents. Linux stores them as its processor does, so
+//! Both are big-endian according to the v2 documents. Linux stores them as its CPU does, so
 //! that the order is a property of the peer. Everything else in LLC is big-endian.
 
 use core::fmt;

@@ -13,8 +13,8 @@ use crate::types::{LinkNumber, LinkUid, Mac, Qpn, RoceGid};
 use crate::{DecodeError, EmitError};
 
 part! {
-    /// Contents of CONFIRM LINK, the first message on a link, in both directions: who the sender is
-    /// on this link.
+    /// Contents of CONFIRM LINK, the first message on a link, in both directions: the sender's end
+    /// of this link.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct ConfirmLink {
         /// Version and byte order.

@@ -18,7 +18,7 @@
 //! # Size and byte order
 //!
 //! The size of a message is the received byte count, never its length field: Linux stores the v2
-//! length in the byte order of its processor. The field serves to find that order
+//! length in the byte order of its CPU. The field serves to find that order
 //! ([`detect_order`]), which also governs the rtoken count of ADD LINK, and which a sender keeps up
 //! towards this peer. It is part of [`Dialect`], and hence of every v2 message value: what was
 //! parsed is emitted in the same order.

@@ -12,9 +12,9 @@ use std::net::IpAddr;
 pub(crate) struct Found {
     /// 1-based number of the frame that completed the message.
     pub(crate) frame: usize,
-    /// Who sent it.
+    /// The sender.
     pub(crate) src: IpAddr,
-    /// Who was to receive it.
+    /// The receiver.
     pub(crate) dst: IpAddr,
     /// The message, without anything around it.
     pub(crate) bytes: Vec<u8>,

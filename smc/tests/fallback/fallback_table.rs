@@ -121,7 +121,7 @@ pub(crate) const MESSAGE: Duration = Duration::from_secs(6);
 /// How long a client may be silent that is known to support CLC.
 pub(crate) const FIRST_BYTE: Duration = Duration::from_secs(1);
 
-/// Much longer than a handshake, much shorter than any time-out.
+/// Much longer than a handshake, much shorter than any timeout.
 pub(crate) const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// Longer than anything that waits for nothing.

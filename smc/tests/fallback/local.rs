@@ -35,7 +35,7 @@ fn cause(stream: &Stream) -> FallbackCause {
 fn an_endpoint_without_a_device_falls_back_at_once() {
     let (nodev, not_offered) = (ours(DeclineCode::NOSMCDEV), ours(DeclineCode::PEERNOSMC));
     let (no_ism, peer_no_ism) = (DeclineCode::NOISM2SUPP, peer_code(DeclineCode::NOISM2SUPP));
-    // Who has a device, and the reasons of the client's stream and of the server's.
+    // Which ends have a device, and the reasons of the client's stream and of the server's.
     let rows = [
         (true, true, None, None),
         (true, false, peer_no_ism, ours(no_ism)),

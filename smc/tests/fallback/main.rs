@@ -6,7 +6,7 @@
 //!
 //! The other end is a [`Raw`](smc_testkit::world::Raw) TCP socket that follows a script. Every row
 //! of a table runs under a virtual clock, there once more with all reads and writes cut into pieces
-//! of one byte, and, unless it waits for a time-out, over real sockets.
+//! of one byte, and, unless it waits for a timeout, over real sockets.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 

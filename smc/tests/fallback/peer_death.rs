@@ -1,4 +1,4 @@
-//! Peers that die, and peers that have lost what they knew.
+//! Peers that end, and peers that have lost what they knew.
 
 use std::io::ErrorKind;
 

@@ -1,4 +1,4 @@
-//! Who meets whom: EIDs, networks, fabrics and policies.
+//! Which ends can use SMC together: EIDs, networks, fabrics and policies.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -136,7 +136,7 @@ fn endpoints_that_agree_beside_tcp_only_find_no_one_over_a_network() {
     });
     world.block_on(async {
         let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
-        // Nothing of ours works beside TCP, so nothing was offered.
+        // No transport of the client works beside TCP, so nothing was offered.
         assert_eq!(
             codes(&mut ours, &mut theirs).await,
             [DeclineCode::PEERNOSMC, DeclineCode::PEERNOSMC]

@@ -1,4 +1,4 @@
-//! Two links: what happens when one of them dies.
+//! Two links: what happens when one of them fails.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -27,7 +27,7 @@ pub(super) async fn call(endpoint: &Endpoint, to: SocketAddr, bulk: u64) -> Resu
     Ok(all_well)
 }
 
-/// Opens streams, has them used, and waits until the server has died.
+/// Opens streams, has them used, and waits until the server has ended.
 pub(super) async fn hold(endpoint: &Endpoint, to: SocketAddr) -> Result<bool> {
     let streams = open_some(endpoint, to).await?;
     println!("holding");

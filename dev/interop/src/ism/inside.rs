@@ -95,7 +95,7 @@ async fn streams() -> Result<()> {
     Ok(())
 }
 
-/// Of each race; an emulated processor is slow, and there is one.
+/// Of each race; an emulated CPU is slow, and there is one.
 const ROUNDS: u32 = 150;
 
 const SEEDS: u64 = 20;

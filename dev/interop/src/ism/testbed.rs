@@ -359,7 +359,7 @@ fn server(path: &Path, nocopy: bool) -> Result<Server> {
 pub(super) fn equipment(server: &Path, vfio: bool, way: &str, devices: usize) -> Vec<String> {
     let mut args = Vec::new();
     let mut add = |option: &str, value: String| args.extend([option.to_owned(), value]);
-    // With a single processor, QEMU emulates fences and atomic instructions as if no other process
+    // With a single CPU, QEMU emulates fences and atomic instructions as if no other process
     // else had the memory.
     add("-smp", "1,maxcpus=2".to_owned());
     if vfio {

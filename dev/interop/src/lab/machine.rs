@@ -48,7 +48,7 @@ impl Machine {
         let wire = folder.socket("wire");
         let server = if index == 0 { "on" } else { "off" };
         let listening = |at: &Path| format!("{},server=on,wait=off", at.display());
-        // A machine must not outlive us, however we end.
+        // A machine must not outlive this process, however it ends.
         let mut command = Command::new("setpriv");
         command
             .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])

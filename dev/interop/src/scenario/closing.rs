@@ -45,7 +45,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// The end that dies has data that it has not read.
+/// The end that is killed has data that it has not read.
 fn killed(name: &'static str, about: &'static str, dies: Who) -> Scenario {
     let ending = [Step::Receive(1000), Step::Gate("about to be killed".into())];
     let surviving = [Step::Send(2000), Step::Broken];

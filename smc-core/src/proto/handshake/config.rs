@@ -284,9 +284,9 @@ pub struct HandshakeTimeouts {
     /// For PROPOSAL, ACCEPT and CONFIRM each.
     pub message: Duration,
     /// For all device work between two messages together. Has to be shorter than `message`, so
-    /// that the peer receives a DECLINE instead of running into its own time-out, which is fatal.
+    /// that the peer receives a DECLINE instead of running into its own timeout, which is fatal.
     pub work: Duration,
-    /// For the CONFIRM LINK exchange of SMC-R, which has its own time-out: only a guard against
+    /// For the CONFIRM LINK exchange of SMC-R, which has its own timeout: only a guard against
     /// work that never ends.
     pub confirm_link: Duration,
     /// For a DECLINE that may be under way after that exchange has failed.
@@ -307,7 +307,7 @@ impl Default for HandshakeTimeouts {
 /// The time for each message, fixed by the protocol's other implementations.
 pub const CLC_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// The time for device work between two messages: long enough for two creator time-outs of the
+/// The time for device work between two messages: long enough for two creator timeouts of the
 /// link group registry and for slow devices, and short of [`CLC_TIMEOUT`].
 pub const WORK_TIMEOUT: Duration = Duration::from_secs(5);
 

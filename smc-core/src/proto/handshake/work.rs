@@ -33,7 +33,7 @@ pub enum Work {
     Register {
         /// The local device.
         device: DeviceIndex,
-        /// Who may write.
+        /// The device that may write.
         peer: Gid,
         /// How large it has to be.
         size: SizeCode,
@@ -90,7 +90,7 @@ pub enum Work {
         /// What the group has to keep to.
         terms: LlcTerms,
     },
-    /// SMC-R, first contact: the CONFIRM LINK exchange over the new link, with its own time-out.
+    /// SMC-R, first contact: the CONFIRM LINK exchange over the new link, with its own timeout.
     /// Answer: [`WorkDone::LinkConfirmed`].
     ConfirmLink {
         /// The new group.

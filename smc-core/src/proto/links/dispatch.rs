@@ -59,7 +59,7 @@ impl LinkGroup {
         }
     }
 
-    /// Linux writes lengths in the byte order of its processor. Responses that repeat a local
+    /// Linux writes lengths in the byte order of its CPU. Responses that repeat a local
     /// request repeat its byte order too.
     fn learn_order(&mut self, header: &Header, message: &[u8]) {
         let is_own = header.class() == Class::Request

@@ -31,7 +31,7 @@ pub enum What {
     /// [`Direct::register`](smc_core::device::Direct::register) ended.
     #[non_exhaustive]
     Registered {
-        /// Who may write.
+        /// The device that may write.
         peer: Gid,
         /// Length asked for, in bytes.
         len: usize,

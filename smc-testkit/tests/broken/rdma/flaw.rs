@@ -3,7 +3,7 @@
 pub(crate) enum Flaw {
     None,
 
-    // Who it is and where.
+    // Its identity and addresses.
     Nameless,
     DoublesAddresses,
     RestlessAddresses,

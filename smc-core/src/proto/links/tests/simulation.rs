@@ -156,7 +156,7 @@ impl Simulation {
         self.tally
     }
 
-    /// Whether the group has died; if so, on both sides.
+    /// Whether the group has ended; if so, on both sides.
     fn is_over(&self) -> bool {
         let ended = [0, 1].map(|side| self.world.hosts[side].group.is_ended());
         assert_eq!(ended[0], ended[1], "seed {}", self.seed);

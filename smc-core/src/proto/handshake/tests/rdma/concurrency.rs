@@ -162,7 +162,7 @@ impl Simulation {
         }
         for connection in &mut self.connections {
             for side in [&mut connection.pair.client, &mut connection.pair.server] {
-                // An answer of the registry goes before the time-out.
+                // An answer of the registry goes before the timeout.
                 side.settle(self.now);
                 side.machine.handle_timeout(self.now);
             }
@@ -261,7 +261,7 @@ impl Simulation {
                     None => *since = None,
                     Some(_) => {
                         let since = *since.get_or_insert(self.now);
-                        // It is notified with the time-out; the next step handles it.
+                        // It is notified with the timeout; the next step handles it.
                         assert!(
                             self.now <= since + CREATOR_TIMEOUT + SECOND,
                             "waits for a stalled creator"

@@ -381,7 +381,7 @@ fn s14_group_that_ends_under_a_set_up() {
     }
 }
 
-/// Both sides run into their time-outs: the DECLINE of the first reaches the other, and if their
+/// Both sides run into their timeouts: the DECLINE of the first reaches the other, and if their
 /// DECLINEs cross, both know that it can happen.
 #[test]
 fn s14_declines_that_cross() {
