@@ -1,10 +1,11 @@
 //! Claims of devices: each device object serves one endpoint at a time.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::DeviceDriver;
 use crate::error::Error;
+use crate::mutex::Mutex;
 
 /// The claimed devices of this process.
 static CLAIMS: Mutex<Vec<Claim>> = Mutex::new(Vec::new());
@@ -43,7 +44,7 @@ pub(crate) fn claim(driver: &Arc<DeviceDriver>) -> Result<(), Error> {
         if left.is_zero() {
             return Err(Error::misuse(IN_USE));
         }
-        let claims = lock();
+        let claims = CLAIMS.lock();
         if consumer_of(&claims, device).is_some() {
             let woken = RELEASED.wait_timeout(claims, left.min(CLAIM_RETRY));
             drop(woken.unwrap_or_else(PoisonError::into_inner));
@@ -53,7 +54,7 @@ pub(crate) fn claim(driver: &Arc<DeviceDriver>) -> Result<(), Error> {
 
 /// Adds a claim, unless the device has a consumer. Returns that.
 fn try_claim(device: usize, driver: &Arc<DeviceDriver>) -> Option<Weak<DeviceDriver>> {
-    let mut claims = lock();
+    let mut claims = CLAIMS.lock();
     claims.retain(|other| other.driver.strong_count() > 0);
     let consumer = consumer_of(&claims, device).cloned();
     if consumer.is_none() {
@@ -72,12 +73,8 @@ fn consumer_of(claims: &[Claim], device: usize) -> Option<&Weak<DeviceDriver>> {
 /// Releases the device of a driver that is being dropped.
 pub(super) fn release() {
     // A thread that found the device in use waits on the condition before this continues.
-    drop(lock());
+    drop(CLAIMS.lock());
     RELEASED.notify_all();
-}
-
-fn lock() -> MutexGuard<'static, Vec<Claim>> {
-    CLAIMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const IN_USE: &str = "the device serves another endpoint, or is given twice: a device object has \
