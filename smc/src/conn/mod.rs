@@ -6,7 +6,7 @@ mod rdma;
 
 pub(crate) use direct::{DirectConn, PeerDmb, RetryResult};
 pub(crate) use ending::Handle;
-pub(crate) use rdma::{RdmaConn, RdmaConnHandle};
+pub(crate) use rdma::{RdmaConn, RdmaConnHandle, Received, Search};
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};

@@ -1,11 +1,13 @@
 //! One driver per device: its task dispatches the device's events to connections.
 
+mod after_drain;
 mod busy_retries;
 mod claims;
 mod link_owners;
 mod task;
 mod timeouts;
 
+pub(crate) use after_drain::AfterDrain;
 pub(crate) use claims::claim;
 pub(crate) use task::DriverTask;
 
@@ -20,7 +22,7 @@ use smc_wire::types::Qpn;
 use super::conn::{Conn, ConnKey};
 use super::deadlines::Deadline;
 use super::groups::Groups;
-use super::links::{LinkSender, RdmaGroup};
+use super::links::RdmaGroup;
 use crate::device::{Device, DeviceError, Event};
 use crate::error::{CloseReason, Error};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
@@ -43,8 +45,8 @@ pub(crate) struct DeviceDriver {
     task_waker: AtomicWaker,
     /// The owners of the device's queue pairs.
     links: Mutex<LinkOwners<RdmaGroup>>,
-    /// Links to be closed after their received messages were dispatched.
-    links_to_close: Mutex<Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>>,
+    /// What is done when the received messages were dispatched.
+    after_drain: Mutex<Vec<AfterDrain>>,
     /// Held while events are dispatched: the device has one consumer at a time.
     draining: Mutex<()>,
     /// Number of links with a waiter for the completion of a post.
@@ -96,7 +98,7 @@ impl DeviceDriver {
             has_work: AtomicBool::new(false),
             task_waker: AtomicWaker::new(),
             links: Mutex::default(),
-            links_to_close: Mutex::default(),
+            after_drain: Mutex::default(),
             draining: Mutex::default(),
             awaiting: AtomicUsize::new(0),
             in_pass: AtomicBool::new(false),
@@ -214,7 +216,7 @@ impl DeviceDriver {
         // Set before pending words are published; a connection with new pending words checks this
         // flag.
         self.stopped.store(true, Ordering::SeqCst);
-        self.close_links();
+        self.finish_drain();
         for conn in self.connections() {
             conn.publish_without_driver();
             if conn.is_app_closed() {
@@ -300,7 +302,7 @@ impl DeviceDriver {
             Event::Peer { .. } => {}
             Event::Received { link, message } => {
                 if let Some((group, link)) = self.link(link) {
-                    group.handle_received(self.index, link, &message);
+                    group.handle_received(link, &message);
                 }
             }
             Event::Sent { link, op } => {
@@ -366,18 +368,17 @@ impl DeviceDriver {
         }
     }
 
-    /// Dispatches the device's events on behalf of a polling task. Returns false if another thread
-    /// is draining the device.
-    pub(crate) fn poll_device(&self) -> bool {
+    /// Dispatches the device's events on behalf of a polling task, unless another thread is
+    /// draining the device.
+    pub(crate) fn poll_device(&self) {
         let is_quiet = match self.draining.try_lock() {
             Some(_one) => self.drain_and_arm(),
-            None => return false,
+            None => return,
         };
         // More events are left, or the device has failed.
         if !is_quiet {
             self.wake_task();
         }
-        true
     }
 
     /// Dispatches the device's events. The driver task may be parked, and a drain may disarm the
@@ -393,17 +394,6 @@ impl DeviceDriver {
         false
     }
 
-    /// As [`Self::poll_device`] for a caller that needs the events. Waits for another thread that
-    /// is draining, but not without bound: that thread may wait for the caller.
-    pub(crate) fn poll_device_blocking(&self) {
-        for _ in 0..BLOCKING_POLLS_MAX {
-            if self.poll_device() {
-                return;
-            }
-            std::thread::yield_now();
-        }
-    }
-
     /// Registers the link of a queue pair for its events.
     pub(crate) fn add_link(&self, qpn: Qpn, group: &Arc<RdmaGroup>, link: LinkId) {
         self.links.lock().insert(qpn, Arc::downgrade(group), link);
@@ -412,34 +402,6 @@ impl DeviceDriver {
     /// Ends the events of a link. By now its queue pair may be gone, and its number in use again.
     pub(crate) fn remove_link(&self, qpn: Qpn, group: &Weak<RdmaGroup>, link: LinkId) {
         self.links.lock().remove(qpn, group, link);
-    }
-
-    /// Closes a link after its received messages were dispatched, and notifies its group: data that
-    /// the peer knows to have arrived must not get lost.
-    pub(crate) fn close_link(&self, sender: Arc<LinkSender>, group: &Arc<RdmaGroup>) {
-        let link = (sender, Arc::downgrade(group));
-        self.links_to_close.lock().push(link);
-        if self.is_gone() || self.is_stopped() {
-            self.close_links();
-        } else {
-            self.wake_task();
-        }
-    }
-
-    fn close_links(&self) {
-        let links = std::mem::take(&mut *self.links_to_close.lock());
-        self.close_all(links);
-    }
-
-    fn close_all(&self, links: Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>) {
-        for (sender, group) in links {
-            sender.link().close();
-            sender.set_closed();
-            self.remove_link(sender.link().qpn(), &group, sender.id());
-            if let Some(group) = group.upgrade() {
-                group.handle_stopped(sender.id());
-            }
-        }
     }
 
     fn link(&self, qpn: Qpn) -> Option<(Arc<RdmaGroup>, LinkId)> {
@@ -465,6 +427,3 @@ const TCP_WATCH_DELAY: Duration = Duration::from_millis(20);
 /// Timeout of a half-open connection: the peer's first update may be in flight, and a failed link
 /// may have to be removed first.
 const HALF_OPEN_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Attempts to drain a device that another thread is draining.
-const BLOCKING_POLLS_MAX: usize = 10_000;

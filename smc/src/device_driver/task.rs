@@ -54,9 +54,9 @@ impl DriverTask {
         let has_rung = self.poll_doorbell(cx)?;
         driver.in_pass.store(true, Ordering::SeqCst);
         let next = self.handle_timeouts(driver, cx);
-        let links = std::mem::take(&mut *driver.links_to_close.lock());
+        let after_drain = driver.take_after_drain();
         let drained = driver.drain();
-        driver.close_all(links);
+        driver.run_after_drain(after_drain);
         driver.in_pass.store(false, Ordering::SeqCst);
         drained?;
         driver.arm()?;
@@ -91,7 +91,7 @@ impl DriverTask {
     /// here.
     fn pass_without_device(&mut self, driver: &DeviceDriver, cx: &mut Context<'_>) -> bool {
         let next = self.handle_timeouts(driver, cx);
-        driver.close_links();
+        driver.finish_drain();
         self.sleep_until(next, cx)
     }
 

@@ -53,6 +53,55 @@ fn a_port_that_goes_down_in_mid_transfer_costs_no_byte() {
 }
 
 #[test]
+fn messages_that_wait_in_the_receive_queue_of_the_failed_link_cost_no_byte() {
+    for which in [0, 1] {
+        let world = RdmaWorld::new(44);
+        let (a0, a1) = (world.device("a0", 1), world.device("a1", 3));
+        let devices = [world.device("b0", 2), world.device("b1", 4)];
+        let interceptors = [0, 1].map(|at: usize| Interceptor::new(Arc::clone(&devices[at])));
+        let both = interceptors.iter().map(|device| Arc::clone(device) as _);
+        let client = world.endpoint(&[&a0, &a1]);
+        let server = world.endpoint_on(both.collect(), |builder| builder.ueid(eid()));
+        world.block_on(async {
+            let listener = server.bind(SERVER).await.expect("a free port");
+            let first = connect(&client, &listener).await;
+            world.sleep(Duration::from_secs(1)).await;
+            // Connections are on both links in turn.
+            let second = connect(&client, &listener).await;
+            let (mut ours, mut theirs) = [first, second].into_iter().nth(which).expect("two");
+            transfer(&mut ours, &mut theirs, 1000).await;
+
+            let has_moved = Arc::new(AtomicU32::new(0));
+            let may_pass = Arc::clone(&has_moved);
+            interceptors[which].keep_until(move || may_pass.load(Ordering::Relaxed) > 0);
+            let moved = Arc::clone(&has_moved);
+            interceptors[1 - which].set_filter(move |message| {
+                let is_validation = |cdc: CdcR| {
+                    cdc.producer_flags
+                        .contains(ProducerFlags::FAILOVER_VALIDATION)
+                };
+                if CdcR::parse(message).is_ok_and(is_validation) {
+                    moved.fetch_add(1, Ordering::Relaxed);
+                }
+                vec![message.to_vec()]
+            });
+            // Each has arrived, and none is handed out.
+            let data = patterned(10_000);
+            for part in data.chunks(1000) {
+                ours.write_all(part).await.expect("writes");
+                world.sleep(Duration::from_millis(1)).await;
+            }
+            [&a0, &a1][which].set_port_active(1, false);
+            let mut got = vec![0; data.len()];
+            theirs.read_exact(&mut got).await.expect("reads");
+            assert!(got == data);
+            assert_eq!(has_moved.load(Ordering::Relaxed), 1);
+            transfer(&mut theirs, &mut ours, 100_000).await;
+        });
+    }
+}
+
+#[test]
 fn a_reader_that_does_not_repeat_its_window_is_asked_for_it() {
     for which in [0, 1] {
         let world = RdmaWorld::new(42);

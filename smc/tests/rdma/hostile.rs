@@ -207,6 +207,60 @@ fn bad_cursors_end_their_connection_and_no_other() {
 }
 
 #[test]
+fn validations_of_messages_that_never_come_end_their_connections_and_drain_no_device_each() {
+    let world = RdmaWorld::new(47);
+    let (a0, a1) = (world.device("a0", 1), world.device("a1", 3));
+    let devices = [world.device("b0", 2), world.device("b1", 4)];
+    let interceptors = [0, 1].map(|at: usize| Interceptor::new(Arc::clone(&devices[at])));
+    let both = interceptors.iter().map(|device| Arc::clone(device) as _);
+    let client = world.endpoint(&[&a0, &a1]);
+    let server = world.endpoint_on(both.collect(), |builder| builder.ueid(eid()));
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let first = connect(&client, &listener).await;
+        world.sleep(Duration::from_secs(1)).await;
+        // Connections are on both links in turn.
+        let mut pairs = vec![first];
+        for _ in 1..4 {
+            pairs.push(connect(&client, &listener).await);
+        }
+        for (ours, theirs) in &mut pairs {
+            transfer(ours, theirs, 1000).await;
+        }
+        for interceptor in &interceptors {
+            interceptor.set_filter(|message| match CdcR::parse(message) {
+                Ok(mut cdc) => {
+                    cdc.producer_flags = ProducerFlags::FAILOVER_VALIDATION;
+                    cdc.sequence = cdc.sequence.wrapping_add(1000);
+                    vec![cdc.to_bytes().to_vec(); 128]
+                }
+                Err(_) => vec![message.to_vec()],
+            });
+        }
+        // Both devices have theirs when the first of them is drained.
+        devices.iter().for_each(|device| device.set_lag(true));
+        for (ours, _) in &mut pairs[..2] {
+            ours.write_all(b"x").await.expect("writes");
+        }
+        world.sleep(Duration::from_millis(10)).await;
+        interceptors.iter().for_each(|it| _ = it.take_drains());
+        devices.iter().for_each(|device| device.set_lag(false));
+        world.sleep(Duration::from_millis(10)).await;
+        for interceptor in &interceptors {
+            let drains = interceptor.take_drains();
+            assert!((1..=20).contains(&drains), "{drains} for 128 messages");
+            interceptor.set_filter(|message| vec![message.to_vec()]);
+        }
+        for (_, theirs) in &mut pairs[..2] {
+            expect_error(theirs, ErrorKind::ConnectionAborted).await;
+        }
+        for (ours, theirs) in &mut pairs[2..] {
+            transfer_both_ways(ours, theirs, 50_000).await;
+        }
+    });
+}
+
+#[test]
 fn tokens_tell_nothing_of_other_tokens() {
     let world = RdmaWorld::new(45);
     let (client, server, interceptor) = intercepted(&world);

@@ -1,7 +1,7 @@
 //! A device whose user sees other messages than its peer has sent.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 
@@ -20,6 +20,9 @@ use smc_testkit::memory_rdma::{MemoryRdma, RdmaWire};
 /// What becomes of a message: those that are seen instead of it.
 type MessageFilter = Box<dyn FnMut(&[u8]) -> Vec<Vec<u8>> + Send>;
 
+/// When messages that are kept back are handed out.
+type Gate = Box<dyn Fn() -> bool + Send>;
+
 /// Where all writes of a device go, if not where its user wants.
 type Aim = Arc<Mutex<Option<(Rkey, RmbAddr)>>>;
 
@@ -27,7 +30,9 @@ type Aim = Arc<Mutex<Option<(Rkey, RmbAddr)>>>;
 pub(crate) struct Interceptor {
     inner: Arc<MemoryRdma>,
     filter: Mutex<Option<MessageFilter>>,
+    kept: Mutex<Option<(Gate, Vec<Event>)>>,
     aim: Aim,
+    drains: AtomicUsize,
 }
 
 impl Interceptor {
@@ -35,13 +40,41 @@ impl Interceptor {
         Arc::new(Self {
             inner,
             filter: Mutex::default(),
+            kept: Mutex::default(),
             aim: Aim::default(),
+            drains: AtomicUsize::default(),
         })
     }
 
     /// From now on each message is replaced by what this gives.
     pub(crate) fn set_filter(&self, with: impl FnMut(&[u8]) -> Vec<Vec<u8>> + Send + 'static) {
         *self.filter.lock().expect("the lock is not poisoned") = Some(Box::new(with));
+    }
+
+    /// From now on messages are kept back, until a drain finds that they may be handed out: as in a
+    /// receive queue that is drained late.
+    pub(crate) fn keep_until(&self, may_pass: impl Fn() -> bool + Send + 'static) {
+        let kept: (Gate, _) = (Box::new(may_pass), Vec::new());
+        *self.kept.lock().expect("the lock is not poisoned") = Some(kept);
+    }
+
+    /// How often the device was drained since the last call.
+    pub(crate) fn take_drains(&self) -> usize {
+        self.drains.swap(0, Ordering::Relaxed)
+    }
+
+    /// What may be handed out of these events and those before, in their order.
+    fn passed(&self, mut events: Vec<Event>) -> Vec<Event> {
+        match &mut *self.kept.lock().expect("the lock is not poisoned") {
+            None => events,
+            Some((may_pass, kept)) => {
+                kept.append(&mut events);
+                match may_pass() {
+                    true => std::mem::take(kept),
+                    false => Vec::new(),
+                }
+            }
+        }
     }
 
     /// Changes the next message of a connection that this takes.
@@ -86,20 +119,23 @@ impl Device for Interceptor {
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        self.drains.fetch_add(1, Ordering::Relaxed);
         loop {
             let (mut may_be_disarmed, mut is_silent) = (false, true);
+            let mut sink = |event| {
+                is_silent = false;
+                sink(event);
+            };
+            self.passed(Vec::new()).into_iter().for_each(&mut sink);
             self.inner.drain(&mut |event| {
                 may_be_disarmed = true;
-                let mut sink = |event| {
-                    is_silent = false;
-                    sink(event);
-                };
                 match event {
                     Event::Received { link, message } => {
-                        for message in self.seen(&message) {
+                        let seen = self.seen(&message).into_iter().map(|message| {
                             let message = Inbound::new(&message);
-                            sink(Event::Received { link, message });
-                        }
+                            Event::Received { link, message }
+                        });
+                        self.passed(seen.collect()).into_iter().for_each(&mut sink);
                     }
                     event => sink(event),
                 }

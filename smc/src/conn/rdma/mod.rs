@@ -1,11 +1,14 @@
 //! One SMC-R connection between its halves and the link that it is bound to.
 
+mod receiving;
 mod sending;
+
+pub(crate) use receiving::{Received, Search};
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
 
-use smc_wire::cdc::{CdcR, ProducerFlags, StateFlags};
+use smc_wire::cdc::{ProducerFlags, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::AlertToken;
 
@@ -13,14 +16,15 @@ use super::super::device_driver::DeviceDriver;
 use super::super::links::{LinkSender, RdmaBuffer, RdmaGroup};
 use super::{Conn, SmcPath, len_usize};
 use crate::device::SubmitError;
-use crate::error::{CloseReason, Error};
+use crate::error::Error;
 use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::mutex::Mutex;
-use crate::proto::conn::rdma::{Arrival, Arrivals, CdcUpdate, Transmit, TransmitConfig};
-use crate::proto::group::{DeviceIndex, GroupEndCause};
+use crate::proto::conn::rdma::{Arrivals, Transmit, TransmitConfig};
+use crate::proto::group::GroupEndCause;
 use crate::proto::handshake::PeerRmb;
 use crate::proto::links::{LinkId, RmbId, RtokenId};
+use receiving::Rx;
 use sending::{Bound, Tx};
 
 /// The resources of a connection in its link group: the local RMB, the staging ring, and
@@ -59,13 +63,6 @@ pub(crate) struct RdmaConn {
     detached: AtomicBool,
 }
 
-/// The receiving state.
-enum Rx {
-    /// The peer's ring is not known yet: early messages are queued.
-    Early(VecDeque<CdcR>),
-    Open(Arrivals),
-}
-
 impl RdmaConn {
     pub(crate) fn new(
         group: Arc<RdmaGroup>,
@@ -81,7 +78,7 @@ impl RdmaConn {
             rmb_id,
             space: AtomicU32::new(0),
             staging,
-            rx: Mutex::new(Rx::Early(VecDeque::new())),
+            rx: Mutex::default(),
             tx: Mutex::new(Tx {
                 sender,
                 bound: None,
@@ -141,7 +138,12 @@ impl RdmaConn {
     }
 
     /// Sets the peer's RMB, and handles early messages.
-    pub(crate) fn bind(&self, peer: &PeerRmb, rtoken: RtokenId, autocork: TransmitConfig) {
+    pub(crate) fn bind(
+        self: &Arc<Self>,
+        peer: &PeerRmb,
+        rtoken: RtokenId,
+        autocork: TransmitConfig,
+    ) {
         let ring = peer.size.ring_r();
         let staging = self.staging.size().ring_r();
         let transmit = Transmit::new(staging, ring, peer.token, peer.offset(), autocork);
@@ -158,28 +160,13 @@ impl RdmaConn {
     }
 
     /// Sets the peer's RMB for receiving only, and handles early messages.
-    pub(crate) fn bind_for_reading(&self, peer: &PeerRmb) {
+    pub(crate) fn bind_for_reading(self: &Arc<Self>, peer: &PeerRmb) {
         let ring = peer.size.ring_r();
         // A handshake binds once.
         let _first = self.peer_ring.set(ring);
-        let early = {
-            let mut rx = self.rx.lock();
-            let open = Rx::Open(Arrivals::new(self.rmb.size().ring_r(), ring));
-            match std::mem::replace(&mut *rx, open) {
-                Rx::Early(early) => early,
-                Rx::Open(_) => VecDeque::new(),
-            }
-        };
-        let here = self
-            .tx
-            .lock()
-            .sender
-            .as_ref()
-            .map(|sender| (sender.device(), sender.id()));
-        let (device, link) = here.unwrap_or((DeviceIndex(0), LinkId(0)));
-        for cdc in early {
-            self.handle_cdc(&cdc, device, link);
-        }
+        let arrivals = Arrivals::new(self.rmb.size().ring_r(), ring);
+        self.rx.lock().arrivals = Some(arrivals);
+        self.handle_held();
     }
 
     /// Whether data can be sent to the peer.
@@ -194,121 +181,6 @@ impl RdmaConn {
 
     pub(crate) fn rtoken(&self) -> Option<RtokenId> {
         self.tx.lock().bound.as_ref().map(|bound| bound.rtoken)
-    }
-
-    // ---- Receiving -----------------------------------------------------------------------------
-
-    /// Handles a CDC message of the peer for this connection, received over this link.
-    pub(crate) fn handle_cdc(&self, cdc: &CdcR, here: DeviceIndex, link: LinkId) {
-        for last in [false, true] {
-            let arrival = {
-                let mut rx = self.rx.lock();
-                match &mut *rx {
-                    Rx::Early(early) => {
-                        if early.len() >= EARLY_MAX {
-                            // Each message includes the state of those before it.
-                            early.pop_back();
-                        }
-                        early.push_back(*cdc);
-                        return;
-                    }
-                    Rx::Open(arrivals) => {
-                        let arrival = arrivals.handle(cdc);
-                        if let Ok(Arrival::Update(update)) = &arrival {
-                            self.store(update);
-                        }
-                        arrival
-                    }
-                }
-            };
-            match arrival {
-                Ok(Arrival::Update(update)) => {
-                    self.handle_update(&update);
-                    if self.awaited.load(Ordering::Relaxed) {
-                        self.peer_is_on(link);
-                    }
-                    return;
-                }
-                // The missing message may be among the events of another device.
-                Ok(Arrival::Missed { .. }) if !last => self.group.poll_other_devices(here),
-                Ok(Arrival::Missed { .. }) => {
-                    return self.fail(Error::Closed(CloseReason::Aborted));
-                }
-                Ok(Arrival::Validated) => return self.peer_is_on(link),
-                Ok(Arrival::Stale) => return,
-                Err(what) => return self.fail(Error::PeerMisbehaved(what)),
-            }
-        }
-    }
-
-    /// Stores the peer's words where the reading half reads them; under the lock, so that they
-    /// never go back.
-    fn store(&self, update: &CdcUpdate) {
-        let element = self.rmb.element();
-        element
-            .producer()
-            .store(update.producer.to_ne(), Ordering::Release);
-        element
-            .consumer()
-            .store(update.consumer.to_ne(), Ordering::Release);
-        let cursor = update.producer.cursor;
-        let reach = match cursor.wrap {
-            0 => cursor.count,
-            _ => self.rmb.size().ring_r().size(),
-        };
-        self.dirty.fetch_max(reach, Ordering::AcqRel);
-        self.received.store(true, Ordering::Release);
-        self.has_new_data
-            .fetch_or(update.arrived > 0, Ordering::Relaxed);
-        self.done
-            .fetch_or(!update.state.is_empty(), Ordering::Relaxed);
-        if update.requests_update {
-            self.update_requested.store(true, Ordering::Release);
-        }
-    }
-
-    fn handle_update(&self, update: &CdcUpdate) {
-        let is_closed = update
-            .state
-            .intersects(StateFlags::CLOSED | StateFlags::ABORTED);
-        if update.freed > 0 || update.uncork || is_closed {
-            let mut tx = self.tx.lock();
-            if let Some(bound) = &mut tx.bound {
-                let freed = bound.transmit.handle_peer(update.consumer.cursor);
-                if let Err(what) = freed {
-                    drop(tx);
-                    return self.fail(Error::PeerMisbehaved(what));
-                }
-                if update.uncork {
-                    bound.transmit.uncork();
-                }
-                if is_closed {
-                    // The peer's buffer may soon be reused.
-                    bound.transmit.handle_peer_closed();
-                }
-                self.push(tx, false);
-            }
-        }
-        if let Some(conn) = self.conn() {
-            if !update.state.is_empty() {
-                conn.handle_peer_flags();
-            }
-            conn.handle_signal();
-        }
-    }
-
-    /// The peer uses this link for the connection, before or after this side.
-    fn peer_is_on(&self, link: LinkId) {
-        let mut tx = self.tx.lock();
-        tx.peer_on = Some(link);
-        if tx.sender.as_ref().is_none_or(|sender| sender.id() != link) {
-            return;
-        }
-        self.awaited.store(false, Ordering::Relaxed);
-        if let Some(bound) = &mut tx.bound {
-            bound.transmit.handle_peer_moved();
-            self.push(tx, false);
-        }
     }
 
     // ---- Ending --------------------------------------------------------------------------------
@@ -473,7 +345,3 @@ impl Drop for RdmaConnHandle {
         self.0.detach();
     }
 }
-
-/// Maximum of queued messages for a connection whose handshake has not exchanged the peer's RMB
-/// yet.
-const EARLY_MAX: usize = 64;

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use smc_wire::cdc::CdcR;
 
+use super::super::super::conn::Received;
 use super::super::super::runtime::Timer;
 use super::RdmaGroup;
 use crate::device::{Inbound, LinkFailure, OpId};
@@ -15,13 +16,8 @@ use crate::proto::group::{DeviceIndex, GroupEndCause};
 use crate::proto::links::{LinkId, Posted};
 
 impl RdmaGroup {
-    /// A link of this device has received a message.
-    pub(crate) fn handle_received(
-        self: &Arc<Self>,
-        here: DeviceIndex,
-        link: LinkId,
-        message: &Inbound,
-    ) {
+    /// A link has received a message.
+    pub(crate) fn handle_received(self: &Arc<Self>, link: LinkId, message: &Inbound) {
         let now = self.now();
         let bytes = message.as_bytes();
         if bytes.first() != Some(&CdcR::TYPE) {
@@ -38,7 +34,7 @@ impl RdmaGroup {
         // Malformed messages are dropped, as in the kernel.
         if let Ok(cdc) = CdcR::parse(bytes) {
             if let Some(conn) = self.member(cdc.token) {
-                conn.handle_cdc(&cdc, here, link);
+                conn.handle_cdc(Received { cdc, link });
                 self.retire_if_finished(&conn);
             }
         }

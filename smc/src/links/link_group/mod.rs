@@ -150,13 +150,9 @@ impl RdmaGroup {
         self.state.lock().machine.rtoken(id, link)
     }
 
-    /// Polls the devices of the other links, for a missing message.
-    pub(crate) fn poll_other_devices(&self, here: DeviceIndex) {
-        let mut devices: BTreeSet<_> = self.links().iter().map(|link| link.device).collect();
-        devices.remove(&here);
-        for driver in devices.into_iter().filter_map(|at| self.driver(at)) {
-            driver.poll_device_blocking();
-        }
+    /// The devices of all links.
+    pub(crate) fn devices(&self) -> BTreeSet<DeviceIndex> {
+        self.links().iter().map(|link| link.device).collect()
     }
 
     // ---- First contact -------------------------------------------------------------------------
@@ -298,7 +294,7 @@ impl RdmaGroup {
     /// received data can be read, and nothing can be sent.
     pub(crate) fn bind(
         self: &Arc<Self>,
-        conn: &RdmaConn,
+        conn: &Arc<RdmaConn>,
         link: LinkId,
         peer: &PeerRmb,
     ) -> Result<(), links::RtokenTableFull> {
@@ -376,7 +372,8 @@ impl RdmaGroup {
 
     // ---- Parts ---------------------------------------------------------------------------------
 
-    fn driver(&self, device: DeviceIndex) -> Option<Arc<DeviceDriver>> {
+    /// The driver of a device that works.
+    pub(crate) fn driver(&self, device: DeviceIndex) -> Option<Arc<DeviceDriver>> {
         self.groups
             .driver(device)
             .filter(|driver| !driver.is_gone())

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::task::Waker;
 
+use super::super::super::device_driver::AfterDrain;
 use super::super::link_sender::LinkSender;
 use super::{NO_LINK, RdmaGroup, RdmaGroupState};
 use crate::device::{
@@ -255,7 +256,9 @@ impl RdmaGroup {
 
     fn close_sender(self: &Arc<Self>, sender: Arc<LinkSender>) {
         match self.groups.driver(sender.device()) {
-            Some(driver) => driver.close_link(sender, self),
+            Some(driver) => {
+                driver.after_drain(AfterDrain::CloseLink(sender, Arc::downgrade(self)));
+            }
             // The endpoint was dropped, and no events are dispatched any more.
             None => {
                 sender.link().close();

@@ -19,6 +19,16 @@ pub struct Arrivals {
     pub(super) producer: Cursor,
     pub(super) consumer: Cursor,
     state: StateFlags,
+    gap: Gap,
+}
+
+/// Whether a CDC is missing that the peer knows to have arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gap {
+    None,
+    /// The sequence number of the last one.
+    Missing(u16),
+    Lost,
 }
 
 /// Result of a received CDC.
@@ -33,13 +43,17 @@ pub enum Arrival {
     /// arrived.
     ///
     /// The CDC may still be among the events of another device: a caller that uses several devices
-    /// drains their events and repeats the call. Otherwise the connection has to be aborted.
+    /// drains their events, and if the CDC is still [missing](Arrivals::missing) then, calls
+    /// [`Arrivals::give_up`] and aborts the connection.
     Missed {
         /// Sequence number of the last CDC received.
         received: u16,
         /// Sequence number of the last CDC that was acknowledged to the peer.
         acknowledged: u16,
     },
+    /// A CDC before this one is missing: no action. Repeat the call when none is
+    /// [missing](Arrivals::missing) any more.
+    Held,
     /// The CDC is accepted, and its values may be new.
     Update(CdcUpdate),
 }
@@ -77,6 +91,7 @@ impl Arrivals {
             producer: Cursor::START,
             consumer: Cursor::START,
             state: StateFlags::empty(),
+            gap: Gap::None,
         }
     }
 
@@ -89,21 +104,37 @@ impl Arrivals {
     /// passes the free space, and [`Transmit`](super::Transmit) whether the consumer cursor passes
     /// the data written.
     pub fn handle(&mut self, cdc: &CdcR) -> Result<Arrival, PeerMisbehaved> {
-        let is_older = is_before(cdc.sequence, self.sequence);
-        if cdc
-            .producer_flags
-            .contains(ProducerFlags::FAILOVER_VALIDATION)
-        {
-            return Ok(if is_before(self.sequence, cdc.sequence) {
-                Arrival::Missed {
-                    received: self.sequence,
-                    acknowledged: cdc.sequence,
-                }
-            } else {
-                Arrival::Validated
+        let flags = cdc.producer_flags;
+        let is_validation = flags.contains(ProducerFlags::FAILOVER_VALIDATION);
+        let kept;
+        let cdc = match self.gap {
+            Gap::Missing(missing) if is_validation || is_before(missing, cdc.sequence) => {
+                return Ok(Arrival::Held);
+            }
+            Gap::Lost if is_validation => return Ok(Arrival::Stale),
+            // Data behind the lost one must not be read, but the peer's close counts.
+            Gap::Lost => {
+                kept = CdcR {
+                    producer: self.producer,
+                    consumer: self.consumer,
+                    producer_flags: ProducerFlags::empty(),
+                    ..*cdc
+                };
+                &kept
+            }
+            Gap::None | Gap::Missing(_) => cdc,
+        };
+        if is_validation && is_before(self.sequence, cdc.sequence) {
+            self.gap = Gap::Missing(cdc.sequence);
+            return Ok(Arrival::Missed {
+                received: self.sequence,
+                acknowledged: cdc.sequence,
             });
         }
-        if is_older {
+        if is_validation {
+            return Ok(Arrival::Validated);
+        }
+        if is_before(cdc.sequence, self.sequence) {
             return Ok(Arrival::Stale);
         }
         let (producer, arrived) = newer(self.local, self.producer, cdc.producer)?;
@@ -113,6 +144,10 @@ impl Arrivals {
         self.producer = producer;
         self.consumer = consumer;
         self.state.insert(cdc.state_flags);
+        let is_missing = |missing| is_before(self.sequence, missing);
+        if self.missing().is_some_and(|missing| !is_missing(missing)) {
+            self.gap = Gap::None;
+        }
         let has = |flags| cdc.producer_flags.intersects(flags);
         Ok(Arrival::Update(CdcUpdate {
             producer: ProducerWord { cursor: producer },
@@ -130,6 +165,22 @@ impl Arrivals {
                 | ProducerFlags::URGENT_PENDING
                 | ProducerFlags::URGENT_PRESENT),
         }))
+    }
+
+    /// Sequence number of the CDC that is missing: from [`Arrival::Missed`] on, until it has
+    /// arrived, or [`Arrivals::give_up`] was called.
+    #[must_use]
+    pub fn missing(&self) -> Option<u16> {
+        match self.gap {
+            Gap::Missing(missing) => Some(missing),
+            Gap::None | Gap::Lost => None,
+        }
+    }
+
+    /// The missing CDC does not arrive any more, and the connection is aborted. From now on only
+    /// the state flags of the peer count.
+    pub fn give_up(&mut self) {
+        self.gap = Gap::Lost;
     }
 
     /// Sequence number of the last accepted CDC, 0 if there was none.

@@ -269,12 +269,51 @@ fn the_receiver_detects_missing_cdcs() {
     transmit.handle_sent(second.id);
     transmit.failover();
     let validation = transmit.poll_post().unwrap();
+    let full = transmit.poll_post().unwrap();
     let missed = Arrival::Missed {
         received: 0,
         acknowledged: 1,
     };
     assert_eq!(arrivals.handle(&validation.cdc), Ok(missed));
+    assert_eq!(arrivals.missing(), Some(1));
+    // Data behind it must not be read before it has come.
+    for held in [&full, &validation] {
+        assert_eq!(arrivals.handle(&held.cdc), Ok(Arrival::Held));
+    }
     // It was still in the queue of another device.
     arrivals.handle(&first.cdc).unwrap();
+    assert_eq!(arrivals.missing(), None);
     assert_eq!(arrivals.handle(&validation.cdc), Ok(Arrival::Validated));
+    let Ok(Arrival::Update(update)) = arrivals.handle(&full.cdc) else {
+        panic!("a full CDC is accepted");
+    };
+    assert_eq!(update.producer.cursor, cursor(0, 200));
+}
+
+#[test]
+fn after_a_lost_cdc_only_the_close_of_the_peer_counts() {
+    let mut arrivals = Arrivals::new(ring(300), ring(300));
+    let cdc = |sequence, flags| CdcR {
+        producer: cursor(0, 100),
+        producer_flags: ProducerFlags::UPDATE_REQUESTED,
+        state_flags: flags,
+        ..CdcR::new(sequence, token())
+    };
+    let validation = CdcR::failover(5, token());
+    assert!(matches!(
+        arrivals.handle(&validation),
+        Ok(Arrival::Missed { .. })
+    ));
+    assert_eq!(arrivals.handle(&cdc(6, A)), Ok(Arrival::Held));
+    arrivals.give_up();
+    assert_eq!(arrivals.missing(), None);
+    let Ok(Arrival::Update(update)) = arrivals.handle(&cdc(6, A)) else {
+        panic!("the abort is accepted");
+    };
+    assert_eq!((update.arrived, update.state), (0, A));
+    assert_eq!(update.producer.cursor, Cursor::START);
+    assert!(!update.uncork && !update.requests_update);
+    for again in [cdc(5, NONE), CdcR::failover(9, token())] {
+        assert_eq!(arrivals.handle(&again), Ok(Arrival::Stale));
+    }
 }
