@@ -171,8 +171,7 @@ impl Setup {
         }
         let map = directory.remove(MAP)?;
         let link = directory.remove(LINK)?;
-        // It stays if there is something else in it.
-        let _ = fs::remove_dir(&self.directory);
+        directory.remove_itself();
         Ok(map || link)
     }
 
@@ -318,13 +317,20 @@ pub struct Status {
 struct Directory<'a> {
     path: &'a Path,
     fd: OwnedFd,
+    /// The directory in which it was opened, by the last part of its path.
+    above: OwnedFd,
 }
 
 impl<'a> Directory<'a> {
     fn open(path: &'a Path) -> Result<Self, SetupError> {
         let failed = |error: Errno| SetupError::file("open", path)(error.into());
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = open(path, flags, Mode::empty()).map_err(failed)?;
+        let name = path.file_name().ok_or_else(|| failed(Errno::INVAL))?;
+        let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+        let above = above.unwrap_or_else(|| Path::new("."));
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let above = open(above, flags, Mode::empty()).map_err(failed)?;
+        let flags = flags | OFlags::NOFOLLOW;
+        let fd = openat(&above, name, flags, Mode::empty()).map_err(failed)?;
         let found = fstat(&fd).map_err(failed)?;
         let is_own = [0, rustix::process::geteuid().as_raw()].contains(&found.st_uid);
         if !is_own || found.st_mode & 0o022 != 0 {
@@ -334,12 +340,20 @@ impl<'a> Directory<'a> {
                 mode: found.st_mode & 0o7777,
             });
         }
-        Ok(Self { path, fd })
+        Ok(Self { path, fd, above })
     }
 
     /// Leads to a name in this directory, whatever its own path leads to now.
     fn by_fd(&self, name: &str) -> PathBuf {
         by_fd(&self.fd).join(name)
+    }
+
+    /// Removes it from the directory above it, whatever the path leads to now. It stays if there is
+    /// something in it.
+    fn remove_itself(&self) {
+        if let Some(name) = self.path.file_name() {
+            let _ = unlinkat(&self.above, name, AtFlags::REMOVEDIR);
+        }
     }
 
     /// Whether there was such a name.
@@ -448,3 +462,40 @@ const LINK: &str = "link";
 const BPFFS_MAGIC: rustix::fs::FsWord = 0xcafe_4a11;
 
 const LOG_LINES: usize = 6;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn no_directory_elsewhere_is_removed_when_a_user_changes_the_path_meanwhile() {
+        let world = TempDir::new().unwrap();
+        let at = |path: &str| world.path().join(path);
+        for path in ["theirs/smc", "elsewhere/smc"] {
+            let made = DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(at(path));
+            made.unwrap();
+        }
+        let path = at("theirs/smc");
+        let directory = Directory::open(&path).unwrap();
+        fs::rename(at("theirs"), at("renamed")).unwrap();
+        symlink(at("elsewhere"), at("theirs")).unwrap();
+        directory.remove_itself();
+        assert!(at("elsewhere/smc").exists());
+        assert!(!at("renamed/smc").exists());
+    }
+
+    #[test]
+    fn a_directory_in_which_something_else_is_pinned_is_not_removed() {
+        let world = TempDir::new().unwrap();
+        fs::write(world.path().join("other"), "").unwrap();
+        Directory::open(world.path()).unwrap().remove_itself();
+        assert!(world.path().exists());
+    }
+}
