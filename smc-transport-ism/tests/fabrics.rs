@@ -284,6 +284,22 @@ fn a_directory_that_others_can_change_is_refused() {
 }
 
 #[test]
+fn a_link_in_the_place_of_the_directory_is_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (target, link) = (dir.path().join("target"), dir.path().join("link"));
+    fs::create_dir(&target).unwrap();
+    fs::set_permissions(&target, Permissions::from_mode(0o700)).unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    let error = build(Place::directory(&link)).unwrap_err();
+    assert!(error.to_string().contains("link"), "{error}");
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 0);
+    // A link above it is for the administrator to make.
+    let above = dir.path().join("above");
+    std::os::unix::fs::symlink(dir.path(), &above).unwrap();
+    build(Place::directory(above.join("target"))).unwrap();
+}
+
+#[test]
 fn a_server_that_ends_and_its_successor() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sock");

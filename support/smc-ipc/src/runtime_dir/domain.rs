@@ -136,7 +136,7 @@ impl Domain {
     }
 
     /// As [`Domain::directory`], for a directory that is there and is not made again when it is
-    /// removed.
+    /// removed. It is no symbolic link.
     #[must_use]
     pub fn existing(path: impl Into<PathBuf>) -> Self {
         Self::at(Locations::One {

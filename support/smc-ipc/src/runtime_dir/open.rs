@@ -73,7 +73,9 @@ impl Domain {
     /// As [`Domain::check`], without the directory of a shared domain.
     pub(super) fn inspect(&self, path: &Path) -> Result<Metadata, RuntimeDirError> {
         let found = match *self.locations {
-            Locations::One { .. } => std::fs::metadata(path),
+            Locations::One {
+                must_exist: false, ..
+            } => std::fs::metadata(path),
             _ => std::fs::symlink_metadata(path),
         };
         let found = found.map_err(|error| inspect_failed(path, &error))?;
@@ -120,8 +122,11 @@ impl Domain {
     ) -> Result<OpenDir, RuntimeDirError> {
         let flags = match *self.locations {
             // One that was given may be a link.
-            Locations::One { .. } => DIRECTORY,
-            // Others can make links in /tmp and in a shared directory.
+            Locations::One {
+                must_exist: false, ..
+            } => DIRECTORY,
+            // Others can make links in /tmp, in a shared directory, and perhaps above one that is
+            // to be there.
             _ => DIRECTORY | OFlags::NOFOLLOW,
         };
         let failed = |operation| move |errno| RuntimeDirError::os(path, operation, errno);

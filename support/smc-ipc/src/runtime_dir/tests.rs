@@ -459,6 +459,26 @@ fn names_of_other_sockets_that_come_and_go_start_no_check() {
 }
 
 #[test]
+fn a_link_in_the_place_of_a_directory_that_is_to_exist_is_not_followed() {
+    let world = World::new();
+    let dir = world.make("dir", 0o700);
+    symlink(&dir, world.at("link")).unwrap();
+    let domain = Domain::existing(world.at("link"));
+    let problem = DirectoryProblem::NotDirectory;
+    assert_eq!(domain.open(&world.at("link")).unwrap_err().problem, problem);
+    assert_eq!(
+        domain.check(&world.at("link")).unwrap_err().problem,
+        problem
+    );
+    assert_eq!(publish(&domain).error().unwrap().problem, problem);
+    assert_eq!(names(&dir).unwrap().count(), 0);
+    // Links above it are for the administrator to make.
+    symlink(world.at(""), world.at("above")).unwrap();
+    let path = world.at("above/dir");
+    assert!(Domain::existing(&path).open(&path).is_ok());
+}
+
+#[test]
 fn a_name_that_belongs_to_a_file_is_published_beside_that_file_only() {
     let world = World::new();
     world.make("dir", 0o700);
