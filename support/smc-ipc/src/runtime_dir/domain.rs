@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -7,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, Stat};
 use rustix::process::geteuid;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::elevated;
 use super::error::{DirectoryProblem, RuntimeDirError};
 use super::thread::{self, Place};
-use super::user_dir::UserDir;
+use super::user_dir::UserDirs;
 use crate::is_ambiguous_user;
 
 /// Which processes of a host reach each other: in which directories they publish their sockets, and
@@ -38,7 +40,7 @@ pub struct Domain {
     pub(super) locations: Arc<Locations>,
     /// Whether the program has not configured one.
     pub(super) is_default: bool,
-    /// Users who are allowed; the own one always is.
+    /// Users who are allowed, in order; the own one always is.
     others: Arc<[u32]>,
     /// Directories with a random name.
     spares: Arc<Mutex<Spares>>,
@@ -65,7 +67,10 @@ pub(super) enum Locations {
 }
 
 /// Directories that a search has found, and until when they are not searched again.
-type Spares = Option<(Instant, Vec<PathBuf>)>;
+type Spares = Option<(Instant, Arc<[Spare]>)>;
+
+/// A directory with a random name, and whose it is.
+pub(super) type Spare = (u32, PathBuf);
 
 impl Default for Domain {
     /// The processes of this user.
@@ -164,7 +169,11 @@ impl Domain {
     #[must_use]
     pub fn shared(path: impl Into<PathBuf>, users: impl IntoIterator<Item = u32>) -> Self {
         Self {
-            others: users.into_iter().collect(),
+            others: users
+                .into_iter()
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .collect(),
             ..Self::at(Locations::Shared(path.into()))
         }
     }
@@ -181,7 +190,7 @@ impl Domain {
     /// Whether processes of this user may be peers.
     #[must_use]
     pub fn allows(&self, uid: u32) -> bool {
-        uid == own() || self.others.contains(&uid)
+        uid == own() || self.others.binary_search(&uid).is_ok()
     }
 
     /// Whether this is [`Domain::default`], whatever the environment contains. If another one
@@ -209,7 +218,7 @@ impl Domain {
     /// Reads `/tmp`, or the directory of a shared domain, if there is something at the path of a
     /// user's directory that cannot be used; `/tmp` only if there is none of the directories before
     /// it that all processes of the user have in common. That are 65,536 entries at most, and what
-    /// is found is remembered for nine times as long as the search took, a second at most.
+    /// is found is remembered for nine times as long as the search kept a processor.
     #[must_use]
     pub fn search_paths(&self) -> Vec<PathBuf> {
         let mut paths = match &*self.locations {
@@ -221,11 +230,15 @@ impl Domain {
                 paths.into_iter().flatten().collect()
             }
         };
-        let user_dirs = self.user_dirs();
-        paths.extend(user_dirs.iter().map(UserDir::path));
+        let users = std::iter::once(own()).chain(self.others());
+        let user_dirs: Vec<_> = self.user_dirs().map_or_else(Vec::new, |user_dirs| {
+            users.map(|uid| user_dirs.path(uid)).collect()
+        });
+        let is_any_taken = user_dirs.iter().any(|path| self.is_taken(path));
+        paths.extend(user_dirs);
         paths.dedup();
-        if user_dirs.iter().any(|user_dir| self.is_taken(user_dir)) && !self.has_common() {
-            paths.extend(self.recent_spares());
+        if is_any_taken && !self.has_common() {
+            paths.extend(self.recent_spares().iter().map(|(_, path)| path.clone()));
         }
         paths
     }
@@ -236,11 +249,13 @@ impl Domain {
     pub fn search_paths_of(&self, user: u32) -> Vec<PathBuf> {
         match &*self.locations {
             Locations::Shared(base) if self.allows(user) => {
-                let user_dir = UserDir::in_shared(base, user);
-                let mut paths = vec![user_dir.path()];
-                if self.is_taken(&user_dir) {
-                    let spares = self.recent_spares().into_iter();
-                    paths.extend(spares.filter(|path| user_dir.has(path)));
+                let user_dir = UserDirs::in_shared(base).path(user);
+                let is_taken = self.is_taken(&user_dir);
+                let mut paths = vec![user_dir];
+                if is_taken {
+                    let spares = self.recent_spares();
+                    let of_user = spares.iter().filter(|(uid, _)| *uid == user);
+                    paths.extend(of_user.map(|(_, path)| path.clone()));
                 }
                 paths
             }
@@ -280,14 +295,11 @@ impl Domain {
     }
 
     /// The directories that have another name if another user has taken theirs.
-    fn user_dirs(&self) -> Vec<UserDir<'_>> {
+    fn user_dirs(&self) -> Option<UserDirs<'_>> {
         match &*self.locations {
-            Locations::One { .. } => Vec::new(),
-            Locations::Standard { tmp, .. } => vec![UserDir::in_tmp(tmp)],
-            Locations::Shared(base) => {
-                let users = std::iter::once(own()).chain(self.others());
-                users.map(|uid| UserDir::in_shared(base, uid)).collect()
-            }
+            Locations::One { .. } => None,
+            Locations::Standard { tmp, .. } => Some(UserDirs::in_tmp(tmp)),
+            Locations::Shared(base) => Some(UserDirs::in_shared(base)),
         }
     }
 
@@ -305,66 +317,59 @@ impl Domain {
 
     /// The user whose directory is to be at this path.
     pub(super) fn owner(&self, path: &Path) -> Option<u32> {
-        match *self.locations {
-            Locations::Shared(_) => {
-                let user_dirs = self.user_dirs();
-                let user_dir = user_dirs.iter().find(|user_dir| user_dir.has(path));
-                user_dir.map(|user_dir| user_dir.uid)
+        match &*self.locations {
+            Locations::Shared(base) => {
+                let user = UserDirs::in_shared(base).user(path);
+                user.filter(|uid| self.allows(*uid))
             }
             _ => Some(own()),
         }
     }
 
     /// Whether something that cannot be used is at the path of a directory.
-    fn is_taken(&self, user_dir: &UserDir<'_>) -> bool {
-        let path = user_dir.path();
+    fn is_taken(&self, path: &Path) -> bool {
         let error = match *self.locations {
             // One that is missing is looked up in a directory whose lock others can hold.
             Locations::Shared(_) => {
-                let origin = self.origin(&path).ok();
-                origin.and_then(|origin| self.open_at(&origin, &path).err())
+                let origin = self.origin(path).ok();
+                origin.and_then(|origin| self.open_at(&origin, path).err())
             }
-            _ => self.inspect(&path).err(),
+            _ => self.inspect(path).err(),
         };
         error.as_ref().is_some_and(RuntimeDirError::is_in_the_way)
     }
 
     /// Those that were found a moment ago, or are there now.
-    fn recent_spares(&self) -> Vec<PathBuf> {
+    fn recent_spares(&self) -> Arc<[Spare]> {
         self.remembered_spares().unwrap_or_else(|| {
             let domain = self.clone();
             let search = move || domain.search_spares();
-            thread::run(self.place(), thread::LIMIT, search).unwrap_or_else(|_| {
-                *self.lock_spares() = Some((Instant::now() + SPARES_LAST, Vec::new()));
-                Vec::new()
-            })
+            let found = thread::run(self.place(), thread::LIMIT, search);
+            found.unwrap_or_else(|_| self.remember(Arc::default(), thread::LIMIT))
         })
     }
 
-    fn remembered_spares(&self) -> Option<Vec<PathBuf>> {
+    fn remembered_spares(&self) -> Option<Arc<[Spare]>> {
         let found = self.lock_spares();
         let (until, spares) = found.as_ref()?;
-        (Instant::now() < *until).then(|| spares.clone())
+        (Instant::now() < *until).then(|| Arc::clone(spares))
     }
 
     /// On the thread of the place, so that two tasks do not search at the same time.
-    fn search_spares(&self) -> Vec<PathBuf> {
+    fn search_spares(&self) -> Arc<[Spare]> {
         self.remembered_spares().unwrap_or_else(|| {
-            let since = Instant::now();
-            let spares = self.find_spares(&self.user_dirs());
-            let now = Instant::now();
-            let until = now + ((now - since) * 9).min(SPARES_LAST);
-            *self.lock_spares() = Some((until, spares.clone()));
-            spares
+            let since = processor_time();
+            let found = self.user_dirs().map_or_else(Vec::new, |user_dirs| {
+                self.find_spares(user_dirs, |uid| self.allows(uid))
+            });
+            self.remember(found.into(), processor_time().saturating_sub(since))
         })
     }
 
-    /// As if the last search had taken long.
-    #[cfg(test)]
-    pub(super) fn keep_spares(&self) {
-        if let Some((until, _)) = &mut *self.lock_spares() {
-            *until = Instant::now() + SPARES_LAST;
-        }
+    /// Keeps what a search has found for so long that searches take a tenth of the time at most.
+    pub(super) fn remember(&self, spares: Arc<[Spare]>, took: Duration) -> Arc<[Spare]> {
+        *self.lock_spares() = Some((Instant::now() + took * REST, Arc::clone(&spares)));
+        spares
     }
 
     /// The directory that others can make names in, or the only one.
@@ -385,33 +390,29 @@ impl Domain {
         *self.lock_spares() = None;
     }
 
-    fn lock_spares(&self) -> MutexGuard<'_, Spares> {
+    pub(super) fn lock_spares(&self) -> MutexGuard<'_, Spares> {
         self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Directories with a random name, user by user, in the order of the names, so that processes
-    /// choose the same. All `user_dirs` have the same parent.
-    pub(super) fn find_spares(&self, user_dirs: &[UserDir<'_>]) -> Vec<PathBuf> {
-        let Some(parent) = user_dirs.first().map(|user_dir| user_dir.parent) else {
-            return Vec::new();
-        };
-        let entries = std::fs::read_dir(parent);
+    /// Directories with a random name of the users who are wanted, user by user, in the order of
+    /// the names, so that processes choose the same.
+    pub(super) fn find_spares(
+        &self,
+        user_dirs: UserDirs<'_>,
+        is_wanted: impl Fn(u32) -> bool,
+    ) -> Vec<Spare> {
+        let entries = std::fs::read_dir(user_dirs.parent);
         let entries = entries.into_iter().flatten().take(MAX_ENTRIES).flatten();
         let named = entries.filter_map(|entry| {
-            let name = entry.file_name();
-            let name = name.to_str()?;
-            let user = user_dirs
-                .iter()
-                .position(|user_dir| user_dir.is_spare(name))?;
-            Some((user, entry.path()))
+            let uid = user_dirs.user_of_spare(entry.file_name().to_str()?)?;
+            is_wanted(uid).then(|| (uid, entry.path()))
         });
         let mut found: Vec<_> = named.filter(|(_, path)| self.is_spare(path)).collect();
         found.sort_unstable();
-        let of = |user| {
-            let of_user = found.iter().filter(move |(other, _)| *other == user);
-            of_user.map(|(_, path)| path.clone()).take(MAX_SPARES)
-        };
-        (0..user_dirs.len()).flat_map(of).collect()
+        let by_user = found.chunk_by(|(uid, _), (next, _)| uid == next);
+        by_user
+            .flat_map(|of_user| of_user.iter().take(MAX_SPARES).cloned())
+            .collect()
     }
 
     /// Whether it may be used, and has the mode of a directory with a random name.
@@ -497,7 +498,12 @@ const MAX_ENTRIES: usize = 65_536;
 /// time may make one each; others make none.
 const MAX_SPARES: usize = 16;
 
-/// How long what a search has found is remembered at most. Other users can make it a long one, so a
-/// tenth of the time is spent on searches. A process of another user may have made a directory
-/// since.
-pub(super) const SPARES_LAST: Duration = Duration::from_secs(1);
+/// How many times as long as a search takes the next one is put off. Other users can make it a long
+/// one, of as many entries as may be read, so there is no upper limit of its own. What it takes is
+/// processor time: with the lock of the directory they can make it last, which costs nothing.
+const REST: u32 = 9;
+
+/// Processor time that this thread has had.
+fn processor_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}

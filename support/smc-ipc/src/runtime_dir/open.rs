@@ -13,7 +13,7 @@ use super::domain::{DirStat, Domain, Locations, in_session, own, system, user_se
 use super::error::{DirectoryProblem, RuntimeDirError};
 use super::lookup::open_name;
 use super::socket::by_fd;
-use super::user_dir::UserDir;
+use super::user_dir::UserDirs;
 
 /// A directory that was opened and checked.
 #[derive(Debug)]
@@ -177,11 +177,10 @@ impl Domain {
             } => Ok(vec![self.open(path)?]),
             Locations::One { path, .. } => Ok(vec![self.make_and_open(path)?]),
             Locations::Shared(base) => {
-                let user_dir = UserDir::in_shared(base, own());
-                Ok(vec![self.open_user_dir(&user_dir, spare)?])
+                Ok(vec![self.open_user_dir(UserDirs::in_shared(base), spare)?])
             }
             Locations::Standard { session, run, tmp } => {
-                let user_dir = || self.open_user_dir(&UserDir::in_tmp(tmp), spare);
+                let user_dir = || self.open_user_dir(UserDirs::in_tmp(tmp), spare);
                 self.open_standard(session.as_deref(), run, user_dir)
             }
         }
@@ -238,21 +237,22 @@ impl Domain {
     /// `spare`: the directory with a random name that is used already, which need not be searched.
     fn open_user_dir(
         &self,
-        user_dir: &UserDir<'_>,
+        user_dirs: UserDirs<'_>,
         spare: Option<&Path>,
     ) -> Result<OpenDir, RuntimeDirError> {
-        let taken = match self.make_and_open(&user_dir.path()) {
+        let taken = match self.make_and_open(&user_dirs.path(own())) {
             Ok(dir) => return Ok(dir),
             Err(error) => error,
         };
         let used = spare.and_then(|path| self.open(path).ok());
         let existing = used.or_else(|| {
-            let spares = self.find_spares(std::slice::from_ref(user_dir)).into_iter();
-            spares.filter_map(|path| self.open(&path).ok()).next()
+            let spares = self.find_spares(user_dirs, |uid| uid == own());
+            let mut opened = spares.iter().filter_map(|(_, path)| self.open(path).ok());
+            opened.next()
         });
         let spare = existing.or_else(|| {
             self.clear_spares();
-            self.make_and_open(&user_dir.new_spare()?).ok()
+            self.make_and_open(&user_dirs.new_spare(own())?).ok()
         });
         let spare = spare.map(|dir| OpenDir {
             is_spare: true,

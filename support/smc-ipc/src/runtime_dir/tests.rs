@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use smc_testkit::wait::until;
 use tempfile::TempDir;
 
-use super::domain::{Locations, SPARES_LAST, own};
+use super::domain::{Locations, own};
 use super::lookup::{LOCKED, open_name};
 use super::open::ATTEMPTS;
 use super::socket::NamedSocket;

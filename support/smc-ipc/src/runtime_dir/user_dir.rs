@@ -3,63 +3,114 @@ use std::path::{Path, PathBuf};
 use rustix::io::retry_on_intr;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::domain::own;
-
-/// The directory of a user: `<parent>/<prefix><uid>`, or that with `-<random>` behind it if another
-/// user has taken it.
-#[derive(Debug)]
-pub(super) struct UserDir<'a> {
+/// The directories of users in one directory: `<parent>/<prefix><uid>`, or that with `-<random>`
+/// behind it where another user has taken it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UserDirs<'a> {
     pub(super) parent: &'a Path,
     prefix: &'static str,
-    pub(super) uid: u32,
 }
 
-impl<'a> UserDir<'a> {
-    /// That of the own user in `/tmp`.
+impl<'a> UserDirs<'a> {
+    /// Those in `/tmp`.
     pub(super) fn in_tmp(tmp: &'a Path) -> Self {
         Self {
             parent: tmp,
             prefix: "smc-",
-            uid: own(),
         }
     }
 
-    /// That of a user in a shared directory.
-    pub(super) fn in_shared(base: &'a Path, uid: u32) -> Self {
+    /// Those in a shared directory.
+    pub(super) fn in_shared(base: &'a Path) -> Self {
         Self {
             parent: base,
             prefix: "",
-            uid,
         }
     }
 
-    pub(super) fn path(&self) -> PathBuf {
-        self.parent.join(self.name())
+    /// That of a user.
+    pub(super) fn path(self, uid: u32) -> PathBuf {
+        self.parent.join(self.name(uid))
     }
 
     /// One with a random name that was not used yet; `None` without random numbers.
-    pub(super) fn new_spare(&self) -> Option<PathBuf> {
+    pub(super) fn new_spare(self, uid: u32) -> Option<PathBuf> {
         let mut random = [0; size_of::<u64>()];
         retry_on_intr(|| getrandom(&mut random, GetRandomFlags::empty())).ok()?;
         let random = u64::from_ne_bytes(random);
-        Some(self.parent.join(format!("{}-{random:016x}", self.name())))
+        Some(
+            self.parent
+                .join(format!("{}-{random:016x}", self.name(uid))),
+        )
     }
 
-    /// Whether the path is this one's, with or without a random name.
-    pub(super) fn has(&self, path: &Path) -> bool {
+    /// The user whose directory has this path, with or without a random name.
+    pub(super) fn user(self, path: &Path) -> Option<u32> {
         let name = path.file_name().and_then(|name| name.to_str());
-        path.parent() == Some(self.parent)
-            && name.is_some_and(|name| name == self.name() || self.is_spare(name))
+        let name = name.filter(|_| path.parent() == Some(self.parent));
+        let (uid, random) = self.parse(name?)?;
+        random.is_none_or(is_random).then_some(uid)
     }
 
-    pub(super) fn is_spare(&self, name: &str) -> bool {
-        let random = name.strip_prefix(&self.name());
-        random
-            .and_then(|random| random.strip_prefix('-'))
-            .is_some_and(|random| random.len() == 16 && u64::from_str_radix(random, 16).is_ok())
+    /// The user whose directory has this random name.
+    pub(super) fn user_of_spare(self, name: &str) -> Option<u32> {
+        let (uid, random) = self.parse(name)?;
+        random.is_some_and(is_random).then_some(uid)
     }
 
-    fn name(&self) -> String {
-        format!("{}{}", self.prefix, self.uid)
+    /// The user of a name, and what is behind that. The cost does not depend on how many users
+    /// there are.
+    fn parse(self, name: &str) -> Option<(u32, Option<&str>)> {
+        let name = name.strip_prefix(self.prefix)?;
+        let (uid, random) = match name.split_once('-') {
+            Some((uid, random)) => (uid, Some(random)),
+            None => (name, None),
+        };
+        let is_written_so = uid == "0" || uid.starts_with(|first| matches!(first, '1'..='9'));
+        let uid = uid.parse().ok().filter(|_| is_written_so)?;
+        Some((uid, random))
+    }
+
+    fn name(self, uid: u32) -> String {
+        format!("{}{uid}", self.prefix)
+    }
+}
+
+fn is_random(part: &str) -> bool {
+    part.len() == 16 && u64::from_str_radix(part, 16).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_that_of_one_user_at_most() {
+        let dirs = UserDirs::in_tmp(Path::new("/tmp"));
+        let random = "0123456789abcdef";
+        let user = |name: &str| dirs.user(&dirs.parent.join(name));
+        for uid in [0, 7, 1000, u32::MAX] {
+            let spare = format!("smc-{uid}-{random}");
+            assert_eq!(dirs.user(&dirs.path(uid)), Some(uid));
+            assert_eq!(dirs.user(&dirs.new_spare(uid).unwrap()), Some(uid));
+            assert_eq!(user(&spare), Some(uid));
+            assert_eq!(dirs.user_of_spare(&spare), Some(uid));
+            assert_eq!(dirs.user_of_spare(&format!("smc-{uid}")), None);
+        }
+        for name in [
+            "1000",
+            "smc-",
+            "smc-+1",
+            "smc-01",
+            "smc-00",
+            "smc--1",
+            "smc-1-",
+            "smc-1-0123456789abcde",
+            "smc-1-0123456789abcdeg",
+            "smc-4294967296",
+        ] {
+            assert_eq!(user(name), None, "{name}");
+        }
+        assert_eq!(dirs.user(Path::new("/var/tmp/smc-1")), None);
     }
 }

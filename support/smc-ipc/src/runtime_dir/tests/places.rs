@@ -103,28 +103,32 @@ fn what_a_search_has_found_is_remembered_for_a_moment() {
     let own = format!("tmp/smc-{}", own());
     world.make(&own, 0o777);
     let spare = world.make(&format!("{own}-0000000000000001"), 0o700);
-    loop {
-        let since = Instant::now();
+    assert!(domain.search_paths().contains(&spare));
+    domain.remember([(super::own(), spare.clone())].into(), LONG);
+    fs::remove_dir(&spare).unwrap();
+    for domain in [&domain, &domain.clone()] {
         assert!(domain.search_paths().contains(&spare));
-        domain.keep_spares();
-        fs::remove_dir(&spare).unwrap();
-        let (again, copied) = (domain.search_paths(), domain.clone().search_paths());
-        let is_soon = since.elapsed() < SPARES_LAST;
-        world.make(&format!("{own}-0000000000000001"), 0o700);
-        if is_soon {
-            assert!(again.contains(&spare) && copied.contains(&spare));
-            break;
-        }
     }
     // One that this process makes is known at once.
-    fs::remove_dir(&spare).unwrap();
     let publication = publish(&domain);
     let place = publication.directories().next().unwrap();
     assert!(domain.search_paths().contains(&place.to_owned()));
 }
 
 #[test]
+fn the_next_search_is_put_off_by_nine_times_what_one_took_however_long_that_is() {
+    let domain = World::new().usual();
+    for took in [Duration::from_millis(1), Duration::from_secs(10)] {
+        let since = Instant::now();
+        domain.remember([].into(), took);
+        let (until, _) = domain.lock_spares().take().unwrap();
+        assert!(until >= since + 9 * took);
+    }
+}
+
+#[test]
 fn a_directory_that_another_process_makes_is_found_soon() {
+    const SOON: Duration = Duration::from_secs(1);
     let world = World::new();
     let own = format!("tmp/smc-{}", own());
     world.make(&own, 0o777);
@@ -132,9 +136,9 @@ fn a_directory_that_another_process_makes_is_found_soon() {
         let (domain, since) = (world.usual(), Instant::now());
         let before = domain.search_paths();
         let spare = world.make(&format!("{own}-{number:016x}"), 0o700);
-        sleep(SPARES_LAST / 10);
+        sleep(SOON / 10);
         let after = domain.search_paths();
-        !before.contains(&spare) && after.contains(&spare) && since.elapsed() < SPARES_LAST
+        !before.contains(&spare) && after.contains(&spare) && since.elapsed() < SOON
     };
     // A search takes long on a busy machine.
     assert!((1..=10).any(is_found_soon));
