@@ -157,10 +157,11 @@ impl Domain {
     /// An administrator makes the directory, on a local file system. It belongs to root or to one
     /// of these users; if others than its owner can write to it, it needs the sticky bit (mode
     /// 1777, or 1770 with a group). In it each user has a directory `<base>/<uid>`, which the
-    /// library makes (mode 0755; 0700 if no other user is listed), and which another user can
+    /// library makes (mode 0755; 1700 if no other user is listed), and which another user can
     /// neither own nor write to. If another user has taken the name, it is `<base>/<uid>-<random>`,
-    /// found by its name and owner. One that an administrator has made keeps its mode, unless that
-    /// is closed to all other users. The order of the users does not matter.
+    /// found by its name and owner. One that the library has not made keeps its mode, and is not
+    /// used if that is closed to all other users: what is private is not opened to others because
+    /// it has this name. The order of the users does not matter.
     ///
     /// Processes of users that have no number here, such as those of a container with a user
     /// namespace of its own, cannot be listed. Between different users a connection within one

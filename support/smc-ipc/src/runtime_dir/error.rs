@@ -82,4 +82,11 @@ pub enum DirectoryProblem {
         /// Its permission bits.
         mode: u32,
     },
+    /// The other users of the domain cannot search it, and it is not for this process to open it to
+    /// them.
+    #[error("is closed to the other users of the domain: mode {mode:04o}")]
+    Closed {
+        /// Its permission bits.
+        mode: u32,
+    },
 }

@@ -242,6 +242,10 @@ impl Domain {
     ) -> Result<OpenDir, RuntimeDirError> {
         let taken = match self.make_and_open(&user_dirs.path(own())) {
             Ok(dir) => return Ok(dir),
+            // Others would not search another one.
+            Err(error) if matches!(error.problem, DirectoryProblem::Closed { .. }) => {
+                return Err(error);
+            }
             Err(error) => error,
         };
         let used = spare.and_then(|path| self.open(path).ok());
@@ -273,7 +277,11 @@ impl Domain {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 #[cfg(test)]
                 ATTEMPTS.lock().unwrap().push(path.to_owned());
-                match mkdirat(origin.fd(), origin.name, Mode::RWXU) {
+                let mode = match *self.locations {
+                    Locations::Shared(_) => Mode::RWXU.union(MADE_HERE),
+                    _ => Mode::RWXU,
+                };
+                match mkdirat(origin.fd(), origin.name, mode) {
                     Ok(()) | Err(Errno::EXIST) => {}
                     Err(errno) => return Err(RuntimeDirError::os(path, "make", errno)),
                 }
@@ -282,6 +290,13 @@ impl Domain {
             opened => opened?,
         };
         if self.has_others() && dir.mode & OTHERS == 0 {
+            if !Mode::from_raw_mode(dir.mode).contains(MADE_HERE) {
+                let mode = dir.mode & 0o7777;
+                return Err(RuntimeDirError::new(
+                    path,
+                    DirectoryProblem::Closed { mode },
+                ));
+            }
             // Not by `mkdirat`, which the umask of the process concerns.
             chmod(by_fd(&dir.fd), FOR_OTHERS)
                 .map_err(|errno| RuntimeDirError::os(path, "open to others", errno))?;
@@ -303,6 +318,11 @@ const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CL
 
 /// What a mode allows to group and others.
 const OTHERS: u32 = 0o077;
+
+/// Marks a directory that was made here, and is not opened to others yet. The owner of the shared
+/// directory can put another one of this user in its place at any time, by `rename(2)`, and no call
+/// makes a directory and opens it. The umask does not take this bit away.
+const MADE_HERE: Mode = Mode::SVTX;
 
 /// Of a directory in which other users search sockets.
 const FOR_OTHERS: Mode = Mode::from_raw_mode(0o755);

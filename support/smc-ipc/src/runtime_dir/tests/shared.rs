@@ -53,7 +53,7 @@ fn each_user_has_a_directory_in_which_only_that_user_can_write() {
         publication.directories().collect::<Vec<_>>(),
         [shared.at(own())]
     );
-    assert_eq!(shared.mode(own()), 0o700, "there are no others");
+    assert_eq!(shared.mode(own()), 0o1700, "there are no others");
     assert_connects(&mut publication, &alone);
 
     // Opened by the first process that has others.
@@ -68,6 +68,27 @@ fn each_user_has_a_directory_in_which_only_that_user_can_write() {
     shared.0.make(&format!("base/{}", own()), 0o710);
     let _third = Publication::new(with_others, "d-3.sock".into()).unwrap();
     assert_eq!(shared.mode(own()), 0o710);
+}
+
+/// The owner of the shared directory can give it the name, whatever it is.
+#[test]
+fn a_private_directory_that_is_given_the_users_name_is_not_opened_to_others() {
+    let shared = Shared::new();
+    let domain = shared.of(&[OTHER]);
+    let private = shared.make("private", own(), 0o700);
+    fs::write(private.join("notes"), "").unwrap();
+    fs::rename(private, shared.at(own())).unwrap();
+    let mut publication = publish(&domain);
+    let error = publication.error().unwrap();
+    assert_eq!(*error.path, *shared.at(own()));
+    assert_eq!(error.problem, DirectoryProblem::Closed { mode: 0o700 });
+    assert_eq!(shared.mode(own()), 0o700);
+    assert_eq!(names(&shared.base()).unwrap().count(), 1, "no other one");
+
+    fs::rename(shared.at(own()), shared.at("private")).unwrap();
+    handle_events_until(&mut publication, |it| it.error().is_none());
+    assert_eq!(shared.mode(own()), 0o755);
+    assert_eq!(shared.mode("private"), 0o700);
 }
 
 #[test]
