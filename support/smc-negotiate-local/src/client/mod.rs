@@ -24,8 +24,8 @@ use smc_core::descriptors::{self, DescriptorPermit};
 use smc_core::error::{FallbackCause, Limit, OsError};
 use smc_core::mutex::Mutex;
 use smc_core::runtime::Runtime;
-use smc_ipc::Domain;
-use smc_ipc::runtime_dir::ConnectTime;
+use smc_ipc::runtime_dir::{ConnectTime, Connected};
+use smc_ipc::{Domain, RuntimeDirError};
 
 use crate::directory::Entry;
 use crate::netns::{NetNs, canonical, has_scope, is_local, is_routable};
@@ -131,19 +131,45 @@ impl LocalClient {
         target: Option<SocketInfo>,
         time: &mut ConnectTime,
     ) -> Result<Arc<ClientChannel>, FallbackCause> {
-        let name = entry.to_string();
-        let mut channels = self.known.channels.lock();
-        let key = (netns, name);
-        let mut backoff = Arc::default();
-        if let Some(channel) = channels.get(&key) {
-            if !channel.is_dead() {
-                return channel.announces(target).map(|()| channel.clone());
+        let connect = |name: &str| self.domain.connect_in(dir, name, time);
+        self.channel_by(connect, entry, searched, netns, target)
+    }
+
+    /// As [`Self::channel`], with what connects to the name.
+    fn channel_by(
+        &self,
+        connect: impl FnOnce(&str) -> Result<Connected, RuntimeDirError>,
+        entry: &Arc<Entry>,
+        searched: &Arc<[PathBuf]>,
+        netns: NetNs,
+        target: Option<SocketInfo>,
+    ) -> Result<Arc<ClientChannel>, FallbackCause> {
+        let key = (netns, entry.to_string());
+        let open = |channels: &Channels| {
+            let channel = channels.get(&key).filter(|channel| !channel.is_dead())?;
+            Some(channel.announces(target).map(|()| Arc::clone(channel)))
+        };
+        let reserved = {
+            let mut channels = self.known.channels.lock();
+            if let Some(channel) = open(&channels) {
+                return channel;
             }
-            backoff = Arc::clone(&channel.backoff);
+            channels.retain(|known, channel| *known == key || !channel.is_dead());
+            take_descriptor(&mut channels, owner(target))?
+        };
+        // Without the lock, for which other tasks would wait as long, one after the other.
+        let connected = connect(&key.1)?;
+        let mut channels = self.known.channels.lock();
+        // By another task meanwhile.
+        if let Some(channel) = open(&channels) {
+            return channel;
         }
+        let dead = channels.get(&key);
+        let backoff = dead.map_or_else(Arc::default, |dead| Arc::clone(&dead.backoff));
         channels.retain(|_, channel| !channel.is_dead());
-        let permit = take_descriptor(&mut channels, owner(target))?;
-        let connected = (self.domain.connect_in(dir, &key.1, time)?, permit);
+        // There may be more channels by now.
+        drop(reserved);
+        let connected = (connected, take_descriptor(&mut channels, owner(target))?);
         let (domain, runtime) = (&self.domain, &*self.runtime);
         match ClientChannel::open(domain, runtime, connected, entry, netns, backoff, target) {
             Ok(channel) => {
@@ -484,3 +510,6 @@ const PROOF_LIFETIME: Duration = Duration::from_secs(30);
 
 /// How long a failed proof is valid: connections are plain without another probe.
 const FAILURE_LIFETIME: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests;

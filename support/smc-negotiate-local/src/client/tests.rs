@@ -1,0 +1,182 @@
+use std::fmt;
+use std::future::pending;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+use async_trait::async_trait;
+use smc_core::runtime::{
+    Acceptor, BeforeConnect, BeforeListen, Socket, SocketOptions, Task, Timer, Watch,
+};
+use smc_ipc::channel::{Received, receive};
+use smc_ipc::passed::PeerSocket;
+use smc_testkit::unix::listen_at;
+use tempfile::TempDir;
+
+use super::*;
+use crate::directory::Scope;
+use crate::message::MAX_LEN;
+
+/// A runtime that runs nothing: a scenario polls what was spawned. Its clock goes on by a
+/// millisecond each time it is read.
+struct Recorder {
+    begin: Instant,
+    milliseconds: AtomicU64,
+    /// Timers, none of which ends.
+    timers: AtomicU64,
+    tasks: Mutex<Vec<Task>>,
+}
+
+/// Of a descriptor that is always readable.
+#[derive(Debug)]
+struct Readable;
+
+impl Recorder {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            begin: Instant::now(),
+            milliseconds: AtomicU64::new(0),
+            timers: AtomicU64::new(0),
+            tasks: Mutex::default(),
+        })
+    }
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").finish_non_exhaustive()
+    }
+}
+
+impl Watch for Readable {
+    fn poll_readable(&self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[async_trait]
+impl Runtime for Recorder {
+    fn now(&self) -> Instant {
+        let milliseconds = self.milliseconds.fetch_add(1, Ordering::Relaxed);
+        self.begin + Duration::from_millis(milliseconds)
+    }
+
+    fn timer(&self, _at: Instant) -> Timer {
+        self.timers.fetch_add(1, Ordering::Relaxed);
+        Box::pin(pending())
+    }
+
+    fn spawn(&self, task: Task) {
+        self.tasks.lock().push(task);
+    }
+
+    fn watch(&self, _fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {
+        Ok(Box::new(Readable))
+    }
+
+    async fn resolve(&self, _host: &str, _port: u16) -> io::Result<Vec<SocketAddr>> {
+        unreachable!("no host has a name here")
+    }
+
+    async fn connect(
+        &self,
+        _to: SocketAddr,
+        _options: &SocketOptions,
+        _before: &mut BeforeConnect<'_>,
+    ) -> io::Result<Arc<dyn Socket>> {
+        unreachable!("channels alone are opened")
+    }
+
+    fn bind(
+        &self,
+        _at: SocketAddr,
+        _options: &SocketOptions,
+        _before: &mut BeforeListen<'_>,
+    ) -> io::Result<Arc<dyn Acceptor>> {
+        unreachable!("channels alone are opened")
+    }
+}
+
+/// A client and the directory of its listeners.
+struct World {
+    dir: TempDir,
+    runtime: Arc<Recorder>,
+    client: LocalClient,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        let runtime = Recorder::new();
+        let client = LocalClient::new(Domain::directory(dir.path()), runtime.clone());
+        Self {
+            dir,
+            runtime,
+            client,
+        }
+    }
+
+    /// A socket under the name of a listener.
+    fn listen(&self, port: u16) -> (Arc<Entry>, OwnedFd) {
+        let entry = Entry {
+            shared: false,
+            port,
+            scope: Scope::One(Ipv4Addr::LOCALHOST.into()),
+            netns: NetNs::current().unwrap(),
+            cookie: port.into(),
+            salt: 1,
+        };
+        let socket = listen_at(self.dir.path().join(entry.to_string()));
+        (Arc::new(entry), socket)
+    }
+
+    /// Opens a channel, and calls `meanwhile` while the listener is connected to.
+    fn open_while(&self, entry: &Arc<Entry>, meanwhile: impl FnOnce()) -> Arc<ClientChannel> {
+        let connect = |name: &str| {
+            meanwhile();
+            let mut time = ConnectTime::default();
+            (self.client.domain).connect_in(self.dir.path(), name, &mut time)
+        };
+        let searched = Arc::default();
+        let opened = (self.client).channel_by(connect, entry, &searched, entry.netns, None);
+        opened.unwrap()
+    }
+
+    fn open(&self, entry: &Arc<Entry>) -> Arc<ClientChannel> {
+        self.open_while(entry, || ())
+    }
+}
+
+/// Whether the next client of a listener has sent HELLO.
+fn has_hello(listener: &OwnedFd) -> bool {
+    let client = PeerSocket::from(rustix::net::accept(listener).unwrap());
+    matches!(receive(&client, &mut [0; MAX_LEN], 1), Received::Packet(..))
+}
+
+#[test]
+fn a_listener_that_is_slow_to_connect_to_keeps_no_other_channel_from_being_opened() {
+    let world = World::new();
+    let (slow, _slow_socket) = world.listen(1);
+    let (other, _other_socket) = world.listen(2);
+    world.open_while(&slow, || {
+        assert!(world.client.known.channels.try_lock().is_some());
+        let opened = world.open(&other);
+        assert!(Arc::ptr_eq(&opened, &world.open(&other)));
+    });
+    assert_eq!(world.client.known.channels.lock().len(), 2);
+}
+
+#[test]
+fn tasks_that_connect_to_one_listener_at_the_same_time_have_one_channel() {
+    let world = World::new();
+    let (entry, listener) = world.listen(1);
+    let mut first = None;
+    let second = world.open_while(&entry, || {
+        assert!(world.client.known.channels.try_lock().is_some());
+        first = Some(world.open(&entry));
+    });
+    assert!(first.is_some_and(|first| Arc::ptr_eq(&first, &second)));
+    assert_eq!(world.runtime.tasks.lock().len(), 1);
+    assert!(has_hello(&listener));
+    assert!(!has_hello(&listener), "of the connection that is not used");
+}
