@@ -72,6 +72,8 @@ pub mod process;
 #[doc(hidden)]
 pub mod proto;
 pub mod random;
+#[doc(hidden)]
+pub mod reactor_turns;
 pub mod runtime;
 #[doc(hidden)]
 pub mod shares;

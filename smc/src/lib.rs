@@ -100,7 +100,6 @@ mod lifetime;
 mod links;
 mod listener;
 mod memory_limit;
-mod reactor_turns;
 mod stream;
 mod target;
 
@@ -118,7 +117,7 @@ pub use stream::{
 pub use target::{IntoTarget, Target};
 
 use smc_core::device::DeviceError;
-use smc_core::{mutex, process, proto, random, shares, source};
+use smc_core::{mutex, process, proto, random, reactor_turns, shares, source};
 
 pub use smc_negotiate_local::Local;
 #[cfg(feature = "syn-option")]

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
@@ -15,7 +15,8 @@ use smc_core::error::{FallbackCause, Limit, OsError, Refusal};
 use smc_core::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use smc_core::mutex::Mutex;
 use smc_core::negotiate::Credentials;
-use smc_core::runtime::{Runtime, Watch};
+use smc_core::reactor_turns::ReactorTurns;
+use smc_core::runtime::{Runtime, Timer, Watch};
 use smc_ipc::Domain;
 use smc_ipc::channel::{Received, receive, send};
 use smc_ipc::passed::PeerSocket;
@@ -53,6 +54,7 @@ pub(crate) struct ClientChannel {
     refusal: OnceLock<Refusal>,
     /// The task that reads the channel.
     reader: AtomicWaker,
+    runtime: Arc<dyn Runtime>,
 }
 
 /// The exchanges that wait for messages, by id.
@@ -81,7 +83,7 @@ impl ClientChannel {
     /// Sends HELLO on a connection to a listener, if [`Self::announces`] succeeds.
     pub(super) fn open(
         domain: &Domain,
-        runtime: &dyn Runtime,
+        runtime: &Arc<dyn Runtime>,
         (connected, permit): (Connected, Option<DescriptorPermit>),
         entry: &Arc<Entry>,
         netns: NetNs,
@@ -138,6 +140,7 @@ impl ClientChannel {
             backoff,
             refusal: OnceLock::new(),
             reader: AtomicWaker::new(),
+            runtime: Arc::clone(runtime),
         });
         runtime.spawn(Box::pin(read(Arc::downgrade(&channel), watched)));
         Ok(channel)
@@ -316,25 +319,37 @@ struct WatchedSocket {
 /// Reads a channel for all its exchanges, until it ends or is no longer used.
 async fn read(channel: Weak<ClientChannel>, watched: WatchedSocket) {
     let mut unread = false;
+    let mut turns = ReactorTurns::default();
+    let mut turn: Option<Timer> = None;
     poll_fn(|cx| {
         let Some(channel) = channel.upgrade() else {
             return Poll::Ready(());
         };
         channel.reader.register(cx.waker());
         while !channel.is_dead() {
+            if let Some(turn) = &mut turn {
+                ready!(turn.as_mut().poll(cx));
+            }
+            turn = None;
             // Nothing is read unless there is something.
             if !unread {
                 match watched.watch.poll_readable(cx) {
                     Poll::Ready(Ok(())) => {}
                     Poll::Ready(Err(_)) => channel.end(),
-                    Poll::Pending => return Poll::Pending,
+                    Poll::Pending => {
+                        turns.note_wait();
+                        return Poll::Pending;
+                    }
                 }
             }
             unread = !channel.drain();
             if unread {
-                // Other tasks have to run as well.
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
+                // Other tasks have to run as well, and the reactor for timers and I/O.
+                turn = turns.due(&*channel.runtime);
+                if turn.is_none() {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
             }
         }
         channel.wake_all();

@@ -170,7 +170,7 @@ impl LocalClient {
         // There may be more channels by now.
         drop(reserved);
         let connected = (connected, take_descriptor(&mut channels, owner(target))?);
-        let (domain, runtime) = (&self.domain, &*self.runtime);
+        let (domain, runtime) = (&self.domain, &self.runtime);
         match ClientChannel::open(domain, runtime, connected, entry, netns, backoff, target) {
             Ok(channel) => {
                 channels.insert(key, channel.clone());

@@ -2,7 +2,7 @@ use std::fmt;
 use std::future::pending;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use async_trait::async_trait;
 use smc_core::runtime::{
@@ -10,12 +10,12 @@ use smc_core::runtime::{
 };
 use smc_ipc::channel::{Received, receive};
 use smc_ipc::passed::PeerSocket;
-use smc_testkit::unix::listen_at;
+use smc_testkit::unix::{fill, listen_at};
 use tempfile::TempDir;
 
 use super::*;
 use crate::directory::Scope;
-use crate::message::MAX_LEN;
+use crate::message::{MAX_LEN, ToClient};
 
 /// A runtime that runs nothing: a scenario polls what was spawned. Its clock goes on by a
 /// millisecond each time it is read.
@@ -179,4 +179,31 @@ fn tasks_that_connect_to_one_listener_at_the_same_time_have_one_channel() {
     assert_eq!(world.runtime.tasks.lock().len(), 1);
     assert!(has_hello(&listener));
     assert!(!has_hello(&listener), "of the connection that is not used");
+}
+
+#[test]
+fn a_channel_whose_listener_sends_without_end_waits_for_the_reactor() {
+    let world = World::new();
+    let (entry, listener) = world.listen(1);
+    let _channel = world.open(&entry);
+    let listener = rustix::net::accept(&listener).unwrap();
+    let mut task = world.runtime.tasks.lock().pop().unwrap();
+    let flood = || fill(&listener, &ToClient::Notify { slot: 1 }.encode());
+    let mut poll = || {
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(task.as_mut().poll(&mut cx).is_pending());
+    };
+    let timers = || world.runtime.timers.load(Ordering::Relaxed);
+    let mut rounds = 0;
+    while timers() == 0 && rounds < 1000 {
+        assert_ne!(flood(), 0, "the last round has read");
+        poll();
+        rounds += 1;
+    }
+    assert_eq!(timers(), 1, "after {rounds} rounds");
+    assert!(rounds > 1, "a few messages are read at once");
+    flood();
+    poll();
+    assert_eq!(flood(), 0, "it reads before the reactor had its turn");
+    assert_eq!(timers(), 1);
 }

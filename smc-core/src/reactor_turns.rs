@@ -9,19 +9,20 @@ use crate::runtime::{Runtime, Timer};
 
 /// When a task has to wait for the reactor.
 #[derive(Debug, Default)]
-pub(crate) struct ReactorTurns {
+pub struct ReactorTurns {
     /// `None` if the task has waited since it was last busy.
     busy_until: Option<Instant>,
 }
 
 impl ReactorTurns {
     /// The task has waited for something.
-    pub(crate) fn note_wait(&mut self) {
+    pub fn note_wait(&mut self) {
         self.busy_until = None;
     }
 
     /// What the task has to wait for before it goes on, if it has been busy for too long.
-    pub(crate) fn due(&mut self, runtime: &dyn Runtime) -> Option<Timer> {
+    #[must_use]
+    pub fn due(&mut self, runtime: &dyn Runtime) -> Option<Timer> {
         let now = runtime.now();
         if now < *self.busy_until.get_or_insert(now + BUSY_MAX) {
             return None;
