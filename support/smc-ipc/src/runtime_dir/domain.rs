@@ -219,7 +219,7 @@ impl Domain {
     /// Reads `/tmp`, or the directory of a shared domain, if there is something at the path of a
     /// user's directory that cannot be used; `/tmp` only if there is none of the directories before
     /// it that all processes of the user have in common. That are 65,536 entries at most, and what
-    /// is found is remembered for nine times as long as the search kept a processor.
+    /// is found is remembered for nine times as long as the search took of a CPU.
     #[must_use]
     pub fn search_paths(&self) -> Vec<PathBuf> {
         let mut paths = match &*self.locations {
@@ -359,11 +359,11 @@ impl Domain {
     /// On the thread of the place, so that two tasks do not search at the same time.
     fn search_spares(&self) -> Arc<[Spare]> {
         self.remembered_spares().unwrap_or_else(|| {
-            let since = processor_time();
+            let since = cpu_time();
             let found = self.user_dirs().map_or_else(Vec::new, |user_dirs| {
                 self.find_spares(user_dirs, |uid| self.allows(uid))
             });
-            self.remember(found.into(), processor_time().saturating_sub(since))
+            self.remember(found.into(), cpu_time().saturating_sub(since))
         })
     }
 
@@ -501,10 +501,10 @@ const MAX_SPARES: usize = 16;
 
 /// How many times as long as a search takes the next one is put off. Other users can make it a long
 /// one, of as many entries as may be read, so there is no upper limit of its own. What it takes is
-/// processor time: with the lock of the directory they can make it last, which costs nothing.
+/// CPU time: with the lock of the directory they can make it last, which costs nothing.
 const REST: u32 = 9;
 
-/// Processor time that this thread has had.
-fn processor_time() -> Duration {
+/// CPU time that this thread has had.
+fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
