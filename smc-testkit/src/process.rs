@@ -54,7 +54,7 @@ pub fn command_by<S: AsRef<OsStr>>(launcher: &[S], test: &str) -> Command {
 
 /// The path of this program, for any user: by a descriptor that children inherit, since the folder
 /// of the program may be closed to other users or hidden by a mount.
-fn program() -> String {
+pub(crate) fn program() -> String {
     static PROGRAM: LazyLock<OwnedFd> = LazyLock::new(|| {
         open("/proc/self/exe", OFlags::PATH, Mode::empty()).expect("the file of this program")
     });

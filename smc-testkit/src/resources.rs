@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::process::program;
 use crate::wait::until;
 
 /// From now on this process can have no descriptors with this number or above (`RLIMIT_NOFILE`).
@@ -41,6 +42,8 @@ fn limit(resource: Resource, value: u64) {
 /// Without `/proc`.
 #[must_use]
 pub fn open_descriptors() -> usize {
+    // The descriptor for other processes stays, and is counted from the beginning.
+    let _program = program();
     read_dir("/proc/self/fd").expect("/proc").count()
 }
 
@@ -59,6 +62,20 @@ pub fn open_descriptors_of(name: &str) -> usize {
         .count()
 }
 
+/// What the descriptors of this process refer to, as text for a failed test.
+///
+/// # Panics
+///
+/// Without `/proc`.
+#[must_use]
+pub fn list_descriptors() -> String {
+    let descriptors = read_dir("/proc/self/fd").expect("/proc").flatten();
+    let targets: Vec<_> = descriptors
+        .filter_map(|entry| read_link(entry.path()).ok())
+        .collect();
+    format!("{targets:?}")
+}
+
 /// Waits until this process has at most so many descriptors open: some are closed by another
 /// thread.
 ///
@@ -70,8 +87,9 @@ pub fn wait_for_descriptors(most: usize) {
         || open_descriptors() <= most,
         || {
             format!(
-                "{} descriptors are open instead of {most}",
-                open_descriptors()
+                "{} descriptors are open instead of {most}: {}",
+                open_descriptors(),
+                list_descriptors()
             )
         },
     );

@@ -13,7 +13,9 @@ use common::{DrivenDevice, LEN, device, names, socket_name, start};
 use futures_lite::future::{block_on, poll_once};
 use smc_core::device::{DeviceError, Direct, Dmb, Event, SubmitError};
 use smc_testkit::process::Role;
-use smc_testkit::resources::{alone, memory_mappings, open_descriptors, wait_for_descriptors};
+use smc_testkit::resources::{
+    alone, list_descriptors, memory_mappings, open_descriptors, wait_for_descriptors,
+};
 use smc_testkit::wait::until;
 use smc_wire::types::{DmbToken, Gid};
 use tempfile::TempDir;
@@ -110,7 +112,7 @@ fn a_peer_may_be_killed_at_any_moment() {
                 device.wait_within(Duration::from_millis(1), |_| true);
                 open_descriptors() <= before
             },
-            || format!("{} descriptors instead of {before}", open_descriptors()),
+            || format!("more than {before} descriptors: {}", list_descriptors()),
         );
         assert_eq!(memory_mappings(), 0);
     }
