@@ -60,6 +60,8 @@
 //! ```
 
 #[doc(hidden)]
+pub mod account;
+#[doc(hidden)]
 pub mod descriptors;
 pub mod device;
 pub mod error;

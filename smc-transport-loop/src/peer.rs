@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
-use smc_core::descriptors::DescriptorPermit;
+use smc_core::account::Permit;
 use smc_core::device::{DeviceError, Event};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
@@ -39,7 +39,7 @@ pub(crate) struct Peer {
     /// For the signal page of `owner`; `None` for the local device itself.
     _permit: Option<MappingPermit>,
     /// Until it is closed; `None` for the local device itself.
-    descriptors: Mutex<Option<DescriptorPermit>>,
+    descriptors: Mutex<Option<Permit>>,
     /// For [`ActivePeers`](crate::active::ActivePeers) only.
     pub(crate) poll_state: PollState,
 }
@@ -84,7 +84,7 @@ impl Peer {
         local: LocalBuffers,
         eventfd: Option<Arc<PeerFile>>,
         permit: Option<MappingPermit>,
-        descriptors: Option<DescriptorPermit>,
+        descriptors: Option<Permit>,
     ) -> Self {
         Self {
             gid,
@@ -176,7 +176,7 @@ impl Peer {
     }
 
     /// Takes the permit of its descriptors, once it is closed.
-    pub(crate) fn take_descriptors(&self) -> Option<DescriptorPermit> {
+    pub(crate) fn take_descriptors(&self) -> Option<Permit> {
         self.descriptors.lock().take()
     }
 

@@ -6,7 +6,8 @@ mod setup;
 
 use hashbrown::HashMap;
 use rustix::process::geteuid;
-use smc_core::descriptors::{self, DescriptorPermit};
+use smc_core::account::Permit;
+use smc_core::descriptors;
 use smc_core::device::{DeviceError, Event, MemoryAccount};
 use smc_core::mem::sync::{AtomicU64, Ordering};
 use smc_core::mutex::Mutex;
@@ -61,7 +62,7 @@ pub(crate) struct Peers {
     /// Channels to peers that have ended without reading all, which count as peers. Descriptors in
     /// flight count for the user of the sender until they are read, also after the channel is
     /// closed.
-    unread: Mutex<VecDeque<(DescriptorPermit, Arc<PeerSocket>)>>,
+    unread: Mutex<VecDeque<(Permit, Arc<PeerSocket>)>>,
     /// The resource that was exhausted when a peer was not accepted.
     shortage: Mutex<Shortage>,
     /// Limits what is mapped for peers: signal pages of both sides, and the peers' buffers.
@@ -237,10 +238,10 @@ impl Peers {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Takes the descriptors of one more peer of this user.
-    fn take_descriptors(&self, uid: u32) -> Result<DescriptorPermit, DeviceError> {
+    /// Takes so many descriptors for a peer or a channel of this user.
+    fn take_descriptors(&self, uid: u32, count: usize) -> Result<Permit, DeviceError> {
         self.forget_read();
-        let permit = descriptors::take(uid, DESCRIPTORS_PER_PEER);
+        let permit = descriptors::take(uid, count);
         permit.map_err(|_share| DeviceError::Exhausted)
     }
 

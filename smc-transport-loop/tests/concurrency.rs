@@ -195,7 +195,7 @@ fn helper_process() {
     let Some(role) = Role::current() else { return };
     assert_eq!(role.name(), "short of descriptors");
     limit_descriptors(DESCRIPTORS as u64);
-    let devices = [(); 2].map(|()| DrivenDevice::in_dir(role.dir()));
+    let devices = [(); 6].map(|()| DrivenDevice::in_dir(role.dir()));
     devices.iter().for_each(|device| role.send(device.gid()));
     while role.recv().is_some() {
         devices.iter().for_each(DrivenDevice::accept);
@@ -204,22 +204,17 @@ fn helper_process() {
     }
 }
 
-/// A process with few descriptors, and two devices that are driven when it is told so.
+/// A process with few descriptors, and devices that are driven when it is told so.
 struct Short {
     helper: Child,
-    gid: Gid,
-    second: Gid,
+    gids: [Gid; 6],
 }
 
 impl Short {
     fn new(dir: &TempDir) -> Self {
         let mut helper = start("short of descriptors", dir);
-        let [gid, second] = [(); 2].map(|()| helper.parse::<Gid>());
-        Self {
-            helper,
-            gid,
-            second,
-        }
+        let gids = [(); 6].map(|()| helper.parse::<Gid>());
+        Self { helper, gids }
     }
 
     /// Returns how many peers they have then, and how many descriptors there are.
@@ -237,7 +232,7 @@ fn peers_of_a_user_leave_half_of_the_descriptors() {
     // Of either device of the process, in turn.
     let mut hostiles: Vec<_> = (1..=100)
         .map(|number| {
-            let device = [victim.gid, victim.second][usize::from(number % 2 == 0)];
+            let device = victim.gids[usize::from(number % 2 == 0)];
             let hostile = connected(&dir, device, number);
             victim.drive();
             hostile
@@ -256,9 +251,29 @@ fn peers_of_a_user_leave_half_of_the_descriptors() {
     // A peer that goes makes room for another one.
     drop(hostiles.pop());
     victim.drive();
-    let late = connected(&dir, victim.gid, 200);
+    let late = connected(&dir, victim.gids[0], 200);
     assert_eq!(victim.drive().0, peers);
     assert!(!late.is_closed());
+    victim.helper.finish();
+}
+
+#[test]
+fn channels_without_hello_leave_half_of_the_descriptors() {
+    let dir = TempDir::new().unwrap();
+    let mut victim = Short::new(&dir);
+    let (_, before) = victim.drive();
+    let mut silent = Vec::new();
+    for gid in victim.gids {
+        let path = socket_path(dir.path(), gid);
+        silent.extend((0..60).map(|_| connect_to(&path)));
+        let (_, descriptors) = victim.drive();
+        let most = before + DESCRIPTORS / 2;
+        assert!(descriptors <= most, "{descriptors}, {before} before");
+    }
+    // A peer in good order takes the place of some of them.
+    let honest = connected(&dir, victim.gids[0], 1);
+    assert_eq!(victim.drive().0, 1);
+    assert!(!honest.is_closed());
     victim.helper.finish();
 }
 
@@ -282,14 +297,14 @@ fn hellos_that_a_user_leaves_unread_are_bounded() {
     let rounds = (1..=100).map(|number| {
         let HostilePeer {
             channel, listener, ..
-        } = connected(&dir, victim.gid, number);
+        } = connected(&dir, victim.gids[0], number);
         victim.drive();
         drop(channel);
         assert_eq!(victim.drive().0, 0, "a peer is left");
         listener
     });
     let listeners: Vec<_> = rounds.collect();
-    let late = connected(&dir, victim.gid, 200);
+    let late = connected(&dir, victim.gids[0], 200);
     assert_eq!(victim.drive().0, 0);
     assert!(late.is_closed());
     let count = listeners.iter().filter(|it| was_sent_hello(it)).count();
@@ -297,7 +312,7 @@ fn hellos_that_a_user_leaves_unread_are_bounded() {
     // They are read now, and no longer count for the other device of the process either.
     let mut late = Vec::new();
     let is_accepted = || {
-        late.push(connected(&dir, victim.second, 201 + late.len() as u64));
+        late.push(connected(&dir, victim.gids[1], 201 + late.len() as u64));
         victim.drive().0 == 1
     };
     until(is_accepted, || "what was read still counts".to_owned());

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
-use smc_core::descriptors::DescriptorPermit;
+use smc_core::account::Permit;
 use smc_core::device::DeviceError;
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
@@ -25,7 +25,7 @@ use smc_ipc::runtime_dir::Connected;
 use smc_ipc::runtime_dir::thread::Answer;
 use smc_wire::types::Gid;
 
-use super::{CHANNEL_BUFFER, PEER_CHARGE, Peers, new_signal_page};
+use super::{CHANNEL_BUFFER, DESCRIPTORS_PER_PEER, PEER_CHARGE, Peers, new_signal_page};
 use crate::channel::{self, Message};
 use crate::directory::socket_name;
 use crate::doorbell::{Doorbell, SocketRole};
@@ -189,7 +189,7 @@ impl Peers {
         &self,
         gid: Gid,
         connected: Result<Connected, Errno>,
-        descriptors: Option<DescriptorPermit>,
+        descriptors: Option<Permit>,
     ) -> Result<Arc<Peer>, OpenError> {
         let _opening = self.opening.lock();
         if let Some(peer) = self.find(gid) {
@@ -231,7 +231,7 @@ impl Peers {
         gid: Gid,
         mut channel: PeerSocket,
         path: &Path,
-        descriptors: Option<DescriptorPermit>,
+        descriptors: Option<Permit>,
     ) -> Result<Arc<Peer>, OpenError> {
         let user = self.user_of(gid);
         let credentials = Credentials::of_peer(&channel)
@@ -244,7 +244,7 @@ impl Peers {
         let channel = Arc::new(channel);
         let descriptors = match descriptors {
             Some(taken) => taken,
-            None => self.take_descriptors(user)?,
+            None => self.take_descriptors(user, DESCRIPTORS_PER_PEER)?,
         };
         // On failure more descriptors may be in flight.
         let _ = set_socket_send_buffer_size(&channel, CHANNEL_BUFFER);

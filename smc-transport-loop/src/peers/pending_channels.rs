@@ -48,6 +48,14 @@ impl<S> PendingChannels<S> {
         id.and_then(|id| self.remove(id))
     }
 
+    /// Removes the oldest channel of this user.
+    pub(super) fn remove_oldest(&mut self, uid: u32) -> Option<S> {
+        let mut channels = self.channels.iter();
+        let oldest = channels.find(|(_, channel)| channel.uid == uid);
+        let id = oldest.map(|(id, _)| *id);
+        id.and_then(|id| self.remove(id))
+    }
+
     pub(super) fn remove(&mut self, id: u64) -> Option<S> {
         self.channels.remove(&id).map(|channel| channel.socket)
     }

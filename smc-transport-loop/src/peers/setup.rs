@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
-use smc_core::descriptors::DescriptorPermit;
+use smc_core::account::Permit;
 use smc_core::device::{DeviceError, Event};
 use smc_ipc::doorbell::PACKETS_PER_ROUND;
 use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
@@ -20,7 +20,7 @@ use smc_wire::types::Gid;
 
 use super::open::CONNECT_WITHIN;
 use super::pending_channels::PendingChannels;
-use super::{OpenError, Peers, new_signal_page};
+use super::{DESCRIPTORS_PER_PEER, OpenError, Peers, new_signal_page};
 use crate::channel::{self, Message, Received};
 use crate::doorbell::{Ready, SocketRole, check_eventfd};
 use crate::peer::{Incoming, Peer, ReceiveOutcome};
@@ -32,12 +32,13 @@ use crate::signal_page;
 /// Connections that do not belong to peers: unauthenticated, or of ended peers.
 #[derive(Debug, Default)]
 pub(super) struct SetupState {
-    pending: PendingChannels<PeerSocket>,
+    /// Each with its descriptor in the account of the process.
+    pending: PendingChannels<(PeerSocket, Permit)>,
     /// Peers that have just ended, each with a connection that ends with the peer's listening
-    /// socket.
-    stale: HashMap<u64, (Gid, PeerSocket)>,
+    /// socket, and its descriptor in the account of the process.
+    stale: HashMap<u64, (Gid, PeerSocket, Permit)>,
     /// The same while that connection is made.
-    ended: Vec<(Gid, Answer<Connected>)>,
+    ended: Vec<(Gid, Answer<Connected>, Permit)>,
     /// Channels that wait for a connection to the device which they name, the oldest first.
     unverified: Vec<Unverified>,
 }
@@ -46,7 +47,7 @@ pub(super) struct SetupState {
 struct Unverified {
     hello: Hello,
     /// Of the peer that it may become.
-    descriptors: DescriptorPermit,
+    descriptors: Permit,
     device: Answer<Connected>,
     until: Instant,
 }
@@ -81,8 +82,10 @@ impl Peers {
         let mut handle = |ready, share| match ready {
             Ready::Listener => self.accept(setup),
             Ready::Socket(SocketRole::Pending, id) => {
-                if let Some(socket) = setup.pending.remove(id) {
+                if let Some((socket, descriptor)) = setup.pending.remove(id) {
                     self.doorbell.unwatch_channel(&socket);
+                    // One of those of the peer from now on.
+                    drop(descriptor);
                     self.authenticate(setup, socket);
                 }
             }
@@ -109,7 +112,7 @@ impl Peers {
                 }
             }
             Ready::Socket(SocketRole::Stale, id) => {
-                if let Some((gid, socket)) = setup.stale.remove(&id) {
+                if let Some((gid, socket, _)) = setup.stale.remove(&id) {
                     self.doorbell.unwatch_channel(&socket);
                     self.remove_if_stale(gid);
                 }
@@ -187,13 +190,13 @@ impl Peers {
     }
 
     fn handle_ended(&self, setup: &mut SetupState, cx: &mut Context<'_>) {
-        for (gid, mut device) in std::mem::take(&mut setup.ended) {
+        for (gid, mut device, descriptor) in std::mem::take(&mut setup.ended) {
             match Pin::new(&mut device).poll(cx) {
-                Poll::Pending => setup.ended.push((gid, device)),
+                Poll::Pending => setup.ended.push((gid, device, descriptor)),
                 Poll::Ready(Ok(Connected {
                     socket: Ok(socket), ..
                 })) => {
-                    self.watch_stale(setup, gid, socket);
+                    self.watch_stale(setup, gid, socket, descriptor);
                 }
                 Poll::Ready(_) => self.remove_if_stale(gid),
             }
@@ -202,7 +205,7 @@ impl Peers {
 
     fn accept(&self, setup: &mut SetupState) {
         self.publication.lock().handle_events();
-        while let Some(expired) = setup.pending.remove_expired(Instant::now()) {
+        while let Some((expired, _)) = setup.pending.remove_expired(Instant::now()) {
             self.doorbell.unwatch_channel(&expired);
         }
         for _ in 0..MAX_ACCEPTS {
@@ -261,21 +264,49 @@ impl Peers {
                     .record(&OsError::new(operation, &error));
             }
             Received::Nothing => {
-                let id = self.new_id();
-                if self
-                    .doorbell
-                    .watch_channel(&socket, SocketRole::Pending, id)
-                    .is_ok()
-                {
-                    let now = Instant::now();
-                    let too_many = setup.pending.add(id, credentials.uid, socket, now);
-                    if let Some(oldest) = too_many {
-                        self.doorbell.unwatch_channel(&oldest);
-                    }
-                }
+                // Without a descriptor in the account it is closed.
+                let _ = self.add_pending(setup, credentials.uid, socket);
             }
             _ => {}
         }
+    }
+
+    /// Has a channel wait for HELLO.
+    fn add_pending(
+        &self,
+        setup: &mut SetupState,
+        uid: u32,
+        socket: PeerSocket,
+    ) -> Result<(), DeviceError> {
+        let descriptor = self.make_room_for(setup, uid, 1)?;
+        let id = self.new_id();
+        self.doorbell
+            .watch_channel(&socket, SocketRole::Pending, id)?;
+        let pending = (socket, descriptor);
+        if let Some((oldest, _)) = setup.pending.add(id, uid, pending, Instant::now()) {
+            self.doorbell.unwatch_channel(&oldest);
+        }
+        Ok(())
+    }
+
+    /// Takes descriptors for a channel of this user. Where the share of the user has too few, those
+    /// of its channels without HELLO are closed for it, the oldest first.
+    fn make_room_for(
+        &self,
+        setup: &mut SetupState,
+        uid: u32,
+        count: usize,
+    ) -> Result<Permit, DeviceError> {
+        let mut taken = self.take_descriptors(uid, count);
+        while taken.is_err() {
+            let Some((oldest, descriptor)) = setup.pending.remove_oldest(uid) else {
+                break;
+            };
+            self.doorbell.unwatch_channel(&oldest);
+            drop(descriptor);
+            taken = self.take_descriptors(uid, count);
+        }
+        taken
     }
 
     /// Accepts a channel, as soon as there is one to the device that it names.
@@ -296,8 +327,9 @@ impl Peers {
         if setup.unverified.iter().filter(is_of_user).count() >= MAX_UNVERIFIED {
             return Err(DeviceError::Exhausted.into());
         }
+        let descriptors = self.make_room_for(setup, credentials.uid, DESCRIPTORS_PER_PEER)?;
         setup.unverified.push(Unverified {
-            descriptors: self.take_descriptors(credentials.uid)?,
+            descriptors,
             device: self.connect(gid),
             until: Instant::now() + CONNECT_WITHIN,
             hello,
@@ -371,16 +403,26 @@ impl Peers {
         peer.collect(events);
         self.close(peer);
         events.push(Event::PeerGone(peer.gid));
-        let watched = setup.stale.len() + setup.ended.len();
-        if is_own_user(self.user_of(peer.gid)) && watched < MAX_STALE {
-            setup.ended.push((peer.gid, self.connect(peer.gid)));
+        let user = self.user_of(peer.gid);
+        if !is_own_user(user) || setup.stale.len() + setup.ended.len() >= MAX_STALE {
+            return;
+        }
+        if let Ok(descriptor) = self.take_descriptors(user, 1) {
+            let device = self.connect(peer.gid);
+            setup.ended.push((peer.gid, device, descriptor));
         }
     }
 
     /// A process that is killed closes its channels and its listener one after the other, so the
     /// listener may still be there. A connection in its backlog ends together with it; a process
     /// that still runs closes the connection because of the invalid message.
-    fn watch_stale(&self, setup: &mut SetupState, gid: Gid, socket: PeerSocket) {
+    fn watch_stale(
+        &self,
+        setup: &mut SetupState,
+        gid: Gid,
+        socket: PeerSocket,
+        descriptor: Permit,
+    ) {
         let id = self.new_id();
         let is_watched = channel::send(&socket, Message::Notify, &[]).is_ok()
             && self
@@ -388,7 +430,7 @@ impl Peers {
                 .watch_channel(&socket, SocketRole::Stale, id)
                 .is_ok();
         if is_watched {
-            setup.stale.insert(id, (gid, socket));
+            setup.stale.insert(id, (gid, socket, descriptor));
         } else {
             // It may have ended since the connection.
             self.remove_if_stale(gid);

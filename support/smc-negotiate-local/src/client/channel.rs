@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker, ready};
 use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
 use rustix::io::Errno;
-use smc_core::descriptors::DescriptorPermit;
+use smc_core::account::Permit;
 use smc_core::error::{FallbackCause, Limit, OsError, Refusal};
 use smc_core::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use smc_core::mutex::Mutex;
@@ -41,7 +41,7 @@ pub(crate) struct ClientChannel {
     /// The listener belongs to another user.
     pub(super) foreign: bool,
     /// For `fd`, if it does.
-    _permit: Option<DescriptorPermit>,
+    _permit: Option<Permit>,
     mailbox: Mailbox,
     slots: Mutex<FreeSlots>,
     next_id: AtomicU64,
@@ -84,7 +84,7 @@ impl ClientChannel {
     pub(super) fn open(
         domain: &Domain,
         runtime: &Arc<dyn Runtime>,
-        (connected, permit): (Connected, Option<DescriptorPermit>),
+        (connected, permit): (Connected, Option<Permit>),
         entry: &Arc<Entry>,
         netns: NetNs,
         backoff: Arc<Backoff>,

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 use event_listener::Event;
 use rustix::io::Errno;
 use rustix::process::geteuid;
-use smc_core::descriptors::{self, DescriptorPermit};
+use smc_core::account::Permit;
+use smc_core::descriptors;
 use smc_core::error::{FallbackCause, Limit, OsError};
 use smc_core::mutex::Mutex;
 use smc_core::runtime::Runtime;
@@ -460,10 +461,7 @@ fn not_announced(searched: &Arc<[PathBuf]>) -> FallbackCause {
 
 /// The descriptor of a new channel, which is counted if the listener belongs to another user. Ends
 /// unused channels to that user, if there can be no further one.
-fn take_descriptor(
-    channels: &mut Channels,
-    uid: u32,
-) -> Result<Option<DescriptorPermit>, FallbackCause> {
+fn take_descriptor(channels: &mut Channels, uid: u32) -> Result<Option<Permit>, FallbackCause> {
     if is_own(uid) {
         return Ok(None);
     }

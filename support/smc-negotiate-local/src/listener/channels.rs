@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use smc_core::descriptors::{self, DescriptorPermit};
+use smc_core::account::Permit;
+use smc_core::descriptors;
 use smc_core::error::{FallbackCause, OsError, Refusal};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::negotiate::Credentials;
@@ -69,7 +70,7 @@ struct ListenerChannel {
     /// Of the listener's user.
     own: bool,
     /// For `fd`, unless the user is the listener's.
-    _permit: Option<DescriptorPermit>,
+    _permit: Option<Permit>,
     netns: ClientNetns,
     /// From HELLO on.
     mailbox: Option<Mailbox>,
