@@ -65,6 +65,8 @@ pub mod account;
 pub mod descriptors;
 pub mod device;
 pub mod error;
+#[doc(hidden)]
+pub mod mappings;
 pub mod mem;
 #[doc(hidden)]
 pub mod mutex;

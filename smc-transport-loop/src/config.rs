@@ -96,15 +96,21 @@ impl Builder {
         self
     }
 
-    /// How many pieces of memory may be mapped because of peers, over all peers; 30,000 if not
-    /// given.
+    /// How many pieces of memory this device may map because of peers, over all peers; 30,000 if
+    /// not given.
     ///
     /// That is one for each of their buffers, and two for each peer. When there are as many, new
     /// peers are refused, and what known ones register cannot be used ([`DeviceError::Exhausted`]).
     /// In a domain with other users ([`Domain::shared`]) half of them are for those, of whom one
-    /// has at most half of that, and no more than the others leave free. A process has 65,530
-    /// mappings unless the system is told otherwise (`vm.max_map_count`); those of own buffers
-    /// ([`max_dmbs`](Self::max_dmbs)), of other devices and of all the rest have to fit too.
+    /// has at most half of that, and no more than the others leave free.
+    ///
+    /// Whatever is given, all devices and listeners of a process have one limit beside it: of the
+    /// mappings that the system permits a process (`vm.max_map_count`, 65,530 unless the system is
+    /// told otherwise) those for peers of the own user are at most half, those for peers of another
+    /// user an eighth, and those for peers of all other users a quarter. That counts what this
+    /// limit does, the buffers that the devices have registered for peers or keep in their pools
+    /// ([`max_dmbs`](Self::max_dmbs), [`pool`](Self::pool)), and the memory in which connections
+    /// are announced. The rest is for the application, and for connections of a device with itself.
     ///
     /// How many peers there may be follows from `RLIMIT_NOFILE`: a peer takes up to four
     /// descriptors, those of the own user at most half of all, those of another user an eighth, and

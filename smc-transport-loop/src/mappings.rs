@@ -1,16 +1,19 @@
-//! How many pieces of memory may be mapped because of peers, and which user may have how many of
-//! them.
+//! How many pieces of memory may be mapped because of the peers of a device, and which user may
+//! have how many of them.
 
 use std::sync::{Arc, OnceLock};
 
+use smc_core::account::Permit;
 use smc_core::device::{Charge, DeviceError, MemoryAccount};
+use smc_core::mappings;
 use smc_core::mutex::Mutex;
 use smc_core::shares::Shares;
 use smc_ipc::is_own_user;
 
 use crate::pool::resident_len;
 
-/// Counts mappings against the limit of the device, and those of each user.
+/// Counts mappings against the limit of the device, and those of each user, beside the account of
+/// the process.
 ///
 /// Where peers may be of other users, half of all are for those: one of them has a quarter of all
 /// at most, and no more than the others leave free.
@@ -43,6 +46,7 @@ impl Mappings {
 
     /// Takes one for memory that a peer of this user has as well, until it is dropped.
     pub(crate) fn take(self: &Arc<Self>, user: u32) -> Result<MappingPermit, DeviceError> {
+        let of_process = take_of_process(user)?;
         let other = (!is_own_user(user)).then_some(user);
         let mut taken = self.taken.lock();
         let may_take = match &other {
@@ -61,8 +65,15 @@ impl Mappings {
             mappings: Arc::clone(self),
             other,
             charge: OnceLock::new(),
+            _of_process: of_process,
         })
     }
+}
+
+/// Takes one of the process only, for a buffer that is made for a peer of this user: those of a
+/// device are limited as buffers.
+pub(crate) fn take_of_process(user: u32) -> Result<Permit, DeviceError> {
+    mappings::take(user).map_err(|_share| DeviceError::Exhausted)
 }
 
 /// One mapping of the limit.
@@ -72,6 +83,7 @@ pub(crate) struct MappingPermit {
     /// The user, if it is not the own one.
     other: Option<u32>,
     charge: OnceLock<Charge>,
+    _of_process: Permit,
 }
 
 impl MappingPermit {

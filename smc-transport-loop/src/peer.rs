@@ -36,8 +36,6 @@ pub(crate) struct Peer {
     /// The eventfd that the peer writes; `None` for the local device itself.
     eventfd: Option<Arc<PeerFile>>,
     gone: AtomicBool,
-    /// For the signal page of `owner`; `None` for the local device itself.
-    _permit: Option<MappingPermit>,
     /// Until it is closed; `None` for the local device itself.
     descriptors: Mutex<Option<Permit>>,
     /// For [`ActivePeers`](crate::active::ActivePeers) only.
@@ -83,7 +81,6 @@ impl Peer {
         credentials: Option<Credentials>,
         local: LocalBuffers,
         eventfd: Option<Arc<PeerFile>>,
-        permit: Option<MappingPermit>,
         descriptors: Option<Permit>,
     ) -> Self {
         Self {
@@ -94,7 +91,6 @@ impl Peer {
             incoming: Mutex::new(None),
             eventfd,
             gone: AtomicBool::new(false),
-            _permit: permit,
             descriptors: Mutex::new(descriptors),
             poll_state: PollState::default(),
         }

@@ -332,7 +332,7 @@ fn own_peer(
     let notify_by = NotifyBy::Own(Arc::clone(doorbell.own()));
     let notifier = Arc::new(Notifier::new(gid, new_signal_page(&mapping)?, notify_by));
     let remote = RemoteBuffers::new(notifier, Arc::clone(tokens), &account);
-    let peer = Peer::new(gid, 0, None, local, None, None, None);
+    let peer = Peer::new(gid, 0, None, local, None, None);
     let incoming = Incoming {
         channel: None,
         remote,

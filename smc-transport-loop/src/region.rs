@@ -26,15 +26,19 @@ use crate::mappings::MappingPermit;
 #[derive(Debug)]
 pub(crate) struct Mapping {
     region: Region,
-    /// Counts what is mapped for peers.
+    /// Counts the memory of a peer.
     permit: Option<MappingPermit>,
 }
 
 impl Mapping {
-    /// A fresh zeroed memory file, sealed so that it keeps its length, and its mapping.
-    pub(crate) fn create(len: usize) -> Result<(Arc<Self>, OwnedFd), DeviceError> {
+    /// A fresh zeroed memory file, sealed so that it keeps its length, and its mapping, which has
+    /// the permit until it ends.
+    pub(crate) fn create<T: Any + Send + Sync>(
+        len: usize,
+        permit: T,
+    ) -> Result<(Arc<Self>, OwnedFd), DeviceError> {
         let (region, file) = Region::shared(NAME, len)?;
-        Ok((Self::new(region, None), file))
+        Ok((Self::new(region.leased(permit), None), file))
     }
 
     /// New zeroed memory for a device that is its own peer.

@@ -15,6 +15,7 @@ use smc_core::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use smc_core::mutex::Mutex;
 use smc_wire::types::DmbToken;
 
+use crate::mappings::take_of_process;
 use crate::pool::{Backing, Pool, PoolLimits};
 use crate::random;
 use crate::region::Mapping;
@@ -142,10 +143,11 @@ impl LocalBuffers {
             Allocation::New(index) => index,
         };
         let charge = self.account.charge(len)?;
-        let (mapping, file) = match self.send_path {
+        let (mapping, file) = match &self.send_path {
             SendPath::Own(_) => (Mapping::anonymous(len)?, None),
-            SendPath::Channel(_) => {
-                let (mapping, file) = Mapping::create(len)?;
+            SendPath::Channel(send_queue) => {
+                let permit = take_of_process(send_queue.user)?;
+                let (mapping, file) = Mapping::create(len, permit)?;
                 (mapping, Some(file))
             }
         };

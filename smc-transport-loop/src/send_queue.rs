@@ -49,6 +49,8 @@ impl SendPath {
 pub(crate) struct SendQueue {
     doorbell: Arc<Doorbell>,
     peer: u64,
+    /// The user of the peer.
+    pub(crate) user: u32,
     state: Mutex<State>,
 }
 
@@ -68,7 +70,12 @@ struct Queued {
 
 impl SendQueue {
     /// `peer` is the number under which the doorbell watches the channel.
-    pub(crate) fn new(doorbell: Arc<Doorbell>, peer: u64, channel: Arc<PeerSocket>) -> Self {
+    pub(crate) fn new(
+        doorbell: Arc<Doorbell>,
+        peer: u64,
+        user: u32,
+        channel: Arc<PeerSocket>,
+    ) -> Self {
         let state = State {
             channel: Some(channel),
             waiting: VecDeque::new(),
@@ -76,6 +83,7 @@ impl SendQueue {
         Self {
             doorbell,
             peer,
+            user,
             state: Mutex::new(state),
         }
     }

@@ -52,15 +52,7 @@ impl Sides {
             POOL_LIMITS,
             account.clone(),
         );
-        let peer = Arc::new(Peer::new(
-            Gid::emulated(1),
-            1,
-            None,
-            local,
-            None,
-            None,
-            None,
-        ));
+        let peer = Arc::new(Peer::new(Gid::emulated(1), 1, None, local, None, None));
         let permits = Permits::new(8);
         let (dmb, new) = (peer.local.register(LEN, permits.take().unwrap())).unwrap();
         let new = new.expect("the first buffer has new memory");

@@ -250,7 +250,7 @@ impl Peers {
         let _ = set_socket_send_buffer_size(&channel, CHANNEL_BUFFER);
         let permit = self.mappings.take(user)?;
         permit.charge_within_limit(PEER_CHARGE)?;
-        let (mapping, file) = Mapping::create(signal_page::LEN)?;
+        let (mapping, file) = Mapping::create(signal_page::LEN, permit)?;
         let signal_page = new_signal_page(&mapping)?;
         let eventfd = new_eventfd().map_err(DeviceError::from)?;
         let eventfd = Arc::new(PeerFile::shared(eventfd, &channel));
@@ -268,7 +268,8 @@ impl Peers {
         }
 
         let id = self.new_id();
-        let send_queue = SendQueue::new(Arc::clone(&self.doorbell), id, Arc::clone(&channel));
+        let doorbell = Arc::clone(&self.doorbell);
+        let send_queue = SendQueue::new(doorbell, id, user, Arc::clone(&channel));
         let send_path = SendPath::Channel(Arc::new(send_queue));
         let local = LocalBuffers::new(
             signal_page,
@@ -282,7 +283,6 @@ impl Peers {
             Some(credentials),
             local,
             Some(Arc::clone(&eventfd)),
-            Some(permit),
             Some(descriptors),
         );
         let peer = Arc::new(peer);

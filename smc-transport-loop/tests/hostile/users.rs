@@ -138,6 +138,51 @@ fn a_user_with_very_many_buffers_leaves_mappings_to_others() {
     helper.finish();
 }
 
+/// A user whom the victim allows has its share of the mappings of the process, as with buffers of
+/// other devices.
+#[test]
+fn a_user_has_one_share_of_mappings_in_all_devices_of_a_process() {
+    if !is_root("start processes of other users") {
+        return;
+    }
+    // Of no other test, as those have the same account.
+    let (attacker, honest) = (USER + 2, USER);
+    let dir = shared_dir();
+    let domain = Domain::shared(dir.path(), [attacker, honest]);
+    let victim = DrivenDevice::new(LoopDevice::builder().domain(domain));
+    let any = Gid::new(0x1111, 0x2222).to_u128();
+    let gid = Gid::emulated(any & !u128::from(u32::MAX) | u128::from(attacker));
+    let (listener, channel) = listen_and_connect(attacker, &dir, gid, &victim);
+    let hostile = HostilePeer {
+        gid,
+        channel,
+        listener,
+        signal_page: sealed(SIGNAL_PAGE_LEN),
+    };
+    send_hello(&hostile.channel, gid, &hostile.signal_page, doorbell());
+    victim.accept_of(&[attacker]);
+    assert_eq!(victim.device.peers(), 1);
+    let of_others: Vec<_> = std::iter::from_fn(|| mappings::take(attacker).ok()).collect();
+
+    let memory = sealed(LEN as u64);
+    let token = hostile.offer_usual(0, &memory);
+    let refused = victim.try_attach(gid, token).unwrap_err();
+    assert!(matches!(refused, DeviceError::Exhausted), "{refused:?}");
+    let refused = block_on(victim.device.register(gid, LEN)).unwrap_err();
+    assert!(matches!(refused, DeviceError::Exhausted), "{refused:?}");
+
+    let mut helper = start_as(honest, "accepted", &dir);
+    let accepted = helper.parse::<Gid>();
+    let dmb = victim.register(accepted);
+    exchange_signals(&victim, &mut helper, accepted, &*dmb);
+    helper.finish();
+
+    drop(of_others);
+    let token = hostile.offer_usual(1, &memory);
+    victim.attach(gid, token);
+    victim.register(gid);
+}
+
 /// Answers one signal.
 pub(super) fn accepted_user(role: &Role) {
     let us = DrivenDevice::new(LoopDevice::builder().domain(Domain::shared(role.dir(), [0])));

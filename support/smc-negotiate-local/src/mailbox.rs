@@ -35,6 +35,7 @@ pub(super) use slot::{
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use smc_core::account::Permit;
 use smc_core::mem::sync::{AtomicU64, Ordering};
 use smc_core::mem::{MemoryError, Region};
 
@@ -45,15 +46,16 @@ use slot::SLOT_LEN;
 pub(super) struct Mailbox(Region);
 
 impl Mailbox {
-    /// A new mailbox, and the file to be passed.
-    pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
+    /// A new mailbox, and the file to be passed. The permit is that of the mapping.
+    pub(super) fn create(permit: Permit) -> io::Result<(Self, OwnedFd)> {
         let (region, file) = Region::shared("smc-mailbox", LEN)?;
-        Ok((Self(region), file))
+        Ok((Self(region.leased(permit)), file))
     }
 
-    /// A mailbox that a client has passed.
-    pub(super) fn adopt(file: BorrowedFd<'_>) -> Result<Self, MemoryError> {
-        Region::adopt(file, LEN).map(Self)
+    /// A mailbox that a client has passed. The permit is that of the mapping.
+    pub(super) fn adopt(file: BorrowedFd<'_>, permit: Permit) -> Result<Self, MemoryError> {
+        let region = Region::adopt(file, LEN)?;
+        Ok(Self(region.leased(permit)))
     }
 
     /// The slot of this number; `None` from [`SLOTS`] on.
@@ -162,13 +164,20 @@ const CLOSED: usize = INDEX_LEN + SLOTS as usize * SLOT_LEN;
 const HEARTBEAT: usize = CLOSED + 8;
 const LEN: usize = CLOSED + 64;
 
+/// The permit of a mailbox between processes of the own user.
+#[cfg(test)]
+pub(super) fn own_permit() -> Permit {
+    let user = rustix::process::geteuid().as_raw();
+    smc_core::mappings::take(user).expect("tests have few mappings")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_full_index_refuses_a_slot() {
-        let (client, _file) = Mailbox::create().unwrap();
+        let (client, _file) = Mailbox::create(own_permit()).unwrap();
         assert!((0..8).all(|number| client.insert(100, number)));
         assert!(!client.insert(100, 8));
         client.remove(100, 4);

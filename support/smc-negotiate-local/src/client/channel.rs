@@ -12,6 +12,7 @@ use hashbrown::HashMap;
 use rustix::io::Errno;
 use smc_core::account::Permit;
 use smc_core::error::{FallbackCause, Limit, OsError, Refusal};
+use smc_core::mappings;
 use smc_core::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use smc_core::mutex::Mutex;
 use smc_core::negotiate::Credentials;
@@ -106,7 +107,8 @@ impl ClientChannel {
         fd.set_allowed();
         let foreign = !is_own(uid);
         check_owner(uid, foreign, target.map(|target| target.uid))?;
-        let (mailbox, file) = Mailbox::create()
+        let permit_of_mailbox = mappings::take(uid).map_err(FallbackCause::Full)?;
+        let (mailbox, file) = Mailbox::create(permit_of_mailbox)
             .map_err(|error| OsError::new("create memory for the listener", &error))?;
         let hello = ToListener::Hello { netns }.encode();
         match send(&fd, &hello, &[file.as_fd()]) {

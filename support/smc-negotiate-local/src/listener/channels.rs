@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use smc_core::account::Permit;
 use smc_core::descriptors;
 use smc_core::error::{FallbackCause, OsError, Refusal};
+use smc_core::mappings;
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::negotiate::Credentials;
 use smc_core::shares::Shares;
@@ -412,7 +413,12 @@ impl ListenerChannels {
                     self.send(key, ToClient::Close { refusal });
                     return None;
                 };
-                channel.mailbox = Some(Mailbox::adopt(file.as_fd()).ok()?);
+                let Ok(permit) = mappings::take(channel.client.uid) else {
+                    let refusal = Refusal::Full;
+                    self.send(key, ToClient::Close { refusal });
+                    return None;
+                };
+                channel.mailbox = Some(Mailbox::adopt(file.as_fd(), permit).ok()?);
                 channel.netns = match netns == self.entry.netns {
                     true => ClientNetns::Same,
                     false if channel.own => ClientNetns::Other(HashMap::new()),

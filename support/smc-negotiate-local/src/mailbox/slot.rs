@@ -375,7 +375,7 @@ const END: u64 = 1 << 63;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mailbox::Mailbox;
+    use crate::mailbox::{Mailbox, own_permit};
 
     impl Mailbox {
         fn find(&self, port: u16) -> impl Iterator<Item = Slot> {
@@ -385,8 +385,8 @@ mod tests {
 
     fn pair() -> (Mailbox, Mailbox) {
         use std::os::fd::AsFd as _;
-        let (client, file) = Mailbox::create().unwrap();
-        (client, Mailbox::adopt(file.as_fd()).unwrap())
+        let (client, file) = Mailbox::create(own_permit()).unwrap();
+        (client, Mailbox::adopt(file.as_fd(), own_permit()).unwrap())
     }
 
     fn announcement() -> Announcement {

@@ -8,7 +8,7 @@ use smc_testkit::user::run_as;
 use tempfile::TempDir;
 
 use super::*;
-use crate::mailbox::Announcement;
+use crate::mailbox::{Announcement, own_permit};
 use crate::netns::NetNs;
 
 /// The channels of a listener without a TCP socket.
@@ -29,17 +29,19 @@ fn clients(dir: &TempDir) -> ListenerChannels {
 /// A user who is allowed, and one who is not.
 const OTHER: u32 = 990;
 const NOT_ALLOWED: u32 = 991;
+/// Allowed, and in one test only.
+const WITHOUT_MAPPINGS: u32 = 992;
 
-/// Of the user of these tests and of another one.
+/// Of the user of these tests and of others.
 fn domain(dir: &TempDir) -> Domain {
-    Domain::shared(dir.path(), [0, OTHER])
+    Domain::shared(dir.path(), [0, OTHER, WITHOUT_MAPPINGS])
 }
 
 /// A client that has sent HELLO.
 fn client(dir: &TempDir, clients: &ListenerChannels) -> PeerSocket {
     let domain = domain(dir);
     let client = domain.connect(&clients.entry.to_string()).unwrap();
-    let (_mailbox, file) = Mailbox::create().unwrap();
+    let (_mailbox, file) = Mailbox::create(own_permit()).unwrap();
     introduce(&client, clients, &file);
     client
 }
@@ -121,6 +123,34 @@ fn a_client_has_a_second_to_send_hello() {
 }
 
 #[test]
+fn a_mailbox_counts_as_a_mapping_of_the_client_s_user() {
+    let Some(dir) = dir_of_all_users() else {
+        return;
+    };
+    let mut clients = clients(&dir);
+    let connect_as = |user| {
+        let connect = || domain(&dir).connect_to(0, &clients.entry.to_string());
+        run_as(user, connect).unwrap().unwrap()
+    };
+    let [without, other] = [WITHOUT_MAPPINGS, OTHER].map(connect_as);
+    let take = || mappings::take(WITHOUT_MAPPINGS).ok();
+    let _of_devices: Vec<_> = std::iter::from_fn(take).collect();
+    let (_mailbox, file) = Mailbox::create(own_permit()).unwrap();
+    for client in [&without, &other] {
+        introduce(client, &clients, &file);
+    }
+    while clients.collect().more {}
+    let users = clients.channels.values().map(|channel| channel.client.uid);
+    assert_eq!(users.collect::<Vec<_>>(), [OTHER]);
+    let refusal = Refusal::Full;
+    let mut buf = [0; MAX_LEN];
+    let Received::Packet(packet, _) = receive(&without, &mut buf, 1) else {
+        panic!("no reason is given");
+    };
+    assert_eq!(packet, ToClient::Close { refusal }.encode());
+}
+
+#[test]
 fn a_user_who_listens_where_a_connection_comes_from_cannot_claim_it() {
     let Some(dir) = dir_of_all_users() else {
         return;
@@ -139,7 +169,7 @@ fn a_user_who_listens_where_a_connection_comes_from_cannot_claim_it() {
         )
     });
     let (client, listening, connected) = user.unwrap();
-    let (mailbox, file) = Mailbox::create().unwrap();
+    let (mailbox, file) = Mailbox::create(own_permit()).unwrap();
     introduce(&client, &clients, &file);
     while clients.collect().more {}
     let mut is_claimed = |from, cookie: Result<u64, Errno>| {
@@ -178,7 +208,7 @@ fn a_connection_with_very_many_false_announcements_costs_one_query_and_their_cha
     });
     let (channels, tcp) = user.unwrap();
     let connect = |channel: &PeerSocket| {
-        let (mailbox, file) = Mailbox::create().unwrap();
+        let (mailbox, file) = Mailbox::create(own_permit()).unwrap();
         introduce(channel, &clients, &file);
         mailbox
     };

@@ -1,0 +1,36 @@
+//! How many pieces of memory are mapped into this process because of the processes at the other end
+//! of its sockets.
+//!
+//! One [account](crate::account) for all listeners and devices, as they take from one limit
+//! (`vm.max_map_count`). A process that has reached it can no longer allocate memory.
+
+use std::fs::read_to_string;
+use std::sync::LazyLock;
+
+use crate::account::{Account, Permit};
+use crate::error::Limit;
+
+/// Counts a mapping to a user, until the permit is dropped. Does not wait.
+///
+/// # Errors
+///
+/// As of [`Account::take`].
+pub fn take(user: u32) -> Result<Permit, Limit> {
+    ACCOUNT.take(*MAX_MAP_COUNT, user, 1)
+}
+
+static ACCOUNT: LazyLock<Account> = LazyLock::new(|| {
+    Account::new(
+        "share of mappings of the own user",
+        "share of mappings of another user",
+    )
+});
+
+/// The limit of the system, or its default if that cannot be read.
+static MAX_MAP_COUNT: LazyLock<usize> = LazyLock::new(|| {
+    let limit = read_to_string("/proc/sys/vm/max_map_count");
+    let limit = limit.ok().and_then(|text| text.trim().parse().ok());
+    limit.unwrap_or(DEFAULT_MAX_MAP_COUNT)
+});
+
+const DEFAULT_MAX_MAP_COUNT: usize = 65_530;
