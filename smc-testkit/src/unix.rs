@@ -80,6 +80,19 @@ pub fn send_if_possible(socket: impl AsFd, packet: &[u8], descriptors: &[Borrowe
     let _refused = try_send(socket, packet, descriptors, flags);
 }
 
+/// Sends an urgent byte with descriptors on a stream. False if the kernel has none (before Linux
+/// 5.15).
+///
+/// # Panics
+///
+/// If it cannot be sent for another reason.
+pub fn send_urgent(socket: impl AsFd, descriptors: &[BorrowedFd<'_>]) -> bool {
+    match try_send(socket, b"!", descriptors, SendFlags::OOB) {
+        Err(Errno::OPNOTSUPP) => false,
+        sent => sent.unwrap() == 1,
+    }
+}
+
 /// Sends a packet without descriptors until there is no space. Returns how many were sent.
 pub fn fill(socket: impl AsFd, packet: &[u8]) -> usize {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;

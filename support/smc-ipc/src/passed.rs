@@ -35,7 +35,8 @@ use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, readlinkat, statx};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, SocketType, recv,
-    recvmsg, shutdown, sockopt::socket_type,
+    recvmsg, shutdown,
+    sockopt::{set_socket_oobinline, socket_type},
 };
 
 use self::closing::{Content, MAX_WAITING, Share, close_elsewhere, is_full};
@@ -193,7 +194,7 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
         retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(buf)], control, flags))
     };
     // Not of a stream, of which a look shows what came with later bytes.
-    let is_stream = socket_type(socket) == Ok(SocketType::STREAM);
+    let is_stream = is_stream(socket)?;
     let has_rights = is_stream || {
         let next = receive(&mut control, RecvFlags::PEEK)?;
         next.flags.contains(ReturnFlags::CTRUNC)
@@ -257,6 +258,16 @@ pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
+/// Whether a socket is a stream. What comes with an urgent byte of it (`MSG_OOB`) is received in its
+/// place from then on: a look would pass over the byte, and a call that receives would drop it.
+fn is_stream(socket: impl AsFd) -> Result<bool, Errno> {
+    let is_stream = socket_type(&socket)? == SocketType::STREAM;
+    if is_stream {
+        set_socket_oobinline(socket, true)?;
+    }
+    Ok(is_stream)
+}
+
 /// The user at the other end; `u32::MAX` if the system does not report it.
 fn user_of(socket: BorrowedFd<'_>) -> u32 {
     Credentials::of_peer(&socket).map_or(u32::MAX, |peer| peer.uid)
@@ -272,10 +283,11 @@ fn is_emptied(socket: &OwnedFd) -> bool {
     if setsockopt(socket, sockopt::ReceiveTimestamp, &true).is_err() {
         return false;
     }
-    // Bytes of a stream have none.
-    let space = match socket_type(socket) {
-        Ok(SocketType::STREAM) => 0,
-        _ => TIME_SPACE,
+    let space = match is_stream(socket) {
+        // Its bytes have none.
+        Ok(true) => 0,
+        Ok(false) => TIME_SPACE,
+        Err(_) => return false,
     };
     let mut bytes = [0; UNREAD_LEN];
     let mut received = 0;
