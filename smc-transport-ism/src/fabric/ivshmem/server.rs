@@ -481,7 +481,7 @@ impl BoundSocket {
         let file = bind_with_mode(&socket, &path, mode).map_err(failed)?;
         let stat = fstat(&file).map_err(failed)?;
         let named = Self {
-            socket: socket.into(),
+            socket: Listener::new(socket, false),
             inode: (stat.st_dev, stat.st_ino),
             path,
         };

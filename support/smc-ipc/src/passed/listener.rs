@@ -16,12 +16,18 @@ use super::reserve::accept;
 pub struct Listener {
     /// Taken when dropped.
     socket: Option<OwnedFd>,
+    is_public: bool,
 }
 
-impl From<OwnedFd> for Listener {
-    fn from(socket: OwnedFd) -> Self {
+impl Listener {
+    /// A socket that listens. If it `is_public`, other users may open its file, and watch that:
+    /// another thread closes it then, as the end of the file takes time for each epoll entry of
+    /// their inotify descriptors. It refuses connections before.
+    #[must_use]
+    pub fn new(socket: OwnedFd, is_public: bool) -> Self {
         Self {
             socket: Some(socket),
+            is_public,
         }
     }
 }
@@ -40,7 +46,8 @@ impl Drop for Listener {
         };
         // From here on connections are refused, and none is added to the backlog.
         let ended = shutdown(&socket, Shutdown::Both);
-        if ended.is_err() || !has_closed_all(&socket) {
+        let is_empty = ended.is_ok() && has_closed_all(&socket);
+        if self.is_public || !is_empty {
             close_elsewhere(Content::Passed(vec![socket]), Share::Listeners);
         }
     }
@@ -111,7 +118,7 @@ mod tests {
         let left = clients.iter().filter(is_open).count();
         assert!(left >= clients.len() - 8, "{left} are left");
         // All end.
-        drop(Listener::from(socket));
+        drop(Listener::new(socket, false));
         let time = Timespec::try_from(Duration::from_secs(60)).unwrap();
         for client in &clients {
             let ended = poll(&mut [PollFd::new(client, PollFlags::IN)], Some(&time));

@@ -196,6 +196,7 @@ impl Publication {
                 self.unnamed.push_front(socket);
                 break;
             }
+            end(socket, &self.epoll);
         }
         let mut named = self.sockets.iter().map(|named| accept(&named.socket));
         match next.or_else(|| named.find(has_one)) {
@@ -233,7 +234,9 @@ impl Publication {
         }
         let _ = epoll::delete(&self.epoll, self.timer.as_fd());
         self.check = None;
-        self.unnamed.clear();
+        for socket in self.unnamed.drain(..) {
+            end(socket, &self.epoll);
+        }
         let sockets = std::mem::take(&mut self.sockets);
         if sockets.is_empty() {
             return;
@@ -247,6 +250,9 @@ impl Publication {
         };
         // Otherwise the name stays, without a process, until another process removes it.
         let _ = thread::run(self.domain.place(), LIMIT, remove);
+        for named in sockets {
+            end(named.socket, &self.epoll);
+        }
     }
 
     /// Publishes the socket where it is not published. Waits for that no longer than `limit`, and
@@ -356,11 +362,13 @@ impl Publication {
         // From here on connections are refused: a process that has opened the name before could
         // connect again and again. Not in both directions: epoll would report the socket also in a
         // pause.
-        if shutdown(&socket, Shutdown::Read).is_ok() {
-            self.unnamed.push_back(socket);
+        match shutdown(&socket, Shutdown::Read) {
+            Ok(()) => self.unnamed.push_back(socket),
+            Err(_) => end(socket, &self.epoll),
         }
         if self.unnamed.len() > MAX_UNNAMED {
-            self.unnamed.pop_front();
+            let oldest = self.unnamed.pop_front();
+            oldest.into_iter().for_each(|it| end(it, &self.epoll));
         }
     }
 
@@ -385,6 +393,12 @@ impl Drop for Publication {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// Ends a socket, which would make the descriptor readable until another thread has closed it.
+fn end(socket: Listener, epoll: &OwnedFd) {
+    let _ = epoll::delete(epoll, &socket);
+    drop(socket);
 }
 
 /// Finds out whether sockets still have their names, and makes those that are missing.

@@ -56,7 +56,7 @@ impl NamedSocket {
         };
         match named() {
             Ok(inode) => Ok(Self {
-                socket: socket.into(),
+                socket: Listener::new(socket, for_all),
                 entry: Entry {
                     dir: dir.path.clone(),
                     is_spare: dir.is_spare,
