@@ -1,8 +1,10 @@
 //! What the test's own process has, and its limits.
 
 use std::fs::{read_dir, read_link, read_to_string};
+use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::fs::fstat;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::process::program;
@@ -106,6 +108,20 @@ pub fn memory_mappings() -> usize {
     maps.lines()
         .filter(|line| line.contains("/memfd:smc"))
         .count()
+}
+
+/// Whether a memory file is mapped in this process.
+///
+/// # Panics
+///
+/// Without `/proc`.
+pub fn is_mapped(memory: impl AsFd) -> bool {
+    let inode = fstat(memory).expect("a descriptor").st_ino.to_string();
+    let maps = read_to_string("/proc/self/maps").expect("/proc");
+    let is_of_memory = |line: &str| {
+        line.contains("/memfd:") && line.split_whitespace().nth(4) == Some(inode.as_str())
+    };
+    maps.lines().any(is_of_memory)
 }
 
 /// Held by a test that counts what the whole process has, so that it runs alone.

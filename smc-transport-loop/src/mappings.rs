@@ -87,6 +87,11 @@ pub(crate) struct MappingPermit {
 }
 
 impl MappingPermit {
+    /// The user of the peer, if it is not the own one.
+    pub(crate) fn other(&self) -> Option<u32> {
+        self.other
+    }
+
     /// Memory of a peer of this length is going to be written: as much of it as the peer keeps of
     /// an unused buffer may stay charged to this process.
     pub(crate) fn charge(&self, len: usize) {

@@ -1,5 +1,6 @@
 //! One peer: both directions between its device and the local one.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -207,7 +208,10 @@ fn adopt(
     };
     let len = usize::try_from(len).ok().filter(|len| is_dmb_len(*len));
     let len = len.ok_or(DeviceError::PeerMisbehaved("buffer has no DMB size"))?;
-    Mapping::adopt(std::os::fd::AsFd::as_fd(&file), len, permit()?)
+    let mapping = Mapping::adopt(file.as_fd(), len, permit()?)?;
+    // Else each buffer of another user would take a thread, and count as a descriptor that waits.
+    file.close_mapped();
+    Ok(mapping)
 }
 
 /// Whether a length is one of the DMB sizes, 2^(14 + n).

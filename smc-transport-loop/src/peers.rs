@@ -326,6 +326,7 @@ fn own_peer(
     let local = LocalBuffers::new(
         new_signal_page(&mapping)?,
         SendPath::Own(Arc::clone(doorbell.own())),
+        None,
         pool_limits,
         account.clone(),
     );

@@ -60,6 +60,13 @@ impl Backing {
     }
 }
 
+impl Drop for Backing {
+    fn drop(&mut self) {
+        self.mapping
+            .set_last_charge(std::mem::take(&mut self.charge));
+    }
+}
+
 /// Limits of the pool of a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolLimits {

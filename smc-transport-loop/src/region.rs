@@ -12,38 +12,43 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 #[cfg(not(smc_loom))]
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode, ioctl};
-use smc_core::device::DeviceError;
+use smc_core::device::{Charge, DeviceError};
 use smc_core::mem::sync::AtomicU64;
 use smc_core::mem::{OutOfBounds, Region};
 
 use crate::mappings::MappingPermit;
 
-/// Shared memory mapped into this process; unmapped when dropped.
+/// Shared memory mapped into this process. It is unmapped when dropped, by another thread if a peer
+/// of another user has it.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     region: Region,
     /// Counts the memory of a peer.
-    permit: Option<MappingPermit>,
+    permit: Option<Arc<MappingPermit>>,
+    /// What is charged for it while another thread is to unmap it.
+    last_charge: Option<Arc<OnceLock<Charge>>>,
 }
 
 impl Mapping {
     /// A fresh zeroed memory file, sealed so that it keeps its length, and its mapping, which has
-    /// the permit until it ends.
+    /// the permit until it ends. If the peer that is to have the file is of another user, that is
+    /// `other`.
     pub(crate) fn create<T: Any + Send + Sync>(
         len: usize,
         permit: T,
+        other: Option<u32>,
     ) -> Result<(Arc<Self>, OwnedFd), DeviceError> {
         let (region, file) = Region::shared(NAME, len)?;
-        Ok((Self::new(region.leased(permit), None), file))
+        Ok((Self::new(region.leased(permit), None, other), file))
     }
 
     /// New zeroed memory for a device that is its own peer.
     pub(crate) fn anonymous(len: usize) -> Result<Arc<Self>, DeviceError> {
-        Ok(Self::new(Region::pages(len)?, None))
+        Ok(Self::new(Region::pages(len)?, None, None))
     }
 
     /// Maps a memory file that a peer made, if [that is safe](Region::adopt).
@@ -52,11 +57,33 @@ impl Mapping {
         len: usize,
         permit: MappingPermit,
     ) -> Result<Arc<Self>, DeviceError> {
-        Ok(Self::new(Region::adopt(file, len)?, Some(permit)))
+        let other = permit.other();
+        Ok(Self::new(Region::adopt(file, len)?, Some(permit), other))
     }
 
-    fn new(region: Region, permit: Option<MappingPermit>) -> Arc<Self> {
-        Arc::new(Self { region, permit })
+    fn new(region: Region, permit: Option<MappingPermit>, other: Option<u32>) -> Arc<Self> {
+        let permit = permit.map(Arc::new);
+        let last_charge = other.map(|_| Arc::default());
+        let region = match other {
+            Some(user) => {
+                let counted = (permit.clone(), last_charge.clone());
+                region.shared_with(user, Some(Arc::new(counted)))
+            }
+            None => region,
+        };
+        Arc::new(Self {
+            region,
+            permit,
+            last_charge,
+        })
+    }
+
+    /// This process uses the memory no more. Charged for it is this until it is unmapped, if another
+    /// thread does that.
+    pub(crate) fn set_last_charge(&self, charge: Charge) {
+        if let Some(last_charge) = &self.last_charge {
+            let _once = last_charge.set(charge);
+        }
     }
 
     /// This process writes the memory, or has: it is charged for it then, if it is a peer's.

@@ -28,6 +28,8 @@ pub(crate) struct LocalBuffers {
     pub(crate) signal_page: SignalPage,
     table: Mutex<Table>,
     pub(crate) send_path: SendPath,
+    /// The user of the peer, if it is not the own one.
+    other: Option<u32>,
     pool_limits: PoolLimits,
     account: MemoryAccount,
 }
@@ -46,6 +48,7 @@ impl LocalBuffers {
     pub(crate) fn new(
         signal_page: SignalPage,
         send_path: SendPath,
+        other: Option<u32>,
         pool_limits: PoolLimits,
         account: MemoryAccount,
     ) -> Self {
@@ -55,6 +58,7 @@ impl LocalBuffers {
             signal_page,
             table: Mutex::default(),
             send_path,
+            other,
             pool_limits,
             account,
         }
@@ -147,7 +151,7 @@ impl LocalBuffers {
             SendPath::Own(_) => (Mapping::anonymous(len)?, None),
             SendPath::Channel(send_queue) => {
                 let permit = take_of_process(send_queue.user)?;
-                let (mapping, file) = Mapping::create(len, permit)?;
+                let (mapping, file) = Mapping::create(len, permit, self.other)?;
                 (mapping, Some(file))
             }
         };

@@ -36,6 +36,7 @@ use std::io::IoSlice;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use smc_ipc::passed::PeerMemory;
 use sync::{AtomicU64, Ordering};
 
 /// A span of memory that other processes may read and write concurrently.
@@ -137,6 +138,19 @@ impl Region {
             owner: Arc::new((lease, Arc::clone(&self.owner))),
             ..self.clone()
         }
+    }
+
+    /// The same memory, which a process of this user, another than the own one, has as well. With the
+    /// last clone of the result it is dropped [by another thread](PeerMemory), and after it the
+    /// `permit`, if there is one: a part of a limit on the memory for that user. Without one the
+    /// memory counts as a descriptor that waits to be closed.
+    #[must_use]
+    pub fn shared_with(self, user: u32, permit: Option<Arc<dyn Any + Send + Sync>>) -> Self {
+        let owner: Arc<dyn Any + Send + Sync> = match permit {
+            Some(permit) => Arc::new(PeerMemory::bounded((self.owner, permit), user)),
+            None => Arc::new(PeerMemory::new(self.owner, user)),
+        };
+        Self { owner, ..self }
     }
 
     /// Copies `data` into the region.

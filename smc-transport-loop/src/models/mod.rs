@@ -49,6 +49,7 @@ impl Sides {
         let local = LocalBuffers::new(
             owners,
             SendPath::Own(Arc::clone(&eventfd)),
+            None,
             POOL_LIMITS,
             account.clone(),
         );

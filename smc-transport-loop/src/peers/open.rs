@@ -250,7 +250,8 @@ impl Peers {
         let _ = set_socket_send_buffer_size(&channel, CHANNEL_BUFFER);
         let permit = self.mappings.take(user)?;
         permit.charge_within_limit(PEER_CHARGE)?;
-        let (mapping, file) = Mapping::create(signal_page::LEN, permit)?;
+        let other = permit.other();
+        let (mapping, file) = Mapping::create(signal_page::LEN, permit, other)?;
         let signal_page = new_signal_page(&mapping)?;
         let eventfd = new_eventfd().map_err(DeviceError::from)?;
         let eventfd = Arc::new(PeerFile::shared(eventfd, &channel));
@@ -274,6 +275,7 @@ impl Peers {
         let local = LocalBuffers::new(
             signal_page,
             send_path,
+            other,
             self.pool_limits,
             self.account.clone(),
         );

@@ -29,6 +29,7 @@ use smc_core::device::{
 };
 use smc_core::mappings;
 use smc_testkit::process::{Child, Role};
+use smc_testkit::resources::is_mapped;
 use smc_testkit::slow_close::block_closing_threads;
 use smc_testkit::unix::{
     connect_to, drain_full, fill, is_closed, listen_at, receive_descriptors, sealed, send, unsealed,

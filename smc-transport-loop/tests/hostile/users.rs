@@ -183,6 +183,47 @@ fn a_user_has_one_share_of_mappings_in_all_devices_of_a_process() {
     victim.register(gid);
 }
 
+/// A peer of another user that has memory files as well can watch their end, with epoll entries each
+/// of which takes time.
+#[test]
+fn memory_that_a_peer_of_another_user_has_is_unmapped_on_the_closing_threads() {
+    if !is_root("start processes of other users") {
+        return;
+    }
+    // No other test has its closing threads blocked.
+    let user = USER + 3;
+    let dir = shared_dir();
+    let domain = Domain::shared(dir.path(), [user]);
+    let victim = DrivenDevice::new(LoopDevice::builder().domain(domain));
+    let any = Gid::new(0x1111, 0x3333).to_u128();
+    let gid = Gid::emulated(any & !u128::from(u32::MAX) | u128::from(user));
+    let (listener, channel) = listen_and_connect(user, &dir, gid, &victim);
+    let (signal_page, memory) = (sealed(SIGNAL_PAGE_LEN), sealed(LEN as u64));
+    send_hello(&channel, gid, &signal_page, doorbell());
+    victim.accept_of(&[user]);
+    signal_page
+        .write_at(&5_u64.to_ne_bytes(), 0x2000 + 32)
+        .unwrap();
+    let offer = message(2, 0, 5, LEN as u64);
+    send(&channel, &offer, &[memory.as_fd()]);
+    victim.drain();
+    let dmb = victim.register(gid);
+    let to_peer = accept(&listener).unwrap();
+    let hello = receive_files(&to_peer);
+    let of_victim = receive_files(&to_peer);
+    let all = [&signal_page, &memory, &hello[0], &of_victim[0]];
+    assert!(all.iter().all(is_mapped));
+
+    let far = run_as(user, block_closing_threads).unwrap();
+    drop((dmb, channel, to_peer, listener));
+    victim.wait(Event::PeerGone(gid));
+    drop(victim);
+    assert_eq!(all.map(is_mapped), [true; 4]);
+    drop(far);
+    let is_unmapped = || !all.iter().any(is_mapped);
+    until(is_unmapped, || "they stay mapped".to_owned());
+}
+
 /// Answers one signal.
 pub(super) fn accepted_user(role: &Role) {
     let us = DrivenDevice::new(LoopDevice::builder().domain(Domain::shared(role.dir(), [0])));

@@ -4,8 +4,11 @@
 //! TCP socket that lingers, a file of a FUSE file system. The same holds for descriptors in unread
 //! packets when the socket is closed. Nor is an eventfd closed at once: the last close of one takes
 //! the mutex of each epoll set that watches it, and a process can hold the mutex of its own set for
-//! any time. And the last file that is open on a mount can end the mount, with all mounts below it.
-//! So only files of `memfd_create(2)` are closed in place ([`PeerFile`]). All else is closed by
+//! any time. The last file that is open on a mount can end the mount, with all mounts below it. And
+//! the last close of a memory file, or the end of its last mapping, wakes all who watch the file,
+//! which takes time for each of up to millions of epoll entries.
+//! So only files of `memfd_create(2)` that a process of the own user has are closed in place, and
+//! those that are mapped ([`PeerFile`]). All else is closed, or unmapped ([`PeerMemory`]), by
 //! threads of their own, and no call that could block is made on it.
 //!
 //! Descriptors that wait to be closed are counted by the user who passed them; those of all users
@@ -17,11 +20,13 @@
 mod closing;
 mod file;
 mod listener;
+mod memory;
 mod reserve;
 
 pub use closing::{has_descriptors, is_behind};
 pub use file::PeerFile;
 pub use listener::Listener;
+pub use memory::PeerMemory;
 pub use reserve::{NotAccepted, Reserve};
 
 use std::fmt;

@@ -58,6 +58,11 @@ impl Mailbox {
         Ok(Self(region.leased(permit)))
     }
 
+    /// The same mailbox, if the other side is of this user, which is not the own one.
+    pub(super) fn shared_with(self, user: u32) -> Self {
+        Self(self.0.shared_with(user, None))
+    }
+
     /// The slot of this number; `None` from [`SLOTS`] on.
     pub(super) fn slot(&self, number: u32) -> Option<Slot> {
         if number >= SLOTS {

@@ -5,6 +5,7 @@
 //! received, and sockets that came in one packet. TCP sockets do not linger; but UNIX sockets may
 //! have some in their queues that do.
 
+use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,6 +23,7 @@ use rustix::net::{
 use rustix::process::{Resource, getrlimit};
 
 use super::{SCM_MAX_FD, TIME_SPACE, UNREAD_LEN, has_more};
+use crate::is_own_user;
 
 /// Whose descriptors wait together, and are closed by threads of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +34,13 @@ pub(super) enum Share {
     NotAllowed,
     /// Listening sockets of this process, with connections of several users.
     Listeners,
+}
+
+impl Share {
+    /// Whether it is the share of the own user.
+    pub(super) fn is_own(self) -> bool {
+        matches!(self, Self::User(user) if is_own_user(user))
+    }
 }
 
 /// What is to be closed.
@@ -45,6 +54,8 @@ pub(super) enum Content {
     Passed(Vec<OwnedFd>),
     /// An eventfd or a memory file that a peer has as well, or had.
     File(OwnedFd),
+    /// Memory that a peer has as well, or had, and whether it counts as a file.
+    Memory(Box<dyn Any + Send>, bool),
 }
 
 /// Whether there are descriptors enough to accept another connection; false while so many wait to
@@ -91,8 +102,8 @@ pub(super) fn close_elsewhere(content: Content, share: Share) {
     let share = closers.counted(share);
     let closer = closers.0.entry(share).or_default();
     WAITING.fetch_add(content.len(), Ordering::Relaxed);
-    match content {
-        Content::File(_) => closer.files += 1,
+    match &content {
+        Content::File(_) | Content::Memory(..) => closer.files += content.len(),
         Content::Unread(_) | Content::Refused(..) | Content::Passed(_) => {
             closer.waiting += content.len();
         }
@@ -124,8 +135,12 @@ fn close_all(share: Share) {
             }
             Content::Passed(passed) => close_passed(passed, share),
             Content::File(file) => {
-                forget_file(share);
+                forget_files(share, 1);
                 drop(file);
+            }
+            Content::Memory(memory, is_counted) => {
+                forget_files(share, usize::from(is_counted));
+                drop(memory);
             }
         }
     }
@@ -246,11 +261,11 @@ fn forget(share: Share, count: usize) {
     }
 }
 
-/// The same for an eventfd.
-fn forget_file(share: Share) {
-    WAITING.fetch_sub(1, Ordering::Relaxed);
+/// The same for files and memory.
+fn forget_files(share: Share, count: usize) {
+    WAITING.fetch_sub(count, Ordering::Relaxed);
     if let Some(closer) = closers().0.get_mut(&share) {
-        closer.files -= 1;
+        closer.files -= count;
     }
 }
 
@@ -276,18 +291,20 @@ impl Closers {
 struct Closer {
     queue: VecDeque<Content>,
     threads: usize,
-    /// Descriptors in the queue and those that threads have not begun to close, without eventfds.
+    /// Descriptors in the queue and those that threads have not begun to close, without files.
     waiting: usize,
-    /// [Files](Content::File) in the queue.
+    /// [Files](Content::File), and [memory](Content::Memory) that counts as such, in the queue.
     files: usize,
     /// Locked by a thread while it has descriptors of a packet that it only peeks at.
     looking: Arc<Mutex<()>>,
 }
 
 impl Content {
+    /// What it counts for.
     fn len(&self) -> usize {
         match self {
             Self::Unread(_) | Self::Refused(..) | Self::File(_) => 1,
+            Self::Memory(_, is_counted) => usize::from(*is_counted),
             Self::Passed(passed) => passed.len(),
         }
     }

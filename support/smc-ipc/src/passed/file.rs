@@ -11,8 +11,9 @@ use super::{PeerSocket, is_eventfd};
 /// A memory file or an eventfd that a peer has as well: one that it has passed, or that is passed
 /// to it.
 ///
-/// Dropping it never waits. A file of `memfd_create(2)` is closed at once; an eventfd, or a memory
-/// file that has a path, by another thread, and until then it counts to the user of the peer.
+/// Dropping it never waits. A file of `memfd_create(2)` of a peer of the own user is closed at once.
+/// An eventfd, a memory file that has a path, or one of a peer of another user is closed by another
+/// thread, and until then it counts to the user of the peer.
 #[derive(Debug)]
 pub struct PeerFile {
     /// Taken when dropped.
@@ -37,6 +38,12 @@ impl PeerFile {
         Err(fd)
     }
 
+    /// Closes it at once. For a memory file that is mapped for longer than that: this is not its last
+    /// close then.
+    pub fn close_mapped(mut self) {
+        self.fd = None;
+    }
+
     #[cfg(test)]
     pub(super) fn is_closed_at_once(&self) -> bool {
         self.closed_for.is_none()
@@ -44,7 +51,7 @@ impl PeerFile {
 
     fn new(fd: OwnedFd, share: Share) -> Self {
         Self {
-            closed_for: (!is_closed_at_once(&fd)).then_some(share),
+            closed_for: (!(share.is_own() && is_closed_at_once(&fd))).then_some(share),
             fd: Some(fd),
         }
     }
@@ -55,9 +62,9 @@ fn is_memory(fd: impl AsFd) -> bool {
     fcntl_get_seals(fd).is_ok()
 }
 
-/// Whether closing it cannot wait, which is so for a file of `memfd_create(2)`: it is not on a
-/// mount of a user. The last file that is open on a mount can end it, and with it all mounts below,
-/// a FUSE file system for one.
+/// Whether closing it waits for no process, which is so for a file of `memfd_create(2)`: it is not
+/// on a mount of a user. The last file that is open on a mount can end it, and with it all mounts
+/// below, a FUSE file system for one.
 fn is_closed_at_once(fd: impl AsFd) -> bool {
     // No file has the number 0.
     static DEVICE: OnceLock<u64> = OnceLock::new();

@@ -5,6 +5,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
+use rustix::process::geteuid;
 use smc_testkit::unix::{is_closed, lingering, pair, send, send_urgent};
 use smc_testkit::wait::{TIMEOUT, until};
 
@@ -47,13 +48,21 @@ fn descriptors_of_other_kinds_are_closed_without_waiting() {
     assert_eq!(suitable, [true, true, false, true, false]);
 }
 
+/// Who has it as well can watch its end, with epoll entries each of which takes time.
+#[test]
+fn a_memory_file_of_another_user_is_closed_on_another_thread() {
+    let own = geteuid().as_raw();
+    for (user, is_at_once) in [(own, true), (own ^ 1, false)] {
+        let memory = memfd_create("smc-test", MemfdFlags::CLOEXEC).unwrap();
+        let memory = PeerFile::received(memory, Share::User(user)).unwrap();
+        assert_eq!(memory.is_closed_at_once(), is_at_once);
+    }
+}
+
 /// The last file that is open on a mount can end the mount, and that can wait.
 #[test]
 fn a_memory_file_with_a_path_is_closed_on_another_thread() {
-    let share = Share::User(u32::MAX - 5);
-    let memory = memfd_create("smc-test", MemfdFlags::CLOEXEC).unwrap();
-    let memory = PeerFile::received(memory, share).unwrap();
-    assert!(memory.is_closed_at_once());
+    let share = Share::User(geteuid().as_raw());
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = std::fs::File::create(dir.path().join("memory")).unwrap();
     match PeerFile::received(file.into(), share) {

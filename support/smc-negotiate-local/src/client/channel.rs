@@ -110,6 +110,10 @@ impl ClientChannel {
         let permit_of_mailbox = mappings::take(uid).map_err(FallbackCause::Full)?;
         let (mailbox, file) = Mailbox::create(permit_of_mailbox)
             .map_err(|error| OsError::new("create memory for the listener", &error))?;
+        let mailbox = match foreign {
+            true => mailbox.shared_with(uid),
+            false => mailbox,
+        };
         let hello = ToListener::Hello { netns }.encode();
         match send(&fd, &hello, &[file.as_fd()]) {
             Ok(_) => {}

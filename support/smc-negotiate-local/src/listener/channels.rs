@@ -418,7 +418,11 @@ impl ListenerChannels {
                     self.send(key, ToClient::Close { refusal });
                     return None;
                 };
-                channel.mailbox = Some(Mailbox::adopt(file.as_fd(), permit).ok()?);
+                let mailbox = Mailbox::adopt(file.as_fd(), permit).ok()?;
+                channel.mailbox = Some(match channel.own {
+                    true => mailbox,
+                    false => mailbox.shared_with(channel.client.uid),
+                });
                 channel.netns = match netns == self.entry.netns {
                     true => ClientNetns::Same,
                     false if channel.own => ClientNetns::Other(HashMap::new()),

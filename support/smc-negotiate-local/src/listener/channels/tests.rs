@@ -3,8 +3,10 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_cookie;
 use smc_ipc::Domain;
-use smc_testkit::slow_close::slow_to_close;
+use smc_testkit::resources::is_mapped;
+use smc_testkit::slow_close::{block_closing_threads, slow_to_close};
 use smc_testkit::user::run_as;
+use smc_testkit::wait::until;
 use tempfile::TempDir;
 
 use super::*;
@@ -328,6 +330,28 @@ fn users_who_are_not_allowed_cost_each_poll_a_bounded_number_of_connections() {
         clients.collect();
     }
     wait_for_refused(flood.len());
+}
+
+#[test]
+fn the_mailbox_of_a_client_of_another_user_is_unmapped_on_the_closing_threads() {
+    let Some(dir) = dir_of_all_users() else {
+        return;
+    };
+    let mut clients = clients(&dir);
+    let name = clients.entry.to_string();
+    let client = run_as(OTHER, || domain(&dir).connect_to(0, &name).unwrap()).unwrap();
+    let (mailbox, file) = Mailbox::create().unwrap();
+    introduce(&client, &clients, &file);
+    drop(mailbox);
+    while clients.collect().more {}
+    assert!(is_mapped(&file));
+    let far = run_as(OTHER, block_closing_threads).unwrap();
+    drop(client);
+    while clients.collect().more {}
+    assert!(clients.channels.is_empty());
+    assert!(is_mapped(&file));
+    drop(far);
+    until(|| !is_mapped(&file), || "it stays mapped".to_owned());
 }
 
 #[test]
