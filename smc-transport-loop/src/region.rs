@@ -78,8 +78,8 @@ impl Mapping {
         })
     }
 
-    /// This process uses the memory no more. Charged for it is this until it is unmapped, if another
-    /// thread does that.
+    /// This process uses the memory no more. Charged for it is this until it is unmapped, if
+    /// another thread does that.
     pub(crate) fn set_last_charge(&self, charge: Charge) {
         if let Some(last_charge) = &self.last_charge {
             let _once = last_charge.set(charge);

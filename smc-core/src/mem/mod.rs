@@ -140,8 +140,8 @@ impl Region {
         }
     }
 
-    /// The same memory, which a process of this user, another than the own one, has as well. With the
-    /// last clone of the result it is dropped [by another thread](PeerMemory), and after it the
+    /// The same memory, which a process of this user, another than the own one, has as well. With
+    /// the last clone of the result it is dropped [by another thread](PeerMemory), and after it the
     /// `permit`, if there is one: a part of a limit on the memory for that user. Without one the
     /// memory counts as a descriptor that waits to be closed.
     #[must_use]

@@ -183,8 +183,8 @@ fn a_user_has_one_share_of_mappings_in_all_devices_of_a_process() {
     victim.register(gid);
 }
 
-/// A peer of another user that has memory files as well can watch their end, with epoll entries each
-/// of which takes time.
+/// A peer of another user that has memory files as well can watch their end, with epoll entries
+/// each of which takes time.
 #[test]
 fn memory_that_a_peer_of_another_user_has_is_unmapped_on_the_closing_threads() {
     if !is_root("start processes of other users") {

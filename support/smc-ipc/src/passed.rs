@@ -263,8 +263,8 @@ pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Whether a socket is a stream. What comes with an urgent byte of it (`MSG_OOB`) is received in its
-/// place from then on: a look would pass over the byte, and a call that receives would drop it.
+/// Whether a socket is a stream. What comes with an urgent byte of it (`MSG_OOB`) is received in
+/// its place from then on: a look would pass over the byte, and a call that receives would drop it.
 fn is_stream(socket: impl AsFd) -> Result<bool, Errno> {
     let is_stream = socket_type(&socket)? == SocketType::STREAM;
     if is_stream {

@@ -79,7 +79,7 @@ fn a_socket_that_other_users_may_watch_is_closed_on_the_closing_threads() {
     let publication = publish(&own);
     let watched = watch(&path(&publication));
     drop(publication);
-    assert!(has_ended(&watched), "nobody else could watch it");
+    assert!(has_ended(&watched), "no other user could watch it");
 
     let shared = Domain::shared(dir.path(), [OTHER]);
     let publication = publish(&shared);
@@ -92,7 +92,7 @@ fn a_socket_that_other_users_may_watch_is_closed_on_the_closing_threads() {
     assert_eq!(shared.connect(NAME).unwrap_err(), Errno::NOENT);
     let mut publication = publish(&shared);
 
-    // One that has lost its name is closed when nobody waits there.
+    // One that has lost its name is closed when no connection waits there.
     std::fs::remove_file(path(&publication)).unwrap();
     let is_there_again = || {
         publication.handle_events();

@@ -11,9 +11,9 @@ use super::{PeerSocket, is_eventfd};
 /// A memory file or an eventfd that a peer has as well: one that it has passed, or that is passed
 /// to it.
 ///
-/// Dropping it never waits. A file of `memfd_create(2)` of a peer of the own user is closed at once.
-/// An eventfd, a memory file that has a path, or one of a peer of another user is closed by another
-/// thread, and until then it counts to the user of the peer.
+/// Dropping it never waits. A file of `memfd_create(2)` of a peer of the own user is closed at
+/// once. An eventfd, a memory file that has a path, or one of a peer of another user is closed by
+/// another thread, and until then it counts to the user of the peer.
 #[derive(Debug)]
 pub struct PeerFile {
     /// Taken when dropped.
@@ -38,8 +38,8 @@ impl PeerFile {
         Err(fd)
     }
 
-    /// Closes it at once. For a memory file that is mapped for longer than that: this is not its last
-    /// close then.
+    /// Closes it at once. For a memory file that is mapped for longer than that: this is not its
+    /// last close then.
     pub fn close_mapped(mut self) {
         self.fd = None;
     }

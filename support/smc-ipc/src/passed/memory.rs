@@ -4,9 +4,9 @@ use super::closing::{Content, Share, close_elsewhere};
 
 /// Mapped memory that a process of another user has as well, or has had.
 ///
-/// Dropping it takes no time: another thread does that. When the last mapping of a memory file ends,
-/// and no process has the file open, the system reports that to all who watch the file, which takes
-/// time for each epoll entry of their inotify descriptors.
+/// Dropping it takes no time: another thread does that. When the last mapping of a memory file
+/// ends, and no process has the file open, the system reports that to all who watch the file, which
+/// takes time for each epoll entry of their inotify descriptors.
 #[derive(Debug)]
 pub struct PeerMemory<T: Send + 'static> {
     /// Taken when dropped.

@@ -340,7 +340,7 @@ fn the_mailbox_of_a_client_of_another_user_is_unmapped_on_the_closing_threads() 
     let mut clients = clients(&dir);
     let name = clients.entry.to_string();
     let client = run_as(OTHER, || domain(&dir).connect_to(0, &name).unwrap()).unwrap();
-    let (mailbox, file) = Mailbox::create().unwrap();
+    let (mailbox, file) = Mailbox::create(own_permit()).unwrap();
     introduce(&client, &clients, &file);
     drop(mailbox);
     while clients.collect().more {}
