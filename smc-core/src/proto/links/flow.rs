@@ -172,25 +172,29 @@ impl LinkGroup {
                 return true;
             }
             Some(DeferredRequest::Add { until, .. }) if until <= now => return true,
-            Some(DeferredRequest::Add { over, offered, .. })
-                if self.local_rmbs.has_no_requests() =>
-            {
+            Some(DeferredRequest::Add { over, offered, .. }) if self.may_add_link() => {
                 self.start_join(now, over, offered);
                 return true;
             }
             deferred => self.pending.deferred = deferred,
         }
-        if self.local_rmbs.has_no_requests() {
-            if let Some(trigger) = self.pending.add.take() {
-                self.start_offer(now, trigger);
-                return true;
-            }
-            if std::mem::take(&mut self.pending.request) {
-                self.start_request(now);
-                return true;
-            }
+        if self.may_add_link()
+            && let Some(trigger) = self.pending.add.take()
+        {
+            self.start_offer(now, trigger);
+            return true;
+        }
+        if self.local_rmbs.has_no_requests() && std::mem::take(&mut self.pending.request) {
+            self.start_request(now);
+            return true;
         }
         self.pending.is_empty() && self.start_rkey(now)
+    }
+
+    /// Whether a link can be opened: no RKEY is being confirmed or deleted, and no device still
+    /// works on the link of a flow that has ended.
+    pub(super) fn may_add_link(&self) -> bool {
+        self.local_rmbs.has_no_requests() && self.awaits_device.is_none()
     }
 
     /// A step towards a new link is done.

@@ -44,6 +44,9 @@ pub struct LinkGroup {
     pub(super) leaving: Vec<(LinkInfo, Option<LinkFailure>)>,
     pub(super) is_established: bool,
     pub(super) flow: Option<Flow>,
+    /// The link whose queue pair a device opens or connects, possibly for a flow that has ended.
+    /// Until it has answered, no flow opens another one, however often the peer requests that.
+    pub(super) awaits_device: Option<LinkId>,
     pub(super) pending: PendingFlows,
     /// An offer that was abandoned here, but perhaps not by the client.
     pub(super) abandoned: Option<LinkNumber>,
@@ -75,6 +78,7 @@ impl LinkGroup {
             leaving: Vec::new(),
             is_established: false,
             flow: None,
+            awaits_device: None,
             pending: PendingFlows::default(),
             abandoned: None,
             end: None,
@@ -175,6 +179,7 @@ impl LinkGroup {
         link: LinkId,
         result: Result<LinkAddress, DeviceError>,
     ) {
+        self.awaits_device.take_if(|awaited| *awaited == link);
         if let Some(mut flow) = self.flow.take_if(|flow| flow.new_link() == Some(link)) {
             let progress = match (&mut flow, result) {
                 (Flow::Offer(offer), Ok(local)) => self.offer_opened(offer, local),
@@ -193,6 +198,7 @@ impl LinkGroup {
         link: LinkId,
         result: Result<(), DeviceError>,
     ) {
+        self.awaits_device.take_if(|awaited| *awaited == link);
         if let (Some(found), Ok(())) = (self.find_link(link), &result) {
             found.is_connected = true;
         }

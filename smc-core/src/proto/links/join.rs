@@ -6,7 +6,7 @@ use smc_wire::llc::{AddLink, AddLinkClass, AddLinkCont, Class, RejectReason, Rto
 
 use super::flow::{AddFailure, DeferredRequest, Flow, Progress};
 use super::tokens::RtokenExchange;
-use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId};
+use super::{GroupType, LinkGroup, LinkId};
 use crate::device::{LinkAddress, RdmaAddress};
 use crate::proto::after;
 use crate::proto::group::DeviceIndex;
@@ -118,9 +118,7 @@ impl LinkGroup {
             self.flow = None;
             self.long_messages.answered(&mut self.outputs);
         }
-        let is_idle = self.flow.is_none()
-            && self.local_rmbs.has_no_requests()
-            && self.pending.deferred.is_none();
+        let is_idle = self.flow.is_none() && self.may_add_link() && self.pending.deferred.is_none();
         if is_idle {
             self.start_join(now, over, offered);
         } else if self.pending.deferred.is_none() && self.is_established_link(over) {
@@ -150,11 +148,7 @@ impl LinkGroup {
             offered,
             exchange: RtokenExchange::default(),
         }));
-        self.outputs.push_back(LinkGroupOutput::Open {
-            link,
-            device,
-            address,
-        });
+        self.open(link, device, address);
     }
 
     /// Steps 1 to 3: where to open the link, and the type of the group afterwards.

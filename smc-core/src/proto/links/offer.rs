@@ -10,7 +10,7 @@ use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
 use super::flow::{AddFailure, Flow, Progress, Trigger};
 use super::tokens::RtokenExchange;
-use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId};
+use super::{GroupType, LinkGroup, LinkId};
 use crate::device::{LinkAddress, RdmaAddress, Route};
 use crate::proto::after;
 use crate::proto::group::DeviceIndex;
@@ -115,11 +115,7 @@ impl LinkGroup {
             exchange: RtokenExchange::default(),
             trigger,
         }));
-        self.outputs.push_back(LinkGroupOutput::Open {
-            link,
-            device,
-            address,
-        });
+        self.open(link, device, address);
     }
 
     /// Steps 1 to 3: where to open a link, and the type of the group afterwards.

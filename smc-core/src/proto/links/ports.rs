@@ -7,7 +7,7 @@ use smc_wire::types::{LinkNumber, LinkUid};
 
 use super::link::LinkRecord;
 use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, PortCandidate};
-use crate::device::{LinkAddress, RoceKind};
+use crate::device::{LinkAddress, RdmaAddress, RoceKind};
 use crate::proto::group::DeviceIndex;
 
 impl LinkGroup {
@@ -76,10 +76,21 @@ impl LinkGroup {
         }
     }
 
+    /// Has a device make the queue pair of a new link.
+    pub(super) fn open(&mut self, link: LinkId, device: DeviceIndex, address: RdmaAddress) {
+        self.awaits_device = Some(link);
+        self.outputs.push_back(LinkGroupOutput::Open {
+            link,
+            device,
+            address,
+        });
+    }
+
     pub(super) fn connect(&mut self, link: LinkId, peer: LinkAddress) {
         let route = self.route;
         if let Some(found) = self.find_link(link) {
             found.info.peer = Some(peer);
+            self.awaits_device = Some(link);
             self.outputs
                 .push_back(LinkGroupOutput::Connect { link, peer, route });
         }

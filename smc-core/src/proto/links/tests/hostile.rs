@@ -203,3 +203,43 @@ fn apply(world: &mut World, side: usize, event: Event, tokens: &mut Vec<RtokenId
         _ => {}
     });
 }
+
+/// ADD LINK and DELETE LINK in turn, for a link that is not there yet.
+#[test]
+fn a_server_that_adds_and_deletes_links_has_one_queue_pair_made_at_a_time() {
+    let mut world = World::connected([1, 2], LlcTerms::v2_1(2, 255), LlcConfig::default());
+    let now = world.now;
+    let group = &mut world.hosts[CLIENT].group;
+    while group.poll_output().is_some() {}
+    let link = group.links().next().expect("it is connected").id;
+    let header = |kind, flags| {
+        let mut message = vec![0; 44];
+        (message[0], message[1], message[3]) = (kind, 44, flags);
+        message
+    };
+    let mut add = header(0x22, 0);
+    add[4..10].copy_from_slice(&[2, 0, 0, 0, 9, 9]);
+    (add[12], add[27], add[30], add[31], add[32]) = (0xfd, 9, 5, 100, 3);
+    let mut delete = header(0x24, 0x20);
+    delete[4] = 100;
+
+    let mut opened = Vec::new();
+    for _ in 0..100 {
+        group.handle_message(now, link, &add);
+        group.handle_message(now, link, &delete);
+        while let Some(output) = group.poll_output() {
+            if let LinkGroupOutput::Open { link, .. } = output {
+                opened.push(link);
+            }
+        }
+    }
+    assert_eq!(opened.len(), 1);
+    group.handle_opened(now, opened[0], Err(DeviceError::NoMemory));
+    group.handle_message(now, link, &add);
+    let mut outputs = std::iter::from_fn(|| group.poll_output());
+    let is_open = |output: &LinkGroupOutput| matches!(output, LinkGroupOutput::Open { .. });
+    assert!(
+        outputs.any(|output| is_open(&output)),
+        "the device has answered"
+    );
+}
