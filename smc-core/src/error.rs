@@ -94,7 +94,8 @@ pub enum Phase {
     Accept,
     /// The client's CONFIRM.
     Confirm,
-    /// A link group that another connection is creating.
+    /// A step of the set-up after the messages, such as entering a link group that another
+    /// connection is creating.
     Group,
     /// A device operation.
     Device,

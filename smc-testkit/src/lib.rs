@@ -1,5 +1,5 @@
-//! What an author of an SMC transport needs as a dev-dependency: a judge for devices, a machine
-//! to run whole streams on, and things that go wrong on purpose.
+//! What an author of an SMC transport needs as a dev-dependency: the conformance suite for devices,
+//! a virtual runtime for whole streams, and fault injection.
 //!
 //! - [`conformance`]: every rule that a device has to keep, as a test of its own. One line in the
 //!   provider's tests makes them all: [`conformance_suite!`] for SMC-D, [`rdma_conformance_suite!`]

@@ -4,7 +4,7 @@
 //!
 //! A device has an identity, registers buffers, moves data into the buffers of its peers, reports
 //! what its peers signalled, and has a doorbell. That is all there is to it; what follows is the
-//! whole transport, in safe code. The tests at the end let the conformance suite judge it.
+//! whole transport, in safe code. The tests at the end run the conformance suite on it.
 
 use std::collections::HashMap;
 use std::error::Error;

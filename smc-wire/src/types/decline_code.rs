@@ -43,7 +43,7 @@ macro_rules! decline_codes {
                 }
             }
 
-            /// One sentence for people, or `None` for unknown values.
+            /// One sentence as text, or `None` for unknown values.
             #[must_use]
             pub const fn description(self) -> Option<&'static str> {
                 match self {

@@ -327,7 +327,7 @@ fn rows() -> Vec<(FallbackReason, &'static str)> {
         ),
         (
             step(DeclineCause::Rkey(RkeyError::NoKey)),
-            "0x09990003 link went down",
+            "0x09990003 link of the handshake has failed, or has no key for the RMB",
         ),
         (
             step(DeclineCause::Rkey(RkeyError::Ended)),
@@ -339,7 +339,7 @@ fn rows() -> Vec<(FallbackReason, &'static str)> {
         ),
         (
             step(DeclineCause::FirstLink(FirstLinkError::Eyecatchers)),
-            "0x03050000 peer wants eyecatchers in its buffers",
+            "0x03050000 peer requires eyecatchers in its buffers",
         ),
         (
             step(DeclineCause::FirstLink(FirstLinkError::LinkDown)),

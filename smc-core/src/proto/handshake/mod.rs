@@ -9,7 +9,7 @@
 //!      | <------------------- ACCEPT ------------------- |
 //!   Reach, Enter, Register, Attach                       |
 //!      | ------------------ CONFIRM -------------------> |
-//!   Open                                              Open, Attach
+//!   EstablishGroup                                    EstablishGroup, Attach
 //!   Established                                       Established
 //! ```
 //!

@@ -103,8 +103,8 @@ pub enum FirstLinkError {
     /// The peer sent nothing in time.
     #[error("CONFIRM LINK did not come in time")]
     TimedOut,
-    /// The peer wants eyecatchers in RMBs, which are no longer written.
-    #[error("peer wants eyecatchers in its buffers")]
+    /// The peer requires eyecatchers in RMBs, which are no longer written.
+    #[error("peer requires eyecatchers in its buffers")]
     Eyecatchers,
     /// The link failed, or the group was ended.
     #[error("link went down")]
@@ -124,7 +124,7 @@ pub enum RkeyError {
     #[error("rkey could not be announced in time")]
     NoTurn,
     /// There is no key for the link of the handshake, or that link has failed.
-    #[error("link went down")]
+    #[error("link of the handshake has failed, or has no key for the RMB")]
     NoKey,
     /// The link group has ended.
     #[error("link group has ended")]

@@ -17,9 +17,9 @@ use crate::device::{OpId, SENDS_MAX};
 /// `C` identifies a connection.
 ///
 /// ```text
-///   queue(message) --> messages --+
-///                                 +-> next() --> post --> posted() --> outstanding --> completed()
-///   wait(conn) --> connections ---+
+///   queue_message ----> messages -----+
+///                                     +-> next_post --> posted --> outstanding --> completed
+///   queue_connection -> connections --+
 /// ```
 #[derive(Clone, Debug)]
 pub struct SendQueue<C> {
