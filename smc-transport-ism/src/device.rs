@@ -147,7 +147,7 @@ impl Direct for IsmDevice {
     }
 
     fn nocopy(&self) -> Option<&dyn Nocopy> {
-        self.node.memory.nocopy().then_some(self as &dyn Nocopy)
+        self.node.memory.is_nocopy().then_some(self as &dyn Nocopy)
     }
 
     fn peer_events(&self) -> Option<&dyn PeerEvents> {
@@ -204,7 +204,7 @@ impl fmt::Debug for IsmDevice {
             .field("gid", &format_args!("{}", self.gid()))
             .field("chid", &self.chid())
             .field("slot", &self.slot())
-            .field("nocopy", &self.node.memory.nocopy())
+            .field("nocopy", &self.node.memory.is_nocopy())
             .field("limits", &self.node.limits)
             .field("peers", &self.peers())
             .field("dmbs", &self.dmbs())

@@ -17,6 +17,8 @@ nibble! {
     ///
     /// let code = SizeCode::for_len(65_536).unwrap();
     /// assert_eq!((code.code(), code.bytes()), (2, 65_536));
+    /// assert_eq!(code.smaller(), SizeCode::for_len(32_768));
+    /// assert_eq!(SizeCode::MIN.smaller(), None);
     /// assert_eq!(code.ring_r().size(), 65_536);
     /// assert_eq!(code.ring_d().size(), 65_536 - 32);
     /// ```
@@ -42,6 +44,12 @@ impl SizeCode {
         (Self::MIN.0..=Self::MAX.0)
             .map(Self)
             .find(|code| code.bytes() >= len)
+    }
+
+    /// Half of this size, or `None` for the smallest.
+    #[must_use]
+    pub fn smaller(self) -> Option<Self> {
+        self.0.checked_sub(1).map(Self)
     }
 
     /// The size in bytes.

@@ -129,7 +129,7 @@ impl FabricMemory {
     }
 
     /// Whether peers' buffers are written in place.
-    pub(crate) fn nocopy(&self) -> bool {
+    pub(crate) fn is_nocopy(&self) -> bool {
         self.nocopy
     }
 

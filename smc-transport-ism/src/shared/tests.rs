@@ -48,7 +48,7 @@ fn created_memory_can_be_opened() {
     let found = FabricMemory::open(all).unwrap();
     assert_eq!(found.fabric(), made.fabric());
     assert_eq!(found.layout, made.layout);
-    assert_eq!((found.chid(), found.nocopy()), (made.chid(), false));
+    assert_eq!((found.chid(), found.is_nocopy()), (made.chid(), false));
     assert!(made.chid().is_emulated() && made.chid() != Chid::LOOPBACK);
 }
 

@@ -116,8 +116,7 @@ impl RdmaBufferPool {
         loop {
             match self.take(size, access) {
                 Err(error) if error.is_lack_of_memory() => {
-                    let smaller = size.code().checked_sub(1).and_then(SizeCode::new);
-                    size = smaller.ok_or(error)?;
+                    size = size.smaller().ok_or(error)?;
                 }
                 taken => return taken,
             }

@@ -529,8 +529,7 @@ fn is_intended(intent: Intent, member: Member) -> bool {
 
 /// Changes to the next smaller buffer, if memory is short and a smaller size exists.
 fn shrink(size: &mut SizeCode, error: &DeviceError) -> bool {
-    let smaller = size.code().checked_sub(1).and_then(SizeCode::new);
-    match smaller.filter(|_| error.is_lack_of_memory()) {
+    match size.smaller().filter(|_| error.is_lack_of_memory()) {
         Some(smaller) => {
             *size = smaller;
             true
