@@ -217,65 +217,41 @@ impl Step {
 
     /// The phase that a timeout is reported for, if nothing can be saved.
     pub(super) const fn phase(&self) -> Phase {
-        match self.awaits {
-            Awaits::Proposal => Phase::Proposal,
-            Awaits::Accept => Phase::Accept,
-            Awaits::Confirm => Phase::Confirm,
-            Awaits::Nothing
-            | Awaits::Reach
-            | Awaits::Enter
-            | Awaits::Register
-            | Awaits::Attach
-            | Awaits::OpenLink
-            | Awaits::PrepareRmb
-            | Awaits::ConfirmRkey
-            | Awaits::BindPeer
-            | Awaits::ConnectLink
-            | Awaits::ConfirmLink
-            | Awaits::LateDecline
-            | Awaits::EstablishGroup => Phase::Group,
-        }
+        self.awaits.facts().0
     }
 
     pub(super) const fn clock(&self) -> Clock {
-        match self.awaits {
-            Awaits::Proposal | Awaits::Accept | Awaits::Confirm => Clock::Message,
-            Awaits::ConfirmLink => Clock::ConfirmLink,
-            Awaits::LateDecline => Clock::LateDecline,
-            Awaits::Nothing
-            | Awaits::Reach
-            | Awaits::Enter
-            | Awaits::Register
-            | Awaits::Attach
-            | Awaits::OpenLink
-            | Awaits::PrepareRmb
-            | Awaits::ConfirmRkey
-            | Awaits::BindPeer
-            | Awaits::ConnectLink
-            | Awaits::EstablishGroup => Clock::Work,
-        }
+        self.awaits.facts().1
     }
 
     /// The message that may come now; a DECLINE may come in its place. While the peer waits for
     /// messages on the link it can only decline.
     pub(super) const fn message_type(&self) -> Option<ClcType> {
-        match self.awaits {
-            Awaits::Proposal => Some(ClcType::Proposal),
-            Awaits::Accept => Some(ClcType::Accept),
-            Awaits::Confirm => Some(ClcType::Confirm),
-            Awaits::ConfirmRkey | Awaits::ConfirmLink | Awaits::LateDecline => {
-                Some(ClcType::Decline)
-            }
-            Awaits::Nothing
-            | Awaits::Reach
-            | Awaits::Enter
-            | Awaits::Register
-            | Awaits::Attach
-            | Awaits::OpenLink
-            | Awaits::PrepareRmb
-            | Awaits::BindPeer
-            | Awaits::ConnectLink
-            | Awaits::EstablishGroup => None,
+        self.awaits.facts().2
+    }
+}
+
+impl Awaits {
+    /// The phase, the time and the message of a step that waits for this.
+    const fn facts(self) -> (Phase, Clock, Option<ClcType>) {
+        let decline = Some(ClcType::Decline);
+        match self {
+            Self::Proposal => (Phase::Proposal, Clock::Message, Some(ClcType::Proposal)),
+            Self::Accept => (Phase::Accept, Clock::Message, Some(ClcType::Accept)),
+            Self::Confirm => (Phase::Confirm, Clock::Message, Some(ClcType::Confirm)),
+            Self::Nothing
+            | Self::Reach
+            | Self::Enter
+            | Self::Register
+            | Self::Attach
+            | Self::OpenLink
+            | Self::PrepareRmb
+            | Self::BindPeer
+            | Self::ConnectLink
+            | Self::EstablishGroup => (Phase::Group, Clock::Work, None),
+            Self::ConfirmRkey => (Phase::Group, Clock::Work, decline),
+            Self::ConfirmLink => (Phase::Group, Clock::ConfirmLink, decline),
+            Self::LateDecline => (Phase::Group, Clock::LateDecline, decline),
         }
     }
 }
