@@ -123,7 +123,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use rustix::process::geteuid;
 use smc_core::error::{FallbackCause, OsError};
 use smc_core::mutex::Mutex;
 use smc_core::negotiate::{Candidate, Negotiation, Published};
@@ -214,10 +213,6 @@ impl Negotiation for Local {
             tcp,
         )?))
     }
-}
-
-fn is_own(uid: u32) -> bool {
-    uid == geteuid().as_raw()
 }
 
 #[cfg(test)]

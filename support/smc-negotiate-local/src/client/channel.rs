@@ -18,15 +18,14 @@ use smc_core::mutex::Mutex;
 use smc_core::negotiate::Credentials;
 use smc_core::reactor_turns::ReactorTurns;
 use smc_core::runtime::{Runtime, Timer, Watch};
-use smc_ipc::Domain;
 use smc_ipc::channel::{Received, receive, send};
 use smc_ipc::passed::PeerSocket;
 use smc_ipc::runtime_dir::Connected;
+use smc_ipc::{Domain, is_own_user};
 
 use super::backoff::Backoff;
 use crate::directory::Entry;
 use crate::early::{CachedHandshake, EarlyConfirm};
-use crate::is_own;
 use crate::mailbox::{Announcement, Direction, Generation, Mailbox, PROBES, SLOTS, Slot, State};
 use crate::message::{MANY, MAX_LEN, ToClient, ToListener};
 use crate::netns::NetNs;
@@ -105,7 +104,7 @@ impl ClientChannel {
             return Err(FallbackCause::User { uid });
         }
         fd.set_allowed();
-        let foreign = !is_own(uid);
+        let foreign = !is_own_user(uid);
         check_owner(uid, foreign, target.map(|target| target.uid))?;
         let permit_of_mailbox = mappings::take(uid).map_err(FallbackCause::Full)?;
         let (mailbox, file) = Mailbox::create(permit_of_mailbox)

@@ -26,12 +26,12 @@ use smc_core::error::{FallbackCause, Limit, OsError};
 use smc_core::mutex::Mutex;
 use smc_core::runtime::Runtime;
 use smc_ipc::runtime_dir::{ConnectTime, Connected};
-use smc_ipc::{Domain, RuntimeDirError};
+use smc_ipc::{Domain, RuntimeDirError, is_own_user};
 
 use crate::directory::Entry;
 use crate::netns::{NetNs, canonical, has_scope, is_local, is_routable};
+use crate::reachability;
 use crate::sock_diag::{SockDiag, SocketInfo};
-use crate::{is_own, reachability};
 use candidate::LocalCandidate;
 use directories::{Directories, Found, NamedListener};
 use search::search;
@@ -462,7 +462,7 @@ fn not_announced(searched: &Arc<[PathBuf]>) -> FallbackCause {
 /// The descriptor of a new channel, which is counted if the listener belongs to another user. Ends
 /// unused channels to that user, if there can be no further one.
 fn take_descriptor(channels: &mut Channels, uid: u32) -> Result<Option<Permit>, FallbackCause> {
-    if is_own(uid) {
+    if is_own_user(uid) {
         return Ok(None);
     }
     let take = |channels: &Channels| {

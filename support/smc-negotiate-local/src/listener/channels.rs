@@ -24,11 +24,12 @@ use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::negotiate::Credentials;
 use smc_core::shares::Shares;
 use smc_ipc::channel::{Received, receive, send};
+use smc_ipc::is_own_user;
 use smc_ipc::passed::{Passed, PeerSocket};
 use smc_ipc::runtime_dir::Publication;
+use smc_ipc::shortage::Shortage;
 
 use crate::directory::{Entry, Scope};
-use crate::is_own;
 use crate::mailbox::{Direction, Mailbox, Slot};
 use crate::message::{MANY, MAX_LEN, NONCE_LEN, ToClient, ToListener};
 use crate::netns::canonical;
@@ -53,8 +54,8 @@ pub(super) struct ListenerChannels {
     recent: Vec<u64>,
     /// Why the last connection that was searched was not claimed, if it was offered.
     cause: Option<FallbackCause>,
-    /// The resource that was exhausted when a client was not accepted, and the time.
-    shortage: Option<(Instant, OsError)>,
+    /// The resource that was exhausted when a client was not accepted.
+    shortage: Shortage,
     /// Time of the next heartbeat.
     next_heartbeat: Option<Instant>,
     /// Handshakes that wait for messages of a client, by channel and slot.
@@ -144,7 +145,7 @@ impl ListenerChannels {
             next_channel: 0,
             recent: Vec::new(),
             cause: None,
-            shortage: None,
+            shortage: Shortage::default(),
             next_heartbeat: None,
             waiting: HashMap::new(),
             diag: SockDiag::open()
@@ -295,10 +296,9 @@ impl ListenerChannels {
                 Err(Errno::AGAIN) => return,
                 Err(error) => {
                     let error = OsError::new("accept a client's channel", &error.into());
-                    if !error.is_lack() {
+                    if !self.shortage.record(&error) {
                         return;
                     }
-                    self.shortage = Some((now, error));
                     continue;
                 }
             };
@@ -306,7 +306,7 @@ impl ListenerChannels {
                 continue;
             };
             let uid = client.uid;
-            let own = is_own(uid);
+            let own = is_own_user(uid);
             let permit = (!own).then(|| descriptors::take(uid, 1)).transpose();
             let (true, Ok(permit)) = (self.has_capacity(uid), permit) else {
                 // Its connections are plain TCP, whether it reads this or not.
@@ -341,7 +341,8 @@ impl ListenerChannels {
     /// Whether this listener has a place for a client of this user. Other users cannot exhaust the
     /// channels of the listener's user, nor of each other.
     fn has_capacity(&self, uid: u32) -> bool {
-        self.channels.len() < MAX_CHANNELS && (is_own(uid) || self.of_others.has_capacity(&uid))
+        self.channels.len() < MAX_CHANNELS
+            && (is_own_user(uid) || self.of_others.has_capacity(&uid))
     }
 
     /// Ends channels on which HELLO has not come in time.

@@ -21,14 +21,14 @@ use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
 use smc_core::negotiate::{Credentials, Published, SideChannel, Verdict};
 use smc_core::runtime::{Runtime, Socket, SocketOptions, Watch};
-use smc_ipc::Domain;
 use smc_ipc::runtime_dir::Publication;
+use smc_ipc::{Domain, is_own_user};
 
 use crate::directory::{Entry, Scope};
 use crate::mailbox::Direction;
 use crate::message::ToClient;
 use crate::netns::{NetNs, canonical};
-use crate::{is_own, reachability};
+use crate::reachability;
 use channels::{Claimed, Collected, ListenerChannels, Pair, ProbeRequest};
 
 /// A published listener. Dropping it removes its name and ends its channels.
@@ -88,7 +88,7 @@ impl LocalListener {
             netns,
             clients: Mutex::new(clients),
             not_offered: match fstat(tcp).map_err(inspect)?.st_uid {
-                owner if is_own(owner) => FallbackCause::NotOffered,
+                owner if is_own_user(owner) => FallbackCause::NotOffered,
                 owner => FallbackCause::NotOwner {
                     uid: geteuid().as_raw(),
                     owner: Some(owner),

@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{Shutdown, shutdown};
@@ -97,11 +97,7 @@ impl ListenerChannels {
 
     /// Why the last connection that was searched was not claimed, if that is known.
     pub(crate) fn take_cause(&mut self) -> Option<FallbackCause> {
-        let recent = |(at, _): &&(Instant, _)| at.elapsed() < SHORTAGE_LIFETIME;
-        let shortage = || {
-            let (_, error) = self.shortage.as_ref().filter(recent)?;
-            Some(FallbackCause::Os(error.clone()))
-        };
+        let shortage = || self.shortage.recent().cloned().map(FallbackCause::Os);
         let unpublished = || {
             let publication = self.publication.as_ref()?;
             publication.error().cloned().map(FallbackCause::from)
@@ -189,7 +185,3 @@ impl ListenerChannels {
         poll(&mut ends, Some(&Timespec::default())).is_ok_and(|ended| ended == 0)
     }
 }
-
-/// For how long a channel that was not accepted may explain that a connection is not announced:
-/// about as long as a set-up may take.
-const SHORTAGE_LIFETIME: Duration = Duration::from_secs(10);
