@@ -58,10 +58,9 @@ fn messages_that_wait_in_the_receive_queue_of_the_failed_link_cost_no_byte() {
         let world = RdmaWorld::new(44);
         let (a0, a1) = (world.device("a0", 1), world.device("a1", 3));
         let devices = [world.device("b0", 2), world.device("b1", 4)];
-        let interceptors = [0, 1].map(|at: usize| Interceptor::new(Arc::clone(&devices[at])));
-        let both = interceptors.iter().map(|device| Arc::clone(device) as _);
+        let (interceptors, both) = Interceptor::pair(&devices);
         let client = world.endpoint(&[&a0, &a1]);
-        let server = world.endpoint_on(both.collect(), |builder| builder.ueid(eid()));
+        let server = world.endpoint_on(both, |builder| builder.ueid(eid()));
         world.block_on(async {
             let listener = server.bind(SERVER).await.expect("a free port");
             let first = connect(&client, &listener).await;
@@ -107,9 +106,8 @@ fn a_reader_that_does_not_repeat_its_window_is_asked_for_it() {
         let world = RdmaWorld::new(42);
         let devices = [world.device("a0", 1), world.device("a1", 3)];
         let (b0, b1) = (world.device("b0", 2), world.device("b1", 4));
-        let interceptors = [0, 1].map(|at: usize| Interceptor::new(Arc::clone(&devices[at])));
-        let both = interceptors.iter().map(|device| Arc::clone(device) as _);
-        let client = world.endpoint_on(both.collect(), |builder| builder.ueid(eid()));
+        let (interceptors, both) = Interceptor::pair(&devices);
+        let client = world.endpoint_on(both, |builder| builder.ueid(eid()));
         let server = world.endpoint_with(&[&b0, &b1], |builder| builder.recv_buffer(16 * 1024));
         world.block_on(async {
             let listener = server.bind(SERVER).await.expect("a free port");
@@ -161,9 +159,8 @@ fn a_peer_that_may_hold_data_back_is_asked_to_push_until_it_has_closed() {
     let world = RdmaWorld::new(43);
     let devices = [world.device("a0", 1), world.device("a1", 3)];
     let (b0, b1) = (world.device("b0", 2), world.device("b1", 4));
-    let interceptors = [0, 1].map(|at: usize| Interceptor::new(Arc::clone(&devices[at])));
-    let both = interceptors.iter().map(|device| Arc::clone(device) as _);
-    let client = world.endpoint_on(both.collect(), |builder| builder.ueid(eid()));
+    let (interceptors, both) = Interceptor::pair(&devices);
+    let client = world.endpoint_on(both, |builder| builder.ueid(eid()));
     let server = world.endpoint(&[&b0, &b1]);
     let wishes = Arc::new(AtomicU32::new(0));
     for interceptor in &interceptors {

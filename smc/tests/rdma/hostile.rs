@@ -211,10 +211,9 @@ fn validations_of_messages_that_never_come_end_their_connections_and_drain_no_de
     let world = RdmaWorld::new(47);
     let (a0, a1) = (world.device("a0", 1), world.device("a1", 3));
     let devices = [world.device("b0", 2), world.device("b1", 4)];
-    let interceptors = [0, 1].map(|at: usize| Interceptor::new(Arc::clone(&devices[at])));
-    let both = interceptors.iter().map(|device| Arc::clone(device) as _);
+    let (interceptors, both) = Interceptor::pair(&devices);
     let client = world.endpoint(&[&a0, &a1]);
-    let server = world.endpoint_on(both.collect(), |builder| builder.ueid(eid()));
+    let server = world.endpoint_on(both, |builder| builder.ueid(eid()));
     world.block_on(async {
         let listener = server.bind(SERVER).await.expect("a free port");
         let first = connect(&client, &listener).await;

@@ -46,6 +46,13 @@ impl Interceptor {
         })
     }
 
+    /// Both devices of a host, and the same for an endpoint.
+    pub(crate) fn pair(inner: &[Arc<MemoryRdma>; 2]) -> ([Arc<Self>; 2], Vec<Arc<dyn Device>>) {
+        let both = inner.each_ref().map(|inner| Self::new(Arc::clone(inner)));
+        let devices = both.iter().map(|device| Arc::clone(device) as _);
+        (both.clone(), devices.collect())
+    }
+
     /// From now on each message is replaced by what this gives.
     pub(crate) fn set_filter(&self, with: impl FnMut(&[u8]) -> Vec<Vec<u8>> + Send + 'static) {
         *self.filter.lock().expect("the lock is not poisoned") = Some(Box::new(with));
