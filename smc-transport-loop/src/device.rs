@@ -319,6 +319,28 @@ mod tests {
     }
 
     #[test]
+    fn the_first_use_of_a_buffer_receives_all_that_was_sent_on_a_channel_accepted_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = || {
+            LoopDevice::builder()
+                .domain(Domain::directory(dir.path()))
+                .build()
+                .unwrap()
+        };
+        let (owner, writer) = (device(), device());
+        // More than are received when a channel is accepted.
+        let make = || block_on(owner.register(writer.gid(), 1 << 14)).unwrap();
+        let dmbs: Vec<_> = (0..8).map(|_| make()).collect();
+        // HELLO is received; the channel waits for the one to the owner, which then is made first.
+        drain(&writer);
+        block_on(writer.reach(owner.gid())).unwrap();
+        let data = [IoSlice::new(&[0; 8])];
+        let last = dmbs.last().unwrap().token();
+        let moved = writer.move_data(last, 0, &data, Signal::Yes);
+        assert_eq!(moved, Ok(()), "its message was sent before");
+    }
+
+    #[test]
     fn a_late_notification_for_an_event_taken_before_leaves_the_doorbell_armed() {
         let dir = tempfile::tempdir().unwrap();
         let device = LoopDevice::builder()

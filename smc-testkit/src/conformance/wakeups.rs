@@ -57,7 +57,8 @@ pub(super) fn race(
         // Lets the writer run to its end after a failure.
         seen.store(u32::MAX - 1, Ordering::Release);
         let written = writer.join().unwrap_or_else(|panic| resume_unwind(panic));
-        read.and(written)
+        // The cause first: what is not written is not read.
+        written.and(read)
     })
 }
 
@@ -140,7 +141,8 @@ pub(super) fn wake_ups_are_never_lost_with_many_buffers(fixture: &mut Fixture<'_
         let written = writers
             .into_iter()
             .try_for_each(|writer| writer.join().unwrap_or_else(|panic| resume_unwind(panic)));
-        read.and(written)
+        // The cause first: what is not written is not read.
+        written.and(read)
     })
 }
 

@@ -65,8 +65,8 @@ struct Hello {
 impl Peers {
     /// Accepts connections and receives messages, a bounded number of them. Only the driver, which
     /// passes `events`, removes and reports ended peers. Returns whether there may be more:
-    /// something was ready, which can have been the first of several messages, or a channel is not
-    /// accepted yet.
+    /// something was ready, which can have been the first of several messages, or a channel was not
+    /// accepted before, of which only some messages are received now.
     pub(super) fn run_setup(&self, events: Option<&mut Vec<Event>>) -> Result<bool, DeviceError> {
         let result = self.run_setup_in(&mut self.setup.lock(), events);
         self.wake();
@@ -123,11 +123,12 @@ impl Peers {
             has_found = true;
             handle(ready, share);
         });
+        let had_unverified = !setup.unverified.is_empty();
         let waker = Waker::from(Arc::clone(&self.setup_waker));
         self.handle_connected(setup, &waker);
         self.handle_ended(setup, &mut Context::from_waker(&waker));
         self.expire(setup);
-        result.map(|()| has_found || !setup.unverified.is_empty())
+        result.map(|()| has_found || had_unverified)
     }
 
     /// Has the driver poll a peer that has sent something, and read what is left.
