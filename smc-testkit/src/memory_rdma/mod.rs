@@ -1,7 +1,7 @@
 //! An SMC-R fabric inside one process, in safe code: RDMA devices that reach each other.
 //!
-//! An [`RdmaWire`] is the network; it makes [`MemoryRdma`] devices. They keep the book that real
-//! queue pairs keep: a link works only if both ends were given the right number, packet sequence
+//! An [`RdmaWire`] is the network; it makes [`MemoryRdma`] devices. They check what real
+//! queue pairs check: a link works only if both ends were given the right number, packet sequence
 //! number and MTU of the other, writes need a key and stay in bounds, messages need a receive
 //! buffer, and a sender without an answer gives up after a while.
 //!
