@@ -17,6 +17,7 @@
 //! - `on`, with the feature `runtimes`: the runtimes that applications use.
 //! - [`process`]: a test's own program again, as another process in a role.
 //! - [`port`]: TCP ports of the host that no other process is given between two uses.
+//! - [`nested_epoll`]: a lock of the whole system that any user can hold.
 //! - [`resources`]: what the test's own process has, and its limits.
 //! - [`slow_close`]: descriptors whose closing waits.
 //! - [`unix`]: sockets and descriptors of a peer that keeps to no protocol.
@@ -67,6 +68,7 @@ pub mod memory_rdma;
 pub mod middleware;
 pub mod model;
 pub mod negotiation;
+pub mod nested_epoll;
 #[cfg(feature = "runtimes")]
 pub mod on;
 pub mod port;

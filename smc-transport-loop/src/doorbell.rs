@@ -60,10 +60,10 @@ pub(crate) enum Ready {
 }
 
 impl Doorbell {
-    pub(crate) fn new(listener: BorrowedFd<'_>) -> Result<Self, DeviceError> {
+    pub(crate) fn new(listener: &Arc<OwnedFd>) -> Result<Self, DeviceError> {
         let (outer, inner) = (doorbell::Doorbell::new()?, WatchSet::new()?);
         inner.watch(listener, tag(LISTENER, 0))?;
-        outer.set().watch(&inner, tag(SETUP, 0))?;
+        outer.set().watch_set(&inner, tag(SETUP, 0))?;
         Ok(Self { outer, inner })
     }
 
@@ -105,13 +105,13 @@ impl Doorbell {
     }
 
     /// Watches the eventfd by which a peer notifies.
-    pub(crate) fn watch_peer(&self, eventfd: &PeerFile, peer: u64) -> Result<(), DeviceError> {
+    pub(crate) fn watch_peer(&self, eventfd: &Arc<PeerFile>, peer: u64) -> Result<(), DeviceError> {
         Ok(self.outer.set().watch_edges(eventfd, tag(PEER, peer))?)
     }
 
     pub(crate) fn watch_channel(
         &self,
-        socket: &PeerSocket,
+        socket: &Arc<PeerSocket>,
         role: SocketRole,
         id: u64,
     ) -> Result<(), DeviceError> {

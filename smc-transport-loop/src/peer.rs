@@ -56,7 +56,7 @@ pub(crate) struct PollState {
 #[derive(Debug)]
 pub(crate) struct Incoming {
     /// `None` for the local device itself.
-    pub(crate) channel: Option<PeerSocket>,
+    pub(crate) channel: Option<Arc<PeerSocket>>,
     pub(crate) remote: RemoteBuffers,
     /// Limits what is mapped for peers, by user.
     pub(crate) mappings: Arc<Mappings>,
@@ -142,7 +142,7 @@ impl Peer {
         };
         outcome.more = true;
         for _ in 0..limit {
-            match channel::receive(&*channel) {
+            match channel::receive(channel) {
                 Received::Message(Message::Memory { index, number, len }, files) => {
                     // First, so that memory that replaces other memory fits.
                     remote.remove_memory(index);
@@ -156,7 +156,7 @@ impl Peer {
                 }
                 Received::Closed | Received::Garbage | Received::Message(..) => {
                     // Also notifies the driver if another call has received it.
-                    let _ = shutdown(&*channel, Shutdown::Both);
+                    let _ = shutdown(&channel, Shutdown::Both);
                     outcome.dead = true;
                     outcome.more = false;
                     break;

@@ -19,8 +19,10 @@ use futures_lite::future::{block_on, poll_once};
 use rustix::net::accept;
 use rustix::process::geteuid;
 use smc_core::device::{DeviceError, Direct, Event};
-use smc_ipc::runtime_dir::thread::{Place, start};
+use smc_ipc::Domain;
+use smc_ipc::thread::{Lock, start};
 use smc_testkit::wait::TIMEOUT;
+use smc_transport_loop::LoopDevice;
 use smc_wire::types::Gid;
 use tempfile::TempDir;
 
@@ -30,13 +32,13 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Holds the thread of a place until the result is dropped.
-fn hold(place: Place) -> Sender<()> {
+/// Holds the thread of a lock until the result is dropped.
+fn hold(of: Lock) -> Sender<()> {
     let (release, released) = channel::<()>();
     let (begin, begun) = channel();
     // It may still be held by the last test.
-    while start(place.clone(), || ()).is_err() {}
-    start(place, move || {
+    while start(of.clone(), || ()).is_err() {}
+    start(of, move || {
         begin.send(()).unwrap();
         assert!(released.recv().is_err());
     })
@@ -46,8 +48,8 @@ fn hold(place: Place) -> Sender<()> {
 }
 
 /// The thread on which devices of the own user are looked up.
-fn look_ups() -> Place {
-    Place::OfUser(geteuid().as_raw())
+fn look_ups() -> Lock {
+    Lock::DirectoriesOf(geteuid().as_raw())
 }
 
 /// Drives the device as a runtime does, until something holds.
@@ -155,10 +157,34 @@ fn a_call_that_needs_a_look_up_leaves_its_thread_to_other_tasks() {
 }
 
 #[test]
+fn while_no_descriptor_can_be_watched_there_are_no_new_peers_and_others_go_on() {
+    let _alone = alone();
+    let (dir, ours) = scene();
+    let [before, after] = [(); 2].map(|()| DrivenDevice::in_dir(dir.path()));
+    ours.reach(before.gid());
+    before.accept();
+    let dmb = block_on(before.device.register(ours.gid(), 1 << 14)).unwrap();
+    ours.accept();
+    let release = hold(Lock::NestedEpoll);
+    let error = block_on(ours.device.reach(after.gid())).unwrap_err();
+    assert!(error.to_string().contains("timed out"), "{error}");
+    let built = LoopDevice::builder().domain(Domain::directory(dir.path()));
+    let error = built.build().unwrap_err();
+    assert!(error.to_string().contains("timed out"), "{error}");
+    assert_eq!(ours.write(dmb.token(), 0, b"goes on"), Ok(()));
+    assert_eq!(ours.device.peers(), 1);
+    drop(release);
+    let end = Instant::now() + TIMEOUT;
+    while let Err(error) = block_on(ours.device.reach(after.gid())) {
+        assert!(Instant::now() < end, "{error}");
+    }
+}
+
+#[test]
 fn a_device_is_made_while_its_directory_is_held_and_is_found_later() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
-    let release = hold(Place::Below(dir.path().to_owned()));
+    let release = hold(Lock::DirectoriesBelow(dir.path().to_owned()));
     let device = DrivenDevice::in_dir(dir.path());
     assert!(device.device.runtime_dir().is_err());
     assert!(names(dir.path()).is_empty());

@@ -91,7 +91,8 @@ pub trait Runtime: Send + Sync + Debug + 'static {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Watches a descriptor for becoming readable. The runtime keeps a duplicate of it.
+    /// Watches a descriptor for becoming readable. The runtime keeps a duplicate of it. Called on
+    /// any thread, also outside of the runtime.
     ///
     /// # Errors
     ///

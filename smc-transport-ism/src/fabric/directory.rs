@@ -54,7 +54,7 @@ struct Conns {
 
 #[derive(Debug)]
 struct Conn {
-    socket: PeerSocket,
+    socket: Arc<PeerSocket>,
     /// `None` until the hello of an accepted connection has arrived.
     peer: Option<Tag>,
 }
@@ -118,6 +118,7 @@ impl Directory {
     ) -> Result<(), DeviceError> {
         conns.next_id += 1;
         let id = conns.next_id;
+        let socket = Arc::new(socket);
         self.doorbell.set().watch(&socket, id)?;
         conns.by_id.insert(id, Conn { socket, peer });
         if let Some(peer) = peer {

@@ -1,7 +1,7 @@
 //! Opening channels to peers.
 //!
 //! The socket of a device is looked up and connected to on a
-//! [thread](smc_ipc::runtime_dir::thread): its user can have either take any time.
+//! [thread](smc_ipc::thread): its user can have either take any time.
 
 use std::collections::BTreeMap;
 use std::future::{Future as _, poll_fn};
@@ -22,7 +22,7 @@ use smc_ipc::Credentials;
 use smc_ipc::doorbell::new_eventfd;
 use smc_ipc::passed::{PeerFile, PeerSocket};
 use smc_ipc::runtime_dir::Connected;
-use smc_ipc::runtime_dir::thread::Answer;
+use smc_ipc::thread::Answer;
 use smc_wire::types::Gid;
 
 use super::{CHANNEL_BUFFER, DESCRIPTORS_PER_PEER, PEER_CHARGE, Peers, new_signal_page};

@@ -14,7 +14,7 @@ use smc_core::device::{DeviceError, Event};
 use smc_ipc::doorbell::PACKETS_PER_ROUND;
 use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
 use smc_ipc::runtime_dir::Connected;
-use smc_ipc::runtime_dir::thread::Answer;
+use smc_ipc::thread::Answer;
 use smc_ipc::{Credentials, OsError, is_own_user};
 use smc_wire::types::Gid;
 
@@ -33,10 +33,10 @@ use crate::signal_page;
 #[derive(Debug, Default)]
 pub(super) struct SetupState {
     /// Each with its descriptor in the account of the process.
-    pending: PendingChannels<(PeerSocket, Permit)>,
+    pending: PendingChannels<(Arc<PeerSocket>, Permit)>,
     /// Peers that have just ended, each with a connection that ends with the peer's listening
     /// socket, and its descriptor in the account of the process.
-    stale: HashMap<u64, (Gid, PeerSocket, Permit)>,
+    stale: HashMap<u64, (Gid, Arc<PeerSocket>, Permit)>,
     /// The same while that connection is made.
     ended: Vec<(Gid, Answer<Connected>, Permit)>,
     /// Channels that wait for a connection to the device which they name, the oldest first.
@@ -57,7 +57,7 @@ struct Unverified {
 struct Hello {
     gid: Gid,
     credentials: Credentials,
-    socket: PeerSocket,
+    socket: Arc<PeerSocket>,
     signal_page: PeerFile,
     eventfd: PeerFile,
 }
@@ -219,18 +219,18 @@ impl Peers {
         self.doorbell.notify_self();
     }
 
-    fn accept_next(&self) -> Result<PeerSocket, Errno> {
+    fn accept_next(&self) -> Result<Arc<PeerSocket>, Errno> {
         // Locked, so that the shortage is recorded before the peer sees the end of its connection.
         let mut shortage = self.shortage.lock();
         let result = self.publication.lock().accept();
         if let Err(errno @ (Errno::MFILE | Errno::NFILE)) = result {
             shortage.record(&OsError::new("accept a peer device", &errno.into()));
         }
-        result
+        result.map(Arc::new)
     }
 
     /// Receives HELLO from a new connection. Without a valid HELLO the connection is closed.
-    fn authenticate(&self, setup: &mut SetupState, socket: PeerSocket) {
+    fn authenticate(&self, setup: &mut SetupState, socket: Arc<PeerSocket>) {
         let Ok(credentials) = Credentials::of_peer(&socket) else {
             return;
         };
@@ -277,7 +277,7 @@ impl Peers {
         &self,
         setup: &mut SetupState,
         uid: u32,
-        socket: PeerSocket,
+        socket: Arc<PeerSocket>,
     ) -> Result<(), DeviceError> {
         let descriptor = self.make_room_for(setup, uid, 1)?;
         let id = self.new_id();
@@ -424,6 +424,7 @@ impl Peers {
         socket: PeerSocket,
         descriptor: Permit,
     ) {
+        let socket = Arc::new(socket);
         let id = self.new_id();
         let is_watched = channel::send(&socket, Message::Notify, &[]).is_ok()
             && self

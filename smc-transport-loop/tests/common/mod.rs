@@ -27,7 +27,7 @@ use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Signal, SubmitError,
 };
 use smc_core::mem::sync::Ordering;
-use smc_ipc::runtime_dir::thread::{Place, start as start_job};
+use smc_ipc::thread::{Lock, start as start_job};
 use smc_negotiate_local::Local;
 use smc_testkit::on::On;
 use smc_testkit::process::{Child, ENTRY, Role, command};
@@ -156,7 +156,7 @@ impl DrivenDevice {
         self.drain();
         for user in users {
             let (end, has_ended) = channel::<()>();
-            start_job(Place::OfUser(*user), move || drop(end)).expect("a thread");
+            start_job(Lock::DirectoriesOf(*user), move || drop(end)).expect("a thread");
             assert!(has_ended.recv().is_err());
         }
         self.drain();

@@ -11,6 +11,7 @@ use crate::device::{DeviceError, Doorbell};
 use crate::mem::sync::Ordering;
 use crate::reactor_turns::ReactorTurns;
 use crate::runtime::{Runtime, Timer, Watch};
+use smc_ipc::thread::{self, LIMIT, Lock};
 
 /// The driver's task: drain, arm, drain, park; for as long as the endpoint or a stream lives.
 pub(crate) struct DriverTask {
@@ -32,7 +33,7 @@ impl DriverTask {
         runtime: Arc<dyn Runtime>,
     ) -> std::io::Result<Self> {
         let watch = match driver.device.doorbell() {
-            Doorbell::Fd(fd) => Some(runtime.watch(fd)?),
+            Doorbell::Fd(_) => Some(watch_doorbell(driver, &runtime)?),
             Doorbell::Waker(_) => None,
         };
         Ok(Self {
@@ -132,6 +133,19 @@ impl DriverTask {
         }
         is_pending
     }
+}
+
+/// Has the runtime watch the doorbell, which can be an epoll set.
+fn watch_doorbell(
+    driver: &Arc<DeviceDriver>,
+    runtime: &Arc<dyn Runtime>,
+) -> std::io::Result<Box<dyn Watch>> {
+    let (driver, runtime) = (Arc::clone(driver), Arc::clone(runtime));
+    let watch = move || match driver.device.doorbell() {
+        Doorbell::Fd(fd) => runtime.watch(fd),
+        Doorbell::Waker(_) => Err(std::io::ErrorKind::Unsupported.into()),
+    };
+    thread::run(Lock::NestedEpoll, LIMIT, watch)?
 }
 
 impl Drop for DriverTask {

@@ -1,7 +1,9 @@
 //! Descriptors that a driver waits for, and eventfds that wake it.
 //!
 //! A [`Doorbell`] is one descriptor for all: an epoll set with an eventfd of its own in it. Nothing
-//! here waits.
+//! here waits, but [`WatchSet::watch`] for part of a second.
+
+mod wait_budget;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
 use crate::OsError;
+use crate::thread::{Lock, run_or_undo};
 
 /// What a driver waits for. Drivers may be edge-triggered.
 #[derive(Debug)]
@@ -27,7 +30,8 @@ impl Doorbell {
     /// When there is no descriptor left.
     pub fn new() -> Result<Self, OsError> {
         let (set, own) = (WatchSet::new()?, Arc::new(new_eventfd()?));
-        set.watch_edges(&own, OWN)?;
+        // Nothing watches the set yet.
+        set.add(&own, OWN, EDGES).map_err(failed(WATCH))?;
         Ok(Self { set, own })
     }
 
@@ -93,8 +97,12 @@ impl AsFd for Doorbell {
 }
 
 /// An epoll set: descriptors that are watched under numbers.
-#[derive(Debug)]
-pub struct WatchSet(OwnedFd);
+///
+/// To add to a set that is watched itself takes a lock of the whole system, which any user can
+/// hold. So descriptors are added on a thread ([`Lock::NestedEpoll`]), for which the caller waits
+/// 0.2 s at most, and all callers together a tenth of the time, after the first second.
+#[derive(Clone, Debug)]
+pub struct WatchSet(Arc<OwnedFd>);
 
 impl WatchSet {
     /// An empty one.
@@ -104,16 +112,28 @@ impl WatchSet {
     /// When there is no descriptor left.
     pub fn new() -> Result<Self, OsError> {
         let set = epoll::create(CreateFlags::CLOEXEC);
-        Ok(Self(set.map_err(failed("make doorbell"))?))
+        Ok(Self(Arc::new(set.map_err(failed("make doorbell"))?)))
     }
 
     /// Watches a descriptor for input and for the end of the peer, level-triggered.
     ///
     /// # Errors
     ///
-    /// As `epoll_ctl(2)`.
-    pub fn watch(&self, fd: impl AsFd, id: u64) -> Result<(), OsError> {
-        self.add(fd, id, INPUT)
+    /// As `epoll_ctl(2)`; `TimedOut` if another user holds the lock.
+    pub fn watch<F>(&self, fd: &Arc<F>, id: u64) -> Result<(), OsError>
+    where
+        F: AsFd + Send + Sync + 'static,
+    {
+        self.add_on_thread(fd, id, INPUT)
+    }
+
+    /// Watches what is ready in another set, level-triggered.
+    ///
+    /// # Errors
+    ///
+    /// As [`WatchSet::watch`].
+    pub fn watch_set(&self, set: &Self, id: u64) -> Result<(), OsError> {
+        self.watch(&set.0, id)
     }
 
     /// Watches an eventfd, edge-triggered: a write makes an edge whatever the count is, so that it
@@ -121,9 +141,12 @@ impl WatchSet {
     ///
     /// # Errors
     ///
-    /// As `epoll_ctl(2)`.
-    pub fn watch_edges(&self, fd: impl AsFd, id: u64) -> Result<(), OsError> {
-        self.add(fd, id, EventFlags::IN | EventFlags::ET)
+    /// As [`WatchSet::watch`].
+    pub fn watch_edges<F>(&self, fd: &Arc<F>, id: u64) -> Result<(), OsError>
+    where
+        F: AsFd + Send + Sync + 'static,
+    {
+        self.add_on_thread(fd, id, EDGES)
     }
 
     /// Watches a descriptor that is watched already also for space, or no longer.
@@ -137,7 +160,7 @@ impl WatchSet {
             false => EventFlags::empty(),
         };
         let id = EventData::new_u64(id);
-        epoll::modify(&self.0, fd, id, INPUT | space).map_err(failed("watch peer"))
+        epoll::modify(&self.0, fd, id, INPUT | space).map_err(failed(WATCH))
     }
 
     /// Stops watching a descriptor. One that other processes share has to be taken out before it is
@@ -146,8 +169,21 @@ impl WatchSet {
         let _ = epoll::delete(&self.0, fd);
     }
 
-    fn add(&self, fd: impl AsFd, id: u64, flags: EventFlags) -> Result<(), OsError> {
-        epoll::add(&self.0, fd, EventData::new_u64(id), flags).map_err(failed("watch peer"))
+    fn add_on_thread<F>(&self, fd: &Arc<F>, id: u64, flags: EventFlags) -> Result<(), OsError>
+    where
+        F: AsFd + Send + Sync + 'static,
+    {
+        // The descriptor stays open until it was added, whatever the caller does meanwhile: its
+        // number must not be that of another one.
+        let (set, fd) = (self.clone(), Arc::clone(fd));
+        let add = move || (set.add(&fd, id, flags), set, fd);
+        let undo = |(_added, set, fd): (_, Self, Arc<F>)| set.unwatch(&fd);
+        let added = wait_budget::wait(|limit| run_or_undo(Lock::NestedEpoll, limit, add, undo));
+        added.and_then(|(added, ..)| added).map_err(failed(WATCH))
+    }
+
+    fn add(&self, fd: impl AsFd, id: u64, flags: EventFlags) -> Result<(), Errno> {
+        epoll::add(&self.0, fd, EventData::new_u64(id), flags)
     }
 
     /// Passes ready descriptors to `each`; whether there may be more. Edges are consumed.
@@ -199,6 +235,8 @@ fn failed(operation: &'static str) -> impl FnOnce(Errno) -> OsError {
 pub const OWN: u64 = u64::MAX;
 
 const INPUT: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
+const EDGES: EventFlags = EventFlags::IN.union(EventFlags::ET);
+const WATCH: &str = "watch peer";
 const EVENTS_PER_ROUND: usize = 64;
 /// Packets that a round receives at most, for peers that send without end: one from each descriptor
 /// if as many as possible are ready.
@@ -214,16 +252,20 @@ const NOW: Timespec = Timespec {
 mod tests {
     use super::*;
 
+    fn eventfd() -> Arc<OwnedFd> {
+        Arc::new(new_eventfd().unwrap())
+    }
+
     #[test]
     fn a_set_inside_of_a_doorbell_is_one_of_its_descriptors() {
         let doorbell = Doorbell::new().unwrap();
         let inner = WatchSet::new().unwrap();
-        let ready: Vec<_> = (0..2).map(|_| new_eventfd().unwrap()).collect();
+        let ready: Vec<_> = (0..2).map(|_| eventfd()).collect();
         for (id, eventfd) in ready.iter().enumerate() {
             notify(eventfd);
             inner.watch(eventfd, id as u64).unwrap();
         }
-        doorbell.set().watch(&inner, 7).unwrap();
+        doorbell.set().watch_set(&inner, 7).unwrap();
         let mut seen = Vec::new();
         doorbell.poll(|id| seen.push(id)).unwrap();
         assert_eq!(seen, [7]);
@@ -249,9 +291,7 @@ mod tests {
     #[test]
     fn rounds_pass_descriptors_that_are_always_ready_in_turn_one_packet_each() {
         let doorbell = Doorbell::new().unwrap();
-        let eventfds: Vec<_> = (0..EVENTS_PER_ROUND * 2)
-            .map(|_| new_eventfd().unwrap())
-            .collect();
+        let eventfds: Vec<_> = (0..EVENTS_PER_ROUND * 2).map(|_| eventfd()).collect();
         let inner = WatchSet::new().unwrap();
         for (id, eventfd) in eventfds.iter().enumerate() {
             notify(eventfd);
@@ -272,9 +312,7 @@ mod tests {
     #[test]
     fn a_poll_is_bounded_and_wakes_the_driver_for_the_rest() {
         let doorbell = Doorbell::new().unwrap();
-        let eventfds: Vec<_> = (0..EVENTS_PER_ROUND)
-            .map(|_| new_eventfd().unwrap())
-            .collect();
+        let eventfds: Vec<_> = (0..EVENTS_PER_ROUND).map(|_| eventfd()).collect();
         for (id, eventfd) in eventfds.iter().enumerate() {
             notify(eventfd);
             doorbell.set().watch(eventfd, id as u64).unwrap();

@@ -44,6 +44,7 @@ pub mod passed;
 pub mod runtime_dir;
 #[doc(hidden)]
 pub mod shortage;
+pub mod thread;
 
 pub use credentials::{Credentials, is_ambiguous_user, is_own_user};
 pub use error::{IoError, Limit, OsError};

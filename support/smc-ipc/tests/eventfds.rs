@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -35,11 +36,11 @@ struct Watched {
 impl Watched {
     /// A ready eventfd.
     fn eventfd(&mut self) -> OwnedFd {
-        let eventfd = new_eventfd().unwrap();
+        let eventfd = Arc::new(new_eventfd().unwrap());
         notify(&eventfd);
         self.set.set().watch(&eventfd, self.count as u64).unwrap();
         self.count += 1;
-        eventfd
+        Arc::into_inner(eventfd).unwrap()
     }
 
     fn open(&self) -> usize {

@@ -15,7 +15,7 @@ use smc::runtime::smol::SmolRuntime;
 use smc_core::error::FallbackCause;
 use smc_core::negotiate::{Candidate, Negotiation, Verdict};
 use smc_core::runtime::{Runtime, SocketOptions, Unconnected};
-use smc_ipc::runtime_dir::thread::{Place, start};
+use smc_ipc::thread::{Lock, start};
 use smc_negotiate_local::Local;
 use smc_testkit::negotiation::{Connection, Server};
 use smc_testkit::wait::TIMEOUT;
@@ -37,12 +37,12 @@ fn listen(runtime: &Arc<dyn Runtime>, local: &Local) -> Server {
     Server::publish(runtime, at, &SocketOptions::default(), local)
 }
 
-/// Holds the thread of a place until the result is dropped.
-fn hold(place: Place) -> Sender<()> {
+/// Holds the thread of a lock until the result is dropped.
+fn hold(of: Lock) -> Sender<()> {
     let (release, released) = channel::<()>();
     // It may still be held by the last test.
-    while start(place.clone(), || ()).is_err() {}
-    start(place, move || assert!(released.recv().is_err())).unwrap();
+    while start(of.clone(), || ()).is_err() {}
+    start(of, move || assert!(released.recv().is_err())).unwrap();
     release
 }
 
@@ -62,7 +62,7 @@ fn offer(candidate: &Candidate) -> Result<(), FallbackCause> {
 #[test]
 fn a_listener_that_is_made_while_its_directory_is_held_is_found_later() {
     run(|dir, local, runtime| async move {
-        let release = hold(Place::Below(dir.path().to_owned()));
+        let release = hold(Lock::DirectoriesBelow(dir.path().to_owned()));
         let server = listen(&runtime, &local);
         assert!(local.look_up(&runtime, server.at()).await.is_err());
         drop(release);
@@ -84,13 +84,34 @@ fn a_listener_is_connected_to_on_the_thread_of_its_directory() {
     run(|_dir, local, runtime| async move {
         let server = listen(&runtime, &local);
         let candidate = local.look_up(&runtime, server.at()).await.unwrap();
-        let release = hold(Place::OfUser(geteuid().as_raw()));
+        let release = hold(Lock::DirectoriesOf(geteuid().as_raw()));
         let cause = offer(&candidate).unwrap_err();
         assert!(cause.to_string().contains("timed out"), "{cause}");
         drop(release);
         let end = runtime.now() + TIMEOUT;
         while let Err(cause) = offer(&candidate) {
             assert!(runtime.now() < end, "{cause}");
+        }
+    });
+}
+
+#[test]
+fn a_channel_that_cannot_be_watched_is_closed_and_the_listener_goes_on() {
+    run(|_dir, local, runtime| async move {
+        let server = listen(&runtime, &local);
+        let release = hold(Lock::NestedEpoll);
+        let connection = Connection::dial(&runtime, &local, server.at(), b"PROPOSAL").await;
+        let (_socket, verdict) = server.accept().await;
+        assert!(matches!(verdict, Verdict::Plain(_)), "{verdict:?}");
+        drop((connection, release));
+        let end = runtime.now() + TIMEOUT;
+        loop {
+            let _connection = Connection::dial(&runtime, &local, server.at(), b"PROPOSAL").await;
+            let (_socket, verdict) = server.accept().await;
+            if matches!(verdict, Verdict::SideChannel(_)) {
+                return;
+            }
+            assert!(runtime.now() < end, "stays held");
         }
     });
 }

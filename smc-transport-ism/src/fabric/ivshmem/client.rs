@@ -35,12 +35,12 @@ pub(crate) struct Client {
 /// The connection to the server.
 #[derive(Debug)]
 struct ServerConnection {
-    socket: PeerSocket,
+    socket: Arc<PeerSocket>,
     reader: Reader,
     own: u16,
     slots: u16,
     /// By slot: number and eventfd of the device.
-    eventfds: HashMap<u16, (u16, PeerFile)>,
+    eventfds: HashMap<u16, (u16, Arc<PeerFile>)>,
     /// Slots whose devices have left since the last call of [`Client::poll_events`].
     left: Vec<u16>,
     is_closed: bool,
@@ -84,12 +84,12 @@ impl Client {
                 }
                 // One vector is enough: only the first is used.
                 let of_slot = eventfds.entry(slot_of(&memory, port));
-                of_slot.or_insert((port, eventfd));
+                of_slot.or_insert((port, Arc::new(eventfd)));
             }
         }
         let reader = handshake.reader;
 
-        let doorbell = Doorbell::new()?;
+        let (doorbell, socket) = (Doorbell::new()?, Arc::new(socket));
         if let Some((_, eventfd)) = eventfds.get(&slot) {
             doorbell.set().watch_edges(eventfd, NOTIFIED)?;
         }
@@ -141,7 +141,7 @@ impl ServerConnection {
                     let known = self.eventfds.get(&slot).map(|(known, _)| *known);
                     match eventfd {
                         Some(eventfd) if known != Some(port) && is_eventfd(eventfd.as_fd()) => {
-                            self.eventfds.insert(slot, (port, eventfd));
+                            self.eventfds.insert(slot, (port, Arc::new(eventfd)));
                         }
                         None if port != self.own && known == Some(port) => {
                             self.eventfds.remove(&slot);

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
@@ -78,7 +79,7 @@ impl Pci {
     }
 
     /// The eventfd of the device's interrupt, if it has one.
-    pub(super) fn interrupt(&self) -> Option<&OwnedFd> {
+    pub(super) fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
         match &self.registers {
             Access::Sysfs { .. } => None,
             Access::Vfio(vfio) => Some(vfio.interrupt()),

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::{Errno, pread, pwrite};
@@ -23,7 +24,7 @@ pub(super) struct Vfio {
     /// Offset of the registers in the device's file.
     registers: u64,
     memory: Region,
-    interrupt: OwnedFd,
+    interrupt: Arc<OwnedFd>,
     /// The device works as long as its group and container are open.
     _group: OwnedFd,
     _container: OwnedFd,
@@ -62,7 +63,7 @@ impl Vfio {
         let (offset, len) = vfio_region(device.as_fd(), BAR_2).map_err(failed)?;
         let len = usize::try_from(len).map_err(|_| DeviceError::NoMemory)?;
         let memory = map(&device, offset, len)?;
-        let interrupt = new_eventfd()?;
+        let interrupt = Arc::new(new_eventfd()?);
         vfio_set_interrupt(device.as_fd(), &interrupt).map_err(failed)?;
         Ok(Some(Self {
             device,
@@ -79,7 +80,7 @@ impl Vfio {
     }
 
     /// The eventfd of the interrupt.
-    pub(super) fn interrupt(&self) -> &OwnedFd {
+    pub(super) fn interrupt(&self) -> &Arc<OwnedFd> {
         &self.interrupt
     }
 

@@ -12,9 +12,9 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::elevated;
 use super::error::{DirectoryProblem, RuntimeDirError};
-use super::thread::{self, Place};
 use super::user_dir::UserDirs;
 use crate::is_ambiguous_user;
+use crate::thread::{self, Lock};
 
 /// Which processes of a host reach each other: in which directories they publish their sockets, and
 /// of which users they are.
@@ -345,7 +345,7 @@ impl Domain {
         self.remembered_spares().unwrap_or_else(|| {
             let domain = self.clone();
             let search = move || domain.search_spares();
-            let found = thread::run(self.place(), thread::LIMIT, search);
+            let found = thread::run(self.names_lock(), thread::LIMIT, search);
             found.unwrap_or_else(|_| self.remember(Arc::default(), thread::LIMIT))
         })
     }
@@ -356,7 +356,7 @@ impl Domain {
         (Instant::now() < *until).then(|| Arc::clone(spares))
     }
 
-    /// On the thread of the place, so that two tasks do not search at the same time.
+    /// On the thread of the lock, so that two tasks do not search at the same time.
     fn search_spares(&self) -> Arc<[Spare]> {
         self.remembered_spares().unwrap_or_else(|| {
             let since = cpu_time();
@@ -382,9 +382,9 @@ impl Domain {
         }
     }
 
-    /// Whose thread makes calls that other users can hold up.
-    pub(super) fn place(&self) -> Place {
-        Place::Below(self.dir().to_owned())
+    /// The lock that is taken where names are made and removed.
+    pub(super) fn names_lock(&self) -> Lock {
+        Lock::DirectoriesBelow(self.dir().to_owned())
     }
 
     pub(super) fn clear_spares(&self) {

@@ -4,7 +4,6 @@
 //! directories a socket is published and in which it is searched. [`Publication`] is a socket that
 //! has its name there, again whenever the name is removed. Both need `/proc`.
 
-mod answer;
 mod domain;
 mod elevated;
 mod error;
@@ -12,7 +11,6 @@ mod lookup;
 mod open;
 mod publication;
 mod socket;
-pub mod thread;
 mod user_dir;
 mod watch;
 

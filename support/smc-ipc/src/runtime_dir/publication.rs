@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
-use super::answer::Answer;
 use super::socket::{Entry, NamedSocket};
 use super::watch::{Timer, Watcher};
-use super::{Domain, OpenDir, RuntimeDirError, thread};
+use super::{Domain, OpenDir, RuntimeDirError};
 use crate::passed::{self, Listener, NotAccepted, PeerSocket, Reserve};
+use crate::thread::{self, Answer};
 
 /// A listening `SOCK_SEQPACKET` socket that is published in the runtime directories.
 ///
@@ -42,7 +42,7 @@ pub struct Publication {
     /// that wait are accepted.
     unnamed: VecDeque<Listener>,
     /// All sockets and the timer.
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     timer: Arc<Timer>,
     /// `None` where there is no inotify.
     watcher: Option<Arc<Watcher>>,
@@ -92,7 +92,7 @@ impl Publication {
     }
 
     fn unpublished(domain: Domain, name: String) -> io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let timer = Arc::new(Timer::new()?);
         epoll::add(&epoll, timer.as_fd(), TIMER, epoll::EventFlags::IN)?;
         Ok(Self {
@@ -123,8 +123,8 @@ impl Publication {
     /// Readable when a connection can be accepted or [`Publication::handle_events`] has work.
     /// Level-triggered.
     #[must_use]
-    pub fn epoll_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+    pub fn epoll_fd(&self) -> &Arc<OwnedFd> {
+        &self.epoll
     }
 
     /// Makes the descriptor readable after this time at the latest.
@@ -249,7 +249,7 @@ impl Publication {
                 .for_each(|entry| entry.remove(&domain, &name))
         };
         // Otherwise the name stays, without a process, until another process removes it.
-        let _ = thread::run(self.domain.place(), LIMIT, remove);
+        let _ = thread::run(self.domain.names_lock(), LIMIT, remove);
         for named in sockets {
             end(named.socket, &self.epoll);
         }
@@ -302,10 +302,11 @@ impl Publication {
                 .iter()
                 .map(|named| named.entry.clone())
                 .collect(),
+            epoll: Arc::clone(&self.epoll),
             watcher: self.watcher.clone(),
             timer: Arc::clone(&self.timer),
         };
-        thread::ask(self.domain.place(), move || check.run()).map_err(thread::errno)
+        thread::ask(self.domain.names_lock(), move || check.run()).map_err(thread::errno)
     }
 
     fn take_checked(&mut self, mut checked: Checked) {
@@ -315,18 +316,8 @@ impl Publication {
             .partition(|_| has_name.next() == Some(&true));
         let delay = self.next_delay(!lost.is_empty());
         self.sockets = kept;
-        let mut error = checked.error.take();
-        for named in std::mem::take(&mut checked.made) {
-            let flags = epoll::EventFlags::IN;
-            match epoll::add(&self.epoll, &named.socket, SOCKET, flags) {
-                Ok(()) => self.sockets.push(named),
-                Err(errno) => {
-                    let dir = &named.entry.dir;
-                    error = Some(RuntimeDirError::os(dir, "publish a socket", errno));
-                    checked.made.push(named);
-                }
-            }
-        }
+        self.sockets.append(&mut checked.made);
+        let error = checked.error.take();
         let dirs = &checked.dirs;
         self.sockets
             .sort_by_key(|named| dirs.iter().position(|dir| *dir == named.entry.dir));
@@ -408,11 +399,12 @@ struct Check {
     companion: Option<(&'static str, (u64, u64))>,
     /// Of the sockets that are published.
     entries: Vec<Entry>,
+    epoll: Arc<OwnedFd>,
     watcher: Option<Arc<Watcher>>,
     timer: Arc<Timer>,
 }
 
-/// What a check has found and made. Dropping it has the names of the sockets in it removed.
+/// What a check has found and made. Dropping it ends the sockets in it and has their names removed.
 #[derive(Debug)]
 struct Checked {
     domain: Domain,
@@ -422,6 +414,7 @@ struct Checked {
     /// Whether each of the sockets has its name.
     has_name: Vec<bool>,
     made: Vec<NamedSocket>,
+    epoll: Arc<OwnedFd>,
     /// Whether each loss of a name from now on is reported.
     is_watched: bool,
     /// Whether a name was lost meanwhile.
@@ -435,14 +428,19 @@ impl Drop for Checked {
         if made.is_empty() {
             return;
         }
+        let entry = |named: NamedSocket| {
+            end(named.socket, &self.epoll);
+            named.entry
+        };
+        let entries: Vec<_> = made.into_iter().map(entry).collect();
         let (domain, name) = (self.domain.clone(), std::mem::take(&mut self.name));
         let remove = move || {
-            for named in &made {
-                named.entry.remove(&domain, &name);
+            for entry in &entries {
+                entry.remove(&domain, &name);
             }
         };
         // Otherwise they stay, as in `Publication::close`.
-        let _ = thread::start(self.domain.place(), remove);
+        let _ = thread::start(self.domain.names_lock(), remove);
     }
 }
 
@@ -455,6 +453,7 @@ impl Check {
             dirs: Vec::new(),
             has_name: vec![true; self.entries.len()],
             made: Vec::new(),
+            epoll: Arc::clone(&self.epoll),
             is_watched: true,
             is_lost: false,
             error: None,
@@ -513,7 +512,11 @@ impl Check {
                 return Err(Errno::STALE);
             }
         }
-        NamedSocket::bind(dir, &self.name, self.domain.has_others())
+        let named = NamedSocket::bind(dir, &self.name, self.domain.has_others())?;
+        // Here, as it waits for the lock of `Lock::NestedEpoll` where a set watches this one.
+        let added = epoll::add(&self.epoll, &named.socket, SOCKET, epoll::EventFlags::IN);
+        added.inspect_err(|_| named.entry.remove(&self.domain, &self.name))?;
+        Ok(named)
     }
 
     /// Asks for an event when the name, the directory or one above it changes.

@@ -15,9 +15,10 @@ use rustix::process::geteuid;
 
 use super::domain::own;
 use super::lookup::open_name;
-use super::thread::{self, Answer, LIMIT, Place};
+
 use super::{Domain, OpenDir, RuntimeDirError};
 use crate::passed::{Listener, PeerSocket};
+use crate::thread::{self, Answer, LIMIT, Lock};
 
 /// A listening socket and the name that was given to it.
 #[derive(Debug)]
@@ -229,7 +230,7 @@ impl Domain {
         }
         let (domain, wanted) = (self.clone(), name.to_owned());
         let connect = move || domain.connect_at_once(user, &wanted);
-        thread::ask(Place::OfUser(user), connect).unwrap_or_else(|_| failed(Errno::TIMEDOUT))
+        thread::ask(Lock::DirectoriesOf(user), connect).unwrap_or_else(|_| failed(Errno::TIMEDOUT))
     }
 
     /// As [`Domain::connect_to`], in this directory, on the thread of the user whose it is to be.
@@ -246,9 +247,9 @@ impl Domain {
     ) -> Result<Connected, RuntimeDirError> {
         let (domain, dir, name) = (self.clone(), dir.to_owned(), name.to_owned());
         let path = dir.join(&name);
-        let place = Place::OfUser(self.owner(&dir).unwrap_or_else(own));
+        let lock = Lock::DirectoriesOf(self.owner(&dir).unwrap_or_else(own));
         let connect = move || Ok(domain.open(&dir)?.connect(&name));
-        let asked = thread::ask(place, connect);
+        let asked = thread::ask(lock, connect);
         let begin = Instant::now();
         let answered = asked.map_or(Err(Errno::TIMEDOUT), |answer| answer.wait(time.0));
         time.0 = time.0.saturating_sub(begin.elapsed());
@@ -309,7 +310,7 @@ impl Domain {
 
     /// Has a thread change names. If it cannot, stale ones stay until another process finds them.
     fn start(&self, job: impl FnOnce() + Send + 'static) {
-        let _ = thread::start(self.place(), job);
+        let _ = thread::start(self.names_lock(), job);
     }
 }
 

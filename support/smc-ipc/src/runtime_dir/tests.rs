@@ -22,6 +22,7 @@ use super::open::ATTEMPTS;
 use super::socket::NamedSocket;
 use super::watch::Watcher;
 use super::*;
+use crate::thread;
 
 mod places;
 mod shared;
@@ -110,14 +111,14 @@ fn handle_events_until(publication: &mut Publication, holds: impl Fn(&Publicatio
 
 /// Returns when what was begun on the thread of the directory has ended.
 fn finish_jobs(domain: &Domain) {
-    thread::run(domain.place(), LONG, || ()).unwrap();
+    thread::run(domain.names_lock(), LONG, || ()).unwrap();
 }
 
 /// Holds the thread of the directory, as a user who holds its lock, until the result is dropped.
 fn hold(domain: &Domain) -> Sender<()> {
     let (release, released) = channel::<()>();
     let wait = move || assert!(released.recv().is_err());
-    thread::start(domain.place(), wait).unwrap();
+    thread::start(domain.names_lock(), wait).unwrap();
     release
 }
 

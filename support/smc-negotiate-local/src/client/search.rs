@@ -1,4 +1,4 @@
-//! Searches of directories, on [threads](smc_ipc::runtime_dir::thread).
+//! Searches of directories, on [threads](smc_ipc::thread).
 //!
 //! Each owner of listeners has a thread in which the directories of this owner are searched, and a
 //! task waits for the result for a limited time.
@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use smc_core::error::OsError;
 use smc_core::runtime::Runtime;
-use smc_ipc::runtime_dir::thread::{Place, ask};
+use smc_ipc::thread::{Lock, ask};
 
 use crate::reachability::within;
 
@@ -24,7 +24,7 @@ pub(super) async fn search<T: Send + 'static>(
     job: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, OsError> {
     let failed = |error: &io::Error| OsError::new("search the runtime directories", error);
-    let answer = ask(Place::OfUser(user), job).map_err(|error| failed(&error))?;
+    let answer = ask(Lock::DirectoriesOf(user), job).map_err(|error| failed(&error))?;
     let found = within(runtime, LIMIT, answer).await;
     let found = found.unwrap_or(Err(Errno::TIMEDOUT));
     found.map_err(|errno| failed(&errno.into()))

@@ -5,10 +5,9 @@ mod claim;
 pub(super) use claim::{Claimed, Pair};
 
 use std::collections::VecDeque;
-use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -24,6 +23,7 @@ use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::negotiate::Credentials;
 use smc_core::shares::Shares;
 use smc_ipc::channel::{Received, receive, send};
+use smc_ipc::doorbell::WatchSet;
 use smc_ipc::is_own_user;
 use smc_ipc::passed::{Passed, PeerSocket};
 use smc_ipc::runtime_dir::Publication;
@@ -42,7 +42,7 @@ pub(super) struct ListenerChannels {
     /// `None` when closed.
     publication: Option<Publication>,
     /// The listener and all channels.
-    epoll: OwnedFd,
+    watched: WatchSet,
     channels: HashMap<u64, ListenerChannel>,
     /// Channels of users other than the listener's.
     of_others: Shares<u32>,
@@ -67,7 +67,7 @@ pub(super) struct ListenerChannels {
 /// The listener's end of a channel.
 #[derive(Debug)]
 struct ListenerChannel {
-    fd: PeerSocket,
+    fd: Arc<PeerSocket>,
     client: Credentials,
     /// Of the listener's user.
     own: bool,
@@ -120,25 +120,20 @@ impl ListenerChannels {
         entry: Entry,
         mut publication: Publication,
         at: SocketAddr,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, OsError> {
         publication.set_refusal(|uid| {
             let refusal = Refusal::User { uid };
             ToClient::Close { refusal }.encode()
         });
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(
-            &epoll,
-            publication.epoll_fd(),
-            LISTENER,
-            epoll::EventFlags::IN,
-        )?;
+        let watched = WatchSet::new()?;
+        watched.watch(publication.epoll_fd(), LISTENER)?;
         // It is offered if the kernel knows at least the listener itself.
         let at = canonical(at);
         let works = |diag: &mut SockDiag| matches!(diag.find(at, (at.ip(), 1).into()), Ok(Some(_)));
         Ok(Self {
             entry,
             publication: Some(publication),
-            epoll,
+            watched,
             channels: HashMap::new(),
             of_others: Shares::new(MAX_OF_OTHERS, MAX_OF_ONE),
             awaiting_hello: VecDeque::new(),
@@ -155,8 +150,8 @@ impl ListenerChannels {
     }
 
     /// Readable when a client has connected or sent a message.
-    pub(super) fn epoll_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+    pub(super) fn watched(&self) -> &WatchSet {
+        &self.watched
     }
 
     /// Whether there is no client.
@@ -182,7 +177,8 @@ impl ListenerChannels {
         let mut collected = Collected::default();
         loop {
             let mut space = [const { MaybeUninit::uninit() }; EVENTS];
-            let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&Timespec::default()))
+            let Ok((events, _)) =
+                epoll::wait(&self.watched, &mut space, Some(&Timespec::default()))
             else {
                 break;
             };
@@ -192,11 +188,11 @@ impl ListenerChannels {
             let mut has_others = events.len() == EVENTS;
             let packets = (PACKETS_A_ROUND / events.len().max(1)).min(PACKETS);
             for event in events {
-                let data = event.data;
+                let data = event.data.u64();
                 if data == LISTENER {
                     self.accept_clients(now, &mut collected);
                 } else {
-                    self.read(data.u64(), packets, &mut collected);
+                    self.read(data, packets, &mut collected);
                 }
             }
             has_others |= self.next_channel > before;
@@ -316,7 +312,8 @@ impl ListenerChannels {
             };
             let key = self.next_channel;
             self.next_channel += 1;
-            if epoll::add(&self.epoll, &fd, data(key), epoll::EventFlags::IN).is_ok() {
+            let fd = Arc::new(fd);
+            if self.watched.watch(&fd, key).is_ok() {
                 let channel = ListenerChannel {
                     fd,
                     client,
@@ -459,7 +456,7 @@ impl ListenerChannels {
             return;
         };
         // It can outlive this: unread packets are closed on another thread.
-        let _ = epoll::delete(&self.epoll, &channel.fd);
+        self.watched.unwatch(&channel.fd);
         channel.dead.store(true, Ordering::Release);
         if !channel.own {
             self.of_others.release(&channel.client.uid);
@@ -469,12 +466,8 @@ impl ListenerChannels {
     }
 }
 
-fn data(channel: u64) -> epoll::EventData {
-    epoll::EventData::new_u64(channel)
-}
-
 /// Not the number of a channel.
-const LISTENER: epoll::EventData = epoll::EventData::new_u64(u64::MAX);
+const LISTENER: u64 = u64::MAX;
 
 /// Channels with events that are polled together.
 const EVENTS: usize = 64;

@@ -344,7 +344,7 @@ fn the_connections_of_one_call_share_the_time_that_it_waits() {
     let domain = shared.of(&[USER]);
     let dir = shared.make(USER, USER, 0o755);
     let (release, released) = channel::<()>();
-    thread::start(thread::Place::OfUser(USER), move || {
+    thread::start(thread::Lock::DirectoriesOf(USER), move || {
         assert!(released.recv().is_err());
     })
     .unwrap();

@@ -1,4 +1,5 @@
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_cookie;
@@ -385,6 +386,6 @@ fn a_channel_that_has_ended_is_not_ready_while_its_packets_are_not_closed_yet() 
     }
     while clients.collect().more {}
     assert_eq!(clients.channels.len(), 0);
-    let mut ready = [PollFd::new(&clients.epoll, PollFlags::IN)];
+    let mut ready = [PollFd::new(&clients.watched, PollFlags::IN)];
     assert_eq!(poll(&mut ready, Some(&Timespec::default())), Ok(0));
 }

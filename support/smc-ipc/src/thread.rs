@@ -1,8 +1,10 @@
-//! Threads for calls that take the lock of a directory.
+//! Threads for calls that take a lock in the kernel which other users can hold.
 //!
 //! A user who may read a directory can hold its lock for any time, by reading it into memory that
 //! does not come. A call that takes the lock then waits in the kernel, where nothing ends it. So
-//! such calls are made in a thread for each [`Place`], and a task waits for a limited time.
+//! such calls are made in a thread for each [`Lock`], and a task waits for a limited time.
+
+mod answer;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -15,63 +17,77 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
-pub use super::answer::Answer;
-use super::answer::promise;
-use super::domain::own;
+pub use self::answer::Answer;
+use self::answer::promise;
 
-/// Directories whose locks a thread takes: if one of them is held, calls in the others wait too.
+/// Locks that one thread takes: if one of them is held, calls that take another wait too.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum Place {
-    /// Directories of this user, in which names are looked up.
-    OfUser(u32),
-    /// This directory and those of the own user in it, in which names are made and removed.
-    Below(PathBuf),
+pub enum Lock {
+    /// Those of directories of this user, in which names are looked up.
+    DirectoriesOf(u32),
+    /// Those of this directory and of the own user's in it, in which names are made and removed.
+    DirectoriesBelow(PathBuf),
+    /// The one of the whole system that is taken to add to an epoll set which another set watches,
+    /// and to have a set watched. A FUSE file that is added holds it until its file system answers.
+    NestedEpoll,
 }
 
-/// Runs `job` in the thread of the place, and waits for its result no longer than `limit`. Later it
-/// runs all the same, and its result is dropped.
+/// Runs `job` on the thread of the lock, and waits for its result no longer than `limit`. Later it
+/// runs all the same, and its result is dropped there.
 ///
 /// # Errors
 ///
 /// `TIMEDOUT` if the result is not there by then, or as [`start`].
-pub(super) fn run<T: Send + 'static>(
-    place: Place,
+pub fn run<T: Send + 'static>(
+    of: Lock,
     limit: Duration,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Errno> {
-    let (promise, answer) = promise();
-    start(place, move || promise.keep(job())).map_err(errno)?;
-    answer.wait(limit)
+    run_or_undo(of, limit, job, drop)
 }
 
-/// Runs `job` in the thread of the place, unless the answer is dropped before.
+/// As [`run`]. A result that comes later goes to `undo`, on the same thread.
+pub(crate) fn run_or_undo<T: Send + 'static>(
+    of: Lock,
+    limit: Duration,
+    job: impl FnOnce() -> T + Send + 'static,
+    undo: impl FnOnce(T) + Send + 'static,
+) -> Result<T, Errno> {
+    let (promise, answer) = promise();
+    let job = move || promise.keep(job()).map_or((), undo);
+    start(of, job).map_err(errno)?;
+    answer.wait_or_cancel(limit)
+}
+
+/// Runs `job` on the thread of the lock, unless the answer is dropped before.
 ///
 /// # Errors
 ///
 /// As [`start`].
 pub fn ask<T: Send + 'static>(
-    place: Place,
+    of: Lock,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<Answer<T>> {
     let (promise, answer) = promise();
-    start(place, move || {
+    start(of, move || {
         if promise.is_wanted() {
-            promise.keep(job());
+            let _late = promise.keep(job());
         }
     })?;
     Ok(answer)
 }
 
-/// Runs `job` in the thread of the place, some time; at once if that is the calling thread.
+/// Runs `job` on the thread of the lock, some time; at once if that is the calling thread.
 ///
 /// # Errors
 ///
 /// `TimedOut` when an earlier one has not returned for long, or as many wait as may; else when
 /// there is no thread.
-pub fn start(place: Place, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let key = (own(), place);
+pub fn start(of: Lock, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let key = (geteuid().as_raw(), of);
     if CURRENT.with_borrow(|current| current.as_ref() == Some(&key)) {
         job();
         return Ok(());
@@ -80,10 +96,10 @@ pub fn start(place: Place, job: impl FnOnce() + Send + 'static) -> io::Result<()
     let process = std::process::id();
     if threads.process != process {
         // Those of the parent of a child process.
-        std::mem::forget(std::mem::take(&mut threads.of_places));
+        std::mem::forget(std::mem::take(&mut threads.of_locks));
         threads.process = process;
     }
-    if let Some(thread) = threads.of_places.get(&key) {
+    if let Some(thread) = threads.of_locks.get(&key) {
         return thread.queue(Box::new(job));
     }
     let (jobs, queue) = mpsc::channel();
@@ -95,14 +111,14 @@ pub fn start(place: Place, job: impl FnOnce() + Send + 'static) -> io::Result<()
     thread.queue(Box::new(job))?;
     let of = key.clone();
     thread::Builder::new()
-        .name("smc-directory".into())
+        .name("smc-lock".into())
         .stack_size(STACK)
         .spawn(move || run_jobs(&of, &queue, &unfinished))?;
-    threads.of_places.insert(key, thread);
+    threads.of_locks.insert(key, thread);
     Ok(())
 }
 
-pub(super) fn errno(error: io::Error) -> Errno {
+pub(crate) fn errno(error: io::Error) -> Errno {
     match error.kind() {
         io::ErrorKind::TimedOut => Errno::TIMEDOUT,
         _ => Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
@@ -121,7 +137,7 @@ fn run_jobs(key: &Key, queue: &Receiver<Job>, unfinished: &Unfinished) {
                 match queue.try_recv() {
                     Ok(job) => job,
                     Err(_) => {
-                        threads.of_places.remove(key);
+                        threads.of_locks.remove(key);
                         return;
                     }
                 }
@@ -134,10 +150,10 @@ fn run_jobs(key: &Key, queue: &Receiver<Job>, unfinished: &Unfinished) {
 }
 
 /// A thread has the user of the one that has started it, which need not be that of the process.
-type Key = (u32, Place);
+type Key = (u32, Lock);
 
 thread_local! {
-    /// Of a directory thread.
+    /// Of a thread for a lock.
     static CURRENT: RefCell<Option<Key>> = const { RefCell::new(None) };
 }
 
@@ -146,7 +162,7 @@ type Job = Box<dyn FnOnce() + Send>;
 struct Threads {
     /// The process that has started them.
     process: u32,
-    of_places: BTreeMap<Key, Thread>,
+    of_locks: BTreeMap<Key, Thread>,
 }
 
 struct Thread {
@@ -190,17 +206,17 @@ impl Unfinished {
 /// Of the process: endpoints do not multiply the threads that wait.
 static THREADS: Mutex<Threads> = Mutex::new(Threads {
     process: 0,
-    of_places: BTreeMap::new(),
+    of_locks: BTreeMap::new(),
 });
 
-/// How long a task waits for a look-up, a search or a removal.
-pub(super) const LIMIT: Duration = Duration::from_millis(200);
+/// How long a task waits for a call that returns at once unless the lock is held.
+pub const LIMIT: Duration = Duration::from_millis(200);
 
 /// How long a job may take from when it is queued before no other one is queued behind it. Jobs
 /// that each return in time hold up those behind them as one that does not.
 const STUCK: Duration = Duration::from_secs(1);
 
-/// Jobs of one place, with the one that runs. More than processes that start at the same time have.
+/// Jobs of one thread, with the one that runs. More than processes that start at the same time have.
 const MAX_UNFINISHED: usize = 1024;
 
 /// How long a thread stays that has nothing to do.
@@ -221,32 +237,35 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    fn place(name: &str) -> Place {
-        Place::Below(format!("/no such place/{name}").into())
+    fn lock_of(name: &str) -> Lock {
+        Lock::DirectoriesBelow(format!("/no such place/{name}").into())
     }
 
-    /// Holds the thread of a place, until the result is dropped.
-    fn hold(place: Place) -> Sender<()> {
+    /// Holds the thread of a lock, until the result is dropped.
+    fn hold(of: Lock) -> Sender<()> {
         let (release, released) = channel();
         let (begin, begun) = channel();
         let wait = move || {
             begin.send(()).unwrap();
             assert!(released.recv().is_err());
         };
-        start(place, wait).unwrap();
+        start(of, wait).unwrap();
         begun.recv().unwrap();
         release
     }
 
     #[test]
-    fn a_job_that_does_not_end_keeps_neither_its_caller_nor_other_places_waiting() {
-        let release = hold(place("a"));
-        assert_eq!(run(place("a"), Duration::ZERO, || ()), Err(Errno::TIMEDOUT));
+    fn a_job_that_does_not_end_keeps_neither_its_caller_nor_other_locks_waiting() {
+        let release = hold(lock_of("a"));
+        assert_eq!(
+            run(lock_of("a"), Duration::ZERO, || ()),
+            Err(Errno::TIMEDOUT)
+        );
         let caller = thread::current().id();
-        let other = run(place("b"), LONG, || thread::current().id());
+        let other = run(lock_of("b"), LONG, || thread::current().id());
         assert!(other.is_ok_and(|thread| thread != caller));
         drop(release);
-        while run(place("a"), Duration::from_millis(10), || ()).is_err() {}
+        while run(lock_of("a"), Duration::from_millis(10), || ()).is_err() {}
     }
 
     #[test]
@@ -266,20 +285,20 @@ mod tests {
 
     #[test]
     fn the_jobs_that_wait_are_bounded() {
-        let release = hold(place("flood"));
-        let queued = (0..).take_while(|_| start(place("flood"), || ()).is_ok());
+        let release = hold(lock_of("flood"));
+        let queued = (0..).take_while(|_| start(lock_of("flood"), || ()).is_ok());
         assert!(queued.take(1 << 16).count() < 1 << 16);
         drop(release);
-        while start(place("flood"), || ()).is_err() {}
+        while start(lock_of("flood"), || ()).is_err() {}
     }
 
     #[test]
     fn a_job_whose_answer_is_dropped_does_not_run() {
-        let release = hold(place("unwanted"));
+        let release = hold(lock_of("unwanted"));
         let (never, dropped) = channel();
-        let unwanted = ask(place("unwanted"), move || never.send(()));
+        let unwanted = ask(lock_of("unwanted"), move || never.send(()));
         drop(unwanted);
-        let wanted = ask(place("unwanted"), || 1).unwrap();
+        let wanted = ask(lock_of("unwanted"), || 1).unwrap();
         drop(release);
         assert_eq!(wanted.wait(LONG), Ok(1));
         assert!(dropped.recv().is_err(), "it has run");
@@ -287,29 +306,29 @@ mod tests {
 
     #[test]
     fn a_job_that_panics_has_no_answer_and_ends_no_other() {
-        let release = hold(place("panic"));
-        let panicking = ask(place("panic"), || panic!("as intended")).unwrap();
-        let next = ask(place("panic"), || 1).unwrap();
+        let release = hold(lock_of("panic"));
+        let panicking = ask(lock_of("panic"), || panic!("as intended")).unwrap();
+        let next = ask(lock_of("panic"), || 1).unwrap();
         drop(release);
         assert_eq!(panicking.wait(LONG), Err::<(), _>(Errno::CANCELED));
         assert_eq!(next.wait(LONG), Ok(1));
     }
 
     #[test]
-    fn a_job_that_runs_another_of_its_place_does_not_wait_for_itself() {
-        let inner = place("nested");
+    fn a_job_that_runs_another_of_its_lock_does_not_wait_for_itself() {
+        let inner = lock_of("nested");
         let outer = move || run(inner, Duration::ZERO, || thread::current().id());
-        let within = run(place("nested"), LONG, outer).unwrap();
-        let again = run(place("nested"), LONG, || thread::current().id());
+        let within = run(lock_of("nested"), LONG, outer).unwrap();
+        let again = run(lock_of("nested"), LONG, || thread::current().id());
         assert_eq!(within, again);
     }
 
     #[test]
-    fn jobs_of_a_place_run_in_their_order() {
+    fn jobs_of_a_lock_run_in_their_order() {
         let (results, received) = channel();
         for number in 0..3 {
             let results = results.clone();
-            start(place("order"), move || results.send(number).unwrap()).unwrap();
+            start(lock_of("order"), move || results.send(number).unwrap()).unwrap();
         }
         assert_eq!(received.iter().take(3).collect::<Vec<_>>(), [0, 1, 2]);
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-/// The result of a job on a directory thread.
+/// The result of a job.
 ///
 /// As a future it completes with the result, or with `CANCELED` if the job ended without one.
 #[derive(Debug)]
@@ -29,12 +29,15 @@ struct Slot<T> {
 struct State<T> {
     /// `None` while the job has not ended, and when the result was taken.
     result: Option<Result<T, Errno>>,
+    /// No result is taken any more.
+    is_cancelled: bool,
     waker: Option<Waker>,
 }
 
 pub(super) fn promise<T>() -> (Promise<T>, Answer<T>) {
     let state = State {
         result: None,
+        is_cancelled: false,
         waker: None,
     };
     let slot = Arc::new(Slot {
@@ -46,9 +49,9 @@ pub(super) fn promise<T>() -> (Promise<T>, Answer<T>) {
 
 impl<T> Answer<T> {
     /// One that is there already.
-    pub(super) fn ready(value: T) -> Self {
+    pub(crate) fn ready(value: T) -> Self {
         let (promise, answer) = promise();
-        promise.keep(value);
+        let _kept = promise.keep(value);
         answer
     }
 
@@ -57,12 +60,24 @@ impl<T> Answer<T> {
     /// # Errors
     ///
     /// `TIMEDOUT` if it is not there yet, `CANCELED` if there is none.
-    pub(super) fn wait(&self, limit: Duration) -> Result<T, Errno> {
+    pub(crate) fn wait(&self, limit: Duration) -> Result<T, Errno> {
         let state = self.0.lock();
         let is_waiting = |state: &mut State<T>| state.result.is_none();
         let waited = (self.0.is_changed).wait_timeout_while(state, limit, is_waiting);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.result.take().unwrap_or(Err(Errno::TIMEDOUT))
+    }
+
+    /// The same. A later result goes back to the job.
+    pub(super) fn wait_or_cancel(self, limit: Duration) -> Result<T, Errno> {
+        match self.wait(limit) {
+            Err(Errno::TIMEDOUT) => {
+                let mut state = self.0.lock();
+                state.is_cancelled = true;
+                state.result.take().unwrap_or(Err(Errno::TIMEDOUT))
+            }
+            result => result,
+        }
     }
 }
 
@@ -87,38 +102,45 @@ impl<T> Future for Answer<T> {
 impl<T> Drop for Answer<T> {
     fn drop(&mut self) {
         // The job may be held in the kernel, and keeps what it has until then.
-        let _waker = self.0.lock().waker.take();
+        let mut state = self.0.lock();
+        state.is_cancelled = true;
+        let waker = state.waker.take();
+        drop(state);
+        drop(waker);
     }
 }
 
 impl<T> Promise<T> {
     /// Whether the answer was not dropped.
     pub(super) fn is_wanted(&self) -> bool {
-        Arc::strong_count(&self.0) > 1
+        !self.0.lock().is_cancelled
     }
 
-    pub(super) fn keep(self, value: T) {
-        self.0.set(Ok(value));
+    /// Returns the value if the answer was dropped or cancelled.
+    pub(super) fn keep(self, value: T) -> Option<T> {
+        self.0.set(Ok(value)).and_then(Result::ok)
     }
 }
 
 impl<T> Drop for Promise<T> {
     fn drop(&mut self) {
-        self.0.set(Err(Errno::CANCELED));
+        let _cancelled = self.0.set(Err(Errno::CANCELED));
     }
 }
 
 impl<T> Slot<T> {
-    /// Sets the result, unless there is one.
-    fn set(&self, result: Result<T, Errno>) {
+    /// Sets the result, unless there is one. Returns it if it is not taken any more.
+    fn set(&self, result: Result<T, Errno>) -> Option<Result<T, Errno>> {
         let mut state = self.lock();
-        if state.result.is_none() {
-            state.result = Some(result);
+        if state.is_cancelled {
+            return Some(result);
         }
+        let _first = state.result.get_or_insert(result);
         let waker = state.waker.take();
         drop(state);
         self.is_changed.notify_all();
         waker.into_iter().for_each(Waker::wake);
+        None
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
