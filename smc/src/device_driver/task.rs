@@ -114,14 +114,6 @@ impl DriverTask {
         true
     }
 
-    /// Lets other tasks run, and the reactor if peers have kept this one busy.
-    fn pause(&mut self, cx: &mut Context<'_>) {
-        self.turn = self.turns.due(&*self.runtime);
-        if !self.is_in_turn(cx) {
-            cx.waker().wake_by_ref();
-        }
-    }
-
     /// Whether the task waits for a turn of the reactor.
     fn is_in_turn(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(turn) = &mut self.turn else {
@@ -160,22 +152,23 @@ impl Future for DriverTask {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(driver) = self.driver.upgrade() else {
+        let this = &mut *self;
+        let Some(driver) = this.driver.upgrade() else {
             return Poll::Ready(());
         };
-        if self.is_in_turn(cx) {
+        if this.is_in_turn(cx) {
             return Poll::Pending;
         }
         let is_rdma = driver.device.fabric().rdma().is_some();
         for _ in 0..PASSES_MAX {
             let may_sleep = if is_rdma && driver.is_gone() {
-                Ok(self.pass_without_device(&driver, cx))
+                Ok(this.pass_without_device(&driver, cx))
             } else {
-                self.pass(&driver, cx)
+                this.pass(&driver, cx)
             };
             match may_sleep {
                 Ok(true) => {
-                    self.turns.note_wait();
+                    this.turns.note_wait();
                     return Poll::Pending;
                 }
                 Ok(false) => {}
@@ -186,9 +179,16 @@ impl Future for DriverTask {
                     }
                 }
             }
+            // Peers can make a pass long.
+            this.turn = this.turns.due(&*this.runtime);
+            if this.turn.is_some() {
+                break;
+            }
         }
-        // The budget of one poll is spent.
-        self.pause(cx);
+        // The budget of one poll is spent: other tasks run now, and the reactor.
+        if !this.is_in_turn(cx) {
+            cx.waker().wake_by_ref();
+        }
         Poll::Pending
     }
 }
