@@ -216,7 +216,7 @@ pub const LIMIT: Duration = Duration::from_millis(200);
 /// that each return in time hold up those behind them as one that does not.
 const STUCK: Duration = Duration::from_secs(1);
 
-/// Jobs of one thread, with the one that runs. More than processes that start at the same time have.
+/// Jobs of a thread, with the one that runs. More than processes have that start at the same time.
 const MAX_UNFINISHED: usize = 1024;
 
 /// How long a thread stays that has nothing to do.
