@@ -11,7 +11,7 @@ use crate::device::{DeviceError, Doorbell};
 use crate::mem::sync::Ordering;
 use crate::reactor_turns::ReactorTurns;
 use crate::runtime::{Runtime, Timer, Watch};
-use smc_ipc::thread::{self, LIMIT, Lock};
+use smc_ipc::thread::{self, Lock, NESTED_LIMIT};
 
 /// The driver's task: drain, arm, drain, park; for as long as the endpoint or a stream lives.
 pub(crate) struct DriverTask {
@@ -137,7 +137,7 @@ fn watch_doorbell(
         Doorbell::Fd(fd) => runtime.watch(fd),
         Doorbell::Waker(_) => Err(std::io::ErrorKind::Unsupported.into()),
     };
-    thread::run(Lock::NestedEpoll, LIMIT, watch)?
+    thread::run(Lock::NestedEpoll, NESTED_LIMIT, watch)?
 }
 
 impl Drop for DriverTask {

@@ -3,8 +3,6 @@
 //! A [`Doorbell`] is one descriptor for all: an epoll set with an eventfd of its own in it. Nothing
 //! here waits, but [`WatchSet::watch`] for part of a second.
 
-mod wait_budget;
-
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -13,7 +11,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
 use crate::OsError;
-use crate::thread::{Lock, run_or_undo};
+use crate::thread::{Lock, NESTED_LIMIT, run_or_undo};
 
 /// What a driver waits for. Drivers may be edge-triggered.
 #[derive(Debug)]
@@ -100,7 +98,7 @@ impl AsFd for Doorbell {
 ///
 /// To add to a set that is watched itself takes a lock of the whole system, which any user can
 /// hold. So descriptors are added on a thread ([`Lock::NestedEpoll`]), for which the caller waits
-/// 0.2 s at most, and all callers together a tenth of the time, after the first second.
+/// half a second at most ([`NESTED_LIMIT`]).
 #[derive(Clone, Debug)]
 pub struct WatchSet(Arc<OwnedFd>);
 
@@ -178,7 +176,7 @@ impl WatchSet {
         let (set, fd) = (self.clone(), Arc::clone(fd));
         let add = move || (set.add(&fd, id, flags), set, fd);
         let undo = |(_added, set, fd): (_, Self, Arc<F>)| set.unwatch(&fd);
-        let added = wait_budget::wait(|limit| run_or_undo(Lock::NestedEpoll, limit, add, undo));
+        let added = run_or_undo(Lock::NestedEpoll, NESTED_LIMIT, add, undo);
         added.and_then(|(added, ..)| added).map_err(failed(WATCH))
     }
 

@@ -212,6 +212,10 @@ static THREADS: Mutex<Threads> = Mutex::new(Threads {
 /// How long a task waits for a call that returns at once unless the lock is held.
 pub const LIMIT: Duration = Duration::from_millis(200);
 
+/// The same for [`Lock::NestedEpoll`]. Longer, as what needs the call is not made later: a busy
+/// machine must not take it for held.
+pub const NESTED_LIMIT: Duration = Duration::from_millis(500);
+
 /// How long a job may take from when it is queued before no other one is queued behind it. Jobs
 /// that each return in time hold up those behind them as one that does not.
 const STUCK: Duration = Duration::from_secs(1);

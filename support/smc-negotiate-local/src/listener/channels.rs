@@ -313,23 +313,25 @@ impl ListenerChannels {
             let key = self.next_channel;
             self.next_channel += 1;
             let fd = Arc::new(fd);
-            if self.watched.watch(&fd, key).is_ok() {
-                let channel = ListenerChannel {
-                    fd,
-                    client,
-                    own,
-                    _permit: permit,
-                    netns: ClientNetns::Unknown,
-                    mailbox: None,
-                    proofs: 0,
-                    dead: Arc::default(),
-                };
-                if !channel.own {
-                    self.of_others.take(uid);
-                }
-                self.channels.insert(key, channel);
-                self.awaiting_hello.push_back((key, now + HELLO_WITHIN));
+            if self.watched.watch(&fd, key).is_err() {
+                // It may have waited.
+                break;
             }
+            let channel = ListenerChannel {
+                fd,
+                client,
+                own,
+                _permit: permit,
+                netns: ClientNetns::Unknown,
+                mailbox: None,
+                proofs: 0,
+                dead: Arc::default(),
+            };
+            if !channel.own {
+                self.of_others.take(uid);
+            }
+            self.channels.insert(key, channel);
+            self.awaiting_hello.push_back((key, now + HELLO_WITHIN));
         }
         // There may be others.
         collected.more = true;

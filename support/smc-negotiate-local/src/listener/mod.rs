@@ -23,7 +23,7 @@ use smc_core::negotiate::{Credentials, Published, SideChannel, Verdict};
 use smc_core::runtime::{Runtime, Socket, SocketOptions, Watch};
 use smc_ipc::doorbell::WatchSet;
 use smc_ipc::runtime_dir::Publication;
-use smc_ipc::thread::{self, LIMIT, Lock};
+use smc_ipc::thread::{self, Lock, NESTED_LIMIT};
 use smc_ipc::{Domain, is_own_user};
 
 use crate::directory::{Entry, Scope};
@@ -108,7 +108,7 @@ impl LocalListener {
 fn watch(runtime: &Arc<dyn Runtime>, set: &WatchSet) -> io::Result<Box<dyn Watch>> {
     let (runtime, set) = (Arc::clone(runtime), set.clone());
     let watch = move || runtime.watch(set.as_fd());
-    thread::run(Lock::NestedEpoll, LIMIT, watch)?
+    thread::run(Lock::NestedEpoll, NESTED_LIMIT, watch)?
 }
 
 impl Published for LocalListener {
