@@ -6,7 +6,6 @@ use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
@@ -69,7 +68,7 @@ impl Drop for HeldLock {
 fn add(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;
     let [outer, inner] = [(); 2].map(|()| epoll::create(epoll::CreateFlags::CLOEXEC));
-    let (outer, inner) = (outer?, Arc::new(inner?));
+    let (outer, inner) = (outer?, inner?);
     let (data, flags) = (epoll::EventData::new_u64(0), epoll::EventFlags::IN);
     epoll::add(&outer, &inner, data, flags)?;
     Ok(epoll::add(&inner, &file, data, flags)?)

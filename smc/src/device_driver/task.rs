@@ -6,12 +6,13 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use smc_ipc::doorbell::register;
+
 use super::{DeviceDriver, PASSES_MAX};
 use crate::device::{DeviceError, Doorbell};
 use crate::mem::sync::Ordering;
 use crate::reactor_turns::ReactorTurns;
 use crate::runtime::{Runtime, Timer, Watch};
-use smc_ipc::thread::{self, Lock, NESTED_LIMIT};
 
 /// The driver's task: drain, arm, drain, park; for as long as the endpoint or a stream lives.
 pub(crate) struct DriverTask {
@@ -33,7 +34,10 @@ impl DriverTask {
         runtime: Arc<dyn Runtime>,
     ) -> std::io::Result<Self> {
         let watch = match driver.device.doorbell() {
-            Doorbell::Fd(_) => Some(watch_doorbell(driver, &runtime)?),
+            Doorbell::Fd(fd) => {
+                let watching = Arc::clone(&runtime);
+                Some(register(fd, move |fd| watching.watch(fd))?)
+            }
             Doorbell::Waker(_) => None,
         };
         Ok(Self {
@@ -125,19 +129,6 @@ impl DriverTask {
         }
         is_pending
     }
-}
-
-/// Has the runtime watch the doorbell, which can be an epoll set.
-fn watch_doorbell(
-    driver: &Arc<DeviceDriver>,
-    runtime: &Arc<dyn Runtime>,
-) -> std::io::Result<Box<dyn Watch>> {
-    let (driver, runtime) = (Arc::clone(driver), Arc::clone(runtime));
-    let watch = move || match driver.device.doorbell() {
-        Doorbell::Fd(fd) => runtime.watch(fd),
-        Doorbell::Waker(_) => Err(std::io::ErrorKind::Unsupported.into()),
-    };
-    thread::run(Lock::NestedEpoll, NESTED_LIMIT, watch)?
 }
 
 impl Drop for DriverTask {

@@ -1,17 +1,19 @@
 //! Descriptors that a driver waits for, and eventfds that wake it.
 //!
 //! A [`Doorbell`] is one descriptor for all: an epoll set with an eventfd of its own in it. Nothing
-//! here waits, but [`WatchSet::watch`] for part of a second.
+//! here waits, but [`WatchSet::watch`] and [`register`] for part of a second.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
 use crate::OsError;
-use crate::thread::{Lock, NESTED_LIMIT, run_or_undo};
+use crate::thread::{Lock, run, run_or_undo};
 
 /// What a driver waits for. Drivers may be edge-triggered.
 #[derive(Debug)]
@@ -98,7 +100,7 @@ impl AsFd for Doorbell {
 ///
 /// To add to a set that is watched itself takes a lock of the whole system, which any user can
 /// hold. So descriptors are added on a thread ([`Lock::NestedEpoll`]), for which the caller waits
-/// half a second at most ([`NESTED_LIMIT`]).
+/// half a second at most.
 #[derive(Clone, Debug)]
 pub struct WatchSet(Arc<OwnedFd>);
 
@@ -209,6 +211,21 @@ impl AsFd for WatchSet {
     }
 }
 
+/// Has `register` add a descriptor that can be an epoll set to that of a reactor, on the thread of
+/// [`WatchSet`]. It gets a duplicate.
+///
+/// # Errors
+///
+/// As `register`; `TimedOut` if another user holds the lock.
+pub fn register<T: Send + 'static>(
+    fd: impl AsFd,
+    register: impl FnOnce(BorrowedFd<'_>) -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let fd = fd.as_fd().try_clone_to_owned()?;
+    let register = move || register(fd.as_fd());
+    run(Lock::NestedEpoll, NESTED_LIMIT, register)?
+}
+
 /// An eventfd that does not block.
 ///
 /// # Errors
@@ -241,6 +258,9 @@ const EVENTS_PER_ROUND: usize = 64;
 pub const PACKETS_PER_ROUND: usize = EVENTS_PER_ROUND;
 /// Descriptors that are always ready must not occupy the driver; the rest is for the next poll.
 const MAX_ROUNDS: usize = 16;
+/// How long a caller waits for the lock of nested sets. Longer than for that of a directory, as
+/// what needs the call is not made later: a busy machine must not take the lock for held.
+const NESTED_LIMIT: Duration = Duration::from_millis(500);
 const NOW: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,

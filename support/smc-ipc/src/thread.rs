@@ -41,7 +41,7 @@ pub enum Lock {
 /// # Errors
 ///
 /// `TIMEDOUT` if the result is not there by then, or as [`start`].
-pub fn run<T: Send + 'static>(
+pub(crate) fn run<T: Send + 'static>(
     of: Lock,
     limit: Duration,
     job: impl FnOnce() -> T + Send + 'static,
@@ -209,12 +209,8 @@ static THREADS: Mutex<Threads> = Mutex::new(Threads {
     of_locks: BTreeMap::new(),
 });
 
-/// How long a task waits for a call that returns at once unless the lock is held.
-pub const LIMIT: Duration = Duration::from_millis(200);
-
-/// The same for [`Lock::NestedEpoll`]. Longer, as what needs the call is not made later: a busy
-/// machine must not take it for held.
-pub const NESTED_LIMIT: Duration = Duration::from_millis(500);
+/// How long a task waits for a look-up, a search or a removal.
+pub(crate) const LIMIT: Duration = Duration::from_millis(200);
 
 /// How long a job may take from when it is queued before no other one is queued behind it. Jobs
 /// that each return in time hold up those behind them as one that does not.

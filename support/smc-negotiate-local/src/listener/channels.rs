@@ -7,7 +7,7 @@ pub(super) use claim::{Claimed, Pair};
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -150,8 +150,8 @@ impl ListenerChannels {
     }
 
     /// Readable when a client has connected or sent a message.
-    pub(super) fn watched(&self) -> &WatchSet {
-        &self.watched
+    pub(super) fn epoll_fd(&self) -> BorrowedFd<'_> {
+        self.watched.as_fd()
     }
 
     /// Whether there is no client.

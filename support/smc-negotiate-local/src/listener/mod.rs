@@ -6,7 +6,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -21,9 +21,8 @@ use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
 use smc_core::negotiate::{Credentials, Published, SideChannel, Verdict};
 use smc_core::runtime::{Runtime, Socket, SocketOptions, Watch};
-use smc_ipc::doorbell::WatchSet;
+use smc_ipc::doorbell;
 use smc_ipc::runtime_dir::Publication;
-use smc_ipc::thread::{self, Lock, NESTED_LIMIT};
 use smc_ipc::{Domain, is_own_user};
 
 use crate::directory::{Entry, Scope};
@@ -84,7 +83,9 @@ impl LocalListener {
             _ => {}
         }
         let clients = ListenerChannels::new(entry, publication, at)?;
-        let watch = watch(runtime, clients.watched()).map_err(failed)?;
+        let watching = Arc::clone(runtime);
+        let watch = doorbell::register(clients.epoll_fd(), move |fd| watching.watch(fd));
+        let watch = watch.map_err(failed)?;
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
             netns,
@@ -102,13 +103,6 @@ impl LocalListener {
         runtime.spawn(Box::pin(shared.clone().serve(watch)));
         Ok(Self { shared })
     }
-}
-
-/// Has the runtime watch a set.
-fn watch(runtime: &Arc<dyn Runtime>, set: &WatchSet) -> io::Result<Box<dyn Watch>> {
-    let (runtime, set) = (Arc::clone(runtime), set.clone());
-    let watch = move || runtime.watch(set.as_fd());
-    thread::run(Lock::NestedEpoll, NESTED_LIMIT, watch)?
 }
 
 impl Published for LocalListener {
