@@ -39,13 +39,13 @@ impl LinkGroup {
                 (Role::Client, _) => {}
             },
             Message::AddLinkCont(message) => match self.flow.take() {
-                Some(Flow::Offer(mut offer)) if offer.is_exchanging(link, &message) => {
+                Some(Flow::AddServer(mut offer)) if offer.is_exchanging(link, &message) => {
                     let progress = self.offer_keys_received(&mut offer, &message);
-                    self.continue_adding(now, Flow::Offer(offer), progress);
+                    self.continue_adding(now, Flow::AddServer(offer), progress);
                 }
-                Some(Flow::Join(mut join)) if join.is_exchanging(link, &message) => {
+                Some(Flow::AddClient(mut join)) if join.is_exchanging(link, &message) => {
                     let progress = self.join_keys_received(&mut join, &message);
-                    self.continue_adding(now, Flow::Join(join), progress);
+                    self.continue_adding(now, Flow::AddClient(join), progress);
                 }
                 flow => self.flow = flow,
             },

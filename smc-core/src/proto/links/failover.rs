@@ -35,7 +35,7 @@ impl LinkGroup {
 
     fn activating_down(&mut self, link: LinkId) {
         match self.flow.take() {
-            Some(Flow::First(first)) if first.link == link => {
+            Some(Flow::ConfirmFirst(first)) if first.link == link => {
                 if let Some(found) = self.find_link(link) {
                     // Only one state leads there.
                     let _inactive = found.info.state.deactivate();
@@ -92,7 +92,7 @@ impl LinkGroup {
             Some(Flow::Delete(deletion)) if deletion.over == Some(link) => {
                 self.start_delete(now, deletion);
             }
-            Some(Flow::Request { over, .. }) if over == link => self.pending.request = true,
+            Some(Flow::RequestAdd { over, .. }) if over == link => self.pending.request = true,
             flow => self.flow = flow,
         }
     }

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use smc_wire::llc::DeleteLink;
 
-use super::delete::Deletion;
-use super::first::First;
-use super::join::{Join, JoinStage, OfferedLink};
-use super::offer::{LinkOffer, OfferStage};
+use super::add_link_client::{AddLinkClient, ClientStage, OfferedLink};
+use super::add_link_server::{AddLinkServer, ServerStage};
+use super::confirm_link::ConfirmFirst;
+use super::delete_link::Deletion;
 use super::{FirstLinkError, LinkGroup, LinkGroupOutput, LinkId};
 use crate::proto::after;
 use crate::proto::table::InvalidTransition;
@@ -28,15 +28,15 @@ use crate::proto::table::InvalidTransition;
 #[derive(Debug)]
 pub(super) enum Flow {
     /// The first link is being confirmed.
-    First(First),
+    ConfirmFirst(ConfirmFirst),
     /// This side, the server, adds a link.
-    Offer(LinkOffer),
+    AddServer(AddLinkServer),
     /// This side, the client, adds the link that the server offers.
-    Join(Join),
+    AddClient(AddLinkClient),
     /// This side, the server, sent DELETE LINK to the client, and waits for its answer.
     Delete(Deletion),
     /// This side, the client, requested a link.
-    Request {
+    RequestAdd {
         /// On this link.
         over: LinkId,
         /// Deadline for the server's reaction.
@@ -48,19 +48,19 @@ impl Flow {
     /// Its deadline; none while another component measures the time.
     pub(super) const fn until(&self) -> Option<Instant> {
         match self {
-            Self::First(first) => first.until,
-            Self::Offer(offer) => Some(offer.until),
-            Self::Join(join) => Some(join.until),
+            Self::ConfirmFirst(first) => first.until,
+            Self::AddServer(offer) => Some(offer.until),
+            Self::AddClient(join) => Some(join.until),
             Self::Delete(deletion) => Some(deletion.until),
-            Self::Request { until, .. } => Some(*until),
+            Self::RequestAdd { until, .. } => Some(*until),
         }
     }
 
     /// The link that it adds.
     pub(super) const fn new_link(&self) -> Option<LinkId> {
         match self {
-            Self::Offer(offer) => Some(offer.link),
-            Self::Join(join) => Some(join.link),
+            Self::AddServer(offer) => Some(offer.link),
+            Self::AddClient(join) => Some(join.link),
             _ => None,
         }
     }
@@ -68,8 +68,8 @@ impl Flow {
     /// Whether it waits for RMBs to be registered with the device of the new link.
     pub(super) fn is_mapping(&self) -> bool {
         match self {
-            Self::Offer(offer) => offer.stage == OfferStage::Mapping,
-            Self::Join(join) => join.stage == JoinStage::Mapping,
+            Self::AddServer(offer) => offer.stage == ServerStage::Mapping,
+            Self::AddClient(join) => join.stage == ClientStage::Mapping,
             _ => false,
         }
     }
@@ -77,8 +77,8 @@ impl Flow {
     /// Whether it adds a link, which cannot be arranged without this one.
     pub(super) fn is_arranged_over(&self, link: LinkId) -> bool {
         match self {
-            Self::Offer(offer) => offer.over == link && offer.stage != OfferStage::Confirming,
-            Self::Join(join) => join.over == link && join.stage != JoinStage::Confirming,
+            Self::AddServer(offer) => offer.over == link && offer.stage != ServerStage::Confirming,
+            Self::AddClient(join) => join.over == link && join.stage != ClientStage::Confirming,
             _ => false,
         }
     }
@@ -201,8 +201,8 @@ impl LinkGroup {
     pub(super) fn continue_adding(&mut self, now: Instant, mut flow: Flow, progress: Progress) {
         match (&mut flow, progress) {
             (_, Err(why)) => return self.add_failed(flow, why),
-            (Flow::Offer(offer), Ok(wait)) => offer.until = after(now, wait),
-            (Flow::Join(join), Ok(wait)) => join.until = after(now, wait),
+            (Flow::AddServer(offer), Ok(wait)) => offer.until = after(now, wait),
+            (Flow::AddClient(join), Ok(wait)) => join.until = after(now, wait),
             _ => {}
         }
         self.flow = Some(flow);
@@ -211,8 +211,8 @@ impl LinkGroup {
     /// The link of this flow is not added; the group stays unchanged.
     pub(super) fn add_failed(&mut self, flow: Flow, why: AddFailure) {
         match flow {
-            Flow::Offer(offer) => self.offer_failed(offer, why),
-            Flow::Join(join) => self.join_failed(join, why),
+            Flow::AddServer(offer) => self.offer_failed(offer, why),
+            Flow::AddClient(join) => self.join_failed(join, why),
             _ => {}
         }
     }
@@ -224,7 +224,7 @@ impl LinkGroup {
             return;
         }
         match self.flow.take() {
-            Some(Flow::First(_)) => {
+            Some(Flow::ConfirmFirst(_)) => {
                 let timed_out = Err(FirstLinkError::TimedOut);
                 self.outputs
                     .push_back(LinkGroupOutput::FirstLink(timed_out));

@@ -4,9 +4,9 @@ use std::time::Instant;
 use smc_wire::llc::Dialect;
 use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
 
-use super::end::GroupEnd;
-use super::first::First;
+use super::confirm_link::ConfirmFirst;
 use super::flow::{AddFailure, Flow, PendingFlows, Trigger};
+use super::group_end::GroupEnd;
 use super::link::{LinkRecord, LinkState};
 use super::long_message::LongMessageGate;
 use super::rmbs::{LocalRmbs, Rmb, RmbAnnouncement};
@@ -105,7 +105,7 @@ impl LinkGroup {
         if first.info.state == LinkState::Activating && self.flow.is_none() {
             first.info.peer = Some(peer);
             first.is_connected = true;
-            self.flow = Some(Flow::First(First {
+            self.flow = Some(Flow::ConfirmFirst(ConfirmFirst {
                 link: first.info.id,
                 until: None,
                 early: None,
@@ -182,8 +182,8 @@ impl LinkGroup {
         self.awaits_device.take_if(|awaited| *awaited == link);
         if let Some(mut flow) = self.flow.take_if(|flow| flow.new_link() == Some(link)) {
             let progress = match (&mut flow, result) {
-                (Flow::Offer(offer), Ok(local)) => self.offer_opened(offer, local),
-                (Flow::Join(join), Ok(local)) => self.join_opened(join, local),
+                (Flow::AddServer(offer), Ok(local)) => self.offer_opened(offer, local),
+                (Flow::AddClient(join), Ok(local)) => self.join_opened(join, local),
                 _ => Err(AddFailure::Unfinished),
             };
             self.continue_adding(now, flow, progress);
@@ -204,8 +204,8 @@ impl LinkGroup {
         }
         if let Some(mut flow) = self.flow.take_if(|flow| flow.new_link() == Some(link)) {
             let progress = match (&mut flow, result) {
-                (Flow::Offer(offer), Ok(())) => self.offer_connected(offer),
-                (Flow::Join(join), Ok(())) => self.join_connected(join),
+                (Flow::AddServer(offer), Ok(())) => self.offer_connected(offer),
+                (Flow::AddClient(join), Ok(())) => self.join_connected(join),
                 _ => Err(AddFailure::Unfinished),
             };
             self.continue_adding(now, flow, progress);
@@ -231,8 +231,8 @@ impl LinkGroup {
             .take_if(|_| new.is_some_and(|new| new.device == device))
         {
             let progress = match &mut flow {
-                Flow::Offer(offer) => self.offer_mapped(offer),
-                Flow::Join(join) => self.join_mapped(join),
+                Flow::AddServer(offer) => self.offer_mapped(offer),
+                Flow::AddClient(join) => self.join_mapped(join),
                 _ => Err(AddFailure::Unfinished),
             };
             self.continue_adding(now, flow, progress);

@@ -57,27 +57,27 @@
 //! [`LinkGroupOutput::Terminate`] reports that to the registry. In all cases
 //! [`LinkGroupOutput::Close`] for each link and [`LinkGroupOutput::Ended`] follow.
 
+mod add_link_client;
+mod add_link_server;
 mod config;
-mod delete;
+mod confirm_link;
+mod delete_link;
 mod dispatch;
-mod end;
 mod failover;
-mod first;
 mod flow;
 mod group;
-mod join;
+mod group_end;
 mod link;
 mod long_message;
-mod offer;
 mod output;
 mod ports;
-mod request;
+mod request_add_link;
 mod rkeys;
 mod rmbs;
+mod rtoken_exchange;
 mod rtokens;
 mod send_queue;
-mod test;
-mod tokens;
+mod test_link;
 
 pub use config::{LlcConfig, LlcTerms, LlcTimeouts};
 pub use group::LinkGroup;

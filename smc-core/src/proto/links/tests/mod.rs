@@ -1,13 +1,13 @@
 //! Two link groups, joined by a simulated network, under a clock that only the test moves.
 
+mod add_link;
 mod agreement;
-mod delete;
+mod confirm_link;
+mod delete_link;
 mod ends;
 mod failover;
-mod first;
 mod hostile;
 mod keys;
-mod offer;
 mod rtokens;
 mod send_queue;
 mod simulation;

@@ -1,5 +1,5 @@
-use super::super::join::JoinStage;
-use super::super::offer::OfferStage;
+use super::super::add_link_client::ClientStage;
+use super::super::add_link_server::ServerStage;
 use super::*;
 
 #[test]
@@ -26,7 +26,7 @@ EXCHANGING | -       | -       | -          | -            | -            | CONF
 CONFIRMING | -       | -       | -          | -            | -            | -          | CONFIRMED
 CONFIRMED  | -       | -       | -          | -            | -            | -          | -
 ";
-    assert_eq!(OfferStage::table(), expected);
+    assert_eq!(ServerStage::table(), expected);
 }
 
 #[test]
@@ -40,5 +40,5 @@ EXCHANGING | -          | -         | -          | -          | CONFIRMING | -
 CONFIRMING | -          | -         | -          | -          | -          | CONFIRMED
 CONFIRMED  | -          | -         | -          | -          | -          | -
 ";
-    assert_eq!(JoinStage::table(), expected);
+    assert_eq!(ClientStage::table(), expected);
 }

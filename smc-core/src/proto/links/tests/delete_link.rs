@@ -152,7 +152,7 @@ fn one_request_is_kept_aside_and_a_second_one_dropped() {
     world.hosts[SERVER].filter = Some(|_| true);
     let until = world.now + 2 * SECOND;
     let group = &mut world.hosts[CLIENT].group;
-    group.flow = Some(flow::Flow::Request { over: two, until });
+    group.flow = Some(flow::Flow::RequestAdd { over: two, until });
     let now = world.now;
     world.with(CLIENT, |group| {
         group.handle_message(now, two, &request(1));

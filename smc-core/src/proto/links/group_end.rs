@@ -173,7 +173,7 @@ impl LinkGroup {
     const fn may_be_misread(&self) -> bool {
         matches!(
             self.flow,
-            Some(Flow::Offer(_) | Flow::Join(_) | Flow::Request { .. })
+            Some(Flow::AddServer(_) | Flow::AddClient(_) | Flow::RequestAdd { .. })
         ) || self.abandoned.is_some()
     }
 
@@ -191,7 +191,7 @@ impl LinkGroup {
 
     /// Ends everything in progress.
     fn stop(&mut self) {
-        if let Some(Flow::First(first)) = self.flow.take() {
+        if let Some(Flow::ConfirmFirst(first)) = self.flow.take() {
             if first.until.is_some() {
                 self.outputs
                     .push_back(LinkGroupOutput::FirstLink(Err(FirstLinkError::LinkDown)));

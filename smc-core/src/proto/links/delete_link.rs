@@ -156,11 +156,11 @@ impl LinkGroup {
         match self.flow.take() {
             None => self.handle_delete_one(now, over, message),
             // It replaces the message for which the flow waits.
-            Some(Flow::Offer(offer)) => {
+            Some(Flow::AddServer(offer)) => {
                 self.offer_failed(offer, AddFailure::Deleted);
                 self.handle_delete_one(now, over, message);
             }
-            Some(Flow::Join(join)) => {
+            Some(Flow::AddClient(join)) => {
                 let is_new = self.link(join.link).map(|link| link.number) == Some(message.link);
                 if is_new {
                     self.answer_delete(over, message, DeleteLinkReason::DONE);
@@ -170,8 +170,8 @@ impl LinkGroup {
                     self.handle_delete_one(now, over, message);
                 }
             }
-            flow @ Some(Flow::First(_)) => self.flow = flow,
-            flow @ Some(Flow::Delete(_) | Flow::Request { .. }) => {
+            flow @ Some(Flow::ConfirmFirst(_)) => self.flow = flow,
+            flow @ Some(Flow::Delete(_) | Flow::RequestAdd { .. }) => {
                 self.flow = flow;
                 // The message about the link that is or was sent is the answer.
                 if !self.is_being_deleted(message.link) && self.pending.deferred.is_none() {

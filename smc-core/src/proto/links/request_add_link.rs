@@ -50,7 +50,7 @@ impl LinkGroup {
             };
             self.send(over, message.encoded_len(), |buffer| message.emit(buffer));
             let until = after(now, self.config.timeouts.response);
-            self.flow = Some(Flow::Request { over, until });
+            self.flow = Some(Flow::RequestAdd { over, until });
         } else {
             // A hint, which is not answered.
             let message = AddLink {
@@ -73,17 +73,17 @@ impl LinkGroup {
         let is_established = self.is_established_link(over);
         match (self.role, &message.class, &mut self.flow) {
             // The ADD LINK that is about to be sent is the answer, unless it cannot be made.
-            (Role::Server, RequestAddLinkClass::Request { .. }, Some(Flow::Offer(offer)))
+            (Role::Server, RequestAddLinkClass::Request { .. }, Some(Flow::AddServer(offer)))
                 if !offer.is_sent() =>
             {
                 offer.trigger = Trigger::Requested(over);
             }
             // The ADD LINK in progress is the answer.
-            (Role::Server, _, Some(Flow::First(_) | Flow::Offer(_))) => {}
+            (Role::Server, _, Some(Flow::ConfirmFirst(_) | Flow::AddServer(_))) => {}
             (Role::Server, RequestAddLinkClass::Request { .. }, _) if is_established => {
                 self.pending.add = Some(Trigger::Requested(over));
             }
-            (Role::Client, RequestAddLinkClass::Response { .. }, Some(Flow::Request { .. })) => {
+            (Role::Client, RequestAddLinkClass::Response { .. }, Some(Flow::RequestAdd { .. })) => {
                 self.flow = None;
                 self.long_messages.answered(&mut self.outputs);
             }
@@ -93,7 +93,7 @@ impl LinkGroup {
 
     /// ADD LINK without RESP, to a server: the hint of a v1 client.
     pub(super) fn handle_invitation(&mut self, over: LinkId) {
-        let is_adding = matches!(self.flow, Some(Flow::First(_) | Flow::Offer(_)));
+        let is_adding = matches!(self.flow, Some(Flow::ConfirmFirst(_) | Flow::AddServer(_)));
         if !self.terms.dialect.is_v2() && !is_adding && self.is_established_link(over) {
             self.pending.add.get_or_insert(Trigger::PathAvailable);
         }

@@ -9,7 +9,7 @@ use smc_wire::llc::{
 use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
 use super::flow::{AddFailure, Flow, Progress, Trigger};
-use super::tokens::RtokenExchange;
+use super::rtoken_exchange::RtokenExchange;
 use super::{GroupType, LinkGroup, LinkId};
 use crate::device::{LinkAddress, RdmaAddress, Route};
 use crate::proto::after;
@@ -24,7 +24,7 @@ transitions! {
     ///  queue     RMBs      ADD       the client's+---- v2 ------+  CONFIRM
     ///  pair      there     LINK      end                            LINK
     /// ```
-    pub(super) enum OfferStage {
+    pub(super) enum ServerStage {
         /// The queue pair is being made.
         Opening = "OPENING",
         /// RMBs are being registered with its device.
@@ -59,12 +59,12 @@ transitions! {
 
 /// A link that this side adds.
 #[derive(Debug)]
-pub(super) struct LinkOffer {
+pub(super) struct AddLinkServer {
     pub(super) link: LinkId,
     number: LinkNumber,
     /// The link over which it is arranged.
     pub(super) over: LinkId,
-    pub(super) stage: OfferStage,
+    pub(super) stage: ServerStage,
     pub(super) until: Instant,
     /// The type of the group afterwards.
     kind: GroupType,
@@ -72,14 +72,14 @@ pub(super) struct LinkOffer {
     pub(super) trigger: Trigger,
 }
 
-impl LinkOffer {
+impl AddLinkServer {
     pub(super) fn is_confirming(&self, link: LinkId) -> bool {
-        self.link == link && self.stage == OfferStage::Confirming
+        self.link == link && self.stage == ServerStage::Confirming
     }
 
     pub(super) fn is_exchanging(&self, over: LinkId, message: &AddLinkCont) -> bool {
         let is_answer = message.class == Class::Response && self.matches_answer(over, message.link);
-        self.stage == OfferStage::Exchanging && is_answer
+        self.stage == ServerStage::Exchanging && is_answer
     }
 
     /// Whether an answer belongs to it. One offer is sent at a time, so its answer need not name
@@ -90,7 +90,7 @@ impl LinkOffer {
 
     /// Whether the client knows of it.
     pub(super) fn is_sent(&self) -> bool {
-        !matches!(self.stage, OfferStage::Opening | OfferStage::Mapping)
+        !matches!(self.stage, ServerStage::Opening | ServerStage::Mapping)
     }
 }
 
@@ -105,11 +105,11 @@ impl LinkGroup {
         };
         let number = self.next_number();
         let link = self.new_link(now, device, number);
-        self.flow = Some(Flow::Offer(LinkOffer {
+        self.flow = Some(Flow::AddServer(AddLinkServer {
             link,
             number,
             over,
-            stage: OfferStage::Opening,
+            stage: ServerStage::Opening,
             until: after(now, self.config.timeouts.work),
             kind,
             exchange: RtokenExchange::default(),
@@ -169,7 +169,11 @@ impl LinkGroup {
         self.send(over, message.encoded_len(), |buffer| message.emit(buffer));
     }
 
-    pub(super) fn offer_opened(&mut self, offer: &mut LinkOffer, local: LinkAddress) -> Progress {
+    pub(super) fn offer_opened(
+        &mut self,
+        offer: &mut AddLinkServer,
+        local: LinkAddress,
+    ) -> Progress {
         self.set_local(offer.link, local);
         offer.stage.opened()?;
         match self.map_for(offer.link) {
@@ -178,7 +182,7 @@ impl LinkGroup {
         }
     }
 
-    pub(super) fn offer_mapped(&mut self, offer: &mut LinkOffer) -> Progress {
+    pub(super) fn offer_mapped(&mut self, offer: &mut AddLinkServer) -> Progress {
         let info = self.link(offer.link).ok_or(AddFailure::Unfinished)?;
         let local = info.local.ok_or(AddFailure::Unfinished)?;
         offer.stage.mapped()?;
@@ -194,13 +198,13 @@ impl LinkGroup {
     /// ADD LINK with RESP.
     pub(super) fn handle_offer_answer(&mut self, now: Instant, over: LinkId, answer: &AddLink<'_>) {
         match self.flow.take() {
-            Some(Flow::Offer(mut offer))
-                if offer.stage == OfferStage::Offered
+            Some(Flow::AddServer(mut offer))
+                if offer.stage == ServerStage::Offered
                     && offer.matches_answer(over, answer.link) =>
             {
                 self.long_messages.answered(&mut self.outputs);
                 let progress = self.offer_answered(&mut offer, answer);
-                self.continue_adding(now, Flow::Offer(offer), progress);
+                self.continue_adding(now, Flow::AddServer(offer), progress);
             }
             flow => {
                 self.flow = flow;
@@ -213,7 +217,7 @@ impl LinkGroup {
         }
     }
 
-    fn offer_answered(&mut self, offer: &mut LinkOffer, answer: &AddLink<'_>) -> Progress {
+    fn offer_answered(&mut self, offer: &mut AddLinkServer, answer: &AddLink<'_>) -> Progress {
         if answer.class != AddLinkClass::Accepted {
             return Err(AddFailure::Rejected);
         }
@@ -238,7 +242,7 @@ impl LinkGroup {
         Ok(self.config.timeouts.work)
     }
 
-    pub(super) fn offer_connected(&mut self, offer: &mut LinkOffer) -> Progress {
+    pub(super) fn offer_connected(&mut self, offer: &mut AddLinkServer) -> Progress {
         if self.terms.dialect.is_v2() {
             offer.stage.connected_v2()?;
             return self.confirm_offer(offer);
@@ -247,7 +251,7 @@ impl LinkGroup {
         self.send_offer_keys(offer)
     }
 
-    fn send_offer_keys(&mut self, offer: &mut LinkOffer) -> Progress {
+    fn send_offer_keys(&mut self, offer: &mut AddLinkServer) -> Progress {
         let over = offer.over;
         let message = offer.exchange.next_message(Class::Request, offer.number);
         self.send(over, message.encoded_len(), |buffer| message.emit(buffer));
@@ -256,7 +260,7 @@ impl LinkGroup {
 
     pub(super) fn offer_keys_received(
         &mut self,
-        offer: &mut LinkOffer,
+        offer: &mut AddLinkServer,
         message: &AddLinkCont,
     ) -> Progress {
         let rtokens = message.rtokens.iter().copied().map(Rtoken::from);
@@ -269,26 +273,26 @@ impl LinkGroup {
         self.confirm_offer(offer)
     }
 
-    fn confirm_offer(&mut self, offer: &LinkOffer) -> Progress {
+    fn confirm_offer(&mut self, offer: &AddLinkServer) -> Progress {
         self.send_confirm_link(offer.link, Class::Request);
         Ok(self.config.timeouts.added_confirm)
     }
 
-    pub(super) fn offer_confirmed(&mut self, now: Instant, offer: &LinkOffer) {
+    pub(super) fn offer_confirmed(&mut self, now: Instant, offer: &AddLinkServer) {
         self.activate(now, offer.link, offer.kind);
         self.remove_asymmetric(now);
     }
 
-    pub(super) fn offer_failed(&mut self, offer: LinkOffer, why: AddFailure) {
+    pub(super) fn offer_failed(&mut self, offer: AddLinkServer, why: AddFailure) {
         self.close(offer.link);
         if offer.is_sent() && !matches!(why, AddFailure::Rejected | AddFailure::Deleted) {
             self.abandoned = Some(offer.number);
         }
         match (offer.stage, offer.trigger) {
-            (OfferStage::Opening | OfferStage::Mapping, Trigger::Requested(link)) => {
+            (ServerStage::Opening | ServerStage::Mapping, Trigger::Requested(link)) => {
                 self.answer_request(link);
             }
-            (OfferStage::Confirming, _) if why != AddFailure::Deleted => {
+            (ServerStage::Confirming, _) if why != AddFailure::Deleted => {
                 // The client is ready and would wait for longer.
                 self.send_delete_lost(offer.over, offer.number);
             }

@@ -11,7 +11,7 @@ use crate::proto::handshake::Role;
 
 /// The first link during its confirmation.
 #[derive(Debug)]
-pub(super) struct First {
+pub(super) struct ConfirmFirst {
     pub(super) link: LinkId,
     /// None until the shell calls [`LinkGroup::confirm_link`].
     pub(super) until: Option<Instant>,
@@ -21,7 +21,7 @@ pub(super) struct First {
 
 impl LinkGroup {
     pub(super) fn start_first(&mut self, now: Instant) {
-        let Some(Flow::First(mut first)) = self.flow.take() else {
+        let Some(Flow::ConfirmFirst(mut first)) = self.flow.take() else {
             // The link failed before.
             self.outputs
                 .push_back(LinkGroupOutput::FirstLink(Err(FirstLinkError::LinkDown)));
@@ -33,11 +33,11 @@ impl LinkGroup {
                 let number = self.next_number();
                 self.set_number(first.link, number);
                 self.send_confirm_link(first.link, Class::Request);
-                self.flow = Some(Flow::First(first));
+                self.flow = Some(Flow::ConfirmFirst(first));
             }
             (Role::Client, None) => {
                 first.until = Some(after(now, self.config.timeouts.first_confirm));
-                self.flow = Some(Flow::First(first));
+                self.flow = Some(Flow::ConfirmFirst(first));
             }
             (Role::Client, Some(early)) => self.first_confirmed(now, &first, early),
         }
@@ -51,24 +51,26 @@ impl LinkGroup {
         };
         match self.flow.take() {
             flow if message.class != wanted => self.flow = flow,
-            Some(Flow::First(mut first)) if first.link == link => match first.until {
+            Some(Flow::ConfirmFirst(mut first)) if first.link == link => match first.until {
                 Some(_) => self.first_confirmed(now, &first, message),
                 None if self.role == Role::Client => {
                     first.early.get_or_insert(message);
-                    self.flow = Some(Flow::First(first));
+                    self.flow = Some(Flow::ConfirmFirst(first));
                 }
                 // The request is not sent yet.
-                None => self.flow = Some(Flow::First(first)),
+                None => self.flow = Some(Flow::ConfirmFirst(first)),
             },
-            Some(Flow::Offer(offer)) if offer.is_confirming(link) => {
+            Some(Flow::AddServer(offer)) if offer.is_confirming(link) => {
                 self.offer_confirmed(now, &offer);
             }
-            Some(Flow::Join(join)) if join.is_confirming(link) => self.join_confirmed(now, &join),
+            Some(Flow::AddClient(join)) if join.is_confirming(link) => {
+                self.join_confirmed(now, &join)
+            }
             flow => self.flow = flow,
         }
     }
 
-    fn first_confirmed(&mut self, now: Instant, first: &First, message: ConfirmLink) {
+    fn first_confirmed(&mut self, now: Instant, first: &ConfirmFirst, message: ConfirmLink) {
         let result = if message.no_eyecatcher == 0 {
             Err(FirstLinkError::Eyecatchers)
         } else {

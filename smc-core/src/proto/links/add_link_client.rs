@@ -5,7 +5,7 @@ use std::time::Instant;
 use smc_wire::llc::{AddLink, AddLinkClass, AddLinkCont, Class, RejectReason, Rtoken};
 
 use super::flow::{AddFailure, DeferredRequest, Flow, Progress};
-use super::tokens::RtokenExchange;
+use super::rtoken_exchange::RtokenExchange;
 use super::{GroupType, LinkGroup, LinkId};
 use crate::device::{LinkAddress, RdmaAddress};
 use crate::proto::after;
@@ -20,7 +20,7 @@ transitions! {
     ///  queue     the server's  RMBs   +---- v2 ------+   CONFIRM
     ///  pair      end           there                      LINK
     /// ```
-    pub(super) enum JoinStage {
+    pub(super) enum ClientStage {
         /// The queue pair is being made.
         Opening = "OPENING",
         /// It is being connected.
@@ -86,11 +86,11 @@ impl OfferedLink {
 
 /// A link that is being added.
 #[derive(Debug)]
-pub(super) struct Join {
+pub(super) struct AddLinkClient {
     pub(super) link: LinkId,
     /// The link over which it is arranged.
     pub(super) over: LinkId,
-    pub(super) stage: JoinStage,
+    pub(super) stage: ClientStage,
     pub(super) until: Instant,
     /// The type of the group afterwards.
     kind: GroupType,
@@ -98,15 +98,15 @@ pub(super) struct Join {
     exchange: RtokenExchange,
 }
 
-impl Join {
+impl AddLinkClient {
     pub(super) fn is_confirming(&self, link: LinkId) -> bool {
-        self.link == link && self.stage == JoinStage::Confirming
+        self.link == link && self.stage == ClientStage::Confirming
     }
 
     pub(super) fn is_exchanging(&self, over: LinkId, message: &AddLinkCont) -> bool {
         let is_request =
             message.class == Class::Request && message.link == self.offered.rejection.link;
-        self.stage == JoinStage::Exchanging && self.over == over && is_request
+        self.stage == ClientStage::Exchanging && self.over == over && is_request
     }
 }
 
@@ -114,7 +114,7 @@ impl LinkGroup {
     /// ADD LINK without RESP.
     pub(super) fn handle_offer(&mut self, now: Instant, over: LinkId, offer: &AddLink<'_>) {
         let offered = OfferedLink::new(offer);
-        if let Some(Flow::Request { .. }) = self.flow {
+        if let Some(Flow::RequestAdd { .. }) = self.flow {
             self.flow = None;
             self.long_messages.answered(&mut self.outputs);
         }
@@ -139,10 +139,10 @@ impl LinkGroup {
             return self.send_rejection(over, &offered);
         };
         let link = self.new_link(now, device, offered.rejection.link);
-        self.flow = Some(Flow::Join(Join {
+        self.flow = Some(Flow::AddClient(AddLinkClient {
             link,
             over,
-            stage: JoinStage::Opening,
+            stage: ClientStage::Opening,
             until: after(now, self.config.timeouts.work),
             kind,
             offered,
@@ -176,14 +176,14 @@ impl LinkGroup {
             .then(|| (port.device, port.address.clone(), kind))
     }
 
-    pub(super) fn join_opened(&mut self, join: &mut Join, local: LinkAddress) -> Progress {
+    pub(super) fn join_opened(&mut self, join: &mut AddLinkClient, local: LinkAddress) -> Progress {
         self.set_local(join.link, local);
         join.stage.opened()?;
         self.connect(join.link, join.offered.address());
         Ok(self.config.timeouts.work)
     }
 
-    pub(super) fn join_connected(&mut self, join: &mut Join) -> Progress {
+    pub(super) fn join_connected(&mut self, join: &mut AddLinkClient) -> Progress {
         join.stage.connected()?;
         match self.map_for(join.link) {
             true => Ok(self.config.timeouts.work),
@@ -191,7 +191,7 @@ impl LinkGroup {
         }
     }
 
-    pub(super) fn join_mapped(&mut self, join: &mut Join) -> Progress {
+    pub(super) fn join_mapped(&mut self, join: &mut AddLinkClient) -> Progress {
         let info = self.link(join.link).ok_or(AddFailure::Unfinished)?;
         let local = info.local.ok_or(AddFailure::Unfinished)?;
         let is_v2 = self.terms.dialect.is_v2();
@@ -217,7 +217,7 @@ impl LinkGroup {
 
     pub(super) fn join_keys_received(
         &mut self,
-        join: &mut Join,
+        join: &mut AddLinkClient,
         message: &AddLinkCont,
     ) -> Progress {
         let over = join.over;
@@ -233,17 +233,17 @@ impl LinkGroup {
         Ok(self.config.timeouts.response)
     }
 
-    pub(super) fn join_confirmed(&mut self, now: Instant, join: &Join) {
+    pub(super) fn join_confirmed(&mut self, now: Instant, join: &AddLinkClient) {
         self.send_confirm_link(join.link, Class::Response);
         self.activate(now, join.link, join.kind);
     }
 
-    pub(super) fn join_failed(&mut self, join: Join, why: AddFailure) {
+    pub(super) fn join_failed(&mut self, join: AddLinkClient, why: AddFailure) {
         let number = join.offered.rejection.link;
         self.close(join.link);
         match join.stage {
             // A rejection is final even after an acceptance, as in Linux.
-            JoinStage::Confirming if why != AddFailure::Deleted => {
+            ClientStage::Confirming if why != AddFailure::Deleted => {
                 self.send_delete_lost(join.over, number)
             }
             _ => self.send_rejection(join.over, &join.offered),
