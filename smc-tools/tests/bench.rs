@@ -110,7 +110,7 @@ fn every_runtime_and_transport_carries_data() {
         assert!(row["verified"].as_u64().unwrap() > 0, "{row:#}");
     }
     assert!(report["host"]["cpus"].as_u64().unwrap() > 0);
-    assert_eq!(report["settings"]["ball"], 14);
+    assert_eq!(report["settings"]["ping"], 14);
 }
 
 #[test]

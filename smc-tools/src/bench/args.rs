@@ -41,9 +41,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "100", value_parser = len)]
     pub(super) message: usize,
 
-    /// Bytes in a ball of `pingpong` and `fanin`
+    /// Bytes in a ping of `pingpong` and `fanin`
     #[arg(long, value_name = "N", default_value = "14", value_parser = len)]
-    pub(super) ball: usize,
+    pub(super) ping: usize,
 
     /// Bytes in a write of `bulk`, with K or M
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64000,128K",

@@ -186,7 +186,7 @@ async fn serve(cell: Cell, dir: PathBuf) -> Result<()> {
     }
 }
 
-/// Says where it listens, and serves until standard input ends.
+/// Reports where it listens, and serves until standard input ends.
 async fn until_ended<A: Accept>(cell: &Cell, at: A) -> Result<()> {
     let ended = stdin_ended();
     report(&Ready::At(at.address()?))?;
@@ -196,7 +196,7 @@ async fn until_ended<A: Accept>(cell: &Cell, at: A) -> Result<()> {
     }
 }
 
-/// Tells the parent.
+/// Reports to the parent.
 fn report(what: &impl Serialize) -> Result<()> {
     let mut line = serde_json::to_string(what)?;
     line.push('\n');

@@ -89,12 +89,12 @@ pub(super) fn directory() -> Result<TempDir> {
 
 /// One of the two, ended when dropped.
 pub(super) struct End {
-    life: Life,
+    handle: ServerHandle,
     lines: mpsc::Receiver<String>,
 }
 
 /// What keeps an end going; it ends with that, even if this process is killed.
-enum Life {
+enum ServerHandle {
     Child {
         child: Child,
         stdin: Option<ChildStdin>,
@@ -118,8 +118,8 @@ impl End {
             thread::spawn(move || forward(stdout, &sender));
         }
         let stdin = child.stdin.take();
-        let life = Life::Child { child, stdin };
-        Ok(Self { life, lines })
+        let handle = ServerHandle::Child { child, stdin };
+        Ok(Self { handle, lines })
     }
 
     /// Has an agent start it in its machine.
@@ -134,15 +134,15 @@ impl End {
         let (stream, reader) = attempt().with_context(|| format!("no agent at {agent}"))?;
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || forward(reader, &sender));
-        let life = Life::Remote(stream);
-        Ok(Self { life, lines })
+        let handle = ServerHandle::Remote(stream);
+        Ok(Self { handle, lines })
     }
 
     /// Number of the process, if it is one of this machine.
     fn process(&self) -> Option<u32> {
-        match &self.life {
-            Life::Child { child, .. } => Some(child.id()),
-            Life::Remote(_) => None,
+        match &self.handle {
+            ServerHandle::Child { child, .. } => Some(child.id()),
+            ServerHandle::Remote(_) => None,
         }
     }
 
@@ -166,8 +166,8 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        match &mut self.life {
-            Life::Child { child, stdin } => {
+        match &mut self.handle {
+            ServerHandle::Child { child, stdin } => {
                 drop(stdin.take());
                 let until = Instant::now() + END;
                 while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
@@ -177,7 +177,7 @@ impl Drop for End {
                 let _killed = child.kill();
                 let _reaped = child.wait();
             }
-            Life::Remote(stream) => {
+            ServerHandle::Remote(stream) => {
                 // The agent closes its end when the process has ended.
                 let _ignored = stream.shutdown(Shutdown::Write);
                 while self.lines.recv_timeout(END).is_ok() {}

@@ -51,8 +51,8 @@ pub(super) struct Cell {
 pub(super) struct Settings {
     /// How long to measure.
     pub(super) time: Duration,
-    /// Bytes in a ball of `pingpong` and `fanin`.
-    pub(super) ball: usize,
+    /// Bytes in a ping of `pingpong` and `fanin`.
+    pub(super) ping: usize,
     /// Bytes that receivers read at a time.
     pub(super) read: usize,
     /// Bytes in the body of a response.
@@ -133,7 +133,7 @@ impl Plan {
             .flat_map(|workload| {
                 let loads = match workload {
                     Workload::Rate => vec![args.message],
-                    Workload::Pingpong => vec![args.ball],
+                    Workload::Pingpong => vec![args.ping],
                     Workload::Bulk => distinct(&args.sizes),
                     Workload::Http => distinct(&args.connections),
                     Workload::Connect => distinct(&args.clients),
@@ -153,7 +153,7 @@ impl Plan {
             remote: args.remote,
             settings: Settings {
                 time: Duration::from_millis(args.time),
-                ball: args.ball,
+                ping: args.ping,
                 read: args.read,
                 body: args.body,
                 active: args.active,

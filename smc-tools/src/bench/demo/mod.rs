@@ -129,7 +129,7 @@ fn plan(args: &Args) -> Result<Plan> {
     Ok(Plan {
         cases: vec![
             case(Workload::Bulk, 64_000),
-            case(Workload::Pingpong, BALL_LEN),
+            case(Workload::Pingpong, PING_LEN),
             case(Workload::Rate, 100),
         ],
         transports: vec![carrier, Kind::Tcp, Kind::Unix],
@@ -138,7 +138,7 @@ fn plan(args: &Args) -> Result<Plan> {
         remote: None,
         settings: Settings {
             time: Duration::from_millis(args.time.max(1)),
-            ball: BALL_LEN,
+            ping: PING_LEN,
             read: READ_LEN,
             body: 0,
             active: 0,
@@ -163,8 +163,8 @@ fn progress(len: u64, template: &str) -> ProgressBar {
     ProgressBar::new(len).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// The ball of sockperf's ping-pong.
-const BALL_LEN: usize = 14;
+/// The ping of sockperf's ping-pong.
+const PING_LEN: usize = 14;
 
 /// Bytes that servers read at a time.
 const READ_LEN: usize = 128 * 1024;

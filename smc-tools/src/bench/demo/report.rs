@@ -1,4 +1,4 @@
-//! What came of it, as a table.
+//! The results, as a table.
 
 use std::fmt::{self, Write as _};
 

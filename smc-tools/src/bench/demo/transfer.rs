@@ -1,4 +1,4 @@
-//! The way of the data to a server and back.
+//! Sends data to a server and back.
 
 use std::io::Read as _;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use super::super::plan::{Case, Plan, Workload};
 use super::super::transport::smc::Carried;
 use super::{Args, READ_LEN, progress};
 
-/// What came of it.
+/// Result of a transfer.
 #[derive(Clone, Debug)]
 pub(super) struct Transfer {
     pub(super) mode: Mode,
@@ -47,7 +47,7 @@ pub(super) fn there_and_back(args: &Args, plan: &Plan) -> Result<Transfer> {
         workload: Workload::Pingpong,
         load: READ_LEN,
     };
-    cell.settings.ball = READ_LEN;
+    cell.settings.ping = READ_LEN;
     let task = Task {
         cell: cell.clone(),
         dir: dir.path().to_owned(),

@@ -60,14 +60,14 @@ fn rate(cell: &Cell, pipe: &Pipe, meter: Meter, sample: &mut Sample) -> Result<(
 }
 
 fn pingpong(cell: &Cell, pipe: &Pipe, meter: Meter, sample: &mut Sample) -> Result<()> {
-    let mut ball = vec![0x5a; cell.case.load];
+    let mut ping = vec![0x5a; cell.case.load];
     let mut play = |time: Duration| {
         let mut latencies = Latencies::new()?;
         let start = Instant::now();
         let mut before = start;
         while before - start < time {
-            pipe.send(&ball)?;
-            pipe.receive(&mut ball)?;
+            pipe.send(&ping)?;
+            pipe.receive(&mut ping)?;
             let now = Instant::now();
             latencies.record((now - before).as_nanos());
             before = now;
@@ -135,14 +135,14 @@ fn count(pipe: &Pipe) -> Result<()> {
 }
 
 fn send_back(pipe: &Pipe, len: usize) -> Result<()> {
-    let mut ball = vec![0; len];
+    let mut ping = vec![0; len];
     loop {
-        pipe.receive(&mut ball)?;
-        pipe.send(&ball)?;
+        pipe.receive(&mut ping)?;
+        pipe.send(&ping)?;
     }
 }
 
-/// A way out and a way in.
+/// A publisher and a subscriber.
 struct Pipe {
     out: Publisher<ipc::Service, [u8], ()>,
     input: Subscriber<ipc::Service, [u8], ()>,
@@ -258,5 +258,5 @@ const SAMPLES: usize = 1024;
 /// Looks for a sample between two for the end.
 const LOOKS: u32 = 1000;
 
-/// Part of the time for which both sides get used to each other.
+/// Part of the time that is the warm-up.
 const WARM_UP: u32 = 4;

@@ -75,7 +75,7 @@ fn about(workload: Workload, plan: &Plan) -> String {
         Workload::Fanin => format!(
             "open connections of which {} are active with {} bytes there and back; memory and \
              kernel are per connection",
-            settings.active, settings.ball
+            settings.active, settings.ping
         ),
     }
 }

@@ -1,4 +1,4 @@
-//! A ball that goes there and back.
+//! Pings: messages that the server sends back.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use super::super::transport::Duplex;
 
 /// Sends everything back; at the end of the stream sends the number of bytes.
 pub(super) async fn serve<S: Duplex>(mut stream: S, len: usize) -> Result<()> {
-    let mut ball = vec![0; len];
+    let mut ping = vec![0; len];
     let mut bytes = 0_u64;
     loop {
-        match stream.read(&mut ball).await? {
+        match stream.read(&mut ping).await? {
             0 => break,
             count => {
-                stream.write_all(&ball[..count]).await?;
+                stream.write_all(&ping[..count]).await?;
                 bytes += count as u64;
             }
         }
@@ -27,17 +27,17 @@ pub(super) async fn serve<S: Duplex>(mut stream: S, len: usize) -> Result<()> {
 }
 
 /// The client's side of such a stream.
-pub(super) struct Player<S> {
+pub(super) struct PingClient<S> {
     stream: S,
-    ball: Vec<u8>,
+    ping: Vec<u8>,
     trips: u64,
 }
 
-impl<S: Duplex> Player<S> {
+impl<S: Duplex> PingClient<S> {
     pub(super) fn new(stream: S, len: usize) -> Self {
         Self {
             stream,
-            ball: vec![0x5a; len],
+            ping: vec![0x5a; len],
             trips: 0,
         }
     }
@@ -47,13 +47,13 @@ impl<S: Duplex> Player<S> {
     }
 
     pub(super) async fn trip(&mut self) -> Result<()> {
-        self.stream.write_all(&self.ball).await?;
-        self.stream.read_exact(&mut self.ball).await?;
+        self.stream.write_all(&self.ping).await?;
+        self.stream.read_exact(&mut self.ping).await?;
         self.trips += 1;
         Ok(())
     }
 
-    /// Trips one after the other for a time, each with its latency.
+    /// Sends one ping after the other for a time. Returns the latency of each.
     pub(super) async fn play(&mut self, time: Duration) -> Result<Latencies> {
         let mut latencies = Latencies::new()?;
         let start = Instant::now();
@@ -69,7 +69,7 @@ impl<S: Duplex> Player<S> {
 
     /// Waits for what does not come: the end of an idle connection.
     pub(super) async fn idle(mut self) {
-        let _ended = self.stream.read(&mut self.ball).await;
+        let _ended = self.stream.read(&mut self.ping).await;
     }
 
     /// Ends in order. Fails unless the server has seen as many bytes.
@@ -79,7 +79,7 @@ impl<S: Duplex> Player<S> {
         self.stream.read_exact(&mut seen).await?;
         let (seen, sent) = (
             u64::from_be_bytes(seen),
-            self.trips * self.ball.len() as u64,
+            self.trips * self.ping.len() as u64,
         );
         ensure!(seen == sent, "the server saw {seen} bytes of {sent}");
         Ok(self.trips)

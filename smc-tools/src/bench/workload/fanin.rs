@@ -10,7 +10,7 @@ use super::super::figure::{Figure, Sample};
 use super::super::meter::Meter;
 use super::super::plan::Cell;
 use super::super::transport::Connect;
-use super::echo::Player;
+use super::echo::PingClient;
 use super::window::Window;
 
 /// Each connection is used once when it is opened. Then most of them have a task at each end that
@@ -20,13 +20,13 @@ pub(super) async fn drive<C: Connect>(cell: &Cell, to: Arc<C>, meter: Meter) -> 
     let runtime = cell.runtime;
     let mut sample = Sample::default();
     // A first one, so that what both ends have in common is there.
-    let first = Player::new(to.connect().await?, cell.settings.ball);
+    let first = PingClient::new(to.connect().await?, cell.settings.ping);
     sample.path = to.path(first.stream());
     let before = (meter.memory()?, Meter::kernel_memory()?);
-    let mut players = open_all(cell, &to).await?;
-    let active = players.split_off(open.saturating_sub(cell.settings.active));
-    for player in players {
-        runtime.detach(player.idle());
+    let mut clients = open_all(cell, &to).await?;
+    let active = clients.split_off(open.saturating_sub(cell.settings.active));
+    for client in clients {
+        runtime.detach(client.idle());
     }
     runtime.sleep(SETTLE).await;
     if open >= ENOUGH {
@@ -43,33 +43,31 @@ pub(super) async fn drive<C: Connect>(cell: &Cell, to: Arc<C>, meter: Meter) -> 
     sample.set(Figure::IdleCpu, cpu / from.elapsed().as_secs_f64());
 
     let window = Window::new(cell.settings.time);
-    let playing = active.into_iter().map(|mut player| {
+    let pings = active.into_iter().map(|mut client| {
         runtime.spawn(async move {
             let mut counter = window.counter();
             while counter.is_open() {
-                player.trip().await?;
+                client.trip().await?;
                 counter.done();
             }
-            let all = player.end().await?;
+            let all = client.end().await?;
             let mut tally = counter.tally();
             tally.all = all;
             Ok(tally)
         })
     });
-    let playing = playing.collect();
-    window
-        .gather(cell, meter, playing, None, &mut sample)
-        .await?;
+    let pings = pings.collect();
+    window.gather(cell, meter, pings, None, &mut sample).await?;
     first.end().await?;
     Ok(sample)
 }
 
-async fn open_all<C: Connect>(cell: &Cell, to: &Arc<C>) -> Result<Vec<Player<C::Stream>>> {
+async fn open_all<C: Connect>(cell: &Cell, to: &Arc<C>) -> Result<Vec<PingClient<C::Stream>>> {
     stream::iter(0..cell.case.load)
         .map(|_| async {
-            let mut player = Player::new(to.connect().await?, cell.settings.ball);
-            player.trip().await?;
-            anyhow::Ok(player)
+            let mut client = PingClient::new(to.connect().await?, cell.settings.ping);
+            client.trip().await?;
+            anyhow::Ok(client)
         })
         .buffer_unordered(AT_A_TIME)
         .try_collect()

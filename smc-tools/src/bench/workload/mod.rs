@@ -46,7 +46,7 @@ async fn attend<S: Duplex>(cell: Cell, stream: S) {
     let settings = &cell.settings;
     let _noticed = match cell.case.workload {
         Workload::Rate | Workload::Bulk => one_way::serve(stream, settings.read).await,
-        Workload::Pingpong | Workload::Fanin => echo::serve(stream, settings.ball).await,
+        Workload::Pingpong | Workload::Fanin => echo::serve(stream, settings.ping).await,
         Workload::Http => http::serve(stream, settings.body).await,
         Workload::Connect => connect::serve(stream).await,
     };
