@@ -160,7 +160,7 @@ pub enum FallbackCause {
         owner: Option<u32>,
     },
     /// A limit is reached.
-    #[error("no place left: {0}")]
+    #[error("too many: {0}")]
     Full(Limit),
     /// A runtime directory cannot be used.
     #[error(transparent)]
@@ -183,7 +183,7 @@ pub enum FallbackCause {
     /// A step has taken too long.
     #[error("{0}: timed out")]
     TimedOut(SetupStep),
-    /// The link group has no place for the connection.
+    /// The link group cannot take the connection.
     #[error(transparent)]
     NoGroup(NoGroup),
     /// The link group was terminated during the handshake.
@@ -254,7 +254,7 @@ pub enum Refusal {
         uid: u32,
     },
     /// The listener has its maximum of clients, or of handshakes.
-    #[error("no place for another client")]
+    #[error("listener has its maximum of clients")]
     Full,
     /// The listener has no descriptor left.
     #[error("no descriptor left")]

@@ -227,7 +227,7 @@ fn rows() -> Vec<(FallbackReason, &'static str)> {
         ),
         (
             cause(Cause::Refused(Refusal::Full)),
-            "0x03010000 listener refused the offer: no place for another client",
+            "0x03010000 listener refused the offer: listener has its maximum of clients",
         ),
         (
             cause(Cause::Refused(Refusal::Descriptors)),
@@ -240,7 +240,7 @@ fn rows() -> Vec<(FallbackReason, &'static str)> {
         // Limits and the operating system.
         (
             cause(Cause::Full(Limit::new("limit of handshakes that wait", 7))),
-            "0x03010000 no place left: limit of handshakes that wait is 7",
+            "0x03010000 too many: limit of handshakes that wait is 7",
         ),
         (
             cause(Cause::Os(

@@ -62,7 +62,7 @@ pub(crate) enum DeclineCause {
     Device(Version, SetupStep, DeviceError),
     /// A step has taken too long.
     TimedOut(Version, SetupStep),
-    /// This side has no place in a link group.
+    /// No link group of this side can take the connection.
     NoGroup(Role, NoGroup),
     /// There is no RMB.
     Rmb(Role, RmbError),
