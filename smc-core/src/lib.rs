@@ -35,11 +35,13 @@
 //! Modules, in the order in which bytes pass them: `proto` (the protocol without I/O; not a stable
 //! interface), [`mem`] (memory that others write, with all unsafe code of this crate),
 //! [`device`] (what a transport has to offer). [`negotiate`] and [`runtime`] have the other traits,
-//! and [`error`] has all errors.
+//! and [`error`] has all errors. What is left serves the other crates of this workspace and is no
+//! stable interface: `quota` (what peers may take of this process), [`random`], `mutex`, `process`
+//! (detects `fork`) and `reactor_turns` (fairness of tasks).
 //!
 //! # Example
 //!
-//! The buffer of a connection: a file of shared memory, with room for the cursors (CDC) in front of
+//! The buffer of a connection: a file of shared memory, with the cursors (CDC) in front of
 //! a ring. A peer that maps the same file writes into it.
 //!
 //! ```
@@ -59,14 +61,8 @@
 //! # Ok(()) }
 //! ```
 
-#[doc(hidden)]
-pub mod account;
-#[doc(hidden)]
-pub mod descriptors;
 pub mod device;
 pub mod error;
-#[doc(hidden)]
-pub mod mappings;
 pub mod mem;
 #[doc(hidden)]
 pub mod mutex;
@@ -75,14 +71,12 @@ pub mod negotiate;
 pub mod process;
 #[doc(hidden)]
 pub mod proto;
+#[doc(hidden)]
+pub mod quota;
 pub mod random;
 #[doc(hidden)]
 pub mod reactor_turns;
 pub mod runtime;
-#[doc(hidden)]
-pub mod shares;
-#[doc(hidden)]
-pub mod source;
 
 pub use error::{Error, FallbackCause, FallbackReason};
 #[doc(inline)]

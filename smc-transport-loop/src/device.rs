@@ -15,11 +15,11 @@ use smc_wire::types::{Chid, DmbToken, Gid};
 
 use crate::channel::Message;
 use crate::config::Builder;
+use crate::local_buffers::Permits;
 use crate::peer::is_dmb_len;
+use crate::peer_buffers::{LoopAttachment, UNKNOWN};
 use crate::peers::Peers;
 use crate::random;
-use crate::registry::Permits;
-use crate::remote::{LoopAttachment, UNKNOWN};
 use crate::send_queue::SendPath;
 
 /// An SMC-D device whose peers are processes of the same host.

@@ -120,14 +120,14 @@ mod config;
 mod device;
 mod directory;
 mod doorbell;
+mod local_buffers;
 mod mappings;
 mod peer;
+mod peer_buffers;
 mod peers;
 mod pool;
 mod random;
 mod region;
-mod registry;
-mod remote;
 mod send_queue;
 mod signal_page;
 

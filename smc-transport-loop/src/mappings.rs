@@ -3,16 +3,16 @@
 
 use std::sync::{Arc, OnceLock};
 
-use smc_core::account::Permit;
 use smc_core::device::{Charge, DeviceError, MemoryAccount};
-use smc_core::mappings;
 use smc_core::mutex::Mutex;
-use smc_core::shares::Shares;
+use smc_core::quota::FairShares;
+use smc_core::quota::Permit;
+use smc_core::quota::mappings;
 use smc_ipc::is_own_user;
 
 use crate::pool::resident_len;
 
-/// Counts mappings against the limit of the device, and those of each user, beside the account of
+/// Counts mappings against the limit of the device, and those of each user, beside the quota of
 /// the process.
 ///
 /// Where peers may be of other users, half of all are for those: one of them has a quarter of all
@@ -27,7 +27,7 @@ pub(crate) struct Mappings {
 struct Taken {
     of_own: usize,
     max_of_own: usize,
-    of_others: Shares<u32>,
+    of_others: FairShares<u32>,
 }
 
 impl Mappings {
@@ -36,7 +36,7 @@ impl Mappings {
         let taken = Taken {
             of_own: 0,
             max_of_own: max - for_others,
-            of_others: Shares::new(for_others, max / 4),
+            of_others: FairShares::new(for_others, max / 4),
         };
         Arc::new(Self {
             taken: Mutex::new(taken),

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
-use smc_core::account::Permit;
 use smc_core::device::{DeviceError, Event};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
+use smc_core::quota::Permit;
 use smc_ipc::Credentials;
 use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
 use smc_wire::size::SizeCode;
@@ -16,10 +16,10 @@ use smc_wire::types::Gid;
 
 use crate::channel::{self, Descriptors, Message, Received};
 use crate::doorbell::Doorbell;
+use crate::local_buffers::{LocalBuffers, NewMemory};
 use crate::mappings::{MappingPermit, Mappings};
+use crate::peer_buffers::PeerBuffers;
 use crate::region::{Mapping, os};
-use crate::registry::{LocalBuffers, NewMemory};
-use crate::remote::RemoteBuffers;
 use crate::send_queue::WakeList;
 
 /// A peer's device, or the local one as its own peer.
@@ -57,7 +57,7 @@ pub(crate) struct PollState {
 pub(crate) struct Incoming {
     /// `None` for the local device itself.
     pub(crate) channel: Option<Arc<PeerSocket>>,
-    pub(crate) remote: RemoteBuffers,
+    pub(crate) buffers: PeerBuffers,
     /// Limits what is mapped for peers, by user.
     pub(crate) mappings: Arc<Mappings>,
     /// The user of the peer.
@@ -115,7 +115,7 @@ impl Peer {
     pub(crate) fn install(&self, new: NewMemory) {
         if let Some(incoming) = &mut *self.incoming.lock() {
             incoming
-                .remote
+                .buffers
                 .install(new.index, new.number, Ok(new.mapping));
         }
     }
@@ -123,7 +123,7 @@ impl Peer {
     /// Scans the changed slots of the peer's signal page.
     pub(crate) fn scan(&self) {
         if let Some(incoming) = &mut *self.incoming.lock() {
-            incoming.remote.scan();
+            incoming.buffers.scan();
         }
     }
 
@@ -133,7 +133,7 @@ impl Peer {
         let mut slot = self.incoming.lock();
         let Some(Incoming {
             channel: Some(channel),
-            remote,
+            buffers,
             mappings,
             user,
         }) = &mut *slot
@@ -145,8 +145,8 @@ impl Peer {
             match channel::receive(channel) {
                 Received::Message(Message::Memory { index, number, len }, files) => {
                     // First, so that memory that replaces other memory fits.
-                    remote.remove_memory(index);
-                    remote.install(index, number, adopt(files, len, || mappings.take(*user)));
+                    buffers.remove_memory(index);
+                    buffers.install(index, number, adopt(files, len, || mappings.take(*user)));
                     outcome.received = true;
                 }
                 Received::Message(Message::Notify, _) => outcome.received = true,
@@ -163,7 +163,7 @@ impl Peer {
                 }
             }
         }
-        remote.scan();
+        buffers.scan();
         outcome
     }
 
@@ -185,8 +185,8 @@ impl Peer {
             doorbell.unwatch_peer(eventfd);
         }
         if let Some(mut incoming) = self.incoming.lock().take() {
-            incoming.remote.notifier.close();
-            incoming.remote.mark_gone();
+            incoming.buffers.notifier.close();
+            incoming.buffers.mark_gone();
             if let Some(channel) = &incoming.channel {
                 doorbell.unwatch_channel(channel);
             }

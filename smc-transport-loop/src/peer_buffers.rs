@@ -266,7 +266,7 @@ impl Tokens {
 
 /// The buffers of one peer.
 #[derive(Debug)]
-pub(crate) struct RemoteBuffers {
+pub(crate) struct PeerBuffers {
     pub(crate) notifier: Arc<Notifier>,
     tokens: Arc<Tokens>,
     buffers: HashMap<u32, Buffer>,
@@ -305,7 +305,7 @@ impl Drop for Unusable {
     }
 }
 
-impl RemoteBuffers {
+impl PeerBuffers {
     pub(crate) fn new(
         notifier: Arc<Notifier>,
         tokens: Arc<Tokens>,

@@ -6,11 +6,11 @@ mod setup;
 
 use hashbrown::HashMap;
 use rustix::process::geteuid;
-use smc_core::account::Permit;
-use smc_core::descriptors;
 use smc_core::device::{DeviceError, Event, MemoryAccount};
 use smc_core::mem::sync::{AtomicU64, Ordering};
 use smc_core::mutex::Mutex;
+use smc_core::quota::Permit;
+use smc_core::quota::descriptors;
 use smc_ipc::doorbell::PACKETS_PER_ROUND;
 use smc_ipc::passed::PeerSocket;
 use smc_ipc::runtime_dir::Publication;
@@ -25,12 +25,12 @@ use crate::active::ActivePeers;
 use crate::config::Builder;
 use crate::directory::{self, is_socket_name, socket_name};
 use crate::doorbell::{Doorbell, Ready};
+use crate::local_buffers::LocalBuffers;
 use crate::mappings::Mappings;
 use crate::peer::{Incoming, Peer};
+use crate::peer_buffers::{Notifier, NotifyBy, PeerBuffers, Tokens};
 use crate::pool::PoolLimits;
 use crate::region::{Mapping, has_unread};
-use crate::registry::LocalBuffers;
-use crate::remote::{Notifier, NotifyBy, RemoteBuffers, Tokens};
 use crate::send_queue::{SendPath, WakeList};
 use crate::signal_page::{self, SignalPage};
 pub(crate) use open::OpenError;
@@ -332,11 +332,11 @@ fn own_peer(
     );
     let notify_by = NotifyBy::Own(Arc::clone(doorbell.own()));
     let notifier = Arc::new(Notifier::new(gid, new_signal_page(&mapping)?, notify_by));
-    let remote = RemoteBuffers::new(notifier, Arc::clone(tokens), &account);
+    let buffers = PeerBuffers::new(notifier, Arc::clone(tokens), &account);
     let peer = Peer::new(gid, 0, None, local, None, None);
     let incoming = Incoming {
         channel: None,
-        remote,
+        buffers,
         mappings: Arc::clone(mappings),
         user: geteuid().as_raw(),
     };

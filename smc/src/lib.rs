@@ -117,7 +117,7 @@ pub use stream::{
 pub use target::{IntoTarget, Target};
 
 use smc_core::device::DeviceError;
-use smc_core::{mutex, process, proto, random, reactor_turns, shares, source};
+use smc_core::{mutex, process, proto, quota, random, reactor_turns};
 
 pub use smc_negotiate_local::Local;
 #[cfg(feature = "syn-option")]

@@ -1,26 +1,26 @@
 //! How many pieces of memory are mapped into this process because of the processes at the other end
 //! of its sockets.
 //!
-//! One [account](crate::account) for all listeners and devices, as they take from one limit
+//! One [`UserQuota`](super::UserQuota) for all listeners and devices, as they take from one limit
 //! (`vm.max_map_count`). A process that has reached it can no longer allocate memory.
 
 use std::fs::read_to_string;
 use std::sync::LazyLock;
 
-use crate::account::{Account, Permit};
 use crate::error::Limit;
+use crate::quota::{Permit, UserQuota};
 
 /// Counts a mapping to a user, until the permit is dropped. Does not wait.
 ///
 /// # Errors
 ///
-/// As of [`Account::take`].
+/// As of [`UserQuota::take`].
 pub fn take(user: u32) -> Result<Permit, Limit> {
-    ACCOUNT.take(*MAX_MAP_COUNT, user, 1)
+    QUOTA.take(*MAX_MAP_COUNT, user, 1)
 }
 
-static ACCOUNT: LazyLock<Account> = LazyLock::new(|| {
-    Account::new(
+static QUOTA: LazyLock<UserQuota> = LazyLock::new(|| {
+    UserQuota::new(
         "share of mappings of the own user",
         "share of mappings of another user",
     )

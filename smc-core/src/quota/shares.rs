@@ -10,14 +10,14 @@ use hashbrown::HashMap;
 /// shared-memory switches. So some places stay free whatever a few holders take: with `n` holders
 /// that take all they get, at least one in `n + 1`.
 #[derive(Debug)]
-pub struct Shares<K> {
+pub struct FairShares<K> {
     total: usize,
     each: usize,
     taken: usize,
     by_holder: HashMap<K, usize>,
 }
 
-impl<K: Eq + Hash> Shares<K> {
+impl<K: Eq + Hash> FairShares<K> {
     /// No place is taken.
     #[must_use]
     pub fn new(total: usize, each: usize) -> Self {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     /// Takes places in turn until none may be taken; returns the number of each holder.
-    fn fill<const N: usize>(shares: &mut Shares<usize>) -> [usize; N] {
+    fn fill<const N: usize>(shares: &mut FairShares<usize>) -> [usize; N] {
         let mut has = [0; N];
         loop {
             let before = has;
@@ -103,18 +103,18 @@ mod tests {
 
     #[test]
     fn places_stay_free_for_another_holder() {
-        assert_eq!(fill(&mut Shares::new(64, 32)), [32]);
-        let mut shares = Shares::new(64, 32);
+        assert_eq!(fill(&mut FairShares::new(64, 32)), [32]);
+        let mut shares = FairShares::new(64, 32);
         assert_eq!(fill(&mut shares), [22, 21]);
         assert!(shares.has_capacity(&2));
-        let mut shares = Shares::new(64, 32);
+        let mut shares = FairShares::new(64, 32);
         assert_eq!(fill(&mut shares), [8; 7]);
         assert!(shares.has_capacity(&7));
     }
 
     #[test]
     fn released_places_are_for_others() {
-        let mut shares = Shares::new(64, 32);
+        let mut shares = FairShares::new(64, 32);
         let [count] = fill(&mut shares);
         for _ in 0..count {
             shares.release(&0);

@@ -9,18 +9,18 @@ use smc_ipc::is_own_user;
 
 use crate::error::Limit;
 use crate::mutex::Mutex;
-use crate::shares::Shares;
+use crate::quota::FairShares;
 
 /// What is taken of one limit, by user.
 #[derive(Debug)]
-pub struct Account {
+pub struct UserQuota {
     /// Names of the shares, of the own user and of another one.
     of_own: &'static str,
     of_another: &'static str,
     taken: Mutex<Taken>,
 }
 
-impl Account {
+impl UserQuota {
     /// Nothing is taken. The names are those of the shares in errors.
     #[must_use]
     pub fn new(of_own: &'static str, of_another: &'static str) -> Self {
@@ -47,7 +47,7 @@ impl Account {
             Limit::new(name, u64::try_from(share).unwrap_or(u64::MAX))
         })?;
         Ok(Permit {
-            account: self,
+            quota: self,
             other,
             count,
         })
@@ -57,7 +57,7 @@ impl Account {
 /// What is counted to a user.
 #[derive(Debug)]
 pub struct Permit {
-    account: &'static Account,
+    quota: &'static UserQuota,
     /// The user, if it is not the own one.
     other: Option<u32>,
     count: usize,
@@ -65,21 +65,21 @@ pub struct Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.account.taken.lock().release(self.other, self.count);
+        self.quota.taken.lock().release(self.other, self.count);
     }
 }
 
 #[derive(Debug)]
 struct Taken {
     of_own: usize,
-    of_others: Shares<u32>,
+    of_others: FairShares<u32>,
 }
 
 impl Taken {
     fn new() -> Self {
         Self {
             of_own: 0,
-            of_others: Shares::new(0, 0),
+            of_others: FairShares::new(0, 0),
         }
     }
 
@@ -174,12 +174,12 @@ mod tests {
 
     #[test]
     fn a_permit_gives_back_what_it_counts() {
-        static ACCOUNT: LazyLock<Account> = LazyLock::new(|| Account::new("own", "another"));
+        static QUOTA: LazyLock<UserQuota> = LazyLock::new(|| UserQuota::new("own", "another"));
         let another = geteuid().as_raw() + 1;
-        let permit = ACCOUNT.take(64, another, 8).unwrap();
-        let refused = ACCOUNT.take(64, another, 1).unwrap_err();
+        let permit = QUOTA.take(64, another, 8).unwrap();
+        let refused = QUOTA.take(64, another, 1).unwrap_err();
         assert_eq!((refused.name, refused.value), ("another", 8));
         drop(permit);
-        assert!(ACCOUNT.take(64, another, 8).is_ok());
+        assert!(QUOTA.take(64, another, 8).is_ok());
     }
 }

@@ -18,10 +18,10 @@ use smc_ipc::doorbell::new_eventfd;
 use smc_wire::types::Gid;
 
 use crate::active::ActivePeers;
+use crate::local_buffers::{LocalBuffers, LoopDmb, Permits};
 use crate::peer::Peer;
+use crate::peer_buffers::{LoopAttachment, Notifier, NotifyBy, PeerBuffers, Target, Tokens};
 use crate::pool::PoolLimits;
-use crate::registry::{LocalBuffers, LoopDmb, Permits};
-use crate::remote::{LoopAttachment, Notifier, NotifyBy, RemoteBuffers, Target, Tokens};
 use crate::send_queue::SendPath;
 use crate::signal_page::{self, SignalPage};
 
@@ -62,8 +62,8 @@ impl Sides {
         let notify_by = NotifyBy::Own(Arc::clone(&eventfd));
         let notifier = Arc::new(Notifier::new(Gid::emulated(2), notifiers, notify_by));
         let tokens = Arc::new(Tokens::default());
-        let mut remote = RemoteBuffers::new(notifier, Arc::clone(&tokens), &account);
-        remote.install(new.index, new.number, Ok(new.mapping));
+        let mut buffers = PeerBuffers::new(notifier, Arc::clone(&tokens), &account);
+        buffers.install(new.index, new.number, Ok(new.mapping));
         let target = tokens.with(dmb.token(), |target| Ok(Arc::clone(target)));
         let sides = Self {
             peer,

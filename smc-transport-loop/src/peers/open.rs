@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
-use smc_core::account::Permit;
 use smc_core::device::DeviceError;
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
+use smc_core::quota::Permit;
 use smc_ipc::Credentials;
 use smc_ipc::doorbell::new_eventfd;
 use smc_ipc::passed::{PeerFile, PeerSocket};
@@ -29,9 +29,9 @@ use super::{CHANNEL_BUFFER, DESCRIPTORS_PER_PEER, PEER_CHARGE, Peers, new_signal
 use crate::channel::{self, Message};
 use crate::directory::socket_name;
 use crate::doorbell::{Doorbell, SocketRole};
+use crate::local_buffers::LocalBuffers;
 use crate::peer::Peer;
 use crate::region::Mapping;
-use crate::registry::LocalBuffers;
 use crate::send_queue::{SendPath, SendQueue, WakeList};
 use crate::signal_page;
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
-use smc_core::account::Permit;
 use smc_core::device::{DeviceError, Event};
+use smc_core::quota::Permit;
 use smc_ipc::doorbell::PACKETS_PER_ROUND;
 use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
 use smc_ipc::runtime_dir::Connected;
@@ -24,18 +24,18 @@ use super::{DESCRIPTORS_PER_PEER, OpenError, Peers, new_signal_page};
 use crate::channel::{self, Message, Received};
 use crate::doorbell::{Ready, SocketRole, check_eventfd};
 use crate::peer::{Incoming, Peer, ReceiveOutcome};
+use crate::peer_buffers::{Notifier, NotifyBy, PeerBuffers};
 use crate::region::Mapping;
-use crate::remote::{Notifier, NotifyBy, RemoteBuffers};
 use crate::send_queue::SendPath;
 use crate::signal_page;
 
 /// Connections that do not belong to peers: unauthenticated, or of ended peers.
 #[derive(Debug, Default)]
 pub(super) struct SetupState {
-    /// Each with its descriptor in the account of the process.
+    /// Each with its descriptor in the quota of the process.
     pending: PendingChannels<(Arc<PeerSocket>, Permit)>,
     /// Peers that have just ended, each with a connection that ends with the peer's listening
-    /// socket, and its descriptor in the account of the process.
+    /// socket, and its descriptor in the quota of the process.
     stale: HashMap<u64, (Gid, Arc<PeerSocket>, Permit)>,
     /// The same while that connection is made.
     ended: Vec<(Gid, Answer<Connected>, Permit)>,
@@ -265,7 +265,7 @@ impl Peers {
                     .record(&OsError::new(operation, &error));
             }
             Received::Nothing => {
-                // Without a descriptor in the account it is closed.
+                // Without a descriptor in the quota it is closed.
                 let _ = self.add_pending(setup, credentials.uid, socket);
             }
             _ => {}
@@ -366,12 +366,12 @@ impl Peers {
             _ => NotifyBy::Eventfd(eventfd),
         };
         let notifier = Arc::new(Notifier::new(gid, signal_page, notify_by));
-        let remote = RemoteBuffers::new(notifier, Arc::clone(&self.tokens), &self.account);
+        let buffers = PeerBuffers::new(notifier, Arc::clone(&self.tokens), &self.account);
         self.doorbell
             .watch_channel(&socket, SocketRole::Incoming, peer.id)?;
         let incoming = Incoming {
             channel: Some(socket),
-            remote,
+            buffers,
             mappings: Arc::clone(&self.mappings),
             user: credentials.uid,
         };

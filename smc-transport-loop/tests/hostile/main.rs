@@ -27,7 +27,7 @@ use smc::Domain;
 use smc_core::device::{
     Device, DeviceError, Direct, Dmb, Doorbell, Event, MemoryLimit, SubmitError,
 };
-use smc_core::mappings;
+use smc_core::quota::mappings;
 use smc_testkit::process::{Child, Role};
 use smc_testkit::resources::is_mapped;
 use smc_testkit::slow_close::block_closing_threads;

@@ -13,8 +13,8 @@ use std::task::{Poll, Waker};
 
 use crate::mutex::Mutex;
 use crate::negotiate::Credentials;
-use crate::shares::Shares;
-use crate::source::source;
+use crate::quota::FairShares;
+use crate::quota::source;
 
 /// The places of one listener.
 #[derive(Debug)]
@@ -31,8 +31,8 @@ struct State {
     waiting: BTreeMap<u64, Waiting>,
     places: usize,
     /// The entries of `waiting`, and the places, that sources have.
-    waiting_shares: Shares<Source>,
-    place_shares: Shares<Source>,
+    waiting_shares: FairShares<Source>,
+    place_shares: FairShares<Source>,
 }
 
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Source {
 impl AdmissionControl {
     pub(super) fn new(max_places: usize, max_waiting: usize) -> Arc<Self> {
         let (max_places, max_waiting) = (max_places.max(1), max_waiting.max(1));
-        let shares = |max| Shares::new(max_of_sources(max), usize::MAX);
+        let shares = |max| FairShares::new(max_of_sources(max), usize::MAX);
         Arc::new(Self {
             state: Mutex::new(State {
                 last: 0,

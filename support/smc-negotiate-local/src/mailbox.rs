@@ -35,9 +35,9 @@ pub(super) use slot::{
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use smc_core::account::Permit;
 use smc_core::mem::sync::{AtomicU64, Ordering};
 use smc_core::mem::{MemoryError, Region};
+use smc_core::quota::Permit;
 
 use slot::SLOT_LEN;
 
@@ -173,7 +173,7 @@ const LEN: usize = CLOSED + 64;
 #[cfg(test)]
 pub(super) fn own_permit() -> Permit {
     let user = rustix::process::geteuid().as_raw();
-    smc_core::mappings::take(user).expect("tests have few mappings")
+    smc_core::quota::mappings::take(user).expect("tests have few mappings")
 }
 
 #[cfg(test)]

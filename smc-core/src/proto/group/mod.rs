@@ -49,7 +49,7 @@ use smc_wire::types::{Eid, Gid, HostName, Mac, OsType, PeerId, Qpn, Release, Roc
 use crate::device::{LinkAddress, LinkFailure};
 use crate::proto::handshake::Role;
 use crate::proto::table::transitions;
-use crate::source::source;
+use crate::quota::source;
 
 /// Index of a device in the list an endpoint was built with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

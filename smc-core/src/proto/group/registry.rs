@@ -14,7 +14,7 @@ use super::{
     Intent, LinkGroupInfo, Member, NoGroup, RegistryOutput, Terminated, Waiter,
 };
 use crate::proto::handshake::Role;
-use crate::shares::Shares;
+use crate::quota::FairShares;
 use waiting::SetUpWait;
 
 /// The link groups of an endpoint.
@@ -33,7 +33,7 @@ pub struct Registry {
     waiters: HashMap<Waiter, SetUpWait>,
     timers: BTreeSet<(Instant, RegistryTimer)>,
     /// First contacts of SMC-R in progress at a server, by source address of the client.
-    first_contacts: Shares<IpAddr>,
+    first_contacts: FairShares<IpAddr>,
     outputs: VecDeque<RegistryOutput>,
     last_group: u32,
     last_waiter: u64,
@@ -99,7 +99,7 @@ impl Registry {
             keys: HashMap::new(),
             waiters: HashMap::new(),
             timers: BTreeSet::new(),
-            first_contacts: Shares::new(MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS),
+            first_contacts: FairShares::new(MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS),
             outputs: VecDeque::new(),
             last_group: 0,
             last_waiter: 0,

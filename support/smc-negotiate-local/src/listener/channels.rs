@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use smc_core::account::Permit;
-use smc_core::descriptors;
 use smc_core::error::{FallbackCause, OsError, Refusal};
-use smc_core::mappings;
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::negotiate::Credentials;
-use smc_core::shares::Shares;
+use smc_core::quota::FairShares;
+use smc_core::quota::Permit;
+use smc_core::quota::descriptors;
+use smc_core::quota::mappings;
 use smc_ipc::channel::{Received, receive, send};
 use smc_ipc::doorbell::WatchSet;
 use smc_ipc::is_own_user;
@@ -45,7 +45,7 @@ pub(super) struct ListenerChannels {
     watched: WatchSet,
     channels: HashMap<u64, ListenerChannel>,
     /// Channels of users other than the listener's.
-    of_others: Shares<u32>,
+    of_others: FairShares<u32>,
     /// Channels without HELLO and the time limits for it; the oldest first. Some have sent it
     /// meanwhile, or have ended.
     awaiting_hello: VecDeque<(u64, Instant)>,
@@ -135,7 +135,7 @@ impl ListenerChannels {
             publication: Some(publication),
             watched,
             channels: HashMap::new(),
-            of_others: Shares::new(MAX_OF_OTHERS, MAX_OF_ONE),
+            of_others: FairShares::new(MAX_OF_OTHERS, MAX_OF_ONE),
             awaiting_hello: VecDeque::new(),
             next_channel: 0,
             recent: Vec::new(),
@@ -270,7 +270,7 @@ impl ListenerChannels {
             channel.dead.store(true, Ordering::Release);
             channel.mailbox.iter().for_each(Mailbox::close);
         }
-        self.of_others = Shares::new(MAX_OF_OTHERS, MAX_OF_ONE);
+        self.of_others = FairShares::new(MAX_OF_OTHERS, MAX_OF_ONE);
         self.awaiting_hello.clear();
         self.recent.clear();
         self.waiting.drain().map(|(_, waker)| waker).collect()
