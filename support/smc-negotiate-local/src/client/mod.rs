@@ -68,6 +68,8 @@ struct Route {
     target: SocketInfo,
     netns: NetNs,
     until: Instant,
+    /// When one connection is to look for the listeners again; `None` once one does.
+    refresh_at: Option<Instant>,
 }
 
 type ProofKey = (NetNs, String, IpAddr);
@@ -233,6 +235,7 @@ impl LocalClient {
         dir: &Arc<Path>,
         channel: &Arc<ClientChannel>,
     ) {
+        let now = self.runtime.now();
         let route = Route {
             target,
             dir: Arc::clone(dir),
@@ -240,7 +243,8 @@ impl LocalClient {
             entry: Arc::clone(&channel.entry),
             channel: Arc::downgrade(channel),
             netns: candidate.netns,
-            until: self.runtime.now() + ROUTE_LIFETIME,
+            until: now + ROUTE_LIFETIME,
+            refresh_at: Some(now + ROUTE_LIFETIME / 2),
         };
         let mut routes = self.known.routes.lock();
         if routes.len() >= MAX_ROUTES {
@@ -249,11 +253,19 @@ impl LocalClient {
         routes.insert((thread::current().id(), candidate.to), route);
     }
 
-    /// The cached route to an address, unless the listener has ended.
+    /// The cached route to an address, unless the listener has ended or the caller is the one that
+    /// has to refresh the route. Other connections do not wait for that search.
     fn cached_route(&self, to: SocketAddr) -> Option<LocalCandidate> {
         let now = self.runtime.now();
         let key = (thread::current().id(), to);
-        let route = self.known.routes.lock().get(&key).cloned()?;
+        let route = {
+            let mut routes = self.known.routes.lock();
+            let route = routes.get_mut(&key)?;
+            if route.refresh_at.take_if(|at| *at <= now).is_some() {
+                return None;
+            }
+            route.clone()
+        };
         let channel = route.channel.upgrade()?;
         (route.until > now && !channel.is_dead()).then(|| LocalCandidate {
             client: self.clone(),
@@ -495,7 +507,7 @@ const MAX_OF_ONE: usize = 64;
 
 /// How long a route is cached. Another listener may have the port by then, or the thread may have
 /// moved to another namespace: an offer without an answer is then plain TCP.
-const ROUTE_LIFETIME: Duration = Duration::from_millis(20);
+const ROUTE_LIFETIME: Duration = Duration::from_millis(100);
 
 /// Cached routes.
 const MAX_ROUTES: usize = 256;

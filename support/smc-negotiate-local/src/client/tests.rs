@@ -16,6 +16,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::directory::Scope;
 use crate::message::{MAX_LEN, ToClient};
+use crate::sock_diag::TcpState;
 
 /// A runtime that runs nothing: a scenario polls what was spawned. Its clock goes on by a
 /// millisecond each time it is read.
@@ -39,6 +40,11 @@ impl Recorder {
             timers: AtomicU64::new(0),
             tasks: Mutex::default(),
         })
+    }
+
+    fn advance(&self, time: Duration) {
+        let milliseconds = time.as_millis().try_into().unwrap();
+        self.milliseconds.fetch_add(milliseconds, Ordering::Relaxed);
     }
 }
 
@@ -179,6 +185,44 @@ fn tasks_that_connect_to_one_listener_at_the_same_time_have_one_channel() {
     assert_eq!(world.runtime.tasks.lock().len(), 1);
     assert!(has_hello(&listener));
     assert!(!has_hello(&listener), "of the connection that is not used");
+}
+
+#[test]
+fn connections_do_not_wait_while_one_of_them_refreshes_the_route() {
+    let world = World::new();
+    let (entry, _socket) = world.listen(1);
+    let channel = world.open(&entry);
+    let to = (Ipv4Addr::LOCALHOST, 1).into();
+    let candidate = LocalCandidate {
+        client: world.client.clone(),
+        listeners: Vec::new(),
+        searched: Arc::default(),
+        to,
+        netns: entry.netns,
+        own_host: true,
+        target: None,
+        channel: None,
+        cached_handshake: None,
+    };
+    let target = SocketInfo {
+        cookie: entry.cookie,
+        uid: geteuid().as_raw(),
+        state: TcpState::Listening,
+    };
+    let dir = Arc::from(world.dir.path());
+    let cache = || (world.client).cache_route(&candidate, target, &dir, &channel);
+    let is_cached = || world.client.cached_route(to).is_some();
+    let wait = |time: Duration| world.runtime.advance(time);
+
+    cache();
+    assert!(is_cached());
+    wait(ROUTE_LIFETIME / 2);
+    assert!(!is_cached(), "the one that refreshes it");
+    assert!(is_cached() && is_cached(), "others meanwhile");
+    wait(ROUTE_LIFETIME / 2);
+    assert!(!is_cached(), "it was not refreshed in time");
+    cache();
+    assert!(is_cached());
 }
 
 #[test]
