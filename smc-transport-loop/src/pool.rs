@@ -45,8 +45,8 @@ impl Backing {
         self.used > RESIDENT_LEN
     }
 
-    /// As [`Backing::is_free`]. If the peer still uses the memory, it signals the release.
-    fn is_free_or_armed(&mut self) -> bool {
+    /// As [`Backing::is_free`]. Otherwise has the peer signal when it releases the memory.
+    fn arm_unless_free(&mut self) -> bool {
         if self.is_free() {
             return true;
         }
@@ -95,7 +95,7 @@ impl Pool {
     /// Keeps a backing. A dirty one that is free is returned, to be dropped.
     pub(crate) fn put(&mut self, mut backing: Backing) -> Option<Backing> {
         let is_free = match backing.is_dirty() {
-            true => backing.is_free_or_armed(),
+            true => backing.arm_unless_free(),
             false => backing.is_free(),
         };
         if is_free && backing.is_dirty() {
@@ -121,7 +121,7 @@ impl Pool {
             };
             let is_reclaimable = list
                 .get_mut(at)
-                .is_some_and(|backing| backing.is_dirty() && backing.is_free_or_armed());
+                .is_some_and(|backing| backing.is_dirty() && backing.arm_unless_free());
             let backing = is_reclaimable.then(|| list.remove(at)).flatten()?;
             self.bytes -= backing.resident_len();
             return Some(backing);

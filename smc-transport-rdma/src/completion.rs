@@ -47,7 +47,7 @@ impl Work {
 const SEND: u32 = 1 << 31;
 const WRITE: u32 = SEND + 1;
 
-/// Hands out everything that the completion queues have.
+/// Passes on everything that the completion queues have.
 ///
 /// What was received comes first: why a link was flushed is among the posts, and there by then.
 pub(crate) fn drain(
@@ -67,7 +67,7 @@ pub(crate) fn drain(
     Ok(())
 }
 
-/// Hands out everything that the queue of receives has.
+/// Passes on everything that the queue of receives has.
 pub(crate) fn drain_receives(
     parts: &Parts,
     number: u64,
@@ -99,7 +99,7 @@ impl<'a> Visit<'a> {
         }
     }
 
-    /// Hands out what a queue has. Returns whether it was emptied.
+    /// Passes on what a queue has. Returns whether it was emptied.
     fn queue(
         &mut self,
         queue: &BasicCompletionQueue,

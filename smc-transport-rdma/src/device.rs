@@ -389,8 +389,8 @@ impl Parts {
 impl Drop for Parts {
     fn drop(&mut self) {
         if self.is_severed() {
-            // Destroying it would fail, at which sideway panics. The system has taken all
-            // that it stood for.
+            // Destroying it would fail, at which sideway panics. The kernel has released
+            // its resources already.
             std::mem::forget(Arc::clone(&self.receives));
             std::mem::forget(Arc::clone(&self.sends));
         }

@@ -14,11 +14,11 @@ pub(crate) struct EventSet {
     set: OwnedFd,
     /// Rung by this process, for events without a descriptor.
     own: OwnedFd,
-    /// Tells that device nodes were removed.
+    /// Reports that device nodes were removed.
     nodes: Option<OwnedFd>,
 }
 
-/// What rang.
+/// The descriptors that are ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadySources {
     /// There are completion events.

@@ -40,7 +40,7 @@ pub enum OpenError {
     Verbs {
         /// What was tried.
         what: &'static str,
-        /// What came of it.
+        /// Its error.
         source: io::Error,
     },
 }
@@ -74,7 +74,7 @@ fn kib(limit: Option<u64>) -> String {
     )
 }
 
-/// Why a device could not be asked to make something: most have a limit on how many there are.
+/// The error of a failed allocation on a device: most have a limit on how many there are.
 pub(crate) fn not_made(what: &'static str, error: &io::Error) -> DeviceError {
     match Errno::from_io_error(error) {
         Some(Errno::NOMEM | Errno::NOSPC | Errno::AGAIN) => DeviceError::Exhausted,

@@ -80,7 +80,7 @@ impl Links {
     }
 
     /// The queue pair of a link was destroyed, or never made. `true` if it is time to drain the
-    /// completion queue, to have its place back.
+    /// completion queue, so that its entries become free.
     pub(crate) fn retire(&self) -> bool {
         let retired = self.retired.fetch_add(1, Ordering::AcqRel) + 1;
         retired >= (self.capacity - self.max).div_ceil(2)

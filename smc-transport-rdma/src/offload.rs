@@ -1,7 +1,7 @@
 //! Work that may block for long, on a thread of its own.
 //!
 //! Connecting a queue pair resolves the peer's hardware address, which takes about a second when
-//! there is no such host. An executor's thread must not stand still for that.
+//! there is no such host. An executor's thread must not block for that.
 
 use std::future::poll_fn;
 use std::sync::Arc;

@@ -19,7 +19,7 @@ pub(crate) struct Entry {
     pub(crate) index: u8,
 }
 
-/// What a port is like now.
+/// State of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Port {
     pub(crate) number: u8,

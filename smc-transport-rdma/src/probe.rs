@@ -19,7 +19,7 @@ use crate::error::OpenError;
 use crate::port::{self, Port, PortState};
 use crate::verbs::Registered;
 
-/// What a device is like now.
+/// State of a device.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct DeviceReport {
@@ -27,11 +27,11 @@ pub struct DeviceReport {
     pub name: String,
     /// Its ports, as far as they could be asked.
     pub ports: Vec<PortReport>,
-    /// Whether links of SMC-R version 2 can be opened on it now, or what stands in the way.
+    /// Whether links of SMC-R version 2 can be opened on it now, or why not.
     pub usable: Result<(), Unusable>,
 }
 
-/// What a port is like now.
+/// State of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PortReport {

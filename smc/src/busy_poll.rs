@@ -46,7 +46,7 @@ impl BusyPoll {
 
     /// Whether the poll budget is spent: with a fast peer a task could run without ever waiting.
     /// The caller has to yield then.
-    pub(crate) fn is_budget_spent(&mut self) -> bool {
+    pub(crate) fn take_spent_budget(&mut self) -> bool {
         if self.hits < HITS_MAX {
             return false;
         }

@@ -49,17 +49,25 @@ pub struct Refused {
 /// Accepts streams, SMC from clients that support it and TCP from all others.
 ///
 /// Handshakes run concurrently, so a slow client delays no other. Their number is bounded by the
-/// endpoint, and further ones wait, bounded by the backlog. Of both, clients of the own user with a
-/// side channel may have all, and a quarter is reserved for them. Of the rest, one source, which is
-/// another user of this host or a source address (of IPv6: one /64 network; all loopback addresses
-/// of IPv4 count as one), has no more than are left free. Clients beyond these limits are closed,
-/// or become TCP if the client can be notified. A client that announces SMC in TCP's handshake, and
-/// then sends nothing within a second, is closed too. A client without SMC is passed straight to
-/// [`Listener::accept`], however many handshakes are under way. Clients whose handshake fails never
-/// appear there. A client that has confirmed does, as with TCP, also if it has closed, or its
-/// process has ended, before the listener's set-up is complete: its stream has the data that it has
-/// written, and then the end. Where the policy requires SMC, clients that would be TCP are closed,
-/// which [`Listener::refused`] counts. Dropping the listener closes streams that were not accepted.
+/// endpoint, and further ones wait, bounded by the backlog:
+///
+/// - Clients of the listener's user with a side channel may have all of both, and a quarter is
+///   reserved for them.
+/// - Of the rest one source has no more than are left free. A source is another user of this host,
+///   or a source address: of IPv6 one /64 network, and all loopback addresses of IPv4 are one.
+/// - Clients beyond these limits are closed, or are TCP if they can be notified. So is closed who
+///   announces SMC in TCP's handshake and then sends nothing within a second.
+///
+/// [`Listener::accept`] returns
+///
+/// - clients without SMC, at once, however many handshakes are under way;
+/// - clients that have confirmed. As with TCP, also those that have closed, or whose process has
+///   ended, before the listener's set-up is complete: the stream has the data that they have
+///   written, and then the end.
+///
+/// It never returns clients whose handshake fails. Where the policy requires SMC, clients that
+/// would be TCP are closed, which [`Listener::refused`] counts. Dropping the listener closes
+/// streams that were not accepted.
 pub struct Listener {
     queue: Arc<Queue>,
     local: SocketAddr,

@@ -1,4 +1,4 @@
-//! Counts the descriptors of this process that its peers use.
+//! Limits the descriptors of this process that its peers take up, by user.
 //!
 //! One [`UserQuota`](super::UserQuota) for all listeners and devices, as they take from one limit
 //! (`RLIMIT_NOFILE`).

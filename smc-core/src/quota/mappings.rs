@@ -1,5 +1,4 @@
-//! How many pieces of memory are mapped into this process because of the processes at the other end
-//! of its sockets.
+//! Limits the memory mappings that the peers of this process make it hold, by user.
 //!
 //! One [`UserQuota`](super::UserQuota) for all listeners and devices, as they take from one limit
 //! (`vm.max_map_count`). A process that has reached it can no longer allocate memory.

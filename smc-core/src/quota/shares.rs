@@ -1,13 +1,13 @@
-//! A bounded number of places, shared fairly by their holders.
+//! Dynamic thresholds: a bounded number of units, shared fairly by their holders.
 
 use core::hash::Hash;
 
 use hashbrown::HashMap;
 
-/// Places, counted by holder: `total` in all, and `each` at most for one.
+/// Units of a limit, counted by holder: `total` in all, and `each` at most for one.
 ///
 /// A holder also has no more than are left free, as with the dynamic buffer thresholds of
-/// shared-memory switches. So some places stay free whatever a few holders take: with `n` holders
+/// shared-memory switches. So some stay free whatever a few holders take: with `n` holders
 /// that take all they get, at least one in `n + 1`.
 #[derive(Debug)]
 pub struct FairShares<K> {
@@ -18,7 +18,7 @@ pub struct FairShares<K> {
 }
 
 impl<K: Eq + Hash> FairShares<K> {
-    /// No place is taken.
+    /// None is taken.
     #[must_use]
     pub fn new(total: usize, each: usize) -> Self {
         Self {
@@ -35,33 +35,33 @@ impl<K: Eq + Hash> FairShares<K> {
         self.each = each;
     }
 
-    /// Whether this holder may take a place.
+    /// Whether this holder may take one more.
     #[must_use]
     pub fn has_capacity(&self, holder: &K) -> bool {
         self.has_capacity_for(holder, 1)
     }
 
-    /// Whether this holder may take so many places.
+    /// Whether this holder may take so many.
     #[must_use]
     pub fn has_capacity_for(&self, holder: &K, count: usize) -> bool {
         let free = self.total.saturating_sub(self.taken);
         self.count(holder).saturating_add(count) <= free.min(self.each)
     }
 
-    /// The places of this holder.
+    /// What this holder has.
     #[must_use]
     pub fn count(&self, holder: &K) -> usize {
         self.by_holder.get(holder).copied().unwrap_or_default()
     }
 
-    /// Takes a place, also above the limits.
+    /// Takes one, also above the limits.
     pub fn take(&mut self, holder: K) {
         let count = self.by_holder.entry(holder).or_default();
         *count = count.saturating_add(1);
         self.taken = self.taken.saturating_add(1);
     }
 
-    /// Releases a place, if this holder has any.
+    /// Releases one, if this holder has any.
     pub fn release(&mut self, holder: &K) {
         let Some(count) = self.by_holder.get_mut(holder) else {
             return;
@@ -73,7 +73,7 @@ impl<K: Eq + Hash> FairShares<K> {
         self.taken = self.taken.saturating_sub(1);
     }
 
-    /// Whether no place is taken.
+    /// Whether none is taken.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.taken == 0 && self.by_holder.is_empty()

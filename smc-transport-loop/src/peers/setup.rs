@@ -46,7 +46,7 @@ pub(super) struct SetupState {
 #[derive(Debug)]
 struct Unverified {
     hello: Hello,
-    /// Of the peer that it may become.
+    /// Descriptors that the peer will take up.
     descriptors: Permit,
     device: Answer<Connected>,
     until: Instant,
@@ -279,7 +279,7 @@ impl Peers {
         uid: u32,
         socket: Arc<PeerSocket>,
     ) -> Result<(), DeviceError> {
-        let descriptor = self.make_room_for(setup, uid, 1)?;
+        let descriptor = self.take_descriptors_evicting(setup, uid, 1)?;
         let id = self.new_id();
         self.doorbell
             .watch_channel(&socket, SocketRole::Pending, id)?;
@@ -292,7 +292,7 @@ impl Peers {
 
     /// Takes descriptors for a channel of this user. Where the share of the user has too few, those
     /// of its channels without HELLO are closed for it, the oldest first.
-    fn make_room_for(
+    fn take_descriptors_evicting(
         &self,
         setup: &mut SetupState,
         uid: u32,
@@ -328,7 +328,8 @@ impl Peers {
         if setup.unverified.iter().filter(is_of_user).count() >= MAX_UNVERIFIED {
             return Err(DeviceError::Exhausted.into());
         }
-        let descriptors = self.make_room_for(setup, credentials.uid, DESCRIPTORS_PER_PEER)?;
+        let descriptors =
+            self.take_descriptors_evicting(setup, credentials.uid, DESCRIPTORS_PER_PEER)?;
         setup.unverified.push(Unverified {
             descriptors,
             device: self.connect(gid),

@@ -97,7 +97,7 @@ impl DirectConn {
             }
             peer => {
                 self.producer.store(word, Ordering::SeqCst);
-                if self.is_deferred_to_driver() {
+                if self.defer_to_driver() {
                     return conn.publish_without_driver();
                 }
                 peer.store(ProducerWord::OFFSET, word)
@@ -111,8 +111,8 @@ impl DirectConn {
         }
     }
 
-    /// Sets the flag for a writer that waits for any space, or clears both flags for one that
-    /// waits; the next signal carries it.
+    /// Sets WRITER_BLOCKED, or clears it together with UPDATE_REQUESTED. Sends no signal: the next
+    /// producer word does.
     pub(crate) fn publish_blocked(&self, conn: &Conn, blocked: bool) {
         self.publish(conn, Signal::No, |word| match blocked {
             true => word.producer_flags.insert(ProducerFlags::WRITER_BLOCKED),
@@ -161,9 +161,9 @@ impl DirectConn {
         }
     }
 
-    /// The driver has an older producer word pending. It stores the newest one; the count
-    /// reports this one.
-    fn is_deferred_to_driver(&self) -> bool {
+    /// Counts this producer word if the driver has an older one pending; it then stores the newest.
+    /// Returns whether that is so.
+    fn defer_to_driver(&self) -> bool {
         let counted = |pending: u32| (pending > 0).then(|| pending.wrapping_add(1).max(1));
         self.producer_pending
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, counted)

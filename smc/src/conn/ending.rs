@@ -63,15 +63,15 @@ impl Conn {
 
     /// Aborts the connection: the peer is gone, or broke the protocol.
     pub(crate) fn abort(&self, cause: Error) {
-        self.terminate(cause, Closing::kill);
+        self.terminate(cause, Closing::abort);
     }
 
     /// The endpoint ends. A stream that was shut down for writing, and delivered, is closed in
     /// order; others are aborted.
     pub(crate) fn end_with_endpoint(&self) {
         let stop = match self.delivery() {
-            DeliveryStatus::Done => Closing::kill_orderly,
-            DeliveryStatus::Pending | DeliveryStatus::Lost => Closing::kill,
+            DeliveryStatus::Done => Closing::abort_or_close,
+            DeliveryStatus::Pending | DeliveryStatus::Lost => Closing::abort,
         };
         self.terminate(Error::Closed(CloseReason::Endpoint), stop);
     }

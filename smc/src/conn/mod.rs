@@ -101,8 +101,8 @@ pub(crate) trait SmcPath: Send + Sync {
     /// Polls the device: on links, updates do not appear in memory by themselves.
     fn poll_device(&self, driver: &DeviceDriver);
 
-    /// Whether the peer's flags are a request for an update that holds until it is withdrawn. Over
-    /// a link each request is a separate event.
+    /// SMC-D: whether the flag of a waiting writer is set, which stays until it is withdrawn.
+    /// SMC-R: false, as each request is an event ([`SmcPath::take_update_request`]).
     fn is_update_requested(&self, flags: ProducerFlags) -> bool;
 
     /// Takes the peer's request for an update when everything is read; called when it is.
@@ -363,7 +363,7 @@ impl Conn {
 
     /// Why the connection was ended by this side, if it was.
     pub(crate) fn abort_cause(&self) -> Option<Error> {
-        self.closing.lock().is_killed().then(|| self.failure())
+        self.closing.lock().is_ended_here().then(|| self.failure())
     }
 
     fn failure(&self) -> Error {

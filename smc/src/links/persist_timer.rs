@@ -30,7 +30,7 @@ impl PersistTimer {
 
     /// Whether a probe is due. If so, the next one backs off if the peer has sent no data
     /// meanwhile.
-    pub(crate) fn is_due(&mut self, now: Instant, has_data: bool) -> bool {
+    pub(crate) fn take_due(&mut self, now: Instant, has_data: bool) -> bool {
         let is_due = self.at <= now;
         if is_due {
             self.interval = match has_data {
@@ -65,18 +65,18 @@ mod tests {
     fn the_interval_backs_off_for_a_silent_peer_and_restarts_with_data() {
         let start = Instant::now();
         let mut persist_timer = PersistTimer::new(start);
-        assert!(!persist_timer.is_due(start, true));
+        assert!(!persist_timer.take_due(start, true));
         let mut at = start;
         for interval in [50, 100, 200, 400, 800, 1600, 2000, 2000] {
             assert_eq!(persist_timer.at() - at, Duration::from_millis(interval));
             at = persist_timer.at();
-            assert!(persist_timer.is_due(at, false));
+            assert!(persist_timer.take_due(at, false));
         }
         assert!(persist_timer.restart(at));
         assert!(!persist_timer.restart(at), "not postponed by every write");
         assert_eq!(persist_timer.at() - at, INTERVAL_MIN);
-        assert!(persist_timer.is_due(persist_timer.at(), false));
-        assert!(persist_timer.is_due(persist_timer.at(), true));
+        assert!(persist_timer.take_due(persist_timer.at(), false));
+        assert!(persist_timer.take_due(persist_timer.at(), true));
         assert_eq!(persist_timer.interval, INTERVAL_MIN);
     }
 }

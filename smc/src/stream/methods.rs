@@ -305,7 +305,7 @@ macro_rules! writing {
             }
 
             /// Shuts writing down, as [`Stream::shutdown_how`], and waits until what was written
-            /// gets to the peer whatever becomes of this process.
+            /// is delivered even if this process ends.
             ///
             /// Over SMC-D that is so when a busy device has taken everything, mostly at once. Over
             /// SMC-R the send buffer is written out first, and the peer has to have acknowledged
@@ -315,8 +315,8 @@ macro_rules! writing {
             /// each other; [`Stream::shutdown_how`] does not wait. On TCP it does not wait either,
             /// as the system delivers. Writing is shut down from the first poll on, and the time
             /// runs from there, also if the future is dropped
-            /// (docs/spec/closing.md#waiting-for-delivery): closing again waits for what is left of
-            /// it, and from its beginning once it was over.
+            /// (docs/spec/closing.md#waiting-for-delivery). Closing again waits for the rest of the
+            /// time, and after a timeout for the whole time anew.
             ///
             /// # Errors
             ///

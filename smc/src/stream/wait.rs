@@ -37,7 +37,7 @@ pub(crate) fn poll_until<H: Half, T>(
     cx: &mut Context<'_>,
     mut attempt: impl FnMut(&mut H) -> Result<Option<T>, Error>,
 ) -> Poll<io::Result<T>> {
-    if half.busy_poll().is_budget_spent() {
+    if half.busy_poll().take_spent_budget() {
         cx.waker().wake_by_ref();
         return Poll::Pending;
     }

@@ -59,8 +59,8 @@ pub fn is_own_user(uid: u32) -> bool {
     uid == rustix::process::geteuid().as_raw()
 }
 
-/// Whether the number of a user may stand for several: in a user namespace all who have no number
-/// there are seen with the same one, also as owners of files.
+/// Whether this can be the overflow UID (`/proc/sys/kernel/overflowuid`), which a user namespace
+/// reports for each user that it does not map, also as owner of files.
 #[must_use]
 pub fn is_ambiguous_user(uid: u32) -> bool {
     static OVERFLOW: OnceLock<u32> = OnceLock::new();

@@ -72,7 +72,7 @@ transitions! {
         PeerCloseWait1 | PeerCloseWait2 | PeerFinCloseWait | PeerAbortWait => Closed
     );
     /// The link group of the connection was terminated.
-    kill(
+    aborted(
         Active | PeerCloseWait1 | PeerCloseWait2 | AppCloseWait1 | AppCloseWait2
             | AppFinCloseWait | PeerFinCloseWait | ProcessAbort => PeerAbortWait
     );
@@ -108,7 +108,8 @@ pub struct Closing {
     sent: StateFlags,
     peer: StateFlags,
     app_closed: bool,
-    killed: bool,
+    /// This side has ended the connection, in order or not.
+    ended_here: bool,
 }
 
 /// Result of reading when no data is left.
@@ -147,7 +148,7 @@ impl Closing {
             sent: none,
             peer: none,
             app_closed: false,
-            killed: false,
+            ended_here: false,
         }
     }
 
@@ -178,8 +179,8 @@ impl Closing {
 
     /// Whether the connection was terminated with its link group, or because of an error.
     #[must_use]
-    pub fn is_killed(&self) -> bool {
-        self.killed
+    pub fn is_ended_here(&self) -> bool {
+        self.ended_here
     }
 
     /// Whether the application has shut down writing.
@@ -205,7 +206,7 @@ impl Closing {
             .intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED)
         {
             ReadEnd::Eof
-        } else if self.killed {
+        } else if self.ended_here {
             ReadEnd::Aborted
         } else {
             ReadEnd::Open
@@ -215,11 +216,11 @@ impl Closing {
     /// Result of a write.
     #[must_use]
     pub fn write_end(&self) -> WriteEnd {
-        if self.is_shut() || (self.sent.intersects(FINAL_FLAGS) && !self.killed) {
+        if self.is_shut() || (self.sent.intersects(FINAL_FLAGS) && !self.ended_here) {
             WriteEnd::Shut
         } else if self.peer.intersects(FINAL_FLAGS) {
             WriteEnd::Reset
-        } else if self.killed {
+        } else if self.ended_here {
             WriteEnd::Aborted
         } else {
             WriteEnd::Open
@@ -246,7 +247,7 @@ impl Closing {
         } else {
             self.state.close()
         };
-        if self.killed || self.sent.intersects(FINAL_FLAGS) {
+        if self.ended_here || self.sent.intersects(FINAL_FLAGS) {
             return None;
         }
         // A peer that aborts waits for the final flags of this side too, whatever the state was.
@@ -289,13 +290,13 @@ impl Closing {
 
     /// The link group was terminated, or the connection failed. Returns the flags to send, if
     /// possible.
-    pub fn kill(&mut self) -> Option<StateFlags> {
+    pub fn abort(&mut self) -> Option<StateFlags> {
         self.stop(StateFlags::ABORTED)
     }
 
-    /// As [`Closing::kill`], when the endpoint shuts down and the peer has received everything that
+    /// As [`Closing::abort`], when the endpoint shuts down and the peer has received everything that
     /// was written: a connection whose writing was shut down is complete, so it is closed in order.
-    pub fn kill_orderly(&mut self) -> Option<StateFlags> {
+    pub fn abort_or_close(&mut self) -> Option<StateFlags> {
         let is_in_order = self.is_shut() && !self.is_aborted_by_peer();
         self.stop(match is_in_order {
             true => StateFlags::CLOSED,
@@ -304,11 +305,11 @@ impl Closing {
     }
 
     fn stop(&mut self, flags: StateFlags) -> Option<StateFlags> {
-        if self.killed || self.state == ConnState::Closed {
+        if self.ended_here || self.state == ConnState::Closed {
             return None;
         }
-        self.killed = true;
-        let _only_init_has_no_row = self.state.kill();
+        self.ended_here = true;
+        let _only_init_has_no_row = self.state.aborted();
         if self.app_closed {
             let _always = self.state.close();
         }

@@ -168,7 +168,7 @@ fn an_urgent_byte_is_delivered_in_line_and_its_read_is_confirmed_at_once() {
 #[test]
 fn the_table_of_states_is_that_of_the_specification() {
     let expected = "\
-state            | establish | shutdown_write | close            | close_last | peer_done      | peer_closed     | peer_closed_last | peer_aborted | peer_aborted_last | kill
+state            | establish | shutdown_write | close            | close_last | peer_done      | peer_closed     | peer_closed_last | peer_aborted | peer_aborted_last | aborted
 INIT             | ACTIVE    | -              | CLOSED           | -          | APPCLOSEWAIT1  | APPCLOSEWAIT1   | -                | PROCESSABORT | -                 | -
 ACTIVE           | -         | PEERCLOSEWAIT1 | PEERCLOSEWAIT1   | -          | APPCLOSEWAIT1  | APPCLOSEWAIT1   | -                | PROCESSABORT | -                 | PEERABORTWAIT
 PEERCLOSEWAIT1   | -         | -              | PEERCLOSEWAIT1   | -          | PEERCLOSEWAIT2 | APPFINCLOSEWAIT | CLOSED           | PROCESSABORT | CLOSED            | PEERABORTWAIT
@@ -276,8 +276,8 @@ fn an_abort_after_the_final_flags_closes_the_connection() {
 #[test]
 fn a_kill_aborts_once_and_closing_then_finishes() {
     let mut closing = Closing::new();
-    assert_eq!(closing.kill(), Some(A));
-    assert_eq!(closing.kill(), None);
+    assert_eq!(closing.abort(), Some(A));
+    assert_eq!(closing.abort(), None);
     assert_eq!(closing.read_end(), ReadEnd::Aborted);
     assert_eq!(closing.write_end(), WriteEnd::Aborted);
     assert_eq!(closing.close(false), None);
@@ -288,7 +288,7 @@ fn a_kill_aborts_once_and_closing_then_finishes() {
 fn a_kill_after_the_peer_closed_still_reads_to_an_orderly_end() {
     let mut closing = Closing::new();
     closing.handle_peer(C);
-    closing.kill();
+    closing.abort();
     assert_eq!(closing.read_end(), ReadEnd::Eof);
     closing.close(false);
     assert!(closing.is_finished());
@@ -298,7 +298,7 @@ fn a_kill_after_the_peer_closed_still_reads_to_an_orderly_end() {
 fn a_kill_of_a_dropped_connection_finishes_it() {
     let mut closing = Closing::new();
     closing.close(false);
-    assert_eq!(closing.kill(), None, "the final flags were sent");
+    assert_eq!(closing.abort(), None, "the final flags were sent");
     assert!(closing.is_finished());
 }
 
@@ -306,7 +306,7 @@ fn a_kill_of_a_dropped_connection_finishes_it() {
 fn an_endpoint_shutdown_closes_what_was_shut_down_and_aborts_the_rest() {
     let mut closing = Closing::new();
     closing.shutdown_write();
-    assert_eq!(closing.kill_orderly(), Some(D | C));
+    assert_eq!(closing.abort_or_close(), Some(D | C));
     assert_eq!(closing.read_end(), ReadEnd::Aborted);
     assert_eq!(closing.write_end(), WriteEnd::Shut);
     assert_eq!(closing.close(false), None);
@@ -314,11 +314,11 @@ fn an_endpoint_shutdown_closes_what_was_shut_down_and_aborts_the_rest() {
 
     let mut open = Closing::new();
     open.handle_peer(D);
-    assert_eq!(open.kill_orderly(), Some(A));
+    assert_eq!(open.abort_or_close(), Some(A));
     let mut aborted = Closing::new();
     aborted.shutdown_write();
     aborted.handle_peer(A);
-    assert_eq!(aborted.kill_orderly(), Some(D | A));
+    assert_eq!(aborted.abort_or_close(), Some(D | A));
 }
 
 /// Events in any order: no panic, flags are only added, and the final flags of both sides finish
@@ -338,8 +338,8 @@ fn every_order_of_events_finishes() {
                 4 => drop(closing.handle_peer(C)),
                 5 => drop(closing.handle_peer(D | C)),
                 6 => drop(closing.handle_peer(A)),
-                7 => drop(closing.kill_orderly()),
-                _ => drop(closing.kill()),
+                7 => drop(closing.abort_or_close()),
+                _ => drop(closing.abort()),
             }
             assert!(closing.sent().contains(sent), "script {script}");
             sent = closing.sent();

@@ -45,7 +45,7 @@ impl Handshake {
         handshake
     }
 
-    /// Goes on after the PROPOSAL has reached the server on another way than TCP.
+    /// Goes on after the PROPOSAL has reached the server on a side channel.
     ///
     /// Such a client sends nothing before it has received a message: that the server answers is
     /// the proof that it supports SMC.

@@ -69,12 +69,12 @@ pub enum HandshakeOutput {
     Send(Vec<u8>),
     /// Do this and report with [`Handshake::handle_done`].
     Work(Work),
-    /// Release what work has brought so far; another device is tried.
+    /// Release what work has acquired so far; another device is tried.
     Discard,
     /// The peer states that it does not have the link group:
     /// [`Registry::handle_out_of_sync`](crate::proto::group::Registry::handle_out_of_sync).
     OutOfSync(GroupId),
-    /// The connection stands. Nothing more is sent or received on TCP.
+    /// The connection is established. Nothing more is sent or received on TCP.
     Established(Box<Established>),
     /// The stream stays TCP.
     Fallback(Fallback),

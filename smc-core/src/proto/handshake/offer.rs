@@ -20,7 +20,7 @@ use crate::error::FallbackReason;
 /// What a client offers on one connection: the outcome of its device search, and the PROPOSAL.
 ///
 /// Usually [`Handshake::client`](super::Handshake::client) makes and sends it. Where the PROPOSAL
-/// reaches the server by another way than TCP, make it first and hand it to
+/// reaches the server on a side channel, make it first and hand it to
 /// [`Handshake::announced`](super::Handshake::announced).
 #[derive(Clone, Debug)]
 pub struct ClientOffer {

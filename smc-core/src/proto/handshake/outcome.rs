@@ -88,7 +88,7 @@ pub struct RdmaPath {
     pub local: LocalRmb,
     /// The peer's receive buffer, which this side writes.
     pub peer_rmb: PeerRmb,
-    /// Whether a router stands between.
+    /// Whether packets between the ends pass a router.
     pub route: Route,
 }
 

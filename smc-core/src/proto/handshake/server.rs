@@ -18,8 +18,8 @@ use crate::proto::group::{GroupKey, Intent};
 impl Handshake {
     /// The server's side (docs/spec/handshake.md#server): waits for the PROPOSAL.
     ///
-    /// To be made for an accepted connection whose client is known to speak SMC. A PROPOSAL that
-    /// came on another way than TCP is given to [`handle_bytes`](Self::handle_bytes) as well, which
+    /// To be made for an accepted connection whose client is known to support SMC. A PROPOSAL that
+    /// came on a side channel is given to [`handle_bytes`](Self::handle_bytes) as well, which
     /// must take all of it.
     #[must_use]
     pub fn server(now: Instant, config: Arc<HandshakeConfig>, path: TcpPath) -> Self {

@@ -85,7 +85,7 @@ pub enum Work {
         group: GroupId,
         /// The peer's end.
         peer: LinkAddress,
-        /// Whether a router stands between.
+        /// Whether packets between the ends pass a router.
         route: Route,
         /// What the group has to keep to.
         terms: LlcTerms,

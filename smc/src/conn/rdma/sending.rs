@@ -168,7 +168,7 @@ impl RdmaConn {
             ..
         } = &mut *tx;
         let (persist_timer, bound) = (persist_timer.as_mut()?, bound.as_mut()?);
-        let is_due = persist_timer.is_due(now, self.has_new_data.swap(false, Ordering::Relaxed));
+        let is_due = persist_timer.take_due(now, self.has_new_data.swap(false, Ordering::Relaxed));
         let next = persist_timer.at();
         if is_due {
             bound.transmit.probe();
@@ -248,7 +248,7 @@ impl RdmaConn {
         if last == Some(PostResult::Unreachable) {
             // No other link can become usable either.
             if self.is_detached() {
-                bound.transmit.kill();
+                bound.transmit.abort();
             }
             drop(tx);
             self.fail(Error::Closed(CloseReason::Aborted));

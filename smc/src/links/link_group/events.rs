@@ -99,7 +99,7 @@ impl RdmaGroup {
 
     /// Handles a change of local addresses.
     pub(crate) fn addresses_changed(self: &Arc<Self>) {
-        let Some(like) = self.state.lock().like.clone() else {
+        let Some(like) = self.state.lock().first_address.clone() else {
             return;
         };
         let candidates = self.groups.candidates(&like);

@@ -54,9 +54,9 @@ struct RdmaGroupState {
     machine: LinkGroup,
     outputs: VecDeque<LinkGroupOutput>,
     /// A thread is applying outputs.
-    busy: bool,
+    is_applying: bool,
     /// Address of the first link: other links have to be on the same network.
-    like: Option<RdmaAddress>,
+    first_address: Option<RdmaAddress>,
     /// Protection domains, which separate this group's memory from the peers of other groups, on
     /// each device.
     domains: BTreeMap<DeviceIndex, Arc<dyn ProtectionDomain>>,
@@ -85,8 +85,8 @@ impl RdmaGroup {
             state: Mutex::new(RdmaGroupState {
                 machine: LinkGroup::new(role, id, config),
                 outputs: VecDeque::new(),
-                busy: false,
-                like: None,
+                is_applying: false,
+                first_address: None,
                 domains: BTreeMap::new(),
                 pending: BTreeMap::new(),
                 senders: BTreeMap::new(),
@@ -173,7 +173,7 @@ impl RdmaGroup {
         self.step(|state| {
             let link = state.machine.first_link(now, device, local);
             state.pending.insert(link, (device, pending));
-            state.like = Some(address.clone());
+            state.first_address = Some(address.clone());
             state.machine.handle_candidates(now, candidates);
         });
         Ok(local)

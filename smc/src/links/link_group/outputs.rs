@@ -23,10 +23,10 @@ impl RdmaGroup {
             while let Some(output) = state.machine.poll_output() {
                 state.outputs.push_back(output);
             }
-            if state.busy {
+            if state.is_applying {
                 return result;
             }
-            state.busy = true;
+            state.is_applying = true;
             result
         };
         loop {
@@ -35,7 +35,7 @@ impl RdmaGroup {
                 match state.outputs.pop_front() {
                     Some(output) => output,
                     None => {
-                        state.busy = false;
+                        state.is_applying = false;
                         break;
                     }
                 }

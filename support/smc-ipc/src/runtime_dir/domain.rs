@@ -218,8 +218,8 @@ impl Domain {
     ///
     /// Reads `/tmp`, or the directory of a shared domain, if there is something at the path of a
     /// user's directory that cannot be used; `/tmp` only if there is none of the directories before
-    /// it that all processes of the user have in common. That are 65,536 entries at most, and what
-    /// is found is remembered for nine times as long as the search took of a CPU.
+    /// it that all processes of the user have in common. At most 65,536 entries are read. The
+    /// result is cached for nine times the CPU time of the search.
     #[must_use]
     pub fn search_paths(&self) -> Vec<PathBuf> {
         let mut paths = match &*self.locations {

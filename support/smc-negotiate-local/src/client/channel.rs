@@ -313,8 +313,8 @@ impl Drop for ClientChannel {
     }
 }
 
-/// A watch has a descriptor of its own, which is not to be the last one of its socket: what has not
-/// been read is closed with that, in any time.
+/// Keeps the socket open for longer than the duplicate that the runtime watches: closing the last
+/// descriptor also closes what was not read, which may block.
 struct WatchedSocket {
     // Dropped first.
     watch: Box<dyn Watch>,

@@ -366,7 +366,7 @@ impl ListenerChannels {
     fn read(&mut self, key: u64, packets: usize, collected: &mut Collected) {
         let mut buf = [0; MAX_LEN];
         for count in 0..packets {
-            // Whatever it is, so that no event is for nothing without end.
+            // Invalid packets and ends of channels count as well: each event uses up the limit.
             collected.read += 1;
             let Some(channel) = self.channels.get(&key) else {
                 return;

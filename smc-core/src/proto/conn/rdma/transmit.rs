@@ -77,7 +77,7 @@ pub struct Transmit {
     is_peer_closed: bool,
     /// Staged data was discarded.
     is_truncated: bool,
-    killed: bool,
+    is_aborted: bool,
 }
 
 /// Delivery of everything staged and of the end of stream behind it.
@@ -149,7 +149,7 @@ impl Transmit {
             aborts: false,
             is_peer_closed: false,
             is_truncated: false,
-            killed: false,
+            is_aborted: false,
         }
     }
 
@@ -174,7 +174,7 @@ impl Transmit {
     /// No bytes are accepted after [flags that end the stream](Self::set_flags) were set, or after
     /// the peer has closed. Returns the number of bytes accepted.
     pub fn stage(&mut self, count: u32) -> u32 {
-        if !self.queued_flags.is_empty() || self.is_peer_closed || self.killed {
+        if !self.queued_flags.is_empty() || self.is_peer_closed || self.is_aborted {
             return 0;
         }
         let count = count.min(self.space());
@@ -234,7 +234,7 @@ impl Transmit {
     /// The writes and the CDC have to be posted together, on the queue pair of the link to which
     /// the connection is bound, in the given order.
     pub fn poll_post(&mut self) -> Option<Post> {
-        if self.killed || self.in_flight.is_full() {
+        if self.is_aborted || self.in_flight.is_full() {
             return None;
         }
         if self.due.validation {
@@ -382,7 +382,7 @@ impl Transmit {
     /// behind all data that was written before and not completed. The full CDC is sent in every
     /// state, also without data, because a flag or an update may have been lost.
     pub fn failover(&mut self) {
-        if self.killed {
+        if self.is_aborted {
             return;
         }
         self.in_flight.clear();
@@ -420,8 +420,8 @@ impl Transmit {
     ///
     /// To notify the peer, call [`set_flags`](Self::set_flags) with
     /// [`ABORTED`](StateFlags::ABORTED) and post before this call.
-    pub fn kill(&mut self) {
-        self.killed = true;
+    pub fn abort(&mut self) {
+        self.is_aborted = true;
         self.in_flight.clear();
         self.undo = None;
     }
@@ -438,13 +438,13 @@ impl Transmit {
         } = self.due;
         let has_payload = self.unsent() > 0 && self.usable_space() > 0;
         let has_flags = self.last_cdc.state != self.flags_after(self.sent);
-        !self.killed && (has_payload || has_flags || validation || full || update || probe)
+        !self.is_aborted && (has_payload || has_flags || validation || full || update || probe)
     }
 
     /// Whether everything staged, and every flag, was posted.
     #[must_use]
     pub fn is_flushed(&self) -> bool {
-        self.killed
+        self.is_aborted
             || (self.sent == self.prepared
                 && !self.due.full
                 && self.last_cdc.state == self.flags_after(self.sent))
@@ -470,7 +470,7 @@ impl Transmit {
     /// Whether nothing is left to post, and nothing in flight: the staging ring can be released.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.killed || (self.is_flushed() && !self.due.update && self.in_flight.is_empty())
+        self.is_aborted || (self.is_flushed() && !self.due.update && self.in_flight.is_empty())
     }
 
     // ---- Helpers -------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ use crate::device::{DeviceError, Route};
 use crate::error::{FallbackCause, FallbackReason, SetupStep};
 use crate::proto::group::{DeviceIndex, GroupKey};
 
-/// The walk through everything that could serve the connection.
+/// The device scan of a server (docs/spec/handshake.md#device-scan).
 #[derive(Debug)]
 pub(super) struct Selection {
     proposal: Proposal,
@@ -34,7 +34,7 @@ pub(super) struct Selection {
     /// Local devices that an entry of the offer has claimed; each serves only one.
     claimed: Vec<DeviceIndex>,
     reason: Option<FallbackReason>,
-    /// What was in the way of a device that else would have done.
+    /// Why a device that is otherwise suitable cannot be used.
     blocking_cause: Option<Box<FallbackCause>>,
 }
 

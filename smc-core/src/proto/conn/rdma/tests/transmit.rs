@@ -463,7 +463,7 @@ fn a_killed_connection_sends_nothing() {
     let mut transmit = transmit(1000, 300);
     let post = send(&mut transmit, 100);
     transmit.set_flags(C);
-    transmit.kill();
+    transmit.abort();
     transmit.failover();
     assert_eq!(transmit.poll_post(), None);
     assert_eq!(transmit.stage(1), 0);
