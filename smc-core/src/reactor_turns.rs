@@ -28,8 +28,13 @@ impl ReactorTurns {
             return None;
         }
         self.note_wait();
-        Some(runtime.timer(now + REACTOR_TURN))
+        Some(reactor_turn(runtime))
     }
+}
+
+/// Completes after a turn of the reactor.
+pub fn reactor_turn(runtime: &dyn Runtime) -> Timer {
+    runtime.timer(runtime.now() + REACTOR_TURN)
 }
 
 /// How long a task goes on before it waits for the reactor. For a listener a few hundred

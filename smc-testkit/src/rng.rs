@@ -1,3 +1,5 @@
+//! Random numbers from a seed.
+
 /// A small seeded generator (SplitMix64), so that a run can be repeated from its seed alone.
 ///
 /// Not for secrets.

@@ -1,3 +1,5 @@
+//! The ISM device and its builder.
+
 use std::fmt;
 use std::io::IoSlice;
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! The loop device and its builder.
+
 use std::fmt;
 use std::io::IoSlice;
 use std::path::PathBuf;

@@ -1,3 +1,5 @@
+//! The builder of endpoints: devices, negotiation, policy and limits.
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;

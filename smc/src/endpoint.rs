@@ -1,3 +1,5 @@
+//! Endpoints, which connect and listen.
+
 use std::fmt;
 use std::future::Future;
 use std::io;

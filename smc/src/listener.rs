@@ -1,3 +1,5 @@
+//! Listeners: the accept task, its queue, and what becomes of a client.
+
 mod admission;
 
 use std::collections::VecDeque;

@@ -1,3 +1,5 @@
+//! Targets of a connection: addresses and host names.
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 /// Where to connect to or listen at: an address, or a name that the runtime resolves.

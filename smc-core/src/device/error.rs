@@ -1,3 +1,5 @@
+//! Errors of devices, and of writes to a peer's buffer.
+
 use std::borrow::Cow;
 use std::io;
 use std::path::Path;

@@ -1,3 +1,5 @@
+//! Events that a device reports to its driver.
+
 use smc_wire::types::{DmbToken, Gid, Qpn};
 
 use super::{Inbound, LinkFailure, OpId};

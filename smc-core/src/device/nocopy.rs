@@ -1,3 +1,5 @@
+//! Optional abilities of devices: peer buffers that are mapped, and events between devices.
+
 use std::fmt::Debug;
 use std::sync::Arc;
 

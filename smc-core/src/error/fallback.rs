@@ -1,3 +1,5 @@
+//! Why a stream is TCP: code, side and cause.
+
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;

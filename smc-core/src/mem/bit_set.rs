@@ -1,3 +1,5 @@
+//! A set of bits in shared memory, with a summary.
+
 use super::sync::{AtomicU64, Ordering};
 use super::{OutOfBounds, Region};
 

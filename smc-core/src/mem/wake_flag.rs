@@ -1,3 +1,5 @@
+//! The flag by which a side that sleeps is woken.
+
 use super::sync::{AtomicU64, Ordering, fence};
 
 /// A shared word by which a side that is about to sleep requests to be woken.

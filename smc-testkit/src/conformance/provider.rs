@@ -1,3 +1,5 @@
+//! How the conformance suites get devices to test.
+
 use std::any::Any;
 use std::fmt;
 use std::future::Future;

@@ -1,3 +1,5 @@
+//! Buffers of the SMC-D device in memory.
+
 use std::io::IoSlice;
 use std::sync::Arc;
 

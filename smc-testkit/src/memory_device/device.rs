@@ -1,3 +1,5 @@
+//! An SMC-D device in the memory of one process.
+
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,3 +1,5 @@
+//! An RDMA device in the memory of one process.
+
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 

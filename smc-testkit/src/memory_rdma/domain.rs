@@ -1,3 +1,5 @@
+//! Protection domains of the RDMA device in memory.
+
 use std::sync::Arc;
 
 use async_trait::async_trait;

@@ -1,3 +1,5 @@
+//! Options of the RDMA device in memory.
+
 use smc_core::device::{Limits, RdmaAddress};
 
 /// What a [`MemoryRdma`](super::MemoryRdma) is made of.

@@ -1,3 +1,5 @@
+//! Options of the virtual runtime.
+
 use std::time::Duration;
 
 /// How the virtual machine behaves.

@@ -1,3 +1,5 @@
+//! The codes by which a stream is TCP.
+
 use std::io;
 
 use smc::{Error, FallbackReason, Stream};

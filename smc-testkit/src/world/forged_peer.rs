@@ -1,3 +1,5 @@
+//! A peer that breaks the rules of the handshake.
+
 use std::sync::Arc;
 
 use smc_core::device::{Direct, Dmb};

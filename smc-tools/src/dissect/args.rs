@@ -1,3 +1,5 @@
+//! Arguments of `smc dissect`.
+
 use std::ffi::OsString;
 
 use super::message::Family;

@@ -1,3 +1,5 @@
+//! The mode of a stream: SMC-D, SMC-R or TCP.
+
 use std::fmt;
 use std::sync::Arc;
 

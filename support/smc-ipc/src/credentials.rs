@@ -1,3 +1,5 @@
+//! Credentials of the process at the other end of a socket.
+
 use std::fs::read_to_string;
 use std::io;
 use std::os::fd::AsFd;

@@ -1,3 +1,5 @@
+//! Errors of the SYN option and of its set-up.
+
 use std::io;
 use std::path::{Path, PathBuf};
 

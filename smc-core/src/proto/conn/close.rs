@@ -1,3 +1,5 @@
+//! The close sequence of a connection (docs/spec/closing.md).
+
 use smc_wire::cdc::StateFlags;
 
 use crate::proto::table::transitions;

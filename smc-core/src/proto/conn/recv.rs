@@ -1,3 +1,5 @@
+//! The receiving half of a connection: bytes to read, and when to update the peer.
+
 use smc_wire::cursor::{Cursor, Ring};
 
 use crate::error::PeerMisbehaved;

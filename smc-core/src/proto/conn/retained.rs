@@ -1,3 +1,5 @@
+//! The window of bytes that were read and are still in use.
+
 use std::collections::BTreeMap;
 
 use smc_wire::cursor::{Cursor, Ring};

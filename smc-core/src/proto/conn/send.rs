@@ -1,3 +1,5 @@
+//! The sending half of a connection: space in the peer's ring.
+
 use smc_wire::cursor::{Cursor, Ring};
 
 use crate::error::PeerMisbehaved;

@@ -1,3 +1,5 @@
+//! The registry of an endpoint's link groups (docs/spec/link-groups.md).
+
 mod waiting;
 
 pub use waiting::CREATOR_TIMEOUT;

@@ -1,3 +1,5 @@
+//! What an endpoint offers in its handshakes.
+
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 

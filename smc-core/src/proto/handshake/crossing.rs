@@ -1,3 +1,5 @@
+//! Detection of a DECLINE that crosses the local one (docs/spec/handshake.md).
+
 use std::time::{Duration, Instant};
 
 use smc_wire::clc::{ClcType, Decline, Eyecatcher, Frame, HEADER_LEN, TRAILER_LEN};

@@ -1,3 +1,5 @@
+//! The state machine of a handshake, for both roles.
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,3 +1,5 @@
+//! What an established handshake passes to the connection.
+
 use smc_wire::size::SizeCode;
 use smc_wire::types::{Chid, DmbToken, Eid, Gid, HostName, Release, Version};
 

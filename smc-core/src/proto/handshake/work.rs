@@ -1,3 +1,5 @@
+//! Work that a handshake requests from the shell, and its results.
+
 use smc_wire::size::SizeCode;
 use smc_wire::types::{AlertToken, DmbToken, Gid, Mac, Qpn, Rkey, RmbAddr, RoceGid};
 

@@ -1,3 +1,5 @@
+//! Limits, timeouts and negotiated values of the links of a group.
+
 use std::time::Duration;
 
 use smc_wire::llc::{ByteOrder, Dialect};

@@ -1,3 +1,5 @@
+//! The links of one SMC-R link group: calls of the shell.
+
 use std::collections::VecDeque;
 use std::time::Instant;
 

@@ -1,3 +1,5 @@
+//! Devices that fail on purpose.
+
 mod direct;
 mod rdma;
 

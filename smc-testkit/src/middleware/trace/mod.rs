@@ -1,3 +1,5 @@
+//! Devices that record what happens at them.
+
 mod direct;
 mod rdma;
 mod record;

@@ -1,3 +1,5 @@
+//! The records of a traced device.
+
 use std::fmt;
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! Errors of reading a capture, with file and position.
+
 use std::io;
 
 use thiserror::Error;

@@ -1,3 +1,5 @@
+//! Timestamps of a capture.
+
 use std::fmt;
 
 /// A point in time of a capture. `Display` gives it in UTC, as RFC 3339 has it.

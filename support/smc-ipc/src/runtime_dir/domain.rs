@@ -1,3 +1,5 @@
+//! Domains: the directories and the users of processes that may reach each other.
+
 use std::collections::BTreeSet;
 use std::fs::Metadata;
 use std::io;

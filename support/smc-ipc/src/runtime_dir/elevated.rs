@@ -1,3 +1,5 @@
+//! Whether the environment is that of a less privileged user.
+
 use rustix::process::{getegid, geteuid, getgid, getuid};
 use rustix::thread::capabilities;
 

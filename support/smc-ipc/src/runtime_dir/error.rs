@@ -1,3 +1,5 @@
+//! Errors of runtime directories.
+
 use std::io;
 use std::path::Path;
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! Listening sockets under names that are published again when removed.
+
 use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;

@@ -1,3 +1,5 @@
+//! The directories of single users.
+
 use std::path::{Path, PathBuf};
 
 use rustix::io::retry_on_intr;

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use atomic_waker::AtomicWaker;
 use rustix::fs::fstat;
@@ -20,6 +20,7 @@ use smc_core::error::{FallbackCause, OsError, Refusal};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
 use smc_core::negotiate::{Credentials, Published, SideChannel, Verdict};
+use smc_core::reactor_turns::reactor_turn;
 use smc_core::runtime::{Runtime, Socket, SocketOptions, Watch};
 use smc_ipc::doorbell;
 use smc_ipc::runtime_dir::Publication;
@@ -196,19 +197,12 @@ impl Shared {
                 if !more {
                     break;
                 }
-                self.turn_reactor().await;
+                reactor_turn(&*self.runtime).await;
                 if self.closed.load(Ordering::Acquire) {
                     return;
                 }
             }
         }
-    }
-
-    /// Lets other tasks and the reactor run. A task that wakes itself would run again before
-    /// timers and I/O are checked, many times in a row on some runtimes; a timer is checked with
-    /// them.
-    async fn turn_reactor(&self) {
-        self.runtime.timer(self.runtime.now() + TURN).await;
     }
 
     /// Wakes tasks and starts probes after a poll of the channels.
@@ -386,6 +380,3 @@ impl fmt::Debug for ListenerSideChannel {
             .finish_non_exhaustive()
     }
 }
-
-/// The shortest time that timers of runtimes can measure.
-const TURN: Duration = Duration::from_millis(1);

@@ -1,3 +1,5 @@
+//! Checks of received CDC messages: their order, and failover validation.
+
 use smc_wire::cdc::{CdcR, ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
 

@@ -1,3 +1,5 @@
+//! Posts whose completion is pending.
+
 use std::collections::VecDeque;
 
 use smc_wire::cdc::StateFlags;

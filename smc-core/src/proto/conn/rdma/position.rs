@@ -1,3 +1,5 @@
+//! Positions in a stream that never wrap, and their cursors.
+
 use smc_wire::cursor::{Cursor, Ring};
 
 use crate::error::PeerMisbehaved;

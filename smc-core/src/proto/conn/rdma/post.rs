@@ -1,3 +1,5 @@
+//! What is posted: RDMA writes and the CDC message behind them.
+
 use smc_wire::cdc::CdcR;
 
 use crate::device::Piece;

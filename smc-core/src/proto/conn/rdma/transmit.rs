@@ -1,3 +1,5 @@
+//! The sending half of an SMC-R connection: what to post next, and from where after a failover.
+
 use smc_wire::cdc::{CdcR, ProducerFlags, StateFlags};
 use smc_wire::cursor::{Cursor, Ring, Span};
 use smc_wire::types::AlertToken;
