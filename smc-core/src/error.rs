@@ -3,7 +3,7 @@
 mod fallback;
 
 pub use crate::proto::group::NoGroup;
-pub use crate::proto::links::{FirstLinkError, RkeyError};
+pub use crate::proto::links::{FirstLinkError, RkeyError, RtokenError};
 pub use fallback::{FallbackCause, FallbackReason, Refusal, SetupStep};
 #[doc(inline)]
 pub use smc_ipc::{DirectoryProblem, IoError, Limit, OsError, RuntimeDirError};

@@ -199,6 +199,7 @@ impl Groups {
     pub(crate) fn remove_rdma(&self, group: GroupId) {
         // Dropped after the lock.
         let _group = self.shared.lock().rdma.remove(&group);
+        self.update(|registry| registry.links_closed(group));
         self.notify_ended();
     }
 
@@ -341,11 +342,10 @@ impl Groups {
                 }
                 self.terminated.notify(usize::MAX);
             }
-            RegistryOutput::Removed { group, cause, .. } => {
-                if let Some(rdma) = self.rdma(group) {
-                    rdma.end(cause);
-                }
-            }
+            RegistryOutput::Removed { group, cause, .. } => match self.rdma(group) {
+                Some(rdma) => rdma.end(cause),
+                None => self.update(|registry| registry.links_closed(group)),
+            },
             RegistryOutput::NotifyPeer { device, peer } => self.notify_peer(device, peer),
             RegistryOutput::Ready { .. } => {}
         }

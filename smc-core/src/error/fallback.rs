@@ -12,7 +12,7 @@ use super::{Limit, OsError, RuntimeDirError};
 use crate::device::DeviceError;
 use crate::proto::group::NoGroup;
 use crate::proto::handshake::{DeclineCause, PEER_DECLINED};
-use crate::proto::links::{FirstLinkError, RkeyError};
+use crate::proto::links::{FirstLinkError, RkeyError, RtokenError};
 
 /// Why a stream stays TCP: the codes that `smcss` shows, and the cause.
 ///
@@ -194,6 +194,9 @@ pub enum FallbackCause {
     /// SMC-R: the peer does not know the keys of the local receive buffer.
     #[error(transparent)]
     Rkey(RkeyError),
+    /// SMC-R: the peer's receive buffer cannot be used.
+    #[error(transparent)]
+    Rtoken(RtokenError),
     /// SMC-R: the first link of the group was not confirmed.
     #[error(transparent)]
     ConfirmLink(FirstLinkError),

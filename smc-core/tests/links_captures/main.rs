@@ -108,6 +108,7 @@ impl<'a> Replay<'a> {
             dialect: request.dialect,
             max_links: request.max_links,
             max_connections: request.max_connections,
+            confirms_rkeys: true,
         };
         let id = first.map_or([0; 4], |first| {
             (first.user_id.0 - u32::from(first.link.0)).to_be_bytes()

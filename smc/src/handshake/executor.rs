@@ -17,7 +17,7 @@ use crate::negotiate::Credentials;
 use crate::proto::group::{DeviceIndex, GroupKey, Intent};
 use crate::proto::handshake::{LinkChoice, LocalRmb, PeerRmb, RmbError, Work, WorkDone};
 use crate::proto::links::{
-    FirstLinkError, LinkId, LinkState, LlcTerms, RkeyError, RmbKey, RtokenTableFull,
+    FirstLinkError, LinkId, LinkState, LlcTerms, RkeyError, RmbKey, RtokenError,
 };
 
 /// The resources that the work of a handshake acquires. Dropping it releases them.
@@ -319,8 +319,8 @@ async fn confirm_rkey(prepared: Option<&Prepared>) -> Result<(), RkeyError> {
     }
 }
 
-fn bind_peer(prepared: Option<&Prepared>, rmb: &PeerRmb) -> Result<(), RtokenTableFull> {
-    let prepared = prepared.ok_or(RtokenTableFull)?;
+fn bind_peer(prepared: Option<&Prepared>, rmb: &PeerRmb) -> Result<(), RtokenError> {
+    let prepared = prepared.ok_or(RtokenError::Ended)?;
     let conn = prepared.handle.rdma_conn();
     prepared.group().bind(conn, prepared.link, rmb)
 }

@@ -1,32 +1,22 @@
 //! Peers that break the rules of the data path, or say unusual things.
 
 use std::collections::BTreeSet;
-use std::future::poll_fn;
-use std::io::{ErrorKind, IoSlice};
-use std::net::Ipv4Addr;
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
 use smc::Endpoint;
-use smc::FallbackCause;
-use smc_core::device::{Access, RdmaAddress, RoceKind};
-use smc_core::proto::group::{DeviceIndex, MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS, NoGroup};
-use smc_core::proto::handshake::{
-    ClientOffer, HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath,
-};
-use smc_core::runtime::{Socket, SocketOptions};
+use smc_core::device::Access;
 use smc_core::wire::cdc::{CdcR, ProducerFlags};
 use smc_core::wire::cursor::Cursor;
-use smc_core::wire::llc::{ByteOrder, DeleteLink, DeleteLinkReason, Dialect};
-use smc_core::wire::types::{DeclineCode, Mac, MtuCode, PeerId, RoceGid};
-
+use smc_core::wire::llc::{self, ByteOrder, DeleteLink, DeleteLinkReason, Dialect};
 use smc_testkit::middleware::{Trace, What};
-
-use crate::interceptor::Interceptor;
 use smc_testkit::streams::{connect, expect_error, transfer, transfer_both_ways};
 use smc_testkit::world::{RdmaWorld, SERVER, eid, is_smcr, rdma_pair};
+
+use crate::interceptor::Interceptor;
 
 /// A client whose messages the server sees changed.
 fn intercepted(world: &RdmaWorld) -> (Endpoint, Endpoint, Arc<Interceptor>) {
@@ -36,88 +26,30 @@ fn intercepted(world: &RdmaWorld) -> (Endpoint, Endpoint, Arc<Interceptor>) {
     (world.endpoint(&[&client]), server, interceptor)
 }
 
-/// A client without any device that proposes SMC-R and falls silent.
-async fn silent(world: &RdmaWorld, from: u8, instance: u16) -> Arc<dyn Socket> {
-    let ip = Ipv4Addr::new(10, 0, 0, from);
-    let mac = Mac::new([2, 0, 0, 0, 0, from]);
-    let mtu = MtuCode::for_bytes(1024).expect("a size there is");
-    let address = RdmaAddress::new(RoceGid::from_ipv4(ip), RoceKind::V2, mac, mtu);
-    let subnets = vec![Subnet::V4(ip, 24)];
-    let port = RdmaPort::new(
-        DeviceIndex(0),
-        address.with_interface("v0", 0),
-        subnets.clone(),
-    );
-    let mut config = HandshakeConfig::new(Vec::new());
-    config.ueids = vec![eid()];
-    config.rdma = Some(RdmaConfig::new(PeerId::new(instance, mac), vec![port]));
-    let path = TcpPath::over(Interface::new(subnets, None).with_name("v0"));
-    let path = path.with_addresses(ip.into(), SERVER.ip());
-    let proposal = ClientOffer::new(&config, &path).expect("there is something to offer");
-
-    let mut options = SocketOptions::default();
-    options.local = Some((ip, 0).into());
-    let runtime = world.runtime().handle();
-    let socket = runtime
-        .connect(SERVER, &options, &mut |_| Ok(()))
-        .await
-        .expect("connects");
-    let sent = poll_fn(|cx| socket.poll_write(cx, &[IoSlice::new(proposal.bytes())])).await;
-    assert_eq!(sent.expect("writes"), proposal.bytes().len());
-    socket
-}
-
 #[test]
-fn clients_that_fall_silent_leave_links_to_others() {
-    let world = RdmaWorld::new(44);
-    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
-    b.set_max_links(MAX_FIRST_CONTACTS + 1);
-    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
-    world.block_on(async {
-        let listener = server.bind(SERVER).await.expect("a free port");
-        let mut sockets = Vec::new();
-        // Each says that it is another one.
-        for instance in 1..=100 {
-            sockets.push(silent(&world, 3, instance).await);
-        }
-        world.sleep(Duration::from_millis(100)).await;
-        assert_eq!(b.links().len(), MAX_FIRST_CONTACTS);
-        // The others are TCP.
-        for _ in MAX_FIRST_CONTACTS..100 {
-            let (stream, _) = listener.accept().await.expect("accepts");
-            let reason = stream.fallback_reason().expect("it is TCP");
-            assert_eq!(reason.local, DeclineCode::MEM);
-            assert_eq!(reason.cause, FallbackCause::NoGroup(NoGroup::Full));
-        }
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
-        assert!(is_smcr(&ours), "{}", ours.mode());
-        transfer(&mut ours, &mut theirs, 1000).await;
-        world.sleep(Duration::from_secs(10)).await;
-        assert_eq!(b.links().len(), 1);
+fn a_peer_that_never_confirms_deletions_gets_no_more_buffers_in_its_group() {
+    let world = RdmaWorld::new(47);
+    let (client, server, interceptor) = intercepted(&world);
+    interceptor.set_filter(|message| match llc::Message::parse(message) {
+        Ok(llc::Message::DeleteRkey(answer)) if answer.class == llc::Class::Response => Vec::new(),
+        _ => vec![message.to_vec()],
     });
-}
-
-#[test]
-fn clients_of_very_many_addresses_that_fall_silent_leave_links_to_peers() {
-    let world = RdmaWorld::new(46);
-    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
-    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
         let listener = server.bind(SERVER).await.expect("a free port");
-        let _first = connect(&client, &listener).await;
-        let mut sockets = Vec::new();
-        for from in 3..103 {
-            sockets.push(silent(&world, from, 1).await);
-        }
-        world.sleep(Duration::from_millis(100)).await;
-        assert_eq!(b.links().len(), 1 + MAX_ALL_FIRST_CONTACTS);
-        for _ in MAX_ALL_FIRST_CONTACTS..sockets.len() {
-            let (stream, _) = listener.accept().await.expect("accepts");
-            let reason = stream.fallback_reason().expect("it is TCP");
-            assert_eq!(reason.cause, FallbackCause::NoGroup(NoGroup::Full));
-        }
         let (mut ours, mut theirs) = connect(&client, &listener).await;
-        assert!(is_smcr(&ours), "{}", ours.mode());
+        for _ in 0..600 {
+            drop(connect(&client, &listener).await);
+        }
+        // One deletion at a time, each for two seconds.
+        world.sleep(Duration::from_secs(60)).await;
+        let groups = server.rdma_groups();
+        let retiring: Vec<_> = groups.iter().map(|group| group.retiring).collect();
+        assert!(
+            retiring.iter().all(|buffers| *buffers <= 271),
+            "{retiring:?}"
+        );
+        assert!(retiring.len() > 1, "further connections have another group");
+        // Connections that exist stay.
         transfer(&mut ours, &mut theirs, 1000).await;
     });
 }

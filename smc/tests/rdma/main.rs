@@ -5,6 +5,7 @@ mod concurrency;
 mod declines;
 mod delivery;
 mod failover;
+mod forged;
 mod groups;
 mod hostile;
 mod interceptor;

@@ -61,6 +61,7 @@ variants! { FallbackCause {
     Self::NoGroup(_) => "NoGroup",
     Self::GroupTerminated => "GroupTerminated",
     Self::Rkey(_) => "Rkey",
+    Self::Rtoken(_) => "Rtoken",
     Self::ConfirmLink(_) => "ConfirmLink",
 } }
 
@@ -95,6 +96,13 @@ variants! { RkeyError {
     Self::Refused => "Refused",
     Self::NoTurn => "NoTurn",
     Self::NoKey => "NoKey",
+    Self::Undeleted => "Undeleted",
+    Self::Ended => "Ended",
+} }
+
+variants! { RtokenError {
+    Self::TableFull => "TableFull",
+    Self::NotAnnounced => "NotAnnounced",
     Self::Ended => "Ended",
 } }
 
@@ -330,8 +338,24 @@ fn rows() -> Vec<(FallbackReason, &'static str)> {
             "0x09990003 link of the handshake has failed, or has no key for the RMB",
         ),
         (
+            step(DeclineCause::Rkey(RkeyError::Undeleted)),
+            "0x09990003 peer has not confirmed the deletion of many rkeys",
+        ),
+        (
             step(DeclineCause::Rkey(RkeyError::Ended)),
             "0x09990003 link group has ended",
+        ),
+        (
+            step(DeclineCause::Rtoken(RtokenError::TableFull)),
+            "0x09990001 table of the peer's buffers is full",
+        ),
+        (
+            step(DeclineCause::Rtoken(RtokenError::NotAnnounced)),
+            "0x09990001 peer has not announced its buffer by CONFIRM RKEY",
+        ),
+        (
+            step(DeclineCause::Rtoken(RtokenError::Ended)),
+            "0x09990001 link group has ended",
         ),
         (
             step(DeclineCause::FirstLink(FirstLinkError::TimedOut)),
@@ -373,6 +397,10 @@ fn each_cause_has_a_text() {
     }));
     has_all(causes.iter().filter_map(|cause| match cause {
         FallbackCause::Rkey(error) => Some(error),
+        _ => None,
+    }));
+    has_all(causes.iter().filter_map(|cause| match cause {
+        FallbackCause::Rtoken(error) => Some(error),
         _ => None,
     }));
     has_all(causes.iter().filter_map(|cause| match cause {

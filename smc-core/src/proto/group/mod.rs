@@ -388,7 +388,8 @@ impl GroupEndCause {
 pub struct GroupLinks {
     /// The peer's ends of the active links, the oldest first.
     pub ends: Vec<LinkAddress>,
-    /// The table of the peer's RMBs is full.
+    /// No further connection fits: the table of the peer's RMBs is full, or the peer has not
+    /// confirmed the deletion of too many local ones.
     pub is_full: bool,
 }
 

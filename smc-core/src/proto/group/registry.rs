@@ -36,6 +36,8 @@ pub struct Registry {
     timers: BTreeSet<(Instant, RegistryTimer)>,
     /// First contacts of SMC-R in progress at a server, by source address of the client.
     first_contacts: FairShares<IpAddr>,
+    /// First contacts that have failed, with their source. Each counts until its link is closed.
+    failed_first_contacts: HashMap<GroupId, IpAddr>,
     outputs: VecDeque<RegistryOutput>,
     last_group: u32,
     last_waiter: u64,
@@ -102,6 +104,7 @@ impl Registry {
             waiters: HashMap::new(),
             timers: BTreeSet::new(),
             first_contacts: FairShares::new(MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS),
+            failed_first_contacts: HashMap::new(),
             outputs: VecDeque::new(),
             last_group: 0,
             last_waiter: 0,
@@ -141,6 +144,9 @@ impl Registry {
         record.terms = Some(terms);
         let (origin, keys) = (record.key, record.keys.clone());
         self.remove_creator(origin);
+        if let Some(from) = origin.source() {
+            self.first_contacts.release(&from);
+        }
         for key in keys {
             self.add_usable(key, group);
         }
@@ -194,7 +200,7 @@ impl Registry {
                 let cause = record.cause.unwrap_or(GroupEndCause::FirstContactFailed);
                 if before == GroupState::Pending {
                     // First, so that the group of the next creator is counted as a remaining one.
-                    self.creator_left(key);
+                    self.creator_left(group, key);
                 }
                 self.remove(group, cause);
             }
@@ -237,7 +243,15 @@ impl Registry {
                 .push_back(RegistryOutput::Terminate { group, key, cause });
         }
         if before == GroupState::Pending {
-            self.creator_left(key);
+            self.creator_left(group, key);
+        }
+    }
+
+    /// All links of an SMC-R group are closed, or it has none. To be called once it has ended: until
+    /// then a first contact that has failed counts as one under way.
+    pub fn links_closed(&mut self, group: GroupId) {
+        if let Some(from) = self.failed_first_contacts.remove(&group) {
+            self.first_contacts.release(&from);
         }
     }
 
@@ -330,6 +344,7 @@ impl Registry {
             && self.waiters.is_empty()
             && self.timers.is_empty()
             && self.first_contacts.is_empty()
+            && self.failed_first_contacts.is_empty()
     }
 
     /// Joins or creates. `None`: another set-up is creating the group, and has to be waited for.
@@ -409,8 +424,11 @@ impl Registry {
         Member::Created(group)
     }
 
-    fn creator_left(&mut self, key: GroupKey) {
+    fn creator_left(&mut self, group: GroupId, key: GroupKey) {
         self.remove_creator(key);
+        if let Some(from) = key.source() {
+            self.failed_first_contacts.insert(group, from);
+        }
         self.admit_waiters(key);
     }
 
@@ -418,9 +436,6 @@ impl Registry {
     fn remove_creator(&mut self, key: GroupKey) {
         if let Some(entry) = self.keys.get_mut(&key) {
             entry.creators = entry.creators.saturating_sub(1);
-        }
-        if let Some(from) = key.source() {
-            self.first_contacts.release(&from);
         }
     }
 

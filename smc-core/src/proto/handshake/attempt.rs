@@ -124,11 +124,15 @@ impl RdmaEnds {
         Ok(())
     }
 
-    fn llc_terms(&self, version: Version) -> LlcTerms {
-        match self.limits {
+    fn llc_terms(&self, version: Version, peer: Option<OsType>) -> LlcTerms {
+        let terms = match self.limits {
             Some(limits) => LlcTerms::v2_1(limits.links, limits.conns),
             None if version.is_v2() => LlcTerms::V2,
             None => LlcTerms::V1,
+        };
+        LlcTerms {
+            confirms_rkeys: peer == Some(OsType::LINUX),
+            ..terms
         }
     }
 }
@@ -196,7 +200,7 @@ impl Attempt {
                 group: self.group()?,
                 peer: ends.peer?.0,
                 route: ends.route,
-                terms: ends.llc_terms(self.version),
+                terms: ends.llc_terms(self.version, self.peer_host.map(|(os, _)| os)),
             },
             (Awaits::ConfirmLink, Ends::Rdma(_)) => Work::ConfirmLink {
                 group: self.group()?,

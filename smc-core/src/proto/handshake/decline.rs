@@ -7,7 +7,7 @@ use super::{RmbError, Role};
 use crate::device::DeviceError;
 use crate::error::{FallbackCause, FallbackReason, SetupStep};
 use crate::proto::group::NoGroup;
-use crate::proto::links::{FirstLinkError, RkeyError, RtokenTableFull};
+use crate::proto::links::{FirstLinkError, RkeyError, RtokenError};
 
 /// Why this side does not use SMC for a connection.
 #[derive(Clone, Debug)]
@@ -68,8 +68,8 @@ pub(crate) enum DeclineCause {
     Rmb(Role, RmbError),
     /// The peer does not know the keys of the RMB.
     Rkey(RkeyError),
-    /// There is no space for the peer's keys.
-    RtokenTableFull(RtokenTableFull),
+    /// The peer's RMB cannot be used.
+    Rtoken(RtokenError),
     /// The first link was not confirmed.
     FirstLink(FirstLinkError),
     /// The link group was terminated.
@@ -114,6 +114,7 @@ pub(crate) fn decline_code(cause: &DeclineCause) -> DeclineCode {
             | FallbackCause::NoGroup(_)
             | FallbackCause::GroupTerminated
             | FallbackCause::Rkey(_)
+            | FallbackCause::Rtoken(_)
             | FallbackCause::ConfirmLink(_) => DeclineCode::PEERNOSMC,
         },
 
@@ -154,7 +155,7 @@ pub(crate) fn decline_code(cause: &DeclineCause) -> DeclineCode {
         DeclineCause::Rmb(Role::Server, RmbError::NoLink) => DeclineCode::NOACTLINK,
         DeclineCause::Rmb(_, RmbError::Device(_)) => DeclineCode::MEM,
         DeclineCause::Rkey(_) => DeclineCode::ERR_REGBUF,
-        DeclineCause::RtokenTableFull(_) => DeclineCode::ERR_RTOK,
+        DeclineCause::Rtoken(_) => DeclineCode::ERR_RTOK,
         DeclineCause::FirstLink(FirstLinkError::Eyecatchers) => DeclineCode::RMBE_EC,
         DeclineCause::FirstLink(_) => DeclineCode::TIMEOUT_CL,
         DeclineCause::GroupTerminated => DeclineCode::NOACTLINK,
@@ -198,6 +199,7 @@ impl From<DeclineCause> for FallbackReason {
             DeclineCause::NoGroup(_, why) => FallbackCause::NoGroup(why),
             DeclineCause::Rmb(_, RmbError::Device(error)) => device(SetupStep::Register, error),
             DeclineCause::Rkey(error) => FallbackCause::Rkey(error),
+            DeclineCause::Rtoken(error) => FallbackCause::Rtoken(error),
             DeclineCause::FirstLink(error) => FallbackCause::ConfirmLink(error),
             DeclineCause::GroupTerminated => FallbackCause::GroupTerminated,
             DeclineCause::Ipsec
@@ -217,8 +219,7 @@ impl From<DeclineCause> for FallbackReason {
             | DeclineCause::NoRoute
             | DeclineCause::OtherRoute
             | DeclineCause::NoDevice(_, None)
-            | DeclineCause::Rmb(_, RmbError::NoLink)
-            | DeclineCause::RtokenTableFull(_) => FallbackCause::Code(code),
+            | DeclineCause::Rmb(_, RmbError::NoLink) => FallbackCause::Code(code),
         };
         Self::because(code, cause)
     }

@@ -324,9 +324,9 @@ impl Handshake {
             | (Awaits::BindPeer, WorkDone::PeerBound(Ok(())), _)
             | (Awaits::ConnectLink, WorkDone::LinkConnected(Ok(())), _)
             | (Awaits::ConfirmLink, WorkDone::LinkConfirmed(Ok(())), _) => return self.advance(),
-            (Awaits::BindPeer, WorkDone::PeerBound(Err(full)), _) => match step.on_error {
+            (Awaits::BindPeer, WorkDone::PeerBound(Err(error)), _) => match step.on_error {
                 OnError::Lost => return self.advance(),
-                OnError::Decline => DeclineCause::RtokenTableFull(full),
+                OnError::Decline => DeclineCause::Rtoken(error),
             },
             (Awaits::Enter, WorkDone::Entered(Err(why)), _) => DeclineCause::NoGroup(role, why),
             (Awaits::Register, WorkDone::Registered(Err(error)), _)

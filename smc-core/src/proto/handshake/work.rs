@@ -7,7 +7,7 @@ use crate::device::{DeviceError, LinkAddress, RdmaAddress, Route};
 use crate::proto::group::{
     DeviceIndex, GroupId, GroupKey, GroupTerms, Intent, Member, NoGroup, Terminated,
 };
-use crate::proto::links::{FirstLinkError, LlcTerms, RkeyError, RtokenTableFull};
+use crate::proto::links::{FirstLinkError, LlcTerms, RkeyError, RtokenError};
 
 /// Work that takes time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,7 +127,7 @@ pub enum WorkDone {
     /// Of [`Work::ConfirmRkey`].
     RkeyConfirmed(Result<(), RkeyError>),
     /// Of [`Work::BindPeer`].
-    PeerBound(Result<(), RtokenTableFull>),
+    PeerBound(Result<(), RtokenError>),
     /// Of [`Work::ConnectLink`].
     LinkConnected(Result<(), DeviceError>),
     /// Of [`Work::ConfirmLink`].

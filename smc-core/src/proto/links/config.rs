@@ -82,6 +82,9 @@ pub struct LlcTerms {
     pub max_links: u8,
     /// Most connections as negotiated in v2.1, else 0.
     pub max_connections: u8,
+    /// Whether the peer announces each further RMB by CONFIRM RKEY. Known of Linux; otherwise from
+    /// the first CONFIRM RKEY of the peer on.
+    pub confirms_rkeys: bool,
 }
 
 impl LlcTerms {
@@ -90,6 +93,7 @@ impl LlcTerms {
         dialect: Dialect::V1,
         max_links: 2,
         max_connections: 0,
+        confirms_rkeys: false,
     };
 
     /// Version 2 before release 1: two links. The peer is assumed to be little-endian, as Linux

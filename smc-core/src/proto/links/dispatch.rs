@@ -101,7 +101,7 @@ impl LinkGroup {
     pub(super) fn report_links(&mut self) {
         let links = GroupLinks {
             ends: self.active().filter_map(|link| link.peer).collect(),
-            is_full: self.rtokens.is_full(),
+            is_full: self.rtokens.is_full() || self.local_rmbs.is_full(),
         };
         if self.end.is_none() && self.reported != links {
             self.reported = links.clone();

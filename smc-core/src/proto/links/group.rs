@@ -15,7 +15,7 @@ use super::rmbs::{LocalRmbs, Rmb, RmbAnnouncement};
 use super::rtokens::Rtokens;
 use super::{
     GroupType, LinkGroupOutput, LinkId, LinkInfo, LlcConfig, LlcTerms, OpTag, PortCandidate,
-    RkeyError, RmbId, RmbKey, RtokenId, RtokenTableFull,
+    RkeyError, RmbId, RmbKey, RtokenError, RtokenId,
 };
 use crate::device::{DeviceError, LinkAddress, LinkFailure, Route};
 use crate::proto::after;
@@ -283,8 +283,12 @@ impl LinkGroup {
     /// `keys` are those of the devices in [`devices`](Self::devices); missing ones are requested
     /// ([`LinkGroupOutput::Map`]).
     pub fn confirm_rkey(&mut self, now: Instant, rmb: RmbId, link: LinkId, keys: &[RmbKey]) {
-        if self.end.is_some() {
-            let result = Err(RkeyError::Ended);
+        let refused = match self.end {
+            Some(_) => Some(RkeyError::Ended),
+            None => self.local_rmbs.is_full().then_some(RkeyError::Undeleted),
+        };
+        if let Some(error) = refused {
+            let result = Err(error);
             self.outputs
                 .push_back(LinkGroupOutput::RkeyConfirmed { rmb, result });
             return;
@@ -306,17 +310,25 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// Enters an RMB of the peer, announced by the handshake, for a local connection.
+    /// Enters an RMB of the peer, which the handshake names, for a local connection.
+    ///
+    /// On reuse, a peer that announces its RMBs by CONFIRM RKEY has to have announced this one. A
+    /// TCP connection from another process or host can name any key, and a write with an invalid
+    /// one ends the link for all its connections.
     ///
     /// # Errors
     ///
-    /// [`RtokenTableFull`] when the peer has too many.
+    /// As [`RtokenError`].
     pub fn add_rtoken(
         &mut self,
         link: LinkId,
         rkey: Rkey,
         addr: RmbAddr,
-    ) -> Result<RtokenId, RtokenTableFull> {
+    ) -> Result<RtokenId, RtokenError> {
+        let is_announced = self.rtokens.find_pair(link, rkey, addr).is_some();
+        if self.is_established && self.terms.confirms_rkeys && !is_announced {
+            return Err(RtokenError::NotAnnounced);
+        }
         let id = self.rtokens.add(link, rkey, addr)?;
         self.rtokens.add_user(id);
         self.report_links();

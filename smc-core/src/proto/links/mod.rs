@@ -83,7 +83,7 @@ pub use config::{LlcConfig, LlcTerms, LlcTimeouts};
 pub use group::LinkGroup;
 pub use link::{GroupType, LinkId, LinkInfo, LinkState};
 pub use output::{FirstLinkError, LinkGroupOutput, OpTag, PortCandidate, RkeyError, RmbKey};
-pub use rtokens::{RTOKENS_MAX, RtokenId, RtokenTableFull};
+pub use rtokens::{RTOKENS_MAX, RtokenError, RtokenId};
 pub use send_queue::{NextPost, Overflow, Posted, SEND_QUEUE_TIMEOUT, SendQueue, WAITING_MAX};
 
 /// Identifies a local receive buffer within a link group; the number is chosen by the caller.

@@ -126,6 +126,9 @@ pub enum RkeyError {
     /// There is no key for the link of the handshake, or that link has failed.
     #[error("link of the handshake has failed, or has no key for the RMB")]
     NoKey,
+    /// The peer has not answered the deletion of too many keys.
+    #[error("peer has not confirmed the deletion of many rkeys")]
+    Undeleted,
     /// The link group has ended.
     #[error("link group has ended")]
     Ended,

@@ -38,6 +38,7 @@ impl LinkGroup {
             if let Some(rmb) = self.local_rmbs.deletes.pop_front() {
                 self.start_delete_rkey(now, rmb);
             }
+            self.report_links();
             return true;
         }
         false
@@ -183,6 +184,10 @@ impl LinkGroup {
 
     fn delete_ended(&mut self, rmb: RmbId, is_answered: bool) {
         self.local_rmbs.rmbs.remove(&rmb);
+        if !is_answered {
+            self.local_rmbs.undeleted = self.local_rmbs.undeleted.saturating_add(1);
+            self.report_links();
+        }
         self.outputs
             .push_back(LinkGroupOutput::RkeyDeleted { rmb, is_answered });
     }
@@ -211,7 +216,8 @@ impl LinkGroup {
         match announced {
             RmbAnnouncement::No => self.delete_ended(id, true),
             RmbAnnouncement::Unconfirmed | RmbAnnouncement::Yes => {
-                self.local_rmbs.deletes.push_back(id)
+                self.local_rmbs.deletes.push_back(id);
+                self.report_links();
             }
         }
     }
@@ -284,6 +290,7 @@ impl LinkGroup {
     }
 
     fn answer_confirm_rkey(&mut self, link: LinkId, message: &ConfirmRkey) {
+        self.terms.confirms_rkeys = true;
         let is_sane = message.further_links <= FURTHER_MAX;
         let entered = is_sane
             .then(|| self.rtokens.add(link, message.rkey, message.address).ok())

@@ -6,7 +6,7 @@ use std::time::Instant;
 use smc_wire::llc::{MAX_RTOKENS, Rtoken};
 use smc_wire::types::{Rkey, RmbAddr};
 
-use super::{LinkGroupOutput, LinkId, RkeyError, RmbId, RmbKey};
+use super::{LinkGroupOutput, LinkId, RTOKENS_MAX, RkeyError, RmbId, RmbKey};
 use crate::proto::group::DeviceIndex;
 
 /// Local RMBs.
@@ -21,9 +21,19 @@ pub(super) struct LocalRmbs {
     pub(super) requests: Vec<RkeyRequest>,
     /// v2: late answers to DELETE RKEY that may still arrive, and until when they count as such.
     pub(super) stale: VecDeque<Instant>,
+    /// RMBs whose DELETE RKEY the peer has not answered. They stay registered, as it may write.
+    pub(super) undeleted: usize,
     /// The last request was a confirmation; both kinds alternate.
     pub(super) was_confirm: bool,
 }
+
+/// Most RMBs of a group whose DELETE RKEY is unanswered: further connections get another group. A
+/// peer that was stopped for a while leaves a few.
+pub(super) const UNDELETED_MAX: usize = 16;
+
+/// Most RMBs of a group that wait for DELETE RKEY, which is sent for one at a time: as many as a
+/// group has connections.
+const DELETES_MAX: usize = RTOKENS_MAX;
 
 /// A local RMB.
 #[derive(Debug)]
@@ -111,6 +121,11 @@ impl Rmb {
 }
 
 impl LocalRmbs {
+    /// Whether the deletion of so many keys is unanswered, or waits, that no RMB is announced.
+    pub(super) fn is_full(&self) -> bool {
+        self.undeleted >= UNDELETED_MAX || self.deletes.len() >= DELETES_MAX
+    }
+
     /// Whether no request is unanswered.
     pub(super) fn has_no_requests(&self) -> bool {
         self.requests.is_empty()

@@ -15,10 +15,21 @@ const FORMER_KEYS_MAX: usize = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RtokenId(u64);
 
-/// All [`RTOKENS_MAX`] slots are taken: a server creates a new group.
+/// Why an RMB that a handshake names is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("table of the peer's buffers is full")]
-pub struct RtokenTableFull;
+#[non_exhaustive]
+pub enum RtokenError {
+    /// All [`RTOKENS_MAX`] slots are taken: a server creates a new group.
+    #[error("table of the peer's buffers is full")]
+    TableFull,
+    /// The peer announces its buffers on the link, and has not announced this one: the TCP
+    /// connection may be that of another process or host.
+    #[error("peer has not announced its buffer by CONFIRM RKEY")]
+    NotAnnounced,
+    /// The link group has ended.
+    #[error("link group has ended")]
+    Ended,
+}
 
 /// The table.
 ///
@@ -56,16 +67,13 @@ impl Rtokens {
         link: LinkId,
         rkey: Rkey,
         addr: RmbAddr,
-    ) -> Result<RtokenId, RtokenTableFull> {
-        let key = LinkKey { link, rkey, addr };
-        let is_known =
-            |entry: &&RtokenEntry| entry.keys.contains(&key) || entry.former_keys.contains(&key);
-        if let Some(entry) = self.entries.iter().find(is_known) {
-            return Ok(entry.id);
+    ) -> Result<RtokenId, RtokenError> {
+        if let Some(id) = self.find_pair(link, rkey, addr) {
+            return Ok(id);
         }
         if self.entries.len() >= RTOKENS_MAX {
             let left = self.entries.iter().position(|entry| entry.is_unused);
-            self.entries.remove(left.ok_or(RtokenTableFull)?);
+            self.entries.remove(left.ok_or(RtokenError::TableFull)?);
         }
         self.last = self.last.wrapping_add(1);
         let id = RtokenId(self.last);
@@ -73,10 +81,18 @@ impl Rtokens {
             id,
             users: 0,
             is_unused: false,
-            keys: vec![key],
+            keys: vec![LinkKey { link, rkey, addr }],
             former_keys: Vec::new(),
         });
         Ok(id)
+    }
+
+    /// The entry of this pair.
+    pub(super) fn find_pair(&self, link: LinkId, rkey: Rkey, addr: RmbAddr) -> Option<RtokenId> {
+        let key = LinkKey { link, rkey, addr };
+        let is_known =
+            |entry: &&RtokenEntry| entry.keys.contains(&key) || entry.former_keys.contains(&key);
+        self.entries.iter().find(is_known).map(|entry| entry.id)
     }
 
     /// A local connection uses it.

@@ -290,14 +290,14 @@ impl RdmaGroup {
         .await
     }
 
-    /// Enters the peer's RMB in the table. Without space there, or when the group has ended,
-    /// received data can be read, and nothing can be sent.
+    /// Enters the peer's RMB in the table. If that fails, received data can be read, and nothing
+    /// can be sent.
     pub(crate) fn bind(
         self: &Arc<Self>,
         conn: &Arc<RdmaConn>,
         link: LinkId,
         peer: &PeerRmb,
-    ) -> Result<(), links::RtokenTableFull> {
+    ) -> Result<(), links::RtokenError> {
         match self.enter(conn, link, peer) {
             Ok(rtoken) => {
                 conn.bind(peer, rtoken, TransmitConfig::default());
@@ -306,9 +306,9 @@ impl RdmaGroup {
                 }
                 Ok(())
             }
-            Err(full) => {
+            Err(error) => {
                 conn.bind_for_reading(peer);
-                Err(full)
+                Err(error)
             }
         }
     }
@@ -318,9 +318,9 @@ impl RdmaGroup {
         conn: &RdmaConn,
         link: LinkId,
         peer: &PeerRmb,
-    ) -> Result<RtokenId, links::RtokenTableFull> {
+    ) -> Result<RtokenId, links::RtokenError> {
         if self.is_over() {
-            return Err(links::RtokenTableFull);
+            return Err(links::RtokenError::Ended);
         }
         let now_on = conn.link();
         self.step(|state| {
@@ -332,7 +332,7 @@ impl RdmaGroup {
                 return Ok(rtoken);
             }
             state.machine.release_rtoken(rtoken);
-            Err(links::RtokenTableFull)
+            Err(links::RtokenError::NotAnnounced)
         })
     }
 

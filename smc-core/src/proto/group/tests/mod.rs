@@ -81,6 +81,12 @@ impl Fixture {
         self.registry.leave(self.now, group);
     }
 
+    /// The last member leaves, and the links of the group are closed.
+    fn close(&mut self, group: GroupId) {
+        self.leave(group);
+        self.registry.links_closed(group);
+    }
+
     fn advance(&mut self, by: Duration) {
         self.now += by;
         self.registry.handle_timeout(self.now);

@@ -79,7 +79,7 @@ impl Fixture {
         match self.registry.enter(self.now, key, intent) {
             EnterResult::Now(Ok(Member::Joined { group, .. })) => Some(group),
             EnterResult::Now(Ok(Member::Created(group))) => {
-                self.leave(group);
+                self.close(group);
                 None
             }
             EnterResult::Now(Err(_)) => None,
@@ -189,6 +189,7 @@ fn a_group_without_links_is_terminated() {
             cause
         }]
     );
+    f.registry.links_closed(group);
     assert!(f.registry.is_empty());
 }
 
@@ -286,7 +287,7 @@ fn first_contacts_of_all_addresses_are_limited_and_some_are_left_for_another_one
     // One that is established is none any more.
     f.registry.establish(groups[0], terms()).unwrap();
     groups.push(enter(&mut f, 200, 0).unwrap());
-    groups.into_iter().for_each(|group| f.leave(group));
+    groups.into_iter().for_each(|group| f.close(group));
     f.advance(IDLE_LIFETIME);
     assert!(f.registry.is_empty());
 }
@@ -331,7 +332,8 @@ fn first_contacts_of_one_address_are_limited() {
         let EnterResult::Now(Ok(elsewhere)) = enter(&mut f, there, Intent::JoinOrCreate) else {
             panic!("the limit is for one address");
         };
-        // A group that is established, or has failed, makes room.
+        // A group that is established has capacity for another one, and one that has failed when
+        // its links are closed.
         f.registry.establish(creators[0], terms()).unwrap();
         let EnterResult::Now(Ok(next)) = enter(&mut f, here, Intent::JoinOrCreate) else {
             panic!("there is room");
@@ -342,6 +344,12 @@ fn first_contacts_of_one_address_are_limited() {
             full
         );
         f.registry.terminate(creators[1], GroupEndCause::OutOfSync);
+        assert_eq!(
+            f.registry
+                .enter(f.now, key_at(here, 101), Intent::JoinOrCreate),
+            full
+        );
+        f.registry.links_closed(creators[1]);
         let EnterResult::Now(Ok(last)) =
             f.registry
                 .enter(f.now, key_at(here, 101), Intent::JoinOrCreate)
@@ -349,9 +357,9 @@ fn first_contacts_of_one_address_are_limited() {
             panic!("there is room");
         };
         for result in [next, elsewhere, last] {
-            f.leave(result.group());
+            f.close(result.group());
         }
-        creators.into_iter().for_each(|group| f.leave(group));
+        creators.into_iter().for_each(|group| f.close(group));
         f.advance(IDLE_LIFETIME);
         assert!(f.registry.is_empty());
     }

@@ -232,6 +232,7 @@ impl Simulation {
                 }
                 RegistryOutput::Removed { group, .. } => {
                     assert!(self.members.iter().all(|(other, _)| *other != group));
+                    self.f.registry.links_closed(group);
                 }
                 RegistryOutput::NotifyPeer { device, peer } => {
                     let key = GroupKey::Direct { device, peer };

@@ -94,7 +94,7 @@ fn done() -> impl Strategy<Value = WorkDone> {
         WorkDone::RmbPrepared(Err(DeviceError::NoMemory.into())),
         WorkDone::PeerBound(Ok(())),
         WorkDone::PeerBound(Ok(())),
-        WorkDone::PeerBound(Err(RtokenTableFull)),
+        WorkDone::PeerBound(Err(RtokenError::TableFull)),
         WorkDone::LinkConnected(Ok(())),
         WorkDone::RkeyConfirmed(Ok(())),
         WorkDone::RkeyConfirmed(Err(RkeyError::Refused)),

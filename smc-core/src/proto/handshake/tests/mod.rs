@@ -22,7 +22,7 @@ use super::*;
 use crate::device::DeviceError;
 use crate::error::{Error, FallbackCause, FallbackReason, SetupStep};
 use crate::proto::group::{self, DeviceIndex, EnterResult, Member, NoGroup, Registry, Waiter};
-use crate::proto::links::{FirstLinkError, LlcTerms, RkeyError, RtokenTableFull};
+use crate::proto::links::{FirstLinkError, LlcTerms, RkeyError, RtokenError};
 use hosts::*;
 use messages::*;
 

@@ -154,8 +154,10 @@ fn apply(world: &mut World, side: usize, event: Event, tokens: &mut Vec<RtokenId
     let exists = |at: u8| world.hosts[side].group.link(link(at)).is_some();
     let is_spurious = match &event {
         // Answers to questions that were not asked; those that were come from the shell.
-        Event::Opened(at, _) | Event::Connected(at, _) => {
-            exists(*at) && !world.hosts[side].qps.contains_key(&link(*at))
+        Event::Opened(at, _) => exists(*at) && !world.hosts[side].qps.contains_key(&link(*at)),
+        Event::Connected(at, _) => {
+            let qp = world.hosts[side].qps.get(&link(*at));
+            exists(*at) && qp.is_none_or(|qp| qp.peer.is_none())
         }
         _ => false,
     };

@@ -330,7 +330,7 @@ fn what_a_connection_left_behind_gives_way() {
         .collect();
     assert_eq!(
         group.add_rtoken(link, Rkey(300), RmbAddr(0)),
-        Err(RtokenTableFull)
+        Err(RtokenError::TableFull)
     );
     let is_full = |group: &mut LinkGroup| match group.poll_output() {
         Some(LinkGroupOutput::Links(links)) => links.is_full,

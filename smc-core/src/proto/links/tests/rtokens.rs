@@ -44,7 +44,10 @@ fn what_was_told_but_not_used_yet_does_not_give_way() {
         table.add(ONE, Rkey(at), RmbAddr(0)).unwrap();
     }
     assert!(table.is_full());
-    assert_eq!(table.add(ONE, Rkey(999), RmbAddr(0)), Err(RtokenTableFull));
+    assert_eq!(
+        table.add(ONE, Rkey(999), RmbAddr(0)),
+        Err(RtokenError::TableFull)
+    );
     let id = table.find(ONE, Rkey(3)).unwrap();
     table.add_user(id);
     assert!(table.is_full());

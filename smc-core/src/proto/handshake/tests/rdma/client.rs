@@ -128,7 +128,7 @@ fn r3_to_r8_work_that_fails() {
             DeclineCode::MEM,
         ),
         (
-            WorkDone::PeerBound(Err(RtokenTableFull)),
+            WorkDone::PeerBound(Err(RtokenError::TableFull)),
             DeclineCode::ERR_RTOK,
         ),
         (WorkDone::LinkConnected(Err(unfit)), DeclineCode::ERR_RDYLNK),

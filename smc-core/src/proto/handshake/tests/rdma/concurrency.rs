@@ -134,7 +134,7 @@ impl Simulation {
                     WorkDone::LinkOpened(Err(refused())),
                     WorkDone::RmbPrepared(Err(RmbError::NoLink)),
                     WorkDone::RmbPrepared(Err(DeviceError::NoMemory.into())),
-                    WorkDone::PeerBound(Err(RtokenTableFull)),
+                    WorkDone::PeerBound(Err(RtokenError::TableFull)),
                     WorkDone::LinkConnected(Err(refused())),
                     WorkDone::RkeyConfirmed(Err(RkeyError::TimedOut)),
                     WorkDone::LinkConfirmed(Err(FirstLinkError::TimedOut)),

@@ -62,7 +62,15 @@ fn first_contact_of_v2_1() {
         );
         assert_eq!(snapshot.terms.unwrap().max_connections, Some(255));
         let terms = groups.links[&group].terms.unwrap();
-        assert_eq!(terms, LlcTerms::v2_1(2, 255));
+        assert_eq!(terms, of_linux(LlcTerms::v2_1(2, 255)));
+    }
+}
+
+/// Linux announces its RMBs on the link.
+fn of_linux(terms: LlcTerms) -> LlcTerms {
+    LlcTerms {
+        confirms_rkeys: true,
+        ..terms
     }
 }
 
@@ -140,7 +148,7 @@ fn limits_are_the_smaller_ones() {
     for side in [&pair.client, &pair.server] {
         let groups = side.groups.borrow();
         let terms = groups.links[&side.established().group].terms.unwrap();
-        assert_eq!(terms, LlcTerms::v2_1(1, 16));
+        assert_eq!(terms, of_linux(LlcTerms::v2_1(1, 16)));
         assert_eq!(side.established().release, Release::V2_1);
     }
 }
@@ -158,7 +166,7 @@ fn v2_0_states_no_limits() {
             assert_eq!(side.established().release, Release::V2_0);
             let groups = side.groups.borrow();
             let terms = groups.links[&side.established().group].terms.unwrap();
-            assert_eq!(terms, LlcTerms::V2);
+            assert_eq!(terms, of_linux(LlcTerms::V2));
         }
     }
 }

@@ -303,7 +303,7 @@ fn link_that_is_gone() {
 fn server_without_a_place_for_the_clients_buffer_has_the_connection_on_reuse() {
     let first = rdma_pair().completed();
     let mut second = again(&first);
-    let full = WorkDone::PeerBound(Err(RtokenTableFull));
+    let full = WorkDone::PeerBound(Err(RtokenError::TableFull));
     second.server.faults.rdma.push_back(full);
     second.run();
     second.client.established();
@@ -335,7 +335,7 @@ fn group_that_ends_under_a_set_up() {
     fourth.settle();
     fourth.client.established();
     fourth.server.machine.handle_terminated();
-    let full = WorkDone::PeerBound(Err(RtokenTableFull));
+    let full = WorkDone::PeerBound(Err(RtokenError::TableFull));
     fourth.server.machine.handle_done(fourth.now, full);
     fourth.run();
     fourth.server.established();

@@ -284,7 +284,7 @@ fn s14_addresses_are_those_of_the_proposal() {
 fn s14_work_that_fails() {
     for (done, code) in [
         (
-            WorkDone::PeerBound(Err(RtokenTableFull)),
+            WorkDone::PeerBound(Err(RtokenError::TableFull)),
             DeclineCode::ERR_RTOK,
         ),
         (
