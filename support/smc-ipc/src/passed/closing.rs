@@ -2,27 +2,26 @@
 //!
 //! A blocked thread holds one descriptor at most, that of a connection. Fewer descriptors wait if
 //! more are closed by one call: a socket together with all that was passed over it and not
-//! received, and sockets that came in one packet. TCP sockets do not linger; but UNIX sockets may
-//! have some in their queues that do.
+//! received, and sockets that came in one packet. What was not received is not received here
+//! either: a peek would take descriptors, and TCP sockets that were passed can block any call on
+//! them. TCP sockets that were received do not linger.
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use nix::sys::socket::{setsockopt, sockopt};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType, recv, recvmsg, send,
-    sendmsg, shutdown, socketpair,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags,
+    SocketType, send, sendmsg, shutdown, socketpair,
 };
 use rustix::process::{Resource, getrlimit};
 
-use super::{SCM_MAX_FD, TIME_SPACE, UNREAD_LEN, has_more};
+use super::SCM_MAX_FD;
 use crate::is_own_user;
 
 /// Whose descriptors wait together, and are closed by threads of their own.
@@ -120,16 +119,14 @@ pub(super) fn close_elsewhere(content: Content, share: Share) {
 }
 
 fn close_all(share: Share) {
-    while let Some((content, looking)) = next(share) {
+    while let Some(content) = next(share) {
         match content {
             Content::Unread(socket) => {
-                close_unread(&socket, &looking);
                 forget(share, 1);
                 drop(socket);
             }
             Content::Refused(socket, refusal) => {
                 refuse(&socket, &refusal);
-                close_unread(&socket, &looking);
                 forget(share, 1);
                 drop(socket);
             }
@@ -152,49 +149,6 @@ fn refuse(socket: &OwnedFd, refusal: &[u8]) {
         let _ = send(socket, refusal, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
     let _ = shutdown(socket, Shutdown::Both);
-    // So that empty packets differ from the end.
-    let _ = setsockopt(socket, sockopt::ReceiveTimestamp, &true);
-}
-
-/// Takes packets out of a socket and closes what came with them, in one go for each packet. What
-/// came with more packets than these is closed together with the socket.
-fn close_unread(socket: &OwnedFd, looking: &Mutex<()>) {
-    for _ in 0..MAX_PACKETS {
-        let mut bytes = [0; UNREAD_LEN];
-        let len = {
-            let _alone = looking.lock().unwrap_or_else(PoisonError::into_inner);
-            end_lingering(socket, &mut bytes)
-        };
-        let Some(len) = len else { return };
-        if len == 0 && !has_more(socket) {
-            return;
-        }
-        // Without control space, so the system closes the descriptors.
-        if recv(socket, &mut bytes[..len], RecvFlags::DONTWAIT).is_err() {
-            return;
-        }
-    }
-}
-
-/// Has no TCP socket linger that came with the next packet, which stays in the queue. Returns the
-/// number of bytes.
-fn end_lingering(socket: &OwnedFd, bytes: &mut [u8]) -> Option<usize> {
-    let mut space = [MaybeUninit::uninit(); SPACE];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
-    let next = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags).ok()?;
-    let mut files = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            for fd in rights {
-                match set_socket_linger(&fd, None) {
-                    Ok(()) => drop(fd),
-                    Err(_) => files.push(fd),
-                }
-            }
-        }
-    }
-    Some(next.bytes)
 }
 
 fn close_passed(passed: Vec<OwnedFd>, share: Share) {
@@ -240,11 +194,11 @@ fn in_packet(sockets: &[OwnedFd]) -> Option<OwnedFd> {
     Some(far)
 }
 
-fn next(share: Share) -> Option<(Content, Arc<Mutex<()>>)> {
+fn next(share: Share) -> Option<Content> {
     let mut closers = closers();
     let closer = closers.0.get_mut(&share)?;
     if let Some(content) = closer.queue.pop_front() {
-        return Some((content, Arc::clone(&closer.looking)));
+        return Some(content);
     }
     closer.threads -= 1;
     if closer.threads == 0 {
@@ -295,8 +249,6 @@ struct Closer {
     waiting: usize,
     /// [Files](Content::File), and [memory](Content::Memory) that counts as such, in the queue.
     files: usize,
-    /// Locked by a thread while it has descriptors of a packet that it only peeks at.
-    looking: Arc<Mutex<()>>,
 }
 
 impl Content {
@@ -322,16 +274,9 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 /// Threads of a share; each can be blocked for long.
 const MAX_THREADS: usize = 4;
 
-/// Packets that are taken out of a socket to close it: to receive all would take a peer less time
-/// to cause than a thread to do.
-const MAX_PACKETS: usize = 64;
-
 /// Users with shares of their own at a time.
 const MAX_USERS: usize = 16;
 
 /// Descriptors of a share that wait to be closed: nothing more is received then, and connections
 /// are refused. What the last packet brought, and a socket for each connection, may come on top.
 pub(super) const MAX_WAITING: usize = 64;
-
-/// Control space for a time and as many descriptors as there can be.
-const SPACE: usize = TIME_SPACE + rustix::cmsg_space!(ScmRights(SCM_MAX_FD));
