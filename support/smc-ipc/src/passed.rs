@@ -33,10 +33,10 @@ use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use nix::sys::socket::{setsockopt, sockopt};
-use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, readlinkat, statx};
+use rustix::fs::{AtFlags, FileType, StatxFlags, readlinkat, statx};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, SocketType, recv,
@@ -45,7 +45,7 @@ use rustix::net::{
 };
 
 use self::closing::{Content, MAX_WAITING, Share, close_elsewhere, is_full};
-use crate::{Credentials, is_own_user};
+use crate::{Credentials, is_own_user, procfs};
 
 /// A UNIX socket to an untrusted process, of the type `SOCK_SEQPACKET` or `SOCK_STREAM`.
 ///
@@ -249,9 +249,13 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
 /// Whether a descriptor is an eventfd; does not block.
 #[must_use]
 pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
-    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    match readlinkat(CWD, link, Vec::new()) {
+    let read_link = || {
+        let dir = descriptor_dir()?;
+        Ok::<_, io::Error>(readlinkat(dir, fd.as_raw_fd().to_string(), Vec::new())?)
+    };
+    match read_link() {
         Ok(name) => name.as_bytes() == b"anon_inode:[eventfd]",
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => false,
         // Without /proc: nothing else than its kind has no type of file. The file system that
         // serves the file is not called.
         Err(_) => {
@@ -259,6 +263,21 @@ pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
             statx(fd, "", flags, StatxFlags::TYPE).is_ok_and(|stat| {
                 FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Unknown
             })
+        }
+    }
+}
+
+/// `/proc/self/fd`, which no other user may read. It is opened once in each process.
+fn descriptor_dir() -> io::Result<Arc<OwnedFd>> {
+    static DIR: Mutex<Option<(u32, Arc<OwnedFd>)>> = Mutex::new(None);
+    let process = std::process::id();
+    let mut dir = DIR.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*dir {
+        Some((of, dir)) if *of == process => Ok(Arc::clone(dir)),
+        _ => {
+            let opened = Arc::new(procfs::open_dir("/proc/self/fd")?);
+            *dir = Some((process, Arc::clone(&opened)));
+            Ok(opened)
         }
     }
 }

@@ -8,7 +8,7 @@ use smc_ipc::passed::PeerSocket;
 use smc_testkit::unix::{pair, send};
 
 fn open_descriptors() -> usize {
-    read_dir("/proc/self/fd").unwrap().count()
+    read_dir("/proc/self/fd").expect("is there").count()
 }
 
 #[test]

@@ -10,6 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::Pid;
 use smc_core::error::OsError;
 use smc_core::process;
+use smc_ipc::procfs;
 
 /// A network namespace, by the number that it alone has on this host while it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,10 +30,7 @@ impl NetNs {
             let pid = process::current();
             let dir = match thread.take() {
                 Some((of, dir)) if of == pid => dir,
-                _ => {
-                    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-                    rustix::fs::open("/proc/thread-self/ns", flags, Mode::empty())?
-                }
+                _ => Self::open()?,
             };
             // Reading the link is a lot cheaper than opening its target.
             let mut space = [MaybeUninit::uninit(); 64];
@@ -41,6 +39,23 @@ impl NetNs {
             *thread = Some((pid, dir));
             number.ok_or_else(|| io::ErrorKind::InvalidData.into())
         })
+    }
+
+    /// This thread's directory of namespaces. No other user may read it.
+    fn open() -> io::Result<OwnedFd> {
+        let thread = rustix::thread::gettid();
+        match procfs::open_dir(format!("/proc/self/task/{thread}/ns")) {
+            // `/proc` belongs to another PID namespace, in which the thread has another number.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                Ok(rustix::fs::open(
+                    "/proc/thread-self/ns",
+                    flags,
+                    Mode::empty(),
+                )?)
+            }
+            opened => opened,
+        }
     }
 
     /// `net:[4026531840]`
