@@ -26,7 +26,8 @@ pub(crate) struct Backing {
     pub(crate) number: u64,
     pub(crate) slot: Slot,
     pub(crate) mapping: Arc<Mapping>,
-    /// Shared with the [`Lease`](crate::local_buffers) of the buffer's regions, which may outlive it.
+    /// Shared with the [`Lease`](crate::local_buffers) of the buffer's regions, which may outlive
+    /// it.
     pub(crate) lease: Arc<()>,
     /// Bytes from the start that may not be zero any more.
     pub(crate) used: usize,

@@ -1,7 +1,8 @@
 //! The quota of a user: what the peers that it runs may take of a limit of this process.
 //!
 //! Half is for processes of the own user. Another user has an eighth, all other users a quarter, of
-//! which one of them has no more than are left free (a dynamic threshold, [`FairShares`]). The rest is for the application.
+//! which one of them has no more than are left free ([`FairShares`]). The rest is for the
+//! application.
 //!
 //! A child process of `fork` begins with what its parent has counted, as it has all of that too.
 

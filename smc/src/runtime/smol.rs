@@ -25,7 +25,8 @@ pub struct SmolRuntime {
 }
 
 impl SmolRuntime {
-    /// Spawns on smol's global executor, which starts threads of its own (`SMOL_THREADS`, one if not set).
+    /// Spawns on smol's global executor, which starts threads of its own (`SMOL_THREADS`, one if
+    /// not set).
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -296,8 +296,9 @@ impl Closing {
         self.stop(StateFlags::ABORTED)
     }
 
-    /// As [`Closing::abort`], when the endpoint shuts down and the peer has received everything that
-    /// was written: a connection whose writing was shut down is complete, so it is closed in order.
+    /// As [`Closing::abort`], when the endpoint shuts down and the peer has received everything
+    /// that was written: a connection whose writing was shut down is complete, so it is closed in
+    /// order.
     pub fn abort_or_close(&mut self) -> Option<StateFlags> {
         let is_in_order = self.is_shut() && !self.is_aborted_by_peer();
         self.stop(match is_in_order {

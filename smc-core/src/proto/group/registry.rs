@@ -247,8 +247,8 @@ impl Registry {
         }
     }
 
-    /// All links of an SMC-R group are closed, or it has none. To be called once it has ended: until
-    /// then a first contact that has failed counts as one under way.
+    /// All links of an SMC-R group are closed, or it has none. To be called once it has ended:
+    /// until then a first contact that has failed counts as one under way.
     pub fn links_closed(&mut self, group: GroupId) {
         if let Some(from) = self.failed_first_contacts.remove(&group) {
             self.first_contacts.release(&from);
