@@ -3,8 +3,6 @@
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use rustix::system::sysinfo;
-use smc_ipc::{cgroup, procfs};
 use smc_wire::size::SizeCode;
 use smc_wire::types::DmbToken;
 
@@ -12,14 +10,14 @@ use super::device_driver::DeviceDriver;
 use super::endpoint::EndpointInner;
 use crate::config::MEMORY_SHARE;
 use crate::device::{Charge, DeviceError, MemoryLimit, TrimMemory};
+use smc_ipc::cgroup;
 
 /// The shared limit of all endpoints of this process without their own.
 pub(crate) fn default_limit() -> MemoryLimit {
     static LIMIT: OnceLock<MemoryLimit> = OnceLock::new();
     let limit = LIMIT.get_or_init(|| {
-        let memory = procfs::call(|| cgroup::memory(Path::new("/")));
-        let memory = memory.ok().flatten().unwrap_or_else(|| sysinfo().totalram);
-        let share = memory / MEMORY_SHARE;
+        let memory = cgroup::memory(Path::new("/"));
+        let share = memory.map_or(u64::MAX, |bytes| bytes / MEMORY_SHARE);
         MemoryLimit::new(usize::try_from(share).unwrap_or(usize::MAX))
     });
     limit.clone()

@@ -3,9 +3,8 @@
 //! One [`UserQuota`](super::UserQuota) for all listeners and devices, as they take from one limit
 //! (`vm.max_map_count`). A process that has reached it can no longer allocate memory.
 
+use std::fs::read_to_string;
 use std::sync::LazyLock;
-
-use smc_ipc::procfs;
 
 use crate::error::Limit;
 use crate::quota::{Permit, UserQuota};
@@ -28,7 +27,7 @@ static QUOTA: LazyLock<UserQuota> = LazyLock::new(|| {
 
 /// The limit of the system, or its default if that cannot be read.
 static MAX_MAP_COUNT: LazyLock<usize> = LazyLock::new(|| {
-    let limit = procfs::read_to_string("/proc/sys/vm/max_map_count");
+    let limit = read_to_string("/proc/sys/vm/max_map_count");
     let limit = limit.ok().and_then(|text| text.trim().parse().ok());
     limit.unwrap_or(DEFAULT_MAX_MAP_COUNT)
 });

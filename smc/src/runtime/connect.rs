@@ -14,7 +14,6 @@ use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
-use smc_ipc::procfs;
 
 use super::net::{local_addr, socket, stream};
 use super::{BeforeConnect, SocketOptions, Unconnected};
@@ -152,7 +151,7 @@ impl Ports {
 /// The ports of the system, as they were at first use; `None` where they are unknown.
 fn ports() -> Option<&'static Ports> {
     static PORTS: OnceLock<Option<Ports>> = OnceLock::new();
-    let read = |name| procfs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
+    let read = |name| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
     PORTS
         .get_or_init(|| {
             let range = read("ip_local_port_range")?;

@@ -1,13 +1,12 @@
 //! Credentials of the process at the other end of a socket.
 
+use std::fs::read_to_string;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
-
-use crate::procfs;
 
 /// The process at the other end of a connected UNIX socket (`SO_PEERCRED`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +67,7 @@ pub fn is_own_user(uid: u32) -> bool {
 pub fn is_ambiguous_user(uid: u32) -> bool {
     static OVERFLOW: OnceLock<u32> = OnceLock::new();
     let overflow = || {
-        let set = procfs::read_to_string("/proc/sys/kernel/overflowuid").ok();
+        let set = read_to_string("/proc/sys/kernel/overflowuid").ok();
         set.and_then(|uid| uid.trim().parse().ok())
             .unwrap_or(65_534)
     };
@@ -78,7 +77,7 @@ pub fn is_ambiguous_user(uid: u32) -> bool {
 
 /// Whether all users have numbers in the user namespace of this process.
 fn has_all_users() -> bool {
-    let map = procfs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let map = read_to_string("/proc/self/uid_map").unwrap_or_default();
     let length = |line: &str| line.split_whitespace().nth(2)?.parse::<u64>().ok();
     map.lines().filter_map(length).sum::<u64>() >= u32::MAX.into()
 }

@@ -41,7 +41,6 @@ mod credentials;
 pub mod doorbell;
 pub mod error;
 pub mod passed;
-pub mod procfs;
 pub mod runtime_dir;
 #[doc(hidden)]
 pub mod shortage;

@@ -36,7 +36,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use nix::sys::socket::{setsockopt, sockopt};
-use rustix::fs::{AtFlags, FileType, StatxFlags, readlinkat, statx};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, readlinkat, statx};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, SocketType, recv,
@@ -45,7 +45,8 @@ use rustix::net::{
 };
 
 use self::closing::{Content, MAX_WAITING, Share, close_elsewhere, is_full};
-use crate::{Credentials, is_own_user, procfs};
+use crate::thread::{LIMIT, Lock, run};
+use crate::{Credentials, is_own_user};
 
 /// A UNIX socket to an untrusted process, of the type `SOCK_SEQPACKET` or `SOCK_STREAM`.
 ///
@@ -58,6 +59,8 @@ pub struct PeerSocket {
     socket: Option<OwnedFd>,
     /// Read at the first use: the socket may not be connected before.
     user: OnceLock<u32>,
+    /// As of [`is_stream`]. Read at the first use.
+    is_stream: OnceLock<bool>,
     /// The user may be a peer.
     is_allowed: bool,
 }
@@ -67,6 +70,7 @@ impl From<OwnedFd> for PeerSocket {
         Self {
             socket: Some(socket),
             user: OnceLock::new(),
+            is_stream: OnceLock::new(),
             is_allowed: false,
         }
     }
@@ -83,6 +87,14 @@ impl PeerSocket {
     /// The user at the other end.
     fn user(&self) -> u32 {
         *self.user.get_or_init(|| user_of(self.as_fd()))
+    }
+
+    fn is_stream(&self) -> Result<bool, Errno> {
+        if let Some(is_stream) = self.is_stream.get() {
+            return Ok(*is_stream);
+        }
+        let is_stream = is_stream(self)?;
+        Ok(*self.is_stream.get_or_init(|| is_stream))
     }
 
     /// What it counts to that descriptors of the peer wait to be closed.
@@ -199,19 +211,25 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
         retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(buf)], control, flags))
     };
     // Not of a stream, of which a look shows what came with later bytes.
-    let is_stream = is_stream(socket)?;
-    let has_rights = is_stream || {
-        let next = receive(&mut control, RecvFlags::PEEK)?;
-        next.flags.contains(ReturnFlags::CTRUNC)
+    let is_stream = socket.is_stream()?;
+    let without_rights = match is_stream {
+        true => None,
+        false => {
+            let next = receive(&mut control, RecvFlags::PEEK)?;
+            Some(next).filter(|next| !next.flags.contains(ReturnFlags::CTRUNC))
+        }
     };
-    if has_rights {
-        control = RecvAncillaryBuffer::new(&mut space);
-    }
-    let more = match is_stream {
-        true => RecvFlags::empty(),
-        false => RecvFlags::PEEK,
+    let received = match without_rights {
+        Some(received) => received,
+        None => {
+            control = RecvAncillaryBuffer::new(&mut space);
+            let more = match is_stream {
+                true => RecvFlags::empty(),
+                false => RecvFlags::PEEK,
+            };
+            receive(&mut control, more)?
+        }
     };
-    let received = receive(&mut control, more)?;
     // `space` was sufficient, so this process has no descriptors left.
     let has_lost = received.flags.contains(ReturnFlags::CTRUNC);
     if !is_stream && !has_lost {
@@ -246,16 +264,16 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
     })
 }
 
-/// Whether a descriptor is an eventfd; does not block.
+/// Whether a descriptor is an eventfd. Neither its file system nor another user can block this, but
+/// for 0.2 s at the first use in a process.
 #[must_use]
 pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
     let read_link = || {
         let dir = descriptor_dir()?;
-        Ok::<_, io::Error>(readlinkat(dir, fd.as_raw_fd().to_string(), Vec::new())?)
+        readlinkat(dir, fd.as_raw_fd().to_string(), Vec::new())
     };
     match read_link() {
         Ok(name) => name.as_bytes() == b"anon_inode:[eventfd]",
-        Err(error) if error.kind() == io::ErrorKind::TimedOut => false,
         // Without /proc: nothing else than its kind has no type of file. The file system that
         // serves the file is not called.
         Err(_) => {
@@ -267,19 +285,20 @@ pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// `/proc/self/fd`, which no other user may read. It is opened once in each process.
-fn descriptor_dir() -> io::Result<Arc<OwnedFd>> {
+/// `/proc/self/fd`, which no other user may read. It is opened once in each process, on a thread:
+/// any user can hold the lock of `/proc/<pid>`, where it is looked up.
+fn descriptor_dir() -> Result<Arc<OwnedFd>, Errno> {
     static DIR: Mutex<Option<(u32, Arc<OwnedFd>)>> = Mutex::new(None);
+    let known = || DIR.lock().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
-    let mut dir = DIR.lock().unwrap_or_else(PoisonError::into_inner);
-    match &*dir {
-        Some((of, dir)) if *of == process => Ok(Arc::clone(dir)),
-        _ => {
-            let opened = Arc::new(procfs::open_dir("/proc/self/fd")?);
-            *dir = Some((process, Arc::clone(&opened)));
-            Ok(opened)
-        }
+    if let Some((_, dir)) = known().as_ref().filter(|(of, _)| *of == process) {
+        return Ok(Arc::clone(dir));
     }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open = move || rustix::fs::open("/proc/self/fd", flags, Mode::empty());
+    let dir = Arc::new(run(Lock::Proc, LIMIT, open)??);
+    *known() = Some((process, Arc::clone(&dir)));
+    Ok(dir)
 }
 
 /// Whether a socket is a stream. What comes with an urgent byte of it (`MSG_OOB`) is received in

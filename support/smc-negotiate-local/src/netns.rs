@@ -1,16 +1,12 @@
 //! Network namespaces, and the addresses in them.
 
-use std::cell::RefCell;
 use std::io;
-use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::OwnedFd;
 
-use rustix::fs::{Mode, OFlags};
-use rustix::process::Pid;
+use nix::libc;
+use nix::sys::socket::getsockopt;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use smc_core::error::OsError;
-use smc_core::process;
-use smc_ipc::procfs;
 
 /// A network namespace, by the number that it alone has on this host while it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,43 +15,28 @@ pub(super) struct NetNs(pub(super) u64);
 impl NetNs {
     /// The one in which this thread makes sockets.
     pub(super) fn current() -> Result<Self, OsError> {
-        Self::read().map_err(|error| {
-            OsError::new("look up the network namespace at", &error).at("/proc/thread-self/ns")
-        })
+        let failed = |error: io::Error| OsError::new("look up the network namespace", &error);
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC,
+            None,
+        );
+        let socket = socket.map_err(|errno| failed(errno.into()))?;
+        match getsockopt(&socket, NetNsCookie) {
+            Ok(cookie) => Ok(Self(cookie)),
+            // Before Linux 5.14.
+            Err(nix::errno::Errno::ENOPROTOOPT) => {
+                Self::read().map_err(|error| failed(error).at(LINK))
+            }
+            Err(errno) => Err(failed(errno.into())),
+        }
     }
 
     fn read() -> io::Result<Self> {
-        THREAD.with_borrow_mut(|thread| {
-            // After a fork this is another thread with the same id.
-            let pid = process::current();
-            let dir = match thread.take() {
-                Some((of, dir)) if of == pid => dir,
-                _ => Self::open()?,
-            };
-            // Reading the link is a lot cheaper than opening its target.
-            let mut space = [MaybeUninit::uninit(); 64];
-            let (target, _) = rustix::fs::readlinkat_raw(&dir, "net", &mut space)?;
-            let number = std::str::from_utf8(target).ok().and_then(Self::parse);
-            *thread = Some((pid, dir));
-            number.ok_or_else(|| io::ErrorKind::InvalidData.into())
-        })
-    }
-
-    /// This thread's directory of namespaces. No other user may read it.
-    fn open() -> io::Result<OwnedFd> {
-        let thread = rustix::thread::gettid();
-        match procfs::open_dir(format!("/proc/self/task/{thread}/ns")) {
-            // `/proc` belongs to another PID namespace, in which the thread has another number.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-                Ok(rustix::fs::open(
-                    "/proc/thread-self/ns",
-                    flags,
-                    Mode::empty(),
-                )?)
-            }
-            opened => opened,
-        }
+        let target = rustix::fs::readlink(LINK, Vec::new())?;
+        let number = target.to_str().ok().and_then(Self::parse);
+        number.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// `net:[4026531840]`
@@ -69,10 +50,20 @@ impl NetNs {
     }
 }
 
-thread_local! {
-    /// This thread's namespaces in `/proc`, and the process it belongs to.
-    static THREAD: RefCell<Option<(Pid, OwnedFd)>> = const { RefCell::new(None) };
-}
+/// The number of a socket's network namespace. No path is looked up: any user can hold the locks of
+/// directories in `/proc`.
+#[derive(Clone, Copy, Debug)]
+struct NetNsCookie;
+
+nix::getsockopt_impl!(
+    NetNsCookie,
+    libc::SOL_SOCKET,
+    libc::SO_NETNS_COOKIE,
+    u64,
+    nix::sys::socket::sockopt::GetStruct<u64>
+);
+
+const LINK: &str = "/proc/thread-self/ns/net";
 
 /// One form for every address: IPv4 in IPv6 is IPv4, and what `connect` takes for this host is
 /// the loopback address. Scope IDs are removed: each namespace numbers its interfaces.
@@ -143,13 +134,13 @@ mod tests {
     #[test]
     fn every_thread_knows_where_it_is() {
         let here = NetNs::current().unwrap();
-        let stat = rustix::fs::stat("/proc/self/ns/net").unwrap();
-        assert_eq!(here, NetNs(stat.st_ino));
         assert_eq!(NetNs::current().unwrap(), here);
         assert_eq!(
             std::thread::spawn(NetNs::current).join().unwrap().unwrap(),
             here
         );
+        let stat = rustix::fs::stat("/proc/self/ns/net").unwrap();
+        assert_eq!(NetNs::read().unwrap(), NetNs(stat.st_ino));
         assert_eq!(NetNs::parse("net:[1x]"), None);
         assert_eq!(NetNs::parse("mnt:[1]"), None);
     }

@@ -312,9 +312,9 @@ impl LinkGroup {
 
     /// Enters an RMB of the peer, which the handshake names, for a local connection.
     ///
-    /// On reuse, a peer that announces its RMBs by CONFIRM RKEY has to have announced this one. A
-    /// TCP connection from another process or host can name any key, and a write with an invalid
-    /// one ends the link for all its connections.
+    /// The first one is that of the first contact. Further ones have to have been announced by
+    /// CONFIRM RKEY, if the peer announces its RMBs. A TCP connection from another process or host
+    /// can name any key, and a write with an invalid one ends the link for all its connections.
     ///
     /// # Errors
     ///
@@ -326,7 +326,7 @@ impl LinkGroup {
         addr: RmbAddr,
     ) -> Result<RtokenId, RtokenError> {
         let is_announced = self.rtokens.find_pair(link, rkey, addr).is_some();
-        if self.is_established && self.terms.confirms_rkeys && !is_announced {
+        if !self.rtokens.is_new() && self.terms.confirms_rkeys && !is_announced {
             return Err(RtokenError::NotAnnounced);
         }
         let id = self.rtokens.add(link, rkey, addr)?;

@@ -87,6 +87,11 @@ impl Rtokens {
         Ok(id)
     }
 
+    /// Whether there was never an entry.
+    pub(super) const fn is_new(&self) -> bool {
+        self.last == 0
+    }
+
     /// The entry of this pair.
     pub(super) fn find_pair(&self, link: LinkId, rkey: Rkey, addr: RmbAddr) -> Option<RtokenId> {
         let key = LinkKey { link, rkey, addr };
