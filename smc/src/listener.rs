@@ -51,14 +51,14 @@ pub struct Refused {
 /// Accepts streams, SMC from clients that support it and TCP from all others.
 ///
 /// Handshakes run concurrently, so a slow client delays no other. Their number is bounded by the
-/// endpoint, and further ones wait, bounded by the backlog:
+/// endpoint, and further clients wait, bounded by the backlog:
 ///
-/// - Clients of the listener's user with a side channel may have all of both, and a quarter is
-///   reserved for them.
+/// - Clients of the listener's user with a side channel may have all handshakes and all of the
+///   backlog, and a quarter is reserved for them.
 /// - Of the rest one source has no more than are left free. A source is another user of this host,
 ///   or a source address: of IPv6 one /64 network, and all loopback addresses of IPv4 are one.
-/// - Clients beyond these limits are closed, or are TCP if they can be notified. So is closed who
-///   announces SMC in TCP's handshake and then sends nothing within a second.
+/// - Clients beyond these limits are closed, or are TCP if they can be notified. A client that
+///   announces SMC in TCP's handshake and then sends nothing within a second is closed.
 ///
 /// [`Listener::accept`] returns
 ///

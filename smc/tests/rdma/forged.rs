@@ -1,7 +1,7 @@
 //! Hosts with TCP alone, which claim to be peers with a device, and name link groups of others.
 
 use std::future::poll_fn;
-use std::io::IoSlice;
+use std::io::{ErrorKind, IoSlice};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -263,7 +263,12 @@ fn a_client_that_names_a_link_group_of_its_address_ends_no_stream_of_it() {
         let forged = forged_end(end.peer_id, end.gid, end.mac, end.qpn);
         send_accept_confirm(&*socket, &reuse(AcceptKind::Confirm, forged)).await;
         let (mut stream, _) = listener.accept().await.expect("accepts");
-        let _nowhere = stream.write_all(b"220 ready").await;
+        assert!(is_smcr(&stream), "{}", stream.mode());
+        let error = stream
+            .write_all(b"220 ready")
+            .await
+            .expect_err("is written nowhere");
+        assert_eq!(error.kind(), ErrorKind::ConnectionAborted, "{error}");
         world.sleep(Duration::from_millis(100)).await;
         transfer(&mut ours, &mut theirs, 1000).await;
     });

@@ -32,11 +32,11 @@ pub use reserve::{NotAccepted, Reserve};
 use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use nix::sys::socket::{setsockopt, sockopt};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, readlinkat, statx};
+use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, SocketType, recv,
@@ -45,7 +45,6 @@ use rustix::net::{
 };
 
 use self::closing::{Content, MAX_WAITING, Share, close_elsewhere, is_full};
-use crate::thread::{LIMIT, Lock, run};
 use crate::{Credentials, is_own_user};
 
 /// A UNIX socket to an untrusted process, of the type `SOCK_SEQPACKET` or `SOCK_STREAM`.
@@ -264,41 +263,17 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
     })
 }
 
-/// Whether a descriptor is an eventfd. Neither its file system nor another user can block this, but
-/// for 0.2 s at the first use in a process.
+/// Whether a descriptor can be an eventfd: its file has no type. Neither its file system nor
+/// another user can block this.
+///
+/// Others without a type are epoll sets, timers and the like. A write to these fails, or concerns
+/// only the peer that has passed them. `/proc/self/fd` would distinguish them, but any user can
+/// hold the lock of `/proc/<pid>`.
 #[must_use]
 pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
-    let read_link = || {
-        let dir = descriptor_dir()?;
-        readlinkat(dir, fd.as_raw_fd().to_string(), Vec::new())
-    };
-    match read_link() {
-        Ok(name) => name.as_bytes() == b"anon_inode:[eventfd]",
-        // Without /proc: nothing else than its kind has no type of file. The file system that
-        // serves the file is not called.
-        Err(_) => {
-            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-            statx(fd, "", flags, StatxFlags::TYPE).is_ok_and(|stat| {
-                FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Unknown
-            })
-        }
-    }
-}
-
-/// `/proc/self/fd`, which no other user may read. It is opened once in each process, on a thread:
-/// any user can hold the lock of `/proc/<pid>`, where it is looked up.
-fn descriptor_dir() -> Result<Arc<OwnedFd>, Errno> {
-    static DIR: Mutex<Option<(u32, Arc<OwnedFd>)>> = Mutex::new(None);
-    let known = || DIR.lock().unwrap_or_else(PoisonError::into_inner);
-    let process = std::process::id();
-    if let Some((_, dir)) = known().as_ref().filter(|(of, _)| *of == process) {
-        return Ok(Arc::clone(dir));
-    }
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let open = move || rustix::fs::open("/proc/self/fd", flags, Mode::empty());
-    let dir = Arc::new(run(Lock::Proc, LIMIT, open)??);
-    *known() = Some((process, Arc::clone(&dir)));
-    Ok(dir)
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    statx(fd, "", flags, StatxFlags::TYPE)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Unknown)
 }
 
 /// Whether a socket is a stream. What comes with an urgent byte of it (`MSG_OOB`) is received in

@@ -30,8 +30,6 @@ pub enum Lock {
     DirectoriesOf(u32),
     /// Those of this directory and of the own user's in it, in which names are made and removed.
     DirectoriesBelow(PathBuf),
-    /// That of `/proc/<pid>` of this process.
-    Proc,
     /// The one of the whole system that is taken to add to an epoll set which another set watches,
     /// and to have a set watched. A FUSE file that is added holds it until its file system answers.
     NestedEpoll,

@@ -339,7 +339,7 @@ fn rows() -> Vec<(FallbackReason, &'static str)> {
         ),
         (
             step(DeclineCause::Rkey(RkeyError::Undeleted)),
-            "0x09990003 peer has not confirmed the deletion of many rkeys",
+            "0x09990003 too many deletions of rkeys are unanswered or wait",
         ),
         (
             step(DeclineCause::Rkey(RkeyError::Ended)),

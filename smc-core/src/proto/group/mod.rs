@@ -388,9 +388,12 @@ impl GroupEndCause {
 pub struct GroupLinks {
     /// The peer's ends of the active links, the oldest first.
     pub ends: Vec<LinkAddress>,
-    /// No further connection fits: the table of the peer's RMBs is full, or the peer has not
-    /// confirmed the deletion of too many local ones.
+    /// No further connection fits: the table of the peer's RMBs is full, or there are too many
+    /// local ones.
     pub is_full: bool,
+    /// The peer has not confirmed the deletion of many local RMBs, which stay registered. So the
+    /// group ends with its last connection.
+    pub is_unresponsive: bool,
 }
 
 /// A link group as shown by diagnostic tools.

@@ -157,6 +157,7 @@ impl Registry {
     /// The links of an SMC-R group, or the space for buffers of the peer, have changed.
     ///
     /// From now on the group is found by the active links, and as a client also by its last ones.
+    /// One whose peer is unresponsive ends with its last connection.
     /// While it is full, a server creates a new group instead of joining this one; a client follows
     /// its server.
     pub fn set_links(&mut self, group: GroupId, links: &GroupLinks) {
@@ -165,6 +166,10 @@ impl Registry {
         };
         let before = std::mem::take(&mut record.keys);
         record.set_links(links);
+        if record.is_suspect && record.state == GroupState::Idle {
+            record.keys = before;
+            return self.expire(group);
+        }
         let keys = record.keys.clone();
         if !matches!(record.state, GroupState::Active | GroupState::Idle) {
             return;
@@ -544,6 +549,7 @@ impl GroupRecord {
 
     fn set_links(&mut self, links: &GroupLinks) {
         self.links.is_full = links.is_full;
+        self.is_suspect |= links.is_unresponsive;
         let ends = &mut self.links.ends;
         let is_client = matches!(self.key, GroupKey::Rdma { role, .. } if role == Role::Client);
         ends.retain(|end| is_client && !links.ends.contains(end));

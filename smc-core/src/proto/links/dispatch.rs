@@ -102,6 +102,7 @@ impl LinkGroup {
         let links = GroupLinks {
             ends: self.active().filter_map(|link| link.peer).collect(),
             is_full: self.rtokens.is_full() || self.local_rmbs.is_full(),
+            is_unresponsive: self.local_rmbs.is_unresponsive(),
         };
         if self.end.is_none() && self.reported != links {
             self.reported = links.clone();

@@ -298,6 +298,7 @@ impl LinkGroup {
         if self.local_rmbs.rmbs.insert(rmb, entry).is_none() {
             self.local_rmbs.confirms.push_back(rmb);
         }
+        self.report_links();
         self.advance(now);
     }
 

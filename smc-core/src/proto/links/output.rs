@@ -126,8 +126,8 @@ pub enum RkeyError {
     /// There is no key for the link of the handshake, or that link has failed.
     #[error("link of the handshake has failed, or has no key for the RMB")]
     NoKey,
-    /// The peer has not answered the deletion of too many keys.
-    #[error("peer has not confirmed the deletion of many rkeys")]
+    /// Too many deletions of keys are unanswered, or wait.
+    #[error("too many deletions of rkeys are unanswered or wait")]
     Undeleted,
     /// The link group has ended.
     #[error("link group has ended")]

@@ -9,7 +9,7 @@ use smc_wire::llc::{
 };
 use smc_wire::types::Rkey;
 
-use super::rmbs::{RkeyRequest, RkeyWait, RmbAnnouncement};
+use super::rmbs::{RkeyRequest, RkeyWait, RmbAnnouncement, StaleDelete};
 use super::{LinkGroup, LinkGroupOutput, LinkId, LinkInfo, RkeyError, RmbId};
 use crate::proto::after;
 use crate::proto::group::DeviceIndex;
@@ -38,7 +38,6 @@ impl LinkGroup {
             if let Some(rmb) = self.local_rmbs.deletes.pop_front() {
                 self.start_delete_rkey(now, rmb);
             }
-            self.report_links();
             return true;
         }
         false
@@ -184,12 +183,23 @@ impl LinkGroup {
 
     fn delete_ended(&mut self, rmb: RmbId, is_answered: bool) {
         self.local_rmbs.rmbs.remove(&rmb);
-        if !is_answered {
-            self.local_rmbs.undeleted = self.local_rmbs.undeleted.saturating_add(1);
-            self.report_links();
-        }
         self.outputs
             .push_back(LinkGroupOutput::RkeyDeleted { rmb, is_answered });
+        self.report_links();
+    }
+
+    /// An answer to DELETE RKEY for which the request no longer waits. Those of version 2 name no
+    /// key, but come in order.
+    fn late_delete(&mut self, is_named: impl Fn(Rkey) -> bool) -> bool {
+        let is_v2 = self.terms.dialect.is_v2();
+        let stale = &mut self.local_rmbs.stale;
+        let at = stale.iter().position(|it| is_v2 || is_named(it.rkey));
+        let Some(StaleDelete { rmb, .. }) = at.and_then(|at| stale.remove(at)) else {
+            return false;
+        };
+        self.local_rmbs.undeleted = self.local_rmbs.undeleted.saturating_sub(1);
+        self.delete_ended(rmb, true);
+        true
     }
 
     /// An RMB is out of use.
@@ -216,14 +226,13 @@ impl LinkGroup {
         match announced {
             RmbAnnouncement::No => self.delete_ended(id, true),
             RmbAnnouncement::Unconfirmed | RmbAnnouncement::Yes => {
-                self.local_rmbs.deletes.push_back(id);
-                self.report_links();
+                self.local_rmbs.deletes.push_back(id)
             }
         }
     }
 
     pub(super) fn rkey_timeouts(&mut self, now: Instant) {
-        self.local_rmbs.stale.retain(|until| *until > now);
+        self.local_rmbs.stale.retain(|it| it.until > now);
         let due = |request: &RkeyRequest| request.until <= now;
         for request in self.local_rmbs.take_requests(due) {
             match request.wait {
@@ -236,11 +245,13 @@ impl LinkGroup {
                 RkeyWait::Confirming { .. } => {
                     self.confirm_ended(request.rmb, Err(RkeyError::TimedOut));
                 }
-                RkeyWait::Deleting { .. } => {
-                    if self.terms.dialect.is_v2() {
-                        let until = after(now, self.config.timeouts.turn);
-                        self.local_rmbs.stale.push_back(until);
-                    }
+                RkeyWait::Deleting { rkey, .. } => {
+                    self.local_rmbs.stale.push_back(StaleDelete {
+                        rmb: request.rmb,
+                        rkey,
+                        until: after(now, self.config.timeouts.turn),
+                    });
+                    self.local_rmbs.undeleted = self.local_rmbs.undeleted.saturating_add(1);
                     self.delete_ended(request.rmb, false);
                 }
             }
@@ -318,10 +329,10 @@ impl LinkGroup {
             return self.answer_delete_rkey(link, message);
         }
         let is_v2 = self.terms.dialect.is_v2();
-        if is_v2 && self.local_rmbs.stale.pop_front().is_some() {
+        let named = |key: Rkey| message.rkeys.iter().any(|named| Rkey::from(*named) == key);
+        if self.late_delete(named) {
             return;
         }
-        let named = |key: Rkey| message.rkeys.iter().any(|named| Rkey::from(*named) == key);
         let answered = self.local_rmbs.take_requests(|request| {
             // The answer of version 2 may name no key, but only one request can be unanswered.
             matches!(request.wait, RkeyWait::Deleting { rkey, .. } if is_v2 || named(rkey))

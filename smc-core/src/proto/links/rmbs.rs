@@ -19,21 +19,29 @@ pub(super) struct LocalRmbs {
     pub(super) deletes: VecDeque<RmbId>,
     /// Unanswered requests.
     pub(super) requests: Vec<RkeyRequest>,
-    /// v2: late answers to DELETE RKEY that may still arrive, and until when they count as such.
-    pub(super) stale: VecDeque<Instant>,
+    /// DELETE RKEY that were not answered in time, and until when a late answer is expected.
+    pub(super) stale: VecDeque<StaleDelete>,
     /// RMBs whose DELETE RKEY the peer has not answered. They stay registered, as it may write.
     pub(super) undeleted: usize,
     /// The last request was a confirmation; both kinds alternate.
     pub(super) was_confirm: bool,
 }
 
-/// Most RMBs of a group whose DELETE RKEY is unanswered: further connections get another group. A
-/// peer that was stopped for a while leaves a few.
-pub(super) const UNDELETED_MAX: usize = 16;
+/// A DELETE RKEY without an answer.
+#[derive(Debug)]
+pub(super) struct StaleDelete {
+    pub(super) rmb: RmbId,
+    pub(super) rkey: Rkey,
+    pub(super) until: Instant,
+}
 
-/// Most RMBs of a group that wait for DELETE RKEY, which is sent for one at a time: as many as a
-/// group has connections.
-const DELETES_MAX: usize = RTOKENS_MAX;
+/// Most RMBs of a group whose DELETE RKEY is unanswered. A peer that was stopped for a while leaves
+/// a few.
+const UNDELETED_MAX: usize = 16;
+
+/// Most local RMBs of a group: for as many connections as a group has, and as many that wait for
+/// DELETE RKEY, which is sent for one at a time.
+const RMBS_MAX: usize = 2 * RTOKENS_MAX;
 
 /// A local RMB.
 #[derive(Debug)]
@@ -121,9 +129,14 @@ impl Rmb {
 }
 
 impl LocalRmbs {
-    /// Whether the deletion of so many keys is unanswered, or waits, that no RMB is announced.
+    /// Whether the peer leaves deletions unanswered.
+    pub(super) const fn is_unresponsive(&self) -> bool {
+        self.undeleted >= UNDELETED_MAX
+    }
+
+    /// Whether no further RMB is announced.
     pub(super) fn is_full(&self) -> bool {
-        self.undeleted >= UNDELETED_MAX || self.deletes.len() >= DELETES_MAX
+        self.is_unresponsive() || self.rmbs.len().saturating_add(self.undeleted) >= RMBS_MAX
     }
 
     /// Whether no request is unanswered.

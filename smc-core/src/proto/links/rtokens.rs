@@ -69,6 +69,10 @@ impl Rtokens {
         addr: RmbAddr,
     ) -> Result<RtokenId, RtokenError> {
         if let Some(id) = self.find_pair(link, rkey, addr) {
+            // It is announced again, so a handshake may name it.
+            if let Some(entry) = self.entry(id) {
+                entry.is_unused = false;
+            }
             return Ok(id);
         }
         if self.entries.len() >= RTOKENS_MAX {

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::ThreadId;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
@@ -32,6 +33,8 @@ pub(crate) struct LocalCandidate {
     pub(super) searched: Arc<[PathBuf]>,
     pub(super) to: SocketAddr,
     pub(super) netns: NetNs,
+    /// The thread of the look-up, which is in the namespace.
+    pub(super) thread: ThreadId,
     pub(super) own_host: bool,
     /// The socket that will get the connection, if that is known already.
     pub(super) target: Option<SocketInfo>,

@@ -189,12 +189,9 @@ impl ClientChannel {
     }
 
     /// Sends a message to the listener, if there is space for it now.
+    /// The end of the channel is left to its reader, which finds out why.
     pub(crate) fn send(&self, message: ToListener) -> Result<(), Errno> {
-        let sent = send(&self.fd, &message.encode(), &[]);
-        if matches!(sent, Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN)) {
-            self.dead.store(true, Ordering::Relaxed);
-        }
-        sent.map(drop)
+        send(&self.fd, &message.encode(), &[]).map(drop)
     }
 
     /// Announces a connection.

@@ -250,7 +250,7 @@ impl LocalClient {
         if routes.len() >= MAX_ROUTES {
             routes.clear();
         }
-        routes.insert((thread::current().id(), candidate.to), route);
+        routes.insert((candidate.thread, candidate.to), route);
     }
 
     /// The cached route to an address, unless the listener has ended or the caller is the one that
@@ -274,6 +274,7 @@ impl LocalClient {
             searched: route.searched,
             to,
             netns: route.netns,
+            thread: key.0,
             own_host: true,
             channel: Some(channel),
             cached_handshake: None,
@@ -373,6 +374,7 @@ impl LocalClient {
         dialled: SocketAddr,
         to: SocketAddr,
     ) -> Result<LocalCandidate, FallbackCause> {
+        let thread = thread::current().id();
         let place = self.place(dialled, to);
         let announcer = place
             .as_ref()
@@ -411,6 +413,7 @@ impl LocalClient {
             searched,
             to,
             netns,
+            thread,
             own_host,
             target: None,
             channel: None,

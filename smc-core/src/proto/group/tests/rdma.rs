@@ -55,14 +55,26 @@ pub(super) fn end(host: u8, qpn: u32) -> LinkAddress {
 impl Fixture {
     fn set_links<const N: usize>(&mut self, group: GroupId, ends: [LinkAddress; N]) {
         let (ends, is_full) = (ends.to_vec(), false);
-        self.registry
-            .set_links(group, &GroupLinks { ends, is_full });
+        self.registry.set_links(
+            group,
+            &GroupLinks {
+                ends,
+                is_full,
+                ..GroupLinks::default()
+            },
+        );
     }
 
     fn set_full(&mut self, group: GroupId, end: LinkAddress, is_full: bool) {
         let ends = vec![end];
-        self.registry
-            .set_links(group, &GroupLinks { ends, is_full });
+        self.registry.set_links(
+            group,
+            &GroupLinks {
+                ends,
+                is_full,
+                ..GroupLinks::default()
+            },
+        );
     }
 
     fn open(&mut self, key: GroupKey, intent: Intent) -> GroupId {

@@ -21,6 +21,8 @@ struct Simulation {
     /// Every seat held: its group, and whether it still is the creator's.
     members: Vec<(GroupId, bool)>,
     waiting: BTreeMap<Waiter, Instant>,
+    /// Groups that were removed, with links that are still open.
+    closing: Vec<GroupId>,
 }
 
 impl Simulation {
@@ -31,6 +33,7 @@ impl Simulation {
             random,
             members: Vec::new(),
             waiting: BTreeMap::new(),
+            closing: Vec::new(),
         }
     }
 
@@ -53,6 +56,7 @@ impl Simulation {
         }
         self.f.advance(CLIENT_IDLE_LIFETIME);
         self.collect();
+        self.close_links(usize::MAX);
         assert_eq!(self.f.registry.group_infos(), []);
         assert_eq!(self.f.registry.waiting(), 0);
         assert_eq!(self.f.registry.poll_timeout(), None);
@@ -60,6 +64,9 @@ impl Simulation {
     }
 
     fn step(&mut self) {
+        if self.below(4) == 0 {
+            self.close_links(2);
+        }
         match self.below(17) {
             0..=5 => {
                 let key = self.key();
@@ -171,9 +178,14 @@ impl Simulation {
             rdma::end(peer, qpn)
         });
         let ends = ends.collect();
-        self.f
-            .registry
-            .set_links(group, &GroupLinks { ends, is_full });
+        self.f.registry.set_links(
+            group,
+            &GroupLinks {
+                ends,
+                is_full,
+                ..GroupLinks::default()
+            },
+        );
     }
 
     fn enter(&mut self, key: GroupKey, intent: Intent) {
@@ -213,6 +225,12 @@ impl Simulation {
         assert_eq!(result.is_ok(), state == GroupState::Active);
     }
 
+    fn close_links(&mut self, most: usize) {
+        for group in self.closing.drain(..most.min(self.closing.len())) {
+            self.f.registry.links_closed(group);
+        }
+    }
+
     fn collect(&mut self) {
         for output in self.f.outputs() {
             match output {
@@ -232,7 +250,7 @@ impl Simulation {
                 }
                 RegistryOutput::Removed { group, .. } => {
                     assert!(self.members.iter().all(|(other, _)| *other != group));
-                    self.f.registry.links_closed(group);
+                    self.closing.push(group);
                 }
                 RegistryOutput::NotifyPeer { device, peer } => {
                     let key = GroupKey::Direct { device, peer };

@@ -15,7 +15,11 @@ fn end(host: u8, qpn: Qpn) -> LinkAddress {
 
 fn set_links(groups: &RefCell<Groups>, group: GroupId, ends: Vec<LinkAddress>) {
     let is_full = false;
-    let links = GroupLinks { ends, is_full };
+    let links = GroupLinks {
+        ends,
+        is_full,
+        ..GroupLinks::default()
+    };
     groups.borrow_mut().registry.set_links(group, &links);
 }
 
@@ -86,9 +90,14 @@ fn a_full_table_means_a_new_group() {
     let set_full = |is_full| {
         let mut groups = first.server.groups.borrow_mut();
         let ends = vec![end(CLIENT, Qpn::default())];
-        groups
-            .registry
-            .set_links(group, &GroupLinks { ends, is_full });
+        groups.registry.set_links(
+            group,
+            &GroupLinks {
+                ends,
+                is_full,
+                ..GroupLinks::default()
+            },
+        );
     };
     set_full(true);
     let second = again(&first).completed();
