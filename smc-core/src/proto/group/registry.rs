@@ -219,8 +219,19 @@ impl Registry {
     /// A server admits no other connection to it, and the group ends with its last connection. Its
     /// connections stay, because any process with a TCP connection can send such a DECLINE using
     /// the peer's identity. Connections that the peer has really lost end by their abort flags,
-    /// their links or TCP.
+    /// their links or TCP. For the same reason few SMC-R groups with clients of one address get
+    /// another one beside them in this way, as each has a link.
     pub fn handle_out_of_sync(&mut self, group: GroupId) {
+        let source = self
+            .groups
+            .get(&group)
+            .and_then(|record| record.key.source());
+        let is_denied = |record: &&GroupRecord| {
+            record.cause == Some(GroupEndCause::OutOfSync) && record.key.source() == source
+        };
+        if source.is_some() && self.groups.values().filter(is_denied).count() >= MAX_OUT_OF_SYNC {
+            return;
+        }
         let active = self.groups.get_mut(&group);
         if let Some(record) = active.filter(|record| record.state == GroupState::Active) {
             record.is_suspect = true;
@@ -576,6 +587,10 @@ pub const IDLE_LIFETIME: Duration = Duration::from_secs(600);
 /// Lifetime of an SMC-R group without connections at a client: longer than at its server, which
 /// decides on the end.
 pub const CLIENT_IDLE_LIFETIME: Duration = Duration::from_secs(610);
+
+/// SMC-R groups with clients of one address that such a client has denied and that still have
+/// connections. A client that has really lost its group needs one other group.
+const MAX_OUT_OF_SYNC: usize = 4;
 
 /// First contacts of SMC-R that a server has in progress with clients of one IPv4 address, or of 64
 /// bits of IPv6: a quarter of the default number of links per device.

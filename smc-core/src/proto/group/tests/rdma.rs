@@ -1,5 +1,7 @@
 //! Groups of SMC-R: several keys, full tables, and the two lifetimes.
 
+use std::collections::BTreeSet;
+
 use smc_wire::types::{Mac, MtuCode, PeerId, Psn, Qpn, RoceGid};
 
 use super::*;
@@ -272,6 +274,27 @@ fn key_at(client: IpAddr, peer: u16) -> GroupKey {
         client: Some(client),
         qpn: None,
     }
+}
+
+#[test]
+fn a_client_that_denies_group_after_group_gets_few_of_them() {
+    let mut f = Fixture::new();
+    let mut groups = BTreeSet::new();
+    for _ in 0..20 {
+        let group = match f.registry.enter(f.now, server_key(1), Intent::JoinOrCreate) {
+            EnterResult::Now(Ok(Member::Created(group))) => {
+                f.registry.establish(group, terms()).unwrap();
+                group
+            }
+            EnterResult::Now(Ok(Member::Joined { group, .. })) => group,
+            other => panic!("{other:?}"),
+        };
+        groups.insert(group);
+        f.registry.handle_out_of_sync(group);
+    }
+    assert_eq!(groups.len(), 5);
+    let last = *groups.last().unwrap();
+    assert_eq!(f.joins(server_key(1), Intent::JoinOrCreate), Some(last));
 }
 
 #[test]
