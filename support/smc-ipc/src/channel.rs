@@ -114,6 +114,21 @@ mod tests {
     }
 
     #[test]
+    fn packets_of_a_peer_that_closes_with_unread_ones_are_received() {
+        let (sender, receiver) = pair();
+        send(&receiver, b"unread", &[]).unwrap();
+        send(&sender, b"last", &[]).unwrap();
+        drop(sender);
+        let mut buf = [0; 16];
+        let received = receive(&receiver, &mut buf, 0);
+        assert!(
+            matches!(received, Received::Packet(b"last", _)),
+            "{received:?}"
+        );
+        assert!(matches!(receive(&receiver, &mut buf, 0), Received::Closed));
+    }
+
+    #[test]
     fn packets_that_no_protocol_has_are_invalid() {
         let (sender, receiver) = pair();
         let eventfd = new_eventfd().unwrap();

@@ -207,7 +207,13 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
     let mut control = RecvAncillaryBuffer::new(&mut []);
     let mut receive = |control: &mut RecvAncillaryBuffer<'_>, more| {
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | more;
-        retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(buf)], control, flags))
+        let mut once =
+            || retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(buf)], control, flags));
+        match once() {
+            // The other side closed with unread packets. Its own ones come behind this.
+            Err(Errno::CONNRESET) => once(),
+            received => received,
+        }
     };
     // Not of a stream, of which a look shows what came with later bytes.
     let is_stream = socket.is_stream()?;
