@@ -14,7 +14,6 @@ use crate::device::Parts;
 use crate::error::not_made;
 use crate::link::{Core, Pending};
 use crate::memory::Memory;
-use crate::offload::offload;
 use crate::port;
 
 /// A domain of a device.
@@ -38,10 +37,8 @@ impl Domain {
 impl ProtectionDomain for Domain {
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
         self.parts.check()?;
-        // It looks VLANs up in `/proc`, where any user can hold the lock of a directory.
-        let parts = Arc::clone(&self.parts);
-        let ports = offload(move || port::read(&parts.context)).await?;
-        let ports = ports.map_err(|error| DeviceError::os("reading the GID table", &error))?;
+        let ports = port::read(&self.parts.context)
+            .map_err(|error| DeviceError::os("reading the GID table", &error))?;
         let entry = port::active(&ports).into_iter().find(|entry| {
             let address = &entry.address;
             (address.gid, address.kind, address.port) == (at.gid, at.kind, at.port)
