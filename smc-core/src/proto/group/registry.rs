@@ -1,10 +1,11 @@
 //! The registry of an endpoint's link groups (docs/spec/link-groups.md).
 
+mod first_contacts;
 mod waiting;
 
+pub use first_contacts::{MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS};
 pub use waiting::CREATOR_TIMEOUT;
 
-use core::net::IpAddr;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -16,18 +17,19 @@ use super::{
     Intent, LinkGroupInfo, Member, NoGroup, RegistryOutput, Terminated, Waiter,
 };
 use crate::proto::handshake::Role;
-use crate::quota::FairShares;
+use first_contacts::FirstContacts;
 use waiting::SetUpWait;
 
 /// The link groups of an endpoint.
 ///
 /// Mutators are [`enter`](Self::enter), [`establish`](Self::establish),
-/// [`set_links`](Self::set_links), [`leave`](Self::leave), [`cancel`](Self::cancel), the
-/// `terminate` and `shutdown` methods, the `handle_peer_*` and `handle_device_*` methods,
-/// [`handle_out_of_sync`](Self::handle_out_of_sync) and [`handle_timeout`](Self::handle_timeout).
-/// After each of them drain [`poll_output`](Self::poll_output), then read
-/// [`poll_timeout`](Self::poll_timeout). Each call costs time in proportion to the groups it
-/// affects; a short lock around the registry, never held while waiting, is enough for sharing.
+/// [`set_links`](Self::set_links), [`links_closed`](Self::links_closed), [`leave`](Self::leave),
+/// [`cancel`](Self::cancel), the `terminate` and `shutdown` methods, the `handle_peer_*` and
+/// `handle_device_*` methods, [`handle_out_of_sync`](Self::handle_out_of_sync), which looks at all
+/// groups, and [`handle_timeout`](Self::handle_timeout). After each of them drain
+/// [`poll_output`](Self::poll_output), then read [`poll_timeout`](Self::poll_timeout). Each call
+/// costs time in proportion to the groups it affects; a short lock around the registry, never held
+/// while waiting, is enough for sharing.
 #[derive(Debug)]
 pub struct Registry {
     groups: HashMap<GroupId, GroupRecord>,
@@ -35,9 +37,7 @@ pub struct Registry {
     waiters: HashMap<Waiter, SetUpWait>,
     timers: BTreeSet<(Instant, RegistryTimer)>,
     /// First contacts of SMC-R in progress at a server, by source address of the client.
-    first_contacts: FairShares<IpAddr>,
-    /// First contacts that have failed, with their source. Each counts until its link is closed.
-    failed_first_contacts: HashMap<GroupId, IpAddr>,
+    first_contacts: FirstContacts,
     outputs: VecDeque<RegistryOutput>,
     last_group: u32,
     last_waiter: u64,
@@ -103,8 +103,7 @@ impl Registry {
             keys: HashMap::new(),
             waiters: HashMap::new(),
             timers: BTreeSet::new(),
-            first_contacts: FairShares::new(MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS),
-            failed_first_contacts: HashMap::new(),
+            first_contacts: FirstContacts::new(),
             outputs: VecDeque::new(),
             last_group: 0,
             last_waiter: 0,
@@ -144,9 +143,7 @@ impl Registry {
         record.terms = Some(terms);
         let (origin, keys) = (record.key, record.keys.clone());
         self.remove_creator(origin);
-        if let Some(from) = origin.source() {
-            self.first_contacts.release(&from);
-        }
+        self.first_contacts.succeed(&origin);
         for key in keys {
             self.add_usable(key, group);
         }
@@ -266,9 +263,7 @@ impl Registry {
     /// All links of an SMC-R group are closed, or it has none. To be called once it has ended:
     /// until then a first contact that has failed counts as one under way.
     pub fn links_closed(&mut self, group: GroupId) {
-        if let Some(from) = self.failed_first_contacts.remove(&group) {
-            self.first_contacts.release(&from);
-        }
+        self.first_contacts.links_closed(group);
     }
 
     /// The peer reports that it has no SMC-D group with the local device any more
@@ -360,7 +355,6 @@ impl Registry {
             && self.waiters.is_empty()
             && self.timers.is_empty()
             && self.first_contacts.is_empty()
-            && self.failed_first_contacts.is_empty()
     }
 
     /// Joins or creates. `None`: another set-up is creating the group, and has to be waited for.
@@ -406,13 +400,10 @@ impl Registry {
         None
     }
 
-    /// Creates a group as a server. The client may never confirm, and until the time-out it uses a
-    /// link and a buffer.
+    /// Creates a group as a server.
     fn create_within_limit(&mut self, key: GroupKey) -> Result<Member, NoGroup> {
-        match key.source() {
-            Some(from) if !self.first_contacts.has_capacity(&from) => Err(NoGroup::Full),
-            _ => Ok(self.create(key)),
-        }
+        self.first_contacts.check(&key)?;
+        Ok(self.create(key))
     }
 
     fn create(&mut self, key: GroupKey) -> Member {
@@ -434,17 +425,13 @@ impl Registry {
         let entry = self.keys.entry(key).or_default();
         entry.groups = entry.groups.saturating_add(1);
         entry.creators = entry.creators.saturating_add(1);
-        if let Some(from) = key.source() {
-            self.first_contacts.take(from);
-        }
+        self.first_contacts.begin(&key);
         Member::Created(group)
     }
 
     fn creator_left(&mut self, group: GroupId, key: GroupKey) {
         self.remove_creator(key);
-        if let Some(from) = key.source() {
-            self.failed_first_contacts.insert(group, from);
-        }
+        self.first_contacts.fail(group, &key);
         self.admit_waiters(key);
     }
 
@@ -591,15 +578,6 @@ pub const CLIENT_IDLE_LIFETIME: Duration = Duration::from_secs(610);
 /// SMC-R groups with clients of one address that such a client has denied and that still have
 /// connections. A client that has really lost its group needs one other group.
 const MAX_OUT_OF_SYNC: usize = 4;
-
-/// First contacts of SMC-R that a server has in progress with clients of one IPv4 address, or of 64
-/// bits of IPv6: a quarter of the default number of links per device.
-pub const MAX_FIRST_CONTACTS: usize = 32;
-
-/// First contacts of SMC-R that a server has in progress with all clients: half of the default
-/// number of links per device. One address may use at most as many as are left free, so that a few
-/// addresses do not block the others.
-pub const MAX_ALL_FIRST_CONTACTS: usize = 64;
 
 /// Most links by which a client's group is found, including failed ones.
 const LINKS_MAX: usize = 4;

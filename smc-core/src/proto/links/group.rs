@@ -326,11 +326,12 @@ impl LinkGroup {
         rkey: Rkey,
         addr: RmbAddr,
     ) -> Result<RtokenId, RtokenError> {
-        let is_announced = self.rtokens.find_pair(link, rkey, addr).is_some();
-        if !self.rtokens.is_new() && self.terms.confirms_rkeys && !is_announced {
-            return Err(RtokenError::NotAnnounced);
-        }
-        let id = self.rtokens.add(link, rkey, addr)?;
+        let may_be_new = self.rtokens.is_new() || !self.terms.confirms_rkeys;
+        let id = match self.rtokens.find_pair(link, rkey, addr) {
+            Some(announced) => announced,
+            None if may_be_new => self.rtokens.add(link, rkey, addr)?,
+            None => return Err(RtokenError::NotAnnounced),
+        };
         self.rtokens.add_user(id);
         self.report_links();
         Ok(id)

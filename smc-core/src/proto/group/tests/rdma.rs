@@ -56,15 +56,12 @@ pub(super) fn end(host: u8, qpn: u32) -> LinkAddress {
 
 impl Fixture {
     fn set_links<const N: usize>(&mut self, group: GroupId, ends: [LinkAddress; N]) {
-        let (ends, is_full) = (ends.to_vec(), false);
-        self.registry.set_links(
-            group,
-            &GroupLinks {
-                ends,
-                is_full,
-                ..GroupLinks::default()
-            },
-        );
+        let ends = ends.to_vec();
+        let links = GroupLinks {
+            ends,
+            ..GroupLinks::default()
+        };
+        self.registry.set_links(group, &links);
     }
 
     fn set_full(&mut self, group: GroupId, end: LinkAddress, is_full: bool) {
