@@ -40,6 +40,7 @@ pub mod channel;
 mod credentials;
 pub mod doorbell;
 pub mod error;
+pub mod netns;
 pub mod passed;
 pub mod runtime_dir;
 #[doc(hidden)]

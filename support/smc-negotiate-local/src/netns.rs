@@ -1,12 +1,9 @@
 //! Network namespaces, and the addresses in them.
 
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-use nix::libc;
-use nix::sys::socket::getsockopt;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use smc_core::error::OsError;
+use smc_ipc::netns;
 
 /// A network namespace, by the number that it alone has on this host while it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,55 +12,9 @@ pub(super) struct NetNs(pub(super) u64);
 impl NetNs {
     /// The one in which this thread makes sockets.
     pub(super) fn current() -> Result<Self, OsError> {
-        let failed = |error: io::Error| OsError::new("look up the network namespace", &error);
-        let socket = socket_with(
-            AddressFamily::UNIX,
-            SocketType::DGRAM,
-            SocketFlags::CLOEXEC,
-            None,
-        );
-        let socket = socket.map_err(|errno| failed(errno.into()))?;
-        match getsockopt(&socket, NetNsCookie) {
-            Ok(cookie) => Ok(Self(cookie)),
-            // Before Linux 5.14.
-            Err(nix::errno::Errno::ENOPROTOOPT) => {
-                Self::read().map_err(|error| failed(error).at(LINK))
-            }
-            Err(errno) => Err(failed(errno.into())),
-        }
-    }
-
-    fn read() -> io::Result<Self> {
-        let target = rustix::fs::readlink(LINK, Vec::new())?;
-        let number = target.to_str().ok().and_then(Self::parse);
-        number.ok_or_else(|| io::ErrorKind::InvalidData.into())
-    }
-
-    /// `net:[4026531840]`
-    fn parse(target: &str) -> Option<Self> {
-        target
-            .strip_prefix("net:[")?
-            .strip_suffix(']')?
-            .parse()
-            .ok()
-            .map(Self)
+        netns::current().map(Self)
     }
 }
-
-/// The number of a socket's network namespace. No path is looked up: any user can hold the locks of
-/// directories in `/proc`.
-#[derive(Clone, Copy, Debug)]
-struct NetNsCookie;
-
-nix::getsockopt_impl!(
-    NetNsCookie,
-    libc::SOL_SOCKET,
-    libc::SO_NETNS_COOKIE,
-    u64,
-    nix::sys::socket::sockopt::GetStruct<u64>
-);
-
-const LINK: &str = "/proc/thread-self/ns/net";
 
 /// One form for every address: IPv4 in IPv6 is IPv4, and what `connect` takes for this host is
 /// the loopback address. Scope IDs are removed: each namespace numbers its interfaces.
@@ -139,10 +90,6 @@ mod tests {
             std::thread::spawn(NetNs::current).join().unwrap().unwrap(),
             here
         );
-        let stat = rustix::fs::stat("/proc/self/ns/net").unwrap();
-        assert_eq!(NetNs::read().unwrap(), NetNs(stat.st_ino));
-        assert_eq!(NetNs::parse("net:[1x]"), None);
-        assert_eq!(NetNs::parse("mnt:[1]"), None);
     }
 
     #[test]

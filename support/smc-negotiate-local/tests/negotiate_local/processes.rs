@@ -11,7 +11,7 @@ use smc_testkit::resources::limit_descriptors;
 use smc_testkit::unix::listen_at;
 use smc_testkit::user::run_as;
 
-use super::raw::{RawChannel, RawMailbox, netns};
+use super::raw::{RawChannel, RawMailbox};
 use super::*;
 
 #[test]
@@ -399,7 +399,7 @@ pub(super) fn serves(role: &Role) {
 
 /// `<directory> <name in it> <port> <cookie>`: publishes a listener that another process has.
 pub(super) fn impersonates(role: &Role) {
-    let netns = netns();
+    let netns = smc_ipc::netns::current().unwrap();
     let (port, cookie): (u16, u64) = (role.arg(2).parse().unwrap(), role.arg(3).parse().unwrap());
     let name = format!("l-{port}-7f000001-{netns:x}-{cookie:x}-00000001.sock");
     let _socket = listen_at(role.dir().join(role.arg(1)).join(name));

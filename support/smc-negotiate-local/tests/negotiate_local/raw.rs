@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use nix::libc;
 use rustix::net::RecvFlags;
 use smc_core::mem::Region;
-use smc_testkit::unix::{connect_to, pair, send_if_possible};
+use smc_ipc::netns;
+use smc_testkit::unix::{connect_to, send_if_possible};
 
 use super::World;
 
@@ -71,7 +71,11 @@ impl RawChannel {
 
 /// HELLO from this thread's network namespace.
 pub(super) fn hello() -> Vec<u8> {
-    [&b"\x01SMCL\x04"[..], &netns().to_le_bytes()].concat()
+    [
+        &b"\x01SMCL\x04"[..],
+        &netns::current().unwrap().to_le_bytes(),
+    ]
+    .concat()
 }
 
 impl From<OwnedFd> for RawChannel {
@@ -173,20 +177,3 @@ pub(super) const CANCELLED: u64 = 3;
 
 /// Length of a mailbox.
 pub(super) const LEN: usize = 0x10000 + 1024 * 2048 + 64;
-
-/// The number of this thread's network namespace, as names of listeners have it.
-pub(super) fn netns() -> u64 {
-    let (socket, _) = pair();
-    nix::sys::socket::getsockopt(&socket, NetNsCookie).expect("Linux 5.14 or later")
-}
-
-#[derive(Clone, Copy, Debug)]
-struct NetNsCookie;
-
-nix::getsockopt_impl!(
-    NetNsCookie,
-    libc::SOL_SOCKET,
-    libc::SO_NETNS_COOKIE,
-    u64,
-    nix::sys::socket::sockopt::GetStruct<u64>
-);

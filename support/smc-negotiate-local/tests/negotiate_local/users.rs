@@ -10,7 +10,7 @@ use smc_testkit::unix::listen_at;
 use smc_testkit::user::run_as;
 use smc_testkit::wait::until;
 
-use super::raw::{RawChannel, netns};
+use super::raw::RawChannel;
 use super::*;
 
 #[test]
@@ -156,7 +156,7 @@ fn a_user_with_ever_new_names_has_a_bounded_number_of_channels() {
         let acceptor = acceptor.unwrap();
         let to = acceptor.local_addr().unwrap();
         let cookie = sockopt::socket_cookie(&acceptor).unwrap();
-        let netns = netns();
+        let netns = smc_ipc::netns::current().unwrap();
         let like = format!(
             "s-{}-7f000001-{netns:x}-{cookie:x}-00000000.sock",
             to.port()
