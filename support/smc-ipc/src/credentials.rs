@@ -3,7 +3,7 @@
 use std::fs::read_to_string;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -63,21 +63,57 @@ pub fn is_own_user(uid: u32) -> bool {
 
 /// Whether this can be the overflow UID (`/proc/sys/kernel/overflowuid`), which a user namespace
 /// reports for each user that it does not map, also as owner of files.
+///
+/// A process reads its user namespace once, as any user can have a reader of `/proc` wait. It
+/// enters a namespace before it has threads.
 #[must_use]
 pub fn is_ambiguous_user(uid: u32) -> bool {
-    static OVERFLOW: OnceLock<u32> = OnceLock::new();
-    let overflow = || {
-        let set = read_to_string("/proc/sys/kernel/overflowuid").ok();
-        set.and_then(|uid| uid.trim().parse().ok())
-            .unwrap_or(65_534)
+    /// The process that has read, and the UID.
+    static KNOWN: AtomicU64 = AtomicU64::new(0);
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    let pid = u64::from(pid.unsigned_abs());
+    let known = KNOWN.load(Ordering::Relaxed);
+    if known >> 32 == pid {
+        return u64::from(uid) == known & u64::from(u32::MAX);
+    }
+    let Ok(map) = read_to_string("/proc/self/uid_map") else {
+        return uid == DEFAULT_OVERFLOW_UID;
     };
-    // A process can enter a user namespace at any time; the number is that of the whole system.
-    uid == *OVERFLOW.get_or_init(overflow) && !has_all_users()
+    let ambiguous = if has_all_users(&map) {
+        NO_UID
+    } else {
+        overflow_uid()
+    };
+    KNOWN.store(pid << 32 | u64::from(ambiguous), Ordering::Relaxed);
+    uid == ambiguous
 }
 
-/// Whether all users have numbers in the user namespace of this process.
-fn has_all_users() -> bool {
-    let map = read_to_string("/proc/self/uid_map").unwrap_or_default();
+fn overflow_uid() -> u32 {
+    let set = read_to_string("/proc/sys/kernel/overflowuid").ok();
+    set.and_then(|uid| uid.trim().parse().ok())
+        .unwrap_or(DEFAULT_OVERFLOW_UID)
+}
+
+/// Whether all users have numbers in a user namespace with this map.
+fn has_all_users(map: &str) -> bool {
     let length = |line: &str| line.split_whitespace().nth(2)?.parse::<u64>().ok();
     map.lines().filter_map(length).sum::<u64>() >= u32::MAX.into()
+}
+
+const DEFAULT_OVERFLOW_UID: u32 = 65_534;
+
+/// -1, which no user has.
+const NO_UID: u32 = u32::MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_of_all_users_leaves_no_ambiguous_one() {
+        assert!(has_all_users("         0          0 4294967295\n"));
+        assert!(has_all_users("0 0 1000\n1000 1000 4294966295\n"));
+        assert!(!has_all_users("         0       1000          1\n"));
+        assert!(!has_all_users(""));
+    }
 }
