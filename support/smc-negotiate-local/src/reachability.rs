@@ -6,10 +6,11 @@
 //! packets between the two addresses travel between these two namespaces, without address
 //! translation.
 
+use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -63,16 +64,34 @@ pub(super) async fn accept_probe(
     acceptor: &dyn Acceptor,
     nonce: [u8; NONCE_LEN],
 ) -> Option<IpAddr> {
-    let probed = async {
-        // Other processes may connect, but only a few of them are read.
-        for _ in 0..MAX_CONNECTIONS {
-            let (socket, peer) = poll_fn(|cx| acceptor.poll_accept(cx)).await.ok()?;
-            if read_nonce(&*socket).await == Some(nonce) {
-                return Some(canonical(peer).ip());
+    let mut reads: VecDeque<Pin<Box<dyn Future<Output = Option<IpAddr>> + Send>>> = VecDeque::new();
+    let probed = poll_fn(|cx| {
+        // Any process may connect and send nothing, so all are read at once. The oldest has had
+        // the most time.
+        for accepted in 1..=MAX_CONNECTIONS {
+            match acceptor.poll_accept(cx) {
+                Poll::Ready(Ok((socket, peer))) => reads.push_back(Box::pin(async move {
+                    let read = read_nonce(&*socket).await;
+                    (read == Some(nonce)).then(|| canonical(peer).ip())
+                })),
+                Poll::Ready(Err(_)) => return Poll::Ready(None),
+                Poll::Pending => break,
+            }
+            if accepted == MAX_CONNECTIONS {
+                cx.waker().wake_by_ref();
             }
         }
-        None
-    };
+        reads.drain(..reads.len().saturating_sub(MAX_CONNECTIONS));
+        let mut from = None;
+        reads.retain_mut(|read| match read.as_mut().poll(cx) {
+            Poll::Ready(read) => {
+                from = from.or(read);
+                false
+            }
+            Poll::Pending => true,
+        });
+        from.map_or(Poll::Pending, |from| Poll::Ready(Some(from)))
+    });
     within(runtime, LISTENER_TIMEOUT, probed).await.flatten()
 }
 
@@ -109,5 +128,40 @@ const CLIENT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a listener keeps the probe socket open.
 const LISTENER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Connections to a probe socket that are read.
-const MAX_CONNECTIONS: u32 = 4;
+/// Connections to a probe socket that are read at a time.
+const MAX_CONNECTIONS: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use smc_testkit::runtime::VirtualRuntime;
+
+    use super::*;
+
+    #[test]
+    fn connections_that_send_nothing_do_not_keep_a_nonce_from_being_read() {
+        let world = VirtualRuntime::new(1);
+        let runtime = &*world.handle();
+        let options = SocketOptions::default();
+        let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 5000);
+        let listener = runtime.bind(to, &options, &mut |_| Ok(())).unwrap();
+        let nonce = [7; NONCE_LEN];
+        let from = world.block_on(async {
+            let mut sockets = Vec::new();
+            for _ in 0..=2 * MAX_CONNECTIONS {
+                sockets.push(
+                    runtime
+                        .connect(to, &options, &mut |_| Ok(()))
+                        .await
+                        .unwrap(),
+                );
+            }
+            let last = sockets.last().unwrap();
+            let sent = poll_fn(|cx| last.poll_write(cx, &[IoSlice::new(&nonce)])).await;
+            assert_eq!(sent.unwrap(), NONCE_LEN);
+            accept_probe(runtime, &*listener, nonce).await
+        });
+        assert_eq!(from, Some(Ipv4Addr::LOCALHOST.into()));
+    }
+}
