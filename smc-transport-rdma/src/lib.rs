@@ -138,6 +138,7 @@ mod device;
 mod domain;
 mod doorbell;
 mod error;
+mod interfaces;
 mod link;
 mod links;
 mod memory;

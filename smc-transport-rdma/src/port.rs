@@ -3,13 +3,12 @@
 use std::io;
 
 use hashbrown::HashMap;
-use nix::ifaddrs::getifaddrs;
-use nix::net::if_::if_indextoname;
 use rdma_mummy_sys as sys;
 use sideway::ibverbs::device_context::{DeviceContext, QueryDeviceErrorKind, QueryPortErrorKind};
 use smc_core::device::{RdmaAddress, RoceKind};
 use smc_wire::types::{Mac, MtuCode, RoceGid};
 
+use crate::interfaces::{self, Interface};
 use crate::verbs::{self, GidEntry};
 
 /// An address and its place in the GID table.
@@ -72,13 +71,13 @@ pub(crate) fn read(context: &DeviceContext) -> io::Result<Vec<Port>> {
             entries: Vec::new(),
         });
     }
-    let mut interfaces = Interfaces::default();
+    let interfaces = interfaces::read()?;
     for gid in verbs::gid_table(context, capacity)? {
         let port = ports
             .iter_mut()
             .find(|port| u32::from(port.number) == gid.port);
         if let Some(port) = port {
-            if let Some(entry) = entry(port, &gid, &mut interfaces) {
+            if let Some(entry) = entry(port, &gid, &interfaces) {
                 port.entries.push(entry);
             }
         }
@@ -94,7 +93,7 @@ pub(crate) fn active(ports: &[Port]) -> Vec<Entry> {
         .collect()
 }
 
-fn entry(port: &Port, gid: &GidEntry, interfaces: &mut Interfaces) -> Option<Entry> {
+fn entry(port: &Port, gid: &GidEntry, interfaces: &HashMap<u32, Interface>) -> Option<Entry> {
     let kind = match gid.kind {
         verbs::GID_ROCE_V1 => RoceKind::V1,
         verbs::GID_ROCE_V2 => RoceKind::V2,
@@ -106,52 +105,13 @@ fn entry(port: &Port, gid: &GidEntry, interfaces: &mut Interfaces) -> Option<Ent
     if !port.ethernet || roce.is_zero() {
         return None;
     }
-    let interface = interfaces.named(gid.interface);
-    let mac = interface.as_ref().and_then(|name| interfaces.mac(name));
-    let mut address = RdmaAddress::new(roce, kind, mac.unwrap_or(Mac::ZERO), port.mtu?);
+    let interface = interfaces.get(&gid.interface).cloned().unwrap_or_default();
+    let mac = interface.mac.unwrap_or(Mac::ZERO);
+    let mut address = RdmaAddress::new(roce, kind, mac, port.mtu?);
     address.port = port.number;
-    if let Some(name) = interface {
-        address.vlan = vlan(&name);
-        address.interface = Some(name);
-    }
+    address.vlan = interface.vlan;
+    address.interface = interface.name;
     Some(Entry { address, index })
-}
-
-/// The interface's VLAN, 0 without.
-fn vlan(interface: &str) -> u16 {
-    let text = std::fs::read_to_string(format!("/proc/net/vlan/{interface}"));
-    text.ok().and_then(|text| vlan_of(&text)).unwrap_or(0)
-}
-
-/// Reads `eth0.7  VID: 7  REORDER_HDR: 1 ..`.
-fn vlan_of(text: &str) -> Option<u16> {
-    let mut words = text.lines().next()?.split_whitespace();
-    words.find(|word| *word == "VID:")?;
-    words.next()?.parse().ok()
-}
-
-/// The network interfaces of the host, as far as they were asked for.
-#[derive(Debug, Default)]
-struct Interfaces {
-    macs: Option<HashMap<String, Mac>>,
-}
-
-impl Interfaces {
-    fn named(&self, number: u32) -> Option<String> {
-        if_indextoname(number).ok()?.into_string().ok()
-    }
-
-    fn mac(&mut self, name: &str) -> Option<Mac> {
-        let macs = self.macs.get_or_insert_with(|| {
-            let all = getifaddrs().into_iter().flatten();
-            all.filter_map(|entry| {
-                let mac = entry.address?.as_link_addr()?.addr()?;
-                Some((entry.interface_name, Mac::new(mac)))
-            })
-            .collect()
-        });
-        macs.get(name).copied()
-    }
 }
 
 /// The code of verbs is the one on the wire.
@@ -163,14 +123,6 @@ fn mtu(code: u32) -> Option<MtuCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_vlan_is_read_from_the_first_line() {
-        let text = "eth0.7  VID: 7\t REORDER_HDR: 1  dev->priv_flags: 1\n  total: 0\n";
-        assert_eq!(vlan_of(text), Some(7));
-        assert_eq!(vlan_of(""), None);
-        assert_eq!(vlan_of("eth0 VID: x"), None);
-    }
 
     #[test]
     fn only_the_five_path_mtus_count() {

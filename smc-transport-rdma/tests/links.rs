@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use common::{DrainInto, End, MEMORY, address, devices, domain, pair};
 use futures_lite::future::block_on;
 use smc_core::device::{
-    Access, DeviceError, Event, Inbound, LinkFailure, MESSAGE_MAX, OpId, Piece, Route, SENDS_MAX,
-    SHORT_LEN, SubmitError, Write,
+    Access, Device, DeviceError, Event, Inbound, LinkFailure, MESSAGE_MAX, OpId, Piece, Route,
+    SENDS_MAX, SHORT_LEN, SubmitError, Write,
 };
 use smc_core::mem::Region;
+use smc_transport_rdma::RdmaDevice;
 use smc_wire::types::{Rkey, RmbAddr};
 
 #[test]
@@ -106,6 +107,29 @@ fn thousands_of_messages_both_ways() {
         assert_eq!(received(&near).as_bytes(), message);
         assert_eq!(sent(&near), OpId(number.into()));
         assert_eq!(sent(&far), OpId(number.into()));
+    }
+}
+
+#[test]
+fn messages_that_come_faster_than_they_are_drained_cost_a_drain_a_bounded_number() {
+    let Some((a, b)) = devices() else { return };
+    let name = b.identity().name.clone();
+    let b = RdmaDevice::builder(name).receives(2048).open().unwrap();
+    let (near, far) = pair(Arc::new(a), Arc::new(b));
+    far.device_arm();
+    for number in 0..1500_u64 {
+        near.link.post(OpId(number), &[], &[1; SHORT_LEN]).unwrap();
+        assert_eq!(sent(&near), OpId(number));
+    }
+    let mut left = 1500;
+    while left > 0 {
+        assert!(
+            far.park(Duration::ZERO),
+            "the doorbell is silent with {left} left"
+        );
+        let count = far.events().len();
+        assert!((1..=600).contains(&count), "{count} messages in one drain");
+        left -= count;
     }
 }
 
@@ -360,11 +384,8 @@ fn addresses_for_peers_do_not_tell_where_memory_is() {
 #[test]
 fn links_are_limited_and_their_places_come_back() {
     let Some((device, _)) = devices() else { return };
-    let name = smc_core::device::Device::identity(&device).name.clone();
-    let device = smc_transport_rdma::RdmaDevice::builder(name)
-        .links(2)
-        .open()
-        .unwrap();
+    let name = device.identity().name.clone();
+    let device = RdmaDevice::builder(name).links(2).open().unwrap();
     let at = address(&device);
     let domain = block_on(domain(&device));
     for _ in 0..50 {
