@@ -1,0 +1,141 @@
+//! Routes of this host.
+
+use std::io;
+use std::net::IpAddr;
+
+use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage, RouteMetric};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use crate::request;
+
+/// How packets get to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Route {
+    /// Index of the interface that they leave by; 0 if the kernel does not say it.
+    pub interface: u32,
+    /// Whether a router is on the way.
+    pub has_gateway: bool,
+    /// The route's own limit on the length of packets: configured, or discovered on the path.
+    pub mtu: Option<u32>,
+}
+
+impl Route {
+    /// A route by an interface, without a limit on the length of packets.
+    #[must_use]
+    pub const fn new(interface: u32, has_gateway: bool) -> Self {
+        Self {
+            interface,
+            has_gateway,
+            mtu: None,
+        }
+    }
+}
+
+/// The route from one address to another, as the kernel takes it now; `None` if there is none, or
+/// `from` is an IPv4 address that this host does not have. With the index of an interface only the
+/// routes by that one count.
+///
+/// # Errors
+///
+/// When the kernel cannot be asked, as without netlink sockets.
+pub fn route(from: IpAddr, to: IpAddr, by: Option<u32>) -> io::Result<Option<Route>> {
+    let mut request = RouteMessage::default();
+    let (family, len) = match to {
+        IpAddr::V4(_) => (AddressFamily::Inet, 32),
+        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+    };
+    request.header.address_family = family;
+    request.header.destination_prefix_length = len;
+    request.header.source_prefix_length = len;
+    request.attributes = vec![
+        RouteAttribute::Destination(to.into()),
+        RouteAttribute::Source(from.into()),
+    ];
+    if let Some(index) = by {
+        request.attributes.push(RouteAttribute::Oif(index));
+        // Without this flag the kernel takes every address for a neighbour on that interface.
+        request.header.flags = RouteFlags::FibMatch;
+    }
+    let replies = match request::get(RouteNetlinkMessage::GetRoute(request)) {
+        Ok(replies) => replies,
+        Err(error) if is_refusal(&error) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    Ok(replies.into_iter().find_map(|reply| match reply {
+        RouteNetlinkMessage::NewRoute(route) => Some(read(&route)),
+        _ => None,
+    }))
+}
+
+/// The errors by which the kernel says that no packet may go there.
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::PermissionDenied
+            | io::ErrorKind::InvalidInput
+    )
+}
+
+fn read(message: &RouteMessage) -> Route {
+    let mut route = Route::new(0, false);
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => route.interface = *index,
+            RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => route.has_gateway = true,
+            RouteAttribute::Metrics(metrics) => {
+                route.mtu = metrics.iter().find_map(|metric| match metric {
+                    RouteMetric::Mtu(mtu) => Some(*mtu),
+                    _ => None,
+                });
+            }
+            _ => {}
+        }
+    }
+    route
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use netlink_packet_route::route::RouteAddress;
+
+    use super::*;
+
+    #[test]
+    fn loopback_is_reached_directly() {
+        let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let route = route(loopback, loopback, None).unwrap().unwrap();
+        assert!(!route.has_gateway);
+        assert_ne!(route.interface, 0);
+    }
+
+    #[test]
+    fn there_is_no_route_from_an_address_of_another_host() {
+        // RFC 5737: an address for documentation.
+        let other = Ipv4Addr::new(192, 0, 2, 1).into();
+        assert_eq!(
+            route(other, Ipv4Addr::LOCALHOST.into(), None).unwrap(),
+            None
+        );
+    }
+
+    #[test]
+    fn a_route_over_a_router_has_its_gateway_and_path_mtu() {
+        let mut message = RouteMessage::default();
+        message.attributes = vec![
+            RouteAttribute::Oif(3),
+            RouteAttribute::Gateway(RouteAddress::Inet(Ipv4Addr::new(10, 0, 0, 1))),
+            RouteAttribute::Metrics(vec![RouteMetric::Hoplimit(64), RouteMetric::Mtu(1400)]),
+        ];
+        let expected = Route {
+            interface: 3,
+            has_gateway: true,
+            mtu: Some(1400),
+        };
+        assert_eq!(read(&message), expected);
+    }
+}
