@@ -14,7 +14,7 @@ use smc::Builder;
 use smc::{Endpoint, Stream};
 use smc_core::device::{Device, RdmaAddress, RoceKind};
 use smc_core::negotiate::Assume;
-use smc_core::runtime::{Runtime, Subnet};
+use smc_core::runtime::Runtime;
 use smc_core::wire::types::{Mac, MtuCode, RoceGid};
 use smc_testkit::memory_device::MemFabric;
 use smc_testkit::memory_rdma::{RdmaOptions, RdmaWire};
@@ -44,7 +44,7 @@ impl Scene {
         let wire = RdmaWire::with_clock(1, runtime.handle());
         let device = |last| {
             let ip = Ipv4Addr::new(10, 0, 0, last);
-            runtime.add_interface("v0", Subnet::V4(ip, 24));
+            runtime.add_interface("v0", ip.into(), 24);
             let (gid, mac) = (RoceGid::from_ipv4(ip), Mac::new([2, 0, 0, 0, 0, last]));
             let address = RdmaAddress::new(gid, RoceKind::V2, mac, MtuCode::MTU_1024);
             let options = RdmaOptions::default().with_address(address.with_interface("v0", 0));

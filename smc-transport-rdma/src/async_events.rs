@@ -54,11 +54,8 @@ fn ports_changed(parts: &Parts, sink: &mut dyn FnMut(Event)) {
     };
     let now = port::active(&ports);
     for link in parts.links.all() {
-        let at = &link.at;
-        let still = now.iter().any(|entry| {
-            let address = &entry.address;
-            (address.gid, address.kind, address.port) == (at.gid, at.kind, at.port)
-        });
+        let mut entries = now.iter();
+        let still = entries.any(|entry| entry.address.is_same_entry(&link.at));
         if !still {
             parts.stop_link(&link, LinkFailure::PortDown);
         }

@@ -39,10 +39,8 @@ impl ProtectionDomain for Domain {
         self.parts.check()?;
         let ports = port::read(&self.parts.context)
             .map_err(|error| DeviceError::os("reading the GID table", &error))?;
-        let entry = port::active(&ports).into_iter().find(|entry| {
-            let address = &entry.address;
-            (address.gid, address.kind, address.port) == (at.gid, at.kind, at.port)
-        });
+        let mut active = port::active(&ports).into_iter();
+        let entry = active.find(|entry| entry.address.is_same_entry(at));
         let entry = entry.ok_or(DeviceError::Invalid("no active port has this address"))?;
         let links = &self.parts.links;
         let serial = links.reserve().ok_or(DeviceError::Exhausted)?;

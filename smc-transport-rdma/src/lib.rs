@@ -138,7 +138,6 @@ mod device;
 mod domain;
 mod doorbell;
 mod error;
-mod interfaces;
 mod link;
 mod links;
 mod memory;

@@ -2,13 +2,12 @@
 
 use std::io;
 
-use hashbrown::HashMap;
 use rdma_mummy_sys as sys;
 use sideway::ibverbs::device_context::{DeviceContext, QueryDeviceErrorKind, QueryPortErrorKind};
 use smc_core::device::{RdmaAddress, RoceKind};
+use smc_netlink::Interface;
 use smc_wire::types::{Mac, MtuCode, RoceGid};
 
-use crate::interfaces::{self, Interface};
 use crate::verbs::{self, GidEntry};
 
 /// An address and its place in the GID table.
@@ -71,7 +70,7 @@ pub(crate) fn read(context: &DeviceContext) -> io::Result<Vec<Port>> {
             entries: Vec::new(),
         });
     }
-    let interfaces = interfaces::read()?;
+    let interfaces = smc_netlink::interfaces()?;
     for gid in verbs::gid_table(context, capacity)? {
         let port = ports
             .iter_mut()
@@ -93,7 +92,7 @@ pub(crate) fn active(ports: &[Port]) -> Vec<Entry> {
         .collect()
 }
 
-fn entry(port: &Port, gid: &GidEntry, interfaces: &HashMap<u32, Interface>) -> Option<Entry> {
+fn entry(port: &Port, gid: &GidEntry, interfaces: &[Interface]) -> Option<Entry> {
     let kind = match gid.kind {
         verbs::GID_ROCE_V1 => RoceKind::V1,
         verbs::GID_ROCE_V2 => RoceKind::V2,
@@ -105,12 +104,13 @@ fn entry(port: &Port, gid: &GidEntry, interfaces: &HashMap<u32, Interface>) -> O
     if !port.ethernet || roce.is_zero() {
         return None;
     }
-    let interface = interfaces.get(&gid.interface).cloned().unwrap_or_default();
-    let mac = interface.mac.unwrap_or(Mac::ZERO);
-    let mut address = RdmaAddress::new(roce, kind, mac, port.mtu?);
-    address.port = port.number;
-    address.vlan = interface.vlan;
-    address.interface = interface.name;
+    let interface = interfaces.iter().find(|one| one.index == gid.interface);
+    let mac = interface.and_then(|interface| interface.mac);
+    let mac = mac.map_or(Mac::ZERO, Mac::new);
+    let mut address = RdmaAddress::new(roce, kind, mac, port.mtu?).with_port(port.number);
+    if let Some(interface) = interface {
+        address = address.with_interface(&*interface.name, interface.vlan);
+    }
     Some(Entry { address, index })
 }
 

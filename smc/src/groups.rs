@@ -9,14 +9,14 @@ use std::time::Instant;
 
 use event_listener::{Event, EventListener};
 use hashbrown::{HashMap, HashSet};
-use smc_wire::types::{AlertToken, Gid};
+use smc_wire::types::{AlertToken, Gid, RoceGid};
 
 use super::answer::Answer;
 use super::deadlines::{Deadline, Deadlines};
 use super::device_driver::DeviceDriver;
 use super::links::{RdmaGroup, RdmaPorts};
 use super::runtime::Runtime;
-use crate::device::{DeviceError, MemoryLimit, PeerEvent, RdmaAddress};
+use crate::device::{DeviceError, MemoryLimit, PeerEvent, RdmaAddress, Route};
 use crate::mutex::Mutex;
 use crate::proto::group::{
     DeviceIndex, EnterResult, GroupId, GroupKey, GroupState, GroupTerms, Intent, LinkGroupInfo,
@@ -246,9 +246,15 @@ impl Groups {
     }
 
     /// Candidates for further links of a group.
-    pub(crate) fn candidates(&self, like: &RdmaAddress) -> Vec<PortCandidate> {
+    pub(crate) fn candidates(&self, like: &RdmaAddress, peer: RoceGid) -> Vec<PortCandidate> {
         let drivers: Vec<_> = self.drivers().collect();
-        self.ports.candidates(&*self.runtime, &drivers, like)
+        self.ports.candidates(&self.runtime, &drivers, like, peer)
+    }
+
+    /// The route of a link between two GIDs, if they have addresses of IP.
+    pub(crate) fn link_route(&self, local: RoceGid, peer: RoceGid) -> Option<Route> {
+        let drivers: Vec<_> = self.drivers().collect();
+        self.ports.link_route(&self.runtime, &drivers, local, peer)
     }
 
     /// Handles a change of a device's addresses.

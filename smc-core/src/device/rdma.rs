@@ -109,6 +109,14 @@ impl RdmaAddress {
         }
     }
 
+    /// Whether both are the same entry of a GID table. RoCE version 1 has the same GID in each VLAN
+    /// of a port.
+    #[must_use]
+    pub fn is_same_entry(&self, other: &Self) -> bool {
+        let entry = |of: &Self| (of.gid, of.kind, of.port, of.vlan);
+        entry(self) == entry(other)
+    }
+
     /// Sets the network interface.
     #[must_use]
     pub fn with_interface(mut self, name: impl Into<String>, vlan: u16) -> Self {

@@ -10,12 +10,10 @@
 //! and a function in `smc/src/lib.rs`. `smc/tests/runtime_adapters.rs` has the scenarios that each
 //! adapter passes.
 
-mod interfaces;
-
 use std::fmt::Debug;
 use std::future::Future;
 use std::io::{self, IoSlice};
-use std::net::{Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
-pub use crate::proto::handshake::Subnet;
+pub use smc_netlink::{Interface as NetworkInterface, Route as NetworkRoute};
 
 /// A task for [`Runtime::spawn`].
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -99,30 +97,15 @@ pub trait Runtime: Send + Sync + Debug + 'static {
     /// When it cannot be watched, or the runtime has no reactor.
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>>;
 
-    /// Addresses of the host's network interfaces now; none if the system does not report them.
-    fn interfaces(&self) -> Vec<InterfaceAddress> {
-        interfaces::of_this_host()
+    /// The host's network interfaces now; none if the system does not report them.
+    fn interfaces(&self) -> Vec<NetworkInterface> {
+        smc_netlink::interfaces().unwrap_or_default()
     }
-}
 
-/// An address of a network interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct InterfaceAddress {
-    /// Name of the interface, such as `eth0`.
-    pub name: String,
-    /// The address and its subnet.
-    pub subnet: Subnet,
-}
-
-impl InterfaceAddress {
-    /// An address of this interface.
-    #[must_use]
-    pub fn new(name: impl Into<String>, subnet: Subnet) -> Self {
-        Self {
-            name: name.into(),
-            subnet,
-        }
+    /// The host's route from one address to another now; `None` if there is none, or the system
+    /// does not report it. With the index of an interface only the routes by that one count.
+    fn route(&self, from: IpAddr, to: IpAddr, by: Option<u32>) -> Option<NetworkRoute> {
+        smc_netlink::route(from, to, by).ok().flatten()
     }
 }
 

@@ -36,9 +36,8 @@ impl ProtectionDomain for MemoryDomain {
         let member = state.devices.get_mut(&self.device);
         let member = member.filter(|member| !member.is_gone);
         let member = member.ok_or(DeviceError::Gone("removed"))?;
-        let is_same =
-            |entry: &RdmaAddress| (entry.gid, entry.kind, entry.port) == (at.gid, at.kind, at.port);
-        let address = member.addresses().into_iter().find(is_same);
+        let mut addresses = member.addresses().into_iter();
+        let address = addresses.find(|entry| entry.is_same_entry(at));
         let address = address.ok_or(DeviceError::Invalid("no such address on an active port"))?;
         if used >= member.options.max_links {
             return Err(DeviceError::Exhausted);

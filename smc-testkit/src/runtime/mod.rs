@@ -34,15 +34,15 @@ pub use options::Options;
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use smc_core::runtime::{
-    Acceptor, BeforeConnect, BeforeListen, InterfaceAddress, Runtime, Socket, SocketOptions,
-    Subnet, Task, Timer, Watch,
+    Acceptor, BeforeConnect, BeforeListen, NetworkInterface, NetworkRoute, Runtime, Socket,
+    SocketOptions, Task, Timer, Watch,
 };
 
 use executor::{Core, Group};
@@ -139,8 +139,16 @@ impl VirtualRuntime {
 
     /// Gives the virtual host an interface with this address; it has none before. All endpoints on
     /// this runtime see it, whatever host they play.
-    pub fn add_interface(&self, name: &str, subnet: Subnet) {
-        self.net.add_interface(InterfaceAddress::new(name, subnet));
+    ///
+    /// What is in the subnet of an interface is reached by it, everything else over a router at the
+    /// interface that has the packet's source.
+    pub fn add_interface(&self, name: &str, address: IpAddr, bits: u8) {
+        self.net.add_interface(name, address, bits);
+    }
+
+    /// Puts an interface into a VLAN.
+    pub fn set_vlan(&self, name: &str, vlan: u16) {
+        self.net.set_vlan(name, vlan);
     }
 
     /// Resets every TCP connection that has this address at one of its ends; gives their number.
@@ -218,8 +226,12 @@ impl Runtime for EndingRuntime {
         self.net.bind(at, options, before)
     }
 
-    fn interfaces(&self) -> Vec<InterfaceAddress> {
+    fn interfaces(&self) -> Vec<NetworkInterface> {
         self.net.interfaces()
+    }
+
+    fn route(&self, from: IpAddr, to: IpAddr, by: Option<u32>) -> Option<NetworkRoute> {
+        self.net.route(from, to, by)
     }
 
     fn watch(&self, _fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {

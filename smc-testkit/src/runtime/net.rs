@@ -6,8 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use smc_core::runtime::{
-    Acceptor, BeforeConnect, BeforeListen, InterfaceAddress, Socket, SocketOptions, Unconnected,
+    Acceptor, BeforeConnect, BeforeListen, NetworkInterface, NetworkRoute, Socket, SocketOptions,
+    Unconnected,
 };
+
+use smc_core::proto::handshake::Subnet;
 
 use super::executor::Core;
 use super::socket::{VirtualAcceptor, VirtualSocket};
@@ -21,7 +24,7 @@ pub(super) struct Net {
 struct State {
     listeners: BTreeMap<SocketAddr, Weak<VirtualAcceptor>>,
     connections: Vec<Weak<VirtualSocket>>,
-    interfaces: Vec<InterfaceAddress>,
+    interfaces: Vec<NetworkInterface>,
     next_port: u16,
 }
 
@@ -37,12 +40,49 @@ impl Net {
         Self { core, state }
     }
 
-    pub(super) fn add_interface(&self, interface: InterfaceAddress) {
-        self.state().interfaces.push(interface);
+    pub(super) fn add_interface(&self, name: &str, address: IpAddr, bits: u8) {
+        let all = &mut self.state().interfaces;
+        let known = all.iter_mut().find(|interface| interface.name == name);
+        match known {
+            Some(known) => known.addresses.push((address, bits)),
+            None => {
+                let mut new = NetworkInterface::default();
+                new.index = u32::try_from(all.len()).unwrap_or(u32::MAX) + 1;
+                new.name = name.to_owned();
+                new.base = name.to_owned();
+                new.addresses = vec![(address, bits)];
+                all.push(new);
+            }
+        }
     }
 
-    pub(super) fn interfaces(&self) -> Vec<InterfaceAddress> {
+    pub(super) fn set_vlan(&self, name: &str, vlan: u16) {
+        let all = &mut self.state().interfaces;
+        for interface in all.iter_mut().filter(|interface| interface.name == name) {
+            interface.vlan = vlan;
+        }
+    }
+
+    pub(super) fn interfaces(&self) -> Vec<NetworkInterface> {
         self.state().interfaces.clone()
+    }
+
+    pub(super) fn route(&self, from: IpAddr, to: IpAddr, by: Option<u32>) -> Option<NetworkRoute> {
+        let all = self.interfaces();
+        let own = all.iter().find(|interface| {
+            let mut addresses = interface.addresses.iter();
+            addresses.any(|(address, _)| *address == from)
+        })?;
+        let mut allowed = all.iter().filter(|one| by.is_none_or(|by| one.index == by));
+        let direct = allowed.find(|interface| {
+            let mut addresses = interface.addresses.iter();
+            addresses.any(|(own, bits)| Subnet::new(*own, *bits).contains(to))
+        });
+        match (direct, by) {
+            (Some(interface), _) => Some(NetworkRoute::new(interface.index, false)),
+            (None, None) => Some(NetworkRoute::new(own.index, true)),
+            (None, Some(_)) => None,
+        }
     }
 
     pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {

@@ -8,7 +8,6 @@ use std::time::Duration;
 use smc::{Builder, Endpoint, Listener, Mode, Stream};
 use smc_core::device::{Device, RdmaAddress, RoceKind};
 use smc_core::negotiate::Assume;
-use smc_core::runtime::Subnet;
 use smc_core::wire::types::{Eid, Mac, MtuCode, RoceGid};
 
 use crate::memory_rdma::{MemoryRdma, RdmaOptions, RdmaWire};
@@ -34,7 +33,8 @@ impl RdmaWorld {
     pub fn with_options(seed: u64, options: Options) -> Self {
         let runtime = VirtualRuntime::with_options(seed, options);
         for last in 1..=4 {
-            runtime.add_interface("v0", Subnet::V4(Ipv4Addr::new(10, 0, 0, last), 24));
+            let address = Ipv4Addr::new(10, 0, 0, last);
+            runtime.add_interface("v0", address.into(), 24);
         }
         let wire = RdmaWire::with_clock(seed, runtime.handle());
         Self { runtime, wire }

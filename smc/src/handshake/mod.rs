@@ -130,7 +130,7 @@ fn handshake_config(
     } = endpoint;
     let is_rdma = |driver: &Arc<DeviceDriver>| driver.device().fabric().rdma().is_some();
     let config = match drivers.iter().any(is_rdma) {
-        true => endpoint.groups.ports.config(&**runtime, drivers, handshake),
+        true => endpoint.groups.ports.config(runtime, drivers, handshake),
         false => Arc::clone(handshake),
     };
     let Some(len) = recv_buffer else {

@@ -1,17 +1,19 @@
 //! The local RDMA addresses with their networks, and the choice for a TCP connection.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use smc_wire::types::{Mac, PeerId, PnetId};
+use smc_wire::types::{Mac, PeerId, PnetId, RoceGid};
 
 use super::super::device_driver::DeviceDriver;
-use super::super::runtime::{InterfaceAddress, Runtime};
-use crate::device::{RdmaAddress, RoceKind};
+use super::super::runtime::{NetworkInterface, Runtime};
+use crate::device::{RdmaAddress, RoceKind, Route};
 use crate::mutex::Mutex;
 use crate::proto::group::DeviceIndex;
-use crate::proto::handshake::{HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath};
+use crate::proto::handshake::{
+    HandshakeConfig, Interface, RdmaConfig, RdmaPort, Routes, Subnet, TcpPath,
+};
 use crate::proto::links::PortCandidate;
 
 /// The RDMA ports and interfaces of this host, as far as an endpoint has devices for them.
@@ -29,7 +31,7 @@ pub(crate) struct RdmaPorts {
 /// The result of a scan, which takes a dozen system calls.
 struct PortScan {
     at: Instant,
-    interfaces: Arc<Vec<InterfaceAddress>>,
+    interfaces: Arc<Vec<NetworkInterface>>,
     ports: Arc<Vec<RdmaPort>>,
     /// The configuration for handshakes, made at the first use.
     config: Option<Arc<HandshakeConfig>>,
@@ -52,16 +54,20 @@ impl RdmaPorts {
     /// The configuration for handshakes: `base`, which is constant, with the ports that are active.
     pub(crate) fn config(
         &self,
-        runtime: &dyn Runtime,
+        runtime: &Arc<dyn Runtime>,
         drivers: &[Arc<DeviceDriver>],
         base: &Arc<HandshakeConfig>,
     ) -> Arc<HandshakeConfig> {
         let mut known = self.known.lock();
-        let known = self.known(&mut known, runtime, drivers);
+        let known = self.known(&mut known, &**runtime, drivers);
         let config = known.config.get_or_insert_with(|| {
-            let Some(rdma) = self.rdma_config(&known.ports) else {
+            let Some(mut rdma) = self.rdma_config(&known.ports) else {
                 return Arc::clone(base);
             };
+            rdma.routes = Some(Arc::new(HostRoutes {
+                runtime: Arc::clone(runtime),
+                interfaces: Arc::clone(&known.interfaces),
+            }));
             let mut config = HandshakeConfig::clone(base);
             config.rdma = Some(rdma);
             Arc::new(config)
@@ -83,32 +89,65 @@ impl RdmaPorts {
         Some(config)
     }
 
-    /// Candidates for further links of a group whose first one is at this address.
+    /// Candidates for links of a group to a peer with this GID: the address of the first link
+    /// (`like`), and one of each other physical port of the same network.
     pub(crate) fn candidates(
         &self,
-        runtime: &dyn Runtime,
+        runtime: &Arc<dyn Runtime>,
         drivers: &[Arc<DeviceDriver>],
         like: &RdmaAddress,
+        peer: RoceGid,
     ) -> Vec<PortCandidate> {
-        let ports = {
-            let mut known = self.known.lock();
-            Arc::clone(&self.known(&mut known, runtime, drivers).ports)
-        };
-        let first = ports.iter().find(|port| port.address.gid == like.gid);
-        let pnet_id = first.and_then(|port| port.pnet_id);
-        let fits = |port: &&RdmaPort| {
-            let address = &port.address;
-            port.pnet_id == pnet_id
-                && address.kind == like.kind
-                && (address.kind == RoceKind::V1 || address.gid.ipv4().is_some())
-        };
-        let fitting = ports.iter().filter(fits);
-        fitting
+        let (ports, routes) = self.ports_and_routes(runtime, drivers);
+        let own = ports.iter().find(|port| port.address == *like);
+        let mut found: Vec<&RdmaPort> = own.into_iter().collect();
+        for port in ports.iter() {
+            let is_known = found.iter().any(|known| routes.is_same_port(known, port));
+            let pnet_id = own.and_then(|own| own.pnet_id);
+            if !is_known
+                && port.pnet_id == pnet_id
+                && (port.address.kind, port.address.vlan) == (like.kind, like.vlan)
+                && (pnet_id.is_some() || routes.is_in_network(port, own, peer))
+            {
+                found.push(port);
+            }
+        }
+        found
+            .into_iter()
             .map(|port| PortCandidate {
                 device: port.device,
                 address: port.address.clone(),
             })
             .collect()
+    }
+
+    /// The route of a link between two GIDs, if they have addresses of IP.
+    pub(crate) fn link_route(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        drivers: &[Arc<DeviceDriver>],
+        local: RoceGid,
+        peer: RoceGid,
+    ) -> Option<Route> {
+        let (ports, routes) = self.ports_and_routes(runtime, drivers);
+        let port = ports.iter().find(|port| port.address.gid == local)?;
+        let (to, address) = (peer.ipv4()?, &port.address);
+        let by_port = routes.by_port(address, to);
+        by_port.or_else(|| routes.route(address, to))
+    }
+
+    fn ports_and_routes(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        drivers: &[Arc<DeviceDriver>],
+    ) -> (Arc<Vec<RdmaPort>>, HostRoutes) {
+        let mut known = self.known.lock();
+        let known = self.known(&mut known, &**runtime, drivers);
+        let routes = HostRoutes {
+            runtime: Arc::clone(runtime),
+            interfaces: Arc::clone(&known.interfaces),
+        };
+        (Arc::clone(&known.ports), routes)
     }
 
     /// Discards the scan after a change of a device's addresses.
@@ -129,12 +168,17 @@ impl RdmaPorts {
         };
         let all = self.interfaces(runtime, drivers, local.ip());
         let path = match interface_of(&all, local.ip()) {
-            Some(name) => {
-                let pnet_id = self.pnet_id(name);
-                let subnets = subnets_of(&all, name);
-                TcpPath::over(Interface::new(subnets, pnet_id).with_name(name))
+            Some(interface) => {
+                let pnet_id = self.pnet_id(interface);
+                let known = Interface::new(subnets_of(interface), pnet_id);
+                let mut path = TcpPath::over(known.with_name(&interface.name));
+                path.vlan = interface.vlan;
+                path
             }
-            None => TcpPath::default(),
+            None => TcpPath {
+                vlan_unknown: true,
+                ..TcpPath::default()
+            },
         };
         path.with_addresses(local.ip(), peer.ip())
     }
@@ -146,7 +190,7 @@ impl RdmaPorts {
         runtime: &dyn Runtime,
         drivers: &[Arc<DeviceDriver>],
         address: IpAddr,
-    ) -> Arc<Vec<InterfaceAddress>> {
+    ) -> Arc<Vec<NetworkInterface>> {
         let now = runtime.now();
         let mut known = self.known.lock();
         let all = Arc::clone(&self.known(&mut known, runtime, drivers).interfaces);
@@ -182,7 +226,7 @@ impl RdmaPorts {
         })
     }
 
-    fn look(&self, all: &[InterfaceAddress], drivers: &[Arc<DeviceDriver>]) -> Vec<RdmaPort> {
+    fn look(&self, all: &[NetworkInterface], drivers: &[Arc<DeviceDriver>]) -> Vec<RdmaPort> {
         let mut ports = Vec::new();
         for (index, driver) in drivers.iter().enumerate() {
             let Some(rdma) = driver
@@ -194,38 +238,107 @@ impl RdmaPorts {
                 continue;
             };
             for address in rdma.addresses() {
-                let interface = address.interface.clone().unwrap_or_default();
-                let subnets = subnets_of(all, &interface);
+                let interface = named(all, address.interface.as_deref());
                 let own = driver.device().identity().pnet_id;
-                let pnet_id = own.or_else(|| self.pnet_id(&interface));
+                let pnet_id = own.or_else(|| self.pnet_id(interface?));
+                let subnets = interface.map(subnets_of).unwrap_or_default();
                 let port = RdmaPort::new(DeviceIndex(index), address, subnets);
-                ports.push(port.with_pnet_id(pnet_id).with_gateway(true));
+                ports.push(port.with_pnet_id(pnet_id));
             }
         }
         ports
     }
 
-    fn pnet_id(&self, interface: &str) -> Option<PnetId> {
-        let found = self.pnet_ids.iter().find(|(name, _)| name == interface);
-        found.map(|(_, id)| *id)
+    /// The PNET ID of an interface, or of the device below it.
+    fn pnet_id(&self, interface: &NetworkInterface) -> Option<PnetId> {
+        let of = |wanted: &str| {
+            let found = self.pnet_ids.iter().find(|(name, _)| name == wanted);
+            found.map(|(_, id)| *id)
+        };
+        of(&interface.name).or_else(|| of(&interface.base))
     }
 }
 
-/// The interface that has this address.
-fn interface_of(all: &[InterfaceAddress], address: IpAddr) -> Option<&str> {
-    let address = address.to_canonical();
-    let has = |subnet: &Subnet| match *subnet {
-        Subnet::V4(own, _) => address == own,
-        Subnet::V6(own, _) => address == own,
-    };
-    let found = all.iter().find(|interface| has(&interface.subnet));
-    found.map(|interface| interface.name.as_str())
+/// The routes of this host, from the ports of a scan.
+#[derive(Debug)]
+struct HostRoutes {
+    runtime: Arc<dyn Runtime>,
+    interfaces: Arc<Vec<NetworkInterface>>,
 }
 
-/// The subnets of one interface.
-fn subnets_of(all: &[InterfaceAddress], name: &str) -> Vec<Subnet> {
-    let found = all.iter().filter(|interface| interface.name == name);
-    found.map(|interface| interface.subnet).collect()
+impl Routes for HostRoutes {
+    fn route(&self, from: &RdmaAddress, to: Ipv4Addr) -> Option<Route> {
+        self.find(from.gid.ipv4()?, to, None)
+    }
+
+    fn by_port(&self, from: &RdmaAddress, to: Ipv4Addr) -> Option<Route> {
+        let interface = named(&self.interfaces, from.interface.as_deref())?;
+        self.find(from.gid.ipv4()?, to, Some(interface.index))
+    }
+}
+
+impl HostRoutes {
+    fn find(&self, from: Ipv4Addr, to: Ipv4Addr, by: Option<u32>) -> Option<Route> {
+        let route = self.runtime.route(from.into(), to.into(), by)?;
+        Some(match route.has_gateway {
+            true => Route::Gateway,
+            false => Route::Direct,
+        })
+    }
+
+    /// Whether two addresses are those of one physical port: of one device, or of several that are
+    /// stacked on one interface or are functions of one card.
+    fn is_same_port(&self, one: &RdmaPort, two: &RdmaPort) -> bool {
+        if one.device == two.device {
+            return one.address.port == two.address.port;
+        }
+        let interface =
+            |port: &RdmaPort| named(&self.interfaces, port.address.interface.as_deref());
+        let (Some(one), Some(two)) = (interface(one), interface(two)) else {
+            return false;
+        };
+        let port_id = one.physical_port.as_ref();
+        // The two devices of one interface are no reason to do without one of them.
+        let is_stacked = one.index != two.index && one.base == two.base;
+        is_stacked || port_id.is_some_and(|port| Some(port) == two.physical_port.as_ref())
+    }
+
+    /// Whether a port reaches the network of a peer by itself.
+    fn is_in_network(&self, port: &RdmaPort, own: Option<&RdmaPort>, peer: RoceGid) -> bool {
+        if let (RoceKind::V2, Some(peer)) = (port.address.kind, peer.ipv4()) {
+            return self.by_port(&port.address, peer).is_some();
+        }
+        // Version 1 does not leave the subnet.
+        let addresses = own.into_iter().flat_map(|own| &own.subnets);
+        let mut addresses = addresses.map(Subnet::address);
+        addresses.any(|address| port.subnets.iter().any(|subnet| subnet.contains(address)))
+    }
+}
+
+fn named<'a>(all: &'a [NetworkInterface], name: Option<&str>) -> Option<&'a NetworkInterface> {
+    all.iter().find(|interface| Some(&*interface.name) == name)
+}
+
+/// The interface that has this address.
+fn interface_of(all: &[NetworkInterface], address: IpAddr) -> Option<&NetworkInterface> {
+    let address = address.to_canonical();
+    all.iter().find(|interface| {
+        let mut addresses = interface.addresses.iter();
+        addresses.any(|(own, _)| *own == address)
+    })
+}
+
+/// The subnets of one interface. Link-local ones are the same everywhere, and prove nothing.
+fn subnets_of(interface: &NetworkInterface) -> Vec<Subnet> {
+    let is_usable = |address: &IpAddr| match address {
+        IpAddr::V4(_) => true,
+        IpAddr::V6(address) => !address.is_unicast_link_local(),
+    };
+    let addresses = interface.addresses.iter();
+    let usable = addresses.filter(|(address, _)| is_usable(address));
+    usable
+        .map(|(address, bits)| Subnet::new(*address, *bits))
+        .collect()
 }
 
 /// Identifies this instance: random, so that two processes of a host differ, and the port's MAC.

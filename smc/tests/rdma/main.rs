@@ -11,6 +11,7 @@ mod hostile;
 mod interceptor;
 mod links;
 mod memory;
+mod networks;
 mod set_ups;
 mod simulation;
 mod streams;

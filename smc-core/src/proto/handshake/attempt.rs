@@ -298,8 +298,9 @@ impl Attempt {
             return parts;
         };
         // A client names GIDs for further links: that of this one, and an alternate.
-        let alternate = config.rdma.as_ref();
-        let alternate = alternate.and_then(|rdma| rdma.alternate(&ends.port));
+        let alternate = config.rdma.as_ref().zip(ends.peer.as_ref());
+        let alternate =
+            alternate.and_then(|(rdma, (peer, _))| rdma.alternate(&ends.port, peer.gid));
         let alternate = alternate.map(|port| port.address.gid);
         let gids = ends.local.map(|local| local.link.gid).into_iter();
         FirstContact {

@@ -142,8 +142,10 @@ fn rdma_attempt(
     let (version, stated) = (accept.version(), accept.first_contact());
     let port = offer.rdma_port(version);
     let port = port.ok_or_else(|| Failure::decline(DeclineCause::NotOffered))?;
+    let rdma = config.rdma.as_ref();
+    let own_route = rdma.and_then(|rdma| rdma.route(port, version, end.gid));
     let mut ends = RdmaEnds {
-        route: route(stated, port.route(version, end.gid)).map_err(Failure::decline)?,
+        route: route(stated, own_route).map_err(Failure::decline)?,
         limits: limits(stated).map_err(Failure::decline)?,
         port: port.clone(),
         proposed: None,

@@ -255,6 +255,24 @@ pub enum Subnet {
 }
 
 impl Subnet {
+    /// The subnet of an address, with this many significant bits.
+    #[must_use]
+    pub const fn new(address: IpAddr, bits: u8) -> Self {
+        match address {
+            IpAddr::V4(address) => Self::V4(address, bits),
+            IpAddr::V6(address) => Self::V6(address, bits),
+        }
+    }
+
+    /// The address.
+    #[must_use]
+    pub const fn address(&self) -> IpAddr {
+        match *self {
+            Self::V4(address, _) => IpAddr::V4(address),
+            Self::V6(address, _) => IpAddr::V6(address),
+        }
+    }
+
     /// Whether the address belongs to it.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {

@@ -73,7 +73,7 @@ pub use offer::ClientOffer;
 pub use outcome::{
     DirectPath, Established, Fallback, PeerAccess, PeerBuffer, RdmaPath, Role, Transport,
 };
-pub use ports::{RdmaConfig, RdmaPort};
+pub use ports::{RdmaConfig, RdmaPort, Routes};
 pub use work::{LinkChoice, LocalRmb, PeerRmb, RmbError, Work, WorkDone};
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! What a host can do with SMC-R, and which of its ports fits a connection.
 
+use core::fmt::Debug;
 use core::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 use smc_wire::types::{PeerId, PnetId, RoceGid, Version};
 
@@ -9,7 +11,7 @@ use crate::device::{RdmaAddress, RoceKind, Route};
 use crate::proto::group::DeviceIndex;
 
 /// What this host can do with SMC-R, the same for all handshakes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct RdmaConfig {
     /// Addresses of active ports, in order of preference.
     pub ports: Vec<RdmaPort>,
@@ -23,6 +25,8 @@ pub struct RdmaConfig {
     /// Whether SMC-R v1 is offered and accepted. It needs an address of kind
     /// [`RoceKind::V1`] and an interface whose subnets are known.
     pub v1: bool,
+    /// Routes of the host; without, the subnets of the ports are all that is reached.
+    pub routes: Option<Arc<dyn Routes>>,
 }
 
 impl RdmaConfig {
@@ -33,18 +37,19 @@ impl RdmaConfig {
     pub const MAX_LINKS: u8 = 2;
 
     /// A host with these addresses: 255 connections per link group, and two links if there are
-    /// two ports for them.
+    /// two ports that can be in one group.
     #[must_use]
     pub fn new(peer_id: PeerId, ports: Vec<RdmaPort>) -> Self {
-        let place = |port: &RdmaPort| (port.device, port.address.port);
-        let first = ports.first().map(place);
-        let has_two = ports.iter().any(|port| Some(place(port)) != first);
+        let has_two = ports
+            .iter()
+            .any(|one| ports.iter().any(|two| one.is_alternate_of(two)));
         Self {
             max_links: if has_two { 2 } else { 1 },
             ports,
             peer_id,
             max_conns: u8::MAX,
             v1: true,
+            routes: None,
         }
     }
 
@@ -67,15 +72,41 @@ impl RdmaConfig {
             .find(|port| port.is_on_network_of(path) && port.is_suitable(version, path))
     }
 
-    /// Another address for a link of the same group: on another port of the same physical network.
-    pub(super) fn alternate(&self, of: &RdmaPort) -> Option<&RdmaPort> {
+    /// Another address for a link to a peer: on another port of the same physical network. Without
+    /// PNET IDs it is the same if a route to the peer's GID leads by that port.
+    pub(super) fn alternate(&self, of: &RdmaPort, peer: RoceGid) -> Option<&RdmaPort> {
         self.ports.iter().find(|other| {
-            other.pnet_id == of.pnet_id
-                && other.address.kind == of.address.kind
-                && (other.device, other.address.port) != (of.device, of.address.port)
-                && (other.address.kind == RoceKind::V1 || other.address.gid.ipv4().is_some())
+            other.is_alternate_of(of) && (of.pnet_id.is_some() || self.leads_to(other, peer))
         })
     }
+
+    fn leads_to(&self, port: &RdmaPort, to: RoceGid) -> bool {
+        let (Some(routes), Some(to)) = (&self.routes, to.ipv4()) else {
+            return true;
+        };
+        routes.by_port(&port.address, to).is_some()
+    }
+
+    /// How packets get from a port to a GID; `None` if they do not.
+    pub(super) fn route(&self, port: &RdmaPort, version: Version, to: RoceGid) -> Option<Route> {
+        if !version.is_v2() {
+            return Some(Route::Direct);
+        }
+        let to = to.ipv4()?;
+        match &self.routes {
+            Some(routes) => routes.route(&port.address, to),
+            None => has_address(&port.subnets, to).then_some(Route::Direct),
+        }
+    }
+}
+
+/// The routes of a host.
+pub trait Routes: Debug + Send + Sync {
+    /// How packets get from an address of a device to another address; `None` if they do not.
+    fn route(&self, from: &RdmaAddress, to: Ipv4Addr) -> Option<Route>;
+
+    /// The same by the network interface of the address alone.
+    fn by_port(&self, from: &RdmaAddress, to: Ipv4Addr) -> Option<Route>;
 }
 
 /// Connections and links of a link group, as stated in v2.1.
@@ -96,12 +127,10 @@ pub struct RdmaPort {
     pub pnet_id: Option<PnetId>,
     /// Subnets of its network interface.
     pub subnets: Vec<Subnet>,
-    /// Whether other subnets are reached over a router.
-    pub has_gateway: bool,
 }
 
 impl RdmaPort {
-    /// An address whose interface has these subnets, without PNET ID and router.
+    /// An address whose interface has these subnets, without PNET ID.
     #[must_use]
     pub fn new(device: DeviceIndex, address: RdmaAddress, subnets: Vec<Subnet>) -> Self {
         Self {
@@ -109,7 +138,6 @@ impl RdmaPort {
             address,
             pnet_id: None,
             subnets,
-            has_gateway: false,
         }
     }
 
@@ -120,24 +148,15 @@ impl RdmaPort {
         self
     }
 
-    /// Sets whether other subnets are reached over a router.
-    #[must_use]
-    pub const fn with_gateway(mut self, has_gateway: bool) -> Self {
-        self.has_gateway = has_gateway;
-        self
-    }
-
-    /// How packets get to a GID; `None` if they do not.
-    pub(super) fn route(&self, version: Version, to: RoceGid) -> Option<Route> {
-        if !version.is_v2() {
-            return Some(Route::Direct);
-        }
-        let address = to.ipv4()?;
-        if has_address(&self.subnets, address) {
-            Some(Route::Direct)
-        } else {
-            self.has_gateway.then_some(Route::Gateway)
-        }
+    /// Whether a link of the same group can be at this address, as far as is known without the
+    /// peer: another port with the same PNET ID, or without one in the same VLAN.
+    fn is_alternate_of(&self, other: &Self) -> bool {
+        let (own, address) = (&self.address, &other.address);
+        self.pnet_id == other.pnet_id
+            && own.kind == address.kind
+            && own.vlan == address.vlan
+            && (self.device, own.port) != (other.device, address.port)
+            && (own.kind == RoceKind::V1 || own.gid.ipv4().is_some())
     }
 
     /// Same PNET ID, or without one: the same network interface.

@@ -149,9 +149,10 @@ impl LinkGroup {
         let over = self.link(over)?;
         let others = || {
             let ports = self.candidates.iter().filter(|port| self.fits(port));
-            ports.filter(|port| !is_port_of(port, &over))
+            ports.filter(|port| !self.is_port_of(port, &over))
         };
-        let is_free = |port: &&PortCandidate| !self.links().any(|link| is_port_of(port, &link));
+        let is_free =
+            |port: &&PortCandidate| !self.links().any(|link| self.is_port_of(port, &link));
         others().find(is_free).or_else(|| others().next())
     }
 
@@ -162,6 +163,20 @@ impl LinkGroup {
         self.candidates
             .iter()
             .find(|port| port.device == over.device && port.address.gid == gid)
+    }
+
+    /// Whether a link is at this port. The MAC tells it only if the link's address is gone: an
+    /// interface that is stacked on another one (macvlan) has a MAC of its own.
+    fn is_port_of(&self, port: &PortCandidate, link: &LinkInfo) -> bool {
+        let Some(local) = link.local.filter(|_| port.device == link.device) else {
+            return false;
+        };
+        let mut candidates = self.candidates.iter();
+        let own = candidates.find(|own| own.device == link.device && own.address.gid == local.gid);
+        match own {
+            Some(own) => own.address.port == port.address.port,
+            None => local.mac == port.address.mac,
+        }
     }
 
     /// Whether the packets of an address are those of the group's version.
@@ -187,13 +202,6 @@ impl LinkGroup {
     pub(super) fn user_id(&self, link: LinkNumber) -> LinkUid {
         LinkUid(u32::from_be_bytes(self.id.0).wrapping_add(link.0.into()))
     }
-}
-
-fn is_port_of(port: &PortCandidate, link: &LinkInfo) -> bool {
-    port.device == link.device
-        && link
-            .local
-            .is_some_and(|local| local.mac == port.address.mac)
 }
 
 /// Links that exist at a time: two, and one that is being added or removed

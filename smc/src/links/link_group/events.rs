@@ -97,12 +97,16 @@ impl RdmaGroup {
         }
     }
 
-    /// Handles a change of local addresses.
+    /// Takes the local addresses that further links can have, at first and after a change.
     pub(crate) fn addresses_changed(self: &Arc<Self>) {
-        let Some(like) = self.state.lock().first_address.clone() else {
+        let first = {
+            let state = self.state.lock();
+            state.first_address.clone().zip(state.first_peer)
+        };
+        let Some((like, peer)) = first else {
             return;
         };
-        let candidates = self.groups.candidates(&like);
+        let candidates = self.groups.candidates(&like, peer);
         let now = self.now();
         self.step(|state| state.machine.handle_candidates(now, candidates));
     }

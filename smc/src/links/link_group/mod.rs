@@ -12,7 +12,7 @@ use std::time::Instant;
 use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
 use smc_wire::size::SizeCode;
-use smc_wire::types::{AlertToken, GroupId, Rkey, RmbAddr};
+use smc_wire::types::{AlertToken, GroupId, Rkey, RmbAddr, RoceGid};
 
 use super::super::answer::Answer;
 use super::super::conn::{RdmaConn, RdmaConnHandle};
@@ -55,8 +55,9 @@ struct RdmaGroupState {
     outputs: VecDeque<LinkGroupOutput>,
     /// A thread is applying outputs.
     is_applying: bool,
-    /// Address of the first link: other links have to be on the same network.
+    /// Address of the first link, and the peer's: other links have to be on the same network.
     first_address: Option<RdmaAddress>,
+    first_peer: Option<RoceGid>,
     /// Protection domains, which separate this group's memory from the peers of other groups, on
     /// each device.
     domains: BTreeMap<DeviceIndex, Arc<dyn ProtectionDomain>>,
@@ -87,6 +88,7 @@ impl RdmaGroup {
                 outputs: VecDeque::new(),
                 is_applying: false,
                 first_address: None,
+                first_peer: None,
                 domains: BTreeMap::new(),
                 pending: BTreeMap::new(),
                 senders: BTreeMap::new(),
@@ -169,12 +171,10 @@ impl RdmaGroup {
             return Err(NO_LINK);
         }
         let now = self.now();
-        let candidates = self.groups.candidates(address);
         self.step(|state| {
             let link = state.machine.first_link(now, device, local);
             state.pending.insert(link, (device, pending));
             state.first_address = Some(address.clone());
-            state.machine.handle_candidates(now, candidates);
         });
         Ok(local)
     }
@@ -188,8 +188,10 @@ impl RdmaGroup {
     ) -> Result<(), DeviceError> {
         let link = self.step(|state| {
             state.machine.first_peer(peer, route, terms);
+            state.first_peer = Some(peer.gid);
             state.pending.keys().next().copied()
         });
+        self.addresses_changed();
         let link = link.ok_or(NO_LINK)?;
         self.connect(link, peer, route).await?;
         let sender = self.sender(link).ok_or(NO_LINK)?;

@@ -4,6 +4,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::task::Waker;
 
+use smc_wire::types::RoceGid;
+
 use super::super::super::device_driver::AfterDrain;
 use super::super::link_sender::LinkSender;
 use super::{NO_LINK, RdmaGroup, RdmaGroupState};
@@ -146,8 +148,12 @@ impl RdmaGroup {
         });
     }
 
+    /// Connects a further link, by a route of its own: `route` is that of the first one.
     fn connect_later(self: &Arc<Self>, link: LinkId, peer: LinkAddress, route: Route) {
         self.spawn(async move |group| {
+            let own = group.pending_gid(link);
+            let own = own.and_then(|own| group.groups.link_route(own, peer.gid));
+            let route = own.unwrap_or(route);
             let result = group.connect(link, peer, route).await;
             let now = group.now();
             group.step(|state| state.machine.handle_connected(now, link, result));
@@ -182,6 +188,12 @@ impl RdmaGroup {
     {
         let work = work(Arc::clone(self));
         self.groups.runtime.spawn(Box::pin(work));
+    }
+
+    fn pending_gid(&self, link: LinkId) -> Option<RoceGid> {
+        let state = self.state.lock();
+        let (_, pending) = state.pending.get(&link)?;
+        Some(pending.local().gid)
     }
 
     pub(super) async fn open(

@@ -306,7 +306,7 @@ impl Selection {
         };
         let port = self.port(config, Version::V2);
         let found = port.and_then(|(rdma, port)| {
-            let route = port.route(Version::V2, gid)?;
+            let route = rdma.route(port, Version::V2, gid)?;
             let own = rdma.limits();
             let both = LinkLimits {
                 conns: own.conns.min(offered.conns),

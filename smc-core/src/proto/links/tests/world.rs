@@ -580,6 +580,8 @@ fn port(side: Side, at: usize, kind: RoceKind) -> Port {
         RoceKind::V1 => gid = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, at, side + 1],
     }
     let address = RdmaAddress::new(RoceGid::new(gid), kind, mac, MtuCode::MTU_1024);
+    // Ports may be put together at one device.
+    let address = address.with_port(at + 1);
     Port {
         device: at.into(),
         address,

@@ -76,10 +76,9 @@ fn r1_route_and_the_servers_word_about_it() {
     let f = client(rdma_host(CLIENT));
     assert_eq!(f.declines(&accept_bytes(&away)), DeclineCode::NOROUTE);
 
-    let mut f = client(rdma_host_with(
-        CLIENT,
-        vec![port(CLIENT).with_gateway(true)],
-    ));
+    let mut config = rdma_host(CLIENT);
+    rdma_of(&mut config).routes = Some(Arc::new(OverRouter));
+    let mut f = client(config);
     f.receive_end(&away);
     assert_eq!(f.side.rdma().route, Route::Gateway);
 

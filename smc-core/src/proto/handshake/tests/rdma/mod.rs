@@ -8,6 +8,7 @@ mod selection;
 mod server;
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use smc_wire::clc;
 use smc_wire::size::SizeCode;
@@ -187,6 +188,20 @@ fn rdma_host_with(host: u8, ports: Vec<RdmaPort>) -> HandshakeConfig {
     rdma.max_links = 2;
     config.rdma = Some(rdma);
     config
+}
+
+/// A host whose packets all pass a router.
+#[derive(Debug)]
+struct OverRouter;
+
+impl Routes for OverRouter {
+    fn route(&self, _from: &RdmaAddress, _to: Ipv4Addr) -> Option<Route> {
+        Some(Route::Gateway)
+    }
+
+    fn by_port(&self, from: &RdmaAddress, to: Ipv4Addr) -> Option<Route> {
+        self.route(from, to)
+    }
 }
 
 fn rdma_of(config: &mut HandshakeConfig) -> &mut RdmaConfig {

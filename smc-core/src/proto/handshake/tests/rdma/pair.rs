@@ -209,12 +209,14 @@ fn over_a_router() {
     let far = |host: u8, net: u8| {
         let own = Ipv4Addr::new(10, net, 0, host);
         let subnets = vec![Subnet::V4(own, 24)];
-        let mut port = port(host).with_gateway(true);
+        let mut port = port(host);
         port.address.gid = RoceGid::from_ipv4(own);
         port.subnets.clone_from(&subnets);
         let interface = Interface::new(subnets, None).with_name("eth0");
         let path = TcpPath::over(interface).with_addresses(own.into(), ip(9).into());
-        (rdma_host_with(host, vec![port]), path)
+        let mut config = rdma_host_with(host, vec![port]);
+        rdma_of(&mut config).routes = Some(Arc::new(OverRouter));
+        (config, path)
     };
     let groups = [Rc::default(), Rc::default()];
     let pair = Pair::with(far(CLIENT, 1), far(SERVER, 2), groups).completed();
