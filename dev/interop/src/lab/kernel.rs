@@ -160,6 +160,7 @@ const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_console",
     "virtio_net",
+    "8021q",
     "crc32_generic",
     "ipv6",
     "ib_uverbs",

@@ -18,8 +18,7 @@ pub(crate) fn after_boot(lab: &mut Lab) -> Result<()> {
         lab.exec(guest, "ip link set lo up")?;
         for nic in 0..NICS {
             let v4 = v4(who, nic);
-            // The first interface is the better way for TCP, also after it was away.
-            let metric = 100 * (nic + 1);
+            let metric = metric(nic);
             let add = format!("ip addr add {v4}/24 dev eth{nic} metric {metric}");
             lab.exec(guest, &add)?;
             // No wait for duplicates that there cannot be.
@@ -56,6 +55,7 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
         for nic in 0..NICS {
             lab.exec(guest, &format!("ip link set eth{nic} up"))?;
         }
+        networks(lab, run, who)?;
         let newer: &[_] = if run.kernels()[guest] == Version::V6_12 {
             USUAL_SINCE_6_12
         } else {
@@ -73,12 +73,58 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
         for nic in 0..node.devices {
             add_device(lab, guest, nic)?;
         }
-        lab.order::<()>(guest, Order::SetPnets(pnets(node)))?;
+        if node.has_pnet {
+            lab.order::<()>(guest, Order::SetPnets(pnets(node)))?;
+        }
     }
     for who in [Who::Subject, Who::Peer] {
-        for nic in 0..run.scenario.node(who).devices {
-            await_gid(lab, who, nic)?;
+        let node = run.scenario.node(who);
+        for nic in 0..node.devices {
+            let address = match nic {
+                1 if node.is_apart => v4_apart(who),
+                _ => v4(who, nic),
+            };
+            await_gid(lab, who, nic, address)?;
         }
+        if run.scenario.network == Network::Vlan {
+            await_gid(lab, who, 0, v4_vlan(who))?;
+        }
+    }
+    Ok(())
+}
+
+/// Brings the interfaces into the network of the scenario.
+fn networks(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
+    let guest = guest_of(who);
+    let names: Vec<String> = lab.order(guest, Order::ListDir("/sys/class/net".into()))?;
+    if names.iter().any(|name| name == VLAN) {
+        lab.exec(guest, &format!("ip link delete {VLAN}"))?;
+    }
+    if run.scenario.network == Network::Vlan {
+        lab.exec(
+            guest,
+            &format!("ip link add link eth0 name {VLAN} type vlan id 7"),
+        )?;
+        lab.exec(
+            guest,
+            &format!("ip addr add {}/24 dev {VLAN}", v4_vlan(who)),
+        )?;
+        lab.exec(guest, &format!("ip link set {VLAN} up"))?;
+    }
+    let is_apart = run.scenario.node(who).is_apart;
+    lab.set_cable(guest, 1, !is_apart)?;
+    let (usual, apart) = (v4(who, 1), v4_apart(who));
+    let (old, new) = match is_apart {
+        true => (usual, apart),
+        false => (apart, usual),
+    };
+    let addresses = lab.exec(guest, "ip -4 -o addr show dev eth1")?;
+    if addresses.contains(&format!(" {old}/24")) {
+        lab.exec(guest, &format!("ip addr del {old}/24 dev eth1"))?;
+        lab.exec(
+            guest,
+            &format!("ip addr add {new}/24 dev eth1 metric {}", metric(1)),
+        )?;
     }
     Ok(())
 }
@@ -88,7 +134,7 @@ pub(crate) fn give_devices(lab: &mut Lab, count: usize) -> Result<()> {
     for nic in 0..count {
         add_device(lab, guest_of(Who::Subject), nic)?;
     }
-    (0..count).try_for_each(|nic| await_gid(lab, Who::Subject, nic))
+    (0..count).try_for_each(|nic| await_gid(lab, Who::Subject, nic, v4(Who::Subject, nic)))
 }
 
 fn add_device(lab: &mut Lab, guest: usize, nic: usize) -> Result<()> {
@@ -100,6 +146,7 @@ fn add_device(lab: &mut Lab, guest: usize, nic: usize) -> Result<()> {
 pub(crate) fn address(run: &Run, who: Who, port: u16) -> SocketAddr {
     let ip: IpAddr = match (run.scenario.network, run.is_client(who.other())) {
         (Network::V6, _) => v6(who, 0).into(),
+        (Network::Vlan, _) => v4_vlan(who).into(),
         _ => v4(who, 0).into(),
     };
     SocketAddr::new(ip, port)
@@ -108,7 +155,7 @@ pub(crate) fn address(run: &Run, who: Who, port: u16) -> SocketAddr {
 /// The address that a listener binds.
 pub(crate) fn any(run: &Run, port: u16) -> SocketAddr {
     match run.scenario.network {
-        Network::V4 => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port),
+        Network::V4 | Network::Vlan => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port),
         Network::V6 | Network::V4ToV6 => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port),
     }
 }
@@ -117,6 +164,20 @@ pub(crate) fn any(run: &Run, port: u16) -> SocketAddr {
 /// TCP connection.
 fn v4(who: Who, nic: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 9, 0, 100 * number(nic) + number(guest_of(who)) + 1)
+}
+
+fn v4_vlan(who: Who) -> Ipv4Addr {
+    Ipv4Addr::new(10, 7, 0, number(guest_of(who)) + 1)
+}
+
+/// The address of the second interface in a network of this end alone.
+fn v4_apart(who: Who) -> Ipv4Addr {
+    Ipv4Addr::new(10, 20 + number(guest_of(who)), 0, 1)
+}
+
+/// The first interface is the better way for TCP, also after it was away.
+fn metric(nic: usize) -> usize {
+    100 * (nic + 1)
 }
 
 fn v6(who: Who, nic: usize) -> Ipv6Addr {
@@ -146,8 +207,8 @@ fn devices(lab: &mut Lab, guest: usize) -> Result<Vec<String>> {
 }
 
 /// Soft-RoCE fills its table of addresses a moment after the device is there.
-fn await_gid(lab: &mut Lab, who: Who, nic: usize) -> Result<()> {
-    let [a, b, c, d] = v4(who, nic).octets();
+fn await_gid(lab: &mut Lab, who: Who, nic: usize, address: Ipv4Addr) -> Result<()> {
+    let [a, b, c, d] = address.octets();
     let wanted = format!("0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}");
     let ports = format!("{DEVICES}/rxe{nic}/ports/1");
     let deadline = Instant::now() + TIMEOUT;
@@ -161,7 +222,7 @@ fn await_gid(lab: &mut Lab, who: Who, nic: usize) -> Result<()> {
         }
         thread::sleep(Duration::from_millis(50));
     }
-    bail!("rxe{nic} has no address");
+    bail!("rxe{nic} has no GID for {address}");
 }
 
 fn write(lab: &mut Lab, guest: usize, name: &str, value: &str) -> Result<()> {
@@ -172,10 +233,13 @@ fn write(lab: &mut Lab, guest: usize, name: &str, value: &str) -> Result<()> {
     lab.order(guest, order)
 }
 
+/// The interface of the VLAN.
+const VLAN: &str = "eth0.7";
+
 const DEVICES: &str = "/sys/class/infiniband";
 
 /// Places of the table to check.
-const GIDS: usize = 4;
+const GIDS: usize = 8;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 

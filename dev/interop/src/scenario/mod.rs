@@ -9,6 +9,7 @@ mod data;
 mod fallback;
 mod links;
 mod many;
+mod networks;
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -24,6 +25,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         many::scenarios(),
         fallback::scenarios(),
         links::scenarios(),
+        networks::scenarios(),
     ]
     .concat()
 }
@@ -75,6 +77,10 @@ pub(crate) struct Node {
     pub(crate) ueids: &'static [&'static str],
     /// RDMA devices: `rxe0` on `eth0`, `rxe1` on `eth1`.
     pub(crate) devices: usize,
+    /// Interfaces and devices have a PNET ID, the same everywhere.
+    pub(crate) has_pnet: bool,
+    /// `eth1` is in a network of this end alone.
+    pub(crate) is_apart: bool,
     /// Settings of the kernel below `net.smc` that are not the usual ones.
     pub(crate) sysctls: &'static [(&'static str, &'static str)],
 }
@@ -86,6 +92,8 @@ pub(crate) enum Network {
     V6,
     /// An IPv4 client comes to a socket that listens on IPv6.
     V4ToV6,
+    /// IPv4 over `eth0.7`, an interface of VLAN 7 on `eth0`.
+    Vlan,
 }
 
 /// One of the two ends, by its part in the scenario.
@@ -243,7 +251,15 @@ impl Scenario {
     /// Whether two equal ends are in the same place, whatever they do there. Then they do not need
     /// to try both roles.
     pub(crate) fn is_symmetric(&self) -> bool {
-        let place = |node: &Node| (node.kind, node.ueids, node.devices, node.sysctls);
+        let place = |node: &Node| {
+            (
+                node.kind,
+                node.ueids,
+                node.devices,
+                node.has_pnet,
+                node.sysctls,
+            )
+        };
         place(&self.subject) == place(&self.peer)
             && self.cues.is_empty()
             && self.kernel == Version::V6_12
@@ -272,6 +288,8 @@ impl Node {
             script: Script::one([]),
             ueids: &[EID],
             devices: 1,
+            has_pnet: true,
+            is_apart: false,
             sysctls: &[],
         }
     }

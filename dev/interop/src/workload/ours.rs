@@ -20,7 +20,7 @@ use smol::block_on;
 use super::Carrier;
 use super::connection::{Connection, Listener};
 use super::run::emit;
-use crate::protocol::{Event, Job, PNET, SocketMode};
+use crate::protocol::{Event, Job, SocketMode};
 
 /// An endpoint of the userspace stack.
 pub(crate) struct Ours {
@@ -71,7 +71,7 @@ pub(super) fn endpoint(builder: Builder, job: &Job) -> Result<Endpoint> {
     for eid in &job.ueids {
         builder = builder.ueid(Eid::ueid(eid).context("user EID")?);
     }
-    for device in devices(&job.devices)? {
+    for device in devices(job)? {
         builder = builder.device(device);
     }
     Ok(builder.build()?)
@@ -148,12 +148,15 @@ fn negotiation() -> Result<Arc<dyn Negotiation>> {
     Ok(Arc::new(SynOption::open()?))
 }
 
-fn devices(names: &[String]) -> Result<Vec<Arc<dyn Device>>> {
-    let pnet = PnetId::new(PNET).context("PNET ID")?;
-    names
+fn devices(job: &Job) -> Result<Vec<Arc<dyn Device>>> {
+    job.devices
         .iter()
         .map(|name| -> Result<Arc<dyn Device>> {
-            let device = RdmaDevice::builder(name).pnet_id(pnet).open();
+            let mut device = RdmaDevice::builder(name);
+            if let Some(pnet) = &job.pnet {
+                device = device.pnet_id(PnetId::new(pnet).context("PNET ID")?);
+            }
+            let device = device.open();
             Ok(Arc::new(device.with_context(|| name.clone())?))
         })
         .collect()

@@ -1,0 +1,50 @@
+//! Networks that are not one plain subnet.
+
+use super::{Action, Network, Scenario, Shape, Who};
+use crate::workload::Step;
+
+pub(super) fn scenarios() -> Vec<Scenario> {
+    vec![vlan(), unrelated_network()]
+}
+
+fn vlan() -> Scenario {
+    let mut scenario = Scenario::new("vlan", "a connection over an interface of a VLAN").steps(
+        [ASK, Step::Exchange(100_000)],
+        [ANSWER, Step::Exchange(100_000), Step::End],
+    );
+    scenario.network = Network::Vlan;
+    scenario
+}
+
+/// The usual host with two cards: they are on networks that have nothing to do with each other, and
+/// there are no PNET IDs that say so.
+fn unrelated_network() -> Scenario {
+    let linked = || Step::Gate("linked".into());
+    Scenario::new(
+        "unrelated-network",
+        "each end has a second device, on a network that does not lead to the other one",
+    )
+    .both(|node| {
+        node.devices = 2;
+        node.has_pnet = false;
+        node.is_apart = true;
+    })
+    .steps(
+        [ASK, Step::Pause(3000), linked(), ASK],
+        [ANSWER, ANSWER, Step::End],
+    )
+    .cue(
+        Who::Subject,
+        "linked",
+        [Action::Await(Shape::Reduced), Action::Go(Who::Subject)],
+    )
+}
+
+const ASK: Step = Step::Echo {
+    size: 1000,
+    count: 3,
+};
+const ANSWER: Step = Step::EchoBack {
+    size: 1000,
+    count: 3,
+};
