@@ -83,12 +83,12 @@ impl Handshake {
             Body::R(_) => offered.has_r(),
         };
         if !is_offered {
-            return Err(Failure::decline(DeclineCause::NotOffered));
+            return Err(Failure::decline(DeclineCause::NOT_OFFERED));
         }
         // Not a release that could be confirmed.
         let stated = accept.first_contact();
         if stated.is_some_and(|stated| stated.release > offer.release()) {
-            return Err(Failure::decline(DeclineCause::Release));
+            return Err(Failure::decline(DeclineCause::RELEASE));
         }
         let attempt = match &accept.body {
             Body::D(end) => direct_attempt(accept, end, offer, &self.config)?,
@@ -115,7 +115,7 @@ fn direct_attempt(
         device.ok_or(PeerMisbehaved::SelectedUnofferedDevice)?
     } else {
         let device = offer.v1_device();
-        device.ok_or_else(|| Failure::decline(DeclineCause::NotOffered))?
+        device.ok_or_else(|| Failure::decline(DeclineCause::NOT_OFFERED))?
     };
     let key = GroupKey::Direct {
         device: device.index,
@@ -141,7 +141,7 @@ fn rdma_attempt(
 ) -> Result<Attempt, Failure> {
     let (version, stated) = (accept.version(), accept.first_contact());
     let port = offer.rdma_port(version);
-    let port = port.ok_or_else(|| Failure::decline(DeclineCause::NotOffered))?;
+    let port = port.ok_or_else(|| Failure::decline(DeclineCause::NOT_OFFERED))?;
     let rdma = config.rdma.as_ref();
     let own_route = rdma.and_then(|rdma| rdma.route(port, version, end.gid));
     let mut ends = RdmaEnds {
@@ -195,8 +195,8 @@ fn attempt(accept: &AcceptConfirm, key: GroupKey, ends: Ends, config: &Handshake
 fn route(stated: Option<&FirstContact>, route: Option<Route>) -> Result<Route, DeclineCause> {
     match (stated, route) {
         (Some(stated), _) if stated.v2_direct => Ok(Route::Direct),
-        (Some(_), None) => Err(DeclineCause::NoRoute),
-        (Some(_), Some(Route::Direct)) => Err(DeclineCause::OtherRoute),
+        (Some(_), None) => Err(DeclineCause::NO_ROUTE),
+        (Some(_), Some(Route::Direct)) => Err(DeclineCause::OTHER_ROUTE),
         (_, route) => Ok(route.unwrap_or(Route::Direct)),
     }
 }
@@ -207,10 +207,10 @@ fn limits(stated: Option<&FirstContact>) -> Result<Option<LinkLimits>, DeclineCa
         return Ok(None);
     };
     if stated.max_conns < RdmaConfig::MIN_CONNS {
-        return Err(DeclineCause::MaxConns);
+        return Err(DeclineCause::MAX_CONNS);
     }
     if !(1..=RdmaConfig::MAX_LINKS).contains(&stated.max_links) {
-        return Err(DeclineCause::MaxLinks);
+        return Err(DeclineCause::MAX_LINKS);
     }
     Ok(Some(LinkLimits {
         conns: stated.max_conns,

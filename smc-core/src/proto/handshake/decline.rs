@@ -15,43 +15,8 @@ pub(crate) enum DeclineCause {
     /// A cause outside of the handshake.
     NoHandshake(FallbackCause),
 
-    // Rules for the connection.
-    /// An IPsec policy applies to it.
-    Ipsec,
-    /// Its VLAN is unknown.
-    VlanUnknown,
-    /// The ends are in different IP subnets.
-    OtherSubnet,
-
-    // Rules for PROPOSAL.
-    /// The subnets of the interface are unknown, and version 1 would need them.
-    NoSubnets,
-    /// The PROPOSAL cannot be written.
-    Unwritable,
-    /// It offers nothing.
-    NothingOffered,
-    /// It lacks the extension of version 2.
-    NoV2Extension,
-    /// It lacks the SMC-D extension of version 2.
-    NoDirectExtension,
-    /// It has no EID for the offered type.
-    NoEid,
-    /// Only SMC-D v2 is left, and there is no device for it.
-    NoDeviceForV2,
-
-    // Rules for ACCEPT and CONFIRM.
-    /// The server chose a type or version that was not offered.
-    NotOffered,
-    /// The release is higher than offered, or differs from ACCEPT.
-    Release,
-    /// The number of connections per link group is out of range, or differs from ACCEPT.
-    MaxConns,
-    /// The number of links per link group is out of range, or differs from ACCEPT.
-    MaxLinks,
-    /// No route leads to the server's GID.
-    NoRoute,
-    /// The server needs a router, and the client does not.
-    OtherRoute,
+    /// A rule is not met: one of the constants below.
+    Rule(DeclineCode),
 
     // Outcomes of the search for a device.
     /// None was found, possibly because of this.
@@ -76,6 +41,46 @@ pub(crate) enum DeclineCause {
     GroupTerminated,
 }
 
+impl DeclineCause {
+    // Rules for the connection.
+    /// An IPsec policy applies to it.
+    pub(crate) const IPSEC: Self = Self::Rule(DeclineCode::IPSEC);
+    /// Its VLAN is unknown.
+    pub(crate) const VLAN_UNKNOWN: Self = Self::Rule(DeclineCode::GETVLANERR);
+    /// The ends are in different IP subnets.
+    pub(crate) const OTHER_SUBNET: Self = Self::Rule(DeclineCode::DIFFPREFIX);
+
+    // Rules for PROPOSAL.
+    /// The subnets of the interface are unknown, and version 1 would need them.
+    pub(crate) const NO_SUBNETS: Self = Self::Rule(DeclineCode::CNFERR);
+    /// The PROPOSAL cannot be written.
+    pub(crate) const UNWRITABLE: Self = Self::Rule(DeclineCode::INTERR);
+    /// It offers nothing.
+    pub(crate) const NOTHING_OFFERED: Self = Self::Rule(DeclineCode::PEERNOSMC);
+    /// It lacks the extension of version 2.
+    pub(crate) const NO_V2_EXTENSION: Self = Self::Rule(DeclineCode::NOV2EXT);
+    /// It lacks the SMC-D extension of version 2.
+    pub(crate) const NO_DIRECT_EXTENSION: Self = Self::Rule(DeclineCode::NOV2DEXT);
+    /// It has no EID for the offered type.
+    pub(crate) const NO_EID: Self = Self::Rule(DeclineCode::NOUEID);
+    /// Only SMC-D v2 is left, and there is no device for it.
+    pub(crate) const NO_DEVICE_FOR_V2: Self = Self::Rule(DeclineCode::NOISM2SUPP);
+
+    // Rules for ACCEPT and CONFIRM.
+    /// The server chose a type or version that was not offered.
+    pub(crate) const NOT_OFFERED: Self = Self::Rule(DeclineCode::MODEUNSUPP);
+    /// The release is higher than offered, or differs from ACCEPT.
+    pub(crate) const RELEASE: Self = Self::Rule(DeclineCode::RELEASEERR);
+    /// The number of connections per link group is out of range, or differs from ACCEPT.
+    pub(crate) const MAX_CONNS: Self = Self::Rule(DeclineCode::MAXCONNERR);
+    /// The number of links per link group is out of range, or differs from ACCEPT.
+    pub(crate) const MAX_LINKS: Self = Self::Rule(DeclineCode::MAXLINKERR);
+    /// No route leads to the server's GID.
+    pub(crate) const NO_ROUTE: Self = Self::Rule(DeclineCode::NOROUTE);
+    /// The server needs a router, and the client does not.
+    pub(crate) const OTHER_ROUTE: Self = Self::Rule(DeclineCode::NOINDIRECT);
+}
+
 /// The devices that were searched for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Search {
@@ -92,50 +97,9 @@ pub(crate) fn decline_code(cause: &DeclineCause) -> DeclineCode {
             FallbackCause::PeerDeclined(_) => PEER_DECLINED,
             FallbackCause::Policy => DeclineCode::OPTUNSUPP,
             FallbackCause::NoDevice | FallbackCause::OtherHost => DeclineCode::NOSMCDEV,
-            FallbackCause::NoNegotiation
-            | FallbackCause::NoCommonEid
-            | FallbackCause::NotAnnounced { .. }
-            | FallbackCause::NoSynOption
-            | FallbackCause::NotOffered
-            | FallbackCause::NoAnswer { .. }
-            | FallbackCause::BackOff
-            | FallbackCause::PlainServer
-            | FallbackCause::ListenerGone
-            | FallbackCause::Refused(_)
-            | FallbackCause::Withdrawn
-            | FallbackCause::User { .. }
-            | FallbackCause::NotOwner { .. }
-            | FallbackCause::Full(_)
-            | FallbackCause::Directory(_)
-            | FallbackCause::NotProven
-            | FallbackCause::Os(_)
-            | FallbackCause::Device { .. }
-            | FallbackCause::TimedOut(_)
-            | FallbackCause::NoGroup(_)
-            | FallbackCause::GroupTerminated
-            | FallbackCause::Rkey(_)
-            | FallbackCause::Rtoken(_)
-            | FallbackCause::ConfirmLink(_) => DeclineCode::PEERNOSMC,
+            _ => DeclineCode::PEERNOSMC,
         },
-
-        DeclineCause::Ipsec => DeclineCode::IPSEC,
-        DeclineCause::VlanUnknown => DeclineCode::GETVLANERR,
-        DeclineCause::OtherSubnet => DeclineCode::DIFFPREFIX,
-
-        DeclineCause::NoSubnets => DeclineCode::CNFERR,
-        DeclineCause::Unwritable => DeclineCode::INTERR,
-        DeclineCause::NothingOffered => DeclineCode::PEERNOSMC,
-        DeclineCause::NoV2Extension => DeclineCode::NOV2EXT,
-        DeclineCause::NoDirectExtension => DeclineCode::NOV2DEXT,
-        DeclineCause::NoEid => DeclineCode::NOUEID,
-        DeclineCause::NoDeviceForV2 => DeclineCode::NOISM2SUPP,
-
-        DeclineCause::NotOffered => DeclineCode::MODEUNSUPP,
-        DeclineCause::Release => DeclineCode::RELEASEERR,
-        DeclineCause::MaxConns => DeclineCode::MAXCONNERR,
-        DeclineCause::MaxLinks => DeclineCode::MAXLINKERR,
-        DeclineCause::NoRoute => DeclineCode::NOROUTE,
-        DeclineCause::OtherRoute => DeclineCode::NOINDIRECT,
+        DeclineCause::Rule(code) => *code,
 
         DeclineCause::NoDevice(Search::Any, _) => DeclineCode::NOSMCDEV,
         DeclineCause::NoDevice(Search::Rdma, _) => DeclineCode::NOSMCRDEV,
@@ -202,22 +166,7 @@ impl From<DeclineCause> for FallbackReason {
             DeclineCause::Rtoken(error) => FallbackCause::Rtoken(error),
             DeclineCause::FirstLink(error) => FallbackCause::ConfirmLink(error),
             DeclineCause::GroupTerminated => FallbackCause::GroupTerminated,
-            DeclineCause::Ipsec
-            | DeclineCause::VlanUnknown
-            | DeclineCause::OtherSubnet
-            | DeclineCause::NoSubnets
-            | DeclineCause::Unwritable
-            | DeclineCause::NothingOffered
-            | DeclineCause::NoV2Extension
-            | DeclineCause::NoDirectExtension
-            | DeclineCause::NoEid
-            | DeclineCause::NoDeviceForV2
-            | DeclineCause::NotOffered
-            | DeclineCause::Release
-            | DeclineCause::MaxConns
-            | DeclineCause::MaxLinks
-            | DeclineCause::NoRoute
-            | DeclineCause::OtherRoute
+            DeclineCause::Rule(_)
             | DeclineCause::NoDevice(_, None)
             | DeclineCause::Rmb(_, RmbError::NoLink) => FallbackCause::Code(code),
         };

@@ -45,7 +45,7 @@ impl ClientOffer {
     /// PROPOSAL, if the server expects one on TCP.
     pub fn new(config: &HandshakeConfig, path: &TcpPath) -> Result<Self, FallbackReason> {
         if path.ipsec {
-            return Err(DeclineCause::Ipsec.into());
+            return Err(DeclineCause::IPSEC.into());
         }
         let found = DeviceSearch::search(config, path)?;
         let types = [
@@ -70,7 +70,7 @@ impl ClientOffer {
             ext: (!v2.is_neither()).then(|| v2_extension(config, &found)),
         };
         let bytes = emitted(proposal.encoded_len(), |buffer| proposal.emit(buffer))
-            .ok_or(DeclineCause::Unwritable)?;
+            .ok_or(DeclineCause::UNWRITABLE)?;
         let v2 = found
             .native
             .into_iter()
@@ -160,7 +160,7 @@ impl<'a> DeviceSearch<'a> {
         if has_v1 || found.has_direct_v2() || found.rdma_v2.is_some() {
             Ok(found)
         } else if wants_v1 {
-            Err(DeclineCause::NoSubnets)
+            Err(DeclineCause::NO_SUBNETS)
         } else {
             let cause = config.no_offer_cause(path);
             Err(DeclineCause::NoDevice(Search::Any, Some(cause)))

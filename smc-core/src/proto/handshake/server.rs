@@ -88,7 +88,7 @@ impl Handshake {
         match (&mut attempt.ends, &confirm.body) {
             (Ends::Direct(ends), Body::D(end)) => {
                 if stated.is_some_and(|stated| stated.release != attempt.release) {
-                    return Err(Failure::decline(DeclineCause::Release));
+                    return Err(Failure::decline(DeclineCause::RELEASE));
                 }
                 ends.peer_buffer = Some(PeerBuffer::new(end.dmb, end.dmbe_index, end.size));
             }
@@ -96,12 +96,12 @@ impl Handshake {
                 // CONFIRM repeats what ACCEPT says (docs/spec/handshake.md#confirm-checks).
                 if let Some(stated) = stated.filter(|_| is_first_contact) {
                     let unlike = match ends.limits {
-                        _ if stated.release != attempt.release => Some(DeclineCause::Release),
+                        _ if stated.release != attempt.release => Some(DeclineCause::RELEASE),
                         Some(limits) if stated.max_conns != limits.conns => {
-                            Some(DeclineCause::MaxConns)
+                            Some(DeclineCause::MAX_CONNS)
                         }
                         Some(limits) if stated.max_links != limits.links => {
-                            Some(DeclineCause::MaxLinks)
+                            Some(DeclineCause::MAX_LINKS)
                         }
                         _ => None,
                     };

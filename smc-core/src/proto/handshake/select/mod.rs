@@ -111,7 +111,7 @@ impl Selection {
         path: TcpPath,
     ) -> Result<Self, DeclineCause> {
         if path.ipsec {
-            return Err(DeclineCause::Ipsec);
+            return Err(DeclineCause::IPSEC);
         }
         let screened = screen(&proposal, config)?;
         let offered = proposal
@@ -255,10 +255,10 @@ impl Selection {
     fn enter_v1(&mut self, config: &HandshakeConfig) -> Result<(), FallbackReason> {
         self.stage = Stage::DirectV1;
         if !self.is_subnet_ok() {
-            self.record_reason(DeclineCause::OtherSubnet);
+            self.record_reason(DeclineCause::OTHER_SUBNET);
         }
         if self.path.vlan_unknown {
-            return Err(self.final_reason(DeclineCause::VlanUnknown));
+            return Err(self.final_reason(DeclineCause::VLAN_UNKNOWN));
         }
         let (Some(area), Some(device)) = (self.proposal.smcd, config.v1_device(&self.path)) else {
             return Ok(());
@@ -368,7 +368,7 @@ impl Selection {
         if self.is_subnet_ok() {
             self.final_reason(self.without_device(Search::Any))
         } else {
-            DeclineCause::OtherSubnet.into()
+            DeclineCause::OTHER_SUBNET.into()
         }
     }
 

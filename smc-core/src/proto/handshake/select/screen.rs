@@ -22,10 +22,10 @@ pub(super) fn screen(
     config: &HandshakeConfig,
 ) -> Result<Screened, DeclineCause> {
     let Proposal { v1, v2, ext, .. } = proposal;
-    let mut last = DeclineCause::NothingOffered;
+    let mut last = DeclineCause::NOTHING_OFFERED;
     let Some(ext) = ext else {
         if !v2.is_neither() {
-            last = DeclineCause::NoV2Extension;
+            last = DeclineCause::NO_V2_EXTENSION;
         }
         let none = Screened {
             d_v2: false,
@@ -37,11 +37,11 @@ pub(super) fn screen(
     let mut d_v2 = v2.has_d();
     if d_v2 {
         let trouble = if !config.is_v2_capable() {
-            Some(DeclineCause::NoDeviceForV2)
+            Some(DeclineCause::NO_DEVICE_FOR_V2)
         } else if ext.direct.is_none() {
-            Some(DeclineCause::NoDirectExtension)
+            Some(DeclineCause::NO_DIRECT_EXTENSION)
         } else if ext.ueids.is_empty() && !ext.has_seid {
-            Some(DeclineCause::NoEid)
+            Some(DeclineCause::NO_EID)
         } else {
             None
         };
@@ -51,7 +51,7 @@ pub(super) fn screen(
     }
     let mut r_v2 = v2.has_r();
     if r_v2 && ext.ueids.is_empty() {
-        (r_v2, last) = (false, DeclineCause::NoEid);
+        (r_v2, last) = (false, DeclineCause::NO_EID);
     }
     if v1.is_neither() && !d_v2 && !r_v2 {
         Err(last)
@@ -73,10 +73,10 @@ pub(super) fn check_limits(
         return Ok(());
     }
     if ext.max_conns < RdmaConfig::MIN_CONNS {
-        return Err(DeclineCause::MaxConns);
+        return Err(DeclineCause::MAX_CONNS);
     }
     if ext.max_links < MIN_LINKS {
-        return Err(DeclineCause::MaxLinks);
+        return Err(DeclineCause::MAX_LINKS);
     }
     Ok(())
 }
