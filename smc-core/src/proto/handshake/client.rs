@@ -87,7 +87,7 @@ impl Handshake {
         }
         // Not a release that could be confirmed.
         let stated = accept.first_contact();
-        if stated.is_some_and(|stated| stated.release > offer.release()) {
+        if stated.is_some_and(|stated| stated.release > offer.release) {
             return Err(Failure::decline(DeclineCause::RELEASE));
         }
         let attempt = match &accept.body {
@@ -114,8 +114,9 @@ fn direct_attempt(
         let device = offer.v2_device(end.chid);
         device.ok_or(PeerMisbehaved::SelectedUnofferedDevice)?
     } else {
-        let device = offer.v1_device();
-        device.ok_or_else(|| Failure::decline(DeclineCause::NOT_OFFERED))?
+        offer
+            .v1
+            .ok_or_else(|| Failure::decline(DeclineCause::NOT_OFFERED))?
     };
     let key = GroupKey::Direct {
         device: device.index,

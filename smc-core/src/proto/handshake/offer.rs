@@ -24,7 +24,8 @@ use crate::error::FallbackReason;
 /// [`Handshake::announced`](super::Handshake::announced).
 #[derive(Clone, Debug)]
 pub struct ClientOffer {
-    v1: Option<DirectDevice>,
+    /// The device of version 1.
+    pub(super) v1: Option<DirectDevice>,
     /// Devices offered in version 2, all with different CHIDs.
     v2: Vec<DirectDevice>,
     /// The port for SMC-R v1.
@@ -32,7 +33,7 @@ pub struct ClientOffer {
     /// The port for SMC-R v2.
     rdma_v2: Option<RdmaPort>,
     types: [Types; 2],
-    release: Release,
+    pub(super) release: Release,
     bytes: Vec<u8>,
 }
 
@@ -92,15 +93,6 @@ impl ClientOffer {
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
-    }
-
-    pub(super) fn release(&self) -> Release {
-        self.release
-    }
-
-    /// The device that the server means in an ACCEPT of version 1.
-    pub(super) fn v1_device(&self) -> Option<DirectDevice> {
-        self.v1
     }
 
     /// The device that the server means in an ACCEPT of version 2.

@@ -4,16 +4,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use smc_wire::clc::{AcceptConfirm, Body, Proposal};
-use smc_wire::types::{Eid, Release, Version};
+use smc_wire::types::Version;
 
-use super::attempt::{Attempt, DirectEnds, Ends, RdmaEnds};
+use super::attempt::Ends;
 use super::machine::{Failure, Side};
-use super::offer::features;
-use super::select::{DeviceCandidate, DirectCandidate, RdmaCandidate, Selection};
+use super::select::Selection;
 use super::steps::{PROPOSAL, SERVER_DIRECT, SERVER_RDMA};
-use super::{DeclineCause, Handshake, HandshakeConfig, PeerBuffer, Role, TcpPath};
+use super::{DeclineCause, Handshake, HandshakeConfig, PeerBuffer, TcpPath};
 use crate::error::{FallbackCause, FallbackReason, PeerMisbehaved};
-use crate::proto::group::{GroupKey, Intent};
 
 impl Handshake {
     /// The server's side (docs/spec/handshake.md#server): waits for the PROPOSAL.
@@ -59,18 +57,11 @@ impl Handshake {
         else {
             return Ok(());
         };
-        let candidate = scan.next(&self.config).map_err(Failure::decline)?;
-        let (steps, attempt) = match candidate {
-            DeviceCandidate::Direct(candidate) => (
-                SERVER_DIRECT,
-                direct_attempt(&candidate, scan.release, &self.config),
-            ),
-            DeviceCandidate::Rdma(candidate) => (
-                SERVER_RDMA,
-                rdma_attempt(*candidate, scan.release, &self.config),
-            ),
+        let attempt = scan.next(&self.config).map_err(Failure::decline)?;
+        self.rest = match attempt.ends {
+            Ends::Direct(_) => SERVER_DIRECT,
+            Ends::Rdma(_) => SERVER_RDMA,
         };
-        self.rest = steps;
         self.attempt = Some(attempt);
         self.advance()
     }
@@ -115,80 +106,5 @@ impl Handshake {
         }
         attempt.peer_host = stated.map(|stated| (stated.os, stated.host));
         self.advance()
-    }
-}
-
-/// SMC-D with a device that may reach the client's.
-fn direct_attempt(
-    candidate: &DirectCandidate,
-    release: Release,
-    config: &HandshakeConfig,
-) -> Attempt {
-    let DirectCandidate {
-        device,
-        peer,
-        version,
-        eid,
-        ..
-    } = *candidate;
-    let key = GroupKey::Direct {
-        device: device.index,
-        peer,
-    };
-    let ends = Ends::Direct(DirectEnds::new(device, peer));
-    Attempt {
-        size: config.buffer.min(device.max_buffer),
-        ..attempt(version, eid, release, key, ends, config)
-    }
-}
-
-/// SMC-R with a port that reaches the client.
-fn rdma_attempt(candidate: RdmaCandidate, release: Release, config: &HandshakeConfig) -> Attempt {
-    let (version, eid, key) = (candidate.version, candidate.eid, candidate.key());
-    let ends = RdmaEnds {
-        route: candidate.route,
-        limits: candidate.limits,
-        proposed: Some((candidate.gid, candidate.mac)),
-        port: candidate.port,
-        local: None,
-        peer: None,
-    };
-    Attempt {
-        size: config.rmb,
-        ..attempt(
-            version,
-            eid,
-            release,
-            key,
-            Ends::Rdma(Box::new(ends)),
-            config,
-        )
-    }
-}
-
-fn attempt(
-    version: Version,
-    eid: Option<Eid>,
-    release: Release,
-    key: GroupKey,
-    ends: Ends,
-    config: &HandshakeConfig,
-) -> Attempt {
-    let release = match version.is_v2() {
-        true => release,
-        false => Release::V2_0,
-    };
-    Attempt {
-        role: Role::Server,
-        version,
-        eid,
-        release,
-        features: features(config, release),
-        peer_host: None,
-        key,
-        intent: Intent::JoinOrCreate,
-        member: None,
-        size: config.buffer,
-        ends,
     }
 }

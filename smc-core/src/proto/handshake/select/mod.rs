@@ -2,20 +2,20 @@
 
 mod screen;
 
-use core::net::IpAddr;
 use std::collections::VecDeque;
 
 use smc_wire::clc::Proposal;
-use smc_wire::types::{Eid, Gid, Mac, PeerId, Release, RoceGid, Version};
+use smc_wire::types::{Eid, Gid, Release, RoceGid, Version};
 
 use self::screen::{Screened, check_limits, common_eid, common_ueid, screen};
+use super::attempt::{Attempt, DirectEnds, Ends, RdmaEnds};
 use super::decline::Search;
-use super::offer::{is_same_subnet, v1_gid};
+use super::offer::{features, is_same_subnet, v1_gid};
 use super::ports::LinkLimits;
-use super::{DeclineCause, DirectDevice, HandshakeConfig, RdmaConfig, RdmaPort, Role, TcpPath};
+use super::{DeclineCause, DirectDevice, HandshakeConfig, RdmaPort, Role, TcpPath};
 use crate::device::{DeviceError, Route};
 use crate::error::{FallbackCause, FallbackReason, SetupStep};
-use crate::proto::group::{DeviceIndex, GroupKey};
+use crate::proto::group::{DeviceIndex, GroupKey, Intent};
 
 /// The device scan of a server (docs/spec/handshake.md#device-scan).
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Selection {
     proposal: Proposal,
     path: TcpPath,
     screened: Screened,
-    pub(super) release: Release,
+    release: Release,
     eid: Option<Eid>,
     stage: Stage,
     /// Everything was tried.
@@ -46,57 +46,16 @@ enum Stage {
     RdmaV1,
 }
 
-/// The next device to try.
-#[derive(Debug)]
-pub(super) enum DeviceCandidate {
-    Direct(DirectCandidate),
-    Rdma(Box<RdmaCandidate>),
-}
-
 /// A local device and the peer's device that it may reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct DirectCandidate {
-    pub(super) device: DirectDevice,
-    pub(super) peer: Gid,
-    pub(super) version: Version,
+struct DirectCandidate {
+    device: DirectDevice,
+    peer: Gid,
+    version: Version,
     /// The EID if version 2 is used.
-    pub(super) eid: Option<Eid>,
+    eid: Option<Eid>,
     /// Which entry of the offer.
     entry: usize,
-}
-
-/// A local port and the client that it reaches.
-#[derive(Debug)]
-pub(super) struct RdmaCandidate {
-    pub(super) port: RdmaPort,
-    pub(super) version: Version,
-    /// The EID if version 2 is used.
-    pub(super) eid: Option<Eid>,
-    pub(super) peer_id: PeerId,
-    pub(super) gid: RoceGid,
-    /// Zero if the PROPOSAL does not have it.
-    pub(super) mac: Mac,
-    pub(super) vlan: u16,
-    /// Its address of the TCP connection.
-    pub(super) client: Option<IpAddr>,
-    pub(super) route: Route,
-    /// Negotiated in v2.1.
-    pub(super) limits: Option<LinkLimits>,
-}
-
-impl RdmaCandidate {
-    pub(super) fn key(&self) -> GroupKey {
-        GroupKey::Rdma {
-            role: Role::Server,
-            version: self.version,
-            peer: self.peer_id,
-            gid: self.gid,
-            mac: (!self.version.is_v2()).then_some(self.mac),
-            vlan: self.vlan,
-            client: self.client,
-            qpn: None,
-        }
-    }
 }
 
 impl Selection {
@@ -142,20 +101,17 @@ impl Selection {
         Ok(selection)
     }
 
-    /// The next device to try.
+    /// An attempt with the next device.
     ///
     /// # Errors
     ///
     /// Nothing is left: the reason to decline with.
-    pub(super) fn next(
-        &mut self,
-        config: &HandshakeConfig,
-    ) -> Result<DeviceCandidate, FallbackReason> {
+    pub(super) fn next(&mut self, config: &HandshakeConfig) -> Result<Attempt, FallbackReason> {
         loop {
             while let Some(candidate) = self.candidates.pop_front() {
                 if !self.claimed.contains(&candidate.device.index) {
                     self.candidate = Some(candidate);
-                    return Ok(DeviceCandidate::Direct(candidate));
+                    return Ok(self.direct(candidate, config));
                 }
             }
             match self.stage {
@@ -174,13 +130,13 @@ impl Selection {
                 Stage::RdmaV2 => {
                     self.stage = Stage::RdmaV1;
                     if let Some(found) = self.rdma_v2(config) {
-                        return Ok(DeviceCandidate::Rdma(Box::new(found)));
+                        return Ok(found);
                     }
                 }
                 Stage::RdmaV1 => {
                     let is_first = !std::mem::replace(&mut self.is_over, true);
                     if let Some(found) = self.rdma_v1(config).filter(|_| is_first) {
-                        return Ok(DeviceCandidate::Rdma(Box::new(found)));
+                        return Ok(found);
                     }
                     return Err(self.exhausted_reason());
                 }
@@ -289,7 +245,7 @@ impl Selection {
 
     /// A port for version 2, with a route to the client. It is looked for only with a UEID in
     /// common; a mismatch leaves no reason.
-    fn rdma_v2(&mut self, config: &HandshakeConfig) -> Option<RdmaCandidate> {
+    fn rdma_v2(&mut self, config: &HandshakeConfig) -> Option<Attempt> {
         if !self.proposal.v2.has_r() || !self.screened.r_v2 {
             return None;
         }
@@ -299,24 +255,16 @@ impl Selection {
             return None;
         };
         let ext = self.proposal.ext.as_ref()?;
-        let gid = ext.gid;
-        let offered = LinkLimits {
-            conns: ext.max_conns,
-            links: ext.max_links,
-        };
-        let port = self.port(config, Version::V2);
-        let found = port.and_then(|(rdma, port)| {
-            let route = rdma.route(port, Version::V2, gid)?;
+        let found = config.rdma.as_ref().and_then(|rdma| {
+            let port = rdma.port(Version::V2, &self.path)?;
+            let route = rdma.route(port, Version::V2, ext.gid)?;
             let own = rdma.limits();
             let both = LinkLimits {
-                conns: own.conns.min(offered.conns),
-                links: own.links.min(offered.links),
+                conns: own.conns.min(ext.max_conns),
+                links: own.links.min(ext.max_links),
             };
-            Some(RdmaCandidate {
-                route,
-                limits: (self.release >= Release::V2_1).then_some(both),
-                ..self.rdma(port, Version::V2, Some(eid), gid)
-            })
+            let limits = (self.release >= Release::V2_1).then_some(both);
+            Some(self.rdma(port, Some(eid), ext.gid, route, limits, config))
         });
         if found.is_none() {
             self.record_reason(DeclineCause::NoDevice(Search::Rdma, None));
@@ -325,41 +273,88 @@ impl Selection {
     }
 
     /// A port for version 1, in a subnet of the client's.
-    fn rdma_v1(&self, config: &HandshakeConfig) -> Option<RdmaCandidate> {
+    fn rdma_v1(&self, config: &HandshakeConfig) -> Option<Attempt> {
         if !self.proposal.v1.has_r() || !self.is_subnet_ok() {
             return None;
         }
-        let (_, port) = self.port(config, Version::V1)?;
-        Some(self.rdma(port, Version::V1, None, self.proposal.gid))
+        let port = config.rdma.as_ref()?.port(Version::V1, &self.path)?;
+        Some(self.rdma(port, None, self.proposal.gid, Route::Direct, None, config))
     }
 
-    fn port<'a>(
-        &self,
-        config: &'a HandshakeConfig,
-        version: Version,
-    ) -> Option<(&'a RdmaConfig, &'a RdmaPort)> {
-        let rdma = config.rdma.as_ref()?;
-        rdma.port(version, &self.path).map(|port| (rdma, port))
+    /// SMC-D with a device that may reach the client's.
+    fn direct(&self, candidate: DirectCandidate, config: &HandshakeConfig) -> Attempt {
+        let DirectCandidate { device, peer, .. } = candidate;
+        let key = GroupKey::Direct {
+            device: device.index,
+            peer,
+        };
+        let ends = Ends::Direct(DirectEnds::new(device, peer));
+        Attempt {
+            size: config.buffer.min(device.max_buffer),
+            ..self.attempt(candidate.version, candidate.eid, key, ends, config)
+        }
     }
 
+    /// SMC-R with a port that reaches the client. Version 2 has an EID.
     fn rdma(
         &self,
         port: &RdmaPort,
-        version: Version,
         eid: Option<Eid>,
         gid: RoceGid,
-    ) -> RdmaCandidate {
-        RdmaCandidate {
-            port: port.clone(),
+        route: Route,
+        limits: Option<LinkLimits>,
+        config: &HandshakeConfig,
+    ) -> Attempt {
+        let mac = self.proposal.mac;
+        let version = eid.map_or(Version::V1, |_| Version::V2);
+        let key = GroupKey::Rdma {
+            role: Role::Server,
             version,
-            eid,
-            peer_id: self.proposal.peer_id,
+            peer: self.proposal.peer_id,
             gid,
-            mac: self.proposal.mac,
+            mac: eid.is_none().then_some(mac),
             vlan: self.path.vlan,
             client: self.path.peer,
-            route: Route::Direct,
-            limits: None,
+            qpn: None,
+        };
+        let ends = RdmaEnds {
+            port: port.clone(),
+            route,
+            limits,
+            proposed: Some((gid, mac)),
+            local: None,
+            peer: None,
+        };
+        Attempt {
+            size: config.rmb,
+            ..self.attempt(version, eid, key, Ends::Rdma(Box::new(ends)), config)
+        }
+    }
+
+    fn attempt(
+        &self,
+        version: Version,
+        eid: Option<Eid>,
+        key: GroupKey,
+        ends: Ends,
+        config: &HandshakeConfig,
+    ) -> Attempt {
+        let release = match version.is_v2() {
+            true => self.release,
+            false => Release::V2_0,
+        };
+        Attempt {
+            role: Role::Server,
+            version,
+            eid,
+            release,
+            features: features(config, release),
+            peer_host: None,
+            key,
+            intent: Intent::JoinOrCreate,
+            member: None,
+            size: config.buffer,
+            ends,
         }
     }
 
