@@ -205,7 +205,6 @@ impl Ring {
 
 /// Bytes that follow each other in a ring, without wrap-around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(clippy::exhaustive_structs, reason = "a plain pair of numbers")]
 pub struct Span {
     /// Offset of the first byte.
     pub at: u32,

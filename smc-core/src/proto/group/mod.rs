@@ -53,7 +53,6 @@ use crate::quota::source;
 
 /// Index of a device in the list an endpoint was built with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[expect(clippy::exhaustive_structs, reason = "a plain index")]
 pub struct DeviceIndex(pub usize);
 
 impl fmt::Display for DeviceIndex {
@@ -268,10 +267,6 @@ impl Member {
 
 /// Result of [`Registry::enter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::exhaustive_enums,
-    reason = "there is an answer or there is none yet"
-)]
 pub enum EnterResult {
     /// The decision.
     Now(Result<Member, NoGroup>),
@@ -384,7 +379,6 @@ impl GroupEndCause {
 
 /// What the registry has to know of the links of an SMC-R group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "the registry's own list")]
 pub struct GroupLinks {
     /// The peer's ends of the active links, the oldest first.
     pub ends: Vec<LinkAddress>,

@@ -246,7 +246,6 @@ impl Interface {
 
 /// An address of an interface with the length of its network part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "there are two versions of IP")]
 pub enum Subnet {
     /// IPv4 address and significant bits.
     V4(Ipv4Addr, u8),

@@ -10,7 +10,6 @@ use crate::proto::group::{DeviceIndex, GroupId};
 
 /// Which side of the TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_enums, reason = "a connection has two sides")]
 pub enum Role {
     /// The side that connected.
     Client,

@@ -156,7 +156,6 @@ pub enum LinkChoice {
 
 /// The local receive buffer of one SMC-R connection, and the link that the connection uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_structs, reason = "the contents of one CLC message")]
 pub struct LocalRmb {
     /// The device of the link.
     pub device: DeviceIndex,
@@ -176,7 +175,6 @@ pub struct LocalRmb {
 
 /// The peer's receive buffer of one SMC-R connection: one element of an RMB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_structs, reason = "the contents of one CLC message")]
 pub struct PeerRmb {
     /// Key of the RMB on the connection's link.
     pub rkey: Rkey,

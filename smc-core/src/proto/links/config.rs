@@ -73,7 +73,6 @@ impl Default for LlcTimeouts {
 
 /// Values that a handshake negotiated for a link group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "the protocol's own list")]
 pub struct LlcTerms {
     /// Version of the messages. The byte order is an initial value; the peer's is detected from its
     /// messages.

@@ -11,7 +11,6 @@ use crate::proto::table::transitions;
 
 /// Identifies a link within its group; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[expect(clippy::exhaustive_structs, reason = "a plain number")]
 pub struct LinkId(pub u32);
 
 impl fmt::Display for LinkId {

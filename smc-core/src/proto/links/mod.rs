@@ -88,7 +88,6 @@ pub use send_queue::{NextPost, Overflow, Posted, SEND_QUEUE_TIMEOUT, SendQueue, 
 
 /// Identifies a local receive buffer within a link group; the number is chosen by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[expect(clippy::exhaustive_structs, reason = "a plain number")]
 pub struct RmbId(pub u64);
 
 #[cfg(test)]

@@ -94,7 +94,6 @@ pub enum LinkGroupOutput {
 
 /// Identifies a posted message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[expect(clippy::exhaustive_structs, reason = "a plain number")]
 pub struct OpTag(pub u64);
 
 /// Why the first link was not confirmed.
@@ -136,7 +135,6 @@ pub enum RkeyError {
 
 /// A key of a local RMB with one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "the protocol's own list")]
 pub struct RmbKey {
     /// The device it is registered with.
     pub device: DeviceIndex,
@@ -148,7 +146,6 @@ pub struct RmbKey {
 
 /// A local address at which another link could be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "a pair")]
 pub struct PortCandidate {
     /// The device.
     pub device: DeviceIndex,

@@ -34,10 +34,6 @@ pub struct SendQueue<C> {
 
 /// A completed or outstanding post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::exhaustive_enums,
-    reason = "a link carries two kinds of messages"
-)]
 pub enum Posted<C> {
     /// A message of the link group.
     Llc(OpTag),
@@ -47,10 +43,6 @@ pub enum Posted<C> {
 
 /// The next post.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::exhaustive_enums,
-    reason = "a link carries two kinds of messages"
-)]
 pub enum NextPost<C> {
     /// Post this message, then call [`SendQueue::posted`], or [`SendQueue::requeue`].
     Llc(OpTag, Vec<u8>),

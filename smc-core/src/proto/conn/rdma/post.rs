@@ -6,10 +6,6 @@ use crate::device::Piece;
 
 /// A chain to be posted: the writes, then the CDC behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::exhaustive_structs,
-    reason = "everything of it has to be posted"
-)]
 pub struct Post {
     /// Pass this to [`Transmit::handle_sent`](super::Transmit::handle_sent) when the CDC is
     /// completed.
@@ -36,10 +32,6 @@ impl Post {
 
 /// One span of the peer's memory, written from up to two pieces of the staging ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(
-    clippy::exhaustive_structs,
-    reason = "everything of it has to be posted"
-)]
 pub struct PeerWrite {
     /// Positions in the staging ring; the second has length 0 unless the data passes its end.
     pub pieces: [Piece; 2],
@@ -67,5 +59,4 @@ impl PeerWrite {
 /// A number is not used again for four billion posts, so that a late completion, after the
 /// connection moved to another link, is recognized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_structs, reason = "a plain number")]
 pub struct PostId(pub u32);
