@@ -14,7 +14,7 @@ use crate::types::{Eid, Offer, Release, RoceGid};
 
 pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
     let Some(head) = w.group("header", common_header) else {
-        return w.verdict(Message::parse(w.bytes()));
+        return w.verdict(Message::parse(w.bytes));
     };
     let trailer_at = head.length.saturating_sub(TRAILER_LEN).max(HEADER_LEN);
     w.limit(trailer_at);
@@ -28,17 +28,17 @@ pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
         let unknown = w.left();
         let _ = w.note("no meaning known").raw("unknown_bytes", unknown);
     }
-    let len = w.bytes().len();
+    let len = w.bytes.len();
     w.limit(len);
     let has_trailer = head.length >= HEADER_LEN.saturating_add(TRAILER_LEN);
     if has_trailer && (complete.is_some() || len >= head.length) {
-        w.seek(trailer_at);
+        w.at = trailer_at;
         let _ = w.fields::<header::Trailer>();
     }
-    let bytes = w.bytes();
+    let bytes = w.bytes;
     let message = bytes.get(..head.length);
     if message.is_some() {
-        w.seek(head.length);
+        w.at = head.length;
         w.excess();
     }
     w.verdict(Message::parse(message.unwrap_or(bytes)));
@@ -86,20 +86,20 @@ fn proposal(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
         w.raw("unknown_area", ip_offset)?;
     }
     if !v1.is_neither() || !head.v2 {
-        w.seek(AFTER_BASE.saturating_add(ip_offset));
+        w.at = AFTER_BASE.saturating_add(ip_offset);
         w.group("ip_area", ip_area)?;
     }
     if v2.is_neither() || ext_offset == 0 {
         return Some(());
     }
     let start = AFTER_V2_OFFSET.saturating_add(ext_offset);
-    w.seek(start);
+    w.at = start;
     let (offset, entries) = w.group("v2_extension", v2_extension)?;
     if !v2.has_d() || offset == 0 {
         return Some(());
     }
     let base = start.saturating_add(AFTER_DIRECT_OFFSET);
-    w.seek(base.saturating_add(offset));
+    w.at = base.saturating_add(offset);
     w.group("smcd_v2_extension", |w| direct_extension(w, entries))
 }
 
@@ -156,12 +156,12 @@ fn accept_confirm(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
 }
 
 fn first_contact(w: &mut Dissector<'_, '_>, is_rdma: bool) -> Option<()> {
-    let start = w.at();
+    let start = w.at;
     if !is_rdma {
         let taken = w.take("flags", 1)?;
         w.bits(taken, &[Bits::reserved("reserved_flags", 0xff)]);
     }
-    let os_and_release = w.bytes().get(start.saturating_add(1)).copied();
+    let os_and_release = w.bytes.get(start.saturating_add(1)).copied();
     let release = Release::from_low_nibble(os_and_release.unwrap_or_default());
     w.fields_until::<FirstContact>(start, fixed_len(is_rdma, release))
 }

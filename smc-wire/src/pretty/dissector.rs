@@ -9,15 +9,16 @@ use crate::{DecodeError, DecodeErrorKind};
 
 /// A position in a message; every step calls the visitor and returns `None` if the bytes end.
 pub(super) struct Dissector<'a, 'v> {
-    bytes: &'a [u8],
+    /// Everything, regardless of the limit.
+    pub(super) bytes: &'a [u8],
     /// Where regions have to end, at most the number of bytes.
     limit: usize,
-    at: usize,
+    pub(super) at: usize,
     index: Option<usize>,
     note: Option<&'static str>,
     missing: bool,
     /// Byte order of cursors and of unswapped counts, `None` if the message does not show it.
-    order: Option<ByteOrder>,
+    pub(super) order: Option<ByteOrder>,
     visitor: &'v mut dyn Visitor,
 }
 
@@ -36,32 +37,14 @@ impl<'a, 'v> Dissector<'a, 'v> {
         }
     }
 
-    /// Everything, regardless of the limit.
-    pub(super) fn bytes(&self) -> &'a [u8] {
-        self.bytes
-    }
-
-    pub(super) fn at(&self) -> usize {
-        self.at
-    }
-
     /// Bytes up to the limit.
     pub(super) fn left(&self) -> usize {
         self.limit.saturating_sub(self.at)
     }
 
-    pub(super) fn seek(&mut self, at: usize) {
-        self.at = at;
-    }
-
     /// Lets regions end earlier than the bytes do, or at their end again.
     pub(super) fn limit(&mut self, limit: usize) {
         self.limit = limit.min(self.bytes.len());
-    }
-
-    /// Sets the byte order of cursors and of unswapped counts.
-    pub(super) fn order(&mut self, order: Option<ByteOrder>) {
-        self.order = order;
     }
 
     /// The next field or group is an element of a list.

@@ -19,10 +19,10 @@ use crate::types::{Rkey, RoceGid};
 pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
     let complete = message(w).is_some();
     // v1 messages and most v2 messages have a fixed size; the rest is counted by the message.
-    if complete && w.at() >= MESSAGE_LEN {
+    if complete && w.at >= MESSAGE_LEN {
         w.excess();
     }
-    w.verdict(Message::parse(w.bytes()));
+    w.verdict(Message::parse(w.bytes));
 }
 
 /// What the header decides about the body.
@@ -35,7 +35,7 @@ struct Head {
 }
 
 fn message(w: &mut Dissector<'_, '_>) -> Option<()> {
-    let kind = w.bytes().first().copied().and_then(MessageType::from_byte);
+    let kind = w.bytes.first().copied().and_then(MessageType::from_byte);
     let Some(kind) = kind else {
         w.group("header", |w| {
             w.value("type", 1, &TYPE)?;
@@ -116,9 +116,9 @@ fn length_v1(w: &mut Dissector<'_, '_>, kind: MessageType) -> Option<Option<Byte
 
 /// The length field and the byte order it reveals.
 fn length_v2(w: &mut Dissector<'_, '_>) -> Option<Option<ByteOrder>> {
-    let (at, message) = (w.at(), w.bytes());
+    let (at, message) = (w.at, w.bytes);
     let bytes: [u8; 2] = w.take("length", 2)?.try_into().ok()?;
-    w.seek(at);
+    w.at = at;
     let [big, little] = [ByteOrder::Big, ByteOrder::Little].map(|order| order.u16(bytes));
     let possible = |length: u16| (MESSAGE_LEN..=MAX_MESSAGE_LEN).contains(&length.into());
     let order = detect_order(message).or_else(|| match (possible(big), possible(little)) {
@@ -132,7 +132,7 @@ fn length_v2(w: &mut Dissector<'_, '_>) -> Option<Option<ByteOrder>> {
             .raw("length", 2)?;
         return Some(None);
     };
-    w.order(order);
+    w.order = order;
     w.value("length", 2, &Show::Unswapped)?;
     let (length, size) = (known.u16(bytes), message.len());
     if usize::from(length) != size {
@@ -152,7 +152,7 @@ fn add_link(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
         return Some(());
     }
     w.group("v2_extension", |w| {
-        w.order(head.order);
+        w.order = head.order;
         let extension = w.fields::<AddLinkExtension<'_>>()?;
         let count = head
             .order
@@ -201,7 +201,7 @@ fn delete_rkey(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
         usize::from(w.fields::<RkeyCountV1>()?.rkey_count).min(MAX_V1)
     };
     w.values::<Rkey>("rkeys", listed)?;
-    match MESSAGE_LEN.saturating_sub(w.at()) {
+    match MESSAGE_LEN.saturating_sub(w.at) {
         0 => Some(()),
         unused => w.reserved("unused_rkeys", unused),
     }

@@ -107,13 +107,13 @@ fn rdma_cdc(w: &mut Dissector<'_, '_>) {
     if w.fields::<CdcR>().is_some() && w.fields_from::<Padded>(0).is_some() {
         w.excess();
     }
-    w.verdict(CdcR::parse(w.bytes()));
+    w.verdict(CdcR::parse(w.bytes));
 }
 
 fn direct_cdc(w: &mut Dissector<'_, '_>, order: ByteOrder) {
-    w.order(Some(order));
+    w.order = Some(order);
     if w.fields::<Block>().is_some() {
         w.excess();
     }
-    w.verdict(CdcD::parse(w.bytes(), order));
+    w.verdict(CdcD::parse(w.bytes, order));
 }
