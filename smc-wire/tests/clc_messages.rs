@@ -140,14 +140,17 @@ fn p3_everything_offered() {
             features: FeatureMask::EMULATED_ISM,
             ueids: Bounded::from_slice(&[example_eid()]).unwrap(),
             direct: Some(DirectExtension {
-                seid: Eid::seid_s390x(0x1a2b, 0x3906),
+                seid: Eid::from_bytes(*b"IBM-SYSZ-ISMSEID000000001A2B3906"),
                 entries: Bounded::from_slice(&[native, high, low]).unwrap(),
             }),
         }),
         ..example_rdma_v1(Version::V2)
     };
     assert_proposal(P3, &expected);
-    assert_eq!(expected.seid(), Some(Eid::seid_s390x(0x1a2b, 0x3906)));
+    assert_eq!(
+        expected.seid(),
+        Some(Eid::from_bytes(*b"IBM-SYSZ-ISMSEID000000001A2B3906"))
+    );
     let devices: Vec<_> = expected.devices().collect();
     let ism = |gid, chid| Device {
         gid: Gid::native(gid),
@@ -278,7 +281,7 @@ fn a4_native_ism_release_0() {
     let expected = AcceptConfirm {
         kind: AcceptKind::Accept,
         terms: Terms::V2 {
-            eid: Eid::seid_s390x(0x1a2b, 0x3906),
+            eid: Eid::from_bytes(*b"IBM-SYSZ-ISMSEID000000001A2B3906"),
             first_contact: Some(parts),
         },
         body: Body::D(direct_end(

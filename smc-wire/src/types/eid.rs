@@ -12,9 +12,9 @@ wire_id! {
     /// Enterprise ID: 32 bytes that both ends must share for version 2.
     ///
     /// A *UEID* is chosen by the administrator and made with [`ueid`](Self::ueid), which enforces
-    /// the rules for names. A *SEID* belongs to a system ([`seid_s390x`](Self::seid_s390x)). What a
-    /// peer sent is taken as it is by [`from_bytes`](Self::from_bytes): receivers do not check
-    /// characters, they compare all 32 bytes, padding included. `Display` cuts the padding.
+    /// the rules for names. A *SEID* belongs to a system. What a peer sent is taken as it is by
+    /// [`from_bytes`](Self::from_bytes): receivers do not check characters, they compare all 32
+    /// bytes, padding included. `Display` cuts the padding.
     ///
     /// ```
     /// use smc_wire::types::Eid;
@@ -61,20 +61,6 @@ impl Eid {
         }
         Ok(Self(padded(name)))
     }
-
-    /// The SEID of an s390x system, from the low 16 bits of the CPU identification number and the
-    /// machine type.
-    #[must_use]
-    pub fn seid_s390x(cpu_id: u16, machine_type: u16) -> Self {
-        let mut bytes = *b"IBM-SYSZ-ISMSEID0000000000000000";
-        let digits = hex_digits(cpu_id)
-            .into_iter()
-            .chain(hex_digits(machine_type));
-        for (to, from) in bytes.iter_mut().skip(24).zip(digits) {
-            *to = from;
-        }
-        Self(bytes)
-    }
 }
 
 impl fmt::Display for Eid {
@@ -119,13 +105,4 @@ pub enum EidError {
     /// Two dots follow each other.
     #[error("EID has two dots in a row")]
     ConsecutiveDots,
-}
-
-/// Four upper-case hex digits.
-fn hex_digits(value: u16) -> [u8; 4] {
-    let [hi, lo] = value.to_be_bytes();
-    [hi >> 4, hi & 0x0f, lo >> 4, lo & 0x0f].map(|nibble| {
-        let digit = char::from_digit(u32::from(nibble), 16).unwrap_or('0');
-        u8::try_from(digit.to_ascii_uppercase()).unwrap_or(b'0')
-    })
 }

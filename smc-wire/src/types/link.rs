@@ -160,28 +160,11 @@ impl MtuCode {
     /// 4096 bytes.
     pub const MTU_4096: Self = Self(5);
 
-    /// The largest code whose MTU is at most `bytes`, or `None` below 256.
-    #[must_use]
-    pub const fn for_bytes(bytes: u32) -> Option<Self> {
-        Some(match bytes {
-            ..256 => return None,
-            256..512 => Self::MTU_256,
-            512..1024 => Self::MTU_512,
-            1024..2048 => Self::MTU_1024,
-            2048..4096 => Self::MTU_2048,
-            _ => Self::MTU_4096,
-        })
-    }
-
     /// The MTU in bytes, or `None` for the reserved codes 0 and 6..=15.
     #[must_use]
     pub const fn bytes(self) -> Option<u32> {
         match self.0 {
-            1 => Some(256),
-            2 => Some(512),
-            3 => Some(1024),
-            4 => Some(2048),
-            5 => Some(4096),
+            code @ 1..=5 => Some(128 << code),
             _ => None,
         }
     }

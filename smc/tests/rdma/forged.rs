@@ -43,8 +43,7 @@ async fn propose(world: &RdmaWorld, host: u8, peer: PeerId) -> Arc<dyn Socket> {
     let ip = Ipv4Addr::new(10, 0, 0, host);
     // A GID of the network, or the link cannot be prepared.
     let gid = RoceGid::from_ipv4(Ipv4Addr::new(10, 0, 0, 1));
-    let mtu = MtuCode::for_bytes(1024).expect("a size there is");
-    let address = RdmaAddress::new(gid, RoceKind::V2, mac(1), mtu);
+    let address = RdmaAddress::new(gid, RoceKind::V2, mac(1), MtuCode::MTU_1024);
     let subnets = vec![Subnet::V4(ip, 24)];
     let port = RdmaPort::new(
         DeviceIndex(0),

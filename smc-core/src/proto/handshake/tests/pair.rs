@@ -138,7 +138,7 @@ fn first_common_ueid_in_the_clients_order() {
 
 #[test]
 fn different_system_eids_do_not_match() {
-    let native = Eid::seid_s390x(0xa23b, 0x3906);
+    let native = Eid::from_bytes(*b"IBM-SYSZ-ISMSEID00000000A23B3906");
     let mut pair = Pair::new(
         HandshakeConfig {
             seid: Some(native),
