@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::mutex::Mutex;
-use crate::proto::conn::rdma::{Arrivals, Transmit, TransmitConfig};
+use crate::proto::conn::rdma::{AUTOCORK, Arrivals, Transmit};
 use crate::proto::group::GroupEndCause;
 use crate::proto::handshake::PeerRmb;
 use crate::proto::links::{LinkId, RmbId, RtokenId};
@@ -138,15 +138,10 @@ impl RdmaConn {
     }
 
     /// Sets the peer's RMB, and handles early messages.
-    pub(crate) fn bind(
-        self: &Arc<Self>,
-        peer: &PeerRmb,
-        rtoken: RtokenId,
-        autocork: TransmitConfig,
-    ) {
+    pub(crate) fn bind(self: &Arc<Self>, peer: &PeerRmb, rtoken: RtokenId) {
         let ring = peer.size.ring_r();
         let staging = self.staging.size().ring_r();
-        let transmit = Transmit::new(staging, ring, peer.token, peer.offset(), autocork);
+        let transmit = Transmit::new(staging, ring, peer.token, peer.offset(), AUTOCORK);
         self.space.store(transmit.space(), Ordering::Release);
         self.tx.lock().bound = Some(Bound {
             transmit,

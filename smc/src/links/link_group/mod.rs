@@ -25,7 +25,6 @@ use crate::device::{
 };
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::mutex::Mutex;
-use crate::proto::conn::rdma::TransmitConfig;
 use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::{LinkChoice, PeerRmb, Role};
 use crate::proto::links::{
@@ -302,7 +301,7 @@ impl RdmaGroup {
     ) -> Result<(), links::RtokenError> {
         match self.enter(conn, link, peer) {
             Ok(rtoken) => {
-                conn.bind(peer, rtoken, TransmitConfig::default());
+                conn.bind(peer, rtoken);
                 if self.can_move() {
                     conn.reserve_byte();
                 }

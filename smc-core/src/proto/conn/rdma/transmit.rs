@@ -93,42 +93,24 @@ pub enum DeliveryStatus {
     Lost,
 }
 
-/// Settings of [`Transmit`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TransmitConfig {
-    /// While payload is in flight, new data is corked up to this many bytes, or half of the staging
-    /// ring if that is less (64 KiB by default). 0 disables corking.
-    pub autocork: u32,
-}
-
-impl Default for TransmitConfig {
-    fn default() -> Self {
-        Self {
-            autocork: 64 * 1024,
-        }
-    }
-}
+/// While payload is in flight, new data is corked up to this many bytes, or half of the staging
+/// ring if that is less.
+pub const AUTOCORK: u32 = 64 * 1024;
 
 impl Transmit {
     /// A connection on which nothing was sent yet.
     ///
     /// `peer` is the ring in the peer's RMB and `base` the offset of its element there in bytes,
     /// (index - 1) times the size of an element. `token` is the alert token that the peer announced
-    /// for the connection.
+    /// for the connection. `autocork` is [`AUTOCORK`]; 0 disables corking.
     #[must_use]
-    pub fn new(
-        staging: Ring,
-        peer: Ring,
-        token: AlertToken,
-        base: u64,
-        config: TransmitConfig,
-    ) -> Self {
+    pub fn new(staging: Ring, peer: Ring, token: AlertToken, base: u64, autocork: u32) -> Self {
         Self {
             staging,
             peer,
             token,
             base,
-            cork_limit: config.autocork.min(staging.size() / 2),
+            cork_limit: autocork.min(staging.size() / 2),
             prepared: 0,
             sent: 0,
             max_sent: 0,

@@ -35,8 +35,7 @@ fn cursor(wrap: u16, count: u32) -> Cursor {
 
 /// A sender with a staging ring and a peer's ring of these sizes.
 fn transmit(staging: u32, peer: u32) -> Transmit {
-    let config = TransmitConfig::default();
-    Transmit::new(ring(staging), ring(peer), token(), 0, config)
+    Transmit::new(ring(staging), ring(peer), token(), 0, AUTOCORK)
 }
 
 /// Stages all of `count` and posts it, which has to give one CDC with payload.

@@ -261,12 +261,11 @@ impl Simulation {
 
 impl End {
     fn new(at: usize, staging: u32, local: u32, peer: u32, autocork: u32) -> Self {
-        let config = TransmitConfig { autocork };
         Self {
-            transmit: Transmit::new(ring(staging), ring(peer), token(), 0, config),
+            transmit: Transmit::new(ring(staging), ring(peer), token(), 0, autocork),
             arrivals: Arrivals::new(ring(local), ring(peer)),
             half: RecvHalf::new(ring(local)),
-            closing: Closing::new(),
+            closing: Closing::default(),
             staging: vec![0; usize::try_from(staging).unwrap()],
             rmb: vec![0; usize::try_from(local).unwrap()],
             link: 1,

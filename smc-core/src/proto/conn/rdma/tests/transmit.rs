@@ -79,10 +79,9 @@ fn both_rings_can_end_within_one_post() {
 
 #[test]
 fn writes_go_behind_the_start_of_the_element() {
-    let config = TransmitConfig::default();
     let base = 254 * (512 << 20);
     let (staging, peer) = (ring(100), ring(100));
-    let mut transmit = Transmit::new(staging, peer, token(), base, config);
+    let mut transmit = Transmit::new(staging, peer, token(), base, AUTOCORK);
     let post = send(&mut transmit, 60);
     assert_eq!(post.spans[0].at, base);
     transmit.handle_sent(post.id);
@@ -171,9 +170,8 @@ fn more_than_half_of_the_staging_ring_is_not_corked() {
 #[test]
 fn the_cork_limit_can_be_set() {
     for (autocork, sent) in [(0, 1), (99, 100), (64 * 1024, 501)] {
-        let config = TransmitConfig { autocork };
         let (staging, peer) = (ring(1000), ring(4000));
-        let mut transmit = Transmit::new(staging, peer, token(), 0, config);
+        let mut transmit = Transmit::new(staging, peer, token(), 0, autocork);
         send(&mut transmit, 10);
         let mut staged = 0;
         let post = loop {
@@ -399,9 +397,8 @@ fn an_update_without_space_is_replaced_by_a_newer_one() {
 
 #[test]
 fn a_connection_has_as_many_posts_in_flight_as_a_link_takes() {
-    let config = TransmitConfig { autocork: 0 };
     let (staging, peer) = (ring(1000), ring(1000));
-    let mut transmit = Transmit::new(staging, peer, token(), 0, config);
+    let mut transmit = Transmit::new(staging, peer, token(), 0, 0);
     let posts: Vec<_> = (0..SENDS_MAX).map(|_| send(&mut transmit, 1)).collect();
     transmit.stage(1);
     transmit.set_flags(A);
