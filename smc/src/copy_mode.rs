@@ -15,6 +15,7 @@ pub(crate) struct CopyModeSelector {
 }
 
 /// What is known of both modes.
+#[derive(Default)]
 struct Rates {
     mode: CopyMode,
     /// `None` where the next one begins with its first copy: the application may pause before it.
@@ -77,7 +78,7 @@ impl CopyModeSelector {
 
     #[inline(never)]
     fn next_long(&mut self) -> CopyMode {
-        let rates = self.rates.get_or_insert_with(|| Box::new(Rates::new()));
+        let rates = self.rates.get_or_insert_default();
         rates.begin(Instant::now);
         rates.next()
     }
@@ -91,18 +92,6 @@ impl CopyModeSelector {
 }
 
 impl Rates {
-    fn new() -> Self {
-        Self {
-            mode: CopyMode::Temporal,
-            window: None,
-            latest: [0.0; HISTORY],
-            windows: 0,
-            trial: None,
-            failed_trials: 0,
-            rate_at_trial: 0.0,
-        }
-    }
-
     /// Begins a window, unless one is open.
     fn begin(&mut self, now: impl FnOnce() -> Instant) {
         self.window.get_or_insert_with(|| Window::new(now()));
@@ -255,7 +244,7 @@ mod tests {
         fn new(temporal: f32, non_temporal: f32) -> Self {
             let now = Instant::now();
             Self {
-                measured: Rates::new(),
+                measured: Rates::default(),
                 now,
                 rates: [temporal, non_temporal],
                 is_full: true,

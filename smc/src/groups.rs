@@ -62,7 +62,7 @@ impl Groups {
         memory: MemoryLimit,
     ) -> Arc<Self> {
         let shared = SharedRegistry {
-            registry: Registry::new(),
+            registry: Registry::default(),
             answers: HashMap::new(),
             rdma: BTreeMap::new(),
             tokens: HashSet::new(),

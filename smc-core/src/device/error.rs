@@ -69,17 +69,10 @@ impl DeviceError {
     /// that a retry is useless.
     #[doc(hidden)]
     pub fn is_peer_gone(&self) -> bool {
-        match self {
-            Self::PeerGone | Self::Invalid(_) | Self::PeerMisbehaved(_) => true,
-            Self::Unreachable { .. }
-            | Self::Exhausted
-            | Self::NoMemory
-            | Self::NotPermitted(_)
-            | Self::Gone(_)
-            | Self::Os(_)
-            | Self::OverLimit { .. }
-            | Self::RuntimeDir(_) => false,
-        }
+        matches!(
+            self,
+            Self::PeerGone | Self::Invalid(_) | Self::PeerMisbehaved(_)
+        )
     }
 
     /// An operating system error with the step that failed.

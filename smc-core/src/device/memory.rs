@@ -223,12 +223,10 @@ impl Charge {
 
     /// Reduces the charge to at most `bytes`.
     pub fn shrink(&mut self, bytes: usize) {
-        if bytes < self.bytes {
-            if let Some(limit) = &self.limit {
-                limit.subtract(self.bytes - bytes);
-            }
-            self.bytes = bytes;
+        if let (Some(limit), Some(less)) = (&self.limit, self.bytes.checked_sub(bytes)) {
+            limit.subtract(less);
         }
+        self.bytes = self.bytes.min(bytes);
     }
 }
 
@@ -262,7 +260,7 @@ impl MemoryAccount {
     pub fn charge(&self, bytes: usize) -> Result<Charge, DeviceError> {
         match self.limit() {
             Some(limit) => limit.charge(bytes),
-            None => Ok(Charge::unlimited(bytes)),
+            None => Ok(Charge { limit: None, bytes }),
         }
     }
 
@@ -271,14 +269,8 @@ impl MemoryAccount {
     pub fn charge_anyway(&self, bytes: usize) -> Charge {
         match self.limit() {
             Some(limit) => limit.charge_anyway(bytes),
-            None => Charge::unlimited(bytes),
+            None => Charge { limit: None, bytes },
         }
-    }
-}
-
-impl Charge {
-    fn unlimited(bytes: usize) -> Self {
-        Self { limit: None, bytes }
     }
 }
 

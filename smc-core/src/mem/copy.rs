@@ -6,7 +6,7 @@ use super::sync::{Ordering, compiler_fence};
 
 /// The kind of stores that write memory which another processor reads next.
 #[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "not in the documentation; the shell has both"
@@ -14,6 +14,7 @@ use super::sync::{Ordering, compiler_fence};
 pub enum CopyMode {
     /// Temporal stores, into the caches of this processor: the fastest way if both processors share
     /// a cache.
+    #[default]
     Temporal,
     /// Non-temporal (streaming) stores, to memory past the caches: faster if they share none.
     NonTemporal,

@@ -43,20 +43,6 @@ pub struct InvalidTransition {
     pub event: &'static str,
 }
 
-impl InvalidTransition {
-    pub(crate) const fn new(
-        machine: &'static str,
-        state: &'static str,
-        event: &'static str,
-    ) -> Self {
-        Self {
-            machine,
-            state,
-            event,
-        }
-    }
-}
-
 /// All cells of a machine's table, one line per state: the result of each event by name, in the
 /// order of the states.
 #[cfg(test)]
@@ -140,11 +126,11 @@ macro_rules! transitions {
                         $( $( Self::$from )|+ => Self::$to, )+
                         #[allow(unreachable_patterns, reason = "a row may cover every state")]
                         state => {
-                            return Err($crate::proto::table::InvalidTransition::new(
-                                stringify!($machine),
-                                state.name(),
-                                stringify!($event),
-                            ));
+                            return Err($crate::proto::table::InvalidTransition {
+                                machine: stringify!($machine),
+                                state: state.name(),
+                                event: stringify!($event),
+                            });
                         }
                     };
                     *self = next;

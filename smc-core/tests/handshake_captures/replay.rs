@@ -35,7 +35,7 @@ impl Default for Replay {
             now: Instant::now(),
             ending: None,
             confirms_links: true,
-            registry: Registry::new(),
+            registry: Registry::default(),
             peers: HashMap::new(),
         }
     }

@@ -201,7 +201,7 @@ impl Conn {
             has_peer_sent: AtomicBool::new(false),
             half_open: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            closing: Mutex::new(Closing::new()),
+            closing: Mutex::new(Closing::default()),
             failure: OnceLock::new(),
             is_error_taken: AtomicBool::new(false),
             read_until: AtomicU64::new(NOT_DROPPED),

@@ -31,7 +31,7 @@ impl TcpReader {
             socket,
             buffer: early,
             at: 0,
-            expected: Expected::default(),
+            expected: Expected(EXPECTED_MIN),
             shut: false,
         }
     }
@@ -268,12 +268,6 @@ impl TcpWriter {
 /// Expected length of a read, estimated from earlier ones.
 struct Expected(usize);
 
-impl Default for Expected {
-    fn default() -> Self {
-        Self(EXPECTED_MIN)
-    }
-}
-
 impl Expected {
     /// Handles a read of `wanted` that returned `count`.
     fn learn(&mut self, count: usize, wanted: usize) {
@@ -297,7 +291,7 @@ mod tests {
 
     #[test]
     fn full_reads_lead_to_longer_ones_and_short_ones_back() {
-        let mut expected = Expected::default();
+        let mut expected = Expected(EXPECTED_MIN);
         for _ in 0..5 {
             expected.learn(expected.0, expected.0);
         }

@@ -140,10 +140,9 @@ pub enum WriteEnd {
     Aborted,
 }
 
-impl Closing {
+impl Default for Closing {
     /// A connection whose set-up has just completed.
-    #[must_use]
-    pub fn new() -> Self {
+    fn default() -> Self {
         let none = StateFlags::empty();
         Self {
             state: ConnState::Active,
@@ -153,7 +152,9 @@ impl Closing {
             ended_here: false,
         }
     }
+}
 
+impl Closing {
     /// The state, for diagnostic tools.
     #[must_use]
     pub fn state(&self) -> ConnState {
@@ -326,12 +327,6 @@ impl Closing {
     fn send(&mut self, flags: StateFlags) -> Option<StateFlags> {
         self.sent.insert(flags);
         Some(self.sent)
-    }
-}
-
-impl Default for Closing {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

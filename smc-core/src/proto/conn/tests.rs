@@ -186,7 +186,7 @@ CLOSED           | -         | -              | -                | -          | 
 
 #[test]
 fn closing_first_then_the_peer() {
-    let mut closing = Closing::new();
+    let mut closing = Closing::default();
     assert_eq!(closing.close(false), Some(C));
     assert_eq!(closing.state(), ConnState::PeerCloseWait1);
     assert!(closing.handle_peer(C));
@@ -195,7 +195,7 @@ fn closing_first_then_the_peer() {
 
 #[test]
 fn the_peer_closes_first() {
-    let mut closing = Closing::new();
+    let mut closing = Closing::default();
     closing.handle_peer(C);
     assert_eq!(closing.state(), ConnState::AppCloseWait1);
     assert_eq!(closing.read_end(), ReadEnd::Eof);
@@ -206,7 +206,7 @@ fn the_peer_closes_first() {
 
 #[test]
 fn half_closes_of_both_sides_then_closing() {
-    let mut closing = Closing::new();
+    let mut closing = Closing::default();
     assert_eq!(closing.shutdown_write(), Some(D));
     assert_eq!(closing.shutdown_write(), None, "once is enough");
     assert_eq!(closing.write_end(), WriteEnd::Shut);
@@ -222,7 +222,7 @@ fn half_closes_of_both_sides_then_closing() {
 
 #[test]
 fn writing_continues_after_the_peer_shut_down_writing() {
-    let mut closing = Closing::new();
+    let mut closing = Closing::default();
     closing.handle_peer(D);
     assert_eq!(closing.write_end(), WriteEnd::Open);
     assert_eq!(closing.close(false), Some(C));
@@ -233,7 +233,7 @@ fn writing_continues_after_the_peer_shut_down_writing() {
 
 #[test]
 fn we_shut_down_and_the_peer_closes() {
-    let mut closing = Closing::new();
+    let mut closing = Closing::default();
     closing.shutdown_write();
     closing.handle_peer(C);
     assert_eq!(closing.state(), ConnState::AppFinCloseWait);
@@ -243,7 +243,7 @@ fn we_shut_down_and_the_peer_closes() {
 
 #[test]
 fn an_abort_of_the_peer_resets_and_is_answered_with_an_abort() {
-    let mut closing = Closing::new();
+    let mut closing = Closing::default();
     closing.handle_peer(A);
     assert_eq!(closing.state(), ConnState::ProcessAbort);
     assert_eq!(closing.read_end(), ReadEnd::Reset);
@@ -254,7 +254,7 @@ fn an_abort_of_the_peer_resets_and_is_answered_with_an_abort() {
 
 #[test]
 fn an_abort_after_both_shut_down_is_answered_as_well() {
-    let mut closing = Closing::new();
+    let mut closing = Closing::default();
     closing.handle_peer(D);
     closing.shutdown_write();
     closing.handle_peer(D | A);
@@ -266,7 +266,7 @@ fn an_abort_after_both_shut_down_is_answered_as_well() {
 
 #[test]
 fn an_abort_after_the_final_flags_closes_the_connection() {
-    let mut closing = Closing::new();
+    let mut closing = Closing::default();
     closing.close(true);
     assert_eq!(closing.sent(), A);
     closing.handle_peer(A);
@@ -275,7 +275,7 @@ fn an_abort_after_the_final_flags_closes_the_connection() {
 
 #[test]
 fn a_kill_aborts_once_and_closing_then_finishes() {
-    let mut closing = Closing::new();
+    let mut closing = Closing::default();
     assert_eq!(closing.abort(), Some(A));
     assert_eq!(closing.abort(), None);
     assert_eq!(closing.read_end(), ReadEnd::Aborted);
@@ -286,7 +286,7 @@ fn a_kill_aborts_once_and_closing_then_finishes() {
 
 #[test]
 fn a_kill_after_the_peer_closed_still_reads_to_an_orderly_end() {
-    let mut closing = Closing::new();
+    let mut closing = Closing::default();
     closing.handle_peer(C);
     closing.abort();
     assert_eq!(closing.read_end(), ReadEnd::Eof);
@@ -296,7 +296,7 @@ fn a_kill_after_the_peer_closed_still_reads_to_an_orderly_end() {
 
 #[test]
 fn a_kill_of_a_dropped_connection_finishes_it() {
-    let mut closing = Closing::new();
+    let mut closing = Closing::default();
     closing.close(false);
     assert_eq!(closing.abort(), None, "the final flags were sent");
     assert!(closing.is_finished());
@@ -304,7 +304,7 @@ fn a_kill_of_a_dropped_connection_finishes_it() {
 
 #[test]
 fn an_endpoint_shutdown_closes_what_was_shut_down_and_aborts_the_rest() {
-    let mut closing = Closing::new();
+    let mut closing = Closing::default();
     closing.shutdown_write();
     assert_eq!(closing.abort_or_close(), Some(D | C));
     assert_eq!(closing.read_end(), ReadEnd::Aborted);
@@ -312,10 +312,10 @@ fn an_endpoint_shutdown_closes_what_was_shut_down_and_aborts_the_rest() {
     assert_eq!(closing.close(false), None);
     assert!(closing.is_finished());
 
-    let mut open = Closing::new();
+    let mut open = Closing::default();
     open.handle_peer(D);
     assert_eq!(open.abort_or_close(), Some(A));
-    let mut aborted = Closing::new();
+    let mut aborted = Closing::default();
     aborted.shutdown_write();
     aborted.handle_peer(A);
     assert_eq!(aborted.abort_or_close(), Some(D | A));
@@ -326,7 +326,7 @@ fn an_endpoint_shutdown_closes_what_was_shut_down_and_aborts_the_rest() {
 #[test]
 fn every_order_of_events_finishes() {
     for script in 0..9_u32.pow(5) {
-        let mut closing = Closing::new();
+        let mut closing = Closing::default();
         let mut sent = closing.sent();
         let mut rest = script;
         for _ in 0..5 {

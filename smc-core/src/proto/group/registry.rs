@@ -20,7 +20,7 @@ use crate::proto::handshake::Role;
 use first_contacts::FirstContacts;
 use waiting::SetUpWait;
 
-/// The link groups of an endpoint.
+/// The link groups of an endpoint. The default is a registry without groups.
 ///
 /// Mutators are [`enter`](Self::enter), [`establish`](Self::establish),
 /// [`set_links`](Self::set_links), [`links_closed`](Self::links_closed), [`leave`](Self::leave),
@@ -30,7 +30,7 @@ use waiting::SetUpWait;
 /// [`poll_output`](Self::poll_output), then read [`poll_timeout`](Self::poll_timeout). Each call
 /// costs time in proportion to the groups it affects; a short lock around the registry, never held
 /// while waiting, is enough for sharing.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Registry {
     groups: HashMap<GroupId, GroupRecord>,
     keys: HashMap<GroupKey, KeyEntry>,
@@ -88,28 +88,7 @@ struct KeyEntry {
     owes_notification: bool,
 }
 
-impl Default for Registry {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Registry {
-    /// A registry without groups.
-    #[must_use]
-    pub fn new() -> Self {
-        Self {
-            groups: HashMap::new(),
-            keys: HashMap::new(),
-            waiters: HashMap::new(),
-            timers: BTreeSet::new(),
-            first_contacts: FirstContacts::new(),
-            outputs: VecDeque::new(),
-            last_group: 0,
-            last_waiter: 0,
-        }
-    }
-
     /// A set-up requests its link group.
     ///
     /// After it has become a [`Member`], it has to [`leave`](Self::leave) when its connection ends

@@ -184,7 +184,7 @@ impl LinkGroup {
             self.start_offer(now, trigger);
             return true;
         }
-        if self.local_rmbs.has_no_requests() && std::mem::take(&mut self.pending.request) {
+        if self.local_rmbs.requests.is_empty() && std::mem::take(&mut self.pending.request) {
             self.start_request(now);
             return true;
         }
@@ -194,7 +194,7 @@ impl LinkGroup {
     /// Whether a link can be opened: no RKEY is being confirmed or deleted, and no device still
     /// works on the link of a flow that has ended.
     pub(super) fn may_add_link(&self) -> bool {
-        self.local_rmbs.has_no_requests() && self.awaits_device.is_none()
+        self.local_rmbs.requests.is_empty() && self.awaits_device.is_none()
     }
 
     /// A step towards a new link is done.

@@ -139,11 +139,6 @@ impl LocalRmbs {
         self.is_unresponsive() || self.rmbs.len().saturating_add(self.undeleted) >= RMBS_MAX
     }
 
-    /// Whether no request is unanswered.
-    pub(super) fn has_no_requests(&self) -> bool {
-        self.requests.is_empty()
-    }
-
     pub(super) fn request(&mut self, rmb: RmbId, wait: RkeyWait, until: Instant) {
         self.requests.push(RkeyRequest { rmb, wait, until });
     }

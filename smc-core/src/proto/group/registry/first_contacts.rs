@@ -15,14 +15,16 @@ pub(super) struct FirstContacts {
     failed: HashMap<GroupId, IpAddr>,
 }
 
-impl FirstContacts {
-    pub(super) fn new() -> Self {
+impl Default for FirstContacts {
+    fn default() -> Self {
         Self {
             counted: FairShares::new(MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS),
             failed: HashMap::new(),
         }
     }
+}
 
+impl FirstContacts {
     /// Whether another one may begin. The client may never confirm, and until the time-out it uses
     /// a link and a buffer.
     pub(super) fn check(&self, key: &GroupKey) -> Result<(), NoGroup> {

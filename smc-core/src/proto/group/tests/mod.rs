@@ -21,7 +21,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Self {
         Self {
-            registry: Registry::new(),
+            registry: Registry::default(),
             now: Instant::now(),
             key,
         }

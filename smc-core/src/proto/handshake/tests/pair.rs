@@ -521,7 +521,7 @@ fn group_that_ends_at_the_moment_of_its_establishment() {
 /// What a registry says about a group that it does not know.
 fn terminated() -> group::Terminated {
     let terms = group::GroupTerms::new(Version::V2, Release::V2_1, None);
-    Registry::new()
+    Registry::default()
         .establish(group::GroupId([0; 4]), terms)
         .unwrap_err()
 }

@@ -298,7 +298,7 @@ impl Simulation {
                 continue;
             }
             assert!(group.flow.is_none(), "{:?}", group.flow);
-            assert!(group.local_rmbs.has_no_requests());
+            assert!(group.local_rmbs.requests.is_empty());
             assert!(group.pending.add.is_none() && group.pending.deletes.is_empty());
             assert!(!group.pending.request && group.pending.deferred.is_none());
         }
