@@ -353,7 +353,7 @@ impl Builder {
         drivers.iter().try_for_each(claim)?;
         drivers
             .iter()
-            .for_each(|driver| driver.device().limit_memory(&memory));
+            .for_each(|driver| driver.device.limit_memory(&memory));
         for driver in &drivers {
             runtime.spawn(Box::pin(DriverTask::new(driver, Arc::clone(&runtime))?));
         }
@@ -380,15 +380,15 @@ fn handshake_config(
     drivers: &[Arc<DeviceDriver>],
 ) -> handshake::HandshakeConfig {
     let devices = drivers.iter().enumerate().filter_map(|(index, driver)| {
-        let direct = driver.device().fabric().direct()?;
-        let limit = driver.device().limits().max_dmb_len;
+        let direct = driver.device.fabric().direct()?;
+        let limit = driver.device.limits().max_dmb_len;
         let max_buffer = (0..=SizeCode::MAX.code())
             .filter_map(SizeCode::new)
             .take_while(|size| size.byte_len() <= limit)
             .last()
             .unwrap_or(SizeCode::MIN);
         let device = DirectDevice::new(DeviceIndex(index), direct.gid(), direct.chid())
-            .with_pnet_id(driver.device().identity().pnet_id)
+            .with_pnet_id(driver.device.identity().pnet_id)
             .with_nocopy(direct.nocopy().is_some())
             .with_max_buffer(max_buffer);
         Some(device)
@@ -396,7 +396,7 @@ fn handshake_config(
     let mut handshake = handshake::HandshakeConfig::new(devices.collect());
     let native = drivers
         .iter()
-        .find_map(|driver| driver.device().fabric().direct()?.seid());
+        .find_map(|driver| driver.device.fabric().direct()?.seid());
     handshake.seid = config.seid_enabled.then(|| native.unwrap_or(DEFAULT_SEID));
     handshake.ueids.clone_from(&config.ueids);
     handshake.pnet_ids.clone_from(&config.pnet_ids);

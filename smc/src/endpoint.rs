@@ -268,7 +268,7 @@ impl Endpoint {
 
     /// The devices in order of preference.
     pub fn devices(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
-        self.inner.drivers.iter().map(|driver| driver.device())
+        self.inner.drivers.iter().map(|driver| &driver.device)
     }
 
     /// The limit on the memory of connections, with its current use.

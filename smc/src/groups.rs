@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Poll, Waker, ready};
 use std::time::Instant;
 
-use event_listener::{Event, EventListener};
+use event_listener::Event;
 use hashbrown::{HashMap, HashSet};
 use smc_wire::types::{AlertToken, Gid, RoceGid};
 
@@ -39,7 +39,7 @@ pub(crate) struct Groups {
     /// Notified when a connection or an SMC-R group has ended, or written data was delivered.
     ended: Event,
     /// Notified when a group was terminated, perhaps during set-ups.
-    terminated: Event,
+    pub(crate) terminated: Event,
 }
 
 /// What the lock of [`Groups`] protects.
@@ -280,11 +280,6 @@ impl Groups {
         })
     }
 
-    /// A listener for the next termination of a group.
-    pub(crate) fn listen_terminated(&self) -> EventListener {
-        self.terminated.listen()
-    }
-
     pub(crate) fn infos(&self) -> Vec<LinkGroupInfo> {
         self.shared.lock().registry.group_infos()
     }
@@ -361,7 +356,7 @@ impl Groups {
         let Some(driver) = self.driver(device) else {
             return;
         };
-        let direct = driver.device().fabric().direct();
+        let direct = driver.device.fabric().direct();
         if let Some(events) = direct.and_then(|direct| direct.peer_events()) {
             // A peer that is not notified detects it when it uses the group.
             let _best_effort = events.signal_event(peer, PeerEvent::Shutdown);
@@ -384,13 +379,7 @@ impl Groups {
 /// A place in a link group; dropping it leaves the group.
 pub(crate) struct Membership {
     groups: Arc<Groups>,
-    member: Member,
-}
-
-impl Membership {
-    pub(crate) fn member(&self) -> Member {
-        self.member
-    }
+    pub(crate) member: Member,
 }
 
 impl Drop for Membership {

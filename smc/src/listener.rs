@@ -355,7 +355,7 @@ async fn accept_loop(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn
 
 impl Service {
     fn full(&self) -> FallbackCause {
-        let limit = u64::try_from(self.admission.max_waiting()).unwrap_or(u64::MAX);
+        let limit = u64::try_from(self.admission.max_waiting).unwrap_or(u64::MAX);
         FallbackCause::Full(Limit::new("limit of handshakes that wait", limit))
     }
 

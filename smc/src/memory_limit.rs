@@ -55,7 +55,7 @@ impl TrimMemory for EndpointInner {
     /// is tried first.
     fn trim(&self) {
         for driver in &self.drivers {
-            driver.device().trim_memory();
+            driver.device.trim_memory();
         }
         for group in self.groups.all_rdma() {
             group.pool.trim();
@@ -97,7 +97,7 @@ impl Drop for PeerCharge {
         let is_offered = move || {
             let driver = driver.upgrade();
             driver.is_some_and(|driver| {
-                let direct = driver.device().fabric().direct();
+                let direct = driver.device.fabric().direct();
                 direct.is_some_and(|direct| direct.is_offered(token))
             })
         };

@@ -307,7 +307,7 @@ impl PeerDmb {
         else {
             return Err(SubmitError::PeerGone);
         };
-        let direct = driver.device().fabric().direct();
+        let direct = driver.device.fabric().direct();
         let direct = direct.ok_or(SubmitError::UnknownToken)?;
         direct.move_data(
             *token,
@@ -355,7 +355,7 @@ impl Conn {
             }
             Ok(()) => {
                 self.release_if_closed();
-                self.driver.note_delivery();
+                self.driver.groups.notify_ended();
                 match has_pending {
                     true => RetryResult::Accepted,
                     false => RetryResult::Nothing,
@@ -379,7 +379,7 @@ impl Conn {
     pub(crate) fn drop_pending(&self) {
         self.path().clear_pending();
         self.release_if_closed();
-        self.driver.note_delivery();
+        self.driver.groups.notify_ended();
     }
 
     /// Number of retries of the driver at a busy device.

@@ -42,7 +42,7 @@ impl Conn {
         let written = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire));
         let read = ProducerWord::from_ne(self.read_until.load(Ordering::Acquire));
         let unread = written.cursor != read.cursor;
-        let zero_linger = self.linger() == Some(Duration::ZERO);
+        let zero_linger = *self.linger.lock() == Some(Duration::ZERO);
         self.handle_peer_flags();
         let flags = self.closing.lock().close(unread || zero_linger);
         self.ended.store(true, Ordering::Release);

@@ -14,12 +14,11 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
-use event_listener::{Event, EventListener};
+use event_listener::Event;
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::{AlertToken, DmbToken};
 
-use super::deadlines::Deadline;
 use super::device_driver::DeviceDriver;
 use super::groups::Membership;
 use super::runtime::Socket;
@@ -40,7 +39,7 @@ use crate::proto::handshake::Role;
 pub(crate) struct Conn {
     /// The local element, written by the peer.
     pub(crate) local: Element,
-    local_ring: Ring,
+    pub(crate) local_ring: Ring,
     pub(crate) mode: Mode,
     pub(crate) peer_addr: SocketAddr,
     pub(crate) socket: Arc<dyn Socket>,
@@ -48,7 +47,7 @@ pub(crate) struct Conn {
     locality: PeerLocality,
     /// The TCP connection is not watched yet: see `TCP_WATCH_DELAY`.
     tcp_watch_deferred: AtomicBool,
-    path: Path,
+    pub(crate) path: Path,
     /// Number of retries of the driver at a busy device.
     retries: AtomicU32,
     /// The waker registered with the TCP socket.
@@ -69,14 +68,16 @@ pub(crate) struct Conn {
     /// Bytes from the start of the local ring that the reading half may have read; all, until it
     /// was dropped.
     high_water: AtomicU32,
-    linger: Mutex<Option<Duration>>,
+    pub(crate) linger: Mutex<Option<Duration>>,
     /// The application's setting of `TCP_NODELAY`.
     pub(crate) nodelay: AtomicBool,
-    reader: AtomicWaker,
-    writer: AtomicWaker,
-    changed: Event,
-    driver: Arc<DeviceDriver>,
-    group: GroupId,
+    pub(crate) reader: AtomicWaker,
+    pub(crate) writer: AtomicWaker,
+    /// Notified of changes, for any number of tasks.
+    pub(crate) changed: Event,
+    /// That of the device of the connection, which was the first one with SMC-R.
+    pub(crate) driver: Arc<DeviceDriver>,
+    pub(crate) group: GroupId,
     /// Dropped, to leave the link group, when the connection has ended.
     membership: Mutex<Option<Membership>>,
 }
@@ -212,7 +213,7 @@ impl Conn {
             writer: AtomicWaker::new(),
             changed: Event::new(),
             driver,
-            group: membership.member().group(),
+            group: membership.member.group(),
             membership: Mutex::new(Some(membership)),
         })
     }
@@ -220,7 +221,7 @@ impl Conn {
     pub(crate) fn key(&self) -> ConnKey {
         match &self.path {
             Path::Direct(direct) => ConnKey::direct(direct.dmb.token()),
-            Path::Rdma(handle) => ConnKey::rdma(handle.rdma_conn().token()),
+            Path::Rdma(handle) => ConnKey::rdma(handle.0.token),
         }
     }
 
@@ -236,19 +237,14 @@ impl Conn {
     pub(crate) fn rdma(&self) -> Option<&Arc<RdmaConn>> {
         match &self.path {
             Path::Direct(_) => None,
-            Path::Rdma(handle) => Some(handle.rdma_conn()),
+            Path::Rdma(handle) => Some(&handle.0),
         }
-    }
-
-    /// The buffers, for a half of the stream.
-    pub(crate) fn buffers(&self) -> &Path {
-        &self.path
     }
 
     fn path(&self) -> &dyn SmcPath {
         match &self.path {
             Path::Direct(direct) => &**direct,
-            Path::Rdma(handle) => &**handle.rdma_conn(),
+            Path::Rdma(handle) => &*handle.0,
         }
     }
 
@@ -291,19 +287,6 @@ impl Conn {
                 }
             }
         }
-    }
-
-    /// The deadline of a closing stream for delivery.
-    pub(crate) fn close_deadline(&self) -> Deadline {
-        self.driver.close_deadline()
-    }
-
-    pub(crate) fn group(&self) -> GroupId {
-        self.group
-    }
-
-    pub(crate) fn local_ring(&self) -> Ring {
-        self.local_ring
     }
 
     /// The peer's ring, which this side writes.
@@ -385,14 +368,6 @@ impl Conn {
 
     // ---- Waiting -------------------------------------------------------------------------------
 
-    pub(crate) fn register_reader(&self, waker: &Waker) {
-        self.reader.register(waker);
-    }
-
-    pub(crate) fn register_writer(&self, waker: &Waker) {
-        self.writer.register(waker);
-    }
-
     /// Whether a waiting task will be woken; called when its waker is registered.
     ///
     /// # Errors
@@ -406,20 +381,10 @@ impl Conn {
         }
     }
 
-    /// A listener for changes, for any number of tasks.
-    pub(crate) fn listen(&self) -> EventListener {
-        self.changed.listen()
-    }
-
     /// Requests that the device reports the next write of the peer. The caller checks once more
     /// afterwards.
     pub(crate) fn arm(&self) {
         self.path().arm();
-    }
-
-    /// The driver of the device of the connection, which was the first one with SMC-R.
-    pub(crate) fn driver(&self) -> &DeviceDriver {
-        &self.driver
     }
 
     /// Wakes all tasks: the peer signalled, or another state changed.
@@ -442,7 +407,7 @@ impl Conn {
             self.changed.notify(usize::MAX);
         }
         if is_app_closed || is_shut {
-            self.driver.note_delivery();
+            self.driver.groups.notify_ended();
         }
     }
 
@@ -532,14 +497,6 @@ impl Conn {
         let has_peer_sent = self.path().has_received(&self.local);
         self.has_peer_sent.store(has_peer_sent, Ordering::Relaxed);
         !has_peer_sent
-    }
-
-    pub(crate) fn linger(&self) -> Option<Duration> {
-        *self.linger.lock()
-    }
-
-    pub(crate) fn set_linger(&self, linger: Option<Duration>) {
-        *self.linger.lock() = linger;
     }
 }
 

@@ -55,11 +55,12 @@ impl DeviceDriver {
     }
 
     fn close_link(&self, sender: &LinkSender, group: &Weak<RdmaGroup>) {
-        sender.link().close();
+        sender.link.close();
         sender.set_closed();
-        self.remove_link(sender.link().qpn(), group, sender.id());
+        let (qpn, link) = (sender.link.qpn(), sender.id);
+        self.links.lock().remove(qpn, group, link);
         if let Some(group) = group.upgrade() {
-            group.handle_stopped(sender.id());
+            group.handle_stopped(sender.id);
         }
     }
 }

@@ -30,7 +30,7 @@ struct Claim {
 ///
 /// [`Error::Misuse`] when the device keeps its consumer.
 pub(crate) fn claim(driver: &Arc<DeviceDriver>) -> Result<(), Error> {
-    let device = Arc::as_ptr(driver.device()).cast::<()>().addr();
+    let device = Arc::as_ptr(&driver.device).cast::<()>().addr();
     let until = Instant::now() + CLAIM_TIMEOUT;
     loop {
         let Some(consumer) = try_claim(device, driver) else {

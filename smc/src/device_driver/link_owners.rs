@@ -9,7 +9,7 @@ use crate::proto::links::LinkId;
 
 /// The group and the link of each queue pair, by its number. A device may use a number again as
 /// soon as the queue pair is destroyed, before its former owner has removed it.
-pub(super) struct LinkOwners<G>(HashMap<Qpn, (Weak<G>, LinkId)>);
+pub(crate) struct LinkOwners<G>(HashMap<Qpn, (Weak<G>, LinkId)>);
 
 impl<G> Default for LinkOwners<G> {
     fn default() -> Self {
@@ -18,21 +18,21 @@ impl<G> Default for LinkOwners<G> {
 }
 
 impl<G> LinkOwners<G> {
-    pub(super) fn insert(&mut self, qpn: Qpn, group: Weak<G>, link: LinkId) {
+    pub(crate) fn insert(&mut self, qpn: Qpn, group: Weak<G>, link: LinkId) {
         // A cancelled set-up leaves its link in the table.
         self.0.retain(|_, (group, _)| group.strong_count() > 0);
         self.0.insert(qpn, (group, link));
     }
 
     /// Removes a link, unless its number is that of another one now.
-    pub(super) fn remove(&mut self, qpn: Qpn, group: &Weak<G>, link: LinkId) {
+    pub(crate) fn remove(&mut self, qpn: Qpn, group: &Weak<G>, link: LinkId) {
         let is_owner = |(of, id): &(Weak<G>, LinkId)| Weak::ptr_eq(of, group) && *id == link;
         if self.0.get(&qpn).is_some_and(is_owner) {
             self.0.remove(&qpn);
         }
     }
 
-    pub(super) fn get(&self, qpn: Qpn) -> Option<(Arc<G>, LinkId)> {
+    pub(crate) fn get(&self, qpn: Qpn) -> Option<(Arc<G>, LinkId)> {
         let (group, link) = self.0.get(&qpn)?;
         Some((group.upgrade()?, *link))
     }

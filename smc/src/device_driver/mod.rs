@@ -34,17 +34,17 @@ use link_owners::LinkOwners;
 
 /// A device of an endpoint with the connections that use it.
 pub(crate) struct DeviceDriver {
-    device: Arc<dyn Device>,
+    pub(crate) device: Arc<dyn Device>,
     /// The device's name, shared by the modes of its streams.
-    name: Arc<str>,
+    pub(crate) name: Arc<str>,
     index: DeviceIndex,
-    groups: Arc<Groups>,
+    pub(crate) groups: Arc<Groups>,
     table: Mutex<Table>,
     /// The table has work for the task.
     has_work: AtomicBool,
     task_waker: AtomicWaker,
     /// The owners of the device's queue pairs.
-    links: Mutex<LinkOwners<RdmaGroup>>,
+    pub(crate) links: Mutex<LinkOwners<RdmaGroup>>,
     /// What is done when the received messages were dispatched.
     after_drain: Mutex<Vec<AfterDrain>>,
     /// Held while events are dispatched: the device has one consumer at a time.
@@ -107,14 +107,6 @@ impl DeviceDriver {
             stopped: AtomicBool::new(false),
             close_timeout,
         })
-    }
-
-    pub(crate) fn device(&self) -> &Arc<dyn Device> {
-        &self.device
-    }
-
-    pub(crate) fn name(&self) -> &Arc<str> {
-        &self.name
     }
 
     pub(crate) fn close_deadline(&self) -> Deadline {
@@ -250,11 +242,6 @@ impl DeviceDriver {
             .any(|conn| conn.rdma().is_some() && conn.is_app_closed())
     }
 
-    /// A connection that was dropped, or shut down for writing, may have been delivered.
-    pub(crate) fn note_delivery(&self) {
-        self.groups.notify_ended();
-    }
-
     pub(crate) fn connections(&self) -> Vec<Arc<Conn>> {
         self.table.lock().conns.values().cloned().collect()
     }
@@ -322,7 +309,7 @@ impl DeviceDriver {
     /// Ends the connections of an SMC-D link group.
     pub(crate) fn end_group(&self, group: GroupId, cause: GroupEndCause) {
         let mut members = self.connections();
-        members.retain(|conn| conn.group() == group);
+        members.retain(|conn| conn.group == group);
         for conn in members {
             conn.handle_group_end(cause);
         }
@@ -392,16 +379,6 @@ impl DeviceDriver {
             }
         }
         false
-    }
-
-    /// Registers the link of a queue pair for its events.
-    pub(crate) fn add_link(&self, qpn: Qpn, group: &Arc<RdmaGroup>, link: LinkId) {
-        self.links.lock().insert(qpn, Arc::downgrade(group), link);
-    }
-
-    /// Ends the events of a link. By now its queue pair may be gone, and its number in use again.
-    pub(crate) fn remove_link(&self, qpn: Qpn, group: &Weak<RdmaGroup>, link: LinkId) {
-        self.links.lock().remove(qpn, group, link);
     }
 
     fn link(&self, qpn: Qpn) -> Option<(Arc<RdmaGroup>, LinkId)> {

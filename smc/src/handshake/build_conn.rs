@@ -83,7 +83,7 @@ pub(super) fn direct_connection(
         version: established.version,
         release: established.release,
         nocopy: path.access == PeerAccess::Attached,
-        device: Arc::clone(driver.name()),
+        device: Arc::clone(&driver.name),
         chid: path.chid,
         peer: path.peer,
         eid: established.eid,
@@ -122,19 +122,19 @@ pub(super) fn rdma_connection(
             "handshake ended without a buffer or a link group",
         ));
     };
-    let rdma_conn = Arc::clone(prepared.handle.rdma_conn());
+    let rdma_conn = Arc::clone(&prepared.handle.0);
     let mode = Mode::SmcR {
         version: established.version,
         release: established.release,
-        device: Arc::clone(driver.name()),
+        device: Arc::clone(&driver.name),
         local: path.link.gid,
         peer: path.peer.gid,
         eid: established.eid,
     };
     let group = established.group;
     let conn = Conn::new(Parts {
-        local: rdma_conn.rmb().element().clone(),
-        local_ring: rdma_conn.rmb().size().ring_r(),
+        local: rdma_conn.rmb.element.clone(),
+        local_ring: rdma_conn.rmb.size.ring_r(),
         path: Path::Rdma(prepared.handle),
         mode,
         peer_addr,

@@ -75,7 +75,7 @@ pub(super) async fn drive(
         let group = resources
             .membership
             .as_ref()
-            .map(|membership| membership.member().group());
+            .map(|membership| membership.member.group());
         let group = group.filter(|group| reported != Some(*group));
         if group.is_some_and(|group| endpoint.groups.is_terminating(group)) {
             reported = group;
@@ -113,7 +113,7 @@ fn poll_terminated(
     let listening = match listener {
         Some(listening) => listening,
         None => {
-            let listening = listener.insert(endpoint.groups.listen_terminated());
+            let listening = listener.insert(endpoint.groups.terminated.listen());
             // Before there was a listener.
             if endpoint.groups.is_terminating(group) {
                 return Poll::Ready(());

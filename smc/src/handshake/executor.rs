@@ -12,7 +12,6 @@ use crate::device::{
 use crate::device_driver::DeviceDriver;
 use crate::endpoint::EndpointInner;
 use crate::groups::Membership;
-use crate::links::RdmaGroup;
 use crate::negotiate::Credentials;
 use crate::proto::group::{DeviceIndex, GroupKey, Intent};
 use crate::proto::handshake::{LinkChoice, LocalRmb, PeerRmb, RmbError, Work, WorkDone};
@@ -78,7 +77,7 @@ impl HandshakeResources {
                 intent: Intent::Join,
             } if (early.device, early.peer) == (device, peer) => {
                 let membership = early.membership.take()?;
-                let member = membership.member();
+                let member = membership.member;
                 self.membership = Some(membership);
                 Some(WorkDone::Entered(Ok(member)))
             }
@@ -113,12 +112,6 @@ pub(super) struct Prepared {
     pub(super) link: LinkId,
 }
 
-impl Prepared {
-    pub(super) fn group(&self) -> &Arc<RdmaGroup> {
-        self.handle.rdma_conn().group()
-    }
-}
-
 /// The result of one work item: what it has acquired, and the input for the machine.
 pub(super) type WorkResult = (Acquired, WorkDone);
 
@@ -135,7 +128,7 @@ pub(super) async fn execute(
         }
         Work::Enter { key, intent } => {
             WorkDone::Entered(endpoint.groups.enter(key, intent).await.map(|membership| {
-                let member = membership.member();
+                let member = membership.member;
                 acquired = Acquired::Membership(membership);
                 member
             }))
@@ -250,7 +243,7 @@ pub(super) fn direct(
     endpoint: &EndpointInner,
     device: DeviceIndex,
 ) -> Result<&dyn Direct, DeviceError> {
-    let fabric = driver(endpoint, device)?.device().fabric();
+    let fabric = driver(endpoint, device)?.device.fabric();
     fabric.direct().ok_or(NOT_DIRECT)
 }
 
@@ -284,15 +277,15 @@ async fn prepare_rmb(
     let key = keys.iter().find(|key| key.device == link.device);
     let key = *key.ok_or(RmbError::NoLink)?;
     if choice == LinkChoice::First {
-        group.add_rmb(handle.rdma_conn(), &keys);
+        group.add_rmb(&handle.0, &keys);
     }
     let local = LocalRmb {
         device: link.device,
         link: address,
         rkey: key.rkey,
         addr: key.addr,
-        token: handle.rdma_conn().token(),
-        size: handle.rdma_conn().rmb().size(),
+        token: handle.0.token,
+        size: handle.0.rmb.size,
         index: 1,
     };
     let prepared = Prepared {
@@ -305,14 +298,13 @@ async fn prepare_rmb(
 
 async fn confirm_rkey(prepared: Option<&Prepared>) -> Result<(), RkeyError> {
     let prepared = prepared.ok_or(RkeyError::NoKey)?;
-    let conn = prepared.handle.rdma_conn();
-    let group = prepared.group();
-    group
+    let conn = &prepared.handle.0;
+    conn.group
         .confirm_rkey(conn, prepared.link, &prepared.keys)
         .await?;
     // The handshake names this link, which may have failed since. The connection may still be bound
     // to it: it moves only when the link is closed.
-    let link = group.link(prepared.link);
+    let link = conn.group.link(prepared.link);
     match link.is_some_and(|link| link.state == LinkState::Active) {
         true => Ok(()),
         false => Err(RkeyError::NoKey),
@@ -321,8 +313,8 @@ async fn confirm_rkey(prepared: Option<&Prepared>) -> Result<(), RkeyError> {
 
 fn bind_peer(prepared: Option<&Prepared>, rmb: &PeerRmb) -> Result<(), RtokenError> {
     let prepared = prepared.ok_or(RtokenError::Ended)?;
-    let conn = prepared.handle.rdma_conn();
-    prepared.group().bind(conn, prepared.link, rmb)
+    let conn = &prepared.handle.0;
+    conn.group.bind(conn, prepared.link, rmb)
 }
 
 async fn connect_link(

@@ -128,7 +128,7 @@ fn handshake_config(
         handshake,
         ..
     } = endpoint;
-    let is_rdma = |driver: &Arc<DeviceDriver>| driver.device().fabric().rdma().is_some();
+    let is_rdma = |driver: &Arc<DeviceDriver>| driver.device.fabric().rdma().is_some();
     let config = match drivers.iter().any(is_rdma) {
         true => endpoint.groups.ports.config(runtime, drivers, handshake),
         false => Arc::clone(handshake),
@@ -242,10 +242,7 @@ fn with_local_cause(endpoint: &EndpointInner, mut reason: FallbackReason) -> Fal
     if !may_be_ours {
         return reason;
     }
-    let devices = endpoint
-        .drivers
-        .iter()
-        .map(|driver| driver.device().fabric());
+    let devices = endpoint.drivers.iter().map(|driver| driver.device.fabric());
     let mut lacks = devices.filter_map(|fabric| fabric.direct()?.shortage());
     if let Some(error) = lacks.next() {
         reason.cause = FallbackCause::Os(error);

@@ -16,10 +16,11 @@ use crate::proto::group::DeviceIndex;
 /// the peer's words there, the driver of SMC-R does the same.
 #[derive(Debug)]
 pub(crate) struct RdmaBuffer {
-    element: Element,
+    /// The CDC block and the ring.
+    pub(crate) element: Element,
     /// The ring without the block: what is registered.
     ring: Region,
-    size: SizeCode,
+    pub(crate) size: SizeCode,
     access: Access,
     registrations: Mutex<Vec<(DeviceIndex, Arc<dyn Mr>)>>,
     // Dropped last, after the memory.
@@ -45,15 +46,6 @@ impl RdmaBuffer {
             registrations: Mutex::default(),
             _charge: charge,
         })
-    }
-
-    /// The CDC block and the ring.
-    pub(crate) fn element(&self) -> &Element {
-        &self.element
-    }
-
-    pub(crate) fn size(&self) -> SizeCode {
-        self.size
     }
 
     /// The registration with a device, if any.

@@ -16,9 +16,9 @@ use crate::proto::links::{LinkId, NextPost, OpTag, Overflow, Posted, SendQueue};
 /// The sending side of a link, shared by connections: the number of outstanding posts is bounded,
 /// and turns are round-robin.
 pub(crate) struct LinkSender {
-    id: LinkId,
-    device: DeviceIndex,
-    link: Arc<dyn Link>,
+    pub(crate) id: LinkId,
+    pub(crate) device: DeviceIndex,
+    pub(crate) link: Arc<dyn Link>,
     posts: Mutex<Posts>,
     driver: Weak<DeviceDriver>,
     down: AtomicBool,
@@ -70,18 +70,6 @@ impl LinkSender {
             last_activity: AtomicU64::new(0),
             since: now,
         }
-    }
-
-    pub(crate) fn id(&self) -> LinkId {
-        self.id
-    }
-
-    pub(crate) fn device(&self) -> DeviceIndex {
-        self.device
-    }
-
-    pub(crate) fn link(&self) -> &Arc<dyn Link> {
-        &self.link
     }
 
     pub(crate) fn is_down(&self) -> bool {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 ///
 /// [`Transmit::probe`]: crate::proto::conn::rdma::Transmit::probe
 pub(crate) struct PersistTimer {
-    at: Instant,
+    pub(crate) at: Instant,
     interval: Duration,
 }
 
@@ -22,10 +22,6 @@ impl PersistTimer {
             at: now + INTERVAL_MIN,
             interval: INTERVAL_MIN,
         }
-    }
-
-    pub(crate) const fn at(&self) -> Instant {
-        self.at
     }
 
     /// Whether a probe is due. If so, the next one backs off if the peer has sent no data
@@ -68,15 +64,15 @@ mod tests {
         assert!(!persist_timer.take_due(start, true));
         let mut at = start;
         for interval in [50, 100, 200, 400, 800, 1600, 2000, 2000] {
-            assert_eq!(persist_timer.at() - at, Duration::from_millis(interval));
-            at = persist_timer.at();
+            assert_eq!(persist_timer.at - at, Duration::from_millis(interval));
+            at = persist_timer.at;
             assert!(persist_timer.take_due(at, false));
         }
         assert!(persist_timer.restart(at));
         assert!(!persist_timer.restart(at), "not postponed by every write");
-        assert_eq!(persist_timer.at() - at, INTERVAL_MIN);
-        assert!(persist_timer.take_due(persist_timer.at(), false));
-        assert!(persist_timer.take_due(persist_timer.at(), true));
+        assert_eq!(persist_timer.at - at, INTERVAL_MIN);
+        assert!(persist_timer.take_due(persist_timer.at, false));
+        assert!(persist_timer.take_due(persist_timer.at, true));
         assert_eq!(persist_timer.interval, INTERVAL_MIN);
     }
 }

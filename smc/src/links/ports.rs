@@ -229,17 +229,12 @@ impl RdmaPorts {
     fn look(&self, all: &[NetworkInterface], drivers: &[Arc<DeviceDriver>]) -> Vec<RdmaPort> {
         let mut ports = Vec::new();
         for (index, driver) in drivers.iter().enumerate() {
-            let Some(rdma) = driver
-                .device()
-                .fabric()
-                .rdma()
-                .filter(|_| !driver.is_gone())
-            else {
+            let Some(rdma) = driver.device.fabric().rdma().filter(|_| !driver.is_gone()) else {
                 continue;
             };
             for address in rdma.addresses() {
                 let interface = named(all, address.interface.as_deref());
-                let own = driver.device().identity().pnet_id;
+                let own = driver.device.identity().pnet_id;
                 let pnet_id = own.or_else(|| self.pnet_id(interface?));
                 let subnets = interface.map(subnets_of).unwrap_or_default();
                 let port = RdmaPort::new(DeviceIndex(index), address, subnets);

@@ -21,7 +21,7 @@ use crate::quota::source;
 pub(super) struct AdmissionControl {
     state: Mutex<State>,
     max_places: usize,
-    max_waiting: usize,
+    pub(super) max_waiting: usize,
 }
 
 #[derive(Debug)]
@@ -83,10 +83,6 @@ impl AdmissionControl {
             max_places,
             max_waiting,
         })
-    }
-
-    pub(super) fn max_waiting(&self) -> usize {
-        self.max_waiting
     }
 
     /// Whether another set-up may enter.

@@ -263,7 +263,7 @@ impl Stream {
     /// As `getsockopt(2)`.
     pub fn linger(&self) -> io::Result<Option<Duration>> {
         match &self.shared.smc {
-            Some(handle) => Ok(handle.0.linger()),
+            Some(handle) => Ok(*handle.0.linger.lock()),
             None => self.shared.socket.linger(),
         }
     }
@@ -278,7 +278,7 @@ impl Stream {
     pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
         match &self.shared.smc {
             Some(handle) => {
-                handle.0.set_linger(linger);
+                *handle.0.linger.lock() = linger;
                 Ok(())
             }
             None => self.shared.socket.set_linger(linger),

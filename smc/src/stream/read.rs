@@ -28,12 +28,12 @@ pub(crate) enum Reader {
 impl Reader {
     pub(crate) fn smc(conn: &Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
         let conn = Arc::clone(conn);
-        match conn.buffers() {
+        match &conn.path {
             Path::Direct(direct) => {
                 Self::Direct(SmcReader::new(Arc::clone(direct), conn, polling, trust))
             }
             Path::Rdma(handle) => {
-                let rdma = Arc::clone(handle.rdma_conn());
+                let rdma = Arc::clone(&handle.0);
                 Self::Rdma(SmcReader::new(rdma, conn, polling, trust))
             }
         }
@@ -134,7 +134,7 @@ pub(crate) struct SmcReader<P: SmcPath> {
 impl<P: SmcPath> SmcReader<P> {
     fn new(path: Arc<P>, conn: Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
         Self {
-            half: RecvHalf::new(conn.local_ring()),
+            half: RecvHalf::new(conn.local_ring),
             conn,
             path,
             producer_seen: 0,
@@ -512,7 +512,7 @@ impl<P: SmcPath> Half for SmcReader<P> {
     }
 
     fn register(&self, waker: &Waker) {
-        self.conn.register_reader(waker);
+        self.conn.reader.register(waker);
     }
 
     fn arm(&self) {
@@ -520,7 +520,7 @@ impl<P: SmcPath> Half for SmcReader<P> {
     }
 
     fn poll_device(&self) {
-        self.path.poll_device(self.conn.driver());
+        self.path.poll_device(&self.conn.driver);
     }
 }
 

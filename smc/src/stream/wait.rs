@@ -114,7 +114,7 @@ impl<S: Ready> LockedHalf<S> {
 
     async fn ready_smc(&self, conn: &Arc<Conn>) -> io::Result<()> {
         while !self.lock().is_ready() {
-            let changed = conn.listen();
+            let changed = conn.changed.listen();
             conn.watch_tcp();
             conn.arm();
             if self.lock().is_ready() {

@@ -32,13 +32,13 @@ pub(crate) enum Writer {
 
 impl Writer {
     pub(crate) fn smc(conn: &Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
-        match conn.buffers() {
+        match &conn.path {
             Path::Direct(direct) => {
                 let direct = DirectWriter::new(Arc::clone(direct), trust);
                 Self::Direct(SmcWriter::new(conn, direct, polling))
             }
             Path::Rdma(handle) => {
-                let rdma = Arc::clone(handle.rdma_conn());
+                let rdma = Arc::clone(&handle.0);
                 Self::Rdma(SmcWriter::new(conn, rdma, polling))
             }
         }
@@ -264,7 +264,7 @@ impl<P: SendPath> SmcWriter<P> {
         self.conn.shutdown_write();
         let delivered = poll_until(self, cx, |half| half.try_shutdown());
         if delivered.is_pending() {
-            let new = || self.conn.close_deadline();
+            let new = || self.conn.driver.close_deadline();
             let deadline = self.delivery_deadline.get_or_insert_with(new);
             if Pin::new(deadline).poll(cx).is_pending() {
                 return Poll::Pending;
@@ -321,7 +321,7 @@ impl<P: SendPath> Half for SmcWriter<P> {
     }
 
     fn register(&self, waker: &Waker) {
-        self.conn.register_writer(waker);
+        self.conn.writer.register(waker);
     }
 
     fn arm(&self) {
@@ -575,7 +575,7 @@ impl SendPath for Arc<RdmaConn> {
     }
 
     fn poll_device(&self, conn: &Conn) {
-        SmcPath::poll_device(&**self, conn.driver());
+        SmcPath::poll_device(&**self, &conn.driver);
     }
 }
 

@@ -32,11 +32,11 @@ use sending::{Bound, Tx};
 ///
 /// It exists before the connection: once the peer may know the token, its messages count.
 pub(crate) struct RdmaConn {
-    group: Arc<RdmaGroup>,
-    token: AlertToken,
-    rmb: Arc<RdmaBuffer>,
-    rmb_id: RmbId,
-    staging: Arc<RdmaBuffer>,
+    pub(crate) group: Arc<RdmaGroup>,
+    pub(crate) token: AlertToken,
+    pub(crate) rmb: Arc<RdmaBuffer>,
+    pub(crate) rmb_id: RmbId,
+    pub(crate) staging: Arc<RdmaBuffer>,
     rx: Mutex<Rx>,
     tx: Mutex<Tx>,
     peer_ring: OnceLock<Ring>,
@@ -98,26 +98,6 @@ impl RdmaConn {
         }
     }
 
-    pub(crate) fn token(&self) -> AlertToken {
-        self.token
-    }
-
-    pub(crate) fn rmb(&self) -> &Arc<RdmaBuffer> {
-        &self.rmb
-    }
-
-    pub(crate) fn rmb_id(&self) -> RmbId {
-        self.rmb_id
-    }
-
-    pub(crate) fn staging(&self) -> &Arc<RdmaBuffer> {
-        &self.staging
-    }
-
-    pub(crate) fn group(&self) -> &Arc<RdmaGroup> {
-        &self.group
-    }
-
     /// Sets the connection; earlier updates of the peer are in the RMB already.
     pub(crate) fn set_conn(&self, conn: &Arc<Conn>) {
         // A connection is made once.
@@ -140,7 +120,7 @@ impl RdmaConn {
     /// Sets the peer's RMB, and handles early messages.
     pub(crate) fn bind(self: &Arc<Self>, peer: &PeerRmb, rtoken: RtokenId) {
         let ring = peer.size.ring_r();
-        let staging = self.staging.size().ring_r();
+        let staging = self.staging.size.ring_r();
         let transmit = Transmit::new(staging, ring, peer.token, peer.offset(), AUTOCORK);
         self.space.store(transmit.space(), Ordering::Release);
         self.tx.lock().bound = Some(Bound {
@@ -159,7 +139,7 @@ impl RdmaConn {
         let ring = peer.size.ring_r();
         // A handshake binds once.
         let _first = self.peer_ring.set(ring);
-        let arrivals = Arrivals::new(self.rmb.size().ring_r(), ring);
+        let arrivals = Arrivals::new(self.rmb.size.ring_r(), ring);
         self.rx.lock().arrivals = Some(arrivals);
         self.handle_held();
     }
@@ -171,7 +151,7 @@ impl RdmaConn {
 
     /// The link of the connection.
     pub(crate) fn link(&self) -> Option<LinkId> {
-        self.tx.lock().sender.as_ref().map(|sender| sender.id())
+        self.tx.lock().sender.as_ref().map(|sender| sender.id)
     }
 
     pub(crate) fn rtoken(&self) -> Option<RtokenId> {
@@ -253,7 +233,7 @@ impl RdmaConn {
 impl SmcPath for RdmaConn {
     /// A placeholder while it is not known.
     fn peer_ring(&self) -> Ring {
-        let unknown = || self.rmb.size().ring_r();
+        let unknown = || self.rmb.size.ring_r();
         self.peer_ring.get().copied().unwrap_or_else(unknown)
     }
 
@@ -317,17 +297,7 @@ impl SmcPath for RdmaConn {
 }
 
 /// The handle of an [`RdmaConn`]; dropping it releases the RMB once the peer has confirmed that.
-pub(crate) struct RdmaConnHandle(Arc<RdmaConn>);
-
-impl RdmaConnHandle {
-    pub(crate) fn new(conn: Arc<RdmaConn>) -> Self {
-        Self(conn)
-    }
-
-    pub(crate) fn rdma_conn(&self) -> &Arc<RdmaConn> {
-        &self.0
-    }
-}
+pub(crate) struct RdmaConnHandle(pub(crate) Arc<RdmaConn>);
 
 impl Drop for RdmaConn {
     fn drop(&mut self) {

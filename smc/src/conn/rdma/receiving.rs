@@ -98,7 +98,7 @@ impl RdmaConn {
     /// Stores the peer's words where the reading half reads them; under the lock, so that they
     /// never go back.
     fn store(&self, update: &CdcUpdate) {
-        let element = self.rmb.element();
+        let element = &self.rmb.element;
         element
             .producer()
             .store(update.producer.to_ne(), Ordering::Release);
@@ -108,7 +108,7 @@ impl RdmaConn {
         let cursor = update.producer.cursor;
         let reach = match cursor.wrap {
             0 => cursor.count,
-            _ => self.rmb.size().ring_r().size(),
+            _ => self.rmb.size.ring_r().size(),
         };
         self.dirty.fetch_max(reach, Ordering::AcqRel);
         self.received.store(true, Ordering::Release);
@@ -155,7 +155,7 @@ impl RdmaConn {
     fn peer_is_on(&self, link: LinkId) {
         let mut tx = self.tx.lock();
         tx.peer_on = Some(link);
-        if tx.sender.as_ref().is_none_or(|sender| sender.id() != link) {
+        if tx.sender.as_ref().is_none_or(|sender| sender.id != link) {
             return;
         }
         self.awaited.store(false, Ordering::Relaxed);

@@ -61,7 +61,7 @@ impl RdmaConn {
         let mut tx = self.tx.lock();
         let Some(bound) = &mut tx.bound else { return 0 };
         let transmit = &mut bound.transmit;
-        let element = self.staging.element();
+        let element = &self.staging.element;
         let mut done = 0;
         for buf in bufs {
             let part = &buf[..buf.len().min(len_usize(transmit.space()))];
@@ -119,7 +119,7 @@ impl RdmaConn {
 
     /// Size of the staging ring: the maximum of space.
     pub(crate) fn capacity(&self) -> u32 {
-        self.staging.size().ring_r().size()
+        self.staging.size.ring_r().size()
     }
 
     /// The delivery state of all written data and of the shutdown behind it.
@@ -140,7 +140,7 @@ impl RdmaConn {
     pub(crate) fn handle_sent(&self, link: LinkId) {
         {
             let mut tx = self.tx.lock();
-            if tx.sender.as_ref().is_none_or(|sender| sender.id() != link) {
+            if tx.sender.as_ref().is_none_or(|sender| sender.id != link) {
                 return;
             }
             let Some(bound) = &mut tx.bound else { return };
@@ -169,7 +169,7 @@ impl RdmaConn {
         } = &mut *tx;
         let (persist_timer, bound) = (persist_timer.as_mut()?, bound.as_mut()?);
         let is_due = persist_timer.take_due(now, self.has_new_data.swap(false, Ordering::Relaxed));
-        let next = persist_timer.at();
+        let next = persist_timer.at;
         if is_due {
             bound.transmit.probe();
             self.push(tx, false);
@@ -188,13 +188,13 @@ impl RdmaConn {
     pub(crate) fn move_to(&self, from: LinkId, to: &Arc<LinkSender>) {
         let mut tx = self.tx.lock();
         match &tx.sender {
-            Some(sender) if sender.id() == from => sender.remove(self.token),
+            Some(sender) if sender.id == from => sender.remove(self.token),
             _ => return,
         }
         tx.sender = Some(Arc::clone(to));
         self.moved.store(true, Ordering::Release);
         tx.persist_timer = Some(PersistTimer::new(self.group.now()));
-        let is_peer_there = tx.peer_on == Some(to.id());
+        let is_peer_there = tx.peer_on == Some(to.id);
         self.awaited.store(!is_peer_there, Ordering::Relaxed);
         if let Some(bound) = &mut tx.bound {
             bound.from = None;
@@ -224,10 +224,10 @@ impl RdmaConn {
             return true;
         };
         if bound.to.is_none() {
-            bound.to = self.group.rtoken(bound.rtoken, sender.id());
+            bound.to = self.group.rtoken(bound.rtoken, sender.id);
         }
         if bound.from.is_none() {
-            bound.from = self.staging.mr(sender.device());
+            bound.from = self.staging.mr(sender.device);
         }
         let now = self.group.now();
         let mut last = None;

@@ -142,10 +142,7 @@ impl RdmaGroup {
         for sender in senders {
             match sender.poll_timeout() {
                 Some(at) if at <= now => {
-                    self.give_up(
-                        sender.id(),
-                        LinkFailure::QueuePair("posts are not completed"),
-                    );
+                    self.give_up(sender.id, LinkFailure::QueuePair("posts are not completed"));
                 }
                 at => next = next.into_iter().chain(at).min(),
             }

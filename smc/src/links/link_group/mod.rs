@@ -255,7 +255,7 @@ impl RdmaGroup {
         let conn = RdmaConn::new(Arc::clone(self), token, (id, rmb), staging, sender);
         let conn = Arc::new(conn);
         self.state.lock().members.insert(token, Arc::clone(&conn));
-        let handle = RdmaConnHandle::new(conn);
+        let handle = RdmaConnHandle(conn);
         // From here on it is moved when the link fails, but not if the link had failed before.
         let is_usable = |link: LinkInfo| link.state.is_usable();
         if self.link(link).is_some_and(is_usable) {
@@ -267,7 +267,7 @@ impl RdmaGroup {
 
     /// Adds the RMB of the first connection, which the handshake sends to the peer.
     pub(crate) fn add_rmb(self: &Arc<Self>, conn: &RdmaConn, keys: &[RmbKey]) {
-        self.step(|state| state.machine.add_rmb(conn.rmb_id(), keys));
+        self.step(|state| state.machine.add_rmb(conn.rmb_id, keys));
     }
 
     /// Sends the RMB of a further connection to the peer (CONFIRM RKEY).
@@ -277,7 +277,7 @@ impl RdmaGroup {
         link: LinkId,
         keys: &[RmbKey],
     ) -> Result<(), RkeyError> {
-        let rmb = conn.rmb_id();
+        let rmb = conn.rmb_id;
         let now = self.now();
         self.step(|state| {
             state.rkeys.insert(rmb, Answer::default());
@@ -354,7 +354,7 @@ impl RdmaGroup {
         {
             // In one step, so that `is_settled` does not return true in between.
             let mut state = self.state.lock();
-            if state.members.remove(&conn.token()).is_none() {
+            if state.members.remove(&conn.token).is_none() {
                 return;
             }
             if let Some(rtoken) = rtoken {
@@ -362,9 +362,9 @@ impl RdmaGroup {
             }
         }
         conn.leave_link();
-        self.pool.put(Arc::clone(conn.staging()), 0);
-        let rmb = conn.rmb_id();
-        let retiring = (Arc::clone(conn.rmb()), conn.dirty());
+        self.pool.put(Arc::clone(&conn.staging), 0);
+        let rmb = conn.rmb_id;
+        let retiring = (Arc::clone(&conn.rmb), conn.dirty());
         self.state.lock().retiring.insert(rmb, retiring);
         let now = self.now();
         self.step(|state| state.machine.delete_rkey(now, rmb));
@@ -387,7 +387,7 @@ impl RdmaGroup {
     /// The connections and set-ups, in the order in which they came.
     fn members(&self) -> Vec<Arc<RdmaConn>> {
         let mut members: Vec<_> = self.state.lock().members.values().cloned().collect();
-        members.sort_unstable_by_key(|conn| conn.rmb_id());
+        members.sort_unstable_by_key(|conn| conn.rmb_id);
         members
     }
 

@@ -164,15 +164,15 @@ impl RdmaGroup {
         self.spawn(async move |group| {
             let mut keys = Vec::new();
             for conn in group.members() {
-                let id = conn.rmb_id();
+                let id = conn.rmb_id;
                 if !rmbs.contains(&id) {
                     continue;
                 }
                 let Ok(domain) = group.domain(device).await else {
                     break;
                 };
-                let mapped = conn.rmb().register(device, &*domain).await;
-                let staging = conn.staging().register(device, &*domain).await;
+                let mapped = conn.rmb.register(device, &*domain).await;
+                let staging = conn.staging.register(device, &*domain).await;
                 if let (Ok(mr), Ok(_)) = (mapped, staging) {
                     keys.push((id, mr.rkey(), mr.addr()));
                 }
@@ -213,7 +213,7 @@ impl RdmaGroup {
         if let Some(domain) = self.state.lock().domains.get(&device) {
             return Ok(Arc::clone(domain));
         }
-        let rdma = driver.device().fabric().rdma().ok_or(NO_DEVICE)?;
+        let rdma = driver.device.fabric().rdma().ok_or(NO_DEVICE)?;
         let domain = rdma.protection_domain().await?;
         // Another task may have been faster; all use the same one.
         let mut state = self.state.lock();
@@ -230,7 +230,7 @@ impl RdmaGroup {
         let (device, pending) = self.state.lock().pending.remove(&link).ok_or(NO_LINK)?;
         let driver = self.driver(device).ok_or(NO_DEVICE)?;
         let qpn = pending.local().qpn;
-        driver.add_link(qpn, self, link);
+        driver.links.lock().insert(qpn, Arc::downgrade(self), link);
         match pending.connect(peer, route).await {
             Ok(connected) => {
                 let sender = Arc::new(LinkSender::new(
@@ -249,7 +249,7 @@ impl RdmaGroup {
                 Ok(())
             }
             Err(error) => {
-                driver.remove_link(qpn, &Arc::downgrade(self), link);
+                driver.links.lock().remove(qpn, &Arc::downgrade(self), link);
                 Err(error)
             }
         }
@@ -267,14 +267,14 @@ impl RdmaGroup {
     }
 
     fn close_sender(self: &Arc<Self>, sender: Arc<LinkSender>) {
-        match self.groups.driver(sender.device()) {
+        match self.groups.driver(sender.device) {
             Some(driver) => {
                 driver.after_drain(AfterDrain::CloseLink(sender, Arc::downgrade(self)));
             }
             // The endpoint was dropped, and no events are dispatched any more.
             None => {
-                sender.link().close();
-                self.handle_stopped(sender.id());
+                sender.link.close();
+                self.handle_stopped(sender.id);
             }
         }
     }

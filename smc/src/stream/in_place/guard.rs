@@ -212,7 +212,7 @@ impl GuardedRing {
             _buffer: Arc::clone(conn.dmb()?),
             conn: Arc::downgrade(conn),
             state: Mutex::new(State {
-                retained: RetainedWindow::new(conn.local_ring()),
+                retained: RetainedWindow::new(conn.local_ring),
                 is_publishing: false,
                 is_over: false,
             }),
