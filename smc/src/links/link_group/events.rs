@@ -18,10 +18,9 @@ use crate::proto::links::{LinkId, Posted};
 impl RdmaGroup {
     /// A link has received a message.
     pub(crate) fn handle_received(self: &Arc<Self>, link: LinkId, message: &Inbound) {
-        let now = self.now();
         let bytes = message.as_bytes();
         if bytes.first() != Some(&CdcR::TYPE) {
-            let is_awaited = self.step(|state| {
+            let is_awaited = self.step(|state, now| {
                 let was_awaited = state.machine.awaits_deletions();
                 state.machine.handle_message(now, link, bytes);
                 was_awaited && !state.machine.awaits_deletions()
@@ -40,9 +39,9 @@ impl RdmaGroup {
         }
         if self
             .sender(link)
-            .is_some_and(|sender| sender.take_activity_due(now))
+            .is_some_and(|sender| sender.take_activity_due(self.now()))
         {
-            self.step(|state| state.machine.handle_received(now, link));
+            self.step(|state, now| state.machine.handle_received(now, link));
         }
     }
 
@@ -50,11 +49,10 @@ impl RdmaGroup {
         let Some(sender) = self.sender(link) else {
             return;
         };
-        let now = self.now();
-        for done in sender.completed(now, op) {
+        for done in sender.completed(self.now(), op) {
             match done {
                 Posted::Llc(tag) => {
-                    self.step(|state| state.machine.handle_sent(now, link, tag));
+                    self.step(|state, now| state.machine.handle_sent(now, link, tag));
                 }
                 Posted::Cdc(token) => {
                     if let Some(conn) = self.member(token) {
@@ -80,13 +78,12 @@ impl RdmaGroup {
         if let Some(sender) = self.sender(link) {
             sender.fail();
         }
-        let now = self.now();
-        self.step(|state| state.machine.handle_link_down(now, link, cause));
+        self.step(|state, now| state.machine.handle_link_down(now, link, cause));
     }
 
     /// A link is closed: its connections continue on another link.
     pub(crate) fn handle_stopped(self: &Arc<Self>, link: LinkId) {
-        self.step(|state| state.machine.handle_stopped(link));
+        self.step(|state, _| state.machine.handle_stopped(link));
     }
 
     /// All links of a device are down.
@@ -107,8 +104,7 @@ impl RdmaGroup {
             return;
         };
         let candidates = self.groups.candidates(&like, peer);
-        let now = self.now();
-        self.step(|state| state.machine.handle_candidates(now, candidates));
+        self.step(|state, now| state.machine.handle_candidates(now, candidates));
     }
 
     // ---- Ending --------------------------------------------------------------------------------
@@ -117,9 +113,8 @@ impl RdmaGroup {
     /// and then notifies the peer.
     pub(crate) fn end(self: &Arc<Self>, cause: GroupEndCause) {
         self.end_members(cause);
-        let now = self.now();
         let (is_orderly, reason) = cause.delete_link();
-        self.step(|state| state.machine.end(now, is_orderly, reason));
+        self.step(|state, now| state.machine.end(now, is_orderly, reason));
     }
 
     pub(super) fn end_members(&self, cause: GroupEndCause) {
@@ -149,7 +144,7 @@ impl RdmaGroup {
         }
         let due = self.state.lock().machine.poll_timeout();
         if due.is_some_and(|at| at <= now) {
-            self.step(|state| state.machine.handle_timeout(now));
+            self.step(|state, now| state.machine.handle_timeout(now));
         }
         let probe = self.probe_members(now);
         let due = self.state.lock().machine.poll_timeout();

@@ -169,8 +169,7 @@ impl RdmaGroup {
         if self.is_over() {
             return Err(NO_LINK);
         }
-        let now = self.now();
-        self.step(|state| {
+        self.step(|state, now| {
             let link = state.machine.first_link(now, device, local);
             state.pending.insert(link, (device, pending));
             state.first_address = Some(address.clone());
@@ -185,7 +184,7 @@ impl RdmaGroup {
         route: Route,
         terms: links::LlcTerms,
     ) -> Result<(), DeviceError> {
-        let link = self.step(|state| {
+        let link = self.step(|state, _| {
             state.machine.first_peer(peer, route, terms);
             state.first_peer = Some(peer.gid);
             state.pending.keys().next().copied()
@@ -202,15 +201,13 @@ impl RdmaGroup {
 
     /// Exchanges CONFIRM LINK on the first link.
     pub(crate) async fn confirm_first(self: &Arc<Self>) -> Result<(), FirstLinkError> {
-        let now = self.now();
-        self.step(|state| state.machine.confirm_link(now));
+        self.step(|state, now| state.machine.confirm_link(now));
         poll_fn(|cx| self.state.lock().first_link.poll(cx)).await
     }
 
     /// First contact has succeeded.
     pub(crate) fn establish(self: &Arc<Self>) {
-        let now = self.now();
-        self.step(|state| state.machine.establish(now));
+        self.step(|state, now| state.machine.establish(now));
     }
 
     // ---- Connections ---------------------------------------------------------------------------
@@ -267,7 +264,7 @@ impl RdmaGroup {
 
     /// Adds the RMB of the first connection, which the handshake sends to the peer.
     pub(crate) fn add_rmb(self: &Arc<Self>, conn: &RdmaConn, keys: &[RmbKey]) {
-        self.step(|state| state.machine.add_rmb(conn.rmb_id, keys));
+        self.step(|state, _| state.machine.add_rmb(conn.rmb_id, keys));
     }
 
     /// Sends the RMB of a further connection to the peer (CONFIRM RKEY).
@@ -278,8 +275,7 @@ impl RdmaGroup {
         keys: &[RmbKey],
     ) -> Result<(), RkeyError> {
         let rmb = conn.rmb_id;
-        let now = self.now();
-        self.step(|state| {
+        self.step(|state, now| {
             state.rkeys.insert(rmb, Answer::default());
             state.machine.confirm_rkey(now, rmb, link, keys);
         });
@@ -324,7 +320,7 @@ impl RdmaGroup {
             return Err(links::RtokenError::Ended);
         }
         let now_on = conn.link();
-        self.step(|state| {
+        self.step(|state, _| {
             let rtoken = state.machine.add_rtoken(link, peer.rkey, peer.addr)?;
             // The link of the handshake may have failed. Then the peer should have sent RKEYs of
             // others.
@@ -366,8 +362,7 @@ impl RdmaGroup {
         let rmb = conn.rmb_id;
         let retiring = (Arc::clone(&conn.rmb), conn.dirty());
         self.state.lock().retiring.insert(rmb, retiring);
-        let now = self.now();
-        self.step(|state| state.machine.delete_rkey(now, rmb));
+        self.step(|state, now| state.machine.delete_rkey(now, rmb));
         self.groups.notify_ended();
     }
 

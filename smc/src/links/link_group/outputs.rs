@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Instant;
 
 use smc_wire::types::RoceGid;
 
@@ -17,11 +18,15 @@ use crate::proto::group::{DeviceIndex, GroupEndCause};
 use crate::proto::links::{FirstLinkError, LinkGroupOutput, LinkId, OpTag, RkeyError, RmbId};
 
 impl RdmaGroup {
-    /// One mutation of the machine, and its outputs.
-    pub(super) fn step<T>(self: &Arc<Self>, mutate: impl FnOnce(&mut RdmaGroupState) -> T) -> T {
+    /// One mutation of the machine at the current time, and its outputs.
+    pub(super) fn step<T>(
+        self: &Arc<Self>,
+        mutate: impl FnOnce(&mut RdmaGroupState, Instant) -> T,
+    ) -> T {
+        let now = self.now();
         let result = {
             let mut state = self.state.lock();
-            let result = mutate(&mut state);
+            let result = mutate(&mut state, now);
             while let Some(output) = state.machine.poll_output() {
                 state.outputs.push_back(output);
             }
@@ -130,8 +135,7 @@ impl RdmaGroup {
     fn open_later(self: &Arc<Self>, link: LinkId, device: DeviceIndex, address: RdmaAddress) {
         self.spawn(async move |group| {
             let opened = group.open(device, &address).await;
-            let now = group.now();
-            let unwanted = group.step(|state| {
+            let unwanted = group.step(|state, now| {
                 let result = opened.map(|pending| {
                     let local = pending.local();
                     state.pending.insert(link, (device, pending));
@@ -155,8 +159,7 @@ impl RdmaGroup {
             let own = own.and_then(|own| group.groups.link_route(own, peer.gid));
             let route = own.unwrap_or(route);
             let result = group.connect(link, peer, route).await;
-            let now = group.now();
-            group.step(|state| state.machine.handle_connected(now, link, result));
+            group.step(|state, now| state.machine.handle_connected(now, link, result));
         });
     }
 
@@ -177,8 +180,7 @@ impl RdmaGroup {
                     keys.push((id, mr.rkey(), mr.addr()));
                 }
             }
-            let now = group.now();
-            group.step(|state| state.machine.handle_mapped(now, device, &keys));
+            group.step(|state, now| state.machine.handle_mapped(now, device, &keys));
         });
     }
 
@@ -298,8 +300,7 @@ impl RdmaGroup {
             }
             self.pump(&target);
         }
-        let now = self.now();
-        self.step(|state| state.machine.handle_moved(now, from));
+        self.step(|state, now| state.machine.handle_moved(now, from));
         self.retire_finished();
     }
 }
