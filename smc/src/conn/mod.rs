@@ -157,46 +157,38 @@ impl ConnKey {
     }
 }
 
-/// The parts of a connection at the end of set-up.
+/// The parts of a connection that differ between SMC-D and SMC-R.
 pub(crate) struct Parts {
     pub(crate) local: Element,
     pub(crate) local_ring: Ring,
     pub(crate) path: Path,
     pub(crate) mode: Mode,
-    pub(crate) peer_addr: SocketAddr,
-    pub(crate) socket: Arc<dyn Socket>,
     pub(crate) driver: Arc<DeviceDriver>,
-    pub(crate) membership: Membership,
     pub(crate) locality: PeerLocality,
 }
 
 impl Conn {
-    pub(crate) fn new(parts: Parts) -> Arc<Self> {
-        let Parts {
-            local,
-            local_ring,
-            path,
-            mode,
-            peer_addr,
-            socket,
-            driver,
-            membership,
-            locality,
-        } = parts;
+    pub(crate) fn new(
+        parts: Parts,
+        socket: Arc<dyn Socket>,
+        peer_addr: SocketAddr,
+        membership: Membership,
+    ) -> Arc<Self> {
+        let locality = parts.locality;
         if locality == PeerLocality::SameHost(Role::Client) {
             // TCP is not read any more: a reset avoids TIME_WAIT for the port, also if this process
             // is killed. A reset by one end is enough.
             let _best_effort = socket.set_linger(Some(Duration::ZERO));
         }
         Arc::new(Self {
-            local,
-            local_ring,
-            mode,
+            local: parts.local,
+            local_ring: parts.local_ring,
+            mode: parts.mode,
             peer_addr,
             socket,
             locality,
             tcp_watch_deferred: AtomicBool::new(locality != PeerLocality::Unknown),
-            path,
+            path: parts.path,
             retries: AtomicU32::new(0),
             tcp_waker: OnceLock::new(),
             has_peer_sent: AtomicBool::new(false),
@@ -212,7 +204,7 @@ impl Conn {
             reader: AtomicWaker::new(),
             writer: AtomicWaker::new(),
             changed: Event::new(),
-            driver,
+            driver: parts.driver,
             group: membership.member.group(),
             membership: Mutex::new(Some(membership)),
         })

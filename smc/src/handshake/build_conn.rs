@@ -6,32 +6,57 @@ use std::sync::Arc;
 use super::executor::{HandshakeResources, driver};
 use crate::conn::{Conn, DirectConn, Parts, Path, PeerDmb, PeerLocality, len_u32};
 use crate::device::DeviceError;
-use crate::device_driver::DeviceDriver;
 use crate::endpoint::EndpointInner;
 use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
 use crate::mem::Element;
 use crate::memory_limit::PeerCharge;
-use crate::proto::group::{GroupId, GroupState};
-use crate::proto::handshake::{DirectPath, Established, PeerAccess, RdmaPath};
+use crate::proto::group::GroupState;
+use crate::proto::handshake::{DirectPath, Established, PeerAccess, RdmaPath, Transport};
 use crate::runtime::Socket;
 use crate::stream::Mode;
 
-/// Builds an SMC-D connection and hands it to the driver.
-pub(super) fn direct_connection(
+/// Builds a connection and hands it to the driver of its device. A connection that was lost before
+/// ends behind the data that its peer has written.
+pub(super) fn build_conn(
     endpoint: &EndpointInner,
     socket: Arc<dyn Socket>,
     peer_addr: SocketAddr,
     established: &Established,
-    path: DirectPath,
     resources: &mut HandshakeResources,
     locality: PeerLocality,
 ) -> Result<Arc<Conn>, Error> {
-    let driver = driver(endpoint, path.device)?;
-    let (Some(dmb), Some(membership)) = (resources.dmb.take(), resources.membership.take()) else {
-        return Err(Error::Bug(
-            "handshake ended without a buffer or a link group",
-        ));
+    let (parts, lost) = match established.transport {
+        Transport::Direct(path) => direct(endpoint, established, path, resources, locality)?,
+        Transport::Rdma(path) => rdma(endpoint, established, path, resources)?,
     };
+    let membership = resources.membership.take().ok_or(NO_RESOURCE)?;
+    let conn = Conn::new(parts, socket, peer_addr, membership);
+    if let Some(rdma) = conn.rdma() {
+        rdma.set_conn(&conn);
+    }
+    conn.driver.add_conn(&conn);
+    // The group may have ended before the driver knew of the connection.
+    let state = endpoint.groups.info(conn.group).map(|group| group.state);
+    let is_ended = state.is_none_or(|state| state == GroupState::Terminating);
+    let lost = lost.or_else(|| is_ended.then_some(Error::Closed(CloseReason::Aborted)));
+    if let Some(why) = lost {
+        // Notifies a peer that still exists.
+        let _best_effort = conn.socket.shutdown(Shutdown::Both);
+        conn.abort_unreachable(why);
+    }
+    Ok(conn)
+}
+
+/// The parts of an SMC-D connection, and why it was lost.
+fn direct(
+    endpoint: &EndpointInner,
+    established: &Established,
+    path: DirectPath,
+    resources: &mut HandshakeResources,
+    locality: PeerLocality,
+) -> Result<(Parts, Option<Error>), Error> {
+    let driver = driver(endpoint, path.device)?;
+    let dmb = resources.dmb.take().ok_or(NO_RESOURCE)?;
     let local = dmb
         .region()
         .part(0, path.local_size.byte_len())
@@ -88,41 +113,29 @@ pub(super) fn direct_connection(
         peer: path.peer,
         eid: established.eid,
     };
-    let group = established.group;
-    let conn = Conn::new(Parts {
+    let parts = Parts {
         local,
         local_ring: path.local_size.ring_d(),
         path: Path::Direct(DirectConn::new(dmb, peer, ring, charge.ok())),
         mode,
-        peer_addr,
-        socket,
         driver: Arc::clone(driver),
-        membership,
         locality,
-    });
-    Ok(add_to_driver(endpoint, driver, group, conn, lost))
+    };
+    Ok((parts, lost))
 }
 
-/// Builds an SMC-R connection. CDC messages that arrived since the peer knows the token are in the
-/// RMB already.
-pub(super) fn rdma_connection(
+/// The parts of an SMC-R connection, and why it was lost. CDC messages that arrived since the peer
+/// knows the token are in the RMB already.
+fn rdma(
     endpoint: &EndpointInner,
-    socket: Arc<dyn Socket>,
-    peer_addr: SocketAddr,
     established: &Established,
     path: RdmaPath,
     resources: &mut HandshakeResources,
-) -> Result<Arc<Conn>, Error> {
+) -> Result<(Parts, Option<Error>), Error> {
     // Its device may be gone: then the group fails over to another one, or ends the connection.
     let driver = endpoint.drivers.get(path.device.0).ok_or(NO_SUCH_DEVICE)?;
-    let (Some(prepared), Some(membership)) =
-        (resources.prepared.take(), resources.membership.take())
-    else {
-        return Err(Error::Bug(
-            "handshake ended without a buffer or a link group",
-        ));
-    };
-    let rdma_conn = Arc::clone(&prepared.handle.0);
+    let handle = resources.prepared.take().ok_or(NO_RESOURCE)?.handle;
+    let lost = (!handle.0.is_bound()).then_some(Error::Closed(CloseReason::Aborted));
     let mode = Mode::SmcR {
         version: established.version,
         release: established.release,
@@ -131,43 +144,16 @@ pub(super) fn rdma_connection(
         peer: path.peer.gid,
         eid: established.eid,
     };
-    let group = established.group;
-    let conn = Conn::new(Parts {
-        local: rdma_conn.rmb.element.clone(),
-        local_ring: rdma_conn.rmb.size.ring_r(),
-        path: Path::Rdma(prepared.handle),
+    let parts = Parts {
+        local: handle.0.rmb.element.clone(),
+        local_ring: handle.0.rmb.size.ring_r(),
+        path: Path::Rdma(handle),
         mode,
-        peer_addr,
-        socket,
         driver: Arc::clone(driver),
-        membership,
         locality: PeerLocality::Unknown,
-    });
-    rdma_conn.set_conn(&conn);
-    let lost = (!rdma_conn.is_bound()).then_some(Error::Closed(CloseReason::Aborted));
-    Ok(add_to_driver(endpoint, driver, group, conn, lost))
+    };
+    Ok((parts, lost))
 }
 
-/// Hands a connection to the driver of its device. A connection that was lost before ends behind
-/// the data that its peer has written.
-fn add_to_driver(
-    endpoint: &EndpointInner,
-    driver: &DeviceDriver,
-    group: GroupId,
-    conn: Arc<Conn>,
-    lost: Option<Error>,
-) -> Arc<Conn> {
-    driver.add_conn(&conn);
-    // The group may have ended before the driver knew of the connection.
-    let state = endpoint.groups.info(group).map(|group| group.state);
-    let is_ended = state.is_none_or(|state| state == GroupState::Terminating);
-    let lost = lost.or_else(|| is_ended.then_some(Error::Closed(CloseReason::Aborted)));
-    if let Some(why) = lost {
-        // Notifies a peer that still exists.
-        let _best_effort = conn.socket.shutdown(Shutdown::Both);
-        conn.abort_unreachable(why);
-    }
-    conn
-}
-
+const NO_RESOURCE: Error = Error::Bug("handshake ended without a buffer or a link group");
 const NO_SUCH_DEVICE: DeviceError = DeviceError::Invalid("endpoint has no such device");

@@ -26,8 +26,8 @@ use super::negotiate::SideChannel;
 use super::runtime::Socket;
 use super::stream::Stream;
 use crate::error::{Error, FallbackCause, FallbackReason, Phase};
-use crate::proto::handshake::{Handshake, HandshakeConfig, TcpPath, Transport};
-use build_conn::{direct_connection, rdma_connection};
+use crate::proto::handshake::{Handshake, HandshakeConfig, TcpPath};
+use build_conn::build_conn;
 use carrier::Carrier;
 use driver::{Outcome, drive, without_crossing_decline};
 use executor::HandshakeResources;
@@ -213,14 +213,7 @@ async fn run_handshake(
         }
         Outcome::Smc(established) => {
             let locality = carrier.locality();
-            let conn = match established.transport {
-                Transport::Direct(path) => {
-                    direct_connection(endpoint, tcp, peer, &established, path, resources, locality)?
-                }
-                Transport::Rdma(path) => {
-                    rdma_connection(endpoint, tcp, peer, &established, path, resources)?
-                }
-            };
+            let conn = build_conn(endpoint, tcp, peer, &established, resources, locality)?;
             Ok(Stream::smc(
                 conn,
                 endpoint.config.polling,
