@@ -38,9 +38,7 @@ pub struct Builder {
     negotiation: Option<Arc<dyn Negotiation>>,
     recv_buffer: Option<usize>,
     send_buffer: Option<usize>,
-    pnet: Vec<(String, PnetId)>,
-    max_links: Option<u8>,
-    max_conns: Option<u8>,
+    ports: RdmaPorts,
     llc: LlcConfig,
     memory: Option<usize>,
     config: EndpointConfig,
@@ -192,7 +190,7 @@ impl Builder {
     /// devices with the same PNET ID. Without, they use the RDMA port of that interface.
     #[must_use]
     pub fn interface_pnet_id(mut self, interface: impl Into<String>, id: PnetId) -> Self {
-        self.pnet.push((interface.into(), id));
+        self.ports.pnet_ids.push((interface.into(), id));
         self
     }
 
@@ -201,7 +199,7 @@ impl Builder {
     #[must_use]
     pub fn max_links(mut self, count: u8) -> Self {
         let count = count.clamp(1, 2);
-        self.max_links = Some(count);
+        self.ports.max_links = Some(count);
         self.llc.max_links = count;
         self
     }
@@ -209,7 +207,7 @@ impl Builder {
     /// Sets how many connections an SMC-R link group may have, 16 to 255. 255 unless set.
     #[must_use]
     pub fn max_connections_per_group(mut self, count: u8) -> Self {
-        self.max_conns = Some(count.max(16));
+        self.ports.max_conns = Some(count.max(16));
         self
     }
 
@@ -298,46 +296,34 @@ impl Builder {
     /// without `enable_io` when a device or a socket is watched first, here, in [`Endpoint::bind`]
     /// or in [`Endpoint::connect`].
     pub fn build(self) -> Result<Endpoint, Error> {
-        let Self {
-            devices,
-            runtime,
-            negotiation,
-            recv_buffer,
-            send_buffer,
-            pnet,
-            max_links,
-            max_conns,
-            llc,
-            memory,
-            mut config,
-        } = self;
-        let runtime = runtime.unwrap_or(Err(NO_RUNTIME))?;
+        let mut config = self.config;
+        let runtime = self.runtime.unwrap_or(Err(NO_RUNTIME))?;
         // Otherwise a runtime without timers would panic in a task, where the panic is not seen.
         drop(runtime.timer(runtime.now()));
-        if let Some(len) = recv_buffer {
+        if let Some(len) = self.recv_buffer {
             config.recv_buffer = recv_buffer_size(len)?;
             config.rmb = config.recv_buffer;
         }
-        if let Some(len) = send_buffer {
+        if let Some(len) = self.send_buffer {
             let size = SizeCode::for_len(len);
             config.send_buffer = size.ok_or(SEND_BUFFER_TOO_LONG)?;
         }
         if config.ueids.len() > UEIDS_MAX {
             return Err(Error::misuse("an endpoint has at most 4 UEIDs"));
         }
-        let negotiation = negotiation.unwrap_or_else(|| Arc::new(Never::new()));
-        let ports = RdmaPorts::new(pnet, max_links, max_conns);
-        let memory = memory.map_or_else(default_limit, MemoryLimit::new);
+        let negotiation = self.negotiation.unwrap_or_else(|| Arc::new(Never::new()));
+        let memory = self.memory.map_or_else(default_limit, MemoryLimit::new);
         let lifetime = Arc::new(Lifetime::default());
         let deadlines = Deadlines::new(&runtime, &lifetime);
         let groups = Groups::new(
             Arc::clone(&runtime),
             Arc::clone(&deadlines),
-            ports,
-            llc,
+            self.ports,
+            self.llc,
             memory.clone(),
         );
-        let drivers: Vec<_> = devices
+        let drivers: Vec<_> = self
+            .devices
             .into_iter()
             .enumerate()
             .map(|(index, device)| {

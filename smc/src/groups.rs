@@ -9,20 +9,20 @@ use std::time::Instant;
 
 use event_listener::Event;
 use hashbrown::{HashMap, HashSet};
-use smc_wire::types::{AlertToken, Gid, RoceGid};
+use smc_wire::types::{AlertToken, Gid};
 
 use super::answer::Answer;
 use super::deadlines::{Deadline, Deadlines};
 use super::device_driver::DeviceDriver;
 use super::links::{RdmaGroup, RdmaPorts};
 use super::runtime::Runtime;
-use crate::device::{DeviceError, MemoryLimit, PeerEvent, RdmaAddress, Route};
+use crate::device::{DeviceError, MemoryLimit, PeerEvent};
 use crate::mutex::Mutex;
 use crate::proto::group::{
     DeviceIndex, EnterResult, GroupId, GroupKey, GroupState, GroupTerms, Intent, LinkGroupInfo,
     Member, NoGroup, Registry, RegistryOutput, Terminated, Waiter,
 };
-use crate::proto::links::{LlcConfig, PortCandidate};
+use crate::proto::links::LlcConfig;
 
 /// The link groups of an endpoint.
 ///
@@ -245,18 +245,6 @@ impl Groups {
         self.shared.lock().tokens.remove(&token);
     }
 
-    /// Candidates for further links of a group.
-    pub(crate) fn candidates(&self, like: &RdmaAddress, peer: RoceGid) -> Vec<PortCandidate> {
-        let drivers: Vec<_> = self.drivers().collect();
-        self.ports.candidates(&self.runtime, &drivers, like, peer)
-    }
-
-    /// The route of a link between two GIDs, if they have addresses of IP.
-    pub(crate) fn link_route(&self, local: RoceGid, peer: RoceGid) -> Option<Route> {
-        let drivers: Vec<_> = self.drivers().collect();
-        self.ports.link_route(&self.runtime, &drivers, local, peer)
-    }
-
     /// Handles a change of a device's addresses.
     pub(crate) fn addresses_changed(&self) {
         self.ports.refresh();
@@ -324,7 +312,7 @@ impl Groups {
             self.apply_output(output);
         }
         if is_sooner {
-            for driver in self.drivers() {
+            for (_, driver) in self.drivers() {
                 driver.wake_task();
             }
         }
@@ -367,12 +355,9 @@ impl Groups {
         self.drivers.get()?.get(device.0)?.upgrade()
     }
 
-    fn drivers(&self) -> impl Iterator<Item = Arc<DeviceDriver>> {
-        self.drivers
-            .get()
-            .into_iter()
-            .flatten()
-            .filter_map(Weak::upgrade)
+    pub(crate) fn drivers(&self) -> impl Iterator<Item = (DeviceIndex, Arc<DeviceDriver>)> {
+        let drivers = self.drivers.get().into_iter().flatten().enumerate();
+        drivers.filter_map(|(index, driver)| Some((DeviceIndex(index), driver.upgrade()?)))
     }
 }
 

@@ -122,16 +122,10 @@ fn handshake_config(
     endpoint: &EndpointInner,
     recv_buffer: Option<usize>,
 ) -> Result<Arc<HandshakeConfig>, Error> {
-    let EndpointInner {
-        runtime,
-        drivers,
-        handshake,
-        ..
-    } = endpoint;
     let is_rdma = |driver: &Arc<DeviceDriver>| driver.device.fabric().rdma().is_some();
-    let config = match drivers.iter().any(is_rdma) {
-        true => endpoint.groups.ports.config(runtime, drivers, handshake),
-        false => Arc::clone(handshake),
+    let config = match endpoint.drivers.iter().any(is_rdma) {
+        true => endpoint.groups.handshake_config(&endpoint.handshake),
+        false => Arc::clone(&endpoint.handshake),
     };
     let Some(len) = recv_buffer else {
         return Ok(config);
@@ -157,9 +151,8 @@ fn path(
             Err(_) => TcpPath::default(),
         },
         (Some(_), _) => {
-            let ports = &endpoint.groups.ports;
             let local = socket.local_addr().ok();
-            ports.path(&*endpoint.runtime, &endpoint.drivers, local, peer)
+            endpoint.groups.tcp_path(local, peer)
         }
     };
     path.same_host = has_side_channel;

@@ -6,29 +6,29 @@ use std::time::{Duration, Instant};
 
 use smc_wire::types::{Mac, PeerId, PnetId, RoceGid};
 
-use super::super::device_driver::DeviceDriver;
+use super::super::groups::Groups;
 use super::super::runtime::{NetworkInterface, Runtime};
 use crate::device::{RdmaAddress, RoceKind, Route};
 use crate::mutex::Mutex;
-use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::{
     HandshakeConfig, Interface, RdmaConfig, RdmaPort, Routes, Subnet, TcpPath,
 };
 use crate::proto::links::PortCandidate;
 
 /// The RDMA ports and interfaces of this host, as far as an endpoint has devices for them.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct RdmaPorts {
     /// The last scan; repeated when a device reports a change.
     known: Mutex<Option<PortScan>>,
     peer_id: OnceLock<PeerId>,
     /// PNET IDs of network interfaces, by configuration.
-    pnet_ids: Vec<(String, PnetId)>,
-    max_links: Option<u8>,
-    max_conns: Option<u8>,
+    pub(crate) pnet_ids: Vec<(String, PnetId)>,
+    pub(crate) max_links: Option<u8>,
+    pub(crate) max_conns: Option<u8>,
 }
 
 /// The result of a scan, which takes a dozen system calls.
+#[derive(Debug)]
 struct PortScan {
     at: Instant,
     interfaces: Arc<Vec<NetworkInterface>>,
@@ -38,43 +38,6 @@ struct PortScan {
 }
 
 impl RdmaPorts {
-    pub(crate) fn new(
-        pnet_ids: Vec<(String, PnetId)>,
-        max_links: Option<u8>,
-        max_conns: Option<u8>,
-    ) -> Self {
-        Self {
-            pnet_ids,
-            max_links,
-            max_conns,
-            ..Self::default()
-        }
-    }
-
-    /// The configuration for handshakes: `base`, which is constant, with the ports that are active.
-    pub(crate) fn config(
-        &self,
-        runtime: &Arc<dyn Runtime>,
-        drivers: &[Arc<DeviceDriver>],
-        base: &Arc<HandshakeConfig>,
-    ) -> Arc<HandshakeConfig> {
-        let mut known = self.known.lock();
-        let known = self.known(&mut known, &**runtime, drivers);
-        let config = known.config.get_or_insert_with(|| {
-            let Some(mut rdma) = self.rdma_config(&known.ports) else {
-                return Arc::clone(base);
-            };
-            rdma.routes = Some(Arc::new(HostRoutes {
-                runtime: Arc::clone(runtime),
-                interfaces: Arc::clone(&known.interfaces),
-            }));
-            let mut config = HandshakeConfig::clone(base);
-            config.rdma = Some(rdma);
-            Arc::new(config)
-        });
-        Arc::clone(config)
-    }
-
     /// `None` without an active port.
     fn rdma_config(&self, ports: &[RdmaPort]) -> Option<RdmaConfig> {
         let first = ports.first()?.address.mac;
@@ -89,16 +52,42 @@ impl RdmaPorts {
         Some(config)
     }
 
+    /// Discards the scan after a change of a device's addresses.
+    pub(crate) fn refresh(&self) {
+        *self.known.lock() = None;
+    }
+
+    /// The PNET ID of an interface, or of the device below it.
+    fn pnet_id(&self, interface: &NetworkInterface) -> Option<PnetId> {
+        let of = |wanted: &str| {
+            let found = self.pnet_ids.iter().find(|(name, _)| name == wanted);
+            found.map(|(_, id)| *id)
+        };
+        of(&interface.name).or_else(|| of(&interface.base))
+    }
+}
+
+impl Groups {
+    /// The configuration for handshakes: `base`, which is constant, with the ports that are active.
+    pub(crate) fn handshake_config(&self, base: &Arc<HandshakeConfig>) -> Arc<HandshakeConfig> {
+        let mut known = self.ports.known.lock();
+        let known = self.port_scan(&mut known);
+        let config = known.config.get_or_insert_with(|| {
+            let Some(mut rdma) = self.ports.rdma_config(&known.ports) else {
+                return Arc::clone(base);
+            };
+            rdma.routes = Some(Arc::new(self.routes(&known.interfaces)));
+            let mut config = HandshakeConfig::clone(base);
+            config.rdma = Some(rdma);
+            Arc::new(config)
+        });
+        Arc::clone(config)
+    }
+
     /// Candidates for links of a group to a peer with this GID: the address of the first link
     /// (`like`), and one of each other physical port of the same network.
-    pub(crate) fn candidates(
-        &self,
-        runtime: &Arc<dyn Runtime>,
-        drivers: &[Arc<DeviceDriver>],
-        like: &RdmaAddress,
-        peer: RoceGid,
-    ) -> Vec<PortCandidate> {
-        let (ports, routes) = self.ports_and_routes(runtime, drivers);
+    pub(crate) fn candidates(&self, like: &RdmaAddress, peer: RoceGid) -> Vec<PortCandidate> {
+        let (ports, routes) = self.ports_and_routes();
         let own = ports.iter().find(|port| port.address == *like);
         let mut found: Vec<&RdmaPort> = own.into_iter().collect();
         for port in ports.iter() {
@@ -122,54 +111,36 @@ impl RdmaPorts {
     }
 
     /// The route of a link between two GIDs, if they have addresses of IP.
-    pub(crate) fn link_route(
-        &self,
-        runtime: &Arc<dyn Runtime>,
-        drivers: &[Arc<DeviceDriver>],
-        local: RoceGid,
-        peer: RoceGid,
-    ) -> Option<Route> {
-        let (ports, routes) = self.ports_and_routes(runtime, drivers);
+    pub(crate) fn link_route(&self, local: RoceGid, peer: RoceGid) -> Option<Route> {
+        let (ports, routes) = self.ports_and_routes();
         let port = ports.iter().find(|port| port.address.gid == local)?;
         let (to, address) = (peer.ipv4()?, &port.address);
         let by_port = routes.by_port(address, to);
         by_port.or_else(|| routes.route(address, to))
     }
 
-    fn ports_and_routes(
-        &self,
-        runtime: &Arc<dyn Runtime>,
-        drivers: &[Arc<DeviceDriver>],
-    ) -> (Arc<Vec<RdmaPort>>, HostRoutes) {
-        let mut known = self.known.lock();
-        let known = self.known(&mut known, &**runtime, drivers);
-        let routes = HostRoutes {
-            runtime: Arc::clone(runtime),
-            interfaces: Arc::clone(&known.interfaces),
-        };
-        (Arc::clone(&known.ports), routes)
+    fn ports_and_routes(&self) -> (Arc<Vec<RdmaPort>>, HostRoutes) {
+        let mut known = self.ports.known.lock();
+        let known = self.port_scan(&mut known);
+        (Arc::clone(&known.ports), self.routes(&known.interfaces))
     }
 
-    /// Discards the scan after a change of a device's addresses.
-    pub(crate) fn refresh(&self) {
-        *self.known.lock() = None;
+    fn routes(&self, interfaces: &Arc<Vec<NetworkInterface>>) -> HostRoutes {
+        HostRoutes {
+            runtime: Arc::clone(&self.runtime),
+            interfaces: Arc::clone(interfaces),
+        }
     }
 
     /// The path of a TCP connection, for the handshake.
-    pub(crate) fn path(
-        &self,
-        runtime: &dyn Runtime,
-        drivers: &[Arc<DeviceDriver>],
-        local: Option<SocketAddr>,
-        peer: SocketAddr,
-    ) -> TcpPath {
+    pub(crate) fn tcp_path(&self, local: Option<SocketAddr>, peer: SocketAddr) -> TcpPath {
         let Some(local) = local else {
             return TcpPath::default();
         };
-        let all = self.interfaces(runtime, drivers, local.ip());
+        let all = self.interfaces(local.ip());
         let path = match interface_of(&all, local.ip()) {
             Some(interface) => {
-                let pnet_id = self.pnet_id(interface);
+                let pnet_id = self.ports.pnet_id(interface);
                 let known = Interface::new(subnets_of(interface), pnet_id);
                 let mut path = TcpPath::over(known.with_name(&interface.name));
                 path.vlan = interface.vlan;
@@ -185,15 +156,10 @@ impl RdmaPorts {
 
     /// The interfaces, including the one of this address if it exists. Devices report changes of
     /// their own interfaces only.
-    fn interfaces(
-        &self,
-        runtime: &dyn Runtime,
-        drivers: &[Arc<DeviceDriver>],
-        address: IpAddr,
-    ) -> Arc<Vec<NetworkInterface>> {
-        let now = runtime.now();
-        let mut known = self.known.lock();
-        let all = Arc::clone(&self.known(&mut known, runtime, drivers).interfaces);
+    fn interfaces(&self, address: IpAddr) -> Arc<Vec<NetworkInterface>> {
+        let now = self.runtime.now();
+        let mut known = self.ports.known.lock();
+        let all = Arc::clone(&self.port_scan(&mut known).interfaces);
         let age = |known: &PortScan| now.saturating_duration_since(known.at);
         let is_old = known
             .as_ref()
@@ -201,7 +167,7 @@ impl RdmaPorts {
         if !is_old && interface_of(&all, address).is_some() {
             return all;
         }
-        let all = Arc::new(runtime.interfaces());
+        let all = Arc::new(self.runtime.interfaces());
         if let Some(known) = &mut *known {
             known.interfaces = Arc::clone(&all);
             known.at = now;
@@ -209,48 +175,35 @@ impl RdmaPorts {
         all
     }
 
-    fn known<'a>(
-        &self,
-        known: &'a mut Option<PortScan>,
-        runtime: &dyn Runtime,
-        drivers: &[Arc<DeviceDriver>],
-    ) -> &'a mut PortScan {
+    /// The last scan, or a new one.
+    fn port_scan<'a>(&self, known: &'a mut Option<PortScan>) -> &'a mut PortScan {
         known.get_or_insert_with(|| {
-            let interfaces = runtime.interfaces();
+            let interfaces = self.runtime.interfaces();
             PortScan {
-                at: runtime.now(),
-                ports: Arc::new(self.look(&interfaces, drivers)),
+                at: self.runtime.now(),
+                ports: Arc::new(self.active_ports(&interfaces)),
                 interfaces: Arc::new(interfaces),
                 config: None,
             }
         })
     }
 
-    fn look(&self, all: &[NetworkInterface], drivers: &[Arc<DeviceDriver>]) -> Vec<RdmaPort> {
+    fn active_ports(&self, all: &[NetworkInterface]) -> Vec<RdmaPort> {
         let mut ports = Vec::new();
-        for (index, driver) in drivers.iter().enumerate() {
+        for (index, driver) in self.drivers() {
             let Some(rdma) = driver.device.fabric().rdma().filter(|_| !driver.is_gone()) else {
                 continue;
             };
             for address in rdma.addresses() {
                 let interface = named(all, address.interface.as_deref());
                 let own = driver.device.identity().pnet_id;
-                let pnet_id = own.or_else(|| self.pnet_id(interface?));
+                let pnet_id = own.or_else(|| self.ports.pnet_id(interface?));
                 let subnets = interface.map(subnets_of).unwrap_or_default();
-                let port = RdmaPort::new(DeviceIndex(index), address, subnets);
+                let port = RdmaPort::new(index, address, subnets);
                 ports.push(port.with_pnet_id(pnet_id));
             }
         }
         ports
-    }
-
-    /// The PNET ID of an interface, or of the device below it.
-    fn pnet_id(&self, interface: &NetworkInterface) -> Option<PnetId> {
-        let of = |wanted: &str| {
-            let found = self.pnet_ids.iter().find(|(name, _)| name == wanted);
-            found.map(|(_, id)| *id)
-        };
-        of(&interface.name).or_else(|| of(&interface.base))
     }
 }
 
