@@ -108,18 +108,16 @@ struct Failed {
 }
 
 impl Attempt<'_> {
-    async fn make(
-        &self,
-        first: Option<&[u8]>,
-        early: Option<PreparedEarly>,
-    ) -> Result<Stream, Failed> {
+    async fn make(&self, first: Option<&[u8]>, early: Option<EarlyWork>) -> Result<Stream, Failed> {
         let Self {
             endpoint,
             to,
             config,
             ..
         } = *self;
-        let (socket, mut announced) = self.open(first, early.as_ref()).await?;
+        let buffer = early.as_ref().and_then(|early| early.buffer.as_ref());
+        let buffer = buffer.map(|(dmb, _)| dmb.token());
+        let (socket, mut announced) = self.open(first, buffer).await?;
         let delivery = match &mut announced {
             Ok(announced) => announced.connected(&*socket),
             Err(_) => Delivery::Plain,
@@ -146,7 +144,7 @@ impl Attempt<'_> {
             (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), reason.clone()),
             (Delivery::Delivered, Ok(offer), Ok(announced)) => {
                 let resources = HandshakeResources {
-                    early: early.map(|early| early.done),
+                    early,
                     ..HandshakeResources::default()
                 };
                 let offer = (Arc::clone(config), Arc::clone(offer));
@@ -163,7 +161,7 @@ impl Attempt<'_> {
     async fn open(
         &self,
         first: Option<&[u8]>,
-        early: Option<&PreparedEarly>,
+        buffer: Option<DmbToken>,
     ) -> Result<(Arc<dyn Socket>, OfferResult), Error> {
         let mut announced = Err(match &self.candidate {
             Ok(_) => FallbackCause::not_announced(),
@@ -177,7 +175,7 @@ impl Attempt<'_> {
             .map_or(true, |candidate| !candidate.needs_address());
         let mut offer = |socket: &Unconnected<'_>| {
             if let (Some(first), Ok(candidate)) = (first, &self.candidate) {
-                announced = candidate.offer(socket, first, early.map(|early| early.buffer));
+                announced = candidate.offer(socket, first, buffer);
             }
             Ok(())
         };
@@ -199,18 +197,12 @@ impl From<Error> for Failed {
     }
 }
 
-/// The receive buffer for an early CONFIRM, and all resources for it.
-struct PreparedEarly {
-    buffer: DmbToken,
-    done: EarlyWork,
-}
-
 /// Joins the link group and registers a buffer, if the handshake is likely to be the expected one.
 async fn prepare_early(
     endpoint: &EndpointInner,
     config: &HandshakeConfig,
     expected: Option<ExpectedHandshake>,
-) -> Option<PreparedEarly> {
+) -> Option<EarlyWork> {
     let ExpectedHandshake {
         client,
         listener: peer,
@@ -236,16 +228,13 @@ async fn prepare_early(
     let Poll::Ready(Ok((dmb, charge))) = registered else {
         return None;
     };
-    Some(PreparedEarly {
-        buffer: dmb.token(),
-        done: EarlyWork {
-            device,
-            peer,
-            size,
-            process,
-            buffer: Some((dmb, charge)),
-            membership: Some(membership),
-        },
+    Some(EarlyWork {
+        device,
+        peer,
+        size,
+        process,
+        buffer: Some((dmb, charge)),
+        membership: Some(membership),
     })
 }
 
