@@ -373,11 +373,14 @@ fn handshake_config(
             .take_while(|size| size.byte_len() <= limit)
             .last()
             .unwrap_or(SizeCode::MIN);
-        let device = DirectDevice::new(DeviceIndex(index), direct.gid(), direct.chid())
-            .with_pnet_id(driver.device.identity().pnet_id)
-            .with_nocopy(direct.nocopy().is_some())
-            .with_max_buffer(max_buffer);
-        Some(device)
+        Some(DirectDevice {
+            index: DeviceIndex(index),
+            gid: direct.gid(),
+            chid: direct.chid(),
+            pnet_id: driver.device.identity().pnet_id,
+            nocopy: direct.nocopy().is_some(),
+            max_buffer,
+        })
     });
     let mut handshake = handshake::HandshakeConfig::new(devices.collect());
     let native = drivers

@@ -90,7 +90,12 @@ impl Host {
     fn port(&self, gid: RoceGid, kind: RoceKind) -> RdmaPort {
         let address = RdmaAddress::new(gid, kind, self.mac, MtuCode::MTU_1024);
         let address = address.with_interface("eth0", 0);
-        RdmaPort::new(DeviceIndex(0), address, self.subnets())
+        RdmaPort {
+            device: DeviceIndex(0),
+            address,
+            pnet_id: None,
+            subnets: self.subnets(),
+        }
     }
 
     pub(crate) fn config(&self) -> Arc<HandshakeConfig> {

@@ -197,10 +197,12 @@ impl Groups {
             for address in rdma.addresses() {
                 let interface = named(all, address.interface.as_deref());
                 let own = driver.device.identity().pnet_id;
-                let pnet_id = own.or_else(|| self.ports.pnet_id(interface?));
-                let subnets = interface.map(subnets_of).unwrap_or_default();
-                let port = RdmaPort::new(index, address, subnets);
-                ports.push(port.with_pnet_id(pnet_id));
+                ports.push(RdmaPort {
+                    device: index,
+                    address,
+                    pnet_id: own.or_else(|| self.ports.pnet_id(interface?)),
+                    subnets: interface.map(subnets_of).unwrap_or_default(),
+                });
             }
         }
         ports

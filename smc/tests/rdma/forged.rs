@@ -45,11 +45,12 @@ async fn propose(world: &RdmaWorld, host: u8, peer: PeerId) -> Arc<dyn Socket> {
     let gid = RoceGid::from_ipv4(Ipv4Addr::new(10, 0, 0, 1));
     let address = RdmaAddress::new(gid, RoceKind::V2, mac(1), MtuCode::MTU_1024);
     let subnets = vec![Subnet::V4(ip, 24)];
-    let port = RdmaPort::new(
-        DeviceIndex(0),
-        address.with_interface("v0", 0),
-        subnets.clone(),
-    );
+    let port = RdmaPort {
+        device: DeviceIndex(0),
+        address: address.with_interface("v0", 0),
+        pnet_id: None,
+        subnets: subnets.clone(),
+    };
     let mut config = HandshakeConfig::new(Vec::new());
     config.ueids = vec![eid()];
     config.rdma = Some(RdmaConfig::new(peer, vec![port]));

@@ -134,27 +134,6 @@ impl DirectDevice {
             max_buffer: SizeCode::MAX,
         }
     }
-
-    /// Sets the PNET ID.
-    #[must_use]
-    pub const fn with_pnet_id(mut self, pnet_id: Option<PnetId>) -> Self {
-        self.pnet_id = pnet_id;
-        self
-    }
-
-    /// Sets whether the peer's buffer is attached.
-    #[must_use]
-    pub const fn with_nocopy(mut self, nocopy: bool) -> Self {
-        self.nocopy = nocopy;
-        self
-    }
-
-    /// Limits the size of buffers.
-    #[must_use]
-    pub const fn with_max_buffer(mut self, max_buffer: SizeCode) -> Self {
-        self.max_buffer = max_buffer;
-        self
-    }
 }
 
 /// Properties of the TCP connection of one handshake.

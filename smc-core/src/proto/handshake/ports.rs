@@ -130,24 +130,6 @@ pub struct RdmaPort {
 }
 
 impl RdmaPort {
-    /// An address whose interface has these subnets, without PNET ID.
-    #[must_use]
-    pub fn new(device: DeviceIndex, address: RdmaAddress, subnets: Vec<Subnet>) -> Self {
-        Self {
-            device,
-            address,
-            pnet_id: None,
-            subnets,
-        }
-    }
-
-    /// Sets the PNET ID.
-    #[must_use]
-    pub const fn with_pnet_id(mut self, pnet_id: Option<PnetId>) -> Self {
-        self.pnet_id = pnet_id;
-        self
-    }
-
     /// Whether a link of the same group can be at this address, as far as is known without the
     /// peer: another port with the same PNET ID, or without one in the same VLAN.
     fn is_alternate_of(&self, other: &Self) -> bool {

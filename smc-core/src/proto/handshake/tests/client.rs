@@ -85,7 +85,10 @@ fn c6_no_device_and_the_version_of_the_decline() {
     // A device on a network that no interface is connected to: capable, but not here.
     let elsewhere = Some(PnetId::new("ELSEWHERE").unwrap());
     let f = Fixture::client(
-        host_with(vec![device(0, LOOP).with_pnet_id(elsewhere)]),
+        host_with(vec![DirectDevice {
+            pnet_id: elsewhere,
+            ..device(0, LOOP)
+        }]),
         &TcpPath::default(),
     );
     assert_eq!(f.side.fallback(), local(DeclineCode::NOSMCDEV));
@@ -97,7 +100,10 @@ fn c6_no_device_and_the_version_of_the_decline() {
 #[test]
 fn c7_only_v1_and_no_prefix() {
     let net = Some(PnetId::new("NET1").unwrap());
-    let mut config = host_with(vec![device(0, Chid::NONE).with_pnet_id(net)]);
+    let mut config = host_with(vec![DirectDevice {
+        pnet_id: net,
+        ..device(0, Chid::NONE)
+    }]);
     config.v1 = true;
     let f = Fixture::client(config, &TcpPath::over(Interface::new(vec![], net)));
     assert_eq!(f.side.fallback(), local(DeclineCode::CNFERR));
@@ -177,8 +183,14 @@ fn proposal_lists_each_fabric_once_and_emulated_devices_whole() {
 fn proposal_offers_devices_on_connected_networks() {
     let net = |name| Some(PnetId::new(name).unwrap());
     let mut config = host_with(vec![
-        device(0, Chid(0x100)).with_pnet_id(net("HERE")),
-        device(1, Chid(0x101)).with_pnet_id(net("ELSEWHERE")),
+        DirectDevice {
+            pnet_id: net("HERE"),
+            ..device(0, Chid(0x100))
+        },
+        DirectDevice {
+            pnet_id: net("ELSEWHERE"),
+            ..device(1, Chid(0x101))
+        },
         device(2, LOOP),
     ]);
     config.pnet_ids = vec![PnetId::new("here").unwrap()];
@@ -192,7 +204,13 @@ fn proposal_offers_devices_on_connected_networks() {
 #[test]
 fn proposal_with_v1_has_the_native_device_in_the_fixed_part_only() {
     let net = Some(PnetId::new("NET1").unwrap());
-    let mut config = host_with(vec![device(0, ISM).with_pnet_id(net), device(1, LOOP)]);
+    let mut config = host_with(vec![
+        DirectDevice {
+            pnet_id: net,
+            ..device(0, ISM)
+        },
+        device(1, LOOP),
+    ]);
     config.v1 = true;
     config.pnet_ids = net.into_iter().collect();
     let subnets = vec![Subnet::V4([192, 0, 2, 77].into(), 24)];
@@ -226,7 +244,10 @@ fn proposal_with_v1_has_the_native_device_in_the_fixed_part_only() {
 #[test]
 fn proposal_with_v1_over_ipv6() {
     let net = Some(PnetId::new("NET1").unwrap());
-    let mut config = host_with(vec![device(0, ISM).with_pnet_id(net)]);
+    let mut config = host_with(vec![DirectDevice {
+        pnet_id: net,
+        ..device(0, ISM)
+    }]);
     config.v1 = true;
     let subnets = vec![
         Subnet::V6("2001:db8::77".parse().unwrap(), 64),

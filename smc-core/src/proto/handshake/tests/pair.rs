@@ -159,7 +159,12 @@ fn without_any_eid_there_is_no_v2() {
 
 #[test]
 fn devices_that_copy_are_not_attached() {
-    let copying = || host_with(vec![device(0, LOOP).with_nocopy(false)]);
+    let copying = || {
+        host_with(vec![DirectDevice {
+            nocopy: false,
+            ..device(0, LOOP)
+        }])
+    };
     let pair = Pair::new(copying(), copying()).completed();
     for side in [&pair.client, &pair.server] {
         assert_eq!(side.direct().access, PeerAccess::Moved);
@@ -238,7 +243,10 @@ fn smaller_buffer_when_memory_is_short() {
 
 #[test]
 fn buffers_keep_to_the_limit_of_the_device() {
-    let small = device(0, LOOP).with_max_buffer(SizeCode::MIN);
+    let small = DirectDevice {
+        max_buffer: SizeCode::MIN,
+        ..device(0, LOOP)
+    };
     let pair = Pair::new(host_with(vec![small]), host()).completed();
     assert_eq!(pair.client.direct().local_size, SizeCode::MIN);
     assert_eq!(pair.server.direct().local_size, SizeCode::LINUX_DEFAULT);
@@ -558,7 +566,10 @@ fn announced_proposal_and_a_client_that_speaks_second() {
 fn v1_over_a_native_device_on_a_common_physical_network() {
     let net = Some(PnetId::new("NET1").unwrap());
     let v1 = || {
-        let native = device(0, ISM).with_pnet_id(net);
+        let native = DirectDevice {
+            pnet_id: net,
+            ..device(0, ISM)
+        };
         let mut config = host_with(vec![native]);
         config.v1 = true;
         // No EID in common: version 2 is out.

@@ -155,11 +155,12 @@ pub(super) fn path(host: u8) -> TcpPath {
 fn port(host: u8) -> RdmaPort {
     let gid = RoceGid::from_ipv4(ip(host));
     let address = RdmaAddress::new(gid, RoceKind::V2, mac(host), MtuCode::MTU_1024);
-    RdmaPort::new(
-        DeviceIndex(0),
-        address.with_interface("eth0", 0),
-        subnets(host),
-    )
+    RdmaPort {
+        device: DeviceIndex(0),
+        address: address.with_interface("eth0", 0),
+        pnet_id: None,
+        subnets: subnets(host),
+    }
 }
 
 /// The same port with a RoCE v1 address.

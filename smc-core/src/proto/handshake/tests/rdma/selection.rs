@@ -112,7 +112,10 @@ fn prefixes_of_an_ipv6_connection() {
 fn physical_networks_go_before_interfaces() {
     let net = |name| Some(PnetId::new(name).unwrap());
     let named = |name, interface: &str, device| {
-        let mut port = port(CLIENT).with_pnet_id(net(name));
+        let mut port = RdmaPort {
+            pnet_id: net(name),
+            ..port(CLIENT)
+        };
         port.device = DeviceIndex(device);
         port.address.interface = Some(interface.into());
         port

@@ -281,7 +281,10 @@ fn s9_unknown_vlan() {
 #[test]
 fn s9_v1_device_that_does_not_reach_the_client() {
     let net = Some(PnetId::new("NET1").unwrap());
-    let mut config = host_with(vec![device(0, ISM).with_pnet_id(net)]);
+    let mut config = host_with(vec![DirectDevice {
+        pnet_id: net,
+        ..device(0, ISM)
+    }]);
     config.v1 = true;
     let subnets = vec![Subnet::V4([192, 0, 2, 7].into(), 24)];
     let path = TcpPath::over(Interface::new(subnets, net));
