@@ -201,29 +201,6 @@ pub struct GroupTerms {
     pub max_connections: Option<u32>,
 }
 
-impl GroupTerms {
-    /// Terms without information about the peer.
-    #[must_use]
-    pub const fn new(version: Version, release: Release, eid: Option<Eid>) -> Self {
-        Self {
-            version,
-            release,
-            eid,
-            os: OsType::NONE,
-            host: HostName::BLANK,
-            max_connections: None,
-        }
-    }
-
-    /// Adds what the peer stated about itself.
-    #[must_use]
-    pub const fn with_peer(mut self, os: OsType, host: HostName) -> Self {
-        self.os = os;
-        self.host = host;
-        self
-    }
-}
-
 /// How a set-up intends to enter a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {

@@ -227,14 +227,18 @@ impl Attempt {
         if let Member::Joined { terms, .. } = self.member? {
             return Some(terms);
         }
-        let mut terms = GroupTerms::new(self.version, self.release, self.eid);
-        if let Ends::Rdma(ends) = &self.ends {
-            let conns = ends.limits.map_or(u8::MAX, |limits| limits.conns);
-            terms.max_connections = Some(conns.into());
-        }
-        Some(match self.peer_host {
-            Some((os, host)) => terms.with_peer(os, host),
-            None => terms,
+        let (os, host) = self.peer_host.unwrap_or((OsType::NONE, HostName::BLANK));
+        let max_conns = match &self.ends {
+            Ends::Direct(_) => None,
+            Ends::Rdma(ends) => Some(ends.limits.map_or(u8::MAX, |limits| limits.conns)),
+        };
+        Some(GroupTerms {
+            version: self.version,
+            release: self.release,
+            eid: self.eid,
+            os,
+            host,
+            max_connections: max_conns.map(u32::from),
         })
     }
 

@@ -122,6 +122,8 @@ struct DeviceSearch<'a> {
     native: Option<DirectDevice>,
     /// SMC-D v2, besides the native device.
     listed: Vec<DirectDevice>,
+    /// The same for the PROPOSAL.
+    direct: DirectExtension,
     rdma_v1: Option<&'a RdmaPort>,
     rdma_v2: Option<&'a RdmaPort>,
     /// There if version 1 is offered.
@@ -141,9 +143,11 @@ impl<'a> DeviceSearch<'a> {
             .filter(|_| wants_v1)
             .and_then(|interface| ip_area(interface, path.local));
         let native = native.filter(|_| ip.is_some());
+        let (listed, direct) = listed_devices(config, path, native.as_ref());
         let found = Self {
             native,
-            listed: listed_devices(config, path, native.as_ref()),
+            listed,
+            direct,
             rdma_v1: rdma_v1.filter(|_| ip.is_some()),
             rdma_v2: port(Version::V2).filter(|_| !config.ueids.is_empty()),
             ip,
@@ -179,8 +183,11 @@ fn listed_devices(
     config: &HandshakeConfig,
     path: &TcpPath,
     native: Option<&DirectDevice>,
-) -> Vec<DirectDevice> {
-    let mut extension = DirectExtension::default();
+) -> (Vec<DirectDevice>, DirectExtension) {
+    let mut direct = DirectExtension {
+        seid: config.seid.unwrap_or(Eid::ZERO),
+        ..DirectExtension::default()
+    };
     let mut listed = Vec::<DirectDevice>::new();
     for device in &config.devices {
         let is_connected = device
@@ -194,23 +201,17 @@ fn listed_devices(
         if device.chid.is_none() || !is_connected || is_known || !is_within_reach {
             continue;
         }
-        if extension.push_device(wire(device)).is_ok() {
+        if direct
+            .push_device(Device {
+                gid: device.gid,
+                chid: device.chid,
+            })
+            .is_ok()
+        {
             listed.push(*device);
         }
     }
-    listed
-}
-
-fn direct_extension(config: &HandshakeConfig, listed: &[DirectDevice]) -> DirectExtension {
-    let mut direct = DirectExtension {
-        seid: config.seid.unwrap_or(Eid::ZERO),
-        ..DirectExtension::default()
-    };
-    for device in listed {
-        // There is room: the list was made by pushing the same devices.
-        let _fits = direct.push_device(wire(device));
-    }
-    direct
+    (listed, direct)
 }
 
 fn v2_extension(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> V2Extension {
@@ -227,9 +228,7 @@ fn v2_extension(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> V2Extensi
         max_links: limits.links,
         features: features(config, config.release),
         ueids: Bounded::from_iter_lossy(config.ueids.iter().copied()),
-        direct: found
-            .has_direct_v2()
-            .then(|| direct_extension(config, &found.listed)),
+        direct: found.has_direct_v2().then(|| found.direct.clone()),
     }
 }
 
@@ -278,13 +277,6 @@ pub(super) fn features(config: &HandshakeConfig, release: Release) -> FeatureMas
         config.features
     } else {
         FeatureMask::empty()
-    }
-}
-
-fn wire(device: &DirectDevice) -> Device {
-    Device {
-        gid: device.gid,
-        chid: device.chid,
     }
 }
 

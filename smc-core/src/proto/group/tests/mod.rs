@@ -119,11 +119,14 @@ const TELL_PEER: RegistryOutput = RegistryOutput::NotifyPeer {
 };
 
 fn terms() -> GroupTerms {
-    GroupTerms::new(
-        Version::V2,
-        Release::V2_1,
-        Some(Eid::ueid("EXAMPLE").unwrap()),
-    )
+    GroupTerms {
+        version: Version::V2,
+        release: Release::V2_1,
+        eid: Some(Eid::ueid("EXAMPLE").unwrap()),
+        os: OsType::NONE,
+        host: HostName::BLANK,
+        max_connections: None,
+    }
 }
 
 #[test]

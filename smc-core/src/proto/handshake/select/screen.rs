@@ -6,7 +6,7 @@ use smc_wire::types::{Eid, Release};
 use crate::proto::handshake::{DeclineCause, HandshakeConfig, RdmaConfig};
 
 /// What remains of an offer after screening (docs/spec/handshake.md#screening).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Screened {
     pub(super) d_v2: bool,
     pub(super) r_v2: bool,
@@ -22,18 +22,15 @@ pub(super) fn screen(
     config: &HandshakeConfig,
 ) -> Result<Screened, DeclineCause> {
     let Proposal { v1, v2, ext, .. } = proposal;
-    let mut last = DeclineCause::NOTHING_OFFERED;
     let Some(ext) = ext else {
-        if !v2.is_neither() {
-            last = DeclineCause::NO_V2_EXTENSION;
-        }
-        let none = Screened {
-            d_v2: false,
-            r_v2: false,
+        return match (v1.is_neither(), v2.is_neither()) {
+            (false, _) => Ok(Screened::default()),
+            (true, false) => Err(DeclineCause::NO_V2_EXTENSION),
+            (true, true) => Err(DeclineCause::NOTHING_OFFERED),
         };
-        return if v1.is_neither() { Err(last) } else { Ok(none) };
     };
 
+    let mut last = DeclineCause::NOTHING_OFFERED;
     let mut d_v2 = v2.has_d();
     if d_v2 {
         let trouble = if !config.is_v2_capable() {

@@ -8,7 +8,7 @@ use super::*;
 use crate::proto::group::{GroupId, GroupTerms};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
-    AlertToken, Mac, MtuCode, Psn, Qpn, Release, Rkey, RmbAddr, RoceGid, Version,
+    AlertToken, HostName, Mac, MtuCode, OsType, Psn, Qpn, Release, Rkey, RmbAddr, RoceGid, Version,
 };
 
 use super::rdma::{CLIENT, SERVER, again, path, rdma_host, rdma_pair};
@@ -69,7 +69,14 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn done() -> impl Strategy<Value = WorkDone> {
-    let terms = GroupTerms::new(Version::V2, Release::V2_1, None);
+    let terms = GroupTerms {
+        version: Version::V2,
+        release: Release::V2_1,
+        eid: None,
+        os: OsType::NONE,
+        host: HostName::BLANK,
+        max_connections: None,
+    };
     let group = GroupId([0, 0, 1, 0]);
     prop::sample::select(vec![
         WorkDone::Reached(Ok(())),

@@ -1,6 +1,6 @@
 use smc_wire::clc::Body;
 use smc_wire::size::SizeCode;
-use smc_wire::types::{FeatureMask, PnetId, Release, Version};
+use smc_wire::types::{FeatureMask, HostName, OsType, PnetId, Release, Version};
 
 use super::*;
 use crate::error::{PeerMisbehaved, Phase};
@@ -528,7 +528,14 @@ fn group_that_ends_at_the_moment_of_its_establishment() {
 
 /// What a registry says about a group that it does not know.
 fn terminated() -> group::Terminated {
-    let terms = group::GroupTerms::new(Version::V2, Release::V2_1, None);
+    let terms = group::GroupTerms {
+        version: Version::V2,
+        release: Release::V2_1,
+        eid: None,
+        os: OsType::NONE,
+        host: HostName::BLANK,
+        max_connections: None,
+    };
     Registry::default()
         .establish(group::GroupId([0; 4]), terms)
         .unwrap_err()
