@@ -312,15 +312,13 @@ impl Builder {
             return Err(Error::misuse("an endpoint has at most 4 UEIDs"));
         }
         let negotiation = self.negotiation.unwrap_or_else(|| Arc::new(Never::new()));
-        let memory = self.memory.map_or_else(default_limit, MemoryLimit::new);
         let lifetime = Arc::new(Lifetime::default());
-        let deadlines = Deadlines::new(&runtime, &lifetime);
         let groups = Groups::new(
             Arc::clone(&runtime),
-            Arc::clone(&deadlines),
+            Deadlines::new(&runtime, &lifetime),
             self.ports,
             self.llc,
-            memory.clone(),
+            self.memory.map_or_else(default_limit, MemoryLimit::new),
         );
         let drivers: Vec<_> = self
             .devices
@@ -339,7 +337,7 @@ impl Builder {
         drivers.iter().try_for_each(claim)?;
         drivers
             .iter()
-            .for_each(|driver| driver.device.limit_memory(&memory));
+            .for_each(|driver| driver.device.limit_memory(&groups.memory));
         for driver in &drivers {
             runtime.spawn(Box::pin(DriverTask::new(driver, Arc::clone(&runtime))?));
         }
@@ -347,8 +345,6 @@ impl Builder {
         let inner = EndpointInner {
             offer: Mutex::default(),
             lifetime,
-            deadlines,
-            memory,
             config,
             runtime,
             handshake,

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
-use super::deadlines::Deadlines;
 use super::device_driver::DeviceDriver;
 use super::groups::Groups;
 use super::handshake::connect;
@@ -61,11 +60,7 @@ pub(crate) struct EndpointInner {
     pub(crate) negotiation: Arc<dyn Negotiation>,
     pub(crate) drivers: Vec<Arc<DeviceDriver>>,
     pub(crate) groups: Arc<Groups>,
-    /// The limit that buffers are charged to.
-    pub(crate) memory: MemoryLimit,
     pub(crate) lifetime: Arc<Lifetime>,
-    /// The deadlines of set-ups.
-    pub(crate) deadlines: Arc<Deadlines>,
     /// The cached offer for any destination, and the configuration that it was made from.
     pub(crate) offer: Mutex<Option<(Arc<handshake::HandshakeConfig>, Arc<handshake::ClientOffer>)>>,
 }
@@ -82,7 +77,7 @@ impl Endpoint {
     pub(super) fn new(inner: EndpointInner) -> Self {
         let inner = Arc::new(inner);
         let pools: Arc<dyn TrimMemory> = Arc::clone(&inner) as _;
-        inner.memory.add_user(Arc::downgrade(&pools));
+        inner.groups.memory.add_user(Arc::downgrade(&pools));
         Self { inner }
     }
 
@@ -274,8 +269,8 @@ impl Endpoint {
     /// The limit on the memory of connections, with its current use.
     #[must_use]
     pub fn memory(&self) -> &MemoryLimit {
-        self.inner.memory.release_unneeded();
-        &self.inner.memory
+        self.inner.groups.memory.release_unneeded();
+        &self.inner.groups.memory
     }
 
     /// The link groups, in order of creation.

@@ -5,7 +5,7 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Poll, Waker, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use event_listener::Event;
 use hashbrown::{HashMap, HashSet};
@@ -34,7 +34,7 @@ pub(crate) struct Groups {
     drivers: OnceLock<Vec<Weak<DeviceDriver>>>,
     pub(crate) ports: RdmaPorts,
     llc: LlcConfig,
-    /// The limit that SMC-R buffers are charged to.
+    /// The limit that buffers are charged to.
     pub(crate) memory: MemoryLimit,
     /// Notified when a connection or an SMC-R group has ended, or written data was delivered.
     ended: Event,
@@ -78,6 +78,11 @@ impl Groups {
             ended: Event::new(),
             terminated: Event::new(),
         })
+    }
+
+    /// The deadline after this time from now on.
+    pub(crate) fn after(&self, time: Duration) -> Deadline {
+        self.deadlines.at(self.runtime.now() + time)
     }
 
     /// Sets the drivers of the devices, once.

@@ -30,23 +30,23 @@ impl EndpointInner {
     /// possible. The device charges the local buffer.
     pub(crate) fn admit(&self, own: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
         self.try_admit(own, peer).or_else(|_| {
-            self.memory.release_unneeded();
+            self.groups.memory.release_unneeded();
             if own == SizeCode::MIN {
-                self.memory.trim();
+                self.groups.memory.trim();
             }
             self.try_admit(own, peer)
         })
     }
 
     fn try_admit(&self, own: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
-        let (len, available) = (own.byte_len(), self.memory.available());
+        let (len, available) = (own.byte_len(), self.groups.memory.available());
         let is_fair = own == SizeCode::MIN || len <= available / BUFFERS_LEFT;
         // Twice, as a device may also charge its mapping of the peer's buffer.
         let needed = peer.saturating_mul(2).saturating_add(len);
         if !is_fair || needed > available {
-            return Err(self.memory.exceeded(needed));
+            return Err(self.groups.memory.exceeded(needed));
         }
-        self.memory.charge(peer)
+        self.groups.memory.charge(peer)
     }
 }
 

@@ -110,8 +110,7 @@ impl DeviceDriver {
     }
 
     pub(crate) fn close_deadline(&self) -> Deadline {
-        let until = self.groups.runtime.now() + self.close_timeout;
-        self.groups.deadlines.at(until)
+        self.groups.after(self.close_timeout)
     }
 
     pub(crate) fn is_gone(&self) -> bool {

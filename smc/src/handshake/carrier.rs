@@ -203,21 +203,14 @@ impl SideChannelCarrier<'_> {
         let Some(socket) = self.plain else {
             return AnswerState::None;
         };
-        let EndpointInner {
-            runtime,
-            deadlines,
-            config,
-            ..
-        } = self.endpoint;
+        let EndpointInner { groups, config, .. } = self.endpoint;
         // Data on TCP is rare, so TCP is not polled at first.
         let first = PLAIN_CHECK_DELAY.min(config.answer_timeout);
         loop {
             if self.progress.is_some() && socket.poll_readable(cx).is_ready() {
                 return AnswerState::Plain;
             }
-            let timer = self
-                .timer
-                .get_or_insert_with(|| deadlines.at(runtime.now() + first));
+            let timer = self.timer.get_or_insert_with(|| groups.after(first));
             if Pin::new(&mut *timer).poll(cx).is_pending() {
                 return AnswerState::None;
             }
@@ -229,18 +222,16 @@ impl SideChannelCarrier<'_> {
                 Some(_) => config.answer_timeout,
                 None => config.answer_timeout - first,
             };
-            self.timer = Some(deadlines.at(runtime.now() + wait));
+            self.timer = Some(groups.after(wait));
         }
     }
 
     fn publish_progress(&mut self, cx: &mut Context<'_>) {
-        let EndpointInner {
-            runtime, deadlines, ..
-        } = self.endpoint;
+        let groups = &self.endpoint.groups;
         loop {
             let next = self
                 .timer
-                .get_or_insert_with(|| deadlines.at(runtime.now() + PROGRESS_INTERVAL));
+                .get_or_insert_with(|| groups.after(PROGRESS_INTERVAL));
             if Pin::new(next).poll(cx).is_pending() {
                 return;
             }

@@ -82,7 +82,9 @@ pub(super) async fn drive(
             machine.handle_terminated();
             continue;
         }
-        let mut timer = machine.poll_timeout().map(|at| endpoint.deadlines.at(at));
+        let mut timer = machine
+            .poll_timeout()
+            .map(|at| endpoint.groups.deadlines.at(at));
         poll_fn(|cx| {
             let input = poll_input(
                 cx, endpoint, carrier, machine, resources, &mut work, &mut timer,

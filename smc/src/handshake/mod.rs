@@ -44,7 +44,7 @@ pub(crate) async fn await_first_byte(
     socket: &dyn Socket,
 ) -> Result<(), Error> {
     let wait = FIRST_BYTE_WAIT.min(endpoint.handshake.timeouts.message);
-    let mut timer = pin!(endpoint.deadlines.at(endpoint.runtime.now() + wait));
+    let mut timer = pin!(endpoint.groups.after(wait));
     poll_fn(|cx| match socket.poll_readable(cx) {
         Poll::Ready(readable) => Poll::Ready(readable.map_err(Error::from)),
         Poll::Pending => timer
