@@ -47,7 +47,7 @@ impl Negotiation for Chain {
             }
         }
         match found.is_empty() {
-            true => Err(first(causes)),
+            true => Err(first(&causes)),
             false => Ok(any_of(found)),
         }
     }
@@ -98,7 +98,7 @@ fn any_of(candidates: Vec<Candidate>) -> Candidate {
                 Err(cause) => causes.push(cause),
             }
         }
-        Err(first(causes))
+        Err(first(&causes))
     });
     let made = made.expecting(expected);
     match needs_address {
@@ -112,18 +112,14 @@ struct PublishedMany(Vec<Arc<dyn Published>>);
 
 impl Published for PublishedMany {
     fn verdict(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
-        let mut verdicts = self
-            .0
-            .iter()
-            .map(|published| published.verdict(socket, peer));
         let mut causes = Vec::new();
-        for verdict in &mut verdicts {
-            match verdict {
+        for published in &self.0 {
+            match published.verdict(socket, peer) {
                 Verdict::Plain(cause) => causes.push(cause),
                 other => return other,
             }
         }
-        Verdict::Plain(first(causes))
+        Verdict::Plain(first(&causes))
     }
 
     /// Calls all of them.
@@ -141,23 +137,17 @@ impl Published for PublishedMany {
 }
 
 /// The first cause other than a peer without SMC support.
-fn first(causes: Vec<FallbackCause>) -> FallbackCause {
-    let usual = |cause: &FallbackCause| {
-        matches!(
+fn first(causes: &[FallbackCause]) -> FallbackCause {
+    let is_unusual = |cause: &&FallbackCause| {
+        !matches!(
             cause,
             FallbackCause::NotAnnounced { .. }
                 | FallbackCause::NotOffered
                 | FallbackCause::NoNegotiation
         )
     };
-    let rest = causes
-        .first()
-        .cloned()
-        .unwrap_or_else(FallbackCause::not_announced);
-    causes
-        .into_iter()
-        .find(|cause| !usual(cause))
-        .unwrap_or(rest)
+    let found = causes.iter().find(is_unusual).or_else(|| causes.first());
+    found.cloned().unwrap_or_else(FallbackCause::not_announced)
 }
 
 #[cfg(test)]
