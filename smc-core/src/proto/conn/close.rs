@@ -107,7 +107,8 @@ impl ConnState {
 #[derive(Clone, Debug)]
 pub struct Closing {
     state: ConnState,
-    sent: StateFlags,
+    /// Flags that every message to the peer has to contain.
+    pub(super) sent: StateFlags,
     peer: StateFlags,
     app_closed: bool,
     /// This side has ended the connection, in order or not.
@@ -159,12 +160,6 @@ impl Closing {
     #[must_use]
     pub fn state(&self) -> ConnState {
         self.state
-    }
-
-    /// Flags that every message to the peer has to contain.
-    #[must_use]
-    pub fn sent(&self) -> StateFlags {
-        self.sent
     }
 
     /// Whether the record of the connection can be removed: both sides have sent their final flags,

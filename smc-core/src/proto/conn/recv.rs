@@ -10,7 +10,8 @@ pub struct RecvHalf {
     ring: Ring,
     /// Progress, in bytes, above which an update is sent.
     least_update: u32,
-    peer_producer: Cursor,
+    /// How far the peer has written, as its producer cursor states.
+    pub(super) peer_producer: Cursor,
     consumer: Cursor,
     /// Arrived and not read yet.
     readable: u32,
@@ -62,12 +63,6 @@ impl RecvHalf {
     #[must_use]
     pub fn consumer(&self) -> Cursor {
         self.consumer
-    }
-
-    /// How far the peer has written, as its producer cursor states.
-    #[must_use]
-    pub fn peer_producer(&self) -> Cursor {
-        self.peer_producer
     }
 
     /// Bytes from the start of the ring that were ever readable; the whole ring after the peer has

@@ -293,7 +293,7 @@ mod tests {
                 }
                 retained.release(start, count);
             }
-            if retained.is_update_due(rng.chance(500), recv.peer_producer()) {
+            if retained.is_update_due(rng.chance(500), recv.peer_producer) {
                 send.handle_consumer(retained.confirm()).unwrap();
             }
         }

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use smc_wire::llc::Dialect;
 use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
 
 use super::confirm_link::ConfirmFirst;
@@ -417,12 +416,6 @@ impl LinkGroup {
     #[must_use]
     pub const fn group_type(&self) -> GroupType {
         self.kind
-    }
-
-    /// Version and byte order of the messages; the order is that of the peer once it is known.
-    #[must_use]
-    pub const fn dialect(&self) -> Dialect {
-        self.terms.dialect
     }
 
     /// Whether it has ended ([`LinkGroupOutput::Ended`]).

@@ -26,7 +26,7 @@ pub struct SendQueue<C> {
     messages: VecDeque<(OpTag, Vec<u8>)>,
     connections: VecDeque<C>,
     waiting: HashSet<C>,
-    outstanding: VecDeque<(OpId, Posted<C>)>,
+    pub(super) outstanding: VecDeque<(OpId, Posted<C>)>,
     last: u64,
     /// Since when nothing was posted or completed although messages wait.
     stalled: Option<Instant>,
@@ -182,12 +182,6 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
             self.reset_stall_timer(now);
         }
         done.into_iter()
-    }
-
-    /// Posts that are not completed.
-    #[must_use]
-    pub fn outstanding(&self) -> usize {
-        self.outstanding.len()
     }
 
     /// The newest post that is not completed.

@@ -17,7 +17,8 @@ pub struct Arrivals {
     local: Ring,
     /// The peer's element, in which its consumer cursor counts.
     peer: Ring,
-    sequence: u16,
+    /// Sequence number of the last accepted CDC, 0 if there was none.
+    pub(super) sequence: u16,
     pub(super) producer: Cursor,
     pub(super) consumer: Cursor,
     state: StateFlags,
@@ -183,12 +184,6 @@ impl Arrivals {
     /// the state flags of the peer count.
     pub fn give_up(&mut self) {
         self.gap = Gap::Lost;
-    }
-
-    /// Sequence number of the last accepted CDC, 0 if there was none.
-    #[must_use]
-    pub fn sequence(&self) -> u16 {
-        self.sequence
     }
 }
 

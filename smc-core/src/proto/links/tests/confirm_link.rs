@@ -129,7 +129,7 @@ fn the_order_of_the_peer_is_learnt() {
     });
     let (_, _, answer) = world.log.last().unwrap();
     assert_eq!(answer[..4], [0x21, 44, 0, 0x83]);
-    let dialect = world.hosts[CLIENT].group.dialect();
+    let dialect = world.hosts[CLIENT].group.terms.dialect;
     assert_eq!(dialect, Dialect::V2(ByteOrder::Little));
 }
 

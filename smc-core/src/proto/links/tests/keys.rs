@@ -153,7 +153,7 @@ fn several_requests_may_be_unanswered_if_configured() {
         let (rkey, address) = key_of(SERVER, RmbId(rmb), 0);
         let mut answer = [0; 44];
         ConfirmRkey {
-            dialect: group.dialect(),
+            dialect: group.terms.dialect,
             class: RkeyClass::Accepted,
             rkey,
             address,
@@ -286,7 +286,7 @@ fn unknown_keys_are_marked_in_the_answer() {
         let group = &mut world.hosts[SERVER].group;
         let link = group.assign(0).unwrap();
         let mut request = [0; 44];
-        DeleteRkey::request(group.dialect(), &rkeys)
+        DeleteRkey::request(group.terms.dialect, &rkeys)
             .emit(&mut request)
             .unwrap();
         group.handle_message(world.now, link, &request);

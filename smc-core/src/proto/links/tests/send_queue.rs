@@ -31,7 +31,7 @@ fn messages_go_first_and_connections_in_turn() {
     // One that has had its turn may wait again.
     slots.queue_connection(1);
     assert_eq!(post(&mut slots, now), Some(Posted::Cdc(1)));
-    assert_eq!(slots.outstanding(), 4);
+    assert_eq!(slots.outstanding.len(), 4);
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn no_more_than_the_link_takes() {
         slots.queue_connection(conn);
     }
     while post(&mut slots, now).is_some() {}
-    assert_eq!(slots.outstanding(), SENDS_MAX);
+    assert_eq!(slots.outstanding.len(), SENDS_MAX);
     assert!(!slots.has_capacity());
     // A completion stands for all before it.
     let done: Vec<_> = slots.completed(now, OpId(3)).collect();
@@ -50,7 +50,7 @@ fn no_more_than_the_link_takes() {
     assert_eq!(slots.completed(now, OpId(3)).count(), 0);
     assert_eq!(slots.completed(now, OpId(99)).count(), 0);
     while post(&mut slots, now).is_some() {}
-    assert_eq!(slots.outstanding(), SENDS_MAX);
+    assert_eq!(slots.outstanding.len(), SENDS_MAX);
     let lost: Vec<_> = slots.fail().collect();
     assert_eq!(lost.len(), SENDS_MAX);
     assert!(slots.can_post_now());

@@ -36,7 +36,7 @@ fn cursors_and_flags_are_accepted() {
     assert_eq!(update.consumer.state_flags, D);
     assert_eq!(update.state, D);
     assert!(update.uncork && !update.requests_update);
-    assert_eq!(arrivals.sequence(), 1);
+    assert_eq!(arrivals.sequence, 1);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn hostile_cursors_are_refused_and_change_nothing() {
         let refused = refused.unwrap_err();
         assert!(matches!(refused, PeerMisbehaved::Cursor(_)), "{refused}");
         assert_eq!((arrivals.producer, arrivals.consumer), known);
-        assert_eq!(arrivals.sequence(), 1);
+        assert_eq!(arrivals.sequence, 1);
     }
 }
 
@@ -194,7 +194,7 @@ fn a_validation_is_compared_by_number_only() {
     };
     let validation = CdcR::failover(0, token());
     assert_eq!(arrivals.handle(&validation), Ok(missed));
-    assert_eq!(arrivals.sequence(), 65_535);
+    assert_eq!(arrivals.sequence, 65_535);
     assert_eq!(arrivals.producer, cursor(0, 600));
 }
 
@@ -209,7 +209,7 @@ fn arbitrary_messages_of_a_peer_are_handled() {
         let received = CdcR {
             producer_flags: ProducerFlags::from_bits_retain(small(7).to_be_bytes()[1]),
             ..cdc(
-                arrivals.sequence().wrapping_add(small(1) % 3),
+                arrivals.sequence.wrapping_add(small(1) % 3),
                 cursor(small(10), pick(100)),
                 cursor(small(1000), pick(10_000)),
             )
