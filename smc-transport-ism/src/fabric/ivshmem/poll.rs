@@ -5,13 +5,13 @@
 //! increasing intervals, so that an idle guest is woken some hundred times a second at most. A
 //! running driver polls by itself and does not need the thread.
 
-use std::sync::{Arc, Condvar, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use smc_core::device::DeviceError;
 use smc_core::mem::sync::{AtomicBool, Ordering};
-use smc_core::mutex::Mutex;
 use smc_ipc::doorbell::Doorbell;
 
 use super::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT};
@@ -21,6 +21,9 @@ use crate::shared::{FabricMemory, Sleep};
 #[derive(Debug)]
 pub(super) struct Poller {
     shared: Arc<Shared>,
+    /// Says that the driver is about to sleep, if the thread is to poll then. `None` after drop.
+    arm: Option<SyncSender<()>>,
+    /// `None` after drop.
     thread: Option<JoinHandle<()>>,
 }
 
@@ -31,15 +34,7 @@ struct Shared {
     doorbell: Arc<Doorbell>,
     /// Whether the device has no interrupt.
     must_poll: bool,
-    state: Mutex<State>,
-    changed: Condvar,
     is_server_gone: AtomicBool,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    is_armed: bool,
-    is_over: bool,
 }
 
 impl Poller {
@@ -55,29 +50,29 @@ impl Poller {
             slot,
             doorbell,
             must_poll,
-            state: Mutex::default(),
-            changed: Condvar::new(),
             is_server_gone: AtomicBool::new(false),
         });
         let thread = std::thread::Builder::new().name("smc-ism".into());
+        // One message is enough for all calls that the thread has not seen yet.
+        let (arm, armed) = sync_channel(1);
         let run = {
             let shared = Arc::clone(&shared);
-            move || shared.run()
+            move || shared.run(&armed)
         };
         let thread = thread
             .spawn(run)
             .map_err(|error| DeviceError::os("start thread of ivshmem device", &error))?;
         Ok(Self {
             shared,
+            arm: Some(arm),
             thread: Some(thread),
         })
     }
 
     /// The driver is about to sleep.
     pub(super) fn arm(&self) {
-        if self.shared.must_poll {
-            self.shared.state.lock().is_armed = true;
-            self.shared.changed.notify_one();
+        if let Some(arm) = self.arm.as_ref().filter(|_| self.shared.must_poll) {
+            let _ = arm.try_send(());
         }
     }
 
@@ -89,8 +84,7 @@ impl Poller {
 
 impl Drop for Poller {
     fn drop(&mut self) {
-        self.shared.state.lock().is_over = true;
-        self.shared.changed.notify_one();
+        drop(self.arm.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -98,10 +92,11 @@ impl Drop for Poller {
 }
 
 impl Shared {
-    fn run(&self) {
+    fn run(&self, armed: &Receiver<()>) {
         let mut server = (self.memory.server_heartbeat(), Instant::now());
         let mut next_heartbeat = Instant::now();
         let mut pause = MIN_POLL_INTERVAL;
+        let mut is_armed = false;
         loop {
             let now = Instant::now();
             if now >= next_heartbeat {
@@ -109,33 +104,29 @@ impl Shared {
                 self.memory.bump_heartbeat(self.slot);
                 self.check_server_heartbeat(&mut server, now);
             }
-            let mut state = self.state.lock();
-            if state.is_over {
-                return;
-            }
             match self.memory.sleep_of(self.slot) {
                 // Repeated until the driver has polled and changed the word: a notification that
                 // it misses must not be the last one.
                 Sleep::Notified if self.must_poll => {
-                    state.is_armed = true;
+                    is_armed = true;
                     self.doorbell.notify_self();
                 }
-                Sleep::Awake => state.is_armed = false,
+                Sleep::Awake => is_armed = false,
                 Sleep::Notified | Sleep::Asleep => {}
             }
             let until_heartbeat = next_heartbeat.saturating_duration_since(now);
-            let is_armed = state.is_armed;
             let time = if is_armed {
                 pause.min(until_heartbeat)
             } else {
                 until_heartbeat
             };
-            let waited = self.changed.wait_timeout(state, time);
-            let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-            if is_armed && waited.timed_out() {
-                pause = (pause * 5 / 4).min(MAX_POLL_INTERVAL);
-            } else if state.is_armed {
-                pause = MIN_POLL_INTERVAL;
+            match armed.recv_timeout(time) {
+                Ok(()) => (is_armed, pause) = (true, MIN_POLL_INTERVAL),
+                Err(RecvTimeoutError::Timeout) if is_armed => {
+                    pause = (pause * 5 / 4).min(MAX_POLL_INTERVAL);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
