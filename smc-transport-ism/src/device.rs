@@ -65,7 +65,7 @@ impl IsmDevice {
     /// Number of live devices that this one has communicated with.
     #[must_use]
     pub fn peers(&self) -> usize {
-        self.node.peers.len()
+        self.node.peers.lock().len()
     }
 
     /// Number of buffers that are registered now.

@@ -90,7 +90,6 @@ mod fabric;
 mod models;
 mod node;
 mod owned_buffers;
-mod peers;
 mod random;
 mod region;
 mod shared;

@@ -1,17 +1,16 @@
 //! The state of a device on its fabric. Buffers and attachments have references to it.
 
 use std::io::IoSlice;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use hashbrown::HashMap;
 use smc_core::device::{DeviceError, Event, Limits, MemoryAccount, PeerEvent, Signal, SubmitError};
-use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mem::{WORDWISE_MAX, gather};
 use smc_core::mutex::Mutex;
 use smc_wire::types::{DmbToken, Gid};
 
 use crate::fabric::{ConnectError, Fabric};
 use crate::owned_buffers::{IsmDmb, Lease, OwnedBuffers};
-use crate::peers::Peers;
 use crate::shared::{FabricMemory, GRANULE, JoinRequest, Phase, Sleep, Tag, Target};
 
 /// A device on its fabric.
@@ -25,10 +24,10 @@ pub(crate) struct Node {
     pub(crate) limits: Limits,
     pub(crate) owned: OwnedBuffers,
     pub(crate) account: MemoryAccount,
-    pub(crate) peers: Peers,
+    /// The peers that the device communicates with, whose end has to be reported.
+    pub(crate) peers: Mutex<HashMap<Tag, Gid>>,
     /// The error with which the device has failed.
-    gone: Mutex<Option<DeviceError>>,
-    is_gone: AtomicBool,
+    gone: OnceLock<DeviceError>,
 }
 
 impl Node {
@@ -61,9 +60,8 @@ impl Node {
             limits: Limits::new(limits.max_dmbs, longest),
             owned: OwnedBuffers::new(limits.max_dmbs),
             account: MemoryAccount::default(),
-            peers: Peers::default(),
-            gone: Mutex::default(),
-            is_gone: AtomicBool::new(false),
+            peers: Mutex::default(),
+            gone: OnceLock::new(),
         });
         // The previous device of the slot is gone; its peers may not have detected that.
         node.notify_others();
@@ -77,16 +75,16 @@ impl Node {
         let Some(peer) = self.memory.by_gid(gid) else {
             return Err(unreachable("no such device on the fabric"));
         };
-        match self.fabric.connect_peer(peer) {
-            Ok(()) => {}
-            Err(ConnectError::Dead) => {
+        let connected = self.fabric.connect_peer(peer);
+        connected.map_err(|error| match error {
+            ConnectError::Dead => {
                 self.mark_dead(peer);
-                return Err(unreachable("its process has ended"));
+                unreachable("its process has ended")
             }
-            Err(ConnectError::Busy) => return Err(unreachable("it does not accept connections")),
-            Err(ConnectError::Failed(error)) => return Err(error),
-        }
-        self.peers.watch(peer, gid);
+            ConnectError::Busy => unreachable("it does not accept connections"),
+            ConnectError::Failed(error) => error,
+        })?;
+        self.peers.lock().insert(peer, gid);
         // It may have left between the lookup and the watch.
         if self.memory.is_live(peer) {
             Ok(peer)
@@ -149,9 +147,7 @@ impl Node {
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
-        if self.is_gone.load(Ordering::Acquire) {
-            return Err(self.why_gone().into());
-        }
+        self.check()?;
         let memory = &*self.memory;
         let moved = memory.with_access(token, self.tag, |access| {
             write(memory, access.target, at, data)?;
@@ -256,7 +252,13 @@ impl Node {
                 events.push(Event::DeviceGone);
                 return Ok(());
             }
-            self.peers.check(memory, events);
+            self.peers.lock().retain(|tag, gid| {
+                let is_live = memory.is_live(*tag);
+                if !is_live {
+                    events.push(Event::PeerGone(*gid));
+                }
+                is_live
+            });
         }
         let mut has_left = false;
         memory.take_ready(slot, |first| match self.owned.token(first) {
@@ -289,7 +291,7 @@ impl Node {
     /// The user has dropped the device. Peers are notified; remaining buffers keep their memory.
     pub(crate) fn leave(&self) {
         self.fail(DeviceError::Gone("the device was dropped"));
-        self.peers.clear();
+        self.peers.lock().clear();
         if self.memory.is_live(self.tag) {
             self.memory.set_phase(self.tag, Phase::Leaving);
             self.notify_others();
@@ -298,8 +300,11 @@ impl Node {
 
     fn handle_peer_events(&self, from: u16, bits: u64, events: &mut Vec<Event>) {
         let sender = self.memory.occupant(from);
-        let gid = sender.and_then(|(tag, _)| self.peers.gid(tag).or_else(|| self.memory.gid(tag)));
-        let Some(from) = gid else { return };
+        let Some((sender, _)) = sender else { return };
+        let known = self.peers.lock().get(&sender).copied();
+        let Some(from) = known.or_else(|| self.memory.gid(sender)) else {
+            return;
+        };
         let sent = EVENTS.into_iter().filter(|(_, bit)| bits & bit != 0);
         events.extend(sent.map(|(event, _)| Event::Peer { from, event }));
     }
@@ -329,20 +334,15 @@ impl Node {
     }
 
     fn check(&self) -> Result<(), DeviceError> {
-        if self.is_gone.load(Ordering::Acquire) {
-            return Err(self.why_gone());
+        match self.gone.get() {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn fail(&self, error: DeviceError) {
-        self.gone.lock().get_or_insert(error);
-        self.is_gone.store(true, Ordering::Release);
-    }
-
-    fn why_gone(&self) -> DeviceError {
-        let gone = self.gone.lock().clone();
-        gone.unwrap_or(DeviceError::Gone("the fabric"))
+        // The first error counts.
+        let _ = self.gone.set(error);
     }
 }
 
