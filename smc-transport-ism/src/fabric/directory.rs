@@ -19,7 +19,6 @@ use std::sync::{Arc, OnceLock};
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
-use rustix::process::geteuid;
 use smc_core::device::DeviceError;
 use smc_core::mutex::Mutex;
 use smc_ipc::Credentials;
@@ -49,7 +48,6 @@ pub(crate) struct Directory {
 struct Conns {
     next_id: u64,
     by_id: HashMap<u64, Conn>,
-    by_peer: HashMap<Tag, u64>,
 }
 
 #[derive(Debug)]
@@ -121,9 +119,6 @@ impl Directory {
         let socket = Arc::new(socket);
         self.doorbell.set().watch(&socket, id)?;
         conns.by_id.insert(id, Conn { socket, peer });
-        if let Some(peer) = peer {
-            conns.by_peer.insert(peer, id);
-        }
         Ok(())
     }
 
@@ -147,7 +142,6 @@ impl Directory {
                         return self.close(&mut conns, id);
                     };
                     conn.peer = Some(peer);
-                    conns.by_peer.entry(peer).or_insert(id);
                 }
                 // End of file, an error, or a message that no device sends.
                 _ => return self.close(&mut conns, id),
@@ -159,30 +153,19 @@ impl Directory {
 
     /// Closes a connection. Returns the peer unless there is another connection to it.
     fn close(&self, conns: &mut Conns, id: u64) -> Option<Tag> {
-        if let Some(conn) = conns.by_id.get(&id) {
-            self.doorbell.set().unwatch(&conn.socket);
-        }
-        conns.remove(id)
+        let conn = conns.by_id.remove(&id)?;
+        self.doorbell.set().unwatch(&conn.socket);
+        // Two devices that connect to each other at the same time have two connections, and
+        // close both when they end.
+        conn.peer.filter(|peer| conns.to(*peer).is_none())
     }
 }
 
 impl Conns {
-    /// Returns the peer unless there is another connection to it.
-    fn remove(&mut self, id: u64) -> Option<Tag> {
-        let peer = self.by_id.remove(&id)?.peer?;
-        if self.by_peer.get(&peer) == Some(&id) {
-            self.by_peer.remove(&peer);
-        }
-        // Two devices that connect to each other at the same time have two connections, and
-        // close both when they end.
-        let other = self.by_id.iter().find(|(_, conn)| conn.peer == Some(peer));
-        match other {
-            Some((other, _)) => {
-                self.by_peer.insert(peer, *other);
-                None
-            }
-            None => Some(peer),
-        }
+    /// A connection to a peer.
+    fn to(&self, peer: Tag) -> Option<&Conn> {
+        let mut conns = self.by_id.values();
+        conns.find(|conn| conn.peer == Some(peer))
     }
 }
 
@@ -196,54 +179,38 @@ impl Fabric for Directory {
     }
 
     fn connect_peer(&self, peer: Tag) -> Result<(), ConnectError> {
-        let Some(own) = self.own.get() else {
-            return Err(ConnectError::Failed(DeviceError::Gone(
-                "the device has not joined",
-            )));
-        };
+        let not_joined = DeviceError::Gone("the device has not joined");
+        let own = self.own.get().ok_or(not_joined)?;
         if peer == *own {
             return Ok(());
         }
         // Locked until the peer is inserted, so that this device opens one connection per peer.
         let mut conns = self.conns.lock();
-        if conns.by_peer.contains_key(&peer) {
+        if conns.to(peer).is_some() {
             return Ok(());
         }
-        let socket = match self.files.connect(peer.slot) {
-            Ok(socket) => socket,
-            Err(Errno::NOENT | Errno::CONNREFUSED) => return Err(ConnectError::Dead),
-            Err(Errno::AGAIN) => return Err(ConnectError::Busy),
-            Err(error) => {
-                let path = self.files.socket_path(peer.slot);
-                let failed = os_at("connect to peer", &path, error);
-                return Err(ConnectError::Failed(failed));
-            }
-        };
+        let path = self.files.socket_path(peer.slot);
+        let socket = self.files.connect(peer.slot);
+        let socket = socket.map_err(|error| match error {
+            Errno::NOENT | Errno::CONNREFUSED => ConnectError::Dead,
+            Errno::AGAIN => ConnectError::Busy,
+            error => os_at("connect to peer", &path, error).into(),
+        })?;
         if !is_own_user(&socket) {
-            let why = format!(
-                "the peer device of {} belongs to another user",
-                self.files.socket_path(peer.slot).display()
-            );
-            return Err(ConnectError::Failed(DeviceError::NotPermitted(why.into())));
+            let path = path.display();
+            let why = format!("the peer device of {path} belongs to another user");
+            return Err(DeviceError::NotPermitted(why.into()).into());
         }
         let hello = Hello {
             from: *own,
             fabric: self.memory.fabric(),
         };
-        match send(&socket, &hello.to_bytes(), &[]) {
-            Ok(_) => {}
-            Err(Errno::PIPE | Errno::CONNRESET) => return Err(ConnectError::Dead),
-            Err(error) => {
-                let path = self.files.socket_path(peer.slot);
-                return Err(ConnectError::Failed(os_at(
-                    "send hello to peer",
-                    &path,
-                    error,
-                )));
-            }
-        }
-        self.add(&mut conns, socket, Some(peer))
-            .map_err(ConnectError::Failed)
+        let sent = send(&socket, &hello.to_bytes(), &[]);
+        sent.map_err(|error| match error {
+            Errno::PIPE | Errno::CONNRESET => ConnectError::Dead,
+            error => os_at("send hello to peer", &path, error).into(),
+        })?;
+        Ok(self.add(&mut conns, socket, Some(peer))?)
     }
 
     fn notify(&self, peer: Tag) {
@@ -252,8 +219,7 @@ impl Fabric for Directory {
             return;
         }
         let conns = self.conns.lock();
-        let conn = conns.by_peer.get(&peer).and_then(|id| conns.by_id.get(id));
-        match conn {
+        match conns.to(peer) {
             // A full socket wakes the peer anyway; after an error the peer closes the connection
             // soon, which is detected.
             Some(conn) => {
@@ -291,8 +257,7 @@ impl Fabric for Directory {
 }
 
 fn is_own_user(socket: &PeerSocket) -> bool {
-    let own = geteuid().as_raw();
-    Credentials::of_peer(&socket.as_fd()).is_ok_and(|peer| peer.uid == own)
+    Credentials::of_peer(socket).is_ok_and(|peer| smc_ipc::is_own_user(peer.uid))
 }
 
 /// The id of the listener; connections have larger ones.

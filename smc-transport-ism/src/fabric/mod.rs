@@ -68,3 +68,9 @@ pub(crate) enum ConnectError {
     Busy,
     Failed(DeviceError),
 }
+
+impl From<DeviceError> for ConnectError {
+    fn from(error: DeviceError) -> Self {
+        Self::Failed(error)
+    }
+}

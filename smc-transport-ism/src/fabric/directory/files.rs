@@ -12,12 +12,11 @@ use rustix::fs::{
     openat, renameat, unlinkat,
 };
 use rustix::io::Errno;
-use rustix::process::geteuid;
 use smc_core::device::DeviceError;
 use smc_core::mem::{Region, check_file_size};
 use smc_ipc::passed::PeerSocket;
 use smc_ipc::runtime_dir::{OpenDir, Publication};
-use smc_ipc::{DirectoryProblem, Domain, is_ambiguous_user};
+use smc_ipc::{DirectoryProblem, Domain, is_ambiguous_user, is_own_user};
 
 use crate::region::{map, os_at};
 use crate::shared::{FabricMemory, FabricOptions};
@@ -189,7 +188,7 @@ impl Files {
 
 fn check_owner(stat: &Stat, path: &Path) -> Result<(), DeviceError> {
     let (uid, mode) = (stat.st_uid, stat.st_mode & 0o7777);
-    if uid != geteuid().as_raw() || is_ambiguous_user(uid) {
+    if !is_own_user(uid) || is_ambiguous_user(uid) {
         Err(not_permitted(path, DirectoryProblem::Owner { uid }))
     } else if mode & 0o022 != 0 {
         Err(not_permitted(path, DirectoryProblem::Writable { mode }))
