@@ -7,7 +7,7 @@
     reason = "mmap of a fabric's memory, registers of a device, calls of VFIO and asynchronous I/O"
 )]
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::Path;
@@ -15,7 +15,6 @@ use std::ptr::NonNull;
 
 use rustix::fs::fstat;
 use rustix::io::Errno;
-use rustix::ioctl::{IntegerSetter, Ioctl, IoctlOutput, Opcode, ioctl};
 use smc_core::device::DeviceError;
 use smc_core::mem::Region;
 use smc_core::mem::sync::AtomicU64;
@@ -120,40 +119,16 @@ impl fmt::Debug for Registers {
     }
 }
 
-/// A call of VFIO whose argument is a plain structure that the kernel reads, and may write to.
-struct VfioCall<'a, T> {
-    number: Opcode,
-    argument: &'a mut T,
-}
-
-// SAFETY: the argument is the structure that belongs to the call's number, as the functions below
-// see to; the kernel reads and writes within it only.
-unsafe impl<T> Ioctl for VfioCall<'_, T> {
-    type Output = i32;
-    const IS_MUTATING: bool = true;
-
-    fn opcode(&self) -> Opcode {
-        self.number
-    }
-
-    fn as_ptr(&mut self) -> *mut c_void {
-        std::ptr::from_mut(self.argument).cast()
-    }
-
-    unsafe fn output_from_ptr(output: IoctlOutput, _: *mut c_void) -> rustix::io::Result<i32> {
-        Ok(output)
-    }
-}
-
 /// Calls VFIO with the structure that `linux/vfio.h` has for this number.
 ///
 /// # Safety
 ///
 /// `T` must be that structure.
-unsafe fn vfio<T>(fd: BorrowedFd<'_>, number: Opcode, argument: &mut T) -> rustix::io::Result<i32> {
-    // SAFETY: descriptors of VFIO take the number with this structure, as the caller guarantees;
-    // others refuse it without access to the argument.
-    unsafe { ioctl(fd, VfioCall { number, argument }) }
+unsafe fn vfio<T>(fd: BorrowedFd<'_>, number: u32, argument: &mut T) -> rustix::io::Result<i32> {
+    // SAFETY: descriptors of VFIO take the number with this structure, as the caller guarantees,
+    // and access nothing else; others refuse it without access to the argument.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), number as _, std::ptr::from_mut(argument)) };
+    errno(result)
 }
 
 /// Puts a group into a container.
@@ -167,20 +142,17 @@ pub(crate) fn vfio_set_container(
 
 /// Gives a container an IOMMU of type 1, which virtual ones count as.
 pub(crate) fn vfio_set_iommu(container: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    let iommu: libc::c_ulong = 1;
     // SAFETY: `VFIO_SET_IOMMU` has the type in place of a pointer.
-    let set = unsafe { IntegerSetter::<{ VFIO + 2 }>::new_usize(1) };
-    // SAFETY: as in `vfio`; nothing is read or written through the argument.
-    unsafe { ioctl(container, set) }
+    let set = unsafe { libc::ioctl(container.as_raw_fd(), (VFIO + 2) as _, iommu) };
+    errno(set).map(drop)
 }
 
 /// Opens a device of a group by its address.
 pub(crate) fn vfio_device(group: BorrowedFd<'_>, address: &CStr) -> rustix::io::Result<OwnedFd> {
-    let mut name = [0_u8; 64];
-    let bytes = address.to_bytes_with_nul();
-    let place = name.get_mut(..bytes.len()).ok_or(Errno::INVAL)?;
-    place.copy_from_slice(bytes);
     // SAFETY: `VFIO_GROUP_GET_DEVICE_FD` reads a string up to its end.
-    let fd = unsafe { vfio(group, VFIO + 6, &mut name) }?;
+    let fd = unsafe { libc::ioctl(group.as_raw_fd(), (VFIO + 6) as _, address.as_ptr()) };
+    let fd = errno(fd)?;
     // SAFETY: the call has created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -188,6 +160,7 @@ pub(crate) fn vfio_device(group: BorrowedFd<'_>, address: &CStr) -> rustix::io::
 /// Offset and length of a region of a device.
 pub(crate) fn vfio_region(device: BorrowedFd<'_>, index: u32) -> rustix::io::Result<(u64, u64)> {
     /// As `struct vfio_region_info`.
+    #[derive(Default)]
     #[repr(C)]
     struct Info {
         argsz: u32,
@@ -199,11 +172,8 @@ pub(crate) fn vfio_region(device: BorrowedFd<'_>, index: u32) -> rustix::io::Res
     }
     let mut info = Info {
         argsz: 32,
-        flags: 0,
         index,
-        cap_offset: 0,
-        size: 0,
-        offset: 0,
+        ..Info::default()
     };
     // SAFETY: `VFIO_DEVICE_GET_REGION_INFO` writes at most `argsz` bytes of the structure.
     unsafe { vfio(device, VFIO + 8, &mut info) }?;
@@ -261,6 +231,7 @@ impl AioContext {
         eventfd: BorrowedFd<'_>,
     ) -> rustix::io::Result<()> {
         /// As `struct iocb`.
+        #[derive(Default)]
         #[repr(C)]
         struct Request {
             data: u64,
@@ -276,19 +247,14 @@ impl AioContext {
             eventfd: i32,
         }
         let mut request = Request {
-            data: 0,
-            key_and_flags: [0; 2],
             // `IOCB_CMD_POLL` for input.
             opcode: 5,
-            priority: 0,
             fd: ready.as_raw_fd(),
             events: 1,
-            len: 0,
-            offset: 0,
-            reserved: 0,
             // `IOCB_FLAG_RESFD`.
             flags: 1,
             eventfd: eventfd.as_raw_fd(),
+            ..Request::default()
         };
         let mut requests = [&raw mut request];
         let count: libc::c_long = 1;
@@ -296,7 +262,7 @@ impl AioContext {
         // there. A poll has no buffer that it would access later.
         let submitted =
             unsafe { libc::syscall(libc::SYS_io_submit, self.0, count, requests.as_mut_ptr()) };
-        errno(submitted)
+        errno(submitted).map(drop)
     }
 
     /// Removes completions, to make space for others.
@@ -337,9 +303,9 @@ impl Drop for AioContext {
 }
 
 /// The result of a system call that returns -1 for an error.
-fn errno(result: libc::c_long) -> rustix::io::Result<()> {
-    if result >= 0 {
-        return Ok(());
+fn errno<T: Copy + Into<libc::c_long>>(result: T) -> rustix::io::Result<T> {
+    if result.into() >= 0 {
+        return Ok(result);
     }
     let error = std::io::Error::last_os_error();
     Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))
@@ -367,7 +333,7 @@ pub(crate) fn os_at(what: &'static str, path: &Path, error: Errno) -> DeviceErro
 }
 
 /// The first number of VFIO's calls: `_IO(';', 100)`.
-const VFIO: Opcode = 0x3b64;
+const VFIO: u32 = 0x3b64;
 
 /// Completions that are removed at a time.
 const COMPLETIONS: usize = 64;
