@@ -1,6 +1,6 @@
 //! The numbers that a server assigns.
 
-use hashbrown::HashMap;
+use smc_core::quota::FairShares;
 
 /// The numbers of clients that were not assigned yet. The slot of a number is the number modulo the
 /// count of slots.
@@ -11,47 +11,54 @@ use hashbrown::HashMap;
 #[derive(Debug)]
 pub(super) struct Numbers {
     slots: Vec<Slot>,
+    count: u16,
     own_uid: u32,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 struct Slot {
     assigned: u32,
-    /// Numbers assigned to other users than root and the server's: of all, and of each.
-    of_others: u32,
-    by_user: HashMap<u32, u32>,
+    /// Those of other users than root and the server's.
+    of_others: FairShares<u32>,
 }
 
 impl Numbers {
-    pub(super) fn new(slots: u16, own_uid: u32) -> Self {
+    pub(super) fn new(count: u16, own_uid: u32) -> Self {
+        let slot = |slot: usize| {
+            let total = (ALL - slot).div_ceil(usize::from(count));
+            let of_others = total - total / 4;
+            Slot {
+                assigned: 0,
+                of_others: FairShares::new(of_others, of_others),
+            }
+        };
         Self {
-            slots: vec![Slot::default(); slots.into()],
+            slots: (0..usize::from(count)).map(slot).collect(),
+            count,
             own_uid,
         }
     }
 
     /// Makes all numbers available again.
     pub(super) fn reset(&mut self) {
-        self.slots.fill(Slot::default());
+        *self = Self::new(self.count, self.own_uid);
     }
 
     /// Assigns a process of this user the lowest number and slot, of the slots that are free.
     /// `None` if there are none, or this user has its share of them.
     pub(super) fn assign(&mut self, uid: u32, is_free: impl Fn(u16) -> bool) -> Option<(u16, u16)> {
         let is_privileged = uid == 0 || uid == self.own_uid;
-        let count = u32::try_from(self.slots.len()).ok()?;
+        let count = u32::from(self.count);
         let next = (0..).zip(&mut self.slots).filter_map(|(slot, state)| {
             let number = u32::from(slot) + state.assigned * count;
             let number = u16::try_from(number).ok()?;
-            let total = (ALL - u32::from(slot)).div_ceil(count);
-            let has_capacity = is_privileged || state.has_capacity(uid, total);
+            let has_capacity = is_privileged || state.of_others.has_capacity(&uid);
             (has_capacity && is_free(slot)).then_some((number, slot, state))
         });
         let (number, slot, state) = next.min_by_key(|(number, ..)| *number)?;
         state.assigned += 1;
         if !is_privileged {
-            state.of_others += 1;
-            *state.by_user.entry(uid).or_default() += 1;
+            state.of_others.take(uid);
         }
         Some((number, slot))
     }
@@ -60,24 +67,14 @@ impl Numbers {
 #[cfg(test)]
 impl Numbers {
     /// How many numbers were assigned to a user.
-    pub(super) fn of_user(&self, uid: u32) -> u32 {
-        let each = self.slots.iter().filter_map(|slot| slot.by_user.get(&uid));
+    pub(super) fn of_user(&self, uid: u32) -> usize {
+        let each = self.slots.iter().map(|slot| slot.of_others.count(&uid));
         each.sum()
     }
 }
 
-impl Slot {
-    /// Whether another user than root and the server's may have a number of this slot, which has so
-    /// many.
-    fn has_capacity(&self, uid: u32, total: u32) -> bool {
-        let of_others = total - total / 4;
-        let left = of_others.saturating_sub(self.of_others);
-        self.by_user.get(&uid).copied().unwrap_or_default() < left
-    }
-}
-
 /// Numbers of a server.
-const ALL: u32 = 1 << 16;
+const ALL: usize = 1 << 16;
 
 #[cfg(test)]
 mod tests {
