@@ -23,7 +23,7 @@ use smc_ipc::passed::{Listener, PeerFile, PeerSocket, Reserve};
 use smc_ipc::runtime_dir::bind_with_mode;
 
 use self::numbers::Numbers;
-use self::send_queue::{Passed, SendQueue};
+use self::send_queue::SendQueue;
 use super::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, protocol};
 use crate::fabric::notifier::EventfdNotifier;
 use crate::region::{map, memory_file, os, os_at};
@@ -227,11 +227,11 @@ impl Server {
             .by_slot
             .iter()
             .map(|(slot, client)| {
-                let flags = match client.queue.is_full() {
+                let flags = match client.queue.is_full {
                     true => PollFlags::IN | PollFlags::OUT,
                     false => PollFlags::IN,
                 };
-                (*slot, Arc::clone(client.queue.socket()), flags)
+                (*slot, Arc::clone(&client.queue.socket), flags)
             })
             .collect();
         drop(clients);
@@ -263,7 +263,10 @@ impl Server {
         let mut clients = self.clients.lock();
         for ((slot, ..), fd) in sockets.iter().zip(&fds[2..]) {
             if fd.revents() == PollFlags::OUT {
-                clients.flush(*slot);
+                // The end of a client is detected by the next call.
+                if let Some(client) = clients.by_slot.get_mut(slot) {
+                    let _ = client.queue.flush();
+                }
             } else if is_ready(fd) {
                 ended.push(*slot);
             }
@@ -301,29 +304,21 @@ impl Server {
         let eventfd = Arc::new(PeerFile::shared(new_eventfd()?, &socket));
         let failed = |error| os("send handshake to client", error);
         let own = i64::from(port);
-        let mut queue = SendQueue::new(socket).map_err(failed)?;
+        let mut queue = SendQueue::new(socket, &self.memory_file).map_err(failed)?;
         queue.push(protocol::VERSION, None);
         queue.push(own, None);
-        queue.push(
-            protocol::MEMORY,
-            Some(Passed::Memory(Arc::clone(&self.memory_file))),
-        );
+        queue.push(protocol::MEMORY, None);
         for client in clients.by_slot.values() {
-            queue.push(
-                client.port.into(),
-                Some(Passed::Eventfd(Arc::clone(&client.eventfd))),
-            );
+            queue.push(client.port.into(), Some(&client.eventfd));
         }
         queue.flush().map_err(failed)?;
         for client in clients.by_slot.values_mut() {
-            client
-                .queue
-                .push(own, Some(Passed::Eventfd(Arc::clone(&eventfd))));
+            client.queue.push(own, Some(&eventfd));
             let _ = client.queue.flush();
         }
         // Last, so that other clients have received the number before the device appears in the
         // memory.
-        queue.push(own, Some(Passed::Eventfd(Arc::clone(&eventfd))));
+        queue.push(own, Some(&eventfd));
         if let Err(error) = queue.flush() {
             clients.announce_left(port);
             return Err(failed(error));
@@ -415,13 +410,6 @@ impl Server {
 }
 
 impl Clients {
-    /// Sends the pending messages of a client. The end of a client is detected elsewhere.
-    fn flush(&mut self, slot: u16) {
-        if let Some(client) = self.by_slot.get_mut(&slot) {
-            let _ = client.queue.flush();
-        }
-    }
-
     fn announce_left(&mut self, port: u16) {
         for client in self.by_slot.values_mut() {
             client.queue.push_left(port);

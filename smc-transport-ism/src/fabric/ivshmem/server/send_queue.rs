@@ -1,7 +1,7 @@
 //! The messages that are pending for a client.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -17,57 +17,36 @@ use super::protocol;
 /// read those.
 #[derive(Debug)]
 pub(super) struct SendQueue {
-    socket: Arc<PeerSocket>,
-    queue: VecDeque<(i64, Option<Passed>)>,
+    pub(super) socket: Arc<PeerSocket>,
+    /// What is passed with [`protocol::MEMORY`].
+    memory: Arc<OwnedFd>,
+    /// Each with the eventfd that is passed with it.
+    queue: VecDeque<(i64, Option<Arc<PeerFile>>)>,
     /// The socket has no space until the client reads.
-    is_full: bool,
-}
-
-/// What is passed with a number.
-#[derive(Debug)]
-pub(super) enum Passed {
-    Memory(Arc<OwnedFd>),
-    Eventfd(Arc<PeerFile>),
-}
-
-impl AsFd for Passed {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Memory(memory) => memory.as_fd(),
-            Self::Eventfd(eventfd) => eventfd.as_fd(),
-        }
-    }
+    pub(super) is_full: bool,
 }
 
 impl SendQueue {
-    pub(super) fn new(socket: PeerSocket) -> Result<Self, Errno> {
+    pub(super) fn new(socket: PeerSocket, memory: &Arc<OwnedFd>) -> Result<Self, Errno> {
         // The minimum of the system: some six numbers.
         set_socket_send_buffer_size(&socket, 1)?;
         Ok(Self {
             socket: Arc::new(socket),
+            memory: Arc::clone(memory),
             queue: VecDeque::new(),
             is_full: false,
         })
     }
 
-    pub(super) fn socket(&self) -> &Arc<PeerSocket> {
-        &self.socket
-    }
-
-    pub(super) fn is_full(&self) -> bool {
-        self.is_full
-    }
-
     /// Adds a number. At most two are pending for each possible client.
-    pub(super) fn push(&mut self, number: i64, descriptor: Option<Passed>) {
-        self.queue.push_back((number, descriptor));
+    pub(super) fn push(&mut self, number: i64, eventfd: Option<&Arc<PeerFile>>) {
+        self.queue.push_back((number, eventfd.cloned()));
     }
 
     /// Adds that a client has left, or removes a pending announcement of that client.
     pub(super) fn push_left(&mut self, port: u16) {
         let number = i64::from(port);
-        let has_come =
-            |(other, descriptor): &(i64, Option<_>)| *other == number && descriptor.is_some();
+        let has_come = |(other, eventfd): &(i64, Option<_>)| *other == number && eventfd.is_some();
         match self.queue.iter().position(has_come) {
             Some(at) => drop(self.queue.remove(at)),
             None => self.push(number, None),
@@ -81,8 +60,11 @@ impl SendQueue {
     /// As `sendmsg(2)`. Unsent numbers stay in the queue.
     pub(super) fn flush(&mut self) -> Result<(), Errno> {
         self.is_full = false;
-        while let Some((number, descriptor)) = self.queue.front() {
-            let descriptor = descriptor.as_ref().map(AsFd::as_fd);
+        while let Some((number, eventfd)) = self.queue.front() {
+            let descriptor = match *number {
+                protocol::MEMORY => Some(self.memory.as_fd()),
+                _ => eventfd.as_ref().map(AsFd::as_fd),
+            };
             match protocol::send(&self.socket, *number, descriptor) {
                 Ok(()) => drop(self.queue.pop_front()),
                 Err(Errno::AGAIN) => {
