@@ -76,7 +76,8 @@ impl Client {
         let slot = slot_of(&memory, own);
         let mut eventfds = HashMap::new();
         while !eventfds.contains_key(&slot) {
-            if let (Ok(port), Some(eventfd)) = handshake.peer()? {
+            let (number, eventfd) = handshake.number()?;
+            if let (Ok(port), Some(eventfd)) = (u16::try_from(number), eventfd) {
                 if !is_eventfd(eventfd.as_fd()) {
                     return Err(DeviceError::PeerMisbehaved(
                         "the server gave something else than an eventfd",
@@ -124,6 +125,14 @@ impl Client {
 }
 
 impl ServerConnection {
+    /// The eventfd of a device, which the server may have announced a moment ago.
+    fn eventfd(&mut self, slot: u16) -> Option<&Arc<PeerFile>> {
+        if !self.eventfds.contains_key(&slot) {
+            self.receive_messages();
+        }
+        self.eventfds.get(&slot).map(|(_, eventfd)| eventfd)
+    }
+
     /// Handles the messages that the server has sent.
     fn receive_messages(&mut self) {
         for _ in 0..MAX_MESSAGES {
@@ -165,24 +174,15 @@ impl Fabric for Client {
     }
 
     fn connect_peer(&self, peer: Tag) -> Result<(), ConnectError> {
-        let mut server = self.server.lock();
-        if !server.eventfds.contains_key(&peer.slot) {
-            server.receive_messages();
-        }
-        if server.eventfds.contains_key(&peer.slot) {
-            Ok(())
-        } else {
+        match self.server.lock().eventfd(peer.slot) {
+            Some(_) => Ok(()),
             // The server marks ended devices in the memory.
-            Err(ConnectError::Busy)
+            None => Err(ConnectError::Busy),
         }
     }
 
     fn notify(&self, peer: Tag) {
-        let mut server = self.server.lock();
-        if !server.eventfds.contains_key(&peer.slot) {
-            server.receive_messages();
-        }
-        if let Some((_, eventfd)) = server.eventfds.get(&peer.slot) {
+        if let Some(eventfd) = self.server.lock().eventfd(peer.slot) {
             self.notifier.notify(eventfd);
         }
     }
@@ -253,11 +253,6 @@ impl<'a> Handshake<'a> {
                 Err(error) => return Err(os("wait for ivshmem server", error)),
             }
         }
-    }
-
-    fn peer(&mut self) -> Result<(Result<u16, ()>, Option<PeerFile>), DeviceError> {
-        let (number, eventfd) = self.number()?;
-        Ok((u16::try_from(number).map_err(|_| ()), eventfd))
     }
 }
 

@@ -30,19 +30,17 @@ impl Guest {
     }
 
     fn start(pci: Pci) -> Result<(Self, u16), DeviceError> {
-        let memory = Arc::new(FabricMemory::open(pci.memory().clone())?);
+        let memory = Arc::new(FabricMemory::open(pci.memory.clone())?);
         if memory.has_server_ended() {
             return Err(SERVER_GONE);
         }
-        let slot = slot_of(&memory, pci.id());
+        let slot = slot_of(&memory, pci.id);
         let doorbell = Arc::new(Doorbell::new()?);
-        let must_poll = match pci.interrupt() {
-            Some(interrupt) => {
-                doorbell.set().watch_edges(interrupt, NOTIFIED)?;
-                false
-            }
-            None => true,
-        };
+        let interrupt = pci.interrupt();
+        if let Some(interrupt) = interrupt {
+            doorbell.set().watch_edges(interrupt, NOTIFIED)?;
+        }
+        let must_poll = interrupt.is_none();
         let poller = Poller::start(Arc::clone(&memory), slot, Arc::clone(&doorbell), must_poll)?;
         let guest = Self {
             memory,
@@ -60,7 +58,7 @@ impl Fabric for Guest {
     }
 
     fn port(&self) -> u16 {
-        self.pci.id()
+        self.pci.id
     }
 
     fn has_heartbeat(&self) -> bool {
@@ -75,7 +73,7 @@ impl Fabric for Guest {
         let Some(port) = self.memory.port(peer.slot) else {
             return;
         };
-        if port == self.pci.id() {
+        if port == self.pci.id {
             self.doorbell.notify_self();
         } else if slot_of(&self.memory, port) == peer.slot {
             self.pci.notify(port);

@@ -17,8 +17,9 @@ use crate::region::{Registers, map, os_at};
 #[derive(Debug)]
 pub(super) struct Pci {
     registers: Access,
-    memory: Region,
-    id: u16,
+    pub(super) memory: Region,
+    /// The number that the server has assigned to the machine.
+    pub(super) id: u16,
 }
 
 /// The access to the registers.
@@ -60,15 +61,6 @@ impl Pci {
         Err(last)
     }
 
-    /// The number that the server has assigned to the machine.
-    pub(super) fn id(&self) -> u16 {
-        self.id
-    }
-
-    pub(super) fn memory(&self) -> &Region {
-        &self.memory
-    }
-
     /// Notifies the machine or process with a number.
     pub(super) fn notify(&self, id: u16) {
         let value = u32::from(id) << 16;
@@ -82,7 +74,7 @@ impl Pci {
     pub(super) fn interrupt(&self) -> Option<&Arc<OwnedFd>> {
         match &self.registers {
             Access::Sysfs { .. } => None,
-            Access::Vfio(vfio) => Some(vfio.interrupt()),
+            Access::Vfio(vfio) => Some(&vfio.interrupt),
         }
     }
 
@@ -92,7 +84,7 @@ impl Pci {
         }
         if let Some(vfio) = Vfio::open(path)? {
             return Ok(Self {
-                memory: vfio.memory().clone(),
+                memory: vfio.memory.clone(),
                 id: id_of(vfio.read(ID))?,
                 registers: Access::Vfio(vfio),
             });

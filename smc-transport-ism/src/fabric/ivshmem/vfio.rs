@@ -23,8 +23,9 @@ pub(super) struct Vfio {
     device: OwnedFd,
     /// Offset of the registers in the device's file.
     registers: u64,
-    memory: Region,
-    interrupt: Arc<OwnedFd>,
+    pub(super) memory: Region,
+    /// The eventfd of the interrupt.
+    pub(super) interrupt: Arc<OwnedFd>,
     /// The device works as long as its group and container are open.
     _group: OwnedFd,
     _container: OwnedFd,
@@ -73,15 +74,6 @@ impl Vfio {
             _group: group,
             _container: container,
         }))
-    }
-
-    pub(super) fn memory(&self) -> &Region {
-        &self.memory
-    }
-
-    /// The eventfd of the interrupt.
-    pub(super) fn interrupt(&self) -> &Arc<OwnedFd> {
-        &self.interrupt
     }
 
     /// Reads a register.
