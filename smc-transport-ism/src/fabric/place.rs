@@ -12,20 +12,29 @@ use crate::shared::FabricOptions;
 
 /// Where a device finds its fabric.
 #[derive(Clone, Debug)]
-pub struct Place(Kind);
+pub struct Place {
+    kind: Kind,
+    /// For a new fabric.
+    len: usize,
+    options: FabricOptions,
+}
 
 #[derive(Clone, Debug)]
 enum Kind {
-    Directory {
-        path: PathBuf,
-        len: usize,
-        options: FabricOptions,
-    },
+    Directory(PathBuf),
     Server(PathBuf),
     Pci(Option<String>),
 }
 
 impl Place {
+    fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            len: LEN,
+            options: FabricOptions::default(),
+        }
+    }
+
     /// A fabric of processes, in a directory: a file of memory, and a socket for each device.
     ///
     /// The first device creates both, for the own user alone; so does the first one after all have
@@ -33,17 +42,13 @@ impl Place {
     /// (tmpfs), such as `/dev/shm`.
     #[must_use]
     pub fn directory(path: impl Into<PathBuf>) -> Self {
-        Self(Kind::Directory {
-            path: path.into(),
-            len: LEN,
-            options: FabricOptions::default(),
-        })
+        Self::new(Kind::Directory(path.into()))
     }
 
     /// An ivshmem fabric, for a process of the host: where its [`Server`](crate::Server) listens.
     #[must_use]
     pub fn server(path: impl Into<PathBuf>) -> Self {
-        Self(Kind::Server(path.into()))
+        Self::new(Kind::Server(path.into()))
     }
 
     /// An ivshmem fabric, for a process in a guest: the first ivshmem device on the PCI bus that no
@@ -55,13 +60,13 @@ impl Place {
     /// thread polls for notifications while the device sleeps.
     #[must_use]
     pub fn guest() -> Self {
-        Self(Kind::Pci(None))
+        Self::new(Kind::Pci(None))
     }
 
     /// The same for the ivshmem device with a certain address, such as `0000:00:04.0`.
     #[must_use]
     pub fn pci(address: impl Into<String>) -> Self {
-        Self(Kind::Pci(Some(address.into())))
+        Self::new(Kind::Pci(Some(address.into())))
     }
 
     /// Memory of a new fabric in bytes; 64 MiB if not given.
@@ -71,9 +76,7 @@ impl Place {
     /// [`Place::directory`] only.
     #[must_use]
     pub fn with_len(mut self, bytes: usize) -> Self {
-        if let Kind::Directory { len, .. } = &mut self.0 {
-            *len = bytes;
-        }
+        self.len = bytes;
         self
     }
 
@@ -81,9 +84,7 @@ impl Place {
     /// [`Place::directory`] only.
     #[must_use]
     pub fn with_devices(mut self, devices: u16) -> Self {
-        if let Kind::Directory { options, .. } = &mut self.0 {
-            options.slots = devices;
-        }
+        self.options.slots = devices;
         self
     }
 
@@ -92,17 +93,15 @@ impl Place {
     /// devices of a fabric agree. Has an effect for [`Place::directory`] only.
     #[must_use]
     pub fn with_nocopy(mut self, on: bool) -> Self {
-        if let Kind::Directory { options, .. } = &mut self.0 {
-            options.nocopy = on;
-        }
+        self.options.nocopy = on;
         self
     }
 
     /// Opens the fabric. Returns the slot that the device may take.
     pub(crate) fn open(&self) -> Result<(Arc<dyn Fabric>, u16), DeviceError> {
-        match &self.0 {
-            Kind::Directory { path, len, options } => {
-                let (directory, slot) = Directory::open(path, *len, *options)?;
+        match &self.kind {
+            Kind::Directory(path) => {
+                let (directory, slot) = Directory::open(path, self.len, self.options)?;
                 Ok((Arc::new(directory), slot))
             }
             Kind::Server(path) => {
