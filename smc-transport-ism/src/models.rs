@@ -2,6 +2,7 @@
 //! value that a load may see. Each model is run again with weaker memory orderings than the code
 //! requests, and has to fail then.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 
 use loom::thread;
@@ -85,7 +86,7 @@ impl FabricMemory {
         at: usize,
     ) -> Result<(), SubmitError> {
         self.with_access(token, writer, |access| {
-            self.copy_in(access.target.run, at, &[1])
+            self.write(access.target.run, at as u32, &[IoSlice::new(&[1])])
         })
     }
 
@@ -97,7 +98,7 @@ impl FabricMemory {
         at: usize,
     ) -> Result<(), SubmitError> {
         let target = self.begin_use(token, writer)?;
-        self.copy_in(target.run, at, &[1])?;
+        self.write(target.run, at as u32, &[IoSlice::new(&[1])])?;
         self.end_use(run.first, writer);
         Ok(())
     }
@@ -133,7 +134,8 @@ fn uses(using: Option<Mutation>, owning: Option<Mutation>, writes: &'static [Wri
         with(owning, || {
             memory.withdraw(run);
             if !memory.is_used(run.first) {
-                memory.copy_in(run, 0, &[2; 2][..writes.len()]).unwrap();
+                let mark = [IoSlice::new(&[2; 2][..writes.len()])];
+                memory.write(run, 0, &mark).unwrap();
             }
         });
         for writer in writers {

@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock};
 
 use hashbrown::HashMap;
 use smc_core::device::{DeviceError, Event, Limits, MemoryAccount, PeerEvent, Signal, SubmitError};
-use smc_core::mem::{WORDWISE_MAX, gather};
 use smc_core::mutex::Mutex;
 use smc_wire::types::{DmbToken, Gid};
 
@@ -150,7 +149,7 @@ impl Node {
         self.check()?;
         let memory = &*self.memory;
         let moved = memory.with_access(token, self.tag, |access| {
-            write(memory, access.target, at, data)?;
+            memory.write(access.target.run, at, data)?;
             if signal == Signal::Yes && access.must_signal() {
                 self.signal_owner(access.target);
             }
@@ -366,34 +365,6 @@ impl Drop for Node {
         // No effect if another device has the slot already.
         self.memory.mark_dead(self.tag);
     }
-}
-
-fn write(
-    memory: &FabricMemory,
-    target: Target,
-    at: u32,
-    data: &[IoSlice<'_>],
-) -> Result<(), SubmitError> {
-    let mut at = usize::try_from(at).map_err(|_| SubmitError::OutOfBounds)?;
-    if let [one] = data {
-        return memory.copy_in(target.run, at, one);
-    }
-    let total = data
-        .iter()
-        .try_fold(at, |end, part| end.checked_add(part.len()));
-    if total.is_none_or(|end| end > target.run.len()) {
-        return Err(SubmitError::OutOfBounds);
-    }
-    // Short parts are gathered, so that their words are written as by one write.
-    let mut gathered = [0; WORDWISE_MAX];
-    if let Some(len) = gather(data, &mut gathered) {
-        return memory.copy_in(target.run, at, &gathered[..len]);
-    }
-    for part in data {
-        memory.copy_in(target.run, at, part)?;
-        at += part.len();
-    }
-    Ok(())
 }
 
 /// A buffer of `len` bytes has 2^order granules.

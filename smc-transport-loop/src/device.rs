@@ -10,7 +10,6 @@ use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
     MemoryLimit, Nocopy, Signal, SubmitError,
 };
-use smc_core::mem::{WORDWISE_MAX, gather};
 use smc_core::mutex::Mutex;
 use smc_ipc::{Credentials, OsError, RuntimeDirError};
 use smc_wire::types::{Chid, DmbToken, Gid};
@@ -217,15 +216,6 @@ impl Direct for LoopDevice {
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
-        let mut gathered = [0; WORDWISE_MAX];
-        let one;
-        let data = match gather(data, &mut gathered) {
-            Some(len) => {
-                one = [IoSlice::new(&gathered[..len])];
-                &one
-            }
-            None => data,
-        };
         match self.try_move(to, at, data, signal) {
             Err(SubmitError::UnknownToken) => {
                 // The first use of a buffer: its message has been sent, but not received yet.

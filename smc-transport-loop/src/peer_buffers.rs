@@ -98,21 +98,10 @@ impl Target {
         if self.notifier.is_gone() {
             return Err(SubmitError::PeerGone);
         }
-        let total = data
-            .iter()
-            .try_fold(at, |end, part| end.checked_add(part.len()));
-        if total.is_none_or(|end| end > region.len()) {
-            return Err(SubmitError::OutOfBounds);
-        }
         if !self.begin_use() {
             return Err(SubmitError::UnknownToken);
         }
-        let mut at = at;
-        let copied = data.iter().try_for_each(|part| {
-            let copied = region.copy_in(at, part);
-            at += part.len();
-            copied
-        });
+        let copied = region.copy_in_all(at, data);
         self.slot.end_use();
         copied.map_err(|_| SubmitError::OutOfBounds)
     }

@@ -181,6 +181,36 @@ impl Region {
         Ok(())
     }
 
+    /// Copies several slices into the region, one behind the other. If all of them are
+    /// [`WORDWISE_MAX`] bytes at most, they are written like one slice.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when the data would pass the end; nothing is written then.
+    #[inline]
+    pub fn copy_in_all(&self, mut at: usize, data: &[IoSlice<'_>]) -> Result<(), OutOfBounds> {
+        if let [one] = data {
+            return self.copy_in(at, one);
+        }
+        let len = data.iter().map(|part| part.len());
+        let len = len.fold(0, usize::saturating_add);
+        self.at(at, len)?;
+        if len <= WORDWISE_MAX {
+            let mut gathered = [0; WORDWISE_MAX];
+            let mut end = 0;
+            for part in data {
+                gathered[end..][..part.len()].copy_from_slice(part);
+                end += part.len();
+            }
+            return self.copy_in(at, &gathered[..len]);
+        }
+        for part in data {
+            self.copy_in(at, part)?;
+            at += part.len();
+        }
+        Ok(())
+    }
+
     /// As [`Region::copy_in`] for long data, by non-temporal stores where the target has them. They
     /// are ordered before later stores, but not after earlier ones.
     #[doc(hidden)]
@@ -340,20 +370,6 @@ pub struct OutOfBounds {
 
 /// Longest copy, in bytes, that [`Region::copy_in`] makes word by word: two CDC blocks.
 pub const WORDWISE_MAX: usize = 64;
-
-/// Copies several short slices into one buffer, so that their words arrive as those of one write.
-/// Returns how many bytes that are, or `None` if there is one slice at most or not enough space.
-pub fn gather(data: &[IoSlice<'_>], into: &mut [u8; WORDWISE_MAX]) -> Option<usize> {
-    if data.len() < 2 {
-        return None;
-    }
-    let mut len = 0;
-    for part in data {
-        into.get_mut(len..len + part.len())?.copy_from_slice(part);
-        len += part.len();
-    }
-    Some(len)
-}
 
 #[cfg(test)]
 mod tests;

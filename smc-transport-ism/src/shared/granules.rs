@@ -18,6 +18,7 @@
 //! sequentially consistent. The crate's `models` verify them.
 
 use std::any::Any;
+use std::io::IoSlice;
 
 use hashbrown::HashMap;
 use smc_core::device::{DeviceError, SubmitError};
@@ -338,20 +339,21 @@ impl FabricMemory {
         Some(run.ok()?.leased(lease))
     }
 
-    /// Copies into the buffer of a run.
+    /// Writes the slices into the buffer of a run, one behind the other.
     #[inline]
-    pub(crate) fn copy_in(
+    pub(crate) fn write(
         &self,
         run: GranuleRun,
-        at: usize,
-        data: &[u8],
+        at: u32,
+        data: &[IoSlice<'_>],
     ) -> Result<(), SubmitError> {
-        let end = at.checked_add(data.len());
-        if end.is_none_or(|end| end > run.len()) {
+        let at = usize::try_from(at).map_err(|_| SubmitError::OutOfBounds)?;
+        let lens = data.iter().map(|part| part.len());
+        if lens.fold(at, usize::saturating_add) > run.len() {
             return Err(SubmitError::OutOfBounds);
         }
         self.all
-            .copy_in(self.layout.data(run.first) + at, data)
+            .copy_in_all(self.layout.data(run.first) + at, data)
             .map_err(|_| SubmitError::OutOfBounds)
     }
 

@@ -1,4 +1,5 @@
 use std::collections::HashSet;
+use std::io::IoSlice;
 
 use smc_core::device::SubmitError;
 use smc_wire::types::{DmbToken, Gid};
@@ -165,7 +166,9 @@ fn reused_memory_is_zeroed() {
     let memory = memory();
     let owner = join(&memory, 0, gid(1)).unwrap();
     let run = memory.allocate(owner, 1).unwrap();
-    memory.copy_in(run, GRANULE - 4, &[0xff; 8]).unwrap();
+    memory
+        .write(run, (GRANULE - 4) as u32, &[IoSlice::new(&[0xff; 8])])
+        .unwrap();
     memory.release(owner, run);
     let again = memory.allocate(owner, 1).unwrap();
     assert_eq!(again, run);
@@ -431,7 +434,9 @@ fn random_words_in_the_memory_cause_no_panic_and_no_wait() {
             memory.gid(tag);
         }
         memory.must_signal(run.first);
-        memory.copy_in(target.run, 0, &[1; 100]).unwrap();
+        memory
+            .write(target.run, 0, &[IoSlice::new(&[1; 100])])
+            .unwrap();
         memory.end_use(run.first, writer);
         let _ = memory.begin_use(token, writer);
         for token in std::iter::once(token).chain((0..20).map(|_| DmbToken(next()))) {
@@ -441,7 +446,7 @@ fn random_words_in_the_memory_cause_no_panic_and_no_wait() {
             }
             let _ = memory.with_access(token, writer, |access| {
                 access.must_signal();
-                memory.copy_in(access.target.run, 0, &[1; 100])
+                memory.write(access.target.run, 0, &[IoSlice::new(&[1; 100])])
             });
         }
         for index in 0..memory.granules() {
