@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rustix::event::epoll::EventFlags;
 use rustix::fs::{OFlags, fcntl_getfl};
 use smc_core::device::DeviceError;
-use smc_ipc::doorbell::{self, OWN, WatchSet};
+use smc_ipc::doorbell::{self, WatchSet};
 use smc_ipc::passed::{PeerFile, PeerSocket, is_eventfd};
 
 use crate::region::os;
@@ -25,9 +25,15 @@ pub(crate) struct Doorbell {
     inner: WatchSet,
 }
 
-/// The role of a watched socket.
+/// What is ready: the role of a watched descriptor. Those of peers and channels have numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SocketRole {
+pub(crate) enum Role {
+    /// The inner set: see [`Doorbell::poll_setup`].
+    Setup,
+    /// A new connection.
+    Listener,
+    /// The eventfd by which a peer notifies this device while it sleeps.
+    Peer,
     /// A pending channel: an accepted connection without HELLO.
     Pending,
     /// No channel: a connection to the listener of a peer that has ended, whose end is awaited.
@@ -36,34 +42,15 @@ pub(crate) enum SocketRole {
     Incoming,
     /// The channel on which this device sends to a peer.
     Outgoing,
-}
-
-/// A descriptor that is ready. Numbers are those of peers and pending channels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ready {
     /// This device itself.
     Own,
-    /// Set-up: see [`Doorbell::poll_setup`].
-    Setup,
-    /// A peer that notified this device while it slept.
-    Peer(u64),
-    /// A new connection.
-    Listener,
-    /// A socket other than an outgoing channel, that has received something or has ended.
-    Socket(SocketRole, u64),
-    /// The channel to a peer.
-    Outgoing {
-        peer: u64,
-        is_writable: bool,
-        is_dead: bool,
-    },
 }
 
 impl Doorbell {
     pub(crate) fn new(listener: &Arc<OwnedFd>) -> Result<Self, DeviceError> {
         let (outer, inner) = (doorbell::Doorbell::new()?, WatchSet::new()?);
-        inner.watch(listener, tag(LISTENER, 0))?;
-        outer.set().watch_set(&inner, tag(SETUP, 0))?;
+        inner.watch(listener, Role::Listener.tag(0))?;
+        outer.set().watch_set(&inner, Role::Setup.tag(0))?;
         Ok(Self { outer, inner })
     }
 
@@ -83,22 +70,17 @@ impl Doorbell {
     }
 
     /// Hands the ready descriptors to `each`, without waiting. Edges are consumed.
-    pub(crate) fn poll_signals(&self, mut each: impl FnMut(Ready)) -> Result<(), DeviceError> {
-        let pass = |id| {
-            decode(id, EventFlags::empty())
-                .into_iter()
-                .for_each(&mut each)
-        };
-        Ok(self.outer.poll(pass)?)
+    pub(crate) fn poll_signals(&self, mut each: impl FnMut(Role, u64)) -> Result<(), DeviceError> {
+        Ok(self.outer.poll(|tag| each(Role::of(tag), tag & ID_MASK))?)
     }
 
     /// The same for set-up, where all descriptors are level-triggered: one round, with the share of
     /// messages of each descriptor.
-    pub(crate) fn poll_setup(&self, mut each: impl FnMut(Ready, usize)) -> Result<(), DeviceError> {
-        let pass = |id, flags, share| {
-            let ready = decode(id, flags).into_iter();
-            ready.for_each(|ready| each(ready, share));
-        };
+    pub(crate) fn poll_setup(
+        &self,
+        mut each: impl FnMut(Role, u64, EventFlags, usize),
+    ) -> Result<(), DeviceError> {
+        let pass = |tag, flags, share| each(Role::of(tag), tag & ID_MASK, flags, share);
         // The driver was woken if there is more.
         let _more = self.outer.poll_round(&self.inner, pass)?;
         Ok(())
@@ -106,16 +88,19 @@ impl Doorbell {
 
     /// Watches the eventfd by which a peer notifies.
     pub(crate) fn watch_peer(&self, eventfd: &Arc<PeerFile>, peer: u64) -> Result<(), DeviceError> {
-        Ok(self.outer.set().watch_edges(eventfd, tag(PEER, peer))?)
+        Ok(self
+            .outer
+            .set()
+            .watch_edges(eventfd, Role::Peer.tag(peer))?)
     }
 
     pub(crate) fn watch_channel(
         &self,
         socket: &Arc<PeerSocket>,
-        role: SocketRole,
+        role: Role,
         id: u64,
     ) -> Result<(), DeviceError> {
-        Ok(self.inner.watch(socket, tag(role as u64, id))?)
+        Ok(self.inner.watch(socket, role.tag(id))?)
     }
 
     /// Also, or no longer, watches an outgoing channel for space.
@@ -125,7 +110,7 @@ impl Doorbell {
         peer: u64,
         on: bool,
     ) -> Result<(), DeviceError> {
-        let tag = tag(SocketRole::Outgoing as u64, peer);
+        let tag = Role::Outgoing.tag(peer);
         Ok(self.inner.watch_writable(channel, tag, on)?)
     }
 
@@ -153,37 +138,35 @@ pub(crate) fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), DeviceError> {
     }
 }
 
-fn decode(id: u64, flags: EventFlags) -> Option<Ready> {
-    if id == OWN {
-        return Some(Ready::Own);
+impl Role {
+    /// What a descriptor is watched under: the role in the top byte, the number below.
+    fn tag(self, number: u64) -> u64 {
+        (self as u64) << ROLE_SHIFT | number
     }
-    let number = id & ID_MASK;
-    Some(match id >> KIND_SHIFT {
-        SETUP => Ready::Setup,
-        PEER => Ready::Peer(number),
-        LISTENER => Ready::Listener,
-        kind if kind == SocketRole::Outgoing as u64 => Ready::Outgoing {
-            peer: number,
-            is_writable: flags.contains(EventFlags::OUT),
-            // Peers do not send on this channel.
-            is_dead: flags
-                .intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR),
-        },
-        kind => {
-            let roles = [SocketRole::Pending, SocketRole::Stale, SocketRole::Incoming];
-            let role = roles.into_iter().find(|it| *it as u64 == kind)?;
-            Ready::Socket(role, number)
-        }
-    })
+
+    fn of(tag: u64) -> Self {
+        let watched = [
+            Self::Setup,
+            Self::Listener,
+            Self::Peer,
+            Self::Pending,
+            Self::Stale,
+            Self::Incoming,
+            Self::Outgoing,
+        ];
+        let role = watched
+            .into_iter()
+            .find(|role| role.tag(0) == tag & !ID_MASK);
+        // Nothing else is watched but the own eventfd, under a larger number.
+        role.unwrap_or(Self::Own)
+    }
 }
 
-fn tag(kind: u64, number: u64) -> u64 {
-    kind << KIND_SHIFT | number
-}
+/// Of an outgoing channel, on which peers do not send: the peer has closed it, or breaks the rules.
+pub(crate) const ENDED: EventFlags = EventFlags::IN
+    .union(EventFlags::RDHUP)
+    .union(EventFlags::HUP)
+    .union(EventFlags::ERR);
 
-/// Kinds in the top byte of a tag, the number below. Those of channels are smaller than these.
-const KIND_SHIFT: u32 = 56;
-const ID_MASK: u64 = (1 << KIND_SHIFT) - 1;
-const SETUP: u64 = 16;
-const PEER: u64 = 17;
-const LISTENER: u64 = 18;
+const ROLE_SHIFT: u32 = 56;
+const ID_MASK: u64 = (1 << ROLE_SHIFT) - 1;

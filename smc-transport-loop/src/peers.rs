@@ -24,7 +24,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use crate::active::ActivePeers;
 use crate::config::Builder;
 use crate::directory::{self, is_socket_name, socket_name};
-use crate::doorbell::{Doorbell, Ready};
+use crate::doorbell::{Doorbell, Role};
 use crate::local_buffers::LocalBuffers;
 use crate::mappings::Mappings;
 use crate::peer::{Incoming, Peer};
@@ -166,14 +166,14 @@ impl Peers {
     /// Adds all events to `events`, without waiting.
     pub(crate) fn drain(&self, events: &mut Vec<Event>) -> Result<(), DeviceError> {
         let mut has_setup = false;
-        self.doorbell.poll_signals(|ready| match ready {
-            Ready::Own => {
+        self.doorbell.poll_signals(|role, id| match role {
+            Role::Own => {
                 self.own.scan();
                 self.active.add(&self.own);
                 has_setup |= self.setup_waker.take();
             }
-            Ready::Setup => has_setup = true,
-            Ready::Peer(id) => {
+            Role::Setup => has_setup = true,
+            Role::Peer => {
                 if let Some(peer) = self.by_id(id) {
                     self.active.add(&peer);
                 }

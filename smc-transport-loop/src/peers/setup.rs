@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use smc_core::device::{DeviceError, Event};
 use smc_core::quota::Permit;
@@ -22,7 +23,7 @@ use super::open::CONNECT_WITHIN;
 use super::pending_channels::PendingChannels;
 use super::{DESCRIPTORS_PER_PEER, OpenError, Peers, new_signal_page};
 use crate::channel::{self, Message, Received};
-use crate::doorbell::{Ready, SocketRole, check_eventfd};
+use crate::doorbell::{ENDED, Role, check_eventfd};
 use crate::peer::{Incoming, Peer, ReceiveOutcome};
 use crate::peer_buffers::{Notifier, NotifyBy, PeerBuffers};
 use crate::region::Mapping;
@@ -79,9 +80,9 @@ impl Peers {
         mut events: Option<&mut Vec<Event>>,
     ) -> Result<bool, DeviceError> {
         let mut has_found = false;
-        let mut handle = |ready, share| match ready {
-            Ready::Listener => self.accept(setup),
-            Ready::Socket(SocketRole::Pending, id) => {
+        let mut handle = |role, id, flags: EventFlags, share| match role {
+            Role::Listener => self.accept(setup),
+            Role::Pending => {
                 if let Some((socket, descriptor)) = setup.pending.remove(id) {
                     self.doorbell.unwatch_channel(&socket);
                     // One of those of the peer from now on.
@@ -89,7 +90,7 @@ impl Peers {
                     self.authenticate(setup, socket);
                 }
             }
-            Ready::Socket(SocketRole::Incoming, id) => {
+            Role::Incoming => {
                 let Some(peer) = self.by_id(id) else { return };
                 let outcome = peer.receive(share);
                 self.note_received(&peer, outcome, events.is_some());
@@ -97,21 +98,19 @@ impl Peers {
                     self.remove_dead_peer(setup, &peer, events);
                 }
             }
-            Ready::Outgoing {
-                peer,
-                is_writable,
-                is_dead,
-            } => {
-                let Some(peer) = self.by_id(peer) else { return };
+            Role::Outgoing => {
+                let Some(peer) = self.by_id(id) else { return };
+                let is_writable = flags.contains(EventFlags::OUT);
                 if let (true, SendPath::Channel(send_queue)) = (is_writable, &peer.local.send_path)
                 {
                     self.wakes.lock().append(send_queue.flush());
                 }
-                if let (true, Some(events)) = (is_dead, events.as_deref_mut()) {
+                let has_ended = flags.intersects(ENDED);
+                if let (true, Some(events)) = (has_ended, events.as_deref_mut()) {
                     self.remove_dead_peer(setup, &peer, events);
                 }
             }
-            Ready::Socket(SocketRole::Stale, id) => {
+            Role::Stale => {
                 if let Some((gid, socket, _)) = setup.stale.remove(&id) {
                     self.doorbell.unwatch_channel(&socket);
                     self.remove_if_stale(gid);
@@ -119,9 +118,9 @@ impl Peers {
             }
             _ => {}
         };
-        let result = self.doorbell.poll_setup(|ready, share| {
+        let result = self.doorbell.poll_setup(|role, id, flags, share| {
             has_found = true;
-            handle(ready, share);
+            handle(role, id, flags, share);
         });
         let had_unverified = !setup.unverified.is_empty();
         let waker = Waker::from(Arc::clone(&self.setup_waker));
@@ -281,8 +280,7 @@ impl Peers {
     ) -> Result<(), DeviceError> {
         let descriptor = self.take_descriptors_evicting(setup, uid, 1)?;
         let id = self.new_id();
-        self.doorbell
-            .watch_channel(&socket, SocketRole::Pending, id)?;
+        self.doorbell.watch_channel(&socket, Role::Pending, id)?;
         let pending = (socket, descriptor);
         if let Some((oldest, _)) = setup.pending.add(id, uid, pending, Instant::now()) {
             self.doorbell.unwatch_channel(&oldest);
@@ -369,7 +367,7 @@ impl Peers {
         let notifier = Arc::new(Notifier::new(gid, signal_page, notify_by));
         let buffers = PeerBuffers::new(notifier, Arc::clone(&self.tokens), &self.account);
         self.doorbell
-            .watch_channel(&socket, SocketRole::Incoming, peer.id)?;
+            .watch_channel(&socket, Role::Incoming, peer.id)?;
         let incoming = Incoming {
             channel: Some(socket),
             buffers,
@@ -430,7 +428,7 @@ impl Peers {
         let is_watched = channel::send(&socket, Message::Notify, &[]).is_ok()
             && self
                 .doorbell
-                .watch_channel(&socket, SocketRole::Stale, id)
+                .watch_channel(&socket, Role::Stale, id)
                 .is_ok();
         if is_watched {
             setup.stale.insert(id, (gid, socket, descriptor));
