@@ -28,8 +28,6 @@ pub(crate) struct LocalBuffers {
     pub(crate) signal_page: SignalPage,
     table: Mutex<Table>,
     pub(crate) send_path: SendPath,
-    /// The user of the peer, if it is not the own one.
-    other: Option<u32>,
     pool_limits: PoolLimits,
     account: MemoryAccount,
 }
@@ -48,7 +46,6 @@ impl LocalBuffers {
     pub(crate) fn new(
         signal_page: SignalPage,
         send_path: SendPath,
-        other: Option<u32>,
         pool_limits: PoolLimits,
         account: MemoryAccount,
     ) -> Self {
@@ -58,7 +55,6 @@ impl LocalBuffers {
             signal_page,
             table: Mutex::default(),
             send_path,
-            other,
             pool_limits,
             account,
         }
@@ -70,11 +66,12 @@ impl LocalBuffers {
         len: usize,
         permit: Permit,
     ) -> Result<(LoopDmb, Option<NewMemory>), DeviceError> {
-        let (registration, allocation) = self.table.lock().allocate(len)?;
-        let index = allocation.index();
-        let made = self
-            .make(len, registration, allocation)
-            .and_then(|made| Ok((made, random::token()?)));
+        let (registration, index, reused) = self.table.lock().allocate(len)?;
+        let made = match reused {
+            Some(backing) => reuse(backing, len).map(|backing| (backing, None)),
+            None => self.make(len, registration, index),
+        };
+        let made = made.and_then(|made| Ok((made, random::token()?)));
         let ((backing, new), token) = made.inspect_err(|_| self.cancel_allocation(index))?;
         if !self.table.lock().set(index, token) {
             return Err(DeviceError::PeerGone);
@@ -135,23 +132,14 @@ impl LocalBuffers {
         &self,
         len: usize,
         registration: u64,
-        allocation: Allocation,
+        index: u32,
     ) -> Result<(Backing, Option<NewMemory>), DeviceError> {
-        let index = match allocation {
-            Allocation::Reused(mut backing) => {
-                backing.charge.resize(len)?;
-                let zeroed = backing.mapping.zero(backing.used);
-                zeroed.map_err(|_| DeviceError::NoMemory)?;
-                return Ok((backing, None));
-            }
-            Allocation::New(index) => index,
-        };
         let charge = self.account.charge(len)?;
         let (mapping, file) = match &self.send_path {
             SendPath::Own(_) => (Mapping::anonymous(len)?, None),
             SendPath::Channel(send_queue) => {
                 let permit = take_of_process(send_queue.user)?;
-                let (mapping, file) = Mapping::create(len, permit, self.other)?;
+                let (mapping, file) = Mapping::create(len, permit, send_queue.user)?;
                 (mapping, Some(file))
             }
         };
@@ -249,6 +237,14 @@ impl LocalBuffers {
     }
 }
 
+/// Makes a pooled backing one of a new buffer.
+fn reuse(mut backing: Backing, len: usize) -> Result<Backing, DeviceError> {
+    backing.charge.resize(len)?;
+    let zeroed = backing.mapping.zero(backing.used);
+    zeroed.map_err(|_| DeviceError::NoMemory)?;
+    Ok(backing)
+}
+
 /// A local buffer.
 #[derive(Debug)]
 pub(crate) struct LoopDmb {
@@ -323,22 +319,6 @@ impl Drop for Lease {
     }
 }
 
-/// Where a new buffer may go.
-#[derive(Debug)]
-enum Allocation {
-    Reused(Backing),
-    New(u32),
-}
-
-impl Allocation {
-    fn index(&self) -> u32 {
-        match self {
-            Self::Reused(backing) => backing.index,
-            Self::New(index) => *index,
-        }
-    }
-}
-
 #[derive(Debug, Default)]
 struct Table {
     closed: bool,
@@ -360,16 +340,18 @@ enum Entry {
 }
 
 impl Table {
-    fn allocate(&mut self, len: usize) -> Result<(u64, Allocation), DeviceError> {
+    /// Number and index of a new registration, and the backing if there is one to be used again.
+    fn allocate(&mut self, len: usize) -> Result<(u64, u32, Option<Backing>), DeviceError> {
         if self.closed {
             return Err(DeviceError::PeerGone);
         }
-        let allocation = match self.pool.take(len) {
-            Some(backing) => Allocation::Reused(backing),
-            None => Allocation::New(self.take_index()?),
+        let reused = self.pool.take(len);
+        let index = match &reused {
+            Some(backing) => backing.index,
+            None => self.take_index()?,
         };
         self.registrations += 1;
-        Ok((self.registrations, allocation))
+        Ok((self.registrations, index, reused))
     }
 
     fn take_index(&mut self) -> Result<u32, DeviceError> {

@@ -84,7 +84,7 @@ pub(crate) struct Target {
     registration: u64,
     slot: Slot,
     /// Why not, if the memory could not be mapped.
-    memory: Result<(Arc<Mapping>, Region), DeviceError>,
+    memory: Result<Arc<Mapping>, DeviceError>,
 }
 
 impl Target {
@@ -94,14 +94,14 @@ impl Target {
 
     /// Writes the slices one after the other from offset `at`.
     pub(crate) fn write(&self, at: usize, data: &[IoSlice<'_>]) -> Result<(), SubmitError> {
-        let (_, region) = self.memory.as_ref().map_err(|error| error.clone())?;
+        let mapping = self.memory.as_ref().map_err(|error| error.clone())?;
         if self.notifier.is_gone() {
             return Err(SubmitError::PeerGone);
         }
         if !self.begin_use() {
             return Err(SubmitError::UnknownToken);
         }
-        let copied = region.copy_in_all(at, data);
+        let copied = mapping.write(at, data);
         self.slot.end_use();
         copied.map_err(|_| SubmitError::OutOfBounds)
     }
@@ -109,7 +109,7 @@ impl Target {
     /// Whether the owner still has this registration, which a connection has written.
     pub(crate) fn is_offered(&self) -> bool {
         // Moves do not, so that they cost nothing.
-        if let Ok((mapping, _)) = &self.memory {
+        if let Ok(mapping) = &self.memory {
             mapping.charge();
         }
         !self.notifier.is_gone() && self.slot.is_live(self.registration)
@@ -134,7 +134,7 @@ impl Target {
 
     /// Uses the buffer until the attachment, and every region made from it, is dropped.
     pub(crate) fn attach(self: &Arc<Self>) -> Result<LoopAttachment, DeviceError> {
-        let (mapping, _) = self.memory.as_ref().map_err(|error| error.clone())?;
+        let mapping = self.memory.as_ref().map_err(|error| error.clone())?;
         if self.notifier.is_gone() {
             return Err(DeviceError::PeerGone);
         }
@@ -384,40 +384,34 @@ impl PeerBuffers {
         let Ok(slot) = self.notifier.signal_page.slot(index) else {
             return;
         };
-        let Some(state) = slot.state() else { return };
-        if buffer.number != state.memory {
+        let Some(SlotState {
+            registration,
+            token,
+            memory,
+        }) = slot.state()
+        else {
+            return;
+        };
+        if buffer.number != memory {
             self.remove_memory(index);
             return;
         }
-        if buffer
-            .known
-            .is_some_and(|(_, registration)| registration == state.registration)
-        {
+        if buffer.known.is_some_and(|(_, known)| known == registration) {
             return;
         }
         if let Some((token, _)) = buffer.known.take() {
             self.tokens.remove(token);
         }
-        if state.registration == 0 || state.token == 0 {
+        if registration == 0 || token == 0 {
             return;
         }
-        let SlotState {
-            registration,
-            token,
-            ..
-        } = state;
         let token = DmbToken(token);
-        let memory = buffer.memory.clone().map(|mapping| {
-            let region = mapping.region();
-            (mapping, region)
-        });
-        let notifier = Arc::clone(&self.notifier);
         let target = Target {
-            notifier,
+            notifier: Arc::clone(&self.notifier),
             index,
             registration,
             slot,
-            memory,
+            memory: buffer.memory.clone(),
         };
         if self.tokens.insert(token, Arc::new(target)) {
             buffer.known = Some((token, registration));

@@ -20,6 +20,7 @@ use smc_wire::types::Gid;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::task::Waker;
 
 use crate::active::ActivePeers;
 use crate::config::Builder;
@@ -262,7 +263,7 @@ impl Peers {
             SendPath::Own(_) => None,
         };
         let wakes = peer.close(&self.doorbell);
-        self.wakes.lock().append(wakes);
+        self.wakes.lock().extend(wakes);
         self.unread
             .lock()
             .extend(peer.take_descriptors().zip(unread));
@@ -271,7 +272,7 @@ impl Peers {
     /// Wakes the tasks whose messages were sent or failed.
     fn wake(&self) {
         let wakes = std::mem::take(&mut *self.wakes.lock());
-        wakes.wake();
+        wakes.into_iter().for_each(Waker::wake);
     }
 
     fn by_id(&self, id: u64) -> Option<Arc<Peer>> {
@@ -326,7 +327,6 @@ fn own_peer(
     let local = LocalBuffers::new(
         new_signal_page(&mapping)?,
         SendPath::Own(Arc::clone(doorbell.own())),
-        None,
         pool_limits,
         account.clone(),
     );

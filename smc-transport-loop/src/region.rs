@@ -7,6 +7,7 @@
 use std::any::Any;
 #[cfg(not(smc_loom))]
 use std::fmt;
+use std::io::IoSlice;
 #[cfg(not(smc_loom))]
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,6 +20,7 @@ use rustix::ioctl::{Getter, Opcode, ioctl};
 use smc_core::device::{Charge, DeviceError};
 use smc_core::mem::sync::AtomicU64;
 use smc_core::mem::{OutOfBounds, Region};
+use smc_ipc::is_own_user;
 
 use crate::mappings::MappingPermit;
 
@@ -35,13 +37,13 @@ pub(crate) struct Mapping {
 
 impl Mapping {
     /// A fresh zeroed memory file, sealed so that it keeps its length, and its mapping, which has
-    /// the permit until it ends. If the peer that is to have the file is of another user, that is
-    /// `other`.
+    /// the permit until it ends. The peer that is to have the file is of this user.
     pub(crate) fn create<T: Any + Send + Sync>(
         len: usize,
         permit: T,
-        other: Option<u32>,
+        user: u32,
     ) -> Result<(Arc<Self>, OwnedFd), DeviceError> {
+        let other = (!is_own_user(user)).then_some(user);
         let (region, file) = Region::shared(NAME, len)?;
         Ok((Self::new(region.leased(permit), None, other), file))
     }
@@ -106,6 +108,11 @@ impl Mapping {
     /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.region.len()
+    }
+
+    /// Writes the slices one behind the other from offset `at`.
+    pub(crate) fn write(&self, at: usize, data: &[IoSlice<'_>]) -> Result<(), OutOfBounds> {
+        self.region.copy_in_all(at, data)
     }
 
     /// Makes the first `used` bytes zero.

@@ -38,7 +38,7 @@ impl SendPath {
 
     pub(crate) fn close(&self) -> WakeList {
         match self {
-            Self::Own(_) => WakeList::default(),
+            Self::Own(_) => WakeList::new(),
             Self::Channel(send_queue) => send_queue.close(),
         }
     }
@@ -129,7 +129,7 @@ impl SendQueue {
 
     /// Sends queued messages, now that there is space.
     pub(crate) fn flush(&self) -> WakeList {
-        let mut wakes = WakeList::default();
+        let mut wakes = WakeList::new();
         let mut state = self.state.lock();
         let State {
             channel: Some(channel),
@@ -144,7 +144,7 @@ impl SendQueue {
                 Err(Errno::AGAIN) => return wakes,
                 Err(_) => FAILED,
             };
-            wakes.0.extend(next.completion.complete(outcome));
+            wakes.extend(next.completion.complete(outcome));
             waiting.pop_front();
         }
         // On failure there is one spurious notification.
@@ -153,13 +153,13 @@ impl SendQueue {
     }
 
     fn close(&self) -> WakeList {
-        let mut wakes = WakeList::default();
+        let mut wakes = WakeList::new();
         let mut state = self.state.lock();
         if let Some(channel) = state.channel.take() {
             self.doorbell.unwatch_channel(&channel);
         }
         for waiting in state.waiting.drain(..) {
-            wakes.0.extend(waiting.completion.complete(FAILED));
+            wakes.extend(waiting.completion.complete(FAILED));
         }
         wakes
     }
@@ -212,23 +212,7 @@ impl Completion {
 }
 
 /// Tasks to be woken without any lock: a waker may run its task at once.
-#[derive(Debug, Default)]
-#[must_use]
-pub(crate) struct WakeList(Vec<Waker>);
-
-impl WakeList {
-    pub(crate) fn push(&mut self, waker: Waker) {
-        self.0.push(waker);
-    }
-
-    pub(crate) fn append(&mut self, mut others: Self) {
-        self.0.append(&mut others.0);
-    }
-
-    pub(crate) fn wake(self) {
-        self.0.into_iter().for_each(Waker::wake);
-    }
-}
+pub(crate) type WakeList = Vec<Waker>;
 
 fn failed(error: Errno) -> DeviceError {
     match error {

@@ -49,7 +49,6 @@ impl Sides {
         let local = LocalBuffers::new(
             owners,
             SendPath::Own(Arc::clone(&eventfd)),
-            None,
             POOL_LIMITS,
             account.clone(),
         );

@@ -84,7 +84,7 @@ pub(super) struct WaitingTasks(Mutex<BTreeMap<u64, (Instant, Waker)>>);
 impl WaitingTasks {
     /// Removes those that have waited for too long.
     pub(super) fn remove_expired(&self, now: Instant) -> WakeList {
-        let mut expired = WakeList::default();
+        let mut expired = WakeList::new();
         self.0.lock().retain(|_, (until, waker)| {
             if *until > now {
                 return true;
@@ -250,8 +250,7 @@ impl Peers {
         let _ = set_socket_send_buffer_size(&channel, CHANNEL_BUFFER);
         let permit = self.mappings.take(user)?;
         permit.charge_within_limit(PEER_CHARGE)?;
-        let other = permit.other();
-        let (mapping, file) = Mapping::create(signal_page::LEN, permit, other)?;
+        let (mapping, file) = Mapping::create(signal_page::LEN, permit, user)?;
         let signal_page = new_signal_page(&mapping)?;
         let eventfd = new_eventfd().map_err(DeviceError::from)?;
         let eventfd = Arc::new(PeerFile::shared(eventfd, &channel));
@@ -275,7 +274,6 @@ impl Peers {
         let local = LocalBuffers::new(
             signal_page,
             send_path,
-            other,
             self.pool_limits,
             self.account.clone(),
         );

@@ -103,7 +103,7 @@ impl Peers {
                 let is_writable = flags.contains(EventFlags::OUT);
                 if let (true, SendPath::Channel(send_queue)) = (is_writable, &peer.local.send_path)
                 {
-                    self.wakes.lock().append(send_queue.flush());
+                    self.wakes.lock().extend(send_queue.flush());
                 }
                 let has_ended = flags.intersects(ENDED);
                 if let (true, Some(events)) = (has_ended, events.as_deref_mut()) {
@@ -144,7 +144,7 @@ impl Peers {
     /// for channels of ended peers that are read meanwhile.
     fn expire(&self, setup: &SetupState) {
         let now = Instant::now();
-        self.wakes.lock().append(self.waiting.remove_expired(now));
+        self.wakes.lock().extend(self.waiting.remove_expired(now));
         let unverified = setup.unverified.first().map(|oldest| oldest.until);
         let next = unverified.into_iter().chain(self.waiting.next_expiry());
         let left = next.map(|until| until.saturating_duration_since(now));
