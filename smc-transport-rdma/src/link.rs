@@ -316,12 +316,6 @@ impl Core {
         qp.modify(&send)
             .map_err(|error| not_modified("connecting a queue pair", error))
     }
-
-    fn counters(&self) -> LinkCounters {
-        let mut counters = LinkCounters::default();
-        counters.receives_low = Some(self.queue.lock().receives_low);
-        counters
-    }
 }
 
 impl Drop for Core {
@@ -401,33 +395,32 @@ impl PendingLink for Pending {
         let connected = offload(move || {
             let core = &self.handle.0;
             core.connect(&self.own, &peer, self.index, route)?;
-            Ok(Connected(self.handle))
+            Ok(self.handle)
         });
-        let link: Result<Connected, DeviceError> = connected.await?;
+        let link: Result<Handle, DeviceError> = connected.await?;
         Ok(Arc::new(link?))
     }
 }
 
-/// A connected queue pair.
-#[derive(Debug)]
-struct Connected(Handle);
-
-impl Link for Connected {
+/// That of a connected queue pair.
+impl Link for Handle {
     fn qpn(&self) -> Qpn {
-        self.0.0.qpn
+        self.0.qpn
     }
 
     fn post(&self, op: OpId, writes: &[Write<'_>], message: &[u8]) -> Result<(), SubmitError> {
-        self.0.0.post(op, writes, message)
+        self.0.post(op, writes, message)
     }
 
     fn close(&self) {
-        self.0.0.set_down();
-        self.0.0.stop();
+        self.0.set_down();
+        self.0.stop();
     }
 
     fn counters(&self) -> LinkCounters {
-        self.0.0.counters()
+        let mut counters = LinkCounters::default();
+        counters.receives_low = Some(self.0.queue.lock().receives_low);
+        counters
     }
 }
 

@@ -225,33 +225,13 @@ pub(crate) fn post_send(
 }
 
 fn request(id: u64, opcode: sys::ibv_wr_opcode::Type, flags: u32) -> sys::ibv_send_wr {
-    sys::ibv_send_wr {
-        wr_id: id,
-        next: ptr::null_mut(),
-        sg_list: ptr::null_mut(),
-        num_sge: 0,
-        opcode,
-        send_flags: flags,
-        imm_data_invalidated_rkey_union: sys::imm_data_invalidated_rkey_union_t { imm_data: 0 },
-        wr: sys::wr_t {
-            atomic: sys::atomic_t {
-                remote_addr: 0,
-                compare_add: 0,
-                swap: 0,
-                rkey: 0,
-            },
-        },
-        qp_type: sys::qp_type_t {
-            xrc: sys::xrc_t { remote_srqn: 0 },
-        },
-        bind_mw_tso_union: sys::bind_mw_tso_union_t {
-            tso: sys::tso_t {
-                hdr: ptr::null_mut(),
-                hdr_sz: 0,
-                mss: 0,
-            },
-        },
-    }
+    let request = MaybeUninit::<sys::ibv_send_wr>::zeroed();
+    // SAFETY: numbers, addresses, and unions of these: all zeros are a valid request.
+    let mut request = unsafe { request.assume_init() };
+    request.wr_id = id;
+    request.opcode = opcode;
+    request.send_flags = flags;
+    request
 }
 
 /// Memory that a device may access, registered for as long as this lives.
