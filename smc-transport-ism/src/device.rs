@@ -53,7 +53,7 @@ impl IsmDevice {
     /// The random number that the fabric got when it was created.
     #[must_use]
     pub fn fabric_id(&self) -> u128 {
-        self.node.memory.fabric()
+        self.node.memory.fabric
     }
 
     /// Number of other devices that are live on the fabric.
@@ -149,7 +149,7 @@ impl Direct for IsmDevice {
     }
 
     fn nocopy(&self) -> Option<&dyn Nocopy> {
-        self.node.memory.is_nocopy().then_some(self as &dyn Nocopy)
+        self.node.memory.nocopy.then_some(self as &dyn Nocopy)
     }
 
     fn peer_events(&self) -> Option<&dyn PeerEvents> {
@@ -206,7 +206,7 @@ impl fmt::Debug for IsmDevice {
             .field("gid", &format_args!("{}", self.gid()))
             .field("chid", &self.chid())
             .field("slot", &self.slot())
-            .field("nocopy", &self.node.memory.is_nocopy())
+            .field("nocopy", &self.node.memory.nocopy)
             .field("limits", &self.node.limits)
             .field("peers", &self.peers())
             .field("dmbs", &self.dmbs())

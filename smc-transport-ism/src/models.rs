@@ -85,8 +85,8 @@ impl FabricMemory {
         _: GranuleRun,
         at: usize,
     ) -> Result<(), SubmitError> {
-        self.with_access(token, writer, |access| {
-            self.write(access.target.run, at as u32, &[IoSlice::new(&[1])])
+        self.with_access(token, writer, |target, _| {
+            self.write(target.run, at as u32, &[IoSlice::new(&[1])])
         })
     }
 

@@ -148,10 +148,10 @@ impl Node {
     ) -> Result<(), SubmitError> {
         self.check()?;
         let memory = &*self.memory;
-        let moved = memory.with_access(token, self.tag, |access| {
-            memory.write(access.target.run, at, data)?;
-            if signal == Signal::Yes && access.must_signal() {
-                self.signal_owner(access.target);
+        let moved = memory.with_access(token, self.tag, |target, wake_flag| {
+            memory.write(target.run, at, data)?;
+            if signal == Signal::Yes && wake_flag.must_wake() {
+                self.signal_owner(target);
             }
             Ok(())
         });

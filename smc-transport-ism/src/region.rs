@@ -8,7 +8,6 @@
 )]
 
 use std::ffi::CStr;
-use std::fmt;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -77,6 +76,7 @@ impl std::ops::Index<usize> for Words<'_> {
 }
 
 /// Registers of a PCI device, mapped into this process.
+#[derive(Debug)]
 pub(crate) struct Registers {
     bar: Region,
     at: usize,
@@ -110,12 +110,6 @@ impl Registers {
         let is_inside = at % 4 == 0 && at.checked_add(4)? <= self.bar.len();
         // SAFETY: inside of the mapping, which lives as long as `self`.
         is_inside.then(|| unsafe { self.bar.as_ptr().add(at) }.cast())
-    }
-}
-
-impl fmt::Debug for Registers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registers").finish_non_exhaustive()
     }
 }
 

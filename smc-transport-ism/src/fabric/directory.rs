@@ -135,8 +135,7 @@ impl Directory {
                 Received::Packet(packet, _) if conn.peer.is_none() => {
                     let hello = Hello::parse(packet);
                     let known = hello.filter(|hello| {
-                        hello.fabric == self.memory.fabric()
-                            && self.memory.has_slot(hello.from.slot)
+                        hello.fabric == self.memory.fabric && self.memory.has_slot(hello.from.slot)
                     });
                     let Some(peer) = known.map(|hello| hello.from) else {
                         return self.close(&mut conns, id);
@@ -203,7 +202,7 @@ impl Fabric for Directory {
         }
         let hello = Hello {
             from: *own,
-            fabric: self.memory.fabric(),
+            fabric: self.memory.fabric,
         };
         let sent = send(&socket, &hello.to_bytes(), &[]);
         sent.map_err(|error| match error {

@@ -242,13 +242,14 @@ impl FabricMemory {
         }
     }
 
-    /// Writer: uses the buffer of a token during the call of `then`.
+    /// Writer: uses the buffer of a token during the call of `then`, which gets the request of the
+    /// owner to be signalled as well.
     #[inline]
     pub(crate) fn with_access<T>(
         &self,
         token: DmbToken,
         writer: Tag,
-        then: impl FnOnce(BufferAccess<'_>) -> Result<T, SubmitError>,
+        then: impl FnOnce(Target, WakeFlag<'_>) -> Result<T, SubmitError>,
     ) -> Result<T, SubmitError> {
         let (first, words) = self.offered(token, writer)?;
         let is_locked = self.try_lock(words, writer);
@@ -256,7 +257,7 @@ impl FabricMemory {
             self.count_in(words, writer)?;
         }
         let done = match self.look_up(first, words, token) {
-            Ok(target) => then(BufferAccess { target, words }),
+            Ok(target) => then(target, wake_flag(&words)),
             Err(refused) => Err(refused.into()),
         };
         if is_locked {
@@ -422,21 +423,6 @@ impl FabricMemory {
     fn granule(&self, index: u32) -> Words<'_> {
         words(&self.all, self.layout.granule(index))
             .expect("granules of the layout are inside of the memory and multiples of 8")
-    }
-}
-
-/// A use of a buffer that lasts as long as one call.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BufferAccess<'a> {
-    pub(crate) target: Target,
-    words: Words<'a>,
-}
-
-impl BufferAccess<'_> {
-    /// After a write, whether the owner has to be signalled.
-    #[inline]
-    pub(crate) fn must_signal(self) -> bool {
-        wake_flag(&self.words).must_wake()
     }
 }
 

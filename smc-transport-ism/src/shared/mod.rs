@@ -28,8 +28,10 @@ use layout::{Layout, header};
 pub(crate) struct FabricMemory {
     all: Region,
     layout: Layout,
-    fabric: u128,
-    nocopy: bool,
+    /// 128 random bits that identify the fabric.
+    pub(crate) fabric: u128,
+    /// Whether peers' buffers are written in place.
+    pub(crate) nocopy: bool,
 }
 
 /// Options that are set when a fabric is created.
@@ -114,11 +116,6 @@ impl FabricMemory {
         })
     }
 
-    /// 128 random bits that identify the fabric.
-    pub(crate) fn fabric(&self) -> u128 {
-        self.fabric
-    }
-
     /// The CHID of all devices of the fabric: 0xFF00 to 0xFFFE, from the fabric's id. Devices of
     /// two fabrics mostly have different ones, and detect at once that they share no memory.
     pub(crate) fn chid(&self) -> Chid {
@@ -126,11 +123,6 @@ impl FabricMemory {
         let mixed = (hi ^ lo).wrapping_mul(MIX) >> 32;
         let offset = u16::try_from(mixed % 255).expect("a remainder of 255");
         Chid(Chid::EMULATED_FIRST.0 + offset)
-    }
-
-    /// Whether peers' buffers are written in place.
-    pub(crate) fn is_nocopy(&self) -> bool {
-        self.nocopy
     }
 
     /// Devices that can be on the fabric at a time.

@@ -73,28 +73,23 @@ impl FabricMemory {
                 "the fabric has no slot for this device",
             ));
         }
-        let old = self.slot_word(slot, slot::STATE).load(Ordering::SeqCst);
+        let word = |field| self.slot_word(slot, field);
+        let old = word(slot::STATE).load(Ordering::SeqCst);
         let generation = match Tag::of_bits(old).generation.wrapping_add(1) {
             0 => 1,
             next => next,
         };
         let tag = Tag { slot, generation };
         self.set_phase(tag, Phase::Joining);
-        self.slot_word(slot, slot::SLEEPING)
-            .store(AWAKE, Ordering::SeqCst);
-        self.slot_word(slot, slot::PEERS_CHANGED)
-            .store(0, Ordering::SeqCst);
+        word(slot::SLEEPING).store(AWAKE, Ordering::SeqCst);
+        word(slot::PEERS_CHANGED).store(0, Ordering::SeqCst);
         // Not zero from the start: the process may be killed before the first heartbeat.
-        self.slot_word(slot, slot::HEARTBEAT)
-            .store(request.has_heartbeat.into(), Ordering::SeqCst);
+        word(slot::HEARTBEAT).store(request.has_heartbeat.into(), Ordering::SeqCst);
         self.take_ready(slot, |_| {});
         self.take_events(slot, |_, _| {});
-        self.slot_word(slot, slot::PORT)
-            .store(request.port.into(), Ordering::Relaxed);
-        self.slot_word(slot, slot::GID_HI)
-            .store(gid.hi().0, Ordering::Relaxed);
-        self.slot_word(slot, slot::GID_LO)
-            .store(gid.lo().0, Ordering::Relaxed);
+        word(slot::PORT).store(request.port.into(), Ordering::Relaxed);
+        word(slot::GID_HI).store(gid.hi().0, Ordering::Relaxed);
+        word(slot::GID_LO).store(gid.lo().0, Ordering::Relaxed);
         self.set_phase(tag, Phase::Live);
         // Of two devices with the same GID, at least one sees the other.
         fence(Ordering::SeqCst);
@@ -120,13 +115,10 @@ impl FabricMemory {
             return false;
         }
         let word = self.slot_word(tag.slot, slot::STATE);
-        [Phase::Live, Phase::Leaving, Phase::Joining]
-            .iter()
-            .any(|phase| {
-                let (old, new) = (state(tag, *phase), state(tag, Phase::Dead));
-                word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
-                    .is_ok()
-            })
+        let alive = [Phase::Joining, Phase::Live, Phase::Leaving].map(|phase| state(tag, phase));
+        let dead = |now| alive.contains(&now).then(|| state(tag, Phase::Dead));
+        word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, dead)
+            .is_ok()
     }
 
     /// The device that has a slot, and its phase; `None` for an empty slot or an invalid word.

@@ -47,9 +47,9 @@ fn created_memory_can_be_opened() {
     let all = adopt(file).unwrap();
     let made = FabricMemory::create(all.clone(), OPTIONS).unwrap();
     let found = FabricMemory::open(all).unwrap();
-    assert_eq!(found.fabric(), made.fabric());
+    assert_eq!(found.fabric, made.fabric);
     assert_eq!(found.layout, made.layout);
-    assert_eq!((found.chid(), found.is_nocopy()), (made.chid(), false));
+    assert_eq!((found.chid(), found.nocopy), (made.chid(), false));
     assert!(made.chid().is_emulated() && made.chid() != Chid::LOOPBACK);
 }
 
@@ -309,15 +309,15 @@ fn of_two_moves_at_the_same_time_the_second_is_counted() {
     let run = memory.allocate(owner, 0).unwrap();
     let token = memory.offer(run, writer).unwrap();
     let is_used = || memory.is_used(run.first);
-    let moved = memory.with_access(token, writer, |_| {
-        memory.with_access(token, writer, |access| {
-            assert_eq!((access.target.run, access.target.owner), (run, owner));
+    let moved = memory.with_access(token, writer, |_, _| {
+        memory.with_access(token, writer, |target, _| {
+            assert_eq!((target.run, target.owner), (run, owner));
             Ok(())
         })?;
         assert!(is_used(), "the first move is not over");
         memory.withdraw(run);
         assert!(is_used(), "a move lasts until it is ended");
-        let late = memory.with_access(token, writer, |_| Ok(()));
+        let late = memory.with_access(token, writer, |_, _| Ok(()));
         assert_eq!(late, Err(SubmitError::UnknownToken));
         assert!(is_used(), "the first move is not over");
         Ok(())
@@ -325,7 +325,7 @@ fn of_two_moves_at_the_same_time_the_second_is_counted() {
     assert_eq!(moved, Ok(()));
     assert!(!is_used());
     assert_eq!(
-        memory.with_access(token, writer, |_| Ok(())),
+        memory.with_access(token, writer, |_, _| Ok(())),
         Err(SubmitError::UnknownToken)
     );
 }
@@ -337,7 +337,7 @@ fn a_move_after_the_end_of_the_owner_leaves_no_user() {
     let run = memory.allocate(owner, 0).unwrap();
     let token = memory.offer(run, writer).unwrap();
     memory.mark_dead(owner);
-    let late = memory.with_access(token, writer, |_| Ok(()));
+    let late = memory.with_access(token, writer, |_, _| Ok(()));
     assert_eq!(late, Err(SubmitError::PeerGone));
     assert!(!memory.is_used(run.first));
 }
@@ -353,12 +353,12 @@ fn the_write_lock_of_an_earlier_writer_is_taken_over_only_when_that_is_dead() {
     lock().store(before.bits() | 1, Ordering::SeqCst);
     assert!(memory.is_used(run.first));
     // Counted instead.
-    memory.with_access(token, writer, |_| Ok(())).unwrap();
+    memory.with_access(token, writer, |_, _| Ok(())).unwrap();
     assert_eq!(lock().load(Ordering::SeqCst), before.bits() | 1);
     assert!(memory.is_used(run.first));
     memory.mark_dead(before);
     assert!(!memory.is_used(run.first), "the dead use nothing");
-    memory.with_access(token, writer, |_| Ok(())).unwrap();
+    memory.with_access(token, writer, |_, _| Ok(())).unwrap();
     assert_eq!(
         lock().load(Ordering::SeqCst),
         0,
@@ -444,9 +444,9 @@ fn random_words_in_the_memory_cause_no_panic_and_no_wait() {
             if let Some(target) = memory.withdrawn(token, writer) {
                 memory.set_ready(target.owner.slot, target.run.first);
             }
-            let _ = memory.with_access(token, writer, |access| {
-                access.must_signal();
-                memory.write(access.target.run, 0, &[IoSlice::new(&[1; 100])])
+            let _ = memory.with_access(token, writer, |target, wake_flag| {
+                let _ = wake_flag.must_wake();
+                memory.write(target.run, 0, &[IoSlice::new(&[1; 100])])
             });
         }
         for index in 0..memory.granules() {

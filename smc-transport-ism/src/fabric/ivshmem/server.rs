@@ -169,7 +169,7 @@ impl Server {
     /// The random number of the fabric.
     #[must_use]
     pub fn fabric_id(&self) -> u128 {
-        self.memory.fabric()
+        self.memory.fabric
     }
 
     /// Number of machines and processes that are connected.
