@@ -61,22 +61,24 @@ impl Client {
         let address = SocketAddrUnix::new(path).map_err(failed)?;
         connect(&socket, &address).map_err(failed)?;
 
-        let mut handshake = Handshake::new(&socket);
-        if handshake.number()?.0 != protocol::VERSION {
+        let until = Instant::now() + HANDSHAKE_TIMEOUT;
+        let mut reader = Reader::default();
+        let mut next_number = || receive_until(until, &socket, &mut reader);
+        if next_number()?.0 != protocol::VERSION {
             return Err(DeviceError::Invalid(
                 "the ivshmem server has another version",
             ));
         }
-        let own = u16::try_from(handshake.number()?.0)
+        let own = u16::try_from(next_number()?.0)
             .map_err(|_| DeviceError::PeerMisbehaved("the server gave no number"))?;
-        let (protocol::MEMORY, Some(memory_file)) = handshake.number()? else {
+        let (protocol::MEMORY, Some(memory_file)) = next_number()? else {
             return Err(DeviceError::PeerMisbehaved("the server gave no memory"));
         };
         let memory = Arc::new(FabricMemory::open(adopt(&memory_file)?)?);
         let slot = slot_of(&memory, own);
         let mut eventfds = HashMap::new();
         while !eventfds.contains_key(&slot) {
-            let (number, eventfd) = handshake.number()?;
+            let (number, eventfd) = next_number()?;
             if let (Ok(port), Some(eventfd)) = (u16::try_from(number), eventfd) {
                 if !is_eventfd(eventfd.as_fd()) {
                     return Err(DeviceError::PeerMisbehaved(
@@ -88,7 +90,6 @@ impl Client {
                 of_slot.or_insert((port, Arc::new(eventfd)));
             }
         }
-        let reader = handshake.reader;
 
         let (doorbell, socket) = (Doorbell::new()?, Arc::new(socket));
         if let Some((_, eventfd)) = eventfds.get(&slot) {
@@ -216,42 +217,29 @@ impl Fabric for Client {
     }
 }
 
-/// The first messages of the server, received with a timeout.
-struct Handshake<'a> {
-    socket: &'a PeerSocket,
-    reader: Reader,
+/// Waits for one of the first messages of the server.
+fn receive_until(
     until: Instant,
-}
-
-impl<'a> Handshake<'a> {
-    fn new(socket: &'a PeerSocket) -> Self {
-        Self {
-            socket,
-            reader: Reader::default(),
-            until: Instant::now() + HANDSHAKE_TIMEOUT,
+    socket: &PeerSocket,
+    reader: &mut Reader,
+) -> Result<(i64, Option<PeerFile>), DeviceError> {
+    loop {
+        // Before each receive: a server may send other messages without end.
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(DeviceError::Gone(
+                "the ivshmem server has not completed the handshake in time",
+            ));
         }
-    }
-
-    fn number(&mut self) -> Result<(i64, Option<PeerFile>), DeviceError> {
-        loop {
-            // Before each receive: a server may send other messages without end.
-            let left = self.until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(DeviceError::Gone(
-                    "the ivshmem server has not completed the handshake in time",
-                ));
-            }
-            match self.reader.receive(self.socket) {
-                Received::Number(number, descriptor) => return Ok((number, descriptor)),
-                Received::Closed => return Err(DeviceError::Exhausted),
-                Received::Nothing => {}
-            }
-            let left = Timespec::try_from(left).ok();
-            let socket = self.socket.as_fd();
-            match poll(&mut [PollFd::new(&socket, PollFlags::IN)], left.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(os("wait for ivshmem server", error)),
-            }
+        match reader.receive(socket) {
+            Received::Number(number, descriptor) => return Ok((number, descriptor)),
+            Received::Closed => return Err(DeviceError::Exhausted),
+            Received::Nothing => {}
+        }
+        let left = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], left.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(os("wait for ivshmem server", error)),
         }
     }
 }

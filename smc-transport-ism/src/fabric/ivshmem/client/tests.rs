@@ -101,12 +101,13 @@ fn a_server_that_sends_other_messages_without_end_times_out() {
     let (server, client) = UnixStream::pair().unwrap();
     client.set_nonblocking(true).unwrap();
     let socket = PeerSocket::from(OwnedFd::from(client));
-    let mut handshake = Handshake::new(&socket);
+    let mut reader = Reader::default();
+    let soon = Instant::now() + HANDSHAKE_TIMEOUT;
     protocol::send(&server, 5, None).unwrap();
-    assert_eq!(handshake.number().unwrap().0, 5);
-    handshake.until = Instant::now();
+    assert_eq!(receive_until(soon, &socket, &mut reader).unwrap().0, 5);
     protocol::send(&server, 6, None).unwrap();
-    let error = handshake.number().unwrap_err().to_string();
+    let late = receive_until(Instant::now(), &socket, &mut reader);
+    let error = late.unwrap_err().to_string();
     assert!(error.contains("in time"), "{error}");
 }
 
