@@ -35,7 +35,7 @@ impl ActivePeers {
             if peer.is_gone() {
                 return false;
             }
-            if peer.collect(events) {
+            if peer.local.collect(events) {
                 all_armed = false;
                 peer.local.signal_page.clear_sleeping();
                 peer.poll_state.armed.store(false, Ordering::Relaxed);

@@ -190,7 +190,7 @@ impl Direct for LoopDevice {
         }
         let permit = self.permits.take()?;
         let peer = self.peers.open(peer).await?;
-        let (dmb, new) = peer.local.register(len, permit)?;
+        let (mut dmb, new) = peer.local.register(len, permit)?;
         if let Some(mut new) = new {
             match (&peer.local.send_path, new.file.take()) {
                 (SendPath::Channel(send_queue), Some(file)) => {
@@ -356,7 +356,8 @@ mod tests {
         }
         signal();
         while drain(&device) > 0 {}
-        let finish_signal = device.peers.own_signal_page().begin_set_ready(0);
+        let own = device.peers.own_local();
+        let finish_signal = own.signal_page.begin_set_ready(0);
         assert_eq!(drain(&device), 1, "it is handed out already");
         // What a driver does before it sleeps, with the rest of the notification in the middle.
         assert_eq!(drain(&device), 0);

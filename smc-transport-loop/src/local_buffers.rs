@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use smc_core::device::{DeviceError, Dmb, Event, MemoryAccount};
 use smc_core::mem::Region;
-use smc_core::mem::sync::{AtomicBool, AtomicUsize, Ordering};
+use smc_core::mem::sync::{AtomicUsize, Ordering};
 use smc_core::mutex::Mutex;
 use smc_wire::types::DmbToken;
 
@@ -92,7 +92,7 @@ impl LocalBuffers {
                 local: Arc::clone(self),
             }),
             registration: Registration {
-                delivered: AtomicBool::new(new.is_none()),
+                delivered: new.is_none(),
                 used: AtomicUsize::new(len),
                 backing: Some(backing),
                 local: Arc::clone(self),
@@ -190,12 +190,6 @@ impl LocalBuffers {
         self.notify_changes();
     }
 
-    /// Takes back the backing of a dropped buffer.
-    fn release(&self, backing: Backing, was_delivered: bool) {
-        backing.slot.withdraw();
-        self.put(backing, was_delivered);
-    }
-
     /// Drops the dirty backing of a dropped buffer, if this process and the peer have both released
     /// it: the last release calls this, that of the peer by a signal.
     fn reclaim(&self, index: u32) {
@@ -256,8 +250,8 @@ pub(crate) struct LoopDmb {
 }
 
 impl LoopDmb {
-    pub(crate) fn set_delivered(&self) {
-        self.registration.delivered.store(true, Ordering::Relaxed);
+    pub(crate) fn set_delivered(&mut self) {
+        self.registration.delivered = true;
     }
 }
 
@@ -287,7 +281,7 @@ struct Registration {
     /// Taken when dropped.
     backing: Option<Backing>,
     /// Whether the peer has the memory, so that the backing can be used again.
-    delivered: AtomicBool,
+    delivered: bool,
     /// Bytes from the start that the peer may have written.
     used: AtomicUsize,
     local: Arc<LocalBuffers>,
@@ -297,8 +291,8 @@ impl Drop for Registration {
     fn drop(&mut self) {
         if let Some(mut backing) = self.backing.take() {
             backing.used = self.used.load(Ordering::Relaxed);
-            self.local
-                .release(backing, self.delivered.load(Ordering::Relaxed));
+            backing.slot.withdraw();
+            self.local.put(backing, self.delivered);
         }
     }
 }

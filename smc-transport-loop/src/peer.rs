@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
-use smc_core::device::{DeviceError, Event};
+use smc_core::device::DeviceError;
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
 use smc_core::quota::Permit;
@@ -165,11 +165,6 @@ impl Peer {
         }
         buffers.scan();
         outcome
-    }
-
-    /// Reports what the peer signalled; false if there is nothing.
-    pub(crate) fn collect(&self, events: &mut Vec<Event>) -> bool {
-        self.local.collect(events)
     }
 
     /// Takes the permit of its descriptors, once it is closed.

@@ -223,13 +223,8 @@ impl Tokens {
 
     /// Adds a buffer; false if the token is in use, which only a malicious peer causes.
     fn insert(&self, token: DmbToken, target: Arc<Target>) -> bool {
-        match self.write().entry(token) {
-            Entry::Vacant(entry) => {
-                entry.insert(TokenState::Buffer(target));
-                true
-            }
-            Entry::Occupied(_) => false,
-        }
+        let mut tokens = self.write();
+        tokens.try_insert(token, TokenState::Buffer(target)).is_ok()
     }
 
     fn remove(&self, token: DmbToken) {
@@ -331,13 +326,10 @@ impl PeerBuffers {
                 Err(error)
             }
         };
-        let is_usable = memory.is_ok();
-        let slot = self
-            .notifier
-            .signal_page
-            .slot(index)
-            .ok()
-            .filter(|_| !is_usable);
+        let slot = match &memory {
+            Ok(_) => None,
+            Err(_) => self.notifier.signal_page.slot(index).ok(),
+        };
         self.buffers.insert(
             index,
             Buffer {

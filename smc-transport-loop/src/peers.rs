@@ -42,7 +42,6 @@ use setup::SetupState;
 #[derive(Debug)]
 pub(crate) struct Peers {
     pub(crate) gid: Gid,
-    own: Arc<Peer>,
     domain: Domain,
     publication: Mutex<Publication>,
     pool_limits: PoolLimits,
@@ -72,6 +71,7 @@ pub(crate) struct Peers {
     wakes: Mutex<WakeList>,
 }
 
+/// The peers, and the device itself.
 #[derive(Debug, Default)]
 struct Known {
     by_gid: HashMap<Gid, Arc<Peer>>,
@@ -94,17 +94,8 @@ impl Peers {
         let tokens = Arc::new(Tokens::default());
         let account = MemoryAccount::default();
         let mappings = Mappings::new(*max_mappings, domain.has_others(), account.clone());
-        let own = own_peer(
+        let peers = Self {
             gid,
-            &doorbell,
-            &tokens,
-            *pool_limits,
-            &mappings,
-            account.clone(),
-        )?;
-        Ok(Self {
-            gid,
-            own: Arc::new(own),
             domain: domain.clone(),
             publication: Mutex::new(publication),
             pool_limits: *pool_limits,
@@ -112,7 +103,7 @@ impl Peers {
             tokens,
             active: ActivePeers::default(),
             known: RwLock::default(),
-            next_id: AtomicU64::new(1),
+            next_id: AtomicU64::new(OWN_ID + 1),
             opening: Mutex::default(),
             waiting: WaitingTasks::default(),
             setup_waker: SetupWaker::new(&doorbell),
@@ -122,7 +113,35 @@ impl Peers {
             mappings,
             wakes: Mutex::default(),
             doorbell,
-        })
+        };
+        peers.insert(&peers.own_peer()?);
+        Ok(peers)
+    }
+
+    /// A device can be its own peer, without sockets and memory files.
+    fn own_peer(&self) -> Result<Arc<Peer>, DeviceError> {
+        let mapping = Mapping::anonymous(signal_page::LEN)?;
+        let eventfd = self.doorbell.own();
+        let local = LocalBuffers::new(
+            new_signal_page(&mapping)?,
+            SendPath::Own(Arc::clone(eventfd)),
+            self.pool_limits,
+            self.account.clone(),
+        );
+        let notify_by = NotifyBy::Own(Arc::clone(eventfd));
+        let notifier = Notifier::new(self.gid, new_signal_page(&mapping)?, notify_by);
+        let tokens = Arc::clone(&self.tokens);
+        let buffers = PeerBuffers::new(Arc::new(notifier), tokens, &self.account);
+        let peer = Peer::new(self.gid, OWN_ID, None, local, None, None);
+        let incoming = Incoming {
+            channel: None,
+            buffers,
+            mappings: Arc::clone(&self.mappings),
+            user: geteuid().as_raw(),
+        };
+        peer.set_incoming(incoming)
+            .map_err(|_| DeviceError::Gone("own device"))?;
+        Ok(Arc::new(peer))
     }
 
     /// The runtime directory in which the device is published, or why it is in none.
@@ -134,10 +153,10 @@ impl Peers {
         }
     }
 
-    /// The signal page by which the device wakes itself.
+    /// The buffers of the device for itself.
     #[cfg(test)]
-    pub(crate) fn own_signal_page(&self) -> &SignalPage {
-        &self.own.local.signal_page
+    pub(crate) fn own_local(&self) -> Arc<LocalBuffers> {
+        Arc::clone(&self.find(self.gid).unwrap().local)
     }
 
     /// The resource that was exhausted when a peer was not accepted, a moment ago.
@@ -145,22 +164,18 @@ impl Peers {
         self.shortage.lock().recent().cloned()
     }
 
-    /// Number of peers there is a channel to.
+    /// Number of peers there is a channel to; the device itself does not count.
     pub(crate) fn len(&self) -> usize {
-        self.known().by_gid.len()
+        self.known().by_gid.len() - 1
     }
 
     /// Releases the pooled memory.
     pub(crate) fn trim(&self) {
-        self.own.local.trim();
         let known = self.known();
         known.by_gid.values().for_each(|peer| peer.local.trim());
     }
 
     pub(crate) fn find(&self, gid: Gid) -> Option<Arc<Peer>> {
-        if gid == self.gid {
-            return Some(Arc::clone(&self.own));
-        }
         self.known().by_gid.get(&gid).cloned()
     }
 
@@ -169,8 +184,10 @@ impl Peers {
         let mut has_setup = false;
         self.doorbell.poll_signals(|role, id| match role {
             Role::Own => {
-                self.own.scan();
-                self.active.add(&self.own);
+                if let Some(own) = self.by_id(OWN_ID) {
+                    own.scan();
+                    self.active.add(&own);
+                }
                 has_setup |= self.setup_waker.take();
             }
             Role::Setup => has_setup = true,
@@ -308,50 +325,21 @@ impl Drop for Peers {
         for peer in known.by_id.values() {
             self.close(peer);
         }
-        self.close(&self.own);
         self.tokens.clear();
         self.wake();
     }
 }
 
-/// A device can be its own peer, without sockets and memory files.
-fn own_peer(
-    gid: Gid,
-    doorbell: &Doorbell,
-    tokens: &Arc<Tokens>,
-    pool_limits: PoolLimits,
-    mappings: &Arc<Mappings>,
-    account: MemoryAccount,
-) -> Result<Peer, DeviceError> {
-    let mapping = Mapping::anonymous(signal_page::LEN)?;
-    let local = LocalBuffers::new(
-        new_signal_page(&mapping)?,
-        SendPath::Own(Arc::clone(doorbell.own())),
-        pool_limits,
-        account.clone(),
-    );
-    let notify_by = NotifyBy::Own(Arc::clone(doorbell.own()));
-    let notifier = Arc::new(Notifier::new(gid, new_signal_page(&mapping)?, notify_by));
-    let buffers = PeerBuffers::new(notifier, Arc::clone(tokens), &account);
-    let peer = Peer::new(gid, 0, None, local, None, None);
-    let incoming = Incoming {
-        channel: None,
-        buffers,
-        mappings: Arc::clone(mappings),
-        user: geteuid().as_raw(),
-    };
-    peer.set_incoming(incoming)
-        .map_err(|_| DeviceError::Gone("own device"))?;
-    Ok(peer)
-}
-
 /// The signal page in new memory, or in a peer's, whose length [`Mapping::adopt`] has checked.
 fn new_signal_page(mapping: &Arc<Mapping>) -> Result<SignalPage, DeviceError> {
-    let signal_page = SignalPage::new(mapping.region());
+    let signal_page = SignalPage::new(mapping.leased(()));
     let signal_page =
         signal_page.map_err(|_| DeviceError::PeerMisbehaved("signal page is too short"))?;
     Ok(signal_page)
 }
+
+/// The number of the device as its own peer.
+const OWN_ID: u64 = 0;
 
 /// Send buffer of a channel in bytes, of which the system makes twice as many: about 20 messages,
 /// each with a descriptor, that a peer may leave unread. Fewer than [`PACKETS_PER_ROUND`].

@@ -5,8 +5,6 @@
 #![allow(unsafe_code, reason = "atomics in shared memory, and an ioctl")]
 
 use std::any::Any;
-#[cfg(not(smc_loom))]
-use std::fmt;
 use std::io::IoSlice;
 #[cfg(not(smc_loom))]
 use std::ops::Deref;
@@ -95,12 +93,7 @@ impl Mapping {
         }
     }
 
-    /// The memory as a region that keeps the mapping alive.
-    pub(crate) fn region(self: &Arc<Self>) -> Region {
-        self.leased(())
-    }
-
-    /// The memory as a region; `lease` is dropped together with the last clone of it.
+    /// The memory as a region, which keeps the mapping; `lease` is dropped together with the last clone of it.
     pub(crate) fn leased<T: Any + Send + Sync>(self: &Arc<Self>, lease: T) -> Region {
         self.region.leased((lease, Arc::clone(self)))
     }
@@ -122,6 +115,7 @@ impl Mapping {
 }
 
 /// Eight words of a region, one cache line, looked up once.
+#[derive(Debug)]
 #[cfg(not(smc_loom))]
 pub(crate) struct Line {
     at: NonNull<[AtomicU64; 8]>,
@@ -158,13 +152,6 @@ impl Deref for Line {
         // not move and lives as long as the region, which is a field of `self`. It is initialised,
         // as all mapped memory is.
         unsafe { self.at.as_ref() }
-    }
-}
-
-#[cfg(not(smc_loom))]
-impl fmt::Debug for Line {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&**self, f)
     }
 }
 

@@ -54,7 +54,7 @@ impl Sides {
         );
         let peer = Arc::new(Peer::new(Gid::emulated(1), 1, None, local, None, None));
         let permits = Permits::new(8);
-        let (dmb, new) = (peer.local.register(LEN, permits.take().unwrap())).unwrap();
+        let (mut dmb, new) = (peer.local.register(LEN, permits.take().unwrap())).unwrap();
         let new = new.expect("the first buffer has new memory");
         dmb.set_delivered();
 

@@ -196,7 +196,7 @@ fn releases(using: Option<Mutation>, owning: Option<Mutation>) {
         let user = thread::spawn(move || with(using, || drop(attachment)));
         with(owning, || drop(dmb));
         user.join().unwrap();
-        peer.collect(&mut Vec::new());
+        peer.local.collect(&mut Vec::new());
         assert!(!peer.local.has_dirty(), "memory is kept for good");
     });
 }

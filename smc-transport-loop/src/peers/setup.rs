@@ -400,7 +400,7 @@ impl Peers {
             return;
         }
         // Its last signals first, then its end.
-        peer.collect(events);
+        peer.local.collect(events);
         self.close(peer);
         events.push(Event::PeerGone(peer.gid));
         let user = self.user_of(peer.gid);
