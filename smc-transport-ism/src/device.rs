@@ -71,7 +71,7 @@ impl IsmDevice {
     /// Number of buffers that are registered now.
     #[must_use]
     pub fn dmbs(&self) -> usize {
-        self.node.owned.len()
+        self.node.dmbs.used()
     }
 }
 

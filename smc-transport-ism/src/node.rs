@@ -4,7 +4,9 @@ use std::io::IoSlice;
 use std::sync::{Arc, OnceLock};
 
 use hashbrown::HashMap;
-use smc_core::device::{DeviceError, Event, Limits, MemoryAccount, PeerEvent, Signal, SubmitError};
+use smc_core::device::{
+    DeviceError, DmbCount, Event, Limits, MemoryAccount, PeerEvent, Signal, SubmitError,
+};
 use smc_core::mutex::Mutex;
 use smc_wire::types::{DmbToken, Gid};
 
@@ -21,6 +23,7 @@ pub(crate) struct Node {
     pub(crate) tag: Tag,
     pub(crate) gid: Gid,
     pub(crate) limits: Limits,
+    pub(crate) dmbs: Arc<DmbCount>,
     pub(crate) owned: OwnedBuffers,
     pub(crate) account: MemoryAccount,
     /// The peers that the device communicates with, whose end has to be reported.
@@ -57,7 +60,8 @@ impl Node {
             tag,
             gid,
             limits: Limits::new(limits.max_dmbs, longest),
-            owned: OwnedBuffers::new(limits.max_dmbs),
+            dmbs: DmbCount::new(limits.max_dmbs),
+            owned: OwnedBuffers::default(),
             account: MemoryAccount::default(),
             peers: Mutex::default(),
             gone: OnceLock::new(),
@@ -97,30 +101,19 @@ impl Node {
         let order = order_of(len).filter(|_| len <= self.limits.max_dmb_len);
         let order = order.ok_or(DeviceError::Invalid("length of a buffer"))?;
         let writer = self.connect_peer(peer)?;
-        self.owned.count()?;
-        self.allocate_buffer(writer, order)
-            .inspect_err(|_| self.owned.uncount())
-    }
-
-    fn allocate_buffer(self: &Arc<Self>, writer: Tag, order: u8) -> Result<IsmDmb, DeviceError> {
-        let memory = &*self.memory;
+        let permit = self.dmbs.take()?;
+        let (memory, fabric) = (&*self.memory, &self.fabric);
         self.owned.release_unused(self);
         let charge = self.account.charge(GRANULE << order)?;
-        let run = match memory.allocate(self.tag, order) {
-            Some(run) => Some(run),
-            None => {
-                // Reclaims memory of dead devices.
-                let fabric = &self.fabric;
-                memory.sweep(|tag| tag != self.tag && (memory.is_dead(tag) || fabric.is_dead(tag)));
-                memory.allocate(self.tag, order)
-            }
-        };
-        let Some(run) = run else {
-            return Err(match order {
-                0 => DeviceError::Exhausted,
-                _ => DeviceError::NoMemory,
-            });
-        };
+        let run = memory.allocate(self.tag, order).or_else(|| {
+            // Reclaims memory of dead devices.
+            memory.sweep(|tag| tag != self.tag && (memory.is_dead(tag) || fabric.is_dead(tag)));
+            memory.allocate(self.tag, order)
+        });
+        let run = run.ok_or(match order {
+            0 => DeviceError::Exhausted,
+            _ => DeviceError::NoMemory,
+        })?;
         let lease = Arc::new(());
         let offered = memory.offer(run, writer).and_then(|token| {
             let region = memory.region_of(run, Lease::new(&lease, self));
@@ -135,6 +128,7 @@ impl Node {
             lease: Some(lease),
             charge,
             node: Arc::clone(self),
+            _permit: permit,
         })
     }
 

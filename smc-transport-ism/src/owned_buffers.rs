@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use smc_core::device::{Charge, DeviceError, Dmb};
+use smc_core::device::{Charge, Dmb, DmbPermit};
 use smc_core::mem::Region;
 use smc_core::mutex::Mutex;
 use smc_wire::types::DmbToken;
@@ -14,19 +14,12 @@ use crate::node::Node;
 use crate::shared::GranuleRun;
 
 /// The buffers of a device.
-#[derive(Debug)]
-pub(crate) struct OwnedBuffers {
-    max: usize,
-    table: Mutex<Table>,
-}
-
 #[derive(Debug, Default)]
-struct Table {
-    registered: usize,
+pub(crate) struct OwnedBuffers {
     /// By first granule.
-    tokens: HashMap<u32, DmbToken>,
+    tokens: Mutex<HashMap<u32, DmbToken>>,
     /// Dropped, but still used by the peer, or by a clone of the region in this process.
-    pending: Vec<PendingRelease>,
+    pending: Mutex<Vec<PendingRelease>>,
 }
 
 /// Memory to be released when its last user has ended.
@@ -62,70 +55,37 @@ impl Drop for Lease {
 }
 
 impl OwnedBuffers {
-    pub(crate) fn new(max: usize) -> Self {
-        Self {
-            max,
-            table: Mutex::default(),
-        }
-    }
-
-    /// Number of buffers that are registered now.
-    pub(crate) fn len(&self) -> usize {
-        self.table.lock().registered
-    }
-
     /// The buffer that begins at a granule.
     pub(crate) fn token(&self, first: u32) -> Option<DmbToken> {
-        self.table.lock().tokens.get(&first).copied()
-    }
-
-    /// Counts one more buffer; [`OwnedBuffers::uncount`] reverts that.
-    pub(crate) fn count(&self) -> Result<(), DeviceError> {
-        let mut table = self.table.lock();
-        if table.registered >= self.max {
-            return Err(DeviceError::Exhausted);
-        }
-        table.registered += 1;
-        Ok(())
-    }
-
-    pub(crate) fn uncount(&self) {
-        self.table.lock().registered -= 1;
+        self.tokens.lock().get(&first).copied()
     }
 
     pub(crate) fn insert(&self, run: GranuleRun, token: DmbToken) {
-        self.table.lock().tokens.insert(run.first, token);
+        self.tokens.lock().insert(run.first, token);
     }
 
     /// A buffer was dropped: its memory is released as soon as it has no user.
     fn release(&self, node: &Node, pending: PendingRelease) {
-        let mut table = self.table.lock();
-        table.tokens.remove(&pending.run.first);
-        table.pending.push(pending);
-        table.release_unused(node);
-        table.registered -= 1;
+        self.tokens.lock().remove(&pending.run.first);
+        self.pending.lock().push(pending);
+        self.release_unused(node);
     }
 
     /// Releases pending memory that has no user any more.
     pub(crate) fn release_unused(&self, node: &Node) {
-        self.table.lock().release_unused(node);
-    }
-}
-
-impl Table {
-    fn release_unused(&mut self, node: &Node) {
+        let memory = &node.memory;
         self.pending
+            .lock()
             .retain_mut(|PendingRelease { run, lease, .. }| {
-                let mut is_used =
-                    || Arc::get_mut(lease).is_none() || node.memory.is_used(run.first);
+                let mut is_used = || Arc::get_mut(lease).is_none() || memory.is_used(run.first);
                 if is_used() {
                     // The peer signals at the end of its use.
-                    node.memory.arm(*run);
+                    memory.arm(*run);
                     if is_used() {
                         return true;
                     }
                 }
-                node.memory.release(node.tag, *run);
+                memory.release(node.tag, *run);
                 false
             });
     }
@@ -141,6 +101,7 @@ pub(crate) struct IsmDmb {
     pub(crate) lease: Option<Arc<()>>,
     pub(crate) charge: Charge,
     pub(crate) node: Arc<Node>,
+    pub(crate) _permit: DmbPermit,
 }
 
 impl Dmb for IsmDmb {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use smc_core::device::{
-    Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
-    MemoryLimit, Nocopy, Signal, SubmitError,
+    Attachment, Device, DeviceError, Direct, Dmb, DmbCount, Doorbell, Event, Fabric, Identity,
+    Limits, MemoryLimit, Nocopy, Signal, SubmitError,
 };
 use smc_core::mutex::Mutex;
 use smc_ipc::{Credentials, OsError, RuntimeDirError};
@@ -16,7 +16,6 @@ use smc_wire::types::{Chid, DmbToken, Gid};
 
 use crate::channel::Message;
 use crate::config::Builder;
-use crate::local_buffers::Permits;
 use crate::peer::is_dmb_len;
 use crate::peer_buffers::{LoopAttachment, UNKNOWN};
 use crate::peers::Peers;
@@ -32,7 +31,7 @@ pub struct LoopDevice {
     identity: Identity,
     limits: Limits,
     nocopy: bool,
-    permits: Arc<Permits>,
+    dmbs: Arc<DmbCount>,
     peers: Peers,
     /// Kept for the next drain, so that draining does not allocate.
     events: Mutex<Vec<Event>>,
@@ -57,7 +56,7 @@ impl LoopDevice {
     pub(crate) fn with(options: Builder) -> Result<Self, DeviceError> {
         let gid = random::gid(rustix::process::geteuid().as_raw())?;
         Ok(Self {
-            permits: Permits::new(options.limits.max_dmbs),
+            dmbs: DmbCount::new(options.limits.max_dmbs),
             peers: Peers::new(gid, &options)?,
             identity: options.identity,
             limits: options.limits,
@@ -84,7 +83,7 @@ impl LoopDevice {
     /// Number of buffers that are registered now.
     #[must_use]
     pub fn dmbs(&self) -> usize {
-        self.permits.used()
+        self.dmbs.used()
     }
 
     /// `None` if the token is not known yet.
@@ -188,7 +187,7 @@ impl Direct for LoopDevice {
         if !is_dmb_len(len) || len > self.limits.max_dmb_len {
             return Err(DeviceError::Invalid("length of a buffer"));
         }
-        let permit = self.permits.take()?;
+        let permit = self.dmbs.take()?;
         let peer = self.peers.open(peer).await?;
         let (mut dmb, new) = peer.local.register(len, permit)?;
         if let Some(mut new) = new {

@@ -9,7 +9,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use smc_core::device::{DeviceError, Dmb, Event, MemoryAccount};
+use smc_core::device::{DeviceError, Dmb, DmbPermit, Event, MemoryAccount};
 use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicUsize, Ordering};
 use smc_core::mutex::Mutex;
@@ -64,7 +64,7 @@ impl LocalBuffers {
     pub(crate) fn register(
         self: &Arc<Self>,
         len: usize,
-        permit: Permit,
+        permit: DmbPermit,
     ) -> Result<(LoopDmb, Option<NewMemory>), DeviceError> {
         let (registration, index, reused) = self.table.lock().allocate(len)?;
         let made = match reused {
@@ -246,7 +246,7 @@ pub(crate) struct LoopDmb {
     // Dropped before the registration, which may find the memory free then.
     region: Region,
     registration: Registration,
-    _permit: Permit,
+    _permit: DmbPermit,
 }
 
 impl LoopDmb {
@@ -427,47 +427,5 @@ impl Table {
         self.closed = true;
         self.entries.clear();
         std::mem::take(&mut self.pool)
-    }
-}
-
-/// Counts buffers against the limit of the device.
-#[derive(Debug)]
-pub(crate) struct Permits {
-    used: AtomicUsize,
-    max: usize,
-}
-
-impl Permits {
-    pub(crate) fn new(max: usize) -> Arc<Self> {
-        Arc::new(Self {
-            used: AtomicUsize::new(0),
-            max,
-        })
-    }
-
-    pub(crate) fn used(&self) -> usize {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    /// Takes one unit of the limit, until it is dropped.
-    pub(crate) fn take(self: &Arc<Self>) -> Result<Permit, DeviceError> {
-        let one_more = |used| (used < self.max).then_some(used + 1);
-        match self
-            .used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
-        {
-            Ok(_) => Ok(Permit(Arc::clone(self))),
-            Err(_) => Err(DeviceError::Exhausted),
-        }
-    }
-}
-
-/// One unit of the limit.
-#[derive(Debug)]
-pub(crate) struct Permit(Arc<Permits>);
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.0.used.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -17,12 +17,14 @@
 //! A device has exactly one consumer: a device object serves one endpoint at a time, and building
 //! a second one with it fails.
 
+mod dmb_count;
 mod error;
 mod event;
 mod memory;
 mod nocopy;
 mod rdma;
 
+pub use dmb_count::{DmbCount, DmbPermit};
 pub use error::{DeviceError, SubmitError};
 pub use event::{Event, PeerEvent};
 #[doc(hidden)]

@@ -11,14 +11,14 @@ mod slots;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use smc_core::device::{Attachment, Dmb, Event, MemoryAccount};
+use smc_core::device::{Attachment, Dmb, DmbCount, Event, MemoryAccount};
 use smc_core::mem::sync::Ordering;
 use smc_core::mem::{Element, Region};
 use smc_ipc::doorbell::new_eventfd;
 use smc_wire::types::Gid;
 
 use crate::active::ActivePeers;
-use crate::local_buffers::{LocalBuffers, LoopDmb, Permits};
+use crate::local_buffers::{LocalBuffers, LoopDmb};
 use crate::peer::Peer;
 use crate::peer_buffers::{LoopAttachment, Notifier, NotifyBy, PeerBuffers, Target, Tokens};
 use crate::pool::PoolLimits;
@@ -30,7 +30,7 @@ struct Sides {
     /// The owner's.
     peer: Arc<Peer>,
     active: ActivePeers,
-    permits: Arc<Permits>,
+    permits: Arc<DmbCount>,
     dmb: LoopDmb,
     eventfd: Arc<OwnedFd>,
     /// The writer's.
@@ -53,7 +53,7 @@ impl Sides {
             account.clone(),
         );
         let peer = Arc::new(Peer::new(Gid::emulated(1), 1, None, local, None, None));
-        let permits = Permits::new(8);
+        let permits = DmbCount::new(8);
         let (mut dmb, new) = (peer.local.register(LEN, permits.take().unwrap())).unwrap();
         let new = new.expect("the first buffer has new memory");
         dmb.set_delivered();
