@@ -66,7 +66,7 @@ impl FabricMemory {
         let [hi, lo] = halves(fabric);
         let words = [
             (header::VERSION, VERSION),
-            (header::LEN, as_word(layout.len)),
+            (header::LEN, layout.len as u64),
             (header::FABRIC_HI, hi),
             (header::FABRIC_LO, lo),
             (header::SLOTS, layout.slots.into()),
@@ -165,10 +165,6 @@ impl FabricMemory {
 fn halves(id: u128) -> [u64; 2] {
     let low = id & u128::from(u64::MAX);
     [id >> 64, low].map(|half| u64::try_from(half).expect("64 bits are left"))
-}
-
-fn as_word(len: usize) -> u64 {
-    u64::try_from(len).expect("an address has 64 bits")
 }
 
 /// "SMC ISM" and a zero, in native byte order: memory of the other order is something else.

@@ -149,36 +149,27 @@ impl Files {
 
     /// Creates the memory under another name, so that no process sees it incomplete.
     fn make_memory(&self, len: usize, options: FabricOptions) -> Result<FabricMemory, DeviceError> {
-        let failed = |error| os_at("make the fabric's memory in", self.0.path(), error);
-        let _ = unlinkat(&self.0, DRAFT, AtFlags::empty());
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = openat(&self.0, DRAFT, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-        let made = self.fill_memory(&file, len, options);
-        if made.is_err() {
-            let _ = unlinkat(&self.0, DRAFT, AtFlags::empty());
-        }
-        made
-    }
-
-    fn fill_memory(
-        &self,
-        file: &OwnedFd,
-        len: usize,
-        options: FabricOptions,
-    ) -> Result<FabricMemory, DeviceError> {
-        let failed = |error| os_at("make the fabric's memory in", self.0.path(), error);
+        let (what, path) = ("make the fabric's memory in", self.0.path());
+        let failed = |error| os_at(what, path, error);
         let bytes = u64::try_from(len).map_err(|_| DeviceError::NoMemory)?;
         if bytes == 0 {
             return Err(DeviceError::Invalid("the fabric's memory is too small"));
         }
-        check_file_size(bytes).map_err(|error| {
-            DeviceError::os_at("make the fabric's memory in", self.0.path(), &error)
-        })?;
-        // A page that cannot be allocated on first access would kill the process.
-        fallocate(file, FallocateFlags::empty(), 0, bytes).map_err(failed)?;
-        let memory = FabricMemory::create(map(file, 0, len)?, options)?;
-        renameat(&self.0, DRAFT, &self.0, MEMORY).map_err(failed)?;
-        Ok(memory)
+        check_file_size(bytes).map_err(|error| DeviceError::os_at(what, path, &error))?;
+        let remove_draft = || {
+            let _ = unlinkat(&self.0, DRAFT, AtFlags::empty());
+        };
+        remove_draft();
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = openat(&self.0, DRAFT, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+        let fill = || {
+            // A page that cannot be allocated on first access would kill the process.
+            fallocate(&file, FallocateFlags::empty(), 0, bytes).map_err(failed)?;
+            let memory = FabricMemory::create(map(&file, 0, len)?, options)?;
+            renameat(&self.0, DRAFT, &self.0, MEMORY).map_err(failed)?;
+            Ok(memory)
+        };
+        fill().inspect_err(|_| remove_draft())
     }
 
     pub(super) fn socket_path(&self, slot: u16) -> PathBuf {
