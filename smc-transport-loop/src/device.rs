@@ -17,7 +17,7 @@ use smc_wire::types::{Chid, DmbToken, Gid};
 use crate::channel::Message;
 use crate::config::Builder;
 use crate::peer::is_dmb_len;
-use crate::peer_buffers::{LoopAttachment, UNKNOWN};
+use crate::peer_buffers::UNKNOWN;
 use crate::peers::Peers;
 use crate::random;
 use crate::send_queue::SendPath;
@@ -91,10 +91,10 @@ impl LoopDevice {
         &self,
         peer: Gid,
         token: DmbToken,
-    ) -> Result<Option<LoopAttachment>, DeviceError> {
+    ) -> Result<Option<Arc<dyn Attachment>>, DeviceError> {
         let target = |target: &Arc<_>| Ok(Arc::clone(target));
         match self.peers.tokens.with(token, target) {
-            Ok(target) if target.peer() == peer => target.attach().map(Some),
+            Ok(target) if target.peer() == peer => Ok(Some(Arc::new(target.attach()?))),
             Ok(_) => Err(UNKNOWN),
             Err(SubmitError::PeerGone) => Err(DeviceError::PeerGone),
             Err(_) => Ok(None),
@@ -215,17 +215,16 @@ impl Direct for LoopDevice {
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
+        let moved = self.try_move(to, at, data, signal);
+        if !matches!(moved, Err(SubmitError::UnknownToken)) {
+            return moved;
+        }
+        // The first use of a buffer: its message has been sent, but not received yet.
+        let more = self.peers.receive_pending()?;
+        self.peers.scan_all();
         match self.try_move(to, at, data, signal) {
-            Err(SubmitError::UnknownToken) => {
-                // The first use of a buffer: its message has been sent, but not received yet.
-                let more = self.peers.receive_pending()?;
-                self.peers.scan_all();
-                match self.try_move(to, at, data, signal) {
-                    // Its message may be behind those that the driver will receive.
-                    Err(SubmitError::UnknownToken) if more => Err(SubmitError::WouldBlock),
-                    result => result,
-                }
-            }
+            // Its message may be behind those that the driver will receive.
+            Err(SubmitError::UnknownToken) if more => Err(SubmitError::WouldBlock),
             result => result,
         }
     }
@@ -244,13 +243,13 @@ impl Direct for LoopDevice {
 impl Nocopy for LoopDevice {
     async fn attach(&self, peer: Gid, token: DmbToken) -> Result<Arc<dyn Attachment>, DeviceError> {
         if let Some(attached) = self.try_attach(peer, token)? {
-            return Ok(Arc::new(attached));
+            return Ok(attached);
         }
         // Memory that the peer uses again is found in its signal page, other memory in the channel.
         if let Some(known) = self.peers.find(peer) {
             known.scan();
             if let Some(attached) = self.try_attach(peer, token)? {
-                return Ok(Arc::new(attached));
+                return Ok(attached);
             }
         }
         let opened = self.peers.open(peer).await;
@@ -266,10 +265,7 @@ impl Nocopy for LoopDevice {
             Err(DeviceError::Unreachable { .. }) => return Err(DeviceError::PeerGone),
             Err(error) => return Err(error),
         }
-        match self.try_attach(peer, token)? {
-            Some(attached) => Ok(Arc::new(attached)),
-            None => Err(UNKNOWN),
-        }
+        self.try_attach(peer, token)?.ok_or(UNKNOWN)
     }
 }
 

@@ -80,18 +80,13 @@ pub(crate) fn take_of_process(user: u32) -> Result<Permit, DeviceError> {
 #[derive(Debug)]
 pub(crate) struct MappingPermit {
     mappings: Arc<Mappings>,
-    /// The user, if it is not the own one.
-    other: Option<u32>,
+    /// The user of the peer, if it is not the own one.
+    pub(crate) other: Option<u32>,
     charge: OnceLock<Charge>,
     _of_process: Permit,
 }
 
 impl MappingPermit {
-    /// The user of the peer, if it is not the own one.
-    pub(crate) fn other(&self) -> Option<u32> {
-        self.other
-    }
-
     /// Memory of a peer of this length is going to be written: as much of it as the peer keeps of
     /// an unused buffer may stay charged to this process.
     pub(crate) fn charge(&self, len: usize) {

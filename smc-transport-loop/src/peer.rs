@@ -37,8 +37,8 @@ pub(crate) struct Peer {
     /// The eventfd that the peer writes; `None` for the local device itself.
     eventfd: Option<Arc<PeerFile>>,
     gone: AtomicBool,
-    /// Until it is closed; `None` for the local device itself.
-    descriptors: Mutex<Option<Permit>>,
+    /// Taken once it is closed; `None` for the local device itself.
+    pub(crate) descriptors: Mutex<Option<Permit>>,
     /// For [`ActivePeers`](crate::active::ActivePeers) only.
     pub(crate) poll_state: PollState,
 }
@@ -165,11 +165,6 @@ impl Peer {
         }
         buffers.scan();
         outcome
-    }
-
-    /// Takes the permit of its descriptors, once it is closed.
-    pub(crate) fn take_descriptors(&self) -> Option<Permit> {
-        self.descriptors.lock().take()
     }
 
     /// Ends everything between the two devices and closes its descriptors.

@@ -81,24 +81,19 @@ struct Known {
 impl Peers {
     /// Publishes a device in the runtime directory.
     pub(crate) fn new(gid: Gid, options: &Builder) -> Result<Self, DeviceError> {
-        let Builder {
-            domain,
-            pool_limits,
-            max_mappings,
-            ..
-        } = options;
+        let (domain, pool_limits) = (&options.domain, options.pool_limits);
         domain.sweep(is_socket_name);
         let publication = Publication::new(domain.clone(), socket_name(gid));
         let publication = publication.map_err(|error| DeviceError::os("publish device", &error))?;
         let doorbell = Arc::new(Doorbell::new(publication.epoll_fd())?);
         let tokens = Arc::new(Tokens::default());
         let account = MemoryAccount::default();
-        let mappings = Mappings::new(*max_mappings, domain.has_others(), account.clone());
+        let mappings = Mappings::new(options.max_mappings, domain.has_others(), account.clone());
         let peers = Self {
             gid,
             domain: domain.clone(),
             publication: Mutex::new(publication),
-            pool_limits: *pool_limits,
+            pool_limits,
             account,
             tokens,
             active: ActivePeers::default(),
@@ -281,9 +276,8 @@ impl Peers {
         };
         let wakes = peer.close(&self.doorbell);
         self.wakes.lock().extend(wakes);
-        self.unread
-            .lock()
-            .extend(peer.take_descriptors().zip(unread));
+        let descriptors = peer.descriptors.lock().take();
+        self.unread.lock().extend(descriptors.zip(unread));
     }
 
     /// Wakes the tasks whose messages were sent or failed.

@@ -57,7 +57,7 @@ impl Mapping {
         len: usize,
         permit: MappingPermit,
     ) -> Result<Arc<Self>, DeviceError> {
-        let other = permit.other();
+        let other = permit.other;
         Ok(Self::new(Region::adopt(file, len)?, Some(permit), other))
     }
 
