@@ -12,7 +12,7 @@ use smc_wire::types::{DmbToken, Gid};
 
 use crate::fabric::{ConnectError, Fabric};
 use crate::owned_buffers::{IsmDmb, Lease, OwnedBuffers};
-use crate::shared::{FabricMemory, GRANULE, JoinRequest, Phase, Sleep, Tag, Target};
+use crate::shared::{FabricMemory, GRANULE, Phase, Sleep, Tag, Target};
 
 /// A device on its fabric.
 #[derive(Debug)]
@@ -47,12 +47,7 @@ impl Node {
         while longest > GRANULE && longest * 2 > granules * GRANULE {
             longest /= 2;
         }
-        let tag = memory.join(JoinRequest {
-            slot,
-            port: fabric.port(),
-            has_heartbeat: fabric.has_heartbeat(),
-            gid,
-        })?;
+        let tag = memory.join(slot, gid, fabric.port(), fabric.has_heartbeat())?;
         fabric.joined(tag);
         let node = Arc::new(Self {
             memory: Arc::clone(fabric.memory()),

@@ -11,7 +11,7 @@ mod slots;
 
 pub(crate) use granules::{GranuleRun, Target};
 pub(crate) use layout::GRANULE;
-pub(crate) use slots::{JoinRequest, Phase, Sleep, Tag};
+pub(crate) use slots::{Phase, Sleep, Tag};
 #[cfg(test)]
 #[cfg(smc_loom)]
 pub(crate) use tests::join;

@@ -42,17 +42,6 @@ pub(crate) enum Phase {
     Dead = 4,
 }
 
-/// Parameters of a device that takes a slot.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct JoinRequest {
-    pub(crate) slot: u16,
-    /// The number that the fabric uses for the device.
-    pub(crate) port: u16,
-    /// Whether the device sends heartbeats, see [`FabricMemory::bump_heartbeat`].
-    pub(crate) has_heartbeat: bool,
-    pub(crate) gid: Gid,
-}
-
 /// Whether the driver of a device sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
@@ -65,9 +54,16 @@ pub(crate) enum Sleep {
 }
 
 impl FabricMemory {
-    /// Takes the slot that the fabric has assigned, whatever device had it before.
-    pub(crate) fn join(&self, request: JoinRequest) -> Result<Tag, DeviceError> {
-        let JoinRequest { slot, gid, .. } = request;
+    /// Takes the slot that the fabric has assigned, whatever device had it before. `port` is the
+    /// number that the fabric uses for the device; `has_heartbeat`, whether it sends heartbeats, see
+    /// [`FabricMemory::bump_heartbeat`].
+    pub(crate) fn join(
+        &self,
+        slot: u16,
+        gid: Gid,
+        port: u16,
+        has_heartbeat: bool,
+    ) -> Result<Tag, DeviceError> {
         if !self.has_slot(slot) {
             return Err(DeviceError::Invalid(
                 "the fabric has no slot for this device",
@@ -84,10 +80,10 @@ impl FabricMemory {
         word(slot::SLEEPING).store(AWAKE, Ordering::SeqCst);
         word(slot::PEERS_CHANGED).store(0, Ordering::SeqCst);
         // Not zero from the start: the process may be killed before the first heartbeat.
-        word(slot::HEARTBEAT).store(request.has_heartbeat.into(), Ordering::SeqCst);
+        word(slot::HEARTBEAT).store(has_heartbeat.into(), Ordering::SeqCst);
         self.take_ready(slot, |_| {});
         self.take_events(slot, |_, _| {});
-        word(slot::PORT).store(request.port.into(), Ordering::Relaxed);
+        word(slot::PORT).store(port.into(), Ordering::Relaxed);
         word(slot::GID_HI).store(gid.hi().0, Ordering::Relaxed);
         word(slot::GID_LO).store(gid.lo().0, Ordering::Relaxed);
         self.set_phase(tag, Phase::Live);

@@ -24,12 +24,7 @@ fn gid(n: u64) -> Gid {
 }
 
 pub(crate) fn join(memory: &FabricMemory, slot: u16, gid: Gid) -> Result<Tag, DeviceError> {
-    memory.join(JoinRequest {
-        slot,
-        port: 0,
-        has_heartbeat: false,
-        gid,
-    })
+    memory.join(slot, gid, 0, false)
 }
 
 /// Two views of one memory, the second after `change`.

@@ -19,7 +19,6 @@ use tempfile::TempDir;
 use super::super::Client as Process;
 use super::*;
 use crate::fabric::Fabric as _;
-use crate::shared::JoinRequest;
 
 /// A server for so many devices, in a directory of its own.
 fn server(devices: u16) -> (TempDir, Server) {
@@ -33,14 +32,13 @@ fn server_in(dir: &Path, devices: u16) -> Server {
     server.devices(devices).bind().unwrap()
 }
 
-/// A device of a process.
-fn request(process: &Process, slot: u16) -> JoinRequest {
-    JoinRequest {
-        slot,
-        port: process.port(),
-        has_heartbeat: false,
-        gid: Gid::new(1, u64::from(slot) + 1),
-    }
+/// Has a process join as a device.
+fn join(process: &Process, slot: u16, has_heartbeat: bool) -> Tag {
+    let gid = Gid::new(1, u64::from(slot) + 1);
+    let joined = process
+        .memory()
+        .join(slot, gid, process.port(), has_heartbeat);
+    joined.unwrap()
 }
 
 /// A new client, connected.
@@ -142,7 +140,7 @@ fn a_server_that_ends_is_marked_in_the_memory_and_wakes_sleeping_devices() {
     let (_dir, server) = server(4);
     let processes = [connect(&server), connect(&server)];
     let memories = processes.each_ref().map(|(process, slot)| {
-        process.memory().join(request(process, *slot)).unwrap();
+        join(process, *slot, false);
         process.memory()
     });
     let (asleep, awake) = (processes[0].1, processes[1].1);
@@ -183,7 +181,7 @@ fn no_notification_blocks_or_is_lost_when_a_client_fills_blocking_eventfds() {
     let [(notifier, _), (sleeper, slot), (hostile, _)] = [(); 3].map(|()| connect(&server));
     let notifier = Arc::new(notifier);
     let memory = Arc::clone(sleeper.memory());
-    let tag = memory.join(request(&sleeper, slot)).unwrap();
+    let tag = join(&sleeper, slot, false);
     // The flag and the counter are shared by all clients that have the eventfd.
     for eventfd in hostile.eventfds() {
         let _ = rustix::io::read(&eventfd, &mut [0; 8]);
@@ -217,7 +215,7 @@ fn a_lost_notification_is_repeated() {
     let (process, slot) = connect(&server);
     let was_notified = || was_notified(&process);
     let memory = process.memory();
-    memory.join(request(&process, slot)).unwrap();
+    join(&process, slot, false);
     memory.sleep(slot);
     server.retry_notifications();
     was_notified();
@@ -240,15 +238,9 @@ fn a_lost_notification_is_repeated() {
 #[test]
 fn a_device_whose_heartbeats_stop_is_dead_and_one_that_never_sends_any_is_not() {
     let (_dir, server) = server(4);
-    let join = |process: &(Process, u16), has_heartbeat| {
-        let request = JoinRequest {
-            has_heartbeat,
-            ..request(&process.0, process.1)
-        };
-        process.0.memory().join(request).unwrap()
-    };
-    let processes = [connect(&server), connect(&server)];
-    let (has_heartbeat, does_not) = (join(&processes[0], true), join(&processes[1], false));
+    let [(first, slot_of_first), (second, slot_of_second)] = [(); 2].map(|()| connect(&server));
+    let has_heartbeat = join(&first, slot_of_first, true);
+    let does_not = join(&second, slot_of_second, false);
     let start = Instant::now();
     let later = |seconds| start + Duration::from_secs(seconds);
     server.mark_silent_dead(start);
@@ -261,7 +253,7 @@ fn a_device_whose_heartbeats_stop_is_dead_and_one_that_never_sends_any_is_not() 
     assert!(server.memory.is_dead(has_heartbeat));
     assert!(server.memory.is_live(does_not));
     // Its first heartbeat may be the last one of the earlier device.
-    let next = join(&processes[0], true);
+    let next = join(&first, slot_of_first, true);
     server.mark_silent_dead(later(60));
     assert!(server.memory.is_live(next));
     server.mark_silent_dead(later(80));
