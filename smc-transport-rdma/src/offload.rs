@@ -3,13 +3,8 @@
 //! Connecting a queue pair resolves the peer's hardware address, which takes about a second when
 //! there is no such host. An executor's thread must not block for that.
 
-use std::future::poll_fn;
-use std::sync::Arc;
-use std::task::Poll;
-
-use atomic_waker::AtomicWaker;
 use smc_core::device::DeviceError;
-use smc_core::mutex::Mutex;
+use smc_ipc::thread::promise;
 
 /// Runs `work` elsewhere and waits for it. If the wait is given up, the work still ends, and its
 /// result is dropped.
@@ -18,58 +13,13 @@ where
     T: Send + 'static,
     F: FnOnce() -> T + Send + 'static,
 {
-    let promise = Arc::new(Promise {
-        state: Mutex::new(State::Working),
-        waker: AtomicWaker::new(),
-    });
-    let ours = Finish(Arc::clone(&promise));
+    let (promise, answer) = promise();
     std::thread::Builder::new()
         .name("smc-rdma".to_owned())
-        .spawn(move || {
-            let result = work();
-            *ours.0.state.lock() = State::Done(result);
-        })
+        .spawn(move || promise.keep(work()))
         .map_err(|error| DeviceError::os("starting a thread", &error))?;
-    poll_fn(move |cx| {
-        promise.waker.register(cx.waker());
-        let mut state = promise.state.lock();
-        match std::mem::replace(&mut *state, State::Lost) {
-            State::Working => {
-                *state = State::Working;
-                Poll::Pending
-            }
-            State::Done(result) => Poll::Ready(Ok(result)),
-            State::Lost => Poll::Ready(Err(DeviceError::Gone("its thread ended early"))),
-        }
-    })
-    .await
-}
-
-#[derive(Debug)]
-struct Promise<T> {
-    state: Mutex<State<T>>,
-    waker: AtomicWaker,
-}
-
-#[derive(Debug)]
-enum State<T> {
-    Working,
-    Done(T),
-    Lost,
-}
-
-/// Wakes the waiting task, also if the work panicked.
-struct Finish<T>(Arc<Promise<T>>);
-
-impl<T> Drop for Finish<T> {
-    fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        if matches!(*state, State::Working) {
-            *state = State::Lost;
-        }
-        drop(state);
-        self.0.waker.wake();
-    }
+    let result = answer.await;
+    result.map_err(|_| DeviceError::Gone("its thread ended early"))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
 use crate::OsError;
-use crate::thread::{Lock, run, run_or_undo};
+use crate::thread::{Lock, run};
 
 /// What a driver waits for. Drivers may be edge-triggered.
 #[derive(Debug)]
@@ -176,10 +176,11 @@ impl WatchSet {
         // The descriptor stays open until it was added, whatever the caller does meanwhile: its
         // number must not be that of another one.
         let (set, fd) = (self.clone(), Arc::clone(fd));
-        let add = move || (set.add(&fd, id, flags), set, fd);
-        let undo = |(_added, set, fd): (_, Self, Arc<F>)| set.unwatch(&fd);
-        let added = run_or_undo(Lock::NestedEpoll, NESTED_LIMIT, add, undo);
-        added.and_then(|(added, ..)| added).map_err(failed(WATCH))
+        let add = move || set.add(&fd, id, flags).map(|()| Added(Some((set, fd))));
+        let added = run(Lock::NestedEpoll, NESTED_LIMIT, add);
+        let mut added = added.and_then(|added| added).map_err(failed(WATCH))?;
+        added.0 = None;
+        Ok(())
     }
 
     fn add(&self, fd: impl AsFd, id: u64, flags: EventFlags) -> Result<(), Errno> {
@@ -208,6 +209,17 @@ impl WatchSet {
 impl AsFd for WatchSet {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// A descriptor that was added to a set. It is taken out again if the caller waits no more.
+struct Added<F: AsFd>(Option<(WatchSet, Arc<F>)>);
+
+impl<F: AsFd> Drop for Added<F> {
+    fn drop(&mut self) {
+        if let Some((set, fd)) = self.0.take() {
+            set.unwatch(&fd);
+        }
     }
 }
 

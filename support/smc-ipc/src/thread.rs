@@ -20,7 +20,8 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 pub use self::answer::Answer;
-use self::answer::promise;
+#[doc(hidden)]
+pub use self::answer::{Promise, promise};
 
 /// Locks that one thread takes: if one of them is held, calls that take another wait too.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,20 +47,9 @@ pub(crate) fn run<T: Send + 'static>(
     limit: Duration,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Errno> {
-    run_or_undo(of, limit, job, drop)
-}
-
-/// As [`run`]. A result that comes later goes to `undo`, on the same thread.
-pub(crate) fn run_or_undo<T: Send + 'static>(
-    of: Lock,
-    limit: Duration,
-    job: impl FnOnce() -> T + Send + 'static,
-    undo: impl FnOnce(T) + Send + 'static,
-) -> Result<T, Errno> {
     let (promise, answer) = promise();
-    let job = move || promise.keep(job()).map_or((), undo);
-    start(of, job).map_err(errno)?;
-    answer.wait_or_cancel(limit)
+    start(of, move || promise.keep(job())).map_err(errno)?;
+    answer.wait(limit)
 }
 
 /// Runs `job` on the thread of the lock, unless the answer is dropped before.
@@ -74,7 +64,7 @@ pub fn ask<T: Send + 'static>(
     let (promise, answer) = promise();
     start(of, move || {
         if promise.is_wanted() {
-            let _late = promise.keep(job());
+            promise.keep(job());
         }
     })?;
     Ok(answer)

@@ -2,10 +2,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use atomic_waker::AtomicWaker;
 use rustix::io::Errno;
 
 /// The result of a job.
@@ -13,45 +15,39 @@ use rustix::io::Errno;
 /// As a future it completes with the result, or with `CANCELED` if the job ended without one.
 #[derive(Debug)]
 #[must_use]
-pub struct Answer<T>(Arc<Slot<T>>);
+pub struct Answer<T> {
+    result: Receiver<T>,
+    waker: Arc<AtomicWaker>,
+}
 
 /// Where the job puts its result.
 #[derive(Debug)]
-pub(super) struct Promise<T>(Arc<Slot<T>>);
-
-#[derive(Debug)]
-struct Slot<T> {
-    state: Mutex<State<T>>,
-    is_changed: Condvar,
+pub struct Promise<T> {
+    // Dropped first: without it there is no result any more.
+    result: Sender<T>,
+    waker: WakeWhenDropped,
 }
 
 #[derive(Debug)]
-struct State<T> {
-    /// `None` while the job has not ended, and when the result was taken.
-    result: Option<Result<T, Errno>>,
-    /// No result is taken any more.
-    is_cancelled: bool,
-    waker: Option<Waker>,
-}
+struct WakeWhenDropped(Arc<AtomicWaker>);
 
-pub(super) fn promise<T>() -> (Promise<T>, Answer<T>) {
-    let state = State {
-        result: None,
-        is_cancelled: false,
-        waker: None,
+/// Both ends of a job. Each can be dropped at any time.
+#[must_use]
+pub fn promise<T>() -> (Promise<T>, Answer<T>) {
+    let (sender, result) = mpsc::channel();
+    let waker = Arc::new(AtomicWaker::new());
+    let promise = Promise {
+        result: sender,
+        waker: WakeWhenDropped(Arc::clone(&waker)),
     };
-    let slot = Arc::new(Slot {
-        state: Mutex::new(state),
-        is_changed: Condvar::new(),
-    });
-    (Promise(Arc::clone(&slot)), Answer(slot))
+    (promise, Answer { result, waker })
 }
 
 impl<T> Answer<T> {
     /// One that is there already.
     pub(crate) fn ready(value: T) -> Self {
         let (promise, answer) = promise();
-        let _kept = promise.keep(value);
+        promise.keep(value);
         answer
     }
 
@@ -61,23 +57,12 @@ impl<T> Answer<T> {
     ///
     /// `TIMEDOUT` if it is not there yet, `CANCELED` if there is none.
     pub(crate) fn wait(&self, limit: Duration) -> Result<T, Errno> {
-        let state = self.0.lock();
-        let is_waiting = |state: &mut State<T>| state.result.is_none();
-        let waited = (self.0.is_changed).wait_timeout_while(state, limit, is_waiting);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        state.result.take().unwrap_or(Err(Errno::TIMEDOUT))
-    }
-
-    /// The same. A later result goes back to the job.
-    pub(super) fn wait_or_cancel(self, limit: Duration) -> Result<T, Errno> {
-        match self.wait(limit) {
-            Err(Errno::TIMEDOUT) => {
-                let mut state = self.0.lock();
-                state.is_cancelled = true;
-                state.result.take().unwrap_or(Err(Errno::TIMEDOUT))
-            }
-            result => result,
-        }
+        self.result
+            .recv_timeout(limit)
+            .map_err(|error| match error {
+                RecvTimeoutError::Timeout => Errno::TIMEDOUT,
+                RecvTimeoutError::Disconnected => Errno::CANCELED,
+            })
     }
 }
 
@@ -85,16 +70,11 @@ impl<T> Future for Answer<T> {
     type Output = Result<T, Errno>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.0.lock();
-        match state.result.take() {
-            Some(result) => Poll::Ready(result),
-            None => {
-                let waker = cx.waker().clone();
-                // Dropped after the lock: that may drop the task.
-                let _old = state.waker.replace(waker);
-                drop(state);
-                Poll::Pending
-            }
+        self.waker.register(cx.waker());
+        match self.result.try_recv() {
+            Ok(value) => Poll::Ready(Ok(value)),
+            Err(TryRecvError::Disconnected) => Poll::Ready(Err(Errno::CANCELED)),
+            Err(TryRecvError::Empty) => Poll::Pending,
         }
     }
 }
@@ -102,48 +82,24 @@ impl<T> Future for Answer<T> {
 impl<T> Drop for Answer<T> {
     fn drop(&mut self) {
         // The job may be held in the kernel, and keeps what it has until then.
-        let mut state = self.0.lock();
-        state.is_cancelled = true;
-        let waker = state.waker.take();
-        drop(state);
-        drop(waker);
+        drop(self.waker.take());
     }
 }
 
 impl<T> Promise<T> {
     /// Whether the answer was not dropped.
     pub(super) fn is_wanted(&self) -> bool {
-        !self.0.lock().is_cancelled
+        Arc::strong_count(&self.waker.0) > 1
     }
 
-    /// Returns the value if the answer was dropped or cancelled.
-    pub(super) fn keep(self, value: T) -> Option<T> {
-        self.0.set(Ok(value)).and_then(Result::ok)
+    /// Drops the value if the answer was dropped.
+    pub fn keep(self, value: T) {
+        let _unwanted = self.result.send(value);
     }
 }
 
-impl<T> Drop for Promise<T> {
+impl Drop for WakeWhenDropped {
     fn drop(&mut self) {
-        let _cancelled = self.0.set(Err(Errno::CANCELED));
-    }
-}
-
-impl<T> Slot<T> {
-    /// Sets the result, unless there is one. Returns it if it is not taken any more.
-    fn set(&self, result: Result<T, Errno>) -> Option<Result<T, Errno>> {
-        let mut state = self.lock();
-        if state.is_cancelled {
-            return Some(result);
-        }
-        let _first = state.result.get_or_insert(result);
-        let waker = state.waker.take();
-        drop(state);
-        self.is_changed.notify_all();
-        waker.into_iter().for_each(Waker::wake);
-        None
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.wake();
     }
 }
