@@ -80,7 +80,7 @@ pub(super) fn set_entry(map: &Map, socket: BorrowedFd<'_>, entry: Entry) -> io::
     let key = socket.as_raw_fd();
     let [flags, verdict] = entry;
     let value: Value = [flags, verdict, 0];
-    let attr = Element {
+    let mut attr = Element {
         map_fd: number(&map.0),
         key: address(from_ref(&key)),
         value: address(&value),
@@ -88,14 +88,14 @@ pub(super) fn set_entry(map: &Map, socket: BorrowedFd<'_>, entry: Entry) -> io::
     };
     // SAFETY: the attributes are those of BPF_MAP_UPDATE_ELEM. The map has keys of four bytes and
     // values of twelve, as every `Map` does; the kernel only reads both.
-    unsafe { bpf(MAP_UPDATE, attr) }.map(drop)
+    unsafe { bpf(MAP_UPDATE, &mut attr) }.map(drop)
 }
 
 /// Reads the entry of a socket, `None` if it has none.
 pub(super) fn entry(map: &Map, socket: BorrowedFd<'_>) -> io::Result<Option<Entry>> {
     let key = socket.as_raw_fd();
     let mut value = Value::default();
-    let attr = Element {
+    let mut attr = Element {
         map_fd: number(&map.0),
         key: address(from_ref(&key)),
         value: address_mut(&mut value),
@@ -104,7 +104,7 @@ pub(super) fn entry(map: &Map, socket: BorrowedFd<'_>) -> io::Result<Option<Entr
     // SAFETY: the attributes are those of BPF_MAP_LOOKUP_ELEM. The map has keys of four bytes,
     // which are only read, and values of twelve, which `value` has; it is not accessed by anything
     // else, and any bytes make a `Value`.
-    match unsafe { bpf(MAP_LOOKUP, attr) } {
+    match unsafe { bpf(MAP_LOOKUP, &mut attr) } {
         Ok(_) => {
             let [flags, verdict, _lock] = value;
             Ok(Some([flags, verdict]))
@@ -157,7 +157,6 @@ pub(super) fn attach(program: &OwnedFd, cgroup: BorrowedFd<'_>) -> io::Result<Ow
         program_fd: number(program),
         target_fd: number(&cgroup),
         attach_type: CGROUP_SOCK_OPS,
-        flags: 0,
     };
     // SAFETY: the attributes are those of BPF_LINK_CREATE for a cgroup and hold no address.
     unsafe { make(LINK_CREATE, attr) }
@@ -165,11 +164,8 @@ pub(super) fn attach(program: &OwnedFd, cgroup: BorrowedFd<'_>) -> io::Result<Ow
 
 /// Ends a link, also if other processes hold it.
 pub(super) fn detach(link: &OwnedFd) -> io::Result<()> {
-    let attr = LinkDetach {
-        link_fd: number(link),
-    };
-    // SAFETY: the attributes are those of BPF_LINK_DETACH and hold no address.
-    unsafe { bpf(LINK_DETACH, attr) }.map(drop)
+    // SAFETY: the only attribute of BPF_LINK_DETACH is the descriptor.
+    unsafe { bpf(LINK_DETACH, &mut number(link)) }.map(drop)
 }
 
 /// Numbers of the `sock_ops` programs that run for sockets of a cgroup: attached to it or above.
@@ -185,19 +181,15 @@ pub(super) fn programs(cgroup: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     };
     // SAFETY: the attributes are those of BPF_PROG_QUERY. The kernel writes at most `prog_cnt`
     // numbers into `ids`, which only this call uses and which has as many, and to fields of `attr`.
-    unsafe { bpf_mut(PROGRAM_QUERY, &mut attr) }?;
+    unsafe { bpf(PROGRAM_QUERY, &mut attr) }?;
     let found = usize::try_from(attr.prog_cnt).unwrap_or(PROGRAMS_MAX);
     Ok(ids[..found.min(PROGRAMS_MAX)].to_vec())
 }
 
 /// A program by its number. Needs `CAP_SYS_ADMIN`.
 pub(super) fn program(id: u32) -> io::Result<OwnedFd> {
-    let attr = ById {
-        id,
-        ..ById::default()
-    };
-    // SAFETY: the attributes are those of BPF_PROG_GET_FD_BY_ID and hold no address.
-    unsafe { make(PROGRAM_BY_ID, attr) }
+    // SAFETY: the first attribute of BPF_PROG_GET_FD_BY_ID is the number, and the others are zero.
+    unsafe { make(PROGRAM_BY_ID, id) }
 }
 
 /// Information of the kernel about a program.
@@ -221,13 +213,13 @@ pub(super) fn link_info(link: &OwnedFd) -> io::Result<LinkInfo> {
 /// Gives an object a name in the bpf file system.
 pub(super) fn pin(object: &impl AsFd, at: &Path) -> io::Result<()> {
     let path = c_path(at)?;
-    let attr = Object {
+    let mut attr = Object {
         pathname: address(path.as_bytes_with_nul()),
         bpf_fd: number(&object.as_fd()),
         file_flags: 0,
     };
     // SAFETY: the attributes are those of BPF_OBJ_PIN; the kernel reads the path up to its zero.
-    unsafe { bpf(OBJECT_PIN, attr) }.map(drop)
+    unsafe { bpf(OBJECT_PIN, &mut attr) }.map(drop)
 }
 
 /// Opens an object by its name in the bpf file system.
@@ -360,7 +352,6 @@ struct Element {
     padding: u32,
     key: u64,
     value: u64,
-    flags: u64,
 }
 
 #[derive(Default)]
@@ -387,8 +378,6 @@ struct TypesLoad {
     log_buf: u64,
     size: u32,
     log_size: u32,
-    log_level: u32,
-    padding: u32,
 }
 
 #[repr(C)]
@@ -396,12 +385,6 @@ struct LinkCreate {
     program_fd: u32,
     target_fd: u32,
     attach_type: u32,
-    flags: u32,
-}
-
-#[repr(C)]
-struct LinkDetach {
-    link_fd: u32,
 }
 
 #[derive(Default)]
@@ -414,14 +397,6 @@ struct Query {
     prog_ids: u64,
     prog_cnt: u32,
     padding: u32,
-}
-
-#[derive(Default)]
-#[repr(C)]
-struct ById {
-    id: u32,
-    next_id: u32,
-    open_flags: u32,
 }
 
 #[derive(Default)]
@@ -459,14 +434,14 @@ fn load_types() -> io::Result<OwnedFd> {
 /// `T` has only integers and no padding, and any address that the kernel may take out of it is
 /// zero or valid.
 unsafe fn info<T>(fd: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
-    let attr = InfoByFd {
+    let mut attr = InfoByFd {
         fd: number(&fd),
         len: size_of::<T>() as u32,
         info: address_mut(from_mut(info)),
     };
     // SAFETY: the attributes are those of BPF_OBJ_GET_INFO_BY_FD. The kernel writes at most `len`
     // bytes into `info`, which is borrowed for it; the caller vouches for its fields.
-    unsafe { bpf(OBJECT_INFO, attr) }.map(drop)
+    unsafe { bpf(OBJECT_INFO, &mut attr) }.map(drop)
 }
 
 /// A command that makes a descriptor.
@@ -474,20 +449,12 @@ unsafe fn info<T>(fd: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
 /// # Safety
 ///
 /// As [`bpf`], and the command has to return a new descriptor.
-unsafe fn make<A>(command: libc::c_int, attr: A) -> io::Result<OwnedFd> {
+unsafe fn make<A>(command: libc::c_int, mut attr: A) -> io::Result<OwnedFd> {
     // SAFETY: the caller vouches for command and attributes.
-    let fd = unsafe { bpf(command, attr) }?;
+    let fd = unsafe { bpf(command, &mut attr) }?;
     let fd = i32::try_from(fd).map_err(io::Error::other)?;
     // SAFETY: the caller vouches that it is a descriptor, and it has no other owner yet.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// # Safety
-///
-/// As [`bpf_mut`].
-unsafe fn bpf<A>(command: libc::c_int, mut attr: A) -> io::Result<libc::c_long> {
-    // SAFETY: the caller vouches for command and attributes.
-    unsafe { bpf_mut(command, &mut attr) }
 }
 
 /// The system call.
@@ -496,7 +463,7 @@ unsafe fn bpf<A>(command: libc::c_int, mut attr: A) -> io::Result<libc::c_long> 
 ///
 /// `attr` has to be laid out as the attributes of `command`, without padding, and every address in
 /// it has to be that of what the command reads or writes there, borrowed until this returns.
-unsafe fn bpf_mut<A>(command: libc::c_int, attr: &mut A) -> io::Result<libc::c_long> {
+unsafe fn bpf<A>(command: libc::c_int, attr: &mut A) -> io::Result<libc::c_long> {
     let len = size_of::<A>() as libc::c_uint;
     // SAFETY: the kernel reads and writes at most `len` bytes at `attr`, which is borrowed for it;
     // the caller vouches for what they mean.

@@ -74,7 +74,6 @@ mod syn;
 pub use error::SetupError;
 pub use setup::{Installed, Setup, Status};
 
-use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -83,7 +82,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{SocketAddrAny, SocketFlags, SocketType};
 use smc_core::error::{FallbackCause, OsError, Refusal};
 use smc_core::negotiate::{Candidate, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn};
 use smc_core::runtime::{Runtime, Socket, Unconnected};
@@ -109,15 +108,16 @@ use program::entry::{HAS, MARK, SEEN};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct SynOption {
     shared: Arc<Shared>,
 }
 
+#[derive(Debug)]
 struct Shared {
     map: bpf::Map,
     /// Keeps the program attached, if it was attached here.
-    link: Option<OwnedFd>,
+    _link: Option<OwnedFd>,
 }
 
 impl SynOption {
@@ -189,7 +189,7 @@ impl SynOption {
 
     fn new(map: bpf::Map, link: Option<OwnedFd>) -> Self {
         Self {
-            shared: Arc::new(Shared { map, link }),
+            shared: Arc::new(Shared { map, _link: link }),
         }
     }
 
@@ -202,15 +202,9 @@ impl SynOption {
     ///
     /// As `socket(2)` and `listen(2)`; when no socket can be marked.
     pub fn is_effective(&self) -> io::Result<Option<bool>> {
-        let loopback = [
-            (Ipv4Addr::LOCALHOST, 0).into(),
-            (Ipv6Addr::LOCALHOST, 0).into(),
-        ];
-        for at in loopback {
-            let family = match at {
-                SocketAddr::V4(_) => AddressFamily::INET,
-                SocketAddr::V6(_) => AddressFamily::INET6,
-            };
+        for ip in [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()] {
+            let at = SocketAddrAny::from(SocketAddr::new(ip, 0));
+            let family = at.address_family();
             let flags = SocketFlags::CLOEXEC;
             let Ok(socket) = rustix::net::socket_with(family, SocketType::STREAM, flags, None)
             else {
@@ -263,14 +257,6 @@ impl SynOption {
             verdict = known()?;
         }
         Ok(verdict == Some(HAS as u32))
-    }
-}
-
-impl fmt::Debug for SynOption {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SynOption")
-            .field("is_pinned", &self.shared.link.is_none())
-            .finish_non_exhaustive()
     }
 }
 

@@ -106,7 +106,8 @@ impl Setup {
             Ok(found) => found,
             Err(error) if is_missing(&error) => {
                 require_bpffs(&self.directory)?;
-                return Err(self.not_installed());
+                let directory = self.directory.clone();
+                return Err(SetupError::NotInstalled { directory });
             }
             Err(error) => return Err(SetupError::file("look at", &map)(error)),
         };
@@ -255,11 +256,6 @@ impl Setup {
 
     fn link_path(&self) -> PathBuf {
         self.directory.join(LINK)
-    }
-
-    fn not_installed(&self) -> SetupError {
-        let directory = self.directory.clone();
-        SetupError::NotInstalled { directory }
     }
 }
 
