@@ -132,19 +132,12 @@ impl Entry {
 
 impl Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            shared,
-            port,
-            scope,
-            netns,
-            cookie,
-            salt,
-        } = self;
+        let kind = if self.shared { 's' } else { 'l' };
+        let (port, scope, netns) = (self.port, self.scope, self.netns.0);
+        let (cookie, salt) = (self.cookie, self.salt);
         write!(
             f,
-            "{}-{port}-{scope}-{:x}-{cookie:x}-{salt:08x}.sock",
-            if *shared { 's' } else { 'l' },
-            netns.0
+            "{kind}-{port}-{scope}-{netns:x}-{cookie:x}-{salt:08x}.sock"
         )
     }
 }

@@ -111,37 +111,31 @@ impl Mailbox {
 
     /// Listener: no offer will be taken any more.
     pub(super) fn close(&self) {
-        self.closed().store(1, Ordering::Release);
+        self.word(CLOSED).store(1, Ordering::Release);
     }
 
     /// Whether the listener takes no more offers.
     pub(super) fn is_closed(&self) -> bool {
-        self.closed().load(Ordering::Acquire) != 0
+        self.word(CLOSED).load(Ordering::Acquire) != 0
     }
 
     /// Listener: increments the heartbeat counter.
     pub(super) fn heartbeat(&self) {
-        self.heartbeat_word().fetch_add(1, Ordering::Relaxed);
+        self.word(HEARTBEAT).fetch_add(1, Ordering::Relaxed);
     }
 
     /// The heartbeat counter of the listener.
     pub(super) fn heartbeats(&self) -> u64 {
-        self.heartbeat_word().load(Ordering::Relaxed)
-    }
-
-    fn heartbeat_word(&self) -> &AtomicU64 {
-        let word = self.0.word(HEARTBEAT);
-        word.expect("mailboxes have one length")
-    }
-
-    fn closed(&self) -> &AtomicU64 {
-        let word = self.0.word(CLOSED);
-        word.expect("mailboxes have one length")
+        self.word(HEARTBEAT).load(Ordering::Relaxed)
     }
 
     fn index(&self, place: usize) -> &AtomicU64 {
-        let word = self.0.word(place * 8);
-        word.expect("places are within the index, and mailboxes have one length")
+        self.word(place * 8)
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        let word = self.0.word(at);
+        word.expect("words are within a mailbox, and mailboxes have one length")
     }
 }
 

@@ -127,7 +127,7 @@ impl ToClient {
             REFUSED => Self::Refused { id: rest.number()? },
             PROBE_PORT => Self::ProbePort {
                 id: rest.number()?,
-                port: rest.port()?,
+                port: u16::from_le_bytes(rest.array()?),
             },
             PROVEN => Self::Proven {
                 id: rest.number()?,
@@ -184,10 +184,6 @@ impl Reader<'_> {
 
     fn byte(&mut self) -> Option<u8> {
         self.array().map(|[byte]| byte)
-    }
-
-    fn port(&mut self) -> Option<u16> {
-        self.array().map(u16::from_le_bytes)
     }
 
     fn number(&mut self) -> Option<u64> {

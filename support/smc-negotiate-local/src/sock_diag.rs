@@ -11,7 +11,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, recv, send, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrAny, SocketFlags, SocketType, connect, recv,
+    send, socket_with,
 };
 
 /// A netlink socket, for the network namespace in which it was opened.
@@ -26,32 +27,22 @@ pub(super) struct SockDiag {
 pub(super) struct SocketInfo {
     pub(super) cookie: u64,
     pub(super) uid: u32,
-    pub(super) state: TcpState,
-}
-
-/// The state of a TCP socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TcpState {
-    Listening,
-    Established,
-    /// Connected to the peer, and not established yet, or not any more.
-    Connected,
-    /// Without a peer that has answered.
-    Unconnected,
+    /// One of `TCP_*`.
+    pub(super) state: u8,
 }
 
 impl SocketInfo {
     pub(super) fn is_listening(&self) -> bool {
-        self.state == TcpState::Listening
+        self.state == TCP_LISTEN
     }
 
     /// Whether another socket has answered it, or has connected to it.
     pub(super) fn has_peer(&self) -> bool {
-        matches!(self.state, TcpState::Established | TcpState::Connected)
+        !matches!(self.state, TCP_LISTEN | TCP_SYN_SENT | TCP_CLOSE)
     }
 
     pub(super) fn is_established(&self) -> bool {
-        self.state == TcpState::Established
+        self.state == TCP_ESTABLISHED
     }
 }
 
@@ -103,10 +94,7 @@ impl SockDiag {
 
 /// `struct nlmsghdr` and `struct inet_diag_req_v2`.
 fn request(sequence: u32, local: SocketAddr, peer: SocketAddr) -> Vec<u8> {
-    let family = match local {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    };
+    let family = SocketAddrAny::from(local).address_family();
     let [family, _] = family.as_raw().to_le_bytes();
     [
         &72_u32.to_ne_bytes()[..],
@@ -157,12 +145,7 @@ fn parse(answer: &[u8]) -> io::Result<Option<SocketInfo>> {
     Ok(Some(SocketInfo {
         cookie: u64::from(high) << 32 | u64::from(low),
         uid: field(16 + 64)?,
-        state: match state {
-            TCP_LISTEN => TcpState::Listening,
-            TCP_ESTABLISHED => TcpState::Established,
-            TCP_SYN_SENT | TCP_CLOSE => TcpState::Unconnected,
-            _ => TcpState::Connected,
-        },
+        state,
     }))
 }
 
@@ -181,7 +164,7 @@ const IPPROTO_TCP: u8 = 6;
 const TCP_ESTABLISHED: u8 = 1;
 const TCP_SYN_SENT: u8 = 2;
 const TCP_CLOSE: u8 = 7;
-const TCP_LISTEN: u8 = 10;
+pub(super) const TCP_LISTEN: u8 = 10;
 
 #[cfg(test)]
 mod tests {
@@ -227,13 +210,13 @@ mod tests {
                 Ok(found) => found.unwrap(),
                 Err(error) => return println!("skipped: why: no sock_diag here: {error}"),
             };
-            assert_eq!(found.state, TcpState::Listening);
+            assert_eq!(found.state, TCP_LISTEN);
             assert_eq!(found.cookie, socket_cookie(&listener).unwrap());
 
             let client = TcpStream::connect(to).unwrap();
             let from = client.local_addr().unwrap();
             let found = diag.find(from, to).unwrap().unwrap();
-            assert_eq!(found.state, TcpState::Established);
+            assert_eq!(found.state, TCP_ESTABLISHED);
             assert_eq!(found.cookie, socket_cookie(&client).unwrap());
             assert_eq!(found.uid, rustix::process::geteuid().as_raw());
 

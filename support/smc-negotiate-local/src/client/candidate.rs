@@ -153,21 +153,28 @@ impl LocalCandidate {
                 self.client.cache_route(self, target, dir, &channel);
             }
         }
-        match announced.is_empty() {
-            true => Err(cause.unwrap_or_else(|| not_announced(&self.searched))),
-            false => {
-                let runtime = Arc::clone(&self.client.runtime);
-                let is_foreign = |made: &SlotOffer| made.exchange.channel.foreign;
-                let connection = announced.iter().any(is_foreign).then(|| Connection {
-                    client: self.client.clone(),
-                    netns: self.netns,
-                    to: self.to,
-                    from,
-                    owner: owner(target),
-                });
-                Ok(LocalOffer::new(announced, early, runtime, now, connection))
-            }
+        if announced.is_empty() {
+            return Err(cause.unwrap_or_else(|| not_announced(&self.searched)));
         }
+        let is_foreign = |made: &SlotOffer| made.exchange.channel.foreign;
+        let connection = announced.iter().any(is_foreign).then(|| Connection {
+            client: self.client.clone(),
+            netns: self.netns,
+            to: self.to,
+            from,
+            owner: owner(target),
+        });
+        Ok(LocalOffer {
+            announced,
+            outcome: None,
+            read_len: 0,
+            early,
+            is_confirmed: false,
+            cause: None,
+            runtime: Arc::clone(&self.client.runtime),
+            since: now,
+            connection,
+        })
     }
 }
 

@@ -46,7 +46,8 @@ pub(crate) struct ClientChannel {
     slots: Mutex<FreeSlots>,
     next_id: AtomicU64,
     dead: AtomicBool,
-    waiters: Mutex<Waiters>,
+    /// The exchanges that wait for messages, by id.
+    waiters: Mutex<HashMap<u64, Waiter>>,
     cached_handshake: Mutex<Option<CachedHandshake>>,
     /// The backoff after a missing answer of the listener.
     pub(super) backoff: Arc<Backoff>,
@@ -57,10 +58,6 @@ pub(crate) struct ClientChannel {
     runtime: Arc<dyn Runtime>,
 }
 
-/// The exchanges that wait for messages, by id.
-#[derive(Debug, Default)]
-struct Waiters(HashMap<u64, Waiter>);
-
 /// State of one exchange.
 #[derive(Debug, Default)]
 struct Waiter {
@@ -70,7 +67,7 @@ struct Waiter {
 }
 
 /// The slots that are not in use.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct FreeSlots {
     /// Slots from this number on were never used.
     fresh: u32,
@@ -133,11 +130,7 @@ impl ClientChannel {
             foreign,
             _permit: permit,
             mailbox,
-            slots: Mutex::new(FreeSlots {
-                fresh: 0,
-                free: Vec::new(),
-                released: VecDeque::new(),
-            }),
+            slots: Mutex::default(),
             next_id: AtomicU64::new(u64::from(SLOTS)),
             dead: AtomicBool::new(false),
             waiters: Mutex::default(),
@@ -208,24 +201,24 @@ impl ClientChannel {
         let full = |what, limit: u32| FallbackCause::Full(Limit::new(what, limit.into()));
         let slot = self.slots.lock().take(&self.mailbox);
         let slot = slot.ok_or_else(|| full("limit of connections under way", SLOTS))?;
+        let slot_guard = SlotGuard {
+            channel: Arc::clone(self),
+            slot: slot.clone(),
+            claimed: false,
+        };
+        let of_port = "limit of connections under way with ports like this";
+        let not_entered = || full(of_port, PROBES);
+        let generation = slot.offer(announcement, proposal, early);
         let made = SlotOffer {
             port: announcement.from.port(),
-            generation: slot.offer(announcement, proposal, early),
+            generation: generation.ok_or_else(not_entered)?,
             exchange: Exchange::with_id(Arc::clone(self), u64::from(slot.number())),
-            slot: slot.clone(),
-            slot_guard: SlotGuard {
-                channel: Arc::clone(self),
-                slot,
-                claimed: false,
-            },
+            slot,
+            slot_guard,
         };
-        let is_entered = || self.mailbox.insert(made.port, made.slot.number());
-        match made.generation.is_some() && is_entered() {
+        match self.mailbox.insert(made.port, made.slot.number()) {
             true => Ok(made),
-            false => Err(full(
-                "limit of connections under way with ports like this",
-                PROBES,
-            )),
+            false => Err(not_entered()),
         }
     }
 
@@ -257,7 +250,7 @@ impl ClientChannel {
             let waker = {
                 let mut waiters = self.waiters.lock();
                 // Messages for an exchange that has ended are dropped.
-                waiters.0.get_mut(&id).and_then(|waiter| {
+                waiters.get_mut(&id).and_then(|waiter| {
                     waiter.message = Some(message);
                     waiter.waker.take()
                 })
@@ -276,7 +269,7 @@ impl ClientChannel {
     fn wake_all(&self) {
         let wakers: Vec<_> = {
             let mut waiters = self.waiters.lock();
-            let all = waiters.0.values_mut();
+            let all = waiters.values_mut();
             all.filter_map(|waiter| waiter.waker.take()).collect()
         };
         // Without the lock: a waker may run its task at once.
@@ -380,7 +373,7 @@ impl Exchange {
     }
 
     fn with_id(channel: Arc<ClientChannel>, id: u64) -> Self {
-        channel.waiters.lock().0.insert(id, Waiter::default());
+        channel.waiters.lock().insert(id, Waiter::default());
         Self { channel, id }
     }
 
@@ -390,7 +383,7 @@ impl Exchange {
         // Dropped after the lock: that may drop a task with conversations of its own.
         let _old;
         let mut waiters = self.channel.waiters.lock();
-        let waiter = waiters.0.entry(self.id).or_default();
+        let waiter = waiters.entry(self.id).or_default();
         if let Some(message) = waiter.message.take() {
             return Poll::Ready(Some(message));
         }
@@ -411,7 +404,7 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         // The waker is dropped after the lock: that may drop a task with other conversations.
-        let _waiter = self.channel.waiters.lock().0.remove(&self.id);
+        let _waiter = self.channel.waiters.lock().remove(&self.id);
     }
 }
 
@@ -421,8 +414,7 @@ impl Drop for Exchange {
 pub(super) struct SlotOffer {
     pub(super) exchange: Exchange,
     pub(super) slot: Slot,
-    /// `None` if nothing could be written.
-    generation: Option<Generation>,
+    generation: Generation,
     port: u16,
     // Last: the next exchange about the slot has the same id.
     slot_guard: SlotGuard,
@@ -439,24 +431,19 @@ struct SlotGuard {
 
 impl SlotOffer {
     pub(super) fn state(&self) -> State {
-        self.generation
-            .map_or(State::Cancelled, |generation| self.slot.state(generation))
+        self.slot.state(self.generation)
     }
 
     /// Withdraws the offer; false after the listener has answered or refused.
     pub(super) fn withdraw(&self) -> bool {
-        self.generation
-            .is_some_and(|generation| self.slot.withdraw(generation))
+        self.slot.withdraw(self.generation)
     }
 
     /// A number that changes as long as the listener works.
     pub(super) fn progress(&self) -> u64 {
         let claimed = u64::from(self.state() != State::Offered);
-        self.exchange
-            .channel
-            .mailbox
-            .heartbeats()
-            .wrapping_add(claimed)
+        let heartbeats = self.exchange.channel.mailbox.heartbeats();
+        heartbeats.wrapping_add(claimed)
     }
 
     /// Notifies the listener of a write, if it has requested that.

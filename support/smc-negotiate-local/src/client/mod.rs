@@ -44,7 +44,7 @@ pub(super) struct LocalClient {
     known: Arc<Known>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Known {
     /// By owner.
     directories: Mutex<HashMap<u32, Arc<Mutex<Directories>>>>,
@@ -86,13 +86,7 @@ impl LocalClient {
         Self {
             domain,
             runtime,
-            known: Arc::new(Known {
-                directories: Mutex::default(),
-                channels: Mutex::default(),
-                diag: Mutex::default(),
-                proofs: Mutex::default(),
-                routes: Mutex::default(),
-            }),
+            known: Arc::default(),
         }
     }
 
@@ -215,10 +209,9 @@ impl LocalClient {
             result: None,
         };
         let leads = reachability::probe(&*self.runtime, channel, to).await;
-        let valid = if leads {
-            PROOF_LIFETIME
-        } else {
-            FAILURE_LIFETIME
+        let valid = match leads {
+            true => PROOF_LIFETIME,
+            false => FAILURE_LIFETIME,
         };
         under_way.result = Some(Proof::Known {
             leads,
@@ -338,15 +331,12 @@ impl LocalClient {
             }
             *diag = Some((netns, opened.ok()));
         }
-        let open = diag.as_mut().and_then(|(_, open)| open.as_mut());
-        Ok(open.map_or_else(
-            || Err(io::ErrorKind::Unsupported.into()),
-            |open| open.find(local, peer),
-        ))
+        match &mut *diag {
+            Some((_, Some(open))) => Ok(open.find(local, peer)),
+            _ => Ok(Err(io::ErrorKind::Unsupported.into())),
+        }
     }
-}
 
-impl LocalClient {
     /// Whether it was made for this runtime.
     pub(super) fn runs_on(&self, runtime: &Arc<dyn Runtime>) -> bool {
         Arc::ptr_eq(&self.runtime, runtime)

@@ -20,20 +20,20 @@ use crate::netns::NetNs;
 #[derive(Debug)]
 pub(crate) struct LocalOffer {
     /// The offers that are pending; only the one that was taken, as soon as that is known.
-    announced: Vec<SlotOffer>,
-    outcome: Option<Withdrawn>,
+    pub(super) announced: Vec<SlotOffer>,
+    pub(super) outcome: Option<Withdrawn>,
     /// Bytes of the answer that were read.
-    read_len: usize,
+    pub(super) read_len: usize,
     /// The early CONFIRM, in case of the expected answer.
-    early: Option<EarlyConfirm>,
+    pub(super) early: Option<EarlyConfirm>,
     /// Whether the answer that was read is the expected one.
-    is_confirmed: bool,
+    pub(super) is_confirmed: bool,
     /// Why one of the listeners does not answer.
-    cause: Option<FallbackCause>,
-    runtime: Arc<dyn Runtime>,
-    since: Instant,
+    pub(super) cause: Option<FallbackCause>,
+    pub(super) runtime: Arc<dyn Runtime>,
+    pub(super) since: Instant,
     /// The connection, if it was announced to another user: that user has to have got it.
-    connection: Option<Connection>,
+    pub(super) connection: Option<Connection>,
 }
 
 /// The connection that was announced.
@@ -48,26 +48,6 @@ pub(super) struct Connection {
 }
 
 impl LocalOffer {
-    pub(super) fn new(
-        announced: Vec<SlotOffer>,
-        early: Option<EarlyConfirm>,
-        runtime: Arc<dyn Runtime>,
-        since: Instant,
-        connection: Option<Connection>,
-    ) -> Self {
-        Self {
-            announced,
-            outcome: None,
-            read_len: 0,
-            early,
-            is_confirmed: false,
-            cause: None,
-            runtime,
-            since,
-            connection,
-        }
-    }
-
     /// The first message of the listener that has taken the offer, as far as it was read. Empty if
     /// it is longer than `buf`, or none was read.
     fn answer<'a>(&self, buf: &'a mut [u8]) -> &'a [u8] {

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::directory::Scope;
 use crate::message::{MAX_LEN, ToClient};
-use crate::sock_diag::TcpState;
+use crate::sock_diag::TCP_LISTEN;
 
 /// A runtime that runs nothing: a scenario polls what was spawned. Its clock goes on by a
 /// millisecond each time it is read.
@@ -208,7 +208,7 @@ fn connections_do_not_wait_while_one_of_them_refreshes_the_route() {
     let target = SocketInfo {
         cookie: entry.cookie,
         uid: geteuid().as_raw(),
-        state: TcpState::Listening,
+        state: TCP_LISTEN,
     };
     let dir = Arc::from(world.dir.path());
     let cache = || (world.client).cache_route(&candidate, target, &dir, &channel);

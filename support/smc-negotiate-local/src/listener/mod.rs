@@ -2,7 +2,6 @@
 
 mod channels;
 
-use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -243,6 +242,7 @@ impl Shared {
 }
 
 /// The listener's end of a handshake.
+#[derive(Debug)]
 struct ListenerSideChannel {
     shared: Arc<Shared>,
     claimed: Claimed,
@@ -369,14 +369,5 @@ impl Drop for ListenerSideChannel {
         clients.wait(self.claimed.channel, self.claimed.slot.number(), None);
         self.claimed.slot.close(Direction::FromListener);
         clients.notify(self.claimed.channel, &self.claimed.slot);
-    }
-}
-
-impl fmt::Debug for ListenerSideChannel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ListenerSideChannel")
-            .field("channel", &self.claimed.channel)
-            .field("slot", &self.claimed.slot.number())
-            .finish_non_exhaustive()
     }
 }

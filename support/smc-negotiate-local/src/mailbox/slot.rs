@@ -41,18 +41,18 @@ pub(crate) struct Announcement {
     pub(crate) to: SocketAddr,
 }
 
-/// The state of an offer.
+/// The state of an offer; 0 is that of a slot that was never used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    Offered,
-    /// The listener has accepted the connection and works on its answer.
-    Claimed,
+    Offered = 1,
     /// The listener has answered.
-    Taken,
+    Taken = 2,
     /// Refused by the listener, or withdrawn before the listener accepted.
-    Cancelled,
+    Cancelled = 3,
+    /// The listener has accepted the connection and works on its answer.
+    Claimed = 4,
     /// Withdrawn by the client while the listener worked on its answer.
-    Withdrawn,
+    Withdrawn = 5,
 }
 
 /// The generation of a slot: one for each connection that uses it.
@@ -99,7 +99,7 @@ impl Slot {
         self.write(Direction::FromClient, message).ok()?;
         self.write_early(early)?;
         self.word(STATE)
-            .store(generation.word(OFFERED), Ordering::Release);
+            .store(generation.word(State::Offered), Ordering::Release);
         Some(generation)
     }
 
@@ -141,7 +141,7 @@ impl Slot {
     /// The current offer and its generation.
     pub(crate) fn offered(&self) -> Option<(Generation, Announcement)> {
         let state = self.word(STATE).load(Ordering::Acquire);
-        if state & 0xff != OFFERED {
+        if state & 0xff != State::Offered as u64 {
             return None;
         }
         let (mut cookie, mut from, mut to) = ([0; 8], [0; ADDR_LEN], [0; ADDR_LEN]);
@@ -158,13 +158,13 @@ impl Slot {
 
     /// Listener: claims the offer of a connection that it has accepted; false if it was withdrawn.
     pub(crate) fn claim(&self, generation: Generation) -> bool {
-        self.transition(generation, OFFERED, CLAIMED)
+        self.transition(generation, State::Offered, State::Claimed)
     }
 
     /// Listener: takes an offer that it has claimed, after its answer was [written](Self::write).
     /// False if the client has withdrawn it.
     pub(crate) fn take(&self, generation: Generation) -> bool {
-        self.transition(generation, CLAIMED, TAKEN)
+        self.transition(generation, State::Claimed, State::Taken)
     }
 
     /// Listener: refuses an offer that was not claimed; false if it was withdrawn.
@@ -176,7 +176,7 @@ impl Slot {
             _ => 0,
         };
         self.word(REFUSAL).store(why, Ordering::Relaxed);
-        self.transition(generation, OFFERED, CANCELLED)
+        self.transition(generation, State::Offered, State::Cancelled)
     }
 
     /// Client: why the listener has refused the offer.
@@ -191,11 +191,11 @@ impl Slot {
 
     /// Client: withdraws its offer; false after the listener has answered or refused.
     pub(crate) fn withdraw(&self, generation: Generation) -> bool {
-        self.transition(generation, OFFERED, CANCELLED)
-            || self.transition(generation, CLAIMED, WITHDRAWN)
+        self.transition(generation, State::Offered, State::Cancelled)
+            || self.transition(generation, State::Claimed, State::Withdrawn)
     }
 
-    fn transition(&self, generation: Generation, from: u64, to: u64) -> bool {
+    fn transition(&self, generation: Generation, from: State, to: State) -> bool {
         let state = self.word(STATE);
         let (from, to) = (generation.word(from), generation.word(to));
         state
@@ -205,13 +205,11 @@ impl Slot {
 
     /// The state of the offer of this generation.
     pub(crate) fn state(&self, generation: Generation) -> State {
-        match self.word(STATE).load(Ordering::Acquire) {
-            state if state == generation.word(OFFERED) => State::Offered,
-            state if state == generation.word(CLAIMED) => State::Claimed,
-            state if state == generation.word(TAKEN) => State::Taken,
-            state if state == generation.word(WITHDRAWN) => State::Withdrawn,
-            _ => State::Cancelled,
-        }
+        use State::*;
+        let word = self.word(STATE).load(Ordering::Acquire);
+        let mut states = [Offered, Claimed, Taken, Withdrawn].into_iter();
+        let state = states.find(|state| word == generation.word(*state));
+        state.unwrap_or(Cancelled)
     }
 
     /// Adds a message for the other side. [`Self::needs_wake`] has to follow.
@@ -279,8 +277,8 @@ impl Slot {
 }
 
 impl Generation {
-    fn word(self, what: u64) -> u64 {
-        self.0 << 8 | what
+    fn word(self, state: State) -> u64 {
+        self.0 << 8 | state as u64
     }
 }
 
@@ -353,13 +351,6 @@ pub(crate) const EARLY_MAX: usize = 128;
 const LISTENER_DATA: usize = 1536;
 /// Longest first message of a listener.
 pub(crate) const MAX_ANSWER: usize = SLOT_LEN - LISTENER_DATA;
-
-/// States of a slot; 0 is that of a slot that was never used.
-const OFFERED: u64 = 1;
-const TAKEN: u64 = 2;
-const CANCELLED: u64 = 3;
-const CLAIMED: u64 = 4;
-const WITHDRAWN: u64 = 5;
 
 /// Codes of a refusal; 0 is without a reason.
 const REFUSED_BY_POLICY: u64 = 1;

@@ -30,12 +30,6 @@ pub(crate) struct Claimed {
     pub(crate) dead: Arc<AtomicBool>,
 }
 
-/// An offer in a mailbox, and the position behind it.
-struct Offered {
-    offer: (Slot, Generation, Announcement),
-    next: u32,
-}
-
 /// The result of the check of an announcement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verification {
@@ -54,9 +48,8 @@ impl ListenerChannels {
         for place in (0..self.recent.len()).rev() {
             let key = *self.recent.get(place)?;
             let mut from = 0;
-            while let Some(offered) = self.offer(key, pair, from) {
-                let (slot, generation, announcement) = offered.offer;
-                from = offered.next;
+            while let Some((slot, generation, announcement, next)) = self.offer(key, pair, from) {
+                from = next;
                 let result = self.verify(key, &announcement, now, &client_socket);
                 let is_fit = result == Verification::Verified && self.is_alive(key);
                 if is_fit && slot.claim(generation) {
@@ -109,9 +102,8 @@ impl ListenerChannels {
     pub(crate) fn refuse(&mut self, pair: Pair, why: Refusal) {
         for key in &self.recent {
             let mut from = 0;
-            while let Some(offered) = self.offer(*key, pair, from) {
-                let (slot, generation, _) = offered.offer;
-                from = offered.next;
+            while let Some((slot, generation, _, next)) = self.offer(*key, pair, from) {
+                from = next;
                 self.refuse_offer(*key, &slot, generation, why);
             }
         }
@@ -122,15 +114,20 @@ impl ListenerChannels {
         self.notify(channel, slot);
     }
 
-    /// What a client offers for a connection, from this position of its mailbox on.
-    fn offer(&self, channel: u64, (from, to): Pair, position: u32) -> Option<Offered> {
+    /// What a client offers for a connection, from this position of its mailbox on, and the
+    /// position behind it.
+    fn offer(
+        &self,
+        channel: u64,
+        (from, to): Pair,
+        position: u32,
+    ) -> Option<(Slot, Generation, Announcement, u32)> {
         let mailbox = self.channels.get(&channel)?.mailbox.as_ref()?;
         let mut slots = mailbox.find_from(from.port(), position);
         slots.find_map(|(next, slot)| {
             let (generation, announcement) = slot.offered()?;
             let fits = (announcement.from, announcement.to) == (from, to);
-            let offer = (slot, generation, announcement);
-            fits.then_some(Offered { offer, next })
+            fits.then_some((slot, generation, announcement, next))
         })
     }
 
