@@ -215,7 +215,8 @@ const IDLE: Duration = Duration::from_secs(10);
 /// Of a thread: enough for reading a directory, and for a backtrace.
 const STACK: usize = 256 * 1024;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// A panic of another thread is no reason for one of this.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -12,7 +12,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{
@@ -23,6 +23,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::SCM_MAX_FD;
 use crate::is_own_user;
+use crate::thread::lock;
 
 /// Whose descriptors wait together, and are closed by threads of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,10 +52,8 @@ pub(super) enum Content {
     Refused(OwnedFd, Vec<u8>),
     /// What came with a packet.
     Passed(Vec<OwnedFd>),
-    /// An eventfd or a memory file that a peer has as well, or had.
-    File(OwnedFd),
-    /// Memory that a peer has as well, or had, and whether it counts as a file.
-    Memory(Box<dyn Any + Send>, bool),
+    /// A file or memory that a peer has as well, or had, and whether it counts.
+    Shared(Box<dyn Any + Send>, bool),
 }
 
 /// Whether there are descriptors enough to accept another connection; false while so many wait to
@@ -100,13 +99,10 @@ pub(super) fn close_elsewhere(content: Content, share: Share) {
     let mut closers = closers();
     let share = closers.counted(share);
     let closer = closers.0.entry(share).or_default();
-    WAITING.fetch_add(content.len(), Ordering::Relaxed);
-    match &content {
-        Content::File(_) | Content::Memory(..) => closer.files += content.len(),
-        Content::Unread(_) | Content::Refused(..) | Content::Passed(_) => {
-            closer.waiting += content.len();
-        }
-    }
+    let (waiting, files) = content.counts();
+    WAITING.fetch_add(waiting + files, Ordering::Relaxed);
+    closer.waiting += waiting;
+    closer.files += files;
     closer.queue.push_back(content);
     if closer.threads >= MAX_THREADS {
         return;
@@ -122,22 +118,18 @@ fn close_all(share: Share) {
     while let Some(content) = next(share) {
         match content {
             Content::Unread(socket) => {
-                forget(share, 1);
+                forget(share, 1, 0);
                 drop(socket);
             }
             Content::Refused(socket, refusal) => {
                 refuse(&socket, &refusal);
-                forget(share, 1);
+                forget(share, 1, 0);
                 drop(socket);
             }
             Content::Passed(passed) => close_passed(passed, share),
-            Content::File(file) => {
-                forget_files(share, 1);
-                drop(file);
-            }
-            Content::Memory(memory, is_counted) => {
-                forget_files(share, usize::from(is_counted));
-                drop(memory);
+            Content::Shared(shared, is_counted) => {
+                forget(share, 0, usize::from(is_counted));
+                drop(shared);
             }
         }
     }
@@ -157,12 +149,12 @@ fn close_passed(passed: Vec<OwnedFd>, share: Share) {
         .into_iter()
         .partition(|fd| set_socket_linger(fd, None).is_ok());
     if !sockets.is_empty() && !files.is_empty() {
-        let files = Content::Passed(std::mem::take(&mut files));
-        forget(share, files.len());
-        close_elsewhere(files, share);
+        let files = std::mem::take(&mut files);
+        forget(share, files.len(), 0);
+        close_elsewhere(Content::Passed(files), share);
     }
     for file in files {
-        forget(share, 1);
+        forget(share, 1, 0);
         drop(file);
     }
     if sockets.is_empty() {
@@ -172,7 +164,7 @@ fn close_passed(passed: Vec<OwnedFd>, share: Share) {
     // The packet is the last that has them. So when it is closed all of them are.
     let packet = in_packet(&sockets);
     drop(sockets);
-    forget(share, len);
+    forget(share, len, 0);
     drop(packet);
 }
 
@@ -207,19 +199,12 @@ fn next(share: Share) -> Option<Content> {
     None
 }
 
-/// Descriptors are closed by now, or will be as the first thing.
-fn forget(share: Share, count: usize) {
-    WAITING.fetch_sub(count, Ordering::Relaxed);
+/// Descriptors, and shared files, are closed by now, or will be as the first thing.
+fn forget(share: Share, waiting: usize, files: usize) {
+    WAITING.fetch_sub(waiting + files, Ordering::Relaxed);
     if let Some(closer) = closers().0.get_mut(&share) {
-        closer.waiting -= count;
-    }
-}
-
-/// The same for files and memory.
-fn forget_files(share: Share, count: usize) {
-    WAITING.fetch_sub(count, Ordering::Relaxed);
-    if let Some(closer) = closers().0.get_mut(&share) {
-        closer.files -= count;
+        closer.waiting -= waiting;
+        closer.files -= files;
     }
 }
 
@@ -247,23 +232,23 @@ struct Closer {
     threads: usize,
     /// Descriptors in the queue and those that threads have not begun to close, without files.
     waiting: usize,
-    /// [Files](Content::File), and [memory](Content::Memory) that counts as such, in the queue.
+    /// [Files and memory](Content::Shared) that count, in the queue.
     files: usize,
 }
 
 impl Content {
-    /// What it counts for.
-    fn len(&self) -> usize {
+    /// How many descriptors it counts for, and how many shared files.
+    fn counts(&self) -> (usize, usize) {
         match self {
-            Self::Unread(_) | Self::Refused(..) | Self::File(_) => 1,
-            Self::Memory(_, is_counted) => usize::from(*is_counted),
-            Self::Passed(passed) => passed.len(),
+            Self::Unread(_) | Self::Refused(..) => (1, 0),
+            Self::Passed(passed) => (passed.len(), 0),
+            Self::Shared(_, is_counted) => (0, usize::from(*is_counted)),
         }
     }
 }
 
 fn closers() -> MutexGuard<'static, Closers> {
-    CLOSERS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&CLOSERS)
 }
 
 static CLOSERS: Mutex<Closers> = Mutex::new(Closers(BTreeMap::new()));

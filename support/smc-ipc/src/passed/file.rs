@@ -86,7 +86,7 @@ impl AsFd for PeerFile {
 impl Drop for PeerFile {
     fn drop(&mut self) {
         match (self.fd.take(), self.closed_for) {
-            (Some(fd), Some(share)) => close_elsewhere(Content::File(fd), share),
+            (Some(fd), Some(share)) => close_elsewhere(Content::Shared(Box::new(fd), true), share),
             (fd, _) => drop(fd),
         }
     }

@@ -40,7 +40,7 @@ impl<T: Send + 'static> PeerMemory<T> {
 impl<T: Send + 'static> Drop for PeerMemory<T> {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            let memory = Content::Memory(Box::new(memory), self.is_counted);
+            let memory = Content::Shared(Box::new(memory), self.is_counted);
             close_elsewhere(memory, Share::User(self.user));
         }
     }

@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -20,6 +20,8 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_gettime, timerfd_settime,
 };
+
+use crate::thread::lock;
 
 /// The timer for the next check of a publication.
 #[derive(Debug)]
@@ -91,7 +93,7 @@ type Timers = HashMap<i32, Vec<Weak<Timer>>>;
 impl Watcher {
     /// The one of this process, which stays as long as it works.
     pub(super) fn shared() -> io::Result<Arc<Self>> {
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = lock(&SHARED);
         if let Some(watcher) = shared.as_ref().filter(|watcher| !watcher.has_ended()) {
             return Ok(Arc::clone(watcher));
         }
@@ -115,7 +117,7 @@ impl Watcher {
 
     /// Whether it reports no more events.
     pub(super) fn has_ended(&self) -> bool {
-        self.lock().is_none()
+        lock(&self.timers).is_none()
     }
 
     /// Starts the timer when the file or directory is renamed or removed, or its owner or mode
@@ -138,7 +140,7 @@ impl Watcher {
             | WatchFlags::ONESHOT
             | WatchFlags::MASK_ADD;
         // Locked, so that its event is not dispatched before the timer is known.
-        let mut timers = self.lock();
+        let mut timers = lock(&self.timers);
         let timers = timers.as_mut().ok_or(Errno::BADF)?;
         let watch = inotify::add_watch(&self.inotify, path, flags)?;
         let interested = timers.entry(watch).or_default();
@@ -158,7 +160,7 @@ impl Watcher {
             if let Err(Errno::INTR) = event {
                 continue;
             }
-            let mut timers = self.lock();
+            let mut timers = lock(&self.timers);
             let concerned: Vec<_> = match (&event, timers.as_mut()) {
                 (Ok(event), Some(timers))
                     if !event.events().contains(ReadFlags::QUEUE_OVERFLOW) =>
@@ -192,7 +194,7 @@ impl Watcher {
 
     /// Removes a timer, and the watches that only it has.
     pub(super) fn remove(&self, timer: &Arc<Timer>) {
-        let mut timers = self.lock();
+        let mut timers = lock(&self.timers);
         let Some(timers) = timers.as_mut() else {
             return;
         };
@@ -203,10 +205,6 @@ impl Watcher {
             }
             !timers.is_empty()
         });
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Timers>> {
-        self.timers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
