@@ -1,14 +1,13 @@
 //! Domains: the directories and the users of processes that may reach each other.
 
 use std::collections::BTreeSet;
-use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, Stat};
+use rustix::fs::FileType;
 use rustix::process::geteuid;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -16,7 +15,7 @@ use super::elevated;
 use super::error::{DirectoryProblem, RuntimeDirError};
 use super::user_dir::UserDirs;
 use crate::is_ambiguous_user;
-use crate::thread::{self, Lock};
+use crate::thread::{self, Lock, lock};
 
 /// Which processes of a host reach each other: in which directories they publish their sockets, and
 /// of which users they are.
@@ -45,7 +44,7 @@ pub struct Domain {
     /// Users who are allowed, in order; the own one always is.
     others: Arc<[u32]>,
     /// Directories with a random name.
-    spares: Arc<Mutex<Spares>>,
+    pub(super) spares: Arc<Mutex<Spares>>,
 }
 
 /// Where the directories are.
@@ -307,15 +306,24 @@ impl Domain {
     }
 
     /// The directory of a shared domain, whose owner can rename and remove what is in it.
-    pub(super) fn check_base(&self, base: &Path, found: DirStat) -> Result<(), RuntimeDirError> {
-        let is_permitted = found.uid == 0 || self.allows(found.uid);
-        let is_sticky = found.mode & STICKY != 0;
-        found.check(base, is_permitted, is_sticky)
+    pub(super) fn check_base(
+        &self,
+        base: &Path,
+        uid: u32,
+        mode: u32,
+    ) -> Result<(), RuntimeDirError> {
+        let is_permitted = uid == 0 || self.allows(uid);
+        check_mode(base, uid, mode, is_permitted, mode & STICKY != 0)
     }
 
     /// A directory of the user whose it is to be.
-    pub(super) fn check_stat(&self, path: &Path, found: DirStat) -> Result<(), RuntimeDirError> {
-        found.check(path, Some(found.uid) == self.owner(path), false)
+    pub(super) fn check_own(
+        &self,
+        path: &Path,
+        uid: u32,
+        mode: u32,
+    ) -> Result<(), RuntimeDirError> {
+        check_mode(path, uid, mode, Some(uid) == self.owner(path), false)
     }
 
     /// The user whose directory is to be at this path.
@@ -353,7 +361,7 @@ impl Domain {
     }
 
     fn remembered_spares(&self) -> Option<Arc<[Spare]>> {
-        let found = self.lock_spares();
+        let found = lock(&self.spares);
         let (until, spares) = found.as_ref()?;
         (Instant::now() < *until).then(|| Arc::clone(spares))
     }
@@ -371,7 +379,7 @@ impl Domain {
 
     /// Keeps what a search has found for so long that searches take a tenth of the time at most.
     pub(super) fn remember(&self, spares: Arc<[Spare]>, took: Duration) -> Arc<[Spare]> {
-        *self.lock_spares() = Some((Instant::now() + took * REST, Arc::clone(&spares)));
+        *lock(&self.spares) = Some((Instant::now() + took * REST, Arc::clone(&spares)));
         spares
     }
 
@@ -390,11 +398,7 @@ impl Domain {
     }
 
     pub(super) fn clear_spares(&self) {
-        *self.lock_spares() = None;
-    }
-
-    pub(super) fn lock_spares(&self) -> MutexGuard<'_, Spares> {
-        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.spares) = None;
     }
 
     /// Directories with a random name of the users who are wanted, user by user, in the order of
@@ -426,52 +430,25 @@ impl Domain {
     }
 }
 
-/// Owner and mode of a directory.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DirStat {
-    pub(super) uid: u32,
-    pub(super) mode: u32,
-}
-
-impl From<&Metadata> for DirStat {
-    fn from(found: &Metadata) -> Self {
-        Self {
-            uid: found.uid(),
-            mode: found.mode(),
-        }
-    }
-}
-
-impl From<&Stat> for DirStat {
-    fn from(found: &Stat) -> Self {
-        Self {
-            uid: found.st_uid,
-            mode: found.st_mode,
-        }
-    }
-}
-
-impl DirStat {
-    /// A directory that no other user can change.
-    pub(super) fn check(
-        self,
-        path: &Path,
-        is_permitted: bool,
-        may_be_writable: bool,
-    ) -> Result<(), RuntimeDirError> {
-        let Self { uid, mode } = self;
-        let problem = if !is_permitted || is_ambiguous_user(uid) {
-            DirectoryProblem::Owner { uid }
-        } else if FileType::from_raw_mode(mode) != FileType::Directory {
-            DirectoryProblem::NotDirectory
-        } else if mode & WRITABLE_BY_OTHERS != 0 && !may_be_writable {
-            let mode = mode & 0o7777;
-            DirectoryProblem::Writable { mode }
-        } else {
-            return Ok(());
-        };
-        Err(RuntimeDirError::new(path, problem))
-    }
+/// Checks the owner and mode of a directory: no other user can change it.
+pub(super) fn check_mode(
+    path: &Path,
+    uid: u32,
+    mode: u32,
+    is_permitted: bool,
+    may_be_writable: bool,
+) -> Result<(), RuntimeDirError> {
+    let problem = if !is_permitted || is_ambiguous_user(uid) {
+        DirectoryProblem::Owner { uid }
+    } else if FileType::from_raw_mode(mode) != FileType::Directory {
+        DirectoryProblem::NotDirectory
+    } else if mode & WRITABLE_BY_OTHERS != 0 && !may_be_writable {
+        let mode = mode & 0o7777;
+        DirectoryProblem::Writable { mode }
+    } else {
+        return Ok(());
+    };
+    Err(RuntimeDirError::new(path, problem))
 }
 
 pub(super) fn own() -> u32 {

@@ -6,10 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, chmod, fstat, mkdirat, openat, statat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmod, fstat, mkdirat, openat, statat};
 use rustix::io::Errno;
 
-use super::domain::{DirStat, Domain, Locations, in_session, own, system, user_session};
+use super::domain::{Domain, Locations, check_mode, in_session, own, system, user_session};
 use super::error::{DirectoryProblem, RuntimeDirError};
 use super::lookup::open_name;
 use super::socket::by_fd;
@@ -65,7 +65,7 @@ impl Domain {
         if let Locations::Shared(base) = &*self.locations {
             let found = std::fs::metadata(base);
             let found = found.map_err(|error| inspect_failed(base, &error))?;
-            self.check_base(base, (&found).into())?;
+            self.check_base(base, found.uid(), found.mode())?;
         }
         self.inspect(path)
     }
@@ -79,7 +79,7 @@ impl Domain {
             _ => std::fs::symlink_metadata(path),
         };
         let found = found.map_err(|error| inspect_failed(path, &error))?;
-        self.check_stat(path, (&found).into())?;
+        self.check_own(path, found.uid(), found.mode())?;
         Ok(found)
     }
 
@@ -108,7 +108,7 @@ impl Domain {
             opened => opened.map_err(failed("open"))?,
         };
         let stat = fstat(&fd).map_err(failed("inspect"))?;
-        self.check_base(base, (&stat).into())?;
+        self.check_base(base, stat.st_uid, stat.st_mode)?;
         Ok(Origin {
             base: Some(fd),
             name: path.file_name().map_or(path, Path::new),
@@ -140,14 +140,14 @@ impl Domain {
                 // With the owner of the file or link, if that is another user.
                 let found = statat(origin.fd(), origin.name, AtFlags::SYMLINK_NOFOLLOW);
                 let found = found.map_err(failed("inspect"))?;
-                self.check_stat(path, (&found).into())?;
+                self.check_own(path, found.st_uid, found.st_mode)?;
                 let problem = DirectoryProblem::NotDirectory;
                 return Err(RuntimeDirError::new(path, problem));
             }
             Err(errno) => return Err(failed("open")(errno)),
         };
-        let stat: Stat = fstat(&fd).map_err(failed("inspect"))?;
-        self.check_stat(path, (&stat).into())?;
+        let stat = fstat(&fd).map_err(failed("inspect"))?;
+        self.check_own(path, stat.st_uid, stat.st_mode)?;
         Ok(OpenDir {
             path: path.to_owned(),
             fd,
@@ -217,7 +217,7 @@ impl Domain {
     fn open_system(&self, run: &Path) -> Result<OpenDir, RuntimeDirError> {
         let found = std::fs::symlink_metadata(run);
         let found = found.map_err(|error| inspect_failed(run, &error))?;
-        DirStat::from(&found).check(run, found.uid() == 0, false)?;
+        check_mode(run, found.uid(), found.mode(), found.uid() == 0, false)?;
         let path = system(run);
         // Others may not make it, and an attempt takes the lock of the directory all the same.
         match own() {
