@@ -36,7 +36,7 @@ pub struct Publication {
     companion: Option<(&'static str, (u64, u64))>,
     sockets: Vec<NamedSocket>,
     /// A check that has not ended in time.
-    check: Option<Answer<Checked>>,
+    check: Option<Answer<Check>>,
     reserve: Reserve,
     /// What a process of a user who is not allowed is sent.
     refusal: fn(u32) -> Vec<u8>,
@@ -239,20 +239,15 @@ impl Publication {
         for socket in self.unnamed.drain(..) {
             end(socket, &self.epoll);
         }
-        let sockets = std::mem::take(&mut self.sockets);
-        if sockets.is_empty() {
+        let entries = self.entries();
+        if entries.is_empty() {
             return;
         }
-        let entries: Vec<_> = sockets.iter().map(|named| named.entry.clone()).collect();
         let (domain, name) = (self.domain.clone(), self.name.clone());
-        let remove = move || {
-            entries
-                .iter()
-                .for_each(|entry| entry.remove(&domain, &name))
-        };
+        let remove = move || remove_all(&entries, &domain, &name);
         // Otherwise the name stays, without a process, until another process removes it.
         let _ = thread::run(self.domain.names_lock(), LIMIT, remove);
-        for named in sockets {
+        for named in self.sockets.drain(..) {
             end(named.socket, &self.epoll);
         }
     }
@@ -292,34 +287,34 @@ impl Publication {
         }
     }
 
-    fn start_check(&mut self) -> Result<Answer<Checked>, Errno> {
+    fn start_check(&mut self) -> Result<Answer<Check>, Errno> {
         let watcher = self.watcher.take().filter(|watcher| !watcher.has_ended());
         self.watcher = watcher.or_else(|| Watcher::shared().ok());
         let check = Check {
             domain: self.domain.clone(),
             name: self.name.clone(),
             companion: self.companion,
-            entries: self
-                .sockets
-                .iter()
-                .map(|named| named.entry.clone())
-                .collect(),
             epoll: Arc::clone(&self.epoll),
             watcher: self.watcher.clone(),
             timer: Arc::clone(&self.timer),
+            entries: self.entries(),
+            dirs: Vec::new(),
+            made: Vec::new(),
+            is_watched: false,
+            is_lost: false,
+            error: None,
         };
         thread::ask(self.domain.names_lock(), move || check.run()).map_err(thread::errno)
     }
 
-    fn take_checked(&mut self, mut checked: Checked) {
-        let mut has_name = checked.has_name.iter();
+    fn take_checked(&mut self, mut checked: Check) {
+        let has_name = |named: &NamedSocket| checked.entries.contains(&named.entry);
         let (kept, lost): (Vec<_>, Vec<_>) = std::mem::take(&mut self.sockets)
             .into_iter()
-            .partition(|_| has_name.next() == Some(&true));
+            .partition(has_name);
         let delay = self.next_delay(!lost.is_empty());
         self.sockets = kept;
         self.sockets.append(&mut checked.made);
-        let error = checked.error.take();
         let dirs = &checked.dirs;
         self.sockets
             .sort_by_key(|named| dirs.iter().position(|dir| *dir == named.entry.dir));
@@ -333,7 +328,13 @@ impl Publication {
         } else if !is_good || !checked.is_watched {
             self.timer.start(INTERVAL);
         }
+        let error = checked.error.take();
         self.error = error.filter(|_| self.sockets.is_empty());
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let entries = self.sockets.iter().map(|named| named.entry.clone());
+        entries.collect()
     }
 
     /// Uses another watcher.
@@ -394,29 +395,27 @@ fn end(socket: Listener, epoll: &OwnedFd) {
     drop(socket);
 }
 
-/// Finds out whether sockets still have their names, and makes those that are missing.
+fn remove_all(entries: &[Entry], domain: &Domain, name: &str) {
+    for entry in entries {
+        entry.remove(domain, name);
+    }
+}
+
+/// Finds out whether sockets still have their names, and makes those that are missing. Dropping it
+/// ends the sockets that it has made, and has their names removed.
+#[derive(Debug)]
 struct Check {
     domain: Domain,
     name: String,
     companion: Option<(&'static str, (u64, u64))>,
-    /// Of the sockets that are published.
-    entries: Vec<Entry>,
     epoll: Arc<OwnedFd>,
     watcher: Option<Arc<Watcher>>,
     timer: Arc<Timer>,
-}
-
-/// What a check has found and made. Dropping it ends the sockets in it and has their names removed.
-#[derive(Debug)]
-struct Checked {
-    domain: Domain,
-    name: String,
+    /// Of the sockets that are published; from the check on, of those that have their names.
+    entries: Vec<Entry>,
     /// The directories to publish in, the preferred one first.
     dirs: Vec<PathBuf>,
-    /// Whether each of the sockets has its name.
-    has_name: Vec<bool>,
     made: Vec<NamedSocket>,
-    epoll: Arc<OwnedFd>,
     /// Whether each loss of a name from now on is reported.
     is_watched: bool,
     /// Whether a name was lost meanwhile.
@@ -424,7 +423,7 @@ struct Checked {
     error: Option<RuntimeDirError>,
 }
 
-impl Drop for Checked {
+impl Drop for Check {
     fn drop(&mut self) {
         let made = std::mem::take(&mut self.made);
         if made.is_empty() {
@@ -436,11 +435,7 @@ impl Drop for Checked {
         };
         let entries: Vec<_> = made.into_iter().map(entry).collect();
         let (domain, name) = (self.domain.clone(), std::mem::take(&mut self.name));
-        let remove = move || {
-            for entry in &entries {
-                entry.remove(&domain, &name);
-            }
-        };
+        let remove = move || remove_all(&entries, &domain, &name);
         // Otherwise they stay, as in `Publication::close`.
         let _ = thread::start(self.domain.names_lock(), remove);
     }
@@ -448,29 +443,15 @@ impl Drop for Checked {
 
 impl Check {
     /// On a thread, as each of these calls can wait for the lock of a directory.
-    fn run(self) -> Checked {
-        let mut checked = Checked {
-            domain: self.domain.clone(),
-            name: self.name.clone(),
-            dirs: Vec::new(),
-            has_name: vec![true; self.entries.len()],
-            made: Vec::new(),
-            epoll: Arc::clone(&self.epoll),
-            is_watched: true,
-            is_lost: false,
-            error: None,
-        };
+    fn run(mut self) -> Self {
         let spare = self.entries.iter().find(|entry| entry.is_spare);
         let spare = spare.map(|entry| entry.dir.as_path());
         let dirs = match self.domain.open_to_publish(spare) {
             Ok(dirs) => dirs,
             // That does not concern the names.
-            Err(error) if error.lack().is_some() && !self.entries.is_empty() => {
-                checked.is_watched = false;
-                return checked;
-            }
+            Err(error) if error.lack().is_some() && !self.entries.is_empty() => return self,
             Err(error) => {
-                checked.error = Some(error);
+                self.error = Some(error);
                 Vec::new()
             }
         };
@@ -478,33 +459,32 @@ impl Check {
             dirs.iter()
                 .any(|dir| dir.path == entry.dir && entry.has_name(dir, &self.name))
         };
-        checked.has_name = self.entries.iter().map(has_name).collect();
-        let (kept, lost): (Vec<_>, Vec<_>) = self.entries.iter().partition(|entry| has_name(entry));
+        let entries = std::mem::take(&mut self.entries);
+        let (kept, lost): (Vec<_>, Vec<_>) = entries.into_iter().partition(has_name);
         for dir in &dirs {
             if kept.iter().any(|entry| entry.dir == dir.path) {
                 continue;
             }
             match self.publish_in(dir) {
-                Ok(named) => checked.made.push(named),
+                Ok(named) => self.made.push(named),
                 Err(errno) => {
                     let error = RuntimeDirError::os(&dir.path, "publish a socket", errno);
-                    checked.error = Some(error);
+                    self.error = Some(error);
                 }
             }
         }
         // After the new ones are there, so that a client finds one of them.
-        for entry in lost {
-            entry.remove(&self.domain, &self.name);
-        }
-        checked.is_watched = dirs.iter().all(|dir| self.watch(dir).is_ok());
+        remove_all(&lost, &self.domain, &self.name);
+        self.is_watched = dirs.iter().all(|dir| self.watch(dir).is_ok());
         // No event reports what happened before it was watched.
-        let made = checked.made.iter().map(|named| &named.entry);
-        checked.is_lost = kept.into_iter().chain(made).any(|entry| {
+        let made = self.made.iter().map(|named| &named.entry);
+        self.is_lost = kept.iter().chain(made).any(|entry| {
             let dir = self.domain.open(&entry.dir);
             !dir.is_ok_and(|dir| entry.has_name(&dir, &self.name))
         });
-        checked.dirs = dirs.into_iter().map(|dir| dir.path).collect();
-        checked
+        self.entries = kept;
+        self.dirs = dirs.into_iter().map(|dir| dir.path).collect();
+        self
     }
 
     fn publish_in(&self, dir: &OpenDir) -> Result<NamedSocket, Errno> {

@@ -28,7 +28,7 @@ pub(super) struct NamedSocket {
 }
 
 /// A name in a directory.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     /// The directory.
     pub(super) dir: PathBuf,
