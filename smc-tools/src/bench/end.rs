@@ -1,7 +1,7 @@
 //! One of the two processes of a measurement.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::thread;
 
@@ -18,7 +18,8 @@ use super::peers;
 use super::plan::Cell;
 use super::runtime::Runtime;
 use super::transport::smc::{self, Carried};
-use super::transport::{Accept, InPlace, Kind, tcp, unix};
+use super::transport::socket::{self, Native, SmolTcp, SmolUnix, TokioTcp, TokioUnix};
+use super::transport::{Accept, Kind};
 use super::workload;
 
 /// Arguments of a process that `smc bench` starts.
@@ -117,54 +118,34 @@ fn is_overloaded(error: &anyhow::Error) -> bool {
 /// The client's part, by what the streams are.
 async fn drive(cell: Cell, dir: PathBuf, address: String, meter: Meter) -> Result<Sample> {
     match (cell.transport, cell.runtime) {
-        (Kind::Tcp, Runtime::Smol) => {
-            let tcp = tcp::SmolConnector::new(&address, &cell.settings)?;
-            workload::drive(&cell, tcp, meter).await
-        }
-        (Kind::Tcp, Runtime::Tokio | Runtime::TokioMt) => {
-            let tcp = tcp::TokioConnector::new(&address, &cell.settings)?;
-            workload::drive(&cell, tcp, meter).await
-        }
-        (Kind::Unix, Runtime::Smol) => {
-            let unix = unix::SmolConnector::new(&address, &cell.settings);
-            workload::drive(&cell, unix, meter).await
-        }
-        (Kind::Unix, Runtime::Tokio | Runtime::TokioMt) => {
-            let unix = unix::TokioConnector::new(&address, &cell.settings);
-            workload::drive(&cell, unix, meter).await
-        }
+        (Kind::Tcp, Runtime::Smol) => drive_native::<SmolTcp>(&cell, address, meter).await,
+        (Kind::Tcp, _) => drive_native::<TokioTcp>(&cell, address, meter).await,
+        (Kind::Unix, Runtime::Smol) => drive_native::<SmolUnix>(&cell, address, meter).await,
+        (Kind::Unix, _) => drive_native::<TokioUnix>(&cell, address, meter).await,
         #[cfg(feature = "peers")]
         (Kind::Iceoryx2, _) => peers::iceoryx2::drive(&cell, &dir, meter),
-        (kind, _) => {
+        _ => {
             let carried = Carried::open(&cell, &dir)?;
-            let measured = if kind == Kind::LoopInplace {
-                let smc = smc::Connector::<InPlace>::new(&carried, &cell, &address)?;
-                workload::drive(&cell, smc, meter).await
-            } else {
-                let smc = smc::Connector::<::smc::Stream>::new(&carried, &cell, &address)?;
-                workload::drive(&cell, smc, meter).await
-            };
+            let to = smc::Connector::new(&carried, &cell, &address)?;
+            let measured = workload::drive(&cell, to, meter).await;
             carried.part().await;
             measured
         }
     }
 }
 
+async fn drive_native<S: Native>(cell: &Cell, address: String, meter: Meter) -> Result<Sample> {
+    let to = socket::Connector::<S>::new(address, &cell.settings);
+    workload::drive(cell, to, meter).await
+}
+
 /// The server's part.
 async fn serve(cell: Cell, dir: PathBuf) -> Result<()> {
     match (cell.transport, cell.runtime) {
-        (Kind::Tcp, Runtime::Smol) => {
-            until_ended(&cell, tcp::SmolListener::bind(&cell.settings)?).await
-        }
-        (Kind::Tcp, Runtime::Tokio | Runtime::TokioMt) => {
-            until_ended(&cell, tcp::TokioListener::bind(&cell.settings)?).await
-        }
-        (Kind::Unix, Runtime::Smol) => {
-            until_ended(&cell, unix::SmolListener::bind(&dir, &cell.settings)?).await
-        }
-        (Kind::Unix, Runtime::Tokio | Runtime::TokioMt) => {
-            until_ended(&cell, unix::TokioListener::bind(&dir, &cell.settings)?).await
-        }
+        (Kind::Tcp, Runtime::Smol) => serve_native::<SmolTcp>(&cell, &dir).await,
+        (Kind::Tcp, _) => serve_native::<TokioTcp>(&cell, &dir).await,
+        (Kind::Unix, Runtime::Smol) => serve_native::<SmolUnix>(&cell, &dir).await,
+        (Kind::Unix, _) => serve_native::<TokioUnix>(&cell, &dir).await,
         #[cfg(feature = "peers")]
         (Kind::Iceoryx2, _) => {
             let ended = stdin_ended();
@@ -173,17 +154,17 @@ async fn serve(cell: Cell, dir: PathBuf) -> Result<()> {
             let _gone = ended.await;
             server.stop()
         }
-        (kind, _) => {
+        _ => {
             let carried = Carried::open(&cell, &dir)?;
-            let served = if kind == Kind::LoopInplace {
-                until_ended(&cell, smc::Listener::<InPlace>::bind(&carried).await?).await
-            } else {
-                until_ended(&cell, smc::Listener::<::smc::Stream>::bind(&carried).await?).await
-            };
+            let served = until_ended(&cell, smc::Listener::bind(&carried, &cell).await?).await;
             carried.part().await;
             served
         }
     }
+}
+
+async fn serve_native<S: Native>(cell: &Cell, dir: &Path) -> Result<()> {
+    until_ended(cell, socket::Listener::<S>::bind(dir, &cell.settings)?).await
 }
 
 /// Reports where it listens, and serves until standard input ends.

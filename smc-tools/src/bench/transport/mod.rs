@@ -1,27 +1,20 @@
 //! What carries the streams: the same few things to ask of all of them.
 //!
-//! Streams are those of `futures-io`, which is what the SMC streams and smol's are; tokio's sockets
-//! come through an adapter that does nothing but pass calls on. hyper gets them as tokio's.
+//! Streams are those of tokio, which is what the SMC streams are too, and what hyper takes; smol's
+//! sockets come through an adapter that does nothing but pass calls on.
 
 pub(super) mod smc;
-pub(super) mod tcp;
-pub(super) mod unix;
+pub(super) mod socket;
 
 mod trust;
 
-pub(super) use smc::InPlace;
-
 use std::fmt;
 use std::io;
-use std::os::fd::AsFd;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use anyhow::Result;
 use clap::ValueEnum;
-use futures_lite::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use serde::{Deserialize, Serialize};
-use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use super::plan::Workload;
 
@@ -96,27 +89,9 @@ impl fmt::Display for Kind {
 }
 
 /// A stream to measure.
-pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// The same with tokio's traits.
-    type Tokio: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static;
+pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
-    fn into_tokio(self) -> Self::Tokio;
-
-    /// Sends as many bytes as `data` has: these, unless the stream has a way to make them where
-    /// they go.
-    fn put<'a>(
-        &'a mut self,
-        data: &'a [u8],
-    ) -> impl Future<Output = io::Result<()>> + Send + use<'a, Self> {
-        self.write_all(data)
-    }
-
-    /// Takes at most as many bytes as `buf` has off the stream, by way of `buf` unless there is a
-    /// shorter one. Returns how many; 0 at end of stream.
-    fn poll_take(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        Pin::new(self).poll_read(cx, buf)
-    }
-}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Duplex for S {}
 
 /// Opens streams.
 pub(super) trait Connect: Send + Sync + 'static {
@@ -126,6 +101,16 @@ pub(super) trait Connect: Send + Sync + 'static {
 
     /// What the stream is, in words.
     fn path(&self, stream: &Self::Stream) -> String;
+
+    /// Sends as many bytes as `data` has: these, unless the stream has a way to make them where
+    /// they go.
+    fn put(
+        &self,
+        stream: &mut Self::Stream,
+        data: &[u8],
+    ) -> impl Future<Output = io::Result<()>> + Send {
+        async { stream.write_all(data).await }
+    }
 }
 
 /// Takes streams in.
@@ -136,28 +121,14 @@ pub(super) trait Accept: Send + Sync + 'static {
 
     /// Where to connect to, for the transport's own connector.
     fn address(&self) -> Result<String>;
-}
 
-/// Buffers to ask for of sockets.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Buffers(pub(super) Option<usize>);
-
-impl Buffers {
-    fn ask(self, socket: &impl AsFd) -> io::Result<()> {
-        let Some(len) = self.0 else { return Ok(()) };
-        let socket = SockRef::from(socket);
-        socket.set_send_buffer_size(len)?;
-        socket.set_recv_buffer_size(len)
-    }
-}
-
-/// A socket in words.
-fn describe(what: &str, socket: &impl AsFd) -> String {
-    let socket = SockRef::from(socket);
-    match (socket.send_buffer_size(), socket.recv_buffer_size()) {
-        (Ok(send), Ok(receive)) => {
-            format!("{what}, buffers of {send} bytes to send and {receive} to receive at first")
-        }
-        _ => what.to_owned(),
+    /// Takes at most as many bytes as `buf` has off the stream, by way of `buf` unless there is a
+    /// shorter one. Returns how many; 0 at end of stream.
+    fn take(
+        &self,
+        stream: &mut Self::Stream,
+        buf: &mut [u8],
+    ) -> impl Future<Output = io::Result<usize>> + Send {
+        async { stream.read(buf).await }
     }
 }

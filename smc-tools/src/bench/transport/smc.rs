@@ -1,161 +1,48 @@
 //! SMC streams over the loop device and ISM devices, and those that have fallen back to TCP.
 
 use std::io;
-use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use futures_lite::{AsyncBufRead, AsyncRead, AsyncWrite};
 use smc::{Domain, Endpoint, Mode, Policy, Stream};
 use smc_core::device::{Device, RoceKind};
 use smc_core::negotiate::{Assume, Negotiation};
 use smc_negotiate_local::Local;
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::super::plan::{Cell, Site};
 use super::trust::trust_peer;
-use super::{Accept, Connect, Duplex, Kind};
-
-/// An SMC stream with a way to read it.
-pub(in crate::bench) trait Reading: Duplex + From<Stream> {
-    fn stream(&self) -> &Stream;
-}
-
-impl Reading for Stream {
-    fn stream(&self) -> &Stream {
-        self
-    }
-}
-
-impl Duplex for Stream {
-    type Tokio = Self;
-
-    fn into_tokio(self) -> Self {
-        self
-    }
-}
-
-/// A stream whose bytes are made where the peer will read them, and read where it has put
-/// them.
-pub(in crate::bench) struct InPlace(Stream);
-
-impl Reading for InPlace {
-    fn stream(&self) -> &Stream {
-        &self.0
-    }
-}
-
-impl Duplex for InPlace {
-    type Tokio = Stream;
-
-    fn into_tokio(self) -> Stream {
-        self.0
-    }
-
-    /// Writes each byte once, which is what copying them does too; but here there is no buffer to
-    /// copy from, which other senders have in their cache.
-    async fn put(&mut self, data: &[u8]) -> io::Result<()> {
-        // A message is one piece; of a ring that is short for it, a quarter at a time.
-        let ring = self.0.send_buffer_size().unwrap_or(data.len());
-        let mut left = data.len();
-        while left > 0 {
-            let len = left.min((ring / 4).max(1));
-            let mut space = self.0.reserve_exact(len).await?;
-            std::hint::black_box(space.as_mut_slice()).fill(std::hint::black_box(MADE));
-            space.commit(len).await?;
-            left -= len;
-        }
-        Ok(())
-    }
-
-    /// Looks at each byte once, which is what copying them does too.
-    fn poll_take(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        let mut stream = Pin::new(&mut self.0);
-        let bytes = ready!(stream.as_mut().poll_fill_buf(cx))?;
-        let count = bytes.len().min(buf.len());
-        std::hint::black_box(sum(&bytes[..count]));
-        stream.consume(count);
-        Poll::Ready(Ok(count))
-    }
-}
-
-impl From<Stream> for InPlace {
-    fn from(stream: Stream) -> Self {
-        Self(stream)
-    }
-}
-
-impl AsyncRead for InPlace {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut [u8],
-    ) -> Poll<io::Result<usize>> {
-        AsyncRead::poll_read(Pin::new(&mut self.get_mut().0), cx, buf)
-    }
-}
-
-impl AsyncWrite for InPlace {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        AsyncWrite::poll_write(Pin::new(&mut self.get_mut().0), cx, buf)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        AsyncWrite::poll_flush(Pin::new(&mut self.get_mut().0), cx)
-    }
-
-    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        AsyncWrite::poll_close(Pin::new(&mut self.get_mut().0), cx)
-    }
-}
-
-/// One pass over the bytes.
-fn sum(bytes: &[u8]) -> u64 {
-    let words = bytes.chunks_exact(8);
-    let rest = words.remainder().iter().copied().map(u64::from);
-    let words = words.filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?)));
-    words.chain(rest).fold(0, u64::wrapping_add)
-}
-
-/// What data made in place is of.
-const MADE: u8 = 0x5a;
+use super::{Accept, Connect, Kind};
 
 /// Opens SMC streams.
-pub(in crate::bench) struct Connector<S> {
+pub(in crate::bench) struct Connector {
     endpoint: Endpoint,
     to: SocketAddr,
     kind: Kind,
     is_demo: bool,
-    reading: PhantomData<fn() -> S>,
 }
 
-impl<S: Reading> Connector<S> {
+impl Connector {
     pub(in crate::bench) fn new(carried: &Carried, cell: &Cell, address: &str) -> Result<Self> {
         Ok(Self {
             endpoint: carried.endpoint.clone(),
             to: address.parse()?,
             kind: cell.transport,
             is_demo: carried.is_demo,
-            reading: PhantomData,
         })
     }
 }
 
-impl<S: Reading> Connect for Connector<S> {
-    type Stream = S;
+impl Connect for Connector {
+    type Stream = Stream;
 
-    async fn connect(&self) -> Result<S> {
+    async fn connect(&self) -> Result<Stream> {
         let stream = self.endpoint.connect(self.to).await;
         let stream = stream.map_err(io::Error::from);
         let stream = stream.with_context(|| format!("connect to {}", self.to))?;
@@ -170,48 +57,89 @@ impl<S: Reading> Connect for Connector<S> {
         };
         ensure!(is_wanted, "the stream is {}", stream.mode());
         stream.set_nodelay(true)?;
-        Ok(stream.into())
+        Ok(stream)
     }
 
-    fn path(&self, stream: &S) -> String {
-        let stream = stream.stream();
+    fn path(&self, stream: &Stream) -> String {
         match stream.recv_buffer_size() {
             Some(len) => format!("{}, receive ring of {len} bytes", stream.mode()),
             None => stream.mode().to_string(),
         }
     }
+
+    /// In place writes each byte once, which is what copying them does too; but here there is no
+    /// buffer to copy from, which other senders have in their cache.
+    async fn put(&self, stream: &mut Stream, data: &[u8]) -> io::Result<()> {
+        if self.kind != Kind::LoopInplace {
+            return stream.write_all(data).await;
+        }
+        // A message is one piece; of a ring that is short for it, a quarter at a time.
+        let ring = stream.send_buffer_size().unwrap_or(data.len());
+        let mut left = data.len();
+        while left > 0 {
+            let len = left.min((ring / 4).max(1));
+            let mut space = stream.reserve_exact(len).await?;
+            std::hint::black_box(space.as_mut_slice()).fill(std::hint::black_box(MADE));
+            space.commit(len).await?;
+            left -= len;
+        }
+        Ok(())
+    }
 }
 
 /// Takes SMC streams in.
-pub(in crate::bench) struct Listener<S> {
+pub(in crate::bench) struct Listener {
     listener: smc::Listener,
-    reading: PhantomData<fn() -> S>,
+    kind: Kind,
 }
 
-impl<S: Reading> Listener<S> {
-    pub(in crate::bench) async fn bind(carried: &Carried) -> Result<Self> {
+impl Listener {
+    pub(in crate::bench) async fn bind(carried: &Carried, cell: &Cell) -> Result<Self> {
         let Carried { endpoint, at, .. } = carried;
         let listener = endpoint.bind(*at).await;
         Ok(Self {
             listener: listener.with_context(|| format!("bind to {at}"))?,
-            reading: PhantomData,
+            kind: cell.transport,
         })
     }
 }
 
-impl<S: Reading> Accept for Listener<S> {
-    type Stream = S;
+impl Accept for Listener {
+    type Stream = Stream;
 
-    async fn accept(&self) -> io::Result<S> {
+    async fn accept(&self) -> io::Result<Stream> {
         let stream = self.listener.accept().await?.0;
         stream.set_nodelay(true)?;
-        Ok(stream.into())
+        Ok(stream)
     }
 
     fn address(&self) -> Result<String> {
         Ok(self.listener.local_addr()?.to_string())
     }
+
+    /// In place looks at each byte once, which is what copying them does too.
+    async fn take(&self, stream: &mut Stream, buf: &mut [u8]) -> io::Result<usize> {
+        if self.kind != Kind::LoopInplace {
+            return stream.read(buf).await;
+        }
+        let bytes = stream.fill_buf().await?;
+        let count = bytes.len().min(buf.len());
+        std::hint::black_box(sum(&bytes[..count]));
+        stream.consume(count);
+        Ok(count)
+    }
 }
+
+/// One pass over the bytes.
+fn sum(bytes: &[u8]) -> u64 {
+    let words = bytes.chunks_exact(8);
+    let rest = words.remainder().iter().copied().map(u64::from);
+    let words = words.filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?)));
+    words.chain(rest).fold(0, u64::wrapping_add)
+}
+
+/// What data made in place is of.
+const MADE: u8 = 0x5a;
 
 /// An endpoint, whose devices are needed for as long as there are streams.
 pub(in crate::bench) struct Carried {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::super::figure::{Figure, Sample};
 use super::super::meter::Meter;
@@ -40,7 +40,7 @@ pub(super) async fn serve<S: Duplex>(mut stream: S) -> Result<()> {
     let mut message = [0; MESSAGE_LEN];
     stream.read_exact(&mut message).await?;
     stream.write_all(&message).await?;
-    stream.read(&mut message).await?;
+    let _end = stream.read(&mut message).await?;
     Ok(())
 }
 
@@ -49,7 +49,7 @@ async fn once<C: Connect>(to: &C) -> Result<()> {
     let mut message = [0x5a; MESSAGE_LEN];
     stream.write_all(&message).await?;
     stream.read_exact(&mut message).await?;
-    stream.close().await?;
+    stream.shutdown().await?;
     Ok(())
 }
 

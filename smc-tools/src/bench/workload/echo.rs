@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::super::figure::Latencies;
 use super::super::transport::Duplex;
@@ -22,7 +22,7 @@ pub(super) async fn serve<S: Duplex>(mut stream: S, len: usize) -> Result<()> {
         }
     }
     stream.write_all(&bytes.to_be_bytes()).await?;
-    stream.close().await?;
+    stream.shutdown().await?;
     Ok(())
 }
 
@@ -74,7 +74,7 @@ impl<S: Duplex> PingClient<S> {
 
     /// Ends in order. Fails unless the server has seen as many bytes.
     pub(super) async fn end(mut self) -> Result<u64> {
-        self.stream.close().await?;
+        self.stream.shutdown().await?;
         let mut seen = [0; 8];
         self.stream.read_exact(&mut seen).await?;
         let (seen, sent) = (

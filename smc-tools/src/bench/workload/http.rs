@@ -24,7 +24,7 @@ pub(super) async fn drive<C: Connect>(cell: &Cell, to: &C, meter: Meter) -> Resu
     for _ in 0..cell.case.load {
         let stream = to.connect().await?;
         sample.path = to.path(&stream);
-        let (sender, connection) = handshake(TokioIo::new(stream.into_tokio())).await?;
+        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
         // It ends with its sender.
         runtime.detach(async { drop(connection.await) });
         senders.push(sender);
@@ -56,7 +56,7 @@ pub(super) async fn serve<S: Duplex>(stream: S, body: usize) -> Result<()> {
         async move { Ok::<_, Infallible>(Response::new(Full::new(page))) }
     });
     hyper::server::conn::http1::Builder::new()
-        .serve_connection(TokioIo::new(stream.into_tokio()), service)
+        .serve_connection(TokioIo::new(stream), service)
         .await?;
     Ok(())
 }

@@ -18,7 +18,7 @@ use anyhow::Result;
 use super::figure::{Figure, Sample};
 use super::meter::Meter;
 use super::plan::{Cell, Workload};
-use super::transport::{Accept, Connect, Duplex};
+use super::transport::{Accept, Connect};
 
 /// The client's part.
 pub(super) async fn drive<C: Connect>(cell: &Cell, to: C, meter: Meter) -> Result<Sample> {
@@ -35,17 +35,19 @@ pub(super) async fn drive<C: Connect>(cell: &Cell, to: C, meter: Meter) -> Resul
 
 /// The server's part, which has no end.
 pub(super) async fn serve<A: Accept>(cell: &Cell, at: A) -> Result<()> {
+    let at = Arc::new(at);
     loop {
         let stream = at.accept().await?;
-        cell.runtime.detach(attend(cell.clone(), stream));
+        cell.runtime
+            .detach(attend(cell.clone(), Arc::clone(&at), stream));
     }
 }
 
 /// The client detects errors here, because the expected answer is missing.
-async fn attend<S: Duplex>(cell: Cell, stream: S) {
+async fn attend<A: Accept>(cell: Cell, at: Arc<A>, stream: A::Stream) {
     let settings = &cell.settings;
     let _noticed = match cell.case.workload {
-        Workload::Rate | Workload::Bulk => one_way::serve(stream, settings.read).await,
+        Workload::Rate | Workload::Bulk => one_way::serve(&*at, stream, settings.read).await,
         Workload::Pingpong | Workload::Fanin => echo::serve(stream, settings.ping).await,
         Workload::Http => http::serve(stream, settings.body).await,
         Workload::Connect => connect::serve(stream).await,

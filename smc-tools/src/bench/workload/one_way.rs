@@ -1,16 +1,15 @@
 //! `rate` and `bulk`: writes of one length one way.
 
-use std::future::poll_fn;
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::super::figure::{Figure, Sample};
 use super::super::meter::Meter;
 use super::super::plan::Cell;
-use super::super::transport::{Connect, Duplex};
+use super::super::transport::{Accept, Connect};
 
 /// Sends runs of writes. A run is announced with its length in bytes, and takes until the receiver
 /// has reported that it has all of it.
@@ -25,11 +24,11 @@ pub(super) async fn drive<C: Connect>(
     let time = cell.settings.time;
     let mut run = Run::new(time);
     while !run.is_long {
-        run.took(send(&mut stream, &data, run.writes).await?);
+        run.took(send(to, &mut stream, &data, run.writes).await?);
     }
     let writes = run.writes;
     let cpu = meter.cpu()?;
-    let elapsed = send(&mut stream, &data, writes).await?;
+    let elapsed = send(to, &mut stream, &data, writes).await?;
     let cpu = meter.cpu()? - cpu;
 
     let mut sample = Sample {
@@ -50,20 +49,20 @@ pub(super) async fn drive<C: Connect>(
 }
 
 /// Counts the bytes of runs until the stream ends.
-pub(super) async fn serve<S: Duplex>(mut stream: S, read: usize) -> Result<()> {
+pub(super) async fn serve<A: Accept>(at: &A, mut stream: A::Stream, read: usize) -> Result<()> {
     let mut buf = vec![0; read];
     loop {
         let mut head = [0; 8];
         match stream.read_exact(&mut head).await {
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
             outcome => outcome?,
-        }
+        };
         let announced = u64::from_be_bytes(head);
         let mut got = 0;
         while got < announced {
             let space = usize::try_from(announced - got).unwrap_or(usize::MAX);
             let space = &mut buf[..space.min(read)];
-            match poll_fn(|cx| stream.poll_take(cx, space)).await? {
+            match at.take(&mut stream, space).await? {
                 0 => break,
                 count => got += count as u64,
             }
@@ -72,12 +71,17 @@ pub(super) async fn serve<S: Duplex>(mut stream: S, read: usize) -> Result<()> {
     }
 }
 
-async fn send<S: Duplex>(stream: &mut S, data: &[u8], writes: u64) -> Result<Duration> {
+async fn send<C: Connect>(
+    to: &C,
+    stream: &mut C::Stream,
+    data: &[u8],
+    writes: u64,
+) -> Result<Duration> {
     let bytes = writes * data.len() as u64;
     let start = Instant::now();
     stream.write_all(&bytes.to_be_bytes()).await?;
     for _ in 0..writes {
-        stream.put(data).await?;
+        to.put(stream, data).await?;
     }
     stream.flush().await?;
     let mut got = [0; 8];
