@@ -1,13 +1,12 @@
 //! The async runtimes, with as much of them as the workloads need.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result};
 use clap::ValueEnum;
+use futures::channel::oneshot;
 use serde::{Deserialize, Serialize};
 use smc::Builder;
 use smc::runtime::smol::SmolRuntime;
@@ -41,23 +40,20 @@ impl Runtime {
                 .build()
                 .context("cannot start tokio")?
                 .block_on(future),
-            Self::TokioMt => tokio::runtime::Builder::new_multi_thread()
-                .enable_all()
-                .build()
+            Self::TokioMt => tokio::runtime::Runtime::new()
                 .context("cannot start tokio")?
                 .block_on(async { tokio::spawn(future).await? }),
         }
     }
 
-    /// Starts a task. It ends with what is returned.
+    /// Starts a task whose result can be waited for.
     pub(super) fn spawn<T: Send + 'static>(
         self,
         future: impl Future<Output = T> + Send + 'static,
-    ) -> Spawned<T> {
-        match self {
-            Self::Smol => Spawned::Smol(smol::spawn(future)),
-            Self::Tokio | Self::TokioMt => Spawned::Tokio(tokio::spawn(future)),
-        }
+    ) -> oneshot::Receiver<T> {
+        let (sender, result) = oneshot::channel();
+        self.detach(async { drop(sender.send(future.await)) });
+        result
     }
 
     /// Starts a detached task.
@@ -88,34 +84,5 @@ impl Runtime {
 impl fmt::Display for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&values::name(self))
-    }
-}
-
-/// A task that was started; dropping it ends the task.
-pub(super) enum Spawned<T> {
-    Smol(smol::Task<T>),
-    Tokio(tokio::task::JoinHandle<T>),
-}
-
-impl<T> Future for Spawned<T> {
-    type Output = Result<T>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.get_mut() {
-            Self::Smol(task) => Pin::new(task).poll(cx).map(Ok),
-            Self::Tokio(task) => Poll::Ready(match ready!(Pin::new(task).poll(cx)) {
-                Ok(value) => Ok(value),
-                Err(error) => Err(anyhow!(error)),
-            }),
-        }
-    }
-}
-
-impl<T> Drop for Spawned<T> {
-    fn drop(&mut self) {
-        // smol's tasks end with their handle.
-        if let Self::Tokio(task) = self {
-            task.abort();
-        }
     }
 }

@@ -25,7 +25,7 @@ pub(super) async fn drive<C: Connect>(cell: &Cell, to: Arc<C>, meter: Meter) -> 
                 once(&*to).await?;
                 counter.done();
             }
-            Ok(counter.tally())
+            Ok(counter)
         })
     });
     let clients = clients.collect();

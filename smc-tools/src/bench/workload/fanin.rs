@@ -50,10 +50,8 @@ pub(super) async fn drive<C: Connect>(cell: &Cell, to: Arc<C>, meter: Meter) -> 
                 client.trip().await?;
                 counter.done();
             }
-            let all = client.end().await?;
-            let mut tally = counter.tally();
-            tally.all = all;
-            Ok(tally)
+            counter.all = client.end().await?;
+            Ok(counter)
         })
     });
     let pings = pings.collect();

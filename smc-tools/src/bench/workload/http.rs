@@ -38,7 +38,7 @@ pub(super) async fn drive<C: Connect>(cell: &Cell, to: &C, meter: Meter) -> Resu
                 ask(&mut sender, body).await?;
                 counter.done();
             }
-            Ok(counter.tally())
+            Ok(counter)
         })
     });
     let tasks = tasks.collect();

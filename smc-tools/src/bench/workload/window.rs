@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use futures::channel::oneshot;
 
 use super::super::figure::{Figure, Latencies, Sample};
 use super::super::meter::Meter;
 use super::super::plan::Cell;
-use super::super::runtime::Spawned;
 
 /// From `start` to `end`; before it tasks warm up.
 #[derive(Clone, Copy, Debug)]
@@ -16,9 +16,12 @@ pub(super) struct Window {
     end: Instant,
 }
 
-/// What a task has done.
+/// Counts what a task does.
 #[derive(Debug)]
-pub(super) struct Tally {
+pub(super) struct Counter {
+    window: Window,
+    /// When the last operation ended.
+    before: Instant,
     /// In nanoseconds, of operations that ended inside of the window. A list, because some hundred
     /// histograms would not fit the caches.
     latencies: Vec<u128>,
@@ -26,15 +29,6 @@ pub(super) struct Tally {
     late: Option<(Instant, Duration)>,
     /// Operations inside and outside of the window, all verified.
     pub(super) all: u64,
-}
-
-/// Keeps a [`Tally`] while a task is at it.
-#[derive(Debug)]
-pub(super) struct Counter {
-    window: Window,
-    /// When the last operation ended.
-    before: Instant,
-    tally: Tally,
 }
 
 impl Counter {
@@ -46,18 +40,14 @@ impl Counter {
     /// An operation has ended.
     pub(super) fn done(&mut self) {
         let now = Instant::now();
-        self.tally.all += 1;
+        self.all += 1;
         let latency = now - self.before;
         if now > self.window.end {
-            self.tally.late = Some((now, latency));
+            self.late = Some((now, latency));
         } else if now >= self.window.start {
-            self.tally.latencies.push(latency.as_nanos());
+            self.latencies.push(latency.as_nanos());
         }
         self.before = now;
-    }
-
-    pub(super) fn tally(self) -> Tally {
-        self.tally
     }
 }
 
@@ -76,11 +66,9 @@ impl Window {
         Counter {
             window: self,
             before: Instant::now(),
-            tally: Tally {
-                latencies: Vec::new(),
-                late: None,
-                all: 0,
-            },
+            latencies: Vec::new(),
+            late: None,
+            all: 0,
         }
     }
 
@@ -90,7 +78,7 @@ impl Window {
         self,
         cell: &Cell,
         meter: Meter,
-        tasks: Vec<Spawned<Result<Tally>>>,
+        tasks: Vec<oneshot::Receiver<Result<Counter>>>,
         figure: Option<Figure>,
         sample: &mut Sample,
     ) -> Result<()> {
@@ -107,12 +95,12 @@ impl Window {
         let mut late = Vec::new();
         let count = tasks.len() as u64;
         for task in tasks {
-            let tally = task.await??;
-            for nanos in tally.latencies {
+            let counter = task.await.context("a task has ended")??;
+            for nanos in counter.latencies {
                 latencies.record(nanos);
             }
-            late.extend(tally.late);
-            sample.verified += tally.all;
+            late.extend(counter.late);
+            sample.verified += counter.all;
         }
         let mut end = self.end;
         if latencies.len() < count {
@@ -154,8 +142,8 @@ mod tests {
         let mut counter = window(HOUR, HOUR).counter();
         counter.done();
         assert!(counter.is_open());
-        let tally = counter.tally();
-        assert_eq!((tally.all, tally.latencies.len(), tally.late), (1, 0, None));
+        assert_eq!((counter.all, counter.latencies.len()), (1, 0));
+        assert_eq!(counter.late, None);
     }
 
     #[test]
@@ -165,9 +153,8 @@ mod tests {
         counter.window.end = Instant::now();
         counter.done();
         assert!(!counter.is_open());
-        let tally = counter.tally();
-        assert_eq!((tally.all, tally.latencies.len()), (2, 1));
-        assert!(tally.late.is_some());
+        assert_eq!((counter.all, counter.latencies.len()), (2, 1));
+        assert!(counter.late.is_some());
     }
 
     const HOUR: Duration = Duration::from_secs(3600);
