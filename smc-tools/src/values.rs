@@ -1,7 +1,5 @@
 //! Values of arguments that several commands take.
 
-use clap::ValueEnum;
-
 /// A number of bytes, as 1048576, 1024K, 1M or 1MiB.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let digits = text
@@ -29,12 +27,6 @@ pub(crate) fn mode(text: &str) -> Result<u32, String> {
         Ok(mode) if mode <= 0o777 => Ok(mode),
         _ => Err("not permissions in octal, such as 0660".to_owned()),
     }
-}
-
-/// A value by the name that it has in arguments.
-pub(crate) fn name(value: &impl ValueEnum) -> String {
-    let value = value.to_possible_value();
-    value.map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 #[cfg(test)]

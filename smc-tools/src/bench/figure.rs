@@ -91,6 +91,12 @@ impl Figure {
     }
 }
 
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
 /// With the first prefix that leaves less than `step` of it, and three digits.
 fn prefixed(value: f64, prefixes: &[&str], step: f64) -> String {
     let mut value = value;
@@ -146,7 +152,7 @@ impl Sample {
 }
 
 /// Latencies of many operations.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Latencies(Histogram<u64>);
 
 impl Latencies {
@@ -174,12 +180,6 @@ impl Latencies {
     /// In seconds.
     pub(super) fn at(&self, quantile: f64) -> f64 {
         self.0.value_at_quantile(quantile) as f64 / 1e9
-    }
-}
-
-impl fmt::Debug for Latencies {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Latencies({})", self.0.len())
     }
 }
 

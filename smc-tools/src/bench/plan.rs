@@ -13,7 +13,6 @@ use super::args::Args;
 use super::figure::Figure;
 use super::runtime::Runtime;
 use super::transport::Kind;
-use crate::values;
 
 /// Everything that is going to be measured.
 #[derive(Clone, Debug)]
@@ -250,7 +249,7 @@ impl Workload {
 
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&values::name(self))
+        self.serialize(f)
     }
 }
 

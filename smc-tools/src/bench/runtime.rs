@@ -12,8 +12,6 @@ use smc::Builder;
 use smc::runtime::smol::SmolRuntime;
 use smc::runtime::tokio::TokioRuntime;
 
-use crate::values;
-
 /// An async runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -83,6 +81,6 @@ impl Runtime {
 
 impl fmt::Display for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&values::name(self))
+        self.serialize(f)
     }
 }

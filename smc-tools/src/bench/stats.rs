@@ -70,13 +70,9 @@ impl fmt::Display for Spread {
     }
 }
 
-impl Verdict {
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            Self::Better => "better",
-            Self::Worse => "worse",
-            Self::Unclear => "unclear",
-        }
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 

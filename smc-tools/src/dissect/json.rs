@@ -6,7 +6,6 @@ use smc_wire::pretty;
 use super::describe::{Description, kind};
 use super::hex;
 use super::message::{Family, Message};
-use crate::values::name;
 
 /// A message of a capture.
 pub(super) fn of_message(file: &str, message: &Message, with_hex: bool) -> Json {
@@ -16,7 +15,7 @@ pub(super) fn of_message(file: &str, message: &Message, with_hex: bool) -> Json 
         "time": message.mark.time.map(|time| time.to_string()),
         "src": message.src.to_string(),
         "dst": message.dst.to_string(),
-        "family": name(&message.family),
+        "family": message.family,
         "type": message.kind(),
         "retransmission": message.retransmission,
     });
@@ -32,7 +31,7 @@ pub(super) fn of_bytes(
     description: Description,
     with_hex: bool,
 ) -> Json {
-    let object = json!({ "family": name(&family), "type": kind(content, bytes) });
+    let object = json!({ "family": family, "type": kind(content, bytes) });
     finish(object, description, bytes, with_hex)
 }
 

@@ -1,9 +1,9 @@
 //! One message found in a capture, before it is decoded.
 
-use std::cmp::Ordering;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use serde::Serialize;
 use smc_wire::pretty;
 
 use super::capture::Timestamp;
@@ -48,25 +48,11 @@ impl Message {
 }
 
 /// A frame of the capture.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Mark {
     /// Counted from 1.
     pub(super) frame: u64,
     pub(super) time: Option<Timestamp>,
-}
-
-impl PartialOrd for Mark {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Mark {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.frame
-            .cmp(&other.frame)
-            .then(self.time.cmp(&other.time))
-    }
 }
 
 /// One end of a connection.
@@ -91,7 +77,8 @@ impl fmt::Display for Address {
 }
 
 /// The four kinds of SMC message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Family {
     /// The option in SYN and SYN/ACK
     TcpOption,

@@ -87,7 +87,7 @@ fn cell(
         match comparison.filter(|_| row.key.transport != base) {
             None => writeln!(page, "<td></td>")?,
             Some(comparison) => {
-                let class = comparison.verdict.word();
+                let class = comparison.verdict;
                 let mark = match comparison.verdict {
                     Verdict::Unclear => " ?",
                     _ => "",

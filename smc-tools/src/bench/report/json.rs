@@ -21,7 +21,7 @@ pub(in crate::bench) fn json(host: &Host, plan: &Plan, results: &Results) -> Val
 fn row(results: &Results, row: &Row) -> Value {
     let figures = row.key.case.workload.figures().iter();
     let figures: Map<_, _> = figures
-        .filter_map(|figure| Some((name(*figure), self::figure(results, row, *figure)?)))
+        .filter_map(|figure| Some((figure.to_string(), self::figure(results, row, *figure)?)))
         .collect();
     let verified: u64 = row.samples.iter().map(|sample| sample.verified).sum();
     json!({
@@ -48,12 +48,4 @@ fn figure(results: &Results, row: &Row, figure: Figure) -> Option<Value> {
         "vs_tcp": results.compare(row, figure, Kind::Tcp),
         "vs_unix": results.compare(row, figure, Kind::Unix),
     }))
-}
-
-/// The figure as it is called among samples.
-fn name(figure: Figure) -> String {
-    match serde_json::to_value(figure) {
-        Ok(Value::String(name)) => name,
-        _ => figure.heading().to_owned(),
-    }
 }

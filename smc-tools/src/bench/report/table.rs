@@ -7,6 +7,7 @@ use super::super::host::Host;
 use super::super::plan::{Case, Plan};
 use super::super::results::{Results, Row};
 use super::super::runtime::Runtime;
+use super::super::stats::Comparison;
 use super::super::transport::Kind;
 use super::{LEGEND, about, header};
 
@@ -71,11 +72,12 @@ fn row_line(results: &Results, row: &Row, figures: &[Figure]) -> String {
             Kind::Tcp => None,
             _ => results.compare(row, *figure, Kind::Tcp),
         };
-        let (ratio, verdict) = match comparison {
-            Some(comparison) => (ratio(comparison.ratio), comparison.verdict.word()),
-            None => (String::new(), ""),
+        let _infallible = match comparison {
+            Some(Comparison { ratio, verdict }) => {
+                write!(line, "{:>9}  {verdict:8}", self::ratio(ratio))
+            }
+            None => write!(line, "{:19}", ""),
         };
-        let _infallible = write!(line, "{ratio:>9}  {verdict:8}");
     }
     if let Some(remark) = row.remark() {
         let _infallible = write!(line, "  {remark}");

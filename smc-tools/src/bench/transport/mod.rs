@@ -51,16 +51,9 @@ impl Kind {
     pub(super) fn carries(self, workload: Workload) -> bool {
         match self {
             Self::LoopInplace => matches!(workload, Workload::Rate | Workload::Bulk),
-            Self::Loop
-            | Self::LoopCopy
-            | Self::Ism
-            | Self::IsmCopy
-            | Self::Tcp
-            | Self::Unix
-            | Self::Rdma
-            | Self::Fallback => true,
             #[cfg(feature = "peers")]
             Self::Iceoryx2 => matches!(workload, Workload::Rate | Workload::Pingpong),
+            _ => true,
         }
     }
 
@@ -72,19 +65,7 @@ impl Kind {
 
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Loop => "loop",
-            Self::LoopCopy => "loop-copy",
-            Self::LoopInplace => "loop-inplace",
-            Self::Ism => "ism",
-            Self::IsmCopy => "ism-copy",
-            Self::Tcp => "tcp",
-            Self::Unix => "unix",
-            Self::Rdma => "rdma",
-            Self::Fallback => "fallback",
-            #[cfg(feature = "peers")]
-            Self::Iceoryx2 => "iceoryx2",
-        })
+        self.serialize(f)
     }
 }
 
