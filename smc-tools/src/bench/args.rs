@@ -2,8 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use super::plan::Workload;
+use clap::builder::TypedValueParser as _;
+use serde::{Deserialize, Serialize};
+
+use super::plan::{Apart, Workload};
 use super::runtime::Runtime;
 use super::transport::Kind;
 use crate::values;
@@ -32,36 +36,22 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) rounds: u32,
 
-    /// Measuring time of each figure in each round, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 300,
-          value_parser = clap::value_parser!(u64).range(1..=600_000))]
-    pub(super) time: u64,
+    #[command(flatten)]
+    pub(super) settings: Settings,
 
     /// Bytes in a message of `rate`
     #[arg(long, value_name = "N", default_value = "100", value_parser = len)]
     pub(super) message: usize,
-
-    /// Bytes in a ping of `pingpong` and `fanin`
-    #[arg(long, value_name = "N", default_value = "14", value_parser = len)]
-    pub(super) ping: usize,
 
     /// Bytes in a write of `bulk`, with K or M
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64000,128K",
           value_parser = len)]
     pub(super) sizes: Vec<usize>,
 
-    /// Bytes that receivers of `rate` and `bulk` read at a time, with K or M
-    #[arg(long, value_name = "N", default_value = "128K", value_parser = len)]
-    pub(super) read: usize,
-
     /// Connections of `http`
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,32,500",
           value_parser = count)]
     pub(super) connections: Vec<usize>,
-
-    /// Bytes in the body of each response of `http`
-    #[arg(long, value_name = "N", default_value = "612", value_parser = len)]
-    pub(super) body: usize,
 
     /// Clients of `connect`, all at once
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,2,5,10,64,200",
@@ -72,24 +62,6 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,10,100,1000,10000",
           value_parser = count)]
     pub(super) open: Vec<usize>,
-
-    /// How many of them are active
-    #[arg(long, value_name = "N", default_value = "10", value_parser = count)]
-    pub(super) active: usize,
-
-    /// Buffers to ask for, of SMC and of sockets alike, with K or M; each one's default if not
-    /// given
-    #[arg(long, value_name = "N", value_parser = len)]
-    pub(super) buffer: Option<usize>,
-
-    /// Longest time for which SMC streams poll for data before they sleep, in microseconds; 0 for
-    /// never; 100 if not given and there is more than one CPU
-    #[arg(long, value_name = "US")]
-    pub(super) polling: Option<u64>,
-
-    /// CPUs of the client's and of the server's process, such as 0,1; not pinned if not given
-    #[arg(long, value_name = "CLIENT,SERVER", value_parser = cpus)]
-    pub(super) pin: Option<[usize; 2]>,
 
     /// Have the server's end run in another machine, where `smc bench-agent` listens at this
     /// address; CPU time is left out then
@@ -108,6 +80,50 @@ pub(crate) struct Args {
     /// Write a page with tables and plots
     #[arg(long, value_name = "FILE")]
     pub(super) report: Option<PathBuf>,
+}
+
+/// What is the same for all measurements.
+#[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
+pub(super) struct Settings {
+    /// Measuring time of each figure in each round, in milliseconds
+    #[arg(long, value_name = "MS", default_value = "300",
+          value_parser = clap::value_parser!(u64).range(1..=600_000).map(Duration::from_millis))]
+    pub(super) time: Duration,
+
+    /// Bytes in a ping of `pingpong` and `fanin`
+    #[arg(long, value_name = "N", default_value = "14", value_parser = len)]
+    pub(super) ping: usize,
+
+    /// Bytes that receivers of `rate` and `bulk` read at a time, with K or M
+    #[arg(long, value_name = "N", default_value = "128K", value_parser = len)]
+    pub(super) read: usize,
+
+    /// Bytes in the body of each response of `http`
+    #[arg(long, value_name = "N", default_value = "612", value_parser = len)]
+    pub(super) body: usize,
+
+    /// How many open connections of `fanin` are active
+    #[arg(long, value_name = "N", default_value = "10", value_parser = count)]
+    pub(super) active: usize,
+
+    /// Buffers to ask for, of SMC and of sockets alike, with K or M; each one's default if not
+    /// given
+    #[arg(long, value_name = "N", value_parser = len)]
+    pub(super) buffer: Option<usize>,
+
+    /// Longest time for which SMC streams poll for data before they sleep, in microseconds; 0 for
+    /// never; 100 if not given and there is more than one CPU
+    #[arg(long, value_name = "US",
+          value_parser = clap::value_parser!(u64).map(Duration::from_micros))]
+    pub(super) polling: Option<Duration>,
+
+    /// CPUs of the client's and of the server's process, such as 0,1; not pinned if not given
+    #[arg(long, value_name = "CLIENT,SERVER", value_parser = cpus)]
+    pub(super) pin: Option<[usize; 2]>,
+
+    /// What is different when the two are in two machines.
+    #[arg(skip)]
+    pub(super) apart: Option<Apart>,
 }
 
 /// A number of bytes from 1 to 1 GiB, such as 64000, 128K or 1M.

@@ -3,13 +3,12 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::args::Args;
+use super::args::{Args, Settings};
 use super::figure::Figure;
 use super::runtime::Runtime;
 use super::transport::Kind;
@@ -43,29 +42,6 @@ pub(super) struct Cell {
     pub(super) runtime: Runtime,
     pub(super) settings: Settings,
     pub(super) site: Option<Site>,
-}
-
-/// What is the same for all cells.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Settings {
-    /// How long to measure.
-    pub(super) time: Duration,
-    /// Bytes in a ping of `pingpong` and `fanin`.
-    pub(super) ping: usize,
-    /// Bytes that receivers read at a time.
-    pub(super) read: usize,
-    /// Bytes in the body of a response.
-    pub(super) body: usize,
-    /// Connections of `fanin` that are not idle.
-    pub(super) active: usize,
-    /// Buffers that are asked for.
-    pub(super) buffer: Option<usize>,
-    /// Polling window of SMC streams.
-    pub(super) polling: Option<Duration>,
-    /// CPUs of the client and of the server.
-    pub(super) pin: Option<[usize; 2]>,
-    /// What is different when the two are in two machines.
-    pub(super) apart: Option<Apart>,
 }
 
 /// How an end meets one in another machine.
@@ -132,7 +108,7 @@ impl Plan {
             .flat_map(|workload| {
                 let loads = match workload {
                     Workload::Rate => vec![args.message],
-                    Workload::Pingpong => vec![args.ping],
+                    Workload::Pingpong => vec![args.settings.ping],
                     Workload::Bulk => distinct(&args.sizes),
                     Workload::Http => distinct(&args.connections),
                     Workload::Connect => distinct(&args.clients),
@@ -151,18 +127,11 @@ impl Plan {
             rounds: args.rounds,
             remote: args.remote,
             settings: Settings {
-                time: Duration::from_millis(args.time),
-                ping: args.ping,
-                read: args.read,
-                body: args.body,
-                active: args.active,
-                buffer: args.buffer,
-                polling: args.polling.map(Duration::from_micros),
-                pin: args.pin,
                 apart: args.remote.map(|agent| Apart {
                     at: agent.ip(),
                     ism_server: args.ism_server.clone(),
                 }),
+                ..args.settings.clone()
             },
             site: None,
         };
@@ -286,6 +255,7 @@ fn distinct<T: Copy + PartialEq>(of: &[T]) -> Vec<T> {
 mod tests {
     use super::*;
     use clap::Parser;
+    use std::time::Duration;
 
     #[derive(Parser)]
     struct Cli {

@@ -15,8 +15,9 @@ use anyhow::{Result, bail};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::args::Settings;
 use super::pair::{self, Outcome};
-use super::plan::{Case, Plan, Settings, Site, Workload};
+use super::plan::{Case, Plan, Site, Workload};
 use super::results::Results;
 use super::runtime::Runtime;
 use super::transport::Kind;
@@ -140,12 +141,7 @@ fn plan(args: &Args) -> Result<Plan> {
             time: Duration::from_millis(args.time.max(1)),
             ping: PING_LEN,
             read: READ_LEN,
-            body: 0,
-            active: 0,
-            buffer: None,
-            polling: None,
-            pin: None,
-            apart: None,
+            ..Settings::default()
         },
         site: Some(Site {
             fabric: args.fabric.clone(),

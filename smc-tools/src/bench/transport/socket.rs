@@ -10,7 +10,7 @@ use smol::net::unix as smol_unix;
 use socket2::{SockAddr, SockRef, Socket, Type};
 use tokio_util::compat::{Compat, FuturesAsyncReadCompatExt as _};
 
-use super::super::plan::Settings;
+use super::super::args::Settings;
 use super::{Accept, Connect, Duplex};
 
 pub(in crate::bench) type SmolTcp = Compat<smol_net::TcpStream>;
