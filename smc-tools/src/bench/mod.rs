@@ -73,8 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     }
     progress.end();
     if let Some(path) = &args.report {
-        let page = report::html(&host, &plan, &results);
-        fs::write(path, page)?;
+        fs::write(path, report::html(&host, &plan, &results)?)?;
     }
     let text = if args.json {
         let mut text = serde_json::to_string_pretty(&report::json(&host, &plan, &results))?;

@@ -2,7 +2,7 @@
 
 use super::figure::{Figure, Latencies, Sample};
 use super::pair::Outcome;
-use super::plan::{Case, Cell, Plan};
+use super::plan::{Case, Cell, Plan, Workload};
 use super::runtime::Runtime;
 use super::stats::{Comparison, Spread};
 use super::transport::Kind;
@@ -69,6 +69,19 @@ impl Results {
     pub(super) fn of(&self, case: Case, runtime: Runtime) -> impl Iterator<Item = &Row> {
         let key = move |row: &&Row| row.key.case == case && row.key.runtime == runtime;
         self.rows.iter().filter(key)
+    }
+
+    /// The rows of a workload on a runtime over a transport, one for each load.
+    pub(super) fn over(
+        &self,
+        workload: Workload,
+        runtime: Runtime,
+        transport: Kind,
+    ) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(move |row| {
+            let key = row.key;
+            key.case.workload == workload && key.runtime == runtime && key.transport == transport
+        })
     }
 
     /// The figure of a row beside the same over another transport.

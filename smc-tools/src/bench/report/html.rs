@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Write as _};
 
+use anyhow::Result;
+
 use super::super::figure::Figure;
 use super::super::host::Host;
 use super::super::plan::{Plan, Workload};
@@ -9,18 +11,14 @@ use super::super::results::{Results, Row};
 use super::super::runtime::Runtime;
 use super::super::stats::Verdict;
 use super::super::transport::Kind;
-use super::plot::{Axis, Line, Plot, Scale, escape};
+use super::plot::{Axis, Line, Plot};
 use super::table::ratio;
 use super::{LEGEND, about, header};
 
 /// Header, then plots and tables for each runtime.
-pub(in crate::bench) fn html(host: &Host, plan: &Plan, results: &Results) -> String {
-    let mut page = String::from(HEAD);
-    let _infallible = body(&mut page, host, plan, results);
-    page
-}
-
-fn body(page: &mut String, host: &Host, plan: &Plan, results: &Results) -> fmt::Result {
+pub(in crate::bench) fn html(host: &Host, plan: &Plan, results: &Results) -> Result<String> {
+    let mut text = String::from(HEAD);
+    let page = &mut text;
     writeln!(page, "<table class=\"header\">")?;
     for (name, value) in header(host, plan) {
         let value = escape(&value);
@@ -29,12 +27,13 @@ fn body(page: &mut String, host: &Host, plan: &Plan, results: &Results) -> fmt::
     writeln!(page, "</table>")?;
     for runtime in &plan.runtimes {
         writeln!(page, "<h2>{runtime}</h2>")?;
-        for svg in plots(plan, results, *runtime).iter().filter_map(Plot::svg) {
-            page.push_str(&svg);
+        for plot in plots(plan, results, *runtime) {
+            page.push_str(&plot.svg()?);
         }
         tables(page, plan, results, *runtime)?;
     }
-    writeln!(page, "<p>{}</p>\n</body>\n</html>", escape(LEGEND))
+    writeln!(page, "<p>{}</p>\n</body>\n</html>", escape(LEGEND))?;
+    Ok(text)
 }
 
 fn tables(page: &mut String, plan: &Plan, results: &Results, runtime: Runtime) -> fmt::Result {
@@ -101,34 +100,17 @@ fn cell(
 }
 
 fn plots(plan: &Plan, results: &Results, runtime: Runtime) -> Vec<Plot> {
-    let by_load = |workload, figure, title: &str, x| {
-        let lines = lines(plan, |kind| {
-            by_load(results, runtime, workload, kind, figure)
-        });
-        let mut marks: Vec<_> = loads(plan, workload);
-        marks.dedup();
-        let y = Axis {
-            label: figure.heading(),
-            scale: if figure.is_higher_better() {
-                Scale::Linear
-            } else {
-                Scale::Log
-            },
-            marks: None,
-            show: show(figure),
-        };
-        let x = Axis {
-            label: x,
-            scale: Scale::Log,
-            marks: Some(marks),
-            show: |value| value.to_string(),
-        };
-        Plot {
-            title: title.to_owned(),
-            x,
-            y,
-            lines,
-        }
+    let by_load = |workload, y, title, label| Plot {
+        title,
+        x: Axis {
+            label,
+            marks: loads(plan, workload),
+            show: f64::to_string,
+        },
+        y,
+        y_label: y.heading(),
+        lines: lines(plan, |kind| by_load(results, runtime, workload, kind, y)),
+        has_dots: true,
     };
     vec![
         by_load(
@@ -162,10 +144,8 @@ fn plots(plan: &Plan, results: &Results, runtime: Runtime) -> Vec<Plot> {
 /// One line for each transport that has points.
 fn lines(plan: &Plan, points: impl Fn(Kind) -> Vec<(f64, f64)>) -> Vec<Line> {
     let lines = plan.transports.iter().map(|kind| Line {
-        name: kind.to_string(),
-        color: color(*kind),
+        transport: *kind,
         points: points(*kind),
-        has_dots: true,
     });
     lines.filter(|line| !line.points.is_empty()).collect()
 }
@@ -177,10 +157,7 @@ fn by_load(
     kind: Kind,
     figure: Figure,
 ) -> Vec<(f64, f64)> {
-    let rows = results.rows().filter(|row| {
-        let key = row.key;
-        key.runtime == runtime && key.transport == kind && key.case.workload == workload
-    });
+    let rows = results.over(workload, runtime, kind);
     let points =
         rows.filter_map(|row| Some((row.key.case.load as f64, row.spread(figure)?.median)));
     let mut points: Vec<_> = points.collect();
@@ -188,23 +165,16 @@ fn by_load(
     points
 }
 
-fn loads(plan: &Plan, workload: Workload) -> Vec<(f64, String)> {
+fn loads(plan: &Plan, workload: Workload) -> Vec<f64> {
     let cases = plan.cases.iter().filter(|case| case.workload == workload);
-    cases
-        .map(|case| (case.load as f64, case.load.to_string()))
-        .collect()
+    cases.map(|case| case.load as f64).collect()
 }
 
 /// Latency by the share of trips that were slower, the rare ones to the right.
 fn distribution(plan: &Plan, results: &Results, runtime: Runtime) -> Plot {
     let points = |kind: Kind| {
-        let is_wanted = |row: &&Row| {
-            let key = row.key;
-            key.runtime == runtime
-                && key.transport == kind
-                && key.case.workload == Workload::Pingpong
-        };
-        let Some(latencies) = results.rows().find(is_wanted).and_then(Row::latencies) else {
+        let mut rows = results.over(Workload::Pingpong, runtime, kind);
+        let Some(latencies) = rows.next().and_then(Row::latencies) else {
             return Vec::new();
         };
         // Beyond that there are hardly any trips.
@@ -216,61 +186,26 @@ fn distribution(plan: &Plan, results: &Results, runtime: Runtime) -> Plot {
         });
         points.collect()
     };
-    let marks = [
-        (2.0, "50 %"),
-        (10.0, "90 %"),
-        (100.0, "99 %"),
-        (1e3, "99.9 %"),
-        (1e4, "99.99 %"),
-    ];
-    let marks = marks.into_iter().chain([(1e5, "99.999 %")]);
     Plot {
-        title: "pingpong: latency distribution".to_owned(),
+        title: "pingpong: latency distribution",
         x: Axis {
             label: "of all trips took no longer",
-            scale: Scale::Log,
-            marks: Some(marks.map(|(at, text)| (at, text.to_owned())).collect()),
-            show: |value| value.to_string(),
+            marks: vec![2.0, 10.0, 1e2, 1e3, 1e4, 1e5],
+            show: |one_in| format!("{} %", 100.0 - 100.0 / one_in),
         },
-        y: Axis {
-            label: "round trip",
-            scale: Scale::Log,
-            marks: None,
-            show: show(Figure::P50),
-        },
-        lines: lines(plan, points)
-            .into_iter()
-            .map(|line| Line {
-                has_dots: false,
-                ..line
-            })
-            .collect(),
+        y: Figure::P50,
+        y_label: "round trip",
+        lines: lines(plan, points),
+        has_dots: false,
     }
 }
 
-fn show(figure: Figure) -> fn(f64) -> String {
-    match figure {
-        Figure::Messages => |value| Figure::Messages.show(value),
-        Figure::Bytes => |value| Figure::Bytes.show(value),
-        Figure::Requests | Figure::Connections => |value| Figure::Requests.show(value),
-        _ => |value| Figure::P50.show(value),
-    }
-}
-
-/// Colours that colour-blind readers can distinguish.
-fn color(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Loop => "#0072b2",
-        Kind::LoopCopy => "#56b4e9",
-        Kind::LoopInplace => "#009e73",
-        Kind::Ism | Kind::Rdma => "#000000",
-        Kind::IsmCopy => "#f0e442",
-        Kind::Tcp => "#d55e00",
-        Kind::Unix => "#cc79a7",
-        Kind::Fallback => "#e69f00",
-        #[cfg(feature = "peers")]
-        Kind::Iceoryx2 => "#999999",
-    }
+/// Text for markup.
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }
 
 const HEAD: &str = "<!DOCTYPE html>
@@ -287,8 +222,7 @@ th:first-child, td:first-child, table.header td { text-align: left; }
 td.better { color: #006d46; } td.worse { color: #b00020; } td.unclear { color: #777; }
 td.remark { text-align: left; color: #777; }
 small { color: #777; }
-svg { width: 100%; margin: 1em 0; font: 12px system-ui, sans-serif; }
-svg .title { font-size: 15px; font-weight: 600; } svg .rule { stroke: #ddd; }
+svg { width: 100%; height: auto; margin: 1em 0; }
 </style>
 </head>
 <body>
