@@ -34,7 +34,6 @@ pub(super) struct Frame<'a> {
 pub(super) struct Reader<R> {
     input: Input<R>,
     format: Format,
-    frames: u64,
 }
 
 impl<R: Read> Reader<R> {
@@ -48,27 +47,13 @@ impl<R: Read> Reader<R> {
             inner: input,
             record: Vec::new(),
             offset: 0,
+            frame: 1,
         };
-        let fail = |fault| CaptureError { offset: 0, fault };
-        input.fill(4).map_err(fail)?;
-        let magic = match *input.record.as_slice() {
-            [] => return Err(fail(Fault::Empty)),
-            [a, b, c, d] => [a, b, c, d],
-            _ => {
-                return Err(fail(Fault::HeaderCut {
-                    got: input.record.len(),
-                }));
-            }
-        };
-        let format = match magic {
-            ng::SECTION_HEADER => Format::Ng(Section::new(&mut input).map_err(fail)?),
-            _ => Format::Classic(Classic::new(&mut input, magic).map_err(fail)?),
-        };
-        Ok(Self {
-            input,
-            format,
-            frames: 0,
-        })
+        match Format::new(&mut input) {
+            Ok(format) => Ok(Self { input, format }),
+            Err(Fault::RecordCut { got, .. }) => Err(input.error(Fault::HeaderCut { got })),
+            Err(fault) => Err(input.error(fault)),
+        }
     }
 
     /// The next frame, or `None` at the end of the file.
@@ -78,18 +63,21 @@ impl<R: Read> Reader<R> {
     /// [`CaptureError`] when the file is damaged or ends within a record; nothing can be read
     /// behind that place.
     pub(super) fn next_frame(&mut self) -> Result<Option<Frame<'_>>, CaptureError> {
-        let number = self.frames.saturating_add(1);
-        let found = match &mut self.format {
-            Format::Classic(classic) => classic.next_frame(&mut self.input, number),
-            Format::Ng(section) => section.next_frame(&mut self.input, number),
+        let Self { input, format } = self;
+        let is_there = match format {
+            Format::Classic(classic) => classic.load(input),
+            Format::Ng(section) => section.load(input),
         };
-        match found {
-            Ok(frame) => {
-                self.frames = number;
-                Ok(frame)
-            }
-            Err((offset, fault)) => Err(CaptureError { offset, fault }),
+        if !is_there.map_err(|fault| input.error(fault))? {
+            return Ok(None);
         }
+        let number = input.frame;
+        input.frame = number.saturating_add(1);
+        let frame = match format {
+            Format::Classic(classic) => classic.frame(&input.record, number),
+            Format::Ng(section) => section.frame(&input.record, number),
+        };
+        frame.map(Some).map_err(|fault| input.error(fault))
     }
 }
 
@@ -103,6 +91,18 @@ enum Format {
     Ng(Section),
 }
 
+impl Format {
+    fn new<R: Read>(input: &mut Input<R>) -> Result<Self, Fault> {
+        if !input.begin(4)? {
+            return Err(Fault::Empty);
+        }
+        Ok(match input.record.first_chunk() {
+            Some(&ng::SECTION_HEADER) => Self::Ng(Section::new(input)?),
+            magic => Self::Classic(Classic::new(input, magic.copied().unwrap_or_default())?),
+        })
+    }
+}
+
 /// A file, and the record that is being read from it.
 #[derive(Debug)]
 struct Input<R> {
@@ -110,32 +110,68 @@ struct Input<R> {
     record: Vec<u8>,
     /// Where the record begins in the file.
     offset: u64,
+    /// Number of the next frame.
+    frame: u64,
 }
 
 impl<R: Read> Input<R> {
-    /// Begins a new record behind the present one.
-    fn next_record(&mut self) {
+    /// Begins a new record, of at least `len` bytes; false at the end of the file.
+    fn begin(&mut self, len: usize) -> Result<bool, Fault> {
         self.offset = self.offset.saturating_add(self.record.len() as u64);
         self.record.clear();
-    }
-
-    /// Reads until the record has `len` bytes or the file ends. The buffer grows with what is
-    /// there, not with what was asked for.
-    fn fill(&mut self, len: usize) -> Result<bool, Fault> {
-        let wanted = len.saturating_sub(self.record.len());
-        if wanted > 0 {
-            let mut limited = self.inner.by_ref().take(wanted as u64);
-            limited.read_to_end(&mut self.record).map_err(Fault::Io)?;
+        match self.fill(len) {
+            Err(Fault::RecordCut { got: 0, .. }) => Ok(false),
+            filled => filled.map(|()| true),
         }
-        Ok(self.record.len() >= len)
     }
 
-    /// Reads `len` bytes and forgets them.
-    fn skip(&mut self, len: u64) -> Result<bool, Fault> {
-        let mut limited = self.inner.by_ref().take(len);
+    /// Reads until the record has `len` bytes. The buffer grows with what is there, not with what
+    /// was asked for.
+    fn fill(&mut self, len: usize) -> Result<(), Fault> {
+        let wanted = len.saturating_sub(self.record.len());
+        let mut limited = self.inner.by_ref().take(wanted as u64);
+        limited.read_to_end(&mut self.record).map_err(Fault::Io)?;
+        match self.record.len() {
+            got if got < len => Err(self.cut(len, got)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads the record until it has `len` bytes, and forgets what was not read before.
+    fn skip(&mut self, len: usize) -> Result<(), Fault> {
+        let rest = len.saturating_sub(self.record.len()) as u64;
+        let mut limited = self.inner.by_ref().take(rest);
         let skipped = io::copy(&mut limited, &mut io::sink()).map_err(Fault::Io)?;
+        if skipped < rest {
+            return Err(self.cut(len, self.record.len()));
+        }
         self.offset = self.offset.saturating_add(skipped);
-        Ok(skipped == len)
+        Ok(())
+    }
+
+    fn check_len(&self, len: usize) -> Result<(), Fault> {
+        match len > MAX_RECORD {
+            true => Err(Fault::RecordTooLong {
+                frame: self.frame,
+                len,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    fn cut(&self, needed: usize, got: usize) -> Fault {
+        Fault::RecordCut {
+            frame: self.frame,
+            needed,
+            got,
+        }
+    }
+
+    fn error(&self, fault: Fault) -> CaptureError {
+        CaptureError {
+            offset: self.offset,
+            fault,
+        }
     }
 }
 
@@ -166,11 +202,7 @@ impl Classic {
             [0x1F, 0x8B, ..] | [0x28, 0xB5, 0x2F, 0xFD] => return Err(Fault::Compressed),
             _ => return Err(Fault::NotACapture { magic }),
         };
-        if !input.fill(CLASSIC_HEADER)? {
-            return Err(Fault::HeaderCut {
-                got: input.record.len(),
-            });
-        }
+        input.fill(CLASSIC_HEADER)?;
         let network = order.u32(&input.record, 20);
         let network = network.ok_or(Fault::Malformed("file header"))?;
         Ok(Self {
@@ -181,55 +213,31 @@ impl Classic {
         })
     }
 
-    fn next_frame<'a, R: Read>(
-        &self,
-        input: &'a mut Input<R>,
-        number: u64,
-    ) -> Result<Option<Frame<'a>>, (u64, Fault)> {
-        input.next_record();
-        let offset = input.offset;
-        self.load(input, number).map_err(|fault| (offset, fault))
+    /// Reads the next record; false at the end of the file.
+    fn load<R: Read>(&self, input: &mut Input<R>) -> Result<bool, Fault> {
+        if !input.begin(self.header)? {
+            return Ok(false);
+        }
+        let captured = self.order.u32(&input.record, 8);
+        let captured = captured.ok_or(Fault::Malformed("record header"))? as usize;
+        input.check_len(captured)?;
+        input.fill(self.header + captured)?;
+        Ok(true)
     }
 
-    fn load<'a, R: Read>(
-        &self,
-        input: &'a mut Input<R>,
-        number: u64,
-    ) -> Result<Option<Frame<'a>>, Fault> {
-        let cut = |needed, got| Fault::RecordCut {
-            frame: number,
-            needed,
-            got,
+    fn frame<'a>(&self, record: &'a [u8], number: u64) -> Result<Frame<'a>, Fault> {
+        let word = |at| {
+            let word = self.order.u32(record, at);
+            word.ok_or(Fault::Malformed("record header"))
         };
-        if !input.fill(self.header)? {
-            return match input.record.len() {
-                0 => Ok(None),
-                got => Err(cut(self.header, got)),
-            };
-        }
-        let word = |at| self.order.u32(&input.record, at);
-        let words = (|| Some([word(0)?, word(4)?, word(8)?, word(12)?]))();
-        let Some([seconds, fraction, captured, original]) = words else {
-            return Err(Fault::Malformed("record header"));
-        };
-        let captured = captured as usize;
-        if captured > MAX_RECORD {
-            return Err(Fault::RecordTooLong {
-                frame: number,
-                len: captured,
-            });
-        }
-        let needed = self.header + captured;
-        if !input.fill(needed)? {
-            return Err(cut(needed, input.record.len()));
-        }
-        Ok(Some(Frame {
+        let data = record.get(self.header..).unwrap_or_default();
+        Ok(Frame {
             number,
-            time: Some(Timestamp::classic(seconds, fraction, self.nanoseconds)),
+            time: Some(Timestamp::classic(word(0)?, word(4)?, self.nanoseconds)),
             link: self.link,
-            data: input.record.get(self.header..).unwrap_or_default(),
-            missing: missing(original, captured),
-        }))
+            data,
+            missing: missing(word(12)?, data.len()),
+        })
     }
 }
 
@@ -246,25 +254,29 @@ enum Order {
 
 impl Order {
     fn u16(self, bytes: &[u8], at: usize) -> Option<u16> {
-        let bytes = *bytes.get(at..)?.first_chunk()?;
-        Some(match self {
-            Self::Little => u16::from_le_bytes(bytes),
-            Self::Big => u16::from_be_bytes(bytes),
-        })
+        self.big_endian(bytes, at).map(u16::from_be_bytes)
     }
 
     fn u32(self, bytes: &[u8], at: usize) -> Option<u32> {
-        let bytes = *bytes.get(at..)?.first_chunk()?;
-        Some(match self {
-            Self::Little => u32::from_le_bytes(bytes),
-            Self::Big => u32::from_be_bytes(bytes),
-        })
+        self.big_endian(bytes, at).map(u32::from_be_bytes)
+    }
+
+    fn i64(self, bytes: &[u8], at: usize) -> Option<i64> {
+        self.big_endian(bytes, at).map(i64::from_be_bytes)
     }
 
     /// Two words, of which the high one comes first in either order.
     fn ticks(self, bytes: &[u8], at: usize) -> Option<u64> {
         let (high, low) = (self.u32(bytes, at)?, self.u32(bytes, at + 4)?);
         Some(u64::from(high) << 32 | u64::from(low))
+    }
+
+    fn big_endian<const N: usize>(self, bytes: &[u8], at: usize) -> Option<[u8; N]> {
+        let mut bytes = *bytes.get(at..)?.first_chunk()?;
+        if self == Self::Little {
+            bytes.reverse();
+        }
+        Some(bytes)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use super::time::Clock;
-use super::{Fault, Frame, Input, LinkType, MAX_RECORD, Order, Timestamp, missing};
+use super::{Fault, Frame, Input, LinkType, Order, Timestamp, missing};
 
 /// Type of a section header block, the same in both byte orders.
 pub(super) const SECTION_HEADER: [u8; 4] = [0x0A, 0x0D, 0x0D, 0x0A];
@@ -22,49 +22,24 @@ impl Section {
             order: Order::Little,
             interfaces: Vec::new(),
         };
-        match section.load(input, 0) {
-            Ok(_) => Ok(section),
-            Err(Fault::RecordCut { got, .. }) => Err(Fault::HeaderCut { got }),
-            Err(fault) => Err(fault),
-        }
+        input.fill(MIN_BLOCK)?;
+        section.block(input)?;
+        Ok(section)
     }
 
-    /// The next packet block as a frame.
-    pub(super) fn next_frame<'a, R: Read>(
-        &mut self,
-        input: &'a mut Input<R>,
-        number: u64,
-    ) -> Result<Option<Frame<'a>>, (u64, Fault)> {
-        loop {
-            input.next_record();
-            let offset = input.offset;
-            match self.load(input, number).map_err(|fault| (offset, fault))? {
-                Loaded::End => return Ok(None),
-                Loaded::Other => {}
-                Loaded::Packet => break,
+    /// Reads up to the next packet block; false at the end of the file.
+    pub(super) fn load<R: Read>(&mut self, input: &mut Input<R>) -> Result<bool, Fault> {
+        while input.begin(MIN_BLOCK)? {
+            if self.block(input)? {
+                return Ok(true);
             }
         }
-        let offset = input.offset;
-        self.frame(&input.record, number)
-            .map(Some)
-            .map_err(|fault| (offset, fault))
+        Ok(false)
     }
 
-    /// Reads one block, and takes in what it states about the section. Blocks that do not matter
-    /// here are skipped, whatever their length.
-    fn load<R: Read>(&mut self, input: &mut Input<R>, frame: u64) -> Result<Loaded, Fault> {
-        let cut = |got| Fault::RecordCut {
-            frame,
-            needed: MIN_BLOCK,
-            got,
-        };
-        // Type, length, and in a section header the byte order: no block is shorter than 12 bytes.
-        if !input.fill(MIN_BLOCK)? {
-            return match input.record.len() {
-                0 => Ok(Loaded::End),
-                got => Err(cut(got)),
-            };
-        }
+    /// Reads the rest of a block, takes in what it states about the section, and gives whether it
+    /// is a packet. Blocks that do not matter here are skipped, whatever their length.
+    fn block<R: Read>(&mut self, input: &mut Input<R>) -> Result<bool, Fault> {
         if input.record.starts_with(&SECTION_HEADER) {
             self.order = match input.record.get(8..12) {
                 Some([0x1A, 0x2B, 0x3C, 0x4D]) => Order::Big,
@@ -81,52 +56,28 @@ impl Section {
         if len < MIN_BLOCK || len % 4 != 0 {
             return Err(Fault::Malformed("block length"));
         }
-        if !matches!(
-            kind,
-            SECTION | INTERFACE | OLD_PACKET | SIMPLE_PACKET | PACKET
-        ) {
-            let rest = (len - MIN_BLOCK) as u64;
-            return match input.skip(rest)? {
-                true => Ok(Loaded::Other),
-                false => Err(Fault::RecordCut {
-                    frame,
-                    needed: len,
-                    got: MIN_BLOCK,
-                }),
-            };
+        let is_packet = matches!(kind, OLD_PACKET | SIMPLE_PACKET | PACKET);
+        if !is_packet && !matches!(kind, SECTION | INTERFACE) {
+            input.skip(len)?;
+            return Ok(false);
         }
-        if len > MAX_RECORD {
-            return Err(Fault::RecordTooLong { frame, len });
+        input.check_len(len)?;
+        input.fill(len)?;
+        if kind == INTERFACE {
+            let body = body(self.order, &input.record);
+            let interface = body.and_then(|body| Interface::parse(self.order, body));
+            let fault = Fault::Malformed("interface description");
+            self.interfaces.push(interface.ok_or(fault)?);
         }
-        if !input.fill(len)? {
-            return Err(Fault::RecordCut {
-                frame,
-                needed: len,
-                got: input.record.len(),
-            });
-        }
-        match kind {
-            SECTION => Ok(Loaded::Other),
-            INTERFACE => {
-                let body = body(self.order, &input.record);
-                let interface = body.and_then(|body| Interface::parse(self.order, body));
-                let fault = Fault::Malformed("interface description");
-                self.interfaces.push(interface.ok_or(fault)?);
-                Ok(Loaded::Other)
-            }
-            _ => Ok(Loaded::Packet),
-        }
+        Ok(is_packet)
     }
 
-    fn frame<'a>(&self, record: &'a [u8], number: u64) -> Result<Frame<'a>, Fault> {
+    pub(super) fn frame<'a>(&self, record: &'a [u8], number: u64) -> Result<Frame<'a>, Fault> {
         let packet = self
             .packet(record)
             .ok_or(Fault::Malformed("packet block"))?;
         let index = packet.interface;
-        let Some(interface) = usize::try_from(index)
-            .ok()
-            .and_then(|at| self.interfaces.get(at))
-        else {
+        let Some(interface) = self.interfaces.get(index as usize) else {
             return Err(Fault::NoSuchInterface {
                 frame: number,
                 interface: index,
@@ -187,19 +138,13 @@ fn body(order: Order, record: &[u8]) -> Option<&[u8]> {
     rest.get(8..).filter(|_| is_whole)
 }
 
-/// Type, length, length again.
+/// Type, length, and the length again or, in a section header, the byte order.
 const MIN_BLOCK: usize = 12;
 const SECTION: u32 = 0x0A0D_0D0A;
 const INTERFACE: u32 = 0x0000_0001;
 const OLD_PACKET: u32 = 0x0000_0002;
 const SIMPLE_PACKET: u32 = 0x0000_0003;
 const PACKET: u32 = 0x0000_0006;
-
-enum Loaded {
-    End,
-    Other,
-    Packet,
-}
 
 struct Packet<'a> {
     interface: u32,
@@ -234,10 +179,7 @@ impl Interface {
                     per_second = 10u64.checked_pow(u32::from(*decimal));
                 }
                 (TIME_OFFSET, value) => {
-                    offset = value.first_chunk().map_or(0, |bytes| match order {
-                        Order::Big => i64::from_be_bytes(*bytes),
-                        Order::Little => i64::from_le_bytes(*bytes),
-                    });
+                    offset = order.i64(value, 0).unwrap_or(0);
                 }
                 _ => {}
             }
