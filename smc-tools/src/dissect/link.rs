@@ -44,10 +44,33 @@ pub(super) struct Datagram<'a> {
 ///
 /// `None` for anything that cannot carry SMC, IP fragments included.
 pub(super) fn packet(link: LinkType, data: &[u8], missing: usize) -> Option<Packet<'_>> {
-    match network(link, data)? {
-        Network::Ip(bytes) => ip(bytes, missing),
-        Network::RoceV1(bytes) => roce_v1(bytes, missing),
+    let (kind, mut data) = match link {
+        ETHERNET => (be16(data, 12)?, data.get(14..)?),
+        // Packet type (2), address type (2), address length (2), address (8), protocol (2).
+        LINUX_SLL => (be16(data, 14)?, data.get(16..)?),
+        // Protocol (2), reserved (2), interface (4), address type (2), packet type (1), address
+        // length (1), address (8).
+        LINUX_SLL2 => (be16(data, 0)?, data.get(20..)?),
+        // An address family whose number depends on the system; the IP version is sufficient.
+        NULL | LOOP => return ip(data.get(4..)?, missing),
+        RAW | RAW_12 | RAW_14 | IPV4 | IPV6 => return ip(data, missing),
+        _ => return None,
+    };
+    let mut kind = EtherType(kind);
+    for _ in 0..MAX_TAGS {
+        match kind {
+            ether_type::IPV4 | ether_type::IPV6 => return ip(data, missing),
+            ROCE_V1 => return roce_v1(data, missing),
+            ether_type::VLAN_TAGGED_FRAME
+            | ether_type::PROVIDER_BRIDGING
+            | ether_type::VLAN_DOUBLE_TAGGED_FRAME => {
+                kind = EtherType(be16(data, 2)?);
+                data = data.get(4..)?;
+            }
+            _ => return None,
+        }
     }
+    None
 }
 
 /// Whether frames of this link type can be read.
@@ -76,68 +99,24 @@ const ROCE_V1: EtherType = EtherType(0x8915);
 /// Tags in front of a frame; two are usual.
 const MAX_TAGS: usize = 8;
 
-enum Network<'a> {
-    Ip(&'a [u8]),
-    RoceV1(&'a [u8]),
-}
-
-/// Removes the link layer.
-fn network(link: LinkType, data: &[u8]) -> Option<Network<'_>> {
-    match link {
-        ETHERNET => ethertype(be16(data, 12)?, data.get(14..)?),
-        // Packet type (2), address type (2), address length (2), address (8), protocol (2).
-        LINUX_SLL => ethertype(be16(data, 14)?, data.get(16..)?),
-        // Protocol (2), reserved (2), interface (4), address type (2), packet type (1), address
-        // length (1), address (8).
-        LINUX_SLL2 => ethertype(be16(data, 0)?, data.get(20..)?),
-        // An address family whose number depends on the system; the IP version is sufficient.
-        NULL | LOOP => Some(Network::Ip(data.get(4..)?)),
-        RAW | RAW_12 | RAW_14 | IPV4 | IPV6 => Some(Network::Ip(data)),
-        _ => None,
-    }
-}
-
-fn ethertype(kind: u16, data: &[u8]) -> Option<Network<'_>> {
-    let mut kind = EtherType(kind);
-    let mut data = data;
-    for _ in 0..MAX_TAGS {
-        match kind {
-            ether_type::IPV4 | ether_type::IPV6 => return Some(Network::Ip(data)),
-            ROCE_V1 => return Some(Network::RoceV1(data)),
-            ether_type::VLAN_TAGGED_FRAME
-            | ether_type::PROVIDER_BRIDGING
-            | ether_type::VLAN_DOUBLE_TAGGED_FRAME => {
-                kind = EtherType(be16(data, 2)?);
-                data = data.get(4..)?;
-            }
-            _ => return None,
-        }
-    }
-    None
-}
-
 fn ip(bytes: &[u8], missing: usize) -> Option<Packet<'_>> {
     let packet = LaxSlicedPacket::from_ip(bytes).ok()?;
-    let (src, dst, declared) = match packet.net.as_ref()? {
+    let (src, dst): (IpAddr, IpAddr);
+    let declared = match packet.net.as_ref()? {
         LaxNetSlice::Ipv4(v4) => {
             let header = v4.header();
-            let (src, dst) = (
-                header.source_addr().into(),
-                header.destination_addr().into(),
-            );
-            (src, dst, usize::from(header.total_len()))
+            src = header.source_addr().into();
+            dst = header.destination_addr().into();
+            usize::from(header.total_len())
         }
         LaxNetSlice::Ipv6(v6) => {
             let header = v6.header();
-            let (src, dst) = (
-                header.source_addr().into(),
-                header.destination_addr().into(),
-            );
-            let declared = match header.payload_length() {
+            src = header.source_addr().into();
+            dst = header.destination_addr().into();
+            match header.payload_length() {
                 0 => 0,
                 len => usize::from(len) + IPV6_HEADER,
-            };
-            (src, dst, declared)
+            }
         }
         LaxNetSlice::Arp(_) => return None,
     };

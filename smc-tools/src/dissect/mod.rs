@@ -29,10 +29,9 @@ use anyhow::{Context as _, Result};
 use thiserror::Error;
 
 pub(crate) use self::args::Args;
-use self::capture::{CaptureError, Fault, Frame, Reader};
+use self::capture::{CaptureError, Frame, Reader};
 use self::clc::Connections;
 use self::message::{Mark, Message};
-use self::report::Report;
 use self::roce::QueuePairs;
 
 /// Runs the command.
@@ -59,9 +58,8 @@ fn captures(args: &Args, out: &mut dyn Write) -> io::Result<bool> {
             let blank = if index > 0 { "\n" } else { "" };
             writeln!(out, "{blank}==> {name} <==")?;
         }
-        let report = Report::new(args, &name);
-        let result = open(path)
-            .and_then(|file| read(file, &mut |message| report.message(&message, &mut *out)));
+        let show = &mut |message| report::message(args, &name, &message, &mut *out);
+        let result = open(path).and_then(|file| read(file, show));
         // What was found stands before what is wrong, also if both go to one terminal.
         out.flush()?;
         match result {
@@ -80,13 +78,7 @@ fn open(path: &OsStr) -> Result<Box<dyn Read>, Failure> {
     if path == "-" {
         return Ok(Box::new(io::stdin().lock()));
     }
-    let cannot = |error| {
-        Failure::Read(CaptureError {
-            offset: 0,
-            fault: Fault::Io(error),
-        })
-    };
-    let file = File::open(path).map_err(cannot)?;
+    let file = File::open(path).map_err(Failure::Open)?;
     Ok(Box::new(BufReader::with_capacity(READ_AHEAD, file)))
 }
 
@@ -183,6 +175,8 @@ fn make_room<K: Copy + Ord + Hash, V, M: Copy + Ord>(
 /// Why a capture was not read to its end.
 #[derive(Debug, Error)]
 enum Failure {
+    #[error("cannot read: {0}")]
+    Open(io::Error),
     #[error("cannot read: {0}")]
     Read(CaptureError),
     #[error("cannot write: {0}")]

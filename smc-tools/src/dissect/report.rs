@@ -7,58 +7,37 @@ use smc_wire::pretty;
 use super::message::{Family, Message};
 use super::{Args, hex, json};
 
-/// How the messages of one file are shown.
-#[derive(Debug)]
-pub(super) struct Report<'a> {
-    args: &'a Args,
-    file: &'a str,
-}
-
-impl<'a> Report<'a> {
-    pub(super) fn new(args: &'a Args, file: &'a str) -> Self {
-        Self { args, file }
+/// Shows a message.
+pub(super) fn message(
+    args: &Args,
+    file: &str,
+    message: &Message,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    if args.json {
+        let object = json::of_message(file, message, args.hex);
+        return writeln!(out, "{object}");
     }
-
-    /// Shows a message.
-    pub(super) fn message(&self, message: &Message, out: &mut dyn Write) -> io::Result<()> {
-        match self.args.json {
-            true => writeln!(
-                out,
-                "{}",
-                json::of_message(self.file, message, self.args.hex)
-            ),
-            false => self.text(message, out),
+    if args.timestamps {
+        match message.mark.time {
+            Some(time) => write!(out, "{time} ")?,
+            None => write!(out, "- ")?,
         }
     }
-
-    fn text(&self, message: &Message, out: &mut dyn Write) -> io::Result<()> {
-        if self.args.timestamps {
-            match message.mark.time {
-                Some(time) => write!(out, "{time} ")?,
-                None => write!(out, "- ")?,
-            }
-        }
-        let Message { mark, src, dst, .. } = message;
-        write!(out, "{:>5}  {src} -> {dst}: ", mark.frame)?;
-        match message.family {
-            Family::TcpOption => write!(out, "{} with the SMC option", message.kind())?,
-            _ => write!(out, "{}", pretty::line(message.content(), &message.bytes))?,
-        }
-        if message.retransmission {
-            write!(out, " [retransmission]")?;
-        }
-        if let Some(cut) = message.cut {
-            write!(out, " [{cut}]")?;
-        }
-        writeln!(out)?;
-        body(
-            self.args,
-            message.content(),
-            &message.bytes,
-            self.args.tree,
-            out,
-        )
+    let Message { mark, src, dst, .. } = message;
+    write!(out, "{:>5}  {src} -> {dst}: ", mark.frame)?;
+    match message.family {
+        Family::TcpOption => write!(out, "{} with the SMC option", message.kind())?,
+        _ => write!(out, "{}", pretty::line(message.content(), &message.bytes))?,
     }
+    if message.retransmission {
+        write!(out, " [retransmission]")?;
+    }
+    if let Some(cut) = message.cut {
+        write!(out, " [{cut}]")?;
+    }
+    writeln!(out)?;
+    body(args, message.content(), &message.bytes, args.tree, out)
 }
 
 /// What follows the line of a message: its fields and its bytes, where asked for.

@@ -29,7 +29,7 @@ fn show(file: &[u8]) -> usize {
     let _ = read(file, &mut |message| {
         count += 1;
         all.iter()
-            .try_for_each(|args| Report::new(args, "file").message(&message, &mut out))
+            .try_for_each(|args| report::message(args, "file", &message, &mut out))
     });
     assert!(String::from_utf8(out).is_ok());
     count

@@ -10,7 +10,8 @@ mod time;
 
 use std::io::{self, Read};
 
-pub(super) use self::error::{CaptureError, Fault};
+pub(super) use self::error::CaptureError;
+use self::error::Fault;
 use self::ng::Section;
 pub(super) use self::time::Timestamp;
 
