@@ -60,7 +60,7 @@ fn attend(args: &Args, mut stream: TcpStream) -> Result<()> {
         ism_server: args.ism_server.clone(),
     });
     let server = End::start(&task)?;
-    stream.write_all(server.line(START)?.as_bytes())?;
+    writeln!(stream, "{}", server.line(START)?)?;
     stream.set_read_timeout(None)?;
     // However it ends, it is over.
     let _ended = io::copy(&mut reader, &mut io::sink());

@@ -179,12 +179,8 @@ async fn until_ended<A: Accept>(cell: &Cell, at: A) -> Result<()> {
 
 /// Reports to the parent.
 fn report(what: &impl Serialize) -> Result<()> {
-    let mut line = serde_json::to_string(what)?;
-    line.push('\n');
-    let mut out = std::io::stdout().lock();
-    out.write_all(line.as_bytes())
-        .and_then(|()| out.flush())
-        .context("cannot send to the parent")
+    let line = serde_json::to_string(what)?;
+    writeln!(std::io::stdout(), "{line}").context("cannot send to the parent")
 }
 
 /// The parent holds the other end of standard input; this process ends with it.

@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
                 continue;
             }
             let outcome = pair::run(&cell, plan.remote, |what| progress.report(what));
-            if let Outcome::Failed(why) = &outcome {
+            if let Outcome::Failed(why) | Outcome::Overloaded(why) = &outcome {
                 progress.report(&format!("{cell}: failed: {why}"));
             }
             results.add(&cell, outcome);

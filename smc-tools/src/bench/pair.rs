@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ pub(super) enum Outcome {
 pub(super) fn run(cell: &Cell, remote: Option<SocketAddr>, report: impl Fn(&str)) -> Outcome {
     let attempt =
         || measure(cell, remote).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
-    let outcome = match attempt() {
+    match attempt() {
         Outcome::Overloaded(why) => {
             report(&format!(
                 "{cell}: {why}; again in {} s",
@@ -42,10 +42,6 @@ pub(super) fn run(cell: &Cell, remote: Option<SocketAddr>, report: impl Fn(&str)
             thread::sleep(TIME_WAIT);
             attempt()
         }
-        outcome => outcome,
-    };
-    match outcome {
-        Outcome::Overloaded(why) => Outcome::Failed(why),
         outcome => outcome,
     }
 }
@@ -95,10 +91,7 @@ pub(super) struct End {
 
 /// What keeps an end going; it ends with that, even if this process is killed.
 enum ServerHandle {
-    Child {
-        child: Child,
-        stdin: Option<ChildStdin>,
-    },
+    Child(Child),
     /// The connection to the agent.
     Remote(TcpStream),
 }
@@ -113,13 +106,11 @@ impl End {
             .stdout(Stdio::piped())
             .spawn()
             .context("cannot start a process")?;
-        let (sender, lines) = mpsc::channel();
-        if let Some(stdout) = child.stdout.take() {
-            thread::spawn(move || forward(stdout, &sender));
-        }
-        let stdin = child.stdin.take();
-        let handle = ServerHandle::Child { child, stdin };
-        Ok(Self { handle, lines })
+        let stdout = child.stdout.take().context("no standard output")?;
+        Ok(Self {
+            lines: lines_of(stdout),
+            handle: ServerHandle::Child(child),
+        })
     }
 
     /// Has an agent start it in its machine.
@@ -132,16 +123,16 @@ impl End {
             anyhow::Ok((stream.try_clone()?, stream))
         };
         let (stream, reader) = attempt().with_context(|| format!("no agent at {agent}"))?;
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || forward(reader, &sender));
-        let handle = ServerHandle::Remote(stream);
-        Ok(Self { handle, lines })
+        Ok(Self {
+            lines: lines_of(reader),
+            handle: ServerHandle::Remote(stream),
+        })
     }
 
     /// Number of the process, if it is one of this machine.
     fn process(&self) -> Option<u32> {
         match &self.handle {
-            ServerHandle::Child { child, .. } => Some(child.id()),
+            ServerHandle::Child(child) => Some(child.id()),
             ServerHandle::Remote(_) => None,
         }
     }
@@ -167,8 +158,8 @@ impl End {
 impl Drop for End {
     fn drop(&mut self) {
         match &mut self.handle {
-            ServerHandle::Child { child, stdin } => {
-                drop(stdin.take());
+            ServerHandle::Child(child) => {
+                drop(child.stdin.take());
                 let until = Instant::now() + END;
                 while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
                     thread::sleep(Duration::from_millis(1));
@@ -186,15 +177,16 @@ impl Drop for End {
     }
 }
 
-/// Passes lines on, and then reads on so that the process never waits for this one.
-fn forward(output: impl Read, to: &mpsc::Sender<String>) {
-    let mut output = BufReader::new(output);
-    let mut line = String::new();
-    while matches!(output.read_line(&mut line), Ok(count) if count > 0) {
-        if to.send(std::mem::take(&mut line)).is_err() {
-            let _rest = output.read_to_end(&mut Vec::new());
+/// The lines of an output, which is read even if they are not, so that the process never waits for
+/// this one.
+fn lines_of(output: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            let _unread = sender.send(line);
         }
-    }
+    });
+    receiver
 }
 
 /// How long a process may take to start, and what it takes to open connections and to warm up.

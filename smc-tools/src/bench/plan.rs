@@ -30,7 +30,7 @@ pub(super) struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Case {
     pub(super) workload: Workload,
-    /// Bytes in a write, or connections: see [`Workload::load`].
+    /// Bytes in a write, connections or clients: see [`Workload::load`].
     pub(super) load: usize,
 }
 
@@ -81,14 +81,6 @@ pub(super) enum Workload {
     Connect,
     /// Many open connections of which a few are active
     Fanin,
-}
-
-/// What the number of a [`Case`] counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Load {
-    Bytes,
-    Connections,
-    Clients,
 }
 
 impl Plan {
@@ -180,19 +172,20 @@ impl Settings {
 impl Case {
     /// Connections that are open at once.
     pub(super) fn connections(self) -> usize {
-        match self.workload.load() {
-            Load::Bytes => 1,
-            Load::Connections | Load::Clients => self.load,
+        match self.workload {
+            Workload::Rate | Workload::Pingpong | Workload::Bulk => 1,
+            Workload::Http | Workload::Fanin | Workload::Connect => self.load,
         }
     }
 }
 
 impl Workload {
-    pub(super) fn load(self) -> Load {
+    /// What the number of a [`Case`] counts.
+    fn load(self) -> &'static str {
         match self {
-            Self::Rate | Self::Pingpong | Self::Bulk => Load::Bytes,
-            Self::Http | Self::Fanin => Load::Connections,
-            Self::Connect => Load::Clients,
+            Self::Rate | Self::Pingpong | Self::Bulk => "byte",
+            Self::Http | Self::Fanin => "connection",
+            Self::Connect => "client",
         }
     }
 
@@ -226,11 +219,7 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { workload, load } = self;
         let s = if *load == 1 { "" } else { "s" };
-        match workload.load() {
-            Load::Bytes => write!(f, "{workload}, {load} byte{s}"),
-            Load::Connections => write!(f, "{workload}, {load} connection{s}"),
-            Load::Clients => write!(f, "{workload}, {load} client{s}"),
-        }
+        write!(f, "{workload}, {load} {}{s}", workload.load())
     }
 }
 

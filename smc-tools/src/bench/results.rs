@@ -33,7 +33,12 @@ pub(super) struct Row {
 
 impl Results {
     pub(super) fn new(plan: &Plan) -> Self {
-        let rows = plan.cells(0).map(|cell| Row::new(Key::of(&cell)));
+        let rows = plan.cells(0).map(|cell| Row {
+            key: Key::of(&cell),
+            samples: Vec::new(),
+            skipped: None,
+            failed: Vec::new(),
+        });
         Self {
             rows: rows.collect(),
         }
@@ -113,15 +118,6 @@ impl Key {
 }
 
 impl Row {
-    fn new(key: Key) -> Self {
-        Self {
-            key,
-            samples: Vec::new(),
-            skipped: None,
-            failed: Vec::new(),
-        }
-    }
-
     /// Median and spread of a figure over the rounds.
     pub(super) fn spread(&self, figure: Figure) -> Option<Spread> {
         Spread::of(&self.values(figure))

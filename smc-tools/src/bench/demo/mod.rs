@@ -7,17 +7,16 @@
 mod report;
 mod transfer;
 
-use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::Settings;
 use super::pair::{self, Outcome};
 use super::plan::{Case, Plan, Site, Workload};
+use super::report::bar;
 use super::results::Results;
 use super::runtime::Runtime;
 use super::transport::Kind;
@@ -96,7 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let transfer = transfer::there_and_back(args, &plan)?;
     let mut results = Results::new(&plan);
     if transfer.is_good() {
-        let bar = progress(
+        let bar = bar(
             u64::from(args.rounds),
             "measuring  {bar:40} {pos}/{len} rounds",
         );
@@ -149,14 +148,6 @@ fn plan(args: &Args) -> Result<Plan> {
             buffer: args.buffer.map(usize::try_from).transpose()?,
         }),
     })
-}
-
-fn progress(len: u64, template: &str) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template(template);
-    ProgressBar::new(len).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 /// The ping of sockperf's ping-pong.

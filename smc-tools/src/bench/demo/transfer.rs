@@ -12,8 +12,9 @@ use xxhash_rust::xxh3::Xxh3;
 use super::super::end::{Ready, Role, Task};
 use super::super::pair::{End, directory};
 use super::super::plan::{Case, Plan, Workload};
+use super::super::report::bar;
 use super::super::transport::smc::Carried;
-use super::{Args, READ_LEN, progress};
+use super::{Args, READ_LEN};
 
 /// Result of a transfer.
 #[derive(Clone, Debug)]
@@ -73,7 +74,7 @@ pub(super) fn there_and_back(args: &Args, plan: &Plan) -> Result<Transfer> {
 /// Sends and receives at once.
 async fn stream_all(mut source: Source, stream: Stream) -> Result<Transfer> {
     let len = source.left;
-    let bar = progress(len, "{bar:40} {bytes}/{total_bytes}  {bytes_per_sec}");
+    let bar = bar(len, "{bar:40} {bytes}/{total_bytes}  {bytes_per_sec}");
     let (mode, recv_buffer) = (stream.mode().clone(), stream.recv_buffer_size());
     let (mut from, mut to) = stream.into_split();
     let start = Instant::now();

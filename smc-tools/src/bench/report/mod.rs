@@ -8,7 +8,7 @@ mod table;
 
 pub(super) use html::html;
 pub(super) use json::json;
-pub(super) use progress::Progress;
+pub(super) use progress::{Progress, bar};
 pub(super) use table::table;
 
 use super::host::Host;

@@ -17,14 +17,8 @@ pub(in crate::bench) struct Progress {
 impl Progress {
     pub(in crate::bench) fn new(plan: &Plan) -> Self {
         let cells = plan.cells(0).count() as u64 * u64::from(plan.rounds);
-        let bar = match std::io::stderr().is_terminal() {
-            true => ProgressBar::new(cells),
-            false => ProgressBar::hidden(),
-        };
-        let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {eta} left  {msg}");
-        let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         Self {
-            bar,
+            bar: bar(cells, "{bar:30} {pos}/{len}  {eta} left  {msg}"),
             rounds: plan.rounds,
             reported: None,
         }
@@ -55,4 +49,13 @@ impl Progress {
     pub(in crate::bench) fn end(&self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// A bar on a terminal, and nothing elsewhere.
+pub(in crate::bench) fn bar(len: u64, template: &str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(template);
+    ProgressBar::new(len).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
