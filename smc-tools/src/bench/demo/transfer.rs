@@ -1,6 +1,6 @@
 //! Sends data to a server and back.
 
-use std::io::Read as _;
+use std::io::{self, Read, Take};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -59,7 +59,7 @@ pub(super) fn there_and_back(args: &Args, plan: &Plan) -> Result<Transfer> {
         Ready::At(address) => address,
         Ready::Skip(why) => bail!("{why}"),
     };
-    let source = Source::open(args)?;
+    let source = open(args)?;
     let runtime = cell.runtime;
     runtime.block_on(async move {
         let carried = Carried::open(&cell, &task.dir)?;
@@ -72,8 +72,8 @@ pub(super) fn there_and_back(args: &Args, plan: &Plan) -> Result<Transfer> {
 }
 
 /// Sends and receives at once.
-async fn stream_all(mut source: Source, stream: Stream) -> Result<Transfer> {
-    let len = source.left;
+async fn stream_all(mut source: Take<impl Read>, stream: Stream) -> Result<Transfer> {
+    let len = source.limit();
     let bar = bar(len, "{bar:40} {bytes}/{total_bytes}  {bytes_per_sec}");
     let (mode, recv_buffer) = (stream.mode().clone(), stream.recv_buffer_size());
     let (mut from, mut to) = stream.into_split();
@@ -82,13 +82,17 @@ async fn stream_all(mut source: Source, stream: Stream) -> Result<Transfer> {
         let mut sum = Xxh3::new();
         let mut buf = vec![0; CHUNK_LEN];
         loop {
-            let count = source.read(&mut buf)?;
+            let count = source.read(&mut buf).context("cannot read the file")?;
             if count == 0 {
                 break;
             }
             sum.update(&buf[..count]);
             to.write_all(&buf[..count]).await?;
         }
+        ensure!(
+            source.limit() == 0,
+            "the file became shorter while it was read"
+        );
         to.close().await?;
         anyhow::Ok(sum.digest())
     };
@@ -126,62 +130,32 @@ async fn stream_all(mut source: Source, stream: Stream) -> Result<Transfer> {
     })
 }
 
-/// Where the data comes from.
-struct Source {
-    data: Data,
-    left: u64,
+/// The data, of which the limit is what is left.
+fn open(args: &Args) -> Result<Take<Box<dyn Read + Send>>> {
+    let (data, len): (Box<dyn Read + Send>, _) = match &args.file {
+        Some(path) => {
+            let file = File::open(path)?;
+            let len = file.metadata()?.len();
+            (Box::new(file), len)
+        }
+        None => (Box::new(SplitMix64(0x5eed)), args.size),
+    };
+    Ok(data.take(len))
 }
 
-enum Data {
-    File(File),
-    /// State of a generator of pseudo-random words.
-    Generated(u64),
-}
+/// State of a generator of pseudo-random words.
+struct SplitMix64(u64);
 
-impl Source {
-    fn open(args: &Args) -> Result<Self> {
-        let Some(path) = &args.file else {
-            return Ok(Self {
-                data: Data::Generated(0x5eed),
-                left: args.size,
-            });
-        };
-        let file = File::open(path)?;
-        let left = file.metadata()?.len();
-        Ok(Self {
-            data: Data::File(file),
-            left,
-        })
-    }
-
-    fn read(&mut self, buf: &mut [u8]) -> Result<usize> {
-        let len = usize::try_from(self.left)
-            .unwrap_or(usize::MAX)
-            .min(buf.len());
-        let count = match &mut self.data {
-            Data::File(file) => file.read(&mut buf[..len]).context("cannot read the file")?,
-            Data::Generated(state) => {
-                generate(state, &mut buf[..len]);
-                len
-            }
-        };
-        ensure!(
-            count > 0 || len == 0,
-            "the file became shorter while it was read"
-        );
-        self.left -= count as u64;
-        Ok(count)
-    }
-}
-
-/// Fills `buf` with SplitMix64.
-fn generate(state: &mut u64, buf: &mut [u8]) {
-    for chunk in buf.chunks_mut(8) {
-        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = *state;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        chunk.copy_from_slice(&(word ^ (word >> 31)).to_le_bytes()[..chunk.len()]);
+impl Read for SplitMix64 {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        for chunk in buf.chunks_mut(8) {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut word = self.0;
+            word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            chunk.copy_from_slice(&(word ^ (word >> 31)).to_le_bytes()[..chunk.len()]);
+        }
+        Ok(buf.len())
     }
 }
 
