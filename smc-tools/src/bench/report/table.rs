@@ -1,11 +1,10 @@
 //! The results as text.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
-use super::super::figure::Figure;
 use super::super::host::Host;
 use super::super::plan::{Case, Plan};
-use super::super::results::{Results, Row};
+use super::super::results::Results;
 use super::super::runtime::Runtime;
 use super::super::stats::Comparison;
 use super::super::transport::Kind;
@@ -14,84 +13,67 @@ use super::{LEGEND, about, header};
 /// Header, a table for each case and runtime, and how to read them.
 pub(in crate::bench) fn table(host: &Host, plan: &Plan, results: &Results) -> String {
     let mut text = String::new();
+    let _infallible = body(&mut text, host, plan, results);
+    let lines = text.lines().map(str::trim_end);
+    lines.flat_map(|line| [line, "\n"]).collect()
+}
+
+fn body(text: &mut String, host: &Host, plan: &Plan, results: &Results) -> fmt::Result {
     for (name, value) in header(host, plan) {
-        line(&mut text, &format!("{name:12} {value}"));
+        writeln!(text, "{name:12} {value}")?;
     }
     let mut before = None;
     for runtime in &plan.runtimes {
         for case in &plan.cases {
-            if before != Some((*runtime, case.workload)) {
-                before = Some((*runtime, case.workload));
-                let about = about(case.workload, plan);
-                line(
-                    &mut text,
-                    &format!("\n{} on {runtime}: {about}", case.workload),
-                );
+            let workload = case.workload;
+            if before != Some((*runtime, workload)) {
+                before = Some((*runtime, workload));
+                let about = about(workload, plan);
+                writeln!(text, "\n{workload} on {runtime}: {about}")?;
             }
-            block(&mut text, results, *case, *runtime);
+            block(text, results, *case, *runtime)?;
         }
     }
-    line(&mut text, "");
-    line(&mut text, LEGEND);
-    text
+    writeln!(text, "\n{LEGEND}")
 }
 
-fn block(text: &mut String, results: &Results, case: Case, runtime: Runtime) {
-    let figures = case.workload.figures();
-    let rows: Vec<_> = results.of(case, runtime).collect();
-    if rows.is_empty() {
-        return;
+fn block(text: &mut String, results: &Results, case: Case, runtime: Runtime) -> fmt::Result {
+    let [first, others @ ..] = case.workload.figures() else {
+        return Ok(());
+    };
+    let mut rows = results.of(case, runtime).peekable();
+    if rows.peek().is_none() {
+        return Ok(());
     }
-    let mut heading = format!("  {:<28}", case.to_string());
-    for (place, figure) in figures.iter().enumerate() {
-        if place == 0 {
-            let _infallible = write!(heading, "{:>18}{:>9}  {:8}", figure.heading(), "vs TCP", "");
-        } else {
-            let _infallible = write!(heading, "{:>11}", figure.heading());
-        }
+    let (case, heading) = (case.to_string(), first.heading());
+    write!(text, "  {case:<28}{heading:>18}{:>9}  {:8}", "vs TCP", "")?;
+    for figure in others {
+        write!(text, "{:>11}", figure.heading())?;
     }
-    line(text, &heading);
+    writeln!(text)?;
     for row in rows {
-        line(text, &row_line(results, row, figures));
-    }
-}
-
-fn row_line(results: &Results, row: &Row, figures: &[Figure]) -> String {
-    let mut line = format!("    {:<26}", row.key.transport);
-    for (place, figure) in figures.iter().enumerate() {
-        let spread = row.spread(*figure);
-        let value = spread.map(|spread| figure.show(spread.median));
-        if place > 0 {
-            let _infallible = write!(line, "{:>11}", value.unwrap_or_default());
-            continue;
-        }
-        let value = value.zip(spread);
-        let value = value.map(|(value, spread)| format!("{value} {spread}"));
-        let _infallible = write!(line, "{:>18}", value.unwrap_or_default());
-        let comparison = match row.key.transport {
-            Kind::Tcp => None,
-            _ => results.compare(row, *figure, Kind::Tcp),
-        };
-        let _infallible = match comparison {
+        let spread = row.spread(*first);
+        let value = spread.map(|spread| format!("{} {spread}", first.show(spread.median)));
+        let transport = row.key.transport;
+        write!(text, "    {transport:<26}{:>18}", value.unwrap_or_default())?;
+        let comparison = results.compare(row, *first, Kind::Tcp);
+        match comparison.filter(|_| transport != Kind::Tcp) {
             Some(Comparison { ratio, verdict }) => {
-                write!(line, "{:>9}  {verdict:8}", self::ratio(ratio))
+                write!(text, "{:>9}  {verdict:8}", self::ratio(ratio))?;
             }
-            None => write!(line, "{:19}", ""),
-        };
+            None => write!(text, "{:19}", "")?,
+        }
+        for figure in others {
+            let value = row.spread(*figure).map(|spread| figure.show(spread.median));
+            write!(text, "{:>11}", value.unwrap_or_default())?;
+        }
+        writeln!(text, "  {}", row.remark().unwrap_or_default())?;
     }
-    if let Some(remark) = row.remark() {
-        let _infallible = write!(line, "  {remark}");
-    }
-    line
+    Ok(())
 }
 
 /// Such as `15.2x`, or `0.98x`.
 pub(super) fn ratio(ratio: f64) -> String {
     let digits = if ratio < 10.0 { 2 } else { 1 };
     format!("{ratio:.digits$}x")
-}
-
-fn line(text: &mut String, line: &str) {
-    text.push_str(line.trim_end());
-    text.push('\n');
 }
