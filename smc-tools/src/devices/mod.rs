@@ -4,18 +4,18 @@
 mod rdma;
 #[cfg(not(feature = "rdma"))]
 mod rdma {
-    use super::One;
-
-    pub(super) fn found() -> Vec<One> {
-        let why = "this program was built without SMC-R; build smc-tools with `--features rdma`, which \
-                   takes cmake and libclang";
-        vec![One::unknown(why.to_owned())]
+    pub(super) fn found() -> Vec<super::One> {
+        super::no_rdma(
+            "this program was built without SMC-R; build smc-tools with `--features rdma`, which \
+             takes cmake and libclang",
+        )
     }
 }
 
 use std::io::{self, Write};
 
 use anyhow::{Context as _, Result};
+use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 use smc_core::device::Device as _;
 use smc_transport_loop::LoopDevice;
@@ -36,85 +36,63 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    let found = [("smc-d", vec![host()]), ("smc-r", rdma::found())];
-    let mut found = found
-        .iter()
-        .flat_map(|(kind, devices)| devices.iter().map(move |device| (kind, device)));
-    let is_usable = found.clone().any(|(_, device)| device.trouble.is_none());
+    let mut found = rdma::found();
+    found.insert(0, host());
     let mut out = io::stdout().lock();
-    let shown = found.try_for_each(|(kind, device)| match args.json {
-        true => writeln!(out, "{}", device.json(kind)),
-        false => device.show(kind, &mut out),
+    let shown = found.iter().try_for_each(|device| match args.json {
+        true => writeln!(out, "{}", json!(device)),
+        false => device.show(&mut out),
     });
     match shown {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(error).context("cannot write")
         }
-        _ => Ok(is_usable),
+        _ => Ok(found.iter().any(|device| device.usable)),
     }
 }
 
 /// A device.
+#[derive(Default, Serialize)]
 struct One {
+    kind: &'static str,
     /// None if there is no device of a kind, or there is no telling.
     name: Option<String>,
-    /// Why it cannot be used, if so.
-    trouble: Option<String>,
+    usable: bool,
+    /// Why it is not, if so.
+    why: Option<String>,
     /// Its description: a line for people, the fields for programs.
+    #[serde(skip)]
     lines: Vec<String>,
+    #[serde(flatten)]
     fields: Map<String, Json>,
 }
 
 impl One {
-    /// There is none, or there is no telling, and why.
-    fn unknown(why: String) -> Self {
-        Self {
-            name: None,
-            trouble: Some(why),
-            lines: Vec::new(),
-            fields: Map::new(),
-        }
-    }
-
-    fn show(&self, kind: &str, out: &mut dyn Write) -> io::Result<()> {
+    fn show(&self, out: &mut dyn Write) -> io::Result<()> {
         let name = self.name.as_deref().unwrap_or("-");
-        let verdict = match (&self.name, &self.trouble) {
+        let verdict = match (&self.name, &self.why) {
             (_, None) => "usable".to_owned(),
             (None, Some(why)) => why.clone(),
             (Some(_), Some(why)) => format!("not usable: {why}"),
         };
-        writeln!(out, "{name:<8} {kind}  {verdict}")?;
+        writeln!(out, "{name:<8} {}  {verdict}", self.kind)?;
         let mut lines = self.lines.iter();
         lines.try_for_each(|line| writeln!(out, "         {line}"))
-    }
-
-    fn json(&self, kind: &str) -> Json {
-        let mut object = json!({
-            "kind": kind,
-            "name": self.name,
-            "usable": self.trouble.is_none(),
-            "why": self.trouble,
-        });
-        for (name, value) in &self.fields {
-            object[name] = value.clone();
-        }
-        object
     }
 }
 
 /// The device between processes of this host. Each process makes one for itself, so this tries.
 fn host() -> One {
-    let mut one = One {
-        name: Some("loop0".to_owned()),
-        trouble: None,
-        lines: Vec::new(),
-        fields: Map::new(),
-    };
+    let kind = "smc-d";
     let device = match LoopDevice::new() {
         Ok(device) => device,
         Err(why) => {
-            one.trouble = Some(why.to_string());
-            return one;
+            return One {
+                kind,
+                name: Some("loop0".to_owned()),
+                why: Some(why.to_string()),
+                ..One::default()
+            };
         }
     };
     let limits = device.limits();
@@ -123,16 +101,28 @@ fn host() -> One {
         Ok(dir) => format!("runtime directory {dir}"),
         Err(_) => "not found by other processes".to_owned(),
     };
-    one.name = Some(device.identity().name.clone());
-    one.lines = vec![
-        "between processes of this host that have the runtime directory in common".into(),
-        line,
-    ];
-    one.fields = Map::from_iter([
-        ("runtime_dir".to_owned(), json!(dir.as_ref().ok())),
-        ("max_dmbs".to_owned(), json!(limits.max_dmbs)),
-        ("max_dmb_len".to_owned(), json!(limits.max_dmb_len)),
-    ]);
-    one.trouble = dir.err().map(|why| why.to_string());
-    one
+    One {
+        kind,
+        name: Some(device.identity().name.clone()),
+        usable: dir.is_ok(),
+        lines: vec![
+            "between processes of this host that have the runtime directory in common".into(),
+            line,
+        ],
+        fields: Map::from_iter([
+            ("runtime_dir".to_owned(), json!(dir.as_ref().ok())),
+            ("max_dmbs".to_owned(), json!(limits.max_dmbs)),
+            ("max_dmb_len".to_owned(), json!(limits.max_dmb_len)),
+        ]),
+        why: dir.err().map(|why| why.to_string()),
+    }
+}
+
+/// There is no SMC-R device, or there is no telling, and why.
+fn no_rdma(why: impl ToString) -> Vec<One> {
+    vec![One {
+        kind: "smc-r",
+        why: Some(why.to_string()),
+        ..One::default()
+    }]
 }

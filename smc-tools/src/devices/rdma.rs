@@ -4,20 +4,22 @@ use serde_json::{Map, Value as Json, json};
 use smc_core::device::{RdmaAddress, RoceKind};
 use smc_transport_rdma::{DeviceReport, PortReport, PortState, probe};
 
-use super::One;
+use super::{One, no_rdma};
 
 pub(super) fn found() -> Vec<One> {
     match probe() {
         Ok(devices) => devices.iter().map(device).collect(),
-        Err(why) => vec![One::unknown(why.to_string())],
+        Err(why) => no_rdma(why),
     }
 }
 
 fn device(report: &DeviceReport) -> One {
     let ports: Vec<Json> = report.ports.iter().map(port_json).collect();
     One {
+        kind: "smc-r",
         name: Some(report.name.clone()),
-        trouble: report.usable.as_ref().err().map(ToString::to_string),
+        usable: report.usable.is_ok(),
+        why: report.usable.as_ref().err().map(ToString::to_string),
         lines: report.ports.iter().flat_map(port_lines).collect(),
         fields: Map::from_iter([("ports".to_owned(), json!(ports))]),
     }
