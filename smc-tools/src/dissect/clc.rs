@@ -199,21 +199,12 @@ impl Half {
             if self.is_over {
                 return;
             }
-            match Next::of(self.stream.front()) {
-                Next::Message { len } => {
-                    self.cut(Some(len), found);
-                    continue;
-                }
-                Next::Begun => {
-                    self.cut(None, found);
-                    continue;
-                }
-                _ => {}
-            }
-            let front = self.stream.front().len();
-            match self.stream.gap() {
-                Some(gap) => self.stream.advance(front.saturating_add(gap).max(1)),
-                None => self.close(),
+            let front = self.stream.front();
+            match (Next::of(front), self.stream.gap()) {
+                (Next::Message { len }, _) => self.cut(Some(len), found),
+                (Next::Begun, _) => self.cut(None, found),
+                (_, Some(gap)) => self.stream.advance(front.len().saturating_add(gap).max(1)),
+                (_, None) => self.close(),
             }
         }
     }

@@ -114,7 +114,7 @@ impl QueuePair {
             _ if whole.len > MAX_MESSAGE => None,
             Part::Last => Some(whole),
             Part::First | Part::Middle => {
-                self.partial = Some((send.sequence.wrapping_add(1) & PSN_MASK, whole));
+                self.partial = Some((send.sequence.wrapping_add(1) & NUMBER_MASK, whole));
                 None
             }
         }
@@ -203,18 +203,8 @@ impl<'a> Send<'a> {
     /// Reads the base transport header; `None` if the packet is no SEND.
     fn parse(packet: &Datagram<'a>) -> Option<Self> {
         let (header, rest) = packet.bytes.split_first_chunk::<BTH>()?;
-        let [
-            opcode,
-            flags,
-            _,
-            _,
-            _,
-            qp @ ..,
-            _,
-            psn_high,
-            psn_middle,
-            psn_low,
-        ] = *header;
+        let [opcode, flags, ..] = *header;
+        let number = |at: usize| Some(u32::from_be_bytes(*header.get(at..)?.first_chunk()?));
         let (part, extra) = match opcode {
             0x00 => (Part::First, 0),
             0x01 => (Part::Middle, 0),
@@ -233,11 +223,10 @@ impl<'a> Send<'a> {
         let payload = rest.get(extra..).unwrap_or_default();
         let on_wire = rest.len().checked_add(packet.missing)?;
         let len = on_wire.checked_sub(extra + padding + ICRC)?;
-        let [a, b, c] = qp;
         Some(Self {
             part,
-            queue_pair: u32::from_be_bytes([0, a, b, c]),
-            sequence: u32::from_be_bytes([0, psn_high, psn_middle, psn_low]),
+            queue_pair: number(4)? & NUMBER_MASK,
+            sequence: number(8)? & NUMBER_MASK,
             bytes: payload.get(..len).unwrap_or(payload),
             len,
         })
@@ -248,5 +237,5 @@ impl<'a> Send<'a> {
 const BTH: usize = 12;
 /// Bytes of the invariant CRC behind the payload.
 const ICRC: usize = 4;
-/// Packet sequence numbers have 24 bits.
-const PSN_MASK: u32 = 0x00FF_FFFF;
+/// Numbers of queue pairs and packets have 24 bits.
+const NUMBER_MASK: u32 = 0x00FF_FFFF;
