@@ -22,8 +22,8 @@ pub(super) struct Connections {
 impl Connections {
     /// Takes a segment; messages that it completes are appended to `found`.
     pub(super) fn segment(&mut self, mark: Mark, segment: &Segment<'_>, found: &mut Vec<Message>) {
-        let (src, dst) = (segment.src, segment.dst);
-        if !self.table.contains_key(&ordered(src, dst)) {
+        let ends = ordered(segment.src, segment.dst);
+        if !self.table.contains_key(&ends) {
             if segment.payload.is_empty() && !segment.syn {
                 return;
             }
@@ -31,10 +31,8 @@ impl Connections {
                 old.finish(found);
             }
         }
-        let connection = self
-            .table
-            .entry(ordered(src, dst))
-            .or_insert_with(|| Connection::new(ordered(src, dst), mark));
+        let connection = self.table.entry(ends);
+        let connection = connection.or_insert_with(|| Connection::new(ends, mark));
         connection.last_used = mark;
         connection.segment(mark, segment, found);
     }
@@ -313,9 +311,5 @@ const DECLINE: u8 = 4;
 
 /// The same key for both directions.
 fn ordered(one: SocketAddr, other: SocketAddr) -> (SocketAddr, SocketAddr) {
-    if one <= other {
-        (one, other)
-    } else {
-        (other, one)
-    }
+    (one.min(other), one.max(other))
 }

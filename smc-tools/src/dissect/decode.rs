@@ -11,7 +11,7 @@ use super::{Args, complain, hex, json, report};
 
 /// Shows the message; false if it does not decode.
 pub(super) fn run(args: &Args, family: Family, out: &mut dyn Write) -> io::Result<bool> {
-    let bytes = match input(args).and_then(|text| hex::parse(&text).map_err(|e| e.to_string())) {
+    let bytes = match input(args).and_then(|text| hex::parse(&text)) {
         Ok(bytes) => bytes,
         Err(reason) => return fail(&reason),
     };

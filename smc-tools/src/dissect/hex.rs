@@ -2,14 +2,12 @@
 
 use std::fmt::Write as _;
 
-use thiserror::Error;
-
 /// Reads hex digits. Spaces, line breaks, colons and `0x` before a group are left out.
 ///
 /// # Errors
 ///
-/// [`HexError`] states which character does not fit, or that a digit is left over.
-pub(super) fn parse(text: &str) -> Result<Vec<u8>, HexError> {
+/// States which character does not fit, or that a digit is left over.
+pub(super) fn parse(text: &str) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::with_capacity(text.len() / 2);
     let mut high: Option<(u8, usize)> = None;
     let mut characters = text.chars().enumerate().peekable();
@@ -30,7 +28,10 @@ pub(super) fn parse(text: &str) -> Result<Vec<u8>, HexError> {
             .to_digit(16)
             .and_then(|digit| u8::try_from(digit).ok());
         let Some(digit) = digit else {
-            return Err(HexError::NotADigit { at, character });
+            let at = at + 1;
+            return Err(format!(
+                "{character:?} at character {at} is not a hex digit"
+            ));
         };
         high = match high {
             None => Some((digit, at)),
@@ -41,27 +42,14 @@ pub(super) fn parse(text: &str) -> Result<Vec<u8>, HexError> {
         };
     }
     match high {
-        None if bytes.is_empty() => Err(HexError::Empty),
+        None if bytes.is_empty() => Err("there are no hex digits".to_owned()),
         None => Ok(bytes),
-        Some((_, at)) => Err(HexError::HalfByte {
-            at,
-            bytes: bytes.len(),
-        }),
+        Some((_, at)) => Err(format!(
+            "a digit is missing: after {} whole bytes, the one at character {} is alone",
+            bytes.len(),
+            at + 1
+        )),
     }
-}
-
-/// Text that is not hex digits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub(super) enum HexError {
-    /// No digits at all.
-    #[error("there are no hex digits")]
-    Empty,
-    /// A character that is neither a digit nor a separator.
-    #[error("{character:?} at character {} is not a hex digit", .at + 1)]
-    NotADigit { at: usize, character: char },
-    /// An odd number of digits.
-    #[error("a digit is missing: after {bytes} whole bytes, the one at character {} is alone", .at + 1)]
-    HalfByte { at: usize, bytes: usize },
 }
 
 /// Lower-case digits without separators.
