@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::executor::{HandshakeResources, driver};
 use crate::conn::{Conn, DirectConn, Parts, Path, PeerDmb, PeerLocality, len_u32};
-use crate::device::DeviceError;
+use crate::device::{Attachment, DeviceError};
+use crate::device_driver::DeviceDriver;
 use crate::endpoint::EndpointInner;
 use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
 use crate::mem::Element;
@@ -67,42 +68,10 @@ fn direct(
     let peer_len = path.peer_buffer.size.byte_len();
     let charge = std::mem::take(&mut resources.charge);
     let charge = PeerCharge::new(charge, peer_len, driver, path.peer_buffer.token);
-    let (peer, lost) = match (path.access, resources.attachment.take()) {
-        _ if charge.is_err() => (
-            PeerDmb::Lost,
-            charge.as_ref().err().cloned().map(Error::Device),
-        ),
-        (PeerAccess::Attached, Some(Ok(attachment))) => {
-            let len = path.peer_buffer.size.byte_len();
-            let element = attachment.region().part(path.peer_buffer.offset(), len);
-            let element = element.and_then(Element::new);
-            let element = element.map_err(|_| PeerMisbehaved::BadBuffer)?;
-            let mapped = PeerDmb::Mapped {
-                element,
-                attachment,
-            };
-            (mapped, None)
-        }
-        (PeerAccess::Moved, _) => {
-            let base = len_u32(path.peer_buffer.offset());
-            let moved = PeerDmb::Moved {
-                driver: Arc::clone(driver),
-                token: path.peer_buffer.token,
-                base,
-            };
-            (moved, None)
-        }
-        (_, attachment) => {
-            let why = match attachment {
-                Some(Ok(_) | Err(DeviceError::Unreachable { .. })) => {
-                    Error::Closed(CloseReason::Aborted)
-                }
-                Some(Err(error)) if error.is_peer_gone() => Error::Closed(CloseReason::Aborted),
-                Some(Err(error)) => Error::Device(error),
-                None => Error::TimedOut(Phase::Device),
-            };
-            (PeerDmb::Lost, Some(why))
-        }
+    let attachment = resources.attachment.take();
+    let (peer, lost) = match &charge {
+        Ok(_) => peer_dmb(driver, &path, attachment)?,
+        Err(error) => (PeerDmb::Lost, Some(Error::Device(error.clone()))),
     };
     let mode = Mode::SmcD {
         version: established.version,
@@ -122,6 +91,42 @@ fn direct(
         locality,
     };
     Ok((parts, lost))
+}
+
+/// How the peer's buffer is written; if it is lost, why.
+fn peer_dmb(
+    driver: &Arc<DeviceDriver>,
+    path: &DirectPath,
+    attachment: Option<Result<Arc<dyn Attachment>, DeviceError>>,
+) -> Result<(PeerDmb, Option<Error>), Error> {
+    let buffer = &path.peer_buffer;
+    let why = match (path.access, attachment) {
+        (PeerAccess::Attached, Some(Ok(attachment))) => {
+            let (at, len) = (buffer.offset(), buffer.size.byte_len());
+            let element = attachment.region().part(at, len).and_then(Element::new);
+            let element = element.map_err(|_| PeerMisbehaved::BadBuffer)?;
+            let mapped = PeerDmb::Mapped {
+                element,
+                attachment,
+            };
+            return Ok((mapped, None));
+        }
+        (PeerAccess::Moved, _) => {
+            let moved = PeerDmb::Moved {
+                driver: Arc::clone(driver),
+                token: buffer.token,
+                base: len_u32(buffer.offset()),
+            };
+            return Ok((moved, None));
+        }
+        (_, Some(Ok(_) | Err(DeviceError::Unreachable { .. }))) => {
+            Error::Closed(CloseReason::Aborted)
+        }
+        (_, Some(Err(error))) if error.is_peer_gone() => Error::Closed(CloseReason::Aborted),
+        (_, Some(Err(error))) => Error::Device(error),
+        (_, None) => Error::TimedOut(Phase::Device),
+    };
+    Ok((PeerDmb::Lost, Some(why)))
 }
 
 /// The parts of an SMC-R connection, and why it was lost. CDC messages that arrived since the peer
