@@ -32,7 +32,6 @@ pub struct Promise<T> {
 struct WakeWhenDropped(Arc<AtomicWaker>);
 
 /// Both ends of a job. Each can be dropped at any time.
-#[must_use]
 pub fn promise<T>() -> (Promise<T>, Answer<T>) {
     let (sender, result) = mpsc::channel();
     let waker = Arc::new(AtomicWaker::new());
