@@ -93,7 +93,8 @@ impl Mapping {
         }
     }
 
-    /// The memory as a region, which keeps the mapping; `lease` is dropped together with the last clone of it.
+    /// The memory as a region, which keeps the mapping; `lease` is dropped together with its last
+    /// clone.
     pub(crate) fn leased<T: Any + Send + Sync>(self: &Arc<Self>, lease: T) -> Region {
         self.region.leased((lease, Arc::clone(self)))
     }

@@ -110,6 +110,18 @@ impl Builder {
         self
     }
 
+    /// Whether connections are SMC although an IPsec policy applies to them. Data of SMC does not
+    /// pass through the network stack, so nothing encrypts it there. `false` unless set: such a
+    /// stream is TCP, with the code 0x03020000.
+    ///
+    /// The policies are not read, which takes privileges. A connection counts as protected if its
+    /// packets (`IP_MTU`) are shorter than the route permits, as IPsec makes them.
+    #[must_use]
+    pub fn bypass_ipsec(mut self, bypass: bool) -> Self {
+        self.config.bypass_ipsec = bypass;
+        self
+    }
+
     /// Sets a policy by destination or client.
     #[must_use]
     pub fn policy_for(

@@ -38,6 +38,8 @@ pub(crate) struct EndpointConfig {
     pub(crate) send_buffer: SizeCode,
     pub(crate) ueids: Vec<Eid>,
     pub(crate) seid_enabled: bool,
+    /// SMC also for connections that an IPsec policy applies to.
+    pub(crate) bypass_ipsec: bool,
     pub(crate) pnet_ids: Vec<PnetId>,
     pub(crate) handshake_timeout: Duration,
     pub(crate) answer_timeout: Duration,
@@ -56,6 +58,7 @@ impl Default for EndpointConfig {
             send_buffer: SizeCode::for_len(SEND_BUFFER).unwrap_or(SizeCode::LINUX_DEFAULT),
             ueids: Vec::new(),
             seid_enabled: true,
+            bypass_ipsec: false,
             pnet_ids: Vec::new(),
             handshake_timeout: HANDSHAKE_TIMEOUT,
             answer_timeout: ANSWER_TIMEOUT,

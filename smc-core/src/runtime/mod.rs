@@ -107,6 +107,12 @@ pub trait Runtime: Send + Sync + Debug + 'static {
     fn route(&self, from: IpAddr, to: IpAddr, by: Option<u32>) -> Option<NetworkRoute> {
         smc_netlink::route(from, to, by).ok().flatten()
     }
+
+    /// The length of packets from one address to another that no IPsec policy applies to; `None` if
+    /// the system does not report it.
+    fn unprotected_mtu(&self, from: IpAddr, to: IpAddr) -> Option<u32> {
+        smc_netlink::unprotected_mtu(from, to).ok().flatten()
+    }
 }
 
 /// Called with a socket that is bound and not yet connected.
@@ -223,6 +229,12 @@ pub trait Socket: Send + Sync + Debug {
     ///
     /// As `getpeername(2)`.
     fn peer_addr(&self) -> io::Result<SocketAddr>;
+
+    /// The length of packets on the way to the peer now (`IP_MTU`); `None` if it is not known, as
+    /// for sockets that are not the system's.
+    fn path_mtu(&self) -> Option<u32> {
+        None
+    }
 
     /// `TCP_NODELAY`.
     ///

@@ -234,6 +234,10 @@ impl Runtime for EndingRuntime {
         self.net.route(from, to, by)
     }
 
+    fn unprotected_mtu(&self, _from: IpAddr, _to: IpAddr) -> Option<u32> {
+        Some(socket::MTU)
+    }
+
     fn watch(&self, _fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {
         Err(io::Error::new(
             io::ErrorKind::Unsupported,

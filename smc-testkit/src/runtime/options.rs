@@ -15,6 +15,8 @@ pub struct Options {
     pub capacity: usize,
     /// Longest piece that one call reads or writes, random from 1; unlimited by default.
     pub fragment: Option<usize>,
+    /// Packets are wrapped by IPsec; they are not by default.
+    pub ipsec: bool,
     /// Polls after which a run counts as endless; ten million by default.
     pub max_steps: u64,
 }
@@ -26,6 +28,7 @@ impl Default for Options {
             jitter: Duration::ZERO,
             capacity: 64 * 1024,
             fragment: None,
+            ipsec: false,
             max_steps: 10_000_000,
         }
     }
@@ -51,6 +54,8 @@ setters! {
     Options {
         /// Sets how many bytes a connection holds in each direction.
         fn with_capacity(capacity: usize);
+        /// Sets whether packets are wrapped by IPsec.
+        fn with_ipsec(ipsec: bool);
         /// Sets the number of polls after which a run counts as endless.
         fn with_max_steps(max_steps: u64);
     }

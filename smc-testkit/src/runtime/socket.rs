@@ -146,6 +146,11 @@ impl Socket for VirtualSocket {
         Ok(())
     }
 
+    fn path_mtu(&self) -> Option<u32> {
+        let wrapping = if self.core.options.ipsec { 76 } else { 0 };
+        Some(MTU - wrapping)
+    }
+
     fn nodelay(&self) -> io::Result<bool> {
         Ok(self.settings().nodelay)
     }
@@ -184,6 +189,9 @@ impl Drop for VirtualSocket {
         }
     }
 }
+
+/// The length of packets of the virtual network, as of Ethernet.
+pub(super) const MTU: u32 = 1500;
 
 impl fmt::Debug for VirtualSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

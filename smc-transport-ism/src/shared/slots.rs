@@ -55,8 +55,8 @@ pub(crate) enum Sleep {
 
 impl FabricMemory {
     /// Takes the slot that the fabric has assigned, whatever device had it before. `port` is the
-    /// number that the fabric uses for the device; `has_heartbeat`, whether it sends heartbeats, see
-    /// [`FabricMemory::bump_heartbeat`].
+    /// number that the fabric uses for the device; `has_heartbeat`, whether it sends heartbeats,
+    /// see [`FabricMemory::bump_heartbeat`].
     pub(crate) fn join(
         &self,
         slot: u16,

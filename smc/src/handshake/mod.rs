@@ -156,8 +156,25 @@ fn path(
         }
     };
     path.same_host = has_side_channel;
+    path.ipsec = !endpoint.config.bypass_ipsec && is_protected(endpoint, socket, peer);
     path
 }
+
+/// Whether packets of a connection are shorter than its route permits: they are wrapped by IPsec.
+fn is_protected(endpoint: &EndpointInner, socket: &dyn Socket, peer: SocketAddr) -> bool {
+    let Some(mtu) = socket.path_mtu().filter(|mtu| *mtu < LONGEST_PACKET) else {
+        return false;
+    };
+    let Ok(local) = socket.local_addr() else {
+        return false;
+    };
+    let [local, peer] = [local, peer].map(|address| address.ip().to_canonical());
+    let plain = endpoint.runtime.unprotected_mtu(local, peer);
+    plain.is_some_and(|plain| mtu < plain)
+}
+
+/// The length of packets over the loopback interface, where nothing has to be looked up.
+const LONGEST_PACKET: u32 = 65_535;
 
 /// Runs a handshake over TCP to its end and makes a stream of its result.
 async fn run_handshake_on_tcp(

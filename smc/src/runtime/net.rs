@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use nix::sys::socket::sockopt::IpMtu;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt,
@@ -218,6 +219,11 @@ impl<R: Registered> Socket for TcpSocket<R> {
     fn peer_addr(&self) -> io::Result<SocketAddr> {
         let peer = rustix::net::getpeername(&self.fd)?.ok_or(io::ErrorKind::NotConnected)?;
         Ok(peer.try_into()?)
+    }
+
+    fn path_mtu(&self) -> Option<u32> {
+        let mtu = nix::sys::socket::getsockopt(&self.fd, IpMtu);
+        mtu.ok().and_then(|mtu| mtu.try_into().ok())
     }
 
     fn set_nodelay(&self, on: bool) -> io::Result<()> {

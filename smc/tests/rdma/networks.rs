@@ -1,12 +1,13 @@
-//! Ports on different networks: VLANs, and cards that do not reach the peer.
+//! Ports on different networks: VLANs, cards that do not reach the peer, and IPsec.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use smc_core::device::{RdmaAddress, RoceKind};
-use smc_core::wire::types::{Mac, MtuCode, RoceGid};
+use smc_core::wire::types::{DeclineCode, Mac, MtuCode, RoceGid};
 use smc_testkit::memory_rdma::{MemoryRdma, RdmaOptions};
+use smc_testkit::runtime::Options;
 use smc_testkit::streams::{connect, transfer_both_ways};
 use smc_testkit::world::{RdmaWorld, SERVER, is_smcr};
 
@@ -40,6 +41,26 @@ fn connections_in_a_vlan_use_gids_of_that_vlan() {
             let listener = server.bind(SERVER).await.expect("a free port");
             let (mut ours, mut theirs) = connect(&client, &listener).await;
             assert_eq!(is_smcr(&ours), is_possible, "VLAN {tcp}, GIDs in {gids}");
+            transfer_both_ways(&mut ours, &mut theirs, 10_000).await;
+        });
+    }
+}
+
+#[test]
+fn a_connection_that_ipsec_protects_is_tcp_unless_it_may_go_around() {
+    for bypass in [false, true] {
+        let world = RdmaWorld::with_options(703, Options::default().with_ipsec(true));
+        let hosts = [world.device("a0", 1), world.device("b0", 2)];
+        let [client, server] = hosts
+            .each_ref()
+            .map(|device| world.endpoint_with(&[device], |builder| builder.bypass_ipsec(bypass)));
+        world.block_on(async {
+            let listener = server.bind(SERVER).await.expect("a free port");
+            let (mut ours, mut theirs) = connect(&client, &listener).await;
+            assert_eq!(is_smcr(&ours), bypass);
+            let reason = ours.fallback_reason().map(|reason| reason.local);
+            let expected = (!bypass).then_some(DeclineCode(0x0302_0000));
+            assert_eq!(reason, expected);
             transfer_both_ways(&mut ours, &mut theirs, 10_000).await;
         });
     }

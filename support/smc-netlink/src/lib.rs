@@ -8,4 +8,4 @@ mod request;
 mod route;
 
 pub use interfaces::{Interface, interfaces};
-pub use route::{Route, route};
+pub use route::{Route, route, unprotected_mtu};

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
+use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage, RouteMetric};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
@@ -68,6 +69,38 @@ pub fn route(from: IpAddr, to: IpAddr, by: Option<u32>) -> io::Result<Option<Rou
     }))
 }
 
+/// The length of packets from one address to another that no IPsec policy applies to: the limit of
+/// the route, or that of its interface. `None` without a route.
+///
+/// A socket whose path is shorter (`IP_MTU`) has its packets wrapped. The policies themselves are
+/// shown to administrators only.
+///
+/// # Errors
+///
+/// As [`route`].
+pub fn unprotected_mtu(from: IpAddr, to: IpAddr) -> io::Result<Option<u32>> {
+    let Some(route) = route(from, to, None)? else {
+        return Ok(None);
+    };
+    if route.mtu.is_some() {
+        return Ok(route.mtu);
+    }
+    let mut request = LinkMessage::default();
+    request.header.index = route.interface;
+    let replies = request::get(RouteNetlinkMessage::GetLink(request))?;
+    Ok(replies.into_iter().find_map(|reply| match reply {
+        RouteNetlinkMessage::NewLink(link) => {
+            link.attributes
+                .iter()
+                .find_map(|attribute| match attribute {
+                    LinkAttribute::Mtu(mtu) => Some(*mtu),
+                    _ => None,
+                })
+        }
+        _ => None,
+    }))
+}
+
 /// The errors by which the kernel says that no packet may go there.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(
@@ -111,6 +144,14 @@ mod tests {
         let route = route(loopback, loopback, None).unwrap().unwrap();
         assert!(!route.has_gateway);
         assert_ne!(route.interface, 0);
+    }
+
+    #[test]
+    fn packets_on_the_loopback_interface_are_as_long_as_it_says() {
+        let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let mtu = unprotected_mtu(loopback, loopback).unwrap().unwrap();
+        let interface = std::fs::read_to_string("/sys/class/net/lo/mtu").unwrap();
+        assert_eq!(interface.trim(), mtu.to_string());
     }
 
     #[test]

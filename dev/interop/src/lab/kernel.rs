@@ -161,6 +161,8 @@ const MODULES: &[&str] = &[
     "virtio_console",
     "virtio_net",
     "8021q",
+    "xfrm_user",
+    "ah4",
     "crc32_generic",
     "ipv6",
     "ib_uverbs",

@@ -111,6 +111,12 @@ fn networks(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
         )?;
         lab.exec(guest, &format!("ip link set {VLAN} up"))?;
     }
+    for what in ["policy", "state"] {
+        lab.exec(guest, &format!("ip xfrm {what} flush"))?;
+    }
+    if run.scenario.has_ipsec {
+        protect(lab, who)?;
+    }
     let is_apart = run.scenario.node(who).is_apart;
     lab.set_cable(guest, 1, !is_apart)?;
     let (usual, apart) = (v4(who, 1), v4_apart(who));
@@ -125,6 +131,29 @@ fn networks(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
             guest,
             &format!("ip addr add {new}/24 dev eth1 metric {}", metric(1)),
         )?;
+    }
+    Ok(())
+}
+
+/// Has a guest authenticate everything between the first interfaces (AH).
+fn protect(lab: &mut Lab, who: Who) -> Result<()> {
+    let guest = guest_of(who);
+    let (own, other) = (v4(who, 0), v4(who.other(), 0));
+    for (from, to, direction) in [(own, other, "out"), (other, own, "in")] {
+        let spi = 0x100 + u32::from(from.octets()[3]);
+        let key = "2b".repeat(32);
+        for command in [
+            format!(
+                "ip xfrm state add src {from} dst {to} proto ah spi {spi} mode transport \
+                 auth hmac(sha256) 0x{key}"
+            ),
+            format!(
+                "ip xfrm policy add src {from} dst {to} dir {direction} \
+                 tmpl proto ah mode transport"
+            ),
+        ] {
+            lab.exec(guest, &command)?;
+        }
     }
     Ok(())
 }

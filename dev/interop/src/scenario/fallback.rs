@@ -33,6 +33,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "dual-stack",
             "an IPv4 client and a socket that listens on IPv6",
         ),
+        ipsec(),
         old_without_ueid(),
         old_without_rdma(),
     ]
@@ -60,6 +61,15 @@ fn tcp_peer() -> Scenario {
             Carried::Tcp(Some((NO_SMC, 0)), None),
         );
     scenario.pair = false;
+    scenario
+}
+
+/// A kernel looks at policies of the socket itself only, and its SMC goes around all others.
+fn ipsec() -> Scenario {
+    let mut scenario = ending_in_tcp("ipsec", "IPsec policies apply to the connection")
+        .carried(declined_by_us(IPSEC), declined_by_us(IPSEC));
+    scenario.has_ipsec = true;
+    scenario.only_ours = Some("a kernel does SMC-R here");
     scenario
 }
 
@@ -95,6 +105,7 @@ fn declined_by_us(code: u32) -> Carried {
 }
 
 const NO_SMC: u32 = 0x0301_0000;
+const IPSEC: u32 = 0x0302_0000;
 const NO_DEVICE: u32 = 0x0303_0000;
 const NO_SMC_R_DEVICE: u32 = 0x0303_0002;
 const DECLINED: u32 = 0x0500_0000;

@@ -50,6 +50,8 @@ pub(crate) struct Scenario {
     pub(crate) subject: Node,
     pub(crate) peer: Node,
     pub(crate) network: Network,
+    /// IPsec policies apply to everything between the two ends.
+    pub(crate) has_ipsec: bool,
     pub(crate) cues: Vec<Cue>,
     pub(crate) expect: Expect,
     /// Why only the userspace stack can be the subject.
@@ -192,6 +194,7 @@ impl Scenario {
             subject: Node::usual(),
             peer: Node::usual(),
             network: Network::V4,
+            has_ipsec: false,
             cues: Vec::new(),
             expect: Expect {
                 as_client: Carried::SmcR,
