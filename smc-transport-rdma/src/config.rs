@@ -27,7 +27,8 @@ impl Builder {
         }
     }
 
-    /// The physical network that the device belongs to. None unless set.
+    /// The physical network that the device belongs to, whatever the kernel's table (`smc_pnet`)
+    /// says of its ports. Unless set it is that of the table, else that of the network interface.
     pub fn pnet_id(mut self, pnet_id: PnetId) -> Self {
         self.pnet_id = Some(pnet_id);
         self

@@ -67,8 +67,6 @@ pub(crate) struct Job {
     pub(crate) ueids: Vec<String>,
     /// RDMA devices for the userspace stack.
     pub(crate) devices: Vec<String>,
-    /// Their physical network, for the userspace stack; the kernel has a table.
-    pub(crate) pnet: Option<String>,
     /// Most links of a link group, for the userspace stack; the kernel has a sysctl.
     pub(crate) max_links: u8,
     /// Seconds without a message after which it tests a link, likewise.

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
-pub use smc_netlink::{Interface as NetworkInterface, Route as NetworkRoute};
+pub use smc_netlink::{Interface as NetworkInterface, PnetEntry, Route as NetworkRoute};
 
 /// A task for [`Runtime::spawn`].
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -100,6 +100,11 @@ pub trait Runtime: Send + Sync + Debug + 'static {
     /// The host's network interfaces now; none if the system does not report them.
     fn interfaces(&self) -> Vec<NetworkInterface> {
         smc_netlink::interfaces().unwrap_or_default()
+    }
+
+    /// The kernel's table of physical networks (`smc_pnet`) now; empty if the system has none.
+    fn pnet_table(&self) -> Vec<PnetEntry> {
+        smc_netlink::pnet_table().unwrap_or_default()
     }
 
     /// The host's route from one address to another now; `None` if there is none, or the system

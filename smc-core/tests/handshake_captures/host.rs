@@ -95,6 +95,7 @@ impl Host {
             address,
             pnet_id: None,
             subnets: self.subnets(),
+            base: Some("eth0".into()),
         }
     }
 

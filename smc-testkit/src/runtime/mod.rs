@@ -41,8 +41,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use smc_core::runtime::{
-    Acceptor, BeforeConnect, BeforeListen, NetworkInterface, NetworkRoute, Runtime, Socket,
-    SocketOptions, Task, Timer, Watch,
+    Acceptor, BeforeConnect, BeforeListen, NetworkInterface, NetworkRoute, PnetEntry, Runtime,
+    Socket, SocketOptions, Task, Timer, Watch,
 };
 
 use executor::{Core, Group};
@@ -151,6 +151,16 @@ impl VirtualRuntime {
         self.net.set_vlan(name, vlan);
     }
 
+    /// Puts an interface into a physical network, as `smc_pnet` does.
+    pub fn set_pnet_id(&self, name: &str, pnet_id: &str) {
+        self.net.set_pnet_id(name, pnet_id);
+    }
+
+    /// Stacks an interface on another one, as a bond on its port.
+    pub fn set_base(&self, name: &str, base: &str) {
+        self.net.set_base(name, base);
+    }
+
     /// Resets every TCP connection that has this address at one of its ends; gives their number.
     pub fn cut(&self, address: SocketAddr) -> usize {
         self.net.cut(address)
@@ -228,6 +238,10 @@ impl Runtime for EndingRuntime {
 
     fn interfaces(&self) -> Vec<NetworkInterface> {
         self.net.interfaces()
+    }
+
+    fn pnet_table(&self) -> Vec<PnetEntry> {
+        self.net.pnet_table()
     }
 
     fn route(&self, from: IpAddr, to: IpAddr, by: Option<u32>) -> Option<NetworkRoute> {

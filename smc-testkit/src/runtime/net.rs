@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use smc_core::runtime::{
-    Acceptor, BeforeConnect, BeforeListen, NetworkInterface, NetworkRoute, Socket, SocketOptions,
-    Unconnected,
+    Acceptor, BeforeConnect, BeforeListen, NetworkInterface, NetworkRoute, PnetEntry, Socket,
+    SocketOptions, Unconnected,
 };
 
 use smc_core::proto::handshake::Subnet;
@@ -25,6 +25,7 @@ struct State {
     listeners: BTreeMap<SocketAddr, Weak<VirtualAcceptor>>,
     connections: Vec<Weak<VirtualSocket>>,
     interfaces: Vec<NetworkInterface>,
+    pnet_table: Vec<PnetEntry>,
     next_port: u16,
 }
 
@@ -34,6 +35,7 @@ impl Net {
             listeners: BTreeMap::new(),
             connections: Vec::new(),
             interfaces: Vec::new(),
+            pnet_table: Vec::new(),
             next_port: FIRST_PORT,
         };
         let state = Mutex::new(state);
@@ -60,6 +62,24 @@ impl Net {
         let all = &mut self.state().interfaces;
         for interface in all.iter_mut().filter(|interface| interface.name == name) {
             interface.vlan = vlan;
+        }
+    }
+
+    pub(super) fn set_pnet_id(&self, name: &str, pnet_id: &str) {
+        let mut entry = PnetEntry::default();
+        entry.pnet_id = pnet_id.to_owned();
+        entry.interface = Some(name.to_owned());
+        self.state().pnet_table.push(entry);
+    }
+
+    pub(super) fn pnet_table(&self) -> Vec<PnetEntry> {
+        self.state().pnet_table.clone()
+    }
+
+    pub(super) fn set_base(&self, name: &str, base: &str) {
+        let all = &mut self.state().interfaces;
+        for interface in all.iter_mut().filter(|interface| interface.name == name) {
+            interface.base = base.to_owned();
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use smc_wire::types::{Mac, PeerId, PnetId, RoceGid};
 
 use super::super::groups::Groups;
-use super::super::runtime::{NetworkInterface, Runtime};
+use super::super::runtime::{NetworkInterface, PnetEntry, Runtime};
 use crate::device::{RdmaAddress, RoceKind, Route};
 use crate::mutex::Mutex;
 use crate::proto::handshake::{
@@ -32,6 +32,8 @@ pub(crate) struct RdmaPorts {
 struct PortScan {
     at: Instant,
     interfaces: Arc<Vec<NetworkInterface>>,
+    /// The kernel's PNET table.
+    pnet_table: Vec<PnetEntry>,
     ports: Arc<Vec<RdmaPort>>,
     /// The configuration for handshakes, made at the first use.
     config: Option<Arc<HandshakeConfig>>,
@@ -57,14 +59,29 @@ impl RdmaPorts {
         *self.known.lock() = None;
     }
 
-    /// The PNET ID of an interface, or of the device below it.
-    fn pnet_id(&self, interface: &NetworkInterface) -> Option<PnetId> {
-        let of = |wanted: &str| {
+    /// The PNET ID of an interface, or of the device below it: by configuration, or in the kernel's
+    /// table.
+    fn pnet_id(&self, table: &[PnetEntry], interface: &NetworkInterface) -> Option<PnetId> {
+        let configured = |wanted: &str| {
             let found = self.pnet_ids.iter().find(|(name, _)| name == wanted);
             found.map(|(_, id)| *id)
         };
-        of(&interface.name).or_else(|| of(&interface.base))
+        let in_table = |wanted: &str| {
+            let is_of = |entry: &&PnetEntry| entry.interface.as_deref() == Some(wanted);
+            PnetId::new(&table.iter().find(is_of)?.pnet_id)
+        };
+        let names = [&*interface.name, &*interface.base];
+        let found = names.into_iter().find_map(configured);
+        found.or_else(|| names.into_iter().find_map(in_table))
     }
+}
+
+/// The PNET ID of a port of a device in the kernel's table.
+fn pnet_id_of_port(table: &[PnetEntry], device: &str, port: u8) -> Option<PnetId> {
+    let found = table.iter().find(|entry| {
+        entry.device.as_deref() == Some(device) && entry.port.is_none_or(|own| own == port)
+    });
+    PnetId::new(&found?.pnet_id)
 }
 
 impl Groups {
@@ -93,7 +110,9 @@ impl Groups {
         for port in ports.iter() {
             let is_known = found.iter().any(|known| routes.is_same_port(known, port));
             let pnet_id = own.and_then(|own| own.pnet_id);
+            let has_gid = port.address.kind == RoceKind::V1 || port.address.gid.ipv4().is_some();
             if !is_known
+                && has_gid
                 && port.pnet_id == pnet_id
                 && (port.address.kind, port.address.vlan) == (like.kind, like.vlan)
                 && (pnet_id.is_some() || routes.is_in_network(port, own, peer))
@@ -137,12 +156,20 @@ impl Groups {
         let Some(local) = local else {
             return TcpPath::default();
         };
-        let all = self.interfaces(local.ip());
-        let path = match interface_of(&all, local.ip()) {
+        let now = self.runtime.now();
+        let mut known = self.ports.known.lock();
+        // Devices report changes of their own interfaces only.
+        let is_of_use = |scan: &mut PortScan| {
+            let age = now.saturating_duration_since(scan.at);
+            age <= SCAN_AGE && interface_of(&scan.interfaces, local.ip()).is_some()
+        };
+        known.take_if(|scan| !is_of_use(scan));
+        let scan = self.port_scan(&mut known);
+        let path = match interface_of(&scan.interfaces, local.ip()) {
             Some(interface) => {
-                let pnet_id = self.ports.pnet_id(interface);
+                let pnet_id = self.ports.pnet_id(&scan.pnet_table, interface);
                 let known = Interface::new(subnets_of(interface), pnet_id);
-                let mut path = TcpPath::over(known.with_name(&interface.name));
+                let mut path = TcpPath::over(known.with_name(&interface.base));
                 path.vlan = interface.vlan;
                 path
             }
@@ -154,54 +181,40 @@ impl Groups {
         path.with_addresses(local.ip(), peer.ip())
     }
 
-    /// The interfaces, including the one of this address if it exists. Devices report changes of
-    /// their own interfaces only.
-    fn interfaces(&self, address: IpAddr) -> Arc<Vec<NetworkInterface>> {
-        let now = self.runtime.now();
-        let mut known = self.ports.known.lock();
-        let all = Arc::clone(&self.port_scan(&mut known).interfaces);
-        let age = |known: &PortScan| now.saturating_duration_since(known.at);
-        let is_old = known
-            .as_ref()
-            .is_none_or(|known| age(known) > INTERFACES_AGE);
-        if !is_old && interface_of(&all, address).is_some() {
-            return all;
-        }
-        let all = Arc::new(self.runtime.interfaces());
-        if let Some(known) = &mut *known {
-            known.interfaces = Arc::clone(&all);
-            known.at = now;
-        }
-        all
-    }
-
     /// The last scan, or a new one.
     fn port_scan<'a>(&self, known: &'a mut Option<PortScan>) -> &'a mut PortScan {
         known.get_or_insert_with(|| {
             let interfaces = self.runtime.interfaces();
+            let pnet_table = self.runtime.pnet_table();
             PortScan {
                 at: self.runtime.now(),
-                ports: Arc::new(self.active_ports(&interfaces)),
+                ports: Arc::new(self.active_ports(&interfaces, &pnet_table)),
                 interfaces: Arc::new(interfaces),
+                pnet_table,
                 config: None,
             }
         })
     }
 
-    fn active_ports(&self, all: &[NetworkInterface]) -> Vec<RdmaPort> {
+    fn active_ports(&self, all: &[NetworkInterface], table: &[PnetEntry]) -> Vec<RdmaPort> {
         let mut ports = Vec::new();
         for (index, driver) in self.drivers() {
             let Some(rdma) = driver.device.fabric().rdma().filter(|_| !driver.is_gone()) else {
                 continue;
             };
+            let device = driver.device.identity();
             for address in rdma.addresses() {
                 let interface = named(all, address.interface.as_deref());
-                let own = driver.device.identity().pnet_id;
+                let pnet_id = device
+                    .pnet_id
+                    .or_else(|| pnet_id_of_port(table, &device.name, address.port))
+                    .or_else(|| self.ports.pnet_id(table, interface?));
                 ports.push(RdmaPort {
                     device: index,
                     address,
-                    pnet_id: own.or_else(|| self.ports.pnet_id(interface?)),
+                    pnet_id,
                     subnets: interface.map(subnets_of).unwrap_or_default(),
+                    base: interface.map(|interface| interface.base.clone()),
                 });
             }
         }
@@ -299,5 +312,5 @@ fn peer_id(mac: Mac) -> PeerId {
     PeerId::new(u16::from_be_bytes(random).max(1), mac)
 }
 
-/// Maximum age of a scan of interfaces that no device reports.
-const INTERFACES_AGE: Duration = Duration::from_secs(5);
+/// Maximum age of a scan: most interfaces change without a report.
+const SCAN_AGE: Duration = Duration::from_secs(5);

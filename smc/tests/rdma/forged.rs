@@ -50,6 +50,7 @@ async fn propose(world: &RdmaWorld, host: u8, peer: PeerId) -> Arc<dyn Socket> {
         address: address.with_interface("v0", 0),
         pnet_id: None,
         subnets: subnets.clone(),
+        base: Some("v0".into()),
     };
     let mut config = HandshakeConfig::new(Vec::new());
     config.ueids = vec![eid()];

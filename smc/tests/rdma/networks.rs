@@ -1,6 +1,6 @@
 //! Ports on different networks: VLANs, cards that do not reach the peer, and IPsec.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,6 +64,80 @@ fn a_connection_that_ipsec_protects_is_tcp_unless_it_may_go_around() {
             transfer_both_ways(&mut ours, &mut theirs, 10_000).await;
         });
     }
+}
+
+#[test]
+fn a_port_below_the_interface_of_the_connection_is_used() {
+    // The connection runs over `bond0`, whose addresses are those of GIDs at its port, too.
+    let world = RdmaWorld::new(704);
+    world.runtime().set_base("v0", "eth0");
+    let ip = Ipv4Addr::new(10, 0, 0, 9);
+    world.runtime().add_interface("eth0", ip.into(), 24);
+    let hosts = [1, 2].map(|host| {
+        let ip = Ipv4Addr::new(10, 0, 0, host);
+        device(&world, "dev", &[address(1, ip, "eth0", 0)])
+    });
+    let [client, server] = hosts.each_ref().map(|device| world.endpoint(&[device]));
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let (ours, _theirs) = connect(&client, &listener).await;
+        assert!(is_smcr(&ours));
+    });
+}
+
+#[test]
+fn interfaces_and_ports_are_in_the_networks_of_the_kernels_table() {
+    for (of_port, is_possible) in [("NET1", true), ("NET2", false)] {
+        let world = RdmaWorld::new(705);
+        world.runtime().set_pnet_id("v0", "NET1");
+        world.runtime().set_pnet_id("ib0", of_port);
+        let ip = Ipv4Addr::new(10, 0, 0, 9);
+        world.runtime().add_interface("ib0", ip.into(), 24);
+        let hosts = [1, 2].map(|host| {
+            let ip = Ipv4Addr::new(10, 0, 0, host);
+            device(&world, "dev", &[address(1, ip, "ib0", 0)])
+        });
+        let [client, server] = hosts.each_ref().map(|device| world.endpoint(&[device]));
+        world.block_on(async {
+            let listener = server.bind(SERVER).await.expect("a free port");
+            let (ours, _theirs) = connect(&client, &listener).await;
+            assert_eq!(is_smcr(&ours), is_possible, "{of_port}");
+        });
+    }
+}
+
+#[test]
+fn a_second_link_is_at_a_gid_of_an_ipv4_address() {
+    let world = RdmaWorld::new(706);
+    world.runtime().set_pnet_id("v0", "NET1");
+    let hosts = [1, 2].map(|host| {
+        let [first, second] = [host, host + 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
+        let mut link_local = address(2, second, "v0", 0);
+        let ip = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, u16::from(host));
+        link_local.gid = RoceGid::from_ipv6(ip);
+        let second = address(2, second, "v0", 0);
+        device(
+            &world,
+            "dev",
+            &[address(1, first, "v0", 0), link_local, second],
+        )
+    });
+    let [client, server] = hosts.each_ref().map(|device| world.endpoint(&[device]));
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let (_ours, _theirs) = connect(&client, &listener).await;
+        world.sleep(Duration::from_secs(1)).await;
+        let groups = client.rdma_groups();
+        let gids: Vec<_> = groups.iter().flat_map(|group| &group.links).collect();
+        let gids: Vec<_> = gids
+            .iter()
+            .filter_map(|link| link.local?.gid.ipv4())
+            .collect();
+        assert_eq!(
+            gids,
+            [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 3)]
+        );
+    });
 }
 
 /// Two hosts with a port in the network of the connection and another one elsewhere.

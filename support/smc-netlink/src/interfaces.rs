@@ -9,6 +9,8 @@ use netlink_packet_route::link::{
     InfoData, InfoKind, InfoVlan, LinkAttribute, LinkInfo, LinkMessage,
 };
 
+use netlink_sys::protocols::NETLINK_ROUTE;
+
 use crate::request;
 
 /// A network interface.
@@ -38,11 +40,14 @@ pub struct Interface {
 ///
 /// When the kernel cannot be asked, as without netlink sockets.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
-    let links = request::dump(RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
+    let links = request::dump(
+        NETLINK_ROUTE,
+        RouteNetlinkMessage::GetLink(LinkMessage::default()),
+    )?;
     let links: Vec<_> = links.into_iter().filter_map(link).collect();
     let mut interfaces: Vec<_> = links.iter().map(|link| interface(link, &links)).collect();
     let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-    for reply in request::dump(addresses)? {
+    for reply in request::dump(NETLINK_ROUTE, addresses)? {
         let RouteNetlinkMessage::NewAddress(message) = reply else {
             continue;
         };

@@ -7,6 +7,8 @@ use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage, RouteMetric};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use netlink_sys::protocols::NETLINK_ROUTE;
+
 use crate::request;
 
 /// How packets get to an address.
@@ -58,7 +60,7 @@ pub fn route(from: IpAddr, to: IpAddr, by: Option<u32>) -> io::Result<Option<Rou
         // Without this flag the kernel takes every address for a neighbour on that interface.
         request.header.flags = RouteFlags::FibMatch;
     }
-    let replies = match request::get(RouteNetlinkMessage::GetRoute(request)) {
+    let replies = match request::get(NETLINK_ROUTE, RouteNetlinkMessage::GetRoute(request)) {
         Ok(replies) => replies,
         Err(error) if is_refusal(&error) => return Ok(None),
         Err(error) => return Err(error),
@@ -87,7 +89,7 @@ pub fn unprotected_mtu(from: IpAddr, to: IpAddr) -> io::Result<Option<u32>> {
     }
     let mut request = LinkMessage::default();
     request.header.index = route.interface;
-    let replies = request::get(RouteNetlinkMessage::GetLink(request))?;
+    let replies = request::get(NETLINK_ROUTE, RouteNetlinkMessage::GetLink(request))?;
     Ok(replies.into_iter().find_map(|reply| match reply {
         RouteNetlinkMessage::NewLink(link) => {
             link.attributes

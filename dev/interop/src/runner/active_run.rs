@@ -11,7 +11,7 @@ use fs_err as fs;
 
 use super::{Run, Show, guest_of, report, setup, verdict};
 use crate::lab::{self, Lab, SideEvent};
-use crate::protocol::{End, Event, Job, Order, PNET, SmcState};
+use crate::protocol::{End, Event, Job, Order, SmcState};
 use crate::scenario::{Action, Shape, Who};
 use crate::workload::{Kind, Report};
 
@@ -255,7 +255,6 @@ pub(super) fn job(run: &Run, who: Who, port: u16) -> Job {
         measures: Vec::new(),
         ueids: node.ueids.iter().map(|eid| (*eid).to_owned()).collect(),
         devices: (0..node.devices).map(|nic| format!("rxe{nic}")).collect(),
-        pnet: node.has_pnet.then(|| PNET.into()),
         max_links: node.max_links(),
         test_link: node.test_link(),
         narrate: run

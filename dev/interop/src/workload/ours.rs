@@ -14,7 +14,7 @@ use smc_core::device::Device;
 use smc_core::negotiate::Negotiation;
 use smc_negotiate_syn::SynOption;
 use smc_transport_rdma::RdmaDevice;
-use smc_wire::types::{Eid, PnetId};
+use smc_wire::types::Eid;
 use smol::block_on;
 
 use super::Carrier;
@@ -71,7 +71,7 @@ pub(super) fn endpoint(builder: Builder, job: &Job) -> Result<Endpoint> {
     for eid in &job.ueids {
         builder = builder.ueid(Eid::ueid(eid).context("user EID")?);
     }
-    for device in devices(job)? {
+    for device in devices(&job.devices)? {
         builder = builder.device(device);
     }
     Ok(builder.build()?)
@@ -148,15 +148,12 @@ fn negotiation() -> Result<Arc<dyn Negotiation>> {
     Ok(Arc::new(SynOption::open()?))
 }
 
-fn devices(job: &Job) -> Result<Vec<Arc<dyn Device>>> {
-    job.devices
+/// Their physical networks are in the kernel's table.
+fn devices(names: &[String]) -> Result<Vec<Arc<dyn Device>>> {
+    names
         .iter()
         .map(|name| -> Result<Arc<dyn Device>> {
-            let mut device = RdmaDevice::builder(name);
-            if let Some(pnet) = &job.pnet {
-                device = device.pnet_id(PnetId::new(pnet).context("PNET ID")?);
-            }
-            let device = device.open();
+            let device = RdmaDevice::open(name);
             Ok(Arc::new(device.with_context(|| name.clone())?))
         })
         .collect()

@@ -200,7 +200,8 @@ pub struct Interface {
     pub subnets: Vec<Subnet>,
     /// Its physical network, if it was given one.
     pub pnet_id: Option<PnetId>,
-    /// Its name, such as `eth0`. Without PNET ID it decides which RDMA ports belong to it.
+    /// Name of the lowest device below it, such as `eth0`, or its own. Without PNET ID it decides
+    /// which RDMA ports belong to it.
     pub name: Option<String>,
 }
 

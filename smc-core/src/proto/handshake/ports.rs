@@ -127,6 +127,8 @@ pub struct RdmaPort {
     pub pnet_id: Option<PnetId>,
     /// Subnets of its network interface.
     pub subnets: Vec<Subnet>,
+    /// The lowest device below its network interface, such as `eth0`, or the interface itself.
+    pub base: Option<String>,
 }
 
 impl RdmaPort {
@@ -141,7 +143,7 @@ impl RdmaPort {
             && (own.kind == RoceKind::V1 || own.gid.ipv4().is_some())
     }
 
-    /// Same PNET ID, or without one: the same network interface.
+    /// Same PNET ID, or without one: the same network device.
     fn is_on_network_of(&self, path: &TcpPath) -> bool {
         let interface = path.interface.as_ref();
         if let Some(pnet_id) = interface.and_then(|interface| interface.pnet_id) {
@@ -149,7 +151,7 @@ impl RdmaPort {
         }
         match (
             interface.and_then(|interface| interface.name.as_ref()),
-            &self.address.interface,
+            &self.base,
         ) {
             (Some(wanted), Some(own)) => wanted == own,
             // Not told by name: the interface that has the connection's address.

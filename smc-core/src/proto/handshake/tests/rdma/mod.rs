@@ -160,6 +160,7 @@ fn port(host: u8) -> RdmaPort {
         address: address.with_interface("eth0", 0),
         pnet_id: None,
         subnets: subnets(host),
+        base: Some("eth0".into()),
     }
 }
 
