@@ -192,7 +192,7 @@ impl Core {
             queue.used = 0;
         }
         queue.used += 1;
-        let left = self.buffers.receives.saturating_sub(queue.used);
+        let left = self.buffers.depths.receives.saturating_sub(queue.used);
         queue.receives_low = queue.receives_low.min(left);
         Ok(message)
     }
@@ -428,8 +428,7 @@ impl Link for Handle {
 #[derive(Debug)]
 pub(crate) struct Buffers {
     memory: Registered,
-    receives: u32,
-    sends: u32,
+    depths: Depths,
 }
 
 impl Buffers {
@@ -438,11 +437,7 @@ impl Buffers {
         let region = Region::anonymous(usize::try_from(len).unwrap_or(usize::MAX));
         let memory = Registered::new(domain, region, AccessFlags::LocalWrite)
             .map_err(|error| not_registered(&error))?;
-        Ok(Self {
-            memory,
-            receives: depths.receives,
-            sends: depths.sends,
-        })
+        Ok(Self { memory, depths })
     }
 
     /// Where a message goes that takes this receive.
@@ -456,7 +451,7 @@ impl Buffers {
     fn message(&self, index: u32, len: u32) -> Result<Inbound, LinkFailure> {
         const STRAY: LinkFailure = LinkFailure::QueuePair("a completion makes no sense");
         let len = len as usize;
-        if index >= self.receives || len > MESSAGE_MAX {
+        if index >= self.depths.receives || len > MESSAGE_MAX {
             return Err(STRAY);
         }
         let region = self.memory.region();
@@ -474,7 +469,7 @@ impl Buffers {
     }
 
     fn short(&self, number: u32, message: &[u8]) -> Result<verbs::Span, SubmitError> {
-        let at = self.shorts_at() + u64::from(number % self.sends) * SLOT;
+        let at = self.shorts_at() + u64::from(number % self.depths.sends) * SLOT;
         self.outgoing(at, message)
     }
 
@@ -496,15 +491,15 @@ impl Buffers {
     }
 
     fn spill_at(&self, index: u32) -> u64 {
-        u64::from(self.receives) * SLOT + u64::from(index % LONGS) * LONG
+        u64::from(self.depths.receives) * SLOT + u64::from(index % LONGS) * LONG
     }
 
     fn shorts_at(&self) -> u64 {
-        u64::from(self.receives) * SLOT + u64::from(LONGS) * LONG
+        u64::from(self.depths.receives) * SLOT + u64::from(LONGS) * LONG
     }
 
     fn longs_at(&self) -> u64 {
-        self.shorts_at() + u64::from(self.sends) * SLOT
+        self.shorts_at() + u64::from(self.depths.sends) * SLOT
     }
 }
 
