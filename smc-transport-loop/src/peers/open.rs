@@ -99,11 +99,6 @@ impl WaitingTasks {
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         self.0.lock().values().map(|(until, _)| *until).min()
     }
-
-    fn set(&self, id: u64, until: Instant, waker: &Waker) {
-        let waiting = (until, waker.clone());
-        let _old = self.0.lock().insert(id, waiting);
-    }
 }
 
 /// Removes a task that waits no more.
@@ -170,7 +165,8 @@ impl Peers {
             if left.is_zero() {
                 return Poll::Ready(None);
             }
-            task.0.set(task.1, until, cx.waker());
+            let waiting = (until, cx.waker().clone());
+            let _old = task.0.0.lock().insert(task.1, waiting);
             self.publication.lock().wake_after(left);
             Poll::Pending
         })

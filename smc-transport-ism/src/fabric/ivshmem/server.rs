@@ -368,10 +368,9 @@ impl Server {
     }
 
     fn mark_dead(&self, tag: Tag, clients: &Clients) {
-        if !self.memory.mark_dead(tag) {
-            return;
+        if self.memory.mark_dead(tag) {
+            self.notify_all(clients);
         }
-        self.notify_all(clients);
     }
 
     /// Sends the pending messages of all clients.
