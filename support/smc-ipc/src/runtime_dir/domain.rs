@@ -397,10 +397,6 @@ impl Domain {
         Lock::DirectoriesBelow(self.dir().to_owned())
     }
 
-    pub(super) fn clear_spares(&self) {
-        *lock(&self.spares) = None;
-    }
-
     /// Directories with a random name of the users who are wanted, user by user, in the order of
     /// the names, so that processes choose the same.
     pub(super) fn find_spares(

@@ -14,6 +14,7 @@ use super::error::{DirectoryProblem, RuntimeDirError};
 use super::lookup::open_name;
 use super::socket::by_fd;
 use super::user_dir::UserDirs;
+use crate::thread::lock;
 
 /// A directory that was opened and checked.
 #[derive(Debug)]
@@ -255,7 +256,7 @@ impl Domain {
             opened.next()
         });
         let spare = existing.or_else(|| {
-            self.clear_spares();
+            *lock(&self.spares) = None;
             self.make_and_open(&user_dirs.new_spare(own())?).ok()
         });
         let spare = spare.map(|dir| OpenDir {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
+use rustix::fs::inotify::WatchFlags;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
@@ -504,11 +505,13 @@ impl Check {
     /// Asks for an event when the name, the directory or one above it changes.
     fn watch(&self, dir: &OpenDir) -> Result<(), Errno> {
         let watcher = self.watcher.as_ref().ok_or(Errno::NOSYS)?;
-        watcher.watch(&dir.path.join(&self.name), &self.timer)?;
-        watcher.watch(&dir.path, &self.timer)?;
+        let changes = WatchFlags::ATTRIB;
+        watcher.watch(&dir.path.join(&self.name), &self.timer, changes)?;
+        watcher.watch(&dir.path, &self.timer, changes)?;
         for above in dir.path.ancestors().skip(1).take(MAX_ANCESTORS) {
-            // One that cannot be read cannot be watched.
-            let _ = watcher.watch_ancestor(above, &self.timer);
+            // One that cannot be read cannot be watched. Changes of owner and mode are reported
+            // also of what is in it, and other users have files in `/tmp`.
+            let _ = watcher.watch(above, &self.timer, WatchFlags::empty());
         }
         Ok(())
     }

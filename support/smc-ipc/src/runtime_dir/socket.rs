@@ -30,7 +30,6 @@ pub(super) struct NamedSocket {
 /// A name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// The directory.
     pub(super) dir: PathBuf,
     pub(super) is_spare: bool,
     /// Device and number of the inode, which no other one gets while the socket is open.
@@ -42,7 +41,7 @@ impl NamedSocket {
     /// takes the name when it listens, so that a socket that refuses connections is a dead one.
     pub(super) fn bind(dir: &OpenDir, name: &str, for_all: bool) -> Result<Self, Errno> {
         let draft = format!("{DRAFT}{name}");
-        let socket = seqpacket()?;
+        let socket = new_socket(SocketType::SEQPACKET)?;
         let mode = if for_all { 0o666 } else { 0o600 };
         let bind = || bind_with_mode(&socket, &by_fd(&dir.fd).join(&draft), mode);
         let named = || {
@@ -111,7 +110,7 @@ impl OpenDir {
     ///
     /// As [`Domain::connect`].
     pub fn connect(&self, name: &str) -> Result<PeerSocket, Errno> {
-        let socket = seqpacket()?;
+        let socket = new_socket(SocketType::SEQPACKET)?;
         self.connect_to(&socket, name)?;
         Ok(socket.into())
     }
@@ -157,8 +156,7 @@ impl OpenDir {
             Err(_) => return Stale::Absent,
         };
         let probe = || {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+            let probe = new_socket(SocketType::DGRAM)?;
             self.connect_to(&probe, name)
         };
         let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
@@ -346,7 +344,7 @@ pub fn bind_with_mode(socket: impl AsFd, path: &Path, mode: u32) -> Result<Owned
     };
     fchmod(&socket, first)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    let file = match open_socket(CWD, path) {
+    let file = match openat(CWD, path, FILE, Mode::empty()).and_then(check_socket) {
         // Of what has the name, nothing else is known than that `bind` made it a moment ago.
         Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
             let _ = unlink(path);
@@ -366,11 +364,6 @@ pub fn bind_with_mode(socket: impl AsFd, path: &Path, mode: u32) -> Result<Owned
     Ok(file)
 }
 
-/// The file of a socket, which stays the same whatever happens to its name.
-fn open_socket(dir: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
-    check_socket(openat(dir, path, FILE, Mode::empty())?)
-}
-
 fn check_socket(file: OwnedFd) -> Result<OwnedFd, Errno> {
     match FileType::from_raw_mode(fstat(&file)?.st_mode) {
         FileType::Socket => Ok(file),
@@ -387,9 +380,9 @@ pub fn by_fd(file: &OwnedFd) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-fn seqpacket() -> Result<OwnedFd, Errno> {
+fn new_socket(kind: SocketType) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+    socket_with(AddressFamily::UNIX, kind, flags, None)
 }
 
 /// For opening a file as it is.

@@ -30,7 +30,6 @@ impl<'a> UserDirs<'a> {
         }
     }
 
-    /// That of a user.
     pub(super) fn path(self, uid: u32) -> PathBuf {
         self.parent.join(self.name(uid))
     }

@@ -44,7 +44,6 @@ impl Timer {
         self.fd.as_fd()
     }
 
-    /// Sets the delay from an event to the check.
     pub(super) fn set_delay(&self, delay: Duration) {
         let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         self.delay.store(delay, Ordering::Relaxed);
@@ -120,19 +119,14 @@ impl Watcher {
         lock(&self.timers).is_none()
     }
 
-    /// Starts the timer when the file or directory is renamed or removed, or its owner or mode
-    /// changes; once, so that a path that changes without end costs no more than the checks.
-    pub(super) fn watch(&self, path: &Path, timer: &Arc<Timer>) -> Result<(), Errno> {
-        self.add(path, timer, WatchFlags::ATTRIB)
-    }
-
-    /// As [`Watcher::watch`], without changes of owner and mode: of a directory those of its
-    /// entries are reported too, and other users have entries in `/tmp`.
-    pub(super) fn watch_ancestor(&self, path: &Path, timer: &Arc<Timer>) -> Result<(), Errno> {
-        self.add(path, timer, WatchFlags::empty())
-    }
-
-    fn add(&self, path: &Path, timer: &Arc<Timer>, more: WatchFlags) -> Result<(), Errno> {
+    /// Starts the timer when the file or directory is renamed or removed, or at an event of `more`;
+    /// once, so that a path that changes without end costs no more than the checks.
+    pub(super) fn watch(
+        &self,
+        path: &Path,
+        timer: &Arc<Timer>,
+        more: WatchFlags,
+    ) -> Result<(), Errno> {
         // A directory may be above another one that is watched: flags are added.
         let flags = more
             | WatchFlags::DELETE_SELF
@@ -161,19 +155,17 @@ impl Watcher {
                 continue;
             }
             let mut timers = lock(&self.timers);
-            let concerned: Vec<_> = match (&event, timers.as_mut()) {
+            let concerned = match (&event, timers.as_mut()) {
                 (Ok(event), Some(timers))
                     if !event.events().contains(ReadFlags::QUEUE_OVERFLOW) =>
                 {
                     timers.remove(&event.wd()).unwrap_or_default()
                 }
-                (Ok(_), Some(timers)) => timers.drain().flat_map(|(_, timers)| timers).collect(),
-                _ => timers
-                    .take()
-                    .into_iter()
-                    .flatten()
-                    .flat_map(|(_, timers)| timers)
-                    .collect(),
+                _ => {
+                    let left = event.is_ok().then(Timers::new);
+                    let all = std::mem::replace(&mut *timers, left).unwrap_or_default();
+                    all.into_values().flatten().collect()
+                }
             };
             drop(timers);
             let timers = concerned.iter().filter_map(Weak::upgrade);
