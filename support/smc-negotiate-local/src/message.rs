@@ -42,19 +42,29 @@ pub(super) enum ToListener {
 /// A message from a listener to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ToClient {
-    /// The listener refuses a proof.
-    Refused { id: u64 },
+    Refused {
+        id: u64,
+    },
     /// For the proof, connect to this port and send the nonce.
-    ProbePort { id: u64, port: u16 },
+    ProbePort {
+        id: u64,
+        port: u16,
+    },
     /// The nonce arrived from this address.
-    Proven { id: u64, from: IpAddr },
+    Proven {
+        id: u64,
+        from: IpAddr,
+    },
     /// The listener has written something for which the client waits.
-    Notify { slot: u64 },
+    Notify {
+        slot: u64,
+    },
     /// The listener ends the channel and refuses all offers in its mailbox.
-    Close { refusal: Refusal },
+    Close {
+        refusal: Refusal,
+    },
 }
 
-/// Longest message.
 pub(super) const MAX_LEN: usize = 64;
 
 /// Messages that were there together, so that the queue may have been full, which loses

@@ -38,7 +38,6 @@ impl Insn {
     }
 }
 
-/// A register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reg {
     /// Result of a call; the program's own at exit.
@@ -175,7 +174,6 @@ impl<L: Copy + Ord> Assembler<L> {
         self.emit(Insn::new(JUMP | when as u8, left, Reg::R0, 0, right))
     }
 
-    /// Jumps.
     pub(super) fn jump(&mut self, to: L) -> &mut Self {
         self.jumps.push((self.code.len(), to));
         self.emit(Insn::new(JUMP, Reg::R0, Reg::R0, 0, 0))

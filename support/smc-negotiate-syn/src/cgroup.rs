@@ -23,12 +23,10 @@ impl Cgroup {
     pub(super) fn open(path: &Path) -> Result<Self, SetupError> {
         let failed = SetupError::file("open the cgroup", path);
         let directory = File::open(path).map_err(failed)?;
-        if fstatfs(&directory).is_ok_and(|fs| fs.f_type == CGROUP2_MAGIC) {
-            let path = path.to_owned();
-            Ok(Self { path, directory })
-        } else {
-            let path = path.to_owned();
-            Err(SetupError::NotCgroup2 { path })
+        let path = path.to_owned();
+        match fstatfs(&directory).is_ok_and(|fs| fs.f_type == CGROUP2_MAGIC) {
+            true => Ok(Self { path, directory }),
+            false => Err(SetupError::NotCgroup2 { path }),
         }
     }
 

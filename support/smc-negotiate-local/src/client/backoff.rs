@@ -55,7 +55,6 @@ impl Backoff {
         });
     }
 
-    /// The listener answers.
     pub(super) fn reset(&self) {
         *self.0.lock() = None;
     }

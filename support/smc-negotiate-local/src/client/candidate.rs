@@ -59,14 +59,7 @@ impl LocalCandidate {
         }
     }
 
-    pub(super) fn with_cached_handshake(self) -> Self {
-        Self {
-            cached_handshake: self.cached_handshake(),
-            ..self
-        }
-    }
-
-    fn cached_handshake(&self) -> Option<CachedHandshake> {
+    pub(super) fn cached_handshake(&self) -> Option<CachedHandshake> {
         // Several listeners would need one each.
         let [(_, entry)] = &*self.listeners else {
             return None;

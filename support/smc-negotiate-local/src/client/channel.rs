@@ -14,8 +14,7 @@ use smc_core::error::{FallbackCause, Limit, OsError, Refusal};
 use smc_core::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use smc_core::mutex::Mutex;
 use smc_core::negotiate::Credentials;
-use smc_core::quota::Permit;
-use smc_core::quota::mappings;
+use smc_core::quota::{Permit, mappings};
 use smc_core::reactor_turns::ReactorTurns;
 use smc_core::runtime::{Runtime, Timer, Watch};
 use smc_ipc::channel::{Received, receive, send};
@@ -58,7 +57,6 @@ pub(crate) struct ClientChannel {
     runtime: Arc<dyn Runtime>,
 }
 
-/// State of one exchange.
 #[derive(Debug, Default)]
 struct Waiter {
     /// The last message, until it is taken.
@@ -172,7 +170,6 @@ impl ClientChannel {
         }
     }
 
-    /// The result of the last handshake.
     pub(super) fn cached_handshake(&self) -> Option<CachedHandshake> {
         self.cached_handshake.lock().clone()
     }
@@ -420,7 +417,6 @@ pub(super) struct SlotOffer {
     slot_guard: SlotGuard,
 }
 
-/// Releases a slot when dropped.
 #[derive(Debug)]
 struct SlotGuard {
     channel: Arc<ClientChannel>,

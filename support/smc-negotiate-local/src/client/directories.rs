@@ -20,7 +20,6 @@ pub(super) struct Directories {
     owner: u32,
     /// Those of the domain, as of a moment ago.
     known: Vec<Directory>,
-    /// Their paths.
     searched: Arc<[PathBuf]>,
     /// Why none of them can be used, if that is so.
     unusable: Option<FallbackCause>,

@@ -22,8 +22,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use smc_core::error::{FallbackCause, Limit, OsError};
 use smc_core::mutex::Mutex;
-use smc_core::quota::Permit;
-use smc_core::quota::descriptors;
+use smc_core::quota::{Permit, descriptors};
 use smc_core::runtime::Runtime;
 use smc_ipc::runtime_dir::{ConnectTime, Connected};
 use smc_ipc::{Domain, RuntimeDirError, is_own_user};
@@ -351,12 +350,13 @@ impl LocalClient {
     pub(super) async fn look_up(&self, to: SocketAddr) -> Result<LocalCandidate, FallbackCause> {
         let dialled = to;
         let to = canonical(to);
-        let candidate = match self.cached_route(to) {
+        let mut candidate = match self.cached_route(to) {
             Some(candidate) => candidate,
             // The future of a search is large, and most connections need none.
             None => Box::pin(self.search(dialled, to)).await?,
         };
-        Ok(candidate.with_cached_handshake())
+        candidate.cached_handshake = candidate.cached_handshake();
+        Ok(candidate)
     }
 
     async fn search(
