@@ -65,7 +65,8 @@ pub fn is_own_user(uid: u32) -> bool {
 /// reports for each user that it does not map, also as owner of files.
 ///
 /// A process reads its user namespace once, as any user can have a reader of `/proc` wait. It
-/// enters a namespace before it has threads.
+/// enters a namespace before it has threads. Process 1 reads it each time: its child can be
+/// number 1 of another namespace.
 #[must_use]
 pub fn is_ambiguous_user(uid: u32) -> bool {
     /// The process that has read, and the UID.
@@ -73,7 +74,7 @@ pub fn is_ambiguous_user(uid: u32) -> bool {
     let pid = rustix::process::getpid().as_raw_nonzero().get();
     let pid = u64::from(pid.unsigned_abs());
     let known = KNOWN.load(Ordering::Relaxed);
-    if known >> 32 == pid {
+    if known >> 32 == pid && pid != 1 {
         return u64::from(uid) == known & u64::from(u32::MAX);
     }
     let Ok(map) = read_to_string("/proc/self/uid_map") else {

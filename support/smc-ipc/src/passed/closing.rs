@@ -60,11 +60,15 @@ pub(super) enum Content {
 /// be closed that it is half of those that the process may have (`RLIMIT_NOFILE`).
 #[must_use]
 pub fn has_descriptors() -> bool {
+    if WAITING.load(Ordering::Relaxed) < MAX_WAITING {
+        return true;
+    }
+    // In a child process it is counted anew.
+    drop(closers());
     let waiting = WAITING.load(Ordering::Relaxed);
-    waiting < MAX_WAITING
-        || getrlimit(Resource::Nofile)
-            .current
-            .is_none_or(|limit| u64::try_from(waiting).is_ok_and(|waiting| waiting < limit / 2))
+    getrlimit(Resource::Nofile)
+        .current
+        .is_none_or(|limit| u64::try_from(waiting).is_ok_and(|waiting| waiting < limit / 2))
 }
 
 /// Whether so many descriptors of a share wait to be closed that nothing more is received for it.
@@ -77,7 +81,7 @@ pub(super) fn is_full(share: impl FnOnce() -> Share) -> bool {
     }
     let share = share();
     let closers = closers();
-    let closer = closers.0.get(&closers.counted(share));
+    let closer = closers.of_shares.get(&closers.counted(share));
     closer
         .is_some_and(|closer| closer.waiting >= MAX_WAITING || closer.files >= max_waiting_files())
 }
@@ -98,19 +102,14 @@ pub fn is_behind() -> bool {
 pub(super) fn close_elsewhere(content: Content, share: Share) {
     let mut closers = closers();
     let share = closers.counted(share);
-    let closer = closers.0.entry(share).or_default();
+    let closer = closers.of_shares.entry(share).or_default();
     let (waiting, files) = content.counts();
     WAITING.fetch_add(waiting + files, Ordering::Relaxed);
     closer.waiting += waiting;
     closer.files += files;
     closer.queue.push_back(content);
-    if closer.threads >= MAX_THREADS {
-        return;
-    }
-    let thread = std::thread::Builder::new().name("smc-close".into());
-    // Without a thread it waits for the next one that can be had.
-    if thread.spawn(move || close_all(share)).is_ok() {
-        closer.threads += 1;
+    if closer.threads < MAX_THREADS {
+        closer.start_thread(share);
     }
 }
 
@@ -188,37 +187,60 @@ fn in_packet(sockets: &[OwnedFd]) -> Option<OwnedFd> {
 
 fn next(share: Share) -> Option<Content> {
     let mut closers = closers();
-    let closer = closers.0.get_mut(&share)?;
+    let closer = closers.of_shares.get_mut(&share)?;
     if let Some(content) = closer.queue.pop_front() {
         return Some(content);
     }
     closer.threads -= 1;
     if closer.threads == 0 {
-        closers.0.remove(&share);
+        closers.of_shares.remove(&share);
     }
     None
 }
 
 /// Descriptors, and shared files, are closed by now, or will be as the first thing.
 fn forget(share: Share, waiting: usize, files: usize) {
+    let mut closers = closers();
     WAITING.fetch_sub(waiting + files, Ordering::Relaxed);
-    if let Some(closer) = closers().0.get_mut(&share) {
+    if let Some(closer) = closers.of_shares.get_mut(&share) {
         closer.waiting -= waiting;
         closer.files -= files;
     }
 }
 
 #[derive(Debug)]
-struct Closers(BTreeMap<Share, Closer>);
+struct Closers {
+    /// The process whose threads these are.
+    process: u32,
+    of_shares: BTreeMap<Share, Closer>,
+}
 
 impl Closers {
+    /// Takes over what the parent of this child process had in its queues, and counts it. Its
+    /// threads are not here, nor what they were about to close.
+    fn take_over(&mut self, process: u32) -> usize {
+        self.process = process;
+        let mut all = 0;
+        for (share, closer) in &mut self.of_shares {
+            closer.threads = 0;
+            let counts = closer.queue.iter().map(Content::counts);
+            (closer.waiting, closer.files) = counts
+                .fold((0, 0), |(waiting, files), (more, new)| {
+                    (waiting + more, files + new)
+                });
+            all += closer.waiting + closer.files;
+            closer.start_thread(*share);
+        }
+        all
+    }
+
     /// The share that this one counts to: above a number of users, that of users who are not
     /// allowed. So the number of threads is bounded also where a file mode decides who may connect.
     fn counted(&self, share: Share) -> Share {
         let is_user = |share: &&Share| matches!(share, Share::User(_));
         match share {
-            Share::User(_) if self.0.contains_key(&share) => share,
-            Share::User(_) if self.0.keys().filter(is_user).count() >= MAX_USERS => {
+            Share::User(_) if self.of_shares.contains_key(&share) => share,
+            Share::User(_) if self.of_shares.keys().filter(is_user).count() >= MAX_USERS => {
                 Share::NotAllowed
             }
             _ => share,
@@ -236,6 +258,16 @@ struct Closer {
     files: usize,
 }
 
+impl Closer {
+    /// Without a thread what waits does so for the next one that can be had.
+    fn start_thread(&mut self, share: Share) {
+        let thread = std::thread::Builder::new().name("smc-close".into());
+        if thread.spawn(move || close_all(share)).is_ok() {
+            self.threads += 1;
+        }
+    }
+}
+
 impl Content {
     /// How many descriptors it counts for, and how many shared files.
     fn counts(&self) -> (usize, usize) {
@@ -248,10 +280,18 @@ impl Content {
 }
 
 fn closers() -> MutexGuard<'static, Closers> {
-    lock(&CLOSERS)
+    let mut closers = lock(&CLOSERS);
+    let process = std::process::id();
+    if closers.process != process {
+        WAITING.store(closers.take_over(process), Ordering::Relaxed);
+    }
+    closers
 }
 
-static CLOSERS: Mutex<Closers> = Mutex::new(Closers(BTreeMap::new()));
+static CLOSERS: Mutex<Closers> = Mutex::new(Closers {
+    process: 0,
+    of_shares: BTreeMap::new(),
+});
 
 /// Descriptors of all users that wait to be closed.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
@@ -265,3 +305,29 @@ const MAX_USERS: usize = 16;
 /// Descriptors of a share that wait to be closed: nothing more is received then, and connections
 /// are refused. What the last packet brought, and a socket for each connection, may come on top.
 pub(super) const MAX_WAITING: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_process_counts_neither_the_threads_of_its_parent_nor_what_they_had() {
+        let (one, two) = std::os::unix::net::UnixStream::pair().unwrap();
+        // Four threads are blocked, and had a descriptor each.
+        let closer = Closer {
+            queue: [one, two].map(|fd| Content::Unread(fd.into())).into(),
+            threads: MAX_THREADS,
+            waiting: 2 + MAX_THREADS,
+            files: 1,
+        };
+        let mut closers = Closers {
+            process: 1,
+            of_shares: BTreeMap::from([(Share::NotAllowed, closer)]),
+        };
+        assert_eq!(closers.take_over(2), 2);
+        let closer = &closers.of_shares[&Share::NotAllowed];
+        assert_eq!((closer.waiting, closer.files), (2, 0));
+        assert!(closer.threads <= 1, "only one of its own");
+        assert_eq!(closers.process, 2);
+    }
+}

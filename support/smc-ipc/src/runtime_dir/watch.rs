@@ -82,6 +82,8 @@ impl Timer {
 /// An instance of inotify and the timers that its events start.
 #[derive(Debug)]
 pub(super) struct Watcher {
+    /// Its thread is in this process.
+    process: u32,
     inotify: OwnedFd,
     /// None when its events could not be read any more: nothing is watched.
     timers: Mutex<Option<Timers>>,
@@ -103,6 +105,7 @@ impl Watcher {
 
     pub(super) fn start() -> io::Result<Arc<Self>> {
         let watcher = Arc::new(Self {
+            process: std::process::id(),
             inotify: inotify::init(CreateFlags::CLOEXEC)?,
             timers: Mutex::new(Some(Timers::new())),
         });
@@ -114,9 +117,9 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Whether it reports no more events.
+    /// Whether it reports no more events, as that of its parent does in a child process.
     pub(super) fn has_ended(&self) -> bool {
-        lock(&self.timers).is_none()
+        self.process != std::process::id() || lock(&self.timers).is_none()
     }
 
     /// Starts the timer when the file or directory is renamed or removed, or at an event of `more`;
