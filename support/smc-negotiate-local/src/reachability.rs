@@ -65,6 +65,7 @@ pub(super) async fn accept_probe(
     nonce: [u8; NONCE_LEN],
 ) -> Option<IpAddr> {
     let mut reads: VecDeque<Pin<Box<dyn Future<Output = Option<IpAddr>> + Send>>> = VecDeque::new();
+    let mut all = 0;
     let probed = poll_fn(|cx| {
         // Any process may connect and send nothing, so all are read at once. The oldest has had
         // the most time.
@@ -76,6 +77,10 @@ pub(super) async fn accept_probe(
                 })),
                 Poll::Ready(Err(_)) => return Poll::Ready(None),
                 Poll::Pending => break,
+            }
+            all += 1;
+            if all > MAX_ALL_CONNECTIONS {
+                return Poll::Ready(None);
             }
             if accepted == MAX_CONNECTIONS {
                 cx.waker().wake_by_ref();
@@ -130,6 +135,9 @@ const LISTENER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Connections to a probe socket that are read at a time.
 const MAX_CONNECTIONS: usize = 16;
+
+/// Connections to a probe socket in all. One client is to connect.
+const MAX_ALL_CONNECTIONS: usize = 256;
 
 #[cfg(test)]
 mod tests {
