@@ -47,44 +47,24 @@ impl Work {
 const SEND: u32 = 1 << 31;
 const WRITE: u32 = SEND + 1;
 
-/// Passes on what the completion queues have, at most [`DRAIN_MAX`] of each. Returns whether they
-/// were emptied.
+/// Passes on everything that the completion queues have.
 ///
 /// What was received comes first: why a link was flushed is among the posts, and there by then.
 pub(crate) fn drain(
     parts: &Parts,
     number: u64,
     sink: &mut dyn FnMut(Event),
-) -> Result<bool, DeviceError> {
-    drain_up_to(DRAIN_MAX, parts, number, sink)
-}
-
-/// Passes on everything that the completion queues have.
-pub(crate) fn drain_all(
-    parts: &Parts,
-    number: u64,
-    sink: &mut dyn FnMut(Event),
-) -> Result<bool, DeviceError> {
-    drain_up_to(u32::MAX, parts, number, sink)
-}
-
-fn drain_up_to(
-    limit: u32,
-    parts: &Parts,
-    number: u64,
-    sink: &mut dyn FnMut(Event),
-) -> Result<bool, DeviceError> {
+) -> Result<(), DeviceError> {
     let retired = parts.links.retired();
     let mut visit = Visit::new(parts, number);
     let depths = parts.depths;
-    let limits = [depths.receive_completions(), depths.send_completions()].map(|n| n.min(limit));
-    let received = visit.queue(&parts.receives, limits[0], sink)?;
-    let sent = visit.queue(&parts.sends, limits[1], sink)?;
+    let received = visit.queue(&parts.receives, depths.receive_completions(), sink)?;
+    let sent = visit.queue(&parts.sends, depths.send_completions(), sink)?;
     visit.end();
     if received && sent {
         parts.links.settle(retired);
     }
-    Ok(received && sent)
+    Ok(())
 }
 
 /// Passes on everything that the queue of receives has.
@@ -119,16 +99,17 @@ impl<'a> Visit<'a> {
         }
     }
 
-    /// Passes on what a queue has, up to `limit`. Returns whether it was emptied.
+    /// Passes on what a queue has. Returns whether it was emptied.
     fn queue(
         &mut self,
         queue: &BasicCompletionQueue,
-        limit: u32,
+        depth: u32,
         sink: &mut dyn FnMut(Event),
     ) -> Result<bool, DeviceError> {
         let mut batch = [Completion::default(); BATCH];
-        // With the depth of the queue as limit, all that was there at the start is handed out.
-        for _ in 0..=limit / BATCH as u32 {
+        // All that was there at the start has been handed out after this many; what came later
+        // rings.
+        for _ in 0..=depth / BATCH as u32 {
             let count = verbs::poll(queue, &mut batch)
                 .map_err(|error| DeviceError::os("polling for completions", &error))?;
             for completion in batch.iter().take(count) {
@@ -206,10 +187,6 @@ fn failure(status: u32) -> LinkFailure {
         _ => LinkFailure::QueuePair("a request failed"),
     }
 }
-
-/// Peers can have a message for each receive of each link in the queue, and a message can take
-/// microseconds: a limit returns the executor's thread to its driver, which lets other tasks run.
-const DRAIN_MAX: u32 = 512;
 
 #[cfg(test)]
 mod tests {

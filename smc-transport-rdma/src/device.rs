@@ -191,7 +191,7 @@ impl RdmaDevice {
         let ready = std::mem::take(&mut consumer.ready);
         if ready.asynchronous || ready.nodes {
             // What links received and acknowledged before they failed comes first.
-            completion::drain_all(&self.parts, consumer.drains, sink)?;
+            completion::drain(&self.parts, consumer.drains, sink)?;
         }
         if ready.asynchronous {
             async_events::drain(&self.parts, sink)?;
@@ -202,10 +202,7 @@ impl RdmaDevice {
         if self.parts.is_gone() {
             return Ok(());
         }
-        if !completion::drain(&self.parts, consumer.drains, sink)? {
-            // No event comes for what is left.
-            self.parts.event_set.ring();
-        }
+        completion::drain(&self.parts, consumer.drains, sink)?;
         if self.parts.has_stopped() {
             // The peer takes for delivered what a link has acknowledged. That is in the queue once
             // its queue pair is stopped, and would be lost behind the report.

@@ -180,7 +180,9 @@ impl SmcPath for DirectConn {
         self.dmb.arm();
     }
 
-    fn poll_device(&self, _driver: &DeviceDriver) {}
+    fn poll_device(&self, _driver: &DeviceDriver) -> bool {
+        true
+    }
 
     fn is_update_requested(&self, flags: ProducerFlags) -> bool {
         flags.contains(ProducerFlags::UPDATE_REQUESTED)

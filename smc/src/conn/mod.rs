@@ -99,8 +99,9 @@ pub(crate) trait SmcPath: Send + Sync {
     /// afterwards.
     fn arm(&self);
 
-    /// Polls the device: on links, updates do not appear in memory by themselves.
-    fn poll_device(&self, driver: &DeviceDriver);
+    /// Polls the device: on links, updates do not appear in memory by themselves. Returns false if
+    /// there were more events than a poll takes.
+    fn poll_device(&self, driver: &DeviceDriver) -> bool;
 
     /// SMC-D: whether the flag of a waiting writer is set, which stays until it is withdrawn.
     /// SMC-R: false, as each request is an event ([`SmcPath::take_update_request`]).

@@ -355,16 +355,17 @@ impl DeviceDriver {
     }
 
     /// Dispatches the device's events on behalf of a polling task, unless another thread is
-    /// draining the device.
-    pub(crate) fn poll_device(&self) {
+    /// draining the device. Returns false if there may be more.
+    pub(crate) fn poll_device(&self) -> bool {
         let is_quiet = match self.draining.try_lock() {
             Some(_one) => self.drain_and_arm(),
-            None => return,
+            None => return true,
         };
         // More events are left, or the device has failed.
         if !is_quiet {
             self.wake_task();
         }
+        is_quiet
     }
 
     /// Dispatches the device's events. The driver task may be parked, and a drain may disarm the

@@ -519,8 +519,8 @@ impl<P: SmcPath> Half for SmcReader<P> {
         self.path.arm();
     }
 
-    fn poll_device(&self) {
-        self.path.poll_device(&self.conn.driver);
+    fn poll_device(&self) -> bool {
+        self.path.poll_device(&self.conn.driver)
     }
 }
 

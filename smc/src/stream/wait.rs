@@ -23,8 +23,9 @@ pub(crate) trait Half {
     /// afterwards.
     fn arm(&self);
 
-    /// Polls the device, where updates do not appear in memory by themselves.
-    fn poll_device(&self);
+    /// Polls the device, where updates do not appear in memory by themselves. Returns false if
+    /// there were more events than a poll takes.
+    fn poll_device(&self) -> bool;
 }
 
 /// Repeats `attempt` until it succeeds: first by busy polling, then parked.
@@ -41,7 +42,7 @@ pub(crate) fn poll_until<H: Half, T>(
         cx.waker().wake_by_ref();
         return Poll::Pending;
     }
-    let mut is_armed = false;
+    let (mut is_armed, mut is_device_busy) = (false, false);
     loop {
         match attempt(half) {
             Ok(Some(found)) => {
@@ -54,7 +55,12 @@ pub(crate) fn poll_until<H: Half, T>(
                     Err(error) => Poll::Ready(Err(error.into())),
                 };
             }
-            Ok(None) => half.poll_device(),
+            // Events of others without end must not keep the executor from its other tasks.
+            Ok(None) if is_device_busy => {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Ok(None) => is_device_busy = !half.poll_device(),
             Err(error) => return Poll::Ready(Err(error.into())),
         }
         match half.busy_poll().miss() {

@@ -156,7 +156,7 @@ pub(crate) trait SendPath {
     fn arm(&self);
 
     /// As [`Half::poll_device`].
-    fn poll_device(&self, conn: &Conn);
+    fn poll_device(&self, conn: &Conn) -> bool;
 }
 
 impl<P: SendPath> SmcWriter<P> {
@@ -328,8 +328,8 @@ impl<P: SendPath> Half for SmcWriter<P> {
         self.path.arm();
     }
 
-    fn poll_device(&self) {
-        self.path.poll_device(&self.conn);
+    fn poll_device(&self) -> bool {
+        self.path.poll_device(&self.conn)
     }
 }
 
@@ -531,7 +531,9 @@ impl SendPath for DirectWriter {
         self.direct.arm();
     }
 
-    fn poll_device(&self, _conn: &Conn) {}
+    fn poll_device(&self, _conn: &Conn) -> bool {
+        true
+    }
 }
 
 impl SendPath for Arc<RdmaConn> {
@@ -574,8 +576,8 @@ impl SendPath for Arc<RdmaConn> {
         self.await_sent();
     }
 
-    fn poll_device(&self, conn: &Conn) {
-        SmcPath::poll_device(&**self, &conn.driver);
+    fn poll_device(&self, conn: &Conn) -> bool {
+        SmcPath::poll_device(&**self, &conn.driver)
     }
 }
 

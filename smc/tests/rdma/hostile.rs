@@ -321,3 +321,26 @@ fn urgent_data_is_answered_with_an_update_once_it_is_read() {
         transfer(&mut ours, &mut theirs, 1000).await;
     });
 }
+
+#[test]
+fn a_task_that_waits_polls_a_device_with_events_without_end_few_times() {
+    let world = RdmaWorld::new(311);
+    let near = world.device("a0", 1);
+    let far = Interceptor::new(world.device("b0", 2));
+    let client = world.endpoint(&[&near]);
+    let server = world.endpoint_on(vec![far.clone()], |builder| {
+        builder.ueid(eid()).polling(Duration::from_millis(1))
+    });
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        transfer(&mut ours, &mut theirs, 1000).await;
+        far.set_flooded(true);
+        far.take_drains();
+        let read = futures_lite::future::poll_once(theirs.read(&mut [0])).await;
+        assert!(read.is_none());
+        let drains = far.take_drains();
+        assert!((1..=8).contains(&drains), "{drains} drains in one poll");
+        far.set_flooded(false);
+    });
+}

@@ -33,6 +33,7 @@ pub(crate) struct Interceptor {
     kept: Mutex<Option<(Gate, Vec<Event>)>>,
     aim: Aim,
     drains: AtomicUsize,
+    is_flooded: AtomicBool,
 }
 
 impl Interceptor {
@@ -43,6 +44,7 @@ impl Interceptor {
             kept: Mutex::default(),
             aim: Aim::default(),
             drains: AtomicUsize::default(),
+            is_flooded: AtomicBool::default(),
         })
     }
 
@@ -63,6 +65,11 @@ impl Interceptor {
     pub(crate) fn keep_until(&self, may_pass: impl Fn() -> bool + Send + 'static) {
         let kept: (Gate, _) = (Box::new(may_pass), Vec::new());
         *self.kept.lock().expect("the lock is not poisoned") = Some(kept);
+    }
+
+    /// Whether each drain has an event of another link, as with a peer that sends without end.
+    pub(crate) fn set_flooded(&self, is_flooded: bool) {
+        self.is_flooded.store(is_flooded, Ordering::Relaxed);
     }
 
     /// How often the device was drained since the last call.
@@ -127,6 +134,10 @@ impl Device for Interceptor {
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
         self.drains.fetch_add(1, Ordering::Relaxed);
+        if self.is_flooded.load(Ordering::Relaxed) {
+            let link = Qpn::new(0x00ff_ffff).expect("24 bits");
+            sink(Event::Sent { link, op: OpId(0) });
+        }
         loop {
             let (mut may_be_disarmed, mut is_silent) = (false, true);
             let mut sink = |event| {

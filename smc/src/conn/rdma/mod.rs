@@ -245,10 +245,8 @@ impl SmcPath for RdmaConn {
         }
     }
 
-    fn poll_device(&self, driver: &DeviceDriver) {
-        if !driver.is_gone() {
-            driver.poll_device();
-        }
+    fn poll_device(&self, driver: &DeviceDriver) -> bool {
+        driver.is_gone() || driver.poll_device()
     }
 
     fn is_update_requested(&self, _flags: ProducerFlags) -> bool {
