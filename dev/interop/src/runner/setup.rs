@@ -86,8 +86,10 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
             };
             await_gid(lab, who, nic, address)?;
         }
-        if run.scenario.network == Network::Vlan {
-            await_gid(lab, who, 0, v4_vlan(who))?;
+        match run.scenario.network {
+            Network::Vlan => await_gid(lab, who, 0, v4_vlan(who))?,
+            Network::Onlink | Network::Gateway => await_gid(lab, who, 0, v4_routed(who))?,
+            Network::V4 | Network::V6 | Network::V4ToV6 => {}
         }
     }
     Ok(())
@@ -111,6 +113,7 @@ fn networks(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
         )?;
         lab.exec(guest, &format!("ip link set {VLAN} up"))?;
     }
+    routes(lab, run, who)?;
     for what in ["policy", "state"] {
         lab.exec(guest, &format!("ip xfrm {what} flush"))?;
     }
@@ -132,6 +135,25 @@ fn networks(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
             &format!("ip addr add {new}/24 dev eth1 metric {}", metric(1)),
         )?;
     }
+    Ok(())
+}
+
+/// Gives the first interface an address that only a route of its own leads to, or takes it away.
+fn routes(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
+    let guest = guest_of(who);
+    let (own, other) = (v4_routed(who), v4_routed(who.other()));
+    let addresses = lab.exec(guest, "ip -4 -o addr show dev eth0")?;
+    if addresses.contains(&format!(" {own}/32")) {
+        lab.exec(guest, &format!("ip route del {other}"))?;
+        lab.exec(guest, &format!("ip addr del {own}/32 dev eth0"))?;
+    }
+    let by = match run.scenario.network {
+        Network::Onlink => "dev eth0".to_owned(),
+        Network::Gateway => format!("via {}", v4(who.other(), 0)),
+        Network::V4 | Network::V6 | Network::V4ToV6 | Network::Vlan => return Ok(()),
+    };
+    lab.exec(guest, &format!("ip addr add {own}/32 dev eth0"))?;
+    lab.exec(guest, &format!("ip route add {other} {by} src {own}"))?;
     Ok(())
 }
 
@@ -176,6 +198,7 @@ pub(crate) fn address(run: &Run, who: Who, port: u16) -> SocketAddr {
     let ip: IpAddr = match (run.scenario.network, run.is_client(who.other())) {
         (Network::V6, _) => v6(who, 0).into(),
         (Network::Vlan, _) => v4_vlan(who).into(),
+        (Network::Onlink | Network::Gateway, _) => v4_routed(who).into(),
         _ => v4(who, 0).into(),
     };
     SocketAddr::new(ip, port)
@@ -184,7 +207,9 @@ pub(crate) fn address(run: &Run, who: Who, port: u16) -> SocketAddr {
 /// The address that a listener binds.
 pub(crate) fn any(run: &Run, port: u16) -> SocketAddr {
     match run.scenario.network {
-        Network::V4 | Network::Vlan => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port),
+        Network::V4 | Network::Vlan | Network::Onlink | Network::Gateway => {
+            SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port)
+        }
         Network::V6 | Network::V4ToV6 => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port),
     }
 }
@@ -193,6 +218,11 @@ pub(crate) fn any(run: &Run, port: u16) -> SocketAddr {
 /// TCP connection.
 fn v4(who: Who, nic: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 9, 0, 100 * number(nic) + number(guest_of(who)) + 1)
+}
+
+/// An address in a subnet of its own.
+fn v4_routed(who: Who) -> Ipv4Addr {
+    Ipv4Addr::new(10, 29 + number(guest_of(who)), 0, 1)
 }
 
 fn v4_vlan(who: Who) -> Ipv4Addr {

@@ -96,6 +96,10 @@ pub(crate) enum Network {
     V4ToV6,
     /// IPv4 over `eth0.7`, an interface of VLAN 7 on `eth0`.
     Vlan,
+    /// IPv4 between addresses of different subnets, by a direct route.
+    Onlink,
+    /// IPv4 between addresses of different subnets, by a route over a gateway.
+    Gateway,
 }
 
 /// One of the two ends, by its part in the scenario.

@@ -4,15 +4,24 @@ use super::{Action, Network, Scenario, Shape, Who};
 use crate::workload::Step;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
-    vec![vlan(), unrelated_network()]
+    vec![
+        exchange(Network::Vlan, "vlan", "over an interface of a VLAN"),
+        exchange(
+            Network::Onlink,
+            "onlink",
+            "a direct route to another subnet",
+        ),
+        exchange(Network::Gateway, "gateway", "a route over a gateway"),
+        unrelated_network(),
+    ]
 }
 
-fn vlan() -> Scenario {
-    let mut scenario = Scenario::new("vlan", "a connection over an interface of a VLAN").steps(
+fn exchange(network: Network, name: &'static str, about: &'static str) -> Scenario {
+    let mut scenario = Scenario::new(name, about).steps(
         [ASK, Step::Exchange(100_000)],
         [ANSWER, Step::Exchange(100_000), Step::End],
     );
-    scenario.network = Network::Vlan;
+    scenario.network = network;
     scenario
 }
 
