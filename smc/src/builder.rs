@@ -173,8 +173,8 @@ impl Builder {
     }
 
     /// Sets the size in bytes of SMC-R's staging ring, which holds written data until the peer has
-    /// acknowledged it, rounded up to a power of two from 16 KiB. 256 KiB unless set; SMC-D has no
-    /// such ring.
+    /// acknowledged it, rounded up to a power of two from 16 KiB. 256 KiB unless set, and less
+    /// where memory is short; SMC-D has no such ring.
     ///
     /// # Errors
     ///

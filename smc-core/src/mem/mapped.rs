@@ -45,6 +45,23 @@ impl Region {
         region.map_err(|error| MemoryError::os(MAP, error))
     }
 
+    /// Fresh zeroed memory of this process, as [`anonymous`](Self::anonymous), where a lack of it
+    /// is an error and not the end of the process. It has its pages for itself, so that what a
+    /// device needs of them, such as being kept out of child processes, concerns nothing else.
+    ///
+    /// `len` is in bytes, more than none; the start is that of a page.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::Os`], for want of memory with `ENOMEM`.
+    pub fn try_anonymous(len: usize) -> Result<Self, MemoryError> {
+        // SAFETY: the kernel chooses a free address, so nothing that exists is touched.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), len, READ_WRITE, MapFlags::PRIVATE) };
+        let region = start.and_then(|start| Mapping::region(start, len));
+        region.map_err(|error| MemoryError::os(MAP, error))
+    }
+
     /// Maps a memory file that a peer made, if that is safe.
     ///
     /// It has to be an ordinary memory file of exactly `len` bytes that can never shrink: an access

@@ -85,6 +85,22 @@ fn non_temporal_writes_wrap_around_in_the_ring() {
 }
 
 #[test]
+fn memory_that_is_not_there_is_an_error_and_pages_are_not_shared() {
+    let error = Region::try_anonymous(isize::MAX as usize).unwrap_err();
+    let error = std::io::Error::from(error);
+    assert_eq!(error.kind(), std::io::ErrorKind::OutOfMemory);
+    let regions = [(); 2].map(|()| Region::try_anonymous(100).unwrap());
+    for region in &regions {
+        assert_eq!(region.as_ptr().as_ptr().addr() % 4096, 0);
+        let mut all = [1; 100];
+        region.copy_out(0, &mut all).unwrap();
+        assert_eq!(all, [0; 100]);
+    }
+    let [one, other] = &regions;
+    assert_ne!(one.as_ptr(), other.as_ptr());
+}
+
+#[test]
 fn a_child_process_draws_other_numbers_than_its_parent() {
     let numbers = || (0..100).map(|_| random::bytes::<16>());
     // From here on this thread has buffered bytes.

@@ -34,7 +34,7 @@ impl RdmaBuffer {
 
     fn new(size: SizeCode, access: Access, limit: &MemoryLimit) -> Result<Self, DeviceError> {
         let charge = limit.charge(size.byte_len())?;
-        let whole = aligned(size.byte_len()).ok_or(DeviceError::NoMemory)?;
+        let whole = aligned(size.byte_len())?;
         let ring = whole.part(HEADER_LEN, size.byte_len());
         let ring = ring.map_err(|_| DeviceError::NoMemory)?;
         let element = Element::new(whole).map_err(|_| DeviceError::NoMemory)?;
@@ -98,23 +98,6 @@ impl RdmaBufferPool {
         }
     }
 
-    /// As [`RdmaBufferPool::take`], or a smaller one if there is not enough memory.
-    pub(crate) fn take_at_most(
-        &self,
-        size: SizeCode,
-        access: Access,
-    ) -> Result<Arc<RdmaBuffer>, DeviceError> {
-        let mut size = size;
-        loop {
-            match self.take(size, access) {
-                Err(error) if error.is_lack_of_memory() => {
-                    size = size.smaller().ok_or(error)?;
-                }
-                taken => return taken,
-            }
-        }
-    }
-
     /// Frees all buffers.
     pub(crate) fn trim(&self) {
         let free = std::mem::take(&mut *self.free.lock());
@@ -164,13 +147,12 @@ impl RdmaBufferPool {
 }
 
 /// Memory for a CDC block and a ring that begins at a page boundary: registration pins whole
-/// pages, and nothing else should share them.
-fn aligned(ring: usize) -> Option<Region> {
-    let len = ring.checked_next_multiple_of(PAGE)?.checked_add(2 * PAGE)?;
-    let region = Region::anonymous(len);
-    let start = region.as_ptr().as_ptr().addr();
-    let at = start.checked_add(HEADER_LEN)?.next_multiple_of(PAGE) - HEADER_LEN - start;
-    region.part(at, HEADER_LEN + ring).ok()
+/// pages, and nothing else shares them.
+fn aligned(ring: usize) -> Result<Region, DeviceError> {
+    let len = ring.checked_add(PAGE).ok_or(DeviceError::NoMemory)?;
+    let region = Region::try_anonymous(len)?;
+    let whole = region.part(PAGE - HEADER_LEN, HEADER_LEN + ring);
+    whole.map_err(|_| DeviceError::NoMemory)
 }
 
 const PAGE: usize = 4096;

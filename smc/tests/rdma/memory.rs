@@ -1,7 +1,12 @@
-//! Buffers of SMC-R under a limit on memory.
+//! Buffers of SMC-R where memory is short.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use smc::{Endpoint, Stream};
-use smc_core::wire::types::DeclineCode;
+use smc_core::device::{Limits, RdmaAddress, RoceKind};
+use smc_core::wire::types::{DeclineCode, Mac, MtuCode, RoceGid};
+use smc_testkit::memory_rdma::{MemoryRdma, RdmaOptions};
 use smc_testkit::streams::{connect, connect_many, transfer_both_ways};
 use smc_testkit::world::{RdmaWorld, SERVER, is_smcr};
 
@@ -39,6 +44,38 @@ fn a_memory_limit_makes_receive_buffers_smaller_and_then_leaves_tcp() {
         for (ours, theirs) in &mut streams {
             transfer_both_ways(ours, theirs, 100_000).await;
         }
+    });
+}
+
+/// A device that registers at most `max_len` bytes at a time.
+fn device_with_limit(world: &RdmaWorld, last: u8, max_len: usize) -> Arc<MemoryRdma> {
+    let gid = RoceGid::from_ipv4(Ipv4Addr::new(10, 0, 0, last));
+    let mac = Mac::new([2, 0, 0, 0, 0, last]);
+    let address = RdmaAddress::new(gid, RoceKind::V2, mac, MtuCode::MTU_1024);
+    let options = RdmaOptions::default()
+        .with_limits(Limits::new(4096, max_len))
+        .with_address(address.with_interface("v0", 0).with_port(1));
+    world.wire().device_with(&format!("r{last}"), options)
+}
+
+#[test]
+fn a_staging_ring_that_cannot_be_registered_gets_smaller_until_it_can() {
+    let world = RdmaWorld::new(10);
+    world.block_on(async {
+        let max_len = 64 << 10;
+        let devices = [1, 2].map(|last| device_with_limit(&world, last, max_len));
+        // RMBs fit, staging rings do not.
+        let endpoint = |device| {
+            world.endpoint_with(&[device], |builder| {
+                builder.recv_buffer(max_len).send_buffer(4 * max_len)
+            })
+        };
+        let [client, server] = [0, 1].map(|at| endpoint(&devices[at]));
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        assert!(is_smcr(&ours), "{:?}", ours.mode());
+        assert_eq!(theirs.recv_buffer_size(), Some(max_len));
+        transfer_both_ways(&mut ours, &mut theirs, 300_000).await;
     });
 }
 

@@ -222,7 +222,8 @@ impl RdmaGroup {
         self.state.lock().machine.link(id)
     }
 
-    /// Buffers for a connection, registered with all devices of the group.
+    /// Buffers for a connection, registered with all devices of the group. The staging ring is a
+    /// smaller one if there is not enough memory.
     pub(crate) async fn prepare(
         self: &Arc<Self>,
         link: LinkId,
@@ -232,20 +233,22 @@ impl RdmaGroup {
         if self.is_over() {
             return Err(NO_LINK);
         }
-        let rmb = self.pool.take(size, Access::RemoteWrite)?;
-        let staging = self.pool.take_at_most(staging, Access::Local)?;
-        let mut keys = Vec::new();
+        let mut domains = Vec::new();
         let devices = self.state.lock().machine.devices();
         for device in devices {
-            let domain = self.domain(device).await?;
-            let mr = rmb.register(device, &*domain).await?;
-            staging.register(device, &*domain).await?;
+            domains.push((device, self.domain(device).await?));
+        }
+        let rmb = self.pool.take(size, Access::RemoteWrite)?;
+        let mut keys = Vec::new();
+        for (device, domain) in &domains {
+            let mr = rmb.register(*device, &**domain).await?;
             keys.push(RmbKey {
-                device,
+                device: *device,
                 rkey: mr.rkey(),
                 addr: mr.addr(),
             });
         }
+        let staging = self.staging(staging, &domains).await?;
         let id = RmbId(self.next_rmb.fetch_add(1, Ordering::Relaxed));
         let token = self.groups.take_token()?;
         let sender = self.sender(link);
@@ -260,6 +263,34 @@ impl RdmaGroup {
         } else {
             Err(NO_LINK)
         }
+    }
+
+    /// A staging ring of at most this size that is registered in all of the domains.
+    async fn staging(
+        &self,
+        mut size: SizeCode,
+        domains: &[(DeviceIndex, Arc<dyn ProtectionDomain>)],
+    ) -> Result<Arc<RdmaBuffer>, DeviceError> {
+        loop {
+            match self.staging_of(size, domains).await {
+                Err(error) if error.is_lack_of_memory() => {
+                    size = size.smaller().ok_or(error)?;
+                }
+                made => return made,
+            }
+        }
+    }
+
+    async fn staging_of(
+        &self,
+        size: SizeCode,
+        domains: &[(DeviceIndex, Arc<dyn ProtectionDomain>)],
+    ) -> Result<Arc<RdmaBuffer>, DeviceError> {
+        let staging = self.pool.take(size, Access::Local)?;
+        for (device, domain) in domains {
+            staging.register(*device, &**domain).await?;
+        }
+        Ok(staging)
     }
 
     /// Adds the RMB of the first connection, which the handshake sends to the peer.
