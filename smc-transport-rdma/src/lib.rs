@@ -70,7 +70,21 @@
 //! besides the buffers of connections. The library is loaded when it is first used; where it or a
 //! device is missing, that is an [`OpenError`], and [`probe()`] states what each device lacks.
 //!
-//! A process that forks with a device open must not use it in the child.
+//! # Child processes
+//!
+//! A process may make child processes while a device is open, by [`Command`](std::process::Command)
+//! or `fork`. A child that goes on without `exec` must leave alone what it has inherited: devices,
+//! links, registered memory and streams. It must not drop them either, which would destroy queue
+//! pairs of the parent, so it ends by `exec` or `_exit`. Descriptors of a device are closed by
+//! `exec`.
+//!
+//! The parent's memory stays what the device sees. Newer kernels, from about 5.12 on, copy
+//! registered pages for the child. Where the library does not find that, it is told to keep them
+//! out of the child (`ibv_fork_init`), which an access to them ends by SIGSEGV then. That is done
+//! before the first device is listed or opened, and is an [`OpenError`] if another user of the
+//! library in the process has registered memory without it before. Buffers of streams and links
+//! have their pages for themselves, so a child misses nothing else; memory that a program registers
+//! by itself should have, too ([`Region::try_anonymous`](smc_core::mem::Region::try_anonymous)).
 //!
 //! # Example
 //!

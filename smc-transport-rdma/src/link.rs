@@ -434,7 +434,8 @@ pub(crate) struct Buffers {
 impl Buffers {
     fn new(domain: &Arc<ProtectionDomain>, depths: Depths) -> Result<Self, DeviceError> {
         let len = buffers_len(depths.receives, depths.sends);
-        let region = Region::anonymous(usize::try_from(len).unwrap_or(usize::MAX));
+        // It has its pages for itself: they may be kept out of child processes.
+        let region = Region::try_anonymous(usize::try_from(len).unwrap_or(usize::MAX))?;
         let memory = Registered::new(domain, region, AccessFlags::LocalWrite)
             .map_err(|error| not_registered(&error))?;
         Ok(Self { memory, depths })

@@ -12,12 +12,13 @@ use sideway::ibverbs::device_context::DeviceContext;
 use sideway::ibverbs::protection_domain::ProtectionDomain;
 use smc_core::device::{RdmaAddress, RoceKind};
 use smc_core::mem::Region;
+use smc_core::mutex::Mutex;
 use smc_wire::types::MtuCode;
 
 use crate::domain;
 use crate::error::OpenError;
 use crate::port::{self, Port, PortState};
-use crate::verbs::Registered;
+use crate::verbs::{self, Registered};
 
 /// State of a device.
 #[derive(Debug)]
@@ -175,7 +176,8 @@ pub(crate) fn check_locked_memory(
     domain: &Arc<ProtectionDomain>,
     len: u64,
 ) -> Result<(), OpenError> {
-    let region = Region::anonymous(usize::try_from(len).unwrap_or(usize::MAX));
+    let region = Region::try_anonymous(usize::try_from(len).unwrap_or(usize::MAX))
+        .map_err(|error| OpenError::verbs("allocating memory", error.into()))?;
     let registered = Registered::new(domain, region, AccessFlags::LocalWrite);
     registered
         .map(drop)
@@ -187,7 +189,23 @@ pub(crate) fn check_locked_memory(
         })
 }
 
+/// Prepares the process for its children, before the first device is listed or opened.
+fn protect_from_fork() -> Result<(), OpenError> {
+    static IS_PROTECTED: Mutex<bool> = Mutex::new(false);
+    let mut is_protected = IS_PROTECTED.lock();
+    if !*is_protected {
+        verbs::protect_from_fork().map_err(|error| match Errno::from_io_error(&error) {
+            // The stub of the library returns this when it is missing.
+            Some(Errno::OPNOTSUPP) => OpenError::NoLibrary,
+            _ => OpenError::verbs("keeping registered memory from child processes", error),
+        })?;
+        *is_protected = true;
+    }
+    Ok(())
+}
+
 fn devices() -> Result<DeviceList, OpenError> {
+    protect_from_fork()?;
     DeviceList::new().map_err(|error| match error.0 {
         GetDeviceListErrorKind::Ibverbs(error) => {
             match Errno::from_io_error(&error) {
@@ -204,3 +222,17 @@ fn devices() -> Result<DeviceList, OpenError> {
 
 /// What a link takes with the usual settings.
 const LOCKED_MIN: u64 = 272 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn children_are_prepared_for_before_devices_are_listed() {
+        if let Err(OpenError::NoLibrary) = devices() {
+            println!("skipped: no libibverbs");
+            return;
+        }
+        assert!(verbs::is_protected_from_fork());
+    }
+}

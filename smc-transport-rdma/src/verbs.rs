@@ -467,6 +467,27 @@ pub(crate) fn is_severed(context: &DeviceContext) -> bool {
     status != 0
 }
 
+/// Has the library keep memory that is registered from now on out of child processes, unless the
+/// kernel copies such memory when it makes one. A kernel that does neither lets a store of the
+/// parent, after `fork`, go to a copy of the page, while the device goes on with the page itself.
+///
+/// It fails where another user of the library in this process has registered memory before.
+pub(crate) fn protect_from_fork() -> io::Result<()> {
+    if is_protected_from_fork() {
+        return Ok(());
+    }
+    // SAFETY: takes nothing. The library refuses it when memory is registered already, and applies
+    // it once, however often it is called; callers in this process have a lock.
+    check(unsafe { sys::ibv_fork_init() })
+}
+
+/// Whether registered memory is safe in a process that has children.
+pub(crate) fn is_protected_from_fork() -> bool {
+    // SAFETY: takes nothing, and asks the kernel and the library.
+    let status = unsafe { sys::ibv_is_fork_initialized() };
+    status != sys::IBV_FORK_DISABLED
+}
+
 /// Zero or an error number, as most calls return it.
 fn check(status: i32) -> io::Result<()> {
     if status == 0 {
