@@ -23,6 +23,7 @@ use crate::error::OpenError;
 use crate::link::{Core, buffers_len};
 use crate::links::{Links, Serial};
 use crate::retry_policy::RetryPolicy;
+use crate::teardown::is_severed;
 use crate::verbs::{self, QueueId};
 use crate::{async_events, completion, port, probe};
 
@@ -103,6 +104,11 @@ impl RdmaDevice {
             consumer: Mutex::default(),
             parts: Arc::new(parts),
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn parts(&self) -> &Arc<Parts> {
+        &self.parts
     }
 
     /// Sees what has rung, and takes the events of the completion channel, which make it readable.
@@ -378,17 +384,11 @@ impl Parts {
     fn is_removed(&self) -> bool {
         self.node.as_ref().is_some_and(|node| !node.exists())
     }
-
-    /// Whether objects of the device can no longer be destroyed. The device is queried: it may be
-    /// gone before its event has been read.
-    pub(crate) fn is_severed(&self) -> bool {
-        verbs::is_severed(&self.context)
-    }
 }
 
 impl Drop for Parts {
     fn drop(&mut self) {
-        if self.is_severed() {
+        if is_severed(&self.context) {
             // Destroying it would fail, at which sideway panics. The kernel has released
             // its resources already.
             std::mem::forget(Arc::clone(&self.receives));

@@ -22,8 +22,8 @@ use sideway::ibverbs::address::{AddressHandleAttribute, Gid};
 use sideway::ibverbs::device_context::Mtu;
 use sideway::ibverbs::protection_domain::ProtectionDomain;
 use sideway::ibverbs::queue_pair::{
-    BasicQueuePair, CreateQueuePairErrorKind, ModifyQueuePairError, ModifyQueuePairErrorKind,
-    QueuePair, QueuePairAttribute, QueuePairAttributeMask, QueuePairState, QueuePairType,
+    CreateQueuePairErrorKind, ModifyQueuePairError, ModifyQueuePairErrorKind, QueuePair,
+    QueuePairAttribute, QueuePairAttributeMask, QueuePairState, QueuePairType,
 };
 use smc_core::device::{
     DeviceError, Inbound, Link, LinkAddress, LinkCounters, LinkFailure, MESSAGE_MAX, OpId,
@@ -41,7 +41,7 @@ use crate::links::Serial;
 use crate::memory::{self, not_registered};
 use crate::offload::offload;
 use crate::port;
-use crate::teardown::DeferredTeardown;
+use crate::teardown::{DeferredTeardown, OwnedQueuePair};
 use crate::verbs::{self, Payload, Registered, WRITES_MAX, WriteRequest};
 
 /// A queue pair and its buffers. What is reported of it finds it by its number.
@@ -66,7 +66,7 @@ pub(crate) struct Core {
 /// State under the lock.
 struct Queue {
     /// There until the link is dropped.
-    qp: Option<BasicQueuePair>,
+    qp: OwnedQueuePair,
     inline: usize,
     /// Posts without a completion, oldest first.
     sends: VecDeque<Sending>,
@@ -97,17 +97,18 @@ impl Core {
         let depths = parts.depths;
         let buffers = Buffers::new(domain, depths)?;
         let (mut qp, inline) = make(domain, parts, depths)?;
-        let qpn = Qpn::new(qp.qp_number()).ok_or(DeviceError::Invalid("queue pair number"))?;
+        let made = qp.get_mut().ok_or(NO_QUEUE_PAIR)?;
+        let qpn = Qpn::new(made.qp_number()).ok_or(NO_QUEUE_PAIR)?;
         let mut init = QueuePairAttribute::new();
         init.setup_state(QueuePairState::Init)
             .setup_pkey_index(0)
             .setup_port(entry.address.port)
             .setup_access_flags(AccessFlags::LocalWrite | AccessFlags::RemoteWrite);
-        qp.modify(&init)
+        made.modify(&init)
             .map_err(|error| not_modified("preparing a queue pair", error))?;
         for index in 0..depths.receives {
             let id = Work::Receive(index).id(serial);
-            verbs::post_receive(&qp, id, buffers.receive(index))
+            verbs::post_receive(made, id, buffers.receive(index))
                 .map_err(|error| DeviceError::os("posting a receive", &error))?;
         }
         Ok(Arc::new(Self {
@@ -117,7 +118,7 @@ impl Core {
             stopped: AtomicBool::new(false),
             down: AtomicBool::new(false),
             queue: Mutex::new(Queue {
-                qp: Some(qp),
+                qp,
                 inline,
                 sends: VecDeque::with_capacity(depths.sends as usize),
                 posted: 0,
@@ -159,7 +160,7 @@ impl Core {
         }
         let mut error = QueuePairAttribute::new();
         error.setup_state(QueuePairState::Error);
-        if let Some(qp) = &mut self.queue.lock().qp {
+        if let Some(qp) = self.queue.lock().qp.get_mut() {
             // It may be in that state already, or its device be gone: stopped in any case.
             let _stopped = qp.modify(&error);
         }
@@ -180,7 +181,7 @@ impl Core {
         }
         let mut queue = self.queue.lock();
         let id = Work::Receive(index).id(self.serial);
-        let qp = queue.qp.as_ref().ok_or(LinkFailure::Flushed)?;
+        let qp = queue.qp.get().ok_or(LinkFailure::Flushed)?;
         if verbs::post_receive(qp, id, self.buffers.receive(index)).is_err() {
             drop(queue);
             let why = "a receive could not be posted";
@@ -239,7 +240,7 @@ impl Core {
         } else {
             return Err(SubmitError::WouldBlock);
         };
-        let Some(qp) = &queue.qp else {
+        let Some(qp) = queue.qp.get() else {
             return Err(SubmitError::PeerGone);
         };
         let (id, write_id) = (Work::Send.id(self.serial), Work::Write.id(self.serial));
@@ -306,7 +307,7 @@ impl Core {
         let mut queue = self.queue.lock();
         let qp = queue
             .qp
-            .as_mut()
+            .get_mut()
             .ok_or(DeviceError::Gone("link is closed"))?;
         if self.is_stopped() {
             return Err(DeviceError::Gone("link is closed"));
@@ -514,7 +515,7 @@ fn make(
     domain: &Arc<ProtectionDomain>,
     parts: &Parts,
     depths: Depths,
-) -> Result<(BasicQueuePair, usize), DeviceError> {
+) -> Result<(OwnedQueuePair, usize), DeviceError> {
     let mut builder = domain.create_qp_builder();
     builder
         .setup_qp_type(QueuePairType::ReliableConnection)
@@ -531,10 +532,12 @@ fn make(
     });
     let qp = made.map_err(|error| match error.0 {
         CreateQueuePairErrorKind::Ibverbs(error) => not_made("making a queue pair", &error),
-        _ => DeviceError::Invalid("queue pair"),
+        _ => NO_QUEUE_PAIR,
     })?;
+    let qp = OwnedQueuePair::new(qp, &parts.context);
     // The granted size is not always the requested one.
-    let granted = qp.query(QueuePairAttributeMask::Capabilities);
+    let made = qp.get().ok_or(NO_QUEUE_PAIR)?;
+    let granted = made.query(QueuePairAttributeMask::Capabilities);
     let inline = granted.map_or(0, |(_, granted)| granted.max_inline_data());
     Ok((qp, (inline as usize).min(SHORT_LEN)))
 }
@@ -570,6 +573,8 @@ fn not_modified(what: &'static str, error: ModifyQueuePairError) -> DeviceError 
         _ => DeviceError::Invalid(what),
     }
 }
+
+const NO_QUEUE_PAIR: DeviceError = DeviceError::Invalid("queue pair");
 
 /// Endless: a peer without receive buffers is slow, not gone.
 const RNR_RETRIES: u8 = 7;
