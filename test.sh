@@ -312,9 +312,9 @@ step all interop guests,old-kernel,verbs,soft-roce "unmodified kernels against o
 step_interop() {
     build_programs --features smc-interop/ours
     # What takes an RDMA device, and one whose network may be changed, has both in a guest.
-    local name out program guest=("$PROGRAMS/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
-    for name in conformance events links; do
-        if ! out=$(cargo test "${locked[@]}" --no-run "${RDMA[@]}" --test "$name" 2>&1); then
+    local target out program guest=("$PROGRAMS/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
+    for target in --lib --test={conformance,events,links,links_one_span}; do
+        if ! out=$(cargo test "${locked[@]}" --no-run "${RDMA[@]}" "$target" 2>&1); then
             echo "$out"
             return 1
         fi

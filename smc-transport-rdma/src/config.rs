@@ -11,7 +11,9 @@ use crate::error::OpenError;
 pub struct Builder {
     pub(crate) name: String,
     pub(crate) pnet_id: Option<PnetId>,
-    pub(crate) receives: u32,
+    /// `None`: as the device suggests.
+    pub(crate) receives: Option<u32>,
+    pub(crate) is_contiguous: bool,
     pub(crate) sends: u32,
     pub(crate) links: u32,
 }
@@ -21,7 +23,8 @@ impl Builder {
         Self {
             name: name.into(),
             pnet_id: None,
-            receives: RECEIVES,
+            receives: None,
+            is_contiguous: false,
             sends: SENDS,
             links: LINKS,
         }
@@ -39,8 +42,18 @@ impl Builder {
     /// Peers may have 16 messages of theirs unacknowledged, but an acknowledged message still
     /// takes a buffer until the device is drained. A peer that meets no buffer waits and tries
     /// again, which costs far more than the 64 bytes of a buffer.
+    ///
+    /// On devices whose receives take a single span of memory (`max_sge` 1) each buffer has 8 KiB,
+    /// and there are 64 unless set.
     pub fn receives(mut self, count: u32) -> Self {
-        self.receives = count.clamp(RECEIVES_MIN, QUEUE_MAX);
+        self.receives = Some(count.clamp(RECEIVES_MIN, QUEUE_MAX));
+        self
+    }
+
+    /// Has each receive be a single span, as on devices that have no others. For tests.
+    #[doc(hidden)]
+    pub fn contiguous_receives(mut self) -> Self {
+        self.is_contiguous = true;
         self
     }
 
@@ -69,7 +82,9 @@ impl Builder {
     }
 }
 
-const RECEIVES: u32 = 128;
+pub(crate) const RECEIVES: u32 = 128;
+/// Where each takes 8 KiB: enough for what the protocol allows, with as much to spare as Linux has.
+pub(crate) const CONTIGUOUS_RECEIVES: u32 = 64;
 const RECEIVES_MIN: u32 = 48;
 /// Those that the protocol allows, and a few to spare.
 const SENDS: u32 = 20;

@@ -8,7 +8,7 @@ use sideway::ibverbs::completion::{
     BasicCompletionQueue, CompletionChannel, CreateCompletionChannelErrorKind,
     CreateCompletionQueueErrorKind,
 };
-use sideway::ibverbs::device_context::{DeviceContext, QueryDeviceErrorKind};
+use sideway::ibverbs::device_context::{DeviceAttr, DeviceContext, QueryDeviceErrorKind};
 use smc_core::device::{
     Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits, LinkFailure, ProtectionDomain,
     Rdma, RdmaAddress, SENDS_MAX,
@@ -16,11 +16,11 @@ use smc_core::device::{
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
 
-use crate::config::Builder;
+use crate::config::{Builder, CONTIGUOUS_RECEIVES, RECEIVES};
 use crate::domain::{self, Domain};
 use crate::doorbell::{EventSet, ReadySources, node_of};
 use crate::error::OpenError;
-use crate::link::{Core, buffers_len};
+use crate::link::{self, Core, buffers_len};
 use crate::links::{Links, Serial};
 use crate::retry_policy::RetryPolicy;
 use crate::teardown::is_severed;
@@ -76,17 +76,8 @@ impl RdmaDevice {
 
     pub(crate) fn with(settings: Builder) -> Result<Self, OpenError> {
         let context = probe::context(&settings.name)?;
-        let attributes = context.query_device().map_err(|error| match error.0 {
-            QueryDeviceErrorKind::Ibverbs(error) => OpenError::verbs("querying the device", error),
-            _ => OpenError::Incapable("it cannot be queried"),
-        })?;
-        let positive = |number: i32| u32::try_from(number).unwrap_or(0);
-        let depths = Depths::new(
-            &settings,
-            positive(attributes.max_qp_wr()),
-            positive(attributes.max_cqe()),
-            positive(attributes.max_sge()),
-        )?;
+        let attributes = attributes(&context)?;
+        let depths = Depths::of(&attributes, &settings)?;
         let limits = Limits::new(
             usize::try_from(attributes.max_mr()).unwrap_or(0),
             usize::try_from(attributes.max_mr_size()).unwrap_or(usize::MAX),
@@ -274,7 +265,7 @@ impl Parts {
     ) -> Result<Self, OpenError> {
         let domain = domain::allocate(&context);
         let domain = domain.map_err(|error| OpenError::verbs(domain::ALLOCATING, error))?;
-        probe::check_locked_memory(&domain, buffers_len(depths.receives, depths.sends))?;
+        probe::check_locked_memory(&domain, buffers_len(depths))?;
         let channel = context
             .create_comp_channel()
             .map_err(|error| match error.0 {
@@ -299,7 +290,7 @@ impl Parts {
             .map_err(|error| OpenError::verbs("making a doorbell", error))?;
         let ports = port::read(&context)
             .map_err(|error| OpenError::verbs("reading the GID table", error))?;
-        Ok(Self {
+        let parts = Self {
             receives,
             sends,
             channel,
@@ -313,7 +304,13 @@ impl Parts {
             stopped: Mutex::default(),
             has_stopped: AtomicBool::new(false),
             gone: AtomicBool::new(false),
-        })
+        };
+        if depths.is_contiguous {
+            // The device need not have said what its sends take, which is two spans.
+            let made = link::make(&domain, &parts);
+            made.map_err(|_| OpenError::Incapable("it has no gather lists"))?;
+        }
+        Ok(parts)
     }
 
     /// The place of a link in the completion queue is free after the next drain.
@@ -397,15 +394,36 @@ impl Drop for Parts {
     }
 }
 
+/// What a device has and can do.
+pub(crate) fn attributes(context: &DeviceContext) -> Result<DeviceAttr, OpenError> {
+    context.query_device().map_err(|error| match error.0 {
+        QueryDeviceErrorKind::Ibverbs(error) => OpenError::verbs("querying the device", error),
+        _ => OpenError::Incapable("it cannot be queried"),
+    })
+}
+
 /// How much a device has space for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Depths {
+    /// A receive is a single span, with space for the longest message.
+    pub(crate) is_contiguous: bool,
     pub(crate) receives: u32,
     pub(crate) sends: u32,
     pub(crate) links: u32,
 }
 
 impl Depths {
+    /// What a device with these attributes has of it.
+    pub(crate) fn of(attributes: &DeviceAttr, wish: &Builder) -> Result<Self, OpenError> {
+        let positive = |number: i32| u32::try_from(number).unwrap_or(0);
+        Self::new(
+            wish,
+            positive(attributes.max_qp_wr()),
+            positive(attributes.max_cqe()),
+            positive(attributes.max_sge()),
+        )
+    }
+
     /// The requested values, as far as the device has them.
     fn new(
         wish: &Builder,
@@ -413,8 +431,15 @@ impl Depths {
         max_completions: u32,
         max_spans: u32,
     ) -> Result<Self, OpenError> {
+        // The lower one of the limits of receives and of sends.
+        let is_contiguous = wish.is_contiguous || max_spans < 2;
+        let receives = match is_contiguous {
+            true => CONTIGUOUS_RECEIVES,
+            false => RECEIVES,
+        };
         let mut depths = Self {
-            receives: wish.receives.min(max_requests),
+            is_contiguous,
+            receives: wish.receives.unwrap_or(receives).min(max_requests),
             sends: wish.sends.min(max_requests / REQUESTS_PER_SEND),
             links: wish.links,
         };
@@ -427,9 +452,6 @@ impl Depths {
         }
         if depths.links == 0 {
             return Err(OpenError::Incapable("its completion queues are too short"));
-        }
-        if max_spans < 2 {
-            return Err(OpenError::Incapable("it has no scatter lists"));
         }
         Ok(depths)
     }
@@ -468,3 +490,28 @@ const LOOK_EVERY: u64 = 64;
 
 /// Vendor name of soft-RoCE.
 const SOFT_ROCE: u32 = 0x00ff_ffff;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_of_single_spans_has_fewer_receives_unless_they_are_set() {
+        let depths = |wish: &Builder, max_spans| Depths::new(wish, 4096, 1 << 20, max_spans);
+        let usual = RdmaDevice::builder("a");
+        let kib = |depths| buffers_len(depths) / 1024;
+
+        let two = depths(&usual, 2).unwrap();
+        assert!(!two.is_contiguous);
+        assert_eq!((two.receives, kib(two)), (128, 265));
+
+        let one = depths(&usual, 1).unwrap();
+        assert!(one.is_contiguous);
+        assert_eq!((one.receives, kib(one)), (64, 641));
+        assert_eq!(one.receive_completions(), one.capacity() * 64);
+
+        let set = depths(&usual.clone().receives(100), 1).unwrap();
+        assert_eq!(set.receives, 100);
+        assert_eq!(depths(&usual.contiguous_receives(), 30).unwrap(), one);
+    }
+}

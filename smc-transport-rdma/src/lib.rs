@@ -67,8 +67,9 @@
 //!
 //! To build: cmake and libclang. To run: `libibverbs.so.1` with a driver for the device, access to
 //! its node below `/dev/infiniband`, and enough locked memory (`ulimit -l`), about 270 KiB per link
-//! besides the buffers of connections. The library is loaded when it is first used; where it or a
-//! device is missing, that is an [`OpenError`], and [`probe()`] states what each device lacks.
+//! besides the buffers of connections, or 650 KiB where a receive takes a single span of memory.
+//! The library is loaded when it is first used; where it or a device is missing, that is an
+//! [`OpenError`], and [`probe()`] states what each device lacks.
 //!
 //! # Child processes
 //!

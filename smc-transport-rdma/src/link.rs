@@ -4,12 +4,15 @@
 //!
 //! ```text
 //! | heads: 64 bytes per receive | spills: 16 of 8 KiB | short sends | long sends: 16 of 8 KiB |
+//!
+//! | receives of 8 KiB, if they are contiguous          | short sends | long sends: 16 of 8 KiB |
 //! ```
 //!
 //! A receive has the first 44 bytes of a message, all that there usually is, in its head, and the
 //! rest in one of the spills. Receives are used in the order in which they were posted, and each
 //! is posted again right after it was used, so 16 long messages in a row do not overwrite each
-//! other. The protocol allows one.
+//! other. The protocol allows one. Devices whose receives take a single span have contiguous ones
+//! instead, each as long as the longest message.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -96,7 +99,7 @@ impl Core {
     ) -> Result<Arc<Self>, DeviceError> {
         let depths = parts.depths;
         let buffers = Buffers::new(domain, depths)?;
-        let (mut qp, inline) = make(domain, parts, depths)?;
+        let (mut qp, inline) = make(domain, parts)?;
         let made = qp.get_mut().ok_or(NO_QUEUE_PAIR)?;
         let qpn = Qpn::new(made.qp_number()).ok_or(NO_QUEUE_PAIR)?;
         let mut init = QueuePairAttribute::new();
@@ -193,7 +196,7 @@ impl Core {
             queue.used = 0;
         }
         queue.used += 1;
-        let left = self.buffers.depths.receives.saturating_sub(queue.used);
+        let left = self.buffers.receives.saturating_sub(queue.used);
         queue.receives_low = queue.receives_low.min(left);
         Ok(message)
     }
@@ -429,21 +432,32 @@ impl Link for Handle {
 #[derive(Debug)]
 pub(crate) struct Buffers {
     memory: Registered,
-    depths: Depths,
+    is_contiguous: bool,
+    receives: u32,
+    sends: u32,
 }
 
 impl Buffers {
     fn new(domain: &Arc<ProtectionDomain>, depths: Depths) -> Result<Self, DeviceError> {
-        let len = buffers_len(depths.receives, depths.sends);
+        let len = buffers_len(depths);
         // It has its pages for itself: they may be kept out of child processes.
         let region = Region::try_anonymous(usize::try_from(len).unwrap_or(usize::MAX))?;
         let memory = Registered::new(domain, region, AccessFlags::LocalWrite)
             .map_err(|error| not_registered(&error))?;
-        Ok(Self { memory, depths })
+        Ok(Self {
+            memory,
+            is_contiguous: depths.is_contiguous,
+            receives: depths.receives,
+            sends: depths.sends,
+        })
     }
 
     /// Where a message goes that takes this receive.
     fn receive(&self, index: u32) -> [verbs::Span; 2] {
+        if self.is_contiguous {
+            let whole = self.memory.span(self.head_at(index), MESSAGE_MAX as u32);
+            return [whole, verbs::Span::default()];
+        }
         let head = self.memory.span(self.head_at(index), SHORT_LEN as u32);
         let rest = (MESSAGE_MAX - SHORT_LEN) as u32;
         [head, self.memory.span(self.spill_at(index), rest)]
@@ -453,7 +467,7 @@ impl Buffers {
     fn message(&self, index: u32, len: u32) -> Result<Inbound, LinkFailure> {
         const STRAY: LinkFailure = LinkFailure::QueuePair("a completion makes no sense");
         let len = len as usize;
-        if index >= self.depths.receives || len > MESSAGE_MAX {
+        if index >= self.receives || len > MESSAGE_MAX {
             return Err(STRAY);
         }
         let region = self.memory.region();
@@ -466,12 +480,12 @@ impl Buffers {
         let mut long = vec![0; len].into_boxed_slice();
         let (head, rest) = long.split_at_mut(SHORT_LEN);
         copy(self.head_at(index), head)?;
-        copy(self.spill_at(index), rest)?;
+        copy(self.rest_at(index), rest)?;
         Ok(Inbound::Long(long))
     }
 
     fn short(&self, number: u32, message: &[u8]) -> Result<verbs::Span, SubmitError> {
-        let at = self.shorts_at() + u64::from(number % self.depths.sends) * SLOT;
+        let at = self.shorts_at() + u64::from(number % self.sends) * SLOT;
         self.outgoing(at, message)
     }
 
@@ -489,40 +503,56 @@ impl Buffers {
     }
 
     fn head_at(&self, index: u32) -> u64 {
-        u64::from(index) * SLOT
+        u64::from(index) * if self.is_contiguous { LONG } else { SLOT }
+    }
+
+    /// What is behind the head in a long message.
+    fn rest_at(&self, index: u32) -> u64 {
+        match self.is_contiguous {
+            true => self.head_at(index) + SHORT_LEN as u64,
+            false => self.spill_at(index),
+        }
     }
 
     fn spill_at(&self, index: u32) -> u64 {
-        u64::from(self.depths.receives) * SLOT + u64::from(index % LONGS) * LONG
+        u64::from(self.receives) * SLOT + u64::from(index % LONGS) * LONG
     }
 
     fn shorts_at(&self) -> u64 {
-        u64::from(self.depths.receives) * SLOT + u64::from(LONGS) * LONG
+        receives_len(self.is_contiguous, self.receives)
     }
 
     fn longs_at(&self) -> u64 {
-        self.shorts_at() + u64::from(self.depths.sends) * SLOT
+        self.shorts_at() + u64::from(self.sends) * SLOT
     }
 }
 
 /// Bytes that the messages of a link take.
-pub(crate) fn buffers_len(receives: u32, sends: u32) -> u64 {
-    (u64::from(receives) + u64::from(sends)) * SLOT + 2 * u64::from(LONGS) * LONG
+pub(crate) fn buffers_len(depths: Depths) -> u64 {
+    let receives = receives_len(depths.is_contiguous, depths.receives);
+    receives + u64::from(depths.sends) * SLOT + u64::from(LONGS) * LONG
+}
+
+fn receives_len(is_contiguous: bool, count: u32) -> u64 {
+    match is_contiguous {
+        true => u64::from(count) * LONG,
+        false => u64::from(count) * SLOT + u64::from(LONGS) * LONG,
+    }
 }
 
 /// Makes a queue pair; returns how many bytes of a message it copies at once.
-fn make(
+pub(crate) fn make(
     domain: &Arc<ProtectionDomain>,
     parts: &Parts,
-    depths: Depths,
 ) -> Result<(OwnedQueuePair, usize), DeviceError> {
+    let depths = parts.depths;
     let mut builder = domain.create_qp_builder();
     builder
         .setup_qp_type(QueuePairType::ReliableConnection)
         .setup_max_send_wr(depths.send_requests())
         .setup_max_recv_wr(depths.receives)
         .setup_max_send_sge(2)
-        .setup_max_recv_sge(2)
+        .setup_max_recv_sge(if depths.is_contiguous { 1 } else { 2 })
         .setup_max_inline_data(SHORT_LEN as u32)
         .setup_send_cq(Arc::clone(&parts.sends))
         .setup_recv_cq(Arc::clone(&parts.receives));

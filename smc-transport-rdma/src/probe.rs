@@ -15,8 +15,11 @@ use smc_core::mem::Region;
 use smc_core::mutex::Mutex;
 use smc_wire::types::MtuCode;
 
+use crate::config::Builder;
+use crate::device::{Depths, attributes};
 use crate::domain;
 use crate::error::OpenError;
+use crate::link::buffers_len;
 use crate::port::{self, Port, PortState};
 use crate::verbs::{self, Registered};
 
@@ -96,16 +99,17 @@ fn report(name: String) -> DeviceReport {
         }
     };
     DeviceReport {
+        usable: usable(&name, &context, &ports),
         name,
-        usable: usable(&context, &ports),
         ports: ports.into_iter().map(PortReport::from).collect(),
     }
 }
 
-fn usable(context: &Arc<DeviceContext>, ports: &[Port]) -> Result<(), Unusable> {
+fn usable(name: &str, context: &Arc<DeviceContext>, ports: &[Port]) -> Result<(), Unusable> {
     let domain = domain::allocate(context);
     let domain = domain.map_err(|error| OpenError::verbs(domain::ALLOCATING, error))?;
-    check_locked_memory(&domain, LOCKED_MIN)?;
+    let depths = Depths::of(&attributes(context)?, &Builder::new(name))?;
+    check_locked_memory(&domain, buffers_len(depths))?;
     if !ports.iter().any(|port| port.ethernet) {
         return Err(Unusable::NotRoce);
     }
@@ -219,9 +223,6 @@ fn devices() -> Result<DeviceList, OpenError> {
         _ => OpenError::NoDevices,
     })
 }
-
-/// What a link takes with the usual settings.
-const LOCKED_MIN: u64 = 272 * 1024;
 
 #[cfg(test)]
 mod tests {

@@ -122,14 +122,15 @@ impl Span {
     }
 }
 
-/// Posts a receive into two spans, one behind the other.
+/// Posts a receive into two spans, one behind the other, or into one if the second is empty.
 pub(crate) fn post_receive(qp: &BasicQueuePair, id: u64, into: [Span; 2]) -> io::Result<()> {
+    let count = if into[1].len > 0 { 2 } else { 1 };
     let mut spans = into.map(Span::raw);
     let mut request = sys::ibv_recv_wr {
         wr_id: id,
         next: ptr::null_mut(),
         sg_list: spans.as_mut_ptr(),
-        num_sge: 2,
+        num_sge: count,
     };
     let mut refused = ptr::null_mut();
     // SAFETY: the handle is used in this call only, while the queue pair is borrowed.

@@ -7,14 +7,13 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{DrainInto, End, MEMORY, address, devices, domain, pair};
+use common::{DrainInto, End, MEMORY, address, builder, devices, domain, pair};
 use futures_lite::future::block_on;
 use smc_core::device::{
     Access, Device, DeviceError, Event, Inbound, LinkFailure, MESSAGE_MAX, OpId, Piece, Route,
     SENDS_MAX, SHORT_LEN, SubmitError, Write,
 };
 use smc_core::mem::Region;
-use smc_transport_rdma::RdmaDevice;
 use smc_wire::types::{Rkey, RmbAddr};
 
 #[test]
@@ -362,7 +361,7 @@ fn addresses_for_peers_do_not_tell_where_memory_is() {
 fn links_are_limited_and_their_places_come_back() {
     let Some((device, _)) = devices() else { return };
     let name = device.identity().name.clone();
-    let device = RdmaDevice::builder(name).links(2).open().unwrap();
+    let device = builder(&name).links(2).open().unwrap();
     let at = address(&device);
     let domain = block_on(domain(&device));
     for _ in 0..50 {

@@ -15,7 +15,7 @@ use smc_core::device::{
     Access, Device, Doorbell, Event, Link, Mr, ProtectionDomain, Rdma, RdmaAddress, RoceKind, Route,
 };
 use smc_core::mem::Region;
-use smc_transport_rdma::RdmaDevice;
+use smc_transport_rdma::{Builder, RdmaDevice};
 
 /// Devices for the two ends: the first that can be used, opened twice.
 pub(crate) fn devices() -> Option<(RdmaDevice, RdmaDevice)> {
@@ -39,10 +39,16 @@ pub(crate) fn devices() -> Option<(RdmaDevice, RdmaDevice)> {
         return None;
     };
     // Links between two devices of one host would depend on its routes.
-    Some((
-        RdmaDevice::open(name).unwrap(),
-        RdmaDevice::open(name).unwrap(),
-    ))
+    Some((builder(name).open().unwrap(), builder(name).open().unwrap()))
+}
+
+/// Settings of a device, as this test file is about.
+pub(crate) fn builder(name: &str) -> Builder {
+    let builder = RdmaDevice::builder(name);
+    match env!("CARGO_CRATE_NAME") {
+        "links_one_span" => builder.contiguous_receives(),
+        _ => builder,
+    }
 }
 
 /// An address for SMC-R version 2.
