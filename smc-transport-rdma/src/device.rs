@@ -22,6 +22,7 @@ use crate::doorbell::{EventSet, ReadySources, node_of};
 use crate::error::OpenError;
 use crate::link::{self, Core, buffers_len};
 use crate::links::{Links, Serial};
+use crate::offload::Workers;
 use crate::retry_policy::RetryPolicy;
 use crate::teardown::is_severed;
 use crate::verbs::{self, QueueId};
@@ -219,7 +220,9 @@ impl Rdma for RdmaDevice {
 
     async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
         self.parts.check()?;
-        Ok(Arc::new(Domain::new(&self.parts)?))
+        let parts = Arc::clone(&self.parts);
+        let domain = self.parts.calls.run(move || Domain::new(&parts));
+        Ok(Arc::new(domain.await??))
     }
 
     fn arm_sent(&self) -> Result<(), DeviceError> {
@@ -249,6 +252,10 @@ pub(crate) struct Parts {
     /// When its links are given up.
     pub(crate) retry_policy: RetryPolicy,
     pub(crate) links: Links,
+    /// For calls that the device itself answers.
+    pub(crate) calls: Workers,
+    /// For calls that wait for the network: peers can have these take long.
+    pub(crate) connects: Workers,
     pub(crate) addresses: Mutex<Vec<port::Entry>>,
     /// Links whose queue pair was stopped, and that are not reported as down.
     stopped: Mutex<Vec<(Serial, LinkFailure)>>,
@@ -300,6 +307,8 @@ impl Parts {
             depths,
             retry_policy,
             links: Links::new(depths.links as usize, depths.capacity() as usize),
+            calls: Workers::new(CALL_THREADS, CALLS_MAX),
+            connects: Workers::new(CONNECT_THREADS, CONNECTS_MAX),
             addresses: Mutex::new(port::active(&ports)),
             stopped: Mutex::default(),
             has_stopped: AtomicBool::new(false),
@@ -487,6 +496,20 @@ const REQUESTS_PER_SEND: u32 = 3;
 
 /// Drains between two polls of rare event sources, while no task sleeps.
 const LOOK_EVERY: u64 = 64;
+
+/// Threads for registrations and new queue pairs: one more than a call can occupy that is slow.
+const CALL_THREADS: usize = 2;
+
+/// Registrations and queue pairs that wait for a thread, beyond which set-ups are better off with
+/// TCP: at a millisecond each, the last one waits for two seconds.
+const CALLS_MAX: usize = 4096;
+
+/// Threads for connecting. A host that is not there takes one for a second or three.
+const CONNECT_THREADS: usize = 16;
+
+/// Links that wait for such a thread: those that a device has at a time unless set otherwise, and
+/// as many that were given up.
+const CONNECTS_MAX: usize = 256;
 
 /// Vendor name of soft-RoCE.
 const SOFT_ROCE: u32 = 0x00ff_ffff;

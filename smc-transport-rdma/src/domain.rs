@@ -17,13 +17,14 @@ use crate::memory::Memory;
 use crate::port;
 
 /// A domain of a device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Domain {
     pd: Arc<protection_domain::ProtectionDomain>,
     parts: Arc<Parts>,
 }
 
 impl Domain {
+    /// Blocks.
     pub(crate) fn new(parts: &Arc<Parts>) -> Result<Self, DeviceError> {
         let pd = allocate(&parts.context);
         Ok(Self {
@@ -37,6 +38,25 @@ impl Domain {
 impl ProtectionDomain for Domain {
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
         self.parts.check()?;
+        let (domain, at) = (self.clone(), at.clone());
+        let opened = self.parts.calls.run(move || domain.open(&at));
+        Ok(Box::new(opened.await??))
+    }
+
+    async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
+        self.parts.check()?;
+        let (pd, memory) = (Arc::clone(&self.pd), memory.clone());
+        let made = self
+            .parts
+            .calls
+            .run(move || Memory::new(&pd, &memory, access));
+        Ok(Arc::new(made.await??))
+    }
+}
+
+impl Domain {
+    /// Blocks.
+    fn open(&self, at: &RdmaAddress) -> Result<Pending, DeviceError> {
         let ports = port::read(&self.parts.context)
             .map_err(|error| DeviceError::os("reading the GID table", &error))?;
         let mut active = port::active(&ports).into_iter();
@@ -46,12 +66,7 @@ impl ProtectionDomain for Domain {
         let serial = links.reserve().ok_or(DeviceError::Exhausted)?;
         let core = Core::open(&self.parts, &self.pd, serial, &entry);
         let core = core.inspect_err(|_| self.parts.retire())?;
-        Ok(Box::new(Pending::new(core, &entry)?))
-    }
-
-    async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
-        self.parts.check()?;
-        Ok(Arc::new(Memory::new(&self.pd, memory, access)?))
+        Pending::new(core, &entry)
     }
 }
 

@@ -25,8 +25,11 @@
 //!   allocate nothing; only messages of other lengths than 44 bytes do.
 //! * Posting takes a lock of the link, for no longer than the driver takes to queue the requests.
 //!   Messages are copied into the request where the device allows it.
-//! * Set-up does not block the executor for long: what may wait for the network, namely the peer's
-//!   hardware address, is done on a thread of its own.
+//! * Set-up does not block the executor: queue pairs and registrations are made on up to two
+//!   threads of the device, and queue pairs are connected, which waits for the peer's hardware
+//!   address, on up to sixteen. 4096 calls of the first kind and 256 of the other one may wait;
+//!   then the next one fails with `EBUSY`, and its stream is TCP. A call whose future is dropped is
+//!   not made, or what it makes is freed.
 //! * [`drain`] takes no system call while the device is not armed, except for an occasional poll
 //!   at what happens rarely.
 //! * A link goes down when a request fails, when its port is no longer active, when its GID

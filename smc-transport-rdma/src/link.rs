@@ -42,7 +42,6 @@ use crate::device::{Depths, Parts};
 use crate::error::not_made;
 use crate::links::Serial;
 use crate::memory::{self, not_registered};
-use crate::offload::offload;
 use crate::port;
 use crate::teardown::{DeferredTeardown, OwnedQueuePair};
 use crate::verbs::{self, Payload, Registered, WRITES_MAX, WriteRequest};
@@ -396,13 +395,13 @@ impl PendingLink for Pending {
         peer: LinkAddress,
         route: Route,
     ) -> Result<Arc<dyn Link>, DeviceError> {
-        let connected = offload(move || {
+        let parts = Arc::clone(&self.handle.0.parts);
+        let connected = parts.connects.run(move || {
             let core = &self.handle.0;
             core.connect(&self.own, &peer, self.index, route)?;
-            Ok(self.handle)
+            Ok::<_, DeviceError>(self.handle)
         });
-        let link: Result<Handle, DeviceError> = connected.await?;
-        Ok(Arc::new(link?))
+        Ok(Arc::new(connected.await??))
     }
 }
 
