@@ -16,6 +16,8 @@ pub struct Builder {
     pub(crate) is_contiguous: bool,
     pub(crate) sends: u32,
     pub(crate) links: u32,
+    pub(crate) traffic_class: u8,
+    pub(crate) is_relaxed: bool,
 }
 
 impl Builder {
@@ -27,6 +29,8 @@ impl Builder {
             is_contiguous: false,
             sends: SENDS,
             links: LINKS,
+            traffic_class: 0,
+            is_relaxed: false,
         }
     }
 
@@ -68,6 +72,27 @@ impl Builder {
     /// bytes or so per entry, and one entry for whatever a link may have posted.
     pub fn links(mut self, count: u32) -> Self {
         self.links = count.clamp(1, QUEUE_MAX);
+        self
+    }
+
+    /// The traffic class of all that is sent: with RoCE v2 the byte of the IP header with the DSCP,
+    /// in its upper six bits, and ECN, which devices that use it set by themselves. 0 unless set.
+    ///
+    /// Networks that lose no packets of RDMA commonly know these by their DSCP, such as 26, which
+    /// is traffic class 104. It holds for one direction, so the peer needs it, too.
+    pub fn traffic_class(mut self, traffic_class: u8) -> Self {
+        self.traffic_class = traffic_class;
+        self
+    }
+
+    /// Lets the device access the buffers of connections in another order than that in which data
+    /// arrives (`IBV_ACCESS_RELAXED_ORDERING`); off unless set.
+    ///
+    /// It makes some machines faster, above all those with several memory controllers. Nothing else
+    /// changes: data is read only after a completion behind it, which devices order after all of
+    /// it. A device, library or kernel without it ignores it.
+    pub fn relaxed_ordering(mut self, is_relaxed: bool) -> Self {
+        self.is_relaxed = is_relaxed;
         self
     }
 

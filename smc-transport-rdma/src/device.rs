@@ -87,7 +87,7 @@ impl RdmaDevice {
             SOFT_ROCE => RetryPolicy::SOFT_ROCE,
             _ => RetryPolicy::HARDWARE,
         };
-        let parts = Parts::new(&settings.name, context, depths, retry_policy)?;
+        let parts = Parts::new(&settings, context, depths, retry_policy)?;
         let mut identity = Identity::new(settings.name);
         identity.pnet_id = settings.pnet_id;
         Ok(Self {
@@ -251,6 +251,10 @@ pub(crate) struct Parts {
     pub(crate) depths: Depths,
     /// When its links are given up.
     pub(crate) retry_policy: RetryPolicy,
+    /// Of the packets of its links.
+    pub(crate) traffic_class: u8,
+    /// It may access the memory of connections in any order.
+    pub(crate) is_relaxed: bool,
     pub(crate) links: Links,
     /// For calls that the device itself answers.
     pub(crate) calls: Workers,
@@ -265,7 +269,7 @@ pub(crate) struct Parts {
 
 impl Parts {
     fn new(
-        name: &str,
+        settings: &Builder,
         context: Arc<DeviceContext>,
         depths: Depths,
         retry_policy: RetryPolicy,
@@ -303,9 +307,11 @@ impl Parts {
             channel,
             context,
             event_set,
-            node: node_of(name),
+            node: node_of(&settings.name),
             depths,
             retry_policy,
+            traffic_class: settings.traffic_class,
+            is_relaxed: settings.is_relaxed,
             links: Links::new(depths.links as usize, depths.capacity() as usize),
             calls: Workers::new(CALL_THREADS, CALLS_MAX),
             connects: Workers::new(CONNECT_THREADS, CONNECTS_MAX),
@@ -497,7 +503,7 @@ const REQUESTS_PER_SEND: u32 = 3;
 /// Drains between two polls of rare event sources, while no task sleeps.
 const LOOK_EVERY: u64 = 64;
 
-/// Threads for registrations and new queue pairs: one more than a call can occupy that is slow.
+/// Threads for registrations and new queue pairs, so that one slow call does not delay all others.
 const CALL_THREADS: usize = 2;
 
 /// Registrations and queue pairs that wait for a thread, beyond which set-ups are better off with

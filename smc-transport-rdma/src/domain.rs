@@ -46,10 +46,11 @@ impl ProtectionDomain for Domain {
     async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
         self.parts.check()?;
         let (pd, memory) = (Arc::clone(&self.pd), memory.clone());
+        let is_relaxed = self.parts.is_relaxed;
         let made = self
             .parts
             .calls
-            .run(move || Memory::new(&pd, &memory, access));
+            .run(move || Memory::new(&pd, &memory, access, is_relaxed));
         Ok(Arc::new(made.await??))
     }
 }

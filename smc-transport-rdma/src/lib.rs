@@ -56,7 +56,8 @@
 //! user space: it resolves the MAC as IP does, and packets leave with a hop limit of its own,
 //! commonly 64. So a direct path is not kept from passing a router, as it is between kernels.
 //!
-//! [`Builder`] sets the depth of the queues.
+//! [`Builder`] sets the depth of the queues, the traffic class of packets, and whether devices may
+//! access buffers in any order.
 //!
 //! # When a process ends
 //!

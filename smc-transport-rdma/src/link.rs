@@ -286,9 +286,13 @@ impl Core {
             raw: *peer.gid.as_bytes(),
         };
         let mut address = AddressHandleAttribute::new();
-        address
-            .setup_port(self.at.port)
-            .setup_grh(&to, 0, index, hop_limit, 0);
+        address.setup_port(self.at.port).setup_grh(
+            &to,
+            0,
+            index,
+            hop_limit,
+            self.parts.traffic_class,
+        );
         let mut receive = QueuePairAttribute::new();
         receive
             .setup_state(QueuePairState::ReadyToReceive)
@@ -619,3 +623,36 @@ const SLOT: u64 = 64;
 
 /// A buffer for a long one.
 const LONG: u64 = MESSAGE_MAX as u64;
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::block_on;
+    use smc_core::device::Rdma as _;
+
+    use super::*;
+    use crate::{Builder, RdmaDevice, probe};
+
+    #[test]
+    fn links_have_the_traffic_class_of_their_device() {
+        let reports = probe().unwrap_or_default();
+        let Some(usable) = reports.iter().find(|report| report.usable.is_ok()) else {
+            println!("skipped: no RDMA device that can be used");
+            return;
+        };
+        let class = |set: fn(Builder) -> Builder| {
+            let device = set(RdmaDevice::builder(&usable.name)).open().unwrap();
+            let at = device.addresses().remove(0);
+            block_on(async {
+                let domain = device.protection_domain().await.unwrap();
+                let pending = domain.open_link(&at).await.unwrap();
+                let own = pending.local();
+                let _link = pending.connect(own, Route::Direct).await.unwrap();
+                let core = device.parts().links.all().remove(0);
+                let queue = core.queue.lock();
+                verbs::traffic_class(queue.qp.get().unwrap()).unwrap()
+            })
+        };
+        assert_eq!(class(|builder| builder), 0);
+        assert_eq!(class(|builder| builder.traffic_class(104)), 104);
+    }
+}

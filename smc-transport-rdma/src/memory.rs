@@ -24,16 +24,17 @@ impl Memory {
         domain: &Arc<ProtectionDomain>,
         region: &Region,
         access: Access,
+        is_relaxed: bool,
     ) -> Result<Self, DeviceError> {
+        let flags = flags(access, is_relaxed);
         let registered = match access {
-            Access::Local => Registered::new(domain, region.clone(), AccessFlags::LocalWrite),
+            Access::Local => Registered::new(domain, region.clone(), flags),
             // Peers receive the address, so it must not reveal where the memory is.
             Access::RemoteWrite => {
                 let random = smc_core::random::bytes()
                     .map_err(|error| DeviceError::os("choosing an address", &error))?;
                 let at = random_address(region, u64::from_ne_bytes(random));
-                let access = AccessFlags::LocalWrite | AccessFlags::RemoteWrite;
-                Registered::at(domain, region.clone(), access, at)
+                Registered::at(domain, region.clone(), flags, at)
             }
         };
         Ok(Self {
@@ -66,6 +67,17 @@ impl Mr for Memory {
     fn as_any(&self) -> &dyn Any {
         self
     }
+}
+
+fn flags(access: Access, is_relaxed: bool) -> AccessFlags {
+    let mut flags = AccessFlags::LocalWrite;
+    if access == Access::RemoteWrite {
+        flags |= AccessFlags::RemoteWrite;
+    }
+    if is_relaxed {
+        flags |= AccessFlags::RelaxedOrdering;
+    }
+    flags
 }
 
 /// Another address for memory, with 41 random bits. The part within a huge page stays: a device
@@ -126,6 +138,20 @@ const ADDRESSES: u64 = 1 << 41;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn peers_write_only_what_is_for_them_and_the_order_is_relaxed_if_wanted() {
+        let (local, remote) = (AccessFlags::LocalWrite, AccessFlags::RemoteWrite);
+        let relaxed = AccessFlags::RelaxedOrdering;
+        for (access, is_relaxed, expected) in [
+            (Access::Local, false, local),
+            (Access::RemoteWrite, false, local | remote),
+            (Access::Local, true, local | relaxed),
+            (Access::RemoteWrite, true, local | remote | relaxed),
+        ] {
+            assert_eq!(flags(access, is_relaxed).bits(), expected.bits());
+        }
+    }
 
     #[test]
     fn random_addresses_keep_the_place_in_a_huge_page_and_do_not_overflow() {

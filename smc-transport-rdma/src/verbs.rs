@@ -272,10 +272,12 @@ impl Registered {
         let (start, len) = (region.as_ptr().as_ptr().cast(), region.len());
         // SAFETY: the handle is used in this call only, while the domain is borrowed.
         let pd = unsafe { domain.pd() };
+        // Optional access is left out where the library, the kernel or the device has none.
+        let access = access.bits() as u32;
         // SAFETY: the domain is alive. `region` is valid memory and is kept until after the
         // registration is gone. The device is one of the concurrent writers that a region's memory
         // is made for.
-        let mr = unsafe { sys::ibv_reg_mr_iova(pd.as_ptr(), start, len, addr, access.into()) };
+        let mr = unsafe { sys::ibv_reg_mr_iova2(pd.as_ptr(), start, len, addr, access) };
         Ok(Self {
             mr: NonNull::new(mr).ok_or_else(io::Error::last_os_error)?,
             addr,
@@ -487,6 +489,23 @@ pub(crate) fn is_protected_from_fork() -> bool {
     // SAFETY: takes nothing, and asks the kernel and the library.
     let status = unsafe { sys::ibv_is_fork_initialized() };
     status != sys::IBV_FORK_DISABLED
+}
+
+/// The traffic class with which a queue pair was connected.
+#[cfg(test)]
+pub(crate) fn traffic_class(qp: &BasicQueuePair) -> io::Result<u8> {
+    let mut attributes = MaybeUninit::<sys::ibv_qp_attr>::zeroed();
+    let mut init = MaybeUninit::<sys::ibv_qp_init_attr>::zeroed();
+    let wanted = sys::ibv_qp_attr_mask::IBV_QP_AV.0 as i32;
+    let at = attributes.as_mut_ptr();
+    // SAFETY: the handle is used in this call only, while the queue pair is borrowed.
+    let handle = unsafe { qp.qp() };
+    // SAFETY: the queue pair is alive, and both answers have a place.
+    check(unsafe { sys::ibv_query_qp(handle.as_ptr(), at, wanted, init.as_mut_ptr()) })?;
+    // SAFETY: a place inside of `attributes`; nothing is read.
+    let class = unsafe { &raw const (*at).ah_attr.grh.traffic_class };
+    // SAFETY: zeroed before, and any byte is a number.
+    Ok(unsafe { class.read() })
 }
 
 /// Zero or an error number, as most calls return it.

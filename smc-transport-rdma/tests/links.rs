@@ -38,6 +38,28 @@ fn data_is_there_when_its_message_arrives() {
 }
 
 #[test]
+fn data_is_there_also_in_another_traffic_class_and_with_relaxed_ordering() {
+    let Some((device, _)) = devices() else { return };
+    let name = device.identity().name.clone();
+    let [a, b] = [(); 2].map(|()| {
+        let builder = builder(&name).traffic_class(104).relaxed_ordering(true);
+        Arc::new(builder.open().unwrap())
+    });
+    let (near, far) = pair(a, b);
+    for round in 0..100_u8 {
+        near.memory.region().copy_in(0, &[round; 4096]).unwrap();
+        let data = write(&near, &far, (0, 4096), (0, 0), 0);
+        let message = [round; SHORT_LEN];
+        near.link.post(OpId(1), &[data], &message).unwrap();
+        assert_eq!(received(&far), Inbound::Short(message));
+        sent(&near);
+        let mut there = [0; 4096];
+        far.memory.region().copy_out(0, &mut there).unwrap();
+        assert_eq!(there, [round; 4096]);
+    }
+}
+
+#[test]
 fn as_many_posts_as_promised_are_taken_and_reported_in_order() {
     let Some((near, far)) = ends() else { return };
     let mut taken = 0;
