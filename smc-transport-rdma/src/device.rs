@@ -16,11 +16,12 @@ use smc_core::device::{
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
 
+use crate::buffers::buffers_len;
 use crate::config::{Builder, CONTIGUOUS_RECEIVES, RECEIVES};
 use crate::domain::{self, Domain};
 use crate::doorbell::{EventSet, ReadySources, node_of};
 use crate::error::OpenError;
-use crate::link::{self, Core, buffers_len};
+use crate::link::{self, Core};
 use crate::links::{Links, Serial};
 use crate::offload::Workers;
 use crate::retry_policy::RetryPolicy;

@@ -151,6 +151,7 @@
 //! [`DeviceGone`]: smc_core::device::Event::DeviceGone
 
 mod async_events;
+mod buffers;
 mod completion;
 mod config;
 mod device;

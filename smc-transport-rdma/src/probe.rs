@@ -15,11 +15,11 @@ use smc_core::mem::Region;
 use smc_core::mutex::Mutex;
 use smc_wire::types::MtuCode;
 
+use crate::buffers::buffers_len;
 use crate::config::Builder;
 use crate::device::{Depths, attributes};
 use crate::domain;
 use crate::error::OpenError;
-use crate::link::buffers_len;
 use crate::port::{self, Port, PortState};
 use crate::verbs::{self, Registered};
 

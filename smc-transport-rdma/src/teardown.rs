@@ -5,8 +5,8 @@ use std::sync::Arc;
 use sideway::ibverbs::device_context::DeviceContext;
 use sideway::ibverbs::queue_pair::BasicQueuePair;
 
+use crate::buffers::Buffers;
 use crate::device::Parts;
-use crate::link::Buffers;
 use crate::verbs;
 
 /// A queue pair, which is destroyed when this is dropped, unless its device is gone.
