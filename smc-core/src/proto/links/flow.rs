@@ -178,9 +178,8 @@ impl LinkGroup {
             }
             deferred => self.pending.deferred = deferred,
         }
-        if self.may_add_link()
-            && let Some(trigger) = self.pending.add.take()
-        {
+        let may_add_link = self.may_add_link();
+        if let Some(trigger) = self.pending.add.take_if(|_| may_add_link) {
             self.start_offer(now, trigger);
             return true;
         }
