@@ -52,7 +52,7 @@ impl LinkGroup {
             Message::DeleteLink(message) => self.handle_delete_link(now, link, message),
             Message::RequestAddLink(message) => self.handle_request_add_link(link, &message),
             Message::ConfirmRkey(message) => self.handle_confirm_rkey(link, &message),
-            Message::DeleteRkey(message) => self.handle_delete_rkey(link, &message),
+            Message::DeleteRkey(message) => self.handle_delete_rkey(now, link, &message),
             Message::TestLink(message) => self.handle_test_link(link, message),
             // With at most three links there is no CONFIRM RKEY CONT.
             _ => {}

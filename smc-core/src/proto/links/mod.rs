@@ -77,6 +77,7 @@ mod rmbs;
 mod rtoken_exchange;
 mod rtokens;
 mod send_queue;
+mod stale_deletes;
 mod test_link;
 
 pub use config::{LlcConfig, LlcTerms, LlcTimeouts};

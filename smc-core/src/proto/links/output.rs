@@ -76,7 +76,8 @@ pub enum LinkGroupOutput {
         /// Whether the peer knows it.
         result: Result<(), RkeyError>,
     },
-    /// The outcome of [`delete_rkey`](super::LinkGroup::delete_rkey).
+    /// The outcome of [`delete_rkey`](super::LinkGroup::delete_rkey). If the answer comes later, it
+    /// is reported again.
     RkeyDeleted {
         /// The RMB.
         rmb: RmbId,

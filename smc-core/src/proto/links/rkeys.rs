@@ -9,7 +9,8 @@ use smc_wire::llc::{
 };
 use smc_wire::types::Rkey;
 
-use super::rmbs::{RkeyRequest, RkeyWait, RmbAnnouncement, StaleDelete};
+use super::rmbs::{RkeyRequest, RkeyWait, Rmb, RmbAnnouncement};
+use super::stale_deletes::StaleDelete;
 use super::{LinkGroup, LinkGroupOutput, LinkId, LinkInfo, RkeyError, RmbId};
 use crate::proto::after;
 use crate::proto::group::DeviceIndex;
@@ -24,23 +25,44 @@ impl LinkGroup {
         // One at a time, because its answer may name no key, so that the result is unambiguous.
         let is_deleting = |request: &RkeyRequest| matches!(request.wait, RkeyWait::Deleting { .. });
         let is_mapping = |request: &RkeyRequest| matches!(request.wait, RkeyWait::Mapping(_));
-        let can_delete = !self.local_rmbs.deletes.is_empty() && !requests.iter().any(is_deleting);
+        let next_delete = match requests.iter().any(is_deleting) {
+            true => None,
+            false => self.next_delete(),
+        };
         let can_confirm = !self.local_rmbs.confirms.is_empty() && !requests.iter().any(is_mapping);
-        if can_confirm && !(can_delete && self.local_rmbs.was_confirm) {
+        if can_confirm && !(next_delete.is_some() && self.local_rmbs.was_confirm) {
             self.local_rmbs.was_confirm = true;
             if let Some(rmb) = self.local_rmbs.confirms.pop_front() {
                 self.start_confirm(now, rmb);
             }
             return true;
         }
-        if can_delete {
-            self.local_rmbs.was_confirm = false;
-            if let Some(rmb) = self.local_rmbs.deletes.pop_front() {
-                self.start_delete_rkey(now, rmb);
-            }
-            return true;
-        }
-        false
+        let Some(rmb) = next_delete.and_then(|at| self.local_rmbs.deletes.remove(at)) else {
+            return false;
+        };
+        self.local_rmbs.was_confirm = false;
+        self.start_delete_rkey(now, rmb);
+        true
+    }
+
+    /// The first RMB that can be revoked now. Others wait because their request would travel on a
+    /// link on which the next answer is ambiguous.
+    fn next_delete(&self) -> Option<usize> {
+        let can_start = |id: &RmbId| {
+            let rmb = self.local_rmbs.rmbs.get(id);
+            let found = rmb.filter(|rmb| rmb.announced != RmbAnnouncement::No);
+            let found = found.and_then(|rmb| self.link_for_delete(rmb));
+            found.is_none_or(|(link, _)| !self.local_rmbs.stale.is_ambiguous(link))
+        };
+        self.local_rmbs.deletes.iter().position(can_start)
+    }
+
+    /// The link over which an RMB is revoked, that of its connection if there is one, and the key.
+    fn link_for_delete(&self, rmb: &Rmb) -> Option<(LinkId, Rkey)> {
+        let usable = |link: LinkInfo| Some((link.id, rmb.key(link.device)?.rkey));
+        let wish = self.active().find(|link| link.id == rmb.link);
+        wish.and_then(usable)
+            .or_else(|| self.active().find_map(usable))
     }
 
     fn start_confirm(&mut self, now: Instant, id: RmbId) {
@@ -164,12 +186,7 @@ impl LinkGroup {
         if rmb.announced == RmbAnnouncement::No {
             return self.delete_ended(id, true);
         }
-        let usable = |link: LinkInfo| Some((link.id, rmb.key(link.device)?.rkey));
-        let wish = self.active().find(|link| link.id == rmb.link);
-        let found = wish
-            .and_then(usable)
-            .or_else(|| self.active().find_map(usable));
-        let Some((link, rkey)) = found else {
+        let Some((link, rkey)) = self.link_for_delete(rmb) else {
             // No link to it is left, but a new one may come up.
             return self.delete_ended(id, false);
         };
@@ -186,20 +203,6 @@ impl LinkGroup {
         self.outputs
             .push_back(LinkGroupOutput::RkeyDeleted { rmb, is_answered });
         self.report_links();
-    }
-
-    /// An answer to DELETE RKEY for which the request no longer waits. Those of version 2 name no
-    /// key, but come in order.
-    fn late_delete(&mut self, is_named: impl Fn(Rkey) -> bool) -> bool {
-        let is_v2 = self.terms.dialect.is_v2();
-        let stale = &mut self.local_rmbs.stale;
-        let at = stale.iter().position(|it| is_v2 || is_named(it.rkey));
-        let Some(StaleDelete { rmb, .. }) = at.and_then(|at| stale.remove(at)) else {
-            return false;
-        };
-        self.local_rmbs.undeleted = self.local_rmbs.undeleted.saturating_sub(1);
-        self.delete_ended(rmb, true);
-        true
     }
 
     /// An RMB is out of use.
@@ -232,7 +235,7 @@ impl LinkGroup {
     }
 
     pub(super) fn rkey_timeouts(&mut self, now: Instant) {
-        self.local_rmbs.stale.retain(|it| it.until > now);
+        self.local_rmbs.stale.expire(now);
         let due = |request: &RkeyRequest| request.until <= now;
         for request in self.local_rmbs.take_requests(due) {
             match request.wait {
@@ -245,11 +248,13 @@ impl LinkGroup {
                 RkeyWait::Confirming { .. } => {
                     self.confirm_ended(request.rmb, Err(RkeyError::TimedOut));
                 }
-                RkeyWait::Deleting { rkey, .. } => {
-                    self.local_rmbs.stale.push_back(StaleDelete {
+                RkeyWait::Deleting { link, rkey } => {
+                    self.local_rmbs.stale.push(StaleDelete {
                         rmb: request.rmb,
+                        link,
                         rkey,
                         until: after(now, self.config.timeouts.turn),
+                        is_counted: false,
                     });
                     self.local_rmbs.undeleted = self.local_rmbs.undeleted.saturating_add(1);
                     self.delete_ended(request.rmb, false);
@@ -281,6 +286,7 @@ impl LinkGroup {
         let turn_deadline = |id| Some(self.local_rmbs.rmbs.get(id)?.turn_deadline);
         requests
             .chain(self.local_rmbs.confirms.iter().filter_map(turn_deadline))
+            .chain(self.local_rmbs.stale.due())
             .min()
     }
 
@@ -324,21 +330,47 @@ impl LinkGroup {
     }
 
     /// DELETE RKEY. A request is always answered at once.
-    pub(super) fn handle_delete_rkey(&mut self, link: LinkId, message: &DeleteRkey<'_>) {
-        if message.class == Class::Request {
-            return self.answer_delete_rkey(link, message);
+    pub(super) fn handle_delete_rkey(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        message: &DeleteRkey<'_>,
+    ) {
+        match message.class {
+            Class::Request => self.answer_delete_rkey(link, message),
+            Class::Response => self.delete_answered(now, link, message.rkeys),
         }
+    }
+
+    /// An answer to DELETE RKEY. Of version 2 it may name no key.
+    fn delete_answered(&mut self, now: Instant, link: LinkId, rkeys: &[WireRkey]) {
         let is_v2 = self.terms.dialect.is_v2();
-        let named = |key: Rkey| message.rkeys.iter().any(|named| Rkey::from(*named) == key);
-        if self.late_delete(named) {
-            return;
+        let is_unnamed = is_v2 && rkeys.iter().all(|key| *key == WireRkey::default());
+        let is_named = |key: Rkey| rkeys.iter().any(|named| Rkey::from(*named) == key);
+        let stale = &mut self.local_rmbs.stale;
+        stale.expire(now);
+        let mut late = Vec::new();
+        let is_late = if is_unnamed {
+            stale.count_answer(link)
+        } else {
+            late.extend(stale.take_named(link, is_named));
+            !late.is_empty()
+        };
+        if !is_late {
+            let in_time = self.local_rmbs.take_requests(|request| {
+                matches!(request.wait, RkeyWait::Deleting { link: on, rkey }
+                    if on == link && (is_unnamed || is_named(rkey)))
+            });
+            for request in in_time {
+                self.delete_ended(request.rmb, true);
+            }
         }
-        let answered = self.local_rmbs.take_requests(|request| {
-            // The answer of version 2 may name no key, but only one request can be unanswered.
-            matches!(request.wait, RkeyWait::Deleting { rkey, .. } if is_v2 || named(rkey))
-        });
-        for request in answered {
-            self.delete_ended(request.rmb, true);
+        if !self.local_rmbs.is_deleting_on(link) {
+            late.extend(self.local_rmbs.stale.take_answered(link));
+        }
+        for rmb in late {
+            self.local_rmbs.undeleted = self.local_rmbs.undeleted.saturating_sub(1);
+            self.delete_ended(rmb, true);
         }
     }
 

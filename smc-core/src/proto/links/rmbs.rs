@@ -6,6 +6,7 @@ use std::time::Instant;
 use smc_wire::llc::{MAX_RTOKENS, Rtoken};
 use smc_wire::types::{Rkey, RmbAddr};
 
+use super::stale_deletes::StaleDeletes;
 use super::{LinkGroupOutput, LinkId, RTOKENS_MAX, RkeyError, RmbId, RmbKey};
 use crate::proto::group::DeviceIndex;
 
@@ -19,20 +20,12 @@ pub(super) struct LocalRmbs {
     pub(super) deletes: VecDeque<RmbId>,
     /// Unanswered requests.
     pub(super) requests: Vec<RkeyRequest>,
-    /// DELETE RKEY that were not answered in time, and until when a late answer is expected.
-    pub(super) stale: VecDeque<StaleDelete>,
+    /// DELETE RKEY that were not answered in time.
+    pub(super) stale: StaleDeletes,
     /// RMBs whose DELETE RKEY the peer has not answered. They stay registered, as it may write.
     pub(super) undeleted: usize,
     /// The last request was a confirmation; both kinds alternate.
     pub(super) was_confirm: bool,
-}
-
-/// A DELETE RKEY without an answer.
-#[derive(Debug)]
-pub(super) struct StaleDelete {
-    pub(super) rmb: RmbId,
-    pub(super) rkey: Rkey,
-    pub(super) until: Instant,
 }
 
 /// Most RMBs of a group whose DELETE RKEY is unanswered. A peer that was stopped for a while leaves
@@ -192,8 +185,18 @@ impl LocalRmbs {
         }
     }
 
-    /// Requests over a link that is gone are repeated.
+    /// Whether a DELETE RKEY on this link is unanswered and in time.
+    pub(super) fn is_deleting_on(&self, link: LinkId) -> bool {
+        let mut requests = self.requests.iter();
+        requests.any(
+            |request| matches!(request.wait, RkeyWait::Deleting { link: on, .. } if on == link),
+        )
+    }
+
+    /// Requests over a link that is gone are repeated. Those that were not answered in time are
+    /// not: their RMBs stay registered, and unused.
     pub(super) fn resend(&mut self, link: LinkId) {
+        self.stale.clear_link(link);
         let lost = self.take_requests(|request| request.wait.link() == Some(link));
         for request in lost.into_iter().rev() {
             match request.wait {
@@ -225,6 +228,7 @@ impl LocalRmbs {
             }
         }
         self.deletes.clear();
+        self.stale.clear();
     }
 
     /// All links are closed: no peer can write any more.

@@ -34,7 +34,8 @@ impl World {
         for side in [SERVER, CLIENT] {
             let (us, peer) = (&self.hosts[side].group, &self.hosts[1 - side].group);
             assert_eq!(us.links().count(), links(side).len(), "no half links");
-            let (mut known, mut perhaps) = (0, 0);
+            // The peer may not have received DELETE RKEY.
+            let (mut known, mut perhaps) = (0, us.local_rmbs.undeleted);
             for (rmb, found) in &us.local_rmbs.rmbs {
                 if found.announced != rmbs::RmbAnnouncement::Yes || found.is_released {
                     // Its confirmation has failed, and no side has deleted it yet.

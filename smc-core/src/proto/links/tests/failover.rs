@@ -256,6 +256,46 @@ fn requests_on_the_failed_link_are_made_again_on_the_other() {
 }
 
 #[test]
+fn answers_on_another_link_are_not_those_to_requests_on_a_dead_one() {
+    for side in [SERVER, CLIENT] {
+        let mut world = symmetric(LlcTerms::v2_1(2, 255));
+        let link = world.hosts[side].group.assign(0).unwrap();
+        for rmb in 1..=4 {
+            world.confirm_rkey(side, rmb);
+        }
+        world.settle();
+        let deleted = |rmb, is_answered| LinkGroupOutput::RkeyDeleted {
+            rmb: RmbId(rmb),
+            is_answered,
+        };
+        // As long as a device takes to notice.
+        world.retry_time = 3_800 * MS;
+        world.cut(side, link);
+        world.delete_rkey(side, 1);
+        world.delete_rkey(side, 2);
+        world.advance(2 * SECOND);
+        assert!(world.took(side, &deleted(1, false)));
+        world.advance(1_700 * MS);
+        assert!(!world.took(side, &deleted(2, true)));
+        world.advance(200 * MS);
+        assert!(
+            !world.took(side, &deleted(1, true)),
+            "the peer may still write"
+        );
+        assert!(world.took(side, &deleted(2, true)), "on the other link");
+        for rmb in [3, 4] {
+            world.delete_rkey(side, rmb);
+            world.settle();
+            assert!(world.took(side, &deleted(rmb, true)), "{rmb}");
+        }
+        assert_eq!(world.hosts[side].group.local_rmbs.undeleted, 1);
+        assert_eq!(world.hosts[side].group.local_rmbs.stale.entries.len(), 0);
+        world.advance(10 * SECOND);
+        world.assert_agreed();
+    }
+}
+
+#[test]
 fn a_key_that_the_handshake_cannot_name_any_more_is_not_confirmed() {
     let failed = |rmb| LinkGroupOutput::RkeyConfirmed {
         rmb: RmbId(rmb),

@@ -117,7 +117,8 @@ proptest! {
             prop_assert!(group.links().count() <= 3);
             prop_assert!(group.rtokens.len() <= RTOKENS_MAX);
             prop_assert!(group.pending.deletes.len() <= 3);
-            prop_assert!(group.local_rmbs.stale.len() <= 16, "{:?}", group.local_rmbs.stale.len());
+            let stale = group.local_rmbs.stale.entries.len();
+            prop_assert!(stale <= 16, "{stale}");
             prop_assert!(host.seen.len() < 2_000);
             host.seen.clear();
             world.log.clear();

@@ -1,4 +1,6 @@
-use smc_wire::llc::{ConfirmRkey, DeleteRkey, Dialect, Message, RkeyClass, WireRkey};
+use smc_wire::llc::{
+    ConfirmRkey, DeleteRkey, DeleteRkeyErrors, Dialect, Message, RkeyClass, WireRkey,
+};
 use smc_wire::types::{Rkey, RmbAddr};
 
 use super::world::key_of;
@@ -212,6 +214,112 @@ fn a_late_answer_is_not_taken_for_the_next_one() {
     group.handle_message(world.now, link, &late);
     let outputs: Vec<_> = std::iter::from_fn(|| group.poll_output()).collect();
     assert!(outputs.contains(&deleted(1, true)), "{outputs:?}");
+}
+
+#[test]
+fn requests_are_answered_when_there_are_as_many_answers() {
+    let mut world = single(LlcTerms::v2_1(2, 255));
+    world.confirm_rkey(SERVER, 1);
+    world.settle();
+    // Every answer comes after two seconds and a half.
+    world.latency = (1250 * MS, Duration::ZERO);
+    world.delete_rkey(SERVER, 0);
+    world.delete_rkey(SERVER, 1);
+    world.advance(4 * SECOND);
+    assert!(world.took(SERVER, &deleted(0, false)));
+    assert!(world.took(SERVER, &deleted(1, false)));
+    let was_answered = |world: &World| {
+        world.saw(SERVER, |output| {
+            matches!(
+                output,
+                LinkGroupOutput::RkeyDeleted {
+                    is_answered: true,
+                    ..
+                }
+            )
+        })
+    };
+    assert!(
+        !was_answered(&world),
+        "the first answer can be that of either"
+    );
+    world.advance(SECOND);
+    assert!(world.took(SERVER, &deleted(0, true)));
+    assert!(world.took(SERVER, &deleted(1, true)));
+    assert_eq!(world.hosts[SERVER].group.local_rmbs.undeleted, 0);
+    world.assert_agreed();
+}
+
+#[test]
+fn an_omitted_answer_holds_up_deletions_for_a_while_and_nothing_else() {
+    let mut world = single(LlcTerms::v2_1(2, 255));
+    for rmb in 1..=5 {
+        world.confirm_rkey(SERVER, rmb);
+    }
+    world.settle();
+    world.hosts[CLIENT].omitted = 1;
+    for rmb in 1..=4 {
+        world.delete_rkey(SERVER, rmb);
+    }
+    world.advance(4 * SECOND);
+    // The answer to one of them has come.
+    assert!(world.took(SERVER, &deleted(1, false)));
+    assert!(world.took(SERVER, &deleted(2, false)));
+    world.summaries();
+    world.confirm_rkey(SERVER, 6);
+    world.settle();
+    assert!(world.took(SERVER, &confirmed(6)));
+    world.advance(19 * SECOND);
+    assert_eq!(
+        world.summaries(),
+        ["S:CONFIRM_RKEY(0)", "C:CONFIRM_RKEY'(0)"]
+    );
+    // It is no longer expected.
+    world.advance(SECOND);
+    world.settle();
+    for rmb in [3, 4] {
+        assert!(world.took(SERVER, &deleted(rmb, true)), "{rmb}");
+    }
+    for rmb in [1, 2] {
+        assert!(!world.took(SERVER, &deleted(rmb, true)), "{rmb}");
+    }
+    world.delete_rkey(SERVER, 5);
+    world.settle();
+    assert!(world.took(SERVER, &deleted(5, true)));
+    world.assert_agreed();
+}
+
+#[test]
+fn an_answer_that_names_a_key_is_for_that_one() {
+    for terms in [LlcTerms::V1, LlcTerms::v2_1(2, 255)] {
+        let mut world = single(terms);
+        for rmb in 1..=2 {
+            world.confirm_rkey(SERVER, rmb);
+        }
+        world.settle();
+        world.hosts[CLIENT].filter = Some(|_| true);
+        world.delete_rkey(SERVER, 1);
+        world.advance(2 * SECOND);
+        assert!(world.took(SERVER, &deleted(1, false)));
+        world.delete_rkey(SERVER, 2);
+        let group = &mut world.hosts[SERVER].group;
+        let link = group.assign(0).unwrap();
+        let mut answer = |rmb, link| {
+            let rkeys = [key_of(SERVER, RmbId(rmb), 0).0.into()];
+            let request = DeleteRkey::request(group.terms.dialect, &rkeys);
+            let mut answer = [0; 44];
+            request
+                .response(DeleteRkeyErrors::from_known(request.dialect, [true]))
+                .emit(&mut answer)
+                .unwrap();
+            group.handle_message(world.now, link, &answer);
+            std::iter::from_fn(|| group.poll_output()).collect::<Vec<_>>()
+        };
+        assert_eq!(answer(9, link), [], "that of no request");
+        assert_eq!(answer(2, link), [deleted(2, true)]);
+        assert_eq!(answer(1, link), [deleted(1, true)]);
+        assert_eq!(answer(1, link), []);
+    }
 }
 
 #[test]

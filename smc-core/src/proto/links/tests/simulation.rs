@@ -1,9 +1,11 @@
-//! Thousands of exchanges at random, with links and ports that fail: whatever happens, both sides
-//! end up with the same links and keys, every request has an outcome, and nothing is stuck.
+//! Thousands of exchanges at random, with links and ports that fail and answers that are omitted:
+//! whatever happens, both sides end up with the same links and keys, every request has an outcome,
+//! no RMB that the peer knows counts as deleted, and nothing is stuck.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::failover::{OF_A_LINK, OF_A_PORT};
+use super::world::key_of;
 use super::*;
 use crate::device::RoceKind;
 
@@ -27,6 +29,7 @@ fn simulate(seeds: std::ops::RangeInclusive<u64>, terms: LlcTerms) {
         total.failed += tally.failed;
         total.moves += tally.moves;
         total.added += tally.added;
+        total.undeleted += tally.undeleted;
         lived += usize::from(tally.is_whole);
     }
     // Otherwise it would prove little.
@@ -36,6 +39,7 @@ fn simulate(seeds: std::ops::RangeInclusive<u64>, terms: LlcTerms) {
     );
     assert!(total.confirmed > 1_000, "{total:?}");
     assert!(total.moves > 100 && total.added > 100, "{total:?}");
+    assert!(total.undeleted > 100, "{total:?}");
 }
 
 /// What happened in a run.
@@ -45,6 +49,7 @@ struct Tally {
     failed: usize,
     moves: usize,
     added: usize,
+    undeleted: usize,
     /// The group lived until it was shut down.
     is_whole: bool,
 }
@@ -54,6 +59,8 @@ struct Simulation {
     seed: u64,
     /// What became of each RMB of each side.
     rmbs: [BTreeMap<u64, Fate>; 2],
+    /// RMBs that the peer of each side may still know.
+    undeleted: [BTreeSet<u64>; 2],
     last_rmb: u64,
     /// Number of active links of each side.
     links: [usize; 2],
@@ -90,12 +97,16 @@ impl Simulation {
         world.seed(seed);
         world.contact(terms);
         world.latency = (MS / 100, 3 * MS);
+        if seed % 2 == 1 {
+            world.retry_time = 3_800 * MS;
+        }
         world.confirm();
         world.establish();
         Self {
             world,
             seed,
             rmbs: Default::default(),
+            undeleted: Default::default(),
             last_rmb: 0,
             links: [0; 2],
             tally: Tally::default(),
@@ -140,8 +151,13 @@ impl Simulation {
         self.world.assert_agreed();
         for side in [SERVER, CLIENT] {
             assert_eq!(self.rmbs[side], BTreeMap::new(), "seed {}", self.seed);
-            let group = &self.world.hosts[side].group;
-            assert_eq!(group.rtokens.len(), 1, "that of the first connection");
+            let [group, peer] = [side, 1 - side].map(|side| &self.world.hosts[side].group);
+            let undeleted = peer.local_rmbs.undeleted;
+            let left = group.rtokens.len();
+            assert!(
+                (1..=1 + undeleted).contains(&left),
+                "that of the first connection, and what the peer could not delete"
+            );
         }
         let reason = DeleteLinkReason::PROGRAM;
         let now = self.world.now;
@@ -192,15 +208,16 @@ impl Simulation {
                 }
             }
             77 => {
-                // A link stops working, if there is another one.
+                // A link stops working, if there is another one that works.
                 let active = self.active(side);
-                if active.len() > 1 {
+                if active.len() > 1 && !self.has_cut(side) {
                     let at = self.world.below(active.len() as u64) as usize;
                     self.world.cut(side, active[at].id);
                 }
             }
             78 => self.fail(side),
-            79..=97 => {
+            79 => self.world.hosts[side].omitted = 1,
+            80..=97 => {
                 let by = self.world.below(5_000) as u32;
                 self.world.advance(by * (MS / 1000) * 10);
             }
@@ -220,6 +237,9 @@ impl Simulation {
         let failure = failures.clone().nth(at).unwrap();
         let active = self.active(side);
         let [one, two] = active[..] else { return };
+        if self.has_cut(side) {
+            return;
+        }
         let mac = |link: LinkInfo| link.local.unwrap().mac;
         let is_same_port = one.device == two.device && mac(one) == mac(two);
         if is_same_port && OF_A_PORT.contains(&failure) {
@@ -237,6 +257,12 @@ impl Simulation {
         links
             .filter(|link| link.state == LinkState::Active)
             .collect()
+    }
+
+    /// Whether a link does not work, and that is still to be noticed.
+    fn has_cut(&self, side: usize) -> bool {
+        let mut active = self.active(side).into_iter();
+        active.any(|link| self.world.is_cut(side, link.id))
     }
 
     fn pause(&mut self) -> Duration {
@@ -268,9 +294,20 @@ impl Simulation {
                             self.tally.failed += 1;
                         }
                     }
-                    LinkGroupOutput::RkeyDeleted { rmb, .. } => {
-                        let fate = self.rmbs[side].remove(&rmb.0);
-                        assert_eq!(fate, Some(Fate::Deleting), "{rmb:?} of {side}");
+                    LinkGroupOutput::RkeyDeleted { rmb, is_answered } => {
+                        match self.rmbs[side].remove(&rmb.0) {
+                            Some(fate) => assert_eq!(fate, Fate::Deleting, "{rmb:?} of {side}"),
+                            None => {
+                                let is_late = is_answered && self.undeleted[side].remove(&rmb.0);
+                                assert!(is_late, "{rmb:?} of {side}");
+                            }
+                        }
+                        if is_answered {
+                            self.assert_deleted(side, rmb);
+                        } else {
+                            self.tally.undeleted += 1;
+                            self.undeleted[side].insert(rmb.0);
+                        }
                     }
                     LinkGroupOutput::Send { message, .. } => {
                         assert!((44..=8192).contains(&message.len()));
@@ -285,6 +322,21 @@ impl Simulation {
                 }
             }
         }
+    }
+
+    /// The peer does not know an RMB any more.
+    fn assert_deleted(&self, side: usize, rmb: RmbId) {
+        let [group, peer] = [side, 1 - side].map(|side| &self.world.hosts[side].group);
+        if group.end.is_some() {
+            return;
+        }
+        let devices = 0..self.world.hosts[side].ports.len();
+        let mut keys = devices.map(|device| key_of(side, rmb, device).0);
+        let is_known = |key| {
+            peer.links()
+                .any(|on| peer.rtokens.find(on.id, key).is_some())
+        };
+        assert!(!keys.any(is_known), "seed {}: {rmb:?} of {side}", self.seed);
     }
 
     /// Nothing is under way any more.

@@ -27,6 +27,8 @@ pub(super) struct World {
     pub(super) cut: BTreeSet<u32>,
     /// How long a message is under way: at least, and so much more at random.
     pub(super) latency: (Duration, Duration),
+    /// How long a device tries to send a message before it reports that the link is down.
+    pub(super) retry_time: Duration,
     random: u64,
     /// Messages on the wire, in the form of `summary`.
     pub(super) log: Vec<(Side, LinkId, Vec<u8>)>,
@@ -51,6 +53,8 @@ pub(super) struct Host {
     pub(super) filter: Option<fn(&[u8]) -> bool>,
     /// Modifies messages that its group sends.
     pub(super) edit: Option<fn(&mut [u8])>,
+    /// So many of its next answers to DELETE RKEY are not sent.
+    pub(super) omitted: usize,
     terminated: bool,
     /// Links are stopped only after this time.
     pub(super) stop_time: Duration,
@@ -104,6 +108,7 @@ impl World {
             reported: GroupLinks::default(),
             filter: None,
             edit: None,
+            omitted: 0,
             terminated: false,
             stop_time: Duration::ZERO,
             move_time: MS,
@@ -120,6 +125,7 @@ impl World {
             qps: BTreeMap::new(),
             cut: BTreeSet::new(),
             latency: (MS, Duration::ZERO),
+            retry_time: SECOND,
             random: 1,
             log: Vec::new(),
             order: BTreeMap::new(),
@@ -284,6 +290,11 @@ impl World {
         if let Some(edit) = self.hosts[from].edit {
             edit(&mut message);
         }
+        let omitted = &mut self.hosts[from].omitted;
+        if *omitted > 0 && is_delete_answer(&message) {
+            *omitted -= 1;
+            return;
+        }
         let Some(qp) = self.hosts[from].qps.get(&link) else {
             panic!("{link} of {from} does not exist");
         };
@@ -329,7 +340,10 @@ impl World {
                         }
                     }
                     // Retries come to their end.
-                    _ => self.later(SECOND, Event::Down(from, link, LinkFailure::RetryExceeded)),
+                    _ => {
+                        let down = Event::Down(from, link, LinkFailure::RetryExceeded);
+                        self.later(self.retry_time, down);
+                    }
                 }
             }
             Event::Sent(side, link, tag) => {
@@ -483,9 +497,17 @@ impl World {
 
     /// No message passes on this link any more, and no side is notified.
     pub(super) fn cut(&mut self, side: Side, link: LinkId) {
-        let qp = &self.hosts[side].qps[&link];
-        let number = qp.local.qpn.get().min(qp.peer.unwrap());
+        let number = self.qp_number(side, link);
         self.cut.insert(number);
+    }
+
+    pub(super) fn is_cut(&self, side: Side, link: LinkId) -> bool {
+        self.cut.contains(&self.qp_number(side, link))
+    }
+
+    fn qp_number(&self, side: Side, link: LinkId) -> u32 {
+        let qp = &self.hosts[side].qps[&link];
+        qp.local.qpn.get().min(qp.peer.unwrap())
     }
 
     fn make_qp(&mut self, address: &RdmaAddress) -> LinkAddress {
@@ -569,6 +591,10 @@ pub(super) fn key_of(side: Side, rmb: RmbId, device: usize) -> (Rkey, RmbAddr) {
     let rkey = Rkey((side as u32 + 1) << 28 | (device + 1) << 24 | (rmb.0 as u32 + 1));
     let addr = RmbAddr(u64::from(rkey.0) << 16);
     (rkey, addr)
+}
+
+fn is_delete_answer(message: &[u8]) -> bool {
+    matches!(message[0], 0x09 | 0x29) && message[3] & 0x80 != 0
 }
 
 fn port(side: Side, at: usize, kind: RoceKind) -> Port {
