@@ -92,6 +92,8 @@ pub(super) struct AddLinkClient {
     pub(super) over: LinkId,
     pub(super) stage: ClientStage,
     pub(super) until: Instant,
+    /// When the server abandons it, if it is not accepted.
+    expires: Instant,
     /// The type of the group afterwards.
     kind: GroupType,
     offered: OfferedLink,
@@ -99,6 +101,16 @@ pub(super) struct AddLinkClient {
 }
 
 impl AddLinkClient {
+    /// Waits for the next step: until the server abandons the link, if it is not accepted yet.
+    pub(super) fn wait_until(&mut self, until: Instant) {
+        self.until = match self.stage {
+            ClientStage::Opening | ClientStage::Connecting | ClientStage::Mapping => {
+                until.min(self.expires)
+            }
+            ClientStage::Exchanging | ClientStage::Confirming | ClientStage::Confirmed => until,
+        };
+    }
+
     pub(super) fn is_confirming(&self, link: LinkId) -> bool {
         self.link == link && self.stage == ClientStage::Confirming
     }
@@ -114,24 +126,30 @@ impl LinkGroup {
     /// ADD LINK without RESP.
     pub(super) fn handle_offer(&mut self, now: Instant, over: LinkId, offer: &AddLink<'_>) {
         let offered = OfferedLink::new(offer);
+        let expires = after(now, self.config.timeouts.response);
         if let Some(Flow::RequestAdd { .. }) = self.flow {
             self.flow = None;
             self.long_messages.answered(&mut self.outputs);
         }
         let is_idle = self.flow.is_none() && self.may_add_link() && self.pending.deferred.is_none();
         if is_idle {
-            self.start_join(now, over, offered);
+            self.start_join(now, over, offered, expires);
         } else if self.pending.deferred.is_none() && self.is_established_link(over) {
-            let until = after(now, self.config.timeouts.response);
             self.pending.deferred = Some(DeferredRequest::Add {
                 over,
                 offered,
-                until,
+                expires,
             });
         }
     }
 
-    pub(super) fn start_join(&mut self, now: Instant, over: LinkId, offered: OfferedLink) {
+    pub(super) fn start_join(
+        &mut self,
+        now: Instant,
+        over: LinkId,
+        offered: OfferedLink,
+        expires: Instant,
+    ) {
         if !self.is_established_link(over) {
             return;
         }
@@ -143,7 +161,8 @@ impl LinkGroup {
             link,
             over,
             stage: ClientStage::Opening,
-            until: after(now, self.config.timeouts.work),
+            until: after(now, self.config.timeouts.work).min(expires),
+            expires,
             kind,
             offered,
             exchange: RtokenExchange::default(),

@@ -42,7 +42,8 @@ pub struct LlcTimeouts {
     pub first_confirm: Duration,
     /// CONFIRM LINK on another link, both sides. 5 s.
     pub added_confirm: Duration,
-    /// Work of the local devices: opening, connecting, registering. 5 s.
+    /// Work of the local devices: opening, connecting, registering. 5 s each; a client rejects a
+    /// link that it cannot accept within `response`.
     pub work: Duration,
     /// The time that a request about a key may wait for its turn. 20 s.
     pub turn: Duration,

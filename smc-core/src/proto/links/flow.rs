@@ -144,7 +144,7 @@ pub(super) enum DeferredRequest {
         over: LinkId,
         offered: OfferedLink,
         /// When the server abandons it.
-        until: Instant,
+        expires: Instant,
     },
     /// A link is to be deleted.
     Delete { over: LinkId, request: DeleteLink },
@@ -171,9 +171,13 @@ impl LinkGroup {
                 self.handle_delete_one(now, over, request);
                 return true;
             }
-            Some(DeferredRequest::Add { until, .. }) if until <= now => return true,
-            Some(DeferredRequest::Add { over, offered, .. }) if self.may_add_link() => {
-                self.start_join(now, over, offered);
+            Some(DeferredRequest::Add { expires, .. }) if expires <= now => return true,
+            Some(DeferredRequest::Add {
+                over,
+                offered,
+                expires,
+            }) if self.may_add_link() => {
+                self.start_join(now, over, offered, expires);
                 return true;
             }
             deferred => self.pending.deferred = deferred,
@@ -201,7 +205,7 @@ impl LinkGroup {
         match (&mut flow, progress) {
             (_, Err(why)) => return self.add_failed(flow, why),
             (Flow::AddServer(offer), Ok(wait)) => offer.until = after(now, wait),
-            (Flow::AddClient(join), Ok(wait)) => join.until = after(now, wait),
+            (Flow::AddClient(join), Ok(wait)) => join.wait_until(after(now, wait)),
             _ => {}
         }
         self.flow = Some(flow);

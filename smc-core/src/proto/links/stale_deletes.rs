@@ -55,8 +55,8 @@ impl StaleDeletes {
         next.map(|entry| entry.is_counted = true).is_some()
     }
 
-    /// The RMBs of all requests on a link if there were as many answers, else none. There must be no
-    /// other request on the link.
+    /// The RMBs of all requests on a link if there were as many answers, else none. No other
+    /// request may be in progress there.
     pub(super) fn take_answered(&mut self, link: LinkId) -> Vec<RmbId> {
         let mut entries = self.entries.iter();
         if entries.any(|entry| entry.link == link && !entry.is_counted) {

@@ -297,6 +297,41 @@ fn no_wait_for_a_silent_peer_exceeds_its_timeout() {
 }
 
 #[test]
+fn an_offer_is_not_accepted_when_the_server_has_abandoned_it() {
+    for (is_deferred, is_stuck, map_time) in [
+        (false, true, MS),
+        (false, false, 3 * SECOND),
+        (true, false, 1_500 * MS),
+    ] {
+        let mut world = World::v2([2, 2]);
+        world.contact(LlcTerms::v2_1(2, 255));
+        world.confirm();
+        if is_deferred {
+            // Another request is unanswered when the offer comes, for a second.
+            world.hosts[SERVER].filter = Some(|message| message[0] == 0x26);
+            world.confirm_rkey(CLIENT, 1);
+            world.advance(SECOND);
+        }
+        if is_stuck {
+            world.hosts[CLIENT].stuck.insert(1);
+        }
+        world.hosts[CLIENT].map_time = map_time;
+        let now = world.now;
+        world.with(SERVER, |group| group.establish(now));
+        world.summaries();
+        // Opening and registering take a few milliseconds in the server.
+        world.advance(1_990 * MS);
+        assert_eq!(world.summaries(), ["S:ADD_LINK(2)"]);
+        world.advance(30 * MS);
+        assert_eq!(world.summaries(), ["C:ADD_LINK'(2)!"]);
+        assert!(world.hosts.iter().all(|host| host.group.flow.is_none()));
+        world.advance(10 * SECOND);
+        assert_eq!(world.kinds(), [GroupType::Single; 2]);
+        assert_eq!(world.hosts[SERVER].group.abandoned, None);
+    }
+}
+
+#[test]
 fn devices_that_fail_cost_the_link_and_nothing_else() {
     for side in [SERVER, CLIENT] {
         let mut world = World::v2([2, 2]);
