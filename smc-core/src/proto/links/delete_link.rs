@@ -155,6 +155,11 @@ impl LinkGroup {
         }
         match self.flow.take() {
             None => self.handle_delete_one(now, over, message),
+            // That waits for the server, which would wait for the answer to this one.
+            Some(flow @ Flow::RequestAdd { .. }) => {
+                self.flow = Some(flow);
+                self.handle_delete_one(now, over, message);
+            }
             // It replaces the message for which the flow waits.
             Some(Flow::AddServer(offer)) => {
                 self.offer_failed(offer, AddFailure::Deleted);
@@ -171,7 +176,7 @@ impl LinkGroup {
                 }
             }
             flow @ Some(Flow::ConfirmFirst(_)) => self.flow = flow,
-            flow @ Some(Flow::Delete(_) | Flow::RequestAdd { .. }) => {
+            flow @ Some(Flow::Delete(_)) => {
                 self.flow = flow;
                 // The message about the link that is or was sent is the answer.
                 if !self.is_being_deleted(message.link) && self.pending.deferred.is_none() {

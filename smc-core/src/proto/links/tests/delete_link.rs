@@ -146,26 +146,59 @@ fn a_deletion_takes_the_place_of_what_a_new_link_waits_for() {
 #[test]
 fn one_request_is_kept_aside_and_a_second_one_dropped() {
     let mut world = World::connected([3, 3], LlcTerms::v2_1(2, 255), LlcConfig::default());
-    let [one, two] = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
+    let [one, two] = [0, 1].map(|at| world.hosts[SERVER].group.assign(at).unwrap());
     world.summaries();
-    // The state of the client has a request that it never sent.
-    world.hosts[SERVER].filter = Some(|_| true);
+    // The state of the server has a request that it never sent.
+    world.hosts[CLIENT].filter = Some(|_| true);
     let until = world.now + 2 * SECOND;
-    let group = &mut world.hosts[CLIENT].group;
-    group.flow = Some(flow::Flow::RequestAdd { over: two, until });
+    let group = &mut world.hosts[SERVER].group;
+    group.flow = Some(flow::Flow::Delete(super::super::delete_link::Deletion {
+        link: LinkId(77),
+        number: LinkNumber(77),
+        reason: DeleteLinkReason::PATH_LOST,
+        is_orderly: true,
+        is_draining: false,
+        over: Some(two),
+        until,
+    }));
     let now = world.now;
-    world.with(CLIENT, |group| {
+    world.with(SERVER, |group| {
         group.handle_message(now, two, &request(1));
         group.handle_message(now, two, &request(2));
     });
     assert_eq!(world.summaries(), [""; 0]);
-    let deferred = &world.hosts[CLIENT].group.pending.deferred;
+    let deferred = &world.hosts[SERVER].group.pending.deferred;
     assert!(
         matches!(deferred, Some(flow::DeferredRequest::Delete { request, .. })
             if request.link.0 == 1)
     );
     world.advance(2 * SECOND);
-    assert_eq!(world.summaries(), ["C:DELETE_LINK'(1 orderly 0x0)"]);
-    world.settle();
-    assert!(world.took(CLIENT, &LinkGroupOutput::Close(one)));
+    assert_eq!(world.summaries(), ["S:DELETE_LINK(1 orderly 0x10000)"]);
+    world.advance(2 * SECOND);
+    assert!(world.took(SERVER, &LinkGroupOutput::Close(one)));
+}
+
+#[test]
+fn a_deletion_does_not_wait_for_the_answer_to_a_request_for_a_link() {
+    // The link over which it was requested, and the other one.
+    for number in [1, 2] {
+        let mut world = symmetric();
+        let links = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
+        let until = world.now + 2 * SECOND;
+        let over = links[0];
+        world.hosts[CLIENT].group.flow = Some(flow::Flow::RequestAdd { over, until });
+        let answer = format!("C:DELETE_LINK'({number} orderly 0x0)");
+        let messages = deliver(&mut world, CLIENT, &request(number), links[1]);
+        assert_eq!(messages[0], answer);
+        let [from, to] = match number {
+            1 => links,
+            _ => [links[1], links[0]],
+        };
+        assert!(world.took(CLIENT, &LinkGroupOutput::Move { from, to }));
+        assert!(world.took(CLIENT, &LinkGroupOutput::Close(from)));
+        // The request is made again if its link is gone.
+        let is_repeated = messages[1..] == ["C:REQUEST_ADD_LINK"];
+        assert_eq!(is_repeated, number == 1, "{messages:?}");
+        assert!(world.hosts[CLIENT].group.flow.is_some());
+    }
 }
