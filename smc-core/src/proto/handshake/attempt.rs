@@ -2,6 +2,7 @@
 
 use smc_wire::Bounded;
 use smc_wire::clc::{self, AcceptConfirm, Body, DirectEnd, FirstContact, RdmaEnd};
+use smc_wire::llc::{ByteOrder, Dialect};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
     Chid, DmbToken, Eid, FeatureMask, Gid, GroupId, HostName, Mac, OsType, PeerId, Release,
@@ -130,7 +131,15 @@ impl RdmaEnds {
             None if version.is_v2() => LlcTerms::V2,
             None => LlcTerms::V1,
         };
+        let dialect = match peer {
+            // As the documents want it; Linux has the order of its CPU.
+            Some(os) if version.is_v2() && ![OsType::LINUX, OsType::NONE].contains(&os) => {
+                Dialect::V2(ByteOrder::Big)
+            }
+            _ => terms.dialect,
+        };
         LlcTerms {
+            dialect,
             confirms_rkeys: peer == Some(OsType::LINUX),
             ..terms
         }

@@ -96,8 +96,8 @@ impl LlcTerms {
         confirms_rkeys: false,
     };
 
-    /// Version 2 before release 1: two links. The peer is assumed to be little-endian, as Linux
-    /// hosts with RoCE usually are, until its messages show otherwise.
+    /// Version 2 before release 1: two links, with a little-endian peer, as Linux hosts with RoCE
+    /// usually are.
     pub const V2: Self = Self {
         dialect: Dialect::V2(ByteOrder::Little),
         ..Self::V1

@@ -66,6 +66,34 @@ fn first_contact_of_v2_1() {
     }
 }
 
+#[test]
+fn the_byte_order_of_the_link_is_that_of_the_peers_documents_or_of_linux() {
+    use smc_wire::llc::{ByteOrder, Dialect};
+    for (os, dialect) in [
+        (OsType::LINUX, Dialect::V2(ByteOrder::Little)),
+        (OsType::NONE, Dialect::V2(ByteOrder::Little)),
+        (OsType::ZOS, Dialect::V2(ByteOrder::Big)),
+        (OsType::AIX, Dialect::V2(ByteOrder::Big)),
+    ] {
+        let (mut client, mut server) = (rdma_host(CLIENT), rdma_host(SERVER));
+        (client.os, server.os) = (os, os);
+        let pair = pair_of(client, server).completed();
+        for side in [&pair.client, &pair.server] {
+            let groups = side.groups.borrow();
+            let terms = groups.links[&side.established().group].terms.unwrap();
+            assert_eq!(terms.dialect, dialect, "{os}");
+            assert_eq!(terms.confirms_rkeys, os == OsType::LINUX);
+        }
+    }
+    let v1 = |host| rdma_host_with(host, vec![port_v1(host)]);
+    let (mut client, server) = (v1(CLIENT), v1(SERVER));
+    client.os = OsType::ZOS;
+    let pair = pair_of(client, server).completed();
+    let groups = pair.server.groups.borrow();
+    let terms = groups.links[&pair.server.established().group].terms;
+    assert_eq!(terms.unwrap().dialect, Dialect::V1);
+}
+
 /// Linux announces its RMBs on the link.
 fn of_linux(terms: LlcTerms) -> LlcTerms {
     LlcTerms {
