@@ -6,10 +6,9 @@ use smc_wire::llc::{AddLink, AddLinkClass, AddLinkCont, Class, RejectReason, Rto
 
 use super::flow::{AddFailure, DeferredRequest, Flow, Progress};
 use super::rtoken_exchange::RtokenExchange;
-use super::{GroupType, LinkGroup, LinkId};
-use crate::device::{LinkAddress, RdmaAddress};
+use super::{GroupType, LinkGroup, LinkId, PortCandidate};
+use crate::device::LinkAddress;
 use crate::proto::after;
-use crate::proto::group::DeviceIndex;
 use crate::proto::table::transitions;
 
 transitions! {
@@ -94,6 +93,8 @@ pub(super) struct AddLinkClient {
     pub(super) until: Instant,
     /// When the server abandons it, if it is not accepted.
     expires: Instant,
+    /// The local port of the new link.
+    port: PortCandidate,
     /// The type of the group afterwards.
     kind: GroupType,
     offered: OfferedLink,
@@ -153,21 +154,22 @@ impl LinkGroup {
         if !self.is_established_link(over) {
             return;
         }
-        let Some((device, address, kind)) = self.port_for_join(over, &offered) else {
+        let Some((port, kind)) = self.port_for_join(over, &offered) else {
             return self.send_rejection(over, &offered);
         };
-        let link = self.new_link(now, device, offered.rejection.link);
+        let link = self.new_link(now, port.device, offered.rejection.link);
         self.flow = Some(Flow::AddClient(AddLinkClient {
             link,
             over,
             stage: ClientStage::Opening,
             until: after(now, self.config.timeouts.work).min(expires),
             expires,
+            port: port.clone(),
             kind,
             offered,
             exchange: RtokenExchange::default(),
         }));
-        self.open(link, device, address);
+        self.open(link, port);
     }
 
     /// Steps 1 to 3: where to open the link, and the type of the group afterwards.
@@ -175,7 +177,7 @@ impl LinkGroup {
         &self,
         over: LinkId,
         offered: &OfferedLink,
-    ) -> Option<(DeviceIndex, RdmaAddress, GroupType)> {
+    ) -> Option<(PortCandidate, GroupType)> {
         let offer = &offered.rejection;
         let is_taken = self.links().any(|link| link.number == offer.link);
         let is_limited = self.kind == GroupType::Single && self.max_links() <= 1;
@@ -191,8 +193,7 @@ impl LinkGroup {
                 None => (self.same_port(over)?, GroupType::AsymmetricLocal),
             }
         };
-        self.has_slot(kind)
-            .then(|| (port.device, port.address.clone(), kind))
+        self.has_slot(kind).then(|| (port.clone(), kind))
     }
 
     pub(super) fn join_opened(&mut self, join: &mut AddLinkClient, local: LinkAddress) -> Progress {
@@ -260,6 +261,7 @@ impl LinkGroup {
     pub(super) fn join_failed(&mut self, join: AddLinkClient, why: AddFailure) {
         let number = join.offered.rejection.link;
         self.close(join.link);
+        self.port_failed(join.over, &join.port);
         match join.stage {
             // A rejection is final even after an acceptance, as in Linux.
             ClientStage::Confirming if why != AddFailure::Deleted => {

@@ -10,10 +10,9 @@ use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
 use super::flow::{AddFailure, Flow, Progress, Trigger};
 use super::rtoken_exchange::RtokenExchange;
-use super::{GroupType, LinkGroup, LinkId};
-use crate::device::{LinkAddress, RdmaAddress, Route};
+use super::{GroupType, LinkGroup, LinkId, PortCandidate};
+use crate::device::{LinkAddress, Route};
 use crate::proto::after;
-use crate::proto::group::DeviceIndex;
 use crate::proto::table::transitions;
 
 transitions! {
@@ -66,6 +65,8 @@ pub(super) struct AddLinkServer {
     pub(super) over: LinkId,
     pub(super) stage: ServerStage,
     pub(super) until: Instant,
+    /// The local port of the new link.
+    port: PortCandidate,
     /// The type of the group afterwards.
     kind: GroupType,
     exchange: RtokenExchange,
@@ -99,27 +100,28 @@ impl LinkGroup {
         let Some(over) = self.primary() else {
             return;
         };
-        let Some((device, address, kind)) = self.port_for_offer(over) else {
+        let Some((port, kind)) = self.port_for_offer(over) else {
             self.decline_to_offer(over, trigger);
             return;
         };
         let number = self.next_number();
-        let link = self.new_link(now, device, number);
+        let link = self.new_link(now, port.device, number);
         self.flow = Some(Flow::AddServer(AddLinkServer {
             link,
             number,
             over,
             stage: ServerStage::Opening,
             until: after(now, self.config.timeouts.work),
+            port: port.clone(),
             kind,
             exchange: RtokenExchange::default(),
             trigger,
         }));
-        self.open(link, device, address);
+        self.open(link, port);
     }
 
     /// Steps 1 to 3: where to open a link, and the type of the group afterwards.
-    fn port_for_offer(&self, over: LinkId) -> Option<(DeviceIndex, RdmaAddress, GroupType)> {
+    fn port_for_offer(&self, over: LinkId) -> Option<(PortCandidate, GroupType)> {
         if self.kind == GroupType::Single && self.max_links() <= 1 {
             return None;
         }
@@ -128,8 +130,7 @@ impl LinkGroup {
             None if self.config.same_device => (self.same_port(over)?, GroupType::AsymmetricLocal),
             None => return None,
         };
-        self.has_slot(kind)
-            .then(|| (port.device, port.address.clone(), kind))
+        self.has_slot(kind).then(|| (port.clone(), kind))
     }
 
     /// There is nothing to offer: notifies a client that waits for an offer.
@@ -285,6 +286,7 @@ impl LinkGroup {
 
     pub(super) fn offer_failed(&mut self, offer: AddLinkServer, why: AddFailure) {
         self.close(offer.link);
+        self.port_failed(offer.over, &offer.port);
         if offer.is_sent() && !matches!(why, AddFailure::Rejected | AddFailure::Deleted) {
             self.abandoned = Some(offer.number);
         }

@@ -41,6 +41,8 @@ pub struct LinkGroup {
     pub(super) reported: GroupLinks,
     pub(super) local_rmbs: LocalRmbs,
     pub(super) candidates: Vec<PortCandidate>,
+    /// Those at which links could not be added lately: each at most once, and never all.
+    pub(super) failed_ports: Vec<PortCandidate>,
     /// Links that connections have to leave, and why they failed if they did.
     pub(super) leaving: Vec<(LinkInfo, Option<LinkFailure>)>,
     pub(super) is_established: bool,
@@ -76,6 +78,7 @@ impl LinkGroup {
             reported: GroupLinks::default(),
             local_rmbs: LocalRmbs::default(),
             candidates: Vec::new(),
+            failed_ports: Vec::new(),
             leaving: Vec::new(),
             is_established: false,
             flow: None,
@@ -258,6 +261,9 @@ impl LinkGroup {
             !old.any(|old| old.device == new.device && old.address.gid == new.address.gid)
         };
         let has_new = candidates.iter().any(is_new);
+        if self.candidates != candidates {
+            self.failed_ports.clear();
+        }
         self.candidates = candidates;
         if has_new && self.end.is_none() {
             self.want_link();

@@ -7,7 +7,7 @@ use smc_wire::types::{LinkNumber, LinkUid};
 
 use super::link::LinkRecord;
 use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, PortCandidate};
-use crate::device::{LinkAddress, RdmaAddress, RoceKind};
+use crate::device::{LinkAddress, RoceKind};
 use crate::proto::group::DeviceIndex;
 
 impl LinkGroup {
@@ -77,7 +77,8 @@ impl LinkGroup {
     }
 
     /// Has a device make the queue pair of a new link.
-    pub(super) fn open(&mut self, link: LinkId, device: DeviceIndex, address: RdmaAddress) {
+    pub(super) fn open(&mut self, link: LinkId, port: PortCandidate) {
+        let PortCandidate { device, address } = port;
         self.awaits_device = Some(link);
         self.outputs.push_back(LinkGroupOutput::Open {
             link,
@@ -121,6 +122,7 @@ impl LinkGroup {
         }
         found.last_received = now;
         found.info.is_asymmetric = kind.is_asymmetric();
+        self.failed_ports.clear();
         self.report_links();
         self.kind = kind;
     }
@@ -144,16 +146,25 @@ impl LinkGroup {
             && !(self.kind.is_asymmetric() && kind.is_asymmetric())
     }
 
-    /// A local port other than that of a link, one without a link if possible.
+    /// A local port other than that of a link, one without a link if possible, and of those one
+    /// that has not failed.
     pub(super) fn alternate(&self, over: LinkId) -> Option<&PortCandidate> {
         let over = self.link(over)?;
-        let others = || {
-            let ports = self.candidates.iter().filter(|port| self.fits(port));
-            ports.filter(|port| !self.is_port_of(port, &over))
-        };
-        let is_free =
-            |port: &&PortCandidate| !self.links().any(|link| self.is_port_of(port, &link));
-        others().find(is_free).or_else(|| others().next())
+        let ports = self.candidates.iter().filter(|port| self.fits(port));
+        let others = ports.filter(|port| !self.is_port_of(port, &over));
+        let is_used = |port| self.links().any(|link| self.is_port_of(port, &link));
+        others.min_by_key(|port| (is_used(port), self.failed_ports.contains(port)))
+    }
+
+    /// A link could not be added at this port: others come first, until they have failed too.
+    pub(super) fn port_failed(&mut self, over: LinkId, port: &PortCandidate) {
+        if !self.failed_ports.contains(port) {
+            self.failed_ports.push(port.clone());
+        }
+        let next = self.alternate(over);
+        if next.is_none_or(|next| self.failed_ports.contains(next)) {
+            self.failed_ports.clear();
+        }
     }
 
     /// The address of a link, for another one.

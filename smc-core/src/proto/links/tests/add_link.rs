@@ -331,6 +331,80 @@ fn an_offer_is_not_accepted_when_the_server_has_abandoned_it() {
     }
 }
 
+/// The numbers of the ports at which links were opened.
+fn opened(world: &mut World, side: usize) -> Vec<u8> {
+    let seen = std::mem::take(&mut world.hosts[side].seen).into_iter();
+    seen.filter_map(|output| match output {
+        LinkGroupOutput::Open { address, .. } => Some(address.port),
+        _ => None,
+    })
+    .collect()
+}
+
+/// A port of the other side makes the group look for another link.
+fn look_for_a_link(world: &mut World, side: usize) {
+    world.set_port(1 - side, 1, false);
+    world.set_port(1 - side, 1, true);
+    world.advance(10 * SECOND);
+}
+
+#[test]
+fn a_port_that_cannot_be_reached_gives_way_to_others() {
+    for terms in [LlcTerms::V1, LlcTerms::v2_1(2, 255)] {
+        for side in [SERVER, CLIENT] {
+            let mut ports = [2, 2];
+            ports[side] = 3;
+            let version = match terms.dialect.is_v2() {
+                true => RoceKind::V2,
+                false => RoceKind::V1,
+            };
+            let mut world = World::new(ports, version, LlcConfig::default());
+            let set_dead = |world: &mut World, at: usize, is_dead| {
+                world.hosts[side].ports[at].is_dead = is_dead;
+            };
+            set_dead(&mut world, 1, true);
+            set_dead(&mut world, 2, true);
+            world.contact(terms);
+            world.confirm();
+            world.establish();
+            world.advance(10 * SECOND);
+            assert_eq!(opened(&mut world, side), [2]);
+            assert_eq!(world.kinds(), [GroupType::Single; 2]);
+            // In turns, as long as none works.
+            look_for_a_link(&mut world, side);
+            look_for_a_link(&mut world, side);
+            assert_eq!(opened(&mut world, side), [3, 2]);
+            assert_eq!(world.kinds(), [GroupType::Single; 2]);
+            set_dead(&mut world, 2, false);
+            look_for_a_link(&mut world, side);
+            assert_eq!(opened(&mut world, side), [3]);
+            assert_eq!(world.kinds(), [GroupType::Symmetric; 2]);
+            world.assert_agreed();
+            assert_eq!(world.hosts[side].group.failed_ports, [], "it has a link");
+        }
+    }
+}
+
+#[test]
+fn ports_that_change_are_all_tried_again() {
+    let mut world = World::v2([3, 2]);
+    world.hosts[SERVER].ports[1].is_dead = true;
+    world.contact(LlcTerms::v2_1(2, 255));
+    world.confirm();
+    world.establish();
+    world.advance(10 * SECOND);
+    assert_eq!(opened(&mut world, SERVER), [2]);
+    world.set_port(SERVER, 2, false);
+    world.advance(10 * SECOND);
+    world.set_port(SERVER, 2, true);
+    world.advance(10 * SECOND);
+    assert_eq!(opened(&mut world, SERVER), [2]);
+    look_for_a_link(&mut world, SERVER);
+    assert_eq!(opened(&mut world, SERVER), [3]);
+    assert_eq!(world.kinds(), [GroupType::Symmetric; 2]);
+    world.assert_agreed();
+}
+
 #[test]
 fn devices_that_fail_cost_the_link_and_nothing_else() {
     for side in [SERVER, CLIENT] {

@@ -69,6 +69,8 @@ pub(super) struct Port {
     pub(super) device: usize,
     pub(super) address: RdmaAddress,
     pub(super) up: bool,
+    /// Nothing passes, although it is up.
+    pub(super) is_dead: bool,
 }
 
 pub(super) struct Qp {
@@ -492,7 +494,7 @@ impl World {
         };
         let mac = self.hosts[*side].qps[link].local.mac;
         let mut ports = self.hosts[*side].ports.iter();
-        ports.any(|port| port.address.mac == mac && port.up)
+        ports.any(|port| port.address.mac == mac && port.up && !port.is_dead)
     }
 
     /// No message passes on this link any more, and no side is notified.
@@ -612,5 +614,6 @@ fn port(side: Side, at: usize, kind: RoceKind) -> Port {
         device: at.into(),
         address,
         up: true,
+        is_dead: false,
     }
 }
