@@ -64,7 +64,8 @@ pub enum LinkGroupOutput {
         to: LinkId,
     },
     /// Destroy the queue pair; the identifier of the link becomes invalid. If the link is being
-    /// created or connected, cancel that: no answer is expected.
+    /// created or connected, that is still answered, with any result: until then no other link is
+    /// created.
     Close(LinkId),
     /// The outcome of [`confirm_link`](super::LinkGroup::confirm_link).
     FirstLink(Result<(), FirstLinkError>),

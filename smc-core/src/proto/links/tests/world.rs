@@ -360,7 +360,8 @@ impl World {
             }
             Event::Opened(side, link, device, address) => {
                 if self.hosts[side].group.link(link).is_none() {
-                    return;
+                    let gone = Err(DeviceError::Invalid("link is gone"));
+                    return self.with(side, |group| group.handle_opened(now, link, gone));
                 }
                 let at = |port: &&Port| port.device == device && port.address == address;
                 let up = self.hosts[side]
@@ -381,7 +382,8 @@ impl World {
             }
             Event::Connected(side, link, peer) => {
                 let Some(qp) = self.hosts[side].qps.get_mut(&link) else {
-                    return;
+                    let gone = Err(DeviceError::Invalid("link is gone"));
+                    return self.with(side, |group| group.handle_connected(now, link, gone));
                 };
                 qp.peer = Some(peer.qpn.get());
                 self.with(side, |group| group.handle_connected(now, link, Ok(())));
