@@ -117,7 +117,7 @@ fn physical_networks_go_before_interfaces() {
             ..port(CLIENT)
         };
         port.device = DeviceIndex(device);
-        port.address.interface = Some(interface.into());
+        port.base = Some(interface.into());
         port
     };
     let ports = vec![
