@@ -100,7 +100,7 @@ impl DirectConn {
                 if self.defer_to_driver() {
                     return conn.publish_without_driver();
                 }
-                peer.store(ProducerWord::OFFSET, word)
+                peer.store(ProducerWord::OFFSET, word, Signal::Yes)
             }
         };
         if let Err(error) = result {
@@ -142,7 +142,7 @@ impl DirectConn {
                 None
             } else {
                 let word = consumer.word.to_ne();
-                let result = self.peer.store(ConsumerWord::OFFSET, word);
+                let result = self.peer.store(ConsumerWord::OFFSET, word, signal);
                 consumer.is_pending = result == Err(SubmitError::WouldBlock);
                 Some(result)
             }
@@ -219,7 +219,10 @@ impl SmcPath for DirectConn {
             }
             match &self.peer {
                 PeerDmb::Mapped { attachment, .. } => attachment.signal()?,
-                peer => peer.store(ProducerWord::OFFSET, self.producer.load(Ordering::SeqCst))?,
+                peer => {
+                    let word = self.producer.load(Ordering::SeqCst);
+                    peer.store(ProducerWord::OFFSET, word, Signal::Yes)?;
+                }
             }
             let none = self.producer_pending.compare_exchange(
                 pending,
@@ -237,7 +240,7 @@ impl SmcPath for DirectConn {
                 return Ok(());
             }
             let word = consumer.word.to_ne();
-            self.peer.store(ConsumerWord::OFFSET, word)?;
+            self.peer.store(ConsumerWord::OFFSET, word, Signal::Yes)?;
             consumer.is_pending = false;
         }
         let signalled = self.peer.signal();
@@ -280,18 +283,19 @@ impl PeerDmb {
         self.move_data(start, second, Signal::No)
     }
 
-    /// Stores a word of the CDC block. A device that moves it signals the peer as well.
-    fn store(&self, at: usize, word: u64) -> Result<(), SubmitError> {
+    /// Stores a word of the CDC block. With this signal, a device that moves it signals the peer as
+    /// well; a mapped element needs [`PeerDmb::signal`] behind it.
+    fn store(&self, at: usize, word: u64, signal: Signal) -> Result<(), SubmitError> {
         match self {
             Self::Mapped { element, .. } => {
                 element.word(at).store(word, Ordering::Release);
                 Ok(())
             }
-            _ => self.move_data(len_u32(at), &word.to_ne_bytes(), Signal::Yes),
+            _ => self.move_data(len_u32(at), &word.to_ne_bytes(), signal),
         }
     }
 
-    /// Signals the peer after [`PeerDmb::store`].
+    /// Signals the peer after [`PeerDmb::store`], which has done so if a device moves the word.
     fn signal(&self) -> Result<(), SubmitError> {
         match self {
             Self::Mapped { attachment, .. } => attachment.signal(),
