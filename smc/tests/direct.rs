@@ -3,13 +3,121 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
+use std::io::IoSlice;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
-use smc_core::device::Signal;
+use smc::Stream;
+use smc_core::device::{Direct, Dmb, Signal};
+use smc_core::mem::Element;
+use smc_core::mem::sync::Ordering;
+use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord};
+use smc_core::wire::clc::Message;
+use smc_core::wire::cursor::Cursor;
+use smc_core::wire::size::SizeCode;
+use smc_core::wire::types::DmbToken;
 use smc_testkit::middleware::{Journal, Trace, What};
 use smc_testkit::streams::patterned;
-use smc_testkit::world::{ScriptedDevice, World, meet_smc};
+use smc_testkit::world::messages::{bytes, direct};
+use smc_testkit::world::{Raw, ScriptedDevice, World, accept_now, meet_smc, proposal_from};
+
+/// Enough for everything that does not wait for a timeout.
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// The peer of a stream, which moves what it likes into the stream's buffer.
+struct Peer {
+    device: ScriptedDevice,
+    /// Written by the stream.
+    dmb: Arc<dyn Dmb>,
+    /// The stream's buffer.
+    to: DmbToken,
+    _tcp: Raw,
+}
+
+/// A server's stream, and its peer.
+fn forged(world: &World) -> (Stream, Peer) {
+    let server = world.host("server");
+    let device = world.device("peer");
+    let size = SizeCode::MIN;
+    let dmb = world.block_on(device.register(server.device.gid(), size.byte_len()));
+    let dmb = dmb.unwrap();
+    let mut confirm = world.forged_peer(&server.device).confirm();
+    let end = direct(&mut confirm);
+    (end.gid, end.dmb) = (device.gid(), dmb.token());
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let raw = world.raw_that_sent(at, proposal_from(&device)).await;
+        let Message::Accept(mut accept) = Message::parse(&raw.message().await).unwrap() else {
+            panic!("no ACCEPT");
+        };
+        raw.send(&bytes(&confirm)).await;
+        world.sleep(MOMENT).await;
+        let (stream, _) = accept_now(&listener).unwrap();
+        assert!(stream.mode().is_smc(), "{}", stream.mode());
+        let peer = Peer {
+            to: direct(&mut accept).dmb,
+            device,
+            dmb,
+            _tcp: raw,
+        };
+        (stream, peer)
+    })
+}
+
+impl Peer {
+    fn put(&self, at: usize, data: &[u8], signal: Signal) {
+        let at = u32::try_from(at).unwrap();
+        let moved = self
+            .device
+            .move_data(self.to, at, &[IoSlice::new(data)], signal);
+        moved.unwrap();
+    }
+
+    /// Writes data at the start of the ring, with these flags.
+    fn write(&self, data: &[u8], flags: ProducerFlags) {
+        self.put(32, data, Signal::No);
+        let consumer = ConsumerWord {
+            producer_flags: flags,
+            ..ConsumerWord::default()
+        };
+        let consumer = consumer.to_ne().to_ne_bytes();
+        self.put(ConsumerWord::OFFSET, &consumer, Signal::No);
+        let cursor = Cursor {
+            wrap: 0,
+            count: u32::try_from(data.len()).unwrap(),
+        };
+        let producer = ProducerWord { cursor }.to_ne().to_ne_bytes();
+        self.put(ProducerWord::OFFSET, &producer, Signal::Yes);
+    }
+
+    /// What the stream has shown last.
+    fn shown(&self) -> ConsumerWord {
+        let element = Element::new(self.dmb.region().clone()).unwrap();
+        ConsumerWord::from_ne(element.consumer().load(Ordering::Acquire))
+    }
+}
+
+#[test]
+fn urgent_data_is_answered_with_an_update_once_it_is_read() {
+    for nocopy in [true, false] {
+        for flags in [
+            ProducerFlags::URGENT_PENDING,
+            ProducerFlags::URGENT_PRESENT,
+            ProducerFlags::UPDATE_REQUESTED,
+        ] {
+            let world = World::new().with_fabric(|fabric| fabric.with_nocopy(nocopy));
+            let (mut stream, peer) = forged(&world);
+            world.block_on(async {
+                peer.write(b"urgent", flags);
+                stream.read_exact(&mut [0; 5]).await.unwrap();
+                assert_eq!(peer.shown().cursor.count, 0, "{flags:?}");
+                stream.read_exact(&mut [0; 1]).await.unwrap();
+                assert_eq!(peer.shown().cursor.count, 6, "{flags:?}");
+            });
+        }
+    }
+}
 
 /// The signals of the moves since the last call.
 fn signals(journal: &Journal) -> Vec<(usize, Signal)> {

@@ -185,7 +185,7 @@ impl SmcPath for DirectConn {
     }
 
     fn is_update_requested(&self, flags: ProducerFlags) -> bool {
-        flags.contains(ProducerFlags::UPDATE_REQUESTED)
+        flags.intersects(UPDATE_FLAGS)
     }
 
     fn take_update_request(&self) -> bool {
@@ -415,3 +415,9 @@ pub(crate) enum RetryResult {
 /// Flags of a blocked writer: for any space, and for all free space.
 const BLOCKED_FLAGS: ProducerFlags =
     ProducerFlags::WRITER_BLOCKED.union(ProducerFlags::UPDATE_REQUESTED);
+
+/// Flags of a writer that needs an update when everything is read, however little that is: it has
+/// requested one, or its urgent data waits for that (docs/spec/data-path.md#urgent-data).
+const UPDATE_FLAGS: ProducerFlags = ProducerFlags::UPDATE_REQUESTED
+    .union(ProducerFlags::URGENT_PENDING)
+    .union(ProducerFlags::URGENT_PRESENT);

@@ -103,8 +103,8 @@ pub(crate) trait SmcPath: Send + Sync {
     /// there were more events than a poll takes.
     fn poll_device(&self, driver: &DeviceDriver) -> bool;
 
-    /// SMC-D: whether the flag of a waiting writer is set, which stays until it is withdrawn.
-    /// SMC-R: false, as each request is an event ([`SmcPath::take_update_request`]).
+    /// SMC-D: whether a flag is set that needs an update when everything is read; it stays until it
+    /// is withdrawn. SMC-R: false, as each request is an event ([`SmcPath::take_update_request`]).
     fn is_update_requested(&self, flags: ProducerFlags) -> bool;
 
     /// Takes the peer's request for an update when everything is read; called when it is.

@@ -414,9 +414,6 @@ impl<P: SmcPath> SmcReader<P> {
     fn handle_flags(&mut self, raw: u64) {
         self.consumer_seen = raw;
         let word = ConsumerWord::from_ne(raw);
-        if word.producer_flags.contains(ProducerFlags::URGENT_PRESENT) {
-            self.half.handle_urgent();
-        }
         self.is_update_requested = self.path.is_update_requested(word.producer_flags);
         if !word.state_flags.is_empty() {
             self.conn.handle_peer_flags();
@@ -467,12 +464,16 @@ impl<P: SmcPath> SmcReader<P> {
             return self.free_unguarded(count);
         }
         self.publish_all_read();
-        if !self.half.may_need_update() {
+        let is_all_read = self.half.readable() == 0;
+        if !is_all_read && !self.half.may_need_update() {
             return;
         }
         let word = ConsumerWord::from_ne(self.conn.local.consumer().load(Ordering::Relaxed));
-        let blocked = word.producer_flags.contains(ProducerFlags::WRITER_BLOCKED);
-        if self.half.is_update_due(blocked) {
+        let flags = word.producer_flags;
+        let is_requested = is_all_read && self.path.is_update_requested(flags);
+        let is_blocked = flags.contains(ProducerFlags::WRITER_BLOCKED);
+        let is_due = is_requested && self.half.unconfirmed() > 0;
+        if is_due || self.half.is_update_due(is_blocked) {
             self.publish_consumer();
         }
     }

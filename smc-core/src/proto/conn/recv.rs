@@ -17,10 +17,6 @@ pub struct RecvHalf {
     readable: u32,
     /// Bytes read for which the peer has not been sent the cursor.
     unconfirmed: u32,
-    /// Bytes up to and including the urgent byte, if one is among the readable ones.
-    pub(super) urgent: Option<u32>,
-    /// The urgent byte was read, so the consumer cursor has to be sent to the peer.
-    urgent_read: bool,
     high_water: u32,
 }
 
@@ -35,8 +31,6 @@ impl RecvHalf {
             consumer: Cursor::START,
             readable: 0,
             unconfirmed: 0,
-            urgent: None,
-            urgent_read: false,
             high_water: 0,
         }
     }
@@ -96,11 +90,6 @@ impl RecvHalf {
         Ok(arrived)
     }
 
-    /// The peer flagged urgent data: the byte before its producer cursor is urgent.
-    pub fn handle_urgent(&mut self) {
-        self.urgent = (self.readable > 0).then_some(self.readable);
-    }
-
     /// `read` bytes were taken from [`RecvHalf::at`]; a number above the readable bytes counts as
     /// all of them. Returns how many were taken.
     #[inline]
@@ -109,25 +98,17 @@ impl RecvHalf {
         self.readable = self.readable.saturating_sub(read);
         self.unconfirmed = self.unconfirmed.saturating_add(read);
         self.consumer = self.ring.advance(self.consumer, read);
-        if let Some(left) = self.urgent {
-            let left = left.saturating_sub(read);
-            self.urgent = (left > 0).then_some(left);
-            self.urgent_read |= left == 0;
-        }
         read
     }
 
     /// Whether the consumer cursor should be sent to the peer now.
     ///
-    /// This is so when the urgent byte was read, or when more than a tenth of the ring was read
-    /// since the last update and the peer either waits for space (`peer_blocked`) or knows of at
-    /// most half of the ring as free.
+    /// This is so when more than a tenth of the ring was read since the last update and the peer
+    /// either waits for space (`peer_blocked`) or knows of at most half of the ring as free. A peer
+    /// that has requested an update, or has urgent data, gets one when everything is read as well.
     #[must_use]
     #[inline]
     pub fn is_update_due(&self, peer_blocked: bool) -> bool {
-        if self.urgent_read {
-            return self.unconfirmed > 0;
-        }
         if self.unconfirmed <= self.least_update {
             return false;
         }
@@ -139,7 +120,7 @@ impl RecvHalf {
     /// Whether [`RecvHalf::is_update_due`] could be true for a blocked peer; a cheap check.
     #[must_use]
     pub fn may_need_update(&self) -> bool {
-        self.urgent_read || self.unconfirmed > self.least_update
+        self.unconfirmed > self.least_update
     }
 
     /// Bytes read that the peer does not know of.
@@ -152,7 +133,6 @@ impl RecvHalf {
     #[inline]
     pub fn confirm(&mut self) -> Cursor {
         self.unconfirmed = 0;
-        self.urgent_read = false;
         self.consumer
     }
 

@@ -152,20 +152,6 @@ fn a_reader_of_everything_never_leaves_a_waiting_writer_without_an_update() {
 }
 
 #[test]
-fn an_urgent_byte_is_delivered_in_line_and_its_read_is_confirmed_at_once() {
-    let mut recv = RecvHalf::new(ring(100_000));
-    recv.handle_producer(Cursor { wrap: 0, count: 5 }).unwrap();
-    recv.handle_urgent();
-    assert!(recv.urgent.is_some());
-    recv.consume(4);
-    assert!(recv.urgent.is_some() && !recv.is_update_due(false));
-    recv.consume(1);
-    assert!(recv.urgent.is_none() && recv.is_update_due(false));
-    recv.confirm();
-    assert!(!recv.is_update_due(false));
-}
-
-#[test]
 fn the_table_of_states_is_that_of_the_specification() {
     let expected = "\
 state            | establish | shutdown_write | close            | close_last | peer_done      | peer_closed     | peer_closed_last | peer_aborted | peer_aborted_last | aborted
