@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
 use smc::Stream;
-use smc_core::device::{Direct, Dmb, Signal};
+use smc_core::device::{Device, Direct, Dmb, Event, PeerEvent, Signal};
 use smc_core::mem::Element;
 use smc_core::mem::sync::Ordering;
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord};
@@ -117,6 +117,27 @@ fn urgent_data_is_answered_with_an_update_once_it_is_read() {
             });
         }
     }
+}
+
+#[test]
+fn a_test_request_is_answered_and_an_answer_is_not() {
+    let world = World::new();
+    let server = world.host("server");
+    let device = world.device("peer");
+    world.block_on(async {
+        for (event, answers) in [(PeerEvent::TestRequest, 1), (PeerEvent::TestResponse, 0)] {
+            let events = device.peer_events().unwrap();
+            events.signal_event(server.device.gid(), event).unwrap();
+            world.sleep(MOMENT).await;
+            let mut seen = Vec::new();
+            device.drain(&mut |event| seen.push(event)).unwrap();
+            let answer = Event::Peer {
+                from: server.device.gid(),
+                event: PeerEvent::TestResponse,
+            };
+            assert_eq!(seen, vec![answer; answers], "{event:?}");
+        }
+    });
 }
 
 /// The signals of the moves since the last call.

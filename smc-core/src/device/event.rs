@@ -58,7 +58,7 @@ pub enum Event {
 pub enum PeerEvent {
     /// The sender has no link group with this device any more (code 0x80).
     Shutdown,
-    /// Requests an answer (code 0x83, request).
+    /// Requests an answer (code 0x83, request), which the endpoint of the device sends.
     TestRequest,
     /// The answer (code 0x83, response).
     TestResponse,

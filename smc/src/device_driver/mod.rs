@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
-use smc_wire::types::Qpn;
+use smc_wire::types::{Gid, Qpn};
 
 use super::conn::{Conn, ConnKey};
 use super::deadlines::Deadline;
 use super::groups::Groups;
 use super::links::RdmaGroup;
-use crate::device::{Device, DeviceError, Event};
+use crate::device::{Device, DeviceError, Event, PeerEvent};
 use crate::error::{CloseReason, Error};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use crate::mutex::Mutex;
@@ -277,15 +277,8 @@ impl DeviceDriver {
             Event::PeerGone(peer) => self
                 .groups
                 .update(|registry| registry.handle_peer_gone(self.index, peer)),
-            Event::Peer {
-                from,
-                event: crate::device::PeerEvent::Shutdown,
-            } => self
-                .groups
-                .update(|registry| registry.handle_peer_shutdown(self.index, from)),
+            Event::Peer { from, event } => self.handle_peer_event(from, event),
             Event::DeviceGone => self.handle_device_gone(),
-            // Test events are handled by the device.
-            Event::Peer { .. } => {}
             Event::Received { link, message } => {
                 if let Some((group, link)) = self.link(link) {
                     group.handle_received(link, &message);
@@ -302,6 +295,23 @@ impl DeviceDriver {
                 }
             }
             Event::AddressesChanged => self.groups.addresses_changed(),
+        }
+    }
+
+    fn handle_peer_event(&self, from: Gid, event: PeerEvent) {
+        match event {
+            PeerEvent::Shutdown => self
+                .groups
+                .update(|registry| registry.handle_peer_shutdown(self.index, from)),
+            PeerEvent::TestRequest => {
+                let direct = self.device.fabric().direct();
+                if let Some(events) = direct.and_then(|direct| direct.peer_events()) {
+                    // A peer that gets no answer has to ask again.
+                    let _best_effort = events.signal_event(from, PeerEvent::TestResponse);
+                }
+            }
+            // No test is requested here.
+            _ => {}
         }
     }
 
