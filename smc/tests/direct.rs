@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
-use std::io::IoSlice;
+use std::io::{ErrorKind, IoSlice};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use smc_core::wire::cursor::Cursor;
 use smc_core::wire::size::SizeCode;
 use smc_core::wire::types::DmbToken;
 use smc_testkit::middleware::{Journal, Trace, What};
-use smc_testkit::streams::patterned;
+use smc_testkit::streams::{expect_error, expect_write_error, patterned};
 use smc_testkit::world::messages::{bytes, direct};
 use smc_testkit::world::{Raw, ScriptedDevice, World, accept_now, meet_smc, proposal_from};
 
@@ -138,6 +138,30 @@ fn a_test_request_is_answered_and_an_answer_is_not() {
             assert_eq!(seen, vec![answer; answers], "{event:?}");
         }
     });
+}
+
+#[test]
+fn a_refused_move_is_a_reset_unless_the_peer_is_gone() {
+    for is_gone in [false, true] {
+        let world = World::new().with_fabric(|fabric| fabric.with_nocopy(false));
+        let (mut stream, peer) = forged(&world);
+        world.block_on(async {
+            stream.write_all(b"data").await.unwrap();
+            let kind = match is_gone {
+                true => ErrorKind::ConnectionAborted,
+                false => ErrorKind::ConnectionReset,
+            };
+            let device = peer.device;
+            if is_gone {
+                device.leave();
+                world.sleep(MOMENT).await;
+            } else {
+                drop(peer.dmb);
+            }
+            expect_write_error(&mut stream, kind).await;
+            expect_error(&mut stream, kind).await;
+        });
+    }
 }
 
 /// The signals of the moves since the last call.

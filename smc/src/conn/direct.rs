@@ -327,12 +327,16 @@ impl PeerDmb {
 /// Retries at a busy device.
 impl Conn {
     /// The device refused data or a word. If it is busy, the driver retries, and wakes the writer;
-    /// otherwise the connection is aborted, unless the peer ended it before.
+    /// otherwise the connection is aborted, unless the peer ended it before: as reset if the peer's
+    /// buffer is gone and its device is not (docs/spec/data-path.md#smc-d).
     #[cold]
     pub(crate) fn handle_submit_error(&self, error: SubmitError) {
         let cause = match error {
             SubmitError::WouldBlock => return self.schedule_retry(),
             SubmitError::Device(error) => Error::Device(*error),
+            SubmitError::UnknownToken | SubmitError::OutOfBounds => {
+                Error::Closed(CloseReason::Reset)
+            }
             _ => Error::Closed(CloseReason::Aborted),
         };
         self.handle_peer_flags();
