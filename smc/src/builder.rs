@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::mem::TrustPeers;
 use crate::mutex::Mutex;
 use crate::proto::group::DeviceIndex;
-use crate::proto::handshake::{self, DEFAULT_SEID, DirectDevice};
+use crate::proto::handshake::{self, DirectDevice};
 use crate::proto::links::LlcConfig;
 
 /// Builds an [`Endpoint`].
@@ -140,9 +140,23 @@ impl Builder {
     }
 
     /// Whether the system EID is offered and accepted; it is by default.
+    ///
+    /// Without it an endpoint needs a [UEID](Builder::ueid): if it has none either, it has no EID
+    /// in common with any peer, and all its streams are TCP. Reason 0x03030008 is a client's
+    /// lack of any EID.
     #[must_use]
     pub fn seid(mut self, enabled: bool) -> Self {
         self.config.seid_enabled = enabled;
+        self
+    }
+
+    /// Sets the system EID of SMC-D, for machines that define one and have no device that states it
+    /// ([`Direct::seid`](crate::device::Direct::seid)): on s390x all hosts of a machine share one
+    /// (docs/spec/identifiers.md#seid), and a host without native ISM meets one with it over no
+    /// other. The SEID of a device goes before this one. The default is the same for all endpoints.
+    #[must_use]
+    pub fn system_eid(mut self, eid: Eid) -> Self {
+        self.config.seid = eid;
         self
     }
 
@@ -394,7 +408,7 @@ fn handshake_config(
     let native = drivers
         .iter()
         .find_map(|driver| driver.device.fabric().direct()?.seid());
-    handshake.seid = config.seid_enabled.then(|| native.unwrap_or(DEFAULT_SEID));
+    handshake.seid = config.seid_enabled.then(|| native.unwrap_or(config.seid));
     handshake.ueids.clone_from(&config.ueids);
     handshake.pnet_ids.clone_from(&config.pnet_ids);
     handshake.buffer = config.recv_buffer;

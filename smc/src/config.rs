@@ -9,6 +9,7 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{Eid, PnetId};
 
 use crate::mem::TrustPeers;
+use crate::proto::handshake::DEFAULT_SEID;
 
 /// Whether a stream may, must or must not be SMC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub(crate) struct EndpointConfig {
     pub(crate) seid_enabled: bool,
     /// SMC also for connections that an IPsec policy applies to.
     pub(crate) bypass_ipsec: bool,
+    /// The system EID where no device states one.
+    pub(crate) seid: Eid,
     pub(crate) pnet_ids: Vec<PnetId>,
     pub(crate) handshake_timeout: Duration,
     pub(crate) answer_timeout: Duration,
@@ -59,6 +62,7 @@ impl Default for EndpointConfig {
             ueids: Vec::new(),
             seid_enabled: true,
             bypass_ipsec: false,
+            seid: DEFAULT_SEID,
             pnet_ids: Vec::new(),
             handshake_timeout: HANDSHAKE_TIMEOUT,
             answer_timeout: ANSWER_TIMEOUT,

@@ -39,6 +39,25 @@ fn endpoints_meet_over_a_common_eid() {
             outcome: Ok(|| Eid::from_bytes(*SEID_A)),
         },
         Row {
+            name: "the system EID of a device, and the same one that was set",
+            client: |world| {
+                let device = world.device("client");
+                world.host_on(device, |b| b.system_eid(Eid::from_bytes(*SEID_A)))
+            },
+            server: |world| of_system(world, SEID_A, |builder| builder),
+            outcome: Ok(|| Eid::from_bytes(*SEID_A)),
+        },
+        Row {
+            name: "the system EID of a device before another one that was set",
+            client: |world| of_system(world, SEID_A, |builder| builder),
+            server: |world| {
+                of_system(world, SEID_A, |builder| {
+                    builder.system_eid(Eid::from_bytes(*SEID_B))
+                })
+            },
+            outcome: Ok(|| Eid::from_bytes(*SEID_A)),
+        },
+        Row {
             name: "different system EIDs and a common UEID",
             client: |world| of_system(world, SEID_A, |builder| builder.ueid(ueid("OURS"))),
             server: |world| of_system(world, SEID_B, |builder| builder.ueid(ueid("OURS"))),
