@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 use std::io::{ErrorKind, IoSlice};
+use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,13 +13,13 @@ use smc::Stream;
 use smc_core::device::{Device, Direct, Dmb, Event, PeerEvent, Signal};
 use smc_core::mem::Element;
 use smc_core::mem::sync::Ordering;
-use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord};
+use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_core::wire::clc::Message;
 use smc_core::wire::cursor::Cursor;
 use smc_core::wire::size::SizeCode;
 use smc_core::wire::types::DmbToken;
 use smc_testkit::middleware::{Journal, Trace, What};
-use smc_testkit::streams::{expect_error, expect_write_error, patterned};
+use smc_testkit::streams::{expect_error, expect_rest, expect_write_error, patterned};
 use smc_testkit::world::messages::{bytes, direct};
 use smc_testkit::world::{Raw, ScriptedDevice, World, accept_now, meet_smc, proposal_from};
 
@@ -197,5 +198,53 @@ fn a_word_that_is_followed_by_the_producer_cursor_has_no_signal_of_its_own() {
         // Flags that end the stream signal.
         ours.close().await.unwrap();
         assert_eq!(signals(&journal), [(8, Signal::Yes)]);
+    });
+}
+
+#[test]
+fn a_shutdown_of_both_directions_shows_the_peer_what_a_close_does() {
+    const DONE: StateFlags = StateFlags::SENDING_DONE;
+    for (is_shut, is_read, expected) in [
+        (false, true, StateFlags::CLOSED),
+        (false, false, StateFlags::ABORTED),
+        (true, true, DONE.union(StateFlags::CLOSED)),
+        (true, false, DONE.union(StateFlags::ABORTED)),
+    ] {
+        let world = World::new();
+        let (mut stream, peer) = forged(&world);
+        world.block_on(async {
+            peer.write(b"data", ProducerFlags::empty());
+            if is_read {
+                stream.read_exact(&mut [0; 4]).await.unwrap();
+            }
+            if is_shut {
+                stream.shutdown_how(Shutdown::Write).unwrap();
+            }
+            stream.shutdown_how(Shutdown::Both).unwrap();
+            assert_eq!(peer.shown().state_flags, expected);
+            assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 0);
+            expect_write_error(&mut stream, ErrorKind::BrokenPipe).await;
+            stream.close().await.unwrap();
+            drop(stream);
+            assert_eq!(peer.shown().state_flags, expected);
+        });
+    }
+}
+
+#[test]
+fn a_peer_cannot_write_to_a_stream_that_was_shut_down_for_both_directions() {
+    let world = World::new();
+    world.between_hosts(async |client, server| {
+        let (mut ours, mut theirs) = meet_smc(&client, &server).await;
+        ours.write_all(b"last").await.unwrap();
+        ours.shutdown_how(Shutdown::Both).unwrap();
+        expect_write_error(&mut theirs, ErrorKind::ConnectionReset).await;
+        expect_rest(&mut theirs, b"last").await;
+        // The record stays until the stream is dropped.
+        drop(theirs);
+        world.sleep(MOMENT).await;
+        assert_eq!(client.endpoint.connections().len(), 1);
+        drop(ours);
+        world.only_idle_groups_left([&client, &server]).await;
     });
 }

@@ -26,6 +26,48 @@ impl Conn {
         }
     }
 
+    /// Shuts down both directions, after the reading half has read up to `read`: the peer gets the
+    /// final flags, behind all written data unless it has written data that was not read.
+    pub(crate) fn shutdown_both(&self, read: Cursor) {
+        let unread = self.has_unread(read);
+        self.handle_peer_flags();
+        let flags = {
+            let mut closing = self.closing.lock();
+            let flags = closing.shutdown_both(unread);
+            if flags.is_some() {
+                // Not later: data that arrives from now on may have to be discarded.
+                self.read_until
+                    .store(ProducerWord { cursor: read }.to_ne(), Ordering::Release);
+            }
+            flags
+        };
+        self.ended.store(true, Ordering::Release);
+        self.publish_final(flags, unread);
+        self.wake();
+    }
+
+    fn has_unread(&self, read: Cursor) -> bool {
+        let written = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire));
+        written.cursor != read
+    }
+
+    /// The position up to which received data was read, or discarded since.
+    fn read_position(&self) -> Cursor {
+        ProducerWord::from_ne(self.read_until.load(Ordering::Acquire)).cursor
+    }
+
+    /// Publishes the final flags, if there are new ones.
+    fn publish_final(&self, flags: Option<StateFlags>, unread: bool) {
+        match (flags, self.rdma()) {
+            // The final cursor shows a closing peer that its data was read, however little that is.
+            (Some(flags), Some(rdma)) if !unread => {
+                rdma.publish_close(|| self.read_position(), flags);
+            }
+            (Some(flags), _) => self.path().publish_flags(self, flags),
+            (None, _) => {}
+        }
+    }
+
     /// The reading half is dropped after it read up to `cursor`, and never more than the first
     /// `high_water` bytes of the ring.
     pub(crate) fn stop_reading(&self, cursor: Cursor, high_water: u32) {
@@ -39,18 +81,18 @@ impl Conn {
     /// Written data is in the peer's memory, or sent in the background, so this does not wait. The
     /// record stays in the driver's table until the peer has closed, too.
     pub(crate) fn close(self: &Arc<Self>) {
-        let written = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire));
-        let read = ProducerWord::from_ne(self.read_until.load(Ordering::Acquire));
-        let unread = written.cursor != read.cursor;
-        let zero_linger = *self.linger.lock() == Some(Duration::ZERO);
+        let unread = self.has_unread(self.read_position());
+        let linger = *self.linger.lock();
+        let is_reset = linger == Some(Duration::ZERO);
         self.handle_peer_flags();
-        let flags = self.closing.lock().close(unread || zero_linger);
+        let flags = self.closing.lock().close(unread || is_reset);
         self.ended.store(true, Ordering::Release);
-        match (flags, self.rdma()) {
-            // The final cursor shows a closing peer that its data was read, however little that is.
-            (Some(flags), Some(rdma)) if !unread => rdma.publish_close(read.cursor, flags),
-            (Some(flags), _) => self.path().publish_flags(self, flags),
-            (None, _) => {}
+        match self.rdma() {
+            // The final flags of a shutdown are still queued behind data.
+            Some(rdma) if flags.is_none() && is_reset && rdma.has_pending() => {
+                rdma.publish_flags(self, StateFlags::ABORTED);
+            }
+            _ => self.publish_final(flags, unread),
         }
         self.release_if_closed();
         if !self.closing.lock().is_finished() {

@@ -269,7 +269,11 @@ impl Conn {
     /// The delivery state of all written data and of the shutdown behind it.
     pub(crate) fn delivery(&self) -> DeliveryStatus {
         match self.rdma() {
-            Some(rdma) => rdma.delivery(),
+            Some(rdma) => match rdma.delivery() {
+                // No end of stream follows the data.
+                DeliveryStatus::Pending if self.is_shut_by_abort() => DeliveryStatus::Lost,
+                delivery => delivery,
+            },
             None if !self.path().has_pending() => DeliveryStatus::Done,
             None => {
                 self.handle_peer_flags();
@@ -280,6 +284,11 @@ impl Conn {
                 }
             }
         }
+    }
+
+    /// Whether the application has shut down both directions with received data unread.
+    pub(crate) fn is_shut_by_abort(&self) -> bool {
+        self.closing.lock().is_shut_by_abort()
     }
 
     /// The peer's ring, which this side writes.
@@ -415,12 +424,16 @@ impl Conn {
             // Data for space that the peer freed was posted, and its completion is awaited.
             self.await_delivery();
         } else {
+            if self.closing.lock().is_reading_over() {
+                self.discard_arrivals();
+            }
             self.wake();
         }
     }
 
-    /// SMC-R, after the application dropped the stream: data that still arrives must not leave the
-    /// peer without space, because this side's unsent data may depend on the peer in the same way.
+    /// SMC-R, after the application dropped the stream or shut both directions down: data that
+    /// still arrives must not leave the peer without space, because this side's unsent data may
+    /// depend on the peer in the same way.
     fn discard_arrivals(&self) {
         let Some(rdma) = self.rdma() else { return };
         let word = self.local.producer().load(Ordering::Acquire);

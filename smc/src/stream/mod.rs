@@ -215,6 +215,11 @@ impl Stream {
     /// Local writes return `BrokenPipe`. After reading was shut down, local reads return 0. Over
     /// SMC-R this does not wait for what is in the send buffer; closing the stream does.
     ///
+    /// Shutting down both directions of an SMC stream tells the peer what dropping it does: the
+    /// peer's writes fail with `ConnectionReset`. If received data was not read, the peer's reads
+    /// fail so as well, behind the data in its memory, and what is in the send buffer of SMC-R is
+    /// lost; closing the stream fails with `BrokenPipe` then. Shutting down reading alone is local.
+    ///
     /// # Errors
     ///
     /// As `shutdown(2)`, for TCP.
@@ -222,8 +227,17 @@ impl Stream {
         if matches!(how, Shutdown::Read | Shutdown::Both) {
             self.read.lock().shutdown()?;
         }
-        if matches!(how, Shutdown::Write | Shutdown::Both) {
-            self.write.lock().shutdown()?;
+        let read = match how {
+            Shutdown::Both => self.read.lock().position(),
+            Shutdown::Read | Shutdown::Write => None,
+        };
+        if how != Shutdown::Read {
+            // Held until the flags are out: no write comes behind them.
+            let mut write = self.write.lock();
+            match (&self.shared.smc, read) {
+                (Some(handle), Some(read)) => handle.0.shutdown_both(read),
+                _ => write.shutdown()?,
+            }
         }
         Ok(())
     }

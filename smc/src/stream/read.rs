@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord};
+use smc_wire::cursor::Cursor;
 
 use super::super::busy_poll::BusyPoll;
 use super::super::conn::{Conn, DirectConn, Path, RdmaConn, SmcPath, len_u32, len_usize};
@@ -83,6 +84,9 @@ impl Reader {
         pub(super) fn try_peek(&mut self, buf: &mut [u8]) -> io::Result<usize>;
 
         pub(crate) fn shutdown(&mut self) -> io::Result<()>;
+
+        /// How far an SMC stream was read.
+        pub(super) fn position(&mut self) -> Option<Cursor>;
     }
 
     /// As [`Reader::try_read`], appending to `buf`.
@@ -320,6 +324,11 @@ impl<P: SmcPath> SmcReader<P> {
         let guard = guarded.retain(len_usize(at), len_usize(until_end.len));
         self.discard_fill_copy();
         Ok(Some(guard))
+    }
+
+    /// How far the ring was read.
+    fn position(&self) -> Option<Cursor> {
+        Some(self.half.consumer())
     }
 
     /// Shuts reading down; data that the peer still sends counts as unread.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use smc_wire::cursor::Cursor;
 use smc_wire::size::SizeCode;
 
 use super::super::conn::Conn;
@@ -157,6 +158,10 @@ impl TcpReader {
             return Poll::Ready(Ok(()));
         }
         self.socket.poll_readable(cx)
+    }
+
+    pub(crate) fn position(&self) -> Option<Cursor> {
+        None
     }
 
     pub(crate) fn shutdown(&mut self) -> io::Result<()> {

@@ -281,6 +281,9 @@ impl<P: SendPath> SmcWriter<P> {
         match (self.conn.delivery(), self.conn.abort_cause()) {
             (DeliveryStatus::Done, _) => Ok(Some(())),
             (_, Some(error)) => Err(error),
+            (DeliveryStatus::Lost, None) if self.conn.is_shut_by_abort() => {
+                Err(Error::Closed(CloseReason::Local))
+            }
             (DeliveryStatus::Lost, None) => Err(Error::Closed(CloseReason::Reset)),
             (DeliveryStatus::Pending, None) => Ok(None),
         }

@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex};
 
 use crate::interceptor::Interceptor;
 use smc_testkit::streams::{
-    connect, expect_error, expect_rest, patterned, transfer, transfer_both_ways,
+    connect, expect_error, expect_rest, expect_rest_and_error, expect_write_error, patterned,
+    read_all, transfer, transfer_both_ways,
 };
 use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, eid, rdma_pair};
 
@@ -26,9 +27,11 @@ enum Case {
     LocalClosedPeerShutDown,
     PeerClosed,
     LocalAborted,
+    LocalShutDownForBoth,
+    LocalShutDownForBothPeerClosed,
 }
 
-const CASES: [Case; 7] = [
+const CASES: [Case; 9] = [
     Case::LocalShutDown,
     Case::PeerShutDown,
     Case::BothShutDown,
@@ -36,6 +39,8 @@ const CASES: [Case; 7] = [
     Case::LocalClosedPeerShutDown,
     Case::PeerClosed,
     Case::LocalAborted,
+    Case::LocalShutDownForBoth,
+    Case::LocalShutDownForBothPeerClosed,
 ];
 
 #[test]
@@ -123,6 +128,20 @@ async fn end(
             drop(ours);
             fail().await;
             expect_error(&mut theirs, ErrorKind::ConnectionReset).await;
+        }
+        Case::LocalShutDownForBoth => {
+            ours.write_all(b"last").await.expect("writes");
+            ours.shutdown_how(Shutdown::Both).expect("shuts down");
+            fail().await;
+            expect_rest(&mut theirs, b"last").await;
+            expect_write_error(&mut theirs, ErrorKind::ConnectionReset).await;
+            ours.close().await.expect("delivers");
+        }
+        Case::LocalShutDownForBothPeerClosed => {
+            ours.shutdown_how(Shutdown::Both).expect("shuts down");
+            drop(theirs);
+            fail().await;
+            ours.close().await.expect("delivers");
         }
     }
 }
@@ -409,5 +428,90 @@ fn connections_that_are_in_use_do_not_hold_up_the_end() {
         let ((), took) = world.timed(client.close()).await;
         assert!(took < Duration::from_millis(100), "{took:?}");
         expect_error(&mut theirs, ErrorKind::ConnectionReset).await;
+    });
+}
+
+#[test]
+fn a_shutdown_of_both_directions_ends_a_peer_that_goes_on_writing() {
+    let world = RdmaWorld::new(82);
+    let RdmaHosts { client, server, .. } =
+        world.hosts_with(|builder| builder.recv_buffer(64 * 1024));
+    world.block_on(async {
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+        // More than the peer's buffer, so that the end stays behind it.
+        let data = patterned(150_000);
+        ours.write_all(&data).await.expect("writes");
+        ours.shutdown_how(Shutdown::Both).expect("shuts down");
+        assert_eq!(ours.read(&mut [0; 1]).await.expect("is at the end"), 0);
+        let late = ours.write(b"late").await.expect_err("is shut down");
+        assert_eq!(late.kind(), ErrorKind::BrokenPipe);
+        // Space for this data comes back, although it is not read; the peer is told behind the
+        // data.
+        let writing = async {
+            theirs.write_all(&patterned(150_000)).await.expect("writes");
+            let (got, end) = read_all(&mut theirs).await;
+            assert!(got == data, "{} bytes", got.len());
+            let error = end.expect_err("its data was not read");
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+            expect_write_error(&mut theirs, ErrorKind::ConnectionReset).await;
+        };
+        let (closed, ()) = zip(ours.close(), writing).await;
+        closed.expect("delivers");
+        drop((ours, theirs));
+        world.sleep(Duration::from_secs(1)).await;
+        assert!(client.connections().is_empty() && server.connections().is_empty());
+    });
+}
+
+#[test]
+fn a_shutdown_of_both_directions_with_unread_data_aborts() {
+    let world = RdmaWorld::new(83);
+    let RdmaHosts { client, server, .. } =
+        world.hosts_with(|builder| builder.recv_buffer(64 * 1024));
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("a free port");
+        for len in [1000, 150_000] {
+            let (mut ours, mut theirs) = connect(&client, &listener).await;
+            theirs.write_all(b"unread").await.expect("writes");
+            let data = patterned(len);
+            ours.write_all(&data).await.expect("writes");
+            world.sleep(Duration::from_millis(1)).await;
+            ours.shutdown_how(Shutdown::Both).expect("shuts down");
+            let begin = world.elapsed();
+            let error = ours.close().await.expect_err("no end follows the data");
+            assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
+            let sent = len.min(64 * 1024);
+            let kind = ErrorKind::ConnectionReset;
+            expect_rest_and_error(&mut theirs, &data[..sent], kind).await;
+            assert!(world.elapsed() - begin < Duration::from_secs(1));
+        }
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        theirs.write_all(b"unread").await.expect("writes");
+        world.sleep(Duration::from_millis(1)).await;
+        ours.write_all(&patterned(1000)).await.expect("writes");
+        ours.shutdown_how(Shutdown::Both).expect("shuts down");
+        let ((), took) = world.timed(client.close()).await;
+        assert!(took < Duration::from_secs(1), "{took:?}");
+    });
+}
+
+#[test]
+fn a_zero_linger_time_resets_what_a_shutdown_of_both_directions_has_not_sent() {
+    let world = RdmaWorld::new(84);
+    let RdmaHosts { client, server, .. } =
+        world.hosts_with(|builder| builder.recv_buffer(64 * 1024));
+    world.block_on(async {
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+        let data = patterned(150_000);
+        ours.write_all(&data).await.expect("writes");
+        ours.shutdown_how(Shutdown::Both).expect("shuts down");
+        ours.set_zero_linger().expect("sets the linger time");
+        drop(ours);
+        world.sleep(Duration::from_secs(1)).await;
+        let sent = 64 * 1024;
+        expect_rest_and_error(&mut theirs, &data[..sent], ErrorKind::ConnectionReset).await;
+        drop(theirs);
+        world.sleep(Duration::from_secs(1)).await;
+        assert!(client.connections().is_empty() && server.connections().is_empty());
     });
 }

@@ -36,7 +36,7 @@ transitions! {
     establish(Init => Active);
     /// The application shuts down writing.
     shutdown_write(Active => PeerCloseWait1, AppCloseWait1 => AppCloseWait2);
-    /// The application closes before the peer has closed.
+    /// The application closes, or shuts down both directions, before the peer has closed.
     close(
         Active => PeerCloseWait1,
         AppCloseWait1 | AppCloseWait2 => PeerFinCloseWait,
@@ -45,7 +45,7 @@ transitions! {
         PeerFinCloseWait => PeerFinCloseWait,
         Init | PeerAbortWait => Closed
     );
-    /// The application closes after the peer has closed or aborted.
+    /// The application closes, or shuts down both directions, after the peer has closed or aborted.
     close_last(
         AppCloseWait1 | AppCloseWait2 | AppFinCloseWait | ProcessAbort | PeerAbortWait => Closed
     );
@@ -54,14 +54,16 @@ transitions! {
         Init | Active => AppCloseWait1,
         PeerCloseWait1 => PeerCloseWait2
     );
-    /// The peer closed, and this side has not sent its final flags.
+    /// The peer closed, and the application has not. In `PeerFinCloseWait` it has shut down both
+    /// directions.
     peer_closed(
         Init | Active => AppCloseWait1,
         PeerCloseWait1 | PeerCloseWait2 => AppFinCloseWait,
         AppCloseWait1 => AppCloseWait1,
-        AppCloseWait2 => AppCloseWait2
+        AppCloseWait2 => AppCloseWait2,
+        PeerFinCloseWait => Closed
     );
-    /// The peer closed after this side sent its final flags.
+    /// The peer closed after the application did, and this side has sent its final flags.
     peer_closed_last(PeerCloseWait1 | PeerCloseWait2 | PeerFinCloseWait => Closed);
     /// The peer aborted, and this side has not sent its final flags.
     peer_aborted(
@@ -111,6 +113,8 @@ pub struct Closing {
     pub(super) sent: StateFlags,
     peer: StateFlags,
     app_closed: bool,
+    /// The application has shut down writing, alone or with reading.
+    is_shut: bool,
     /// This side has ended the connection, in order or not.
     ended_here: bool,
 }
@@ -150,6 +154,7 @@ impl Default for Closing {
             sent: none,
             peer: none,
             app_closed: false,
+            is_shut: false,
             ended_here: false,
         }
     }
@@ -181,11 +186,23 @@ impl Closing {
         self.ended_here
     }
 
-    /// Whether the application has shut down writing.
+    /// Whether the application has shut down writing, alone or with reading.
     #[must_use]
     pub fn is_shut(&self) -> bool {
-        // `SENDING_DONE` is sent by a shutdown of writing only.
-        self.sent.contains(StateFlags::SENDING_DONE)
+        self.is_shut
+    }
+
+    /// Whether the application has closed or shut down both directions: it reads no more data.
+    #[must_use]
+    pub fn is_reading_over(&self) -> bool {
+        let is_shut_for_both = self.is_shut && self.sent.intersects(FINAL_FLAGS);
+        self.app_closed || (is_shut_for_both && !self.ended_here)
+    }
+
+    /// Whether the application has shut down both directions with received data unread.
+    #[must_use]
+    pub fn is_shut_by_abort(&self) -> bool {
+        self.is_shut && !self.ended_here && self.sent.contains(StateFlags::ABORTED)
     }
 
     /// Whether the peer has aborted: it has not read everything, or reads no more data.
@@ -214,7 +231,7 @@ impl Closing {
     /// Result of a write.
     #[must_use]
     pub fn write_end(&self) -> WriteEnd {
-        if self.is_shut() || (self.sent.intersects(FINAL_FLAGS) && !self.ended_here) {
+        if self.is_shut || (self.sent.intersects(FINAL_FLAGS) && !self.ended_here) {
             WriteEnd::Shut
         } else if self.peer.intersects(FINAL_FLAGS) {
             WriteEnd::Reset
@@ -228,7 +245,19 @@ impl Closing {
     /// The application shuts down writing. Returns the flags to send, if there are new ones.
     pub fn shutdown_write(&mut self) -> Option<StateFlags> {
         self.state.shutdown_write().ok()?;
+        self.is_shut = true;
         self.send(StateFlags::SENDING_DONE)
+    }
+
+    /// The application shuts down both directions: the peer gets the final flags, as by a close,
+    /// and the record stays until the application closes. `discard` is true if received data was
+    /// not read. Returns the flags to send, if there are new ones.
+    pub fn shutdown_both(&mut self, discard: bool) -> Option<StateFlags> {
+        if self.app_closed || self.ended_here {
+            return None;
+        }
+        self.is_shut = true;
+        self.finish(discard)
     }
 
     /// The application closes. `discard` is true if received data was not read, or if the
@@ -238,6 +267,11 @@ impl Closing {
             return None;
         }
         self.app_closed = true;
+        self.finish(discard)
+    }
+
+    /// Sends the final flags, if they were not sent before.
+    fn finish(&mut self, discard: bool) -> Option<StateFlags> {
         let before = self.state;
         // In a state without a row for it, a close changes nothing.
         let _unchanged_if_no_row = if self.peer.intersects(FINAL_FLAGS) {
@@ -264,16 +298,16 @@ impl Closing {
             return false;
         }
         self.peer.insert(flags);
-        let last = self.app_closed && self.sent.intersects(FINAL_FLAGS);
+        let is_final = self.sent.intersects(FINAL_FLAGS);
         // A state without a row for the event is not changed by it.
         let _unchanged_if_no_row = if new.contains(StateFlags::ABORTED) {
-            if last {
+            if is_final {
                 self.state.peer_aborted_last()
             } else {
                 self.state.peer_aborted()
             }
         } else if new.contains(StateFlags::CLOSED) {
-            if last {
+            if is_final && self.app_closed {
                 self.state.peer_closed_last()
             } else {
                 self.state.peer_closed()
@@ -296,7 +330,7 @@ impl Closing {
     /// that was written: a connection whose writing was shut down is complete, so it is closed in
     /// order.
     pub fn abort_or_close(&mut self) -> Option<StateFlags> {
-        let is_in_order = self.is_shut() && !self.is_aborted_by_peer();
+        let is_in_order = self.is_shut && !self.is_aborted_by_peer();
         self.stop(match is_in_order {
             true => StateFlags::CLOSED,
             false => StateFlags::ABORTED,

@@ -162,7 +162,7 @@ PEERCLOSEWAIT2   | -         | -              | PEERCLOSEWAIT2   | -          | 
 APPCLOSEWAIT1    | -         | APPCLOSEWAIT2  | PEERFINCLOSEWAIT | CLOSED     | -              | APPCLOSEWAIT1   | -                | PROCESSABORT | -                 | PEERABORTWAIT
 APPCLOSEWAIT2    | -         | -              | PEERFINCLOSEWAIT | CLOSED     | -              | APPCLOSEWAIT2   | -                | CLOSED       | -                 | PEERABORTWAIT
 APPFINCLOSEWAIT  | -         | -              | -                | CLOSED     | -              | -               | -                | PROCESSABORT | -                 | PEERABORTWAIT
-PEERFINCLOSEWAIT | -         | -              | PEERFINCLOSEWAIT | -          | -              | -               | CLOSED           | -            | CLOSED            | PEERABORTWAIT
+PEERFINCLOSEWAIT | -         | -              | PEERFINCLOSEWAIT | -          | -              | CLOSED          | CLOSED           | -            | CLOSED            | PEERABORTWAIT
 PEERABORTWAIT    | -         | -              | CLOSED           | CLOSED     | -              | -               | -                | CLOSED       | CLOSED            | -
 PROCESSABORT     | -         | -              | -                | CLOSED     | -              | -               | -                | -            | -                 | PEERABORTWAIT
 CLOSED           | -         | -              | -                | -          | -              | -               | -                | -            | -                 | -
@@ -307,16 +307,77 @@ fn an_endpoint_shutdown_closes_what_was_shut_down_and_aborts_the_rest() {
     assert_eq!(aborted.abort_or_close(), Some(D | A));
 }
 
+#[test]
+fn a_shutdown_of_both_directions_sends_the_final_flags_and_waits_for_the_close() {
+    let mut closing = Closing::default();
+    assert_eq!(closing.shutdown_both(false), Some(C));
+    assert_eq!(
+        closing.shutdown_both(true),
+        None,
+        "the final flags were sent"
+    );
+    assert_eq!(closing.shutdown_write(), None);
+    assert_eq!(closing.state(), ConnState::PeerCloseWait1);
+    assert_eq!(closing.write_end(), WriteEnd::Shut);
+    closing.handle_peer(C);
+    assert_eq!(closing.state(), ConnState::AppFinCloseWait);
+    assert!(!closing.is_finished(), "the application has not closed");
+    assert_eq!(closing.close(true), None);
+    assert!(closing.is_finished());
+
+    let mut unread = Closing::default();
+    unread.shutdown_write();
+    assert_eq!(unread.shutdown_both(true), Some(D | A));
+    unread.handle_peer(A);
+    assert_eq!(unread.state(), ConnState::Closed);
+    assert!(!unread.is_finished(), "the application has not closed");
+    assert_eq!(unread.close(true), None);
+    assert!(unread.is_finished());
+}
+
+#[test]
+fn a_shutdown_of_both_directions_follows_that_of_the_peer() {
+    let mut closing = Closing::default();
+    closing.handle_peer(D);
+    assert_eq!(closing.shutdown_both(false), Some(C));
+    assert_eq!(closing.state(), ConnState::PeerFinCloseWait);
+    closing.handle_peer(D | C);
+    assert_eq!(closing.state(), ConnState::Closed);
+    assert_eq!(closing.close(false), None);
+    assert!(closing.is_finished());
+
+    for (flags, sent) in [(C, C), (A, A)] {
+        let mut last = Closing::default();
+        last.handle_peer(flags);
+        assert_eq!(last.shutdown_both(false), Some(sent));
+        assert_eq!(last.state(), ConnState::Closed);
+        assert_eq!(last.abort(), None);
+        assert_eq!(last.write_end(), WriteEnd::Shut);
+        assert_eq!(last.close(false), None);
+        assert!(last.is_finished());
+    }
+}
+
+#[test]
+fn a_shutdown_of_both_directions_after_the_end_sends_nothing() {
+    let mut closing = Closing::default();
+    closing.abort();
+    assert_eq!(closing.shutdown_both(false), None);
+    assert_eq!(closing.write_end(), WriteEnd::Aborted);
+    closing.close(false);
+    assert!(closing.is_finished());
+}
+
 /// Events in any order: no panic, flags are only added, and the final flags of both sides finish
 /// it.
 #[test]
 fn every_order_of_events_finishes() {
-    for script in 0..9_u32.pow(5) {
+    for script in 0..11_u32.pow(5) {
         let mut closing = Closing::default();
         let mut sent = closing.sent;
         let mut rest = script;
         for _ in 0..5 {
-            match rest % 9 {
+            match rest % 11 {
                 0 => drop(closing.shutdown_write()),
                 1 => drop(closing.close(false)),
                 2 => drop(closing.close(true)),
@@ -325,11 +386,13 @@ fn every_order_of_events_finishes() {
                 5 => drop(closing.handle_peer(D | C)),
                 6 => drop(closing.handle_peer(A)),
                 7 => drop(closing.abort_or_close()),
+                8 => drop(closing.shutdown_both(false)),
+                9 => drop(closing.shutdown_both(true)),
                 _ => drop(closing.abort()),
             }
             assert!(closing.sent.contains(sent), "script {script}");
             sent = closing.sent;
-            rest /= 9;
+            rest /= 11;
         }
         closing.close(false);
         closing.handle_peer(C);

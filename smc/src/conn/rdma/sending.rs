@@ -87,10 +87,11 @@ impl RdmaConn {
         done
     }
 
-    /// As `SmcPath::publish_flags`, with the consumer cursor.
-    pub(crate) fn publish_close(&self, cursor: Cursor, flags: StateFlags) {
+    /// As `SmcPath::publish_flags`, with the consumer cursor. It is read under the lock, so that it
+    /// is not behind that of an earlier [`RdmaConn::discard`].
+    pub(crate) fn publish_close(&self, cursor: impl FnOnce() -> Cursor, flags: StateFlags) {
         self.update(|transmit| {
-            transmit.set_consumer(cursor);
+            transmit.set_consumer(cursor());
             transmit.set_flags(flags);
         });
     }

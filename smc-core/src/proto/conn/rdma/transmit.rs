@@ -435,13 +435,14 @@ impl Transmit {
     }
 
     /// Delivery of everything staged and of the end of stream
-    /// ([`SENDING_DONE`](StateFlags::SENDING_DONE)).
+    /// ([`SENDING_DONE`](StateFlags::SENDING_DONE) or [`CLOSED`](StateFlags::CLOSED)).
     ///
     /// Completed data is in the peer's memory, and completed messages are in its receive queue:
     /// they are delivered even if this side is gone (docs/spec/closing.md#waiting-for-delivery).
     #[must_use]
     pub fn delivery(&self) -> DeliveryStatus {
-        let has_end = self.completed_state.contains(StateFlags::SENDING_DONE);
+        let end = StateFlags::SENDING_DONE | StateFlags::CLOSED;
+        let has_end = self.completed_state.intersects(end);
         if self.is_truncated || (self.is_peer_closed && self.consumed < self.sent) {
             DeliveryStatus::Lost
         } else if self.is_peer_closed || (has_end && self.completed >= self.prepared) {
