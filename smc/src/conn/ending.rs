@@ -8,7 +8,7 @@ use smc_wire::cdc::{ProducerWord, StateFlags};
 use smc_wire::cursor::Cursor;
 
 use super::{Conn, PeerLocality, SmcPath as _, len_usize};
-use crate::error::{CloseReason, Error, PeerMisbehaved};
+use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
 use crate::mem::HEADER_LEN;
 use crate::mem::sync::Ordering;
 use crate::proto::conn::Closing;
@@ -99,7 +99,18 @@ impl Conn {
             self.arm();
             self.watch_tcp();
             self.handle_peer_flags();
-            self.driver.await_peer_close(self);
+            // Written data of SMC-D is in the peer's memory.
+            let is_sending = self.rdma().is_some_and(|rdma| rdma.has_pending());
+            let linger = linger.filter(|_| is_sending && !is_reset);
+            self.driver.await_peer_close(self, linger);
+        }
+    }
+
+    /// For the driver: the linger time after close is over. What was not sent is dropped, with an
+    /// abort instead of the close.
+    pub(crate) fn end_linger(&self) {
+        if self.rdma().is_some_and(|rdma| rdma.has_pending()) {
+            self.abort(Error::TimedOut(Phase::Delivery));
         }
     }
 

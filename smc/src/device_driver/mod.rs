@@ -68,8 +68,10 @@ struct Table {
     /// Dropped by the application, waiting for the peer's close until the time given, the earliest
     /// first.
     awaiting_close: VecDeque<(Instant, Weak<Conn>)>,
-    /// Dropped since the last pass.
-    newly_dropped: Vec<Weak<Conn>>,
+    /// Dropped with data to send, until the end of their linger times, the earliest first.
+    lingering: VecDeque<(Instant, Weak<Conn>)>,
+    /// Dropped since the last pass, with their linger times.
+    newly_dropped: Vec<(Option<Duration>, Weak<Conn>)>,
     /// Dropped, with an event on their TCP sockets.
     tcp_events: Vec<Weak<Conn>>,
     /// With the start time of their TCP watch, the earliest first.
@@ -157,13 +159,16 @@ impl DeviceDriver {
         self.groups.notify_ended();
     }
 
-    /// Waits for the peer's close of a stream that the application dropped.
-    pub(crate) fn await_peer_close(&self, conn: &Arc<Conn>) {
+    /// Waits for the peer's close of a stream that the application dropped. If there is a linger
+    /// time, data is not sent for longer than that.
+    pub(crate) fn await_peer_close(&self, conn: &Arc<Conn>, linger: Option<Duration>) {
         if self.is_stopped() {
             conn.abort(Error::Closed(CloseReason::Endpoint));
             return;
         }
-        self.table.lock().newly_dropped.push(Arc::downgrade(conn));
+        let linger = linger.filter(|linger| *linger < self.close_timeout);
+        let dropped = (linger, Arc::downgrade(conn));
+        self.table.lock().newly_dropped.push(dropped);
         self.wake_task();
     }
 

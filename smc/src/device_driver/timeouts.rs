@@ -31,6 +31,9 @@ impl DeviceDriver {
         for conn in due.tcp_watches {
             conn.start_tcp_watch();
         }
+        for conn in due.lingering {
+            conn.end_linger();
+        }
         for conn in due.overdue {
             conn.abort(Error::Closed(CloseReason::Aborted));
         }
@@ -71,6 +74,8 @@ impl DeviceDriver {
 struct DueConns {
     /// Their TCP watch starts now.
     tcp_watches: Vec<Arc<Conn>>,
+    /// Their linger time is over.
+    lingering: Vec<Arc<Conn>>,
     /// The peer has not closed in time.
     overdue: Vec<Arc<Conn>>,
     /// Half-open, and the peer has sent nothing in time.
@@ -79,37 +84,54 @@ struct DueConns {
 
 impl DueConns {
     fn is_empty(&self) -> bool {
-        self.tcp_watches.is_empty() && self.overdue.is_empty() && self.silent.is_empty()
+        let Self {
+            tcp_watches,
+            lingering,
+            overdue,
+            silent,
+        } = self;
+        let all = [tcp_watches, lingering, overdue, silent];
+        all.into_iter().all(Vec::is_empty)
     }
 }
 
 impl Table {
     fn take_due(&mut self, now: Instant, close_timeout: Duration) -> DueConns {
         let until = now + close_timeout;
-        let dropped = self.newly_dropped.drain(..).map(|conn| (until, conn));
-        self.awaiting_close.extend(dropped);
+        for (linger, conn) in self.newly_dropped.drain(..) {
+            if let Some(linger) = linger {
+                let end = now + linger;
+                let at = self.lingering.partition_point(|(until, _)| *until <= end);
+                self.lingering.insert(at, (end, Weak::clone(&conn)));
+            }
+            self.awaiting_close.push_back((until, conn));
+        }
         let due = DueConns {
             tcp_watches: take_due(&mut self.deferred_tcp_watches, now, |_| true),
+            lingering: take_due(&mut self.lingering, now, |_| true),
             // The table holds every connection that has not ended.
             overdue: take_due(&mut self.awaiting_close, now, |_| true),
             silent: take_due(&mut self.half_open, now, Conn::is_peer_silent),
         };
-        if self.awaiting_close.len() > 2 * self.conns.len() + 64 {
-            self.awaiting_close
-                .retain(|(_, conn)| conn.strong_count() > 0);
+        for queue in [&mut self.awaiting_close, &mut self.lingering] {
+            if queue.len() > 2 * self.conns.len() + 64 {
+                queue.retain(|(_, conn)| conn.strong_count() > 0);
+            }
         }
         due
     }
 
     /// The time of the next timeout.
     fn next_timeout(&self) -> Option<Instant> {
-        let awaiting_close = self.awaiting_close.front().map(|(until, _)| *until);
-        let half_open = self.half_open.front().map(|(until, _)| *until);
-        let tcp_watches = self.deferred_tcp_watches.front().map(|(until, _)| *until);
-        let retries = self.retries.next();
-        [awaiting_close, half_open, tcp_watches, retries]
-            .into_iter()
-            .flatten()
+        let queues = [
+            &self.awaiting_close,
+            &self.lingering,
+            &self.half_open,
+            &self.deferred_tcp_watches,
+        ];
+        let next = queues.into_iter().filter_map(VecDeque::front);
+        next.map(|(until, _)| *until)
+            .chain(self.retries.next())
             .min()
     }
 }

@@ -432,6 +432,54 @@ fn connections_that_are_in_use_do_not_hold_up_the_end() {
 }
 
 #[test]
+fn a_linger_time_bounds_how_long_a_dropped_stream_is_sent() {
+    let close_timeout = Duration::from_secs(60);
+    for (linger, expected) in [(None, 60), (Some(5), 5), (Some(1), 1), (Some(1000), 60)] {
+        let world = RdmaWorld::new(79);
+        let RdmaHosts { client, server, .. } =
+            world.hosts_with(|builder| builder.recv_buffer(64 * 1024).close_timeout(close_timeout));
+        world.block_on(async {
+            let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+            let data = patterned(150_000);
+            ours.write_all(&data).await.expect("writes");
+            let set = ours.set_linger(linger.map(Duration::from_secs));
+            set.expect("sets the linger time");
+            drop(ours);
+            let half = Duration::from_millis(500);
+            world.sleep(Duration::from_secs(expected) - half).await;
+            assert_eq!(client.connections().len(), 1, "{linger:?}");
+            world.sleep(2 * half).await;
+            assert!(client.connections().is_empty(), "{linger:?}");
+            // The peer's buffer was full.
+            let sent = 64 * 1024;
+            expect_rest_and_error(&mut theirs, &data[..sent], ErrorKind::ConnectionReset).await;
+        });
+    }
+}
+
+#[test]
+fn a_linger_time_does_not_cut_off_what_the_peer_has_but_did_not_read() {
+    let world = RdmaWorld::new(80);
+    let RdmaHosts { client, server, .. } = world.hosts();
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let mut streams = Vec::new();
+        // The times end in another order than that of the drops.
+        for linger in [3, 1, 2] {
+            let (mut ours, theirs) = connect(&client, &listener).await;
+            ours.write_all(&patterned(1000)).await.expect("writes");
+            let set = ours.set_linger(Some(Duration::from_secs(linger)));
+            set.expect("sets the linger time");
+            streams.push(theirs);
+        }
+        world.sleep(Duration::from_secs(30)).await;
+        for mut theirs in streams {
+            expect_rest(&mut theirs, &patterned(1000)).await;
+        }
+    });
+}
+
+#[test]
 fn a_shutdown_of_both_directions_ends_a_peer_that_goes_on_writing() {
     let world = RdmaWorld::new(82);
     let RdmaHosts { client, server, .. } =
