@@ -479,6 +479,23 @@ fn a_linger_time_does_not_cut_off_what_the_peer_has_but_did_not_read() {
     });
 }
 
+/// The peer of a stream that was dropped may read as late as it likes.
+#[test]
+fn a_close_that_the_peer_has_is_not_made_an_abort_by_the_close_timeout() {
+    let world = RdmaWorld::new(81);
+    let timeout = Duration::from_secs(7);
+    let RdmaHosts { client, server, .. } =
+        world.hosts_with(|builder| builder.close_timeout(timeout));
+    world.block_on(async {
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+        ours.write_all(&patterned(1000)).await.expect("writes");
+        drop(ours);
+        world.sleep(3 * timeout).await;
+        assert!(client.connections().is_empty());
+        expect_rest(&mut theirs, &patterned(1000)).await;
+    });
+}
+
 #[test]
 fn a_shutdown_of_both_directions_ends_a_peer_that_goes_on_writing() {
     let world = RdmaWorld::new(82);
