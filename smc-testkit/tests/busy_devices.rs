@@ -84,6 +84,21 @@ fn closing_ends_with_the_peers_abort_while_the_shutdown_is_not_delivered() {
 }
 
 #[test]
+fn what_a_busy_device_has_not_announced_is_in_the_send_queue() {
+    let scene = Scene::new(true);
+    let (mut stream, mut peer) = scene.pair();
+    scene.set_busy(1000);
+    scene.world.block_on(async {
+        stream.write_all(b"data").await.unwrap();
+        assert_eq!(stream.send_queue_len().unwrap(), 4);
+        scene.set_busy(0);
+        scene.world.sleep(Duration::from_secs(1)).await;
+        assert_eq!(stream.send_queue_len().unwrap(), 0);
+        peer.read_exact(&mut [0; 4]).await.unwrap();
+    });
+}
+
+#[test]
 fn a_device_that_stays_busy_is_asked_ever_less_often_and_then_ends_the_connection() {
     let scene = Scene::new(false);
     let (mut stream, _peer) = scene.pair();

@@ -248,3 +248,40 @@ fn a_peer_cannot_write_to_a_stream_that_was_shut_down_for_both_directions() {
         world.only_idle_groups_left([&client, &server]).await;
     });
 }
+
+#[test]
+fn the_queues_of_a_stream_are_what_was_not_read_and_what_was_not_delivered() {
+    for nocopy in [true, false] {
+        let world = World::new().with_fabric(|fabric| fabric.with_nocopy(nocopy));
+        world.between_hosts(async |client, server| {
+            let (mut ours, mut theirs) = meet_smc(&client, &server).await;
+            assert_eq!(theirs.recv_queue_len().unwrap(), 0);
+            ours.write_all(&[0; 1000]).await.unwrap();
+            assert_eq!(theirs.recv_queue_len().unwrap(), 1000);
+            assert_eq!(theirs.peek(&mut [0; 10]).await.unwrap(), 10);
+            theirs.read_exact(&mut [0; 100]).await.unwrap();
+            assert_eq!(theirs.recv_queue_len().unwrap(), 900);
+            assert_eq!(ours.send_queue_len().unwrap(), 0, "is in the peer's memory");
+            theirs.shutdown_how(Shutdown::Read).unwrap();
+            assert_eq!(
+                theirs.recv_queue_len().unwrap(),
+                900,
+                "is not read any more"
+            );
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_passes_its_space_has_no_queue() {
+    let world = World::new();
+    let (stream, peer) = forged(&world);
+    world.block_on(async {
+        let cursor = Cursor { wrap: 7, count: 1 };
+        let producer = ProducerWord { cursor }.to_ne().to_ne_bytes();
+        peer.put(ProducerWord::OFFSET, &producer, Signal::Yes);
+        let error = stream.recv_queue_len().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidData);
+        assert_eq!(peer.shown().state_flags, StateFlags::ABORTED);
+    });
+}

@@ -45,6 +45,26 @@ fn what_is_in_the_buffer_already_stays() {
     assert_eq!(read, b"Oh: hello, world");
 }
 
+#[test]
+fn the_receive_queue_has_what_was_not_read() {
+    with_peer_that_sends(&[b"hello, world"], async |mut stream| {
+        // The peer has written everything at once.
+        stream.readable().await.unwrap();
+        assert_eq!(stream.recv_queue_len().unwrap(), 12);
+        let peeked = stream.peek(&mut [0; 64]).await.unwrap();
+        assert_eq!(peeked, 12);
+        tokio::io::AsyncReadExt::read_exact(&mut stream, &mut [0; 5])
+            .await
+            .unwrap();
+        assert_eq!(stream.recv_queue_len().unwrap(), 7);
+        let buffered = futures_lite::AsyncBufReadExt::fill_buf(&mut stream).await;
+        assert_eq!(buffered.unwrap(), b", world");
+        assert_eq!(stream.recv_queue_len().unwrap(), 7, "is in a buffer here");
+        let kind = stream.send_queue_len().unwrap_err().kind();
+        assert_eq!(kind, std::io::ErrorKind::Unsupported);
+    });
+}
+
 /// Reads once into a buffer of unwritten bytes. Returns the number of bytes.
 async fn read_some(stream: &mut Stream, space: usize, into: &mut Vec<u8>) -> usize {
     let mut space = vec![MaybeUninit::uninit(); space];

@@ -128,6 +128,34 @@ impl Stream {
         usize::try_from(ring.size()).ok()
     }
 
+    /// Bytes that were received and not read yet (`SIOCINQ`). Reads return as much without waiting.
+    ///
+    /// What was [peeked](Stream::peek) counts; a [`ReadGuard`] is read. After reading was shut down
+    /// it is what the peer sent in vain.
+    ///
+    /// # Errors
+    ///
+    /// As reading, when the peer has broken the protocol; for TCP as `ioctl(2)`, and `Unsupported`
+    /// with a runtime that has no sockets of the system.
+    pub fn recv_queue_len(&self) -> io::Result<usize> {
+        self.read.lock().queue_len()
+    }
+
+    /// Bytes that were written and may not be in the peer's memory yet (`SIOCOUTQ`): with 0
+    /// everything arrives even if this process ends, though the end of the stream may not.
+    ///
+    /// 0 over SMC-D, where a write is in the peer's memory when it returns; only while the device
+    /// is busy it is what the peer is not known to have read. Over SMC-R it is what the peer has
+    /// not acknowledged, at most [`Builder::send_buffer`](super::Builder::send_buffer), and what
+    /// was dropped does not count. Whether the peer has read anything it does not show.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` for TCP: use the `ioctl` on [`Stream::tcp_fd`].
+    pub fn send_queue_len(&self) -> io::Result<usize> {
+        self.write.lock().queue_len()
+    }
+
     /// The descriptor of the TCP socket, for reading its options. Data does not pass there when the
     /// stream is SMC.
     #[must_use]

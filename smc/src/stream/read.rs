@@ -85,6 +85,9 @@ impl Reader {
 
         pub(crate) fn shutdown(&mut self) -> io::Result<()>;
 
+        /// As [`Stream::recv_queue_len`](super::Stream::recv_queue_len).
+        pub(super) fn queue_len(&mut self) -> io::Result<usize>;
+
         /// How far an SMC stream was read.
         pub(super) fn position(&mut self) -> Option<Cursor>;
     }
@@ -324,6 +327,11 @@ impl<P: SmcPath> SmcReader<P> {
         let guard = guarded.retain(len_usize(at), len_usize(until_end.len));
         self.discard_fill_copy();
         Ok(Some(guard))
+    }
+
+    fn queue_len(&mut self) -> io::Result<usize> {
+        self.read_producer()?;
+        Ok(len_usize(self.half.readable()))
     }
 
     /// How far the ring was read.

@@ -160,6 +160,13 @@ impl TcpReader {
         self.socket.poll_readable(cx)
     }
 
+    pub(crate) fn queue_len(&self) -> io::Result<usize> {
+        let fd = self.socket.fd().ok_or(io::ErrorKind::Unsupported)?;
+        let in_socket = rustix::io::ioctl_fionread(fd)?;
+        let in_socket = usize::try_from(in_socket).unwrap_or(usize::MAX);
+        Ok(in_socket.saturating_add(self.buffered().len()))
+    }
+
     pub(crate) fn position(&self) -> Option<Cursor> {
         None
     }
@@ -236,6 +243,11 @@ impl TcpWriter {
 
     pub(crate) fn conn(&self) -> Option<Arc<Conn>> {
         None
+    }
+
+    /// The call of the system is unsafe, and this crate makes none.
+    pub(crate) fn queue_len(&self) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// A private buffer: without a ring, the maximum ring size bounds it.

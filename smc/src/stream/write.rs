@@ -59,6 +59,9 @@ impl Writer {
         /// this process.
         pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
+        /// As [`Stream::send_queue_len`](super::Stream::send_queue_len).
+        pub(super) fn queue_len(&mut self) -> io::Result<usize>;
+
         fn poll_reserve(
             &mut self,
             cx: &mut Context<'_>,
@@ -142,6 +145,9 @@ pub(crate) trait SendPath {
 
     /// Maximum of the space.
     fn capacity(&self) -> u32;
+
+    /// Written bytes that may not be in the peer's memory yet.
+    fn undelivered(&self) -> u32;
 
     /// How much of `space` can be reserved in the peer's memory.
     fn in_place_space(&self, space: u32) -> usize;
@@ -227,6 +233,10 @@ impl<P: SendPath> SmcWriter<P> {
             },
             false => ReservedSpace::private(space, least, most),
         }))
+    }
+
+    fn queue_len(&self) -> io::Result<usize> {
+        Ok(len_usize(self.path.undelivered()))
     }
 
     fn spare(&mut self) -> &mut Box<[u8]> {
@@ -512,6 +522,14 @@ impl SendPath for DirectWriter {
         self.half.ring().size()
     }
 
+    fn undelivered(&self) -> u32 {
+        match self.direct.has_pending() {
+            // Not more than that, from the position that the device has accepted.
+            true => self.half.ring().size().saturating_sub(self.half.space()),
+            false => 0,
+        }
+    }
+
     fn in_place_space(&self, space: u32) -> usize {
         let [until_end, _] = self.half.ring().spans(self.half.at(), space);
         self.element().map_or(0, |_| len_usize(until_end.len))
@@ -562,6 +580,10 @@ impl SendPath for Arc<RdmaConn> {
 
     fn capacity(&self) -> u32 {
         RdmaConn::capacity(self)
+    }
+
+    fn undelivered(&self) -> u32 {
+        RdmaConn::undelivered(self)
     }
 
     fn in_place_space(&self, _space: u32) -> usize {

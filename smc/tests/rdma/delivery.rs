@@ -221,3 +221,35 @@ fn the_time_to_close_runs_on_when_waiting_is_given_up() {
         assert!(took > Duration::from_secs(239), "{took:?}");
     });
 }
+
+#[test]
+fn the_send_queue_is_what_the_peer_has_not_acknowledged() {
+    let world = RdmaWorld::new(90);
+    let (device, client, server) = narrow(&world);
+    world.block_on(async {
+        let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
+        assert_eq!(ours.send_queue_len().expect("is known"), 0);
+        device.hold_completions(true);
+        ours.write_all(&patterned(1000)).await.expect("writes");
+        world.sleep(Duration::from_secs(1)).await;
+        assert_eq!(theirs.recv_queue_len().expect("is known"), 1000);
+        assert_eq!(ours.send_queue_len().expect("is known"), 1000);
+        device.hold_completions(false);
+        world.sleep(Duration::from_secs(1)).await;
+        assert_eq!(ours.send_queue_len().expect("is known"), 0, "is delivered");
+        // More than the peer has room for.
+        ours.write_all(&patterned(100_000)).await.expect("writes");
+        world.sleep(Duration::from_secs(1)).await;
+        let received = theirs.recv_queue_len().expect("is known");
+        assert_eq!(received, 64 * 1024);
+        let left = ours.send_queue_len().expect("is known");
+        assert_eq!(left, 101_000 - received);
+        theirs
+            .read_exact(&mut vec![0; 101_000])
+            .await
+            .expect("reads");
+        world.sleep(Duration::from_secs(1)).await;
+        assert_eq!(ours.send_queue_len().expect("is known"), 0);
+        assert_eq!(theirs.recv_queue_len().expect("is known"), 0);
+    });
+}

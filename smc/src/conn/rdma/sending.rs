@@ -118,6 +118,17 @@ impl RdmaConn {
         }
     }
 
+    /// Bytes whose delivery was not reported. If there are any, the driver reports it from now on.
+    pub(crate) fn undelivered(&self) -> u32 {
+        let tx = self.tx.lock();
+        let used = |bound: &Bound| self.capacity().saturating_sub(bound.transmit.space());
+        let undelivered = tx.bound.as_ref().map_or(0, used);
+        if let (1.., Some(sender)) = (undelivered, &tx.sender) {
+            sender.await_sent();
+        }
+        undelivered
+    }
+
     /// Size of the staging ring: the maximum of space.
     pub(crate) fn capacity(&self) -> u32 {
         self.staging.size.ring_r().size()
