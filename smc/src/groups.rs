@@ -208,6 +208,14 @@ impl Groups {
         self.notify_ended();
     }
 
+    /// Ends all groups if no driver is left: the endpoint, its listeners and its streams were
+    /// dropped. Idle SMC-R groups would keep their links otherwise, and each other.
+    pub(crate) fn shut_down_if_unused(&self) {
+        if self.drivers().next().is_none() {
+            self.update(Registry::shutdown);
+        }
+    }
+
     /// Notifies waiters of the end of a connection or a group, or of a delivery.
     pub(crate) fn notify_ended(&self) {
         self.ended.notify(usize::MAX);

@@ -10,6 +10,7 @@ use smc_ipc::doorbell::register;
 
 use super::{DeviceDriver, PASSES_MAX};
 use crate::device::{DeviceError, Doorbell};
+use crate::groups::Groups;
 use crate::mem::sync::Ordering;
 use crate::reactor_turns::ReactorTurns;
 use crate::runtime::{Runtime, Timer, Watch};
@@ -17,6 +18,7 @@ use crate::runtime::{Runtime, Timer, Watch};
 /// The driver's task: drain, arm, drain, park; for as long as the endpoint or a stream lives.
 pub(crate) struct DriverTask {
     driver: Weak<DeviceDriver>,
+    groups: Weak<Groups>,
     runtime: Arc<dyn Runtime>,
     watch: Option<Box<dyn Watch>>,
     timer: Option<(Instant, Timer)>,
@@ -42,6 +44,7 @@ impl DriverTask {
         };
         Ok(Self {
             driver: Arc::downgrade(driver),
+            groups: Arc::downgrade(&driver.groups),
             runtime,
             watch,
             timer: None,
@@ -145,6 +148,9 @@ impl Future for DriverTask {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
         let Some(driver) = this.driver.upgrade() else {
+            if let Some(groups) = this.groups.upgrade() {
+                groups.shut_down_if_unused();
+            }
             return Poll::Ready(());
         };
         if this.is_in_turn(cx) {

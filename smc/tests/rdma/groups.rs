@@ -38,6 +38,25 @@ fn a_full_link_group_is_followed_by_another() {
 }
 
 #[test]
+fn idle_link_groups_end_with_their_endpoint_and_its_streams() {
+    let world = RdmaWorld::new(13);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        drop(client);
+        world.sleep(Duration::from_secs(5)).await;
+        transfer(&mut ours, &mut theirs, 100).await;
+        drop((ours, theirs));
+        // Longer than the completion of the DELETE LINK is waited for: no driver reports it.
+        world.sleep(Duration::from_secs(5)).await;
+        assert!(server.link_groups().is_empty());
+        assert!(a.links().is_empty() && b.links().is_empty());
+    });
+}
+
+#[test]
 fn an_idle_link_group_ends_after_its_lifetime_on_both_sides() {
     let world = RdmaWorld::new(12);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
