@@ -41,6 +41,7 @@ pub struct Builder {
     ports: RdmaPorts,
     llc: LlcConfig,
     memory: Option<usize>,
+    driver_thread: bool,
     config: EndpointConfig,
 }
 
@@ -291,6 +292,32 @@ impl Builder {
         self
     }
 
+    /// Whether the endpoint has a thread of its own for its devices and link groups, named
+    /// `smc-driver`; it has none unless set.
+    ///
+    /// A peer of SMC-R takes a link for dead that does not answer its tests and requests within two
+    /// seconds, and resets the connections of a group without another link. Without this option the
+    /// tasks that answer are on the runtime of the endpoint, so that a runtime of one thread that
+    /// computes or blocks for longer loses its connections. With it, they do not depend on what the
+    /// application does. Setting up connections, TCP and what a stream itself waits for stay on the
+    /// runtime of the endpoint.
+    ///
+    /// The thread sleeps while there is nothing to do. A task that waits for data is woken across
+    /// threads, which takes some tens of microseconds longer than on the thread of the driver.
+    /// The thread ends when the endpoint, its listeners and its streams are dropped; when the
+    /// runtime of the endpoint ends before that, its work for devices does. It has the clock of the
+    /// system, so tokio's clock must not be paused.
+    ///
+    /// # Errors
+    ///
+    /// None here; [`Builder::build`] fails if the thread cannot be started, with `Unsupported` on a
+    /// runtime that has no [`on_own_thread`](super::runtime::Runtime::on_own_thread).
+    #[must_use]
+    pub fn driver_thread(mut self, enabled: bool) -> Self {
+        self.driver_thread = enabled;
+        self
+    }
+
     /// Sets the maximum number of concurrent handshakes of a listener; 256 unless set. A quarter is
     /// reserved for clients of the own user, and of the rest one source has half at most. See
     /// [`Listener`](super::Listener).
@@ -308,7 +335,8 @@ impl Builder {
         self
     }
 
-    /// Builds the endpoint. Starts one task per device on the runtime.
+    /// Builds the endpoint. Starts one task per device on the runtime, or on a
+    /// [thread](Self::driver_thread).
     ///
     /// # Errors
     ///
@@ -339,8 +367,12 @@ impl Builder {
         }
         let negotiation = self.negotiation.unwrap_or_else(|| Arc::new(Never::new()));
         let lifetime = Arc::new(Lifetime::default());
+        let driver_runtime = match self.driver_thread {
+            true => runtime.on_own_thread()?,
+            false => Arc::clone(&runtime),
+        };
         let groups = Groups::new(
-            Arc::clone(&runtime),
+            Arc::clone(&driver_runtime),
             Deadlines::new(&runtime, &lifetime),
             self.ports,
             self.llc,
@@ -365,7 +397,8 @@ impl Builder {
             .iter()
             .for_each(|driver| driver.device.limit_memory(&groups.memory));
         for driver in &drivers {
-            runtime.spawn(Box::pin(DriverTask::new(driver, Arc::clone(&runtime))?));
+            let task = DriverTask::new(driver, Arc::clone(&driver_runtime))?;
+            driver_runtime.spawn(Box::pin(task));
         }
         let handshake = Arc::new(handshake_config(&config, &drivers));
         let inner = EndpointInner {

@@ -10,12 +10,13 @@
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
 
+use super::groups::Groups;
 use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::runtime::Runtime;
 use crate::mem::sync::{AtomicBool, Ordering};
@@ -28,6 +29,8 @@ pub(crate) struct Deadlines {
     /// A deadline is earlier than the task's timer.
     is_rescheduled: AtomicBool,
     task: AtomicWaker,
+    /// Those of the endpoint. Their tasks may be on a thread that does not end with the runtime.
+    groups: OnceLock<Weak<Groups>>,
 }
 
 #[derive(Default)]
@@ -49,6 +52,7 @@ impl Deadlines {
             pending: Mutex::default(),
             is_rescheduled: AtomicBool::new(false),
             task: AtomicWaker::new(),
+            groups: OnceLock::new(),
         });
         let timer_task = TimerTask {
             deadlines: Arc::downgrade(&deadlines),
@@ -56,6 +60,12 @@ impl Deadlines {
         };
         runtime.spawn(Box::pin(run_timer(timer_task)));
         deadlines
+    }
+
+    /// Sets the groups whose drivers end with the runtime, once.
+    pub(crate) fn set_groups(&self, groups: &Arc<Groups>) {
+        // An endpoint is built once.
+        let _first = self.groups.set(Arc::downgrade(groups));
     }
 
     /// Completes at the time given, at once if that is in the past or the runtime has ended.
@@ -89,13 +99,16 @@ impl Deadlines {
         true
     }
 
-    /// Completes all deadlines: the timer task has ended.
+    /// Completes all deadlines, and ends the drivers: the timer task has ended.
     fn end(&self) {
         let mut pending = self.pending.lock();
         pending.is_over = true;
         let left = std::mem::take(&mut pending.by_time);
         drop(pending);
         left.into_values().for_each(Waker::wake);
+        if let Some(groups) = self.groups.get().and_then(Weak::upgrade) {
+            groups.end_drivers();
+        }
     }
 
     /// Wakes the tasks whose deadline has passed. Returns the next deadline.

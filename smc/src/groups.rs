@@ -29,6 +29,7 @@ use crate::proto::links::LlcConfig;
 /// The lock is held for one step of the registry, never across an await.
 pub(crate) struct Groups {
     shared: Mutex<SharedRegistry>,
+    /// The runtime of drivers and link groups, which may have a thread of its own.
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) deadlines: Arc<Deadlines>,
     drivers: OnceLock<Vec<Weak<DeviceDriver>>>,
@@ -67,7 +68,7 @@ impl Groups {
             rdma: BTreeMap::new(),
             tokens: HashSet::new(),
         };
-        Arc::new(Self {
+        let groups = Arc::new(Self {
             shared: Mutex::new(shared),
             runtime,
             deadlines,
@@ -77,7 +78,9 @@ impl Groups {
             memory,
             ended: Event::new(),
             terminated: Event::new(),
-        })
+        });
+        groups.deadlines.set_groups(&groups);
+        groups
     }
 
     /// The deadline after this time from now on.
@@ -206,6 +209,13 @@ impl Groups {
         let _group = self.shared.lock().rdma.remove(&group);
         self.update(|registry| registry.links_closed(group));
         self.notify_ended();
+    }
+
+    /// Ends the tasks of the drivers: the runtime of the endpoint has ended.
+    pub(crate) fn end_drivers(&self) {
+        for (_, driver) in self.drivers() {
+            driver.end_task();
+        }
     }
 
     /// Ends all groups if no driver is left: the endpoint, its listeners and its streams were

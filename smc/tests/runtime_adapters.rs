@@ -45,6 +45,8 @@ scenarios! {
     a_watch_reports_every_round
     a_watch_leaves_the_descriptor_alone
     timers_and_tasks_run
+    an_own_thread_runs_tasks_while_this_one_is_blocked
+    an_own_thread_survives_a_panic_and_ends_with_its_runtime
     literals_and_names_resolve
     both_families_listen
 }
@@ -286,6 +288,44 @@ async fn timers_and_tasks_run(rt: Arc<dyn Runtime>) {
         futures_lite::future::yield_now().await;
     }
     assert_eq!(count.load(Ordering::Relaxed), 10);
+}
+
+async fn an_own_thread_runs_tasks_while_this_one_is_blocked(rt: Arc<dyn Runtime>) {
+    let own = rt.on_own_thread().unwrap();
+    let eventfd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+    let watch = own.watch(eventfd.as_fd()).unwrap();
+    let (done, finished) = std::sync::mpsc::channel();
+    let timers = own.clone();
+    own.spawn(Box::pin(async move {
+        timers.timer(timers.now() + Duration::from_millis(1)).await;
+        poll_fn(|cx| watch.poll_readable(cx)).await.unwrap();
+        let name = std::thread::current().name().map(str::to_owned);
+        done.send(name).unwrap();
+    }));
+    rustix::io::write(&eventfd, &1_u64.to_ne_bytes()).unwrap();
+    // Not awaited: nothing else runs on this thread.
+    let name = finished.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert_eq!(name.as_deref(), Some("smc-driver"));
+}
+
+async fn an_own_thread_survives_a_panic_and_ends_with_its_runtime(rt: Arc<dyn Runtime>) {
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+
+    let own = rt.on_own_thread().unwrap();
+    own.spawn(Box::pin(async {
+        panic!("of a task, as the test wants it")
+    }));
+    let (left, is_dropped) = channel::<()>();
+    let (done, finished) = channel();
+    own.spawn(Box::pin(async move {
+        done.send(()).unwrap();
+        std::future::pending::<()>().await;
+        drop(left);
+    }));
+    finished.recv_timeout(Duration::from_secs(20)).unwrap();
+    drop(own);
+    let end = is_dropped.recv_timeout(Duration::from_secs(20));
+    assert_eq!(end, Err(RecvTimeoutError::Disconnected));
 }
 
 async fn literals_and_names_resolve(rt: Arc<dyn Runtime>) {

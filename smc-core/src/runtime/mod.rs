@@ -97,6 +97,22 @@ pub trait Runtime: Send + Sync + Debug + 'static {
     /// When it cannot be watched, or the runtime has no reactor.
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>>;
 
+    /// A runtime of the same kind with one thread, which waits for nothing but its own tasks,
+    /// timers and watches. What the application does on this runtime does not delay those. `smc`
+    /// runs tasks of an endpoint on it, if that is configured.
+    ///
+    /// Both have the same clock, if that is the system's. The thread ends when the result is
+    /// dropped with all its clones, and the tasks that are left are dropped. Waits for the start of
+    /// the thread.
+    ///
+    /// # Errors
+    ///
+    /// When the thread cannot be started; `Unsupported` for a runtime without such a thread, as if
+    /// not implemented.
+    fn on_own_thread(&self) -> io::Result<Arc<dyn Runtime>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// The host's network interfaces now; none if the system does not report them.
     fn interfaces(&self) -> Vec<NetworkInterface> {
         smc_netlink::interfaces().unwrap_or_default()

@@ -56,6 +56,8 @@ pub(crate) struct DeviceDriver {
     gone: AtomicBool,
     /// The endpoint was dropped, with its listeners and set-ups.
     is_endpoint_dropped: AtomicBool,
+    /// The task has to end.
+    is_ending: AtomicBool,
     /// See [`Self::is_stopped`].
     stopped: AtomicBool,
     close_timeout: Duration,
@@ -106,6 +108,7 @@ impl DeviceDriver {
             in_pass: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             is_endpoint_dropped: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             close_timeout,
         })
@@ -204,6 +207,12 @@ impl DeviceDriver {
                 conn.abort(Error::Closed(CloseReason::Endpoint));
             }
         }
+    }
+
+    /// Ends the task, wherever it runs.
+    pub(crate) fn end_task(&self) {
+        self.is_ending.store(true, Ordering::Release);
+        self.wake_task();
     }
 
     /// The task has ended, most likely with its runtime: the close of peers would not be read.

@@ -153,6 +153,9 @@ impl Future for DriverTask {
             }
             return Poll::Ready(());
         };
+        if driver.is_ending.load(Ordering::Acquire) {
+            return Poll::Ready(());
+        }
         if this.is_in_turn(cx) {
             return Poll::Pending;
         }

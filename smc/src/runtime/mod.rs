@@ -6,6 +6,8 @@
 mod connect;
 #[cfg(any(feature = "tokio", feature = "smol"))]
 mod net;
+#[cfg(any(feature = "tokio", feature = "smol"))]
+mod own_thread;
 #[cfg(feature = "smol")]
 pub mod smol;
 #[cfg(feature = "tokio")]

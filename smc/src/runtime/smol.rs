@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
@@ -13,6 +14,7 @@ use async_trait::async_trait;
 
 use super::connect::{self, Begun};
 use super::net::{self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket};
+use super::own_thread::OwnThread;
 use super::{
     Acceptor, BeforeConnect, BeforeListen, Runtime, Socket, SocketOptions, Task, Timer, Watch,
 };
@@ -22,6 +24,8 @@ use crate::mem::sync::{AtomicBool, Ordering};
 #[derive(Clone, Debug, Default)]
 pub struct SmolRuntime {
     executor: Option<Arc<Executor<'static>>>,
+    /// The thread that runs the executor, if it is one for an endpoint's drivers.
+    _thread: Option<Arc<OwnThread>>,
 }
 
 impl SmolRuntime {
@@ -37,6 +41,7 @@ impl SmolRuntime {
     pub fn with_executor(executor: Arc<Executor<'static>>) -> Self {
         Self {
             executor: Some(executor),
+            _thread: None,
         }
     }
 }
@@ -98,6 +103,22 @@ impl Runtime for SmolRuntime {
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {
         let fd = Arc::new(fd.try_clone_to_owned()?);
         Ok(Box::new(FdWatch(Io::register(&(), fd)?)))
+    }
+
+    fn on_own_thread(&self) -> io::Result<Arc<dyn Runtime>> {
+        let (executor, thread) = OwnThread::start(|started, mut ended| {
+            let executor = Arc::new(Executor::new());
+            if started.send(Ok(Arc::clone(&executor))).is_err() {
+                return;
+            }
+            // A panic ends the task that it comes from, and no other, as on smol's own threads.
+            let mut run = || async_io::block_on(executor.run(&mut ended));
+            while catch_unwind(AssertUnwindSafe(&mut run)).is_err() {}
+        })?;
+        Ok(Arc::new(Self {
+            executor: Some(executor),
+            _thread: Some(thread),
+        }))
     }
 }
 

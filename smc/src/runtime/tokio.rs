@@ -14,6 +14,7 @@ use async_trait::async_trait;
 
 use super::connect::{self, Begun};
 use super::net::{self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket};
+use super::own_thread::OwnThread;
 use super::{
     Acceptor, BeforeConnect, BeforeListen, Runtime, Socket, SocketOptions, Task, Timer, Watch,
 };
@@ -28,13 +29,18 @@ use super::{
 #[derive(Clone, Debug)]
 pub struct TokioRuntime {
     handle: Handle,
+    /// The thread that runs the runtime, if it is one for an endpoint's drivers.
+    _thread: Option<Arc<OwnThread>>,
 }
 
 impl TokioRuntime {
     /// The runtime behind this handle.
     #[must_use]
     pub fn new(handle: Handle) -> Self {
-        Self { handle }
+        Self {
+            handle,
+            _thread: None,
+        }
     }
 
     /// The runtime that this code runs on.
@@ -112,6 +118,30 @@ impl Runtime for TokioRuntime {
         let fd = Arc::new(fd.try_clone_to_owned()?);
         let io = Io::new(&self.handle, fd, Interest::READABLE)?;
         Ok(Box::new(FdWatch(io)))
+    }
+
+    fn on_own_thread(&self) -> io::Result<Arc<dyn Runtime>> {
+        // The runtime is built and dropped on its thread: dropping one in a task panics.
+        let (handle, thread) = OwnThread::start(|started, ended| {
+            let runtime = ::tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            let (runtime, handle) = match runtime {
+                Ok(runtime) => {
+                    let handle = runtime.handle().clone();
+                    (Some(runtime), Ok(handle))
+                }
+                Err(error) => (None, Err(error)),
+            };
+            let is_wanted = started.send(handle).is_ok();
+            if let Some(runtime) = runtime.filter(|_| is_wanted) {
+                runtime.block_on(ended);
+            }
+        })?;
+        Ok(Arc::new(Self {
+            handle,
+            _thread: Some(thread),
+        }))
     }
 }
 

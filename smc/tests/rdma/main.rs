@@ -4,6 +4,7 @@ mod closing;
 mod concurrency;
 mod declines;
 mod delivery;
+mod driver_thread;
 mod failover;
 mod forged;
 mod groups;
