@@ -14,7 +14,7 @@ use smc_wire::types::{AlertToken, Gid};
 use super::answer::Answer;
 use super::deadlines::{Deadline, Deadlines};
 use super::device_driver::DeviceDriver;
-use super::links::{RdmaGroup, RdmaPorts};
+use super::links::{LinkSender, RdmaGroup, RdmaPorts};
 use super::runtime::Runtime;
 use crate::device::{DeviceError, MemoryLimit, PeerEvent};
 use crate::mutex::Mutex;
@@ -37,7 +37,8 @@ pub(crate) struct Groups {
     llc: LlcConfig,
     /// The limit that buffers are charged to.
     pub(crate) memory: MemoryLimit,
-    /// Notified when a connection or an SMC-R group has ended, or written data was delivered.
+    /// Notified when a connection, a link or an SMC-R group has ended, or written data was
+    /// delivered.
     ended: Event,
     /// Notified when a group was terminated, perhaps during set-ups.
     pub(crate) terminated: Event,
@@ -224,6 +225,25 @@ impl Groups {
         if self.drivers().next().is_none() {
             self.update(Registry::shutdown);
         }
+    }
+
+    /// Ends the group that is idle for longest, of those with a link on this device, and waits
+    /// until its links are closed, at most for the time given. Returns whether there was one.
+    pub(crate) async fn end_longest_idle(&self, device: DeviceIndex, wait: Duration) -> bool {
+        let links: BTreeMap<GroupId, Vec<Weak<LinkSender>>> = {
+            let all = self.all_rdma().into_iter();
+            let on_device = all.filter(|group| group.devices().contains(&device));
+            on_device.map(|group| (group.id, group.senders())).collect()
+        };
+        let ended = self
+            .update(|registry| registry.expire_longest_idle(|group| links.contains_key(&group)));
+        let Some(links) = ended.and_then(|group| links.get(&group)) else {
+            return false;
+        };
+        let until = self.runtime.now() + wait;
+        let is_closed = |link: &Weak<LinkSender>| link.strong_count() == 0;
+        self.wait_until(until, || links.iter().all(is_closed)).await;
+        true
     }
 
     /// Notifies waiters of the end of a connection or a group, or of a delivery.

@@ -42,7 +42,7 @@ impl DeviceDriver {
     pub(super) fn run_after_drain(&self, all: Vec<AfterDrain>) {
         for what in all {
             match what {
-                AfterDrain::CloseLink(sender, group) => self.close_link(&sender, &group),
+                AfterDrain::CloseLink(sender, group) => self.close_link(sender, &group),
                 AfterDrain::Search { search, .. } => search.proceed(),
             }
         }
@@ -54,13 +54,16 @@ impl DeviceDriver {
         self.run_after_drain(all);
     }
 
-    fn close_link(&self, sender: &LinkSender, group: &Weak<RdmaGroup>) {
+    fn close_link(&self, sender: Arc<LinkSender>, group: &Weak<RdmaGroup>) {
         sender.link.close();
         sender.set_closed();
         let (qpn, link) = (sender.link.qpn(), sender.id);
         self.links.lock().remove(qpn, group, link);
+        drop(sender);
+        // A set-up may wait for the place of this link.
+        self.groups.notify_ended();
         if let Some(group) = group.upgrade() {
-            group.handle_stopped(sender.id);
+            group.handle_stopped(link);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The executor of a handshake's work, and what that work has acquired.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use smc_wire::size::SizeCode;
 use smc_wire::types::{Gid, GroupId};
@@ -255,8 +256,25 @@ async fn open_link(
     device: DeviceIndex,
     address: &RdmaAddress,
 ) -> Result<LinkAddress, DeviceError> {
-    let group = endpoint.groups.start_rdma(group).ok_or(NO_GROUP)?;
-    group.open_first(device, address).await
+    let groups = &endpoint.groups;
+    let group = groups.start_rdma(group).ok_or(NO_GROUP)?;
+    match group.open_first(device, address).await {
+        // A peer without connections keeps its link for minutes, and this one needs it now.
+        Err(DeviceError::Exhausted)
+            if groups
+                .end_longest_idle(device, idle_end_timeout(endpoint))
+                .await =>
+        {
+            group.open_first(device, address).await
+        }
+        opened => opened,
+    }
+}
+
+/// How long a set-up waits for the end of an idle group: the other half of the time for work is for
+/// its own link.
+fn idle_end_timeout(endpoint: &EndpointInner) -> Duration {
+    endpoint.handshake.timeouts.work / 2
 }
 
 async fn prepare_rmb(

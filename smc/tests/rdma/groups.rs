@@ -1,7 +1,7 @@
 //! Link groups: shared, full, idle.
 
 use smc_testkit::streams::{connect, connect_many, transfer};
-use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER};
+use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, is_smcr};
 use std::time::Duration;
 
 #[test]
@@ -34,6 +34,64 @@ fn a_full_link_group_is_followed_by_another() {
         }
         assert_eq!(server.link_groups().len(), 3);
         assert_eq!(client.link_groups().len(), 3);
+    });
+}
+
+#[test]
+fn the_link_group_that_is_idle_for_longest_gives_its_link_to_a_new_peer() {
+    let world = RdmaWorld::new(14);
+    let device = world.device("b0", 2);
+    device.set_max_links(2);
+    let server = world.endpoint(&[&device]);
+    let clients = [1, 3, 4].map(|last| world.endpoint(&[&world.device("a0", last)]));
+    let groups = || clients.each_ref().map(|client| client.link_groups().len());
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("a free port");
+        for client in &clients[..2] {
+            drop(connect(client, &listener).await);
+            world.sleep(Duration::from_secs(5)).await;
+        }
+        assert_eq!(groups(), [1, 1, 0]);
+        let (connecting, time) = world.timed(connect(&clients[2], &listener)).await;
+        let mut streams = vec![connecting];
+        assert!(time < Duration::from_secs(1), "{time:?}");
+        world.sleep(Duration::from_secs(1)).await;
+        assert_eq!(groups(), [0, 1, 1]);
+        // The other one is idle, too.
+        streams.push(connect(&clients[0], &listener).await);
+        world.sleep(Duration::from_secs(1)).await;
+        assert_eq!(groups(), [1, 0, 1]);
+        // A group with a connection is not ended for another one.
+        let (ours, theirs) = connect(&clients[1], &listener).await;
+        assert!(!is_smcr(&ours) && !is_smcr(&theirs));
+        world.sleep(Duration::from_secs(1)).await;
+        assert_eq!(groups(), [1, 0, 1]);
+        for (ours, theirs) in &mut streams {
+            assert!(is_smcr(ours));
+            transfer(ours, theirs, 100).await;
+        }
+    });
+}
+
+#[test]
+fn a_set_up_waits_for_the_end_of_an_idle_group_in_bounded_time() {
+    let world = RdmaWorld::new(15);
+    let device = world.device("b0", 2);
+    device.set_max_links(1);
+    let server = world.endpoint(&[&device]);
+    let peers = [1, 3].map(|last| world.device("a0", last));
+    let clients = peers.each_ref().map(|peer| world.endpoint(&[peer]));
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("a free port");
+        drop(connect(&clients[0], &listener).await);
+        world.sleep(Duration::from_secs(1)).await;
+        // The DELETE LINK for the idle group is not acknowledged.
+        peers[0].set_port_cut(1, true);
+        let connecting = connect(&clients[1], &listener);
+        let ((mut ours, mut theirs), time) = world.timed(connecting).await;
+        assert!(time < Duration::from_secs(6), "{time:?}");
+        assert!(is_smcr(&ours), "the link is closed all the same");
+        transfer(&mut ours, &mut theirs, 100).await;
     });
 }
 

@@ -318,7 +318,7 @@ pub enum RegistryOutput {
 /// Why a link group ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupEndCause {
-    /// It was unused for its whole idle lifetime.
+    /// It was unused for its whole idle lifetime, or until its links were needed for another peer.
     Idle,
     /// Its first connection failed.
     FirstContactFailed,

@@ -25,8 +25,9 @@ use waiting::SetUpWait;
 /// Mutators are [`enter`](Self::enter), [`establish`](Self::establish),
 /// [`set_links`](Self::set_links), [`links_closed`](Self::links_closed), [`leave`](Self::leave),
 /// [`cancel`](Self::cancel), the `terminate` and `shutdown` methods, the `handle_peer_*` and
-/// `handle_device_*` methods, [`handle_out_of_sync`](Self::handle_out_of_sync), which looks at all
-/// groups, and [`handle_timeout`](Self::handle_timeout). After each of them drain
+/// `handle_device_*` methods, [`handle_out_of_sync`](Self::handle_out_of_sync) and
+/// [`expire_longest_idle`](Self::expire_longest_idle), which look at all groups, and
+/// [`handle_timeout`](Self::handle_timeout). After each of them drain
 /// [`poll_output`](Self::poll_output), then read [`poll_timeout`](Self::poll_timeout). Each call
 /// costs time in proportion to the groups it affects; a short lock around the registry, never held
 /// while waiting, is enough for sharing.
@@ -213,6 +214,20 @@ impl Registry {
             record.is_suspect = true;
             record.cause = Some(GroupEndCause::OutOfSync);
         }
+    }
+
+    /// Ends the SMC-R group that has been without connections for the longest time, as if its
+    /// lifetime were over. Returns which one, or `None` if none of those in question is idle.
+    pub fn expire_longest_idle(&mut self, which: impl Fn(GroupId) -> bool) -> Option<GroupId> {
+        let idle = self.groups.iter().filter_map(|(group, record)| {
+            let at = record.expires?;
+            let since = at.checked_sub(record.key.idle_lifetime()).unwrap_or(at);
+            let is_rdma = matches!(record.key, GroupKey::Rdma { .. });
+            (is_rdma && which(*group)).then_some((since, *group))
+        });
+        let (_, group) = idle.min()?;
+        self.expire(group);
+        Some(group)
     }
 
     /// Ends one group.

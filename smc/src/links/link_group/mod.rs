@@ -5,7 +5,7 @@ mod outputs;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Instant;
 
@@ -37,7 +37,7 @@ use crate::proto::links::{
 /// The state machine is behind a short lock. Its outputs are applied in order, outside of that
 /// lock, by one thread at a time; other threads only queue theirs.
 pub(crate) struct RdmaGroup {
-    id: GroupId,
+    pub(crate) id: GroupId,
     role: Role,
     pub(crate) groups: Arc<Groups>,
     state: Mutex<RdmaGroupState>,
@@ -404,6 +404,12 @@ impl RdmaGroup {
         self.groups
             .driver(device)
             .filter(|driver| !driver.is_gone())
+    }
+
+    /// The links, which the group drops at its end.
+    pub(crate) fn senders(&self) -> Vec<Weak<LinkSender>> {
+        let state = self.state.lock();
+        state.senders.values().map(Arc::downgrade).collect()
     }
 
     fn sender(&self, link: LinkId) -> Option<Arc<LinkSender>> {

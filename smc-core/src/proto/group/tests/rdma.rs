@@ -114,6 +114,43 @@ fn a_client_finds_its_group_by_the_servers_queue_pair() {
 }
 
 #[test]
+fn the_group_that_is_idle_for_longest_ends_first() {
+    let mut f = Fixture::new();
+    // With a direct group, which has no links to give away, and one with a connection.
+    let direct = f.established(PEER);
+    f.leave(direct);
+    let _in_use = f.open(server_key(9), Intent::JoinOrCreate);
+    let keys = [client_key(1, 0x12), server_key(2), server_key(3)];
+    let intents = [Intent::Create, Intent::JoinOrCreate, Intent::JoinOrCreate];
+    let mut groups = Vec::new();
+    for (key, intent) in keys.into_iter().zip(intents) {
+        let group = f.open(key, intent);
+        f.advance(Duration::from_secs(1));
+        f.leave(group);
+        groups.push(group);
+    }
+    // A connection that comes and goes makes its group the last one.
+    assert_eq!(f.joins(server_key(2), Intent::Join), Some(groups[1]));
+    f.advance(Duration::from_secs(1));
+    f.leave(groups[1]);
+    f.outputs();
+    let is_any = |_| true;
+    let not_first = |group| group != groups[0];
+    assert_eq!(f.registry.expire_longest_idle(not_first), Some(groups[2]));
+    assert_eq!(f.registry.expire_longest_idle(is_any), Some(groups[0]));
+    assert_eq!(f.registry.expire_longest_idle(is_any), Some(groups[1]));
+    assert_eq!(f.registry.expire_longest_idle(is_any), None);
+    let ends = f.outputs().into_iter().map(|output| match output {
+        RegistryOutput::Removed { group, cause, .. } => (group, cause),
+        other => panic!("unexpected: {other:?}"),
+    });
+    let cause = GroupEndCause::Idle;
+    let expected = [2, 0, 1].map(|at: usize| (groups[at], cause));
+    assert_eq!(ends.collect::<Vec<_>>(), expected);
+    assert_eq!(f.joins(server_key(2), Intent::Join), None);
+}
+
+#[test]
 fn a_group_is_found_under_each_of_its_keys() {
     let mut f = Fixture::new();
     let group = f.open(server_key(1), Intent::JoinOrCreate);
