@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smc_wire::size::SizeCode;
-use smc_wire::types::{Eid, HostName, PnetId};
+use smc_wire::types::{Eid, PnetId};
 
 use super::deadlines::Deadlines;
-use super::device_driver::{DeviceDriver, DriverTask, claim};
 use super::endpoint::{Endpoint, EndpointInner};
 use super::groups::Groups;
 use super::lifetime::Lifetime;
@@ -21,8 +20,7 @@ use crate::device::{Device, MemoryLimit};
 use crate::error::Error;
 use crate::mem::TrustPeers;
 use crate::mutex::Mutex;
-use crate::proto::group::DeviceIndex;
-use crate::proto::handshake::{self, DirectDevice};
+use crate::proto::handshake::HandshakeConfig;
 use crate::proto::links::LlcConfig;
 
 /// Builds an [`Endpoint`].
@@ -372,84 +370,29 @@ impl Builder {
             false => Arc::clone(&runtime),
         };
         let groups = Groups::new(
-            Arc::clone(&driver_runtime),
+            driver_runtime,
             Deadlines::new(&runtime, &lifetime),
             self.ports,
             self.llc,
             self.memory.map_or_else(default_limit, MemoryLimit::new),
         );
-        let drivers: Vec<_> = self
-            .devices
-            .into_iter()
-            .enumerate()
-            .map(|(index, device)| {
-                DeviceDriver::new(
-                    device,
-                    DeviceIndex(index),
-                    Arc::clone(&groups),
-                    config.close_timeout,
-                )
-            })
-            .collect();
-        groups.set_drivers(&drivers);
-        drivers.iter().try_for_each(claim)?;
-        drivers
-            .iter()
-            .for_each(|driver| driver.device.limit_memory(&groups.memory));
-        for driver in &drivers {
-            let task = DriverTask::new(driver, Arc::clone(&driver_runtime))?;
-            driver_runtime.spawn(Box::pin(task));
-        }
-        let handshake = Arc::new(handshake_config(&config, &drivers));
         let inner = EndpointInner {
             offer: Mutex::default(),
             lifetime,
             config,
             runtime,
-            handshake,
+            handshake: Mutex::new(Arc::new(HandshakeConfig::new(Vec::new()))),
             negotiation,
-            drivers,
+            drivers: Arc::default(),
+            adding: Mutex::default(),
             groups,
         };
+        for device in self.devices {
+            inner.start_driver(device)?;
+        }
+        inner.update_handshake();
         Ok(Endpoint::new(inner))
     }
-}
-
-/// The devices and settings as the handshake needs them.
-fn handshake_config(
-    config: &EndpointConfig,
-    drivers: &[Arc<DeviceDriver>],
-) -> handshake::HandshakeConfig {
-    let devices = drivers.iter().enumerate().filter_map(|(index, driver)| {
-        let direct = driver.device.fabric().direct()?;
-        let limit = driver.device.limits().max_dmb_len;
-        let max_buffer = (0..=SizeCode::MAX.code())
-            .filter_map(SizeCode::new)
-            .take_while(|size| size.byte_len() <= limit)
-            .last()
-            .unwrap_or(SizeCode::MIN);
-        Some(DirectDevice {
-            index: DeviceIndex(index),
-            gid: direct.gid(),
-            chid: direct.chid(),
-            pnet_id: driver.device.identity().pnet_id,
-            nocopy: direct.nocopy().is_some(),
-            max_buffer,
-        })
-    });
-    let mut handshake = handshake::HandshakeConfig::new(devices.collect());
-    let native = drivers
-        .iter()
-        .find_map(|driver| driver.device.fabric().direct()?.seid());
-    handshake.seid = config.seid_enabled.then(|| native.unwrap_or(config.seid));
-    handshake.ueids.clone_from(&config.ueids);
-    handshake.pnet_ids.clone_from(&config.pnet_ids);
-    handshake.buffer = config.recv_buffer;
-    handshake.rmb = config.rmb;
-    handshake.timeouts.message = config.handshake_timeout;
-    handshake.timeouts.work = config.handshake_timeout.mul_f32(WORK_SHARE);
-    handshake.host = HostName::new(&rustix::system::uname().nodename().to_string_lossy());
-    handshake
 }
 
 /// The size code for a receive buffer of at least `len` bytes.
@@ -471,7 +414,3 @@ const UEIDS_MAX: usize = 4;
 
 /// Practically infinite, and representable by every clock.
 const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-
-/// The part of a message's timeout that device work may take: the peer should receive a failure
-/// before its own timeout.
-const WORK_SHARE: f32 = 5.0 / 6.0;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
+use super::append_list::AppendList;
 use super::device_driver::DeviceDriver;
 use super::groups::Groups;
 use super::handshake::connect;
@@ -26,7 +27,7 @@ use crate::error::Error;
 use crate::mutex::Mutex;
 use crate::proto::conn::ConnState;
 use crate::proto::group::{LinkGroupInfo, Registry};
-use crate::proto::handshake;
+use crate::proto::handshake::{ClientOffer, HandshakeConfig};
 
 /// Makes streams; has the devices, the settings and the runtime.
 ///
@@ -56,13 +57,17 @@ pub struct Endpoint {
 pub(crate) struct EndpointInner {
     pub(crate) config: EndpointConfig,
     pub(crate) runtime: Arc<dyn Runtime>,
-    pub(crate) handshake: Arc<handshake::HandshakeConfig>,
+    /// What handshakes begin with, for the devices that there are.
+    pub(crate) handshake: Mutex<Arc<HandshakeConfig>>,
     pub(crate) negotiation: Arc<dyn Negotiation>,
-    pub(crate) drivers: Vec<Arc<DeviceDriver>>,
+    /// By [`DeviceIndex`](crate::proto::group::DeviceIndex). Those of removed devices stay.
+    pub(crate) drivers: Arc<AppendList<Arc<DeviceDriver>>>,
+    /// Held while a device is added.
+    pub(crate) adding: Mutex<()>,
     pub(crate) groups: Arc<Groups>,
     pub(crate) lifetime: Arc<Lifetime>,
     /// The cached offer for any destination, and the configuration that it was made from.
-    pub(crate) offer: Mutex<Option<(Arc<handshake::HandshakeConfig>, Arc<handshake::ClientOffer>)>>,
+    pub(crate) offer: Mutex<Option<(Arc<HandshakeConfig>, Arc<ClientOffer>)>>,
 }
 
 impl Drop for EndpointInner {
@@ -70,6 +75,13 @@ impl Drop for EndpointInner {
         self.drivers
             .iter()
             .for_each(|driver| driver.handle_endpoint_dropped());
+    }
+}
+
+impl EndpointInner {
+    /// What handshakes begin with now.
+    pub(crate) fn handshake(&self) -> Arc<HandshakeConfig> {
+        Arc::clone(&self.handshake.lock())
     }
 }
 
@@ -261,9 +273,41 @@ impl Endpoint {
         self.inner.runtime.spawn(Box::pin(task));
     }
 
-    /// The devices in order of preference.
+    /// The devices in order of preference, without those that were removed or reset. By that an
+    /// application learns that a device is gone.
     pub fn devices(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
-        self.inner.drivers.iter().map(|driver| &driver.device)
+        let drivers = self.inner.drivers.iter();
+        let present = drivers.filter(|driver| !driver.is_gone());
+        present.map(|driver| &driver.device)
+    }
+
+    /// Adds a device to an endpoint in use: one that was plugged in, or that takes the place of one
+    /// that was removed or reset. It comes last in the order of preference.
+    ///
+    /// Handshakes that begin from now on can use it, and SMC-R link groups can have a link on it.
+    /// Existing SMC-D streams stay on their device.
+    ///
+    /// A device that was removed or reset does not come back by itself
+    /// ([`Event::DeviceGone`](crate::device::Event::DeviceGone)): it is missing from
+    /// [`Endpoint::devices`] from then on, its SMC-D streams end, and so do SMC-R streams without
+    /// another link. That there is a device again the system reports, by udev for instance; it
+    /// is opened anew and added here. The former object is not released before the endpoint, its
+    /// listeners and its streams are dropped.
+    ///
+    /// Blocks for up to a second if the device is not free at once, as [`Builder::device`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] if the device serves another endpoint, or this one has or had it, or if
+    /// the endpoint is closed or its runtime has ended; an error of the runtime when the device's
+    /// doorbell cannot be watched. The endpoint is unchanged then.
+    ///
+    /// [`Builder::device`]: crate::Builder::device
+    pub fn add_device(&self, device: Arc<dyn Device>) -> Result<(), Error> {
+        self.inner.lifetime.check()?;
+        self.inner.start_driver(device)?;
+        self.inner.update_handshake();
+        Ok(())
     }
 
     /// The limit on the memory of connections, with its current use.

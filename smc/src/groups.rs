@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use hashbrown::{HashMap, HashSet};
 use smc_wire::types::{AlertToken, Gid};
 
 use super::answer::Answer;
+use super::append_list::AppendList;
 use super::deadlines::{Deadline, Deadlines};
 use super::device_driver::DeviceDriver;
 use super::links::{LinkSender, RdmaGroup, RdmaPorts};
@@ -32,7 +33,7 @@ pub(crate) struct Groups {
     /// The runtime of drivers and link groups, which may have a thread of its own.
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) deadlines: Arc<Deadlines>,
-    drivers: OnceLock<Vec<Weak<DeviceDriver>>>,
+    drivers: AppendList<Weak<DeviceDriver>>,
     pub(crate) ports: RdmaPorts,
     llc: LlcConfig,
     /// The limit that buffers are charged to.
@@ -73,7 +74,7 @@ impl Groups {
             shared: Mutex::new(shared),
             runtime,
             deadlines,
-            drivers: OnceLock::new(),
+            drivers: AppendList::default(),
             ports,
             llc,
             memory,
@@ -89,11 +90,9 @@ impl Groups {
         self.deadlines.at(self.runtime.now() + time)
     }
 
-    /// Sets the drivers of the devices, once.
-    pub(crate) fn set_drivers(&self, drivers: &[Arc<DeviceDriver>]) {
-        let weak = drivers.iter().map(Arc::downgrade).collect();
-        // An endpoint is built once.
-        let _first = self.drivers.set(weak);
+    /// Adds the driver of the next device.
+    pub(crate) fn add_driver(&self, driver: &Arc<DeviceDriver>) {
+        self.drivers.push(Arc::downgrade(driver));
     }
 
     /// Joins or creates a group; waits while another set-up is creating it.
@@ -395,11 +394,11 @@ impl Groups {
     }
 
     pub(crate) fn driver(&self, device: DeviceIndex) -> Option<Arc<DeviceDriver>> {
-        self.drivers.get()?.get(device.0)?.upgrade()
+        self.drivers.get(device.0)?.upgrade()
     }
 
     pub(crate) fn drivers(&self) -> impl Iterator<Item = (DeviceIndex, Arc<DeviceDriver>)> {
-        let drivers = self.drivers.get().into_iter().flatten().enumerate();
+        let drivers = self.drivers.iter().enumerate();
         drivers.filter_map(|(index, driver)| Some((DeviceIndex(index), driver.upgrade()?)))
     }
 }

@@ -87,12 +87,14 @@ pub mod manual;
 pub mod runtime;
 
 mod answer;
+mod append_list;
 mod builder;
 mod busy_poll;
 mod conn;
 mod copy_mode;
 mod deadlines;
 mod device_driver;
+mod devices;
 mod endpoint;
 mod groups;
 mod handshake;

@@ -54,7 +54,7 @@ impl TrimMemory for EndpointInner {
     /// Trims pooled buffers. Later connections then have to allocate them anew, so a smaller buffer
     /// is tried first.
     fn trim(&self) {
-        for driver in &self.drivers {
+        for driver in self.drivers.iter() {
             driver.device.trim_memory();
         }
         for group in self.groups.all_rdma() {

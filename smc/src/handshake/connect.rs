@@ -290,7 +290,7 @@ async fn await_answer(
                 Error::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
                     Some(endpoint.config.answer_timeout)
                 }
-                Error::TimedOut(_) => Some(endpoint.handshake.timeouts.message),
+                Error::TimedOut(_) => Some(endpoint.handshake().timeouts.message),
                 _ => None,
             };
             let silent = within.map(|within| FallbackCause::NoAnswer { within });

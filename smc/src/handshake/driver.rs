@@ -36,7 +36,7 @@ pub(super) async fn drive(
         while let Some(output) = machine.poll_output() {
             match output {
                 HandshakeOutput::Send(bytes) => {
-                    let until = endpoint.runtime.now() + endpoint.handshake.timeouts.message;
+                    let until = endpoint.runtime.now() + endpoint.handshake().timeouts.message;
                     if let Err(error) = carrier.send(&*endpoint.runtime, until, &bytes).await {
                         machine.handle_io_error(error.into());
                     }

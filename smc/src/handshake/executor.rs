@@ -274,7 +274,7 @@ async fn open_link(
 /// How long a set-up waits for the end of an idle group: the other half of the time for work is for
 /// its own link.
 fn idle_end_timeout(endpoint: &EndpointInner) -> Duration {
-    endpoint.handshake.timeouts.work / 2
+    endpoint.handshake().timeouts.work / 2
 }
 
 async fn prepare_rmb(

@@ -43,7 +43,7 @@ pub(crate) async fn await_first_byte(
     endpoint: &EndpointInner,
     socket: &dyn Socket,
 ) -> Result<(), Error> {
-    let wait = FIRST_BYTE_WAIT.min(endpoint.handshake.timeouts.message);
+    let wait = FIRST_BYTE_WAIT.min(endpoint.handshake().timeouts.message);
     let mut timer = pin!(endpoint.groups.after(wait));
     poll_fn(|cx| match socket.poll_readable(cx) {
         Poll::Ready(readable) => Poll::Ready(readable.map_err(Error::from)),
@@ -92,7 +92,8 @@ pub(crate) async fn decline_all(
 ) -> Result<Stream, Error> {
     // Without any device, so that it can only end in a DECLINE.
     let mut config = HandshakeConfig::new(Vec::new());
-    (config.host, config.timeouts) = (endpoint.handshake.host, endpoint.handshake.timeouts);
+    let current = endpoint.handshake();
+    (config.host, config.timeouts) = (current.host, current.timeouts);
     let mut machine =
         Handshake::server(endpoint.runtime.now(), Arc::new(config), TcpPath::default());
     let mut side_channel = side_channel;
@@ -124,8 +125,8 @@ fn handshake_config(
 ) -> Result<Arc<HandshakeConfig>, Error> {
     let is_rdma = |driver: &Arc<DeviceDriver>| driver.device.fabric().rdma().is_some();
     let config = match endpoint.drivers.iter().any(is_rdma) {
-        true => endpoint.groups.handshake_config(&endpoint.handshake),
-        false => Arc::clone(&endpoint.handshake),
+        true => endpoint.groups.handshake_config(&endpoint.handshake()),
+        false => endpoint.handshake(),
     };
     let Some(len) = recv_buffer else {
         return Ok(config);

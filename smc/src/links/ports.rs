@@ -35,8 +35,8 @@ struct PortScan {
     /// The kernel's PNET table.
     pnet_table: Vec<PnetEntry>,
     ports: Arc<Vec<RdmaPort>>,
-    /// The configuration for handshakes, made at the first use.
-    config: Option<Arc<HandshakeConfig>>,
+    /// The configuration for handshakes, made at the first use, behind what it was made from.
+    config: Option<[Arc<HandshakeConfig>; 2]>,
 }
 
 impl RdmaPorts {
@@ -85,20 +85,27 @@ fn pnet_id_of_port(table: &[PnetEntry], device: &str, port: u8) -> Option<PnetId
 }
 
 impl Groups {
-    /// The configuration for handshakes: `base`, which is constant, with the ports that are active.
+    /// The configuration for handshakes: `base`, which has the devices of SMC-D, with the ports
+    /// that are active.
     pub(crate) fn handshake_config(&self, base: &Arc<HandshakeConfig>) -> Arc<HandshakeConfig> {
         let mut known = self.ports.known.lock();
         let known = self.port_scan(&mut known);
-        let config = known.config.get_or_insert_with(|| {
-            let Some(mut rdma) = self.ports.rdma_config(&known.ports) else {
-                return Arc::clone(base);
-            };
-            rdma.routes = Some(Arc::new(self.routes(&known.interfaces)));
-            let mut config = HandshakeConfig::clone(base);
-            config.rdma = Some(rdma);
-            Arc::new(config)
-        });
-        Arc::clone(config)
+        if let Some([of, config]) = &known.config {
+            if Arc::ptr_eq(of, base) {
+                return Arc::clone(config);
+            }
+        }
+        let config = match self.ports.rdma_config(&known.ports) {
+            Some(mut rdma) => {
+                rdma.routes = Some(Arc::new(self.routes(&known.interfaces)));
+                let mut config = HandshakeConfig::clone(base);
+                config.rdma = Some(rdma);
+                Arc::new(config)
+            }
+            None => Arc::clone(base),
+        };
+        known.config = Some([Arc::clone(base), Arc::clone(&config)]);
+        config
     }
 
     /// Candidates for links of a group to a peer with this GID: the address of the first link

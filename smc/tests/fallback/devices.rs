@@ -273,6 +273,32 @@ fn a_second_device_serves_when_the_first_cannot() {
 /// The client has confirmed and is in SMC mode: there is nothing left to fall back to. What it has
 /// written by then is accepted, then the connection ends.
 #[test]
+fn a_device_in_the_place_of_a_removed_one_is_used() {
+    for whose in [Side::Client, Side::Server] {
+        let world = World::new();
+        let (client, server) = (world.host("client"), world.host("server"));
+        let host = match whose {
+            Side::Client => &client,
+            Side::Server => &server,
+        };
+        world.block_on(async {
+            drop(meet_smc(&client, &server).await);
+            host.device.remove();
+            world.sleep(Duration::from_secs(1)).await;
+            assert_eq!(host.endpoint.devices().count(), 0);
+            let (ours, theirs) = meet(&client, &server).await;
+            assert!(reason(&ours).is_some() && reason(&theirs).is_some());
+            chat((ours, theirs)).await;
+            let again = std::sync::Arc::new(world.device("again"));
+            host.endpoint.add_device(again.clone()).unwrap();
+            let streams = meet_smc(&client, &server).await;
+            assert_eq!(again.dmbs(), 1);
+            chat(streams).await;
+        });
+    }
+}
+
+#[test]
 fn a_server_that_cannot_attach_ends_the_connection_behind_what_was_written() {
     for (name, order) in [
         (

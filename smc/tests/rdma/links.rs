@@ -4,14 +4,14 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
-use smc::{Endpoint, Stream};
+use smc::{Endpoint, Error, Stream};
 use smc_core::device::LinkFailure;
 use smc_core::proto::links::LinkState;
 use smc_testkit::streams::{
     connect, connect_many, expect_error, expect_rest, join_all, patterned, transfer,
     transfer_both_ways,
 };
-use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, rdma_pair};
+use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, is_smcr, rdma_pair};
 
 fn active(endpoint: &Endpoint) -> usize {
     let groups = endpoint.rdma_groups();
@@ -222,4 +222,79 @@ fn failures_one_after_the_other_cost_nothing_as_long_as_links_come_back() {
             );
         }
     });
+}
+
+#[test]
+fn a_device_in_the_place_of_a_removed_one_becomes_a_second_link() {
+    for which in 0..4 {
+        let world = RdmaWorld::new(61);
+        let hosts = world.hosts_with_two_links();
+        let endpoint = [&hosts.client, &hosts.server][which % 2];
+        world.block_on(async {
+            let listener = hosts.listen().await;
+            let mut streams = vec![hosts.connect(&listener).await];
+            world.sleep(Duration::from_secs(1)).await;
+            hosts.devices[which].remove();
+            both_ways(&mut streams, 100_000).await;
+            assert_eq!(active(endpoint), 1);
+            assert_eq!(endpoint.devices().count(), 1);
+            let last = [1, 2, 3, 4][which];
+            let device = world.device("again", last);
+            endpoint.add_device(device.clone()).expect("is added");
+            world.sleep(Duration::from_secs(10)).await;
+            assert_eq!((active(&hosts.client), active(&hosts.server)), (2, 2));
+            assert_eq!((device.links().len(), endpoint.devices().count()), (1, 2));
+            // Old streams and new ones go on over it alone.
+            streams.push(hosts.connect(&listener).await);
+            hosts.devices[(which + 2) % 4].remove();
+            both_ways(&mut streams, 100_000).await;
+            streams.push(hosts.connect(&listener).await);
+            both_ways(&mut streams, 10_000).await;
+            assert!(streams.iter().all(|(ours, _)| is_smcr(ours)), "{which}");
+        });
+    }
+}
+
+#[test]
+fn a_device_that_comes_late_makes_new_streams_smc_r() {
+    let world = RdmaWorld::new(62);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let (client, server) = (world.endpoint(&[]), world.endpoint(&[&b]));
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let is_rdma = async || is_smcr(&connect(&client, &listener).await.0);
+        assert!(!is_rdma().await);
+        client.add_device(a.clone()).expect("is added");
+        assert!(is_rdma().await);
+        // Removed while its group is idle, on either side in turn. The peer finds out by a test.
+        for (endpoint, device, last) in [(&client, a, 1), (&server, b, 2)] {
+            device.remove();
+            world.sleep(Duration::from_secs(60)).await;
+            assert!(!is_rdma().await);
+            let again = world.device("again", last);
+            endpoint.add_device(again).expect("is added");
+            assert!(is_rdma().await);
+        }
+    });
+}
+
+#[test]
+fn a_device_is_added_once_and_to_an_endpoint_that_is_open() {
+    let world = RdmaWorld::new(63);
+    let [a, b, c] = [1, 2, 3].map(|last| world.device("dev", last));
+    let (one, other) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
+    let is_refused = |added: Result<(), Error>| matches!(added, Err(Error::Misuse(_)));
+    assert!(is_refused(one.add_device(a.clone())));
+    assert!(is_refused(one.add_device(b)));
+    one.add_device(c.clone()).expect("is added");
+    assert!(is_refused(one.add_device(c)));
+    assert_eq!(one.devices().count(), 2);
+    a.remove();
+    world.block_on(async {
+        world.sleep(Duration::from_secs(1)).await;
+        assert!(is_refused(one.add_device(a)));
+        assert_eq!(one.devices().count(), 1);
+        other.close().await;
+    });
+    assert!(is_refused(other.add_device(world.device("dev", 4))));
 }

@@ -51,7 +51,8 @@ use crate::proto::handshake::Role;
 use crate::proto::table::transitions;
 use crate::quota::source;
 
-/// Index of a device in the list an endpoint was built with.
+/// Index of a device in the list of an endpoint, in the order in which devices were added. That of
+/// a removed device is not used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceIndex(pub usize);
 

@@ -1,0 +1,88 @@
+//! The devices of an endpoint: those that it was built with, and those added later.
+
+use std::sync::Arc;
+
+use smc_wire::size::SizeCode;
+use smc_wire::types::HostName;
+
+use super::device_driver::{DeviceDriver, DriverTask, claim};
+use super::endpoint::EndpointInner;
+use crate::device::Device;
+use crate::error::Error;
+use crate::proto::group::DeviceIndex;
+use crate::proto::handshake::{DirectDevice, HandshakeConfig};
+
+impl EndpointInner {
+    /// Starts to use a device. Handshakes offer it from [`EndpointInner::update_handshake`] on.
+    pub(crate) fn start_driver(&self, device: Arc<dyn Device>) -> Result<(), Error> {
+        // One at a time, as the index is the length of the list.
+        let _adding = self.adding.lock();
+        let is_same = |driver: &Arc<DeviceDriver>| Arc::ptr_eq(&driver.device, &device);
+        if self.drivers.iter().any(is_same) {
+            return Err(Error::misuse("the endpoint has this device already"));
+        }
+        let driver = DeviceDriver::new(
+            device,
+            DeviceIndex(self.drivers.len()),
+            Arc::clone(&self.groups),
+            self.config.close_timeout,
+        );
+        claim(&driver)?;
+        driver.device.limit_memory(&self.groups.memory);
+        let runtime = &self.groups.runtime;
+        let task = DriverTask::new(&driver, Arc::clone(runtime))?;
+        self.groups.add_driver(&driver);
+        self.drivers.push(driver);
+        runtime.spawn(Box::pin(task));
+        Ok(())
+    }
+
+    /// Lets handshakes that begin from now on use the devices that there are.
+    pub(crate) fn update_handshake(&self) {
+        let mut handshake = self.handshake.lock();
+        *handshake = Arc::new(self.current_handshake());
+        drop(handshake);
+        self.groups.addresses_changed();
+    }
+
+    /// The devices and settings as the handshake needs them.
+    fn current_handshake(&self) -> HandshakeConfig {
+        let drivers = || {
+            let all = self.drivers.iter().enumerate();
+            all.filter(|(_, driver)| !driver.is_gone())
+        };
+        let devices = drivers().filter_map(|(index, driver)| {
+            let direct = driver.device.fabric().direct()?;
+            let limit = driver.device.limits().max_dmb_len;
+            let max_buffer = (0..=SizeCode::MAX.code())
+                .filter_map(SizeCode::new)
+                .take_while(|size| size.byte_len() <= limit)
+                .last()
+                .unwrap_or(SizeCode::MIN);
+            Some(DirectDevice {
+                index: DeviceIndex(index),
+                gid: direct.gid(),
+                chid: direct.chid(),
+                pnet_id: driver.device.identity().pnet_id,
+                nocopy: direct.nocopy().is_some(),
+                max_buffer,
+            })
+        });
+        let config = &self.config;
+        let mut handshake = HandshakeConfig::new(devices.collect());
+        let native = drivers().find_map(|(_, driver)| driver.device.fabric().direct()?.seid());
+        handshake.seid = config.seid_enabled.then(|| native.unwrap_or(config.seid));
+        handshake.ueids.clone_from(&config.ueids);
+        handshake.pnet_ids.clone_from(&config.pnet_ids);
+        handshake.buffer = config.recv_buffer;
+        handshake.rmb = config.rmb;
+        handshake.timeouts.message = config.handshake_timeout;
+        handshake.timeouts.work = config.handshake_timeout.mul_f32(WORK_SHARE);
+        handshake.host = HostName::new(&rustix::system::uname().nodename().to_string_lossy());
+        handshake
+    }
+}
+
+/// The part of a message's timeout that device work may take: the peer should receive a failure
+/// before its own timeout.
+const WORK_SHARE: f32 = 5.0 / 6.0;
