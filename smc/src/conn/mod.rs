@@ -19,6 +19,7 @@ use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::{AlertToken, DmbToken};
 
+use super::append_list::AppendList;
 use super::device_driver::DeviceDriver;
 use super::groups::Membership;
 use super::runtime::Socket;
@@ -77,6 +78,9 @@ pub(crate) struct Conn {
     pub(crate) changed: Event,
     /// That of the device of the connection, which was the first one with SMC-R.
     pub(crate) driver: Arc<DeviceDriver>,
+    /// SMC-R: those of all devices, as the connection may move to a link on another one, also after
+    /// the endpoint was dropped.
+    _drivers: Option<Arc<AppendList<Arc<DeviceDriver>>>>,
     pub(crate) group: GroupId,
     /// Dropped, to leave the link group, when the connection has ended.
     membership: Mutex<Option<Membership>>,
@@ -165,6 +169,8 @@ pub(crate) struct Parts {
     pub(crate) path: Path,
     pub(crate) mode: Mode,
     pub(crate) driver: Arc<DeviceDriver>,
+    /// SMC-R: those of all devices.
+    pub(crate) drivers: Option<Arc<AppendList<Arc<DeviceDriver>>>>,
     pub(crate) locality: PeerLocality,
 }
 
@@ -206,6 +212,7 @@ impl Conn {
             writer: AtomicWaker::new(),
             changed: Event::new(),
             driver: parts.driver,
+            _drivers: parts.drivers,
             group: membership.member.group(),
             membership: Mutex::new(Some(membership)),
         })

@@ -88,6 +88,7 @@ fn direct(
         path: Path::Direct(DirectConn::new(dmb, peer, ring, charge.ok())),
         mode,
         driver: Arc::clone(driver),
+        drivers: None,
         locality,
     };
     Ok((parts, lost))
@@ -155,6 +156,7 @@ fn rdma(
         path: Path::Rdma(handle),
         mode,
         driver: Arc::clone(driver),
+        drivers: Some(Arc::clone(&endpoint.drivers)),
         locality: PeerLocality::Unknown,
     };
     Ok((parts, lost))

@@ -298,3 +298,21 @@ fn a_device_is_added_once_and_to_an_endpoint_that_is_open() {
     });
     assert!(is_refused(other.add_device(world.device("dev", 4))));
 }
+
+#[test]
+fn streams_that_outlive_their_endpoint_go_on_over_another_device() {
+    let world = RdmaWorld::new(64);
+    let RdmaHosts {
+        client,
+        server,
+        devices,
+    } = world.hosts_with_two_links();
+    world.block_on(async {
+        let mut streams = vec![rdma_pair(&client, &server).await];
+        world.sleep(Duration::from_secs(1)).await;
+        assert_eq!((active(&client), active(&server)), (2, 2));
+        drop((client, server));
+        devices[0].set_port_cut(1, true);
+        both_ways(&mut streams, 100_000).await;
+    });
+}
