@@ -376,6 +376,9 @@ impl Builder {
             self.llc,
             self.memory.map_or_else(default_limit, MemoryLimit::new),
         );
+        if self.driver_thread {
+            groups.deadlines.set_groups(&groups);
+        }
         let inner = EndpointInner {
             offer: Mutex::default(),
             lifetime,

@@ -29,7 +29,7 @@ pub(crate) struct Deadlines {
     /// A deadline is earlier than the task's timer.
     is_rescheduled: AtomicBool,
     task: AtomicWaker,
-    /// Those of the endpoint. Their tasks may be on a thread that does not end with the runtime.
+    /// Those whose drivers are on a thread that does not end with the runtime.
     groups: OnceLock<Weak<Groups>>,
 }
 
@@ -62,7 +62,7 @@ impl Deadlines {
         deadlines
     }
 
-    /// Sets the groups whose drivers end with the runtime, once.
+    /// Sets the groups whose drivers are ended when the runtime ends, once.
     pub(crate) fn set_groups(&self, groups: &Arc<Groups>) {
         // An endpoint is built once.
         let _first = self.groups.set(Arc::downgrade(groups));
@@ -99,7 +99,7 @@ impl Deadlines {
         true
     }
 
-    /// Completes all deadlines, and ends the drivers: the timer task has ended.
+    /// Completes all deadlines, and ends drivers on a thread: the timer task has ended.
     fn end(&self) {
         let mut pending = self.pending.lock();
         pending.is_over = true;

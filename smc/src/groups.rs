@@ -70,7 +70,7 @@ impl Groups {
             rdma: BTreeMap::new(),
             tokens: HashSet::new(),
         };
-        let groups = Arc::new(Self {
+        Arc::new(Self {
             shared: Mutex::new(shared),
             runtime,
             deadlines,
@@ -80,9 +80,7 @@ impl Groups {
             memory,
             ended: Event::new(),
             terminated: Event::new(),
-        });
-        groups.deadlines.set_groups(&groups);
-        groups
+        })
     }
 
     /// The deadline after this time from now on.

@@ -43,10 +43,22 @@ fn endpoints_on_smol_use_shared_memory() -> TestResult {
     smol::block_on(smc_streams(Builder::smol))
 }
 
+#[cfg(feature = "smol")]
+#[test]
+fn drivers_on_a_thread_serve_endpoints_on_smol() -> TestResult {
+    smol::block_on(smc_streams(|| Builder::smol().driver_thread(true)))
+}
+
 #[cfg(feature = "tokio-io")]
 #[tokio::test]
 async fn endpoints_on_tokio_use_shared_memory() -> TestResult {
     smc_streams(Builder::tokio).await
+}
+
+#[cfg(feature = "tokio-io")]
+#[tokio::test]
+async fn drivers_on_a_thread_serve_endpoints_on_tokio() -> TestResult {
+    smc_streams(|| Builder::tokio().driver_thread(true)).await
 }
 
 #[cfg(feature = "tokio-io")]

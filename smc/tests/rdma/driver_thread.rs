@@ -130,7 +130,7 @@ struct BusyRuntime {
     busy: Arc<Busy>,
     /// What drivers get.
     apart: Arc<dyn Runtime>,
-    thread: Mutex<Option<Weak<BusyRuntime>>>,
+    thread: Mutex<Option<Weak<Self>>>,
 }
 
 #[derive(Debug, Default)]
