@@ -36,9 +36,13 @@ fn endpoint(world: &World, devices: &[&Arc<LoopDevice>]) -> Result<Endpoint, Err
 }
 
 fn is_refused(built: Result<Endpoint, Error>) -> bool {
+    is_refused_as("another endpoint", built)
+}
+
+fn is_refused_as(why: &str, built: Result<Endpoint, Error>) -> bool {
     match built {
         Ok(_) => false,
-        Err(Error::Misuse(what)) => what.contains("another endpoint"),
+        Err(Error::Misuse(what)) => what.contains(why),
         Err(error) => panic!("{error}"),
     }
 }
@@ -57,7 +61,8 @@ async fn a_device_that_serves_an_endpoint_is_refused_to_another(world: World) {
 
 async fn a_device_given_twice_is_refused(world: World) {
     let device = device(&world);
-    assert!(is_refused(endpoint(&world, &[&device, &device])));
+    let built = endpoint(&world, &[&device, &device]);
+    assert!(is_refused_as("has this device already", built));
     assert!(endpoint(&world, &[&device]).is_ok());
 }
 

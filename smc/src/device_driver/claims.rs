@@ -77,8 +77,8 @@ pub(super) fn release() {
     RELEASED.notify_all();
 }
 
-const IN_USE: &str = "the device serves another endpoint, or is given twice: a device object has \
-                      one endpoint at a time, and is free when that and its streams are gone";
+const IN_USE: &str = "the device serves another endpoint: a device object has one endpoint at a \
+                      time, and is free when that and its streams are gone";
 
 /// How long tasks of a dropped endpoint may take to end, on a busy machine.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(1);
