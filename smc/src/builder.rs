@@ -114,7 +114,8 @@ impl Builder {
     /// stream is TCP, with the code 0x03020000.
     ///
     /// The policies are not read, which takes privileges. A connection counts as protected if its
-    /// packets (`IP_MTU`) are shorter than the route permits, as IPsec makes them.
+    /// packets (`IP_MTU`) are shorter than its network interface permits, as IPsec makes them, or
+    /// if the kernel does not tell (netlink).
     #[must_use]
     pub fn bypass_ipsec(mut self, bypass: bool) -> Self {
         self.config.bypass_ipsec = bypass;

@@ -130,7 +130,7 @@ pub trait Runtime: Send + Sync + Debug + 'static {
     }
 
     /// The length of packets from one address to another that no IPsec policy applies to; `None` if
-    /// the system does not report it.
+    /// the system does not report it. A connection with shorter packets stays TCP.
     fn unprotected_mtu(&self, from: IpAddr, to: IpAddr) -> Option<u32> {
         smc_netlink::unprotected_mtu(from, to).ok().flatten()
     }

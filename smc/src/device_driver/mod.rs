@@ -212,7 +212,9 @@ impl DeviceDriver {
     /// Ends the task, wherever it runs.
     pub(crate) fn end_task(&self) {
         self.is_ending.store(true, Ordering::Release);
-        self.wake_task();
+        self.has_work.store(true, Ordering::Release);
+        // Whatever work it has: it may have passed its look at the flag.
+        self.task_waker.wake();
     }
 
     /// The task has ended, most likely with its runtime: the close of peers would not be read.

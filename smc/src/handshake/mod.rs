@@ -161,17 +161,18 @@ fn path(
     path
 }
 
-/// Whether packets of a connection are shorter than its route permits: they are wrapped by IPsec.
+/// Whether packets of a connection are shorter than its interface permits, as those that IPsec
+/// wraps are, or this cannot be told.
 fn is_protected(endpoint: &EndpointInner, socket: &dyn Socket, peer: SocketAddr) -> bool {
     let Some(mtu) = socket.path_mtu().filter(|mtu| *mtu < LONGEST_PACKET) else {
         return false;
     };
     let Ok(local) = socket.local_addr() else {
-        return false;
+        return true;
     };
     let [local, peer] = [local, peer].map(|address| address.ip().to_canonical());
     let plain = endpoint.runtime.unprotected_mtu(local, peer);
-    plain.is_some_and(|plain| mtu < plain)
+    plain.is_none_or(|plain| mtu < plain)
 }
 
 /// The length of packets over the loopback interface, where nothing has to be looked up.

@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
-use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage, RouteMetric};
+use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use netlink_sys::protocols::NETLINK_ROUTE;
@@ -19,18 +19,15 @@ pub struct Route {
     pub interface: u32,
     /// Whether a router is on the way.
     pub has_gateway: bool,
-    /// The route's own limit on the length of packets: configured, or discovered on the path.
-    pub mtu: Option<u32>,
 }
 
 impl Route {
-    /// A route by an interface, without a limit on the length of packets.
+    /// A route by an interface.
     #[must_use]
     pub const fn new(interface: u32, has_gateway: bool) -> Self {
         Self {
             interface,
             has_gateway,
-            mtu: None,
         }
     }
 }
@@ -72,10 +69,11 @@ pub fn route(from: IpAddr, to: IpAddr, by: Option<u32>) -> io::Result<Option<Rou
 }
 
 /// The length of packets from one address to another that no IPsec policy applies to: the limit of
-/// the route, or that of its interface. `None` without a route.
+/// the interface that they leave by. `None` without a route.
 ///
-/// A socket whose path is shorter (`IP_MTU`) has its packets wrapped. The policies themselves are
-/// shown to administrators only.
+/// A socket whose path is shorter (`IP_MTU`) can have its packets wrapped. A limit of the route
+/// does not count: it may be there because of a tunnel. The policies themselves are shown to
+/// administrators only.
 ///
 /// # Errors
 ///
@@ -84,9 +82,6 @@ pub fn unprotected_mtu(from: IpAddr, to: IpAddr) -> io::Result<Option<u32>> {
     let Some(route) = route(from, to, None)? else {
         return Ok(None);
     };
-    if route.mtu.is_some() {
-        return Ok(route.mtu);
-    }
     let mut request = LinkMessage::default();
     request.header.index = route.interface;
     let replies = request::get(NETLINK_ROUTE, RouteNetlinkMessage::GetLink(request))?;
@@ -120,12 +115,6 @@ fn read(message: &RouteMessage) -> Route {
         match attribute {
             RouteAttribute::Oif(index) => route.interface = *index,
             RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => route.has_gateway = true,
-            RouteAttribute::Metrics(metrics) => {
-                route.mtu = metrics.iter().find_map(|metric| match metric {
-                    RouteMetric::Mtu(mtu) => Some(*mtu),
-                    _ => None,
-                });
-            }
             _ => {}
         }
     }
@@ -167,17 +156,15 @@ mod tests {
     }
 
     #[test]
-    fn a_route_over_a_router_has_its_gateway_and_path_mtu() {
+    fn a_route_over_a_router_has_its_gateway() {
         let mut message = RouteMessage::default();
         message.attributes = vec![
             RouteAttribute::Oif(3),
             RouteAttribute::Gateway(RouteAddress::Inet(Ipv4Addr::new(10, 0, 0, 1))),
-            RouteAttribute::Metrics(vec![RouteMetric::Hoplimit(64), RouteMetric::Mtu(1400)]),
         ];
         let expected = Route {
             interface: 3,
             has_gateway: true,
-            mtu: Some(1400),
         };
         assert_eq!(read(&message), expected);
     }
