@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc::runtime::{
-    Acceptor, BeforeConnect, BeforeListen, NetworkInterface, NetworkRoute, Runtime, Socket,
-    SocketOptions, Task, Timer, Watch,
+    Acceptor, BeforeConnect, BeforeListen, NetworkInterface, NetworkRoute, PnetEntry, Runtime,
+    Socket, SocketOptions, Task, Timer, Watch,
 };
 use smc_core::error::{CloseReason, Error};
 use smc_core::proto::links::LinkState;
@@ -225,6 +225,14 @@ impl Runtime for BusyRuntime {
 
     fn interfaces(&self) -> Vec<NetworkInterface> {
         self.inner.interfaces()
+    }
+
+    fn pnet_table(&self) -> Vec<PnetEntry> {
+        self.inner.pnet_table()
+    }
+
+    fn unprotected_mtu(&self, from: IpAddr, to: IpAddr) -> Option<u32> {
+        self.inner.unprotected_mtu(from, to)
     }
 
     fn route(&self, from: IpAddr, to: IpAddr, by: Option<u32>) -> Option<NetworkRoute> {
