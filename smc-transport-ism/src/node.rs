@@ -135,7 +135,9 @@ impl Node {
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
-        self.check()?;
+        if let Some(error) = self.gone.get() {
+            return Err(error.clone().into());
+        }
         let memory = &*self.memory;
         let moved = memory.with_access(token, self.tag, |target, wake_flag| {
             memory.write(target.run, at, data)?;

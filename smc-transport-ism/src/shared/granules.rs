@@ -349,8 +349,11 @@ impl FabricMemory {
         data: &[IoSlice<'_>],
     ) -> Result<(), SubmitError> {
         let at = usize::try_from(at).map_err(|_| SubmitError::OutOfBounds)?;
-        let lens = data.iter().map(|part| part.len());
-        if lens.fold(at, usize::saturating_add) > run.len() {
+        let len = match data {
+            [one] => one.len(),
+            _ => data.iter().fold(0, |len: usize, part| len.saturating_add(part.len())),
+        };
+        if at.saturating_add(len) > run.len() {
             return Err(SubmitError::OutOfBounds);
         }
         self.all
