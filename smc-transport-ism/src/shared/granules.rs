@@ -351,7 +351,9 @@ impl FabricMemory {
         let at = usize::try_from(at).map_err(|_| SubmitError::OutOfBounds)?;
         let len = match data {
             [one] => one.len(),
-            _ => data.iter().fold(0, |len: usize, part| len.saturating_add(part.len())),
+            _ => data
+                .iter()
+                .fold(0, |len: usize, part| len.saturating_add(part.len())),
         };
         if at.saturating_add(len) > run.len() {
             return Err(SubmitError::OutOfBounds);

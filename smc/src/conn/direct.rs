@@ -13,7 +13,7 @@ use super::{Conn, Path, SmcPath, len_u32, len_usize};
 use crate::device::{Attachment, Dmb, Signal, SubmitError};
 use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::mem::{CopyMode, Element, HEADER_LEN};
+use crate::mem::{Element, HEADER_LEN};
 use crate::mutex::Mutex;
 
 /// The two buffers of an SMC-D connection.
@@ -254,25 +254,8 @@ impl SmcPath for DirectConn {
 }
 
 impl PeerDmb {
-    /// Copies payload into the peer's ring at `at`, in this mode where it is mapped; the caller has
-    /// checked the space.
-    #[inline(always)]
-    pub(crate) fn write(
-        &self,
-        mode: CopyMode,
-        ring: Ring,
-        at: u32,
-        data: &[u8],
-    ) -> Result<(), SubmitError> {
-        match self {
-            Self::Mapped { element, .. } => element
-                .write_with(mode, len_usize(at), data)
-                .map_err(|_| SubmitError::OutOfBounds),
-            _ => self.move_payload(ring, at, data),
-        }
-    }
-
-    fn move_payload(&self, ring: Ring, at: u32, data: &[u8]) -> Result<(), SubmitError> {
+    /// Has the device copy payload into the peer's ring at `at`; the caller has checked the space.
+    pub(crate) fn move_payload(&self, ring: Ring, at: u32, data: &[u8]) -> Result<(), SubmitError> {
         let [until_end, _] = ring.spans(at, len_u32(data.len()));
         let (first, second) = data.split_at(len_usize(until_end.len));
         let start = len_u32(HEADER_LEN);

@@ -8,6 +8,7 @@ pub(crate) use direct::{DirectConn, PeerDmb, RetryResult};
 pub(crate) use ending::Handle;
 pub(crate) use rdma::{RdmaConn, RdmaConnHandle, Received, Search};
 
+use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -92,6 +93,41 @@ pub(crate) enum Path {
     Direct(Arc<DirectConn>),
     /// SMC-R: over links, from the staging ring to the peer's RMB.
     Rdma(Arc<RdmaConnHandle>),
+}
+
+/// What written data is copied to.
+pub(crate) trait SendPath {
+    /// Bytes that can be written now, after reading the peer's updates.
+    fn space(&mut self, conn: &Conn) -> Result<u32, Error>;
+
+    /// Writes as much as there is `space` for, which is not 0: `None` if nothing is accepted now.
+    fn write(
+        &mut self,
+        conn: &Conn,
+        bufs: &[IoSlice<'_>],
+        space: u32,
+    ) -> Result<Option<usize>, Error>;
+
+    /// Maximum of the space.
+    fn capacity(&self) -> u32;
+
+    /// Written bytes that may not be in the peer's memory yet.
+    fn undelivered(&self) -> u32;
+
+    /// How much of `space` can be reserved in the peer's memory.
+    fn in_place_space(&self, space: u32) -> usize;
+
+    /// Requests more than the `space` that the peer has published.
+    fn request_space(&mut self, conn: &Conn, space: u32);
+
+    /// Whether the device has refused data, and a retry would find the same.
+    fn is_refused(&self, conn: &Conn) -> bool;
+
+    /// Requests a report when there may be more space; as `Half::arm`.
+    fn arm(&self);
+
+    /// As [`SmcPath::poll_device`].
+    fn poll_device(&self, conn: &Conn) -> bool;
 }
 
 /// The operations that SMC-D and SMC-R do in different ways.

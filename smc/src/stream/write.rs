@@ -10,7 +10,9 @@ use std::time::Duration;
 use smc_wire::cdc::ConsumerWord;
 
 use super::super::busy_poll::BusyPoll;
-use super::super::conn::{Conn, DirectConn, Path, PeerDmb, RdmaConn, SmcPath, len_u32, len_usize};
+use super::super::conn::{
+    Conn, DirectConn, Path, PeerDmb, RdmaConn, SendPath, SmcPath as _, len_u32, len_usize,
+};
 use super::super::copy_mode::CopyModeSelector;
 use super::super::deadlines::Deadline;
 use super::in_place::ReservedSpace;
@@ -88,7 +90,7 @@ impl Writer {
         if most == 0 {
             return Poll::Ready(Ok(ReservedSpace {
                 len: 0,
-                is_in_place: matches!(self, Self::Direct(half) if half.path.element().is_some()),
+                is_in_place: matches!(self, Self::Direct(half) if half.path.element.is_some()),
             }));
         }
         self.poll_reserve(cx, least.max(1), most)
@@ -128,41 +130,6 @@ pub(crate) struct SmcWriter<P> {
     spare: Box<[u8]>,
     /// Until when a closing stream waits for delivery; unchanged when a task stops waiting.
     delivery_deadline: Option<Deadline>,
-}
-
-/// What written data is copied to.
-pub(crate) trait SendPath {
-    /// Bytes that can be written now, after reading the peer's updates.
-    fn space(&mut self, conn: &Conn) -> Result<u32, Error>;
-
-    /// Writes as much as there is `space` for, which is not 0: `None` if nothing is accepted now.
-    fn write(
-        &mut self,
-        conn: &Conn,
-        bufs: &[IoSlice<'_>],
-        space: u32,
-    ) -> Result<Option<usize>, Error>;
-
-    /// Maximum of the space.
-    fn capacity(&self) -> u32;
-
-    /// Written bytes that may not be in the peer's memory yet.
-    fn undelivered(&self) -> u32;
-
-    /// How much of `space` can be reserved in the peer's memory.
-    fn in_place_space(&self, space: u32) -> usize;
-
-    /// Requests more than the `space` that the peer has published.
-    fn request_space(&mut self, conn: &Conn, space: u32);
-
-    /// Whether the device has refused data, and a retry would find the same.
-    fn is_refused(&self, conn: &Conn) -> bool;
-
-    /// As [`Half::arm`].
-    fn arm(&self);
-
-    /// As [`Half::poll_device`].
-    fn poll_device(&self, conn: &Conn) -> bool;
 }
 
 impl<P: SendPath> SmcWriter<P> {
@@ -349,6 +316,8 @@ impl<P: SendPath> Half for SmcWriter<P> {
 /// Writes into the peer's element: its cursors and its copy mode.
 pub(crate) struct DirectWriter {
     direct: Arc<DirectConn>,
+    /// The peer's element, if it is mapped; otherwise the device moves data there.
+    element: Option<Element>,
     half: SendHalf,
     /// The peer's consumer word as of the last read.
     seen: u64,
@@ -366,7 +335,10 @@ pub(crate) struct DirectWriter {
 
 impl DirectWriter {
     fn new(direct: Arc<DirectConn>, trust: Option<TrustPeers>) -> Self {
-        let is_mapped = matches!(direct.peer, PeerDmb::Mapped { .. });
+        let element = match &direct.peer {
+            PeerDmb::Mapped { element, .. } => Some(element.clone()),
+            PeerDmb::Moved { .. } | PeerDmb::Lost => None,
+        };
         Self {
             half: SendHalf::new(direct.peer_ring),
             seen: 0,
@@ -374,8 +346,9 @@ impl DirectWriter {
             has_requested_update: false,
             refused_at: None,
             ring: RingWriter::new(),
-            copy_mode: CopyModeSelector::new(is_mapped, direct.peer_ring.size()),
+            copy_mode: CopyModeSelector::new(element.is_some(), direct.peer_ring.size()),
             trust,
+            element,
             direct,
         }
     }
@@ -433,21 +406,19 @@ impl DirectWriter {
             if part.is_empty() {
                 continue;
             }
+            let at = cursor.count;
             let mode = self.copy_mode.next(part.len());
-            self.direct.peer.write(mode, ring, cursor.count, part)?;
+            match &self.element {
+                Some(element) => element
+                    .write_with(mode, len_usize(at), part)
+                    .map_err(|_| SubmitError::OutOfBounds)?,
+                None => self.direct.peer.move_payload(ring, at, part)?,
+            }
             self.copy_mode.copied(part.len(), part.len() == left);
             count += len_u32(part.len());
             cursor = ring.advance(cursor, len_u32(part.len()));
         }
         Ok(count)
-    }
-
-    /// The peer's element, if it is mapped.
-    fn element(&self) -> Option<&Element> {
-        match &self.direct.peer {
-            PeerDmb::Mapped { element, .. } => Some(element),
-            PeerDmb::Moved { .. } | PeerDmb::Lost => None,
-        }
     }
 }
 
@@ -459,9 +430,7 @@ impl DirectWriter {
 
     /// Copies into a reservation, at `offset`.
     pub(super) fn put_at(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
-        let PeerDmb::Mapped { element, .. } = &self.direct.peer else {
-            return Err(NOT_RESERVED);
-        };
+        let element = self.element.as_ref().ok_or(NOT_RESERVED)?;
         let at = len_usize(self.half.at()) + offset;
         let mode = self.copy_mode.next(data.len());
         let put = element.write_with(mode, at, data);
@@ -472,7 +441,7 @@ impl DirectWriter {
 
     /// Copies out of a reservation.
     pub(super) fn copy_reserved(&self, to: &mut [u8]) {
-        if let Some(element) = self.element() {
+        if let Some(element) = &self.element {
             // It was reserved, so it is inside.
             let _inside = element.read(len_usize(self.half.at()), to);
         }
@@ -480,8 +449,8 @@ impl DirectWriter {
 
     /// The first `len` bytes of a reservation; none unless peers are trusted.
     pub(super) fn reserved_mut(&mut self, len: usize) -> &mut [u8] {
-        match (&self.direct.peer, self.trust) {
-            (PeerDmb::Mapped { element, .. }, Some(trust)) if len > 0 => {
+        match (&self.element, self.trust) {
+            (Some(element), Some(trust)) if len > 0 => {
                 let at = len_usize(self.half.at());
                 let space = self.ring.slice_mut(element, at, len, trust);
                 space.unwrap_or_default()
@@ -532,7 +501,9 @@ impl SendPath for DirectWriter {
 
     fn in_place_space(&self, space: u32) -> usize {
         let [until_end, _] = self.half.ring().spans(self.half.at(), space);
-        self.element().map_or(0, |_| len_usize(until_end.len))
+        self.element
+            .as_ref()
+            .map_or(0, |_| len_usize(until_end.len))
     }
 
     #[cold]
@@ -554,55 +525,6 @@ impl SendPath for DirectWriter {
 
     fn poll_device(&self, _conn: &Conn) -> bool {
         true
-    }
-}
-
-impl SendPath for Arc<RdmaConn> {
-    fn space(&mut self, _conn: &Conn) -> Result<u32, Error> {
-        Ok(RdmaConn::space(self))
-    }
-
-    fn write(
-        &mut self,
-        conn: &Conn,
-        bufs: &[IoSlice<'_>],
-        _space: u32,
-    ) -> Result<Option<usize>, Error> {
-        if bufs.iter().all(|buf| buf.is_empty()) {
-            return Ok(Some(0));
-        }
-        match RdmaConn::write(self, bufs) {
-            // The peer has just closed.
-            0 => conn.write_end().map(|()| None),
-            count => Ok(Some(count)),
-        }
-    }
-
-    fn capacity(&self) -> u32 {
-        RdmaConn::capacity(self)
-    }
-
-    fn undelivered(&self) -> u32 {
-        RdmaConn::undelivered(self)
-    }
-
-    fn in_place_space(&self, _space: u32) -> usize {
-        0
-    }
-
-    fn request_space(&mut self, _conn: &Conn, _space: u32) {}
-
-    fn is_refused(&self, _conn: &Conn) -> bool {
-        false
-    }
-
-    /// The completion of posts frees staging space, and is the delivery.
-    fn arm(&self) {
-        self.await_sent();
-    }
-
-    fn poll_device(&self, conn: &Conn) -> bool {
-        SmcPath::poll_device(&**self, &conn.driver)
     }
 }
 

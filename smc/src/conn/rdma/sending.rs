@@ -10,7 +10,7 @@ use smc_wire::cursor::Cursor;
 use smc_wire::types::{Rkey, RmbAddr};
 
 use super::super::super::links::{LinkSender, PersistTimer, PostResult, SendSlot};
-use super::super::{len_u32, len_usize};
+use super::super::{Conn, SendPath, SmcPath, len_u32, len_usize};
 use super::RdmaConn;
 use crate::device::{Mr, Write};
 use crate::error::{CloseReason, Error};
@@ -45,7 +45,7 @@ pub(super) struct Bound {
 
 impl RdmaConn {
     /// Bytes that can be written now.
-    pub(crate) fn space(&self) -> u32 {
+    pub(super) fn space(&self) -> u32 {
         self.space.load(Ordering::Acquire)
     }
 
@@ -57,7 +57,7 @@ impl RdmaConn {
     }
 
     /// Copies as many bytes as there is space for. Returns their number.
-    pub(crate) fn write(&self, bufs: &[IoSlice<'_>]) -> usize {
+    fn write(&self, bufs: &[IoSlice<'_>]) -> usize {
         let mut tx = self.tx.lock();
         let Some(bound) = &mut tx.bound else { return 0 };
         let transmit = &mut bound.transmit;
@@ -119,7 +119,7 @@ impl RdmaConn {
     }
 
     /// Bytes whose delivery was not reported. If there are any, the driver reports it from now on.
-    pub(crate) fn undelivered(&self) -> u32 {
+    fn undelivered(&self) -> u32 {
         let tx = self.tx.lock();
         let used = |bound: &Bound| self.capacity().saturating_sub(bound.transmit.space());
         let undelivered = tx.bound.as_ref().map_or(0, used);
@@ -130,7 +130,7 @@ impl RdmaConn {
     }
 
     /// Size of the staging ring: the maximum of space.
-    pub(crate) fn capacity(&self) -> u32 {
+    fn capacity(&self) -> u32 {
         self.staging.size.ring_r().size()
     }
 
@@ -305,6 +305,55 @@ impl Bound {
             }
         }
         Some(taken)
+    }
+}
+
+impl SendPath for Arc<RdmaConn> {
+    fn space(&mut self, _conn: &Conn) -> Result<u32, Error> {
+        Ok(RdmaConn::space(self))
+    }
+
+    fn write(
+        &mut self,
+        conn: &Conn,
+        bufs: &[IoSlice<'_>],
+        _space: u32,
+    ) -> Result<Option<usize>, Error> {
+        if bufs.iter().all(|buf| buf.is_empty()) {
+            return Ok(Some(0));
+        }
+        match RdmaConn::write(self, bufs) {
+            // The peer has just closed.
+            0 => conn.write_end().map(|()| None),
+            count => Ok(Some(count)),
+        }
+    }
+
+    fn capacity(&self) -> u32 {
+        RdmaConn::capacity(self)
+    }
+
+    fn undelivered(&self) -> u32 {
+        RdmaConn::undelivered(self)
+    }
+
+    fn in_place_space(&self, _space: u32) -> usize {
+        0
+    }
+
+    fn request_space(&mut self, _conn: &Conn, _space: u32) {}
+
+    fn is_refused(&self, _conn: &Conn) -> bool {
+        false
+    }
+
+    /// The completion of posts frees staging space, and is the delivery.
+    fn arm(&self) {
+        self.await_sent();
+    }
+
+    fn poll_device(&self, conn: &Conn) -> bool {
+        SmcPath::poll_device(&**self, &conn.driver)
     }
 }
 
