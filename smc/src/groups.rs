@@ -224,6 +224,19 @@ impl Groups {
         }
     }
 
+    /// Drops the SMC-R groups that nothing can end in order: their tasks have ended with the
+    /// runtime, and no driver is left. Peers are not notified.
+    pub(crate) fn abandon_if_unused(&self) {
+        if self.drivers().next().is_none() {
+            let all = self.all_rdma().into_iter();
+            let abandoned = all.filter(|group| group.is_task_over());
+            abandoned.for_each(|group| {
+                group.abandon();
+                self.shared.lock().rdma.remove(&group.id);
+            });
+        }
+    }
+
     /// Ends the group that is idle for longest, of those with a link on this device, and waits
     /// until its links are closed, at most for the time given. Returns whether there was one.
     pub(crate) async fn end_longest_idle(&self, device: DeviceIndex, wait: Duration) -> bool {

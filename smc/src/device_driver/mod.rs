@@ -416,6 +416,8 @@ impl Drop for DeviceDriver {
     fn drop(&mut self) {
         // The task cannot upgrade its reference any more and ends.
         self.task_waker.wake();
+        // Unless the runtime has ended, the task does so in order.
+        self.groups.abandon_if_unused();
         claims::release();
     }
 }

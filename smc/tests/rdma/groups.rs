@@ -2,6 +2,7 @@
 
 use smc_testkit::streams::{connect, connect_many, transfer};
 use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, is_smcr};
+use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
@@ -112,6 +113,32 @@ fn idle_link_groups_end_with_their_endpoint_and_its_streams() {
         assert!(server.link_groups().is_empty());
         assert!(a.links().is_empty() && b.links().is_empty());
     });
+}
+
+#[test]
+fn idle_link_groups_are_dropped_with_the_runtime_of_their_endpoint() {
+    // The endpoint is dropped before its runtime ends, or after it.
+    for is_before in [true, false] {
+        let world = RdmaWorld::new(14);
+        let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+        let ending = world.runtime().ending();
+        let client = world.endpoint_with(&[&a], |builder| builder.runtime(ending.clone()));
+        let server = world.endpoint(&[&b]);
+        world.block_on(async {
+            let listener = server.bind(SERVER).await.expect("a free port");
+            let streams = connect(&client, &listener).await;
+            assert_eq!(a.links().len(), 1);
+            drop(streams);
+            world.sleep(Duration::from_secs(1)).await;
+            let mut client = Some(client);
+            // No task of the runtime runs in between.
+            client.take_if(|_| is_before);
+            ending.end();
+            drop(client);
+            assert!(a.links().is_empty(), "endpoint dropped first: {is_before}");
+        });
+        assert_eq!(Arc::strong_count(&a), 1, "{is_before}");
+    }
 }
 
 #[test]

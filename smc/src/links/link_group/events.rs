@@ -164,30 +164,46 @@ impl RdmaGroup {
     }
 }
 
-/// The group's task: runs its timers until its end.
-pub(super) async fn run_timers(group: Weak<RdmaGroup>) {
-    let mut timer: Option<(Instant, Timer)> = None;
-    poll_fn(|cx| {
-        let Some(group) = group.upgrade() else {
-            return Poll::Ready(());
-        };
-        loop {
-            group.task.register(cx.waker());
-            if group.is_over() {
+/// The task of a group.
+pub(super) struct GroupTask(pub(super) Weak<RdmaGroup>);
+
+impl GroupTask {
+    /// Runs the timers of the group until its end.
+    pub(super) async fn run_timers(self) {
+        let mut timer: Option<(Instant, Timer)> = None;
+        poll_fn(|cx| {
+            let Some(group) = self.0.upgrade() else {
                 return Poll::Ready(());
-            }
-            let Some(at) = group.handle_timeouts() else {
-                return Poll::Pending;
             };
-            if timer.as_ref().is_none_or(|(set, _)| *set != at) {
-                timer = Some((at, group.groups.runtime.timer(at)));
+            loop {
+                group.task.register(cx.waker());
+                if group.is_over() {
+                    return Poll::Ready(());
+                }
+                let Some(at) = group.handle_timeouts() else {
+                    return Poll::Pending;
+                };
+                if timer.as_ref().is_none_or(|(set, _)| *set != at) {
+                    timer = Some((at, group.groups.runtime.timer(at)));
+                }
+                let is_due = |(_, timer): &mut (Instant, Timer)| timer.as_mut().poll(cx).is_ready();
+                if !timer.as_mut().is_some_and(is_due) {
+                    return Poll::Pending;
+                }
+                timer = None;
             }
-            let is_due = |(_, timer): &mut (Instant, Timer)| timer.as_mut().poll(cx).is_ready();
-            if !timer.as_mut().is_some_and(is_due) {
-                return Poll::Pending;
-            }
-            timer = None;
-        }
-    })
-    .await;
+        })
+        .await;
+    }
+}
+
+/// Also when the runtime ends, before or after the drivers are dropped.
+impl Drop for GroupTask {
+    fn drop(&mut self) {
+        let Some(group) = self.0.upgrade() else {
+            return;
+        };
+        group.is_task_over.store(true, Ordering::SeqCst);
+        group.groups.abandon_if_unused();
+    }
 }

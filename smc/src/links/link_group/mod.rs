@@ -5,6 +5,7 @@ mod outputs;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
+use std::mem;
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Instant;
@@ -31,6 +32,7 @@ use crate::proto::links::{
     self, FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, LinkState,
     LlcConfig, RkeyError, RmbId, RmbKey, RtokenId,
 };
+use events::GroupTask;
 
 /// A link group of SMC-R.
 ///
@@ -44,6 +46,8 @@ pub(crate) struct RdmaGroup {
     pub(crate) pool: RdmaBufferPool,
     next_rmb: AtomicU64,
     over: AtomicBool,
+    /// The group's task has ended: with the group, or with the runtime.
+    is_task_over: AtomicBool,
     /// Connections have moved from one link to another.
     has_moved: AtomicBool,
     task: AtomicWaker,
@@ -99,11 +103,12 @@ impl RdmaGroup {
             pool: RdmaBufferPool::new(groups.memory.clone()),
             next_rmb: AtomicU64::new(1),
             over: AtomicBool::new(false),
+            is_task_over: AtomicBool::new(false),
             has_moved: AtomicBool::new(false),
             task: AtomicWaker::new(),
         });
-        let weak = Arc::downgrade(&group);
-        groups.runtime.spawn(Box::pin(events::run_timers(weak)));
+        let task = GroupTask(Arc::downgrade(&group));
+        groups.runtime.spawn(Box::pin(task.run_timers()));
         group
     }
 
@@ -154,6 +159,35 @@ impl RdmaGroup {
     /// The devices of all links.
     pub(crate) fn devices(&self) -> BTreeSet<DeviceIndex> {
         self.links().iter().map(|link| link.device).collect()
+    }
+
+    /// Whether nothing runs the group's timers any more.
+    pub(crate) fn is_task_over(&self) -> bool {
+        self.is_task_over.load(Ordering::SeqCst)
+    }
+
+    /// Drops links and connections, which refer to the group, without notifying the peer.
+    pub(crate) fn abandon(&self) {
+        self.over.store(true, Ordering::Release);
+        // Dropped after the lock.
+        let _abandoned = {
+            let mut state = self.state.lock();
+            let RdmaGroupState {
+                outputs,
+                pending,
+                senders,
+                members,
+                retiring,
+                ..
+            } = &mut *state;
+            (
+                mem::take(outputs),
+                mem::take(pending),
+                mem::take(senders),
+                mem::take(members),
+                mem::take(retiring),
+            )
+        };
     }
 
     // ---- First contact -------------------------------------------------------------------------
