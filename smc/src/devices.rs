@@ -32,9 +32,11 @@ impl EndpointInner {
         let runtime = &self.groups.runtime;
         let task = DriverTask::new(&driver, Arc::clone(runtime))?;
         self.groups.add_driver(&driver);
-        self.drivers.push(driver);
+        self.drivers.push(Arc::clone(&driver));
         runtime.spawn(Box::pin(task));
-        Ok(())
+        // If the runtime of the endpoint has ended meanwhile, a task on another one does not end
+        // by itself, and was added too late to be ended with the others.
+        self.lifetime.check().inspect_err(|_| driver.end_task())
     }
 
     /// Lets handshakes that begin from now on use the devices that there are.

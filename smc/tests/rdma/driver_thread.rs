@@ -14,8 +14,13 @@ use smc::runtime::{
     Acceptor, BeforeConnect, BeforeListen, NetworkInterface, NetworkRoute, PnetEntry, Runtime,
     Socket, SocketOptions, Task, Timer, Watch,
 };
+use smc_core::device::{
+    Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits, MemoryLimit,
+};
 use smc_core::error::{CloseReason, Error};
 use smc_core::proto::links::LinkState;
+use smc_testkit::memory_rdma::MemoryRdma;
+use smc_testkit::runtime::EndingRuntime;
 use smc_testkit::streams::{expect_error, transfer_both_ways};
 use smc_testkit::world::{RdmaWorld, is_smcr, rdma_pair};
 
@@ -113,6 +118,53 @@ fn drivers_on_a_thread_end_with_the_runtime_of_their_endpoint() {
         let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
         assert!(matches!(cause, Some(Error::Closed(CloseReason::Runtime))));
     });
+}
+
+#[test]
+fn a_device_that_is_added_while_the_runtime_ends_is_refused() {
+    let world = RdmaWorld::new(805);
+    let ending = world.runtime().ending();
+    let apart = BusyRuntime::with_thread(ending.clone(), world.runtime().handle());
+    let builder = smc::Builder::new().runtime(apart).driver_thread(true);
+    let endpoint = builder.build().expect("is built");
+    let device = Arc::new(EndsRuntime(world.device("a0", 1), ending));
+    let added = endpoint.add_device(device);
+    assert!(matches!(added, Err(Error::Misuse(_))), "{added:?}");
+}
+
+/// A device with which the runtime ends, once an endpoint begins to use it.
+#[derive(Debug)]
+struct EndsRuntime(Arc<MemoryRdma>, Arc<EndingRuntime>);
+
+impl Device for EndsRuntime {
+    fn identity(&self) -> &Identity {
+        self.0.identity()
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn fabric(&self) -> Fabric<'_> {
+        self.0.fabric()
+    }
+
+    fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        self.0.drain(sink)
+    }
+
+    fn arm(&self) -> Result<(), DeviceError> {
+        self.0.arm()
+    }
+
+    fn doorbell(&self) -> Doorbell<'_> {
+        self.0.doorbell()
+    }
+
+    fn limit_memory(&self, limit: &MemoryLimit) {
+        self.0.limit_memory(limit);
+        self.1.end();
+    }
 }
 
 #[test]
