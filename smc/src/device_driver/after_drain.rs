@@ -60,8 +60,6 @@ impl DeviceDriver {
         let (qpn, link) = (sender.link.qpn(), sender.id);
         self.links.lock().remove(qpn, group, link);
         drop(sender);
-        // A set-up may wait for the place of this link.
-        self.groups.notify_ended();
         if let Some(group) = group.upgrade() {
             group.handle_stopped(link);
         }

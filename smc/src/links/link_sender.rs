@@ -27,6 +27,19 @@ pub(crate) struct LinkSender {
     /// The time of the last activity that was reported to the group, in milliseconds since `since`.
     last_activity: AtomicU64,
     since: Instant,
+    /// Behind `link`, which is dropped before.
+    _end: LinkEnd,
+}
+
+/// Notifies waiters of the end of a link: a set-up may wait for its place on the device.
+struct LinkEnd(Weak<DeviceDriver>);
+
+impl Drop for LinkEnd {
+    fn drop(&mut self) {
+        if let Some(driver) = self.0.upgrade() {
+            driver.groups.notify_ended();
+        }
+    }
 }
 
 /// Outstanding posts.
@@ -69,6 +82,7 @@ impl LinkSender {
             closed: AtomicBool::new(false),
             last_activity: AtomicU64::new(0),
             since: now,
+            _end: LinkEnd(Arc::downgrade(driver)),
         }
     }
 
