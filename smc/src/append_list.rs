@@ -43,9 +43,35 @@ impl<T> AppendList<T> {
     }
 }
 
+/// One element after the other: a long list must not need a deep stack.
+impl<T> Drop for AppendList<T> {
+    fn drop(&mut self) {
+        let mut first = self.0.take();
+        while let Some(mut node) = first {
+            first = node.rest.0.take();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_list_is_dropped_on_a_small_stack() {
+        let mut list = AppendList::default();
+        for value in 0..1_000_000 {
+            let before = std::mem::take(&mut list);
+            let node = Node {
+                value,
+                rest: before,
+            };
+            list.0.set(Box::new(node)).ok().expect("is empty");
+        }
+        let dropped = std::thread::Builder::new().stack_size(64 << 10);
+        let dropped = dropped.spawn(move || drop(list)).expect("a thread");
+        dropped.join().expect("does not overflow");
+    }
 
     #[test]
     fn elements_stay_where_they_are() {
