@@ -146,6 +146,12 @@ impl VirtualRuntime {
         self.net.add_interface(name, address, bits);
     }
 
+    /// How often the interfaces were read.
+    #[must_use]
+    pub fn interface_reads(&self) -> usize {
+        self.net.interface_reads()
+    }
+
     /// Puts an interface into a VLAN.
     pub fn set_vlan(&self, name: &str, vlan: u16) {
         self.net.set_vlan(name, vlan);
@@ -237,7 +243,7 @@ impl Runtime for EndingRuntime {
     }
 
     fn interfaces(&self) -> Vec<NetworkInterface> {
-        self.net.interfaces()
+        self.net.read_interfaces()
     }
 
     fn pnet_table(&self) -> Vec<PnetEntry> {

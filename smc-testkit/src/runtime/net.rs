@@ -25,6 +25,7 @@ struct State {
     listeners: BTreeMap<SocketAddr, Weak<VirtualAcceptor>>,
     connections: Vec<Weak<VirtualSocket>>,
     interfaces: Vec<NetworkInterface>,
+    interface_reads: usize,
     pnet_table: Vec<PnetEntry>,
     next_port: u16,
 }
@@ -35,6 +36,7 @@ impl Net {
             listeners: BTreeMap::new(),
             connections: Vec::new(),
             interfaces: Vec::new(),
+            interface_reads: 0,
             pnet_table: Vec::new(),
             next_port: FIRST_PORT,
         };
@@ -85,6 +87,15 @@ impl Net {
 
     pub(super) fn interfaces(&self) -> Vec<NetworkInterface> {
         self.state().interfaces.clone()
+    }
+
+    pub(super) fn read_interfaces(&self) -> Vec<NetworkInterface> {
+        self.state().interface_reads += 1;
+        self.interfaces()
+    }
+
+    pub(super) fn interface_reads(&self) -> usize {
+        self.state().interface_reads
     }
 
     pub(super) fn route(&self, from: IpAddr, to: IpAddr, by: Option<u32>) -> Option<NetworkRoute> {

@@ -168,7 +168,8 @@ impl Groups {
         // Devices report changes of their own interfaces only.
         let is_of_use = |scan: &mut PortScan| {
             let age = now.saturating_duration_since(scan.at);
-            age <= SCAN_AGE && interface_of(&scan.interfaces, local.ip()).is_some()
+            let is_known = || interface_of(&scan.interfaces, local.ip()).is_some();
+            age < RESCAN_MIN || age <= SCAN_AGE && is_known()
         };
         known.take_if(|scan| !is_of_use(scan));
         let scan = self.port_scan(&mut known);
@@ -318,6 +319,10 @@ fn peer_id(mac: Mac) -> PeerId {
     let random = crate::random::bytes().unwrap_or([high, low]);
     PeerId::new(u16::from_be_bytes(random).max(1), mac)
 }
+
+/// Minimum time between two scans for interfaces that are not in the last one: a client can connect
+/// to an address that no interface has, as often as it likes.
+const RESCAN_MIN: Duration = Duration::from_millis(100);
 
 /// Maximum age of a scan: most interfaces change without a report.
 const SCAN_AGE: Duration = Duration::from_secs(5);

@@ -47,6 +47,30 @@ fn connections_in_a_vlan_use_gids_of_that_vlan() {
 }
 
 #[test]
+fn connections_to_an_address_of_no_interface_do_not_have_the_interfaces_read_each_time() {
+    let world = RdmaWorld::new(709);
+    let [client, server] = [1, 2].map(|last| world.endpoint(&[&world.device("dev", last)]));
+    world.block_on(async {
+        let listener = server.bind("192.0.2.1:4000").await.expect("a free port");
+        let connect =
+            || futures_lite::future::zip(client.connect("192.0.2.1:4000"), listener.accept());
+        let before = world.runtime().interface_reads();
+        let ((), time) = world
+            .timed(async {
+                for _ in 0..100 {
+                    let (ours, theirs) = connect().await;
+                    assert!(!is_smcr(&ours.expect("connects")) && theirs.is_ok());
+                }
+            })
+            .await;
+        let reads = world.runtime().interface_reads() - before;
+        let most = usize::try_from(time.as_millis() / 100).expect("is short") + 1;
+        assert!(reads <= 2 * most, "{reads} in {time:?}");
+        assert!(most < 50, "{time:?}");
+    });
+}
+
+#[test]
 fn a_connection_that_ipsec_protects_is_tcp_unless_it_may_go_around() {
     for bypass in [false, true] {
         let world = RdmaWorld::with_options(703, Options::default().with_ipsec(true));

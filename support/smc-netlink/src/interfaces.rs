@@ -1,5 +1,6 @@
 //! Network interfaces of this host.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 
@@ -40,21 +41,19 @@ pub struct Interface {
 ///
 /// When the kernel cannot be asked, as without netlink sockets.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
-    let links = request::dump(
-        NETLINK_ROUTE,
-        RouteNetlinkMessage::GetLink(LinkMessage::default()),
-    )?;
-    let links: Vec<_> = links.into_iter().filter_map(link).collect();
-    let mut interfaces: Vec<_> = links.iter().map(|link| interface(link, &links)).collect();
+    let links = RouteNetlinkMessage::GetLink(LinkMessage::default());
+    let links = request::dump(NETLINK_ROUTE, &links)?;
+    let links = Links::new(links.into_iter().filter_map(link).collect());
+    let all = links.all.iter();
+    let mut interfaces: Vec<_> = all.map(|link| interface(link, &links)).collect();
     let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-    for reply in request::dump(NETLINK_ROUTE, addresses)? {
+    for reply in request::dump(NETLINK_ROUTE, &addresses)? {
         let RouteNetlinkMessage::NewAddress(message) = reply else {
             continue;
         };
-        let own = |interface: &&mut Interface| interface.index == message.header.index;
-        if let (Some(interface), Some(address)) =
-            (interfaces.iter_mut().find(own), address(&message))
-        {
+        let place = links.by_index.get(&message.header.index);
+        let interface = place.and_then(|place| interfaces.get_mut(*place));
+        if let (Some(interface), Some(address)) = (interface, address(&message)) {
             let bits = message.header.prefix_len;
             interface.addresses.push((address, bits));
         }
@@ -71,6 +70,41 @@ struct Link {
     lower: Option<u32>,
     /// The bond, bridge or team that it is a port of.
     controller: Option<u32>,
+}
+
+/// All interfaces, with their places in the list.
+struct Links {
+    all: Vec<Link>,
+    by_index: HashMap<u32, usize>,
+    /// The first port of each bond, bridge or team.
+    first_ports: HashMap<u32, usize>,
+}
+
+impl Links {
+    fn new(all: Vec<Link>) -> Self {
+        let mut first_ports = HashMap::new();
+        for (place, link) in all.iter().enumerate() {
+            if let Some(controller) = link.controller {
+                first_ports.entry(controller).or_insert(place);
+            }
+        }
+        let places = all.iter().enumerate();
+        let by_index = places.map(|(place, link)| (link.interface.index, place));
+        Self {
+            by_index: by_index.collect(),
+            first_ports,
+            all,
+        }
+    }
+
+    /// The device that the packets of another one go through.
+    fn below(&self, link: &Link) -> Option<&Link> {
+        let place = match link.lower {
+            Some(lower) => self.by_index.get(&lower),
+            None => self.first_ports.get(&link.interface.index),
+        };
+        self.all.get(*place?)
+    }
 }
 
 fn link(reply: RouteNetlinkMessage) -> Option<Link> {
@@ -121,17 +155,14 @@ fn vlan(info: &LinkInfo) -> Option<u16> {
 }
 
 /// An interface with what it takes from the devices below it.
-fn interface(link: &Link, all: &[Link]) -> Interface {
+fn interface(link: &Link, links: &Links) -> Interface {
     let mut interface = link.interface.clone();
     let (mut base, mut vlan) = (link, link.vlan);
     // A chain is shorter than the list of all.
-    for _ in all {
-        let index = base.interface.index;
-        let lower = all.iter().find(|other| match base.lower {
-            Some(lower) => other.interface.index == lower,
-            None => other.controller == Some(index),
-        });
-        let Some(lower) = lower else { break };
+    for _ in &links.all {
+        let Some(lower) = links.below(base) else {
+            break;
+        };
         base = lower;
         vlan = vlan.or(lower.vlan);
     }
@@ -214,10 +245,13 @@ mod tests {
                 vec![LinkAttribute::Link(4), info(InfoKind::Veth, None)],
             ),
         ];
-        let found = all.each_ref().map(|link| {
-            let Interface { base, vlan, .. } = interface(link, &all);
-            (base, vlan)
-        });
+        let links = Links::new(all.into());
+        let found: Vec<_> = links
+            .all
+            .iter()
+            .map(|link| interface(link, &links))
+            .map(|Interface { base, vlan, .. }| (base, vlan))
+            .collect();
         let expected = [
             ("eth0", 0),
             ("eth1", 0),
@@ -232,7 +266,7 @@ mod tests {
     #[test]
     fn devices_that_lie_on_each_other_end_the_search() {
         let on = |index| vec![LinkAttribute::Link(index), info(InfoKind::MacVlan, None)];
-        let all = [message(1, "a", on(2)), message(2, "b", on(1))];
-        assert_eq!(interface(&all[0], &all).vlan, 0);
+        let links = Links::new(vec![message(1, "a", on(2)), message(2, "b", on(1))]);
+        assert_eq!(interface(&links.all[0], &links).vlan, 0);
     }
 }

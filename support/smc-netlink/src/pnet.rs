@@ -28,7 +28,7 @@ pub struct PnetEntry {
 /// When the kernel cannot be asked, as without netlink sockets.
 pub fn pnet_table() -> io::Result<Vec<PnetEntry>> {
     // A request for one name would have the kernel look for its module each time.
-    let families = request::dump(NETLINK_GENERIC, Message::request(CONTROLLER, GET_FAMILY))?;
+    let families = request::dump(NETLINK_GENERIC, &Message::request(CONTROLLER, GET_FAMILY))?;
     let family = families.iter().find_map(|family| {
         let is_wanted = family.text(FAMILY_NAME)?.eq(PNET_FAMILY);
         let id = u16::from_ne_bytes(*family.bytes(FAMILY_ID)?.first_chunk()?);
@@ -37,7 +37,7 @@ pub fn pnet_table() -> io::Result<Vec<PnetEntry>> {
     let Some(family) = family else {
         return Ok(Vec::new());
     };
-    let entries = request::dump(NETLINK_GENERIC, Message::request(family, GET_PNET))?;
+    let entries = request::dump(NETLINK_GENERIC, &Message::request(family, GET_PNET))?;
     Ok(entries.iter().filter_map(entry).collect())
 }
 
