@@ -2,13 +2,15 @@
 
 use smc_core::device::{DeviceError, Event, LinkFailure};
 
+use smc_core::mem::sync::Ordering;
+
 use crate::device::Parts;
 use crate::port;
 use crate::verbs::{self, Async};
 
 /// Reads all asynchronous events and reports them as events of the device.
 pub(crate) fn drain(parts: &Parts, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
-    let mut ports = false;
+    let mut ports = parts.is_port_change_pending.swap(false, Ordering::Relaxed);
     // A bound, in case they come without end: what is left rings again.
     for _ in 0..EVENTS_MAX {
         match verbs::take_async(&parts.context) {
@@ -28,8 +30,8 @@ pub(crate) fn drain(parts: &Parts, sink: &mut dyn FnMut(Event)) -> Result<(), De
             Err(error) => return Err(DeviceError::os("reading device events", &error)),
         }
     }
-    if ports {
-        ports_changed(parts, sink);
+    if ports && !ports_changed(parts, sink) {
+        parts.is_port_change_pending.store(true, Ordering::Relaxed);
     }
     Ok(())
 }
@@ -47,23 +49,28 @@ pub(crate) fn gone(parts: &Parts, sink: &mut dyn FnMut(Event)) {
     sink(Event::DeviceGone);
 }
 
-fn ports_changed(parts: &Parts, sink: &mut dyn FnMut(Event)) {
+/// Ends the links of ports that are down or have other addresses, and reports new addresses. Returns
+/// whether that is complete: otherwise it is to be repeated.
+fn ports_changed(parts: &Parts, sink: &mut dyn FnMut(Event)) -> bool {
     // A device that cannot be queried is about to be removed, which is reported separately.
-    let Ok(ports) = port::read(&parts.context) else {
-        return;
+    let Ok(mut ports) = port::states(&parts.context) else {
+        return true;
     };
-    let now = port::active(&ports);
+    // Without memory or descriptors the interfaces cannot be read.
+    let has_addresses = port::read_addresses(&parts.context, &mut ports).is_ok();
     for link in parts.links.all() {
-        let mut entries = now.iter();
-        let still = entries.any(|entry| entry.address.is_same_entry(&link.at));
-        if !still {
+        if !port::is_usable(&link.at, &ports, has_addresses) {
             parts.stop_link(&link, LinkFailure::PortDown);
         }
     }
-    let before = std::mem::replace(&mut *parts.addresses.lock(), now.clone());
-    if before != now {
-        sink(Event::AddressesChanged);
+    if has_addresses {
+        let now = port::active(&ports);
+        let before = std::mem::replace(&mut *parts.addresses.lock(), now.clone());
+        if before != now {
+            sink(Event::AddressesChanged);
+        }
     }
+    has_addresses
 }
 
 const EVENTS_MAX: usize = 256;

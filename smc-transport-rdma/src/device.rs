@@ -192,7 +192,7 @@ impl RdmaDevice {
             // What links received and acknowledged before they failed comes first.
             completion::drain(&self.parts, consumer.drains, sink)?;
         }
-        if ready.asynchronous {
+        if ready.asynchronous || self.parts.is_port_change_pending.load(Ordering::Relaxed) {
             async_events::drain(&self.parts, sink)?;
         }
         if ready.nodes && self.parts.is_removed() {
@@ -262,6 +262,8 @@ pub(crate) struct Parts {
     /// For calls that wait for the network: peers can have these take long.
     pub(crate) connects: Workers,
     pub(crate) addresses: Mutex<Vec<port::Entry>>,
+    /// The ports have changed, and their addresses could not be read: the next drain does so.
+    pub(crate) is_port_change_pending: AtomicBool,
     /// Links whose queue pair was stopped, and that are not reported as down.
     stopped: Mutex<Vec<(Serial, LinkFailure)>>,
     has_stopped: AtomicBool,
@@ -317,6 +319,7 @@ impl Parts {
             calls: Workers::new(CALL_THREADS, CALLS_MAX),
             connects: Workers::new(CONNECT_THREADS, CONNECTS_MAX),
             addresses: Mutex::new(port::active(&ports)),
+            is_port_change_pending: AtomicBool::new(false),
             stopped: Mutex::default(),
             has_stopped: AtomicBool::new(false),
             gone: AtomicBool::new(false),

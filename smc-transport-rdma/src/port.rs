@@ -25,6 +25,8 @@ pub(crate) struct Port {
     /// It sends Ethernet frames: without that there is no RoCE.
     pub(crate) ethernet: bool,
     pub(crate) mtu: Option<MtuCode>,
+    /// Places in its GID table.
+    pub(crate) capacity: usize,
     /// All RoCE addresses, whatever the state.
     pub(crate) entries: Vec<Entry>,
 }
@@ -41,14 +43,20 @@ pub enum PortState {
     Other(u32),
 }
 
-/// All ports of a device.
+/// All ports of a device, with their addresses.
 pub(crate) fn read(context: &DeviceContext) -> io::Result<Vec<Port>> {
+    let mut ports = states(context)?;
+    read_addresses(context, &mut ports)?;
+    Ok(ports)
+}
+
+/// All ports of a device, without their addresses.
+pub(crate) fn states(context: &DeviceContext) -> io::Result<Vec<Port>> {
     let attributes = context.query_device().map_err(|error| match error.0 {
         QueryDeviceErrorKind::Ibverbs(error) => error,
         _ => io::ErrorKind::Other.into(),
     })?;
     let mut ports = Vec::new();
-    let mut capacity = 0;
     for number in 1..=attributes.phys_port_cnt() {
         let port = context
             .query_port(number)
@@ -57,9 +65,9 @@ pub(crate) fn read(context: &DeviceContext) -> io::Result<Vec<Port>> {
                 _ => io::ErrorKind::Other.into(),
             })?;
         // Numbers, not sideway's enums: those panic on values that they do not know.
-        capacity += usize::try_from(port.attr.gid_tbl_len).unwrap_or(0);
         ports.push(Port {
             number,
+            capacity: usize::try_from(port.attr.gid_tbl_len).unwrap_or(0),
             state: match port.attr.state {
                 sys::ibv_port_state::IBV_PORT_ACTIVE => PortState::Active,
                 sys::ibv_port_state::IBV_PORT_DOWN => PortState::Down,
@@ -70,6 +78,12 @@ pub(crate) fn read(context: &DeviceContext) -> io::Result<Vec<Port>> {
             entries: Vec::new(),
         });
     }
+    Ok(ports)
+}
+
+/// Adds the addresses of the ports.
+pub(crate) fn read_addresses(context: &DeviceContext, ports: &mut [Port]) -> io::Result<()> {
+    let capacity = ports.iter().map(|port| port.capacity).sum();
     let interfaces = smc_netlink::interfaces()?;
     for gid in verbs::gid_table(context, capacity)? {
         let port = ports
@@ -81,7 +95,19 @@ pub(crate) fn read(context: &DeviceContext) -> io::Result<Vec<Port>> {
             }
         }
     }
-    Ok(ports)
+    Ok(())
+}
+
+/// Whether a link at this address goes on. `ports` have addresses, unless those are not known now.
+pub(crate) fn is_usable(at: &RdmaAddress, ports: &[Port], has_addresses: bool) -> bool {
+    let mut active = ports.iter().filter(|port| port.state == PortState::Active);
+    active.any(|port| match has_addresses {
+        true => port
+            .entries
+            .iter()
+            .any(|entry| entry.address.is_same_entry(at)),
+        false => port.number == at.port,
+    })
 }
 
 /// The addresses of active ports, in the order of the table.
@@ -104,13 +130,13 @@ fn entry(port: &Port, gid: &GidEntry, interfaces: &[Interface]) -> Option<Entry>
     if !port.ethernet || roce.is_zero() {
         return None;
     }
-    let interface = interfaces.iter().find(|one| one.index == gid.interface);
-    let mac = interface.and_then(|interface| interface.mac);
-    let mac = mac.map_or(Mac::ZERO, Mac::new);
-    let mut address = RdmaAddress::new(roce, kind, mac, port.mtu?).with_port(port.number);
-    if let Some(interface) = interface {
-        address = address.with_interface(&*interface.name, interface.vlan);
-    }
+    // The VLAN of an interface that is not known, as one of another network namespace, is not
+    // either, so that the address is of no use.
+    let interface = interfaces.iter().find(|one| one.index == gid.interface)?;
+    let mac = interface.mac.map_or(Mac::ZERO, Mac::new);
+    let address = RdmaAddress::new(roce, kind, mac, port.mtu?)
+        .with_port(port.number)
+        .with_interface(&*interface.name, interface.vlan);
     Some(Entry { address, index })
 }
 
@@ -123,6 +149,53 @@ fn mtu(code: u32) -> Option<MtuCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn port(number: u8, state: PortState) -> Port {
+        Port {
+            number,
+            state,
+            ethernet: true,
+            mtu: Some(MtuCode::MTU_1024),
+            capacity: 16,
+            entries: Vec::new(),
+        }
+    }
+
+    fn gid(interface: u32) -> GidEntry {
+        GidEntry {
+            gid: [1; 16],
+            index: 3,
+            port: 1,
+            kind: verbs::GID_ROCE_V2,
+            interface,
+        }
+    }
+
+    #[test]
+    fn an_address_of_an_unknown_interface_is_left_out() {
+        let mut eth0 = Interface::default();
+        eth0.index = 2;
+        eth0.name = "eth0".to_owned();
+        let port = port(1, PortState::Active);
+        let found = entry(&port, &gid(2), std::slice::from_ref(&eth0)).unwrap();
+        assert_eq!(found.address.interface.as_deref(), Some("eth0"));
+        assert_eq!(entry(&port, &gid(5), &[eth0]), None);
+    }
+
+    #[test]
+    fn links_end_with_their_port_also_while_addresses_are_not_known() {
+        let mut eth0 = Interface::default();
+        eth0.index = 2;
+        let mut ports = [port(1, PortState::Active), port(2, PortState::Down)];
+        let known = entry(&ports[0], &gid(2), &[eth0]).unwrap();
+        let mut elsewhere = known.address.clone();
+        elsewhere.port = 2;
+        assert!(is_usable(&known.address, &ports, false));
+        assert!(!is_usable(&elsewhere, &ports, false));
+        assert!(!is_usable(&known.address, &ports, true));
+        ports[0].entries.push(known.clone());
+        assert!(is_usable(&known.address, &ports, true));
+    }
 
     #[test]
     fn only_the_five_path_mtus_count() {
