@@ -161,6 +161,7 @@ const MODULES: &[&str] = &[
     "virtio_console",
     "virtio_net",
     "8021q",
+    "macvlan",
     "xfrm_user",
     "ah4",
     "crc32_generic",

@@ -257,6 +257,7 @@ pub(super) fn job(run: &Run, who: Who, port: u16) -> Job {
         devices: (0..node.devices).map(|nic| format!("rxe{nic}")).collect(),
         max_links: node.max_links(),
         test_link: node.test_link(),
+        has_driver_thread: node.has_driver_thread,
         narrate: run
             .scenario
             .is_narrated

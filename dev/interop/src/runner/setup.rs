@@ -87,7 +87,7 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
             await_gid(lab, who, nic, address)?;
         }
         match run.scenario.network {
-            Network::Vlan => await_gid(lab, who, 0, v4_vlan(who))?,
+            Network::Vlan | Network::Macvlan => await_gid(lab, who, 0, v4_stacked(who))?,
             Network::Onlink | Network::Gateway => await_gid(lab, who, 0, v4_routed(who))?,
             Network::V4 | Network::V6 | Network::V4ToV6 => {}
         }
@@ -99,19 +99,22 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
 fn networks(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
     let guest = guest_of(who);
     let names: Vec<String> = lab.order(guest, Order::ListDir("/sys/class/net".into()))?;
-    if names.iter().any(|name| name == VLAN) {
-        lab.exec(guest, &format!("ip link delete {VLAN}"))?;
+    if names.iter().any(|name| name == STACKED) {
+        lab.exec(guest, &format!("ip link delete {STACKED}"))?;
     }
-    if run.scenario.network == Network::Vlan {
-        lab.exec(
-            guest,
-            &format!("ip link add link eth0 name {VLAN} type vlan id 7"),
-        )?;
-        lab.exec(
-            guest,
-            &format!("ip addr add {}/24 dev {VLAN}", v4_vlan(who)),
-        )?;
-        lab.exec(guest, &format!("ip link set {VLAN} up"))?;
+    let kind = match run.scenario.network {
+        Network::Vlan => Some("vlan id 7"),
+        Network::Macvlan => Some("macvlan mode bridge"),
+        _ => None,
+    };
+    if let Some(kind) = kind {
+        for command in [
+            format!("ip link add link eth0 name {STACKED} type {kind}"),
+            format!("ip addr add {}/24 dev {STACKED}", v4_stacked(who)),
+            format!("ip link set {STACKED} up"),
+        ] {
+            lab.exec(guest, &command)?;
+        }
     }
     routes(lab, run, who)?;
     for what in ["policy", "state"] {
@@ -150,7 +153,7 @@ fn routes(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
     let by = match run.scenario.network {
         Network::Onlink => "dev eth0".to_owned(),
         Network::Gateway => format!("via {}", v4(who.other(), 0)),
-        Network::V4 | Network::V6 | Network::V4ToV6 | Network::Vlan => return Ok(()),
+        _ => return Ok(()),
     };
     lab.exec(guest, &format!("ip addr add {own}/32 dev eth0"))?;
     lab.exec(guest, &format!("ip route add {other} {by} src {own}"))?;
@@ -197,7 +200,7 @@ fn add_device(lab: &mut Lab, guest: usize, nic: usize) -> Result<()> {
 pub(crate) fn address(run: &Run, who: Who, port: u16) -> SocketAddr {
     let ip: IpAddr = match (run.scenario.network, run.is_client(who.other())) {
         (Network::V6, _) => v6(who, 0).into(),
-        (Network::Vlan, _) => v4_vlan(who).into(),
+        (Network::Vlan | Network::Macvlan, _) => v4_stacked(who).into(),
         (Network::Onlink | Network::Gateway, _) => v4_routed(who).into(),
         _ => v4(who, 0).into(),
     };
@@ -207,10 +210,8 @@ pub(crate) fn address(run: &Run, who: Who, port: u16) -> SocketAddr {
 /// The address that a listener binds.
 pub(crate) fn any(run: &Run, port: u16) -> SocketAddr {
     match run.scenario.network {
-        Network::V4 | Network::Vlan | Network::Onlink | Network::Gateway => {
-            SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port)
-        }
         Network::V6 | Network::V4ToV6 => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port),
+        _ => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port),
     }
 }
 
@@ -225,7 +226,8 @@ fn v4_routed(who: Who) -> Ipv4Addr {
     Ipv4Addr::new(10, 29 + number(guest_of(who)), 0, 1)
 }
 
-fn v4_vlan(who: Who) -> Ipv4Addr {
+/// The address of the interface that is stacked on the first one.
+fn v4_stacked(who: Who) -> Ipv4Addr {
     Ipv4Addr::new(10, 7, 0, number(guest_of(who)) + 1)
 }
 
@@ -292,8 +294,8 @@ fn write(lab: &mut Lab, guest: usize, name: &str, value: &str) -> Result<()> {
     lab.order(guest, order)
 }
 
-/// The interface of the VLAN.
-const VLAN: &str = "eth0.7";
+/// The interface that is stacked on the first one, in scenarios that have one.
+const STACKED: &str = "stacked0";
 
 const DEVICES: &str = "/sys/class/infiniband";
 

@@ -95,11 +95,11 @@ fn old(name: &'static str, about: &'static str) -> Scenario {
     scenario
 }
 
-fn declined_by_peer(code: u32) -> Carried {
+pub(super) fn declined_by_peer(code: u32) -> Carried {
     Carried::Tcp(Some((DECLINED, code)), Some((code, 0)))
 }
 
-fn declined_by_us(code: u32) -> Carried {
+pub(super) fn declined_by_us(code: u32) -> Carried {
     let ours: Reason = (code, 0);
     Carried::Tcp(Some(ours), Some((DECLINED, code)))
 }

@@ -58,7 +58,41 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         )
         .strands(Who::Peer),
         wire_cut(),
+        blocked_runtime(),
+        blocked_drivers(),
     ]
+}
+
+/// The peer tests the link each second, and gives it up two seconds later without an answer.
+fn blocked(name: &'static str, about: &'static str) -> Scenario {
+    let mut scenario = Scenario::new(name, about)
+        .both(|node| node.sysctls = &[(TEST_LINK, "1")])
+        .steps(
+            [ASK, Step::Block(BLOCKED), ASK],
+            [ANSWER, ANSWER, Step::End],
+        );
+    scenario.only_ours = Some("a kernel has no runtime that an application could keep busy");
+    scenario
+}
+
+fn blocked_runtime() -> Scenario {
+    let mut scenario = blocked(
+        "blocked-runtime",
+        "the runtime computes for seconds, with drivers on a thread of their own",
+    );
+    scenario.subject.has_driver_thread = true;
+    scenario
+}
+
+fn blocked_drivers() -> Scenario {
+    let scenario = blocked(
+        "blocked-drivers",
+        "the runtime computes for seconds, with the drivers on it",
+    );
+    scenario.steps(
+        [ASK, Step::Block(BLOCKED), Step::Broken],
+        [ANSWER, Step::Broken],
+    )
 }
 
 fn echo(name: &'static str, about: &'static str) -> Scenario {
@@ -149,3 +183,6 @@ const ANSWER: Step = Step::EchoBack {
 
 /// Bytes in each direction; some seconds.
 const LOAD: u64 = 20_000_000;
+
+/// Milliseconds: longer than a peer waits before it gives a link up.
+const BLOCKED: u64 = 6000;

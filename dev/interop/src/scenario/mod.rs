@@ -83,6 +83,8 @@ pub(crate) struct Node {
     pub(crate) has_pnet: bool,
     /// `eth1` is in a network of this end alone.
     pub(crate) is_apart: bool,
+    /// The userspace stack runs its drivers on a thread of their own.
+    pub(crate) has_driver_thread: bool,
     /// Settings of the kernel below `net.smc` that are not the usual ones.
     pub(crate) sysctls: &'static [(&'static str, &'static str)],
 }
@@ -94,8 +96,10 @@ pub(crate) enum Network {
     V6,
     /// An IPv4 client comes to a socket that listens on IPv6.
     V4ToV6,
-    /// IPv4 over `eth0.7`, an interface of VLAN 7 on `eth0`.
+    /// IPv4 over an interface of VLAN 7 on `eth0`.
     Vlan,
+    /// IPv4 over an interface of a MAC address of its own (macvlan) on `eth0`.
+    Macvlan,
     /// IPv4 between addresses of different subnets, by a direct route.
     Onlink,
     /// IPv4 between addresses of different subnets, by a route over a gateway.
@@ -297,6 +301,7 @@ impl Node {
             devices: 1,
             has_pnet: true,
             is_apart: false,
+            has_driver_thread: false,
             sysctls: &[],
         }
     }

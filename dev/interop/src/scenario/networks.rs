@@ -1,11 +1,13 @@
 //! Networks that are not one plain subnet.
 
+use super::fallback::{declined_by_peer, declined_by_us};
 use super::{Action, Network, Scenario, Shape, Who};
 use crate::workload::Step;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         exchange(Network::Vlan, "vlan", "over an interface of a VLAN"),
+        macvlan(),
         exchange(
             Network::Onlink,
             "onlink",
@@ -23,6 +25,19 @@ fn exchange(network: Network, name: &'static str, about: &'static str) -> Scenar
     );
     scenario.network = network;
     scenario
+}
+
+/// The ports have GIDs at such an interface, and soft-RoCE receives nothing there.
+fn macvlan() -> Scenario {
+    exchange(
+        Network::Macvlan,
+        "macvlan",
+        "over an interface with a MAC address of its own, where RoCE does not work",
+    )
+    .carried(
+        declined_by_peer(LINK_NOT_CONFIRMED),
+        declined_by_us(LINK_NOT_CONFIRMED),
+    )
 }
 
 /// The usual host with two cards: they are on networks that have nothing to do with each other, and
@@ -57,3 +72,5 @@ const ANSWER: Step = Step::EchoBack {
     size: 1000,
     count: 3,
 };
+
+const LINK_NOT_CONFIRMED: u32 = 0x0201_0000;

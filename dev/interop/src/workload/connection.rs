@@ -2,6 +2,8 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
 
 use super::Carrier;
 
@@ -16,6 +18,11 @@ pub(crate) trait Connection: Send + Sync {
 
     /// Sends one byte as urgent data.
     fn urgent(&self, byte: u8) -> io::Result<()>;
+
+    /// Keeps the async runtime of this end, if it has one, from running tasks for that long.
+    fn block_runtime(&self, time: Duration) {
+        thread::sleep(time);
+    }
 
     /// Shuts writing down.
     fn finish(&self) -> io::Result<()>;

@@ -82,6 +82,8 @@ pub(crate) enum Step {
     Abort,
     /// Do nothing for milliseconds.
     Pause(u64),
+    /// Keep the async runtime from running tasks for milliseconds.
+    Block(u64),
     /// Tell the host, once for all connections, that the script came here.
     Mark(String),
     /// As `Mark`, then wait for the host's go.

@@ -67,7 +67,8 @@ pub(super) fn endpoint(builder: Builder, job: &Job) -> Result<Endpoint> {
     let mut builder = builder
         .negotiation(negotiation()?)
         .max_links(job.max_links)
-        .test_link(Some(Duration::from_secs(job.test_link)));
+        .test_link(Some(Duration::from_secs(job.test_link)))
+        .driver_thread(job.has_driver_thread);
     for eid in &job.ueids {
         builder = builder.ueid(Eid::ueid(eid).context("user EID")?);
     }
@@ -170,6 +171,11 @@ impl Listener for smc::Listener {
 }
 
 impl Connection for OurStream {
+    fn block_runtime(&self, time: Duration) {
+        // The one thread that runs the tasks of the endpoint.
+        block_on(smol::spawn(async move { thread::sleep(time) }));
+    }
+
     fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.0.try_read(buf) {

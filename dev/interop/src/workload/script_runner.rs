@@ -124,6 +124,7 @@ impl<'a> ScriptRunner<'a> {
             }
             Step::Broken => broken(conn)?,
             Step::Abort => conn.peek()?,
+            Step::Block(millis) => conn.block_runtime(Duration::from_millis(*millis)),
             Step::Pause(millis) => thread::sleep(Duration::from_millis(*millis)),
             Step::Mark(name) => self.sync_points.mark(name),
             Step::Gate(name) => self.sync_points.gate(name),

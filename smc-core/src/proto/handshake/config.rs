@@ -288,8 +288,11 @@ pub struct HandshakeTimeouts {
     /// For the CONFIRM LINK exchange of SMC-R, which has its own timeout: only a guard against
     /// work that never ends.
     pub confirm_link: Duration,
-    /// For a DECLINE that may be under way after that exchange has failed.
+    /// Server: for a DECLINE of the client after that exchange has failed.
     pub late_decline: Duration,
+    /// Client: for the server's DECLINE, likewise. It has to come first: a server of Linux takes a
+    /// client's DECLINE in this phase for data.
+    pub late_server_decline: Duration,
 }
 
 impl Default for HandshakeTimeouts {
@@ -299,6 +302,7 @@ impl Default for HandshakeTimeouts {
             work: WORK_TIMEOUT,
             confirm_link: CONFIRM_LINK_TIMEOUT,
             late_decline: LATE_DECLINE_TIMEOUT,
+            late_server_decline: LATE_SERVER_DECLINE_TIMEOUT,
         }
     }
 }
@@ -315,6 +319,11 @@ pub const CONFIRM_LINK_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// The time for a DECLINE that is late, fixed by the protocol's other implementations.
 pub const LATE_DECLINE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The time for a late DECLINE of a server. Linux sends it 5 s after its CONFIRM LINK: 2 s for the
+/// response, 1 s for a DECLINE of the client, and 2 s until the queue pair is destroyed. A client
+/// waits 4 s for CONFIRM LINK before.
+pub const LATE_SERVER_DECLINE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The system EID of hosts without a native ISM device.
 pub const DEFAULT_SEID: Eid = Eid::from_bytes(*b"IBM-DEF-ISMSEID00000000000000000");

@@ -424,7 +424,9 @@ impl Handshake {
     pub(super) fn begin(&mut self, step: &'static Step) -> Result<(), Failure> {
         let (clock, before) = (step.clock(), self.step.map(Step::clock));
         if clock != Clock::Work || before != Some(Clock::Work) {
-            self.deadline = after(self.now, clock.time(&self.config.timeouts));
+            let is_client = matches!(self.side, Side::Client { .. });
+            let time = clock.time(&self.config.timeouts, is_client);
+            self.deadline = after(self.now, time);
         }
         self.step = Some(step);
         match step.awaits {

@@ -64,7 +64,8 @@ mod work;
 
 pub use config::{
     CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, DEFAULT_SEID, DirectDevice, HandshakeConfig,
-    HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT, Subnet, TcpPath, WORK_TIMEOUT,
+    HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT, LATE_SERVER_DECLINE_TIMEOUT, Subnet,
+    TcpPath, WORK_TIMEOUT,
 };
 pub use crossing::CrossingDecline;
 pub(crate) use decline::{DeclineCause, PEER_DECLINED};

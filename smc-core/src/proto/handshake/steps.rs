@@ -111,7 +111,8 @@ pub(super) enum Clock {
     Work,
     /// [`HandshakeTimeouts::confirm_link`].
     ConfirmLink,
-    /// [`HandshakeTimeouts::late_decline`].
+    /// [`HandshakeTimeouts::late_decline`], or for a client
+    /// [`HandshakeTimeouts::late_server_decline`].
     LateDecline,
 }
 
@@ -257,11 +258,12 @@ impl Awaits {
 }
 
 impl Clock {
-    pub(super) const fn time(self, timeouts: &HandshakeTimeouts) -> Duration {
+    pub(super) const fn time(self, timeouts: &HandshakeTimeouts, is_client: bool) -> Duration {
         match self {
             Self::Message => timeouts.message,
             Self::Work => timeouts.work,
             Self::ConfirmLink => timeouts.confirm_link,
+            Self::LateDecline if is_client => timeouts.late_server_decline,
             Self::LateDecline => timeouts.late_decline,
         }
     }

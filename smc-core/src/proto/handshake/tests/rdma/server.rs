@@ -392,7 +392,7 @@ fn s14_declines_that_cross() {
     let late = || WorkDone::LinkConfirmed(Err(FirstLinkError::TimedOut));
     pair.client.machine.handle_done(pair.now, late());
     pair.server.machine.handle_done(pair.now, late());
-    let now = pair.now + LATE_DECLINE_TIMEOUT;
+    let now = pair.now + LATE_SERVER_DECLINE_TIMEOUT;
     for side in [&mut pair.client, &mut pair.server] {
         side.settle(pair.now);
         side.machine.handle_timeout(now);
