@@ -1,7 +1,7 @@
 //! Link groups of one and two links, and what happens when one is lost.
 
 use super::{Action, MAX_LINKS, Scenario, Shape, TEST_LINK, Who};
-use crate::workload::Step;
+use crate::workload::{Script, Step};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
@@ -58,9 +58,34 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         )
         .strands(Who::Peer),
         wire_cut(),
+        closing_in_a_blink(),
         blocked_runtime(),
         blocked_drivers(),
     ]
+}
+
+/// Not so long that the link is given up. What its closes and their LLC messages need comes late:
+/// a link that goes on loses nothing.
+fn closing_in_a_blink() -> Scenario {
+    let subject = [ASK, Step::Mark("asked".into()), Step::Pause(500)];
+    Scenario::new(
+        "wire-blinks-closing",
+        "connections close and others follow while the wire loses everything for a time",
+    )
+    .scripts(
+        Script::many(10, subject).rounds(3),
+        Script::many(10, [ANSWER, Step::End]).rounds(3),
+    )
+    .cue(
+        Who::Subject,
+        "asked",
+        [
+            Action::Wait(250),
+            Action::Cut(Who::Peer, 0),
+            Action::Wait(2500),
+            Action::Mend(Who::Peer, 0),
+        ],
+    )
 }
 
 /// The peer tests the link each second, and gives it up two seconds later without an answer.
