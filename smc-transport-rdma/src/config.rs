@@ -18,6 +18,7 @@ pub struct Builder {
     pub(crate) links: u32,
     pub(crate) traffic_class: u8,
     pub(crate) is_relaxed: bool,
+    pub(crate) has_huge_pages: bool,
 }
 
 impl Builder {
@@ -31,6 +32,7 @@ impl Builder {
             links: LINKS,
             traffic_class: 0,
             is_relaxed: false,
+            has_huge_pages: false,
         }
     }
 
@@ -93,6 +95,17 @@ impl Builder {
     /// it. A device, library or kernel without it ignores it.
     pub fn relaxed_ordering(mut self, is_relaxed: bool) -> Self {
         self.is_relaxed = is_relaxed;
+        self
+    }
+
+    /// Has the kernel take huge pages of 2 MiB for the buffers of connections that are at least
+    /// that long, as far as it has some (`MADV_HUGEPAGE`); off unless set.
+    ///
+    /// A device then has fewer addresses to translate, which pays where many large buffers are in
+    /// use: its table of translations is small. Other buffers, and kernels without transparent huge
+    /// pages, have pages as usual. A buffer takes its memory as a whole in either case.
+    pub fn huge_pages(mut self, has_huge_pages: bool) -> Self {
+        self.has_huge_pages = has_huge_pages;
         self
     }
 

@@ -256,6 +256,8 @@ pub(crate) struct Parts {
     pub(crate) traffic_class: u8,
     /// It may access the memory of connections in any order.
     pub(crate) is_relaxed: bool,
+    /// Long buffers of connections have huge pages.
+    pub(crate) has_huge_pages: bool,
     pub(crate) links: Links,
     /// For calls that the device itself answers.
     pub(crate) calls: Workers,
@@ -315,6 +317,7 @@ impl Parts {
             retry_policy,
             traffic_class: settings.traffic_class,
             is_relaxed: settings.is_relaxed,
+            has_huge_pages: settings.has_huge_pages,
             links: Links::new(depths.links as usize, depths.capacity() as usize),
             calls: Workers::new(CALL_THREADS, CALLS_MAX),
             connects: Workers::new(CONNECT_THREADS, CONNECTS_MAX),

@@ -13,7 +13,7 @@ use smc_core::mem::Region;
 use crate::device::Parts;
 use crate::error::not_made;
 use crate::link::{Core, Pending};
-use crate::memory::Memory;
+use crate::memory::{self, Memory};
 use crate::port;
 
 /// A domain of a device.
@@ -47,10 +47,14 @@ impl ProtectionDomain for Domain {
         self.parts.check()?;
         let (pd, memory) = (Arc::clone(&self.pd), memory.clone());
         let is_relaxed = self.parts.is_relaxed;
-        let made = self
-            .parts
-            .calls
-            .run(move || Memory::new(&pd, &memory, access, is_relaxed));
+        let has_huge_pages = self.parts.has_huge_pages;
+        let made = self.parts.calls.run(move || {
+            // Registering takes the pages.
+            if has_huge_pages {
+                memory::advise_huge_pages(&memory);
+            }
+            Memory::new(&pd, &memory, access, is_relaxed)
+        });
         Ok(Arc::new(made.await??))
     }
 }

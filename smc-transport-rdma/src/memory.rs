@@ -80,6 +80,14 @@ fn flags(access: Access, is_relaxed: bool) -> AccessFlags {
     flags
 }
 
+/// Has long memory take huge pages, where the kernel can.
+pub(crate) fn advise_huge_pages(region: &Region) {
+    if region.len() as u64 >= HUGE_PAGE {
+        // Usual pages do as well.
+        let _best_effort = region.advise_huge_pages();
+    }
+}
+
 /// Another address for memory, with 41 random bits. The part within a huge page stays: a device
 /// needs it to map the memory by pages of that size.
 ///
@@ -150,6 +158,41 @@ mod tests {
             (Access::RemoteWrite, true, local | remote | relaxed),
         ] {
             assert_eq!(flags(access, is_relaxed).bits(), expected.bits());
+        }
+    }
+
+    /// The flags of the mapping that has an address, as the kernel shows them.
+    fn mapping_flags(of: &Region) -> String {
+        let at = of.as_ptr().as_ptr().addr();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut is_in = false;
+        for line in maps.lines() {
+            let range = line
+                .split(' ')
+                .next()
+                .and_then(|range| range.split_once('-'));
+            let number = |text| usize::from_str_radix(text, 16);
+            if let Some((Ok(start), Ok(end))) = range.map(|(a, b)| (number(a), number(b))) {
+                is_in = (start..end).contains(&at);
+            } else if let (true, Some(flags)) = (is_in, line.strip_prefix("VmFlags:")) {
+                return flags.to_owned();
+            }
+        }
+        panic!("not mapped");
+    }
+
+    #[test]
+    fn long_memory_takes_huge_pages() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            println!("skipped: the kernel has no transparent huge pages");
+            return;
+        }
+        for (len, expected) in [(HUGE_PAGE / 2, false), (2 * HUGE_PAGE, true)] {
+            let region = Region::try_anonymous(len.try_into().unwrap()).unwrap();
+            advise_huge_pages(&region);
+            let flags = mapping_flags(&region);
+            let is_huge = flags.split_whitespace().any(|flag| flag == "hg");
+            assert_eq!(is_huge, expected, "{len} bytes: {flags}");
         }
     }
 

@@ -62,6 +62,21 @@ impl Region {
         region.map_err(|error| MemoryError::os(MAP, error))
     }
 
+    /// Has the kernel take huge pages for the region, as far as it has some (`MADV_HUGEPAGE`).
+    /// Pages that exist already are not replaced at once.
+    ///
+    /// # Errors
+    ///
+    /// As `madvise(2)`: `EINVAL` from a kernel without transparent huge pages, and for memory that
+    /// does not begin with a page.
+    pub fn advise_huge_pages(&self) -> io::Result<()> {
+        let start = self.as_ptr().as_ptr();
+        // SAFETY: the region keeps these bytes mapped, and the advice changes neither them nor what
+        // may be done with them.
+        let advised = unsafe { madvise(start.cast(), self.len(), Advice::LinuxHugepage) };
+        Ok(advised?)
+    }
+
     /// Maps a memory file that a peer made, if that is safe.
     ///
     /// It has to be an ordinary memory file of exactly `len` bytes that can never shrink: an access
