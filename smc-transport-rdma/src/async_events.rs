@@ -49,8 +49,8 @@ pub(crate) fn gone(parts: &Parts, sink: &mut dyn FnMut(Event)) {
     sink(Event::DeviceGone);
 }
 
-/// Ends the links of ports that are down or have other addresses, and reports new addresses. Returns
-/// whether that is complete: otherwise it is to be repeated.
+/// Ends the links of ports that are down or have other addresses, and reports new addresses.
+/// Returns whether that is complete: otherwise it is to be repeated.
 fn ports_changed(parts: &Parts, sink: &mut dyn FnMut(Event)) -> bool {
     // A device that cannot be queried is about to be removed, which is reported separately.
     let Ok(mut ports) = port::states(&parts.context) else {
