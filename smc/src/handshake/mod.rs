@@ -211,17 +211,17 @@ async fn run_handshake(
     let tcp = Arc::clone(socket);
     match outcome {
         Outcome::Tcp(fallback) => {
-            let (early, reason) = match &*carrier {
+            let (unread, reason) = match &*carrier {
                 Carrier::Tcp(_) if fallback.crossing_possible => {
-                    let early = without_crossing_decline(endpoint, &*tcp).await;
-                    (early, fallback.reason)
+                    let unread = without_crossing_decline(endpoint, &*tcp).await;
+                    (unread, fallback.reason)
                 }
                 Carrier::Tcp(_) => (Vec::new(), fallback.reason),
                 Carrier::SideChannel(_) => {
                     (Vec::new(), with_local_cause(endpoint, fallback.reason))
                 }
             };
-            Ok(Stream::tcp(tcp, early, reason))
+            Ok(Stream::tcp(tcp, unread, reason))
         }
         Outcome::Smc(established) => {
             let locality = carrier.locality();

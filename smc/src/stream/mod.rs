@@ -89,11 +89,11 @@ impl Stream {
         }
     }
 
-    /// `early` are bytes of the application stream that set-up has read already.
-    pub(crate) fn tcp(socket: Arc<dyn Socket>, early: Vec<u8>, reason: FallbackReason) -> Self {
+    /// `unread` are bytes of the application stream that set-up has read from the socket already.
+    pub(crate) fn tcp(socket: Arc<dyn Socket>, unread: Vec<u8>, reason: FallbackReason) -> Self {
         let mode = Mode::Tcp { reason };
         Self {
-            read: LockedHalf::new(Reader::Tcp(TcpReader::new(Arc::clone(&socket), early))),
+            read: LockedHalf::new(Reader::Tcp(TcpReader::new(Arc::clone(&socket), unread))),
             write: LockedHalf::new(Writer::Tcp(TcpWriter::new(Arc::clone(&socket)))),
             shared: Arc::new(Shared {
                 mode,

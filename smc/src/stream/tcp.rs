@@ -26,11 +26,11 @@ pub(crate) struct TcpReader {
 }
 
 impl TcpReader {
-    /// `early` are bytes of the application stream that set-up has read.
-    pub(crate) fn new(socket: Arc<dyn Socket>, early: Vec<u8>) -> Self {
+    /// `unread` are bytes of the application stream that set-up has read from the socket.
+    pub(crate) fn new(socket: Arc<dyn Socket>, unread: Vec<u8>) -> Self {
         Self {
             socket,
-            buffer: early,
+            buffer: unread,
             at: 0,
             expected: Expected(EXPECTED_MIN),
             shut: false,
@@ -42,7 +42,7 @@ impl TcpReader {
         cx: &mut Context<'_>,
         buf: &mut [u8],
     ) -> Poll<io::Result<usize>> {
-        if let Some(count) = self.early(buf) {
+        if let Some(count) = self.read_buffered(buf) {
             return Poll::Ready(Ok(count));
         }
         let count = ready!(self.socket.poll_read(cx, buf))?;
@@ -76,7 +76,7 @@ impl TcpReader {
     }
 
     pub(crate) fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        if let Some(count) = self.early(buf) {
+        if let Some(count) = self.read_buffered(buf) {
             return Ok(count);
         }
         let count = self.socket.try_read(buf)?;
@@ -184,7 +184,7 @@ impl TcpReader {
         }
     }
 
-    fn early(&mut self, buf: &mut [u8]) -> Option<usize> {
+    fn read_buffered(&mut self, buf: &mut [u8]) -> Option<usize> {
         if self.shut {
             return Some(0);
         }

@@ -15,8 +15,8 @@ pub(super) struct ConfirmFirst {
     pub(super) link: LinkId,
     /// None until the shell calls [`LinkGroup::confirm_link`].
     pub(super) until: Option<Instant>,
-    /// CONFIRM LINK arrived before that call.
-    pub(super) early: Option<ConfirmLink>,
+    /// The server's CONFIRM LINK, if it arrived before that call.
+    pub(super) request: Option<ConfirmLink>,
 }
 
 impl LinkGroup {
@@ -27,7 +27,7 @@ impl LinkGroup {
                 .push_back(LinkGroupOutput::FirstLink(Err(FirstLinkError::LinkDown)));
             return;
         };
-        match (self.role, first.early.take()) {
+        match (self.role, first.request.take()) {
             (Role::Server, _) => {
                 first.until = Some(after(now, self.config.timeouts.response));
                 let number = self.next_number();
@@ -39,7 +39,7 @@ impl LinkGroup {
                 first.until = Some(after(now, self.config.timeouts.first_confirm));
                 self.flow = Some(Flow::ConfirmFirst(first));
             }
-            (Role::Client, Some(early)) => self.first_confirmed(now, &first, early),
+            (Role::Client, Some(request)) => self.first_confirmed(now, &first, request),
         }
     }
 
@@ -54,7 +54,7 @@ impl LinkGroup {
             Some(Flow::ConfirmFirst(mut first)) if first.link == link => match first.until {
                 Some(_) => self.first_confirmed(now, &first, message),
                 None if self.role == Role::Client => {
-                    first.early.get_or_insert(message);
+                    first.request.get_or_insert(message);
                     self.flow = Some(Flow::ConfirmFirst(first));
                 }
                 // The request is not sent yet.

@@ -112,7 +112,7 @@ impl LinkGroup {
             self.flow = Some(Flow::ConfirmFirst(ConfirmFirst {
                 link: first.info.id,
                 until: None,
-                early: None,
+                request: None,
             }));
         }
     }
