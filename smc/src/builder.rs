@@ -285,6 +285,9 @@ impl Builder {
 
     /// Sets the maximum busy-poll window before a task parks; zero switches polling off. Unless set
     /// it is [`POLLING`](crate::config::POLLING), and zero on a machine with a single CPU.
+    ///
+    /// The window in use is shorter where polling finds nothing: each stream learns it, and a new
+    /// one begins with what the last stream of its thread has learned.
     #[must_use]
     pub fn polling(mut self, window: Duration) -> Self {
         self.config.polling = window;

@@ -293,8 +293,8 @@ impl RdmaGroup {
     }
 
     fn move_members(self: &Arc<Self>, from: LinkId, to: LinkId) {
-        // Without a sender the target has been closed meanwhile; its failure is the machine's next
-        // input, which moves the connections to another link or ends the group.
+        // There is one: `to` was active when the machine chose it, and a link that fails after that
+        // keeps its sender until an output behind this one closes it.
         if let Some(target) = self.sender(to) {
             self.has_moved.store(true, Ordering::Relaxed);
             for conn in self.members() {
