@@ -323,6 +323,8 @@ step_interop() {
     done
     quiet 300 cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc
     bounded 300 "${guest[@]}" "$TARGET/debug/smc" demo --transport rdma --size 8M --rounds 1
+    bounded 60 "$PROGRAMS/interop" hosts --client here --server here --address 127.0.0.1 \
+        --pair tcp-tcp --report "$scratch/hosts" echo many-50
     bounded 1500 "$PROGRAMS/interop" run --role client --role server --role pair
 }
 

@@ -35,9 +35,13 @@ impl Jobs {
 
     /// A side of a scenario: this program, which takes its job from stdin and emits events.
     pub(crate) fn start(&self, run: u32, job: &Job) -> Result<()> {
-        let mut side = Command::new("/proc/self/exe");
+        self.start_by(run, Command::new("/proc/self/exe").arg("side"), job)
+    }
+
+    /// The same by a command that runs this program as a side, perhaps on another host.
+    pub(crate) fn start_by(&self, run: u32, side: &mut Command, job: &Job) -> Result<()> {
         let event = |line: String| serde_json::from_str(&line).unwrap_or(Event::Log(line));
-        self.launch(run, side.arg("side"), event)?;
+        self.launch(run, side, event)?;
         let mut running = self.lock();
         let side = running.get_mut(&run).context("no such side")?;
         writeln!(side.stdin, "{}", serde_json::to_string(job)?)?;

@@ -10,6 +10,7 @@
 mod bench;
 mod demo;
 mod guest;
+mod hosts;
 mod inside;
 #[cfg(feature = "ism")]
 mod ism;
@@ -47,6 +48,8 @@ enum Command {
     Demo,
     /// Compare ours with the kernel's SMC-R, in virtual machines
     Bench(bench::BenchArgs),
+    /// Run scenarios between two hosts with RDMA cards, and write a report on them
+    Hosts(hosts::HostsArgs),
     /// Run a program of this machine in a guest with two soft-RoCE devices, rxe0 and rxe1
     Guest(inside::GuestArgs),
     /// SMC-D between this host and guests, over ivshmem
@@ -56,7 +59,7 @@ enum Command {
     #[cfg(feature = "ism")]
     #[command(hide = true)]
     IsmSide(ism::SideArgs),
-    /// One side of a scenario; in a guest
+    /// One side of a scenario; in a guest, or on another host
     #[command(hide = true)]
     Side,
 }
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run(&args),
         Command::Demo => demo::run(),
         Command::Bench(args) => bench::run(&args),
+        Command::Hosts(args) => hosts::run(&args),
         Command::Guest(args) => inside::run(&args),
         #[cfg(feature = "ism")]
         Command::Ism(args) => ism::run(&args),

@@ -32,6 +32,8 @@ pub(crate) fn run() -> Result<()> {
             }
             sync_points.open();
         }
+        // What has started this side is gone, perhaps with the connection between two hosts.
+        std::process::exit(1);
     });
     #[cfg(feature = "ours")]
     if job.kind == Kind::Ours && !job.measures.is_empty() {
