@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Args;
 
-use crate::lab::{self, Lab, NICS, Version};
+use crate::lab::{self, Lab, Version};
 use crate::protocol::{Event, Order};
 use crate::runner;
 
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &GuestArgs) -> Result<bool> {
     let program = program.with_context(|| args.program.display().to_string())?;
     let mut lab = Lab::boot_with([Version::V6_12; 2], &[&program])?;
     runner::after_boot(&mut lab)?;
-    runner::give_devices(&mut lab, NICS)?;
+    runner::give_devices(&mut lab, DEVICES)?;
     let mut argv = vec![lab::in_guest(&program)?];
     argv.extend_from_slice(&args.args);
     let env = args.env.clone();
@@ -55,3 +55,6 @@ fn variable(text: &str) -> Result<(String, String), &'static str> {
 const GUEST: usize = 0;
 
 const RUN: u32 = 0;
+
+/// RDMA devices of the guest.
+const DEVICES: usize = 2;

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use smc::ConnectOptions;
 use smc_core::device::{RdmaAddress, RoceKind};
 use smc_core::wire::types::{DeclineCode, Mac, MtuCode, RoceGid};
 use smc_testkit::memory_rdma::{MemoryRdma, RdmaOptions};
@@ -162,6 +163,42 @@ fn a_second_link_is_at_a_gid_of_an_ipv4_address() {
             [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 3)]
         );
     });
+}
+
+#[test]
+fn link_local_prefixes_are_no_common_network() {
+    let ip = |text: &str| text.parse::<Ipv6Addr>().expect("an address");
+    let [from, to] = [ip("fd00:1::1"), ip("fd00:2::2")];
+    for (besides, is_possible) in [
+        ([ip("fe80::1"), ip("fe80::2")], false),
+        ([ip("fd00:3::1"), ip("fd00:3::2")], true),
+    ] {
+        let world = RdmaWorld::new(710);
+        let host = |name: &str, last: u8, addresses: [Ipv6Addr; 2]| {
+            for address in addresses {
+                world.runtime().add_interface(name, address.into(), 64);
+            }
+            let gid = RoceGid::from_ipv6(addresses[0]);
+            let mac = Mac::new([2, 0, 0, 0, 0, last]);
+            let address = RdmaAddress::new(gid, RoceKind::V1, mac, MtuCode::MTU_1024);
+            let device = device(&world, "dev", &[address.with_interface(name, 0)]);
+            world.endpoint(&[&device])
+        };
+        let client = host("v8", 1, [from, besides[0]]);
+        let server = host("v9", 2, [to, besides[1]]);
+        world.block_on(async {
+            let listener = server.bind((to, 4000)).await.expect("a free port");
+            let options = ConnectOptions::default().local((from, 0).into());
+            let connecting = client.connect_with((to, 4000), &options);
+            let (ours, theirs) = futures_lite::future::zip(connecting, listener.accept()).await;
+            assert!(theirs.is_ok());
+            assert_eq!(
+                is_smcr(&ours.expect("connects")),
+                is_possible,
+                "{besides:?}"
+            );
+        });
+    }
 }
 
 /// Two hosts with a port in the network of the connection and another one elsewhere.

@@ -231,7 +231,7 @@ fn await_path(path: &Path) -> Result<()> {
 }
 
 /// Interfaces of each machine, all in one network.
-pub(crate) const NICS: usize = 2;
+pub(crate) const NICS: usize = 3;
 
 /// The way from machine to machine.
 const WIRE: &str = "wire";

@@ -77,7 +77,7 @@ pub(crate) struct Node {
     pub(crate) kind: Option<Kind>,
     pub(crate) script: Script,
     pub(crate) ueids: &'static [&'static str],
-    /// RDMA devices: `rxe0` on `eth0`, `rxe1` on `eth1`.
+    /// RDMA devices: `rxe0` on `eth0`, `rxe1` on `eth1`, `rxe2` on `eth2`.
     pub(crate) devices: usize,
     /// Interfaces and devices have a PNET ID, the same everywhere.
     pub(crate) has_pnet: bool,

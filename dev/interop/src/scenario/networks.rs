@@ -15,6 +15,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         ),
         exchange(Network::Gateway, "gateway", "a route over a gateway"),
         unrelated_network(),
+        third_port(),
     ]
 }
 
@@ -62,6 +63,36 @@ fn unrelated_network() -> Scenario {
         "linked",
         [Action::Await(Shape::Reduced), Action::Go(Who::Subject)],
     )
+}
+
+/// The PNET IDs state one network for all, and the second device has no way to the peer: the peer's port
+/// that comes back is the occasion to try the third one.
+fn third_port() -> Scenario {
+    let mut scenario = Scenario::new(
+        "third-port",
+        "the second device cannot reach the peer, and the second link is at the third one",
+    )
+    .both(|node| node.devices = 2)
+    .steps(
+        [ASK, Step::Gate("tried".into()), ASK],
+        [ANSWER, ANSWER, Step::End],
+    )
+    .cue(
+        Who::Subject,
+        "tried",
+        [
+            Action::Wait(6000),
+            Action::Await(Shape::Reduced),
+            Action::LinkDown(Who::Peer, 1),
+            Action::LinkUp(Who::Peer, 1),
+            Action::Await(Shape::Symmetric),
+            Action::Go(Who::Subject),
+        ],
+    );
+    scenario.subject.devices = 3;
+    scenario.subject.is_apart = true;
+    scenario.only_ours = Some("a kernel tries the same device again");
+    scenario
 }
 
 const ASK: Step = Step::Echo {
