@@ -15,7 +15,7 @@ use super::answer::Answer;
 use super::append_list::AppendList;
 use super::deadlines::{Deadline, Deadlines};
 use super::device_driver::DeviceDriver;
-use super::links::{LinkSender, RdmaGroup, RdmaPorts};
+use super::links::{LinkSender, RdmaGroup, RdmaPorts, Spares};
 use super::runtime::Runtime;
 use crate::device::{DeviceError, MemoryLimit, PeerEvent};
 use crate::mutex::Mutex;
@@ -35,6 +35,8 @@ pub(crate) struct Groups {
     pub(crate) deadlines: Arc<Deadlines>,
     drivers: AppendList<Weak<DeviceDriver>>,
     pub(crate) ports: RdmaPorts,
+    /// What the next SMC-R group begins with.
+    pub(crate) spares: Spares,
     llc: LlcConfig,
     /// The limit that buffers are charged to.
     pub(crate) memory: MemoryLimit,
@@ -76,6 +78,7 @@ impl Groups {
             deadlines,
             drivers: AppendList::default(),
             ports,
+            spares: Spares::default(),
             llc,
             memory,
             ended: Event::new(),
@@ -203,8 +206,7 @@ impl Groups {
 
     /// Removes a group whose last link is closed.
     pub(crate) fn remove_rdma(&self, group: GroupId) {
-        // Dropped after the lock.
-        let _group = self.shared.lock().rdma.remove(&group);
+        self.forget_rdma(group);
         self.update(|registry| registry.links_closed(group));
         self.notify_ended();
     }
@@ -232,8 +234,20 @@ impl Groups {
             let abandoned = all.filter(|group| group.is_task_over());
             abandoned.for_each(|group| {
                 group.abandon();
-                self.shared.lock().rdma.remove(&group.id);
+                self.forget_rdma(group.id);
             });
+        }
+    }
+
+    fn forget_rdma(&self, group: GroupId) {
+        let (forgotten, is_last) = {
+            let rdma = &mut self.shared.lock().rdma;
+            (rdma.remove(&group), rdma.is_empty())
+        };
+        // After the lock.
+        drop(forgotten);
+        if is_last {
+            self.spares.clear();
         }
     }
 
@@ -301,6 +315,7 @@ impl Groups {
     /// Handles a change of a device's addresses.
     pub(crate) fn addresses_changed(&self) {
         self.ports.refresh();
+        self.spares.clear();
         for group in self.all_rdma() {
             group.addresses_changed();
         }

@@ -60,6 +60,7 @@ impl TrimMemory for EndpointInner {
         for group in self.groups.all_rdma() {
             group.pool.trim();
         }
+        self.groups.spares.clear();
     }
 }
 

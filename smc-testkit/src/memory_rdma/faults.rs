@@ -80,6 +80,16 @@ impl MemoryRdma {
         own.map(|(_, pair)| info(pair)).collect()
     }
 
+    /// The number of queue pairs that are connected.
+    #[must_use]
+    pub fn connected_links(&self) -> usize {
+        let links = self.links();
+        let connected = links
+            .iter()
+            .filter(|link| link.phase == LinkPhase::Connected);
+        connected.count()
+    }
+
     /// Registrations that exist now.
     #[must_use]
     pub fn registrations(&self) -> usize {

@@ -32,7 +32,11 @@ impl RdmaBuffer {
         self.size == size && self.access == access
     }
 
-    fn new(size: SizeCode, access: Access, limit: &MemoryLimit) -> Result<Self, DeviceError> {
+    pub(super) fn new(
+        size: SizeCode,
+        access: Access,
+        limit: &MemoryLimit,
+    ) -> Result<Self, DeviceError> {
         let charge = limit.charge(size.byte_len())?;
         let whole = aligned(size.byte_len())?;
         let ring = whole.part(HEADER_LEN, size.byte_len());

@@ -22,6 +22,7 @@ mod link_group;
 mod link_sender;
 mod persist_timer;
 mod ports;
+mod spare;
 
 pub(crate) use buffer_pool::RdmaBuffer;
 pub(crate) use link_group::RdmaGroup;
@@ -29,3 +30,4 @@ pub use link_group::RdmaGroupInfo;
 pub(crate) use link_sender::{LinkSender, PostResult, SendSlot};
 pub(crate) use persist_timer::PersistTimer;
 pub(crate) use ports::RdmaPorts;
+pub(crate) use spare::Spares;

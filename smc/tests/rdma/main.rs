@@ -15,4 +15,5 @@ mod memory;
 mod networks;
 mod set_ups;
 mod simulation;
+mod spare;
 mod streams;

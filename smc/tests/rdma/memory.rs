@@ -110,8 +110,8 @@ fn buffers_stay_charged_while_a_link_group_keeps_them() {
         let used = server.memory().used();
         assert_eq!(
             used,
-            3 * ((1 << 20) + (1 << 18)),
-            "RMB and staging ring of each"
+            4 * ((1 << 20) + (1 << 18)),
+            "RMB and staging ring of each, and those of the next link group"
         );
         drop(streams);
         world.sleep(std::time::Duration::from_secs(5)).await;

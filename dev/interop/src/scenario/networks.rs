@@ -65,8 +65,8 @@ fn unrelated_network() -> Scenario {
     )
 }
 
-/// The PNET IDs state one network for all, and the second device has no way to the peer: the peer's port
-/// that comes back is the occasion to try the third one.
+/// The PNET IDs state one network for all, and the second device has no way to the peer. The peer's
+/// port that comes back is the occasion to try the third one.
 fn third_port() -> Scenario {
     let mut scenario = Scenario::new(
         "third-port",

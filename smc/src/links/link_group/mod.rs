@@ -198,7 +198,10 @@ impl RdmaGroup {
         device: DeviceIndex,
         address: &RdmaAddress,
     ) -> Result<LinkAddress, DeviceError> {
-        let pending = self.open(device, address).await?;
+        let pending = match self.take_spare(device, address) {
+            Some(pending) => pending,
+            None => self.open(device, address).await?,
+        };
         let local = pending.local();
         if self.is_over() {
             return Err(NO_LINK);
@@ -209,6 +212,21 @@ impl RdmaGroup {
             state.first_address = Some(address.clone());
         });
         Ok(local)
+    }
+
+    /// The queue pair of a spare, whose domain and buffers become those of the group.
+    fn take_spare(
+        &self,
+        device: DeviceIndex,
+        address: &RdmaAddress,
+    ) -> Option<Box<dyn PendingLink>> {
+        let spare = self.groups.spares.take(device, address)?;
+        let domains = &mut self.state.lock().domains;
+        domains.insert(device, spare.domain);
+        for buffer in spare.buffers {
+            self.pool.put(buffer, 0);
+        }
+        Some(spare.link)
     }
 
     /// Connects the first link.
@@ -239,9 +257,18 @@ impl RdmaGroup {
         poll_fn(|cx| self.state.lock().first_link.poll(cx)).await
     }
 
-    /// First contact has succeeded.
+    /// First contact has succeeded. The next group can expect the same.
     pub(crate) fn establish(self: &Arc<Self>) {
         self.step(|state, now| state.machine.establish(now));
+        let address = self.state.lock().first_address.clone();
+        let device = self.links().first().map(|link| link.device);
+        let sizes = self
+            .members()
+            .first()
+            .map(|conn| [conn.rmb.size, conn.staging.size]);
+        if let (Some(address), Some(device), Some(sizes)) = (address, device, sizes) {
+            self.groups.make_spare(device, address, sizes);
+        }
     }
 
     // ---- Connections ---------------------------------------------------------------------------
@@ -259,6 +286,23 @@ impl RdmaGroup {
     /// Buffers for a connection, registered with all devices of the group. The staging ring is a
     /// smaller one if there is not enough memory.
     pub(crate) async fn prepare(
+        self: &Arc<Self>,
+        link: LinkId,
+        size: SizeCode,
+        staging: SizeCode,
+    ) -> Result<(RdmaConnHandle, Vec<RmbKey>), DeviceError> {
+        match self.try_prepare(link, size, staging).await {
+            Err(error)
+                if (error.is_lack_of_memory() || matches!(error, DeviceError::Exhausted))
+                    && self.groups.spares.clear() =>
+            {
+                self.try_prepare(link, size, staging).await
+            }
+            prepared => prepared,
+        }
+    }
+
+    async fn try_prepare(
         self: &Arc<Self>,
         link: LinkId,
         size: SizeCode,
@@ -307,6 +351,7 @@ impl RdmaGroup {
     ) -> Result<Arc<RdmaBuffer>, DeviceError> {
         loop {
             match self.staging_of(size, domains).await {
+                Err(error) if error.is_lack_of_memory() && self.groups.spares.clear() => {}
                 Err(error) if error.is_lack_of_memory() => {
                     size = size.smaller().ok_or(error)?;
                 }

@@ -203,6 +203,20 @@ impl RdmaGroup {
         device: DeviceIndex,
         address: &RdmaAddress,
     ) -> Result<Box<dyn PendingLink>, DeviceError> {
+        match self.try_open(device, address).await {
+            // The device has none left, and a spare holds one.
+            Err(DeviceError::Exhausted) if self.groups.spares.clear() => {
+                self.try_open(device, address).await
+            }
+            opened => opened,
+        }
+    }
+
+    async fn try_open(
+        &self,
+        device: DeviceIndex,
+        address: &RdmaAddress,
+    ) -> Result<Box<dyn PendingLink>, DeviceError> {
         self.domain(device).await?.open_link(address).await
     }
 
