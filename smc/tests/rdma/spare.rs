@@ -70,6 +70,7 @@ fn the_spare_ends_with_the_last_link_group_and_with_its_address() {
         drop(streams);
         hosts.client.close().await;
         hosts.server.close().await;
+        world.sleep(Duration::from_secs(1)).await;
         assert_eq!(far.links(), []);
         assert_eq!(far.registrations(), 0);
     });
