@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
-use super::testbed::{Serving, bind_to_vfio, equipment};
+use super::testbed::{Serving, bind_to_vfio, equipment, to_host};
 use crate::lab::{self, Lab, Version};
 use crate::protocol::{Event, Order};
 
@@ -28,8 +28,9 @@ pub(super) fn run(nocopy: bool, vfio: bool, rounds: u32) -> Result<bool> {
         if vfio { "interrupts" } else { "no interrupts" }
     );
     lab.exec(GUEST, "ip link set lo up")?;
-    lab.exec(GUEST, &format!("ip addr add {INSIDE}/24 dev eth2"))?;
-    lab.exec(GUEST, "ip link set eth2 up")?;
+    let nic = to_host();
+    lab.exec(GUEST, &format!("ip addr add {INSIDE}/24 dev {nic}"))?;
+    lab.exec(GUEST, &format!("ip link set {nic} up"))?;
     // It is gone when QEMU is.
     ip(&["addr", "add", &format!("{OUTSIDE}/24"), "dev", &interface])?;
     ip(&["link", "set", &interface, "up"])?;

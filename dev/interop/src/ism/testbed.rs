@@ -16,7 +16,7 @@ use smc_transport_ism::Server;
 use tempfile::TempDir;
 
 use crate::jobs::Jobs;
-use crate::lab::{Lab, Version, own_program};
+use crate::lab::{Lab, NICS, Version, own_program};
 use crate::protocol::{Event, Order};
 
 /// Where a side runs.
@@ -407,8 +407,8 @@ fn set_up(lab: &mut Lab, guest: usize, vfio: bool) -> Result<()> {
         "ip link set lo up".to_owned(),
         format!("ip addr add {}/24 dev eth0", ADDRESSES[guest]),
         "ip link set eth0 up".to_owned(),
-        format!("ip addr add {INSIDE}/24 dev eth2"),
-        "ip link set eth2 up".to_owned(),
+        format!("ip addr add {INSIDE}/24 dev {}", to_host()),
+        format!("ip link set {} up", to_host()),
     ] {
         lab.exec(guest, &command)?;
     }
@@ -416,6 +416,11 @@ fn set_up(lab: &mut Lab, guest: usize, vfio: bool) -> Result<()> {
         bind_to_vfio(lab, guest)?;
     }
     Ok(())
+}
+
+/// The guest's interface to its host: the one that [`equipment`] adds to those of the lab.
+pub(super) fn to_host() -> String {
+    format!("eth{NICS}")
 }
 
 /// Gives a guest's ivshmem devices to vfio-pci.
