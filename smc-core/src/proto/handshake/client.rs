@@ -1,22 +1,299 @@
-//! What only a client does: the offer, and the check of ACCEPT.
+//! What only a client does: the device search, the PROPOSAL, and the check of ACCEPT.
 
+use core::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use smc_wire::clc::{AcceptConfirm, Body, DirectEnd, FirstContact, RdmaEnd};
-use smc_wire::types::{FeatureMask, Release, Version};
+use smc_wire::Bounded;
+use smc_wire::clc::{
+    AcceptConfirm, Body, Device, DirectEnd, DirectExtension, FirstContact, IpArea, Ipv6Prefix,
+    Proposal, RdmaEnd, SmcdArea, V2Extension,
+};
+use smc_wire::types::{
+    Chid, Eid, FeatureMask, Gid, IsmGid, Mac, Offer as Types, PeerId, Release, RoceGid, Version,
+};
 
 use super::attempt::{Attempt, DirectEnds, Ends, RdmaEnds};
-use super::machine::{Failure, Side};
-use super::offer::features;
-use super::ports::LinkLimits;
+use super::config::LinkLimits;
+use super::config::{mask_v4, mask_v6};
+use super::decline::Search;
+use super::machine::{Failure, Side, emitted};
 use super::steps::{ACCEPT, CLIENT_DIRECT, CLIENT_RDMA};
 use super::{
-    ClientOffer, DeclineCause, Handshake, HandshakeConfig, PeerBuffer, RdmaConfig, Role, TcpPath,
+    DeclineCause, DirectDevice, Handshake, HandshakeConfig, Interface, PeerBuffer, RdmaConfig,
+    RdmaPort, Role, Subnet, TcpPath,
 };
 use crate::device::Route;
 use crate::error::{FallbackReason, PeerMisbehaved};
 use crate::proto::group::{GroupKey, Intent};
+
+/// What a client offers on one connection: the outcome of its device search, and the PROPOSAL.
+///
+/// Usually [`Handshake::client`](super::Handshake::client) makes and sends it. Where the PROPOSAL
+/// reaches the server on a side channel, make it first and hand it to
+/// [`Handshake::announced`](super::Handshake::announced).
+#[derive(Clone, Debug)]
+pub struct ClientOffer {
+    /// The device of version 1.
+    pub(super) v1: Option<DirectDevice>,
+    /// Devices offered in version 2, all with different CHIDs.
+    v2: Vec<DirectDevice>,
+    /// The port for SMC-R v1.
+    rdma_v1: Option<RdmaPort>,
+    /// The port for SMC-R v2.
+    rdma_v2: Option<RdmaPort>,
+    types: [Types; 2],
+    pub(super) release: Release,
+    bytes: Vec<u8>,
+}
+
+impl ClientOffer {
+    /// Searches for devices and makes the PROPOSAL.
+    ///
+    /// # Errors
+    ///
+    /// The reason why there is nothing to offer. It is sent as a DECLINE in the place of the
+    /// PROPOSAL, if the server expects one on TCP.
+    pub fn new(config: &HandshakeConfig, path: &TcpPath) -> Result<Self, FallbackReason> {
+        if path.ipsec {
+            return Err(DeclineCause::IPSEC.into());
+        }
+        let found = DeviceSearch::search(config, path)?;
+        let types = [
+            Types::of(found.rdma_v1.is_some(), found.native.is_some()),
+            Types::of(found.rdma_v2.is_some(), found.has_direct_v2()),
+        ];
+        let [v1, v2] = types;
+        let (peer_id, gid, mac) = found.rdma_ends(config);
+        let proposal = Proposal {
+            version: Version::V2,
+            v1,
+            v2,
+            peer_id,
+            gid,
+            mac,
+            smcd: Some(SmcdArea {
+                gid: found.native.map_or(IsmGid::ZERO, |device| device.gid.hi()),
+                chid: found.native.map_or(Chid::NONE, |device| device.chid),
+                ..SmcdArea::default()
+            }),
+            ip: found.ip.clone(),
+            ext: (!v2.is_neither()).then(|| v2_extension(config, &found)),
+        };
+        let bytes = emitted(proposal.encoded_len(), |buffer| proposal.emit(buffer))
+            .ok_or(DeclineCause::UNWRITABLE)?;
+        let v2 = found
+            .native
+            .into_iter()
+            .chain(found.listed)
+            .filter(|device| !device.chid.is_none())
+            .collect();
+        Ok(Self {
+            v1: found.native,
+            v2,
+            rdma_v1: found.rdma_v1.cloned(),
+            rdma_v2: found.rdma_v2.cloned(),
+            types,
+            release: config.release,
+            bytes,
+        })
+    }
+
+    /// The PROPOSAL.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The device that the server means in an ACCEPT of version 2.
+    pub(super) fn v2_device(&self, chid: Chid) -> Option<DirectDevice> {
+        self.v2.iter().copied().find(|device| device.chid == chid)
+    }
+
+    /// The port that was offered.
+    pub(super) fn rdma_port(&self, version: Version) -> Option<&RdmaPort> {
+        if version.is_v2() {
+            self.rdma_v2.as_ref()
+        } else {
+            self.rdma_v1.as_ref()
+        }
+    }
+
+    /// What is offered in this version.
+    pub(super) fn types(&self, version: Version) -> Types {
+        let [v1, v2] = self.types;
+        if version.is_v2() { v2 } else { v1 }
+    }
+}
+
+/// The outcome of the device search.
+struct DeviceSearch<'a> {
+    /// SMC-D v1.
+    native: Option<DirectDevice>,
+    /// SMC-D v2, besides the native device.
+    listed: Vec<DirectDevice>,
+    /// The same for the PROPOSAL.
+    direct: DirectExtension,
+    rdma_v1: Option<&'a RdmaPort>,
+    rdma_v2: Option<&'a RdmaPort>,
+    /// There if version 1 is offered.
+    ip: Option<IpArea>,
+}
+
+impl<'a> DeviceSearch<'a> {
+    fn search(config: &'a HandshakeConfig, path: &TcpPath) -> Result<Self, DeclineCause> {
+        let rdma = config.rdma.as_ref();
+        let port = |version| rdma.and_then(|rdma| rdma.port(version, path));
+        let (native, rdma_v1) = (config.v1_device(path).copied(), port(Version::V1));
+        let wants_v1 = native.is_some() || rdma_v1.is_some();
+        // Version 1 needs the subnets, or it is not offered.
+        let ip = path
+            .interface
+            .as_ref()
+            .filter(|_| wants_v1)
+            .and_then(|interface| ip_area(interface, path.local));
+        let native = native.filter(|_| ip.is_some());
+        let (listed, direct) = listed_devices(config, path, native.as_ref());
+        let found = Self {
+            native,
+            listed,
+            direct,
+            rdma_v1: rdma_v1.filter(|_| ip.is_some()),
+            rdma_v2: port(Version::V2).filter(|_| !config.ueids.is_empty()),
+            ip,
+        };
+        let has_v1 = found.native.is_some() || found.rdma_v1.is_some();
+        if has_v1 || found.has_direct_v2() || found.rdma_v2.is_some() {
+            Ok(found)
+        } else if wants_v1 {
+            Err(DeclineCause::NO_SUBNETS)
+        } else {
+            let cause = config.no_offer_cause(path);
+            Err(DeclineCause::NoDevice(Search::Any, Some(cause)))
+        }
+    }
+
+    fn has_direct_v2(&self) -> bool {
+        self.native.is_some() || !self.listed.is_empty()
+    }
+
+    /// Peer ID, GID and MAC. Linux leaves them zero without SMC-R v1, but its servers tell clients
+    /// apart by the peer ID, and send to the MAC, in version 2 too.
+    fn rdma_ends(&self, config: &HandshakeConfig) -> (PeerId, RoceGid, Mac) {
+        match (&config.rdma, self.rdma_v1.or(self.rdma_v2)) {
+            (Some(rdma), Some(port)) => (rdma.peer_id, port.address.gid, port.address.mac),
+            _ => (PeerId::ZERO, RoceGid::ZERO, Mac::ZERO),
+        }
+    }
+}
+
+/// Devices for the GID list: on a network that the host is connected to, on a fabric that the peer
+/// may be on, one per CHID, and not the native one, which has its own place.
+fn listed_devices(
+    config: &HandshakeConfig,
+    path: &TcpPath,
+    native: Option<&DirectDevice>,
+) -> (Vec<DirectDevice>, DirectExtension) {
+    let mut direct = DirectExtension {
+        seid: config.seid.unwrap_or(Eid::ZERO),
+        ..DirectExtension::default()
+    };
+    let mut listed = Vec::<DirectDevice>::new();
+    for device in &config.devices {
+        let is_connected = device
+            .pnet_id
+            .is_none_or(|id| config.pnet_ids.contains(&id));
+        let is_known = native
+            .into_iter()
+            .chain(&listed)
+            .any(|other| other.chid == device.chid);
+        let is_within_reach = path.is_within_reach(device.chid);
+        if device.chid.is_none() || !is_connected || is_known || !is_within_reach {
+            continue;
+        }
+        if direct
+            .push_device(Device {
+                gid: device.gid,
+                chid: device.chid,
+            })
+            .is_ok()
+        {
+            listed.push(*device);
+        }
+    }
+    (listed, direct)
+}
+
+fn v2_extension(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> V2Extension {
+    let limits = config
+        .rdma
+        .as_ref()
+        .filter(|_| found.rdma_v2.is_some() && config.release >= Release::V2_1)
+        .map_or_else(LinkLimits::default, RdmaConfig::limits);
+    V2Extension {
+        release: config.release,
+        has_seid: config.seid.is_some() && found.has_direct_v2(),
+        gid: found.rdma_v2.map_or(RoceGid::ZERO, |port| port.address.gid),
+        max_conns: limits.conns,
+        max_links: limits.links,
+        features: features(config, config.release),
+        ueids: Bounded::from_iter_lossy(config.ueids.iter().copied()),
+        direct: found.has_direct_v2().then(|| found.direct.clone()),
+    }
+}
+
+/// The IP area of version 1: the subnet of the local address (IPv4), or up to eight prefixes.
+fn ip_area(interface: &Interface, local: Option<IpAddr>) -> Option<IpArea> {
+    let is_of = |subnet: &&Subnet| local.is_none_or(|local| subnet.contains(local));
+    let first = match local {
+        Some(IpAddr::V6(_)) => interface
+            .subnets
+            .iter()
+            .find(|s| matches!(s, Subnet::V6(..))),
+        _ => interface.subnets.iter().find(is_of),
+    };
+    if let Subnet::V4(address, len) = *first? {
+        return Some(IpArea::v4(address & mask_v4(len), len));
+    }
+    let prefixes = interface.subnets.iter().filter_map(|subnet| match *subnet {
+        Subnet::V6(address, prefix_len) => Some(Ipv6Prefix {
+            prefix: address & mask_v6(prefix_len),
+            prefix_len,
+        }),
+        Subnet::V4(..) => None,
+    });
+    Some(IpArea::v6(Bounded::from_iter_lossy(prefixes)))
+}
+
+/// Whether a server's interface is in one of the client's subnets: same length and same prefix.
+pub(super) fn is_same_subnet(area: &IpArea, interface: &Interface) -> bool {
+    interface.subnets.iter().any(|subnet| match *subnet {
+        Subnet::V4(address, len) => {
+            let mask = mask_v4(len);
+            area.prefixes.is_empty()
+                && area.prefix_len == len
+                && area.subnet & mask == address & mask
+        }
+        Subnet::V6(address, len) => area.prefixes.iter().any(|offered| {
+            let mask = mask_v6(len);
+            offered.prefix_len == len && offered.prefix & mask == address & mask
+        }),
+    })
+}
+
+/// Features go with release v2.1; before, the field is reserved.
+pub(super) fn features(config: &HandshakeConfig, release: Release) -> FeatureMask {
+    if release >= Release::V2_1 {
+        config.features
+    } else {
+        FeatureMask::empty()
+    }
+}
+
+/// The address that a peer's device has in messages of version 1: 64 bits.
+pub(super) fn v1_gid(gid: Gid) -> Gid {
+    Gid::from(gid.hi())
+}
 
 impl Handshake {
     /// The client's side (docs/spec/handshake.md#client): searches for devices and sends the

@@ -1,12 +1,16 @@
-//! What an endpoint offers in its handshakes.
+//! What an endpoint offers in its handshakes, and which of its RDMA ports fits a connection.
 
+use core::fmt::Debug;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use smc_wire::size::SizeCode;
-use smc_wire::types::{Chid, Eid, FeatureMask, Gid, HostName, OsType, PnetId, Release};
+use smc_wire::types::{
+    Chid, Eid, FeatureMask, Gid, HostName, OsType, PeerId, PnetId, Release, RoceGid, Version,
+};
 
-use super::RdmaConfig;
+use crate::device::{RdmaAddress, RoceKind, Route};
 use crate::error::FallbackCause;
 use crate::proto::group::DeviceIndex;
 
@@ -327,3 +331,181 @@ pub const LATE_SERVER_DECLINE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The system EID of hosts without a native ISM device.
 pub const DEFAULT_SEID: Eid = Eid::from_bytes(*b"IBM-DEF-ISMSEID00000000000000000");
+
+/// What this host can do with SMC-R, the same for all handshakes.
+#[derive(Clone, Debug)]
+pub struct RdmaConfig {
+    /// Addresses of active ports, in order of preference.
+    pub ports: Vec<RdmaPort>,
+    /// Names this instance. It must stay the same in all handshakes, and two processes that do not
+    /// share their link groups must not have the same.
+    pub peer_id: PeerId,
+    /// Connections per link group to offer or accept, 16..=255.
+    pub max_conns: u8,
+    /// Links per link group to offer or accept, 1..=2.
+    pub max_links: u8,
+    /// Whether SMC-R v1 is offered and accepted. It needs an address of kind
+    /// [`RoceKind::V1`] and an interface whose subnets are known.
+    pub v1: bool,
+    /// Routes of the host; without, the subnets of the ports are all that is reached.
+    pub routes: Option<Arc<dyn Routes>>,
+}
+
+impl RdmaConfig {
+    /// Connections per link group that every peer has to support (v2.1).
+    pub const MIN_CONNS: u8 = 16;
+
+    /// Most regular links of a link group.
+    pub const MAX_LINKS: u8 = 2;
+
+    /// A host with these addresses: 255 connections per link group, and two links if there are
+    /// two ports that can be in one group.
+    #[must_use]
+    pub fn new(peer_id: PeerId, ports: Vec<RdmaPort>) -> Self {
+        let has_two = ports
+            .iter()
+            .any(|one| ports.iter().any(|two| one.is_alternate_of(two)));
+        Self {
+            max_links: if has_two { 2 } else { 1 },
+            ports,
+            peer_id,
+            max_conns: u8::MAX,
+            v1: true,
+            routes: None,
+        }
+    }
+
+    /// Connections and links per link group, within what the protocol allows.
+    pub(super) fn limits(&self) -> LinkLimits {
+        LinkLimits {
+            conns: self.max_conns.max(Self::MIN_CONNS),
+            links: self.max_links.clamp(1, Self::MAX_LINKS),
+        }
+    }
+
+    /// The port for a connection in this version: the first on its physical network with a
+    /// suitable address (docs/spec/handshake.md#port).
+    pub(super) fn port(&self, version: Version, path: &TcpPath) -> Option<&RdmaPort> {
+        if path.vlan_unknown || !(version.is_v2() || self.v1) {
+            return None;
+        }
+        self.ports
+            .iter()
+            .find(|port| port.is_on_network_of(path) && port.is_suitable(version, path))
+    }
+
+    /// Another address for a link to a peer: on another port of the same physical network. Without
+    /// PNET IDs it is the same if a route to the peer's GID leads by that port.
+    pub(super) fn alternate(&self, of: &RdmaPort, peer: RoceGid) -> Option<&RdmaPort> {
+        self.ports.iter().find(|other| {
+            other.is_alternate_of(of) && (of.pnet_id.is_some() || self.leads_to(other, peer))
+        })
+    }
+
+    fn leads_to(&self, port: &RdmaPort, to: RoceGid) -> bool {
+        let (Some(routes), Some(to)) = (&self.routes, to.ipv4()) else {
+            return true;
+        };
+        routes.by_port(&port.address, to).is_some()
+    }
+
+    /// How packets get from a port to a GID; `None` if they do not.
+    pub(super) fn route(&self, port: &RdmaPort, version: Version, to: RoceGid) -> Option<Route> {
+        if !version.is_v2() {
+            return Some(Route::Direct);
+        }
+        let to = to.ipv4()?;
+        match &self.routes {
+            Some(routes) => routes.route(&port.address, to),
+            None => has_address(&port.subnets, to).then_some(Route::Direct),
+        }
+    }
+}
+
+/// The routes of a host.
+pub trait Routes: Debug + Send + Sync {
+    /// How packets get from an address of a device to another address; `None` if they do not.
+    fn route(&self, from: &RdmaAddress, to: Ipv4Addr) -> Option<Route>;
+
+    /// The same by the network interface of the address alone.
+    fn by_port(&self, from: &RdmaAddress, to: Ipv4Addr) -> Option<Route>;
+}
+
+/// Connections and links of a link group, as stated in v2.1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LinkLimits {
+    pub(super) conns: u8,
+    pub(super) links: u8,
+}
+
+/// An address of one of the local RDMA devices, and what is known about its network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RdmaPort {
+    /// The device.
+    pub device: DeviceIndex,
+    /// The address.
+    pub address: RdmaAddress,
+    /// Its physical network, if it was given one.
+    pub pnet_id: Option<PnetId>,
+    /// Subnets of its network interface.
+    pub subnets: Vec<Subnet>,
+    /// The lowest device below its network interface, such as `eth0`, or the interface itself.
+    pub base: Option<String>,
+}
+
+impl RdmaPort {
+    /// Whether a link of the same group can be at this address, as far as is known without the
+    /// peer: another port with the same PNET ID, or without one in the same VLAN.
+    fn is_alternate_of(&self, other: &Self) -> bool {
+        let (own, address) = (&self.address, &other.address);
+        self.pnet_id == other.pnet_id
+            && own.kind == address.kind
+            && own.vlan == address.vlan
+            && (self.device, own.port) != (other.device, address.port)
+            && (own.kind == RoceKind::V1 || own.gid.ipv4().is_some())
+    }
+
+    /// Same PNET ID, or without one: the same network device.
+    fn is_on_network_of(&self, path: &TcpPath) -> bool {
+        let interface = path.interface.as_ref();
+        if let Some(pnet_id) = interface.and_then(|interface| interface.pnet_id) {
+            return self.pnet_id == Some(pnet_id);
+        }
+        match (
+            interface.and_then(|interface| interface.name.as_ref()),
+            &self.base,
+        ) {
+            (Some(wanted), Some(own)) => wanted == own,
+            // Not told by name: the interface that has the connection's address.
+            _ => path.local.is_some_and(|local| {
+                self.subnets.iter().any(|subnet| match *subnet {
+                    Subnet::V4(own, _) => local == IpAddr::V4(own),
+                    Subnet::V6(own, _) => local == IpAddr::V6(own),
+                })
+            }),
+        }
+    }
+
+    fn is_suitable(&self, version: Version, path: &TcpPath) -> bool {
+        let address = &self.address;
+        if address.vlan != path.vlan {
+            return false;
+        }
+        if !version.is_v2() {
+            return address.kind == RoceKind::V1;
+        }
+        let Some(IpAddr::V4(local)) = path.local else {
+            return false;
+        };
+        address.kind == RoceKind::V2
+            && address.gid.ipv4().is_some()
+            && has_address(&self.subnets, local)
+    }
+}
+
+/// Whether an address is in one of these subnets.
+fn has_address(subnets: &[Subnet], address: Ipv4Addr) -> bool {
+    subnets
+        .iter()
+        .any(|subnet| subnet.contains(IpAddr::V4(address)))
+}

@@ -45,7 +45,7 @@
 //! under way is to be cancelled then. What work has acquired (membership in a link group, a buffer,
 //! an attachment) is kept by the caller: for the connection when it is established, to be released
 //! on [`HandshakeOutput::Discard`], [`HandshakeOutput::Fallback`] and [`HandshakeOutput::Abort`].
-//! `handshake/driver.rs` of the crate `smc` is such a loop.
+//! `handshake/mod.rs` of the crate `smc` is such a loop.
 
 mod attempt;
 mod client;
@@ -54,28 +54,23 @@ mod crossing;
 mod decline;
 mod machine;
 mod message_buffer;
-mod offer;
-mod outcome;
-mod ports;
 mod select;
 mod server;
 mod steps;
-mod work;
 
+pub use attempt::{
+    DirectPath, Established, Fallback, PeerAccess, PeerBuffer, RdmaPath, Role, Transport,
+};
+pub use client::ClientOffer;
 pub use config::{
     CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, DEFAULT_SEID, DirectDevice, HandshakeConfig,
-    HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT, LATE_SERVER_DECLINE_TIMEOUT, Subnet,
-    TcpPath, WORK_TIMEOUT,
+    HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT, LATE_SERVER_DECLINE_TIMEOUT, RdmaConfig,
+    RdmaPort, Routes, Subnet, TcpPath, WORK_TIMEOUT,
 };
 pub use crossing::CrossingDecline;
 pub(crate) use decline::{DeclineCause, PEER_DECLINED};
 pub use machine::{Handshake, HandshakeOutput};
-pub use offer::ClientOffer;
-pub use outcome::{
-    DirectPath, Established, Fallback, PeerAccess, PeerBuffer, RdmaPath, Role, Transport,
-};
-pub use ports::{RdmaConfig, RdmaPort, Routes};
-pub use work::{LinkChoice, LocalRmb, PeerRmb, RmbError, Work, WorkDone};
+pub use steps::{LinkChoice, LocalRmb, PeerRmb, RmbError, Work, WorkDone};
 
 #[cfg(test)]
 mod tests;
