@@ -8,13 +8,14 @@ use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::DmbToken;
 
 use super::super::device_driver::DeviceDriver;
-use super::super::memory_limit::PeerCharge;
-use super::{Conn, Path, SmcPath, len_u32, len_usize};
-use crate::device::{Attachment, Dmb, Signal, SubmitError};
-use crate::error::{CloseReason, Error, Phase};
+use super::super::stream::Mode;
+use super::{Conn, Parts, Path, PeerLocality, SmcPath, len_u32, len_usize};
+use crate::device::{Attachment, Charge, DeviceError, Dmb, Signal, SubmitError};
+use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::mem::{Element, HEADER_LEN};
 use crate::mutex::Mutex;
+use crate::proto::handshake::{DirectPath, Established, PeerAccess};
 
 /// The two buffers of an SMC-D connection.
 ///
@@ -65,8 +66,103 @@ struct Consumer {
     is_pending: bool,
 }
 
+/// What a set-up acquires for an SMC-D connection.
+#[derive(Default)]
+pub(crate) struct DirectBuffers {
+    /// The peer's buffer, or why it could not be attached.
+    pub(crate) attachment: Option<Result<Arc<dyn Attachment>, DeviceError>>,
+    /// The local receive buffer.
+    pub(crate) dmb: Option<Arc<dyn Dmb>>,
+    /// The charge of the peer's buffer.
+    pub(crate) charge: Charge,
+}
+
+impl Parts {
+    /// The parts of an SMC-D connection, and why it was lost.
+    pub(crate) fn direct(
+        driver: &Arc<DeviceDriver>,
+        established: &Established,
+        path: DirectPath,
+        buffers: DirectBuffers,
+        locality: PeerLocality,
+    ) -> Result<(Self, Option<Error>), Error> {
+        let dmb = buffers
+            .dmb
+            .ok_or(Error::Bug("handshake ended without a buffer"))?;
+        let local = dmb
+            .region()
+            .part(0, path.local_size.byte_len())
+            .and_then(Element::new);
+        let local =
+            local.map_err(|_| DeviceError::Invalid("device registered too short a buffer"))?;
+        let ring = path.peer_buffer.size.ring_d();
+        // A client's buffer is not larger than the local one, for which memory was checked.
+        let peer_len = path.peer_buffer.size.byte_len();
+        let charge = PeerCharge::new(buffers.charge, peer_len, driver, path.peer_buffer.token);
+        let (peer, lost) = match &charge {
+            Ok(_) => peer_dmb(driver, &path, buffers.attachment)?,
+            Err(error) => (PeerDmb::Lost, Some(Error::Device(error.clone()))),
+        };
+        let mode = Mode::SmcD {
+            version: established.version,
+            release: established.release,
+            nocopy: path.access == PeerAccess::Attached,
+            device: Arc::clone(&driver.name),
+            chid: path.chid,
+            peer: path.peer,
+            eid: established.eid,
+        };
+        let parts = Self {
+            local,
+            local_ring: path.local_size.ring_d(),
+            path: Path::Direct(DirectConn::new(dmb, peer, ring, charge.ok())),
+            mode,
+            driver: Arc::clone(driver),
+            drivers: None,
+            locality,
+        };
+        Ok((parts, lost))
+    }
+}
+
+/// How the peer's buffer is written; if it is lost, why.
+fn peer_dmb(
+    driver: &Arc<DeviceDriver>,
+    path: &DirectPath,
+    attachment: Option<Result<Arc<dyn Attachment>, DeviceError>>,
+) -> Result<(PeerDmb, Option<Error>), Error> {
+    let buffer = &path.peer_buffer;
+    let why = match (path.access, attachment) {
+        (PeerAccess::Attached, Some(Ok(attachment))) => {
+            let (at, len) = (buffer.offset(), buffer.size.byte_len());
+            let element = attachment.region().part(at, len).and_then(Element::new);
+            let element = element.map_err(|_| PeerMisbehaved::BadBuffer)?;
+            let mapped = PeerDmb::Mapped {
+                element,
+                attachment,
+            };
+            return Ok((mapped, None));
+        }
+        (PeerAccess::Moved, _) => {
+            let moved = PeerDmb::Moved {
+                driver: Arc::clone(driver),
+                token: buffer.token,
+                base: len_u32(buffer.offset()),
+            };
+            return Ok((moved, None));
+        }
+        (_, Some(Ok(_) | Err(DeviceError::Unreachable { .. }))) => {
+            Error::Closed(CloseReason::Aborted)
+        }
+        (_, Some(Err(error))) if error.is_peer_gone() => Error::Closed(CloseReason::Aborted),
+        (_, Some(Err(error))) => Error::Device(error),
+        (_, None) => Error::TimedOut(Phase::Device),
+    };
+    Ok((PeerDmb::Lost, Some(why)))
+}
+
 impl DirectConn {
-    pub(crate) fn new(
+    fn new(
         dmb: Arc<dyn Dmb>,
         peer: PeerDmb,
         peer_ring: Ring,
@@ -408,3 +504,47 @@ const BLOCKED_FLAGS: ProducerFlags =
 const UPDATE_FLAGS: ProducerFlags = ProducerFlags::UPDATE_REQUESTED
     .union(ProducerFlags::URGENT_PENDING)
     .union(ProducerFlags::URGENT_PRESENT);
+
+/// The charge of the peer's buffer of an SMC-D connection: the system charges its pages to the
+/// process that writes them first.
+///
+/// When this is dropped, the charge stays until the peer has released the buffer.
+struct PeerCharge {
+    /// Taken when dropped.
+    charge: Option<Charge>,
+    driver: Arc<DeviceDriver>,
+    token: DmbToken,
+}
+
+impl PeerCharge {
+    /// For a buffer of this length, which is known by now.
+    fn new(
+        mut charge: Charge,
+        len: usize,
+        driver: &Arc<DeviceDriver>,
+        token: DmbToken,
+    ) -> Result<Self, DeviceError> {
+        charge.resize(len)?;
+        Ok(Self {
+            charge: Some(charge),
+            driver: Arc::clone(driver),
+            token,
+        })
+    }
+}
+
+impl Drop for PeerCharge {
+    fn drop(&mut self) {
+        let (driver, token) = (Arc::downgrade(&self.driver), self.token);
+        let is_offered = move || {
+            let driver = driver.upgrade();
+            driver.is_some_and(|driver| {
+                let direct = driver.device.fabric().direct();
+                direct.is_some_and(|direct| direct.is_offered(token))
+            })
+        };
+        if let Some(charge) = self.charge.take() {
+            charge.defer_while(is_offered);
+        }
+    }
+}

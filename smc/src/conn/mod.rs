@@ -4,7 +4,7 @@ mod direct;
 mod ending;
 mod rdma;
 
-pub(crate) use direct::{DirectConn, PeerDmb, RetryResult};
+pub(crate) use direct::{DirectBuffers, DirectConn, PeerDmb, RetryResult};
 pub(crate) use ending::Handle;
 pub(crate) use rdma::{RdmaConn, RdmaConnHandle, Received, Search};
 

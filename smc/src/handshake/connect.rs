@@ -10,7 +10,7 @@ use std::task::Poll;
 use smc_wire::types::DmbToken;
 
 use super::carrier::Carrier;
-use super::executor::{EarlyWork, HandshakeResources, reach, register};
+use super::work::{EarlyWork, HandshakeResources, reach, register};
 use super::{handshake_config, path, plain, run_handshake, run_handshake_on_tcp};
 use crate::config::Policy;
 use crate::endpoint::{ConnectOptions, EndpointInner};

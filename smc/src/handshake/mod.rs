@@ -1,121 +1,45 @@
 //! From a TCP connection to a stream: the handshake, its work, and the connection of its result.
 //!
-//! `connect` and [`accept`] make the machine and its `carrier`, `driver` drives it, `executor` does
-//! the work that it asks for and has what that work has acquired, and `build_conn` makes a
-//! connection of it.
+//! `connect` and `accept` make the machine and its `carrier`. `drive` passes messages and timeouts
+//! to it. `work` does the work that it asks for and has what that work has acquired, and
+//! `build_conn` makes a connection of it.
 
-mod build_conn;
+mod accept;
 mod carrier;
 mod connect;
-mod driver;
-mod executor;
+mod work;
 
+pub(crate) use accept::{accept, await_first_byte, decline_all};
 pub(crate) use connect::connect;
 
 use std::future::{Future, poll_fn};
-use std::net::SocketAddr;
-use std::pin::pin;
+use std::net::{Shutdown, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
-use std::time::Duration;
+use std::task::{Context, Poll};
+
+use event_listener::EventListener;
 
 use super::builder::recv_buffer_size;
+use super::deadlines::Deadline;
 use super::device_driver::DeviceDriver;
 use super::endpoint::EndpointInner;
-use super::negotiate::SideChannel;
 use super::runtime::Socket;
 use super::stream::Stream;
-use crate::error::{Error, FallbackCause, FallbackReason, Phase};
-use crate::proto::handshake::{Handshake, HandshakeConfig, TcpPath};
-use build_conn::build_conn;
+use crate::conn::{Conn, Parts, PeerLocality};
+use crate::device::DeviceError;
+use crate::error::{CloseReason, Error, FallbackCause, FallbackReason};
+use crate::proto::group::{GroupId, GroupState};
+use crate::proto::handshake::{
+    CrossingDecline, Established, Fallback, Handshake, HandshakeConfig, HandshakeOutput, TcpPath,
+    Transport,
+};
 use carrier::Carrier;
-use driver::{Outcome, drive, without_crossing_decline};
-use executor::HandshakeResources;
+use work::{HandshakeResources, WorkResult, device_driver, execute};
 
 /// A stream that is plain TCP without a handshake.
 pub(crate) fn plain(socket: Arc<dyn Socket>, cause: FallbackCause) -> Stream {
     Stream::tcp(socket, Vec::new(), cause.into())
-}
-
-/// Waits for the first byte of a client that is known to send CLC on TCP. Clients send PROPOSAL as
-/// soon as they are connected, so the timeout is much shorter than that of the handshake.
-pub(crate) async fn await_first_byte(
-    endpoint: &EndpointInner,
-    socket: &dyn Socket,
-) -> Result<(), Error> {
-    let wait = FIRST_BYTE_WAIT.min(endpoint.handshake().timeouts.message);
-    let mut timer = pin!(endpoint.groups.after(wait));
-    poll_fn(|cx| match socket.poll_readable(cx) {
-        Poll::Ready(readable) => Poll::Ready(readable.map_err(Error::from)),
-        Poll::Pending => timer
-            .as_mut()
-            .poll(cx)
-            .map(|()| Err(Error::TimedOut(Phase::Proposal))),
-    })
-    .await
-}
-
-/// Sets up the stream on an accepted connection.
-pub(crate) async fn accept(
-    endpoint: &Arc<EndpointInner>,
-    socket: Arc<dyn Socket>,
-    peer: SocketAddr,
-    side_channel: Option<Box<dyn SideChannel>>,
-) -> Result<Stream, Error> {
-    let now = endpoint.runtime.now();
-    let config = handshake_config(endpoint, None)?;
-    let path = path(endpoint, &config, &*socket, peer, side_channel.is_some());
-    let mut machine = Handshake::server(now, config, path);
-    match side_channel {
-        Some(mut side_channel) => {
-            let mut carrier = Carrier::side_channel(endpoint, &mut *side_channel, None);
-            let mut resources = HandshakeResources::default();
-            let (machine, resources) = (&mut machine, &mut resources);
-            let outcome =
-                run_handshake(endpoint, &mut carrier, &socket, peer, machine, resources).await;
-            match outcome {
-                Err(_) if side_channel.is_withdrawn() => {
-                    Ok(plain(socket, FallbackCause::Withdrawn))
-                }
-                outcome => outcome,
-            }
-        }
-        None => run_handshake_on_tcp(endpoint, &socket, peer, &mut machine).await,
-    }
-}
-
-/// Receives the PROPOSAL of a client and declines it: the policy for this connection is TCP.
-pub(crate) async fn decline_all(
-    endpoint: &Arc<EndpointInner>,
-    socket: Arc<dyn Socket>,
-    side_channel: Option<Box<dyn SideChannel>>,
-) -> Result<Stream, Error> {
-    // Without any device, so that it can only end in a DECLINE.
-    let mut config = HandshakeConfig::new(Vec::new());
-    let current = endpoint.handshake();
-    (config.host, config.timeouts) = (current.host, current.timeouts);
-    let mut machine =
-        Handshake::server(endpoint.runtime.now(), Arc::new(config), TcpPath::default());
-    let mut side_channel = side_channel;
-    let mut carrier = match &mut side_channel {
-        Some(side_channel) => Carrier::side_channel(endpoint, &mut **side_channel, None),
-        None => Carrier::Tcp(&*socket),
-    };
-    let outcome = drive(
-        endpoint,
-        &mut carrier,
-        &mut machine,
-        &mut HandshakeResources::default(),
-    )
-    .await;
-    match outcome {
-        Ok(Outcome::Tcp(_)) => Ok(plain(socket, FallbackCause::Policy)),
-        Err(_) if side_channel.is_some_and(|side_channel| side_channel.is_withdrawn()) => {
-            Ok(plain(socket, FallbackCause::Policy))
-        }
-        Err(error) => Err(error),
-        Ok(Outcome::Smc(_)) => Err(Error::Bug("a handshake without devices came to SMC")),
-    }
 }
 
 /// The configuration for handshakes that begin now.
@@ -255,5 +179,240 @@ fn with_local_cause(endpoint: &EndpointInner, mut reason: FallbackReason) -> Fal
     reason
 }
 
-/// Timeout of the first byte of a client that announced SMC in TCP's handshake.
-const FIRST_BYTE_WAIT: Duration = Duration::from_secs(1);
+/// Builds a connection and hands it to the driver of its device. A connection that was lost before
+/// ends behind the data that its peer has written.
+fn build_conn(
+    endpoint: &EndpointInner,
+    socket: Arc<dyn Socket>,
+    peer_addr: SocketAddr,
+    established: &Established,
+    resources: &mut HandshakeResources,
+    locality: PeerLocality,
+) -> Result<Arc<Conn>, Error> {
+    let (parts, lost) = match established.transport {
+        Transport::Direct(path) => {
+            let driver = device_driver(endpoint, path.device)?;
+            let buffers = std::mem::take(&mut resources.direct);
+            Parts::direct(driver, established, path, buffers, locality)?
+        }
+        Transport::Rdma(path) => {
+            // Its device may be gone: then the group fails over to another one, or ends the
+            // connection.
+            let driver = endpoint.drivers.get(path.device.0).ok_or(NO_SUCH_DEVICE)?;
+            let handle = resources.prepared.take().ok_or(NO_RESOURCE)?.handle;
+            Parts::rdma(driver, &endpoint.drivers, established, path, handle)
+        }
+    };
+    let membership = resources.membership.take().ok_or(NO_RESOURCE)?;
+    let conn = Conn::new(parts, socket, peer_addr, membership);
+    if let Some(rdma) = conn.rdma() {
+        rdma.set_conn(&conn);
+    }
+    conn.driver.add_conn(&conn);
+    // The group may have ended before the driver knew of the connection.
+    let state = endpoint.groups.info(conn.group).map(|group| group.state);
+    let is_ended = state.is_none_or(|state| state == GroupState::Terminating);
+    let lost = lost.or_else(|| is_ended.then_some(Error::Closed(CloseReason::Aborted)));
+    if let Some(why) = lost {
+        // Notifies a peer that still exists.
+        let _best_effort = conn.socket.shutdown(Shutdown::Both);
+        conn.abort_unreachable(why);
+    }
+    Ok(conn)
+}
+
+/// How a handshake ended.
+enum Outcome {
+    Smc(Box<Established>),
+    Tcp(Fallback),
+}
+
+async fn drive(
+    endpoint: &Arc<EndpointInner>,
+    carrier: &mut Carrier<'_>,
+    machine: &mut Handshake,
+    resources: &mut HandshakeResources,
+) -> Result<Outcome, Error> {
+    let mut work: Option<Pin<Box<dyn Future<Output = WorkResult> + Send>>> = None;
+    // The group whose termination was reported to the machine.
+    let mut reported = None;
+    let mut terminated = None;
+    loop {
+        while let Some(output) = machine.poll_output() {
+            match output {
+                HandshakeOutput::Send(bytes) => {
+                    let until = endpoint.runtime.now() + endpoint.handshake().timeouts.message;
+                    if let Err(error) = carrier.send(&*endpoint.runtime, until, &bytes).await {
+                        machine.handle_io_error(error.into());
+                    }
+                }
+                HandshakeOutput::Work(requested) => {
+                    let process = carrier.credentials();
+                    match resources.take_early(&requested, process) {
+                        Some(done) => machine.handle_done(endpoint.runtime.now(), done),
+                        None => {
+                            let prepared = resources.prepared.clone();
+                            let endpoint = Arc::clone(endpoint);
+                            work = Some(Box::pin(execute(endpoint, requested, prepared, process)));
+                        }
+                    }
+                }
+                HandshakeOutput::Discard => {
+                    work = None;
+                    *resources = HandshakeResources::default();
+                }
+                HandshakeOutput::OutOfSync(group) => {
+                    let groups = &endpoint.groups;
+                    groups.update(|registry| registry.handle_out_of_sync(group));
+                }
+                HandshakeOutput::Established(established) => {
+                    carrier.flush();
+                    return Ok(Outcome::Smc(established));
+                }
+                HandshakeOutput::Fallback(fallback) => {
+                    carrier.flush();
+                    return Ok(Outcome::Tcp(fallback));
+                }
+                HandshakeOutput::Abort(error) => return Err(error),
+            }
+        }
+        carrier.flush();
+        let group = resources
+            .membership
+            .as_ref()
+            .map(|membership| membership.member.group());
+        let group = group.filter(|group| reported != Some(*group));
+        if group.is_some_and(|group| endpoint.groups.is_terminating(group)) {
+            reported = group;
+            machine.handle_terminated();
+            continue;
+        }
+        let mut timer = machine
+            .poll_timeout()
+            .map(|at| endpoint.groups.deadlines.at(at));
+        poll_fn(|cx| {
+            let input = poll_input(
+                cx, endpoint, carrier, machine, resources, &mut work, &mut timer,
+            );
+            if input.is_ready() {
+                return Poll::Ready(());
+            }
+            if work.is_some() {
+                carrier.publish_progress(cx);
+            }
+            match group {
+                Some(group) => poll_terminated(cx, endpoint, group, &mut terminated),
+                None => Poll::Pending,
+            }
+        })
+        .await;
+    }
+}
+
+/// Waits until this group or another one may be terminating. Most handshakes have no need to: the
+/// listener is created when one has to wait, and serves it until it was notified.
+fn poll_terminated(
+    cx: &mut Context<'_>,
+    endpoint: &EndpointInner,
+    group: GroupId,
+    listener: &mut Option<EventListener>,
+) -> Poll<()> {
+    let listening = match listener {
+        Some(listening) => listening,
+        None => {
+            let listening = listener.insert(endpoint.groups.terminated.listen());
+            // Before there was a listener.
+            if endpoint.groups.is_terminating(group) {
+                return Poll::Ready(());
+            }
+            listening
+        }
+    };
+    let is_notified = Pin::new(listening).poll(cx);
+    if is_notified.is_ready() {
+        *listener = None;
+    }
+    is_notified
+}
+
+/// Waits for the first event and passes it to the machine.
+fn poll_input(
+    cx: &mut Context<'_>,
+    endpoint: &EndpointInner,
+    carrier: &mut Carrier<'_>,
+    machine: &mut Handshake,
+    resources: &mut HandshakeResources,
+    work: &mut Option<Pin<Box<dyn Future<Output = WorkResult> + Send>>>,
+    timer: &mut Option<Deadline>,
+) -> Poll<()> {
+    if let Some(Poll::Ready((acquired, done))) = work.as_mut().map(|work| work.as_mut().poll(cx)) {
+        *work = None;
+        resources.add(acquired);
+        machine.handle_done(endpoint.runtime.now(), done);
+        return Poll::Ready(());
+    }
+    let needed = machine.bytes_needed();
+    if needed > 0 {
+        let mut buf = [0; READ_MAX];
+        let len = needed.min(buf.len());
+        let (part, _) = buf.split_at_mut(len);
+        match carrier.poll_read(cx, part) {
+            Poll::Ready(Ok(0)) => {
+                machine.handle_closed();
+                return Poll::Ready(());
+            }
+            Poll::Ready(Ok(count)) => {
+                let (read, _) = part.split_at(count.min(len));
+                machine.handle_bytes(endpoint.runtime.now(), read);
+                if carrier.is_confirmed() {
+                    machine.handle_confirmed();
+                }
+                return Poll::Ready(());
+            }
+            Poll::Ready(Err(error)) => {
+                machine.handle_io_error(error.into());
+                return Poll::Ready(());
+            }
+            Poll::Pending => {}
+        }
+    }
+    match timer.as_mut().map(|timer| Pin::new(timer).poll(cx)) {
+        Some(Poll::Ready(())) => {
+            machine.handle_timeout(endpoint.runtime.now());
+            Poll::Ready(())
+        }
+        _ => Poll::Pending,
+    }
+}
+
+/// Removes a DECLINE that crossed the local one from the stream. Returns other data that was read.
+async fn without_crossing_decline(endpoint: &EndpointInner, socket: &dyn Socket) -> Vec<u8> {
+    let mut filter = CrossingDecline::new(endpoint.runtime.now());
+    while let Some(until) = filter.poll_timeout() {
+        let mut timer = endpoint.runtime.timer(until);
+        poll_fn(|cx| {
+            let mut buf = [0; READ_MAX];
+            let (part, _) = buf.split_at_mut(filter.bytes_needed().min(READ_MAX));
+            match socket.poll_read(cx, part) {
+                Poll::Ready(Ok(0) | Err(_)) => filter.handle_closed(),
+                Poll::Ready(Ok(count)) => {
+                    // All of it is consumed: not more was read than needed.
+                    filter.handle_bytes(part.get(..count).unwrap_or(part));
+                }
+                Poll::Pending => match timer.as_mut().poll(cx) {
+                    Poll::Ready(()) => filter.handle_timeout(endpoint.runtime.now()),
+                    Poll::Pending => return Poll::Pending,
+                },
+            }
+            Poll::Ready(())
+        })
+        .await;
+    }
+    filter.release().unwrap_or_default()
+}
+
+/// Longer than any message of the handshake.
+const READ_MAX: usize = 1024;
+
+const NO_RESOURCE: Error = Error::Bug("handshake ended without a link group");
+const NO_SUCH_DEVICE: DeviceError = DeviceError::Invalid("endpoint has no such device");

@@ -12,17 +12,19 @@ use smc_wire::cdc::{ProducerFlags, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::AlertToken;
 
+use super::super::append_list::AppendList;
 use super::super::device_driver::DeviceDriver;
 use super::super::links::{LinkSender, RdmaBuffer, RdmaGroup};
-use super::{Conn, SmcPath, len_usize};
+use super::super::stream::Mode;
+use super::{Conn, Parts, Path, PeerLocality, SmcPath, len_usize};
 use crate::device::SubmitError;
-use crate::error::Error;
+use crate::error::{CloseReason, Error};
 use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::mutex::Mutex;
 use crate::proto::conn::rdma::{AUTOCORK, Arrivals, Transmit};
 use crate::proto::group::GroupEndCause;
-use crate::proto::handshake::PeerRmb;
+use crate::proto::handshake::{Established, PeerRmb, RdmaPath};
 use crate::proto::links::{LinkId, RmbId, RtokenId};
 use receiving::Rx;
 use sending::{Bound, Tx};
@@ -61,6 +63,38 @@ pub(crate) struct RdmaConn {
     conn: OnceLock<Weak<Conn>>,
     /// Detached from its stream; it exists until no post is outstanding.
     detached: AtomicBool,
+}
+
+impl Parts {
+    /// The parts of an SMC-R connection, and why it was lost. CDC messages that arrived since the
+    /// peer knows the token are in the RMB already.
+    pub(crate) fn rdma(
+        driver: &Arc<DeviceDriver>,
+        drivers: &Arc<AppendList<Arc<DeviceDriver>>>,
+        established: &Established,
+        path: RdmaPath,
+        handle: Arc<RdmaConnHandle>,
+    ) -> (Self, Option<Error>) {
+        let lost = (!handle.0.is_bound()).then_some(Error::Closed(CloseReason::Aborted));
+        let mode = Mode::SmcR {
+            version: established.version,
+            release: established.release,
+            device: Arc::clone(&driver.name),
+            local: path.link.gid,
+            peer: path.peer.gid,
+            eid: established.eid,
+        };
+        let parts = Self {
+            local: handle.0.rmb.element.clone(),
+            local_ring: handle.0.rmb.size.ring_r(),
+            path: Path::Rdma(handle),
+            mode,
+            driver: Arc::clone(driver),
+            drivers: Some(Arc::clone(drivers)),
+            locality: PeerLocality::Unknown,
+        };
+        (parts, lost)
+    }
 }
 
 impl RdmaConn {

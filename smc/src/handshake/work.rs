@@ -1,4 +1,4 @@
-//! The executor of a handshake's work, and what that work has acquired.
+//! The work that a handshake asks for, and what it has acquired.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{Gid, GroupId};
 
-use crate::conn::RdmaConnHandle;
+use crate::conn::{DirectBuffers, RdmaConnHandle};
 use crate::device::{
     Access, Attachment, Charge, DeviceError, Direct, Dmb, LinkAddress, RdmaAddress, Route,
 };
@@ -23,11 +23,7 @@ use crate::proto::links::{
 /// The resources that the work of a handshake acquires. Dropping it releases them.
 #[derive(Default)]
 pub(super) struct HandshakeResources {
-    /// The peer's buffer, or why it could not be attached.
-    pub(super) attachment: Option<Result<Arc<dyn Attachment>, DeviceError>>,
-    pub(super) dmb: Option<Arc<dyn Dmb>>,
-    /// The charge of the peer's buffer.
-    pub(super) charge: Charge,
+    pub(super) direct: DirectBuffers,
     pub(super) prepared: Option<Prepared>,
     pub(super) early: Option<EarlyWork>,
     // Dropped last: with the last connection its group may end.
@@ -87,7 +83,7 @@ impl HandshakeResources {
             } if (early.device, early.peer, early.size) == (device, peer, size) => {
                 let (dmb, charge) = early.buffer.take()?;
                 let token = dmb.token();
-                (self.dmb, self.charge) = (Some(dmb), charge);
+                (self.direct.dmb, self.direct.charge) = (Some(dmb), charge);
                 Some(WorkDone::Registered(Ok(token)))
             }
             _ => None,
@@ -97,8 +93,10 @@ impl HandshakeResources {
     pub(super) fn add(&mut self, acquired: Acquired) {
         match acquired {
             Acquired::Nothing => {}
-            Acquired::Attachment(attachment) => self.attachment = Some(attachment),
-            Acquired::Buffer(dmb, charge) => (self.dmb, self.charge) = (Some(dmb), charge),
+            Acquired::Attachment(attachment) => self.direct.attachment = Some(attachment),
+            Acquired::Buffer(dmb, charge) => {
+                (self.direct.dmb, self.direct.charge) = (Some(dmb), charge);
+            }
             Acquired::Prepared(prepared) => self.prepared = Some(prepared),
             Acquired::Membership(membership) => self.membership = Some(membership),
         }
@@ -230,7 +228,34 @@ pub(super) async fn register(
     Ok((dmb, charge))
 }
 
-pub(super) fn driver(
+impl EndpointInner {
+    /// Checks whether the limit allows a local buffer of this size, and charges the peer's buffer.
+    ///
+    /// Called before a handshake commits to either buffer, when a smaller size or TCP is still
+    /// possible. The device charges the local buffer.
+    fn admit(&self, own: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
+        self.try_admit(own, peer).or_else(|_| {
+            self.groups.memory.release_unneeded();
+            if own == SizeCode::MIN {
+                self.groups.memory.trim();
+            }
+            self.try_admit(own, peer)
+        })
+    }
+
+    fn try_admit(&self, own: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
+        let (len, available) = (own.byte_len(), self.groups.memory.available());
+        let is_fair = own == SizeCode::MIN || len <= available / BUFFERS_LEFT;
+        // Twice, as a device may also charge its mapping of the peer's buffer.
+        let needed = peer.saturating_mul(2).saturating_add(len);
+        if !is_fair || needed > available {
+            return Err(self.groups.memory.exceeded(needed));
+        }
+        self.groups.memory.charge(peer)
+    }
+}
+
+pub(super) fn device_driver(
     endpoint: &EndpointInner,
     device: DeviceIndex,
 ) -> Result<&Arc<DeviceDriver>, DeviceError> {
@@ -244,7 +269,7 @@ pub(super) fn direct(
     endpoint: &EndpointInner,
     device: DeviceIndex,
 ) -> Result<&dyn Direct, DeviceError> {
-    let fabric = driver(endpoint, device)?.device.fabric();
+    let fabric = device_driver(endpoint, device)?.device.fabric();
     fabric.direct().ok_or(NOT_DIRECT)
 }
 
@@ -350,6 +375,10 @@ async fn confirm_link(endpoint: &EndpointInner, group: GroupId) -> Result<(), Fi
     let group = endpoint.groups.rdma(group);
     group.ok_or(FirstLinkError::LinkDown)?.confirm_first().await
 }
+
+/// The fraction of the available memory for a buffer that is not the smallest, so that buffers get
+/// smaller before memory is exhausted.
+const BUFFERS_LEFT: usize = 64;
 
 const NO_GROUP: DeviceError = DeviceError::Gone("link group has ended");
 

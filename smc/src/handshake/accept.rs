@@ -1,0 +1,102 @@
+//! The server's side: an accepted TCP connection, and the handshake.
+
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use super::carrier::Carrier;
+use super::work::HandshakeResources;
+use super::{Outcome, drive, handshake_config, path, plain, run_handshake, run_handshake_on_tcp};
+use crate::endpoint::EndpointInner;
+use crate::error::{Error, FallbackCause, Phase};
+use crate::negotiate::SideChannel;
+use crate::proto::handshake::{Handshake, HandshakeConfig, TcpPath};
+use crate::runtime::Socket;
+use crate::stream::Stream;
+
+/// Waits for the first byte of a client that is known to send CLC on TCP. Clients send PROPOSAL as
+/// soon as they are connected, so the timeout is much shorter than that of the handshake.
+pub(crate) async fn await_first_byte(
+    endpoint: &EndpointInner,
+    socket: &dyn Socket,
+) -> Result<(), Error> {
+    let wait = FIRST_BYTE_WAIT.min(endpoint.handshake().timeouts.message);
+    let mut timer = pin!(endpoint.groups.after(wait));
+    poll_fn(|cx| match socket.poll_readable(cx) {
+        Poll::Ready(readable) => Poll::Ready(readable.map_err(Error::from)),
+        Poll::Pending => timer
+            .as_mut()
+            .poll(cx)
+            .map(|()| Err(Error::TimedOut(Phase::Proposal))),
+    })
+    .await
+}
+
+/// Sets up the stream on an accepted connection.
+pub(crate) async fn accept(
+    endpoint: &Arc<EndpointInner>,
+    socket: Arc<dyn Socket>,
+    peer: SocketAddr,
+    side_channel: Option<Box<dyn SideChannel>>,
+) -> Result<Stream, Error> {
+    let now = endpoint.runtime.now();
+    let config = handshake_config(endpoint, None)?;
+    let path = path(endpoint, &config, &*socket, peer, side_channel.is_some());
+    let mut machine = Handshake::server(now, config, path);
+    match side_channel {
+        Some(mut side_channel) => {
+            let mut carrier = Carrier::side_channel(endpoint, &mut *side_channel, None);
+            let mut resources = HandshakeResources::default();
+            let (machine, resources) = (&mut machine, &mut resources);
+            let outcome =
+                run_handshake(endpoint, &mut carrier, &socket, peer, machine, resources).await;
+            match outcome {
+                Err(_) if side_channel.is_withdrawn() => {
+                    Ok(plain(socket, FallbackCause::Withdrawn))
+                }
+                outcome => outcome,
+            }
+        }
+        None => run_handshake_on_tcp(endpoint, &socket, peer, &mut machine).await,
+    }
+}
+
+/// Receives the PROPOSAL of a client and declines it: the policy for this connection is TCP.
+pub(crate) async fn decline_all(
+    endpoint: &Arc<EndpointInner>,
+    socket: Arc<dyn Socket>,
+    side_channel: Option<Box<dyn SideChannel>>,
+) -> Result<Stream, Error> {
+    // Without any device, so that it can only end in a DECLINE.
+    let mut config = HandshakeConfig::new(Vec::new());
+    let current = endpoint.handshake();
+    (config.host, config.timeouts) = (current.host, current.timeouts);
+    let mut machine =
+        Handshake::server(endpoint.runtime.now(), Arc::new(config), TcpPath::default());
+    let mut side_channel = side_channel;
+    let mut carrier = match &mut side_channel {
+        Some(side_channel) => Carrier::side_channel(endpoint, &mut **side_channel, None),
+        None => Carrier::Tcp(&*socket),
+    };
+    let outcome = drive(
+        endpoint,
+        &mut carrier,
+        &mut machine,
+        &mut HandshakeResources::default(),
+    )
+    .await;
+    match outcome {
+        Ok(Outcome::Tcp(_)) => Ok(plain(socket, FallbackCause::Policy)),
+        Err(_) if side_channel.is_some_and(|side_channel| side_channel.is_withdrawn()) => {
+            Ok(plain(socket, FallbackCause::Policy))
+        }
+        Err(error) => Err(error),
+        Ok(Outcome::Smc(_)) => Err(Error::Bug("a handshake without devices came to SMC")),
+    }
+}
+
+/// Timeout of the first byte of a client that announced SMC in TCP's handshake.
+const FIRST_BYTE_WAIT: Duration = Duration::from_secs(1);
