@@ -384,7 +384,7 @@ impl Builder {
             groups.deadlines.set_groups(&groups);
         }
         let inner = EndpointInner {
-            offer: Mutex::default(),
+            proposal: Mutex::default(),
             lifetime,
             config,
             runtime,

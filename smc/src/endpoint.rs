@@ -27,7 +27,7 @@ use crate::error::Error;
 use crate::mutex::Mutex;
 use crate::proto::conn::ConnState;
 use crate::proto::group::{LinkGroupInfo, Registry};
-use crate::proto::handshake::{ClientOffer, HandshakeConfig};
+use crate::proto::handshake::{ClientProposal, HandshakeConfig};
 
 /// Makes streams; has the devices, the settings and the runtime.
 ///
@@ -66,8 +66,8 @@ pub(crate) struct EndpointInner {
     pub(crate) adding: Mutex<()>,
     pub(crate) groups: Arc<Groups>,
     pub(crate) lifetime: Arc<Lifetime>,
-    /// The cached offer for any destination, and the configuration that it was made from.
-    pub(crate) offer: Mutex<Option<(Arc<HandshakeConfig>, Arc<ClientOffer>)>>,
+    /// The cached PROPOSAL for any destination, and the configuration that it was made from.
+    pub(crate) proposal: Mutex<Option<(Arc<HandshakeConfig>, Arc<ClientProposal>)>>,
 }
 
 impl Drop for EndpointInner {
@@ -80,7 +80,7 @@ impl Drop for EndpointInner {
 
 impl EndpointInner {
     /// What handshakes begin with now.
-    pub(crate) fn handshake(&self) -> Arc<HandshakeConfig> {
+    pub(crate) fn base_config(&self) -> Arc<HandshakeConfig> {
         Arc::clone(&self.handshake.lock())
     }
 }
@@ -373,7 +373,7 @@ impl Endpoint {
         } = &*self.inner;
         self.inner.lifetime.end(ENDPOINT_CLOSED);
         let until = self.inner.runtime.now() + self.inner.config.close_timeout;
-        let is_delivered = || drivers.iter().all(|driver| driver.await_delivery());
+        let is_delivered = || drivers.iter().all(|driver| driver.arm_delivery());
         groups.wait_until(until, is_delivered).await;
         let until = until.min(self.inner.runtime.now() + DELETIONS);
         let is_settled = || {

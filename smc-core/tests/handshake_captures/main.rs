@@ -16,7 +16,7 @@ use smc_core::Error;
 use smc_core::error::FirstLinkError;
 use smc_core::error::Phase;
 use smc_core::proto::handshake::{
-    ClientOffer, Handshake, LATE_DECLINE_TIMEOUT, Transport, WorkDone,
+    ClientProposal, Handshake, LATE_DECLINE_TIMEOUT, Transport, WorkDone,
 };
 use smc_wire::clc::{AcceptConfirm, Body, Decline, Proposal, RdmaEnd};
 use smc_wire::types::{DeclineCode, Eid};
@@ -131,7 +131,7 @@ fn proposals_are_those_of_the_kernel_and_say_who_we_are() {
     for capture in captures() {
         for exchange in exchanges(&capture) {
             let host = exchange.client();
-            let offer = ClientOffer::new(&host.config(), &host.path(exchange.server)).unwrap();
+            let offer = ClientProposal::new(&host.config(), &host.path(exchange.server)).unwrap();
             let (mut ours, name) = (offer.bytes().to_vec(), &exchange.name);
             if exchange.proposal[WHO].iter().all(|byte| *byte == 0) {
                 // A kernel that offers only version 2 leaves them out, although its servers look

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smc_core::device::{Direct, Dmb};
 use smc_core::proto::group::DeviceIndex;
 use smc_core::proto::handshake::{
-    ClientOffer, DEFAULT_SEID, DirectDevice, HandshakeConfig, TcpPath,
+    ClientProposal, DEFAULT_SEID, DirectDevice, HandshakeConfig, TcpPath,
 };
 use smc_core::wire::clc::{
     AcceptConfirm, AcceptKind, Body, DirectEnd, FirstContact, Proposal, Terms,
@@ -78,6 +78,6 @@ impl ForgedPeer {
 /// Never: such a client has something to offer.
 pub fn proposal_from(device: &dyn Direct) -> Vec<u8> {
     let device = DirectDevice::new(DeviceIndex(0), device.gid(), device.chid());
-    let offer = ClientOffer::new(&HandshakeConfig::new(vec![device]), &TcpPath::default());
+    let offer = ClientProposal::new(&HandshakeConfig::new(vec![device]), &TcpPath::default());
     offer.unwrap().bytes().to_vec()
 }

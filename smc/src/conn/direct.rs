@@ -15,7 +15,7 @@ use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::mem::{Element, HEADER_LEN};
 use crate::mutex::Mutex;
-use crate::proto::handshake::{DirectPath, Established, PeerAccess};
+use crate::proto::handshake::{DirectParams, Established, PeerAccess};
 
 /// The two buffers of an SMC-D connection.
 ///
@@ -82,7 +82,7 @@ impl Parts {
     pub(crate) fn direct(
         driver: &Arc<DeviceDriver>,
         established: &Established,
-        path: DirectPath,
+        path: DirectParams,
         buffers: DirectBuffers,
         locality: PeerLocality,
     ) -> Result<(Self, Option<Error>), Error> {
@@ -128,7 +128,7 @@ impl Parts {
 /// How the peer's buffer is written; if it is lost, why.
 fn peer_dmb(
     driver: &Arc<DeviceDriver>,
-    path: &DirectPath,
+    path: &DirectParams,
     attachment: Option<Result<Arc<dyn Attachment>, DeviceError>>,
 ) -> Result<(PeerDmb, Option<Error>), Error> {
     let buffer = &path.peer_buffer;

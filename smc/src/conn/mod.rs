@@ -6,7 +6,7 @@ mod rdma;
 
 pub(crate) use direct::{DirectBuffers, DirectConn, PeerDmb, RetryResult};
 pub(crate) use ending::Handle;
-pub(crate) use rdma::{RdmaConn, RdmaConnHandle, Received, Search};
+pub(crate) use rdma::{MessageSearch, RdmaConn, RdmaConnHandle, Received};
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -297,12 +297,12 @@ impl Conn {
 
     /// Whether all written data and the close behind it are in the peer's memory, or never will be.
     /// Otherwise the driver is notified when they may be.
-    pub(crate) fn await_delivery(&self) -> bool {
+    pub(crate) fn arm_delivery(&self) -> bool {
         match self.rdma() {
-            Some(rdma) if self.is_app_closed() => rdma.await_delivery(),
+            Some(rdma) if self.is_app_closed() => rdma.arm_delivery(),
             // Reading makes this side send, too.
             Some(rdma) => {
-                rdma.await_sent();
+                rdma.arm_sent();
                 self.delivery() != DeliveryStatus::Pending
             }
             None => self.driver.is_gone() || self.delivery() != DeliveryStatus::Pending,
@@ -465,7 +465,7 @@ impl Conn {
             self.handle_peer_flags();
             self.discard_arrivals();
             // Data for space that the peer freed was posted, and its completion is awaited.
-            self.await_delivery();
+            self.arm_delivery();
         } else {
             if self.closing.lock().is_reading_over() {
                 self.discard_arrivals();

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use super::super::conn::Search;
+use super::super::conn::MessageSearch;
 use super::super::links::{LinkSender, RdmaGroup};
 use super::DeviceDriver;
 
@@ -13,8 +13,8 @@ pub(crate) enum AfterDrain {
     /// lost.
     CloseLink(Arc<LinkSender>, Weak<RdmaGroup>),
     /// Continues the search for a message.
-    Search {
-        search: Search,
+    MessageSearch {
+        search: MessageSearch,
         /// A connection waits, also if the endpoint is dropped now.
         _driver: Arc<DeviceDriver>,
     },
@@ -43,7 +43,7 @@ impl DeviceDriver {
         for what in all {
             match what {
                 AfterDrain::CloseLink(sender, group) => self.close_link(sender, &group),
-                AfterDrain::Search { search, .. } => search.proceed(),
+                AfterDrain::MessageSearch { search, .. } => search.proceed(),
             }
         }
     }

@@ -243,10 +243,10 @@ impl DeviceDriver {
 
     /// Whether all data written to streams that were dropped, or shut down for writing, is in the
     /// peers' memory. If it is not, [`Groups::notify_ended`] is called when it may be.
-    pub(crate) fn await_delivery(&self) -> bool {
+    pub(crate) fn arm_delivery(&self) -> bool {
         let mut closed = self.connections();
         closed.retain(|conn| conn.is_write_closed());
-        closed.iter().all(|conn| conn.await_delivery())
+        closed.iter().all(|conn| conn.arm_delivery())
     }
 
     /// Whether a dropped SMC-R connection has not ended yet.
@@ -353,7 +353,7 @@ impl DeviceDriver {
     }
 
     /// Adds a link with a waiter for the completion of a post.
-    pub(crate) fn await_sent(&self) {
+    pub(crate) fn add_awaiting_link(&self) {
         self.awaiting.fetch_add(1, Ordering::SeqCst);
         if !self.in_pass.load(Ordering::SeqCst) {
             self.wake_task();
@@ -361,7 +361,7 @@ impl DeviceDriver {
     }
 
     /// The awaited post of a link has completed, or the link is down.
-    pub(crate) fn end_await_sent(&self) {
+    pub(crate) fn remove_awaiting_link(&self) {
         self.awaiting.fetch_sub(1, Ordering::SeqCst);
     }
 

@@ -23,7 +23,7 @@ pub(crate) async fn await_first_byte(
     endpoint: &EndpointInner,
     socket: &dyn Socket,
 ) -> Result<(), Error> {
-    let wait = FIRST_BYTE_WAIT.min(endpoint.handshake().timeouts.message);
+    let wait = FIRST_BYTE_WAIT.min(endpoint.base_config().timeouts.message);
     let mut timer = pin!(endpoint.groups.after(wait));
     poll_fn(|cx| match socket.poll_readable(cx) {
         Poll::Ready(readable) => Poll::Ready(readable.map_err(Error::from)),
@@ -72,7 +72,7 @@ pub(crate) async fn decline_all(
 ) -> Result<Stream, Error> {
     // Without any device, so that it can only end in a DECLINE.
     let mut config = HandshakeConfig::new(Vec::new());
-    let current = endpoint.handshake();
+    let current = endpoint.base_config();
     (config.host, config.timeouts) = (current.host, current.timeouts);
     let mut machine =
         Handshake::server(endpoint.runtime.now(), Arc::new(config), TcpPath::default());

@@ -1,4 +1,4 @@
-//! The client's side: the offer, the TCP connection, and the handshake.
+//! The client's side: the PROPOSAL, its offer before the TCP connection, and the handshake.
 
 use std::future::poll_fn;
 use std::io;
@@ -17,7 +17,9 @@ use crate::endpoint::{ConnectOptions, EndpointInner};
 use crate::error::{Error, FallbackCause, FallbackReason};
 use crate::negotiate::{self, Candidate, Delivery, ExpectedHandshake, OfferResult, Withdrawn};
 use crate::proto::group::GroupKey;
-use crate::proto::handshake::{ClientOffer, Handshake, HandshakeConfig, HandshakeOutput, TcpPath};
+use crate::proto::handshake::{
+    ClientProposal, Handshake, HandshakeConfig, HandshakeOutput, TcpPath,
+};
 use crate::runtime::{Socket, SocketOptions, Unconnected};
 use crate::stream::Stream;
 
@@ -31,35 +33,35 @@ pub(crate) async fn connect(
         .policy
         .unwrap_or_else(|| (endpoint.config.policy)(&to));
     let config = handshake_config(endpoint, options.recv_buffer)?;
-    let offer = match policy {
+    let proposal = match policy {
         Policy::Never => Err(FallbackCause::Policy.into()),
-        _ => offer_of(endpoint, &config),
+        _ => proposal_of(endpoint, &config),
     };
-    let declined = match &offer {
+    let declined = match &proposal {
         Err(reason) if policy != Policy::Never => decline(endpoint, &config, reason.clone()),
         _ => None,
     };
-    let first = match &offer {
-        Ok(offer) => Some(offer.bytes()),
+    let first = match &proposal {
+        Ok(proposal) => Some(proposal.bytes()),
         Err(_) => declined.as_deref(),
     };
     let candidate = match &first {
         Some(_) => endpoint.negotiation.look_up(&endpoint.runtime, to).await,
         None => Err(FallbackCause::Policy),
     };
-    let early = match (&candidate, &offer) {
+    let early = match (&candidate, &proposal) {
         (Ok(candidate), Ok(_)) => {
             prepare_early(endpoint, &config, candidate.expected_handshake()).await
         }
         _ => None,
     };
-    let attempt = Attempt {
+    let attempt = ConnectAttempt {
         endpoint,
         to,
         options,
         config: &config,
         policy,
-        offer: &offer,
+        proposal: &proposal,
         candidate: candidate.as_ref().map_err(FallbackCause::clone),
     };
     let stream = match attempt.make(first, early).await {
@@ -73,30 +75,30 @@ pub(crate) async fn connect(
     }
 }
 
-/// The offer, cached while the configuration is the same.
-fn offer_of(
+/// The PROPOSAL, cached while the configuration is the same.
+fn proposal_of(
     endpoint: &EndpointInner,
     config: &Arc<HandshakeConfig>,
-) -> Result<Arc<ClientOffer>, FallbackReason> {
-    let mut latest = endpoint.offer.lock();
+) -> Result<Arc<ClientProposal>, FallbackReason> {
+    let mut latest = endpoint.proposal.lock();
     match &*latest {
-        Some((from, offer)) if Arc::ptr_eq(from, config) => Ok(Arc::clone(offer)),
+        Some((from, proposal)) if Arc::ptr_eq(from, config) => Ok(Arc::clone(proposal)),
         _ => {
-            let offer = Arc::new(ClientOffer::new(config, &TcpPath::default())?);
-            *latest = Some((Arc::clone(config), Arc::clone(&offer)));
-            Ok(offer)
+            let proposal = Arc::new(ClientProposal::new(config, &TcpPath::default())?);
+            *latest = Some((Arc::clone(config), Arc::clone(&proposal)));
+            Ok(proposal)
         }
     }
 }
 
 /// One attempt to connect.
-struct Attempt<'a> {
+struct ConnectAttempt<'a> {
     endpoint: &'a Arc<EndpointInner>,
     to: SocketAddr,
     options: &'a ConnectOptions,
     config: &'a Arc<HandshakeConfig>,
     policy: Policy,
-    offer: &'a Result<Arc<ClientOffer>, FallbackReason>,
+    proposal: &'a Result<Arc<ClientProposal>, FallbackReason>,
     candidate: Result<&'a Candidate, FallbackCause>,
 }
 
@@ -107,7 +109,7 @@ struct Failed {
     was_confirmed: bool,
 }
 
-impl Attempt<'_> {
+impl ConnectAttempt<'_> {
     async fn make(&self, first: Option<&[u8]>, early: Option<EarlyWork>) -> Result<Stream, Failed> {
         let Self {
             endpoint,
@@ -117,42 +119,40 @@ impl Attempt<'_> {
         } = *self;
         let buffer = early.as_ref().and_then(|early| early.buffer.as_ref());
         let buffer = buffer.map(|(dmb, _)| dmb.token());
-        let (socket, mut announced) = self.open(first, buffer).await?;
-        let delivery = match &mut announced {
-            Ok(announced) => announced.connected(&*socket),
+        let (socket, mut offer) = self.open(first, buffer).await?;
+        let delivery = match &mut offer {
+            Ok(offer) => offer.connected(&*socket),
             Err(_) => Delivery::Plain,
         };
-        let stream = match (delivery, self.offer, announced) {
+        let stream = match (delivery, self.proposal, offer) {
             (Delivery::OnTcp, ..) => {
                 let path = path(endpoint, config, &*socket, to, false);
-                let offer = match config.has_usual_offer(&path) {
-                    true => self.offer.clone(),
-                    false => ClientOffer::new(config, &path).map(Arc::new),
+                let proposal = match config.has_usual_proposal(&path) {
+                    true => self.proposal.clone(),
+                    false => ClientProposal::new(config, &path).map(Arc::new),
                 };
                 let now = endpoint.runtime.now();
-                let mut machine = Handshake::offering(now, Arc::clone(config), offer);
+                let mut machine = Handshake::client_with(now, Arc::clone(config), proposal);
                 // Boxed, as it is rare and large.
                 let on_tcp = run_handshake_on_tcp(endpoint, &socket, to, &mut machine);
                 Box::pin(on_tcp).await?
             }
             // Whether an RDMA port fits is known only once the connection exists.
-            (Delivery::Plain, Err(_), announced)
+            (Delivery::Plain, Err(_), offer)
                 if config.rdma.is_some() && self.policy != Policy::Never =>
             {
-                plain(socket, plain_cause(announced))
+                plain(socket, plain_cause(offer))
             }
             (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), reason.clone()),
-            (Delivery::Delivered, Ok(offer), Ok(announced)) => {
+            (Delivery::Delivered, Ok(proposal), Ok(offer)) => {
                 let resources = HandshakeResources {
                     early,
                     ..HandshakeResources::default()
                 };
-                let offer = (Arc::clone(config), Arc::clone(offer));
-                await_answer(endpoint, socket, to, offer, announced, resources).await?
+                let proposal = (Arc::clone(config), Arc::clone(proposal));
+                await_answer(endpoint, socket, to, proposal, offer, resources).await?
             }
-            (Delivery::Delivered | Delivery::Plain, _, announced) => {
-                plain(socket, plain_cause(announced))
-            }
+            (Delivery::Delivered | Delivery::Plain, _, offer) => plain(socket, plain_cause(offer)),
         };
         Ok(stream)
     }
@@ -163,7 +163,7 @@ impl Attempt<'_> {
         first: Option<&[u8]>,
         buffer: Option<DmbToken>,
     ) -> Result<(Arc<dyn Socket>, OfferResult), Error> {
-        let mut announced = Err(match &self.candidate {
+        let mut result = Err(match &self.candidate {
             Ok(_) => FallbackCause::not_announced(),
             Err(cause) => cause.clone(),
         });
@@ -175,7 +175,7 @@ impl Attempt<'_> {
             .map_or(true, |candidate| !candidate.needs_address());
         let mut offer = |socket: &Unconnected<'_>| {
             if let (Some(first), Ok(candidate)) = (first, &self.candidate) {
-                announced = candidate.offer(socket, first, buffer);
+                result = candidate.offer(socket, first, buffer);
             }
             Ok(())
         };
@@ -184,7 +184,7 @@ impl Attempt<'_> {
             .runtime
             .connect(self.to, &options, &mut offer)
             .await?;
-        Ok((socket, announced))
+        Ok((socket, result))
     }
 }
 
@@ -246,7 +246,7 @@ fn decline(
     reason: FallbackReason,
 ) -> Option<Vec<u8>> {
     let now = endpoint.runtime.now();
-    let mut machine = Handshake::offering(now, Arc::clone(config), Err(reason));
+    let mut machine = Handshake::client_with(now, Arc::clone(config), Err(reason));
     match machine.poll_output() {
         Some(HandshakeOutput::Send(decline)) => Some(decline),
         _ => None,
@@ -254,8 +254,8 @@ fn decline(
 }
 
 /// The cause of plain TCP for a connection that was not announced to the server.
-fn plain_cause(announced: OfferResult) -> FallbackCause {
-    announced.map_or_else(|cause| cause, |announced| announced.cause())
+fn plain_cause(offer: OfferResult) -> FallbackCause {
+    offer.map_or_else(|cause| cause, |offer| offer.cause())
 }
 
 /// Continues after the PROPOSAL was delivered on a side channel.
@@ -266,15 +266,15 @@ async fn await_answer(
     endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
     to: SocketAddr,
-    (config, offer): (Arc<HandshakeConfig>, Arc<ClientOffer>),
-    mut announced: Box<dyn negotiate::Offer>,
+    (config, proposal): (Arc<HandshakeConfig>, Arc<ClientProposal>),
+    mut offer: Box<dyn negotiate::Offer>,
     mut resources: HandshakeResources,
 ) -> Result<Stream, Failed> {
-    let Some(side_channel) = announced.side_channel() else {
+    let Some(side_channel) = offer.side_channel() else {
         let why = "a PROPOSAL was delivered, with no way for the answer";
         return Err(Error::Bug(why).into());
     };
-    let mut machine = Handshake::announced(endpoint.runtime.now(), config, offer);
+    let mut machine = Handshake::client_delivered(endpoint.runtime.now(), config, proposal);
     let mut carrier = Carrier::side_channel(endpoint, side_channel, Some(&*socket));
     let outcome = run_handshake(
         endpoint,
@@ -285,20 +285,20 @@ async fn await_answer(
         &mut resources,
     );
     match outcome.await {
-        Err(error) if announced.withdraw() == Withdrawn::Free => {
+        Err(error) if offer.withdraw() == Withdrawn::Free => {
             let within = match error {
                 Error::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
                     Some(endpoint.config.answer_timeout)
                 }
-                Error::TimedOut(_) => Some(endpoint.handshake().timeouts.message),
+                Error::TimedOut(_) => Some(endpoint.base_config().timeouts.message),
                 _ => None,
             };
             let silent = within.map(|within| FallbackCause::NoAnswer { within });
-            Ok(plain(socket, silent.unwrap_or_else(|| announced.cause())))
+            Ok(plain(socket, silent.unwrap_or_else(|| offer.cause())))
         }
         outcome => outcome.map_err(|error| Failed {
             error,
-            was_confirmed: announced
+            was_confirmed: offer
                 .side_channel()
                 .is_some_and(|side_channel| side_channel.is_confirmed()),
         }),

@@ -49,8 +49,8 @@ fn handshake_config(
 ) -> Result<Arc<HandshakeConfig>, Error> {
     let is_rdma = |driver: &Arc<DeviceDriver>| driver.device.fabric().rdma().is_some();
     let config = match endpoint.drivers.iter().any(is_rdma) {
-        true => endpoint.groups.handshake_config(&endpoint.handshake()),
-        false => endpoint.handshake(),
+        true => endpoint.groups.with_rdma(&endpoint.base_config()),
+        false => endpoint.base_config(),
     };
     let Some(len) = recv_buffer else {
         return Ok(config);
@@ -241,7 +241,7 @@ async fn drive(
         while let Some(output) = machine.poll_output() {
             match output {
                 HandshakeOutput::Send(bytes) => {
-                    let until = endpoint.runtime.now() + endpoint.handshake().timeouts.message;
+                    let until = endpoint.runtime.now() + endpoint.base_config().timeouts.message;
                     if let Err(error) = carrier.send(&*endpoint.runtime, until, &bytes).await {
                         machine.handle_io_error(error.into());
                     }

@@ -299,7 +299,7 @@ async fn open_link(
 /// How long a set-up waits for the end of an idle group: the other half of the time for work is for
 /// its own link.
 fn idle_end_timeout(endpoint: &EndpointInner) -> Duration {
-    endpoint.handshake().timeouts.work / 2
+    endpoint.base_config().timeouts.work / 2
 }
 
 async fn prepare_rmb(
@@ -309,7 +309,7 @@ async fn prepare_rmb(
     size: SizeCode,
 ) -> Result<(Prepared, LocalRmb), RmbError> {
     let group = endpoint.groups.rdma(group).ok_or(RmbError::NoLink)?;
-    let link = group.choose_link(choice).ok_or(RmbError::NoLink)?;
+    let link = group.link_for(choice).ok_or(RmbError::NoLink)?;
     let address = link.local.ok_or(RmbError::NoLink)?;
     // Pooled buffers are charged already, and the peer's buffer is not charged to this process.
     if !group.pool.has(size, Access::RemoteWrite) {

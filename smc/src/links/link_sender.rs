@@ -128,7 +128,7 @@ impl LinkSender {
         };
         if !is_open {
             queue.queue_connection(token);
-            self.await_last(&mut posts);
+            self.arm_last(&mut posts);
             return None;
         }
         Some(SendSlot {
@@ -168,12 +168,12 @@ impl LinkSender {
                         Ok(()) => {
                             queue.posted(now, Posted::Llc(tag));
                             if !is_routine(&message) {
-                                self.await_last(&mut posts);
+                                self.arm_last(&mut posts);
                             }
                         }
                         Err(SubmitError::WouldBlock) => {
                             queue.requeue(now, tag, message);
-                            self.await_last(&mut posts);
+                            self.arm_last(&mut posts);
                             return None;
                         }
                         Err(_) => return None,
@@ -181,7 +181,7 @@ impl LinkSender {
                 }
                 None => {
                     if !queue.has_capacity() {
-                        self.await_last(&mut posts);
+                        self.arm_last(&mut posts);
                     }
                     return None;
                 }
@@ -190,24 +190,24 @@ impl LinkSender {
     }
 
     /// Requests a wake-up for the completion of the posts so far.
-    pub(crate) fn await_sent(&self) {
-        self.await_last(&mut self.posts.lock());
+    pub(crate) fn arm_sent(&self) {
+        self.arm_last(&mut self.posts.lock());
     }
 
-    fn await_last(&self, posts: &mut Posts) {
+    fn arm_last(&self, posts: &mut Posts) {
         let Some(last) = posts.queue.last_outstanding() else {
             return;
         };
         if posts.awaited.replace(last).is_none() {
             if let Some(driver) = self.driver.upgrade() {
-                driver.await_sent();
+                driver.add_awaiting_link();
             }
         }
     }
 
-    fn end_await(&self) {
+    fn disarm(&self) {
         if let Some(driver) = self.driver.upgrade() {
-            driver.end_await_sent();
+            driver.remove_awaiting_link();
         }
     }
 
@@ -220,7 +220,7 @@ impl LinkSender {
         let mut posts = self.posts.lock();
         if posts.awaited.is_some_and(|awaited| awaited <= op) {
             posts.awaited = None;
-            self.end_await();
+            self.disarm();
         }
         posts.queue.completed(now, op)
     }
@@ -230,7 +230,7 @@ impl LinkSender {
         let mut posts = self.posts.lock();
         self.down.store(true, Ordering::Release);
         if posts.awaited.take().is_some() {
-            self.end_await();
+            self.disarm();
         }
         drop(posts.queue.fail());
     }
@@ -259,7 +259,7 @@ impl SendSlot<'_> {
             }
             Err(SubmitError::WouldBlock) => {
                 queue.queue_connection(self.token);
-                self.sender.await_last(&mut self.posts);
+                self.sender.arm_last(&mut self.posts);
                 PostResult::Queued
             }
             // The device reports the link as down.
@@ -271,7 +271,7 @@ impl SendSlot<'_> {
 impl Drop for LinkSender {
     fn drop(&mut self) {
         if self.posts.lock().awaited.is_some() {
-            self.end_await();
+            self.disarm();
         }
     }
 }

@@ -87,7 +87,7 @@ fn pnet_id_of_port(table: &[PnetEntry], device: &str, port: u8) -> Option<PnetId
 impl Groups {
     /// The configuration for handshakes: `base`, which has the devices of SMC-D, with the ports
     /// that are active.
-    pub(crate) fn handshake_config(&self, base: &Arc<HandshakeConfig>) -> Arc<HandshakeConfig> {
+    pub(crate) fn with_rdma(&self, base: &Arc<HandshakeConfig>) -> Arc<HandshakeConfig> {
         let mut known = self.ports.known.lock();
         let known = self.port_scan(&mut known);
         if let Some([of, config]) = &known.config {

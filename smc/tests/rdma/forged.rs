@@ -15,7 +15,7 @@ use smc_core::proto::group::{
     DeviceIndex, GroupKey, MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS, NoGroup,
 };
 use smc_core::proto::handshake::{
-    ClientOffer, HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath,
+    ClientProposal, HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath,
 };
 use smc_core::runtime::{Socket, SocketOptions};
 use smc_core::wire::Bounded;
@@ -57,7 +57,7 @@ async fn propose(world: &RdmaWorld, host: u8, peer: PeerId) -> Arc<dyn Socket> {
     config.rdma = Some(RdmaConfig::new(peer, vec![port]));
     let path = TcpPath::over(Interface::new(subnets, None).with_name("v0"));
     let path = path.with_addresses(ip.into(), SERVER.ip());
-    let proposal = ClientOffer::new(&config, &path).expect("there is something to offer");
+    let proposal = ClientProposal::new(&config, &path).expect("there is something to offer");
 
     let mut options = SocketOptions::default();
     options.local = Some((ip, 0).into());

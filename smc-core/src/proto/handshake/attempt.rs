@@ -20,7 +20,7 @@ use crate::proto::links::LlcTerms;
 
 /// One attempt with one device.
 #[derive(Debug)]
-pub(super) struct Attempt {
+pub(super) struct DeviceAttempt {
     pub(super) role: Role,
     pub(super) version: Version,
     /// The EID if version 2 is used.
@@ -144,7 +144,7 @@ impl RdmaEnds {
     }
 }
 
-impl Attempt {
+impl DeviceAttempt {
     pub(super) fn group(&self) -> Option<GroupId> {
         self.member.map(|member| member.group())
     }
@@ -336,7 +336,7 @@ impl Attempt {
             first_contact: member.is_first_contact(),
             peer_host: terms.host,
             transport: match &self.ends {
-                Ends::Direct(ends) => Transport::Direct(DirectPath {
+                Ends::Direct(ends) => Transport::Direct(DirectParams {
                     device: ends.device.index,
                     chid: ends.device.chid,
                     peer: ends.peer,
@@ -347,7 +347,7 @@ impl Attempt {
                 }),
                 Ends::Rdma(ends) => {
                     let (local, (peer, peer_rmb)) = (ends.local?, ends.peer?);
-                    Transport::Rdma(RdmaPath {
+                    Transport::Rdma(RdmaParams {
                         device: local.device,
                         link: local.link,
                         peer,
@@ -398,14 +398,14 @@ pub struct Established {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// SMC-D.
-    Direct(DirectPath),
+    Direct(DirectParams),
     /// SMC-R.
-    Rdma(RdmaPath),
+    Rdma(RdmaParams),
 }
 
 /// The two ends of an SMC-D connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DirectPath {
+pub struct DirectParams {
     /// The local device.
     pub device: DeviceIndex,
     /// The fabric.
@@ -436,7 +436,7 @@ pub enum PeerAccess {
 
 /// The two ends of an SMC-R connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RdmaPath {
+pub struct RdmaParams {
     /// The local device.
     pub device: DeviceIndex,
     /// The local end of the link that the connection uses.

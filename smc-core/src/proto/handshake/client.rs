@@ -13,10 +13,10 @@ use smc_wire::types::{
     Chid, Eid, FeatureMask, Gid, IsmGid, Mac, Offer as Types, PeerId, Release, RoceGid, Version,
 };
 
-use super::attempt::{Attempt, DirectEnds, Ends, RdmaEnds};
+use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds};
 use super::config::LinkLimits;
 use super::config::{mask_v4, mask_v6};
-use super::decline::Search;
+use super::decline::SearchedDevices;
 use super::machine::{Failure, Side, emitted};
 use super::steps::{ACCEPT, CLIENT_DIRECT, CLIENT_RDMA};
 use super::{
@@ -31,9 +31,9 @@ use crate::proto::group::{GroupKey, Intent};
 ///
 /// Usually [`Handshake::client`](super::Handshake::client) makes and sends it. Where the PROPOSAL
 /// reaches the server on a side channel, make it first and hand it to
-/// [`Handshake::announced`](super::Handshake::announced).
+/// [`Handshake::client_delivered`](super::Handshake::client_delivered).
 #[derive(Clone, Debug)]
-pub struct ClientOffer {
+pub struct ClientProposal {
     /// The device of version 1.
     pub(super) v1: Option<DirectDevice>,
     /// Devices offered in version 2, all with different CHIDs.
@@ -47,7 +47,7 @@ pub struct ClientOffer {
     bytes: Vec<u8>,
 }
 
-impl ClientOffer {
+impl ClientProposal {
     /// Searches for devices and makes the PROPOSAL.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ impl<'a> DeviceSearch<'a> {
             Err(DeclineCause::NO_SUBNETS)
         } else {
             let cause = config.no_offer_cause(path);
-            Err(DeclineCause::NoDevice(Search::Any, Some(cause)))
+            Err(DeclineCause::NoDevice(SearchedDevices::Any, Some(cause)))
         }
     }
 
@@ -303,20 +303,20 @@ impl Handshake {
     /// it does not, the stream is TCP without a handshake.
     #[must_use]
     pub fn client(now: Instant, config: Arc<HandshakeConfig>, path: &TcpPath) -> Self {
-        let offer = ClientOffer::new(&config, path).map(Arc::new);
-        Self::offering(now, config, offer)
+        let proposal = ClientProposal::new(&config, path).map(Arc::new);
+        Self::client_with(now, config, proposal)
     }
 
-    /// As [`Handshake::client`] with an offer that exists, or the reason why there is none.
+    /// As [`Handshake::client`] with a PROPOSAL that exists, or the reason why there is none.
     #[must_use]
-    pub fn offering(
+    pub fn client_with(
         now: Instant,
         config: Arc<HandshakeConfig>,
-        offer: Result<Arc<ClientOffer>, FallbackReason>,
+        proposal: Result<Arc<ClientProposal>, FallbackReason>,
     ) -> Self {
-        let mut handshake = Self::of_client(now, config, offer.clone().ok());
-        match offer {
-            Ok(offer) => handshake.send(offer.bytes().to_vec()),
+        let mut handshake = Self::of_client(now, config, proposal.clone().ok());
+        match proposal {
+            Ok(proposal) => handshake.send(proposal.bytes().to_vec()),
             Err(reason) => handshake.conclude(Err(Failure::decline(reason))),
         }
         handshake
@@ -327,21 +327,25 @@ impl Handshake {
     /// Such a client sends nothing before it has received a message: that the server answers is
     /// the proof that it supports SMC.
     #[must_use]
-    pub fn announced(now: Instant, config: Arc<HandshakeConfig>, offer: Arc<ClientOffer>) -> Self {
-        Self::of_client(now, config, Some(offer))
+    pub fn client_delivered(
+        now: Instant,
+        config: Arc<HandshakeConfig>,
+        proposal: Arc<ClientProposal>,
+    ) -> Self {
+        Self::of_client(now, config, Some(proposal))
     }
 
     fn of_client(
         now: Instant,
         config: Arc<HandshakeConfig>,
-        offer: Option<Arc<ClientOffer>>,
+        proposal: Option<Arc<ClientProposal>>,
     ) -> Self {
         // Before the server has shown its version, a DECLINE has the one that was offered.
         let version = match config.is_v2_capable() {
             true => Version::V2,
             false => Version::V1,
         };
-        let side = Side::Client(offer);
+        let side = Side::Client(proposal);
         let mut handshake = Self::new(now, config, side, version);
         let begun = handshake.begin(&ACCEPT);
         handshake.conclude(begun);
@@ -350,11 +354,11 @@ impl Handshake {
 
     /// The server's choice.
     pub(super) fn handle_accept(&mut self, accept: &AcceptConfirm) -> Result<(), Failure> {
-        let Side::Client(Some(offer)) = &self.side else {
+        let Side::Client(Some(proposal)) = &self.side else {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         };
         self.version = accept.version();
-        let offered = offer.types(self.version);
+        let offered = proposal.types(self.version);
         let is_offered = match accept.body {
             Body::D(_) => offered.has_d(),
             Body::R(_) => offered.has_r(),
@@ -364,12 +368,12 @@ impl Handshake {
         }
         // Not a release that could be confirmed.
         let stated = accept.first_contact();
-        if stated.is_some_and(|stated| stated.release > offer.release) {
+        if stated.is_some_and(|stated| stated.release > proposal.release) {
             return Err(Failure::decline(DeclineCause::RELEASE));
         }
         let attempt = match &accept.body {
-            Body::D(end) => direct_attempt(accept, end, offer, &self.config)?,
-            Body::R(end) => rdma_attempt(accept, end, offer, &self.config)?,
+            Body::D(end) => direct_attempt(accept, end, proposal, &self.config)?,
+            Body::R(end) => rdma_attempt(accept, end, proposal, &self.config)?,
         };
         self.rest = match attempt.ends {
             Ends::Direct(_) => CLIENT_DIRECT,
@@ -384,14 +388,14 @@ impl Handshake {
 fn direct_attempt(
     accept: &AcceptConfirm,
     end: &DirectEnd,
-    offer: &ClientOffer,
+    proposal: &ClientProposal,
     config: &HandshakeConfig,
-) -> Result<Attempt, Failure> {
+) -> Result<DeviceAttempt, Failure> {
     let device = if accept.version().is_v2() {
-        let device = offer.v2_device(end.chid);
+        let device = proposal.v2_device(end.chid);
         device.ok_or(PeerMisbehaved::SelectedUnofferedDevice)?
     } else {
-        offer
+        proposal
             .v1
             .ok_or_else(|| Failure::decline(DeclineCause::NOT_OFFERED))?
     };
@@ -403,7 +407,7 @@ fn direct_attempt(
         peer_buffer: Some(PeerBuffer::new(end.dmb, end.dmbe_index, end.size)),
         ..DirectEnds::new(device, end.gid)
     });
-    Ok(Attempt {
+    Ok(DeviceAttempt {
         // The server needs memory for it as well, and has stated how much it spends on a buffer.
         size: device.max_buffer.min(end.size).min(config.buffer),
         ..attempt(accept, key, ends, config)
@@ -414,11 +418,11 @@ fn direct_attempt(
 fn rdma_attempt(
     accept: &AcceptConfirm,
     end: &RdmaEnd,
-    offer: &ClientOffer,
+    proposal: &ClientProposal,
     config: &HandshakeConfig,
-) -> Result<Attempt, Failure> {
+) -> Result<DeviceAttempt, Failure> {
     let (version, stated) = (accept.version(), accept.first_contact());
-    let port = offer.rdma_port(version);
+    let port = proposal.rdma_port(version);
     let port = port.ok_or_else(|| Failure::decline(DeclineCause::NOT_OFFERED))?;
     let rdma = config.rdma.as_ref();
     let own_route = rdma.and_then(|rdma| rdma.route(port, version, end.gid));
@@ -441,16 +445,21 @@ fn rdma_attempt(
         client: None,
         qpn: Some(end.qpn),
     };
-    Ok(Attempt {
+    Ok(DeviceAttempt {
         size: config.rmb,
         ..attempt(accept, key, Ends::Rdma(Box::new(ends)), config)
     })
 }
 
-fn attempt(accept: &AcceptConfirm, key: GroupKey, ends: Ends, config: &HandshakeConfig) -> Attempt {
+fn attempt(
+    accept: &AcceptConfirm,
+    key: GroupKey,
+    ends: Ends,
+    config: &HandshakeConfig,
+) -> DeviceAttempt {
     let stated = accept.first_contact();
     let both = |stated: &FirstContact| stated.features & features(config, stated.release);
-    Attempt {
+    DeviceAttempt {
         role: Role::Client,
         version: accept.version(),
         eid: accept.eid(),

@@ -75,9 +75,9 @@ impl HandshakeConfig {
         !self.devices.is_empty() || self.rdma.is_some()
     }
 
-    /// Whether the offer for this path is that for the default one.
+    /// Whether the PROPOSAL for this path is that for the default one.
     #[must_use]
-    pub fn has_usual_offer(&self, path: &TcpPath) -> bool {
+    pub fn has_usual_proposal(&self, path: &TcpPath) -> bool {
         let is_within_reach = |device: &DirectDevice| path.is_within_reach(device.chid);
         let is_usual = self.rdma.is_none() && !self.v1 && !path.ipsec;
         is_usual && self.devices.iter().all(is_within_reach)

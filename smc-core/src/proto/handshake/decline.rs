@@ -20,7 +20,7 @@ pub(crate) enum DeclineCause {
 
     // Outcomes of the search for a device.
     /// None was found, possibly because of this.
-    NoDevice(Search, Option<FallbackCause>),
+    NoDevice(SearchedDevices, Option<FallbackCause>),
 
     // Steps of the set-up.
     /// A step of a device has failed.
@@ -83,7 +83,7 @@ impl DeclineCause {
 
 /// The devices that were searched for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Search {
+pub(crate) enum SearchedDevices {
     Any,
     Direct(Version),
     Rdma,
@@ -101,9 +101,9 @@ pub(crate) fn decline_code(cause: &DeclineCause) -> DeclineCode {
         },
         DeclineCause::Rule(code) => *code,
 
-        DeclineCause::NoDevice(Search::Any, _) => DeclineCode::NOSMCDEV,
-        DeclineCause::NoDevice(Search::Rdma, _) => DeclineCode::NOSMCRDEV,
-        DeclineCause::NoDevice(Search::Direct(version), _) => no_direct_device(*version),
+        DeclineCause::NoDevice(SearchedDevices::Any, _) => DeclineCode::NOSMCDEV,
+        DeclineCause::NoDevice(SearchedDevices::Rdma, _) => DeclineCode::NOSMCRDEV,
+        DeclineCause::NoDevice(SearchedDevices::Direct(version), _) => no_direct_device(*version),
 
         DeclineCause::Device(version, step, error) => match (step, error) {
             (SetupStep::Register, DeviceError::Exhausted) => DeclineCode::MAX_DMB,

@@ -9,12 +9,12 @@ use smc_wire::clc::{self, Decline, Message};
 use smc_wire::size::SizeCode;
 use smc_wire::types::Version;
 
-use super::attempt::{Attempt, Ends};
+use super::attempt::{DeviceAttempt, Ends};
 use super::message_buffer::MessageBuffer;
 use super::select::Selection;
 use super::steps::{Awaits, Clock, LATE_DECLINE, OnError, OnTerminated, OnTimeout, Step, Tcp};
 use super::{
-    ClientOffer, DeclineCause, Established, Fallback, HandshakeConfig, PeerAccess, RmbError,
+    ClientProposal, DeclineCause, Established, Fallback, HandshakeConfig, PeerAccess, RmbError,
     TcpPath, Work, WorkDone,
 };
 use crate::device::DeviceError;
@@ -36,7 +36,7 @@ pub struct Handshake {
     /// The time of the last input.
     now: Instant,
     /// From the choice of a device on.
-    pub(super) attempt: Option<Attempt>,
+    pub(super) attempt: Option<DeviceAttempt>,
     /// Version of a DECLINE sent now.
     pub(super) version: Version,
     /// The peer may decline at the same time as this side.
@@ -55,8 +55,8 @@ pub struct Handshake {
 /// State that only one of the sides has.
 #[derive(Debug)]
 pub(super) enum Side {
-    /// The offer, if there is one.
-    Client(Option<Arc<ClientOffer>>),
+    /// The PROPOSAL, if there is one.
+    Client(Option<Arc<ClientProposal>>),
     Server {
         path: TcpPath,
         /// From PROPOSAL to ACCEPT.
@@ -258,7 +258,7 @@ impl Handshake {
         let Some(attempt) = &mut self.attempt else {
             return Err(UNEXPECTED.into());
         };
-        let Attempt {
+        let DeviceAttempt {
             role,
             version,
             intent,
@@ -414,7 +414,7 @@ impl Handshake {
             self.send_accept_or_confirm(clc::AcceptKind::Confirm)?;
         }
         let attempt = self.attempt.as_ref();
-        let established = attempt.and_then(Attempt::established).ok_or(BUG)?;
+        let established = attempt.and_then(DeviceAttempt::established).ok_or(BUG)?;
         self.step = None;
         self.outputs
             .push_back(HandshakeOutput::Established(Box::new(established)));
@@ -502,7 +502,7 @@ impl Handshake {
                 }
             }
             Failure::PeerDeclined(decline) => {
-                let group = self.attempt.as_ref().and_then(Attempt::group);
+                let group = self.attempt.as_ref().and_then(DeviceAttempt::group);
                 if let (true, Some(group)) = (decline.out_of_sync, group) {
                     self.outputs.push_back(HandshakeOutput::OutOfSync(group));
                 }

@@ -59,9 +59,9 @@ mod server;
 mod steps;
 
 pub use attempt::{
-    DirectPath, Established, Fallback, PeerAccess, PeerBuffer, RdmaPath, Role, Transport,
+    DirectParams, Established, Fallback, PeerAccess, PeerBuffer, RdmaParams, Role, Transport,
 };
-pub use client::ClientOffer;
+pub use client::ClientProposal;
 pub use config::{
     CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, DEFAULT_SEID, DirectDevice, HandshakeConfig,
     HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT, LATE_SERVER_DECLINE_TIMEOUT, RdmaConfig,

@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use smc_wire::clc::Proposal;
 use smc_wire::types::{Eid, Gid, Release, RoceGid, Version};
 
-use super::attempt::{Attempt, DirectEnds, Ends, RdmaEnds};
+use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds};
 use super::client::{features, is_same_subnet, v1_gid};
 use super::config::LinkLimits;
-use super::decline::Search;
+use super::decline::SearchedDevices;
 use super::{DeclineCause, DirectDevice, HandshakeConfig, RdmaConfig, RdmaPort, Role, TcpPath};
 use crate::device::{DeviceError, Route};
 use crate::error::{FallbackCause, FallbackReason, SetupStep};
@@ -103,7 +103,10 @@ impl Selection {
     /// # Errors
     ///
     /// Nothing is left: the reason to decline with.
-    pub(super) fn next(&mut self, config: &HandshakeConfig) -> Result<Attempt, FallbackReason> {
+    pub(super) fn next(
+        &mut self,
+        config: &HandshakeConfig,
+    ) -> Result<DeviceAttempt, FallbackReason> {
         loop {
             while let Some(candidate) = self.candidates.pop_front() {
                 if !self.claimed.contains(&candidate.device.index) {
@@ -114,13 +117,17 @@ impl Selection {
             match self.stage {
                 Stage::DirectV2 => {
                     if self.screened.d_v2 && self.claimed.is_empty() {
-                        self.record_reason(self.without_device(Search::Direct(Version::V2)));
+                        self.record_reason(
+                            self.without_device(SearchedDevices::Direct(Version::V2)),
+                        );
                     }
                     self.enter_v1(config)?;
                 }
                 Stage::DirectV1 => {
                     if self.wants_direct_v1() && self.claimed_in_v1().is_none() {
-                        self.record_reason(self.without_device(Search::Direct(Version::V1)));
+                        self.record_reason(
+                            self.without_device(SearchedDevices::Direct(Version::V1)),
+                        );
                     }
                     self.enter_rdma()?;
                 }
@@ -176,7 +183,7 @@ impl Selection {
     }
 
     /// No device was found.
-    fn without_device(&self, search: Search) -> DeclineCause {
+    fn without_device(&self, search: SearchedDevices) -> DeclineCause {
         DeclineCause::NoDevice(search, self.blocking_cause.as_deref().cloned())
     }
 
@@ -236,13 +243,13 @@ impl Selection {
         if v1.has_r() || v2.has_r() {
             Ok(())
         } else {
-            Err(self.final_reason(self.without_device(Search::Direct(Version::V1))))
+            Err(self.final_reason(self.without_device(SearchedDevices::Direct(Version::V1))))
         }
     }
 
     /// A port for version 2, with a route to the client. It is looked for only with a UEID in
     /// common; a mismatch leaves no reason.
-    fn rdma_v2(&mut self, config: &HandshakeConfig) -> Option<Attempt> {
+    fn rdma_v2(&mut self, config: &HandshakeConfig) -> Option<DeviceAttempt> {
         if !self.proposal.v2.has_r() || !self.screened.r_v2 {
             return None;
         }
@@ -264,13 +271,13 @@ impl Selection {
             Some(self.rdma(port, Some(eid), ext.gid, route, limits, config))
         });
         if found.is_none() {
-            self.record_reason(DeclineCause::NoDevice(Search::Rdma, None));
+            self.record_reason(DeclineCause::NoDevice(SearchedDevices::Rdma, None));
         }
         found
     }
 
     /// A port for version 1, in a subnet of the client's.
-    fn rdma_v1(&self, config: &HandshakeConfig) -> Option<Attempt> {
+    fn rdma_v1(&self, config: &HandshakeConfig) -> Option<DeviceAttempt> {
         if !self.proposal.v1.has_r() || !self.is_subnet_ok() {
             return None;
         }
@@ -279,14 +286,14 @@ impl Selection {
     }
 
     /// SMC-D with a device that may reach the client's.
-    fn direct(&self, candidate: DirectCandidate, config: &HandshakeConfig) -> Attempt {
+    fn direct(&self, candidate: DirectCandidate, config: &HandshakeConfig) -> DeviceAttempt {
         let DirectCandidate { device, peer, .. } = candidate;
         let key = GroupKey::Direct {
             device: device.index,
             peer,
         };
         let ends = Ends::Direct(DirectEnds::new(device, peer));
-        Attempt {
+        DeviceAttempt {
             size: config.buffer.min(device.max_buffer),
             ..self.attempt(candidate.version, candidate.eid, key, ends, config)
         }
@@ -301,7 +308,7 @@ impl Selection {
         route: Route,
         limits: Option<LinkLimits>,
         config: &HandshakeConfig,
-    ) -> Attempt {
+    ) -> DeviceAttempt {
         let mac = self.proposal.mac;
         let version = eid.map_or(Version::V1, |_| Version::V2);
         let key = GroupKey::Rdma {
@@ -322,7 +329,7 @@ impl Selection {
             local: None,
             peer: None,
         };
-        Attempt {
+        DeviceAttempt {
             size: config.rmb,
             ..self.attempt(version, eid, key, Ends::Rdma(Box::new(ends)), config)
         }
@@ -335,12 +342,12 @@ impl Selection {
         key: GroupKey,
         ends: Ends,
         config: &HandshakeConfig,
-    ) -> Attempt {
+    ) -> DeviceAttempt {
         let release = match version.is_v2() {
             true => self.release,
             false => Release::V2_0,
         };
-        Attempt {
+        DeviceAttempt {
             role: Role::Server,
             version,
             eid,
@@ -358,7 +365,7 @@ impl Selection {
     /// The reason to decline with after the last device.
     fn exhausted_reason(&self) -> FallbackReason {
         if self.is_subnet_ok() {
-            self.final_reason(self.without_device(Search::Any))
+            self.final_reason(self.without_device(SearchedDevices::Any))
         } else {
             DeclineCause::OTHER_SUBNET.into()
         }

@@ -371,7 +371,7 @@ impl LinkGroup {
     /// The link for a new connection, as the server assigns them: `connections` is the number that
     /// the group has now (docs/spec/link-groups.md#assignment). `None` without an active link.
     #[must_use]
-    pub fn assign(&self, connections: usize) -> Option<LinkId> {
+    pub fn assigned_link(&self, connections: usize) -> Option<LinkId> {
         let regular = || self.active().filter(|link| !link.is_asymmetric);
         let nth = connections % 2;
         let found = regular().nth(nth).or_else(|| regular().next());
@@ -381,10 +381,10 @@ impl LinkGroup {
     /// The link for a connection that is being set up; `connections` is the number that the group
     /// has now.
     #[must_use]
-    pub fn choose(&self, choice: LinkChoice, connections: usize) -> Option<LinkInfo> {
+    pub fn link_for(&self, choice: LinkChoice, connections: usize) -> Option<LinkInfo> {
         match choice {
             LinkChoice::First => self.links().next(),
-            LinkChoice::Assign => self.link(self.assign(connections)?),
+            LinkChoice::Assign => self.link(self.assigned_link(connections)?),
             LinkChoice::Named { qpn, gid, mac } => self.active().find(|link| {
                 link.peer.is_some_and(|end| {
                     let is_mac = self.terms.dialect.is_v2() || mac.is_none_or(|mac| end.mac == mac);

@@ -3,7 +3,7 @@
 mod receiving;
 mod sending;
 
-pub(crate) use receiving::{Received, Search};
+pub(crate) use receiving::{MessageSearch, Received};
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
@@ -24,7 +24,7 @@ use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::mutex::Mutex;
 use crate::proto::conn::rdma::{AUTOCORK, Arrivals, Transmit};
 use crate::proto::group::GroupEndCause;
-use crate::proto::handshake::{Established, PeerRmb, RdmaPath};
+use crate::proto::handshake::{Established, PeerRmb, RdmaParams};
 use crate::proto::links::{LinkId, RmbId, RtokenId};
 use receiving::Rx;
 use sending::{Bound, Tx};
@@ -72,7 +72,7 @@ impl Parts {
         driver: &Arc<DeviceDriver>,
         drivers: &Arc<AppendList<Arc<DeviceDriver>>>,
         established: &Established,
-        path: RdmaPath,
+        path: RdmaParams,
         handle: Arc<RdmaConnHandle>,
     ) -> (Self, Option<Error>) {
         let lost = (!handle.0.is_bound()).then_some(Error::Closed(CloseReason::Aborted));
@@ -212,7 +212,7 @@ impl RdmaConn {
         self.detached.store(true, Ordering::Release);
         match self.is_finished() {
             true => self.group.retire_if_finished(self),
-            false => self.await_sent(),
+            false => self.arm_sent(),
         }
     }
 
@@ -233,11 +233,11 @@ impl RdmaConn {
         self.is_detached() && self.is_delivered()
     }
 
-    /// As [`Conn::await_delivery`].
-    pub(crate) fn await_delivery(&self) -> bool {
+    /// As [`Conn::arm_delivery`].
+    pub(crate) fn arm_delivery(&self) -> bool {
         // The completion of a post may not be reported without a request, and may come before it.
         self.is_delivered() || {
-            self.await_sent();
+            self.arm_sent();
             self.is_delivered()
         }
     }
@@ -275,7 +275,7 @@ impl SmcPath for RdmaConn {
     /// the writer.
     fn arm(&self) {
         if self.space() == 0 {
-            self.await_sent();
+            self.arm_sent();
         }
     }
 

@@ -43,7 +43,7 @@ struct Handled {
 
 /// The search for a message that the peer knows to have arrived: it may be among the events of
 /// these devices.
-pub(crate) struct Search {
+pub(crate) struct MessageSearch {
     conn: Weak<RdmaConn>,
     devices: BTreeSet<DeviceIndex>,
 }
@@ -172,7 +172,7 @@ impl RdmaConn {
     fn search(self: &Arc<Self>) {
         let is_new = self.rx.lock().start_search();
         if is_new {
-            let search = Search {
+            let search = MessageSearch {
                 conn: Arc::downgrade(self),
                 devices: self.group.devices(),
             };
@@ -195,7 +195,7 @@ impl RdmaConn {
     }
 }
 
-impl Search {
+impl MessageSearch {
     /// Continues behind the events that the next device has now.
     pub(crate) fn proceed(mut self) {
         let Some(conn) = self.conn.upgrade() else {
@@ -203,7 +203,7 @@ impl Search {
         };
         while let Some(device) = self.devices.pop_first() {
             if let Some(driver) = conn.group.driver(device) {
-                let search = AfterDrain::Search {
+                let search = AfterDrain::MessageSearch {
                     search: self,
                     _driver: Arc::clone(&driver),
                 };

@@ -50,9 +50,9 @@ impl RdmaConn {
     }
 
     /// Requests that the completion of outstanding posts wakes the writer.
-    pub(crate) fn await_sent(&self) {
+    pub(crate) fn arm_sent(&self) {
         if let Some(sender) = &self.tx.lock().sender {
-            sender.await_sent();
+            sender.arm_sent();
         }
     }
 
@@ -124,7 +124,7 @@ impl RdmaConn {
         let used = |bound: &Bound| self.capacity().saturating_sub(bound.transmit.space());
         let undelivered = tx.bound.as_ref().map_or(0, used);
         if let (1.., Some(sender)) = (undelivered, &tx.sender) {
-            sender.await_sent();
+            sender.arm_sent();
         }
         undelivered
     }
@@ -255,7 +255,7 @@ impl RdmaConn {
         }
         self.space.store(bound.transmit.space(), Ordering::Release);
         if bound.transmit.has_pending_post() {
-            sender.await_sent();
+            sender.arm_sent();
         }
         if last == Some(PostResult::Unreachable) {
             // No other link can become usable either.
@@ -349,7 +349,7 @@ impl SendPath for Arc<RdmaConn> {
 
     /// The completion of posts frees staging space, and is the delivery.
     fn arm(&self) {
-        self.await_sent();
+        self.arm_sent();
     }
 
     fn poll_device(&self, conn: &Conn) -> bool {

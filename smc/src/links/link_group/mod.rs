@@ -274,9 +274,9 @@ impl RdmaGroup {
     // ---- Connections ---------------------------------------------------------------------------
 
     /// The link for a connection that is being set up.
-    pub(crate) fn choose_link(&self, choice: LinkChoice) -> Option<LinkInfo> {
+    pub(crate) fn link_for(&self, choice: LinkChoice) -> Option<LinkInfo> {
         let state = self.state.lock();
-        state.machine.choose(choice, state.members.len())
+        state.machine.link_for(choice, state.members.len())
     }
 
     pub(crate) fn link(&self, id: LinkId) -> Option<LinkInfo> {

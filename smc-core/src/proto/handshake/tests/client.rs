@@ -126,7 +126,7 @@ fn proposal_is_byte_for_byte_the_known_one() {
     let mut config = host_with(vec![DirectDevice::new(DeviceIndex(0), gid, Chid::LOOPBACK)]);
     config.seid = None;
     config.ueids = vec![ueid("EXAMPLE-EID")];
-    let offer = ClientOffer::new(&config, &TcpPath::default()).unwrap();
+    let offer = ClientProposal::new(&config, &TcpPath::default()).unwrap();
     assert_eq!(offer.bytes(), vector);
 }
 
@@ -134,7 +134,7 @@ fn proposal_is_byte_for_byte_the_known_one() {
 fn loopback_devices_are_offered_to_the_own_host_only() {
     let offered = |path: &TcpPath| {
         let config = host_with(vec![device(0, Chid::LOOPBACK), device(1, LOOP)]);
-        let proposal = ClientOffer::new(&config, path).unwrap();
+        let proposal = ClientProposal::new(&config, path).unwrap();
         let proposal = Proposal::parse(proposal.bytes()).unwrap();
         proposal
             .devices()
@@ -157,7 +157,7 @@ fn loopback_devices_are_offered_to_the_own_host_only() {
 
 #[test]
 fn proposal_without_v1_keeps_the_bytes_zero_that_linux_misreads() {
-    let offer = ClientOffer::new(&host(), &TcpPath::default()).unwrap();
+    let offer = ClientProposal::new(&host(), &TcpPath::default()).unwrap();
     let bytes = offer.bytes();
     assert_eq!(bytes[7], 0x26, "version 2, v2 type D, v1 type none");
     assert_eq!(bytes[38..40], [0, 0], "IP area offset");
@@ -215,7 +215,7 @@ fn proposal_with_v1_has_the_native_device_in_the_fixed_part_only() {
     config.pnet_ids = net.into_iter().collect();
     let subnets = vec![Subnet::V4([192, 0, 2, 77].into(), 24)];
     let path = TcpPath::over(Interface::new(subnets, net));
-    let offer = ClientOffer::new(&config, &path).unwrap();
+    let offer = ClientProposal::new(&config, &path).unwrap();
     assert_eq!(offer.bytes()[7], 0x25, "D in both versions");
     let proposal = Proposal::parse(offer.bytes()).unwrap();
     assert_eq!((proposal.v1, proposal.v2), (Types::D, Types::D));
@@ -253,7 +253,7 @@ fn proposal_with_v1_over_ipv6() {
         Subnet::V6("2001:db8::77".parse().unwrap(), 64),
         Subnet::V6("2001:db8:1::77".parse().unwrap(), 48),
     ];
-    let offer = ClientOffer::new(&config, &TcpPath::over(Interface::new(subnets, net))).unwrap();
+    let offer = ClientProposal::new(&config, &TcpPath::over(Interface::new(subnets, net))).unwrap();
     let ip = Proposal::parse(offer.bytes()).unwrap().ip.unwrap();
     let prefixes: Vec<_> = ip
         .prefixes

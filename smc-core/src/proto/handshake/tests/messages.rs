@@ -18,7 +18,7 @@ pub(super) fn parse_all(mut bytes: &[u8]) -> Vec<AcceptConfirm> {
 /// A PROPOSAL of such a host.
 pub(super) fn proposal(config: &HandshakeConfig) -> Proposal {
     Proposal::parse(
-        ClientOffer::new(config, &TcpPath::default())
+        ClientProposal::new(config, &TcpPath::default())
             .unwrap()
             .bytes(),
     )

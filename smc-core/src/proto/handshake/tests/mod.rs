@@ -277,7 +277,7 @@ impl Side {
         }
     }
 
-    fn direct(&self) -> DirectPath {
+    fn direct(&self) -> DirectParams {
         match self.established().transport {
             Transport::Direct(direct) => direct,
             other => panic!("not SMC-D but {other:?}"),

@@ -545,10 +545,10 @@ fn terminated() -> group::Terminated {
 fn announced_proposal_and_a_client_that_speaks_second() {
     let now = Instant::now();
     let config = Arc::new(host());
-    let offer = ClientOffer::new(&config, &TcpPath::default()).unwrap();
+    let offer = ClientProposal::new(&config, &TcpPath::default()).unwrap();
     let announced = offer.bytes().to_vec();
     let fabric = Rc::<RefCell<Fabric>>::default();
-    let client = Handshake::announced(now, Arc::clone(&config), Arc::new(offer));
+    let client = Handshake::client_delivered(now, Arc::clone(&config), Arc::new(offer));
     let server = Handshake::server(now, config, TcpPath::default());
     let mut pair = Pair::of(
         now,

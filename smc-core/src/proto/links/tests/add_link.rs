@@ -22,8 +22,8 @@ fn two_ports_on_both_sides_make_a_symmetric_group() {
     world.assert_agreed();
     // Connections alternate.
     let group = &world.hosts[SERVER].group;
-    assert_ne!(group.assign(0), group.assign(1));
-    assert_eq!(group.assign(0), group.assign(2));
+    assert_ne!(group.assigned_link(0), group.assigned_link(1));
+    assert_eq!(group.assigned_link(0), group.assigned_link(2));
     // And are found by the end that ACCEPT names.
     for info in group.links() {
         let local = info.local.unwrap();
@@ -33,9 +33,9 @@ fn two_ports_on_both_sides_make_a_symmetric_group() {
             qpn,
         };
         let client = &world.hosts[CLIENT].group;
-        let found = client.choose(named(local.qpn), 0).unwrap();
+        let found = client.link_for(named(local.qpn), 0).unwrap();
         assert_eq!(found.number, info.number);
-        assert_eq!(client.choose(named(smc_wire::types::Qpn::MAX), 0), None);
+        assert_eq!(client.link_for(named(smc_wire::types::Qpn::MAX), 0), None);
     }
 }
 
@@ -142,7 +142,7 @@ fn two_ports_on_one_side_make_an_asymmetric_group() {
         world.assert_agreed();
         // No new connections on the second link.
         let group = &world.hosts[SERVER].group;
-        assert_eq!(group.assign(0), group.assign(1));
+        assert_eq!(group.assigned_link(0), group.assigned_link(1));
     }
 }
 

@@ -150,7 +150,7 @@ fn idle_links_are_tested() {
         world.advance(10 * SECOND);
         let now = world.now;
         for side in [SERVER, CLIENT] {
-            let link = world.hosts[side].group.assign(0).unwrap();
+            let link = world.hosts[side].group.assigned_link(0).unwrap();
             world.with(side, |group| group.handle_received(now, link));
         }
     }
@@ -206,7 +206,7 @@ fn what_is_repeated_or_out_of_place_is_dropped() {
     world.summaries();
     let now = world.now;
     for side in [SERVER, CLIENT] {
-        let link = world.hosts[side].group.assign(0).unwrap();
+        let link = world.hosts[side].group.assigned_link(0).unwrap();
         // Any message proves that the peer lives.
         world.with(side, |group| group.handle_received(now, link));
         world.hosts[side].seen.clear();

@@ -36,7 +36,7 @@ fn deliver(world: &mut World, side: usize, message: &[u8], link: LinkId) -> Vec<
 #[test]
 fn a_client_answers_and_moves() {
     let mut world = symmetric();
-    let [one, two] = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
+    let [one, two] = [0, 1].map(|at| world.hosts[CLIENT].group.assigned_link(at).unwrap());
     assert_eq!(
         deliver(&mut world, CLIENT, &request(1), two),
         ["C:DELETE_LINK'(1 orderly 0x0)"]
@@ -54,7 +54,7 @@ fn a_client_answers_and_moves() {
 #[test]
 fn the_answer_does_not_travel_on_the_link_that_goes() {
     let mut world = symmetric();
-    let [one, two] = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
+    let [one, two] = [0, 1].map(|at| world.hosts[CLIENT].group.assigned_link(at).unwrap());
     let now = world.now;
     world.with(CLIENT, |group| group.handle_message(now, one, &request(1)));
     let (_, on, _) = world.log.last().unwrap();
@@ -64,7 +64,7 @@ fn the_answer_does_not_travel_on_the_link_that_goes() {
 #[test]
 fn a_server_echoes_delete_link_and_waits_two_seconds() {
     let mut world = symmetric();
-    let [one, two] = [0, 1].map(|at| world.hosts[SERVER].group.assign(at).unwrap());
+    let [one, two] = [0, 1].map(|at| world.hosts[SERVER].group.assigned_link(at).unwrap());
     assert_eq!(
         deliver(&mut world, SERVER, &request(1), two),
         ["S:DELETE_LINK(1 orderly 0x10000)"]
@@ -91,7 +91,7 @@ fn the_last_link_deleted_ends_the_group() {
     for side in [SERVER, CLIENT] {
         let mut world = World::connected([1, 1], LlcTerms::v2_1(2, 255), LlcConfig::default());
         world.summaries();
-        let link = world.hosts[side].group.assign(0).unwrap();
+        let link = world.hosts[side].group.assigned_link(0).unwrap();
         let messages = deliver(&mut world, side, &request(1), link);
         world.settle();
         let reason = DeleteLinkReason::PATH_LOST;
@@ -146,7 +146,7 @@ fn a_deletion_takes_the_place_of_what_a_new_link_waits_for() {
 #[test]
 fn one_request_is_kept_aside_and_a_second_one_dropped() {
     let mut world = World::connected([3, 3], LlcTerms::v2_1(2, 255), LlcConfig::default());
-    let [one, two] = [0, 1].map(|at| world.hosts[SERVER].group.assign(at).unwrap());
+    let [one, two] = [0, 1].map(|at| world.hosts[SERVER].group.assigned_link(at).unwrap());
     world.summaries();
     // The state of the server has a request that it never sent.
     world.hosts[CLIENT].filter = Some(|_| true);
@@ -183,7 +183,7 @@ fn a_deletion_does_not_wait_for_the_answer_to_a_request_for_a_link() {
     // The link over which it was requested, and the other one.
     for number in [1, 2] {
         let mut world = symmetric();
-        let links = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
+        let links = [0, 1].map(|at| world.hosts[CLIENT].group.assigned_link(at).unwrap());
         let until = world.now + 2 * SECOND;
         let over = links[0];
         world.hosts[CLIENT].group.flow = Some(flow::Flow::RequestAdd { over, until });

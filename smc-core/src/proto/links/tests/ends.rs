@@ -185,7 +185,7 @@ fn a_group_that_is_terminated_is_not_orderly() {
 fn the_wait_for_the_last_message_is_short() {
     for (fails, wait) in [(true, MS), (false, 2 * SECOND)] {
         let mut world = single();
-        let link = world.hosts[SERVER].group.assign(0).unwrap();
+        let link = world.hosts[SERVER].group.assigned_link(0).unwrap();
         world.hosts[CLIENT].filter = Some(|_| true);
         let now = world.now;
         // Its completion is never seen.

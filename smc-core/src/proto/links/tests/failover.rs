@@ -17,8 +17,8 @@ fn fail(world: &mut World, side: usize, link: LinkId, failure: LinkFailure) {
 fn connections_move_to_the_other_link() {
     for side in [SERVER, CLIENT] {
         let mut world = symmetric(LlcTerms::v2_1(2, 255));
-        let from = world.hosts[side].group.assign(0).unwrap();
-        let to = world.hosts[side].group.assign(1).unwrap();
+        let from = world.hosts[side].group.assigned_link(0).unwrap();
+        let to = world.hosts[side].group.assigned_link(1).unwrap();
         world.set_port(side, 0, false);
         world.advance(2 * MS);
         let seen = &world.hosts[side].seen;
@@ -80,7 +80,7 @@ fn a_port_that_comes_back_brings_the_second_link_back() {
 #[test]
 fn both_sides_notice_at_the_same_time() {
     let mut world = symmetric(LlcTerms::v2_1(2, 255));
-    let links = [0, 1].map(|side| world.hosts[side].group.assign(0).unwrap());
+    let links = [0, 1].map(|side| world.hosts[side].group.assigned_link(0).unwrap());
     world.cut(SERVER, links[SERVER]);
     for side in [SERVER, CLIENT] {
         fail(&mut world, side, links[side], LinkFailure::RetryExceeded);
@@ -104,7 +104,7 @@ fn both_sides_notice_at_the_same_time() {
 #[test]
 fn only_active_links_go_down_and_only_once() {
     let mut world = symmetric(LlcTerms::v2_1(2, 255));
-    let link = world.hosts[CLIENT].group.assign(0).unwrap();
+    let link = world.hosts[CLIENT].group.assigned_link(0).unwrap();
     for _ in 0..3 {
         fail(&mut world, CLIENT, link, LinkFailure::Flushed);
     }
@@ -120,7 +120,7 @@ fn only_active_links_go_down_and_only_once() {
 fn the_last_link_takes_the_group_with_it() {
     for side in [SERVER, CLIENT] {
         let mut world = World::connected([1, 1], LlcTerms::V2, LlcConfig::default());
-        let link = world.hosts[side].group.assign(0).unwrap();
+        let link = world.hosts[side].group.assigned_link(0).unwrap();
         world.confirm_rkey(side, 1);
         world.delete_rkey(side, 0);
         fail(&mut world, side, link, LinkFailure::RemoteAccess);
@@ -178,7 +178,7 @@ fn links_of_a_failed_port_do_not_help_each_other() {
     for failure in OF_A_PORT {
         let mut world = World::connected([1, 2], LlcTerms::v2_1(2, 255), LlcConfig::default());
         assert_eq!(world.kinds()[SERVER], GroupType::AsymmetricLocal);
-        let link = world.hosts[SERVER].group.assign(0).unwrap();
+        let link = world.hosts[SERVER].group.assigned_link(0).unwrap();
         fail(&mut world, SERVER, link, failure);
         assert!(world.hosts[SERVER].group.is_ended(), "{failure}");
     }
@@ -190,13 +190,13 @@ fn another_failure_concerns_one_link_only() {
         for terms in [LlcTerms::V1, LlcTerms::v2_1(2, 255)] {
             let mut world = World::connected([1, 2], terms, LlcConfig::default());
             assert_eq!(world.kinds()[SERVER], GroupType::AsymmetricLocal);
-            let link = world.hosts[SERVER].group.assign(0).unwrap();
+            let link = world.hosts[SERVER].group.assigned_link(0).unwrap();
             fail(&mut world, SERVER, link, failure);
             assert!(!world.hosts[SERVER].group.is_ended(), "{failure}");
             world.settle();
             let group = &world.hosts[SERVER].group;
             let left = group
-                .assign(0)
+                .assigned_link(0)
                 .expect("the asymmetric link is one like any other now");
             assert_ne!(left, link);
             world.assert_agreed();
@@ -210,8 +210,8 @@ fn the_other_port_of_the_same_device_helps() {
         for side in [SERVER, CLIENT] {
             let mut world = World::connected_by_dual_ports(LlcTerms::v2_1(2, 255));
             assert_eq!(world.kinds(), [GroupType::Symmetric; 2]);
-            let from = world.hosts[side].group.assign(0).unwrap();
-            let to = world.hosts[side].group.assign(1).unwrap();
+            let from = world.hosts[side].group.assigned_link(0).unwrap();
+            let to = world.hosts[side].group.assigned_link(1).unwrap();
             fail(&mut world, side, from, failure);
             assert!(
                 world.took(side, &LinkGroupOutput::Move { from, to }),
@@ -238,7 +238,7 @@ pub(super) const OF_A_LINK: [LinkFailure; 5] = [
 #[test]
 fn requests_on_the_failed_link_are_made_again_on_the_other() {
     let mut world = symmetric(LlcTerms::v2_1(2, 255));
-    let link = world.hosts[CLIENT].group.assign(0).unwrap();
+    let link = world.hosts[CLIENT].group.assigned_link(0).unwrap();
     world.confirm_rkey(CLIENT, 1);
     world.settle();
     world.cut(CLIENT, link);
@@ -259,7 +259,7 @@ fn requests_on_the_failed_link_are_made_again_on_the_other() {
 fn answers_on_another_link_are_not_those_to_requests_on_a_dead_one() {
     for side in [SERVER, CLIENT] {
         let mut world = symmetric(LlcTerms::v2_1(2, 255));
-        let link = world.hosts[side].group.assign(0).unwrap();
+        let link = world.hosts[side].group.assigned_link(0).unwrap();
         for rmb in 1..=4 {
             world.confirm_rkey(side, rmb);
         }
@@ -304,7 +304,7 @@ fn a_key_that_the_handshake_cannot_name_any_more_is_not_confirmed() {
     // One waits for the peer and the other for its turn, when their link fails.
     for side in [SERVER, CLIENT] {
         let mut world = symmetric(LlcTerms::v2_1(2, 255));
-        let link = world.hosts[side].group.assign(0).unwrap();
+        let link = world.hosts[side].group.assigned_link(0).unwrap();
         world.cut(side, link);
         world.confirm_rkey(side, 1);
         world.confirm_rkey(side, 2);
@@ -324,7 +324,7 @@ fn a_key_that_the_handshake_cannot_name_any_more_is_not_confirmed() {
 #[test]
 fn a_link_is_closed_when_its_connections_have_left() {
     let mut world = symmetric(LlcTerms::v2_1(2, 255));
-    let link = world.hosts[CLIENT].group.assign(0).unwrap();
+    let link = world.hosts[CLIENT].group.assigned_link(0).unwrap();
     world.hosts[CLIENT].move_time = 50 * MS;
     fail(&mut world, CLIENT, link, LinkFailure::RetryExceeded);
     world.advance(49 * MS);
@@ -334,7 +334,7 @@ fn a_link_is_closed_when_its_connections_have_left() {
 
     // Or when that takes too long.
     let mut world = symmetric(LlcTerms::v2_1(2, 255));
-    let link = world.hosts[CLIENT].group.assign(0).unwrap();
+    let link = world.hosts[CLIENT].group.assigned_link(0).unwrap();
     world.hosts[CLIENT].move_time = 3_600 * SECOND;
     fail(&mut world, CLIENT, link, LinkFailure::RetryExceeded);
     world.advance(2 * SECOND);
@@ -345,7 +345,7 @@ fn a_link_is_closed_when_its_connections_have_left() {
 fn connections_do_not_move_to_a_link_that_has_failed_meanwhile() {
     for side in [SERVER, CLIENT] {
         let mut world = World::connected([3, 3], LlcTerms::v2_1(2, 255), LlcConfig::default());
-        let [first, second] = [0, 1].map(|at| world.hosts[side].group.assign(at).unwrap());
+        let [first, second] = [0, 1].map(|at| world.hosts[side].group.assigned_link(at).unwrap());
         world.hosts[side].stop_time = SECOND;
         fail(&mut world, side, first, LinkFailure::RetryExceeded);
         // Another link is added meanwhile.
@@ -374,7 +374,7 @@ fn connections_do_not_move_to_a_link_that_has_failed_meanwhile() {
 #[test]
 fn connections_of_a_link_that_is_stopped_late_are_moved_nevertheless() {
     let mut world = symmetric(LlcTerms::v2_1(2, 255));
-    let [from, to] = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
+    let [from, to] = [0, 1].map(|at| world.hosts[CLIENT].group.assigned_link(at).unwrap());
     world.hosts[CLIENT].stop_time = 3 * SECOND;
     fail(&mut world, CLIENT, from, LinkFailure::RetryExceeded);
     world.advance(2 * SECOND);

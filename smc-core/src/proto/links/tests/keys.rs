@@ -77,7 +77,7 @@ fn missing_keys_are_requested() {
     let mut world = World::connected([2, 2], LlcTerms::v2_1(2, 255), LlcConfig::default());
     let now = world.now;
     let keys = world.keys(SERVER, RmbId(1), &[0]);
-    let link = world.hosts[SERVER].group.assign(1).unwrap();
+    let link = world.hosts[SERVER].group.assigned_link(1).unwrap();
     world.with(SERVER, |group| {
         group.confirm_rkey(now, RmbId(1), link, &keys)
     });
@@ -150,7 +150,7 @@ fn several_requests_may_be_unanswered_if_configured() {
     assert_eq!(world.summaries(), ["S:CONFIRM_RKEY(0)"; 4]);
     // Answers in another order find their requests.
     let group = &mut world.hosts[SERVER].group;
-    let link = group.assign(0).unwrap();
+    let link = group.assigned_link(0).unwrap();
     for rmb in [3, 1] {
         let (rkey, address) = key_of(SERVER, RmbId(rmb), 0);
         let mut answer = [0; 44];
@@ -205,7 +205,7 @@ fn a_late_answer_is_not_taken_for_the_next_one() {
     assert!(world.took(SERVER, &deleted(0, false)));
     world.delete_rkey(SERVER, 1);
     let group = &mut world.hosts[SERVER].group;
-    let link = group.assign(0).unwrap();
+    let link = group.assigned_link(0).unwrap();
     let mut late = [0; 44];
     late[..5].copy_from_slice(&[0x29, 44, 0, 0x80, 1]);
     group.handle_message(world.now, link, &late);
@@ -303,7 +303,7 @@ fn an_answer_that_names_a_key_is_for_that_one() {
         assert!(world.took(SERVER, &deleted(1, false)));
         world.delete_rkey(SERVER, 2);
         let group = &mut world.hosts[SERVER].group;
-        let link = group.assign(0).unwrap();
+        let link = group.assigned_link(0).unwrap();
         let mut answer = |rmb, link| {
             let rkeys = [key_of(SERVER, RmbId(rmb), 0).0.into()];
             let request = DeleteRkey::request(group.terms.dialect, &rkeys);
@@ -392,7 +392,7 @@ fn unknown_keys_are_marked_in_the_answer() {
         let known = key_of(CLIENT, RmbId(0), 0).0;
         let rkeys = [Rkey(1), known, Rkey(2)].map(WireRkey::from);
         let group = &mut world.hosts[SERVER].group;
-        let link = group.assign(0).unwrap();
+        let link = group.assigned_link(0).unwrap();
         let mut request = [0; 44];
         DeleteRkey::request(group.terms.dialect, &rkeys)
             .emit(&mut request)
@@ -420,7 +420,7 @@ fn more_links_than_there_can_be_are_refused() {
     let mut request = [0; 44];
     request[..6].copy_from_slice(&[0x26, 44, 0, 0, 4, 9]);
     let now = world.now;
-    let link = world.hosts[SERVER].group.assign(0).unwrap();
+    let link = world.hosts[SERVER].group.assigned_link(0).unwrap();
     world.with(SERVER, |group| group.handle_message(now, link, &request));
     assert_eq!(world.log.last().unwrap().2[3], 0xb0);
     request[4] = 3;
@@ -432,7 +432,7 @@ fn more_links_than_there_can_be_are_refused() {
 fn what_a_connection_left_behind_gives_way() {
     let mut world = single(LlcTerms::V1);
     let group = &mut world.hosts[SERVER].group;
-    let link = group.assign(0).unwrap();
+    let link = group.assigned_link(0).unwrap();
     let ids: Vec<_> = (1..255)
         .map(|at| group.add_rtoken(link, Rkey(at), RmbAddr(0)).unwrap())
         .collect();

@@ -543,7 +543,7 @@ impl World {
     pub(super) fn confirm_rkey(&mut self, side: Side, rmb: u64) {
         let group = &self.hosts[side].group;
         let devices: Vec<_> = group.devices().iter().map(|device| device.0).collect();
-        let link = group.assign(0).unwrap_or(LinkId(0));
+        let link = group.assigned_link(0).unwrap_or(LinkId(0));
         let keys = self.keys(side, RmbId(rmb), &devices);
         let now = self.now;
         self.with(side, |group| {

@@ -108,7 +108,7 @@ impl Side {
         fits.then(|| self.faults.rdma.pop_front()).flatten()
     }
 
-    fn rdma(&self) -> RdmaPath {
+    fn rdma(&self) -> RdmaParams {
         match self.established().transport {
             Transport::Rdma(rdma) => rdma,
             other => panic!("not SMC-R but {other:?}"),
@@ -235,7 +235,7 @@ pub(super) fn again(pair: &Pair) -> Pair {
 
 /// A PROPOSAL of such a client.
 fn rdma_proposal(config: &HandshakeConfig) -> Proposal {
-    Proposal::parse(ClientOffer::new(config, &path(CLIENT)).unwrap().bytes()).unwrap()
+    Proposal::parse(ClientProposal::new(config, &path(CLIENT)).unwrap().bytes()).unwrap()
 }
 
 /// ACCEPT or CONFIRM of first contact with other parts.

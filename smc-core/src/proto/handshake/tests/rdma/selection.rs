@@ -5,7 +5,7 @@ use smc_wire::types::{Offer as Types, PnetId};
 use super::*;
 
 fn offer(config: &HandshakeConfig, path: &TcpPath) -> Result<Proposal, DeclineCode> {
-    let offer = ClientOffer::new(config, path).map_err(|reason| reason.local)?;
+    let offer = ClientProposal::new(config, path).map_err(|reason| reason.local)?;
     Ok(Proposal::parse(offer.bytes()).unwrap())
 }
 
