@@ -37,7 +37,7 @@ pub struct Registry {
     keys: HashMap<GroupKey, KeyEntry>,
     waiters: HashMap<Waiter, SetUpWait>,
     timers: BTreeSet<(Instant, RegistryTimer)>,
-    /// First contacts of SMC-R in progress at a server, by source address of the client.
+    /// First contacts in progress whose key has a source: those of SMC-R at a server.
     first_contacts: FirstContacts,
     outputs: VecDeque<RegistryOutput>,
     last_group: u32,
@@ -123,7 +123,9 @@ impl Registry {
         record.terms = Some(terms);
         let (origin, keys) = (record.key, record.keys.clone());
         self.remove_creator(origin);
-        self.first_contacts.succeed(&origin);
+        if let Some(source) = origin.source() {
+            self.first_contacts.succeed(source);
+        }
         for key in keys {
             self.add_usable(key, group);
         }
@@ -394,10 +396,13 @@ impl Registry {
         None
     }
 
-    /// Creates a group as a server.
+    /// Creates a group as a server, within the limits of first contacts: the client of SMC-R may
+    /// never confirm, and until the time-out it uses a link and a buffer.
     fn create_within_limit(&mut self, key: GroupKey) -> Result<Member, NoGroup> {
-        self.first_contacts.check(&key)?;
-        Ok(self.create(key))
+        match key.source() {
+            Some(source) if !self.first_contacts.has_capacity(source) => Err(NoGroup::Full),
+            _ => Ok(self.create(key)),
+        }
     }
 
     fn create(&mut self, key: GroupKey) -> Member {
@@ -419,13 +424,17 @@ impl Registry {
         let entry = self.keys.entry(key).or_default();
         entry.groups = entry.groups.saturating_add(1);
         entry.creators = entry.creators.saturating_add(1);
-        self.first_contacts.begin(&key);
+        if let Some(source) = key.source() {
+            self.first_contacts.begin(source);
+        }
         Member::Created(group)
     }
 
     fn creator_left(&mut self, group: GroupId, key: GroupKey) {
         self.remove_creator(key);
-        self.first_contacts.fail(group, &key);
+        if let Some(source) = key.source() {
+            self.first_contacts.fail(group, source);
+        }
         self.admit_waiters(key);
     }
 

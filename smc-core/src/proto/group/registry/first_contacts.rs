@@ -3,11 +3,11 @@
 use core::net::IpAddr;
 
 use hashbrown::HashMap;
+use smc_wire::types::GroupId;
 
-use crate::proto::group::{GroupId, GroupKey, NoGroup};
 use crate::quota::FairShares;
 
-/// The counts. Those of other groups than a server's of SMC-R have no source, and are not counted.
+/// The counts. The registry decides which first contacts are counted.
 #[derive(Debug)]
 pub(super) struct FirstContacts {
     counted: FairShares<IpAddr>,
@@ -25,37 +25,27 @@ impl Default for FirstContacts {
 }
 
 impl FirstContacts {
-    /// Whether another one may begin. The client may never confirm, and until the time-out it uses
-    /// a link and a buffer.
-    pub(super) fn check(&self, key: &GroupKey) -> Result<(), NoGroup> {
-        match key.source() {
-            Some(from) if !self.counted.has_capacity(&from) => Err(NoGroup::Full),
-            _ => Ok(()),
-        }
+    /// Whether another one of this source may begin.
+    pub(super) fn has_capacity(&self, source: IpAddr) -> bool {
+        self.counted.has_capacity(&source)
     }
 
-    pub(super) fn begin(&mut self, key: &GroupKey) {
-        if let Some(from) = key.source() {
-            self.counted.take(from);
-        }
+    pub(super) fn begin(&mut self, source: IpAddr) {
+        self.counted.take(source);
     }
 
-    pub(super) fn succeed(&mut self, key: &GroupKey) {
-        if let Some(from) = key.source() {
-            self.counted.release(&from);
-        }
+    pub(super) fn succeed(&mut self, source: IpAddr) {
+        self.counted.release(&source);
     }
 
-    pub(super) fn fail(&mut self, group: GroupId, key: &GroupKey) {
-        if let Some(from) = key.source() {
-            self.failed.insert(group, from);
-        }
+    pub(super) fn fail(&mut self, group: GroupId, source: IpAddr) {
+        self.failed.insert(group, source);
     }
 
     /// The links of a group are closed, or it has none.
     pub(super) fn links_closed(&mut self, group: GroupId) {
-        if let Some(from) = self.failed.remove(&group) {
-            self.counted.release(&from);
+        if let Some(source) = self.failed.remove(&group) {
+            self.counted.release(&source);
         }
     }
 
