@@ -1,20 +1,24 @@
 //! The registry of an endpoint's link groups (docs/spec/link-groups.md).
+//!
+//! Here set-ups enter: they join a group, create one, or are to wait (`waiting`). How groups end is
+//! in `ends`, the limits of first contacts in `first_contacts`.
 
+mod ends;
 mod first_contacts;
 mod waiting;
 
+pub use ends::{CLIENT_IDLE_LIFETIME, IDLE_LIFETIME};
 pub use first_contacts::{MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS};
 pub use waiting::CREATOR_TIMEOUT;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hashbrown::HashMap;
-use smc_wire::types::Gid;
 
 use super::{
-    DeviceIndex, EnterResult, GroupEndCause, GroupId, GroupKey, GroupLinks, GroupState, GroupTerms,
-    Intent, LinkGroupInfo, Member, NoGroup, RegistryOutput, Terminated, Waiter,
+    EnterResult, GroupEndCause, GroupId, GroupKey, GroupLinks, GroupState, GroupTerms, Intent,
+    LinkGroupInfo, Member, NoGroup, RegistryOutput, Terminated, Waiter,
 };
 use crate::proto::handshake::Role;
 use first_contacts::FirstContacts;
@@ -161,146 +165,6 @@ impl Registry {
         }
     }
 
-    /// A connection ends, or its set-up failed.
-    ///
-    /// If the group is not established yet, this is the failure of the first contact.
-    pub fn leave(&mut self, now: Instant, group: GroupId) {
-        let Some(record) = self.groups.get_mut(&group) else {
-            return;
-        };
-        record.members = record.members.saturating_sub(1);
-        if record.members > 0 {
-            return;
-        }
-        let (key, before) = (record.key, record.state);
-        match record.state.empty() {
-            Ok(GroupState::Idle) if record.is_suspect => self.expire(group),
-            Ok(GroupState::Idle) => {
-                let at = now.checked_add(key.idle_lifetime()).unwrap_or(now);
-                record.expires = Some(at);
-                self.timers.insert((at, RegistryTimer::Idle(group)));
-            }
-            Ok(_) => {
-                let cause = record.cause.unwrap_or(GroupEndCause::FirstContactFailed);
-                if before == GroupState::Pending {
-                    // First, so that the group of the next creator is counted as a remaining one.
-                    self.creator_left(group, key);
-                }
-                self.remove(group, cause);
-            }
-            Err(_) => {}
-        }
-    }
-
-    /// A set-up that joined the group was declined with the out-of-sync bit: the peer does not have
-    /// the group.
-    ///
-    /// A server admits no other connection to it, and the group ends with its last connection. Its
-    /// connections stay, because any process with a TCP connection can send such a DECLINE using
-    /// the peer's identity. Connections that the peer has really lost end by their abort flags,
-    /// their links or TCP. For the same reason few SMC-R groups with clients of one address get
-    /// another one beside them in this way, as each has a link.
-    pub fn handle_out_of_sync(&mut self, group: GroupId) {
-        let source = self
-            .groups
-            .get(&group)
-            .and_then(|record| record.key.source());
-        let is_denied = |record: &&GroupRecord| {
-            record.cause == Some(GroupEndCause::OutOfSync) && record.key.source() == source
-        };
-        if source.is_some() && self.groups.values().filter(is_denied).count() >= MAX_OUT_OF_SYNC {
-            return;
-        }
-        let active = self.groups.get_mut(&group);
-        if let Some(record) = active.filter(|record| record.state == GroupState::Active) {
-            record.is_suspect = true;
-            record.cause = Some(GroupEndCause::OutOfSync);
-        }
-    }
-
-    /// Ends the SMC-R group that has been without connections for the longest time, as if its
-    /// lifetime were over. Returns which one, or `None` if none of those in question is idle.
-    pub fn expire_longest_idle(&mut self, which: impl Fn(GroupId) -> bool) -> Option<GroupId> {
-        let idle = self.groups.iter().filter_map(|(group, record)| {
-            let at = record.expires?;
-            let since = at.checked_sub(record.key.idle_lifetime()).unwrap_or(at);
-            let is_rdma = matches!(record.key, GroupKey::Rdma { .. });
-            (is_rdma && which(*group)).then_some((since, *group))
-        });
-        let (_, group) = idle.min()?;
-        self.expire(group);
-        Some(group)
-    }
-
-    /// Ends one group.
-    pub fn terminate(&mut self, group: GroupId, cause: GroupEndCause) {
-        let Some(record) = self.groups.get_mut(&group) else {
-            return;
-        };
-        let (key, before) = (record.key, record.state);
-        let Ok(after) = record.state.terminate() else {
-            return;
-        };
-        record.cause = Some(cause);
-        for key in record.keys.clone() {
-            self.remove_usable(key, group);
-        }
-        if after == GroupState::Gone {
-            self.remove(group, cause);
-        } else {
-            self.outputs
-                .push_back(RegistryOutput::Terminate { group, key, cause });
-        }
-        if before == GroupState::Pending {
-            self.creator_left(group, key);
-        }
-    }
-
-    /// All links of an SMC-R group are closed, or it has none. To be called once it has ended:
-    /// until then a first contact that has failed counts as one under way.
-    pub fn links_closed(&mut self, group: GroupId) {
-        self.first_contacts.links_closed(group);
-    }
-
-    /// The peer reports that it has no SMC-D group with the local device any more
-    /// ([`PeerEvent::Shutdown`](crate::device::PeerEvent::Shutdown)).
-    ///
-    /// Idle groups end. A group that is being created, or has connections, may be newer than the
-    /// event, which names no group and is delivered independently of the handshake: it stays, and
-    /// so do its connections. Connections that the peer has really ended end by their abort flags
-    /// or by TCP.
-    pub fn handle_peer_shutdown(&mut self, device: DeviceIndex, peer: Gid) {
-        let Some(entry) = self.keys.get(&GroupKey::Direct { device, peer }) else {
-            return;
-        };
-        for group in entry.usable.clone() {
-            match self.groups.get_mut(&group) {
-                Some(record) if record.state == GroupState::Active => record.is_suspect = true,
-                _ => self.terminate(group, GroupEndCause::PeerGone),
-            }
-        }
-    }
-
-    /// Ends all SMC-D groups with a peer whose device is gone.
-    pub fn handle_peer_gone(&mut self, device: DeviceIndex, peer: Gid) {
-        self.terminate_where(GroupEndCause::PeerGone, |key| {
-            key.device() == Some(device) && key.peer() == Some(peer)
-        });
-    }
-
-    /// Ends all SMC-D groups of a local device that is gone. An SMC-R group may continue over links
-    /// of other devices.
-    pub fn handle_device_gone(&mut self, device: DeviceIndex) {
-        self.terminate_where(GroupEndCause::DeviceGone, |key| {
-            key.device() == Some(device)
-        });
-    }
-
-    /// Ends all groups.
-    pub fn shutdown(&mut self) {
-        self.terminate_where(GroupEndCause::Shutdown, |_| true);
-    }
-
     /// Handles the expiry of timers.
     pub fn handle_timeout(&mut self, now: Instant) {
         while self.poll_timeout().is_some_and(|at| at <= now) {
@@ -430,71 +294,11 @@ impl Registry {
         Member::Created(group)
     }
 
-    fn creator_left(&mut self, group: GroupId, key: GroupKey) {
-        self.remove_creator(key);
-        if let Some(source) = key.source() {
-            self.first_contacts.fail(group, source);
-        }
-        self.admit_waiters(key);
-    }
-
     /// A set-up no longer creates a group.
     fn remove_creator(&mut self, key: GroupKey) {
         if let Some(entry) = self.keys.get_mut(&key) {
             entry.creators = entry.creators.saturating_sub(1);
         }
-    }
-
-    fn expire(&mut self, group: GroupId) {
-        let Some(record) = self.groups.get_mut(&group) else {
-            return;
-        };
-        if record.state.expire().is_err() {
-            return;
-        }
-        let cause = record.cause.unwrap_or(GroupEndCause::Idle);
-        for key in record.keys.clone() {
-            self.remove_usable(key, group);
-        }
-        self.remove(group, cause);
-    }
-
-    fn terminate_where(&mut self, cause: GroupEndCause, which: impl Fn(&GroupKey) -> bool) {
-        let mut groups: Vec<_> = self
-            .groups
-            .iter()
-            .filter(|(_, group)| which(&group.key))
-            .map(|(id, _)| *id)
-            .collect();
-        groups.sort_unstable();
-        for group in groups {
-            self.terminate(group, cause);
-        }
-    }
-
-    fn remove(&mut self, group: GroupId, cause: GroupEndCause) {
-        let Some(record) = self.groups.remove(&group) else {
-            return;
-        };
-        if let Some(at) = record.expires {
-            self.timers.remove(&(at, RegistryTimer::Idle(group)));
-        }
-        let key = record.key;
-        self.outputs
-            .push_back(RegistryOutput::Removed { group, key, cause });
-        let Some(entry) = self.keys.get_mut(&key) else {
-            return;
-        };
-        entry.groups = entry.groups.saturating_sub(1);
-        entry.owes_notification |= cause.is_local();
-        if let (GroupKey::Direct { device, peer }, 0, true) =
-            (key, entry.groups, entry.owes_notification)
-        {
-            entry.owes_notification = false;
-            self.outputs
-                .push_back(RegistryOutput::NotifyPeer { device, peer });
-        }
-        self.remove_if_unused(key);
     }
 
     /// Makes the group available under this key, and admits set-ups that wait for one.
@@ -570,17 +374,6 @@ impl GroupRecord {
         }
     }
 }
-
-/// Lifetime of a group without connections.
-pub const IDLE_LIFETIME: Duration = Duration::from_secs(600);
-
-/// Lifetime of an SMC-R group without connections at a client: longer than at its server, which
-/// decides on the end.
-pub const CLIENT_IDLE_LIFETIME: Duration = Duration::from_secs(610);
-
-/// SMC-R groups with clients of one address that such a client has denied and that still have
-/// connections. A client that has really lost its group needs one other group.
-const MAX_OUT_OF_SYNC: usize = 4;
 
 /// Most links by which a client's group is found, including failed ones.
 const LINKS_MAX: usize = 4;
