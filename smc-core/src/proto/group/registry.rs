@@ -1,18 +1,17 @@
 //! The registry of an endpoint's link groups (docs/spec/link-groups.md).
 //!
-//! Here set-ups enter: they join a group, create one, or are to wait (`waiting`). How groups end is
-//! in `ends`, the limits of first contacts in `first_contacts`.
+//! Here is the whole way of a set-up into a group: it joins one, creates one, or waits for another
+//! set-up that is creating one. How groups end is in `ends`, the limits of first contacts in
+//! `first_contacts`.
 
 mod ends;
 mod first_contacts;
-mod waiting;
 
 pub use ends::{CLIENT_IDLE_LIFETIME, IDLE_LIFETIME};
 pub use first_contacts::{MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS};
-pub use waiting::CREATOR_TIMEOUT;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
@@ -22,7 +21,6 @@ use super::{
 };
 use crate::proto::handshake::Role;
 use first_contacts::FirstContacts;
-use waiting::SetUpWait;
 
 /// The link groups of an endpoint. The default is a registry without groups.
 ///
@@ -93,6 +91,16 @@ struct KeyEntry {
     owes_notification: bool,
 }
 
+/// A set-up that waits for a creator.
+#[derive(Clone, Copy, Debug)]
+struct SetUpWait {
+    key: GroupKey,
+    /// End of the wait for the present creator.
+    deadline: Instant,
+    /// End of the wait for all creators together.
+    limit: Instant,
+}
+
 impl Registry {
     /// A set-up requests its link group.
     ///
@@ -107,6 +115,19 @@ impl Registry {
             Some(result) => EnterResult::Now(result),
             None => EnterResult::Wait(self.wait(now, key, intent)),
         }
+    }
+
+    /// A set-up stops waiting. After [`RegistryOutput::Ready`] it has to [`leave`](Self::leave)
+    /// instead.
+    pub fn cancel(&mut self, waiter: Waiter) {
+        let Some(SetUpWait { key, deadline, .. }) = self.waiters.remove(&waiter) else {
+            return;
+        };
+        self.timers.remove(&(deadline, RegistryTimer::Wait(waiter)));
+        if let Some(entry) = self.keys.get_mut(&key) {
+            entry.waiting.retain(|(other, _)| *other != waiter);
+        }
+        self.remove_if_unused(key);
     }
 
     /// The first connection of a new group is established: from now on others may join.
@@ -185,6 +206,18 @@ impl Registry {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// End of the wait of a set-up for the present creator; `None` after the wait has ended.
+    #[must_use]
+    pub fn deadline(&self, waiter: Waiter) -> Option<Instant> {
+        self.waiters.get(&waiter).map(|waiting| waiting.deadline)
+    }
+
+    /// Number of waiting set-ups.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiters.len()
     }
 
     /// All groups in the order of their identifiers, for diagnostic tools.
@@ -294,6 +327,106 @@ impl Registry {
         Member::Created(group)
     }
 
+    fn wait(&mut self, now: Instant, key: GroupKey, intent: Intent) -> Waiter {
+        self.last_waiter = self.last_waiter.wrapping_add(1);
+        let waiter = Waiter(self.last_waiter);
+        let deadline = now.checked_add(CREATOR_TIMEOUT).unwrap_or(now);
+        let limit = deadline.checked_add(CREATOR_TIMEOUT).unwrap_or(deadline);
+        let waiting = SetUpWait {
+            key,
+            deadline,
+            limit,
+        };
+        self.waiters.insert(waiter, waiting);
+        self.timers.insert((deadline, RegistryTimer::Wait(waiter)));
+        self.keys
+            .entry(key)
+            .or_default()
+            .waiting
+            .push_back((waiter, intent));
+        waiter
+    }
+
+    /// Admits waiting set-ups, in the order of arrival, as far as that is possible now.
+    fn admit_waiters(&mut self, key: GroupKey) {
+        while let Some((waiter, intent)) = self
+            .keys
+            .get(&key)
+            .and_then(|entry| entry.waiting.front().copied())
+        {
+            let Some(result) = self.admit(key, intent) else {
+                break;
+            };
+            if let Some(entry) = self.keys.get_mut(&key) {
+                entry.waiting.pop_front();
+            }
+            self.finish_wait(waiter, result);
+        }
+        self.remove_if_unused(key);
+    }
+
+    /// The creator takes too long for this set-up, which becomes a creator itself. The others wait
+    /// for the new creator, within their limits.
+    fn handle_wait_timeout(&mut self, now: Instant, waiter: Waiter) {
+        let Some(SetUpWait {
+            key,
+            deadline,
+            limit,
+        }) = self.waiters.get(&waiter).copied()
+        else {
+            return;
+        };
+        let Some(entry) = self.keys.get_mut(&key) else {
+            return;
+        };
+        let Some(at) = entry.waiting.iter().position(|(other, _)| *other == waiter) else {
+            return;
+        };
+        let result = match entry.waiting.remove(at) {
+            Some((_, Intent::JoinOrCreate | Intent::Create)) => {
+                let result = self.create_within_limit(key);
+                // Set-ups at their limit time out together, and would extend nothing.
+                if result.is_ok() && deadline < limit {
+                    self.extend_waits(now, key);
+                }
+                result
+            }
+            Some((_, Intent::Join)) | None => Err(NoGroup::Missing),
+        };
+        self.finish_wait(waiter, result);
+        self.remove_if_unused(key);
+    }
+
+    /// A new creator begins: waiting set-ups that may be creators themselves wait for it.
+    fn extend_waits(&mut self, now: Instant, key: GroupKey) {
+        let Some(entry) = self.keys.get(&key) else {
+            return;
+        };
+        let until = now.checked_add(CREATOR_TIMEOUT).unwrap_or(now);
+        for (waiter, _) in entry
+            .waiting
+            .iter()
+            .filter(|(_, intent)| *intent != Intent::Join)
+        {
+            let Some(waiting) = self.waiters.get_mut(waiter) else {
+                continue;
+            };
+            let timer = RegistryTimer::Wait(*waiter);
+            self.timers.remove(&(waiting.deadline, timer));
+            waiting.deadline = until.min(waiting.limit);
+            self.timers.insert((waiting.deadline, timer));
+        }
+    }
+
+    fn finish_wait(&mut self, waiter: Waiter, result: Result<Member, NoGroup>) {
+        if let Some(waiting) = self.waiters.remove(&waiter) {
+            let timer = RegistryTimer::Wait(waiter);
+            self.timers.remove(&(waiting.deadline, timer));
+        }
+        self.outputs
+            .push_back(RegistryOutput::Ready { waiter, result });
+    }
+
     /// A set-up no longer creates a group.
     fn remove_creator(&mut self, key: GroupKey) {
         if let Some(entry) = self.keys.get_mut(&key) {
@@ -374,6 +507,11 @@ impl GroupRecord {
         }
     }
 }
+
+/// How long a set-up waits for one creator of its group; it waits at most twice as long for two
+/// creators in sequence. Well below the six seconds that a client waits for ACCEPT, so that stalled
+/// creators cost no other set-up its connection.
+pub const CREATOR_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Most links by which a client's group is found, including failed ones.
 const LINKS_MAX: usize = 4;
