@@ -213,7 +213,7 @@ pub enum Intent {
     Create,
 }
 
-/// Membership in a group. It counts as a connection until [`Registry::leave`].
+/// A member of a group: a set-up, then its connection. It counts until [`Registry::leave`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Member {
     /// In a group that another set-up created.

@@ -252,8 +252,8 @@ impl Registry {
 
     /// Joins or creates. `None`: another set-up is creating the group, and has to be waited for.
     fn admit(&mut self, key: GroupKey, intent: Intent) -> Option<Result<Member, NoGroup>> {
-        if let Some(result) = self.join(key, intent) {
-            return Some(Ok(result));
+        if let Some(member) = self.join(key, intent) {
+            return Some(Ok(member));
         }
         // A server's SMC-D group uses no resources but a number, and the creator may be a process
         // that sends nothing and has named the GID of the peer.

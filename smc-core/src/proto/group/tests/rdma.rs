@@ -170,8 +170,8 @@ fn a_group_is_found_under_each_of_its_keys() {
 #[test]
 fn keys_of_a_group_in_the_making_count_from_its_opening_on() {
     let mut f = Fixture::new();
-    let admission = f.registry.enter(f.now, client_key(1, 5), Intent::Create);
-    let EnterResult::Now(Ok(Member::Created(group))) = admission else {
+    let result = f.registry.enter(f.now, client_key(1, 5), Intent::Create);
+    let EnterResult::Now(Ok(Member::Created(group))) = result else {
         panic!("not the creator");
     };
     f.set_links(group, [end(1, 5), end(2, 6)]);
@@ -337,7 +337,7 @@ fn first_contacts_of_all_addresses_are_limited_and_some_are_left_for_another_one
     let enter = |f: &mut Fixture, host: u8, peer: u16| {
         let key = key_at(IpAddr::from([10, 0, 0, host]), peer);
         match f.registry.enter(f.now, key, Intent::JoinOrCreate) {
-            EnterResult::Now(result) => result.map(|result| result.group()),
+            EnterResult::Now(member) => member.map(|member| member.group()),
             waits @ EnterResult::Wait(_) => panic!("{waits:?}"),
         }
     };
@@ -379,7 +379,7 @@ fn first_contacts_of_one_address_are_limited() {
                     .registry
                     .enter(f.now, key_at(here, peer), Intent::JoinOrCreate)
                 {
-                    EnterResult::Now(Ok(result)) => result.group(),
+                    EnterResult::Now(Ok(member)) => member.group(),
                     other => panic!("{other:?}"),
                 }
             })
@@ -388,7 +388,7 @@ fn first_contacts_of_one_address_are_limited() {
             |f: &mut Fixture, from, intent| f.registry.enter(f.now, key_at(from, 100), intent);
         let full = EnterResult::Now(Err(NoGroup::Full));
         assert_eq!(enter(&mut f, neighbour, Intent::JoinOrCreate), full);
-        // One that waits finds no place either when its time is over.
+        // One that waits becomes no member either when its time is over.
         let first = key_at(here, 0);
         let waits = f.registry.enter(f.now, first, Intent::JoinOrCreate);
         assert!(matches!(waits, EnterResult::Wait(_)));
@@ -425,8 +425,8 @@ fn first_contacts_of_one_address_are_limited() {
         else {
             panic!("there is room");
         };
-        for result in [next, elsewhere, last] {
-            f.close(result.group());
+        for member in [next, elsewhere, last] {
+            f.close(member.group());
         }
         creators.into_iter().for_each(|group| f.close(group));
         f.advance(IDLE_LIFETIME);

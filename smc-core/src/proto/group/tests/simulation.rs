@@ -18,7 +18,7 @@ fn simulation_loses_no_connection_and_no_wait_is_endless() {
 struct Simulation {
     f: Fixture,
     random: u64,
-    /// Every seat held: its group, and whether it still is the creator's.
+    /// Each member: its group, and whether it is still the creator of it.
     members: Vec<(GroupId, bool)>,
     waiting: BTreeMap<Waiter, Instant>,
     /// Groups that were removed, with links that are still open.
@@ -190,9 +190,9 @@ impl Simulation {
 
     fn enter(&mut self, key: GroupKey, intent: Intent) {
         match self.f.registry.enter(self.f.now, key, intent) {
-            EnterResult::Now(Ok(result)) => self
+            EnterResult::Now(Ok(member)) => self
                 .members
-                .push((result.group(), result.is_first_contact())),
+                .push((member.group(), member.is_first_contact())),
             EnterResult::Now(Err(NoGroup::Full)) => assert_eq!(intent, Intent::JoinOrCreate),
             EnterResult::Now(Err(NoGroup::Missing)) => assert_eq!(intent, Intent::Join),
             EnterResult::Wait(waiter) => {
@@ -209,9 +209,9 @@ impl Simulation {
         let Some(at) = self.pick(creators.len()) else {
             return;
         };
-        let result = &mut self.members[creators[at]];
-        result.1 = false;
-        let group = result.0;
+        let (group, is_creator) = &mut self.members[creators[at]];
+        *is_creator = false;
+        let group = *group;
         let limit = self.below(8);
         let max_connections = (limit > 5).then_some(4);
         let result = self.f.registry.establish(
@@ -240,9 +240,9 @@ impl Simulation {
                         .remove(&waiter)
                         .expect("told once, and waiting");
                     assert!(self.f.now - since <= CREATOR_TIMEOUT * 2 + IDLE_LIFETIME);
-                    if let Ok(result) = result {
+                    if let Ok(member) = result {
                         self.members
-                            .push((result.group(), result.is_first_contact()));
+                            .push((member.group(), member.is_first_contact()));
                     }
                 }
                 RegistryOutput::Terminate { group, .. } => {

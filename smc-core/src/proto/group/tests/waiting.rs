@@ -144,7 +144,7 @@ fn waiters_beyond_the_limit_get_a_group_of_their_own() {
 }
 
 #[test]
-fn cancelled_waiters_are_forgotten_and_their_seats_vacated() {
+fn a_cancelled_waiter_is_no_member_unless_it_is_one_already() {
     let mut f = Fixture::with_links();
     let group = f.create(PEER);
     let early = f.wait(PEER, Intent::JoinOrCreate);
@@ -154,7 +154,7 @@ fn cancelled_waiters_are_forgotten_and_their_seats_vacated() {
 
     f.registry.establish(group, terms()).unwrap();
     assert_eq!(f.connections(group), 2);
-    // Too late: it has a place in the group, which it leaves.
+    // Too late: it is a member of the group, and has to leave.
     f.registry.cancel(late);
     assert_eq!(f.connections(group), 2);
     let result = Ok(Member::Joined {
