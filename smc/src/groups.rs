@@ -429,7 +429,7 @@ impl Groups {
     }
 }
 
-/// A place in a link group; dropping it leaves the group.
+/// A member of a link group; dropping it leaves the group.
 pub(crate) struct Membership {
     groups: Arc<Groups>,
     pub(crate) member: Member,
@@ -443,14 +443,14 @@ impl Drop for Membership {
     }
 }
 
-/// Cancels a request for a place when dropped.
+/// Cancels the wait of a set-up when dropped.
 struct CancelOnDrop<'a> {
     groups: &'a Groups,
     waiter: Waiter,
 }
 
 impl CancelOnDrop<'_> {
-    /// The place was handed over.
+    /// The set-up is a member, or was refused.
     fn keep(&self) {
         self.groups.shared.lock().answers.remove(&self.waiter);
     }

@@ -134,8 +134,8 @@ impl Candidate {
         self
     }
 
-    /// With the handshake that the last one with this listener lets expect. The endpoint then takes
-    /// a place in the link group and registers a receive buffer before it makes the offer.
+    /// With the handshake that the last one with this listener lets expect. The endpoint then
+    /// becomes a member of the link group and registers a receive buffer before it makes the offer.
     #[must_use]
     pub fn expecting(mut self, handshake: Option<ExpectedHandshake>) -> Self {
         self.expected = handshake;

@@ -33,7 +33,7 @@ pub(super) struct DeviceAttempt {
     pub(super) peer_host: Option<(OsType, HostName)>,
     pub(super) key: GroupKey,
     pub(super) intent: Intent,
-    /// The place in the link group.
+    /// The member of the link group.
     pub(super) member: Option<Member>,
     /// Size of the local buffer.
     pub(super) size: SizeCode,

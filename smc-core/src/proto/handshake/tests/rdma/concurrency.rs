@@ -248,13 +248,13 @@ impl Simulation {
     }
 
     fn check(&mut self) {
-        let mut seats = [HashMap::new(), HashMap::new()];
+        let mut members = [HashMap::new(), HashMap::new()];
         for connection in &mut self.connections {
             let sides = [&connection.pair.client, &connection.pair.server];
             for (at, side) in sides.into_iter().enumerate() {
                 let host = connection.hosts[at];
                 if let Some(group) = side.member {
-                    *seats[host].entry(group).or_insert(0) += 1;
+                    *members[host].entry(group).or_insert(0) += 1;
                 }
                 let since = &mut connection.waiting[at];
                 match side.waiter {
@@ -274,18 +274,21 @@ impl Simulation {
                 }
             }
         }
-        for (host, seats) in seats.iter_mut().enumerate() {
+        for (host, members) in members.iter_mut().enumerate() {
             let groups = self.hosts[host].borrow();
             for snapshot in groups.registry.group_infos() {
-                let held = seats.remove(&snapshot.id).unwrap_or(0);
-                // A seat that a waiter was given and has not looked at yet.
+                let held = members.remove(&snapshot.id).unwrap_or(0);
+                // A member that its waiter has not been told of yet.
                 let given = groups
                     .answers
                     .values()
                     .filter(|member| member.is_ok_and(|member| member.group() == snapshot.id));
                 assert_eq!(snapshot.connections, held + given.count(), "{snapshot:?}");
             }
-            assert!(seats.is_empty(), "seats in groups that are gone: {seats:?}");
+            assert!(
+                members.is_empty(),
+                "members in groups that are gone: {members:?}"
+            );
         }
     }
 
