@@ -7,6 +7,7 @@ use loom::thread::{self, yield_now};
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::Ring;
 
+use super::sync::Ordering;
 use super::sync::model::{Mutation, check, with};
 use super::*;
 use crate::proto::conn::{RecvHalf, SendHalf};

@@ -4,7 +4,8 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use super::copy::PIECE;
+use super::region::PIECE;
+use super::sync::Ordering;
 use super::*;
 use crate::{process, random};
 
