@@ -57,37 +57,30 @@ impl CopyModeSelector {
         }
     }
 
-    /// The mode of a copy of `len` bytes. A call of [`copied`](Self::copied) has to follow it.
-    #[inline(always)]
-    pub(crate) fn next(&mut self, len: usize) -> CopyMode {
-        match self.window_len {
-            Some(_) if len >= LONG_COPY_MIN => self.next_long(),
-            _ => CopyMode::Temporal,
-        }
-    }
-
-    /// A copy of `len` bytes was made. `fills` states whether it has filled the ring.
-    #[inline(always)]
-    pub(crate) fn copied(&mut self, len: usize, fills: bool) {
-        if let Some(window_len) = self.window_len
-            && len >= LONG_COPY_MIN
-        {
-            self.copied_long(len, fills, window_len);
-        }
-    }
-
+    /// The mode of a copy of at least [`LONG_COPY_MIN`] bytes. A call of [`copied`](Self::copied)
+    /// has to follow it.
     #[inline(never)]
-    fn next_long(&mut self) -> CopyMode {
+    pub(crate) fn next(&mut self) -> CopyMode {
+        if self.window_len.is_none() {
+            return CopyMode::Temporal;
+        }
         let rates = self.rates.get_or_insert_default();
         rates.begin(Instant::now);
         rates.next()
     }
 
+    /// Such a copy of `len` bytes was made. `fills` states whether it has filled the ring.
     #[inline(never)]
-    fn copied_long(&mut self, len: usize, fills: bool, window_len: u32) {
-        if let Some(rates) = &mut self.rates {
+    pub(crate) fn copied(&mut self, len: usize, fills: bool) {
+        if let (Some(rates), Some(window_len)) = (&mut self.rates, self.window_len) {
             rates.add(len, fills, window_len, Instant::now);
         }
+    }
+
+    /// Whether a long copy was made.
+    #[cfg(test)]
+    pub(crate) fn is_measured(&self) -> bool {
+        self.rates.is_some()
     }
 }
 
@@ -196,8 +189,9 @@ impl Window {
     }
 }
 
-/// From this length on, in bytes, a non-temporal copy outweighs its fence.
-const LONG_COPY_MIN: usize = 16 * 1024;
+/// From this length on, in bytes, a non-temporal copy outweighs its fence. Shorter copies are
+/// temporal, and are not measured.
+pub(crate) const LONG_COPY_MIN: usize = 16 * 1024;
 
 /// Least length of a window, in bytes: the clock is read once for it.
 const WINDOW_MIN: u32 = 1 << 20;
@@ -337,16 +331,12 @@ mod tests {
     }
 
     #[test]
-    fn short_copies_and_those_of_a_device_are_not_measured() {
-        for (mut selector, len) in [
-            (CopyModeSelector::new(true, RING), LONG_COPY_MIN - 1),
-            (CopyModeSelector::new(false, RING), LONG_COPY_MIN),
-        ] {
-            for _ in 0..10_000 {
-                assert_eq!(selector.next(len), CopyMode::Temporal);
-                selector.copied(len, true);
-            }
-            assert!(selector.rates.is_none());
+    fn copies_of_a_device_are_not_measured() {
+        let mut selector = CopyModeSelector::new(false, RING);
+        for _ in 0..10_000 {
+            assert_eq!(selector.next(), CopyMode::Temporal);
+            selector.copied(LONG_COPY_MIN, true);
         }
+        assert!(!selector.is_measured());
     }
 }

@@ -13,7 +13,7 @@ use super::super::busy_poll::BusyPoll;
 use super::super::conn::{
     Conn, DirectConn, Path, PeerDmb, RdmaConn, SendPath, SmcPath as _, len_u32, len_usize,
 };
-use super::super::copy_mode::CopyModeSelector;
+use super::super::copy_mode::{CopyModeSelector, LONG_COPY_MIN};
 use super::super::deadlines::Deadline;
 use super::in_place::ReservedSpace;
 use super::tcp::TcpWriter;
@@ -21,7 +21,7 @@ use super::wait::{Half, Ready, delegate, now_or_never, poll_until};
 use crate::device::SubmitError;
 use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::Ordering;
-use crate::mem::{Element, RingWriter, TrustPeers};
+use crate::mem::{Element, OutOfBounds, RingWriter, TrustPeers};
 use crate::proto::conn::SendHalf;
 use crate::proto::conn::rdma::DeliveryStatus;
 
@@ -406,20 +406,35 @@ impl DirectWriter {
             if part.is_empty() {
                 continue;
             }
-            let at = cursor.count;
-            let mode = self.copy_mode.next(part.len());
+            let (at, fills) = (cursor.count, part.len() == left);
             match &self.element {
-                Some(element) => element
-                    .write_with(mode, len_usize(at), part)
+                Some(element) => copy(element, &mut self.copy_mode, len_usize(at), part, fills)
                     .map_err(|_| SubmitError::OutOfBounds)?,
                 None => self.direct.peer.move_payload(ring, at, part)?,
             }
-            self.copy_mode.copied(part.len(), part.len() == left);
             count += len_u32(part.len());
             cursor = ring.advance(cursor, len_u32(part.len()));
         }
         Ok(count)
     }
+}
+
+/// Copies into the ring at offset `at`; long data in the faster mode. `fills` states whether it
+/// fills the ring.
+#[inline(always)]
+fn copy(
+    element: &Element,
+    mode: &mut CopyModeSelector,
+    at: usize,
+    data: &[u8],
+    fills: bool,
+) -> Result<(), OutOfBounds> {
+    if data.len() < LONG_COPY_MIN {
+        return element.write(at, data);
+    }
+    element.write_with(mode.next(), at, data)?;
+    mode.copied(data.len(), fills);
+    Ok(())
 }
 
 /// Operations on a reservation in place.
@@ -432,11 +447,8 @@ impl DirectWriter {
     pub(super) fn put_at(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
         let element = self.element.as_ref().ok_or(NOT_RESERVED)?;
         let at = len_usize(self.half.at()) + offset;
-        let mode = self.copy_mode.next(data.len());
-        let put = element.write_with(mode, at, data);
-        put.map_err(|_| NOT_RESERVED)?;
-        self.copy_mode.copied(data.len(), self.blocked);
-        Ok(())
+        let fills = self.blocked;
+        copy(element, &mut self.copy_mode, at, data, fills).map_err(|_| NOT_RESERVED)
     }
 
     /// Copies out of a reservation.
@@ -539,3 +551,23 @@ const LEAST_IS_MORE: Error = Error::misuse("reservation of at least more than it
 
 /// A reservation is inside of the free space, and no other write happens during it.
 const NOT_RESERVED: Error = Error::Bug("reservation outside of the free space");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::{HEADER_LEN, Region};
+
+    #[test]
+    fn long_copies_alone_are_measured() -> Result<(), OutOfBounds> {
+        let element = Element::new(Region::anonymous(HEADER_LEN + LONG_COPY_MIN))?;
+        let mut mode = CopyModeSelector::new(true, element.ring_len() as u32);
+        let data = [1; LONG_COPY_MIN];
+        for _ in 0..1000 {
+            copy(&element, &mut mode, 0, &data[1..], false)?;
+        }
+        assert!(!mode.is_measured());
+        copy(&element, &mut mode, 0, &data, true)?;
+        assert_eq!(mode.is_measured(), crate::mem::HAS_NON_TEMPORAL);
+        Ok(())
+    }
+}
