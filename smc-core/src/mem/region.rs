@@ -273,7 +273,7 @@ impl Region {
     /// # Safety
     ///
     /// No process may write these bytes while the borrow lives. For memory that a peer can write
-    /// this is a promise about the peer: see [`TrustPeers`].
+    /// this is a promise about the peer: see [`TrustPeers`](super::TrustPeers).
     ///
     /// # Errors
     ///

@@ -34,11 +34,11 @@
 //! **First contact, server**: 1, 2; ACCEPT is sent, CONFIRM arrives; 3; 4 (sends CONFIRM LINK, 2
 //! s); 5 (offers another link, in the background).
 //!
-//! **Reuse, server**: [`choose`](LinkGroup::choose) the link; register the RMB with all
+//! **Reuse, server**: the link by [`link_for`](LinkGroup::link_for); register the RMB with all
 //! [`devices`](LinkGroup::devices); [`confirm_rkey`](LinkGroup::confirm_rkey) `<-`
 //! [`LinkGroupOutput::RkeyConfirmed`]; ACCEPT; CONFIRM comes; `add_rtoken`.
 //!
-//! **Reuse, client**: [`choose`](LinkGroup::choose) the link that ACCEPT names; register;
+//! **Reuse, client**: the link that ACCEPT names, by [`link_for`](LinkGroup::link_for); register;
 //! `add_rtoken`; `confirm_rkey` `<-` `RkeyConfirmed`; CONFIRM.
 //!
 //! **End of a connection**, or of a set-up that got that far:
