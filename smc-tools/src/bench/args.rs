@@ -63,6 +63,11 @@ pub(crate) struct Args {
           value_parser = count)]
     pub(super) open: Vec<usize>,
 
+    /// How many of the open connections of `fanin` are active
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "10",
+          value_parser = count)]
+    pub(super) active: Vec<usize>,
+
     /// Have the server's end run in another machine, where `smc bench-agent` listens at this
     /// address; CPU time is left out then
     #[arg(long, value_name = "ADDRESS", requires = "transports")]
@@ -101,10 +106,6 @@ pub(super) struct Settings {
     /// Bytes in the body of each response of `http`
     #[arg(long, value_name = "N", default_value = "612", value_parser = len)]
     pub(super) body: usize,
-
-    /// How many open connections of `fanin` are active
-    #[arg(long, value_name = "N", default_value = "10", value_parser = count)]
-    pub(super) active: usize,
 
     /// Buffers to ask for, of SMC and of sockets alike, with K or M; each one's default if not
     /// given

@@ -32,6 +32,9 @@ pub(super) struct Case {
     pub(super) workload: Workload,
     /// Bytes in a write, connections or clients: see [`Workload::load`].
     pub(super) load: usize,
+    /// The connections that are active, if that is another number.
+    #[serde(default)]
+    pub(super) active: Option<usize>,
 }
 
 /// One measurement: a case over a transport on a runtime.
@@ -106,10 +109,9 @@ impl Plan {
                     Workload::Connect => distinct(&args.clients),
                     Workload::Fanin => distinct(&args.open),
                 };
-                loads.into_iter().map(|load| Case {
-                    workload: *workload,
-                    load,
-                })
+                loads
+                    .into_iter()
+                    .flat_map(|load| cases(*workload, load, &args.active))
             })
             .collect();
         let plan = Self {
@@ -217,9 +219,17 @@ impl fmt::Display for Workload {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { workload, load } = self;
+        let Self {
+            workload,
+            load,
+            active,
+        } = self;
         let s = if *load == 1 { "" } else { "s" };
-        write!(f, "{workload}, {load} {}{s}", workload.load())
+        write!(f, "{workload}, {load} {}{s}", workload.load())?;
+        match active {
+            Some(active) => write!(f, ", {active} active"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -227,6 +237,23 @@ impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} on {}, {}", self.case, self.transport, self.runtime)
     }
+}
+
+/// The cases of a workload with this number.
+fn cases(workload: Workload, load: usize, active: &[usize]) -> Vec<Case> {
+    let active = match workload {
+        Workload::Fanin => {
+            let active: Vec<_> = active.iter().map(|active| *active.min(&load)).collect();
+            distinct(&active).into_iter().map(Some).collect()
+        }
+        _ => vec![None],
+    };
+    let case = |active| Case {
+        workload,
+        load,
+        active,
+    };
+    active.into_iter().map(case).collect()
 }
 
 /// Each once, in the order in which they came first.
@@ -290,6 +317,22 @@ mod tests {
                 "bulk, 1024 bytes",
                 "bulk, 64000 bytes",
                 "http, 2 connections"
+            ]
+        );
+    }
+
+    #[test]
+    fn no_more_connections_are_active_than_are_open() {
+        let plan = plan("fanin --open 2,100 --active 1,2,10").unwrap();
+        let cases: Vec<_> = plan.cases.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            cases,
+            [
+                "fanin, 2 connections, 1 active",
+                "fanin, 2 connections, 2 active",
+                "fanin, 100 connections, 1 active",
+                "fanin, 100 connections, 2 active",
+                "fanin, 100 connections, 10 active"
             ]
         );
     }

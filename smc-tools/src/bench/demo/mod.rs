@@ -125,7 +125,11 @@ fn plan(args: &Args) -> Result<Plan> {
         (Carrier::Ism, true) => Kind::IsmCopy,
         (Carrier::Rdma, _) => Kind::Rdma,
     };
-    let case = |workload, load| Case { workload, load };
+    let case = |workload, load| Case {
+        workload,
+        load,
+        active: None,
+    };
     Ok(Plan {
         cases: vec![
             case(Workload::Bulk, 64_000),

@@ -47,6 +47,7 @@ pub(super) fn there_and_back(args: &Args, plan: &Plan) -> Result<Transfer> {
     cell.case = Case {
         workload: Workload::Pingpong,
         load: READ_LEN,
+        active: None,
     };
     cell.settings.ping = READ_LEN;
     let task = Task {

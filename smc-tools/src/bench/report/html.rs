@@ -1,12 +1,13 @@
 //! The results as a page that needs nothing but itself.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 
 use anyhow::Result;
 
 use super::super::figure::Figure;
 use super::super::host::Host;
-use super::super::plan::{Plan, Workload};
+use super::super::plan::{Case, Plan, Workload};
 use super::super::results::{Results, Row};
 use super::super::runtime::Runtime;
 use super::super::stats::Verdict;
@@ -158,16 +159,24 @@ fn by_load(
     figure: Figure,
 ) -> Vec<(f64, f64)> {
     let rows = results.over(workload, runtime, kind);
-    let points =
-        rows.filter_map(|row| Some((row.key.case.load as f64, row.spread(figure)?.median)));
-    let mut points: Vec<_> = points.collect();
-    points.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let points = rows.filter_map(|row| {
+        let Case { load, active, .. } = row.key.case;
+        Some(((load, active), row.spread(figure)?.median))
+    });
+    // Of those with the same load, the one with the most active connections is the last.
+    let points: BTreeMap<_, _> = points.collect();
+    let points = points.into_iter().map(|((load, _), y)| (load, y));
+    let points: BTreeMap<_, _> = points.collect();
     points
+        .into_iter()
+        .map(|(load, y)| (load as f64, y))
+        .collect()
 }
 
 fn loads(plan: &Plan, workload: Workload) -> Vec<f64> {
     let cases = plan.cases.iter().filter(|case| case.workload == workload);
-    cases.map(|case| case.load as f64).collect()
+    let loads: BTreeSet<_> = cases.map(|case| case.load).collect();
+    loads.into_iter().map(|load| load as f64).collect()
 }
 
 /// Latency by the share of trips that were slower, the rare ones to the right.

@@ -27,6 +27,7 @@ fn row(results: &Results, row: &Row) -> Value {
     json!({
         "workload": row.key.case.workload,
         "load": row.key.case.load,
+        "active": row.key.case.active,
         "runtime": row.key.runtime,
         "transport": row.key.transport,
         "path": row.samples.first().map(|sample| &sample.path),

@@ -73,9 +73,9 @@ fn about(workload: Workload, plan: &Plan) -> String {
             "connect, 64 bytes there and back, close; by clients all at once".to_owned()
         }
         Workload::Fanin => format!(
-            "open connections of which {} are active with {} bytes there and back; memory and \
+            "open connections of which some are active with {} bytes there and back; memory and \
              kernel are per connection",
-            settings.active, settings.ping
+            settings.ping
         ),
     }
 }

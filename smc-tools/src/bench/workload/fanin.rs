@@ -24,7 +24,8 @@ pub(super) async fn drive<C: Connect>(cell: &Cell, to: Arc<C>, meter: Meter) -> 
     sample.path = to.path(first.stream());
     let before = (meter.memory()?, Meter::kernel_memory()?);
     let mut clients = open_all(cell, &to).await?;
-    let active = clients.split_off(open.saturating_sub(cell.settings.active));
+    let active = cell.case.active.unwrap_or(open);
+    let active = clients.split_off(open.saturating_sub(active));
     for client in clients {
         runtime.detach(client.idle());
     }
