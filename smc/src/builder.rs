@@ -321,8 +321,8 @@ impl Builder {
     }
 
     /// Sets the maximum number of concurrent handshakes of a listener; 256 unless set. A quarter is
-    /// reserved for clients of the own user, and of the rest one source has half at most. See
-    /// [`Listener`](super::Listener).
+    /// reserved for clients of the own user, and of the rest one source has half at most; a maximum
+    /// of one is for all. See [`Listener`](super::Listener).
     #[must_use]
     pub fn max_handshakes(mut self, count: usize) -> Self {
         self.config.max_handshakes = count.max(1);

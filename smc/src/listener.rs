@@ -395,7 +395,8 @@ impl Service {
         let source = match &side_channel {
             None => Some(Source::of_address(peer.ip())),
             Some(side_channel) => {
-                Source::of_client(side_channel.credentials(), side_channel.is_own_user())
+                let is_own = side_channel.is_own_user();
+                Source::of_client(side_channel.credentials(), is_own, peer.ip())
             }
         };
         let mut permit = self.admission.enter(source)?;

@@ -268,10 +268,10 @@ pub trait SideChannel: Debug + Send {
     }
 
     /// Server: whether the client is a process of the listener's user, for whose clients a part of
-    /// the handshakes is reserved.
+    /// the handshakes is reserved. Unless implemented: whether the credentials say so.
     fn is_own_user(&self) -> bool {
         let own = |client: Credentials| client.uid == Credentials::own().uid;
-        self.credentials().is_none_or(own)
+        self.credentials().is_some_and(own)
     }
 
     /// Client: a counter that changes while the server works, on this handshake or on others.

@@ -61,10 +61,15 @@ impl Source {
         })
     }
 
-    /// Of a client with a side channel. Those of the own user may have all places.
-    pub(super) fn of_client(client: Option<Credentials>, is_own: bool) -> Option<Self> {
+    /// Of a client with a side channel, by its address if the side channel does not show its user.
+    /// Those of the own user may have all places.
+    pub(super) fn of_client(
+        client: Option<Credentials>,
+        is_own: bool,
+        address: IpAddr,
+    ) -> Option<Self> {
         let user = client.map(|client| Self::User(client.uid));
-        user.filter(|_| !is_own)
+        (!is_own).then(|| user.unwrap_or_else(|| Self::of_address(address)))
     }
 }
 
@@ -220,7 +225,16 @@ mod tests {
         let own = Credentials::own();
         let mut client = own;
         client.uid = uid;
-        Source::of_client(Some(client), uid == own.uid)
+        Source::of_client(Some(client), uid == own.uid, Ipv4Addr::LOCALHOST.into())
+    }
+
+    #[test]
+    fn a_client_without_credentials_is_not_one_of_the_own_user() {
+        let [one, other] = [1, 2].map(|last| Ipv4Addr::new(10, 0, 0, last).into());
+        let of_client = |is_own, address| Source::of_client(None, is_own, address);
+        assert_eq!(of_client(false, one), Some(Source::of_address(one)));
+        assert_ne!(of_client(false, one), of_client(false, other));
+        assert_eq!(of_client(true, one), None);
     }
 
     fn try_place(permit: &mut AdmissionPermit) -> bool {
