@@ -52,7 +52,7 @@ impl CopyModeSelector {
     pub(crate) fn new(is_mapped: bool, ring: u32) -> Self {
         let has_modes = is_mapped && HAS_NON_TEMPORAL;
         Self {
-            window_len: has_modes.then_some(ring.max(WINDOW_MIN)),
+            window_len: has_modes.then_some(ring.max(WINDOW_LEN_MIN)),
             rates: None,
         }
     }
@@ -194,7 +194,7 @@ impl Window {
 pub(crate) const LONG_COPY_MIN: usize = 16 * 1024;
 
 /// Least length of a window, in bytes: the clock is read once for it.
-const WINDOW_MIN: u32 = 1 << 20;
+const WINDOW_LEN_MIN: u32 = 1 << 20;
 
 /// Windows of which the best counts.
 const HISTORY: usize = 4;

@@ -388,7 +388,7 @@ impl Service {
                 return None;
             }
             (Verdict::Plain(cause), _) => {
-                queue.put(Ok((handshake::plain(socket, cause), peer)));
+                queue.put(Ok((handshake::tcp_stream(socket, cause), peer)));
                 return None;
             }
         };

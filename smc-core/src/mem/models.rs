@@ -10,7 +10,7 @@ use smc_wire::cursor::Ring;
 use super::sync::Ordering;
 use super::sync::model::{Mutation, check, with};
 use super::*;
-use crate::proto::conn::{RecvHalf, SendHalf};
+use crate::proto::conn::{RecvCursors, SendCursors};
 
 #[test]
 fn what_is_read_is_what_was_written() {
@@ -111,7 +111,7 @@ fn end(writing: Option<Mutation>, reading: Option<Mutation>) {
 }
 
 struct Writer {
-    half: SendHalf,
+    half: SendCursors,
     /// The peer's element, and the local one.
     peer: Element,
     local: Element,
@@ -159,7 +159,7 @@ impl Writer {
 }
 
 struct Reader {
-    half: RecvHalf,
+    half: RecvCursors,
     peer: Element,
     local: Element,
     seen: u64,
@@ -210,14 +210,14 @@ fn ends() -> (Writer, Reader) {
     let [writers, readers] = [element(), element()];
     let size = Ring::new(u32::try_from(RING).unwrap()).unwrap();
     let writer = Writer {
-        half: SendHalf::new(size),
+        half: SendCursors::new(size),
         peer: readers.clone(),
         local: writers.clone(),
         seen: 0,
         word: ConsumerWord::default(),
     };
     let reader = Reader {
-        half: RecvHalf::new(size),
+        half: RecvCursors::new(size),
         peer: writers,
         local: readers,
         seen: 0,

@@ -9,7 +9,7 @@ use smc_wire::types::DmbToken;
 
 use super::super::device_driver::DeviceDriver;
 use super::super::stream::Mode;
-use super::{Conn, Parts, Path, PeerLocality, SmcPath, len_u32, len_usize};
+use super::{Conn, Parts, PeerLocality, TransportConn, TransportOps, len_u32, len_usize};
 use crate::device::{Attachment, Charge, DeviceError, Dmb, Signal, SubmitError};
 use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
@@ -115,7 +115,7 @@ impl Parts {
         let parts = Self {
             local,
             local_ring: path.local_size.ring_d(),
-            path: Path::Direct(DirectConn::new(dmb, peer, ring, charge.ok())),
+            transport: TransportConn::Direct(DirectConn::new(dmb, peer, ring, charge.ok())),
             mode,
             driver: Arc::clone(driver),
             drivers: None,
@@ -267,7 +267,7 @@ impl DirectConn {
     }
 }
 
-impl SmcPath for DirectConn {
+impl TransportOps for DirectConn {
     fn peer_ring(&self) -> Ring {
         self.peer_ring
     }
@@ -423,7 +423,7 @@ impl Conn {
     }
 
     fn schedule_retry(&self) {
-        if let Path::Direct(direct) = &self.path {
+        if let TransportConn::Direct(direct) = &self.transport {
             let written = direct.producer.load(Ordering::SeqCst);
             self.driver.schedule_retry(self.key(), written);
         }
@@ -433,11 +433,11 @@ impl Conn {
     /// For the driver: retries the words that the device was busy for, in order, and wakes the
     /// writer.
     pub(crate) fn retry_pending(&self) -> RetryResult {
-        let has_pending = self.path().has_pending();
-        let retried = match self.path().publish_pending() {
+        let has_pending = self.ops().has_pending();
+        let retried = match self.ops().publish_pending() {
             Err(SubmitError::WouldBlock) => RetryResult::Busy,
             Err(error) => {
-                self.path().clear_pending();
+                self.ops().clear_pending();
                 self.handle_submit_error(error);
                 self.release_if_closed();
                 RetryResult::Nothing
@@ -466,7 +466,7 @@ impl Conn {
 
     /// For the driver: gives up publishing the abort flag.
     pub(crate) fn drop_pending(&self) {
-        self.path().clear_pending();
+        self.ops().clear_pending();
         self.release_if_closed();
         self.driver.groups.notify_ended();
     }
@@ -478,7 +478,7 @@ impl Conn {
 
     /// Publishes pending words if the driver has ended.
     pub(crate) fn publish_without_driver(&self) {
-        if self.driver.is_stopped() && self.path().has_pending() {
+        if self.driver.is_stopped() && self.ops().has_pending() {
             let _result = self.retry_pending();
         }
     }

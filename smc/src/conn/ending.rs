@@ -7,7 +7,7 @@ use std::time::Duration;
 use smc_wire::cdc::{ProducerWord, StateFlags};
 use smc_wire::cursor::Cursor;
 
-use super::{Conn, PeerLocality, SmcPath as _, len_usize};
+use super::{Conn, PeerLocality, TransportOps as _, len_usize};
 use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
 use crate::mem::HEADER_LEN;
 use crate::mem::sync::Ordering;
@@ -21,7 +21,7 @@ impl Conn {
         let flags = self.closing.lock().shutdown_write();
         if let Some(flags) = flags {
             self.ended.store(true, Ordering::Release);
-            self.path().publish_flags(self, flags);
+            self.ops().publish_flags(self, flags);
             self.wake();
         }
     }
@@ -63,7 +63,7 @@ impl Conn {
             (Some(flags), Some(rdma)) if !unread => {
                 rdma.publish_close(|| self.read_position(), flags);
             }
-            (Some(flags), _) => self.path().publish_flags(self, flags),
+            (Some(flags), _) => self.ops().publish_flags(self, flags),
             (None, _) => {}
         }
     }
@@ -135,7 +135,7 @@ impl Conn {
         let _later = self.failure.set(cause);
         self.ended.store(true, Ordering::Release);
         match (flags, self.rdma()) {
-            (Some(flags), _) => self.path().publish_flags(self, flags),
+            (Some(flags), _) => self.ops().publish_flags(self, flags),
             // The close flags may still be queued behind data that cannot be sent.
             (None, Some(rdma)) if rdma.has_pending() => {
                 rdma.publish_flags(self, StateFlags::ABORTED);
@@ -177,7 +177,7 @@ impl Conn {
         // the driver retries.
         let is_gone = self.driver.is_gone() && self.rdma().is_none();
         let is_lost = is_gone || self.driver.is_stopped();
-        let has_pending = self.path().has_pending() && !is_lost;
+        let has_pending = self.ops().has_pending() && !is_lost;
         if !self.closing.lock().is_finished() || has_pending {
             return;
         }

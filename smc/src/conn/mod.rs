@@ -49,7 +49,7 @@ pub(crate) struct Conn {
     locality: PeerLocality,
     /// The TCP connection is not watched yet: see `TCP_WATCH_DELAY`.
     tcp_watch_deferred: AtomicBool,
-    pub(crate) path: Path,
+    pub(crate) transport: TransportConn,
     /// Number of retries of the driver at a busy device.
     retries: AtomicU32,
     /// The waker registered with the TCP socket.
@@ -88,7 +88,7 @@ pub(crate) struct Conn {
 }
 
 /// The buffers of a connection, and how data gets from one end to the other.
-pub(crate) enum Path {
+pub(crate) enum TransportConn {
     /// SMC-D: through the peer's DMB.
     Direct(Arc<DirectConn>),
     /// SMC-R: over links, from the staging ring to the peer's RMB.
@@ -96,7 +96,7 @@ pub(crate) enum Path {
 }
 
 /// What written data is copied to.
-pub(crate) trait SendPath {
+pub(crate) trait SendBuffer {
     /// Bytes that can be written now, after reading the peer's updates.
     fn space(&mut self, conn: &Conn) -> Result<u32, Error>;
 
@@ -126,12 +126,12 @@ pub(crate) trait SendPath {
     /// Requests a report when there may be more space; as `Half::arm`.
     fn arm(&self);
 
-    /// As [`SmcPath::poll_device`].
+    /// As [`TransportOps::poll_device`].
     fn poll_device(&self, conn: &Conn) -> bool;
 }
 
 /// The operations that SMC-D and SMC-R do in different ways.
-pub(crate) trait SmcPath: Send + Sync {
+pub(crate) trait TransportOps: Send + Sync {
     /// The peer's ring, which this side writes.
     fn peer_ring(&self) -> Ring;
 
@@ -144,7 +144,7 @@ pub(crate) trait SmcPath: Send + Sync {
     fn poll_device(&self, driver: &DeviceDriver) -> bool;
 
     /// SMC-D: whether a flag is set that needs an update when everything is read; it stays until it
-    /// is withdrawn. SMC-R: false, as each request is an event ([`SmcPath::take_update_request`]).
+    /// is withdrawn. SMC-R: false, as each request is an event ([`TransportOps::take_update_request`]).
     fn is_update_requested(&self, flags: ProducerFlags) -> bool;
 
     /// Takes the peer's request for an update when everything is read; called when it is.
@@ -202,7 +202,7 @@ impl ConnKey {
 pub(crate) struct Parts {
     pub(crate) local: Element,
     pub(crate) local_ring: Ring,
-    pub(crate) path: Path,
+    pub(crate) transport: TransportConn,
     pub(crate) mode: Mode,
     pub(crate) driver: Arc<DeviceDriver>,
     /// SMC-R: those of all devices.
@@ -231,7 +231,7 @@ impl Conn {
             socket,
             locality,
             tcp_watch_deferred: AtomicBool::new(locality != PeerLocality::Unknown),
-            path: parts.path,
+            transport: parts.transport,
             retries: AtomicU32::new(0),
             tcp_waker: OnceLock::new(),
             has_peer_sent: AtomicBool::new(false),
@@ -255,32 +255,32 @@ impl Conn {
     }
 
     pub(crate) fn key(&self) -> ConnKey {
-        match &self.path {
-            Path::Direct(direct) => ConnKey::direct(direct.dmb.token()),
-            Path::Rdma(handle) => ConnKey::rdma(handle.0.token),
+        match &self.transport {
+            TransportConn::Direct(direct) => ConnKey::direct(direct.dmb.token()),
+            TransportConn::Rdma(handle) => ConnKey::rdma(handle.0.token),
         }
     }
 
     /// The local receive buffer, if this is SMC-D.
     pub(crate) fn dmb(&self) -> Option<&Arc<dyn Dmb>> {
-        match &self.path {
-            Path::Direct(direct) => Some(&direct.dmb),
-            Path::Rdma(_) => None,
+        match &self.transport {
+            TransportConn::Direct(direct) => Some(&direct.dmb),
+            TransportConn::Rdma(_) => None,
         }
     }
 
     /// The SMC-R connection in its link group, if this is SMC-R.
     pub(crate) fn rdma(&self) -> Option<&Arc<RdmaConn>> {
-        match &self.path {
-            Path::Direct(_) => None,
-            Path::Rdma(handle) => Some(&handle.0),
+        match &self.transport {
+            TransportConn::Direct(_) => None,
+            TransportConn::Rdma(handle) => Some(&handle.0),
         }
     }
 
-    fn path(&self) -> &dyn SmcPath {
-        match &self.path {
-            Path::Direct(direct) => &**direct,
-            Path::Rdma(handle) => &*handle.0,
+    fn ops(&self) -> &dyn TransportOps {
+        match &self.transport {
+            TransportConn::Direct(direct) => &**direct,
+            TransportConn::Rdma(handle) => &*handle.0,
         }
     }
 
@@ -317,7 +317,7 @@ impl Conn {
                 DeliveryStatus::Pending if self.is_shut_by_abort() => DeliveryStatus::Lost,
                 delivery => delivery,
             },
-            None if !self.path().has_pending() => DeliveryStatus::Done,
+            None if !self.ops().has_pending() => DeliveryStatus::Done,
             None => {
                 self.handle_peer_flags();
                 // The device and its driver may be gone too: no later event ends the wait.
@@ -336,12 +336,12 @@ impl Conn {
 
     /// The peer's ring, which this side writes.
     pub(crate) fn peer_ring(&self) -> Ring {
-        self.path().peer_ring()
+        self.ops().peer_ring()
     }
 
     /// Publishes the consumer cursor and signals the peer.
     pub(crate) fn publish_consumer(&self, cursor: Cursor) {
-        self.path().publish_consumer(self, cursor);
+        self.ops().publish_consumer(self, cursor);
     }
 
     pub(crate) fn state(&self) -> ConnState {
@@ -429,7 +429,7 @@ impl Conn {
     /// Requests that the device reports the next write of the peer. The caller checks once more
     /// afterwards.
     pub(crate) fn arm(&self) {
-        self.path().arm();
+        self.ops().arm();
     }
 
     /// Wakes all tasks: the peer signalled, or another state changed.
@@ -504,15 +504,15 @@ impl Conn {
         if !ended || !self.is_peer_silent() {
             return;
         }
-        match &self.path {
+        match &self.transport {
             // A peer that closes publishes its flags before its TCP connection ends.
-            Path::Direct(_) => self.abort(Error::Closed(CloseReason::Aborted)),
+            TransportConn::Direct(_) => self.abort(Error::Closed(CloseReason::Aborted)),
             // Only a DECLINE can follow on TCP: set-up has failed.
-            Path::Rdma(_) if self.has_tcp_data(waker) => {
+            TransportConn::Rdma(_) if self.has_tcp_data(waker) => {
                 self.abort(Error::Closed(CloseReason::Aborted));
             }
             // Here the end of TCP may overtake the peer's messages on the link.
-            Path::Rdma(_) => {
+            TransportConn::Rdma(_) => {
                 if !self.half_open.swap(true, Ordering::AcqRel) {
                     self.driver.start_half_open_timeout(self);
                 }
@@ -543,7 +543,7 @@ impl Conn {
         if self.has_peer_sent.load(Ordering::Relaxed) {
             return false;
         }
-        let has_peer_sent = self.path().has_received(&self.local);
+        let has_peer_sent = self.ops().has_received(&self.local);
         self.has_peer_sent.store(has_peer_sent, Ordering::Relaxed);
         !has_peer_sent
     }

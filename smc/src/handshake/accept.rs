@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use super::carrier::Carrier;
 use super::work::HandshakeResources;
-use super::{Outcome, drive, handshake_config, path, plain, run_handshake, run_handshake_on_tcp};
+use super::{
+    Outcome, drive, handshake_config, path, run_handshake, run_handshake_on_tcp, tcp_stream,
+};
 use crate::endpoint::EndpointInner;
 use crate::error::{Error, FallbackCause, Phase};
 use crate::negotiate::SideChannel;
@@ -55,7 +57,7 @@ pub(crate) async fn accept(
                 run_handshake(endpoint, &mut carrier, &socket, peer, machine, resources).await;
             match outcome {
                 Err(_) if side_channel.is_withdrawn() => {
-                    Ok(plain(socket, FallbackCause::Withdrawn))
+                    Ok(tcp_stream(socket, FallbackCause::Withdrawn))
                 }
                 outcome => outcome,
             }
@@ -89,9 +91,9 @@ pub(crate) async fn decline_all(
     )
     .await;
     match outcome {
-        Ok(Outcome::Tcp(_)) => Ok(plain(socket, FallbackCause::Policy)),
+        Ok(Outcome::Tcp(_)) => Ok(tcp_stream(socket, FallbackCause::Policy)),
         Err(_) if side_channel.is_some_and(|side_channel| side_channel.is_withdrawn()) => {
-            Ok(plain(socket, FallbackCause::Policy))
+            Ok(tcp_stream(socket, FallbackCause::Policy))
         }
         Err(error) => Err(error),
         Ok(Outcome::Smc(_)) => Err(Error::Bug("a handshake without devices came to SMC")),

@@ -27,7 +27,7 @@ pub(super) struct SideChannelCarrier<'a> {
     /// A message was sent and the peer not yet notified.
     sent: bool,
     /// A client's, until it has received a message: bytes on it come from a plain server.
-    plain: Option<&'a dyn Socket>,
+    tcp_socket: Option<&'a dyn Socket>,
     /// A client's: the end of its wait for progress of the server. A server's: when it publishes
     /// progress next.
     timer: Option<Deadline>,
@@ -42,14 +42,14 @@ impl<'a> Carrier<'a> {
     pub(super) fn side_channel(
         endpoint: &'a EndpointInner,
         side_channel: &'a mut dyn SideChannel,
-        plain: Option<&'a dyn Socket>,
+        tcp_socket: Option<&'a dyn Socket>,
     ) -> Self {
-        let role = plain.map_or(Role::Server, |_| Role::Client);
+        let role = tcp_socket.map_or(Role::Server, |_| Role::Client);
         Self::SideChannel(SideChannelCarrier {
             side_channel,
             locality: PeerLocality::SameHost(role),
             sent: false,
-            plain,
+            tcp_socket,
             timer: None,
             progress: None,
             busy_poll: BusyPoll::new(endpoint.config.polling),
@@ -152,7 +152,7 @@ impl SideChannelCarrier<'_> {
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         let read = self.poll_side_channel(cx, buf);
         if read.is_ready() {
-            self.plain = None;
+            self.tcp_socket = None;
             self.busy_poll.hit();
         }
         read
@@ -184,7 +184,7 @@ impl SideChannelCarrier<'_> {
                 Withdrawn::Free => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
                 // The answer has just arrived, or the offer can no longer be withdrawn.
                 Withdrawn::Taken => {
-                    self.plain = None;
+                    self.tcp_socket = None;
                     self.side_channel.poll_read(cx, buf)
                 }
             },
@@ -200,7 +200,7 @@ impl SideChannelCarrier<'_> {
 
     /// Checks whether an answer can still be expected.
     fn watch(&mut self, cx: &mut Context<'_>) -> AnswerState {
-        let Some(socket) = self.plain else {
+        let Some(socket) = self.tcp_socket else {
             return AnswerState::None;
         };
         let EndpointInner { groups, config, .. } = self.endpoint;

@@ -11,7 +11,7 @@ use smc_wire::types::DmbToken;
 
 use super::carrier::Carrier;
 use super::work::{EarlyWork, HandshakeResources, reach, register};
-use super::{handshake_config, path, plain, run_handshake, run_handshake_on_tcp};
+use super::{handshake_config, path, run_handshake, run_handshake_on_tcp, tcp_stream};
 use crate::config::Policy;
 use crate::endpoint::{ConnectOptions, EndpointInner};
 use crate::error::{Error, FallbackCause, FallbackReason};
@@ -65,7 +65,7 @@ pub(crate) async fn connect(
         candidate: candidate.as_ref().map_err(FallbackCause::clone),
     };
     let stream = match attempt.make(first, early).await {
-        Err(failed) if failed.was_confirmed => attempt.make(first, None).await,
+        Err(failed) if failed.early_confirm_failed => attempt.make(first, None).await,
         made => made,
     };
     let stream = stream.map_err(|failed| failed.error)?;
@@ -106,7 +106,7 @@ struct ConnectAttempt<'a> {
 struct Failed {
     error: Error,
     /// The early CONFIRM could not be fulfilled. A new attempt without it may still succeed.
-    was_confirmed: bool,
+    early_confirm_failed: bool,
 }
 
 impl ConnectAttempt<'_> {
@@ -141,7 +141,7 @@ impl ConnectAttempt<'_> {
             (Delivery::Plain, Err(_), offer)
                 if config.rdma.is_some() && self.policy != Policy::Never =>
             {
-                plain(socket, plain_cause(offer))
+                tcp_stream(socket, plain_cause(offer))
             }
             (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), reason.clone()),
             (Delivery::Delivered, Ok(proposal), Ok(offer)) => {
@@ -152,7 +152,9 @@ impl ConnectAttempt<'_> {
                 let proposal = (Arc::clone(config), Arc::clone(proposal));
                 await_answer(endpoint, socket, to, proposal, offer, resources).await?
             }
-            (Delivery::Delivered | Delivery::Plain, _, offer) => plain(socket, plain_cause(offer)),
+            (Delivery::Delivered | Delivery::Plain, _, offer) => {
+                tcp_stream(socket, plain_cause(offer))
+            }
         };
         Ok(stream)
     }
@@ -192,7 +194,7 @@ impl From<Error> for Failed {
     fn from(error: Error) -> Self {
         Self {
             error,
-            was_confirmed: false,
+            early_confirm_failed: false,
         }
     }
 }
@@ -294,11 +296,11 @@ async fn await_answer(
                 _ => None,
             };
             let silent = within.map(|within| FallbackCause::NoAnswer { within });
-            Ok(plain(socket, silent.unwrap_or_else(|| offer.cause())))
+            Ok(tcp_stream(socket, silent.unwrap_or_else(|| offer.cause())))
         }
         outcome => outcome.map_err(|error| Failed {
             error,
-            was_confirmed: offer
+            early_confirm_failed: offer
                 .side_channel()
                 .is_some_and(|side_channel| side_channel.is_confirmed()),
         }),

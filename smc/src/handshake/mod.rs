@@ -38,7 +38,7 @@ use carrier::Carrier;
 use work::{HandshakeResources, WorkResult, device_driver, execute};
 
 /// A stream that is plain TCP without a handshake.
-pub(crate) fn plain(socket: Arc<dyn Socket>, cause: FallbackCause) -> Stream {
+pub(crate) fn tcp_stream(socket: Arc<dyn Socket>, cause: FallbackCause) -> Stream {
     Stream::tcp(socket, Vec::new(), cause.into())
 }
 
@@ -95,8 +95,8 @@ fn is_protected(endpoint: &EndpointInner, socket: &dyn Socket, peer: SocketAddr)
         return true;
     };
     let [local, peer] = [local, peer].map(|address| address.ip().to_canonical());
-    let plain = endpoint.runtime.unprotected_mtu(local, peer);
-    plain.is_none_or(|plain| mtu < plain)
+    let unprotected = endpoint.runtime.unprotected_mtu(local, peer);
+    unprotected.is_none_or(|unprotected| mtu < unprotected)
 }
 
 /// The length of packets over the loopback interface, where nothing has to be looked up.

@@ -20,22 +20,22 @@ use super::{BeforeConnect, SocketOptions, Unconnected};
 
 /// A socket on which `connect` was called.
 #[derive(Debug)]
-pub(super) enum Begun {
+pub(super) enum ConnectStatus {
     /// It is connected.
     Connected(OwnedFd),
     /// It will become writable when it is connected or has failed.
-    Waiting(OwnedFd),
+    InProgress(OwnedFd),
 }
 
 /// Binds a socket, passes it to `before` and begins to connect it.
 ///
 /// `before` is called again, with another socket, in the rare case that the first one's port
 /// turned out to be taken for this destination.
-pub(super) fn begin(
+pub(super) fn start(
     to: SocketAddr,
     options: &SocketOptions,
     before: &mut BeforeConnect<'_>,
-) -> io::Result<Begun> {
+) -> io::Result<ConnectStatus> {
     if options.unbound && options.local.is_none() {
         let fd = stream(to)?;
         let unspecified: IpAddr = match to {
@@ -47,8 +47,8 @@ pub(super) fn begin(
             Some(fd.as_fd()),
         ))?;
         return match rustix::net::connect(&fd, &to) {
-            Ok(()) => Ok(Begun::Connected(fd)),
-            Err(Errno::INPROGRESS | Errno::INTR) => begun(fd, to),
+            Ok(()) => Ok(ConnectStatus::Connected(fd)),
+            Err(Errno::INPROGRESS | Errno::INTR) => status(fd, to),
             Err(error) => Err(error.into()),
         };
     }
@@ -67,21 +67,21 @@ pub(super) fn begin(
         }
         before(&Unconnected::new(local, Some(fd.as_fd())))?;
         match rustix::net::connect(&fd, &to) {
-            Ok(()) => return Ok(Begun::Connected(fd)),
+            Ok(()) => return Ok(ConnectStatus::Connected(fd)),
             Err(Errno::INPROGRESS | Errno::INTR) => {}
             Err(Errno::ADDRNOTAVAIL) if from.port() == 0 && attempts < ATTEMPTS => continue,
             Err(error) => return Err(error.into()),
         }
-        return begun(fd, to);
+        return status(fd, to);
     }
 }
 
 /// On this host a connection is complete, or refused, as soon as `connect` returns. A second call
 /// reports which.
-fn begun(fd: OwnedFd, to: SocketAddr) -> io::Result<Begun> {
+fn status(fd: OwnedFd, to: SocketAddr) -> io::Result<ConnectStatus> {
     match rustix::net::connect(&fd, &to) {
-        Ok(()) | Err(Errno::ISCONN) => Ok(Begun::Connected(fd)),
-        Err(Errno::ALREADY | Errno::INPROGRESS | Errno::INTR) => Ok(Begun::Waiting(fd)),
+        Ok(()) | Err(Errno::ISCONN) => Ok(ConnectStatus::Connected(fd)),
+        Err(Errno::ALREADY | Errno::INPROGRESS | Errno::INTR) => Ok(ConnectStatus::InProgress(fd)),
         Err(error) => Err(error.into()),
     }
 }

@@ -12,7 +12,7 @@ use ::smol::Executor;
 use async_io::Async;
 use async_trait::async_trait;
 
-use super::connect::{self, Begun};
+use super::connect::{self, ConnectStatus};
 use super::net::{self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket};
 use super::own_thread::OwnThread;
 use super::{
@@ -79,9 +79,9 @@ impl Runtime for SmolRuntime {
         options: &SocketOptions,
         before: &mut BeforeConnect<'_>,
     ) -> io::Result<Arc<dyn Socket>> {
-        Ok(Arc::new(match connect::begin(to, options, before)? {
-            Begun::Connected(fd) => TcpSocket::<Io>::client(&(), fd),
-            Begun::Waiting(fd) => TcpSocket::<Io>::client(&(), fd).connected().await?,
+        Ok(Arc::new(match connect::start(to, options, before)? {
+            ConnectStatus::Connected(fd) => TcpSocket::<Io>::client(&(), fd),
+            ConnectStatus::InProgress(fd) => TcpSocket::<Io>::client(&(), fd).connected().await?,
         }))
     }
 

@@ -12,7 +12,7 @@ use ::tokio::io::unix::AsyncFd;
 use ::tokio::runtime::{Handle, TryCurrentError};
 use async_trait::async_trait;
 
-use super::connect::{self, Begun};
+use super::connect::{self, ConnectStatus};
 use super::net::{self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket};
 use super::own_thread::OwnThread;
 use super::{
@@ -90,9 +90,9 @@ impl Runtime for TokioRuntime {
         options: &SocketOptions,
         before: &mut BeforeConnect<'_>,
     ) -> io::Result<Arc<dyn Socket>> {
-        Ok(Arc::new(match connect::begin(to, options, before)? {
-            Begun::Connected(fd) => TcpSocket::<Io>::client(&self.handle, fd),
-            Begun::Waiting(fd) => {
+        Ok(Arc::new(match connect::start(to, options, before)? {
+            ConnectStatus::Connected(fd) => TcpSocket::<Io>::client(&self.handle, fd),
+            ConnectStatus::InProgress(fd) => {
                 let socket = TcpSocket::<Io>::client(&self.handle, fd);
                 socket.connected().await?
             }

@@ -10,14 +10,16 @@ use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord};
 use smc_wire::cursor::Cursor;
 
 use super::super::busy_poll::BusyPoll;
-use super::super::conn::{Conn, DirectConn, Path, RdmaConn, SmcPath, len_u32, len_usize};
+use super::super::conn::{
+    Conn, DirectConn, RdmaConn, TransportConn, TransportOps, len_u32, len_usize,
+};
 use super::in_place::{GuardedRing, ReadGuard};
 use super::tcp::TcpReader;
 use super::wait::{Half, Ready, delegate, now_or_never, poll_until};
 use crate::error::{Error, PeerMisbehaved};
 use crate::mem::TrustPeers;
 use crate::mem::sync::Ordering;
-use crate::proto::conn::RecvHalf;
+use crate::proto::conn::RecvCursors;
 
 /// The reading half of a stream: SMC-D, SMC-R or TCP.
 pub(crate) enum Reader {
@@ -29,11 +31,11 @@ pub(crate) enum Reader {
 impl Reader {
     pub(crate) fn smc(conn: &Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
         let conn = Arc::clone(conn);
-        match &conn.path {
-            Path::Direct(direct) => {
+        match &conn.transport {
+            TransportConn::Direct(direct) => {
                 Self::Direct(SmcReader::new(Arc::clone(direct), conn, polling, trust))
             }
-            Path::Rdma(handle) => {
+            TransportConn::Rdma(handle) => {
                 let rdma = Arc::clone(&handle.0);
                 Self::Rdma(SmcReader::new(rdma, conn, polling, trust))
             }
@@ -113,10 +115,10 @@ impl Ready for Reader {
 }
 
 /// Reads from the local element, which the peer writes.
-pub(crate) struct SmcReader<P: SmcPath> {
+pub(crate) struct SmcReader<P: TransportOps> {
     conn: Arc<Conn>,
-    path: Arc<P>,
-    half: RecvHalf,
+    transport: Arc<P>,
+    half: RecvCursors,
     /// The producer word as of the last read.
     producer_seen: u64,
     /// The consumer word as of the last read.
@@ -138,12 +140,17 @@ pub(crate) struct SmcReader<P: SmcPath> {
     has_guards: bool,
 }
 
-impl<P: SmcPath> SmcReader<P> {
-    fn new(path: Arc<P>, conn: Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
+impl<P: TransportOps> SmcReader<P> {
+    fn new(
+        transport: Arc<P>,
+        conn: Arc<Conn>,
+        polling: Duration,
+        trust: Option<TrustPeers>,
+    ) -> Self {
         Self {
-            half: RecvHalf::new(conn.local_ring),
+            half: RecvCursors::new(conn.local_ring),
             conn,
-            path,
+            transport,
             producer_seen: 0,
             consumer_seen: 0,
             is_update_requested: false,
@@ -380,12 +387,12 @@ impl<P: SmcPath> SmcReader<P> {
 
     /// Publishes that everything was read, however little that is, if the peer requested it.
     fn publish_all_read(&mut self) {
-        if self.half.readable() > 0 || !self.path.take_update_request() {
+        if self.half.readable() > 0 || !self.transport.take_update_request() {
             return;
         }
         // The request covers all data that had arrived with it.
         if self.conn.local.producer().load(Ordering::Acquire) != self.producer_seen {
-            self.path.restore_update_request();
+            self.transport.restore_update_request();
         } else if self.half.unconfirmed() > 0 {
             self.publish_consumer();
         }
@@ -431,7 +438,7 @@ impl<P: SmcPath> SmcReader<P> {
     fn handle_flags(&mut self, raw: u64) {
         self.consumer_seen = raw;
         let word = ConsumerWord::from_ne(raw);
-        self.is_update_requested = self.path.is_update_requested(word.producer_flags);
+        self.is_update_requested = self.transport.is_update_requested(word.producer_flags);
         if !word.state_flags.is_empty() {
             self.conn.handle_peer_flags();
         }
@@ -450,7 +457,7 @@ impl<P: SmcPath> SmcReader<P> {
 
     fn publish_consumer(&mut self) {
         let cursor = self.half.confirm();
-        self.path.publish_consumer(&self.conn, cursor);
+        self.transport.publish_consumer(&self.conn, cursor);
     }
 
     /// Copies the bytes `skip` behind the read position; they have arrived.
@@ -487,7 +494,7 @@ impl<P: SmcPath> SmcReader<P> {
         }
         let word = ConsumerWord::from_ne(self.conn.local.consumer().load(Ordering::Relaxed));
         let flags = word.producer_flags;
-        let is_requested = is_all_read && self.path.is_update_requested(flags);
+        let is_requested = is_all_read && self.transport.is_update_requested(flags);
         let is_blocked = flags.contains(ProducerFlags::WRITER_BLOCKED);
         let is_due = is_requested && self.half.unconfirmed() > 0;
         if is_due || self.half.is_update_due(is_blocked) {
@@ -520,7 +527,7 @@ impl<P: SmcPath> SmcReader<P> {
     }
 }
 
-impl<P: SmcPath> Half for SmcReader<P> {
+impl<P: TransportOps> Half for SmcReader<P> {
     fn conn(&self) -> &Arc<Conn> {
         &self.conn
     }
@@ -534,15 +541,15 @@ impl<P: SmcPath> Half for SmcReader<P> {
     }
 
     fn arm(&self) {
-        self.path.arm();
+        self.transport.arm();
     }
 
     fn poll_device(&self) -> bool {
-        self.path.poll_device(&self.conn.driver)
+        self.transport.poll_device(&self.conn.driver)
     }
 }
 
-impl<P: SmcPath> Drop for SmcReader<P> {
+impl<P: TransportOps> Drop for SmcReader<P> {
     fn drop(&mut self) {
         if let Some(guarded) = &self.guarded {
             guarded.stop();

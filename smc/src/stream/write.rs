@@ -11,7 +11,8 @@ use smc_wire::cdc::ConsumerWord;
 
 use super::super::busy_poll::BusyPoll;
 use super::super::conn::{
-    Conn, DirectConn, Path, PeerDmb, RdmaConn, SendPath, SmcPath as _, len_u32, len_usize,
+    Conn, DirectConn, PeerDmb, RdmaConn, SendBuffer, TransportConn, TransportOps as _, len_u32,
+    len_usize,
 };
 use super::super::copy_mode::{CopyModeSelector, LONG_COPY_MIN};
 use super::super::deadlines::Deadline;
@@ -22,7 +23,7 @@ use crate::device::SubmitError;
 use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::Ordering;
 use crate::mem::{Element, OutOfBounds, RingWriter, TrustPeers};
-use crate::proto::conn::SendHalf;
+use crate::proto::conn::SendCursors;
 use crate::proto::conn::rdma::DeliveryStatus;
 
 /// The writing half of a stream: SMC-D, SMC-R or TCP.
@@ -34,12 +35,12 @@ pub(crate) enum Writer {
 
 impl Writer {
     pub(crate) fn smc(conn: &Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
-        match &conn.path {
-            Path::Direct(direct) => {
+        match &conn.transport {
+            TransportConn::Direct(direct) => {
                 let direct = DirectWriter::new(Arc::clone(direct), trust);
                 Self::Direct(SmcWriter::new(conn, direct, polling))
             }
-            Path::Rdma(handle) => {
+            TransportConn::Rdma(handle) => {
                 let rdma = Arc::clone(&handle.0);
                 Self::Rdma(SmcWriter::new(conn, rdma, polling))
             }
@@ -90,7 +91,7 @@ impl Writer {
         if most == 0 {
             return Poll::Ready(Ok(ReservedSpace {
                 len: 0,
-                is_in_place: matches!(self, Self::Direct(half) if half.path.element.is_some()),
+                is_in_place: matches!(self, Self::Direct(half) if half.send_buffer.element.is_some()),
             }));
         }
         self.poll_reserve(cx, least.max(1), most)
@@ -99,7 +100,7 @@ impl Writer {
     /// The writer of a reservation in place.
     pub(super) fn in_place(&mut self) -> Result<&mut DirectWriter, Error> {
         match self {
-            Self::Direct(half) => Ok(&mut half.path),
+            Self::Direct(half) => Ok(&mut half.send_buffer),
             Self::Rdma(_) | Self::Tcp(_) => Err(NOT_RESERVED),
         }
     }
@@ -124,7 +125,7 @@ impl Ready for Writer {
 /// The writing half of an SMC stream.
 pub(crate) struct SmcWriter<P> {
     conn: Arc<Conn>,
-    path: P,
+    send_buffer: P,
     busy_poll: BusyPoll,
     /// A buffer for reservations that are not in place.
     spare: Box<[u8]>,
@@ -132,11 +133,11 @@ pub(crate) struct SmcWriter<P> {
     delivery_deadline: Option<Deadline>,
 }
 
-impl<P: SendPath> SmcWriter<P> {
-    fn new(conn: &Arc<Conn>, path: P, polling: Duration) -> Self {
+impl<P: SendBuffer> SmcWriter<P> {
+    fn new(conn: &Arc<Conn>, send_buffer: P, polling: Duration) -> Self {
         Self {
             conn: Arc::clone(conn),
-            path,
+            send_buffer,
             busy_poll: BusyPoll::new(polling),
             spare: Box::default(),
             delivery_deadline: None,
@@ -162,7 +163,7 @@ impl<P: SendPath> SmcWriter<P> {
     fn write_now(&mut self, bufs: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         match self.read_space()? {
             0 => Ok(bufs.iter().all(|buf| buf.is_empty()).then_some(0)),
-            space => self.path.write(&self.conn, bufs, space),
+            space => self.send_buffer.write(&self.conn, bufs, space),
         }
     }
 
@@ -185,14 +186,14 @@ impl<P: SendPath> SmcWriter<P> {
         let available = self.read_space()?;
         let space = len_usize(available);
         if space < least {
-            let capacity = len_usize(self.path.capacity());
+            let capacity = len_usize(self.send_buffer.capacity());
             if least > capacity {
                 return Err(never_fits(least, capacity));
             }
-            self.path.request_space(&self.conn, available);
+            self.send_buffer.request_space(&self.conn, available);
             return Ok(None);
         }
-        let in_place = self.path.in_place_space(available);
+        let in_place = self.send_buffer.in_place_space(available);
         Ok(Some(match in_place >= least {
             true => ReservedSpace {
                 len: most.min(in_place),
@@ -203,7 +204,7 @@ impl<P: SendPath> SmcWriter<P> {
     }
 
     fn queue_len(&self) -> io::Result<usize> {
-        Ok(len_usize(self.path.undelivered()))
+        Ok(len_usize(self.send_buffer.undelivered()))
     }
 
     fn spare(&mut self) -> &mut Box<[u8]> {
@@ -224,7 +225,7 @@ impl<P: SendPath> SmcWriter<P> {
         match self.read_space() {
             Ok(0) => false,
             // Only the driver schedules retries at a busy device.
-            Ok(_) => !self.path.is_refused(&self.conn),
+            Ok(_) => !self.send_buffer.is_refused(&self.conn),
             Err(_) => true,
         }
     }
@@ -269,7 +270,7 @@ impl<P: SendPath> SmcWriter<P> {
     /// Bytes that can be written now; an error if writing has ended.
     #[inline(always)]
     fn read_space(&mut self) -> Result<u32, Error> {
-        let space = self.path.space(&self.conn)?;
+        let space = self.send_buffer.space(&self.conn)?;
         if self.conn.has_ended() {
             self.conn.write_end()?;
         }
@@ -286,12 +287,12 @@ impl SmcWriter<DirectWriter> {
         if len > len_usize(space) {
             return Err(NOT_RESERVED);
         }
-        self.path.publish(&self.conn, len_u32(len), space);
+        self.send_buffer.publish(&self.conn, len_u32(len), space);
         Ok(())
     }
 }
 
-impl<P: SendPath> Half for SmcWriter<P> {
+impl<P: SendBuffer> Half for SmcWriter<P> {
     fn conn(&self) -> &Arc<Conn> {
         &self.conn
     }
@@ -305,11 +306,11 @@ impl<P: SendPath> Half for SmcWriter<P> {
     }
 
     fn arm(&self) {
-        self.path.arm();
+        self.send_buffer.arm();
     }
 
     fn poll_device(&self) -> bool {
-        self.path.poll_device(&self.conn)
+        self.send_buffer.poll_device(&self.conn)
     }
 }
 
@@ -318,7 +319,7 @@ pub(crate) struct DirectWriter {
     direct: Arc<DirectConn>,
     /// The peer's element, if it is mapped; otherwise the device moves data there.
     element: Option<Element>,
-    half: SendHalf,
+    half: SendCursors,
     /// The peer's consumer word as of the last read.
     seen: u64,
     /// The flag of a blocked writer is published.
@@ -340,7 +341,7 @@ impl DirectWriter {
             PeerDmb::Moved { .. } | PeerDmb::Lost => None,
         };
         Self {
-            half: SendHalf::new(direct.peer_ring),
+            half: SendCursors::new(direct.peer_ring),
             seen: 0,
             blocked: false,
             has_requested_update: false,
@@ -472,7 +473,7 @@ impl DirectWriter {
     }
 }
 
-impl SendPath for DirectWriter {
+impl SendBuffer for DirectWriter {
     #[inline(always)]
     fn space(&mut self, conn: &Conn) -> Result<u32, Error> {
         let raw = conn.local.consumer().load(Ordering::Acquire);

@@ -6,7 +6,7 @@ use crate::error::PeerMisbehaved;
 
 /// State of the local ring, which the peer writes.
 #[derive(Clone, Debug)]
-pub struct RecvHalf {
+pub struct RecvCursors {
     ring: Ring,
     /// Progress, in bytes, above which an update is sent.
     least_update: u32,
@@ -20,7 +20,7 @@ pub struct RecvHalf {
     high_water: u32,
 }
 
-impl RecvHalf {
+impl RecvCursors {
     /// An empty ring: the local element without its CDC block.
     #[must_use]
     pub fn new(ring: Ring) -> Self {
@@ -90,8 +90,8 @@ impl RecvHalf {
         Ok(arrived)
     }
 
-    /// `read` bytes were taken from [`RecvHalf::at`]; a number above the readable bytes counts as
-    /// all of them. Returns how many were taken.
+    /// `read` bytes were taken from [`RecvCursors::at`]; a number above the readable bytes counts
+    /// as all of them. Returns how many were taken.
     #[inline]
     pub fn consume(&mut self, read: u32) -> u32 {
         let read = read.min(self.readable);
@@ -117,7 +117,7 @@ impl RecvHalf {
         peer_blocked || known_free <= size / 2
     }
 
-    /// Whether [`RecvHalf::is_update_due`] could be true for a blocked peer; a cheap check.
+    /// Whether [`RecvCursors::is_update_due`] could be true for a blocked peer; a cheap check.
     #[must_use]
     pub fn may_need_update(&self) -> bool {
         self.unconfirmed > self.least_update

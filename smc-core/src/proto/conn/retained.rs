@@ -10,10 +10,11 @@ use smc_wire::cursor::{Cursor, Ring};
 /// until that byte is released: the cursor sent to the peer is the position of the oldest retained
 /// byte.
 ///
-/// While anything is retained, this type takes over the window of a [`RecvHalf`](super::RecvHalf).
-/// The receiving half reports reads to it ([`RetainedWindow::retain`], [`RetainedWindow::skip`])
-/// and collects the bytes confirmed to the peer ([`RetainedWindow::take_confirmed`]). The code that
-/// releases a range needs no access to the receiving half.
+/// While anything is retained, this type takes over the window of
+/// [`RecvCursors`](super::RecvCursors). The receiving half reports reads to it
+/// ([`RetainedWindow::retain`], [`RetainedWindow::skip`]) and collects the bytes confirmed to the
+/// peer ([`RetainedWindow::take_confirmed`]). The code that releases a range needs no access to the
+/// receiving half.
 ///
 /// Positions are counts of bytes since the first [`RetainedWindow::start`].
 #[derive(Clone, Debug)]
@@ -111,9 +112,9 @@ impl RetainedWindow {
     /// Whether the consumer cursor should be sent to the peer, given its producer cursor.
     ///
     /// For a peer that is not blocked, the rule is that of
-    /// [`RecvHalf::is_update_due`](super::RecvHalf::is_update_due). For a blocked peer an update is
-    /// due for every free byte: when more bytes become free depends on the code that retains them,
-    /// and may be never.
+    /// [`RecvCursors::is_update_due`](super::RecvCursors::is_update_due). For a blocked peer an
+    /// update is due for every free byte: when more bytes become free depends on the code that
+    /// retains them, and may be never.
     #[must_use]
     #[inline]
     pub fn is_update_due(&self, peer_blocked: bool, peer_producer: Cursor) -> bool {
@@ -156,7 +157,7 @@ impl RetainedWindow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::conn::{RecvHalf, SendHalf};
+    use crate::proto::conn::{RecvCursors, SendCursors};
 
     const SIZE: u32 = 100;
 
@@ -258,7 +259,7 @@ mod tests {
     fn a_writer_never_gets_retained_space() {
         let ring = Ring::new(SIZE).unwrap();
         let mut rng = smc_testkit::Rng::new(1);
-        let (mut send, mut recv) = (SendHalf::new(ring), RecvHalf::new(ring));
+        let (mut send, mut recv) = (SendCursors::new(ring), RecvCursors::new(ring));
         let mut retained = RetainedWindow::new(ring);
         // The owner of each byte of the ring: `None` if the byte is free for the writer.
         let mut owners = vec![None; SIZE as usize];

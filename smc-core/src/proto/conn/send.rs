@@ -6,7 +6,7 @@ use crate::error::PeerMisbehaved;
 
 /// State of the ring in the peer's memory, which this side writes.
 #[derive(Clone, Debug)]
-pub struct SendHalf {
+pub struct SendCursors {
     ring: Ring,
     producer: Cursor,
     peer_consumer: Cursor,
@@ -14,7 +14,7 @@ pub struct SendHalf {
     in_flight: u32,
 }
 
-impl SendHalf {
+impl SendCursors {
     /// An empty ring: the peer's element without its CDC block.
     #[must_use]
     pub fn new(ring: Ring) -> Self {
@@ -50,7 +50,7 @@ impl SendHalf {
         self.producer
     }
 
-    /// `written` bytes were copied to [`SendHalf::at`]; a number above the space counts as the
+    /// `written` bytes were copied to [`SendCursors::at`]; a number above the space counts as the
     /// space.
     ///
     /// Returns the producer cursor to send to the peer.

@@ -13,8 +13,8 @@ fn ring(size: u32) -> Ring {
 }
 
 /// A sender and the receiver at the other end of its ring.
-fn pair(size: u32) -> (SendHalf, RecvHalf) {
-    (SendHalf::new(ring(size)), RecvHalf::new(ring(size)))
+fn pair(size: u32) -> (SendCursors, RecvCursors) {
+    (SendCursors::new(ring(size)), RecvCursors::new(ring(size)))
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn the_high_water_mark_stays_after_wraps() {
 
 #[test]
 fn a_producer_that_passes_the_free_space_is_refused() {
-    let mut recv = RecvHalf::new(ring(100));
+    let mut recv = RecvCursors::new(ring(100));
     recv.handle_producer(Cursor { wrap: 0, count: 60 }).unwrap();
     recv.consume(60);
     // The peer was not sent the cursor behind the 60 bytes, so it may write 40 more and no more.
@@ -112,7 +112,7 @@ fn cursors_that_go_back_or_lie_outside_are_refused() {
 
 #[test]
 fn an_update_is_due_when_the_peer_waits_or_half_the_ring_is_used() {
-    let mut recv = RecvHalf::new(ring(100_000));
+    let mut recv = RecvCursors::new(ring(100_000));
     recv.handle_producer(Cursor {
         wrap: 0,
         count: 40_000,

@@ -16,7 +16,7 @@ use super::super::append_list::AppendList;
 use super::super::device_driver::DeviceDriver;
 use super::super::links::{LinkSender, RdmaBuffer, RdmaGroup};
 use super::super::stream::Mode;
-use super::{Conn, Parts, Path, PeerLocality, SmcPath, len_usize};
+use super::{Conn, Parts, PeerLocality, TransportConn, TransportOps, len_usize};
 use crate::device::SubmitError;
 use crate::error::{CloseReason, Error};
 use crate::mem::Element;
@@ -87,7 +87,7 @@ impl Parts {
         let parts = Self {
             local: handle.0.rmb.element.clone(),
             local_ring: handle.0.rmb.size.ring_r(),
-            path: Path::Rdma(handle),
+            transport: TransportConn::Rdma(handle),
             mode,
             driver: Arc::clone(driver),
             drivers: Some(Arc::clone(drivers)),
@@ -264,7 +264,7 @@ impl RdmaConn {
     }
 }
 
-impl SmcPath for RdmaConn {
+impl TransportOps for RdmaConn {
     /// A placeholder while it is not known.
     fn peer_ring(&self) -> Ring {
         let unknown = || self.rmb.size.ring_r();

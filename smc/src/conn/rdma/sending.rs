@@ -10,7 +10,7 @@ use smc_wire::cursor::Cursor;
 use smc_wire::types::{Rkey, RmbAddr};
 
 use super::super::super::links::{LinkSender, PersistTimer, PostResult, SendSlot};
-use super::super::{Conn, SendPath, SmcPath, len_u32, len_usize};
+use super::super::{Conn, SendBuffer, TransportOps, len_u32, len_usize};
 use super::RdmaConn;
 use crate::device::{Mr, Write};
 use crate::error::{CloseReason, Error};
@@ -87,8 +87,8 @@ impl RdmaConn {
         done
     }
 
-    /// As `SmcPath::publish_flags`, with the consumer cursor. It is read under the lock, so that it
-    /// is not behind that of an earlier [`RdmaConn::discard`].
+    /// As `TransportOps::publish_flags`, with the consumer cursor. It is read under the lock, so
+    /// that it is not behind that of an earlier [`RdmaConn::discard`].
     pub(crate) fn publish_close(&self, cursor: impl FnOnce() -> Cursor, flags: StateFlags) {
         self.update(|transmit| {
             transmit.set_consumer(cursor());
@@ -308,7 +308,7 @@ impl Bound {
     }
 }
 
-impl SendPath for Arc<RdmaConn> {
+impl SendBuffer for Arc<RdmaConn> {
     fn space(&mut self, _conn: &Conn) -> Result<u32, Error> {
         Ok(RdmaConn::space(self))
     }
@@ -353,7 +353,7 @@ impl SendPath for Arc<RdmaConn> {
     }
 
     fn poll_device(&self, conn: &Conn) -> bool {
-        SmcPath::poll_device(&**self, &conn.driver)
+        TransportOps::poll_device(&**self, &conn.driver)
     }
 }
 

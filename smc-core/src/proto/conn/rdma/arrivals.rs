@@ -103,9 +103,9 @@ impl Arrivals {
     /// # Errors
     ///
     /// When a cursor is outside its ring or jumps: the connection has to be aborted. Nothing is
-    /// changed then. [`RecvHalf`](crate::proto::conn::RecvHalf) checks whether the producer cursor
-    /// passes the free space, and [`Transmit`](super::Transmit) whether the consumer cursor passes
-    /// the data written.
+    /// changed then. [`RecvCursors`](crate::proto::conn::RecvCursors) checks whether the producer
+    /// cursor passes the free space, and [`Transmit`](super::Transmit) whether the consumer cursor
+    /// passes the data written.
     pub fn handle(&mut self, cdc: &CdcR) -> Result<Arrival, PeerMisbehaved> {
         let flags = cdc.producer_flags;
         let is_validation = flags.contains(ProducerFlags::FAILOVER_VALIDATION);

@@ -6,8 +6,8 @@
 //!   docs/spec/failover.md#moving-a-connection);
 //! - [`Arrivals`]: which parts of a received CDC are new (docs/spec/data-path.md#receiving).
 //!
-//! The other parts of a connection are the same as for SMC-D: [`RecvHalf`](super::RecvHalf) gets
-//! the words that [`Arrivals`] accepts, and [`Closing`](super::Closing) gets the flags.
+//! The other parts of a connection are the same as for SMC-D: [`RecvCursors`](super::RecvCursors)
+//! gets the words that [`Arrivals`] accepts, and [`Closing`](super::Closing) gets the flags.
 //!
 //! Neither part takes a lock or waits. The sequence of calls for sending is: copy to
 //! [`Transmit::at`], call [`Transmit::stage`], then post the results of [`Transmit::poll_post`]

@@ -1,7 +1,7 @@
 //! CDC messages captured between Linux kernels.
 
 use super::*;
-use crate::proto::conn::RecvHalf;
+use crate::proto::conn::RecvCursors;
 
 const KIB_16: u32 = 16 * 1024;
 
@@ -9,7 +9,7 @@ const KIB_16: u32 = 16 * 1024;
 fn every_cdc_of_a_kernel_is_accepted_and_adds_up() {
     for from in ["C", "S"] {
         let mut arrivals = Arrivals::new(ring(KIB_16), ring(KIB_16));
-        let mut half = RecvHalf::new(ring(KIB_16));
+        let mut half = RecvCursors::new(ring(KIB_16));
         let (mut arrived, mut freed, mut ended) = (0, 0, 0);
         for cdc in captured(from) {
             let Ok(Arrival::Update(update)) = arrivals.handle(&cdc) else {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use smc_testkit::Rng;
 
 use super::*;
-use crate::proto::conn::{Closing, ReadEnd, RecvHalf, WriteEnd};
+use crate::proto::conn::{Closing, ReadEnd, RecvCursors, WriteEnd};
 
 #[test]
 fn nothing_is_lost_or_duplicated_by_link_failures() {
@@ -69,7 +69,7 @@ struct Posted {
 struct End {
     transmit: Transmit,
     arrivals: Arrivals,
-    half: RecvHalf,
+    half: RecvCursors,
     closing: Closing,
     staging: Vec<u8>,
     /// The local element, written by the other end.
@@ -264,7 +264,7 @@ impl End {
         Self {
             transmit: Transmit::new(ring(staging), ring(peer), token(), 0, autocork),
             arrivals: Arrivals::new(ring(local), ring(peer)),
-            half: RecvHalf::new(ring(local)),
+            half: RecvCursors::new(ring(local)),
             closing: Closing::default(),
             staging: vec![0; usize::try_from(staging).unwrap()],
             rmb: vec![0; usize::try_from(local).unwrap()],
