@@ -45,11 +45,11 @@ impl ListenerChannels {
     /// have announced the connection of another socket.
     pub(crate) fn claim(&mut self, pair: Pair, now: Instant) -> Option<Claimed> {
         let client_socket = OnceCell::new();
+        let mut refused = 0;
         for place in (0..self.recent.len()).rev() {
             let key = *self.recent.get(place)?;
-            let mut from = 0;
-            while let Some((slot, generation, announcement, next)) = self.offer(key, pair, from) {
-                from = next;
+            // A client has one offer for a connection; further ones would cost the search time.
+            if let Some((slot, generation, announcement)) = self.offer(key, pair) {
                 let result = self.verify(key, &announcement, now, &client_socket);
                 let is_fit = result == Verification::Verified && self.is_alive(key);
                 if is_fit && slot.claim(generation) {
@@ -73,9 +73,10 @@ impl ListenerChannels {
                     slot.refuse(generation, Refusal::Identity);
                     self.recent.remove(place);
                     self.disconnect(key);
-                    break;
+                } else if refused < REFUSED_MAX {
+                    self.refuse_offer(key, &slot, generation, Refusal::Identity);
+                    refused += 1;
                 }
-                self.refuse_offer(key, &slot, generation, Refusal::Identity);
             }
         }
         None
@@ -98,14 +99,14 @@ impl ListenerChannels {
         self.cause.take().or_else(shortage).or_else(unpublished)
     }
 
-    /// Refuses all offers for this connection.
+    /// Refuses the offers for this connection.
     pub(crate) fn refuse(&mut self, pair: Pair, why: Refusal) {
-        for key in &self.recent {
-            let mut from = 0;
-            while let Some((slot, generation, _, next)) = self.offer(*key, pair, from) {
-                from = next;
-                self.refuse_offer(*key, &slot, generation, why);
-            }
+        let offers = self.recent.iter().filter_map(|key| {
+            let (slot, generation, _) = self.offer(*key, pair)?;
+            Some((*key, slot, generation))
+        });
+        for (key, slot, generation) in offers.take(REFUSED_MAX) {
+            self.refuse_offer(key, &slot, generation, why);
         }
     }
 
@@ -114,20 +115,14 @@ impl ListenerChannels {
         self.notify(channel, slot);
     }
 
-    /// What a client offers for a connection, from this position of its mailbox on, and the
-    /// position behind it.
-    fn offer(
-        &self,
-        channel: u64,
-        (from, to): Pair,
-        position: u32,
-    ) -> Option<(Slot, Generation, Announcement, u32)> {
+    /// What a client offers for a connection.
+    fn offer(&self, channel: u64, (from, to): Pair) -> Option<(Slot, Generation, Announcement)> {
         let mailbox = self.channels.get(&channel)?.mailbox.as_ref()?;
-        let mut slots = mailbox.find_from(from.port(), position);
-        slots.find_map(|(next, slot)| {
+        let mut slots = mailbox.find_from(from.port(), 0);
+        slots.find_map(|(_, slot)| {
             let (generation, announcement) = slot.offered()?;
             let fits = (announcement.from, announcement.to) == (from, to);
-            fits.then_some((slot, generation, announcement, next))
+            fits.then_some((slot, generation, announcement))
         })
     }
 
@@ -182,3 +177,7 @@ impl ListenerChannels {
         poll(&mut ends, Some(&Timespec::default())).is_ok_and(|ended| ended == 0)
     }
 }
+
+/// Offers for one connection that are refused with a message. One client has a right one; others
+/// than these find out by their timeouts.
+const REFUSED_MAX: usize = 8;

@@ -248,6 +248,36 @@ fn a_connection_with_very_many_false_announcements_costs_one_query_and_their_cha
 }
 
 #[test]
+fn of_the_offers_of_a_channel_for_one_connection_one_is_verified() {
+    let Some(dir) = dir_of_all_users() else {
+        return;
+    };
+    let mut clients = clients(&dir);
+    let Some((_server, to)) = serve(&mut clients) else {
+        return;
+    };
+    let user = run_as(OTHER, || {
+        let client = domain(&dir).connect_to(0, &clients.entry.to_string());
+        (client.unwrap(), TcpStream::connect(to).unwrap())
+    });
+    let (client, connected) = user.unwrap();
+    let (mailbox, file) = Mailbox::create(own_permit()).unwrap();
+    introduce(&client, &clients, &file);
+    while clients.collect().more {}
+    let from = connected.local_addr().unwrap();
+    let cookie = socket_cookie(&connected).unwrap();
+    // The socket that would prove the offers is gone, or of another network namespace.
+    drop(connected);
+    for slot in 0..8 {
+        announce_in(&mailbox, slot, Announcement { cookie, from, to });
+    }
+    assert!(clients.claim((from, to), Instant::now()).is_none());
+    let left = (0..8).filter(|slot| mailbox.slot(*slot).unwrap().offered().is_some());
+    assert_eq!(left.count(), 7);
+    assert_eq!(clients.recent.len(), 1, "the channel goes on");
+}
+
+#[test]
 fn a_client_that_sends_without_end_costs_each_poll_a_bounded_number_of_packets() {
     let dir = TempDir::new().unwrap();
     let mut clients = clients(&dir);
