@@ -17,7 +17,7 @@ use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
 
 use crate::buffers::buffers_len;
-use crate::config::{Builder, CONTIGUOUS_RECEIVES, RECEIVES};
+use crate::config::{Builder, CONTIGUOUS_RECEIVES, RECEIVES, RECEIVES_MIN};
 use crate::domain::{self, Domain};
 use crate::doorbell::{EventSet, ReadySources, node_of};
 use crate::error::OpenError;
@@ -469,7 +469,7 @@ impl Depths {
         while depths.links > 0 && most(depths) > max_completions {
             depths.links -= 1;
         }
-        if depths.sends < SENDS_MAX as u32 || depths.receives < SENDS_MAX as u32 {
+        if depths.sends < SENDS_MAX as u32 || depths.receives < RECEIVES_MIN {
             return Err(OpenError::Incapable("its queues are too short"));
         }
         if depths.links == 0 {
@@ -549,5 +549,17 @@ mod tests {
         let set = depths(&usual.clone().receives(100), 1).unwrap();
         assert_eq!(set.receives, 100);
         assert_eq!(depths(&usual.contiguous_receives(), 30).unwrap(), one);
+    }
+
+    /// Fewer than a peer may send to without waiting (docs/spec/link-groups.md).
+    #[test]
+    fn a_device_with_short_receive_queues_is_refused() {
+        let depths = |most| Depths::new(&RdmaDevice::builder("a"), most, 1 << 20, 2);
+        assert!(matches!(
+            depths(RECEIVES_MIN - 1),
+            Err(OpenError::Incapable(_))
+        ));
+        let least = depths(RECEIVES_MIN).unwrap();
+        assert_eq!(least.receives, RECEIVES_MIN);
     }
 }
