@@ -84,6 +84,12 @@ fn pnet_id_of_port(table: &[PnetEntry], device: &str, port: u8) -> Option<PnetId
     PnetId::new(&found?.pnet_id)
 }
 
+/// The port with this address, whatever its MTU is now.
+fn port_at<'a>(ports: &'a [RdmaPort], address: &RdmaAddress) -> Option<&'a RdmaPort> {
+    let key = |address: &RdmaAddress| (address.kind, address.gid, address.vlan);
+    ports.iter().find(|port| key(&port.address) == key(address))
+}
+
 impl Groups {
     /// The configuration for handshakes: `base`, which has the devices of SMC-D, with the ports
     /// that are active.
@@ -108,15 +114,26 @@ impl Groups {
         config
     }
 
+    /// The physical network of the port with this address, while it is active.
+    pub(crate) fn pnet_id_of(&self, address: &RdmaAddress) -> Option<PnetId> {
+        let (ports, _) = self.ports_and_routes();
+        port_at(&ports, address)?.pnet_id
+    }
+
     /// Candidates for links of a group to a peer with this GID: the address of the first link
-    /// (`like`), and one of each other physical port of the same network.
-    pub(crate) fn candidates(&self, like: &RdmaAddress, peer: RoceGid) -> Vec<PortCandidate> {
+    /// (`like`) while its port is active, and one of each other physical port of its network,
+    /// `pnet_id`.
+    pub(crate) fn candidates(
+        &self,
+        like: &RdmaAddress,
+        pnet_id: Option<PnetId>,
+        peer: RoceGid,
+    ) -> Vec<PortCandidate> {
         let (ports, routes) = self.ports_and_routes();
-        let own = ports.iter().find(|port| port.address == *like);
+        let own = port_at(&ports, like);
         let mut found: Vec<&RdmaPort> = own.into_iter().collect();
         for port in ports.iter() {
             let is_known = found.iter().any(|known| routes.is_same_port(known, port));
-            let pnet_id = own.and_then(|own| own.pnet_id);
             let has_gid = port.address.kind == RoceKind::V1 || port.address.gid.ipv4().is_some();
             if !is_known
                 && has_gid

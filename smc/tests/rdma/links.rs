@@ -149,6 +149,28 @@ fn a_port_that_comes_back_becomes_a_second_link_again() {
 }
 
 #[test]
+fn while_the_first_port_is_down_a_third_one_of_its_network_gets_a_link() {
+    let world = RdmaWorld::new(65);
+    world.runtime().set_pnet_id("v0", "NET1");
+    let ours = [1, 3, 5].map(|last| world.device("a", last));
+    let theirs = [2, 4].map(|last| world.device("b", last));
+    let client = world.endpoint(&ours.each_ref());
+    let server = world.endpoint(&theirs.each_ref());
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let (mut near, mut far) = connect(&client, &listener).await;
+        world.sleep(Duration::from_secs(10)).await;
+        let links = || ours.each_ref().map(|device| device.connected_links());
+        assert_eq!(links(), [1, 1, 0]);
+        ours[0].set_port_active(1, false);
+        transfer(&mut near, &mut far, 50_000).await;
+        world.sleep(Duration::from_secs(10)).await;
+        assert_eq!(links(), [0, 1, 1]);
+        assert_eq!(active(&client), 2);
+    });
+}
+
+#[test]
 fn a_removed_device_takes_its_links_and_no_connection() {
     for which in 0..4 {
         let world = RdmaWorld::new(58);

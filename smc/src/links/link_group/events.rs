@@ -98,12 +98,13 @@ impl RdmaGroup {
     pub(crate) fn addresses_changed(self: &Arc<Self>) {
         let first = {
             let state = self.state.lock();
-            state.first_address.clone().zip(state.first_peer)
+            let first = state.first_address.clone().zip(state.first_peer);
+            first.map(|(like, peer)| (like, state.pnet_id, peer))
         };
-        let Some((like, peer)) = first else {
+        let Some((like, pnet_id, peer)) = first else {
             return;
         };
-        let candidates = self.groups.candidates(&like, peer);
+        let candidates = self.groups.candidates(&like, pnet_id, peer);
         self.step(|state, now| state.machine.handle_candidates(now, candidates));
     }
 

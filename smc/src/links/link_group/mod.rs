@@ -13,7 +13,7 @@ use std::time::Instant;
 use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
 use smc_wire::size::SizeCode;
-use smc_wire::types::{AlertToken, GroupId, Rkey, RmbAddr, RoceGid};
+use smc_wire::types::{AlertToken, GroupId, PnetId, Rkey, RmbAddr, RoceGid};
 
 use super::super::answer::Answer;
 use super::super::conn::{RdmaConn, RdmaConnHandle};
@@ -60,6 +60,8 @@ struct RdmaGroupState {
     is_applying: bool,
     /// Address of the first link, and the peer's: other links have to be on the same network.
     first_address: Option<RdmaAddress>,
+    /// The physical network of the first address: its port may be down when another one is needed.
+    pnet_id: Option<PnetId>,
     first_peer: Option<RoceGid>,
     /// Protection domains, which separate this group's memory from the peers of other groups, on
     /// each device.
@@ -91,6 +93,7 @@ impl RdmaGroup {
                 outputs: VecDeque::new(),
                 is_applying: false,
                 first_address: None,
+                pnet_id: None,
                 first_peer: None,
                 domains: BTreeMap::new(),
                 pending: BTreeMap::new(),
@@ -206,10 +209,12 @@ impl RdmaGroup {
         if self.is_over() {
             return Err(NO_LINK);
         }
+        let pnet_id = self.groups.pnet_id_of(address);
         self.step(|state, now| {
             let link = state.machine.first_link(now, device, local);
             state.pending.insert(link, (device, pending));
             state.first_address = Some(address.clone());
+            state.pnet_id = pnet_id;
         });
         Ok(local)
     }
