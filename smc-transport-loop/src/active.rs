@@ -26,26 +26,40 @@ impl ActivePeers {
         }
     }
 
-    /// Takes what the peers signalled. Returns whether the doorbell is armed for each of them: it
-    /// is not for a peer that has rung since the last [`ActivePeers::arm`], or has signalled
-    /// without an event.
+    /// Takes what the peers signalled, of one peer after the other until there are enough signals;
+    /// the next call goes on with the others. Returns whether the doorbell is armed for each of
+    /// them: it is not for a peer that has rung since the last [`ActivePeers::arm`], or has
+    /// signalled without an event, and counts as not armed for those left.
     pub(crate) fn collect(&self, events: &mut Vec<Event>) -> bool {
         let mut all_armed = true;
-        self.0.lock().retain(|peer| {
+        let (mut signals, mut done) = (0, 0);
+        let mut peers = self.0.lock();
+        peers.retain(|peer| {
             if peer.is_gone() {
                 return false;
             }
-            if peer.local.collect(events) {
+            if signals >= SIGNALS_MAX {
+                all_armed = false;
+                return true;
+            }
+            let signalled = peer.local.collect(events);
+            signals += signalled;
+            if signalled > 0 {
                 all_armed = false;
                 peer.local.signal_page.clear_sleeping();
                 peer.poll_state.armed.store(false, Ordering::Relaxed);
+                done += 1;
                 return true;
             }
             let stays = !peer.poll_state.armed.load(Ordering::Relaxed);
             peer.poll_state.listed.store(stays, Ordering::Relaxed);
             all_armed &= !stays || peer.local.signal_page.is_sleeping();
+            done += usize::from(stays);
             stays
         });
+        if signals >= SIGNALS_MAX {
+            peers.rotate_left(done);
+        }
         all_armed
     }
 
@@ -58,3 +72,7 @@ impl ActivePeers {
         fence(Ordering::SeqCst);
     }
 }
+
+/// Signals in one call beyond which further peers wait for the next one, so that many peers with
+/// many signals do not make a drain long. One peer can have as many as a page has slots.
+const SIGNALS_MAX: usize = 4096;

@@ -141,6 +141,14 @@ impl Device for LoopDevice {
         drained
     }
 
+    fn poll(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        let mut events = std::mem::take(&mut *self.events.lock());
+        self.peers.poll(&mut events);
+        events.drain(..).for_each(sink);
+        *self.events.lock() = events;
+        Ok(())
+    }
+
     fn arm(&self) -> Result<(), DeviceError> {
         self.peers.arm();
         Ok(())
@@ -290,6 +298,7 @@ mod tests {
     use smc_ipc::Domain;
 
     use super::*;
+    use crate::signal_page::SLOTS;
 
     fn drain(device: &LoopDevice) -> usize {
         let mut count = 0;
@@ -325,6 +334,51 @@ mod tests {
         let last = dmbs.last().unwrap().token();
         let moved = writer.move_data(last, 0, &data, Signal::Yes);
         assert_eq!(moved, Ok(()), "its message was sent before");
+    }
+
+    #[test]
+    fn peers_with_very_many_signals_are_drained_in_turn() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = || {
+            LoopDevice::builder()
+                .domain(Domain::directory(dir.path()))
+                .build()
+                .unwrap()
+        };
+        let (owner, writers) = (device(), [device(), device(), device()]);
+        let buffer = |writer: &LoopDevice| block_on(owner.register(writer.gid(), 1 << 14)).unwrap();
+        let dmbs = writers.each_ref().map(buffer);
+        while drain(&owner) > 0 {}
+        let storm = || {
+            for writer in &writers {
+                let peer = owner.peers.find(writer.gid()).unwrap();
+                (0..SLOTS).for_each(|slot| {
+                    peer.local.signal_page.set_ready(slot);
+                });
+                owner.peers.active.add(&peer);
+            }
+        };
+        storm();
+        let mut signalled = Vec::new();
+        for round in 1..=writers.len() {
+            owner
+                .drain(&mut |event| match event {
+                    Event::Signalled(token) => signalled.push(token),
+                    other => panic!("{other:?}"),
+                })
+                .unwrap();
+            assert_eq!(signalled.len(), round, "one peer in each drain");
+        }
+        signalled.sort_unstable();
+        let mut tokens = dmbs.each_ref().map(|dmb| dmb.token());
+        tokens.sort_unstable();
+        assert_eq!(signalled, tokens, "each peer once");
+        // Those that a drain leaves keep the driver awake.
+        storm();
+        owner.arm().unwrap();
+        assert_eq!(drain(&owner), 1);
+        assert_eq!(drain(&owner), 1);
+        assert_eq!(drain(&owner), 1);
     }
 
     #[test]

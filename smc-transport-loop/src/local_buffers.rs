@@ -102,11 +102,13 @@ impl LocalBuffers {
         Ok((dmb, new))
     }
 
-    /// Reports the buffers that the peer signalled; false if there are none.
-    pub(crate) fn collect(&self, events: &mut Vec<Event>) -> bool {
+    /// Reports the buffers that the peer signalled. Returns the number of its signals.
+    pub(crate) fn collect(&self, events: &mut Vec<Event>) -> usize {
         let mut table = None;
         let mut left = Vec::new();
-        let is_any = self.signal_page.take_ready(|index| {
+        let mut signals = 0;
+        self.signal_page.take_ready(|index| {
+            signals += 1;
             // Locked only if there is something.
             let table = table.get_or_insert_with(|| self.table.lock());
             match table.entry(index) {
@@ -117,7 +119,7 @@ impl LocalBuffers {
         });
         drop(table);
         left.into_iter().for_each(|index| self.reclaim(index));
-        is_any
+        signals
     }
 
     /// Closes the table and the channel, after the end of the peer or the device.

@@ -48,7 +48,7 @@ pub(crate) struct Peers {
     pub(crate) account: MemoryAccount,
     pub(crate) doorbell: Arc<Doorbell>,
     pub(crate) tokens: Arc<Tokens>,
-    active: ActivePeers,
+    pub(crate) active: ActivePeers,
     known: RwLock<Known>,
     next_id: AtomicU64,
     /// Locked while a channel is opened, so that there is one per peer.
@@ -202,6 +202,12 @@ impl Peers {
             self.doorbell.notify_self();
         }
         Ok(())
+    }
+
+    /// Adds the events of active peers to `events`. The driver does not sleep after this without
+    /// another [`Peers::drain`].
+    pub(crate) fn poll(&self, events: &mut Vec<Event>) {
+        let _all_armed = self.active.collect(events);
     }
 
     /// Arms the doorbell for the next event.

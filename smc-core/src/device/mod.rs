@@ -72,6 +72,17 @@ pub trait Device: Send + Sync + Debug + Any {
     /// The reason why the device no longer works; it is not drained again.
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError>;
 
+    /// As [`Device::drain`], for a caller that calls it again and again instead of waiting for the
+    /// doorbell: events that ring the doorbell may be left to `drain`. A device that can find the
+    /// others without a system call implements it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::drain`].
+    fn poll(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        self.drain(sink)
+    }
+
     /// Requests that the next event rings the doorbell. An [`Event::Sent`] need not, unless
     /// [`Rdma::arm_sent`] was called.
     ///

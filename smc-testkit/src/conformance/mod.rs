@@ -317,6 +317,10 @@ macro_rules! __conformance_checks {
                 by the second drain, or rings.",
             a_signal_after_the_second_drain_rings:
                 "Drain, arm, drain, park: a signal after the second drain rings the doorbell.",
+            a_polling_driver_sees_signals:
+                "A driver that polls sees a signal by `poll`, or by its doorbell and `drain`.",
+            a_signal_after_polls_rings:
+                "Drain, arm, drain, park as before, after polls that were not armed.",
             a_buffer_can_be_armed_late:
                 "What was signalled to a buffer before it was armed is in memory when it is armed, \
                 and the next signal is reported.",

@@ -118,6 +118,12 @@ impl Node {
         Ok(count)
     }
 
+    /// As [`Node::drain`], between two drains.
+    pub(super) fn poll(&self) -> Verdict {
+        let result = self.device.poll(&mut |event| self.queued().push(event));
+        result.or_fail("poll")
+    }
+
     /// For all events: the caller may wait for completions.
     pub(super) fn arm(&self) -> Result<(), Stop> {
         self.device.arm().or_fail("arm")?;

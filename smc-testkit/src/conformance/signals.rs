@@ -1,6 +1,6 @@
 //! Reports of signals, one step at a time.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smc_core::device::{Dmb, Signal};
 
@@ -175,6 +175,44 @@ pub(super) fn staged(
         }
     }
     Ok(())
+}
+
+pub(super) fn a_polling_driver_sees_signals(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, dmb) = (fixture.ours(), fixture.our_buffer()?);
+    for round in 0..ROUNDS {
+        ours.forget()?;
+        ours.listen();
+        dmb.arm();
+        fixture.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
+        let deadline = Instant::now() + fixture.timeout();
+        while ours.reports(dmb.token()) == 0 {
+            ensure!(
+                Instant::now() < deadline,
+                "round {round}: neither polled nor rung"
+            );
+            ours.poll()?;
+            if ours.park(Duration::ZERO)? {
+                ours.listen();
+                ours.drain()?;
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn a_signal_after_polls_rings(fixture: &mut Fixture<'_>) -> Verdict {
+    let (ours, dmb) = (fixture.ours(), fixture.our_buffer()?);
+    for when in [When::BeforeFirstDrain, When::AfterSecondDrain] {
+        staged(fixture, &*dmb, when, || {
+            fixture.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)
+        })?;
+        dmb.arm();
+        fixture.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
+        for _ in 0..ROUNDS {
+            ours.poll()?;
+        }
+    }
+    signal_when(fixture, When::AfterSecondDrain)
 }
 
 pub(super) fn a_buffer_can_be_armed_late(fixture: &mut Fixture<'_>) -> Verdict {

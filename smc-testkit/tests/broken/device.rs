@@ -31,6 +31,7 @@ pub(crate) struct Broken {
     held: Held,
     count: AtomicU64,
     is_armed: AtomicBool,
+    is_polled: AtomicBool,
     is_removed: AtomicBool,
 }
 
@@ -103,6 +104,7 @@ impl Broken {
             held: Held::default(),
             count: AtomicU64::new(0),
             is_armed: AtomicBool::new(false),
+            is_polled: AtomicBool::new(false),
             is_removed: AtomicBool::new(false),
         }
     }
@@ -212,7 +214,18 @@ impl Device for Broken {
         Ok(())
     }
 
+    fn poll(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        self.is_polled.store(true, Ordering::SeqCst);
+        match self.flaw {
+            Flaw::PollForgets => self.inner.drain(&mut |_| {}),
+            _ => self.drain(sink),
+        }
+    }
+
     fn arm(&self) -> Result<(), DeviceError> {
+        if self.has(Flaw::PollDisarms) && self.is_polled.load(Ordering::SeqCst) {
+            return Ok(());
+        }
         if self.has(Flaw::ArmForgets) {
             self.inner.drain(&mut |_| {})?;
         }

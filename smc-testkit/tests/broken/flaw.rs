@@ -40,6 +40,8 @@ pub(crate) enum Flaw {
     LosesSome,
     ReportsAll,
     ArmForgets,
+    PollForgets,
+    PollDisarms,
     ArmedDrainForgets,
     EmptyDrainDisarms,
     NoBell,

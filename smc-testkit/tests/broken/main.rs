@@ -71,6 +71,8 @@ const FINDINGS: &[(&str, Flaw)] = &[
         Flaw::EmptyDrainDisarms,
     ),
     ("a_signal_after_the_second_drain_rings", Flaw::NoBell),
+    ("a_polling_driver_sees_signals", Flaw::PollForgets),
+    ("a_signal_after_polls_rings", Flaw::PollDisarms),
     ("a_buffer_can_be_armed_late", Flaw::Mute),
     ("an_idle_doorbell_is_quiet", Flaw::RestlessBell),
     ("a_drained_doorbell_is_quiet", Flaw::RestlessBell),
