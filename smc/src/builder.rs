@@ -18,6 +18,7 @@ use super::runtime::Runtime;
 use crate::config::{EndpointConfig, Policy};
 use crate::device::{Device, MemoryLimit};
 use crate::error::Error;
+use crate::handshake::TcpHandshakes;
 use crate::mem::TrustPeers;
 use crate::mutex::Mutex;
 use crate::proto::handshake::HandshakeConfig;
@@ -287,7 +288,8 @@ impl Builder {
     /// it is [`POLLING`](crate::config::POLLING), and zero on a machine with a single CPU.
     ///
     /// The window in use is shorter where polling finds nothing: each stream learns it, and a new
-    /// one begins with what the last stream of its thread has learned.
+    /// one begins with what the last stream on its device has learned. If more than a few streams
+    /// poll, the driver of the device polls for all of them instead.
     #[must_use]
     pub fn polling(mut self, window: Duration) -> Self {
         self.config.polling = window;
@@ -384,6 +386,8 @@ impl Builder {
             groups.deadlines.set_groups(&groups);
         }
         let inner = EndpointInner {
+            handshake_pollers: Arc::default(),
+            tcp_handshakes: TcpHandshakes::default(),
             proposal: Mutex::default(),
             lifetime,
             config,

@@ -1,23 +1,20 @@
 //! Busy polling before a task parks.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Adaptive busy polling before parking.
+use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// How a half of a stream polls its own buffer before it parks.
 ///
 /// The rule and its constants are explained in `docs/architecture.md`.
-#[derive(Clone)]
 pub(crate) struct BusyPoll {
-    /// Longest window; zero switches polling off.
-    max: Duration,
-    window: Duration,
+    window: Window,
     polls: u32,
-    window_start: Option<Instant>,
-    parked_at: Option<Instant>,
     /// Hits since the executor last ran other tasks.
     hits: u32,
-    /// The turn of the thread in which this half last yielded to the executor.
-    turn: u64,
+    pollers: Arc<Pollers>,
 }
 
 /// What to do after a miss.
@@ -32,15 +29,12 @@ pub(crate) enum PollStep {
 }
 
 impl BusyPoll {
-    pub(crate) fn new(max: Duration) -> Self {
+    pub(crate) fn new(max: Duration, pollers: &Arc<Pollers>) -> Self {
         Self {
-            max,
-            window: LEARNED_WINDOW.get().map_or(max, |window| window.min(max)),
+            window: Window::new(max, pollers.learned(max)),
             polls: 0,
-            window_start: None,
-            parked_at: None,
             hits: 0,
-            turn: 0,
+            pollers: Arc::clone(pollers),
         }
     }
 
@@ -58,45 +52,31 @@ impl BusyPoll {
     #[inline]
     pub(crate) fn hit(&mut self) {
         self.hits += 1;
-        if self.polls > 0 || self.window_start.is_some() || self.parked_at.is_some() {
+        if self.polls > 0 || self.window.is_waiting() {
             self.hit_after_misses();
         }
     }
 
     fn hit_after_misses(&mut self) {
-        if self.polls > 0 {
-            HITS.set(HITS.get().saturating_add(1));
-        }
         self.polls = 0;
-        if let Some(parked_at) = self.parked_at.take() {
-            if parked_at.elapsed() < self.max.saturating_mul(2).max(SHORT_WAIT) {
-                self.set_window(self.max);
-            }
-        }
-        if self.window_start.take().is_some() {
-            self.set_window(self.max);
-        }
-    }
-
-    fn set_window(&mut self, window: Duration) {
-        self.window = window;
-        if !self.max.is_zero() {
-            LEARNED_WINDOW.set(Some(window));
+        self.leave();
+        if self.window.is_waiting() {
+            self.window.hit(Instant::now());
+            self.pollers.learn(&self.window);
         }
     }
 
     /// A poll found nothing.
     pub(crate) fn miss(&mut self) -> PollStep {
         self.hits = 0;
-        if self.window.is_zero() || self.parked_at.is_some() {
-            return self.park(Instant::now());
+        if self.pollers.is_driver_polling() {
+            self.leave();
+            self.window.polling_since = None;
+            self.polls = 0;
+            return PollStep::Park;
         }
-        if let Some(until) = SUSPENDED.get() {
-            let now = Instant::now();
-            if now < until {
-                return self.park(now);
-            }
-            SUSPENDED.set(None);
+        if !self.window.may_poll() {
+            return self.park(Instant::now());
         }
         self.polls += 1;
         if self.polls < SPINS_MAX {
@@ -104,41 +84,272 @@ impl BusyPoll {
             return PollStep::Again;
         }
         let now = Instant::now();
-        let first = self.window_start.is_none();
-        let window_start = *self.window_start.get_or_insert(now);
-        let turn = TURN.get() + 1;
-        TURN.set(turn);
-        if !first && turn.wrapping_sub(self.turn) > POLLERS_MAX {
-            // Other halves poll as well, so the executor is busy, and will be when data arrives.
-            note_contention(now);
-            return self.park_after_miss(now);
+        let is_first = !self.window.is_polling();
+        if is_first && (is_cpu_busy(now) || !self.pollers.enter()) {
+            return self.park(now);
         }
-        self.turn = turn;
-        if now.duration_since(window_start) < self.window && self.polls < POLLS_MAX {
-            if !first {
-                yield_processor(now);
-            }
-            return PollStep::Yield;
+        if !self.window.miss(now) {
+            self.pollers.leave();
+            self.pollers.learn(&self.window);
+            return self.park(now);
         }
-        self.park_after_miss(now)
-    }
-
-    /// The window ended without a hit, or polling did not pay: the next window is shorter.
-    fn park_after_miss(&mut self, now: Instant) -> PollStep {
-        self.set_window(match self.window < WINDOW_MIN {
-            true => Duration::ZERO,
-            false => self.window / 2,
-        });
-        self.park(now)
+        if !is_first && !yield_processor(now) {
+            return self.park(now);
+        }
+        PollStep::Yield
     }
 
     fn park(&mut self, now: Instant) -> PollStep {
+        self.leave();
         self.polls = 0;
-        self.window_start = None;
+        self.window.park(now);
+        PollStep::Park
+    }
+
+    /// Ends the window in the shared count.
+    fn leave(&mut self) {
+        if self.window.is_polling() {
+            self.pollers.leave();
+        }
+    }
+}
+
+impl Drop for BusyPoll {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// The length of time in which polling for an arrival pays, learned from the arrivals so far.
+///
+/// A window that ends without an arrival is halved for the next time. It is the longest again after
+/// an arrival in it, and after a wait in the parked state that was so short that the longest window
+/// would have spared it.
+#[derive(Debug)]
+struct Window {
+    /// Zero switches polling off.
+    max: Duration,
+    len: Duration,
+    polls: u32,
+    polling_since: Option<Instant>,
+    parked_at: Option<Instant>,
+}
+
+impl Window {
+    fn new(max: Duration, len: Duration) -> Self {
+        Self {
+            max,
+            len: len.min(max),
+            polls: 0,
+            polling_since: None,
+            parked_at: None,
+        }
+    }
+
+    /// Whether the next miss may begin a window, or is in one.
+    fn may_poll(&self) -> bool {
+        !self.len.is_zero() && self.parked_at.is_none()
+    }
+
+    /// Whether a window has begun.
+    fn is_polling(&self) -> bool {
+        self.polling_since.is_some()
+    }
+
+    /// Whether there was a miss since the last arrival.
+    fn is_waiting(&self) -> bool {
+        self.polling_since.is_some() || self.parked_at.is_some()
+    }
+
+    /// An arrival.
+    fn hit(&mut self, now: Instant) {
+        let parked = self.parked_at.take();
+        let was_short = |at| now.duration_since(at) < self.max.saturating_mul(2).max(SHORT_WAIT);
+        if self.polling_since.take().is_some() || parked.is_some_and(was_short) {
+            self.len = self.max;
+        }
+        self.polls = 0;
+    }
+
+    /// No arrival. Returns whether to poll again, and not to park.
+    fn miss(&mut self, now: Instant) -> bool {
+        let since = *self.polling_since.get_or_insert(now);
+        self.polls += 1;
+        if now.duration_since(since) < self.len && self.polls < POLLS_MAX {
+            return true;
+        }
+        self.len = match self.len < WINDOW_MIN {
+            true => Duration::ZERO,
+            false => self.len / 2,
+        };
+        self.park(now);
+        false
+    }
+
+    /// The caller parks, whether or not the window has ended.
+    fn park(&mut self, now: Instant) {
+        self.polling_since = None;
+        self.polls = 0;
         if !self.max.is_zero() {
             self.parked_at.get_or_insert(now);
         }
-        PollStep::Park
+    }
+}
+
+/// The polling of a driver for parked streams, which share one window.
+///
+/// On a runtime with several threads a turn of the driver wakes one of them. With many streams it
+/// sleeps there: one wake-up then delivers the events of several.
+#[derive(Debug)]
+pub(crate) struct DriverPoll {
+    window: Window,
+    has_several_threads: bool,
+    /// Since when streams with events are counted.
+    period_start: Option<Instant>,
+    sleeps: bool,
+}
+
+impl DriverPoll {
+    pub(crate) fn new(max: Duration, has_several_threads: bool) -> Self {
+        Self {
+            window: Window::new(max, max),
+            has_several_threads,
+            period_start: None,
+            sleeps: false,
+        }
+    }
+
+    /// Whether the driver is polling, so that its next pass need not look beyond the device.
+    pub(crate) fn is_polling(&self) -> bool {
+        self.window.is_polling()
+    }
+
+    /// A pass has found events, or none. Returns whether the driver polls again, and does not park.
+    pub(crate) fn note_pass(&mut self, now: Instant, any: bool, pollers: &Pollers) -> bool {
+        if any {
+            self.window.hit(now);
+        }
+        if self.has_several_threads && pollers.is_driver_polling() {
+            self.count_streams(now, pollers);
+        }
+        if self.sleeps || !pollers.is_driver_polling() {
+            return false;
+        }
+        let goes_on = self.window.miss(now);
+        if !goes_on {
+            pollers.stop_driver();
+        }
+        goes_on
+    }
+
+    /// Ends polling, as another thread needs the CPU.
+    pub(crate) fn stop(&mut self, now: Instant, pollers: &Pollers) {
+        self.window.park(now);
+        pollers.stop_driver();
+    }
+
+    fn count_streams(&mut self, now: Instant, pollers: &Pollers) {
+        let start = *self.period_start.get_or_insert(now);
+        if now.duration_since(start) < PERIOD {
+            return;
+        }
+        self.period_start = Some(now);
+        let was_sleeping = self.sleeps;
+        self.sleeps = pollers.start_period() > STREAMS_MAX;
+        if self.sleeps {
+            self.window.park(now);
+        } else if was_sleeping {
+            pollers.stop_driver();
+        }
+    }
+}
+
+/// The polling of one device: by a few halves, each its own buffer, or by the driver for all.
+#[derive(Debug)]
+pub(crate) struct Pollers {
+    /// Halves in their windows.
+    halves: AtomicU32,
+    /// The next half that parks has to wake the driver.
+    is_driver_requested: AtomicBool,
+    /// The driver polls, so that halves park at once.
+    is_driver_polling: AtomicBool,
+    /// The latest window of a half in nanoseconds: new ones begin with it.
+    learned: AtomicU64,
+    /// The period in which the driver counts streams with events.
+    period: AtomicU32,
+    streams: AtomicU32,
+}
+
+impl Default for Pollers {
+    fn default() -> Self {
+        Self {
+            halves: AtomicU32::new(0),
+            is_driver_requested: AtomicBool::new(false),
+            is_driver_polling: AtomicBool::new(false),
+            learned: AtomicU64::new(u64::MAX),
+            period: AtomicU32::new(1),
+            streams: AtomicU32::new(0),
+        }
+    }
+}
+
+impl Pollers {
+    /// Counts a half that begins a window. Returns false if there are so many that the driver has
+    /// to poll.
+    fn enter(&self) -> bool {
+        if self.halves.fetch_add(1, Ordering::Relaxed) < POLLERS_MAX {
+            return true;
+        }
+        self.leave();
+        self.is_driver_requested.store(true, Ordering::Relaxed);
+        false
+    }
+
+    /// Whether the driver has to start. It polls from now on.
+    pub(crate) fn take_request(&self) -> bool {
+        if !self.is_driver_requested.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.is_driver_requested.store(false, Ordering::Relaxed);
+        !self.is_driver_polling.swap(true, Ordering::Relaxed)
+    }
+
+    fn leave(&self) {
+        self.halves.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn is_driver_polling(&self) -> bool {
+        self.is_driver_polling.load(Ordering::Relaxed)
+    }
+
+    /// The driver parks; halves may poll again.
+    fn stop_driver(&self) {
+        self.is_driver_polling.store(false, Ordering::Relaxed);
+    }
+
+    /// Counts a stream with an event, once in each period. `counted_in` is the latest one in which
+    /// it was.
+    pub(crate) fn count_stream(&self, counted_in: &AtomicU32) {
+        let period = self.period.load(Ordering::Relaxed);
+        if counted_in.load(Ordering::Relaxed) != period {
+            counted_in.store(period, Ordering::Relaxed);
+            self.streams.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Starts the next period. Returns the number of streams that had events in this one.
+    fn start_period(&self) -> u32 {
+        self.period.fetch_add(1, Ordering::Relaxed);
+        self.streams.swap(0, Ordering::Relaxed)
+    }
+
+    fn learned(&self, max: Duration) -> Duration {
+        max.min(Duration::from_nanos(self.learned.load(Ordering::Relaxed)))
+    }
+
+    fn learn(&self, window: &Window) {
+        let nanos = u64::try_from(window.len.as_nanos()).unwrap_or(u64::MAX);
+        self.learned.store(nanos, Ordering::Relaxed);
     }
 }
 
@@ -158,43 +369,45 @@ const SHORT_WAIT: Duration = Duration::from_micros(50);
 /// Windows below this are not worth reading the clock.
 const WINDOW_MIN: Duration = Duration::from_micros(5);
 
-/// Counts a miss while other halves poll as well. If polling finds too little during a trial, it is
-/// suspended for a while.
-fn note_contention(now: Instant) {
-    let (window_start, misses) = MISSES.get().unwrap_or((now, 0));
-    MISSES.set(Some((window_start, misses + 1)));
-    if now.duration_since(window_start) < CONTENTION_TRIAL {
-        return;
-    }
-    MISSES.set(None);
-    if HITS.take() < misses {
-        SUSPENDED.set(Some(now + CONTENTION_PAUSE));
-    }
-}
+/// How long streams with events are counted.
+const PERIOD: Duration = Duration::from_millis(1);
 
-/// Yields the CPU: the peer may wait for the same one.
-fn yield_processor(now: Instant) {
+/// Streams with events in a period for which a driver polls on a runtime with several threads. A
+/// turn there delivers a few events and costs a part of a wake-up, so that the turns for more
+/// streams cost more than one wake-up for all.
+const STREAMS_MAX: u32 = 16;
+
+/// Halves that poll at a time. With more, one look of the driver at the device costs less than a
+/// look of each half at its buffer.
+const POLLERS_MAX: u32 = 3;
+
+/// Yields the CPU: the peer may wait for the same one. Returns false if another thread needs it.
+pub(crate) fn yield_processor(now: Instant) -> bool {
     let lately = |at: Instant| now.duration_since(at) < YIELD_EVERY;
     if LAST_YIELD.get().is_some_and(lately) {
-        return;
+        return true;
     }
     std::thread::yield_now();
     let after = Instant::now();
     LAST_YIELD.set(Some(after));
     if after.duration_since(now) > YIELD_DELAY_MAX {
         SUSPENDED.set(Some(after + BUSY_CPU_PAUSE));
+        return false;
     }
+    true
 }
 
-/// Maximum of halves that poll on one thread. With more, each one polls seldom, and all together
-/// keep the executor from parking.
-const POLLERS_MAX: u64 = 3;
-
-/// Duration of a trial of contended polling. It pays only if the peer polls at the same time.
-const CONTENTION_TRIAL: Duration = Duration::from_millis(1);
-
-/// How long contended polling is suspended if it does not pay.
-const CONTENTION_PAUSE: Duration = Duration::from_millis(4);
+/// Whether a thread other than the peer needed the CPU lately, so that polling is suspended.
+pub(crate) fn is_cpu_busy(now: Instant) -> bool {
+    match SUSPENDED.get() {
+        Some(until) if now < until => true,
+        Some(_) => {
+            SUSPENDED.set(None);
+            false
+        }
+        None => false,
+    }
+}
 
 /// The CPU is not yielded more often than this.
 const YIELD_EVERY: Duration = Duration::from_micros(2);
@@ -206,16 +419,8 @@ const YIELD_DELAY_MAX: Duration = Duration::from_micros(500);
 const BUSY_CPU_PAUSE: Duration = Duration::from_millis(50);
 
 thread_local! {
-    /// The last window of a half on this thread: new ones begin with it.
-    static LEARNED_WINDOW: Cell<Option<Duration>> = const { Cell::new(None) };
-    /// Counts the polls of all halves after which the executor ran.
-    static TURN: Cell<u64> = const { Cell::new(0) };
     /// The time of the last yield of the CPU.
     static LAST_YIELD: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// Hits of polls since the last trial ended.
-    static HITS: Cell<u32> = const { Cell::new(0) };
-    /// Start of the trial, and the contended misses in it.
-    static MISSES: Cell<Option<(Instant, u32)>> = const { Cell::new(None) };
     /// Until when polling is suspended.
     static SUSPENDED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
@@ -224,10 +429,17 @@ thread_local! {
 mod tests {
     use super::*;
 
-    fn until_park(busy_poll: &mut BusyPoll) -> u32 {
+    const COST: Duration = Duration::from_micros(50);
+
+    fn half(max: Duration, pollers: &Arc<Pollers>) -> BusyPoll {
+        SUSPENDED.set(None);
+        BusyPoll::new(max, pollers)
+    }
+
+    fn until_park(half: &mut BusyPoll) -> u32 {
         let mut yields = 0;
         loop {
-            match busy_poll.miss() {
+            match half.miss() {
                 PollStep::Again => {}
                 PollStep::Yield => yields += 1,
                 PollStep::Park => return yields,
@@ -235,60 +447,226 @@ mod tests {
         }
     }
 
+    fn until_yield(half: &mut BusyPoll) {
+        while half.miss() == PollStep::Again {}
+        assert!(half.window.is_polling());
+    }
+
     #[test]
     fn with_polling_off_the_first_miss_parks() {
-        assert_eq!(BusyPoll::new(Duration::ZERO).miss(), PollStep::Park);
+        let mut half = half(Duration::ZERO, &Arc::default());
+        assert_eq!(half.miss(), PollStep::Park);
     }
 
     #[test]
     fn polls_at_once_then_yields_then_parks() {
-        let mut busy_poll = BusyPoll::new(Duration::from_millis(2));
-        assert_eq!(busy_poll.miss(), PollStep::Again);
-        assert!(until_park(&mut busy_poll) > 0);
+        let mut half = half(Duration::from_millis(2), &Arc::default());
+        assert_eq!(half.miss(), PollStep::Again);
+        assert!(until_park(&mut half) > 0);
     }
 
     #[test]
     fn missed_windows_shrink_to_zero_and_a_hit_in_time_reopens() {
-        let mut busy_poll = BusyPoll::new(Duration::from_micros(100));
-        for _ in 0..10 {
-            until_park(&mut busy_poll);
-            busy_poll.parked_at = None;
+        let mut half = half(Duration::from_micros(100), &Arc::default());
+        // A window that a busy CPU cuts short is not halved.
+        while !half.window.len.is_zero() {
+            SUSPENDED.set(None);
+            until_park(&mut half);
+            half.window.parked_at = None;
         }
-        assert_eq!(busy_poll.miss(), PollStep::Park);
-        // In time and without contention, however busy this machine is.
-        busy_poll.parked_at = Some(Instant::now() + Duration::from_secs(60));
-        SUSPENDED.set(None);
-        busy_poll.hit();
-        assert_eq!(busy_poll.window, busy_poll.max);
-        assert_eq!(busy_poll.miss(), PollStep::Again);
-    }
-
-    /// Two contended misses, a trial apart.
-    fn contention_trial() {
-        let start = Instant::now();
-        note_contention(start);
-        note_contention(start + CONTENTION_TRIAL);
+        assert_eq!(half.miss(), PollStep::Park);
+        // In time, however busy this machine is.
+        half.window.parked_at = Some(Instant::now() + Duration::from_secs(60));
+        half.hit();
+        assert_eq!(half.window.len, half.window.max);
+        assert_eq!(half.miss(), PollStep::Again);
     }
 
     #[test]
-    fn polling_is_suspended_when_contended_polls_find_nothing() {
-        SUSPENDED.set(None);
-        HITS.set(0);
-        contention_trial();
-        let until = SUSPENDED.get().expect("polling is suspended");
-        // Later than this test can take.
-        SUSPENDED.set(Some(until + Duration::from_secs(60)));
+    fn a_new_half_begins_with_the_latest_window_on_its_device() {
+        let pollers = Arc::default();
+        let mut first = half(Duration::from_micros(100), &pollers);
+        // A window that a busy CPU cuts short is not halved.
+        while first.window.len == first.window.max {
+            SUSPENDED.set(None);
+            until_park(&mut first);
+            first.window.parked_at = None;
+        }
         assert_eq!(
-            BusyPoll::new(Duration::from_millis(2)).miss(),
-            PollStep::Park
+            half(Duration::from_micros(100), &pollers).window.len,
+            first.window.len
         );
+        assert!(first.window.len < first.window.max);
     }
 
     #[test]
-    fn contended_polling_goes_on_while_it_finds_something() {
-        SUSPENDED.set(None);
-        HITS.set(10);
-        contention_trial();
-        assert_eq!(SUSPENDED.get(), None);
+    fn with_too_many_halves_the_driver_polls_and_all_of_them_park() {
+        let pollers = Arc::default();
+        let long = Duration::from_secs(3600);
+        let mut halves: Vec<_> = (0..=POLLERS_MAX).map(|_| half(long, &pollers)).collect();
+        let (last, polling) = halves.split_last_mut().unwrap();
+        polling.iter_mut().for_each(until_yield);
+        assert_eq!(until_park(last), 0);
+        assert!(pollers.take_request());
+        assert!(!pollers.take_request(), "once");
+        for half in polling {
+            assert_eq!(half.miss(), PollStep::Park);
+        }
+        assert_eq!(pollers.halves.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_half_that_is_dropped_in_its_window_is_not_counted_any_more() {
+        let pollers: Arc<Pollers> = Arc::default();
+        let mut polling = half(Duration::from_secs(3600), &pollers);
+        until_yield(&mut polling);
+        assert_eq!(pollers.halves.load(Ordering::Relaxed), 1);
+        drop(polling);
+        assert_eq!(pollers.halves.load(Ordering::Relaxed), 0);
+    }
+
+    fn requested() -> Pollers {
+        let pollers = Pollers::default();
+        pollers.is_driver_polling.store(true, Ordering::Relaxed);
+        pollers
+    }
+
+    #[test]
+    fn a_driver_polls_until_a_window_ends_without_an_event() {
+        let (pollers, mut driver) = (requested(), DriverPoll::new(COST, true));
+        let start = Instant::now();
+        for turn in 0..100 {
+            assert!(driver.note_pass(start + COST * turn, true, &pollers));
+        }
+        let last = start + COST * 99;
+        assert!(driver.note_pass(last + COST / 2, false, &pollers));
+        assert!(!driver.note_pass(last + COST, false, &pollers));
+        assert!(!pollers.is_driver_polling(), "halves may poll again");
+    }
+
+    /// Streams whose events come in turn, one each microsecond. Returns whether the driver polls
+    /// for three periods.
+    fn polls_for(streams: u32, driver: &mut DriverPoll, pollers: &Pollers) -> bool {
+        let counted: Vec<_> = (0..streams).map(|_| AtomicU32::new(0)).collect();
+        let mut now = driver.period_start.unwrap_or_else(Instant::now);
+        counted.iter().cycle().take(3003).all(|stream| {
+            now += Duration::from_micros(1);
+            pollers.count_stream(stream);
+            driver.note_pass(now, true, pollers)
+        })
+    }
+
+    #[test]
+    fn with_several_threads_a_driver_polls_for_some_streams_and_sleeps_for_many() {
+        for (streams, polls) in [(5, true), (STREAMS_MAX, true), (STREAMS_MAX + 1, false)] {
+            let (pollers, mut driver) = (requested(), DriverPoll::new(COST, true));
+            assert_eq!(
+                polls_for(streams, &mut driver, &pollers),
+                polls,
+                "{streams}"
+            );
+            assert!(pollers.is_driver_polling(), "halves park in either case");
+            let (pollers, mut driver) = (requested(), DriverPoll::new(COST, false));
+            assert!(polls_for(streams, &mut driver, &pollers), "with one thread");
+        }
+    }
+
+    #[test]
+    fn a_driver_that_slept_for_many_streams_lets_halves_poll_when_few_are_left() {
+        let (pollers, mut driver) = (requested(), DriverPoll::new(COST, true));
+        assert!(!polls_for(500, &mut driver, &pollers));
+        let stream = AtomicU32::new(0);
+        let mut now = driver.period_start.unwrap();
+        while pollers.is_driver_polling() {
+            now += Duration::from_micros(10);
+            pollers.count_stream(&stream);
+            assert!(!driver.note_pass(now, true, &pollers));
+        }
+        assert!(!driver.sleeps);
+    }
+
+    /// What waiting for arrivals costs.
+    #[derive(Clone, Copy, Debug, Default)]
+    struct Spent {
+        latency: Duration,
+        cpu: Duration,
+    }
+
+    /// Times between the last arrival that was handled and the next one, with a window that is as
+    /// long as a sleep and a wake-up take.
+    fn simulate(gaps: &[Duration]) -> Spent {
+        let mut window = Window::new(COST, COST);
+        let mut now = Instant::now();
+        let mut spent = Spent::default();
+        for &gap in gaps {
+            let (start, arrival) = (now, now + gap);
+            let mut polls = window.may_poll();
+            while polls && now < arrival {
+                now += Duration::from_micros(1);
+                polls = window.miss(now);
+            }
+            spent.cpu += now.duration_since(start);
+            if now < arrival {
+                window.park(now);
+                now = arrival + COST;
+                spent.latency += COST;
+                spent.cpu += COST;
+            } else {
+                spent.latency += now.duration_since(arrival);
+            }
+            window.hit(now);
+        }
+        spent
+    }
+
+    /// The least that is possible if the next arrival is known.
+    fn oracle(gaps: &[Duration]) -> Spent {
+        let mut spent = Spent::default();
+        for &gap in gaps {
+            spent.cpu += gap.min(COST);
+            if gap > COST {
+                spent.latency += COST;
+            }
+        }
+        spent
+    }
+
+    #[test]
+    fn latency_and_cpu_time_are_within_twice_those_of_an_oracle() {
+        let micros = Duration::from_micros;
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut poisson = |per_second: f64| -> Vec<Duration> {
+            let mut gap = || -(1.0 - random.f64()).ln() / per_second;
+            (0..20_000)
+                .map(|_| Duration::from_secs_f64(gap()))
+                .collect()
+        };
+        let bursts = |len: usize, silence| {
+            let burst = std::iter::repeat_n(micros(2), len).chain([silence]);
+            burst.cycle().take(20_000).collect::<Vec<_>>()
+        };
+        let mut patterns = vec![
+            ("one ball", vec![micros(1); 20_000]),
+            ("a slow ball", vec![micros(40); 20_000]),
+            ("ten balls", bursts(9, micros(10))),
+            ("bursts", bursts(50, micros(10_000))),
+            ("pairs", bursts(1, micros(500))),
+            ("silence", vec![micros(1_000_000); 1000]),
+        ];
+        for rate in [1e3, 3e3, 1e4, 2e4, 3e4, 1e5, 3e5, 1e6] {
+            patterns.push(("Poisson", poisson(rate)));
+        }
+        for (name, gaps) in patterns {
+            let (spent, least) = (simulate(&gaps), oracle(&gaps));
+            // The clock of the simulation has microseconds, and the first windows are learned.
+            let count = u32::try_from(gaps.len()).unwrap();
+            let slack = micros(1) * count + COST * 10;
+            let within = |spent: Duration, least: Duration| spent <= least * 2 + slack;
+            assert!(
+                within(spent.latency, least.latency),
+                "{name}: {spent:?}, {least:?}"
+            );
+            assert!(within(spent.cpu, least.cpu), "{name}: {spent:?}, {least:?}");
+        }
     }
 }

@@ -26,11 +26,12 @@ impl EndpointInner {
             DeviceIndex(self.drivers.len()),
             Arc::clone(&self.groups),
             self.config.close_timeout,
+            Arc::clone(&self.runtime),
         );
         claim(&driver)?;
         driver.device.limit_memory(&self.groups.memory);
         let runtime = &self.groups.runtime;
-        let task = DriverTask::new(&driver, Arc::clone(runtime))?;
+        let task = DriverTask::new(&driver, Arc::clone(runtime), self.config.polling)?;
         self.groups.add_driver(&driver);
         self.drivers.push(Arc::clone(&driver));
         runtime.spawn(Box::pin(task));

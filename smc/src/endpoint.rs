@@ -21,9 +21,11 @@ use super::negotiate::Negotiation;
 use super::runtime::{Acceptor, Runtime, SocketOptions};
 use super::stream::{Mode, Stream};
 use super::target::{IntoTarget, Target};
+use crate::busy_poll::Pollers;
 use crate::config::{EndpointConfig, Policy};
 use crate::device::{Device, MemoryLimit, TrimMemory};
 use crate::error::Error;
+use crate::handshake::TcpHandshakes;
 use crate::mutex::Mutex;
 use crate::proto::conn::ConnState;
 use crate::proto::group::{LinkGroupInfo, Registry};
@@ -65,6 +67,9 @@ pub(crate) struct EndpointInner {
     /// Held while a device is added.
     pub(crate) adding: Mutex<()>,
     pub(crate) groups: Arc<Groups>,
+    pub(crate) tcp_handshakes: TcpHandshakes,
+    /// Of handshakes on side channels.
+    pub(crate) handshake_pollers: Arc<Pollers>,
     pub(crate) lifetime: Arc<Lifetime>,
     /// The cached PROPOSAL for any destination, and the configuration that it was made from.
     pub(crate) proposal: Mutex<Option<(Arc<HandshakeConfig>, Arc<ClientProposal>)>>,

@@ -42,6 +42,17 @@ pub trait Runtime: Send + Sync + Debug + 'static {
     /// Spawns a task.
     fn spawn(&self, task: Task);
 
+    /// Whether several threads run tasks, so that a task that yields may wake one of them.
+    fn has_several_threads(&self) -> bool {
+        false
+    }
+
+    /// Wakes a task that returns `Pending` after this, when other tasks have run. A runtime may
+    /// have a better way than to wake it at once.
+    fn yield_now(&self, cx: &mut Context<'_>) {
+        cx.waker().wake_by_ref();
+    }
+
     /// Addresses of a host name; `host` is a name or an address without port.
     ///
     /// # Errors

@@ -52,6 +52,10 @@ pub(crate) struct Conn {
     pub(crate) transport: TransportConn,
     /// Number of retries of the driver at a busy device.
     retries: AtomicU32,
+    /// SMC-D: see [`Pollers::count_stream`](super::busy_poll::Pollers::count_stream).
+    pub(crate) counted_in: AtomicU32,
+    /// The waker is registered with the TCP socket, and there was no event since.
+    is_tcp_watched: AtomicBool,
     /// The waker registered with the TCP socket.
     tcp_waker: OnceLock<Waker>,
     /// The peer has written to the local element.
@@ -144,7 +148,8 @@ pub(crate) trait TransportOps: Send + Sync {
     fn poll_device(&self, driver: &DeviceDriver) -> bool;
 
     /// SMC-D: whether a flag is set that needs an update when everything is read; it stays until it
-    /// is withdrawn. SMC-R: false, as each request is an event ([`TransportOps::take_update_request`]).
+    /// is withdrawn. SMC-R: false, as each request is an event
+    /// ([`TransportOps::take_update_request`]).
     fn is_update_requested(&self, flags: ProducerFlags) -> bool;
 
     /// Takes the peer's request for an update when everything is read; called when it is.
@@ -233,6 +238,8 @@ impl Conn {
             tcp_watch_deferred: AtomicBool::new(locality != PeerLocality::Unknown),
             transport: parts.transport,
             retries: AtomicU32::new(0),
+            counted_in: AtomicU32::new(0),
+            is_tcp_watched: AtomicBool::new(false),
             tcp_waker: OnceLock::new(),
             has_peer_sent: AtomicBool::new(false),
             half_open: AtomicBool::new(false),
@@ -487,11 +494,14 @@ impl Conn {
     }
 
     /// Until the first CDC update of the peer, only the TCP connection shows whether set-up has
-    /// succeeded at the peer too: it may have failed there after the last handshake message. Called
-    /// before parking.
+    /// succeeded at the peer too: it may have failed there after the last handshake message. See
+    /// also [`Conn::ends_with_tcp`]. Called before parking.
     pub(crate) fn watch_tcp(self: &Arc<Self>) {
         // Without its runtime a socket reports no events.
-        if !self.is_peer_silent() || self.is_tcp_watch_deferred() || self.driver.is_stopped() {
+        if self.is_tcp_watch_deferred() || self.driver.is_stopped() || !self.ends_with_tcp() {
+            return;
+        }
+        if self.is_tcp_watched.swap(true, Ordering::AcqRel) && !self.is_peer_silent() {
             return;
         }
         // Always the same waker: a socket may wake a replaced one.
@@ -501,7 +511,10 @@ impl Conn {
             .socket
             .poll_readable(&mut Context::from_waker(waker))
             .is_ready();
-        if !ended || !self.is_peer_silent() {
+        if ended {
+            self.is_tcp_watched.store(false, Ordering::Release);
+        }
+        if !ended || !self.ends_with_tcp() {
             return;
         }
         match &self.transport {
@@ -518,6 +531,23 @@ impl Conn {
                 }
             }
         }
+    }
+
+    /// Whether the end of TCP ends the connection.
+    ///
+    /// It does while the peer is silent. After a handshake of SMC-D on TCP nothing proves that the
+    /// peer has the device that it names, and whose end would be reported: it does until the
+    /// peer closes.
+    fn ends_with_tcp(&self) -> bool {
+        if self.is_peer_silent() {
+            return true;
+        }
+        let is_direct = matches!(self.transport, TransportConn::Direct(_));
+        if !is_direct || self.locality != PeerLocality::Unknown {
+            return false;
+        }
+        let word = ConsumerWord::from_ne(self.local.consumer().load(Ordering::Acquire));
+        word.state_flags.is_empty()
     }
 
     /// Whether the TCP watch has not started yet.
@@ -555,7 +585,8 @@ struct TcpEventWaker(Weak<Conn>);
 impl Wake for TcpEventWaker {
     fn wake(self: Arc<Self>) {
         let Some(conn) = self.0.upgrade() else { return };
-        if conn.is_app_closed() {
+        conn.is_tcp_watched.store(false, Ordering::Release);
+        if conn.is_app_closed() || !conn.is_peer_silent() {
             // Deferred to the driver: the caller may be polling that socket.
             conn.driver.note_tcp_event(&conn);
         } else {

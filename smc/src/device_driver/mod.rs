@@ -19,6 +19,7 @@ use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
 use smc_wire::types::{Gid, Qpn};
 
+use super::busy_poll::Pollers;
 use super::conn::{Conn, ConnKey};
 use super::deadlines::Deadline;
 use super::groups::Groups;
@@ -29,6 +30,7 @@ use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use crate::mutex::Mutex;
 use crate::proto::group::{DeviceIndex, GroupEndCause, GroupId};
 use crate::proto::links::LinkId;
+use crate::runtime::Runtime;
 use busy_retries::BusyRetries;
 use link_owners::LinkOwners;
 
@@ -61,6 +63,11 @@ pub(crate) struct DeviceDriver {
     /// See [`Self::is_stopped`].
     stopped: AtomicBool,
     close_timeout: Duration,
+    /// How the device and the streams on it are polled.
+    pub(crate) pollers: Arc<Pollers>,
+    /// The runtime of the streams. That of the task is another one if the endpoint has a thread for
+    /// drivers.
+    pub(crate) stream_runtime: Arc<dyn Runtime>,
 }
 
 /// Connections by the token of the local buffer, as in signals.
@@ -74,7 +81,7 @@ struct Table {
     lingering: VecDeque<(Instant, Weak<Conn>)>,
     /// Dropped since the last pass, with their linger times.
     newly_dropped: Vec<(Option<Duration>, Weak<Conn>)>,
-    /// Dropped, with an event on their TCP sockets.
+    /// Dropped, or not silent, with an event on their TCP sockets.
     tcp_events: Vec<Weak<Conn>>,
     /// With the start time of their TCP watch, the earliest first.
     deferred_tcp_watches: VecDeque<(Instant, Weak<Conn>)>,
@@ -91,6 +98,7 @@ impl DeviceDriver {
         index: DeviceIndex,
         groups: Arc<Groups>,
         close_timeout: Duration,
+        stream_runtime: Arc<dyn Runtime>,
     ) -> Arc<Self> {
         let name = Arc::from(device.identity().name.as_str());
         Arc::new(Self {
@@ -111,6 +119,8 @@ impl DeviceDriver {
             is_ending: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             close_timeout,
+            pollers: Arc::default(),
+            stream_runtime,
         })
     }
 
@@ -267,6 +277,17 @@ impl DeviceDriver {
         self.drain_alone()
     }
 
+    /// As [`Self::drain`] between two polls of the device.
+    fn poll(&self) -> Result<bool, DeviceError> {
+        let _one = self.draining.lock();
+        let mut any = false;
+        self.device.poll(&mut |event| {
+            any = true;
+            self.handle(event);
+        })?;
+        Ok(any)
+    }
+
     fn drain_alone(&self) -> Result<bool, DeviceError> {
         let mut any = false;
         self.device.drain(&mut |event| {
@@ -286,6 +307,7 @@ impl DeviceDriver {
                     .get(&ConnKey::direct(token))
                     .cloned();
                 if let Some(conn) = conn {
+                    self.pollers.count_stream(&conn.counted_in);
                     conn.handle_signal();
                 }
             }
@@ -371,6 +393,16 @@ impl DeviceDriver {
         match self.device.fabric().rdma() {
             Some(rdma) if self.awaiting.load(Ordering::SeqCst) > 0 => rdma.arm_sent(),
             _ => Ok(()),
+        }
+    }
+
+    /// Has the task poll the device, if that was requested ([`Pollers`]). Called by a half before
+    /// it parks.
+    ///
+    /// Only for SMC-D: connections that share a link would proceed less evenly.
+    pub(crate) fn start_polling(&self) {
+        if self.device.fabric().direct().is_some() && self.pollers.take_request() {
+            self.wake_task();
         }
     }
 

@@ -4,11 +4,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use smc_ipc::doorbell::register;
 
 use super::{DeviceDriver, PASSES_MAX};
+use crate::busy_poll::{DriverPoll, is_cpu_busy, yield_processor};
 use crate::device::{DeviceError, Doorbell};
 use crate::groups::Groups;
 use crate::mem::sync::Ordering;
@@ -25,6 +26,17 @@ pub(crate) struct DriverTask {
     turns: ReactorTurns,
     /// The turn of the reactor that the task waits for.
     turn: Option<Timer>,
+    /// When the task polls for parked streams.
+    poll: DriverPoll,
+}
+
+/// What follows a pass.
+enum Next {
+    /// Another pass.
+    Pass,
+    /// Poll, when other tasks have run.
+    Poll,
+    Park,
 }
 
 impl DriverTask {
@@ -34,6 +46,7 @@ impl DriverTask {
     pub(crate) fn new(
         driver: &Arc<DeviceDriver>,
         runtime: Arc<dyn Runtime>,
+        polling: Duration,
     ) -> std::io::Result<Self> {
         let watch = match driver.device.doorbell() {
             Doorbell::Fd(fd) => {
@@ -42,6 +55,9 @@ impl DriverTask {
             }
             Doorbell::Waker(_) => None,
         };
+        // The task and those that it wakes may be on different threads.
+        let has_several_threads =
+            runtime.has_several_threads() || !Arc::ptr_eq(&runtime, &driver.stream_runtime);
         Ok(Self {
             driver: Arc::downgrade(driver),
             groups: Arc::downgrade(&driver.groups),
@@ -50,11 +66,12 @@ impl DriverTask {
             timer: None,
             turns: ReactorTurns::default(),
             turn: None,
+            poll: DriverPoll::new(polling, has_several_threads),
         })
     }
 
-    /// One pass. Returns whether the task may park.
-    fn pass(&mut self, driver: &DeviceDriver, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
+    /// One pass.
+    fn pass(&mut self, driver: &DeviceDriver, cx: &mut Context<'_>) -> Result<Next, DeviceError> {
         if let Doorbell::Waker(waker) = driver.device.doorbell() {
             waker.register(cx.waker());
         }
@@ -66,12 +83,56 @@ impl DriverTask {
         let drained = driver.drain();
         driver.run_after_drain(after_drain);
         driver.in_pass.store(false, Ordering::SeqCst);
-        drained?;
+        let any = drained?;
+        if self.goes_on_polling(driver, any) {
+            return Ok(match has_rung || !self.sleep_until(next, cx) {
+                true => Next::Pass,
+                false => Next::Poll,
+            });
+        }
         driver.arm()?;
         if driver.drain()? || (has_rung && self.poll_doorbell(cx)?) {
-            return Ok(false);
+            return Ok(Next::Pass);
         }
-        Ok(self.sleep_until(next, cx))
+        Ok(self.may_park(next, cx))
+    }
+
+    fn may_park(&mut self, next: Option<Instant>, cx: &mut Context<'_>) -> Next {
+        match self.sleep_until(next, cx) {
+            true => Next::Park,
+            false => Next::Pass,
+        }
+    }
+
+    /// Polls the device for parked streams, between two passes.
+    fn poll_device(
+        &mut self,
+        driver: &DeviceDriver,
+        cx: &mut Context<'_>,
+    ) -> Result<Next, DeviceError> {
+        let has_work = driver.has_work.load(Ordering::Acquire) || self.poll_timer(cx).is_ready();
+        if has_work || self.poll_doorbell(cx)? {
+            return self.pass(driver, cx);
+        }
+        let any = driver.poll()?;
+        match self.goes_on_polling(driver, any) {
+            true => Ok(Next::Poll),
+            false => self.pass(driver, cx),
+        }
+    }
+
+    /// A pass has found events, or none. Returns whether the task polls again, for parked streams.
+    fn goes_on_polling(&mut self, driver: &DeviceDriver, any: bool) -> bool {
+        let now = Instant::now();
+        if !self.poll.note_pass(now, any, &driver.pollers) {
+            return false;
+        }
+        // Tasks and threads that wait for the CPU may be those that the streams wait for.
+        let goes_on = !is_cpu_busy(now) && yield_processor(now);
+        if !goes_on {
+            self.poll.stop(now, &driver.pollers);
+        }
+        goes_on
     }
 
     /// Whether the doorbell has rung since the last call; otherwise registers the waker.
@@ -97,10 +158,10 @@ impl DriverTask {
 
     /// One pass without a device: connections that have moved to another device are still handled
     /// here.
-    fn pass_without_device(&mut self, driver: &DeviceDriver, cx: &mut Context<'_>) -> bool {
+    fn pass_without_device(&mut self, driver: &DeviceDriver, cx: &mut Context<'_>) -> Next {
         let next = self.handle_timeouts(driver, cx);
         driver.finish_drain();
-        self.sleep_until(next, cx)
+        self.may_park(next, cx)
     }
 
     /// Sets the timer. Returns whether it is pending.
@@ -111,14 +172,18 @@ impl DriverTask {
         if self.timer.as_ref().is_none_or(|(set, _)| is_late(*set)) {
             self.timer = at.map(|at| (at, self.runtime.timer(at)));
         }
+        self.poll_timer(cx).is_pending()
+    }
+
+    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some((_, timer)) = &mut self.timer else {
-            return true;
+            return Poll::Pending;
         };
-        if timer.as_mut().poll(cx).is_ready() {
+        let timer = timer.as_mut().poll(cx);
+        if timer.is_ready() {
             self.timer = None;
-            return false;
         }
-        true
+        timer
     }
 
     /// Whether the task waits for a turn of the reactor.
@@ -161,17 +226,24 @@ impl Future for DriverTask {
         }
         let is_rdma = driver.device.fabric().rdma().is_some();
         for _ in 0..PASSES_MAX {
-            let may_sleep = if is_rdma && driver.is_gone() {
+            let next = if is_rdma && driver.is_gone() {
                 Ok(this.pass_without_device(&driver, cx))
+            } else if this.poll.is_polling() {
+                this.poll_device(&driver, cx)
             } else {
                 this.pass(&driver, cx)
             };
-            match may_sleep {
-                Ok(true) => {
+            match next {
+                Ok(Next::Park) => {
                     this.turns.note_wait();
                     return Poll::Pending;
                 }
-                Ok(false) => {}
+                Ok(Next::Poll) => {
+                    this.turns.note_wait();
+                    this.runtime.yield_now(cx);
+                    return Poll::Pending;
+                }
+                Ok(Next::Pass) => {}
                 Err(_) => {
                     driver.handle_device_gone();
                     if !is_rdma {

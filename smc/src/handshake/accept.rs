@@ -81,7 +81,7 @@ pub(crate) async fn decline_all(
     let mut side_channel = side_channel;
     let mut carrier = match &mut side_channel {
         Some(side_channel) => Carrier::side_channel(endpoint, &mut **side_channel, None),
-        None => Carrier::Tcp(&*socket),
+        None => Carrier::Tcp(&*socket, None),
     };
     let outcome = drive(
         endpoint,

@@ -2,22 +2,63 @@
 
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
+
+use hashbrown::HashSet;
 
 use crate::busy_poll::{BusyPoll, PollStep};
 use crate::conn::PeerLocality;
 use crate::deadlines::Deadline;
 use crate::endpoint::EndpointInner;
+use crate::mutex::Mutex;
 use crate::negotiate::{Credentials, SideChannel, Withdrawn};
 use crate::proto::handshake::Role;
 use crate::runtime::{Runtime, Socket};
 
 /// The carrier of one handshake.
 pub(super) enum Carrier<'a> {
-    Tcp(&'a dyn Socket),
+    Tcp(&'a dyn Socket, Option<&'a TcpHandshake<'a>>),
     SideChannel(SideChannelCarrier<'a>),
+}
+
+/// The handshakes of an endpoint on TCP, by their own and their peers' addresses. They show which
+/// connections an endpoint has with itself.
+#[derive(Debug, Default)]
+pub(crate) struct TcpHandshakes(Mutex<HashSet<[SocketAddr; 2]>>);
+
+/// A handshake of [`TcpHandshakes`] while it is under way.
+pub(super) struct TcpHandshake<'a> {
+    all: &'a TcpHandshakes,
+    addresses: [SocketAddr; 2],
+}
+
+impl TcpHandshakes {
+    pub(super) fn add(&self, local: SocketAddr, peer: SocketAddr) -> TcpHandshake<'_> {
+        let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+        let addresses = [canonical(local), canonical(peer)];
+        self.0.lock().insert(addresses);
+        TcpHandshake {
+            all: self,
+            addresses,
+        }
+    }
+}
+
+impl TcpHandshake<'_> {
+    /// Whether the same endpoint has the handshake at the other end.
+    fn is_with_itself(&self) -> bool {
+        let [local, peer] = self.addresses;
+        self.all.0.lock().contains(&[peer, local])
+    }
+}
+
+impl Drop for TcpHandshake<'_> {
+    fn drop(&mut self) {
+        self.all.0.lock().remove(&self.addresses);
+    }
 }
 
 /// A side channel (out of band of TCP), which only processes of one host have.
@@ -52,7 +93,7 @@ impl<'a> Carrier<'a> {
             tcp_socket,
             timer: None,
             progress: None,
-            busy_poll: BusyPoll::new(endpoint.config.polling),
+            busy_poll: BusyPoll::new(endpoint.config.polling, &endpoint.handshake_pollers),
             endpoint,
         })
     }
@@ -60,7 +101,7 @@ impl<'a> Carrier<'a> {
     /// The locality of the peer, as proven by the carrier.
     pub(super) fn locality(&self) -> PeerLocality {
         match self {
-            Self::Tcp(_) => PeerLocality::Unknown,
+            Self::Tcp(..) => PeerLocality::Unknown,
             Self::SideChannel(channel) => channel.locality,
         }
     }
@@ -68,7 +109,10 @@ impl<'a> Carrier<'a> {
     /// The process at the other end, where the carrier shows it.
     pub(super) fn credentials(&self) -> Option<Credentials> {
         match self {
-            Self::Tcp(_) => None,
+            Self::Tcp(_, handshake) => {
+                let is_own = handshake.is_some_and(TcpHandshake::is_with_itself);
+                is_own.then(Credentials::own)
+            }
             Self::SideChannel(channel) => channel.side_channel.credentials(),
         }
     }
@@ -81,7 +125,7 @@ impl<'a> Carrier<'a> {
         message: &[u8],
     ) -> io::Result<()> {
         let socket = match self {
-            Self::Tcp(socket) => socket,
+            Self::Tcp(socket, _) => socket,
             Self::SideChannel(channel) => {
                 channel.sent = true;
                 return channel.side_channel.send(message);
@@ -130,7 +174,7 @@ impl<'a> Carrier<'a> {
     /// Whether the peer has the CONFIRM already, according to its answer.
     pub(super) fn is_confirmed(&self) -> bool {
         match self {
-            Self::Tcp(_) => false,
+            Self::Tcp(..) => false,
             Self::SideChannel(channel) => channel.side_channel.is_confirmed(),
         }
     }
@@ -142,7 +186,7 @@ impl<'a> Carrier<'a> {
         buf: &mut [u8],
     ) -> Poll<io::Result<usize>> {
         match self {
-            Self::Tcp(socket) => socket.poll_read(cx, buf),
+            Self::Tcp(socket, _) => socket.poll_read(cx, buf),
             Self::SideChannel(channel) => channel.poll_read(cx, buf),
         }
     }
@@ -170,7 +214,7 @@ impl SideChannelCarrier<'_> {
             match self.busy_poll.miss() {
                 PollStep::Again => {}
                 PollStep::Yield => {
-                    cx.waker().wake_by_ref();
+                    self.endpoint.runtime.yield_now(cx);
                     return Poll::Pending;
                 }
                 PollStep::Park => break,

@@ -10,6 +10,7 @@ mod connect;
 mod work;
 
 pub(crate) use accept::{accept, await_first_byte, decline_all};
+pub(crate) use carrier::TcpHandshakes;
 pub(crate) use connect::connect;
 
 use std::future::{Future, poll_fn};
@@ -109,7 +110,12 @@ async fn run_handshake_on_tcp(
     peer: SocketAddr,
     machine: &mut Handshake,
 ) -> Result<Stream, Error> {
-    let mut carrier = Carrier::Tcp(&**socket);
+    let handshakes = &endpoint.tcp_handshakes;
+    let under_way = socket
+        .local_addr()
+        .ok()
+        .map(|local| handshakes.add(local, peer));
+    let mut carrier = Carrier::Tcp(&**socket, under_way.as_ref());
     let mut resources = HandshakeResources::default();
     run_handshake(
         endpoint,
@@ -136,11 +142,11 @@ async fn run_handshake(
     match outcome {
         Outcome::Tcp(fallback) => {
             let (unread, reason) = match &*carrier {
-                Carrier::Tcp(_) if fallback.crossing_possible => {
+                Carrier::Tcp(..) if fallback.crossing_possible => {
                     let unread = without_crossing_decline(endpoint, &*tcp).await;
                     (unread, fallback.reason)
                 }
-                Carrier::Tcp(_) => (Vec::new(), fallback.reason),
+                Carrier::Tcp(..) => (Vec::new(), fallback.reason),
                 Carrier::SideChannel(_) => {
                     (Vec::new(), with_local_cause(endpoint, fallback.reason))
                 }

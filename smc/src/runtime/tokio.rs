@@ -1,15 +1,17 @@
 //! [`Runtime`] on tokio.
 
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
-use ::tokio::runtime::{Handle, TryCurrentError};
+use ::tokio::runtime::{Handle, RuntimeFlavor, TryCurrentError};
 use async_trait::async_trait;
 
 use super::connect::{self, ConnectStatus};
@@ -73,6 +75,20 @@ impl Runtime for TokioRuntime {
 
     fn spawn(&self, task: Task) {
         drop(self.handle.spawn(task));
+    }
+
+    fn has_several_threads(&self) -> bool {
+        self.handle.runtime_flavor() != RuntimeFlavor::CurrentThread
+    }
+
+    /// With several threads, a task that wakes itself also wakes a thread that could take it.
+    fn yield_now(&self, cx: &mut Context<'_>) {
+        if self.has_several_threads() {
+            // The first poll has the worker wake the task later.
+            let _pending = pin!(::tokio::task::yield_now()).poll(cx);
+        } else {
+            cx.waker().wake_by_ref();
+        }
     }
 
     async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {

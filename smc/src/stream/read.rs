@@ -149,18 +149,18 @@ impl<P: TransportOps> SmcReader<P> {
     ) -> Self {
         Self {
             half: RecvCursors::new(conn.local_ring),
-            conn,
             transport,
             producer_seen: 0,
             consumer_seen: 0,
             is_update_requested: false,
             shut: false,
-            busy_poll: BusyPoll::new(polling),
+            busy_poll: BusyPoll::new(polling, &conn.driver.pollers),
             fill_copy: Vec::new(),
             shown: 0,
             trust,
             guarded: None,
             has_guards: false,
+            conn,
         }
     }
 

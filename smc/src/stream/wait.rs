@@ -39,7 +39,7 @@ pub(crate) fn poll_until<H: Half, T>(
     mut attempt: impl FnMut(&mut H) -> Result<Option<T>, Error>,
 ) -> Poll<io::Result<T>> {
     if half.busy_poll().take_spent_budget() {
-        cx.waker().wake_by_ref();
+        half.conn().driver.stream_runtime.yield_now(cx);
         return Poll::Pending;
     }
     let (mut is_armed, mut is_device_busy) = (false, false);
@@ -66,10 +66,11 @@ pub(crate) fn poll_until<H: Half, T>(
         match half.busy_poll().miss() {
             PollStep::Again => {}
             PollStep::Yield => {
-                cx.waker().wake_by_ref();
+                half.conn().driver.stream_runtime.yield_now(cx);
                 return Poll::Pending;
             }
             PollStep::Park => {
+                half.conn().driver.start_polling();
                 half.register(cx.waker());
                 half.conn().watch_tcp();
                 half.arm();

@@ -138,7 +138,7 @@ impl<P: SendBuffer> SmcWriter<P> {
         Self {
             conn: Arc::clone(conn),
             send_buffer,
-            busy_poll: BusyPoll::new(polling),
+            busy_poll: BusyPoll::new(polling, &conn.driver.pollers),
             spare: Box::default(),
             delivery_deadline: None,
         }
