@@ -19,6 +19,7 @@ impl DeviceDriver {
             let events = std::mem::take(&mut table.tcp_events);
             drop(table);
             for conn in events.iter().filter_map(Weak::upgrade) {
+                conn.watch_tcp();
                 conn.handle_signal();
             }
             table = self.table.lock();

@@ -2,7 +2,8 @@
 
 use std::io::ErrorKind;
 
-use futures_lite::{AsyncWriteExt, future};
+use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use smc_core::wire::clc::{AcceptConfirm, AcceptKind};
 use smc_core::wire::types::DeclineCode;
 
 use crate::fallback_table::{AT_ONCE, MESSAGE};
@@ -189,6 +190,53 @@ fn a_client_that_is_out_of_sync_ends_no_stream_and_the_next_ones_get_a_new_link_
             assert!(groups().iter().all(|group| group.id != denied));
         });
     }
+}
+
+/// A TCP client without a device names that of one listener to the other, each with the token from
+/// its ACCEPT, so that the two have a stream with each other.
+#[test]
+fn two_listeners_that_a_client_has_joined_are_apart_when_its_connections_end() {
+    let world = World::new();
+    let hosts = ["one", "other"].map(|name| world.host(name));
+    world.block_on(async {
+        let mut listening = Vec::new();
+        for host in &hosts {
+            listening.push(host.listen().await);
+        }
+        let mut met = Vec::new();
+        for (of, (_, at)) in hosts.iter().rev().zip(&listening) {
+            let raw = world.raw_that_sent(*at, proposal_from(&*of.device)).await;
+            let accept = raw.message().await;
+            met.push((raw, AcceptConfirm::parse(&accept).unwrap()));
+        }
+        for (index, (raw, _)) in met.iter().enumerate() {
+            let mut confirm = met[1 - index].1.clone();
+            confirm.kind = AcceptKind::Confirm;
+            raw.send(&bytes(&confirm)).await;
+        }
+        let mut streams = Vec::new();
+        for (listener, _) in &listening {
+            streams.push(listener.accept().await.unwrap().0);
+        }
+        for stream in &mut streams {
+            assert_eq!(reason(stream), None);
+            stream.write_all(b"220 ready").await.unwrap();
+        }
+        for stream in &mut streams {
+            let mut greeting = [0; 9];
+            stream.read_exact(&mut greeting).await.unwrap();
+        }
+        drop(met);
+        for stream in &mut streams {
+            let end = stream.read(&mut [0]).await.unwrap_err().kind();
+            // The end of TCP, or the abort of the other one.
+            let is_apart =
+                [ErrorKind::ConnectionAborted, ErrorKind::ConnectionReset].contains(&end);
+            assert!(is_apart, "{end}");
+        }
+        drop(streams);
+        world.only_idle_groups_left([&hosts[0], &hosts[1]]).await;
+    });
 }
 
 /// The client's groups went with a restart that kept its address; the server still has one.

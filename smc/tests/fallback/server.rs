@@ -13,7 +13,8 @@ use smc_testkit::streams::{expect_error, listen};
 use smc_testkit::world::Step::*;
 use smc_testkit::world::messages::*;
 use smc_testkit::world::{
-    Codes, ForgedPeer, Host, Pipe, Scripted, Step, World, accept_now, exchange, reason,
+    Codes, ForgedPeer, Host, Pipe, Scripted, Step, World, accept_now, exchange, proposal_from,
+    reason,
 };
 
 use crate::fallback_table::{
@@ -141,6 +142,26 @@ fn the_listener_declines_a_proposal() {
             })
         } => Outcome::Declined(NODEV);
     });
+}
+
+/// With its own GID, and the token from its ACCEPT, a client on TCP would connect the listener to
+/// itself.
+#[test]
+fn a_client_offers_the_device_of_the_listener() {
+    for world in World::both() {
+        let server = world.host("server");
+        world.block_on(async {
+            let (listener, at) = server.listen().await;
+            let raw = world
+                .raw_that_sent(at, proposal_from(&*server.device))
+                .await;
+            let code = DeclineCode::NOSMCD2DEV;
+            assert_eq!(declined(&raw.message().await), (code, Version::V2));
+            let (stream, _) = listener.accept().await.unwrap();
+            assert_eq!(reason(&stream), Some(Codes::local(code)));
+            exchange(stream, Some(raw), b"").await;
+        });
+    }
 }
 
 #[test]
