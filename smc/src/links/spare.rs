@@ -23,14 +23,22 @@ pub(crate) struct Spare {
 
 /// The spares of an endpoint: one at most for each device, while there are SMC-R groups.
 #[derive(Default)]
-pub(crate) struct Spares(Mutex<SpareState>);
+pub(crate) struct Spares(Arc<Mutex<SpareState>>);
 
 #[derive(Default)]
 struct SpareState {
     ready: Vec<Spare>,
-    /// Devices for which one is being made.
-    making: Vec<DeviceIndex>,
-    /// How often all were dropped. One that was begun before is dropped as well.
+    /// Devices for which one is in progress.
+    in_progress: Vec<DeviceIndex>,
+    /// How often all were dropped. One that was started before is dropped as well.
+    clears: u64,
+}
+
+/// A spare in progress. Once this is dropped, another one of the device can be started.
+struct SpareInProgress {
+    state: Arc<Mutex<SpareState>>,
+    device: DeviceIndex,
+    /// Of the time when it was started.
     clears: u64,
 }
 
@@ -55,28 +63,44 @@ impl Spares {
         !dropped.is_empty()
     }
 
-    /// Begins another spare, unless the device has one or memory is half used. Returns the number
-    /// for [`finish`](Self::finish).
-    fn begin(&self, device: DeviceIndex, bytes: usize, memory: &MemoryLimit) -> Option<u64> {
+    /// Starts another spare, unless the device has one or memory is half used.
+    fn start(
+        &self,
+        device: DeviceIndex,
+        bytes: usize,
+        memory: &MemoryLimit,
+    ) -> Option<SpareInProgress> {
         let mut state = self.0.lock();
         let has_one = state.ready.iter().any(|spare| spare.device == device);
         let is_plenty = memory.used().saturating_add(bytes) <= memory.limit() / 2;
-        if has_one || state.making.contains(&device) || !is_plenty {
+        if has_one || state.in_progress.contains(&device) || !is_plenty {
             return None;
         }
-        state.making.push(device);
-        Some(state.clears)
+        state.in_progress.push(device);
+        Some(SpareInProgress {
+            state: Arc::clone(&self.0),
+            device,
+            clears: state.clears,
+        })
     }
+}
 
-    fn finish(&self, device: DeviceIndex, begun: u64, made: Option<Spare>) {
-        let mut state = self.0.lock();
-        state.making.retain(|other| *other != device);
-        if state.clears == begun {
-            state.ready.extend(made);
+impl SpareInProgress {
+    fn finish(self, made: Spare) {
+        let mut state = self.state.lock();
+        if state.clears == self.clears {
+            state.ready.push(made);
         } else {
             drop(state);
             drop(made);
         }
+    }
+}
+
+impl Drop for SpareInProgress {
+    fn drop(&mut self) {
+        let mut state = self.state.lock();
+        state.in_progress.retain(|other| *other != self.device);
     }
 }
 
@@ -90,13 +114,14 @@ impl Groups {
         sizes: [SizeCode; 2],
     ) {
         let bytes = sizes.iter().map(|size| size.byte_len()).sum();
-        let Some(begun) = self.spares.begin(device, bytes, &self.memory) else {
+        let Some(in_progress) = self.spares.start(device, bytes, &self.memory) else {
             return;
         };
         let groups = Arc::clone(self);
         self.runtime.spawn(Box::pin(async move {
-            let made = groups.new_spare(device, address, sizes).await;
-            groups.spares.finish(device, begun, made.ok());
+            if let Ok(made) = groups.new_spare(device, address, sizes).await {
+                in_progress.finish(made);
+            }
         }));
     }
 
@@ -129,5 +154,28 @@ impl Groups {
             link,
             buffers,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::{block_on, poll_once};
+
+    use super::*;
+
+    #[test]
+    fn after_the_task_of_a_spare_was_dropped_another_one_can_be_started() {
+        let (spares, memory) = (Spares::default(), MemoryLimit::new(1 << 20));
+        let start = |device| spares.start(DeviceIndex(device), 1 << 10, &memory);
+        let task = async {
+            let _in_progress = start(0);
+            std::future::pending::<()>().await;
+        };
+        let mut task = Box::pin(task);
+        assert_eq!(block_on(poll_once(&mut task)), None);
+        assert!(start(0).is_none());
+        assert!(start(1).is_some());
+        drop(task);
+        assert!(start(0).is_some());
     }
 }
