@@ -116,39 +116,40 @@ impl AdmissionControl {
         })
     }
 
-    /// Grants free places to waiting set-ups. The caller wakes them without the lock. `running` is
-    /// the one that calls, if one does.
-    fn grant(&self, state: &mut State, running: Option<u64>) -> Vec<Waker> {
-        let State {
-            waiting,
-            places,
-            waiting_shares,
-            place_shares,
-            ..
-        } = state;
-        let max = self.max_places;
+    /// Grants free places to the oldest waiting set-ups, after one was released. The caller wakes
+    /// them without the lock.
+    fn grant(&self, state: &mut State) -> Vec<Waker> {
         let mut wakers = Vec::new();
-        if *places >= max {
-            return wakers;
+        while state.places < self.max_places {
+            let mut waiting = state.waiting.iter();
+            let next = waiting.find(|(_, next)| {
+                next.waker.is_some() && self.has_place(state, next.source.as_ref())
+            });
+            let Some(id) = next.map(|(id, _)| *id) else {
+                break;
+            };
+            wakers.extend(state.take_place(id));
         }
-        waiting.retain(|id, next| {
-            let is_over = |source| !place_shares.has_capacity(&source);
-            if *places >= max || next.source.is_some_and(is_over) {
-                return true;
-            }
-            let waker = next.waker.take();
-            if waker.is_none() && Some(*id) != running {
-                return true;
-            }
-            *places += 1;
-            if let Some(source) = next.source {
-                waiting_shares.release(&source);
-                place_shares.take(source);
-            }
-            wakers.extend(waker.filter(|_| Some(*id) != running));
-            false
-        });
         wakers
+    }
+
+    /// Whether a set-up of this source may have a place.
+    fn has_place(&self, state: &State, source: Option<&Source>) -> bool {
+        state.places < self.max_places
+            && source.is_none_or(|source| state.place_shares.has_capacity(source))
+    }
+}
+
+impl State {
+    /// Gives a waiting set-up a place. Returns its waker.
+    fn take_place(&mut self, id: u64) -> Option<Waker> {
+        let Waiting { source, waker } = self.waiting.remove(&id)?;
+        self.places += 1;
+        if let Some(source) = source {
+            self.waiting_shares.release(&source);
+            self.place_shares.take(source);
+        }
+        waker
     }
 }
 
@@ -164,20 +165,17 @@ impl AdmissionPermit {
     /// Waits for a place.
     pub(super) async fn place(&mut self) {
         poll_fn(|cx| {
-            let (is_waiting, wakers) = {
-                let mut state = self.admission.state.lock();
-                let wakers = self.admission.grant(&mut state, Some(self.id));
-                let waiting = state.waiting.get_mut(&self.id);
-                let is_waiting = waiting.is_some();
-                if let Some(waiting) = waiting {
+            let mut state = self.admission.state.lock();
+            // Others with a waker were granted what they may have when it was released.
+            if self.admission.has_place(&state, self.source.as_ref()) {
+                state.take_place(self.id);
+            }
+            match state.waiting.get_mut(&self.id) {
+                Some(waiting) => {
                     waiting.waker = Some(cx.waker().clone());
+                    Poll::Pending
                 }
-                (is_waiting, wakers)
-            };
-            wakers.into_iter().for_each(Waker::wake);
-            match is_waiting {
-                true => Poll::Pending,
-                false => Poll::Ready(()),
+                None => Poll::Ready(()),
             }
         })
         .await;
@@ -190,16 +188,18 @@ impl Drop for AdmissionPermit {
             let mut state = self.admission.state.lock();
             // A place may have been granted before the set-up was polled again.
             let is_waiting = state.waiting.remove(&self.id).is_some();
+            let shares = match is_waiting {
+                true => &mut state.waiting_shares,
+                false => &mut state.place_shares,
+            };
             if let Some(source) = self.source {
-                match is_waiting {
-                    true => state.waiting_shares.release(&source),
-                    false => state.place_shares.release(&source),
-                }
+                shares.release(&source);
             }
-            if !is_waiting {
-                state.places -= 1;
+            if is_waiting {
+                return;
             }
-            self.admission.grant(&mut state, None)
+            state.places -= 1;
+            self.admission.grant(&mut state)
         };
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -319,6 +319,32 @@ mod tests {
         let own = client(Credentials::own().uid);
         let mut all: Vec<_> = (0..64).map(|_| admission.enter(own).unwrap()).collect();
         assert!(all.iter_mut().all(try_place));
+    }
+
+    /// In any order of arrivals, polls and ends: no set-up waits that could have a place. So a poll
+    /// has to look at its own set-up only.
+    #[test]
+    fn no_set_up_waits_while_it_could_have_a_place() {
+        let own = client(Credentials::own().uid);
+        let sources = [own, address(1), address(2), address(3)];
+        let admission = AdmissionControl::new(6, 64);
+        let (mut permits, mut random) = (Vec::new(), 1_u64);
+        let mut waited = 0;
+        for _ in 0..10_000 {
+            random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+            let choice = usize::try_from(random >> 33).unwrap();
+            let at = (choice >> 8) % permits.len().max(1);
+            match choice % 3 {
+                0 => permits.extend(admission.enter(sources[(choice >> 4) % 4])),
+                1 if at < permits.len() => waited += usize::from(!try_place(&mut permits[at])),
+                2 if at < permits.len() => drop(permits.swap_remove(at)),
+                _ => {}
+            }
+            let state = admission.state.lock();
+            let mut polled = state.waiting.values().filter(|it| it.waker.is_some());
+            assert!(!polled.any(|it| admission.has_place(&state, it.source.as_ref())));
+        }
+        assert!(waited > 100, "{waited}");
     }
 
     #[test]
