@@ -15,12 +15,12 @@ use super::{handshake_config, path, run_handshake, run_handshake_on_tcp, tcp_str
 use crate::config::Policy;
 use crate::endpoint::{ConnectOptions, EndpointInner};
 use crate::error::{Error, FallbackCause, FallbackReason};
-use crate::negotiate::{self, Candidate, Delivery, ExpectedHandshake, OfferResult, Withdrawn};
+use crate::negotiate::{Candidate, Delivery, ExpectedHandshake, Offer, Withdrawn};
 use crate::proto::group::GroupKey;
 use crate::proto::handshake::{
     ClientProposal, Handshake, HandshakeConfig, HandshakeOutput, TcpPath,
 };
-use crate::runtime::{Socket, SocketOptions, Unconnected};
+use crate::runtime::{BeforeConnect, Socket, SocketOptions, Unconnected};
 use crate::stream::Stream;
 
 /// Connects and sets the stream up.
@@ -33,45 +33,76 @@ pub(crate) async fn connect(
         .policy
         .unwrap_or_else(|| (endpoint.config.policy)(&to));
     let config = handshake_config(endpoint, options.recv_buffer)?;
-    let proposal = match policy {
-        Policy::Never => Err(FallbackCause::Policy.into()),
-        _ => proposal_of(endpoint, &config),
-    };
-    let declined = match &proposal {
-        Err(reason) if policy != Policy::Never => decline(endpoint, &config, reason.clone()),
-        _ => None,
-    };
-    let first = match &proposal {
-        Ok(proposal) => Some(proposal.bytes()),
-        Err(_) => declined.as_deref(),
-    };
-    let candidate = match &first {
-        Some(_) => endpoint.negotiation.look_up(&endpoint.runtime, to).await,
-        None => Err(FallbackCause::Policy),
-    };
-    let early = match (&candidate, &proposal) {
-        (Ok(candidate), Ok(_)) => {
-            prepare_early(endpoint, &config, candidate.expected_handshake()).await
-        }
-        _ => None,
+    let mut plan = match policy {
+        Policy::Never => Plan::Tcp(FallbackCause::Policy.into()),
+        _ => Plan::new(endpoint, &config, to).await,
     };
     let attempt = ConnectAttempt {
         endpoint,
         to,
-        options,
+        local: options.local,
         config: &config,
-        policy,
-        proposal: &proposal,
-        candidate: candidate.as_ref().map_err(FallbackCause::clone),
     };
-    let stream = match attempt.make(first, early).await {
-        Err(failed) if failed.early_confirm_failed => attempt.make(first, None).await,
-        made => made,
+    let stream = match attempt.run(&mut plan).await {
+        // The early work was taken: now there is no early CONFIRM.
+        Err(failed) if failed.early_confirm_failed => attempt.run(&mut plan).await,
+        result => result,
     };
     let stream = stream.map_err(|failed| failed.error)?;
     match stream.fallback_reason() {
         Some(reason) if policy == Policy::Require => Err(Error::Declined(reason)),
         _ => Ok(stream),
+    }
+}
+
+/// What to do at a connect, as far as it is known before the TCP connection exists.
+enum Plan {
+    /// Make no offer.
+    Tcp(FallbackReason),
+    /// A listener is known, but there is nothing to offer: the DECLINE takes the place of the
+    /// PROPOSAL. Without it a server that waits for CLC on TCP would misread the application's
+    /// data.
+    Decline(Candidate, Vec<u8>, FallbackReason),
+    Propose(Candidate, Arc<ClientProposal>, Option<EarlyWork>),
+}
+
+impl Plan {
+    async fn new(endpoint: &EndpointInner, config: &Arc<HandshakeConfig>, to: SocketAddr) -> Self {
+        let proposal = proposal_of(endpoint, config);
+        let candidate = endpoint.negotiation.look_up(&endpoint.runtime, to).await;
+        match (candidate, proposal) {
+            (Ok(candidate), Ok(proposal)) => {
+                let expected = candidate.expected_handshake();
+                let early = prepare_early(endpoint, config, expected).await;
+                Self::Propose(candidate, proposal, early)
+            }
+            (Ok(candidate), Err(reason)) => {
+                let now = endpoint.runtime.now();
+                let failed = Err(reason.clone());
+                let mut machine = Handshake::client_with(now, Arc::clone(config), failed);
+                match machine.poll_output() {
+                    Some(HandshakeOutput::Send(decline)) => {
+                        Self::Decline(candidate, decline, reason)
+                    }
+                    _ => Self::Tcp(reason),
+                }
+            }
+            (Err(cause), Ok(_)) => Self::Tcp(cause.into()),
+            (Err(cause), Err(reason)) => Self::Tcp(unannounced_reason(config, reason, cause)),
+        }
+    }
+}
+
+/// Why a connection is TCP if there was nothing to offer, and for the `cause` given no server that
+/// expects an offer. Whether an RDMA port fits is known only once the connection exists.
+fn unannounced_reason(
+    config: &HandshakeConfig,
+    nothing_to_offer: FallbackReason,
+    cause: FallbackCause,
+) -> FallbackReason {
+    match config.rdma {
+        Some(_) => cause.into(),
+        None => nothing_to_offer,
     }
 }
 
@@ -91,15 +122,12 @@ fn proposal_of(
     }
 }
 
-/// One attempt to connect.
+/// Attempts to connect.
 struct ConnectAttempt<'a> {
     endpoint: &'a Arc<EndpointInner>,
     to: SocketAddr,
-    options: &'a ConnectOptions,
+    local: Option<SocketAddr>,
     config: &'a Arc<HandshakeConfig>,
-    policy: Policy,
-    proposal: &'a Result<Arc<ClientProposal>, FallbackReason>,
-    candidate: Result<&'a Candidate, FallbackCause>,
 }
 
 /// Why connecting failed.
@@ -109,91 +137,164 @@ struct Failed {
     early_confirm_failed: bool,
 }
 
+/// How the offer goes on, once the TCP connection exists.
+enum Offered {
+    /// The message has to be sent on TCP.
+    OnTcp(Box<dyn Offer>),
+    /// The message was delivered on a side channel.
+    Delivered(Box<dyn Offer>),
+    /// The server does not support SMC.
+    Plain(FallbackCause),
+}
+
 impl ConnectAttempt<'_> {
-    async fn make(&self, first: Option<&[u8]>, early: Option<EarlyWork>) -> Result<Stream, Failed> {
-        let Self {
-            endpoint,
-            to,
-            config,
-            ..
-        } = *self;
-        let buffer = early.as_ref().and_then(|early| early.buffer.as_ref());
-        let buffer = buffer.map(|(dmb, _)| dmb.token());
-        let (socket, mut offer) = self.open(first, buffer).await?;
-        let delivery = match &mut offer {
-            Ok(offer) => offer.connected(&*socket),
-            Err(_) => Delivery::Plain,
-        };
-        let stream = match (delivery, self.proposal, offer) {
-            (Delivery::OnTcp, ..) => {
-                let path = path(endpoint, config, &*socket, to, false);
-                let proposal = match config.has_usual_proposal(&path) {
-                    true => self.proposal.clone(),
-                    false => ClientProposal::new(config, &path).map(Arc::new),
+    async fn run(&self, plan: &mut Plan) -> Result<Stream, Failed> {
+        match plan {
+            Plan::Tcp(reason) => {
+                let socket = self.open(true, &mut |_| Ok(())).await?;
+                Ok(Stream::tcp(socket, Vec::new(), reason.clone()))
+            }
+            Plan::Decline(candidate, decline, reason) => {
+                let (socket, offered) = self.offer(candidate, decline, None).await?;
+                let reason = reason.clone();
+                let reason = match offered {
+                    Offered::OnTcp(_offer) => return self.run_on_tcp(socket, Err(reason)).await,
+                    Offered::Delivered(_) => reason,
+                    Offered::Plain(cause) => unannounced_reason(self.config, reason, cause),
                 };
-                let now = endpoint.runtime.now();
-                let mut machine = Handshake::client_with(now, Arc::clone(config), proposal);
-                // Boxed, as it is rare and large.
-                let on_tcp = run_handshake_on_tcp(endpoint, &socket, to, &mut machine);
-                Box::pin(on_tcp).await?
+                Ok(Stream::tcp(socket, Vec::new(), reason))
             }
-            // Whether an RDMA port fits is known only once the connection exists.
-            (Delivery::Plain, Err(_), offer)
-                if config.rdma.is_some() && self.policy != Policy::Never =>
-            {
-                tcp_stream(socket, plain_cause(offer))
+            Plan::Propose(candidate, proposal, early) => {
+                let early = early.take();
+                let buffer = early.as_ref().and_then(|early| early.buffer.as_ref());
+                let buffer = buffer.map(|(dmb, _)| dmb.token());
+                let (socket, offered) = self.offer(candidate, proposal.bytes(), buffer).await?;
+                let proposal = Arc::clone(proposal);
+                match offered {
+                    Offered::OnTcp(_offer) => self.run_on_tcp(socket, Ok(proposal)).await,
+                    Offered::Delivered(offer) => {
+                        self.await_answer(socket, proposal, offer, early).await
+                    }
+                    Offered::Plain(cause) => Ok(tcp_stream(socket, cause)),
+                }
             }
-            (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), reason.clone()),
-            (Delivery::Delivered, Ok(proposal), Ok(offer)) => {
-                let resources = HandshakeResources {
-                    early,
-                    ..HandshakeResources::default()
-                };
-                let proposal = (Arc::clone(config), Arc::clone(proposal));
-                await_answer(endpoint, socket, to, proposal, offer, resources).await?
-            }
-            (Delivery::Delivered | Delivery::Plain, _, offer) => {
-                tcp_stream(socket, plain_cause(offer))
-            }
-        };
-        Ok(stream)
+        }
     }
 
     /// Opens the TCP connection; the offer is made between bind and connect.
-    async fn open(
+    async fn offer(
         &self,
-        first: Option<&[u8]>,
+        candidate: &Candidate,
+        message: &[u8],
         buffer: Option<DmbToken>,
-    ) -> Result<(Arc<dyn Socket>, OfferResult), Error> {
-        let mut result = Err(match &self.candidate {
-            Ok(_) => FallbackCause::not_announced(),
-            Err(cause) => cause.clone(),
-        });
-        let mut options = SocketOptions::default();
-        options.local = self.options.local;
-        options.unbound = self
-            .candidate
-            .as_ref()
-            .map_or(true, |candidate| !candidate.needs_address());
-        let mut offer = |socket: &Unconnected<'_>| {
-            if let (Some(first), Ok(candidate)) = (first, &self.candidate) {
-                result = candidate.offer(socket, first, buffer);
-            }
+    ) -> Result<(Arc<dyn Socket>, Offered), Error> {
+        let mut offer = Err(FallbackCause::not_announced());
+        let mut make_offer = |socket: &Unconnected<'_>| {
+            offer = candidate.offer(socket, message, buffer);
             Ok(())
         };
         let socket = self
-            .endpoint
-            .runtime
-            .connect(self.to, &options, &mut offer)
+            .open(!candidate.needs_address(), &mut make_offer)
             .await?;
-        Ok((socket, result))
+        let offered = match offer {
+            Ok(mut offer) => match offer.connected(&*socket) {
+                Delivery::OnTcp => Offered::OnTcp(offer),
+                Delivery::Delivered => Offered::Delivered(offer),
+                Delivery::Plain => Offered::Plain(offer.cause()),
+            },
+            Err(cause) => Offered::Plain(cause),
+        };
+        Ok((socket, offered))
+    }
+
+    async fn open(
+        &self,
+        unbound: bool,
+        before: &mut BeforeConnect<'_>,
+    ) -> io::Result<Arc<dyn Socket>> {
+        let mut options = SocketOptions::default();
+        (options.local, options.unbound) = (self.local, unbound);
+        let runtime = &self.endpoint.runtime;
+        runtime.connect(self.to, &options, before).await
+    }
+
+    /// Runs the handshake on TCP. `usual` is the PROPOSAL if it does not depend on the connection,
+    /// or why there is none.
+    async fn run_on_tcp(
+        &self,
+        socket: Arc<dyn Socket>,
+        usual: Result<Arc<ClientProposal>, FallbackReason>,
+    ) -> Result<Stream, Failed> {
+        let (endpoint, config) = (self.endpoint, self.config);
+        let path = path(endpoint, config, &*socket, self.to, false);
+        let proposal = match config.has_usual_proposal(&path) {
+            true => usual,
+            false => ClientProposal::new(config, &path).map(Arc::new),
+        };
+        let now = endpoint.runtime.now();
+        let mut machine = Handshake::client_with(now, Arc::clone(config), proposal);
+        // Boxed, as it is rare and large.
+        let on_tcp = run_handshake_on_tcp(endpoint, &socket, self.to, &mut machine);
+        Ok(Box::pin(on_tcp).await?)
+    }
+
+    /// Continues after the PROPOSAL was delivered on a side channel.
+    ///
+    /// The connection may have reached another server, which does not know the offer. So nothing is
+    /// sent on TCP, and until the offer is accepted the stream can still become plain TCP.
+    async fn await_answer(
+        &self,
+        socket: Arc<dyn Socket>,
+        proposal: Arc<ClientProposal>,
+        mut offer: Box<dyn Offer>,
+        early: Option<EarlyWork>,
+    ) -> Result<Stream, Failed> {
+        let endpoint = self.endpoint;
+        let Some(side_channel) = offer.side_channel() else {
+            let why = "a PROPOSAL was delivered, with no way for the answer";
+            return Err(Error::Bug(why).into());
+        };
+        let (now, config) = (endpoint.runtime.now(), Arc::clone(self.config));
+        let mut machine = Handshake::client_delivered(now, config, proposal);
+        let mut carrier = Carrier::side_channel(endpoint, side_channel, Some(&*socket));
+        let mut resources = HandshakeResources {
+            early,
+            ..HandshakeResources::default()
+        };
+        let outcome = run_handshake(
+            endpoint,
+            &mut carrier,
+            &socket,
+            self.to,
+            &mut machine,
+            &mut resources,
+        );
+        match outcome.await {
+            Err(error) if offer.withdraw() == Withdrawn::Free => {
+                let within = match error {
+                    Error::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
+                        Some(endpoint.config.answer_timeout)
+                    }
+                    Error::TimedOut(_) => Some(endpoint.base_config().timeouts.message),
+                    _ => None,
+                };
+                let silent = within.map(|within| FallbackCause::NoAnswer { within });
+                Ok(tcp_stream(socket, silent.unwrap_or_else(|| offer.cause())))
+            }
+            outcome => outcome.map_err(|error| Failed {
+                error,
+                early_confirm_failed: offer
+                    .side_channel()
+                    .is_some_and(|side_channel| side_channel.is_confirmed()),
+            }),
+        }
     }
 }
 
-impl From<Error> for Failed {
-    fn from(error: Error) -> Self {
+impl<E: Into<Error>> From<E> for Failed {
+    fn from(error: E) -> Self {
         Self {
-            error,
+            error: error.into(),
             early_confirm_failed: false,
         }
     }
@@ -238,71 +339,4 @@ async fn prepare_early(
         buffer: Some((dmb, charge)),
         membership: Some(membership),
     })
-}
-
-/// The DECLINE of a client without an offer. A server that waits for CLC on TCP needs it, or it
-/// would misread the application's data.
-fn decline(
-    endpoint: &EndpointInner,
-    config: &Arc<HandshakeConfig>,
-    reason: FallbackReason,
-) -> Option<Vec<u8>> {
-    let now = endpoint.runtime.now();
-    let mut machine = Handshake::client_with(now, Arc::clone(config), Err(reason));
-    match machine.poll_output() {
-        Some(HandshakeOutput::Send(decline)) => Some(decline),
-        _ => None,
-    }
-}
-
-/// The cause of plain TCP for a connection that was not announced to the server.
-fn plain_cause(offer: OfferResult) -> FallbackCause {
-    offer.map_or_else(|cause| cause, |offer| offer.cause())
-}
-
-/// Continues after the PROPOSAL was delivered on a side channel.
-///
-/// The connection may have reached another server, which does not know the offer. So nothing is
-/// sent on TCP, and until the offer is accepted the stream can still become plain TCP.
-async fn await_answer(
-    endpoint: &Arc<EndpointInner>,
-    socket: Arc<dyn Socket>,
-    to: SocketAddr,
-    (config, proposal): (Arc<HandshakeConfig>, Arc<ClientProposal>),
-    mut offer: Box<dyn negotiate::Offer>,
-    mut resources: HandshakeResources,
-) -> Result<Stream, Failed> {
-    let Some(side_channel) = offer.side_channel() else {
-        let why = "a PROPOSAL was delivered, with no way for the answer";
-        return Err(Error::Bug(why).into());
-    };
-    let mut machine = Handshake::client_delivered(endpoint.runtime.now(), config, proposal);
-    let mut carrier = Carrier::side_channel(endpoint, side_channel, Some(&*socket));
-    let outcome = run_handshake(
-        endpoint,
-        &mut carrier,
-        &socket,
-        to,
-        &mut machine,
-        &mut resources,
-    );
-    match outcome.await {
-        Err(error) if offer.withdraw() == Withdrawn::Free => {
-            let within = match error {
-                Error::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    Some(endpoint.config.answer_timeout)
-                }
-                Error::TimedOut(_) => Some(endpoint.base_config().timeouts.message),
-                _ => None,
-            };
-            let silent = within.map(|within| FallbackCause::NoAnswer { within });
-            Ok(tcp_stream(socket, silent.unwrap_or_else(|| offer.cause())))
-        }
-        outcome => outcome.map_err(|error| Failed {
-            error,
-            early_confirm_failed: offer
-                .side_channel()
-                .is_some_and(|side_channel| side_channel.is_confirmed()),
-        }),
-    }
 }
