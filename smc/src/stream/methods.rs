@@ -28,13 +28,13 @@ macro_rules! any {
             /// What carries the stream: SMC, or TCP with the reason.
             #[must_use]
             pub fn mode(&self) -> &Mode {
-                &self.shared.mode
+                self.shared.mode()
             }
 
             /// Why the stream is TCP; `None` when it is SMC.
             #[must_use]
             pub fn fallback_reason(&self) -> Option<FallbackReason> {
-                self.shared.mode.fallback_reason()
+                self.shared.mode().fallback_reason()
             }
 
             /// The local address of the TCP connection, which stays open as long as the stream.

@@ -70,17 +70,20 @@ pub struct Stream {
 
 /// The shared part of both halves of a stream.
 pub(crate) struct Shared {
-    mode: Mode,
     socket: Arc<dyn Socket>,
-    smc: Option<Handle>,
+    kind: SmcOrTcp,
+}
+
+enum SmcOrTcp {
+    Smc(Handle),
+    Tcp(Mode),
 }
 
 impl Stream {
     pub(crate) fn smc(conn: Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
         let shared = Shared {
-            mode: conn.mode.clone(),
             socket: Arc::clone(&conn.socket),
-            smc: Some(Handle(Arc::clone(&conn))),
+            kind: SmcOrTcp::Smc(Handle(Arc::clone(&conn))),
         };
         Self {
             read: LockedHalf::new(Reader::smc(&conn, polling, trust)),
@@ -91,22 +94,18 @@ impl Stream {
 
     /// `unread` are bytes of the application stream that set-up has read from the socket already.
     pub(crate) fn tcp(socket: Arc<dyn Socket>, unread: Vec<u8>, reason: FallbackReason) -> Self {
-        let mode = Mode::Tcp { reason };
+        let kind = SmcOrTcp::Tcp(Mode::Tcp { reason });
         Self {
             read: LockedHalf::new(Reader::Tcp(TcpReader::new(Arc::clone(&socket), unread))),
             write: LockedHalf::new(Writer::Tcp(TcpWriter::new(Arc::clone(&socket)))),
-            shared: Arc::new(Shared {
-                mode,
-                socket,
-                smc: None,
-            }),
+            shared: Arc::new(Shared { socket, kind }),
         }
     }
 
     /// The state of an SMC connection as smcss names it; `None` for TCP.
     #[must_use]
     pub fn state(&self) -> Option<ConnState> {
-        self.shared.smc.as_ref().map(|handle| handle.0.state())
+        self.shared.conn().map(|conn| conn.state())
     }
 
     /// Size in bytes of the local ring, which the peer writes: the requested size or less. Over
@@ -115,16 +114,13 @@ impl Stream {
     /// `None` for TCP, where the system decides.
     #[must_use]
     pub fn recv_buffer_size(&self) -> Option<usize> {
-        self.shared
-            .smc
-            .as_ref()
-            .map(|handle| handle.0.local.ring_len())
+        self.shared.conn().map(|conn| conn.local.ring_len())
     }
 
     /// Size in bytes of the peer's ring, which this side writes: the peer's choice. `None` for TCP.
     #[must_use]
     pub fn send_buffer_size(&self) -> Option<usize> {
-        let ring = self.shared.smc.as_ref()?.0.peer_ring();
+        let ring = self.shared.conn()?.peer_ring();
         usize::try_from(ring.size()).ok()
     }
 
@@ -262,8 +258,8 @@ impl Stream {
         if how != Shutdown::Read {
             // Held until the flags are out: no write comes behind them.
             let mut write = self.write.lock();
-            match (&self.shared.smc, read) {
-                (Some(handle), Some(read)) => handle.0.shutdown_both(read),
+            match (self.shared.conn(), read) {
+                (Some(conn), Some(read)) => conn.shutdown_both(read),
                 _ => write.shutdown()?,
             }
         }
@@ -277,8 +273,8 @@ impl Stream {
     ///
     /// As `getsockopt(2)`, for TCP.
     pub fn nodelay(&self) -> io::Result<bool> {
-        match &self.shared.smc {
-            Some(handle) => Ok(handle.0.nodelay.load(Ordering::Relaxed)),
+        match self.shared.conn() {
+            Some(conn) => Ok(conn.nodelay.load(Ordering::Relaxed)),
             None => self.shared.socket.nodelay(),
         }
     }
@@ -289,9 +285,9 @@ impl Stream {
     ///
     /// As `setsockopt(2)`, for TCP.
     pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
-        match &self.shared.smc {
-            Some(handle) => {
-                handle.0.nodelay.store(on, Ordering::Relaxed);
+        match self.shared.conn() {
+            Some(conn) => {
+                conn.nodelay.store(on, Ordering::Relaxed);
                 Ok(())
             }
             None => self.shared.socket.set_nodelay(on),
@@ -304,8 +300,8 @@ impl Stream {
     ///
     /// As `getsockopt(2)`.
     pub fn linger(&self) -> io::Result<Option<Duration>> {
-        match &self.shared.smc {
-            Some(handle) => Ok(*handle.0.linger.lock()),
+        match self.shared.conn() {
+            Some(conn) => Ok(*conn.linger.lock()),
             None => self.shared.socket.linger(),
         }
     }
@@ -322,9 +318,9 @@ impl Stream {
     ///
     /// As `setsockopt(2)`.
     pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
-        match &self.shared.smc {
-            Some(handle) => {
-                *handle.0.linger.lock() = linger;
+        match self.shared.conn() {
+            Some(conn) => {
+                *conn.linger.lock() = linger;
                 Ok(())
             }
             None => self.shared.socket.set_linger(linger),
@@ -383,17 +379,31 @@ impl Stream {
     ///
     /// As `getsockopt(2)`.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        match &self.shared.smc {
-            Some(handle) => Ok(handle.0.take_error().map(Error::into)),
+        match self.shared.conn() {
+            Some(conn) => Ok(conn.take_error().map(Error::into)),
             None => self.shared.socket.take_error(),
         }
     }
 }
 
 impl Shared {
+    fn mode(&self) -> &Mode {
+        match &self.kind {
+            SmcOrTcp::Smc(handle) => &handle.0.mode,
+            SmcOrTcp::Tcp(mode) => mode,
+        }
+    }
+
+    fn conn(&self) -> Option<&Conn> {
+        match &self.kind {
+            SmcOrTcp::Smc(handle) => Some(&handle.0),
+            SmcOrTcp::Tcp(_) => None,
+        }
+    }
+
     pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
-        match &self.smc {
-            Some(handle) => Ok(handle.0.peer_addr),
+        match self.conn() {
+            Some(conn) => Ok(conn.peer_addr),
             None => self.socket.peer_addr(),
         }
     }
