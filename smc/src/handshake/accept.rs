@@ -50,7 +50,7 @@ pub(crate) async fn accept(
     let mut machine = Handshake::server(now, config, path);
     match side_channel {
         Some(mut side_channel) => {
-            let mut carrier = Carrier::side_channel(endpoint, &mut *side_channel, None);
+            let mut carrier = Carrier::server(endpoint, &mut *side_channel);
             let mut resources = HandshakeResources::default();
             let (machine, resources) = (&mut machine, &mut resources);
             let outcome =
@@ -80,7 +80,7 @@ pub(crate) async fn decline_all(
         Handshake::server(endpoint.runtime.now(), Arc::new(config), TcpPath::default());
     let mut side_channel = side_channel;
     let mut carrier = match &mut side_channel {
-        Some(side_channel) => Carrier::side_channel(endpoint, &mut **side_channel, None),
+        Some(side_channel) => Carrier::server(endpoint, &mut **side_channel),
         None => Carrier::Tcp(&*socket, None),
     };
     let outcome = drive(

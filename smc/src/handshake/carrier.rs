@@ -64,35 +64,62 @@ impl Drop for TcpHandshake<'_> {
 /// A side channel (out of band of TCP), which only processes of one host have.
 pub(super) struct SideChannelCarrier<'a> {
     side_channel: &'a mut dyn SideChannel,
-    locality: PeerLocality,
+    side: Side<'a>,
     /// A message was sent and the peer not yet notified.
     sent: bool,
-    /// A client's, until it has received a message: bytes on it come from a plain server.
-    tcp_socket: Option<&'a dyn Socket>,
-    /// A client's: the end of its wait for progress of the server. A server's: when it publishes
-    /// progress next.
-    timer: Option<Deadline>,
-    /// A client's: the last progress count of the server; set once TCP is polled, too.
-    progress: Option<u64>,
     busy_poll: BusyPoll,
     endpoint: &'a EndpointInner,
 }
 
+enum Side<'a> {
+    /// A client waits until it has received a message.
+    Client(Option<AnswerWait<'a>>),
+    /// A server publishes progress next at this time.
+    Server(Option<Deadline>),
+}
+
+/// A client's wait for the first message of the server.
+struct AnswerWait<'a> {
+    /// Bytes on it come from a server without SMC.
+    tcp_socket: &'a dyn Socket,
+    /// The end of the wait for progress of the server.
+    timer: Option<Deadline>,
+    /// The last progress count of the server; set once TCP is polled, too.
+    progress: Option<u64>,
+}
+
 impl<'a> Carrier<'a> {
-    /// After the PROPOSAL was delivered on it. A client passes its TCP connection.
-    pub(super) fn side_channel(
+    /// A client's side channel, after the PROPOSAL was delivered on it, and its TCP connection.
+    pub(super) fn client(
         endpoint: &'a EndpointInner,
         side_channel: &'a mut dyn SideChannel,
-        tcp_socket: Option<&'a dyn Socket>,
+        tcp_socket: &'a dyn Socket,
     ) -> Self {
-        let role = tcp_socket.map_or(Role::Server, |_| Role::Client);
-        Self::SideChannel(SideChannelCarrier {
-            side_channel,
-            locality: PeerLocality::SameHost(role),
-            sent: false,
+        let wait = AnswerWait {
             tcp_socket,
             timer: None,
             progress: None,
+        };
+        Self::side_channel(endpoint, side_channel, Side::Client(Some(wait)))
+    }
+
+    /// A server's side channel, on which the PROPOSAL was delivered.
+    pub(super) fn server(
+        endpoint: &'a EndpointInner,
+        side_channel: &'a mut dyn SideChannel,
+    ) -> Self {
+        Self::side_channel(endpoint, side_channel, Side::Server(None))
+    }
+
+    fn side_channel(
+        endpoint: &'a EndpointInner,
+        side_channel: &'a mut dyn SideChannel,
+        side: Side<'a>,
+    ) -> Self {
+        Self::SideChannel(SideChannelCarrier {
+            side_channel,
+            side,
+            sent: false,
             busy_poll: BusyPoll::new(endpoint.config.polling, &endpoint.handshake_pollers),
             endpoint,
         })
@@ -102,7 +129,10 @@ impl<'a> Carrier<'a> {
     pub(super) fn locality(&self) -> PeerLocality {
         match self {
             Self::Tcp(..) => PeerLocality::Unknown,
-            Self::SideChannel(channel) => channel.locality,
+            Self::SideChannel(channel) => PeerLocality::SameHost(match channel.side {
+                Side::Client(_) => Role::Client,
+                Side::Server(_) => Role::Server,
+            }),
         }
     }
 
@@ -161,13 +191,8 @@ impl<'a> Carrier<'a> {
 
     /// Publishes progress to the client while the device works on the answer.
     pub(super) fn publish_progress(&mut self, cx: &mut Context<'_>) {
-        match self {
-            Self::SideChannel(channel)
-                if matches!(channel.locality, PeerLocality::SameHost(Role::Server)) =>
-            {
-                channel.publish_progress(cx);
-            }
-            _ => {}
+        if let Self::SideChannel(channel) = self {
+            channel.publish_progress(cx);
         }
     }
 
@@ -196,7 +221,7 @@ impl SideChannelCarrier<'_> {
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         let read = self.poll_side_channel(cx, buf);
         if read.is_ready() {
-            self.tcp_socket = None;
+            self.end_wait();
             self.busy_poll.hit();
         }
         read
@@ -228,7 +253,7 @@ impl SideChannelCarrier<'_> {
                 Withdrawn::Free => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
                 // The answer has just arrived, or the offer can no longer be withdrawn.
                 Withdrawn::Taken => {
-                    self.tcp_socket = None;
+                    self.end_wait();
                     self.side_channel.poll_read(cx, buf)
                 }
             },
@@ -244,43 +269,50 @@ impl SideChannelCarrier<'_> {
 
     /// Checks whether an answer can still be expected.
     fn watch(&mut self, cx: &mut Context<'_>) -> AnswerState {
-        let Some(socket) = self.tcp_socket else {
+        let Side::Client(Some(wait)) = &mut self.side else {
             return AnswerState::None;
         };
         let EndpointInner { groups, config, .. } = self.endpoint;
         // Data on TCP is rare, so TCP is not polled at first.
         let first = PLAIN_CHECK_DELAY.min(config.answer_timeout);
         loop {
-            if self.progress.is_some() && socket.poll_readable(cx).is_ready() {
+            if wait.progress.is_some() && wait.tcp_socket.poll_readable(cx).is_ready() {
                 return AnswerState::Plain;
             }
-            let timer = self.timer.get_or_insert_with(|| groups.after(first));
+            let timer = wait.timer.get_or_insert_with(|| groups.after(first));
             if Pin::new(&mut *timer).poll(cx).is_pending() {
                 return AnswerState::None;
             }
             // A late task was not scheduled in time, and so the server may not have been.
             let is_late = timer.is_overdue(LATE);
             let progress = self.side_channel.progress();
-            let wait = match self.progress.replace(progress) {
+            let time = match wait.progress.replace(progress) {
                 Some(before) if before == progress && !is_late => return AnswerState::Silent,
                 Some(_) => config.answer_timeout,
                 None => config.answer_timeout - first,
             };
-            self.timer = Some(groups.after(wait));
+            wait.timer = Some(groups.after(time));
+        }
+    }
+
+    fn end_wait(&mut self) {
+        if let Side::Client(wait) = &mut self.side {
+            *wait = None;
         }
     }
 
     fn publish_progress(&mut self, cx: &mut Context<'_>) {
+        let Side::Server(next) = &mut self.side else {
+            return;
+        };
         let groups = &self.endpoint.groups;
         loop {
-            let next = self
-                .timer
-                .get_or_insert_with(|| groups.after(PROGRESS_INTERVAL));
-            if Pin::new(next).poll(cx).is_pending() {
+            let timer = next.get_or_insert_with(|| groups.after(PROGRESS_INTERVAL));
+            if Pin::new(timer).poll(cx).is_pending() {
                 return;
             }
             self.side_channel.publish_progress();
-            self.timer = None;
+            *next = None;
         }
     }
 }

@@ -256,7 +256,7 @@ impl ConnectAttempt<'_> {
         };
         let (now, config) = (endpoint.runtime.now(), Arc::clone(self.config));
         let mut machine = Handshake::client_delivered(now, config, proposal);
-        let mut carrier = Carrier::side_channel(endpoint, side_channel, Some(&*socket));
+        let mut carrier = Carrier::client(endpoint, side_channel, &*socket);
         let mut resources = HandshakeResources {
             early,
             ..HandshakeResources::default()
