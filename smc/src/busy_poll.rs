@@ -377,8 +377,8 @@ const PERIOD: Duration = Duration::from_millis(1);
 /// streams cost more than one wake-up for all.
 const STREAMS_MAX: u32 = 16;
 
-/// Halves that poll at a time. With more, one look of the driver at the device costs less than a
-/// look of each half at its buffer.
+/// Halves that poll at a time. With more, the turns that they share take longer than a signal takes
+/// by way of the driver.
 const POLLERS_MAX: u32 = 3;
 
 /// Yields the CPU: the peer may wait for the same one. Returns false if another thread needs it.

@@ -37,7 +37,8 @@ use crate::proto::handshake::Role;
 
 /// The shared part of a connection.
 ///
-/// Both halves read the peer's updates in [`Conn::local`], and publish their own through the path.
+/// Both halves read the peer's updates in [`Conn::local`], and publish their own by the operations
+/// of the transport.
 pub(crate) struct Conn {
     /// The local element, written by the peer.
     pub(crate) local: Element,
