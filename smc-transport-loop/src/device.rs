@@ -86,6 +86,20 @@ impl LoopDevice {
         self.dmbs.used()
     }
 
+    /// Passes the events that `take` collects to `sink`. They are collected first: the sink may
+    /// call the device, and no lock is held then.
+    fn take_events(
+        &self,
+        sink: &mut dyn FnMut(Event),
+        take: impl FnOnce(&mut Vec<Event>) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let mut events = std::mem::take(&mut *self.events.lock());
+        let taken = take(&mut events);
+        events.drain(..).for_each(sink);
+        *self.events.lock() = events;
+        taken
+    }
+
     /// `None` if the token is not known yet.
     fn try_attach(
         &self,
@@ -133,20 +147,14 @@ impl Device for LoopDevice {
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
-        // Collected first: the sink may call the device, and no lock is held then.
-        let mut events = std::mem::take(&mut *self.events.lock());
-        let drained = self.peers.drain(&mut events);
-        events.drain(..).for_each(sink);
-        *self.events.lock() = events;
-        drained
+        self.take_events(sink, |events| self.peers.drain(events))
     }
 
     fn poll(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
-        let mut events = std::mem::take(&mut *self.events.lock());
-        self.peers.poll(&mut events);
-        events.drain(..).for_each(sink);
-        *self.events.lock() = events;
-        Ok(())
+        self.take_events(sink, |events| {
+            self.peers.poll(events);
+            Ok(())
+        })
     }
 
     fn arm(&self) -> Result<(), DeviceError> {
@@ -300,6 +308,13 @@ mod tests {
     use super::*;
     use crate::signal_page::SLOTS;
 
+    fn device(dir: &tempfile::TempDir) -> LoopDevice {
+        LoopDevice::builder()
+            .domain(Domain::directory(dir.path()))
+            .build()
+            .unwrap()
+    }
+
     fn drain(device: &LoopDevice) -> usize {
         let mut count = 0;
         device.drain(&mut |_| count += 1).unwrap();
@@ -317,13 +332,7 @@ mod tests {
     #[test]
     fn the_first_use_of_a_buffer_receives_all_that_was_sent_on_a_channel_accepted_for_it() {
         let dir = tempfile::tempdir().unwrap();
-        let device = || {
-            LoopDevice::builder()
-                .domain(Domain::directory(dir.path()))
-                .build()
-                .unwrap()
-        };
-        let (owner, writer) = (device(), device());
+        let (owner, writer) = (device(&dir), device(&dir));
         // More than are received when a channel is accepted.
         let make = || block_on(owner.register(writer.gid(), 1 << 14)).unwrap();
         let dmbs: Vec<_> = (0..8).map(|_| make()).collect();
@@ -339,13 +348,8 @@ mod tests {
     #[test]
     fn peers_with_very_many_signals_are_drained_in_turn() {
         let dir = tempfile::tempdir().unwrap();
-        let device = || {
-            LoopDevice::builder()
-                .domain(Domain::directory(dir.path()))
-                .build()
-                .unwrap()
-        };
-        let (owner, writers) = (device(), [device(), device(), device()]);
+        let owner = device(&dir);
+        let writers = [device(&dir), device(&dir), device(&dir)];
         let buffer = |writer: &LoopDevice| block_on(owner.register(writer.gid(), 1 << 14)).unwrap();
         let dmbs = writers.each_ref().map(buffer);
         while drain(&owner) > 0 {}
@@ -384,10 +388,7 @@ mod tests {
     #[test]
     fn a_late_notification_for_an_event_taken_before_leaves_the_doorbell_armed() {
         let dir = tempfile::tempdir().unwrap();
-        let device = LoopDevice::builder()
-            .domain(Domain::directory(dir.path()))
-            .build()
-            .unwrap();
+        let device = device(&dir);
         // Its own peer, so that one thread does all steps.
         let dmb = block_on(device.register(device.gid(), 1 << 14)).unwrap();
         let signal = || {

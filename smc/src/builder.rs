@@ -7,6 +7,7 @@ use std::time::Duration;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{Eid, PnetId};
 
+use super::busy_poll::Pollers;
 use super::deadlines::Deadlines;
 use super::endpoint::{Endpoint, EndpointInner};
 use super::groups::Groups;
@@ -386,7 +387,7 @@ impl Builder {
             groups.deadlines.set_groups(&groups);
         }
         let inner = EndpointInner {
-            handshake_pollers: Arc::default(),
+            handshake_pollers: Arc::new(Pollers::new(false)),
             tcp_handshakes: TcpHandshakes::default(),
             proposal: Mutex::default(),
             lifetime,

@@ -269,6 +269,7 @@ impl DriverPoll {
 pub(crate) struct Pollers {
     /// Halves in their windows.
     halves: AtomicU32,
+    driver_may_poll: bool,
     /// The next half that parks has to wake the driver.
     is_driver_requested: AtomicBool,
     /// The driver polls, so that halves park at once.
@@ -280,10 +281,12 @@ pub(crate) struct Pollers {
     streams: AtomicU32,
 }
 
-impl Default for Pollers {
-    fn default() -> Self {
+impl Pollers {
+    /// If no driver may poll, halves beyond those that poll on the spot park.
+    pub(crate) fn new(driver_may_poll: bool) -> Self {
         Self {
             halves: AtomicU32::new(0),
+            driver_may_poll,
             is_driver_requested: AtomicBool::new(false),
             is_driver_polling: AtomicBool::new(false),
             learned: AtomicU64::new(u64::MAX),
@@ -291,17 +294,16 @@ impl Default for Pollers {
             streams: AtomicU32::new(0),
         }
     }
-}
 
-impl Pollers {
     /// Counts a half that begins a window. Returns false if there are so many that the driver has
-    /// to poll.
+    /// to poll, if it may.
     fn enter(&self) -> bool {
         if self.halves.fetch_add(1, Ordering::Relaxed) < POLLERS_MAX {
             return true;
         }
         self.leave();
-        self.is_driver_requested.store(true, Ordering::Relaxed);
+        self.is_driver_requested
+            .store(self.driver_may_poll, Ordering::Relaxed);
         false
     }
 
@@ -431,6 +433,10 @@ mod tests {
 
     const COST: Duration = Duration::from_micros(50);
 
+    fn pollers() -> Arc<Pollers> {
+        Arc::new(Pollers::new(true))
+    }
+
     fn half(max: Duration, pollers: &Arc<Pollers>) -> BusyPoll {
         SUSPENDED.set(None);
         BusyPoll::new(max, pollers)
@@ -454,20 +460,20 @@ mod tests {
 
     #[test]
     fn with_polling_off_the_first_miss_parks() {
-        let mut half = half(Duration::ZERO, &Arc::default());
+        let mut half = half(Duration::ZERO, &pollers());
         assert_eq!(half.miss(), PollStep::Park);
     }
 
     #[test]
     fn polls_at_once_then_yields_then_parks() {
-        let mut half = half(Duration::from_millis(2), &Arc::default());
+        let mut half = half(Duration::from_millis(2), &pollers());
         assert_eq!(half.miss(), PollStep::Again);
         assert!(until_park(&mut half) > 0);
     }
 
     #[test]
     fn missed_windows_shrink_to_zero_and_a_hit_in_time_reopens() {
-        let mut half = half(Duration::from_micros(100), &Arc::default());
+        let mut half = half(Duration::from_micros(100), &pollers());
         // A window that a busy CPU cuts short is not halved.
         while !half.window.len.is_zero() {
             SUSPENDED.set(None);
@@ -484,7 +490,7 @@ mod tests {
 
     #[test]
     fn a_new_half_begins_with_the_latest_window_on_its_device() {
-        let pollers = Arc::default();
+        let pollers = pollers();
         let mut first = half(Duration::from_micros(100), &pollers);
         // A window that a busy CPU cuts short is not halved.
         while first.window.len == first.window.max {
@@ -501,7 +507,7 @@ mod tests {
 
     #[test]
     fn with_too_many_halves_the_driver_polls_and_all_of_them_park() {
-        let pollers = Arc::default();
+        let pollers = pollers();
         let long = Duration::from_secs(3600);
         let mut halves: Vec<_> = (0..=POLLERS_MAX).map(|_| half(long, &pollers)).collect();
         let (last, polling) = halves.split_last_mut().unwrap();
@@ -516,8 +522,21 @@ mod tests {
     }
 
     #[test]
+    fn without_a_driver_that_may_poll_further_halves_park_and_the_others_go_on() {
+        let pollers = Arc::new(Pollers::new(false));
+        let long = Duration::from_secs(3600);
+        let mut halves: Vec<_> = (0..=POLLERS_MAX).map(|_| half(long, &pollers)).collect();
+        let (last, polling) = halves.split_last_mut().unwrap();
+        polling.iter_mut().for_each(until_yield);
+        assert_eq!(until_park(last), 0);
+        assert!(!pollers.take_request());
+        assert!(!pollers.is_driver_polling());
+        assert_eq!(pollers.halves.load(Ordering::Relaxed), POLLERS_MAX);
+    }
+
+    #[test]
     fn a_half_that_is_dropped_in_its_window_is_not_counted_any_more() {
-        let pollers: Arc<Pollers> = Arc::default();
+        let pollers = pollers();
         let mut polling = half(Duration::from_secs(3600), &pollers);
         until_yield(&mut polling);
         assert_eq!(pollers.halves.load(Ordering::Relaxed), 1);
@@ -526,7 +545,7 @@ mod tests {
     }
 
     fn requested() -> Pollers {
-        let pollers = Pollers::default();
+        let pollers = Pollers::new(true);
         pollers.is_driver_polling.store(true, Ordering::Relaxed);
         pollers
     }

@@ -101,6 +101,8 @@ impl DeviceDriver {
         stream_runtime: Arc<dyn Runtime>,
     ) -> Arc<Self> {
         let name = Arc::from(device.identity().name.as_str());
+        // With SMC-R connections that share a link would proceed less evenly.
+        let pollers = Pollers::new(device.fabric().direct().is_some());
         Arc::new(Self {
             device,
             name,
@@ -119,7 +121,7 @@ impl DeviceDriver {
             is_ending: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             close_timeout,
-            pollers: Arc::default(),
+            pollers: Arc::new(pollers),
             stream_runtime,
         })
     }
@@ -280,17 +282,20 @@ impl DeviceDriver {
     /// As [`Self::drain`] between two polls of the device.
     fn poll(&self) -> Result<bool, DeviceError> {
         let _one = self.draining.lock();
-        let mut any = false;
-        self.device.poll(&mut |event| {
-            any = true;
-            self.handle(event);
-        })?;
-        Ok(any)
+        self.dispatch(|sink| self.device.poll(sink))
     }
 
     fn drain_alone(&self) -> Result<bool, DeviceError> {
+        self.dispatch(|sink| self.device.drain(sink))
+    }
+
+    /// Handles the events that a call of the device takes. Returns whether there was one.
+    fn dispatch(
+        &self,
+        take: impl FnOnce(&mut dyn FnMut(Event)) -> Result<(), DeviceError>,
+    ) -> Result<bool, DeviceError> {
         let mut any = false;
-        self.device.drain(&mut |event| {
+        take(&mut |event| {
             any = true;
             self.handle(event);
         })?;
@@ -398,10 +403,8 @@ impl DeviceDriver {
 
     /// Has the task poll the device, if that was requested ([`Pollers`]). Called by a half before
     /// it parks.
-    ///
-    /// Only for SMC-D: connections that share a link would proceed less evenly.
     pub(crate) fn start_polling(&self) {
-        if self.device.fabric().direct().is_some() && self.pollers.take_request() {
+        if self.pollers.take_request() {
             self.wake_task();
         }
     }

@@ -96,16 +96,14 @@ impl Mailbox {
         }
     }
 
-    /// Listener: the slots in the index under a port, from this position of the index on, each with
-    /// the position behind it.
-    pub(super) fn find_from(&self, port: u16, from: u32) -> impl Iterator<Item = (u32, Slot)> {
-        (from..PROBES).filter_map(move |probe| {
+    /// Listener: the slots in the index under a port.
+    pub(super) fn find(&self, port: u16) -> impl Iterator<Item = Slot> {
+        (0..PROBES).filter_map(move |probe| {
             let word = self
                 .index(index_position(port, probe))
                 .load(Ordering::Acquire);
             let number = u32::try_from(word & 0xffff_ffff).ok()?.checked_sub(1)?;
-            let slot = (word >> 32 == u64::from(port)).then(|| self.slot(number))?;
-            Some((probe + 1, slot?))
+            (word >> 32 == u64::from(port)).then(|| self.slot(number))?
         })
     }
 

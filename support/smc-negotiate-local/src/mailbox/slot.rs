@@ -368,12 +368,6 @@ mod tests {
     use super::*;
     use crate::mailbox::{Mailbox, own_permit};
 
-    impl Mailbox {
-        fn find(&self, port: u16) -> impl Iterator<Item = Slot> {
-            self.find_from(port, 0).map(|(_, slot)| slot)
-        }
-    }
-
     fn pair() -> (Mailbox, Mailbox) {
         use std::os::fd::AsFd as _;
         let (client, file) = Mailbox::create(own_permit()).unwrap();

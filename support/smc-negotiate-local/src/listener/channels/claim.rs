@@ -118,8 +118,7 @@ impl ListenerChannels {
     /// What a client offers for a connection.
     fn offer(&self, channel: u64, (from, to): Pair) -> Option<(Slot, Generation, Announcement)> {
         let mailbox = self.channels.get(&channel)?.mailbox.as_ref()?;
-        let mut slots = mailbox.find_from(from.port(), 0);
-        slots.find_map(|(_, slot)| {
+        mailbox.find(from.port()).find_map(|slot| {
             let (generation, announcement) = slot.offered()?;
             let fits = (announcement.from, announcement.to) == (from, to);
             fits.then_some((slot, generation, announcement))
