@@ -15,7 +15,7 @@ use futures_lite::future::{block_on, or, yield_now};
 use gungraun::prelude::*;
 use smc_core::Domain;
 use smc_core::device::{Device, Direct, Dmb, Signal};
-use smc_transport_ism::{IsmDevice, Place};
+use smc_transport_ism::{FabricAddress, IsmDevice};
 use smc_transport_loop::LoopDevice;
 use tempfile::TempDir;
 
@@ -66,7 +66,7 @@ impl<D: Device + Direct> Pair<D> {
 
 fn ism() -> Box<Pair<IsmDevice>> {
     Pair::new(|dir| {
-        let place = Place::directory(dir.path()).with_len(4 << 20);
+        let place = FabricAddress::directory(dir.path()).with_len(4 << 20);
         IsmDevice::builder(place).build().unwrap()
     })
 }

@@ -7,7 +7,7 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use smc_core::negotiate::{Delivery, Negotiation, Offer, Published, Verdict};
+use smc_core::negotiate::{Delivery, Negotiated, Negotiation, Offer, Published};
 use smc_core::runtime::{Acceptor, Runtime, Socket, SocketOptions, Unconnected};
 
 /// A listener with SMC.
@@ -59,9 +59,9 @@ impl Server {
     /// # Panics
     ///
     /// If it cannot be accepted.
-    pub async fn accept(&self) -> (Arc<dyn Socket>, Verdict) {
+    pub async fn accept(&self) -> (Arc<dyn Socket>, Negotiated) {
         let (socket, peer) = poll_fn(|cx| self.acceptor.poll_accept(cx)).await.unwrap();
-        let verdict = self.published.verdict(&*socket, peer);
+        let verdict = self.published.negotiated(&*socket, peer);
         (socket, verdict)
     }
 }

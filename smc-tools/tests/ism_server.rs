@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, poll};
 use smc_core::device::{Device as _, DeviceError, Doorbell, Event};
-use smc_transport_ism::{IsmDevice, Place};
+use smc_transport_ism::{FabricAddress, IsmDevice};
 
 #[test]
 fn a_server_that_is_asked_to_end_removes_its_files() {
@@ -18,7 +18,9 @@ fn a_server_that_is_asked_to_end_removes_its_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("sock");
         let mut server = start(&path);
-        let device = IsmDevice::builder(Place::server(&path)).build().unwrap();
+        let device = IsmDevice::builder(FabricAddress::server(&path))
+            .build()
+            .unwrap();
         kill(pid(&server), signal).unwrap();
         assert!(server.wait().unwrap().success());
         assert!(!path.exists());
@@ -31,12 +33,16 @@ fn a_server_that_is_killed_is_replaced_by_the_next() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sock");
     let mut server = start(&path);
-    let old = IsmDevice::builder(Place::server(&path)).build().unwrap();
+    let old = IsmDevice::builder(FabricAddress::server(&path))
+        .build()
+        .unwrap();
     server.kill().unwrap();
     server.wait().unwrap();
     await_end(&old);
     let mut next = start(&path);
-    let new = IsmDevice::builder(Place::server(&path)).build().unwrap();
+    let new = IsmDevice::builder(FabricAddress::server(&path))
+        .build()
+        .unwrap();
     assert_ne!(new.fabric_id(), old.fabric_id());
     next.kill().unwrap();
     next.wait().unwrap();

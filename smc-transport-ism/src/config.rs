@@ -6,14 +6,14 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{Gid, PnetId};
 
 use crate::device::IsmDevice;
-use crate::fabric::Place;
+use crate::fabric::FabricAddress;
 use crate::node::Node;
 use crate::random;
 
 /// Options of an [`IsmDevice`]; see [`IsmDevice::builder`].
 #[derive(Clone, Debug)]
 pub struct Builder {
-    place: Place,
+    address: FabricAddress,
     identity: Identity,
     gid: Option<Gid>,
     max_dmbs: usize,
@@ -21,9 +21,9 @@ pub struct Builder {
 }
 
 impl Builder {
-    pub(crate) fn new(place: Place) -> Self {
+    pub(crate) fn new(address: FabricAddress) -> Self {
         Self {
-            place,
+            address,
             identity: Identity::new("ism"),
             gid: None,
             max_dmbs: MAX_DMBS,
@@ -75,7 +75,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::NotPermitted`] when the place is not safe to use, or another device has the
+    /// [`DeviceError::NotPermitted`] when the address is not safe to use, or another device has the
     /// GID; [`DeviceError::Invalid`] when the memory there is too small, has not been laid out, or
     /// is of another version, and for invalid options; [`DeviceError::Exhausted`] when
     /// the fabric has no slot left; else the error of the system call.
@@ -88,7 +88,7 @@ impl Builder {
             Some(_) => return Err(DeviceError::Invalid("a GID with a half of zero")),
             None => emulated_gid().map_err(random::failed)?,
         };
-        let (fabric, slot) = self.place.open()?;
+        let (fabric, slot) = self.address.open()?;
         let limits = Limits::new(self.max_dmbs, self.max_dmb_size.byte_len());
         let node = Node::join(fabric, slot, gid, limits)?;
         Ok(IsmDevice::new(self.identity, node))

@@ -14,7 +14,7 @@ use smc_core::mutex::Mutex;
 use smc_wire::types::{Chid, DmbToken, Gid};
 
 use crate::config::Builder;
-use crate::fabric::Place;
+use crate::fabric::FabricAddress;
 use crate::node::{Node, UNKNOWN};
 use crate::shared::Target;
 
@@ -30,10 +30,10 @@ pub struct IsmDevice {
 }
 
 impl IsmDevice {
-    /// Options for a device on the fabric at this place.
+    /// Options for a device on the fabric at this address.
     #[must_use]
-    pub fn builder(place: Place) -> Builder {
-        Builder::new(place)
+    pub fn builder(address: FabricAddress) -> Builder {
+        Builder::new(address)
     }
 
     pub(crate) fn new(identity: Identity, node: Arc<Node>) -> Self {

@@ -19,9 +19,10 @@
 //!
 //! # How it works
 //!
-//! * A *fabric* ([`Place`]) is shared memory and a way to wake its devices: a directory of files
-//!   and sockets, or an ivshmem [`Server`] with QEMU's `ivshmem-doorbell` devices. It assigns each
-//!   device a *slot*; the slot's generation is incremented each time the slot is taken.
+//! * A *fabric* is shared memory and a way to wake its devices: a directory of files and sockets,
+//!   or an ivshmem [`Server`] with QEMU's `ivshmem-doorbell` devices. Its address is a
+//!   [`FabricAddress`]. It assigns each device a *slot*, whose generation is incremented each time
+//!   the slot is taken.
 //! * Buffers are allocated as runs of *granules* of 16 KiB, by compare and swap on one word per
 //!   granule that names the owner and its generation. There is no lock that a dead process could
 //!   hold. A device that needs memory reclaims what dead devices have left, once no writer uses it.
@@ -55,13 +56,13 @@
 //!
 //! use smc_core::device::{Device, Direct, Event, Signal};
 //! use smc_core::mem::sync::Ordering;
-//! use smc_transport_ism::{IsmDevice, Place};
+//! use smc_transport_ism::{IsmDevice, FabricAddress};
 //!
 //! # futures_lite::future::block_on(async {
 //! # let dir = tempfile::TempDir::new()?;
-//! let place = Place::directory(dir.path()).with_len(4 << 20);
-//! let reader = IsmDevice::builder(place.clone()).build()?;
-//! let writer = IsmDevice::builder(place).build()?;
+//! let address = FabricAddress::directory(dir.path()).with_len(4 << 20);
+//! let reader = IsmDevice::builder(address.clone()).build()?;
+//! let writer = IsmDevice::builder(address).build()?;
 //!
 //! // The reader's buffer, for the writer alone.
 //! let buffer = reader.register(writer.gid(), 1 << 16).await?;
@@ -96,4 +97,4 @@ mod shared;
 
 pub use config::Builder;
 pub use device::IsmDevice;
-pub use fabric::{Place, Server, ServerBuilder};
+pub use fabric::{FabricAddress, Server, ServerBuilder};

@@ -21,7 +21,7 @@ impl Fabric {
     fn pair_of(&self, max_dmbs: usize) -> Pair {
         let mut world = World::with_len(self.kind, self.nocopy, 8 << 20);
         let device = || {
-            let builder = IsmDevice::builder(world.place()).max_dmbs(max_dmbs);
+            let builder = IsmDevice::builder(world.fabric_address()).max_dmbs(max_dmbs);
             Arc::new(builder.build().unwrap())
         };
         let pair = Pair::new(device(), device())

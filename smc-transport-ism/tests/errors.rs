@@ -6,7 +6,7 @@ use std::fs::{Permissions, create_dir, set_permissions, write};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 
-use smc_transport_ism::{IsmDevice, Place};
+use smc_transport_ism::{FabricAddress, IsmDevice};
 use tempfile::TempDir;
 
 /// A name, what is in the place of the fabric, and the error message.
@@ -52,7 +52,7 @@ fn errors_have_operation_path_and_errno() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("fabric");
         prepare(&path);
-        let error = IsmDevice::builder(Place::directory(&path))
+        let error = IsmDevice::builder(FabricAddress::directory(&path))
             .build()
             .unwrap_err();
         let message = message.replace("{}", &path.display().to_string());

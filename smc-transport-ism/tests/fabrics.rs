@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use futures_lite::future::block_on;
 use smc_core::device::{Device as _, DeviceError, Direct as _, Event, PeerEvent, PeerEvents as _};
-use smc_transport_ism::{IsmDevice, Place, Server};
+use smc_transport_ism::{FabricAddress, IsmDevice, Server};
 use smc_wire::types::Gid;
 use support::{Kind, Serving, World, await_event};
 
-fn build(place: Place) -> Result<IsmDevice, DeviceError> {
-    IsmDevice::builder(place).build()
+fn build(address: FabricAddress) -> Result<IsmDevice, DeviceError> {
+    IsmDevice::builder(address).build()
 }
 
 fn memory(dir: &Path) -> File {
@@ -52,7 +52,9 @@ fn devices_of_one_fabric_have_its_chid_and_different_gids() {
 fn a_directory_whose_parent_is_missing_is_named_and_neither_is_created() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("no/such");
-    let error = build(Place::directory(&path)).unwrap_err().to_string();
+    let error = build(FabricAddress::directory(&path))
+        .unwrap_err()
+        .to_string();
     let text = format!(
         "make directory {}: no such file or directory (os error 2)",
         path.display()
@@ -143,7 +145,7 @@ fn two_devices_with_one_gid() {
     for kind in [Kind::Directory, Kind::Server] {
         let world = World::new(kind, false);
         let gid = Gid::new(0x1234, 0x5678);
-        let device = || IsmDevice::builder(world.place()).gid(gid).build();
+        let device = || IsmDevice::builder(world.fabric_address()).gid(gid).build();
         let first = device().unwrap();
         match device() {
             Err(DeviceError::NotPermitted(why)) => assert!(why.contains("GID"), "{why}"),
@@ -155,26 +157,29 @@ fn two_devices_with_one_gid() {
             std::thread::yield_now();
         }
     }
-    let half = IsmDevice::builder(Place::directory("/nowhere")).gid(Gid::native(5));
+    let half = IsmDevice::builder(FabricAddress::directory("/nowhere")).gid(Gid::native(5));
     assert!(matches!(half.build(), Err(DeviceError::Invalid(_))));
 }
 
 #[test]
 fn a_full_fabric() {
     let dir = tempfile::tempdir().unwrap();
-    let place = Place::directory(dir.path())
+    let address = FabricAddress::directory(dir.path())
         .with_len(2 << 20)
         .with_devices(2);
-    let devices = [build(place.clone()).unwrap(), build(place.clone()).unwrap()];
-    assert!(matches!(build(place), Err(DeviceError::Exhausted)));
+    let devices = [
+        build(address.clone()).unwrap(),
+        build(address.clone()).unwrap(),
+    ];
+    assert!(matches!(build(address), Err(DeviceError::Exhausted)));
     drop(devices);
 
     let path = dir.path().join("sock");
     let server = Server::builder(&path).len(2 << 20).devices(1);
     let _serving = Serving::start(server.bind().unwrap());
-    let _first = build(Place::server(&path)).unwrap();
+    let _first = build(FabricAddress::server(&path)).unwrap();
     assert!(matches!(
-        build(Place::server(&path)),
+        build(FabricAddress::server(&path)),
         Err(DeviceError::Exhausted)
     ));
 }
@@ -210,7 +215,7 @@ fn used_up_memory_is_exhausted_or_short() {
 #[test]
 fn memory_that_is_too_small() {
     let dir = tempfile::tempdir().unwrap();
-    let small = |len| build(Place::directory(dir.path()).with_len(len));
+    let small = |len| build(FabricAddress::directory(dir.path()).with_len(len));
     for len in [0, 1, 4096, 100_000] {
         match small(len) {
             Err(DeviceError::Invalid(why)) => assert!(why.contains("too small"), "{why}"),
@@ -227,8 +232,8 @@ fn memory_that_is_too_small() {
 #[test]
 fn a_corrupted_header() {
     let dir = tempfile::tempdir().unwrap();
-    let place = Place::directory(dir.path()).with_len(2 << 20);
-    let there = build(place.clone()).unwrap();
+    let address = FabricAddress::directory(dir.path()).with_len(2 << 20);
+    let there = build(address.clone()).unwrap();
     let file = memory(dir.path());
     for (at, expected) in [
         (0, "not the memory"),
@@ -238,7 +243,7 @@ fn a_corrupted_header() {
         let mut before = [0; 8];
         file.read_exact_at(&mut before, at).unwrap();
         file.write_all_at(&[0x55; 8], at).unwrap();
-        match build(place.clone()) {
+        match build(address.clone()) {
             Err(DeviceError::Invalid(why)) => assert!(why.contains(expected), "{why}"),
             other => panic!("{other:?}"),
         }
@@ -249,14 +254,14 @@ fn a_corrupted_header() {
     drop(there);
     // When all devices have gone, the memory is created again, whatever is in it.
     file.write_all_at(&[0x55; 4096], 0).unwrap();
-    build(place).unwrap();
+    build(address).unwrap();
 }
 
 #[test]
 fn a_device_that_is_marked_as_dead_reports_it() {
     let dir = tempfile::tempdir().unwrap();
-    let place = Place::directory(dir.path()).with_len(2 << 20);
-    let (victim, other) = (build(place.clone()).unwrap(), build(place).unwrap());
+    let address = FabricAddress::directory(dir.path()).with_len(2 << 20);
+    let (victim, other) = (build(address.clone()).unwrap(), build(address).unwrap());
     block_on(other.reach(victim.gid())).unwrap();
     // The state of slot 0, as if another machine had taken it: generation 99, live.
     memory(dir.path())
@@ -264,7 +269,7 @@ fn a_device_that_is_marked_as_dead_reports_it() {
         .unwrap();
     let gid = victim.gid();
     // A device that joins makes all others check their peers.
-    let _third = build(Place::directory(dir.path())).unwrap();
+    let _third = build(FabricAddress::directory(dir.path())).unwrap();
     await_event(&other, |event| *event == Event::PeerGone(gid));
     await_event(&victim, |event| *event == Event::DeviceGone);
     assert!(matches!(victim.arm(), Err(DeviceError::Gone(_))));
@@ -278,7 +283,7 @@ fn a_directory_that_others_can_change_is_refused() {
     fs::create_dir(&path).unwrap();
     fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
     assert!(matches!(
-        build(Place::directory(&path)),
+        build(FabricAddress::directory(&path)),
         Err(DeviceError::NotPermitted(_))
     ));
 }
@@ -290,13 +295,13 @@ fn a_link_in_the_place_of_the_directory_is_not_followed() {
     fs::create_dir(&target).unwrap();
     fs::set_permissions(&target, Permissions::from_mode(0o700)).unwrap();
     std::os::unix::fs::symlink(&target, &link).unwrap();
-    let error = build(Place::directory(&link)).unwrap_err();
+    let error = build(FabricAddress::directory(&link)).unwrap_err();
     assert!(error.to_string().contains("link"), "{error}");
     assert_eq!(fs::read_dir(&target).unwrap().count(), 0);
     // A link above it is for the administrator to make.
     let above = dir.path().join("above");
     std::os::unix::fs::symlink(dir.path(), &above).unwrap();
-    build(Place::directory(above.join("target"))).unwrap();
+    build(FabricAddress::directory(above.join("target"))).unwrap();
 }
 
 #[test]
@@ -305,15 +310,15 @@ fn a_server_that_ends_and_its_successor() {
     let path = dir.path().join("sock");
     let serve = || Serving::start(Server::builder(&path).len(2 << 20).bind().unwrap());
     assert!(matches!(
-        build(Place::server(&path)),
+        build(FabricAddress::server(&path)),
         Err(DeviceError::Gone(_))
     ));
     let serving = serve();
     let second = Server::builder(&path).len(2 << 20).bind();
     assert!(matches!(second, Err(DeviceError::NotPermitted(_))));
     let old = [
-        build(Place::server(&path)).unwrap(),
-        build(Place::server(&path)).unwrap(),
+        build(FabricAddress::server(&path)).unwrap(),
+        build(FabricAddress::server(&path)).unwrap(),
     ];
     block_on(old[0].reach(old[1].gid())).unwrap();
     drop(serving);
@@ -325,7 +330,7 @@ fn a_server_that_ends_and_its_successor() {
         }
     }
     let _serving = serve();
-    let new = build(Place::server(&path)).unwrap();
+    let new = build(FabricAddress::server(&path)).unwrap();
     assert_ne!(new.fabric_id(), old[0].fabric_id());
     assert!(block_on(new.reach(old[0].gid())).is_err());
 }
@@ -334,9 +339,9 @@ fn a_server_that_ends_and_its_successor() {
 fn a_directory_of_a_server_and_memory_of_a_directory_are_no_fabric() {
     let dir = tempfile::tempdir().unwrap();
     assert!(matches!(
-        build(Place::pci("../../etc")),
+        build(FabricAddress::pci("../../etc")),
         Err(DeviceError::Invalid(_))
     ));
-    assert!(build(Place::server(dir.path())).is_err());
-    assert!(build(Place::directory("/proc/self/mem")).is_err());
+    assert!(build(FabricAddress::server(dir.path())).is_err());
+    assert!(build(FabricAddress::directory("/proc/self/mem")).is_err());
 }

@@ -19,7 +19,7 @@ use smc_testkit::resources::limit_file_size;
 use smc_testkit::streams::{expect_error, listen, patterned};
 use smc_transport_ism::IsmDevice;
 use smc_wire::types::Gid;
-use support::{Kind, World, await_event, builder, place};
+use support::{Kind, World, await_event, builder, fabric_address};
 
 /// Entry point of child processes.
 #[test]
@@ -35,7 +35,7 @@ fn helper_process() {
 }
 
 fn open(role: &Role) -> Result<IsmDevice, DeviceError> {
-    IsmDevice::builder(place(role.dir())).build()
+    IsmDevice::builder(fabric_address(role.dir())).build()
 }
 
 /// Fails to create a fabric because of a limit on the length of files.

@@ -10,7 +10,7 @@ use smc_core::device::{Device, Direct as _};
 use smc_core::negotiate::Assume;
 use smc_testkit::on::On;
 use smc_testkit::streams::{pair, ping_pong};
-use smc_transport_ism::{IsmDevice, Place};
+use smc_transport_ism::{FabricAddress, IsmDevice};
 use smc_transport_loop::LoopDevice;
 use smc_wire::types::DeclineCode;
 
@@ -54,8 +54,8 @@ impl Host {
     }
 
     fn fabric(&self, name: &str) -> IsmDevice {
-        let place = Place::directory(self.path().join(name)).with_len(8 << 20);
-        IsmDevice::builder(place).name(name).build().unwrap()
+        let address = FabricAddress::directory(self.path().join(name)).with_len(8 << 20);
+        IsmDevice::builder(address).name(name).build().unwrap()
     }
 
     /// `loop`, or the name of a fabric.

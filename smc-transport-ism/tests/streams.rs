@@ -151,7 +151,9 @@ async fn streams_conform_to_the_model(world: World, on: On) {
 
 async fn an_exhausted_device_causes_fallback(world: World, on: On) {
     let device = |dmbs| {
-        let device = IsmDevice::builder(world.place()).max_dmbs(dmbs).build();
+        let device = IsmDevice::builder(world.fabric_address())
+            .max_dmbs(dmbs)
+            .build();
         Arc::new(device.unwrap())
     };
     let endpoint = |dmbs| {

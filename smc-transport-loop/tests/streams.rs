@@ -229,7 +229,7 @@ async fn trying_never_waits(world: World) {
         server.recv_buffer_size(),
         "every byte of the ring is used"
     );
-    assert_eq!(client.send_buffer_size(), server.recv_buffer_size());
+    assert_eq!(client.peer_recv_buffer_size(), server.recv_buffer_size());
     let mut read = Vec::new();
     while let Ok(count) = server.try_read_buf(&mut read, 10_000) {
         assert!(count > 0);

@@ -11,11 +11,11 @@ use event_listener::Event;
 use hashbrown::{HashMap, HashSet};
 use smc_wire::types::{AlertToken, Gid};
 
-use super::answer::Answer;
 use super::append_list::AppendList;
 use super::deadlines::{Deadline, Deadlines};
 use super::device_driver::DeviceDriver;
-use super::links::{LinkSender, RdmaGroup, RdmaPorts, Spares};
+use super::links::{LinkSender, RdmaLinkGroup, RdmaPorts, Spares};
+use super::oneshot::Oneshot;
 use super::runtime::Runtime;
 use crate::device::{DeviceError, MemoryLimit, PeerEvent};
 use crate::mutex::Mutex;
@@ -51,9 +51,9 @@ pub(crate) struct Groups {
 struct SharedRegistry {
     registry: Registry,
     /// What set-ups wait for.
-    answers: HashMap<Waiter, Answer<Result<Member, NoGroup>>>,
+    answers: HashMap<Waiter, Oneshot<Result<Member, NoGroup>>>,
     /// The SMC-R groups, while their links exist.
-    rdma: BTreeMap<GroupId, Arc<RdmaGroup>>,
+    rdma: BTreeMap<GroupId, Arc<RdmaLinkGroup>>,
     /// Alert tokens of SMC-R connections.
     tokens: HashSet<AlertToken>,
 }
@@ -108,7 +108,7 @@ impl Groups {
         let result = self.step(|shared| {
             let result = shared.registry.enter(now, key, intent);
             if let EnterResult::Wait(waiter) = result {
-                shared.answers.insert(waiter, Answer::default());
+                shared.answers.insert(waiter, Oneshot::default());
             }
             result
         });
@@ -185,22 +185,22 @@ impl Groups {
 
     // ---- SMC-R ---------------------------------------------------------------------------------
 
-    /// Creates the [`RdmaGroup`] of a group that a set-up has just created.
-    pub(crate) fn start_rdma(self: &Arc<Self>, group: GroupId) -> Option<Arc<RdmaGroup>> {
+    /// Creates the [`RdmaLinkGroup`] of a group that a set-up has just created.
+    pub(crate) fn start_rdma(self: &Arc<Self>, group: GroupId) -> Option<Arc<RdmaLinkGroup>> {
         let GroupKey::Rdma { role, .. } = self.info(group)?.key else {
             return None;
         };
-        let rdma = RdmaGroup::start(group, role, self, self.llc);
+        let rdma = RdmaLinkGroup::start(group, role, self, self.llc);
         self.shared.lock().rdma.insert(group, Arc::clone(&rdma));
         Some(rdma)
     }
 
-    pub(crate) fn rdma(&self, group: GroupId) -> Option<Arc<RdmaGroup>> {
+    pub(crate) fn rdma(&self, group: GroupId) -> Option<Arc<RdmaLinkGroup>> {
         self.shared.lock().rdma.get(&group).cloned()
     }
 
     /// All SMC-R groups that have links, including those that are ending.
-    pub(crate) fn all_rdma(&self) -> Vec<Arc<RdmaGroup>> {
+    pub(crate) fn all_rdma(&self) -> Vec<Arc<RdmaLinkGroup>> {
         self.shared.lock().rdma.values().cloned().collect()
     }
 
@@ -462,7 +462,7 @@ impl Drop for CancelOnDrop<'_> {
         let waiter = self.waiter;
         self.groups
             .step(|shared| match shared.answers.remove(&waiter) {
-                Some(Answer::Ready(Ok(member))) => shared.registry.leave(now, member.group()),
+                Some(Oneshot::Ready(Ok(member))) => shared.registry.leave(now, member.group()),
                 Some(_) => shared.registry.cancel(waiter),
                 None => {}
             });

@@ -2,7 +2,7 @@
 
 pub use super::endpoint::ConnectionInfo;
 pub use super::links::RdmaGroupInfo;
+pub use crate::proto::Role;
 pub use crate::proto::conn::ConnState;
 pub use crate::proto::group::{DeviceIndex, GroupKey, GroupState, GroupTerms, LinkGroupInfo};
-pub use crate::proto::handshake::Role;
 pub use crate::proto::links::{GroupType, LinkId, LinkInfo, LinkState};

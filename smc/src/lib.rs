@@ -86,7 +86,6 @@ pub mod info;
 pub mod manual;
 pub mod runtime;
 
-mod answer;
 mod append_list;
 mod builder;
 mod busy_poll;
@@ -102,6 +101,7 @@ mod lifetime;
 mod links;
 mod listener;
 mod memory_limit;
+mod oneshot;
 mod stream;
 mod target;
 

@@ -19,7 +19,7 @@ use self::admission::{AdmissionControl, Source};
 use super::endpoint::EndpointInner;
 use super::handshake;
 use super::lifetime::{Lifetime, TASKS_ENDED};
-use super::negotiate::{Published, Verdict};
+use super::negotiate::{Negotiated, Published};
 use super::runtime::{Acceptor, Runtime, Socket, Task};
 use super::stream::Stream;
 use crate::config::Policy;
@@ -195,7 +195,7 @@ impl fmt::Debug for Listener {
 
 /// Streams between the end of their set-up and `accept`.
 struct Queue {
-    state: Mutex<State>,
+    state: Mutex<ListenerState>,
     /// Notifies tasks in `accept`.
     changed: Event,
     /// The waker of `poll_accept`.
@@ -211,7 +211,7 @@ struct Queue {
 }
 
 #[derive(Default)]
-struct State {
+struct ListenerState {
     ready: VecDeque<io::Result<(Stream, SocketAddr)>>,
     refused: Refused,
 }
@@ -369,25 +369,25 @@ impl Service {
         let policy = (self.endpoint.config.policy)(&peer);
         let is_open = self.admission.is_open();
         let verdict = match (&self.published, policy) {
-            (Err(_), Policy::Never) => Verdict::Plain(FallbackCause::Policy),
-            (Err(cause), _) => Verdict::Plain(cause.clone()),
+            (Err(_), Policy::Never) => Negotiated::Plain(FallbackCause::Policy),
+            (Err(cause), _) => Negotiated::Plain(cause.clone()),
             // A client that waits for an answer has to be notified.
             (Ok(published), Policy::Never) => published.dismiss(&*socket, peer, Refusal::Policy),
-            (Ok(published), _) if is_open => published.verdict(&*socket, peer),
+            (Ok(published), _) if is_open => published.negotiated(&*socket, peer),
             (Ok(published), _) => match published.dismiss(&*socket, peer, Refusal::Full) {
-                Verdict::Plain(_) => Verdict::Plain(self.full()),
+                Negotiated::Plain(_) => Negotiated::Plain(self.full()),
                 // The client expects an answer that would have to wait.
-                Verdict::Clc | Verdict::SideChannel(_) => return None,
+                Negotiated::Clc | Negotiated::SideChannel(_) => return None,
             },
         };
         let side_channel = match (verdict, policy) {
-            (Verdict::Clc, _) => None,
-            (Verdict::SideChannel(side_channel), _) => Some(side_channel),
-            (Verdict::Plain(cause), Policy::Require) => {
+            (Negotiated::Clc, _) => None,
+            (Negotiated::SideChannel(side_channel), _) => Some(side_channel),
+            (Negotiated::Plain(cause), Policy::Require) => {
                 queue.refuse(peer, cause.into());
                 return None;
             }
-            (Verdict::Plain(cause), _) => {
+            (Negotiated::Plain(cause), _) => {
                 queue.put(Ok((handshake::tcp_stream(socket, cause), peer)));
                 return None;
             }
@@ -408,7 +408,7 @@ impl Service {
                 if side_channel.is_none() {
                     handshake::await_first_byte(&endpoint, &*socket).await?;
                 }
-                permit.place().await;
+                permit.wait_for_place().await;
                 match policy {
                     Policy::Never => handshake::decline_all(&endpoint, socket, side_channel).await,
                     _ => handshake::accept(&endpoint, socket, peer, side_channel).await,

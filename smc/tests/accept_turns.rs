@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use smc::device::{Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits};
 use smc::error::Refusal;
-use smc::negotiate::{Candidate, Negotiation, Published, Verdict};
+use smc::negotiate::{Candidate, Negotiated, Negotiation, Published};
 use smc::runtime::{Runtime, Socket};
 use smc::{Builder, FallbackCause, Listener};
 use smc_testkit::memory_device::{MemDevice, MemFabric};
@@ -43,13 +43,13 @@ impl Negotiation for Slow {
 }
 
 impl Published for Slow {
-    fn verdict(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
+    fn negotiated(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Negotiated {
         std::thread::sleep(Duration::from_millis(5));
-        Verdict::Plain(FallbackCause::NoNegotiation)
+        Negotiated::Plain(FallbackCause::NoNegotiation)
     }
 
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, _why: Refusal) -> Verdict {
-        self.verdict(socket, peer)
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, _why: Refusal) -> Negotiated {
+        self.negotiated(socket, peer)
     }
 }
 

@@ -183,7 +183,7 @@ fn a_word_that_is_followed_by_the_producer_cursor_has_no_signal_of_its_own() {
     let server = world.host_with("server", |builder| builder.recv_buffer(16 * 1024));
     world.block_on(async {
         let (mut ours, mut theirs) = meet_smc(&client, &server).await;
-        let ring = ours.send_buffer_size().unwrap();
+        let ring = ours.peer_recv_buffer_size().unwrap();
         ours.write_all(b"x").await.unwrap();
         assert_eq!(signals(&journal), [(1, Signal::No), (8, Signal::Yes)]);
         // The last byte of the ring, so that the flag of a blocked writer is set.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{Candidate, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn};
+use super::{Candidate, Delivery, Negotiated, Negotiation, Offer, Published, Withdrawn};
 use crate::error::{FallbackCause, Refusal};
 use crate::runtime::{Runtime, Socket};
 
@@ -59,12 +59,12 @@ impl Offer for Assume {
 }
 
 impl Published for Assume {
-    fn verdict(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
-        Verdict::Clc
+    fn negotiated(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Negotiated {
+        Negotiated::Clc
     }
 
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, _why: Refusal) -> Verdict {
-        self.verdict(socket, peer)
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, _why: Refusal) -> Negotiated {
+        self.negotiated(socket, peer)
     }
 }
 
@@ -103,7 +103,7 @@ impl Negotiation for Never {
 }
 
 impl Published for Never {
-    fn verdict(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
-        Verdict::Plain(FallbackCause::NoNegotiation)
+    fn negotiated(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Negotiated {
+        Negotiated::Plain(FallbackCause::NoNegotiation)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{Candidate, Negotiation, Published, Verdict};
+use super::{Candidate, Negotiated, Negotiation, Published};
 use crate::error::{FallbackCause, Refusal};
 use crate::runtime::{Runtime, Socket, Unconnected};
 
@@ -14,7 +14,7 @@ use crate::runtime::{Runtime, Socket, Unconnected};
 ///
 /// A client makes its offer through the first one that has an answer for the address and the
 /// socket; a listener is published through all of them, and the first verdict other than
-/// [`Verdict::Plain`] counts. One that has an answer for every address, such as
+/// [`Negotiated::Plain`] counts. One that has an answer for every address, such as
 /// [`Assume`](super::Assume) or the TCP option, belongs at the end.
 #[derive(Clone, Debug)]
 pub struct Chain {
@@ -111,26 +111,26 @@ fn any_of(candidates: Vec<Candidate>) -> Candidate {
 struct PublishedMany(Vec<Arc<dyn Published>>);
 
 impl Published for PublishedMany {
-    fn verdict(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
+    fn negotiated(&self, socket: &dyn Socket, peer: SocketAddr) -> Negotiated {
         let mut causes = Vec::new();
         for published in &self.0 {
-            match published.verdict(socket, peer) {
-                Verdict::Plain(cause) => causes.push(cause),
+            match published.negotiated(socket, peer) {
+                Negotiated::Plain(cause) => causes.push(cause),
                 other => return other,
             }
         }
-        Verdict::Plain(first(&causes))
+        Negotiated::Plain(first(&causes))
     }
 
     /// Calls all of them.
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, why: Refusal) -> Verdict {
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, why: Refusal) -> Negotiated {
         let verdicts = self
             .0
             .iter()
             .map(|published| published.dismiss(socket, peer, why));
-        let plain = Verdict::Plain(FallbackCause::Policy);
+        let plain = Negotiated::Plain(FallbackCause::Policy);
         verdicts.fold(plain, |first, next| match first {
-            Verdict::Plain(_) => next,
+            Negotiated::Plain(_) => next,
             clc => clc,
         })
     }

@@ -17,7 +17,7 @@
 //!   offer(socket, PROPOSAL) before it connects
 //!   connect  ---------------- TCP ----------------  accept
 //!   connected(socket)       how to go on            verdict(socket)
-//!   side_channel  <---------- beside TCP ----------------> Verdict::SideChannel
+//!   side_channel  <---------- beside TCP ----------------> Negotiated::SideChannel
 //!   withdraw                no answer is possible
 //! ```
 //!
@@ -327,19 +327,19 @@ pub enum Withdrawn {
 pub trait Published: Debug + Send + Sync {
     /// How a connection that was just accepted continues. Does not wait.
     ///
-    /// To be called once per connection, soon after `accept`. After [`Verdict::Clc`] the client
+    /// To be called once per connection, soon after `accept`. After [`Negotiated::Clc`] the client
     /// expects an answer in CLC; a listener without SMC has to decline, or to call
     /// [`Published::dismiss`] instead.
-    fn verdict(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict;
+    fn negotiated(&self, socket: &dyn Socket, peer: SocketAddr) -> Negotiated;
 
     /// Called instead of [`Published::verdict`] if this connection is plain TCP in any case. An
     /// offer of the client is refused, so that the client does not wait; it gets this reason, where
     /// the negotiation can pass one.
     ///
-    /// [`Verdict::Clc`] means that only a DECLINE can refuse it: the client sends CLC on TCP.
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, why: Refusal) -> Verdict {
+    /// [`Negotiated::Clc`] means that only a DECLINE can refuse it: the client sends CLC on TCP.
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, why: Refusal) -> Negotiated {
         let _ = (socket, peer, why);
-        Verdict::Plain(FallbackCause::Policy)
+        Negotiated::Plain(FallbackCause::Policy)
     }
 }
 
@@ -349,7 +349,7 @@ pub trait Published: Debug + Send + Sync {
     clippy::exhaustive_enums,
     reason = "providers make it, and an endpoint has to handle every case"
 )]
-pub enum Verdict {
+pub enum Negotiated {
     /// Plain TCP, in both directions, from now on, and why.
     Plain(FallbackCause),
     /// The client sends CLC on TCP, the PROPOSAL first, and waits for the answer.

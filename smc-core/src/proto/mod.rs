@@ -38,3 +38,12 @@ pub mod table;
 fn after(now: Instant, wait: Duration) -> Instant {
     now.checked_add(wait).unwrap_or(now)
 }
+
+/// Which side of the TCP connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// The side that connected.
+    Client,
+    /// The side that listened.
+    Server,
+}

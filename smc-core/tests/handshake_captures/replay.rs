@@ -7,8 +7,9 @@ use smc_core::Error;
 use smc_core::device::LinkAddress;
 use smc_core::proto::group::{DeviceIndex, EnterResult, GroupId, Registry};
 use smc_core::proto::handshake::{
-    Established, Fallback, Handshake, HandshakeOutput, LinkChoice, LocalRmb, Work, WorkDone,
+    Established, Fallback, Handshake, HandshakeOutput, LocalRmb, Work, WorkDone,
 };
+use smc_core::proto::links::LinkChoice;
 use smc_wire::clc::RdmaEnd;
 use smc_wire::types::DeclineCode;
 

@@ -16,8 +16,8 @@ mod capture;
 use std::time::{Duration, Instant};
 
 use smc_core::device::{LinkAddress, RdmaAddress, RoceKind, Route};
+use smc_core::proto::Role;
 use smc_core::proto::group::{DeviceIndex, GroupId};
-use smc_core::proto::handshake::Role;
 use smc_core::proto::links::{
     FirstLinkError, LinkGroup, LinkGroupOutput, LinkId, LlcConfig, LlcTerms, PortCandidate, RmbId,
     RmbKey,

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use smc::FallbackCause;
 use smc_core::error::Refusal;
 use smc_core::negotiate::{
-    Candidate, Delivery, Negotiation, Offer, Published, SideChannel, Verdict, Withdrawn,
+    Candidate, Delivery, Negotiated, Negotiation, Offer, Published, SideChannel, Withdrawn,
 };
 use smc_core::runtime::{Runtime, Socket, Timer};
 
@@ -154,16 +154,16 @@ impl Negotiation for Scripted {
 }
 
 impl Published for Scripted {
-    fn verdict(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
+    fn negotiated(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Negotiated {
         match self.far() {
-            Some(far) => Verdict::SideChannel(Box::new(far)),
-            None => Verdict::Plain(FallbackCause::NotOffered),
+            Some(far) => Negotiated::SideChannel(Box::new(far)),
+            None => Negotiated::Plain(FallbackCause::NotOffered),
         }
     }
 
-    fn dismiss(&self, _socket: &dyn Socket, _peer: SocketAddr, _why: Refusal) -> Verdict {
+    fn dismiss(&self, _socket: &dyn Socket, _peer: SocketAddr, _why: Refusal) -> Negotiated {
         self.seen.dismissed.fetch_add(1, Ordering::SeqCst);
-        Verdict::Plain(FallbackCause::Policy)
+        Negotiated::Plain(FallbackCause::Policy)
     }
 }
 

@@ -10,7 +10,7 @@ use smc_core::device::Device;
 use smc_core::negotiate::{Assume, Negotiation};
 use smc_negotiate_local::Local;
 use smc_testkit::on::On;
-use smc_transport_ism::{IsmDevice, Place};
+use smc_transport_ism::{FabricAddress, IsmDevice};
 use smc_transport_loop::LoopDevice;
 
 /// What carries a connection, and how its ends find out about each other.
@@ -72,7 +72,7 @@ impl Fabric {
                 Arc::new(builder.build().unwrap())
             }
             Kind::Ism => {
-                let place = Place::directory(dir.join("fabric"))
+                let place = FabricAddress::directory(dir.join("fabric"))
                     .with_nocopy(self.nocopy)
                     .with_len(64 << 20);
                 Arc::new(IsmDevice::builder(place).build().unwrap())

@@ -3,13 +3,13 @@
 //! A fabric assigns a device its exclusive slot, wakes devices, and reports which of them are gone.
 //! For that it relies on the operating system and not on the contents of the shared memory.
 
+mod address;
 mod directory;
 mod ivshmem;
 mod notifier;
-mod place;
 
+pub use address::FabricAddress;
 pub use ivshmem::{Server, ServerBuilder};
-pub use place::Place;
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;

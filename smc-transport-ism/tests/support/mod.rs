@@ -13,7 +13,7 @@ use smc_negotiate_local::Local;
 use smc_testkit::on::On;
 use smc_testkit::streams;
 use smc_testkit::wait::until;
-use smc_transport_ism::{IsmDevice, Place, Server};
+use smc_transport_ism::{FabricAddress, IsmDevice, Server};
 use tempfile::TempDir;
 
 /// The kind of a fabric.
@@ -57,8 +57,8 @@ impl World {
         self.dir.path()
     }
 
-    pub(crate) fn place(&self) -> Place {
-        place(&self.address())
+    pub(crate) fn fabric_address(&self) -> FabricAddress {
+        fabric_address(&self.address())
             .with_nocopy(self.nocopy)
             .with_len(self.len)
     }
@@ -72,7 +72,7 @@ impl World {
     }
 
     pub(crate) fn device(&self) -> IsmDevice {
-        IsmDevice::builder(self.place()).build().unwrap()
+        IsmDevice::builder(self.fabric_address()).build().unwrap()
     }
 
     pub(crate) fn builder(&self, on: On) -> Builder {
@@ -90,10 +90,10 @@ impl World {
 }
 
 /// The fabric at an address, as [`World::address`] gives it.
-pub(crate) fn place(address: &Path) -> Place {
+pub(crate) fn fabric_address(address: &Path) -> FabricAddress {
     match address.extension() {
-        Some(_) => Place::server(address),
-        None => Place::directory(address),
+        Some(_) => FabricAddress::server(address),
+        None => FabricAddress::directory(address),
     }
 }
 

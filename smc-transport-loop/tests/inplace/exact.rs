@@ -60,7 +60,7 @@ pub(super) async fn records_of_an_exact_length_are_never_cut(scene: Scene) {
 
 pub(super) async fn reservations_that_never_fit_are_refused(scene: Scene) {
     let (mut writer, mut reader) = scene.pair().await;
-    let limit = writer.send_buffer_size().unwrap_or(512 << 20);
+    let limit = writer.peer_recv_buffer_size().unwrap_or(512 << 20);
     let is_refused = |reserved: std::io::Result<Reservation<'_>>| {
         reserved.is_err_and(|error| error.kind() == ErrorKind::InvalidInput)
     };
@@ -88,7 +88,7 @@ pub(super) async fn reservations_that_never_fit_are_refused(scene: Scene) {
 
 pub(super) async fn a_writer_that_waits_for_the_whole_ring_gets_it(scene: Scene) {
     let (mut writer, mut reader) = scene.pair().await;
-    let ring = writer.send_buffer_size().unwrap_or(100_000);
+    let ring = writer.peer_recv_buffer_size().unwrap_or(100_000);
     let writing = async {
         for round in 0..20 {
             // So little that the reader would keep it to itself.
@@ -108,7 +108,7 @@ pub(super) async fn a_writer_that_waits_for_the_whole_ring_gets_it(scene: Scene)
 
 pub(super) async fn an_exact_reservation_that_waits_can_be_dropped(scene: Scene) {
     let (mut writer, mut reader) = scene.pair().await;
-    let Some(ring) = writer.send_buffer_size() else {
+    let Some(ring) = writer.peer_recv_buffer_size() else {
         println!("skipped: on TCP it does not wait");
         return;
     };

@@ -1,8 +1,9 @@
 //! The CDC block of SMC-D and its two 64-bit words.
 //!
 //! `smc-core/src/mem/element.rs` has the place of the words in shared memory. In `smc/src`,
-//! `conn/direct.rs` stores both at the peer. The peer's [`ProducerWord`] is loaded by
-//! `stream/read.rs`, `stream/in_place/guard.rs`, `conn/ending.rs` and `conn/mod.rs`, its
+//! `conn/direct.rs` stores both at the peer, and loads both to detect the first write of the peer.
+//! The peer's [`ProducerWord`] is loaded by `stream/read.rs`, `stream/in_place/guard.rs`,
+//! `conn/ending.rs` and `conn/mod.rs`, its
 //! [`ConsumerWord`] by `stream/write.rs` (cursor), `stream/read.rs`, `stream/in_place/guard.rs` and
 //! `conn/mod.rs` (flags).
 

@@ -7,7 +7,7 @@
 //!
 //! In `smc-core`, `Transmit` fills a [`CdcR`] (`proto/conn/rdma/transmit.rs`) and `Arrivals` reads
 //! it (`proto/conn/rdma/arrivals.rs`). Streams over SMC-D use the two words; the header of
-//! `direct.rs` names the files that store and load them. [`CdcD`] is for tools.
+//! `smc-wire/src/cdc/direct.rs` names the files that store and load them. [`CdcD`] is for tools.
 
 pub(crate) mod direct;
 mod flags;

@@ -30,10 +30,10 @@ use crate::error::{CloseReason, Error};
 use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::mutex::Mutex;
+use crate::proto::Role;
 use crate::proto::conn::rdma::DeliveryStatus;
 use crate::proto::conn::{Closing, ConnState, ReadEnd, WriteEnd};
 use crate::proto::group::GroupId;
-use crate::proto::handshake::Role;
 
 /// The shared part of a connection.
 ///
@@ -101,7 +101,7 @@ pub(crate) enum TransportConn {
 }
 
 /// What written data is copied to.
-pub(crate) trait SendBuffer {
+pub(crate) trait SendPath {
     /// Bytes that can be written now, after reading the peer's updates.
     fn space(&mut self, conn: &Conn) -> Result<u32, Error>;
 
@@ -128,7 +128,7 @@ pub(crate) trait SendBuffer {
     /// Whether the device has refused data, and a retry would find the same.
     fn is_refused(&self, conn: &Conn) -> bool;
 
-    /// Requests a report when there may be more space; as `Half::arm`.
+    /// Requests a report when there may be more space; as `StreamHalf::arm`.
     fn arm(&self);
 
     /// As [`TransportOps::poll_device`].

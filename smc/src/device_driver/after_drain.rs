@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use super::super::conn::MessageSearch;
-use super::super::links::{LinkSender, RdmaGroup};
+use super::super::links::{LinkSender, RdmaLinkGroup};
 use super::DeviceDriver;
 
 /// What is done when all messages that the device has received by now were dispatched: a peer may
@@ -11,7 +11,7 @@ use super::DeviceDriver;
 pub(crate) enum AfterDrain {
     /// Closes a link, and notifies its group: data that the peer knows to have arrived must not get
     /// lost.
-    CloseLink(Arc<LinkSender>, Weak<RdmaGroup>),
+    CloseLink(Arc<LinkSender>, Weak<RdmaLinkGroup>),
     /// Continues the search for a message.
     MessageSearch {
         search: MessageSearch,
@@ -54,7 +54,7 @@ impl DeviceDriver {
         self.run_after_drain(all);
     }
 
-    fn close_link(&self, sender: Arc<LinkSender>, group: &Weak<RdmaGroup>) {
+    fn close_link(&self, sender: Arc<LinkSender>, group: &Weak<RdmaLinkGroup>) {
         sender.link.close();
         sender.set_closed();
         let (qpn, link) = (sender.link.qpn(), sender.id);

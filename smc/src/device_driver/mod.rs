@@ -23,7 +23,7 @@ use super::busy_poll::Pollers;
 use super::conn::{Conn, ConnKey};
 use super::deadlines::Deadline;
 use super::groups::Groups;
-use super::links::RdmaGroup;
+use super::links::RdmaLinkGroup;
 use crate::device::{Device, DeviceError, Event, PeerEvent};
 use crate::error::{CloseReason, Error};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
@@ -46,7 +46,7 @@ pub(crate) struct DeviceDriver {
     has_work: AtomicBool,
     task_waker: AtomicWaker,
     /// The owners of the device's queue pairs.
-    pub(crate) links: Mutex<LinkOwners<RdmaGroup>>,
+    pub(crate) links: Mutex<LinkOwners<RdmaLinkGroup>>,
     /// What is done when the received messages were dispatched.
     after_drain: Mutex<Vec<AfterDrain>>,
     /// Held while events are dispatched: the device has one consumer at a time.
@@ -442,7 +442,7 @@ impl DeviceDriver {
         false
     }
 
-    fn link(&self, qpn: Qpn) -> Option<(Arc<RdmaGroup>, LinkId)> {
+    fn link(&self, qpn: Qpn) -> Option<(Arc<RdmaLinkGroup>, LinkId)> {
         self.links.lock().get(qpn)
     }
 }

@@ -15,7 +15,7 @@ use crate::deadlines::Deadline;
 use crate::endpoint::EndpointInner;
 use crate::mutex::Mutex;
 use crate::negotiate::{Credentials, SideChannel, Withdrawn};
-use crate::proto::handshake::Role;
+use crate::proto::Role;
 use crate::runtime::{Runtime, Socket};
 
 /// The carrier of one handshake.
@@ -64,14 +64,14 @@ impl Drop for TcpHandshake<'_> {
 /// A side channel (out of band of TCP), which only processes of one host have.
 pub(super) struct SideChannelCarrier<'a> {
     side_channel: &'a mut dyn SideChannel,
-    side: Side<'a>,
+    role: ChannelRole<'a>,
     /// A message was sent and the peer not yet notified.
     sent: bool,
     busy_poll: BusyPoll,
     endpoint: &'a EndpointInner,
 }
 
-enum Side<'a> {
+enum ChannelRole<'a> {
     /// A client waits until it has received a message.
     Client(Option<AnswerWait<'a>>),
     /// A server publishes progress next at this time.
@@ -100,7 +100,7 @@ impl<'a> Carrier<'a> {
             timer: None,
             progress: None,
         };
-        Self::side_channel(endpoint, side_channel, Side::Client(Some(wait)))
+        Self::side_channel(endpoint, side_channel, ChannelRole::Client(Some(wait)))
     }
 
     /// A server's side channel, on which the PROPOSAL was delivered.
@@ -108,17 +108,17 @@ impl<'a> Carrier<'a> {
         endpoint: &'a EndpointInner,
         side_channel: &'a mut dyn SideChannel,
     ) -> Self {
-        Self::side_channel(endpoint, side_channel, Side::Server(None))
+        Self::side_channel(endpoint, side_channel, ChannelRole::Server(None))
     }
 
     fn side_channel(
         endpoint: &'a EndpointInner,
         side_channel: &'a mut dyn SideChannel,
-        side: Side<'a>,
+        role: ChannelRole<'a>,
     ) -> Self {
         Self::SideChannel(SideChannelCarrier {
             side_channel,
-            side,
+            role,
             sent: false,
             busy_poll: BusyPoll::new(endpoint.config.polling, &endpoint.handshake_pollers),
             endpoint,
@@ -129,9 +129,9 @@ impl<'a> Carrier<'a> {
     pub(super) fn locality(&self) -> PeerLocality {
         match self {
             Self::Tcp(..) => PeerLocality::Unknown,
-            Self::SideChannel(channel) => PeerLocality::SameHost(match channel.side {
-                Side::Client(_) => Role::Client,
-                Side::Server(_) => Role::Server,
+            Self::SideChannel(channel) => PeerLocality::SameHost(match channel.role {
+                ChannelRole::Client(_) => Role::Client,
+                ChannelRole::Server(_) => Role::Server,
             }),
         }
     }
@@ -269,7 +269,7 @@ impl SideChannelCarrier<'_> {
 
     /// Checks whether an answer can still be expected.
     fn watch(&mut self, cx: &mut Context<'_>) -> AnswerState {
-        let Side::Client(Some(wait)) = &mut self.side else {
+        let ChannelRole::Client(Some(wait)) = &mut self.role else {
             return AnswerState::None;
         };
         let EndpointInner { groups, config, .. } = self.endpoint;
@@ -296,13 +296,13 @@ impl SideChannelCarrier<'_> {
     }
 
     fn end_wait(&mut self) {
-        if let Side::Client(wait) = &mut self.side {
+        if let ChannelRole::Client(wait) = &mut self.role {
             *wait = None;
         }
     }
 
     fn publish_progress(&mut self, cx: &mut Context<'_>) {
-        let Side::Server(next) = &mut self.side else {
+        let ChannelRole::Server(next) = &mut self.role else {
             return;
         };
         let groups = &self.endpoint.groups;

@@ -15,9 +15,9 @@ use crate::endpoint::EndpointInner;
 use crate::groups::Membership;
 use crate::negotiate::Credentials;
 use crate::proto::group::{DeviceIndex, GroupKey, Intent};
-use crate::proto::handshake::{LinkChoice, LocalRmb, PeerRmb, RmbError, Work, WorkDone};
+use crate::proto::handshake::{LocalRmb, PeerRmb, RmbError, Work, WorkDone};
 use crate::proto::links::{
-    FirstLinkError, LinkId, LinkState, LlcTerms, RkeyError, RmbKey, RtokenError,
+    FirstLinkError, LinkChoice, LinkId, LinkState, LlcTerms, RkeyError, RmbKey, RtokenError,
 };
 
 /// The resources that the work of a handshake acquires. Dropping it releases them.

@@ -2,7 +2,7 @@
 //! ring.
 //!
 //! ```text
-//!   driver --- Received, Sent, LinkDown ---> RdmaGroup --- LLC ---> proto::links::LinkGroup
+//!   driver --- Received, Sent, LinkDown ---> RdmaLinkGroup --- LLC ---> proto::links::LinkGroup
 //!                                              |  |
 //!                                         CDC  |  | posts
 //!                                              v  v
@@ -25,8 +25,8 @@ mod ports;
 mod spare;
 
 pub(crate) use buffer_pool::RdmaBuffer;
-pub(crate) use link_group::RdmaGroup;
 pub use link_group::RdmaGroupInfo;
+pub(crate) use link_group::RdmaLinkGroup;
 pub(crate) use link_sender::{LinkSender, PostResult, SendSlot};
 pub(crate) use persist_timer::PersistTimer;
 pub(crate) use ports::RdmaPorts;

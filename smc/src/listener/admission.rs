@@ -19,13 +19,13 @@ use crate::quota::source;
 /// The places of one listener.
 #[derive(Debug)]
 pub(super) struct AdmissionControl {
-    state: Mutex<State>,
+    state: Mutex<AdmissionState>,
     max_places: usize,
     pub(super) max_waiting: usize,
 }
 
 #[derive(Debug)]
-struct State {
+struct AdmissionState {
     last: u64,
     /// Without a place, the oldest first.
     waiting: BTreeMap<u64, Waiting>,
@@ -78,7 +78,7 @@ impl AdmissionControl {
         let (max_places, max_waiting) = (max_places.max(1), max_waiting.max(1));
         let shares = |max| FairShares::new(max_of_sources(max), usize::MAX);
         Arc::new(Self {
-            state: Mutex::new(State {
+            state: Mutex::new(AdmissionState {
                 last: 0,
                 waiting: BTreeMap::new(),
                 places: 0,
@@ -118,7 +118,7 @@ impl AdmissionControl {
 
     /// Grants free places to the oldest waiting set-ups, after one was released. The caller wakes
     /// them without the lock.
-    fn grant(&self, state: &mut State) -> Vec<Waker> {
+    fn grant(&self, state: &mut AdmissionState) -> Vec<Waker> {
         let mut wakers = Vec::new();
         while state.places < self.max_places {
             let mut waiting = state.waiting.iter();
@@ -134,13 +134,13 @@ impl AdmissionControl {
     }
 
     /// Whether a set-up of this source may have a place.
-    fn has_place(&self, state: &State, source: Option<&Source>) -> bool {
+    fn has_place(&self, state: &AdmissionState, source: Option<&Source>) -> bool {
         state.places < self.max_places
             && source.is_none_or(|source| state.place_shares.has_capacity(source))
     }
 }
 
-impl State {
+impl AdmissionState {
     /// Gives a waiting set-up a place. Returns its waker.
     fn take_place(&mut self, id: u64) -> Option<Waker> {
         let Waiting { source, waker } = self.waiting.remove(&id)?;
@@ -163,7 +163,7 @@ pub(super) struct AdmissionPermit {
 
 impl AdmissionPermit {
     /// Waits for a place.
-    pub(super) async fn place(&mut self) {
+    pub(super) async fn wait_for_place(&mut self) {
         poll_fn(|cx| {
             let mut state = self.admission.state.lock();
             // Others with a waker were granted what they may have when it was released.
@@ -238,7 +238,7 @@ mod tests {
     }
 
     fn try_place(permit: &mut AdmissionPermit) -> bool {
-        block_on(poll_once(permit.place())).is_some()
+        block_on(poll_once(permit.wait_for_place())).is_some()
     }
 
     /// Lets sources take places in turn until none gets a further one; returns their permits.

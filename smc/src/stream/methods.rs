@@ -224,7 +224,7 @@ macro_rules! writing {
             ///
             /// [`Error::Misuse`](crate::Error::Misuse) (`InvalidInput`) if `min` is more than
             /// `max`, or if there can never be space for it: more than the peer's buffer over SMC-D
-            /// ([`Stream::send_buffer_size`]), than the own send buffer over SMC-R
+            /// ([`Stream::peer_recv_buffer_size`]), than the own send buffer over SMC-R
             /// ([`Builder::send_buffer`](crate::Builder::send_buffer)), or than 512 MiB on TCP.
             /// Otherwise as writing; on TCP errors of the socket come with the commit.
             pub async fn reserve_at_least(

@@ -119,7 +119,7 @@ impl Stream {
 
     /// Size in bytes of the peer's ring, which this side writes: the peer's choice. `None` for TCP.
     #[must_use]
-    pub fn send_buffer_size(&self) -> Option<usize> {
+    pub fn peer_recv_buffer_size(&self) -> Option<usize> {
         let ring = self.shared.conn()?.peer_ring();
         usize::try_from(ring.size()).ok()
     }

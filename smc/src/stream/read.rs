@@ -15,7 +15,7 @@ use super::super::conn::{
 };
 use super::in_place::{GuardedRing, ReadGuard};
 use super::tcp::TcpReader;
-use super::wait::{Half, Ready, delegate, now_or_never, poll_until};
+use super::wait::{Ready, StreamHalf, delegate, now_or_never, poll_until};
 use crate::error::{Error, PeerMisbehaved};
 use crate::mem::TrustPeers;
 use crate::mem::sync::Ordering;
@@ -118,7 +118,7 @@ impl Ready for Reader {
 pub(crate) struct SmcReader<P: TransportOps> {
     conn: Arc<Conn>,
     transport: Arc<P>,
-    half: RecvCursors,
+    cursors: RecvCursors,
     /// The producer word as of the last read.
     producer_seen: u64,
     /// The consumer word as of the last read.
@@ -148,7 +148,7 @@ impl<P: TransportOps> SmcReader<P> {
         trust: Option<TrustPeers>,
     ) -> Self {
         Self {
-            half: RecvCursors::new(conn.local_ring),
+            cursors: RecvCursors::new(conn.local_ring),
             transport,
             producer_seen: 0,
             consumer_seen: 0,
@@ -276,7 +276,7 @@ impl<P: TransportOps> SmcReader<P> {
             Poll::Pending => return Poll::Pending,
         };
         if let Some(trust) = self.trust {
-            let at = len_usize(self.half.at());
+            let at = len_usize(self.cursors.at());
             let slice = self.conn.local.slice(at, readable, trust);
             self.shown = slice.as_ref().map_or(0, |slice| slice.len());
             return Poll::Ready(slice.map_err(|_| OUTSIDE.into()));
@@ -325,12 +325,12 @@ impl<P: TransportOps> SmcReader<P> {
             return Ok(Some(ReadGuard::private(copy.into())));
         };
         if !self.has_guards {
-            guarded.begin(self.half.confirmed(), self.half.unconfirmed());
+            guarded.begin(self.cursors.confirmed(), self.cursors.unconfirmed());
             self.has_guards = true;
         }
-        let at = self.half.at();
-        let [until_end, _] = self.half.ring().spans(at, len_u32(count));
-        self.half.consume(until_end.len);
+        let at = self.cursors.at();
+        let [until_end, _] = self.cursors.ring().spans(at, len_u32(count));
+        self.cursors.consume(until_end.len);
         let guard = guarded.retain(len_usize(at), len_usize(until_end.len));
         self.discard_fill_copy();
         Ok(Some(guard))
@@ -338,12 +338,12 @@ impl<P: TransportOps> SmcReader<P> {
 
     fn queue_len(&mut self) -> io::Result<usize> {
         self.read_producer()?;
-        Ok(len_usize(self.half.readable()))
+        Ok(len_usize(self.cursors.readable()))
     }
 
     /// How far the ring was read.
     fn position(&self) -> Option<Cursor> {
-        Some(self.half.consumer())
+        Some(self.cursors.consumer())
     }
 
     /// Shuts reading down; data that the peer still sends counts as unread.
@@ -360,11 +360,11 @@ impl<P: TransportOps> SmcReader<P> {
         if self.shut {
             return Ok(Some(0));
         }
-        if len_usize(self.half.readable()) < wanted || self.half.readable() == 0 {
+        if len_usize(self.cursors.readable()) < wanted || self.cursors.readable() == 0 {
             self.read_producer()?;
         }
-        if self.half.readable() > 0 {
-            return Ok(Some(len_usize(self.half.readable())));
+        if self.cursors.readable() > 0 {
+            return Ok(Some(len_usize(self.cursors.readable())));
         }
         self.publish_all_read();
         self.read_flags();
@@ -375,8 +375,8 @@ impl<P: TransportOps> SmcReader<P> {
         // now is visible now. A later end has its own data before it.
         let end = self.conn.read_end();
         self.read_producer()?;
-        if self.half.readable() > 0 {
-            return Ok(Some(len_usize(self.half.readable())));
+        if self.cursors.readable() > 0 {
+            return Ok(Some(len_usize(self.cursors.readable())));
         }
         match end {
             None => Ok(None),
@@ -387,13 +387,13 @@ impl<P: TransportOps> SmcReader<P> {
 
     /// Publishes that everything was read, however little that is, if the peer requested it.
     fn publish_all_read(&mut self) {
-        if self.half.readable() > 0 || !self.transport.take_update_request() {
+        if self.cursors.readable() > 0 || !self.transport.take_update_request() {
             return;
         }
         // The request covers all data that had arrived with it.
         if self.conn.local.producer().load(Ordering::Acquire) != self.producer_seen {
             self.transport.restore_update_request();
-        } else if self.half.unconfirmed() > 0 {
+        } else if self.cursors.unconfirmed() > 0 {
             self.publish_consumer();
         }
     }
@@ -414,7 +414,7 @@ impl<P: TransportOps> SmcReader<P> {
             self.reclaim_window();
         }
         match self
-            .half
+            .cursors
             .handle_producer(ProducerWord::from_ne(word).cursor)
         {
             Ok(_arrived) => {
@@ -450,13 +450,13 @@ impl<P: TransportOps> SmcReader<P> {
         if self.has_guards {
             // A waiting peer gets an update as far as possible.
             self.free_unguarded(0);
-        } else if self.half.unconfirmed() > 0 {
+        } else if self.cursors.unconfirmed() > 0 {
             self.publish_consumer();
         }
     }
 
     fn publish_consumer(&mut self) {
-        let cursor = self.half.confirm();
+        let cursor = self.cursors.confirm();
         self.transport.publish_consumer(&self.conn, cursor);
     }
 
@@ -464,11 +464,11 @@ impl<P: TransportOps> SmcReader<P> {
     #[inline(always)]
     fn copy_out(&self, skip: usize, to: &mut [u8]) -> Result<(), Error> {
         let at = match skip {
-            0 => self.half.at(),
+            0 => self.cursors.at(),
             _ => {
-                self.half
+                self.cursors
                     .ring()
-                    .advance(self.half.consumer(), len_u32(skip))
+                    .advance(self.cursors.consumer(), len_u32(skip))
                     .count
             }
         };
@@ -483,21 +483,21 @@ impl<P: TransportOps> SmcReader<P> {
     }
 
     fn consume(&mut self, count: usize) {
-        let count = self.half.consume(len_u32(count));
+        let count = self.cursors.consume(len_u32(count));
         if self.has_guards {
             return self.free_unguarded(count);
         }
         self.publish_all_read();
-        let is_all_read = self.half.readable() == 0;
-        if !is_all_read && !self.half.may_need_update() {
+        let is_all_read = self.cursors.readable() == 0;
+        if !is_all_read && !self.cursors.may_need_update() {
             return;
         }
         let word = ConsumerWord::from_ne(self.conn.local.consumer().load(Ordering::Relaxed));
         let flags = word.producer_flags;
         let is_requested = is_all_read && self.transport.is_update_requested(flags);
         let is_blocked = flags.contains(ProducerFlags::WRITER_BLOCKED);
-        let is_due = is_requested && self.half.unconfirmed() > 0;
-        if is_due || self.half.is_update_due(is_blocked) {
+        let is_due = is_requested && self.cursors.unconfirmed() > 0;
+        if is_due || self.cursors.is_update_due(is_blocked) {
             self.publish_consumer();
         }
     }
@@ -517,7 +517,7 @@ impl<P: TransportOps> SmcReader<P> {
     fn reclaim_window(&mut self) {
         if let Some(guarded) = &self.guarded {
             let (confirmed, is_window_back) = guarded.take_confirmed();
-            self.half.confirm_retained(confirmed);
+            self.cursors.confirm_retained(confirmed);
             self.has_guards = !is_window_back;
         }
     }
@@ -527,7 +527,7 @@ impl<P: TransportOps> SmcReader<P> {
     }
 }
 
-impl<P: TransportOps> Half for SmcReader<P> {
+impl<P: TransportOps> StreamHalf for SmcReader<P> {
     fn conn(&self) -> &Arc<Conn> {
         &self.conn
     }
@@ -555,7 +555,7 @@ impl<P: TransportOps> Drop for SmcReader<P> {
             guarded.stop();
         }
         self.conn
-            .stop_reading(self.half.consumer(), self.half.high_water());
+            .stop_reading(self.cursors.consumer(), self.cursors.high_water());
     }
 }
 

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::mutex::Mutex;
 
 /// A half of an SMC stream.
-pub(crate) trait Half {
+pub(crate) trait StreamHalf {
     fn conn(&self) -> &Arc<Conn>;
     fn busy_poll(&mut self) -> &mut BusyPoll;
     fn register(&self, waker: &Waker);
@@ -33,7 +33,7 @@ pub(crate) trait Half {
 /// Before parking the waker is registered, then the device is armed to report the next write of the
 /// peer, then `attempt` is made once more: a write is either visible to that attempt or reported.
 /// Without a running driver task it is an error to park.
-pub(crate) fn poll_until<H: Half, T>(
+pub(crate) fn poll_until<H: StreamHalf, T>(
     half: &mut H,
     cx: &mut Context<'_>,
     mut attempt: impl FnMut(&mut H) -> Result<Option<T>, Error>,

@@ -11,14 +11,14 @@ use smc_wire::cdc::ConsumerWord;
 
 use super::super::busy_poll::BusyPoll;
 use super::super::conn::{
-    Conn, DirectConn, PeerDmb, RdmaConn, SendBuffer, TransportConn, TransportOps as _, len_u32,
+    Conn, DirectConn, PeerDmb, RdmaConn, SendPath, TransportConn, TransportOps as _, len_u32,
     len_usize,
 };
 use super::super::copy_mode::{CopyModeSelector, LONG_COPY_MIN};
 use super::super::deadlines::Deadline;
 use super::in_place::ReservedSpace;
 use super::tcp::TcpWriter;
-use super::wait::{Half, Ready, delegate, now_or_never, poll_until};
+use super::wait::{Ready, StreamHalf, delegate, now_or_never, poll_until};
 use crate::device::SubmitError;
 use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::Ordering;
@@ -91,7 +91,7 @@ impl Writer {
         if most == 0 {
             return Poll::Ready(Ok(ReservedSpace {
                 len: 0,
-                is_in_place: matches!(self, Self::Direct(half) if half.send_buffer.element.is_some()),
+                is_in_place: matches!(self, Self::Direct(half) if half.path.element.is_some()),
             }));
         }
         self.poll_reserve(cx, least.max(1), most)
@@ -100,7 +100,7 @@ impl Writer {
     /// The writer of a reservation in place.
     pub(super) fn in_place(&mut self) -> Result<&mut DirectWriter, Error> {
         match self {
-            Self::Direct(half) => Ok(&mut half.send_buffer),
+            Self::Direct(half) => Ok(&mut half.path),
             Self::Rdma(_) | Self::Tcp(_) => Err(NOT_RESERVED),
         }
     }
@@ -125,7 +125,7 @@ impl Ready for Writer {
 /// The writing half of an SMC stream.
 pub(crate) struct SmcWriter<P> {
     conn: Arc<Conn>,
-    send_buffer: P,
+    path: P,
     busy_poll: BusyPoll,
     /// A buffer for reservations that are not in place.
     spare: Box<[u8]>,
@@ -133,11 +133,11 @@ pub(crate) struct SmcWriter<P> {
     delivery_deadline: Option<Deadline>,
 }
 
-impl<P: SendBuffer> SmcWriter<P> {
-    fn new(conn: &Arc<Conn>, send_buffer: P, polling: Duration) -> Self {
+impl<P: SendPath> SmcWriter<P> {
+    fn new(conn: &Arc<Conn>, path: P, polling: Duration) -> Self {
         Self {
             conn: Arc::clone(conn),
-            send_buffer,
+            path,
             busy_poll: BusyPoll::new(polling, &conn.driver.pollers),
             spare: Box::default(),
             delivery_deadline: None,
@@ -163,7 +163,7 @@ impl<P: SendBuffer> SmcWriter<P> {
     fn write_now(&mut self, bufs: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         match self.read_space()? {
             0 => Ok(bufs.iter().all(|buf| buf.is_empty()).then_some(0)),
-            space => self.send_buffer.write(&self.conn, bufs, space),
+            space => self.path.write(&self.conn, bufs, space),
         }
     }
 
@@ -186,14 +186,14 @@ impl<P: SendBuffer> SmcWriter<P> {
         let available = self.read_space()?;
         let space = len_usize(available);
         if space < least {
-            let capacity = len_usize(self.send_buffer.capacity());
+            let capacity = len_usize(self.path.capacity());
             if least > capacity {
                 return Err(never_fits(least, capacity));
             }
-            self.send_buffer.request_space(&self.conn, available);
+            self.path.request_space(&self.conn, available);
             return Ok(None);
         }
-        let in_place = self.send_buffer.in_place_space(available);
+        let in_place = self.path.in_place_space(available);
         Ok(Some(match in_place >= least {
             true => ReservedSpace {
                 len: most.min(in_place),
@@ -204,7 +204,7 @@ impl<P: SendBuffer> SmcWriter<P> {
     }
 
     fn queue_len(&self) -> io::Result<usize> {
-        Ok(len_usize(self.send_buffer.undelivered()))
+        Ok(len_usize(self.path.undelivered()))
     }
 
     fn spare(&mut self) -> &mut Box<[u8]> {
@@ -225,7 +225,7 @@ impl<P: SendBuffer> SmcWriter<P> {
         match self.read_space() {
             Ok(0) => false,
             // Only the driver schedules retries at a busy device.
-            Ok(_) => !self.send_buffer.is_refused(&self.conn),
+            Ok(_) => !self.path.is_refused(&self.conn),
             Err(_) => true,
         }
     }
@@ -270,7 +270,7 @@ impl<P: SendBuffer> SmcWriter<P> {
     /// Bytes that can be written now; an error if writing has ended.
     #[inline(always)]
     fn read_space(&mut self) -> Result<u32, Error> {
-        let space = self.send_buffer.space(&self.conn)?;
+        let space = self.path.space(&self.conn)?;
         if self.conn.has_ended() {
             self.conn.write_end()?;
         }
@@ -287,12 +287,12 @@ impl SmcWriter<DirectWriter> {
         if len > len_usize(space) {
             return Err(NOT_RESERVED);
         }
-        self.send_buffer.publish(&self.conn, len_u32(len), space);
+        self.path.publish(&self.conn, len_u32(len), space);
         Ok(())
     }
 }
 
-impl<P: SendBuffer> Half for SmcWriter<P> {
+impl<P: SendPath> StreamHalf for SmcWriter<P> {
     fn conn(&self) -> &Arc<Conn> {
         &self.conn
     }
@@ -306,11 +306,11 @@ impl<P: SendBuffer> Half for SmcWriter<P> {
     }
 
     fn arm(&self) {
-        self.send_buffer.arm();
+        self.path.arm();
     }
 
     fn poll_device(&self) -> bool {
-        self.send_buffer.poll_device(&self.conn)
+        self.path.poll_device(&self.conn)
     }
 }
 
@@ -473,7 +473,7 @@ impl DirectWriter {
     }
 }
 
-impl SendBuffer for DirectWriter {
+impl SendPath for DirectWriter {
     #[inline(always)]
     fn space(&mut self, conn: &Conn) -> Result<u32, Error> {
         let raw = conn.local.consumer().load(Ordering::Acquire);

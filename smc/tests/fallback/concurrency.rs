@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc::{FallbackCause, Stream};
 use smc_core::device::DeviceError;
-use smc_core::negotiate::{Candidate, Negotiation, Published, Verdict};
+use smc_core::negotiate::{Candidate, Negotiated, Negotiation, Published};
 use smc_core::proto::group::GroupState;
 use smc_core::runtime::{Runtime, Socket};
 use smc_core::wire::types::DeclineCode;
@@ -92,10 +92,10 @@ impl Negotiation for Told {
 }
 
 impl Published for Told {
-    fn verdict(&self, _: &dyn Socket, _: SocketAddr) -> Verdict {
+    fn negotiated(&self, _: &dyn Socket, _: SocketAddr) -> Negotiated {
         match self.0.load(Ordering::SeqCst) {
-            true => Verdict::Plain(FallbackCause::NotOffered),
-            false => Verdict::Clc,
+            true => Negotiated::Plain(FallbackCause::NotOffered),
+            false => Negotiated::Clc,
         }
     }
 }

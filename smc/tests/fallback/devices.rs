@@ -198,7 +198,7 @@ fn too_little_memory_means_a_smaller_buffer() {
                 Side::Server => (&theirs, &ours),
             };
             assert_eq!(short.recv_buffer_size(), Some((1 << 15) - 32));
-            assert_eq!(long.send_buffer_size(), Some((1 << 15) - 32));
+            assert_eq!(long.peer_recv_buffer_size(), Some((1 << 15) - 32));
             // A client keeps to the size of the server's buffer.
             let long_len = if whose == Side::Client {
                 1 << 17

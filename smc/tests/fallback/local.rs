@@ -10,7 +10,7 @@ use smc::Domain;
 use smc::FallbackCause;
 use smc::{Builder, Endpoint, ListenOptions, Stream};
 use smc_core::error::{Limit, Refusal};
-use smc_core::negotiate::{Negotiation, Published, Verdict};
+use smc_core::negotiate::{Negotiated, Negotiation, Published};
 use smc_core::wire::types::DeclineCode;
 use smc_negotiate_local::Local;
 use tempfile::TempDir;
@@ -81,8 +81,8 @@ fn a_listener_that_takes_no_offer_leaves_its_clients_plain() {
             let stream = stream.unwrap();
             assert_eq!(reason(&stream), ours(DeclineCode::PEERNOSMC));
             // As when it is stopped, and wakes up then.
-            let verdict = published.verdict(raw.socket(), raw.peer_addr());
-            assert!(matches!(verdict, Verdict::Plain(_)), "{verdict:?}");
+            let verdict = published.negotiated(raw.socket(), raw.peer_addr());
+            assert!(matches!(verdict, Negotiated::Plain(_)), "{verdict:?}");
             exchange(stream, Some(raw), b"").await;
         }
         // A client that waits for such a listener stops to wait when it ends.
@@ -157,8 +157,8 @@ fn a_listener_that_stops_before_its_answer_leaves_its_client_plain() {
         let (acceptor, at, published) = publish(&world, &dir);
         let (stream, (raw, mut side_channel)) = future::zip(client.connect(at), async {
             let raw = acceptor.accept().await;
-            match published.verdict(raw.socket(), raw.peer_addr()) {
-                Verdict::SideChannel(side_channel) => (raw, side_channel),
+            match published.negotiated(raw.socket(), raw.peer_addr()) {
+                Negotiated::SideChannel(side_channel) => (raw, side_channel),
                 verdict => panic!("{verdict:?}"),
             }
         })
@@ -188,8 +188,8 @@ fn a_slow_listener_that_works_is_waited_for() {
         let (acceptor, at, published) = publish(&world, &dir);
         let (stream, raw) = future::zip(client.connect(at), async {
             let raw = acceptor.accept().await;
-            let Verdict::SideChannel(mut side_channel) =
-                published.verdict(raw.socket(), raw.peer_addr())
+            let Negotiated::SideChannel(mut side_channel) =
+                published.negotiated(raw.socket(), raw.peer_addr())
             else {
                 panic!("the offer is not seen");
             };

@@ -13,7 +13,7 @@ use rustix::process::geteuid;
 use smc::Domain;
 use smc::runtime::smol::SmolRuntime;
 use smc_core::error::FallbackCause;
-use smc_core::negotiate::{Candidate, Negotiation, Verdict};
+use smc_core::negotiate::{Candidate, Negotiated, Negotiation};
 use smc_core::runtime::{Runtime, SocketOptions, Unconnected};
 use smc_ipc::thread::{Lock, start};
 use smc_negotiate_local::Local;
@@ -70,7 +70,7 @@ fn a_listener_that_is_made_while_its_directory_is_held_is_found_later() {
         loop {
             let connection = Connection::dial(&runtime, &local, server.at(), b"PROPOSAL").await;
             let (_socket, verdict) = server.accept().await;
-            if matches!(verdict, Verdict::SideChannel(_)) {
+            if matches!(verdict, Negotiated::SideChannel(_)) {
                 assert!(connection.offer.is_some());
                 return;
             }
@@ -102,13 +102,13 @@ fn a_channel_that_cannot_be_watched_is_closed_and_the_listener_goes_on() {
         let release = hold(Lock::NestedEpoll);
         let connection = Connection::dial(&runtime, &local, server.at(), b"PROPOSAL").await;
         let (_socket, verdict) = server.accept().await;
-        assert!(matches!(verdict, Verdict::Plain(_)), "{verdict:?}");
+        assert!(matches!(verdict, Negotiated::Plain(_)), "{verdict:?}");
         drop((connection, release));
         let end = runtime.now() + TIMEOUT;
         loop {
             let _connection = Connection::dial(&runtime, &local, server.at(), b"PROPOSAL").await;
             let (_socket, verdict) = server.accept().await;
-            if matches!(verdict, Verdict::SideChannel(_)) {
+            if matches!(verdict, Negotiated::SideChannel(_)) {
                 return;
             }
             assert!(runtime.now() < end, "stays held");

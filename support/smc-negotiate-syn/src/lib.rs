@@ -84,7 +84,9 @@ use async_trait::async_trait;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrAny, SocketFlags, SocketType};
 use smc_core::error::{FallbackCause, OsError, Refusal};
-use smc_core::negotiate::{Candidate, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn};
+use smc_core::negotiate::{
+    Candidate, Delivery, Negotiated, Negotiation, Offer, Published, Withdrawn,
+};
 use smc_core::runtime::{Runtime, Socket, Unconnected};
 
 use cgroup::Cgroup;
@@ -339,20 +341,20 @@ impl Offer for Marked {
 impl Published for SynOption {
     /// From the SYN as it came, and from the verdict of the program, which answered with the option
     /// only then. Reading the SYN waits until the program has run.
-    fn verdict(&self, socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
+    fn negotiated(&self, socket: &dyn Socket, _peer: SocketAddr) -> Negotiated {
         let expects_clc = |fd| {
             let syn = bpf::saved_syn(fd).is_ok_and(|syn| syn::has_option(&syn));
             syn && self.has_peer(fd).unwrap_or(false)
         };
         match socket.fd().is_some_and(expects_clc) {
-            true => Verdict::Clc,
-            false => Verdict::Plain(FallbackCause::NoSynOption),
+            true => Negotiated::Clc,
+            false => Negotiated::Plain(FallbackCause::NoSynOption),
         }
     }
 
     /// A client that got the option sends CLC in any case.
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, _why: Refusal) -> Verdict {
-        self.verdict(socket, peer)
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, _why: Refusal) -> Negotiated {
+        self.negotiated(socket, peer)
     }
 }
 

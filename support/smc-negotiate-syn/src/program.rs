@@ -121,11 +121,11 @@ pub(super) fn code(map: BorrowedFd<'_>) -> Vec<Insn> {
         .place(Look);
     find(&mut asm);
     asm.set(Reg::R1, entry::HAS_NOT)
-        .jump_if(Reg::R0, If::Less, OPTION_LEN, Verdict)
+        .jump_if(Reg::R0, If::Less, OPTION_LEN, Negotiated)
         // Linux takes the option at any even length.
-        .jump_if(Reg::R0, If::AnyOf, 1, Verdict)
+        .jump_if(Reg::R0, If::AnyOf, 1, Negotiated)
         .set(Reg::R1, entry::HAS)
-        .place(Verdict)
+        .place(Negotiated)
         .store(Size::Word, ENTRY, entry::VERDICT, Reg::R1);
 
     asm.place(Done).set(Reg::R0, 1).exit();
@@ -143,7 +143,7 @@ enum Label {
     Write,
     Established,
     Look,
-    Verdict,
+    Negotiated,
     Done,
 }
 

@@ -12,7 +12,7 @@ use smc_core::negotiate::Assume;
 use smc_core::runtime::Runtime;
 use smc_testkit::conformance::{self, Effort, Pair, Provider, Skip};
 use smc_testkit::model::{self, Rules};
-use smc_transport_ism::{IsmDevice, Place};
+use smc_transport_ism::{FabricAddress, IsmDevice};
 
 use super::RECV_BUFFER;
 
@@ -22,7 +22,7 @@ struct Guest;
 impl Guest {
     fn pair_of(max_dmbs: usize) -> Result<Pair, Skip> {
         let device = || {
-            let device = IsmDevice::builder(Place::guest())
+            let device = IsmDevice::builder(FabricAddress::guest())
                 .max_dmbs(max_dmbs)
                 .build();
             device
@@ -75,7 +75,7 @@ pub(super) fn run() -> Result<bool> {
 
 async fn streams() -> Result<()> {
     let endpoint = || -> Result<Endpoint> {
-        let device = IsmDevice::builder(Place::guest()).build()?;
+        let device = IsmDevice::builder(FabricAddress::guest()).build()?;
         let builder = Builder::smol().negotiation(Arc::new(Assume::new()));
         let builder = builder.recv_buffer(RECV_BUFFER).device(Arc::new(device));
         Ok(builder.build()?)

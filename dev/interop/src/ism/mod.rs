@@ -24,7 +24,7 @@ use anyhow::{Result, ensure};
 use clap::{Args, Subcommand};
 use smc::{Builder, Endpoint};
 use smc_core::negotiate::Assume;
-use smc_transport_ism::{IsmDevice, Place};
+use smc_transport_ism::{FabricAddress, IsmDevice};
 
 use testbed::{At, Testbed};
 
@@ -105,8 +105,8 @@ enum Side {
 /// Runs one side to its end. Whether all went well is the result.
 pub(crate) fn side(args: &SideArgs) -> Result<bool> {
     let place = match &args.socket {
-        Some(path) => Place::server(path),
-        None => Place::guest(),
+        Some(path) => FabricAddress::server(path),
+        None => FabricAddress::guest(),
     };
     let endpoint = || -> Result<Endpoint> {
         let device = IsmDevice::builder(place.clone()).build()?;

@@ -8,7 +8,7 @@ use smc_ipc::Domain;
 use smc_wire::types::Version;
 
 use super::*;
-use crate::proto::handshake::Role;
+use crate::proto::Role;
 
 /// An enum whose variants are listed.
 trait Variants {

@@ -47,7 +47,7 @@ pub use smc_wire::types::GroupId;
 use smc_wire::types::{Eid, Gid, HostName, Mac, OsType, PeerId, Qpn, Release, RoceGid, Version};
 
 use crate::device::{LinkAddress, LinkFailure};
-use crate::proto::handshake::Role;
+use crate::proto::Role;
 use crate::proto::table::transitions;
 use crate::quota::source;
 

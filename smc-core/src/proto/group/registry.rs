@@ -19,7 +19,7 @@ use super::{
     EnterResult, GroupEndCause, GroupId, GroupKey, GroupLinks, GroupState, GroupTerms, Intent,
     LinkGroupInfo, Member, NoGroup, RegistryOutput, Terminated, Waiter,
 };
-use crate::proto::handshake::Role;
+use crate::proto::Role;
 use first_contacts::FirstContacts;
 
 /// The link groups of an endpoint. The default is a registry without groups.

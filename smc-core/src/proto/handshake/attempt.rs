@@ -12,11 +12,12 @@ use smc_wire::types::{
 
 use super::config::LinkLimits;
 use super::steps::{Awaits, When};
-use super::{DirectDevice, HandshakeConfig, LinkChoice, LocalRmb, PeerRmb, RdmaPort, Work};
+use super::{DirectDevice, HandshakeConfig, LocalRmb, PeerRmb, RdmaPort, Work};
 use crate::device::{LinkAddress, Route};
 use crate::error::{FallbackReason, PeerMisbehaved};
+use crate::proto::Role;
 use crate::proto::group::{DeviceIndex, GroupKey, GroupTerms, Intent, Member};
-use crate::proto::links::LlcTerms;
+use crate::proto::links::{LinkChoice, LlcTerms};
 
 /// One attempt with one device.
 #[derive(Debug)]
@@ -364,15 +365,6 @@ impl DeviceAttempt {
 fn peer_id(config: &HandshakeConfig) -> PeerId {
     let rdma = config.rdma.as_ref();
     rdma.map_or(PeerId::ZERO, |rdma| rdma.peer_id)
-}
-
-/// Which side of the TCP connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// The side that connected.
-    Client,
-    /// The side that listened.
-    Server,
 }
 
 /// The result of a successful handshake.

@@ -17,14 +17,15 @@ use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds};
 use super::config::LinkLimits;
 use super::config::{mask_v4, mask_v6};
 use super::decline::SearchedDevices;
-use super::machine::{Failure, Side, emitted};
+use super::machine::{Failure, RoleState, emitted};
 use super::steps::{ACCEPT, CLIENT_DIRECT, CLIENT_RDMA};
 use super::{
     DeclineCause, DirectDevice, Handshake, HandshakeConfig, Interface, PeerBuffer, RdmaConfig,
-    RdmaPort, Role, Subnet, TcpPath,
+    RdmaPort, Subnet, TcpPath,
 };
 use crate::device::Route;
 use crate::error::{FallbackReason, PeerMisbehaved};
+use crate::proto::Role;
 use crate::proto::group::{GroupKey, Intent};
 
 /// What a client offers on one connection: the outcome of its device search, and the PROPOSAL.
@@ -345,8 +346,8 @@ impl Handshake {
             true => Version::V2,
             false => Version::V1,
         };
-        let side = Side::Client(proposal);
-        let mut handshake = Self::new(now, config, side, version);
+        let role_state = RoleState::Client(proposal);
+        let mut handshake = Self::new(now, config, role_state, version);
         let begun = handshake.begin(&ACCEPT);
         handshake.conclude(begun);
         handshake
@@ -354,7 +355,7 @@ impl Handshake {
 
     /// The server's choice.
     pub(super) fn handle_accept(&mut self, accept: &AcceptConfirm) -> Result<(), Failure> {
-        let Side::Client(Some(proposal)) = &self.side else {
+        let RoleState::Client(Some(proposal)) = &self.role_state else {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         };
         self.version = accept.version();

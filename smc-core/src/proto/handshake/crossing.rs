@@ -52,13 +52,13 @@ impl CrossingDecline {
                 .unwrap_or((rest, &[]));
             self.buffered.extend_from_slice(now);
             rest = later;
-            match self.verdict() {
-                Verdict::Open => {}
-                Verdict::Decline => {
+            match self.after_decline() {
+                AfterDecline::Undecided => {}
+                AfterDecline::Decline => {
                     self.buffered.clear();
                     self.deadline = None;
                 }
-                Verdict::Data => self.deadline = None,
+                AfterDecline::Data => self.deadline = None,
             }
         }
         before.saturating_sub(rest.len())
@@ -98,17 +98,17 @@ impl CrossingDecline {
         }
     }
 
-    fn verdict(&self) -> Verdict {
+    fn after_decline(&self) -> AfterDecline {
         let frame = match Frame::peek(&self.buffered) {
-            Ok(None) => return Verdict::Open,
+            Ok(None) => return AfterDecline::Undecided,
             Ok(Some(frame)) if frame.header().kind == ClcType::Decline => frame,
-            _ => return Verdict::Data,
+            _ => return AfterDecline::Data,
         };
         if ![Decline::LEN_V1, Decline::LEN_V2].contains(&frame.length()) {
-            return Verdict::Data;
+            return AfterDecline::Data;
         }
         if self.buffered.len() < frame.length() {
-            return Verdict::Open;
+            return AfterDecline::Undecided;
         }
         // A strict check: to drop application data is worse than to pass a DECLINE on.
         match self
@@ -117,14 +117,14 @@ impl CrossingDecline {
             .copied()
             .and_then(Eyecatcher::from_bytes)
         {
-            Some(_) => Verdict::Decline,
-            None => Verdict::Data,
+            Some(_) => AfterDecline::Decline,
+            None => AfterDecline::Data,
         }
     }
 }
 
-enum Verdict {
-    Open,
+enum AfterDecline {
+    Undecided,
     Decline,
     Data,
 }

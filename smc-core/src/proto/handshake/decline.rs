@@ -3,9 +3,10 @@
 
 use smc_wire::types::{DeclineCode, Version};
 
-use super::{RmbError, Role};
+use super::RmbError;
 use crate::device::DeviceError;
 use crate::error::{FallbackCause, FallbackReason, SetupStep};
+use crate::proto::Role;
 use crate::proto::group::NoGroup;
 use crate::proto::links::{FirstLinkError, RkeyError, RtokenError};
 

@@ -27,7 +27,7 @@ use crate::proto::links::FirstLinkError;
 #[derive(Debug)]
 pub struct Handshake {
     pub(super) config: Arc<HandshakeConfig>,
-    pub(super) side: Side,
+    pub(super) role_state: RoleState,
     /// The present step; none at the end.
     step: Option<&'static Step>,
     /// The steps that follow.
@@ -54,7 +54,7 @@ pub struct Handshake {
 
 /// State that only one of the sides has.
 #[derive(Debug)]
-pub(super) enum Side {
+pub(super) enum RoleState {
     /// The PROPOSAL, if there is one.
     Client(Option<Arc<ClientProposal>>),
     Server {
@@ -111,12 +111,12 @@ impl Handshake {
     pub(super) fn new(
         now: Instant,
         config: Arc<HandshakeConfig>,
-        side: Side,
+        role_state: RoleState,
         version: Version,
     ) -> Self {
         Self {
             config,
-            side,
+            role_state,
             step: None,
             rest: &[],
             deadline: now,
@@ -203,7 +203,7 @@ impl Handshake {
         };
         let result = match step.on_timeout {
             OnTimeout::Abort => Err(Error::TimedOut(step.phase()).into()),
-            OnTimeout::Lost => self.advance(),
+            OnTimeout::Advance => self.advance(),
             OnTimeout::Decline => Err(self.timed_out(step.setup_step())),
         };
         self.conclude(result);
@@ -292,7 +292,7 @@ impl Handshake {
             }
             (Awaits::Attach, WorkDone::Attached(attached), Ends::Direct(ends)) => {
                 let end = ends.peer_buffer.map_or(usize::MAX, |buffer| buffer.end());
-                let is_lost = step.on_error == OnError::Lost;
+                let is_lost = step.on_error == OnError::Advance;
                 match attached {
                     Ok(len) if len >= end => {
                         ends.access = PeerAccess::Attached;
@@ -325,7 +325,7 @@ impl Handshake {
             | (Awaits::ConnectLink, WorkDone::LinkConnected(Ok(())), _)
             | (Awaits::ConfirmLink, WorkDone::LinkConfirmed(Ok(())), _) => return self.advance(),
             (Awaits::BindPeer, WorkDone::PeerBound(Err(error)), _) => match step.on_error {
-                OnError::Lost => return self.advance(),
+                OnError::Advance => return self.advance(),
                 OnError::Decline => DeclineCause::Rtoken(error),
             },
             (Awaits::Enter, WorkDone::Entered(Err(why)), _) => DeclineCause::NoGroup(role, why),
@@ -347,9 +347,9 @@ impl Handshake {
 
     /// Whether the peer's device is reached. A server tries its next one if not.
     fn handle_reached(&mut self, reached: Result<(), DeviceError>) -> Result<(), Failure> {
-        let Side::Server {
+        let RoleState::Server {
             scan: Some(scan), ..
-        } = &mut self.side
+        } = &mut self.role_state
         else {
             return match reached {
                 Ok(()) => self.advance(),
@@ -389,9 +389,9 @@ impl Handshake {
         }
         let version = self.attempt.as_ref().map_or(self.version, |it| it.version);
         let cause = DeclineCause::TimedOut(version, step);
-        Failure::decline(match &self.side {
+        Failure::decline(match &self.role_state {
             // There is no time for another device.
-            Side::Server {
+            RoleState::Server {
                 scan: Some(scan), ..
             } => scan.final_reason(cause),
             _ => cause.into(),
@@ -424,7 +424,7 @@ impl Handshake {
     pub(super) fn begin(&mut self, step: &'static Step) -> Result<(), Failure> {
         let (clock, before) = (step.clock(), self.step.map(Step::clock));
         if clock != Clock::Work || before != Some(Clock::Work) {
-            let is_client = matches!(self.side, Side::Client { .. });
+            let is_client = matches!(self.role_state, RoleState::Client { .. });
             let time = clock.time(&self.config.timeouts, is_client);
             self.deadline = after(self.now, time);
         }
@@ -432,7 +432,7 @@ impl Handshake {
         match step.awaits {
             Awaits::Proposal | Awaits::Accept | Awaits::LateDecline => return Ok(()),
             Awaits::Confirm => {
-                if let Side::Server { scan, .. } = &mut self.side {
+                if let RoleState::Server { scan, .. } = &mut self.role_state {
                     *scan = None;
                 }
                 return self.send_accept_or_confirm(clc::AcceptKind::Accept);
@@ -464,9 +464,9 @@ impl Handshake {
 
     /// The attempt has failed. A server that has not sent ACCEPT tries the next device.
     fn decline(&mut self, cause: DeclineCause) -> Result<(), Failure> {
-        let Side::Server {
+        let RoleState::Server {
             scan: Some(scan), ..
-        } = &mut self.side
+        } = &mut self.role_state
         else {
             return Err(Failure::decline(cause));
         };

@@ -59,7 +59,7 @@ mod server;
 mod steps;
 
 pub use attempt::{
-    DirectParams, Established, Fallback, PeerAccess, PeerBuffer, RdmaParams, Role, Transport,
+    DirectParams, Established, Fallback, PeerAccess, PeerBuffer, RdmaParams, Transport,
 };
 pub use client::ClientProposal;
 pub use config::{
@@ -70,7 +70,7 @@ pub use config::{
 pub use crossing::CrossingDecline;
 pub(crate) use decline::{DeclineCause, PEER_DECLINED};
 pub use machine::{Handshake, HandshakeOutput};
-pub use steps::{LinkChoice, LocalRmb, PeerRmb, RmbError, Work, WorkDone};
+pub use steps::{LocalRmb, PeerRmb, RmbError, Work, WorkDone};
 
 #[cfg(test)]
 mod tests;

@@ -9,9 +9,10 @@ use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds};
 use super::client::{features, is_same_subnet, v1_gid};
 use super::config::LinkLimits;
 use super::decline::SearchedDevices;
-use super::{DeclineCause, DirectDevice, HandshakeConfig, RdmaConfig, RdmaPort, Role, TcpPath};
+use super::{DeclineCause, DirectDevice, HandshakeConfig, RdmaConfig, RdmaPort, TcpPath};
 use crate::device::{DeviceError, Route};
 use crate::error::{FallbackCause, FallbackReason, SetupStep};
+use crate::proto::Role;
 use crate::proto::group::{DeviceIndex, GroupKey, Intent};
 
 /// The device scan of a server (docs/spec/handshake.md#device-scan).

@@ -7,7 +7,7 @@ use smc_wire::clc::{AcceptConfirm, Body, Proposal};
 use smc_wire::types::Version;
 
 use super::attempt::Ends;
-use super::machine::{Failure, Side};
+use super::machine::{Failure, RoleState};
 use super::select::Selection;
 use super::steps::{PROPOSAL, SERVER_DIRECT, SERVER_RDMA};
 use super::{DeclineCause, Handshake, HandshakeConfig, PeerBuffer, TcpPath};
@@ -21,8 +21,8 @@ impl Handshake {
     /// must take all of it.
     #[must_use]
     pub fn server(now: Instant, config: Arc<HandshakeConfig>, path: TcpPath) -> Self {
-        let side = Side::Server { path, scan: None };
-        let mut handshake = Self::new(now, config, side, Version::V1);
+        let role_state = RoleState::Server { path, scan: None };
+        let mut handshake = Self::new(now, config, role_state, Version::V1);
         let begun = handshake.begin(&PROPOSAL);
         handshake.conclude(begun);
         handshake
@@ -34,7 +34,7 @@ impl Handshake {
             true => Version::V2,
             false => Version::V1,
         };
-        let Side::Server { path, scan } = &mut self.side else {
+        let RoleState::Server { path, scan } = &mut self.role_state else {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         };
         let selection = Selection::new(proposal, &self.config, std::mem::take(path));
@@ -51,9 +51,9 @@ impl Handshake {
 
     /// Begins an attempt with the next device that the offer allows.
     pub(super) fn try_next_device(&mut self) -> Result<(), Failure> {
-        let Side::Server {
+        let RoleState::Server {
             scan: Some(scan), ..
-        } = &mut self.side
+        } = &mut self.role_state
         else {
             return Ok(());
         };

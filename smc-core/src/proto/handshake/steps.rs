@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use smc_wire::clc::ClcType;
 use smc_wire::size::SizeCode;
-use smc_wire::types::{AlertToken, DmbToken, Gid, Mac, Qpn, Rkey, RmbAddr, RoceGid};
+use smc_wire::types::{AlertToken, DmbToken, Gid, Rkey, RmbAddr};
 
 use super::HandshakeTimeouts;
 use crate::device::{DeviceError, LinkAddress, RdmaAddress, Route};
@@ -12,7 +12,7 @@ use crate::error::{Phase, SetupStep};
 use crate::proto::group::{
     DeviceIndex, GroupId, GroupKey, GroupTerms, Intent, Member, NoGroup, Terminated,
 };
-use crate::proto::links::{FirstLinkError, LlcTerms, RkeyError, RtokenError};
+use crate::proto::links::{FirstLinkError, LinkChoice, LlcTerms, RkeyError, RtokenError};
 
 /// SMC-D, client: from ACCEPT to the connection.
 pub(super) const CLIENT_DIRECT: &[&Step] = &[
@@ -129,7 +129,7 @@ pub(super) enum OnError {
     /// This side declines. A server that has not sent ACCEPT tries its next device.
     Decline,
     /// The peer uses the connection already, which is established and ends behind its data.
-    Lost,
+    Advance,
 }
 
 /// The reaction to a timeout.
@@ -137,8 +137,8 @@ pub(super) enum OnError {
 pub(super) enum OnTimeout {
     /// This side declines, and tries no other device.
     Decline,
-    /// As [`OnError::Lost`].
-    Lost,
+    /// As [`OnError::Advance`].
+    Advance,
     /// Fatal: the TCP connection is closed.
     Abort,
 }
@@ -189,17 +189,17 @@ steps! {
     ENTER:        "link group",    Enter,          Always,       Decline, Decline, Wait,    Needed;
     REGISTER:     "buffer",        Register,       Always,       Decline, Decline, Decline, Needed;
     ATTACH:       "attachment",    Attach,         Nocopy,       Decline, Decline, Decline, Needed;
-    ATTACH_LAST:  "attachment",    Attach,         Nocopy,       Lost,    Lost,    Wait,    Needed;
+    ATTACH_LAST:  "attachment",    Attach,         Nocopy,       Advance, Advance, Wait,    Needed;
     OPEN_LINK:    "queue pair",    OpenLink,       FirstContact, Decline, Decline, Decline, Needed;
     PREPARE_RMB:  "buffer",        PrepareRmb,     Always,       Decline, Decline, Decline, Needed;
     CONFIRM_RKEY: "CONFIRM RKEY",  ConfirmRkey,    Reuse,        Decline, Decline, Decline, Needed;
     BIND_CLIENT:  "peer's buffer", BindPeer,       Always,       Decline, Decline, Decline, Needed;
     BIND_FIRST:   "peer's buffer", BindPeer,       FirstContact, Decline, Decline, Decline, Needed;
-    BIND_LAST:    "peer's buffer", BindPeer,       Reuse,        Lost,    Abort,   Wait,    Needed;
+    BIND_LAST:    "peer's buffer", BindPeer,       Reuse,        Advance, Abort,   Wait,    Needed;
     CONNECT_LINK: "queue pair up", ConnectLink,    FirstContact, Decline, Decline, Decline, Needed;
     CONFIRM_LINK: "CONFIRM LINK",  ConfirmLink,    FirstContact, Decline, Decline, Wait,    MayEnd;
     LATE_DECLINE: "late DECLINE",  LateDecline,    Always,       Decline, Decline, Wait,    Needed;
-    ESTABLISH:    "establishment", EstablishGroup, FirstContact, Lost,    Abort,   Wait,    Needed;
+    ESTABLISH:    "establishment", EstablishGroup, FirstContact, Advance, Abort,   Wait,    Needed;
 }
 
 impl Step {
@@ -401,24 +401,6 @@ pub enum WorkDone {
     LinkConfirmed(Result<(), FirstLinkError>),
     /// Of [`Work::EstablishGroup`].
     GroupEstablished(Result<(), Terminated>),
-}
-
-/// Which link of a group a connection uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LinkChoice {
-    /// The one and only link of a new group.
-    First,
-    /// The server's choice among the active links.
-    Assign,
-    /// The one that the server has named in ACCEPT by the end it has of it.
-    Named {
-        /// The server's queue pair.
-        qpn: Qpn,
-        /// Its GID.
-        gid: RoceGid,
-        /// Its MAC, which counts in version 1 only.
-        mac: Option<Mac>,
-    },
 }
 
 /// The local receive buffer of one SMC-R connection, and the link that the connection uses.

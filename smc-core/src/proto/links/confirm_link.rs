@@ -6,8 +6,8 @@ use smc_wire::llc::{Class, ConfirmLink};
 
 use super::flow::Flow;
 use super::{FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId};
+use crate::proto::Role;
 use crate::proto::after;
-use crate::proto::handshake::Role;
 
 /// The first link during its confirmation.
 #[derive(Debug)]

@@ -9,8 +9,8 @@ use smc_wire::types::LinkNumber;
 use super::flow::{AddFailure, DeferredRequest, Flow, Trigger};
 use super::link::LinkState;
 use super::{GroupType, LinkGroup, LinkId};
+use crate::proto::Role;
 use crate::proto::after;
-use crate::proto::handshake::Role;
 
 /// A pending or sent DELETE LINK.
 #[derive(Clone, Copy, Debug)]

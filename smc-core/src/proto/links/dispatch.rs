@@ -8,8 +8,8 @@ use smc_wire::llc::{AddLinkClass, Class, Dialect, Header, Message, MessageType, 
 use super::flow::Flow;
 use super::link::LinkRecord;
 use super::{LinkGroup, LinkGroupOutput, LinkId, OpTag};
+use crate::proto::Role;
 use crate::proto::group::GroupLinks;
-use crate::proto::handshake::Role;
 
 impl LinkGroup {
     /// Passes a received message to the flow that waits for it. Others are dropped: malformed and

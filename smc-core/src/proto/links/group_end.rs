@@ -8,9 +8,9 @@ use super::flow::Flow;
 use super::link::LinkState;
 use super::{FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, OpTag};
 use crate::device::LinkFailure;
+use crate::proto::Role;
 use crate::proto::after;
 use crate::proto::group::GroupEndCause;
-use crate::proto::handshake::Role;
 
 /// Progress of the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Instant;
 
-use smc_wire::types::LinkNumber;
+use smc_wire::types::{LinkNumber, Mac, Qpn, RoceGid};
 
 use crate::device::LinkAddress;
 use crate::proto::group::DeviceIndex;
@@ -149,4 +149,21 @@ impl fmt::Display for GroupType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
+}
+/// Which link of a group a connection uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LinkChoice {
+    /// The one and only link of a new group.
+    First,
+    /// The server's choice among the active links.
+    Assign,
+    /// The one that the server has named in ACCEPT by the end it has of it.
+    Named {
+        /// The server's queue pair.
+        qpn: Qpn,
+        /// Its GID.
+        gid: RoceGid,
+        /// Its MAC, which counts in version 1 only.
+        mac: Option<Mac>,
+    },
 }

@@ -9,8 +9,8 @@ use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
 use super::flow::{Flow, Trigger};
 use super::{GroupType, LinkGroup, LinkId};
+use crate::proto::Role;
 use crate::proto::after;
-use crate::proto::handshake::Role;
 
 impl LinkGroup {
     /// A port came up.

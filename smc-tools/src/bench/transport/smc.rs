@@ -12,7 +12,7 @@ use smc::{Domain, Endpoint, Mode, Policy, Stream};
 use smc_core::device::{Device, RoceKind};
 use smc_core::negotiate::{Assume, Negotiation};
 use smc_negotiate_local::Local;
-use smc_transport_ism::{IsmDevice, Place};
+use smc_transport_ism::{FabricAddress, IsmDevice};
 use smc_transport_loop::LoopDevice;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -74,7 +74,7 @@ impl Connect for Connector {
             return stream.write_all(data).await;
         }
         // A message is one piece; of a ring that is short for it, a quarter at a time.
-        let ring = stream.send_buffer_size().unwrap_or(data.len());
+        let ring = stream.peer_recv_buffer_size().unwrap_or(data.len());
         let mut left = data.len();
         while left > 0 {
             let len = left.min((ring / 4).max(1));
@@ -239,12 +239,12 @@ fn device(cell: &Cell, dir: &Path) -> Result<Arc<dyn Device>> {
     let buffers = 2 * cell.case.connections();
     let len = ring(cell).unwrap_or(RING_MAX) * 2 * buffers;
     let place = match &cell.settings.apart {
-        None => Place::directory(dir.join("ism"))
+        None => FabricAddress::directory(dir.join("ism"))
             .with_len(len.max(ISM_MEMORY) / 16 * 17)
             .with_nocopy(in_place),
         Some(apart) => match &apart.ism_server {
-            Some(path) => Place::server(path),
-            None => Place::guest(),
+            Some(path) => FabricAddress::server(path),
+            None => FabricAddress::guest(),
         },
     };
     let device = IsmDevice::builder(place).max_dmbs(buffers.max(ISM_BUFFERS));
@@ -264,9 +264,9 @@ fn device_of(site: &Site, kind: Kind, dir: &Path) -> Result<Arc<dyn Device>> {
     let path = site.fabric.clone().unwrap_or_else(|| dir.join("fabric"));
     let is_socket = fs_err::metadata(&path).is_ok_and(|found| found.file_type().is_socket());
     let place = if is_socket {
-        Place::server(path)
+        FabricAddress::server(path)
     } else {
-        Place::directory(path).with_nocopy(in_place)
+        FabricAddress::directory(path).with_nocopy(in_place)
     };
     let device = IsmDevice::builder(place).build();
     Ok(Arc::new(device.context("cannot open the ISM device")?))

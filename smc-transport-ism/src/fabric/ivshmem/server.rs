@@ -154,7 +154,7 @@ impl Server {
     pub fn builder(path: impl Into<PathBuf>) -> ServerBuilder {
         ServerBuilder {
             path: path.into(),
-            len: crate::fabric::place::LEN,
+            len: crate::fabric::address::LEN,
             options: FabricOptions::default(),
             mode: 0o600,
         }

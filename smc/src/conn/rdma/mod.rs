@@ -14,7 +14,7 @@ use smc_wire::types::AlertToken;
 
 use super::super::append_list::AppendList;
 use super::super::device_driver::DeviceDriver;
-use super::super::links::{LinkSender, RdmaBuffer, RdmaGroup};
+use super::super::links::{LinkSender, RdmaBuffer, RdmaLinkGroup};
 use super::super::stream::Mode;
 use super::{Conn, Parts, PeerLocality, TransportConn, TransportOps, len_usize};
 use crate::device::SubmitError;
@@ -34,7 +34,7 @@ use sending::{Bound, Tx};
 ///
 /// It exists before the connection: once the peer may know the token, its messages count.
 pub(crate) struct RdmaConn {
-    pub(crate) group: Arc<RdmaGroup>,
+    pub(crate) group: Arc<RdmaLinkGroup>,
     pub(crate) token: AlertToken,
     pub(crate) rmb: Arc<RdmaBuffer>,
     pub(crate) rmb_id: RmbId,
@@ -99,7 +99,7 @@ impl Parts {
 
 impl RdmaConn {
     pub(crate) fn new(
-        group: Arc<RdmaGroup>,
+        group: Arc<RdmaLinkGroup>,
         token: AlertToken,
         (rmb_id, rmb): (RmbId, Arc<RdmaBuffer>),
         staging: Arc<RdmaBuffer>,

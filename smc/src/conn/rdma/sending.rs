@@ -10,7 +10,7 @@ use smc_wire::cursor::Cursor;
 use smc_wire::types::{Rkey, RmbAddr};
 
 use super::super::super::links::{LinkSender, PersistTimer, PostResult, SendSlot};
-use super::super::{Conn, SendBuffer, TransportOps, len_u32, len_usize};
+use super::super::{Conn, SendPath, TransportOps, len_u32, len_usize};
 use super::RdmaConn;
 use crate::device::{Mr, Write};
 use crate::error::{CloseReason, Error};
@@ -308,7 +308,7 @@ impl Bound {
     }
 }
 
-impl SendBuffer for Arc<RdmaConn> {
+impl SendPath for Arc<RdmaConn> {
     fn space(&mut self, _conn: &Conn) -> Result<u32, Error> {
         Ok(RdmaConn::space(self))
     }

@@ -9,13 +9,13 @@ use smc_wire::cdc::CdcR;
 
 use super::super::super::conn::Received;
 use super::super::super::runtime::Timer;
-use super::RdmaGroup;
+use super::RdmaLinkGroup;
 use crate::device::{Inbound, LinkFailure, OpId};
 use crate::mem::sync::Ordering;
 use crate::proto::group::{DeviceIndex, GroupEndCause};
 use crate::proto::links::{LinkId, Posted};
 
-impl RdmaGroup {
+impl RdmaLinkGroup {
     /// A link has received a message.
     pub(crate) fn handle_received(self: &Arc<Self>, link: LinkId, message: &Inbound) {
         let bytes = message.as_bytes();
@@ -166,7 +166,7 @@ impl RdmaGroup {
 }
 
 /// The task of a group.
-pub(super) struct GroupTask(pub(super) Weak<RdmaGroup>);
+pub(super) struct GroupTask(pub(super) Weak<RdmaLinkGroup>);
 
 impl GroupTask {
     /// Runs the timers of the group until its end.

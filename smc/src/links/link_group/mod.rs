@@ -15,10 +15,10 @@ use hashbrown::HashMap;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{AlertToken, GroupId, PnetId, Rkey, RmbAddr, RoceGid};
 
-use super::super::answer::Answer;
 use super::super::conn::{RdmaConn, RdmaConnHandle};
 use super::super::device_driver::DeviceDriver;
 use super::super::groups::Groups;
+use super::super::oneshot::Oneshot;
 use super::buffer_pool::{RdmaBuffer, RdmaBufferPool};
 use super::link_sender::LinkSender;
 use crate::device::{
@@ -26,11 +26,12 @@ use crate::device::{
 };
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::mutex::Mutex;
+use crate::proto::Role;
 use crate::proto::group::DeviceIndex;
-use crate::proto::handshake::{LinkChoice, PeerRmb, Role};
+use crate::proto::handshake::PeerRmb;
 use crate::proto::links::{
-    self, FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, LinkState,
-    LlcConfig, RkeyError, RmbId, RmbKey, RtokenId,
+    self, FirstLinkError, GroupType, LinkChoice, LinkGroup, LinkGroupOutput, LinkId, LinkInfo,
+    LinkState, LlcConfig, RkeyError, RmbId, RmbKey, RtokenId,
 };
 use events::GroupTask;
 
@@ -38,7 +39,7 @@ use events::GroupTask;
 ///
 /// The state machine is behind a short lock. Its outputs are applied in order, outside of that
 /// lock, by one thread at a time; other threads only queue theirs.
-pub(crate) struct RdmaGroup {
+pub(crate) struct RdmaLinkGroup {
     pub(crate) id: GroupId,
     role: Role,
     pub(crate) groups: Arc<Groups>,
@@ -72,11 +73,11 @@ struct RdmaGroupState {
     members: HashMap<AlertToken, Arc<RdmaConn>>,
     /// RMBs that the peer may still write, with the number of bytes to be zeroed.
     retiring: BTreeMap<RmbId, (Arc<RdmaBuffer>, usize)>,
-    first_link: Answer<Result<(), FirstLinkError>>,
-    rkeys: BTreeMap<RmbId, Answer<Result<(), RkeyError>>>,
+    first_link: Oneshot<Result<(), FirstLinkError>>,
+    rkeys: BTreeMap<RmbId, Oneshot<Result<(), RkeyError>>>,
 }
 
-impl RdmaGroup {
+impl RdmaLinkGroup {
     /// Creates the group for a set-up, and starts its task.
     pub(crate) fn start(
         id: GroupId,
@@ -100,7 +101,7 @@ impl RdmaGroup {
                 senders: BTreeMap::new(),
                 members: HashMap::new(),
                 retiring: BTreeMap::new(),
-                first_link: Answer::default(),
+                first_link: Oneshot::default(),
                 rkeys: BTreeMap::new(),
             }),
             pool: RdmaBufferPool::new(groups.memory.clone()),
@@ -391,7 +392,7 @@ impl RdmaGroup {
     ) -> Result<(), RkeyError> {
         let rmb = conn.rmb_id;
         self.step(|state, now| {
-            state.rkeys.insert(rmb, Answer::default());
+            state.rkeys.insert(rmb, Oneshot::default());
             state.machine.confirm_rkey(now, rmb, link, keys);
         });
         let guard = RemoveAnswer(self, rmb);
@@ -533,7 +534,7 @@ pub struct RdmaGroupInfo {
 }
 
 /// Removes the answer when a set-up stops waiting.
-struct RemoveAnswer<'a>(&'a Arc<RdmaGroup>, RmbId);
+struct RemoveAnswer<'a>(&'a Arc<RdmaLinkGroup>, RmbId);
 
 impl Drop for RemoveAnswer<'_> {
     fn drop(&mut self) {

@@ -9,7 +9,7 @@ use smc_wire::types::RoceGid;
 
 use super::super::super::device_driver::AfterDrain;
 use super::super::link_sender::LinkSender;
-use super::{NO_LINK, RdmaGroup, RdmaGroupState};
+use super::{NO_LINK, RdmaGroupState, RdmaLinkGroup};
 use crate::device::{
     DeviceError, LinkAddress, LinkFailure, PendingLink, ProtectionDomain, RdmaAddress, Route,
 };
@@ -17,7 +17,7 @@ use crate::mem::sync::Ordering;
 use crate::proto::group::{DeviceIndex, GroupEndCause};
 use crate::proto::links::{FirstLinkError, LinkGroupOutput, LinkId, OpTag, RkeyError, RmbId};
 
-impl RdmaGroup {
+impl RdmaLinkGroup {
     /// One mutation of the machine at the current time, and its outputs.
     pub(super) fn step<T>(
         self: &Arc<Self>,

@@ -192,10 +192,10 @@ pub(crate) struct GuardedRing {
     _buffer: Arc<dyn Dmb>,
     /// Weak: the socket is closed with the stream.
     conn: Weak<Conn>,
-    state: Mutex<State>,
+    state: Mutex<GuardState>,
 }
 
-struct State {
+struct GuardState {
     retained: RetainedWindow,
     /// A thread is publishing, and checks for updates again afterwards.
     is_publishing: bool,
@@ -211,7 +211,7 @@ impl GuardedRing {
             trust: trust?,
             _buffer: Arc::clone(conn.dmb()?),
             conn: Arc::downgrade(conn),
-            state: Mutex::new(State {
+            state: Mutex::new(GuardState {
                 retained: RetainedWindow::new(conn.local_ring),
                 is_publishing: false,
                 is_over: false,

@@ -18,7 +18,7 @@ use rustix::process::geteuid;
 use smc_core::error::{FallbackCause, OsError, Refusal};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
-use smc_core::negotiate::{Credentials, Published, SideChannel, Verdict};
+use smc_core::negotiate::{Credentials, Negotiated, Published, SideChannel};
 use smc_core::reactor_turns::reactor_turn;
 use smc_core::runtime::{Runtime, Socket, SocketOptions, Watch};
 use smc_ipc::doorbell;
@@ -106,26 +106,26 @@ impl LocalListener {
 }
 
 impl Published for LocalListener {
-    fn verdict(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
+    fn negotiated(&self, socket: &dyn Socket, peer: SocketAddr) -> Negotiated {
         match self.find(socket, peer, ListenerChannels::claim) {
-            Some(claimed) => Verdict::SideChannel(Box::new(ListenerSideChannel {
+            Some(claimed) => Negotiated::SideChannel(Box::new(ListenerSideChannel {
                 shared: Arc::clone(&self.shared),
                 claimed,
                 claim: ClaimState::Open,
                 read_len: 0,
                 early: None,
             })),
-            None => Verdict::Plain(self.cause()),
+            None => Negotiated::Plain(self.cause()),
         }
     }
 
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, why: Refusal) -> Verdict {
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr, why: Refusal) -> Negotiated {
         let refuse = |clients: &mut ListenerChannels, pair, _| {
             clients.refuse(pair, why);
             None::<()>
         };
         self.find(socket, peer, refuse);
-        Verdict::Plain(FallbackCause::Policy)
+        Negotiated::Plain(FallbackCause::Policy)
     }
 }
 

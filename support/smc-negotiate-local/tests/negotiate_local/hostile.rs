@@ -200,7 +200,7 @@ fn offers_of_an_ended_client_are_not_taken() {
         let (socket, peer) = poll_fn(|cx| server.acceptor.poll_accept(cx)).await.unwrap();
         drop(channel);
         // At once, before the listener's task can have seen it.
-        let mut verdict = server.published.verdict(&*socket, peer);
+        let mut verdict = server.published.negotiated(&*socket, peer);
         assert_eq!(Accepted::of(&mut verdict), Accepted::Plain);
         assert_ne!(mailbox.state(1), TAKEN);
     });
@@ -216,7 +216,7 @@ fn a_claim_on_the_connection_of_another_socket_gets_nothing_of_it() {
         mailbox.announce(0, 0, address_of(&socket), server.at(), b"forged");
         let victim = connect(socket, server.at());
         let (_socket, mut verdict) = server.accept().await;
-        let Verdict::SideChannel(side_channel) = &mut verdict else {
+        let Negotiated::SideChannel(side_channel) = &mut verdict else {
             panic!("{verdict:?}")
         };
         let received = read_available(&mut **side_channel);

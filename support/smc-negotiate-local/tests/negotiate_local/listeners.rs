@@ -142,7 +142,9 @@ fn each_of_several_listeners_answers_for_itself() {
         for server in [&one, &two] {
             while let Poll::Ready(accepted) = poll_once(|cx| server.acceptor.poll_accept(cx)) {
                 let (socket, peer) = accepted.unwrap();
-                verdicts.push(Accepted::of(&mut server.published.verdict(&*socket, peer)));
+                verdicts.push(Accepted::of(
+                    &mut server.published.negotiated(&*socket, peer),
+                ));
             }
             // Some runtimes learn of connections only between polls.
             futures_lite::future::yield_now().await;

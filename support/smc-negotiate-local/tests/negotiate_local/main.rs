@@ -29,7 +29,7 @@ use smc::Domain;
 use smc::runtime::smol::SmolRuntime;
 use smc::runtime::tokio::TokioRuntime;
 use smc_core::error::{FallbackCause, Limit, Refusal};
-use smc_core::negotiate::{Candidate, Negotiation, Offer, SideChannel, Verdict};
+use smc_core::negotiate::{Candidate, Negotiated, Negotiation, Offer, SideChannel};
 use smc_core::runtime::{Runtime, SocketOptions, Unconnected};
 use smc_negotiate_local::Local;
 use smc_testkit::negotiation::{Connection, Server};
@@ -187,7 +187,7 @@ impl Accepts for Server {
 
     async fn accept_side_channel(&self) -> (Box<dyn SideChannel>, Vec<u8>) {
         match self.accept().await.1 {
-            Verdict::SideChannel(mut side_channel) => {
+            Negotiated::SideChannel(mut side_channel) => {
                 let received = read_available(&mut *side_channel);
                 (side_channel, received)
             }
@@ -206,11 +206,11 @@ enum Accepted {
 }
 
 impl Accepted {
-    fn of(verdict: &mut Verdict) -> Self {
+    fn of(verdict: &mut Negotiated) -> Self {
         match verdict {
-            Verdict::Plain(_) => Self::Plain,
-            Verdict::Clc => Self::OnTcp,
-            Verdict::SideChannel(side_channel) => {
+            Negotiated::Plain(_) => Self::Plain,
+            Negotiated::Clc => Self::OnTcp,
+            Negotiated::SideChannel(side_channel) => {
                 Self::SideChannel(read_available(&mut **side_channel))
             }
         }

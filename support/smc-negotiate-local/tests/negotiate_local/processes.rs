@@ -137,7 +137,7 @@ fn users_are_kept_apart() {
         let verdict = server.accept().await.1;
         let cause = FallbackCause::Refused(Refusal::Identity);
         assert!(
-            matches!(&verdict, Verdict::Plain(received) if *received == cause),
+            matches!(&verdict, Negotiated::Plain(received) if *received == cause),
             "{verdict:?}"
         );
     });
@@ -280,7 +280,7 @@ fn a_listening_socket_of_another_user_is_plain_with_its_cause() {
         let _plain = world.dial(&client, at).await;
         let verdict = server.accept().await.1;
         assert!(
-            matches!(&verdict, Verdict::Plain(received) if *received == cause),
+            matches!(&verdict, Negotiated::Plain(received) if *received == cause),
             "{verdict:?}"
         );
     });

@@ -110,7 +110,7 @@ fn clients_of_one_process_do_not_read_each_others_messages() {
         let mut asides = Vec::new();
         for _ in 0..connection.len() {
             let (socket, verdict) = server.accept().await;
-            let Verdict::SideChannel(mut side_channel) = verdict else {
+            let Negotiated::SideChannel(mut side_channel) = verdict else {
                 panic!("{verdict:?}")
             };
             assert_eq!(read_available(&mut *side_channel), PROPOSAL);

@@ -261,9 +261,9 @@ fn take_over(at: SocketAddr) -> std::net::TcpListener {
 
 /// Answers the offer of a connection that this socket is not the end of.
 fn claim(published: &dyn Published, socket: &dyn Socket, from: SocketAddr) -> Box<dyn SideChannel> {
-    let mut verdict = published.verdict(socket, from);
+    let mut verdict = published.negotiated(socket, from);
     assert_eq!(Accepted::of(&mut verdict), announced());
-    let Verdict::SideChannel(mut side_channel) = verdict else {
+    let Negotiated::SideChannel(mut side_channel) = verdict else {
         unreachable!("it was announced")
     };
     send(&mut *side_channel, b"ACCEPT");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use smc::runtime::tokio::TokioRuntime;
-use smc_core::negotiate::{Delivery, Negotiation, Verdict};
+use smc_core::negotiate::{Delivery, Negotiated, Negotiation};
 use smc_core::runtime::{Runtime, Socket, SocketOptions};
 use smc_negotiate_syn::SynOption;
 use smc_testkit::negotiation::{Connection, Server};
@@ -63,8 +63,8 @@ pub(crate) struct Dialled {
 pub(crate) async fn accept(server: &Server) -> (Arc<dyn Socket>, Speaks) {
     let (socket, verdict) = server.accept().await;
     let speaks = match verdict {
-        Verdict::Plain(_) => Speaks::Plain,
-        Verdict::Clc => Speaks::Clc,
+        Negotiated::Plain(_) => Speaks::Plain,
+        Negotiated::Clc => Speaks::Clc,
         verdict => panic!("{verdict:?}"),
     };
     (socket, speaks)

@@ -6,7 +6,7 @@ use smc_wire::types::{Mac, MtuCode, PeerId, Psn, Qpn, RoceGid};
 
 use super::*;
 use crate::device::{LinkAddress, LinkFailure};
-use crate::proto::handshake::Role;
+use crate::proto::Role;
 
 fn gid(host: u8) -> RoceGid {
     RoceGid::from_ipv4([10, 9, 0, host].into())

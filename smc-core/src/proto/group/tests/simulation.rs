@@ -4,7 +4,7 @@ use smc_wire::types::{Mac, PeerId, Qpn, RoceGid};
 
 use super::*;
 use crate::device::LinkFailure;
-use crate::proto::handshake::Role;
+use crate::proto::Role;
 
 /// A seeded schedule of thousands of set-ups with failures, stalls, cancellations and peers that
 /// go away. After every step, and at the end, nothing may be lost.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::device::{LinkFailure, RoceKind};
-use crate::proto::handshake::LinkChoice;
+use crate::proto::links::LinkChoice;
 
 fn default(ports: [usize; 2], terms: LlcTerms) -> World {
     World::connected(ports, terms, LlcConfig::default())

@@ -244,7 +244,7 @@ fn both_ends_at_once() {
 #[test]
 fn a_group_without_links_ends_at_once() {
     let mut group = LinkGroup::new(
-        crate::proto::handshake::Role::Client,
+        crate::proto::Role::Client,
         smc_wire::types::GroupId([0; 4]),
         LlcConfig::default(),
     );

@@ -6,8 +6,8 @@ use smc_wire::types::{GroupId, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
 use super::summary::summary;
 use super::*;
 use crate::device::{DeviceError, LinkAddress, LinkFailure, RdmaAddress, RoceKind, Route};
+use crate::proto::Role;
 use crate::proto::group::{DeviceIndex, GroupLinks};
-use crate::proto::handshake::Role;
 
 /// One of the two sides.
 pub(super) type Side = usize;

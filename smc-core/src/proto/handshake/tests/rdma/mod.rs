@@ -19,6 +19,8 @@ use smc_wire::types::{
 
 use super::*;
 use crate::device::{LinkAddress, RdmaAddress, RoceKind, Route};
+use crate::proto::Role;
+use crate::proto::links::LinkChoice;
 
 /// The one link of a group.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use crate::shared::FabricOptions;
 
 /// Where a device finds its fabric.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct FabricAddress {
     kind: Kind,
     /// For a new fabric.
     len: usize,
@@ -26,7 +26,7 @@ enum Kind {
     Pci(Option<String>),
 }
 
-impl Place {
+impl FabricAddress {
     fn new(kind: Kind) -> Self {
         Self {
             kind,
@@ -73,7 +73,7 @@ impl Place {
     ///
     /// All of it is allocated when the fabric is created: a page that is missing later would kill
     /// the processes that use it. It is shared by all buffers of all devices. Has an effect for
-    /// [`Place::directory`] only.
+    /// [`FabricAddress::directory`] only.
     #[must_use]
     pub fn with_len(mut self, bytes: usize) -> Self {
         self.len = bytes;
@@ -81,7 +81,7 @@ impl Place {
     }
 
     /// Maximum number of devices on a new fabric, up to 1024; 64 if not given. Has an effect for
-    /// [`Place::directory`] only.
+    /// [`FabricAddress::directory`] only.
     #[must_use]
     pub fn with_devices(mut self, devices: u16) -> Self {
         self.options.slots = devices;
@@ -90,7 +90,7 @@ impl Place {
 
     /// Whether devices of a new fabric write in place in their peers' buffers
     /// ([`smc_core::device::Nocopy`]); false if not given. A flag in the memory states it, so all
-    /// devices of a fabric agree. Has an effect for [`Place::directory`] only.
+    /// devices of a fabric agree. Has an effect for [`FabricAddress::directory`] only.
     #[must_use]
     pub fn with_nocopy(mut self, on: bool) -> Self {
         self.options.nocopy = on;

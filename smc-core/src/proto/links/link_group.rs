@@ -8,7 +8,7 @@ use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
 use super::confirm_link::ConfirmFirst;
 use super::flow::{AddFailure, Flow, PendingFlows, Trigger};
 use super::group_end::GroupEnd;
-use super::link::{LinkRecord, LinkState};
+use super::link::{LinkChoice, LinkRecord, LinkState};
 use super::long_message::LongMessageGate;
 use super::rmbs::{LocalRmbs, Rmb, RmbAnnouncement};
 use super::rtokens::Rtokens;
@@ -17,9 +17,9 @@ use super::{
     RkeyError, RmbId, RmbKey, RtokenError, RtokenId,
 };
 use crate::device::{DeviceError, LinkAddress, LinkFailure, Route};
+use crate::proto::Role;
 use crate::proto::after;
 use crate::proto::group::{DeviceIndex, GroupLinks};
-use crate::proto::handshake::{LinkChoice, Role};
 
 /// A link group of SMC-R: its links, the keys of both sides, and the LLC flows about them.
 ///

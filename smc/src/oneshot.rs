@@ -3,18 +3,18 @@
 use std::task::{Context, Poll, Waker};
 
 /// The result, or the waker of the task that waits for it.
-pub(crate) enum Answer<T> {
+pub(crate) enum Oneshot<T> {
     Pending(Option<Waker>),
     Ready(T),
 }
 
-impl<T> Default for Answer<T> {
+impl<T> Default for Oneshot<T> {
     fn default() -> Self {
         Self::Pending(None)
     }
 }
 
-impl<T: Copy> Answer<T> {
+impl<T: Copy> Oneshot<T> {
     /// Sets the result; the first one counts. Returns the waker of the waiting task.
     pub(crate) fn set(&mut self, value: T) -> Option<Waker> {
         match self {
