@@ -52,7 +52,7 @@ fn attend(args: &Args, mut stream: TcpStream) -> Result<()> {
     let mut line = String::new();
     reader.read_line(&mut line).context("no task")?;
     let mut task: Task = serde_json::from_str(&line).context("not a task")?;
-    ensure!(matches!(task.role, Role::Server), "not a server's task");
+    check(&task)?;
     let dir = directory()?;
     task.dir = dir.path().to_owned();
     task.cell.settings.apart = Some(Apart {
@@ -67,5 +67,75 @@ fn attend(args: &Args, mut stream: TcpStream) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a task that does more here than serve one measurement: the other machine decides neither
+/// about files nor about devices, and its numbers are those that `smc bench` takes.
+fn check(task: &Task) -> Result<()> {
+    let Task { cell, role, .. } = task;
+    ensure!(matches!(role, Role::Server), "not a server's task");
+    ensure!(cell.site.is_none(), "a task with devices of its own");
+    let kind = cell.transport;
+    ensure!(kind.leaves_the_machine(), "{kind} stays within a machine");
+    cell.case.check()?;
+    cell.settings.check()
+}
+
 /// Bytes of a task, and more than that.
 const TASK_MAX: u64 = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::super::args::Args as Bench;
+    use super::super::plan::{Plan, Site};
+    use super::super::transport::Kind;
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: Bench,
+    }
+
+    /// A task as `smc bench --remote` sends it.
+    fn task() -> Task {
+        let line = Line::parse_from("bench rate --transports tcp --remote 127.0.0.1:1".split(' '));
+        let plan = Plan::new(&line.bench).unwrap();
+        let cell = plan.cells(0).next().unwrap();
+        Task {
+            cell,
+            dir: PathBuf::new(),
+            role: Role::Server,
+        }
+    }
+
+    fn refusal(change: impl FnOnce(&mut Task)) -> String {
+        let mut task = task();
+        check(&task).unwrap();
+        change(&mut task);
+        check(&task).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_other_machine_names_no_files_devices_or_numbers_without_bound() {
+        let fabric = Some(PathBuf::from("/home/user/new"));
+        let site = Site {
+            fabric,
+            ..Site::default()
+        };
+        assert_eq!(
+            refusal(|task| task.cell.site = Some(site)),
+            "a task with devices of its own"
+        );
+        assert_eq!(
+            refusal(|task| task.cell.transport = Kind::Loop),
+            "loop stays within a machine"
+        );
+        let text = refusal(|task| task.cell.settings.read = 1 << 40);
+        assert!(text.starts_with("read is not between 1 and"), "{text}");
+        let text = refusal(|task| task.cell.case.load = 0);
+        assert!(text.contains("not 0"), "{text}");
+        let text = refusal(|task| task.cell.settings.time *= 1_000_000);
+        assert_eq!(text, "time is more than 600000 ms");
+    }
+}

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::{Result, ensure};
 use clap::builder::TypedValueParser as _;
 use serde::{Deserialize, Serialize};
 
@@ -92,7 +93,7 @@ pub(crate) struct Args {
 pub(super) struct Settings {
     /// Measuring time of each figure in each round, in milliseconds
     #[arg(long, value_name = "MS", default_value = "300",
-          value_parser = clap::value_parser!(u64).range(1..=600_000).map(Duration::from_millis))]
+          value_parser = clap::value_parser!(u64).range(1..=TIME_MAX_MS).map(Duration::from_millis))]
     pub(super) time: Duration,
 
     /// Bytes in a ping of `pingpong` and `fanin`
@@ -127,31 +128,57 @@ pub(super) struct Settings {
     pub(super) apart: Option<Apart>,
 }
 
+impl Settings {
+    /// Checks the numbers of settings that came from another process.
+    pub(super) fn check(&self) -> Result<()> {
+        let lens = [
+            ("ping", Some(self.ping)),
+            ("read", Some(self.read)),
+            ("body", Some(self.body)),
+            ("buffer", self.buffer),
+        ];
+        for (name, len) in lens {
+            let len = len.unwrap_or(1);
+            ensure!(
+                (1..=LEN_MAX).contains(&len),
+                "{name} is not between 1 and {LEN_MAX} bytes: {len}"
+            );
+        }
+        ensure!(
+            self.time <= Duration::from_millis(TIME_MAX_MS),
+            "time is more than {TIME_MAX_MS} ms"
+        );
+        Ok(())
+    }
+}
+
 /// A number of bytes from 1 to 1 GiB, such as 64000, 128K or 1M.
-fn len(text: &str) -> Result<usize, String> {
+fn len(text: &str) -> std::result::Result<usize, String> {
     match usize::try_from(values::size(text)?) {
         Ok(len) if (1..=LEN_MAX).contains(&len) => Ok(len),
         _ => Err(format!("'{text}' is not between 1 and {LEN_MAX} bytes")),
     }
 }
 
-fn count(text: &str) -> Result<usize, String> {
+fn count(text: &str) -> std::result::Result<usize, String> {
     match text.parse() {
         Ok(count) if (1..=COUNT_MAX).contains(&count) => Ok(count),
         _ => Err(format!("not a number from 1 to {COUNT_MAX}")),
     }
 }
 
-fn cpus(text: &str) -> Result<[usize; 2], String> {
+fn cpus(text: &str) -> std::result::Result<[usize; 2], String> {
     let cpus = text.split_once(',').and_then(|(client, server)| {
         Some([client.trim().parse().ok()?, server.trim().parse().ok()?])
     });
     cpus.ok_or_else(|| "not two CPUs, such as 0,1".to_owned())
 }
 
-const LEN_MAX: usize = 1 << 30;
+const TIME_MAX_MS: u64 = 600_000;
 
-const COUNT_MAX: usize = 1_000_000;
+pub(super) const LEN_MAX: usize = 1 << 30;
+
+pub(super) const COUNT_MAX: usize = 1_000_000;
 
 #[cfg(test)]
 mod tests {

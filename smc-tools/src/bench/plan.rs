@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::args::{Args, Settings};
+use super::args::{Args, COUNT_MAX, LEN_MAX, Settings};
 use super::figure::Figure;
 use super::runtime::Runtime;
 use super::transport::Kind;
@@ -172,6 +172,20 @@ impl Settings {
 }
 
 impl Case {
+    /// Checks the numbers of a case that came from another process.
+    pub(super) fn check(self) -> Result<()> {
+        let most = match self.workload {
+            Workload::Rate | Workload::Pingpong | Workload::Bulk => LEN_MAX,
+            Workload::Http | Workload::Fanin | Workload::Connect => COUNT_MAX,
+        };
+        let load = self.load;
+        ensure!(
+            (1..=most).contains(&load),
+            "{self} takes 1 to {most}, not {load}"
+        );
+        Ok(())
+    }
+
     /// Connections that are open at once.
     pub(super) fn connections(self) -> usize {
         match self.workload {
