@@ -318,7 +318,7 @@ impl Endpoint {
     /// The limit on the memory of connections, with its current use.
     #[must_use]
     pub fn memory(&self) -> &MemoryLimit {
-        self.inner.groups.memory.release_unneeded();
+        self.inner.groups.memory.release_all_unneeded();
         &self.inner.groups.memory
     }
 

@@ -1,7 +1,12 @@
 //! The limit on the memory of connections, and the charges to it.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Weak};
+
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
+use smc_wire::types::DmbToken;
 
 use super::DeviceError;
 use crate::error::Limit;
@@ -28,13 +33,17 @@ pub trait TrimMemory: Send + Sync {
     fn trim(&self);
 }
 
-/// Charges that outlive their connections.
+/// Charges that outlive their connections: one for each buffer, whatever number of connections has
+/// named it.
 #[derive(Default)]
 struct DeferredCharges {
-    charges: Vec<DeferredCharge>,
-    /// Number of charges at which unneeded ones are swept.
-    sweep_at: usize,
+    charges: HashMap<BufferKey, DeferredCharge>,
+    /// The keys, in the order in which they are checked.
+    queue: VecDeque<BufferKey>,
 }
+
+/// A buffer: the address of its device's driver, and its token.
+type BufferKey = (usize, DmbToken);
 
 /// Not a [`Charge`], as that would be a reference cycle with its limit.
 struct DeferredCharge {
@@ -104,10 +113,17 @@ impl MemoryLimit {
         }
     }
 
-    /// Ends the charges that were [deferred](Charge::defer_while) and are not needed any more.
+    /// Ends charges that were [deferred](Charge::defer_while) and are not needed any more. A call
+    /// checks some of them, in turn.
     #[doc(hidden)]
     pub fn release_unneeded(&self) {
-        self.release_unneeded_if(|_| true);
+        self.check_deferred(CHECKS_MAX);
+    }
+
+    /// Ends all charges that were [deferred](Charge::defer_while) and are not needed any more.
+    #[doc(hidden)]
+    pub fn release_all_unneeded(&self) {
+        self.check_deferred(usize::MAX);
     }
 
     /// Adds a pool that is trimmed when memory is short.
@@ -132,20 +148,18 @@ impl MemoryLimit {
         users.iter().for_each(|user| user.trim());
     }
 
-    fn release_unneeded_if(&self, is_due: impl Fn(&DeferredCharges) -> bool) {
+    fn check_deferred(&self, most: usize) {
         let mut deferred = self.0.deferred.lock();
-        if !is_due(&deferred) {
-            return;
-        }
-        deferred.charges.retain(|charge| {
-            let is_needed = (charge.is_needed)();
-            if !is_needed {
-                self.subtract(charge.bytes);
+        let DeferredCharges { charges, queue } = &mut *deferred;
+        for _ in 0..queue.len().min(most) {
+            let Some(key) = queue.pop_front() else { return };
+            match charges.entry(key) {
+                Entry::Occupied(charge) if !(charge.get().is_needed)() => {
+                    self.subtract(charge.remove().bytes);
+                }
+                _ => queue.push_back(key),
             }
-            is_needed
-        });
-        // A sweep costs amortised constant time per charge.
-        deferred.sweep_at = deferred.charges.len().saturating_mul(2).max(SWEEP_MIN);
+        }
     }
 
     fn add(&self, bytes: usize) -> Result<(), DeviceError> {
@@ -205,20 +219,36 @@ impl Charge {
         Ok(())
     }
 
-    /// Keeps the charge while `is_needed` returns true. It is called now and when memory is short,
-    /// and must not charge anything itself.
+    /// Keeps the charge for a buffer while `is_needed` returns true. It is called now and when
+    /// memory is short, and must not charge anything itself. Of several charges for one buffer the
+    /// largest is kept.
     #[doc(hidden)]
-    pub fn defer_while(mut self, is_needed: impl Fn() -> bool + Send + Sync + 'static) {
+    pub fn defer_while(
+        mut self,
+        buffer: BufferKey,
+        is_needed: impl Fn() -> bool + Send + Sync + 'static,
+    ) {
         let Some(limit) = self.limit.clone().filter(|_| is_needed()) else {
             return;
         };
-        // The entry owns the charge from here on.
-        let bytes = std::mem::take(&mut self.bytes);
-        limit.0.deferred.lock().charges.push(DeferredCharge {
-            bytes,
-            is_needed: Box::new(is_needed),
-        });
-        limit.release_unneeded_if(|deferred| deferred.charges.len() > deferred.sweep_at);
+        let mut deferred = limit.0.deferred.lock();
+        let DeferredCharges { charges, queue } = &mut *deferred;
+        match charges.entry(buffer) {
+            // What is left in `self` ends with it.
+            Entry::Occupied(mut kept) => {
+                let kept = &mut kept.get_mut().bytes;
+                (*kept, self.bytes) = ((*kept).max(self.bytes), (*kept).min(self.bytes));
+            }
+            Entry::Vacant(vacant) => {
+                let bytes = std::mem::take(&mut self.bytes);
+                let is_needed = Box::new(is_needed);
+                vacant.insert(DeferredCharge { bytes, is_needed });
+                queue.push_back(buffer);
+            }
+        }
+        drop(deferred);
+        // Two checks for each new charge, so that those which are not needed do not add up.
+        limit.check_deferred(2);
     }
 
     /// Reduces the charge to at most `bytes`.
@@ -274,8 +304,9 @@ impl MemoryAccount {
     }
 }
 
-/// With fewer deferred charges no sweep happens, unless memory is short.
-const SWEEP_MIN: usize = 64;
+/// Deferred charges that are checked at a time: each is a look at the peer's memory. A set-up with
+/// little memory left does so for each size that it tries.
+const CHECKS_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -291,14 +322,48 @@ mod tests {
             let is_needed = Arc::clone(&is_needed);
             move || is_needed.load(Ordering::Relaxed)
         };
-        limit.charge(60).unwrap().defer_while(needed());
+        let buffer = (1, DmbToken(7));
+        limit.charge(60).unwrap().defer_while(buffer, needed());
         limit.release_unneeded();
         assert_eq!(limit.used(), 60);
         is_needed.store(false, Ordering::Relaxed);
         assert_eq!(limit.used(), 60);
         limit.release_unneeded();
         assert_eq!(limit.used(), 0);
-        limit.charge(60).unwrap().defer_while(needed());
+        limit.charge(60).unwrap().defer_while(buffer, needed());
+        assert_eq!(limit.used(), 0);
+    }
+
+    #[test]
+    fn a_buffer_that_many_connections_have_named_is_deferred_once() {
+        let limit = MemoryLimit::new(1000);
+        for (bytes, used) in [(10, 10), (30, 30), (20, 30), (30, 30)] {
+            let charge = limit.charge(bytes).unwrap();
+            charge.defer_while((1, DmbToken(7)), || true);
+            assert_eq!(limit.used(), used);
+        }
+        for other in [(2, DmbToken(7)), (1, DmbToken(8))] {
+            limit.charge(5).unwrap().defer_while(other, || true);
+        }
+        assert_eq!(limit.used(), 40);
+    }
+
+    #[test]
+    fn deferred_charges_are_checked_in_turn_some_at_a_time() {
+        let limit = MemoryLimit::new(1_000_000);
+        let checks = Arc::new(AtomicUsize::new(0));
+        let charges = 4 * CHECKS_MAX;
+        for number in 0..charges {
+            let checks = Arc::clone(&checks);
+            let is_needed = move || checks.fetch_add(1, Ordering::Relaxed) < 4 * charges;
+            let buffer = (1, DmbToken(number as u64));
+            limit.charge(1).unwrap().defer_while(buffer, is_needed);
+        }
+        assert_eq!(limit.used(), charges);
+        checks.store(4 * charges, Ordering::Relaxed);
+        limit.release_unneeded();
+        assert_eq!(limit.used(), charges - CHECKS_MAX);
+        limit.release_all_unneeded();
         assert_eq!(limit.used(), 0);
     }
 

@@ -544,7 +544,8 @@ impl Drop for PeerCharge {
             })
         };
         if let Some(charge) = self.charge.take() {
-            charge.defer_while(is_offered);
+            let buffer = (Arc::as_ptr(&self.driver).addr(), token);
+            charge.defer_while(buffer, is_offered);
         }
     }
 }
