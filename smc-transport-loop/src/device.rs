@@ -250,6 +250,10 @@ impl Direct for LoopDevice {
         tokens.with(token, |target| Ok(target.is_offered())) == Ok(true)
     }
 
+    fn allows_early_wrap(&self) -> bool {
+        true
+    }
+
     fn nocopy(&self) -> Option<&dyn Nocopy> {
         self.nocopy.then_some(self as &dyn Nocopy)
     }

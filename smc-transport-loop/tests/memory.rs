@@ -368,6 +368,33 @@ fn pages_that_were_read_are_given_back_though_the_peer_takes_its_cursor_back() {
     });
 }
 
+#[test]
+fn small_messages_keep_few_pages_however_many_there_are() {
+    let Some(_alone) = alone_with_maps() else {
+        return;
+    };
+    for nocopy in [true, false] {
+        let world = World::new(On::Smol, nocopy);
+        let (client, server) = (world.endpoint(), world.endpoint());
+        On::Smol.run(async {
+            let listener = listen(&server).await;
+            let (mut ours, mut theirs) = connect(&client, &listener).await;
+            let (request, answer) = (patterned(100), patterned(300));
+            let mut buf = [0; 300];
+            for _ in 0..20_000 {
+                ours.write_all(&request).await.unwrap();
+                theirs.read_exact(&mut buf[..100]).await.unwrap();
+                assert_eq!(buf[..100], request);
+                theirs.write_all(&answer).await.unwrap();
+                ours.read_exact(&mut buf).await.unwrap();
+                assert_eq!(buf[..], answer);
+            }
+            let (ours, most) = ([std::process::id()], 128 << 10);
+            assert!(resident(&ours).unwrap() <= most, "{}", text(&ours, most));
+        });
+    }
+}
+
 fn connected_with_file_size_limit(bytes: u64) -> String {
     let dir = TempDir::new().unwrap();
     let mut server = start("sink", &dir);

@@ -84,10 +84,12 @@ impl Peer {
         };
         let consumer = consumer.to_ne().to_ne_bytes();
         self.put(ConsumerWord::OFFSET, &consumer, Signal::No);
-        let cursor = Cursor {
-            wrap: 0,
-            count: u32::try_from(data.len()).unwrap(),
-        };
+        let count = u32::try_from(data.len()).unwrap();
+        self.show(Cursor { wrap: 0, count });
+    }
+
+    /// Shows how far it has written.
+    fn show(&self, cursor: Cursor) {
         let producer = ProducerWord { cursor }.to_ne().to_ne_bytes();
         self.put(ProducerWord::OFFSET, &producer, Signal::Yes);
     }
@@ -283,5 +285,45 @@ fn a_peer_that_passes_its_space_has_no_queue() {
         let error = stream.recv_queue_len().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidData);
         assert_eq!(peer.shown().state_flags, StateFlags::ABORTED);
+    });
+}
+
+/// A writer that has filled more of a ring than it leaves before the end.
+async fn beyond_early_wrap(ours: &mut Stream) -> Vec<u8> {
+    let data = patterned(40_000);
+    assert!(ours.peer_recv_buffer_size().unwrap() > 2 * data.len());
+    ours.write_all(&data).await.unwrap();
+    data
+}
+
+#[test]
+fn a_reservation_stays_in_its_place_when_the_reader_catches_up() {
+    let world = World::new();
+    world.between_hosts(async |client, server| {
+        let (mut ours, mut theirs) = meet_smc(&client, &server).await;
+        let data = beyond_early_wrap(&mut ours).await;
+        let mut space = ours.reserve(4).await.unwrap();
+        assert!(space.is_in_place());
+        space.write_at(0, b"kept").unwrap();
+        let mut read = vec![0; data.len()];
+        theirs.read_exact(&mut read).await.unwrap();
+        assert_eq!(read, data);
+        space.commit(4).await.unwrap();
+        ours.write_all(b" and next").await.unwrap();
+        ours.shutdown_how(Shutdown::Write).unwrap();
+        expect_rest(&mut theirs, b"kept and next").await;
+    });
+}
+
+#[test]
+fn a_peer_cannot_leave_a_ring_early_that_has_unread_data() {
+    let world = World::new();
+    let (mut stream, peer) = forged(&world);
+    world.block_on(async {
+        peer.write(b"data", ProducerFlags::empty());
+        stream.read_exact(&mut [0; 3]).await.unwrap();
+        peer.show(Cursor { wrap: 2, count: 1 });
+        stream.read_exact(&mut [0; 1]).await.unwrap();
+        expect_error(&mut stream, ErrorKind::InvalidData).await;
     });
 }

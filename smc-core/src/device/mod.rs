@@ -230,6 +230,15 @@ pub trait Direct: Send + Sync + Debug {
         false
     }
 
+    /// Whether the implementation of streams is this library's at each end of the fabric, and pages
+    /// of a buffer take memory once they were written.
+    ///
+    /// If so, the writer of a ring that is empty returns to its start, and does not use the rest
+    /// (docs/spec/data-path.md#early-wrap). A kernel ends a connection whose writer does so.
+    fn allows_early_wrap(&self) -> bool {
+        false
+    }
+
     /// The operations to map the peer's buffer, where the fabric has them.
     fn nocopy(&self) -> Option<&dyn Nocopy> {
         None

@@ -170,6 +170,10 @@ impl Direct for MemDevice {
         }
     }
 
+    fn allows_early_wrap(&self) -> bool {
+        true
+    }
+
     fn nocopy(&self) -> Option<&dyn Nocopy> {
         self.nocopy.then_some(self)
     }

@@ -84,6 +84,10 @@ macro_rules! delegate_direct {
             direct(&*self.inner).is_offered(token)
         }
 
+        fn allows_early_wrap(&self) -> bool {
+            direct(&*self.inner).allows_early_wrap()
+        }
+
         fn nocopy(&self) -> Option<&dyn Nocopy> {
             let inner = direct(&*self.inner).nocopy();
             inner.map(|_| self as &dyn Nocopy)

@@ -264,6 +264,10 @@ impl Direct for ScriptedDevice {
         direct(&*self.inner).move_data(to, at, data, signal)
     }
 
+    fn allows_early_wrap(&self) -> bool {
+        direct(&*self.inner).allows_early_wrap()
+    }
+
     fn nocopy(&self) -> Option<&dyn Nocopy> {
         direct(&*self.inner).nocopy().map(|_| self as &dyn Nocopy)
     }

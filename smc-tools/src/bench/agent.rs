@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn the_other_machine_names_no_files_devices_or_numbers_without_bound() {
-        let fabric = Some(PathBuf::from("/home/user/new"));
+        let fabric = Some(PathBuf::from("/var/lib/new"));
         let site = Site {
             fabric,
             ..Site::default()

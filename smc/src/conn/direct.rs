@@ -27,6 +27,7 @@ pub(crate) struct DirectConn {
     pub(crate) peer: PeerDmb,
     /// The payload part of the peer's element.
     pub(crate) peer_ring: Ring,
+    allows_early_wrap: bool,
     /// The producer word that was published last, if a device moves it.
     producer: AtomicU64,
     /// Not zero: the device was busy, and the driver retries the producer word.
@@ -112,10 +113,21 @@ impl Parts {
             peer: path.peer,
             eid: established.eid,
         };
+        let direct = driver.device.fabric().direct();
+        let direct = Arc::new(DirectConn {
+            dmb,
+            peer,
+            peer_ring: ring,
+            allows_early_wrap: direct.is_some_and(|direct| direct.allows_early_wrap()),
+            producer: AtomicU64::new(0),
+            producer_pending: AtomicU32::new(0),
+            consumer: Mutex::default(),
+            _charge: charge.ok(),
+        });
         let parts = Self {
             local,
             local_ring: path.local_size.ring_d(),
-            transport: TransportConn::Direct(DirectConn::new(dmb, peer, ring, charge.ok())),
+            transport: TransportConn::Direct(direct),
             mode,
             driver: Arc::clone(driver),
             drivers: None,
@@ -162,23 +174,6 @@ fn peer_dmb(
 }
 
 impl DirectConn {
-    fn new(
-        dmb: Arc<dyn Dmb>,
-        peer: PeerDmb,
-        peer_ring: Ring,
-        charge: Option<PeerCharge>,
-    ) -> Arc<Self> {
-        Arc::new(Self {
-            dmb,
-            peer,
-            peer_ring,
-            producer: AtomicU64::new(0),
-            producer_pending: AtomicU32::new(0),
-            consumer: Mutex::default(),
-            _charge: charge,
-        })
-    }
-
     /// Publishes the producer cursor and signals the peer. Only the writing half does.
     #[inline(always)]
     pub(crate) fn publish_producer(&self, conn: &Conn, cursor: Cursor) {
@@ -270,6 +265,10 @@ impl DirectConn {
 impl TransportOps for DirectConn {
     fn peer_ring(&self) -> Ring {
         self.peer_ring
+    }
+
+    fn allows_early_wrap(&self) -> bool {
+        self.allows_early_wrap
     }
 
     fn arm(&self) {

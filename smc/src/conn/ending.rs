@@ -197,13 +197,14 @@ impl Drop for Conn {
     fn drop(&mut self) {
         let Some(dmb) = self.dmb() else { return };
         let written = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire)).cursor;
-        if written.wrap != 0 {
-            return;
-        }
         // The peer can take its producer word back, and reading has made pages resident: the word
         // can only add to the read length.
         let read = self.high_water.load(Ordering::Acquire);
-        let used = read.max(written.count).min(self.local_ring.size());
+        let used = match written.wrap.wrapping_sub(self.read_position().wrap) {
+            // The last wrap that was read, or an early one behind it.
+            0 | 2 => read.max(written.count).min(self.local_ring.size()),
+            _ => self.local_ring.size(),
+        };
         dmb.set_used(HEADER_LEN.saturating_add(len_usize(used)));
     }
 }

@@ -140,6 +140,9 @@ pub(crate) trait TransportOps: Send + Sync {
     /// The peer's ring, which this side writes.
     fn peer_ring(&self) -> Ring;
 
+    /// Whether either end may leave a ring before its end, if it is empty.
+    fn allows_early_wrap(&self) -> bool;
+
     /// Requests that the device reports the next write of the peer. The caller checks once more
     /// afterwards.
     fn arm(&self);
@@ -340,6 +343,11 @@ impl Conn {
     /// Whether the application has shut down both directions with received data unread.
     pub(crate) fn is_shut_by_abort(&self) -> bool {
         self.closing.lock().is_shut_by_abort()
+    }
+
+    /// Whether either end may leave a ring before its end, if it is empty.
+    pub(crate) fn allows_early_wrap(&self) -> bool {
+        self.ops().allows_early_wrap()
     }
 
     /// The peer's ring, which this side writes.

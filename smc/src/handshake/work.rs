@@ -228,35 +228,38 @@ pub(super) async fn register(
     peer_size: SizeCode,
 ) -> Result<(Arc<dyn Dmb>, Charge), DeviceError> {
     let direct = direct(endpoint, device)?;
-    let charge = endpoint.admit(size, peer_size.byte_len())?;
+    let most = endpoint.config.recv_buffer;
+    let charge = endpoint.admit(size, most, peer_size.byte_len())?;
     let dmb = direct.register(peer, size.byte_len()).await?;
     Ok((dmb, charge))
 }
 
 impl EndpointInner {
-    /// Checks whether the limit allows a local buffer of this size, and charges the peer's buffer.
+    /// Checks whether the limit allows a local buffer of this size, where `most` is configured,
+    /// and charges the peer's buffer.
     ///
     /// Called before a handshake commits to either buffer, when a smaller size or TCP is still
     /// possible. The device charges the local buffer.
-    fn admit(&self, own: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
-        self.try_admit(own, peer).or_else(|_| {
+    fn admit(&self, own: SizeCode, most: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
+        self.try_admit(own, most, peer).or_else(|_| {
             self.groups.memory.release_unneeded();
             if own == SizeCode::MIN {
                 self.groups.memory.trim();
             }
-            self.try_admit(own, peer)
+            self.try_admit(own, most, peer)
         })
     }
 
-    fn try_admit(&self, own: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
-        let (len, available) = (own.byte_len(), self.groups.memory.available());
-        let is_fair = own == SizeCode::MIN || len <= available / BUFFERS_LEFT;
+    fn try_admit(&self, own: SizeCode, most: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
+        let memory = &self.groups.memory;
+        let (len, available) = (own.byte_len(), memory.available());
+        let is_fair = len <= largest_buffer(most.byte_len(), available, memory.limit());
         // Twice, as a device may also charge its mapping of the peer's buffer.
         let needed = peer.saturating_mul(2).saturating_add(len);
-        if !is_fair || needed > available {
-            return Err(self.groups.memory.exceeded(needed));
+        if needed > available || !is_fair && own != SizeCode::MIN {
+            return Err(memory.exceeded(needed));
         }
-        self.groups.memory.charge(peer)
+        memory.charge(peer)
     }
 }
 
@@ -318,7 +321,7 @@ async fn prepare_rmb(
     let address = link.local.ok_or(RmbError::NoLink)?;
     // Pooled buffers are charged already, and the peer's buffer is not charged to this process.
     if !group.pool.has(size, Access::RemoteWrite) {
-        drop(endpoint.admit(size, 0)?);
+        drop(endpoint.admit(size, endpoint.config.rmb, 0)?);
     }
     let staging = endpoint.config.send_buffer;
     let (handle, keys) = group.prepare(link.id, size, staging).await?;
@@ -381,11 +384,46 @@ async fn confirm_link(endpoint: &EndpointInner, group: GroupId) -> Result<(), Fi
     group.ok_or(FirstLinkError::LinkDown)?.confirm_first().await
 }
 
-/// The fraction of the available memory for a buffer that is not the smallest, so that buffers get
-/// smaller before memory is exhausted.
-const BUFFERS_LEFT: usize = 64;
+/// The largest buffer of the next connection, where `most` bytes are configured.
+///
+/// It is in proportion to the square of the share of the limit that is left, from the time when
+/// that is a half. So sizes fall before memory is exhausted, and twice as many connections get
+/// buffers of a quarter of the length.
+fn largest_buffer(most: usize, available: usize, limit: usize) -> usize {
+    let most = most.min(limit / LARGEST_BUFFERS);
+    // Twice the share that is left, with 32 binary places.
+    let left = (available.min(limit) as u128) << 33;
+    let twice = left.checked_div(limit as u128).unwrap_or(0).min(1 << 32);
+    usize::try_from((most as u128 * twice * twice) >> 64).unwrap_or(most)
+}
+
+/// A limit holds at least this number of the longest buffers.
+const LARGEST_BUFFERS: usize = 64;
 
 const NO_GROUP: DeviceError = DeviceError::Gone("link group has ended");
 
 /// A handshake names only devices of its fabric.
 const NOT_DIRECT: DeviceError = DeviceError::Invalid("not an SMC-D device");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_whole_while_half_of_the_limit_is_left_and_fall_with_its_square() {
+        let (most, limit) = (4 << 20, 1 << 30);
+        let largest = |share| largest_buffer(most, limit / share, limit);
+        let lens = [1, 2, 4, 8, 16].map(largest);
+        assert_eq!(lens, [4 << 20, 4 << 20, 1 << 20, 256 << 10, 64 << 10]);
+    }
+
+    #[test]
+    fn a_small_limit_has_room_for_several_buffers() {
+        assert_eq!(largest_buffer(4 << 20, 1 << 20, 1 << 20), 1 << 14);
+        assert_eq!(largest_buffer(4 << 20, 0, 0), 0);
+        assert_eq!(
+            largest_buffer(usize::MAX, usize::MAX, usize::MAX),
+            usize::MAX / 64
+        );
+    }
+}

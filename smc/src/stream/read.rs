@@ -148,7 +148,8 @@ impl<P: TransportOps> SmcReader<P> {
         trust: Option<TrustPeers>,
     ) -> Self {
         Self {
-            cursors: RecvCursors::new(conn.local_ring),
+            cursors: RecvCursors::new(conn.local_ring)
+                .with_early_wrap(transport.allows_early_wrap()),
             transport,
             producer_seen: 0,
             consumer_seen: 0,
@@ -413,16 +414,19 @@ impl<P: TransportOps> SmcReader<P> {
             // meanwhile.
             self.reclaim_window();
         }
-        match self
+        let before = self.cursors.consumer();
+        let handled = self
             .cursors
-            .handle_producer(ProducerWord::from_ne(word).cursor)
-        {
-            Ok(_arrived) => {
-                self.producer_seen = word;
-                Ok(())
-            }
-            Err(what) => Err(self.misbehaved(what)),
+            .handle_producer(ProducerWord::from_ne(word).cursor);
+        if let Err(what) = handled {
+            return Err(self.misbehaved(what));
         }
+        self.producer_seen = word;
+        let start = self.cursors.consumer();
+        if let (Some(guarded), true) = (&self.guarded, start != before) {
+            guarded.wrap_early(start);
+        }
+        Ok(())
     }
 
     fn read_flags(&mut self) {

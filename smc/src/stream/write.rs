@@ -283,7 +283,10 @@ impl SmcWriter<DirectWriter> {
         if len == 0 {
             return Ok(());
         }
-        let space = self.read_space()?;
+        let space = self.path.reserved_space(&self.conn)?;
+        if self.conn.has_ended() {
+            self.conn.write_end()?;
+        }
         if len > len_usize(space) {
             return Err(NOT_RESERVED);
         }
@@ -319,7 +322,7 @@ pub(crate) struct DirectWriter {
     direct: Arc<DirectConn>,
     /// The peer's element, if it is mapped; otherwise the device moves data there.
     element: Option<Element>,
-    half: SendCursors,
+    cursors: SendCursors,
     /// The peer's consumer word as of the last read.
     seen: u64,
     /// The flag of a blocked writer is published.
@@ -341,7 +344,7 @@ impl DirectWriter {
             PeerDmb::Moved { .. } | PeerDmb::Lost => None,
         };
         Self {
-            half: SendCursors::new(direct.peer_ring),
+            cursors: SendCursors::new(direct.peer_ring).with_early_wrap(direct.allows_early_wrap()),
             seen: 0,
             blocked: false,
             has_requested_update: false,
@@ -358,7 +361,7 @@ impl DirectWriter {
     #[inline(never)]
     fn handle_consumer_word(&mut self, conn: &Conn, raw: u64) -> Result<(), Error> {
         let word = ConsumerWord::from_ne(raw);
-        if let Err(what) = self.half.handle_consumer(word.cursor) {
+        if let Err(what) = self.cursors.handle_consumer(word.cursor) {
             return Err(conn.misbehaved(what));
         }
         if !word.state_flags.is_empty() {
@@ -366,6 +369,16 @@ impl DirectWriter {
         }
         self.seen = raw;
         Ok(())
+    }
+
+    /// As [`SendPath::space`] while there is a reservation, which has a position in the ring.
+    #[inline]
+    fn reserved_space(&mut self, conn: &Conn) -> Result<u32, Error> {
+        let raw = conn.local.consumer().load(Ordering::Acquire);
+        if raw != self.seen {
+            self.handle_consumer_word(conn, raw)?;
+        }
+        Ok(self.cursors.space())
     }
 
     /// Handles a refusal of data by the device.
@@ -391,15 +404,15 @@ impl DirectWriter {
             self.has_requested_update = false;
             self.direct.publish_blocked(conn, full);
         }
-        let producer = self.half.commit(count);
+        let producer = self.cursors.commit(count);
         self.direct.publish_producer(conn, producer);
     }
 
     /// Copies into the ring as much as there is `space` for. Returns how many bytes that is.
     #[inline(always)]
     fn copy_payload(&mut self, bufs: &[IoSlice<'_>], space: u32) -> Result<u32, SubmitError> {
-        let ring = self.half.ring();
-        let mut cursor = self.half.producer();
+        let ring = self.cursors.ring();
+        let mut cursor = self.cursors.producer();
         let mut count = 0;
         for buf in bufs {
             let left = len_usize(space - count);
@@ -447,7 +460,7 @@ impl DirectWriter {
     /// Copies into a reservation, at `offset`.
     pub(super) fn put_at(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
         let element = self.element.as_ref().ok_or(NOT_RESERVED)?;
-        let at = len_usize(self.half.at()) + offset;
+        let at = len_usize(self.cursors.at()) + offset;
         let fills = self.blocked;
         copy(element, &mut self.copy_mode, at, data, fills).map_err(|_| NOT_RESERVED)
     }
@@ -456,7 +469,7 @@ impl DirectWriter {
     pub(super) fn copy_reserved(&self, to: &mut [u8]) {
         if let Some(element) = &self.element {
             // It was reserved, so it is inside.
-            let _inside = element.read(len_usize(self.half.at()), to);
+            let _inside = element.read(len_usize(self.cursors.at()), to);
         }
     }
 
@@ -464,7 +477,7 @@ impl DirectWriter {
     pub(super) fn reserved_mut(&mut self, len: usize) -> &mut [u8] {
         match (&self.element, self.trust) {
             (Some(element), Some(trust)) if len > 0 => {
-                let at = len_usize(self.half.at());
+                let at = len_usize(self.cursors.at());
                 let space = self.ring.slice_mut(element, at, len, trust);
                 space.unwrap_or_default()
             }
@@ -479,8 +492,9 @@ impl SendPath for DirectWriter {
         let raw = conn.local.consumer().load(Ordering::Acquire);
         if raw != self.seen {
             self.handle_consumer_word(conn, raw)?;
+            self.cursors.wrap_early();
         }
-        Ok(self.half.space())
+        Ok(self.cursors.space())
     }
 
     #[inline(always)]
@@ -501,19 +515,23 @@ impl SendPath for DirectWriter {
     }
 
     fn capacity(&self) -> u32 {
-        self.half.ring().size()
+        self.cursors.ring().size()
     }
 
     fn undelivered(&self) -> u32 {
         match self.direct.has_pending() {
             // Not more than that, from the position that the device has accepted.
-            true => self.half.ring().size().saturating_sub(self.half.space()),
+            true => self
+                .cursors
+                .ring()
+                .size()
+                .saturating_sub(self.cursors.space()),
             false => 0,
         }
     }
 
     fn in_place_space(&self, space: u32) -> usize {
-        let [until_end, _] = self.half.ring().spans(self.half.at(), space);
+        let [until_end, _] = self.cursors.ring().spans(self.cursors.at(), space);
         self.element
             .as_ref()
             .map_or(0, |_| len_usize(until_end.len))

@@ -2,6 +2,7 @@
 
 use smc_wire::cursor::{Cursor, Ring};
 
+use super::send::{EARLY_WRAP_MIN, after_early_wrap};
 use crate::error::PeerMisbehaved;
 
 /// State of the local ring, which the peer writes.
@@ -18,6 +19,8 @@ pub struct RecvCursors {
     /// Bytes read for which the peer has not been sent the cursor.
     unconfirmed: u32,
     high_water: u32,
+    /// Count from which the peer may leave the ring before its end, if it is empty.
+    early_wrap_min: u32,
 }
 
 impl RecvCursors {
@@ -32,7 +35,17 @@ impl RecvCursors {
             readable: 0,
             unconfirmed: 0,
             high_water: 0,
+            early_wrap_min: u32::MAX,
         }
+    }
+
+    /// With early wraps, if both ends know them ([`EARLY_WRAP_MIN`]).
+    #[must_use]
+    pub fn with_early_wrap(mut self, both_know: bool) -> Self {
+        if both_know {
+            self.early_wrap_min = EARLY_WRAP_MIN;
+        }
+        self
     }
 
     /// Bytes that can be read now.
@@ -73,7 +86,10 @@ impl RecvCursors {
     /// When the cursor is outside the ring, goes back, or passes the space known to the peer.
     #[inline]
     pub fn handle_producer(&mut self, cursor: Cursor) -> Result<u32, PeerMisbehaved> {
-        let arrived = self.ring.span(self.peer_producer, cursor)?;
+        let arrived = match self.ring.span(self.peer_producer, cursor) {
+            Ok(arrived) => arrived,
+            Err(error) => self.handle_early_wrap(cursor).ok_or(error)?,
+        };
         let used = self
             .readable
             .saturating_add(self.unconfirmed)
@@ -90,6 +106,20 @@ impl RecvCursors {
         Ok(arrived)
     }
 
+    /// The bytes up to this producer cursor, if the peer has left the empty ring before its end.
+    #[cold]
+    fn handle_early_wrap(&mut self, cursor: Cursor) -> Option<u32> {
+        let is_empty = self.readable == 0 && self.unconfirmed == 0;
+        if self.early_wrap_min == u32::MAX || !is_empty {
+            return None;
+        }
+        let start = after_early_wrap(self.peer_producer);
+        let arrived = self.ring.span(start, cursor).ok()?;
+        self.consumer = start;
+        self.peer_producer = start;
+        Some(arrived)
+    }
+
     /// `read` bytes were taken from [`RecvCursors::at`]; a number above the readable bytes counts
     /// as all of them. Returns how many were taken.
     #[inline]
@@ -104,11 +134,15 @@ impl RecvCursors {
     /// Whether the consumer cursor should be sent to the peer now.
     ///
     /// This is so when more than a tenth of the ring was read since the last update and the peer
-    /// either waits for space (`peer_blocked`) or knows of at most half of the ring as free. A peer
+    /// either waits for space (`peer_blocked`) or knows of at most half of the ring as free; and
+    /// when everything was read of a ring that the peer may leave before its end. A peer
     /// that has requested an update, or has urgent data, gets one when everything is read as well.
     #[must_use]
     #[inline]
     pub fn is_update_due(&self, peer_blocked: bool) -> bool {
+        if self.consumer.count >= self.early_wrap_min && self.readable == 0 {
+            return self.unconfirmed >= EARLY_WRAP_UPDATE_MIN;
+        }
         if self.unconfirmed <= self.least_update {
             return false;
         }
@@ -156,6 +190,10 @@ impl RecvCursors {
         self.unconfirmed = self.unconfirmed.saturating_sub(count);
     }
 }
+
+/// Least progress, in bytes, for which the reader of an empty ring sends an update to let the peer
+/// wrap early: with a writer that is always ahead, few of them are in vain.
+pub(super) const EARLY_WRAP_UPDATE_MIN: u32 = EARLY_WRAP_MIN / 8;
 
 /// Progress, in bytes, above which an update is sent.
 pub(super) fn least_update(size: u32) -> u32 {

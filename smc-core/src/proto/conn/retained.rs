@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use smc_wire::cursor::{Cursor, Ring};
 
+use super::recv::EARLY_WRAP_UPDATE_MIN;
+use super::send::EARLY_WRAP_MIN;
+
 /// Bytes that were read from the local ring and are still in use; they are released in any order.
 ///
 /// A ring is freed from one end only. Bytes released behind a retained byte are therefore not free
@@ -32,6 +35,8 @@ pub struct RetainedWindow {
     gaps: BTreeMap<u64, u64>,
     /// Bytes confirmed to the peer that the receiving half has not collected.
     unreported: u32,
+    /// Count from which the peer may leave the ring before its end, if it is empty.
+    early_wrap_min: u32,
 }
 
 impl RetainedWindow {
@@ -46,7 +51,17 @@ impl RetainedWindow {
             next: 0,
             gaps: BTreeMap::new(),
             unreported: 0,
+            early_wrap_min: u32::MAX,
         }
+    }
+
+    /// As [`RecvCursors::with_early_wrap`](super::RecvCursors::with_early_wrap).
+    #[must_use]
+    pub fn with_early_wrap(mut self, both_know: bool) -> Self {
+        if both_know {
+            self.early_wrap_min = EARLY_WRAP_MIN;
+        }
+        self
     }
 
     /// Takes over the window: `confirmed` is the cursor sent to the peer, and `unconfirmed` bytes
@@ -57,6 +72,11 @@ impl RetainedWindow {
         self.oldest = self.next;
         self.gaps.clear();
         self.unreported = 0;
+    }
+
+    /// The peer has left the empty ring before its end, and continues at this cursor.
+    pub fn wrap_early(&mut self, start: Cursor) {
+        self.confirmed = start;
     }
 
     /// Whether nothing is retained.
@@ -123,7 +143,11 @@ impl RetainedWindow {
         }
         let size = self.ring.size();
         // An invalid cursor is reported by the receiving half.
-        let used = self.ring.span(self.confirmed, peer_producer).unwrap_or(0);
+        let used = self.ring.span(self.confirmed, peer_producer);
+        if used == Ok(self.unconfirmed) && peer_producer.count >= self.early_wrap_min {
+            return self.unconfirmed >= EARLY_WRAP_UPDATE_MIN;
+        }
+        let used = used.unwrap_or(0);
         self.unconfirmed > super::recv::least_update(size) && size.saturating_sub(used) <= size / 2
     }
 
@@ -257,53 +281,75 @@ mod tests {
     /// never gets the space of a retained range, and gets all of the space at the end.
     #[test]
     fn a_writer_never_gets_retained_space() {
-        let ring = Ring::new(SIZE).unwrap();
+        write_and_retain(Ring::new(SIZE).unwrap(), 1, false);
+    }
+
+    /// The same with early wraps, in units of 1 KiB.
+    #[test]
+    fn a_writer_that_wraps_early_never_gets_retained_space() {
+        let ring = Ring::new(SIZE * 1024).unwrap();
+        let early_wraps = write_and_retain(ring, 1024, true);
+        assert!(early_wraps > 100, "{early_wraps}");
+    }
+
+    /// Returns the number of early wraps.
+    fn write_and_retain(ring: Ring, unit: u32, early_wrap: bool) -> u32 {
         let mut rng = smc_testkit::Rng::new(1);
-        let (mut send, mut recv) = (SendCursors::new(ring), RecvCursors::new(ring));
-        let mut retained = RetainedWindow::new(ring);
-        // The owner of each byte of the ring: `None` if the byte is free for the writer.
+        let mut send = SendCursors::new(ring).with_early_wrap(early_wrap);
+        let mut recv = RecvCursors::new(ring).with_early_wrap(early_wrap);
+        let mut retained = RetainedWindow::new(ring).with_early_wrap(early_wrap);
+        // The owner of each unit of the ring: `None` if it is free for the writer.
         let mut owners = vec![None; SIZE as usize];
         let mut guards: Vec<(u64, u32, u32)> = Vec::new();
-        let mut number = 0;
+        let (mut number, mut early_wraps) = (0, 0);
         for _ in 0..20_000 {
-            let count = u32::try_from(rng.below(30)).unwrap().min(send.space());
+            let most = send.space() / unit;
+            let count = u32::try_from(rng.below(30)).unwrap().min(most);
             for offset in 0..count {
-                let at = ((send.at() + offset) % SIZE) as usize;
+                let at = ((send.at() / unit + offset) % SIZE) as usize;
                 assert_eq!(owners[at], None, "written over what is retained");
             }
             recv.confirm_retained(retained.take_confirmed());
-            recv.handle_producer(send.commit(count)).unwrap();
+            let before = recv.consumer();
+            recv.handle_producer(send.commit(count * unit)).unwrap();
+            if recv.consumer() != before {
+                retained.wrap_early(recv.consumer());
+                early_wraps += 1;
+            }
 
-            let count = u32::try_from(rng.below(30)).unwrap().min(recv.readable());
-            let at = recv.at();
+            let most = recv.readable() / unit;
+            let count = u32::try_from(rng.below(30)).unwrap().min(most);
+            let at = recv.at() / unit;
             if rng.chance(500) && count > 0 {
                 number += 1;
                 for offset in 0..count {
                     owners[((at + offset) % SIZE) as usize] = Some(number);
                 }
-                guards.push((retained.retain(count), at, count));
+                guards.push((retained.retain(count * unit), at, count));
             } else {
-                retained.skip(count);
+                retained.skip(count * unit);
             }
-            recv.consume(count);
+            recv.consume(count * unit);
 
             while guards.len() > 4 || (!guards.is_empty() && rng.chance(300)) {
                 let (start, at, count) = guards.swap_remove(rng.below(guards.len()));
                 for offset in 0..count {
                     owners[((at + offset) % SIZE) as usize] = None;
                 }
-                retained.release(start, count);
+                retained.release(start, count * unit);
             }
             if retained.is_update_due(rng.chance(500), recv.peer_producer) {
                 send.handle_consumer(retained.confirm()).unwrap();
+                send.wrap_early();
             }
         }
         for (start, _, count) in guards {
-            retained.release(start, count);
+            retained.release(start, count * unit);
         }
         assert!(retained.is_empty());
         recv.confirm_retained(retained.take_confirmed());
         assert_eq!(recv.unconfirmed(), retained.unconfirmed());
         assert_eq!(recv.consumer(), retained.confirm());
+        early_wraps
     }
 }

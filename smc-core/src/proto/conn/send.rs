@@ -12,6 +12,10 @@ pub struct SendCursors {
     peer_consumer: Cursor,
     /// Bytes written and, as far as known, not read by the peer.
     in_flight: u32,
+    /// Count from which an empty ring is left before its end.
+    early_wrap_min: u32,
+    /// The peer's consumer cursor at the last early wrap, until it sends another one.
+    left_at: Option<Cursor>,
 }
 
 impl SendCursors {
@@ -23,7 +27,18 @@ impl SendCursors {
             producer: Cursor::START,
             peer_consumer: Cursor::START,
             in_flight: 0,
+            early_wrap_min: u32::MAX,
+            left_at: None,
         }
+    }
+
+    /// With early wraps, if both ends know them ([`EARLY_WRAP_MIN`]).
+    #[must_use]
+    pub fn with_early_wrap(mut self, both_know: bool) -> Self {
+        if both_know {
+            self.early_wrap_min = EARLY_WRAP_MIN;
+        }
+        self
     }
 
     /// Bytes that may be written now.
@@ -69,12 +84,42 @@ impl SendCursors {
     /// When the cursor is outside the ring, goes back, or passes what was written.
     #[inline]
     pub fn handle_consumer(&mut self, cursor: Cursor) -> Result<u32, PeerMisbehaved> {
+        if self.left_at == Some(cursor) {
+            return Ok(0);
+        }
         let freed = self.ring.span(self.peer_consumer, cursor)?;
         self.in_flight = self
             .in_flight
             .checked_sub(freed)
             .ok_or(PeerMisbehaved::PassedTheData)?;
         self.peer_consumer = cursor;
+        self.left_at = None;
         Ok(freed)
+    }
+
+    /// Continues at the start of the ring, if the peer has read everything, and if enough of the
+    /// ring is behind. No reservation may be in use. Returns whether it does.
+    pub fn wrap_early(&mut self) -> bool {
+        if self.in_flight > 0 || self.producer.count < self.early_wrap_min {
+            return false;
+        }
+        self.left_at = Some(self.peer_consumer);
+        self.producer = after_early_wrap(self.producer);
+        self.peer_consumer = self.producer;
+        true
+    }
+}
+
+/// Count from which the writer of an empty ring continues at its start, between two ends that both
+/// do so (docs/spec/data-path.md#early-wrap). A ring of which less is in use at a time then has no
+/// more pages in memory than that.
+pub const EARLY_WRAP_MIN: u32 = 32 * 1024;
+
+/// The start of the ring after an early wrap: two wraps on. By wrapping at the end of the ring the
+/// producer is never that far from a consumer that has read everything.
+pub(super) fn after_early_wrap(at: Cursor) -> Cursor {
+    Cursor {
+        wrap: at.wrap.wrapping_add(2),
+        count: 0,
     }
 }

@@ -265,6 +265,10 @@ impl RdmaConn {
 }
 
 impl TransportOps for RdmaConn {
+    fn allows_early_wrap(&self) -> bool {
+        false
+    }
+
     /// A placeholder while it is not known.
     fn peer_ring(&self) -> Ring {
         let unknown = || self.rmb.size.ring_r();

@@ -212,7 +212,8 @@ impl GuardedRing {
             _buffer: Arc::clone(conn.dmb()?),
             conn: Arc::downgrade(conn),
             state: Mutex::new(GuardState {
-                retained: RetainedWindow::new(conn.local_ring),
+                retained: RetainedWindow::new(conn.local_ring)
+                    .with_early_wrap(conn.allows_early_wrap()),
                 is_publishing: false,
                 is_over: false,
             }),
@@ -240,6 +241,11 @@ impl GuardedRing {
     pub(crate) fn free_unguarded(&self, len: u32) {
         self.state.lock().retained.skip(len);
         self.publish();
+    }
+
+    /// The peer has left the empty ring before its end.
+    pub(crate) fn wrap_early(&self, start: Cursor) {
+        self.state.lock().retained.wrap_early(start);
     }
 
     /// The number of bytes published since the last call, and whether the reading half has the
