@@ -23,7 +23,7 @@
 //!
 //! The rules that keep plain TCP plain:
 //!
-//! - A server sends CLC only if [`Published::verdict`] returned that for this connection.
+//! - A server sends CLC only if [`Published::negotiated`] returned that for this connection.
 //! - A handshake whose PROPOSAL was delivered beside TCP stays beside it ([`SideChannel`]): TCP
 //!   carries what the application sends and nothing else. Bytes on it mean a plain server, unless
 //!   the offer was taken.
@@ -332,7 +332,7 @@ pub trait Published: Debug + Send + Sync {
     /// [`Published::dismiss`] instead.
     fn negotiated(&self, socket: &dyn Socket, peer: SocketAddr) -> Negotiated;
 
-    /// Called instead of [`Published::verdict`] if this connection is plain TCP in any case. An
+    /// Called instead of [`Published::negotiated`] if this connection is plain TCP in any case. An
     /// offer of the client is refused, so that the client does not wait; it gets this reason, where
     /// the negotiation can pass one.
     ///
