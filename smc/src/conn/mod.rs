@@ -191,10 +191,13 @@ pub(crate) enum PeerLocality {
 }
 
 /// Identifies a connection of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ConnKey(u64);
 
 impl ConnKey {
+    /// No key is less.
+    pub(crate) const FIRST: Self = Self(0);
+
     /// SMC-D: the token in signals.
     pub(crate) fn direct(token: DmbToken) -> Self {
         Self(token.0)

@@ -11,7 +11,7 @@ pub(crate) use after_drain::AfterDrain;
 pub(crate) use claims::claim;
 pub(crate) use task::DriverTask;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -74,6 +74,10 @@ pub(crate) struct DeviceDriver {
 #[derive(Default)]
 struct Table {
     conns: HashMap<ConnKey, Arc<Conn>>,
+    /// The same by link group.
+    members: BTreeSet<(GroupId, ConnKey)>,
+    /// Of groups whose peer is gone, waiting for their turn to end.
+    ending: VecDeque<(Arc<Conn>, GroupEndCause)>,
     /// Dropped by the application, waiting for the peer's close until the time given, the earliest
     /// first.
     awaiting_close: VecDeque<(Instant, Weak<Conn>)>,
@@ -145,6 +149,7 @@ impl DeviceDriver {
         let deferred_tcp_watches = {
             let mut table = self.table.lock();
             table.conns.insert(conn.key(), Arc::clone(conn));
+            table.members.insert((conn.group, conn.key()));
             if conn.is_tcp_watch_deferred() {
                 let until = self.groups.runtime.now() + TCP_WATCH_DELAY;
                 table
@@ -168,7 +173,11 @@ impl DeviceDriver {
         let conn = {
             let mut table = self.table.lock();
             table.retries.remove(key);
-            table.conns.remove(&key)
+            let conn = table.conns.remove(&key);
+            if let Some(conn) = &conn {
+                table.members.remove(&(conn.group, key));
+            }
+            conn
         };
         drop(conn);
         self.groups.notify_ended();
@@ -236,6 +245,7 @@ impl DeviceDriver {
         // flag.
         self.stopped.store(true, Ordering::SeqCst);
         self.finish_drain();
+        self.end_in_turn(usize::MAX);
         for conn in self.connections() {
             conn.publish_without_driver();
             if conn.is_app_closed() {
@@ -358,13 +368,48 @@ impl DeviceDriver {
         }
     }
 
-    /// Ends the connections of an SMC-D link group.
+    /// Ends the connections of an SMC-D link group. If the peer is gone, which can have very many,
+    /// the task does so in pieces.
     pub(crate) fn end_group(&self, group: GroupId, cause: GroupEndCause) {
-        let mut members = self.connections();
-        members.retain(|conn| conn.group == group);
+        let in_turn = cause == GroupEndCause::PeerGone && !self.is_stopped();
+        let members = {
+            let mut table = self.table.lock();
+            let mut members = table.members_of(group);
+            if in_turn {
+                table
+                    .ending
+                    .extend(members.drain(..).map(|conn| (conn, cause)));
+            }
+            members
+        };
         for conn in members {
             conn.handle_group_end(cause);
         }
+        if in_turn {
+            self.wake_task();
+            if self.is_stopped() {
+                self.end_in_turn(usize::MAX);
+            }
+        }
+    }
+
+    /// Whether connections wait for their turn to end.
+    fn has_ending(&self) -> bool {
+        !self.table.lock().ending.is_empty()
+    }
+
+    /// Ends up to `most` of the connections that wait for it. Returns whether others are left.
+    fn end_in_turn(&self, most: usize) -> bool {
+        let (ending, is_any_left) = {
+            let mut table = self.table.lock();
+            let count = table.ending.len().min(most);
+            let ending: Vec<_> = table.ending.drain(..count).collect();
+            (ending, !table.ending.is_empty())
+        };
+        for (conn, cause) in ending {
+            conn.handle_group_end(cause);
+        }
+        is_any_left
     }
 
     fn handle_device_gone(&self) {

@@ -253,7 +253,8 @@ impl Future for DriverTask {
             }
             // Peers can make a pass long.
             this.turn = this.turns.due(&*this.runtime);
-            if this.turn.is_some() {
+            // Tasks of connections that have ended run before others end.
+            if this.turn.is_some() || driver.has_ending() {
                 break;
             }
         }

@@ -1,8 +1,10 @@
 //! Peers that end, and peers that have lost what they knew.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use smc::info::ConnState;
 use smc_core::wire::clc::{AcceptConfirm, AcceptKind};
 use smc_core::wire::types::DeclineCode;
 
@@ -10,7 +12,8 @@ use crate::fallback_table::{AT_ONCE, MESSAGE};
 use smc_testkit::streams::{expect_error, expect_rest_and_error};
 use smc_testkit::world::messages::*;
 use smc_testkit::world::{
-    Host, World, accept_now, chat, exchange, expect_no_data, kind, meet, proposal_from, reason,
+    Host, World, accept_now, chat, exchange, expect_no_data, kind, meet, meet_smc, proposal_from,
+    reason,
 };
 
 /// What goes of a peer.
@@ -67,6 +70,35 @@ fn a_client_whose_device_died_confirms_all_the_same() {
         expect_error(&mut stream, ErrorKind::ConnectionAborted).await;
         drop(stream);
         world.nothing_left([&server]).await;
+    });
+}
+
+#[test]
+fn other_tasks_run_while_the_connections_of_a_peer_end() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let mut streams = Vec::new();
+        for _ in 0..200 {
+            streams.push(meet_smc(&client, &server).await);
+        }
+        let ended = || {
+            let states = streams.iter().map(|(_, theirs)| theirs.state());
+            states
+                .filter(|state| *state != Some(ConnState::Active))
+                .count()
+        };
+        assert_eq!(ended(), 0);
+        client.device.leave();
+        let mut seen = BTreeSet::new();
+        while ended() < streams.len() {
+            seen.insert(ended());
+            future::yield_now().await;
+        }
+        assert!(seen.len() > 3, "{seen:?}");
+        for (_, theirs) in &mut streams {
+            expect_error(theirs, ErrorKind::ConnectionAborted).await;
+        }
     });
 }
 

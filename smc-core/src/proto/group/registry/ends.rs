@@ -133,17 +133,21 @@ impl Registry {
     /// A server admits no other connection to it, and the group ends with its last connection. Its
     /// connections stay, because any process with a TCP connection can send such a DECLINE using
     /// the peer's identity. Connections that the peer has really lost end by their abort flags,
-    /// their links or TCP. For the same reason few SMC-R groups with clients of one address get
-    /// another one beside them in this way, as each has a link.
+    /// their links or TCP. For the same reason few groups with one SMC-D peer, or with SMC-R
+    /// clients of one address, get another one beside them in this way: those of SMC-R have a link
+    /// each.
     pub fn handle_out_of_sync(&mut self, group: GroupId) {
-        let source = self
-            .groups
-            .get(&group)
-            .and_then(|record| record.key.source());
-        let is_denied = |record: &&GroupRecord| {
-            record.cause == Some(GroupEndCause::OutOfSync) && record.key.source() == source
+        let Some(key) = self.groups.get(&group).map(|record| record.key) else {
+            return;
         };
-        if source.is_some() && self.groups.values().filter(is_denied).count() >= MAX_OUT_OF_SYNC {
+        let is_same = |other: GroupKey| match key {
+            GroupKey::Direct { .. } => other == key,
+            GroupKey::Rdma { .. } => key.source().is_some() && other.source() == key.source(),
+        };
+        let is_denied = |record: &&GroupRecord| {
+            record.cause == Some(GroupEndCause::OutOfSync) && is_same(record.key)
+        };
+        if self.groups.values().filter(is_denied).count() >= MAX_OUT_OF_SYNC {
             return;
         }
         let active = self.groups.get_mut(&group);
@@ -230,6 +234,6 @@ pub const IDLE_LIFETIME: Duration = Duration::from_secs(600);
 /// decides on the end.
 pub const CLIENT_IDLE_LIFETIME: Duration = Duration::from_secs(610);
 
-/// SMC-R groups with clients of one address that such a client has denied and that still have
-/// connections. A client that has really lost its group needs one other group.
+/// Groups with one peer of SMC-D, or with SMC-R clients of one address, that it has denied and that
+/// still have connections. A peer that has really lost its group needs one other group.
 const MAX_OUT_OF_SYNC: usize = 4;

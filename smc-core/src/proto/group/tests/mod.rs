@@ -406,6 +406,29 @@ fn a_group_that_the_peer_denies_keeps_its_connections_and_gets_no_others() {
 }
 
 #[test]
+fn a_peer_that_denies_group_after_group_gets_few_of_them() {
+    let mut f = Fixture::new();
+    let mut groups = Vec::new();
+    for _ in 0..20 {
+        let group = match f.registry.enter(f.now, (f.key)(PEER), Intent::JoinOrCreate) {
+            EnterResult::Now(Ok(Member::Created(group))) => {
+                f.registry.establish(group, terms()).unwrap();
+                groups.push(group);
+                group
+            }
+            EnterResult::Now(Ok(Member::Joined { group, .. })) => group,
+            other => panic!("{other:?}"),
+        };
+        f.registry.handle_out_of_sync(group);
+    }
+    assert_eq!(groups.len(), 5);
+    // Another peer is not concerned.
+    let other = f.established(OTHER);
+    f.registry.handle_out_of_sync(other);
+    assert_ne!(f.established(OTHER), other);
+}
+
+#[test]
 fn an_idle_group_ends_when_the_peer_denies_it() {
     let mut f = Fixture::new();
     let group = f.established(PEER);
