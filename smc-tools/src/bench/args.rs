@@ -30,7 +30,7 @@ pub(crate) struct Args {
     pub(super) transports: Vec<Kind>,
 
     /// The async runtimes of both processes, separated by commas
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "tokio")]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "tokio-mt")]
     pub(super) runtime: Vec<Runtime>,
 
     /// Rounds over everything

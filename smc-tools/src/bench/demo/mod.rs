@@ -44,7 +44,7 @@ pub(crate) struct Args {
     size: u64,
 
     /// The async runtime of both processes
-    #[arg(long, value_enum, default_value_t = Runtime::Tokio)]
+    #[arg(long, value_enum, default_value_t = Runtime::TokioMt)]
     runtime: Runtime,
 
     /// What carries the SMC streams
