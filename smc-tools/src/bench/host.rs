@@ -157,7 +157,7 @@ fn has_smt(cpus: &Path) -> Option<bool> {
 
 /// The entries of a directory that are called so, with a number, in the order of the numbers.
 fn numbered(dir: &Path, name: &str) -> Vec<std::path::PathBuf> {
-    let mut found: Vec<_> = std::fs::read_dir(dir)
+    let mut found: Vec<_> = fs::read_dir(dir)
         .into_iter()
         .flatten()
         .filter_map(|entry| {
@@ -216,8 +216,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let put = |name: &str, text: &str| {
             let path = dir.path().join(name);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, format!("{text}\n")).unwrap();
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{text}\n")).unwrap();
         };
         assert_eq!((caches(dir.path()), has_smt(dir.path())), (vec![], None));
         for cpu in 0..2 {
