@@ -110,6 +110,7 @@ on_all_transports! {
     misuse_is_refused_and_sends_nothing
     a_full_reservation_takes_no_more_at_the_end_of_the_ring_either
     a_slice_shows_what_was_written_before
+    a_reservation_is_filled_piece_by_piece_in_order
     guards_and_other_reads_in_turn
     guards_are_split_and_detached
     guards_outlive_everything
@@ -238,6 +239,34 @@ async fn a_full_reservation_takes_no_more_at_the_end_of_the_ring_either(scene: S
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     let (committed, ()) = zip(space.commit(all.len()), expect(&mut reader, &all)).await;
     committed.unwrap();
+}
+
+async fn a_reservation_is_filled_piece_by_piece_in_order(scene: Scene) {
+    let (mut writer, mut reader) = scene.pair().await;
+    let data = patterned(30_000);
+    let writing = async {
+        let mut rest = &data[..];
+        while !rest.is_empty() {
+            let mut space = writer.reserve_at_least(1, rest.len()).await.unwrap();
+            let len = space.len();
+            let mut next = 0;
+            let fill = space.fill_with(|offset, piece| {
+                assert_eq!(offset, next);
+                next += piece.len();
+                piece.copy_from_slice(&rest[offset..next]);
+            });
+            fill.unwrap();
+            assert_eq!(next, len);
+            space.commit(len).await.unwrap();
+            rest = &rest[len..];
+        }
+        let mut none = writer.reserve_at_least(0, 0).await.unwrap();
+        none.fill_with(|_, _| panic!("nothing to fill")).unwrap();
+    };
+    let mut read = vec![0; data.len()];
+    let (_, result) = zip(writing, reader.read_exact(&mut read)).await;
+    result.unwrap();
+    assert_eq!(read, data);
 }
 
 async fn a_slice_shows_what_was_written_before(scene: Scene) {

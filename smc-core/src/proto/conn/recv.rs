@@ -2,7 +2,7 @@
 
 use smc_wire::cursor::{Cursor, Ring};
 
-use super::send::{EARLY_WRAP_MIN, after_early_wrap};
+use super::send::{EARLY_WRAP_MIN, after_early_wrap, early_wrap_min};
 use crate::error::PeerMisbehaved;
 
 /// State of the local ring, which the peer writes.
@@ -41,11 +41,11 @@ impl RecvCursors {
 
     /// With early wraps, if both ends know them ([`EARLY_WRAP_MIN`]).
     #[must_use]
-    pub fn with_early_wrap(mut self, both_know: bool) -> Self {
-        if both_know {
-            self.early_wrap_min = EARLY_WRAP_MIN;
+    pub fn with_early_wrap(self, both_know: bool) -> Self {
+        Self {
+            early_wrap_min: early_wrap_min(both_know),
+            ..self
         }
-        self
     }
 
     /// Bytes that can be read now.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use smc_wire::cursor::{Cursor, Ring};
 
 use super::recv::EARLY_WRAP_UPDATE_MIN;
-use super::send::EARLY_WRAP_MIN;
+use super::send::early_wrap_min;
 
 /// Bytes that were read from the local ring and are still in use; they are released in any order.
 ///
@@ -57,11 +57,11 @@ impl RetainedWindow {
 
     /// As [`RecvCursors::with_early_wrap`](super::RecvCursors::with_early_wrap).
     #[must_use]
-    pub fn with_early_wrap(mut self, both_know: bool) -> Self {
-        if both_know {
-            self.early_wrap_min = EARLY_WRAP_MIN;
+    pub fn with_early_wrap(self, both_know: bool) -> Self {
+        Self {
+            early_wrap_min: early_wrap_min(both_know),
+            ..self
         }
-        self
     }
 
     /// Takes over the window: `confirmed` is the cursor sent to the peer, and `unconfirmed` bytes

@@ -34,11 +34,11 @@ impl SendCursors {
 
     /// With early wraps, if both ends know them ([`EARLY_WRAP_MIN`]).
     #[must_use]
-    pub fn with_early_wrap(mut self, both_know: bool) -> Self {
-        if both_know {
-            self.early_wrap_min = EARLY_WRAP_MIN;
+    pub fn with_early_wrap(self, both_know: bool) -> Self {
+        Self {
+            early_wrap_min: early_wrap_min(both_know),
+            ..self
         }
-        self
     }
 
     /// Bytes that may be written now.
@@ -114,6 +114,14 @@ impl SendCursors {
 /// do so (docs/spec/data-path.md#early-wrap). A ring of which less is in use at a time then has no
 /// more pages in memory than that.
 pub const EARLY_WRAP_MIN: u32 = 32 * 1024;
+
+/// Count from which an empty ring is left before its end.
+pub(super) fn early_wrap_min(both_know: bool) -> u32 {
+    match both_know {
+        true => EARLY_WRAP_MIN,
+        false => u32::MAX,
+    }
+}
 
 /// The start of the ring after an early wrap: two wraps on. By wrapping at the end of the ring the
 /// producer is never that far from a consumer that has read everything.

@@ -67,8 +67,7 @@ impl Connect for Connector {
         }
     }
 
-    /// In place writes each byte once, which is what copying them does too; but here there is no
-    /// buffer to copy from, which other senders have in their cache.
+    /// In place the message is made anew each time; other senders have it in their cache.
     async fn put(&self, stream: &mut Stream, data: &[u8]) -> io::Result<()> {
         if self.kind != Kind::LoopInplace {
             return stream.write_all(data).await;
@@ -79,7 +78,13 @@ impl Connect for Connector {
         while left > 0 {
             let len = left.min((ring / 4).max(1));
             let mut space = stream.reserve_exact(len).await?;
-            std::hint::black_box(space.as_mut_slice()).fill(std::hint::black_box(MADE));
+            let make = |piece: &mut [u8]| {
+                std::hint::black_box(piece).fill(std::hint::black_box(MADE));
+            };
+            match len < LONG {
+                true => make(space.as_mut_slice()),
+                false => space.fill_with(|_, piece| make(piece))?,
+            }
             space.commit(len).await?;
             left -= len;
         }
@@ -137,6 +142,9 @@ fn sum(bytes: &[u8]) -> u64 {
     let words = words.filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?)));
     words.chain(rest).fold(0, u64::wrapping_add)
 }
+
+/// From this length on a reservation is filled in pieces.
+const LONG: usize = 16 * 1024;
 
 /// What data made in place is of.
 const MADE: u8 = 0x5a;

@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll, ready};
 
+use super::super::super::copy_mode::LONG_COPY_MIN;
 use super::super::write::{DirectWriter, Writer};
 use super::PRIVATE_MAX;
 use crate::error::Error;
@@ -144,6 +145,52 @@ impl<'a> Reservation<'a> {
         Ok(())
     }
 
+    /// Fills the reservation in pieces of up to 16 KiB: `make` gets the offset of each piece, in
+    /// order, and memory for it with bytes of no particular value.
+    ///
+    /// For long data this is the fastest way in place. The pieces are private memory that stays in
+    /// the cache of this CPU, and go to the peer's memory by the same copies as those of a write.
+    /// Stores of one's own ([`Reservation::as_mut_slice`]) have to fetch each line from the cache
+    /// of the peer's CPU first.
+    ///
+    /// ```
+    /// # async fn send(stream: &mut smc::Stream) -> std::io::Result<()> {
+    /// let mut space = stream.reserve_exact(64_000).await?;
+    /// space.fill_with(|_offset, piece| piece.fill(7))?;
+    /// space.commit(64_000).await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Reservation::write_at`].
+    pub fn fill_with(&mut self, mut make: impl FnMut(usize, &mut [u8])) -> io::Result<()> {
+        let mut own = match self.is_in_place() {
+            true => std::mem::take(self.side.spare()),
+            false => Box::default(),
+        };
+        if self.is_in_place() && own.len() < PIECE {
+            own = vec![0; PIECE].into();
+        }
+        let mut at = 0;
+        while at < self.len {
+            let end = self.len.min(at + PIECE);
+            match &mut self.buffer {
+                Buffer::InPlace => {
+                    let piece = &mut own[..end - at];
+                    make(at, piece);
+                    self.write_at(at, &own[..end - at])?;
+                }
+                Buffer::Private { bytes, .. } => make(at, &mut bytes[at..end]),
+            }
+            at = end;
+        }
+        if self.is_in_place() {
+            *self.side.spare() = own;
+        }
+        Ok(())
+    }
+
     /// The memory itself: the peer's if it is mapped and trusted, otherwise a private buffer.
     ///
     /// Data of [`Reservation::write_at`] is in it. May be called again at any time.
@@ -255,6 +302,10 @@ impl fmt::Debug for Reservation<'_> {
             .finish_non_exhaustive()
     }
 }
+
+/// Bytes that [`Reservation::fill_with`] makes at a time: a long copy, in the faster mode, that
+/// fits the first-level cache.
+const PIECE: usize = LONG_COPY_MIN;
 
 /// The space of a reservation.
 #[derive(Clone, Copy, Debug)]
