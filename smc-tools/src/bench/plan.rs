@@ -305,7 +305,7 @@ mod tests {
             assert!(plan.cases.iter().any(|case| case.workload == *workload));
         }
         assert_eq!(plan.transports, Kind::value_variants());
-        assert_eq!(plan.runtimes, [Runtime::Tokio]);
+        assert_eq!(plan.runtimes, [Runtime::TokioMt]);
     }
 
     #[test]
