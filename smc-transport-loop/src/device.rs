@@ -250,7 +250,7 @@ impl Direct for LoopDevice {
         tokens.with(token, |target| Ok(target.is_offered())) == Ok(true)
     }
 
-    fn allows_early_wrap(&self) -> bool {
+    fn allows_rewind(&self) -> bool {
         true
     }
 

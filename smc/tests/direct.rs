@@ -289,7 +289,7 @@ fn a_peer_that_passes_its_space_has_no_queue() {
 }
 
 /// A writer that has filled more of a ring than it leaves before the end.
-async fn beyond_early_wrap(ours: &mut Stream) -> Vec<u8> {
+async fn beyond_rewind_min(ours: &mut Stream) -> Vec<u8> {
     let data = patterned(40_000);
     assert!(ours.peer_recv_buffer_size().unwrap() > 2 * data.len());
     ours.write_all(&data).await.unwrap();
@@ -301,7 +301,7 @@ fn a_reservation_stays_in_its_place_when_the_reader_catches_up() {
     let world = World::new();
     world.between_hosts(async |client, server| {
         let (mut ours, mut theirs) = meet_smc(&client, &server).await;
-        let data = beyond_early_wrap(&mut ours).await;
+        let data = beyond_rewind_min(&mut ours).await;
         let mut space = ours.reserve(4).await.unwrap();
         assert!(space.is_in_place());
         space.write_at(0, b"kept").unwrap();

@@ -233,9 +233,9 @@ pub trait Direct: Send + Sync + Debug {
     /// Whether the implementation of streams is this library's at each end of the fabric, and pages
     /// of a buffer take memory once they were written.
     ///
-    /// If so, the writer of a ring that is empty returns to its start, and does not use the rest
-    /// (docs/spec/data-path.md#early-wrap). A kernel ends a connection whose writer does so.
-    fn allows_early_wrap(&self) -> bool {
+    /// If so, the writer of a ring that is empty rewinds to its start, and does not use the rest
+    /// (docs/spec/data-path.md#rewind). A kernel ends a connection whose writer does so.
+    fn allows_rewind(&self) -> bool {
         false
     }
 

@@ -16,7 +16,7 @@
 //!   look_up(to)             is it announced?        publish(listener)
 //!   offer(socket, PROPOSAL) before it connects
 //!   connect  ---------------- TCP ----------------  accept
-//!   connected(socket)       how to go on            verdict(socket)
+//!   connected(socket)       how to go on            negotiated(socket)
 //!   side_channel  <---------- beside TCP ----------------> Negotiated::SideChannel
 //!   withdraw                no answer is possible
 //! ```

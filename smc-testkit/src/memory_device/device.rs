@@ -170,7 +170,7 @@ impl Direct for MemDevice {
         }
     }
 
-    fn allows_early_wrap(&self) -> bool {
+    fn allows_rewind(&self) -> bool {
         true
     }
 

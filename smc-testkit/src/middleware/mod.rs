@@ -84,8 +84,8 @@ macro_rules! delegate_direct {
             direct(&*self.inner).is_offered(token)
         }
 
-        fn allows_early_wrap(&self) -> bool {
-            direct(&*self.inner).allows_early_wrap()
+        fn allows_rewind(&self) -> bool {
+            direct(&*self.inner).allows_rewind()
         }
 
         fn nocopy(&self) -> Option<&dyn Nocopy> {

@@ -264,8 +264,8 @@ impl Direct for ScriptedDevice {
         direct(&*self.inner).move_data(to, at, data, signal)
     }
 
-    fn allows_early_wrap(&self) -> bool {
-        direct(&*self.inner).allows_early_wrap()
+    fn allows_rewind(&self) -> bool {
+        direct(&*self.inner).allows_rewind()
     }
 
     fn nocopy(&self) -> Option<&dyn Nocopy> {

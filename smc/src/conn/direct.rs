@@ -27,7 +27,7 @@ pub(crate) struct DirectConn {
     pub(crate) peer: PeerDmb,
     /// The payload part of the peer's element.
     pub(crate) peer_ring: Ring,
-    allows_early_wrap: bool,
+    allows_rewind: bool,
     /// The producer word that was published last, if a device moves it.
     producer: AtomicU64,
     /// Not zero: the device was busy, and the driver retries the producer word.
@@ -118,7 +118,7 @@ impl Parts {
             dmb,
             peer,
             peer_ring: ring,
-            allows_early_wrap: direct.is_some_and(|direct| direct.allows_early_wrap()),
+            allows_rewind: direct.is_some_and(|direct| direct.allows_rewind()),
             producer: AtomicU64::new(0),
             producer_pending: AtomicU32::new(0),
             consumer: Mutex::default(),
@@ -267,8 +267,8 @@ impl TransportOps for DirectConn {
         self.peer_ring
     }
 
-    fn allows_early_wrap(&self) -> bool {
-        self.allows_early_wrap
+    fn allows_rewind(&self) -> bool {
+        self.allows_rewind
     }
 
     fn arm(&self) {

@@ -201,7 +201,7 @@ impl Drop for Conn {
         // can only add to the read length.
         let read = self.high_water.load(Ordering::Acquire);
         let used = match written.wrap.wrapping_sub(self.read_position().wrap) {
-            // The last wrap that was read, or an early one behind it.
+            // The last wrap that was read, or the next one after a rewind.
             0 | 2 => read.max(written.count).min(self.local_ring.size()),
             _ => self.local_ring.size(),
         };

@@ -140,8 +140,8 @@ pub(crate) trait TransportOps: Send + Sync {
     /// The peer's ring, which this side writes.
     fn peer_ring(&self) -> Ring;
 
-    /// Whether either end may leave a ring before its end, if it is empty.
-    fn allows_early_wrap(&self) -> bool;
+    /// Whether writers rewind a ring that is empty.
+    fn allows_rewind(&self) -> bool;
 
     /// Requests that the device reports the next write of the peer. The caller checks once more
     /// afterwards.
@@ -348,9 +348,9 @@ impl Conn {
         self.closing.lock().is_shut_by_abort()
     }
 
-    /// Whether either end may leave a ring before its end, if it is empty.
-    pub(crate) fn allows_early_wrap(&self) -> bool {
-        self.ops().allows_early_wrap()
+    /// Whether writers rewind a ring that is empty.
+    pub(crate) fn allows_rewind(&self) -> bool {
+        self.ops().allows_rewind()
     }
 
     /// The peer's ring, which this side writes.

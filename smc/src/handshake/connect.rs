@@ -315,7 +315,7 @@ async fn prepare_early(
     } = expected?;
     let mut devices = config.devices.iter();
     let device = devices.find(|device| device.gid == client)?;
-    if size != config.buffer.min(device.max_buffer).min(peer_size) {
+    if size != config.client_buffer(device, peer_size) {
         return None;
     }
     let device = device.index;

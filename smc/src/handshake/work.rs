@@ -167,9 +167,9 @@ pub(super) async fn execute(
         // Futures of SMC-R are large, and are boxed separately so that SMC-D does not pay for them.
         Work::OpenLink {
             group,
-            port,
+            device,
             address,
-        } => WorkDone::LinkOpened(Box::pin(open_link(&endpoint, group, port, &address)).await),
+        } => WorkDone::LinkOpened(Box::pin(open_link(&endpoint, group, device, &address)).await),
         Work::PrepareRmb { group, link, size } => {
             let rmb = Box::pin(prepare_rmb(&endpoint, group, link, size)).await;
             WorkDone::RmbPrepared(rmb.map(|(prepared, local)| {

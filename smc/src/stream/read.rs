@@ -148,8 +148,7 @@ impl<P: TransportOps> SmcReader<P> {
         trust: Option<TrustPeers>,
     ) -> Self {
         Self {
-            cursors: RecvCursors::new(conn.local_ring)
-                .with_early_wrap(transport.allows_early_wrap()),
+            cursors: RecvCursors::new(conn.local_ring).with_rewind(transport.allows_rewind()),
             transport,
             producer_seen: 0,
             consumer_seen: 0,
@@ -414,17 +413,19 @@ impl<P: TransportOps> SmcReader<P> {
             // meanwhile.
             self.reclaim_window();
         }
-        let before = self.cursors.consumer();
-        let handled = self
+        let read = self.guarded.as_ref().map(|_| self.cursors.consumer());
+        match self
             .cursors
-            .handle_producer(ProducerWord::from_ne(word).cursor);
-        if let Err(what) = handled {
-            return Err(self.misbehaved(what));
+            .handle_producer(ProducerWord::from_ne(word).cursor)
+        {
+            Ok(_arrived) => self.producer_seen = word,
+            Err(what) => return Err(self.misbehaved(what)),
         }
-        self.producer_seen = word;
-        let start = self.cursors.consumer();
-        if let (Some(guarded), true) = (&self.guarded, start != before) {
-            guarded.wrap_early(start);
+        if let (Some(guarded), Some(read)) = (&self.guarded, read) {
+            let start = self.cursors.consumer();
+            if start != read {
+                guarded.rewind(start);
+            }
         }
         Ok(())
     }

@@ -344,7 +344,7 @@ impl DirectWriter {
             PeerDmb::Moved { .. } | PeerDmb::Lost => None,
         };
         Self {
-            cursors: SendCursors::new(direct.peer_ring).with_early_wrap(direct.allows_early_wrap()),
+            cursors: SendCursors::new(direct.peer_ring).with_rewind(direct.allows_rewind()),
             seen: 0,
             blocked: false,
             has_requested_update: false,
@@ -492,7 +492,7 @@ impl SendPath for DirectWriter {
         let raw = conn.local.consumer().load(Ordering::Acquire);
         if raw != self.seen {
             self.handle_consumer_word(conn, raw)?;
-            self.cursors.wrap_early();
+            self.cursors.rewind();
         }
         Ok(self.cursors.space())
     }

@@ -26,7 +26,7 @@ mod send;
 pub use close::{Closing, ConnState, ReadEnd, WriteEnd};
 pub use recv::RecvCursors;
 pub use retained::RetainedWindow;
-pub use send::{EARLY_WRAP_MIN, SendCursors};
+pub use send::{REWIND_MIN, SendCursors};
 
 #[cfg(test)]
 mod tests;

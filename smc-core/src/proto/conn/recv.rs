@@ -2,7 +2,7 @@
 
 use smc_wire::cursor::{Cursor, Ring};
 
-use super::send::{EARLY_WRAP_MIN, after_early_wrap, early_wrap_min};
+use super::send::{REWIND_MIN, after_rewind, rewind_min};
 use crate::error::PeerMisbehaved;
 
 /// State of the local ring, which the peer writes.
@@ -20,7 +20,7 @@ pub struct RecvCursors {
     unconfirmed: u32,
     high_water: u32,
     /// Count from which the peer may leave the ring before its end, if it is empty.
-    early_wrap_min: u32,
+    rewind_min: u32,
 }
 
 impl RecvCursors {
@@ -35,15 +35,15 @@ impl RecvCursors {
             readable: 0,
             unconfirmed: 0,
             high_water: 0,
-            early_wrap_min: u32::MAX,
+            rewind_min: u32::MAX,
         }
     }
 
-    /// With early wraps, if both ends know them ([`EARLY_WRAP_MIN`]).
+    /// With rewinds, if the fabric allows them ([`REWIND_MIN`]).
     #[must_use]
-    pub fn with_early_wrap(self, both_know: bool) -> Self {
+    pub fn with_rewind(self, allowed: bool) -> Self {
         Self {
-            early_wrap_min: early_wrap_min(both_know),
+            rewind_min: rewind_min(allowed),
             ..self
         }
     }
@@ -88,7 +88,7 @@ impl RecvCursors {
     pub fn handle_producer(&mut self, cursor: Cursor) -> Result<u32, PeerMisbehaved> {
         let arrived = match self.ring.span(self.peer_producer, cursor) {
             Ok(arrived) => arrived,
-            Err(error) => self.handle_early_wrap(cursor).ok_or(error)?,
+            Err(error) => self.handle_rewind(cursor).ok_or(error)?,
         };
         let used = self
             .readable
@@ -108,12 +108,12 @@ impl RecvCursors {
 
     /// The bytes up to this producer cursor, if the peer has left the empty ring before its end.
     #[cold]
-    fn handle_early_wrap(&mut self, cursor: Cursor) -> Option<u32> {
+    fn handle_rewind(&mut self, cursor: Cursor) -> Option<u32> {
         let is_empty = self.readable == 0 && self.unconfirmed == 0;
-        if self.early_wrap_min == u32::MAX || !is_empty {
+        if self.rewind_min == u32::MAX || !is_empty {
             return None;
         }
-        let start = after_early_wrap(self.peer_producer);
+        let start = after_rewind(self.peer_producer);
         let arrived = self.ring.span(start, cursor).ok()?;
         self.consumer = start;
         self.peer_producer = start;
@@ -134,14 +134,15 @@ impl RecvCursors {
     /// Whether the consumer cursor should be sent to the peer now.
     ///
     /// This is so when more than a tenth of the ring was read since the last update and the peer
-    /// either waits for space (`peer_blocked`) or knows of at most half of the ring as free; and
-    /// when everything was read of a ring that the peer may leave before its end. A peer
-    /// that has requested an update, or has urgent data, gets one when everything is read as well.
+    /// either waits for space (`peer_blocked`) or knows of at most half of the ring as free. It is
+    /// also so when everything was read, 4 KiB of it since the last update, and the peer may
+    /// rewind. A peer that has requested an update, or has urgent data, gets one when everything
+    /// is read as well.
     #[must_use]
     #[inline]
     pub fn is_update_due(&self, peer_blocked: bool) -> bool {
-        if self.consumer.count >= self.early_wrap_min && self.readable == 0 {
-            return self.unconfirmed >= EARLY_WRAP_UPDATE_MIN;
+        if self.consumer.count >= self.rewind_min && self.readable == 0 {
+            return self.unconfirmed >= REWIND_UPDATE_MIN;
         }
         if self.unconfirmed <= self.least_update {
             return false;
@@ -151,7 +152,8 @@ impl RecvCursors {
         peer_blocked || known_free <= size / 2
     }
 
-    /// Whether [`RecvCursors::is_update_due`] could be true for a blocked peer; a cheap check.
+    /// Whether [`RecvCursors::is_update_due`] could be true while there is data to read; a cheap
+    /// check.
     #[must_use]
     pub fn may_need_update(&self) -> bool {
         self.unconfirmed > self.least_update
@@ -192,8 +194,8 @@ impl RecvCursors {
 }
 
 /// Least progress, in bytes, for which the reader of an empty ring sends an update to let the peer
-/// wrap early: with a writer that is always ahead, few of them are in vain.
-pub(super) const EARLY_WRAP_UPDATE_MIN: u32 = EARLY_WRAP_MIN / 8;
+/// rewind: with a writer that is always ahead, few of them are in vain.
+pub(super) const REWIND_UPDATE_MIN: u32 = REWIND_MIN / 8;
 
 /// Progress, in bytes, above which an update is sent.
 pub(super) fn least_update(size: u32) -> u32 {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use smc_wire::cursor::{Cursor, Ring};
 
-use super::recv::EARLY_WRAP_UPDATE_MIN;
-use super::send::early_wrap_min;
+use super::recv::REWIND_UPDATE_MIN;
+use super::send::rewind_min;
 
 /// Bytes that were read from the local ring and are still in use; they are released in any order.
 ///
@@ -36,7 +36,7 @@ pub struct RetainedWindow {
     /// Bytes confirmed to the peer that the receiving half has not collected.
     unreported: u32,
     /// Count from which the peer may leave the ring before its end, if it is empty.
-    early_wrap_min: u32,
+    rewind_min: u32,
 }
 
 impl RetainedWindow {
@@ -51,15 +51,15 @@ impl RetainedWindow {
             next: 0,
             gaps: BTreeMap::new(),
             unreported: 0,
-            early_wrap_min: u32::MAX,
+            rewind_min: u32::MAX,
         }
     }
 
-    /// As [`RecvCursors::with_early_wrap`](super::RecvCursors::with_early_wrap).
+    /// As [`RecvCursors::with_rewind`](super::RecvCursors::with_rewind).
     #[must_use]
-    pub fn with_early_wrap(self, both_know: bool) -> Self {
+    pub fn with_rewind(self, allowed: bool) -> Self {
         Self {
-            early_wrap_min: early_wrap_min(both_know),
+            rewind_min: rewind_min(allowed),
             ..self
         }
     }
@@ -75,7 +75,7 @@ impl RetainedWindow {
     }
 
     /// The peer has left the empty ring before its end, and continues at this cursor.
-    pub fn wrap_early(&mut self, start: Cursor) {
+    pub fn rewind(&mut self, start: Cursor) {
         self.confirmed = start;
     }
 
@@ -144,8 +144,8 @@ impl RetainedWindow {
         let size = self.ring.size();
         // An invalid cursor is reported by the receiving half.
         let used = self.ring.span(self.confirmed, peer_producer);
-        if used == Ok(self.unconfirmed) && peer_producer.count >= self.early_wrap_min {
-            return self.unconfirmed >= EARLY_WRAP_UPDATE_MIN;
+        if used == Ok(self.unconfirmed) && peer_producer.count >= self.rewind_min {
+            return self.unconfirmed >= REWIND_UPDATE_MIN;
         }
         let used = used.unwrap_or(0);
         self.unconfirmed > super::recv::least_update(size) && size.saturating_sub(used) <= size / 2
@@ -284,24 +284,24 @@ mod tests {
         write_and_retain(Ring::new(SIZE).unwrap(), 1, false);
     }
 
-    /// The same with early wraps, in units of 1 KiB.
+    /// The same with rewinds, in units of 1 KiB.
     #[test]
-    fn a_writer_that_wraps_early_never_gets_retained_space() {
+    fn a_writer_that_rewinds_never_gets_retained_space() {
         let ring = Ring::new(SIZE * 1024).unwrap();
-        let early_wraps = write_and_retain(ring, 1024, true);
-        assert!(early_wraps > 100, "{early_wraps}");
+        let rewinds = write_and_retain(ring, 1024, true);
+        assert!(rewinds > 100, "{rewinds}");
     }
 
-    /// Returns the number of early wraps.
-    fn write_and_retain(ring: Ring, unit: u32, early_wrap: bool) -> u32 {
+    /// Returns the number of rewinds.
+    fn write_and_retain(ring: Ring, unit: u32, rewind: bool) -> u32 {
         let mut rng = smc_testkit::Rng::new(1);
-        let mut send = SendCursors::new(ring).with_early_wrap(early_wrap);
-        let mut recv = RecvCursors::new(ring).with_early_wrap(early_wrap);
-        let mut retained = RetainedWindow::new(ring).with_early_wrap(early_wrap);
+        let mut send = SendCursors::new(ring).with_rewind(rewind);
+        let mut recv = RecvCursors::new(ring).with_rewind(rewind);
+        let mut retained = RetainedWindow::new(ring).with_rewind(rewind);
         // The owner of each unit of the ring: `None` if it is free for the writer.
         let mut owners = vec![None; SIZE as usize];
         let mut guards: Vec<(u64, u32, u32)> = Vec::new();
-        let (mut number, mut early_wraps) = (0, 0);
+        let (mut number, mut rewinds) = (0, 0);
         for _ in 0..20_000 {
             let most = send.space() / unit;
             let count = u32::try_from(rng.below(30)).unwrap().min(most);
@@ -313,8 +313,8 @@ mod tests {
             let before = recv.consumer();
             recv.handle_producer(send.commit(count * unit)).unwrap();
             if recv.consumer() != before {
-                retained.wrap_early(recv.consumer());
-                early_wraps += 1;
+                retained.rewind(recv.consumer());
+                rewinds += 1;
             }
 
             let most = recv.readable() / unit;
@@ -340,7 +340,7 @@ mod tests {
             }
             if retained.is_update_due(rng.chance(500), recv.peer_producer) {
                 send.handle_consumer(retained.confirm()).unwrap();
-                send.wrap_early();
+                send.rewind();
             }
         }
         for (start, _, count) in guards {
@@ -350,6 +350,6 @@ mod tests {
         recv.confirm_retained(retained.take_confirmed());
         assert_eq!(recv.unconfirmed(), retained.unconfirmed());
         assert_eq!(recv.consumer(), retained.confirm());
-        early_wraps
+        rewinds
     }
 }

@@ -13,9 +13,9 @@ pub struct SendCursors {
     /// Bytes written and, as far as known, not read by the peer.
     in_flight: u32,
     /// Count from which an empty ring is left before its end.
-    early_wrap_min: u32,
-    /// The peer's consumer cursor at the last early wrap, until it sends another one.
-    left_at: Option<Cursor>,
+    rewind_min: u32,
+    /// The peer's consumer cursor at the last rewind, until it sends another one.
+    before_rewind: Option<Cursor>,
 }
 
 impl SendCursors {
@@ -27,16 +27,16 @@ impl SendCursors {
             producer: Cursor::START,
             peer_consumer: Cursor::START,
             in_flight: 0,
-            early_wrap_min: u32::MAX,
-            left_at: None,
+            rewind_min: u32::MAX,
+            before_rewind: None,
         }
     }
 
-    /// With early wraps, if both ends know them ([`EARLY_WRAP_MIN`]).
+    /// With rewinds, if the fabric allows them ([`REWIND_MIN`]).
     #[must_use]
-    pub fn with_early_wrap(self, both_know: bool) -> Self {
+    pub fn with_rewind(self, allowed: bool) -> Self {
         Self {
-            early_wrap_min: early_wrap_min(both_know),
+            rewind_min: rewind_min(allowed),
             ..self
         }
     }
@@ -84,7 +84,7 @@ impl SendCursors {
     /// When the cursor is outside the ring, goes back, or passes what was written.
     #[inline]
     pub fn handle_consumer(&mut self, cursor: Cursor) -> Result<u32, PeerMisbehaved> {
-        if self.left_at == Some(cursor) {
+        if self.before_rewind == Some(cursor) {
             return Ok(0);
         }
         let freed = self.ring.span(self.peer_consumer, cursor)?;
@@ -93,39 +93,39 @@ impl SendCursors {
             .checked_sub(freed)
             .ok_or(PeerMisbehaved::PassedTheData)?;
         self.peer_consumer = cursor;
-        self.left_at = None;
+        self.before_rewind = None;
         Ok(freed)
     }
 
     /// Continues at the start of the ring, if the peer has read everything, and if enough of the
     /// ring is behind. No reservation may be in use. Returns whether it does.
-    pub fn wrap_early(&mut self) -> bool {
-        if self.in_flight > 0 || self.producer.count < self.early_wrap_min {
+    pub fn rewind(&mut self) -> bool {
+        if self.in_flight > 0 || self.producer.count < self.rewind_min {
             return false;
         }
-        self.left_at = Some(self.peer_consumer);
-        self.producer = after_early_wrap(self.producer);
+        self.before_rewind = Some(self.peer_consumer);
+        self.producer = after_rewind(self.producer);
         self.peer_consumer = self.producer;
         true
     }
 }
 
 /// Count from which the writer of an empty ring continues at its start, between two ends that both
-/// do so (docs/spec/data-path.md#early-wrap). A ring of which less is in use at a time then has no
+/// do so (docs/spec/data-path.md#rewind). A ring of which less is in use at a time then has no
 /// more pages in memory than that.
-pub const EARLY_WRAP_MIN: u32 = 32 * 1024;
+pub const REWIND_MIN: u32 = 32 * 1024;
 
 /// Count from which an empty ring is left before its end.
-pub(super) fn early_wrap_min(both_know: bool) -> u32 {
-    match both_know {
-        true => EARLY_WRAP_MIN,
+pub(super) fn rewind_min(allowed: bool) -> u32 {
+    match allowed {
+        true => REWIND_MIN,
         false => u32::MAX,
     }
 }
 
-/// The start of the ring after an early wrap: two wraps on. By wrapping at the end of the ring the
+/// The start of the ring after a rewind: two wraps on. By wrapping at the end of the ring the
 /// producer is never that far from a consumer that has read everything.
-pub(super) fn after_early_wrap(at: Cursor) -> Cursor {
+pub(super) fn after_rewind(at: Cursor) -> Cursor {
     Cursor {
         wrap: at.wrap.wrapping_add(2),
         count: 0,

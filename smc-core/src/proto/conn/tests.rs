@@ -46,24 +46,24 @@ fn positions_wrap_around_many_times() {
     assert_eq!(send.producer(), recv.consumer());
 }
 
-/// A sender and a receiver that know early wraps, after `read` bytes that were written and read.
-fn early_pair(read: u32) -> (SendCursors, RecvCursors) {
-    let (send, recv) = pair(EARLY);
-    let (mut send, mut recv) = (send.with_early_wrap(true), recv.with_early_wrap(true));
+/// A sender and a receiver that know rewinds, after `read` bytes that were written and read.
+fn rewind_pair(read: u32) -> (SendCursors, RecvCursors) {
+    let (send, recv) = pair(RING);
+    let (mut send, mut recv) = (send.with_rewind(true), recv.with_rewind(true));
     recv.handle_producer(send.commit(read)).unwrap();
     recv.consume(read);
     (send, recv)
 }
 
-const EARLY: u32 = 4 * EARLY_WRAP_MIN;
+const RING: u32 = 4 * REWIND_MIN;
 
 #[test]
 fn the_writer_of_an_empty_ring_returns_to_its_start() {
-    let (mut send, mut recv) = early_pair(EARLY_WRAP_MIN);
+    let (mut send, mut recv) = rewind_pair(REWIND_MIN);
     assert!(recv.is_update_due(false));
     send.handle_consumer(recv.confirm()).unwrap();
-    assert!(send.wrap_early());
-    assert_eq!((send.at(), send.space()), (0, EARLY));
+    assert!(send.rewind());
+    assert_eq!((send.at(), send.space()), (0, RING));
     let producer = send.commit(100);
     assert_eq!(
         producer,
@@ -74,48 +74,48 @@ fn the_writer_of_an_empty_ring_returns_to_its_start() {
     );
     assert_eq!(recv.handle_producer(producer), Ok(100));
     assert_eq!((recv.at(), recv.readable()), (0, 100));
-    assert_eq!(recv.high_water(), EARLY_WRAP_MIN);
+    assert_eq!(recv.high_water(), REWIND_MIN);
     recv.consume(100);
     assert_eq!(send.handle_consumer(recv.confirm()), Ok(100));
     assert_eq!(recv.confirmed(), producer);
 }
 
 #[test]
-fn after_an_early_wrap_the_whole_ring_can_be_written() {
-    let (mut send, mut recv) = early_pair(EARLY_WRAP_MIN);
+fn after_a_rewind_the_whole_ring_can_be_written() {
+    let (mut send, mut recv) = rewind_pair(REWIND_MIN);
     send.handle_consumer(recv.confirm()).unwrap();
-    send.wrap_early();
-    let producer = send.commit(EARLY);
+    send.rewind();
+    let producer = send.commit(RING);
     assert_eq!((producer, send.space()), (Cursor { wrap: 3, count: 0 }, 0));
-    assert_eq!(recv.handle_producer(producer), Ok(EARLY));
+    assert_eq!(recv.handle_producer(producer), Ok(RING));
     recv.consume(10);
     assert_eq!(send.handle_consumer(recv.confirm()), Ok(10));
     assert_eq!(recv.handle_producer(send.commit(10)), Ok(10));
-    assert_eq!(recv.high_water(), EARLY);
+    assert_eq!(recv.high_water(), RING);
 }
 
 #[test]
 fn a_ring_that_is_not_empty_or_not_used_enough_is_not_left_early() {
-    let (mut send, mut recv) = early_pair(EARLY_WRAP_MIN - 1);
+    let (mut send, mut recv) = rewind_pair(REWIND_MIN - 1);
     assert!(!recv.is_update_due(false));
     send.handle_consumer(recv.confirm()).unwrap();
-    assert!(!send.wrap_early());
+    assert!(!send.rewind());
     recv.handle_producer(send.commit(2)).unwrap();
     recv.consume(1);
     send.handle_consumer(recv.confirm()).unwrap();
-    assert!(!send.wrap_early());
-    assert_eq!(send.at(), EARLY_WRAP_MIN + 1);
+    assert!(!send.rewind());
+    assert_eq!(send.at(), REWIND_MIN + 1);
 }
 
 #[test]
-fn the_consumer_cursor_of_before_an_early_wrap_is_no_progress() {
-    let (mut send, mut recv) = early_pair(EARLY_WRAP_MIN);
+fn the_consumer_cursor_of_before_a_rewind_is_no_progress() {
+    let (mut send, mut recv) = rewind_pair(REWIND_MIN);
     let before = recv.confirm();
     send.handle_consumer(before).unwrap();
-    send.wrap_early();
+    send.rewind();
     send.commit(5);
     assert_eq!(send.handle_consumer(before), Ok(0));
-    assert_eq!(send.space(), EARLY - 5);
+    assert_eq!(send.space(), RING - 5);
     let behind = Cursor { wrap: 2, count: 6 };
     assert_eq!(
         send.handle_consumer(behind),
@@ -127,7 +127,7 @@ fn the_consumer_cursor_of_before_an_early_wrap_is_no_progress() {
 fn a_ring_with_unread_or_unconfirmed_data_cannot_be_left_early() {
     let jump = Cursor { wrap: 2, count: 1 };
     let is_refused = |recv: &mut RecvCursors| recv.handle_producer(jump).is_err();
-    let (mut send, mut recv) = early_pair(EARLY_WRAP_MIN);
+    let (mut send, mut recv) = rewind_pair(REWIND_MIN);
     assert!(
         is_refused(&mut recv),
         "the peer does not know that all is read"
@@ -137,13 +137,13 @@ fn a_ring_with_unread_or_unconfirmed_data_cannot_be_left_early() {
     assert!(is_refused(&mut recv), "a byte is unread");
     recv.consume(1);
     recv.confirm();
-    for (wrap, count) in [(2, EARLY), (3, 1), (4, 0), (u16::MAX, 1)] {
+    for (wrap, count) in [(2, RING), (3, 1), (4, 0), (u16::MAX, 1)] {
         let cursor = Cursor { wrap, count };
         assert!(recv.handle_producer(cursor).is_err(), "{cursor}");
     }
     assert_eq!(recv.handle_producer(jump), Ok(1));
-    let mut other = pair(EARLY).1;
-    assert!(is_refused(&mut other), "the fabric has no early wraps");
+    let mut other = pair(RING).1;
+    assert!(is_refused(&mut other), "the fabric has no rewinds");
 }
 
 #[test]

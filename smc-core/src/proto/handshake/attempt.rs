@@ -194,7 +194,7 @@ impl DeviceAttempt {
             },
             (Awaits::OpenLink, Ends::Rdma(ends)) => Work::OpenLink {
                 group: self.group()?,
-                port: ends.port.device,
+                device: ends.port.device,
                 address: ends.port.address.clone(),
             },
             (Awaits::PrepareRmb, Ends::Rdma(ends)) => Work::PrepareRmb {

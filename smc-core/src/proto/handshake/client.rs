@@ -409,8 +409,7 @@ fn direct_attempt(
         ..DirectEnds::new(device, end.gid)
     });
     Ok(DeviceAttempt {
-        // The server needs memory for it as well, and has stated how much it spends on a buffer.
-        size: device.max_buffer.min(end.size).min(config.buffer),
+        size: config.client_buffer(&device, end.size),
         ..attempt(accept, key, ends, config)
     })
 }

@@ -51,6 +51,19 @@ pub struct HandshakeConfig {
 }
 
 impl HandshakeConfig {
+    /// Size of a server's receive buffer of SMC-D.
+    #[must_use]
+    pub(super) fn server_buffer(&self, device: &DirectDevice) -> SizeCode {
+        self.buffer.min(device.max_buffer)
+    }
+
+    /// Size of a client's receive buffer of SMC-D. The server needs memory for it as well, and has
+    /// stated how much it spends on a buffer.
+    #[must_use]
+    pub fn client_buffer(&self, device: &DirectDevice, server: SizeCode) -> SizeCode {
+        self.server_buffer(device).min(server)
+    }
+
     /// A host with these devices, the default SEID, no UEID, and SMC v2.1.
     #[must_use]
     pub fn new(devices: Vec<DirectDevice>) -> Self {

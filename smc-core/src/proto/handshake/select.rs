@@ -295,7 +295,7 @@ impl Selection {
         };
         let ends = Ends::Direct(DirectEnds::new(device, peer));
         DeviceAttempt {
-            size: config.buffer.min(device.max_buffer),
+            size: config.server_buffer(&device),
             ..self.attempt(candidate.version, candidate.eid, key, ends, config)
         }
     }

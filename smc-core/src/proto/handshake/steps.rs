@@ -327,7 +327,7 @@ pub enum Work {
         /// The new group.
         group: GroupId,
         /// The device.
-        port: DeviceIndex,
+        device: DeviceIndex,
         /// Which of its addresses.
         address: RdmaAddress,
     },

@@ -265,7 +265,7 @@ impl RdmaConn {
 }
 
 impl TransportOps for RdmaConn {
-    fn allows_early_wrap(&self) -> bool {
+    fn allows_rewind(&self) -> bool {
         false
     }
 

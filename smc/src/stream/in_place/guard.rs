@@ -212,8 +212,7 @@ impl GuardedRing {
             _buffer: Arc::clone(conn.dmb()?),
             conn: Arc::downgrade(conn),
             state: Mutex::new(GuardState {
-                retained: RetainedWindow::new(conn.local_ring)
-                    .with_early_wrap(conn.allows_early_wrap()),
+                retained: RetainedWindow::new(conn.local_ring).with_rewind(conn.allows_rewind()),
                 is_publishing: false,
                 is_over: false,
             }),
@@ -244,8 +243,8 @@ impl GuardedRing {
     }
 
     /// The peer has left the empty ring before its end.
-    pub(crate) fn wrap_early(&self, start: Cursor) {
-        self.state.lock().retained.wrap_early(start);
+    pub(crate) fn rewind(&self, start: Cursor) {
+        self.state.lock().retained.rewind(start);
     }
 
     /// The number of bytes published since the last call, and whether the reading half has the

@@ -45,7 +45,7 @@ impl Side {
         match *work {
             Work::OpenLink {
                 group,
-                port,
+                device,
                 ref address,
             } => {
                 let local = LinkAddress {
@@ -56,7 +56,7 @@ impl Side {
                     mtu: address.mtu,
                 };
                 let link = TestLink {
-                    device: port,
+                    device,
                     local,
                     peer: None,
                     terms: None,
