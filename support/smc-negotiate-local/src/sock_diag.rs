@@ -29,6 +29,8 @@ pub(super) struct SocketInfo {
     pub(super) uid: u32,
     /// One of `TCP_*`.
     pub(super) state: u8,
+    /// Of the socket's file; 0 when its process has closed it.
+    pub(super) inode: u32,
 }
 
 impl SocketInfo {
@@ -43,6 +45,11 @@ impl SocketInfo {
 
     pub(super) fn is_established(&self) -> bool {
         self.state == TCP_ESTABLISHED
+    }
+
+    /// Whether no process has it open. The kernel may have forgotten cookie and owner (TIME-WAIT).
+    pub(super) fn is_closed(&self) -> bool {
+        self.inode == 0
     }
 }
 
@@ -146,6 +153,7 @@ fn parse(answer: &[u8]) -> io::Result<Option<SocketInfo>> {
         cookie: u64::from(high) << 32 | u64::from(low),
         uid: field(16 + 64)?,
         state,
+        inode: field(16 + 68)?,
     }))
 }
 

@@ -209,6 +209,7 @@ fn connections_do_not_wait_while_one_of_them_refreshes_the_route() {
         cookie: entry.cookie,
         uid: geteuid().as_raw(),
         state: TCP_LISTEN,
+        inode: 1,
     };
     let dir = Arc::from(world.dir.path());
     let cache = || (world.client).cache_route(&candidate, target, &dir, &channel);

@@ -131,8 +131,8 @@ impl ListenerChannels {
     /// that they cannot use, because the other process gets no byte of the handshake. For other
     /// users the socket at the other end has to be the announced one, to belong to the user, and to
     /// be connected: where the other end is not in this namespace, the kernel finds a listening
-    /// socket with the address. The kernel is asked for `client_socket` once for each connection,
-    /// however many announcements of it there are.
+    /// socket with the address. Of a closed socket the kernel does not know the owner. It is asked
+    /// for `client_socket` once for each connection, however many announcements of it there are.
     fn verify(
         &mut self,
         channel: u64,
@@ -154,10 +154,11 @@ impl ListenerChannels {
                 let Announcement { from, to, .. } = *announcement;
                 let find = |diag: &mut SockDiag| diag.find(from, to).ok().flatten();
                 let found = *client_socket.get_or_init(|| self.diag.as_mut().and_then(find));
-                if found.is_some_and(|it| it.cookie != announcement.cookie || it.uid != uid) {
+                let open = found.filter(|it| !it.is_closed());
+                if open.is_some_and(|it| it.cookie != announcement.cookie || it.uid != uid) {
                     return Verification::False;
                 }
-                found.is_some_and(|found| found.is_established())
+                open.is_some_and(|it| it.is_established())
             }
         };
         match is_verified {

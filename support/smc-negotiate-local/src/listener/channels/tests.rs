@@ -1,3 +1,4 @@
+use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 
@@ -253,7 +254,7 @@ fn of_the_offers_of_a_channel_for_one_connection_one_is_verified() {
         return;
     };
     let mut clients = clients(&dir);
-    let Some((_server, to)) = serve(&mut clients) else {
+    let Some((server, to)) = serve(&mut clients) else {
         return;
     };
     let user = run_as(OTHER, || {
@@ -266,8 +267,11 @@ fn of_the_offers_of_a_channel_for_one_connection_one_is_verified() {
     while clients.collect().more {}
     let from = connected.local_addr().unwrap();
     let cookie = socket_cookie(&connected).unwrap();
-    // The socket that would prove the offers is gone, or of another network namespace.
+    // The socket that would prove the offers is closed: the kernel knows its owner no longer.
     drop(connected);
+    let (mut accepted, _) = server.accept().unwrap();
+    assert_eq!(accepted.read(&mut [0]).unwrap(), 0);
+    drop(accepted);
     for slot in 0..8 {
         announce_in(&mailbox, slot, Announcement { cookie, from, to });
     }
@@ -353,12 +357,16 @@ fn users_who_are_not_allowed_cost_each_poll_a_bounded_number_of_connections() {
     let collected = clients.collect();
     assert!(collected.more);
     wait_for_refused(MAX_ACCEPTS);
-    // A client that is allowed has its turn.
-    let _client = client(&dir, &clients);
+    // A client that is allowed has its turn. Its connection is refused while other tests have this
+    // user's descriptors closed.
+    let mut allowed = client(&dir, &clients);
     let end = Instant::now() + Duration::from_secs(60);
     while clients.recent.is_empty() {
         assert!(Instant::now() < end, "it waits");
         clients.collect();
+        if let Received::Closed = receive(&allowed, &mut [0; MAX_LEN], 1) {
+            allowed = client(&dir, &clients);
+        }
     }
     wait_for_refused(flood.len());
 }
