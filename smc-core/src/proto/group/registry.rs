@@ -10,7 +10,7 @@ mod first_contacts;
 pub use ends::{CLIENT_IDLE_LIFETIME, IDLE_LIFETIME};
 pub use first_contacts::{MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS};
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
@@ -43,11 +43,15 @@ pub struct Registry {
     first_contacts: FirstContacts,
     outputs: VecDeque<RegistryOutput>,
     last_group: u32,
+    /// Groups created so far.
+    created: u64,
     last_waiter: u64,
 }
 
 #[derive(Debug)]
 struct GroupRecord {
+    /// Its number in the order of creation.
+    number: u64,
     /// The key for which it was created.
     key: GroupKey,
     /// The keys under which it is found: one per active link with SMC-R, else the same key.
@@ -81,8 +85,8 @@ enum RegistryTimer {
 struct KeyEntry {
     /// Groups that were created for this key and are not removed.
     groups: usize,
-    /// Active and idle groups, the oldest first.
-    usable: Vec<GroupId>,
+    /// Active and idle groups by their numbers, the oldest first.
+    usable: BTreeMap<u64, GroupId>,
     /// Set-ups that are creating a group.
     creators: usize,
     waiting: VecDeque<(Waiter, Intent)>,
@@ -270,7 +274,7 @@ impl Registry {
     /// Joins the newest group with free capacity: if the peer ever lost a group, it was an older
     /// one.
     fn join(&mut self, key: GroupKey, intent: Intent) -> Option<Member> {
-        for group in self.keys.get(&key)?.usable.iter().rev() {
+        for group in self.keys.get(&key)?.usable.values().rev() {
             let Some(record) = self.groups.get_mut(group) else {
                 continue;
             };
@@ -304,9 +308,11 @@ impl Registry {
 
     fn create(&mut self, key: GroupKey) -> Member {
         let group = self.free_id();
+        self.created = self.created.wrapping_add(1);
         self.groups.insert(
             group,
             GroupRecord {
+                number: self.created,
                 key,
                 keys: vec![key],
                 links: GroupLinks::default(),
@@ -436,16 +442,17 @@ impl Registry {
 
     /// Makes the group available under this key, and admits set-ups that wait for one.
     fn add_usable(&mut self, key: GroupKey, group: GroupId) {
-        let entry = self.keys.entry(key).or_default();
-        if !entry.usable.contains(&group) {
-            entry.usable.push(group);
+        if let Some(record) = self.groups.get(&group) {
+            let entry = self.keys.entry(key).or_default();
+            entry.usable.insert(record.number, group);
         }
         self.admit_waiters(key);
     }
 
     fn remove_usable(&mut self, key: GroupKey, group: GroupId) {
-        if let Some(entry) = self.keys.get_mut(&key) {
-            entry.usable.retain(|other| *other != group);
+        let record = self.groups.get(&group);
+        if let (Some(record), Some(entry)) = (record, self.keys.get_mut(&key)) {
+            entry.usable.remove(&record.number);
         }
         self.remove_if_unused(key);
     }

@@ -1,7 +1,8 @@
 //! The ends of link groups (docs/spec/link-groups.md#end).
 //!
 //! * [`leave`](Registry::leave): the last connection leaves. The group is idle then, and expires at
-//!   the end of its lifetime; one that is not established has failed.
+//!   the end of its lifetime; at once if it is an SMC-D group beside another one with the peer. One
+//!   that is not established has failed.
 //! * [`terminate`](Registry::terminate), alone or for all groups of a device, a peer or the
 //!   endpoint: a group with connections stays until each of them has left.
 //! * The peer states that it does not have the group: no other connection is admitted, and the
@@ -11,9 +12,10 @@
 
 use std::time::{Duration, Instant};
 
+use hashbrown::HashMap;
 use smc_wire::types::Gid;
 
-use super::{GroupRecord, Registry, RegistryTimer};
+use super::{GroupRecord, KeyEntry, Registry, RegistryTimer};
 use crate::proto::group::{
     DeviceIndex, GroupEndCause, GroupId, GroupKey, GroupState, RegistryOutput,
 };
@@ -32,7 +34,9 @@ impl Registry {
         }
         let (key, before) = (record.key, record.state);
         match record.state.empty() {
-            Ok(GroupState::Idle) if record.is_suspect => self.expire(group),
+            Ok(GroupState::Idle) if record.is_suspect || has_other_group(&self.keys, key) => {
+                self.expire(group);
+            }
             Ok(GroupState::Idle) => {
                 let at = now.checked_add(key.idle_lifetime()).unwrap_or(now);
                 record.expires = Some(at);
@@ -119,7 +123,7 @@ impl Registry {
         let Some(entry) = self.keys.get(&GroupKey::Direct { device, peer }) else {
             return;
         };
-        for group in entry.usable.clone() {
+        for group in entry.usable.clone().into_values() {
             match self.groups.get_mut(&group) {
                 Some(record) if record.state == GroupState::Active => record.is_suspect = true,
                 _ => self.terminate(group, GroupEndCause::PeerGone),
@@ -225,6 +229,14 @@ impl Registry {
         }
         self.remove_if_unused(key);
     }
+}
+
+/// Whether connections with an SMC-D peer have another group to join, so that an idle one is not
+/// kept. A server that declares each connection a first contact gets no more idle groups than
+/// others. Nothing in the handshake of SMC-D names a group: whichever is left fits.
+fn has_other_group(keys: &HashMap<GroupKey, KeyEntry>, key: GroupKey) -> bool {
+    let entry = keys.get(&key).filter(|_| key.peer().is_some());
+    entry.is_some_and(|entry| entry.usable.len() > 1)
 }
 
 /// Lifetime of a group without connections.

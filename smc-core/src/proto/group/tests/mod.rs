@@ -224,6 +224,32 @@ fn an_idle_group_exists_for_600_seconds_unless_a_connection_joins() {
 }
 
 #[test]
+fn a_server_that_declares_each_connection_a_first_contact_gets_one_idle_group() {
+    let mut f = Fixture::new();
+    for _ in 0..20 {
+        let group = f.create_another(PEER);
+        f.registry.establish(group, terms()).unwrap();
+        f.leave(group);
+        assert_eq!(f.registry.group_infos().len(), 1);
+    }
+    // Those with connections stay.
+    let used: Vec<_> = (0..3).map(|_| f.create_another(PEER)).collect();
+    for group in &used {
+        f.registry.establish(*group, terms()).unwrap();
+    }
+    f.outputs();
+    f.leave(used[1]);
+    assert_eq!(f.outputs(), [removed(used[1], GroupEndCause::Idle)]);
+    f.leave(used[0]);
+    f.leave(used[2]);
+    f.outputs();
+    assert_eq!(f.registry.group_infos().len(), 1);
+    f.advance(IDLE_LIFETIME);
+    assert!(f.outputs().contains(&TELL_PEER));
+    assert!(f.registry.is_empty());
+}
+
+#[test]
 fn a_peer_that_went_away_takes_all_its_groups_along() {
     let mut f = Fixture::new();
     let used = f.create(PEER);
@@ -316,7 +342,9 @@ fn no_message_to_the_peer_about_an_idle_group_beside_one_in_use_or_being_created
             f.registry.establish(other, terms()).unwrap();
         }
         f.leave(idle);
-        f.advance(IDLE_LIFETIME);
+        if is_pending {
+            f.advance(IDLE_LIFETIME);
+        }
         assert_eq!(f.outputs(), [removed(idle, GroupEndCause::Idle)]);
 
         // But when there is none any more, however the last one ended.
@@ -349,8 +377,8 @@ fn no_message_to_the_peer_about_a_group_that_it_ended_itself() {
 fn a_shutdown_of_the_peer_ends_idle_groups_and_no_others() {
     let mut f = Fixture::new();
     let (idle, used) = (f.established(PEER), f.create_another(PEER));
-    f.registry.establish(used, terms()).unwrap();
     f.leave(idle);
+    f.registry.establish(used, terms()).unwrap();
     let pending = f.create_another(PEER);
     let other = f.established(OTHER);
     f.leave(other);
