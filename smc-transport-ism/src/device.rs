@@ -144,8 +144,8 @@ impl Direct for IsmDevice {
         self.node.move_data(to, at, data, signal)
     }
 
-    fn is_offered(&self, token: DmbToken) -> bool {
-        self.node.memory.is_offered(token, self.node.tag)
+    fn is_registered(&self, token: DmbToken) -> bool {
+        self.node.memory.is_registered(token, self.node.tag)
     }
 
     fn nocopy(&self) -> Option<&dyn Nocopy> {

@@ -245,9 +245,9 @@ impl Direct for LoopDevice {
         }
     }
 
-    fn is_offered(&self, token: DmbToken) -> bool {
+    fn is_registered(&self, token: DmbToken) -> bool {
         let tokens = &self.peers.tokens;
-        tokens.with(token, |target| Ok(target.is_offered())) == Ok(true)
+        tokens.with(token, |target| Ok(target.is_registered())) == Ok(true)
     }
 
     fn allows_rewind(&self) -> bool {

@@ -107,7 +107,7 @@ impl Target {
     }
 
     /// Whether the owner still has this registration, which a connection has written.
-    pub(crate) fn is_offered(&self) -> bool {
+    pub(crate) fn is_registered(&self) -> bool {
         // Moves do not, so that they cost nothing.
         if let Ok(mapping) = &self.memory {
             mapping.charge();

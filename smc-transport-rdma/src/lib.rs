@@ -119,8 +119,8 @@
 //! // Each end sends the other its address; with SMC that travels in the handshake.
 //! let (near, far) = (domain.open_link(at).await?, domain.open_link(at).await?);
 //! let (here, there) = (near.local(), far.local());
-//! let near = near.connect(there, Route::Direct).await?;
-//! let far = far.connect(here, Route::Direct).await?;
+//! let near = near.connect(there, Route::SameSubnet).await?;
+//! let far = far.connect(here, Route::SameSubnet).await?;
 //!
 //! let from = domain.register(&Region::anonymous(4096), Access::Local).await?;
 //! let to = domain.register(&Region::anonymous(4096), Access::RemoteWrite).await?;

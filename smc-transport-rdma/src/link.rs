@@ -265,7 +265,7 @@ impl Core {
             return Err(DeviceError::Invalid("peer has no GID"));
         }
         let hop_limit = match route {
-            Route::Direct => 1,
+            Route::SameSubnet => 1,
             Route::Gateway => 64,
         };
         let to = Gid {
@@ -511,7 +511,7 @@ mod tests {
                 let domain = device.protection_domain().await.unwrap();
                 let pending = domain.open_link(&at).await.unwrap();
                 let own = pending.local();
-                let _link = pending.connect(own, Route::Direct).await.unwrap();
+                let _link = pending.connect(own, Route::SameSubnet).await.unwrap();
                 let core = device.parts().links.all().remove(0);
                 let queue = core.queue.lock();
                 verbs::traffic_class(queue.qp.get().unwrap()).unwrap()

@@ -336,7 +336,7 @@ mod tests {
 
         let release = hold(&parts.connects);
         let peer = pending.local();
-        let mut connected = pending.connect(peer, Route::Direct);
+        let mut connected = pending.connect(peer, Route::SameSubnet);
         assert!(is_pending(connected.as_mut()));
         assert!(block_on(domain.register(&region, Access::Local)).is_ok());
         drop(connected);

@@ -47,7 +47,7 @@ fn pair(settings: impl Fn(Builder) -> Builder) -> Result<Pair, Skip> {
     let (ours, peer) = (device()?, device()?);
     let at = address(&ours).ok_or_else(|| Skip::new("its address went away"))?;
     let pair = Pair::new(ours, peer).with_kill(drop::<Arc<dyn Device>>);
-    Ok(pair.with_link_between(at.clone(), at, Route::Direct))
+    Ok(pair.with_link_between(at.clone(), at, Route::SameSubnet))
 }
 
 fn address(device: &RdmaDevice) -> Option<RdmaAddress> {

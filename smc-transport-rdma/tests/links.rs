@@ -346,7 +346,7 @@ fn an_unreachable_peer_is_an_error_of_connecting_or_of_sending() {
         block_on(async { domain(&device).await.open_link(&address(&device)).await }).unwrap();
     let mut unreachable = pending.local();
     unreachable.gid = std::net::Ipv4Addr::new(192, 0, 2, 77).into();
-    match block_on(pending.connect(unreachable, Route::Direct)) {
+    match block_on(pending.connect(unreachable, Route::SameSubnet)) {
         Ok(link) => drop(link),
         Err(error) => println!("{error}"),
     }
@@ -359,7 +359,7 @@ fn a_reserved_path_mtu_is_refused() {
         block_on(async { domain(&device).await.open_link(&address(&device)).await }).unwrap();
     let mut strange = pending.local();
     strange.mtu = smc_wire::types::MtuCode::new(0).unwrap();
-    let refused = block_on(pending.connect(strange, Route::Direct));
+    let refused = block_on(pending.connect(strange, Route::SameSubnet));
     assert!(
         matches!(refused, Err(DeviceError::Invalid(_))),
         "{refused:?}"

@@ -225,7 +225,7 @@ pub trait Direct: Send + Sync + Debug {
 
     /// Whether a peer's buffer is still registered, as far as the fabric knows. Until it is not,
     /// its pages are charged to this process.
-    fn is_offered(&self, token: DmbToken) -> bool {
+    fn is_registered(&self, token: DmbToken) -> bool {
         let _ = token;
         false
     }

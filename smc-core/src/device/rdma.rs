@@ -186,7 +186,7 @@ pub trait PendingLink: Send + Sync + Debug {
 #[expect(clippy::exhaustive_enums, reason = "one flag on the wire")]
 pub enum Route {
     /// Same subnet: hop limit 1.
-    Direct,
+    SameSubnet,
     /// Over a gateway: hop limit 64.
     Gateway,
 }

@@ -133,7 +133,7 @@ impl<'a> Replay<'a> {
             addr: ours.rmb_addr,
         };
         group.add_rmb(RmbId(0), &[key]);
-        group.first_peer(address(theirs), Route::Direct, terms);
+        group.first_peer(address(theirs), Route::SameSubnet, terms);
         group
             .add_rtoken(link, theirs.rkey, theirs.rmb_addr)
             .unwrap();

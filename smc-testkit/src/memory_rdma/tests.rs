@@ -30,8 +30,8 @@ fn who_was_told_a_wrong_number_gets_no_answer() {
         let (ours, theirs) = (open(&a), open(&b));
         let (mut to, from) = (theirs.local(), ours.local());
         change(&mut to);
-        let ours = now(ours.connect(to, Route::Direct)).unwrap();
-        let _theirs = now(theirs.connect(from, Route::Direct)).unwrap();
+        let ours = now(ours.connect(to, Route::SameSubnet)).unwrap();
+        let _theirs = now(theirs.connect(from, Route::SameSubnet)).unwrap();
         ours.post(OpId(1), &[], &[0; 44]).unwrap();
         assert_eq!(drained(&a), [down(&ours, LinkFailure::RetryExceeded)]);
         assert_eq!(ours.post(OpId(2), &[], &[]), Err(SubmitError::PeerGone));
@@ -45,8 +45,8 @@ fn sequence_numbers_have_to_be_those_announced() {
     let (ours, theirs) = (open(&a), open(&b));
     let (to, mut from) = (theirs.local(), ours.local());
     from.psn = Psn::new(from.psn.get() ^ 1).unwrap();
-    let ours = now(ours.connect(to, Route::Direct)).unwrap();
-    let theirs = now(theirs.connect(from, Route::Direct)).unwrap();
+    let ours = now(ours.connect(to, Route::SameSubnet)).unwrap();
+    let theirs = now(theirs.connect(from, Route::SameSubnet)).unwrap();
     // The other direction is not concerned.
     theirs.post(OpId(1), &[], &[2; 44]).unwrap();
     assert_eq!(drained(&a), [received(&ours, &[2; 44])]);
@@ -60,8 +60,8 @@ fn both_ends_have_to_agree_on_the_mtu_of_longer_messages() {
     let (ours, theirs) = (open(&a), open(&b));
     let (to, mut from) = (theirs.local(), ours.local());
     from.mtu = MtuCode::MTU_512;
-    let ours = now(ours.connect(to, Route::Direct)).unwrap();
-    let _theirs = now(theirs.connect(from, Route::Direct)).unwrap();
+    let ours = now(ours.connect(to, Route::SameSubnet)).unwrap();
+    let _theirs = now(theirs.connect(from, Route::SameSubnet)).unwrap();
     ours.post(OpId(1), &[], &[1; 44]).unwrap();
     assert_eq!(drained(&a), [sent(&ours, 1)]);
     ours.post(OpId(2), &[], &[1; 600]).unwrap();
@@ -81,7 +81,7 @@ fn a_reserved_mtu_is_refused() {
         mtu: MtuCode::new(9).unwrap(),
         ..open(&b).local()
     };
-    let result = now(open(&a).connect(peer, Route::Direct));
+    let result = now(open(&a).connect(peer, Route::SameSubnet));
     assert!(matches!(result, Err(DeviceError::Invalid(_))), "{result:?}");
     assert_eq!(a.links(), []);
 }
@@ -174,10 +174,10 @@ fn messages_to_a_peer_that_is_not_connected_yet_arrive_later() {
     let (a, b) = pair_of(25);
     let (ours, theirs) = (open(&a), open(&b));
     let (to, from) = (theirs.local(), ours.local());
-    let ours = now(ours.connect(to, Route::Direct)).unwrap();
+    let ours = now(ours.connect(to, Route::SameSubnet)).unwrap();
     ours.post(OpId(1), &[], b"early").unwrap();
     assert_eq!(drained(&a), []);
-    let theirs = now(theirs.connect(from, Route::Direct)).unwrap();
+    let theirs = now(theirs.connect(from, Route::SameSubnet)).unwrap();
     assert_eq!(drained(&b), [received(&theirs, b"early")]);
     assert_eq!(drained(&a), [sent(&ours, 1)]);
 }
@@ -348,8 +348,8 @@ fn open_in(domain: &dyn ProtectionDomain, device: &MemoryRdma) -> Box<dyn Pendin
 
 fn connect(a: Box<dyn PendingLink>, b: Box<dyn PendingLink>) -> (Arc<dyn Link>, Arc<dyn Link>) {
     let (at_a, at_b) = (a.local(), b.local());
-    let a = now(a.connect(at_b, Route::Direct)).unwrap();
-    (a, now(b.connect(at_a, Route::Direct)).unwrap())
+    let a = now(a.connect(at_b, Route::SameSubnet)).unwrap();
+    (a, now(b.connect(at_a, Route::SameSubnet)).unwrap())
 }
 
 fn mac(n: u8) -> Mac {

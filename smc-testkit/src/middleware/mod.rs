@@ -80,8 +80,8 @@ macro_rules! delegate_direct {
             direct(&*self.inner).shortage()
         }
 
-        fn is_offered(&self, token: smc_wire::types::DmbToken) -> bool {
-            direct(&*self.inner).is_offered(token)
+        fn is_registered(&self, token: smc_wire::types::DmbToken) -> bool {
+            direct(&*self.inner).is_registered(token)
         }
 
         fn allows_rewind(&self) -> bool {

@@ -79,8 +79,8 @@ fn a_trace_of_a_link_reads_like_a_story() {
     let pending = now(at_us.open_link(at)).unwrap();
     let other = now(at_peer.open_link(peer_at)).unwrap();
     let (local, remote) = (pending.local(), other.local());
-    let link = now(pending.connect(remote, Route::Direct)).unwrap();
-    let _other = now(other.connect(local, Route::Direct)).unwrap();
+    let link = now(pending.connect(remote, Route::SameSubnet)).unwrap();
+    let _other = now(other.connect(local, Route::SameSubnet)).unwrap();
     let staging = now(at_us.register(&Region::anonymous(64), Access::Local)).unwrap();
     let rmb = now(at_peer.register(&Region::anonymous(64), Access::RemoteWrite)).unwrap();
     let write = Write {
@@ -228,13 +228,13 @@ fn injected_failures_of_links_are_those_asked_for() {
     faulty.set(Faults::default().with_unreachable(always));
     let other = now(at_peer.open_link(peer_at)).unwrap();
     let to = other.local();
-    now(open().unwrap().connect(to, Route::Direct)).unwrap_err();
+    now(open().unwrap().connect(to, Route::SameSubnet)).unwrap_err();
 
     faulty.set(Faults::default().with_death_at(2));
     let pending = open().unwrap();
     let local = pending.local();
-    let link = now(pending.connect(to, Route::Direct)).unwrap();
-    let _other = now(other.connect(local, Route::Direct)).unwrap();
+    let link = now(pending.connect(to, Route::SameSubnet)).unwrap();
+    let _other = now(other.connect(local, Route::SameSubnet)).unwrap();
     link.post(OpId(1), &[], &[1; 44]).unwrap();
     for _ in 0..2 {
         assert_eq!(link.post(OpId(2), &[], &[]), Err(SubmitError::PeerGone));

@@ -219,7 +219,7 @@ impl FabricMemory {
     }
 
     /// Whether a buffer is still registered for this writer, by a live device.
-    pub(crate) fn is_offered(&self, token: DmbToken, writer: Tag) -> bool {
+    pub(crate) fn is_registered(&self, token: DmbToken, writer: Tag) -> bool {
         let offered = self.offered(token, writer);
         offered.is_ok_and(|(first, words)| self.look_up(first, words, token).is_ok())
     }
@@ -294,9 +294,9 @@ impl FabricMemory {
             return Err(Refused::Unknown);
         }
         let words = self.granule(first);
-        let is_offered = words[granule::TOKEN].load(Ordering::SeqCst) == token.0
+        let is_registered = words[granule::TOKEN].load(Ordering::SeqCst) == token.0
             && words[granule::WRITER].load(Ordering::Relaxed) == writer.bits();
-        if is_offered {
+        if is_registered {
             Ok((first, words))
         } else {
             Err(Refused::Unknown)

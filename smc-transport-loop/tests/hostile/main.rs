@@ -345,7 +345,7 @@ fn peers_that_send_without_end_cost_each_drain_a_bounded_number_of_messages() {
         while !offered.is_empty() {
             doorbell.wait();
             victim.drain();
-            offered.retain(|token| !victim.device.is_offered(*token));
+            offered.retain(|token| !victim.device.is_registered(*token));
         }
     }
 }

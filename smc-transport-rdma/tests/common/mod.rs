@@ -156,8 +156,8 @@ pub(crate) fn pair(a: Arc<RdmaDevice>, b: Arc<RdmaDevice>) -> (End, End) {
         let near = of_a.open_link(&address(&a)).await.unwrap();
         let far = of_b.open_link(&address(&b)).await.unwrap();
         let (to_near, to_far) = (near.local(), far.local());
-        let near = near.connect(to_far, Route::Direct).await.unwrap();
-        let far = far.connect(to_near, Route::Direct).await.unwrap();
+        let near = near.connect(to_far, Route::SameSubnet).await.unwrap();
+        let far = far.connect(to_near, Route::SameSubnet).await.unwrap();
         (end(a, &*of_a, near).await, end(b, &*of_b, far).await)
     })
 }

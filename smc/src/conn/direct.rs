@@ -535,16 +535,16 @@ impl PeerCharge {
 impl Drop for PeerCharge {
     fn drop(&mut self) {
         let (driver, token) = (Arc::downgrade(&self.driver), self.token);
-        let is_offered = move || {
+        let is_registered = move || {
             let driver = driver.upgrade();
             driver.is_some_and(|driver| {
                 let direct = driver.device.fabric().direct();
-                direct.is_some_and(|direct| direct.is_offered(token))
+                direct.is_some_and(|direct| direct.is_registered(token))
             })
         };
         if let Some(charge) = self.charge.take() {
             let buffer = (Arc::as_ptr(&self.driver).addr(), token);
-            charge.defer_while(buffer, is_offered);
+            charge.defer_while(buffer, is_registered);
         }
     }
 }

@@ -11,8 +11,8 @@ use super::{Conn, PeerLocality, TransportOps as _, len_usize};
 use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
 use crate::mem::HEADER_LEN;
 use crate::mem::sync::Ordering;
-use crate::proto::conn::Closing;
 use crate::proto::conn::rdma::DeliveryStatus;
+use crate::proto::conn::{Closing, used_length};
 use crate::proto::group::GroupEndCause;
 
 impl Conn {
@@ -200,11 +200,7 @@ impl Drop for Conn {
         // The peer can take its producer word back, and reading has made pages resident: the word
         // can only add to the read length.
         let read = self.high_water.load(Ordering::Acquire);
-        let used = match written.wrap.wrapping_sub(self.read_position().wrap) {
-            // The last wrap that was read, or the next one after a rewind.
-            0 | 2 => read.max(written.count).min(self.local_ring.size()),
-            _ => self.local_ring.size(),
-        };
+        let used = used_length(self.local_ring, self.read_position(), read, written);
         dmb.set_used(HEADER_LEN.saturating_add(len_usize(used)));
     }
 }

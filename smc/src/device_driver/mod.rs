@@ -77,7 +77,7 @@ struct Table {
     /// The same by link group.
     members: BTreeSet<(GroupId, ConnKey)>,
     /// Of groups whose peer is gone, waiting for their turn to end.
-    ending: VecDeque<(Arc<Conn>, GroupEndCause)>,
+    ending: VecDeque<Arc<Conn>>,
     /// Dropped by the application, waiting for the peer's close until the time given, the earliest
     /// first.
     awaiting_close: VecDeque<(Instant, Weak<Conn>)>,
@@ -371,25 +371,22 @@ impl DeviceDriver {
     /// Ends the connections of an SMC-D link group. If the peer is gone, which can have very many,
     /// the task does so in pieces.
     pub(crate) fn end_group(&self, group: GroupId, cause: GroupEndCause) {
-        let in_turn = cause == GroupEndCause::PeerGone && !self.is_stopped();
         let members = {
             let mut table = self.table.lock();
             let mut members = table.members_of(group);
-            if in_turn {
-                table
-                    .ending
-                    .extend(members.drain(..).map(|conn| (conn, cause)));
+            if cause == GroupEndCause::PeerGone {
+                table.ending.extend(members.drain(..));
             }
             members
         };
         for conn in members {
             conn.handle_group_end(cause);
         }
-        if in_turn {
-            self.wake_task();
-            if self.is_stopped() {
+        match self.is_stopped() {
+            true => {
                 self.end_in_turn(usize::MAX);
             }
+            false => self.wake_task(),
         }
     }
 
@@ -398,7 +395,7 @@ impl DeviceDriver {
         !self.table.lock().ending.is_empty()
     }
 
-    /// Ends up to `most` of the connections that wait for it. Returns whether others are left.
+    /// Ends up to `most` of the connections whose peer is gone. Returns whether others are left.
     fn end_in_turn(&self, most: usize) -> bool {
         let (ending, is_any_left) = {
             let mut table = self.table.lock();
@@ -406,8 +403,8 @@ impl DeviceDriver {
             let ending: Vec<_> = table.ending.drain(..count).collect();
             (ending, !table.ending.is_empty())
         };
-        for (conn, cause) in ending {
-            conn.handle_group_end(cause);
+        for conn in ending {
+            conn.handle_group_end(GroupEndCause::PeerGone);
         }
         is_any_left
     }

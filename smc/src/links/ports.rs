@@ -270,7 +270,7 @@ impl HostRoutes {
         let route = self.runtime.route(from.into(), to.into(), by)?;
         Some(match route.has_gateway {
             true => Route::Gateway,
-            false => Route::Direct,
+            false => Route::SameSubnet,
         })
     }
 

@@ -371,13 +371,21 @@ impl DirectWriter {
         Ok(())
     }
 
+    /// Looks at the peer's consumer word. Returns whether it has changed.
+    #[inline(always)]
+    fn poll_consumer(&mut self, conn: &Conn) -> Result<bool, Error> {
+        let raw = conn.local.consumer().load(Ordering::Acquire);
+        let is_new = raw != self.seen;
+        if is_new {
+            self.handle_consumer_word(conn, raw)?;
+        }
+        Ok(is_new)
+    }
+
     /// As [`SendPath::space`] while there is a reservation, which has a position in the ring.
     #[inline]
     fn reserved_space(&mut self, conn: &Conn) -> Result<u32, Error> {
-        let raw = conn.local.consumer().load(Ordering::Acquire);
-        if raw != self.seen {
-            self.handle_consumer_word(conn, raw)?;
-        }
+        self.poll_consumer(conn)?;
         Ok(self.cursors.space())
     }
 
@@ -489,9 +497,7 @@ impl DirectWriter {
 impl SendPath for DirectWriter {
     #[inline(always)]
     fn space(&mut self, conn: &Conn) -> Result<u32, Error> {
-        let raw = conn.local.consumer().load(Ordering::Acquire);
-        if raw != self.seen {
-            self.handle_consumer_word(conn, raw)?;
+        if self.poll_consumer(conn)? {
             self.cursors.rewind();
         }
         Ok(self.cursors.space())

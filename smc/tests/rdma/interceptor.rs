@@ -291,8 +291,14 @@ fn a_drain_that_hands_out_nothing_leaves_the_device_armed() {
         });
         let (to_b, to_a) = (to_b.await, to_a.await);
         let ends = (to_b.local(), to_a.local());
-        let to_b = to_b.connect(ends.1, Route::Direct).await.expect("connects");
-        let _to_a = to_a.connect(ends.0, Route::Direct).await.expect("connects");
+        let to_b = to_b
+            .connect(ends.1, Route::SameSubnet)
+            .await
+            .expect("connects");
+        let _to_a = to_a
+            .connect(ends.0, Route::SameSubnet)
+            .await
+            .expect("connects");
 
         let bell = Arc::new(Bell(AtomicBool::new(false)));
         let Doorbell::Waker(doorbell) = b.doorbell() else {

@@ -193,6 +193,18 @@ impl RecvCursors {
     }
 }
 
+/// Bytes from the start of a ring in which there may be data of the peer, which has `written` so
+/// far: at least `high_water`, and the whole ring if the peer has wrapped around since the position
+/// `read`.
+#[must_use]
+pub fn used_length(ring: Ring, read: Cursor, high_water: u32, written: Cursor) -> u32 {
+    let is_same_wrap = written.wrap == read.wrap || written.wrap == after_rewind(read).wrap;
+    match is_same_wrap {
+        true => high_water.max(written.count).min(ring.size()),
+        false => ring.size(),
+    }
+}
+
 /// Least progress, in bytes, for which the reader of an empty ring sends an update to let the peer
 /// rewind: with a writer that is always ahead, few of them are in vain.
 pub(super) const REWIND_UPDATE_MIN: u32 = REWIND_MIN / 8;

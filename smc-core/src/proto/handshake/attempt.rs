@@ -316,7 +316,7 @@ impl DeviceAttempt {
         let alternate = alternate.map(|port| port.address.gid);
         let gids = ends.local.map(|local| local.link.gid).into_iter();
         FirstContact {
-            v2_direct: ends.route == Route::Direct,
+            v2_direct: ends.route == Route::SameSubnet,
             max_conns: ends.limits.map_or(0, |limits| limits.conns),
             max_links: ends.limits.map_or(0, |limits| limits.links),
             gids: (kind == clc::AcceptKind::Confirm)

@@ -360,11 +360,11 @@ impl Handshake {
         };
         self.version = accept.version();
         let offered = proposal.types(self.version);
-        let is_offered = match accept.body {
+        let is_registered = match accept.body {
             Body::D(_) => offered.has_d(),
             Body::R(_) => offered.has_r(),
         };
-        if !is_offered {
+        if !is_registered {
             return Err(Failure::decline(DeclineCause::NOT_OFFERED));
         }
         // Not a release that could be confirmed.
@@ -481,10 +481,10 @@ fn attempt(
 /// How the server is reached. That both sides agree on it is checked at first contact only.
 fn route(stated: Option<&FirstContact>, route: Option<Route>) -> Result<Route, DeclineCause> {
     match (stated, route) {
-        (Some(stated), _) if stated.v2_direct => Ok(Route::Direct),
+        (Some(stated), _) if stated.v2_direct => Ok(Route::SameSubnet),
         (Some(_), None) => Err(DeclineCause::NO_ROUTE),
-        (Some(_), Some(Route::Direct)) => Err(DeclineCause::OTHER_ROUTE),
-        (_, route) => Ok(route.unwrap_or(Route::Direct)),
+        (Some(_), Some(Route::SameSubnet)) => Err(DeclineCause::OTHER_ROUTE),
+        (_, route) => Ok(route.unwrap_or(Route::SameSubnet)),
     }
 }
 

@@ -425,12 +425,12 @@ impl RdmaConfig {
     /// How packets get from a port to a GID; `None` if they do not.
     pub(super) fn route(&self, port: &RdmaPort, version: Version, to: RoceGid) -> Option<Route> {
         if !version.is_v2() {
-            return Some(Route::Direct);
+            return Some(Route::SameSubnet);
         }
         let to = to.ipv4()?;
         match &self.routes {
             Some(routes) => routes.route(&port.address, to),
-            None => has_address(&port.subnets, to).then_some(Route::Direct),
+            None => has_address(&port.subnets, to).then_some(Route::SameSubnet),
         }
     }
 }

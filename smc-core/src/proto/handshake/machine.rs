@@ -12,7 +12,9 @@ use smc_wire::types::Version;
 use super::attempt::{DeviceAttempt, Ends};
 use super::message_buffer::MessageBuffer;
 use super::select::Selection;
-use super::steps::{Awaits, Clock, LATE_DECLINE, OnError, OnTerminated, OnTimeout, Step, Tcp};
+use super::steps::{
+    Awaits, LATE_DECLINE, OnError, OnTerminated, OnTimeout, Step, StepTimeout, TcpEnd,
+};
 use super::{
     ClientProposal, DeclineCause, Established, Fallback, HandshakeConfig, PeerAccess, RmbError,
     TcpPath, Work, WorkDone,
@@ -155,7 +157,7 @@ impl Handshake {
     /// The peer closed the connection.
     pub fn handle_closed(&mut self) {
         let error = Error::Closed(CloseReason::DuringHandshake);
-        if self.step.is_some_and(|step| step.tcp == Tcp::MayEnd) {
+        if self.step.is_some_and(|step| step.tcp == TcpEnd::Allowed) {
             self.closed = Some(error);
         } else {
             self.handle_io_error(error);
@@ -422,10 +424,10 @@ impl Handshake {
     }
 
     pub(super) fn begin(&mut self, step: &'static Step) -> Result<(), Failure> {
-        let (clock, before) = (step.clock(), self.step.map(Step::clock));
-        if clock != Clock::Work || before != Some(Clock::Work) {
+        let (timeout, before) = (step.timeout(), self.step.map(Step::timeout));
+        if timeout != StepTimeout::Work || before != Some(StepTimeout::Work) {
             let is_client = matches!(self.role_state, RoleState::Client { .. });
-            let time = clock.time(&self.config.timeouts, is_client);
+            let time = timeout.time(&self.config.timeouts, is_client);
             self.deadline = after(self.now, time);
         }
         self.step = Some(step);

@@ -283,7 +283,14 @@ impl Selection {
             return None;
         }
         let port = config.rdma.as_ref()?.port(Version::V1, &self.path)?;
-        Some(self.rdma(port, None, self.proposal.gid, Route::Direct, None, config))
+        Some(self.rdma(
+            port,
+            None,
+            self.proposal.gid,
+            Route::SameSubnet,
+            None,
+            config,
+        ))
     }
 
     /// SMC-D with a device that may reach the client's.

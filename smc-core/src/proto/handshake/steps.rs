@@ -70,7 +70,7 @@ pub(super) struct Step {
     pub(super) on_error: OnError,
     pub(super) on_timeout: OnTimeout,
     pub(super) on_terminated: OnTerminated,
-    pub(super) tcp: Tcp,
+    pub(super) tcp: TcpEnd,
 }
 
 /// What a step waits for: a message, or the outcome of the [`Work`](super::Work) of that name.
@@ -111,10 +111,10 @@ pub(super) enum When {
 
 /// The time that a step has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Clock {
+pub(super) enum StepTimeout {
     /// [`HandshakeTimeouts::message`].
     Message,
-    /// [`HandshakeTimeouts::work`], together with the steps before it that have this clock.
+    /// [`HandshakeTimeouts::work`], together with the steps before it that have this timeout.
     Work,
     /// [`HandshakeTimeouts::confirm_link`].
     ConfirmLink,
@@ -153,13 +153,13 @@ pub(super) enum OnTerminated {
     Wait,
 }
 
-/// The role of the TCP connection during a step.
+/// What the end of the TCP connection means during a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tcp {
-    /// Its end is a failure.
-    Needed,
+pub(super) enum TcpEnd {
+    /// A failure.
+    Failure,
     /// The peer, and its application, may have finished.
-    MayEnd,
+    Allowed,
 }
 
 /// Makes the rows. The columns are those of [`Step`].
@@ -173,33 +173,33 @@ macro_rules! steps {
             on_error: OnError::$on_error,
             on_timeout: OnTimeout::$on_timeout,
             on_terminated: OnTerminated::$on_terminated,
-            tcp: Tcp::$tcp,
+            tcp: TcpEnd::$tcp,
         };)+
     };
 }
 
 #[rustfmt::skip]
 steps! {
-    // Step       name             awaits          when          error    timeout  end      TCP
-    PROPOSAL:     "PROPOSAL",      Proposal,       Always,       Decline, Abort,   Wait,    Needed;
-    ACCEPT:       "ACCEPT",        Accept,         Always,       Decline, Abort,   Wait,    Needed;
-    CONFIRM:      "CONFIRM",       Confirm,        Always,       Decline, Abort,   Wait,    Needed;
-    SEND_CONFIRM: "nothing",       Nothing,        Always,       Decline, Abort,   Wait,    Needed;
-    REACH:        "reachability",  Reach,          Always,       Decline, Decline, Wait,    Needed;
-    ENTER:        "link group",    Enter,          Always,       Decline, Decline, Wait,    Needed;
-    REGISTER:     "buffer",        Register,       Always,       Decline, Decline, Decline, Needed;
-    ATTACH:       "attachment",    Attach,         Nocopy,       Decline, Decline, Decline, Needed;
-    ATTACH_LAST:  "attachment",    Attach,         Nocopy,       Advance, Advance, Wait,    Needed;
-    OPEN_LINK:    "queue pair",    OpenLink,       FirstContact, Decline, Decline, Decline, Needed;
-    PREPARE_RMB:  "buffer",        PrepareRmb,     Always,       Decline, Decline, Decline, Needed;
-    CONFIRM_RKEY: "CONFIRM RKEY",  ConfirmRkey,    Reuse,        Decline, Decline, Decline, Needed;
-    BIND_CLIENT:  "peer's buffer", BindPeer,       Always,       Decline, Decline, Decline, Needed;
-    BIND_FIRST:   "peer's buffer", BindPeer,       FirstContact, Decline, Decline, Decline, Needed;
-    BIND_LAST:    "peer's buffer", BindPeer,       Reuse,        Advance, Abort,   Wait,    Needed;
-    CONNECT_LINK: "queue pair up", ConnectLink,    FirstContact, Decline, Decline, Decline, Needed;
-    CONFIRM_LINK: "CONFIRM LINK",  ConfirmLink,    FirstContact, Decline, Decline, Wait,    MayEnd;
-    LATE_DECLINE: "late DECLINE",  LateDecline,    Always,       Decline, Decline, Wait,    Needed;
-    ESTABLISH:    "establishment", EstablishGroup, FirstContact, Advance, Abort,   Wait,    Needed;
+    // Step       name             awaits          when          error    timeout  end      TCP ends
+    PROPOSAL:     "PROPOSAL",      Proposal,       Always,       Decline, Abort,   Wait,    Failure;
+    ACCEPT:       "ACCEPT",        Accept,         Always,       Decline, Abort,   Wait,    Failure;
+    CONFIRM:      "CONFIRM",       Confirm,        Always,       Decline, Abort,   Wait,    Failure;
+    SEND_CONFIRM: "nothing",       Nothing,        Always,       Decline, Abort,   Wait,    Failure;
+    REACH:        "reachability",  Reach,          Always,       Decline, Decline, Wait,    Failure;
+    ENTER:        "link group",    Enter,          Always,       Decline, Decline, Wait,    Failure;
+    REGISTER:     "buffer",        Register,       Always,       Decline, Decline, Decline, Failure;
+    ATTACH:       "attachment",    Attach,         Nocopy,       Decline, Decline, Decline, Failure;
+    ATTACH_LAST:  "attachment",    Attach,         Nocopy,       Advance, Advance, Wait,    Failure;
+    OPEN_LINK:    "queue pair",    OpenLink,       FirstContact, Decline, Decline, Decline, Failure;
+    PREPARE_RMB:  "buffer",        PrepareRmb,     Always,       Decline, Decline, Decline, Failure;
+    CONFIRM_RKEY: "CONFIRM RKEY",  ConfirmRkey,    Reuse,        Decline, Decline, Decline, Failure;
+    BIND_CLIENT:  "peer's buffer", BindPeer,       Always,       Decline, Decline, Decline, Failure;
+    BIND_FIRST:   "peer's buffer", BindPeer,       FirstContact, Decline, Decline, Decline, Failure;
+    BIND_LAST:    "peer's buffer", BindPeer,       Reuse,        Advance, Abort,   Wait,    Failure;
+    CONNECT_LINK: "queue pair up", ConnectLink,    FirstContact, Decline, Decline, Decline, Failure;
+    CONFIRM_LINK: "CONFIRM LINK",  ConfirmLink,    FirstContact, Decline, Decline, Wait,    Allowed;
+    LATE_DECLINE: "late DECLINE",  LateDecline,    Always,       Decline, Decline, Wait,    Failure;
+    ESTABLISH:    "establishment", EstablishGroup, FirstContact, Advance, Abort,   Wait,    Failure;
 }
 
 impl Step {
@@ -228,7 +228,7 @@ impl Step {
         self.awaits.facts().0
     }
 
-    pub(super) const fn clock(&self) -> Clock {
+    pub(super) const fn timeout(&self) -> StepTimeout {
         self.awaits.facts().1
     }
 
@@ -241,12 +241,16 @@ impl Step {
 
 impl Awaits {
     /// The phase, the time and the message of a step that waits for this.
-    const fn facts(self) -> (Phase, Clock, Option<ClcType>) {
+    const fn facts(self) -> (Phase, StepTimeout, Option<ClcType>) {
         let decline = Some(ClcType::Decline);
         match self {
-            Self::Proposal => (Phase::Proposal, Clock::Message, Some(ClcType::Proposal)),
-            Self::Accept => (Phase::Accept, Clock::Message, Some(ClcType::Accept)),
-            Self::Confirm => (Phase::Confirm, Clock::Message, Some(ClcType::Confirm)),
+            Self::Proposal => (
+                Phase::Proposal,
+                StepTimeout::Message,
+                Some(ClcType::Proposal),
+            ),
+            Self::Accept => (Phase::Accept, StepTimeout::Message, Some(ClcType::Accept)),
+            Self::Confirm => (Phase::Confirm, StepTimeout::Message, Some(ClcType::Confirm)),
             Self::Nothing
             | Self::Reach
             | Self::Enter
@@ -256,15 +260,15 @@ impl Awaits {
             | Self::PrepareRmb
             | Self::BindPeer
             | Self::ConnectLink
-            | Self::EstablishGroup => (Phase::Group, Clock::Work, None),
-            Self::ConfirmRkey => (Phase::Group, Clock::Work, decline),
-            Self::ConfirmLink => (Phase::Group, Clock::ConfirmLink, decline),
-            Self::LateDecline => (Phase::Group, Clock::LateDecline, decline),
+            | Self::EstablishGroup => (Phase::Group, StepTimeout::Work, None),
+            Self::ConfirmRkey => (Phase::Group, StepTimeout::Work, decline),
+            Self::ConfirmLink => (Phase::Group, StepTimeout::ConfirmLink, decline),
+            Self::LateDecline => (Phase::Group, StepTimeout::LateDecline, decline),
         }
     }
 }
 
-impl Clock {
+impl StepTimeout {
     pub(super) const fn time(self, timeouts: &HandshakeTimeouts, is_client: bool) -> Duration {
         match self {
             Self::Message => timeouts.message,

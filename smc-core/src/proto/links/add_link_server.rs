@@ -327,7 +327,7 @@ impl LinkGroup {
     ) {
         let wire: Vec<_> = rtokens.iter().copied().map(WireRtoken::from).collect();
         let extension = AddLinkExtension {
-            direct: self.route == Route::Direct,
+            direct: self.route == Route::SameSubnet,
             // The local GID, as in Linux; it is not used by the peer.
             client_target_gid: local.gid,
             stated_count: u16::try_from(wire.len()).unwrap_or(u16::MAX),

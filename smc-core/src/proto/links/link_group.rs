@@ -69,7 +69,7 @@ impl LinkGroup {
             id,
             config,
             terms: LlcTerms::V2,
-            route: Route::Direct,
+            route: Route::SameSubnet,
             links: Vec::new(),
             last_link: 0,
             last_number: 0,

@@ -47,7 +47,7 @@ impl<'p> Fixture<'p> {
         Ok(Between {
             ours: best.clone(),
             peer: peer.clone(),
-            route: Route::Direct,
+            route: Route::SameSubnet,
         })
     }
 

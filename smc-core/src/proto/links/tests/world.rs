@@ -165,7 +165,7 @@ impl World {
         for side in [SERVER, CLIENT] {
             let peer = ends[1 - side];
             let host = &mut self.hosts[side];
-            host.group.first_peer(peer, Route::Direct, terms);
+            host.group.first_peer(peer, Route::SameSubnet, terms);
             host.qps.get_mut(&links[side]).unwrap().peer = Some(peer.qpn.get());
             let (rkey, addr) = key_of(1 - side, RmbId(0), self.hosts[1 - side].ports[0].device);
             let group = &mut self.hosts[side].group;

@@ -21,7 +21,10 @@ fn first_contact_of_v2_1() {
             (told.rkey, told.addr, told.index, told.size, told.token)
         );
     }
-    assert_eq!((here.route, there.route), (Route::Direct, Route::Direct));
+    assert_eq!(
+        (here.route, there.route),
+        (Route::SameSubnet, Route::SameSubnet)
+    );
     assert_eq!(here.local.size, SizeCode::LINUX_DEFAULT);
 
     // PROPOSAL, ACCEPT and CONFIRM as long as those of Linux, and not a byte more.
