@@ -38,9 +38,15 @@ impl SocketInfo {
         self.state == TCP_LISTEN
     }
 
-    /// Whether another socket has answered it, or has connected to it.
+    /// Whether another socket has answered it, or has connected to it, and not ended since.
     pub(super) fn has_peer(&self) -> bool {
-        !matches!(self.state, TCP_LISTEN | TCP_SYN_SENT | TCP_CLOSE)
+        !matches!(self.state, TCP_LISTEN | TCP_SYN_SENT | TCP_CLOSE) && !self.is_time_wait()
+    }
+
+    /// Whether it is what the kernel keeps of a connection that has ended. A new connection between
+    /// the same addresses replaces it.
+    pub(super) fn is_time_wait(&self) -> bool {
+        self.state == TCP_TIME_WAIT || self.state == TCP_FIN_WAIT2 && self.is_closed()
     }
 
     pub(super) fn is_established(&self) -> bool {
@@ -171,6 +177,8 @@ const NLMSG_ERROR: u16 = 2;
 const IPPROTO_TCP: u8 = 6;
 const TCP_ESTABLISHED: u8 = 1;
 const TCP_SYN_SENT: u8 = 2;
+const TCP_FIN_WAIT2: u8 = 5;
+const TCP_TIME_WAIT: u8 = 6;
 const TCP_CLOSE: u8 = 7;
 pub(super) const TCP_LISTEN: u8 = 10;
 

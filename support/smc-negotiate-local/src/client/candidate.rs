@@ -107,11 +107,14 @@ impl LocalCandidate {
         // A listener of another user gets no offer for a port that now belongs to another socket.
         let own = self.channel.as_ref().filter(|it| !it.foreign);
         let known = self.target.filter(|_| own.is_some());
-        let target = match (self.own_host, known) {
+        let (target, may_be_other) = match (self.own_host, known) {
             (true, None) => self.client.target(self.netns, self.to, from)?,
-            (_, target) => target,
+            (_, target) => (target, false),
         };
-        let is_target = |entry: &Entry| target.is_none_or(|target| target.cookie == entry.cookie);
+        let is_target = |entry: &Entry| {
+            let is_other = may_be_other && entry.shared;
+            target.is_none_or(|target| is_other || target.cookie == entry.cookie)
+        };
         let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
         let mut announced = Vec::with_capacity(1);
         let mut cause = None;

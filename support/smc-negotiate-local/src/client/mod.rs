@@ -112,7 +112,7 @@ impl LocalClient {
         if !self.domain.has_others() {
             return Ok(own);
         }
-        let target = self.target(netns, to, unspecified(to))?;
+        let target = self.listening(netns, to, unspecified(to))?;
         let owner = target.map(|target| target.uid);
         Ok(owner.filter(|uid| self.domain.allows(*uid)).unwrap_or(own))
     }
@@ -273,8 +273,26 @@ impl LocalClient {
         })
     }
 
-    /// The socket that will get a connection between these addresses, where the kernel reports it.
+    /// The socket that will get a connection between these addresses, where the kernel reports it,
+    /// and whether it may be another one that shares its port.
+    ///
+    /// That is so after an earlier connection between them: the kernel reports what it keeps of
+    /// that (TIME-WAIT). All sockets that share a port have the same owner.
     fn target(
+        &self,
+        netns: NetNs,
+        to: SocketAddr,
+        from: SocketAddr,
+    ) -> Result<(Option<SocketInfo>, bool), OsError> {
+        let found = self.find(netns, to, from)?.ok().flatten();
+        match found.is_some_and(|found| found.is_time_wait()) {
+            true => Ok((self.listening(netns, to, unspecified(to))?, true)),
+            false => Ok((found.filter(SocketInfo::is_listening), false)),
+        }
+    }
+
+    /// The listening socket for connections between these addresses, if the kernel reports it.
+    fn listening(
         &self,
         netns: NetNs,
         to: SocketAddr,
@@ -302,7 +320,7 @@ impl LocalClient {
         if !found.is_some_and(|found| found.has_peer()) {
             return Some(false);
         }
-        let listening = self.target(netns, to, unspecified(to)).ok()?;
+        let listening = self.listening(netns, to, unspecified(to)).ok()?;
         let is_same = listening.is_none_or(|listening| listening.uid == owner);
         is_same.then_some(true)
     }

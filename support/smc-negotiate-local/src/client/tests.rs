@@ -1,16 +1,21 @@
 use std::fmt;
 use std::future::pending;
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use async_trait::async_trait;
+use rustix::net::sockopt::socket_cookie;
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use smc_core::runtime::{
     Acceptor, BeforeConnect, BeforeListen, Socket, SocketOptions, Task, Timer, Watch,
 };
 use smc_ipc::channel::{Received, receive};
 use smc_ipc::passed::PeerSocket;
 use smc_testkit::unix::{fill, listen_at};
+use smc_testkit::wait::until;
 use tempfile::TempDir;
 
 use super::*;
@@ -253,4 +258,40 @@ fn a_channel_whose_listener_sends_without_end_waits_for_the_reactor() {
     poll();
     assert_eq!(flood(), 0, "it reads before the reactor had its turn");
     assert_eq!(timers(), 1);
+}
+
+#[test]
+fn the_listener_is_found_behind_an_ended_connection_between_the_same_addresses() {
+    let world = World::new();
+    let netns = NetNs::current().unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let to = listener.local_addr().unwrap();
+    let client = TcpStream::connect(to).unwrap();
+    let from = client.local_addr().unwrap();
+    let uid = geteuid().as_raw();
+    let target = || world.client.target(netns, to, from).unwrap();
+    let has_peer = || world.client.has_local_peer(netns, to, from, uid);
+    let Some(true) = has_peer() else {
+        return println!("skipped: why: no sock_diag here");
+    };
+    // A connection that exists gets no offer.
+    assert_eq!(target(), (None, false));
+
+    // The listener's end closes first.
+    drop(listener.accept().unwrap());
+    assert_eq!((&client).read(&mut [0]).unwrap(), 0);
+    drop(client);
+    until(
+        || target().1,
+        || "the ended connection is not reported".to_owned(),
+    );
+    let found = target().0.expect("it is found all the same");
+    assert_eq!(found.cookie, socket_cookie(&listener).unwrap());
+    // A connection from there that is redirected elsewhere has not arrived.
+    assert_eq!(has_peer(), Some(false));
+
+    let again = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&again, &from).unwrap();
+    connect(&again, &to).unwrap();
+    assert_eq!(has_peer(), Some(true));
 }
