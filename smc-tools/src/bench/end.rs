@@ -124,6 +124,8 @@ async fn drive(cell: Cell, dir: PathBuf, address: String, meter: Meter) -> Resul
         (Kind::Unix, _) => drive_native::<TokioUnix>(&cell, address, meter).await,
         #[cfg(feature = "peers")]
         (Kind::Iceoryx2, _) => peers::iceoryx2::drive(&cell, &dir, meter),
+        #[cfg(feature = "peers")]
+        (Kind::IpcChannel, _) => peers::ipc_channel::drive(&cell, address, meter),
         _ => {
             let carried = Carried::open(&cell, &dir)?;
             let to = smc::Connector::new(&carried, &cell, &address)?;
@@ -153,6 +155,13 @@ async fn serve(cell: Cell, dir: PathBuf) -> Result<()> {
             report(&Ready::At(String::new()))?;
             let _gone = ended.await;
             server.stop()
+        }
+        #[cfg(feature = "peers")]
+        (Kind::IpcChannel, _) => {
+            let ended = stdin_ended();
+            report(&Ready::At(peers::ipc_channel::serve(&cell)?))?;
+            let _gone = ended.await;
+            Ok(())
         }
         _ => {
             let carried = Carried::open(&cell, &dir)?;

@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_limit_has_room_for_several_buffers() {
+    fn a_small_limit_leaves_space_for_several_buffers() {
         assert_eq!(largest_buffer(4 << 20, 1 << 20, 1 << 20), 1 << 14);
         assert_eq!(largest_buffer(4 << 20, 0, 0), 0);
         assert_eq!(

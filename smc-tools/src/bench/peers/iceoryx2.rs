@@ -1,87 +1,28 @@
-//! `rate` and `pingpong` over iceoryx2: publish and subscribe, in two services, one for each
-//! direction. Both ends poll for samples without a pause, which is the fastest way it has.
+//! iceoryx2: publish and subscribe, in two services, one for each direction. Both ends poll for
+//! samples without a pause, which is the fastest way it has.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use iceoryx2::port::publisher::Publisher;
 use iceoryx2::port::subscriber::Subscriber;
 use iceoryx2::prelude::*;
 
-use super::super::figure::{Figure, Latencies, Sample};
+use super::super::figure::Sample;
 use super::super::meter::Meter;
-use super::super::plan::{Cell, Workload};
-use super::super::workload::one_way::Run;
+use super::super::plan::Cell;
+use super::{Messages, NUMBER_LEN};
 
 /// The client's part.
 pub(in crate::bench) fn drive(cell: &Cell, dir: &Path, meter: Meter) -> Result<Sample> {
     let pipe = Pipe::open(cell, dir, ["there", "back"], Arc::default())?;
     pipe.wait_for_peer()?;
-    let mut sample = Sample {
-        path: "iceoryx2, publish and subscribe".to_owned(),
-        ..Sample::default()
-    };
-    match cell.case.workload {
-        Workload::Rate => rate(cell, &pipe, meter, &mut sample)?,
-        Workload::Pingpong => pingpong(cell, &pipe, meter, &mut sample)?,
-        other => bail!("no {other} over iceoryx2"),
-    }
-    Ok(sample)
-}
-
-fn rate(cell: &Cell, pipe: &Pipe, meter: Meter, sample: &mut Sample) -> Result<()> {
-    let message = vec![0x5a; cell.case.load];
-    let send = |messages: u64| {
-        let start = Instant::now();
-        pipe.send(&messages.to_be_bytes())?;
-        for _ in 0..messages {
-            pipe.send(&message)?;
-        }
-        let got = pipe.receive_number()?;
-        ensure!(got == messages, "{got} messages arrived of {messages}");
-        Ok(start.elapsed())
-    };
-    let mut run = Run::new(cell.settings.time);
-    while !run.is_long {
-        run.took(send(run.writes)?);
-    }
-    let messages = run.writes;
-    let cpu = meter.cpu()?;
-    let elapsed = send(messages)?;
-    let cpu = meter.cpu()? - cpu;
-    sample.verified = messages;
-    sample.set(Figure::Messages, messages as f64 / elapsed.as_secs_f64());
-    sample.set(Figure::Cpu, cpu.as_secs_f64() / messages as f64);
-    Ok(())
-}
-
-fn pingpong(cell: &Cell, pipe: &Pipe, meter: Meter, sample: &mut Sample) -> Result<()> {
-    let mut ping = vec![0x5a; cell.case.load];
-    let mut play = |time: Duration| {
-        let mut latencies = Latencies::new()?;
-        let start = Instant::now();
-        let mut before = start;
-        while before - start < time {
-            pipe.send(&ping)?;
-            pipe.receive(&mut ping)?;
-            let now = Instant::now();
-            latencies.record((now - before).as_nanos());
-            before = now;
-        }
-        anyhow::Ok(latencies)
-    };
-    sample.verified = play(cell.settings.time / WARM_UP)?.len();
-    let cpu = meter.cpu()?;
-    let latencies = play(cell.settings.time)?;
-    let cpu = meter.cpu()? - cpu;
-    sample.set_latencies(&latencies);
-    sample.set(Figure::Cpu, cpu.as_secs_f64() / latencies.len() as f64);
-    sample.verified += latencies.len();
-    Ok(())
+    super::drive(cell, &pipe, "iceoryx2, publish and subscribe", meter)
 }
 
 /// The server's part, on a thread of its own.
@@ -100,10 +41,7 @@ impl Server {
             let pipe = Pipe::open(&cell, &dir, ["back", "there"], over)?;
             let _ignored = opened.send(());
             pipe.wait_for_peer()?;
-            match cell.case.workload {
-                Workload::Rate => count(&pipe),
-                _ => send_back(&pipe, cell.case.load),
-            }
+            super::serve(&cell, &pipe)
         });
         if is_open.recv().is_err() {
             match thread.join() {
@@ -120,25 +58,6 @@ impl Server {
         // It was interrupted, which is no error.
         let _interrupted = self.thread.join();
         Ok(())
-    }
-}
-
-fn count(pipe: &Pipe) -> Result<()> {
-    loop {
-        let announced = pipe.receive_number()?;
-        let mut got = 0;
-        while got < announced {
-            pipe.take(|_message| got += 1)?;
-        }
-        pipe.send(&got.to_be_bytes())?;
-    }
-}
-
-fn send_back(pipe: &Pipe, len: usize) -> Result<()> {
-    let mut ping = vec![0; len];
-    loop {
-        pipe.receive(&mut ping)?;
-        pipe.send(&ping)?;
     }
 }
 
@@ -205,14 +124,15 @@ impl Pipe {
         thread::sleep(Duration::from_millis(20));
         Ok(())
     }
+}
 
+impl Messages for Pipe {
     fn send(&self, data: &[u8]) -> Result<()> {
         let sample = self.out.loan_slice_uninit(data.len()).map_err(failed)?;
         sample.write_from_slice(data).send().map_err(failed)?;
         Ok(())
     }
 
-    /// Waits for a sample and shows it.
     fn take<T>(&self, show: impl FnOnce(&[u8]) -> T) -> Result<T> {
         loop {
             // Not each time, because it reads memory of others.
@@ -225,24 +145,6 @@ impl Pipe {
             ensure!(!self.is_over.load(Ordering::Relaxed), "interrupted");
         }
     }
-
-    fn receive(&self, to: &mut [u8]) -> Result<()> {
-        let is_whole = self.take(|data| {
-            let is_whole = data.len() == to.len();
-            if is_whole {
-                to.copy_from_slice(data);
-            }
-            is_whole
-        })?;
-        ensure!(is_whole, "a sample of another length");
-        Ok(())
-    }
-
-    fn receive_number(&self) -> Result<u64> {
-        let mut number = [0; NUMBER_LEN];
-        self.receive(&mut number)?;
-        Ok(u64::from_be_bytes(number))
-    }
 }
 
 /// Its errors in words; not all of them are errors by trait.
@@ -250,13 +152,8 @@ fn failed(error: impl std::fmt::Debug) -> anyhow::Error {
     anyhow!("iceoryx2: {error:?}")
 }
 
-const NUMBER_LEN: usize = 8;
-
 /// Samples under way.
 const SAMPLES: usize = 1024;
 
 /// Looks for a sample between two for the end.
 const LOOKS: u32 = 1000;
-
-/// Part of the time that is the warm-up.
-const WARM_UP: u32 = 4;

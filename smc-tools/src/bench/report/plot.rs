@@ -123,6 +123,8 @@ fn color(kind: Kind) -> RGBColor {
         Kind::Fallback => RGBColor(0xe6, 0x9f, 0x00),
         #[cfg(feature = "peers")]
         Kind::Iceoryx2 => RGBColor(0x99, 0x99, 0x99),
+        #[cfg(feature = "peers")]
+        Kind::IpcChannel => RGBColor(0x66, 0x33, 0x99),
     }
 }
 

@@ -44,6 +44,9 @@ pub(super) enum Kind {
     /// iceoryx2: samples in shared memory, both ends poll for them without a pause
     #[cfg(feature = "peers")]
     Iceoryx2,
+    /// ipc-channel: messages of bytes, whose receiver blocks
+    #[cfg(feature = "peers")]
+    IpcChannel,
 }
 
 impl Kind {
@@ -52,7 +55,9 @@ impl Kind {
         match self {
             Self::LoopInplace => matches!(workload, Workload::Rate | Workload::Bulk),
             #[cfg(feature = "peers")]
-            Self::Iceoryx2 => matches!(workload, Workload::Rate | Workload::Pingpong),
+            Self::Iceoryx2 | Self::IpcChannel => {
+                matches!(workload, Workload::Rate | Workload::Pingpong)
+            }
             _ => true,
         }
     }
