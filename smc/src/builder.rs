@@ -24,6 +24,7 @@ use crate::mem::TrustPeers;
 use crate::mutex::Mutex;
 use crate::proto::handshake::HandshakeConfig;
 use crate::proto::links::LlcConfig;
+use crate::stats::SetupCounters;
 
 /// Builds an [`Endpoint`].
 ///
@@ -340,6 +341,15 @@ impl Builder {
         self
     }
 
+    /// Whether other processes of the same user, and root, can see what the endpoint does, as
+    /// `smc ss` shows it: see [`introspection`](crate::introspection). `true` unless set.
+    #[cfg(feature = "introspection")]
+    #[must_use]
+    pub fn introspection(mut self, on: bool) -> Self {
+        self.config.introspection = on;
+        self
+    }
+
     /// Builds the endpoint. Starts one task per device on the runtime, or on a
     /// [thread](Self::driver_thread).
     ///
@@ -390,6 +400,9 @@ impl Builder {
             handshake_pollers: Arc::new(Pollers::new(false)),
             tcp_handshakes: TcpHandshakes::default(),
             proposal: Mutex::default(),
+            setups: SetupCounters::default(),
+            tcp_streams: Arc::default(),
+            listeners: Mutex::default(),
             lifetime,
             config,
             runtime,

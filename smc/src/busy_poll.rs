@@ -48,22 +48,26 @@ impl BusyPoll {
         true
     }
 
-    /// A poll found data.
+    /// A poll found data. Returns whether there were polls before that found none, and no wait in
+    /// the parked state.
     #[inline]
-    pub(crate) fn hit(&mut self) {
+    pub(crate) fn hit(&mut self) -> bool {
         self.hits += 1;
         if self.polls > 0 || self.window.is_waiting() {
-            self.hit_after_misses();
+            return self.hit_after_misses();
         }
+        false
     }
 
-    fn hit_after_misses(&mut self) {
+    fn hit_after_misses(&mut self) -> bool {
+        let was_parked = self.window.parked_at.is_some();
         self.polls = 0;
         self.leave();
         if self.window.is_waiting() {
             self.window.hit(Instant::now());
             self.pollers.learn(&self.window);
         }
+        !was_parked
     }
 
     /// A poll found nothing.

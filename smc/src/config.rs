@@ -50,6 +50,9 @@ pub(crate) struct EndpointConfig {
     pub(crate) polling: Duration,
     pub(crate) max_handshakes: usize,
     pub(crate) trust: Option<TrustPeers>,
+    /// Tools can see the endpoint.
+    #[cfg(feature = "introspection")]
+    pub(crate) introspection: bool,
 }
 
 impl Default for EndpointConfig {
@@ -70,6 +73,8 @@ impl Default for EndpointConfig {
             polling: default_polling(),
             max_handshakes: MAX_HANDSHAKES,
             trust: None,
+            #[cfg(feature = "introspection")]
+            introspection: true,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -16,20 +16,22 @@ use super::groups::Groups;
 use super::handshake::connect;
 use super::lifetime::{ENDPOINT_CLOSED, Lifetime};
 use super::links::RdmaGroupInfo;
-use super::listener::{ListenOptions, Listener};
+use super::listener::{ListenOptions, Listener, ListenerService};
 use super::negotiate::Negotiation;
 use super::runtime::{Acceptor, Runtime, SocketOptions};
-use super::stream::{Mode, Stream};
+use super::stream::Stream;
 use super::target::{IntoTarget, Target};
 use crate::busy_poll::Pollers;
 use crate::config::{EndpointConfig, Policy};
 use crate::device::{Device, MemoryLimit, TrimMemory};
 use crate::error::Error;
 use crate::handshake::TcpHandshakes;
+use crate::info::{ConnectionInfo, DeviceInfo, ListenerInfo};
 use crate::mutex::Mutex;
-use crate::proto::conn::ConnState;
 use crate::proto::group::{LinkGroupInfo, Registry};
 use crate::proto::handshake::{ClientProposal, HandshakeConfig};
+use crate::stats::{DeviceStats, SetupCounters, Stats};
+use crate::tcp_streams::TcpStreams;
 
 /// Makes streams; has the devices, the settings and the runtime.
 ///
@@ -73,6 +75,9 @@ pub(crate) struct EndpointInner {
     pub(crate) lifetime: Arc<Lifetime>,
     /// The cached PROPOSAL for any destination, and the configuration that it was made from.
     pub(crate) proposal: Mutex<Option<(Arc<HandshakeConfig>, Arc<ClientProposal>)>>,
+    pub(crate) setups: SetupCounters,
+    pub(crate) tcp_streams: Arc<TcpStreams>,
+    pub(crate) listeners: Mutex<Vec<Weak<ListenerService>>>,
 }
 
 impl Drop for EndpointInner {
@@ -80,6 +85,10 @@ impl Drop for EndpointInner {
         self.drivers
             .iter()
             .for_each(|driver| driver.handle_endpoint_dropped());
+        #[cfg(feature = "introspection")]
+        if self.config.introspection {
+            crate::introspection::unregister();
+        }
     }
 }
 
@@ -88,6 +97,46 @@ impl EndpointInner {
     pub(crate) fn base_config(&self) -> Arc<HandshakeConfig> {
         Arc::clone(&self.handshake.lock())
     }
+
+    pub(crate) fn rdma_groups(&self) -> Vec<RdmaGroupInfo> {
+        let groups = self.groups.all_rdma();
+        let mut groups: Vec<_> = groups.iter().map(|group| group.snapshot()).collect();
+        groups.sort_unstable_by_key(|group| group.id);
+        groups
+    }
+
+    pub(crate) fn connections(&self) -> Vec<ConnectionInfo> {
+        let conns = self.drivers.iter().flat_map(|driver| driver.connections());
+        let mut all: Vec<_> = conns.map(|conn| conn.info()).collect();
+        all.extend(self.tcp_streams.infos());
+        all.sort_unstable_by_key(|info| info.id);
+        all
+    }
+
+    pub(crate) fn add_listener(&self, listener: &Arc<ListenerService>) {
+        let mut listeners = self.listeners.lock();
+        listeners.retain(|listener| listener.strong_count() > 0);
+        listeners.push(Arc::downgrade(listener));
+    }
+
+    pub(crate) fn listener_infos(&self) -> Vec<ListenerInfo> {
+        let listeners = self.listeners.lock().clone();
+        let listeners: Vec<_> = listeners.iter().filter_map(Weak::upgrade).collect();
+        listeners.iter().map(|listener| listener.info()).collect()
+    }
+
+    pub(crate) fn device_infos(&self) -> Vec<DeviceInfo> {
+        self.drivers.iter().map(|driver| driver.info()).collect()
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let devices = self.drivers.iter().map(|driver| DeviceStats {
+            device: driver.name.to_string(),
+            is_rdma: driver.device.fabric().rdma().is_some(),
+            ..driver.counters.stats()
+        });
+        self.setups.stats(devices.collect())
+    }
 }
 
 impl Endpoint {
@@ -95,6 +144,11 @@ impl Endpoint {
         let inner = Arc::new(inner);
         let pools: Arc<dyn TrimMemory> = Arc::clone(&inner) as _;
         inner.groups.memory.add_user(Arc::downgrade(&pools));
+        #[cfg(feature = "introspection")]
+        if inner.config.introspection {
+            // Without a thread or a descriptor it is not seen by tools.
+            let _seen = crate::introspection::register(&inner);
+        }
         Self { inner }
     }
 
@@ -332,26 +386,34 @@ impl Endpoint {
     /// ending.
     #[must_use]
     pub fn rdma_groups(&self) -> Vec<RdmaGroupInfo> {
-        let groups = self.inner.groups.all_rdma();
-        let mut groups: Vec<_> = groups.iter().map(|group| group.snapshot()).collect();
-        groups.sort_unstable_by_key(|group| group.id);
-        groups
+        self.inner.rdma_groups()
     }
 
-    /// The SMC connections, including those that wait for the peer's close.
+    /// The streams, in the order in which they were made: SMC connections, including those that
+    /// wait for the peer's close, and those that are TCP, with the reason.
     #[must_use]
     pub fn connections(&self) -> Vec<ConnectionInfo> {
-        let drivers = self.inner.drivers.iter();
-        drivers
-            .flat_map(|driver| driver.connections())
-            .map(|conn| ConnectionInfo {
-                mode: conn.mode.clone(),
-                state: conn.state(),
-                local: conn.socket.local_addr().ok(),
-                peer: conn.peer_addr,
-                recv_buffer: conn.local.region().len(),
-            })
-            .collect()
+        self.inner.connections()
+    }
+
+    /// The listeners, in the order in which they were made.
+    #[must_use]
+    pub fn listener_infos(&self) -> Vec<ListenerInfo> {
+        self.inner.listener_infos()
+    }
+
+    /// The devices in order of preference, also those that are gone.
+    #[must_use]
+    pub fn device_infos(&self) -> Vec<DeviceInfo> {
+        self.inner.device_infos()
+    }
+
+    /// What the endpoint has done: connections, fallbacks by reason, bytes.
+    ///
+    /// This and the other snapshots hold no lock that a read or write takes.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.inner.stats()
     }
 
     /// Closes the endpoint in order: waits until all data of streams that were dropped, or shut
@@ -433,23 +495,6 @@ fn invalid_target(text: &str) -> Error {
 /// The error of a name without addresses.
 fn no_address() -> Error {
     io::Error::from(io::ErrorKind::AddrNotAvailable).into()
-}
-
-/// Information on an SMC connection, for tools.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ConnectionInfo {
-    /// Its mode.
-    pub mode: Mode,
-    /// Its state.
-    pub state: ConnState,
-    /// The local address of the TCP connection.
-    pub local: Option<SocketAddr>,
-    /// The peer's address.
-    pub peer: SocketAddr,
-    /// Size of the local receive buffer in bytes, with what is not for data: see
-    /// [`Stream::recv_buffer_size`](crate::Stream::recv_buffer_size).
-    pub recv_buffer: usize,
 }
 
 /// Options of a connection that differ from the endpoint's.

@@ -67,6 +67,8 @@
 //!
 //! | feature | adds |
 //! |---|---|
+//! | `introspection` | [`introspection`]: what `smc ss` and its like show of a process. On by default |
+//! | `serde` | `Serialize` and `Deserialize` of [`info::Stats`] |
 //! | `tokio` | [`tokio()`], and tokio's I/O traits on streams |
 //! | `tokio-io` | tokio's I/O traits on streams and halves alone; no reactor |
 //! | `smol` | [`smol()`] |
@@ -74,7 +76,7 @@
 //! | `rdma` | `rdma`: devices for SMC-R between hosts; takes cmake and libclang to build |
 //! | `syn-option` | `syn_option`: negotiation by TCP option, as kernels do it |
 //!
-//! None is on by default, and none changes the behaviour of others.
+//! The others are not on by default, and none changes the behaviour of others.
 
 #![forbid(unsafe_code)]
 
@@ -82,8 +84,12 @@ use std::sync::Arc;
 
 pub mod config;
 pub mod info;
+#[cfg(feature = "introspection")]
+pub mod introspection;
 #[cfg(any(doc, doctest))]
 pub mod manual;
+#[cfg(feature = "introspection")]
+pub mod record;
 pub mod runtime;
 
 mod append_list;
@@ -102,8 +108,10 @@ mod links;
 mod listener;
 mod memory_limit;
 mod oneshot;
+mod stats;
 mod stream;
 mod target;
+mod tcp_streams;
 
 pub use builder::Builder;
 pub use config::Policy;

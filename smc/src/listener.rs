@@ -24,7 +24,9 @@ use super::runtime::{Acceptor, Runtime, Socket, Task};
 use super::stream::Stream;
 use crate::config::Policy;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit, Refusal};
+use crate::info::ListenerInfo;
 use crate::mutex::Mutex;
+use crate::proto::Role;
 use crate::reactor_turns::ReactorTurns;
 
 /// Options of a listener that differ from one to the next.
@@ -73,7 +75,7 @@ pub struct Refused {
 pub struct Listener {
     queue: Arc<Queue>,
     local: SocketAddr,
-    service: Arc<Service>,
+    service: Arc<ListenerService>,
 }
 
 impl Listener {
@@ -95,12 +97,15 @@ impl Listener {
             lifetime: Arc::clone(&endpoint.lifetime),
         });
         let runtime = Arc::clone(&endpoint.runtime);
-        let service = Arc::new(Service {
+        let service = Arc::new(ListenerService {
+            local,
+            queue: Arc::downgrade(&queue),
             acceptor,
             published,
             admission: AdmissionControl::new(endpoint.config.max_handshakes, max_ready),
             endpoint,
         });
+        service.endpoint.add_listener(&service);
         let accept_task = AcceptTask(Arc::clone(&queue));
         let accepting_all = accept_loop(
             Arc::clone(&queue),
@@ -282,7 +287,10 @@ impl Queue {
 
 /// The resources of a listener. Only the listener owns them, so that dropping it closes the socket
 /// and withdraws the name at once, whenever its task is polled.
-struct Service {
+pub(crate) struct ListenerService {
+    local: SocketAddr,
+    /// Weak, as streams in it own the endpoint.
+    queue: Weak<Queue>,
     acceptor: Arc<dyn Acceptor>,
     /// The publication, or why clients cannot find the listener.
     published: Result<Arc<dyn Published>, FallbackCause>,
@@ -307,7 +315,7 @@ impl Drop for AcceptTask {
 }
 
 /// The task that accepts TCP connections, while the listener exists.
-async fn accept_loop(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn Runtime>) {
+async fn accept_loop(queue: Arc<Queue>, service: Weak<ListenerService>, runtime: Arc<dyn Runtime>) {
     let mut turns = ReactorTurns::default();
     while poll_fn(|cx| queue.poll_capacity(cx)).await.is_some() {
         if let Some(turn) = turns.due(&*runtime) {
@@ -353,7 +361,21 @@ async fn accept_loop(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn
     }
 }
 
-impl Service {
+impl ListenerService {
+    pub(crate) fn info(&self) -> ListenerInfo {
+        let queue = self.queue.upgrade();
+        let (ready, refused) = queue.map_or_else(Default::default, |queue| {
+            let state = queue.state.lock();
+            (state.ready.len(), state.refused.clone())
+        });
+        ListenerInfo {
+            local: self.local,
+            unpublished: self.published.as_ref().err().cloned(),
+            ready,
+            refused,
+        }
+    }
+
     fn full(&self) -> FallbackCause {
         let limit = u64::try_from(self.admission.max_waiting).unwrap_or(u64::MAX);
         FallbackCause::Full(Limit::new("limit of handshakes that wait", limit))
@@ -388,7 +410,9 @@ impl Service {
                 return None;
             }
             (Negotiated::Plain(cause), _) => {
-                queue.put(Ok((handshake::tcp_stream(socket, cause), peer)));
+                let role = Role::Server;
+                let stream = handshake::tcp_stream(&self.endpoint, role, socket, peer, cause);
+                queue.put(Ok((stream, peer)));
                 return None;
             }
         };
@@ -410,16 +434,20 @@ impl Service {
                 }
                 permit.wait_for_place().await;
                 match policy {
-                    Policy::Never => handshake::decline_all(&endpoint, socket, side_channel).await,
+                    Policy::Never => {
+                        handshake::decline_all(&endpoint, socket, peer, side_channel).await
+                    }
                     _ => handshake::accept(&endpoint, socket, peer, side_channel).await,
                 }
             });
             // As in the kernel: failed set-ups are not reported to the application.
-            if let Ok(Ok(stream)) = queue.own_lifetime.until_end(set_up).await {
-                match (policy, stream.fallback_reason()) {
+            match queue.own_lifetime.until_end(set_up).await {
+                Ok(Ok(stream)) => match (policy, stream.fallback_reason()) {
                     (Policy::Require, Some(why)) => queue.refuse(peer, why),
                     _ => queue.put(Ok((stream, peer))),
-                }
+                },
+                Ok(Err(_)) => endpoint.setups.add_error(Role::Server),
+                Err(_ended) => {}
             }
         }))
     }

@@ -12,6 +12,7 @@ use super::super::stream::Mode;
 use super::{Conn, Parts, PeerLocality, TransportConn, TransportOps, len_u32, len_usize};
 use crate::device::{Attachment, Charge, DeviceError, Dmb, Signal, SubmitError};
 use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
+use crate::info::{Flags, Published};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::mem::{Element, HEADER_LEN};
 use crate::mutex::Mutex;
@@ -34,7 +35,7 @@ pub(crate) struct DirectConn {
     producer_pending: AtomicU32,
     consumer: Mutex<Consumer>,
     /// For the peer's buffer.
-    _charge: Option<PeerCharge>,
+    charge: Option<PeerCharge>,
 }
 
 /// The peer's element, which this side writes.
@@ -122,7 +123,7 @@ impl Parts {
             producer: AtomicU64::new(0),
             producer_pending: AtomicU32::new(0),
             consumer: Mutex::default(),
-            _charge: charge.ok(),
+            charge: charge.ok(),
         });
         let parts = Self {
             local,
@@ -263,6 +264,26 @@ impl DirectConn {
 }
 
 impl TransportOps for DirectConn {
+    fn published(&self) -> Published {
+        let producer = match &self.peer {
+            PeerDmb::Mapped { element, .. } => element.producer().load(Ordering::Acquire),
+            PeerDmb::Moved { .. } | PeerDmb::Lost => self.producer.load(Ordering::SeqCst),
+        };
+        let word = self.consumer.lock().word;
+        Published {
+            producer: ProducerWord::from_ne(producer).cursor,
+            consumer: word.cursor,
+            flags: Flags {
+                producer: word.producer_flags,
+                state: word.state_flags,
+            },
+        }
+    }
+
+    fn peer_token(&self) -> Option<u64> {
+        self.charge.as_ref().map(|charge| charge.token.0)
+    }
+
     fn peer_ring(&self) -> Ring {
         self.peer_ring
     }

@@ -1,9 +1,11 @@
 //! One SMC connection, shared by its two halves, the driver and tools.
 
+mod counters;
 mod direct;
 mod ending;
 mod rdma;
 
+pub(crate) use counters::{ConnCounters, DeviceCounters, HalfCounters};
 pub(crate) use direct::{DirectBuffers, DirectConn, PeerDmb, RetryResult};
 pub(crate) use ending::Handle;
 pub(crate) use rdma::{MessageSearch, RdmaConn, RdmaConnHandle, Received};
@@ -18,7 +20,7 @@ use atomic_waker::AtomicWaker;
 use event_listener::Event;
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
-use smc_wire::types::{AlertToken, DmbToken};
+use smc_wire::types::{AlertToken, DmbToken, Version};
 
 use super::append_list::AppendList;
 use super::device_driver::DeviceDriver;
@@ -27,6 +29,7 @@ use super::runtime::Socket;
 use super::stream::Mode;
 use crate::device::{Dmb, SubmitError};
 use crate::error::{CloseReason, Error};
+use crate::info::{ConnectionInfo, Cursors, Flags, Published, SmcInfo};
 use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::mutex::Mutex;
@@ -43,7 +46,10 @@ pub(crate) struct Conn {
     /// The local element, written by the peer.
     pub(crate) local: Element,
     pub(crate) local_ring: Ring,
+    pub(crate) id: u64,
     pub(crate) mode: Mode,
+    /// That of this side in the handshake.
+    pub(crate) role: Role,
     pub(crate) peer_addr: SocketAddr,
     pub(crate) socket: Arc<dyn Socket>,
     /// Determines how TCP is closed, and whether it is watched.
@@ -78,6 +84,7 @@ pub(crate) struct Conn {
     pub(crate) linger: Mutex<Option<Duration>>,
     /// The application's setting of `TCP_NODELAY`.
     pub(crate) nodelay: AtomicBool,
+    pub(crate) counters: Arc<ConnCounters>,
     pub(crate) reader: AtomicWaker,
     pub(crate) writer: AtomicWaker,
     /// Notified of changes, for any number of tasks.
@@ -168,6 +175,12 @@ pub(crate) trait TransportOps: Send + Sync {
     /// Publishes flags in addition to those before.
     fn publish_flags(&self, conn: &Conn, flags: StateFlags);
 
+    /// What this side has published.
+    fn published(&self) -> Published;
+
+    /// The peer's token, where it is known.
+    fn peer_token(&self) -> Option<u64>;
+
     /// Whether updates are not published yet.
     fn has_pending(&self) -> bool;
 
@@ -225,6 +238,7 @@ pub(crate) struct Parts {
 impl Conn {
     pub(crate) fn new(
         parts: Parts,
+        role: Role,
         socket: Arc<dyn Socket>,
         peer_addr: SocketAddr,
         membership: Membership,
@@ -238,7 +252,9 @@ impl Conn {
         Arc::new(Self {
             local: parts.local,
             local_ring: parts.local_ring,
+            id: next_stream_id(),
             mode: parts.mode,
+            role,
             peer_addr,
             socket,
             locality,
@@ -258,6 +274,7 @@ impl Conn {
             high_water: AtomicU32::new(u32::MAX),
             linger: Mutex::new(None),
             nodelay: AtomicBool::new(false),
+            counters: Arc::default(),
             reader: AtomicWaker::new(),
             writer: AtomicWaker::new(),
             changed: Event::new(),
@@ -266,6 +283,19 @@ impl Conn {
             group: membership.member.group(),
             membership: Mutex::new(Some(membership)),
         })
+    }
+
+    /// Counts the new connection, whose receive buffer has `configured` bytes unless memory is
+    /// short.
+    pub(crate) fn count(&self, version: Version, configured: usize) {
+        let len = self.local.region().len();
+        let sent = len_usize(self.peer_ring().size());
+        self.driver.counters.add_conn(&self.counters, |stats| {
+            stats.add_connection(self.role, version);
+            stats.received.add_buffer(len);
+            stats.received.buffer_downgrades += u64::from(len < configured);
+            stats.sent.add_buffer(sent);
+        });
     }
 
     pub(crate) fn key(&self) -> ConnKey {
@@ -365,6 +395,47 @@ impl Conn {
 
     pub(crate) fn state(&self) -> ConnState {
         self.closing.lock().state()
+    }
+
+    /// The connection for tools.
+    pub(crate) fn info(&self) -> ConnectionInfo {
+        let producer = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire)).cursor;
+        let peer = ConsumerWord::from_ne(self.local.consumer().load(Ordering::Acquire));
+        let own = self.ops().published();
+        let rdma = self.rdma();
+        let smc = SmcInfo {
+            state: self.state(),
+            group: self.group,
+            link: rdma.and_then(|rdma| rdma.link()),
+            token: self.key().0,
+            peer_token: self.ops().peer_token(),
+            recv_buffer: self.local.region().len(),
+            send_buffer: rdma.map(|rdma| len_usize(rdma.capacity())),
+            peer_buffer: len_usize(self.peer_ring().size()),
+            received: Cursors {
+                producer,
+                consumer: own.consumer,
+            },
+            sent: Cursors {
+                producer: own.producer,
+                consumer: peer.cursor,
+            },
+            flags: own.flags,
+            peer_flags: Flags {
+                producer: peer.producer_flags,
+                state: peer.state_flags,
+            },
+            reads: self.counters.received.stats(),
+            writes: self.counters.sent.stats(),
+        };
+        ConnectionInfo {
+            id: self.id,
+            role: self.role,
+            mode: self.mode.clone(),
+            local: self.socket.local_addr().ok(),
+            peer: self.peer_addr,
+            smc: Some(smc),
+        }
     }
 
     // ---- Updates of the peer -------------------------------------------------------------------
@@ -605,6 +676,12 @@ impl Wake for TcpEventWaker {
             conn.wake();
         }
     }
+}
+
+/// The number of a new stream.
+pub(crate) fn next_stream_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Ring sizes and positions are at most 512 MiB, so this never saturates.

@@ -20,12 +20,13 @@ use hashbrown::HashMap;
 use smc_wire::types::{Gid, Qpn};
 
 use super::busy_poll::Pollers;
-use super::conn::{Conn, ConnKey};
+use super::conn::{Conn, ConnKey, DeviceCounters};
 use super::deadlines::Deadline;
 use super::groups::Groups;
 use super::links::RdmaLinkGroup;
 use crate::device::{Device, DeviceError, Event, PeerEvent};
 use crate::error::{CloseReason, Error};
+use crate::info::{DeviceInfo, DeviceKind};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use crate::mutex::Mutex;
 use crate::proto::group::{DeviceIndex, GroupEndCause, GroupId};
@@ -65,6 +66,7 @@ pub(crate) struct DeviceDriver {
     close_timeout: Duration,
     /// How the device and the streams on it are polled.
     pub(crate) pollers: Arc<Pollers>,
+    pub(crate) counters: DeviceCounters,
     /// The runtime of the streams. That of the task is another one if the endpoint has a thread for
     /// drivers.
     pub(crate) stream_runtime: Arc<dyn Runtime>,
@@ -126,6 +128,7 @@ impl DeviceDriver {
             stopped: AtomicBool::new(false),
             close_timeout,
             pollers: Arc::new(pollers),
+            counters: DeviceCounters::default(),
             stream_runtime,
         })
     }
@@ -277,6 +280,23 @@ impl DeviceDriver {
         conns
             .iter()
             .any(|conn| conn.rdma().is_some() && conn.is_app_closed())
+    }
+
+    pub(crate) fn info(&self) -> DeviceInfo {
+        let kind = match self.device.fabric().direct() {
+            Some(direct) => DeviceKind::Direct {
+                gid: direct.gid(),
+                chid: direct.chid(),
+            },
+            None => DeviceKind::Rdma,
+        };
+        DeviceInfo {
+            name: self.name.to_string(),
+            kind,
+            pnet_id: self.device.identity().pnet_id.map(|id| id.to_string()),
+            is_gone: self.is_gone(),
+            connections: self.table.lock().conns.len(),
+        }
     }
 
     pub(crate) fn connections(&self) -> Vec<Arc<Conn>> {

@@ -15,6 +15,7 @@ use super::{
 use crate::endpoint::EndpointInner;
 use crate::error::{Error, FallbackCause, Phase};
 use crate::negotiate::SideChannel;
+use crate::proto::Role;
 use crate::proto::handshake::{Handshake, HandshakeConfig, TcpPath};
 use crate::runtime::Socket;
 use crate::stream::Stream;
@@ -57,7 +58,8 @@ pub(crate) async fn accept(
                 run_handshake(endpoint, &mut carrier, &socket, peer, machine, resources).await;
             match outcome {
                 Err(_) if side_channel.is_withdrawn() => {
-                    Ok(tcp_stream(socket, FallbackCause::Withdrawn))
+                    let cause = FallbackCause::Withdrawn;
+                    Ok(tcp_stream(endpoint, Role::Server, socket, peer, cause))
                 }
                 outcome => outcome,
             }
@@ -70,6 +72,7 @@ pub(crate) async fn accept(
 pub(crate) async fn decline_all(
     endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
+    peer: SocketAddr,
     side_channel: Option<Box<dyn SideChannel>>,
 ) -> Result<Stream, Error> {
     // Without any device, so that it can only end in a DECLINE.
@@ -90,10 +93,11 @@ pub(crate) async fn decline_all(
         &mut HandshakeResources::default(),
     )
     .await;
+    let tcp = |socket| tcp_stream(endpoint, Role::Server, socket, peer, FallbackCause::Policy);
     match outcome {
-        Ok(Outcome::Tcp(_)) => Ok(tcp_stream(socket, FallbackCause::Policy)),
+        Ok(Outcome::Tcp(_)) => Ok(tcp(socket)),
         Err(_) if side_channel.is_some_and(|side_channel| side_channel.is_withdrawn()) => {
-            Ok(tcp_stream(socket, FallbackCause::Policy))
+            Ok(tcp(socket))
         }
         Err(error) => Err(error),
         Ok(Outcome::Smc(_)) => Err(Error::Bug("a handshake without devices came to SMC")),

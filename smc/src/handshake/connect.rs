@@ -11,16 +11,18 @@ use smc_wire::types::DmbToken;
 
 use super::carrier::Carrier;
 use super::work::{EarlyWork, HandshakeResources, reach, register};
-use super::{handshake_config, path, run_handshake, run_handshake_on_tcp, tcp_stream};
+use super::{fallback_stream, handshake_config, path, run_handshake, run_handshake_on_tcp};
 use crate::config::Policy;
 use crate::endpoint::{ConnectOptions, EndpointInner};
 use crate::error::{Error, FallbackCause, FallbackReason};
 use crate::negotiate::{Candidate, Delivery, ExpectedHandshake, Offer, Withdrawn};
+use crate::proto::Role;
 use crate::proto::group::GroupKey;
 use crate::proto::handshake::{
     ClientProposal, Handshake, HandshakeConfig, HandshakeOutput, TcpPath,
 };
 use crate::runtime::{BeforeConnect, Socket, SocketOptions, Unconnected};
+use crate::stats::SetupPhase;
 use crate::stream::Stream;
 
 /// Connects and sets the stream up.
@@ -48,7 +50,8 @@ pub(crate) async fn connect(
         Err(failed) if failed.early_confirm_failed => attempt.run(&mut plan).await,
         result => result,
     };
-    let stream = stream.map_err(|failed| failed.error)?;
+    let stream = stream.map_err(|failed| failed.error);
+    let stream = stream.inspect_err(|_| endpoint.setups.add_error(Role::Client))?;
     match stream.fallback_reason() {
         Some(reason) if policy == Policy::Require => Err(Error::Declined(reason)),
         _ => Ok(stream),
@@ -69,7 +72,10 @@ enum Plan {
 impl Plan {
     async fn new(endpoint: &EndpointInner, config: &Arc<HandshakeConfig>, to: SocketAddr) -> Self {
         let proposal = proposal_of(endpoint, config);
+        let begin = endpoint.runtime.now();
         let candidate = endpoint.negotiation.look_up(&endpoint.runtime, to).await;
+        let time = endpoint.runtime.now().saturating_duration_since(begin);
+        endpoint.setups.add_phase(SetupPhase::LookUp, time);
         match (candidate, proposal) {
             (Ok(candidate), Ok(proposal)) => {
                 let expected = candidate.expected_handshake();
@@ -152,7 +158,7 @@ impl ConnectAttempt<'_> {
         match plan {
             Plan::Tcp(reason) => {
                 let socket = self.open(true, &mut |_| Ok(())).await?;
-                Ok(Stream::tcp(socket, Vec::new(), reason.clone()))
+                Ok(self.tcp(socket, reason.clone()))
             }
             Plan::Decline(candidate, decline, reason) => {
                 let (socket, offered) = self.offer(candidate, decline, None).await?;
@@ -162,7 +168,7 @@ impl ConnectAttempt<'_> {
                     Offered::Delivered(_) => reason,
                     Offered::Plain(cause) => unannounced_reason(self.config, reason, cause),
                 };
-                Ok(Stream::tcp(socket, Vec::new(), reason))
+                Ok(self.tcp(socket, reason))
             }
             Plan::Propose(candidate, proposal, early) => {
                 let early = early.take();
@@ -175,10 +181,16 @@ impl ConnectAttempt<'_> {
                     Offered::Delivered(offer) => {
                         self.await_answer(socket, proposal, offer, early).await
                     }
-                    Offered::Plain(cause) => Ok(tcp_stream(socket, cause)),
+                    Offered::Plain(cause) => Ok(self.tcp(socket, cause.into())),
                 }
             }
         }
+    }
+
+    /// A stream that is TCP.
+    fn tcp(&self, socket: Arc<dyn Socket>, reason: FallbackReason) -> Stream {
+        let unread = Vec::new();
+        fallback_stream(self.endpoint, Role::Client, socket, self.to, unread, reason)
     }
 
     /// Opens the TCP connection; the offer is made between bind and connect.
@@ -214,8 +226,14 @@ impl ConnectAttempt<'_> {
     ) -> io::Result<Arc<dyn Socket>> {
         let mut options = SocketOptions::default();
         (options.local, options.unbound) = (self.local, unbound);
-        let runtime = &self.endpoint.runtime;
-        runtime.connect(self.to, &options, before).await
+        let EndpointInner {
+            runtime, setups, ..
+        } = &**self.endpoint;
+        let begin = runtime.now();
+        let socket = runtime.connect(self.to, &options, before).await?;
+        let time = runtime.now().saturating_duration_since(begin);
+        setups.add_phase(SetupPhase::TcpConnect, time);
+        Ok(socket)
     }
 
     /// Runs the handshake on TCP. `usual` is the PROPOSAL if it does not depend on the connection,
@@ -279,7 +297,7 @@ impl ConnectAttempt<'_> {
                     _ => None,
                 };
                 let silent = within.map(|within| FallbackCause::NoAnswer { within });
-                Ok(tcp_stream(socket, silent.unwrap_or_else(|| offer.cause())))
+                Ok(self.tcp(socket, silent.unwrap_or_else(|| offer.cause()).into()))
             }
             outcome => outcome.map_err(|error| Failed {
                 error,

@@ -30,17 +30,45 @@ use super::stream::Stream;
 use crate::conn::{Conn, Parts, PeerLocality};
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason};
+use crate::proto::Role;
 use crate::proto::group::{GroupId, GroupState};
 use crate::proto::handshake::{
     CrossingDecline, Established, Fallback, Handshake, HandshakeConfig, HandshakeOutput, TcpPath,
     Transport,
 };
+use crate::stats::SetupPhase;
+use crate::tcp_streams::TcpRecord;
 use carrier::Carrier;
 use work::{HandshakeResources, WorkResult, device_driver, execute};
 
-/// A stream that is plain TCP without a handshake.
-pub(crate) fn tcp_stream(socket: Arc<dyn Socket>, cause: FallbackCause) -> Stream {
-    Stream::tcp(socket, Vec::new(), cause.into())
+/// A stream that is TCP without a handshake.
+pub(crate) fn tcp_stream(
+    endpoint: &EndpointInner,
+    role: Role,
+    socket: Arc<dyn Socket>,
+    peer: SocketAddr,
+    cause: FallbackCause,
+) -> Stream {
+    fallback_stream(endpoint, role, socket, peer, Vec::new(), cause.into())
+}
+
+/// A stream that is TCP, for this reason. `unread` as [`Stream::tcp`] has it.
+fn fallback_stream(
+    endpoint: &EndpointInner,
+    role: Role,
+    socket: Arc<dyn Socket>,
+    peer: SocketAddr,
+    unread: Vec<u8>,
+    reason: FallbackReason,
+) -> Stream {
+    endpoint.setups.add_fallback(role, &reason);
+    let entry = endpoint.tcp_streams.add(TcpRecord {
+        role,
+        local: socket.local_addr().ok(),
+        peer,
+        reason: reason.clone(),
+    });
+    Stream::tcp(socket, unread, reason, entry)
 }
 
 /// The configuration for handshakes that begin now.
@@ -137,7 +165,10 @@ async fn run_handshake(
     machine: &mut Handshake,
     resources: &mut HandshakeResources,
 ) -> Result<Stream, Error> {
+    let begin = endpoint.runtime.now();
     let outcome = drive(endpoint, carrier, machine, resources).await?;
+    let time = endpoint.runtime.now().saturating_duration_since(begin);
+    endpoint.setups.add_phase(SetupPhase::Handshake, time);
     let tcp = Arc::clone(socket);
     match outcome {
         Outcome::Tcp(fallback) => {
@@ -151,11 +182,20 @@ async fn run_handshake(
                     (Vec::new(), with_local_cause(endpoint, fallback.reason))
                 }
             };
-            Ok(Stream::tcp(tcp, unread, reason))
+            let role = machine.role();
+            Ok(fallback_stream(endpoint, role, tcp, peer, unread, reason))
         }
         Outcome::Smc(established) => {
             let locality = carrier.locality();
-            let conn = build_conn(endpoint, tcp, peer, &established, resources, locality)?;
+            let conn = build_conn(
+                endpoint,
+                machine.role(),
+                tcp,
+                peer,
+                &established,
+                resources,
+                locality,
+            )?;
             Ok(Stream::smc(
                 conn,
                 endpoint.config.polling,
@@ -189,6 +229,7 @@ fn with_local_cause(endpoint: &EndpointInner, mut reason: FallbackReason) -> Fal
 /// ends behind the data that its peer has written.
 fn build_conn(
     endpoint: &EndpointInner,
+    role: Role,
     socket: Arc<dyn Socket>,
     peer_addr: SocketAddr,
     established: &Established,
@@ -210,10 +251,15 @@ fn build_conn(
         }
     };
     let membership = resources.membership.take().ok_or(NO_RESOURCE)?;
-    let conn = Conn::new(parts, socket, peer_addr, membership);
+    let conn = Conn::new(parts, role, socket, peer_addr, membership);
     if let Some(rdma) = conn.rdma() {
         rdma.set_conn(&conn);
     }
+    let size = match conn.rdma() {
+        None => endpoint.config.recv_buffer,
+        Some(_) => endpoint.config.rmb,
+    };
+    conn.count(established.version, size.byte_len());
     conn.driver.add_conn(&conn);
     // The group may have ended before the driver knew of the connection.
     let state = endpoint.groups.info(conn.group).map(|group| group.state);

@@ -32,6 +32,7 @@ use crate::error::{Error, FallbackReason};
 use crate::mem::TrustPeers;
 use crate::mem::sync::Ordering;
 use crate::proto::conn::ConnState;
+use crate::tcp_streams::TcpEntry;
 use read::Reader;
 use tcp::{TcpReader, TcpWriter};
 use wait::{LockedHalf, Ready as _};
@@ -76,7 +77,11 @@ pub(crate) struct Shared {
 
 enum SmcOrTcp {
     Smc(Handle),
-    Tcp(Mode),
+    Tcp {
+        mode: Mode,
+        /// In the endpoint's list of streams that are TCP.
+        _entry: TcpEntry,
+    },
 }
 
 impl Stream {
@@ -93,8 +98,16 @@ impl Stream {
     }
 
     /// `unread` are bytes of the application stream that set-up has read from the socket already.
-    pub(crate) fn tcp(socket: Arc<dyn Socket>, unread: Vec<u8>, reason: FallbackReason) -> Self {
-        let kind = SmcOrTcp::Tcp(Mode::Tcp { reason });
+    pub(crate) fn tcp(
+        socket: Arc<dyn Socket>,
+        unread: Vec<u8>,
+        reason: FallbackReason,
+        entry: TcpEntry,
+    ) -> Self {
+        let kind = SmcOrTcp::Tcp {
+            mode: Mode::Tcp { reason },
+            _entry: entry,
+        };
         Self {
             read: LockedHalf::new(Reader::Tcp(TcpReader::new(Arc::clone(&socket), unread))),
             write: LockedHalf::new(Writer::Tcp(TcpWriter::new(Arc::clone(&socket)))),
@@ -390,14 +403,14 @@ impl Shared {
     fn mode(&self) -> &Mode {
         match &self.kind {
             SmcOrTcp::Smc(handle) => &handle.0.mode,
-            SmcOrTcp::Tcp(mode) => mode,
+            SmcOrTcp::Tcp { mode, .. } => mode,
         }
     }
 
     fn conn(&self) -> Option<&Conn> {
         match &self.kind {
             SmcOrTcp::Smc(handle) => Some(&handle.0),
-            SmcOrTcp::Tcp(_) => None,
+            SmcOrTcp::Tcp { .. } => None,
         }
     }
 

@@ -11,7 +11,8 @@ use smc_wire::cursor::Cursor;
 
 use super::super::busy_poll::BusyPoll;
 use super::super::conn::{
-    Conn, DirectConn, RdmaConn, TransportConn, TransportOps, len_u32, len_usize,
+    Conn, ConnCounters, DirectConn, HalfCounters, RdmaConn, TransportConn, TransportOps, len_u32,
+    len_usize,
 };
 use super::in_place::{GuardedRing, ReadGuard};
 use super::tcp::TcpReader;
@@ -128,6 +129,7 @@ pub(crate) struct SmcReader<P: TransportOps> {
     /// The application has shut reading down.
     shut: bool,
     busy_poll: BusyPoll,
+    counters: Arc<ConnCounters>,
     /// Copies of the next bytes in the ring, for `fill_buf`; the ring still has them.
     fill_copy: Vec<u8>,
     /// Bytes that `fill_buf` has returned and that were not consumed since: of the copies, the
@@ -155,6 +157,7 @@ impl<P: TransportOps> SmcReader<P> {
             is_update_requested: false,
             shut: false,
             busy_poll: BusyPoll::new(polling, &conn.driver.pollers),
+            counters: Arc::clone(&conn.counters),
             fill_copy: Vec::new(),
             shown: 0,
             trust,
@@ -331,6 +334,7 @@ impl<P: TransportOps> SmcReader<P> {
         let at = self.cursors.at();
         let [until_end, _] = self.cursors.ring().spans(at, len_u32(count));
         self.cursors.consume(until_end.len);
+        self.counters.received.add_request(len_usize(until_end.len));
         let guard = guarded.retain(len_usize(at), len_usize(until_end.len));
         self.discard_fill_copy();
         Ok(Some(guard))
@@ -489,6 +493,7 @@ impl<P: TransportOps> SmcReader<P> {
 
     fn consume(&mut self, count: usize) {
         let count = self.cursors.consume(len_u32(count));
+        self.counters.received.add_request(len_usize(count));
         if self.has_guards {
             return self.free_unguarded(count);
         }
@@ -539,6 +544,10 @@ impl<P: TransportOps> StreamHalf for SmcReader<P> {
 
     fn busy_poll(&mut self) -> &mut BusyPoll {
         &mut self.busy_poll
+    }
+
+    fn counters(&self) -> &HalfCounters {
+        &self.counters.received
     }
 
     fn register(&self, waker: &Waker) {

@@ -8,7 +8,7 @@ use atomic_waker::AtomicWaker;
 use event_listener::Event;
 
 use super::super::busy_poll::{BusyPoll, PollStep};
-use super::super::conn::Conn;
+use super::super::conn::{Conn, HalfCounters};
 use super::read::Reader;
 use crate::error::Error;
 use crate::mutex::Mutex;
@@ -17,6 +17,7 @@ use crate::mutex::Mutex;
 pub(crate) trait StreamHalf {
     fn conn(&self) -> &Arc<Conn>;
     fn busy_poll(&mut self) -> &mut BusyPoll;
+    fn counters(&self) -> &HalfCounters;
     fn register(&self, waker: &Waker);
 
     /// Requests a report of the event that the half waits for. The caller checks once more
@@ -46,7 +47,9 @@ pub(crate) fn poll_until<H: StreamHalf, T>(
     loop {
         match attempt(half) {
             Ok(Some(found)) => {
-                half.busy_poll().hit();
+                if half.busy_poll().hit() {
+                    half.counters().add_poll_won();
+                }
                 return Poll::Ready(Ok(found));
             }
             Ok(None) if is_armed => {
@@ -70,6 +73,7 @@ pub(crate) fn poll_until<H: StreamHalf, T>(
                 return Poll::Pending;
             }
             PollStep::Park => {
+                half.counters().add_parked();
                 half.conn().driver.start_polling();
                 half.register(cx.waker());
                 half.conn().watch_tcp();

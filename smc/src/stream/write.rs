@@ -11,8 +11,8 @@ use smc_wire::cdc::ConsumerWord;
 
 use super::super::busy_poll::BusyPoll;
 use super::super::conn::{
-    Conn, DirectConn, PeerDmb, RdmaConn, SendPath, TransportConn, TransportOps as _, len_u32,
-    len_usize,
+    Conn, ConnCounters, DirectConn, HalfCounters, PeerDmb, RdmaConn, SendPath, TransportConn,
+    TransportOps as _, len_u32, len_usize,
 };
 use super::super::copy_mode::{CopyModeSelector, LONG_COPY_MIN};
 use super::super::deadlines::Deadline;
@@ -127,6 +127,7 @@ pub(crate) struct SmcWriter<P> {
     conn: Arc<Conn>,
     path: P,
     busy_poll: BusyPoll,
+    counters: Arc<ConnCounters>,
     /// A buffer for reservations that are not in place.
     spare: Box<[u8]>,
     /// Until when a closing stream waits for delivery; unchanged when a task stops waiting.
@@ -139,6 +140,7 @@ impl<P: SendPath> SmcWriter<P> {
             conn: Arc::clone(conn),
             path,
             busy_poll: BusyPoll::new(polling, &conn.driver.pollers),
+            counters: Arc::clone(&conn.counters),
             spare: Box::default(),
             delivery_deadline: None,
         }
@@ -163,7 +165,22 @@ impl<P: SendPath> SmcWriter<P> {
     fn write_now(&mut self, bufs: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         match self.read_space()? {
             0 => Ok(bufs.iter().all(|buf| buf.is_empty()).then_some(0)),
-            space => self.path.write(&self.conn, bufs, space),
+            space => {
+                let written = self.path.write(&self.conn, bufs, space);
+                if let Ok(Some(count @ 1..)) = written {
+                    self.add_request(count, space);
+                }
+                written
+            }
+        }
+    }
+
+    /// Counts a write of `count` bytes into this space.
+    #[inline(always)]
+    fn add_request(&self, count: usize, space: u32) {
+        self.counters.sent.add_request(count);
+        if count == len_usize(space) {
+            self.counters.sent.add_full();
         }
     }
 
@@ -291,6 +308,7 @@ impl SmcWriter<DirectWriter> {
             return Err(NOT_RESERVED);
         }
         self.path.publish(&self.conn, len_u32(len), space);
+        self.add_request(len, space);
         Ok(())
     }
 }
@@ -302,6 +320,10 @@ impl<P: SendPath> StreamHalf for SmcWriter<P> {
 
     fn busy_poll(&mut self) -> &mut BusyPoll {
         &mut self.busy_poll
+    }
+
+    fn counters(&self) -> &HalfCounters {
+        &self.counters.sent
     }
 
     fn register(&self, waker: &Waker) {

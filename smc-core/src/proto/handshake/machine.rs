@@ -21,9 +21,9 @@ use super::{
 };
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackReason, PeerMisbehaved, SetupStep};
-use crate::proto::after;
 use crate::proto::group::{GroupId, Intent, Member};
 use crate::proto::links::FirstLinkError;
+use crate::proto::{Role, after};
 
 /// One side of a handshake; see the [module](super) for the contract.
 #[derive(Debug)]
@@ -132,6 +132,15 @@ impl Handshake {
             closed: None,
             buffer: MessageBuffer::default(),
             outputs: VecDeque::new(),
+        }
+    }
+
+    /// The role of this side.
+    #[must_use]
+    pub fn role(&self) -> Role {
+        match self.role_state {
+            RoleState::Client(_) => Role::Client,
+            RoleState::Server { .. } => Role::Server,
         }
     }
 
@@ -426,7 +435,7 @@ impl Handshake {
     pub(super) fn begin(&mut self, step: &'static Step) -> Result<(), Failure> {
         let (timeout, before) = (step.timeout(), self.step.map(Step::timeout));
         if timeout != StepTimeout::Work || before != Some(StepTimeout::Work) {
-            let is_client = matches!(self.role_state, RoleState::Client { .. });
+            let is_client = self.role() == Role::Client;
             let time = timeout.time(&self.config.timeouts, is_client);
             self.deadline = after(self.now, time);
         }

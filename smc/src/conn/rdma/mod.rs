@@ -19,6 +19,7 @@ use super::super::stream::Mode;
 use super::{Conn, Parts, PeerLocality, TransportConn, TransportOps, len_usize};
 use crate::device::SubmitError;
 use crate::error::{CloseReason, Error};
+use crate::info::{Flags, Published};
 use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::mutex::Mutex;
@@ -265,6 +266,31 @@ impl RdmaConn {
 }
 
 impl TransportOps for RdmaConn {
+    fn published(&self) -> Published {
+        let tx = self.tx.lock();
+        let transmit = tx.bound.as_ref().map(|bound| &bound.transmit);
+        let producer = transmit.map_or(Cursor::START, Transmit::producer);
+        let (consumer, producer_flags, state_flags) = match transmit {
+            Some(transmit) => transmit.published(),
+            None => (Cursor::START, ProducerFlags::empty(), StateFlags::empty()),
+        };
+        let flags = Flags {
+            producer: producer_flags,
+            state: state_flags,
+        };
+        Published {
+            producer,
+            consumer,
+            flags,
+        }
+    }
+
+    fn peer_token(&self) -> Option<u64> {
+        let tx = self.tx.lock();
+        let token = tx.bound.as_ref()?.transmit.token();
+        Some(token.get().into())
+    }
+
     fn allows_rewind(&self) -> bool {
         false
     }

@@ -130,7 +130,7 @@ impl RdmaConn {
     }
 
     /// Size of the staging ring: the maximum of space.
-    fn capacity(&self) -> u32 {
+    pub(crate) fn capacity(&self) -> u32 {
         self.staging.size.ring_r().size()
     }
 
@@ -219,6 +219,7 @@ impl RdmaConn {
         }
         self.push(tx, false);
         if let Some(conn) = self.conn() {
+            conn.driver.counters.add_failover();
             // A writer that waits for completions waits for those of the new link now.
             conn.handle_sent();
         }

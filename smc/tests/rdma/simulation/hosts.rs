@@ -254,7 +254,9 @@ impl Hosts {
                 );
             }
             for connection in host.endpoint.connections() {
-                let (state, local) = (connection.state.name(), connection.local);
+                let smc = connection.smc.as_ref();
+                let state = smc.map_or("TCP", |smc| smc.state.name());
+                let local = connection.local;
                 text += &format!("  {state} {local:?} to {}\n", connection.peer);
             }
             for device in &host.devices {

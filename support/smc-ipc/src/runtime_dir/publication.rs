@@ -54,6 +54,7 @@ pub struct Publication {
     error: Option<RuntimeDirError>,
     /// The descriptor is not readable for new connections, as they cannot be accepted.
     is_paused: bool,
+    admits_root: bool,
     /// How many connections are accepted before the next pause, while the threads that close are
     /// [behind](passed::is_behind).
     left: usize,
@@ -113,6 +114,7 @@ impl Publication {
             lost: None,
             error: None,
             is_paused: false,
+            admits_root: false,
             left: MAX_BEHIND,
         })
     }
@@ -121,6 +123,11 @@ impl Publication {
     /// if it is empty. Depends on the user.
     pub fn set_refusal(&mut self, refusal: fn(u32) -> Vec<u8>) {
         self.refusal = refusal;
+    }
+
+    /// Accepts connections of root as well, who can open any socket.
+    pub fn admit_root(&mut self) {
+        self.admits_root = true;
     }
 
     /// Readable when a connection can be accepted or [`Publication::handle_events`] has work.
@@ -189,7 +196,7 @@ impl Publication {
             };
             self.left = left;
         }
-        let allows = |uid| self.domain.allows(uid);
+        let allows = |uid| self.domain.allows(uid) || self.admits_root && uid == 0;
         let mut accept = |socket: &Listener| self.reserve.accept(socket, allows, self.refusal);
         let has_one = |next: &Result<_, NotAccepted>| !matches!(next, Err(none) if none.errno == Errno::AGAIN);
         let mut next = None;

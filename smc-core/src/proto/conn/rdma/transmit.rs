@@ -351,6 +351,18 @@ impl Transmit {
         cursor_at(self.peer, self.sent)
     }
 
+    /// The consumer cursor for the peer, and the flags of the last CDC.
+    #[must_use]
+    pub fn published(&self) -> (Cursor, ProducerFlags, StateFlags) {
+        (self.consumer, self.last_cdc.flags, self.last_cdc.state)
+    }
+
+    /// The alert token that the peer has announced.
+    #[must_use]
+    pub fn token(&self) -> AlertToken {
+        self.token
+    }
+
     // ---- Failover and end ----------------------------------------------------------------------
 
     /// The connection could move to another link: the last byte of the peer's ring is reserved from

@@ -1,0 +1,132 @@
+//! What the two halves of a connection have done, for tools.
+
+use std::sync::Arc;
+
+use crate::mem::sync::{AtomicU64, Ordering};
+use crate::mutex::Mutex;
+use crate::stats::{DeviceStats, DirectionStats, SIZE_CLASSES, size_class};
+
+/// The counters of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct ConnCounters {
+    pub(crate) received: HalfCounters,
+    pub(crate) sent: HalfCounters,
+}
+
+/// The counters of one half of a stream, in a cache line of their own. Only that half stores, by
+/// plain stores; tools read them at any time.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(crate) struct HalfCounters {
+    bytes: AtomicU64,
+    /// Reads or writes by the number of their bytes.
+    requests: [AtomicU64; SIZE_CLASSES],
+    full: AtomicU64,
+    parked: AtomicU64,
+    polls_won: AtomicU64,
+}
+
+impl HalfCounters {
+    /// A read or write of so many bytes.
+    #[inline(always)]
+    pub(crate) fn add_request(&self, len: usize) {
+        add(&self.bytes, u64::try_from(len).unwrap_or(u64::MAX));
+        if let Some(requests) = self.requests.get(size_class(len)) {
+            add(requests, 1);
+        }
+    }
+
+    /// A write has filled the peer's buffer.
+    pub(crate) fn add_full(&self) {
+        add(&self.full, 1);
+    }
+
+    /// A task parks until the half is ready.
+    pub(crate) fn add_parked(&self) {
+        add(&self.parked, 1);
+    }
+
+    /// Busy polling has found the half ready, so that no task had to park.
+    pub(crate) fn add_poll_won(&self) {
+        add(&self.polls_won, 1);
+    }
+
+    pub(crate) fn stats(&self) -> DirectionStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        DirectionStats {
+            bytes: load(&self.bytes),
+            requests: std::array::from_fn(|class| self.requests.get(class).map_or(0, load)),
+            buffer_full: load(&self.full),
+            parked: load(&self.parked),
+            polls_won: load(&self.polls_won),
+            ..DirectionStats::default()
+        }
+    }
+}
+
+/// The counters of a device: those of its connections, and the sums of those that have ended.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceCounters(Mutex<Counted>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    stats: DeviceStats,
+    /// Of connections that may exist.
+    conns: Vec<Arc<ConnCounters>>,
+    /// When there are so many, those of ended connections are summed up.
+    most: usize,
+}
+
+impl DeviceCounters {
+    /// Counts a new connection; `count` adds it to the statistics.
+    pub(crate) fn add_conn(&self, conn: &Arc<ConnCounters>, count: impl FnOnce(&mut DeviceStats)) {
+        let mut counted = self.0.lock();
+        count(&mut counted.stats);
+        if counted.conns.len() >= counted.most {
+            counted.sum_up_ended();
+            counted.most = counted.conns.len().saturating_mul(2).max(CONNS_MIN);
+        }
+        counted.conns.push(Arc::clone(conn));
+    }
+
+    /// Counts a connection that has moved to another link.
+    pub(crate) fn add_failover(&self) {
+        self.0.lock().stats.failovers += 1;
+    }
+
+    /// The sums of all connections.
+    pub(crate) fn stats(&self) -> DeviceStats {
+        let mut counted = self.0.lock();
+        counted.sum_up_ended();
+        let mut stats = counted.stats.clone();
+        for conn in &counted.conns {
+            stats.received.add(&conn.received.stats());
+            stats.sent.add(&conn.sent.stats());
+            stats.open += 1;
+        }
+        stats
+    }
+}
+
+impl Counted {
+    fn sum_up_ended(&mut self) {
+        let Self { stats, conns, .. } = self;
+        conns.retain(|conn| {
+            let has_ended = Arc::strong_count(conn) == 1;
+            if has_ended {
+                stats.received.add(&conn.received.stats());
+                stats.sent.add(&conn.sent.stats());
+            }
+            !has_ended
+        });
+    }
+}
+
+/// Connections of a device before the counters of ended ones are summed up.
+const CONNS_MIN: usize = 64;
+
+#[inline(always)]
+fn add(counter: &AtomicU64, more: u64) {
+    let sum = counter.load(Ordering::Relaxed).wrapping_add(more);
+    counter.store(sum, Ordering::Relaxed);
+}

@@ -1,0 +1,425 @@
+//! The records in which [`introspection`](crate::introspection) reports: plain numbers and texts,
+//! for tools of any version.
+//!
+//! Fields may be added. A reader ignores those that it does not know.
+
+use serde::{Deserialize, Serialize};
+use smc_wire::cursor::Cursor;
+use smc_wire::types::{Release, Version};
+
+use crate::info::{
+    ConnectionInfo, Cursors, DeviceInfo, DeviceKind, DirectionStats, GroupKey, LinkGroupInfo,
+    LinkInfo, ListenerInfo, RdmaGroupInfo, Role, SmcInfo, Stats,
+};
+use crate::stream::Mode;
+
+/// A record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "record", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Record {
+    /// The process that answers; the first record of an answer.
+    Process(ProcessRecord),
+    /// A listener.
+    Listener(ListenerRecord),
+    /// A stream.
+    Connection(Box<ConnectionRecord>),
+    /// A link group.
+    Group(GroupRecord),
+    /// A device.
+    Device(DeviceRecord),
+    /// The statistics of an endpoint.
+    Stats(StatsRecord),
+    /// The request was refused; the last record.
+    Error {
+        /// Why.
+        error: String,
+    },
+    /// The last record of a complete answer.
+    End,
+}
+
+/// A process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ProcessRecord {
+    /// Version of the format, [`VERSION`](crate::introspection::VERSION).
+    pub version: u32,
+    /// Its number, in its own PID namespace.
+    pub pid: u32,
+    /// Its effective user.
+    pub uid: u32,
+    /// Its program.
+    pub program: String,
+    /// Version of the library.
+    pub library: String,
+    /// Number of its endpoints.
+    pub endpoints: usize,
+}
+
+/// A listener.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ListenerRecord {
+    /// Number of the endpoint in the process.
+    pub endpoint: usize,
+    /// The address listened on.
+    pub local: String,
+    /// Why clients cannot find that it supports SMC, if so.
+    pub unpublished: Option<String>,
+    /// Streams that wait for `accept`.
+    pub ready: usize,
+    /// Clients that were closed because the policy requires SMC.
+    pub refused: u64,
+}
+
+/// A stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ConnectionRecord {
+    /// Number of the endpoint in the process.
+    pub endpoint: usize,
+    /// A number that no other stream of the process has.
+    pub id: u64,
+    /// `client` or `server`.
+    pub role: String,
+    /// `SMCD`, `SMCR` or `TCP`.
+    pub mode: String,
+    /// The state, by the names of smcss; `ACTIVE` for TCP.
+    pub state: String,
+    /// The local address of the TCP connection.
+    pub local: Option<String>,
+    /// The peer's address.
+    pub peer: String,
+    /// TCP: the local reason.
+    pub reason: Option<u32>,
+    /// TCP: the diagnosis of the peer, if it has declined.
+    pub peer_reason: Option<u32>,
+    /// TCP: the reason in words, with its cause.
+    pub cause: Option<String>,
+    /// SMC: version of the handshake, such as `2.1`.
+    pub version: Option<String>,
+    /// SMC: the device.
+    pub device: Option<String>,
+    /// SMC: the EID.
+    pub eid: Option<String>,
+    /// SMC-R: the GID of this end.
+    pub gid: Option<String>,
+    /// The GID of the peer's end.
+    pub peer_gid: Option<String>,
+    /// SMC-D: the fabric.
+    pub chid: Option<String>,
+    /// SMC-D: data is copied once only.
+    pub nocopy: Option<bool>,
+    /// The link group.
+    pub group: Option<String>,
+    /// SMC-R: the link.
+    pub link: Option<String>,
+    /// The token by which the peer names this end.
+    pub token: Option<u64>,
+    /// The peer's token.
+    pub peer_token: Option<u64>,
+    /// Size of the receive buffer in bytes.
+    pub recv_buffer: Option<usize>,
+    /// SMC-R: size of the send buffer in bytes.
+    pub send_buffer: Option<usize>,
+    /// Size of the peer's ring in bytes.
+    pub peer_buffer: Option<usize>,
+    /// The cursors of the local ring.
+    pub received: Option<CursorsRecord>,
+    /// The cursors of the peer's ring.
+    pub sent: Option<CursorsRecord>,
+    /// The flags of this side: those of the producer, then those of the state, as in a CDC message.
+    pub flags: Option<[u8; 2]>,
+    /// The same of the peer.
+    pub peer_flags: Option<[u8; 2]>,
+    /// What the application has read.
+    pub reads: Option<DirectionStats>,
+    /// What the application has written.
+    pub writes: Option<DirectionStats>,
+}
+
+/// The two cursors of a ring: wrap and count of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct CursorsRecord {
+    /// The end of the data.
+    pub producer: (u16, u32),
+    /// The start of the data.
+    pub consumer: (u16, u32),
+}
+
+/// A link group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct GroupRecord {
+    /// Number of the endpoint in the process.
+    pub endpoint: usize,
+    /// The local identifier (LG-ID).
+    pub id: String,
+    /// `SMCD` or `SMCR`.
+    pub mode: String,
+    /// SMC-R: `client` or `server`.
+    pub role: Option<String>,
+    /// SMC-R: `NONE`, `SINGLE`, `SYMMETRIC`, `ASYMMETRIC_LOCAL` or `ASYMMETRIC_PEER`.
+    pub kind: Option<String>,
+    /// The state.
+    pub state: String,
+    /// Connections, with set-ups.
+    pub connections: usize,
+    /// SMC-D: the local device.
+    pub device: Option<usize>,
+    /// The GID of the peer.
+    pub peer_gid: Option<String>,
+    /// SMC-R at a server: the VLAN.
+    pub vlan: Option<u16>,
+    /// Version of the handshake.
+    pub version: Option<String>,
+    /// The EID.
+    pub eid: Option<String>,
+    /// The name of the peer's host, if it was stated.
+    pub host: Option<String>,
+    /// SMC-R: the links.
+    pub links: Vec<LinkRecord>,
+}
+
+/// A link of an SMC-R group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LinkRecord {
+    /// Its identifier in the group.
+    pub id: String,
+    /// Its number, which both ends use.
+    pub number: u8,
+    /// Its state.
+    pub state: String,
+    /// Index of its device in the endpoint.
+    pub device: usize,
+    /// The GID of this end.
+    pub gid: Option<String>,
+    /// The GID of the peer's end.
+    pub peer_gid: Option<String>,
+    /// It shares a port with the other link.
+    pub is_asymmetric: bool,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeviceRecord {
+    /// Number of the endpoint in the process.
+    pub endpoint: usize,
+    /// Its name.
+    pub name: String,
+    /// `SMCD` or `SMCR`.
+    pub mode: String,
+    /// SMC-D: its GID.
+    pub gid: Option<String>,
+    /// SMC-D: the fabric.
+    pub chid: Option<String>,
+    /// The PNET ID.
+    pub pnet_id: Option<String>,
+    /// It was removed or reset.
+    pub is_gone: bool,
+    /// SMC connections on it.
+    pub connections: usize,
+}
+
+/// The statistics of an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StatsRecord {
+    /// Number of the endpoint in the process.
+    pub endpoint: usize,
+    /// What it has done.
+    pub stats: Stats,
+}
+
+impl ConnectionRecord {
+    pub(crate) fn new(endpoint: usize, info: &ConnectionInfo) -> Self {
+        let mut record = Self {
+            endpoint,
+            id: info.id,
+            role: role(info.role),
+            state: "ACTIVE".to_owned(),
+            local: info.local.map(|local| local.to_string()),
+            peer: info.peer.to_string(),
+            ..Self::default()
+        };
+        record.set_mode(&info.mode);
+        if let Some(smc) = &info.smc {
+            record.set_smc(smc);
+        }
+        record
+    }
+
+    fn set_mode(&mut self, mode: &Mode) {
+        match mode {
+            Mode::SmcD {
+                version,
+                release,
+                nocopy,
+                device,
+                chid,
+                peer,
+                eid,
+            } => {
+                self.mode = DIRECT.to_owned();
+                self.version = Some(version_text(*version, *release));
+                self.nocopy = Some(*nocopy);
+                self.device = Some(device.to_string());
+                self.chid = Some(chid.to_string());
+                self.peer_gid = Some(peer.to_string());
+                self.eid = eid.map(|eid| eid.to_string());
+            }
+            Mode::SmcR {
+                version,
+                release,
+                device,
+                local,
+                peer,
+                eid,
+            } => {
+                self.mode = RDMA.to_owned();
+                self.version = Some(version_text(*version, *release));
+                self.device = Some(device.to_string());
+                self.gid = Some(local.to_string());
+                self.peer_gid = Some(peer.to_string());
+                self.eid = eid.map(|eid| eid.to_string());
+            }
+            Mode::Tcp { reason } => {
+                self.mode = "TCP".to_owned();
+                self.reason = Some(reason.local.0);
+                self.peer_reason = reason.peer.map(|code| code.0);
+                self.cause = Some(reason.to_string());
+            }
+        }
+    }
+
+    fn set_smc(&mut self, smc: &SmcInfo) {
+        self.state = smc.state.name().to_owned();
+        self.group = Some(smc.group.to_string());
+        self.link = smc.link.map(|link| link.to_string());
+        self.token = Some(smc.token);
+        self.peer_token = smc.peer_token;
+        self.recv_buffer = Some(smc.recv_buffer);
+        self.send_buffer = smc.send_buffer;
+        self.peer_buffer = Some(smc.peer_buffer);
+        self.received = Some(smc.received.into());
+        self.sent = Some(smc.sent.into());
+        self.flags = Some([smc.flags.producer.bits(), smc.flags.state.bits()]);
+        self.peer_flags = Some([smc.peer_flags.producer.bits(), smc.peer_flags.state.bits()]);
+        self.reads = Some(smc.reads.clone());
+        self.writes = Some(smc.writes.clone());
+    }
+}
+
+impl From<Cursors> for CursorsRecord {
+    fn from(cursors: Cursors) -> Self {
+        let pair = |cursor: Cursor| (cursor.wrap, cursor.count);
+        Self {
+            producer: pair(cursors.producer),
+            consumer: pair(cursors.consumer),
+        }
+    }
+}
+
+impl ListenerRecord {
+    pub(crate) fn new(endpoint: usize, info: &ListenerInfo) -> Self {
+        Self {
+            endpoint,
+            local: info.local.to_string(),
+            unpublished: info.unpublished.as_ref().map(ToString::to_string),
+            ready: info.ready,
+            refused: info.refused.count,
+        }
+    }
+}
+
+impl GroupRecord {
+    /// `rdma` is the same group with its links, if it is one of SMC-R.
+    pub(crate) fn new(endpoint: usize, info: &LinkGroupInfo, rdma: Option<&RdmaGroupInfo>) -> Self {
+        let (mode, peer_gid, vlan) = match &info.key {
+            GroupKey::Rdma {
+                role, gid, vlan, ..
+            } => {
+                let vlan = (*role == Role::Server).then_some(*vlan);
+                (RDMA, Some(gid.to_string()), vlan)
+            }
+            key => (DIRECT, key.peer().map(|gid| gid.to_string()), None),
+        };
+        let terms = info.terms.as_ref();
+        let host = terms.map(|terms| terms.host.to_string());
+        Self {
+            endpoint,
+            id: info.id.to_string(),
+            mode: mode.to_owned(),
+            role: rdma.map(|group| role(group.role)),
+            kind: rdma.map(|group| group.kind.name().to_owned()),
+            state: info.state.name().to_owned(),
+            connections: info.connections,
+            device: info.key.device().map(|device| device.0),
+            peer_gid,
+            vlan,
+            version: terms.map(|terms| version_text(terms.version, terms.release)),
+            eid: terms.and_then(|terms| terms.eid).map(|eid| eid.to_string()),
+            host: host.filter(|host| !host.is_empty()),
+            links: rdma.map_or_else(Vec::new, |group| {
+                group.links.iter().map(LinkRecord::new).collect()
+            }),
+        }
+    }
+}
+
+impl LinkRecord {
+    fn new(info: &LinkInfo) -> Self {
+        Self {
+            id: info.id.to_string(),
+            number: info.number.0,
+            state: info.state.name().to_owned(),
+            device: info.device.0,
+            gid: info.local.as_ref().map(|end| end.gid.to_string()),
+            peer_gid: info.peer.as_ref().map(|end| end.gid.to_string()),
+            is_asymmetric: info.is_asymmetric,
+        }
+    }
+}
+
+impl DeviceRecord {
+    pub(crate) fn new(endpoint: usize, info: &DeviceInfo) -> Self {
+        let (mode, gid, chid) = match &info.kind {
+            DeviceKind::Direct { gid, chid } => {
+                (DIRECT, Some(gid.to_string()), Some(chid.to_string()))
+            }
+            DeviceKind::Rdma => (RDMA, None, None),
+        };
+        Self {
+            endpoint,
+            name: info.name.clone(),
+            mode: mode.to_owned(),
+            gid,
+            chid,
+            pnet_id: info.pnet_id.clone(),
+            is_gone: info.is_gone,
+            connections: info.connections,
+        }
+    }
+}
+
+fn role(role: Role) -> String {
+    let name = match role {
+        Role::Client => "client",
+        Role::Server => "server",
+    };
+    name.to_owned()
+}
+
+fn version_text(version: Version, release: Release) -> String {
+    match version.is_v2() {
+        true => format!("{}.{}", version.get(), release.get()),
+        false => version.get().to_string(),
+    }
+}
+
+const DIRECT: &str = "SMCD";
+const RDMA: &str = "SMCR";

@@ -1,0 +1,254 @@
+//! What an endpoint has done: connections, fallbacks, bytes.
+//!
+//! The counters have the meanings of `smcd stats` and `smcr stats`. They only grow; what has
+//! happened in a period is the difference of two snapshots.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use smc_wire::types::{DeclineCode, Version};
+
+use crate::error::FallbackReason;
+use crate::mutex::Mutex;
+use crate::proto::Role;
+
+/// What an endpoint has done since it was built.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Stats {
+    /// By device, in the order in which they were added.
+    pub devices: Vec<DeviceStats>,
+    /// Streams that are TCP.
+    pub fallbacks: Vec<FallbackCount>,
+    /// Set-ups that have failed, so that there was no stream, by role.
+    pub errors: ByRole,
+    /// Looking a destination up by the negotiation, as a client.
+    pub look_ups: PhaseStats,
+    /// Making the TCP connection and the offer on it, as a client.
+    pub tcp_connects: PhaseStats,
+    /// The CLC handshake with its work: link group, buffers, links.
+    pub handshakes: PhaseStats,
+}
+
+/// What an endpoint has done by one device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct DeviceStats {
+    /// Name of the device.
+    pub device: String,
+    /// Whether it is a device of SMC-R; else of SMC-D.
+    pub is_rdma: bool,
+    /// SMC connections by role, with a handshake of version 1.
+    pub connections_v1: ByRole,
+    /// The same of version 2.
+    pub connections_v2: ByRole,
+    /// SMC connections that exist.
+    pub open: u64,
+    /// What was received.
+    pub received: DirectionStats,
+    /// What was sent.
+    pub sent: DirectionStats,
+    /// SMC-R: connections that have moved to another link because theirs had failed.
+    pub failovers: u64,
+}
+
+/// One direction of the connections of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct DirectionStats {
+    /// Bytes of the application.
+    pub bytes: u64,
+    /// Reads or writes by the number of their bytes: at most 8, 16, 32, 64, 128, 256, 512 KiB, and
+    /// more.
+    pub requests: [u64; SIZE_CLASSES],
+    /// Connections by the size of their receive buffer, in the same classes.
+    pub buffers: [u64; SIZE_CLASSES],
+    /// Connections whose buffer is smaller than was configured, for lack of memory.
+    pub buffer_downgrades: u64,
+    /// Writes that have filled the peer's buffer.
+    pub buffer_full: u64,
+    /// How often a task had to park until there was data, or space.
+    pub parked: u64,
+    /// How often busy polling has spared that.
+    pub polls_won: u64,
+}
+
+/// Counts by the role of this side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ByRole {
+    /// As a client.
+    pub client: u64,
+    /// As a server.
+    pub server: u64,
+}
+
+/// Streams that are TCP for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct FallbackCount {
+    /// The local reason as a number, as `smcss` shows it.
+    pub code: u32,
+    /// The diagnosis of the peer, if it has declined.
+    pub peer_code: Option<u32>,
+    /// By the role of this side.
+    pub count: ByRole,
+}
+
+/// How often a phase of set-up was completed, and how long that took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct PhaseStats {
+    /// How often.
+    pub count: u64,
+    /// The times together.
+    pub total: Duration,
+    /// The longest time.
+    pub max: Duration,
+}
+
+/// Classes of sizes.
+pub const SIZE_CLASSES: usize = 8;
+
+/// The class of a size: see [`DirectionStats::requests`].
+#[inline(always)]
+pub(crate) fn size_class(len: usize) -> usize {
+    // Most are short.
+    if len <= 0x2000 {
+        return 0;
+    }
+    let bounds = [0x4000, 0x8000, 0x1_0000, 0x2_0000, 0x4_0000, 0x8_0000];
+    1 + bounds.iter().filter(|bound| len > **bound).count()
+}
+
+impl DirectionStats {
+    /// Reads or writes in all.
+    #[must_use]
+    pub fn request_count(&self) -> u64 {
+        self.requests.iter().sum()
+    }
+
+    /// Adds what others have counted.
+    pub(crate) fn add(&mut self, more: &Self) {
+        self.bytes += more.bytes;
+        for (sum, more) in self.requests.iter_mut().zip(more.requests) {
+            *sum += more;
+        }
+        for (sum, more) in self.buffers.iter_mut().zip(more.buffers) {
+            *sum += more;
+        }
+        self.buffer_downgrades += more.buffer_downgrades;
+        self.buffer_full += more.buffer_full;
+        self.parked += more.parked;
+        self.polls_won += more.polls_won;
+    }
+
+    /// Counts a buffer of a new connection.
+    pub(crate) fn add_buffer(&mut self, len: usize) {
+        if let Some(count) = self.buffers.get_mut(size_class(len)) {
+            *count += 1;
+        }
+    }
+}
+
+impl ByRole {
+    pub(crate) fn add(&mut self, role: Role) {
+        match role {
+            Role::Client => self.client += 1,
+            Role::Server => self.server += 1,
+        }
+    }
+}
+
+impl PhaseStats {
+    fn add(&mut self, time: Duration) {
+        self.count += 1;
+        self.total += time;
+        self.max = self.max.max(time);
+    }
+}
+
+impl DeviceStats {
+    pub(crate) fn add_connection(&mut self, role: Role, version: Version) {
+        match version.is_v2() {
+            true => self.connections_v2.add(role),
+            false => self.connections_v1.add(role),
+        }
+    }
+}
+
+/// The counters of set-ups of an endpoint.
+#[derive(Debug, Default)]
+pub(crate) struct SetupCounters(Mutex<Setups>);
+
+#[derive(Debug, Default)]
+struct Setups {
+    /// By the local reason and that of the peer. Peers choose theirs, so the number is bounded.
+    fallbacks: BTreeMap<(u32, Option<u32>), ByRole>,
+    errors: ByRole,
+    look_ups: PhaseStats,
+    tcp_connects: PhaseStats,
+    handshakes: PhaseStats,
+}
+
+/// A phase of set-up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SetupPhase {
+    LookUp,
+    TcpConnect,
+    Handshake,
+}
+
+impl SetupCounters {
+    pub(crate) fn add_phase(&self, phase: SetupPhase, time: Duration) {
+        let mut setups = self.0.lock();
+        let stats = match phase {
+            SetupPhase::LookUp => &mut setups.look_ups,
+            SetupPhase::TcpConnect => &mut setups.tcp_connects,
+            SetupPhase::Handshake => &mut setups.handshakes,
+        };
+        stats.add(time);
+    }
+
+    pub(crate) fn add_fallback(&self, role: Role, reason: &FallbackReason) {
+        let mut setups = self.0.lock();
+        let number = |code: DeclineCode| code.0;
+        let mut key = (number(reason.local), reason.peer.map(number));
+        if setups.fallbacks.len() >= REASONS_MAX && !setups.fallbacks.contains_key(&key) {
+            key.1 = None;
+        }
+        setups.fallbacks.entry(key).or_default().add(role);
+    }
+
+    pub(crate) fn add_error(&self, role: Role) {
+        self.0.lock().errors.add(role);
+    }
+
+    /// The counters, with those of devices.
+    pub(crate) fn stats(&self, devices: Vec<DeviceStats>) -> Stats {
+        let setups = self.0.lock();
+        let fallbacks = setups.fallbacks.iter();
+        let fallbacks = fallbacks.map(|((code, peer_code), count)| FallbackCount {
+            code: *code,
+            peer_code: *peer_code,
+            count: *count,
+        });
+        Stats {
+            devices,
+            fallbacks: fallbacks.collect(),
+            errors: setups.errors,
+            look_ups: setups.look_ups,
+            tcp_connects: setups.tcp_connects,
+            handshakes: setups.handshakes,
+        }
+    }
+}
+
+/// Reasons that are counted apart.
+const REASONS_MAX: usize = 256;
