@@ -1,6 +1,10 @@
 //! LLC and CDC on queue pairs.
 
-use crate::support::{CDC, CONFIRM_LINK, Capture, bth, hex, roce_v2, run_on, stdout};
+use smc_wire::Bounded;
+use smc_wire::llc::{AddLinkCont, Class, ConfirmRkeyCont, LinkRtoken, Message, RkeyClass, Rtoken};
+use smc_wire::types::{LinkNumber, Rkey, RmbAddr};
+
+use crate::support::{CDC, CONFIRM_LINK, Capture, bth, hex, roce_v2, run_on, stderr, stdout};
 
 const SEND_FIRST: u8 = 0x00;
 const SEND_MIDDLE: u8 = 0x01;
@@ -169,4 +173,64 @@ fn roce_v1_has_its_own_ethertype() {
     );
     assert_eq!(found[0]["src"], "fe80::5054:ff:fe00:1 qp 0x12");
     assert_eq!(found[0]["dst"], "10.0.0.1 qp 0x11");
+}
+
+/// The line that the program shows for a message in a capture, behind the addresses.
+fn line_of(message: &Message<'_>) -> String {
+    let mut bytes = [0; 44];
+    let len = message.emit(&mut bytes).expect("a valid message");
+    let mut capture = Capture::ethernet();
+    capture.frame(&roce_v2(&bth(SEND_ONLY, 0x11, 1, &bytes[..len])));
+    let output = run_on(capture.bytes(), &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let line = stdout(&output);
+    let (_, gist) = line.trim_end().split_once("qp 0x11: ").expect("addresses");
+    gist.to_owned()
+}
+
+#[test]
+fn the_line_of_add_link_continuation_lists_its_rtokens() {
+    let rtokens = [0x10, 0x20, 0x30].map(|key| Rtoken {
+        rkey: Rkey(key),
+        new_rkey: Rkey(key + 1),
+        new_address: RmbAddr(0xFF45_0000_0000 + u64::from(key)),
+    });
+    // Two fit into a message; the third is for the next one.
+    for (sent, listed) in [
+        (&rtokens[..0], "left 0 rtokens []"),
+        (
+            &rtokens[..1],
+            "left 1 rtokens [0x00000010:0x00000011@0x0000ff4500000010]",
+        ),
+        (
+            &rtokens[..],
+            "left 3 rtokens [0x00000010:0x00000011@0x0000ff4500000010 \
+             0x00000020:0x00000021@0x0000ff4500000020]",
+        ),
+    ] {
+        let message = AddLinkCont::of(Class::Request, LinkNumber(2), sent);
+        assert_eq!(
+            line_of(&Message::AddLinkCont(message)),
+            format!("ADD LINK CONT v1 request link 2 {listed}")
+        );
+    }
+}
+
+#[test]
+fn the_line_of_confirm_rkey_continuation_lists_its_rtokens() {
+    let rtokens = [4, 5].map(|link| LinkRtoken {
+        link: LinkNumber(link),
+        rkey: Rkey(u32::from(link) << 8),
+        address: RmbAddr(0x1_0000),
+    });
+    let message = ConfirmRkeyCont {
+        class: RkeyClass::Request,
+        left: 2,
+        rtokens: Bounded::from_iter_lossy(rtokens),
+    };
+    assert_eq!(
+        line_of(&Message::ConfirmRkeyCont(message)),
+        "CONFIRM RKEY CONT v1 request left 2 rtokens \
+         [4:0x00000400@0x0000000000010000 5:0x00000500@0x0000000000010000]"
+    );
 }

@@ -6,7 +6,10 @@ use super::value::HexBytes;
 use super::{Family, Text};
 use crate::cdc::{CdcD, CdcR};
 use crate::clc::{self, AcceptConfirm, Body, Proposal};
-use crate::llc::{self, AddLinkClass, Class, Message, RequestAddLinkClass, RkeyClass};
+use crate::llc::{
+    self, AddLinkClass, Class, LinkRtoken, Message, RequestAddLinkClass, RkeyClass, Rtoken,
+    WireRtoken,
+};
 use crate::option;
 use crate::types::{Offer, Rkey};
 use crate::{DecodeError, DecodeErrorKind, MessageKind};
@@ -229,7 +232,8 @@ impl fmt::Display for Message<'_> {
             }
             Self::AddLinkCont(m) => {
                 write!(f, "ADD LINK CONT v1 {}", m.class)?;
-                write!(f, " link {} left {}", m.link, m.left)
+                write!(f, " link {} left {}", m.link, m.left)?;
+                list(f, "rtokens", &m.rtokens)
             }
             Self::DeleteLink(m) => {
                 write!(f, "DELETE LINK {} {}", m.dialect, m.class)?;
@@ -258,7 +262,8 @@ impl fmt::Display for Message<'_> {
             }
             Self::ConfirmRkeyCont(m) => {
                 let (class, left) = (rkey_class(m.class), m.left);
-                write!(f, "CONFIRM RKEY CONT v1 {class} left {left}")
+                write!(f, "CONFIRM RKEY CONT v1 {class} left {left}")?;
+                list(f, "rtokens", &m.rtokens)
             }
             Self::TestLink(m) => {
                 let data = HexBytes(&m.user_data);
@@ -280,6 +285,21 @@ impl fmt::Display for Message<'_> {
                 write!(f, "LLC type {kind:#04x}, {} bytes", bytes.len())
             }
         }
+    }
+}
+
+impl fmt::Display for WireRtoken {
+    /// The key on the present link, then key and address on the new one.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let token = Rtoken::from(*self);
+        write!(f, "{}:{}@{}", token.rkey, token.new_rkey, token.new_address)
+    }
+}
+
+impl fmt::Display for LinkRtoken {
+    /// The link, then key and address on it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}@{}", self.link, self.rkey, self.address)
     }
 }
 
