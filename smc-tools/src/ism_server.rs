@@ -10,7 +10,7 @@ use nix::sys::signal::{SigSet, Signal};
 use smc_core::device::DeviceError;
 use smc_transport_ism::Server;
 
-use crate::values;
+use crate::{output, values};
 
 /// Arguments of `smc ism-server`.
 ///
@@ -54,13 +54,13 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         .nocopy(args.nocopy)
         .mode(args.mode)
         .bind()?;
-    println!(
-        "fabric {:032x}: {} bytes for {} devices at {}",
+    output::print(&format!(
+        "fabric {:032x}: {} bytes for {} devices at {}\n",
         server.fabric_id(),
         args.size,
         args.devices,
         args.socket.display()
-    );
+    ))?;
     run_until_told(server)?;
     Ok(true)
 }

@@ -8,6 +8,7 @@ mod bench;
 mod devices;
 mod dissect;
 mod ism_server;
+mod output;
 #[cfg(feature = "syn-option")]
 mod setup;
 mod values;
@@ -16,9 +17,18 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use self::output::Usage;
+
 /// Tools for Shared Memory Communications (SMC-R and SMC-D).
 #[derive(Debug, Parser)]
-#[command(name = "smc", version, about, arg_required_else_help = true)]
+#[command(
+    name = "smc",
+    version,
+    about,
+    arg_required_else_help = true,
+    after_help = "\
+The exit status is 0 for success, 1 for failure and 2 for wrong arguments."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -61,9 +71,16 @@ fn main() -> ExitCode {
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
+        Err(error) if error.is::<Usage>() => {
+            output::note(name, &format_args!("{error}; see {name} --help"));
+            ExitCode::from(USAGE)
+        }
         Err(error) => {
-            eprintln!("{name}: {error:#}");
+            output::note(name, &format_args!("{error:#}"));
             ExitCode::FAILURE
         }
     }
 }
+
+/// Exit status for wrong arguments, as that of the parser.
+const USAGE: u8 = 2;

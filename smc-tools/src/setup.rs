@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use smc_negotiate_syn::{Setup, SetupError, Status};
 
-use crate::values;
+use crate::{output, values};
 
 /// Arguments of `smc setup`.
 ///
@@ -55,7 +55,7 @@ enum Action {
 
 /// Runs `smc setup`.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    print!("{}", attempt(args)?);
+    output::print(&attempt(args)?)?;
     Ok(true)
 }
 

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::end::{Role, Task};
 use super::pair::{End, START, directory};
 use super::plan::Apart;
+use crate::output;
 
 /// Arguments of `smc bench-agent`.
 ///
@@ -33,13 +34,14 @@ pub(crate) struct Args {
 
 /// Runs `smc bench-agent`.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    let listener = TcpListener::bind(args.at).with_context(|| format!("no {}", args.at))?;
-    println!("listening at {}", listener.local_addr()?);
+    let listener =
+        TcpListener::bind(args.at).with_context(|| format!("cannot listen at {}", args.at))?;
+    output::print(&format!("listening at {}\n", listener.local_addr()?))?;
     loop {
         let (stream, _) = listener.accept()?;
         // One after the other: two would disturb each other.
         if let Err(error) = attend(args, stream) {
-            eprintln!("smc bench-agent: {error:#}");
+            output::note("smc bench-agent", &format_args!("{error:#}"));
         }
     }
 }

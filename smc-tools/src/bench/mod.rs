@@ -40,9 +40,7 @@ pub(crate) use demo::run as run_demo;
 pub(crate) use end::Args as EndArgs;
 pub(crate) use end::run as run_end;
 
-use std::io::Write as _;
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use fs_err as fs;
 
 use host::Host;
@@ -50,6 +48,8 @@ use pair::Outcome;
 use plan::Plan;
 use report::Progress;
 use results::Results;
+
+use crate::output;
 
 /// Runs `smc bench`. Gives whether everything that was asked for could be measured, or was left out
 /// for a reason.
@@ -82,8 +82,6 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     } else {
         report::table(&host, &plan, &results)
     };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .context("cannot write to standard output")?;
+    output::print(&text)?;
     Ok(!results.has_failures())
 }

@@ -12,6 +12,7 @@ use super::args::{Args, COUNT_MAX, LEN_MAX, Settings};
 use super::figure::Figure;
 use super::runtime::Runtime;
 use super::transport::Kind;
+use crate::output::Usage;
 
 /// Everything that is going to be measured.
 #[derive(Clone, Debug)]
@@ -131,12 +132,14 @@ impl Plan {
         };
         if args.remote.is_some() {
             for kind in &plan.transports {
-                ensure!(kind.leaves_the_machine(), "{kind} stays within a machine");
+                let text =
+                    format!("--remote needs another transport: {kind} stays within a machine");
+                ensure!(kind.leaves_the_machine(), Usage::new(text));
             }
         }
         ensure!(
             plan.cells(0).next().is_some(),
-            "none of these transports carries any of these workloads"
+            Usage::new("none of these transports carries any of these workloads")
         );
         Ok(plan)
     }

@@ -20,7 +20,7 @@ use super::report::bar;
 use super::results::Results;
 use super::runtime::Runtime;
 use super::transport::Kind;
-use crate::values;
+use crate::{output, values};
 
 /// Arguments of `smc demo`.
 #[derive(Clone, Debug, clap::Args)]
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         );
         for round in 0..plan.rounds {
             for cell in plan.cells(round) {
-                match pair::run(&cell, None, |what| eprintln!("smc demo: {what}")) {
+                match pair::run(&cell, None, |what| output::note("smc demo", &what)) {
                     measured @ Outcome::Measured(_) => results.add(&cell, measured),
                     Outcome::Skipped(why) | Outcome::Failed(why) | Outcome::Overloaded(why) => {
                         bail!("{cell}: {why}")
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         }
         bar.finish_and_clear();
     }
-    print!("{}", report::text(&plan, &transfer, &results));
+    output::print(&report::text(&plan, &transfer, &results))?;
     Ok(transfer.is_good())
 }
 

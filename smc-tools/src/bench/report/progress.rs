@@ -5,6 +5,7 @@ use std::io::IsTerminal as _;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::super::plan::{Cell, Plan};
+use crate::output;
 
 /// Shows a bar on a terminal, and a line for each round elsewhere.
 #[derive(Debug)]
@@ -28,7 +29,8 @@ impl Progress {
     pub(in crate::bench) fn at(&mut self, round: u32, cell: &Cell) {
         if self.bar.is_hidden() {
             if self.reported != Some(round) {
-                eprintln!("smc bench: round {} of {}", round + 1, self.rounds);
+                let (round, rounds) = (round + 1, self.rounds);
+                output::note("smc bench", &format_args!("round {round} of {rounds}"));
                 self.reported = Some(round);
             }
             return;
@@ -43,7 +45,7 @@ impl Progress {
 
     /// Something happened that is worth a line.
     pub(in crate::bench) fn report(&self, what: &str) {
-        self.bar.suspend(|| eprintln!("smc bench: {what}"));
+        self.bar.suspend(|| output::note("smc bench", &what));
     }
 
     pub(in crate::bench) fn end(&self) {

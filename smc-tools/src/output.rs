@@ -1,0 +1,34 @@
+//! What all commands write, and how they fail.
+
+use std::fmt;
+use std::io::{self, Write as _};
+
+use anyhow::{Context as _, Result};
+use thiserror::Error;
+
+/// Writes text to standard output. It is no error if its reader has closed it.
+pub(crate) fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done.context("cannot write to standard output"),
+    }
+}
+
+/// Writes a line of a command to standard error. An error of that write is ignored.
+pub(crate) fn note(command: &str, what: &dyn fmt::Display) {
+    let _ignored = writeln!(io::stderr(), "{command}: {what}");
+}
+
+/// Arguments that are not valid together, where the parser cannot know that. The exit status is the
+/// one of the parser.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub(crate) struct Usage(String);
+
+impl Usage {
+    /// What is wrong with the arguments.
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
