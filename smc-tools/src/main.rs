@@ -47,7 +47,7 @@ enum Command {
     Demo(bench::DemoArgs),
     /// List what could carry SMC on this machine, and why it cannot
     Devices(devices::Args),
-    /// Show the SMC messages in captures: handshakes on TCP, LLC and CDC on RoCE
+    /// Show the SMC messages in captures and on interfaces: handshakes on TCP, LLC and CDC on RoCE
     Dissect(dissect::Args),
     /// Serve shared memory to QEMU (ivshmem-doorbell) and to processes, for SMC-D between them
     IsmServer(ism_server::Args),

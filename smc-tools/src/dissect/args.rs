@@ -8,18 +8,28 @@ use super::message::Family;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Captures may be pcap or pcapng, with Ethernet, Linux cooked, raw IP or loopback frames.
+With --interface and --follow messages are shown as they come, until Ctrl-C.
 The exit status is 1 if a capture cannot be read, or a message given with --decode cannot
 be decoded.
 
 Examples:
   smc dissect handshake.pcap
   smc dissect --json *.pcapng | jq 'select(.family == \"clc\")'
-  tcpdump -w - port 5555 | smc dissect -
+  tcpdump -U -w - port 5555 | smc dissect --follow -
+  smc dissect -i eth0 --timestamps
   smc dissect --decode clc 'e2d4c3d9 04 001c 10 0000000000000000 03030000 00000000 e2d4c3d9'")]
 pub(crate) struct Args {
     /// Captures to read (`-` is standard input), or with --decode one message in hex
-    #[arg(value_name = "FILE", required = true)]
+    #[arg(value_name = "FILE", required_unless_present = "interface")]
     pub(super) inputs: Vec<OsString>,
+
+    /// Capture from this network interface instead, or from all (`any`); takes CAP_NET_RAW
+    #[arg(short, long, value_name = "IFACE", conflicts_with_all = ["inputs", "decode", "follow"])]
+    pub(super) interface: Option<String>,
+
+    /// Wait for more at the end of the file, as `tail -f` does; a pipe ends with its last writer
+    #[arg(long, conflicts_with = "decode")]
+    pub(super) follow: bool,
 
     /// One JSON object per message and line
     #[arg(long)]

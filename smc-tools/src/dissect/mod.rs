@@ -1,44 +1,58 @@
 //! `smc dissect`: the SMC messages in captures, or in hex on the command line.
 //!
-//! From the bottom up: [`capture`] gives frames, [`link`] takes them apart, [`clc`] (over
-//! [`stream`]) and [`roce`] find the messages, [`report`] shows them. Messages are
-//! decoded in `smc-wire` only.
+//! From the bottom up: [`capture`] and [`live`] give frames, [`link`] takes them apart, [`clc`]
+//! (over [`stream`]) and [`roce`] find the messages, [`report`] shows them. Messages are
+//! decoded in `smc-wire` only. With [`follow`] a capture grows while it is read, and [`watch`]
+//! waits for what comes.
 
 mod args;
 mod capture;
 mod clc;
 mod decode;
 mod describe;
+mod follow;
 mod hex;
 mod json;
 mod link;
+mod live;
 mod message;
 mod report;
 mod roce;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use std::collections::{BTreeSet, HashMap};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::fs::File;
 use std::hash::Hash;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use thiserror::Error;
 
 pub(crate) use self::args::Args;
-use self::capture::{CaptureError, Frame, Reader};
+use self::capture::{CaptureError, Frame, Frames, Reader};
 use self::clc::Connections;
+use self::follow::Follow;
+use self::live::{Live, LiveError};
 use self::message::{Mark, Message};
 use self::roce::QueuePairs;
+use self::watch::Watch;
+use crate::output::{self, Usage};
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<bool> {
+    ensure!(
+        !args.follow || args.inputs.len() == 1,
+        Usage::new("--follow takes one FILE")
+    );
     let mut out = BufWriter::new(io::stdout().lock());
     let done = match args.decode {
         Some(family) => decode::run(args, family, &mut out),
+        None if args.follow || args.interface.is_some() => as_it_comes(args, &mut out),
         None => captures(args, &mut out),
     };
     let done = done.and_then(|is_good| out.flush().map(|()| is_good));
@@ -85,20 +99,91 @@ fn open(path: &OsStr) -> Result<Box<dyn Read>, Failure> {
 /// Bytes read from a file at a time.
 const READ_AHEAD: usize = 256 << 10;
 
+/// Shows the messages of an interface or of a growing capture as they come, until the input ends or
+/// the user ends it; false if it could not be read.
+fn as_it_comes(args: &Args, out: &mut dyn Write) -> io::Result<bool> {
+    let watch = Watch::new()?;
+    let path = args.inputs.first();
+    let path = path.map_or_else(|| OsStr::new("-"), OsString::as_os_str);
+    let name = match &args.interface {
+        Some(interface) => interface.into(),
+        None => path.to_string_lossy(),
+    };
+    let mut messages = 0;
+    let mut show = |message| {
+        messages += 1;
+        report::message(args, &name, &message, &mut *out)?;
+        out.flush()
+    };
+    let mut counts = Counts::default();
+    let result = match &args.interface {
+        Some(interface) => from_interface(interface, &watch, &mut counts, &mut show),
+        None => {
+            let follow = Follow::open(path, &watch).map_err(Failure::Open);
+            follow.and_then(|input| {
+                counts.has_begun = true;
+                let input = BufReader::with_capacity(READ_AHEAD, input);
+                let mut reader = Reader::new(input).map_err(Failure::Read)?;
+                dissect(&mut reader, &mut counts, &mut show)
+            })
+        }
+    };
+    let result = match result {
+        // Where the user ends it, the last frame may be there in part.
+        Err(Failure::Read(error)) if watch.is_over() && error.is_early_end() => Ok(()),
+        result => result,
+    };
+    let outcome = match result {
+        Ok(()) => Ok(true),
+        Err(Failure::Write(error)) => Err(error),
+        Err(failure) => {
+            complain(&format_args!("{name}: {failure}"));
+            Ok(false)
+        }
+    };
+    if counts.has_begun {
+        complain(&format_args!("{name}: {counts}, messages: {messages}"));
+    }
+    outcome
+}
+
+/// Gives the messages on an interface to `sink` as they come.
+fn from_interface(
+    interface: &str,
+    watch: &Watch,
+    counts: &mut Counts,
+    sink: Sink<'_>,
+) -> Result<(), Failure> {
+    let mut live = Live::open(interface, watch).map_err(Failure::Live)?;
+    counts.has_begun = true;
+    complain(&format_args!("{interface}: capturing until Ctrl-C"));
+    let result = dissect(&mut live, counts, sink);
+    counts.lost = live.lost();
+    result
+}
+
 /// Reads a capture and gives its messages to `sink`, in the order in which they became complete.
-fn read(input: impl Read, sink: &mut dyn FnMut(Message) -> io::Result<()>) -> Result<(), Failure> {
+fn read(input: impl Read, sink: Sink<'_>) -> Result<(), Failure> {
     let mut reader = Reader::new(input).map_err(Failure::Read)?;
+    dissect(&mut reader, &mut Counts::default(), sink)
+}
+
+/// Finds the messages in frames and gives them to `sink`, in the order in which they became
+/// complete.
+fn dissect(frames: &mut impl Frames, counts: &mut Counts, sink: Sink<'_>) -> Result<(), Failure> {
     let mut dissector = Dissector::default();
     let mut strange = BTreeSet::new();
     let mut is_any_readable = false;
     let end = loop {
-        match reader.next_frame() {
-            Ok(Some(frame)) if link::is_supported(frame.link) => {
-                is_any_readable = true;
-                dissector.frame(&frame);
-            }
+        match frames.next_frame() {
             Ok(Some(frame)) => {
-                strange.insert(frame.link.0);
+                counts.frames = frame.number;
+                if link::is_supported(frame.link) {
+                    is_any_readable = true;
+                    dissector.frame(&frame);
+                } else {
+                    strange.insert(frame.link.0);
+                }
             }
             Ok(None) => break Ok(()),
             Err(error) => break Err(Failure::Read(error)),
@@ -118,6 +203,29 @@ fn read(input: impl Read, sink: &mut dyn FnMut(Message) -> io::Result<()>) -> Re
     match strange.first() {
         Some(link) if !is_any_readable => Err(Failure::LinkType(*link)),
         _ => Ok(()),
+    }
+}
+
+/// What takes the messages.
+type Sink<'a> = &'a mut dyn FnMut(Message) -> io::Result<()>;
+
+/// What became of the frames of a capture. `Display` gives it for a summary.
+#[derive(Debug, Default)]
+struct Counts {
+    /// The input could be opened.
+    has_begun: bool,
+    frames: u64,
+    /// Frames that the kernel had no space for.
+    lost: u32,
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "frames: {}", self.frames)?;
+        match self.lost {
+            0 => Ok(()),
+            lost => write!(f, ", lost: {lost}"),
+        }
     }
 }
 
@@ -183,9 +291,11 @@ enum Failure {
     Write(io::Error),
     #[error("cannot read: frames of link type {0}")]
     LinkType(u32),
+    #[error("{0}")]
+    Live(LiveError),
 }
 
-/// Reports an error on standard error. An error of that write is ignored.
-fn complain(what: &dyn std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "smc dissect: {what}");
+/// Reports something on standard error.
+fn complain(what: &dyn fmt::Display) {
+    output::note("smc dissect", what);
 }

@@ -3,7 +3,10 @@
 mod captures;
 mod decode;
 mod files;
+mod follow;
 mod links;
+mod live;
 mod roce;
+mod running;
 mod streams;
 mod support;

@@ -16,6 +16,24 @@ pub(crate) struct CaptureError {
     pub(crate) fault: Fault,
 }
 
+impl CaptureError {
+    /// An error of the system where frames come from no file.
+    pub(crate) fn live(error: io::Error) -> Self {
+        Self {
+            offset: 0,
+            fault: Fault::Io(error),
+        }
+    }
+
+    /// Whether the input ended too early, and nothing else is wrong.
+    pub(crate) fn is_early_end(&self) -> bool {
+        matches!(
+            self.fault,
+            Fault::Empty | Fault::HeaderCut { .. } | Fault::RecordCut { .. }
+        )
+    }
+}
+
 fn place(offset: u64) -> String {
     match offset {
         0 => String::new(),

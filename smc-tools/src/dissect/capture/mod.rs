@@ -15,6 +15,17 @@ use self::error::Fault;
 use self::ng::Section;
 pub(super) use self::time::Timestamp;
 
+/// Where frames come from: a capture, or an interface.
+pub(super) trait Frames {
+    /// The next frame, or `None` at the end.
+    ///
+    /// # Errors
+    ///
+    /// [`CaptureError`] when the capture is damaged or ends within a record, or the interface is
+    /// gone; nothing can be read behind that.
+    fn next_frame(&mut self) -> Result<Option<Frame<'_>>, CaptureError>;
+}
+
 /// One captured frame.
 #[derive(Debug)]
 pub(super) struct Frame<'a> {
@@ -56,14 +67,10 @@ impl<R: Read> Reader<R> {
             Err(fault) => Err(input.error(fault)),
         }
     }
+}
 
-    /// The next frame, or `None` at the end of the file.
-    ///
-    /// # Errors
-    ///
-    /// [`CaptureError`] when the file is damaged or ends within a record; nothing can be read
-    /// behind that place.
-    pub(super) fn next_frame(&mut self) -> Result<Option<Frame<'_>>, CaptureError> {
+impl<R: Read> Frames for Reader<R> {
+    fn next_frame(&mut self) -> Result<Option<Frame<'_>>, CaptureError> {
         let Self { input, format } = self;
         let is_there = match format {
             Format::Classic(classic) => classic.load(input),

@@ -29,6 +29,15 @@ impl Timestamp {
         }
     }
 
+    /// A point in time with nanoseconds.
+    pub(crate) fn exact(seconds: i64, nanos: i64) -> Self {
+        Self {
+            seconds,
+            nanos: u32::try_from(nanos).unwrap_or(0),
+            precise: true,
+        }
+    }
+
     /// A time stamp of pcapng: `ticks` of `clock`.
     pub(crate) fn ng(ticks: u64, clock: Clock) -> Self {
         let per_second = u128::from(clock.per_second.max(1));
