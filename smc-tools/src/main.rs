@@ -5,9 +5,11 @@
 //! module of its own. The READMEs of the workspace and of this crate list them.
 
 mod bench;
+mod completion;
 mod devices;
 mod dissect;
 mod ism_server;
+mod man;
 mod output;
 #[cfg(feature = "syn-option")]
 mod setup;
@@ -26,7 +28,9 @@ use self::output::Usage;
     version,
     about,
     arg_required_else_help = true,
+    infer_subcommands = true,
     after_help = "\
+A command may be shortened to what no other one begins with: `smc dis` is `smc dissect`.
 The exit status is 0 for success, 1 for failure and 2 for wrong arguments."
 )]
 struct Cli {
@@ -43,6 +47,8 @@ enum Command {
     /// One end of a measurement
     #[command(hide = true)]
     BenchEnd(bench::EndArgs),
+    /// Print a script that completes command lines in a shell
+    Completion(completion::Args),
     /// Stream a file between two processes over SMC-D, and compare with TCP and UNIX sockets
     Demo(bench::DemoArgs),
     /// List what could carry SMC on this machine, and why it cannot
@@ -51,6 +57,8 @@ enum Command {
     Dissect(dissect::Args),
     /// Serve shared memory to QEMU (ivshmem-doorbell) and to processes, for SMC-D between them
     IsmServer(ism_server::Args),
+    /// Write the manual pages of all commands
+    Man(man::Args),
     /// Let programs of all users use SMC with kernels: pin what adds the TCP option
     #[cfg(feature = "syn-option")]
     Setup(setup::Args),
@@ -61,10 +69,12 @@ fn main() -> ExitCode {
         Command::Bench(args) => ("smc bench", bench::run(&args)),
         Command::BenchAgent(args) => ("smc bench-agent", bench::run_agent(&args)),
         Command::BenchEnd(args) => ("smc bench-end", bench::run_end(&args)),
+        Command::Completion(args) => ("smc completion", completion::run(&args)),
         Command::Demo(args) => ("smc demo", bench::run_demo(&args)),
         Command::Devices(args) => ("smc devices", devices::run(&args)),
         Command::Dissect(args) => ("smc dissect", dissect::run(&args)),
         Command::IsmServer(args) => ("smc ism-server", ism_server::run(&args)),
+        Command::Man(args) => ("smc man", man::run(&args)),
         #[cfg(feature = "syn-option")]
         Command::Setup(args) => ("smc setup", setup::run(&args)),
     };
