@@ -122,7 +122,9 @@ impl End {
             stream.write_all(line.as_bytes())?;
             anyhow::Ok((stream.try_clone()?, stream))
         };
-        let (stream, reader) = attempt().with_context(|| format!("no agent at {agent}"))?;
+        let (stream, reader) = attempt().with_context(|| {
+            format!("no agent at {agent}, where `smc bench-agent {agent}` starts one")
+        })?;
         Ok(Self {
             lines: lines_of(reader),
             handle: ServerHandle::Remote(stream),
