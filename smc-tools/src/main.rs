@@ -5,12 +5,14 @@
 //! module of its own. The READMEs of the workspace and of this crate list them.
 
 mod bench;
+mod check;
 mod completion;
 mod devices;
 mod dissect;
 mod ism_server;
 mod man;
 mod output;
+mod processes;
 #[cfg(feature = "syn-option")]
 mod setup;
 mod values;
@@ -47,6 +49,8 @@ enum Command {
     /// One end of a measurement
     #[command(hide = true)]
     BenchEnd(bench::EndArgs),
+    /// Connect to a server, and explain why the connection is SMC or TCP
+    Check(check::CheckArgs),
     /// Print a script that completes command lines in a shell
     Completion(completion::Args),
     /// Stream a file between two processes over SMC-D, and compare with TCP and UNIX sockets
@@ -55,13 +59,23 @@ enum Command {
     Devices(devices::Args),
     /// Show the SMC messages in captures and on interfaces: handshakes on TCP, LLC and CDC on RoCE
     Dissect(dissect::Args),
+    /// List the link groups of running processes
+    Groups(processes::GroupArgs),
+    /// Show versions, and the processes that use SMC
+    Info(processes::InfoArgs),
     /// Serve shared memory to QEMU (ivshmem-doorbell) and to processes, for SMC-D between them
     IsmServer(ism_server::Args),
+    /// List the links of SMC-R link groups of running processes
+    Links(processes::LinkArgs),
     /// Write the manual pages of all commands
     Man(man::Args),
     /// Let programs of all users use SMC with kernels: pin what adds the TCP option
     #[cfg(feature = "syn-option")]
     Setup(setup::Args),
+    /// List the SMC sockets of running processes, and why others are TCP
+    Ss(processes::SsArgs),
+    /// Show what running processes have done: connections, bytes, fallbacks
+    Stats(processes::StatsArgs),
 }
 
 fn main() -> ExitCode {
@@ -69,14 +83,20 @@ fn main() -> ExitCode {
         Command::Bench(args) => ("smc bench", bench::run(&args)),
         Command::BenchAgent(args) => ("smc bench-agent", bench::run_agent(&args)),
         Command::BenchEnd(args) => ("smc bench-end", bench::run_end(&args)),
+        Command::Check(args) => ("smc check", check::run_check(&args)),
         Command::Completion(args) => ("smc completion", completion::run(&args)),
         Command::Demo(args) => ("smc demo", bench::run_demo(&args)),
         Command::Devices(args) => ("smc devices", devices::run(&args)),
         Command::Dissect(args) => ("smc dissect", dissect::run(&args)),
+        Command::Groups(args) => ("smc groups", processes::run_groups(&args)),
+        Command::Info(args) => ("smc info", processes::run_info(&args)),
         Command::IsmServer(args) => ("smc ism-server", ism_server::run(&args)),
+        Command::Links(args) => ("smc links", processes::run_links(&args)),
         Command::Man(args) => ("smc man", man::run(&args)),
         #[cfg(feature = "syn-option")]
         Command::Setup(args) => ("smc setup", setup::run(&args)),
+        Command::Ss(args) => ("smc ss", processes::run_ss(&args)),
+        Command::Stats(args) => ("smc stats", processes::run_stats(&args)),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -8,10 +8,17 @@ use thiserror::Error;
 
 /// Writes text to standard output. It is no error if its reader has closed it.
 pub(crate) fn print(text: &str) -> Result<()> {
+    print_while_open(text).map(drop)
+}
+
+/// As [`print`]. Returns whether standard output is still open.
+pub(crate) fn print_while_open(text: &str) -> Result<bool> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        done => done.context("cannot write to standard output"),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        done => done
+            .map(|()| true)
+            .context("cannot write to standard output"),
     }
 }
 

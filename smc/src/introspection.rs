@@ -515,7 +515,10 @@ mod tests {
         let cases = [
             (&b"what?"[..], Some("not a request")),
             (br#"{"version": 2, "what": []}"#, Some("version 2")),
-            (br#"{"version": 1, "what": ["passwords"]}"#, Some("passwords")),
+            (
+                br#"{"version": 1, "what": ["passwords"]}"#,
+                Some("passwords"),
+            ),
             (br#"{"version": 1}"#, Some("what")),
             (&nested, Some("not a request")),
             (&[0xff, 0, 1], Some("not a request")),

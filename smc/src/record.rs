@@ -115,10 +115,10 @@ pub struct ConnectionRecord {
     pub group: Option<String>,
     /// SMC-R: the link.
     pub link: Option<String>,
-    /// The token by which the peer names this end.
-    pub token: Option<u64>,
+    /// The token by which the peer names this end, in hexadecimal.
+    pub token: Option<String>,
     /// The peer's token.
-    pub peer_token: Option<u64>,
+    pub peer_token: Option<String>,
     /// Size of the receive buffer in bytes.
     pub recv_buffer: Option<usize>,
     /// SMC-R: size of the send buffer in bytes.
@@ -300,8 +300,9 @@ impl ConnectionRecord {
         self.state = smc.state.name().to_owned();
         self.group = Some(smc.group.to_string());
         self.link = smc.link.map(|link| link.to_string());
-        self.token = Some(smc.token);
-        self.peer_token = smc.peer_token;
+        let token = |token: u64| format!("{token:x}");
+        self.token = Some(token(smc.token));
+        self.peer_token = smc.peer_token.map(token);
         self.recv_buffer = Some(smc.recv_buffer);
         self.send_buffer = smc.send_buffer;
         self.peer_buffer = Some(smc.peer_buffer);

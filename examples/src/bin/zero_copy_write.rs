@@ -79,7 +79,7 @@ async fn add_up(mut stream: Stream) -> Result<u64> {
     }
     drop(pieces);
     let sum = worker.join().map_err(|_| "the worker panicked")?;
-    let expected = (0..SAMPLES).map(|at| u64::from(sample(at))).sum();
+    let expected: u64 = (0..SAMPLES).map(|at| u64::from(sample(at))).sum();
     if sum == expected {
         Ok(sum)
     } else {

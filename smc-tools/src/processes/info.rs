@@ -1,0 +1,54 @@
+//! `smc info`: versions, and the processes with their endpoints.
+
+use anyhow::Result;
+use smc::introspection::{Subject, VERSION};
+use smc::record::Record;
+
+use super::table::Table;
+use super::{collect, json_line};
+use crate::output::print;
+
+/// Arguments of `smc info`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct InfoArgs {
+    /// One JSON object per process and line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run_info(args: &InfoArgs) -> Result<bool> {
+    let header = ["PID", "UID", "Version", "Endpoints", "Devices", "Program"];
+    let mut table = Table::new(&header);
+    let mut json = String::new();
+    for found in collect(&[Subject::Devices]) {
+        let process = &found.process;
+        if args.json {
+            json.push_str(&json_line(process, process)?);
+            continue;
+        }
+        let devices = found.records.iter().filter_map(|record| match record {
+            Record::Device(device) => Some(&*device.name),
+            _ => None,
+        });
+        let devices: Vec<_> = devices.collect();
+        table.add(vec![
+            process.pid.to_string(),
+            process.uid.to_string(),
+            process.library.clone(),
+            process.endpoints.to_string(),
+            devices.join(","),
+            process.program.clone(),
+        ]);
+    }
+    if args.json {
+        print(&json)?;
+        return Ok(true);
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    print(&format!(
+        "smc {version}: SMC-D and SMC-R v1, v2.0, v2.1; format {VERSION} of introspection\n\n{}",
+        table.text()
+    ))?;
+    Ok(true)
+}

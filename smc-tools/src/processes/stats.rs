@@ -1,0 +1,167 @@
+//! `smc stats`: what running processes have done, in the manner of `smcd stats` and `smcr stats`.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use smc::info::{ByRole, DeviceStats, DirectionStats, SIZE_CLASSES, Stats};
+use smc::introspection::Subject;
+use smc::record::Record;
+
+use super::{collect, json_line};
+use crate::output::print;
+
+/// Arguments of `smc stats`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The counters are sums over the running processes of this user, for root of all users: those of processes \
+that have ended are gone. They only grow; take the difference of two outputs of --json for a period.")]
+pub(crate) struct StatsArgs {
+    /// Also fallbacks by reason and the times of set-ups
+    #[arg(short, long)]
+    debug: bool,
+    /// One JSON object per endpoint and line
+    #[arg(long)]
+    json: bool,
+    /// Counters of this process only
+    #[arg(long, value_name = "PID")]
+    pid: Option<u32>,
+}
+
+/// Runs the command.
+pub(crate) fn run_stats(args: &StatsArgs) -> Result<bool> {
+    let mut json = String::new();
+    let mut all = Vec::new();
+    for found in collect(&[Subject::Stats]) {
+        if args.pid.is_some_and(|pid| pid != found.process.pid) {
+            continue;
+        }
+        for record in found.records {
+            if let Record::Stats(record) = record {
+                json.push_str(&json_line(&found.process, &record)?);
+                all.push(record.stats);
+            }
+        }
+    }
+    match args.json {
+        true => print(&json)?,
+        false => print(&text(&all, args.debug))?,
+    }
+    Ok(true)
+}
+
+fn text(all: &[Stats], debug: bool) -> String {
+    let mut text = String::new();
+    for is_rdma in [false, true] {
+        let devices = all.iter().flat_map(|stats| &stats.devices);
+        let devices: Vec<_> = devices.filter(|device| device.is_rdma == is_rdma).collect();
+        let name = if is_rdma { "SMC-R" } else { "SMC-D" };
+        summary(&mut text, name, &devices);
+    }
+    let fallbacks = all.iter().flat_map(|stats| &stats.fallbacks);
+    let mut sum = ByRole::default();
+    for fallback in fallbacks.clone() {
+        sum.client += fallback.count.client;
+        sum.server += fallback.count.server;
+    }
+    let errors = |pick: fn(&ByRole) -> u64| all.iter().map(|stats| pick(&stats.errors)).sum();
+    line(&mut text, "TCP fallbacks (client)", sum.client);
+    line(&mut text, "TCP fallbacks (server)", sum.server);
+    line(
+        &mut text,
+        "Handshake errors (client)",
+        errors(|errors| errors.client),
+    );
+    line(
+        &mut text,
+        "Handshake errors (server)",
+        errors(|errors| errors.server),
+    );
+    if debug {
+        for fallback in fallbacks {
+            let peer = fallback.peer_code.map(|code| format!("/0x{code:08x}"));
+            let name = format!("  0x{:08x}{}", fallback.code, peer.unwrap_or_default());
+            line(
+                &mut text,
+                &name,
+                fallback.count.client + fallback.count.server,
+            );
+        }
+        for stats in all {
+            let phases = [
+                ("Look-ups", stats.look_ups),
+                ("TCP connects", stats.tcp_connects),
+                ("Handshakes", stats.handshakes),
+            ];
+            for (name, phase) in phases {
+                let count = u32::try_from(phase.count).unwrap_or(u32::MAX).max(1);
+                let mean = phase.total / count;
+                // Writing to a string cannot fail.
+                let _ = writeln!(
+                    text,
+                    "{name:<32}{:>12}   mean {mean:.1?}, at most {:.1?}",
+                    phase.count, phase.max
+                );
+            }
+        }
+    }
+    text
+}
+
+fn summary(text: &mut String, name: &str, devices: &[&DeviceStats]) {
+    let sum = |pick: fn(&DeviceStats) -> u64| devices.iter().map(|device| pick(device)).sum();
+    let v1 = sum(|device| device.connections_v1.client + device.connections_v1.server);
+    let v2 = sum(|device| device.connections_v2.client + device.connections_v2.server);
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{name} connections");
+    line(text, "  Total handled", v1 + v2);
+    line(text, "  Version 1", v1);
+    line(text, "  Version 2", v2);
+    line(text, "  Open", sum(|device| device.open));
+    if devices.iter().any(|device| device.is_rdma) {
+        line(text, "  Failovers", sum(|device| device.failovers));
+    }
+    direction(text, "  RX", devices.iter().map(|device| &device.received));
+    direction(text, "  TX", devices.iter().map(|device| &device.sent));
+    text.push('\n');
+}
+
+fn direction<'a>(
+    text: &mut String,
+    name: &str,
+    all: impl Iterator<Item = &'a DirectionStats> + Clone,
+) {
+    let sum = |pick: fn(&DirectionStats) -> u64| all.clone().map(pick).sum();
+    let classes = |pick: fn(&DirectionStats) -> [u64; SIZE_CLASSES]| {
+        let mut sums = [0; SIZE_CLASSES];
+        for counts in all.clone().map(pick) {
+            sums.iter_mut()
+                .zip(counts)
+                .for_each(|(sum, count)| *sum += count);
+        }
+        sums.map(|sum| format!("{sum:>9}")).concat()
+    };
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{name}");
+    line(text, "    Bytes", sum(|stats| stats.bytes));
+    line(text, "    Requests", sum(DirectionStats::request_count));
+    line(text, "    Buffer full", sum(|stats| stats.buffer_full));
+    line(
+        text,
+        "    Buffer downgrades",
+        sum(|stats| stats.buffer_downgrades),
+    );
+    line(text, "    Parked", sum(|stats| stats.parked));
+    line(text, "    Polls won", sum(|stats| stats.polls_won));
+    let bounds = [
+        "8KB", "16KB", "32KB", "64KB", "128KB", "256KB", "512KB", ">512KB",
+    ];
+    let bounds = bounds.map(|bound| format!("{bound:>9}")).concat();
+    let _ = writeln!(text, "          {bounds}");
+    let _ = writeln!(text, "    Bufs  {}", classes(|stats| stats.buffers));
+    let _ = writeln!(text, "    Reqs  {}", classes(|stats| stats.requests));
+}
+
+fn line(text: &mut String, name: &str, count: u64) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{name:<32}{count:>12}");
+}
