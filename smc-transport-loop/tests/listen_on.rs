@@ -21,6 +21,7 @@ use common::World;
 scenarios! {
     clients_get_smc_from_a_socket_that_was_passed
     clients_that_came_before_are_plain_tcp
+    a_socket_that_two_endpoints_serve_gives_smc_by_both
     a_socket_in_use_elsewhere_goes_on_listening
     the_backlog_can_be_changed
     sockets_that_cannot_be_listened_on_are_refused
@@ -40,6 +41,20 @@ async fn clients_get_smc_from_a_socket_that_was_passed(world: World) {
             expect(&mut theirs, b"hello").await;
         }
     }
+}
+
+async fn a_socket_that_two_endpoints_serve_gives_smc_by_both(world: World) {
+    let (client, one, other) = (world.endpoint(), world.endpoint(), world.endpoint());
+    let passed = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = passed.local_addr().unwrap();
+    let first = one.listen_on(passed.try_clone().unwrap()).unwrap();
+    let second = other.listen_on(passed).unwrap();
+    for _ in 0..100 {
+        // Either of them accepts it.
+        let stream = client.connect(addr).await.unwrap();
+        assert!(stream.mode().is_smc(), "{}", stream.mode());
+    }
+    drop((first, second));
 }
 
 async fn clients_that_came_before_are_plain_tcp(world: World) {

@@ -1,5 +1,7 @@
 //! What an endpoint reports of its streams.
 
+#![cfg(feature = "smol")]
+
 use std::net::{SocketAddr, TcpListener};
 
 use futures_lite::future::block_on;
@@ -9,17 +11,15 @@ use smc::{Builder, Domain, Endpoint, Mode, Stream};
 
 fn endpoint(dir: &tempfile::TempDir) -> Endpoint {
     let domain = Domain::directory(dir.path());
-    smc::add_defaults(Builder::smol(), domain)
-        .unwrap()
-        .build()
-        .unwrap()
+    let builder = smc::add_defaults(Builder::smol(), domain).expect("a device");
+    builder.build().expect("an endpoint")
 }
 
 async fn pair(client: &Endpoint, server: &Endpoint) -> (Stream, Stream) {
-    let listener = server.bind("127.0.0.1:0").await.unwrap();
-    let to = listener.local_addr().unwrap();
-    let connected = client.connect(to).await.unwrap();
-    (connected, listener.accept().await.unwrap().0)
+    let listener = server.bind("127.0.0.1:0").await.expect("it listens");
+    let to = listener.local_addr().expect("it has one");
+    let connected = client.connect(to).await.expect("it connects");
+    (connected, listener.accept().await.expect("it accepts").0)
 }
 
 #[test]

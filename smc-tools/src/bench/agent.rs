@@ -1,14 +1,15 @@
 //! Starts the servers of measurements that are driven from another machine.
 
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 
 use super::end::{Role, Task};
 use super::pair::{End, START, directory};
-use super::plan::Apart;
+use super::plan::{Apart, Workload};
 use crate::output;
 
 /// Arguments of `smc bench-agent`.
@@ -63,10 +64,23 @@ fn attend(args: &Args, mut stream: TcpStream) -> Result<()> {
     });
     let server = End::start(&task)?;
     writeln!(stream, "{}", server.line(START)?)?;
-    stream.set_read_timeout(None)?;
-    // However it ends, it is over.
-    let _ended = io::copy(&mut reader, &mut io::sink());
+    let end = Instant::now() + START + task.cell.settings.time * TIMES_MAX;
+    wait_for_end(&stream, end);
     Ok(())
+}
+
+/// Waits until the other machine has closed the connection, or this time.
+fn wait_for_end(mut stream: &TcpStream, end: Instant) {
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
+            return;
+        }
+        match stream.read(&mut [0; 64]) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+    }
 }
 
 /// Refuses a task that does more here than serve one measurement: the other machine decides neither
@@ -78,8 +92,26 @@ fn check(task: &Task) -> Result<()> {
     let kind = cell.transport;
     ensure!(kind.leaves_the_machine(), "{kind} stays within a machine");
     cell.case.check()?;
-    cell.settings.check()
+    cell.settings.check()?;
+    let settings = &cell.settings;
+    let connections = cell.case.connections();
+    let buffer = match cell.case.workload {
+        Workload::Rate | Workload::Bulk => settings.read,
+        Workload::Pingpong | Workload::Fanin => settings.ping,
+        Workload::Http | Workload::Connect => 0,
+    };
+    ensure!(
+        connections.saturating_mul(buffer) <= MEMORY_MAX,
+        "{connections} connections with buffers of {buffer} bytes are more than {MEMORY_MAX} bytes"
+    );
+    Ok(())
 }
+
+/// Bytes of the buffers of all connections of a task.
+const MEMORY_MAX: usize = 1 << 32;
+
+/// A measurement with warm-up and end takes no more than this many times its measuring time.
+const TIMES_MAX: u32 = 20;
 
 /// Bytes of a task, and more than that.
 const TASK_MAX: u64 = 1 << 16;
@@ -139,5 +171,11 @@ mod tests {
         assert!(text.contains("not 0"), "{text}");
         let text = refusal(|task| task.cell.settings.time *= 1_000_000);
         assert_eq!(text, "time is more than 600000 ms");
+        let text = refusal(|task| {
+            task.cell.case.workload = Workload::Fanin;
+            task.cell.case.load = 10_000;
+            task.cell.settings.ping = 1 << 20;
+        });
+        assert!(text.starts_with("10000 connections with"), "{text}");
     }
 }

@@ -14,7 +14,7 @@ use super::work::{EarlyWork, HandshakeResources, reach, register};
 use super::{fallback_stream, handshake_config, path, run_handshake, run_handshake_on_tcp};
 use crate::config::Policy;
 use crate::endpoint::{ConnectOptions, EndpointInner};
-use crate::error::{Error, FallbackCause, FallbackReason};
+use crate::error::{Error, FallbackCause, FallbackReason, OsError};
 use crate::negotiate::{Candidate, Delivery, ExpectedHandshake, Offer, Withdrawn};
 use crate::proto::Role;
 use crate::proto::group::GroupKey;
@@ -200,7 +200,9 @@ impl ConnectAttempt<'_> {
         message: &[u8],
         buffer: Option<DmbToken>,
     ) -> Result<(Arc<dyn Socket>, Offered), Error> {
-        let mut offer = Err(FallbackCause::not_announced());
+        // If the address of the connection cannot be known before it exists.
+        let in_use = io::ErrorKind::AddrInUse.into();
+        let mut offer = Err(OsError::new("take a local port", &in_use).into());
         let mut make_offer = |socket: &Unconnected<'_>| {
             offer = candidate.offer(socket, message, buffer);
             Ok(())

@@ -4,7 +4,12 @@
 //! first. `bind` to port 0 would suffice, but it never returns a port that is in TIME_WAIT and
 //! searches longer and longer for one that is not. So ports are drawn at random: first for
 //! exclusive use, then, when most of the range is in use, shared with connections to other
-//! destinations (`SO_REUSEADDR`), as `connect` itself does with the ports it picks.
+//! destinations, as `connect` itself does with the ports it picks.
+//!
+//! `bind` conflicts with what other users have at a port, TIME-WAIT included, and they could have
+//! something at all of them. So shared ports are taken by `connect`, from a range that has the
+//! drawn port alone (`IP_LOCAL_PORT_RANGE`, Linux 6.3). Where that is missing, or no address is
+//! found, the socket connects without being announced, as that of any other program would.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,6 +17,9 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 
+use nix::libc;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{IpBindAddressNoPort, SetStruct};
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
 
@@ -46,21 +54,26 @@ pub(super) fn start(
             SocketAddr::new(unspecified, 0),
             Some(fd.as_fd()),
         ))?;
-        return match rustix::net::connect(&fd, &to) {
-            Ok(()) => Ok(ConnectStatus::Connected(fd)),
-            Err(Errno::INPROGRESS | Errno::INTR) => status(fd, to),
-            Err(error) => Err(error.into()),
-        };
+        return connect_now(fd, to);
     }
     let from = match options.local {
         Some(local) if !local.ip().is_unspecified() => local,
         Some(local) => with_port(source(to)?, local.port()),
-        None => source(to)?,
+        None => match source(to) {
+            Ok(from) => from,
+            // The look-up of the route takes a port of UDP, and other users may have them all.
+            Err(_) => return connect_now(stream(to)?, to),
+        },
     };
     let mut attempts = 0;
     loop {
         attempts += 1;
-        let (fd, local) = bound(to, from)?;
+        let (fd, local) = match bound(to, from) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && options.local.is_none() => {
+                return connect_now(stream(to)?, to);
+            }
+            bound => bound?,
+        };
         if options.local.is_some() {
             // The caller may use the address for other destinations too.
             sockopt::set_socket_reuseaddr(&fd, true)?;
@@ -70,9 +83,21 @@ pub(super) fn start(
             Ok(()) => return Ok(ConnectStatus::Connected(fd)),
             Err(Errno::INPROGRESS | Errno::INTR) => {}
             Err(Errno::ADDRNOTAVAIL) if from.port() == 0 && attempts < ATTEMPTS => continue,
+            Err(Errno::ADDRNOTAVAIL) if options.local.is_none() => {
+                return connect_now(stream(to)?, to);
+            }
             Err(error) => return Err(error.into()),
         }
         return status(fd, to);
+    }
+}
+
+/// Connects a socket from where the kernel chooses, or from where it is bound to.
+fn connect_now(fd: OwnedFd, to: SocketAddr) -> io::Result<ConnectStatus> {
+    match rustix::net::connect(&fd, &to) {
+        Ok(()) => Ok(ConnectStatus::Connected(fd)),
+        Err(Errno::INPROGRESS | Errno::INTR) => status(fd, to),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -112,10 +137,18 @@ fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> 
         let Some(port) = ports().and_then(Ports::draw) else {
             break;
         };
+        let local = with_port(from, port);
         if draw == EXCLUSIVE_DRAWS {
+            let fd = stream(to)?;
+            if set_port_range(&fd, port) {
+                // Without a port, which `connect` takes.
+                rustix::net::bind(&fd, &from)?;
+                return Ok((fd, local));
+            }
+        }
+        if draw >= EXCLUSIVE_DRAWS {
             sockopt::set_socket_reuseaddr(&fd, true)?;
         }
-        let local = with_port(from, port);
         match rustix::net::bind(&fd, &local) {
             Ok(()) => return Ok((fd, local)),
             Err(Errno::ADDRINUSE | Errno::ACCESS) => {}
@@ -126,6 +159,27 @@ fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> 
     let local = local_addr(fd.as_fd())?;
     Ok((fd, local))
 }
+
+/// Has `connect` take this port. Returns whether the kernel can do so.
+fn set_port_range(fd: &OwnedFd, port: u16) -> bool {
+    let range = u32::from(port) << 16 | u32::from(port);
+    setsockopt(fd, IpBindAddressNoPort, &true).is_ok()
+        && setsockopt(fd, LocalPortRange, &range).is_ok()
+}
+
+/// The first and the last port that `connect` may choose, in the lower and the upper half.
+#[derive(Clone, Copy, Debug)]
+struct LocalPortRange;
+
+nix::setsockopt_impl!(
+    LocalPortRange,
+    libc::IPPROTO_IP,
+    IP_LOCAL_PORT_RANGE,
+    u32,
+    SetStruct<'_, u32>
+);
+
+const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
 
 fn with_port(mut addr: SocketAddr, port: u16) -> SocketAddr {
     addr.set_port(port);
@@ -176,7 +230,8 @@ fn port_range(text: &str) -> Option<RangeInclusive<u16>> {
 /// Random ports tried for exclusive use. Nine of ten may be in use before sharing gets likely.
 const EXCLUSIVE_DRAWS: u32 = 16;
 
-/// Random ports tried for shared use; only listeners block them.
+/// Random ports tried for shared use (`SO_REUSEADDR`) where the kernel has no range for a socket.
+/// Listeners and sockets without that option block them.
 const SHARED_DRAWS: u32 = 16;
 
 /// Ports tried in all, when shared ports turn out to have a connection to the same destination.

@@ -1,5 +1,6 @@
 //! Network namespaces, and the addresses in them.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use smc_core::error::OsError;
@@ -44,9 +45,14 @@ pub(super) fn is_local(addr: SocketAddr) -> Result<bool, OsError> {
             v6.into()
         }
     });
-    match bound.map_err(|error| OsError::new("test whose address it is", &error)) {
-        Err(error) if error.is_lack() => Err(error),
-        tested => Ok(tested.is_ok()),
+    match bound {
+        // The kernel checks the address first. Other users may have all ports.
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(true),
+        Err(error) => match OsError::new("test whose address it is", &error) {
+            error if error.is_lack() => Err(error),
+            _ => Ok(false),
+        },
+        Ok(_) => Ok(true),
     }
 }
 

@@ -48,9 +48,13 @@ pub(super) async fn drive<C: Connect>(cell: &Cell, to: &C, meter: Meter) -> Resu
     Ok(sample)
 }
 
-/// Answers requests with as many bytes.
-pub(super) async fn serve<S: Duplex>(stream: S, body: usize) -> Result<()> {
-    let page = Bytes::from(vec![b'.'; body]);
+/// What requests are answered with, for all connections.
+pub(super) fn page(body: usize) -> Bytes {
+    vec![b'.'; body].into()
+}
+
+/// Answers requests with this.
+pub(super) async fn serve<S: Duplex>(stream: S, page: Bytes) -> Result<()> {
     let service = service_fn(move |_request: Request<Incoming>| {
         let page = page.clone();
         async move { Ok::<_, Infallible>(Response::new(Full::new(page))) }

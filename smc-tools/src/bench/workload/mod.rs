@@ -14,6 +14,7 @@ mod window;
 use std::sync::Arc;
 
 use anyhow::Result;
+use hyper::body::Bytes;
 
 use super::figure::{Figure, Sample};
 use super::meter::Meter;
@@ -36,20 +37,34 @@ pub(super) async fn drive<C: Connect>(cell: &Cell, to: C, meter: Meter) -> Resul
 /// The server's part, which has no end.
 pub(super) async fn serve<A: Accept>(cell: &Cell, at: A) -> Result<()> {
     let at = Arc::new(at);
+    let page = match cell.case.workload {
+        Workload::Http => http::page(cell.settings.body),
+        _ => Bytes::new(),
+    };
+    // Those that are just being closed come on top of those that the client has.
+    let most = cell.case.connections().saturating_mul(2) + DESCRIPTORS;
+    let open = Arc::new(());
     loop {
         let stream = at.accept().await?;
-        cell.runtime
-            .detach(attend(cell.clone(), Arc::clone(&at), stream));
+        let one = Arc::clone(&open);
+        if Arc::strong_count(&open) > most {
+            continue;
+        }
+        let served = attend(cell.clone(), Arc::clone(&at), stream, page.clone());
+        cell.runtime.detach(async move {
+            served.await;
+            drop(one);
+        });
     }
 }
 
 /// The client detects errors here, because the expected answer is missing.
-async fn attend<A: Accept>(cell: Cell, at: Arc<A>, stream: A::Stream) {
+async fn attend<A: Accept>(cell: Cell, at: Arc<A>, stream: A::Stream, page: Bytes) {
     let settings = &cell.settings;
     let _noticed = match cell.case.workload {
         Workload::Rate | Workload::Bulk => one_way::serve(&*at, stream, settings.read).await,
         Workload::Pingpong | Workload::Fanin => echo::serve(stream, settings.ping).await,
-        Workload::Http => http::serve(stream, settings.body).await,
+        Workload::Http => http::serve(stream, page).await,
         Workload::Connect => connect::serve(stream).await,
     };
 }

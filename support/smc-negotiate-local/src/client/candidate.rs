@@ -117,6 +117,7 @@ impl LocalCandidate {
         };
         let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
         let mut announced = Vec::with_capacity(1);
+        let mut fitting = Vec::with_capacity(1);
         let mut cause = None;
         let mut time = ConnectTime::default();
         for named in chosen.take(MAX_LISTENERS) {
@@ -144,9 +145,12 @@ impl LocalCandidate {
                 Ok(made) => announced.push(made),
                 Err(failed) => cause = Some(failed),
             }
-            let (dir, entry) = named;
-            if let (None, Some(target), false) = (self.target, target, entry.shared) {
-                self.client.cache_route(self, target, dir, &channel);
+            fitting.push((named, channel));
+        }
+        // Several processes may accept from one socket.
+        if let ([((dir, entry), channel)], Some(target), None) = (&*fitting, target, self.target) {
+            if !entry.shared {
+                self.client.cache_route(self, target, dir, channel);
             }
         }
         if announced.is_empty() {
