@@ -68,6 +68,7 @@
 //! | feature | adds |
 //! |---|---|
 //! | `introspection` | [`introspection`]: what `smc ss` and its like show of a process. On by default |
+//! | `metrics` | [`metrics`]: the counters by the facade crate of that name |
 //! | `serde` | `Serialize` and `Deserialize` of [`info::Stats`] |
 //! | `tokio` | [`tokio()`], and tokio's I/O traits on streams |
 //! | `tokio-io` | tokio's I/O traits on streams and halves alone; no reactor |
@@ -88,6 +89,8 @@ pub mod info;
 pub mod introspection;
 #[cfg(any(doc, doctest))]
 pub mod manual;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 #[cfg(feature = "introspection")]
 pub mod record;
 pub mod runtime;
