@@ -153,7 +153,7 @@ step_msrv() {
             -p smc-wire -p smc-core -p smc-negotiate-local -p smc-negotiate-syn -p smc-transport-loop -p smc-transport-ism \
             --all-features
         CARGO_TARGET_DIR=$TARGET/msrv cargo "+$MSRV" check "${locked[@]}" -q -p smc \
-            --features tokio,smol,ism,syn-option
+            --features tokio,smol,ism,syn-option,tracing
     else
         echo "skipped: build with Rust $MSRV, no such toolchain here; checked by clippy only"
     fi

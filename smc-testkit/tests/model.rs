@@ -182,7 +182,7 @@ fn run(seed: u64, apart: bool) -> Result<Tally, Violation> {
         endpoint
             .connections()
             .iter()
-            .map(|conn| conn.state.to_string())
+            .filter_map(|conn| Some(conn.smc.as_ref()?.state.to_string()))
             .collect::<Vec<_>>()
     });
     assert!(

@@ -72,7 +72,7 @@ async fn survive(rounds: u64, seed: u64, dir: &Path) {
             let states = endpoint
                 .connections()
                 .into_iter()
-                .map(|conn| conn.state.name());
+                .filter_map(|conn| Some(conn.smc?.state.name()));
             states.collect::<Vec<_>>()
         };
         until(

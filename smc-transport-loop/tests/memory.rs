@@ -123,7 +123,10 @@ fn limited(role: &Role) {
         let endpoint = endpoint(role.dir());
         let mut stream = endpoint.connect(&*addr).await.unwrap();
         stream.write_all(&[1; 1000]).await.unwrap();
-        let ring = endpoint.connections().first().map(|conn| conn.recv_buffer);
+        let conns = endpoint.connections();
+        let ring = conns
+            .iter()
+            .find_map(|conn| Some(conn.smc.as_ref()?.recv_buffer));
         role.send(match ring {
             Some(len) => format!("smc {len}"),
             None => "tcp".to_owned(),

@@ -20,6 +20,7 @@ use crate::config::{EndpointConfig, Policy};
 use crate::device::{Device, MemoryLimit};
 use crate::error::Error;
 use crate::handshake::TcpHandshakes;
+use crate::log::Warned;
 use crate::mem::TrustPeers;
 use crate::mutex::Mutex;
 use crate::proto::handshake::HandshakeConfig;
@@ -411,6 +412,7 @@ impl Builder {
             drivers: Arc::default(),
             adding: Mutex::default(),
             groups,
+            warned: Warned::default(),
         };
         for device in self.devices {
             inner.start_driver(device)?;

@@ -24,6 +24,17 @@ pub enum Policy {
     Never,
 }
 
+impl Policy {
+    /// The name in logs.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Prefer => "prefer",
+            Self::Require => "require",
+            Self::Never => "never",
+        }
+    }
+}
+
 /// A policy for each destination (or, on a listener, each client).
 pub type PolicyFn = dyn Fn(&SocketAddr) -> Policy + Send + Sync;
 

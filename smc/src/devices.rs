@@ -35,6 +35,7 @@ impl EndpointInner {
         self.groups.add_driver(&driver);
         self.drivers.push(Arc::clone(&driver));
         runtime.spawn(Box::pin(task));
+        info!("device is added", device = driver.name);
         // If the runtime of the endpoint has ended meanwhile, a task on another one does not end
         // by itself, and was added too late to be ended with the others.
         self.lifetime.check().inspect_err(|_| driver.end_task())

@@ -27,6 +27,7 @@ use crate::device::{Device, MemoryLimit, TrimMemory};
 use crate::error::Error;
 use crate::handshake::TcpHandshakes;
 use crate::info::{ConnectionInfo, DeviceInfo, ListenerInfo};
+use crate::log::Warned;
 use crate::mutex::Mutex;
 use crate::proto::group::{LinkGroupInfo, Registry};
 use crate::proto::handshake::{ClientProposal, HandshakeConfig};
@@ -78,6 +79,7 @@ pub(crate) struct EndpointInner {
     pub(crate) setups: SetupCounters,
     pub(crate) tcp_streams: Arc<TcpStreams>,
     pub(crate) listeners: Mutex<Vec<Weak<ListenerService>>>,
+    pub(crate) warned: Warned,
 }
 
 impl Drop for EndpointInner {

@@ -18,10 +18,11 @@ use super::links::{LinkSender, RdmaLinkGroup, RdmaPorts, Spares};
 use super::oneshot::Oneshot;
 use super::runtime::Runtime;
 use crate::device::{DeviceError, MemoryLimit, PeerEvent};
+use crate::log::group_span;
 use crate::mutex::Mutex;
 use crate::proto::group::{
-    DeviceIndex, EnterResult, GroupId, GroupKey, GroupState, GroupTerms, Intent, LinkGroupInfo,
-    Member, NoGroup, Registry, RegistryOutput, Terminated, Waiter,
+    DeviceIndex, EnterResult, GroupEndCause, GroupId, GroupKey, GroupState, GroupTerms, Intent,
+    LinkGroupInfo, Member, NoGroup, Registry, RegistryOutput, Terminated, Waiter,
 };
 use crate::proto::links::LlcConfig;
 
@@ -177,6 +178,7 @@ impl Groups {
 
     pub(crate) fn establish(&self, group: GroupId, terms: GroupTerms) -> Result<(), Terminated> {
         self.update(|registry| registry.establish(group, terms))?;
+        self.log(group, None, || info!("link group is created"));
         if let Some(group) = self.rdma(group) {
             group.establish();
         }
@@ -187,10 +189,12 @@ impl Groups {
 
     /// Creates the [`RdmaLinkGroup`] of a group that a set-up has just created.
     pub(crate) fn start_rdma(self: &Arc<Self>, group: GroupId) -> Option<Arc<RdmaLinkGroup>> {
-        let GroupKey::Rdma { role, .. } = self.info(group)?.key else {
+        let key = self.info(group)?.key;
+        let GroupKey::Rdma { role, .. } = key else {
             return None;
         };
-        let rdma = RdmaLinkGroup::start(group, role, self, self.llc);
+        let span = group_span(group, &key);
+        let rdma = RdmaLinkGroup::start(group, role, self, self.llc, span);
         self.shared.lock().rdma.insert(group, Arc::clone(&rdma));
         Some(rdma)
     }
@@ -391,6 +395,9 @@ impl Groups {
     fn apply_output(&self, output: RegistryOutput) {
         match output {
             RegistryOutput::Terminate { group, key, cause } => {
+                self.log(group, Some(key), || {
+                    debug!("connections of the link group end", cause = cause);
+                });
                 if let Some(driver) = key.device().and_then(|device| self.driver(device)) {
                     driver.end_group(group, cause);
                 }
@@ -399,12 +406,34 @@ impl Groups {
                 }
                 self.terminated.notify(usize::MAX);
             }
-            RegistryOutput::Removed { group, cause, .. } => match self.rdma(group) {
-                Some(rdma) => rdma.end(cause),
-                None => self.update(|registry| registry.links_closed(group)),
-            },
+            RegistryOutput::Removed { group, key, cause } => {
+                self.log(group, Some(key), || match cause {
+                    // It was not reported as created.
+                    GroupEndCause::FirstContactFailed => {
+                        debug!("link group has ended", cause = cause);
+                    }
+                    _ => info!("link group has ended", cause = cause),
+                });
+                match self.rdma(group) {
+                    Some(rdma) => rdma.end(cause),
+                    None => self.update(|registry| registry.links_closed(group)),
+                }
+            }
             RegistryOutput::NotifyPeer { device, peer } => self.notify_peer(device, peer),
             RegistryOutput::Ready { .. } => {}
+        }
+    }
+
+    /// Logs an event in the span of a group.
+    fn log(&self, group: GroupId, key: Option<GroupKey>, event: impl FnOnce()) {
+        if !cfg!(feature = "tracing") {
+            return;
+        }
+        let key = key.or_else(|| Some(self.info(group)?.key));
+        match (self.rdma(group), key) {
+            (Some(rdma), _) => rdma.log.span.in_scope(event),
+            (None, Some(key)) => group_span(group, &key).in_scope(event),
+            (None, None) => event(),
         }
     }
 

@@ -76,12 +76,16 @@
 //! | `ism` | `ism`: devices for SMC-D between virtual machines and their host |
 //! | `rdma` | `rdma`: devices for SMC-R between hosts; takes cmake and libclang to build |
 //! | `syn-option` | `syn_option`: negotiation by TCP option, as kernels do it |
+//! | `tracing` | events and spans of the crate `tracing`: [`debugging`](manual::debugging) |
 //!
 //! The others are not on by default, and none changes the behaviour of others.
 
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
+
+#[macro_use]
+mod log;
 
 pub mod config;
 pub mod info;

@@ -21,10 +21,11 @@ use super::handshake;
 use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::negotiate::{Negotiated, Published};
 use super::runtime::{Acceptor, Runtime, Socket, Task};
-use super::stream::Stream;
+use super::stream::{Mode, Stream};
 use crate::config::Policy;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit, Refusal};
 use crate::info::ListenerInfo;
+use crate::log::{Destination, Span};
 use crate::mutex::Mutex;
 use crate::proto::Role;
 use crate::reactor_turns::ReactorTurns;
@@ -388,6 +389,17 @@ impl ListenerService {
         socket: Arc<dyn Socket>,
         peer: SocketAddr,
     ) -> Option<Task> {
+        let span = span!("smc.accept", peer = peer);
+        span.in_scope(|| self.start_set_up_in(&span, queue, socket, peer))
+    }
+
+    fn start_set_up_in(
+        &self,
+        span: &Span,
+        queue: &Arc<Queue>,
+        socket: Arc<dyn Socket>,
+        peer: SocketAddr,
+    ) -> Option<Task> {
         let policy = (self.endpoint.config.policy)(&peer);
         let is_open = self.admission.is_open();
         let verdict = match (&self.published, policy) {
@@ -399,19 +411,25 @@ impl ListenerService {
             (Ok(published), _) => match published.dismiss(&*socket, peer, Refusal::Full) {
                 Negotiated::Plain(_) => Negotiated::Plain(self.full()),
                 // The client expects an answer that would have to wait.
-                Negotiated::Clc | Negotiated::SideChannel(_) => return None,
+                Negotiated::Clc | Negotiated::SideChannel(_) => {
+                    self.endpoint.warned.full(peer);
+                    return None;
+                }
             },
         };
         let side_channel = match (verdict, policy) {
             (Negotiated::Clc, _) => None,
             (Negotiated::SideChannel(side_channel), _) => Some(side_channel),
             (Negotiated::Plain(cause), Policy::Require) => {
-                queue.refuse(peer, cause.into());
+                let why = cause.into();
+                self.endpoint.warned.refused(peer, &why);
+                queue.refuse(peer, why);
                 return None;
             }
             (Negotiated::Plain(cause), _) => {
                 let role = Role::Server;
                 let stream = handshake::tcp_stream(&self.endpoint, role, socket, peer, cause);
+                log_accepted(&self.endpoint, peer, &stream);
                 queue.put(Ok((stream, peer)));
                 return None;
             }
@@ -423,7 +441,11 @@ impl ListenerService {
                 Source::of_client(side_channel.credentials(), is_own, peer.ip())
             }
         };
-        let mut permit = self.admission.enter(source)?;
+        let Some(mut permit) = self.admission.enter(source) else {
+            self.endpoint.warned.full(peer);
+            return None;
+        };
+        let span = span.clone();
         let queue = Arc::clone(queue);
         let endpoint = Arc::clone(&self.endpoint);
         Some(Box::pin(async move {
@@ -440,16 +462,37 @@ impl ListenerService {
                     _ => handshake::accept(&endpoint, socket, peer, side_channel).await,
                 }
             });
+            let set_up = span.instrument(set_up);
             // As in the kernel: failed set-ups are not reported to the application.
-            match queue.own_lifetime.until_end(set_up).await {
-                Ok(Ok(stream)) => match (policy, stream.fallback_reason()) {
-                    (Policy::Require, Some(why)) => queue.refuse(peer, why),
-                    _ => queue.put(Ok((stream, peer))),
+            let Ok(result) = queue.own_lifetime.until_end(set_up).await else {
+                return;
+            };
+            span.in_scope(|| match result {
+                Ok(stream) => match (policy, stream.fallback_reason()) {
+                    (Policy::Require, Some(why)) => {
+                        endpoint.warned.refused(peer, &why);
+                        queue.refuse(peer, why);
+                    }
+                    _ => {
+                        log_accepted(&endpoint, peer, &stream);
+                        queue.put(Ok((stream, peer)));
+                    }
                 },
-                Ok(Err(_)) => endpoint.setups.add_error(Role::Server),
-                Err(_ended) => {}
-            }
+                Err(error) => {
+                    let client = Destination::Client(peer.ip());
+                    endpoint.setups.add_error(Role::Server);
+                    endpoint.warned.failed("accept", client, &error);
+                }
+            });
         }))
+    }
+}
+
+fn log_accepted(endpoint: &EndpointInner, peer: SocketAddr, stream: &Stream) {
+    debug!("accepted", mode = stream.mode());
+    if let Mode::Tcp { reason, .. } = stream.mode() {
+        let client = Destination::Client(peer.ip());
+        endpoint.warned.fallback(client, reason);
     }
 }
 

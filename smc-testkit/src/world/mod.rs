@@ -439,7 +439,12 @@ impl Host {
 
     fn left(&self) -> Left {
         Left {
-            connections: self.endpoint.connections().len(),
+            connections: self
+                .endpoint
+                .connections()
+                .iter()
+                .filter(|conn| conn.smc.is_some())
+                .count(),
             groups: self.endpoint.link_groups(),
             dmbs: self.device.dmbs(),
             attachments: self.device.attachments(),

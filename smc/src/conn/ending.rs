@@ -9,6 +9,7 @@ use smc_wire::cursor::Cursor;
 
 use super::{Conn, PeerLocality, TransportOps as _, len_usize};
 use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
+use crate::log;
 use crate::mem::HEADER_LEN;
 use crate::mem::sync::Ordering;
 use crate::proto::conn::rdma::DeliveryStatus;
@@ -132,7 +133,9 @@ impl Conn {
     fn terminate(&self, cause: Error, stop: impl FnOnce(&mut Closing) -> Option<StateFlags>) {
         let flags = stop(&mut self.closing.lock());
         // Set once: the first cause counts.
-        let _later = self.failure.set(cause);
+        if let (Ok(()), Some(cause)) = (self.failure.set(cause), self.failure.get()) {
+            self.span.in_scope(|| log::ended("connection", cause));
+        }
         self.ended.store(true, Ordering::Release);
         match (flags, self.rdma()) {
             (Some(flags), _) => self.ops().publish_flags(self, flags),
@@ -186,6 +189,10 @@ impl Conn {
             return;
         }
         drop(membership);
+        self.span.in_scope(|| match self.failure.get() {
+            Some(cause) => debug!("connection has ended", cause = cause),
+            None => debug!("connection has ended", cause = "closed by both ends"),
+        });
         if self.locality == PeerLocality::Unknown {
             let _best_effort = self.socket.shutdown(Shutdown::Both);
         }

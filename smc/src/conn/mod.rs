@@ -30,6 +30,7 @@ use super::stream::Mode;
 use crate::device::{Dmb, SubmitError};
 use crate::error::{CloseReason, Error};
 use crate::info::{ConnectionInfo, Cursors, Flags, Published, SmcInfo};
+use crate::log::Span;
 use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::mutex::Mutex;
@@ -97,6 +98,7 @@ pub(crate) struct Conn {
     pub(crate) group: GroupId,
     /// Dropped, to leave the link group, when the connection has ended.
     membership: Mutex<Option<Membership>>,
+    pub(crate) span: Span,
 }
 
 /// The buffers of a connection, and how data gets from one end to the other.
@@ -249,10 +251,20 @@ impl Conn {
             // is killed. A reset by one end is enough.
             let _best_effort = socket.set_linger(Some(Duration::ZERO));
         }
+        let group = membership.member.group();
+        let id = next_stream_id();
+        let span = root_span!(
+            "smc.conn",
+            group = group,
+            conn = id,
+            peer = peer_addr,
+            mode = parts.mode,
+            device = parts.driver.name,
+        );
         Arc::new(Self {
             local: parts.local,
             local_ring: parts.local_ring,
-            id: next_stream_id(),
+            id,
             mode: parts.mode,
             role,
             peer_addr,
@@ -280,8 +292,9 @@ impl Conn {
             changed: Event::new(),
             driver: parts.driver,
             _drivers: parts.drivers,
-            group: membership.member.group(),
+            group,
             membership: Mutex::new(Some(membership)),
+            span,
         })
     }
 

@@ -351,7 +351,7 @@ impl DeviceDriver {
                 .groups
                 .update(|registry| registry.handle_peer_gone(self.index, peer)),
             Event::Peer { from, event } => self.handle_peer_event(from, event),
-            Event::DeviceGone => self.handle_device_gone(),
+            Event::DeviceGone => self.handle_device_gone(&REMOVED),
             Event::Received { link, message } => {
                 if let Some((group, link)) = self.link(link) {
                     group.handle_received(link, &message);
@@ -429,8 +429,10 @@ impl DeviceDriver {
         is_any_left
     }
 
-    fn handle_device_gone(&self) {
-        self.gone.store(true, Ordering::Release);
+    fn handle_device_gone(&self, cause: &DeviceError) {
+        if !self.gone.swap(true, Ordering::AcqRel) {
+            info!("device is gone", device = self.name, cause = cause);
+        }
         self.groups
             .update(|registry| registry.handle_device_gone(self.index));
         for group in self.groups.all_rdma() {
@@ -518,6 +520,8 @@ impl Drop for DeviceDriver {
         claims::release();
     }
 }
+
+const REMOVED: DeviceError = DeviceError::Gone("device was removed");
 
 /// Passes in one poll of the task.
 const PASSES_MAX: usize = 4;

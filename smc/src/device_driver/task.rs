@@ -244,8 +244,8 @@ impl Future for DriverTask {
                     return Poll::Pending;
                 }
                 Ok(Next::Pass) => {}
-                Err(_) => {
-                    driver.handle_device_gone();
+                Err(error) => {
+                    driver.handle_device_gone(&error);
                     if !is_rdma {
                         return Poll::Ready(());
                     }

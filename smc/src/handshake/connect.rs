@@ -15,6 +15,7 @@ use super::{fallback_stream, handshake_config, path, run_handshake, run_handshak
 use crate::config::Policy;
 use crate::endpoint::{ConnectOptions, EndpointInner};
 use crate::error::{Error, FallbackCause, FallbackReason, OsError};
+use crate::log::{Destination, HandshakeLog};
 use crate::negotiate::{Candidate, Delivery, ExpectedHandshake, Offer, Withdrawn};
 use crate::proto::Role;
 use crate::proto::group::GroupKey;
@@ -34,6 +35,27 @@ pub(crate) async fn connect(
     let policy = options
         .policy
         .unwrap_or_else(|| (endpoint.config.policy)(&to));
+    let span = span!("smc.connect", peer = to, policy = policy.name());
+    // Pinned here: a future that is passed on by value is copied, and this one is large.
+    let connecting = pin!(connect_by(endpoint, to, options, policy));
+    let result = span.instrument(connecting).await;
+    span.in_scope(|| match &result {
+        Ok(stream) => debug!("connected", mode = stream.mode()),
+        Err(error) => {
+            endpoint
+                .warned
+                .failed("connect", Destination::Server(to), error);
+        }
+    });
+    result
+}
+
+async fn connect_by(
+    endpoint: &Arc<EndpointInner>,
+    to: SocketAddr,
+    options: &ConnectOptions,
+    policy: Policy,
+) -> Result<Stream, Error> {
     let config = handshake_config(endpoint, options.recv_buffer)?;
     let mut plan = match policy {
         Policy::Never => Plan::Tcp(FallbackCause::Policy.into()),
@@ -52,7 +74,11 @@ pub(crate) async fn connect(
     };
     let stream = stream.map_err(|failed| failed.error);
     let stream = stream.inspect_err(|_| endpoint.setups.add_error(Role::Client))?;
-    match stream.fallback_reason() {
+    let reason = stream.fallback_reason();
+    if let Some(reason) = &reason {
+        endpoint.warned.fallback(Destination::Server(to), reason);
+    }
+    match reason {
         Some(reason) if policy == Policy::Require => Err(Error::Declined(reason)),
         _ => Ok(stream),
     }
@@ -213,7 +239,10 @@ impl ConnectAttempt<'_> {
         let offered = match offer {
             Ok(mut offer) => match offer.connected(&*socket) {
                 Delivery::OnTcp => Offered::OnTcp(offer),
-                Delivery::Delivered => Offered::Delivered(offer),
+                Delivery::Delivered => {
+                    HandshakeLog::sends(message);
+                    Offered::Delivered(offer)
+                }
                 Delivery::Plain => Offered::Plain(offer.cause()),
             },
             Err(cause) => Offered::Plain(cause),

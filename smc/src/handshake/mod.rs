@@ -30,6 +30,7 @@ use super::stream::Stream;
 use crate::conn::{Conn, Parts, PeerLocality};
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason};
+use crate::log::HandshakeLog;
 use crate::proto::Role;
 use crate::proto::group::{GroupId, GroupState};
 use crate::proto::handshake::{
@@ -261,6 +262,8 @@ fn build_conn(
     };
     conn.count(established.version, size.byte_len());
     conn.driver.add_conn(&conn);
+    conn.span
+        .in_scope(|| debug!("connection is established", mode = conn.mode));
     // The group may have ended before the driver knew of the connection.
     let state = endpoint.groups.info(conn.group).map(|group| group.state);
     let is_ended = state.is_none_or(|state| state == GroupState::Terminating);
@@ -289,10 +292,12 @@ async fn drive(
     // The group whose termination was reported to the machine.
     let mut reported = None;
     let mut terminated = None;
+    let mut log = HandshakeLog::default();
     loop {
         while let Some(output) = machine.poll_output() {
             match output {
                 HandshakeOutput::Send(bytes) => {
+                    HandshakeLog::sends(&bytes);
                     let until = endpoint.runtime.now() + endpoint.base_config().timeouts.message;
                     if let Err(error) = carrier.send(&*endpoint.runtime, until, &bytes).await {
                         machine.handle_io_error(error.into());
@@ -301,8 +306,12 @@ async fn drive(
                 HandshakeOutput::Work(requested) => {
                     let process = carrier.credentials();
                     match resources.take_early(&requested, process) {
-                        Some(done) => machine.handle_done(endpoint.runtime.now(), done),
+                        Some(done) => {
+                            HandshakeLog::ends_work(machine, &done);
+                            machine.handle_done(endpoint.runtime.now(), done);
+                        }
                         None => {
+                            HandshakeLog::begins_work(machine);
                             let prepared = resources.prepared.clone();
                             let endpoint = Arc::clone(endpoint);
                             work = Some(Box::pin(execute(endpoint, requested, prepared, process)));
@@ -329,6 +338,7 @@ async fn drive(
             }
         }
         carrier.flush();
+        log.waits(machine, work.is_some());
         let group = resources
             .membership
             .as_ref()
@@ -400,6 +410,7 @@ fn poll_input(
     if let Some(Poll::Ready((acquired, done))) = work.as_mut().map(|work| work.as_mut().poll(cx)) {
         *work = None;
         resources.add(acquired);
+        HandshakeLog::ends_work(machine, &done);
         machine.handle_done(endpoint.runtime.now(), done);
         return Poll::Ready(());
     }
@@ -416,6 +427,7 @@ fn poll_input(
             Poll::Ready(Ok(count)) => {
                 let (read, _) = part.split_at(count.min(len));
                 machine.handle_bytes(endpoint.runtime.now(), read);
+                HandshakeLog::received(machine);
                 if carrier.is_confirmed() {
                     machine.handle_confirmed();
                 }

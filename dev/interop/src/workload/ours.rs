@@ -53,7 +53,8 @@ impl Ours {
         block_on(self.endpoint.close());
         let connections = self.endpoint.connections();
         let groups = self.endpoint.rdma_groups();
-        let connections = connections.iter().map(|conn| format!("{conn:?}"));
+        let connections = connections.iter().filter(|conn| conn.smc.is_some());
+        let connections = connections.map(|conn| format!("{conn:?}"));
         let groups = groups.iter().map(describe);
         connections
             .chain(groups)

@@ -317,23 +317,31 @@ pub enum RegistryOutput {
 }
 
 /// Why a link group ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupEndCause {
     /// It was unused for its whole idle lifetime, or until its links were needed for another peer.
+    #[error("unused for its idle lifetime, or until its links were needed for another peer")]
     Idle,
     /// Its first connection failed.
+    #[error("first connection failed")]
     FirstContactFailed,
     /// The peer states that it does not have the group.
+    #[error("peer does not have the group")]
     OutOfSync,
     /// The peer's device is gone.
+    #[error("peer's device is gone")]
     PeerGone,
     /// The local device is gone.
+    #[error("local device is gone")]
     DeviceGone,
     /// SMC-R: the last link is lost.
+    #[error("last link is lost: {0}")]
     LinksLost(LinkFailure),
     /// SMC-R: the peer deleted all links.
+    #[error("peer deleted all links: {0}")]
     LinksDeleted(DeleteLinkReason),
     /// The endpoint shuts down.
+    #[error("endpoint shuts down")]
     Shutdown,
 }
 

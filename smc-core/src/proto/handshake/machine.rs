@@ -51,6 +51,8 @@ pub struct Handshake {
     /// The peer has closed TCP while the handshake could do without it.
     closed: Option<Error>,
     buffer: MessageBuffer,
+    /// See [`Handshake::take_received`].
+    received: Option<clc::ClcType>,
     outputs: VecDeque<HandshakeOutput>,
 }
 
@@ -131,6 +133,7 @@ impl Handshake {
             late: None,
             closed: None,
             buffer: MessageBuffer::default(),
+            received: None,
             outputs: VecDeque::new(),
         }
     }
@@ -247,6 +250,11 @@ impl Handshake {
         self.step.map(|step| step.name)
     }
 
+    /// The type of the message that was received last, once, for logs.
+    pub fn take_received(&mut self) -> Option<clc::ClcType> {
+        self.received.take()
+    }
+
     // ---- Inputs of a step ----------------------------------------------------------------------
 
     /// The message that may come now, if any.
@@ -256,6 +264,7 @@ impl Handshake {
     }
 
     fn handle_message(&mut self, step: &'static Step, message: Message) -> Result<(), Failure> {
+        self.received = Some(message.kind());
         match (step.awaits, message) {
             (_, Message::Decline(decline)) => Err(Failure::PeerDeclined(decline)),
             (Awaits::Proposal, Message::Proposal(proposal)) => self.handle_proposal(proposal),

@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use smc_wire::llc::{AddLink, AddLinkClass, AddLinkCont, Class, RejectReason, Rtoken};
+use smc_wire::llc::{AddLink, AddLinkClass, AddLinkCont, Class, MessageType, RejectReason, Rtoken};
 
-use super::flow::{AddFailure, DeferredRequest, Flow, Progress};
+use super::flow::{DeferredRequest, Flow, Progress};
 use super::rtoken_exchange::RtokenExchange;
-use super::{GroupType, LinkGroup, LinkId, PortCandidate};
+use super::{DropReason, GroupType, LinkGroup, LinkId, NotAdded, Notice, PortCandidate};
 use crate::device::LinkAddress;
 use crate::proto::after;
 use crate::proto::table::transitions;
@@ -141,6 +141,8 @@ impl LinkGroup {
                 offered,
                 expires,
             });
+        } else {
+            self.dropped(MessageType::AddLink, DropReason::Busy);
         }
     }
 
@@ -152,9 +154,13 @@ impl LinkGroup {
         expires: Instant,
     ) {
         if !self.is_established_link(over) {
-            return;
+            return self.dropped(MessageType::AddLink, DropReason::LinkNotInUse);
         }
         let Some((port, kind)) = self.port_for_join(over, &offered) else {
+            self.notice(Notice::NotAdded {
+                number: offered.rejection.link,
+                why: NotAdded::NoPort,
+            });
             return self.send_rejection(over, &offered);
         };
         let link = self.new_link(now, port.device, offered.rejection.link);
@@ -212,8 +218,8 @@ impl LinkGroup {
     }
 
     pub(super) fn join_mapped(&mut self, join: &mut AddLinkClient) -> Progress {
-        let info = self.link(join.link).ok_or(AddFailure::Unfinished)?;
-        let local = info.local.ok_or(AddFailure::Unfinished)?;
+        let info = self.link(join.link).ok_or(NotAdded::Device)?;
+        let local = info.local.ok_or(NotAdded::Device)?;
         let is_v2 = self.terms.dialect.is_v2();
         match is_v2 {
             true => join.stage.mapped_v2()?,
@@ -258,13 +264,14 @@ impl LinkGroup {
         self.activate(now, join.link, join.kind);
     }
 
-    pub(super) fn join_failed(&mut self, join: AddLinkClient, why: AddFailure) {
+    pub(super) fn join_failed(&mut self, join: AddLinkClient, why: NotAdded) {
         let number = join.offered.rejection.link;
+        self.notice(Notice::NotAdded { number, why });
         self.close(join.link);
         self.port_failed(join.over, &join.port);
         match join.stage {
             // A rejection is final even after an acceptance, as in Linux.
-            ClientStage::Confirming if why != AddFailure::Deleted => {
+            ClientStage::Confirming if why != NotAdded::Deleted => {
                 self.send_delete_lost(join.over, number)
             }
             _ => self.send_rejection(join.over, &join.offered),

@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use smc_wire::llc::{
     AddLink, AddLinkClass, AddLinkCont, AddLinkExtension, Class, DeleteLink, DeleteLinkReason,
-    Dialect, RequestAddLink, RequestAddLinkClass, Rtoken, WireRtoken,
+    Dialect, MessageType, RequestAddLink, RequestAddLinkClass, Rtoken, WireRtoken,
 };
 use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
-use super::flow::{AddFailure, Flow, Progress, Trigger};
+use super::flow::{Flow, Progress, Trigger};
 use super::rtoken_exchange::RtokenExchange;
-use super::{GroupType, LinkGroup, LinkId, PortCandidate};
+use super::{DropReason, GroupType, LinkGroup, LinkId, NotAdded, Notice, PortCandidate};
 use crate::device::{LinkAddress, Route};
 use crate::proto::after;
 use crate::proto::table::transitions;
@@ -135,6 +135,10 @@ impl LinkGroup {
 
     /// There is nothing to offer: notifies a client that waits for an offer.
     fn decline_to_offer(&mut self, over: LinkId, trigger: Trigger) {
+        self.notice(Notice::NotAdded {
+            number: LinkNumber::NONE,
+            why: NotAdded::NoPort,
+        });
         match trigger {
             Trigger::Requested(link) => self.answer_request(link),
             Trigger::Established if self.terms.max_links > 1 => self.send_empty_offer(over),
@@ -184,8 +188,8 @@ impl LinkGroup {
     }
 
     pub(super) fn offer_mapped(&mut self, offer: &mut AddLinkServer) -> Progress {
-        let info = self.link(offer.link).ok_or(AddFailure::Unfinished)?;
-        let local = info.local.ok_or(AddFailure::Unfinished)?;
+        let info = self.link(offer.link).ok_or(NotAdded::Device)?;
+        let local = info.local.ok_or(NotAdded::Device)?;
         offer.stage.mapped()?;
         let rtokens = self.rtokens_for(offer.over, info.device);
         let (over, number) = (offer.over, offer.number);
@@ -213,6 +217,9 @@ impl LinkGroup {
                 if is_rejection && self.abandoned == Some(answer.link) {
                     // The final answer of a client to an abandoned offer, as expected.
                     self.abandoned = None;
+                } else if !is_rejection {
+                    // A rejection answers an offer that cannot be accepted.
+                    self.dropped(MessageType::AddLink, DropReason::Unexpected);
                 }
             }
         }
@@ -220,10 +227,10 @@ impl LinkGroup {
 
     fn offer_answered(&mut self, offer: &mut AddLinkServer, answer: &AddLink<'_>) -> Progress {
         if answer.class != AddLinkClass::Accepted {
-            return Err(AddFailure::Rejected);
+            return Err(NotAdded::Rejected);
         }
         if answer.mtu.bytes().is_none() {
-            return Err(AddFailure::Unfinished);
+            return Err(NotAdded::Violation);
         }
         offer.stage.accepted()?;
         let peer = LinkAddress {
@@ -284,17 +291,19 @@ impl LinkGroup {
         self.remove_asymmetric(now);
     }
 
-    pub(super) fn offer_failed(&mut self, offer: AddLinkServer, why: AddFailure) {
+    pub(super) fn offer_failed(&mut self, offer: AddLinkServer, why: NotAdded) {
+        let number = offer.number;
+        self.notice(Notice::NotAdded { number, why });
         self.close(offer.link);
         self.port_failed(offer.over, &offer.port);
-        if offer.is_sent() && !matches!(why, AddFailure::Rejected | AddFailure::Deleted) {
+        if offer.is_sent() && !matches!(why, NotAdded::Rejected | NotAdded::Deleted) {
             self.abandoned = Some(offer.number);
         }
         match (offer.stage, offer.trigger) {
             (ServerStage::Opening | ServerStage::Mapping, Trigger::Requested(link)) => {
                 self.answer_request(link);
             }
-            (ServerStage::Confirming, _) if why != AddFailure::Deleted => {
+            (ServerStage::Confirming, _) if why != NotAdded::Deleted => {
                 // The client is ready and would wait for longer.
                 self.send_delete_lost(offer.over, offer.number);
             }

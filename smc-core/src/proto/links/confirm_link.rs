@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use smc_wire::llc::{Class, ConfirmLink};
+use smc_wire::llc::{Class, ConfirmLink, MessageType};
 
 use super::flow::Flow;
-use super::{FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId};
+use super::{DropReason, FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId};
 use crate::proto::Role;
 use crate::proto::after;
 
@@ -50,7 +50,10 @@ impl LinkGroup {
             Role::Server => Class::Response,
         };
         match self.flow.take() {
-            flow if message.class != wanted => self.flow = flow,
+            flow if message.class != wanted => {
+                self.flow = flow;
+                self.dropped(MessageType::ConfirmLink, DropReason::Unexpected);
+            }
             Some(Flow::ConfirmFirst(mut first)) if first.link == link => match first.until {
                 Some(_) => self.first_confirmed(now, &first, message),
                 None if self.role == Role::Client => {
@@ -58,7 +61,10 @@ impl LinkGroup {
                     self.flow = Some(Flow::ConfirmFirst(first));
                 }
                 // The request is not sent yet.
-                None => self.flow = Some(Flow::ConfirmFirst(first)),
+                None => {
+                    self.flow = Some(Flow::ConfirmFirst(first));
+                    self.dropped(MessageType::ConfirmLink, DropReason::Unexpected);
+                }
             },
             Some(Flow::AddServer(offer)) if offer.is_confirming(link) => {
                 self.offer_confirmed(now, &offer);
@@ -66,7 +72,10 @@ impl LinkGroup {
             Some(Flow::AddClient(join)) if join.is_confirming(link) => {
                 self.join_confirmed(now, &join)
             }
-            flow => self.flow = flow,
+            flow => {
+                self.flow = flow;
+                self.dropped(MessageType::ConfirmLink, DropReason::Unexpected);
+            }
         }
     }
 

@@ -3,12 +3,12 @@
 
 use std::time::Instant;
 
-use smc_wire::llc::{Class, DeleteLink, DeleteLinkReason};
+use smc_wire::llc::{Class, DeleteLink, DeleteLinkReason, MessageType};
 use smc_wire::types::LinkNumber;
 
-use super::flow::{AddFailure, DeferredRequest, Flow, Trigger};
+use super::flow::{DeferredRequest, Flow, Trigger};
 use super::link::LinkState;
-use super::{GroupType, LinkGroup, LinkId};
+use super::{DropReason, GroupType, LinkDownCause, LinkGroup, LinkId, NotAdded, Notice};
 use crate::proto::Role;
 use crate::proto::after;
 
@@ -127,6 +127,7 @@ impl LinkGroup {
             }
             return self.start_delete(now, deletion);
         }
+        self.notice(Notice::Unanswered(MessageType::DeleteLink));
         self.deleted(&deletion);
     }
 
@@ -162,7 +163,7 @@ impl LinkGroup {
             }
             // It replaces the message for which the flow waits.
             Some(Flow::AddServer(offer)) => {
-                self.offer_failed(offer, AddFailure::Deleted);
+                self.offer_failed(offer, NotAdded::Deleted);
                 self.handle_delete_one(now, over, message);
             }
             Some(Flow::AddClient(join)) => {
@@ -170,19 +171,26 @@ impl LinkGroup {
                 if is_new {
                     self.answer_delete(over, message, DeleteLinkReason::DONE);
                 }
-                self.join_failed(join, AddFailure::Deleted);
+                self.join_failed(join, NotAdded::Deleted);
                 if !is_new {
                     self.handle_delete_one(now, over, message);
                 }
             }
-            flow @ Some(Flow::ConfirmFirst(_)) => self.flow = flow,
+            flow @ Some(Flow::ConfirmFirst(_)) => {
+                self.flow = flow;
+                self.dropped(MessageType::DeleteLink, DropReason::Unexpected);
+            }
             flow @ Some(Flow::Delete(_)) => {
                 self.flow = flow;
                 // The message about the link that is or was sent is the answer.
-                if !self.is_being_deleted(message.link) && self.pending.deferred.is_none() {
-                    let request = message;
-                    self.pending.deferred = Some(DeferredRequest::Delete { over, request });
+                if self.is_being_deleted(message.link) {
+                    return;
                 }
+                if self.pending.deferred.is_some() {
+                    return self.dropped(MessageType::DeleteLink, DropReason::Busy);
+                }
+                let request = message;
+                self.pending.deferred = Some(DeferredRequest::Delete { over, request });
             }
         }
     }
@@ -208,6 +216,10 @@ impl LinkGroup {
             let over = if over == target.id { to } else { over };
             self.answer_delete(over, request, DeleteLinkReason::DONE);
         }
+        self.notice(Notice::LinkDown {
+            link: target.id,
+            cause: LinkDownCause::Deleted(request.reason),
+        });
         self.deactivate_link(now, target.id, None);
         if self.role == Role::Server {
             self.want_delete(now, target.id, request.reason, request.orderly, false);
@@ -228,7 +240,10 @@ impl LinkGroup {
             {
                 self.deleted(&deletion);
             }
-            flow => self.flow = flow,
+            flow => {
+                self.flow = flow;
+                self.dropped(MessageType::DeleteLink, DropReason::Unexpected);
+            }
         }
     }
 
@@ -255,6 +270,10 @@ impl LinkGroup {
         if let Some(link) = surplus.and_then(|surplus| self.find_link(surplus)) {
             let surplus = link.info.id;
             link.info.is_asymmetric = true;
+            self.notice(Notice::LinkDown {
+                link: surplus,
+                cause: LinkDownCause::Unneeded,
+            });
             self.deactivate_link(now, surplus, None);
             let reason = DeleteLinkReason::ASYMMETRIC_UNNEEDED;
             self.want_delete(now, surplus, reason, true, true);

@@ -7,7 +7,7 @@ use smc_wire::llc::{AddLinkClass, Class, Dialect, Header, Message, MessageType, 
 
 use super::flow::Flow;
 use super::link::LinkRecord;
-use super::{LinkGroup, LinkGroupOutput, LinkId, OpTag};
+use super::{DropReason, LinkGroup, LinkGroupOutput, LinkId, Notice, OpTag};
 use crate::proto::Role;
 use crate::proto::group::GroupLinks;
 
@@ -16,18 +16,22 @@ impl LinkGroup {
     /// unknown ones, those that no flow waits for, and those of links that are not in use.
     pub(super) fn dispatch(&mut self, now: Instant, link: LinkId, message: &[u8]) {
         let is_usable = |link: &&mut LinkRecord| link.is_connected && link.info.state.is_usable();
+        let kind = message
+            .first()
+            .and_then(|kind| MessageType::from_byte(*kind));
+        let dropped = |why| Notice::Dropped { kind, why };
         let Some(found) = self.find_link(link).filter(is_usable) else {
-            return;
+            return self.notice(dropped(DropReason::LinkNotInUse));
         };
         found.last_received = now;
         found.test_deadline = None;
         let order = self.terms.dialect.order();
         let header = Header::parse(message, Some(order));
         let (Ok(header), Ok(parsed)) = (header, Message::parse_from(message, order)) else {
-            return;
+            return self.notice(dropped(DropReason::Malformed));
         };
         if header.dialect().is_v2() != self.terms.dialect.is_v2() {
-            return;
+            return self.notice(dropped(DropReason::Unknown));
         }
         self.learn_order(&header, message);
         match parsed {
@@ -36,7 +40,7 @@ impl LinkGroup {
                 (Role::Client, AddLinkClass::Request) => self.handle_offer(now, link, &message),
                 (Role::Server, AddLinkClass::Request) => self.handle_invitation(link),
                 (Role::Server, _) => self.handle_offer_answer(now, link, &message),
-                (Role::Client, _) => {}
+                (Role::Client, _) => self.notice(dropped(DropReason::Unexpected)),
             },
             Message::AddLinkCont(message) => match self.flow.take() {
                 Some(Flow::AddServer(mut offer)) if offer.is_exchanging(link, &message) => {
@@ -47,7 +51,10 @@ impl LinkGroup {
                     let progress = self.join_keys_received(&mut join, &message);
                     self.continue_adding(now, Flow::AddClient(join), progress);
                 }
-                flow => self.flow = flow,
+                flow => {
+                    self.flow = flow;
+                    self.notice(dropped(DropReason::Unexpected));
+                }
             },
             Message::DeleteLink(message) => self.handle_delete_link(now, link, message),
             Message::RequestAddLink(message) => self.handle_request_add_link(link, &message),
@@ -55,7 +62,8 @@ impl LinkGroup {
             Message::DeleteRkey(message) => self.handle_delete_rkey(now, link, &message),
             Message::TestLink(message) => self.handle_test_link(link, message),
             // With at most three links there is no CONFIRM RKEY CONT.
-            _ => {}
+            Message::ConfirmRkeyCont(_) => self.notice(dropped(DropReason::Unexpected)),
+            _ => self.notice(dropped(DropReason::Unknown)),
         }
     }
 

@@ -4,9 +4,12 @@ use std::time::Instant;
 
 use smc_wire::llc::DeleteLinkReason;
 
-use super::flow::{AddFailure, DeferredRequest, Flow};
+use super::flow::{DeferredRequest, Flow};
 use super::link::LinkState;
-use super::{FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo};
+use super::{
+    FirstLinkError, GroupType, LinkDownCause, LinkGroup, LinkGroupOutput, LinkId, LinkInfo,
+    NotAdded, Notice,
+};
 use crate::device::LinkFailure;
 use crate::proto::after;
 
@@ -19,6 +22,8 @@ impl LinkGroup {
         self.long_messages.lost(&mut self.outputs, link);
         match info.state {
             LinkState::Active => {
+                let cause = failure.map_or(LinkDownCause::Silent, LinkDownCause::Failed);
+                self.notice(Notice::LinkDown { link, cause });
                 if self.failover_target(&info, failure).is_none() {
                     let failure = failure.unwrap_or(LinkFailure::RetryExceeded);
                     return self.handle_links_lost(now, failure);
@@ -46,7 +51,7 @@ impl LinkGroup {
                 }
             }
             Some(flow) if flow.new_link() == Some(link) => {
-                self.add_failed(flow, AddFailure::Unfinished);
+                self.add_failed(flow, NotAdded::LinkDown);
             }
             flow => self.flow = flow,
         }
@@ -86,7 +91,7 @@ impl LinkGroup {
         }
         match self.flow.take() {
             Some(flow) if flow.is_arranged_over(link) => {
-                self.add_failed(flow, AddFailure::Unfinished);
+                self.add_failed(flow, NotAdded::LinkDown);
             }
             // Repeated on another link.
             Some(Flow::Delete(deletion)) if deletion.over == Some(link) => {

@@ -14,15 +14,14 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use smc_wire::llc::DeleteLink;
+use smc_wire::llc::{DeleteLink, MessageType};
 
 use super::add_link_client::{AddLinkClient, ClientStage, OfferedLink};
 use super::add_link_server::{AddLinkServer, ServerStage};
 use super::confirm_link::ConfirmFirst;
 use super::delete_link::Deletion;
-use super::{FirstLinkError, LinkGroup, LinkGroupOutput, LinkId};
+use super::{FirstLinkError, LinkGroup, LinkGroupOutput, LinkId, NotAdded, Notice};
 use crate::proto::after;
-use crate::proto::table::InvalidTransition;
 
 /// The flow that changes the links now.
 #[derive(Debug)]
@@ -84,27 +83,9 @@ impl Flow {
     }
 }
 
-/// Why a link is not added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AddFailure {
-    /// The client rejected it.
-    Rejected,
-    /// The peer deleted a link meanwhile.
-    Deleted,
-    /// A link or a device failed, or the peer did not answer in time or broke the rules: the peer
-    /// may still wait.
-    Unfinished,
-}
-
-impl From<InvalidTransition> for AddFailure {
-    fn from(_: InvalidTransition) -> Self {
-        Self::Unfinished
-    }
-}
-
 /// The result of a step towards a new link: how long to wait for the next one, or why the link is
 /// not added.
-pub(super) type Progress = Result<Duration, AddFailure>;
+pub(super) type Progress = Result<Duration, NotAdded>;
 
 /// Pending flows.
 #[derive(Debug, Default)]
@@ -212,7 +193,7 @@ impl LinkGroup {
     }
 
     /// The link of this flow is not added; the group stays unchanged.
-    pub(super) fn add_failed(&mut self, flow: Flow, why: AddFailure) {
+    pub(super) fn add_failed(&mut self, flow: Flow, why: NotAdded) {
         match flow {
             Flow::AddServer(offer) => self.offer_failed(offer, why),
             Flow::AddClient(join) => self.join_failed(join, why),
@@ -233,7 +214,10 @@ impl LinkGroup {
                     .push_back(LinkGroupOutput::FirstLink(timed_out));
             }
             Some(Flow::Delete(deletion)) => self.delete_timeout(now, deletion),
-            Some(flow) => self.add_failed(flow, AddFailure::Unfinished),
+            Some(Flow::RequestAdd { .. }) => {
+                self.notice(Notice::Unanswered(MessageType::RequestAddLink));
+            }
+            Some(flow) => self.add_failed(flow, NotAdded::TimedOut),
             None => {}
         }
     }

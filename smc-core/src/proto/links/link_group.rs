@@ -6,15 +6,15 @@ use std::time::Instant;
 use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
 
 use super::confirm_link::ConfirmFirst;
-use super::flow::{AddFailure, Flow, PendingFlows, Trigger};
+use super::flow::{Flow, PendingFlows, Trigger};
 use super::group_end::GroupEnd;
 use super::link::{LinkChoice, LinkRecord, LinkState};
 use super::long_message::LongMessageGate;
 use super::rmbs::{LocalRmbs, Rmb, RmbAnnouncement};
 use super::rtokens::Rtokens;
 use super::{
-    GroupType, LinkGroupOutput, LinkId, LinkInfo, LlcConfig, LlcTerms, OpTag, PortCandidate,
-    RkeyError, RmbId, RmbKey, RtokenError, RtokenId,
+    GroupType, LinkGroupOutput, LinkId, LinkInfo, LlcConfig, LlcTerms, NotAdded, OpTag,
+    PortCandidate, RkeyError, RmbId, RmbKey, RtokenError, RtokenId,
 };
 use crate::device::{DeviceError, LinkAddress, LinkFailure, Route};
 use crate::proto::Role;
@@ -188,7 +188,7 @@ impl LinkGroup {
             let progress = match (&mut flow, result) {
                 (Flow::AddServer(offer), Ok(local)) => self.offer_opened(offer, local),
                 (Flow::AddClient(join), Ok(local)) => self.join_opened(join, local),
-                _ => Err(AddFailure::Unfinished),
+                _ => Err(NotAdded::Device),
             };
             self.continue_adding(now, flow, progress);
         }
@@ -210,7 +210,7 @@ impl LinkGroup {
             let progress = match (&mut flow, result) {
                 (Flow::AddServer(offer), Ok(())) => self.offer_connected(offer),
                 (Flow::AddClient(join), Ok(())) => self.join_connected(join),
-                _ => Err(AddFailure::Unfinished),
+                _ => Err(NotAdded::Device),
             };
             self.continue_adding(now, flow, progress);
         }
@@ -237,7 +237,7 @@ impl LinkGroup {
             let progress = match &mut flow {
                 Flow::AddServer(offer) => self.offer_mapped(offer),
                 Flow::AddClient(join) => self.join_mapped(join),
-                _ => Err(AddFailure::Unfinished),
+                _ => Err(NotAdded::Device),
             };
             self.continue_adding(now, flow, progress);
         }

@@ -5,7 +5,7 @@
 //!            establish, confirm_rkey    +-----------+  Links, Stop, Move, Close
 //!   shell ------------------------------> LinkGroup |----------------------> shell
 //!            handle_message, _sent      |           |  FirstLink, RkeyConfirmed
-//!            handle_link_down, _timeout +-----------+  Terminate, Ended
+//!            handle_link_down, _timeout +-----------+  Terminate, Ended, Notice
 //! ```
 //!
 //! A [`LinkGroup`] is driven in the background by device events and by its timers, never by
@@ -69,6 +69,7 @@ mod group_end;
 mod link;
 mod link_group;
 mod long_message;
+mod notice;
 mod output;
 mod ports;
 mod request_add_link;
@@ -83,6 +84,7 @@ mod test_link;
 pub use config::{LlcConfig, LlcTerms, LlcTimeouts};
 pub use link::{GroupType, LinkChoice, LinkId, LinkInfo, LinkState};
 pub use link_group::LinkGroup;
+pub use notice::{DropReason, LinkDownCause, NotAdded, Notice};
 pub use output::{FirstLinkError, LinkGroupOutput, OpTag, PortCandidate, RkeyError, RmbKey};
 pub use rtokens::{RTOKENS_MAX, RtokenError, RtokenId};
 pub use send_queue::{NextPost, Overflow, Posted, SEND_QUEUE_TIMEOUT, SendQueue, WAITING_MAX};

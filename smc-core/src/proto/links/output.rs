@@ -2,7 +2,7 @@
 
 use smc_wire::types::{Rkey, RmbAddr};
 
-use super::{LinkId, RmbId};
+use super::{LinkId, Notice, RmbId};
 use crate::device::{LinkAddress, RdmaAddress, Route};
 use crate::proto::group::{DeviceIndex, GroupEndCause, GroupLinks};
 
@@ -92,6 +92,8 @@ pub enum LinkGroupOutput {
     Terminate(GroupEndCause),
     /// The link group is removed. All links have been closed; nothing follows.
     Ended,
+    /// For logs: nothing has to be done.
+    Notice(Notice),
 }
 
 /// Identifies a posted message.

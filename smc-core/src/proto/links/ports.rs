@@ -6,7 +6,7 @@ use smc_wire::llc::Dialect;
 use smc_wire::types::{LinkNumber, LinkUid};
 
 use super::link::LinkRecord;
-use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, PortCandidate};
+use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, Notice, PortCandidate};
 use crate::device::{LinkAddress, RoceKind};
 use crate::proto::group::DeviceIndex;
 
@@ -123,6 +123,7 @@ impl LinkGroup {
         found.last_received = now;
         found.info.is_asymmetric = kind.is_asymmetric();
         self.failed_ports.clear();
+        self.notice(Notice::LinkUp(link));
         self.report_links();
         self.kind = kind;
     }

@@ -4,11 +4,11 @@
 use std::time::Instant;
 
 use smc_wire::Bounded;
-use smc_wire::llc::{AddLink, AddLinkClass, RequestAddLink, RequestAddLinkClass};
+use smc_wire::llc::{AddLink, AddLinkClass, MessageType, RequestAddLink, RequestAddLinkClass};
 use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
 use super::flow::{Flow, Trigger};
-use super::{GroupType, LinkGroup, LinkId};
+use super::{DropReason, GroupType, LinkGroup, LinkId};
 use crate::proto::Role;
 use crate::proto::after;
 
@@ -87,7 +87,7 @@ impl LinkGroup {
                 self.flow = None;
                 self.long_messages.answered(&mut self.outputs);
             }
-            _ => {}
+            _ => self.dropped(MessageType::RequestAddLink, DropReason::Unexpected),
         }
     }
 

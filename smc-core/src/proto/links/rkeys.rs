@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use smc_wire::Bounded;
 use smc_wire::llc::{
-    Class, ConfirmRkey, DeleteRkey, DeleteRkeyErrors, LinkRtoken, RkeyClass, WireRkey,
+    Class, ConfirmRkey, DeleteRkey, DeleteRkeyErrors, LinkRtoken, MessageType, RkeyClass, WireRkey,
 };
 use smc_wire::types::Rkey;
 
 use super::rmbs::{RkeyRequest, RkeyWait, Rmb, RmbAnnouncement};
 use super::stale_deletes::StaleDelete;
-use super::{LinkGroup, LinkGroupOutput, LinkId, LinkInfo, RkeyError, RmbId};
+use super::{DropReason, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, Notice, RkeyError, RmbId};
 use crate::proto::after;
 use crate::proto::group::DeviceIndex;
 
@@ -246,9 +246,11 @@ impl LinkGroup {
                     self.mapping_ended(now, request.rmb);
                 }
                 RkeyWait::Confirming { .. } => {
+                    self.notice(Notice::Unanswered(MessageType::ConfirmRkey));
                     self.confirm_ended(request.rmb, Err(RkeyError::TimedOut));
                 }
                 RkeyWait::Deleting { link, rkey } => {
+                    self.notice(Notice::Unanswered(MessageType::DeleteRkey));
                     self.local_rmbs.stale.push(StaleDelete {
                         rmb: request.rmb,
                         link,
@@ -301,6 +303,9 @@ impl LinkGroup {
             matches!(request.wait, RkeyWait::Confirming { rkey, addr, .. }
                 if rkey == message.rkey && addr == message.address)
         });
+        if answered.is_empty() {
+            self.dropped(MessageType::ConfirmRkey, DropReason::Unexpected);
+        }
         for request in answered {
             self.confirm_ended(request.rmb, result);
         }

@@ -3,8 +3,7 @@
 use smc_wire::llc::{AddLinkCont, Class, Rtoken};
 use smc_wire::types::LinkNumber;
 
-use super::flow::AddFailure;
-use super::{LinkGroup, LinkId};
+use super::{LinkGroup, LinkId, NotAdded};
 use crate::proto::group::DeviceIndex;
 
 /// State of the ADD LINK CONT exchange of version 1.
@@ -32,11 +31,11 @@ impl RtokenExchange {
     }
 
     /// A message of the peer, which has to make progress.
-    pub(super) fn handle_message(&mut self, message: &AddLinkCont) -> Result<(), AddFailure> {
+    pub(super) fn handle_message(&mut self, message: &AddLinkCont) -> Result<(), NotAdded> {
         let told = message.rtokens.len().try_into().unwrap_or(u8::MAX);
         let is_closer = self.peer_left.is_none_or(|before| message.left <= before);
         self.peer_left = Some(message.left.saturating_sub(told));
-        is_closer.then_some(()).ok_or(AddFailure::Unfinished)
+        is_closer.then_some(()).ok_or(NotAdded::Violation)
     }
 
     /// Whether both sides have nothing left to announce.

@@ -13,13 +13,14 @@ use super::RdmaLinkGroup;
 use crate::device::{Inbound, LinkFailure, OpId};
 use crate::mem::sync::Ordering;
 use crate::proto::group::{DeviceIndex, GroupEndCause};
-use crate::proto::links::{LinkId, Posted};
+use crate::proto::links::{DropReason, LinkId, Posted};
 
 impl RdmaLinkGroup {
     /// A link has received a message.
     pub(crate) fn handle_received(self: &Arc<Self>, link: LinkId, message: &Inbound) {
         let bytes = message.as_bytes();
         if bytes.first() != Some(&CdcR::TYPE) {
+            self.log.received(link, bytes);
             let is_awaited = self.step(|state, now| {
                 let was_awaited = state.machine.awaits_deletions();
                 state.machine.handle_message(now, link, bytes);
@@ -30,11 +31,18 @@ impl RdmaLinkGroup {
             }
             return;
         }
-        // Malformed messages are dropped, as in the kernel.
-        if let Ok(cdc) = CdcR::parse(bytes) {
-            if let Some(conn) = self.member(cdc.token) {
-                conn.handle_cdc(Received { cdc, link });
-                self.retire_if_finished(&conn);
+        match CdcR::parse(bytes) {
+            Ok(cdc) => {
+                if let Some(conn) = self.member(cdc.token) {
+                    conn.handle_cdc(Received { cdc, link });
+                    self.retire_if_finished(&conn);
+                }
+            }
+            // Malformed messages are dropped, as in the kernel.
+            Err(_) => {
+                let log = &self.log;
+                log.span
+                    .in_scope(|| log.dropped("CDC", DropReason::Malformed));
             }
         }
         if self

@@ -24,6 +24,7 @@ use super::link_sender::LinkSender;
 use crate::device::{
     Access, DeviceError, LinkAddress, PendingLink, ProtectionDomain, RdmaAddress, Route,
 };
+use crate::log::{GroupLog, Span};
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::mutex::Mutex;
 use crate::proto::Role;
@@ -52,6 +53,7 @@ pub(crate) struct RdmaLinkGroup {
     /// Connections have moved from one link to another.
     has_moved: AtomicBool,
     task: AtomicWaker,
+    pub(crate) log: GroupLog,
 }
 
 struct RdmaGroupState {
@@ -84,6 +86,7 @@ impl RdmaLinkGroup {
         role: Role,
         groups: &Arc<Groups>,
         config: LlcConfig,
+        span: Span,
     ) -> Arc<Self> {
         let group = Arc::new(Self {
             id,
@@ -110,6 +113,7 @@ impl RdmaLinkGroup {
             is_task_over: AtomicBool::new(false),
             has_moved: AtomicBool::new(false),
             task: AtomicWaker::new(),
+            log: GroupLog::new(span),
         });
         let task = GroupTask(Arc::downgrade(&group));
         groups.runtime.spawn(Box::pin(task.run_timers()));

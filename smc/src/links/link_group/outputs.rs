@@ -47,7 +47,7 @@ impl RdmaLinkGroup {
                     }
                 }
             };
-            self.apply_output(output);
+            self.log.span.in_scope(|| self.apply_output(output));
         }
         self.task.wake();
         result
@@ -96,6 +96,7 @@ impl RdmaLinkGroup {
             LinkGroupOutput::Terminate(cause) => self
                 .groups
                 .update(|registry| registry.terminate(self.id, cause)),
+            LinkGroupOutput::Notice(notice) => self.log.notice(notice),
             LinkGroupOutput::Ended => {
                 self.over.store(true, Ordering::Release);
                 let mut state = self.state.lock();
@@ -117,6 +118,7 @@ impl RdmaLinkGroup {
         let Some(sender) = self.sender(link) else {
             return;
         };
+        self.log.sends(link, &message);
         if sender.queue(self.now(), tag, message).is_err() {
             return self.give_up(link, LinkFailure::QueuePair("too many messages wait"));
         }
@@ -188,7 +190,7 @@ impl RdmaLinkGroup {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let work = work(Arc::clone(self));
+        let work = self.log.span.instrument(work(Arc::clone(self)));
         self.groups.runtime.spawn(Box::pin(work));
     }
 
@@ -307,6 +309,7 @@ impl RdmaLinkGroup {
     }
 
     fn move_members(self: &Arc<Self>, from: LinkId, to: LinkId) {
+        info!("failover", from = from, to = to);
         // There is one: `to` was active when the machine chose it, and a link that fails after that
         // keeps its sender until an output behind this one closes it.
         if let Some(target) = self.sender(to) {

@@ -230,6 +230,9 @@ fn what_is_repeated_or_out_of_place_is_dropped() {
         world.with(side, |group| group.handle_message(now, link, &[]));
     }
     assert_eq!(world.summaries(), [""; 0]);
-    assert!(world.hosts.iter().all(|host| host.seen.is_empty()));
+    let is_drop = |output: &LinkGroupOutput| {
+        matches!(output, LinkGroupOutput::Notice(Notice::Dropped { .. }))
+    };
+    assert!(world.hosts.iter().all(|host| host.seen.iter().all(is_drop)));
     assert_eq!(world.kinds(), [GroupType::Single; 2]);
 }

@@ -8,6 +8,7 @@ mod ends;
 mod failover;
 mod hostile;
 mod keys;
+mod notices;
 mod rtokens;
 mod send_queue;
 mod simulation;

@@ -1,0 +1,173 @@
+//! Warnings that are written once: a peer that causes one with each connection fills no log.
+
+#[cfg(feature = "tracing")]
+use std::collections::VecDeque;
+#[cfg(feature = "tracing")]
+use std::hash::Hash;
+use std::net::{IpAddr, SocketAddr};
+
+#[cfg(feature = "tracing")]
+use hashbrown::HashSet;
+#[cfg(feature = "tracing")]
+use smc_wire::types::DeclineCode;
+
+use crate::error::{Error, FallbackReason};
+#[cfg(feature = "tracing")]
+use crate::error::{FallbackCause, Refusal};
+#[cfg(feature = "tracing")]
+use crate::mutex::Mutex;
+
+/// The other end of a connection, as far as warnings distinguish it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Destination {
+    /// The address of a server.
+    Server(SocketAddr),
+    /// The address of a client, whose port is another one each time.
+    Client(IpAddr),
+}
+
+/// The warnings about peers that an endpoint has written.
+#[derive(Debug, Default)]
+pub(crate) struct Warned {
+    #[cfg(feature = "tracing")]
+    seen: Mutex<Recent<Warning>>,
+}
+
+/// What a warning is about.
+#[cfg(feature = "tracing")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Warning {
+    Fallback(Destination, DeclineCode, Option<DeclineCode>),
+    Refused(IpAddr, DeclineCode, Option<DeclineCode>),
+    Full(IpAddr),
+    Violation(Destination),
+}
+
+#[cfg(feature = "tracing")]
+impl Warned {
+    /// A stream stays TCP: a warning, unless that was to be expected or was reported.
+    pub(crate) fn fallback(&self, to: Destination, reason: &FallbackReason) {
+        let warning = Warning::Fallback(to, reason.local, reason.peer);
+        if !is_expected(&reason.cause) && self.seen.lock().insert(warning) {
+            warn!("stream stays TCP", reason = reason);
+        } else {
+            debug!("stream stays TCP", reason = reason);
+        }
+    }
+
+    /// A client is closed: the policy requires SMC.
+    pub(crate) fn refused(&self, peer: SocketAddr, reason: &FallbackReason) {
+        let warning = Warning::Refused(peer.ip(), reason.local, reason.peer);
+        if self.seen.lock().insert(warning) {
+            warn!("client is refused: SMC is required", reason = reason);
+        } else {
+            debug!("client is refused: SMC is required", reason = reason);
+        }
+    }
+
+    /// A set-up has failed.
+    pub(crate) fn failed(&self, what: &'static str, with: Destination, cause: &Error) {
+        let is_violation = matches!(cause, Error::PeerMisbehaved(_) | Error::Malformed(_));
+        if is_violation && !self.seen.lock().insert(Warning::Violation(with)) {
+            debug!("peer violated the protocol", step = what, cause = cause);
+        } else {
+            super::ended(what, cause);
+        }
+    }
+
+    /// A client is closed: there are too many handshakes.
+    pub(crate) fn full(&self, peer: SocketAddr) {
+        if self.seen.lock().insert(Warning::Full(peer.ip())) {
+            warn!("client is refused: too many handshakes");
+        } else {
+            debug!("client is refused: too many handshakes");
+        }
+    }
+}
+
+#[cfg(not(feature = "tracing"))]
+impl Warned {
+    pub(crate) fn fallback(&self, _to: Destination, _reason: &FallbackReason) {}
+
+    pub(crate) fn refused(&self, _peer: SocketAddr, _reason: &FallbackReason) {}
+
+    pub(crate) fn failed(&self, _what: &'static str, _with: Destination, _cause: &Error) {}
+
+    pub(crate) fn full(&self, _peer: SocketAddr) {}
+}
+
+/// Whether the settings of this end ask for TCP, or the peer has no SMC at all.
+#[cfg(feature = "tracing")]
+const fn is_expected(cause: &FallbackCause) -> bool {
+    matches!(
+        cause,
+        FallbackCause::Policy
+            | FallbackCause::OtherHost
+            | FallbackCause::NotAnnounced { .. }
+            | FallbackCause::NoSynOption
+            | FallbackCause::NotOffered
+            | FallbackCause::PlainServer
+            | FallbackCause::Refused(Refusal::Policy)
+    )
+}
+
+/// A set of bounded size, from which the oldest entry is removed.
+#[cfg(feature = "tracing")]
+#[derive(Debug)]
+pub(crate) struct Recent<T> {
+    entries: HashSet<T>,
+    /// The same, the oldest first.
+    order: VecDeque<T>,
+}
+
+#[cfg(feature = "tracing")]
+impl<T> Default for Recent<T> {
+    fn default() -> Self {
+        Self {
+            entries: HashSet::new(),
+            order: VecDeque::new(),
+        }
+    }
+}
+
+#[cfg(feature = "tracing")]
+impl<T: Copy + Eq + Hash> Recent<T> {
+    /// Returns whether the entry is new.
+    pub(crate) fn insert(&mut self, entry: T) -> bool {
+        if !self.entries.insert(entry) {
+            return false;
+        }
+        if self.order.len() == RECENT_MAX {
+            if let Some(oldest) = self.order.pop_front() {
+                self.entries.remove(&oldest);
+            }
+        }
+        self.order.push_back(entry);
+        true
+    }
+}
+
+/// Entries of a set, each some tens of bytes long: an endpoint has more peers than that only if
+/// they are clients from everywhere.
+#[cfg(feature = "tracing")]
+const RECENT_MAX: usize = 1024;
+
+#[cfg(all(test, feature = "tracing"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_new_once_and_again_when_1024_others_have_come() {
+        let mut recent = Recent::default();
+        assert!(recent.insert(0));
+        assert!(!recent.insert(0));
+        for entry in 1..RECENT_MAX {
+            assert!(recent.insert(entry));
+        }
+        assert!(!recent.insert(0));
+        assert!(recent.insert(RECENT_MAX));
+        assert!(recent.insert(0));
+        assert_eq!(recent.entries.len(), RECENT_MAX);
+        assert_eq!(recent.order.len(), RECENT_MAX);
+    }
+}
