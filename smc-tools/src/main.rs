@@ -5,14 +5,18 @@
 //! module of its own. The READMEs of the workspace and of this crate list them.
 
 mod bench;
+mod cat;
 mod check;
 mod completion;
 mod devices;
 mod dissect;
+mod endpoint;
 mod ism_server;
 mod man;
 mod output;
 mod processes;
+mod proxy;
+mod relay;
 #[cfg(feature = "syn-option")]
 mod setup;
 mod values;
@@ -49,6 +53,8 @@ enum Command {
     /// One end of a measurement
     #[command(hide = true)]
     BenchEnd(bench::EndArgs),
+    /// Read and write a stream with standard input and output, as netcat does
+    Cat(cat::Args),
     /// Connect to a server, and explain why the connection is SMC or TCP
     Check(check::CheckArgs),
     /// Print a script that completes command lines in a shell
@@ -69,6 +75,8 @@ enum Command {
     Links(processes::LinkArgs),
     /// Write the manual pages of all commands
     Man(man::Args),
+    /// Carry connections of TCP or UNIX sockets over SMC, and back, for programs as they are
+    Proxy(proxy::Args),
     /// Let programs of all users use SMC with kernels: pin what adds the TCP option
     #[cfg(feature = "syn-option")]
     Setup(setup::Args),
@@ -83,6 +91,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => ("smc bench", bench::run(&args)),
         Command::BenchAgent(args) => ("smc bench-agent", bench::run_agent(&args)),
         Command::BenchEnd(args) => ("smc bench-end", bench::run_end(&args)),
+        Command::Cat(args) => ("smc cat", cat::run(args)),
         Command::Check(args) => ("smc check", check::run_check(&args)),
         Command::Completion(args) => ("smc completion", completion::run(&args)),
         Command::Demo(args) => ("smc demo", bench::run_demo(&args)),
@@ -93,6 +102,7 @@ fn main() -> ExitCode {
         Command::IsmServer(args) => ("smc ism-server", ism_server::run(&args)),
         Command::Links(args) => ("smc links", processes::run_links(&args)),
         Command::Man(args) => ("smc man", man::run(&args)),
+        Command::Proxy(args) => ("smc proxy", proxy::run(args)),
         #[cfg(feature = "syn-option")]
         Command::Setup(args) => ("smc setup", setup::run(&args)),
         Command::Ss(args) => ("smc ss", processes::run_ss(&args)),

@@ -1,5 +1,9 @@
 //! Values of arguments that several commands take.
 
+use std::time::Duration;
+
+use smc::{IntoTarget as _, Target};
+
 /// A number of bytes, as 1048576, 1024K, 1M or 1MiB.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let digits = text
@@ -29,6 +33,26 @@ pub(crate) fn mode(text: &str) -> Result<u32, String> {
     }
 }
 
+/// A time in seconds, as 5 or 0.5.
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok();
+    let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.ok_or_else(|| "not a number of seconds, such as 5 or 0.5".to_owned())
+}
+
+/// The address of a TCP socket, by number or name.
+pub(crate) fn target(text: &str) -> Result<Target, String> {
+    match text.into_target() {
+        // No host name has a colon: it is an IPv6 address without brackets, or a kind of address
+        // that the command does not know.
+        Target::Name(host, _) if host.contains(':') => Err(NO_TARGET.to_owned()),
+        Target::Invalid(_) => Err(NO_TARGET.to_owned()),
+        target => Ok(target),
+    }
+}
+
+const NO_TARGET: &str = "not HOST:PORT, such as 127.0.0.1:80 or [::1]:80";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,6 +72,23 @@ mod tests {
         assert_eq!(mode("660"), Ok(0o660));
         for bad in ["", "0999", "rw", "1777"] {
             assert!(mode(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times_are_in_seconds() {
+        assert_eq!(seconds("5"), Ok(Duration::from_secs(5)));
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        for bad in ["", "-1", "5s", "NaN", "inf"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn addresses_have_a_port() {
+        assert_eq!(target("[::1]:80"), Ok("[::1]:80".into_target()));
+        for bad in ["host", "80", ":80", "host:", "host:99999", "::1:80"] {
+            assert!(target(bad).is_err(), "{bad}");
         }
     }
 }

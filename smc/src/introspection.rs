@@ -91,11 +91,12 @@ impl Request {
 // ---- Client ------------------------------------------------------------------------------------
 
 /// The sockets of the processes of this user; for root those of all users, where their directories
-/// are standard ones.
+/// are standard ones. With `$SMC_RUNTIME_DIR` those in that directory.
 #[must_use]
 pub fn sockets() -> Vec<PathBuf> {
     let mut dirs = Domain::default().search_paths();
-    if geteuid().is_root() {
+    let is_configured = std::env::var_os("SMC_RUNTIME_DIR").is_some_and(|dir| !dir.is_empty());
+    if geteuid().is_root() && !is_configured {
         dirs.extend(directories_of_all());
     }
     dirs.sort_unstable();

@@ -19,6 +19,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
 use super::super::plan::{Cell, Site};
 use super::trust::trust_peer;
 use super::{Accept, Connect, Kind};
+use crate::endpoint::rdma_device;
 
 /// Opens SMC streams.
 pub(in crate::bench) struct Connector {
@@ -278,28 +279,6 @@ fn device_of(site: &Site, kind: Kind, dir: &Path) -> Result<Arc<dyn Device>> {
     };
     let device = IsmDevice::builder(place).build();
     Ok(Arc::new(device.context("cannot open the ISM device")?))
-}
-
-#[cfg(feature = "rdma")]
-fn rdma_device(name: Option<&str>) -> Result<Arc<dyn Device>> {
-    let name = match name {
-        Some(name) => name.to_owned(),
-        None => {
-            let mut devices = smc_transport_rdma::probe()?.into_iter();
-            devices
-                .find(|device| device.usable.is_ok())
-                .context("no usable RDMA device; `smc devices` reports why")?
-                .name
-        }
-    };
-    Ok(Arc::new(smc_transport_rdma::RdmaDevice::open(&name)?))
-}
-
-#[cfg(not(feature = "rdma"))]
-fn rdma_device(_name: Option<&str>) -> Result<Arc<dyn Device>> {
-    anyhow::bail!(
-        "built without SMC-R: build smc-tools with `--features rdma`, which takes cmake and libclang"
-    )
 }
 
 /// Receive ring to ask for; `None` for the default. The memory of an ISM fabric is one for all, and

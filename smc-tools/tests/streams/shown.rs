@@ -1,0 +1,157 @@
+//! What `smc ss` and its like show of running processes, and what `smc check` finds.
+
+use std::net::{Ipv4Addr, TcpListener};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use smc_testkit::wait::until;
+
+use crate::process::{Process, World};
+
+/// The records that a command prints.
+fn records(world: &World, command: &str) -> Vec<Value> {
+    let output = world.run(command);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines = text.lines();
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// A listener and a client that are connected.
+fn connected(world: &World) -> (Process, Process) {
+    let server = world.smc("cat -l -v 127.0.0.1:0");
+    let client = world.smc(&format!("cat -v {}", server.address()));
+    client.line_with("SMC-D v2.1");
+    server.line_with("SMC-D v2.1");
+    (server, client)
+}
+
+#[test]
+fn both_ends_of_a_connection_are_shown_with_the_same_cursors() {
+    let world = World::new();
+    let (mut server, mut client) = connected(&world);
+    client.send(vec![7; 1000]);
+    assert_eq!(server.receive(1000), [7; 1000]);
+    let shown = records(&world, "ss --json");
+    let of = |role: &str| shown.iter().find(|record| record["role"] == role).unwrap();
+    let (near, far) = (of("client"), of("server"));
+    assert_eq!(near["mode"], "SMCD");
+    assert_eq!(near["local"], far["peer"]);
+    assert_eq!(near["token"], far["peer_token"]);
+    assert_eq!(near["writes"]["bytes"], 1000);
+    assert_eq!(far["reads"]["bytes"], 1000);
+    assert_eq!(near["sent"]["producer"], far["received"]["producer"]);
+    assert_eq!(near["program"], "smc");
+
+    let text = String::from_utf8(world.run("ss -d -W").stdout).unwrap();
+    let header = text.lines().next().unwrap();
+    assert!(header.starts_with("State"), "{header}");
+    let words: Vec<_> = header.split_whitespace().collect();
+    assert_eq!(words[..2], ["State", "PID"]);
+    assert_eq!(text.matches("SMCD").count(), 2, "{text}");
+
+    let groups = records(&world, "groups --json");
+    assert_eq!(groups.len(), 2, "{groups:?}");
+    assert!(groups.iter().all(|group| group["connections"] == 1));
+    let stats = String::from_utf8(world.run("stats").stdout).unwrap();
+    assert!(stats.contains("SMC-D connections"), "{stats}");
+    let info = records(&world, "info --json");
+    assert_eq!(info.len(), 2, "{info:?}");
+}
+
+#[test]
+fn listeners_are_shown_on_request() {
+    let world = World::new();
+    let server = world.smc("cat -l -v 127.0.0.1:0");
+    let address = server.address();
+    assert_eq!(records(&world, "ss --json"), Vec::<Value>::new());
+    let shown = records(&world, "ss -l --json");
+    let [listener] = &*shown else {
+        panic!("{shown:?}");
+    };
+    assert_eq!(listener["local"], *address);
+    assert_eq!(listener["unpublished"], Value::Null);
+}
+
+#[test]
+fn a_stream_that_is_tcp_is_shown_with_its_reason() {
+    let world = World::new();
+    let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let client = world.smc(&format!("cat -v {}", plain.local_addr().unwrap()));
+    client.line_with("TCP");
+    let shown = records(&world, "ss --json");
+    let [stream] = &*shown else {
+        panic!("{shown:?}");
+    };
+    assert_eq!(stream["mode"], "TCP");
+    assert_eq!(stream["reason"], 0x0301_0000);
+    let cause = stream["cause"].as_str().unwrap();
+    assert!(cause.contains("no SMC listener is announced"), "{cause}");
+    let text = String::from_utf8(world.run("ss").stdout).unwrap();
+    assert!(text.contains("TCP 0x03010000"), "{text}");
+}
+
+#[test]
+fn a_stopped_process_is_named_and_keeps_no_other_from_being_shown() {
+    let world = World::new();
+    let (server, _client) = connected(&world);
+    let pid = Pid::from_raw(server.id().try_into().unwrap());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let output = world.run("ss --json");
+    kill(pid, Signal::SIGCONT).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(complaint.contains("does not answer"), "{complaint}");
+}
+
+#[test]
+fn a_killed_process_is_not_shown() {
+    let world = World::new();
+    let (server, _client) = connected(&world);
+    kill(
+        Pid::from_raw(server.id().try_into().unwrap()),
+        Signal::SIGKILL,
+    )
+    .unwrap();
+    let pid = server.id();
+    let is_gone = || {
+        let shown = records(&world, "info --json");
+        shown.iter().all(|process| process["pid"] != pid)
+    };
+    until(is_gone, || "it is still shown".to_owned());
+}
+
+#[test]
+fn check_says_why_a_connection_is_not_smc() {
+    let world = World::new();
+    let server = world.smc("cat -l -k -v 127.0.0.1:0");
+    let address = server.address();
+    let output = world.run(&format!("check {address}"));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("SMC-D v2.1"), "{text}");
+
+    let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let to = plain.local_addr().unwrap();
+    let found = |world: &World, what: &str| {
+        let output = world.run(&format!("check {what}"));
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("to do"), "{text}");
+        text
+    };
+    let text = found(&world, &to.to_string());
+    assert!(text.contains("no SMC listener is announced"), "{text}");
+    drop(plain);
+    let text = found(&world, &to.to_string());
+    assert!(text.contains("no process listens there"), "{text}");
+    let text = found(&world, "no-such-host.invalid:1");
+    assert!(text.contains("has no address"), "{text}");
+    // As a program with another runtime directory has it.
+    let other = World::new();
+    let text = found(&other, &address);
+    assert!(text.contains("another runtime directory"), "{text}");
+}
