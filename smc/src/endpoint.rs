@@ -412,7 +412,7 @@ impl Endpoint {
 
     /// What the endpoint has done: connections, fallbacks by reason, bytes.
     ///
-    /// This and the other snapshots hold no lock that a read or write takes.
+    /// This and the other snapshots hold the locks of one connection at a time, for a moment.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.inner.stats()

@@ -16,17 +16,20 @@
 //! {"version": 1, "what": ["connections", "listeners"]}
 //! ```
 //!
-//! The answer is a sequence of packets. Each has one or more [`Record`]s in JSON, one a line. The
-//! first is of the kind `process`, the last one `end` or `error`; without it the answer is
-//! incomplete. Then the connection is closed. A request changes nothing.
+//! The answer is a sequence of packets. Each has one or more [`Record`]s in JSON, one a line, whose
+//! kind is the member `record`. The first is of the kind `process`, and the last one `end`; without
+//! it the answer is incomplete. A request that is refused gets one record of the kind `error`. Times
+//! have the members `secs` and `nanos`. Then the connection is closed. A request changes nothing.
 //!
-//! One request is answered after the other. A client that does not send its request within a
-//! second, or does not take a packet within a second, is disconnected.
+//! One request is answered after the other. A client that does not send its request within 0.2
+//! seconds, or has not received the answer within 5 seconds, is disconnected.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::mpsc::{self, TryRecvError};
+use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -35,10 +38,10 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, geteuid};
 use serde::{Deserialize, Serialize};
-use smc_ipc::Domain;
 use smc_ipc::channel::{Received, receive, send};
 use smc_ipc::passed::PeerSocket;
 use smc_ipc::runtime_dir::{Publication, by_fd, names};
+use smc_ipc::{Credentials, Domain};
 
 use crate::endpoint::EndpointInner;
 use crate::mutex::Mutex;
@@ -92,6 +95,8 @@ impl Request {
 
 /// The sockets of the processes of this user; for root those of all users, where their directories
 /// are standard ones. With `$SMC_RUNTIME_DIR` those in that directory.
+///
+/// A directory that another user could have made or can change counts for root only.
 #[must_use]
 pub fn sockets() -> Vec<PathBuf> {
     let mut dirs = Domain::default().search_paths();
@@ -102,21 +107,27 @@ pub fn sockets() -> Vec<PathBuf> {
     dirs.sort_unstable();
     dirs.dedup();
     let mut found = Vec::new();
-    for dir in dirs {
+    for dir in dirs.into_iter().filter(|dir| owner(dir).is_some()) {
         let named = names(&dir).into_iter().flatten();
-        found.extend(
-            named
-                .filter(|name| is_name(name))
-                .map(|name| dir.join(name)),
-        );
+        let named = named.filter(|name| is_name(name)).take(SOCKETS_MAX);
+        found.extend(named.map(|name| dir.join(name)));
     }
     found
+}
+
+/// The owner of a directory that no other user can change, if this user believes what is in it.
+fn owner(dir: &Path) -> Option<u32> {
+    let found = std::fs::symlink_metadata(dir).ok()?;
+    let own = geteuid();
+    let is_private = found.is_dir() && found.mode() & 0o022 == 0;
+    (is_private && (own.is_root() || found.uid() == own.as_raw())).then_some(found.uid())
 }
 
 /// The standard directories of all users.
 fn directories_of_all() -> Vec<PathBuf> {
     let in_dir = |dir: &str| {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let entries = entries.take(DIRECTORIES_MAX);
         entries.map(|entry| entry.path()).collect::<Vec<_>>()
     };
     let is_named = |path: &PathBuf| {
@@ -130,15 +141,18 @@ fn directories_of_all() -> Vec<PathBuf> {
     dirs
 }
 
-/// Sends a request to the process with this socket. Blocks, for so long at most.
+/// Sends a request to the process with this socket. Blocks, for so long at most. Number and user of
+/// the process are those that the kernel reports.
 ///
 /// # Errors
 ///
-/// `ConnectionRefused` if the process has ended; `TimedOut` if it does not answer; `Unsupported` if
-/// it does not know the version or a subject, `InvalidData` if it answers with anything else than
-/// records.
+/// `ConnectionRefused` if the process has ended; `TimedOut` if it does not answer;
+/// `PermissionDenied` if it is not of the user whose directory it is; `Unsupported` if it does not
+/// know the version or a subject; `InvalidData` if it answers with anything else than records, or
+/// with more than 64 MiB.
 pub fn query(socket: &Path, request: &Request, timeout: Duration) -> io::Result<Vec<Record>> {
-    let until = Instant::now() + timeout;
+    let begin = Instant::now();
+    let until = begin.checked_add(timeout.min(LONGEST)).unwrap_or(begin);
     let fd = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
@@ -146,15 +160,20 @@ pub fn query(socket: &Path, request: &Request, timeout: Duration) -> io::Result<
         None,
     )?;
     connect(&fd, socket)?;
+    let process = Credentials::of_peer(&fd)?;
+    if socket.parent().and_then(owner) != Some(process.uid) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     send(&fd, &serde_json::to_vec(request)?, &[])?;
-    let mut packet = vec![0; PACKET_LEN];
-    let mut records = Vec::new();
-    for _ in 0..PACKETS_MAX {
+    let mut packet = vec![0; PACKET_MAX];
+    let (mut records, mut received) = (Vec::new(), 0);
+    while received <= ANSWER_MAX {
         wait(&fd, PollFlags::IN, until)?;
         let (len, _) = match rustix::net::recv(&fd, &mut packet[..], RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => continue,
             received => received?,
         };
+        received += len;
         let lines = packet.get(..len).unwrap_or_default();
         if lines.is_empty() {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -168,14 +187,20 @@ pub fn query(socket: &Path, request: &Request, timeout: Duration) -> io::Result<
                 Record::Error { error } => {
                     return Err(io::Error::new(io::ErrorKind::Unsupported, error));
                 }
+                Record::Process(mut stated) => {
+                    stated.uid = process.uid;
+                    // 0 in another PID namespace.
+                    if let Ok(pid @ 1..) = u32::try_from(process.pid) {
+                        stated.pid = pid;
+                    }
+                    records.push(Record::Process(stated));
+                }
                 record => records.push(record),
             }
         }
     }
-    Err(io::Error::new(
-        io::ErrorKind::InvalidData,
-        "the answer does not end",
-    ))
+    let text = "the answer does not end";
+    Err(io::Error::new(io::ErrorKind::InvalidData, text))
 }
 
 /// Connects to a path, which may be longer than an address.
@@ -216,13 +241,17 @@ pub(crate) fn register(endpoint: &Arc<EndpointInner>) -> io::Result<()> {
     if let Some(inherited) = server.take_if(|server| server.process != process::current()) {
         std::mem::forget(inherited);
     }
+    // Its thread may have found no descriptor.
+    let has_ended =
+        |server: &mut Server| server.ended.try_recv() == Err(TryRecvError::Disconnected);
+    let former = server.take_if(has_ended).map(|server| server.endpoints);
     let server = match &mut *server {
         Some(server) => server,
         None => server.insert(Server::start()?),
     };
-    server
-        .endpoints
-        .retain(|endpoint| endpoint.strong_count() > 0);
+    server.endpoints.extend(former.into_iter().flatten());
+    let endpoints = &mut server.endpoints;
+    endpoints.retain(|endpoint| endpoint.strong_count() > 0);
     server.endpoints.push(Arc::downgrade(endpoint));
     Ok(())
 }
@@ -296,7 +325,8 @@ fn serve(name: String, stop: &OwnedFd) {
                 return;
             }
             match publication.accept() {
-                Ok(client) => drop(answer(&client)),
+                // A client that breaks the rules is disconnected.
+                Ok(client) => drop(answer(&client, stop)),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(_) => break,
             }
@@ -304,17 +334,15 @@ fn serve(name: String, stop: &OwnedFd) {
     }
 }
 
-/// Receives a request and answers it.
-fn answer(client: &PeerSocket) -> io::Result<()> {
+/// Receives a request and answers it, unless the thread has to end.
+fn answer(client: &PeerSocket, stop: &OwnedFd) -> io::Result<()> {
+    let begin = Instant::now();
     let mut packet = [0; REQUEST_MAX];
-    wait(client, PollFlags::IN, Instant::now() + CLIENT_TIME)?;
+    wait_unless(client, PollFlags::IN, begin + REQUEST_TIME, stop)?;
     let Received::Packet(bytes, _) = receive(client, &mut packet, 0) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    let mut answer = Answer {
-        client,
-        lines: Vec::new(),
-    };
+    let mut answer = Answer::default();
     match serde_json::from_slice::<Request>(bytes) {
         Ok(request) if request.version == VERSION => answer.add_all(&request.what)?,
         Ok(request) => {
@@ -326,17 +354,29 @@ fn answer(client: &PeerSocket) -> io::Result<()> {
             answer.add(&Record::Error { error })?;
         }
     }
-    answer.flush()
+    for packet in &answer.packets {
+        loop {
+            match send(client, packet, &[]) {
+                Err(Errno::AGAIN) => {
+                    wait_unless(client, PollFlags::OUT, begin + ANSWER_TIME, stop)?;
+                }
+                sent => {
+                    sent?;
+                    break;
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
-/// An answer that is being sent.
-struct Answer<'a> {
-    client: &'a PeerSocket,
-    /// Records that were not sent yet.
-    lines: Vec<u8>,
+/// An answer, made before it is sent: a slow client keeps no endpoint.
+#[derive(Default)]
+struct Answer {
+    packets: Vec<Vec<u8>>,
 }
 
-impl Answer<'_> {
+impl Answer {
     fn add_all(&mut self, what: &[Subject]) -> io::Result<()> {
         let endpoints: Vec<_> = match &*SERVER.lock() {
             Some(server) => server.endpoints.iter().filter_map(Weak::upgrade).collect(),
@@ -404,27 +444,26 @@ impl Answer<'_> {
     }
 
     fn add(&mut self, record: &Record) -> io::Result<()> {
-        let line = serde_json::to_vec(record)?;
-        if self.lines.len() + line.len() >= PACKET_LEN {
-            self.flush()?;
+        let mut line = serde_json::to_vec(record)?;
+        line.push(b'\n');
+        match self.packets.last_mut() {
+            Some(packet) if packet.len() + line.len() <= PACKET_LEN => packet.extend(line),
+            _ => self.packets.push(line),
         }
-        self.lines.extend(line);
-        self.lines.push(b'\n');
         Ok(())
     }
+}
 
-    /// Sends what was added.
-    fn flush(&mut self) -> io::Result<()> {
-        let until = Instant::now() + CLIENT_TIME;
-        loop {
-            match send(self.client, &self.lines, &[]) {
-                Err(Errno::AGAIN) => wait(self.client, PollFlags::OUT, until)?,
-                sent => {
-                    self.lines.clear();
-                    return sent.map(drop).map_err(io::Error::from);
-                }
-            }
-        }
+/// As [`wait`]; `Interrupted` when the thread has to end.
+fn wait_unless(fd: impl AsFd, flags: PollFlags, until: Instant, stop: &OwnedFd) -> io::Result<()> {
+    let mut fds = [PollFd::new(&fd, flags), PollFd::new(stop, PollFlags::IN)];
+    let left = until.saturating_duration_since(Instant::now());
+    let left = Timespec::try_from(left).unwrap_or_default();
+    match poll(&mut fds, Some(&left)) {
+        Ok(0) => Err(io::ErrorKind::TimedOut.into()),
+        Ok(_) if !fds[1].revents().is_empty() => Err(io::ErrorKind::Interrupted.into()),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -458,17 +497,30 @@ fn is_name(name: &str) -> bool {
 /// Longest request.
 const REQUEST_MAX: usize = 4096;
 
-/// Longest packet of an answer: below the default limit of a socket's send buffer.
-const PACKET_LEN: usize = 64 * 1024;
+/// Packets of an answer are not longer, unless one record is.
+const PACKET_LEN: usize = 32 * 1024;
 
-/// Packets of an answer that a client takes: 256 MiB.
-const PACKETS_MAX: usize = 4096;
+/// Longest packet that a client takes: below the default limit of a socket's send buffer.
+const PACKET_MAX: usize = 200 * 1024;
+
+/// Bytes of an answer that a client takes: those of some 50,000 connections.
+const ANSWER_MAX: usize = 64 << 20;
+
+/// Sockets of one directory, and directories, that are looked at.
+const SOCKETS_MAX: usize = 1024;
+const DIRECTORIES_MAX: usize = 65_536;
+
+/// Longest timeout.
+const LONGEST: Duration = Duration::from_secs(3600);
 
 /// There are fewer subjects.
 const SUBJECTS_MAX: usize = 8;
 
-/// How long a client may take to send its request, or to receive a packet.
-const CLIENT_TIME: Duration = Duration::from_secs(1);
+/// How long a client may take to send its request.
+const REQUEST_TIME: Duration = Duration::from_millis(200);
+
+/// How long it may take to send that and to receive the answer.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
 
 /// How long the drop of the last endpoint waits for the thread.
 const END_TIME: Duration = Duration::from_millis(200);
@@ -485,7 +537,7 @@ mod tests {
         let (client, server) = smc_testkit::unix::pair();
         send(&client, packet, &[]).unwrap();
         // A request that is refused may be an error here.
-        let _refused = answer(&server.into());
+        let _refused = answer(&server.into(), &no_stop());
         let mut records = Vec::new();
         let mut packet = vec![0; PACKET_LEN];
         while let Ok((len @ 1.., _)) =
@@ -496,6 +548,10 @@ mod tests {
             records.extend(lines.map(|line| serde_json::from_slice::<Record>(line).unwrap()));
         }
         records
+    }
+
+    fn no_stop() -> OwnedFd {
+        eventfd(0, EventfdFlags::CLOEXEC).unwrap()
     }
 
     #[test]
@@ -539,20 +595,29 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_sends_nothing_or_does_not_read_is_disconnected() {
+    fn a_client_that_sends_nothing_is_disconnected() {
         let (_silent, server) = smc_testkit::unix::pair();
-        let error = answer(&server.into()).unwrap_err();
+        let error = answer(&server.into(), &no_stop()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
 
-        let (_deaf, server) = smc_testkit::unix::pair();
-        let mut answer = Answer {
-            client: &server.into(),
-            lines: Vec::new(),
-        };
-        let error = "x".repeat(1000);
-        let record = Record::Error { error };
-        let failed = (0..1_000_000).find_map(|_| answer.add(&record).err());
-        assert_eq!(failed.unwrap().kind(), io::ErrorKind::TimedOut);
+    #[test]
+    fn a_client_that_sends_nothing_does_not_keep_the_thread_from_ending() {
+        let (_silent, server) = smc_testkit::unix::pair();
+        let stop = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
+        let error = answer(&server.into(), &stop).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn packets_are_bounded_and_a_long_record_has_one_of_its_own() {
+        let mut answer = Answer::default();
+        for len in [10, PACKET_LEN, 10, 10, PACKET_LEN / 2, PACKET_LEN / 2] {
+            let error = "x".repeat(len);
+            answer.add(&Record::Error { error }).unwrap();
+        }
+        assert_eq!(answer.packets.len(), 4);
+        assert!(answer.packets.iter().all(|packet| packet.ends_with(b"}\n")));
     }
 
     #[test]

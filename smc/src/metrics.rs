@@ -1,8 +1,9 @@
-//! The counters of an endpoint by the facade crate [`metrics`](::metrics).
+//! The counters of an endpoint by the facade crate `metrics`.
 //!
 //! [`record`] takes a snapshot and passes it to the recorder of the program. It is called when the
 //! recorder is about to be read, such as for each scrape. Nothing is counted twice, and streams do
-//! no more work than without it.
+//! no more work than without it. All metrics have the label `endpoint` besides, by which the program
+//! tells its endpoints apart.
 //!
 //! | name | kind | labels |
 //! |---|---|---|
@@ -25,16 +26,31 @@ use metrics::{counter, gauge};
 use crate::Endpoint;
 use crate::info::{ByRole, DeviceStats, DirectionStats, PhaseStats, SIZE_CLASSES};
 
-/// Passes the counters of an endpoint to the recorder of the program.
-pub fn record(endpoint: &Endpoint) {
+/// Passes the counters of an endpoint to the recorder of the program, with this name as the label
+/// `endpoint`. Two endpoints of a program need two names.
+pub fn record(endpoint: &Endpoint, name: &str) {
     let stats = endpoint.stats();
-    stats.devices.iter().for_each(record_device);
+    let mut devices: Vec<DeviceStats> = Vec::new();
+    for device in stats.devices {
+        // One that was plugged in again has the same name.
+        match devices
+            .iter_mut()
+            .find(|other| other.device == device.device)
+        {
+            Some(other) => other.add(&device),
+            None => devices.push(device),
+        }
+    }
+    for device in &devices {
+        record_device(name, device);
+    }
     for fallback in &stats.fallbacks {
         let reason = format!("0x{:08x}", fallback.code);
         let peer = fallback.peer_code.map(|code| format!("0x{code:08x}"));
         let peer = peer.unwrap_or_default();
         for (role, count) in roles(fallback.count) {
             let labels = [
+                ("endpoint", name.to_owned()),
                 ("role", role.to_owned()),
                 ("reason", reason.clone()),
                 ("peer_reason", peer.clone()),
@@ -43,19 +59,23 @@ pub fn record(endpoint: &Endpoint) {
         }
     }
     for (role, count) in roles(stats.errors) {
-        counter!("smc_handshake_errors_total", "role" => role).absolute(count);
+        let labels = [("endpoint", name.to_owned()), ("role", role.to_owned())];
+        counter!("smc_handshake_errors_total", &labels).absolute(count);
     }
-    record_phase("look_up", stats.look_ups);
-    record_phase("tcp", stats.tcp_connects);
-    record_phase("handshake", stats.handshakes);
-    gauge!("smc_memory_bytes").set(endpoint.memory().used() as f64);
+    record_phase(name, "look_up", stats.look_ups);
+    record_phase(name, "tcp", stats.tcp_connects);
+    record_phase(name, "handshake", stats.handshakes);
+    let used = endpoint.memory().used() as f64;
+    gauge!("smc_memory_bytes", "endpoint" => name.to_owned()).set(used);
 }
 
-fn record_device(stats: &DeviceStats) {
+fn record_device(name: &str, stats: &DeviceStats) {
+    let endpoint = || ("endpoint", name.to_owned());
     let device = || ("device", stats.device.clone());
     for (version, by_role) in [("1", stats.connections_v1), ("2", stats.connections_v2)] {
         for (role, count) in roles(by_role) {
             let labels = [
+                endpoint(),
                 device(),
                 ("role", role.to_owned()),
                 ("version", version.to_owned()),
@@ -63,35 +83,39 @@ fn record_device(stats: &DeviceStats) {
             counter!("smc_connections_total", &labels).absolute(count);
         }
     }
-    gauge!("smc_connections_open", &[device()]).set(stats.open as f64);
-    counter!("smc_failovers_total", &[device()]).absolute(stats.failovers);
-    record_direction(stats, "received", &stats.received);
-    record_direction(stats, "sent", &stats.sent);
+    let labels = [endpoint(), device()];
+    gauge!("smc_connections_open", &labels).set(stats.open as f64);
+    counter!("smc_failovers_total", &labels).absolute(stats.failovers);
+    record_direction(&labels, "received", &stats.received);
+    record_direction(&labels, "sent", &stats.sent);
 }
 
-fn record_direction(device: &DeviceStats, direction: &str, stats: &DirectionStats) {
-    let labels = [
-        ("device", device.device.clone()),
-        ("direction", direction.to_owned()),
-    ];
+fn record_direction(
+    [endpoint, device]: &[(&'static str, String); 2],
+    direction: &str,
+    stats: &DirectionStats,
+) {
+    let direction = ("direction", direction.to_owned());
+    let labels = [endpoint.clone(), device.clone(), direction];
     counter!("smc_bytes_total", &labels).absolute(stats.bytes);
     counter!("smc_buffer_full_total", &labels).absolute(stats.buffer_full);
     counter!("smc_buffer_downgrades_total", &labels).absolute(stats.buffer_downgrades);
     counter!("smc_parked_total", &labels).absolute(stats.parked);
     counter!("smc_polls_won_total", &labels).absolute(stats.polls_won);
-    let [device, direction] = labels;
+    let [endpoint, device, direction] = labels;
     for ((size, requests), buffers) in SIZES.iter().zip(stats.requests).zip(stats.buffers) {
         let size = ("size", (*size).to_owned());
-        let labels = [device.clone(), direction.clone(), size];
+        let labels = [endpoint.clone(), device.clone(), direction.clone(), size];
         counter!("smc_requests_total", &labels).absolute(requests);
         counter!("smc_buffers_total", &labels).absolute(buffers);
     }
 }
 
-fn record_phase(phase: &'static str, stats: PhaseStats) {
+fn record_phase(name: &str, phase: &str, stats: PhaseStats) {
+    let labels = [("endpoint", name.to_owned()), ("phase", phase.to_owned())];
     let time = u64::try_from(stats.total.as_micros()).unwrap_or(u64::MAX);
-    counter!("smc_setups_total", "phase" => phase).absolute(stats.count);
-    counter!("smc_setup_microseconds_total", "phase" => phase).absolute(time);
+    counter!("smc_setups_total", &labels).absolute(stats.count);
+    counter!("smc_setup_microseconds_total", &labels).absolute(time);
 }
 
 fn roles(counts: ByRole) -> [(&'static str, u64); 2] {

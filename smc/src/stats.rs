@@ -19,9 +19,10 @@ use crate::proto::Role;
 pub struct Stats {
     /// By device, in the order in which they were added.
     pub devices: Vec<DeviceStats>,
-    /// Streams that are TCP.
+    /// Streams that are TCP, with those that a policy then has refused.
     pub fallbacks: Vec<FallbackCount>,
-    /// Set-ups that have failed, so that there was no stream, by role.
+    /// Set-ups that have failed, so that there was no stream, by role: also TCP connections that
+    /// were refused.
     pub errors: ByRole,
     /// Looking a destination up by the negotiation, as a client.
     pub look_ups: PhaseStats,
@@ -94,7 +95,8 @@ pub struct ByRole {
 pub struct FallbackCount {
     /// The local reason as a number, as `smcss` shows it.
     pub code: u32,
-    /// The diagnosis of the peer, if it has declined.
+    /// The diagnosis of the peer, if it has declined; missing as well for those beyond the 256th
+    /// reason.
     pub peer_code: Option<u32>,
     /// By the role of this side.
     pub count: ByRole,
@@ -131,18 +133,16 @@ impl DirectionStats {
     /// Reads or writes in all.
     #[must_use]
     pub fn request_count(&self) -> u64 {
-        self.requests.iter().sum()
+        self.requests
+            .iter()
+            .fold(0, |sum, count| sum.saturating_add(*count))
     }
 
     /// Adds what others have counted.
     pub(crate) fn add(&mut self, more: &Self) {
         self.bytes += more.bytes;
-        for (sum, more) in self.requests.iter_mut().zip(more.requests) {
-            *sum += more;
-        }
-        for (sum, more) in self.buffers.iter_mut().zip(more.buffers) {
-            *sum += more;
-        }
+        add_each(&mut self.requests, more.requests);
+        add_each(&mut self.buffers, more.buffers);
         self.buffer_downgrades += more.buffer_downgrades;
         self.buffer_full += more.buffer_full;
         self.parked += more.parked;
@@ -154,6 +154,12 @@ impl DirectionStats {
         if let Some(count) = self.buffers.get_mut(size_class(len)) {
             *count += 1;
         }
+    }
+}
+
+fn add_each(sums: &mut [u64; SIZE_CLASSES], more: [u64; SIZE_CLASSES]) {
+    for (sum, more) in sums.iter_mut().zip(more) {
+        *sum += more;
     }
 }
 
@@ -175,6 +181,22 @@ impl PhaseStats {
 }
 
 impl DeviceStats {
+    /// Adds what another device of the same name has counted.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn add(&mut self, more: &Self) {
+        for (sum, more) in [
+            (&mut self.connections_v1, more.connections_v1),
+            (&mut self.connections_v2, more.connections_v2),
+        ] {
+            sum.client += more.client;
+            sum.server += more.server;
+        }
+        self.open += more.open;
+        self.failovers += more.failovers;
+        self.received.add(&more.received);
+        self.sent.add(&more.sent);
+    }
+
     pub(crate) fn add_connection(&mut self, role: Role, version: Version) {
         match version.is_v2() {
             true => self.connections_v2.add(role),

@@ -9,11 +9,13 @@
 
 use std::env;
 use std::error::Error;
+use std::time::Duration;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use smc::{Endpoint, Listener};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -68,8 +70,9 @@ async fn answer_scrapes(
     loop {
         let (mut stream, _client) = listener.accept().await?;
         // The request is read so far that the client is not reset; which it is does not matter.
-        let _request = stream.read(&mut [0; 4096]).await;
-        smc::metrics::record(&endpoint);
+        let mut request = [0; 4096];
+        let _request = timeout(REQUEST_TIME, stream.read(&mut request)).await;
+        smc::metrics::record(&endpoint, "echo");
         let text = recorder.render();
         let head = format!(
             "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n\
@@ -80,6 +83,9 @@ async fn answer_scrapes(
         let _sent = stream.write_all(format!("{head}{text}").as_bytes()).await;
     }
 }
+
+/// How long a client may take to send its request.
+const REQUEST_TIME: Duration = Duration::from_secs(1);
 
 async fn scrape(at: std::net::SocketAddr) -> Result<String> {
     let mut stream = TcpStream::connect(at).await?;

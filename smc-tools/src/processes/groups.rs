@@ -2,6 +2,7 @@
 //! `smcd linkgroup` and `smcr linkgroup`.
 
 use anyhow::Result;
+use serde_json::json;
 use smc::introspection::Subject;
 use smc::record::{GroupRecord, Record};
 
@@ -92,7 +93,8 @@ pub(crate) fn run_links(args: &LinkArgs) -> Result<bool> {
         let devices: Vec<_> = devices.collect();
         for link in &group.links {
             if args.json {
-                json.push_str(&json_line(&process.process, link)?);
+                let link = json!({ "group": group.id, "endpoint": group.endpoint, "link": link });
+                json.push_str(&json_line(&process.process, &link)?);
                 continue;
             }
             let gid = |gid: &Option<String>| gid.clone().unwrap_or_else(|| "-".to_owned());

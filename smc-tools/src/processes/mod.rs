@@ -15,12 +15,13 @@ pub(crate) use ss::{SsArgs, run_ss};
 pub(crate) use stats::{StatsArgs, run_stats};
 pub(crate) use table::printable;
 
+use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
@@ -32,6 +33,8 @@ use crate::output::note;
 /// A process and its records.
 #[derive(Debug)]
 struct Process {
+    /// Name of its socket.
+    name: OsString,
     process: ProcessRecord,
     records: Vec<Record>,
 }
@@ -40,13 +43,15 @@ struct Process {
 /// out; one that does not answer is named on standard error.
 fn collect(what: &[Subject]) -> Vec<Process> {
     let sockets = sockets();
+    let until = Instant::now() + TIME_IN_ALL;
     let request = Request::new(what);
     let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..sockets.len().min(THREADS_MAX) {
             scope.spawn(|| {
                 while let Some(socket) = sockets.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Some(process) = ask(socket, &request) {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if let Some(process) = ask(socket, &request, left.min(TIMEOUT)) {
                         let mut found = found.lock().unwrap_or_else(|poison| poison.into_inner());
                         found.push(process);
                     }
@@ -57,18 +62,20 @@ fn collect(what: &[Subject]) -> Vec<Process> {
     let mut found = found
         .into_inner()
         .unwrap_or_else(|poison| poison.into_inner());
-    found.sort_by_key(|found: &Process| found.process.pid);
-    // A process can be found by several names.
-    found.dedup_by_key(|found| (found.process.pid, found.process.uid));
+    // A process can be in several directories, by one name.
+    found.sort_by(|one: &Process, other| one.name.cmp(&other.name));
+    found.dedup_by(|one, other| one.name == other.name && one.process == other.process);
+    found.sort_by_key(|found| found.process.pid);
     found
 }
 
-fn ask(socket: &Path, request: &Request) -> Option<Process> {
-    match query(socket, request, TIMEOUT) {
+fn ask(socket: &Path, request: &Request, timeout: Duration) -> Option<Process> {
+    match query(socket, request, timeout) {
         Ok(records) => {
             let mut records = records.into_iter();
             match records.next() {
                 Some(Record::Process(process)) => Some(Process {
+                    name: socket.file_name().unwrap_or_default().to_owned(),
                     process,
                     records: records.collect(),
                 }),
@@ -87,10 +94,8 @@ fn complain(socket: &Path, error: &io::Error) -> Option<Process> {
         io::ErrorKind::TimedOut => "does not answer".to_owned(),
         _ => error.to_string(),
     };
-    note(
-        "smc",
-        &format_args!("process with the socket {}: {what}", socket.display()),
-    );
+    let text = format!("process with the socket {}: {what}", socket.display());
+    note("smc", &printable(&text));
     None
 }
 
@@ -107,6 +112,9 @@ fn json_line(process: &ProcessRecord, record: &impl Serialize) -> Result<String>
 
 /// Processes that are asked at a time.
 const THREADS_MAX: usize = 16;
+
+/// How long all of them may take.
+const TIME_IN_ALL: Duration = Duration::from_secs(20);
 
 /// How long a process may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);

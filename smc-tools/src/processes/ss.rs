@@ -74,7 +74,10 @@ pub(crate) fn run_ss(args: &SsArgs) -> Result<bool> {
 fn text(args: &SsArgs, processes: &[Process]) -> Result<String> {
     let mut table = Table::new(&header(args));
     let mut json = String::new();
-    for Process { process, records } in processes {
+    for Process {
+        process, records, ..
+    } in processes
+    {
         for record in records {
             let row = match record {
                 Record::Listener(listener) if args.shows_listeners() => {

@@ -60,10 +60,10 @@ fn text(all: &[Stats], debug: bool) -> String {
     let fallbacks = all.iter().flat_map(|stats| &stats.fallbacks);
     let mut sum = ByRole::default();
     for fallback in fallbacks.clone() {
-        sum.client += fallback.count.client;
-        sum.server += fallback.count.server;
+        sum.client = sum.client.saturating_add(fallback.count.client);
+        sum.server = sum.server.saturating_add(fallback.count.server);
     }
-    let errors = |pick: fn(&ByRole) -> u64| all.iter().map(|stats| pick(&stats.errors)).sum();
+    let errors = |pick: fn(&ByRole) -> u64| sum_of(all.iter().map(|stats| pick(&stats.errors)));
     line(&mut text, "TCP fallbacks (client)", sum.client);
     line(&mut text, "TCP fallbacks (server)", sum.server);
     line(
@@ -83,7 +83,7 @@ fn text(all: &[Stats], debug: bool) -> String {
             line(
                 &mut text,
                 &name,
-                fallback.count.client + fallback.count.server,
+                fallback.count.client.saturating_add(fallback.count.server),
             );
         }
         for stats in all {
@@ -108,12 +108,22 @@ fn text(all: &[Stats], debug: bool) -> String {
 }
 
 fn summary(text: &mut String, name: &str, devices: &[&DeviceStats]) {
-    let sum = |pick: fn(&DeviceStats) -> u64| devices.iter().map(|device| pick(device)).sum();
-    let v1 = sum(|device| device.connections_v1.client + device.connections_v1.server);
-    let v2 = sum(|device| device.connections_v2.client + device.connections_v2.server);
+    let sum = |pick: fn(&DeviceStats) -> u64| sum_of(devices.iter().map(|device| pick(device)));
+    let v1 = sum(|device| {
+        device
+            .connections_v1
+            .client
+            .saturating_add(device.connections_v1.server)
+    });
+    let v2 = sum(|device| {
+        device
+            .connections_v2
+            .client
+            .saturating_add(device.connections_v2.server)
+    });
     // Writing to a string cannot fail.
     let _ = writeln!(text, "{name} connections");
-    line(text, "  Total handled", v1 + v2);
+    line(text, "  Total handled", v1.saturating_add(v2));
     line(text, "  Version 1", v1);
     line(text, "  Version 2", v2);
     line(text, "  Open", sum(|device| device.open));
@@ -130,13 +140,13 @@ fn direction<'a>(
     name: &str,
     all: impl Iterator<Item = &'a DirectionStats> + Clone,
 ) {
-    let sum = |pick: fn(&DirectionStats) -> u64| all.clone().map(pick).sum();
+    let sum = |pick: fn(&DirectionStats) -> u64| sum_of(all.clone().map(pick));
     let classes = |pick: fn(&DirectionStats) -> [u64; SIZE_CLASSES]| {
-        let mut sums = [0; SIZE_CLASSES];
+        let mut sums = [0_u64; SIZE_CLASSES];
         for counts in all.clone().map(pick) {
             sums.iter_mut()
                 .zip(counts)
-                .for_each(|(sum, count)| *sum += count);
+                .for_each(|(sum, count)| *sum = sum.saturating_add(count));
         }
         sums.map(|sum| format!("{sum:>9}")).concat()
     };
@@ -159,6 +169,11 @@ fn direction<'a>(
     let _ = writeln!(text, "          {bounds}");
     let _ = writeln!(text, "    Bufs  {}", classes(|stats| stats.buffers));
     let _ = writeln!(text, "    Reqs  {}", classes(|stats| stats.requests));
+}
+
+/// A sum of numbers that another process has stated.
+fn sum_of(numbers: impl Iterator<Item = u64>) -> u64 {
+    numbers.fold(0, u64::saturating_add)
 }
 
 fn line(text: &mut String, name: &str, count: u64) {

@@ -16,8 +16,8 @@ impl Table {
     }
 
     pub(super) fn add(&mut self, row: Vec<String>) {
-        self.rows
-            .push(row.iter().map(|cell| printable(cell)).collect());
+        let cells = row.iter().map(|cell| cut(&printable(cell), CELL_MAX));
+        self.rows.push(cells.collect());
     }
 
     pub(super) fn text(&self) -> String {
@@ -59,6 +59,9 @@ pub(super) fn cut(text: &str, len: usize) -> String {
     kept + ".."
 }
 
+/// Longest cell, in characters.
+const CELL_MAX: usize = 200;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +71,8 @@ mod tests {
         let mut table = Table::new(&["State", "Peer"]);
         table.add(vec!["ACTIVE".to_owned(), "\u{1b}[31mred".to_owned()]);
         assert_eq!(table.text(), "State  Peer\nACTIVE \u{fffd}[31mred\n");
+        table.add(vec!["x".repeat(100_000), String::new()]);
+        assert!(table.text().len() < 2000);
         assert_eq!(cut("127.0.0.1:8080", 9), "127.0.0..");
         assert_eq!(cut("127.0.0.1", 9), "127.0.0.1");
     }

@@ -111,13 +111,14 @@ impl DeviceCounters {
 impl Counted {
     fn sum_up_ended(&mut self) {
         let Self { stats, conns, .. } = self;
-        conns.retain(|conn| {
-            let has_ended = Arc::strong_count(conn) == 1;
-            if has_ended {
-                stats.received.add(&conn.received.stats());
-                stats.sent.add(&conn.sent.stats());
+        conns.retain_mut(|conn| {
+            // By this all that the connection has stored is visible.
+            let ended = Arc::get_mut(conn);
+            if let Some(ended) = &ended {
+                stats.received.add(&ended.received.stats());
+                stats.sent.add(&ended.sent.stats());
             }
-            !has_ended
+            ended.is_none()
         });
     }
 }
