@@ -2,8 +2,8 @@
 //!
 //! [`record`] takes a snapshot and passes it to the recorder of the program. It is called when the
 //! recorder is about to be read, such as for each scrape. Nothing is counted twice, and streams do
-//! no more work than without it. All metrics have the label `endpoint` besides, by which the program
-//! tells its endpoints apart.
+//! no more work than without it. All metrics have the label `endpoint` besides, by which the
+//! program tells its endpoints apart.
 //!
 //! | name | kind | labels |
 //! |---|---|---|

@@ -118,15 +118,21 @@ pub struct PhaseStats {
 /// Classes of sizes.
 pub const SIZE_CLASSES: usize = 8;
 
+/// The largest size of the first class.
+pub(crate) const FIRST_CLASS_MAX: usize = 0x2000;
+
 /// The class of a size: see [`DirectionStats::requests`].
-#[inline(always)]
 pub(crate) fn size_class(len: usize) -> usize {
-    // Most are short.
-    if len <= 0x2000 {
-        return 0;
-    }
-    let bounds = [0x4000, 0x8000, 0x1_0000, 0x2_0000, 0x4_0000, 0x8_0000];
-    1 + bounds.iter().filter(|bound| len > **bound).count()
+    let bounds = [
+        FIRST_CLASS_MAX,
+        0x4000,
+        0x8000,
+        0x1_0000,
+        0x2_0000,
+        0x4_0000,
+        0x8_0000,
+    ];
+    bounds.iter().filter(|bound| len > **bound).count()
 }
 
 impl DirectionStats {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::mem::sync::{AtomicU64, Ordering};
 use crate::mutex::Mutex;
-use crate::stats::{DeviceStats, DirectionStats, SIZE_CLASSES, size_class};
+use crate::stats::{DeviceStats, DirectionStats, FIRST_CLASS_MAX, SIZE_CLASSES, size_class};
 
 /// The counters of a connection.
 #[derive(Debug, Default)]
@@ -19,8 +19,9 @@ pub(crate) struct ConnCounters {
 #[repr(align(64))]
 pub(crate) struct HalfCounters {
     bytes: AtomicU64,
-    /// Reads or writes by the number of their bytes.
-    requests: [AtomicU64; SIZE_CLASSES],
+    requests: AtomicU64,
+    /// Those of them that are not in the first class, by class: most are, and pay for nothing more.
+    long_requests: [AtomicU64; SIZE_CLASSES],
     full: AtomicU64,
     parked: AtomicU64,
     polls_won: AtomicU64,
@@ -31,7 +32,15 @@ impl HalfCounters {
     #[inline(always)]
     pub(crate) fn add_request(&self, len: usize) {
         add(&self.bytes, u64::try_from(len).unwrap_or(u64::MAX));
-        if let Some(requests) = self.requests.get(size_class(len)) {
+        add(&self.requests, 1);
+        if len > FIRST_CLASS_MAX {
+            self.add_long_request(len);
+        }
+    }
+
+    #[cold]
+    fn add_long_request(&self, len: usize) {
+        if let Some(requests) = self.long_requests.get(size_class(len)) {
             add(requests, 1);
         }
     }
@@ -53,9 +62,13 @@ impl HalfCounters {
 
     pub(crate) fn stats(&self) -> DirectionStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mut requests = self.long_requests.each_ref().map(load);
+        let long: u64 = requests.iter().sum();
+        // The half may be at work.
+        requests[0] = load(&self.requests).saturating_sub(long);
         DirectionStats {
             bytes: load(&self.bytes),
-            requests: std::array::from_fn(|class| self.requests.get(class).map_or(0, load)),
+            requests,
             buffer_full: load(&self.full),
             parked: load(&self.parked),
             polls_won: load(&self.polls_won),

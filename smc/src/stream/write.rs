@@ -168,19 +168,10 @@ impl<P: SendPath> SmcWriter<P> {
             space => {
                 let written = self.path.write(&self.conn, bufs, space);
                 if let Ok(Some(count @ 1..)) = written {
-                    self.add_request(count, space);
+                    self.counters.sent.add_request(count);
                 }
                 written
             }
-        }
-    }
-
-    /// Counts a write of `count` bytes into this space.
-    #[inline(always)]
-    fn add_request(&self, count: usize, space: u32) {
-        self.counters.sent.add_request(count);
-        if count == len_usize(space) {
-            self.counters.sent.add_full();
         }
     }
 
@@ -308,7 +299,7 @@ impl SmcWriter<DirectWriter> {
             return Err(NOT_RESERVED);
         }
         self.path.publish(&self.conn, len_u32(len), space);
-        self.add_request(len, space);
+        self.counters.sent.add_request(len);
         Ok(())
     }
 }
@@ -432,6 +423,9 @@ impl DirectWriter {
         if full != self.blocked {
             self.blocked = full;
             self.has_requested_update = false;
+            if full {
+                conn.counters.sent.add_full();
+            }
             self.direct.publish_blocked(conn, full);
         }
         let producer = self.cursors.commit(count);

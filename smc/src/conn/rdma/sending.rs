@@ -318,7 +318,7 @@ impl SendPath for Arc<RdmaConn> {
         &mut self,
         conn: &Conn,
         bufs: &[IoSlice<'_>],
-        _space: u32,
+        space: u32,
     ) -> Result<Option<usize>, Error> {
         if bufs.iter().all(|buf| buf.is_empty()) {
             return Ok(Some(0));
@@ -326,7 +326,12 @@ impl SendPath for Arc<RdmaConn> {
         match RdmaConn::write(self, bufs) {
             // The peer has just closed.
             0 => conn.write_end().map(|()| None),
-            count => Ok(Some(count)),
+            count => {
+                if count == len_usize(space) {
+                    conn.counters.sent.add_full();
+                }
+                Ok(Some(count))
+            }
         }
     }
 
