@@ -302,8 +302,8 @@ fn a_directory_of_the_system_is_preferred() {
     make("/run/session", USER, 0o700);
     let mut server = start("serve", USER, Env::Session("/run/session"));
     let to = server.recv();
-    assert_eq!(common::names(Path::new("/run/smc-990")).len(), 2);
-    assert_eq!(common::names(Path::new("/run/session")).len(), 0);
+    assert_eq!(names(Path::new("/run/smc-990")).len(), 2);
+    assert_eq!(names(Path::new("/run/session")).len(), 0);
     let mut client = start("dial", USER, Env::Nothing);
     for to in [to, to_early] {
         assert_is_smc(&mode_of(&mut client, &to));
@@ -311,8 +311,15 @@ fn a_directory_of_the_system_is_preferred() {
     // Root makes its own.
     let mut server = start("serve", 0, Env::Nothing);
     let to = server.recv();
-    assert_eq!(common::names(Path::new("/run/smc-0")).len(), 2);
+    assert_eq!(names(Path::new("/run/smc-0")).len(), 2);
     assert_is_smc(&mode_of(&mut start("dial", 0, Env::Nothing), &to));
+}
+
+/// The names of a device and of a listener; that of introspection may come later.
+fn names(dir: &Path) -> Vec<String> {
+    let mut names = common::names(dir);
+    names.retain(|name| !name.starts_with("i-"));
+    names
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub(crate) struct ConnCounters {
 
 /// The counters of one half of a stream, in a cache line of their own. Only that half stores, by
 /// plain stores; tools read them at any time.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct HalfCounters {
     bytes: AtomicU64,
@@ -25,6 +25,20 @@ pub(crate) struct HalfCounters {
     full: AtomicU64,
     parked: AtomicU64,
     polls_won: AtomicU64,
+}
+
+impl Default for HalfCounters {
+    fn default() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            bytes: zero(),
+            requests: zero(),
+            long_requests: std::array::from_fn(|_| zero()),
+            full: zero(),
+            parked: zero(),
+            polls_won: zero(),
+        }
+    }
 }
 
 impl HalfCounters {

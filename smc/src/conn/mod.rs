@@ -12,6 +12,7 @@ pub(crate) use rdma::{MessageSearch, RdmaConn, RdmaConnHandle, Received};
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicU64 as StdAtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -693,7 +694,7 @@ impl Wake for TcpEventWaker {
 
 /// The number of a new stream.
 pub(crate) fn next_stream_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
+    static NEXT: StdAtomicU64 = StdAtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
