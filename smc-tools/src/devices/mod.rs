@@ -20,10 +20,13 @@ use serde_json::{Map, Value as Json, json};
 use smc_core::device::Device as _;
 use smc_transport_loop::LoopDevice;
 
+use crate::output::print;
+use crate::processes::devices_of_endpoints;
+
 /// Arguments of `smc devices`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The exit status is 0 if at least one device can be used.
+The exit status is 0 if at least one device can be used, and with --endpoints in any case.
 
 Examples:
   smc devices
@@ -32,10 +35,18 @@ pub(crate) struct Args {
     /// One JSON object per device and line
     #[arg(long)]
     json: bool,
+
+    /// The devices of running endpoints instead, with their connections
+    #[arg(long)]
+    endpoints: bool,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<bool> {
+    if args.endpoints {
+        print(&devices_of_endpoints(args.json)?)?;
+        return Ok(true);
+    }
     let mut found = rdma::found();
     found.insert(0, host());
     let mut out = io::stdout().lock();

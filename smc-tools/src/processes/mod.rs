@@ -3,12 +3,14 @@
 //!
 //! `collect` asks all processes at once, `table` formats. Each command is a module.
 
+mod devices;
 mod groups;
 mod info;
 mod ss;
 mod stats;
 mod table;
 
+pub(crate) use devices::devices_of_endpoints;
 pub(crate) use groups::{GroupArgs, LinkArgs, run_groups, run_links};
 pub(crate) use info::{InfoArgs, run_info};
 pub(crate) use ss::{SsArgs, run_ss};

@@ -59,6 +59,9 @@ fn both_ends_of_a_connection_are_shown_with_the_same_cursors() {
     assert!(stats.contains("SMC-D connections"), "{stats}");
     let info = records(&world, "info --json");
     assert_eq!(info.len(), 2, "{info:?}");
+    let devices = records(&world, "devices --endpoints --json");
+    assert_eq!(devices.len(), 2, "{devices:?}");
+    assert!(devices.iter().all(|device| device["connections"] == 1));
 }
 
 #[test]
