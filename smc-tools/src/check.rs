@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write as _};
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -170,9 +170,45 @@ async fn connect(endpoint: &Endpoint, to: SocketAddr, timeout: u32, report: &mut
         }
     };
     report.add("connect", format!("{to}: connected in {took:.1?}"));
+    if let Some(uid) = listening_user(to) {
+        report.add("listener", format!("a socket of user {uid} on this host"));
+    }
     let stats = endpoint.stats();
     report.add("look-up", format!("{:.1?}", stats.look_ups.max));
     describe(&stream, report)
+}
+
+/// The owner of the socket that listens at this port of this host, as `/proc/net` states it; `None`
+/// for an address of another host, or where there is no telling.
+fn listening_user(to: SocketAddr) -> Option<u32> {
+    let is_own = to.ip().is_loopback()
+        || nix::ifaddrs::getifaddrs().is_ok_and(|mut all| {
+            all.any(|interface| {
+                let address = interface.address;
+                let v4 = address.and_then(|it| Some(IpAddr::from(it.as_sockaddr_in()?.ip())));
+                let v6 = address.and_then(|it| Some(IpAddr::from(it.as_sockaddr_in6()?.ip())));
+                [v4, v6].contains(&Some(to.ip()))
+            })
+        });
+    if !is_own {
+        return None;
+    }
+    let lists = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
+    lists.iter().find_map(|list| {
+        let list = fs_err::read_to_string(list).ok()?;
+        list.lines().find_map(|line| listener(line, to.port()))
+    })
+}
+
+/// The owner in a line of `/proc/net/tcp`, if it is that of a socket that listens at this port.
+fn listener(line: &str, port: u16) -> Option<u32> {
+    let columns: Vec<_> = line.split_whitespace().collect();
+    let [_, local, _, state, _, _, _, uid, ..] = *columns else {
+        return None;
+    };
+    let (_, local_port) = local.rsplit_once(':')?;
+    let is_it = state == "0A" && u16::from_str_radix(local_port, 16) == Ok(port);
+    uid.parse().ok().filter(|_| is_it)
 }
 
 /// Says what the stream is. Returns whether it is SMC.
@@ -289,4 +325,23 @@ fn advice(reason: &FallbackReason) -> String {
         _ => "see the reason",
     };
     text.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owner_of_a_listening_socket_is_found_by_its_port() {
+        let listening = "   1: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  \
+                         1000        0 12345 1 0000000000000000 100 0 0 10 0";
+        assert_eq!(listener(listening, 0x1f90), Some(1000));
+        assert_eq!(listener(listening, 80), None);
+        assert_eq!(listener(&listening.replace(" 0A ", " 01 "), 0x1f90), None);
+        assert_eq!(listener("  sl  local_address rem_address   st", 80), None);
+        let own = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let uid = nix::unistd::geteuid().as_raw();
+        assert_eq!(listening_user(own.local_addr().unwrap()), Some(uid));
+        assert_eq!(listening_user(([192, 0, 2, 1], 80).into()), None);
+    }
 }

@@ -15,6 +15,7 @@ use std::net::SocketAddr;
 
 use smc_wire::cdc::{ProducerFlags, StateFlags};
 use smc_wire::cursor::Cursor;
+use smc_wire::types::{Chid, Gid};
 
 use super::listener::Refused;
 use super::stream::Mode;
@@ -46,6 +47,8 @@ pub struct SmcInfo {
     pub state: ConnState,
     /// Its link group.
     pub group: GroupId,
+    /// SMC-D: the GID of the local device.
+    pub gid: Option<Gid>,
     /// SMC-R: its link in the group.
     pub link: Option<LinkId>,
     /// The token by which the peer names this end: of the receive buffer with SMC-D, the alert
@@ -126,9 +129,9 @@ pub enum DeviceKind {
     #[non_exhaustive]
     Direct {
         /// Its GID.
-        gid: smc_wire::types::Gid,
+        gid: Gid,
         /// The fabric.
-        chid: smc_wire::types::Chid,
+        chid: Chid,
     },
     /// SMC-R.
     Rdma,

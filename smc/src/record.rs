@@ -103,7 +103,7 @@ pub struct ConnectionRecord {
     pub device: Option<String>,
     /// SMC: the EID.
     pub eid: Option<String>,
-    /// SMC-R: the GID of this end.
+    /// The GID of this end.
     pub gid: Option<String>,
     /// The GID of the peer's end.
     pub peer_gid: Option<String>,
@@ -299,6 +299,10 @@ impl ConnectionRecord {
     fn set_smc(&mut self, smc: &SmcInfo) {
         self.state = smc.state.name().to_owned();
         self.group = Some(smc.group.to_string());
+        self.gid = smc
+            .gid
+            .map(|gid| gid.to_string())
+            .or_else(|| self.gid.take());
         self.link = smc.link.map(|link| link.to_string());
         let token = |token: u64| format!("{token:x}");
         self.token = Some(token(smc.token));

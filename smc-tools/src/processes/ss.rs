@@ -169,7 +169,7 @@ impl SsArgs {
         }
         if self.smcd {
             row.extend([
-                or_none(of.chid.as_ref()),
+                or_none(of.gid.as_ref()),
                 or_none(of.token.as_ref()),
                 or_none(of.peer_gid.as_ref()),
                 or_none(of.peer_token.as_ref()),
@@ -275,7 +275,7 @@ const DEBUG_COLUMNS: [&str; 11] = [
     "txFlags",
 ];
 
-const SMCD_COLUMNS: [&str; 5] = ["CHID", "Token", "Peer-GID", "Peer-Token", "Linkid"];
+const SMCD_COLUMNS: [&str; 5] = ["GID", "Token", "Peer-GID", "Peer-Token", "Linkid"];
 
 const SMCR_COLUMNS: [&str; 5] = ["Role", "IB-device", "Linkid", "GID", "Peer-GID"];
 
@@ -315,7 +315,7 @@ mod tests {
         assert!(
             header(&args("-D"))
                 .join(" ")
-                .contains("Token Peer-GID Peer-Token Linkid")
+                .contains("GID Token Peer-GID Peer-Token Linkid")
         );
         assert!(
             header(&args("-R"))

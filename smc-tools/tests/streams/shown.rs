@@ -40,6 +40,7 @@ fn both_ends_of_a_connection_are_shown_with_the_same_cursors() {
     assert_eq!(near["mode"], "SMCD");
     assert_eq!(near["local"], far["peer"]);
     assert_eq!(near["token"], far["peer_token"]);
+    assert_eq!(near["gid"], far["peer_gid"]);
     assert_eq!(near["writes"]["bytes"], 1000);
     assert_eq!(far["reads"]["bytes"], 1000);
     assert_eq!(near["sent"]["producer"], far["received"]["producer"]);
@@ -148,6 +149,7 @@ fn check_says_why_a_connection_is_not_smc() {
     };
     let text = found(&world, &to.to_string());
     assert!(text.contains("no SMC listener is announced"), "{text}");
+    assert!(text.contains("a socket of user"), "{text}");
     drop(plain);
     let text = found(&world, &to.to_string());
     assert!(text.contains("no process listens there"), "{text}");

@@ -420,6 +420,12 @@ impl Conn {
         let smc = SmcInfo {
             state: self.state(),
             group: self.group,
+            gid: self
+                .driver
+                .device
+                .fabric()
+                .direct()
+                .map(|direct| direct.gid()),
             link: rdma.and_then(|rdma| rdma.link()),
             token: self.key().0,
             peer_token: self.ops().peer_token(),
