@@ -84,6 +84,8 @@ enum Command {
     Ss(processes::SsArgs),
     /// Show what running processes have done: connections, bytes, fallbacks
     Stats(processes::StatsArgs),
+    /// Show the connections with the most data, again and again
+    Top(processes::TopArgs),
 }
 
 fn main() -> ExitCode {
@@ -107,6 +109,7 @@ fn main() -> ExitCode {
         Command::Setup(args) => ("smc setup", setup::run(&args)),
         Command::Ss(args) => ("smc ss", processes::run_ss(&args)),
         Command::Stats(args) => ("smc stats", processes::run_stats(&args)),
+        Command::Top(args) => ("smc top", processes::run_top(&args)),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

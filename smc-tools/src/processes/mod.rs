@@ -1,5 +1,5 @@
 //! What running processes report of their endpoints: `smc ss`, `smc groups`, `smc links`,
-//! `smc stats` and `smc info`.
+//! `smc stats`, `smc top` and `smc info`.
 //!
 //! `collect` asks all processes at once, `table` formats. Each command is a module.
 
@@ -9,6 +9,7 @@ mod info;
 mod ss;
 mod stats;
 mod table;
+mod top;
 
 pub(crate) use devices::devices_of_endpoints;
 pub(crate) use groups::{GroupArgs, LinkArgs, run_groups, run_links};
@@ -16,6 +17,7 @@ pub(crate) use info::{InfoArgs, run_info};
 pub(crate) use ss::{SsArgs, run_ss};
 pub(crate) use stats::{StatsArgs, run_stats};
 pub(crate) use table::printable;
+pub(crate) use top::{TopArgs, run_top};
 
 use std::ffi::OsString;
 use std::io;

@@ -60,6 +60,8 @@ fn both_ends_of_a_connection_are_shown_with_the_same_cursors() {
     assert!(stats.contains("SMC-D connections"), "{stats}");
     let info = records(&world, "info --json");
     assert_eq!(info.len(), 2, "{info:?}");
+    let top = String::from_utf8(world.run("top -n 1 --interval 1").stdout).unwrap();
+    assert!(top.starts_with("2 connections"), "{top}");
     let devices = records(&world, "devices --endpoints --json");
     assert_eq!(devices.len(), 2, "{devices:?}");
     assert!(devices.iter().all(|device| device["connections"] == 1));
