@@ -169,7 +169,7 @@ pub fn query(socket: &Path, request: &Request, timeout: Duration) -> io::Result<
     let mut packet = vec![0; PACKET_MAX];
     let (mut records, mut received) = (Vec::new(), 0);
     while received <= ANSWER_MAX {
-        wait(&fd, PollFlags::IN, until)?;
+        wait(&fd, PollFlags::IN, until, None)?;
         let (len, _) = match rustix::net::recv(&fd, &mut packet[..], RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => continue,
             received => received?,
@@ -339,7 +339,7 @@ fn serve(name: String, stop: &OwnedFd) {
 fn answer(client: &PeerSocket, stop: &OwnedFd) -> io::Result<()> {
     let begin = Instant::now();
     let mut packet = [0; REQUEST_MAX];
-    wait_unless(client, PollFlags::IN, begin + REQUEST_TIME, stop)?;
+    wait(client, PollFlags::IN, begin + REQUEST_TIME, Some(stop))?;
     let Received::Packet(bytes, _) = receive(client, &mut packet, 0) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
@@ -359,7 +359,7 @@ fn answer(client: &PeerSocket, stop: &OwnedFd) -> io::Result<()> {
         loop {
             match send(client, packet, &[]) {
                 Err(Errno::AGAIN) => {
-                    wait_unless(client, PollFlags::OUT, begin + ANSWER_TIME, stop)?;
+                    wait(client, PollFlags::OUT, begin + ANSWER_TIME, Some(stop))?;
                 }
                 sent => {
                     sent?;
@@ -394,10 +394,11 @@ impl Answer {
             endpoints: endpoints.len(),
         }))?;
         for (number, endpoint) in endpoints.iter().enumerate() {
-            let mut subjects = what.to_vec();
-            subjects.dedup();
-            for subject in subjects.iter().take(SUBJECTS_MAX) {
-                self.add_subject(number, endpoint, *subject)?;
+            for (at, subject) in what.iter().enumerate() {
+                // Each one once, so that a request has no long answer by repetition.
+                if what.iter().position(|other| other == subject) == Some(at) {
+                    self.add_subject(number, endpoint, *subject)?;
+                }
             }
         }
         self.add(&Record::End)
@@ -455,26 +456,18 @@ impl Answer {
     }
 }
 
-/// As [`wait`]; `Interrupted` when the thread has to end.
-fn wait_unless(fd: impl AsFd, flags: PollFlags, until: Instant, stop: &OwnedFd) -> io::Result<()> {
-    let mut fds = [PollFd::new(&fd, flags), PollFd::new(stop, PollFlags::IN)];
-    let left = until.saturating_duration_since(Instant::now());
-    let left = Timespec::try_from(left).unwrap_or_default();
-    match poll(&mut fds, Some(&left)) {
-        Ok(0) => Err(io::ErrorKind::TimedOut.into()),
-        Ok(_) if !fds[1].revents().is_empty() => Err(io::ErrorKind::Interrupted.into()),
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Waits until a socket is ready.
-fn wait(fd: impl AsFd, flags: PollFlags, until: Instant) -> io::Result<()> {
+/// Waits until a socket is ready; `Interrupted` when `stop` is readable, if there is one.
+fn wait(fd: impl AsFd, flags: PollFlags, until: Instant, stop: Option<&OwnedFd>) -> io::Result<()> {
+    let mut fds = vec![PollFd::new(&fd, flags)];
+    fds.extend(stop.map(|stop| PollFd::new(stop, PollFlags::IN)));
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).unwrap_or_default();
-        match poll(&mut [PollFd::new(&fd, flags)], Some(&left)) {
+        match poll(&mut fds, Some(&left)) {
             Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) if fds.get(1).is_some_and(|stop| !stop.revents().is_empty()) => {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -513,9 +506,6 @@ const DIRECTORIES_MAX: usize = 65_536;
 
 /// Longest timeout.
 const LONGEST: Duration = Duration::from_secs(3600);
-
-/// There are fewer subjects.
-const SUBJECTS_MAX: usize = 8;
 
 /// How long a client may take to send its request.
 const REQUEST_TIME: Duration = Duration::from_millis(200);
