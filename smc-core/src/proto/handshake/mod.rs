@@ -53,7 +53,6 @@ mod config;
 mod crossing;
 mod decline;
 mod machine;
-mod message_buffer;
 mod select;
 mod server;
 mod steps;
