@@ -11,6 +11,7 @@ use std::time::Duration;
 use rustix::net::sockopt;
 
 use super::append_list::AppendList;
+use super::candidates::{CandidateInfo, candidates};
 use super::device_driver::DeviceDriver;
 use super::groups::Groups;
 use super::handshake::connect;
@@ -190,6 +191,28 @@ impl Endpoint {
             Err(last.unwrap_or_else(no_address))
         });
         self.inner.lifetime.until_end(connecting).await?
+    }
+
+    /// The ways to a destination: each device and port, and TCP, with the reason why a connection
+    /// would not use it. Those that can be used come first, in order of preference; a server that
+    /// can use several of them chooses. Several addresses follow each other.
+    ///
+    /// Nothing is connected, so what only a connection shows is not considered: whether the peer
+    /// has a device and an EID in common, and whether IPsec applies. With a negotiation by TCP
+    /// option it is not known before a connection whether the peer supports SMC.
+    ///
+    /// # Errors
+    ///
+    /// If a name cannot be resolved; [`Error::Misuse`] as [`Endpoint::connect`].
+    pub async fn candidates(&self, to: impl IntoTarget) -> Result<Vec<CandidateInfo>, Error> {
+        let searching = pin!(async {
+            let mut all = Vec::new();
+            for addr in self.addresses(to.into_target()).await? {
+                all.extend(candidates(&self.inner, addr).await);
+            }
+            Ok(all)
+        });
+        self.inner.lifetime.until_end(searching).await?
     }
 
     /// Listens on an address or a name.

@@ -1,5 +1,6 @@
 //! What an endpoint reports of its connections, link groups and devices, for tools.
 
+pub use super::candidates::{CandidateInfo, CandidateTransport, Exclusion};
 pub use super::links::RdmaGroupInfo;
 pub use super::stats::{
     ByRole, DeviceStats, DirectionStats, FallbackCount, PhaseStats, SIZE_CLASSES, Stats,
@@ -9,6 +10,7 @@ pub use crate::proto::conn::ConnState;
 pub use crate::proto::group::{
     DeviceIndex, GroupId, GroupKey, GroupState, GroupTerms, LinkGroupInfo,
 };
+pub use crate::proto::handshake::NotOffered;
 pub use crate::proto::links::{GroupType, LinkId, LinkInfo, LinkState};
 
 use std::net::SocketAddr;

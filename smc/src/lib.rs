@@ -102,6 +102,7 @@ pub mod runtime;
 mod append_list;
 mod builder;
 mod busy_poll;
+mod candidates;
 mod conn;
 mod copy_mode;
 mod deadlines;

@@ -8,8 +8,9 @@ use smc_wire::cursor::Cursor;
 use smc_wire::types::{Release, Version};
 
 use crate::info::{
-    ConnectionInfo, Cursors, DeviceInfo, DeviceKind, DirectionStats, GroupKey, LinkGroupInfo,
-    LinkInfo, ListenerInfo, RdmaGroupInfo, Role, SmcInfo, Stats,
+    CandidateInfo, CandidateTransport, ConnectionInfo, Cursors, DeviceInfo, DeviceKind,
+    DirectionStats, GroupKey, LinkGroupInfo, LinkInfo, ListenerInfo, RdmaGroupInfo, Role, SmcInfo,
+    Stats,
 };
 use crate::stream::Mode;
 
@@ -235,6 +236,25 @@ pub struct StatsRecord {
     pub stats: Stats,
 }
 
+/// A way to a destination ([`Endpoint::candidates`](crate::Endpoint::candidates)). It is no part of
+/// answers to requests.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct CandidateRecord {
+    /// The address of the destination.
+    pub to: String,
+    /// `SMCD`, `SMCR` or `TCP`.
+    pub mode: String,
+    /// SMC: the device.
+    pub device: Option<String>,
+    /// SMC-R: number of the port.
+    pub port: Option<u8>,
+    /// SMC: the GID.
+    pub gid: Option<String>,
+    /// Why it is not used, if so.
+    pub excluded: Option<String>,
+}
+
 impl ConnectionRecord {
     pub(crate) fn new(endpoint: usize, info: &ConnectionInfo) -> Self {
         let mut record = Self {
@@ -288,7 +308,7 @@ impl ConnectionRecord {
                 self.eid = eid.map(|eid| eid.to_string());
             }
             Mode::Tcp { reason } => {
-                self.mode = "TCP".to_owned();
+                self.mode = TCP.to_owned();
                 self.reason = Some(reason.local.0);
                 self.peer_reason = reason.peer.map(|code| code.0);
                 self.cause = Some(reason.to_string());
@@ -411,6 +431,28 @@ impl DeviceRecord {
     }
 }
 
+impl From<&CandidateInfo> for CandidateRecord {
+    fn from(info: &CandidateInfo) -> Self {
+        let (mode, device, port, gid) = match &info.transport {
+            CandidateTransport::SmcD { device, gid, .. } => {
+                (DIRECT, Some(device), None, Some(gid.to_string()))
+            }
+            CandidateTransport::SmcR {
+                device, port, gid, ..
+            } => (RDMA, Some(device), Some(*port), Some(gid.to_string())),
+            CandidateTransport::Tcp => (TCP, None, None, None),
+        };
+        Self {
+            to: info.to.to_string(),
+            mode: mode.to_owned(),
+            device: device.cloned(),
+            port,
+            gid,
+            excluded: info.excluded.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
 fn role(role: Role) -> String {
     let name = match role {
         Role::Client => "client",
@@ -428,3 +470,4 @@ fn version_text(version: Version, release: Release) -> String {
 
 const DIRECT: &str = "SMCD";
 const RDMA: &str = "SMCR";
+const TCP: &str = "TCP";

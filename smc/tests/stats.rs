@@ -3,11 +3,12 @@
 #![cfg(feature = "smol")]
 
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 
 use futures_lite::future::block_on;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc::info::{ConnState, Role};
-use smc::{Builder, Domain, Endpoint, Mode, Stream};
+use smc::info::{CandidateTransport, ConnState, Exclusion, NotOffered, Role};
+use smc::{Builder, Domain, Endpoint, FallbackCause, LoopDevice, Mode, Policy, Stream};
 
 fn endpoint(dir: &tempfile::TempDir) -> Endpoint {
     let domain = Domain::directory(dir.path());
@@ -133,4 +134,73 @@ fn listeners_and_devices_are_reported() {
     });
     let none: Endpoint = Builder::smol().build().unwrap();
     assert!(none.device_infos().is_empty());
+}
+
+#[test]
+fn the_ways_to_a_server_are_listed_best_first_with_the_reason_against_each_other_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let domain = Domain::directory(dir.path());
+    let two_devices = smc::add_defaults(Builder::smol(), domain.clone()).unwrap();
+    let second = LoopDevice::builder().domain(domain).build().unwrap();
+    let client = two_devices.device(Arc::new(second)).build().unwrap();
+    let server = endpoint(&dir);
+    block_on(async {
+        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        let smc = listener.local_addr().unwrap();
+        let [first, tcp, second] = &*client.candidates(smc).await.unwrap() else {
+            panic!("two devices and TCP");
+        };
+        assert!(first.excluded.is_none() && tcp.excluded.is_none());
+        assert_eq!((first.to, &tcp.transport), (smc, &CandidateTransport::Tcp));
+        assert!(matches!(
+            second.excluded,
+            Some(Exclusion::NotOffered(NotOffered::SameFabric))
+        ));
+        let stream = client.connect(smc).await.unwrap();
+        let Mode::SmcD { peer: _, .. } = stream.mode() else {
+            panic!("{}", stream.mode());
+        };
+
+        let plain = TcpListener::bind("127.0.0.1:0").unwrap();
+        let plain = plain.local_addr().unwrap();
+        let [tcp, first, second] = &*client.candidates(plain).await.unwrap() else {
+            panic!("two devices and TCP");
+        };
+        assert!(tcp.excluded.is_none());
+        for device in [first, second] {
+            assert!(matches!(
+                device.excluded,
+                Some(Exclusion::NoSmc(FallbackCause::NotAnnounced { .. }))
+            ));
+        }
+        client.candidates("no port").await.unwrap_err();
+    });
+}
+
+#[test]
+fn a_policy_excludes_smc_or_tcp() {
+    let dir = tempfile::tempdir().unwrap();
+    for (policy, smc, tcp) in [
+        (Policy::Never, "policy is to use TCP", ""),
+        (Policy::Require, "", "policy is to require SMC"),
+    ] {
+        let domain = Domain::directory(dir.path());
+        let builder = smc::add_defaults(Builder::smol(), domain).unwrap();
+        let client = builder.policy(policy).build().unwrap();
+        let server = endpoint(&dir);
+        block_on(async {
+            let listener = server.bind("127.0.0.1:0").await.unwrap();
+            let to = listener.local_addr().unwrap();
+            let all = client.candidates(to).await.unwrap();
+            let excluded = |is_tcp: bool| {
+                let mut all = all.iter();
+                let way = all.find(|way| (way.transport == CandidateTransport::Tcp) == is_tcp);
+                let excluded = way.and_then(|way| way.excluded.as_ref());
+                excluded.map_or_else(String::new, ToString::to_string)
+            };
+            assert_eq!((&*excluded(false), &*excluded(true)), (smc, tcp));
+            // What is used comes first.
+            assert!(all[0].excluded.is_none());
+        });
+    }
 }

@@ -85,6 +85,7 @@ impl Negotiation for Chain {
 /// A candidate that makes the first offer of these that is possible.
 fn any_of(candidates: Vec<Candidate>) -> Candidate {
     let needs_address = candidates.iter().any(Candidate::needs_address);
+    let is_same_host = candidates.iter().any(Candidate::is_same_host);
     let mut numbered = candidates.iter().enumerate();
     let expecting = numbered.find_map(|(index, it)| Some((index, it.expected_handshake()?)));
     let (expecting, expected) = expecting.unzip();
@@ -100,11 +101,9 @@ fn any_of(candidates: Vec<Candidate>) -> Candidate {
         }
         Err(first(&causes))
     });
-    let made = made.expecting(expected);
-    match needs_address {
-        true => made,
-        false => made.without_address(),
-    }
+    let mut made = made.expecting(expected);
+    (made.needs_address, made.is_same_host) = (needs_address, is_same_host);
+    made
 }
 
 #[derive(Debug)]

@@ -101,6 +101,7 @@ pub trait Negotiation: Debug + Send + Sync + 'static {
 pub struct Candidate {
     make_offer: Box<MakeOffer>,
     needs_address: bool,
+    is_same_host: bool,
     expected: Option<ExpectedHandshake>,
 }
 
@@ -122,6 +123,7 @@ impl Candidate {
         Self {
             make_offer: Box::new(make_offer),
             needs_address: true,
+            is_same_host: false,
             expected: None,
         }
     }
@@ -131,6 +133,13 @@ impl Candidate {
     #[must_use]
     pub fn without_address(mut self) -> Self {
         self.needs_address = false;
+        self
+    }
+
+    /// The listener is a process of this host, whatever its address is.
+    #[must_use]
+    pub fn of_same_host(mut self) -> Self {
+        self.is_same_host = true;
         self
     }
 
@@ -169,6 +178,12 @@ impl Candidate {
     #[must_use]
     pub fn needs_address(&self) -> bool {
         self.needs_address
+    }
+
+    /// Whether the listener is known to be a process of this host.
+    #[must_use]
+    pub fn is_same_host(&self) -> bool {
+        self.is_same_host
     }
 
     /// The handshake that is [expected](Candidate::expecting).

@@ -75,6 +75,13 @@ pub trait Runtime: Send + Sync + Debug + 'static {
         before: &mut BeforeConnect<'_>,
     ) -> io::Result<Arc<dyn Socket>>;
 
+    /// The local address of connections to `to`, as routes are now; `None` if it is not known, as
+    /// if not implemented.
+    fn source(&self, to: SocketAddr) -> Option<IpAddr> {
+        let _ = to;
+        None
+    }
+
     /// Listens on a TCP address.
     ///
     /// The socket is bound first; then `before` is called with it, then it listens.

@@ -233,6 +233,10 @@ impl Runtime for EndingRuntime {
         self.net.connect(to, options, before).await
     }
 
+    fn source(&self, to: SocketAddr) -> Option<IpAddr> {
+        Some(Net::source(to))
+    }
+
     fn bind(
         &self,
         at: SocketAddr,

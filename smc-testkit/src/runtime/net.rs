@@ -127,13 +127,20 @@ impl Net {
         Ok(addresses.iter().map(|ip| (*ip, port).into()).collect())
     }
 
+    /// The local address of connections to `to`.
+    pub(super) fn source(to: SocketAddr) -> IpAddr {
+        ip_of(to)
+    }
+
     pub(super) async fn connect(
         &self,
         to: SocketAddr,
         options: &SocketOptions,
         before: &mut BeforeConnect<'_>,
     ) -> io::Result<Arc<dyn Socket>> {
-        let wanted = options.local.unwrap_or_else(|| (ip_of(to), 0).into());
+        let wanted = options
+            .local
+            .unwrap_or_else(|| (Self::source(to), 0).into());
         let local = SocketAddr::new(wanted.ip(), self.take_port(wanted.port()));
         before(&Unconnected::new(local, None))?;
         // One way with the SYN; the way back goes unnoticed since nothing is sent before.

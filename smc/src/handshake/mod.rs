@@ -73,7 +73,7 @@ fn fallback_stream(
 }
 
 /// The configuration for handshakes that begin now.
-fn handshake_config(
+pub(crate) fn handshake_config(
     endpoint: &EndpointInner,
     recv_buffer: Option<usize>,
 ) -> Result<Arc<HandshakeConfig>, Error> {

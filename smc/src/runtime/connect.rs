@@ -112,7 +112,7 @@ fn status(fd: OwnedFd, to: SocketAddr) -> io::Result<ConnectStatus> {
 }
 
 /// The local address from which packets to `to` are sent, with port 0.
-fn source(to: SocketAddr) -> io::Result<SocketAddr> {
+pub(super) fn source(to: SocketAddr) -> io::Result<SocketAddr> {
     if to.ip() == Ipv4Addr::LOCALHOST || to.ip() == Ipv6Addr::LOCALHOST {
         return Ok(SocketAddr::new(to.ip(), 0));
     }

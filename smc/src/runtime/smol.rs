@@ -1,7 +1,7 @@
 //! [`Runtime`] on smol: async-io's reactor and an executor.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -83,6 +83,10 @@ impl Runtime for SmolRuntime {
             ConnectStatus::Connected(fd) => TcpSocket::<Io>::client(&(), fd),
             ConnectStatus::InProgress(fd) => TcpSocket::<Io>::client(&(), fd).connected().await?,
         }))
+    }
+
+    fn source(&self, to: SocketAddr) -> Option<IpAddr> {
+        connect::source(to).ok().map(|from| from.ip())
     }
 
     fn bind(

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::pin;
 use std::sync::Arc;
@@ -113,6 +113,10 @@ impl Runtime for TokioRuntime {
                 socket.connected().await?
             }
         }))
+    }
+
+    fn source(&self, to: SocketAddr) -> Option<IpAddr> {
+        connect::source(to).ok().map(|from| from.ip())
     }
 
     fn bind(

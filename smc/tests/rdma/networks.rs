@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smc::ConnectOptions;
+use smc::info::{CandidateInfo, CandidateTransport};
 use smc_core::device::{RdmaAddress, RoceKind};
 use smc_core::wire::types::{DeclineCode, Mac, MtuCode, RoceGid};
 use smc_testkit::memory_rdma::{MemoryRdma, RdmaOptions};
@@ -40,6 +41,12 @@ fn connections_in_a_vlan_use_gids_of_that_vlan() {
         let [client, server] = hosts.each_ref().map(|device| world.endpoint(&[device]));
         world.block_on(async {
             let listener = server.bind(SERVER).await.expect("a free port");
+            let candidates = client.candidates(SERVER).await.expect("an address");
+            let is_port = |way: &&CandidateInfo| way.transport != CandidateTransport::Tcp;
+            let port = candidates.iter().find(is_port).expect("the device");
+            let excluded = port.excluded.as_ref().map(ToString::to_string);
+            let reason = "connection is in another VLAN".to_owned();
+            assert_eq!(excluded, (!is_possible).then_some(reason));
             let (mut ours, mut theirs) = connect(&client, &listener).await;
             assert_eq!(is_smcr(&ours), is_possible, "VLAN {tcp}, GIDs in {gids}");
             transfer_both_ways(&mut ours, &mut theirs, 10_000).await;

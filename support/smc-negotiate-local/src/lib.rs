@@ -194,7 +194,7 @@ impl Negotiation for Local {
             let offer = found.offer(socket, proposal, buffer)?;
             Ok(Box::new(offer))
         });
-        Ok(candidate.expecting(expected))
+        Ok(candidate.of_same_host().expecting(expected))
     }
 
     fn publish(

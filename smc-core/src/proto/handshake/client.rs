@@ -20,8 +20,8 @@ use super::decline::SearchedDevices;
 use super::machine::{Failure, RoleState, emitted};
 use super::steps::{ACCEPT, CLIENT_DIRECT, CLIENT_RDMA};
 use super::{
-    DeclineCause, DirectDevice, Handshake, HandshakeConfig, Interface, PeerBuffer, RdmaConfig,
-    RdmaPort, Subnet, TcpPath,
+    DeclineCause, DirectDevice, Handshake, HandshakeConfig, Interface, NotOffered, PeerBuffer,
+    RdmaConfig, RdmaPort, Subnet, TcpPath,
 };
 use crate::device::Route;
 use crate::error::{FallbackReason, PeerMisbehaved};
@@ -59,7 +59,8 @@ impl ClientProposal {
         if path.ipsec {
             return Err(DeclineCause::IPSEC.into());
         }
-        let found = DeviceSearch::search(config, path)?;
+        let found = DeviceSearch::new(config, path);
+        found.check(config, path)?;
         let types = [
             Types::of(found.rdma_v1.is_some(), found.native.is_some()),
             Types::of(found.rdma_v2.is_some(), found.has_direct_v2()),
@@ -86,7 +87,7 @@ impl ClientProposal {
         let v2 = found
             .native
             .into_iter()
-            .chain(found.listed)
+            .chain(found.listed())
             .filter(|device| !device.chid.is_none())
             .collect();
         Ok(Self {
@@ -131,18 +132,20 @@ impl ClientProposal {
 struct DeviceSearch<'a> {
     /// SMC-D v1.
     native: Option<DirectDevice>,
-    /// SMC-D v2, besides the native device.
-    listed: Vec<DirectDevice>,
+    /// All devices of SMC-D, with why they are not offered in version 2 besides the native one.
+    listed: Vec<ListedDevice>,
     /// The same for the PROPOSAL.
     direct: DirectExtension,
     rdma_v1: Option<&'a RdmaPort>,
     rdma_v2: Option<&'a RdmaPort>,
+    /// Version 1 would be offered if the subnets were known.
+    lacks_subnets: bool,
     /// There if version 1 is offered.
     ip: Option<IpArea>,
 }
 
 impl<'a> DeviceSearch<'a> {
-    fn search(config: &'a HandshakeConfig, path: &TcpPath) -> Result<Self, DeclineCause> {
+    fn new(config: &'a HandshakeConfig, path: &TcpPath) -> Self {
         let rdma = config.rdma.as_ref();
         let port = |version| rdma.and_then(|rdma| rdma.port(version, path));
         let (native, rdma_v1) = (config.v1_device(path).copied(), port(Version::V1));
@@ -155,18 +158,23 @@ impl<'a> DeviceSearch<'a> {
             .and_then(|interface| ip_area(interface, path.local));
         let native = native.filter(|_| ip.is_some());
         let (listed, direct) = listed_devices(config, path, native.as_ref());
-        let found = Self {
+        Self {
             native,
             listed,
             direct,
             rdma_v1: rdma_v1.filter(|_| ip.is_some()),
             rdma_v2: port(Version::V2).filter(|_| !config.ueids.is_empty()),
+            lacks_subnets: wants_v1 && ip.is_none(),
             ip,
-        };
-        let has_v1 = found.native.is_some() || found.rdma_v1.is_some();
-        if has_v1 || found.has_direct_v2() || found.rdma_v2.is_some() {
-            Ok(found)
-        } else if wants_v1 {
+        }
+    }
+
+    /// Why there is nothing to offer, if so.
+    fn check(&self, config: &HandshakeConfig, path: &TcpPath) -> Result<(), DeclineCause> {
+        let has_v1 = self.native.is_some() || self.rdma_v1.is_some();
+        if has_v1 || self.has_direct_v2() || self.rdma_v2.is_some() {
+            Ok(())
+        } else if self.lacks_subnets {
             Err(DeclineCause::NO_SUBNETS)
         } else {
             let cause = config.no_offer_cause(path);
@@ -174,8 +182,17 @@ impl<'a> DeviceSearch<'a> {
         }
     }
 
+    /// Devices of SMC-D v2 besides the native one.
+    fn listed(&self) -> impl Iterator<Item = DirectDevice> + '_ {
+        let offered = self
+            .listed
+            .iter()
+            .filter(|(_, left_out)| left_out.is_none());
+        offered.map(|(device, _)| *device)
+    }
+
     fn has_direct_v2(&self) -> bool {
-        self.native.is_some() || !self.listed.is_empty()
+        self.native.is_some() || self.listed().next().is_some()
     }
 
     /// Peer ID, GID and MAC. Linux leaves them zero without SMC-R v1, but its servers tell clients
@@ -188,41 +205,87 @@ impl<'a> DeviceSearch<'a> {
     }
 }
 
+/// A device of SMC-D, and why it is not in the GID list.
+type ListedDevice = (DirectDevice, Option<NotOffered>);
+
 /// Devices for the GID list: on a network that the host is connected to, on a fabric that the peer
 /// may be on, one per CHID, and not the native one, which has its own place.
 fn listed_devices(
     config: &HandshakeConfig,
     path: &TcpPath,
     native: Option<&DirectDevice>,
-) -> (Vec<DirectDevice>, DirectExtension) {
+) -> (Vec<ListedDevice>, DirectExtension) {
     let mut direct = DirectExtension {
         seid: config.seid.unwrap_or(Eid::ZERO),
         ..DirectExtension::default()
     };
-    let mut listed = Vec::<DirectDevice>::new();
+    let mut listed = Vec::<ListedDevice>::new();
     for device in &config.devices {
-        let is_connected = device
+        let &DirectDevice { gid, chid, .. } = device;
+        let offered = listed.iter().filter(|(_, left_out)| left_out.is_none());
+        let mut offered = native.into_iter().chain(offered.map(|(device, _)| device));
+        let left_out = if chid.is_none() {
+            Some(NotOffered::NoV1)
+        } else if device
             .pnet_id
-            .is_none_or(|id| config.pnet_ids.contains(&id));
-        let is_known = native
-            .into_iter()
-            .chain(&listed)
-            .any(|other| other.chid == device.chid);
-        let is_within_reach = path.is_within_reach(device.chid);
-        if device.chid.is_none() || !is_connected || is_known || !is_within_reach {
-            continue;
-        }
-        if direct
-            .push_device(Device {
-                gid: device.gid,
-                chid: device.chid,
-            })
-            .is_ok()
+            .is_some_and(|id| !config.pnet_ids.contains(&id))
         {
-            listed.push(*device);
-        }
+            Some(NotOffered::OtherPnetId)
+        } else if offered.any(|other| other.chid == chid) {
+            Some(NotOffered::SameFabric)
+        } else if !path.is_within_reach(chid) {
+            Some(NotOffered::OtherHost)
+        } else {
+            let added = direct.push_device(Device { gid, chid });
+            added.is_err().then_some(NotOffered::Full)
+        };
+        listed.push((*device, left_out));
     }
     (listed, direct)
+}
+
+/// The devices and ports of a host, and why those that are not offered on a connection are not.
+#[derive(Clone, Debug)]
+pub struct OfferedDevices {
+    /// SMC-D, in order of preference.
+    pub direct: Vec<(DirectDevice, Option<NotOffered>)>,
+    /// SMC-R, likewise.
+    pub rdma: Vec<(RdmaPort, Option<NotOffered>)>,
+}
+
+impl OfferedDevices {
+    /// As [`ClientProposal::new`] chooses them. Whether IPsec applies is not considered.
+    #[must_use]
+    pub fn new(config: &HandshakeConfig, path: &TcpPath) -> Self {
+        let found = DeviceSearch::new(config, path);
+        let left_out = |(device, left_out): ListedDevice| {
+            let is_native = found
+                .native
+                .is_some_and(|native| native.index == device.index);
+            (device, left_out.filter(|_| !is_native))
+        };
+        let is = |port: &RdmaPort, offered: Option<&RdmaPort>| offered == Some(port);
+        let port_left_out = |port: &RdmaPort| {
+            if is(port, found.rdma_v2) || is(port, found.rdma_v1) {
+                return None;
+            }
+            if path.vlan_unknown {
+                return Some(NotOffered::VlanUnknown);
+            }
+            let mismatch = port.mismatch(Version::V2, path);
+            mismatch.or(Some(match config.ueids.is_empty() {
+                true => NotOffered::NoUeid,
+                false => NotOffered::OtherPort,
+            }))
+        };
+        let ports = config.rdma.iter().flat_map(|rdma| &rdma.ports);
+        Self {
+            direct: found.listed.iter().copied().map(left_out).collect(),
+            rdma: ports
+                .map(|port| (port.clone(), port_left_out(port)))
+                .collect(),
+        }
+    }
 }
 
 fn v2_extension(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> V2Extension {

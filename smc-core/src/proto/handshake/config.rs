@@ -402,9 +402,8 @@ impl RdmaConfig {
         if path.vlan_unknown || !(version.is_v2() || self.v1) {
             return None;
         }
-        self.ports
-            .iter()
-            .find(|port| port.is_on_network_of(path) && port.is_suitable(version, path))
+        let mut ports = self.ports.iter();
+        ports.find(|port| port.mismatch(version, path).is_none())
     }
 
     /// Another address for a link to a peer: on another port of the same physical network. Without
@@ -499,21 +498,68 @@ impl RdmaPort {
         }
     }
 
-    fn is_suitable(&self, version: Version, path: &TcpPath) -> bool {
-        let address = &self.address;
+    /// Why a connection cannot use this address; `None` if it can.
+    pub(super) fn mismatch(&self, version: Version, path: &TcpPath) -> Option<NotOffered> {
+        let (address, is_v2) = (&self.address, version.is_v2());
+        let kind = if is_v2 { RoceKind::V2 } else { RoceKind::V1 };
+        if !self.is_on_network_of(path) {
+            return Some(NotOffered::OtherNetwork);
+        }
         if address.vlan != path.vlan {
-            return false;
+            return Some(NotOffered::OtherVlan);
         }
-        if !version.is_v2() {
-            return address.kind == RoceKind::V1;
+        if address.kind != kind {
+            return Some(NotOffered::OtherVersion);
         }
-        let Some(IpAddr::V4(local)) = path.local else {
-            return false;
-        };
-        address.kind == RoceKind::V2
-            && address.gid.ipv4().is_some()
-            && has_address(&self.subnets, local)
+        let has_address = |local| has_address(&self.subnets, local);
+        match path.local {
+            Some(IpAddr::V4(local)) if address.gid.ipv4().is_some() && has_address(local) => None,
+            _ => Some(NotOffered::NoIpv4).filter(|_| is_v2),
+        }
     }
+}
+
+/// Why a device or port is not offered on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotOffered {
+    /// SMC-D: the device reaches this host only, and the peer's address is not of this host.
+    #[error("device reaches peers of this host only")]
+    OtherHost,
+    /// SMC-D: no network interface that is up has the device's PNET ID.
+    #[error("no network interface has the PNET ID of the device")]
+    OtherPnetId,
+    /// SMC-D: another device of the same fabric is offered.
+    #[error("another device of the same fabric is offered")]
+    SameFabric,
+    /// SMC-D: a PROPOSAL has eight entries for devices, of which emulated ones take two.
+    #[error("a PROPOSAL has no space for the device")]
+    Full,
+    /// SMC-D: a native device without a fabric is for version 1 alone, which is disabled, or
+    /// cannot be used on the interface of the connection.
+    #[error("SMC-D v1 cannot be used")]
+    NoV1,
+    /// SMC-R v2 needs a UEID, and the endpoint has none.
+    #[error("endpoint has no UEID, which SMC-R v2 needs")]
+    NoUeid,
+    /// SMC-R: the connection is on another physical network, by PNET ID or interface.
+    #[error("connection is on another physical network")]
+    OtherNetwork,
+    /// SMC-R: the connection is in another VLAN.
+    #[error("connection is in another VLAN")]
+    OtherVlan,
+    /// SMC-R: the VLAN of the connection is not known.
+    #[error("VLAN of the connection is not known")]
+    VlanUnknown,
+    /// SMC-R: the GID is not of RoCE v2, and SMC-R v1 cannot be used.
+    #[error("GID is not one of RoCE v2, and SMC-R v1 cannot be used")]
+    OtherVersion,
+    /// SMC-R v2: the GID or the connection has no IPv4 address in one subnet.
+    #[error("GID and connection have no IPv4 addresses in one subnet")]
+    NoIpv4,
+    /// SMC-R: another address is offered.
+    #[error("another port of the same network is offered")]
+    OtherPort,
 }
 
 /// Whether an address is in one of these subnets.

@@ -60,11 +60,11 @@ mod steps;
 pub use attempt::{
     DirectParams, Established, Fallback, PeerAccess, PeerBuffer, RdmaParams, Transport,
 };
-pub use client::ClientProposal;
+pub use client::{ClientProposal, OfferedDevices};
 pub use config::{
     CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, DEFAULT_SEID, DirectDevice, HandshakeConfig,
-    HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT, LATE_SERVER_DECLINE_TIMEOUT, RdmaConfig,
-    RdmaPort, Routes, Subnet, TcpPath, WORK_TIMEOUT,
+    HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT, LATE_SERVER_DECLINE_TIMEOUT, NotOffered,
+    RdmaConfig, RdmaPort, Routes, Subnet, TcpPath, WORK_TIMEOUT,
 };
 pub use crossing::CrossingDecline;
 pub(crate) use decline::{DeclineCause, PEER_DECLINED};
