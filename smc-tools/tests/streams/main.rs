@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod cat;
+mod hostile;
 mod process;
 mod proxy;
 mod shown;

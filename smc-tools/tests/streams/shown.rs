@@ -20,7 +20,7 @@ fn records(world: &World, command: &str) -> Vec<Value> {
 }
 
 /// A listener and a client that are connected.
-fn connected(world: &World) -> (Process, Process) {
+pub(crate) fn connected(world: &World) -> (Process, Process) {
     let server = world.smc("cat -l -v 127.0.0.1:0");
     let client = world.smc(&format!("cat -v {}", server.address()));
     client.line_with("SMC-D v2.1");

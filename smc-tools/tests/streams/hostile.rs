@@ -1,0 +1,197 @@
+//! Processes that answer requests with anything, and clients that ask for anything.
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
+use smc_testkit::Rng;
+use smc_testkit::unix::{connect_to, is_readable, listen_at, send_if_possible};
+use smc_testkit::wait::{TIMEOUT, until};
+
+use crate::process::{Process, World, data};
+use crate::shown::connected;
+
+/// The socket of a process for requests.
+fn socket_of(world: &World, process: &Process) -> PathBuf {
+    let prefix = format!("i-{}-", process.id());
+    let entries = fs::read_dir(world.dir.path().join("run")).unwrap();
+    let mut names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let name = names.find(|name| name.starts_with(&prefix)).unwrap();
+    world.dir.path().join("run").join(name)
+}
+
+/// The packets that are received up to the end.
+fn packets(socket: impl AsFd) -> Vec<Vec<u8>> {
+    let mut packets = Vec::new();
+    let mut buffer = vec![0; 1 << 18];
+    while is_readable(&socket, TIMEOUT) {
+        match recv(&socket, &mut buffer[..], RecvFlags::DONTWAIT) {
+            Ok((len @ 1.., _)) => packets.push(buffer[..len].to_vec()),
+            _ => return packets,
+        }
+    }
+    panic!("no end of the answer");
+}
+
+/// The answer of a process to a packet.
+fn answer(path: &Path, packet: &[u8]) -> Vec<Vec<u8>> {
+    let socket = connect_to(path);
+    send_if_possible(&socket, packet, &[]);
+    packets(socket)
+}
+
+const REQUEST: &[u8] =
+    br#"{"version":1,"what":["connections","listeners","groups","devices","stats"]}"#;
+
+/// What a number or text is replaced by.
+const REPLACEMENTS: [&str; 9] = [
+    "18446744073709551615",
+    "-1",
+    "1e308",
+    "null",
+    "[]",
+    r#""\u001b]0;title\u0007\r\n""#,
+    r#""\u202e""#,
+    "{}",
+    "LONG",
+];
+
+/// Packets with one to four values, bytes or lines that are others.
+fn changed(packets: &[Vec<u8>], rng: &mut Rng) -> Vec<Vec<u8>> {
+    let mut packets = packets.to_vec();
+    for _ in 0..rng.between(1, 4) {
+        let at = rng.below(packets.len());
+        let packet = &mut packets[at];
+        match rng.below(5) {
+            0 => {
+                let at = rng.below(packet.len());
+                packet[at] = rng.bits().to_ne_bytes()[0];
+            }
+            1 => packet.truncate(rng.between(1, packet.len())),
+            // Two lines, or the same one again.
+            2 => packet.extend_from_within(..),
+            _ => {
+                // A value ends at a comma, or at the end of its object.
+                let text = String::from_utf8_lossy(packet).into_owned();
+                let values: Vec<_> = text.match_indices(':').map(|(at, _)| at + 1).collect();
+                let begin = values.get(rng.below(values.len())).copied().unwrap_or(0);
+                let end = text[begin..].find([',', '}']);
+                let end = end.map_or(text.len(), |len| begin + len);
+                let new = REPLACEMENTS[rng.below(REPLACEMENTS.len())];
+                let new = match new {
+                    "LONG" => format!("\"{}\"", "w".repeat(70_000)),
+                    other => other.to_owned(),
+                };
+                *packet = [&text[..begin], &new, &text[end..]].concat().into_bytes();
+            }
+        }
+    }
+    packets
+}
+
+/// Answers clients with the packets that there are at that time.
+fn serve(listener: &OwnedFd, rng: &mut Rng, real: &[Vec<u8>]) {
+    while let Ok(client) = accept_with(listener, SocketFlags::CLOEXEC) {
+        for packet in changed(real, rng) {
+            send_if_possible(&client, &packet, &[]);
+        }
+        // Not to reset what the client has not received.
+        while is_readable(&client, TIMEOUT) {
+            let received = recv(&client, &mut [0; 4096][..], RecvFlags::empty());
+            if !matches!(received, Ok((1.., _))) {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_hostile_process_answers_ends_no_tool_and_no_terminal() {
+    let world = World::new();
+    let (server, _client) = connected(&world);
+    let real = answer(&socket_of(&world, &server), REQUEST);
+    assert!(!real.is_empty());
+    let run = world.dir.path().join("run");
+    let listener = listen_at(run.join("i-1-0123456789abcdef.sock"));
+    thread::spawn(move || {
+        // Two packets in place of one, so that lines of one can be missing.
+        let lines: Vec<_> = real
+            .concat()
+            .split_inclusive(|byte| *byte == b'\n')
+            .map(<[u8]>::to_vec)
+            .collect();
+        serve(&listener, &mut Rng::new(0x5eed), &lines);
+    });
+    for round in 0..20 {
+        for command in [
+            "ss -a -d -W",
+            "ss --json",
+            "groups",
+            "links",
+            "stats -d",
+            "info",
+            "devices --endpoints",
+            "top -n 1 --interval 1",
+        ] {
+            if command.starts_with("top") && round > 0 {
+                continue;
+            }
+            let output = world.run(command);
+            let code = output.status.code();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(matches!(code, Some(0 | 1)), "{command}: {code:?} {errors}");
+            let shown = [&*output.stdout, &output.stderr].concat();
+            assert!(
+                !shown.contains(&0x1b),
+                "{command}: {}",
+                shown.escape_ascii()
+            );
+            // The processes that keep to the format are shown all the same.
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(!text.trim().is_empty(), "{command}: {errors}");
+        }
+    }
+}
+
+#[test]
+fn requests_of_any_bytes_and_clients_that_wait_change_nothing_for_an_endpoint() {
+    let world = World::new();
+    let (mut server, mut client) = connected(&world);
+    let path = socket_of(&world, &server);
+    let id = server.id();
+    let descriptors = || fs::read_dir(format!("/proc/{id}/fd")).unwrap().count();
+    let before = descriptors();
+    let mut rng = Rng::new(0x00c0_ffee);
+    for _ in 0..300 {
+        let mut packet = REQUEST.to_vec();
+        for _ in 0..rng.between(1, 8) {
+            match rng.below(4) {
+                0 => packet.extend_from_within(..rng.below(packet.len())),
+                1 => packet.truncate(rng.between(1, packet.len())),
+                _ => {
+                    let at = rng.below(packet.len());
+                    packet[at] = rng.bits().to_ne_bytes()[0];
+                }
+            }
+        }
+        answer(&path, &packet);
+    }
+    // More than the listening socket takes, and not one of them sends or receives anything.
+    let silent: Vec<_> = (0..100).map(|_| connect_to(&path)).collect();
+    client.send(data(1, 100_000));
+    assert_eq!(server.receive(100_000), data(1, 100_000));
+    drop(silent);
+    let answers = answer(&path, REQUEST).concat();
+    assert!(answers.ends_with(b"{\"record\":\"end\"}\n"));
+    until(
+        || descriptors() <= before,
+        || "descriptors are left".to_owned(),
+    );
+    assert!(
+        is_readable(connect_to(&path), Duration::from_secs(10)),
+        "it is disconnected"
+    );
+}
