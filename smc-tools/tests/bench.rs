@@ -96,6 +96,7 @@ fn every_runtime_and_transport_carries_data() {
         "loop",
         "loop-copy",
         "loop-inplace",
+        "loop-observed",
         "ism",
         "ism-copy",
         "tcp",

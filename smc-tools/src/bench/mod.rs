@@ -21,6 +21,7 @@ mod end;
 mod figure;
 mod host;
 mod meter;
+mod observe;
 mod pair;
 #[cfg(feature = "peers")]
 mod peers;

@@ -13,7 +13,9 @@ use tempfile::TempDir;
 
 use super::end::{Ready, Role, Task};
 use super::figure::Sample;
+use super::observe::Observer;
 use super::plan::Cell;
+use super::transport::Kind;
 
 /// What came of a cell.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -66,7 +68,13 @@ fn measure(cell: &Cell, remote: Option<SocketAddr>) -> Result<Outcome> {
         address: ready,
         server: server.process(),
     }))?;
-    let line = client.line(timeout).context("the client failed")?;
+    let observer = match (cell.transport, server.process(), client.process()) {
+        (Kind::LoopObserved, Some(server), Some(client)) => Some(Observer::start([server, client])),
+        _ => None,
+    };
+    let line = client.line(timeout).context("the client failed");
+    observer.map_or(Ok(()), Observer::end)?;
+    let line = line?;
     let outcome = serde_json::from_str(&line).context("the client sent an invalid result")?;
     // The client goes first, so that the server sees connections end in order.
     drop(client);

@@ -116,6 +116,7 @@ fn color(kind: Kind) -> RGBColor {
         Kind::Loop => RGBColor(0x00, 0x72, 0xb2),
         Kind::LoopCopy => RGBColor(0x56, 0xb4, 0xe9),
         Kind::LoopInplace => RGBColor(0x00, 0x9e, 0x73),
+        Kind::LoopObserved => RGBColor(0x00, 0x3f, 0x5c),
         Kind::Ism | Kind::Rdma => BLACK,
         Kind::IsmCopy => RGBColor(0xf0, 0xe4, 0x42),
         Kind::Tcp => RGBColor(0xd5, 0x5e, 0x00),

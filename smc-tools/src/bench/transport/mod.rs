@@ -28,6 +28,8 @@ pub(super) enum Kind {
     LoopCopy,
     /// SMC-D between processes; the sender makes the data where the receiver reads it
     LoopInplace,
+    /// As `loop`, while another process asks both ends 100 times a second what they do
+    LoopObserved,
     /// SMC-D by an ISM device over memory in a file; the peer's buffer is written in place
     Ism,
     /// SMC-D by an ISM device over memory in a file; the device moves the data
@@ -54,6 +56,7 @@ impl Kind {
     pub(super) fn carries(self, workload: Workload) -> bool {
         match self {
             Self::LoopInplace => matches!(workload, Workload::Rate | Workload::Bulk),
+            Self::LoopObserved => matches!(workload, Workload::Rate | Workload::Pingpong),
             #[cfg(feature = "peers")]
             Self::Iceoryx2 | Self::IpcChannel => {
                 matches!(workload, Workload::Rate | Workload::Pingpong)
