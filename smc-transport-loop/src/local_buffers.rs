@@ -97,6 +97,7 @@ impl LocalBuffers {
                 backing: Some(backing),
                 local: Arc::clone(self),
             },
+            is_reused: new.is_none(),
             _permit: permit,
         };
         Ok((dmb, new))
@@ -248,6 +249,7 @@ pub(crate) struct LoopDmb {
     // Dropped before the registration, which may find the memory free then.
     region: Region,
     registration: Registration,
+    is_reused: bool,
     _permit: DmbPermit,
 }
 
@@ -274,6 +276,10 @@ impl Dmb for LoopDmb {
 
     fn set_used(&self, len: usize) {
         self.registration.used.store(len, Ordering::Relaxed);
+    }
+
+    fn is_reused(&self) -> bool {
+        self.is_reused
     }
 }
 

@@ -27,7 +27,7 @@ use crate::offload::Workers;
 use crate::retry_policy::RetryPolicy;
 use crate::teardown::is_severed;
 use crate::verbs::{self, QueueId};
-use crate::{async_events, completion, port, probe};
+use crate::{async_events, completion, hardware_counters, port, probe};
 
 /// An RDMA device that supports RoCE.
 ///
@@ -224,6 +224,10 @@ impl Rdma for RdmaDevice {
         let parts = Arc::clone(&self.parts);
         let domain = self.parts.calls.run(move || Domain::new(&parts));
         Ok(Arc::new(domain.await??))
+    }
+
+    fn hardware_counters(&self) -> Vec<(String, u64)> {
+        hardware_counters::read(&self.identity.name)
     }
 
     fn arm_sent(&self) -> Result<(), DeviceError> {

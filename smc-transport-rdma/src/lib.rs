@@ -158,6 +158,7 @@ mod device;
 mod domain;
 mod doorbell;
 mod error;
+mod hardware_counters;
 mod link;
 mod links;
 mod memory;

@@ -27,6 +27,11 @@ fn ports_addresses_and_devices_come_and_go() {
     let device = Arc::new(RdmaDevice::open(name).unwrap());
     let other = Arc::new(RdmaDevice::open(name).unwrap());
 
+    println!("counters of the hardware");
+    let counters = device.hardware_counters();
+    let has_rnr = |(name, _): &(String, u64)| name == "1/rcvd_rnr_err";
+    assert!(counters.iter().any(has_rnr), "{counters:?}");
+
     println!("an address more");
     let before = device.addresses();
     let (near, far) = pair(Arc::clone(&device), Arc::clone(&other));

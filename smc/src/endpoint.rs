@@ -133,10 +133,15 @@ impl EndpointInner {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        let devices = self.drivers.iter().map(|driver| DeviceStats {
-            device: driver.name.to_string(),
-            is_rdma: driver.device.fabric().rdma().is_some(),
-            ..driver.counters.stats()
+        let devices = self.drivers.iter().map(|driver| {
+            let rdma = driver.device.fabric().rdma();
+            let hardware = rdma.map(|rdma| rdma.hardware_counters());
+            DeviceStats {
+                device: driver.name.to_string(),
+                is_rdma: rdma.is_some(),
+                hardware: hardware.into_iter().flatten().collect(),
+                ..driver.counters.stats()
+            }
         });
         self.setups.stats(devices.collect())
     }

@@ -13,9 +13,10 @@
 //! | `smc_requests_total` | counter | `device`, `direction`, `size` (upper bound in bytes) |
 //! | `smc_buffers_total` | counter | `device`, `direction`, `size` |
 //! | `smc_buffer_full_total` | counter | `device`, `direction` |
-//! | `smc_buffer_downgrades_total` | counter | `device`, `direction` |
+//! | `smc_buffer_downgrades_total`, `smc_buffer_reuses_total` | counter | `device`, `direction` |
 //! | `smc_parked_total`, `smc_polls_won_total` | counter | `device`, `direction` |
 //! | `smc_failovers_total` | counter | `device` |
+//! | `smc_hardware_total` | counter | `device`, `counter` (port and name, as `1/rcvd_rnr_err`) |
 //! | `smc_fallbacks_total` | counter | `role`, `reason`, `peer_reason` (codes as smcss shows them) |
 //! | `smc_handshake_errors_total` | counter | `role` |
 //! | `smc_setups_total`, `smc_setup_microseconds_total` | counter | `phase`: `look_up`, `tcp`, `handshake` |
@@ -86,6 +87,11 @@ fn record_device(name: &str, stats: &DeviceStats) {
     let labels = [endpoint(), device()];
     gauge!("smc_connections_open", &labels).set(stats.open as f64);
     counter!("smc_failovers_total", &labels).absolute(stats.failovers);
+    for (name, value) in &stats.hardware {
+        let [endpoint, device] = labels.clone();
+        let labels = [endpoint, device, ("counter", name.clone())];
+        counter!("smc_hardware_total", &labels).absolute(*value);
+    }
     record_direction(&labels, "received", &stats.received);
     record_direction(&labels, "sent", &stats.sent);
 }
@@ -100,6 +106,7 @@ fn record_direction(
     counter!("smc_bytes_total", &labels).absolute(stats.bytes);
     counter!("smc_buffer_full_total", &labels).absolute(stats.buffer_full);
     counter!("smc_buffer_downgrades_total", &labels).absolute(stats.buffer_downgrades);
+    counter!("smc_buffer_reuses_total", &labels).absolute(stats.buffer_reuses);
     counter!("smc_parked_total", &labels).absolute(stats.parked);
     counter!("smc_polls_won_total", &labels).absolute(stats.polls_won);
     let [endpoint, device, direction] = labels;

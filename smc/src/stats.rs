@@ -53,6 +53,11 @@ pub struct DeviceStats {
     pub sent: DirectionStats,
     /// SMC-R: connections that have moved to another link because theirs had failed.
     pub failovers: u64,
+    /// SMC-R: the counters that the hardware has for its ports, for all programs together. By name,
+    /// as `1/rcvd_rnr_err` for port 1; names depend on the driver. RNR NAKs and retries are among
+    /// them where the device counts those.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub hardware: BTreeMap<String, u64>,
 }
 
 /// One direction of the connections of a device.
@@ -69,6 +74,10 @@ pub struct DirectionStats {
     pub buffers: [u64; SIZE_CLASSES],
     /// Connections whose buffer is smaller than was configured, for lack of memory.
     pub buffer_downgrades: u64,
+    /// Connections whose buffer was one of a former connection: received, the receive buffer; sent,
+    /// the send buffer of SMC-R. A device that does not reuse memory has none.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub buffer_reuses: u64,
     /// Writes that have filled the peer's buffer.
     pub buffer_full: u64,
     /// How often a task had to park until there was data, or space.
@@ -150,6 +159,7 @@ impl DirectionStats {
         add_each(&mut self.requests, more.requests);
         add_each(&mut self.buffers, more.buffers);
         self.buffer_downgrades += more.buffer_downgrades;
+        self.buffer_reuses += more.buffer_reuses;
         self.buffer_full += more.buffer_full;
         self.parked += more.parked;
         self.polls_won += more.polls_won;
@@ -199,6 +209,7 @@ impl DeviceStats {
         }
         self.open += more.open;
         self.failovers += more.failovers;
+        self.hardware.extend(more.hardware.clone());
         self.received.add(&more.received);
         self.sent.add(&more.sent);
     }

@@ -78,6 +78,12 @@ fn the_bytes_of_ended_connections_count() {
         assert_eq!(far.received.bytes, 350);
         assert_eq!(far.received.request_count(), 70);
         assert_eq!(near.received.buffers.iter().sum::<u64>(), 70);
+        // Memory of the first connections is the pool of the later ones.
+        assert!(
+            near.received.buffer_reuses > 60,
+            "{}",
+            near.received.buffer_reuses
+        );
         let stats = client.stats();
         assert_eq!(stats.handshakes.count, 70);
         assert_eq!(stats.look_ups.count, 70);

@@ -274,6 +274,11 @@ pub trait Dmb: Send + Sync + Debug {
     fn set_used(&self, len: usize) {
         let _ = len;
     }
+
+    /// Whether its memory is that of a former buffer. For statistics.
+    fn is_reused(&self) -> bool {
+        false
+    }
 }
 
 /// Whether a write signals the peer.

@@ -32,6 +32,12 @@ pub trait Rdma: Send + Sync + Debug {
     /// [`DeviceError::Exhausted`] when the device has none left, and others.
     async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError>;
 
+    /// The counters of the hardware for its ports, for all programs together: names, as
+    /// `1/rcvd_rnr_err` for port 1, and values. None unless implemented. May read files.
+    fn hardware_counters(&self) -> Vec<(String, u64)> {
+        Vec::new()
+    }
+
     /// Requests that the next [`Event::Sent`](super::Event::Sent) rings the doorbell, too.
     ///
     /// A completion of a send is seldom urgent: the next drain, for a received message, finds it.

@@ -160,6 +160,7 @@ fn direction<'a>(
         "    Buffer downgrades",
         sum(|stats| stats.buffer_downgrades),
     );
+    line(text, "    Buffer reuses", sum(|stats| stats.buffer_reuses));
     line(text, "    Parked", sum(|stats| stats.parked));
     line(text, "    Polls won", sum(|stats| stats.polls_won));
     let bounds = [

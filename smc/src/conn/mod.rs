@@ -304,8 +304,14 @@ impl Conn {
     pub(crate) fn count(&self, version: Version, configured: usize) {
         let len = self.local.region().len();
         let sent = len_usize(self.peer_ring().size());
+        let (is_recv_reused, is_send_reused) = match &self.transport {
+            TransportConn::Direct(direct) => (direct.dmb.is_reused(), false),
+            TransportConn::Rdma(handle) => (handle.0.rmb.is_reused(), handle.0.staging.is_reused()),
+        };
         self.driver.counters.add_conn(&self.counters, |stats| {
             stats.add_connection(self.role, version);
+            stats.received.buffer_reuses += u64::from(is_recv_reused);
+            stats.sent.buffer_reuses += u64::from(is_send_reused);
             stats.received.add_buffer(len);
             stats.received.buffer_downgrades += u64::from(len < configured);
             stats.sent.add_buffer(sent);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use smc_wire::size::SizeCode;
 
 use crate::device::{Access, Charge, DeviceError, MemoryLimit, Mr, ProtectionDomain};
+use crate::mem::sync::{AtomicBool, Ordering};
 use crate::mem::{Element, HEADER_LEN, Region};
 use crate::mutex::Mutex;
 use crate::proto::group::DeviceIndex;
@@ -23,6 +24,8 @@ pub(crate) struct RdmaBuffer {
     pub(crate) size: SizeCode,
     access: Access,
     registrations: Mutex<Vec<(DeviceIndex, Arc<dyn Mr>)>>,
+    /// It is not of its first connection.
+    is_reused: AtomicBool,
     // Dropped last, after the memory.
     _charge: Charge,
 }
@@ -48,8 +51,14 @@ impl RdmaBuffer {
             size,
             access,
             registrations: Mutex::default(),
+            is_reused: AtomicBool::new(false),
             _charge: charge,
         })
+    }
+
+    /// Whether a former connection has used it.
+    pub(crate) fn is_reused(&self) -> bool {
+        self.is_reused.load(Ordering::Relaxed)
     }
 
     /// The registration with a device, if any.
@@ -143,6 +152,7 @@ impl RdmaBufferPool {
     pub(crate) fn put(&self, buffer: Arc<RdmaBuffer>, dirty: usize) {
         // Before it can be reused.
         buffer.clear(dirty);
+        buffer.is_reused.store(true, Ordering::Relaxed);
         let mut free = self.free.lock();
         if free.len() < KEPT_MAX {
             free.push(buffer);
