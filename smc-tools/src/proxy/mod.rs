@@ -3,6 +3,7 @@
 mod address;
 mod connection;
 mod listener;
+mod metrics;
 mod unix;
 
 use std::time::Duration;
@@ -18,6 +19,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use self::address::Address;
 use self::connection::{End, Socket, relay};
 use self::listener::Listener;
+use self::metrics::{Counted, Exporter, count_end, count_not_connected};
 use crate::endpoint::{self, Ending, EndpointArgs, report};
 use crate::values;
 
@@ -73,6 +75,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MODE", default_value = "0600", value_parser = values::mode)]
     mode: u32,
 
+    /// Serve counters of the proxy and its endpoint for Prometheus at http://ADDRESS/metrics,
+    /// without authentication
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<String>,
+
     /// Report each connection on standard error when it has ended; twice, also when it is made
     #[arg(short, long, action = clap::ArgAction::Count)]
     verbose: u8,
@@ -91,12 +98,23 @@ pub(crate) fn run(args: Args) -> Result<bool> {
 async fn attempt(args: Args) -> Result<()> {
     let needs_endpoint = args.listen.is_smc() || args.to.is_smc();
     let endpoint = needs_endpoint.then(|| args.endpoint.build()).transpose()?;
+    let exporter = match &args.metrics {
+        Some(at) => Some(Exporter::bind(at, endpoint.clone()).await?),
+        None => None,
+    };
+    // Ends with this function.
+    let mut exporting = JoinSet::new();
     let ending = Ending::new().context("cannot wait for signals")?;
     let listener = Listener::bind(&args.listen, endpoint.as_ref(), args.mode).await?;
     report(
         NAME,
         format_args!("listening at {}, for {}", listener.address(), args.to),
     );
+    if let Some(exporter) = exporter {
+        let at = exporter.address()?;
+        report(NAME, format_args!("metrics at http://{at}/metrics"));
+        exporting.spawn(exporter.serve());
+    }
     let (cut_off, is_cut_off) = watch::channel(false);
     let proxy = Proxy {
         connections: JoinSet::new(),
@@ -252,7 +270,7 @@ struct Route {
 impl Route {
     /// Carries a connection to its end.
     async fn carry(mut self, mut client: Socket) {
-        let begin = Instant::now();
+        let (begin, _counted) = (Instant::now(), Counted::new());
         let connecting = timeout(
             self.timeout,
             Socket::connect(&self.to, self.endpoint.as_ref()),
@@ -273,6 +291,7 @@ impl Route {
                     NAME,
                     format_args!("{name}: cannot connect to {to}: {error}"),
                 );
+                count_not_connected();
                 return client.reset();
             }
         };
@@ -287,6 +306,7 @@ impl Route {
                 End::Broken("cut off after a signal".to_owned())
             }
         };
+        count_end(&end, there, back);
         if self.verbose > 0 {
             let how = match &end {
                 End::Complete => "complete",

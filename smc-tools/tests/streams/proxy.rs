@@ -304,3 +304,51 @@ fn an_idle_connection_of_many_is_served_while_another_one_is_stuck() {
     other.read_exact(&mut byte).unwrap();
     drop(stuck);
 }
+
+/// The body that a proxy answers at this path, and the status of the response.
+fn get(at: &str, path: &str) -> (String, String) {
+    let mut stream = tcp_client(at);
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    (head.lines().next().unwrap().to_owned(), body.to_owned())
+}
+
+#[test]
+fn connections_and_bytes_are_counted_for_prometheus() {
+    let world = World::new();
+    let server = format!("tcp:{}", tcp_server(echo));
+    let chain = Chain::new(&world, &server, "--metrics 127.0.0.1:0");
+    let near = chain.near.line_with("metrics at http://");
+    let near = near.split_once("http://").unwrap().1;
+    let (near, path) = near.split_once('/').unwrap();
+    let path = format!("/{path}");
+    let metrics = || get(near, &path).1;
+    let has = |line: &str| metrics().lines().any(|other| other == line);
+
+    let mut client = tcp_client(&chain.address);
+    client.write_all(&data(1, 1000)).unwrap();
+    let mut received = vec![0; 1000];
+    client.read_exact(&mut received).unwrap();
+    assert!(has("smc_proxy_connections_open 1"), "{}", metrics());
+    let sent = r#"smc_bytes_total{endpoint="proxy",device="loop",direction="sent"} 1000"#;
+    assert!(has(sent), "{}", metrics());
+    drop(client);
+    until(|| has("smc_proxy_connections_open 0"), metrics);
+    assert!(has(r#"smc_proxy_connections_total{end="complete"} 1"#));
+    for direction in ["there", "back"] {
+        let line = format!(r#"smc_proxy_bytes_total{{direction="{direction}"}} 1000"#);
+        assert!(has(&line), "{}", metrics());
+    }
+    assert!(get(near, "/").0.contains("404"));
+
+    // Clients that send nothing keep no connection from being carried.
+    let silent: Vec<_> = (0..20).map(|_| tcp_client(near)).collect();
+    let mut client = tcp_client(&chain.address);
+    client.write_all(b"!").unwrap();
+    client.read_exact(&mut [0]).unwrap();
+    drop(silent);
+    assert!(has("smc_proxy_connections_open 1"), "{}", metrics());
+}
