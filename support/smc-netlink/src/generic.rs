@@ -1,17 +1,15 @@
 //! Messages of generic netlink families.
 
-use std::fmt::Debug;
+use netlink_packet_core::{DecodeError, NetlinkDeserializable, NetlinkHeader, NetlinkSerializable};
 
-use netlink_packet_core::{
-    DecodeError, NetlinkDeserializable, NetlinkHeader, NetlinkSerializable, NlasIterator,
-};
+use crate::attributes::Attributes;
 
 /// A message of any family: a command, and attributes by their numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) family: u16,
     pub(crate) command: u8,
-    pub(crate) attributes: Vec<(u16, Vec<u8>)>,
+    pub(crate) attributes: Attributes,
 }
 
 impl Message {
@@ -20,19 +18,8 @@ impl Message {
         Self {
             family,
             command,
-            attributes: Vec::new(),
+            attributes: Attributes::default(),
         }
-    }
-
-    pub(crate) fn bytes(&self, kind: u16) -> Option<&[u8]> {
-        let found = self.attributes.iter().find(|(number, _)| *number == kind);
-        found.map(|(_, value)| value.as_slice())
-    }
-
-    /// A text, up to its zero.
-    pub(crate) fn text(&self, kind: u16) -> Option<String> {
-        let text = self.bytes(kind)?.split(|byte| *byte == 0).next()?;
-        Some(String::from_utf8_lossy(text).into_owned())
     }
 }
 
@@ -56,14 +43,10 @@ impl NetlinkDeserializable for Message {
     fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
         let short = || DecodeError::from("a message of a generic family without header");
         let (header_bytes, attributes) = payload.split_at_checked(HEADER_LEN).ok_or_else(short)?;
-        let attributes = NlasIterator::new(attributes).map(|attribute| {
-            let attribute = attribute?;
-            Ok((attribute.kind(), attribute.value().to_vec()))
-        });
         Ok(Self {
             family: header.message_type,
             command: header_bytes.first().copied().unwrap_or(0),
-            attributes: attributes.collect::<Result<_, DecodeError>>()?,
+            attributes: Attributes::parse(attributes)?,
         })
     }
 }

@@ -30,8 +30,8 @@ pub fn pnet_table() -> io::Result<Vec<PnetEntry>> {
     // A request for one name would have the kernel look for its module each time.
     let families = request::dump(NETLINK_GENERIC, &Message::request(CONTROLLER, GET_FAMILY))?;
     let family = families.iter().find_map(|family| {
-        let is_wanted = family.text(FAMILY_NAME)?.eq(PNET_FAMILY);
-        let id = u16::from_ne_bytes(*family.bytes(FAMILY_ID)?.first_chunk()?);
+        let is_wanted = family.attributes.text(FAMILY_NAME)?.eq(PNET_FAMILY);
+        let id = u16::from_ne_bytes(*family.attributes.bytes(FAMILY_ID)?.first_chunk()?);
         is_wanted.then_some(id)
     });
     let Some(family) = family else {
@@ -43,8 +43,9 @@ pub fn pnet_table() -> io::Result<Vec<PnetEntry>> {
 
 fn entry(message: &Message) -> Option<PnetEntry> {
     // What does not apply is "n/a", and port 255.
-    let text = |kind| message.text(kind).filter(|text| text != "n/a");
+    let text = |kind| message.attributes.text(kind).filter(|text| text != "n/a");
     let port = message
+        .attributes
         .bytes(IB_PORT)
         .and_then(|port| port.first().copied());
     Some(PnetEntry {
@@ -72,13 +73,13 @@ const IB_PORT: u16 = 4;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attributes::Attributes;
 
     fn message(attributes: &[(u16, &[u8])]) -> Message {
+        let attributes = attributes.iter();
+        let owned = attributes.map(|(kind, value)| (*kind, value.to_vec()));
         Message {
-            attributes: attributes
-                .iter()
-                .map(|(kind, value)| (*kind, value.to_vec()))
-                .collect(),
+            attributes: Attributes(owned.collect()),
             ..Message::default()
         }
     }
