@@ -141,7 +141,7 @@ pub struct ConnectionRecord {
 }
 
 /// The two cursors of a ring: wrap and count of each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CursorsRecord {
     /// The end of the data.

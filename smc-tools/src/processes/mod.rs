@@ -6,6 +6,7 @@
 mod devices;
 mod groups;
 mod info;
+mod kernel;
 mod ss;
 mod stats;
 mod table;

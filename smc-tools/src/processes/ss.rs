@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use smc::introspection::Subject;
-use smc::record::{ConnectionRecord, CursorsRecord, ListenerRecord, ProcessRecord, Record};
+use smc::record::{ConnectionRecord, CursorsRecord, ProcessRecord, Record};
 
+use super::kernel::{KernelSocket, kernel_sockets};
 use super::table::{Table, cut};
 use super::{Process, collect, json_line};
 use crate::output::{print, print_while_open};
@@ -20,8 +21,13 @@ SMCD, SMCR, or TCP with the reason, and behind a slash the diagnosis of the peer
 `smc ss --json` has the reason in words. The columns are those of smcss, with the process in place of \
 the user, and the number of the stream in that of the inode.
 
+With --kernel the sockets of the kernel's AF_SMC follow, of all users; that takes no privilege. UID and \
+Inode are in their place, and PID, ID and Program at the end. The kernel's sockets have an inode and no \
+process; in JSON their `record` is `kernel_socket`.
+
 Examples:
   smc ss -a
+  smc ss -a --kernel
   smc ss --json | jq 'select(.mode == \"TCP\") | .cause'")]
 pub(crate) struct SsArgs {
     /// Listeners as well
@@ -39,6 +45,9 @@ pub(crate) struct SsArgs {
     /// SMC-R connections only, with devices, links and GIDs
     #[arg(short = 'R', long, conflicts_with = "listening")]
     smcr: bool,
+    /// The sockets of the kernel's AF_SMC as well
+    #[arg(long)]
+    kernel: bool,
     /// Whole addresses
     #[arg(short = 'W', long)]
     wide: bool,
@@ -53,7 +62,12 @@ pub(crate) struct SsArgs {
 /// Runs the command.
 pub(crate) fn run_ss(args: &SsArgs) -> Result<bool> {
     loop {
-        let text = text(args, &collect(&[Subject::Listeners, Subject::Connections]))?;
+        let kernel = match args.kernel {
+            true => kernel_sockets()?,
+            false => Vec::new(),
+        };
+        let processes = collect(&[Subject::Listeners, Subject::Connections]);
+        let text = text(args, &processes, &kernel)?;
         let Some(seconds) = args.watch else {
             print(&text)?;
             return Ok(true);
@@ -71,7 +85,7 @@ pub(crate) fn run_ss(args: &SsArgs) -> Result<bool> {
     }
 }
 
-fn text(args: &SsArgs, processes: &[Process]) -> Result<String> {
+fn text(args: &SsArgs, processes: &[Process], kernel: &[KernelSocket]) -> Result<String> {
     let mut table = Table::new(&header(args));
     let mut json = String::new();
     for Process {
@@ -80,11 +94,13 @@ fn text(args: &SsArgs, processes: &[Process]) -> Result<String> {
     {
         for record in records {
             let row = match record {
-                Record::Listener(listener) if args.shows_listeners() => {
-                    args.listener_row(process, listener)
-                }
+                Record::Listener(listener) if args.shows_listeners() => args.listener_row(
+                    Owner::Process(process),
+                    &listener.local,
+                    listener.unpublished.is_some(),
+                ),
                 Record::Connection(connection) if args.shows(connection) => {
-                    args.connection_row(process, connection)
+                    args.connection_row(Owner::Process(process), connection)
                 }
                 _ => continue,
             };
@@ -94,6 +110,21 @@ fn text(args: &SsArgs, processes: &[Process]) -> Result<String> {
             }
         }
     }
+    for socket in kernel {
+        let record = &socket.record;
+        let row = match socket.is_listener() {
+            true if args.shows_listeners() => {
+                let local = record.local.as_deref().unwrap_or_default();
+                args.listener_row(Owner::Kernel(socket), local, false)
+            }
+            false if args.shows(record) => args.connection_row(Owner::Kernel(socket), record),
+            _ => continue,
+        };
+        match args.json {
+            true => json.push_str(&socket.json_line()?),
+            false => table.add(row),
+        }
+    }
     match args.json {
         true => Ok(json),
         false => Ok(table.text()),
@@ -101,18 +132,118 @@ fn text(args: &SsArgs, processes: &[Process]) -> Result<String> {
 }
 
 fn header(args: &SsArgs) -> Vec<&'static str> {
-    let mut header = COLUMNS.to_vec();
+    let mut header = vec!["State"];
+    header.extend(match args.kernel {
+        true => ["UID", "Inode"],
+        false => ["PID", "ID"],
+    });
+    header.extend(COLUMNS);
     if args.debug {
         header.extend(DEBUG_COLUMNS);
+        if args.kernel {
+            header.extend(KERNEL_DEBUG_COLUMNS);
+        }
     }
     if args.smcd {
         header.extend(SMCD_COLUMNS);
     }
     if args.smcr {
+        header.extend(["Role", "IB-device"]);
+        header.extend(args.kernel.then_some("Port"));
         header.extend(SMCR_COLUMNS);
+    }
+    if args.kernel {
+        header.extend(["PID", "ID"]);
     }
     header.push("Program");
     header
+}
+
+/// Whose socket it is.
+#[derive(Clone, Copy)]
+enum Owner<'a> {
+    Process(&'a ProcessRecord),
+    Kernel(&'a KernelSocket),
+}
+
+impl Owner<'_> {
+    fn uid(self) -> u32 {
+        match self {
+            Self::Process(process) => process.uid,
+            Self::Kernel(kernel) => kernel.socket.uid,
+        }
+    }
+
+    fn inode(self) -> String {
+        match self {
+            Self::Process(_) => none(),
+            Self::Kernel(kernel) => format!("{:07}", kernel.socket.inode),
+        }
+    }
+
+    fn pid(self) -> String {
+        match self {
+            Self::Process(process) => process.pid.to_string(),
+            Self::Kernel(_) => none(),
+        }
+    }
+
+    fn program(self) -> String {
+        match self {
+            Self::Process(process) => process.program.clone(),
+            Self::Kernel(_) => none(),
+        }
+    }
+
+    /// The device of a stream; the interface that a socket of the kernel is bound to.
+    fn interface(self, of: &ConnectionRecord) -> String {
+        match self {
+            Self::Process(_) => or_none(of.device.as_ref()),
+            Self::Kernel(kernel) => format!("{:04x}", kernel.socket.interface),
+        }
+    }
+
+    /// A token that the column of debugging has.
+    fn token(self, of: &ConnectionRecord) -> String {
+        match self {
+            Self::Process(_) => or_none(of.token.as_ref()),
+            Self::Kernel(kernel) => {
+                let connection = kernel.socket.connection;
+                connection.map_or_else(none, |connection| format!("{:08x}", connection.token))
+            }
+        }
+    }
+
+    /// Whether the two directions, reading and writing, are shut down.
+    fn shutdown(self, of: &ConnectionRecord) -> [bool; 2] {
+        let done = |flags: Option<[u8; 2]>| flags.is_some_and(|[_, state]| state & STATE_ENDS != 0);
+        match self {
+            Self::Process(_) => [done(of.peer_flags), done(of.flags)],
+            Self::Kernel(kernel) => {
+                let socket = &kernel.socket;
+                [socket.is_read_shut_down, socket.is_write_shut_down]
+            }
+        }
+    }
+
+    fn send_cursors(self) -> [String; 3] {
+        let connection = match self {
+            Self::Process(_) => None,
+            Self::Kernel(kernel) => kernel.socket.connection,
+        };
+        match connection {
+            Some(connection) => connection.send_cursors.map(cursor_cell),
+            None => [none(), none(), none()],
+        }
+    }
+
+    fn port(self) -> String {
+        let link = match self {
+            Self::Process(_) => None,
+            Self::Kernel(kernel) => kernel.socket.rdma.as_ref(),
+        };
+        link.map_or_else(none, |link| format!("{:02x}", link.port))
+    }
 }
 
 impl SsArgs {
@@ -129,43 +260,42 @@ impl SsArgs {
         is_kind && !self.listening
     }
 
+    /// An address as smcss shows it: without brackets, and with its port if it is cut.
     fn address(&self, address: &str) -> String {
+        let Some((host, port)) = address.rsplit_once(':') else {
+            return address.to_owned();
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let room = ADDRESS_LEN.saturating_sub(port.len()).saturating_sub(1);
         match self.wide {
-            true => address.to_owned(),
-            false => cut(address, ADDRESS_LEN),
+            true => format!("{host}:{port}"),
+            false => format!("{}:{port}", cut(host, room)),
         }
     }
 
-    fn listener_row(&self, process: &ProcessRecord, listener: &ListenerRecord) -> Vec<String> {
-        let mut row = vec![
-            "LISTEN".to_owned(),
-            process.pid.to_string(),
-            "-".to_owned(),
-            self.address(&listener.local),
-            "-".to_owned(),
-            "-".to_owned(),
-            match listener.unpublished {
-                Some(_) => "TCP".to_owned(),
-                None => "-".to_owned(),
-            },
-        ];
-        row.resize(header(self).len() - 1, "-".to_owned());
-        row.push(process.program.clone());
+    fn listener_row(&self, owner: Owner<'_>, local: &str, is_tcp: bool) -> Vec<String> {
+        let mut row = self.first_cells("LISTEN", owner, &none());
+        row.extend([self.address(local), none(), none()]);
+        row.push(if is_tcp { "TCP".to_owned() } else { none() });
+        let last = self.last_cells(owner, &none());
+        row.resize(header(self).len().saturating_sub(last.len()), none());
+        row.extend(last);
         row
     }
 
-    fn connection_row(&self, process: &ProcessRecord, of: &ConnectionRecord) -> Vec<String> {
-        let mut row = vec![
-            of.state.clone(),
-            process.pid.to_string(),
-            of.id.to_string(),
+    fn connection_row(&self, owner: Owner<'_>, of: &ConnectionRecord) -> Vec<String> {
+        let mut row = self.first_cells(&of.state, owner, &of.id.to_string());
+        row.extend([
             self.address(of.local.as_deref().unwrap_or("-")),
             self.address(&of.peer),
-            or_none(of.device.as_ref()),
+            owner.interface(of),
             mode(of),
-        ];
+        ]);
         if self.debug {
-            row.extend(debug_cells(of));
+            row.extend(debug_cells(owner, of));
+            if self.kernel {
+                row.extend(owner.send_cursors());
+            }
         }
         if self.smcd {
             row.extend([
@@ -177,19 +307,44 @@ impl SsArgs {
             ]);
         }
         if self.smcr {
+            row.push(match &*of.role {
+                "client" => "CLNT".to_owned(),
+                "server" => "SERV".to_owned(),
+                _ => none(),
+            });
+            row.push(or_none(of.device.as_ref()));
+            if self.kernel {
+                row.push(owner.port());
+            }
             row.extend([
-                match &*of.role {
-                    "client" => "CLNT".to_owned(),
-                    _ => "SERV".to_owned(),
-                },
-                or_none(of.device.as_ref()),
                 or_none(of.link.as_ref()),
                 or_none(of.gid.as_ref()),
                 or_none(of.peer_gid.as_ref()),
             ]);
         }
-        row.push(process.program.clone());
+        row.extend(self.last_cells(owner, &of.id.to_string()));
         row
+    }
+
+    fn first_cells(&self, state: &str, owner: Owner<'_>, id: &str) -> Vec<String> {
+        let [first, second] = match self.kernel {
+            true => [format!("{:05}", owner.uid()), owner.inode()],
+            false => [owner.pid(), id.to_owned()],
+        };
+        vec![state.to_owned(), first, second]
+    }
+
+    fn last_cells(&self, owner: Owner<'_>, id: &str) -> Vec<String> {
+        let mut cells = Vec::new();
+        if self.kernel {
+            let id = match owner {
+                Owner::Process(_) => id.to_owned(),
+                Owner::Kernel(_) => none(),
+            };
+            cells.extend([owner.pid(), id]);
+        }
+        cells.push(owner.program());
+        cells
     }
 }
 
@@ -202,12 +357,9 @@ fn mode(of: &ConnectionRecord) -> String {
     }
 }
 
-fn debug_cells(of: &ConnectionRecord) -> Vec<String> {
+fn debug_cells(owner: Owner<'_>, of: &ConnectionRecord) -> Vec<String> {
     let cursor = |cursors: Option<CursorsRecord>, pick: fn(CursorsRecord) -> (u16, u32)| {
-        cursors.map_or_else(none, |cursors| {
-            let (wrap, count) = pick(cursors);
-            format!("{wrap:04x}:{count:08x}")
-        })
+        cursors.map_or_else(none, |cursors| cursor_cell(pick(cursors)))
     };
     let flags = |flags: Option<[u8; 2]>| {
         flags.map_or_else(none, |[producer, state]| {
@@ -216,8 +368,8 @@ fn debug_cells(of: &ConnectionRecord) -> Vec<String> {
     };
     let size = |size: Option<usize>| size.map_or_else(none, |size| format!("{size:08x}"));
     vec![
-        shutdown(of),
-        or_none(of.token.as_ref()),
+        shutdown_cell(owner.shutdown(of)),
+        owner.token(of),
         size(of.send_buffer),
         size(of.recv_buffer),
         size(of.peer_buffer),
@@ -230,14 +382,17 @@ fn debug_cells(of: &ConnectionRecord) -> Vec<String> {
     ]
 }
 
+fn cursor_cell((wrap, count): (u16, u32)) -> String {
+    format!("{wrap:04x}:{count:08x}")
+}
+
 /// Which directions are shut down, as smcss shows it: `<->` none, `R->` reading, `<-W` writing.
-fn shutdown(of: &ConnectionRecord) -> String {
-    let done = |flags: Option<[u8; 2]>| flags.is_some_and(|[_, state]| state & STATE_ENDS != 0);
-    match (done(of.peer_flags), done(of.flags)) {
-        (false, false) => "<->",
-        (true, false) => "R->",
-        (false, true) => "<-W",
-        (true, true) => "R-W",
+fn shutdown_cell(is_shut_down: [bool; 2]) -> String {
+    match is_shut_down {
+        [false, false] => "<->",
+        [true, false] => "R->",
+        [false, true] => "<-W",
+        [true, true] => "R-W",
     }
     .to_owned()
 }
@@ -250,16 +405,8 @@ fn none() -> String {
     "-".to_owned()
 }
 
-/// Those of smcss. `UID` and `Inode` are here process and number of the stream.
-const COLUMNS: [&str; 7] = [
-    "State",
-    "PID",
-    "ID",
-    "Local Address",
-    "Peer Address",
-    "Intf",
-    "Mode",
-];
+/// Those of smcss behind state, owner and number.
+const COLUMNS: [&str; 4] = ["Local Address", "Peer Address", "Intf", "Mode"];
 
 const DEBUG_COLUMNS: [&str; 11] = [
     "Shutd",
@@ -277,10 +424,14 @@ const DEBUG_COLUMNS: [&str; 11] = [
 
 const SMCD_COLUMNS: [&str; 5] = ["GID", "Token", "Peer-GID", "Peer-Token", "Linkid"];
 
-const SMCR_COLUMNS: [&str; 5] = ["Role", "IB-device", "Linkid", "GID", "Peer-GID"];
+/// Only the kernel states these.
+const KERNEL_DEBUG_COLUMNS: [&str; 3] = ["txprep-Cursor", "txsent-Cursor", "txfin-Cursor"];
 
-/// Width of an address that is not shown whole: that of an IPv4 address with its port.
-const ADDRESS_LEN: usize = 21;
+/// Behind role, device and port.
+const SMCR_COLUMNS: [&str; 3] = ["Linkid", "GID", "Peer-GID"];
+
+/// Width of an address that is not shown whole, as that of smcss.
+const ADDRESS_LEN: usize = 23;
 
 /// The flags of a state in which a side writes no more: sending done, connection closed, abnormal
 /// close, as in a CDC message.
@@ -305,8 +456,16 @@ mod tests {
 
     #[test]
     fn the_columns_are_those_of_smcss() {
-        // State UID Inode Local Peer Intf Mode
-        assert_eq!(header(&args(""))[..7], COLUMNS);
+        let of_processes = header(&args("")).join(" ");
+        assert_eq!(
+            of_processes,
+            "State PID ID Local Address Peer Address Intf Mode Program"
+        );
+        let with_kernel = header(&args("--kernel")).join(" ");
+        assert_eq!(
+            with_kernel,
+            "State UID Inode Local Address Peer Address Intf Mode PID ID Program"
+        );
         let debug = header(&args("-d")).join(" ");
         assert!(debug.contains(
             "Shutd Token Sndbuf Rcvbuf Peerbuf rxprod-Cursor rxcons-Cursor rxFlags txprod-Cursor \
@@ -322,6 +481,19 @@ mod tests {
                 .join(" ")
                 .contains("Role IB-device Linkid GID Peer-GID")
         );
+    }
+
+    #[test]
+    fn an_address_that_is_cut_keeps_its_port() {
+        let cut = args("");
+        assert_eq!(cut.address("127.0.0.1:8080"), "127.0.0.1:8080");
+        assert_eq!(
+            cut.address("[::ffff:10.10.93.111]:46093"),
+            "::ffff:10.10.93..:46093"
+        );
+        assert_eq!(cut.address("-"), "-");
+        let whole = args("-W").address("[::ffff:10.10.93.111]:46093");
+        assert_eq!(whole, "::ffff:10.10.93.111:46093");
     }
 
     #[test]

@@ -82,6 +82,19 @@ fn listeners_are_shown_on_request() {
 }
 
 #[test]
+fn without_the_kernels_smc_it_is_an_error_to_ask_for_its_sockets() {
+    let world = World::new();
+    let output = world.run("ss --kernel --json");
+    if std::path::Path::new("/sys/module/smc_diag").exists() {
+        println!("skipped: the kernel's SMC is loaded");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(1));
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(complaint.contains("modprobe smc_diag"), "{complaint}");
+}
+
+#[test]
 fn a_stream_that_is_tcp_is_shown_with_its_reason() {
     let world = World::new();
     let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
