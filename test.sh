@@ -308,7 +308,7 @@ step_ism() {
     bounded 1200 "$PROGRAMS/interop" ism
 }
 
-step all interop guests,old-kernel,verbs,soft-roce "unmodified kernels against ours, in virtual machines"
+step all interop guests,old-kernel,verbs,soft-roce,strace "unmodified kernels against ours, in virtual machines"
 step_interop() {
     build_programs --features smc-interop/ours
     # What takes an RDMA device, and one whose network may be changed, has both in a guest.
@@ -323,6 +323,7 @@ step_interop() {
     done
     quiet 300 cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc
     bounded 300 "${guest[@]}" "$TARGET/debug/smc" demo --transport rdma --size 8M --rounds 1
+    bounded 180 "$PROGRAMS/interop" sockets "$TARGET/debug/smc"
     bounded 60 "$PROGRAMS/interop" hosts --client here --server here --address 127.0.0.1 \
         --pair tcp-tcp --report "$scratch/hosts" echo many-50
     bounded 1500 "$PROGRAMS/interop" run --role client --role server --role pair

@@ -41,6 +41,7 @@ guests   package    xz-utils                xz
 guests   kernel     6.12                    -
 soft-roce  package  libibverbs1             /usr/lib/*/libibverbs.so.1
 soft-roce  package  ibverbs-providers       /usr/lib/*/libibverbs/librxe*.so
+strace   package    strace                  strace
 old-kernel kernel   6.1                     -
 '
 

@@ -19,6 +19,7 @@ mod lab;
 mod protocol;
 mod runner;
 mod scenario;
+mod sockets;
 mod workload;
 
 use std::process::ExitCode;
@@ -52,6 +53,8 @@ enum Command {
     Hosts(hosts::HostsArgs),
     /// Run a program of this machine in a guest with two soft-RoCE devices, rxe0 and rxe1
     Guest(inside::GuestArgs),
+    /// Compare what `smc ss --kernel` shows in guests with what strace reads there
+    Sockets(sockets::SocketsArgs),
     /// SMC-D between this host and guests, over ivshmem
     #[cfg(feature = "ism")]
     Ism(ism::IsmArgs),
@@ -105,6 +108,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Hosts(args) => hosts::run(&args),
         Command::Guest(args) => inside::run(&args),
+        Command::Sockets(args) => sockets::run(&args),
         #[cfg(feature = "ism")]
         Command::Ism(args) => ism::run(&args),
         #[cfg(feature = "ism")]

@@ -167,7 +167,12 @@ pub(crate) const PNET: &str = "INTEROP";
 impl SmcSocket {
     /// The state by the name that `smcss` gives it.
     pub(crate) fn state_name(&self) -> &'static str {
-        match self.state {
+        Self::name_of_state(self.state)
+    }
+
+    /// The name of a state by its number.
+    pub(crate) fn name_of_state(number: u8) -> &'static str {
+        match number {
             1 => "ACTIVE",
             2 => "INIT",
             7 => "CLOSED",

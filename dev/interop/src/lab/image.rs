@@ -143,18 +143,19 @@ fn needed(program: &Path, libraries: &mut BTreeSet<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-fn find(program: &str) -> Result<PathBuf> {
+/// A program of the host.
+pub(crate) fn find(program: &str) -> Result<PathBuf> {
     ["/usr/bin", "/usr/sbin", "/bin", "/sbin"]
         .iter()
         .map(|folder| Path::new(folder).join(program))
         .find(|path| path.exists())
         .with_context(|| {
-            format!("{program} is not installed (packages iproute2, rdma-core, util-linux)")
+            format!("{program} is not installed (packages iproute2, rdma-core, strace, util-linux)")
         })
 }
 
 /// Counts up when bases are made differently.
-const RECIPE: u32 = 6;
+const RECIPE: u32 = 7;
 
 const LIBRARIES: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 

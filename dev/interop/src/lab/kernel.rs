@@ -170,6 +170,7 @@ const MODULES: &[&str] = &[
     "rdma_rxe",
     "smc",
     "smc_diag",
+    "netlink_diag",
     "vfio_iommu_type1",
     "vfio_pci",
 ];

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use folder::Folder;
 use image::Image;
-pub(crate) use image::in_guest;
+pub(crate) use image::{find, in_guest};
 pub(crate) use kernel::Version;
 use machine::Machine;
 pub(crate) use machine::NICS;

@@ -241,7 +241,7 @@ impl Side {
 }
 
 /// What an end has to do.
-pub(super) fn job(run: &Run, who: Who, port: u16) -> Job {
+pub(crate) fn job(run: &Run, who: Who, port: u16) -> Job {
     let node = run.scenario.node(who);
     let end = if who == run.server() {
         End::Listen(setup::any(run, port))

@@ -15,10 +15,10 @@ use crate::lab::{Lab, Version};
 use crate::scenario::{Role, Scenario, Who};
 use crate::workload::Kind;
 
-pub(crate) use active_run::NARRATION;
+pub(crate) use active_run::{NARRATION, job};
 pub(crate) use measure::measure;
 pub(crate) use report::{Table, kept};
-pub(crate) use setup::{address, after_boot, give_devices};
+pub(crate) use setup::{address, after_boot, before, give_devices};
 pub(crate) use verdict::is_spent;
 
 /// Which implementation connects to which in a run.
