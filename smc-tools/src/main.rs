@@ -17,6 +17,7 @@ mod output;
 mod processes;
 mod proxy;
 mod relay;
+mod serve;
 #[cfg(feature = "syn-option")]
 mod setup;
 mod values;

@@ -11,6 +11,7 @@ use super::address::Address;
 use super::connection::Socket;
 use super::unix::{self, BoundPath};
 use crate::endpoint;
+use crate::serve::Accept;
 
 /// A listening socket.
 pub(super) struct Listener {
@@ -63,13 +64,16 @@ impl Listener {
             _path: bound_path,
         })
     }
+}
 
-    pub(super) fn address(&self) -> &str {
+impl Accept for Listener {
+    type Client = Socket;
+
+    fn address(&self) -> &str {
         &self.address
     }
 
-    /// The next connection. Cancel safe.
-    pub(super) async fn accept(&mut self) -> io::Result<Socket> {
+    async fn accept(&mut self) -> io::Result<Socket> {
         match &mut self.socket {
             Listening::Smc(listener) => {
                 let (stream, peer) = listener.accept().await?;
