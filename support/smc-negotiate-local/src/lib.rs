@@ -130,6 +130,7 @@ use smc_core::runtime::Runtime;
 use smc_ipc::Domain;
 
 use client::LocalClient;
+use sock_diag::SockDiag;
 
 /// Negotiation between processes of one host, through directories that only they can change.
 ///
@@ -215,9 +216,33 @@ impl Negotiation for Local {
     }
 }
 
+/// The user whose listening socket a connection to this address gets, where that is a socket of
+/// this host in this thread's network namespace; `None` for an address of another host, and where
+/// no socket listens.
+///
+/// # Errors
+///
+/// When there is no descriptor left, or the kernel reports no TCP sockets (`sock_diag`).
+pub fn listening_user(at: SocketAddr) -> Result<Option<u32>, OsError> {
+    if !netns::is_local(at)? {
+        return Ok(None);
+    }
+    let at = netns::canonical(at);
+    // No connection comes from this port, so that a listening socket is found.
+    let peer = SocketAddr::new(at.ip(), 0);
+    let found = SockDiag::open().and_then(|mut diag| diag.find(at, peer));
+    let found = found.map_err(|error| OsError::new("look up the listening socket", &error))?;
+    let found = found.filter(sock_diag::SocketInfo::is_listening);
+    Ok(found.map(|socket| socket.uid))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use smc_testkit::port::HeldPort;
     use smc_testkit::runtime::VirtualRuntime;
+    use smc_testkit::user::{is_root, run_as};
 
     use super::*;
 
@@ -239,5 +264,30 @@ mod tests {
             local.client(&runtime);
         }
         assert_eq!(local.clients.lock().len(), Local::ENDPOINTS_MAX);
+    }
+
+    #[test]
+    fn the_user_of_a_listener_is_that_of_the_socket_at_the_address() {
+        let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
+        let at = port.addr();
+        if let Err(error) = listening_user(at) {
+            return println!("skipped: why: no sock_diag here: {error}");
+        }
+        assert_eq!(listening_user(at), Ok(None));
+        let own = TcpListener::bind(at).unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let mapped = SocketAddr::new(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(), at.port());
+        for at in [at, mapped, (Ipv4Addr::UNSPECIFIED, at.port()).into()] {
+            assert_eq!(listening_user(at), Ok(Some(uid)), "{at}");
+        }
+        // Another address with the port, of this host and of none.
+        assert_eq!(listening_user(([127, 0, 0, 2], at.port()).into()), Ok(None));
+        assert_eq!(listening_user(([192, 0, 2, 1], at.port()).into()), Ok(None));
+        drop(own);
+        if is_root("listen as another user") {
+            let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let other = run_as(990, listen).unwrap();
+            assert_eq!(listening_user(other.local_addr().unwrap()), Ok(Some(990)));
+        }
     }
 }
