@@ -82,7 +82,7 @@ impl Cat {
     }
 
     async fn connect(&self, endpoint: &Endpoint, ending: &mut Ending) -> Result<()> {
-        let to = name(&self.0.address);
+        let to = endpoint::name(&self.0.address);
         let connecting = endpoint.connect(self.0.address.clone());
         let limit = self.0.timeout.unwrap_or(Duration::MAX);
         let stream = tokio::select! {
@@ -102,7 +102,7 @@ impl Cat {
     }
 
     async fn serve(&self, endpoint: &Endpoint, ending: &mut Ending) -> Result<()> {
-        let at = name(&self.0.address);
+        let at = endpoint::name(&self.0.address);
         let listener = endpoint.bind(self.0.address.clone()).await;
         let listener = listener.with_context(|| format!("cannot listen at {at}"))?;
         let at = listener.local_addr()?;
@@ -232,14 +232,6 @@ fn file(standard: impl AsFd) -> Result<File> {
     let descriptor: io::Result<OwnedFd> = standard.as_fd().try_clone_to_owned();
     let descriptor = descriptor.context("cannot use standard input and output")?;
     Ok(File::from_std(descriptor.into()))
-}
-
-fn name(target: &Target) -> String {
-    match target {
-        Target::Addr(addr) => addr.to_string(),
-        Target::Name(host, port) => format!("{host}:{port}"),
-        _ => format!("{target:?}"),
-    }
 }
 
 const NAME: &str = "smc cat";

@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write as _};
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -10,36 +10,61 @@ use anyhow::{Context as _, Result};
 use serde_json::{Map, Value as Json, json};
 use smc::error::Refusal;
 use smc::wire::types::DeclineCode;
-use smc::{Domain, Endpoint, FallbackCause, FallbackReason, Mode, Stream};
+use smc::{Domain, Endpoint, FallbackCause, FallbackReason, Mode, Stream, Target};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
 
-use crate::output::print;
+use crate::endpoint::{self, EndpointArgs};
+use crate::output::{Usage, print};
 use crate::processes::printable;
+use crate::user::become_user;
+use crate::values;
 
 /// Arguments of `smc check`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Connects for real: the server sees a connection that ends at once. What is found holds for programs of \
-the user who runs this, with the same SMC_RUNTIME_DIR, in the same network namespace. The exit status is \
-0 if the connection is SMC, 1 if it is TCP or there is none.
+the user who runs this, with the same SMC_RUNTIME_DIR, in the same network namespace. --user switches \
+user, group and supplementary groups, and not the environment: SMC_RUNTIME_DIR counts as the caller has \
+it, XDG_RUNTIME_DIR only if that directory is the user's, and HOME is not read.
+
+No data is sent, unless with --round-trip: then the server gets ten probes of 32 bytes, one after the \
+other, each `smc check probe ` and a number of 16 hexadecimal digits, and has to send each of them back. \
+`smc listen` does, and so does any echo server.
+
+The exit status is 0 if the connection is SMC, 1 if it is TCP or there is none, 2 for wrong arguments.
 
 Examples:
   smc check localhost:8080
-  sudo -u www-data smc check 127.0.0.1:8080")]
+  smc check --user www-data 127.0.0.1:8080
+  smc check --round-trip 127.0.0.1:4000    # where `smc listen 4000` runs")]
 pub(crate) struct CheckArgs {
-    /// The server, as host and port
-    #[arg(value_name = "HOST:PORT")]
-    server: String,
-    /// Longest time for each address, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
-    timeout: u32,
+    /// The server
+    #[arg(value_name = "HOST:PORT", value_parser = values::target)]
+    server: Target,
+    /// Longest time for each address, and for the probes
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = values::seconds)]
+    timeout: Duration,
+    /// Connect as a program of this user; takes root
+    #[arg(long, value_name = "NAME|UID")]
+    user: Option<String>,
+    /// Send probes to the server, which has to send them back, and report the time
+    #[arg(long)]
+    round_trip: bool,
     /// One JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    endpoint: EndpointArgs,
 }
 
 /// Runs the command.
 pub(crate) fn run_check(args: &CheckArgs) -> Result<bool> {
     let mut report = Report::default();
+    if let Some(user) = &args.user {
+        report.add("user", become_user(user)?);
+    }
     let is_smc = check(args, &mut report)?;
     match args.json {
         true => {
@@ -72,33 +97,32 @@ impl Report {
 }
 
 fn check(args: &CheckArgs, report: &mut Report) -> Result<bool> {
-    let addresses: Vec<SocketAddr> = match args.server.to_socket_addrs() {
-        Ok(addresses) => addresses.collect(),
+    let name = endpoint::name(&args.server);
+    let found = match &args.server {
+        Target::Addr(address) => Ok(vec![*address]),
+        Target::Name(host, port) => {
+            let found = (host.as_str(), *port).to_socket_addrs();
+            found.map(Iterator::collect::<Vec<_>>)
+        }
+        other => return Err(Usage::new(format!("{other:?} is no server")).into()),
+    };
+    let addresses = match found {
+        Ok(addresses) => addresses,
         Err(error) => {
-            let name = &args.server;
-            report.add("name", format!("{name:?} has no address: {error}"));
-            report.add(
-                "to do",
-                "give HOST:PORT; check the name, /etc/hosts and DNS",
-            );
+            report.add("name", format!("{name} has no address: {error}"));
+            report.add("to do", "check the name, /etc/hosts and DNS");
             return Ok(false);
         }
     };
     let texts: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-    report.add("name", format!("{} is {}", args.server, texts.join(", ")));
+    report.add("name", format!("{name} is {}", texts.join(", ")));
     directory(report);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("cannot start tokio")?;
+    let runtime = Runtime::new().context("cannot start tokio")?;
     runtime.block_on(async {
-        let endpoint = match smc::tokio()
-            .map_err(smc::Error::from)
-            .and_then(smc::Builder::build)
-        {
+        let endpoint = match args.endpoint.build() {
             Ok(endpoint) => endpoint,
             Err(error) => {
-                report.add("device", format!("the loop device cannot be made: {error}"));
+                report.add("device", format!("{error:#}"));
                 report.add("to do", "see `smc devices`");
                 return Ok(false);
             }
@@ -108,12 +132,12 @@ fn check(args: &CheckArgs, report: &mut Report) -> Result<bool> {
         }
         let mut is_smc = false;
         for address in addresses {
-            is_smc = connect(&endpoint, address, args.timeout, report).await;
+            is_smc = connect(&endpoint, address, args, report).await;
             if is_smc {
                 break;
             }
         }
-        endpoint.close().await;
+        endpoint::close(endpoint).await;
         Ok(is_smc)
     })
 }
@@ -149,13 +173,25 @@ fn directory(report: &mut Report) {
     }
 }
 
-async fn connect(endpoint: &Endpoint, to: SocketAddr, timeout: u32, report: &mut Report) -> bool {
+async fn connect(
+    endpoint: &Endpoint,
+    to: SocketAddr,
+    args: &CheckArgs,
+    report: &mut Report,
+) -> bool {
     let begin = Instant::now();
-    let limit = Duration::from_secs(timeout.max(1).into());
-    let connected = tokio::time::timeout(limit, endpoint.connect(to)).await;
+    let limit = args.timeout;
+    let connected = timeout(limit, endpoint.connect(to)).await;
     let took = begin.elapsed();
-    let stream = match connected {
+    let mut stream = match connected {
         Ok(Ok(stream)) => stream,
+        Ok(Err(smc::Error::Declined(reason))) => {
+            report.add(
+                "connect",
+                format!("{to}: SMC is required, and not possible"),
+            );
+            return fallback(&reason, None, report);
+        }
         Ok(Err(error)) => {
             report.add("connect", format!("{to}: {error}"));
             report.add("to do", connect_advice(&error));
@@ -170,58 +206,80 @@ async fn connect(endpoint: &Endpoint, to: SocketAddr, timeout: u32, report: &mut
         }
     };
     report.add("connect", format!("{to}: connected in {took:.1?}"));
-    if let Some(uid) = listening_user(to) {
+    let owner = smc_negotiate_local::listening_user(to).ok().flatten();
+    if let Some(uid) = owner {
         report.add("listener", format!("a socket of user {uid} on this host"));
     }
     let stats = endpoint.stats();
     report.add("look-up", format!("{:.1?}", stats.look_ups.max));
-    describe(&stream, report)
-}
-
-/// The owner of the socket that listens at this port of this host, as `/proc/net` states it; `None`
-/// for an address of another host, or where there is no telling.
-fn listening_user(to: SocketAddr) -> Option<u32> {
-    let is_own = to.ip().is_loopback()
-        || nix::ifaddrs::getifaddrs().is_ok_and(|mut all| {
-            all.any(|interface| {
-                let address = interface.address;
-                let v4 = address.and_then(|it| Some(IpAddr::from(it.as_sockaddr_in()?.ip())));
-                let v6 = address.and_then(|it| Some(IpAddr::from(it.as_sockaddr_in6()?.ip())));
-                [v4, v6].contains(&Some(to.ip()))
-            })
-        });
-    if !is_own {
-        return None;
+    let is_smc = describe(&stream, owner, report);
+    if args.round_trip {
+        round_trip(&mut stream, limit, report).await;
     }
-    let lists = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
-    lists.iter().find_map(|list| {
-        let list = fs_err::read_to_string(list).ok()?;
-        list.lines().find_map(|line| listener(line, to.port()))
-    })
+    is_smc
 }
 
-/// The owner in a line of `/proc/net/tcp`, if it is that of a socket that listens at this port.
-fn listener(line: &str, port: u16) -> Option<u32> {
-    let columns: Vec<_> = line.split_whitespace().collect();
-    let [_, local, _, state, _, _, _, uid, ..] = *columns else {
-        return None;
+/// Says how long probes take to the server and back.
+async fn round_trip(stream: &mut Stream, limit: Duration, report: &mut Report) {
+    // A stream that was reset takes no options.
+    let _reset = stream.set_nodelay(true);
+    let result = match timeout(limit, probe(stream)).await {
+        Ok(result) => result,
+        Err(_elapsed) => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("no answer within {limit:?}"),
+        )),
     };
-    let (_, local_port) = local.rsplit_once(':')?;
-    let is_it = state == "0A" && u16::from_str_radix(local_port, 16) == Ok(port);
-    uid.parse().ok().filter(|_| is_it)
+    match result {
+        Ok(mut times) => {
+            times.sort_unstable();
+            let (best, median) = (times[0], times[PROBES / 2]);
+            let text = format!("{best:.1?} at best, median {median:.1?}, of {PROBES} probes");
+            report.add("round trip", text);
+            let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+            let times = json!({ "min_ns": nanos(best), "median_ns": nanos(median) });
+            report.fields.insert("round_trip".to_owned(), times);
+        }
+        Err(error) => {
+            report.add("round trip", &error);
+            report.add("to do", probe_advice(&error));
+        }
+    }
+}
+
+async fn probe(stream: &mut Stream) -> io::Result<[Duration; PROBES]> {
+    let mut times = [Duration::ZERO; PROBES];
+    for (number, time) in times.iter_mut().enumerate() {
+        let probe = format!("smc check probe {number:016x}");
+        let mut answer = [0; PROBE_LEN];
+        let begin = Instant::now();
+        stream.write_all(probe.as_bytes()).await?;
+        stream.read_exact(&mut answer).await?;
+        *time = begin.elapsed();
+        if answer != *probe.as_bytes() {
+            let what = "the server has sent something else than the probe";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+    }
+    Ok(times)
+}
+
+/// What to do when probes do not come back.
+fn probe_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::TimedOut => {
+            "the server does not send probes back, as `smc listen` does, or it is stopped: look at it \
+             with `ps` and `smc ss -d`"
+        }
+        io::ErrorKind::InvalidData => "check a server that sends back what it gets: `smc listen`",
+        _ => "the server has ended the connection or itself: look at its log",
+    }
 }
 
 /// Says what the stream is. Returns whether it is SMC.
-fn describe(stream: &Stream, report: &mut Report) -> bool {
+fn describe(stream: &Stream, owner: Option<u32>, report: &mut Report) -> bool {
     match stream.mode() {
-        Mode::Tcp { reason, .. } => {
-            report.add("mode", format!("TCP, {reason}"));
-            report
-                .fields
-                .insert("reason".to_owned(), reason.local.0.into());
-            report.add("to do", advice(reason));
-            false
-        }
+        Mode::Tcp { reason, .. } => fallback(&reason, owner, report),
         mode => {
             report.add("mode", mode);
             match &mode {
@@ -247,6 +305,26 @@ fn describe(stream: &Stream, report: &mut Report) -> bool {
     }
 }
 
+/// Says why the connection is not SMC.
+fn fallback(reason: &FallbackReason, owner: Option<u32>, report: &mut Report) -> bool {
+    report.add("mode", format!("TCP, {reason}"));
+    let code = reason.local.0.into();
+    report.fields.insert("reason".to_owned(), code);
+    let own = nix::unistd::geteuid().as_raw();
+    match owner.filter(|owner| *owner != own) {
+        Some(owner) if matches!(reason.cause, FallbackCause::NotAnnounced { .. }) => {
+            let text = format!(
+                "the server runs as user {owner}, whose programs reach it: as root \
+                 `smc check --user {owner}` shows whether by SMC; user {own} needs a shared domain \
+                 (`Domain::shared`) at both ends"
+            );
+            report.add("to do", text);
+        }
+        _ => report.add("to do", advice(reason)),
+    }
+    false
+}
+
 /// What to do when there is no connection.
 fn connect_advice(error: &smc::Error) -> &'static str {
     let smc::Error::Io(error) = error else {
@@ -269,11 +347,11 @@ fn connect_advice(error: &smc::Error) -> &'static str {
 }
 
 /// What to do when the connection is TCP.
-fn advice(reason: &FallbackReason) -> String {
-    let text = match &reason.cause {
+fn advice(reason: &FallbackReason) -> &'static str {
+    match &reason.cause {
         FallbackCause::NotAnnounced { .. } => {
-            "the server does not use SMC, runs as another user, or uses another runtime directory or \
-             network namespace: compare with `smc ss -l` there, as its user, and set the same \
+            "the server does not use SMC, or uses another runtime directory or network \
+             namespace: compare with `smc ss -l` there, as its user, and set the same \
              SMC_RUNTIME_DIR, or a shared domain, for both"
         }
         FallbackCause::NoSynOption => {
@@ -317,31 +395,28 @@ fn advice(reason: &FallbackReason) -> String {
         FallbackCause::PeerDeclined(code) if *code == DeclineCode::MEM => {
             "the server has no memory left for buffers (`Builder::memory_limit`, `smc ss` there)"
         }
+        FallbackCause::PeerDeclined(
+            DeclineCode::NOSMCDEV
+            | DeclineCode::NOSMCDDEV
+            | DeclineCode::NOSMCRDEV
+            | DeclineCode::NOISM2SUPP
+            | DeclineCode::NOSEID
+            | DeclineCode::NOSMCD2DEV
+            | DeclineCode::NOUEID,
+        ) => {
+            "the ends have no device, or no EID, in common: compare `smc devices --endpoints`, and \
+             `--ueid` and `--no-seid` here with `Builder::ueid` and `seid` at the server"
+        }
         FallbackCause::PeerDeclined(_) => "look at the server: `smc stats -d` has its reasons",
         FallbackCause::Os(_) | FallbackCause::Device { .. } => {
             "the system has refused a step: see the error, and limits of descriptors, memory and \
              mappings"
         }
         _ => "see the reason",
-    };
-    text.to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_owner_of_a_listening_socket_is_found_by_its_port() {
-        let listening = "   1: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  \
-                         1000        0 12345 1 0000000000000000 100 0 0 10 0";
-        assert_eq!(listener(listening, 0x1f90), Some(1000));
-        assert_eq!(listener(listening, 80), None);
-        assert_eq!(listener(&listening.replace(" 0A ", " 01 "), 0x1f90), None);
-        assert_eq!(listener("  sl  local_address rem_address   st", 80), None);
-        let own = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let uid = nix::unistd::geteuid().as_raw();
-        assert_eq!(listening_user(own.local_addr().unwrap()), Some(uid));
-        assert_eq!(listening_user(([192, 0, 2, 1], 80).into()), None);
     }
 }
+
+/// Probes of a round trip.
+const PROBES: usize = 10;
+/// Bytes of a probe.
+const PROBE_LEN: usize = 32;

@@ -8,7 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
 use smc::device::Device;
-use smc::{Endpoint, Policy, Stream};
+use smc::wire::types::Eid;
+use smc::{Endpoint, Policy, Stream, Target};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
@@ -23,14 +24,14 @@ pub(crate) struct EndpointArgs {
     #[arg(long, value_name = "DEVICE")]
     rdma: Option<String>,
 
-    /// The EID of SMC-R, which both ends need to have in common
-    #[arg(
-        long,
-        value_name = "EID",
-        default_value = "SMC-TOOLS",
-        requires = "rdma"
-    )]
-    ueid: String,
+    /// A UEID; repeated for up to four. With --rdma it is SMC-TOOLS unless set: both ends need one
+    /// EID in common
+    #[arg(long, value_name = "EID")]
+    ueid: Vec<Eid>,
+
+    /// Without the system EID, which endpoints have in common unless they switch it off
+    #[arg(long)]
+    no_seid: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -52,11 +53,16 @@ impl EndpointArgs {
             PolicyName::Require => Policy::Require,
             PolicyName::Never => Policy::Never,
         });
+        builder = builder.seid(!self.no_seid);
+        builder = self
+            .ueid
+            .iter()
+            .fold(builder, |builder, eid| builder.ueid(*eid));
         if let Some(name) = &self.rdma {
-            let eid = self.ueid.parse();
-            builder = builder
-                .device(rdma_device(Some(name))?)
-                .ueid(eid.with_context(|| format!("--ueid {}", self.ueid))?);
+            builder = builder.device(rdma_device(Some(name))?);
+            if self.ueid.is_empty() {
+                builder = builder.ueid(DEFAULT_UEID.parse().context("the default UEID")?);
+            }
             #[cfg(feature = "syn-option")]
             {
                 use smc::Local;
@@ -106,6 +112,15 @@ pub(crate) async fn close(endpoint: Endpoint) {
             break;
         }
         sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// A target as it is reported.
+pub(crate) fn name(target: &Target) -> String {
+    match target {
+        Target::Addr(addr) => addr.to_string(),
+        Target::Name(host, port) => format!("{host}:{port}"),
+        _ => format!("{target:?}"),
     }
 }
 
@@ -180,6 +195,8 @@ pub(crate) fn report(command: &str, line: impl std::fmt::Display) {
     let _closed = writeln!(io::stderr(), "{command}: {line}");
 }
 
+/// The UEID with an RDMA device, unless there is another.
+const DEFAULT_UEID: &str = "SMC-TOOLS";
 /// How long an endpoint without streams may take to close.
 const CLOSING: Duration = Duration::from_secs(2);
 /// How often a listener looks for clients that were refused.

@@ -12,6 +12,7 @@ mod devices;
 mod dissect;
 mod endpoint;
 mod ism_server;
+mod listen;
 mod man;
 mod output;
 mod processes;
@@ -20,6 +21,7 @@ mod relay;
 mod serve;
 #[cfg(feature = "syn-option")]
 mod setup;
+mod user;
 mod values;
 
 use std::process::ExitCode;
@@ -74,6 +76,8 @@ enum Command {
     IsmServer(ism_server::Args),
     /// List the links of SMC-R link groups of running processes
     Links(processes::LinkArgs),
+    /// Send back what clients send: a server for `smc check`
+    Listen(listen::Args),
     /// Write the manual pages of all commands
     Man(man::Args),
     /// Carry connections of TCP or UNIX sockets over SMC, and back, for programs as they are
@@ -104,6 +108,7 @@ fn main() -> ExitCode {
         Command::Info(args) => ("smc info", processes::run_info(&args)),
         Command::IsmServer(args) => ("smc ism-server", ism_server::run(&args)),
         Command::Links(args) => ("smc links", processes::run_links(&args)),
+        Command::Listen(args) => ("smc listen", listen::run(args)),
         Command::Man(args) => ("smc man", man::run(&args)),
         Command::Proxy(args) => ("smc proxy", proxy::run(args)),
         #[cfg(feature = "syn-option")]

@@ -1,5 +1,6 @@
 //! Values of arguments that several commands take.
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use smc::{IntoTarget as _, Target};
@@ -51,6 +52,14 @@ pub(crate) fn target(text: &str) -> Result<Target, String> {
     }
 }
 
+/// Where to listen: as [`target`], or a port of all addresses.
+pub(crate) fn listening(text: &str) -> Result<Target, String> {
+    match text.parse() {
+        Ok(port) => Ok(Target::Addr((Ipv6Addr::UNSPECIFIED, port).into())),
+        Err(_) => target(text).map_err(|_| "not PORT or HOST:PORT, such as 4000".to_owned()),
+    }
+}
+
 const NO_TARGET: &str = "not HOST:PORT, such as 127.0.0.1:80 or [::1]:80";
 
 #[cfg(test)]
@@ -90,5 +99,8 @@ mod tests {
         for bad in ["host", "80", ":80", "host:", "host:99999", "::1:80"] {
             assert!(target(bad).is_err(), "{bad}");
         }
+        assert_eq!(listening("80"), target("[::]:80"));
+        assert_eq!(listening("[::1]:80"), target("[::1]:80"));
+        assert!(listening("99999").is_err() && listening("host").is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! What `smc ss` and its like show of running processes, and what `smc check` finds.
+//! What `smc ss` and its like show of running processes.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -19,12 +19,19 @@ fn records(world: &World, command: &str) -> Vec<Value> {
         .collect()
 }
 
+/// Waits until so many processes answer: a thread of each publishes its socket.
+fn await_processes(world: &World, count: usize) {
+    let is_answered = || records(world, "info --json").len() == count;
+    until(is_answered, || format!("{count} processes do not answer"));
+}
+
 /// A listener and a client that are connected.
 pub(crate) fn connected(world: &World) -> (Process, Process) {
     let server = world.smc("cat -l -v 127.0.0.1:0");
     let client = world.smc(&format!("cat -v {}", server.address()));
     client.line_with("SMC-D v2.1");
     server.line_with("SMC-D v2.1");
+    await_processes(world, 2);
     (server, client)
 }
 
@@ -72,6 +79,7 @@ fn listeners_are_shown_on_request() {
     let world = World::new();
     let server = world.smc("cat -l -v 127.0.0.1:0");
     let address = server.address();
+    await_processes(&world, 1);
     assert_eq!(records(&world, "ss --json"), Vec::<Value>::new());
     let shown = records(&world, "ss -l --json");
     let [listener] = &*shown else {
@@ -100,6 +108,7 @@ fn a_stream_that_is_tcp_is_shown_with_its_reason() {
     let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let client = world.smc(&format!("cat -v {}", plain.local_addr().unwrap()));
     client.line_with("TCP");
+    await_processes(&world, 1);
     let shown = records(&world, "ss --json");
     let [stream] = &*shown else {
         panic!("{shown:?}");
@@ -141,37 +150,4 @@ fn a_killed_process_is_not_shown() {
         shown.iter().all(|process| process["pid"] != pid)
     };
     until(is_gone, || "it is still shown".to_owned());
-}
-
-#[test]
-fn check_says_why_a_connection_is_not_smc() {
-    let world = World::new();
-    let server = world.smc("cat -l -k -v 127.0.0.1:0");
-    let address = server.address();
-    let output = world.run(&format!("check {address}"));
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{text}");
-    assert!(text.contains("SMC-D v2.1"), "{text}");
-
-    let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let to = plain.local_addr().unwrap();
-    let found = |world: &World, what: &str| {
-        let output = world.run(&format!("check {what}"));
-        let text = String::from_utf8(output.stdout).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{text}");
-        assert!(text.contains("to do"), "{text}");
-        text
-    };
-    let text = found(&world, &to.to_string());
-    assert!(text.contains("no SMC listener is announced"), "{text}");
-    assert!(text.contains("a socket of user"), "{text}");
-    drop(plain);
-    let text = found(&world, &to.to_string());
-    assert!(text.contains("no process listens there"), "{text}");
-    let text = found(&world, "no-such-host.invalid:1");
-    assert!(text.contains("has no address"), "{text}");
-    // As a program with another runtime directory has it.
-    let other = World::new();
-    let text = found(&other, &address);
-    assert!(text.contains("another runtime directory"), "{text}");
 }
