@@ -18,6 +18,7 @@ mod output;
 mod processes;
 mod proxy;
 mod relay;
+mod report;
 mod serve;
 #[cfg(feature = "syn-option")]
 mod setup;
@@ -82,6 +83,8 @@ enum Command {
     Man(man::Args),
     /// Carry connections of TCP or UNIX sockets over SMC, and back, for programs as they are
     Proxy(proxy::Args),
+    /// Write one archive with what a bug report needs of this machine and its processes
+    Report(report::Args),
     /// Let programs of all users use SMC with kernels: pin what adds the TCP option
     #[cfg(feature = "syn-option")]
     Setup(setup::Args),
@@ -111,6 +114,7 @@ fn main() -> ExitCode {
         Command::Listen(args) => ("smc listen", listen::run(args)),
         Command::Man(args) => ("smc man", man::run(&args)),
         Command::Proxy(args) => ("smc proxy", proxy::run(args)),
+        Command::Report(args) => ("smc report", report::run(&args)),
         #[cfg(feature = "syn-option")]
         Command::Setup(args) => ("smc setup", setup::run(&args)),
         Command::Ss(args) => ("smc ss", processes::run_ss(&args)),

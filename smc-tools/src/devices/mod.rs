@@ -47,8 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         print(&devices_of_endpoints(args.json)?)?;
         return Ok(true);
     }
-    let mut found = rdma::found();
-    found.insert(0, host());
+    let found = found();
     let mut out = io::stdout().lock();
     let shown = found.iter().try_for_each(|device| match args.json {
         true => writeln!(out, "{}", json!(device)),
@@ -60,6 +59,19 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         }
         _ => Ok(found.iter().any(|device| device.usable)),
     }
+}
+
+/// What could carry SMC, one JSON object a line.
+pub(crate) fn json() -> String {
+    let found = found();
+    let lines = found.iter().map(|device| format!("{}\n", json!(device)));
+    lines.collect()
+}
+
+fn found() -> Vec<One> {
+    let mut found = rdma::found();
+    found.insert(0, host());
+    found
 }
 
 /// A device.

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use serde_json::json;
 use smc::introspection::Subject;
-use smc::record::{GroupRecord, Record};
+use smc::record::{GroupRecord, LinkRecord, ProcessRecord, Record};
 
 use super::table::Table;
 use super::{Process, collect, json_line};
@@ -93,8 +93,7 @@ pub(crate) fn run_links(args: &LinkArgs) -> Result<bool> {
         let devices: Vec<_> = devices.collect();
         for link in &group.links {
             if args.json {
-                let link = json!({ "group": group.id, "endpoint": group.endpoint, "link": link });
-                json.push_str(&json_line(&process.process, &link)?);
+                json.push_str(&link_line(&process.process, group, link)?);
                 continue;
             }
             let gid = |gid: &Option<String>| gid.clone().unwrap_or_else(|| "-".to_owned());
@@ -113,6 +112,16 @@ pub(crate) fn run_links(args: &LinkArgs) -> Result<bool> {
     }
     print(&if args.json { json } else { table.text() })?;
     Ok(true)
+}
+
+/// A link as one line of JSON.
+pub(super) fn link_line(
+    process: &ProcessRecord,
+    group: &GroupRecord,
+    link: &LinkRecord,
+) -> Result<String> {
+    let link = json!({ "group": group.id, "endpoint": group.endpoint, "link": link });
+    json_line(process, &link)
 }
 
 /// The groups, or the one with this identifier.

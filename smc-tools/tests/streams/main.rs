@@ -7,6 +7,7 @@ mod check;
 mod hostile;
 mod process;
 mod proxy;
+mod report;
 mod shown;
 mod unix;
 

@@ -1,0 +1,77 @@
+//! All that running processes report, for `smc report`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use smc::introspection::Subject;
+use smc::record::Record;
+
+use super::groups::link_line;
+use super::{json_line, look};
+
+/// All that running processes report at one time.
+pub(crate) struct Snapshot {
+    /// By the name of the file, in the format of the command's `--json`.
+    pub(crate) files: [(&'static str, String); 6],
+    /// What is wrong with processes that do not answer.
+    pub(crate) silent: Vec<String>,
+    /// The processes.
+    pub(crate) pids: Vec<u32>,
+    /// The directories of their sockets.
+    pub(crate) dirs: Vec<PathBuf>,
+}
+
+/// Asks all processes.
+pub(crate) fn snapshot() -> Result<Snapshot> {
+    let subjects = [
+        Subject::Listeners,
+        Subject::Connections,
+        Subject::Groups,
+        Subject::Devices,
+        Subject::Stats,
+    ];
+    let (found, silent) = look(&subjects);
+    let [
+        mut info,
+        mut ss,
+        mut groups,
+        mut links,
+        mut devices,
+        mut stats,
+    ] = [const { String::new() }; 6];
+    for one in &found {
+        let process = &one.process;
+        info.push_str(&json_line(process, process)?);
+        for record in &one.records {
+            match record {
+                Record::Listener(_) | Record::Connection(_) => {
+                    ss.push_str(&json_line(process, record)?);
+                }
+                Record::Group(group) => {
+                    groups.push_str(&json_line(process, group)?);
+                    for link in &group.links {
+                        links.push_str(&link_line(process, group, link)?);
+                    }
+                }
+                Record::Device(device) => devices.push_str(&json_line(process, device)?),
+                Record::Stats(of) => stats.push_str(&json_line(process, of)?),
+                _ => {}
+            }
+        }
+    }
+    let sockets = smc::introspection::sockets();
+    let dirs = sockets.iter().filter_map(|socket| socket.parent());
+    Ok(Snapshot {
+        files: [
+            ("processes/info.json", info),
+            ("processes/ss.json", ss),
+            ("processes/groups.json", groups),
+            ("processes/links.json", links),
+            ("processes/devices.json", devices),
+            ("processes/stats.json", stats),
+        ],
+        silent,
+        pids: found.iter().map(|one| one.process.pid).collect(),
+        dirs: dirs.map(ToOwned::to_owned).collect(),
+    })
+}
