@@ -62,7 +62,7 @@ pub struct ProcessRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ListenerRecord {
-    /// Number of the endpoint in the process.
+    /// Number of the endpoint in the process, which keeps it.
     pub endpoint: usize,
     /// The address listened on.
     pub local: String,
@@ -78,7 +78,7 @@ pub struct ListenerRecord {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ConnectionRecord {
-    /// Number of the endpoint in the process.
+    /// Number of the endpoint in the process, which keeps it.
     pub endpoint: usize,
     /// A number that no other stream of the process has.
     pub id: u64,
@@ -154,7 +154,7 @@ pub struct CursorsRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct GroupRecord {
-    /// Number of the endpoint in the process.
+    /// Number of the endpoint in the process, which keeps it.
     pub endpoint: usize,
     /// The local identifier (LG-ID).
     pub id: String,
@@ -208,7 +208,7 @@ pub struct LinkRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeviceRecord {
-    /// Number of the endpoint in the process.
+    /// Number of the endpoint in the process, which keeps it.
     pub endpoint: usize,
     /// Its name.
     pub name: String,
@@ -230,7 +230,7 @@ pub struct DeviceRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StatsRecord {
-    /// Number of the endpoint in the process.
+    /// Number of the endpoint in the process, which keeps it.
     pub endpoint: usize,
     /// What it has done.
     pub stats: Stats,

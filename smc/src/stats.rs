@@ -1,7 +1,7 @@
 //! What an endpoint has done: connections, fallbacks, bytes.
 //!
 //! The counters have the meanings of `smcd stats` and `smcr stats`. They only grow; what has
-//! happened in a period is the difference of two snapshots.
+//! happened in a period is the difference of two snapshots ([`Stats::since`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -144,7 +144,61 @@ pub(crate) fn size_class(len: usize) -> usize {
     bounds.iter().filter(|bound| len > **bound).count()
 }
 
+impl Stats {
+    /// What has happened since an earlier snapshot of the same endpoint. What is open now and the
+    /// longest times are those of this snapshot.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        // Devices are not removed, so that each one keeps its place.
+        let devices = self.devices.iter().enumerate().map(|(at, device)| {
+            let same = earlier.devices.get(at);
+            let same = same.filter(|earlier| earlier.device == device.device);
+            same.map_or_else(|| device.clone(), |earlier| device.since(earlier))
+        });
+        let fallbacks = self.fallbacks.iter().map(|fallback| {
+            let reason = |of: &FallbackCount| (of.code, of.peer_code);
+            let mut earlier = earlier.fallbacks.iter();
+            let same = earlier.find(|earlier| reason(earlier) == reason(fallback));
+            let count = same.map_or(fallback.count, |earlier| {
+                fallback.count.since(earlier.count)
+            });
+            FallbackCount { count, ..*fallback }
+        });
+        Self {
+            devices: devices.collect(),
+            fallbacks: fallbacks
+                .filter(|fallback| fallback.count != ByRole::default())
+                .collect(),
+            errors: self.errors.since(earlier.errors),
+            look_ups: self.look_ups.since(earlier.look_ups),
+            tcp_connects: self.tcp_connects.since(earlier.tcp_connects),
+            handshakes: self.handshakes.since(earlier.handshakes),
+        }
+    }
+}
+
 impl DirectionStats {
+    fn since(&self, earlier: &Self) -> Self {
+        let classes = |now: &[u64; SIZE_CLASSES], earlier: &[u64; SIZE_CLASSES]| {
+            let mut difference = *now;
+            for (count, earlier) in difference.iter_mut().zip(earlier) {
+                *count = count.saturating_sub(*earlier);
+            }
+            difference
+        };
+        Self {
+            bytes: self.bytes.saturating_sub(earlier.bytes),
+            requests: classes(&self.requests, &earlier.requests),
+            buffers: classes(&self.buffers, &earlier.buffers),
+            buffer_downgrades: self
+                .buffer_downgrades
+                .saturating_sub(earlier.buffer_downgrades),
+            buffer_full: self.buffer_full.saturating_sub(earlier.buffer_full),
+            parked: self.parked.saturating_sub(earlier.parked),
+            polls_won: self.polls_won.saturating_sub(earlier.polls_won),
+        }
+    }
+
     /// Reads or writes in all.
     #[must_use]
     pub fn request_count(&self) -> u64 {
@@ -186,6 +240,13 @@ impl ByRole {
             Role::Server => self.server += 1,
         }
     }
+
+    fn since(self, earlier: Self) -> Self {
+        Self {
+            client: self.client.saturating_sub(earlier.client),
+            server: self.server.saturating_sub(earlier.server),
+        }
+    }
 }
 
 impl PhaseStats {
@@ -194,9 +255,30 @@ impl PhaseStats {
         self.total += time;
         self.max = self.max.max(time);
     }
+
+    fn since(self, earlier: Self) -> Self {
+        Self {
+            count: self.count.saturating_sub(earlier.count),
+            total: self.total.saturating_sub(earlier.total),
+            max: self.max,
+        }
+    }
 }
 
 impl DeviceStats {
+    fn since(&self, earlier: &Self) -> Self {
+        Self {
+            device: self.device.clone(),
+            is_rdma: self.is_rdma,
+            connections_v1: self.connections_v1.since(earlier.connections_v1),
+            connections_v2: self.connections_v2.since(earlier.connections_v2),
+            open: self.open,
+            received: self.received.since(&earlier.received),
+            sent: self.sent.since(&earlier.sent),
+            failovers: self.failovers.saturating_sub(earlier.failovers),
+        }
+    }
+
     /// Adds what another device of the same name has counted.
     #[cfg(feature = "metrics")]
     pub(crate) fn add(&mut self, more: &Self) {
@@ -291,3 +373,65 @@ impl SetupCounters {
 
 /// Reasons that are counted apart.
 const REASONS_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_happened_since_a_snapshot_is_the_difference() {
+        let device = |name: &str, bytes, open, client| DeviceStats {
+            device: name.to_owned(),
+            open,
+            connections_v2: ByRole { client, server: 0 },
+            received: DirectionStats {
+                bytes,
+                requests: [bytes, 0, 0, 0, 0, 0, 0, 1],
+                ..DirectionStats::default()
+            },
+            ..DeviceStats::default()
+        };
+        let fallback = |code, client| FallbackCount {
+            code,
+            peer_code: None,
+            count: ByRole { client, server: 1 },
+        };
+        let phase = |count, secs, max| PhaseStats {
+            count,
+            total: Duration::from_secs(secs),
+            max: Duration::from_secs(max),
+        };
+        let earlier = Stats {
+            devices: vec![device("a", 10, 1, 1), device("b", 1, 1, 1)],
+            fallbacks: vec![fallback(1, 1), fallback(2, 1)],
+            look_ups: phase(2, 10, 7),
+            ..Stats::default()
+        };
+        let now = Stats {
+            devices: vec![
+                device("a", 15, 3, 4),
+                device("other", 9, 1, 1),
+                device("new", 5, 1, 1),
+            ],
+            fallbacks: vec![fallback(1, 1), fallback(2, 4), fallback(3, 1)],
+            look_ups: phase(5, 11, 7),
+            ..Stats::default()
+        };
+        let since = now.since(&earlier);
+        let first = &since.devices[0];
+        assert_eq!((first.open, first.connections_v2.client), (3, 3));
+        assert_eq!(first.received.bytes, 5);
+        assert_eq!(first.received.requests, [5, 0, 0, 0, 0, 0, 0, 0]);
+        // What is not the same device has no earlier count.
+        assert_eq!(since.devices[1..], now.devices[1..]);
+        let count = |client, server| ByRole { client, server };
+        let counts: Vec<_> = since
+            .fallbacks
+            .iter()
+            .map(|it| (it.code, it.count))
+            .collect();
+        assert_eq!(counts, [(2, count(3, 0)), (3, count(1, 1))]);
+        assert_eq!(since.look_ups, phase(3, 1, 7));
+        assert_eq!(now.since(&Stats::default()), now);
+    }
+}

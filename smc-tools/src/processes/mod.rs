@@ -3,6 +3,7 @@
 //!
 //! `collect` asks all processes at once, `table` formats. Each command is a module.
 
+mod baseline;
 mod devices;
 mod groups;
 mod info;

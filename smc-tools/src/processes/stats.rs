@@ -3,22 +3,38 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
+use clap::ValueEnum;
 use smc::info::{ByRole, DeviceStats, DirectionStats, SIZE_CLASSES, Stats};
 use smc::introspection::Subject;
 use smc::record::Record;
 
-use super::{collect, json_line};
-use crate::output::print;
+use super::baseline::Baseline;
+use super::{collect, json_line, printable};
+use crate::output::{note, print};
 
 /// Arguments of `smc stats`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The counters are sums over the running processes of this user, for root of all users: those of processes \
-that have ended are gone. They only grow; take the difference of two outputs of --json for a period.")]
+that have ended are gone. `reset` shows them, and remembers them in the runtime directory of this user, \
+whose later calls show what was counted since. Nothing changes in the processes, and for other users. What \
+is open, and the longest times, are those of the whole life of a process. Programs that read --json take \
+--absolute, and the difference of two outputs for a period.
+
+Examples:
+  smc stats
+  smc stats reset
+  smc stats --absolute --json")]
 pub(crate) struct StatsArgs {
+    /// What to do
+    #[arg(value_enum, default_value_t = Action::Show)]
+    action: Action,
     /// Also fallbacks by reason and the times of set-ups
     #[arg(short, long)]
     debug: bool,
+    /// Since the processes have begun, whatever was reset
+    #[arg(short, long)]
+    absolute: bool,
     /// One JSON object per endpoint and line
     #[arg(long)]
     json: bool,
@@ -27,24 +43,48 @@ pub(crate) struct StatsArgs {
     pid: Option<u32>,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Action {
+    /// Show what was counted since the last reset
+    Show,
+    /// The same, and begin anew
+    Reset,
+}
+
 /// Runs the command.
 pub(crate) fn run_stats(args: &StatsArgs) -> Result<bool> {
+    let mut found = collect(&[Subject::Stats]);
+    found.retain(|found| args.pid.is_none_or(|pid| pid == found.process.pid));
+    let mut baseline = Baseline::load().unwrap_or_else(|error| {
+        let text = printable(&format!("{error:#}"));
+        note(
+            "smc stats",
+            &format_args!("shown since the beginning: {text}"),
+        );
+        Baseline::default()
+    });
     let mut json = String::new();
     let mut all = Vec::new();
-    for found in collect(&[Subject::Stats]) {
-        if args.pid.is_some_and(|pid| pid != found.process.pid) {
-            continue;
-        }
-        for record in found.records {
-            if let Record::Stats(record) = record {
-                json.push_str(&json_line(&found.process, &record)?);
-                all.push(record.stats);
+    for one in &found {
+        for record in &one.records {
+            let Record::Stats(record) = record else {
+                continue;
+            };
+            let mut record = record.clone();
+            if !args.absolute {
+                record.stats = baseline.since(one, &record);
             }
+            json.push_str(&json_line(&one.process, &record)?);
+            all.push(record.stats);
         }
     }
     match args.json {
         true => print(&json)?,
         false => print(&text(&all, args.debug))?,
+    }
+    if args.action == Action::Reset {
+        baseline.reset(&found);
+        baseline.store()?;
     }
     Ok(true)
 }

@@ -9,6 +9,7 @@ mod process;
 mod proxy;
 mod report;
 mod shown;
+mod stats;
 mod unix;
 
 use smc_testkit::process::Role;

@@ -10,7 +10,7 @@ use smc_testkit::wait::until;
 use crate::process::{Process, World};
 
 /// The records that a command prints.
-fn records(world: &World, command: &str) -> Vec<Value> {
+pub(crate) fn records(world: &World, command: &str) -> Vec<Value> {
     let output = world.run(command);
     let text = String::from_utf8(output.stdout).unwrap();
     let lines = text.lines();

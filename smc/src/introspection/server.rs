@@ -28,13 +28,16 @@ use crate::record::{
 static SERVER: Mutex<Server> = Mutex::new(Server {
     process: None,
     endpoints: Vec::new(),
+    next_number: 0,
     thread: None,
 });
 
 struct Server {
     /// The process of the last call.
     process: Option<Pid>,
-    endpoints: Vec<Weak<EndpointInner>>,
+    /// With their numbers, which no other endpoint of the process gets.
+    endpoints: Vec<(usize, Weak<EndpointInner>)>,
+    next_number: usize,
     /// There while there are endpoints, unless it has failed.
     thread: Option<ServerThread>,
 }
@@ -58,6 +61,7 @@ pub(crate) fn register(endpoint: &Arc<EndpointInner>) -> io::Result<()> {
     let Server {
         process,
         endpoints,
+        next_number,
         thread,
     } = &mut *server;
     // In a child process the thread of the parent does not exist, and the name is the parent's.
@@ -65,8 +69,9 @@ pub(crate) fn register(endpoint: &Arc<EndpointInner>) -> io::Result<()> {
         std::mem::forget(thread.take());
         endpoints.clear();
     }
-    endpoints.retain(|endpoint| endpoint.strong_count() > 0);
-    endpoints.push(Arc::downgrade(endpoint));
+    endpoints.retain(|(_, endpoint)| endpoint.strong_count() > 0);
+    endpoints.push((*next_number, Arc::downgrade(endpoint)));
+    *next_number += 1;
     // It may have found no descriptor.
     thread.take_if(|thread| thread.ended.try_recv() == Err(TryRecvError::Disconnected));
     if thread.is_none() {
@@ -79,7 +84,7 @@ pub(crate) fn register(endpoint: &Arc<EndpointInner>) -> io::Result<()> {
 pub(crate) fn unregister() {
     let mut server = SERVER.lock();
     let mut endpoints = server.endpoints.iter();
-    let is_in_use = endpoints.any(|endpoint| endpoint.strong_count() > 0);
+    let is_in_use = endpoints.any(|(_, endpoint)| endpoint.strong_count() > 0);
     if server.process != Some(process::current()) || is_in_use {
         return;
     }
@@ -198,7 +203,9 @@ struct Answer {
 impl Answer {
     fn add_all(&mut self, what: &[Subject]) -> io::Result<()> {
         let endpoints = SERVER.lock().endpoints.clone();
-        let endpoints: Vec<_> = endpoints.iter().filter_map(Weak::upgrade).collect();
+        let endpoints = endpoints.iter();
+        let endpoints = endpoints.map(|(number, of)| Some((*number, of.upgrade()?)));
+        let endpoints: Vec<_> = endpoints.flatten().collect();
         let program = std::env::current_exe().ok();
         let program = program.as_deref().and_then(Path::file_name);
         self.add(&Record::Process(ProcessRecord {
@@ -209,11 +216,11 @@ impl Answer {
             library: env!("CARGO_PKG_VERSION").to_owned(),
             endpoints: endpoints.len(),
         }))?;
-        for (number, endpoint) in endpoints.iter().enumerate() {
+        for (number, endpoint) in &endpoints {
             for (at, subject) in what.iter().enumerate() {
                 // Each one once, so that a request has no long answer by repetition.
                 if what.iter().position(|other| other == subject) == Some(at) {
-                    self.add_subject(number, endpoint, *subject)?;
+                    self.add_subject(*number, endpoint, *subject)?;
                 }
             }
         }
@@ -293,6 +300,7 @@ const STACK: usize = 512 * 1024;
 #[cfg(test)]
 mod tests {
     use rustix::net::RecvFlags;
+    use smc_testkit::runtime::VirtualRuntime;
 
     use super::*;
 
@@ -327,6 +335,32 @@ mod tests {
         };
         assert_eq!(process.pid, std::process::id());
         assert_eq!(process.version, VERSION);
+    }
+
+    #[test]
+    fn an_endpoint_keeps_its_number_when_another_one_ends() {
+        if !smc_testkit::process::is_alone() {
+            return;
+        }
+        let endpoint = |seed| {
+            let runtime = VirtualRuntime::new(seed).handle();
+            crate::Builder::new().runtime(runtime).build().unwrap()
+        };
+        let request = serde_json::to_vec(&Request::new(&[Subject::Stats])).unwrap();
+        let numbers = || {
+            let records = answer_to(&request);
+            let numbers = records.iter().filter_map(|record| match record {
+                Record::Stats(stats) => Some(stats.endpoint),
+                _ => None,
+            });
+            numbers.collect::<Vec<_>>()
+        };
+        let (first, _second) = (endpoint(1), endpoint(2));
+        assert_eq!(numbers(), [0, 1]);
+        drop(first);
+        assert_eq!(numbers(), [1]);
+        let _third = endpoint(3);
+        assert_eq!(numbers(), [1, 2]);
     }
 
     #[test]
