@@ -132,6 +132,16 @@ impl EndpointInner {
         self.drivers.iter().map(|driver| driver.info()).collect()
     }
 
+    /// The network interface of a link: that of its GID, while its port is active.
+    #[cfg(feature = "introspection")]
+    pub(crate) fn interface_of(&self, link: &crate::info::LinkInfo) -> Option<String> {
+        let end = link.local?;
+        let rdma = self.drivers.get(link.device.0)?.device.fabric().rdma()?;
+        let mut addresses = rdma.addresses().into_iter();
+        let address = addresses.find(|it| (it.gid, it.mac) == (end.gid, end.mac))?;
+        address.interface
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         let devices = self.drivers.iter().map(|driver| {
             let rdma = driver.device.fabric().rdma();

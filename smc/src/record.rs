@@ -196,6 +196,8 @@ pub struct LinkRecord {
     pub state: String,
     /// Index of its device in the endpoint.
     pub device: usize,
+    /// The network interface of its GID, where the device states it and the port is active.
+    pub interface: Option<String>,
     /// The GID of this end.
     pub gid: Option<String>,
     /// The GID of the peer's end.
@@ -362,8 +364,13 @@ impl ListenerRecord {
 }
 
 impl GroupRecord {
-    /// `rdma` is the same group with its links, if it is one of SMC-R.
-    pub(crate) fn new(endpoint: usize, info: &LinkGroupInfo, rdma: Option<&RdmaGroupInfo>) -> Self {
+    /// `rdma` is the same group, if it is one of SMC-R.
+    pub(crate) fn new(
+        endpoint: usize,
+        info: &LinkGroupInfo,
+        rdma: Option<&RdmaGroupInfo>,
+        links: Vec<LinkRecord>,
+    ) -> Self {
         let (mode, peer_gid, vlan) = match &info.key {
             GroupKey::Rdma {
                 role, gid, vlan, ..
@@ -389,20 +396,19 @@ impl GroupRecord {
             version: terms.map(|terms| version_text(terms.version, terms.release)),
             eid: terms.and_then(|terms| terms.eid).map(|eid| eid.to_string()),
             host: host.filter(|host| !host.is_empty()),
-            links: rdma.map_or_else(Vec::new, |group| {
-                group.links.iter().map(LinkRecord::new).collect()
-            }),
+            links,
         }
     }
 }
 
 impl LinkRecord {
-    fn new(info: &LinkInfo) -> Self {
+    pub(crate) fn new(info: &LinkInfo, interface: Option<String>) -> Self {
         Self {
             id: info.id.to_string(),
             number: info.number.0,
             state: info.state.name().to_owned(),
             device: info.device.0,
+            interface,
             gid: info.local.as_ref().map(|end| end.gid.to_string()),
             peer_gid: info.peer.as_ref().map(|end| end.gid.to_string()),
             is_asymmetric: info.is_asymmetric,

@@ -8,13 +8,24 @@ use smc::record::{GroupRecord, LinkRecord, ProcessRecord, Record};
 
 use super::table::Table;
 use super::{Process, collect, json_line};
-use crate::output::print;
+use crate::output::{Usage, print};
 
 /// Arguments of `smc groups`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  smc groups -R
+  smc groups netdev eth0
+  smc groups all ibdev mlx5_0")]
 pub(crate) struct GroupArgs {
-    /// Identifier of one group; all of them without
-    id: Option<String>,
+    #[command(flatten)]
+    which: Which,
+    /// SMC-D groups only
+    #[arg(short = 'D', long, conflicts_with = "smcr")]
+    smcd: bool,
+    /// SMC-R groups only
+    #[arg(short = 'R', long)]
+    smcr: bool,
     /// Also version, EID, host and peer
     #[arg(short, long)]
     debug: bool,
@@ -25,16 +36,83 @@ pub(crate) struct GroupArgs {
 
 /// Arguments of `smc links`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  smc links 1
+  smc links netdev eth0")]
 pub(crate) struct LinkArgs {
-    /// Identifier of one group; all of them without
-    group: Option<String>,
+    #[command(flatten)]
+    which: Which,
     /// One JSON object per link and line
     #[arg(long)]
     json: bool,
 }
 
+/// Which groups are shown, by the words of `smcr linkgroup`.
+#[derive(Debug, clap::Args)]
+struct Which {
+    /// `all` or the identifier of a group; `netdev NAME`, `ibdev NAME`: those with a link at this
+    /// network interface, or of this RDMA device
+    #[arg(value_name = "FILTER")]
+    words: Vec<String>,
+}
+
+/// The groups and links that are shown.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Filter<'a> {
+    id: Option<&'a str>,
+    netdev: Option<&'a str>,
+    ibdev: Option<&'a str>,
+}
+
+impl Which {
+    fn filter(&self) -> Result<Filter<'_>, Usage> {
+        let mut filter = Filter::default();
+        let mut words = self.words.iter().map(String::as_str);
+        while let Some(word) = words.next() {
+            let (place, value) = match word {
+                "netdev" => (&mut filter.netdev, words.next()),
+                "ibdev" => (&mut filter.ibdev, words.next()),
+                id => (&mut filter.id, Some(id)),
+            };
+            let value = value.ok_or_else(|| Usage::new(format!("{word} takes a name")))?;
+            if let Some(other) = place.replace(value) {
+                let text = format!("either {other:?} or {value:?}");
+                return Err(Usage::new(text));
+            }
+        }
+        filter.id = filter.id.filter(|id| *id != "all");
+        Ok(filter)
+    }
+}
+
+impl Filter<'_> {
+    fn is_of_links(&self) -> bool {
+        self.netdev.is_some() || self.ibdev.is_some()
+    }
+
+    /// Whether a group is shown, of which `devices` are those of the endpoint.
+    fn takes(&self, group: &GroupRecord, devices: &[&str]) -> bool {
+        let is_meant = self.id.is_none_or(|id| id == group.id);
+        let has_link = || {
+            group
+                .links
+                .iter()
+                .any(|link| self.takes_link(link, devices))
+        };
+        is_meant && (!self.is_of_links() || has_link())
+    }
+
+    fn takes_link(&self, link: &LinkRecord, devices: &[&str]) -> bool {
+        let device = devices.get(link.device).copied();
+        let is_at = |wanted: Option<&str>, at| wanted.is_none() || wanted == at;
+        is_at(self.netdev, link.interface.as_deref()) && is_at(self.ibdev, device)
+    }
+}
+
 /// Runs `smc groups`.
 pub(crate) fn run_groups(args: &GroupArgs) -> Result<bool> {
+    let filter = args.which.filter()?;
     let mut header = vec![
         "LG-ID", "LG-Role", "LG-Type", "State", "VLAN", "#Conns", "PID",
     ];
@@ -43,10 +121,14 @@ pub(crate) fn run_groups(args: &GroupArgs) -> Result<bool> {
     }
     let mut table = Table::new(&header);
     let mut json = String::new();
-    let processes = collect(&[Subject::Groups]);
-    for (process, group) in groups(&processes, args.id.as_deref()) {
+    let processes = collect(&[Subject::Groups, Subject::Devices]);
+    for Found { process, group, .. } in groups(&processes, &filter) {
+        let is_direct = group.mode == "SMCD";
+        if is_direct && args.smcr || !is_direct && args.smcd {
+            continue;
+        }
         if args.json {
-            json.push_str(&json_line(&process.process, group)?);
+            json.push_str(&json_line(process, group)?);
             continue;
         }
         let mut row = vec![
@@ -65,10 +147,9 @@ pub(crate) fn run_groups(args: &GroupArgs) -> Result<bool> {
                 .vlan
                 .map_or_else(|| "-".to_owned(), |vlan| vlan.to_string()),
             group.connections.to_string(),
-            process.process.pid.to_string(),
+            process.pid.to_string(),
         ];
         if args.debug {
-            let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
             row.extend([&group.version, &group.eid, &group.host, &group.peer_gid].map(or_none));
         }
         table.add(row);
@@ -79,39 +160,48 @@ pub(crate) fn run_groups(args: &GroupArgs) -> Result<bool> {
 
 /// Runs `smc links`.
 pub(crate) fn run_links(args: &LinkArgs) -> Result<bool> {
+    let filter = args.which.filter()?;
     let header = [
-        "LG-ID", "Link-ID", "Number", "State", "Device", "GID", "Peer-GID", "PID",
+        "LG-ID", "Link-ID", "Number", "State", "Net-Dev", "IB-Dev", "GID", "Peer-GID", "PID",
     ];
     let mut table = Table::new(&header);
     let mut json = String::new();
     let processes = collect(&[Subject::Groups, Subject::Devices]);
-    for (process, group) in groups(&processes, args.group.as_deref()) {
-        let devices = process.records.iter().filter_map(|record| match record {
-            Record::Device(device) if device.endpoint == group.endpoint => Some(&device.name),
-            _ => None,
-        });
-        let devices: Vec<_> = devices.collect();
-        for link in &group.links {
+    for found in groups(&processes, &filter) {
+        let Found { process, group, .. } = found;
+        let links = group.links.iter();
+        for link in links.filter(|link| filter.takes_link(link, &found.devices)) {
             if args.json {
-                json.push_str(&link_line(&process.process, group, link)?);
+                json.push_str(&link_line(process, group, link)?);
                 continue;
             }
-            let gid = |gid: &Option<String>| gid.clone().unwrap_or_else(|| "-".to_owned());
-            let device = devices.get(link.device);
+            let device = found.devices.get(link.device);
             table.add(vec![
                 group.id.clone(),
                 link.id.clone(),
                 link.number.to_string(),
                 link.state.clone(),
-                device.map_or_else(|| "-".to_owned(), |name| (*name).clone()),
-                gid(&link.gid),
-                gid(&link.peer_gid),
-                process.process.pid.to_string(),
+                or_none(&link.interface),
+                device.map_or_else(|| "-".to_owned(), |name| (*name).to_owned()),
+                or_none(&link.gid),
+                or_none(&link.peer_gid),
+                process.pid.to_string(),
             ]);
         }
     }
     print(&if args.json { json } else { table.text() })?;
     Ok(true)
+}
+
+fn or_none(text: &Option<String>) -> String {
+    text.clone().unwrap_or_else(|| "-".to_owned())
+}
+
+/// A group, its process, and the names of the devices of its endpoint.
+struct Found<'a> {
+    process: &'a ProcessRecord,
+    group: &'a GroupRecord,
+    devices: Vec<&'a str>,
 }
 
 /// A link as one line of JSON.
@@ -124,21 +214,32 @@ pub(super) fn link_line(
     json_line(process, &link)
 }
 
-/// The groups, or the one with this identifier.
-fn groups<'a>(
-    processes: &'a [Process],
-    id: Option<&'a str>,
-) -> impl Iterator<Item = (&'a Process, &'a GroupRecord)> {
-    let is_wanted = move |group: &GroupRecord| id.is_none_or(|id| id == "all" || id == group.id);
-    processes.iter().flat_map(move |process| {
-        process
-            .records
-            .iter()
-            .filter_map(move |record| match record {
-                Record::Group(group) if is_wanted(group) => Some((process, group)),
+/// The groups that a filter takes.
+fn groups<'a>(processes: &'a [Process], filter: &Filter<'_>) -> Vec<Found<'a>> {
+    let mut found = Vec::new();
+    for Process {
+        process, records, ..
+    } in processes
+    {
+        for record in records {
+            let Record::Group(group) = record else {
+                continue;
+            };
+            let devices = records.iter().filter_map(|record| match record {
+                Record::Device(device) if device.endpoint == group.endpoint => Some(&*device.name),
                 _ => None,
-            })
-    })
+            });
+            let devices: Vec<_> = devices.collect();
+            if filter.takes(group, &devices) {
+                found.push(Found {
+                    process,
+                    group,
+                    devices,
+                });
+            }
+        }
+    }
+    found
 }
 
 /// The type as smcr shows it.
@@ -148,5 +249,76 @@ fn abbreviated(kind: &str) -> &str {
         "ASYMMETRIC_PEER" => "ASYMP",
         "ASYMMETRIC_LOCAL" => "ASYML",
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Which {
+        let words = words.iter().map(|word| (*word).to_owned());
+        Which {
+            words: words.collect(),
+        }
+    }
+
+    #[test]
+    fn filters_take_groups_and_links_by_the_words_of_smcr() {
+        let link = |id: &str, device: usize, interface: &str| {
+            json!({
+                "id": id, "number": 1, "state": "ACTIVE", "device": device,
+                "interface": interface, "is_asymmetric": false,
+            })
+        };
+        let group = |id: &str, links: &[serde_json::Value]| -> GroupRecord {
+            let group = json!({
+                "endpoint": 0, "id": id, "mode": "SMCR", "state": "ACTIVE", "connections": 1,
+                "links": links,
+            });
+            serde_json::from_value(group).unwrap()
+        };
+        let devices = ["mlx5_0", "mlx5_1"];
+        let both = group("1", &[link("11", 0, "eth0"), link("12", 1, "eth1")]);
+        let one = group("2", &[link("21", 1, "eth1")]);
+        let direct = group("3", &[]);
+        for (filter, taken, links) in [
+            (&[][..], [true, true, true], 3),
+            (&["all"], [true, true, true], 3),
+            (&["2"], [false, true, false], 1),
+            (&["netdev", "eth1"], [true, true, false], 2),
+            (&["ibdev", "mlx5_0"], [true, false, false], 1),
+            (&["1", "netdev", "eth1"], [true, false, false], 1),
+            (
+                &["all", "ibdev", "mlx5_1", "netdev", "eth1"],
+                [true, true, false],
+                2,
+            ),
+            // Of one link, not of two.
+            (&["ibdev", "mlx5_0", "netdev", "eth1"], [false; 3], 0),
+            (&["netdev", "all"], [false; 3], 0),
+        ] {
+            let which = words(filter);
+            let filter = which.filter().unwrap();
+            let groups = [&both, &one, &direct];
+            assert_eq!(
+                groups.map(|group| filter.takes(group, &devices)),
+                taken,
+                "{which:?}"
+            );
+            let groups = groups
+                .into_iter()
+                .filter(|group| filter.takes(group, &devices));
+            let shown = groups.flat_map(|group| &group.links);
+            let shown = shown.filter(|link| filter.takes_link(link, &devices));
+            assert_eq!(shown.count(), links, "{which:?}");
+        }
+        for wrong in [&["netdev"][..], &["1", "2"], &["ibdev", "a", "ibdev", "b"]] {
+            assert!(words(wrong).filter().is_err(), "{wrong:?}");
+        }
+        // A process with an earlier version of the library states no interface.
+        let mut earlier = link("1", 0, "");
+        earlier.as_object_mut().unwrap().remove("interface");
+        assert_eq!(group("4", &[earlier]).links[0].interface, None);
     }
 }

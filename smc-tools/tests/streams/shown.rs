@@ -63,6 +63,24 @@ fn both_ends_of_a_connection_are_shown_with_the_same_cursors() {
     let groups = records(&world, "groups --json");
     assert_eq!(groups.len(), 2, "{groups:?}");
     assert!(groups.iter().all(|group| group["connections"] == 1));
+    let id = groups[0]["id"].as_str().unwrap();
+    for (filter, count) in [
+        ("all -D".to_owned(), 2),
+        ("-R".to_owned(), 0),
+        ("netdev lo".to_owned(), 0),
+        ("ibdev loop".to_owned(), 0),
+        ("no-such-group".to_owned(), 0),
+        (
+            format!("{id} -D"),
+            groups.iter().filter(|it| it["id"] == id).count(),
+        ),
+    ] {
+        let shown = records(&world, &format!("groups {filter} --json"));
+        assert_eq!(shown.len(), count, "{filter}: {shown:?}");
+    }
+    for wrong in ["groups netdev", "links ibdev", "groups 1 2", "groups -D -R"] {
+        assert_eq!(world.run(wrong).status.code(), Some(2), "{wrong}");
+    }
     let stats = String::from_utf8(world.run("stats").stdout).unwrap();
     assert!(stats.contains("SMC-D connections"), "{stats}");
     let info = records(&world, "info --json");

@@ -21,7 +21,8 @@ use crate::endpoint::EndpointInner;
 use crate::mutex::Mutex;
 use crate::process;
 use crate::record::{
-    ConnectionRecord, DeviceRecord, GroupRecord, ListenerRecord, ProcessRecord, Record, StatsRecord,
+    ConnectionRecord, DeviceRecord, GroupRecord, LinkRecord, ListenerRecord, ProcessRecord, Record,
+    StatsRecord,
 };
 
 /// What answers for this process.
@@ -249,7 +250,14 @@ impl Answer {
                 let rdma = endpoint.rdma_groups();
                 for info in endpoint.groups.infos() {
                     let rdma = rdma.iter().find(|group| group.id == info.id);
-                    self.add(&Record::Group(GroupRecord::new(number, &info, rdma)))?;
+                    let links = rdma.map_or(&[][..], |group| &group.links);
+                    let links = links.iter().map(|link| {
+                        let interface = endpoint.interface_of(link);
+                        LinkRecord::new(link, interface)
+                    });
+                    let links = links.collect();
+                    let record = GroupRecord::new(number, &info, rdma, links);
+                    self.add(&Record::Group(record))?;
                 }
             }
             Subject::Devices => {

@@ -1,16 +1,20 @@
 //! Ports on different networks: VLANs, cards that do not reach the peer, and IPsec.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use smc::ConnectOptions;
 use smc::info::{CandidateInfo, CandidateTransport};
+use smc::introspection::{Request, Subject, query, sockets};
+use smc::record::Record;
 use smc_core::device::{RdmaAddress, RoceKind};
 use smc_core::wire::types::{DeclineCode, Mac, MtuCode, RoceGid};
 use smc_testkit::memory_rdma::{MemoryRdma, RdmaOptions};
 use smc_testkit::runtime::Options;
 use smc_testkit::streams::{connect, transfer_both_ways};
+use smc_testkit::wait::{TIMEOUT, until};
 use smc_testkit::world::{RdmaWorld, SERVER, is_smcr};
 
 /// An address of a port, and the interface that it is at.
@@ -242,4 +246,50 @@ fn a_port_in_the_network_of_the_peer_gets_a_second_link() {
     let [near, far] = [Ipv4Addr::new(10, 0, 0, 3), Ipv4Addr::new(10, 0, 0, 4)];
     let links = links_with_second_port(&world, [(near, "v0"), (far, "v0")]);
     assert_eq!(links, [2, 2]);
+}
+
+#[test]
+fn a_link_is_reported_with_the_interface_of_its_gid() {
+    if !smc_testkit::process::is_alone() {
+        return;
+    }
+    let world = RdmaWorld::new(711);
+    let hosts = [1, 2].map(|host| {
+        let other = address(2, Ipv4Addr::new(10, 0, 7, host), "v7", 0);
+        let used = address(1, Ipv4Addr::new(10, 0, 0, host), "v0", 0);
+        device(&world, "dev", &[other, used])
+    });
+    let [client, server] = hosts.each_ref().map(|device| world.endpoint(&[device]));
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let (ours, _theirs) = connect(&client, &listener).await;
+        assert!(is_smcr(&ours));
+        let own = format!("i-{}-", std::process::id());
+        let is_own = |path: &PathBuf| path.to_string_lossy().contains(&own);
+        let mut socket = None;
+        // A thread publishes it.
+        let is_published = || {
+            socket = sockets().into_iter().find(is_own);
+            socket.is_some()
+        };
+        until(is_published, || "no socket for requests".to_owned());
+        let request = Request::new(&[Subject::Groups]);
+        let records = query(&socket.expect("a socket"), &request, TIMEOUT).expect("an answer");
+        let groups = records.iter().filter_map(|record| match record {
+            Record::Group(group) => Some(group),
+            _ => None,
+        });
+        let links: Vec<_> = groups.flat_map(|group| &group.links).collect();
+        let active: Vec<_> = links.iter().filter(|link| link.gid.is_some()).collect();
+        assert!(active.len() >= 2, "{links:?}");
+        for link in active {
+            // The group gets a link at the other port, too.
+            let is_first = link
+                .gid
+                .as_ref()
+                .is_some_and(|gid| gid.contains(":10.0.0."));
+            let interface = if is_first { "v0" } else { "v7" };
+            assert_eq!(link.interface.as_deref(), Some(interface), "{link:?}");
+        }
+    });
 }
