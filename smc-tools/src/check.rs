@@ -279,7 +279,7 @@ fn probe_advice(error: &io::Error) -> &'static str {
 /// Says what the stream is. Returns whether it is SMC.
 fn describe(stream: &Stream, owner: Option<u32>, report: &mut Report) -> bool {
     match stream.mode() {
-        Mode::Tcp { reason, .. } => fallback(&reason, owner, report),
+        Mode::Tcp { reason, .. } => fallback(reason, owner, report),
         mode => {
             report.add("mode", mode);
             match &mode {
