@@ -123,7 +123,8 @@ fn check(args: &CheckArgs, report: &mut Report) -> Result<bool> {
             Ok(endpoint) => endpoint,
             Err(error) => {
                 report.add("device", format!("{error:#}"));
-                report.add("to do", "see `smc devices`");
+                let advice = "see `smc devices`, and the limits of this process (`ulimit -n`)";
+                report.add("to do", advice);
                 return Ok(false);
             }
         };

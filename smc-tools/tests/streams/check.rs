@@ -3,6 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
@@ -194,6 +195,36 @@ fn a_server_without_a_device_is_told_so() {
 }
 
 #[test]
+fn an_own_end_without_a_device_or_directory_is_told_so() {
+    let world = World::new();
+    let (_server, address) = listen(&world, "127.0.0.1:0");
+    // Fewer descriptors than a device takes.
+    let smc = env!("CARGO_BIN_EXE_smc");
+    let output = Command::new("sh")
+        .args(["-c", &format!("ulimit -n 12 && exec {smc} check {address}")])
+        .env("SMC_RUNTIME_DIR", world.dir.path().join("run"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("device     cannot open the loop device"),
+        "{text}"
+    );
+    assert!(
+        text.contains("RLIMIT_NOFILE is 12") && text.contains("`ulimit -n`"),
+        "{text}"
+    );
+
+    let other = World::new();
+    let run = other.dir.path().join("run");
+    std::fs::create_dir(&run).unwrap();
+    std::fs::set_permissions(&run, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let reason = "can be changed by other users: mode 0777";
+    check_fails(&other, &address, reason, "mend owner and mode");
+}
+
+#[test]
 fn a_policy_is_given_as_the_reason() {
     let world = World::new();
     let (_server, address) = listen(&world, "127.0.0.1:0");
@@ -219,7 +250,7 @@ fn a_server_that_is_stopped_before_it_answers_is_told_so() {
 fn a_server_that_is_stopped_or_dies_after_the_connection_is_told_so() {
     for (name, reason, to_do) in [
         ("stops", "no answer within", "it is stopped"),
-        ("dies", "round trip", "has ended the connection or itself"),
+        ("dies", "peer is gone", "has ended the connection or itself"),
     ] {
         let world = World::new();
         let (_server, address) = role(&world, name);
