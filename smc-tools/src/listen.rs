@@ -63,7 +63,7 @@ async fn attempt(args: Args) -> Result<()> {
     let verbose = args.verbose;
     let serve = |(stream, peer)| answer(stream, peer, verbose, is_ended.clone());
     let server = Server::new(NAME, args.limit, ending);
-    let outcome = server.run(listener, serve, Duration::ZERO, ended).await;
+    let outcome = server.run(listener, serve, None, ended).await;
     endpoint::close(endpoint).await;
     outcome
 }

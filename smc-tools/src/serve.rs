@@ -77,13 +77,14 @@ impl Server {
         }
     }
 
-    /// Has each client served by a task, until a signal arrives. Connections may last this long
-    /// afterwards, or until the next signal; then `cut_off` is set, which tasks have to obey.
+    /// Has each client served by a task, until a signal arrives. Connections may last for `grace`
+    /// afterwards, or until the next signal. Then `cut_off` is set, which tasks have to obey.
+    /// Without a `grace` it is set at once, and they end in order.
     pub(crate) async fn run<L: Accept, F: Future<Output = ()> + Send + 'static>(
         mut self,
         mut listener: L,
         serve: impl Fn(L::Client) -> F,
-        grace: Duration,
+        grace: Option<Duration>,
         cut_off: watch::Sender<bool>,
     ) -> Result<()> {
         let outcome = self.accept_until_told(&mut listener, &serve).await;
@@ -92,16 +93,14 @@ impl Server {
         }
         // Withdraws the name, and refuses clients.
         drop(listener);
-        if let (Ok(()), open @ 1..) = (&outcome, self.connections.len()) {
-            let grace = grace.as_secs_f64();
+        if let (Ok(()), Some(grace), open @ 1..) = (&outcome, grace, self.connections.len()) {
             self.report(format_args!(
-                "ending: {open} connections may last {grace} s"
+                "ending: {open} connections may last {} s",
+                grace.as_secs_f64()
             ));
+            self.wait_for_ends(Instant::now().checked_add(grace)).await;
         }
-        let until = Instant::now().checked_add(grace);
-        self.wait_for_ends(until.filter(|_| outcome.is_ok())).await;
-        let left = self.connections.len();
-        if left > 0 {
+        if let (Some(_), left @ 1..) = (grace, self.connections.len()) {
             self.report(format_args!("{left} connections were cut off"));
         }
         let _without_connections = cut_off.send(true);

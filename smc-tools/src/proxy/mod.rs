@@ -123,7 +123,7 @@ async fn attempt(args: Args) -> Result<()> {
     };
     let server = Server::new(NAME, args.limit, ending);
     let carry = |client| route.clone().carry(client);
-    let outcome = server.run(listener, carry, args.grace, cut_off).await;
+    let outcome = server.run(listener, carry, Some(args.grace), cut_off).await;
     if let Some(endpoint) = endpoint {
         endpoint::close(endpoint).await;
     }

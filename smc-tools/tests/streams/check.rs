@@ -321,8 +321,9 @@ fn a_listener_that_is_told_to_end_ends_its_streams_in_order() {
         input.write_all(b"once").unwrap();
         assert_eq!(client.receive(4), b"once");
         server.signal(signal);
-        let (status, _lines) = server.end();
-        assert_eq!(status, Some(0));
+        let (status, lines) = server.end();
+        assert_eq!(status, Some(0), "{lines}");
+        assert!(lines.contains(": 4 bytes, complete"), "{lines}");
         // Not reset: the client has the end of the stream.
         drop(input);
         assert_eq!(client.receive_all(), b"");
