@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, TcpListener};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::process::Command;
 use std::sync::Arc;
 use std::thread;
@@ -153,10 +153,12 @@ fn a_server_of_another_user_is_named() {
     if !is_root("check as another user") {
         return;
     }
-    // Both users may search it.
-    let world = World::new();
-    let open = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(world.dir.path(), open).unwrap();
+    // Both users may search them.
+    let (world, other) = (World::new(), World::new());
+    for world in [&world, &other] {
+        let open = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(world.dir.path(), open).unwrap();
+    }
     let (_server, address) = listen(&world, "127.0.0.1:0");
     let text = check_fails(
         &world,
@@ -166,6 +168,17 @@ fn a_server_of_another_user_is_named() {
     );
     assert!(text.contains("group 990"), "{text}");
     assert!(text.contains("a socket of user 0"), "{text}");
+
+    // With a directory of its own.
+    let run = other.dir.path().join("run");
+    std::fs::create_dir(&run).unwrap();
+    chown(&run, Some(990), Some(990)).unwrap();
+    check_fails(
+        &other,
+        &format!("--user 990 {address}"),
+        "0x03010000 no SMC listener is announced",
+        "the server runs as user 0",
+    );
 }
 
 #[test]
