@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use serde_json::{Map, Value as Json, json};
 use smc::error::Refusal;
+use smc::info::{CandidateTransport, Exclusion};
 use smc::wire::types::DeclineCode;
 use smc::{Domain, Endpoint, FallbackCause, FallbackReason, Mode, Stream, Target};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -128,11 +129,9 @@ fn check(args: &CheckArgs, report: &mut Report) -> Result<bool> {
                 return Ok(false);
             }
         };
-        for device in endpoint.device_infos() {
-            report.add("device", format!("{} can be used", device.name));
-        }
         let mut is_smc = false;
         for address in addresses {
+            devices(&endpoint, address, report).await;
             is_smc = connect(&endpoint, address, args, report).await;
             if is_smc {
                 break;
@@ -171,6 +170,27 @@ fn directory(report: &mut Report) {
             report.add("directory", format!("none yet for user {uid}: {searched}"));
         }
         None => report.add("directory", format!("user {uid}: {}", present.join(", "))),
+    }
+}
+
+/// The devices that a connection to this address could use, and why it does not use the others.
+async fn devices(endpoint: &Endpoint, to: SocketAddr, report: &mut Report) {
+    // There is no error for an address.
+    for candidate in endpoint.candidates(to).await.unwrap_or_default() {
+        let device = match &candidate.transport {
+            CandidateTransport::SmcD { device, gid, .. } => format!("{device}, GID {gid}"),
+            CandidateTransport::SmcR {
+                device, port, gid, ..
+            } => format!("{device}, port {port}, GID {gid}"),
+            _ => continue,
+        };
+        match &candidate.excluded {
+            Some(Exclusion::NotOffered(why)) => {
+                report.add("device", format!("{device} is not offered: {why}"));
+            }
+            // Why there is no SMC at all follows.
+            _ => report.add("device", format!("{device} can be used")),
+        }
     }
 }
 

@@ -205,7 +205,7 @@ impl Server {
 /// Descriptors of a connection: two sockets, and the memory files of an SMC stream at either end.
 const DESCRIPTORS: u64 = 4;
 /// How long accepting pauses after an error.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long the last clients may take to be accepted, each.
 const LAST_ACCEPT: Duration = Duration::from_millis(50);
 /// How often it is reported that the limit of connections is reached.

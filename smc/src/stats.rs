@@ -193,6 +193,7 @@ impl DirectionStats {
             buffer_downgrades: self
                 .buffer_downgrades
                 .saturating_sub(earlier.buffer_downgrades),
+            buffer_reuses: self.buffer_reuses.saturating_sub(earlier.buffer_reuses),
             buffer_full: self.buffer_full.saturating_sub(earlier.buffer_full),
             parked: self.parked.saturating_sub(earlier.parked),
             polls_won: self.polls_won.saturating_sub(earlier.polls_won),
@@ -276,7 +277,16 @@ impl DeviceStats {
             received: self.received.since(&earlier.received),
             sent: self.sent.since(&earlier.sent),
             failovers: self.failovers.saturating_sub(earlier.failovers),
+            hardware: self.hardware_since(earlier),
         }
+    }
+
+    fn hardware_since(&self, earlier: &Self) -> BTreeMap<String, u64> {
+        let counters = self.hardware.iter().map(|(name, count)| {
+            let earlier = earlier.hardware.get(name).copied().unwrap_or(0);
+            (name.clone(), count.saturating_sub(earlier))
+        });
+        counters.collect()
     }
 
     /// Adds what another device of the same name has counted.

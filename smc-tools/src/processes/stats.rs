@@ -95,7 +95,7 @@ fn text(all: &[Stats], debug: bool) -> String {
         let devices = all.iter().flat_map(|stats| &stats.devices);
         let devices: Vec<_> = devices.filter(|device| device.is_rdma == is_rdma).collect();
         let name = if is_rdma { "SMC-R" } else { "SMC-D" };
-        summary(&mut text, name, &devices);
+        summary(&mut text, name, &devices, debug);
     }
     let fallbacks = all.iter().flat_map(|stats| &stats.fallbacks);
     let mut sum = ByRole::default();
@@ -147,7 +147,7 @@ fn text(all: &[Stats], debug: bool) -> String {
     text
 }
 
-fn summary(text: &mut String, name: &str, devices: &[&DeviceStats]) {
+fn summary(text: &mut String, name: &str, devices: &[&DeviceStats], debug: bool) {
     let sum = |pick: fn(&DeviceStats) -> u64| sum_of(devices.iter().map(|device| pick(device)));
     let v1 = sum(|device| {
         device
@@ -169,6 +169,12 @@ fn summary(text: &mut String, name: &str, devices: &[&DeviceStats]) {
     line(text, "  Open", sum(|device| device.open));
     if devices.iter().any(|device| device.is_rdma) {
         line(text, "  Failovers", sum(|device| device.failovers));
+    }
+    for device in devices.iter().filter(|_| debug) {
+        for (name, count) in &device.hardware {
+            let name = format!("  {} {name}", device.device);
+            line(text, &printable(&name), *count);
+        }
     }
     direction(text, "  RX", devices.iter().map(|device| &device.received));
     direction(text, "  TX", devices.iter().map(|device| &device.sent));

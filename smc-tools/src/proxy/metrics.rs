@@ -21,6 +21,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::connection::End;
+use crate::serve::ACCEPT_PAUSE;
 
 /// Answers scrapes until it is dropped.
 pub(super) struct Exporter {
@@ -70,7 +71,7 @@ impl Exporter {
                     });
                 }
                 // Descriptors are short, and may be free again later.
-                Err(_) => sleep(super::ACCEPT_PAUSE).await,
+                Err(_) => sleep(ACCEPT_PAUSE).await,
             }
         }
     }

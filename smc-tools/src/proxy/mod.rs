@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result};
 use smc::Endpoint;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use self::address::Address;
