@@ -276,7 +276,7 @@ impl ConnectAttempt<'_> {
     ) -> Result<Stream, Failed> {
         let (endpoint, config) = (self.endpoint, self.config);
         let path = path(endpoint, config, &*socket, self.to, false);
-        let proposal = match config.has_usual_proposal(&path) {
+        let proposal = match config.has_default_proposal(&path) {
             true => usual,
             false => ClientProposal::new(config, &path).map(Arc::new),
         };

@@ -34,7 +34,7 @@
 mod registry;
 
 pub use registry::{
-    CLIENT_IDLE_LIFETIME, CREATOR_TIMEOUT, IDLE_LIFETIME, MAX_ALL_FIRST_CONTACTS,
+    CLIENT_IDLE_LIFETIME, CREATOR_TIMEOUT, GroupState, IDLE_LIFETIME, MAX_ALL_FIRST_CONTACTS,
     MAX_FIRST_CONTACTS, Registry,
 };
 
@@ -48,7 +48,6 @@ use smc_wire::types::{Eid, Gid, HostName, Mac, OsType, PeerId, Qpn, Release, Roc
 
 use crate::device::{LinkAddress, LinkFailure};
 use crate::proto::Role;
-use crate::proto::table::transitions;
 use crate::quota::source;
 
 /// Index of a device in the list of an endpoint, in the order in which devices were added. That of
@@ -155,33 +154,6 @@ impl GroupKey {
             _ => IDLE_LIFETIME,
         }
     }
-}
-
-transitions! {
-    /// States of a link group.
-    pub enum GroupState {
-        /// Its first connection is being set up; no other connection may use it.
-        Pending = "PENDING",
-        /// The group has connections.
-        Active = "ACTIVE",
-        /// The last connection has left; a new one may still join.
-        Idle = "IDLE",
-        /// The group was terminated; its connections are being closed.
-        Terminating = "TERMINATING",
-        /// The group is removed.
-        Gone = "GONE",
-    }
-
-    /// The first connection, and with it the group, is established.
-    establish(Pending => Active);
-    /// Another connection joins.
-    join(Active | Idle => Active);
-    /// The last connection leaves.
-    empty(Pending | Terminating => Gone, Active => Idle);
-    /// No connection joined for the whole lifetime of an idle group.
-    expire(Idle => Gone);
-    /// The peer is gone, or the endpoint shuts down.
-    terminate(Pending | Active => Terminating, Idle => Gone);
 }
 
 /// Values negotiated at first contact, valid for all connections of a group.

@@ -16,11 +16,39 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 
 use super::{
-    EnterResult, GroupEndCause, GroupId, GroupKey, GroupLinks, GroupState, GroupTerms, Intent,
-    LinkGroupInfo, Member, NoGroup, RegistryOutput, Terminated, Waiter,
+    EnterResult, GroupEndCause, GroupId, GroupKey, GroupLinks, GroupTerms, Intent, LinkGroupInfo,
+    Member, NoGroup, RegistryOutput, Terminated, Waiter,
 };
 use crate::proto::Role;
+use crate::proto::table::transitions;
 use first_contacts::FirstContacts;
+
+transitions! {
+    /// States of a link group.
+    pub enum GroupState {
+        /// Its first connection is being set up; no other connection may use it.
+        Pending = "PENDING",
+        /// The group has connections.
+        Active = "ACTIVE",
+        /// The last connection has left; a new one may still join.
+        Idle = "IDLE",
+        /// The group was terminated; its connections are being closed.
+        Terminating = "TERMINATING",
+        /// The group is removed.
+        Gone = "GONE",
+    }
+
+    /// The first connection, and with it the group, is established.
+    establish(Pending => Active);
+    /// Another connection joins.
+    join(Active | Idle => Active);
+    /// The last connection leaves.
+    empty(Pending | Terminating => Gone, Active => Idle);
+    /// No connection joined for the whole lifetime of an idle group.
+    expire(Idle => Gone);
+    /// The peer is gone, or the endpoint shuts down.
+    terminate(Pending | Active => Terminating, Idle => Gone);
+}
 
 /// The link groups of an endpoint. The default is a registry without groups.
 ///

@@ -9,6 +9,7 @@ use smc_wire::clc::{
     AcceptConfirm, Body, Device, DirectEnd, DirectExtension, FirstContact, IpArea, Ipv6Prefix,
     Proposal, RdmaEnd, SmcdArea, V2Extension,
 };
+use smc_wire::size::SizeCode;
 use smc_wire::types::{
     Chid, Eid, FeatureMask, Gid, IsmGid, Mac, Offer as Types, PeerId, Release, RoceGid, Version,
 };
@@ -27,6 +28,23 @@ use crate::device::Route;
 use crate::error::{FallbackReason, PeerMisbehaved};
 use crate::proto::Role;
 use crate::proto::group::{GroupKey, Intent};
+
+impl HandshakeConfig {
+    /// Size of a client's receive buffer of SMC-D. The server needs memory for it as well, and has
+    /// stated how much it spends on a buffer.
+    #[must_use]
+    pub fn client_buffer(&self, device: &DirectDevice, server: SizeCode) -> SizeCode {
+        self.server_buffer(device).min(server)
+    }
+
+    /// Whether the PROPOSAL for this path is that for the default one.
+    #[must_use]
+    pub fn has_default_proposal(&self, path: &TcpPath) -> bool {
+        let is_within_reach = |device: &DirectDevice| path.is_within_reach(device.chid);
+        let is_default = self.rdma.is_none() && !self.v1 && !path.ipsec;
+        is_default && self.devices.iter().all(is_within_reach)
+    }
+}
 
 /// What a client offers on one connection: the outcome of its device search, and the PROPOSAL.
 ///

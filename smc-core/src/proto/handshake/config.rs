@@ -57,13 +57,6 @@ impl HandshakeConfig {
         self.buffer.min(device.max_buffer)
     }
 
-    /// Size of a client's receive buffer of SMC-D. The server needs memory for it as well, and has
-    /// stated how much it spends on a buffer.
-    #[must_use]
-    pub fn client_buffer(&self, device: &DirectDevice, server: SizeCode) -> SizeCode {
-        self.server_buffer(device).min(server)
-    }
-
     /// A host with these devices, the default SEID, no UEID, and SMC v2.1.
     #[must_use]
     pub fn new(devices: Vec<DirectDevice>) -> Self {
@@ -86,14 +79,6 @@ impl HandshakeConfig {
 
     pub(super) fn has_devices(&self) -> bool {
         !self.devices.is_empty() || self.rdma.is_some()
-    }
-
-    /// Whether the PROPOSAL for this path is that for the default one.
-    #[must_use]
-    pub fn has_usual_proposal(&self, path: &TcpPath) -> bool {
-        let is_within_reach = |device: &DirectDevice| path.is_within_reach(device.chid);
-        let is_usual = self.rdma.is_none() && !self.v1 && !path.ipsec;
-        is_usual && self.devices.iter().all(is_within_reach)
     }
 
     /// Why there is no device to offer.
