@@ -17,6 +17,8 @@ use super::stream::{Full, Stream};
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     table: HashMap<(SocketAddr, SocketAddr), Connection>,
+    /// Bytes that they hold.
+    memory: usize,
 }
 
 impl Connections {
@@ -27,14 +29,26 @@ impl Connections {
             if segment.payload.is_empty() && !segment.syn {
                 return;
             }
-            for mut old in make_room(&mut self.table, MAX_CONNECTIONS, |it| it.last_used) {
-                old.finish(found);
-            }
+            self.make_room(MAX_CONNECTIONS, found);
         }
         let connection = self.table.entry(ends);
         let connection = connection.or_insert_with(|| Connection::new(ends, mark));
         connection.last_used = mark;
+        let before = connection.memory();
         connection.segment(mark, segment, found);
+        let after = connection.memory();
+        self.memory = self.memory.saturating_sub(before).saturating_add(after);
+        while self.memory > MAX_MEMORY && self.table.len() >= FEW {
+            self.make_room(self.table.len(), found);
+        }
+    }
+
+    /// Where there are so many, gives up those that were used least recently.
+    fn make_room(&mut self, most: usize, found: &mut Vec<Message>) {
+        for mut old in make_room(&mut self.table, most, |it| it.last_used) {
+            self.memory = self.memory.saturating_sub(old.memory());
+            old.finish(found);
+        }
     }
 
     /// The capture is over: what is incomplete will stay so.
@@ -44,6 +58,7 @@ impl Connections {
             connection.finish(found);
         }
         self.table.clear();
+        self.memory = 0;
         if let Some(rest) = found.get_mut(first..) {
             rest.sort_by_key(|message| (message.mark, message.src));
         }
@@ -52,6 +67,10 @@ impl Connections {
 
 /// Connections that are remembered at a time.
 const MAX_CONNECTIONS: usize = 1 << 16;
+/// Bytes that they all hold: a direction of which all segments come holds a message at most.
+const MAX_MEMORY: usize = 256 << 20;
+/// Connections whose own bounds are enough.
+const FEW: usize = 64;
 /// How much of a direction whose SYN was not seen is searched for the start of a handshake.
 const MAX_SEARCH: usize = 16 << 10;
 
@@ -125,6 +144,11 @@ impl Connection {
         let [low, high] = &mut self.halves;
         low.finish(high.has_declined, found);
         high.finish(low.has_declined, found);
+    }
+
+    fn memory(&self) -> usize {
+        let [low, high] = &self.halves;
+        low.stream.memory().saturating_add(high.stream.memory())
     }
 
     /// The direction that `src` sends in, and the other one.
@@ -312,4 +336,50 @@ const DECLINE: u8 = 4;
 /// The same key for both directions.
 fn ordered(one: SocketAddr, other: SocketAddr) -> (SocketAddr, SocketAddr) {
     (one.min(other), one.max(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Segments of ever new connections, each with a gap before them.
+    fn hold(payload: &[u8], segments: u32, count: u16) -> Connections {
+        let mut connections = Connections::default();
+        let mut found = Vec::new();
+        let server = SocketAddr::from(([10, 0, 0, 2], 80));
+        for number in 0..count {
+            let client = SocketAddr::from(([10, 0, 0, 1], number));
+            for at in 0..=segments {
+                let segment = Segment {
+                    src: client,
+                    dst: server,
+                    // A SYN, and then every other segment.
+                    sequence: at * 2 * (payload.len() as u32 + 1),
+                    acknowledgment: 0,
+                    syn: at == 0,
+                    ack: false,
+                    options: &[],
+                    payload: if at == 0 { &[] } else { payload },
+                    missing: 0,
+                };
+                let mark = Mark {
+                    frame: u64::from(number),
+                    ..Mark::default()
+                };
+                connections.segment(mark, &segment, &mut found);
+            }
+        }
+        connections
+    }
+
+    #[test]
+    fn what_all_connections_hold_is_bounded() {
+        let connections = hold(&[1; 60_000], 2, 6000);
+        assert!(connections.memory <= MAX_MEMORY);
+        let all = connections.table.values().map(Connection::memory);
+        assert_eq!(all.sum::<usize>(), connections.memory);
+        assert!((1000..6000).contains(&connections.table.len()));
+        // Pieces of a byte count as well.
+        assert!(hold(&[1], 4000, 1).memory > 400_000);
+    }
 }

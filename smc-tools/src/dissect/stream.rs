@@ -206,6 +206,13 @@ impl Stream {
         }
     }
 
+    /// Bytes of memory that are held, roughly.
+    pub(super) fn memory(&self) -> usize {
+        let pieces = self.later.len().saturating_mul(PIECE_LEN);
+        let bytes = self.front.capacity().saturating_add(self.held);
+        bytes.saturating_add(pieces)
+    }
+
     /// Moves to the front whatever has no gap before it any more.
     fn settle(&mut self) {
         while let Some(entry) = self.later.first_entry() {
@@ -236,6 +243,8 @@ impl Stream {
 const MAX_HELD: usize = 128 << 10;
 /// Segments held back behind a gap.
 const MAX_PIECES: usize = 4096;
+/// What a piece takes beside its bytes.
+const PIECE_LEN: usize = 128;
 /// How far data captured before its SYN may be from it.
 const WINDOW: u32 = 1 << 20;
 
