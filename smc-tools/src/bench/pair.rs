@@ -1,6 +1,6 @@
 //! The two processes of a measurement, as their parent sees them.
 
-use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -94,7 +94,7 @@ pub(super) fn directory() -> Result<TempDir> {
 /// One of the two, ended when dropped.
 pub(super) struct End {
     handle: ServerHandle,
-    lines: mpsc::Receiver<String>,
+    lines: mpsc::Receiver<io::Result<String>>,
 }
 
 /// What keeps an end going; it ends with that, even if this process is killed.
@@ -156,7 +156,7 @@ impl End {
     /// The next line of its output.
     pub(super) fn line(&self, timeout: Duration) -> Result<String> {
         match self.lines.recv_timeout(timeout) {
-            Ok(line) => Ok(line),
+            Ok(line) => Ok(line?),
             Err(mpsc::RecvTimeoutError::Timeout) => bail!("nothing within {timeout:?}"),
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 bail!("it has ended; its standard error has the reason")
@@ -181,19 +181,34 @@ impl Drop for End {
             ServerHandle::Remote(stream) => {
                 // The agent closes its end when the process has ended.
                 let _ignored = stream.shutdown(Shutdown::Write);
-                while self.lines.recv_timeout(END).is_ok() {}
+                let until = Instant::now() + END;
+                while Instant::now() < until && self.lines.recv_timeout(END).is_ok() {}
             }
         }
     }
 }
 
 /// The lines of an output, which is read even if they are not, so that the process never waits for
-/// this one.
-fn lines_of(output: impl Read + Send + 'static) -> mpsc::Receiver<String> {
-    let (sender, receiver) = mpsc::channel();
+/// this one. Nothing is read behind a line that is too long, and lines are dropped when too many
+/// wait to be taken: it may be the output of an agent on another machine.
+fn lines_of(output: impl Read + Send + 'static) -> mpsc::Receiver<io::Result<String>> {
+    let (sender, receiver) = mpsc::sync_channel(LINES_MAX);
     thread::spawn(move || {
-        for line in BufReader::new(output).lines().map_while(Result::ok) {
-            let _unread = sender.send(line);
+        let mut output = BufReader::new(output);
+        loop {
+            let mut line = String::new();
+            match output.by_ref().take(LINE_MAX).read_line(&mut line) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+            let is_whole = line.ends_with('\n');
+            if !is_whole && line.len() as u64 == LINE_MAX {
+                let text = format!("a line of {LINE_MAX} bytes or more");
+                let error = io::Error::new(io::ErrorKind::InvalidData, text);
+                let _unread = sender.try_send(Err(error));
+                return;
+            }
+            let _unread = sender.try_send(Ok(line.trim_end_matches(['\r', '\n']).to_owned()));
         }
     });
     receiver
@@ -207,3 +222,43 @@ const END: Duration = Duration::from_secs(3);
 
 /// For how long a closed connection keeps its port, and some more.
 const TIME_WAIT: Duration = Duration::from_secs(62);
+
+/// Bytes of a line: far more than a result with all its latencies has.
+const LINE_MAX: u64 = 16 << 20;
+
+/// Lines that wait to be taken: a process has one or two.
+const LINES_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tells that all before it was read.
+    struct AtEnd(mpsc::Sender<()>);
+
+    impl Read for AtEnd {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            let _told_before = self.0.send(());
+            Ok(0)
+        }
+    }
+
+    #[test]
+    fn lines_are_bounded_in_length_and_number() {
+        let long = io::repeat(b'x');
+        let lines = lines_of(io::Cursor::new("first\r\nsecond\n").chain(long));
+        let all: Vec<_> = lines.iter().collect();
+        let [Ok(first), Ok(second), Err(error)] = &*all else {
+            panic!("{all:?}");
+        };
+        assert_eq!((&**first, &**second), ("first", "second"));
+        assert_eq!(error.to_string(), "a line of 16777216 bytes or more");
+        let (sender, is_read) = mpsc::channel();
+        let many = io::Cursor::new("x\n".repeat(1000)).chain(AtEnd(sender));
+        let lines = lines_of(many);
+        is_read.recv().unwrap();
+        assert_eq!(lines.iter().count(), LINES_MAX);
+        let last = lines_of(io::Cursor::new("no end"));
+        assert_eq!(last.recv().unwrap().unwrap(), "no end");
+    }
+}
