@@ -38,6 +38,8 @@ use smc::record::{ProcessRecord, Record};
 
 use crate::output::note;
 
+use self::table::escaped;
+
 /// A process and its records.
 #[derive(Debug)]
 struct Process {
@@ -126,7 +128,7 @@ fn json_line(process: &ProcessRecord, record: &impl Serialize) -> Result<String>
         fields.insert("uid".to_owned(), process.uid.into());
         fields.insert("program".to_owned(), process.program.clone().into());
     }
-    Ok(format!("{value}\n"))
+    Ok(escaped(&value.to_string()) + "\n")
 }
 
 /// Processes that are asked at a time.

@@ -41,13 +41,58 @@ impl Table {
     }
 }
 
-/// A text of another process without characters that a terminal would act on.
+/// A text of another process without characters that a terminal would act on, or that change how
+/// others are shown.
 pub(crate) fn printable(text: &str) -> String {
-    let replace = |char: char| match char.is_control() {
-        true => char::REPLACEMENT_CHARACTER,
-        false => char,
+    let replace = |char: char| match is_printable(char) {
+        true => char,
+        false => char::REPLACEMENT_CHARACTER,
     };
     text.chars().map(replace).collect()
+}
+
+/// JSON with such characters as escapes. JSON itself has none of them outside of strings.
+pub(super) fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for char in json.chars() {
+        if is_printable(char) {
+            text.push(char);
+            continue;
+        }
+        for unit in char.encode_utf16(&mut [0; 2]) {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "\\u{unit:04x}");
+        }
+    }
+    text
+}
+
+/// Neither a control character (C0, DEL, C1), nor one of Unicode's format characters (such as those
+/// for the direction of text) or separators of lines and paragraphs.
+fn is_printable(char: char) -> bool {
+    !char.is_control()
+        && !matches!(
+            char,
+            '\u{ad}'
+                | '\u{600}'..='\u{605}'
+                | '\u{61c}'
+                | '\u{6dd}'
+                | '\u{70f}'
+                | '\u{890}'..='\u{891}'
+                | '\u{8e2}'
+                | '\u{180e}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{110bd}'
+                | '\u{110cd}'
+                | '\u{13430}'..='\u{1343f}'
+                | '\u{1bca0}'..='\u{1bca3}'
+                | '\u{1d173}'..='\u{1d17a}'
+                | '\u{e0000}'..='\u{e007f}'
+        )
 }
 
 /// A text, cut to so many characters; `..` shows that it was.
@@ -75,5 +120,21 @@ mod tests {
         assert!(table.text().len() < 2000);
         assert_eq!(cut("127.0.0.1:8080", 9), "127.0.0..");
         assert_eq!(cut("127.0.0.1", 9), "127.0.0.1");
+    }
+
+    #[test]
+    fn text_neither_controls_the_terminal_nor_changes_its_direction() {
+        let text = "\u{9b}31m \u{7f}\u{202e}gpj.\u{2066}\u{e0041} \u{e9}";
+        assert_eq!(
+            printable(text),
+            "\u{fffd}31m \u{fffd}\u{fffd}gpj.\u{fffd}\u{fffd} \u{e9}"
+        );
+        let json = serde_json::to_string(text).unwrap();
+        let line = escaped(&json);
+        assert_eq!(
+            line,
+            "\"\\u009b31m \\u007f\\u202egpj.\\u2066\\udb40\\udc41 \u{e9}\""
+        );
+        assert_eq!(serde_json::from_str::<String>(&line).unwrap(), text);
     }
 }

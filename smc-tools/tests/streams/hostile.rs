@@ -47,7 +47,7 @@ const REQUEST: &[u8] =
     br#"{"version":1,"what":["connections","listeners","groups","devices","stats"]}"#;
 
 /// What a number or text is replaced by.
-const REPLACEMENTS: [&str; 9] = [
+const REPLACEMENTS: [&str; 10] = [
     "18446744073709551615",
     "-1",
     "1e308",
@@ -55,6 +55,7 @@ const REPLACEMENTS: [&str; 9] = [
     "[]",
     r#""\u001b]0;title\u0007\r\n""#,
     r#""\u202e""#,
+    "\"\u{9b}31m\u{e0041}\"",
     "{}",
     "LONG",
 ];
@@ -144,10 +145,11 @@ fn what_a_hostile_process_answers_ends_no_tool_and_no_terminal() {
             let errors = String::from_utf8_lossy(&output.stderr);
             assert!(matches!(code, Some(0 | 1)), "{command}: {code:?} {errors}");
             let shown = [&*output.stdout, &output.stderr].concat();
+            let shown = String::from_utf8(shown).unwrap();
             assert!(
-                !shown.contains(&0x1b),
+                !shown.contains(['\u{1b}', '\u{9b}', '\u{202e}', '\u{e0041}']),
                 "{command}: {}",
-                shown.escape_ascii()
+                shown.escape_debug()
             );
             // The processes that keep to the format are shown all the same.
             let text = String::from_utf8_lossy(&output.stdout);
