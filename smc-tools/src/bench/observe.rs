@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
-use smc::introspection::{Request, Subject, query, sockets};
+use smc::introspection::{Directory, Request, Subject, directories, query};
 
 /// A thread that sends requests to processes.
 pub(super) struct Observer {
@@ -70,7 +70,10 @@ fn socket_of(process: u32) -> Option<PathBuf> {
         let name = socket.file_name().and_then(|name| name.to_str());
         name.is_some_and(|name| name.starts_with(&prefix))
     };
-    sockets().into_iter().find(is_its)
+    let own = nix::unistd::geteuid().as_raw();
+    let mut dirs = directories();
+    dirs.retain(|dir| dir.owner == own);
+    dirs.iter().flat_map(Directory::sockets).find(is_its)
 }
 
 /// Between two requests to a process: 100 in a second.

@@ -67,7 +67,7 @@ impl Baseline {
 
     /// Takes the counters of these processes, and removes those of processes that have ended.
     pub(super) fn reset(&mut self, found: &[Process]) {
-        let sockets = smc::introspection::sockets();
+        let sockets = super::sockets();
         let names = sockets.iter().filter_map(|socket| socket.file_name());
         let names: BTreeSet<_> = names.map(|name| name.to_string_lossy()).collect();
         let is_there = |name: &String| names.contains(&**name);

@@ -1,13 +1,14 @@
 //! What running processes report of their endpoints: `smc ss`, `smc groups`, `smc links`,
 //! `smc stats`, `smc top` and `smc info`, and all of it for `smc report`.
 //!
-//! `collect` asks all processes at once, `table` formats. Each command is a module.
+//! `collect` asks all processes on threads of `pool`, `table` formats. Each command is a module.
 
 mod baseline;
 mod devices;
 mod groups;
 mod info;
 mod kernel;
+mod pool;
 mod snapshot;
 mod ss;
 mod stats;
@@ -23,21 +24,22 @@ pub(crate) use stats::{StatsArgs, run_stats};
 pub(crate) use table::printable;
 pub(crate) use top::{TopArgs, run_top};
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
-use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
-use smc::introspection::{Request, Subject, query, sockets};
+use smc::introspection::{Directory, Request, Subject, directories, query};
 use smc::record::{ProcessRecord, Record};
 
 use crate::output::note;
 
+use self::pool::Job;
 use self::table::escaped;
 
 /// A process and its records.
@@ -50,7 +52,7 @@ struct Process {
 }
 
 /// Asks all processes of this user, for root those of all users. Processes that have ended are left
-/// out; one that does not answer is named on standard error.
+/// out; those that do not answer are named on standard error.
 fn collect(what: &[Subject]) -> Vec<Process> {
     let (found, silent) = look(what);
     silent.iter().for_each(|text| note("smc", text));
@@ -59,28 +61,129 @@ fn collect(what: &[Subject]) -> Vec<Process> {
 
 /// The same; what is wrong with processes that do not answer is returned.
 fn look(what: &[Subject]) -> (Vec<Process>, Vec<String>) {
-    let sockets = sockets();
     let until = Instant::now() + TIME_IN_ALL;
-    let request = Request::new(what);
-    let (next, found) = (AtomicUsize::new(0), Mutex::new((Vec::new(), Vec::new())));
-    thread::scope(|scope| {
-        for _ in 0..sockets.len().min(THREADS_MAX) {
-            scope.spawn(|| {
-                while let Some(socket) = sockets.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let left = until.saturating_duration_since(Instant::now());
-                    let answer = ask(socket, &request, left.min(TIMEOUT));
-                    let mut found = found.lock().unwrap_or_else(|poison| poison.into_inner());
-                    match answer {
-                        Ok(process) => found.0.extend(process),
-                        Err(error) => found.1.push(complaint(socket, &error)),
-                    }
-                }
-            });
-        }
+    let (reports, received) = mpsc::channel();
+    let look = Arc::new(Look {
+        request: Request::new(what),
+        until,
     });
-    let (mut found, silent) = found
-        .into_inner()
-        .unwrap_or_else(|poison| poison.into_inner());
+    let mut waiting = BTreeMap::new();
+    let jobs = directories().into_iter().map(|dir| {
+        let (look, reports) = (Arc::clone(&look), reports.clone());
+        let user = dir.owner;
+        *waiting.entry(user).or_default() += 1;
+        let job = move || ask_all(&dir, &look, &reports);
+        (user, Box::new(job) as Job)
+    });
+    let jobs: Vec<_> = jobs.collect();
+    drop(reports);
+    pool::start(jobs);
+    let found = receive(&received, until, waiting);
+    pool::clear();
+    found
+}
+
+/// The sockets of all processes that could be asked.
+fn sockets() -> Vec<PathBuf> {
+    let until = Instant::now() + TIME_IN_ALL;
+    let (reports, received) = mpsc::channel();
+    let jobs = directories().into_iter().map(|dir| {
+        let reports = reports.clone();
+        let user = dir.owner;
+        let job = move || {
+            let _late = reports.send(dir.sockets());
+        };
+        (user, Box::new(job) as Job)
+    });
+    let jobs: Vec<_> = jobs.collect();
+    drop(reports);
+    pool::start(jobs);
+    let mut found = Vec::new();
+    while let Ok(sockets) = received.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        found.extend(sockets);
+    }
+    pool::clear();
+    found
+}
+
+/// What the jobs of a look have in common.
+struct Look {
+    request: Request,
+    until: Instant,
+}
+
+/// What a job has to report of a user's processes.
+#[derive(Debug)]
+enum Report {
+    /// So many requests are to be sent.
+    Begun(u32, usize),
+    /// What a process answers, or what is wrong.
+    Answer(u32, Result<Option<Process>, String>),
+    /// A directory was read.
+    Read(u32),
+}
+
+/// Has all processes asked whose sockets are in a directory.
+fn ask_all(dir: &Directory, look: &Arc<Look>, reports: &Sender<Report>) {
+    let user = dir.owner;
+    let jobs = dir.sockets().into_iter().map(|socket| {
+        let (look, reports) = (Arc::clone(look), reports.clone());
+        let job = move || {
+            let answer = ask(&socket, &look).map_err(|error| complaint(&socket, &error));
+            let _late = reports.send(Report::Answer(user, answer));
+        };
+        (user, Box::new(job) as Job)
+    });
+    let jobs: Vec<_> = jobs.collect();
+    let _late = reports.send(Report::Begun(user, jobs.len()));
+    if Instant::now() < look.until {
+        pool::start(jobs);
+    }
+    let _late = reports.send(Report::Read(user));
+}
+
+/// Takes reports up to the last one, or for so long. `waiting` has the jobs of each user.
+fn receive(
+    reports: &Receiver<Report>,
+    until: Instant,
+    mut waiting: BTreeMap<u32, usize>,
+) -> (Vec<Process>, Vec<String>) {
+    let (mut found, mut silent, mut unnamed) = (Vec::new(), Vec::new(), BTreeMap::new());
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let (user, answer) = match reports.recv_timeout(left) {
+            Ok(Report::Begun(user, count)) => {
+                *waiting.entry(user).or_default() += count;
+                continue;
+            }
+            Ok(Report::Answer(user, answer)) => (user, answer),
+            Ok(Report::Read(user)) => (user, Ok(None)),
+            Err(_) => break,
+        };
+        let left = waiting.entry(user).or_default();
+        *left = left.saturating_sub(1);
+        match answer {
+            Ok(process) => found.extend(process),
+            Err(complaint) => {
+                let count: &mut usize = unnamed.entry(user).or_default();
+                *count += 1;
+                if *count <= COMPLAINTS_MAX {
+                    silent.push(complaint);
+                }
+            }
+        }
+    }
+    for (user, count) in waiting {
+        let unnamed = unnamed
+            .get(&user)
+            .map_or(0, |count| count.saturating_sub(COMPLAINTS_MAX));
+        let count = count.saturating_add(unnamed);
+        if count > 0 {
+            let text =
+                format!("user {user}: {count} more directories or sockets without an answer");
+            silent.push(text);
+        }
+    }
     // A process can be in several directories, by one name.
     found.sort_by(|one: &Process, other| one.name.cmp(&other.name));
     found.dedup_by(|one, other| one.name == other.name && one.process == other.process);
@@ -89,8 +192,9 @@ fn look(what: &[Subject]) -> (Vec<Process>, Vec<String>) {
 }
 
 /// What a process answers; `None` if it has ended.
-fn ask(socket: &Path, request: &Request, timeout: Duration) -> io::Result<Option<Process>> {
-    match query(socket, request, timeout) {
+fn ask(socket: &Path, look: &Look) -> io::Result<Option<Process>> {
+    let left = look.until.saturating_duration_since(Instant::now());
+    match query(socket, &look.request, left.min(TIMEOUT)) {
         Ok(records) => {
             let mut records = records.into_iter();
             match records.next() {
@@ -131,11 +235,40 @@ fn json_line(process: &ProcessRecord, record: &impl Serialize) -> Result<String>
     Ok(escaped(&value.to_string()) + "\n")
 }
 
-/// Processes that are asked at a time.
-const THREADS_MAX: usize = 16;
-
 /// How long all of them may take.
 const TIME_IN_ALL: Duration = Duration::from_secs(20);
 
 /// How long a process may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Processes of one user of which is told that they have not answered.
+const COMPLAINTS_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_come_is_returned_although_a_job_does_not_end() {
+        let (reports, received) = mpsc::channel();
+        let name = OsString::from("i-1-0123456789abcdef.sock");
+        let text = r#"{"record":"process","version":1,"pid":1,"uid":1,
+            "program":"x","library":"","endpoints":0}"#;
+        let Ok(Record::Process(process)) = serde_json::from_str(text) else {
+            panic!("{text}");
+        };
+        let records = Vec::new();
+        let answer = Process {
+            name,
+            process,
+            records,
+        };
+        reports.send(Report::Answer(1, Ok(Some(answer)))).unwrap();
+        let until = Instant::now() + Duration::from_millis(50);
+        let (found, silent) = receive(&received, until, BTreeMap::from([(1, 1), (2, 1)]));
+        assert_eq!(found.len(), 1);
+        assert!(silent.iter().all(|text| text.starts_with("user 2: 1 more")));
+        assert_eq!(silent.len(), 1);
+        drop(reports);
+    }
+}

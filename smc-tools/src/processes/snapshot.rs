@@ -59,7 +59,7 @@ pub(crate) fn snapshot() -> Result<Snapshot> {
             }
         }
     }
-    let sockets = smc::introspection::sockets();
+    let sockets = super::sockets();
     let dirs = sockets.iter().filter_map(|socket| socket.parent());
     Ok(Snapshot {
         files: [

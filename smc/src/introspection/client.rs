@@ -1,5 +1,6 @@
 //! Finding the sockets of processes, and sending them requests.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,31 +13,52 @@ use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketT
 use rustix::process::geteuid;
 use smc_ipc::channel::send;
 use smc_ipc::runtime_dir::{by_fd, names};
+use smc_ipc::thread::{Lock, ask};
 use smc_ipc::{Credentials, Domain};
 
 use super::{Request, is_name, wait};
 use crate::record::Record;
 
-/// The sockets of the processes of this user; for root those of all users, where their directories
-/// are standard ones. With `$SMC_RUNTIME_DIR` those in that directory.
+/// A directory with sockets of processes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct Directory {
+    /// Its owner. No process of another user answers at its sockets.
+    pub owner: u32,
+    /// Its path.
+    pub path: PathBuf,
+}
+
+/// The directories of this user; for root those of all users, where they are standard ones, four of
+/// each user at most. With `$SMC_RUNTIME_DIR` that directory. Blocks for a second at most.
 ///
 /// A directory that another user could have made or can change counts for root only.
 #[must_use]
-pub fn sockets() -> Vec<PathBuf> {
-    let mut dirs = Domain::default().search_paths();
+pub fn directories() -> Vec<Directory> {
+    let until = Instant::now() + SEARCH_TIME;
+    let own = geteuid();
+    let mut searches = vec![ask(Lock::DirectoriesOf(own.as_raw()), own_directories)];
     let is_configured = std::env::var_os("SMC_RUNTIME_DIR").is_some_and(|dir| !dir.is_empty());
-    if geteuid().is_root() && !is_configured {
-        dirs.extend(directories_of_all());
+    if own.is_root() && !is_configured {
+        for base in ["/run", "/run/user", "/tmp"] {
+            let lock = Lock::DirectoriesBelow(base.into());
+            searches.push(ask(lock, move || directories_in(Path::new(base))));
+        }
     }
-    dirs.sort_unstable();
-    dirs.dedup();
     let mut found = Vec::new();
-    for dir in dirs.into_iter().filter(|dir| owner(dir).is_some()) {
-        let named = names(&dir).into_iter().flatten();
-        let named = named.filter(|name| is_name(name)).take(SOCKETS_MAX);
-        found.extend(named.map(|name| dir.join(name)));
+    for answer in searches.into_iter().flatten() {
+        let left = until.saturating_duration_since(Instant::now());
+        found.extend(answer.wait(left).into_iter().flatten());
     }
+    found.sort_unstable();
+    found.dedup();
     found
+}
+
+fn own_directories() -> Vec<Directory> {
+    let paths = Domain::default().search_paths().into_iter();
+    let found = paths.filter_map(|path| owner(&path).map(|owner| Directory { owner, path }));
+    found.collect()
 }
 
 /// The owner of a directory that no other user can change, if this user believes what is in it.
@@ -47,33 +69,50 @@ fn owner(dir: &Path) -> Option<u32> {
     (is_private && (own.is_root() || found.uid() == own.as_raw())).then_some(found.uid())
 }
 
-/// The standard directories of all users.
-fn directories_of_all() -> Vec<PathBuf> {
-    let in_dir = |dir: &str| {
-        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-        let entries = entries.take(DIRECTORIES_MAX);
-        entries.map(|entry| entry.path()).collect::<Vec<_>>()
-    };
-    let is_named = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str());
-        name.is_some_and(|name| name.starts_with("smc-"))
-    };
-    let mut dirs = in_dir("/run");
-    dirs.extend(in_dir("/tmp"));
-    dirs.retain(is_named);
-    dirs.extend(in_dir("/run/user").iter().map(|dir| dir.join("smc")));
-    dirs
+/// The standard directories of all users in this one.
+fn directories_in(base: &Path) -> Vec<Directory> {
+    let entries = std::fs::read_dir(base).into_iter().flatten().flatten();
+    let mut counts = BTreeMap::new();
+    let named = entries.take(DIRECTORIES_MAX).filter_map(|entry| {
+        let name = entry.file_name();
+        let (user, path) = match name.to_str()?.strip_prefix("smc-") {
+            Some(rest) => (rest.split('-').next()?, entry.path()),
+            None => (name.to_str()?, entry.path().join("smc")),
+        };
+        let user: u32 = user.parse().ok()?;
+        // Its name has its owner, so that a user has no more than a user needs.
+        let count: &mut usize = match owner(&path) {
+            Some(owner) if owner == user => counts.entry(owner).or_default(),
+            _ => return None,
+        };
+        *count += 1;
+        (*count <= DIRECTORIES_OF_USER).then_some(Directory { owner: user, path })
+    });
+    named.collect()
 }
 
-/// Sends a request to the process with this socket. Blocks, for so long at most. Number and user of
-/// the process are those that the kernel reports.
+impl Directory {
+    /// The sockets in it. Reads the directory, which blocks as long as its owner has it block.
+    #[must_use]
+    pub fn sockets(&self) -> Vec<PathBuf> {
+        let named = names(&self.path).into_iter().flatten();
+        let named = named.filter(|name| is_name(name)).take(SOCKETS_MAX);
+        named.map(|name| self.path.join(name)).collect()
+    }
+}
+
+/// Sends a request to the process with this socket. Number and user of the process are those that
+/// the kernel reports, except for the number of a process in another PID namespace.
+///
+/// Blocks for so long at most. It can block longer where the owner of the directory has a look-up
+/// in it block, and where the process passes a descriptor whose closing blocks.
 ///
 /// # Errors
 ///
 /// `ConnectionRefused` if the process has ended; `TimedOut` if it does not answer;
 /// `PermissionDenied` if it is not of the user whose directory it is; `Unsupported` if it does not
-/// know the version or a subject; `InvalidData` if it answers with anything else than records, or
-/// with more than 64 MiB.
+/// know the version or a subject; `InvalidData` if it answers with anything else than records, with
+/// more than 64 MiB.
 pub fn query(socket: &Path, request: &Request, timeout: Duration) -> io::Result<Vec<Record>> {
     let begin = Instant::now();
     let until = begin.checked_add(timeout.min(LONGEST)).unwrap_or(begin);
@@ -90,14 +129,14 @@ pub fn query(socket: &Path, request: &Request, timeout: Duration) -> io::Result<
     }
     send(&fd, &serde_json::to_vec(request)?, &[])?;
     let mut packet = vec![0; PACKET_MAX];
-    let (mut records, mut received) = (Vec::new(), 0);
+    let (mut records, mut received) = (Vec::new(), 0_usize);
     while received <= ANSWER_MAX {
         wait(&fd, PollFlags::IN, until, None)?;
         let (len, _) = match rustix::net::recv(&fd, &mut packet[..], RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => continue,
             received => received?,
         };
-        received += len;
+        received = received.saturating_add(len);
         let lines = packet.get(..len).unwrap_or_default();
         if lines.is_empty() {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -105,6 +144,9 @@ pub fn query(socket: &Path, request: &Request, timeout: Duration) -> io::Result<
         for line in lines.split(|byte| *byte == b'\n') {
             if line.is_empty() {
                 continue;
+            }
+            if Instant::now() > until {
+                return Err(io::ErrorKind::TimedOut.into());
             }
             match serde_json::from_slice(line)? {
                 Record::End => return Ok(records),
@@ -123,8 +165,11 @@ pub fn query(socket: &Path, request: &Request, timeout: Duration) -> io::Result<
             }
         }
     }
-    let text = "the answer does not end";
-    Err(io::Error::new(io::ErrorKind::InvalidData, text))
+    Err(invalid("the answer does not end"))
+}
+
+fn invalid(text: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
 /// Connects to a path, which may be longer than an address.
@@ -144,9 +189,58 @@ const PACKET_MAX: usize = 200 * 1024;
 /// Bytes of an answer that a client takes: those of some 50,000 connections.
 const ANSWER_MAX: usize = 64 << 20;
 
-/// Sockets of one directory, and directories, that are looked at.
+/// Sockets of one directory, entries of the directory above it, and directories of one user there:
+/// that with the user's number alone, and those with a random name.
 const SOCKETS_MAX: usize = 1024;
 const DIRECTORIES_MAX: usize = 65_536;
+const DIRECTORIES_OF_USER: usize = 4;
+
+/// How long a search for directories may take. That of `/tmp` waits as long as another user holds
+/// the lock of that directory.
+const SEARCH_TIME: Duration = Duration::from_secs(1);
 
 /// Longest timeout.
 const LONGEST: Duration = Duration::from_secs(3600);
+
+#[cfg(test)]
+mod tests {
+    use std::fs::DirBuilder;
+    use std::os::unix::fs::DirBuilderExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_counts_by_the_owner_in_its_name_and_few_of_a_user() {
+        let base = tempfile::tempdir().unwrap();
+        let own = geteuid().as_raw();
+        let other = own + 1;
+        let make = |path| {
+            let mut builder = DirBuilder::new();
+            builder
+                .recursive(true)
+                .mode(0o700)
+                .create::<PathBuf>(path)
+                .unwrap();
+        };
+        for name in [
+            format!("smc-{own}"),
+            format!("smc-{other}"),
+            "smc-x".to_owned(),
+            "smc-".to_owned(),
+            format!("{own}/smc"),
+            format!("{other}/smc"),
+        ] {
+            make(base.path().join(name));
+        }
+        let found = directories_in(base.path());
+        let mut paths: Vec<_> = found.iter().map(|it| it.path.clone()).collect();
+        paths.sort();
+        let expected = [format!("{own}/smc"), format!("smc-{own}")];
+        assert_eq!(paths, expected.map(|name| base.path().join(name)));
+        assert!(found.iter().all(|it| it.owner == own));
+        for number in 0..10 {
+            make(base.path().join(format!("smc-{own}-{number}")));
+        }
+        assert_eq!(directories_in(base.path()).len(), DIRECTORIES_OF_USER);
+    }
+}

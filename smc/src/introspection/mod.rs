@@ -28,7 +28,7 @@
 mod client;
 mod server;
 
-pub use client::{query, sockets};
+pub use client::{Directory, directories, query};
 pub(crate) use server::{register, unregister};
 
 use std::io;

@@ -55,7 +55,7 @@ impl<T> Answer<T> {
     /// # Errors
     ///
     /// `TIMEDOUT` if it is not there yet, `CANCELED` if there is none.
-    pub(crate) fn wait(&self, limit: Duration) -> Result<T, Errno> {
+    pub fn wait(&self, limit: Duration) -> Result<T, Errno> {
         self.result
             .recv_timeout(limit)
             .map_err(|error| match error {
