@@ -30,7 +30,7 @@ impl Observer {
                     let Some(socket) = socket else {
                         continue;
                     };
-                    match query(socket, &request, TIMEOUT) {
+                    match query(socket, &request, TIMEOUT, |_| true) {
                         Ok(_) => *has_answered = true,
                         Err(error) => match error.kind() {
                             // Its endpoint was dropped, or is.

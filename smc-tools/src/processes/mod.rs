@@ -28,8 +28,8 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -66,6 +66,7 @@ fn look(what: &[Subject]) -> (Vec<Process>, Vec<String>) {
     let look = Arc::new(Look {
         request: Request::new(what),
         until,
+        memory: Mutex::default(),
     });
     let mut waiting = BTreeMap::new();
     let jobs = directories().into_iter().map(|dir| {
@@ -110,6 +111,7 @@ fn sockets() -> Vec<PathBuf> {
 struct Look {
     request: Request,
     until: Instant,
+    memory: Mutex<Memory>,
 }
 
 /// What a job has to report of a user's processes.
@@ -129,7 +131,7 @@ fn ask_all(dir: &Directory, look: &Arc<Look>, reports: &Sender<Report>) {
     let jobs = dir.sockets().into_iter().map(|socket| {
         let (look, reports) = (Arc::clone(look), reports.clone());
         let job = move || {
-            let answer = ask(&socket, &look).map_err(|error| complaint(&socket, &error));
+            let answer = ask(&socket, user, &look).map_err(|error| complaint(&socket, &error));
             let _late = reports.send(Report::Answer(user, answer));
         };
         (user, Box::new(job) as Job)
@@ -192,9 +194,13 @@ fn receive(
 }
 
 /// What a process answers; `None` if it has ended.
-fn ask(socket: &Path, look: &Look) -> io::Result<Option<Process>> {
+fn ask(socket: &Path, user: u32, look: &Look) -> io::Result<Option<Process>> {
     let left = look.until.saturating_duration_since(Instant::now());
-    match query(socket, &look.request, left.min(TIMEOUT)) {
+    let permit = |len| {
+        let mut memory = look.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.take(user, len)
+    };
+    match query(socket, &look.request, left.min(TIMEOUT), permit) {
         Ok(records) => {
             let mut records = records.into_iter();
             match records.next() {
@@ -224,6 +230,26 @@ fn complaint(socket: &Path, error: &io::Error) -> String {
     ))
 }
 
+/// The memory that the answers of a look take.
+#[derive(Debug, Default)]
+struct Memory {
+    taken: usize,
+    of_users: BTreeMap<u32, usize>,
+}
+
+impl Memory {
+    /// Takes so much for a user, who has no more than is left free. Returns whether that is so.
+    fn take(&mut self, user: u32, len: usize) -> bool {
+        let of_user = self.of_users.entry(user).or_default();
+        let (taken, wanted) = (self.taken.saturating_add(len), of_user.saturating_add(len));
+        let is_left = wanted <= MEMORY_MAX.saturating_sub(taken);
+        if is_left {
+            (self.taken, *of_user) = (taken, wanted);
+        }
+        is_left
+    }
+}
+
 /// A record with its process, as one line of JSON.
 fn json_line(process: &ProcessRecord, record: &impl Serialize) -> Result<String> {
     let mut value = serde_json::to_value(record)?;
@@ -241,12 +267,28 @@ const TIME_IN_ALL: Duration = Duration::from_secs(20);
 /// How long a process may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What all answers may take of memory. Half of it holds some 50,000 connections of one user.
+const MEMORY_MAX: usize = 384 << 20;
+
 /// Processes of one user of which is told that they have not answered.
 const COMPLAINTS_MAX: usize = 8;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_has_no_more_memory_than_is_left_free() {
+        let mut memory = Memory::default();
+        assert!(!memory.take(1, MEMORY_MAX));
+        while memory.take(1, 1 << 20) {}
+        assert_eq!(memory.taken, MEMORY_MAX / 2);
+        assert!(!memory.take(1, 1));
+        for user in 2..10 {
+            assert!(memory.take(user, 1 << 18), "{user}");
+        }
+        assert!(!memory.take(2, usize::MAX));
+    }
 
     #[test]
     fn what_has_come_is_returned_although_a_job_does_not_end() {

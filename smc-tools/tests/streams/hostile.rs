@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
 use smc_testkit::Rng;
-use smc_testkit::unix::{connect_to, is_readable, listen_at, send_if_possible};
+use smc_testkit::unix::{connect_to, is_readable, listen_at, send, send_if_possible};
 use smc_testkit::wait::{TIMEOUT, until};
 
 use crate::process::{Process, World, data};
@@ -156,6 +156,48 @@ fn what_a_hostile_process_answers_ends_no_tool_and_no_terminal() {
             assert!(!text.trim().is_empty(), "{command}: {errors}");
         }
     }
+}
+
+/// A process, as the first record of an answer has it.
+const PROCESS: &str = concat!(
+    r#"{"record":"process","version":1,"pid":1,"uid":0,"program":"hostile","#,
+    r#""library":"0","endpoints":1}"#,
+    "\n"
+);
+
+/// The last one.
+const END: &str = "{\"record\":\"end\"}\n";
+
+#[test]
+fn answers_take_a_bounded_amount_of_memory_altogether() {
+    let world = World::new();
+    let server = world.smc("cat -l -v 127.0.0.1:0");
+    server.address();
+    let listeners = [1, 2, 3].map(|number| {
+        let name = format!("run/i-{number}-0123456789abcdef.sock");
+        listen_at(world.dir.path().join(name))
+    });
+    for listener in listeners {
+        thread::spawn(move || {
+            let client = accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
+            let record = concat!(
+                r#"{"record":"listener","endpoint":0,"local":"","ready":0,"refused":0}"#,
+                "\n"
+            );
+            let packet = record.repeat(1000);
+            send(&client, PROCESS.as_bytes(), &[]);
+            for _ in 0..50 {
+                send(&client, packet.as_bytes(), &[]);
+            }
+            send(&client, END.as_bytes(), &[]);
+        });
+    }
+    let output = world.run("info");
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        errors.contains("answers of this user are too long"),
+        "{errors}"
+    );
 }
 
 #[test]

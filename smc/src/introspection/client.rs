@@ -107,13 +107,21 @@ impl Directory {
 /// Blocks for so long at most. It can block longer where the owner of the directory has a look-up
 /// in it block, and where the process passes a descriptor whose closing blocks.
 ///
+/// `permit` is called for what is received, with the bytes that it takes of memory, roughly, before
+/// they are taken.
+///
 /// # Errors
 ///
 /// `ConnectionRefused` if the process has ended; `TimedOut` if it does not answer;
 /// `PermissionDenied` if it is not of the user whose directory it is; `Unsupported` if it does not
 /// know the version or a subject; `InvalidData` if it answers with anything else than records, with
-/// more than 64 MiB.
-pub fn query(socket: &Path, request: &Request, timeout: Duration) -> io::Result<Vec<Record>> {
+/// more than 64 MiB, or with more than `permit` permits.
+pub fn query(
+    socket: &Path,
+    request: &Request,
+    timeout: Duration,
+    mut permit: impl FnMut(usize) -> bool,
+) -> io::Result<Vec<Record>> {
     let begin = Instant::now();
     let until = begin.checked_add(timeout.min(LONGEST)).unwrap_or(begin);
     let fd = rustix::net::socket_with(
@@ -129,7 +137,7 @@ pub fn query(socket: &Path, request: &Request, timeout: Duration) -> io::Result<
     }
     send(&fd, &serde_json::to_vec(request)?, &[])?;
     let mut packet = vec![0; PACKET_MAX];
-    let (mut records, mut received) = (Vec::new(), 0_usize);
+    let (mut records, mut received, mut program) = (Vec::new(), 0_usize, 0);
     while received <= ANSWER_MAX {
         wait(&fd, PollFlags::IN, until, None)?;
         let (len, _) = match rustix::net::recv(&fd, &mut packet[..], RecvFlags::DONTWAIT) {
@@ -148,12 +156,20 @@ pub fn query(socket: &Path, request: &Request, timeout: Duration) -> io::Result<
             if Instant::now() > until {
                 return Err(io::ErrorKind::TimedOut.into());
             }
+            // A table has the program beside each record.
+            if !permit(line.len() + program + RECORD_LEN) {
+                return Err(invalid("the answers of this user are too long"));
+            }
             match serde_json::from_slice(line)? {
                 Record::End => return Ok(records),
                 Record::Error { error } => {
                     return Err(io::Error::new(io::ErrorKind::Unsupported, error));
                 }
                 Record::Process(mut stated) => {
+                    if stated.program.len() > NAME_MAX || stated.library.len() > NAME_MAX {
+                        return Err(invalid("the name of the program is too long"));
+                    }
+                    program = stated.program.len();
                     stated.uid = process.uid;
                     // 0 in another PID namespace.
                     if let Ok(pid @ 1..) = u32::try_from(process.pid) {
@@ -188,6 +204,12 @@ const PACKET_MAX: usize = 200 * 1024;
 
 /// Bytes of an answer that a client takes: those of some 50,000 connections.
 const ANSWER_MAX: usize = 64 << 20;
+
+/// What a record takes of memory beside its text, and its line in a table.
+const RECORD_LEN: usize = 2048;
+
+/// Longest name of a program: one of 255 bytes that are no UTF-8 has three times as many.
+const NAME_MAX: usize = 765;
 
 /// Sockets of one directory, entries of the directory above it, and directories of one user there:
 /// that with the user's number alone, and those with a random name.
