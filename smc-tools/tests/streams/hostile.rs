@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
 use smc_testkit::Rng;
-use smc_testkit::unix::{connect_to, is_readable, listen_at, send, send_if_possible};
+use smc_testkit::unix::{connect_to, is_readable, lingering, listen_at, send, send_if_possible};
 use smc_testkit::wait::{TIMEOUT, until};
 
 use crate::process::{Process, World, data};
@@ -167,6 +168,36 @@ const PROCESS: &str = concat!(
 
 /// The last one.
 const END: &str = "{\"record\":\"end\"}\n";
+
+#[test]
+fn a_descriptor_whose_closing_blocks_keeps_no_tool_from_ending() {
+    let world = World::new();
+    let server = world.smc("cat -l -v 127.0.0.1:0");
+    server.address();
+    let listener = listen_at(world.dir.path().join("run/i-1-0123456789abcdef.sock"));
+    let (near, far) = lingering(Duration::from_secs(600));
+    let mut tool = world.smc("info --json");
+    let client = accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
+    assert!(is_readable(&client, TIMEOUT), "no request");
+    // So that it is the last one to close the descriptor.
+    tool.signal(Signal::SIGSTOP);
+    let answer = format!("{PROCESS}{END}");
+    let kept = match smc_ipc::channel::send(&client, answer.as_bytes(), &[near.as_fd()]) {
+        Ok(_) => {
+            drop(near);
+            None
+        }
+        // The socket takes none.
+        Err(_) => Some(near),
+    };
+    tool.signal(Signal::SIGCONT);
+    drop(client);
+    assert!(tool.status().success());
+    drop((far, kept));
+    let shown = String::from_utf8(tool.receive_all()).unwrap();
+    let other = format!(r#""pid":{},"#, server.id());
+    assert!(shown.contains(&other), "{shown}");
+}
 
 #[test]
 fn answers_take_a_bounded_amount_of_memory_altogether() {

@@ -7,6 +7,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::libc;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::SetBool;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -105,7 +108,7 @@ impl Directory {
 /// the kernel reports, except for the number of a process in another PID namespace.
 ///
 /// Blocks for so long at most. It can block longer where the owner of the directory has a look-up
-/// in it block, and where the process passes a descriptor whose closing blocks.
+/// in it block, and before Linux 6.16 where the process passes a descriptor whose closing blocks.
 ///
 /// `permit` is called for what is received, with the bytes that it takes of memory, roughly, before
 /// they are taken.
@@ -130,6 +133,8 @@ pub fn query(
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )?;
+    // The kernel would close a descriptor in `recv`, for as long as that takes.
+    let _since_linux_6_16 = setsockopt(&fd, PassRights, &false);
     connect(&fd, socket)?;
     let process = Credentials::of_peer(&fd)?;
     if socket.parent().and_then(owner) != Some(process.uid) {
@@ -198,6 +203,14 @@ fn connect(fd: &OwnedFd, path: &Path) -> io::Result<()> {
         &SocketAddrUnix::new(by_fd(&file))?,
     )?)
 }
+
+/// Whether descriptors are received at all.
+#[derive(Clone, Copy, Debug)]
+struct PassRights;
+
+nix::setsockopt_impl!(PassRights, libc::SOL_SOCKET, SO_PASSRIGHTS, bool, SetBool);
+
+const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// Longest packet that a client takes: below the default limit of a socket's send buffer.
 const PACKET_MAX: usize = 200 * 1024;
