@@ -7,9 +7,12 @@ use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
+use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, accept_with, bind, recv};
 use smc_testkit::Rng;
-use smc_testkit::unix::{connect_to, is_readable, lingering, listen_at, send, send_if_possible};
+use smc_testkit::process::{ENTRY, command};
+use smc_testkit::unix::{
+    connect_to, is_readable, lingering, listen_at, send, send_if_possible, seqpacket,
+};
 use smc_testkit::wait::{TIMEOUT, until};
 
 use crate::process::{Process, World, data};
@@ -229,6 +232,43 @@ fn answers_take_a_bounded_amount_of_memory_altogether() {
         errors.contains("answers of this user are too long"),
         "{errors}"
     );
+}
+
+/// Of the next test: a process that listens at its standard input, and ends.
+#[test]
+fn helper_process() {
+    if std::env::var_os(LISTEN).is_some() {
+        rustix::net::listen(std::io::stdin(), 8).unwrap();
+    }
+}
+
+const LISTEN: &str = "SMC_TEST_LISTEN";
+
+#[test]
+fn the_number_of_a_process_that_has_ended_is_not_shown() {
+    let world = World::new();
+    let server = world.smc("cat -l -v 127.0.0.1:0");
+    server.address();
+    let socket = seqpacket();
+    let path = world.dir.path().join("run/i-1-0123456789abcdef.sock");
+    bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    let listens = command(&format!("hostile::{ENTRY}"))
+        .env(LISTEN, "1")
+        .stdin(socket.try_clone().unwrap())
+        .status();
+    assert!(listens.unwrap().success());
+    thread::spawn(move || {
+        let client = accept_with(&socket, SocketFlags::CLOEXEC).unwrap();
+        let answer = format!("{PROCESS}{END}");
+        send_if_possible(&client, answer.as_bytes(), &[]);
+        is_readable(&client, TIMEOUT)
+    });
+    let output = world.run("info");
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(!shown.contains("hostile"), "{shown}");
+    assert!(shown.contains(&server.id().to_string()), "{shown}");
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.contains("has ended"), "{errors}");
 }
 
 #[test]

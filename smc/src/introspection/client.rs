@@ -116,9 +116,10 @@ impl Directory {
 /// # Errors
 ///
 /// `ConnectionRefused` if the process has ended; `TimedOut` if it does not answer;
-/// `PermissionDenied` if it is not of the user whose directory it is; `Unsupported` if it does not
-/// know the version or a subject; `InvalidData` if it answers with anything else than records, with
-/// more than 64 MiB, or with more than `permit` permits.
+/// `PermissionDenied` if it is not of the user whose directory it is, or if the process that
+/// listens has ended while another one has its socket; `Unsupported` if it does not know the
+/// version or a subject; `InvalidData` if it answers with anything else than records, with more
+/// than 64 MiB, or with more than `permit` permits.
 pub fn query(
     socket: &Path,
     request: &Request,
@@ -139,6 +140,12 @@ pub fn query(
     let process = Credentials::of_peer(&fd)?;
     if socket.parent().and_then(owner) != Some(process.uid) {
         return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    // 0 in another PID namespace.
+    let pid = u32::try_from(process.pid).ok().filter(|pid| *pid != 0);
+    if pid.is_some_and(|pid| !is_process_of(pid, process.uid)) {
+        let text = "the process that listens has ended";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
     send(&fd, &serde_json::to_vec(request)?, &[])?;
     let mut packet = vec![0; PACKET_MAX];
@@ -176,10 +183,7 @@ pub fn query(
                     }
                     program = stated.program.len();
                     stated.uid = process.uid;
-                    // 0 in another PID namespace.
-                    if let Ok(pid @ 1..) = u32::try_from(process.pid) {
-                        stated.pid = pid;
-                    }
+                    stated.pid = pid.unwrap_or(stated.pid);
                     records.push(Record::Process(stated));
                 }
                 record => records.push(record),
@@ -191,6 +195,16 @@ pub fn query(
 
 fn invalid(text: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+/// Whether there is a process with this number, and it is of this user. A socket keeps the number
+/// of the process that has called `listen`, which another process has some time after its end.
+fn is_process_of(pid: u32, user: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    // A process that has changed its user since then may have that one as real or saved one.
+    let mut users = users.unwrap_or_default().split_whitespace();
+    users.any(|number| number.parse() == Ok(user))
 }
 
 /// Connects to a path, which may be longer than an address.
@@ -243,6 +257,14 @@ mod tests {
     use std::os::unix::fs::DirBuilderExt as _;
 
     use super::*;
+
+    #[test]
+    fn a_number_is_that_of_a_process_of_the_user_only() {
+        let own = geteuid().as_raw();
+        assert!(is_process_of(std::process::id(), own));
+        assert!(!is_process_of(std::process::id(), own + 1));
+        assert!(!is_process_of(u32::MAX, own));
+    }
 
     #[test]
     fn a_directory_counts_by_the_owner_in_its_name_and_few_of_a_user() {
