@@ -2,19 +2,22 @@
 
 #![cfg(feature = "tokio")]
 
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 
 use nix::sched::{CloneFlags, unshare};
-use smc::{Builder, Domain};
+use rustix::net::{AddressFamily, SocketType};
+use smc::error::FallbackCause;
+use smc::{Builder, Domain, Endpoint, Stream};
 
-/// The ports that clients may use.
-const PORTS: std::ops::RangeInclusive<u16> = 40_000..=40_009;
+/// The ports that clients may use: so many that draws do not find the last ones.
+const PORTS: std::ops::RangeInclusive<u16> = 40_000..=43_999;
 
 /// Runs `test` on a thread in a network namespace with these ports for clients. Says why if that
 /// cannot be.
-fn with_few_ports(test: impl FnOnce() + Send + 'static) {
+fn with_few_ports(test: impl AsyncFnOnce() + Send + 'static) {
     let run = move || {
         if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
             return println!("skipped: why: cannot make a network namespace: {error}");
@@ -24,12 +27,141 @@ fn with_few_ports(test: impl FnOnce() + Send + 'static) {
             Ok(status) if status.success() => {}
             other => return println!("skipped: why: needs iproute2: {other:?}"),
         }
-        let range = format!("{} {}", PORTS.start(), PORTS.end());
-        let file = "/proc/sys/net/ipv4/ip_local_port_range";
-        std::fs::write(file, range).expect("root sets the range");
-        test();
+        set_port_range(*PORTS.start(), *PORTS.end());
+        // What is left of ended connections stays.
+        set("tcp_tw_reuse", "0");
+        set("tcp_max_tw_buckets", "100000");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.expect("tokio starts").block_on(test());
     };
     thread::spawn(run).join().expect("the scenario passes");
+}
+
+fn set(name: &str, value: &str) {
+    let file = format!("/proc/sys/net/ipv4/{name}");
+    std::fs::write(file, value).expect("root sets it");
+}
+
+fn set_port_range(first: u16, last: u16) {
+    set("ip_local_port_range", &format!("{first} {last}"));
+}
+
+fn endpoint(dir: &Path) -> Endpoint {
+    let builder = smc::add_defaults(Builder::tokio(), Domain::directory(dir)).expect("a device");
+    builder.build().expect("an endpoint")
+}
+
+/// Where connections of others go.
+struct Plain(TcpListener);
+
+impl Plain {
+    fn new() -> Self {
+        Self(TcpListener::bind((Ipv4Addr::LOCALHOST, 50_000)).expect("it is free"))
+    }
+
+    /// A connection that has just ended, from a port that `connect` chooses: TIME-WAIT is left.
+    fn end_one(&self) {
+        let to = self.0.local_addr().expect("it has one");
+        drop(TcpStream::connect(to).expect("it listens"));
+        drop(self.0.accept().expect("it is connected"));
+    }
+
+    /// The same from this port, of a socket that was bound explicitly.
+    fn end_one_from(&self, port: u16) {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
+        let socket = socket.expect("a socket");
+        let from = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        rustix::net::bind(&socket, &from).expect("it is free");
+        let to = self.0.local_addr().expect("it has one");
+        rustix::net::connect(&socket, &to).expect("it listens");
+        drop(socket);
+        drop(self.0.accept().expect("it is connected"));
+    }
+}
+
+#[test]
+fn clients_connect_although_sockets_of_others_have_all_ports() {
+    with_few_ports(async || {
+        let plain = Plain::new();
+        // Without SO_REUSEADDR, as other programs have them.
+        PORTS.for_each(|_| plain.end_one());
+        let dir = tempfile::tempdir().expect("a directory");
+        let (client, server) = (endpoint(dir.path()), endpoint(dir.path()));
+        let listener = server.bind("127.0.0.1:50001").await.expect("it is free");
+        let to = listener.local_addr().expect("it has one");
+        for _ in 0..20 {
+            let stream = client
+                .connect(to)
+                .await
+                .expect("as a plain TCP client connects");
+            let accepted = listener.accept().await.expect("it is accepted");
+            let mode = stream.mode();
+            assert!(mode.is_smc() || !kernel_has_port_ranges(), "{mode}");
+            drop((stream, accepted));
+        }
+    });
+}
+
+#[test]
+fn clients_find_the_last_ports_that_no_other_socket_was_bound_to() {
+    with_few_ports(async || {
+        const LEFT: u16 = 4;
+        let plain = Plain::new();
+        let bound = PORTS.filter(|port| port % 1000 != 500);
+        bound.for_each(|port| plain.end_one_from(port));
+        let dir = tempfile::tempdir().expect("a directory");
+        let (client, server) = (endpoint(dir.path()), endpoint(dir.path()));
+        let listener = server.bind("127.0.0.1:50001").await.expect("it is free");
+        let to = listener.local_addr().expect("it has one");
+        let mut open = Vec::new();
+        for _ in 0..LEFT {
+            let stream = client.connect(to).await.expect("a port is left");
+            assert!(stream.mode().is_smc(), "{}", stream.mode());
+            open.push((stream, listener.accept().await.expect("it is accepted")));
+        }
+    });
+}
+
+#[test]
+fn a_client_that_finds_no_port_to_announce_is_tcp_at_once_and_the_next_one_is_smc() {
+    with_few_ports(async || {
+        const CHOSEN: u16 = 2;
+        let plain = Plain::new();
+        // `connect` can share ports with what `connect` chose, but `bind` has none, and draws do
+        // not find them.
+        (0..CHOSEN).for_each(|_| plain.end_one());
+        let mut bound = 0;
+        for port in PORTS {
+            let is_free = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
+            if is_free {
+                plain.end_one_from(port);
+                bound += 1;
+            }
+        }
+        assert_eq!(bound, PORTS.len() - usize::from(CHOSEN));
+        let dir = tempfile::tempdir().expect("a directory");
+        let (client, server) = (endpoint(dir.path()), endpoint(dir.path()));
+        let listener = server.bind("127.0.0.1:50001").await.expect("it is free");
+        let to = listener.local_addr().expect("it has one");
+        let mut open = Vec::new();
+        for _ in 0..CHOSEN {
+            let stream = client.connect(to).await;
+            let stream = stream.expect("as a plain TCP client connects");
+            assert_has_no_port(&stream);
+            open.push((stream, listener.accept().await.expect("it is accepted")));
+        }
+        set_port_range(*PORTS.start(), 44_099);
+        let stream = client.connect(to).await.expect("a port is left");
+        assert!(stream.mode().is_smc(), "{}", stream.mode());
+    });
+}
+
+/// The stream is TCP, as no port was found. No answer of the listener was waited for.
+fn assert_has_no_port(stream: &Stream) {
+    let reason = stream.fallback_reason().expect("it is TCP");
+    assert!(matches!(reason.cause, FallbackCause::Os(_)), "{reason:?}");
 }
 
 /// Whether `connect` can take one port (`IP_LOCAL_PORT_RANGE`).
@@ -43,40 +175,4 @@ fn kernel_has_port_ranges() -> bool {
         .filter_map(|part| part.parse::<u32>().ok());
     let version = (numbers.next(), numbers.next());
     version >= (Some(6), Some(3))
-}
-
-#[test]
-fn clients_connect_although_sockets_of_others_have_all_ports() {
-    with_few_ports(|| {
-        let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 50_000)).expect("it is free");
-        let to = plain.local_addr().expect("it has one");
-        // One connection from each port, without SO_REUSEADDR, as other programs have them.
-        let other = |_| TcpStream::connect(to).expect("it listens");
-        let taken: Vec<_> = PORTS.map(other).collect();
-        let dir = tempfile::tempdir().expect("a directory");
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        runtime.expect("tokio starts").block_on(async {
-            let build = || {
-                let domain = Domain::directory(dir.path());
-                let builder = smc::add_defaults(Builder::tokio(), domain).expect("a device");
-                builder.build().expect("an endpoint")
-            };
-            let (client, server) = (build(), build());
-            let listener = server.bind("127.0.0.1:50001").await.expect("it is free");
-            let to = listener.local_addr().expect("it has one");
-            for _ in 0..20 {
-                let stream = client
-                    .connect(to)
-                    .await
-                    .expect("as a plain TCP client connects");
-                let accepted = listener.accept().await.expect("it is accepted");
-                let mode = stream.mode();
-                assert!(mode.is_smc() || !kernel_has_port_ranges(), "{mode}");
-                drop((stream, accepted));
-            }
-        });
-        drop(taken);
-    });
 }

@@ -63,7 +63,8 @@ pub trait Runtime: Send + Sync + Debug + 'static {
     /// Opens a TCP connection.
     ///
     /// The socket is bound first (to `options.local`, else to a free port of the address that
-    /// leads to `to`); then `before` is called with it, then it is connected.
+    /// leads to `to`); then `before` is called with it, then it is connected. What `before` does is
+    /// for the last socket that it was called with. One that cannot be bound has no address.
     ///
     /// # Errors
     ///
@@ -164,7 +165,8 @@ pub type BeforeListen<'a> = dyn FnMut(&Unconnected<'_>) -> io::Result<()> + 'a;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Unconnected<'a> {
-    /// The address it is bound to; unspecified if it need not be ([`SocketOptions::unbound`]).
+    /// The address it is bound to; unspecified, with port 0, if it need not be
+    /// ([`SocketOptions::unbound`]) or no port was found.
     pub local: SocketAddr,
     /// The descriptor, where there is one.
     pub fd: Option<BorrowedFd<'a>>,

@@ -14,9 +14,9 @@ use super::work::{EarlyWork, HandshakeResources, reach, register};
 use super::{fallback_stream, handshake_config, path, run_handshake, run_handshake_on_tcp};
 use crate::config::Policy;
 use crate::endpoint::{ConnectOptions, EndpointInner};
-use crate::error::{Error, FallbackCause, FallbackReason, OsError};
+use crate::error::{Error, FallbackCause, FallbackReason};
 use crate::log::{Destination, HandshakeLog};
-use crate::negotiate::{Candidate, Delivery, ExpectedHandshake, Offer, Withdrawn};
+use crate::negotiate::{Candidate, Delivery, ExpectedHandshake, Offer, OfferResult, Withdrawn};
 use crate::proto::Role;
 use crate::proto::group::GroupKey;
 use crate::proto::handshake::{
@@ -226,9 +226,8 @@ impl ConnectAttempt<'_> {
         message: &[u8],
         buffer: Option<DmbToken>,
     ) -> Result<(Arc<dyn Socket>, Offered), Error> {
-        // If the address of the connection cannot be known before it exists.
-        let in_use = io::ErrorKind::AddrInUse.into();
-        let mut offer = Err(OsError::new("take a local port", &in_use).into());
+        // Replaced before the socket is connected.
+        let mut offer: OfferResult = Err(FallbackCause::not_announced());
         let mut make_offer = |socket: &Unconnected<'_>| {
             offer = candidate.offer(socket, message, buffer);
             Ok(())

@@ -8,8 +8,10 @@
 //!
 //! `bind` conflicts with what other users have at a port, TIME-WAIT included, and they could have
 //! something at all of them. So shared ports are taken by `connect`, from a range that has the
-//! drawn port alone (`IP_LOCAL_PORT_RANGE`, Linux 6.3). Where that is missing, or no address is
-//! found, the socket connects without being announced, as that of any other program would.
+//! drawn port alone (`IP_LOCAL_PORT_RANGE`, Linux 6.3). That takes no port at which any socket was
+//! bound explicitly. With such sockets at nearly all ports draws do not find the others, so the
+//! last attempt is `bind` to port 0, which searches the whole range. Where no address is found, the
+//! socket connects without being announced, as that of any other program would.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -38,23 +40,14 @@ pub(super) enum ConnectStatus {
 /// Binds a socket, passes it to `before` and begins to connect it.
 ///
 /// `before` is called again, with another socket, in the rare case that the first one's port
-/// turned out to be taken for this destination.
+/// turned out to be taken for this destination: without an address at last.
 pub(super) fn start(
     to: SocketAddr,
     options: &SocketOptions,
     before: &mut BeforeConnect<'_>,
 ) -> io::Result<ConnectStatus> {
     if options.unbound && options.local.is_none() {
-        let fd = stream(to)?;
-        let unspecified: IpAddr = match to {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        before(&Unconnected::new(
-            SocketAddr::new(unspecified, 0),
-            Some(fd.as_fd()),
-        ))?;
-        return connect_now(fd, to);
+        return start_unannounced(to, before);
     }
     let from = match options.local {
         Some(local) if !local.ip().is_unspecified() => local,
@@ -62,15 +55,20 @@ pub(super) fn start(
         None => match source(to) {
             Ok(from) => from,
             // The look-up of the route takes a port of UDP, and other users may have them all.
-            Err(_) => return connect_now(stream(to)?, to),
+            Err(_) => return start_unannounced(to, before),
         },
     };
     let mut attempts = 0;
     loop {
         attempts += 1;
-        let (fd, local) = match bound(to, from) {
+        let is_last = attempts == ATTEMPTS;
+        let bound = match is_last && from.port() == 0 {
+            true => searched(stream(to)?, from),
+            false => bound(to, from),
+        };
+        let (fd, local) = match bound {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && options.local.is_none() => {
-                return connect_now(stream(to)?, to);
+                return start_unannounced(to, before);
             }
             bound => bound?,
         };
@@ -82,9 +80,9 @@ pub(super) fn start(
         match rustix::net::connect(&fd, &to) {
             Ok(()) => return Ok(ConnectStatus::Connected(fd)),
             Err(Errno::INPROGRESS | Errno::INTR) => {}
-            Err(Errno::ADDRNOTAVAIL) if from.port() == 0 && attempts < ATTEMPTS => continue,
+            Err(Errno::ADDRNOTAVAIL) if from.port() == 0 && !is_last => continue,
             Err(Errno::ADDRNOTAVAIL) if options.local.is_none() => {
-                return connect_now(stream(to)?, to);
+                return start_unannounced(to, before);
             }
             Err(error) => return Err(error.into()),
         }
@@ -92,8 +90,18 @@ pub(super) fn start(
     }
 }
 
-/// Connects a socket from where the kernel chooses, or from where it is bound to.
-fn connect_now(fd: OwnedFd, to: SocketAddr) -> io::Result<ConnectStatus> {
+/// Connects a socket from where the kernel chooses. `before` is called without an address, and so
+/// nothing that was announced for an earlier socket is left.
+fn start_unannounced(to: SocketAddr, before: &mut BeforeConnect<'_>) -> io::Result<ConnectStatus> {
+    let fd = stream(to)?;
+    let unspecified: IpAddr = match to {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    before(&Unconnected::new(
+        SocketAddr::new(unspecified, 0),
+        Some(fd.as_fd()),
+    ))?;
     match rustix::net::connect(&fd, &to) {
         Ok(()) => Ok(ConnectStatus::Connected(fd)),
         Err(Errno::INPROGRESS | Errno::INTR) => status(fd, to),
@@ -155,6 +163,11 @@ fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> 
             Err(error) => return Err(error.into()),
         }
     }
+    searched(fd, from)
+}
+
+/// A socket bound to any port that no other socket has, which the kernel searches.
+fn searched(fd: OwnedFd, from: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
     rustix::net::bind(&fd, &from)?;
     let local = local_addr(fd.as_fd())?;
     Ok((fd, local))
@@ -234,5 +247,6 @@ const EXCLUSIVE_DRAWS: u32 = 16;
 /// Listeners and sockets without that option block them.
 const SHARED_DRAWS: u32 = 16;
 
-/// Ports tried in all, when shared ports turn out to have a connection to the same destination.
+/// Ports tried in all, when shared ports turn out to have a connection to the same destination, or
+/// sockets that were bound explicitly. The last one is searched.
 const ATTEMPTS: u32 = 16;

@@ -1,5 +1,6 @@
 //! Listeners that may get a connection, and the offers that are made to them.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -93,6 +94,11 @@ impl LocalCandidate {
         let frame = Frame::peek(proposal).ok().flatten();
         if frame.is_some_and(|frame| frame.header().kind == ClcType::Decline) {
             return Err(FallbackCause::NoDevice);
+        }
+        if socket.local.port() == 0 {
+            // The connection comes from a port that is not known.
+            let in_use = io::ErrorKind::AddrInUse.into();
+            return Err(OsError::new("take a local port", &in_use).into());
         }
         if proposal.len() > MAX_PROPOSAL {
             let limit = Limit::new("limit of bytes of a PROPOSAL", MAX_PROPOSAL as u64);
