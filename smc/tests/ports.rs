@@ -158,6 +158,32 @@ fn a_client_that_finds_no_port_to_announce_is_tcp_at_once_and_the_next_one_is_sm
     });
 }
 
+#[test]
+fn a_client_that_gets_another_port_than_it_has_announced_is_tcp_at_once() {
+    if !kernel_has_port_ranges() {
+        return println!("skipped: why: needs Linux 6.3");
+    }
+    with_few_ports(async || {
+        let plain = Plain::new();
+        let dir = tempfile::tempdir().expect("a directory");
+        let (client, server) = (endpoint(dir.path()), endpoint(dir.path()));
+        let listener = server.bind("127.0.0.1:50001").await.expect("it is free");
+        let to = listener.local_addr().expect("it has one");
+        let first = client.connect(to).await.expect("ports are left");
+        assert!(first.mode().is_smc(), "{}", first.mode());
+        // From here on draws are of the range that was.
+        (1..PORTS.len()).for_each(|_| plain.end_one());
+        set_port_range(45_000, 45_099);
+        for _ in 0..2 {
+            let stream = client.connect(to).await;
+            let stream = stream.expect("as a plain TCP client connects");
+            let from = stream.local_addr().expect("it has one");
+            assert!(!PORTS.contains(&from.port()), "{from}");
+            assert_has_no_port(&stream);
+        }
+    });
+}
+
 /// The stream is TCP, as no port was found. No answer of the listener was waited for.
 fn assert_has_no_port(stream: &Stream) {
     let reason = stream.fallback_reason().expect("it is TCP");

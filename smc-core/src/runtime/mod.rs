@@ -168,6 +168,9 @@ pub struct Unconnected<'a> {
     /// The address it is bound to; unspecified, with port 0, if it need not be
     /// ([`SocketOptions::unbound`]) or no port was found.
     pub local: SocketAddr,
+    /// Whether `connect` might take another port than this one. An offer with this address is then
+    /// good only for a connection that has it.
+    pub may_change: bool,
     /// The descriptor, where there is one.
     pub fd: Option<BorrowedFd<'a>>,
 }
@@ -176,7 +179,18 @@ impl<'a> Unconnected<'a> {
     /// For runtimes: describes a bound socket.
     #[must_use]
     pub fn new(local: SocketAddr, fd: Option<BorrowedFd<'a>>) -> Self {
-        Self { local, fd }
+        Self {
+            local,
+            may_change: false,
+            fd,
+        }
+    }
+
+    /// For runtimes: describes a socket of which `connect` takes the port.
+    #[must_use]
+    pub fn with_port_of_connect(mut self) -> Self {
+        self.may_change = true;
+        self
     }
 }
 

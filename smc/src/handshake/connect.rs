@@ -225,16 +225,26 @@ impl ConnectAttempt<'_> {
         candidate: &Candidate,
         message: &[u8],
         buffer: Option<DmbToken>,
-    ) -> Result<(Arc<dyn Socket>, Offered), Error> {
+    ) -> Result<(Arc<dyn Socket>, Offered), Failed> {
         // Replaced before the socket is connected.
         let mut offer: OfferResult = Err(FallbackCause::not_announced());
+        let mut is_buffer_taken = false;
         let mut make_offer = |socket: &Unconnected<'_>| {
+            let is_taken = |offer: &mut Box<dyn Offer>| offer.withdraw() == Withdrawn::Taken;
+            if buffer.is_some() && offer.as_mut().is_ok_and(is_taken) {
+                // Another process's connection has the port, and the listener has the buffer for
+                // that one.
+                is_buffer_taken = true;
+                return Err(io::ErrorKind::AddrInUse.into());
+            }
             offer = candidate.offer(socket, message, buffer);
             Ok(())
         };
-        let socket = self
-            .open(!candidate.needs_address(), &mut make_offer)
-            .await?;
+        let socket = self.open(!candidate.needs_address(), &mut make_offer).await;
+        let socket = socket.map_err(|error| Failed {
+            error: error.into(),
+            early_confirm_failed: is_buffer_taken,
+        })?;
         let offered = match offer {
             Ok(mut offer) => match offer.connected(&*socket) {
                 Delivery::OnTcp => Offered::OnTcp(offer),

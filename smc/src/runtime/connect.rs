@@ -66,7 +66,11 @@ pub(super) fn start(
             true => searched(stream(to)?, from),
             false => bound(to, from),
         };
-        let (fd, local) = match bound {
+        let Bound {
+            fd,
+            local,
+            may_change,
+        } = match bound {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && options.local.is_none() => {
                 return start_unannounced(to, before);
             }
@@ -76,7 +80,11 @@ pub(super) fn start(
             // The caller may use the address for other destinations too.
             sockopt::set_socket_reuseaddr(&fd, true)?;
         }
-        before(&Unconnected::new(local, Some(fd.as_fd())))?;
+        let socket = Unconnected::new(local, Some(fd.as_fd()));
+        before(&match may_change {
+            true => socket.with_port_of_connect(),
+            false => socket,
+        })?;
         match rustix::net::connect(&fd, &to) {
             Ok(()) => return Ok(ConnectStatus::Connected(fd)),
             Err(Errno::INPROGRESS | Errno::INTR) => {}
@@ -130,8 +138,28 @@ pub(super) fn source(to: SocketAddr) -> io::Result<SocketAddr> {
     Ok(with_port(local_addr(probe.as_fd())?, 0))
 }
 
+/// A socket that is bound, or has a port that `connect` takes.
+#[derive(Debug)]
+struct Bound {
+    fd: OwnedFd,
+    local: SocketAddr,
+    /// `connect` takes the port. It takes another one if this is not of the range that is in force
+    /// by then.
+    may_change: bool,
+}
+
+impl Bound {
+    fn to(fd: OwnedFd, local: SocketAddr) -> Self {
+        Self {
+            fd,
+            local,
+            may_change: false,
+        }
+    }
+}
+
 /// A socket bound to `from`, or to a random port if that has none.
-fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
+fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<Bound> {
     let fd = stream(to)?;
     if from.port() != 0 {
         if let Err(Errno::ADDRINUSE) = rustix::net::bind(&fd, &from) {
@@ -139,7 +167,7 @@ fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> 
             rustix::net::bind(&fd, &from)?;
         }
         let local = local_addr(fd.as_fd())?;
-        return Ok((fd, local));
+        return Ok(Bound::to(fd, local));
     }
     for draw in 0..EXCLUSIVE_DRAWS + SHARED_DRAWS {
         let Some(port) = ports().and_then(Ports::draw) else {
@@ -151,14 +179,18 @@ fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> 
             if set_port_range(&fd, port) {
                 // Without a port, which `connect` takes.
                 rustix::net::bind(&fd, &from)?;
-                return Ok((fd, local));
+                return Ok(Bound {
+                    fd,
+                    local,
+                    may_change: true,
+                });
             }
         }
         if draw >= EXCLUSIVE_DRAWS {
             sockopt::set_socket_reuseaddr(&fd, true)?;
         }
         match rustix::net::bind(&fd, &local) {
-            Ok(()) => return Ok((fd, local)),
+            Ok(()) => return Ok(Bound::to(fd, local)),
             Err(Errno::ADDRINUSE | Errno::ACCESS) => {}
             Err(error) => return Err(error.into()),
         }
@@ -167,10 +199,10 @@ fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> 
 }
 
 /// A socket bound to any port that no other socket has, which the kernel searches.
-fn searched(fd: OwnedFd, from: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
+fn searched(fd: OwnedFd, from: SocketAddr) -> io::Result<Bound> {
     rustix::net::bind(&fd, &from)?;
     let local = local_addr(fd.as_fd())?;
-    Ok((fd, local))
+    Ok(Bound::to(fd, local))
 }
 
 /// Has `connect` take this port. Returns whether the kernel can do so.

@@ -1,6 +1,5 @@
 //! Listeners that may get a connection, and the offers that are made to them.
 
-use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use smc_wire::types::DmbToken;
 
 use super::channel::{ClientChannel, SlotOffer};
 use super::directories::NamedListener;
-use super::offer::{Connection, LocalOffer};
+use super::offer::{Connection, LocalOffer, no_port};
 use super::{LocalClient, MAX_LISTENERS, not_announced, owner};
 use crate::directory::Entry;
 use crate::early::CachedHandshake;
@@ -97,8 +96,7 @@ impl LocalCandidate {
         }
         if socket.local.port() == 0 {
             // The connection comes from a port that is not known.
-            let in_use = io::ErrorKind::AddrInUse.into();
-            return Err(OsError::new("take a local port", &in_use).into());
+            return Err(no_port());
         }
         if proposal.len() > MAX_PROPOSAL {
             let limit = Limit::new("limit of bytes of a PROPOSAL", MAX_PROPOSAL as u64);
@@ -180,6 +178,7 @@ impl LocalCandidate {
             runtime: Arc::clone(&self.client.runtime),
             since: now,
             connection,
+            from: socket.may_change.then_some(from),
         })
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use smc_core::error::FallbackCause;
+use smc_core::error::{FallbackCause, OsError};
 use smc_core::negotiate::{Credentials, Delivery, Offer, SideChannel, Withdrawn};
 use smc_core::runtime::{Runtime, Socket};
 
@@ -14,7 +14,7 @@ use super::LocalClient;
 use super::channel::SlotOffer;
 use crate::early::{CachedHandshake, EarlyConfirm};
 use crate::mailbox::{Direction, EARLY_MAX, MAX_ANSWER, State};
-use crate::netns::NetNs;
+use crate::netns::{NetNs, canonical};
 
 /// A connection that was announced to one listener or more.
 #[derive(Debug)]
@@ -34,6 +34,8 @@ pub(crate) struct LocalOffer {
     pub(super) since: Instant,
     /// The connection, if it was announced to another user: that user has to have got it.
     pub(super) connection: Option<Connection>,
+    /// The address that was announced, if that of the connection may be another one.
+    pub(super) from: Option<SocketAddr>,
 }
 
 /// The connection that was announced.
@@ -80,6 +82,21 @@ impl LocalOffer {
             owner,
         } = self.connection.as_ref()?;
         client.has_local_peer(*netns, *to, *from, *owner)
+    }
+
+    /// Whether the connection is known to be the announced one.
+    fn is_of(&self, socket: &dyn Socket) -> bool {
+        let is_at = |from| socket.local_addr().is_ok_and(|it| canonical(it) == from);
+        self.from.is_none_or(is_at)
+    }
+
+    /// The stream is TCP, whether a listener has taken the offer for another connection or not.
+    fn give_up(&mut self, cause: FallbackCause) -> Delivery {
+        self.withdraw_all();
+        self.announced.clear();
+        self.outcome = Some(Withdrawn::Free);
+        self.cause = Some(cause);
+        Delivery::Plain
     }
 
     fn withdraw_all(&mut self) -> Withdrawn {
@@ -133,7 +150,10 @@ impl LocalOffer {
 impl Offer for LocalOffer {
     /// A listener of another user gets the stream only if the connection is with a socket here.
     /// When it was announced there was none with these addresses but the listening one.
-    fn connected(&mut self, _socket: &dyn Socket) -> Delivery {
+    fn connected(&mut self, socket: &dyn Socket) -> Delivery {
+        if !self.is_of(socket) {
+            return self.give_up(no_port());
+        }
         if self.connection.is_none() {
             return Delivery::Delivered;
         }
@@ -149,12 +169,7 @@ impl Offer for LocalOffer {
                 self.announced.clear();
                 Delivery::Delivered
             }
-            _ => {
-                self.announced.clear();
-                self.outcome = Some(Withdrawn::Free);
-                self.cause = Some(FallbackCause::NotProven);
-                Delivery::Plain
-            }
+            _ => self.give_up(FallbackCause::NotProven),
         }
     }
 
@@ -169,6 +184,12 @@ impl Offer for LocalOffer {
     fn side_channel(&mut self) -> Option<&mut dyn SideChannel> {
         Some(self)
     }
+}
+
+/// The connection comes from a port that could not be announced.
+pub(super) fn no_port() -> FallbackCause {
+    let in_use = io::ErrorKind::AddrInUse.into();
+    OsError::new("take a local port", &in_use).into()
 }
 
 impl SideChannel for LocalOffer {
