@@ -74,10 +74,11 @@ pub fn send(socket: impl AsFd, packet: &[u8], descriptors: &[BorrowedFd<'_>]) {
     try_send(socket, packet, descriptors, SendFlags::empty()).unwrap();
 }
 
-/// Sends a packet with descriptors, if there is space for it and the socket is connected.
-pub fn send_if_possible(socket: impl AsFd, packet: &[u8], descriptors: &[BorrowedFd<'_>]) {
+/// Sends a packet with descriptors, if there is space for it, the socket is connected, and its peer
+/// takes descriptors. Returns whether that was so.
+pub fn send_if_possible(socket: impl AsFd, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    let _refused = try_send(socket, packet, descriptors, flags);
+    try_send(socket, packet, descriptors, flags).is_ok()
 }
 
 /// Sends an urgent byte with descriptors on a stream. False if the kernel has none (before Linux

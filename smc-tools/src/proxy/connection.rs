@@ -6,12 +6,14 @@ use std::pin::pin;
 use std::time::Duration;
 
 use smc::{Endpoint, Stream};
-use socket2::SockRef;
+use smc_ipc::Credentials;
+use socket2::{SockAddr, SockRef};
 use tokio::io::{AsyncRead, AsyncWrite, split};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 use tokio::time::sleep;
 
 use super::address::Address;
+use super::unix::{self, abstract_address};
 use crate::relay::{Broken, copy};
 
 /// A connection of any kind.
@@ -23,7 +25,7 @@ pub(super) struct Socket {
 enum Kind {
     Smc(Box<Stream>),
     Tcp(TcpStream),
-    Unix(UnixStream),
+    Unix(unix::Connection),
 }
 
 impl Socket {
@@ -41,31 +43,21 @@ impl Socket {
                 let peer = stream.peer_addr()?;
                 Ok(Self::tcp(stream, peer))
             }
-            Address::Unix(path) => {
-                let connect = || UnixStream::connect(path);
-                Self::connect_unix(to, connect).await
-            }
-            Address::Abstract(name) => {
-                let path = format!("\0{name}");
-                let connect = || UnixStream::connect(&path);
-                Self::connect_unix(to, connect).await
-            }
+            Address::Unix(path) => Self::connect_unix(to, &SockAddr::unix(path)?).await,
+            Address::Abstract(name) => Self::connect_unix(to, &abstract_address(name)?).await,
         }
     }
 
-    async fn connect_unix<F: Future<Output = io::Result<UnixStream>>>(
-        to: &Address,
-        connect: impl Fn() -> F,
-    ) -> io::Result<Self> {
+    async fn connect_unix(to: &Address, address: &SockAddr) -> io::Result<Self> {
         // The caller has a timeout.
         loop {
-            match connect().await {
+            match unix::Connection::connect(address) {
                 // The backlog is full, and the kernel does not report when it no longer is.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => sleep(UNIX_RETRY).await,
                 Err(error) => return Err(error),
-                Ok(stream) => {
+                Ok(connection) => {
                     return Ok(Self {
-                        kind: Kind::Unix(stream),
+                        kind: Kind::Unix(connection),
                         name: to.to_string(),
                     });
                 }
@@ -94,16 +86,14 @@ impl Socket {
     }
 
     /// That of a client.
-    pub(super) fn unix(stream: UnixStream) -> Self {
-        let name = match stream.peer_cred() {
-            Ok(peer) => match peer.pid() {
-                Some(pid) => format!("unix (process {pid}, user {})", peer.uid()),
-                None => format!("unix (user {})", peer.uid()),
-            },
+    pub(super) fn unix(connection: unix::Connection) -> Self {
+        let name = match connection.peer() {
+            Ok(Credentials { uid, pid: 0, .. }) => format!("unix (user {uid})"),
+            Ok(Credentials { uid, pid, .. }) => format!("unix (process {pid}, user {uid})"),
             Err(_) => "unix".to_owned(),
         };
         Self {
-            kind: Kind::Unix(stream),
+            kind: Kind::Unix(connection),
             name,
         }
     }
@@ -114,7 +104,8 @@ impl Socket {
     }
 
     /// Closes the connection in a way that its peer does not take for the end of the stream. UNIX
-    /// sockets have no such way, unless the peer has sent data that was not read.
+    /// sockets have no such way, unless the peer has sent data that was not read, from Linux 6.16
+    /// on.
     pub(super) fn reset(self) {
         let _ended = match &self.kind {
             Kind::Smc(stream) => stream.set_zero_linger(),
@@ -127,7 +118,7 @@ impl Socket {
         match &mut self.kind {
             Kind::Smc(stream) => Box::new(&mut **stream),
             Kind::Tcp(stream) => Box::new(stream),
-            Kind::Unix(stream) => Box::new(stream),
+            Kind::Unix(connection) => Box::new(connection),
         }
     }
 }

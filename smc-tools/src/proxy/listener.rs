@@ -4,7 +4,7 @@ use std::io;
 
 use anyhow::{Context as _, Result};
 use smc::Endpoint;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 
 use super::NAME;
 use super::address::Address;
@@ -24,7 +24,7 @@ pub(super) struct Listener {
 enum Listening {
     Smc(Box<endpoint::Listener>),
     Tcp(TcpListener),
-    Unix(UnixListener),
+    Unix(unix::Listener),
 }
 
 impl Listener {
@@ -54,7 +54,7 @@ impl Listener {
                 (Listening::Unix(listener), address.to_string())
             }
             Address::Abstract(name) => {
-                let listener = UnixListener::bind(format!("\0{name}")).with_context(failed)?;
+                let listener = unix::listen_abstract(name).with_context(failed)?;
                 (Listening::Unix(listener), address.to_string())
             }
         };
@@ -83,7 +83,7 @@ impl Accept for Listener {
                 let (stream, peer) = listener.accept().await?;
                 Ok(Socket::tcp(stream, peer))
             }
-            Listening::Unix(listener) => Ok(Socket::unix(listener.accept().await?.0)),
+            Listening::Unix(listener) => Ok(Socket::unix(listener.accept().await?)),
         }
     }
 }

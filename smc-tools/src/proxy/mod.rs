@@ -8,7 +8,7 @@ mod unix;
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use smc::Endpoint;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -20,6 +20,7 @@ use self::connection::{End, Socket, relay};
 use self::listener::Listener;
 use self::metrics::{Counted, Exporter, count_end, count_not_connected};
 use crate::endpoint::{self, Ending, EndpointArgs, report};
+use crate::output::Usage;
 use crate::serve::{Accept as _, ServeLimit, Server};
 use crate::values;
 
@@ -35,7 +36,8 @@ use crate::values;
 ///   HOST:PORT        the same
 ///   tcp:HOST:PORT    a TCP connection, never SMC
 ///   unix:PATH        a UNIX socket
-///   unix:@NAME       a UNIX socket in the abstract namespace
+///   unix:@NAME       a UNIX socket in the abstract namespace: a process of any user in the network
+///                    namespace can connect to it
 #[derive(Clone, Debug, clap::Args)]
 #[command(
     verbatim_doc_comment,
@@ -70,9 +72,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
     grace: Duration,
 
-    /// Permissions of the UNIX socket of --listen, in octal: who may connect
-    #[arg(long, value_name = "MODE", default_value = "0600", value_parser = values::mode)]
-    mode: u32,
+    /// Permissions of the UNIX socket of --listen unix:PATH, in octal: who may connect; 0600 unless
+    /// set. A process of any user may connect to unix:@NAME
+    #[arg(long, value_name = "MODE", value_parser = values::mode)]
+    mode: Option<u32>,
 
     /// Serve counters of the proxy and its endpoint for Prometheus at http://ADDRESS/metrics,
     /// without authentication
@@ -86,6 +89,13 @@ pub(crate) struct Args {
 
 /// Runs `smc proxy`.
 pub(crate) fn run(args: Args) -> Result<bool> {
+    ensure!(
+        args.mode.is_none() || !matches!(args.listen, Address::Abstract(_)),
+        Usage::new(
+            "--mode has no effect on unix:@NAME, to which a process of any user in the network \
+             namespace may connect; listen at unix:PATH"
+        )
+    );
     args.limit.raise_descriptors(NAME);
     let runtime = Runtime::new().context("cannot start tokio")?;
     let outcome = runtime.block_on(async { tokio::spawn(attempt(args)).await? });
@@ -104,7 +114,8 @@ async fn attempt(args: Args) -> Result<()> {
     // Ends with this function.
     let mut exporting = JoinSet::new();
     let ending = Ending::new().context("cannot wait for signals")?;
-    let listener = Listener::bind(&args.listen, endpoint.as_ref(), args.mode).await?;
+    let listener =
+        Listener::bind(&args.listen, endpoint.as_ref(), args.mode.unwrap_or(MODE)).await?;
     report(
         NAME,
         format_args!("listening at {}, for {}", listener.address(), args.to),
@@ -200,3 +211,5 @@ impl Route {
 }
 
 const NAME: &str = "smc proxy";
+/// Permissions of a UNIX socket with a path.
+const MODE: u32 = 0o600;

@@ -2,11 +2,16 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
+use std::os::fd::AsFd as _;
+use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::Path;
 
 use nix::sys::signal::Signal;
+use smc_testkit::unix::{lingering, send_if_possible};
+use smc_testkit::wait::TIMEOUT;
+use socket2::SockRef;
 
 use crate::process::{World, data, reverse, tcp_server};
 
@@ -77,6 +82,66 @@ fn an_address_in_use_is_an_error_that_names_it() {
         "{errors}"
     );
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "text");
+}
+
+/// A client passes what takes very long to close, as often as the proxy has threads and more.
+#[test]
+fn what_a_client_passes_keeps_no_other_client_from_being_served() {
+    let world = World::new();
+    let server = tcp_server(reverse);
+    let threads = std::thread::available_parallelism().unwrap().get();
+    let path = world.dir.path().join("sock");
+    for listen in ["unix:", "unix:@"] {
+        let listen = format!("{listen}{}", path.display());
+        let arguments = format!("--listen {listen} --to tcp:{server} --grace 0");
+        let (mut proxy, _) = world.proxy(&arguments);
+        let connect = || match listen.strip_prefix("unix:@") {
+            Some(name) => {
+                let address = SocketAddr::from_abstract_name(name).unwrap();
+                UnixStream::connect_addr(&address).unwrap()
+            }
+            None => UnixStream::connect(&path).unwrap(),
+        };
+        // Meanwhile it receives nothing, so that it gets the last descriptors.
+        proxy.signal(Signal::SIGSTOP);
+        let hostile: Vec<_> = (0..threads + 2)
+            .map(|_| {
+                let client = connect();
+                let (slow, far) = lingering(100 * TIMEOUT);
+                if !send_if_possible(&client, b"x", &[slow.as_fd()]) {
+                    SockRef::from(&slow).set_linger(None).unwrap();
+                }
+                (client, far)
+            })
+            .collect();
+        proxy.signal(Signal::SIGCONT);
+        for _ in 0..4 {
+            let mut client = connect();
+            client.set_read_timeout(Some(TIMEOUT)).unwrap();
+            client.write_all(b"honest").unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            let mut received = Vec::new();
+            client.read_to_end(&mut received).unwrap();
+            assert_eq!(received, b"tsenoh");
+        }
+        // Nor the proxy from ending.
+        proxy.signal(Signal::SIGTERM);
+        assert_eq!(proxy.status().code(), Some(0));
+        drop(hostile);
+    }
+}
+
+#[test]
+fn a_mode_for_a_name_in_the_abstract_namespace_is_refused() {
+    let world = World::new();
+    let folder = world.dir.path().display().to_string();
+    let arguments = format!("proxy --listen unix:@{folder} --to tcp:127.0.0.1:1 --mode 0600");
+    let (code, errors) = world.smc(&arguments).end();
+    assert_eq!(code, Some(2));
+    assert!(
+        errors.contains("--mode has no effect on unix:@NAME"),
+        "{errors}"
+    );
 }
 
 fn mode(path: &Path) -> u32 {

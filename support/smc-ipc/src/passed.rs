@@ -11,6 +11,9 @@
 //! those that are mapped ([`PeerFile`]). All else is closed, or unmapped ([`PeerMemory`]), by
 //! threads of their own, and no call that could block is made on it.
 //!
+//! A socket over which no descriptor is to be passed can have the kernel refuse them
+//! ([`refuse_descriptors`]), where that is new enough.
+//!
 //! Descriptors that wait to be closed are counted by the user who passed them; those of all users
 //! who are not allowed together. At 64 descriptors of a user, or as many eventfds and memory files
 //! as are a quarter of the descriptors that the process may have, nothing more is received from
@@ -27,7 +30,7 @@ pub use closing::{has_descriptors, is_behind};
 pub use file::PeerFile;
 pub use listener::Listener;
 pub use memory::PeerMemory;
-pub use reserve::{NotAccepted, Reserve};
+pub use reserve::{NotAccepted, Reserve, accept};
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -35,6 +38,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
+use nix::libc;
 use nix::sys::socket::{setsockopt, sockopt};
 use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use rustix::io::{Errno, retry_on_intr};
@@ -62,6 +66,8 @@ pub struct PeerSocket {
     is_stream: OnceLock<bool>,
     /// The user may be a peer.
     is_allowed: bool,
+    /// Nothing can be passed over it.
+    refuses_descriptors: bool,
 }
 
 impl From<OwnedFd> for PeerSocket {
@@ -71,6 +77,7 @@ impl From<OwnedFd> for PeerSocket {
             user: OnceLock::new(),
             is_stream: OnceLock::new(),
             is_allowed: false,
+            refuses_descriptors: false,
         }
     }
 }
@@ -81,6 +88,14 @@ impl PeerSocket {
     /// that of this process.
     pub fn set_allowed(&mut self) {
         self.is_allowed = true;
+    }
+
+    /// Nothing was passed over it, nor can be: [`refuse_descriptors`] was successful with it before
+    /// it was connected, or with the socket that it was accepted from before that listened. The
+    /// socket of a user who may be a peer is then closed as any other one is: what was not read
+    /// resets the connection.
+    pub fn set_refuses_descriptors(&mut self) {
+        self.refuses_descriptors = true;
     }
 
     /// The user at the other end.
@@ -138,6 +153,9 @@ impl Drop for PeerSocket {
         let Some(socket) = self.socket.take() else {
             return;
         };
+        if self.refuses_descriptors {
+            return;
+        }
         // From here on nothing can be added to what is unread.
         let ended = shutdown(&socket, Shutdown::Both);
         if ended.is_err() || !is_emptied(&socket) {
@@ -268,6 +286,30 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
         passed,
     })
 }
+
+/// Has the kernel refuse what is passed over a UNIX socket, and over those that are accepted from
+/// it (`SO_PASSRIGHTS`, Linux 6.16): the peer's call fails. Returns whether the kernel does so. To
+/// be called before the socket is connected or listens.
+#[must_use]
+pub fn refuse_descriptors(socket: &impl AsFd) -> bool {
+    // There the number has another meaning.
+    let has_other_numbers = cfg!(any(target_arch = "sparc", target_arch = "sparc64"));
+    !has_other_numbers && setsockopt(socket, PassRights, &0).is_ok()
+}
+
+/// Whether descriptors can be passed.
+#[derive(Clone, Copy, Debug)]
+struct PassRights;
+
+nix::setsockopt_impl!(
+    PassRights,
+    libc::SOL_SOCKET,
+    SO_PASSRIGHTS,
+    libc::c_int,
+    sockopt::SetStruct<'_, libc::c_int>
+);
+
+const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// Whether a descriptor can be an eventfd: its file has no type. Neither its file system nor
 /// another user can block this.

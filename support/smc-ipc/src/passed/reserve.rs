@@ -99,7 +99,12 @@ impl Reserve {
     }
 }
 
-pub(super) fn accept(listener: impl AsFd) -> Result<PeerSocket, Errno> {
+/// Accepts a connection of a UNIX socket.
+///
+/// # Errors
+///
+/// As `accept(2)`.
+pub fn accept(listener: impl AsFd) -> Result<PeerSocket, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     accept_with(listener, flags).map(PeerSocket::from)
 }

@@ -4,9 +4,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::sockopt::set_socket_linger;
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
+use rustix::net::{
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socketpair,
+};
 use rustix::process::geteuid;
-use smc_testkit::unix::{is_closed, lingering, pair, send, send_urgent};
+use smc_testkit::unix::{
+    connect_to, is_closed, lingering, pair, send, send_if_possible, send_urgent, seqpacket,
+};
 use smc_testkit::wait::{TIMEOUT, until};
 
 use super::*;
@@ -187,6 +191,34 @@ fn a_socket_that_was_never_connected_is_empty() {
     let alone = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     let _ = shutdown(&alone, Shutdown::Both);
     assert!(is_emptied(&alone));
+}
+
+#[test]
+fn over_sockets_accepted_from_one_that_refuses_descriptors_none_are_passed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sock");
+    let listener = seqpacket();
+    if !refuse_descriptors(&listener) {
+        return println!("skipped: why: needs Linux 6.16");
+    }
+    bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&listener, 1).unwrap();
+    let client = connect_to(&path);
+    let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    // Before the connection is accepted, and after.
+    assert!(!send_if_possible(&client, b"with it", &[bell.as_fd()]));
+    let mut accepted = accept(&listener).unwrap();
+    assert!(!send_if_possible(&client, b"with it", &[bell.as_fd()]));
+    assert!(send_if_possible(&client, b"alone", &[]));
+    let packet = receive(&accepted, &mut [0; 16]).unwrap();
+    assert_eq!((packet.len, packet.passed.len()), (5, 0));
+    // The end is that of any socket with unread data.
+    send(&client, b"unread", &[]);
+    accepted.set_allowed();
+    accepted.set_refuses_descriptors();
+    drop(accepted);
+    let end = recv(&client, &mut [0; 1][..], RecvFlags::DONTWAIT);
+    assert_eq!(end.unwrap_err(), Errno::CONNRESET);
 }
 
 const LINGER: Duration = Duration::from_secs(4);
