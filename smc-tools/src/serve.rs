@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io;
+use std::pin::pin;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -88,12 +89,10 @@ impl Server {
         cut_off: watch::Sender<bool>,
     ) -> Result<()> {
         let outcome = self.accept_until_told(&mut listener, &serve).await;
-        if outcome.is_ok() {
-            self.accept_connected(&mut listener, &serve).await;
-        }
+        let is_waiting = outcome.is_ok() && self.accept_connected(&mut listener, &serve).await;
         // Withdraws the name, and refuses clients.
         drop(listener);
-        if let (Ok(()), Some(grace), open @ 1..) = (&outcome, grace, self.connections.len()) {
+        if let (true, Some(grace), open @ 1..) = (is_waiting, grace, self.connections.len()) {
             self.report(format_args!(
                 "ending: {open} connections may last {} s",
                 grace.as_secs_f64()
@@ -145,18 +144,27 @@ impl Server {
     }
 
     /// Accepts clients that were connected when the signal arrived: their `connect` has returned,
-    /// and they may have sent data.
+    /// and they may have sent data. Further ones may connect meanwhile, without end, so the time is
+    /// limited. Returns false at the next signal.
     async fn accept_connected<L: Accept, F: Future<Output = ()> + Send + 'static>(
         &mut self,
         listener: &mut L,
         serve: &impl Fn(L::Client) -> F,
-    ) {
+    ) -> bool {
+        let mut until = pin!(sleep(LAST_ACCEPTS));
         while !self.is_full() {
-            let Ok(Ok(client)) = timeout(LAST_ACCEPT, listener.accept()).await else {
-                return;
-            };
-            self.connections.spawn(serve(client));
+            tokio::select! {
+                () = self.ending.wait() => return false,
+                () = &mut until => return true,
+                accepted = timeout(LAST_ACCEPT, listener.accept()) => match accepted {
+                    Ok(Ok(client)) => {
+                        self.connections.spawn(serve(client));
+                    }
+                    _ => return true,
+                },
+            }
         }
+        true
     }
 
     fn is_full(&self) -> bool {
@@ -208,5 +216,7 @@ const DESCRIPTORS: u64 = 4;
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long the last clients may take to be accepted, each.
 const LAST_ACCEPT: Duration = Duration::from_millis(50);
+/// How long they may take together.
+const LAST_ACCEPTS: Duration = Duration::from_secs(1);
 /// How often it is reported that the limit of connections is reached.
 const FULL_INTERVAL: Duration = Duration::from_secs(60);

@@ -194,6 +194,35 @@ fn a_client_that_is_connected_when_the_proxy_is_asked_to_end_is_served() {
     }
 }
 
+/// Each one ends at once, so that the limit of connections is never reached.
+#[test]
+fn clients_that_go_on_connecting_do_not_keep_a_proxy_from_ending() {
+    let world = World::new();
+    let held = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
+    for (grace, has_second_signal) in [("0", false), ("60", true)] {
+        let (mut proxy, address) = world.proxy(&format!(
+            "--listen tcp:127.0.0.1:0 --to tcp:{} --max-connections 100000 --grace {grace}",
+            held.addr()
+        ));
+        let address = address.strip_prefix("tcp:").unwrap().to_owned();
+        let connecting = thread::spawn(move || {
+            let mut count = 0;
+            while TcpStream::connect(&address).is_ok() {
+                count += 1;
+                thread::sleep(Duration::from_millis(5));
+            }
+            count
+        });
+        proxy.line_with("cannot connect");
+        proxy.signal(Signal::SIGTERM);
+        if has_second_signal {
+            proxy.signal(Signal::SIGINT);
+        }
+        assert_eq!(proxy.status().code(), Some(0));
+        assert!(connecting.join().unwrap() > 0);
+    }
+}
+
 #[test]
 fn connections_that_last_longer_than_the_grace_are_reset() {
     let world = World::new();
