@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use smc::ConnectOptions;
 use smc::info::{CandidateInfo, CandidateTransport};
-use smc::introspection::{Request, Subject, query, sockets};
+use smc::introspection::{Directory, Request, Subject, directories, query};
 use smc::record::Record;
 use smc_core::device::{RdmaAddress, RoceKind};
 use smc_core::wire::types::{DeclineCode, Mac, MtuCode, RoceGid};
@@ -266,15 +266,19 @@ fn a_link_is_reported_with_the_interface_of_its_gid() {
         assert!(is_smcr(&ours));
         let own = format!("i-{}-", std::process::id());
         let is_own = |path: &PathBuf| path.to_string_lossy().contains(&own);
-        let mut socket = None;
+        let mut socket: Option<PathBuf> = None;
         // A thread publishes it.
         let is_published = || {
-            socket = sockets().into_iter().find(is_own);
+            socket = directories()
+                .iter()
+                .flat_map(Directory::sockets)
+                .find(is_own);
             socket.is_some()
         };
         until(is_published, || "no socket for requests".to_owned());
         let request = Request::new(&[Subject::Groups]);
-        let records = query(&socket.expect("a socket"), &request, TIMEOUT).expect("an answer");
+        let records = query(&socket.expect("a socket"), &request, TIMEOUT, |_| true);
+        let records = records.expect("an answer");
         let groups = records.iter().filter_map(|record| match record {
             Record::Group(group) => Some(group),
             _ => None,
