@@ -18,7 +18,7 @@ use smc_core::mutex::Mutex;
 
 use crate::buffers::buffers_len;
 use crate::config::{Builder, CONTIGUOUS_RECEIVES, RECEIVES, RECEIVES_MIN};
-use crate::domain::{self, Domain};
+use crate::domain::{self, RdmaProtectionDomain};
 use crate::doorbell::{EventSet, ReadySources, node_of};
 use crate::error::OpenError;
 use crate::link::{self, Core};
@@ -222,7 +222,10 @@ impl Rdma for RdmaDevice {
     async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
         self.parts.check()?;
         let parts = Arc::clone(&self.parts);
-        let domain = self.parts.calls.run(move || Domain::new(&parts));
+        let domain = self
+            .parts
+            .calls
+            .run(move || RdmaProtectionDomain::new(&parts));
         Ok(Arc::new(domain.await??))
     }
 

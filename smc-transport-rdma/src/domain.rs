@@ -16,14 +16,14 @@ use crate::link::{Core, Pending};
 use crate::memory::{self, Memory};
 use crate::port;
 
-/// A domain of a device.
+/// A protection domain of a device.
 #[derive(Clone, Debug)]
-pub(crate) struct Domain {
+pub(crate) struct RdmaProtectionDomain {
     pd: Arc<protection_domain::ProtectionDomain>,
     parts: Arc<Parts>,
 }
 
-impl Domain {
+impl RdmaProtectionDomain {
     /// Blocks.
     pub(crate) fn new(parts: &Arc<Parts>) -> Result<Self, DeviceError> {
         let pd = allocate(&parts.context);
@@ -35,7 +35,7 @@ impl Domain {
 }
 
 #[async_trait]
-impl ProtectionDomain for Domain {
+impl ProtectionDomain for RdmaProtectionDomain {
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
         self.parts.check()?;
         let (domain, at) = (self.clone(), at.clone());
@@ -59,7 +59,7 @@ impl ProtectionDomain for Domain {
     }
 }
 
-impl Domain {
+impl RdmaProtectionDomain {
     /// Blocks.
     fn open(&self, at: &RdmaAddress) -> Result<Pending, DeviceError> {
         let ports = port::read(&self.parts.context)
