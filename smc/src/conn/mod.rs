@@ -111,7 +111,7 @@ pub(crate) enum TransportConn {
 }
 
 /// What written data is copied to.
-pub(crate) trait SendPath {
+pub(crate) trait SendOps {
     /// Bytes that can be written now, after reading the peer's updates.
     fn space(&mut self, conn: &Conn) -> Result<u32, Error>;
 

@@ -12,7 +12,7 @@ use smc_wire::cursor::Cursor;
 
 use super::super::busy_poll::BusyPoll;
 use super::super::conn::{
-    Conn, ConnCounters, DirectConn, HalfCounters, PeerDmb, RdmaConn, SendPath, TransportConn,
+    Conn, ConnCounters, DirectConn, HalfCounters, PeerDmb, RdmaConn, SendOps, TransportConn,
     TransportOps as _, len_u32, len_usize,
 };
 use super::super::copy_mode::{CopyModeSelector, LONG_COPY_MIN};
@@ -137,7 +137,7 @@ pub(crate) struct SmcWriter<P> {
     delivery_deadline: Option<Deadline>,
 }
 
-impl<P: SendPath> SmcWriter<P> {
+impl<P: SendOps> SmcWriter<P> {
     fn new(conn: &Arc<Conn>, path: P, polling: Duration) -> Self {
         Self {
             conn: Arc::clone(conn),
@@ -363,7 +363,7 @@ impl SmcWriter<DirectWriter> {
     }
 }
 
-impl<P: SendPath> StreamHalf for SmcWriter<P> {
+impl<P: SendOps> StreamHalf for SmcWriter<P> {
     fn conn(&self) -> &Arc<Conn> {
         &self.conn
     }
@@ -458,7 +458,7 @@ impl DirectWriter {
         Ok(is_new)
     }
 
-    /// As [`SendPath::space`] while there is a reservation, which has a position in the ring.
+    /// As [`SendOps::space`] while there is a reservation, which has a position in the ring.
     #[inline]
     fn reserved_space(&mut self, conn: &Conn) -> Result<u32, Error> {
         self.poll_consumer(conn)?;
@@ -573,7 +573,7 @@ impl DirectWriter {
     }
 }
 
-impl SendPath for DirectWriter {
+impl SendOps for DirectWriter {
     #[inline(always)]
     fn space(&mut self, conn: &Conn) -> Result<u32, Error> {
         if self.poll_consumer(conn)? {

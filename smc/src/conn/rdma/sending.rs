@@ -10,7 +10,7 @@ use smc_wire::cursor::Cursor;
 use smc_wire::types::{Rkey, RmbAddr};
 
 use super::super::super::links::{LinkSender, PersistTimer, PostResult, SendSlot};
-use super::super::{Conn, SendPath, TransportOps, len_u32, len_usize};
+use super::super::{Conn, SendOps, TransportOps, len_u32, len_usize};
 use super::RdmaConn;
 use crate::device::{Mr, Write};
 use crate::error::{CloseReason, Error};
@@ -309,7 +309,7 @@ impl Bound {
     }
 }
 
-impl SendPath for Arc<RdmaConn> {
+impl SendOps for Arc<RdmaConn> {
     fn space(&mut self, _conn: &Conn) -> Result<u32, Error> {
         Ok(RdmaConn::space(self))
     }
