@@ -101,7 +101,7 @@ pub struct Flags {
 
 /// What one side of an SMC connection has published.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Published {
+pub(crate) struct PublishedWords {
     pub(crate) producer: Cursor,
     pub(crate) consumer: Cursor,
     pub(crate) flags: Flags,

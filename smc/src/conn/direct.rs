@@ -12,7 +12,7 @@ use super::super::stream::Mode;
 use super::{Conn, Parts, PeerLocality, TransportConn, TransportOps, len_u32, len_usize};
 use crate::device::{Attachment, Charge, DeviceError, Dmb, Signal, SubmitError};
 use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
-use crate::info::{Flags, Published};
+use crate::info::{Flags, PublishedWords};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::mem::{Element, HEADER_LEN};
 use crate::mutex::Mutex;
@@ -264,13 +264,13 @@ impl DirectConn {
 }
 
 impl TransportOps for DirectConn {
-    fn published(&self) -> Published {
+    fn published(&self) -> PublishedWords {
         let producer = match &self.peer {
             PeerDmb::Mapped { element, .. } => element.producer().load(Ordering::Acquire),
             PeerDmb::Moved { .. } | PeerDmb::Lost => self.producer.load(Ordering::SeqCst),
         };
         let word = self.consumer.lock().word;
-        Published {
+        PublishedWords {
             producer: ProducerWord::from_ne(producer).cursor,
             consumer: word.cursor,
             flags: Flags {

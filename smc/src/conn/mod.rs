@@ -30,7 +30,7 @@ use super::runtime::Socket;
 use super::stream::Mode;
 use crate::device::{Dmb, SubmitError};
 use crate::error::{CloseReason, Error};
-use crate::info::{ConnectionInfo, Cursors, Flags, Published, SmcInfo};
+use crate::info::{ConnectionInfo, Cursors, Flags, PublishedWords, SmcInfo};
 use crate::log::Span;
 use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -191,7 +191,7 @@ pub(crate) trait TransportOps: Send + Sync {
     fn publish_flags(&self, conn: &Conn, flags: StateFlags);
 
     /// What this side has published.
-    fn published(&self) -> Published;
+    fn published(&self) -> PublishedWords;
 
     /// The peer's token, where it is known.
     fn peer_token(&self) -> Option<u64>;

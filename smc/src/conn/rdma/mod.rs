@@ -19,7 +19,7 @@ use super::super::stream::Mode;
 use super::{Conn, Parts, PeerLocality, TransportConn, TransportOps, len_usize};
 use crate::device::SubmitError;
 use crate::error::{CloseReason, Error};
-use crate::info::{Flags, Published};
+use crate::info::{Flags, PublishedWords};
 use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::mutex::Mutex;
@@ -266,7 +266,7 @@ impl RdmaConn {
 }
 
 impl TransportOps for RdmaConn {
-    fn published(&self) -> Published {
+    fn published(&self) -> PublishedWords {
         let tx = self.tx.lock();
         let transmit = tx.bound.as_ref().map(|bound| &bound.transmit);
         let producer = transmit.map_or(Cursor::START, Transmit::producer);
@@ -278,7 +278,7 @@ impl TransportOps for RdmaConn {
             producer: producer_flags,
             state: state_flags,
         };
-        Published {
+        PublishedWords {
             producer,
             consumer,
             flags,
