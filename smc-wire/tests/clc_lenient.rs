@@ -6,7 +6,7 @@ mod support;
 
 use smc_wire::clc::{AcceptConfirm, Decline, Eyecatcher, Header, Message, Proposal};
 use smc_wire::pretty::{self, Family};
-use smc_wire::types::{Offer, OsType, Version};
+use smc_wire::types::{OfferedTypes, OsType, Version};
 use support::*;
 
 /// Offsets of the last four bytes, for trailers.
@@ -104,7 +104,10 @@ fn reserved_bytes_of_an_accept_are_shown_and_do_not_matter() {
 fn version_1_type_bits_of_version_2_are_reserved() {
     let bytes = with(&hex(P1), 7, 0x1c);
     let proposal = Proposal::parse(&bytes).unwrap();
-    assert_eq!((proposal.v1, proposal.v2), (Offer::R, Offer::Neither));
+    assert_eq!(
+        (proposal.v1, proposal.v2),
+        (OfferedTypes::R, OfferedTypes::Neither)
+    );
 }
 
 #[test]

@@ -15,7 +15,7 @@ use smc_wire::clc::{
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
     AlertToken, Chid, DeclineCode, DmbToken, Eid, FeatureMask, Gid, GroupId, HostName, IsmGid, Mac,
-    MtuCode, Offer, OsType, PeerId, Psn, Qpn, Release, Rkey, RmbAddr, RoceGid, Version,
+    MtuCode, OfferedTypes, OsType, PeerId, Psn, Qpn, Release, Rkey, RmbAddr, RoceGid, Version,
 };
 use support::*;
 
@@ -68,8 +68,8 @@ fn assert_decline(text: &str, expected: &Decline) {
 fn example_rdma_v1(version: Version) -> Proposal {
     Proposal {
         version,
-        v1: Offer::R,
-        v2: Offer::Neither,
+        v1: OfferedTypes::R,
+        v2: OfferedTypes::Neither,
         peer_id: EXAMPLE_PEER,
         gid: example_gid(),
         mac: EXAMPLE_MAC,
@@ -105,7 +105,7 @@ fn p2_version_1_both_kinds_over_ipv6() {
         prefix_len: 64,
     };
     let expected = Proposal {
-        v1: Offer::Both,
+        v1: OfferedTypes::Both,
         smcd: Some(SmcdArea {
             gid: IsmGid(0x0100_0000_0000_0001),
             ..SmcdArea::default()
@@ -124,8 +124,8 @@ fn p3_everything_offered() {
     };
     let [high, low] = loopback_entries();
     let expected = Proposal {
-        v1: Offer::Both,
-        v2: Offer::Both,
+        v1: OfferedTypes::Both,
+        v2: OfferedTypes::Both,
         smcd: Some(SmcdArea {
             gid: IsmGid(0x0100_0000_0000_0001),
             chid: Chid(0x07c1),
@@ -171,8 +171,8 @@ fn loopback_only() -> Proposal {
     direct.push_device(loopback()).unwrap();
     Proposal {
         version: Version::V2,
-        v1: Offer::Neither,
-        v2: Offer::D,
+        v1: OfferedTypes::Neither,
+        v2: OfferedTypes::D,
         peer_id: PeerId::ZERO,
         gid: RoceGid::ZERO,
         mac: Mac::ZERO,
@@ -316,7 +316,7 @@ fn d2_version_2_no_ueid() {
 #[test]
 fn captured_proposal() {
     let expected = Proposal {
-        v2: Offer::R,
+        v2: OfferedTypes::R,
         ext: Some(V2Extension {
             release: Release::V2_1,
             has_seid: false,

@@ -7,7 +7,7 @@ mod support;
 use smc_wire::clc::{
     AcceptConfirm, AcceptKind, Body, Decline, FirstContact, GidList, Proposal, Terms,
 };
-use smc_wire::types::{Chid, FeatureMask, Gid, IsmGid, Offer, Release, Version};
+use smc_wire::types::{Chid, FeatureMask, Gid, IsmGid, OfferedTypes, Release, Version};
 use smc_wire::{EmitError, MessageKind};
 use support::*;
 
@@ -61,23 +61,31 @@ type Change = fn(&mut Proposal);
 fn regions_follow_the_offers() {
     let cases: [(&str, Change, &str); 11] = [
         (P1, |proposal| proposal.ip = None, "IP area"),
-        (P4, |proposal| proposal.v1 = Offer::R, "IP area"),
+        (P4, |proposal| proposal.v1 = OfferedTypes::R, "IP area"),
         (P3, |proposal| proposal.ext = None, "v2 extension"),
-        (P3, |proposal| proposal.v2 = Offer::Neither, "v2 extension"),
-        (P3, |proposal| proposal.v2 = Offer::R, "SMC-D v2 extension"),
+        (
+            P3,
+            |proposal| proposal.v2 = OfferedTypes::Neither,
+            "v2 extension",
+        ),
+        (
+            P3,
+            |proposal| proposal.v2 = OfferedTypes::R,
+            "SMC-D v2 extension",
+        ),
         (
             CAPTURED_PROPOSAL,
-            |proposal| proposal.v2 = Offer::Both,
+            |proposal| proposal.v2 = OfferedTypes::Both,
             "SMC-D v2 extension",
         ),
         (P3, |proposal| proposal.smcd = None, "SMC-D area"),
         // Version 1 offers version 1.
         (P2, |proposal| proposal.smcd = None, "SMC-D area"),
-        (P1, |proposal| proposal.v2 = Offer::R, "v2 type"),
+        (P1, |proposal| proposal.v2 = OfferedTypes::R, "v2 type"),
         (
             P1,
             |proposal| {
-                proposal.v1 = Offer::Neither;
+                proposal.v1 = OfferedTypes::Neither;
                 proposal.ip = None;
             },
             "v1 type",
@@ -86,7 +94,7 @@ fn regions_follow_the_offers() {
             P3,
             |proposal| {
                 proposal.version = Version::V1;
-                proposal.v2 = Offer::Neither;
+                proposal.v2 = OfferedTypes::Neither;
             },
             "v2 extension",
         ),

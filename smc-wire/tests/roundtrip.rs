@@ -112,12 +112,17 @@ prop_compose! {
 
 /// Version 1 with or without SMC-D area, version 2 and above with every pair of offers.
 fn proposal() -> impl Strategy<Value = Proposal> {
-    let offers = [Offer::R, Offer::D, Offer::Neither, Offer::Both];
+    let offers = [
+        OfferedTypes::R,
+        OfferedTypes::D,
+        OfferedTypes::Neither,
+        OfferedTypes::Both,
+    ];
     let v1 = (
         Just(Version::V1),
-        select(vec![Offer::R, Offer::D, Offer::Both]),
+        select(vec![OfferedTypes::R, OfferedTypes::D, OfferedTypes::Both]),
     );
-    let v1 = v1.prop_map(|(version, v1)| (version, v1, Offer::Neither));
+    let v1 = v1.prop_map(|(version, v1)| (version, v1, OfferedTypes::Neither));
     let v2 = (2..16_u8, select(offers.to_vec()), select(offers.to_vec()))
         .prop_map(|(version, v1, v2)| (Version::new(version).unwrap(), v1, v2));
     prop_oneof![v1, v2].prop_flat_map(|(version, v1, v2)| {

@@ -10,7 +10,7 @@ use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 use crate::layout::Show::{self, Code};
 use crate::layout::{Bits, DEC, Layout, layouts};
 use crate::pretty::Value;
-use crate::types::{Offer, Version};
+use crate::types::{OfferedTypes, Version};
 use crate::writer::{Writer, wire_length};
 
 /// Length of the common header in bytes.
@@ -92,7 +92,7 @@ const UNKNOWN_FLAGS: Bits = Bits::new("flags", 0x0f, |flags| Value::Hex {
 });
 
 fn offer(code: u8) -> Value<'static> {
-    code_of_one_digit(code, Some(Offer::from_low_bits(code).name()))
+    code_of_one_digit(code, Some(OfferedTypes::from_low_bits(code).name()))
 }
 
 fn code_of_one_digit(code: u8, name: Option<&'static str>) -> Value<'static> {

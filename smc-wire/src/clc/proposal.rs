@@ -14,7 +14,9 @@ use crate::clc::header::{ClcType, Eyecatcher, HEADER_LEN, TRAILER_LEN, start};
 use crate::error::{EmitError, MessageKind};
 use crate::layout::Show::{self, Reserved};
 use crate::layout::{Bits, DEC, Field, Layout, Raw, layouts, part, release_bits};
-use crate::types::{Chid, Eid, FeatureMask, IsmGid, Mac, Offer, PeerId, Release, RoceGid, Version};
+use crate::types::{
+    Chid, Eid, FeatureMask, IsmGid, Mac, OfferedTypes, PeerId, Release, RoceGid, Version,
+};
 use crate::writer::{Writer, invalid, wire_count, wire_length};
 
 /// End of the base of a PROPOSAL: start of the SMC-D area, and base of the IP area offset.
@@ -41,9 +43,9 @@ part! {
         /// Version of the message: 1, or 2 and above.
         pub version: Version,
         /// What is offered in version 1.
-        pub v1: Offer,
-        /// What is offered in version 2; [`Offer::Neither`] in a version-1 message.
-        pub v2: Offer,
+        pub v1: OfferedTypes,
+        /// What is offered in version 2; [`OfferedTypes::Neither`] in a version-1 message.
+        pub v2: OfferedTypes,
     }
     32 bytes {
         /// Peer ID of the client's SMC-R stack, zero unless `v1` has SMC-R. Must be the same in all
@@ -58,9 +60,9 @@ part! {
     then {
         /// The SMC-D area. Always there from version 2 on; in version 1 only with SMC-D.
         pub smcd: Option<SmcdArea>,
-        /// The IP area: there if and only if `v1` is not [`Offer::Neither`].
+        /// The IP area: there if and only if `v1` is not [`OfferedTypes::Neither`].
         pub ip: Option<IpArea>,
-        /// The v2 extension: there if and only if `v2` is not [`Offer::Neither`].
+        /// The v2 extension: there if and only if `v2` is not [`OfferedTypes::Neither`].
         pub ext: Option<V2Extension>,
     }
 }

@@ -10,7 +10,7 @@ use crate::clc::{
     Ipv6Prefix, Message, Proposal, RdmaEnd, SmcdArea, TRAILER_LEN, V2Extension,
 };
 use crate::layout::{Bits, Layout};
-use crate::types::{Eid, Offer, Release, RoceGid};
+use crate::types::{Eid, OfferedTypes, Release, RoceGid};
 
 pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
     let Some(head) = w.group("header", common_header) else {
@@ -68,11 +68,11 @@ fn common_header(w: &mut Dissector<'_, '_>) -> Option<Head> {
 }
 
 fn proposal(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
-    let v1 = Offer::from_low_bits(head.flags);
+    let v1 = OfferedTypes::from_low_bits(head.flags);
     let v2 = if head.v2 {
-        Offer::from_low_bits(head.flags.wrapping_shr(2))
+        OfferedTypes::from_low_bits(head.flags.wrapping_shr(2))
     } else {
-        Offer::Neither
+        OfferedTypes::Neither
     };
     let base = w.fields::<Proposal>()?;
     let ip_offset = usize::from(base.ip_area_offset.get());

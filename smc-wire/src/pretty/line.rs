@@ -11,7 +11,7 @@ use crate::llc::{
     WireRtoken,
 };
 use crate::option;
-use crate::types::{Offer, Rkey};
+use crate::types::{OfferedTypes, Rkey};
 use crate::{DecodeError, DecodeErrorKind, MessageKind};
 
 /// Shows the gist of a message in one line without a newline.
@@ -97,13 +97,13 @@ fn proposal(f: &mut fmt::Formatter<'_>, message: &Proposal, len: usize) -> fmt::
         Some(ext) => write!(f, "PROPOSAL {} len {len}", ext.release)?,
         None => write!(f, "PROPOSAL {version} len {len}")?,
     }
-    let versions = |has: fn(Offer) -> bool| match (has(*v1), has(*v2)) {
+    let versions = |has: fn(OfferedTypes) -> bool| match (has(*v1), has(*v2)) {
         (false, false) => "-",
         (true, false) => "v1",
         (false, true) => "v2",
         (true, true) => "v1+v2",
     };
-    let (d, r) = (versions(Offer::has_d), versions(Offer::has_r));
+    let (d, r) = (versions(OfferedTypes::has_d), versions(OfferedTypes::has_r));
     write!(f, " D:{d} R:{r}")?;
     if let Some(ext) = ext {
         list(f, "eids", &ext.ueids)?;

@@ -18,7 +18,7 @@ pub use decline_code::DeclineCode;
 pub use device::{Chid, DmbToken, Gid, IsmGid};
 pub use eid::{Eid, EidError};
 pub use link::{AlertToken, GroupId, LinkNumber, LinkUid, MtuCode, Psn, Qpn, Rkey, RmbAddr};
-pub use negotiation::{FeatureMask, Offer, OsType, Release, Version};
+pub use negotiation::{FeatureMask, OfferedTypes, OsType, Release, Version};
 pub use text::{HostName, PnetId};
 
 #[cfg(test)]

@@ -115,7 +115,7 @@ impl fmt::Display for FeatureMask {
     clippy::exhaustive_enums,
     reason = "two bits on the wire, all four values assigned"
 )]
-pub enum Offer {
+pub enum OfferedTypes {
     /// SMC-R (code 0).
     R,
     /// SMC-D (code 1).
@@ -126,7 +126,7 @@ pub enum Offer {
     Both,
 }
 
-impl Offer {
+impl OfferedTypes {
     /// From the two low bits of a byte.
     #[must_use]
     pub const fn from_low_bits(byte: u8) -> Self {
@@ -188,7 +188,7 @@ impl Offer {
     }
 }
 
-impl fmt::Display for Offer {
+impl fmt::Display for OfferedTypes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

@@ -169,9 +169,9 @@ mod codes {
     #[test]
     fn offers() {
         for code in 0..4 {
-            let offer = Offer::from_low_bits(code | 0xfc);
+            let offer = OfferedTypes::from_low_bits(code | 0xfc);
             assert_eq!(offer.code(), code);
-            assert_eq!(Offer::of(offer.has_r(), offer.has_d()), offer);
+            assert_eq!(OfferedTypes::of(offer.has_r(), offer.has_d()), offer);
             assert_eq!(offer.is_neither(), code == 2);
         }
     }

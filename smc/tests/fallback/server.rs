@@ -8,7 +8,7 @@ use std::sync::Arc;
 use smc::Listener;
 use smc_core::wire::Bounded;
 use smc_core::wire::clc::{GidEntry, Proposal};
-use smc_core::wire::types::{Chid, DeclineCode, Offer, Version};
+use smc_core::wire::types::{Chid, DeclineCode, OfferedTypes, Version};
 use smc_testkit::streams::{expect_error, listen};
 use smc_testkit::world::Step::*;
 use smc_testkit::world::messages::*;
@@ -133,7 +133,7 @@ fn the_listener_declines_a_proposal() {
             => Outcome::Declined(DeclineCode::NOUEID);
         "SMC-R only", |forged| {
             offers(forged, |offered| {
-                offered.v2 = Offer::R;
+                offered.v2 = OfferedTypes::R;
                 let ext = offered.ext.as_mut().unwrap();
                 ext.direct = None;
                 ext.max_conns = 255;

@@ -11,7 +11,7 @@ use smc_wire::clc::{
 };
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
-    Chid, Eid, FeatureMask, Gid, IsmGid, Mac, Offer as Types, PeerId, Release, RoceGid, Version,
+    Chid, Eid, FeatureMask, Gid, IsmGid, Mac, OfferedTypes, PeerId, Release, RoceGid, Version,
 };
 
 use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds};
@@ -61,7 +61,7 @@ pub struct ClientProposal {
     rdma_v1: Option<RdmaPort>,
     /// The port for SMC-R v2.
     rdma_v2: Option<RdmaPort>,
-    types: [Types; 2],
+    types: [OfferedTypes; 2],
     pub(super) release: Release,
     bytes: Vec<u8>,
 }
@@ -80,8 +80,8 @@ impl ClientProposal {
         let found = DeviceSearch::new(config, path);
         found.check(config, path)?;
         let types = [
-            Types::of(found.rdma_v1.is_some(), found.native.is_some()),
-            Types::of(found.rdma_v2.is_some(), found.has_direct_v2()),
+            OfferedTypes::of(found.rdma_v1.is_some(), found.native.is_some()),
+            OfferedTypes::of(found.rdma_v2.is_some(), found.has_direct_v2()),
         ];
         let [v1, v2] = types;
         let (peer_id, gid, mac) = found.rdma_ends(config);
@@ -140,7 +140,7 @@ impl ClientProposal {
     }
 
     /// What is offered in this version.
-    pub(super) fn types(&self, version: Version) -> Types {
+    pub(super) fn types(&self, version: Version) -> OfferedTypes {
         let [v1, v2] = self.types;
         if version.is_v2() { v2 } else { v1 }
     }

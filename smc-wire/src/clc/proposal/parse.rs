@@ -12,7 +12,7 @@ use crate::clc::frame;
 use crate::clc::header::{ClcType, HEADER_LEN, Header, LAST_AT, check_trailer};
 use crate::error::{DecodeError, MessageKind};
 use crate::layout::{Layout, Raw};
-use crate::types::{Eid, Offer, Release};
+use crate::types::{Eid, OfferedTypes, Release};
 
 /// The largest IP area offset: the SMC-D area and no more.
 const MAX_IP_AREA_OFFSET: usize = SmcdArea::LEN;
@@ -52,11 +52,11 @@ impl Proposal {
         if ip_offset > MAX_IP_AREA_OFFSET {
             return Err(bad_ip_offset("at most 40", ip_offset));
         }
-        let (version, v1) = (header.version, Offer::from_low_bits(header.flags));
+        let (version, v1) = (header.version, OfferedTypes::from_low_bits(header.flags));
         // In version 1 the bits are reserved.
         let v2 = match version.is_v2() {
-            true => Offer::from_low_bits(header.flags >> 2),
-            false => Offer::Neither,
+            true => OfferedTypes::from_low_bits(header.flags >> 2),
+            false => OfferedTypes::Neither,
         };
         let without_regions = Self::from_raw(base, version, v1, v2, None, None, None);
         let proposal = if version.is_v2() {
@@ -101,7 +101,7 @@ impl Proposal {
             length = length.saturating_add(IpArea::len_with(prefix_count));
         }
         let head = match v2 {
-            Offer::Neither => None,
+            OfferedTypes::Neither => None,
             _ => Some(ExtensionHead::read(
                 body,
                 smcd.v2_extension_offset.get().into(),
@@ -112,7 +112,7 @@ impl Proposal {
         body.check_length(length)?;
 
         let ip = match v1 {
-            Offer::Neither => None,
+            OfferedTypes::Neither => None,
             _ => Some(IpArea::read(body, ip_start, prefix_count)?),
         };
         let ext = match head {
@@ -139,7 +139,11 @@ impl IpArea {
 }
 
 impl V2Extension {
-    fn read(body: &Regions<'_>, ext: &ExtensionHead<'_>, v2: Offer) -> Result<Self, DecodeError> {
+    fn read(
+        body: &Regions<'_>,
+        ext: &ExtensionHead<'_>,
+        v2: OfferedTypes,
+    ) -> Result<Self, DecodeError> {
         let head = ext.raw;
         let ueids = body.list("UEIDs", ext.rest, head.ueid_count.into())?;
         let offset = usize::from(head.smcd_v2_offset.get());
@@ -181,7 +185,7 @@ struct ExtensionHead<'a> {
 }
 
 impl<'a> ExtensionHead<'a> {
-    fn read(body: &Regions<'a>, offset: usize, v2: Offer) -> Result<Self, DecodeError> {
+    fn read(body: &Regions<'a>, offset: usize, v2: OfferedTypes) -> Result<Self, DecodeError> {
         if !(1..=MAX_V2_OFFSET).contains(&offset) {
             let field = "v2 extension offset";
             return Err(bad_value(field, V2_OFFSET_AT, "1 to 172", offset));
@@ -197,7 +201,7 @@ impl<'a> ExtensionHead<'a> {
     }
 
     /// Bytes that the extension, and the SMC-D v2 extension with it, add to the message.
-    fn encoded_len(&self, v2: Offer) -> usize {
+    fn encoded_len(&self, v2: OfferedTypes) -> usize {
         let entries = v2.has_d().then_some(self.raw.gid_entry_count.into());
         V2Extension::len_with(self.raw.ueid_count.into(), entries)
     }

@@ -4,7 +4,7 @@ use smc_wire::Bounded;
 use smc_wire::clc::Terms as ClcTerms;
 use smc_wire::clc::{AcceptKind, DirectEnd, FirstContact, GidEntry};
 use smc_wire::size::SizeCode;
-use smc_wire::types::{FeatureMask, GroupId, Offer as Types, OsType, PnetId, Release, Version};
+use smc_wire::types::{FeatureMask, GroupId, OfferedTypes, OsType, PnetId, Release, Version};
 
 use super::*;
 use crate::error::{CloseReason, FallbackCause, IoError, PeerMisbehaved, Phase};
@@ -218,7 +218,10 @@ fn proposal_with_v1_has_the_native_device_in_the_fixed_part_only() {
     let offer = ClientProposal::new(&config, &path).unwrap();
     assert_eq!(offer.bytes()[7], 0x25, "D in both versions");
     let proposal = Proposal::parse(offer.bytes()).unwrap();
-    assert_eq!((proposal.v1, proposal.v2), (Types::D, Types::D));
+    assert_eq!(
+        (proposal.v1, proposal.v2),
+        (OfferedTypes::D, OfferedTypes::D)
+    );
     let area = proposal.smcd.unwrap();
     assert_eq!((area.gid, area.chid), (device(0, ISM).gid.hi(), ISM));
     let ip = proposal.ip.as_ref().unwrap();

@@ -1,6 +1,6 @@
 //! Which ports fit a connection, and what a client offers.
 
-use smc_wire::types::{Offer as Types, PnetId};
+use smc_wire::types::{OfferedTypes, PnetId};
 
 use super::*;
 
@@ -13,7 +13,10 @@ fn offer(config: &HandshakeConfig, path: &TcpPath) -> Result<Proposal, DeclineCo
 fn a_proposal_has_the_peer_id_in_version_2() {
     let config = rdma_host(CLIENT);
     let proposal = offer(&config, &path(CLIENT)).unwrap();
-    assert_eq!((proposal.v1, proposal.v2), (Types::Neither, Types::R));
+    assert_eq!(
+        (proposal.v1, proposal.v2),
+        (OfferedTypes::Neither, OfferedTypes::R)
+    );
     let gid = RoceGid::from_ipv4(ip(CLIENT));
     assert_eq!(
         (proposal.peer_id, proposal.gid, proposal.mac),
@@ -44,7 +47,10 @@ fn one_port_means_one_link() {
 fn both_versions_at_once() {
     let config = rdma_host_with(CLIENT, vec![port_v1(CLIENT), port(CLIENT)]);
     let proposal = offer(&config, &path(CLIENT)).unwrap();
-    assert_eq!((proposal.v1, proposal.v2), (Types::R, Types::R));
+    assert_eq!(
+        (proposal.v1, proposal.v2),
+        (OfferedTypes::R, OfferedTypes::R)
+    );
     assert_eq!(proposal.gid, port_v1(CLIENT).address.gid);
     assert_eq!(proposal.ext.unwrap().gid, port(CLIENT).address.gid);
     let area = proposal.ip.unwrap();
@@ -79,7 +85,10 @@ fn c6_nothing_to_offer() {
     // An IPv4 connection of an IPv6 socket.
     let mapped = ip(CLIENT).to_ipv6_mapped().into();
     let mapped = path(CLIENT).with_addresses(mapped, mapped);
-    assert_eq!(offer(&rdma_host(CLIENT), &mapped).unwrap().v2, Types::R);
+    assert_eq!(
+        offer(&rdma_host(CLIENT), &mapped).unwrap().v2,
+        OfferedTypes::R
+    );
 }
 
 #[test]
@@ -90,7 +99,10 @@ fn c7_subnets_that_are_not_known() {
     assert_eq!(offer(&v1, &unknown), Err(DeclineCode::CNFERR));
     let both = rdma_host_with(CLIENT, vec![port_v1(CLIENT), port(CLIENT)]);
     let proposal = offer(&both, &unknown).unwrap();
-    assert_eq!((proposal.v1, proposal.v2), (Types::Neither, Types::R));
+    assert_eq!(
+        (proposal.v1, proposal.v2),
+        (OfferedTypes::Neither, OfferedTypes::R)
+    );
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use smc_wire::Bounded;
 use smc_wire::clc::{IpArea, Terms};
-use smc_wire::types::Offer as Types;
+use smc_wire::types::OfferedTypes;
 
 use super::*;
 use crate::error::{CloseReason, PeerMisbehaved, Phase};
@@ -114,7 +114,7 @@ fn s9_version_1_comes_last() {
 
     // Nothing but version 2 on this side.
     let mut only_v1 = both_versions(&["OTHER"]);
-    (only_v1.v2, only_v1.ext) = (Types::Neither, None);
+    (only_v1.v2, only_v1.ext) = (OfferedTypes::Neither, None);
     assert_eq!(declined(&only_v1), DeclineCode::NOSMCDEV);
 }
 

@@ -11,7 +11,7 @@ use smc_wire::clc::{
 };
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
-    GroupId, IsmGid, Mac, Offer as Types, OsType, PeerId, PnetId, Release, RoceGid, Version,
+    GroupId, IsmGid, Mac, OfferedTypes, OsType, PeerId, PnetId, Release, RoceGid, Version,
 };
 
 use super::*;
@@ -54,7 +54,7 @@ fn confirmed(accept: &AcceptConfirm) -> AcceptConfirm {
 /// A PROPOSAL that offers SMC-R in version 2.
 fn r_v2(ueids: &[&str]) -> Proposal {
     let mut proposal = proposal(&host());
-    proposal.v2 = Types::R;
+    proposal.v2 = OfferedTypes::R;
     let ext = proposal.ext.as_mut().unwrap();
     ext.direct = None;
     ext.has_seid = false;
@@ -68,11 +68,11 @@ fn r_v2(ueids: &[&str]) -> Proposal {
 }
 
 /// A PROPOSAL of an old stack: version 1.
-fn v1(types: Types) -> Proposal {
+fn v1(types: OfferedTypes) -> Proposal {
     Proposal {
         version: Version::V1,
         v1: types,
-        v2: Types::Neither,
+        v2: OfferedTypes::Neither,
         peer_id: PeerId::new(0x1234, Mac::new([2, 0, 0, 0, 0, 0xaa])),
         gid: RoceGid::new([0xfe; 16]),
         mac: Mac::new([2, 0, 0, 0, 0, 0xaa]),

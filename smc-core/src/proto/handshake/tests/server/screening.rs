@@ -111,7 +111,7 @@ fn s5_ipsec() {
 #[test]
 fn s6_nothing_offered() {
     let mut nothing = proposal(&host());
-    nothing.v2 = Types::Neither;
+    nothing.v2 = OfferedTypes::Neither;
     nothing.ext = None;
     assert_eq!(
         Fixture::new(host()).declines_offer(&nothing),
@@ -161,7 +161,7 @@ fn s6_no_eid_at_all() {
 #[test]
 fn s6_the_last_reason_is_told() {
     let mut both = r_v2(&[]);
-    both.v2 = Types::Both;
+    both.v2 = OfferedTypes::Both;
     both.ext.as_mut().unwrap().direct = Some(DirectExtension::default());
     // SMC-D: no device; SMC-R: no UEID.
     assert_eq!(
@@ -180,7 +180,7 @@ fn s7_limits_count_even_if_smc_d_would_be_chosen() {
     ];
     for (conns, links, code) in cases {
         let mut both = proposal(&host());
-        both.v2 = Types::Both;
+        both.v2 = OfferedTypes::Both;
         let ext = both.ext.as_mut().unwrap();
         ext.ueids.push(ueid("SALES")).unwrap();
         (ext.max_conns, ext.max_links) = (conns, links);
@@ -191,7 +191,7 @@ fn s7_limits_count_even_if_smc_d_would_be_chosen() {
 #[test]
 fn s7_limits_do_not_count_in_v2_0() {
     let mut both = proposal(&host());
-    both.v2 = Types::Both;
+    both.v2 = OfferedTypes::Both;
     let ext = both.ext.as_mut().unwrap();
     ext.ueids.push(ueid("SALES")).unwrap();
     ext.release = Release::V2_0;

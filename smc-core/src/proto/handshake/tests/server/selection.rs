@@ -44,7 +44,7 @@ fn s9_native_device_of_the_fixed_part_goes_first() {
     let mut proposal = proposal(&host());
     let area = proposal.smcd.as_mut().unwrap();
     (area.gid, area.chid) = (device(1, ISM).gid.hi(), ISM);
-    proposal.v1 = Types::D;
+    proposal.v1 = OfferedTypes::D;
     proposal.ip = Some(IpArea::v4([192, 0, 2, 0].into(), 24));
     let mut f = Fixture::new(host_with(vec![device(0, LOOP), device(1, ISM)]));
     let accept = f.accepts(&proposal);
@@ -160,43 +160,43 @@ fn s9_one_entry_is_offered_to_each_of_our_devices_until_one_reaches_it() {
 fn s9_v1_only_clients() {
     let cases = [
         (
-            Types::D,
+            OfferedTypes::D,
             interface([192, 0, 2, 9], 24),
             DeclineCode::NOSMCDDEV,
         ),
         (
-            Types::D,
+            OfferedTypes::D,
             interface([192, 0, 3, 9], 24),
             DeclineCode::DIFFPREFIX,
         ),
         (
-            Types::D,
+            OfferedTypes::D,
             interface([192, 0, 2, 9], 16),
             DeclineCode::DIFFPREFIX,
         ),
         (
-            Types::R,
+            OfferedTypes::R,
             interface([192, 0, 2, 9], 24),
             DeclineCode::NOSMCDEV,
         ),
         (
-            Types::R,
+            OfferedTypes::R,
             interface([10, 0, 0, 1], 24),
             DeclineCode::DIFFPREFIX,
         ),
         (
-            Types::Both,
+            OfferedTypes::Both,
             interface([192, 0, 2, 9], 24),
             DeclineCode::NOSMCDDEV,
         ),
         (
-            Types::Both,
+            OfferedTypes::Both,
             interface([10, 0, 0, 1], 8),
             DeclineCode::DIFFPREFIX,
         ),
         // The interface is not known: the missing device is the reason that matters.
-        (Types::D, TcpPath::default(), DeclineCode::NOSMCDDEV),
-        (Types::R, TcpPath::default(), DeclineCode::NOSMCDEV),
+        (OfferedTypes::D, TcpPath::default(), DeclineCode::NOSMCDDEV),
+        (OfferedTypes::R, TcpPath::default(), DeclineCode::NOSMCDEV),
     ];
     for (types, path, code) in cases {
         let what = format!("{types} over {path:?}");
@@ -210,7 +210,7 @@ fn s9_v1_only_clients() {
 
 #[test]
 fn s9_v1_prefixes_of_ipv6() {
-    let mut proposal = v1(Types::R);
+    let mut proposal = v1(OfferedTypes::R);
     let prefix = Ipv6Prefix {
         prefix: "2001:db8::".parse().unwrap(),
         prefix_len: 64,
@@ -228,7 +228,7 @@ fn s9_v1_prefixes_of_ipv6() {
 
 #[test]
 fn s9_v1_offered_in_a_version_2_message() {
-    let mut proposal = v1(Types::R);
+    let mut proposal = v1(OfferedTypes::R);
     proposal.version = Version::V2;
     proposal.smcd = Some(SmcdArea::default());
     assert_eq!(
@@ -254,7 +254,7 @@ fn s9_smc_r_only_clients() {
 #[test]
 fn s9_subnet_mismatch_is_told_when_v2_and_smc_r_failed_too() {
     let mut both = proposal(&host());
-    both.v1 = Types::R;
+    both.v1 = OfferedTypes::R;
     both.ip = Some(IpArea::v4([192, 0, 2, 0].into(), 24));
     let mut f = Fixture::server(host(), interface([10, 0, 0, 1], 8));
     f.side.faults.unreachable.push(DeviceIndex(0));
@@ -271,7 +271,7 @@ fn s9_unknown_vlan() {
         ..TcpPath::default()
     };
     assert_eq!(
-        Fixture::server(host(), path.clone()).declines_offer(&v1(Types::D)),
+        Fixture::server(host(), path.clone()).declines_offer(&v1(OfferedTypes::D)),
         DeclineCode::GETVLANERR
     );
     // Version 2 does not look at it.
@@ -290,5 +290,8 @@ fn s9_v1_device_that_does_not_reach_the_client() {
     let path = TcpPath::over(Interface::new(subnets, net));
     let mut f = Fixture::server(config, path);
     f.side.faults.unreachable.push(DeviceIndex(0));
-    assert_eq!(f.declines_offer(&v1(Types::D)), DeclineCode::NOSMCDDEV);
+    assert_eq!(
+        f.declines_offer(&v1(OfferedTypes::D)),
+        DeclineCode::NOSMCDDEV
+    );
 }
