@@ -25,9 +25,9 @@ pub(crate) struct Doorbell {
     inner: WatchSet,
 }
 
-/// What is ready: the role of a watched descriptor. Those of peers and channels have numbers.
+/// What is ready, by its watched descriptor. Those of peers and channels have numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum EventSource {
     /// The inner set: see [`Doorbell::poll_setup`].
     Setup,
     /// A new connection.
@@ -49,8 +49,8 @@ pub(crate) enum Role {
 impl Doorbell {
     pub(crate) fn new(listener: &Arc<OwnedFd>) -> Result<Self, DeviceError> {
         let (outer, inner) = (doorbell::Doorbell::new()?, WatchSet::new()?);
-        inner.watch(listener, Role::Listener.tag(0))?;
-        outer.set().watch_set(&inner, Role::Setup.tag(0))?;
+        inner.watch(listener, EventSource::Listener.tag(0))?;
+        outer.set().watch_set(&inner, EventSource::Setup.tag(0))?;
         Ok(Self { outer, inner })
     }
 
@@ -70,17 +70,22 @@ impl Doorbell {
     }
 
     /// Hands the ready descriptors to `each`, without waiting. Edges are consumed.
-    pub(crate) fn poll_signals(&self, mut each: impl FnMut(Role, u64)) -> Result<(), DeviceError> {
-        Ok(self.outer.poll(|tag| each(Role::of(tag), tag & ID_MASK))?)
+    pub(crate) fn poll_signals(
+        &self,
+        mut each: impl FnMut(EventSource, u64),
+    ) -> Result<(), DeviceError> {
+        Ok(self
+            .outer
+            .poll(|tag| each(EventSource::of(tag), tag & ID_MASK))?)
     }
 
     /// The same for set-up, where all descriptors are level-triggered: one round, with the share of
     /// messages of each descriptor.
     pub(crate) fn poll_setup(
         &self,
-        mut each: impl FnMut(Role, u64, EventFlags, usize),
+        mut each: impl FnMut(EventSource, u64, EventFlags, usize),
     ) -> Result<(), DeviceError> {
-        let pass = |tag, flags, share| each(Role::of(tag), tag & ID_MASK, flags, share);
+        let pass = |tag, flags, share| each(EventSource::of(tag), tag & ID_MASK, flags, share);
         // The driver was woken if there is more.
         let _more = self.outer.poll_round(&self.inner, pass)?;
         Ok(())
@@ -91,16 +96,16 @@ impl Doorbell {
         Ok(self
             .outer
             .set()
-            .watch_edges(eventfd, Role::Peer.tag(peer))?)
+            .watch_edges(eventfd, EventSource::Peer.tag(peer))?)
     }
 
     pub(crate) fn watch_channel(
         &self,
         socket: &Arc<PeerSocket>,
-        role: Role,
+        source: EventSource,
         id: u64,
     ) -> Result<(), DeviceError> {
-        Ok(self.inner.watch(socket, role.tag(id))?)
+        Ok(self.inner.watch(socket, source.tag(id))?)
     }
 
     /// Also, or no longer, watches an outgoing channel for space.
@@ -110,7 +115,7 @@ impl Doorbell {
         peer: u64,
         on: bool,
     ) -> Result<(), DeviceError> {
-        let tag = Role::Outgoing.tag(peer);
+        let tag = EventSource::Outgoing.tag(peer);
         Ok(self.inner.watch_writable(channel, tag, on)?)
     }
 
@@ -138,8 +143,8 @@ pub(crate) fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), DeviceError> {
     }
 }
 
-impl Role {
-    /// What a descriptor is watched under: the role in the top byte, the number below.
+impl EventSource {
+    /// What a descriptor is watched under: the source in the top byte, the number below.
     fn tag(self, number: u64) -> u64 {
         (self as u64) << ROLE_SHIFT | number
     }
@@ -154,11 +159,11 @@ impl Role {
             Self::Incoming,
             Self::Outgoing,
         ];
-        let role = watched
+        let source = watched
             .into_iter()
-            .find(|role| role.tag(0) == tag & !ID_MASK);
+            .find(|source| source.tag(0) == tag & !ID_MASK);
         // Nothing else is watched but the own eventfd, under a larger number.
-        role.unwrap_or(Self::Own)
+        source.unwrap_or(Self::Own)
     }
 }
 

@@ -25,7 +25,7 @@ use std::task::Waker;
 use crate::active::ActivePeers;
 use crate::config::Builder;
 use crate::directory::{self, is_socket_name, socket_name};
-use crate::doorbell::{Doorbell, Role};
+use crate::doorbell::{Doorbell, EventSource};
 use crate::local_buffers::LocalBuffers;
 use crate::mappings::Mappings;
 use crate::peer::{Incoming, Peer};
@@ -177,16 +177,16 @@ impl Peers {
     /// Adds all events to `events`, without waiting.
     pub(crate) fn drain(&self, events: &mut Vec<Event>) -> Result<(), DeviceError> {
         let mut has_setup = false;
-        self.doorbell.poll_signals(|role, id| match role {
-            Role::Own => {
+        self.doorbell.poll_signals(|source, id| match source {
+            EventSource::Own => {
                 if let Some(own) = self.by_id(OWN_ID) {
                     own.scan();
                     self.active.add(&own);
                 }
                 has_setup |= self.setup_waker.take();
             }
-            Role::Setup => has_setup = true,
-            Role::Peer => {
+            EventSource::Setup => has_setup = true,
+            EventSource::Peer => {
                 if let Some(peer) = self.by_id(id) {
                     self.active.add(&peer);
                 }

@@ -28,7 +28,7 @@ use smc_wire::types::Gid;
 use super::{CHANNEL_BUFFER, DESCRIPTORS_PER_PEER, PEER_CHARGE, Peers, new_signal_page};
 use crate::channel::{self, Message};
 use crate::directory::socket_name;
-use crate::doorbell::{Doorbell, Role};
+use crate::doorbell::{Doorbell, EventSource};
 use crate::local_buffers::LocalBuffers;
 use crate::peer::Peer;
 use crate::region::Mapping;
@@ -284,10 +284,10 @@ impl Peers {
         let peer = Arc::new(peer);
         // First entered, then watched: an edge for an unknown number would be lost.
         self.insert(&peer);
-        let watched = self
-            .doorbell
-            .watch_peer(&eventfd, id)
-            .and_then(|()| self.doorbell.watch_channel(&channel, Role::Outgoing, id));
+        let watched = self.doorbell.watch_peer(&eventfd, id).and_then(|()| {
+            self.doorbell
+                .watch_channel(&channel, EventSource::Outgoing, id)
+        });
         if let Err(error) = watched {
             self.remove(&peer);
             self.close(&peer);

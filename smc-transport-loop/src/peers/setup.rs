@@ -23,7 +23,7 @@ use super::open::CONNECT_WITHIN;
 use super::pending_channels::PendingChannels;
 use super::{DESCRIPTORS_PER_PEER, OpenError, Peers, new_signal_page};
 use crate::channel::{self, Message, Received};
-use crate::doorbell::{ENDED, Role, check_eventfd};
+use crate::doorbell::{ENDED, EventSource, check_eventfd};
 use crate::peer::{Incoming, Peer, ReceiveOutcome};
 use crate::peer_buffers::{Notifier, NotifyBy, PeerBuffers};
 use crate::region::Mapping;
@@ -80,9 +80,9 @@ impl Peers {
         mut events: Option<&mut Vec<Event>>,
     ) -> Result<bool, DeviceError> {
         let mut has_found = false;
-        let mut handle = |role, id, flags: EventFlags, share| match role {
-            Role::Listener => self.accept(setup),
-            Role::Pending => {
+        let mut handle = |source, id, flags: EventFlags, share| match source {
+            EventSource::Listener => self.accept(setup),
+            EventSource::Pending => {
                 if let Some((socket, descriptor)) = setup.pending.remove(id) {
                     self.doorbell.unwatch_channel(&socket);
                     // One of those of the peer from now on.
@@ -90,7 +90,7 @@ impl Peers {
                     self.authenticate(setup, socket);
                 }
             }
-            Role::Incoming => {
+            EventSource::Incoming => {
                 let Some(peer) = self.by_id(id) else { return };
                 let outcome = peer.receive(share);
                 self.note_received(&peer, outcome, events.is_some());
@@ -98,7 +98,7 @@ impl Peers {
                     self.remove_dead_peer(setup, &peer, events);
                 }
             }
-            Role::Outgoing => {
+            EventSource::Outgoing => {
                 let Some(peer) = self.by_id(id) else { return };
                 let is_writable = flags.contains(EventFlags::OUT);
                 if let (true, SendPath::Channel(send_queue)) = (is_writable, &peer.local.send_path)
@@ -110,7 +110,7 @@ impl Peers {
                     self.remove_dead_peer(setup, &peer, events);
                 }
             }
-            Role::Stale => {
+            EventSource::Stale => {
                 if let Some((gid, socket, _)) = setup.stale.remove(&id) {
                     self.doorbell.unwatch_channel(&socket);
                     self.remove_if_stale(gid);
@@ -118,9 +118,9 @@ impl Peers {
             }
             _ => {}
         };
-        let result = self.doorbell.poll_setup(|role, id, flags, share| {
+        let result = self.doorbell.poll_setup(|source, id, flags, share| {
             has_found = true;
-            handle(role, id, flags, share);
+            handle(source, id, flags, share);
         });
         let had_unverified = !setup.unverified.is_empty();
         let waker = Waker::from(Arc::clone(&self.setup_waker));
@@ -280,7 +280,8 @@ impl Peers {
     ) -> Result<(), DeviceError> {
         let descriptor = self.take_descriptors_evicting(setup, uid, 1)?;
         let id = self.new_id();
-        self.doorbell.watch_channel(&socket, Role::Pending, id)?;
+        self.doorbell
+            .watch_channel(&socket, EventSource::Pending, id)?;
         let pending = (socket, descriptor);
         if let Some((oldest, _)) = setup.pending.add(id, uid, pending, Instant::now()) {
             self.doorbell.unwatch_channel(&oldest);
@@ -367,7 +368,7 @@ impl Peers {
         let notifier = Arc::new(Notifier::new(gid, signal_page, notify_by));
         let buffers = PeerBuffers::new(notifier, Arc::clone(&self.tokens), &self.account);
         self.doorbell
-            .watch_channel(&socket, Role::Incoming, peer.id)?;
+            .watch_channel(&socket, EventSource::Incoming, peer.id)?;
         let incoming = Incoming {
             channel: Some(socket),
             buffers,
@@ -428,7 +429,7 @@ impl Peers {
         let is_watched = channel::send(&socket, Message::Notify, &[]).is_ok()
             && self
                 .doorbell
-                .watch_channel(&socket, Role::Stale, id)
+                .watch_channel(&socket, EventSource::Stale, id)
                 .is_ok();
         if is_watched {
             setup.stale.insert(id, (gid, socket, descriptor));
