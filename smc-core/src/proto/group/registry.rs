@@ -63,7 +63,7 @@ transitions! {
 /// while waiting, is enough for sharing.
 #[derive(Debug, Default)]
 pub struct Registry {
-    groups: HashMap<GroupId, GroupRecord>,
+    groups: HashMap<GroupId, GroupEntry>,
     keys: HashMap<GroupKey, KeyEntry>,
     waiters: HashMap<Waiter, SetUpWait>,
     timers: BTreeSet<(Instant, RegistryTimer)>,
@@ -77,7 +77,7 @@ pub struct Registry {
 }
 
 #[derive(Debug)]
-struct GroupRecord {
+struct GroupEntry {
     /// Its number in the order of creation.
     number: u64,
     /// The key for which it was created.
@@ -108,7 +108,7 @@ enum RegistryTimer {
     Wait(Waiter),
 }
 
-/// All records of one key.
+/// All groups of one key.
 #[derive(Debug, Default)]
 struct KeyEntry {
     /// Groups that were created for this key and are not removed.
@@ -171,14 +171,14 @@ impl Registry {
     /// [`Terminated`] when the group was ended meanwhile; the connection cannot be used then and
     /// still has to leave.
     pub fn establish(&mut self, group: GroupId, terms: GroupTerms) -> Result<(), Terminated> {
-        let Some(record) = self.groups.get_mut(&group) else {
+        let Some(entry) = self.groups.get_mut(&group) else {
             return Err(Terminated);
         };
-        if record.state.establish().is_err() {
+        if entry.state.establish().is_err() {
             return Err(Terminated);
         }
-        record.terms = Some(terms);
-        let (origin, keys) = (record.key, record.keys.clone());
+        entry.terms = Some(terms);
+        let (origin, keys) = (entry.key, entry.keys.clone());
         self.remove_creator(origin);
         if let Some(source) = origin.source() {
             self.first_contacts.succeed(source);
@@ -197,17 +197,17 @@ impl Registry {
     /// While it is full, a server creates a new group instead of joining this one; a client follows
     /// its server.
     pub fn set_links(&mut self, group: GroupId, links: &GroupLinks) {
-        let Some(record) = self.groups.get_mut(&group) else {
+        let Some(entry) = self.groups.get_mut(&group) else {
             return;
         };
-        let before = std::mem::take(&mut record.keys);
-        record.set_links(links);
-        if record.is_suspect && record.state == GroupState::Idle {
-            record.keys = before;
+        let before = std::mem::take(&mut entry.keys);
+        entry.set_links(links);
+        if entry.is_suspect && entry.state == GroupState::Idle {
+            entry.keys = before;
             return self.expire(group);
         }
-        let keys = record.keys.clone();
-        if !matches!(record.state, GroupState::Active | GroupState::Idle) {
+        let keys = entry.keys.clone();
+        if !matches!(entry.state, GroupState::Active | GroupState::Idle) {
             return;
         }
         for key in before.into_iter().filter(|key| !keys.contains(key)) {
@@ -267,12 +267,10 @@ impl Registry {
     /// One group, for diagnostic tools.
     #[must_use]
     pub fn group_info(&self, group: GroupId) -> Option<LinkGroupInfo> {
-        self.groups
-            .get(&group)
-            .map(|record| record.group_info(group))
+        self.groups.get(&group).map(|entry| entry.group_info(group))
     }
 
-    /// Whether no record is left.
+    /// Whether no group is left.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.groups.is_empty()
@@ -303,18 +301,18 @@ impl Registry {
     /// one.
     fn join(&mut self, key: GroupKey, intent: Intent) -> Option<Member> {
         for group in self.keys.get(&key)?.usable.values().rev() {
-            let Some(record) = self.groups.get_mut(group) else {
+            let Some(entry) = self.groups.get_mut(group) else {
                 continue;
             };
-            let Some(terms) = record.terms else { continue };
+            let Some(terms) = entry.terms else { continue };
             // Only the server limits the connections of a group; its client follows.
-            if (intent == Intent::JoinOrCreate && !record.has_capacity())
-                || record.state.join().is_err()
+            if (intent == Intent::JoinOrCreate && !entry.has_capacity())
+                || entry.state.join().is_err()
             {
                 continue;
             }
-            record.members = record.members.saturating_add(1);
-            if let Some(at) = record.expires.take() {
+            entry.members = entry.members.saturating_add(1);
+            if let Some(at) = entry.expires.take() {
                 self.timers.remove(&(at, RegistryTimer::Idle(*group)));
             }
             return Some(Member::Joined {
@@ -339,7 +337,7 @@ impl Registry {
         self.created = self.created.wrapping_add(1);
         self.groups.insert(
             group,
-            GroupRecord {
+            GroupEntry {
                 number: self.created,
                 key,
                 keys: vec![key],
@@ -470,17 +468,17 @@ impl Registry {
 
     /// Makes the group available under this key, and admits set-ups that wait for one.
     fn add_usable(&mut self, key: GroupKey, group: GroupId) {
-        if let Some(record) = self.groups.get(&group) {
-            let entry = self.keys.entry(key).or_default();
-            entry.usable.insert(record.number, group);
+        if let Some(entry) = self.groups.get(&group) {
+            let key_entry = self.keys.entry(key).or_default();
+            key_entry.usable.insert(entry.number, group);
         }
         self.admit_waiters(key);
     }
 
     fn remove_usable(&mut self, key: GroupKey, group: GroupId) {
-        let record = self.groups.get(&group);
-        if let (Some(record), Some(entry)) = (record, self.keys.get_mut(&key)) {
-            entry.usable.remove(&record.number);
+        let entry = self.groups.get(&group);
+        if let (Some(entry), Some(key_entry)) = (entry, self.keys.get_mut(&key)) {
+            key_entry.usable.remove(&entry.number);
         }
         self.remove_if_unused(key);
     }
@@ -511,7 +509,7 @@ impl Registry {
     }
 }
 
-impl GroupRecord {
+impl GroupEntry {
     /// Whether a server may admit another connection.
     fn has_capacity(&self) -> bool {
         let limit = self.terms.and_then(|terms| terms.max_connections);

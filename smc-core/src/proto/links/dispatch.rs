@@ -6,7 +6,7 @@ use smc_wire::EmitError;
 use smc_wire::llc::{AddLinkClass, Class, Dialect, Header, Message, MessageType, detect_order};
 
 use super::flow::Flow;
-use super::link::LinkRecord;
+use super::link::LinkEntry;
 use super::{DropReason, LinkGroup, LinkGroupOutput, LinkId, Notice, OpTag};
 use crate::proto::Role;
 use crate::proto::group::GroupLinks;
@@ -15,7 +15,7 @@ impl LinkGroup {
     /// Passes a received message to the flow that waits for it. Others are dropped: malformed and
     /// unknown ones, those that no flow waits for, and those of links that are not in use.
     pub(super) fn dispatch(&mut self, now: Instant, link: LinkId, message: &[u8]) {
-        let is_usable = |link: &&mut LinkRecord| link.is_connected && link.info.state.is_usable();
+        let is_usable = |link: &&mut LinkEntry| link.is_connected && link.info.state.is_usable();
         let kind = message
             .first()
             .and_then(|kind| MessageType::from_byte(*kind));

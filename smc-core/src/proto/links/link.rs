@@ -72,7 +72,7 @@ pub struct LinkInfo {
 
 /// Record of a link in its group.
 #[derive(Clone, Debug)]
-pub(super) struct LinkRecord {
+pub(super) struct LinkEntry {
     pub(super) info: LinkInfo,
     /// Messages can be posted on it, and received ones are accepted.
     pub(super) is_connected: bool,
@@ -86,7 +86,7 @@ pub(super) struct LinkRecord {
     pub(super) is_delete_pending: bool,
 }
 
-impl LinkRecord {
+impl LinkEntry {
     pub(super) const fn new(id: LinkId, device: DeviceIndex, now: Instant) -> Self {
         Self {
             info: LinkInfo {

@@ -8,7 +8,7 @@ use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
 use super::confirm_link::ConfirmFirst;
 use super::flow::{Flow, PendingFlows, Trigger};
 use super::group_end::GroupEnd;
-use super::link::{LinkChoice, LinkRecord, LinkState};
+use super::link::{LinkChoice, LinkEntry, LinkState};
 use super::long_message::LongMessageGate;
 use super::rmbs::{LocalRmbs, Rmb, RmbAnnouncement};
 use super::rtokens::Rtokens;
@@ -32,7 +32,7 @@ pub struct LinkGroup {
     pub(super) terms: LlcTerms,
     pub(super) route: Route,
     /// The oldest first.
-    pub(super) links: Vec<LinkRecord>,
+    pub(super) links: Vec<LinkEntry>,
     pub(super) last_link: u32,
     pub(super) last_number: u8,
     pub(super) kind: GroupType,

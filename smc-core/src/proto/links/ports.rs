@@ -5,7 +5,7 @@ use std::time::Instant;
 use smc_wire::llc::Dialect;
 use smc_wire::types::{LinkNumber, LinkUid};
 
-use super::link::LinkRecord;
+use super::link::LinkEntry;
 use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, Notice, PortCandidate};
 use crate::device::{LinkAddress, RoceKind};
 use crate::proto::group::DeviceIndex;
@@ -34,7 +34,7 @@ impl LinkGroup {
         self.active().any(|info| info.id == link)
     }
 
-    pub(super) fn find_link(&mut self, id: LinkId) -> Option<&mut LinkRecord> {
+    pub(super) fn find_link(&mut self, id: LinkId) -> Option<&mut LinkEntry> {
         self.links.iter_mut().find(|link| link.info.id == id)
     }
 
@@ -46,7 +46,7 @@ impl LinkGroup {
     ) -> LinkId {
         self.last_link = self.last_link.wrapping_add(1);
         let id = LinkId(self.last_link);
-        let mut link = LinkRecord::new(id, device, now);
+        let mut link = LinkEntry::new(id, device, now);
         link.info.number = number;
         self.links.push(link);
         id

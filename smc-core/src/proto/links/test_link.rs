@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use smc_wire::llc::{Class, TestLink};
 
-use super::link::LinkRecord;
+use super::link::LinkEntry;
 use super::{LinkGroup, LinkId};
 use crate::proto::after;
 
 impl LinkGroup {
     /// When a link has to be tested, or has failed its test.
-    pub(super) fn test_due(&self, link: &LinkRecord) -> Option<Instant> {
+    pub(super) fn test_due(&self, link: &LinkEntry) -> Option<Instant> {
         if !link.is_active() {
             return None;
         }

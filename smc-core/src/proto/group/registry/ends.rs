@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use smc_wire::types::Gid;
 
-use super::{GroupRecord, KeyEntry, Registry, RegistryTimer};
+use super::{GroupEntry, KeyEntry, Registry, RegistryTimer};
 use crate::proto::group::{
     DeviceIndex, GroupEndCause, GroupId, GroupKey, GroupState, RegistryOutput,
 };
@@ -25,25 +25,25 @@ impl Registry {
     ///
     /// If the group is not established yet, this is the failure of the first contact.
     pub fn leave(&mut self, now: Instant, group: GroupId) {
-        let Some(record) = self.groups.get_mut(&group) else {
+        let Some(entry) = self.groups.get_mut(&group) else {
             return;
         };
-        record.members = record.members.saturating_sub(1);
-        if record.members > 0 {
+        entry.members = entry.members.saturating_sub(1);
+        if entry.members > 0 {
             return;
         }
-        let (key, before) = (record.key, record.state);
-        match record.state.empty() {
-            Ok(GroupState::Idle) if record.is_suspect || has_other_group(&self.keys, key) => {
+        let (key, before) = (entry.key, entry.state);
+        match entry.state.empty() {
+            Ok(GroupState::Idle) if entry.is_suspect || has_other_group(&self.keys, key) => {
                 self.expire(group);
             }
             Ok(GroupState::Idle) => {
                 let at = now.checked_add(key.idle_lifetime()).unwrap_or(now);
-                record.expires = Some(at);
+                entry.expires = Some(at);
                 self.timers.insert((at, RegistryTimer::Idle(group)));
             }
             Ok(_) => {
-                let cause = record.cause.unwrap_or(GroupEndCause::FirstContactFailed);
+                let cause = entry.cause.unwrap_or(GroupEndCause::FirstContactFailed);
                 if before == GroupState::Pending {
                     // First, so that the group of the next creator is counted as a remaining one.
                     self.creator_left(group, key);
@@ -57,10 +57,10 @@ impl Registry {
     /// Ends the SMC-R group that has been without connections for the longest time, as if its
     /// lifetime were over. Returns which one, or `None` if none of those in question is idle.
     pub fn expire_longest_idle(&mut self, which: impl Fn(GroupId) -> bool) -> Option<GroupId> {
-        let idle = self.groups.iter().filter_map(|(group, record)| {
-            let at = record.expires?;
-            let since = at.checked_sub(record.key.idle_lifetime()).unwrap_or(at);
-            let is_rdma = matches!(record.key, GroupKey::Rdma { .. });
+        let idle = self.groups.iter().filter_map(|(group, entry)| {
+            let at = entry.expires?;
+            let since = at.checked_sub(entry.key.idle_lifetime()).unwrap_or(at);
+            let is_rdma = matches!(entry.key, GroupKey::Rdma { .. });
             (is_rdma && which(*group)).then_some((since, *group))
         });
         let (_, group) = idle.min()?;
@@ -70,15 +70,15 @@ impl Registry {
 
     /// Ends one group.
     pub fn terminate(&mut self, group: GroupId, cause: GroupEndCause) {
-        let Some(record) = self.groups.get_mut(&group) else {
+        let Some(entry) = self.groups.get_mut(&group) else {
             return;
         };
-        let (key, before) = (record.key, record.state);
-        let Ok(after) = record.state.terminate() else {
+        let (key, before) = (entry.key, entry.state);
+        let Ok(after) = entry.state.terminate() else {
             return;
         };
-        record.cause = Some(cause);
-        for key in record.keys.clone() {
+        entry.cause = Some(cause);
+        for key in entry.keys.clone() {
             self.remove_usable(key, group);
         }
         if after == GroupState::Gone {
@@ -120,12 +120,12 @@ impl Registry {
     /// so do its connections. Connections that the peer has really ended end by their abort flags
     /// or by TCP.
     pub fn handle_peer_shutdown(&mut self, device: DeviceIndex, peer: Gid) {
-        let Some(entry) = self.keys.get(&GroupKey::Direct { device, peer }) else {
+        let Some(key_entry) = self.keys.get(&GroupKey::Direct { device, peer }) else {
             return;
         };
-        for group in entry.usable.clone().into_values() {
+        for group in key_entry.usable.clone().into_values() {
             match self.groups.get_mut(&group) {
-                Some(record) if record.state == GroupState::Active => record.is_suspect = true,
+                Some(entry) if entry.state == GroupState::Active => entry.is_suspect = true,
                 _ => self.terminate(group, GroupEndCause::PeerGone),
             }
         }
@@ -141,23 +141,23 @@ impl Registry {
     /// clients of one address, get another one beside them in this way: those of SMC-R have a link
     /// each.
     pub fn handle_out_of_sync(&mut self, group: GroupId) {
-        let Some(key) = self.groups.get(&group).map(|record| record.key) else {
+        let Some(key) = self.groups.get(&group).map(|entry| entry.key) else {
             return;
         };
         let is_same = |other: GroupKey| match key {
             GroupKey::Direct { .. } => other == key,
             GroupKey::Rdma { .. } => key.source().is_some() && other.source() == key.source(),
         };
-        let is_denied = |record: &&GroupRecord| {
-            record.cause == Some(GroupEndCause::OutOfSync) && is_same(record.key)
+        let is_denied = |entry: &&GroupEntry| {
+            entry.cause == Some(GroupEndCause::OutOfSync) && is_same(entry.key)
         };
         if self.groups.values().filter(is_denied).count() >= MAX_OUT_OF_SYNC {
             return;
         }
         let active = self.groups.get_mut(&group);
-        if let Some(record) = active.filter(|record| record.state == GroupState::Active) {
-            record.is_suspect = true;
-            record.cause = Some(GroupEndCause::OutOfSync);
+        if let Some(entry) = active.filter(|entry| entry.state == GroupState::Active) {
+            entry.is_suspect = true;
+            entry.cause = Some(GroupEndCause::OutOfSync);
         }
     }
 
@@ -182,14 +182,14 @@ impl Registry {
 
     /// The end of an idle group.
     pub(super) fn expire(&mut self, group: GroupId) {
-        let Some(record) = self.groups.get_mut(&group) else {
+        let Some(entry) = self.groups.get_mut(&group) else {
             return;
         };
-        if record.state.expire().is_err() {
+        if entry.state.expire().is_err() {
             return;
         }
-        let cause = record.cause.unwrap_or(GroupEndCause::Idle);
-        for key in record.keys.clone() {
+        let cause = entry.cause.unwrap_or(GroupEndCause::Idle);
+        for key in entry.keys.clone() {
             self.remove_usable(key, group);
         }
         self.remove(group, cause);
@@ -206,24 +206,24 @@ impl Registry {
 
     /// The last step of each end. Notifies the peer if necessary.
     fn remove(&mut self, group: GroupId, cause: GroupEndCause) {
-        let Some(record) = self.groups.remove(&group) else {
+        let Some(entry) = self.groups.remove(&group) else {
             return;
         };
-        if let Some(at) = record.expires {
+        if let Some(at) = entry.expires {
             self.timers.remove(&(at, RegistryTimer::Idle(group)));
         }
-        let key = record.key;
+        let key = entry.key;
         self.outputs
             .push_back(RegistryOutput::Removed { group, key, cause });
-        let Some(entry) = self.keys.get_mut(&key) else {
+        let Some(key_entry) = self.keys.get_mut(&key) else {
             return;
         };
-        entry.groups = entry.groups.saturating_sub(1);
-        entry.owes_notification |= cause.is_local();
+        key_entry.groups = key_entry.groups.saturating_sub(1);
+        key_entry.owes_notification |= cause.is_local();
         if let (GroupKey::Direct { device, peer }, 0, true) =
-            (key, entry.groups, entry.owes_notification)
+            (key, key_entry.groups, key_entry.owes_notification)
         {
-            entry.owes_notification = false;
+            key_entry.owes_notification = false;
             self.outputs
                 .push_back(RegistryOutput::NotifyPeer { device, peer });
         }
