@@ -44,7 +44,7 @@ pub struct Domain {
     /// Users who are allowed, in order; the own one always is.
     others: Arc<[u32]>,
     /// Directories with a random name.
-    pub(super) spares: Arc<Mutex<Spares>>,
+    pub(super) alternates: Arc<Mutex<Alternates>>,
 }
 
 /// Where the directories are.
@@ -68,10 +68,10 @@ pub(super) enum Locations {
 }
 
 /// Directories that a search has found, and until when they are not searched again.
-type Spares = Option<(Instant, Arc<[Spare]>)>;
+type Alternates = Option<(Instant, Arc<[Alternate]>)>;
 
-/// A directory with a random name, and whose it is.
-pub(super) type Spare = (u32, PathBuf);
+/// An alternate directory: one with a random name, and its user.
+pub(super) type Alternate = (u32, PathBuf);
 
 impl Default for Domain {
     /// The processes of this user.
@@ -185,7 +185,7 @@ impl Domain {
             locations: Arc::new(locations),
             is_default: false,
             others: Arc::default(),
-            spares: Arc::default(),
+            alternates: Arc::default(),
         }
     }
 
@@ -240,7 +240,11 @@ impl Domain {
         paths.extend(user_dirs);
         paths.dedup();
         if is_any_taken && !self.has_common() {
-            paths.extend(self.recent_spares().iter().map(|(_, path)| path.clone()));
+            paths.extend(
+                self.recent_alternates()
+                    .iter()
+                    .map(|(_, path)| path.clone()),
+            );
         }
         paths
     }
@@ -255,8 +259,8 @@ impl Domain {
                 let is_taken = self.is_taken(&user_dir);
                 let mut paths = vec![user_dir];
                 if is_taken {
-                    let spares = self.recent_spares();
-                    let of_user = spares.iter().filter(|(uid, _)| *uid == user);
+                    let alternates = self.recent_alternates();
+                    let of_user = alternates.iter().filter(|(uid, _)| *uid == user);
                     paths.extend(of_user.map(|(_, path)| path.clone()));
                 }
                 paths
@@ -351,36 +355,40 @@ impl Domain {
     }
 
     /// Those that were found a moment ago, or are there now.
-    fn recent_spares(&self) -> Arc<[Spare]> {
-        self.remembered_spares().unwrap_or_else(|| {
+    fn recent_alternates(&self) -> Arc<[Alternate]> {
+        self.remembered_alternates().unwrap_or_else(|| {
             let domain = self.clone();
-            let search = move || domain.search_spares();
+            let search = move || domain.search_alternates();
             let found = thread::run(self.names_lock(), thread::LIMIT, search);
             found.unwrap_or_else(|_| self.remember(Arc::default(), thread::LIMIT))
         })
     }
 
-    fn remembered_spares(&self) -> Option<Arc<[Spare]>> {
-        let found = lock(&self.spares);
-        let (until, spares) = found.as_ref()?;
-        (Instant::now() < *until).then(|| Arc::clone(spares))
+    fn remembered_alternates(&self) -> Option<Arc<[Alternate]>> {
+        let found = lock(&self.alternates);
+        let (until, alternates) = found.as_ref()?;
+        (Instant::now() < *until).then(|| Arc::clone(alternates))
     }
 
     /// On the thread of the lock, so that two tasks do not search at the same time.
-    fn search_spares(&self) -> Arc<[Spare]> {
-        self.remembered_spares().unwrap_or_else(|| {
+    fn search_alternates(&self) -> Arc<[Alternate]> {
+        self.remembered_alternates().unwrap_or_else(|| {
             let since = cpu_time();
             let found = self.user_dirs().map_or_else(Vec::new, |user_dirs| {
-                self.find_spares(user_dirs, |uid| self.allows(uid))
+                self.find_alternates(user_dirs, |uid| self.allows(uid))
             });
             self.remember(found.into(), cpu_time().saturating_sub(since))
         })
     }
 
     /// Keeps what a search has found for so long that searches take a tenth of the time at most.
-    pub(super) fn remember(&self, spares: Arc<[Spare]>, took: Duration) -> Arc<[Spare]> {
-        *lock(&self.spares) = Some((Instant::now() + took * REST, Arc::clone(&spares)));
-        spares
+    pub(super) fn remember(
+        &self,
+        alternates: Arc<[Alternate]>,
+        took: Duration,
+    ) -> Arc<[Alternate]> {
+        *lock(&self.alternates) = Some((Instant::now() + took * REST, Arc::clone(&alternates)));
+        alternates
     }
 
     /// The directory that others can make names in, or the only one.
@@ -399,27 +407,27 @@ impl Domain {
 
     /// Directories with a random name of the users who are wanted, user by user, in the order of
     /// the names, so that processes choose the same.
-    pub(super) fn find_spares(
+    pub(super) fn find_alternates(
         &self,
         user_dirs: UserDirs<'_>,
         is_wanted: impl Fn(u32) -> bool,
-    ) -> Vec<Spare> {
+    ) -> Vec<Alternate> {
         let entries = std::fs::read_dir(user_dirs.parent);
         let entries = entries.into_iter().flatten().take(MAX_ENTRIES).flatten();
         let named = entries.filter_map(|entry| {
-            let uid = user_dirs.user_of_spare(entry.file_name().to_str()?)?;
+            let uid = user_dirs.user_of_alternate(entry.file_name().to_str()?)?;
             is_wanted(uid).then(|| (uid, entry.path()))
         });
-        let mut found: Vec<_> = named.filter(|(_, path)| self.is_spare(path)).collect();
+        let mut found: Vec<_> = named.filter(|(_, path)| self.is_alternate(path)).collect();
         found.sort_unstable();
         let by_user = found.chunk_by(|(uid, _), (next, _)| uid == next);
         by_user
-            .flat_map(|of_user| of_user.iter().take(MAX_SPARES).cloned())
+            .flat_map(|of_user| of_user.iter().take(MAX_ALTERNATES).cloned())
             .collect()
     }
 
     /// Whether it may be used, and has the mode of a directory with a random name.
-    fn is_spare(&self, path: &Path) -> bool {
+    fn is_alternate(&self, path: &Path) -> bool {
         let is_shared = matches!(*self.locations, Locations::Shared(_));
         let found = self.inspect(path);
         found.is_ok_and(|found| is_shared || found.mode() & 0o7777 == 0o700)
@@ -472,7 +480,7 @@ const MAX_ENTRIES: usize = 65_536;
 
 /// Directories with a random name that are searched, of a user. Processes that start at the same
 /// time may make one each; others make none.
-const MAX_SPARES: usize = 16;
+const MAX_ALTERNATES: usize = 16;
 
 /// How many times as long as a search takes the next one is put off. Other users can make it a long
 /// one, of as many entries as may be read, so there is no upper limit of its own. What it takes is

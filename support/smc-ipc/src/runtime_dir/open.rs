@@ -22,7 +22,7 @@ pub struct OpenDir {
     pub(super) path: PathBuf,
     pub(super) fd: OwnedFd,
     /// Under a random name, as another user has taken the usual one.
-    pub(super) is_spare: bool,
+    pub(super) is_alternate: bool,
     mode: u32,
 }
 
@@ -152,7 +152,7 @@ impl Domain {
         Ok(OpenDir {
             path: path.to_owned(),
             fd,
-            is_spare: false,
+            is_alternate: false,
             mode: stat.st_mode,
         })
     }
@@ -169,7 +169,7 @@ impl Domain {
     /// Makes and opens the directories to publish in; at least one.
     pub(super) fn open_to_publish(
         &self,
-        spare: Option<&Path>,
+        alternate: Option<&Path>,
     ) -> Result<Vec<OpenDir>, RuntimeDirError> {
         match &*self.locations {
             Locations::One {
@@ -177,11 +177,11 @@ impl Domain {
                 must_exist: true,
             } => Ok(vec![self.open(path)?]),
             Locations::One { path, .. } => Ok(vec![self.make_and_open(path)?]),
-            Locations::Shared(base) => {
-                Ok(vec![self.open_user_dir(UserDirs::in_shared(base), spare)?])
-            }
+            Locations::Shared(base) => Ok(vec![
+                self.open_user_dir(UserDirs::in_shared(base), alternate)?,
+            ]),
             Locations::Standard { session, run, tmp } => {
-                let user_dir = || self.open_user_dir(UserDirs::in_tmp(tmp), spare);
+                let user_dir = || self.open_user_dir(UserDirs::in_tmp(tmp), alternate);
                 self.open_standard(session.as_deref(), run, user_dir)
             }
         }
@@ -235,11 +235,11 @@ impl Domain {
 
     /// The own directory in one that others can write to.
     ///
-    /// `spare`: the directory with a random name that is used already, which need not be searched.
+    /// `alternate`: the directory with a random name that is used already and need not be searched.
     fn open_user_dir(
         &self,
         user_dirs: UserDirs<'_>,
-        spare: Option<&Path>,
+        alternate: Option<&Path>,
     ) -> Result<OpenDir, RuntimeDirError> {
         let taken = match self.make_and_open(&user_dirs.path(own())) {
             Ok(dir) => return Ok(dir),
@@ -249,22 +249,24 @@ impl Domain {
             }
             Err(error) => error,
         };
-        let used = spare.and_then(|path| self.open(path).ok());
+        let used = alternate.and_then(|path| self.open(path).ok());
         let existing = used.or_else(|| {
-            let spares = self.find_spares(user_dirs, |uid| uid == own());
-            let mut opened = spares.iter().filter_map(|(_, path)| self.open(path).ok());
+            let alternates = self.find_alternates(user_dirs, |uid| uid == own());
+            let mut opened = alternates
+                .iter()
+                .filter_map(|(_, path)| self.open(path).ok());
             opened.next()
         });
-        let spare = existing.or_else(|| {
-            *lock(&self.spares) = None;
-            self.make_and_open(&user_dirs.new_spare(own())?).ok()
+        let alternate = existing.or_else(|| {
+            *lock(&self.alternates) = None;
+            self.make_and_open(&user_dirs.new_alternate(own())?).ok()
         });
-        let spare = spare.map(|dir| OpenDir {
-            is_spare: true,
+        let alternate = alternate.map(|dir| OpenDir {
+            is_alternate: true,
             ..dir
         });
         // With the owner of the existing directory, which an administrator can change.
-        spare.ok_or(taken)
+        alternate.ok_or(taken)
     }
 
     /// Directories above it are not made: their mode and owner are for the user to decide, and a

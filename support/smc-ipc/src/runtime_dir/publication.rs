@@ -330,7 +330,7 @@ impl Publication {
 
         self.timer.set_delay(delay);
         let mut sockets = self.sockets.iter();
-        let is_good = !self.sockets.is_empty() && !sockets.any(|named| named.entry.is_spare);
+        let is_good = !self.sockets.is_empty() && !sockets.any(|named| named.entry.is_alternate);
         if checked.is_lost {
             self.timer.start(delay);
         } else if !is_good || !checked.is_watched {
@@ -452,9 +452,9 @@ impl Drop for Check {
 impl Check {
     /// On a thread, as each of these calls can wait for the lock of a directory.
     fn run(mut self) -> Self {
-        let spare = self.entries.iter().find(|entry| entry.is_spare);
-        let spare = spare.map(|entry| entry.dir.as_path());
-        let dirs = match self.domain.open_to_publish(spare) {
+        let alternate = self.entries.iter().find(|entry| entry.is_alternate);
+        let alternate = alternate.map(|entry| entry.dir.as_path());
+        let dirs = match self.domain.open_to_publish(alternate) {
             Ok(dirs) => dirs,
             // That does not concern the names.
             Err(error) if error.lack().is_some() && !self.entries.is_empty() => return self,

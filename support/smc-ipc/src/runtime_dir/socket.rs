@@ -31,7 +31,7 @@ pub(super) struct NamedSocket {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) dir: PathBuf,
-    pub(super) is_spare: bool,
+    pub(super) is_alternate: bool,
     /// Device and number of the inode, which no other one gets while the socket is open.
     inode: (u64, u64),
 }
@@ -59,7 +59,7 @@ impl NamedSocket {
                 socket: Listener::new(socket, for_all),
                 entry: Entry {
                     dir: dir.path.clone(),
-                    is_spare: dir.is_spare,
+                    is_alternate: dir.is_alternate,
                     inode,
                 },
             }),
@@ -87,7 +87,7 @@ impl Entry {
         if self.has_name(&dir, name) {
             let _ = unlinkat(&dir.fd, name, AtFlags::empty());
         }
-        if self.is_spare {
+        if self.is_alternate {
             // Not while another socket is in it.
             let _ = rustix::fs::rmdir(&self.dir);
         }

@@ -35,7 +35,7 @@ impl<'a> UserDirs<'a> {
     }
 
     /// One with a random name that was not used yet; `None` without random numbers.
-    pub(super) fn new_spare(self, uid: u32) -> Option<PathBuf> {
+    pub(super) fn new_alternate(self, uid: u32) -> Option<PathBuf> {
         let mut random = [0; size_of::<u64>()];
         retry_on_intr(|| getrandom(&mut random, GetRandomFlags::empty())).ok()?;
         let random = u64::from_ne_bytes(random);
@@ -54,7 +54,7 @@ impl<'a> UserDirs<'a> {
     }
 
     /// The user whose directory has this random name.
-    pub(super) fn user_of_spare(self, name: &str) -> Option<u32> {
+    pub(super) fn user_of_alternate(self, name: &str) -> Option<u32> {
         let (uid, random) = self.parse(name)?;
         random.is_some_and(is_random).then_some(uid)
     }
@@ -91,12 +91,12 @@ mod tests {
         let random = "0123456789abcdef";
         let user = |name: &str| dirs.user(&dirs.parent.join(name));
         for uid in [0, 7, 1000, u32::MAX] {
-            let spare = format!("smc-{uid}-{random}");
+            let alternate = format!("smc-{uid}-{random}");
             assert_eq!(dirs.user(&dirs.path(uid)), Some(uid));
-            assert_eq!(dirs.user(&dirs.new_spare(uid).unwrap()), Some(uid));
-            assert_eq!(user(&spare), Some(uid));
-            assert_eq!(dirs.user_of_spare(&spare), Some(uid));
-            assert_eq!(dirs.user_of_spare(&format!("smc-{uid}")), None);
+            assert_eq!(dirs.user(&dirs.new_alternate(uid).unwrap()), Some(uid));
+            assert_eq!(user(&alternate), Some(uid));
+            assert_eq!(dirs.user_of_alternate(&alternate), Some(uid));
+            assert_eq!(dirs.user_of_alternate(&format!("smc-{uid}")), None);
         }
         for name in [
             "1000",

@@ -102,12 +102,12 @@ fn what_a_search_has_found_is_remembered_for_a_moment() {
     let domain = world.usual();
     let own = format!("tmp/smc-{}", own());
     world.make(&own, 0o777);
-    let spare = world.make(&format!("{own}-0000000000000001"), 0o700);
-    assert!(domain.search_paths().contains(&spare));
-    domain.remember([(super::own(), spare.clone())].into(), LONG);
-    fs::remove_dir(&spare).unwrap();
+    let alternate = world.make(&format!("{own}-0000000000000001"), 0o700);
+    assert!(domain.search_paths().contains(&alternate));
+    domain.remember([(super::own(), alternate.clone())].into(), LONG);
+    fs::remove_dir(&alternate).unwrap();
     for domain in [&domain, &domain.clone()] {
-        assert!(domain.search_paths().contains(&spare));
+        assert!(domain.search_paths().contains(&alternate));
     }
     // One that this process makes is known at once.
     let publication = publish(&domain);
@@ -121,7 +121,7 @@ fn the_next_search_is_put_off_by_nine_times_what_one_took_however_long_that_is()
     for took in [Duration::from_millis(1), Duration::from_secs(10)] {
         let since = Instant::now();
         domain.remember([].into(), took);
-        let (until, _) = thread::lock(&domain.spares).take().unwrap();
+        let (until, _) = thread::lock(&domain.alternates).take().unwrap();
         assert!(until >= since + 9 * took);
     }
 }
@@ -135,10 +135,10 @@ fn a_directory_that_another_process_makes_is_found_soon() {
     let is_found_soon = |number| {
         let (domain, since) = (world.usual(), Instant::now());
         let before = domain.search_paths();
-        let spare = world.make(&format!("{own}-{number:016x}"), 0o700);
+        let alternate = world.make(&format!("{own}-{number:016x}"), 0o700);
         sleep(SOON / 10);
         let after = domain.search_paths();
-        !before.contains(&spare) && after.contains(&spare) && since.elapsed() < SOON
+        !before.contains(&alternate) && after.contains(&alternate) && since.elapsed() < SOON
     };
     // A search takes long on a busy machine.
     assert!((1..=10).any(is_found_soon));
