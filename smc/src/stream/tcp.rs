@@ -210,14 +210,14 @@ impl TcpReader {
 pub(crate) struct TcpWriter {
     socket: Arc<dyn Socket>,
     /// A buffer for reservations.
-    spare: Box<[u8]>,
+    scratch: Box<[u8]>,
 }
 
 impl TcpWriter {
     pub(crate) fn new(socket: Arc<dyn Socket>) -> Self {
         Self {
             socket,
-            spare: Box::default(),
+            scratch: Box::default(),
         }
     }
 
@@ -264,8 +264,8 @@ impl TcpWriter {
         Poll::Ready(Ok(ReservedSpace::private(most, least, most)))
     }
 
-    pub(crate) fn spare(&mut self) -> &mut Box<[u8]> {
-        &mut self.spare
+    pub(crate) fn scratch(&mut self) -> &mut Box<[u8]> {
+        &mut self.scratch
     }
 
     /// The system delivers.

@@ -118,10 +118,10 @@ fn poll_read_tcp(
     // Taken out during the read: the `Socket` implementation may itself read a stream.
     let mut scratch = SCRATCH.try_with(Cell::take).unwrap_or_default();
     scratch.resize(SCRATCH_LEN, 0);
-    let spare = &mut scratch[..space];
-    let read = half.poll_read(cx, spare);
+    let unfilled = &mut scratch[..space];
+    let read = half.poll_read(cx, unfilled);
     if let Poll::Ready(Ok(count)) = read {
-        buf.put_slice(&spare[..count]);
+        buf.put_slice(&unfilled[..count]);
     }
     let _thread_is_ending = SCRATCH.try_with(|cell| cell.set(scratch));
     read.map_ok(|_count| ())

@@ -74,7 +74,7 @@ impl Writer {
         ) -> Poll<io::Result<ReservedSpace>>;
 
         /// The buffer of reservations that are not in the peer's memory.
-        pub(super) fn spare(&mut self) -> &mut Box<[u8]>;
+        pub(super) fn scratch(&mut self) -> &mut Box<[u8]>;
     }
 
     /// Waits until a reservation of at least `least` bytes, and one, is possible. Returns the
@@ -130,7 +130,7 @@ pub(crate) struct SmcWriter<P> {
     busy_poll: BusyPoll,
     counters: Arc<ConnCounters>,
     /// A buffer for reservations that are not in place.
-    spare: Box<[u8]>,
+    scratch: Box<[u8]>,
     /// Until when the soft limit is kept in a task that is parked at this position.
     soft_deadline: Option<(Cursor, Deadline)>,
     /// Until when a closing stream waits for delivery; unchanged when a task stops waiting.
@@ -144,7 +144,7 @@ impl<P: SendOps> SmcWriter<P> {
             path,
             busy_poll: BusyPoll::new(polling, &conn.driver.pollers),
             counters: Arc::clone(&conn.counters),
-            spare: Box::default(),
+            scratch: Box::default(),
             soft_deadline: None,
             delivery_deadline: None,
         }
@@ -269,8 +269,8 @@ impl<P: SendOps> SmcWriter<P> {
         Ok(len_usize(self.path.undelivered()))
     }
 
-    fn spare(&mut self) -> &mut Box<[u8]> {
-        &mut self.spare
+    fn scratch(&mut self) -> &mut Box<[u8]> {
+        &mut self.scratch
     }
 
     /// Waits until there is space or writing has ended.

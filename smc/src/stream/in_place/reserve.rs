@@ -166,7 +166,7 @@ impl<'a> Reservation<'a> {
     /// As [`Reservation::write_at`].
     pub fn fill_with(&mut self, mut make: impl FnMut(usize, &mut [u8])) -> io::Result<()> {
         let mut own = match self.is_in_place() {
-            true => std::mem::take(self.side.spare()),
+            true => std::mem::take(self.side.scratch()),
             false => Box::default(),
         };
         if self.is_in_place() && own.len() < PIECE {
@@ -186,7 +186,7 @@ impl<'a> Reservation<'a> {
             at = end;
         }
         if self.is_in_place() {
-            *self.side.spare() = own;
+            *self.side.scratch() = own;
         }
         Ok(())
     }
@@ -287,7 +287,7 @@ impl Drop for Reservation<'_> {
             let bytes = std::mem::take(bytes);
             if bytes.len() <= PRIVATE_MAX {
                 // For the next one.
-                *self.side.spare() = bytes;
+                *self.side.scratch() = bytes;
             }
         }
     }
@@ -328,7 +328,7 @@ impl ReservedSpace {
 impl Buffer {
     #[inline(never)]
     fn private(side: &mut Writer, len: usize) -> Self {
-        let mut bytes = std::mem::take(side.spare());
+        let mut bytes = std::mem::take(side.scratch());
         if bytes.len() < len {
             bytes = vec![0; len].into();
         }
