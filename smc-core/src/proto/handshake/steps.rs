@@ -225,23 +225,23 @@ impl Step {
 
     /// The phase that a timeout is reported for, if nothing can be saved.
     pub(super) const fn phase(&self) -> Phase {
-        self.awaits.facts().0
+        self.awaits.properties().0
     }
 
     pub(super) const fn timeout(&self) -> StepTimeout {
-        self.awaits.facts().1
+        self.awaits.properties().1
     }
 
     /// The message that may come now; a DECLINE may come in its place. While the peer waits for
     /// messages on the link it can only decline.
     pub(super) const fn message_type(&self) -> Option<ClcType> {
-        self.awaits.facts().2
+        self.awaits.properties().2
     }
 }
 
 impl Awaits {
-    /// The phase, the time and the message of a step that waits for this.
-    const fn facts(self) -> (Phase, StepTimeout, Option<ClcType>) {
+    /// The phase, the timeout and the message of a step that waits for this.
+    const fn properties(self) -> (Phase, StepTimeout, Option<ClcType>) {
         let decline = Some(ClcType::Decline);
         match self {
             Self::Proposal => (
