@@ -76,8 +76,8 @@ impl Mailbox {
     /// Client: adds a slot to the index under a port. False if all positions are in use.
     pub(super) fn insert(&self, port: u16, number: u32) -> bool {
         let word = entry(port, number);
-        index_positions(port).any(|place| {
-            let word_at = self.index(place);
+        index_positions(port).any(|position| {
+            let word_at = self.index(position);
             word_at.load(Ordering::Relaxed) == 0 && {
                 word_at.store(word, Ordering::Release);
                 true
@@ -88,8 +88,8 @@ impl Mailbox {
     /// Client: removes the slot from the index.
     pub(super) fn remove(&self, port: u16, number: u32) {
         let word = entry(port, number);
-        for place in index_positions(port) {
-            let word_at = self.index(place);
+        for position in index_positions(port) {
+            let word_at = self.index(position);
             if word_at.load(Ordering::Relaxed) == word {
                 word_at.store(0, Ordering::Release);
             }
@@ -126,8 +126,8 @@ impl Mailbox {
         self.word(HEARTBEAT).load(Ordering::Relaxed)
     }
 
-    fn index(&self, place: usize) -> &AtomicU64 {
-        self.word(place * 8)
+    fn index(&self, position: usize) -> &AtomicU64 {
+        self.word(position * 8)
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {

@@ -107,7 +107,7 @@ impl LocalClient {
     ///
     /// A name in the directory of another user than the owner of the listening socket is of no use.
     /// Where the kernel does not report the owner only the own user is trusted.
-    fn announcer(&self, netns: NetNs, to: SocketAddr) -> Result<u32, OsError> {
+    fn owner_of_listener(&self, netns: NetNs, to: SocketAddr) -> Result<u32, OsError> {
         let own = geteuid().as_raw();
         if !self.domain.has_others() {
             return Ok(own);
@@ -383,12 +383,12 @@ impl LocalClient {
         to: SocketAddr,
     ) -> Result<LocalCandidate, FallbackCause> {
         let thread = thread::current().id();
-        let place = self.place(dialled, to);
-        let announcer = place
+        let located = self.locate(dialled, to);
+        let owner = located
             .as_ref()
-            .map_or_else(|_| geteuid().as_raw(), |place| place.2);
-        let found = self.listeners_at(to, announcer).await?;
-        let (netns, own_host, _) = place?;
+            .map_or_else(|_| geteuid().as_raw(), |located| located.2);
+        let found = self.listeners_at(to, owner).await?;
+        let (netns, own_host, _) = located?;
         let Found {
             mut listeners,
             searched,
@@ -431,14 +431,14 @@ impl LocalClient {
 
     /// The network namespace of this thread, whether an address is its own, and the user who
     /// announces the listener at the address.
-    fn place(&self, dialled: SocketAddr, to: SocketAddr) -> Result<(NetNs, bool, u32), OsError> {
+    fn locate(&self, dialled: SocketAddr, to: SocketAddr) -> Result<(NetNs, bool, u32), OsError> {
         let netns = NetNs::current()?;
         let own_host = is_local(dialled)?;
-        let announcer = match own_host {
-            true => self.announcer(netns, to)?,
+        let owner = match own_host {
+            true => self.owner_of_listener(netns, to)?,
             false => geteuid().as_raw(),
         };
-        Ok((netns, own_host, announcer))
+        Ok((netns, own_host, owner))
     }
 }
 

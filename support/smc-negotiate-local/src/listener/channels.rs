@@ -334,7 +334,7 @@ impl ListenerChannels {
         collected.more = true;
     }
 
-    /// Whether this listener has a place for a client of this user. Other users cannot exhaust the
+    /// Whether this listener has capacity for a client of this user. Other users cannot exhaust the
     /// channels of the listener's user, nor of each other.
     fn has_capacity(&self, uid: u32) -> bool {
         self.channels.len() < MAX_CHANNELS

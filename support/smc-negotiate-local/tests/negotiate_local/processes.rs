@@ -22,9 +22,9 @@ fn announcements_die_with_their_process() {
         let socket = bound_to(own_address());
         let from = address_of(&socket);
         let args = format!("{from} {}", server.at());
-        let mut announcer = world.child(Placement::Same, "announces", &args);
-        assert_eq!(announcer.recv(), "announced");
-        announcer.kill();
+        let mut child = world.child(Placement::Same, "announces", &args);
+        assert_eq!(child.recv(), "announced");
+        child.kill();
         let _plain = connect(socket, server.at());
         assert_eq!(server.accept_one().await, Accepted::Plain);
 

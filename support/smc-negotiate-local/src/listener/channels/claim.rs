@@ -46,15 +46,15 @@ impl ListenerChannels {
     pub(crate) fn claim(&mut self, pair: Pair, now: Instant) -> Option<Claimed> {
         let client_socket = OnceCell::new();
         let mut refused = 0;
-        for place in (0..self.recent.len()).rev() {
-            let key = *self.recent.get(place)?;
+        for position in (0..self.recent.len()).rev() {
+            let key = *self.recent.get(position)?;
             // A client has one offer for a connection; further ones would cost the search time.
             if let Some((slot, generation, announcement)) = self.offer(key, pair) {
                 let result = self.verify(key, &announcement, now, &client_socket);
                 let is_fit = result == Verification::Verified && self.is_alive(key);
                 if is_fit && slot.claim(generation) {
                     // The channel of the latest connection is searched first.
-                    self.recent.remove(place);
+                    self.recent.remove(position);
                     self.recent.push(key);
                     // An offer before this one may have been refused.
                     self.cause = None;
@@ -71,7 +71,7 @@ impl ListenerChannels {
                 self.cause = Some(FallbackCause::Refused(Refusal::Identity));
                 if result == Verification::False {
                     slot.refuse(generation, Refusal::Identity);
-                    self.recent.remove(place);
+                    self.recent.remove(position);
                     self.disconnect(key);
                 } else if refused < REFUSED_MAX {
                     self.refuse_offer(key, &slot, generation, Refusal::Identity);
