@@ -31,7 +31,7 @@ pub(super) enum ToListener {
     Hello { netns: NetNs },
     /// The client has written something for which the listener waits.
     Notify { slot: u64 },
-    /// Prove that this IP address leads from the client's network namespace to the listener's.
+    /// Prove that the listener is reachable at this IP address from the client's network namespace.
     Prove {
         id: u64,
         nonce: [u8; NONCE_LEN],
@@ -45,7 +45,7 @@ pub(super) enum ToClient {
     Refused {
         id: u64,
     },
-    /// For the proof, connect to this port and send the nonce.
+    /// To probe, connect to this port and send the nonce.
     ProbePort {
         id: u64,
         port: u16,
@@ -163,7 +163,7 @@ impl ToClient {
         rest.0.is_empty().then_some(message)
     }
 
-    /// The slot or proof that it is about; proofs have numbers beyond those of slots. `None` if it
+    /// The slot or probe that it is about; probes have numbers beyond those of slots. `None` if it
     /// is about the channel.
     pub(super) fn id(self) -> Option<u64> {
         match self {

@@ -1,4 +1,4 @@
-//! Proving that an address leads from one network namespace to another.
+//! Probes of whether an address leads from one network namespace to another.
 //!
 //! The client sends a nonce on the channel. The listener binds a port of the address, which works
 //! only if it is an address of its own, and sends the port. The client connects to it over TCP and
@@ -127,7 +127,7 @@ pub(super) async fn within<T>(
     .await
 }
 
-/// How long a client waits for a proof. Only the first connection to an address waits.
+/// How long a client waits for a probe. Only the first connection to an address waits.
 const CLIENT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a listener keeps the probe socket open.

@@ -50,7 +50,7 @@ struct Known {
     channels: Mutex<Channels>,
     /// Of the network namespace that was used last, where the kernel offers it.
     diag: Mutex<Option<(NetNs, Option<SockDiag>)>>,
-    proofs: Mutex<HashMap<ProofKey, Proof>>,
+    probes: Mutex<HashMap<ProbeKey, ProbeState>>,
     /// Recent routes of connections, by thread, as threads may be in different namespaces.
     routes: Mutex<hashbrown::HashMap<(ThreadId, SocketAddr), Route>>,
 }
@@ -71,12 +71,12 @@ struct Route {
     refresh_at: Option<Instant>,
 }
 
-type ProofKey = (NetNs, String, IpAddr);
+type ProbeKey = (NetNs, String, IpAddr);
 
-/// Whether an address was proven to lead to a listener.
+/// Whether a listener is reachable at an address, by the last probe.
 #[derive(Clone, Debug)]
-enum Proof {
-    Known { leads: bool, until: Instant },
+enum ProbeState {
+    Known { is_reachable: bool, until: Instant },
     UnderWay(Arc<Event>),
 }
 
@@ -180,22 +180,25 @@ impl LocalClient {
         }
     }
 
-    /// Whether `to` leads from here to the listener behind `channel`, in another namespace.
-    async fn leads_to(&self, channel: &Arc<ClientChannel>, netns: NetNs, to: IpAddr) -> bool {
+    /// Whether the listener behind `channel`, in another namespace, is reachable at `to`.
+    async fn is_reachable(&self, channel: &Arc<ClientChannel>, netns: NetNs, to: IpAddr) -> bool {
         let key = (netns, channel.entry.to_string(), to);
         loop {
             let listener = {
-                let mut proofs = self.known.proofs.lock();
-                match proofs.get(&key) {
-                    Some(Proof::Known { leads, until }) if *until > self.runtime.now() => {
-                        return *leads;
+                let mut probes = self.known.probes.lock();
+                match probes.get(&key) {
+                    Some(ProbeState::Known {
+                        is_reachable,
+                        until,
+                    }) if *until > self.runtime.now() => {
+                        return *is_reachable;
                     }
-                    Some(Proof::UnderWay(done)) => done.listen(),
+                    Some(ProbeState::UnderWay(done)) => done.listen(),
                     _ => {
-                        if proofs.len() >= MAX_PROOFS {
-                            proofs.retain(|_, proof| matches!(proof, Proof::UnderWay(_)));
+                        if probes.len() >= MAX_PROBES {
+                            probes.retain(|_, probe| matches!(probe, ProbeState::UnderWay(_)));
                         }
-                        proofs.insert(key.clone(), Proof::UnderWay(Arc::default()));
+                        probes.insert(key.clone(), ProbeState::UnderWay(Arc::default()));
                         break;
                     }
                 }
@@ -207,16 +210,16 @@ impl LocalClient {
             key,
             result: None,
         };
-        let leads = reachability::probe(&*self.runtime, channel, to).await;
-        let valid = match leads {
-            true => PROOF_LIFETIME,
+        let is_reachable = reachability::probe(&*self.runtime, channel, to).await;
+        let valid = match is_reachable {
+            true => PROBE_LIFETIME,
             false => FAILURE_LIFETIME,
         };
-        under_way.result = Some(Proof::Known {
-            leads,
+        under_way.result = Some(ProbeState::Known {
+            is_reachable,
             until: self.runtime.now() + valid,
         });
-        leads
+        is_reachable
     }
 
     /// Caches the route of a connection for those that follow soon.
@@ -403,7 +406,7 @@ impl LocalClient {
             let mut time = ConnectTime::default();
             for named in listeners.into_iter().take(MAX_LISTENERS) {
                 match self.channel(&named, &searched, netns, None, &mut time) {
-                    Ok(channel) if self.leads_to(&channel, netns, to.ip()).await => {
+                    Ok(channel) if self.is_reachable(&channel, netns, to.ip()).await => {
                         proven.push(named);
                     }
                     Ok(_) => cause = Some(FallbackCause::NotProven),
@@ -442,21 +445,21 @@ impl LocalClient {
     }
 }
 
-/// Wakes the tasks that wait for a proof when its task is dropped.
+/// Wakes the tasks that wait for a probe when its task is dropped.
 struct UnderWay<'a> {
     client: &'a LocalClient,
-    key: ProofKey,
-    result: Option<Proof>,
+    key: ProbeKey,
+    result: Option<ProbeState>,
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        let mut proofs = self.client.known.proofs.lock();
+        let mut probes = self.client.known.probes.lock();
         let old = match self.result.take() {
-            Some(known) => proofs.insert(self.key.clone(), known),
-            None => proofs.remove(&self.key),
+            Some(known) => probes.insert(self.key.clone(), known),
+            None => probes.remove(&self.key),
         };
-        if let Some(Proof::UnderWay(done)) = old {
+        if let Some(ProbeState::UnderWay(done)) = old {
             done.notify(usize::MAX);
         }
     }
@@ -523,13 +526,13 @@ const ROUTE_LIFETIME: Duration = Duration::from_millis(100);
 /// Cached routes.
 const MAX_ROUTES: usize = 256;
 
-/// Cached proofs.
-const MAX_PROOFS: usize = 1024;
+/// Cached probes.
+const MAX_PROBES: usize = 1024;
 
-/// How long a proof is valid. Addresses rarely move, and the connection has to match as well.
-const PROOF_LIFETIME: Duration = Duration::from_secs(30);
+/// How long a success is valid. Addresses rarely move, and the connection has to match as well.
+const PROBE_LIFETIME: Duration = Duration::from_secs(30);
 
-/// How long a failed proof is valid: connections are plain without another probe.
+/// How long a failure is valid: connections are plain without another probe.
 const FAILURE_LIFETIME: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

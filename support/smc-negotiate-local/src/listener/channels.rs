@@ -73,7 +73,7 @@ struct ListenerChannel {
     netns: ClientNetns,
     /// From HELLO on.
     mailbox: Option<Mailbox>,
-    proofs: u32,
+    probes: u32,
     /// Set when the channel ends.
     dead: Arc<AtomicBool>,
 }
@@ -101,7 +101,7 @@ pub(super) struct ProbeRequest {
 /// The result of a poll of the channels.
 #[derive(Debug, Default)]
 pub(super) struct Collected {
-    pub(super) proofs: Vec<ProbeRequest>,
+    pub(super) probes: Vec<ProbeRequest>,
     /// Tasks of handshakes with new messages.
     pub(super) wakers: Vec<Waker>,
     /// There is more to do.
@@ -241,23 +241,23 @@ impl ListenerChannels {
         }
     }
 
-    /// A proof has ended.
-    pub(super) fn proven(&mut self, proof: &ProbeRequest, from: Option<IpAddr>, now: Instant) {
-        let Some(channel) = self.channels.get_mut(&proof.channel) else {
+    /// A probe has ended.
+    pub(super) fn end_probe(&mut self, probe: &ProbeRequest, from: Option<IpAddr>, now: Instant) {
+        let Some(channel) = self.channels.get_mut(&probe.channel) else {
             return;
         };
-        channel.proofs = channel.proofs.saturating_sub(1);
+        channel.probes = channel.probes.saturating_sub(1);
         let answer = match (&mut channel.netns, from) {
             (ClientNetns::Other(proven), Some(from)) => {
                 proven.retain(|_, (_, until)| *until > now);
                 if proven.len() < MAX_PROVEN {
-                    proven.insert(proof.to, (from, now + PROOF_LIFETIME));
+                    proven.insert(probe.to, (from, now + PROBE_LIFETIME));
                 }
-                ToClient::Proven { id: proof.id, from }
+                ToClient::Proven { id: probe.id, from }
             }
-            _ => ToClient::Refused { id: proof.id },
+            _ => ToClient::Refused { id: probe.id },
         };
-        self.send(proof.channel, answer);
+        self.send(probe.channel, answer);
     }
 
     /// Ends all channels; returns the tasks to be woken.
@@ -321,7 +321,7 @@ impl ListenerChannels {
                 _permit: permit,
                 netns: ClientNetns::Unknown,
                 mailbox: None,
-                proofs: 0,
+                probes: 0,
                 dead: Arc::default(),
             };
             if !channel.own {
@@ -433,9 +433,9 @@ impl ListenerChannels {
                 collected.wakers.extend(self.waiting.remove(&(key, slot)));
             }
             (ToListener::Prove { id, nonce, to }, ClientNetns::Other(_)) => {
-                if self.entry.scope.covers(to) && channel.proofs < MAX_PROOFS {
-                    channel.proofs += 1;
-                    collected.proofs.push(ProbeRequest {
+                if self.entry.scope.covers(to) && channel.probes < MAX_PROBES {
+                    channel.probes += 1;
+                    collected.probes.push(ProbeRequest {
                         channel: key,
                         id,
                         nonce,
@@ -500,14 +500,14 @@ const HELLO_WITHIN: Duration = Duration::from_secs(1);
 /// clients.
 pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Concurrent proofs of one client.
-const MAX_PROOFS: u32 = 4;
+/// Concurrent probes of one client.
+const MAX_PROBES: u32 = 4;
 
 /// Proven addresses of one client.
 const MAX_PROVEN: usize = 64;
 
-/// How long a proof is valid, longer than clients use it.
-const PROOF_LIFETIME: Duration = Duration::from_secs(60);
+/// How long a probe is valid, longer than clients use it.
+const PROBE_LIFETIME: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests;

@@ -207,23 +207,23 @@ impl Shared {
     /// Wakes tasks and starts probes after a poll of the channels.
     fn handle_collected(self: &Arc<Self>, collected: Collected) {
         collected.wakers.into_iter().for_each(Waker::wake);
-        for proof in collected.proofs {
-            self.start_probe(proof);
+        for probe in collected.probes {
+            self.start_probe(probe);
         }
     }
 
     /// Starts a reachability probe for a client in another namespace.
-    fn start_probe(self: &Arc<Self>, proof: ProbeRequest) {
+    fn start_probe(self: &Arc<Self>, probe: ProbeRequest) {
         let shared = self.clone();
         self.runtime.spawn(Box::pin(async move {
-            let from = shared.run_probe(&proof).await;
+            let from = shared.run_probe(&probe).await;
             let mut clients = shared.clients.lock();
-            clients.proven(&proof, from, shared.runtime.now());
+            clients.end_probe(&probe, from, shared.runtime.now());
         }));
     }
 
     /// The address that sent the nonce to the probe socket, if one did.
-    async fn run_probe(&self, proof: &ProbeRequest) -> Option<IpAddr> {
+    async fn run_probe(&self, probe: &ProbeRequest) -> Option<IpAddr> {
         // A task may run on a thread in another namespace than the listener's.
         if NetNs::current().ok()? != self.netns {
             return None;
@@ -232,12 +232,12 @@ impl Shared {
         options.backlog = Some(4);
         let probe_socket = self
             .runtime
-            .bind(SocketAddr::new(proof.to, 0), &options, &mut |_| Ok(()))
+            .bind(SocketAddr::new(probe.to, 0), &options, &mut |_| Ok(()))
             .ok()?;
         let port = probe_socket.local_addr().ok()?.port();
-        let answer = ToClient::ProbePort { id: proof.id, port };
-        self.clients.lock().send(proof.channel, answer);
-        reachability::accept_probe(&*self.runtime, &*probe_socket, proof.nonce).await
+        let answer = ToClient::ProbePort { id: probe.id, port };
+        self.clients.lock().send(probe.channel, answer);
+        reachability::accept_probe(&*self.runtime, &*probe_socket, probe.nonce).await
     }
 }
 
