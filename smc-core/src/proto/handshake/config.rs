@@ -395,11 +395,11 @@ impl RdmaConfig {
     /// PNET IDs it is the same if a route to the peer's GID leads by that port.
     pub(super) fn alternate(&self, of: &RdmaPort, peer: RoceGid) -> Option<&RdmaPort> {
         self.ports.iter().find(|other| {
-            other.is_alternate_of(of) && (of.pnet_id.is_some() || self.leads_to(other, peer))
+            other.is_alternate_of(of) && (of.pnet_id.is_some() || self.has_route(other, peer))
         })
     }
 
-    fn leads_to(&self, port: &RdmaPort, to: RoceGid) -> bool {
+    fn has_route(&self, port: &RdmaPort, to: RoceGid) -> bool {
         let (Some(routes), Some(to)) = (&self.routes, to.ipv4()) else {
             return true;
         };
