@@ -289,7 +289,7 @@ impl Node {
     }
 
     fn handle_peer_events(&self, from: u16, bits: u64, events: &mut Vec<Event>) {
-        let sender = self.memory.occupant(from);
+        let sender = self.memory.device_of_slot(from);
         let Some((sender, _)) = sender else { return };
         let known = self.peers.lock().get(&sender).copied();
         let Some(from) = known.or_else(|| self.memory.gid(sender)) else {

@@ -118,7 +118,7 @@ impl FabricMemory {
     }
 
     /// The device that has a slot, and its phase; `None` for an empty slot or an invalid word.
-    pub(crate) fn occupant(&self, slot: u16) -> Option<(Tag, Phase)> {
+    pub(crate) fn device_of_slot(&self, slot: u16) -> Option<(Tag, Phase)> {
         let state = self.slot_word(slot, slot::STATE).load(Ordering::SeqCst);
         let tag = Tag {
             slot,
@@ -146,8 +146,8 @@ impl FabricMemory {
     /// Whether the device is dead, so that no use of its buffers can begin.
     pub(crate) fn is_dead(&self, tag: Tag) -> bool {
         let has_slot = self.has_slot(tag.slot);
-        let occupant = has_slot.then(|| self.occupant(tag.slot)).flatten();
-        occupant.is_none_or(|(now, phase)| now != tag || phase == Phase::Dead)
+        let found = has_slot.then(|| self.device_of_slot(tag.slot)).flatten();
+        found.is_none_or(|(now, phase)| now != tag || phase == Phase::Dead)
     }
 
     /// The GID of a device, if it is live.
@@ -174,7 +174,7 @@ impl FabricMemory {
 
     /// All devices that are live.
     pub(crate) fn live(&self) -> impl Iterator<Item = Tag> {
-        (0..self.slots()).filter_map(|slot| match self.occupant(slot) {
+        (0..self.slots()).filter_map(|slot| match self.device_of_slot(slot) {
             Some((tag, Phase::Live)) => Some(tag),
             _ => None,
         })

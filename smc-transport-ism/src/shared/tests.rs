@@ -417,7 +417,7 @@ fn random_words_in_the_memory_cause_no_panic_and_no_wait() {
             memory.word(at * 8).store(value, Ordering::Relaxed);
         }
         for slot in 0..memory.slots() {
-            memory.occupant(slot);
+            memory.device_of_slot(slot);
             memory.take_ready(slot, |granule| assert!(granule < memory.granules()));
             memory.take_events(slot, |from, _| assert!(from < memory.slots()));
             memory.take_peers_changed(slot);

@@ -203,7 +203,7 @@ impl Fabric for Client {
         // one.
         let gone = left
             .into_iter()
-            .filter_map(|slot| self.memory.occupant(slot));
+            .filter_map(|slot| self.memory.device_of_slot(slot));
         gone.filter(|(tag, _)| self.memory.is_dead(*tag))
             .for_each(|(tag, _)| each(tag));
         if is_closed {

@@ -339,7 +339,7 @@ impl Server {
         let Some(gone) = clients.by_slot.remove(&slot) else {
             return;
         };
-        if let Some((tag, _)) = self.memory.occupant(slot) {
+        if let Some((tag, _)) = self.memory.device_of_slot(slot) {
             self.mark_dead(tag, &clients);
         }
         clients.announce_left(gone.port);
@@ -351,7 +351,8 @@ impl Server {
         let mut silent = Vec::new();
         for (slot, client) in &mut clients.by_slot {
             let heartbeat = self.memory.heartbeat_of(*slot);
-            let Some((tag, Phase::Live | Phase::Leaving)) = self.memory.occupant(*slot) else {
+            let Some((tag, Phase::Live | Phase::Leaving)) = self.memory.device_of_slot(*slot)
+            else {
                 continue;
             };
             // Another device in the slot starts from the beginning, and may reach the same number.
