@@ -55,14 +55,14 @@ pub(crate) fn drain(
     number: u64,
     sink: &mut dyn FnMut(Event),
 ) -> Result<(), DeviceError> {
-    let retired = parts.links.retired();
+    let undrained = parts.links.undrained();
     let mut visit = Visit::new(parts, number);
     let depths = parts.depths;
     let received = visit.queue(&parts.receives, depths.receive_completions(), sink)?;
     let sent = visit.queue(&parts.sends, depths.send_completions(), sink)?;
     visit.end();
     if received && sent {
-        parts.links.settle(retired);
+        parts.links.confirm_drained(undrained);
     }
     Ok(())
 }

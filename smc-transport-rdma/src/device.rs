@@ -25,7 +25,7 @@ use crate::link::{self, Core};
 use crate::links::{Links, Serial};
 use crate::offload::Workers;
 use crate::retry_policy::RetryPolicy;
-use crate::teardown::is_severed;
+use crate::teardown::is_device_gone;
 use crate::verbs::{self, QueueId};
 use crate::{async_events, completion, hardware_counters, port, probe};
 
@@ -343,8 +343,8 @@ impl Parts {
     }
 
     /// The place of a link in the completion queue is free after the next drain.
-    pub(crate) fn retire(&self) {
-        if self.links.retire() {
+    pub(crate) fn release_link(&self) {
+        if self.links.release() {
             self.event_set.ring();
         }
     }
@@ -414,7 +414,7 @@ impl Parts {
 
 impl Drop for Parts {
     fn drop(&mut self) {
-        if is_severed(&self.context) {
+        if is_device_gone(&self.context) {
             // Destroying it would fail, at which sideway panics. The kernel has released
             // its resources already.
             std::mem::forget(Arc::clone(&self.receives));

@@ -70,7 +70,7 @@ impl RdmaProtectionDomain {
         let links = &self.parts.links;
         let serial = links.reserve().ok_or(DeviceError::Exhausted)?;
         let core = Core::open(&self.parts, &self.pd, serial, &entry);
-        let core = core.inspect_err(|_| self.parts.retire())?;
+        let core = core.inspect_err(|_| self.parts.release_link())?;
         Pending::new(core, &entry)
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct Serial(pub(crate) u32);
 pub(crate) struct Links {
     table: Mutex<Table>,
     /// Queue pairs destroyed whose completions may still be in the queue.
-    retired: AtomicUsize,
+    undrained: AtomicUsize,
     /// Links at a time.
     max: usize,
     /// Links that the completion queue has space for, with those that were destroyed.
@@ -36,18 +36,18 @@ impl Links {
     pub(crate) fn new(max: usize, capacity: usize) -> Self {
         Self {
             table: Mutex::default(),
-            retired: AtomicUsize::new(0),
+            undrained: AtomicUsize::new(0),
             max,
             capacity,
         }
     }
 
-    /// A number for another link, unless there are too many. It has to be retired at last.
+    /// A number for another link, unless there are too many. It has to be released at last.
     pub(crate) fn reserve(&self) -> Option<Serial> {
         let mut table = self.table.lock();
         let live = table
             .taken
-            .saturating_sub(self.retired.load(Ordering::Acquire));
+            .saturating_sub(self.undrained.load(Ordering::Acquire));
         if live >= self.max || table.taken >= self.capacity {
             return None;
         }
@@ -81,23 +81,23 @@ impl Links {
 
     /// The queue pair of a link was destroyed, or never made. `true` if it is time to drain the
     /// completion queue, so that its entries become free.
-    pub(crate) fn retire(&self) -> bool {
-        let retired = self.retired.fetch_add(1, Ordering::AcqRel) + 1;
-        retired >= (self.capacity - self.max).div_ceil(2)
+    pub(crate) fn release(&self) -> bool {
+        let undrained = self.undrained.fetch_add(1, Ordering::AcqRel) + 1;
+        undrained >= (self.capacity - self.max).div_ceil(2)
     }
 
-    /// How many were retired and are not settled.
-    pub(crate) fn retired(&self) -> usize {
-        self.retired.load(Ordering::Acquire)
+    /// How many were released whose completions may be in the queue.
+    pub(crate) fn undrained(&self) -> usize {
+        self.undrained.load(Ordering::Acquire)
     }
 
-    /// The completion queue has been empty since these were retired.
-    pub(crate) fn settle(&self, retired: usize) {
-        if retired > 0 {
+    /// The completion queue has been empty since these were released.
+    pub(crate) fn confirm_drained(&self, undrained: usize) {
+        if undrained > 0 {
             let mut table = self.table.lock();
-            table.taken = table.taken.saturating_sub(retired);
+            table.taken = table.taken.saturating_sub(undrained);
             // Under the lock, so that both always fit together.
-            self.retired.fetch_sub(retired, Ordering::AcqRel);
+            self.undrained.fetch_sub(undrained, Ordering::AcqRel);
         }
     }
 }

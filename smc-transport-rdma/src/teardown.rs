@@ -45,7 +45,7 @@ impl OwnedQueuePair {
 impl Drop for OwnedQueuePair {
     fn drop(&mut self) {
         let Some(qp) = self.qp.take() else { return };
-        if is_severed(&self.context) {
+        if is_device_gone(&self.context) {
             // Destroying it would fail, at which sideway panics.
             std::mem::forget(qp);
         }
@@ -54,12 +54,12 @@ impl Drop for OwnedQueuePair {
 
 /// Whether objects of the device can no longer be destroyed. The device is queried: it may be gone
 /// before its event has been read.
-pub(crate) fn is_severed(context: &DeviceContext) -> bool {
+pub(crate) fn is_device_gone(context: &DeviceContext) -> bool {
     #[cfg(test)]
-    if tests::IS_SEVERED.get() {
+    if tests::IS_DEVICE_GONE.get() {
         return true;
     }
-    verbs::is_severed(context)
+    verbs::is_device_gone(context)
 }
 
 /// The resources of a link: the queue pair, and its buffers.
@@ -85,7 +85,7 @@ impl Drop for DeferredTeardown {
     fn drop(&mut self) {
         // Its entries in the completion queues become free with that.
         drop(self.qp.take());
-        self.parts.retire();
+        self.parts.release_link();
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
 
     thread_local! {
         /// This thread finds the device gone.
-        pub(super) static IS_SEVERED: Cell<bool> = const { Cell::new(false) };
+        pub(super) static IS_DEVICE_GONE: Cell<bool> = const { Cell::new(false) };
     }
 
     #[test]
@@ -120,10 +120,10 @@ mod tests {
         // The queue pair is made, and refuses this one.
         entry.address.port = 99;
         let users = Arc::strong_count(&domain);
-        for (is_severed, left) in [(false, 0), (true, 1)] {
-            IS_SEVERED.set(is_severed);
+        for (is_device_gone, left) in [(false, 0), (true, 1)] {
+            IS_DEVICE_GONE.set(is_device_gone);
             let opened = Core::open(parts, &domain, Serial(1), &entry);
-            IS_SEVERED.set(false);
+            IS_DEVICE_GONE.set(false);
             assert!(opened.is_err());
             assert_eq!(Arc::strong_count(&domain), users + left, "queue pairs left");
         }

@@ -461,7 +461,7 @@ pub(crate) fn gid_table(context: &DeviceContext, max: usize) -> io::Result<Vec<G
 }
 
 /// Whether the system has removed the device, so that nothing of it can be destroyed.
-pub(crate) fn is_severed(context: &DeviceContext) -> bool {
+pub(crate) fn is_device_gone(context: &DeviceContext) -> bool {
     let mut attributes = MaybeUninit::<sys::ibv_device_attr>::zeroed();
     // SAFETY: the handle is used in this call only, while the context is borrowed.
     let handle = unsafe { context.context() };
