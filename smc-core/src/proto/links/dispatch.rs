@@ -38,7 +38,7 @@ impl LinkGroup {
             Message::ConfirmLink(message) => self.handle_confirm_link(now, link, message),
             Message::AddLink(message) => match (self.role, message.class) {
                 (Role::Client, AddLinkClass::Request) => self.handle_offer(now, link, &message),
-                (Role::Server, AddLinkClass::Request) => self.handle_invitation(link),
+                (Role::Server, AddLinkClass::Request) => self.handle_add_link_request(link),
                 (Role::Server, _) => self.handle_offer_answer(now, link, &message),
                 (Role::Client, _) => self.notice(dropped(DropReason::Unexpected)),
             },

@@ -1,4 +1,4 @@
-//! A client requests another link: REQUEST ADD LINK (v2), invitation (v1)
+//! A client requests another link: REQUEST ADD LINK (v2), ADD LINK without RESP (v1)
 //! (docs/spec/llc.md#request-add-link).
 
 use std::time::Instant;
@@ -92,7 +92,7 @@ impl LinkGroup {
     }
 
     /// ADD LINK without RESP, to a server: the hint of a v1 client.
-    pub(super) fn handle_invitation(&mut self, over: LinkId) {
+    pub(super) fn handle_add_link_request(&mut self, over: LinkId) {
         let is_adding = matches!(self.flow, Some(Flow::ConfirmFirst(_) | Flow::AddServer(_)));
         if !self.terms.dialect.is_v2() && !is_adding && self.is_established_link(over) {
             self.pending.add.get_or_insert(Trigger::PathAvailable);
