@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use smc_core::device::DeviceError;
 use smc_core::process;
-use smc_ipc::thread::promise;
+use smc_ipc::thread::completer;
 
 /// Threads for calls of one kind: a few, which come and go with the work.
 #[derive(Debug)]
@@ -68,12 +68,12 @@ impl Workers {
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,
     {
-        let (promise, answer) = promise();
+        let (completer, answer) = completer();
         let wanted = Arc::new(());
         let is_wanted = Arc::downgrade(&wanted);
         self.start(Box::new(move || {
             if is_wanted.strong_count() > 0 {
-                promise.keep(work());
+                completer.complete(work());
             }
         }))?;
         let result = answer.await;

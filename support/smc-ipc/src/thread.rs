@@ -21,7 +21,7 @@ use rustix::process::geteuid;
 
 pub use self::answer::Answer;
 #[doc(hidden)]
-pub use self::answer::{Promise, promise};
+pub use self::answer::{Completer, completer};
 
 /// Locks that one thread takes: if one of them is held, calls that take another wait too.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,8 +47,8 @@ pub(crate) fn run<T: Send + 'static>(
     limit: Duration,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Errno> {
-    let (promise, answer) = promise();
-    start(of, move || promise.keep(job())).map_err(errno)?;
+    let (completer, answer) = completer();
+    start(of, move || completer.complete(job())).map_err(errno)?;
     answer.wait(limit)
 }
 
@@ -57,14 +57,14 @@ pub(crate) fn run<T: Send + 'static>(
 /// # Errors
 ///
 /// As [`start`].
-pub fn ask<T: Send + 'static>(
+pub fn spawn<T: Send + 'static>(
     of: Lock,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<Answer<T>> {
-    let (promise, answer) = promise();
+    let (completer, answer) = completer();
     start(of, move || {
-        if promise.is_wanted() {
-            promise.keep(job());
+        if completer.is_wanted() {
+            completer.complete(job());
         }
     })?;
     Ok(answer)
@@ -287,9 +287,9 @@ mod tests {
     fn a_job_whose_answer_is_dropped_does_not_run() {
         let release = hold(lock_of("unwanted"));
         let (never, dropped) = channel();
-        let unwanted = ask(lock_of("unwanted"), move || never.send(()));
+        let unwanted = spawn(lock_of("unwanted"), move || never.send(()));
         drop(unwanted);
-        let wanted = ask(lock_of("unwanted"), || 1).unwrap();
+        let wanted = spawn(lock_of("unwanted"), || 1).unwrap();
         drop(release);
         assert_eq!(wanted.wait(LONG), Ok(1));
         assert!(dropped.recv().is_err(), "it has run");
@@ -298,8 +298,8 @@ mod tests {
     #[test]
     fn a_job_that_panics_has_no_answer_and_ends_no_other() {
         let release = hold(lock_of("panic"));
-        let panicking = ask(lock_of("panic"), || panic!("as intended")).unwrap();
-        let next = ask(lock_of("panic"), || 1).unwrap();
+        let panicking = spawn(lock_of("panic"), || panic!("as intended")).unwrap();
+        let next = spawn(lock_of("panic"), || 1).unwrap();
         drop(release);
         assert_eq!(panicking.wait(LONG), Err::<(), _>(Errno::CANCELED));
         assert_eq!(next.wait(LONG), Ok(1));

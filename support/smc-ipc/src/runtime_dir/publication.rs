@@ -312,7 +312,7 @@ impl Publication {
             is_lost: false,
             error: None,
         };
-        thread::ask(self.domain.names_lock(), move || check.run()).map_err(thread::errno)
+        thread::spawn(self.domain.names_lock(), move || check.run()).map_err(thread::errno)
     }
 
     fn take_checked(&mut self, mut checked: Check) {

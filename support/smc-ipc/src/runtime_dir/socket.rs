@@ -228,7 +228,8 @@ impl Domain {
         }
         let (domain, wanted) = (self.clone(), name.to_owned());
         let connect = move || domain.connect_at_once(user, &wanted);
-        thread::ask(Lock::DirectoriesOf(user), connect).unwrap_or_else(|_| failed(Errno::TIMEDOUT))
+        thread::spawn(Lock::DirectoriesOf(user), connect)
+            .unwrap_or_else(|_| failed(Errno::TIMEDOUT))
     }
 
     /// As [`Domain::connect_to`], in this directory, on the thread of the user whose it is to be.
@@ -247,9 +248,9 @@ impl Domain {
         let path = dir.join(&name);
         let lock = Lock::DirectoriesOf(self.owner(&dir).unwrap_or_else(own));
         let connect = move || Ok(domain.open(&dir)?.connect(&name));
-        let asked = thread::ask(lock, connect);
+        let spawned = thread::spawn(lock, connect);
         let begin = Instant::now();
-        let answered = asked.map_or(Err(Errno::TIMEDOUT), |answer| answer.wait(time.0));
+        let answered = spawned.map_or(Err(Errno::TIMEDOUT), |answer| answer.wait(time.0));
         time.0 = time.0.saturating_sub(begin.elapsed());
         let socket = answered.unwrap_or_else(|errno| Ok(Err(errno)))?;
         Ok(Connected { path, socket })

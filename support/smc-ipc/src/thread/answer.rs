@@ -22,7 +22,7 @@ pub struct Answer<T> {
 
 /// Where the job puts its result.
 #[derive(Debug)]
-pub struct Promise<T> {
+pub struct Completer<T> {
     // Dropped first: without it there is no result any more.
     result: Sender<T>,
     waker: WakeWhenDropped,
@@ -32,21 +32,21 @@ pub struct Promise<T> {
 struct WakeWhenDropped(Arc<AtomicWaker>);
 
 /// Both ends of a job. Each can be dropped at any time.
-pub fn promise<T>() -> (Promise<T>, Answer<T>) {
+pub fn completer<T>() -> (Completer<T>, Answer<T>) {
     let (sender, result) = mpsc::channel();
     let waker = Arc::new(AtomicWaker::new());
-    let promise = Promise {
+    let completer = Completer {
         result: sender,
         waker: WakeWhenDropped(Arc::clone(&waker)),
     };
-    (promise, Answer { result, waker })
+    (completer, Answer { result, waker })
 }
 
 impl<T> Answer<T> {
     /// One that is there already.
     pub(crate) fn ready(value: T) -> Self {
-        let (promise, answer) = promise();
-        promise.keep(value);
+        let (completer, answer) = completer();
+        completer.complete(value);
         answer
     }
 
@@ -85,14 +85,14 @@ impl<T> Drop for Answer<T> {
     }
 }
 
-impl<T> Promise<T> {
+impl<T> Completer<T> {
     /// Whether the answer was not dropped.
     pub(super) fn is_wanted(&self) -> bool {
         Arc::strong_count(&self.waker.0) > 1
     }
 
     /// Drops the value if the answer was dropped.
-    pub fn keep(self, value: T) {
+    pub fn complete(self, value: T) {
         let _unwanted = self.result.send(value);
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use smc_core::error::OsError;
 use smc_core::runtime::Runtime;
-use smc_ipc::thread::{Lock, ask};
+use smc_ipc::thread::{Lock, spawn};
 
 use crate::reachability::within;
 
@@ -24,7 +24,7 @@ pub(super) async fn search<T: Send + 'static>(
     job: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, OsError> {
     let failed = |error: &io::Error| OsError::new("search the runtime directories", error);
-    let answer = ask(Lock::DirectoriesOf(user), job).map_err(|error| failed(&error))?;
+    let answer = spawn(Lock::DirectoriesOf(user), job).map_err(|error| failed(&error))?;
     let found = within(runtime, LIMIT, answer).await;
     let found = found.unwrap_or(Err(Errno::TIMEDOUT));
     found.map_err(|errno| failed(&errno.into()))
