@@ -483,11 +483,14 @@ impl Endpoint {
         let is_delivered = || drivers.iter().all(|driver| driver.arm_delivery());
         groups.wait_until(until, is_delivered).await;
         let until = until.min(self.inner.runtime.now() + DELETIONS);
-        let is_settled = || {
-            groups.all_rdma().iter().all(|group| group.is_settled())
+        let has_completed_closes = || {
+            groups
+                .all_rdma()
+                .iter()
+                .all(|group| group.has_completed_closes())
                 && !drivers.iter().any(|driver| driver.has_app_closed_rdma())
         };
-        groups.wait_until(until, is_settled).await;
+        groups.wait_until(until, has_completed_closes).await;
         self.shutdown();
         let until = self.inner.runtime.now() + TERMINATE_TIMEOUT;
         groups

@@ -150,7 +150,7 @@ impl RdmaLinkGroup {
 
     /// Whether ended connections are completely removed: no close of this side and no DELETE RKEY
     /// of the peer is outstanding.
-    pub(crate) fn is_settled(&self) -> bool {
+    pub(crate) fn has_completed_closes(&self) -> bool {
         let members = self.members();
         !members.iter().any(|conn| conn.is_stream_dropped())
             && !self.state.lock().machine.awaits_deletions()
@@ -468,7 +468,7 @@ impl RdmaLinkGroup {
         }
         let rtoken = conn.rtoken();
         {
-            // In one step, so that `is_settled` does not return true in between.
+            // In one step, so that `has_completed_closes` does not return true in between.
             let mut state = self.state.lock();
             if state.members.remove(&conn.token).is_none() {
                 return;
