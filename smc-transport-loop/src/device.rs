@@ -357,7 +357,7 @@ mod tests {
         let buffer = |writer: &LoopDevice| block_on(owner.register(writer.gid(), 1 << 14)).unwrap();
         let dmbs = writers.each_ref().map(buffer);
         while drain(&owner) > 0 {}
-        let storm = || {
+        let signal_all = || {
             for writer in &writers {
                 let peer = owner.peers.find(writer.gid()).unwrap();
                 (0..SLOTS).for_each(|slot| {
@@ -366,7 +366,7 @@ mod tests {
                 owner.peers.active.add(&peer);
             }
         };
-        storm();
+        signal_all();
         let mut signalled = Vec::new();
         for round in 1..=writers.len() {
             owner
@@ -382,7 +382,7 @@ mod tests {
         tokens.sort_unstable();
         assert_eq!(signalled, tokens, "each peer once");
         // Those that a drain leaves keep the driver awake.
-        storm();
+        signal_all();
         owner.arm().unwrap();
         assert_eq!(drain(&owner), 1);
         assert_eq!(drain(&owner), 1);
