@@ -22,7 +22,7 @@ pub fn is_root(to: &str) -> bool {
 /// with the group of the same number.
 ///
 /// Linux keeps users by thread: the rest of the process stays what it is, and keeps what `work`
-/// returns. A socket made there belongs to that user for good.
+/// returns. A socket made there belongs to that user permanently.
 ///
 /// # Errors
 ///

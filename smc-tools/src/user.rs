@@ -10,7 +10,7 @@ use nix::unistd::{
 
 use crate::output::Usage;
 
-/// Makes this process one of a user, for good: user, group and supplementary groups. The
+/// Makes this process permanently one of a user: user, group and supplementary groups. The
 /// environment stays. Returns a description.
 ///
 /// # Errors

@@ -419,7 +419,7 @@ mod tests {
         assert!(finish_signal());
         device.peers.doorbell.notify_self();
         assert_eq!(drain(&device), 0);
-        // Woken again, a driver finds nothing and sleeps for good.
+        // Woken again, a driver finds nothing and sleeps permanently.
         for round in 0..3 {
             assert_eq!(is_readable(&device), round == 0, "round {round}");
             assert_eq!(drain(&device), 0);

@@ -112,7 +112,7 @@ fn channels_whose_device_is_not_found_in_time_are_closed_and_no_others() {
     drive_until(&victim, || peers.iter().all(HostilePeer::is_closed));
     assert_eq!(victim.device.peers(), 1);
     assert!(!before.is_closed());
-    // It was looked for in vain, and is no more.
+    // The search has found nothing, and is over.
     drop(release);
     drop(hold(look_ups()));
     let late = HostilePeer::connect(dir.path(), victim.gid(), 30);

@@ -329,7 +329,7 @@ async fn shutting_down_reading(world: World) {
     client.read_exact(&mut [0; 13]).await.unwrap();
     server.shutdown_how(Shutdown::Both).unwrap();
     assert_eq!(client.read(&mut [0; 1]).await.unwrap(), 0);
-    let error = client.write(b"in vain").await.unwrap_err();
+    let error = client.write(b"unsent").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
 

@@ -68,31 +68,31 @@ mod models {
     }
 
     #[test]
-    #[should_panic(expected = "asleep for good")]
+    #[should_panic(expected = "lost wake-up")]
     fn a_writer_without_fence_does_not_see_the_request() {
         sleeps(1, Some(Mutation::NoFence), None, true);
     }
 
     #[test]
-    #[should_panic(expected = "asleep for good")]
+    #[should_panic(expected = "lost wake-up")]
     fn a_sleeper_without_fence_does_not_see_what_was_written() {
         sleeps(1, None, Some(Mutation::NoFence), true);
     }
 
     #[test]
-    #[should_panic(expected = "asleep for good")]
+    #[should_panic(expected = "lost wake-up")]
     fn a_writer_out_of_order_does_not_see_the_request() {
         sleeps(1, Some(Mutation::NoSeqCst), None, true);
     }
 
     #[test]
-    #[should_panic(expected = "asleep for good")]
+    #[should_panic(expected = "lost wake-up")]
     fn a_sleeper_out_of_order_does_not_see_what_was_written() {
         sleeps(1, None, Some(Mutation::NoSeqCst), true);
     }
 
     #[test]
-    #[should_panic(expected = "asleep for good")]
+    #[should_panic(expected = "lost wake-up")]
     fn a_sleeper_has_to_look_once_more() {
         sleeps(1, None, None, false);
     }
@@ -133,7 +133,7 @@ mod models {
             let woken = writers.into_iter().map(|it| it.join().unwrap());
             let woken = woken.filter(|woken| *woken).count();
             assert!(woken <= 1, "woken twice");
-            assert!(seen || woken == 1, "asleep for good");
+            assert!(seen || woken == 1, "lost wake-up");
         });
     }
 }

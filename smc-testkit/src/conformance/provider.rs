@@ -150,7 +150,7 @@ impl Pair {
         self
     }
 
-    /// How to lose all packets between two SMC-R devices, for good.
+    /// How to lose all packets between two SMC-R devices, permanently.
     #[must_use]
     pub fn with_cut(mut self, cut: impl FnOnce() + Send + 'static) -> Self {
         self.extras.cut = Some(Box::new(cut));

@@ -38,13 +38,13 @@ fn a_sleeping_side_is_woken() {
 }
 
 #[test]
-#[should_panic(expected = "asleep for good")]
+#[should_panic(expected = "lost wake-up")]
 fn without_fences_of_the_writer_sleep_may_be_for_good() {
     all(1, Some(Mutation::NoFence), None, POLLS_AGAIN);
 }
 
 #[test]
-#[should_panic(expected = "asleep for good")]
+#[should_panic(expected = "lost wake-up")]
 fn without_fences_of_the_sleepers_sleep_may_be_for_good() {
     all(1, None, Some(Mutation::NoFence), POLLS_AGAIN);
 }
@@ -55,7 +55,7 @@ fn a_side_that_sleeps_again_is_woken_again() {
 }
 
 #[test]
-#[should_panic(expected = "asleep for good")]
+#[should_panic(expected = "lost wake-up")]
 fn a_reader_has_to_poll_again() {
     let final_poll = FinalPoll {
         reader_polls_again: false,
@@ -65,7 +65,7 @@ fn a_reader_has_to_poll_again() {
 }
 
 #[test]
-#[should_panic(expected = "asleep for good")]
+#[should_panic(expected = "lost wake-up")]
 fn a_driver_has_to_poll_again() {
     let final_poll = FinalPoll {
         driver_polls_again: false,
@@ -132,7 +132,7 @@ fn all(times: u8, writing: Option<Mutation>, sleeping: Option<Mutation>, final_p
         let _attached = writes.join().unwrap();
         drives.join().unwrap();
         if seen < times.into() && !waker.was_woken() {
-            assert!(sides.doorbell_count() > 0, "asleep for good");
+            assert!(sides.doorbell_count() > 0, "lost wake-up");
             sides.active.add(&sides.peer);
             assert!(sides.collect(), "notified without an event");
         }

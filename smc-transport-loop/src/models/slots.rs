@@ -58,13 +58,13 @@ fn used_memory_is_dropped_by_the_last_release() {
 }
 
 #[test]
-#[should_panic(expected = "memory is kept for good")]
+#[should_panic(expected = "memory is never released")]
 fn an_attachment_that_ends_without_fence_does_not_see_that_it_is_awaited() {
     releases(Some(Mutation::NoFence), None);
 }
 
 #[test]
-#[should_panic(expected = "memory is kept for good")]
+#[should_panic(expected = "memory is never released")]
 fn an_owner_that_waits_without_fence_misses_that_an_attachment_ended() {
     releases(None, Some(Mutation::NoFence));
 }
@@ -197,7 +197,7 @@ fn releases(using: Option<Mutation>, owning: Option<Mutation>) {
         with(owning, || drop(dmb));
         user.join().unwrap();
         peer.local.collect(&mut Vec::new());
-        assert!(!peer.local.has_dirty(), "memory is kept for good");
+        assert!(!peer.local.has_dirty(), "memory is never released");
     });
 }
 

@@ -140,7 +140,7 @@ impl Stream {
     /// Bytes that were received and not read yet (`SIOCINQ`). Reads return as much without waiting.
     ///
     /// What was [peeked](Stream::peek) counts; a [`ReadGuard`] is read. After reading was shut down
-    /// it is what the peer sent in vain.
+    /// it is what the peer sent and nothing reads.
     ///
     /// # Errors
     ///

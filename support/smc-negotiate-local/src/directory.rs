@@ -105,7 +105,7 @@ pub(super) struct Entry {
     pub(super) netns: NetNs,
     /// `SO_COOKIE` of the listening TCP socket.
     pub(super) cookie: u64,
-    /// Makes the name unique for ever.
+    /// Makes the name unique over time.
     pub(super) salt: u32,
 }
 

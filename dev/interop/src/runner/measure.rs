@@ -70,7 +70,7 @@ fn perform(
     ensure!(carriers == expected.as_slice(), "carried by {carriers:?}");
     let is_over = |event: &Event| matches!(event, Event::Ended(_)).then_some(());
     lab.wait(numbers[0], TIMEOUT, is_over)?;
-    // It would listen for ever.
+    // It would listen indefinitely.
     let server = numbers[1];
     lab.order::<()>(guest_of(Who::Peer), Order::Kill { run: server })?;
     lab.wait(server, TIMEOUT, is_over)?;

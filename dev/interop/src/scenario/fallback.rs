@@ -87,7 +87,7 @@ fn old_without_rdma() -> Scenario {
 }
 
 /// Nothing that gets as far as RDMA: the soft-RoCE of that kernel loses completions, and its SMC
-/// then waits for ever, as client and as server.
+/// then waits indefinitely, as client and as server.
 fn old(name: &'static str, about: &'static str) -> Scenario {
     let mut scenario = ending_in_tcp(name, about);
     scenario.kernel = Version::V6_1;

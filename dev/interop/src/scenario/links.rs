@@ -189,11 +189,11 @@ fn blink(name: &'static str, about: &'static str, millis: u64) -> Scenario {
 fn wire_cut() -> Scenario {
     let mut scenario = under_load(
         "wire-cut",
-        "the wire of an interface loses everything for good",
+        "the wire of an interface loses everything permanently",
     )
     .cue(Who::Peer, "loaded", [Action::Cut(Who::Peer, 0)]);
     scenario.strands = Some(Who::Peer);
-    scenario.only_ours = Some("soft-RoCE repeats for ever as the kernel asks it to");
+    scenario.only_ours = Some("soft-RoCE repeats without end as the kernel asks it to");
     scenario
 }
 

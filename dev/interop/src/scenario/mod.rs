@@ -58,7 +58,7 @@ pub(crate) struct Scenario {
     pub(crate) only_ours: Option<&'static str>,
     /// The end whose unsent data is on a link that stays down.
     ///
-    /// Soft-RoCE repeats such data for ever, as the kernel's SMC requests. A kernel that is the
+    /// Soft-RoCE repeats such data without end, as the kernel's SMC requests. A kernel that is the
     /// server moves its connections to the other link when the client requests it, but closing
     /// them waits for what it sent on the failed one. So with such a kernel the run is over when
     /// both ends have got everything, and the guests are of no use any more.

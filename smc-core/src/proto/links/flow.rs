@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A change of the links waits until no local rkey request is unanswered, and no further one begins
-//! while a change is pending, so neither delays the other for ever. The peer's requests about keys
-//! are always answered at once (docs/spec/llc.md#flows). Every flow has a deadline.
+//! while a change is pending, so neither delays the other indefinitely. The peer's requests about
+//! keys are always answered at once (docs/spec/llc.md#flows). Every flow has a deadline.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -215,7 +215,7 @@ macro_rules! __rdma_conformance_checks {
         }
         departure {
             without_packets_a_link_gives_up:
-                "When packets are lost for good, a post ends in `RetryExceeded`.",
+                "When packets are lost permanently, a post ends in `RetryExceeded`.",
             a_dead_peer_gives_no_answer:
                 "When the peer's device is gone, a post ends in `LinkDown`.",
             a_port_that_goes_down_says_so:

@@ -188,7 +188,7 @@ impl State {
         }
     }
 
-    /// Whether a call about a peer fails, for good or for this fault.
+    /// Whether a call about a peer fails, permanently or by this fault.
     fn reach(&mut self, peer: Gid, fault: fn(&Faults) -> u16) -> Result<(), DeviceError> {
         let why = "injected fault";
         if self.dead.contains(&peer) {

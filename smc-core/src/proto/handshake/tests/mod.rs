@@ -535,7 +535,7 @@ impl Pair {
                 .into_iter()
                 .flatten()
                 .min()
-                .expect("a machine waits for ever");
+                .expect("a machine waits indefinitely");
             self.now = self.now.max(next);
             for side in [&mut self.client, &mut self.server] {
                 side.machine.handle_timeout(self.now);

@@ -123,7 +123,7 @@ proptest! {
             host.seen.clear();
             world.log.clear();
         }
-        // Whatever it waits for, it does not wait for ever.
+        // Whatever it waits for, it does not wait indefinitely.
         let mut now = world.now;
         let group = &mut world.hosts[side].group;
         for _ in 0..400 {

@@ -45,7 +45,7 @@ pub(super) struct Host {
     pub(super) qps: BTreeMap<LinkId, Qp>,
     /// Registering fails on these devices.
     pub(super) unmappable: BTreeSet<usize>,
-    /// Opening takes for ever on these devices.
+    /// Opening never ends on these devices.
     pub(super) stuck: BTreeSet<usize>,
     /// State of its links as the registry has it.
     pub(super) reported: GroupLinks,
