@@ -140,7 +140,7 @@ impl Link for MemoryLink {
             is_counted: false,
             is_hit: false,
         };
-        state.depart(id, chain);
+        state.send_chain(id, chain);
         Ok(())
     }
 

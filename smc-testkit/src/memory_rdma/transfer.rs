@@ -9,13 +9,13 @@ use super::faults::Lost;
 use super::pair::{Chain, ChainPhase, Connection, Pair, Phase, Stall, Transfer, advance};
 use super::state::{Action, DeviceId, Locked, PairId};
 
-/// What became of a chain.
-enum Fate {
+/// The result of the delivery of a chain.
+enum DeliveryResult {
     Delivered,
     /// It has arrived, but the sender gets no acknowledgement.
     Unacknowledged,
     NoAnswer,
-    /// The same, and it is no use to give up without a clock: the peer may connect yet.
+    /// The same, and it is of no use to give up without a clock: the peer may connect yet.
     NotYet,
     NotReady,
     /// Both ends are in their error states.
@@ -40,7 +40,7 @@ impl Locked<'_> {
     }
 
     /// Sends a chain on its way.
-    pub(super) fn depart(&mut self, id: PairId, mut chain: Chain) {
+    pub(super) fn send_chain(&mut self, id: PairId, mut chain: Chain) {
         let earliest = self.now.map(|now| now + self.travel());
         let Some(connection) = self.connection(id) else {
             return;
@@ -71,40 +71,40 @@ impl Locked<'_> {
             let Some(mut chain) = connection.chains.remove(at) else {
                 return;
             };
-            let fate = self.deliver(id, &mut chain);
+            let result = self.deliver(id, &mut chain);
             let mut due = None;
-            match fate {
-                Fate::Delivered => {
+            match result {
+                DeliveryResult::Delivered => {
                     due = self.now.map(|now| now + self.travel());
                     chain.phase = ChainPhase::Delivered(due);
                 }
-                Fate::Unacknowledged => chain.phase = ChainPhase::Unanswered,
+                DeliveryResult::Unacknowledged => chain.phase = ChainPhase::Unanswered,
                 _ => {}
             }
             if let Some(connection) = self.connection(id) {
                 connection.chains.insert(at, chain);
             }
-            match fate {
-                Fate::Delivered => self.at(due, Action::Complete(id)),
-                Fate::Unacknowledged => self.await_answer(id),
-                Fate::NoAnswer => {
+            match result {
+                DeliveryResult::Delivered => self.at(due, Action::Complete(id)),
+                DeliveryResult::Unacknowledged => self.await_answer(id),
+                DeliveryResult::NoAnswer => {
                     self.stall(id, Stall::NoAnswer);
                     self.await_answer(id);
                 }
-                Fate::NotYet => {
+                DeliveryResult::NotYet => {
                     self.stall(id, Stall::NoAnswer);
                     if self.now.is_some() {
                         self.await_answer(id);
                     }
                 }
-                Fate::NotReady => {
+                DeliveryResult::NotReady => {
                     self.stall(id, Stall::NotReady);
                     if let Some(pair) = self.pairs.get_mut(&id) {
                         *pair.counters.rnr.get_or_insert(0) += 1;
                     }
                 }
-                Fate::Refused => {}
-                Fate::Broken(cause) => self.fail(id, cause),
+                DeliveryResult::Refused => {}
+                DeliveryResult::Broken(cause) => self.fail(id, cause),
             }
         }
     }
@@ -202,19 +202,19 @@ impl Locked<'_> {
             }
             self.arrive(id);
             self.complete(id);
-            self.calm(id);
+            self.clear_expiry(id);
         }
     }
 
     /// Lets one chain take effect at the other end, as far as it can.
-    fn deliver(&mut self, id: PairId, chain: &mut Chain) -> Fate {
+    fn deliver(&mut self, id: PairId, chain: &mut Chain) -> DeliveryResult {
         let lost = self.lost(id, chain);
         if lost == Some(Lost::Everything) {
-            return Fate::NoAnswer;
+            return DeliveryResult::NoAnswer;
         }
         let receiver = match self.receiver(id, chain) {
             Ok(receiver) => receiver,
-            Err(fate) => return fate,
+            Err(result) => return result,
         };
         for write in &chain.writes {
             match self.write(id, receiver, write) {
@@ -222,19 +222,19 @@ impl Locked<'_> {
                 Err(LinkFailure::RemoteAccess) => {
                     self.fail(id, LinkFailure::RemoteAccess);
                     self.fail(receiver, LinkFailure::Flushed);
-                    return Fate::Refused;
+                    return DeliveryResult::Refused;
                 }
-                Err(cause) => return Fate::Broken(cause),
+                Err(cause) => return DeliveryResult::Broken(cause),
             }
         }
         if lost == Some(Lost::Message) {
-            return Fate::NoAnswer;
+            return DeliveryResult::NoAnswer;
         }
         let Some(connection) = self.connection(receiver) else {
-            return Fate::NoAnswer;
+            return DeliveryResult::NoAnswer;
         };
         let Some(free) = connection.free.checked_sub(1) else {
-            return Fate::NotReady;
+            return DeliveryResult::NotReady;
         };
         connection.free = free;
         connection.expected_psn = advance(connection.expected_psn, chain.packets);
@@ -244,9 +244,9 @@ impl Locked<'_> {
         }
         self.received(receiver, Inbound::new(&chain.message));
         if lost == Some(Lost::Answer) {
-            return Fate::Unacknowledged;
+            return DeliveryResult::Unacknowledged;
         }
-        Fate::Delivered
+        DeliveryResult::Delivered
     }
 
     /// What is lost of a chain.
@@ -261,32 +261,34 @@ impl Locked<'_> {
     }
 
     /// The queue pair at the other end, if it takes the packets of this chain.
-    fn receiver(&self, id: PairId, chain: &Chain) -> Result<PairId, Fate> {
-        let sender = self.pairs.get(&id).ok_or(Fate::NoAnswer)?;
-        let ours = sender.connection().ok_or(Fate::NoAnswer)?;
+    fn receiver(&self, id: PairId, chain: &Chain) -> Result<PairId, DeliveryResult> {
+        let sender = self.pairs.get(&id).ok_or(DeliveryResult::NoAnswer)?;
+        let ours = sender.connection().ok_or(DeliveryResult::NoAnswer)?;
         let receiver = self.find(ours.peer.gid, ours.peer.qpn);
-        let receiver = receiver.ok_or(Fate::NoAnswer)?;
-        let pair = self.pairs.get(&receiver).ok_or(Fate::NoAnswer)?;
+        let receiver = receiver.ok_or(DeliveryResult::NoAnswer)?;
+        let pair = self.pairs.get(&receiver).ok_or(DeliveryResult::NoAnswer)?;
         if !self.is_open(id) || !self.is_open(receiver) {
-            return Err(Fate::NoAnswer);
+            return Err(DeliveryResult::NoAnswer);
         }
         let theirs = match &pair.phase {
-            Phase::Reset => return Err(Fate::NotYet),
-            Phase::Error => return Err(Fate::NoAnswer),
+            Phase::Reset => return Err(DeliveryResult::NotYet),
+            Phase::Error => return Err(DeliveryResult::NoAnswer),
             Phase::Connected(connection) => connection,
         };
         let knows_us = theirs.peer.gid == sender.local.gid && theirs.peer.qpn == sender.local.qpn;
         if !knows_us || pair.kind != sender.kind || pair.local.gid != ours.peer.gid {
-            return Err(Fate::NoAnswer);
+            return Err(DeliveryResult::NoAnswer);
         }
         if theirs.expected_psn != chain.psn {
-            return Err(Fate::NoAnswer);
+            return Err(DeliveryResult::NoAnswer);
         }
         let longest = chain.writes.iter().map(Transfer::len).max().unwrap_or(0);
         let longest = longest.max(u64::try_from(chain.message.len()).unwrap_or(u64::MAX));
         let least = ours.mtu.min(theirs.mtu).bytes().map_or(0, u64::from);
         if ours.mtu != theirs.mtu && longest > least {
-            return Err(Fate::Broken(LinkFailure::QueuePair("path MTUs differ")));
+            return Err(DeliveryResult::Broken(LinkFailure::QueuePair(
+                "path MTUs differ",
+            )));
         }
         Ok(receiver)
     }
@@ -360,7 +362,7 @@ impl Locked<'_> {
     }
 
     /// Stops the retry time if no answer is missing.
-    fn calm(&mut self, id: PairId) {
+    fn clear_expiry(&mut self, id: PairId) {
         if let Some(connection) = self.connection(id) {
             let mut chains = connection.chains.iter();
             let is_missing = chains.any(|chain| chain.phase == ChainPhase::Unanswered);

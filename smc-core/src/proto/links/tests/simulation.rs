@@ -57,8 +57,8 @@ struct Tally {
 struct Simulation {
     world: World,
     seed: u64,
-    /// What became of each RMB of each side.
-    rmbs: [BTreeMap<u64, Fate>; 2],
+    /// The state of each RMB of each side.
+    rmbs: [BTreeMap<u64, RmbState>; 2],
     /// RMBs that the peer of each side may still know.
     undeleted: [BTreeSet<u64>; 2],
     last_rmb: u64,
@@ -68,7 +68,7 @@ struct Simulation {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fate {
+enum RmbState {
     Confirming,
     Confirmed,
     Failed,
@@ -185,7 +185,7 @@ impl Simulation {
             0..=44 => {
                 if self.rmbs[side].len() < 200 {
                     self.last_rmb += 1;
-                    self.rmbs[side].insert(self.last_rmb, Fate::Confirming);
+                    self.rmbs[side].insert(self.last_rmb, RmbState::Confirming);
                     self.world.confirm_rkey(side, self.last_rmb);
                 }
             }
@@ -271,10 +271,10 @@ impl Simulation {
     }
 
     fn delete(&mut self, side: usize, rmb: u64) {
-        if self.rmbs[side][&rmb] != Fate::Deleting {
+        if self.rmbs[side][&rmb] != RmbState::Deleting {
             // What is seen before it is deleted, counts.
             self.collect();
-            self.rmbs[side].insert(rmb, Fate::Deleting);
+            self.rmbs[side].insert(rmb, RmbState::Deleting);
             self.world.delete_rkey(side, rmb);
         }
     }
@@ -284,19 +284,21 @@ impl Simulation {
             for output in std::mem::take(&mut self.world.hosts[side].seen) {
                 match output {
                     LinkGroupOutput::RkeyConfirmed { rmb, result } => {
-                        let fate = self.rmbs[side].get_mut(&rmb.0).expect("known");
-                        assert_eq!(*fate, Fate::Confirming, "one outcome: {rmb:?}");
+                        let state = self.rmbs[side].get_mut(&rmb.0).expect("known");
+                        assert_eq!(*state, RmbState::Confirming, "one outcome: {rmb:?}");
                         if result.is_ok() {
-                            *fate = Fate::Confirmed;
+                            *state = RmbState::Confirmed;
                             self.tally.confirmed += 1;
                         } else {
-                            *fate = Fate::Failed;
+                            *state = RmbState::Failed;
                             self.tally.failed += 1;
                         }
                     }
                     LinkGroupOutput::RkeyDeleted { rmb, is_answered } => {
                         match self.rmbs[side].remove(&rmb.0) {
-                            Some(fate) => assert_eq!(fate, Fate::Deleting, "{rmb:?} of {side}"),
+                            Some(state) => {
+                                assert_eq!(state, RmbState::Deleting, "{rmb:?} of {side}")
+                            }
                             None => {
                                 let is_late = is_answered && self.undeleted[side].remove(&rmb.0);
                                 assert!(is_late, "{rmb:?} of {side}");
@@ -343,8 +345,9 @@ impl Simulation {
     fn check(&self) {
         for side in [SERVER, CLIENT] {
             let group = &self.world.hosts[side].group;
-            let waits = |fate: &Fate| matches!(fate, Fate::Confirming | Fate::Deleting);
-            let waiting = self.rmbs[side].iter().find(|(_, fate)| waits(fate));
+            let waits =
+                |state: &RmbState| matches!(state, RmbState::Confirming | RmbState::Deleting);
+            let waiting = self.rmbs[side].iter().find(|(_, state)| waits(state));
             assert_eq!(waiting, None, "seed {}, side {side}", self.seed);
             if group.is_ended() {
                 continue;
