@@ -230,7 +230,7 @@ fn injected_failures_of_links_are_those_asked_for() {
     let to = other.local();
     now(open().unwrap().connect(to, Route::SameSubnet)).unwrap_err();
 
-    faulty.set(Faults::default().with_death_at(2));
+    faulty.set(Faults::default().with_peers_gone_at(2));
     let pending = open().unwrap();
     let local = pending.local();
     let link = now(pending.connect(to, Route::SameSubnet)).unwrap();
@@ -279,7 +279,11 @@ fn injected_failures_are_those_asked_for() {
 #[test]
 fn a_peer_dies_on_time() {
     let fabric = MemFabric::new(5);
-    let faulty = Fault::new(fabric.device("mem0"), 1, Faults::default().with_death_at(3));
+    let faulty = Fault::new(
+        fabric.device("mem0"),
+        1,
+        Faults::default().with_peers_gone_at(3),
+    );
     let peer = fabric.device("mem1");
     let ours = direct(&*faulty);
     now(ours.reach(peer.gid())).unwrap();

@@ -48,7 +48,7 @@ pub struct Faults {
     /// Calls of [`Nocopy::attach`](smc_core::device::Nocopy::attach) that fail.
     pub unattachable: u16,
     /// All peers are reported gone at this move, attachment signal or post, counted from 1.
-    pub dies_at: Option<u64>,
+    pub peers_gone_at: Option<u64>,
 }
 
 setters! {
@@ -71,8 +71,8 @@ setters! {
 impl Faults {
     /// Reports all peers gone at the given move, attachment signal or post.
     #[must_use]
-    pub fn with_death_at(mut self, operation: u64) -> Self {
-        self.dies_at = Some(operation);
+    pub fn with_peers_gone_at(mut self, operation: u64) -> Self {
+        self.peers_gone_at = Some(operation);
         self
     }
 }
@@ -183,7 +183,7 @@ impl State {
 
     fn count(&mut self) {
         self.operations += 1;
-        if self.faults.dies_at == Some(self.operations) {
+        if self.faults.peers_gone_at == Some(self.operations) {
             self.lose_peers();
         }
     }
@@ -235,7 +235,7 @@ impl State {
     }
 
     /// What is to be reported now, of what came now and what was held back.
-    fn sift(&mut self, came: Vec<Event>, can_hold: bool) -> Vec<Event> {
+    fn filter_events(&mut self, came: Vec<Event>, can_hold: bool) -> Vec<Event> {
         let mut out = Vec::new();
         // Links with events that are held back: later ones wait behind them.
         let mut waiting = BTreeSet::new();
@@ -311,7 +311,7 @@ impl Device for Fault {
             let may_be_disarmed = !came.is_empty();
             let (out, is_holding) = {
                 let mut state = self.state();
-                (state.sift(came, can_hold), !state.held.is_empty())
+                (state.filter_events(came, can_hold), !state.held.is_empty())
             };
             if is_holding {
                 // The driver has registered its waker: it comes again for what is held back.
