@@ -407,7 +407,7 @@ fn advice(reason: &FallbackReason) -> &'static str {
             "the server is at a limit: `smc ss` there shows its streams, `ulimit -n` its descriptors"
         }
         FallbackCause::Directory(_) => {
-            "the runtime directory cannot be used: mend owner and mode as the reason says"
+            "the runtime directory cannot be used: correct owner and mode as the reason says"
         }
         FallbackCause::NotProven => {
             "the address is translated, or another process answers there: use an address of the \

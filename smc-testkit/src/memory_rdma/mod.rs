@@ -123,7 +123,7 @@ impl RdmaWire {
     }
 
     /// Ends a [`cut`](Self::cut). Links that have not given up go on where they were.
-    pub fn mend(&self) {
+    pub fn repair(&self) {
         let mut state = self.shared.lock();
         state.is_cut = false;
         state.retry_all();

@@ -234,7 +234,7 @@ fn an_own_end_without_a_device_or_directory_is_told_so() {
     std::fs::create_dir(&run).unwrap();
     std::fs::set_permissions(&run, std::fs::Permissions::from_mode(0o777)).unwrap();
     let reason = "can be changed by other users: mode 0777";
-    check_fails(&other, &address, reason, "mend owner and mode");
+    check_fails(&other, &address, reason, "correct owner and mode");
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn a_cut_costs_a_link_only_after_the_retry_time() {
     world.post(1, 0, b"late").unwrap();
     runtime.run_for(Duration::from_millis(500));
     assert_eq!(drained(&world.a), []);
-    world.wire.mend();
+    world.wire.repair();
     runtime.run_for(Duration::from_millis(1));
     assert_eq!(drained(&world.a), [sent(&world.to_b, 1)]);
     assert_eq!(world.inbox(), b"late");

@@ -190,7 +190,7 @@ async fn anything(hosts: &Hosts, mut rng: Rng, count: usize, wire: RdmaWire) {
 }
 
 fn repair(hosts: &Hosts, wire: &RdmaWire) {
-    wire.mend();
+    wire.repair();
     wire.resume();
     for (device, port) in hosts.hosts.iter().flat_map(|host| &host.ports) {
         device.hold_completions(false);
