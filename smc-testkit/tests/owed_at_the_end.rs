@@ -17,7 +17,7 @@ use smc_core::negotiate::Assume;
 use smc_core::runtime::Runtime;
 use smc_core::wire::types::{Mac, MtuCode, RoceGid};
 use smc_testkit::memory_device::MemFabric;
-use smc_testkit::memory_rdma::{RdmaOptions, RdmaWire};
+use smc_testkit::memory_rdma::{RdmaNetwork, RdmaOptions};
 use smc_testkit::middleware::{Fault, Faults};
 use smc_testkit::runtime::{EndingRuntime, VirtualRuntime};
 use smc_testkit::streams::read_all;
@@ -41,14 +41,14 @@ impl Scene {
 
     fn smcr() -> Self {
         let runtime = VirtualRuntime::new(1);
-        let wire = RdmaWire::with_clock(1, runtime.handle());
+        let network = RdmaNetwork::with_clock(1, runtime.handle());
         let device = |last| {
             let ip = Ipv4Addr::new(10, 0, 0, last);
             runtime.add_interface("v0", ip.into(), 24);
             let (gid, mac) = (RoceGid::from_ipv4(ip), Mac::new([2, 0, 0, 0, 0, last]));
             let address = RdmaAddress::new(gid, RoceKind::V2, mac, MtuCode::MTU_1024);
             let options = RdmaOptions::default().with_address(address.with_interface("v0", 0));
-            wire.device_with(&format!("rdma{last}"), options)
+            network.device_with(&format!("rdma{last}"), options)
         };
         let devices = [device(1) as _, device(2) as _];
         Self::on(runtime, devices)

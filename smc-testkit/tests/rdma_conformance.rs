@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use smc::runtime::tokio::TokioRuntime;
 use smc_core::device::{Device, Limits};
 use smc_testkit::conformance::{Effort, Pair, Provider, Skip};
-use smc_testkit::memory_rdma::{RdmaOptions, RdmaWire};
+use smc_testkit::memory_rdma::{RdmaNetwork, RdmaOptions};
 use tokio::runtime::Builder;
 
 /// Devices on which nothing takes time.
@@ -16,13 +16,13 @@ struct Instant;
 
 impl Instant {
     fn pair_of(options: &RdmaOptions) -> Pair {
-        pair_on(&RdmaWire::new(0x5eed), options)
+        pair_on(&RdmaNetwork::new(0x5eed), options)
     }
 }
 
-fn pair_on(wire: &RdmaWire, options: &RdmaOptions) -> Pair {
-    let device = |name| wire.device_with(name, options.clone());
-    let (ours, cut) = (device("rdma0"), wire.clone());
+fn pair_on(network: &RdmaNetwork, options: &RdmaOptions) -> Pair {
+    let device = |name| network.device_with(name, options.clone());
+    let (ours, cut) = (device("rdma0"), network.clone());
     let (removed, switched) = (Arc::clone(&ours), Arc::clone(&ours));
     Pair::new(ours, device("rdma1"))
         .with_kill(drop::<Arc<dyn Device>>)
@@ -53,7 +53,7 @@ struct Alone;
 #[async_trait]
 impl Provider for Alone {
     async fn pair(&self) -> Result<Pair, Skip> {
-        Ok(Pair::alone(RdmaWire::new(7).device("rdma0")))
+        Ok(Pair::alone(RdmaNetwork::new(7).device("rdma0")))
     }
 }
 
@@ -68,10 +68,10 @@ impl Timed {
             .build();
         let runtime = runtime.map_err(|error| Skip::new(error.to_string()))?;
         let clock = TokioRuntime::new(runtime.handle().clone());
-        let wire = RdmaWire::with_clock(0x5eed, Arc::new(clock));
-        wire.set_latency(Duration::from_micros(5), Duration::from_micros(100));
-        wire.set_retry_time(Duration::from_millis(200));
-        Ok(pair_on(&wire, options).keeping(runtime))
+        let network = RdmaNetwork::with_clock(0x5eed, Arc::new(clock));
+        network.set_latency(Duration::from_micros(5), Duration::from_micros(100));
+        network.set_retry_time(Duration::from_millis(200));
+        Ok(pair_on(&network, options).keeping(runtime))
     }
 }
 

@@ -16,7 +16,7 @@ use super::domain::MemoryDomain;
 use super::options::RdmaOptions;
 use super::state::DeviceId;
 
-/// An RDMA device of an [`RdmaWire`](super::RdmaWire).
+/// An RDMA device of an [`RdmaNetwork`](super::RdmaNetwork).
 ///
 /// Dropping it takes it off the network, with its memory and links.
 #[derive(Debug)]

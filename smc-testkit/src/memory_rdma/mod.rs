@@ -1,25 +1,25 @@
 //! An SMC-R fabric inside one process, in safe code: RDMA devices that reach each other.
 //!
-//! An [`RdmaWire`] is the network; it makes [`MemoryRdma`] devices. They check what real
-//! queue pairs check: a link works only if both ends were given the right number, packet sequence
-//! number and MTU of the other, writes need a key and stay in bounds, messages need a receive
-//! buffer, and a sender without an answer gives up after a while.
+//! An [`RdmaNetwork`] makes [`MemoryRdma`] devices. They check what real queue pairs check: a link
+//! works only if both ends were given the right number, packet sequence number and MTU of the
+//! other, writes need a key and stay in bounds, messages need a receive buffer, and a sender
+//! without an answer gives up after a while.
 //!
 //! Without a clock nothing takes time: a post has arrived when the call returns. With
-//! [`RdmaWire::with_clock`], on a [`VirtualRuntime`](crate::runtime::VirtualRuntime) or any other,
-//! packets and acknowledgements are under way for a time, in an order that follows from the seed.
-//! Memory is read when a packet leaves for the last time, not when it is posted, so that changing
-//! it too early shows.
+//! [`RdmaNetwork::with_clock`], on a [`VirtualRuntime`](crate::runtime::VirtualRuntime) or any
+//! other, packets and acknowledgements are under way for a time, in an order that follows from the
+//! seed. Memory is read when a packet leaves for the last time, not when it is posted, so that
+//! changing it too early shows.
 //!
 //! The test configures failures: see [`MemoryRdma`] for one device and its links, and
-//! [`RdmaWire::cut`] for everything.
+//! [`RdmaNetwork::cut`] for everything.
 //!
 //! ```
 //! use smc_core::device::{Fabric, Device};
-//! use smc_testkit::memory_rdma::RdmaWire;
+//! use smc_testkit::memory_rdma::RdmaNetwork;
 //!
-//! let wire = RdmaWire::new(1);
-//! let (ours, peers) = (wire.device("rdma0"), wire.device("rdma1"));
+//! let network = RdmaNetwork::new(1);
+//! let (ours, peers) = (network.device("rdma0"), network.device("rdma1"));
 //! let Fabric::Rdma(rdma) = ours.fabric() else { unreachable!() };
 //! assert!(!rdma.addresses().is_empty());
 //! # let _ = peers;
@@ -50,11 +50,11 @@ pub(crate) use state::link_of;
 
 /// A network that connects the devices it makes. Clones are the same network.
 #[derive(Clone, Debug)]
-pub struct RdmaWire {
+pub struct RdmaNetwork {
     shared: Arc<Shared>,
 }
 
-impl RdmaWire {
+impl RdmaNetwork {
     /// A network without devices, on which nothing takes time. The seed decides all names and
     /// delays.
     #[must_use]
@@ -150,7 +150,7 @@ struct Shared {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RdmaWire").finish_non_exhaustive()
+        f.debug_struct("RdmaNetwork").finish_non_exhaustive()
     }
 }
 

@@ -125,7 +125,7 @@ fn a_post_with_three_writes_is_not_sent() {
 #[test]
 fn a_link_takes_sixteen_posts() {
     let world = World::new(14);
-    world.wire.pause();
+    world.network.pause();
     let message = vec![3; MESSAGE_MAX];
     for op in 0..SENDS_MAX as u64 {
         let writes = [world.write(0, 4096), world.write(0, 4096)];
@@ -134,7 +134,7 @@ fn a_link_takes_sixteen_posts() {
     let one_more = world.to_b.post(OpId(99), &[], &[]);
     assert_eq!(one_more, Err(SubmitError::WouldBlock));
     assert_eq!(world.a.links()[0].outstanding, SENDS_MAX);
-    world.wire.resume();
+    world.network.resume();
     let all: Vec<_> = (0..16).map(|op| sent(&world.to_b, op)).collect();
     assert_eq!(drained(&world.a), all);
     assert_eq!(drained(&world.b).len(), 16);
@@ -238,7 +238,7 @@ fn the_same_seed_gives_the_same_run() {
     let run = |seed| {
         let (runtime, world) = World::timed(seed);
         let jitter = Duration::from_micros(300);
-        world.wire.set_latency(Duration::from_micros(20), jitter);
+        world.network.set_latency(Duration::from_micros(20), jitter);
         let mut log = Vec::new();
         for op in 0..12 {
             world.post(op, 0, b"data").unwrap();
@@ -253,7 +253,7 @@ fn the_same_seed_gives_the_same_run() {
 
 /// Two devices with a link between them: a writes into the memory of b.
 struct World {
-    wire: RdmaWire,
+    network: RdmaNetwork,
     to_b: Arc<dyn Link>,
     to_a: Arc<dyn Link>,
     staging: Arc<dyn Mr>,
@@ -270,23 +270,23 @@ impl World {
     }
 
     fn with(seed: u64, options: RdmaOptions) -> Self {
-        Self::on(RdmaWire::new(seed), &options)
+        Self::on(RdmaNetwork::new(seed), &options)
     }
 
     fn timed(seed: u64) -> (VirtualRuntime, Self) {
         let runtime = VirtualRuntime::new(seed);
-        let wire = RdmaWire::with_clock(seed, runtime.handle());
-        (runtime, Self::on(wire, &RdmaOptions::default()))
+        let network = RdmaNetwork::with_clock(seed, runtime.handle());
+        (runtime, Self::on(network, &RdmaOptions::default()))
     }
 
-    fn on(wire: RdmaWire, options: &RdmaOptions) -> Self {
-        let [a, b] = ["rdma0", "rdma1"].map(|name| wire.device_with(name, options.clone()));
+    fn on(network: RdmaNetwork, options: &RdmaOptions) -> Self {
+        let [a, b] = ["rdma0", "rdma1"].map(|name| network.device_with(name, options.clone()));
         let [domain_a, domain_b] = [&a, &b].map(|device| domain(device));
         let (to_b, to_a) = connect(open_in(&*domain_a, &a), open_in(&*domain_b, &b));
         let staging = now(domain_a.register(&Region::anonymous(4096), Access::Local)).unwrap();
         let rmb = now(domain_b.register(&Region::anonymous(4096), Access::RemoteWrite)).unwrap();
         Self {
-            wire,
+            network,
             to_b,
             to_a,
             staging,
@@ -325,8 +325,8 @@ impl World {
 }
 
 fn pair_of(seed: u64) -> (Arc<MemoryRdma>, Arc<MemoryRdma>) {
-    let wire = RdmaWire::new(seed);
-    (wire.device("rdma0"), wire.device("rdma1"))
+    let network = RdmaNetwork::new(seed);
+    (network.device("rdma0"), network.device("rdma1"))
 }
 
 fn at(device: &MemoryRdma, kind: RoceKind) -> RdmaAddress {

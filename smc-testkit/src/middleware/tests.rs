@@ -14,7 +14,7 @@ use super::*;
 use crate::conformance::rdma as rdma_conformance;
 use crate::conformance::{Effort, Outcome, Pair, Provider, Report, Skip, run_all};
 use crate::memory_device::MemFabric;
-use crate::memory_rdma::RdmaWire;
+use crate::memory_rdma::RdmaNetwork;
 
 #[test]
 fn a_trace_reads_like_a_story() {
@@ -69,9 +69,9 @@ fn a_trace_tells_errors() {
 
 #[test]
 fn a_trace_of_a_link_reads_like_a_story() {
-    let wire = RdmaWire::new(1);
-    let (traced, journal) = Trace::with_journal(wire.device("rdma0"));
-    let peer = wire.device("rdma1");
+    let network = RdmaNetwork::new(1);
+    let (traced, journal) = Trace::with_journal(network.device("rdma0"));
+    let peer = network.device("rdma1");
     let (ours, theirs) = (rdma(&*traced), rdma(&*peer));
     let (at, peer_at) = (&ours.addresses()[3], &theirs.addresses()[3]);
     let at_us = now(ours.protection_domain()).unwrap();
@@ -178,14 +178,14 @@ struct WrappedRdma(fn(Arc<dyn Device>) -> Arc<dyn Device>);
 #[async_trait]
 impl Provider for WrappedRdma {
     async fn pair(&self) -> Result<Pair, Skip> {
-        let wire = RdmaWire::new(3);
-        let (ours, peer) = (wire.device("rdma0"), wire.device("rdma1"));
+        let network = RdmaNetwork::new(3);
+        let (ours, peer) = (network.device("rdma0"), network.device("rdma1"));
         let [victim, removed, switched] = [&peer, &ours, &ours].map(Arc::clone);
         Ok(Pair::new((self.0)(ours), (self.0)(peer))
             .with_kill(move |_| victim.leave())
             .with_removal(move |_| removed.remove())
             .with_port_switch(move |is_active| switched.set_port_active(1, is_active))
-            .with_cut(move || wire.cut()))
+            .with_cut(move || network.cut()))
     }
 
     fn effort(&self) -> Effort {
@@ -211,11 +211,11 @@ fn a_faulty_rdma_device_conforms_since_nothing_is_lost() {
 
 #[test]
 fn injected_failures_of_links_are_those_asked_for() {
-    let wire = RdmaWire::new(6);
+    let network = RdmaNetwork::new(6);
     let always = 1000;
     let faults = Faults::default().with_exhausted(always);
-    let faulty = Fault::new(wire.device("rdma0"), 1, faults);
-    let peer = wire.device("rdma1");
+    let faulty = Fault::new(network.device("rdma0"), 1, faults);
+    let peer = network.device("rdma1");
     let (ours, theirs) = (rdma(&*faulty), rdma(&*peer));
     let (at, peer_at) = (&ours.addresses()[3], &theirs.addresses()[3]);
     let at_us = now(ours.protection_domain()).unwrap();

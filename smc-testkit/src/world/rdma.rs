@@ -10,7 +10,7 @@ use smc_core::device::{Device, RdmaAddress, RoceKind};
 use smc_core::negotiate::Assume;
 use smc_core::wire::types::{Eid, Mac, MtuCode, RoceGid};
 
-use crate::memory_rdma::{MemoryRdma, RdmaOptions, RdmaWire};
+use crate::memory_rdma::{MemoryRdma, RdmaNetwork, RdmaOptions};
 use crate::runtime::{Options, VirtualRuntime};
 use crate::streams;
 
@@ -18,7 +18,7 @@ use crate::streams;
 #[derive(Debug)]
 pub struct RdmaWorld {
     runtime: VirtualRuntime,
-    wire: RdmaWire,
+    network: RdmaNetwork,
 }
 
 impl RdmaWorld {
@@ -36,8 +36,8 @@ impl RdmaWorld {
             let address = Ipv4Addr::new(10, 0, 0, last);
             runtime.add_interface("v0", address.into(), 24);
         }
-        let wire = RdmaWire::with_clock(seed, runtime.handle());
-        Self { runtime, wire }
+        let network = RdmaNetwork::with_clock(seed, runtime.handle());
+        Self { runtime, network }
     }
 
     /// The runtime.
@@ -46,8 +46,8 @@ impl RdmaWorld {
     }
 
     /// The fabric.
-    pub fn wire(&self) -> &RdmaWire {
-        &self.wire
+    pub fn network(&self) -> &RdmaNetwork {
+        &self.network
     }
 
     /// The time since it began.
@@ -71,7 +71,7 @@ impl RdmaWorld {
                 .with_port(port);
             options = options.with_address(address);
         }
-        self.wire.device_with(name, options)
+        self.network.device_with(name, options)
     }
 
     /// An endpoint on these devices, with the EID of all.

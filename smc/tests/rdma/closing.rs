@@ -292,7 +292,7 @@ fn a_peer_that_closes_without_a_word_ends_in_order() {
     for latency in [1, 50, 400, 100_000] {
         let world = RdmaWorld::new(74);
         world
-            .wire()
+            .network()
             .set_latency(Duration::from_micros(latency), Duration::ZERO);
         let RdmaHosts { client, server, .. } = world.hosts();
         world.block_on(async {
@@ -383,7 +383,7 @@ fn a_peer_that_deletes_its_keys_is_answered_before_the_group_ends() {
     for latency in [1, 50, 400, 20_000] {
         let world = RdmaWorld::new(76);
         let time = Duration::from_micros(latency);
-        world.wire().set_latency(time, Duration::ZERO);
+        world.network().set_latency(time, Duration::ZERO);
         let a = world.device("a0", 1);
         let b = Interceptor::new(world.device("b0", 2));
         let client = world.endpoint(&[&a]);

@@ -107,7 +107,7 @@ fn without_a_link_that_works() {
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
-        world.wire().cut();
+        world.network().cut();
         let begin = world.elapsed();
         let listener = server.bind(SERVER).await.expect("a free port");
         let (mut ours, mut theirs) = connect(&client, &listener).await;

@@ -41,7 +41,7 @@ fn a_process_that_ends_after_it_shut_down_has_lost_nothing() {
         for len in [1, 1_000, 100_000, 300_000] {
             let world = RdmaWorld::new(80);
             let time = Duration::from_micros(latency);
-            world.wire().set_latency(time, Duration::ZERO);
+            world.network().set_latency(time, Duration::ZERO);
             let (device, client, server) = narrow(&world);
             world.block_on(async {
                 let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
@@ -159,7 +159,7 @@ fn closing_waits_for_delivery_and_not_for_the_peer_to_read() {
     for latency in [50, 20_000] {
         let world = RdmaWorld::new(79);
         world
-            .wire()
+            .network()
             .set_latency(Duration::from_micros(latency), Duration::ZERO);
         let RdmaHosts { client, server, .. } = world.hosts();
         world.block_on(async {
@@ -180,7 +180,7 @@ fn closing_waits_for_streams_that_were_shut_down() {
     for latency in [1, 50, 5_000] {
         let world = RdmaWorld::new(85);
         let time = Duration::from_micros(latency);
-        world.wire().set_latency(time, Duration::ZERO);
+        world.network().set_latency(time, Duration::ZERO);
         let (_device, client, server) = narrow(&world);
         world.block_on(async {
             let (mut ours, mut theirs) = rdma_pair(&client, &server).await;

@@ -135,7 +135,7 @@ fn a_reader_that_does_not_repeat_its_window_is_asked_for_it() {
             let data = patterned(3_000_000);
             let mut got = vec![0; data.len()];
             let reading = async {
-                // The ring is full, and the wire fails before the data is read.
+                // The ring is full, and the network fails before the data is read.
                 world.sleep(Duration::from_secs(1)).await;
                 devices[which].set_port_cut(1, true);
                 theirs.read_exact(&mut got).await.expect("reads");

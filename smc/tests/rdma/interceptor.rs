@@ -15,7 +15,7 @@ use smc_core::device::{
 use smc_core::mem::Region;
 use smc_core::wire::cdc::CdcR;
 use smc_core::wire::types::{Qpn, Rkey, RmbAddr};
-use smc_testkit::memory_rdma::{MemoryRdma, RdmaWire};
+use smc_testkit::memory_rdma::{MemoryRdma, RdmaNetwork};
 
 /// What becomes of a message: those that are seen instead of it.
 type MessageFilter = Box<dyn FnMut(&[u8]) -> Vec<Vec<u8>> + Send>;
@@ -281,8 +281,8 @@ fn a_drain_that_hands_out_nothing_leaves_the_device_armed() {
             self.0.store(true, Ordering::Relaxed);
         }
     }
-    let wire = RdmaWire::new(1);
-    let (a, b) = (wire.device("a0"), Interceptor::new(wire.device("b0")));
+    let network = RdmaNetwork::new(1);
+    let (a, b) = (network.device("a0"), Interceptor::new(network.device("b0")));
     block_on(async {
         let [to_b, to_a] = [rdma(&a), &*b].map(|device| async {
             let at = device.addresses().remove(0);

@@ -40,7 +40,7 @@ fn a_dead_single_link_aborts_its_connections() {
         let (mut ours, mut theirs) = rdma_pair(&client, &server).await;
         transfer(&mut ours, &mut theirs, 1000).await;
         // The failure is not detected until the link is tested.
-        world.wire().cut();
+        world.network().cut();
         for stream in [&mut ours, &mut theirs] {
             let timeout = async {
                 world.sleep(Duration::from_secs(40)).await;

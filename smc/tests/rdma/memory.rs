@@ -55,7 +55,7 @@ fn device_with_limit(world: &RdmaWorld, last: u8, max_len: usize) -> Arc<MemoryR
     let options = RdmaOptions::default()
         .with_limits(Limits::new(4096, max_len))
         .with_address(address.with_interface("v0", 0).with_port(1));
-    world.wire().device_with(&format!("r{last}"), options)
+    world.network().device_with(&format!("r{last}"), options)
 }
 
 #[test]

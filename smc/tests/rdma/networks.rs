@@ -30,7 +30,7 @@ fn address(port: u8, ip: Ipv4Addr, interface: &str, vlan: u16) -> RdmaAddress {
 fn device(world: &RdmaWorld, name: &str, addresses: &[RdmaAddress]) -> Arc<MemoryRdma> {
     let options = addresses.iter().cloned();
     let options = options.fold(RdmaOptions::default(), RdmaOptions::with_address);
-    world.wire().device_with(name, options)
+    world.network().device_with(name, options)
 }
 
 #[test]

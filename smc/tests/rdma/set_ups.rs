@@ -54,7 +54,7 @@ fn a_group_that_ends_before_confirm_is_read_loses_no_data_of_the_connection() {
     for end in ENDS {
         for is_closed in [true, false] {
             let world = slow_tcp(120);
-            world.wire().set_retry_time(Duration::from_millis(1));
+            world.network().set_retry_time(Duration::from_millis(1));
             let (a, b) = (world.device("a0", 1), world.device("b0", 2));
             let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
             world.block_on(async {

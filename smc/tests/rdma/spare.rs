@@ -37,7 +37,7 @@ fn the_second_link_group_finds_a_queue_pair_and_registered_buffers() {
     let server = world.endpoint(&[&device]);
     let clients = clients(&world);
     let time = Duration::from_millis(10);
-    world.wire().set_setup_time(time);
+    world.network().set_setup_time(time);
     world.block_on(async {
         let listener = server.bind(SERVER).await.expect("a free port");
         let mut times = Vec::new();
@@ -86,7 +86,7 @@ fn device_with_two_ports(world: &RdmaWorld, host: u8, max_links: usize) -> Arc<M
         let address = RdmaAddress::new(gid, RoceKind::V2, mac, MtuCode::MTU_1024);
         all.with_address(address.with_interface("v0", 0).with_port(port))
     });
-    let device = world.wire().device_with("r", options);
+    let device = world.network().device_with("r", options);
     device.set_max_links(max_links);
     device
 }

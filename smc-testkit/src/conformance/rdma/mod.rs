@@ -5,15 +5,15 @@
 //! ```
 //! use async_trait::async_trait;
 //! use smc_testkit::conformance::{Pair, Provider, Skip};
-//! use smc_testkit::memory_rdma::RdmaWire;
+//! use smc_testkit::memory_rdma::RdmaNetwork;
 //!
 //! struct Memory;
 //!
 //! #[async_trait]
 //! impl Provider for Memory {
 //!     async fn pair(&self) -> Result<Pair, Skip> {
-//!         let wire = RdmaWire::new(1);
-//!         Ok(Pair::new(wire.device("rdma0"), wire.device("rdma1")))
+//!         let network = RdmaNetwork::new(1);
+//!         Ok(Pair::new(network.device("rdma0"), network.device("rdma1")))
 //!     }
 //! }
 //!

@@ -37,11 +37,11 @@ fn who_waits_for_a_buffer_of_a_closed_link_gives_up() {
 #[test]
 fn a_cut_costs_a_link_only_after_the_retry_time() {
     let (runtime, world) = World::timed(15);
-    world.wire.cut();
+    world.network.cut();
     world.post(1, 0, b"late").unwrap();
     runtime.run_for(Duration::from_millis(500));
     assert_eq!(drained(&world.a), []);
-    world.wire.repair();
+    world.network.repair();
     runtime.run_for(Duration::from_millis(1));
     assert_eq!(drained(&world.a), [sent(&world.to_b, 1)]);
     assert_eq!(world.inbox(), b"late");
@@ -129,7 +129,7 @@ fn a_port_that_goes_down_takes_its_addresses_and_links() {
 
 #[test]
 fn ports_fail_one_by_one() {
-    let wire = RdmaWire::new(21);
+    let network = RdmaNetwork::new(21);
     let entry = |n, port| {
         let gid = RoceGid::from_ipv4([192, 0, 2, n].into());
         let address = RdmaAddress::new(gid, RoceKind::V2, mac(n), MtuCode::MTU_4096);
@@ -138,8 +138,8 @@ fn ports_fail_one_by_one() {
     let two = RdmaOptions::default()
         .with_address(entry(1, 1))
         .with_address(entry(2, 2));
-    let a = wire.device_with("rdma0", two);
-    let b = wire.device("rdma1");
+    let a = network.device_with("rdma0", two);
+    let b = network.device("rdma1");
     let [first, second] = &a.addresses()[..] else {
         panic!("two ports");
     };
@@ -178,7 +178,7 @@ fn set_up_fails_as_told() {
     let options = RdmaOptions::default()
         .with_max_links(1)
         .with_limits(Limits::new(2, 64));
-    let device = RdmaWire::new(23).device_with("rdma0", options);
+    let device = RdmaNetwork::new(23).device_with("rdma0", options);
     let first = open(&device);
     let address = at(&device, RoceKind::V2);
     let open_another = || now(domain(&device).open_link(&address)).map(drop);
@@ -202,9 +202,9 @@ fn set_up_fails_as_told() {
 #[test]
 fn set_up_can_take_time() {
     let runtime = VirtualRuntime::new(24);
-    let wire = RdmaWire::with_clock(24, runtime.handle());
-    wire.set_setup_time(Duration::from_millis(3));
-    let device = wire.device("rdma0");
+    let network = RdmaNetwork::with_clock(24, runtime.handle());
+    network.set_setup_time(Duration::from_millis(3));
+    let device = network.device("rdma0");
     let address = at(&device, RoceKind::V2);
     let domain = runtime.block_on(device.protection_domain()).unwrap();
     let elapsed = runtime.elapsed();

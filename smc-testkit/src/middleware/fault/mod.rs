@@ -20,7 +20,7 @@ use crate::memory_rdma::link_of;
 ///
 /// Signals, messages and completions are delayed, never lost, and those of a link stay in order.
 /// What costs a link of SMC-R is for its network to do: see
-/// [`RdmaWire`](crate::memory_rdma::RdmaWire). Delays need a [`Doorbell::Waker`], since the
+/// [`RdmaNetwork`](crate::memory_rdma::RdmaNetwork). Delays need a [`Doorbell::Waker`], since the
 /// middleware has to ring the doorbell itself; devices with another doorbell report in time. Clones
 /// are the same device.
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use smc_core::device::Limits;
 use smc_testkit::conformance::rdma::{CHECKS, run_all};
 use smc_testkit::conformance::{Effort, Outcome, Pair, Provider, Skip};
-use smc_testkit::memory_rdma::{RdmaOptions, RdmaWire};
+use smc_testkit::memory_rdma::{RdmaNetwork, RdmaOptions};
 
 use device::Broken;
 use flaw::Flaw;
@@ -140,9 +140,9 @@ struct Workshop(Flaw);
 
 impl Workshop {
     fn pair_of(&self, options: &RdmaOptions) -> Pair {
-        let (shared, wire) = (Arc::new(Shared::default()), RdmaWire::new(0xbad));
+        let (shared, network) = (Arc::new(Shared::default()), RdmaNetwork::new(0xbad));
         let make = |index: usize| {
-            let inner = wire.device_with(&format!("broken{index}"), options.clone());
+            let inner = network.device_with(&format!("broken{index}"), options.clone());
             Arc::new(Broken::new(inner, self.0, index, &shared))
         };
         let (ours, peer) = (make(0), make(1));
@@ -150,7 +150,7 @@ impl Workshop {
         Pair::new(ours, peer)
             .with_kill(|peer| Broken::of(&peer).inner.leave())
             .with_removal(move |_| removed.remove())
-            .with_cut(move || wire.cut())
+            .with_cut(move || network.cut())
             .with_port_switch(move |is_active| switched.set_port_active(1, is_active))
     }
 }

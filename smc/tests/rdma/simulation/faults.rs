@@ -6,7 +6,7 @@ use std::time::Duration;
 use smc_core::device::{DeviceError, LinkFailure, Rdma};
 use smc_core::wire::types::Qpn;
 use smc_testkit::Rng;
-use smc_testkit::memory_rdma::{Loss, Lost, MemoryRdma, RdmaWire};
+use smc_testkit::memory_rdma::{Loss, Lost, MemoryRdma, RdmaNetwork};
 
 use super::hosts::Hosts;
 use super::plan::{Hardship, Plan};
@@ -14,14 +14,14 @@ use smc_testkit::world::RdmaWorld;
 
 pub(super) fn all(hosts: &Arc<Hosts>, plan: &Plan, world: &RdmaWorld) {
     let rng = Rng::new(plan.rng.clone().bits() ^ 3);
-    let (count, wire) = (plan.faults, world.wire().clone());
+    let (count, network) = (plan.faults, world.network().clone());
     match plan.hardship {
         Hardship::None => {}
         Hardship::Survivable => {
             hosts.spawn(async move |hosts| one_at_a_time(&hosts, rng, count).await)
         }
         Hardship::Anything => {
-            hosts.spawn(async move |hosts| anything(&hosts, rng, count, wire).await);
+            hosts.spawn(async move |hosts| anything(&hosts, rng, count, network).await);
         }
     }
 }
@@ -143,7 +143,7 @@ async fn one_of_a_port(
 }
 
 /// Whatever comes to mind, several things at a time.
-async fn anything(hosts: &Hosts, mut rng: Rng, count: usize, wire: RdmaWire) {
+async fn anything(hosts: &Hosts, mut rng: Rng, count: usize, network: RdmaNetwork) {
     for _ in 0..count {
         hosts
             .sleep(Duration::from_micros(rng.below(30_000) as u64))
@@ -163,8 +163,8 @@ async fn anything(hosts: &Hosts, mut rng: Rng, count: usize, wire: RdmaWire) {
                 one_link(device, &mut rng, |link| device.set_loss(link, Some(loss)));
             }
             6 => one_link(device, &mut rng, |link| device.set_cut(link, true)),
-            7 => wire.cut(),
-            8 => wire.pause(),
+            7 => network.cut(),
+            8 => network.pause(),
             9 => device.hold_completions(true),
             10 => {
                 let errors = [DeviceError::NoMemory, DeviceError::Exhausted];
@@ -180,18 +180,18 @@ async fn anything(hosts: &Hosts, mut rng: Rng, count: usize, wire: RdmaWire) {
             hosts
                 .sleep(Duration::from_micros(rng.below(4_000_000) as u64))
                 .await;
-            repair(hosts, &wire);
+            repair(hosts, &network);
         }
     }
     hosts
         .sleep(Duration::from_micros(rng.below(6_000_000) as u64))
         .await;
-    repair(hosts, &wire);
+    repair(hosts, &network);
 }
 
-fn repair(hosts: &Hosts, wire: &RdmaWire) {
-    wire.repair();
-    wire.resume();
+fn repair(hosts: &Hosts, network: &RdmaNetwork) {
+    network.repair();
+    network.resume();
     for (device, port) in hosts.hosts.iter().flat_map(|host| &host.ports) {
         device.hold_completions(false);
         device.set_lag(false);

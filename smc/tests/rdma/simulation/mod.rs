@@ -47,8 +47,8 @@ fn run(seed: u64) {
     let _name = Name(seed);
     let plan = Plan::new(seed);
     let world = RdmaWorld::with_options(seed, plan.options);
-    world.wire().set_latency(plan.latency, plan.jitter);
-    world.wire().set_setup_time(plan.setup_time);
+    world.network().set_latency(plan.latency, plan.jitter);
+    world.network().set_setup_time(plan.setup_time);
     let hosts = Hosts::new(&world, &plan);
     let life = async {
         hosts.listen().await;
