@@ -13,9 +13,9 @@ struct Memory {
 
 impl Memory {
     fn pair_on(&self, fabric: &MemFabric) -> Pair {
-        let ours = fabric.device("mem0");
-        let removed = Arc::clone(&ours);
-        Pair::new(ours, fabric.device("mem1"))
+        let local = fabric.device("mem0");
+        let removed = Arc::clone(&local);
+        Pair::new(local, fabric.device("mem1"))
             .with_third(fabric.device("mem2"))
             .with_kill(drop::<Arc<dyn Device>>)
             .with_removal(move |_| removed.remove())

@@ -22,9 +22,9 @@ impl Instant {
 
 fn pair_on(network: &RdmaNetwork, options: &RdmaOptions) -> Pair {
     let device = |name| network.device_with(name, options.clone());
-    let (ours, cut) = (device("rdma0"), network.clone());
-    let (removed, switched) = (Arc::clone(&ours), Arc::clone(&ours));
-    Pair::new(ours, device("rdma1"))
+    let (local, cut) = (device("rdma0"), network.clone());
+    let (removed, switched) = (Arc::clone(&local), Arc::clone(&local));
+    Pair::new(local, device("rdma1"))
         .with_kill(drop::<Arc<dyn Device>>)
         .with_removal(move |_| removed.remove())
         .with_cut(move || cut.cut())

@@ -11,17 +11,17 @@ use super::wakeups::chase;
 use crate::Rng;
 
 pub(super) fn both_ends_agree_on_nocopy(fixture: &mut Fixture<'_>) -> Verdict {
-    let [ours, peer] =
-        [fixture.ours(), fixture.peer()].map(|node| node.direct().nocopy().is_some());
+    let [local, peer] =
+        [fixture.local(), fixture.peer()].map(|node| node.direct().nocopy().is_some());
     ensure!(
-        ours == peer,
-        "nocopy at the own end: {ours}, at the peer's: {peer}"
+        local == peer,
+        "nocopy at the own end: {local}, at the peer's: {peer}"
     );
     Ok(())
 }
 
 pub(super) fn attached_memory_is_shared(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let attachment = fixture.attach(&*dmb)?;
     let (own, mapped) = (dmb.region(), attachment.region());
     ensure!(
@@ -57,7 +57,7 @@ pub(super) fn attached_memory_is_shared(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn attachments_and_moves_agree(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let attachment = fixture.attach(&*dmb)?;
     fixture.peer().put(dmb.token(), 40, b"moved", Signal::No)?;
     fixture.eventually("moved bytes show in the attachment", || {
@@ -67,17 +67,17 @@ pub(super) fn attachments_and_moves_agree(fixture: &mut Fixture<'_>) -> Verdict 
 
 pub(super) fn attachment_signals_are_reported(fixture: &mut Fixture<'_>) -> Verdict {
     let timeout = fixture.timeout();
-    let (ours, dmb) = (fixture.ours(), fixture.our_buffer()?);
+    let (local, dmb) = (fixture.local(), fixture.local_buffer()?);
     let attachment = fixture.attach(&*dmb)?;
     for round in 1..=20_u8 {
-        ours.forget()?;
+        local.forget()?;
         dmb.arm();
         attachment
             .region()
             .copy_in(32, &[round; 5000])
             .or_fail("write")?;
         ring(&*attachment, timeout)?;
-        ours.await_report(dmb.token())?;
+        local.await_report(dmb.token())?;
         let arrived = bytes(dmb.region(), 32, 5000)?
             .iter()
             .all(|byte| *byte == round);
@@ -88,7 +88,7 @@ pub(super) fn attachment_signals_are_reported(fixture: &mut Fixture<'_>) -> Verd
 
 pub(super) fn attachment_signals_between_the_drains_are_seen(fixture: &mut Fixture<'_>) -> Verdict {
     let timeout = fixture.timeout();
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let attachment = fixture.attach(&*dmb)?;
     for when in [
         When::BeforeFirstDrain,
@@ -102,37 +102,37 @@ pub(super) fn attachment_signals_between_the_drains_are_seen(fixture: &mut Fixtu
 }
 
 pub(super) fn detaching_between_the_drains_loses_no_wake_up(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, timeout) = (fixture.ours(), fixture.timeout());
-    let dmb = fixture.our_buffer()?;
+    let (local, timeout) = (fixture.local(), fixture.timeout());
+    let dmb = fixture.local_buffer()?;
     let attachment = fixture.attach(&*dmb)?;
     for round in 1..=5 {
         // Long enough for the device to detect the last use and to release the pages.
-        let len = LONG.min(ours.device().limits().max_dmb_len);
-        let dropped = fixture.buffer(ours, fixture.peer(), len)?;
+        let len = LONG.min(local.device().limits().max_dmb_len);
+        let dropped = fixture.buffer(local, fixture.peer(), len)?;
         let in_use = fixture.attach(&*dropped)?;
         drop(dropped);
-        ours.forget()?;
+        local.forget()?;
         dmb.arm();
-        ours.listen();
-        while ours.drain()? > 0 {}
-        ours.arm()?;
+        local.listen();
+        while local.drain()? > 0 {}
+        local.arm()?;
         drop(in_use);
-        while ours.drain()? > 0 {
-            ours.arm()?;
+        while local.drain()? > 0 {
+            local.arm()?;
         }
         ring(&*attachment, timeout)?;
         ensure!(
-            ours.park(timeout)?,
+            local.park(timeout)?,
             "round {round}: the signal of another attachment does not ring"
         );
-        ours.await_report(dmb.token())?;
+        local.await_report(dmb.token())?;
     }
     Ok(())
 }
 
 pub(super) fn attachment_wake_ups_are_never_lost(fixture: &mut Fixture<'_>) -> Verdict {
     let timeout = fixture.timeout();
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let attachment = fixture.attach(&*dmb)?;
     chase(fixture, &*dmb, |round| {
         let store = attachment
@@ -144,7 +144,7 @@ pub(super) fn attachment_wake_ups_are_never_lost(fixture: &mut Fixture<'_>) -> V
 }
 
 pub(super) fn unknown_tokens_cannot_be_attached(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let token = dmb.token().0;
     let odd = [
         token ^ 1,
@@ -154,7 +154,7 @@ pub(super) fn unknown_tokens_cannot_be_attached(fixture: &mut Fixture<'_>) -> Ve
         Rng::new(1).bits(),
     ];
     for token in odd.map(DmbToken) {
-        match fixture.try_attach(fixture.peer(), fixture.ours().gid(), token)? {
+        match fixture.try_attach(fixture.peer(), fixture.local().gid(), token)? {
             Err(DeviceError::Invalid(_)) => {}
             Err(error) => return fail(format!("expected `Invalid`, got: {error}")),
             Ok(_) => return fail("an unregistered token was attached"),
@@ -165,14 +165,14 @@ pub(super) fn unknown_tokens_cannot_be_attached(fixture: &mut Fixture<'_>) -> Ve
 
 pub(super) fn third_devices_cannot_attach(fixture: &mut Fixture<'_>) -> Verdict {
     let third = fixture.third()?;
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     fixture.attach(&*dmb)?;
     // A buffer of its own, so that it knows the owner.
-    let own = fixture.buffer(fixture.ours(), third, SMALL)?;
+    let own = fixture.buffer(fixture.local(), third, SMALL)?;
     fixture
-        .try_attach(third, fixture.ours().gid(), own.token())?
+        .try_attach(third, fixture.local().gid(), own.token())?
         .or_fail("attach of the third device's own buffer")?;
-    let result = fixture.try_attach(third, fixture.ours().gid(), dmb.token())?;
+    let result = fixture.try_attach(third, fixture.local().gid(), dmb.token())?;
     ensure!(
         result.is_err(),
         "a buffer of two devices was attached by a third"
@@ -181,9 +181,9 @@ pub(super) fn third_devices_cannot_attach(fixture: &mut Fixture<'_>) -> Verdict 
 }
 
 pub(super) fn freed_buffers_cannot_be_attached(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     fixture.attach(&*dmb)?;
-    let (token, owner) = (dmb.token(), fixture.ours().gid());
+    let (token, owner) = (dmb.token(), fixture.local().gid());
     drop(dmb);
     fixture.eventually("a dropped buffer can no longer be attached", || {
         Ok(fixture.try_attach(fixture.peer(), owner, token)?.is_err())
@@ -191,7 +191,7 @@ pub(super) fn freed_buffers_cannot_be_attached(fixture: &mut Fixture<'_>) -> Ver
 }
 
 pub(super) fn attached_memory_outlives_the_buffer(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let attachment = fixture.attach(&*dmb)?;
     let mapped = attachment.region();
     mapped
@@ -199,7 +199,7 @@ pub(super) fn attached_memory_outlives_the_buffer(fixture: &mut Fixture<'_>) -> 
         .or_fail("write through the attachment")?;
     drop(dmb);
     // New buffers must not come to lie in memory that is still attached.
-    let next = [fixture.our_buffer()?, fixture.our_buffer()?];
+    let next = [fixture.local_buffer()?, fixture.local_buffer()?];
     for dmb in &next {
         dmb.region()
             .copy_in(0, &[0x77; SMALL])
@@ -214,7 +214,7 @@ pub(super) fn attached_memory_outlives_the_buffer(fixture: &mut Fixture<'_>) -> 
         .or_fail("write through the attachment")?;
     // Whether a peer is notified does not matter.
     let _ = attachment.signal();
-    fixture.ours().forget()?;
+    fixture.local().forget()?;
     for dmb in &next {
         ensure!(
             content(dmb.region())?.iter().all(|byte| *byte == 0x77),
@@ -225,7 +225,7 @@ pub(super) fn attached_memory_outlives_the_buffer(fixture: &mut Fixture<'_>) -> 
 }
 
 pub(super) fn buffers_outlive_their_attachments(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     for round in 1..=5_u8 {
         let attachment = fixture.attach(&*dmb)?;
         attachment

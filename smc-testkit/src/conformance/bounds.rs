@@ -9,8 +9,8 @@ use crate::Rng;
 
 pub(super) fn moves_past_the_end_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
     let peer = fixture.peer();
-    let dmb = fixture.our_buffer()?;
-    let neighbour = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
+    let neighbour = fixture.local_buffer()?;
     let long = vec![0xee; SMALL + 8];
     for (at, len) in [
         (SMALL, 1),
@@ -31,7 +31,7 @@ pub(super) fn moves_past_the_end_are_refused(fixture: &mut Fixture<'_>) -> Verdi
 
 pub(super) fn offsets_do_not_wrap(fixture: &mut Fixture<'_>) -> Verdict {
     let peer = fixture.peer();
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let top = u32::MAX as usize;
     for (at, len) in [
         (top, 1),
@@ -48,7 +48,7 @@ pub(super) fn offsets_do_not_wrap(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn unknown_tokens_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let token = dmb.token().0;
     let mut rng = Rng::new(0x746f_6b65);
     let near = [
@@ -68,12 +68,12 @@ pub(super) fn unknown_tokens_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn the_owner_cannot_move_into_its_own_buffer(fixture: &mut Fixture<'_>) -> Verdict {
-    if fixture.ours().gid() == fixture.peer().gid() {
+    if fixture.local().gid() == fixture.peer().gid() {
         return skip("both ends are one device");
     }
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let result = fixture
-        .ours()
+        .local()
         .try_put(dmb.token(), 0, &[&[0xee; 32]], Signal::Yes)?;
     expect_unknown(result, "the owner's own buffer")?;
     expect_untouched(fixture, &*dmb)
@@ -81,9 +81,9 @@ pub(super) fn the_owner_cannot_move_into_its_own_buffer(fixture: &mut Fixture<'_
 
 pub(super) fn third_devices_cannot_write(fixture: &mut Fixture<'_>) -> Verdict {
     let third = fixture.third()?;
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     // A buffer of its own, so that it knows the owner.
-    let own = fixture.buffer(fixture.ours(), third, SMALL)?;
+    let own = fixture.buffer(fixture.local(), third, SMALL)?;
     third.put(own.token(), 0, &[1], Signal::No)?;
     let result = third.try_put(dmb.token(), 0, &[&[0xee; 32]], Signal::Yes)?;
     expect_unknown(result, "a buffer that was registered for another device")?;
@@ -92,7 +92,7 @@ pub(super) fn third_devices_cannot_write(fixture: &mut Fixture<'_>) -> Verdict {
 
 pub(super) fn freed_tokens_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
     let peer = fixture.peer();
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let token = dmb.token();
     peer.put(token, 0, &[1; 64], Signal::Yes)?;
     drop(dmb);
@@ -109,13 +109,13 @@ pub(super) fn freed_tokens_hit_no_other_buffer(fixture: &mut Fixture<'_>) -> Ver
     let peer = fixture.peer();
     for _ in 0..32 {
         let freed: Vec<DmbToken> = {
-            let dmbs = fixture.our_buffers(2)?;
+            let dmbs = fixture.local_buffers(2)?;
             for dmb in &dmbs {
                 peer.put(dmb.token(), 0, &[1; 64], Signal::No)?;
             }
             dmbs.iter().map(|dmb| dmb.token()).collect()
         };
-        let next = fixture.our_buffers(3)?;
+        let next = fixture.local_buffers(3)?;
         for token in freed {
             // Whether it is refused already does not matter here.
             let _ = peer.try_put(token, 0, &[&[0xee; 4096]], Signal::Yes)?;
@@ -151,7 +151,7 @@ fn expect_unknown(result: Result<(), SubmitError>, what: &str) -> Verdict {
 
 /// The buffer is still zero, also after anything under way has arrived.
 fn expect_untouched(fixture: &Fixture<'_>, dmb: &dyn Dmb) -> Verdict {
-    for node in [fixture.ours(), fixture.peer()] {
+    for node in [fixture.local(), fixture.peer()] {
         Node::drain(node)?;
     }
     let touched = content(dmb.region())?.iter().position(|byte| *byte != 0);

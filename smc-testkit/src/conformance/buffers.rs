@@ -10,10 +10,10 @@ use super::identity::unknown_gid;
 use crate::Rng;
 
 pub(super) fn buffers_have_the_asked_length(fixture: &mut Fixture<'_>) -> Verdict {
-    for owner in [fixture.ours(), fixture.peer()] {
+    for owner in [fixture.local(), fixture.peer()] {
         let writer = fixture.peer();
         let writer = if std::ptr::eq(owner, writer) {
-            fixture.ours()
+            fixture.local()
         } else {
             writer
         };
@@ -38,7 +38,7 @@ pub(super) fn buffers_have_the_asked_length(fixture: &mut Fixture<'_>) -> Verdic
 
 pub(super) fn buffers_start_zeroed(fixture: &mut Fixture<'_>) -> Verdict {
     for round in 0..16_u8 {
-        let dmb = fixture.our_buffer()?;
+        let dmb = fixture.local_buffer()?;
         let start = content(dmb.region())?.iter().position(|byte| *byte != 0);
         if let Some(at) = start {
             return fail(format!("buffer {round} is not zeroed at offset {at}"));
@@ -55,7 +55,7 @@ pub(super) fn buffers_start_zeroed(fixture: &mut Fixture<'_>) -> Verdict {
 pub(super) fn tokens_are_never_reused(fixture: &mut Fixture<'_>) -> Verdict {
     let mut seen = HashSet::new();
     for _ in 0..64 {
-        let batch = [fixture.our_buffer()?, fixture.our_buffer()?];
+        let batch = [fixture.local_buffer()?, fixture.local_buffer()?];
         for dmb in batch {
             ensure!(
                 seen.insert(dmb.token()),
@@ -73,7 +73,7 @@ pub(super) fn tokens_cannot_be_guessed(fixture: &mut Fixture<'_>) -> Verdict {
     }
     let mut tokens = Vec::new();
     for _ in 0..32 {
-        tokens.push(fixture.our_buffer()?.token().0);
+        tokens.push(fixture.local_buffer()?.token().0);
     }
     // Of 32 random tokens, one in a billion runs has two below 2^33.
     let small = tokens.iter().filter(|token| **token < 1 << 33).count();
@@ -95,15 +95,15 @@ pub(super) fn tokens_cannot_be_guessed(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn too_long_buffers_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
-    let ours = fixture.ours();
-    let max = ours.device().limits().max_dmb_len;
+    let local = fixture.local();
+    let max = local.device().limits().max_dmb_len;
     for len in [max.saturating_mul(2), usize::MAX / 2 + 1] {
         if len <= max {
             continue;
         }
         let result = fixture.wait(
             "register",
-            ours.direct().register(fixture.peer().gid(), len),
+            local.direct().register(fixture.peer().gid(), len),
         )?;
         ensure!(
             result.is_err(),
@@ -111,13 +111,13 @@ pub(super) fn too_long_buffers_are_refused(fixture: &mut Fixture<'_>) -> Verdict
         );
     }
     // The refusal costs nothing.
-    fixture.our_buffer()?;
+    fixture.local_buffer()?;
     Ok(())
 }
 
 pub(super) fn buffers_for_unknown_peers_end(fixture: &mut Fixture<'_>) -> Verdict {
     let gid = unknown_gid(fixture, &mut Rng::new(0x7374_7261));
-    match fixture.wait("register", fixture.ours().direct().register(gid, SMALL))? {
+    match fixture.wait("register", fixture.local().direct().register(gid, SMALL))? {
         // Hardware does not ask whether the peer exists.
         Ok(dmb) => ensure!(dmb.region().len() == SMALL, "the buffer has another length"),
         Err(
@@ -129,7 +129,7 @@ pub(super) fn buffers_for_unknown_peers_end(fixture: &mut Fixture<'_>) -> Verdic
 }
 
 pub(super) fn buffers_do_not_share_memory(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmbs = fixture.our_buffers(3)?;
+    let dmbs = fixture.local_buffers(3)?;
     for (mark, dmb) in (1_u8..).zip(&dmbs) {
         dmb.region()
             .copy_in(0, &vec![mark; SMALL])

@@ -16,16 +16,16 @@ use super::fixture::{
 
 pub(super) fn many_buffers_at_once(fixture: &mut Fixture<'_>) -> Verdict {
     let peer = fixture.peer();
-    let ours = fixture.ours();
-    let count = ours.device().limits().max_dmbs.min(MANY);
-    let dmbs = fixture.our_buffers(count)?;
-    ours.forget()?;
+    let local = fixture.local();
+    let count = local.device().limits().max_dmbs.min(MANY);
+    let dmbs = fixture.local_buffers(count)?;
+    local.forget()?;
     for (number, dmb) in (1_u64..).zip(&dmbs) {
         dmb.arm();
         peer.put(dmb.token(), 8, &number.to_ne_bytes(), Signal::Yes)?;
     }
     for (number, dmb) in (1_u64..).zip(&dmbs) {
-        ours.await_report(dmb.token())?;
+        local.await_report(dmb.token())?;
         let word = load(&**dmb, 8)?;
         ensure!(
             word == number,
@@ -38,7 +38,7 @@ pub(super) fn many_buffers_at_once(fixture: &mut Fixture<'_>) -> Verdict {
 pub(super) fn the_limit_is_kept_and_recovers(fixture: &mut Fixture<'_>) -> Verdict {
     match fixture.with_limit(FEW) {
         Ok(few) => fill_up(&few),
-        Err(Stop::Skip(_)) if fixture.ours().device().limits().max_dmbs <= REACHABLE => {
+        Err(Stop::Skip(_)) if fixture.local().device().limits().max_dmbs <= REACHABLE => {
             fill_up(fixture)
         }
         Err(other) => Err(other),
@@ -46,15 +46,15 @@ pub(super) fn the_limit_is_kept_and_recovers(fixture: &mut Fixture<'_>) -> Verdi
 }
 
 fn fill_up(fixture: &Fixture<'_>) -> Verdict {
-    let ours = fixture.ours();
-    let limit = ours.device().limits().max_dmbs;
+    let local = fixture.local();
+    let limit = local.device().limits().max_dmbs;
     fixture
-        .reach(fixture.peer(), ours.gid())?
+        .reach(fixture.peer(), local.gid())?
         .or_fail("reach")?;
     let register = || {
         fixture.wait(
             "register",
-            ours.direct().register(fixture.peer().gid(), SMALL),
+            local.direct().register(fixture.peer().gid(), SMALL),
         )
     };
     let mut dmbs = Vec::new();
@@ -94,17 +94,17 @@ fn fill_up(fixture: &Fixture<'_>) -> Verdict {
     let last = &dmbs[dmbs.len() - 1];
     last.arm();
     fixture.peer().put(last.token(), 0, &[1; 32], Signal::Yes)?;
-    ours.await_report(last.token())
+    local.await_report(last.token())
 }
 
 pub(super) fn threads_share_a_device(fixture: &mut Fixture<'_>) -> Verdict {
-    let (provider, ours, peer) = (fixture.provider, fixture.ours(), fixture.peer());
+    let (provider, local, peer) = (fixture.provider, fixture.local(), fixture.peer());
     let rounds = fixture.effort().rounds / 40 + 1;
     let (tokens, timeout) = (Mutex::new(HashSet::new()), fixture.timeout());
-    fixture.reach(peer, ours.gid())?.or_fail("reach")?;
+    fixture.reach(peer, local.gid())?.or_fail("reach")?;
     fixture.on_threads(4, |thread| {
         for round in 0..rounds {
-            let register = ours.direct().register(peer.gid(), SMALL);
+            let register = local.direct().register(peer.gid(), SMALL);
             let dmb = run(provider, register).or_fail("register from a thread")?;
             let is_new = tokens
                 .lock()
@@ -127,7 +127,7 @@ pub(super) fn threads_share_a_device(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn moves_and_drops_race_safely(fixture: &mut Fixture<'_>) -> Verdict {
-    let guard = fixture.our_buffer()?;
+    let guard = fixture.local_buffer()?;
     let peer = fixture.peer();
     let target = AtomicU64::new(guard.token().0);
     let is_done = AtomicBool::new(false);
@@ -150,13 +150,13 @@ pub(super) fn moves_and_drops_race_safely(fixture: &mut Fixture<'_>) -> Verdict 
             Ok(taken)
         });
         let owned = (0..fixture.effort().rounds / 20 + 1).try_for_each(|_| {
-            let dmb = fixture.our_buffer()?;
+            let dmb = fixture.local_buffer()?;
             target.store(dmb.token().0, Ordering::Release);
             fixture.eventually("the writer hits the buffer", || {
                 Ok(load(&*dmb, 64)? != 0 || writer.is_finished())
             })?;
             drop(dmb);
-            fixture.ours().forget()
+            fixture.local().forget()
         });
         is_done.store(true, Ordering::Release);
         let taken = writer.join().unwrap_or_else(|panic| resume_unwind(panic))?;

@@ -64,7 +64,7 @@ pub(super) struct Fixture<'p> {
     pub(super) third: Option<Node>,
     pub(super) between: Option<Between>,
     kind: Kind,
-    ours: Node,
+    local: Node,
     peer: Peer,
     /// Behind a lock so that threads of a check can share the fixture.
     extras: Mutex<Extras>,
@@ -74,7 +74,7 @@ pub(super) struct Fixture<'p> {
 enum Peer {
     Other(Node),
     /// The one device has to do.
-    Ourselves,
+    Same,
     Killed,
 }
 
@@ -119,15 +119,15 @@ impl<'p> Fixture<'p> {
         let pair = run(provider, pair).map_err(|why| Stop::Skip(why.to_string()))?;
         let timeout = provider.effort().timeout;
         let node = |device| Node::new(device, kind, timeout);
-        let is_alone = Arc::ptr_eq(&pair.ours, &pair.peer);
+        let is_alone = Arc::ptr_eq(&pair.local, &pair.peer);
         Ok(Self {
             provider,
             kind,
             third: pair.third.map(node).transpose()?,
             between: pair.between,
-            ours: node(pair.ours)?,
+            local: node(pair.local)?,
             peer: if is_alone {
-                Peer::Ourselves
+                Peer::Same
             } else {
                 Peer::Other(node(pair.peer)?)
             },
@@ -136,15 +136,15 @@ impl<'p> Fixture<'p> {
     }
 
     /// The device that most checks use.
-    pub(super) fn ours(&self) -> &Node {
-        &self.ours
+    pub(super) fn local(&self) -> &Node {
+        &self.local
     }
 
     /// The device at the other end.
     pub(super) fn peer(&self) -> &Node {
         match &self.peer {
             Peer::Other(node) => node,
-            Peer::Ourselves => &self.ours,
+            Peer::Same => &self.local,
             Peer::Killed => panic!("a check that kills the peer does not use it afterwards"),
         }
     }
@@ -192,8 +192,8 @@ impl<'p> Fixture<'p> {
     }
 
     /// Removes the own device, which says so.
-    pub(super) fn remove_ours(&self, remove: Remove) -> Verdict {
-        let device = self.ours.device();
+    pub(super) fn remove_local(&self, remove: Remove) -> Verdict {
+        let device = self.local.device();
         remove(device);
         let mut has_said = false;
         self.eventually("the device reports that it is gone", || {
@@ -225,7 +225,7 @@ impl<'p> Fixture<'p> {
 
     /// Whether the peer is the same device.
     pub(super) fn is_alone(&self) -> bool {
-        matches!(self.peer, Peer::Ourselves)
+        matches!(self.peer, Peer::Same)
     }
 
     /// Runs a set-up call while all devices are drained, as their drivers would.
@@ -262,12 +262,12 @@ impl<'p> Fixture<'p> {
     }
 
     /// A small local buffer that the peer may write.
-    pub(super) fn our_buffer(&self) -> Result<Arc<dyn Dmb>, Stop> {
-        self.buffer(self.ours(), self.peer(), SMALL)
+    pub(super) fn local_buffer(&self) -> Result<Arc<dyn Dmb>, Stop> {
+        self.buffer(self.local(), self.peer(), SMALL)
     }
 
-    pub(super) fn our_buffers(&self, count: usize) -> Result<Vec<Arc<dyn Dmb>>, Stop> {
-        (0..count).map(|_| self.our_buffer()).collect()
+    pub(super) fn local_buffers(&self, count: usize) -> Result<Vec<Arc<dyn Dmb>>, Stop> {
+        (0..count).map(|_| self.local_buffer()).collect()
     }
 
     pub(super) fn try_attach(
@@ -282,7 +282,7 @@ impl<'p> Fixture<'p> {
 
     /// The peer's view of a local buffer.
     pub(super) fn attach(&self, dmb: &dyn Dmb) -> Result<Arc<dyn Attachment>, Stop> {
-        self.try_attach(self.peer(), self.ours.gid(), dmb.token())?
+        self.try_attach(self.peer(), self.local.gid(), dmb.token())?
             .or_fail("attach")
     }
 
@@ -310,7 +310,7 @@ impl<'p> Fixture<'p> {
     }
 
     fn nodes(&self) -> [Option<&Node>; 3] {
-        [Some(&self.ours), self.peer.other(), self.third.as_ref()]
+        [Some(&self.local), self.peer.other(), self.third.as_ref()]
     }
 }
 

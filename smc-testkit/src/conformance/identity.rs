@@ -7,10 +7,10 @@ use super::fixture::{Fixture, SMALL, Verdict, ensure, fail};
 use crate::Rng;
 
 pub(super) fn a_device_has_a_name(fixture: &mut Fixture<'_>) -> Verdict {
-    for node in [fixture.ours(), fixture.peer()] {
+    for node in [fixture.local(), fixture.peer()] {
         let before = node.device().identity().clone();
         ensure!(!before.name.is_empty(), "the name is empty");
-        let dmb = fixture.our_buffer()?;
+        let dmb = fixture.local_buffer()?;
         ensure!(
             *node.device().identity() == before,
             "the identity of {} changes",
@@ -22,7 +22,7 @@ pub(super) fn a_device_has_a_name(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn limits_allow_at_least_one_buffer(fixture: &mut Fixture<'_>) -> Verdict {
-    for node in [fixture.ours(), fixture.peer()] {
+    for node in [fixture.local(), fixture.peer()] {
         let limits = node.device().limits();
         ensure!(limits.max_dmbs >= 1, "max_dmbs is 0");
         ensure!(
@@ -35,18 +35,18 @@ pub(super) fn limits_allow_at_least_one_buffer(fixture: &mut Fixture<'_>) -> Ver
 }
 
 pub(super) fn chid_and_gid_agree(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = (fixture.ours().direct(), fixture.peer().direct());
+    let (local, peer) = (fixture.local().direct(), fixture.peer().direct());
     ensure!(
-        ours.chid() == peer.chid(),
+        local.chid() == peer.chid(),
         "CHIDs differ: {} and {}",
-        ours.chid(),
+        local.chid(),
         peer.chid()
     );
     ensure!(
-        !ours.chid().is_none(),
+        !local.chid().is_none(),
         "CHID 0 means that there is no device"
     );
-    for direct in [ours, peer] {
+    for direct in [local, peer] {
         let (chid, gid) = (direct.chid(), direct.gid());
         let has_two_halves = gid.lo().0 != 0;
         ensure!(
@@ -59,10 +59,10 @@ pub(super) fn chid_and_gid_agree(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn gids_do_not_change(fixture: &mut Fixture<'_>) -> Verdict {
-    for node in [fixture.ours(), fixture.peer()] {
+    for node in [fixture.local(), fixture.peer()] {
         let before = node.gid();
         ensure!(!before.is_zero(), "the GID is zero");
-        let dmb = fixture.our_buffer()?;
+        let dmb = fixture.local_buffer()?;
         ensure!(
             node.gid() == before,
             "the GID changed from {before} to {}",
@@ -75,8 +75,8 @@ pub(super) fn gids_do_not_change(fixture: &mut Fixture<'_>) -> Verdict {
 
 pub(super) fn the_peer_can_be_reached(fixture: &mut Fixture<'_>) -> Verdict {
     for (from, to) in [
-        (fixture.ours(), fixture.peer()),
-        (fixture.peer(), fixture.ours()),
+        (fixture.local(), fixture.peer()),
+        (fixture.peer(), fixture.local()),
     ] {
         // Twice: the second time there may be something left of the first.
         for _ in 0..2 {
@@ -92,7 +92,7 @@ pub(super) fn unknown_devices_are_unreachable(fixture: &mut Fixture<'_>) -> Verd
     let mut rng = Rng::new(0x6e6f_6e65);
     for _ in 0..4 {
         let gid = unknown_gid(fixture, &mut rng);
-        match fixture.reach(fixture.ours(), gid)? {
+        match fixture.reach(fixture.local(), gid)? {
             Err(DeviceError::Unreachable { peer, .. }) if peer == gid => {}
             Err(DeviceError::Unreachable { peer, .. }) => {
                 return fail(format!("asked for {gid}, the error is about {peer}"));
@@ -105,8 +105,8 @@ pub(super) fn unknown_devices_are_unreachable(fixture: &mut Fixture<'_>) -> Verd
 }
 
 pub(super) fn reaching_oneself_ends(fixture: &mut Fixture<'_>) -> Verdict {
-    let own = fixture.ours().gid();
-    match fixture.reach(fixture.ours(), own)? {
+    let own = fixture.local().gid();
+    match fixture.reach(fixture.local(), own)? {
         Ok(()) | Err(DeviceError::Unreachable { .. } | DeviceError::NotPermitted(_)) => Ok(()),
         Err(error) => fail(format!("expected success or `Unreachable`, got: {error}")),
     }
@@ -114,7 +114,7 @@ pub(super) fn reaching_oneself_ends(fixture: &mut Fixture<'_>) -> Verdict {
 
 /// A GID of the right kind that no device has.
 pub(super) fn unknown_gid(fixture: &Fixture<'_>, rng: &mut Rng) -> Gid {
-    if fixture.ours().direct().chid().is_emulated() {
+    if fixture.local().direct().chid().is_emulated() {
         Gid::new(rng.bits(), rng.bits() | 1)
     } else {
         Gid::native(rng.bits())

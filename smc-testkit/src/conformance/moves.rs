@@ -8,8 +8,8 @@ use crate::Rng;
 pub(super) fn moves_arrive(fixture: &mut Fixture<'_>) -> Verdict {
     let mut rng = Rng::new(0x6d6f_7665);
     for (owner, writer) in [
-        (fixture.ours(), fixture.peer()),
-        (fixture.peer(), fixture.ours()),
+        (fixture.local(), fixture.peer()),
+        (fixture.peer(), fixture.local()),
     ] {
         let dmb = fixture.buffer(owner, writer, SMALL)?;
         let mut expected = vec![0; SMALL];
@@ -29,7 +29,7 @@ pub(super) fn moves_arrive(fixture: &mut Fixture<'_>) -> Verdict {
 
 pub(super) fn vectored_moves_are_gathered(fixture: &mut Fixture<'_>) -> Verdict {
     let peer = fixture.peer();
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let (head, middle, tail) = (&[1; 3][..], &[2; 5000][..], &[3; 24][..]);
     let slices = [head, &[], middle, tail, &[]];
     peer.try_put(dmb.token(), 101, &slices, Signal::No)?
@@ -54,7 +54,7 @@ pub(super) fn vectored_moves_are_gathered(fixture: &mut Fixture<'_>) -> Verdict 
 
 pub(super) fn empty_moves_write_nothing(fixture: &mut Fixture<'_>) -> Verdict {
     let peer = fixture.peer();
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     for at in [0, 1, 32, SMALL - 1] {
         peer.try_put(dmb.token(), at, &[], Signal::No)?
             .or_fail("move of no slices")?;
@@ -71,7 +71,7 @@ pub(super) fn empty_moves_write_nothing(fixture: &mut Fixture<'_>) -> Verdict {
 
 pub(super) fn moves_hit_only_their_buffer(fixture: &mut Fixture<'_>) -> Verdict {
     let peer = fixture.peer();
-    let dmbs = fixture.our_buffers(3)?;
+    let dmbs = fixture.local_buffers(3)?;
     for (mark, dmb) in (1_u8..).zip(&dmbs) {
         peer.put(dmb.token(), 0, &vec![mark; SMALL], Signal::No)?;
     }
@@ -85,7 +85,7 @@ pub(super) fn moves_hit_only_their_buffer(fixture: &mut Fixture<'_>) -> Verdict 
 
 pub(super) fn later_moves_overwrite_earlier_ones(fixture: &mut Fixture<'_>) -> Verdict {
     let peer = fixture.peer();
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     for round in 0..200_u8 {
         for (at, len, value) in [(0, 4096, round), (1, 100, !round), (64, 8, round ^ 0x55)] {
             peer.put(dmb.token(), at, &vec![value; len], Signal::No)?;

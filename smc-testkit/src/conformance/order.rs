@@ -34,10 +34,10 @@ pub(super) fn words_arrive_in_ascending_order(fixture: &mut Fixture<'_>) -> Verd
 }
 
 pub(super) fn data_arrives_before_the_header(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let rounds = fixture.effort().rounds;
     let read = AtomicU32::new(0);
-    let (ours, peer, timeout) = (fixture.ours(), fixture.peer(), fixture.timeout());
+    let (local, peer, timeout) = (fixture.local(), fixture.peer(), fixture.timeout());
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Verdict {
             for round in 1..=rounds {
@@ -56,7 +56,7 @@ pub(super) fn data_arrives_before_the_header(fixture: &mut Fixture<'_>) -> Verdi
                 if load(&*dmb, 8)? >= u64::from(round) {
                     return Ok(true);
                 }
-                ours.drain()?;
+                local.drain()?;
                 Ok(false)
             })?;
             let data = bytes(dmb.region(), 33, 1 + round as usize % 3000)?;
@@ -77,9 +77,9 @@ pub(super) fn data_arrives_before_the_header(fixture: &mut Fixture<'_>) -> Verdi
 /// Has one thread write blocks of 32 bytes as fast as it can while another checks the words, last
 /// word first.
 fn watch_blocks(fixture: &Fixture<'_>, check: impl Fn([u64; 4]) -> Verdict + Sync) -> Verdict {
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let rounds = u64::from(fixture.effort().rounds) * 8;
-    let (ours, peer, timeout) = (fixture.ours(), fixture.peer(), fixture.timeout());
+    let (local, peer, timeout) = (fixture.local(), fixture.peer(), fixture.timeout());
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Verdict {
             for count in 1..=rounds {
@@ -92,13 +92,13 @@ fn watch_blocks(fixture: &Fixture<'_>, check: impl Fn([u64; 4]) -> Verdict + Syn
         while !writer.is_finished() {
             check(words(&*dmb)?)?;
             ensure!(Instant::now() < deadline, "moves of 32 bytes take too long");
-            ours.drain()?;
+            local.drain()?;
         }
         writer.join().unwrap_or_else(|panic| resume_unwind(panic))?;
         await_round(timeout, "the last block", || {
             let words = words(&*dmb)?;
             check(words)?;
-            ours.drain()?;
+            local.drain()?;
             Ok(words[3] == whole(rounds))
         })
     })

@@ -67,7 +67,7 @@ pub trait Provider: Sync {
 
 /// Two devices that can reach each other, and what else the suite may use.
 pub struct Pair {
-    pub(super) ours: Arc<dyn Device>,
+    pub(super) local: Arc<dyn Device>,
     pub(super) peer: Arc<dyn Device>,
     pub(super) third: Option<Arc<dyn Device>>,
     pub(super) between: Option<Between>,
@@ -92,7 +92,7 @@ pub(super) type Port = Box<dyn FnMut(bool) + Send>;
 /// Where SMC-R links begin and end.
 #[derive(Clone, Debug)]
 pub(super) struct Between {
-    pub(super) ours: RdmaAddress,
+    pub(super) local: RdmaAddress,
     pub(super) peer: RdmaAddress,
     pub(super) route: Route,
 }
@@ -100,9 +100,9 @@ pub(super) struct Between {
 impl Pair {
     /// Two devices, equal in rank.
     #[must_use]
-    pub fn new(ours: Arc<dyn Device>, peer: Arc<dyn Device>) -> Self {
+    pub fn new(local: Arc<dyn Device>, peer: Arc<dyn Device>) -> Self {
         Self {
-            ours,
+            local,
             peer,
             third: None,
             between: None,
@@ -145,8 +145,13 @@ impl Pair {
     /// By default the suite takes the first that go together, IPv4 before others and version 2
     /// before version 1, on the same subnet.
     #[must_use]
-    pub fn with_link_between(mut self, ours: RdmaAddress, peer: RdmaAddress, route: Route) -> Self {
-        self.between = Some(Between { ours, peer, route });
+    pub fn with_link_between(
+        mut self,
+        local: RdmaAddress,
+        peer: RdmaAddress,
+        route: Route,
+    ) -> Self {
+        self.between = Some(Between { local, peer, route });
         self
     }
 
@@ -176,7 +181,7 @@ impl Pair {
 impl fmt::Debug for Pair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pair")
-            .field("ours", &self.ours)
+            .field("local", &self.local)
             .field("peer", &self.peer)
             .field("third", &self.third)
             .finish_non_exhaustive()

@@ -9,8 +9,8 @@ use super::node::Node;
 
 pub(super) fn signals_are_reported(fixture: &mut Fixture<'_>) -> Verdict {
     for (owner, writer) in [
-        (fixture.ours(), fixture.peer()),
-        (fixture.peer(), fixture.ours()),
+        (fixture.local(), fixture.peer()),
+        (fixture.peer(), fixture.local()),
     ] {
         let dmb = fixture.buffer(owner, writer, SMALL)?;
         for round in 1..=20_u8 {
@@ -29,15 +29,15 @@ pub(super) fn signals_are_reported(fixture: &mut Fixture<'_>) -> Verdict {
 
 pub(super) fn moves_without_signal_stay_silent(fixture: &mut Fixture<'_>) -> Verdict {
     let peer = fixture.peer();
-    let dmb = fixture.our_buffer()?;
-    let ours = fixture.ours();
+    let dmb = fixture.local_buffer()?;
+    let local = fixture.local();
     let mut reported = 0;
     for round in 1..=ROUNDS {
-        ours.forget()?;
+        local.forget()?;
         dmb.arm();
         peer.put(dmb.token(), 0, &[round as u8; 32], Signal::No)?;
-        ours.turn(Duration::ZERO)?;
-        reported += usize::from(ours.reports(dmb.token()) > 0);
+        local.turn(Duration::ZERO)?;
+        reported += usize::from(local.reports(dmb.token()) > 0);
     }
     ensure!(
         reported <= ROUNDS / 2,
@@ -47,18 +47,18 @@ pub(super) fn moves_without_signal_stay_silent(fixture: &mut Fixture<'_>) -> Ver
 }
 
 pub(super) fn signals_name_their_buffer(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmbs = fixture.our_buffers(4)?;
-    let ours = fixture.ours();
+    let dmbs = fixture.local_buffers(4)?;
+    let local = fixture.local();
     let mut spurious = 0;
     for round in 0..ROUNDS {
         let dmb = &dmbs[round % dmbs.len()];
-        ours.forget()?;
+        local.forget()?;
         dmbs.iter().for_each(|dmb| dmb.arm());
         fixture.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
-        ours.await_report(dmb.token())?;
+        local.await_report(dmb.token())?;
         let others = dmbs.iter().filter(|other| other.token() != dmb.token());
         spurious += others
-            .filter(|other| ours.reports(other.token()) > 0)
+            .filter(|other| local.reports(other.token()) > 0)
             .count();
     }
     ensure!(
@@ -69,15 +69,15 @@ pub(super) fn signals_name_their_buffer(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn empty_moves_can_signal(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     for slices in [&[][..], &[&[][..]]] {
-        fixture.ours().forget()?;
+        fixture.local().forget()?;
         dmb.arm();
         let result = fixture
             .peer()
             .try_put(dmb.token(), 0, slices, Signal::Yes)?;
         result.or_fail("move without bytes")?;
-        fixture.ours().await_report(dmb.token())?;
+        fixture.local().await_report(dmb.token())?;
     }
     ensure!(
         content(dmb.region())?.iter().all(|byte| *byte == 0),
@@ -88,15 +88,15 @@ pub(super) fn empty_moves_can_signal(fixture: &mut Fixture<'_>) -> Verdict {
 
 pub(super) fn several_signals_may_be_one_but_not_none(fixture: &mut Fixture<'_>) -> Verdict {
     let peer = fixture.peer();
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     for round in 0..20_usize {
-        fixture.ours().forget()?;
+        fixture.local().forget()?;
         dmb.arm();
         let count = 1 + round * 7;
         for part in 0..count {
             peer.put(dmb.token(), 64 + part, &[round as u8 + 1], Signal::Yes)?;
         }
-        fixture.ours().await_report(dmb.token())?;
+        fixture.local().await_report(dmb.token())?;
         // The report may belong to the first signal; the others are behind it, not lost.
         fixture.eventually("all data of several signals arrives", || {
             let data = bytes(dmb.region(), 64, count)?;
@@ -147,7 +147,7 @@ pub(super) fn a_signal_after_the_second_drain_rings(fixture: &mut Fixture<'_>) -
 }
 
 fn signal_when(fixture: &Fixture<'_>, when: When) -> Verdict {
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     staged(fixture, &*dmb, when, || {
         fixture.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)
     })
@@ -160,40 +160,40 @@ pub(super) fn staged(
     when: When,
     signal: impl Fn() -> Verdict,
 ) -> Verdict {
-    let ours = fixture.ours();
+    let local = fixture.local();
     for round in 0..ROUNDS {
-        ours.forget()?;
+        local.forget()?;
         dmb.arm();
-        when.drive(ours, &signal)?;
-        if ours.reports(dmb.token()) == 0 {
-            let rung = ours.park(fixture.timeout())?;
+        when.drive(local, &signal)?;
+        if local.reports(dmb.token()) == 0 {
+            let rung = local.park(fixture.timeout())?;
             ensure!(
                 rung,
                 "round {round}: neither reported nor rung; the driver would sleep on"
             );
-            ours.await_report(dmb.token())?;
+            local.await_report(dmb.token())?;
         }
     }
     Ok(())
 }
 
 pub(super) fn a_polling_driver_sees_signals(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, dmb) = (fixture.ours(), fixture.our_buffer()?);
+    let (local, dmb) = (fixture.local(), fixture.local_buffer()?);
     for round in 0..ROUNDS {
-        ours.forget()?;
-        ours.listen();
+        local.forget()?;
+        local.listen();
         dmb.arm();
         fixture.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
         let deadline = Instant::now() + fixture.timeout();
-        while ours.reports(dmb.token()) == 0 {
+        while local.reports(dmb.token()) == 0 {
             ensure!(
                 Instant::now() < deadline,
                 "round {round}: neither polled nor rung"
             );
-            ours.poll()?;
-            if ours.park(Duration::ZERO)? {
-                ours.listen();
-                ours.drain()?;
+            local.poll()?;
+            if local.park(Duration::ZERO)? {
+                local.listen();
+                local.drain()?;
             }
         }
     }
@@ -201,7 +201,7 @@ pub(super) fn a_polling_driver_sees_signals(fixture: &mut Fixture<'_>) -> Verdic
 }
 
 pub(super) fn a_signal_after_polls_rings(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, dmb) = (fixture.ours(), fixture.our_buffer()?);
+    let (local, dmb) = (fixture.local(), fixture.local_buffer()?);
     for when in [When::BeforeFirstDrain, When::AfterSecondDrain] {
         staged(fixture, &*dmb, when, || {
             fixture.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)
@@ -209,7 +209,7 @@ pub(super) fn a_signal_after_polls_rings(fixture: &mut Fixture<'_>) -> Verdict {
         dmb.arm();
         fixture.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
         for _ in 0..ROUNDS {
-            ours.poll()?;
+            local.poll()?;
         }
     }
     signal_when(fixture, When::AfterSecondDrain)
@@ -217,39 +217,39 @@ pub(super) fn a_signal_after_polls_rings(fixture: &mut Fixture<'_>) -> Verdict {
 
 pub(super) fn a_buffer_can_be_armed_late(fixture: &mut Fixture<'_>) -> Verdict {
     let peer = fixture.peer();
-    let (ours, dmb) = (fixture.ours(), fixture.our_buffer()?);
+    let (local, dmb) = (fixture.local(), fixture.local_buffer()?);
     for round in 1..=20_u64 {
         peer.put(dmb.token(), 8, &round.to_ne_bytes(), Signal::Yes)?;
         // The signal may be reported or not; this poll has to find the data, unless the device
         // reports it afterwards.
-        ours.forget()?;
+        local.forget()?;
         dmb.arm();
         if load(&*dmb, 8)? != round {
-            ours.await_report(dmb.token())?;
+            local.await_report(dmb.token())?;
             let word = load(&*dmb, 8)?;
             ensure!(word == round, "round {round}: reported without the data");
         }
         peer.put(dmb.token(), 16, &round.to_ne_bytes(), Signal::Yes)?;
-        ours.await_report(dmb.token())?;
+        local.await_report(dmb.token())?;
     }
     Ok(())
 }
 
 pub(super) fn an_idle_doorbell_is_quiet(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmb = fixture.our_buffer()?;
-    fixture.ours().forget()?;
+    let dmb = fixture.local_buffer()?;
+    fixture.local().forget()?;
     dmb.arm();
     expect_quiet(fixture)
 }
 
 pub(super) fn a_drained_doorbell_is_quiet(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     dmb.arm();
-    fixture.ours().turn(Duration::ZERO)?;
+    fixture.local().turn(Duration::ZERO)?;
     for _ in 0..10 {
         fixture.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
     }
-    fixture.ours().await_report(dmb.token())?;
+    fixture.local().await_report(dmb.token())?;
     expect_quiet(fixture)
 }
 
@@ -257,7 +257,7 @@ pub(super) fn a_drained_doorbell_is_quiet(fixture: &mut Fixture<'_>) -> Verdict 
 pub(super) fn expect_quiet(fixture: &Fixture<'_>) -> Verdict {
     let mut rung = 0;
     for _ in 0..QUIET_TURNS {
-        rung += usize::from(fixture.ours().turn(Duration::from_millis(5))?);
+        rung += usize::from(fixture.local().turn(Duration::from_millis(5))?);
     }
     ensure!(
         rung <= QUIET_TURNS / 2,
@@ -268,17 +268,17 @@ pub(super) fn expect_quiet(fixture: &Fixture<'_>) -> Verdict {
 
 pub(super) fn signals_to_a_dropped_buffer_are_harmless(fixture: &mut Fixture<'_>) -> Verdict {
     let peer = fixture.peer();
-    let ours = fixture.ours();
-    let kept = fixture.our_buffer()?;
+    let local = fixture.local();
+    let kept = fixture.local_buffer()?;
     for _ in 0..ROUNDS {
-        let dropped = fixture.our_buffer()?;
+        let dropped = fixture.local_buffer()?;
         kept.arm();
         dropped.arm();
         peer.put(dropped.token(), 0, &[1; 32], Signal::Yes)?;
         drop(dropped);
         peer.put(kept.token(), 0, &[2; 32], Signal::Yes)?;
-        ours.await_report(kept.token())?;
-        ours.forget()?;
+        local.await_report(kept.token())?;
+        local.forget()?;
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use super::order::await_round;
 use crate::Rng;
 
 pub(super) fn wake_ups_are_never_lost(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmb = fixture.our_buffer()?;
+    let dmb = fixture.local_buffer()?;
     let peer = fixture.peer();
     chase(fixture, &*dmb, |round| put(peer, &*dmb, round))
 }
@@ -34,7 +34,7 @@ pub(super) fn chase(
     dmb: &dyn Dmb,
     write: impl Fn(u32) -> Verdict + Sync,
 ) -> Verdict {
-    let mut reader = Reader::new(fixture.ours(), dmb, fixture.timeout());
+    let mut reader = Reader::new(fixture.local(), dmb, fixture.timeout());
     race(fixture, write, |round| reader.await_round(round))
 }
 
@@ -102,30 +102,30 @@ pub(super) fn ask_and_answer(
 }
 
 pub(super) fn wake_ups_are_never_lost_both_ways(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer, timeout) = (fixture.ours(), fixture.peer(), fixture.timeout());
-    let to_us = fixture.buffer(ours, peer, SMALL)?;
-    let to_peer = fixture.buffer(peer, ours, SMALL)?;
-    let mut ours_reader = Reader::new(ours, &*to_us, timeout);
-    let mut peers_reader = Reader::new(peer, &*to_peer, timeout * 2);
+    let (local, peer, timeout) = (fixture.local(), fixture.peer(), fixture.timeout());
+    let to_local = fixture.buffer(local, peer, SMALL)?;
+    let to_peer = fixture.buffer(peer, local, SMALL)?;
+    let mut local_reader = Reader::new(local, &*to_local, timeout);
+    let mut peer_reader = Reader::new(peer, &*to_peer, timeout * 2);
     ask_and_answer(
         fixture,
         |round| {
-            put(ours, &*to_peer, round)?;
-            ours_reader.await_round(round)
+            put(local, &*to_peer, round)?;
+            local_reader.await_round(round)
         },
         |round, rng| {
-            peers_reader.await_round(round)?;
+            peer_reader.await_round(round)?;
             linger(rng);
-            put(peer, &*to_us, round)
+            put(peer, &*to_local, round)
         },
     )
 }
 
 pub(super) fn wake_ups_are_never_lost_with_many_buffers(fixture: &mut Fixture<'_>) -> Verdict {
     const BUFFERS: usize = 4;
-    let (ours, peer, timeout) = (fixture.ours(), fixture.peer(), fixture.timeout());
+    let (local, peer, timeout) = (fixture.local(), fixture.peer(), fixture.timeout());
     let rounds = fixture.effort().rounds / 2;
-    let dmbs = fixture.our_buffers(BUFFERS)?;
+    let dmbs = fixture.local_buffers(BUFFERS)?;
     let seen: Vec<_> = (0..BUFFERS).map(|_| AtomicU32::new(0)).collect();
     thread::scope(|scope| {
         let mut writers = Vec::new();
@@ -135,7 +135,7 @@ pub(super) fn wake_ups_are_never_lost_with_many_buffers(fixture: &mut Fixture<'_
                 write_rounds(index as u64, rounds, timeout, seen, put)
             }));
         }
-        let read = await_all(ours, &dmbs, &seen, rounds, timeout);
+        let read = await_all(local, &dmbs, &seen, rounds, timeout);
         seen.iter()
             .for_each(|seen| seen.store(u32::MAX - 1, Ordering::Release));
         let written = writers

@@ -25,8 +25,8 @@ use device::Port;
 /// use smc_testkit::memory_device::MemFabric;
 ///
 /// let fabric = MemFabric::new(1);
-/// let (ours, peers) = (fabric.device("mem0"), fabric.device("mem1"));
-/// # let _ = (ours, peers);
+/// let (local, peer) = (fabric.device("mem0"), fabric.device("mem1"));
+/// # let _ = (local, peer);
 /// ```
 #[derive(Clone, Debug)]
 pub struct MemFabric {

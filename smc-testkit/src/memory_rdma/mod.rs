@@ -19,10 +19,10 @@
 //! use smc_testkit::memory_rdma::RdmaNetwork;
 //!
 //! let network = RdmaNetwork::new(1);
-//! let (ours, peers) = (network.device("rdma0"), network.device("rdma1"));
-//! let Fabric::Rdma(rdma) = ours.fabric() else { unreachable!() };
+//! let (local, peer) = (network.device("rdma0"), network.device("rdma1"));
+//! let Fabric::Rdma(rdma) = local.fabric() else { unreachable!() };
 //! assert!(!rdma.addresses().is_empty());
-//! # let _ = peers;
+//! # let _ = peer;
 //! ```
 
 mod device;

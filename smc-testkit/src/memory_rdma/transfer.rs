@@ -263,29 +263,30 @@ impl Locked<'_> {
     /// The queue pair at the other end, if it takes the packets of this chain.
     fn receiver(&self, id: PairId, chain: &Chain) -> Result<PairId, DeliveryResult> {
         let sender = self.pairs.get(&id).ok_or(DeliveryResult::NoAnswer)?;
-        let ours = sender.connection().ok_or(DeliveryResult::NoAnswer)?;
-        let receiver = self.find(ours.peer.gid, ours.peer.qpn);
+        let sending = sender.connection().ok_or(DeliveryResult::NoAnswer)?;
+        let receiver = self.find(sending.peer.gid, sending.peer.qpn);
         let receiver = receiver.ok_or(DeliveryResult::NoAnswer)?;
         let pair = self.pairs.get(&receiver).ok_or(DeliveryResult::NoAnswer)?;
         if !self.is_open(id) || !self.is_open(receiver) {
             return Err(DeliveryResult::NoAnswer);
         }
-        let theirs = match &pair.phase {
+        let receiving = match &pair.phase {
             Phase::Reset => return Err(DeliveryResult::NotYet),
             Phase::Error => return Err(DeliveryResult::NoAnswer),
             Phase::Connected(connection) => connection,
         };
-        let knows_us = theirs.peer.gid == sender.local.gid && theirs.peer.qpn == sender.local.qpn;
-        if !knows_us || pair.kind != sender.kind || pair.local.gid != ours.peer.gid {
+        let is_connected_back =
+            receiving.peer.gid == sender.local.gid && receiving.peer.qpn == sender.local.qpn;
+        if !is_connected_back || pair.kind != sender.kind || pair.local.gid != sending.peer.gid {
             return Err(DeliveryResult::NoAnswer);
         }
-        if theirs.expected_psn != chain.psn {
+        if receiving.expected_psn != chain.psn {
             return Err(DeliveryResult::NoAnswer);
         }
         let longest = chain.writes.iter().map(Transfer::len).max().unwrap_or(0);
         let longest = longest.max(u64::try_from(chain.message.len()).unwrap_or(u64::MAX));
-        let least = ours.mtu.min(theirs.mtu).bytes().map_or(0, u64::from);
-        if ours.mtu != theirs.mtu && longest > least {
+        let least = sending.mtu.min(receiving.mtu).bytes().map_or(0, u64::from);
+        if sending.mtu != receiving.mtu && longest > least {
             return Err(DeliveryResult::Broken(LinkFailure::QueuePair(
                 "path MTUs differ",
             )));
@@ -304,15 +305,15 @@ impl Locked<'_> {
 
     /// One write: all of it or nothing.
     fn write(&self, from: PairId, to: PairId, write: &Transfer) -> Result<(), LinkFailure> {
-        let ours = self.devices.get(&from.device);
-        if ours.is_none_or(|member| !member.memory.contains_key(&write.own.0)) {
+        let sending = self.devices.get(&from.device);
+        if sending.is_none_or(|member| !member.memory.contains_key(&write.own.0)) {
             return Err(LinkFailure::QueuePair("memory is no longer registered"));
         }
         if write.len() == 0 {
             return Ok(());
         }
-        let theirs = self.devices.get(&to.device);
-        let memory = theirs.and_then(|member| member.memory.get(&write.rkey.0));
+        let receiving = self.devices.get(&to.device);
+        let memory = receiving.and_then(|member| member.memory.get(&write.rkey.0));
         let memory = memory.filter(|memory| memory.access == Access::RemoteWrite);
         let domain = self.pairs.get(&to).map(|pair| pair.domain);
         let memory = memory.filter(|memory| Some(memory.domain) == domain);

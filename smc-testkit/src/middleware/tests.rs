@@ -24,8 +24,8 @@ fn a_trace_reads_like_a_story() {
     let ours = direct(&*traced);
     now(ours.reach(peer.gid())).unwrap();
     let to_peer = now(peer.register(ours.gid(), 1 << 14)).unwrap();
-    let to_us = now(ours.register(peer.gid(), 1 << 14)).unwrap();
-    to_us.arm();
+    let to_local = now(ours.register(peer.gid(), 1 << 14)).unwrap();
+    to_local.arm();
     ours.move_data(
         to_peer.token(),
         32,
@@ -33,10 +33,11 @@ fn a_trace_reads_like_a_story() {
         Signal::Yes,
     )
     .unwrap();
-    peer.move_data(to_us.token(), 0, &[], Signal::Yes).unwrap();
+    peer.move_data(to_local.token(), 0, &[], Signal::Yes)
+        .unwrap();
     traced.drain(&mut |_| {}).unwrap();
-    let token = to_us.token();
-    drop(to_us);
+    let token = to_local.token();
+    drop(to_local);
     let story: Vec<_> = journal.take().iter().map(ToString::to_string).collect();
     let (peer, to_peer) = (peer.gid(), to_peer.token());
     assert_eq!(
@@ -74,14 +75,14 @@ fn a_trace_of_a_link_reads_like_a_story() {
     let peer = network.device("rdma1");
     let (ours, theirs) = (rdma(&*traced), rdma(&*peer));
     let (at, peer_at) = (&ours.addresses()[3], &theirs.addresses()[3]);
-    let at_us = now(ours.protection_domain()).unwrap();
+    let at_local = now(ours.protection_domain()).unwrap();
     let at_peer = now(theirs.protection_domain()).unwrap();
-    let pending = now(at_us.open_link(at)).unwrap();
+    let pending = now(at_local.open_link(at)).unwrap();
     let other = now(at_peer.open_link(peer_at)).unwrap();
     let (local, remote) = (pending.local(), other.local());
     let link = now(pending.connect(remote, Route::SameSubnet)).unwrap();
     let _other = now(other.connect(local, Route::SameSubnet)).unwrap();
-    let staging = now(at_us.register(&Region::anonymous(64), Access::Local)).unwrap();
+    let staging = now(at_local.register(&Region::anonymous(64), Access::Local)).unwrap();
     let rmb = now(at_peer.register(&Region::anonymous(64), Access::RemoteWrite)).unwrap();
     let write = Write {
         from: &*staging,
@@ -218,12 +219,12 @@ fn injected_failures_of_links_are_those_asked_for() {
     let peer = network.device("rdma1");
     let (ours, theirs) = (rdma(&*faulty), rdma(&*peer));
     let (at, peer_at) = (&ours.addresses()[3], &theirs.addresses()[3]);
-    let at_us = now(ours.protection_domain()).unwrap();
+    let at_local = now(ours.protection_domain()).unwrap();
     let at_peer = now(theirs.protection_domain()).unwrap();
-    let open = || now(at_us.open_link(at));
+    let open = || now(at_local.open_link(at));
     assert!(matches!(open(), Err(DeviceError::Exhausted)));
     let region = Region::anonymous(8);
-    now(at_us.register(&region, Access::Local)).unwrap_err();
+    now(at_local.register(&region, Access::Local)).unwrap_err();
 
     faulty.set(Faults::default().with_unreachable(always));
     let other = now(at_peer.open_link(peer_at)).unwrap();

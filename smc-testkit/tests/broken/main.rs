@@ -180,9 +180,9 @@ impl Workshop {
             let inner = fabric.device(&format!("broken{index}"));
             Arc::new(Broken::new(inner, self.0, index, &shared))
         };
-        let (ours, peer, third) = (make(0), make(1), make(2));
-        let removed = Arc::clone(&ours);
-        Pair::new(ours, peer)
+        let (local, peer, third) = (make(0), make(1), make(2));
+        let removed = Arc::clone(&local);
+        Pair::new(local, peer)
             .with_third(third)
             .with_kill(|peer| Broken::of(&peer).inner.leave())
             .with_removal(move |_| removed.remove())

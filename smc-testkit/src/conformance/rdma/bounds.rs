@@ -44,13 +44,13 @@ pub(super) fn writes_outside_of_the_memory_cost_the_link(fixture: &mut Fixture<'
 }
 
 pub(super) fn local_memory_is_no_target(fixture: &mut Fixture<'_>) -> Verdict {
-    let from = fixture.memory(fixture.ours(), LEN, Access::Local)?;
+    let from = fixture.memory(fixture.local(), LEN, Access::Local)?;
     let to = fixture.memory(fixture.peer(), LEN, Access::Local)?;
     expect_refusal(fixture, &*from, &write(&*from, &*to, 0, 64), &[&*to])
 }
 
 pub(super) fn memory_of_another_domain_is_no_target(fixture: &mut Fixture<'_>) -> Verdict {
-    let from = fixture.memory(fixture.ours(), LEN, Access::Local)?;
+    let from = fixture.memory(fixture.local(), LEN, Access::Local)?;
     let other = fixture.new_domain(fixture.peer())?;
     let region = Region::anonymous(LEN);
     let to = fixture.wait("register", other.register(&region, Access::RemoteWrite))?;
@@ -59,28 +59,28 @@ pub(super) fn memory_of_another_domain_is_no_target(fixture: &mut Fixture<'_>) -
 }
 
 pub(super) fn memory_of_another_domain_is_no_source(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let to = fixture.memory(fixture.peer(), LEN, Access::RemoteWrite)?;
-    let other = fixture.new_domain(fixture.ours())?;
+    let other = fixture.new_domain(fixture.local())?;
     let region = Region::anonymous(LEN);
     let from = fixture.wait("register", other.register(&region, Access::Local))?;
     let from = from.or_fail("register in another domain")?;
-    let posted = ours.try_post(1, &[write(&*from, &*to, 0, 64)], &numbered(1))?;
+    let posted = local.try_post(1, &[write(&*from, &*to, 0, 64)], &numbered(1))?;
     ensure!(
         posted.is_err(),
         "a link writes from memory of another protection domain"
     );
     // Nothing was sent, and the link goes on.
-    ours.deliver(2, &[], &peer)
+    local.deliver(2, &[], &peer)
 }
 
 pub(super) fn dropped_registrations_are_no_target(fixture: &mut Fixture<'_>) -> Verdict {
     let (from, to) = fixture.memories()?;
     let other = fixture.memory(fixture.peer(), LEN, Access::RemoteWrite)?;
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     fill(&*from, 0, &[0; LEN])?;
-    ours.deliver(1, &[write(&*from, &*to, 0, 64)], &peer)?;
-    ours.expect_sent(1)?;
+    local.deliver(1, &[write(&*from, &*to, 0, 64)], &peer)?;
+    local.expect_sent(1)?;
     let region = to.region().clone();
     let bad = write(&*from, &*to, 0, 64);
     drop(to);
@@ -91,7 +91,7 @@ pub(super) fn dropped_registrations_are_no_target(fixture: &mut Fixture<'_>) -> 
 }
 
 pub(super) fn other_links_survive(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let (from, to) = fixture.memories()?;
     let bad = Write {
         rkey: Rkey(to.rkey().0 ^ 1),
@@ -101,13 +101,13 @@ pub(super) fn other_links_survive(fixture: &mut Fixture<'_>) -> Verdict {
     for round in 1..10_u8 {
         let number = u64::from(round);
         fill(&*from, 0, &[round; 64])?;
-        ours.deliver(number, &[write(&*from, &*to, 0, 64)], &peer)?;
+        local.deliver(number, &[write(&*from, &*to, 0, 64)], &peer)?;
         ensure!(
             content(to.region())?[..64] == [round; 64],
             "the other link does not write any more"
         );
-        ours.expect_sent(number)?;
-        peer.deliver(number, &[], &ours)?;
+        local.expect_sent(number)?;
+        peer.deliver(number, &[], &local)?;
     }
     Ok(())
 }
@@ -119,16 +119,16 @@ fn expect_refusal(
     bad: &Write<'_>,
     untouched: &[&dyn Mr],
 ) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     fill(from, 0, &[0xee; LEN])?;
     let before: Vec<_> = untouched
         .iter()
         .map(|mr| content(mr.region()))
         .collect::<Result<_, _>>()?;
-    ours.post(1, &[*bad], &numbered(1))?;
-    ours.expect_down(LinkFailure::RemoteAccess)?;
+    local.post(1, &[*bad], &numbered(1))?;
+    local.expect_down(LinkFailure::RemoteAccess)?;
     ensure!(
-        ours.try_sent().is_none(),
+        local.try_sent().is_none(),
         "a post that was refused is reported as sent"
     );
     ensure!(

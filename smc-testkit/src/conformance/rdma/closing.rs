@@ -9,9 +9,9 @@ use crate::conformance::fixture::{Fixture, ensure, fail};
 use crate::conformance::node::Node;
 
 pub(super) fn a_closed_link_is_silent(fixture: &mut Fixture<'_>) -> Verdict {
-    expect_silence_after(fixture, |ours| {
-        ours.link.close();
-        Some(ours)
+    expect_silence_after(fixture, |local| {
+        local.link.close();
+        Some(local)
     })
 }
 
@@ -26,12 +26,12 @@ fn expect_silence_after(
 ) -> Verdict {
     let others = fixture.link()?;
     for round in 0..ROUNDS {
-        let (ours, peer) = fixture.link()?;
-        fixture.ours().forget()?;
-        load(&ours, &peer, round)?;
-        let qpn = ours.qpn();
-        let left = end(ours);
-        expect_silence(fixture, fixture.ours(), qpn)?;
+        let (local, peer) = fixture.link()?;
+        fixture.local().forget()?;
+        load(&local, &peer, round)?;
+        let qpn = local.qpn();
+        let left = end(local);
+        expect_silence(fixture, fixture.local(), qpn)?;
         drop(left);
         drop(peer);
         check_alive(&others)?;
@@ -40,13 +40,13 @@ fn expect_silence_after(
 }
 
 pub(super) fn a_closed_link_takes_no_posts(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
-    ours.link.close();
+    let (local, peer) = fixture.link()?;
+    local.link.close();
     for _ in 0..3 {
-        expect_gone(&ours)?;
+        expect_gone(&local)?;
     }
     // Closing twice is harmless.
-    ours.link.close();
+    local.link.close();
     fixture.idle()?;
     ensure!(
         peer.try_message().is_none(),
@@ -57,10 +57,10 @@ pub(super) fn a_closed_link_takes_no_posts(fixture: &mut Fixture<'_>) -> Verdict
 
 pub(super) fn the_peer_of_a_closed_link_gets_no_answer(fixture: &mut Fixture<'_>) -> Verdict {
     for is_dropped in [false, true] {
-        let (ours, peer) = fixture.link()?;
-        ours.deliver(1, &[], &peer)?;
-        ours.link.close();
-        let ours = (!is_dropped).then_some(ours);
+        let (local, peer) = fixture.link()?;
+        local.deliver(1, &[], &peer)?;
+        local.link.close();
+        let local = (!is_dropped).then_some(local);
         match peer.try_post(2, &[], &numbered(2))? {
             // It has been notified.
             Ok(()) | Err(SubmitError::PeerGone) => {}
@@ -71,44 +71,44 @@ pub(super) fn the_peer_of_a_closed_link_gets_no_answer(fixture: &mut Fixture<'_>
             matches!(cause, LinkFailure::RetryExceeded | LinkFailure::Flushed),
             "the peer of a closed link goes down, but: {cause}"
         );
-        drop(ours);
+        drop(local);
     }
     Ok(())
 }
 
 pub(super) fn a_failed_link_is_reported_once(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, _peer) = fixture.link()?;
+    let (local, _peer) = fixture.link()?;
     let (from, to) = fixture.memories()?;
     let bad = Write {
         rkey: Rkey(to.rkey().0 ^ 1),
         ..write(&*from, &*to, 0, 8)
     };
-    ours.post(1, &[bad], &numbered(1))?;
+    local.post(1, &[bad], &numbered(1))?;
     for name in 2..6 {
         // These may still be taken.
-        let _ = ours.try_post(name, &[], &numbered(name))?;
+        let _ = local.try_post(name, &[], &numbered(name))?;
     }
-    ours.down()?;
+    local.down()?;
     fixture.idle()?;
     ensure!(
-        ours.reports() == 0,
+        local.reports() == 0,
         "something is reported of a link that is down"
     );
-    expect_gone(&ours)
+    expect_gone(&local)
 }
 
 pub(super) fn things_can_be_dropped_in_any_order(fixture: &mut Fixture<'_>) -> Verdict {
     for order in 0..ORDERS {
-        let (ours, peer) = fixture.link()?;
+        let (local, peer) = fixture.link()?;
         let (from, to) = fixture.memories()?;
         let [pending, other] = fixture.pending()?;
-        ours.post(1, &[write(&*from, &*to, 0, LEN)], &numbered(1))?;
+        local.post(1, &[write(&*from, &*to, 0, LEN)], &numbered(1))?;
         let is_sent = order % 2 == 0;
         if is_sent {
-            ours.expect_sent(1)?;
+            local.expect_sent(1)?;
         }
         let mut things: Vec<Box<dyn FnOnce() + '_>> = vec![
-            Box::new(|| drop(ours)),
+            Box::new(|| drop(local)),
             Box::new(|| drop(peer)),
             Box::new(|| drop(pending)),
             Box::new(|| drop(other)),
@@ -131,7 +131,7 @@ pub(super) fn things_can_be_dropped_in_any_order(fixture: &mut Fixture<'_>) -> V
             fixture.drain_all()?;
         }
         drop(kept);
-        fixture.ours().forget()?;
+        fixture.local().forget()?;
         fixture.peer().forget()?;
     }
     // All is as before.
@@ -139,9 +139,9 @@ pub(super) fn things_can_be_dropped_in_any_order(fixture: &mut Fixture<'_>) -> V
 }
 
 /// Posts in both directions and drains nothing.
-fn load(ours: &End<'_>, peer: &End<'_>, round: u64) -> Verdict {
+fn load(local: &End<'_>, peer: &End<'_>, round: u64) -> Verdict {
     for name in 0..round % 5 {
-        for end in [ours, peer] {
+        for end in [local, peer] {
             let posted = end.link.post(OpId(name), &[], &numbered(name));
             posted.or_else(|error| fail(format!("post: {error}")))?;
         }
@@ -165,9 +165,9 @@ fn expect_gone(end: &End<'_>) -> Verdict {
     }
 }
 
-fn check_alive((ours, peer): &(End<'_>, End<'_>)) -> Verdict {
-    ours.deliver(77, &[], peer)?;
-    ours.expect_sent(77)
+fn check_alive((local, peer): &(End<'_>, End<'_>)) -> Verdict {
+    local.deliver(77, &[], peer)?;
+    local.expect_sent(77)
 }
 
 /// Rounds of closing with more and less under way.

@@ -17,8 +17,8 @@ pub(super) fn many_links_at_once(fixture: &mut Fixture<'_>) -> Verdict {
     for (number, (_, peer)) in (0..).zip(&links) {
         peer.post(number, &[], &numbered(number))?;
     }
-    for (number, (ours, peer)) in (0..).zip(&links) {
-        ours.expect_message(&numbered(number))?;
+    for (number, (local, peer)) in (0..).zip(&links) {
+        local.expect_message(&numbered(number))?;
         peer.expect_sent(number)?;
     }
     // Half of them go, the others stay.
@@ -27,8 +27,8 @@ pub(super) fn many_links_at_once(fixture: &mut Fixture<'_>) -> Verdict {
         number += 1;
         number % 2 == 0
     });
-    for (number, (ours, peer)) in (0..).zip(&links) {
-        ours.deliver(number, &[], peer)?;
+    for (number, (local, peer)) in (0..).zip(&links) {
+        local.deliver(number, &[], peer)?;
     }
     Ok(())
 }
@@ -40,8 +40,8 @@ pub(super) fn links_come_and_go(fixture: &mut Fixture<'_>) -> Verdict {
     };
     let fixture = few.as_ref().unwrap_or(fixture);
     for round in 0..u64::from(fixture.effort().rounds / 40) + 4 {
-        let (ours, peer) = fixture.link()?;
-        ours.deliver(round, &[], &peer)?;
+        let (local, peer) = fixture.link()?;
+        local.deliver(round, &[], &peer)?;
         // One that gets nowhere.
         drop(fixture.pending()?);
     }
@@ -50,8 +50,8 @@ pub(super) fn links_come_and_go(fixture: &mut Fixture<'_>) -> Verdict {
 
 pub(super) fn the_limit_of_links_is_kept_and_recovers(fixture: &mut Fixture<'_>) -> Verdict {
     let fixture = fixture.with_links(FEW)?;
-    let at = fixture.between()?.ours;
-    let open = || fixture.open(fixture.ours(), &at);
+    let at = fixture.between()?.local;
+    let open = || fixture.open(fixture.local(), &at);
     let mut kept = Vec::new();
     for _ in 0..FEW {
         kept.push(open()?.or_fail("open_link")?);
@@ -73,16 +73,16 @@ pub(super) fn threads_share_a_device(fixture: &mut Fixture<'_>) -> Verdict {
     let rounds = u64::from(fixture.effort().rounds / 200) + 1;
     let links = Mutex::new(Vec::new());
     fixture.on_threads(4, |thread| {
-        let (ours, peer) = (
-            fixture.domain(fixture.ours())?,
+        let (local, peer) = (
+            fixture.domain(fixture.local())?,
             fixture.domain(fixture.peer())?,
         );
         for round in 0..rounds {
             let region = Region::anonymous(LEN);
-            let mr = run(provider, ours.register(&region, Access::RemoteWrite));
+            let mr = run(provider, local.register(&region, Access::RemoteWrite));
             let mr = mr.or_fail("register from a thread")?;
             ensure!(mr.region().len() == LEN, "the memory has another length");
-            let a = run(provider, ours.open_link(&between.ours)).or_fail("open_link")?;
+            let a = run(provider, local.open_link(&between.local)).or_fail("open_link")?;
             let b = run(provider, peer.open_link(&between.peer)).or_fail("open_link")?;
             let (at_a, at_b) = (a.local(), b.local());
             let a = run(provider, a.connect(at_b, between.route)).or_fail("connect")?;
@@ -98,8 +98,8 @@ pub(super) fn threads_share_a_device(fixture: &mut Fixture<'_>) -> Verdict {
     })?;
     let links = links.into_inner().or_fail("list of links")?;
     for (number, a, b) in links {
-        let ours = fixture.end(fixture.ours(), a);
-        ours.expect_message(&numbered(number))?;
+        let local = fixture.end(fixture.local(), a);
+        local.expect_message(&numbered(number))?;
         drop(b);
     }
     Ok(())

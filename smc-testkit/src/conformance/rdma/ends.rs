@@ -31,21 +31,21 @@ impl<'p> Fixture<'p> {
         if let Some(between) = &self.between {
             return Ok(between.clone());
         }
-        let (ours, peers) = (
-            self.ours().rdma().addresses(),
+        let (local, peer_addresses) = (
+            self.local().rdma().addresses(),
             self.peer().rdma().addresses(),
         );
         let rank = |at: &RdmaAddress| (at.kind == RoceKind::V1, at.gid.ipv4().is_none());
-        let best = ours.iter().min_by_key(|at| rank(at));
+        let best = local.iter().min_by_key(|at| rank(at));
         let Some(best) = best else {
             return fail("the device has no address to make links at");
         };
-        let peer = peers.iter().find(|at| rank(at) == rank(best));
+        let peer = peer_addresses.iter().find(|at| rank(at) == rank(best));
         let Some(peer) = peer else {
-            return fail("the peer has no address that goes with ours");
+            return fail("the peer has no address that goes with the local ones");
         };
         Ok(Between {
-            ours: best.clone(),
+            local: best.clone(),
             peer: peer.clone(),
             route: Route::SameSubnet,
         })
@@ -77,9 +77,9 @@ impl<'p> Fixture<'p> {
     /// A local queue pair and one of the peer.
     pub(super) fn pending(&self) -> Result<[Box<dyn PendingLink>; 2], Stop> {
         let between = self.between()?;
-        let ours = self.open(self.ours(), &between.ours)?;
+        let local = self.open(self.local(), &between.local)?;
         let peer = self.open(self.peer(), &between.peer)?;
-        Ok([ours.or_fail("open_link")?, peer.or_fail("open_link")?])
+        Ok([local.or_fail("open_link")?, peer.or_fail("open_link")?])
     }
 
     pub(super) fn connect(
@@ -94,10 +94,10 @@ impl<'p> Fixture<'p> {
 
     /// A link between this device and the peer, both ends of it.
     pub(super) fn link(&self) -> Result<(End<'_>, End<'_>), Stop> {
-        let [ours, peer] = self.pending()?;
-        let (at_us, at_peer) = (ours.local(), peer.local());
-        let (ours, peer) = (self.connect(ours, at_peer)?, self.connect(peer, at_us)?);
-        Ok((self.end(self.ours(), ours), self.end(self.peer(), peer)))
+        let [local, peer] = self.pending()?;
+        let (at_local, at_peer) = (local.local(), peer.local());
+        let (local, peer) = (self.connect(local, at_peer)?, self.connect(peer, at_local)?);
+        Ok((self.end(self.local(), local), self.end(self.peer(), peer)))
     }
 
     pub(super) fn end<'b>(&'b self, node: &'b Node, link: Arc<dyn Link>) -> End<'b> {
@@ -130,7 +130,7 @@ impl<'p> Fixture<'p> {
 
     /// Local memory to write from, and of the peer to write into.
     pub(super) fn memories(&self) -> Result<Memories, Stop> {
-        let from = self.memory(self.ours(), LEN, Access::Local)?;
+        let from = self.memory(self.local(), LEN, Access::Local)?;
         Ok((from, self.memory(self.peer(), LEN, Access::RemoteWrite)?))
     }
 

@@ -8,7 +8,7 @@ use super::ends::LEN;
 use crate::conformance::fixture::{Fixture, ensure, fail};
 
 pub(super) fn a_device_has_a_name(fixture: &mut Fixture<'_>) -> Verdict {
-    for node in [fixture.ours(), fixture.peer()] {
+    for node in [fixture.local(), fixture.peer()] {
         let before = node.device().identity().clone();
         ensure!(!before.name.is_empty(), "the name is empty");
         let _mr = fixture.memory(node, LEN, Access::Local)?;
@@ -22,7 +22,7 @@ pub(super) fn a_device_has_a_name(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn addresses_make_sense(fixture: &mut Fixture<'_>) -> Verdict {
-    for node in [fixture.ours(), fixture.peer()] {
+    for node in [fixture.local(), fixture.peer()] {
         let addresses = node.rdma().addresses();
         ensure!(!addresses.is_empty(), "there is no address");
         for (index, at) in addresses.iter().enumerate() {
@@ -40,28 +40,28 @@ pub(super) fn addresses_make_sense(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn addresses_stay_the_same(fixture: &mut Fixture<'_>) -> Verdict {
-    let before = fixture.ours().rdma().addresses();
+    let before = fixture.local().rdma().addresses();
     let ends = fixture.link()?;
     ensure!(
-        fixture.ours().rdma().addresses() == before,
+        fixture.local().rdma().addresses() == before,
         "addresses change with a link"
     );
     drop(ends);
     fixture.idle()?;
     ensure!(
-        fixture.ours().rdma().addresses() == before,
+        fixture.local().rdma().addresses() == before,
         "addresses change when a link is dropped"
     );
     Ok(())
 }
 
 pub(super) fn unknown_addresses_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
-    let own = fixture.between()?.ours;
+    let own = fixture.between()?.local;
     // Of a network for documentation.
     let strange = RoceGid::from_ipv4([203, 0, 113, 77].into());
     let strange = RdmaAddress::new(strange, own.kind, own.mac, own.mtu);
     for at in [strange.clone(), strange.with_port(200)] {
-        match fixture.open(fixture.ours(), &at)? {
+        match fixture.open(fixture.local(), &at)? {
             Err(DeviceError::Invalid(_)) => {}
             Err(error) => return fail(format!("expected `Invalid`, got: {error}")),
             Ok(_) => return fail("a link was opened at an address of another device"),

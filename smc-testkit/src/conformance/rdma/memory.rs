@@ -15,7 +15,7 @@ pub(super) fn registered_memory_is_the_memory(fixture: &mut Fixture<'_>) -> Verd
     let mut kept = Vec::new();
     for len in [LEN, 1 << 16, 1 << 18] {
         let region = Region::anonymous(len);
-        let mr = fixture.try_register(fixture.ours(), &region, Access::RemoteWrite)?;
+        let mr = fixture.try_register(fixture.local(), &region, Access::RemoteWrite)?;
         let mr = mr.or_fail("register")?;
         ensure!(
             mr.region().len() == len && mr.region().as_ptr() == region.as_ptr(),
@@ -29,13 +29,13 @@ pub(super) fn registered_memory_is_the_memory(fixture: &mut Fixture<'_>) -> Verd
 }
 
 pub(super) fn all_of_the_memory_can_be_written(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     for len in [LEN, 1 << 18] {
-        let from = fixture.memory(fixture.ours(), len, Access::Local)?;
+        let from = fixture.memory(fixture.local(), len, Access::Local)?;
         let to = fixture.memory(fixture.peer(), len, Access::RemoteWrite)?;
         for at in [0, len - 1] {
             fill(&*from, at, &[0xab])?;
-            ours.deliver(1, &[write(&*from, &*to, at, 1)], &peer)?;
+            local.deliver(1, &[write(&*from, &*to, at, 1)], &peer)?;
             ensure!(
                 bytes(to.region(), at, 1)? == [0xab],
                 "byte {at} of {len} was not written"
@@ -46,14 +46,14 @@ pub(super) fn all_of_the_memory_can_be_written(fixture: &mut Fixture<'_>) -> Ver
 }
 
 pub(super) fn parts_can_be_registered(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
-    let from = fixture.memory(fixture.ours(), LEN, Access::Local)?;
+    let (local, peer) = fixture.link()?;
+    let from = fixture.memory(fixture.local(), LEN, Access::Local)?;
     fill(&*from, 0, &[0x77; LEN])?;
     let whole = Region::anonymous(3 * LEN);
     let part = whole.part(LEN + 32, 8192).or_fail("part of a region")?;
     let to = fixture.try_register(fixture.peer(), &part, Access::RemoteWrite)?;
     let to = to.or_fail("register a part")?;
-    ours.deliver(1, &[write(&*from, &*to, 0, 8192)], &peer)?;
+    local.deliver(1, &[write(&*from, &*to, 0, 8192)], &peer)?;
     let mut expected = vec![0; 3 * LEN];
     expected[LEN + 32..][..8192].fill(0x77);
     ensure!(
@@ -64,15 +64,15 @@ pub(super) fn parts_can_be_registered(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn memory_can_be_registered_twice(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let (from, first) = fixture.memories()?;
     let region = first.region().clone();
     let second = fixture.try_register(fixture.peer(), &region, Access::RemoteWrite)?;
     let second = second.or_fail("register again")?;
     fill(&*from, 0, &[5; 16])?;
-    ours.deliver(1, &[write(&*from, &*first, 0, 8)], &peer)?;
+    local.deliver(1, &[write(&*from, &*first, 0, 8)], &peer)?;
     drop(first);
-    ours.deliver(2, &[write(&*from, &*second, 8, 8)], &peer)?;
+    local.deliver(2, &[write(&*from, &*second, 8, 8)], &peer)?;
     ensure!(
         bytes(&region, 0, 16)? == [5; 16],
         "one of two registrations does not work"
@@ -81,12 +81,12 @@ pub(super) fn memory_can_be_registered_twice(fixture: &mut Fixture<'_>) -> Verdi
 }
 
 pub(super) fn memory_lives_as_long_as_its_registration(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     // The regions are dropped at once.
     let (from, to) = fixture.memories()?;
     let churn: Vec<_> = (0..16).map(|_| Region::anonymous(LEN)).collect();
     fill(&*from, 0, &[0xcd; LEN])?;
-    ours.deliver(1, &[write(&*from, &*to, 0, LEN)], &peer)?;
+    local.deliver(1, &[write(&*from, &*to, 0, LEN)], &peer)?;
     let is_there = content(to.region())?.iter().all(|byte| *byte == 0xcd);
     ensure!(is_there, "the memory of a registration is not there");
     for region in churn {
@@ -103,7 +103,7 @@ pub(super) fn registrations_come_and_go(fixture: &mut Fixture<'_>) -> Verdict {
     };
     let fixture = few.as_ref().unwrap_or(fixture);
     for round in 0..fixture.effort().rounds / 8 {
-        let mr = fixture.memory(fixture.ours(), 1 << 16, Access::RemoteWrite);
+        let mr = fixture.memory(fixture.local(), 1 << 16, Access::RemoteWrite);
         drop(mr.or_else(|stop| match stop {
             Stop::Fail(why) => fail(format!("round {round}: {why}")),
             other => Err(other),
@@ -114,9 +114,9 @@ pub(super) fn registrations_come_and_go(fixture: &mut Fixture<'_>) -> Verdict {
 
 pub(super) fn the_limit_is_kept_and_recovers(fixture: &mut Fixture<'_>) -> Verdict {
     let fixture = fixture.with_limit(FEW)?;
-    let ours = fixture.ours();
-    let limit = ours.device().limits().max_dmbs;
-    let register = || fixture.try_register(ours, &Region::anonymous(LEN), Access::RemoteWrite);
+    let local = fixture.local();
+    let limit = local.device().limits().max_dmbs;
+    let register = || fixture.try_register(local, &Region::anonymous(LEN), Access::RemoteWrite);
     let mut kept = Vec::new();
     for count in 0..limit {
         match register()? {

@@ -8,15 +8,15 @@ use crate::Rng;
 use crate::conformance::fixture::{Fixture, ensure, fail};
 
 pub(super) fn messages_arrive_whole(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let mut rng = Rng::new(0x6c65_6e67);
     for len in LENGTHS {
         let mut message = vec![0; len];
         rng.fill(&mut message);
         peer.post(len as u64, &[], &message)?;
         let inbound = fixture.until("a message arrives", || {
-            Ok(ours.node.take(|event| match event {
-                Event::Received { link, message } if *link == ours.qpn() => Some(message.clone()),
+            Ok(local.node.take(|event| match event {
+                Event::Received { link, message } if *link == local.qpn() => Some(message.clone()),
                 _ => None,
             }))
         })?;
@@ -35,15 +35,15 @@ pub(super) fn messages_arrive_whole(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn messages_arrive_in_order(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     for number in 0..MANY {
         peer.post(number, &[], &numbered(number))?;
     }
     for number in 0..MANY {
-        ours.expect_message(&numbered(number))?;
+        local.expect_message(&numbered(number))?;
     }
     fixture.idle()?;
-    ensure!(ours.reports() == 0, "more came than was posted");
+    ensure!(local.reports() == 0, "more came than was posted");
     Ok(())
 }
 
@@ -53,40 +53,40 @@ pub(super) fn messages_name_their_link(fixture: &mut Fixture<'_>) -> Verdict {
         for (number, (_, peer)) in (round..).zip(&links) {
             peer.post(number, &[], &numbered(number))?;
         }
-        for (number, (ours, _)) in (round..).zip(&links) {
-            ours.expect_message(&numbered(number))?;
+        for (number, (local, _)) in (round..).zip(&links) {
+            local.expect_message(&numbered(number))?;
         }
     }
     Ok(())
 }
 
 pub(super) fn too_long_messages_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     for len in [MESSAGE_MAX + 1, MESSAGE_MAX * 3] {
-        match ours.try_post(1, &[], &vec![1; len])? {
+        match local.try_post(1, &[], &vec![1; len])? {
             Err(SubmitError::OutOfBounds) => {}
             Err(error) => return fail(format!("expected `OutOfBounds`, got: {error}")),
             Ok(()) => return fail(format!("a message of {len} bytes was taken")),
         }
     }
     // Nothing of it is under way, and the link is as good as before.
-    ours.deliver(2, &[], &peer)?;
-    ours.expect_sent(2)
+    local.deliver(2, &[], &peer)?;
+    local.expect_sent(2)
 }
 
 pub(super) fn a_slow_receiver_loses_nothing(fixture: &mut Fixture<'_>) -> Verdict {
     if fixture.is_alone() {
         return crate::conformance::fixture::skip("needs a second device");
     }
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let mut posted = 0;
     let deadline = std::time::Instant::now() + fixture.timeout() / 4;
     // Only the sender is drained. It may come to a stop when all receive buffers are taken.
     while posted < MANY && std::time::Instant::now() < deadline {
-        match ours.link.post(OpId(posted), &[], &numbered(posted)) {
+        match local.link.post(OpId(posted), &[], &numbered(posted)) {
             Ok(()) => posted += 1,
             Err(SubmitError::WouldBlock) => {
-                ours.node.drain()?;
+                local.node.drain()?;
                 std::thread::yield_now();
             }
             Err(error) => return fail(format!("post to a slow receiver: {error}")),
@@ -100,15 +100,15 @@ pub(super) fn a_slow_receiver_loses_nothing(fixture: &mut Fixture<'_>) -> Verdic
         peer.expect_message(&numbered(number))?;
     }
     for number in 0..posted {
-        ours.expect_sent(number)?;
+        local.expect_sent(number)?;
     }
     Ok(())
 }
 
 pub(super) fn both_ends_post_at_once(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let (mut posted, mut came) = ([0; 2], [0; 2]);
-    let ends = [&ours, &peer];
+    let ends = [&local, &peer];
     fixture.eventually("all messages of both directions arrive", || {
         for (at, end) in ends.into_iter().enumerate() {
             push(end, &mut posted[at])?;

@@ -8,7 +8,7 @@ use crate::Rng;
 use crate::conformance::fixture::{Fixture, OrFail, bytes, content, ensure, fail, skip};
 
 pub(super) fn writes_arrive(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let (from, to) = fixture.memories()?;
     let mut rng = Rng::new(0x7772_6974);
     let mut expected = vec![0; LEN];
@@ -16,7 +16,7 @@ pub(super) fn writes_arrive(fixture: &mut Fixture<'_>) -> Verdict {
         let mut data = vec![0; len];
         rng.fill(&mut data);
         fill(&*from, at, &data)?;
-        ours.deliver(1, &[write(&*from, &*to, at, len)], &peer)?;
+        local.deliver(1, &[write(&*from, &*to, at, len)], &peer)?;
         expected[at..at + len].copy_from_slice(&data);
         ensure!(
             content(to.region())? == expected,
@@ -27,7 +27,7 @@ pub(super) fn writes_arrive(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn two_pieces_become_one_span(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let (from, to) = fixture.memories()?;
     let mut data = vec![0; LEN];
     Rng::new(0x7069_6563).fill(&mut data);
@@ -44,7 +44,7 @@ pub(super) fn two_pieces_become_one_span(fixture: &mut Fixture<'_>) -> Verdict {
             second,
             ..write(&*from, &*to, 77, 0)
         };
-        ours.deliver(1, &[write], &peer)?;
+        local.deliver(1, &[write], &peer)?;
         let span: Vec<u8> = [first, second]
             .iter()
             .flat_map(|piece| &data[piece.at as usize..][..piece.len as usize])
@@ -62,7 +62,7 @@ pub(super) fn two_pieces_become_one_span(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn two_writes_take_effect_in_order(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let (from, to) = fixture.memories()?;
     for round in 1..=50_u8 {
         fill(&*from, 0, &[round; 3000])?;
@@ -72,7 +72,7 @@ pub(super) fn two_writes_take_effect_in_order(fixture: &mut Fixture<'_>) -> Verd
             ..write(&*from, &*to, 50, 0)
         };
         let writes = [write(&*from, &*to, 0, 3000), second];
-        ours.post(u64::from(round), &writes, &numbered(1))?;
+        local.post(u64::from(round), &writes, &numbered(1))?;
         peer.expect_message(&numbered(1))?;
         let mut expected = [round; 3000];
         expected[50..150].fill(!round);
@@ -80,13 +80,13 @@ pub(super) fn two_writes_take_effect_in_order(fixture: &mut Fixture<'_>) -> Verd
             bytes(to.region(), 0, 3000)? == expected,
             "round {round}: two writes did not take effect in order"
         );
-        ours.expect_sent(u64::from(round))?;
+        local.expect_sent(u64::from(round))?;
     }
     Ok(())
 }
 
 pub(super) fn the_message_comes_after_the_data(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let (from, to) = fixture.memories()?;
     let rounds = u64::from(fixture.effort().rounds / 4 + 1);
     let half = LEN / 2;
@@ -98,7 +98,7 @@ pub(super) fn the_message_comes_after_the_data(fixture: &mut Fixture<'_>) -> Ver
             1 + (round as usize * 37) % half,
         );
         fill(&*from, at, &vec![mark; len])?;
-        ours.deliver(round, &[write(&*from, &*to, at, len)], &peer)?;
+        local.deliver(round, &[write(&*from, &*to, at, len)], &peer)?;
         let late = bytes(to.region(), at, len)?
             .iter()
             .position(|byte| *byte != mark);
@@ -107,38 +107,38 @@ pub(super) fn the_message_comes_after_the_data(fixture: &mut Fixture<'_>) -> Ver
                 "round {round}: the message is there, byte {late} before it is not"
             ));
         }
-        ours.expect_sent(round)?;
+        local.expect_sent(round)?;
     }
     Ok(())
 }
 
 pub(super) fn sent_comes_in_order(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let (from, to) = fixture.memories()?;
     let mut rng = Rng::new(0x6f72_6465);
     let names: Vec<u64> = (0..200).map(|_| rng.bits()).collect();
     for (index, name) in names.iter().enumerate() {
         let writes = [write(&*from, &*to, 0, 1 + rng.below(LEN))];
         // Posts with much and with little to do.
-        ours.post(*name, &writes[..index % 2], &numbered(*name))?;
+        local.post(*name, &writes[..index % 2], &numbered(*name))?;
     }
     for name in &names {
-        ours.expect_sent(*name)?;
+        local.expect_sent(*name)?;
         peer.expect_message(&numbered(*name))?;
     }
     fixture.idle()?;
-    ensure!(ours.reports() == 0, "a post is reported twice");
+    ensure!(local.reports() == 0, "a post is reported twice");
     Ok(())
 }
 
 pub(super) fn sent_means_arrived(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let (from, to) = fixture.memories()?;
     for round in 1..=100_u8 {
         fill(&*from, 0, &[round; LEN])?;
         let name = u64::from(round);
-        ours.post(name, &[write(&*from, &*to, 0, LEN)], &numbered(name))?;
-        ours.expect_sent(name)?;
+        local.post(name, &[write(&*from, &*to, 0, LEN)], &numbered(name))?;
+        local.expect_sent(name)?;
         let late = content(to.region())?.iter().any(|byte| *byte != round);
         ensure!(!late, "round {round}: sent before the data has arrived");
         // Local memory again: nothing of this may be sent any more.
@@ -151,7 +151,7 @@ pub(super) fn sent_means_arrived(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn a_link_takes_its_posts(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let (from, to) = fixture.memories()?;
     let all = [
         write(&*from, &*to, 0, LEN / 2),
@@ -163,11 +163,11 @@ pub(super) fn a_link_takes_its_posts(fixture: &mut Fixture<'_>) -> Verdict {
             let short = numbered(name);
             let message = if name == 9 { &long[..] } else { &short };
             // Not drained meanwhile: whether the first have completed or not does not matter.
-            let result = ours.link.post(OpId(name), &all, message);
+            let result = local.link.post(OpId(name), &all, message);
             result.or_fail(&format!("round {round}, post {name}"))?;
         }
         for name in 0..SENDS_MAX as u64 {
-            ours.expect_sent(name)?;
+            local.expect_sent(name)?;
             let message = peer.message()?;
             let expected = if name == 9 { MESSAGE_MAX } else { 44 };
             ensure!(
@@ -181,13 +181,13 @@ pub(super) fn a_link_takes_its_posts(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn a_full_link_recovers(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let (from, to) = fixture.memories()?;
     for _ in 0..5 {
         let mut taken = 0;
         loop {
             let writes = [write(&*from, &*to, 0, LEN)];
-            match ours.link.post(OpId(taken), &writes, &numbered(taken)) {
+            match local.link.post(OpId(taken), &writes, &numbered(taken)) {
                 Ok(()) => taken += 1,
                 Err(SubmitError::WouldBlock) => break,
                 Err(error) => return fail(format!("post {taken}: {error}")),
@@ -198,7 +198,7 @@ pub(super) fn a_full_link_recovers(fixture: &mut Fixture<'_>) -> Verdict {
         }
         ensure!(taken > 0, "no space, though all posts were reported");
         for name in 0..taken {
-            ours.expect_sent(name)?;
+            local.expect_sent(name)?;
             peer.expect_message(&numbered(name))?;
         }
     }
@@ -206,7 +206,7 @@ pub(super) fn a_full_link_recovers(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn pieces_outside_of_their_memory_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let (from, to) = fixture.memories()?;
     fill(&*from, 0, &[1; LEN])?;
     for [first, second] in [
@@ -234,13 +234,13 @@ pub(super) fn pieces_outside_of_their_memory_are_refused(fixture: &mut Fixture<'
             ..write(&*from, &*to, 0, 0)
         };
         let writes = [write(&*from, &*to, 100, 8), bad];
-        match ours.try_post(1, &writes, &numbered(1))? {
+        match local.try_post(1, &writes, &numbered(1))? {
             Err(SubmitError::OutOfBounds) => {}
             Err(error) => return fail(format!("expected `OutOfBounds`, got: {error}")),
             Ok(()) => return fail("a write from outside of its memory was taken"),
         }
     }
-    ours.deliver(2, &[], &peer)?;
+    local.deliver(2, &[], &peer)?;
     let is_untouched = content(to.region())?.iter().all(|byte| *byte == 0);
     ensure!(is_untouched, "a refused post wrote something");
     Ok(())

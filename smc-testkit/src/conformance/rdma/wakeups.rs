@@ -33,13 +33,17 @@ fn message_when(fixture: &Fixture<'_>, when: When) -> Verdict {
     if fixture.is_alone() {
         return skip("needs a second device: completions would ring as well");
     }
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     for round in 0..ROUNDS {
         staged(
-            &ours,
+            &local,
             when,
             || peer.link.post(OpId(round), &[], &numbered(round)),
-            || ours.try_message().map(|message| message == numbered(round)),
+            || {
+                local
+                    .try_message()
+                    .map(|message| message == numbered(round))
+            },
         )?;
         peer.expect_sent(round)?;
     }
@@ -50,13 +54,13 @@ pub(super) fn completions_ring(fixture: &mut Fixture<'_>) -> Verdict {
     if fixture.is_alone() {
         return skip("needs a second device: messages would ring as well");
     }
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     for round in 0..ROUNDS {
         staged(
-            &ours,
+            &local,
             When::AfterSecondDrain,
-            || ours.link.post(OpId(round), &[], &numbered(round)),
-            || ours.try_sent().map(|op| op == OpId(round)),
+            || local.link.post(OpId(round), &[], &numbered(round)),
+            || local.try_sent().map(|op| op == OpId(round)),
         )?;
         peer.expect_message(&numbered(round))?;
     }
@@ -66,17 +70,17 @@ pub(super) fn completions_ring(fixture: &mut Fixture<'_>) -> Verdict {
 pub(super) fn a_lost_link_rings(fixture: &mut Fixture<'_>) -> Verdict {
     let (from, to) = fixture.memories()?;
     for _ in 0..4 {
-        let (ours, _peer) = fixture.link()?;
+        let (local, _peer) = fixture.link()?;
         let bad = Write {
             rkey: Rkey(to.rkey().0 ^ 1),
             ..write(&*from, &*to, 0, 8)
         };
         staged(
-            &ours,
+            &local,
             When::AfterSecondDrain,
-            || ours.link.post(OpId(1), &[bad], &numbered(1)),
+            || local.link.post(OpId(1), &[bad], &numbered(1)),
             || {
-                let cause = ours.try_down()?;
+                let cause = local.try_down()?;
                 Some(cause == LinkFailure::RemoteAccess)
             },
         )?;
@@ -122,21 +126,21 @@ fn staged(
 }
 
 pub(super) fn an_idle_doorbell_is_quiet(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
-    peer.deliver(1, &[], &ours)?;
+    let (local, peer) = fixture.link()?;
+    peer.deliver(1, &[], &local)?;
     fixture.idle()?;
     expect_quiet(fixture)
 }
 
 pub(super) fn wake_ups_are_never_lost(fixture: &mut Fixture<'_>) -> Verdict {
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let mut rng = Rng::new(0x7265_6164);
     race(
         fixture,
         |round| post_from_thread(fixture, &peer, round.into()),
         |round| {
             linger(&mut rng);
-            let message = turn_until(&ours, &mut rng, "the message", || ours.try_message())?;
+            let message = turn_until(&local, &mut rng, "the message", || local.try_message())?;
             let is_it = message == numbered(round.into());
             ensure!(is_it, "round {round}: another message came");
             Ok(())
@@ -148,13 +152,13 @@ pub(super) fn wake_ups_are_never_lost_both_ways(fixture: &mut Fixture<'_>) -> Ve
     if fixture.is_alone() {
         return skip("needs a second device");
     }
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let mut rng = Rng::new(0x6173_6b00);
     ask_and_answer(
         fixture,
         |round| {
-            post_from_thread(fixture, &ours, round.into())?;
-            turn_until(&ours, &mut rng, "the answer", || ours.try_message()).map(drop)
+            post_from_thread(fixture, &local, round.into())?;
+            turn_until(&local, &mut rng, "the answer", || local.try_message()).map(drop)
         },
         |round, rng| {
             turn_until(&peer, rng, "the question", || peer.try_message())?;
@@ -168,13 +172,13 @@ pub(super) fn completions_always_wake(fixture: &mut Fixture<'_>) -> Verdict {
     if fixture.is_alone() {
         return skip("needs a second device: messages would wake as well");
     }
-    let (ours, peer) = fixture.link()?;
+    let (local, peer) = fixture.link()?;
     let mut rng = Rng::new(0x7365_6e74);
     for round in 1..=u64::from(fixture.effort().rounds) {
         linger(&mut rng);
-        let posted = ours.link.post(OpId(round), &[], &numbered(round));
+        let posted = local.link.post(OpId(round), &[], &numbered(round));
         posted.or_else(|error| fail(format!("post: {error}")))?;
-        let op = turn_until(&ours, &mut rng, "the completion", || ours.try_sent())?;
+        let op = turn_until(&local, &mut rng, "the completion", || local.try_sent())?;
         ensure!(op == OpId(round), "round {round}: {op:?} is reported");
         // Frees its receive buffer.
         peer.node.forget()?;

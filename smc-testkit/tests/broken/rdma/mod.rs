@@ -145,9 +145,9 @@ impl Workshop {
             let inner = network.device_with(&format!("broken{index}"), options.clone());
             Arc::new(Broken::new(inner, self.0, index, &shared))
         };
-        let (ours, peer) = (make(0), make(1));
-        let (removed, switched) = (Arc::clone(&ours), Arc::clone(&ours.inner));
-        Pair::new(ours, peer)
+        let (local, peer) = (make(0), make(1));
+        let (removed, switched) = (Arc::clone(&local), Arc::clone(&local.inner));
+        Pair::new(local, peer)
             .with_kill(|peer| Broken::of(&peer).inner.leave())
             .with_removal(move |_| removed.remove())
             .with_cut(move || network.cut())
