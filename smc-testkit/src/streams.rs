@@ -26,11 +26,11 @@ pub async fn connect(client: &Endpoint, listener: &Listener) -> (Stream, Stream)
 ///
 /// If an end is TCP, or as [`connect`].
 pub async fn connect_smc(client: &Endpoint, listener: &Listener) -> (Stream, Stream) {
-    let (ours, theirs) = connect(client, listener).await;
-    for stream in [&ours, &theirs] {
+    let (connected, accepted) = connect(client, listener).await;
+    for stream in [&connected, &accepted] {
         assert!(stream.mode().is_smc(), "{}", stream.mode());
     }
-    (ours, theirs)
+    (connected, accepted)
 }
 
 /// So many streams between an endpoint and a listener.
@@ -175,11 +175,11 @@ fn difference(read: &[u8], expected: &[u8]) -> String {
 /// # Panics
 ///
 /// If it does not arrive.
-pub async fn ping_pong((ours, theirs): &mut (Stream, Stream)) {
-    ours.write_all(b"ping").await.unwrap();
-    expect(theirs, b"ping").await;
-    theirs.write_all(b"pong").await.unwrap();
-    expect(ours, b"pong").await;
+pub async fn ping_pong((client, server): &mut (Stream, Stream)) {
+    client.write_all(b"ping").await.unwrap();
+    expect(server, b"ping").await;
+    server.write_all(b"pong").await.unwrap();
+    expect(client, b"pong").await;
 }
 
 /// Sends the pattern one way, and compares what arrives.
@@ -198,7 +198,7 @@ pub async fn transfer(from: &mut Stream, to: &mut Stream, len: usize) {
 /// # Panics
 ///
 /// If something else arrives.
-pub async fn transfer_both_ways(ours: &mut Stream, theirs: &mut Stream, len: usize) {
-    transfer(ours, theirs, len).await;
-    transfer(theirs, ours, len).await;
+pub async fn transfer_both_ways(client: &mut Stream, server: &mut Stream, len: usize) {
+    transfer(client, server, len).await;
+    transfer(server, client, len).await;
 }

@@ -11,7 +11,7 @@ use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc::Stream;
 use smc_core::device::Device;
 use smc_testkit::middleware::{Fault, Faults, Journal, Record, Trace, What};
-use smc_testkit::world::{Host, ScriptedDevice, World, meet_smc};
+use smc_testkit::world::{Host, ScriptedDevice, World, connect_pair_smc};
 
 /// A stream whose writer has a device whose busy state the test sets, and what it is asked.
 struct Scene {
@@ -39,7 +39,8 @@ impl Scene {
     }
 
     fn pair(&self) -> (Stream, Stream) {
-        self.world.block_on(meet_smc(&self.client, &self.server))
+        self.world
+            .block_on(connect_pair_smc(&self.client, &self.server))
     }
 
     /// How often the device was asked to move data since this was asked last.

@@ -103,7 +103,7 @@ async fn echo(stream: Stream) {
 }
 
 async fn ping(stream: &mut Stream) {
-    stream.write_all(b"still there?").await.unwrap();
+    stream.write_all(b"ping to peer").await.unwrap();
     stream.read_exact(&mut [0; 12]).await.unwrap();
 }
 
@@ -113,18 +113,22 @@ async fn peer(role: Role) {
     let endpoint = builder(On::Tokio, true, role.dir()).build().unwrap();
     role.send("ready");
     loop {
-        let mut chats = Vec::new();
+        let mut exchanges = Vec::new();
         for size in [1, 100, 5_000, 600_000] {
-            chats.push(tokio::spawn(chat(endpoint.clone(), addr.to_owned(), size)));
+            exchanges.push(tokio::spawn(exchange(
+                endpoint.clone(),
+                addr.to_owned(),
+                size,
+            )));
         }
-        for chat in chats {
-            // Whatever happens to a chat, the next ones follow.
-            let _any = chat.await;
+        for exchange in exchanges {
+            // Whatever happens to an exchange, the next ones follow.
+            let _any = exchange.await;
         }
     }
 }
 
-async fn chat(endpoint: Endpoint, addr: String, size: usize) -> std::io::Result<()> {
+async fn exchange(endpoint: Endpoint, addr: String, size: usize) -> std::io::Result<()> {
     let mut stream = endpoint.connect(addr).await?;
     let data = vec![7; size];
     for _ in 0..20 {

@@ -22,7 +22,7 @@ use smc_core::wire::types::DmbToken;
 use smc_testkit::middleware::{Journal, Trace, What};
 use smc_testkit::streams::{expect_error, expect_rest, expect_write_error, patterned};
 use smc_testkit::world::messages::{bytes, direct};
-use smc_testkit::world::{Raw, ScriptedDevice, World, accept_now, meet_smc, proposal_from};
+use smc_testkit::world::{Raw, ScriptedDevice, World, accept_now, connect_pair_smc, proposal_from};
 
 /// Enough for everything that does not wait for a timeout.
 const MOMENT: Duration = Duration::from_millis(1);
@@ -185,7 +185,7 @@ fn a_word_that_is_followed_by_the_producer_cursor_has_no_signal_of_its_own() {
     let client = world.host_on(ScriptedDevice::around(traced), |builder| builder);
     let server = world.host_with("server", |builder| builder.recv_buffer(16 * 1024));
     world.block_on(async {
-        let (mut ours, mut theirs) = meet_smc(&client, &server).await;
+        let (mut ours, mut theirs) = connect_pair_smc(&client, &server).await;
         let ring = ours.peer_recv_buffer_size().unwrap();
         ours.write_all(b"x").await.unwrap();
         assert_eq!(signals(&journal), [(1, Signal::No), (8, Signal::Yes)]);
@@ -238,7 +238,7 @@ fn a_shutdown_of_both_directions_shows_the_peer_what_a_close_does() {
 fn a_peer_cannot_write_to_a_stream_that_was_shut_down_for_both_directions() {
     let world = World::new();
     world.between_hosts(async |client, server| {
-        let (mut ours, mut theirs) = meet_smc(&client, &server).await;
+        let (mut ours, mut theirs) = connect_pair_smc(&client, &server).await;
         ours.write_all(b"last").await.unwrap();
         ours.shutdown_how(Shutdown::Both).unwrap();
         expect_write_error(&mut theirs, ErrorKind::ConnectionReset).await;
@@ -257,7 +257,7 @@ fn the_queues_of_a_stream_are_what_was_not_read_and_what_was_not_delivered() {
     for nocopy in [true, false] {
         let world = World::new().with_fabric(|fabric| fabric.with_nocopy(nocopy));
         world.between_hosts(async |client, server| {
-            let (mut ours, mut theirs) = meet_smc(&client, &server).await;
+            let (mut ours, mut theirs) = connect_pair_smc(&client, &server).await;
             assert_eq!(theirs.recv_queue_len().unwrap(), 0);
             ours.write_all(&[0; 1000]).await.unwrap();
             assert_eq!(theirs.recv_queue_len().unwrap(), 1000);
@@ -301,7 +301,7 @@ async fn beyond_rewind_min(ours: &mut Stream) -> Vec<u8> {
 fn a_reservation_stays_in_its_place_when_the_reader_catches_up() {
     let world = World::new();
     world.between_hosts(async |client, server| {
-        let (mut ours, mut theirs) = meet_smc(&client, &server).await;
+        let (mut ours, mut theirs) = connect_pair_smc(&client, &server).await;
         let data = beyond_rewind_min(&mut ours).await;
         let mut space = ours.reserve(4).await.unwrap();
         assert!(space.is_in_place());

@@ -7,7 +7,7 @@ use smc_wire::types::DmbToken;
 use super::fixture::{Fixture, OrFail, SMALL, Verdict, bytes, content, ensure, fail};
 use super::node::ring;
 use super::signals::{When, staged};
-use super::wakeups::chase;
+use super::wakeups::await_rounds;
 use crate::Rng;
 
 pub(super) fn both_ends_agree_on_nocopy(fixture: &mut Fixture<'_>) -> Verdict {
@@ -134,7 +134,7 @@ pub(super) fn attachment_wake_ups_are_never_lost(fixture: &mut Fixture<'_>) -> V
     let timeout = fixture.timeout();
     let dmb = fixture.local_buffer()?;
     let attachment = fixture.attach(&*dmb)?;
-    chase(fixture, &*dmb, |round| {
+    await_rounds(fixture, &*dmb, |round| {
         let store = attachment
             .region()
             .store(8, u64::from(round), Ordering::Release);

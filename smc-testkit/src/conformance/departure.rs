@@ -8,7 +8,7 @@ use smc_wire::types::Gid;
 use super::fixture::{Fixture, OrFail, SMALL, Verdict, bytes, content, ensure, fail, skip};
 
 pub(super) fn a_dead_peer_is_reported_once(fixture: &mut Fixture<'_>) -> Verdict {
-    let (to_local, to_peer) = meet(fixture)?;
+    let (to_local, to_peer) = write_both_ways(fixture)?;
     drop(to_peer);
     // As a parked driver: only the doorbell may report it.
     let local = fixture.local();
@@ -37,7 +37,7 @@ pub(super) fn a_dead_peer_is_reported_once(fixture: &mut Fixture<'_>) -> Verdict
 }
 
 pub(super) fn moves_to_a_dead_peer_fail(fixture: &mut Fixture<'_>) -> Verdict {
-    let (to_local, to_peer) = meet(fixture)?;
+    let (to_local, to_peer) = write_both_ways(fixture)?;
     let token = to_peer.token();
     drop(to_peer);
     let gid = fixture.peer().gid();
@@ -55,7 +55,7 @@ pub(super) fn moves_to_a_dead_peer_fail(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn a_dead_peer_is_unreachable(fixture: &mut Fixture<'_>) -> Verdict {
-    let dmbs = meet(fixture)?;
+    let dmbs = write_both_ways(fixture)?;
     drop(dmbs);
     let gid = fixture.peer().gid();
     fixture.kill_peer()?;
@@ -66,7 +66,7 @@ pub(super) fn a_dead_peer_is_unreachable(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn buffers_outlive_a_dead_peer(fixture: &mut Fixture<'_>) -> Verdict {
-    let (to_local, to_peer) = meet(fixture)?;
+    let (to_local, to_peer) = write_both_ways(fixture)?;
     fixture
         .peer()
         .put(to_local.token(), 32, &[0xa5; 9000], Signal::No)?;
@@ -90,7 +90,7 @@ pub(super) fn buffers_outlive_a_dead_peer(fixture: &mut Fixture<'_>) -> Verdict 
 }
 
 pub(super) fn attachments_outlive_a_dead_peer(fixture: &mut Fixture<'_>) -> Verdict {
-    let (to_local, to_peer) = meet(fixture)?;
+    let (to_local, to_peer) = write_both_ways(fixture)?;
     let (owner, token) = (fixture.peer().gid(), to_peer.token());
     let attached = fixture
         .try_attach(fixture.local(), owner, token)?
@@ -118,7 +118,7 @@ pub(super) fn attachments_outlive_a_dead_peer(fixture: &mut Fixture<'_>) -> Verd
 
 pub(super) fn others_survive_a_dead_peer(fixture: &mut Fixture<'_>) -> Verdict {
     fixture.third()?;
-    let dmbs = meet(fixture)?;
+    let dmbs = write_both_ways(fixture)?;
     let kept = fixture.buffer(fixture.local(), fixture.third()?, SMALL)?;
     drop(dmbs);
     let gid = fixture.peer().gid();
@@ -139,7 +139,7 @@ pub(super) fn a_removed_device_says_so(fixture: &mut Fixture<'_>) -> Verdict {
     let Some(remove) = fixture.extras().remove.take() else {
         return skip("the provider cannot remove a device");
     };
-    let (to_local, to_peer) = meet(fixture)?;
+    let (to_local, to_peer) = write_both_ways(fixture)?;
     let (local, peer) = (fixture.local(), fixture.peer());
     fixture.remove_local(remove)?;
     to_local.arm();
@@ -157,8 +157,8 @@ type Dmbs = (
     std::sync::Arc<dyn smc_core::device::Dmb>,
 );
 
-/// Makes both devices know each other: a buffer in each direction that was written.
-fn meet(fixture: &Fixture<'_>) -> Result<Dmbs, super::fixture::Stop> {
+/// Writes to a buffer in each direction, after which both devices know each other.
+fn write_both_ways(fixture: &Fixture<'_>) -> Result<Dmbs, super::fixture::Stop> {
     let (local, peer) = (fixture.local(), fixture.peer());
     for (from, to) in [(local, peer), (peer, local)] {
         fixture.reach(from, to.gid())?.or_fail("reach")?;

@@ -18,7 +18,7 @@ use crate::Rng;
 pub(super) fn wake_ups_are_never_lost(fixture: &mut Fixture<'_>) -> Verdict {
     let dmb = fixture.local_buffer()?;
     let peer = fixture.peer();
-    chase(fixture, &*dmb, |round| put(peer, &*dmb, round))
+    await_rounds(fixture, &*dmb, |round| put(peer, &*dmb, round))
 }
 
 /// Counts the rounds in a buffer, and signals.
@@ -29,7 +29,7 @@ fn put(from: &Node, dmb: &dyn Dmb, round: u32) -> Verdict {
 
 /// Has a thread call `write` with the rounds from 1, at odd moments, while this thread waits for
 /// each of them like a reader whose driver parks.
-pub(super) fn chase(
+pub(super) fn await_rounds(
     fixture: &Fixture<'_>,
     dmb: &dyn Dmb,
     write: impl Fn(u32) -> Verdict + Sync,

@@ -199,7 +199,7 @@ fn a_drain_whose_events_are_taken_away_leaves_the_device_armed() {
         world.b.arm().unwrap();
         let (ready, mut count) = (AtomicUsize::new(0), 0);
         // Threads that have slept do not go on at the same time.
-        let meet = || {
+        let wait_for_both = || {
             ready.fetch_add(1, Ordering::SeqCst);
             while ready.load(Ordering::SeqCst) < 2 {
                 thread::yield_now();
@@ -207,11 +207,11 @@ fn a_drain_whose_events_are_taken_away_leaves_the_device_armed() {
         };
         thread::scope(|scope| {
             scope.spawn(|| {
-                meet();
+                wait_for_both();
                 (0..round % 64).for_each(|_| spin_loop());
                 to_a.close();
             });
-            meet();
+            wait_for_both();
             world.b.drain(&mut |_| count += 1).unwrap();
         });
         if count == 0 {

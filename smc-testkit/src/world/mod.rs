@@ -457,7 +457,7 @@ impl Host {
 /// # Panics
 ///
 /// If an end fails.
-pub async fn meet(client: &Host, server: &Host) -> (Stream, Stream) {
+pub async fn connect_pair(client: &Host, server: &Host) -> (Stream, Stream) {
     streams::pair(&client.endpoint, &server.endpoint).await
 }
 
@@ -475,7 +475,7 @@ pub async fn join(client: &Host, listener: &Listener) -> (Stream, Stream) {
 /// # Panics
 ///
 /// If an end fails or is TCP.
-pub async fn meet_smc(client: &Host, server: &Host) -> (Stream, Stream) {
+pub async fn connect_pair_smc(client: &Host, server: &Host) -> (Stream, Stream) {
     let (listener, _) = server.listen().await;
     join_smc(client, &listener).await
 }
@@ -486,9 +486,9 @@ pub async fn meet_smc(client: &Host, server: &Host) -> (Stream, Stream) {
 ///
 /// If an end fails or is TCP.
 pub async fn join_smc(client: &Host, listener: &Listener) -> (Stream, Stream) {
-    let (ours, theirs) = join(client, listener).await;
-    assert_eq!((reason(&ours), reason(&theirs)), (None, None));
-    (ours, theirs)
+    let (client, server) = join(client, listener).await;
+    assert_eq!((reason(&client), reason(&server)), (None, None));
+    (client, server)
 }
 
 /// The next stream of a listener, if there is one now.
@@ -509,15 +509,15 @@ pub fn accept_now(listener: &Listener) -> Option<(Stream, SocketAddr)> {
 /// # Panics
 ///
 /// If something else arrives.
-pub async fn chat((mut ours, mut theirs): (Stream, Stream)) {
+pub async fn exchange_to_end((mut client, mut server): (Stream, Stream)) {
     let exchange = async |stream: &mut Stream, word: &[u8], answer: &[u8]| {
         stream.write_all(word).await.unwrap();
         stream.shutdown_how(Shutdown::Write).unwrap();
         streams::expect_rest(stream, answer).await;
     };
-    let us = exchange(&mut ours, b"from us", b"from them");
-    let them = exchange(&mut theirs, b"from them", b"from us");
-    zip(us, them).await;
+    let client_side = exchange(&mut client, b"from the client", b"from the server");
+    let server_side = exchange(&mut server, b"from the server", b"from the client");
+    zip(client_side, server_side).await;
 }
 
 /// Application data goes both ways over a TCP connection, to the end, with nothing missing and
@@ -535,21 +535,21 @@ pub async fn exchange(mut stream: Stream, raw: Option<Raw>, early: &[u8]) {
         assert!(end.is_err() || read == early, "lost of {early:?}");
         return;
     };
-    let [ours, theirs] = [b'o', b't'].map(|first| {
-        let bytes = (0..TALK).map(|at| first ^ u8::try_from(at % 251).unwrap());
+    let [to_peer, to_local] = [b'p', b'l'].map(|first| {
+        let bytes = (0..EXCHANGE_LEN).map(|at| first ^ u8::try_from(at % 251).unwrap());
         bytes.collect::<Vec<_>>()
     });
-    let us = async {
-        stream.write_all(&ours).await.unwrap();
+    let local = async {
+        stream.write_all(&to_peer).await.unwrap();
         stream.shutdown_how(Shutdown::Write).unwrap();
-        streams::expect_rest(&mut stream, [early, &theirs].concat()).await;
+        streams::expect_rest(&mut stream, [early, &to_local].concat()).await;
     };
-    let them = async {
-        raw.send(&theirs).await;
+    let peer = async {
+        raw.send(&to_local).await;
         raw.finish();
-        assert_eq!(raw.rest().await, (ours.clone(), End::Closed));
+        assert_eq!(raw.rest().await, (to_peer.clone(), End::Closed));
     };
-    zip(us, them).await;
+    zip(local, peer).await;
 }
 
 /// Reads to the end, before which nothing was invented.
@@ -569,4 +569,4 @@ pub fn anywhere() -> SocketAddr {
 }
 
 /// Bytes of application data in each direction.
-const TALK: usize = 500;
+const EXCHANGE_LEN: usize = 500;

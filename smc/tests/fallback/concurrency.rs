@@ -18,7 +18,7 @@ use smc_core::wire::types::DeclineCode;
 use crate::fallback_table::{AT_ONCE, MESSAGE};
 use smc_testkit::streams::{expect, expect_error, join_all};
 use smc_testkit::world::messages::*;
-use smc_testkit::world::{Call, Host, World, chat, join_smc, proposal_from, reason};
+use smc_testkit::world::{Call, Host, World, exchange_to_end, join_smc, proposal_from, reason};
 
 #[test]
 fn stalled_clients_delay_no_other() {
@@ -33,7 +33,7 @@ fn stalled_clients_delay_no_other() {
         let since = world.now();
         for _ in 0..20 {
             let (ours, theirs) = join_smc(&client, &listener).await;
-            chat((ours, theirs)).await;
+            exchange_to_end((ours, theirs)).await;
         }
         assert!(world.is_within(since, AT_ONCE));
         silent.expect_end().await;
@@ -60,7 +60,7 @@ fn a_listener_full_of_stalled_clients_recovers_when_their_time_is_over() {
         assert!(world.has_taken(since, MESSAGE));
         let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
         assert_eq!((reason(&ours), reason(&theirs)), (None, None));
-        chat((ours, theirs)).await;
+        exchange_to_end((ours, theirs)).await;
         drop(first);
         second.expect_end().await;
         assert!(world.has_taken(since, MESSAGE + Duration::from_secs(3)));
@@ -160,7 +160,7 @@ fn a_handshake_gives_its_slot_back_however_it_ends() {
                 }
             }
             let (ours, theirs) = join_smc(&client, &listener).await;
-            chat((ours, theirs)).await;
+            exchange_to_end((ours, theirs)).await;
         }
         assert!(world.is_within(since, AT_ONCE));
         world.only_idle_groups_left([&server]).await;

@@ -9,7 +9,8 @@ use smc_core::wire::types::DeclineCode;
 use smc_testkit::memory_device::MemFabric;
 use smc_testkit::streams::{expect, expect_error, expect_write_error};
 use smc_testkit::world::{
-    Call, Codes, Host, ScriptedDevice, World, accept_now, chat, join_smc, meet, meet_smc, reason,
+    Call, Codes, Host, ScriptedDevice, World, accept_now, connect_pair, connect_pair_smc,
+    exchange_to_end, join_smc, reason,
 };
 
 /// One side's device fails, that side declines, and both streams are TCP.
@@ -157,7 +158,7 @@ fn run_row(world: &World, row: &Row) {
     world.block_on(async {
         (row.fault)(host);
         let since = world.now();
-        let (ours, theirs) = meet(&client, &server).await;
+        let (ours, theirs) = connect_pair(&client, &server).await;
         assert!(row.takes.is_zero() || world.has_taken(since, row.takes));
         let declined = Some(Codes::local(row.code));
         let peer_code = Some(Codes::peer_declined(row.code));
@@ -166,13 +167,13 @@ fn run_row(world: &World, row: &Row) {
             Side::Server => (peer_code, declined),
         };
         assert_eq!((reason(&ours), reason(&theirs)), expected);
-        chat((ours, theirs)).await;
+        exchange_to_end((ours, theirs)).await;
         world.nothing_left([&client, &server]).await;
 
         if !is_removed {
             host.device.recover();
-            let (ours, theirs) = meet_smc(&client, &server).await;
-            chat((ours, theirs)).await;
+            let (ours, theirs) = connect_pair_smc(&client, &server).await;
+            exchange_to_end((ours, theirs)).await;
             world.only_idle_groups_left([&client, &server]).await;
         }
     });
@@ -192,7 +193,7 @@ fn too_little_memory_means_a_smaller_buffer() {
             };
             let error = DeviceError::NoMemory;
             host.device.fail_times(Call::Register, error, 2);
-            let (ours, theirs) = meet(&client, &server).await;
+            let (ours, theirs) = connect_pair(&client, &server).await;
             let (short, long) = match whose {
                 Side::Client => (&ours, &theirs),
                 Side::Server => (&theirs, &ours),
@@ -206,7 +207,7 @@ fn too_little_memory_means_a_smaller_buffer() {
                 1 << 15
             };
             assert_eq!(long.recv_buffer_size(), Some(long_len - 32));
-            chat((ours, theirs)).await;
+            exchange_to_end((ours, theirs)).await;
         });
     }
 }
@@ -234,7 +235,7 @@ fn a_second_device_serves_when_the_first_cannot() {
         ];
         for (call, error) in faults {
             server.device.fail(call, error);
-            let (ours, theirs) = meet(&client, &server).await;
+            let (ours, theirs) = connect_pair(&client, &server).await;
             for stream in [&ours, &theirs] {
                 let smc::Mode::SmcD { device, .. } = stream.mode() else {
                     panic!("{}", stream.mode());
@@ -243,7 +244,7 @@ fn a_second_device_serves_when_the_first_cannot() {
             }
             assert_eq!(server.device.dmbs(), 0, "nothing is kept of the first");
             assert_eq!(server.endpoint.link_groups().len(), 1);
-            chat((ours, theirs)).await;
+            exchange_to_end((ours, theirs)).await;
             server.device.recover();
         }
         // What the first one has brought does not wait for the second one.
@@ -255,16 +256,16 @@ fn a_second_device_serves_when_the_first_cannot() {
             assert_eq!(server.endpoint.link_groups().len(), groups);
             server_spare.recover();
         };
-        let ((ours, theirs), ()) = future::zip(meet(&client, &server), looks_on).await;
+        let ((ours, theirs), ()) = future::zip(connect_pair(&client, &server), looks_on).await;
         assert_eq!((reason(&ours), reason(&theirs)), (None, None));
-        chat((ours, theirs)).await;
+        exchange_to_end((ours, theirs)).await;
 
         // All of them: then both decline, with the first device's reason.
         server.device.fail(Call::Register, DeviceError::NoMemory);
         server_spare.fail(Call::Register, DeviceError::Exhausted);
-        let (ours, theirs) = meet(&client, &server).await;
+        let (ours, theirs) = connect_pair(&client, &server).await;
         assert_eq!(reason(&theirs), Some(Codes::local(DeclineCode::MEM)));
-        chat((ours, theirs)).await;
+        exchange_to_end((ours, theirs)).await;
         world.only_idle_groups_left([&client, &server]).await;
         assert_eq!((client_spare.dmbs(), server_spare.dmbs()), (0, 0));
     });
@@ -282,18 +283,18 @@ fn a_device_in_the_place_of_a_removed_one_is_used() {
             Side::Server => &server,
         };
         world.block_on(async {
-            drop(meet_smc(&client, &server).await);
+            drop(connect_pair_smc(&client, &server).await);
             host.device.remove();
             world.sleep(Duration::from_secs(1)).await;
             assert_eq!(host.endpoint.devices().count(), 0);
-            let (ours, theirs) = meet(&client, &server).await;
+            let (ours, theirs) = connect_pair(&client, &server).await;
             assert!(reason(&ours).is_some() && reason(&theirs).is_some());
-            chat((ours, theirs)).await;
+            exchange_to_end((ours, theirs)).await;
             let again = std::sync::Arc::new(world.device("again"));
             host.endpoint.add_device(again.clone()).unwrap();
-            let streams = meet_smc(&client, &server).await;
+            let streams = connect_pair_smc(&client, &server).await;
             assert_eq!(again.dmbs(), 1);
-            chat(streams).await;
+            exchange_to_end(streams).await;
         });
     }
 }
@@ -330,7 +331,7 @@ fn a_server_that_cannot_attach_ends_the_connection_behind_what_was_written() {
 
             server.device.recover();
             let (ours, theirs) = join_smc(&client, &listener).await;
-            chat((ours, theirs)).await;
+            exchange_to_end((ours, theirs)).await;
         });
     }
 }
@@ -355,12 +356,12 @@ fn without_nocopy_nothing_is_attached() {
     world.between_hosts(async |client, server| {
         client.device.fail(Call::Attach, DeviceError::PeerGone);
         server.device.fail(Call::Attach, DeviceError::PeerGone);
-        let (ours, theirs) = meet_smc(&client, &server).await;
+        let (ours, theirs) = connect_pair_smc(&client, &server).await;
         assert_eq!(
             (client.device.attachments(), server.device.attachments()),
             (0, 0)
         );
-        chat((ours, theirs)).await;
+        exchange_to_end((ours, theirs)).await;
         world.only_idle_groups_left([&client, &server]).await;
     });
 }
@@ -384,7 +385,7 @@ fn a_device_that_goes_during_the_handshake_is_like_one_that_fails() {
         let code = DeclineCode::MEM;
         assert_eq!(reason(ours.as_ref().unwrap()), Some(Codes::local(code)));
         assert_eq!(reason(&theirs), Some(Codes::peer_declined(code)));
-        chat((ours.unwrap(), theirs)).await;
+        exchange_to_end((ours.unwrap(), theirs)).await;
         world.nothing_left([&client, &server]).await;
     });
 }

@@ -7,7 +7,7 @@ use smc::Stream;
 use smc_core::device::{Direct, PeerEvent};
 use smc_core::proto::group::IDLE_LIFETIME;
 use smc_testkit::streams::ping_pong;
-use smc_testkit::world::{Host, World, chat, meet, reason};
+use smc_testkit::world::{Host, World, connect_pair, exchange_to_end, reason};
 
 /// Long enough for a link group that became idle just before.
 const PAST_IDLE: Duration = IDLE_LIFETIME.saturating_add(Duration::from_secs(5));
@@ -15,7 +15,7 @@ const PAST_IDLE: Duration = IDLE_LIFETIME.saturating_add(Duration::from_secs(5))
 /// Two streams between two hosts, one in each direction, whose first contacts cross: each host has
 /// two link groups with the other.
 async fn crossing(left: &Host, right: &Host) -> [(Stream, Stream); 2] {
-    let pairs = future::zip(meet(left, right), meet(right, left)).await;
+    let pairs = future::zip(connect_pair(left, right), connect_pair(right, left)).await;
     for host in [left, right] {
         assert_eq!(host.endpoint.link_groups().len(), 2, "they did not cross");
     }
@@ -33,7 +33,7 @@ fn an_idle_link_group_that_expires_leaves_streams_in_other_groups_alone() {
                     std::mem::swap(&mut one, &mut two);
                 }
                 let (ours, theirs) = two;
-                chat((ours, theirs)).await;
+                exchange_to_end((ours, theirs)).await;
                 for _ in 0..3 {
                     world.sleep(PAST_IDLE).await;
                     ping_pong(&mut one).await;
@@ -45,7 +45,7 @@ fn an_idle_link_group_that_expires_leaves_streams_in_other_groups_alone() {
 
                 // The last one that expires takes nothing along, and nothing stays behind.
                 let (ours, theirs) = one;
-                chat((ours, theirs)).await;
+                exchange_to_end((ours, theirs)).await;
                 world.sleep(PAST_IDLE).await;
                 world.nothing_left([&left, &right]).await;
             });
@@ -69,7 +69,7 @@ fn a_shutdown_event_at_any_moment_of_a_first_contact_does_not_end_the_stream() {
                 exchange(&client, to_server);
                 exchange(&server, to_client);
             };
-            let (mut pair, ()) = future::zip(meet(&client, &server), shutdown).await;
+            let (mut pair, ()) = future::zip(connect_pair(&client, &server), shutdown).await;
             let reasons = (reason(&pair.0), reason(&pair.1));
             assert_eq!(reasons, (None, None), "{delay} us");
             for _ in 0..2 {
@@ -77,7 +77,7 @@ fn a_shutdown_event_at_any_moment_of_a_first_contact_does_not_end_the_stream() {
                 world.sleep(PAST_IDLE).await;
             }
             let (ours, theirs) = pair;
-            chat((ours, theirs)).await;
+            exchange_to_end((ours, theirs)).await;
             world.sleep(PAST_IDLE).await;
             world.nothing_left([&client, &server]).await;
         });

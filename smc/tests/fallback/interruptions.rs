@@ -11,7 +11,8 @@ use smc_core::wire::types::DeclineCode;
 use smc_testkit::streams::{expect_error, expect_rest, expect_rest_and_error, expect_write_error};
 use smc_testkit::world::messages::*;
 use smc_testkit::world::{
-    Call, Host, World, accept_now, chat, expect_no_data, join_smc, kind, meet, meet_smc, reason,
+    Call, Host, World, accept_now, connect_pair, connect_pair_smc, exchange_to_end, expect_no_data,
+    join_smc, kind, reason,
 };
 
 use crate::fallback_table::AT_ONCE;
@@ -148,7 +149,7 @@ fn a_listener_outlives_its_endpoint() {
         let Host { endpoint, device } = server;
         drop(endpoint);
         let (ours, theirs) = join_smc(&client, &listener).await;
-        chat((ours, theirs)).await;
+        exchange_to_end((ours, theirs)).await;
         world.only_idle_groups_left([&client]).await;
         world.sleep(AT_ONCE).await;
         assert_eq!(device.dmbs(), 0);
@@ -161,7 +162,7 @@ fn a_listener_outlives_its_endpoint() {
 fn a_shutdown_ends_connections_with_connection_aborted() {
     for world in World::all() {
         world.between_hosts(async |client, server| {
-            let (mut ours, mut theirs) = meet(&client, &server).await;
+            let (mut ours, mut theirs) = connect_pair(&client, &server).await;
             theirs.write_all(b"last words").await.unwrap();
             client.endpoint.shutdown();
 
@@ -175,8 +176,8 @@ fn a_shutdown_ends_connections_with_connection_aborted() {
             world.nothing_left([&client, &server]).await;
 
             // Ended were the connections, not the endpoint.
-            let (ours, theirs) = meet_smc(&client, &server).await;
-            chat((ours, theirs)).await;
+            let (ours, theirs) = connect_pair_smc(&client, &server).await;
+            exchange_to_end((ours, theirs)).await;
         });
     }
 }
@@ -185,7 +186,7 @@ fn a_shutdown_ends_connections_with_connection_aborted() {
 fn a_shutdown_wakes_all_waiters() {
     for world in World::both() {
         world.between_hosts(async |client, server| {
-            let (mut ours, mut theirs) = meet(&client, &server).await;
+            let (mut ours, mut theirs) = connect_pair(&client, &server).await;
             let shutdown = async {
                 world.sleep(AT_ONCE).await;
                 server.endpoint.shutdown();
@@ -205,11 +206,11 @@ fn a_shutdown_leaves_tcp_streams_alone() {
     let client = world.host("client");
     let server = world.host_on(world.device("server").on_fabric(0xff77), |b| b);
     world.block_on(async {
-        let (ours, theirs) = meet(&client, &server).await;
+        let (ours, theirs) = connect_pair(&client, &server).await;
         assert!(!ours.mode().is_smc());
         client.endpoint.shutdown();
         server.endpoint.shutdown();
-        chat((ours, theirs)).await;
+        exchange_to_end((ours, theirs)).await;
     });
 }
 
@@ -269,7 +270,7 @@ fn closing_an_endpoint_does_not_wait_for_the_peer_to_read() {
     for nocopy in [true, false] {
         let world = World::new().with_fabric(|fabric| fabric.with_nocopy(nocopy));
         world.between_hosts(async |client, server| {
-            let (mut ours, mut theirs) = meet(&client, &server).await;
+            let (mut ours, mut theirs) = connect_pair(&client, &server).await;
             ours.write_all(b"to be read later").await.unwrap();
             drop(ours);
             let since = world.now();
@@ -288,7 +289,7 @@ fn a_stream_that_was_shut_down_ends_in_order_when_its_endpoint_closes() {
         for close in [true, false] {
             let world = World::new().with_fabric(|fabric| fabric.with_nocopy(nocopy));
             world.between_hosts(async |client, server| {
-                let (mut ours, mut theirs) = meet(&client, &server).await;
+                let (mut ours, mut theirs) = connect_pair(&client, &server).await;
                 theirs.write_all(b"an answer").await.unwrap();
                 ours.write_all(b"to be read later").await.unwrap();
                 ours.shutdown_how(Shutdown::Write).unwrap();
@@ -311,7 +312,7 @@ fn a_stream_that_was_shut_down_ends_in_order_when_its_endpoint_closes() {
 fn a_stream_that_both_ends_shut_down_has_ended_when_its_endpoint_closes() {
     let world = World::new();
     world.between_hosts(async |client, server| {
-        let (mut ours, mut theirs) = meet(&client, &server).await;
+        let (mut ours, mut theirs) = connect_pair(&client, &server).await;
         ours.close().await.unwrap();
         theirs.close().await.unwrap();
         client.endpoint.close().await;
@@ -365,7 +366,7 @@ fn a_closed_endpoint_makes_no_streams() {
 fn the_error_that_ended_a_stream_is_taken_once() {
     let world = World::new();
     world.between_hosts(async |client, server| {
-        let (mut ours, theirs) = meet(&client, &server).await;
+        let (mut ours, theirs) = connect_pair(&client, &server).await;
         assert!(ours.take_error().unwrap().is_none());
         theirs.set_zero_linger().unwrap();
         drop(theirs);
@@ -374,7 +375,7 @@ fn the_error_that_ended_a_stream_is_taken_once() {
         assert_eq!(taken.unwrap().kind(), ErrorKind::ConnectionReset);
         assert!(ours.take_error().unwrap().is_none());
 
-        let (mut ours, _theirs) = meet(&client, &server).await;
+        let (mut ours, _theirs) = connect_pair(&client, &server).await;
         client.endpoint.shutdown();
         let taken = ours.take_error().unwrap();
         assert_eq!(taken.unwrap().kind(), ErrorKind::ConnectionAborted);

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use smc_testkit::negotiation::Connection;
 use smc_testkit::world::messages::decline_v2;
-use smc_testkit::world::{Codes, RawListener, World, anywhere, chat, exchange, reason};
+use smc_testkit::world::{Codes, RawListener, World, anywhere, exchange, exchange_to_end, reason};
 
 fn ours(code: DeclineCode) -> Option<Codes> {
     Some(Codes::local(code))
@@ -61,7 +61,7 @@ fn an_endpoint_without_a_device_falls_back_at_once() {
                 assert!(world.is_within(since, LONG), "it has waited");
                 let reasons = (reason(&ours), reason(&theirs));
                 assert_eq!(reasons, (client_reason, server_reason));
-                chat((ours, theirs)).await;
+                exchange_to_end((ours, theirs)).await;
             }
         });
     }
@@ -141,7 +141,7 @@ fn a_listener_with_too_many_handshakes_reports_it_and_so_does_its_client() {
         assert_eq!(cause(&ours), FallbackCause::Refused(Refusal::Full));
         let limit = Limit::new("limit of handshakes that wait", 1);
         assert_eq!(cause(&theirs), FallbackCause::Full(limit));
-        chat((ours, theirs)).await;
+        exchange_to_end((ours, theirs)).await;
     });
 }
 

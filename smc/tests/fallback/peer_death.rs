@@ -12,8 +12,8 @@ use crate::fallback_table::{AT_ONCE, MESSAGE};
 use smc_testkit::streams::{expect_error, expect_rest_and_error};
 use smc_testkit::world::messages::*;
 use smc_testkit::world::{
-    Host, World, accept_now, chat, exchange, expect_no_data, kind, meet, meet_smc, proposal_from,
-    reason,
+    Host, World, accept_now, connect_pair, connect_pair_smc, exchange, exchange_to_end,
+    expect_no_data, kind, proposal_from, reason,
 };
 
 /// What goes of a peer.
@@ -80,7 +80,7 @@ fn other_tasks_run_while_the_connections_of_a_peer_end() {
     world.block_on(async {
         let mut streams = Vec::new();
         for _ in 0..200 {
-            streams.push(meet_smc(&client, &server).await);
+            streams.push(connect_pair_smc(&client, &server).await);
         }
         let ended = || {
             let states = streams.iter().map(|(_, theirs)| theirs.state());
@@ -177,7 +177,7 @@ fn a_server_dies_while_the_client_prepares() {
 fn a_peer_that_dies_after_the_handshake_aborts_the_stream() {
     for world in World::both() {
         world.between_hosts(async |client, server| {
-            let (mut ours, mut theirs) = meet(&client, &server).await;
+            let (mut ours, mut theirs) = connect_pair(&client, &server).await;
             ours.write_all(b"last words").await.unwrap();
             client.device.leave();
             expect_rest_and_error(&mut theirs, b"last words", ErrorKind::ConnectionAborted).await;
@@ -216,8 +216,8 @@ fn a_client_that_is_out_of_sync_ends_no_stream_and_the_next_ones_get_a_new_link_
             assert_eq!((reason(&next.0), reason(&next.1)), (None, None));
             let connections: Vec<_> = groups().iter().map(|group| group.connections).collect();
             assert_eq!(connections, [1, 1], "the next one is in another group");
-            chat((ours, theirs)).await;
-            chat((next.0, next.1)).await;
+            exchange_to_end((ours, theirs)).await;
+            exchange_to_end((next.0, next.1)).await;
             world.only_idle_groups_left([&server]).await;
             assert!(groups().iter().all(|group| group.id != denied));
         });
@@ -279,7 +279,7 @@ fn a_server_that_joins_a_link_group_which_the_client_has_lost_is_told() {
         let (listener, at) = server.listen().await;
         let connect = client.endpoint.connect(at);
         let (ours, theirs) = future::zip(connect, listener.accept()).await;
-        chat((ours.unwrap(), theirs.unwrap().0)).await;
+        exchange_to_end((ours.unwrap(), theirs.unwrap().0)).await;
         world.only_idle_groups_left([&server]).await;
         // An endpoint that knows nothing, on the same device.
         let Host { endpoint, device } = client;
@@ -292,13 +292,13 @@ fn a_server_that_joins_a_link_group_which_the_client_has_lost_is_told() {
         let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
         assert_eq!(reason(&ours).unwrap().local, DeclineCode::SYNCERR);
         assert_eq!(reason(&theirs).unwrap().peer, Some(DeclineCode::SYNCERR));
-        chat((ours, theirs)).await;
+        exchange_to_end((ours, theirs)).await;
         world.nothing_left([&server]).await;
 
         let connect = again.connect(at);
         let (ours, theirs) = future::zip(connect, listener.accept()).await;
         let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
         assert_eq!((reason(&ours), reason(&theirs)), (None, None));
-        chat((ours, theirs)).await;
+        exchange_to_end((ours, theirs)).await;
     });
 }

@@ -13,8 +13,8 @@ use smc_core::wire::types::DeclineCode;
 
 use smc_testkit::world::messages::*;
 use smc_testkit::world::{
-    Call, Codes, Scripted, World, accept_now, anywhere, chat, codes, exchange, join, kind, meet,
-    meet_smc, reason,
+    Call, Codes, Scripted, World, accept_now, anywhere, codes, connect_pair, connect_pair_smc,
+    exchange, exchange_to_end, join, kind, reason,
 };
 
 #[test]
@@ -23,8 +23,8 @@ fn a_client_that_requires_smc_gets_it() {
     let require = |name| world.host_with(name, |builder| builder.policy(Policy::Require));
     let (client, server) = (require("client"), require("server"));
     world.block_on(async {
-        let (ours, theirs) = meet_smc(&client, &server).await;
-        chat((ours, theirs)).await;
+        let (ours, theirs) = connect_pair_smc(&client, &server).await;
+        exchange_to_end((ours, theirs)).await;
     });
 }
 
@@ -101,7 +101,7 @@ fn a_listener_that_requires_smc_shows_nothing_else() {
 
             let (ours, theirs) = join(&client, &listener).await;
             assert_eq!(reason(&theirs), None);
-            chat((ours, theirs)).await;
+            exchange_to_end((ours, theirs)).await;
             let refused = listener.refused();
             assert_eq!(refused.count, 2);
             let (_, why) = refused.last.unwrap();
@@ -202,7 +202,7 @@ fn a_policy_can_depend_on_who_it_is() {
         let (ours, theirs) = future::zip(client.endpoint.connect(to), other.accept()).await;
         let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
         assert_eq!(reason(&ours), Some(peer_code));
-        chat((ours, theirs)).await;
+        exchange_to_end((ours, theirs)).await;
         world.nothing_left([&client, &server]).await;
     });
 }
@@ -215,7 +215,7 @@ fn a_decline_over_tcp_is_not_explained_by_what_this_end_lacks() {
     let client = world.host_on(world.device("client").short_of(lack), |builder| builder);
     let server = world.host_with("server", |builder| builder.policy(Policy::Never));
     world.block_on(async {
-        let (ours, _theirs) = meet(&client, &server).await;
+        let (ours, _theirs) = connect_pair(&client, &server).await;
         let cause = ours.fallback_reason().unwrap().cause;
         assert!(matches!(cause, FallbackCause::PeerDeclined(_)), "{cause:?}");
     });

@@ -6,7 +6,9 @@ use std::time::Duration;
 use smc::{Builder, Mode};
 use smc_core::device::Direct;
 use smc_core::wire::types::{DeclineCode, Eid, PnetId};
-use smc_testkit::world::{Call, Codes, Host, ScriptedDevice, World, chat, join, meet, reason};
+use smc_testkit::world::{
+    Call, Codes, Host, ScriptedDevice, World, connect_pair, exchange_to_end, join, reason,
+};
 
 const SEID_A: &[u8; 32] = b"SYSTEM-A-ISMSEID0000000000000000";
 const SEID_B: &[u8; 32] = b"SYSTEM-B-ISMSEID0000000000000000";
@@ -162,7 +164,7 @@ fn devices_of_other_networks_are_not_offered() {
             let code = DeclineCode::NOSMCDEV;
             assert_eq!(reason(&ours), Some(Codes::local(code)));
             assert_eq!(reason(&theirs), Some(Codes::peer_declined(code)));
-            chat((ours, theirs)).await;
+            exchange_to_end((ours, theirs)).await;
             world.nothing_left([&elsewhere]).await;
         });
     }
@@ -218,7 +220,7 @@ fn an_endpoint_can_talk_to_itself() {
                 unreachable!()
             };
             assert_eq!(*peer, host.device.gid());
-            chat((ours, theirs)).await;
+            exchange_to_end((ours, theirs)).await;
             world.only_idle_groups_left([&host]).await;
         }
     });
@@ -227,10 +229,10 @@ fn an_endpoint_can_talk_to_itself() {
 /// Connects, exchanges data, and returns the client's mode; the server's is of the same kind.
 fn mode_of(world: &World, client: &Host, server: &Host) -> Mode {
     world.block_on(async {
-        let (ours, theirs) = meet(client, server).await;
+        let (ours, theirs) = connect_pair(client, server).await;
         assert_eq!(ours.mode().is_smc(), theirs.mode().is_smc());
         let mode = ours.mode().clone();
-        chat((ours, theirs)).await;
+        exchange_to_end((ours, theirs)).await;
         world.only_idle_groups_left([client]).await;
         world.only_idle_groups_left([server]).await;
         mode
@@ -240,10 +242,10 @@ fn mode_of(world: &World, client: &Host, server: &Host) -> Mode {
 /// Connects; the server declines for this reason, and both use TCP.
 fn declines(world: &World, client: &Host, server: &Host, code: DeclineCode) {
     world.block_on(async {
-        let (ours, theirs) = meet(client, server).await;
+        let (ours, theirs) = connect_pair(client, server).await;
         assert_eq!(reason(&ours), Some(Codes::peer_declined(code)));
         assert_eq!(reason(&theirs), Some(Codes::local(code)));
-        chat((ours, theirs)).await;
+        exchange_to_end((ours, theirs)).await;
         world.nothing_left([client]).await;
         world.nothing_left([server]).await;
     });

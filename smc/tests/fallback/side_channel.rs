@@ -7,7 +7,7 @@ use smc_core::wire::clc::ClcType;
 use smc_core::wire::types::DeclineCode;
 use smc_testkit::world::Step::*;
 use smc_testkit::world::messages::*;
-use smc_testkit::world::{Pipe, Scripted, chat, exchange, join_smc};
+use smc_testkit::world::{Pipe, Scripted, exchange, exchange_to_end, join_smc};
 
 use crate::fallback_table::{MESSAGE, NODEV, Outcome, PLAIN, Row, everywhere, peer, rows};
 use crate::server::{UNSEEN, run_row};
@@ -73,7 +73,7 @@ fn two_endpoints_with_the_proposal_beside_tcp() {
         world.block_on(async {
             let (listener, _) = server.listen().await;
             let (ours, theirs) = join_smc(&client, &listener).await;
-            chat((ours, theirs)).await;
+            exchange_to_end((ours, theirs)).await;
             world.only_idle_groups_left([&client, &server]).await;
         });
     });

@@ -13,7 +13,9 @@ use std::time::Duration;
 use futures_lite::future;
 use smc::{Builder, Domain, Policy, Stream};
 use smc_testkit::streams::transfer;
-use smc_testkit::world::{RdmaWorld, World, anywhere, chat, eid, join, meet_smc, rdma_pair};
+use smc_testkit::world::{
+    RdmaWorld, World, anywhere, connect_pair_smc, eid, exchange_to_end, join, rdma_pair,
+};
 use tracing::Level;
 
 use interceptor::Interceptor;
@@ -37,7 +39,7 @@ fn a_connect_over_the_loop_device_has_its_spans_and_the_steps_of_its_handshake()
             let (ours, theirs) = future::zip(client.connect(to), listener.accept()).await;
             let (ours, (theirs, from)) = (ours.unwrap(), theirs.unwrap());
             assert!(ours.mode().is_smc() && theirs.mode().is_smc());
-            chat((ours, theirs)).await;
+            exchange_to_end((ours, theirs)).await;
             while !(client.connections().is_empty() && server.connections().is_empty()) {
                 world.sleep(Duration::from_millis(1)).await;
             }
@@ -119,7 +121,7 @@ fn streams_that_stay_tcp_for_the_same_reason_give_one_warning_at_each_end() {
             for _ in 0..3 {
                 let (ours, theirs) = join(&client, &listener).await;
                 assert!(!ours.mode().is_smc() && !theirs.mode().is_smc());
-                chat((ours, theirs)).await;
+                exchange_to_end((ours, theirs)).await;
             }
         });
     });
@@ -149,7 +151,7 @@ fn another_destination_or_reason_gives_another_warning() {
         world.block_on(async {
             for _ in 0..2 {
                 let listener = server.bind(anywhere()).await.unwrap();
-                chat(join(&client, &listener).await).await;
+                exchange_to_end(join(&client, &listener).await).await;
             }
         });
     });
@@ -275,7 +277,7 @@ fn hosts_with_one_port_each_give_no_warning_from_first_contact_to_the_end() {
         let hosts = world.hosts();
         world.block_on(async {
             for _ in 0..3 {
-                chat(hosts.pair().await).await;
+                exchange_to_end(hosts.pair().await).await;
                 world.sleep(Duration::from_secs(1)).await;
             }
             hosts.client.close().await;
@@ -349,7 +351,7 @@ fn a_removed_device_is_information_and_ends_its_connections_with_the_cause() {
         let world = World::new();
         let (client, server) = (world.host("client"), world.host("server"));
         world.block_on(async {
-            let _streams: (Stream, Stream) = meet_smc(&client, &server).await;
+            let _streams: (Stream, Stream) = connect_pair_smc(&client, &server).await;
             client.device.remove();
             world.sleep(Duration::from_secs(1)).await;
         });

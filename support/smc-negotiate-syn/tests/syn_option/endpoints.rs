@@ -33,7 +33,7 @@ fn smc_over_the_option(_: Lab) {
         let option = Arc::new(SynOption::load().unwrap());
         let hosts = Hosts::new(&world.rt, option);
         for at in ["127.0.0.1:0", "[::1]:0"] {
-            let (ours, theirs) = hosts.meet(at).await;
+            let (ours, theirs) = hosts.connect_pair(at).await;
             assert!(ours.mode().is_smc(), "{}", ours.mode());
             assert!(theirs.mode().is_smc(), "{}", theirs.mode());
             talk(ours, theirs).await;
@@ -45,7 +45,7 @@ fn smc_on_smol(_: Lab) {
     let rt: Arc<dyn Runtime> = Arc::new(SmolRuntime::new());
     smol::block_on(async {
         let hosts = Hosts::new(&rt, Arc::new(SynOption::load().unwrap()));
-        let (ours, theirs) = hosts.meet("127.0.0.1:0").await;
+        let (ours, theirs) = hosts.connect_pair("127.0.0.1:0").await;
         assert!(ours.mode().is_smc(), "{}", ours.mode());
         talk(ours, theirs).await;
     });
@@ -83,7 +83,7 @@ fn a_server_that_wants_no_smc_declines(_: Lab) {
     run(|world| async move {
         let mut hosts = Hosts::new(&world.rt, Arc::new(SynOption::load().unwrap()));
         hosts.server = hosts.endpoint(true, Policy::Never);
-        let (ours, theirs) = hosts.meet("127.0.0.1:0").await;
+        let (ours, theirs) = hosts.connect_pair("127.0.0.1:0").await;
         let by_policy = FallbackReason::because(DeclineCode::OPTUNSUPP, FallbackCause::Policy);
         assert_eq!(theirs.fallback_reason(), Some(by_policy.clone()));
         assert!(ours.fallback_reason().is_some());
@@ -92,7 +92,7 @@ fn a_server_that_wants_no_smc_declines(_: Lab) {
         let never = hosts.endpoint(true, Policy::Never);
         hosts.server = hosts.endpoint(true, Policy::Prefer);
         hosts.client = never;
-        let (ours, theirs) = hosts.meet("127.0.0.1:0").await;
+        let (ours, theirs) = hosts.connect_pair("127.0.0.1:0").await;
         assert_eq!(ours.fallback_reason(), Some(by_policy));
         assert_eq!(theirs.fallback_reason(), Some(NOT_SPOKEN));
         talk(ours, theirs).await;
@@ -105,7 +105,7 @@ fn an_endpoint_without_a_device_declines(_: Lab) {
         for (client_has, server_has) in [(false, true), (true, false), (false, false)] {
             hosts.client = hosts.endpoint(client_has, Policy::Prefer);
             hosts.server = hosts.endpoint(server_has, Policy::Prefer);
-            let (ours, theirs) = hosts.meet("127.0.0.1:0").await;
+            let (ours, theirs) = hosts.connect_pair("127.0.0.1:0").await;
             assert!(ours.fallback_reason().is_some());
             assert!(theirs.fallback_reason().is_some());
             assert_ne!(theirs.fallback_reason(), Some(NOT_SPOKEN));
@@ -192,7 +192,7 @@ impl Hosts {
         )
     }
 
-    async fn meet(&self, at: &str) -> (Stream, Stream) {
+    async fn connect_pair(&self, at: &str) -> (Stream, Stream) {
         let listener = self.server.bind(at).await.unwrap();
         self.meet_at(&listener).await
     }
