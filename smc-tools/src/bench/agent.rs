@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     loop {
         let (stream, _) = listener.accept()?;
         // One after the other: two would disturb each other.
-        if let Err(error) = attend(args, stream) {
+        if let Err(error) = serve_task(args, stream) {
             output::note("smc bench-agent", &format_args!("{error:#}"));
         }
     }
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 
 /// Starts what the other machine asks for, forwards its output, and ends it when the other machine
 /// has had enough.
-fn attend(args: &Args, mut stream: TcpStream) -> Result<()> {
+fn serve_task(args: &Args, mut stream: TcpStream) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?.take(TASK_MAX));
     stream.set_read_timeout(Some(START))?;
     let mut line = String::new();

@@ -50,7 +50,7 @@ pub(super) async fn serve<A: Accept>(cell: &Cell, at: A) -> Result<()> {
         if Arc::strong_count(&open) > most {
             continue;
         }
-        let served = attend(cell.clone(), Arc::clone(&at), stream, page.clone());
+        let served = serve_connection(cell.clone(), Arc::clone(&at), stream, page.clone());
         cell.runtime.detach(async move {
             served.await;
             drop(one);
@@ -59,7 +59,7 @@ pub(super) async fn serve<A: Accept>(cell: &Cell, at: A) -> Result<()> {
 }
 
 /// The client detects errors here, because the expected answer is missing.
-async fn attend<A: Accept>(cell: Cell, at: Arc<A>, stream: A::Stream, page: Bytes) {
+async fn serve_connection<A: Accept>(cell: Cell, at: Arc<A>, stream: A::Stream, page: Bytes) {
     let settings = &cell.settings;
     let _noticed = match cell.case.workload {
         Workload::Rate | Workload::Bulk => one_way::serve(&*at, stream, settings.read).await,
