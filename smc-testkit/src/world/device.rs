@@ -182,7 +182,7 @@ impl ScriptedDevice {
         self.memory.as_ref().expect("a device in memory").remove();
     }
 
-    async fn obey(&self, call: Call) -> Result<(), DeviceError> {
+    async fn apply_order(&self, call: Call) -> Result<(), DeviceError> {
         *self.calls.lock().expect(INTACT).entry(call).or_default() += 1;
         loop {
             let recovered = self.recovered.listen();
@@ -240,7 +240,7 @@ impl Direct for ScriptedDevice {
     }
 
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
-        self.obey(Call::Reach).await?;
+        self.apply_order(Call::Reach).await?;
         direct(&*self.inner).reach(peer).await
     }
 
@@ -249,7 +249,7 @@ impl Direct for ScriptedDevice {
     }
 
     async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError> {
-        self.obey(Call::Register).await?;
+        self.apply_order(Call::Register).await?;
         let dmb = direct(&*self.inner).register(peer, len).await?;
         Ok(self.dmbs.hand_out(dmb))
     }
@@ -280,7 +280,7 @@ impl Direct for ScriptedDevice {
 #[async_trait]
 impl Nocopy for ScriptedDevice {
     async fn attach(&self, peer: Gid, token: DmbToken) -> Result<Arc<dyn Attachment>, DeviceError> {
-        self.obey(Call::Attach).await?;
+        self.apply_order(Call::Attach).await?;
         let attachment = nocopy(&*self.inner).attach(peer, token).await?;
         Ok(self.attachments.hand_out(attachment))
     }
