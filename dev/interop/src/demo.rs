@@ -9,7 +9,7 @@ use fs_err as fs;
 
 use crate::lab::Lab;
 use crate::runner::{self, Outcome, Pairing, Run, guest_of};
-use crate::scenario::{self, Who};
+use crate::scenario::{self, ScenarioEnd};
 use crate::workload::Kind;
 
 /// Boots two guests, runs one scenario in them, and takes the capture apart.
@@ -28,8 +28,8 @@ pub(crate) fn run() -> Result<bool> {
     }
     let mut lab = Lab::boot(run.kernels())?;
     runner::after_boot(&mut lab)?;
-    for who in [run.server().other(), run.server()] {
-        introduce(&lab, &run, who);
+    for end in [run.server().other(), run.server()] {
+        print_end(&lab, &run, end);
     }
     let show = runner::Show {
         log: false,
@@ -41,8 +41,8 @@ pub(crate) fn run() -> Result<bool> {
     timeline.extend(narrated(&run, &fs::read(&capture)?));
     timeline.sort_by_key(|line| line.frame);
     println!("\nby frame: their events, and the SMC messages; the data itself is not shown\n");
-    for Line { frame, who, text } in timeline {
-        println!("{frame:>4}  {who:<18}{text}");
+    for Line { frame, end, text } in timeline {
+        println!("{frame:>4}  {end:<18}{text}");
     }
     println!();
     Ok(match outcome {
@@ -60,7 +60,7 @@ pub(crate) fn run() -> Result<bool> {
 /// A frame of the capture.
 struct Line {
     frame: u64,
-    who: String,
+    end: String,
     text: String,
 }
 
@@ -76,7 +76,7 @@ fn messages(run: &Run, capture: &Path) -> Result<Vec<Line>> {
         let from = sender(run, from);
         Some(Line {
             frame: frame.parse().ok()?,
-            who: format!("  {} -> {}", end(run, from), end(run, from.other())),
+            end: format!("  {} -> {}", kind_of(run, from), kind_of(run, from.other())),
             text: format!("  {text}"),
         })
     };
@@ -105,7 +105,7 @@ fn narrated(run: &Run, capture: &[u8]) -> Vec<Line> {
         frame += 1;
         lines.extend(words(packet).map(|(from, words)| Line {
             frame,
-            who: end(run, sender(run, from)),
+            end: kind_of(run, sender(run, from)),
             text: String::from_utf8_lossy(words).into_owned(),
         }));
     }
@@ -123,32 +123,32 @@ fn words(frame: &[u8]) -> Option<(IpAddr, &[u8])> {
     (to == runner::NARRATION).then(|| (from.into(), words))
 }
 
-fn sender(run: &Run, from: IpAddr) -> Who {
-    if runner::address(run, Who::Subject, 0).ip() == from {
-        Who::Subject
+fn sender(run: &Run, from: IpAddr) -> ScenarioEnd {
+    if runner::address(run, ScenarioEnd::Subject, 0).ip() == from {
+        ScenarioEnd::Subject
     } else {
-        Who::Peer
+        ScenarioEnd::Peer
     }
 }
 
-fn end(run: &Run, who: Who) -> String {
-    run.kind(who).to_string()
+fn kind_of(run: &Run, end: ScenarioEnd) -> String {
+    run.kind(end).to_string()
 }
 
-fn introduce(lab: &Lab, run: &Run, who: Who) {
-    let part = if run.is_client(who) {
+fn print_end(lab: &Lab, run: &Run, end: ScenarioEnd) {
+    let part = if run.is_client(end) {
         "connects"
     } else {
         "listens"
     };
-    let what = match run.kind(who) {
+    let what = match run.kind(end) {
         Kind::Kernel => "a program with an AF_SMC socket",
         Kind::Ours => "a program with the userspace stack",
         Kind::Tcp => "a program with a TCP socket",
     };
-    let guest = guest_of(who);
+    let guest = guest_of(end);
     let release = lab.kernel(guest);
-    let name = end(run, who);
+    let name = kind_of(run, end);
     println!("{name:<8} {part}: {what}, on Linux {release}");
 }
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::lab::{self, Lab, SideEvent};
 use crate::protocol::{End, Event, Job, Order};
 use crate::runner::{self, Run, guest_of};
-use crate::scenario::{self, Network, Role, Who};
+use crate::scenario::{self, Network, Role, ScenarioEnd};
 use crate::workload::{Kind, Script, Step};
 
 #[derive(Debug, Args)]
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &SocketsArgs) -> Result<bool> {
     }
     let smc = lab::in_guest(&smc)?;
     let mut kinds = BTreeSet::new();
-    for guest in [guest_of(Who::Subject), guest_of(Who::Peer)] {
+    for guest in [guest_of(ScenarioEnd::Subject), guest_of(ScenarioEnd::Peer)] {
         for options in OPTIONS {
             let compared = compare(&mut lab, guest, &smc, options, &mut kinds);
             compared
@@ -180,16 +180,21 @@ impl Pair {
     fn start(&self, lab: &mut Lab, number: u32) -> Result<()> {
         let port = FIRST_PORT + u16::try_from(number)?;
         let run = usual(self.network);
-        for (who, number, kind, steps) in [
-            (Who::Peer, number, self.server, self.server_steps),
-            (Who::Subject, number + 1, Kind::Kernel, self.client_steps),
+        for (end, number, kind, steps) in [
+            (ScenarioEnd::Peer, number, self.server, self.server_steps),
+            (
+                ScenarioEnd::Subject,
+                number + 1,
+                Kind::Kernel,
+                self.client_steps,
+            ),
         ] {
-            let mut job: Job = runner::job(&run, who, port);
+            let mut job: Job = runner::job(&run, end, port);
             job.kind = kind;
             let is_server = matches!(job.end, End::Listen(_));
             let gate = Step::Gate(GATE.to_owned());
             job.script = Script::one([steps, &[gate]].concat());
-            lab.order::<()>(guest_of(who), Order::Start { run: number, job })?;
+            lab.order::<()>(guest_of(end), Order::Start { run: number, job })?;
             if is_server {
                 await_mark(lab, &[number], "listening")?;
             }

@@ -12,7 +12,7 @@ use fs_err as fs;
 use super::{Run, Show, guest_of, report, setup, verdict};
 use crate::lab::{self, Lab, SideEvent};
 use crate::protocol::{End, Event, Job, Order, SmcState};
-use crate::scenario::{Action, Shape, Who};
+use crate::scenario::{Action, ScenarioEnd, Shape};
 use crate::workload::{Kind, Report};
 
 /// A run under way.
@@ -78,20 +78,20 @@ impl<'a> ActiveRun<'a> {
         if self.run.strands_a_kernel() && !trouble {
             return Ok(());
         }
-        for who in [Who::Subject, Who::Peer] {
-            if self.end(who).is_started && self.end(who).ended.is_none() {
+        for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
+            if self.end(end).is_started && self.end(end).ended.is_none() {
                 trouble = true;
-                let run = self.end(who).number;
+                let run = self.end(end).number;
                 // It may have ended at this very moment.
-                let _ = self.lab.order::<()>(guest_of(who), Order::Kill { run });
+                let _ = self.lab.order::<()>(guest_of(end), Order::Kill { run });
             }
         }
         if trouble || show.log {
             report::log(self.run, &self.log);
         }
         if trouble {
-            for who in [Who::Subject, Who::Peer] {
-                report::kernel(self.lab, guest_of(who));
+            for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
+                report::kernel(self.lab, guest_of(end));
             }
         }
         self.lab.stop_recording()?;
@@ -103,40 +103,40 @@ impl<'a> ActiveRun<'a> {
         result
     }
 
-    fn start(&mut self, who: Who) -> Result<()> {
+    fn start(&mut self, end: ScenarioEnd) -> Result<()> {
         let port = FIRST_PORT + u16::try_from(self.ends[0].number % 10_000)?;
-        let job = job(self.run, who, port);
-        let run = self.end(who).number;
-        self.end_mut(who).is_started = true;
+        let job = job(self.run, end, port);
+        let run = self.end(end).number;
+        self.end_mut(end).is_started = true;
         self.lab
-            .order(guest_of(who), Order::Start { run, job })
+            .order(guest_of(end), Order::Start { run, job })
             .context("start")
     }
 
     fn handle(&mut self, seen: SideEvent) -> Result<()> {
-        let who = [Who::Subject, Who::Peer]
+        let end = [ScenarioEnd::Subject, ScenarioEnd::Peer]
             .into_iter()
-            .find(|who| self.end(*who).number == seen.run);
+            .find(|end| self.end(*end).number == seen.run);
         // Words of a run before this one are of no interest.
-        who.map_or(Ok(()), |who| self.note(who, seen.event))
+        end.map_or(Ok(()), |end| self.note(end, seen.event))
     }
 
-    fn note(&mut self, who: Who, event: Event) -> Result<()> {
+    fn note(&mut self, end: ScenarioEnd, event: Event) -> Result<()> {
         let millis = self.started.elapsed().as_millis();
         // A string takes everything.
-        let _ = writeln!(self.log, "{millis:>7} ms {who:?}: {event:?}");
+        let _ = writeln!(self.log, "{millis:>7} ms {end:?}: {event:?}");
         match event {
             Event::Mark(mark) => {
                 if mark == "listening" {
-                    self.start(who.other())?;
+                    self.start(end.other())?;
                 }
-                self.end_mut(who).marks.push(mark.clone());
+                self.end_mut(end).marks.push(mark.clone());
                 let cue = self
                     .run
                     .scenario
                     .cues
                     .iter()
-                    .find(|cue| cue.who == who && cue.mark == mark);
+                    .find(|cue| cue.end == end && cue.mark == mark);
                 for action in cue.into_iter().flat_map(|cue| &cue.actions) {
                     self.act(*action).with_context(|| format!("{action:?}"))?;
                     let millis = self.started.elapsed().as_millis();
@@ -144,12 +144,12 @@ impl<'a> ActiveRun<'a> {
                 }
             }
             Event::Log(_) => {}
-            Event::Groups { kind, .. } => self.end_mut(who).kind = kind,
-            Event::Report(report) => self.end_mut(who).report = Some(report),
+            Event::Groups { kind, .. } => self.end_mut(end).kind = kind,
+            Event::Report(report) => self.end_mut(end).report = Some(report),
             Event::Ended(code) => {
-                self.end_mut(who).ended = Some(code);
-                if !self.end(who.other()).is_started {
-                    bail!("the listener has ended at once: {:?}", self.end(who).report);
+                self.end_mut(end).ended = Some(code);
+                if !self.end(end.other()).is_started {
+                    bail!("the listener has ended at once: {:?}", self.end(end).report);
                 }
             }
         }
@@ -158,18 +158,18 @@ impl<'a> ActiveRun<'a> {
 
     fn act(&mut self, action: Action) -> Result<()> {
         match action {
-            Action::LinkDown(who, nic) => self.exec(who, &format!("ip link set eth{nic} down")),
-            Action::LinkUp(who, nic) => self.exec(who, &format!("ip link set eth{nic} up")),
-            Action::Cut(who, nic) => self.lab.set_cable(guest_of(who), nic, false),
-            Action::Mend(who, nic) => self.lab.set_cable(guest_of(who), nic, true),
-            Action::RemoveDevice(who, nic) => self.exec(who, &format!("rdma link delete rxe{nic}")),
-            Action::Kill(who) => {
-                let run = self.end(who).number;
-                self.lab.order(guest_of(who), Order::Kill { run })
+            Action::LinkDown(end, nic) => self.exec(end, &format!("ip link set eth{nic} down")),
+            Action::LinkUp(end, nic) => self.exec(end, &format!("ip link set eth{nic} up")),
+            Action::Cut(end, nic) => self.lab.set_cable(guest_of(end), nic, false),
+            Action::Mend(end, nic) => self.lab.set_cable(guest_of(end), nic, true),
+            Action::RemoveDevice(end, nic) => self.exec(end, &format!("rdma link delete rxe{nic}")),
+            Action::Kill(end) => {
+                let run = self.end(end).number;
+                self.lab.order(guest_of(end), Order::Kill { run })
             }
-            Action::Go(who) => {
-                let run = self.end(who).number;
-                self.lab.order(guest_of(who), Order::Go { run })
+            Action::Go(end) => {
+                let run = self.end(end).number;
+                self.lab.order(guest_of(end), Order::Go { run })
             }
             Action::Wait(millis) => {
                 thread::sleep(Duration::from_millis(millis));
@@ -179,20 +179,20 @@ impl<'a> ActiveRun<'a> {
         }
     }
 
-    fn exec(&mut self, who: Who, command: &str) -> Result<()> {
-        self.lab.exec(guest_of(who), command).map(drop)
+    fn exec(&mut self, end: ScenarioEnd, command: &str) -> Result<()> {
+        self.lab.exec(guest_of(end), command).map(drop)
     }
 
     fn await_shape(&mut self, wanted: Shape) -> Result<()> {
         let deadline = Instant::now() + LINK_TIME;
-        for who in [Who::Subject, Who::Peer] {
+        for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
             loop {
-                let kind = self.kind_of_group(who)?;
+                let kind = self.kind_of_group(end)?;
                 if wanted.is_of(kind) {
                     break;
                 }
                 if Instant::now() > deadline {
-                    bail!("of kind {kind} in {}", lab::name(guest_of(who)));
+                    bail!("of kind {kind} in {}", lab::name(guest_of(end)));
                 }
             }
         }
@@ -200,11 +200,11 @@ impl<'a> ActiveRun<'a> {
     }
 
     /// The kind of the link group in use, after a moment.
-    fn kind_of_group(&mut self, who: Who) -> Result<u8> {
-        match self.run.kind(who) {
+    fn kind_of_group(&mut self, end: ScenarioEnd) -> Result<u8> {
+        match self.run.kind(end) {
             Kind::Kernel => {
                 thread::sleep(MOMENT);
-                let state: SmcState = self.lab.order(guest_of(who), Order::SmcState)?;
+                let state: SmcState = self.lab.order(guest_of(end), Order::SmcState)?;
                 let used = state.groups.iter().find(|group| group.conns > 0);
                 Ok(used.map_or(0, |group| group.kind))
             }
@@ -212,7 +212,7 @@ impl<'a> ActiveRun<'a> {
                 if let Some(seen) = self.lab.next_event(Instant::now() + MOMENT)? {
                     self.handle(seen)?;
                 }
-                Ok(self.end(who).kind)
+                Ok(self.end(end).kind)
             }
             Kind::Tcp => bail!("TCP has no links"),
         }
@@ -222,12 +222,12 @@ impl<'a> ActiveRun<'a> {
         self.ends.iter().all(|end| end.ended.is_some())
     }
 
-    fn end(&self, who: Who) -> &Side {
-        &self.ends[guest_of(who)]
+    fn end(&self, end: ScenarioEnd) -> &Side {
+        &self.ends[guest_of(end)]
     }
 
-    fn end_mut(&mut self, who: Who) -> &mut Side {
-        &mut self.ends[guest_of(who)]
+    fn end_mut(&mut self, end: ScenarioEnd) -> &mut Side {
+        &mut self.ends[guest_of(end)]
     }
 }
 
@@ -241,16 +241,16 @@ impl Side {
 }
 
 /// What an end has to do.
-pub(crate) fn job(run: &Run, who: Who, port: u16) -> Job {
-    let node = run.scenario.node(who);
-    let end = if who == run.server() {
+pub(crate) fn job(run: &Run, end: ScenarioEnd, port: u16) -> Job {
+    let node = run.scenario.node(end);
+    let endpoint = if end == run.server() {
         End::Listen(setup::any(run, port))
     } else {
         End::Connect(setup::address(run, run.server(), port))
     };
     Job {
-        kind: run.kind(who),
-        end,
+        kind: run.kind(end),
+        end: endpoint,
         script: node.script.clone(),
         measures: Vec::new(),
         ueids: node.ueids.iter().map(|eid| (*eid).to_owned()).collect(),
@@ -261,7 +261,7 @@ pub(crate) fn job(run: &Run, who: Who, port: u16) -> Job {
         narrate: run
             .scenario
             .is_narrated
-            .then(|| setup::address(run, who.other(), NARRATION)),
+            .then(|| setup::address(run, end.other(), NARRATION)),
     }
 }
 

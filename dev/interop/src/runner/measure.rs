@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::{Run, active_run, guest_of, report, setup};
 use crate::lab::Lab;
 use crate::protocol::{Event, Order};
-use crate::scenario::Who;
+use crate::scenario::ScenarioEnd;
 use crate::workload::{AFTER, BEFORE, Measure, Report};
 
 /// Has the subject take measures with the peer as the server. `watch` is called before and after
@@ -22,8 +22,8 @@ pub(crate) fn measure(
     setup::before(lab, run).context("set-up")?;
     let measured = perform(lab, run, measures, watch);
     if measured.is_err() {
-        for who in [Who::Subject, Who::Peer] {
-            report::kernel(lab, guest_of(who));
+        for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
+            report::kernel(lab, guest_of(end));
         }
     }
     measured
@@ -37,23 +37,26 @@ fn perform(
 ) -> Result<Vec<f64>> {
     let port = PORTS.fetch_add(1, Ordering::Relaxed);
     let numbers = [(); 2].map(|()| RUNS.fetch_add(1, Ordering::Relaxed));
-    let start = |lab: &mut Lab, who: Who| {
-        let mut job = active_run::job(run, who, port);
+    let start = |lab: &mut Lab, end: ScenarioEnd| {
+        let mut job = active_run::job(run, end, port);
         job.measures = measures.to_vec();
-        let number = numbers[guest_of(who)];
-        lab.order::<()>(guest_of(who), Order::Start { run: number, job })
+        let number = numbers[guest_of(end)];
+        lab.order::<()>(guest_of(end), Order::Start { run: number, job })
     };
-    start(lab, Who::Peer)?;
+    start(lab, ScenarioEnd::Peer)?;
     lab.wait(numbers[1], TIMEOUT, |event| {
         matches!(event, Event::Mark(mark) if mark == "listening").then_some(())
     })?;
-    start(lab, Who::Subject)?;
+    start(lab, ScenarioEnd::Subject)?;
     for gate in measures.iter().flat_map(|_| [BEFORE, AFTER]) {
         lab.wait(numbers[0], TIMEOUT, |event| {
             matches!(event, Event::Mark(mark) if mark == gate).then_some(())
         })?;
         watch(lab, gate)?;
-        lab.order::<()>(guest_of(Who::Subject), Order::Go { run: numbers[0] })?;
+        lab.order::<()>(
+            guest_of(ScenarioEnd::Subject),
+            Order::Go { run: numbers[0] },
+        )?;
     }
     let report = lab.wait(numbers[0], TIMEOUT, |event| match event {
         Event::Report(report) => Some(report.clone()),
@@ -66,13 +69,13 @@ fn perform(
         ..
     } = report;
     ensure!(failures.is_empty(), "{}", failures.join("; "));
-    let expected = run.scenario.expect.as_client.seen_by(Who::Subject);
+    let expected = run.scenario.expect.as_client.seen_by(ScenarioEnd::Subject);
     ensure!(carriers == expected.as_slice(), "carried by {carriers:?}");
     let is_over = |event: &Event| matches!(event, Event::Ended(_)).then_some(());
     lab.wait(numbers[0], TIMEOUT, is_over)?;
     // It would listen indefinitely.
     let server = numbers[1];
-    lab.order::<()>(guest_of(Who::Peer), Order::Kill { run: server })?;
+    lab.order::<()>(guest_of(ScenarioEnd::Peer), Order::Kill { run: server })?;
     lab.wait(server, TIMEOUT, is_over)?;
     Ok(measured)
 }

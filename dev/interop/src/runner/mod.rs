@@ -12,7 +12,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::lab::{Lab, Version};
-use crate::scenario::{Role, Scenario, Who};
+use crate::scenario::{Role, Scenario, ScenarioEnd};
 use crate::workload::Kind;
 
 pub(crate) use active_run::{NARRATION, job};
@@ -104,29 +104,29 @@ impl Run {
         [Version::V6_12, self.scenario.kernel]
     }
 
-    pub(crate) fn kind(&self, who: Who) -> Kind {
-        match who {
-            Who::Subject => self.subject,
-            Who::Peer => self.peer,
+    pub(crate) fn kind(&self, end: ScenarioEnd) -> Kind {
+        match end {
+            ScenarioEnd::Subject => self.subject,
+            ScenarioEnd::Peer => self.peer,
         }
     }
 
     /// Whether this end connects.
-    pub(crate) fn is_client(&self, who: Who) -> bool {
-        (who == Who::Subject) == (self.role == Role::Client)
+    pub(crate) fn is_client(&self, end: ScenarioEnd) -> bool {
+        (end == ScenarioEnd::Subject) == (self.role == Role::Client)
     }
 
     /// The end that listens.
-    pub(crate) fn server(&self) -> Who {
+    pub(crate) fn server(&self) -> ScenarioEnd {
         match self.role {
-            Role::Client => Who::Peer,
-            Role::Server => Who::Subject,
+            Role::Client => ScenarioEnd::Peer,
+            Role::Server => ScenarioEnd::Subject,
         }
     }
 
     /// Whether a kernel is left behind that cannot close its connections.
     pub(crate) fn strands_a_kernel(&self) -> bool {
-        let stranded = |who| self.kind(who) == Kind::Kernel && !self.is_client(who);
+        let stranded = |end| self.kind(end) == Kind::Kernel && !self.is_client(end);
         self.scenario.strands.is_some_and(stranded)
     }
 
@@ -156,9 +156,9 @@ pub(crate) fn run(lab: &mut Lab, run: &Run, show: Show) -> Result<(Outcome, Dura
 }
 
 /// The guest of an end.
-pub(crate) fn guest_of(who: Who) -> usize {
-    match who {
-        Who::Subject => 0,
-        Who::Peer => 1,
+pub(crate) fn guest_of(end: ScenarioEnd) -> usize {
+    match end {
+        ScenarioEnd::Subject => 0,
+        ScenarioEnd::Peer => 1,
     }
 }

@@ -9,20 +9,20 @@ use anyhow::{Result, bail};
 use super::{Run, guest_of};
 use crate::lab::{Lab, NICS, Version};
 use crate::protocol::{Order, PNET, Pnet};
-use crate::scenario::{Network, Node, Who};
+use crate::scenario::{Network, Node, ScenarioEnd};
 
 /// Gives the interfaces their addresses, once after the boot.
 pub(crate) fn after_boot(lab: &mut Lab) -> Result<()> {
-    for who in [Who::Subject, Who::Peer] {
-        let guest = guest_of(who);
+    for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
+        let guest = guest_of(end);
         lab.exec(guest, "ip link set lo up")?;
         for nic in 0..NICS {
-            let v4 = v4(who, nic);
+            let v4 = v4(end, nic);
             let metric = metric(nic);
             let add = format!("ip addr add {v4}/24 dev eth{nic} metric {metric}");
             lab.exec(guest, &add)?;
             // No wait for duplicates that there cannot be.
-            let v6 = v6(who, nic);
+            let v6 = v6(end, nic);
             lab.exec(guest, &format!("ip addr add {v6}/64 dev eth{nic} nodad"))?;
             write(
                 lab,
@@ -42,8 +42,8 @@ pub(crate) fn after_boot(lab: &mut Lab) -> Result<()> {
 /// Devices, EIDs and settings of both guests as the scenario wants them. Whatever an earlier
 /// scenario has left goes with the devices.
 pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
-    for who in [Who::Subject, Who::Peer] {
-        let (guest, node) = (guest_of(who), run.scenario.node(who));
+    for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
+        let (guest, node) = (guest_of(end), run.scenario.node(end));
         for nic in 0..NICS {
             lab.set_cable(guest, nic, true)?;
         }
@@ -55,7 +55,7 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
         for nic in 0..NICS {
             lab.exec(guest, &format!("ip link set eth{nic} up"))?;
         }
-        networks(lab, run, who)?;
+        networks(lab, run, end)?;
         let newer: &[_] = if run.kernels()[guest] == Version::V6_12 {
             USUAL_SINCE_6_12
         } else {
@@ -77,18 +77,18 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
             lab.order::<()>(guest, Order::SetPnets(pnets(node)))?;
         }
     }
-    for who in [Who::Subject, Who::Peer] {
-        let node = run.scenario.node(who);
+    for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
+        let node = run.scenario.node(end);
         for nic in 0..node.devices {
             let address = match nic {
-                1 if node.is_apart => v4_apart(who),
-                _ => v4(who, nic),
+                1 if node.is_apart => v4_apart(end),
+                _ => v4(end, nic),
             };
-            await_gid(lab, who, nic, address)?;
+            await_gid(lab, end, nic, address)?;
         }
         match run.scenario.network {
-            Network::Vlan | Network::Macvlan => await_gid(lab, who, 0, v4_stacked(who))?,
-            Network::Onlink | Network::Gateway => await_gid(lab, who, 0, v4_routed(who))?,
+            Network::Vlan | Network::Macvlan => await_gid(lab, end, 0, v4_stacked(end))?,
+            Network::Onlink | Network::Gateway => await_gid(lab, end, 0, v4_routed(end))?,
             Network::V4 | Network::V6 | Network::V4ToV6 => {}
         }
     }
@@ -96,8 +96,8 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
 }
 
 /// Brings the interfaces into the network of the scenario.
-fn networks(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
-    let guest = guest_of(who);
+fn networks(lab: &mut Lab, run: &Run, end: ScenarioEnd) -> Result<()> {
+    let guest = guest_of(end);
     let names: Vec<String> = lab.order(guest, Order::ListDir("/sys/class/net".into()))?;
     if names.iter().any(|name| name == STACKED) {
         lab.exec(guest, &format!("ip link delete {STACKED}"))?;
@@ -110,22 +110,22 @@ fn networks(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
     if let Some(kind) = kind {
         for command in [
             format!("ip link add link eth0 name {STACKED} type {kind}"),
-            format!("ip addr add {}/24 dev {STACKED}", v4_stacked(who)),
+            format!("ip addr add {}/24 dev {STACKED}", v4_stacked(end)),
             format!("ip link set {STACKED} up"),
         ] {
             lab.exec(guest, &command)?;
         }
     }
-    routes(lab, run, who)?;
+    routes(lab, run, end)?;
     for what in ["policy", "state"] {
         lab.exec(guest, &format!("ip xfrm {what} flush"))?;
     }
     if run.scenario.has_ipsec {
-        protect(lab, who)?;
+        protect(lab, end)?;
     }
-    let is_apart = run.scenario.node(who).is_apart;
+    let is_apart = run.scenario.node(end).is_apart;
     lab.set_cable(guest, 1, !is_apart)?;
-    let (usual, apart) = (v4(who, 1), v4_apart(who));
+    let (usual, apart) = (v4(end, 1), v4_apart(end));
     let (old, new) = match is_apart {
         true => (usual, apart),
         false => (apart, usual),
@@ -142,9 +142,9 @@ fn networks(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
 }
 
 /// Gives the first interface an address that only a route of its own leads to, or takes it away.
-fn routes(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
-    let guest = guest_of(who);
-    let (own, other) = (v4_routed(who), v4_routed(who.other()));
+fn routes(lab: &mut Lab, run: &Run, end: ScenarioEnd) -> Result<()> {
+    let guest = guest_of(end);
+    let (own, other) = (v4_routed(end), v4_routed(end.other()));
     let addresses = lab.exec(guest, "ip -4 -o addr show dev eth0")?;
     if addresses.contains(&format!(" {own}/32")) {
         lab.exec(guest, &format!("ip route del {other}"))?;
@@ -152,7 +152,7 @@ fn routes(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
     }
     let by = match run.scenario.network {
         Network::Onlink => "dev eth0".to_owned(),
-        Network::Gateway => format!("via {}", v4(who.other(), 0)),
+        Network::Gateway => format!("via {}", v4(end.other(), 0)),
         _ => return Ok(()),
     };
     lab.exec(guest, &format!("ip addr add {own}/32 dev eth0"))?;
@@ -161,9 +161,9 @@ fn routes(lab: &mut Lab, run: &Run, who: Who) -> Result<()> {
 }
 
 /// Has a guest authenticate everything between the first interfaces (AH).
-fn protect(lab: &mut Lab, who: Who) -> Result<()> {
-    let guest = guest_of(who);
-    let (own, other) = (v4(who, 0), v4(who.other(), 0));
+fn protect(lab: &mut Lab, end: ScenarioEnd) -> Result<()> {
+    let guest = guest_of(end);
+    let (own, other) = (v4(end, 0), v4(end.other(), 0));
     for (from, to, direction) in [(own, other, "out"), (other, own, "in")] {
         let spi = 0x100 + u32::from(from.octets()[3]);
         let key = "2b".repeat(32);
@@ -186,9 +186,16 @@ fn protect(lab: &mut Lab, who: Who) -> Result<()> {
 /// Soft-RoCE on the interfaces of the subject's guest, for what is not a scenario.
 pub(crate) fn give_devices(lab: &mut Lab, count: usize) -> Result<()> {
     for nic in 0..count {
-        add_device(lab, guest_of(Who::Subject), nic)?;
+        add_device(lab, guest_of(ScenarioEnd::Subject), nic)?;
     }
-    (0..count).try_for_each(|nic| await_gid(lab, Who::Subject, nic, v4(Who::Subject, nic)))
+    (0..count).try_for_each(|nic| {
+        await_gid(
+            lab,
+            ScenarioEnd::Subject,
+            nic,
+            v4(ScenarioEnd::Subject, nic),
+        )
+    })
 }
 
 fn add_device(lab: &mut Lab, guest: usize, nic: usize) -> Result<()> {
@@ -197,12 +204,12 @@ fn add_device(lab: &mut Lab, guest: usize, nic: usize) -> Result<()> {
 }
 
 /// The address at which an end listens, or connects to.
-pub(crate) fn address(run: &Run, who: Who, port: u16) -> SocketAddr {
-    let ip: IpAddr = match (run.scenario.network, run.is_client(who.other())) {
-        (Network::V6, _) => v6(who, 0).into(),
-        (Network::Vlan | Network::Macvlan, _) => v4_stacked(who).into(),
-        (Network::Onlink | Network::Gateway, _) => v4_routed(who).into(),
-        _ => v4(who, 0).into(),
+pub(crate) fn address(run: &Run, end: ScenarioEnd, port: u16) -> SocketAddr {
+    let ip: IpAddr = match (run.scenario.network, run.is_client(end.other())) {
+        (Network::V6, _) => v6(end, 0).into(),
+        (Network::Vlan | Network::Macvlan, _) => v4_stacked(end).into(),
+        (Network::Onlink | Network::Gateway, _) => v4_routed(end).into(),
+        _ => v4(end, 0).into(),
     };
     SocketAddr::new(ip, port)
 }
@@ -217,23 +224,23 @@ pub(crate) fn any(run: &Run, port: u16) -> SocketAddr {
 
 /// All in one network: Linux takes a second device only if its address is in the network of the
 /// TCP connection.
-fn v4(who: Who, nic: usize) -> Ipv4Addr {
-    Ipv4Addr::new(10, 9, 0, 100 * number(nic) + number(guest_of(who)) + 1)
+fn v4(end: ScenarioEnd, nic: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 9, 0, 100 * number(nic) + number(guest_of(end)) + 1)
 }
 
 /// An address in a subnet of its own.
-fn v4_routed(who: Who) -> Ipv4Addr {
-    Ipv4Addr::new(10, 29 + number(guest_of(who)), 0, 1)
+fn v4_routed(end: ScenarioEnd) -> Ipv4Addr {
+    Ipv4Addr::new(10, 29 + number(guest_of(end)), 0, 1)
 }
 
 /// The address of the interface that is stacked on the first one.
-fn v4_stacked(who: Who) -> Ipv4Addr {
-    Ipv4Addr::new(10, 7, 0, number(guest_of(who)) + 1)
+fn v4_stacked(end: ScenarioEnd) -> Ipv4Addr {
+    Ipv4Addr::new(10, 7, 0, number(guest_of(end)) + 1)
 }
 
 /// The address of the second interface in a network of this end alone.
-fn v4_apart(who: Who) -> Ipv4Addr {
-    Ipv4Addr::new(10, 20 + number(guest_of(who)), 0, 1)
+fn v4_apart(end: ScenarioEnd) -> Ipv4Addr {
+    Ipv4Addr::new(10, 20 + number(guest_of(end)), 0, 1)
 }
 
 /// The first interface is the better way for TCP, also after it was away.
@@ -241,8 +248,8 @@ fn metric(nic: usize) -> usize {
     100 * (nic + 1)
 }
 
-fn v6(who: Who, nic: usize) -> Ipv6Addr {
-    let (net, host) = (u16::from(number(nic)), u16::from(number(guest_of(who))));
+fn v6(end: ScenarioEnd, nic: usize) -> Ipv6Addr {
+    let (net, host) = (u16::from(number(nic)), u16::from(number(guest_of(end))));
     Ipv6Addr::new(0xfd00, 9, 0, net, 0, 0, 0, host + 1)
 }
 
@@ -268,7 +275,7 @@ fn devices(lab: &mut Lab, guest: usize) -> Result<Vec<String>> {
 }
 
 /// Soft-RoCE fills its table of addresses a moment after the device is there.
-fn await_gid(lab: &mut Lab, who: Who, nic: usize, address: Ipv4Addr) -> Result<()> {
+fn await_gid(lab: &mut Lab, end: ScenarioEnd, nic: usize, address: Ipv4Addr) -> Result<()> {
     let [a, b, c, d] = address.octets();
     let wanted = format!("0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}");
     let ports = format!("{DEVICES}/rxe{nic}/ports/1");
@@ -276,7 +283,7 @@ fn await_gid(lab: &mut Lab, who: Who, nic: usize, address: Ipv4Addr) -> Result<(
     while Instant::now() < deadline {
         for index in 0..GIDS {
             let path = format!("{ports}/gids/{index}");
-            let gid: String = lab.order(guest_of(who), Order::ReadFile(path))?;
+            let gid: String = lab.order(guest_of(end), Order::ReadFile(path))?;
             if gid.trim() == wanted {
                 return Ok(());
             }

@@ -9,38 +9,38 @@ use super::active_run::Side;
 use super::{Run, guest_of, report};
 use crate::lab::{self, Lab};
 use crate::protocol::{Order, SmcState};
-use crate::scenario::Who;
+use crate::scenario::ScenarioEnd;
 use crate::workload::Kind;
 
 /// Checks the events of both ends.
 pub(crate) fn on_ends(run: &Run, ends: &[Side; 2]) -> Result<()> {
     let expected = run.scenario.carried_for(run.role);
-    for who in [Who::Subject, Who::Peer] {
-        let side = &ends[guest_of(who)];
-        if run.scenario.expect.killed == Some(who) {
-            ensure!(side.ended == Some(None), "{who:?} was not killed: {side:?}");
+    for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
+        let side = &ends[guest_of(end)];
+        if run.scenario.expect.killed == Some(end) {
+            ensure!(side.ended == Some(None), "{end:?} was not killed: {side:?}");
             continue;
         }
         let Some(report) = &side.report else {
-            bail!("{who:?} ended without a report: {:?}", side.ended);
+            bail!("{end:?} ended without a report: {:?}", side.ended);
         };
         ensure!(
             report.failures.is_empty(),
-            "{who:?}: {}",
+            "{end:?}: {}",
             report.failures.join("; ")
         );
-        ensure!(side.ended == Some(Some(0)), "{who:?}: {:?}", side.ended);
-        let script = &run.scenario.node(who).script;
+        ensure!(side.ended == Some(Some(0)), "{end:?}: {:?}", side.ended);
+        let script = &run.scenario.node(end).script;
         let connections = script.connections * script.rounds;
         ensure!(
             report.connections == connections,
-            "{who:?}: {} of {connections} connections",
+            "{end:?}: {} of {connections} connections",
             report.connections
         );
-        if let Some(carrier) = expected.seen_by(who) {
+        if let Some(carrier) = expected.seen_by(end) {
             ensure!(
                 report.carriers == [carrier],
-                "{who:?}: carried by {:?}, expected {carrier:?}",
+                "{end:?}: carried by {:?}, expected {carrier:?}",
                 report.carriers
             );
         }
@@ -51,9 +51,9 @@ pub(crate) fn on_ends(run: &Run, ends: &[Side; 2]) -> Result<()> {
 /// Judges what is left in the kernels: no connection, no link group but idle ones, and those only
 /// where the other end is a system that goes on.
 pub(crate) fn on_kernels(lab: &mut Lab, run: &Run) -> Result<()> {
-    for who in [Who::Subject, Who::Peer] {
-        let guest = guest_of(who);
-        let idle_is_fine = run.kind(who.other()) == Kind::Kernel;
+    for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
+        let guest = guest_of(end);
+        let idle_is_fine = run.kind(end.other()) == Kind::Kernel;
         let started = Instant::now();
         loop {
             let state: SmcState = lab.order(guest, Order::SmcState)?;
@@ -88,8 +88,8 @@ pub(crate) fn on_kernels(lab: &mut Lab, run: &Run) -> Result<()> {
 
 /// Whether soft-RoCE could not clean a queue pair up. Such a guest crashes when the device goes.
 pub(crate) fn is_spent(lab: &mut Lab) -> Result<bool> {
-    for who in [Who::Subject, Who::Peer] {
-        if lab.exec(guest_of(who), "dmesg")?.contains(NOT_CLEAN) {
+    for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
+        if lab.exec(guest_of(end), "dmesg")?.contains(NOT_CLEAN) {
             return Ok(true);
         }
     }

@@ -1,6 +1,6 @@
 //! Ends of connections: in order, halves, and otherwise.
 
-use super::{Action, Scenario, TEST_LINK, Who};
+use super::{Action, Scenario, ScenarioEnd, TEST_LINK};
 use crate::workload::Step;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
@@ -39,20 +39,20 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         killed(
             "killed",
             "dies; a kernel finds out by testing the link",
-            Who::Subject,
+            ScenarioEnd::Subject,
         ),
-        killed("killed-peer", "the peer's process dies", Who::Peer),
+        killed("killed-peer", "the peer's process dies", ScenarioEnd::Peer),
     ]
 }
 
 /// The end that is killed has data that it has not read.
-fn killed(name: &'static str, about: &'static str, dies: Who) -> Scenario {
+fn killed(name: &'static str, about: &'static str, dies: ScenarioEnd) -> Scenario {
     let ending = [Step::Receive(1000), Step::Gate("about to be killed".into())];
     let surviving = [Step::Send(2000), Step::Broken];
     let scenario = Scenario::new(name, about).both(|node| node.sysctls = &[(TEST_LINK, "1")]);
     let mut scenario = match dies {
-        Who::Subject => scenario.steps(ending, surviving),
-        Who::Peer => scenario.steps(surviving, ending),
+        ScenarioEnd::Subject => scenario.steps(ending, surviving),
+        ScenarioEnd::Peer => scenario.steps(surviving, ending),
     };
     scenario.expect.killed = Some(dies);
     scenario.cue(

@@ -1,6 +1,6 @@
 //! Link groups of one and two links, and what happens when one is lost.
 
-use super::{Action, MAX_LINKS, Scenario, Shape, TEST_LINK, Who};
+use super::{Action, MAX_LINKS, Scenario, ScenarioEnd, Shape, TEST_LINK};
 use crate::workload::{Script, Step};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
@@ -17,31 +17,43 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             .steps([ASK, Step::Pause(5000), ASK], [ANSWER, ANSWER, Step::End]),
         two_links("two-links", "two devices on each side make two links"),
         under_load("own-nic-down", "an interface goes down under load")
-            .strands(Who::Peer)
-            .cue(Who::Peer, "loaded", [Action::LinkDown(Who::Subject, 0)]),
+            .strands(ScenarioEnd::Peer)
+            .cue(
+                ScenarioEnd::Peer,
+                "loaded",
+                [Action::LinkDown(ScenarioEnd::Subject, 0)],
+            ),
         under_load(
             "peer-nic-down",
             "an interface of the peer goes down under load",
         )
-        .strands(Who::Subject)
-        .cue(Who::Peer, "loaded", [Action::LinkDown(Who::Peer, 0)]),
+        .strands(ScenarioEnd::Subject)
+        .cue(
+            ScenarioEnd::Peer,
+            "loaded",
+            [Action::LinkDown(ScenarioEnd::Peer, 0)],
+        ),
         under_load(
             "peer-device-gone",
             "an RDMA device of the peer is removed under load",
         )
-        .cue(Who::Peer, "loaded", [Action::RemoveDevice(Who::Peer, 1)]),
+        .cue(
+            ScenarioEnd::Peer,
+            "loaded",
+            [Action::RemoveDevice(ScenarioEnd::Peer, 1)],
+        ),
         own_device_gone(),
         under_load(
             "nic-back",
             "an interface of the peer goes down and comes back under load",
         )
         .cue(
-            Who::Peer,
+            ScenarioEnd::Peer,
             "loaded",
             [
-                Action::LinkDown(Who::Peer, 1),
+                Action::LinkDown(ScenarioEnd::Peer, 1),
                 Action::Await(Shape::Reduced),
-                Action::LinkUp(Who::Peer, 1),
+                Action::LinkUp(ScenarioEnd::Peer, 1),
                 // A kernel may be too quick and use the device that it has got already.
                 Action::Await(Shape::Double),
             ],
@@ -56,7 +68,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "as long as it takes us to give it up, and is back while the kernel still tries",
             8000,
         )
-        .strands(Who::Peer),
+        .strands(ScenarioEnd::Peer),
         wire_cut(),
         closing_in_a_blink(),
         blocked_runtime(),
@@ -77,13 +89,13 @@ fn closing_in_a_blink() -> Scenario {
         Script::many(10, [ANSWER, Step::End]).rounds(3),
     )
     .cue(
-        Who::Subject,
+        ScenarioEnd::Subject,
         "asked",
         [
             Action::Wait(250),
-            Action::Cut(Who::Peer, 0),
+            Action::Cut(ScenarioEnd::Peer, 0),
             Action::Wait(2500),
-            Action::Mend(Who::Peer, 0),
+            Action::Mend(ScenarioEnd::Peer, 0),
         ],
     )
 }
@@ -132,9 +144,12 @@ fn two_links(name: &'static str, about: &'static str) -> Scenario {
             [ANSWER, ANSWER, Step::End],
         )
         .cue(
-            Who::Subject,
+            ScenarioEnd::Subject,
             "linked",
-            [Action::Await(Shape::Symmetric), Action::Go(Who::Subject)],
+            [
+                Action::Await(Shape::Symmetric),
+                Action::Go(ScenarioEnd::Subject),
+            ],
         )
 }
 
@@ -168,7 +183,11 @@ fn own_device_gone() -> Scenario {
         "own-device-gone",
         "an RDMA device of ours is removed under load",
     )
-    .cue(Who::Peer, "loaded", [Action::RemoveDevice(Who::Subject, 1)]);
+    .cue(
+        ScenarioEnd::Peer,
+        "loaded",
+        [Action::RemoveDevice(ScenarioEnd::Subject, 1)],
+    );
     scenario.only_ours = Some("the same as peer-device-gone in the other role");
     scenario.pair = false;
     scenario
@@ -176,12 +195,12 @@ fn own_device_gone() -> Scenario {
 
 fn blink(name: &'static str, about: &'static str, millis: u64) -> Scenario {
     under_load(name, about).cue(
-        Who::Peer,
+        ScenarioEnd::Peer,
         "loaded",
         [
-            Action::Cut(Who::Peer, 0),
+            Action::Cut(ScenarioEnd::Peer, 0),
             Action::Wait(millis),
-            Action::Mend(Who::Peer, 0),
+            Action::Mend(ScenarioEnd::Peer, 0),
         ],
     )
 }
@@ -191,8 +210,12 @@ fn wire_cut() -> Scenario {
         "wire-cut",
         "the wire of an interface loses everything permanently",
     )
-    .cue(Who::Peer, "loaded", [Action::Cut(Who::Peer, 0)]);
-    scenario.strands = Some(Who::Peer);
+    .cue(
+        ScenarioEnd::Peer,
+        "loaded",
+        [Action::Cut(ScenarioEnd::Peer, 0)],
+    );
+    scenario.strands = Some(ScenarioEnd::Peer);
     scenario.only_ours = Some("soft-RoCE repeats without end as the kernel asks it to");
     scenario
 }

@@ -62,7 +62,7 @@ pub(crate) struct Scenario {
     /// server moves its connections to the other link when the client requests it, but closing
     /// them waits for what it sent on the failed one. So with such a kernel the run is over when
     /// both ends have got everything, and the guests are of no use any more.
-    pub(crate) strands: Option<Who>,
+    pub(crate) strands: Option<ScenarioEnd>,
     /// Whether the peer can be the userspace stack as well.
     pub(crate) pair: bool,
     /// Whether both ends send their events to the network, for readers of the capture.
@@ -108,7 +108,7 @@ pub(crate) enum Network {
 
 /// One of the two ends, by its part in the scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(crate) enum ScenarioEnd {
     Subject,
     Peer,
 }
@@ -123,7 +123,7 @@ pub(crate) enum Role {
 /// What the host does when an end has reached a mark.
 #[derive(Clone, Debug)]
 pub(crate) struct Cue {
-    pub(crate) who: Who,
+    pub(crate) end: ScenarioEnd,
     pub(crate) mark: &'static str,
     pub(crate) actions: Vec<Action>,
 }
@@ -132,17 +132,17 @@ pub(crate) struct Cue {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action {
     /// Take an interface down, and with it the RDMA device's port.
-    LinkDown(Who, usize),
-    LinkUp(Who, usize),
+    LinkDown(ScenarioEnd, usize),
+    LinkUp(ScenarioEnd, usize),
     /// Lose all frames from and to an interface, without a report.
-    Cut(Who, usize),
-    Mend(Who, usize),
+    Cut(ScenarioEnd, usize),
+    Mend(ScenarioEnd, usize),
     /// Delete an RDMA device.
-    RemoveDevice(Who, usize),
+    RemoveDevice(ScenarioEnd, usize),
     /// End the process of an end.
-    Kill(Who),
+    Kill(ScenarioEnd),
     /// Let an end that waits at a gate go on.
-    Go(Who),
+    Go(ScenarioEnd),
     /// Milliseconds.
     Wait(u64),
     /// Wait until the link group that the connections use is like that at both ends.
@@ -177,7 +177,7 @@ pub(crate) struct Expect {
     pub(crate) as_client: Carried,
     pub(crate) as_server: Carried,
     /// The end that is killed and gives no report.
-    pub(crate) killed: Option<Who>,
+    pub(crate) killed: Option<ScenarioEnd>,
 }
 
 /// What carries the connections, as the subject and the peer see it.
@@ -239,17 +239,22 @@ impl Scenario {
         self
     }
 
-    fn cue(mut self, who: Who, mark: &'static str, actions: impl Into<Vec<Action>>) -> Self {
+    fn cue(
+        mut self,
+        end: ScenarioEnd,
+        mark: &'static str,
+        actions: impl Into<Vec<Action>>,
+    ) -> Self {
         self.cues.push(Cue {
-            who,
+            end,
             mark,
             actions: actions.into(),
         });
         self
     }
 
-    fn strands(mut self, who: Who) -> Self {
-        self.strands = Some(who);
+    fn strands(mut self, end: ScenarioEnd) -> Self {
+        self.strands = Some(end);
         self
     }
 
@@ -276,10 +281,10 @@ impl Scenario {
             && self.kernel == Version::V6_12
     }
 
-    pub(crate) fn node(&self, who: Who) -> &Node {
-        match who {
-            Who::Subject => &self.subject,
-            Who::Peer => &self.peer,
+    pub(crate) fn node(&self, end: ScenarioEnd) -> &Node {
+        match end {
+            ScenarioEnd::Subject => &self.subject,
+            ScenarioEnd::Peer => &self.peer,
         }
     }
 
@@ -324,12 +329,12 @@ impl Node {
 
 impl Carried {
     /// What one end should report. `None`: anything.
-    pub(crate) fn seen_by(self, who: Who) -> Option<Carrier> {
+    pub(crate) fn seen_by(self, end: ScenarioEnd) -> Option<Carrier> {
         use crate::protocol::SocketMode;
-        let (mode, reason) = match (self, who) {
+        let (mode, reason) = match (self, end) {
             (Self::SmcR, _) => (SocketMode::SmcR, (0, 0)),
-            (Self::Tcp(subject, _), Who::Subject) => (SocketMode::Tcp, subject?),
-            (Self::Tcp(_, peer), Who::Peer) => (SocketMode::Tcp, peer?),
+            (Self::Tcp(subject, _), ScenarioEnd::Subject) => (SocketMode::Tcp, subject?),
+            (Self::Tcp(_, peer), ScenarioEnd::Peer) => (SocketMode::Tcp, peer?),
         };
         Some(Carrier {
             mode,
@@ -339,7 +344,7 @@ impl Carried {
     }
 }
 
-impl Who {
+impl ScenarioEnd {
     pub(crate) fn other(self) -> Self {
         match self {
             Self::Subject => Self::Peer,
@@ -367,7 +372,7 @@ mod tests {
             let twins = all.iter().filter(|other| other.name == scenario.name);
             assert_eq!(twins.count(), 1, "{}", scenario.name);
             for cue in &scenario.cues {
-                let is_said = scenario.node(cue.who).script.steps.iter().any(
+                let is_said = scenario.node(cue.end).script.steps.iter().any(
                     |step| matches!(step, Step::Mark(name) | Step::Gate(name) if name == cue.mark),
                 );
                 assert!(is_said, "{index}: {} in {}", cue.mark, scenario.name);

@@ -1,7 +1,7 @@
 //! Networks that are not one plain subnet.
 
 use super::fallback::{declined_by_peer, declined_by_us};
-use super::{Action, Network, Scenario, Shape, Who};
+use super::{Action, Network, Scenario, ScenarioEnd, Shape};
 use crate::workload::Step;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
@@ -59,9 +59,12 @@ fn unrelated_network() -> Scenario {
         [ANSWER, ANSWER, Step::End],
     )
     .cue(
-        Who::Subject,
+        ScenarioEnd::Subject,
         "linked",
-        [Action::Await(Shape::Reduced), Action::Go(Who::Subject)],
+        [
+            Action::Await(Shape::Reduced),
+            Action::Go(ScenarioEnd::Subject),
+        ],
     )
 }
 
@@ -78,15 +81,15 @@ fn third_port() -> Scenario {
         [ANSWER, ANSWER, Step::End],
     )
     .cue(
-        Who::Subject,
+        ScenarioEnd::Subject,
         "tried",
         [
             Action::Wait(6000),
             Action::Await(Shape::Reduced),
-            Action::LinkDown(Who::Peer, 1),
-            Action::LinkUp(Who::Peer, 1),
+            Action::LinkDown(ScenarioEnd::Peer, 1),
+            Action::LinkUp(ScenarioEnd::Peer, 1),
             Action::Await(Shape::Symmetric),
-            Action::Go(Who::Subject),
+            Action::Go(ScenarioEnd::Subject),
         ],
     );
     scenario.subject.devices = 3;
