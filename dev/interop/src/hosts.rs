@@ -124,7 +124,7 @@ fn chosen(names: &[String]) -> Result<Vec<Scenario>> {
     let usual = scenario::usual();
     let is_plain = |scenario: &Scenario| {
         let plain = [&scenario.subject, &scenario.peer];
-        scenario.cues.is_empty()
+        scenario.triggers.is_empty()
             && scenario.network == Network::V4
             && !scenario.has_ipsec
             && scenario.kernel == usual.kernel

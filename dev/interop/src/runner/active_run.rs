@@ -1,4 +1,4 @@
-//! One run: both ends are started, cues are followed, and the end is awaited.
+//! One run: both ends are started, actions of triggers are performed, and the end is awaited.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -131,13 +131,13 @@ impl<'a> ActiveRun<'a> {
                     self.start(end.other())?;
                 }
                 self.end_mut(end).marks.push(mark.clone());
-                let cue = self
+                let trigger = self
                     .run
                     .scenario
-                    .cues
+                    .triggers
                     .iter()
-                    .find(|cue| cue.end == end && cue.mark == mark);
-                for action in cue.into_iter().flat_map(|cue| &cue.actions) {
+                    .find(|trigger| trigger.end == end && trigger.mark == mark);
+                for action in trigger.into_iter().flat_map(|trigger| &trigger.actions) {
                     self.act(*action).with_context(|| format!("{action:?}"))?;
                     let millis = self.started.elapsed().as_millis();
                     let _ = writeln!(self.log, "{millis:>7} ms host: {action:?} done");
@@ -161,7 +161,7 @@ impl<'a> ActiveRun<'a> {
             Action::LinkDown(end, nic) => self.exec(end, &format!("ip link set eth{nic} down")),
             Action::LinkUp(end, nic) => self.exec(end, &format!("ip link set eth{nic} up")),
             Action::Cut(end, nic) => self.lab.set_cable(guest_of(end), nic, false),
-            Action::Mend(end, nic) => self.lab.set_cable(guest_of(end), nic, true),
+            Action::Repair(end, nic) => self.lab.set_cable(guest_of(end), nic, true),
             Action::RemoveDevice(end, nic) => self.exec(end, &format!("rdma link delete rxe{nic}")),
             Action::Kill(end) => {
                 let run = self.end(end).number;

@@ -55,7 +55,7 @@ fn killed(name: &'static str, about: &'static str, dies: ScenarioEnd) -> Scenari
         ScenarioEnd::Peer => scenario.steps(surviving, ending),
     };
     scenario.expect.killed = Some(dies);
-    scenario.cue(
+    scenario.trigger(
         dies,
         "about to be killed",
         [Action::Wait(500), Action::Kill(dies)],

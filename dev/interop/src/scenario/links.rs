@@ -18,7 +18,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         two_links("two-links", "two devices on each side make two links"),
         under_load("own-nic-down", "an interface goes down under load")
             .strands(ScenarioEnd::Peer)
-            .cue(
+            .trigger(
                 ScenarioEnd::Peer,
                 "loaded",
                 [Action::LinkDown(ScenarioEnd::Subject, 0)],
@@ -28,7 +28,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "an interface of the peer goes down under load",
         )
         .strands(ScenarioEnd::Subject)
-        .cue(
+        .trigger(
             ScenarioEnd::Peer,
             "loaded",
             [Action::LinkDown(ScenarioEnd::Peer, 0)],
@@ -37,7 +37,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "peer-device-gone",
             "an RDMA device of the peer is removed under load",
         )
-        .cue(
+        .trigger(
             ScenarioEnd::Peer,
             "loaded",
             [Action::RemoveDevice(ScenarioEnd::Peer, 1)],
@@ -47,7 +47,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "nic-back",
             "an interface of the peer goes down and comes back under load",
         )
-        .cue(
+        .trigger(
             ScenarioEnd::Peer,
             "loaded",
             [
@@ -58,12 +58,12 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 Action::Await(Shape::Double),
             ],
         ),
-        blink(
+        short_outage(
             "wire-blinks",
             "the wire of an interface loses everything for a second: neither side gives it up",
             1000,
         ),
-        blink(
+        short_outage(
             "wire-back",
             "as long as it takes us to give it up, and is back while the kernel still tries",
             8000,
@@ -88,14 +88,14 @@ fn closing_in_a_blink() -> Scenario {
         Script::many(10, subject).rounds(3),
         Script::many(10, [ANSWER, Step::End]).rounds(3),
     )
-    .cue(
+    .trigger(
         ScenarioEnd::Subject,
         "asked",
         [
             Action::Wait(250),
             Action::Cut(ScenarioEnd::Peer, 0),
             Action::Wait(2500),
-            Action::Mend(ScenarioEnd::Peer, 0),
+            Action::Repair(ScenarioEnd::Peer, 0),
         ],
     )
 }
@@ -143,7 +143,7 @@ fn two_links(name: &'static str, about: &'static str) -> Scenario {
             [ASK, Step::Gate("linked".into()), ASK],
             [ANSWER, ANSWER, Step::End],
         )
-        .cue(
+        .trigger(
             ScenarioEnd::Subject,
             "linked",
             [
@@ -183,7 +183,7 @@ fn own_device_gone() -> Scenario {
         "own-device-gone",
         "an RDMA device of ours is removed under load",
     )
-    .cue(
+    .trigger(
         ScenarioEnd::Peer,
         "loaded",
         [Action::RemoveDevice(ScenarioEnd::Subject, 1)],
@@ -193,14 +193,14 @@ fn own_device_gone() -> Scenario {
     scenario
 }
 
-fn blink(name: &'static str, about: &'static str, millis: u64) -> Scenario {
-    under_load(name, about).cue(
+fn short_outage(name: &'static str, about: &'static str, millis: u64) -> Scenario {
+    under_load(name, about).trigger(
         ScenarioEnd::Peer,
         "loaded",
         [
             Action::Cut(ScenarioEnd::Peer, 0),
             Action::Wait(millis),
-            Action::Mend(ScenarioEnd::Peer, 0),
+            Action::Repair(ScenarioEnd::Peer, 0),
         ],
     )
 }
@@ -210,7 +210,7 @@ fn wire_cut() -> Scenario {
         "wire-cut",
         "the wire of an interface loses everything permanently",
     )
-    .cue(
+    .trigger(
         ScenarioEnd::Peer,
         "loaded",
         [Action::Cut(ScenarioEnd::Peer, 0)],

@@ -52,7 +52,7 @@ pub(crate) struct Scenario {
     pub(crate) network: Network,
     /// IPsec policies apply to everything between the two ends.
     pub(crate) has_ipsec: bool,
-    pub(crate) cues: Vec<Cue>,
+    pub(crate) triggers: Vec<Trigger>,
     pub(crate) expect: Expect,
     /// Why only the userspace stack can be the subject.
     pub(crate) only_ours: Option<&'static str>,
@@ -122,7 +122,7 @@ pub(crate) enum Role {
 
 /// What the host does when an end has reached a mark.
 #[derive(Clone, Debug)]
-pub(crate) struct Cue {
+pub(crate) struct Trigger {
     pub(crate) end: ScenarioEnd,
     pub(crate) mark: &'static str,
     pub(crate) actions: Vec<Action>,
@@ -136,7 +136,7 @@ pub(crate) enum Action {
     LinkUp(ScenarioEnd, usize),
     /// Lose all frames from and to an interface, without a report.
     Cut(ScenarioEnd, usize),
-    Mend(ScenarioEnd, usize),
+    Repair(ScenarioEnd, usize),
     /// Delete an RDMA device.
     RemoveDevice(ScenarioEnd, usize),
     /// End the process of an end.
@@ -203,7 +203,7 @@ impl Scenario {
             peer: Node::usual(),
             network: Network::V4,
             has_ipsec: false,
-            cues: Vec::new(),
+            triggers: Vec::new(),
             expect: Expect {
                 as_client: Carried::SmcR,
                 as_server: Carried::SmcR,
@@ -239,13 +239,13 @@ impl Scenario {
         self
     }
 
-    fn cue(
+    fn trigger(
         mut self,
         end: ScenarioEnd,
         mark: &'static str,
         actions: impl Into<Vec<Action>>,
     ) -> Self {
-        self.cues.push(Cue {
+        self.triggers.push(Trigger {
             end,
             mark,
             actions: actions.into(),
@@ -277,7 +277,7 @@ impl Scenario {
             )
         };
         place(&self.subject) == place(&self.peer)
-            && self.cues.is_empty()
+            && self.triggers.is_empty()
             && self.kernel == Version::V6_12
     }
 
@@ -371,11 +371,11 @@ mod tests {
         for (index, scenario) in all.iter().enumerate() {
             let twins = all.iter().filter(|other| other.name == scenario.name);
             assert_eq!(twins.count(), 1, "{}", scenario.name);
-            for cue in &scenario.cues {
-                let is_said = scenario.node(cue.end).script.steps.iter().any(
-                    |step| matches!(step, Step::Mark(name) | Step::Gate(name) if name == cue.mark),
+            for trigger in &scenario.triggers {
+                let is_said = scenario.node(trigger.end).script.steps.iter().any(
+                    |step| matches!(step, Step::Mark(name) | Step::Gate(name) if name == trigger.mark),
                 );
-                assert!(is_said, "{index}: {} in {}", cue.mark, scenario.name);
+                assert!(is_said, "{index}: {} in {}", trigger.mark, scenario.name);
             }
         }
     }

@@ -58,7 +58,7 @@ fn unrelated_network() -> Scenario {
         [ASK, Step::Pause(3000), linked(), ASK],
         [ANSWER, ANSWER, Step::End],
     )
-    .cue(
+    .trigger(
         ScenarioEnd::Subject,
         "linked",
         [
@@ -80,7 +80,7 @@ fn third_port() -> Scenario {
         [ASK, Step::Gate("tried".into()), ASK],
         [ANSWER, ANSWER, Step::End],
     )
-    .cue(
+    .trigger(
         ScenarioEnd::Subject,
         "tried",
         [
