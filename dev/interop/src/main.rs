@@ -137,7 +137,7 @@ fn list() {
 fn run(args: &RunArgs) -> Result<bool> {
     let mut runs = chosen(args)?;
     // Those that leave guests behind which are of no use any more come last.
-    runs.sort_by_key(|(run, _)| run.strands_a_kernel());
+    runs.sort_by_key(|(run, _)| run.has_unclosable_kernel());
     let started = Instant::now();
     let mut table = Table::default();
     // Guests are booted once for all runs that want the same kernels.
@@ -206,7 +206,7 @@ fn perform(lab: &mut Option<Lab>, run: &Run, show: Show, table: &mut Table) -> (
             // What this run has left must not fail the next.
             let is_spent = |lab: &mut Lab| runner::is_spent(lab).unwrap_or(true);
             if matches!(outcome, Outcome::Failed(_))
-                || run.strands_a_kernel()
+                || run.has_unclosable_kernel()
                 || lab.as_mut().is_none_or(is_spent)
             {
                 *lab = None;

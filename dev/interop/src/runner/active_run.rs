@@ -64,7 +64,7 @@ impl<'a> ActiveRun<'a> {
             };
             self.handle(seen)?;
             let has_moved = |end: &Side| end.marks.iter().any(|mark| mark == "moved");
-            if self.run.strands_a_kernel() && self.ends.iter().all(has_moved) {
+            if self.run.has_unclosable_kernel() && self.ends.iter().all(has_moved) {
                 return Ok(());
             }
         }
@@ -75,7 +75,7 @@ impl<'a> ActiveRun<'a> {
     /// Ends what still runs, and shows what there is to see if it went wrong.
     pub(crate) fn close(self, result: Result<()>, show: Show) -> Result<()> {
         let mut trouble = result.is_err();
-        if self.run.strands_a_kernel() && !trouble {
+        if self.run.has_unclosable_kernel() && !trouble {
             return Ok(());
         }
         for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {

@@ -125,9 +125,9 @@ impl Run {
     }
 
     /// Whether a kernel is left behind that cannot close its connections.
-    pub(crate) fn strands_a_kernel(&self) -> bool {
-        let stranded = |end| self.kind(end) == Kind::Kernel && !self.is_client(end);
-        self.scenario.strands.is_some_and(stranded)
+    pub(crate) fn has_unclosable_kernel(&self) -> bool {
+        let cannot_close = |end| self.kind(end) == Kind::Kernel && !self.is_client(end);
+        self.scenario.unsent_on_lost_link.is_some_and(cannot_close)
     }
 
     /// Such as `ours -> kernel`.

@@ -17,7 +17,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             .steps([ASK, Step::Pause(5000), ASK], [ANSWER, ANSWER, Step::End]),
         two_links("two-links", "two devices on each side make two links"),
         under_load("own-nic-down", "an interface goes down under load")
-            .strands(ScenarioEnd::Peer)
+            .unsent_on_lost_link(ScenarioEnd::Peer)
             .trigger(
                 ScenarioEnd::Peer,
                 "loaded",
@@ -27,7 +27,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "peer-nic-down",
             "an interface of the peer goes down under load",
         )
-        .strands(ScenarioEnd::Subject)
+        .unsent_on_lost_link(ScenarioEnd::Subject)
         .trigger(
             ScenarioEnd::Peer,
             "loaded",
@@ -68,7 +68,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "as long as it takes us to give it up, and is back while the kernel still tries",
             8000,
         )
-        .strands(ScenarioEnd::Peer),
+        .unsent_on_lost_link(ScenarioEnd::Peer),
         wire_cut(),
         closing_in_a_blink(),
         blocked_runtime(),
@@ -215,7 +215,7 @@ fn wire_cut() -> Scenario {
         "loaded",
         [Action::Cut(ScenarioEnd::Peer, 0)],
     );
-    scenario.strands = Some(ScenarioEnd::Peer);
+    scenario.unsent_on_lost_link = Some(ScenarioEnd::Peer);
     scenario.only_ours = Some("soft-RoCE repeats without end as the kernel asks it to");
     scenario
 }

@@ -62,7 +62,7 @@ pub(crate) struct Scenario {
     /// server moves its connections to the other link when the client requests it, but closing
     /// them waits for what it sent on the failed one. So with such a kernel the run is over when
     /// both ends have got everything, and the guests are of no use any more.
-    pub(crate) strands: Option<ScenarioEnd>,
+    pub(crate) unsent_on_lost_link: Option<ScenarioEnd>,
     /// Whether the peer can be the userspace stack as well.
     pub(crate) pair: bool,
     /// Whether both ends send their events to the network, for readers of the capture.
@@ -210,7 +210,7 @@ impl Scenario {
                 killed: None,
             },
             only_ours: None,
-            strands: None,
+            unsent_on_lost_link: None,
             pair: true,
             is_narrated: false,
             limit: Duration::from_secs(120),
@@ -253,8 +253,8 @@ impl Scenario {
         self
     }
 
-    fn strands(mut self, end: ScenarioEnd) -> Self {
-        self.strands = Some(end);
+    fn unsent_on_lost_link(mut self, end: ScenarioEnd) -> Self {
+        self.unsent_on_lost_link = Some(end);
         self
     }
 
