@@ -38,7 +38,7 @@ pub(crate) fn run() -> Result<bool> {
     let (outcome, _) = runner::run(&mut lab, &run, show)?;
     let capture = runner::kept(&run)?;
     let mut timeline = messages(&run, &capture)?;
-    timeline.extend(narrated(&run, &fs::read(&capture)?));
+    timeline.extend(sent_events(&run, &fs::read(&capture)?));
     timeline.sort_by_key(|line| line.frame);
     println!("\nby frame: their events, and the SMC messages; the data itself is not shown\n");
     for Line { frame, end, text } in timeline {
@@ -86,7 +86,7 @@ fn messages(run: &Run, capture: &Path) -> Result<Vec<Line>> {
 }
 
 /// The events of the ends, in datagrams of IPv4 from the same capture.
-fn narrated(run: &Run, capture: &[u8]) -> Vec<Line> {
+fn sent_events(run: &Run, capture: &[u8]) -> Vec<Line> {
     let mut rest = capture.get(PCAP_HEADER..).unwrap_or_default();
     let mut lines = Vec::new();
     let mut frame = 0;
@@ -112,7 +112,7 @@ fn narrated(run: &Run, capture: &[u8]) -> Vec<Line> {
     lines
 }
 
-/// Sender and contents of a frame that is a narration.
+/// Sender and contents of a frame with an event.
 fn words(frame: &[u8]) -> Option<(IpAddr, &[u8])> {
     let ip = frame.get(12..)?.strip_prefix(&[0x08, 0x00])?;
     let udp = (ip.first()? == &0x45 && ip.get(9)? == &17).then(|| ip.get(20..))??;
@@ -120,7 +120,7 @@ fn words(frame: &[u8]) -> Option<(IpAddr, &[u8])> {
     let to = u16::from_be_bytes(udp.get(2..4)?.try_into().ok()?);
     let len = usize::from(u16::from_be_bytes(udp.get(4..6)?.try_into().ok()?));
     let words = udp.get(8..len)?;
-    (to == runner::NARRATION).then(|| (from.into(), words))
+    (to == runner::EVENT_PORT).then(|| (from.into(), words))
 }
 
 fn sender(run: &Run, from: IpAddr) -> ScenarioEnd {

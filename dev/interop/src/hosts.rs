@@ -175,7 +175,7 @@ fn exchange(
         max_links: node.max_links(),
         test_link: node.test_link(),
         has_driver_thread: false,
-        narrate: None,
+        events_to: None,
     };
     let at = SocketAddr::new(args.address.into(), port);
     let until = Instant::now() + scenario.limit;

@@ -74,7 +74,7 @@ pub(crate) struct Job {
     /// The userspace stack runs its drivers on a thread of their own.
     pub(crate) has_driver_thread: bool,
     /// Where its events are sent as datagrams too, so that captures show it in its place.
-    pub(crate) narrate: Option<SocketAddr>,
+    pub(crate) events_to: Option<SocketAddr>,
 }
 
 /// Which side it is.

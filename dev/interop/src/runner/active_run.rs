@@ -258,10 +258,10 @@ pub(crate) fn job(run: &Run, end: ScenarioEnd, port: u16) -> Job {
         max_links: node.max_links(),
         test_link: node.test_link(),
         has_driver_thread: node.has_driver_thread,
-        narrate: run
+        events_to: run
             .scenario
-            .is_narrated
-            .then(|| setup::address(run, end.other(), NARRATION)),
+            .sends_events
+            .then(|| setup::address(run, end.other(), EVENT_PORT)),
     }
 }
 
@@ -271,7 +271,7 @@ static RUNS: AtomicU32 = AtomicU32::new(1);
 const FIRST_PORT: u16 = 20_000;
 
 /// The port for reports of programs, without a listener.
-pub(crate) const NARRATION: u16 = 9;
+pub(crate) const EVENT_PORT: u16 = 9;
 
 const LINK_TIME: Duration = Duration::from_secs(30);
 

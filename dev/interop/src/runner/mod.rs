@@ -15,7 +15,7 @@ use crate::lab::{Lab, Version};
 use crate::scenario::{Role, Scenario, ScenarioEnd};
 use crate::workload::Kind;
 
-pub(crate) use active_run::{NARRATION, job};
+pub(crate) use active_run::{EVENT_PORT, job};
 pub(crate) use measure::measure;
 pub(crate) use report::{Table, kept};
 pub(crate) use setup::{address, after_boot, before, give_devices};

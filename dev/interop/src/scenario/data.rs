@@ -35,7 +35,7 @@ pub(super) fn shown() -> Scenario {
             mark("received the end"),
         ],
     );
-    scenario.is_narrated = true;
+    scenario.sends_events = true;
     scenario
 }
 

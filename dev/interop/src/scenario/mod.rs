@@ -66,7 +66,7 @@ pub(crate) struct Scenario {
     /// Whether the peer can be the userspace stack as well.
     pub(crate) pair: bool,
     /// Whether both ends send their events to the network, for readers of the capture.
-    pub(crate) is_narrated: bool,
+    pub(crate) sends_events: bool,
     pub(crate) limit: Duration,
 }
 
@@ -212,7 +212,7 @@ impl Scenario {
             only_ours: None,
             unsent_on_lost_link: None,
             pair: true,
-            is_narrated: false,
+            sends_events: false,
             limit: Duration::from_secs(120),
         }
     }

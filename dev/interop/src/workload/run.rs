@@ -20,9 +20,9 @@ pub(crate) fn run() -> Result<()> {
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
     let job: Job = serde_json::from_str(&line).context("no job")?;
-    let narrator = job.narrate.map(Narrator::new).transpose()?;
+    let event_sender = job.events_to.map(EventSender::new).transpose()?;
     let sync_points: &'static SyncPoints = Box::leak(Box::new(SyncPoints {
-        narrator,
+        event_sender,
         ..SyncPoints::default()
     }));
     thread::spawn(|| {
@@ -56,7 +56,7 @@ pub(crate) fn run() -> Result<()> {
     };
     let mut report = report.unwrap_or_else(failed);
     report.failures.extend(maker.end());
-    sync_points.narrate("closed");
+    sync_points.send_event("closed");
     emit(&Event::Report(report));
     Ok(())
 }
@@ -76,7 +76,7 @@ pub(crate) struct SyncPoints {
     /// Gates opened and gates passed.
     gates: Mutex<(u32, u32)>,
     opened: Condvar,
-    narrator: Option<Narrator>,
+    event_sender: Option<EventSender>,
 }
 
 impl SyncPoints {
@@ -84,7 +84,7 @@ impl SyncPoints {
     pub(crate) fn mark(&self, name: &str) {
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         if marks.insert(name.to_owned()) {
-            self.narrate(name);
+            self.send_event(name);
             emit(&Event::Mark(name.to_owned()));
         }
     }
@@ -104,8 +104,8 @@ impl SyncPoints {
     }
 
     /// Sends it to the network, if this is configured.
-    fn narrate(&self, words: &str) {
-        if let Some(Narrator { socket, to }) = &self.narrator {
+    fn send_event(&self, words: &str) {
+        if let Some(EventSender { socket, to }) = &self.event_sender {
             // No listener is expected.
             let _ = socket.send_to(words.as_bytes(), to);
         }
@@ -120,18 +120,18 @@ impl SyncPoints {
 
 /// Sends words to a port without a listener.
 #[derive(Debug)]
-struct Narrator {
+struct EventSender {
     socket: UdpSocket,
     to: SocketAddr,
 }
 
-impl Narrator {
+impl EventSender {
     fn new(to: SocketAddr) -> Result<Self> {
         let any: IpAddr = match to {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let socket = UdpSocket::bind((any, 0)).context("no socket to narrate with")?;
+        let socket = UdpSocket::bind((any, 0)).context("no socket to send events with")?;
         Ok(Self { socket, to })
     }
 }
