@@ -22,7 +22,7 @@ pub(super) enum Job {
     /// Use the stream by the stream model.
     Model { seed: u64 },
     /// Report here the result of the stream that is used so.
-    Testify { seed: u64 },
+    SendReport { seed: u64 },
     /// Close with data unread.
     Abort,
     /// Send something and be aborted.
@@ -38,7 +38,7 @@ impl Job {
             Self::Abort => (3, 0, 0),
             Self::BeAborted => (4, 0, 0),
             Self::Model { seed } => (5, seed, 0),
-            Self::Testify { seed } => (6, seed, 0),
+            Self::SendReport { seed } => (6, seed, 0),
         };
         let words = [kind, seed, len].map(u64::to_le_bytes);
         stream.write_all(&words.concat()).await
@@ -57,7 +57,7 @@ impl Job {
             3 => Self::Abort,
             4 => Self::BeAborted,
             5 => Self::Model { seed },
-            6 => Self::Testify { seed },
+            6 => Self::SendReport { seed },
             _ => bail!("no job {kind}"),
         })
     }

@@ -20,11 +20,11 @@ use super::job::Job;
 
 /// Reports of ends, requested on another stream, by seed.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Witnesses(Arc<Mutex<HashMap<u64, Witness>>>);
+pub(super) struct EndReports(Arc<Mutex<HashMap<u64, ReportChannel>>>);
 
-type Witness = (Sender<EndReport>, Receiver<EndReport>);
+type ReportChannel = (Sender<EndReport>, Receiver<EndReport>);
 
-impl Witnesses {
+impl EndReports {
     /// The server's end of a stream.
     pub(super) async fn run_end(&self, stream: Stream, seed: u64) -> Result<()> {
         let report = run_end(stream, seed, End::Second).await?;
@@ -33,8 +33,8 @@ impl Witnesses {
         Ok(())
     }
 
-    /// Tells what it did, when it has.
-    pub(super) async fn testify(&self, mut stream: Stream, seed: u64) -> Result<()> {
+    /// Sends the report of the server's end, once there is one.
+    pub(super) async fn send_report(&self, mut stream: Stream, seed: u64) -> Result<()> {
         let report = self.of(seed).1.recv().await?;
         self.lock().remove(&seed);
         stream.write_all(&serde_json::to_vec(&report)?).await?;
@@ -42,14 +42,14 @@ impl Witnesses {
         Ok(())
     }
 
-    fn of(&self, seed: u64) -> Witness {
+    fn of(&self, seed: u64) -> ReportChannel {
         self.lock()
             .entry(seed)
             .or_insert_with(|| bounded(1))
             .clone()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Witness>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, ReportChannel>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -80,7 +80,7 @@ async fn run_end(stream: Stream, seed: u64, end: End) -> Result<EndReport> {
 }
 
 async fn receive_report(endpoint: &Endpoint, to: SocketAddr, seed: u64) -> Result<EndReport> {
-    let mut stream = open(endpoint, to, Job::Testify { seed }).await?;
+    let mut stream = open(endpoint, to, Job::SendReport { seed }).await?;
     let mut report = Vec::new();
     stream.read_to_end(&mut report).await?;
     serde_json::from_slice(&report)

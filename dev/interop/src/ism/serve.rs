@@ -8,7 +8,7 @@ use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc::{Endpoint, Stream};
 
 use super::job::{End, Job, exchange, exchange_randomly};
-use super::model::Witnesses;
+use super::model::EndReports;
 
 /// Serves until the process is killed. Tells how each stream has ended.
 pub(super) async fn serve(endpoint: &Endpoint, at: SocketAddr) -> Result<()> {
@@ -16,13 +16,13 @@ pub(super) async fn serve(endpoint: &Endpoint, at: SocketAddr) -> Result<()> {
         .bind(at)
         .await
         .with_context(|| format!("listen at {at}"))?;
-    let witnesses = Witnesses::default();
+    let reports = EndReports::default();
     println!("listening");
     loop {
         let (stream, _) = listener.accept().await.context("accept")?;
-        let witnesses = witnesses.clone();
+        let reports = reports.clone();
         let answering = async move {
-            match answer(stream, &witnesses).await {
+            match answer(stream, &reports).await {
                 Ok(how) => println!("ended {how}"),
                 Err(error) => println!("ended broken: {error:#}"),
             }
@@ -31,7 +31,7 @@ pub(super) async fn serve(endpoint: &Endpoint, at: SocketAddr) -> Result<()> {
     }
 }
 
-async fn answer(mut stream: Stream, witnesses: &Witnesses) -> Result<&'static str> {
+async fn answer(mut stream: Stream, reports: &EndReports) -> Result<&'static str> {
     let how = "in order";
     match Job::receive(&mut stream).await? {
         Job::Echo => {
@@ -40,8 +40,8 @@ async fn answer(mut stream: Stream, witnesses: &Witnesses) -> Result<&'static st
         }
         Job::Exchange { seed, len } => exchange(stream, End::Server, seed, len).await?,
         Job::Random { seed } => exchange_randomly(stream, End::Server, seed).await?,
-        Job::Model { seed } => witnesses.run_end(stream, seed).await?,
-        Job::Testify { seed } => witnesses.testify(stream, seed).await?,
+        Job::Model { seed } => reports.run_end(stream, seed).await?,
+        Job::SendReport { seed } => reports.send_report(stream, seed).await?,
         Job::Abort => {
             stream.peek(&mut [0]).await?;
         }
