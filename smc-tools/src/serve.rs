@@ -79,7 +79,7 @@ impl Server {
     }
 
     /// Has each client served by a task, until a signal arrives. Connections may last for `grace`
-    /// afterwards, or until the next signal. Then `cut_off` is set, which tasks have to obey.
+    /// afterwards, or until the next signal. Then `cut_off` is set, at which tasks have to stop.
     /// Without a `grace` it is set at once, and they end in order.
     pub(crate) async fn run<L: Accept, F: Future<Output = ()> + Send + 'static>(
         mut self,

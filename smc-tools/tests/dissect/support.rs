@@ -132,7 +132,7 @@ impl Capture {
         &self.file
     }
 
-    /// The messages that the program finds, of which it must not complain.
+    /// The messages that the program finds; it must report no error.
     pub(crate) fn dissect(&self) -> Vec<Value> {
         let output = run_on(&self.file, &["--json", "--hex"]);
         assert!(output.status.success(), "{}", stderr(&output));

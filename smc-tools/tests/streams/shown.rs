@@ -116,8 +116,8 @@ fn without_the_kernels_smc_it_is_an_error_to_ask_for_its_sockets() {
         return;
     }
     assert_eq!(output.status.code(), Some(1));
-    let complaint = String::from_utf8(output.stderr).unwrap();
-    assert!(complaint.contains("modprobe smc_diag"), "{complaint}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("modprobe smc_diag"), "{message}");
 }
 
 #[test]
@@ -149,8 +149,8 @@ fn a_stopped_process_is_named_and_keeps_no_other_from_being_shown() {
     kill(pid, Signal::SIGCONT).unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(text.lines().count(), 1, "{text}");
-    let complaint = String::from_utf8(output.stderr).unwrap();
-    assert!(complaint.contains("does not answer"), "{complaint}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("does not answer"), "{message}");
 }
 
 #[test]

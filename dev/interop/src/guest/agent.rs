@@ -33,7 +33,7 @@ pub(crate) fn serve() -> Result<()> {
     for line in BufReader::new(port).lines() {
         let line = line.context("port to the host")?;
         let Request { id, order } = serde_json::from_str(&line).context("order")?;
-        let result = obey(order, &jobs).map_err(|error| format!("{error:#}"));
+        let result = execute(order, &jobs).map_err(|error| format!("{error:#}"));
         host.send(&FromGuest::Answer { id, result });
     }
     Ok(())
@@ -58,7 +58,7 @@ impl Host {
     }
 }
 
-fn obey(order: Order, jobs: &Jobs) -> Result<Value> {
+fn execute(order: Order, jobs: &Jobs) -> Result<Value> {
     Ok(match order {
         Order::Exec(argv) => json!(exec(&argv)?),
         Order::ReadFile(path) => json!(fs::read_to_string(path)?),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
-use super::testbed::{Serving, bind_to_vfio, equipment, to_host};
+use super::testbed::{Serving, bind_to_vfio, qemu_args, to_host};
 use crate::lab::{self, Lab, Version};
 use crate::protocol::{Event, Order};
 
@@ -19,9 +19,9 @@ pub(super) fn run(nocopy: bool, vfio: bool, rounds: u32) -> Result<bool> {
     let _serving = Serving::start(&socket, nocopy, false)?;
     let interface = format!("smc{}", std::process::id());
     let way = format!("tap,ifname={interface},script=no,downscript=no");
-    let equipment = equipment(&socket, vfio, &way, 1);
+    let qemu_args = qemu_args(&socket, vfio, &way, 1);
     // The second guest has nothing to do.
-    let mut lab = Lab::boot_equipped([Version::V6_12; 2], &[&smc], &[equipment, Vec::new()])?;
+    let mut lab = Lab::boot_with_args([Version::V6_12; 2], &[&smc], &[qemu_args, Vec::new()])?;
     println!(
         "Linux {} in QEMU without KVM; ISM devices have {}",
         lab.kernel(GUEST),

@@ -76,9 +76,9 @@ impl Testbed {
         let path = folder.path().join("server.sock");
         let serving = Some(Serving::start(&path, nocopy, vfio)?);
         let ports = [held_ports()?, held_ports()?];
-        let equipment =
-            [0, 1].map(|guest| equipment(&path, vfio, &forwarded(&ports[guest]), DEVICES[guest]));
-        let mut lab = Lab::boot_equipped([Version::V6_12; 2], &[], &equipment)?;
+        let qemu_args =
+            [0, 1].map(|guest| qemu_args(&path, vfio, &forwarded(&ports[guest]), DEVICES[guest]));
+        let mut lab = Lab::boot_with_args([Version::V6_12; 2], &[], &qemu_args)?;
         for guest in 0..2 {
             set_up(&mut lab, guest, vfio)?;
         }
@@ -355,8 +355,9 @@ fn server(path: &Path, nocopy: bool) -> Result<Server> {
     server.with_context(|| format!("ivshmem server at {}", path.display()))
 }
 
-/// What a guest has besides: ivshmem devices, and a network with the host, by its backend.
-pub(super) fn equipment(server: &Path, vfio: bool, way: &str, devices: usize) -> Vec<String> {
+/// Arguments of QEMU for what a guest has besides: ivshmem devices, and a network with the host, by
+/// its backend.
+pub(super) fn qemu_args(server: &Path, vfio: bool, way: &str, devices: usize) -> Vec<String> {
     let mut args = Vec::new();
     let mut add = |option: &str, value: String| args.extend([option.to_owned(), value]);
     // With a single CPU, QEMU emulates fences and atomic instructions as if no other process
@@ -418,7 +419,7 @@ fn set_up(lab: &mut Lab, guest: usize, vfio: bool) -> Result<()> {
     Ok(())
 }
 
-/// The guest's interface to its host: the one that [`equipment`] adds to those of the lab.
+/// The guest's interface to its host: the one that [`qemu_args`] adds to those of the lab.
 pub(super) fn to_host() -> String {
     format!("eth{NICS}")
 }

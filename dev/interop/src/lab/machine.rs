@@ -35,7 +35,7 @@ impl Machine {
         index: usize,
         image: &Image,
         folder: &Folder,
-        equipment: &[String],
+        qemu_args: &[String],
         inbox: Sender<(usize, FromGuest)>,
     ) -> Result<Self> {
         let file = |what: &str| folder.path().join(format!("{what}-{index}"));
@@ -83,7 +83,7 @@ impl Machine {
                 .args(["-netdev", &format!("hubport,id=n{nic},hubid=0")])
                 .args(["-device", &device]);
         }
-        command.args(equipment);
+        command.args(qemu_args);
         if index == 1 {
             await_path(&wire)?;
         }

@@ -47,7 +47,7 @@ pub(crate) struct Lab {
 )]
 struct RestartParameters {
     images: [Image; 2],
-    equipment: [Vec<String>; 2],
+    qemu_args: [Vec<String>; 2],
     sender: Sender<(usize, FromGuest)>,
 }
 
@@ -69,14 +69,14 @@ impl Lab {
 
     /// The same with further programs of the host in their `/bin`.
     pub(crate) fn boot_with(kernels: [Version; 2], programs: &[&Path]) -> Result<Self> {
-        Self::boot_equipped(kernels, programs, &[const { Vec::new() }; 2])
+        Self::boot_with_args(kernels, programs, &[const { Vec::new() }; 2])
     }
 
     /// The same with further arguments for QEMU.
-    pub(crate) fn boot_equipped(
+    pub(crate) fn boot_with_args(
         kernels: [Version; 2],
         programs: &[&Path],
-        equipment: &[Vec<String>; 2],
+        qemu_args: &[Vec<String>; 2],
     ) -> Result<Self> {
         let home = home()?;
         let mut last = None;
@@ -86,7 +86,7 @@ impl Lab {
                 image::prepare(&home, folder.path(), kernels[0], programs)?,
                 image::prepare(&home, folder.path(), kernels[1], programs)?,
             ];
-            match Self::boot_once(images, folder, equipment) {
+            match Self::boot_once(images, folder, qemu_args) {
                 Ok(lab) => return Ok(lab),
                 Err(error) => {
                     println!("boot {attempt} did not reach the agent: {error:#}");
@@ -97,17 +97,17 @@ impl Lab {
         Err(last.unwrap_or_else(|| anyhow::anyhow!("no boot was tried")))
     }
 
-    fn boot_once(images: [Image; 2], folder: Folder, equipment: &[Vec<String>; 2]) -> Result<Self> {
+    fn boot_once(images: [Image; 2], folder: Folder, qemu_args: &[Vec<String>; 2]) -> Result<Self> {
         let (sender, inbox) = channel();
         let start = |index: usize| {
             let sender = sender.clone();
-            Machine::start(index, &images[index], &folder, &equipment[index], sender)
+            Machine::start(index, &images[index], &folder, &qemu_args[index], sender)
         };
         let mut lab = Self {
             machines: [start(0)?, start(1)?],
             restart: RestartParameters {
                 images,
-                equipment: equipment.clone(),
+                qemu_args: qemu_args.clone(),
                 sender,
             },
             inbox,
@@ -288,9 +288,9 @@ impl Lab {
         for attempt in 1.. {
             self.machines[guest].stop();
             let image = &self.restart.images[guest];
-            let equipment = &self.restart.equipment[guest];
+            let qemu_args = &self.restart.qemu_args[guest];
             let sender = self.restart.sender.clone();
-            self.machines[guest] = Machine::start(guest, image, &self.folder, equipment, sender)?;
+            self.machines[guest] = Machine::start(guest, image, &self.folder, qemu_args, sender)?;
             match self.await_agents(1) {
                 Err(error) if attempt < BOOTS => {
                     println!("boot {attempt} did not reach the agent: {error:#}");

@@ -71,16 +71,19 @@ pub(crate) fn on_kernels(lab: &mut Lab, run: &Run) -> Result<()> {
             }
             thread::sleep(Duration::from_millis(100));
         }
-        if started.elapsed() > LAST_RESORT {
+        if started.elapsed() > LINK_TEST_LIKELY {
             report::late(run, guest, started.elapsed());
         }
         let words = lab.exec(guest, "dmesg")?;
-        let complaint = words
+        let error_line = words
             .lines()
             .filter(|line| !line.contains(SOFT_ROCE))
-            .find(|line| COMPLAINTS.iter().any(|word| line.contains(word)));
-        if let Some(line) = complaint {
-            bail!("the kernel of {} complains: {line}", lab::name(guest));
+            .find(|line| KERNEL_ERRORS.iter().any(|word| line.contains(word)));
+        if let Some(line) = error_line {
+            bail!(
+                "the kernel of {} reports an error: {line}",
+                lab::name(guest)
+            );
         }
     }
     Ok(())
@@ -104,9 +107,9 @@ const NOT_CLEAN: &str = "rxe_destroy_qp: cleanup failed";
 const CLEAN_TIME: Duration = Duration::from_secs(60);
 
 /// What takes longer has probably come to that.
-const LAST_RESORT: Duration = Duration::from_secs(20);
+const LINK_TEST_LIKELY: Duration = Duration::from_secs(20);
 
-const COMPLAINTS: &[&str] = &["BUG:", "WARNING:", "Oops", "refcount_t"];
+const KERNEL_ERRORS: &[&str] = &["BUG:", "WARNING:", "Oops", "refcount_t"];
 
 /// Soft-RoCE warns of itself when something is deleted that it still retries.
 const SOFT_ROCE: &str = "drivers/infiniband/sw/rxe";
