@@ -52,8 +52,8 @@ async fn survive(rounds: u64, seed: u64, dir: &Path) {
         }
     };
     let serving = tokio::spawn(serving);
-    let witness = builder(On::Tokio, true, dir).build().unwrap();
-    let mut steady = witness.connect(addr).await.unwrap();
+    let observer = builder(On::Tokio, true, dir).build().unwrap();
+    let mut steady = observer.connect(addr).await.unwrap();
     assert!(steady.mode().is_smc());
     ping(&mut steady).await;
     let fds = open_descriptors();
@@ -80,7 +80,7 @@ async fn survive(rounds: u64, seed: u64, dir: &Path) {
             || format!("round {round}: {:?} hang", left()),
         )
         .await;
-        assert_eq!(witness.connections().len(), 1);
+        assert_eq!(observer.connections().len(), 1);
     }
     drop(steady);
     serving.abort();

@@ -99,16 +99,16 @@ fn the_seed_decides_the_order_of_tasks() {
 #[test]
 fn dropping_the_runtime_drops_its_tasks() {
     let runtime = VirtualRuntime::new(1);
-    let (handle, witness) = (runtime.handle(), Arc::new(()));
-    let (inner, held) = (runtime.handle(), Arc::clone(&witness));
+    let (handle, outer) = (runtime.handle(), Arc::new(()));
+    let (inner, held) = (runtime.handle(), Arc::clone(&outer));
     handle.spawn(Box::pin(async move {
         inner.timer(inner.now() + secs(1)).await;
         drop(held);
     }));
     runtime.run_for(Duration::from_millis(1));
-    assert_eq!(Arc::strong_count(&witness), 2);
+    assert_eq!(Arc::strong_count(&outer), 2);
     drop(runtime);
-    assert_eq!(Arc::strong_count(&witness), 1);
+    assert_eq!(Arc::strong_count(&outer), 1);
     handle.spawn(Box::pin(pending()));
 }
 
