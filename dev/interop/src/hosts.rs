@@ -85,7 +85,7 @@ pub(crate) fn run(args: &HostsArgs) -> Result<bool> {
         Host::prepare(args, names[1])?,
     ];
     for (host, file) in hosts.iter().zip(["client.txt", "server.txt"]) {
-        fs::write(args.report.join(file), host.facts())?;
+        fs::write(args.report.join(file), host.system_info())?;
     }
     let (mut table, mut log) = (String::new(), String::new());
     let mut has_failed = false;
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &HostsArgs) -> Result<bool> {
     fs::write(args.report.join("results.txt"), table)?;
     fs::write(args.report.join("events.txt"), log)?;
     println!(
-        "{} has the results, what happened, and facts of both hosts; read it before you send it",
+        "{} has the results, what happened, and system information of both hosts; read it before you send it",
         args.report.display()
     );
     Ok(!has_failed)
@@ -368,14 +368,14 @@ impl Host {
     }
 
     /// What the system there is. Commands that it does not have say so.
-    fn facts(&self) -> String {
-        let mut facts = String::new();
-        for command in FACTS {
+    fn system_info(&self) -> String {
+        let mut info = String::new();
+        for command in SYSTEM_INFO {
             let output = self.output(&format!("( {command} ) 2>&1; true"));
             let output = output.unwrap_or_else(|error| format!("{error:#}\n"));
-            facts += &format!("$ {command}\n{output}\n");
+            info += &format!("$ {command}\n{output}\n");
         }
-        facts
+        info
     }
 }
 
@@ -389,7 +389,7 @@ impl Drop for Host {
 }
 
 /// Kernel, cards and their settings; nothing of what programs do.
-const FACTS: &[&str] = &[
+const SYSTEM_INFO: &[&str] = &[
     "uname -srvm",
     "cat /etc/os-release",
     "lscpu",

@@ -102,7 +102,7 @@ async fn both_ways(
         End::Server => (from_server, from_client),
     };
     let (client, server) = (Pattern::of_client(seed), Pattern::of_server(seed));
-    let (to_peer, to_us) = match end {
+    let (to_peer, to_local) = match end {
         End::Client => (client, server),
         End::Server => (server, client),
     };
@@ -131,7 +131,7 @@ async fn both_ways(
                 ensure!(at == theirs, "the end after {at} of {theirs} bytes");
                 return Ok(());
             }
-            if let Some(at) = to_us.difference(at, &buf[..count], &mut expected) {
+            if let Some(at) = to_local.difference(at, &buf[..count], &mut expected) {
                 bail!("wrong byte at position {at}");
             }
             at += count as u64;
