@@ -423,7 +423,7 @@ impl Table {
     /// Backings are about to be dropped: the peer has to release their memory, too.
     fn clear_memory(&mut self, dropped: &[Backing], signal_page: &SignalPage) {
         for backing in dropped {
-            // Before the index is free, or another thread's memory could be retired.
+            // Before the index is free, or another thread's memory could be released.
             backing.slot.clear_memory();
             signal_page.set_changed(backing.index);
             self.enter(backing.index, Entry::Vacant);

@@ -121,7 +121,7 @@ impl Rdma for MemoryRdma {
     }
 
     async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
-        self.shared.settle().await;
+        self.shared.pass_setup_time().await;
         let mut state = self.shared.lock();
         Ok(Arc::new(MemoryDomain {
             shared: Arc::clone(&self.shared),

@@ -25,7 +25,7 @@ pub(super) struct MemoryDomain {
 #[async_trait]
 impl ProtectionDomain for MemoryDomain {
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
-        self.shared.settle().await;
+        self.shared.pass_setup_time().await;
         let mut state = self.shared.lock();
         let used = state
             .pairs
@@ -75,7 +75,7 @@ impl ProtectionDomain for MemoryDomain {
     }
 
     async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
-        self.shared.settle().await;
+        self.shared.pass_setup_time().await;
         let mut state = self.shared.lock();
         let keys: Vec<_> = (0..8).map(|_| state.rng.bits()).collect();
         let member = state.devices.get_mut(&self.device);

@@ -56,7 +56,7 @@ impl PendingLink for MemoryPending {
         _route: Route,
     ) -> Result<Arc<dyn Link>, DeviceError> {
         let shared = Arc::clone(&self.handle.shared);
-        shared.settle().await;
+        shared.pass_setup_time().await;
         let id = self.handle.id;
         let mut state = shared.lock();
         if peer.mtu.bytes().is_none() {

@@ -310,7 +310,7 @@ impl Shared {
     }
 
     /// Lets the time of a set-up call pass.
-    pub(super) async fn settle(&self) {
+    pub(super) async fn pass_setup_time(&self) {
         let timing = self.timing().clone();
         if let (Some(clock), false) = (&timing.clock, timing.setup.is_zero()) {
             clock.timer(clock.now() + timing.setup).await;

@@ -105,7 +105,7 @@ impl<'o> Writer<'o> {
         self.wait("write", polls, |cx| {
             oracle.offer(side, data.len());
             let result = end.poll_write(cx, &[IoSlice::new(&data)]);
-            settle(oracle, side, "write", data.len(), result)
+            record_result(oracle, side, "write", data.len(), result)
         })
         .await
     }
@@ -123,7 +123,7 @@ impl<'o> Writer<'o> {
         self.wait("write_vectored", polls, |cx| {
             oracle.offer(side, data.len());
             let result = end.poll_write(cx, &bufs);
-            settle(oracle, side, "write_vectored", data.len(), result)
+            record_result(oracle, side, "write_vectored", data.len(), result)
         })
         .await
     }
@@ -160,7 +160,7 @@ impl<'o> Writer<'o> {
                     oracle.withdraw(side);
                     Poll::Ready(Verdict::Open)
                 }
-                result => settle(oracle, side, "put", len, result),
+                result => record_result(oracle, side, "put", len, result),
             }
         })
         .await
@@ -233,7 +233,7 @@ impl<'o> Writer<'o> {
     }
 }
 
-fn settle(
+fn record_result(
     oracle: &Oracle,
     side: usize,
     how: &str,

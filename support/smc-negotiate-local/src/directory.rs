@@ -32,7 +32,7 @@ struct Read {
     modified: SystemTime,
     /// Whether the directory was unchanged for long enough when it was read: two changes may
     /// get the same time.
-    settled: bool,
+    is_stable: bool,
     entries: Vec<Arc<Entry>>,
 }
 
@@ -66,13 +66,13 @@ impl Directory {
         // On failure any value works that differs from the last one.
         let modified = found.modified().unwrap_or_else(|_| SystemTime::now());
         let is_fresh =
-            |read: &Read| read.settled && (read.ino, read.modified) == (found.ino(), modified);
+            |read: &Read| read.is_stable && (read.ino, read.modified) == (found.ino(), modified);
         if self.read.as_ref().is_some_and(is_fresh) {
             return Ok(());
         }
         self.read = None;
         let since = SystemTime::now().duration_since(modified);
-        let settled = since.is_ok_and(|since| since > SETTLED_AFTER);
+        let is_stable = since.is_ok_and(|since| since > STABLE_AFTER);
         let names = match names(&self.path) {
             Ok(names) => names,
             Err(error) => {
@@ -88,7 +88,7 @@ impl Directory {
         self.read = Some(Read {
             ino: found.ino(),
             modified,
-            settled,
+            is_stable,
             entries,
         });
         Ok(())
@@ -199,7 +199,7 @@ impl Display for Scope {
 
 /// After this time a further change is certain to get another time: file systems use a clock that
 /// ticks every 10 ms or faster.
-const SETTLED_AFTER: Duration = Duration::from_millis(50);
+const STABLE_AFTER: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
 mod tests;

@@ -34,7 +34,7 @@ pub(crate) enum Pairing {
     Kernel,
 }
 
-/// One scenario with everything settled.
+/// One scenario with all that a run needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) scenario: Scenario,

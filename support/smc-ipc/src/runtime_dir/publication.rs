@@ -326,7 +326,8 @@ impl Publication {
         let dirs = &checked.dirs;
         self.sockets
             .sort_by_key(|named| dirs.iter().position(|dir| *dir == named.entry.dir));
-        lost.into_iter().for_each(|named| self.retire(named.socket));
+        lost.into_iter()
+            .for_each(|named| self.keep_unnamed(named.socket));
 
         self.timer.set_delay(delay);
         let mut sockets = self.sockets.iter();
@@ -360,7 +361,7 @@ impl Publication {
     }
 
     /// Keeps a socket without a name until the connections that wait there are accepted.
-    fn retire(&mut self, socket: Listener) {
+    fn keep_unnamed(&mut self, socket: Listener) {
         // From here on connections are refused: a process that has opened the name before could
         // connect again and again. Not in both directions: epoll would report the socket also in a
         // pause.
