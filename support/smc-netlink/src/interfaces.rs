@@ -51,8 +51,8 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
         let RouteNetlinkMessage::NewAddress(message) = reply else {
             continue;
         };
-        let place = links.by_index.get(&message.header.index);
-        let interface = place.and_then(|place| interfaces.get_mut(*place));
+        let position = links.by_index.get(&message.header.index);
+        let interface = position.and_then(|position| interfaces.get_mut(*position));
         if let (Some(interface), Some(address)) = (interface, address(&message)) {
             let bits = message.header.prefix_len;
             interface.addresses.push((address, bits));
@@ -72,7 +72,7 @@ struct Link {
     controller: Option<u32>,
 }
 
-/// All interfaces, with their places in the list.
+/// All interfaces, with their positions in the list.
 struct Links {
     all: Vec<Link>,
     by_index: HashMap<u32, usize>,
@@ -83,13 +83,13 @@ struct Links {
 impl Links {
     fn new(all: Vec<Link>) -> Self {
         let mut first_ports = HashMap::new();
-        for (place, link) in all.iter().enumerate() {
+        for (position, link) in all.iter().enumerate() {
             if let Some(controller) = link.controller {
-                first_ports.entry(controller).or_insert(place);
+                first_ports.entry(controller).or_insert(position);
             }
         }
-        let places = all.iter().enumerate();
-        let by_index = places.map(|(place, link)| (link.interface.index, place));
+        let positions = all.iter().enumerate();
+        let by_index = positions.map(|(position, link)| (link.interface.index, position));
         Self {
             by_index: by_index.collect(),
             first_ports,
@@ -99,11 +99,11 @@ impl Links {
 
     /// The device that the packets of another one go through.
     fn below(&self, link: &Link) -> Option<&Link> {
-        let place = match link.lower {
+        let position = match link.lower {
             Some(lower) => self.by_index.get(&lower),
             None => self.first_ports.get(&link.interface.index),
         };
-        self.all.get(*place?)
+        self.all.get(*position?)
     }
 }
 

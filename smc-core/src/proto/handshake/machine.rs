@@ -291,8 +291,10 @@ impl Handshake {
             (Awaits::Reach, WorkDone::Reached(reached), _) => {
                 return self.handle_reached(reached);
             }
-            (Awaits::Enter, WorkDone::Entered(Ok(place)), _) if is_intended(*intent, place) => {
-                *member = Some(place);
+            (Awaits::Enter, WorkDone::Entered(Ok(membership)), _)
+                if is_intended(*intent, membership) =>
+            {
+                *member = Some(membership);
                 return self.advance();
             }
             (Awaits::Register, WorkDone::Registered(Ok(token)), Ends::Direct(ends)) => {
@@ -541,7 +543,7 @@ impl Handshake {
     }
 }
 
-/// Whether the place in a link group is the requested one.
+/// Whether the membership in a link group is the requested one.
 fn is_intended(intent: Intent, member: Member) -> bool {
     match intent {
         Intent::JoinOrCreate => true,

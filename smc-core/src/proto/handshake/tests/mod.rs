@@ -245,7 +245,7 @@ impl Side {
         assert_eq!(self.machine.state(), None);
     }
 
-    /// Gives up the place in the link group.
+    /// Ends the membership in the link group.
     fn release(&mut self, now: Instant) {
         let mut groups = self.groups.borrow_mut();
         if let Some(waiter) = self.waiter.take() {
