@@ -346,7 +346,7 @@ async fn write_messages(world: &World, to: &mut Stream, count: usize, len: usize
 fn a_writer_of_small_messages_waits_a_moment_at_the_soft_limit_before_it_takes_more_of_the_ring() {
     let world = World::new();
     world.between_hosts(async |client, server| {
-        let (mut ours, mut theirs) = meet_smc(&client, &server).await;
+        let (mut ours, mut theirs) = connect_pair_smc(&client, &server).await;
         let limit = SOFT_LIMIT as usize;
         assert!(ours.peer_recv_buffer_size().unwrap() > 4 * limit);
         let time = write_messages(&world, &mut ours, limit / 1000, 1000).await;
@@ -367,11 +367,11 @@ fn a_writer_of_small_messages_waits_a_moment_at_the_soft_limit_before_it_takes_m
 fn long_writes_and_those_that_do_not_wait_have_the_whole_ring() {
     let world = World::new();
     world.between_hosts(async |client, server| {
-        let (mut ours, _theirs) = meet_smc(&client, &server).await;
+        let (mut ours, _theirs) = connect_pair_smc(&client, &server).await;
         let ring = ours.peer_recv_buffer_size().unwrap();
         let time = write_messages(&world, &mut ours, 5, ring / 8).await;
         assert!(time < MOMENT, "{time:?}");
-        let (other, _theirs) = meet_smc(&client, &server).await;
+        let (other, _theirs) = connect_pair_smc(&client, &server).await;
         let mut sent = 0;
         while let Ok(count) = other.try_write(&[0; 1000]) {
             sent += count;
@@ -384,7 +384,7 @@ fn long_writes_and_those_that_do_not_wait_have_the_whole_ring() {
 fn small_messages_stay_below_the_soft_limit_when_their_reader_keeps_up() {
     let world = World::new();
     world.between_hosts(async |client, server| {
-        let (mut ours, mut theirs) = meet_smc(&client, &server).await;
+        let (mut ours, mut theirs) = connect_pair_smc(&client, &server).await;
         let (mut buf, mut far) = (vec![0; 3 * SOFT_LIMIT as usize], 0);
         for round in 0..500 {
             // Not in step with the limit.

@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketT
 use rustix::process::geteuid;
 use smc_ipc::channel::send;
 use smc_ipc::runtime_dir::{by_fd, names};
-use smc_ipc::thread::{Lock, ask};
+use smc_ipc::thread::{Lock, spawn};
 use smc_ipc::{Credentials, Domain};
 
 use super::{Request, is_name, wait};
@@ -40,12 +40,12 @@ pub struct Directory {
 pub fn directories() -> Vec<Directory> {
     let until = Instant::now() + SEARCH_TIME;
     let own = geteuid();
-    let mut searches = vec![ask(Lock::DirectoriesOf(own.as_raw()), own_directories)];
+    let mut searches = vec![spawn(Lock::DirectoriesOf(own.as_raw()), own_directories)];
     let is_configured = std::env::var_os("SMC_RUNTIME_DIR").is_some_and(|dir| !dir.is_empty());
     if own.is_root() && !is_configured {
         for base in ["/run", "/run/user", "/tmp"] {
             let lock = Lock::DirectoriesBelow(base.into());
-            searches.push(ask(lock, move || directories_in(Path::new(base))));
+            searches.push(spawn(lock, move || directories_in(Path::new(base))));
         }
     }
     let mut found = Vec::new();
