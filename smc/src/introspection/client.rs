@@ -40,14 +40,18 @@ pub struct Directory {
 pub fn directories() -> Vec<Directory> {
     let until = Instant::now() + SEARCH_TIME;
     let own = geteuid();
-    let mut searches = vec![spawn(Lock::DirectoriesOf(own.as_raw()), own_directories)];
     let is_configured = std::env::var_os("SMC_RUNTIME_DIR").is_some_and(|dir| !dir.is_empty());
-    if own.is_root() && !is_configured {
-        for base in ["/run", "/run/user", "/tmp"] {
+    let searches = match own.is_root() && !is_configured {
+        // Root's own are among them. A look-up of one that is not there would wait for the lock of
+        // `/tmp` in a way that a process cannot end in, and reading the directory does not.
+        true => Vec::from(["/run", SESSIONS, "/tmp"].map(|base| {
             let lock = Lock::DirectoriesBelow(base.into());
-            searches.push(spawn(lock, move || directories_in(Path::new(base))));
-        }
-    }
+            spawn(lock, move || {
+                directories_in(Path::new(base), base == SESSIONS)
+            })
+        })),
+        false => vec![spawn(Lock::DirectoriesOf(own.as_raw()), own_directories)],
+    };
     let mut found = Vec::new();
     for answer in searches.into_iter().flatten() {
         let left = until.saturating_duration_since(Instant::now());
@@ -64,7 +68,7 @@ fn own_directories() -> Vec<Directory> {
     found.collect()
 }
 
-/// The owner of a directory that no other user can change, if this user believes what is in it.
+/// The owner of a directory that no other user can change, if this user trusts what is in it.
 fn owner(dir: &Path) -> Option<u32> {
     let found = std::fs::symlink_metadata(dir).ok()?;
     let own = geteuid();
@@ -72,15 +76,19 @@ fn owner(dir: &Path) -> Option<u32> {
     (is_private && (own.is_root() || found.uid() == own.as_raw())).then_some(found.uid())
 }
 
-/// The standard directories of all users in this one.
-fn directories_in(base: &Path) -> Vec<Directory> {
+/// The standard directories of all users in this one, which may be that of the directories of
+/// their sessions.
+fn directories_in(base: &Path, is_of_sessions: bool) -> Vec<Directory> {
     let entries = std::fs::read_dir(base).into_iter().flatten().flatten();
     let mut counts = BTreeMap::new();
     let named = entries.take(DIRECTORIES_MAX).filter_map(|entry| {
-        let name = entry.file_name();
-        let (user, path) = match name.to_str()?.strip_prefix("smc-") {
-            Some(rest) => (rest.split('-').next()?, entry.path()),
-            None => (name.to_str()?, entry.path().join("smc")),
+        let (name, path) = (entry.file_name(), entry.path());
+        let name = name.to_str()?;
+        // Nothing is looked up in a directory of a user here: that can block.
+        let (user, dir) = match name.strip_prefix("smc-") {
+            Some(rest) => (rest.split('-').next()?, path.clone()),
+            None if is_of_sessions => (name, path.join(IN_SESSION)),
+            None => return None,
         };
         let user: u32 = user.parse().ok()?;
         // Its name has its owner, so that a user has no more than a user needs.
@@ -89,7 +97,10 @@ fn directories_in(base: &Path) -> Vec<Directory> {
             _ => return None,
         };
         *count += 1;
-        (*count <= DIRECTORIES_OF_USER).then_some(Directory { owner: user, path })
+        (*count <= DIRECTORIES_OF_USER).then_some(Directory {
+            owner: user,
+            path: dir,
+        })
     });
     named.collect()
 }
@@ -98,6 +109,9 @@ impl Directory {
     /// The sockets in it. Reads the directory, which blocks as long as its owner has it block.
     #[must_use]
     pub fn sockets(&self) -> Vec<PathBuf> {
+        if owner(&self.path) != Some(self.owner) {
+            return Vec::new();
+        }
         let named = names(&self.path).into_iter().flatten();
         let named = named.filter(|name| is_name(name)).take(SOCKETS_MAX);
         named.map(|name| self.path.join(name)).collect()
@@ -244,6 +258,10 @@ const SOCKETS_MAX: usize = 1024;
 const DIRECTORIES_MAX: usize = 65_536;
 const DIRECTORIES_OF_USER: usize = 4;
 
+/// Where the directories of users' sessions are, and the name of the one in such a directory.
+const SESSIONS: &str = "/run/user";
+const IN_SESSION: &str = "smc";
+
 /// How long a search for directories may take. That of `/tmp` waits as long as another user holds
 /// the lock of that directory.
 const SEARCH_TIME: Duration = Duration::from_secs(1);
@@ -284,20 +302,28 @@ mod tests {
             format!("smc-{other}"),
             "smc-x".to_owned(),
             "smc-".to_owned(),
-            format!("{own}/smc"),
-            format!("{other}/smc"),
+            own.to_string(),
+            other.to_string(),
         ] {
             make(base.path().join(name));
         }
-        let found = directories_in(base.path());
+        let found = directories_in(base.path(), true);
         let mut paths: Vec<_> = found.iter().map(|it| it.path.clone()).collect();
         paths.sort();
         let expected = [format!("{own}/smc"), format!("smc-{own}")];
         assert_eq!(paths, expected.map(|name| base.path().join(name)));
+        let [missing, empty] = &*found else {
+            panic!("{found:?}");
+        };
+        assert!(missing.sockets().is_empty() && empty.sockets().is_empty());
+        assert_eq!(directories_in(base.path(), false).len(), 1);
         assert!(found.iter().all(|it| it.owner == own));
         for number in 0..10 {
             make(base.path().join(format!("smc-{own}-{number}")));
         }
-        assert_eq!(directories_in(base.path()).len(), DIRECTORIES_OF_USER);
+        assert_eq!(
+            directories_in(base.path(), false).len(),
+            DIRECTORIES_OF_USER
+        );
     }
 }

@@ -16,11 +16,11 @@
 //! {"version": 1, "what": ["connections", "listeners"]}
 //! ```
 //!
-//! The answer is a sequence of packets. Each has one or more [`Record`]s in JSON, one a line, whose
-//! kind is the member `record`. The first is of the kind `process`, and the last one `end`; without
-//! it the answer is incomplete. A request that is refused gets one record of the kind `error`.
-//! Times have the members `secs` and `nanos`. Then the connection is closed. A request changes
-//! nothing.
+//! The answer is a sequence of packets. Each has one or more
+//! [`Record`](crate::record::Record)s in JSON, one a line, whose kind is the member `record`. The
+//! first is of the kind `process`, and the last one `end`; without it the answer is incomplete. A
+//! request that is refused gets one record of the kind `error`. Times have the members `secs` and
+//! `nanos`. Then the connection is closed. A request changes nothing.
 //!
 //! One request is answered after the other. A client that does not send its request within 0.2
 //! seconds, or has not received the answer within 5 seconds, is disconnected.
