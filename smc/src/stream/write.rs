@@ -198,29 +198,28 @@ impl<P: SendOps> SmcWriter<P> {
     /// Writes as much as there is space for: `None` if there is none now.
     #[inline(always)]
     fn write_now(&mut self, bufs: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        let mut space = self.read_space()?;
-        if space < LONG_WRITE_MIN {
-            space = self.lift_limit_of_long_write(bufs)?;
-            if space == 0 {
-                return Ok(bufs.iter().all(|buf| buf.is_empty()).then_some(0));
+        match self.read_space()? {
+            0 => Ok(self.handle_no_space(bufs)),
+            space => {
+                let written = self.path.write(&self.conn, bufs, space);
+                if let Ok(Some(count @ 1..)) = written {
+                    self.counters.sent.add_request(count);
+                }
+                written
             }
         }
-        let written = self.path.write(&self.conn, bufs, space);
-        if let Ok(Some(count @ 1..)) = written {
-            self.counters.sent.add_request(count);
-        }
-        written
     }
 
-    /// Lifts the soft limit if the write is long. Returns the space.
+    /// `None` if a write has to wait.
     #[cold]
-    #[inline(never)]
-    fn lift_limit_of_long_write(&mut self, bufs: &[IoSlice<'_>]) -> Result<u32, Error> {
-        let len = |sum: usize, buf: &IoSlice<'_>| sum.saturating_add(buf.len());
-        if bufs.iter().fold(0, len) >= len_usize(LONG_WRITE_MIN) {
+    fn handle_no_space(&mut self, bufs: &[IoSlice<'_>]) -> Option<usize> {
+        let len = bufs
+            .iter()
+            .fold(0_usize, |len, buf| len.saturating_add(buf.len()));
+        if len >= LONG_WRITE_MIN {
             self.path.lift_soft_limit();
         }
-        self.path.space(&self.conn)
+        (len == 0).then_some(0)
     }
 
     /// Waits until a reservation of at least `least` bytes is possible. Returns the reserved space,
@@ -246,7 +245,7 @@ impl<P: SendOps> SmcWriter<P> {
         let available = self.read_space()?;
         let space = len_usize(available);
         if space < least {
-            if least >= len_usize(LONG_WRITE_MIN) {
+            if least >= LONG_WRITE_MIN {
                 self.path.lift_soft_limit();
             }
             let capacity = len_usize(self.path.capacity());
@@ -661,7 +660,7 @@ pub(crate) fn never_fits(least: usize, most: usize) -> Error {
 }
 
 /// Writes of this length use the whole ring at once: they are few, and take it in long pieces.
-const LONG_WRITE_MIN: u32 = SOFT_LIMIT / 8;
+const LONG_WRITE_MIN: usize = SOFT_LIMIT as usize / 8;
 
 const LEAST_IS_MORE: Error = Error::misuse("reservation of at least more than it may have");
 
