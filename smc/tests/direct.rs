@@ -8,12 +8,11 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use futures_lite::{AsyncReadExt, AsyncWriteExt};
 use smc::Stream;
 use smc_core::device::{Device, Direct, Dmb, Event, PeerEvent, Signal};
 use smc_core::mem::Element;
 use smc_core::mem::sync::Ordering;
-use smc_core::proto::conn::SOFT_LIMIT;
 use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_core::wire::clc::Message;
 use smc_core::wire::cursor::Cursor;
@@ -326,78 +325,5 @@ fn a_peer_cannot_leave_a_ring_early_that_has_unread_data() {
         peer.show(Cursor { wrap: 2, count: 1 });
         stream.read_exact(&mut [0; 1]).await.unwrap();
         expect_error(&mut stream, ErrorKind::InvalidData).await;
-    });
-}
-
-/// Writes `count` messages of `len` bytes. Returns how long that takes while no data is read.
-async fn write_messages(world: &World, to: &mut Stream, count: usize, len: usize) -> Duration {
-    let message = patterned(len);
-    let writing = async {
-        for _ in 0..count {
-            to.write_all(&message).await.unwrap();
-        }
-    };
-    let begin = world.now();
-    writing.await;
-    world.now() - begin
-}
-
-#[test]
-fn a_writer_of_small_messages_waits_a_moment_at_the_soft_limit_before_it_takes_more_of_the_ring() {
-    let world = World::new();
-    world.between_hosts(async |client, server| {
-        let (mut ours, mut theirs) = connect_pair_smc(&client, &server).await;
-        let limit = SOFT_LIMIT as usize;
-        assert!(ours.peer_recv_buffer_size().unwrap() > 4 * limit);
-        let time = write_messages(&world, &mut ours, limit / 1000, 1000).await;
-        assert!(time < MOMENT, "{time:?}");
-        // Up to four times the limit: it is raised twice.
-        let time = write_messages(&world, &mut ours, 3 * limit / 1000, 1000).await;
-        assert!(time >= Duration::from_millis(20), "{time:?}");
-        assert!(time < Duration::from_millis(50), "{time:?}");
-        let sent = 4 * (limit / 1000) * 1000;
-        theirs
-            .read_exact(&mut vec![0; sent.min(3 * limit)])
-            .await
-            .unwrap();
-    });
-}
-
-#[test]
-fn long_writes_and_those_that_do_not_wait_have_the_whole_ring() {
-    let world = World::new();
-    world.between_hosts(async |client, server| {
-        let (mut ours, _theirs) = connect_pair_smc(&client, &server).await;
-        let ring = ours.peer_recv_buffer_size().unwrap();
-        let time = write_messages(&world, &mut ours, 5, ring / 8).await;
-        assert!(time < MOMENT, "{time:?}");
-        let (other, _theirs) = connect_pair_smc(&client, &server).await;
-        let mut sent = 0;
-        while let Ok(count) = other.try_write(&[0; 1000]) {
-            sent += count;
-        }
-        assert!(sent > ring - 4096, "{sent} of {ring}");
-    });
-}
-
-#[test]
-fn small_messages_stay_below_the_soft_limit_when_their_reader_keeps_up() {
-    let world = World::new();
-    world.between_hosts(async |client, server| {
-        let (mut ours, mut theirs) = connect_pair_smc(&client, &server).await;
-        let (mut buf, mut far) = (vec![0; 3 * SOFT_LIMIT as usize], 0);
-        for round in 0..500 {
-            // Not in step with the limit.
-            let len = 100 + round % 7;
-            let writing = write_messages(&world, &mut ours, 400, len);
-            let reading = theirs.read_exact(&mut buf[..400 * len]);
-            let (_, read) = future::zip(writing, reading).await;
-            read.unwrap();
-            let [info] = &*client.endpoint.connections() else {
-                panic!("one connection");
-            };
-            far = far.max(info.smc.as_ref().unwrap().sent.producer.count);
-        }
-        assert!(far <= SOFT_LIMIT, "{far}");
     });
 }

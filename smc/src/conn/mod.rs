@@ -123,18 +123,6 @@ pub(crate) trait SendOps {
         space: u32,
     ) -> Result<Option<usize>, Error>;
 
-    /// How far this side has written, while there is space that is not used without need: behind
-    /// the soft limit of a ring that is rewound.
-    fn soft_limited(&self) -> Option<Cursor> {
-        None
-    }
-
-    /// Makes more of that usable.
-    fn raise_soft_limit(&mut self) {}
-
-    /// Makes all of it usable.
-    fn lift_soft_limit(&mut self) {}
-
     /// Maximum of the space.
     fn capacity(&self) -> u32;
 

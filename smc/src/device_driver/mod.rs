@@ -133,10 +133,6 @@ impl DeviceDriver {
         })
     }
 
-    pub(crate) fn soft_limit_deadline(&self) -> Deadline {
-        self.groups.after(SOFT_LIMIT_WAIT)
-    }
-
     pub(crate) fn close_deadline(&self) -> Deadline {
         self.groups.after(self.close_timeout)
     }
@@ -524,10 +520,6 @@ impl Drop for DeviceDriver {
         claims::release();
     }
 }
-
-/// How long a writer waits at the soft limit for its reader: longer than schedulers keep a task
-/// from running that shares a CPU with another one.
-const SOFT_LIMIT_WAIT: Duration = Duration::from_millis(10);
 
 const REMOVED: DeviceError = DeviceError::Gone("device was removed");
 

@@ -554,7 +554,7 @@ impl<P: TransportOps> StreamHalf for SmcReader<P> {
         self.conn.reader.register(waker);
     }
 
-    fn arm(&mut self) {
+    fn arm(&self) {
         self.transport.arm();
     }
 

@@ -22,7 +22,7 @@ pub(crate) trait StreamHalf {
 
     /// Requests a report of the event that the half waits for. The caller checks once more
     /// afterwards.
-    fn arm(&mut self);
+    fn arm(&self);
 
     /// Polls the device, where updates do not appear in memory by themselves. Returns false if
     /// there were more events than a poll takes.

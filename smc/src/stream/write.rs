@@ -8,7 +8,6 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use smc_wire::cdc::ConsumerWord;
-use smc_wire::cursor::Cursor;
 
 use super::super::busy_poll::BusyPoll;
 use super::super::conn::{
@@ -24,8 +23,8 @@ use crate::device::SubmitError;
 use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::Ordering;
 use crate::mem::{Element, OutOfBounds, RingWriter, TrustPeers};
+use crate::proto::conn::SendCursors;
 use crate::proto::conn::rdma::DeliveryStatus;
-use crate::proto::conn::{SOFT_LIMIT, SendCursors};
 
 /// The writing half of a stream: SMC-D, SMC-R or TCP.
 pub(crate) enum Writer {
@@ -131,8 +130,6 @@ pub(crate) struct SmcWriter<P> {
     counters: Arc<ConnCounters>,
     /// A buffer for reservations that are not in place.
     scratch: Box<[u8]>,
-    /// Until when the soft limit is kept in a task that is parked at this position.
-    soft_deadline: Option<(Cursor, Deadline)>,
     /// Until when a closing stream waits for delivery; unchanged when a task stops waiting.
     delivery_deadline: Option<Deadline>,
 }
@@ -145,7 +142,6 @@ impl<P: SendOps> SmcWriter<P> {
             busy_poll: BusyPoll::new(polling, &conn.driver.pollers),
             counters: Arc::clone(&conn.counters),
             scratch: Box::default(),
-            soft_deadline: None,
             delivery_deadline: None,
         }
     }
@@ -156,42 +152,11 @@ impl<P: SendOps> SmcWriter<P> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = poll_until(self, cx, |half| half.write_now(bufs));
-        if written.is_pending() && self.soft_deadline.is_some() {
-            self.poll_soft_limit(cx);
-        }
-        written
-    }
-
-    /// Raises the soft limit, and wakes the task, if that has been parked there long enough.
-    #[cold]
-    #[inline(never)]
-    fn poll_soft_limit(&mut self, cx: &mut Context<'_>) {
-        let at = self.path.soft_limited();
-        let deadline = self.soft_deadline.as_mut();
-        let Some((_, deadline)) = deadline.filter(|(from, _)| Some(*from) == at) else {
-            return;
-        };
-        if Pin::new(deadline).poll(cx).is_ready() {
-            self.soft_deadline = None;
-            self.path.raise_soft_limit();
-            cx.waker().wake_by_ref();
-        }
+        poll_until(self, cx, |half| half.write_now(bufs))
     }
 
     #[inline]
     fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self.write_now(bufs) {
-            Ok(None) => self.try_write_beyond(bufs),
-            written => now_or_never(written),
-        }
-    }
-
-    /// As `try_write` where there may be space behind the soft limit only.
-    #[cold]
-    #[inline(never)]
-    fn try_write_beyond(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.path.raise_soft_limit();
         now_or_never(self.write_now(bufs))
     }
 
@@ -199,7 +164,7 @@ impl<P: SendOps> SmcWriter<P> {
     #[inline(always)]
     fn write_now(&mut self, bufs: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         match self.read_space()? {
-            0 => Ok(self.handle_no_space(bufs)),
+            0 => Ok(bufs.iter().all(|buf| buf.is_empty()).then_some(0)),
             space => {
                 let written = self.path.write(&self.conn, bufs, space);
                 if let Ok(Some(count @ 1..)) = written {
@@ -208,18 +173,6 @@ impl<P: SendOps> SmcWriter<P> {
                 written
             }
         }
-    }
-
-    /// `None` if a write has to wait.
-    #[cold]
-    fn handle_no_space(&mut self, bufs: &[IoSlice<'_>]) -> Option<usize> {
-        let len = bufs
-            .iter()
-            .fold(0_usize, |len, buf| len.saturating_add(buf.len()));
-        if len >= LONG_WRITE_MIN {
-            self.path.lift_soft_limit();
-        }
-        (len == 0).then_some(0)
     }
 
     /// Waits until a reservation of at least `least` bytes is possible. Returns the reserved space,
@@ -234,20 +187,13 @@ impl<P: SendOps> SmcWriter<P> {
         least: usize,
         most: usize,
     ) -> Poll<io::Result<ReservedSpace>> {
-        let reserved = poll_until(self, cx, |half| half.try_reserve(least, most));
-        if reserved.is_pending() && self.soft_deadline.is_some() {
-            self.poll_soft_limit(cx);
-        }
-        reserved
+        poll_until(self, cx, |half| half.try_reserve(least, most))
     }
 
     fn try_reserve(&mut self, least: usize, most: usize) -> Result<Option<ReservedSpace>, Error> {
         let available = self.read_space()?;
         let space = len_usize(available);
         if space < least {
-            if least >= LONG_WRITE_MIN {
-                self.path.lift_soft_limit();
-            }
             let capacity = len_usize(self.path.capacity());
             if least > capacity {
                 return Err(never_fits(least, capacity));
@@ -284,12 +230,7 @@ impl<P: SendOps> SmcWriter<P> {
 
     /// Whether a write would not wait; also true when it would fail.
     fn is_ready(&mut self) -> bool {
-        let mut space = self.read_space();
-        if let Ok(0) = space {
-            self.path.raise_soft_limit();
-            space = self.read_space();
-        }
-        match space {
+        match self.read_space() {
             Ok(0) => false,
             // Only the driver schedules retries at a busy device.
             Ok(_) => !self.path.is_refused(&self.conn),
@@ -380,11 +321,7 @@ impl<P: SendOps> StreamHalf for SmcWriter<P> {
         self.conn.writer.register(waker);
     }
 
-    fn arm(&mut self) {
-        let at = self.path.soft_limited();
-        if self.soft_deadline.as_ref().map(|(at, _)| *at) != at {
-            self.soft_deadline = at.map(|at| (at, self.conn.driver.soft_limit_deadline()));
-        }
+    fn arm(&self) {
         self.path.arm();
     }
 
@@ -486,7 +423,7 @@ impl DirectWriter {
         if full != self.blocked {
             self.blocked = full;
             self.has_requested_update = false;
-            if full && self.cursors.soft_limited().is_none() {
+            if full {
                 conn.counters.sent.add_full();
             }
             self.direct.publish_blocked(conn, full);
@@ -599,18 +536,6 @@ impl SendOps for DirectWriter {
         }
     }
 
-    fn soft_limited(&self) -> Option<Cursor> {
-        self.cursors.soft_limited()
-    }
-
-    fn raise_soft_limit(&mut self) {
-        self.cursors.raise_soft_limit();
-    }
-
-    fn lift_soft_limit(&mut self) {
-        self.cursors.lift_soft_limit();
-    }
-
     fn capacity(&self) -> u32 {
         self.cursors.ring().size()
     }
@@ -618,7 +543,11 @@ impl SendOps for DirectWriter {
     fn undelivered(&self) -> u32 {
         match self.direct.has_pending() {
             // Not more than that, from the position that the device has accepted.
-            true => self.cursors.in_flight(),
+            true => self
+                .cursors
+                .ring()
+                .size()
+                .saturating_sub(self.cursors.space()),
             false => 0,
         }
     }
@@ -658,9 +587,6 @@ pub(crate) fn never_fits(least: usize, most: usize) -> Error {
     let what = format!("a reservation has at most {most} bytes here, and {least} were requested");
     Error::Misuse(what.into())
 }
-
-/// Writes of this length use the whole ring at once: they are few, and take it in long pieces.
-const LONG_WRITE_MIN: usize = SOFT_LIMIT as usize / 8;
 
 const LEAST_IS_MORE: Error = Error::misuse("reservation of at least more than it may have");
 

@@ -26,7 +26,7 @@ mod send;
 pub use close::{Closing, ConnState, ReadEnd, WriteEnd};
 pub use recv::{RecvCursors, used_length};
 pub use retained::RetainedWindow;
-pub use send::{REWIND_MIN, SOFT_LIMIT, SendCursors};
+pub use send::{REWIND_MIN, SendCursors};
 
 #[cfg(test)]
 mod tests;

@@ -303,9 +303,6 @@ mod tests {
         let mut guards: Vec<(u64, u32, u32)> = Vec::new();
         let (mut number, mut rewinds) = (0, 0);
         for _ in 0..20_000 {
-            if rng.chance(200) {
-                send.raise_soft_limit();
-            }
             let most = send.space() / unit;
             let count = u32::try_from(rng.below(30)).unwrap().min(most);
             for offset in 0..count {

@@ -12,12 +12,8 @@ pub struct SendCursors {
     peer_consumer: Cursor,
     /// Bytes written and, as far as known, not read by the peer.
     in_flight: u32,
-    /// See [`SendCursors::space`].
-    space: u32,
     /// Count from which an empty ring is left before its end.
     rewind_min: u32,
-    /// Count that is not passed, unless the limit is lifted.
-    soft_limit: u32,
     /// The peer's consumer cursor at the last rewind, until it sends another one.
     before_rewind: Option<Cursor>,
 }
@@ -31,9 +27,7 @@ impl SendCursors {
             producer: Cursor::START,
             peer_consumer: Cursor::START,
             in_flight: 0,
-            space: ring.size(),
             rewind_min: u32::MAX,
-            soft_limit: u32::MAX,
             before_rewind: None,
         }
     }
@@ -41,52 +35,16 @@ impl SendCursors {
     /// With rewinds, if the fabric allows them ([`REWIND_MIN`]).
     #[must_use]
     pub fn with_rewind(self, allowed: bool) -> Self {
-        let mut cursors = Self {
+        Self {
             rewind_min: rewind_min(allowed),
-            soft_limit: soft_limit(self.ring, allowed),
             ..self
-        };
-        cursors.update_space();
-        cursors
+        }
     }
 
     /// Bytes that may be written now.
     #[must_use]
     pub fn space(&self) -> u32 {
-        self.space
-    }
-
-    fn update_space(&mut self) {
-        let free = self.ring.size().saturating_sub(self.in_flight);
-        let below_limit = self.soft_limit.saturating_sub(self.producer.count);
-        self.space = free.min(below_limit);
-    }
-
-    /// Bytes written and, as far as known, not read by the peer.
-    #[must_use]
-    pub fn in_flight(&self) -> u32 {
-        self.in_flight
-    }
-
-    /// How far this side has written, while the [soft limit](SOFT_LIMIT) holds.
-    #[must_use]
-    pub fn soft_limited(&self) -> Option<Cursor> {
-        (self.soft_limit != u32::MAX).then_some(self.producer)
-    }
-
-    /// Doubles the soft limit, until the ring is empty.
-    pub fn raise_soft_limit(&mut self) {
-        self.soft_limit = match self.soft_limit.saturating_mul(2) {
-            limit if limit < self.ring.size() => limit,
-            _ => u32::MAX,
-        };
-        self.update_space();
-    }
-
-    /// Makes all of the ring usable, until it is empty.
-    pub fn lift_soft_limit(&mut self) {
-        self.soft_limit = u32::MAX;
-        self.update_space();
+        self.ring.size().saturating_sub(self.in_flight)
     }
 
     /// Offset in the ring where the next byte goes.
@@ -113,8 +71,7 @@ impl SendCursors {
     /// Returns the producer cursor to send to the peer.
     #[inline]
     pub fn commit(&mut self, written: u32) -> Cursor {
-        let written = written.min(self.space);
-        self.space = self.space.saturating_sub(written);
+        let written = written.min(self.space());
         self.in_flight = self.in_flight.saturating_add(written);
         self.producer = self.ring.advance(self.producer, written);
         self.producer
@@ -137,7 +94,6 @@ impl SendCursors {
             .ok_or(PeerMisbehaved::PassedTheData)?;
         self.peer_consumer = cursor;
         self.before_rewind = None;
-        self.update_space();
         Ok(freed)
     }
 
@@ -150,8 +106,6 @@ impl SendCursors {
         self.before_rewind = Some(self.peer_consumer);
         self.producer = after_rewind(self.producer);
         self.peer_consumer = self.producer;
-        self.soft_limit = soft_limit(self.ring, true);
-        self.update_space();
         true
     }
 }
@@ -160,17 +114,6 @@ impl SendCursors {
 /// do so (docs/spec/data-path.md#rewind). A ring of which less is in use at a time then has no
 /// more pages in memory than that.
 pub const REWIND_MIN: u32 = 32 * 1024;
-
-/// Count from which a writer of small messages rather polls for an empty ring than go on, where
-/// rings are rewound: with a reader that keeps up, the other pages are not needed.
-pub const SOFT_LIMIT: u32 = 2 * REWIND_MIN;
-
-fn soft_limit(ring: Ring, allowed: bool) -> u32 {
-    match allowed && ring.size() > SOFT_LIMIT {
-        true => SOFT_LIMIT,
-        false => u32::MAX,
-    }
-}
 
 /// Count from which an empty ring is left before its end.
 pub(super) fn rewind_min(allowed: bool) -> u32 {

@@ -63,7 +63,7 @@ fn the_writer_of_an_empty_ring_returns_to_its_start() {
     assert!(recv.is_update_due(false));
     send.handle_consumer(recv.confirm()).unwrap();
     assert!(send.rewind());
-    assert_eq!((send.at(), send.space()), (0, SOFT_LIMIT));
+    assert_eq!((send.at(), send.space()), (0, RING));
     let producer = send.commit(100);
     assert_eq!(
         producer,
@@ -85,7 +85,6 @@ fn after_a_rewind_the_whole_ring_can_be_written() {
     let (mut send, mut recv) = rewind_pair(REWIND_MIN);
     send.handle_consumer(recv.confirm()).unwrap();
     send.rewind();
-    send.lift_soft_limit();
     let producer = send.commit(RING);
     assert_eq!((producer, send.space()), (Cursor { wrap: 3, count: 0 }, 0));
     assert_eq!(recv.handle_producer(producer), Ok(RING));
@@ -93,37 +92,6 @@ fn after_a_rewind_the_whole_ring_can_be_written() {
     assert_eq!(send.handle_consumer(recv.confirm()), Ok(10));
     assert_eq!(recv.handle_producer(send.commit(10)), Ok(10));
     assert_eq!(recv.high_water(), RING);
-}
-
-#[test]
-fn the_soft_limit_is_raised_by_steps_and_holds_again_after_a_rewind() {
-    let (mut send, mut recv) = rewind_pair(SOFT_LIMIT - 10);
-    assert_eq!(send.space(), 10);
-    recv.handle_producer(send.commit(100)).unwrap();
-    assert_eq!(
-        (send.space(), send.soft_limited()),
-        (0, Some(send.producer()))
-    );
-    send.raise_soft_limit();
-    // The limit is at the end of the ring now, which is no limit.
-    assert_eq!(
-        (send.space(), send.soft_limited()),
-        (RING - SOFT_LIMIT, None)
-    );
-    recv.handle_producer(send.commit(RING)).unwrap();
-    assert_eq!((send.at(), send.space()), (0, 0));
-    recv.consume(10 + REWIND_MIN);
-    send.handle_consumer(recv.confirm()).unwrap();
-    assert!(!send.rewind());
-    assert_eq!(send.space(), SOFT_LIMIT + REWIND_MIN);
-    recv.handle_producer(send.commit(REWIND_MIN)).unwrap();
-    recv.consume(RING);
-    send.handle_consumer(recv.confirm()).unwrap();
-    assert!(send.rewind());
-    assert_eq!(send.space(), SOFT_LIMIT);
-    // A ring that is not larger has none.
-    let (send, _) = pair(SOFT_LIMIT);
-    assert_eq!(send.with_rewind(true).soft_limited(), None);
 }
 
 #[test]
@@ -147,7 +115,7 @@ fn the_consumer_cursor_of_before_a_rewind_is_no_progress() {
     send.rewind();
     send.commit(5);
     assert_eq!(send.handle_consumer(before), Ok(0));
-    assert_eq!(send.space(), SOFT_LIMIT - 5);
+    assert_eq!(send.space(), RING - 5);
     let behind = Cursor { wrap: 2, count: 6 };
     assert_eq!(
         send.handle_consumer(behind),
