@@ -7,14 +7,12 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nix::libc;
-use nix::sys::socket::setsockopt;
-use nix::sys::socket::sockopt::SetBool;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::geteuid;
 use smc_ipc::channel::send;
+use smc_ipc::passed::refuse_descriptors;
 use smc_ipc::runtime_dir::{by_fd, names};
 use smc_ipc::thread::{Lock, spawn};
 use smc_ipc::{Credentials, Domain};
@@ -149,7 +147,7 @@ pub fn query(
         None,
     )?;
     // The kernel would close a descriptor in `recv`, for as long as that takes.
-    let _since_linux_6_16 = setsockopt(&fd, PassRights, &false);
+    let _since_linux_6_16 = refuse_descriptors(&fd);
     connect(&fd, socket)?;
     let process = Credentials::of_peer(&fd)?;
     if socket.parent().and_then(owner) != Some(process.uid) {
@@ -231,14 +229,6 @@ fn connect(fd: &OwnedFd, path: &Path) -> io::Result<()> {
         &SocketAddrUnix::new(by_fd(&file))?,
     )?)
 }
-
-/// Whether descriptors are received at all.
-#[derive(Clone, Copy, Debug)]
-struct PassRights;
-
-nix::setsockopt_impl!(PassRights, libc::SOL_SOCKET, SO_PASSRIGHTS, bool, SetBool);
-
-const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// Longest packet that a client takes: below the default limit of a socket's send buffer.
 const PACKET_MAX: usize = 200 * 1024;
