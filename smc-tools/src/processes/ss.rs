@@ -140,16 +140,11 @@ fn header(args: &SsArgs) -> Vec<&'static str> {
     header.extend(COLUMNS);
     if args.debug {
         header.extend(DEBUG_COLUMNS);
-        if args.kernel {
-            header.extend(KERNEL_DEBUG_COLUMNS);
-        }
     }
     if args.smcd {
         header.extend(SMCD_COLUMNS);
     }
     if args.smcr {
-        header.extend(["Role", "IB-device"]);
-        header.extend(args.kernel.then_some("Port"));
         header.extend(SMCR_COLUMNS);
     }
     if args.kernel {
@@ -226,15 +221,19 @@ impl Owner<'_> {
         }
     }
 
-    fn send_cursors(self) -> [String; 3] {
-        let connection = match self {
-            Self::Process(_) => None,
-            Self::Kernel(kernel) => kernel.socket.connection,
+    /// What is prepared, sent and finished. A stream of a process publishes what it writes at once,
+    /// and that is finished when the peer has read it.
+    fn send_cursors(self, of: &ConnectionRecord) -> [String; 3] {
+        let cursors = match self {
+            Self::Process(_) => of
+                .sent
+                .map(|sent| [sent.producer, sent.producer, sent.consumer]),
+            Self::Kernel(kernel) => {
+                let connection = kernel.socket.connection;
+                connection.map(|connection| connection.send_cursors)
+            }
         };
-        match connection {
-            Some(connection) => connection.send_cursors.map(cursor_cell),
-            None => [none(), none(), none()],
-        }
+        cursors.map_or_else(|| [none(), none(), none()], |all| all.map(cursor_cell))
     }
 
     fn port(self) -> String {
@@ -293,9 +292,7 @@ impl SsArgs {
         ]);
         if self.debug {
             row.extend(debug_cells(owner, of));
-            if self.kernel {
-                row.extend(owner.send_cursors());
-            }
+            row.extend(owner.send_cursors(of));
         }
         if self.smcd {
             row.extend([
@@ -312,11 +309,9 @@ impl SsArgs {
                 "server" => "SERV".to_owned(),
                 _ => none(),
             });
-            row.push(or_none(of.device.as_ref()));
-            if self.kernel {
-                row.push(owner.port());
-            }
             row.extend([
+                or_none(of.device.as_ref()),
+                owner.port(),
                 or_none(of.link.as_ref()),
                 or_none(of.gid.as_ref()),
                 or_none(of.peer_gid.as_ref()),
@@ -408,7 +403,7 @@ fn none() -> String {
 /// Those of smcss behind state, owner and number.
 const COLUMNS: [&str; 4] = ["Local Address", "Peer Address", "Intf", "Mode"];
 
-const DEBUG_COLUMNS: [&str; 11] = [
+const DEBUG_COLUMNS: [&str; 14] = [
     "Shutd",
     "Token",
     "Sndbuf",
@@ -420,15 +415,14 @@ const DEBUG_COLUMNS: [&str; 11] = [
     "txprod-Cursor",
     "txcons-Cursor",
     "txFlags",
+    "txprep-Cursor",
+    "txsent-Cursor",
+    "txfin-Cursor",
 ];
 
 const SMCD_COLUMNS: [&str; 5] = ["GID", "Token", "Peer-GID", "Peer-Token", "Linkid"];
 
-/// Only the kernel states these.
-const KERNEL_DEBUG_COLUMNS: [&str; 3] = ["txprep-Cursor", "txsent-Cursor", "txfin-Cursor"];
-
-/// Behind role, device and port.
-const SMCR_COLUMNS: [&str; 3] = ["Linkid", "GID", "Peer-GID"];
+const SMCR_COLUMNS: [&str; 6] = ["Role", "IB-device", "Port", "Linkid", "GID", "Peer-GID"];
 
 /// Width of an address that is not shown whole, as that of smcss.
 const ADDRESS_LEN: usize = 23;
@@ -469,7 +463,7 @@ mod tests {
         let debug = header(&args("-d")).join(" ");
         assert!(debug.contains(
             "Shutd Token Sndbuf Rcvbuf Peerbuf rxprod-Cursor rxcons-Cursor rxFlags txprod-Cursor \
-             txcons-Cursor txFlags"
+             txcons-Cursor txFlags txprep-Cursor txsent-Cursor txfin-Cursor"
         ));
         assert!(
             header(&args("-D"))
@@ -479,7 +473,7 @@ mod tests {
         assert!(
             header(&args("-R"))
                 .join(" ")
-                .contains("Role IB-device Linkid GID Peer-GID")
+                .contains("Role IB-device Port Linkid GID Peer-GID")
         );
     }
 
