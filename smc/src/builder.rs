@@ -8,10 +8,9 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{Eid, PnetId};
 
 use super::busy_poll::Pollers;
-use super::deadlines::Deadlines;
 use super::endpoint::{Endpoint, EndpointInner};
 use super::groups::Groups;
-use super::lifetime::Lifetime;
+use super::lifetime::{Deadlines, Lifetime};
 use super::links::RdmaPorts;
 use super::memory_limit::default_limit;
 use super::negotiate::{Negotiation, Never};

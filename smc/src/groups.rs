@@ -12,8 +12,8 @@ use hashbrown::{HashMap, HashSet};
 use smc_wire::types::{AlertToken, Gid};
 
 use super::append_list::AppendList;
-use super::deadlines::{Deadline, Deadlines};
 use super::device_driver::DeviceDriver;
+use super::lifetime::{Deadline, Deadlines};
 use super::links::{LinkSender, RdmaLinkGroup, RdmaPorts, Spares};
 use super::oneshot::Oneshot;
 use super::runtime::Runtime;

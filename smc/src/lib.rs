@@ -105,7 +105,6 @@ mod busy_poll;
 mod candidates;
 mod conn;
 mod copy_mode;
-mod deadlines;
 mod device_driver;
 mod devices;
 mod endpoint;

@@ -21,8 +21,8 @@ use smc_wire::types::{Gid, Qpn};
 
 use super::busy_poll::Pollers;
 use super::conn::{Conn, ConnKey, DeviceCounters};
-use super::deadlines::Deadline;
 use super::groups::Groups;
+use super::lifetime::Deadline;
 use super::links::RdmaLinkGroup;
 use crate::device::{Device, DeviceError, Event, PeerEvent};
 use crate::error::{CloseReason, Error};

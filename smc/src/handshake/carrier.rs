@@ -11,8 +11,8 @@ use hashbrown::HashSet;
 
 use crate::busy_poll::{BusyPoll, PollStep};
 use crate::conn::PeerLocality;
-use crate::deadlines::Deadline;
 use crate::endpoint::EndpointInner;
+use crate::lifetime::Deadline;
 use crate::mutex::Mutex;
 use crate::negotiate::{Credentials, SideChannel, Withdrawn};
 use crate::proto::Role;

@@ -22,9 +22,9 @@ use std::task::{Context, Poll};
 use event_listener::EventListener;
 
 use super::builder::recv_buffer_size;
-use super::deadlines::Deadline;
 use super::device_driver::DeviceDriver;
 use super::endpoint::EndpointInner;
+use super::lifetime::Deadline;
 use super::runtime::Socket;
 use super::stream::Stream;
 use crate::conn::{Conn, Parts, PeerLocality};

@@ -15,7 +15,7 @@ use super::super::conn::{
     TransportOps as _, len_u32, len_usize,
 };
 use super::super::copy_mode::{CopyModeSelector, LONG_COPY_MIN};
-use super::super::deadlines::Deadline;
+use super::super::lifetime::Deadline;
 use super::in_place::ReservedSpace;
 use super::tcp::TcpWriter;
 use super::wait::{Ready, StreamHalf, delegate, now_or_never, poll_until};
