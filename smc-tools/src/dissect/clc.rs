@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 
 use smc_wire::option;
 
+use super::evict;
 use super::link::Segment;
-use super::make_room;
 use super::message::{Address, Cut, Family, Mark, Message};
 use super::stream::{Full, Stream};
 
@@ -29,7 +29,7 @@ impl Connections {
             if segment.payload.is_empty() && !segment.syn {
                 return;
             }
-            self.make_room(MAX_CONNECTIONS, found);
+            self.evict(MAX_CONNECTIONS, found);
         }
         let connection = self.table.entry(ends);
         let connection = connection.or_insert_with(|| Connection::new(ends, mark));
@@ -39,13 +39,13 @@ impl Connections {
         let after = connection.memory();
         self.memory = self.memory.saturating_sub(before).saturating_add(after);
         while self.memory > MAX_MEMORY && self.table.len() >= FEW {
-            self.make_room(self.table.len(), found);
+            self.evict(self.table.len(), found);
         }
     }
 
     /// Where there are so many, gives up those that were used least recently.
-    fn make_room(&mut self, most: usize, found: &mut Vec<Message>) {
-        for mut old in make_room(&mut self.table, most, |it| it.last_used) {
+    fn evict(&mut self, most: usize, found: &mut Vec<Message>) {
+        for mut old in evict(&mut self.table, most, |it| it.last_used) {
             self.memory = self.memory.saturating_sub(old.memory());
             old.finish(found);
         }

@@ -7,7 +7,7 @@ use smc_wire::pretty;
 
 use super::describe::Description;
 use super::message::Family;
-use super::{Args, complain, hex, json, report};
+use super::{Args, hex, json, report, warn};
 
 /// Shows the message; false if it does not decode.
 pub(super) fn run(args: &Args, family: Family, out: &mut dyn Write) -> io::Result<bool> {
@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args, family: Family, out: &mut dyn Write) -> io::Resul
 }
 
 fn fail(reason: &str) -> io::Result<bool> {
-    complain(&format_args!("cannot decode: {reason}"));
+    warn(&format_args!("cannot decode: {reason}"));
     Ok(false)
 }
 

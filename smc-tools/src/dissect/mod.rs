@@ -80,7 +80,7 @@ fn captures(args: &Args, out: &mut dyn Write) -> io::Result<bool> {
             Ok(()) => {}
             Err(Failure::Write(error)) => return Err(error),
             Err(failure) => {
-                complain(&format_args!("{name}: {failure}"));
+                warn(&format_args!("{name}: {failure}"));
                 is_good = false;
             }
         }
@@ -137,12 +137,12 @@ fn as_it_comes(args: &Args, out: &mut dyn Write) -> io::Result<bool> {
         Ok(()) => Ok(true),
         Err(Failure::Write(error)) => Err(error),
         Err(failure) => {
-            complain(&format_args!("{name}: {failure}"));
+            warn(&format_args!("{name}: {failure}"));
             Ok(false)
         }
     };
     if counts.has_begun {
-        complain(&format_args!("{name}: {counts}, messages: {messages}"));
+        warn(&format_args!("{name}: {counts}, messages: {messages}"));
     }
     outcome
 }
@@ -156,7 +156,7 @@ fn from_interface(
 ) -> Result<(), Failure> {
     let mut live = Live::open(interface, watch).map_err(Failure::Live)?;
     counts.has_begun = true;
-    complain(&format_args!("{interface}: capturing until Ctrl-C"));
+    warn(&format_args!("{interface}: capturing until Ctrl-C"));
     let result = dissect(&mut live, counts, sink);
     counts.lost = live.lost();
     result
@@ -263,7 +263,7 @@ impl Dissector {
 
 /// Makes room for another entry where there are too many: gives those that were used least
 /// recently.
-fn make_room<K: Copy + Ord + Hash, V, M: Copy + Ord>(
+fn evict<K: Copy + Ord + Hash, V, M: Copy + Ord>(
     table: &mut HashMap<K, V>,
     most: usize,
     last_used: impl Fn(&V) -> M,
@@ -296,6 +296,6 @@ enum Failure {
 }
 
 /// Reports something on standard error.
-fn complain(what: &dyn fmt::Display) {
+fn warn(what: &dyn fmt::Display) {
     output::note("smc dissect", what);
 }

@@ -10,8 +10,8 @@ use std::net::IpAddr;
 
 use smc_wire::llc;
 
+use super::evict;
 use super::link::Datagram;
-use super::make_room;
 use super::message::{Address, Cut, Family, Mark, Message};
 
 /// All queue pairs of a capture.
@@ -28,7 +28,7 @@ impl QueuePairs {
         };
         let key = (packet.src, packet.dst, send.queue_pair);
         if !self.table.contains_key(&key) {
-            make_room(&mut self.table, MAX_QUEUE_PAIRS, |flow| flow.last_used);
+            evict(&mut self.table, MAX_QUEUE_PAIRS, |flow| flow.last_used);
         }
         let flow = self.table.entry(key).or_default();
         flow.last_used = mark.frame;

@@ -131,7 +131,7 @@ fn ask_all(dir: &Directory, look: &Arc<Look>, reports: &Sender<Report>) {
     let jobs = dir.sockets().into_iter().map(|socket| {
         let (look, reports) = (Arc::clone(look), reports.clone());
         let job = move || {
-            let answer = ask(&socket, user, &look).map_err(|error| complaint(&socket, &error));
+            let answer = ask(&socket, user, &look).map_err(|error| failure(&socket, &error));
             let _late = reports.send(Report::Answer(user, answer));
         };
         (user, Box::new(job) as Job)
@@ -166,11 +166,11 @@ fn receive(
         *left = left.saturating_sub(1);
         match answer {
             Ok(process) => found.extend(process),
-            Err(complaint) => {
+            Err(failure) => {
                 let count: &mut usize = unnamed.entry(user).or_default();
                 *count += 1;
                 if *count <= COMPLAINTS_MAX {
-                    silent.push(complaint);
+                    silent.push(failure);
                 }
             }
         }
@@ -219,7 +219,7 @@ fn ask(socket: &Path, user: u32, look: &Look) -> io::Result<Option<Process>> {
     }
 }
 
-fn complaint(socket: &Path, error: &io::Error) -> String {
+fn failure(socket: &Path, error: &io::Error) -> String {
     let what = match error.kind() {
         io::ErrorKind::TimedOut => "does not answer".to_owned(),
         _ => error.to_string(),

@@ -284,7 +284,7 @@ impl SideChannelCarrier<'_> {
                 return AnswerState::None;
             }
             // A late task was not scheduled in time, and so the server may not have been.
-            let is_late = timer.is_overdue(LATE);
+            let is_late = timer.is_overdue(NOT_SCHEDULED);
             let progress = self.side_channel.progress();
             let time = match wait.progress.replace(progress) {
                 Some(before) if before == progress && !is_late => return AnswerState::Silent,
@@ -327,7 +327,7 @@ enum AnswerState {
 }
 
 /// Delay from which a task counts as not scheduled in time.
-const LATE: Duration = Duration::from_millis(20);
+const NOT_SCHEDULED: Duration = Duration::from_millis(20);
 
 /// Interval at which a server publishes progress. Clients wait several times as long.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(40);

@@ -276,17 +276,17 @@ impl ConnectAttempt<'_> {
         Ok(socket)
     }
 
-    /// Runs the handshake on TCP. `usual` is the PROPOSAL if it does not depend on the connection,
-    /// or why there is none.
+    /// Runs the handshake on TCP. `default` is the PROPOSAL if it does not depend on the
+    /// connection, or why there is none.
     async fn run_on_tcp(
         &self,
         socket: Arc<dyn Socket>,
-        usual: Result<Arc<ClientProposal>, FallbackReason>,
+        default: Result<Arc<ClientProposal>, FallbackReason>,
     ) -> Result<Stream, Failed> {
         let (endpoint, config) = (self.endpoint, self.config);
         let path = path(endpoint, config, &*socket, self.to, false);
         let proposal = match config.has_default_proposal(&path) {
-            true => usual,
+            true => default,
             false => ClientProposal::new(config, &path).map(Arc::new),
         };
         let now = endpoint.runtime.now();

@@ -299,7 +299,7 @@ impl<R: Registered> Acceptor for TcpAcceptor<R> {
     }
 }
 
-/// Readiness of a foreign descriptor.
+/// Readiness of a descriptor of a device.
 #[derive(Debug)]
 pub(super) struct FdWatch<R>(pub(super) R);
 

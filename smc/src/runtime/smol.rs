@@ -154,7 +154,7 @@ impl AsFd for Io {
 impl Registered for Io {
     type Reactor = ();
 
-    /// The descriptor's flags are unchanged: it may be a duplicate of a foreign one.
+    /// The descriptor's flags are unchanged: it may be a duplicate of one that is not its own.
     fn register(_reactor: &(), fd: Arc<OwnedFd>) -> io::Result<Self> {
         Ok(Self {
             source: Async::new_nonblocking(fd)?,

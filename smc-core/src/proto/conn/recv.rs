@@ -206,7 +206,7 @@ pub fn used_length(ring: Ring, read: Cursor, high_water: u32, written: Cursor) -
 }
 
 /// Least progress, in bytes, for which the reader of an empty ring sends an update to let the peer
-/// rewind: with a writer that is always ahead, few of them are in vain.
+/// rewind: with a writer that is always ahead, few of them are useless.
 pub(super) const REWIND_UPDATE_MIN: u32 = REWIND_MIN / 8;
 
 /// Progress, in bytes, above which an update is sent.

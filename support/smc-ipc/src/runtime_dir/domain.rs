@@ -356,15 +356,15 @@ impl Domain {
 
     /// Those that were found a moment ago, or are there now.
     fn recent_alternates(&self) -> Arc<[Alternate]> {
-        self.remembered_alternates().unwrap_or_else(|| {
+        self.cached_alternates().unwrap_or_else(|| {
             let domain = self.clone();
             let search = move || domain.search_alternates();
             let found = thread::run(self.names_lock(), thread::LIMIT, search);
-            found.unwrap_or_else(|_| self.remember(Arc::default(), thread::LIMIT))
+            found.unwrap_or_else(|_| self.cache(Arc::default(), thread::LIMIT))
         })
     }
 
-    fn remembered_alternates(&self) -> Option<Arc<[Alternate]>> {
+    fn cached_alternates(&self) -> Option<Arc<[Alternate]>> {
         let found = lock(&self.alternates);
         let (until, alternates) = found.as_ref()?;
         (Instant::now() < *until).then(|| Arc::clone(alternates))
@@ -372,21 +372,17 @@ impl Domain {
 
     /// On the thread of the lock, so that two tasks do not search at the same time.
     fn search_alternates(&self) -> Arc<[Alternate]> {
-        self.remembered_alternates().unwrap_or_else(|| {
+        self.cached_alternates().unwrap_or_else(|| {
             let since = cpu_time();
             let found = self.user_dirs().map_or_else(Vec::new, |user_dirs| {
                 self.find_alternates(user_dirs, |uid| self.allows(uid))
             });
-            self.remember(found.into(), cpu_time().saturating_sub(since))
+            self.cache(found.into(), cpu_time().saturating_sub(since))
         })
     }
 
     /// Keeps what a search has found for so long that searches take a tenth of the time at most.
-    pub(super) fn remember(
-        &self,
-        alternates: Arc<[Alternate]>,
-        took: Duration,
-    ) -> Arc<[Alternate]> {
+    pub(super) fn cache(&self, alternates: Arc<[Alternate]>, took: Duration) -> Arc<[Alternate]> {
         *lock(&self.alternates) = Some((Instant::now() + took * REST, Arc::clone(&alternates)));
         alternates
     }

@@ -406,7 +406,7 @@ impl Transmit {
     /// Sends a request for an update, so that the peer posts corked data.
     ///
     /// A Linux peer corks data while earlier data is in flight. On a link whose failure it did not
-    /// detect, this would last for ever; a request for an update makes it try again
+    /// detect, this would have no end; a request for an update makes it try again
     /// (docs/spec/data-path.md#receiving). A peer without data does not answer.
     pub fn probe(&mut self) {
         self.due.probe = true;

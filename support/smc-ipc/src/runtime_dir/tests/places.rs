@@ -104,7 +104,7 @@ fn what_a_search_has_found_is_remembered_for_a_moment() {
     world.make(&own, 0o777);
     let alternate = world.make(&format!("{own}-0000000000000001"), 0o700);
     assert!(domain.search_paths().contains(&alternate));
-    domain.remember([(super::own(), alternate.clone())].into(), LONG);
+    domain.cache([(super::own(), alternate.clone())].into(), LONG);
     fs::remove_dir(&alternate).unwrap();
     for domain in [&domain, &domain.clone()] {
         assert!(domain.search_paths().contains(&alternate));
@@ -120,7 +120,7 @@ fn the_next_search_is_put_off_by_nine_times_what_one_took_however_long_that_is()
     let domain = World::new().usual();
     for took in [Duration::from_millis(1), Duration::from_secs(10)] {
         let since = Instant::now();
-        domain.remember([].into(), took);
+        domain.cache([].into(), took);
         let (until, _) = thread::lock(&domain.alternates).take().unwrap();
         assert!(until >= since + 9 * took);
     }
