@@ -1,5 +1,7 @@
-//! Compares what `smc ss --kernel` shows with what `strace` reads in the same answers of a kernel.
+//! Compares what `smc ss --kernel` shows with what `strace` reads in the same answers of a kernel, and
+//! has `smc check` connect to the kernel's servers.
 
+mod check;
 mod decoded;
 
 use std::collections::BTreeSet;
@@ -18,7 +20,7 @@ use crate::workload::{Kind, Script, Step};
 
 #[derive(Debug, Args)]
 pub(crate) struct SocketsArgs {
-    /// The command `smc`
+    /// The command `smc`, built with `--features rdma`
     smc: PathBuf,
 }
 
@@ -49,6 +51,7 @@ pub(crate) fn run(args: &SocketsArgs) -> Result<bool> {
     let missing: Vec<_> = missing.collect();
     ensure!(missing.is_empty(), "not among the sockets: {missing:?}");
     println!("all columns agree for sockets of these kinds: {kinds:?}");
+    check::run(&mut lab, &smc)?;
     Ok(true)
 }
 
@@ -177,8 +180,13 @@ struct Pair {
 }
 
 impl Pair {
+    /// Where the server with this number listens.
+    fn port(number: u32) -> Result<u16> {
+        Ok(FIRST_PORT + u16::try_from(number)?)
+    }
+
     fn start(&self, lab: &mut Lab, number: u32) -> Result<()> {
-        let port = FIRST_PORT + u16::try_from(number)?;
+        let port = Self::port(number)?;
         let run = usual(self.network);
         for (end, number, kind, steps) in [
             (ScenarioEnd::Peer, number, self.server, self.server_steps),

@@ -354,7 +354,7 @@ impl ScenarioEnd {
 }
 
 /// The EID of all ends that are to find each other.
-const EID: &str = "SMC-INTEROP";
+pub(crate) const EID: &str = "SMC-INTEROP";
 
 const MAX_LINKS: &str = "smcr_max_links_per_lgr";
 
