@@ -4,6 +4,11 @@ mod open;
 mod pending_channels;
 mod setup;
 
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::task::Waker;
+
 use hashbrown::HashMap;
 use rustix::process::geteuid;
 use smc_core::device::{DeviceError, Event, MemoryAccount};
@@ -17,10 +22,6 @@ use smc_ipc::runtime_dir::Publication;
 use smc_ipc::shortage::Shortage;
 use smc_ipc::{Domain, OsError, RuntimeDirError, is_own_user};
 use smc_wire::types::Gid;
-use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
-use std::task::Waker;
 
 use crate::active::ActivePeers;
 use crate::config::Builder;

@@ -36,7 +36,7 @@ use crate::verbs::{self, Payload, WRITES_MAX, WriteRequest};
 pub(crate) struct Core {
     pub(crate) serial: Serial,
     pub(crate) qpn: Qpn,
-    /// Where it was opened.
+    /// The address at which the link was opened.
     pub(crate) at: RdmaAddress,
     /// Its queue pair is stopped: nothing more is posted on it.
     stopped: AtomicBool,

@@ -1,6 +1,6 @@
 //! Negotiation of SMC between processes of one host, without privileges.
 //!
-//! A [`Local`] is a [negotiation](smc_core::negotiate) for an endpoint of `smc-core`:
+//! A [`Local`] is a [negotiation](smc_core::negotiate) for an endpoint of the crate `smc`:
 //! connections with listeners of the same [`Domain`] use SMC if both ends have a device in common.
 //!
 //! ```

@@ -71,7 +71,7 @@ impl Setup {
         self
     }
 
-    /// Does it. If it is done already, only mode and group are set.
+    /// Installs the program. If it is there already, only mode and group are set.
     ///
     /// # Errors
     ///

@@ -34,7 +34,13 @@ impl HandshakeConfig {
     /// stated how much it spends on a buffer.
     #[must_use]
     pub fn client_buffer(&self, device: &DirectDevice, server: SizeCode) -> SizeCode {
-        self.server_buffer(device).min(server)
+        self.buffer.min(device.max_buffer).min(server)
+    }
+
+    /// Whether the host has a device for SMC-D v2.
+    #[must_use]
+    pub fn is_v2_capable(&self) -> bool {
+        self.devices.iter().any(|device| !device.chid.is_none())
     }
 
     /// Whether the PROPOSAL for this path is that for the default one.

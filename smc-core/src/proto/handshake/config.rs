@@ -51,12 +51,6 @@ pub struct HandshakeConfig {
 }
 
 impl HandshakeConfig {
-    /// Size of a server's receive buffer of SMC-D.
-    #[must_use]
-    pub(super) fn server_buffer(&self, device: &DirectDevice) -> SizeCode {
-        self.buffer.min(device.max_buffer)
-    }
-
     /// A host with these devices, the default SEID, no UEID, and SMC v2.1.
     #[must_use]
     pub fn new(devices: Vec<DirectDevice>) -> Self {
@@ -88,12 +82,6 @@ impl HandshakeConfig {
             true => FallbackCause::NoDevice,
             false => FallbackCause::OtherHost,
         }
-    }
-
-    /// Whether the host has a device for SMC-D v2.
-    #[must_use]
-    pub fn is_v2_capable(&self) -> bool {
-        self.devices.iter().any(|device| !device.chid.is_none())
     }
 
     /// The device for SMC-D v1 on this interface, if it is requested and there is one.

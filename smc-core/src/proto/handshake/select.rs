@@ -302,7 +302,7 @@ impl Selection {
         };
         let ends = Ends::Direct(DirectEnds::new(device, peer));
         DeviceAttempt {
-            size: config.server_buffer(&device),
+            size: config.buffer.min(device.max_buffer),
             ..self.attempt(candidate.version, candidate.eid, key, ends, config)
         }
     }
