@@ -1,5 +1,5 @@
-//! Compares what `smc ss --kernel` shows with what `strace` reads in the same answers of a kernel, and
-//! has `smc check` connect to the kernel's servers.
+//! Compares what `smc ss --kernel` shows with what `strace` reads in the same answers of a kernel,
+//! and has `smc check` connect to the servers of the kernel.
 
 mod check;
 mod decoded;
