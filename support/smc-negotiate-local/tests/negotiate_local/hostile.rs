@@ -302,14 +302,21 @@ pub(super) fn flood(role: &Role) {
         assert!(open_descriptors() - descriptors <= 1200 + 1 + 1024);
         // Those who were there before are still served.
         world.assert_announced(&client, &server).await;
-        // Another one is told why it is not.
-        let refused = world.client();
-        let mut connection = world.dial(&refused, server.at()).await;
-        let offer = connection.offer.as_mut().unwrap();
-        until_lost(&mut **offer).await;
-        assert_eq!(offer.cause(), FallbackCause::Refused(Refusal::Full));
-        assert_eq!(server.accept_one().await, Accepted::Plain);
-        drop((connection, refused));
+        // Another one is told why it is not. While descriptors of the flood wait to be closed,
+        // nothing is received from its user, and so not the reason either.
+        let cause = loop {
+            let refused = world.client();
+            let mut connection = world.dial(&refused, server.at()).await;
+            let offer = connection.offer.as_mut().unwrap();
+            until_lost(&mut **offer).await;
+            let cause = offer.cause();
+            assert_eq!(server.accept_one().await, Accepted::Plain);
+            match cause {
+                FallbackCause::ListenerGone => world.pause().await,
+                cause => break cause,
+            }
+        };
+        assert_eq!(cause, FallbackCause::Refused(Refusal::Full));
 
         channels.clear();
         drop(mailbox);
