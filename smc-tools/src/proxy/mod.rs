@@ -111,7 +111,6 @@ async fn attempt(args: Args) -> Result<()> {
         Some(at) => Some(Exporter::bind(at, endpoint.clone()).await?),
         None => None,
     };
-    // Ends with this function.
     let mut exporting = JoinSet::new();
     let ending = Ending::new().context("cannot wait for signals")?;
     let listener =
@@ -134,8 +133,10 @@ async fn attempt(args: Args) -> Result<()> {
         is_cut_off,
     };
     let server = Server::new(NAME, args.limit, ending);
-    let carry = |client| route.clone().carry(client);
+    let carry = move |client| route.clone().carry(client);
     let outcome = server.run(listener, carry, Some(args.grace), cut_off).await;
+    // They have the endpoint, too.
+    exporting.shutdown().await;
     if let Some(endpoint) = endpoint {
         endpoint::close(endpoint).await;
     }

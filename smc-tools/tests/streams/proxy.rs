@@ -1,5 +1,6 @@
 //! `smc proxy` between ordinary TCP programs.
 
+use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::mpsc::channel;
@@ -380,4 +381,24 @@ fn connections_and_bytes_are_counted_for_prometheus() {
     client.read_exact(&mut [0]).unwrap();
     drop(silent);
     assert!(has("smc_proxy_connections_open 1"), "{}", metrics());
+}
+
+#[test]
+fn a_proxy_without_connections_ends_at_once_and_leaves_no_name_behind() {
+    for options in ["", "--metrics 127.0.0.1:0"] {
+        let world = World::new();
+        let (mut proxy, _) = world.proxy(&format!(
+            "--listen smc:127.0.0.1:0 --to tcp:127.0.0.1:9 {options}"
+        ));
+        let names = || {
+            let entries = fs::read_dir(world.dir.path().join("run")).unwrap();
+            entries
+                .map(|entry| entry.unwrap().file_name())
+                .collect::<Vec<_>>()
+        };
+        until(|| !names().is_empty(), || "no names".to_owned());
+        proxy.signal(Signal::SIGTERM);
+        assert_eq!(proxy.status().code(), Some(0));
+        assert_eq!(names(), Vec::<std::ffi::OsString>::new(), "{options}");
+    }
 }
