@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use nix::errno::Errno;
 use serde_json::{Map, Value as Json, json};
 use smc::error::Refusal;
 use smc::info::{CandidateTransport, Exclusion};
@@ -335,9 +336,15 @@ fn fallback(reason: &FallbackReason, owner: Option<u32>, report: &mut Report) ->
     match owner.filter(|owner| *owner != own) {
         Some(owner) if matches!(reason.cause, FallbackCause::NotAnnounced { .. }) => {
             let text = format!(
-                "the server runs as user {owner}, whose programs reach it: as root \
-                 `smc check --user {owner}` shows whether by SMC; user {own} needs a shared domain \
-                 (`Domain::shared`) at both ends"
+                "the server runs as user {owner}: as root `smc check --user {owner}` shows whether \
+                 it uses SMC; if so, user {own} needs a shared domain (`Domain::shared`) at both ends"
+            );
+            report.add("to do", text);
+        }
+        Some(owner) if matches!(reason.cause, FallbackCause::Directory(_)) => {
+            let text = format!(
+                "the runtime directory is not one of user {own}; the server runs as user {owner}: as \
+                 root `smc check --user {owner}`"
             );
             report.add("to do", text);
         }
@@ -363,8 +370,14 @@ fn connect_advice(error: &smc::Error) -> &'static str {
         io::ErrorKind::ConnectionReset => {
             "the server has accepted the connection and ended it: look at the server's log"
         }
+        _ if is_out_of_descriptors(error.code()) => "descriptors are used up: raise `ulimit -n`",
         _ => "see the error",
     }
+}
+
+fn is_out_of_descriptors(code: Option<i32>) -> bool {
+    let errno = code.map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE))
 }
 
 /// What to do when the connection is TCP.
@@ -373,7 +386,7 @@ fn advice(reason: &FallbackReason) -> &'static str {
         FallbackCause::NotAnnounced { .. } => {
             "the server does not use SMC, or uses another runtime directory or network \
              namespace: compare with `smc ss -l` there, as its user, and set the same \
-             SMC_RUNTIME_DIR, or a shared domain, for both"
+             SMC_RUNTIME_DIR, or a shared domain, for both. A server on another host takes `--rdma`"
         }
         FallbackCause::NoSynOption => {
             "the server's kernel sends no SMC option: is SMC enabled there, and does no firewall \
@@ -401,7 +414,8 @@ fn advice(reason: &FallbackReason) -> &'static str {
              the owner of the directory"
         }
         FallbackCause::Refused(Refusal::Policy) | FallbackCause::Policy => {
-            "the policy of an endpoint is TCP for this address"
+            "the policy of one end is TCP for this address: `--policy` here, `Builder::policy` at the \
+             server"
         }
         FallbackCause::Refused(_) | FallbackCause::Full(_) => {
             "the server is at a limit: `smc ss` there shows its streams, `ulimit -n` its descriptors"
@@ -418,15 +432,18 @@ fn advice(reason: &FallbackReason) -> &'static str {
         }
         FallbackCause::PeerDeclined(
             DeclineCode::NOSMCDEV
-            | DeclineCode::NOSMCDDEV
             | DeclineCode::NOSMCRDEV
             | DeclineCode::NOISM2SUPP
-            | DeclineCode::NOSEID
-            | DeclineCode::NOSMCD2DEV
-            | DeclineCode::NOUEID,
+            | DeclineCode::NOSMCD2DEV,
         ) => {
-            "the ends have no device, or no EID, in common: compare `smc devices --endpoints`, and \
-             `--ueid` and `--no-seid` here with `Builder::ueid` and `seid` at the server"
+            "the server has no device that works for this connection: look at `smc devices \
+             --endpoints` there, and at the limits of its process"
+        }
+        FallbackCause::PeerDeclined(
+            DeclineCode::NOSMCDDEV | DeclineCode::NOSEID | DeclineCode::NOUEID,
+        ) => {
+            "the ends have no EID, or no device, in common: compare `--ueid` and `--no-seid` here \
+             with `Builder::ueid` and `seid` at the server, and `smc devices --endpoints`"
         }
         FallbackCause::PeerDeclined(_) => "look at the server: `smc stats -d` has its reasons",
         FallbackCause::Os(_) | FallbackCause::Device { .. } => {

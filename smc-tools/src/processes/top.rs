@@ -128,11 +128,20 @@ fn text(found: &[Process], before: &HashMap<Key, Counts>, time: Duration, lines:
     ];
     let mut table = Table::new(&header);
     for ([received, sent, reads, writes], process, connection) in rows.iter().take(lines) {
+        // The kernel counts what a stream of TCP carries.
+        let is_counted = connection.reads.is_some();
+        let rate = |rate: &f64| {
+            if is_counted {
+                scaled(*rate)
+            } else {
+                "-".to_owned()
+            }
+        };
         table.add(vec![
-            scaled(*received),
-            scaled(*sent),
-            scaled(*reads),
-            scaled(*writes),
+            rate(received),
+            rate(sent),
+            rate(reads),
+            rate(writes),
             connection.mode.clone(),
             process.process.pid.to_string(),
             connection.id.to_string(),
@@ -141,7 +150,8 @@ fn text(found: &[Process], before: &HashMap<Key, Counts>, time: Duration, lines:
         ]);
     }
     let count = rows.len();
-    format!("{count} connections\n{}", table.text())
+    let s = if count == 1 { "" } else { "s" };
+    format!("{count} connection{s}\n{}", table.text())
 }
 
 /// A number with a prefix.

@@ -164,7 +164,7 @@ fn a_server_of_another_user_is_named() {
         &world,
         &format!("--user 990 {address}"),
         "belongs to user 0",
-        "the runtime directory cannot be used",
+        "the runtime directory is not one of user 990; the server runs as user 0",
     );
     assert!(text.contains("group 990"), "{text}");
     assert!(text.contains("a socket of user 0"), "{text}");
@@ -204,7 +204,7 @@ fn ends_without_a_common_eid_are_told_so() {
 fn a_server_without_a_device_is_told_so() {
     let world = World::new();
     let (_server, address) = role(&world, "without-device");
-    check_fails(&world, &address, "0x03030003", "have no device");
+    check_fails(&world, &address, "0x03030003", "the server has no device that works");
 }
 
 #[test]

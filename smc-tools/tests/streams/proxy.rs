@@ -173,7 +173,7 @@ fn a_proxy_that_is_asked_to_end_waits_for_its_connections() {
             proxy.line_with("complete");
         }
     }
-    let mut left = std::fs::read_dir(world.dir.path().join("run")).unwrap();
+    let mut left = fs::read_dir(world.dir.path().join("run")).unwrap();
     assert!(left.next().is_none());
 }
 
