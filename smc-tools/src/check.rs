@@ -46,7 +46,7 @@ pub(crate) struct CheckArgs {
     #[arg(value_name = "HOST:PORT", value_parser = values::target)]
     server: Target,
     /// Longest time for each address, and for the probes
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = values::seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = values::some_seconds)]
     timeout: Duration,
     /// Connect as a program of this user; takes root
     #[arg(long, value_name = "NAME|UID")]

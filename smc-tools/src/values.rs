@@ -41,6 +41,14 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     time.ok_or_else(|| "not a number of seconds, such as 5 or 0.5".to_owned())
 }
 
+/// As [`seconds`], and more than none.
+pub(crate) fn some_seconds(text: &str) -> Result<Duration, String> {
+    match seconds(text)? {
+        Duration::ZERO => Err("has to be more than 0 seconds".to_owned()),
+        time => Ok(time),
+    }
+}
+
 /// The address of a TCP socket, by number or name.
 pub(crate) fn target(text: &str) -> Result<Target, String> {
     match text.into_target() {

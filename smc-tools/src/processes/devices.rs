@@ -20,7 +20,7 @@ pub(crate) fn devices_of_endpoints(json: bool) -> Result<String> {
                 continue;
             };
             if json {
-                lines.push_str(&json_line(&found.process, device)?);
+                lines.push_str(&json_line(&found.process, record)?);
                 continue;
             }
             let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());

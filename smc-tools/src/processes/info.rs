@@ -4,8 +4,8 @@ use anyhow::Result;
 use smc::introspection::{Subject, VERSION};
 use smc::record::Record;
 
+use super::collect;
 use super::table::Table;
-use super::{collect, json_line};
 use crate::output::print;
 
 /// Arguments of `smc info`.
@@ -23,15 +23,20 @@ pub(crate) fn run_info(args: &InfoArgs) -> Result<bool> {
     let mut json = String::new();
     for found in collect(&[Subject::Devices]) {
         let process = &found.process;
-        if args.json {
-            json.push_str(&json_line(process, process)?);
-            continue;
-        }
         let devices = found.records.iter().filter_map(|record| match record {
             Record::Device(device) => Some(&*device.name),
             _ => None,
         });
-        let devices: Vec<_> = devices.collect();
+        let mut devices: Vec<_> = devices.collect();
+        if args.json {
+            let mut line = serde_json::to_value(Record::Process(process.clone()))?;
+            line["devices"] = devices.into();
+            json.push_str(&format!("{line}\n"));
+            continue;
+        }
+        if devices.is_empty() {
+            devices.push("-");
+        }
         table.add(vec![
             process.pid.to_string(),
             process.uid.to_string(),

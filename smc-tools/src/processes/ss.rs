@@ -12,6 +12,7 @@ use super::kernel::{KernelSocket, kernel_sockets};
 use super::table::{Table, cut};
 use super::{Process, collect, json_line};
 use crate::output::{print, print_while_open};
+use crate::values;
 
 /// Arguments of `smc ss`.
 #[derive(Debug, clap::Args)]
@@ -55,8 +56,9 @@ pub(crate) struct SsArgs {
     #[arg(long)]
     json: bool,
     /// Show again and again, each so many seconds
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
-    watch: Option<u32>,
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+          value_parser = values::some_seconds)]
+    watch: Option<Duration>,
 }
 
 /// Runs the command.
@@ -81,7 +83,7 @@ pub(crate) fn run_ss(args: &SsArgs) -> Result<bool> {
         if !print_while_open(&format!("{clear}{text}"))? {
             return Ok(true);
         }
-        sleep(Duration::from_secs(seconds.max(1).into()));
+        sleep(seconds);
     }
 }
 

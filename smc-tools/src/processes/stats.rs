@@ -1,10 +1,12 @@
 //! `smc stats`: what running processes have done, in the manner of `smcd stats` and `smcr stats`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::ValueEnum;
-use smc::info::{ByRole, DeviceStats, DirectionStats, SIZE_CLASSES, Stats};
+use smc::info::{ByRole, DeviceStats, DirectionStats, PhaseStats, SIZE_CLASSES, Stats};
 use smc::introspection::Subject;
 use smc::record::Record;
 
@@ -55,6 +57,9 @@ enum Action {
 pub(crate) fn run_stats(args: &StatsArgs) -> Result<bool> {
     let mut found = collect(&[Subject::Stats]);
     found.retain(|found| args.pid.is_none_or(|pid| pid == found.process.pid));
+    if let (Some(pid), true) = (args.pid, found.is_empty()) {
+        bail!("no process {pid} of this user answers: `smc info` lists those that do");
+    }
     let mut baseline = Baseline::load().unwrap_or_else(|error| {
         let text = printable(&format!("{error:#}"));
         note(
@@ -74,8 +79,8 @@ pub(crate) fn run_stats(args: &StatsArgs) -> Result<bool> {
             if !args.absolute {
                 record.stats = baseline.since(one, &record);
             }
-            json.push_str(&json_line(&one.process, &record)?);
-            all.push(record.stats);
+            all.push(record.stats.clone());
+            json.push_str(&json_line(&one.process, &Record::Stats(record))?);
         }
     }
     match args.json {
@@ -117,34 +122,50 @@ fn text(all: &[Stats], debug: bool) -> String {
         errors(|errors| errors.server),
     );
     if debug {
+        let mut by_reason = BTreeMap::new();
         for fallback in fallbacks {
-            let peer = fallback.peer_code.map(|code| format!("/0x{code:08x}"));
-            let name = format!("  0x{:08x}{}", fallback.code, peer.unwrap_or_default());
-            line(
-                &mut text,
-                &name,
-                fallback.count.client.saturating_add(fallback.count.server),
-            );
+            let count: &mut u64 = by_reason
+                .entry((fallback.code, fallback.peer_code))
+                .or_default();
+            *count = count.saturating_add(fallback.count.client);
+            *count = count.saturating_add(fallback.count.server);
         }
-        for stats in all {
-            let phases = [
-                ("Look-ups", stats.look_ups),
-                ("TCP connects", stats.tcp_connects),
-                ("Handshakes", stats.handshakes),
-            ];
-            for (name, phase) in phases {
-                let count = u32::try_from(phase.count).unwrap_or(u32::MAX).max(1);
-                let mean = phase.total / count;
-                // Writing to a string cannot fail.
-                let _ = writeln!(
-                    text,
-                    "{name:<32}{:>12}   mean {mean:.1?}, at most {:.1?}",
-                    phase.count, phase.max
-                );
-            }
+        for ((code, peer), count) in by_reason {
+            let peer = peer.map(|code| format!("/0x{code:08x}"));
+            let name = format!("  0x{code:08x}{}", peer.unwrap_or_default());
+            line(&mut text, &name, count);
         }
+        phase(
+            &mut text,
+            "Look-ups",
+            all.iter().map(|stats| stats.look_ups),
+        );
+        phase(
+            &mut text,
+            "TCP connects",
+            all.iter().map(|stats| stats.tcp_connects),
+        );
+        phase(
+            &mut text,
+            "Handshakes",
+            all.iter().map(|stats| stats.handshakes),
+        );
     }
     text
+}
+
+/// How often a phase of set-up was completed in all processes, and how long it took.
+fn phase(text: &mut String, name: &str, all: impl Iterator<Item = PhaseStats> + Clone) {
+    let count = sum_of(all.clone().map(|phase| phase.count));
+    let times = all.clone().map(|phase| phase.total);
+    let total = times.fold(Duration::ZERO, Duration::saturating_add);
+    let mean = total / u32::try_from(count).unwrap_or(u32::MAX).max(1);
+    let max = all.map(|phase| phase.max).max().unwrap_or_default();
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        text,
+        "{name:<32}{count:>12}   mean {mean:.1?}, at most {max:.1?}"
+    );
 }
 
 fn summary(text: &mut String, name: &str, devices: &[&DeviceStats], debug: bool) {

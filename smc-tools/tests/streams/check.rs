@@ -204,7 +204,12 @@ fn ends_without_a_common_eid_are_told_so() {
 fn a_server_without_a_device_is_told_so() {
     let world = World::new();
     let (_server, address) = role(&world, "without-device");
-    check_fails(&world, &address, "0x03030003", "the server has no device that works");
+    check_fails(
+        &world,
+        &address,
+        "0x03030003",
+        "the server has no device that works",
+    );
 }
 
 #[test]
