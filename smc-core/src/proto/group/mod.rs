@@ -291,8 +291,9 @@ pub enum RegistryOutput {
 /// Why a link group ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupEndCause {
-    /// It was unused for its whole idle lifetime, or until its links were needed for another peer.
-    #[error("unused for its idle lifetime, or until its links were needed for another peer")]
+    /// No connection used it for its whole idle lifetime, or until another group with the peer took
+    /// its place, or its links were needed for another peer.
+    #[error("unused, for its idle lifetime or until another group took its place")]
     Idle,
     /// Its first connection failed.
     #[error("first connection failed")]
