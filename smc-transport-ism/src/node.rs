@@ -26,8 +26,7 @@ pub(crate) struct Node {
     pub(crate) dmbs: Arc<DmbCount>,
     pub(crate) owned: OwnedBuffers,
     pub(crate) account: MemoryAccount,
-    /// The peers that the device communicates with, whose end has to be reported.
-    pub(crate) peers: Mutex<HashMap<Tag, Gid>>,
+    pub(crate) peers: Mutex<Peers>,
     /// The error with which the device has failed.
     gone: OnceLock<DeviceError>,
 }
@@ -82,7 +81,15 @@ impl Node {
             ConnectError::Busy => unreachable("it does not accept connections"),
             ConnectError::Failed(error) => error,
         })?;
-        self.peers.lock().insert(peer, gid);
+        let inserted = self.peers.lock().insert(peer, gid, self.memory.slots());
+        match inserted {
+            Inserted::Known => {}
+            Inserted::Replaced => {
+                self.memory.set_peers_changed(self.tag.slot);
+                self.notify(self.tag);
+            }
+            Inserted::Full => return Err(unreachable("too many devices of the fabric have ended")),
+        }
         // It may have left between the lookup and the watch.
         if self.memory.is_live(peer) {
             Ok(peer)
@@ -242,13 +249,8 @@ impl Node {
                 events.push(Event::DeviceGone);
                 return Ok(());
             }
-            self.peers.lock().retain(|tag, gid| {
-                let is_live = memory.is_live(*tag);
-                if !is_live {
-                    events.push(Event::PeerGone(*gid));
-                }
-                is_live
-            });
+            let gone = self.peers.lock().take_gone(|tag| memory.is_live(tag));
+            events.extend(gone.into_iter().map(Event::PeerGone));
         }
         let mut has_left = false;
         memory.take_ready(slot, |first| match self.owned.token(first) {
@@ -281,7 +283,7 @@ impl Node {
     /// The user has dropped the device. Peers are notified; remaining buffers keep their memory.
     pub(crate) fn leave(&self) {
         self.fail(DeviceError::Gone("the device was dropped"));
-        self.peers.lock().clear();
+        *self.peers.lock() = Peers::default();
         if self.memory.is_live(self.tag) {
             self.memory.set_phase(self.tag, Phase::Leaving);
             self.notify_others();
@@ -291,7 +293,7 @@ impl Node {
     fn handle_peer_events(&self, from: u16, bits: u64, events: &mut Vec<Event>) {
         let sender = self.memory.device_of_slot(from);
         let Some((sender, _)) = sender else { return };
-        let known = self.peers.lock().get(&sender).copied();
+        let known = self.peers.lock().gid(sender);
         let Some(from) = known.or_else(|| self.memory.gid(sender)) else {
             return;
         };
@@ -333,6 +335,65 @@ impl Node {
     fn fail(&self, error: DeviceError) {
         // The first error counts.
         let _ = self.gone.set(error);
+    }
+}
+
+/// The peers that a device communicates with, whose end has to be reported: one for each slot,
+/// however often the memory names another device in it.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    by_slot: HashMap<u16, (Tag, Gid)>,
+    /// Their slots have other devices by now.
+    replaced: Vec<Gid>,
+}
+
+/// What the insertion of a peer has changed.
+enum Inserted {
+    /// Nothing that has to be reported.
+    Known,
+    /// The end of an earlier device of the slot has to be reported.
+    Replaced,
+    /// The peer was not inserted: too many ends have to be reported first.
+    Full,
+}
+
+impl Peers {
+    pub(crate) fn len(&self) -> usize {
+        self.by_slot.len()
+    }
+
+    fn insert(&mut self, peer: Tag, gid: Gid, slots: u16) -> Inserted {
+        let known = self.by_slot.get(&peer.slot).copied();
+        match known {
+            Some(known) if known == (peer, gid) => return Inserted::Known,
+            Some(_) if self.replaced.len() >= slots.into() => return Inserted::Full,
+            _ => self.by_slot.insert(peer.slot, (peer, gid)),
+        };
+        match known {
+            Some((_, earlier)) => {
+                self.replaced.push(earlier);
+                Inserted::Replaced
+            }
+            None => Inserted::Known,
+        }
+    }
+
+    fn gid(&self, peer: Tag) -> Option<Gid> {
+        let (known, gid) = self.by_slot.get(&peer.slot)?;
+        (*known == peer).then_some(*gid)
+    }
+
+    /// Removes the peers that are gone.
+    fn take_gone(&mut self, is_live: impl Fn(Tag) -> bool) -> Vec<Gid> {
+        let mut gone = std::mem::take(&mut self.replaced);
+        self.by_slot.retain(|_, (tag, gid)| {
+            let is_live = is_live(*tag);
+            if !is_live {
+                gone.push(*gid);
+            }
+            is_live
+        });
+        gone
     }
 }
 

@@ -19,6 +19,7 @@ use smc_testkit::streams::{connect_smc, join_all, listen};
 use smc_testkit::unix::{connect_to, drain_full, fill, is_closed, send};
 use smc_testkit::wait::until;
 use smc_transport_ism::IsmDevice;
+use smc_wire::types::Gid;
 use support::{Kind, World, await_event, builder};
 
 /// The memory of a fabric in a directory, for a process that may write to it.
@@ -155,4 +156,54 @@ fn peers_that_send_without_end_cost_each_drain_a_bounded_number_of_messages() {
     let refill = || flood.iter().map(|socket| fill(socket, &[0]));
     assert!(refill().sum::<usize>() > 4096);
     drain_full(&flood, &[0], || drain(&device));
+}
+
+#[test]
+fn a_slot_with_ever_new_devices_is_one_peer_and_costs_each_drain_a_bounded_number_of_events() {
+    const LIVE: u64 = 2;
+    let world = World::new(Kind::Directory, false);
+    let (device, peer) = (world.device(), world.device());
+    let memory = Memory::of(&world);
+    let (slots, _, slot_len) = memory.layout();
+    let gid = peer.gid();
+    let mut generation = 1;
+    let mut next_device = || {
+        generation += 1;
+        let state = 0x1000 + u64::from(peer.slot()) * slot_len;
+        memory.write(state, generation << 32 | LIVE);
+        // It accepts the connection of this generation.
+        let _its_own_end = peer.drain(&mut |_| {});
+        device.signal_event(gid, PeerEvent::TestRequest)
+    };
+    next_device().unwrap();
+    for _ in 0..2 {
+        (0..slots).for_each(|_| next_device().unwrap());
+        // No more before the ends of those are reported.
+        (0..slots).for_each(|_| assert!(next_device().is_err()));
+        assert_eq!(device.peers(), 1);
+        let mut gone = 0;
+        let seen = &mut |event| gone += u64::from(event == Event::PeerGone(gid));
+        device.drain(seen).unwrap();
+        // The last one is in the slot no more either.
+        assert_eq!((gone, device.peers()), (slots + 1, 0));
+        next_device().unwrap();
+    }
+}
+
+#[test]
+fn a_device_that_takes_another_gid_is_another_peer() {
+    const GID_LO: u64 = 0x10;
+    let world = World::new(Kind::Directory, false);
+    let (device, peer) = (world.device(), world.device());
+    let (earlier, next) = (peer.gid(), Gid::new(peer.gid().hi().0, 1));
+    device
+        .signal_event(earlier, PeerEvent::TestRequest)
+        .unwrap();
+    let memory = Memory::of(&world);
+    let (_, _, slot_len) = memory.layout();
+    let slot = 0x1000 + u64::from(peer.slot()) * slot_len;
+    memory.write(slot + GID_LO, next.lo().0);
+    device.signal_event(next, PeerEvent::TestRequest).unwrap();
+    await_event(&device, |event| *event == Event::PeerGone(earlier));
+    assert_eq!(device.peers(), 1);
 }
