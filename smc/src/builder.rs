@@ -19,7 +19,6 @@ use crate::config::{EndpointConfig, Policy};
 use crate::device::{Device, MemoryLimit};
 use crate::error::Error;
 use crate::handshake::TcpHandshakes;
-use crate::log::Warned;
 use crate::mem::TrustPeers;
 use crate::mutex::Mutex;
 use crate::proto::handshake::HandshakeConfig;
@@ -411,7 +410,7 @@ impl Builder {
             drivers: Arc::default(),
             adding: Mutex::default(),
             groups,
-            warned: Warned::default(),
+            warned: Arc::default(),
         };
         for device in self.devices {
             inner.start_driver(device)?;

@@ -80,7 +80,7 @@ pub(crate) struct EndpointInner {
     pub(crate) setups: SetupCounters,
     pub(crate) tcp_streams: Arc<TcpStreams>,
     pub(crate) listeners: Mutex<Vec<Weak<ListenerService>>>,
-    pub(crate) warned: Warned,
+    pub(crate) warned: Arc<Warned>,
 }
 
 impl Drop for EndpointInner {

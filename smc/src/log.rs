@@ -27,7 +27,6 @@ pub(crate) use warned::{Destination, Warned};
 
 use std::future::Future;
 
-use crate::error::Error;
 use crate::proto::Role;
 use crate::proto::group::{GroupId, GroupKey};
 
@@ -92,16 +91,5 @@ const fn role_name(role: Role) -> &'static str {
     match role {
         Role::Client => "client",
         Role::Server => "server",
-    }
-}
-
-/// Logs the error that ends a set-up or a connection, at the level that it has.
-pub(crate) fn ended(what: &'static str, cause: &Error) {
-    match cause {
-        Error::Bug(_) => error!("defect of this library", step = what, cause = cause),
-        Error::PeerMisbehaved(_) | Error::Malformed(_) => {
-            warn!("peer violated the protocol", step = what, cause = cause);
-        }
-        _ => debug!("ended with an error", step = what, cause = cause),
     }
 }

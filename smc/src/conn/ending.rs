@@ -9,9 +9,10 @@ use smc_wire::cursor::Cursor;
 
 use super::{Conn, PeerLocality, TransportOps as _, len_usize};
 use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
-use crate::log;
+use crate::log::Destination;
 use crate::mem::HEADER_LEN;
 use crate::mem::sync::Ordering;
+use crate::proto::Role;
 use crate::proto::conn::rdma::DeliveryStatus;
 use crate::proto::conn::{Closing, used_length};
 use crate::proto::group::GroupEndCause;
@@ -134,7 +135,12 @@ impl Conn {
         let flags = stop(&mut self.closing.lock());
         // Set once: the first cause counts.
         if let (Ok(()), Some(cause)) = (self.failure.set(cause), self.failure.get()) {
-            self.span.in_scope(|| log::ended("connection", cause));
+            let peer = match self.role {
+                Role::Client => Destination::Server(self.peer_addr),
+                Role::Server => Destination::Client(self.peer_addr.ip()),
+            };
+            self.span
+                .in_scope(|| self.warned.failed("connection", peer, cause));
         }
         self.ended.store(true, Ordering::Release);
         match (flags, self.rdma()) {

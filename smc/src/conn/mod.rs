@@ -31,7 +31,7 @@ use super::stream::Mode;
 use crate::device::{Dmb, SubmitError};
 use crate::error::{CloseReason, Error};
 use crate::info::{ConnectionInfo, Cursors, Flags, PublishedWords, SmcInfo};
-use crate::log::Span;
+use crate::log::{Span, Warned};
 use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::mutex::Mutex;
@@ -100,6 +100,8 @@ pub(crate) struct Conn {
     /// Dropped, to leave the link group, when the connection has ended.
     membership: Mutex<Option<Membership>>,
     pub(crate) span: Span,
+    /// That of the endpoint.
+    warned: Arc<Warned>,
 }
 
 /// The buffers of a connection, and how data gets from one end to the other.
@@ -245,6 +247,7 @@ impl Conn {
         socket: Arc<dyn Socket>,
         peer_addr: SocketAddr,
         membership: Membership,
+        warned: Arc<Warned>,
     ) -> Arc<Self> {
         let locality = parts.locality;
         if locality == PeerLocality::SameHost(Role::Client) {
@@ -296,6 +299,7 @@ impl Conn {
             group,
             membership: Mutex::new(Some(membership)),
             span,
+            warned,
         })
     }
 

@@ -252,7 +252,8 @@ fn build_conn(
         }
     };
     let membership = resources.membership.take().ok_or(NO_RESOURCE)?;
-    let conn = Conn::new(parts, role, socket, peer_addr, membership);
+    let warned = Arc::clone(&endpoint.warned);
+    let conn = Conn::new(parts, role, socket, peer_addr, membership, warned);
     if let Some(rdma) = conn.rdma() {
         rdma.set_conn(&conn);
     }

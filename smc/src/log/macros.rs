@@ -19,6 +19,7 @@ macro_rules! level {
 level!($, debug);
 level!($, info);
 level!($, warn);
+#[cfg(feature = "tracing")]
 level!($, error);
 
 /// A span inside of the present one.

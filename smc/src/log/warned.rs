@@ -92,13 +92,18 @@ impl Warned {
         }
     }
 
-    /// A set-up has failed.
+    /// A set-up has failed, or a connection has ended with an error.
     pub(crate) fn failed(&self, what: &'static str, with: Destination, cause: &Error) {
-        let is_violation = matches!(cause, Error::PeerMisbehaved(_) | Error::Malformed(_));
-        if is_violation && !self.is_due(Warning::Violation(with)) {
-            debug!("peer violated the protocol", step = what, cause = cause);
-        } else {
-            super::ended(what, cause);
+        match cause {
+            Error::Bug(_) => error!("defect of this library", step = what, cause = cause),
+            Error::PeerMisbehaved(_) | Error::Malformed(_) => {
+                if self.is_due(Warning::Violation(with)) {
+                    warn!("peer violated the protocol", step = what, cause = cause);
+                } else {
+                    debug!("peer violated the protocol", step = what, cause = cause);
+                }
+            }
+            _ => debug!("ended with an error", step = what, cause = cause),
         }
     }
 

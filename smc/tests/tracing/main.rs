@@ -7,12 +7,17 @@
 mod interceptor;
 mod log;
 
+use std::io::{ErrorKind, IoSlice};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::future;
 use smc::{Builder, Domain, Policy, Stream};
-use smc_testkit::streams::transfer;
+use smc_core::device::{Direct as _, Signal};
+use smc_core::wire::cdc::ProducerWord;
+use smc_core::wire::cursor::Cursor;
+use smc_core::wire::types::DmbToken;
+use smc_testkit::streams::{expect_error, transfer};
 use smc_testkit::world::{
     RdmaWorld, World, anywhere, connect_pair_smc, eid, exchange_to_end, join, rdma_pair,
 };
@@ -230,6 +235,52 @@ fn a_client_that_breaks_the_rules_of_the_handshake_gives_a_warning() {
         "{log}"
     );
     assert!(warnings[0].has_span("smc.accept"), "{log}");
+}
+
+#[test]
+fn a_peer_whose_connections_break_the_protocol_gives_one_warning_at_each_end() {
+    let log = Log::default();
+    log.record(|| {
+        let world = World::new();
+        let (client, server) = (world.host("client"), world.host("server"));
+        world.block_on(async {
+            let (listener, at) = server.listen().await;
+            for _ in 0..3 {
+                let connecting = client.endpoint.connect(at);
+                let (ours, theirs) = future::zip(connecting, listener.accept()).await;
+                let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+                // More than the ring has, in both directions.
+                let producer = ProducerWord {
+                    cursor: Cursor {
+                        wrap: 0,
+                        count: u32::MAX,
+                    },
+                };
+                let producer = producer.to_ne().to_ne_bytes();
+                for (from, to) in [(&client, &server), (&server, &client)] {
+                    let token = to.endpoint.connections()[0].smc.as_ref().unwrap().token;
+                    let at = u32::try_from(ProducerWord::OFFSET).unwrap();
+                    let data = [IoSlice::new(&producer)];
+                    let device = &from.device;
+                    device
+                        .move_data(DmbToken(token), at, &data, Signal::Yes)
+                        .unwrap();
+                }
+                for mut stream in [ours, theirs] {
+                    expect_error(&mut stream, ErrorKind::InvalidData).await;
+                }
+                world.sleep(Duration::from_secs(60)).await;
+            }
+        });
+    });
+    assert_eq!(log.all("peer violated the protocol").len(), 6, "{log}");
+    let warnings = log.at_least(Level::WARN);
+    assert_eq!(warnings.len(), 2, "{log}");
+    for warning in warnings {
+        assert_eq!(warning.text, "peer violated the protocol");
+        assert_eq!(warning.fields["step"], "connection");
+        assert!(warning.has_span("smc.conn"), "{log}");
+    }
 }
 
 #[test]
