@@ -1,8 +1,10 @@
 //! The counters of a proxy and of its endpoint, as text for Prometheus.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -12,12 +14,12 @@ use hyper::header::CONTENT_TYPE;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use metrics::{counter, describe_counter, describe_gauge, gauge};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use smc::Endpoint;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::connection::End;
@@ -59,17 +61,10 @@ impl Exporter {
     }
 
     pub(super) async fn serve(self) {
-        let places = Arc::new(Semaphore::new(SCRAPES_MAX));
-        while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+        let mut clients = Clients::default();
+        loop {
             match self.listener.accept().await {
-                Ok((client, _)) => {
-                    let source = self.source.clone();
-                    tokio::spawn(async move {
-                        // A client that is slow, or has gone, is no concern of the proxy.
-                        let _served = timeout(SCRAPE_TIME, source.serve(client)).await;
-                        drop(place);
-                    });
-                }
+                Ok((client, _)) => clients.add(&self.source, client),
                 // Descriptors are short, and may be free again later.
                 Err(_) => sleep(ACCEPT_PAUSE).await,
             }
@@ -77,14 +72,48 @@ impl Exporter {
     }
 }
 
+/// The clients that are connected, the oldest first.
+#[derive(Default)]
+struct Clients(VecDeque<Client>);
+
+struct Client {
+    serving: JoinHandle<()>,
+    has_asked: Arc<AtomicBool>,
+}
+
+impl Clients {
+    /// Serves another client. If there are too many, one is closed for it.
+    fn add(&mut self, source: &Source, client: TcpStream) {
+        self.0.retain(|client| !client.serving.is_finished());
+        if self.0.len() >= CLIENTS_MAX {
+            let is_silent = |client: &Client| !client.has_asked.load(Ordering::Relaxed);
+            let oldest = self.0.iter().position(is_silent).unwrap_or(0);
+            if let Some(client) = self.0.remove(oldest) {
+                client.serving.abort();
+            }
+        }
+        let has_asked = Arc::new(AtomicBool::new(false));
+        let (source, asked) = (source.clone(), Arc::clone(&has_asked));
+        let serving = tokio::spawn(async move {
+            // A client that is slow, or has gone, is no concern of the proxy.
+            let _served = timeout(SCRAPE_TIME, source.serve(client, &asked)).await;
+        });
+        self.0.push_back(Client { serving, has_asked });
+    }
+}
+
 impl Source {
-    async fn serve(self, client: TcpStream) -> hyper::Result<()> {
+    async fn serve(self, client: TcpStream, has_asked: &AtomicBool) -> hyper::Result<()> {
         let service = service_fn(move |request: Request<Incoming>| {
+            has_asked.store(true, Ordering::Relaxed);
             let response = self.respond(&request);
             async move { Ok::<_, Infallible>(response) }
         });
         let mut server = http1::Builder::new();
         server.keep_alive(false).max_buf_size(REQUEST_MAX);
+        server
+            .timer(TokioTimer::new())
+            .header_read_timeout(REQUEST_TIME);
         server.serve_connection(TokioIo::new(client), service).await
     }
 
@@ -143,10 +172,13 @@ const CONNECTIONS: &str = "smc_proxy_connections_total";
 const OPEN: &str = "smc_proxy_connections_open";
 const BYTES: &str = "smc_proxy_bytes_total";
 
-/// Scrapes at a time; other clients wait in the backlog.
-const SCRAPES_MAX: usize = 8;
+/// Clients at a time: silent ones in this number, or fewer, take no place from a scrape.
+const CLIENTS_MAX: usize = 64;
 
-/// How long one may take.
+/// How long the head of a request may take: a client sends it at once.
+const REQUEST_TIME: Duration = Duration::from_secs(1);
+
+/// How long a scrape may take.
 const SCRAPE_TIME: Duration = Duration::from_secs(5);
 
 /// Bytes of a request.

@@ -346,16 +346,20 @@ fn get(at: &str, path: &str) -> (String, String) {
     (head.lines().next().unwrap().to_owned(), body.to_owned())
 }
 
+/// Where a proxy answers scrapes.
+fn metrics_at(proxy: &Process) -> String {
+    let line = proxy.line_with("metrics at http://");
+    let at = line.split_once("http://").unwrap().1;
+    at.strip_suffix("/metrics").unwrap().to_owned()
+}
+
 #[test]
 fn connections_and_bytes_are_counted_for_prometheus() {
     let world = World::new();
     let server = format!("tcp:{}", tcp_server(echo));
     let chain = Chain::new(&world, &server, "--metrics 127.0.0.1:0");
-    let near = chain.near.line_with("metrics at http://");
-    let near = near.split_once("http://").unwrap().1;
-    let (near, path) = near.split_once('/').unwrap();
-    let path = format!("/{path}");
-    let metrics = || get(near, &path).1;
+    let near = &metrics_at(&chain.near);
+    let metrics = || get(near, "/metrics").1;
     let has = |line: &str| metrics().lines().any(|other| other == line);
 
     let mut client = tcp_client(&chain.address);
@@ -400,5 +404,27 @@ fn a_proxy_without_connections_ends_at_once_and_leaves_no_name_behind() {
         proxy.signal(Signal::SIGTERM);
         assert_eq!(proxy.status().code(), Some(0));
         assert_eq!(names(), Vec::<std::ffi::OsString>::new(), "{options}");
+    }
+}
+
+#[test]
+fn clients_that_send_no_request_keep_no_scrape_from_being_answered() {
+    let world = World::new();
+    let server = tcp_server(echo);
+    let (proxy, _) = world.proxy(&format!(
+        "--listen tcp:127.0.0.1:0 --to tcp:{server} --metrics 127.0.0.1:0"
+    ));
+    let at = &metrics_at(&proxy);
+    let silent: Vec<_> = (0..200).map(|_| tcp_client(at)).collect();
+    for _ in 0..3 {
+        assert!(get(at, "/metrics").0.contains("200"));
+    }
+    for mut client in silent {
+        // Or a reset.
+        let ended = client.read(&mut [0; 1]).map_err(|error| error.kind());
+        assert!(
+            matches!(ended, Ok(0) | Err(ErrorKind::ConnectionReset)),
+            "{ended:?}"
+        );
     }
 }
