@@ -22,6 +22,26 @@ pub(crate) fn print_while_open(text: &str) -> Result<bool> {
     }
 }
 
+/// Text that is written to standard output in pieces, as it can be long.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces(String);
+
+impl Pieces {
+    /// Adds a line, with its end.
+    pub(crate) fn add(&mut self, line: &str) -> Result<()> {
+        self.0.push_str(line);
+        if self.0.len() < PIECE {
+            return Ok(());
+        }
+        print(&std::mem::take(&mut self.0))
+    }
+
+    /// Writes what is left.
+    pub(crate) fn end(self) -> Result<()> {
+        print(&self.0)
+    }
+}
+
 /// Writes a line of a command to standard error. An error of that write is ignored.
 pub(crate) fn note(command: &str, what: &dyn fmt::Display) {
     let _ignored = writeln!(io::stderr(), "{command}: {what}");
@@ -39,3 +59,6 @@ impl Usage {
         Self(text.into())
     }
 }
+
+/// Bytes that are written at a time.
+const PIECE: usize = 1 << 20;

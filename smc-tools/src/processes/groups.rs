@@ -1,6 +1,9 @@
 //! `smc groups` and `smc links`: link groups of running processes, in the manner of
 //! `smcd linkgroup` and `smcr linkgroup`.
 
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
 use anyhow::Result;
 use serde_json::json;
 use smc::introspection::Subject;
@@ -8,7 +11,7 @@ use smc::record::{GroupRecord, LinkRecord, ProcessRecord, Record};
 
 use super::table::Table;
 use super::{Process, collect, json_line};
-use crate::output::{Usage, print};
+use crate::output::{Pieces, Usage, print};
 
 /// Arguments of `smc groups`.
 #[derive(Debug, clap::Args)]
@@ -120,7 +123,7 @@ pub(crate) fn run_groups(args: &GroupArgs) -> Result<bool> {
         header.extend(["Version", "EID", "Host", "Peer-GID"]);
     }
     let mut table = Table::new(&header);
-    let mut json = String::new();
+    let mut json = Pieces::default();
     let processes = collect(&[Subject::Groups, Subject::Devices]);
     for Found { process, group, .. } in groups(&processes, &filter) {
         let is_direct = group.mode == "SMCD";
@@ -128,7 +131,7 @@ pub(crate) fn run_groups(args: &GroupArgs) -> Result<bool> {
             continue;
         }
         if args.json {
-            json.push_str(&json_line(process, group)?);
+            json.add(&json_line(process, group)?)?;
             continue;
         }
         let mut row = vec![
@@ -154,7 +157,10 @@ pub(crate) fn run_groups(args: &GroupArgs) -> Result<bool> {
         }
         table.add(row);
     }
-    print(&if args.json { json } else { table.text() })?;
+    match args.json {
+        true => json.end()?,
+        false => print(&table.text())?,
+    }
     Ok(true)
 }
 
@@ -165,14 +171,14 @@ pub(crate) fn run_links(args: &LinkArgs) -> Result<bool> {
         "LG-ID", "Link-ID", "Number", "State", "Net-Dev", "IB-Dev", "GID", "Peer-GID", "PID",
     ];
     let mut table = Table::new(&header);
-    let mut json = String::new();
+    let mut json = Pieces::default();
     let processes = collect(&[Subject::Groups, Subject::Devices]);
     for found in groups(&processes, &filter) {
         let Found { process, group, .. } = found;
         let links = group.links.iter();
         for link in links.filter(|link| filter.takes_link(link, &found.devices)) {
             if args.json {
-                json.push_str(&link_line(process, group, link)?);
+                json.add(&link_line(process, group, link)?)?;
                 continue;
             }
             let device = found.devices.get(link.device);
@@ -189,7 +195,10 @@ pub(crate) fn run_links(args: &LinkArgs) -> Result<bool> {
             ]);
         }
     }
-    print(&if args.json { json } else { table.text() })?;
+    match args.json {
+        true => json.end()?,
+        false => print(&table.text())?,
+    }
     Ok(true)
 }
 
@@ -201,7 +210,7 @@ fn or_none(text: &Option<String>) -> String {
 struct Found<'a> {
     process: &'a ProcessRecord,
     group: &'a GroupRecord,
-    devices: Vec<&'a str>,
+    devices: Rc<[&'a str]>,
 }
 
 /// A link as one line of JSON.
@@ -221,15 +230,25 @@ fn groups<'a>(processes: &'a [Process], filter: &Filter<'_>) -> Vec<Found<'a>> {
         process, records, ..
     } in processes
     {
+        let mut names = BTreeMap::<_, Vec<_>>::new();
+        for record in records {
+            if let Record::Device(device) = record {
+                names
+                    .entry(device.endpoint)
+                    .or_default()
+                    .push(&*device.name);
+            }
+        }
+        // Groups share them: a process states any number of both.
+        let names: BTreeMap<_, Rc<[_]>> = names
+            .into_iter()
+            .map(|(endpoint, names)| (endpoint, names.into()))
+            .collect();
         for record in records {
             let Record::Group(group) = record else {
                 continue;
             };
-            let devices = records.iter().filter_map(|record| match record {
-                Record::Device(device) if device.endpoint == group.endpoint => Some(&*device.name),
-                _ => None,
-            });
-            let devices: Vec<_> = devices.collect();
+            let devices = names.get(&group.endpoint).cloned().unwrap_or_default();
             if filter.takes(group, &devices) {
                 found.push(Found {
                     process,

@@ -1,13 +1,16 @@
 //! Processes that answer requests with anything, and clients that ask for anything.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, accept_with, bind, recv};
+use serde_json::json;
 use smc_testkit::Rng;
 use smc_testkit::process::{ENTRY, command};
 use smc_testkit::unix::{
@@ -309,4 +312,70 @@ fn requests_of_any_bytes_and_clients_that_wait_change_nothing_for_an_endpoint() 
         is_readable(connect_to(&path), Duration::from_secs(10)),
         "it is disconnected"
     );
+}
+
+/// What `smc` says with these arguments and 2 GB of address space, to a process that answers so.
+fn run_with_2_gb(command: &str, packets: &[String]) -> Output {
+    let world = World::new();
+    fs::create_dir(world.dir.path().join("run")).unwrap();
+    fs::set_permissions(world.dir.path().join("run"), Permissions::from_mode(0o700)).unwrap();
+    let listener = listen_at(world.dir.path().join("run/i-1-0123456789abcdef.sock"));
+    let packets = [&[PROCESS.to_owned()], packets, &[END.to_owned()]].concat();
+    thread::spawn(move || {
+        let client = accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
+        // A request that is not received resets the connection.
+        recv(&client, &mut [0; 1024], RecvFlags::empty()).unwrap();
+        for packet in packets {
+            send(&client, packet.as_bytes(), &[]);
+        }
+    });
+    Command::new("sh")
+        .args(["-c", "ulimit -v 2000000 && exec \"$0\" \"$@\""])
+        .arg(env!("CARGO_BIN_EXE_smc"))
+        .args(command.split_whitespace())
+        .env("SMC_RUNTIME_DIR", world.dir.path().join("run"))
+        .env("MALLOC_ARENA_MAX", "1")
+        .output()
+        .unwrap()
+}
+
+/// A group with this name and so many links.
+fn group(id: &str, links: usize) -> String {
+    let link = json!({
+        "id": "", "number": 1, "state": "", "device": 0, "is_asymmetric": false,
+    });
+    let group = json!({
+        "record": "group", "endpoint": 0, "id": id, "mode": "SMCR", "state": "", "connections": 0,
+        "links": vec![link; links],
+    });
+    format!("{group}\n")
+}
+
+#[test]
+fn links_take_as_much_of_the_bound_as_the_name_of_their_group_in_each() {
+    // Three records of 200 kB, whose links would be shown in 240 MB.
+    let packets = vec![group(&"x".repeat(90_000), 900); 3];
+    let output = run_with_2_gb("links --json", &packets);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        errors.contains("answers of this user are too long"),
+        "{errors}"
+    );
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn groups_have_the_devices_of_their_endpoint_in_common() {
+    let device = json!({
+        "record": "device", "endpoint": 0, "name": "d", "mode": "SMCR", "is_gone": false,
+        "connections": 0,
+    });
+    // Each group with each device would take 6 GB.
+    let packets = [group("1", 0).repeat(500), format!("{device}\n").repeat(500)];
+    let packets: Vec<_> = packets.iter().cycle().take(80).cloned().collect();
+    let output = run_with_2_gb("groups --json", &packets);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{errors}");
+    let lines = output.stdout.split_inclusive(|byte| *byte == b'\n');
+    assert_eq!(lines.count(), 20_000, "{errors}");
 }

@@ -198,11 +198,31 @@ pub fn query(
                     stated.pid = pid.unwrap_or(stated.pid);
                     records.push(Record::Process(stated));
                 }
-                record => records.push(record),
+                record => {
+                    if !permit(repeated(&record, program)) {
+                        return Err(invalid("the answers of this user are too long"));
+                    }
+                    records.push(record);
+                }
             }
         }
     }
     Err(invalid("the answer does not end"))
+}
+
+/// What the parts of a record take that have lines of their own, where each has the program and the
+/// name of what it is a part of.
+fn repeated(record: &Record, program: usize) -> usize {
+    let (parts, len) = match record {
+        Record::Group(group) => (group.links.len(), group.id.len() + program + RECORD_LEN),
+        Record::Stats(of) => {
+            let devices = of.stats.devices.iter();
+            let lens = devices.map(|it| it.hardware.len().saturating_mul(it.device.len()));
+            (1, lens.fold(0, usize::saturating_add))
+        }
+        _ => (0, 0),
+    };
+    parts.saturating_mul(len)
 }
 
 fn invalid(text: &'static str) -> io::Error {
