@@ -18,6 +18,7 @@ mod top;
 pub(crate) use devices::devices_of_endpoints;
 pub(crate) use groups::{GroupArgs, LinkArgs, run_groups, run_links};
 pub(crate) use info::{InfoArgs, run_info};
+pub(crate) use pool::results;
 pub(crate) use snapshot::{Snapshot, snapshot};
 pub(crate) use ss::{SsArgs, run_ss};
 pub(crate) use stats::{StatsArgs, run_stats};
@@ -66,7 +67,7 @@ fn look(what: &[Subject]) -> (Vec<Process>, Vec<String>) {
     let look = Arc::new(Look {
         request: Request::new(what),
         until,
-        memory: Mutex::default(),
+        memory: Mutex::new(Memory::new(MEMORY_MAX)),
     });
     let mut waiting = BTreeMap::new();
     let jobs = directories().into_iter().map(|dir| {
@@ -86,25 +87,11 @@ fn look(what: &[Subject]) -> (Vec<Process>, Vec<String>) {
 
 /// The sockets of all processes that could be asked.
 fn sockets() -> Vec<PathBuf> {
-    let until = Instant::now() + TIME_IN_ALL;
-    let (reports, received) = mpsc::channel();
-    let jobs = directories().into_iter().map(|dir| {
-        let reports = reports.clone();
-        let user = dir.owner;
-        let job = move || {
-            let _late = reports.send(dir.sockets());
-        };
-        (user, Box::new(job) as Job)
-    });
-    let jobs: Vec<_> = jobs.collect();
-    drop(reports);
-    pool::start(jobs);
-    let mut found = Vec::new();
-    while let Ok(sockets) = received.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        found.extend(sockets);
-    }
-    pool::clear();
-    found
+    let jobs = directories()
+        .into_iter()
+        .map(|dir| (dir.owner, move || dir.sockets()));
+    let (found, _missing) = results(jobs, Instant::now() + TIME_IN_ALL);
+    found.concat()
 }
 
 /// What the jobs of a look have in common.
@@ -230,21 +217,29 @@ fn failure(socket: &Path, error: &io::Error) -> String {
     ))
 }
 
-/// The memory that the answers of a look take.
-#[derive(Debug, Default)]
-struct Memory {
-    taken: usize,
+/// Memory that users share, of which none can leave the others without.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    left: usize,
     of_users: BTreeMap<u32, usize>,
 }
 
 impl Memory {
+    pub(crate) fn new(len: usize) -> Self {
+        Self {
+            left: len,
+            of_users: BTreeMap::new(),
+        }
+    }
+
     /// Takes so much for a user, who has no more than is left free. Returns whether that is so.
-    fn take(&mut self, user: u32, len: usize) -> bool {
+    pub(crate) fn take(&mut self, user: u32, len: usize) -> bool {
         let of_user = self.of_users.entry(user).or_default();
-        let (taken, wanted) = (self.taken.saturating_add(len), of_user.saturating_add(len));
-        let is_left = wanted <= MEMORY_MAX.saturating_sub(taken);
+        let wanted = of_user.saturating_add(len);
+        let is_left = wanted <= self.left.saturating_sub(len);
         if is_left {
-            (self.taken, *of_user) = (taken, wanted);
+            self.left = self.left.saturating_sub(len);
+            *of_user = wanted;
         }
         is_left
     }
@@ -279,10 +274,10 @@ mod tests {
 
     #[test]
     fn a_user_has_no_more_memory_than_is_left_free() {
-        let mut memory = Memory::default();
+        let mut memory = Memory::new(MEMORY_MAX);
         assert!(!memory.take(1, MEMORY_MAX));
         while memory.take(1, 1 << 20) {}
-        assert_eq!(memory.taken, MEMORY_MAX / 2);
+        assert_eq!(memory.left, MEMORY_MAX / 2);
         assert!(!memory.take(1, 1));
         for user in 2..10 {
             assert!(memory.take(user, 1 << 18), "{user}");

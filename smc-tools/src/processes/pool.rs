@@ -6,8 +6,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::channel;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Instant;
 
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
@@ -53,6 +55,33 @@ pub(super) fn start(jobs: impl IntoIterator<Item = (u32, Job)>) {
     if pool.threads == 0 {
         drop(take_jobs(pool));
     }
+}
+
+/// Has jobs run for these users, and waits for their results no longer than that. Returns how many
+/// are missing as well.
+pub(crate) fn results<T: Send + 'static>(
+    jobs: impl IntoIterator<Item = (u32, impl FnOnce() -> T + Send + 'static)>,
+    until: Instant,
+) -> (Vec<T>, usize) {
+    let (sender, received) = channel();
+    let jobs = jobs.into_iter().map(|(user, job)| {
+        let sender = sender.clone();
+        let job = move || {
+            let _late = sender.send(job());
+        };
+        (user, Box::new(job) as Job)
+    });
+    let jobs: Vec<_> = jobs.collect();
+    drop(sender);
+    let count = jobs.len();
+    start(jobs);
+    let mut found = Vec::new();
+    while let Ok(result) = received.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        found.push(result);
+    }
+    clear();
+    let missing = count.saturating_sub(found.len());
+    (found, missing)
 }
 
 /// Drops the jobs that do not run yet.
@@ -114,7 +143,7 @@ const STACK: usize = 512 * 1024;
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{RecvTimeoutError, channel};
+    use std::sync::mpsc::RecvTimeoutError;
     use std::time::Duration;
 
     use super::*;
@@ -151,5 +180,19 @@ mod tests {
         clear();
         drop((begun, release));
         assert_eq!(begins.iter().count(), 0, "those that wait do not begin");
+    }
+
+    #[test]
+    fn results_are_returned_although_a_job_of_another_user_does_not_end() {
+        let (release, released) = channel::<()>();
+        let blocking: Box<dyn FnOnce() -> u32 + Send> = Box::new(move || {
+            let _ended = released.recv();
+            3
+        });
+        let quick: Box<dyn FnOnce() -> u32 + Send> = Box::new(|| 4);
+        let until = Instant::now() + Duration::from_millis(200);
+        let found = results([(3, blocking), (4, quick)], until);
+        assert_eq!(found, (vec![4], 1));
+        drop(release);
     }
 }

@@ -1,6 +1,6 @@
 //! All that running processes report, for `smc report`.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 use smc::introspection::Subject;
@@ -15,10 +15,8 @@ pub(crate) struct Snapshot {
     pub(crate) files: [(&'static str, String); 6],
     /// What is wrong with processes that do not answer.
     pub(crate) silent: Vec<String>,
-    /// The processes.
-    pub(crate) pids: Vec<u32>,
-    /// The directories of their sockets.
-    pub(crate) dirs: Vec<PathBuf>,
+    /// The processes, with their users.
+    pub(crate) pids: BTreeMap<u32, u32>,
 }
 
 /// Asks all processes.
@@ -59,8 +57,7 @@ pub(crate) fn snapshot() -> Result<Snapshot> {
             }
         }
     }
-    let sockets = super::sockets();
-    let dirs = sockets.iter().filter_map(|socket| socket.parent());
+    let pids = found.iter().map(|one| (one.process.pid, one.process.uid));
     Ok(Snapshot {
         files: [
             ("processes/info.json", info),
@@ -71,7 +68,6 @@ pub(crate) fn snapshot() -> Result<Snapshot> {
             ("processes/stats.json", stats),
         ],
         silent,
-        pids: found.iter().map(|one| one.process.pid).collect(),
-        dirs: dirs.map(ToOwned::to_owned).collect(),
+        pids: pids.collect(),
     })
 }

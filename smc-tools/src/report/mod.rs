@@ -67,7 +67,6 @@ fn fill(archive: &mut Archive) -> Result<()> {
         files,
         silent,
         pids,
-        dirs,
     } = snapshot()?;
     for (name, lines) in files {
         let part = match lines.is_empty() {
@@ -79,7 +78,7 @@ fn fill(archive: &mut Archive) -> Result<()> {
     if !silent.is_empty() {
         archive.add("processes/silent.txt", Ok(silent.join("\n") + "\n"))?;
     }
-    archive.add("runtime/directories.txt", runtime::directories(dirs))?;
+    archive.add("runtime/directories.txt", runtime::directories())?;
     archive.add("runtime/environment.txt", runtime::environment(&pids))?;
     archive.add("runtime/limits.txt", runtime::limits(&pids))?;
     let logs =

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use flate2::read::GzDecoder;
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use smc_testkit::wait::until;
 
 use crate::process::World;
 use crate::shown::connected;
@@ -150,6 +151,54 @@ fn no_file_is_replaced_and_no_link_is_followed() {
     let contents = &parts(&in_dir("new"))["contents.txt"];
     let line = "processes/info.json        not there: there is none";
     assert!(contents.contains(line), "{contents}");
+}
+
+#[test]
+fn of_a_long_environment_the_begin_is_read_and_the_archive_says_so() {
+    let world = World::new();
+    let mut server = Command::new(env!("CARGO_BIN_EXE_smc"))
+        .args(["cat", "-l", "127.0.0.1:0"])
+        .envs((0..10).map(|number| (format!("SMC_{number}"), "x".repeat(100_000))))
+        .env("SMC_RUNTIME_DIR", world.dir.path().join("run"))
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    until(|| world.run("info --json").stdout.len() > 2, String::new);
+    let to = world.dir.path().join("report.tar.gz");
+    let output = report(&world, &to);
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let environment = &parts(&to)["runtime/environment.txt"];
+    assert!(environment.len() < 10_000, "{} bytes", environment.len());
+    assert!(environment.contains("(cut: it is longer than 131072 bytes)"));
+}
+
+#[test]
+fn a_link_in_the_place_of_a_directory_is_not_followed() {
+    let world = World::new();
+    let session = world.dir.path().join("session");
+    let private = world.dir.path().join("private");
+    std::fs::create_dir_all(&session).unwrap();
+    std::fs::create_dir_all(&private).unwrap();
+    std::fs::write(private.join("diary"), "").unwrap();
+    symlink(&private, session.join("smc")).unwrap();
+    let to = world.dir.path().join("report.tar.gz");
+    let output = Command::new(env!("CARGO_BIN_EXE_smc"))
+        .args(["report", "--output"])
+        .arg(&to)
+        .env_remove("SMC_RUNTIME_DIR")
+        .env("XDG_RUNTIME_DIR", &session)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let directories = &parts(&to)["runtime/directories.txt"];
+    let link = session.join("smc");
+    assert!(
+        directories.contains(link.to_str().unwrap()),
+        "{directories}"
+    );
+    assert!(!directories.contains("diary"), "{directories}");
 }
 
 const DATA: &str = "data of an application";
