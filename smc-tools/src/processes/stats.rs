@@ -88,7 +88,15 @@ pub(crate) fn run_stats(args: &StatsArgs) -> Result<bool> {
         false => print(&text(&all, args.debug))?,
     }
     if args.action == Action::Reset {
-        baseline.reset(&found);
+        match baseline.reset(&found)? {
+            0 => {}
+            count => note(
+                "smc stats",
+                &format_args!(
+                    "{count} processes are not reset: their users have too many counters"
+                ),
+            ),
+        }
         baseline.store()?;
     }
     Ok(true)
