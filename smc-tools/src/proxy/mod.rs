@@ -6,6 +6,7 @@ mod listener;
 mod metrics;
 mod unix;
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -131,6 +132,7 @@ async fn attempt(args: Args) -> Result<()> {
         timeout: args.timeout,
         verbose: args.verbose,
         is_cut_off,
+        failures: Arc::default(),
     };
     let server = Server::new(NAME, args.limit, ending);
     let carry = move |client| route.clone().carry(client);
@@ -151,6 +153,7 @@ struct Route {
     timeout: Duration,
     verbose: u8,
     is_cut_off: watch::Receiver<bool>,
+    failures: Arc<Failures>,
 }
 
 impl Route {
@@ -173,10 +176,10 @@ impl Route {
             Ok(server) => server,
             Err(error) => {
                 let (to, name) = (&self.to, client.name());
-                report(
-                    NAME,
-                    format_args!("{name}: cannot connect to {to}: {error}"),
-                );
+                let line = format!("{name}: cannot connect to {to}: {error}");
+                for line in self.failures.lines(line, Instant::now()) {
+                    report(NAME, line);
+                }
                 count_not_connected();
                 return client.reset();
             }
@@ -211,6 +214,69 @@ impl Route {
     }
 }
 
+/// The lines about clients for which there is no server: each client can cause one.
+#[derive(Debug, Default)]
+struct Failures(Mutex<Reported>);
+
+#[derive(Debug, Default)]
+struct Reported {
+    /// When the first one of this period was written.
+    begin: Option<Instant>,
+    /// In this period.
+    count: u32,
+    left_out: u64,
+}
+
+impl Failures {
+    /// What is written in place of this line.
+    fn lines(&self, line: String, now: Instant) -> Vec<String> {
+        let mut reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_over = |begin: Instant| now.saturating_duration_since(begin) >= PERIOD;
+        if reported.begin.is_none_or(is_over) {
+            (reported.begin, reported.count) = (Some(now), 0);
+        }
+        if reported.count == FAILURES_MAX {
+            reported.left_out = reported.left_out.saturating_add(1);
+            return match reported.left_out {
+                1 => vec!["further failures to connect are left out for a minute".to_owned()],
+                _ => Vec::new(),
+            };
+        }
+        reported.count += 1;
+        match std::mem::take(&mut reported.left_out) {
+            0 => vec![line],
+            count => vec![format!("{count} failures to connect were left out"), line],
+        }
+    }
+}
+
 const NAME: &str = "smc proxy";
+/// Lines about failures to connect in a period.
+const FAILURES_MAX: u32 = 60;
+const PERIOD: Duration = Duration::from_secs(60);
 /// Permissions of a UNIX socket with a path.
 const MODE: u32 = 0o600;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_to_connect_are_bounded_and_counted() {
+        let failures = Failures::default();
+        let begin = Instant::now();
+        let lines = |now| failures.lines("a".to_owned(), now);
+        for _ in 0..FAILURES_MAX {
+            assert_eq!(lines(begin), ["a"]);
+        }
+        let later = begin + PERIOD / 2;
+        let note = "further failures to connect are left out for a minute";
+        assert_eq!(lines(later), [note]);
+        for _ in 0..1999 {
+            assert!(lines(later).is_empty());
+        }
+        let next = begin + PERIOD;
+        assert_eq!(lines(next), ["2000 failures to connect were left out", "a"]);
+        assert_eq!(lines(next), ["a"]);
+    }
+}
