@@ -71,7 +71,7 @@ fn socket_of(process: u32) -> Option<PathBuf> {
         name.is_some_and(|name| name.starts_with(&prefix))
     };
     let own = nix::unistd::geteuid().as_raw();
-    let mut dirs = directories();
+    let mut dirs = directories().found;
     dirs.retain(|dir| dir.owner == own);
     dirs.iter().flat_map(Directory::sockets).find(is_its)
 }

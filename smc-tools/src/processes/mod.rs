@@ -63,6 +63,16 @@ fn collect(what: &[Subject]) -> Vec<Process> {
 /// The same; what is wrong with processes that do not answer is returned.
 fn look(what: &[Subject]) -> (Vec<Process>, Vec<String>) {
     let until = Instant::now() + TIME_IN_ALL;
+    let search = directories();
+    look_in((search.found, search.incomplete), what, until)
+}
+
+/// The same of the processes in these directories. In others there can be more.
+fn look_in(
+    (dirs, incomplete): (Vec<Directory>, Vec<PathBuf>),
+    what: &[Subject],
+    until: Instant,
+) -> (Vec<Process>, Vec<String>) {
     let (reports, received) = mpsc::channel();
     let look = Arc::new(Look {
         request: Request::new(what),
@@ -70,7 +80,7 @@ fn look(what: &[Subject]) -> (Vec<Process>, Vec<String>) {
         memory: Mutex::new(Memory::new(MEMORY_MAX)),
     });
     let mut waiting = BTreeMap::new();
-    let jobs = directories().into_iter().map(|dir| {
+    let jobs = dirs.into_iter().map(|dir| {
         let (look, reports) = (Arc::clone(&look), reports.clone());
         let user = dir.owner;
         *waiting.entry(user).or_default() += 1;
@@ -80,14 +90,24 @@ fn look(what: &[Subject]) -> (Vec<Process>, Vec<String>) {
     let jobs: Vec<_> = jobs.collect();
     drop(reports);
     pool::start(jobs);
-    let found = receive(&received, until, waiting);
+    let (found, mut silent) = receive(&received, until, waiting);
     pool::clear();
-    found
+    silent.extend(incomplete.iter().map(|base| unsearched(base)));
+    (found, silent)
+}
+
+fn unsearched(base: &Path) -> String {
+    printable(&format!(
+        "{} was not searched to its end, as it has many names or another user its lock: processes \
+         may be missing",
+        base.display()
+    ))
 }
 
 /// The sockets of all processes that could be asked.
 fn sockets() -> Vec<PathBuf> {
     let jobs = directories()
+        .found
         .into_iter()
         .map(|dir| (dir.owner, move || dir.sockets()));
     let (found, _missing) = results(jobs, Instant::now() + TIME_IN_ALL);
@@ -283,6 +303,17 @@ mod tests {
             assert!(memory.take(user, 1 << 18), "{user}");
         }
         assert!(!memory.take(2, usize::MAX));
+    }
+
+    #[test]
+    fn what_was_not_searched_is_named() {
+        let text = unsearched(Path::new("/tmp/\u{1b}"));
+        assert!(text.starts_with("/tmp/\u{fffd} was not searched to its end"));
+        let until = Instant::now() + TIME_IN_ALL;
+        let search = (Vec::new(), vec![PathBuf::from("/tmp")]);
+        let (found, silent) = look_in(search, &[], until);
+        assert!(found.is_empty());
+        assert_eq!(silent, [unsearched(Path::new("/tmp"))]);
     }
 
     #[test]

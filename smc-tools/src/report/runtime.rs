@@ -39,6 +39,7 @@ pub(super) fn directories() -> Result<String> {
     }
     dirs.extend(
         introspection::directories()
+            .found
             .into_iter()
             .map(|dir| (dir.path, dir.owner)),
     );

@@ -1,6 +1,6 @@
 //! Finding the sockets of processes, and sending them requests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
@@ -30,34 +30,56 @@ pub struct Directory {
     pub path: PathBuf,
 }
 
+/// What a search for directories has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Search {
+    /// The directories.
+    pub found: Vec<Directory>,
+    /// Where there can be others: these were not searched to their end in time.
+    pub incomplete: Vec<PathBuf>,
+}
+
 /// The directories of this user; for root those of all users, where they are standard ones, four of
 /// each user at most. With `$SMC_RUNTIME_DIR` that directory. Blocks for a second at most.
 ///
 /// A directory that another user could have made or can change counts for root only.
 #[must_use]
-pub fn directories() -> Vec<Directory> {
-    let until = Instant::now() + SEARCH_TIME;
+pub fn directories() -> Search {
+    let begin = Instant::now();
     let own = geteuid();
-    let is_configured = std::env::var_os("SMC_RUNTIME_DIR").is_some_and(|dir| !dir.is_empty());
-    let searches = match own.is_root() && !is_configured {
+    let configured = std::env::var_os("SMC_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+    let searches = match own.is_root() && configured.is_none() {
         // Root's own are among them. A look-up of one that is not there would wait for the lock of
         // `/tmp` in a way that a process cannot end in, and reading the directory does not.
         true => Vec::from(["/run", SESSIONS, "/tmp"].map(|base| {
             let lock = Lock::DirectoriesBelow(base.into());
-            spawn(lock, move || {
-                directories_in(Path::new(base), base == SESSIONS)
-            })
+            let search = spawn(lock, move || {
+                directories_in(Path::new(base), base == SESSIONS, begin + LISTING_TIME)
+            });
+            (PathBuf::from(base), search)
         })),
-        false => vec![spawn(Lock::DirectoriesOf(own.as_raw()), own_directories)],
+        false => {
+            let search = spawn(Lock::DirectoriesOf(own.as_raw()), || {
+                (own_directories(), true)
+            });
+            let at = configured.unwrap_or_else(|| "/tmp".into());
+            vec![(PathBuf::from(at), search)]
+        }
     };
-    let mut found = Vec::new();
-    for answer in searches.into_iter().flatten() {
-        let left = until.saturating_duration_since(Instant::now());
-        found.extend(answer.wait(left).into_iter().flatten());
+    let mut outcome = Search::default();
+    for (base, search) in searches {
+        let left = (begin + SEARCH_TIME).saturating_duration_since(Instant::now());
+        let answer = search.ok().and_then(|search| search.wait(left).ok());
+        let (found, is_complete) = answer.unwrap_or_default();
+        outcome.found.extend(found);
+        if !is_complete {
+            outcome.incomplete.push(base);
+        }
     }
-    found.sort_unstable();
-    found.dedup();
-    found
+    outcome.found.sort_unstable();
+    outcome.found.dedup();
+    outcome
 }
 
 fn own_directories() -> Vec<Directory> {
@@ -75,32 +97,75 @@ fn owner(dir: &Path) -> Option<u32> {
 }
 
 /// The standard directories of all users in this one, which may be that of the directories of
-/// their sessions.
-fn directories_in(base: &Path, is_of_sessions: bool) -> Vec<Directory> {
-    let entries = std::fs::read_dir(base).into_iter().flatten().flatten();
-    let mut counts = BTreeMap::new();
-    let named = entries.take(DIRECTORIES_MAX).filter_map(|entry| {
-        let (name, path) = (entry.file_name(), entry.path());
-        let name = name.to_str()?;
+/// their sessions, and whether all names of it were read by then. Users can make any number of
+/// names. If there are too many, the directories that users of processes have by their number are
+/// found all the same.
+fn directories_in(base: &Path, is_of_sessions: bool, until: Instant) -> (Vec<Directory>, bool) {
+    let mut entries = std::fs::read_dir(base).into_iter().flatten().flatten();
+    let mut found = Named::default();
+    let is_complete = loop {
+        if Instant::now() > until {
+            break false;
+        }
+        let Some(entry) = entries.next() else {
+            break true;
+        };
+        if let Some(name) = entry.file_name().to_str() {
+            found.add(base, name, is_of_sessions);
+        }
+    };
+    if !is_complete {
+        for user in users_of_processes(until + USERS_TIME) {
+            found.add(base, &format!("smc-{user}"), is_of_sessions);
+            if is_of_sessions {
+                found.add(base, &user.to_string(), true);
+            }
+        }
+    }
+    (found.directories, is_complete)
+}
+
+/// Directories that are found by their names.
+#[derive(Debug, Default)]
+struct Named {
+    directories: Vec<Directory>,
+    counts: BTreeMap<u32, usize>,
+}
+
+impl Named {
+    /// Takes what has this name in a directory, if that is the directory of a user.
+    fn add(&mut self, base: &Path, name: &str, is_of_sessions: bool) {
+        let path = base.join(name);
         // Nothing is looked up in a directory of a user here: that can block.
         let (user, dir) = match name.strip_prefix("smc-") {
-            Some(rest) => (rest.split('-').next()?, path.clone()),
-            None if is_of_sessions => (name, path.join(IN_SESSION)),
-            None => return None,
+            Some(rest) => (rest.split('-').next(), path.clone()),
+            None if is_of_sessions => (Some(name), path.join(IN_SESSION)),
+            None => return,
         };
-        let user: u32 = user.parse().ok()?;
+        let Some(Ok(user)) = user.map(str::parse::<u32>) else {
+            return;
+        };
         // Its name has its owner, so that a user has no more than a user needs.
-        let count: &mut usize = match owner(&path) {
-            Some(owner) if owner == user => counts.entry(owner).or_default(),
-            _ => return None,
-        };
+        if owner(&path) != Some(user) || self.directories.iter().any(|it| it.path == dir) {
+            return;
+        }
+        let count = self.counts.entry(user).or_default();
         *count += 1;
-        (*count <= DIRECTORIES_OF_USER).then_some(Directory {
-            owner: user,
-            path: dir,
-        })
-    });
-    named.collect()
+        if *count <= DIRECTORIES_OF_USER {
+            self.directories.push(Directory {
+                owner: user,
+                path: dir,
+            });
+        }
+    }
+}
+
+/// The users that have processes, as far as that is known by then.
+fn users_of_processes(until: Instant) -> BTreeSet<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let in_time = entries.take_while(|_| Instant::now() <= until);
+    let pids = in_time.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.flat_map(users_of).collect()
 }
 
 impl Directory {
@@ -232,11 +297,16 @@ fn invalid(text: &'static str) -> io::Error {
 /// Whether there is a process with this number, and it is of this user. A socket keeps the number
 /// of the process that has called `listen`, which another process has some time after its end.
 fn is_process_of(pid: u32, user: u32) -> bool {
+    // A process that has changed its user since then may have that one as real or saved one.
+    users_of(pid).contains(&user)
+}
+
+/// The users of a process: real, effective, saved and of files.
+fn users_of(pid: u32) -> Vec<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    // A process that has changed its user since then may have that one as real or saved one.
-    let mut users = users.unwrap_or_default().split_whitespace();
-    users.any(|number| number.parse() == Ok(user))
+    let users = users.unwrap_or_default().split_whitespace();
+    users.filter_map(|number| number.parse().ok()).collect()
 }
 
 /// Connects to a path, which may be longer than an address.
@@ -262,10 +332,9 @@ const RECORD_LEN: usize = 2048;
 /// Longest name of a program: one of 255 bytes that are no UTF-8 has three times as many.
 const NAME_MAX: usize = 765;
 
-/// Sockets of one directory, entries of the directory above it, and directories of one user there:
-/// that with the user's number alone, and those with a random name.
+/// Sockets of one directory, and directories of one user in the directory above it: that with the
+/// user's number alone, and those with a random name.
 const SOCKETS_MAX: usize = 1024;
-const DIRECTORIES_MAX: usize = 65_536;
 const DIRECTORIES_OF_USER: usize = 4;
 
 /// Where the directories of users' sessions are, and the name of the one in such a directory.
@@ -275,6 +344,10 @@ const IN_SESSION: &str = "smc";
 /// How long a search for directories may take. That of `/tmp` waits as long as another user holds
 /// the lock of that directory.
 const SEARCH_TIME: Duration = Duration::from_secs(1);
+
+/// How long of it names are read, and then users of processes are.
+const LISTING_TIME: Duration = Duration::from_millis(600);
+const USERS_TIME: Duration = Duration::from_millis(200);
 
 /// Longest timeout.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -317,7 +390,13 @@ mod tests {
         ] {
             make(base.path().join(name));
         }
-        let found = directories_in(base.path(), true);
+        let all = |is_of_sessions| {
+            let until = Instant::now() + Duration::from_secs(60);
+            let (found, is_complete) = directories_in(base.path(), is_of_sessions, until);
+            assert!(is_complete);
+            found
+        };
+        let found = all(true);
         let mut paths: Vec<_> = found.iter().map(|it| it.path.clone()).collect();
         paths.sort();
         let expected = [format!("{own}/smc"), format!("smc-{own}")];
@@ -326,14 +405,18 @@ mod tests {
             panic!("{found:?}");
         };
         assert!(missing.sockets().is_empty() && empty.sockets().is_empty());
-        assert_eq!(directories_in(base.path(), false).len(), 1);
+        assert_eq!(all(false).len(), 1);
         assert!(found.iter().all(|it| it.owner == own));
         for number in 0..10 {
             make(base.path().join(format!("smc-{own}-{number}")));
         }
-        assert_eq!(
-            directories_in(base.path(), false).len(),
-            DIRECTORIES_OF_USER
-        );
+        assert_eq!(all(false).len(), DIRECTORIES_OF_USER);
+        // As with more names than can be read in the time: those of users of processes are found.
+        let over = Instant::now() - Duration::from_millis(1);
+        let (found, is_complete) = directories_in(base.path(), true, over);
+        let paths: Vec<_> = found.iter().map(|it| it.path.clone()).collect();
+        let expected = [format!("smc-{own}"), format!("{own}/smc")];
+        assert_eq!(paths, expected.map(|name| base.path().join(name)));
+        assert!(!is_complete);
     }
 }

@@ -28,7 +28,7 @@
 mod client;
 mod server;
 
-pub use client::{Directory, directories, query};
+pub use client::{Directory, Search, directories, query};
 pub(crate) use server::{register, unregister};
 
 use std::io;

@@ -270,6 +270,7 @@ fn a_link_is_reported_with_the_interface_of_its_gid() {
         // A thread publishes it.
         let is_published = || {
             socket = directories()
+                .found
                 .iter()
                 .flat_map(Directory::sockets)
                 .find(is_own);
