@@ -1,12 +1,14 @@
 //! The state of a device on its fabric. Buffers and attachments have references to it.
 
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use hashbrown::HashMap;
 use smc_core::device::{
     DeviceError, DmbCount, Event, Limits, MemoryAccount, PeerEvent, Signal, SubmitError,
 };
+use smc_core::mem::sync::{AtomicU32, Ordering};
 use smc_core::mutex::Mutex;
 use smc_wire::types::{DmbToken, Gid};
 
@@ -27,6 +29,8 @@ pub(crate) struct Node {
     pub(crate) owned: OwnedBuffers,
     pub(crate) account: MemoryAccount,
     pub(crate) peers: Mutex<Peers>,
+    /// Where the last sweep has ended.
+    swept: AtomicU32,
     /// The error with which the device has failed.
     gone: OnceLock<DeviceError>,
 }
@@ -58,6 +62,7 @@ impl Node {
             owned: OwnedBuffers::default(),
             account: MemoryAccount::default(),
             peers: Mutex::default(),
+            swept: AtomicU32::new(0),
             gone: OnceLock::new(),
         });
         // The previous device of the slot is gone; its peers may not have detected that.
@@ -104,13 +109,12 @@ impl Node {
         let order = order.ok_or(DeviceError::Invalid("length of a buffer"))?;
         let writer = self.connect_peer(peer)?;
         let permit = self.dmbs.take()?;
-        let (memory, fabric) = (&*self.memory, &self.fabric);
+        let memory = &*self.memory;
         self.owned.release_unused(self);
         let charge = self.account.charge(GRANULE << order)?;
         let run = memory.allocate(self.tag, order).or_else(|| {
-            // Reclaims memory of dead devices.
-            memory.sweep(|tag| tag != self.tag && (memory.is_dead(tag) || fabric.is_dead(tag)));
-            memory.allocate(self.tag, order)
+            let freed = self.sweep();
+            (freed > 0).then(|| memory.allocate(self.tag, order))?
         });
         let run = run.ok_or(match order {
             0 => DeviceError::Exhausted,
@@ -132,6 +136,15 @@ impl Node {
             node: Arc::clone(self),
             _permit: permit,
         })
+    }
+
+    /// Reclaims memory of dead devices, from where the last call has ended. Returns the number of
+    /// granules.
+    fn sweep(&self) -> u32 {
+        let granules = sweep_range(self.swept.load(Ordering::Relaxed), self.memory.granules());
+        self.swept.store(granules.end, Ordering::Relaxed);
+        let has_ended = |device| self.fabric.is_dead(device);
+        self.memory.sweep(granules, self.tag, has_ended)
     }
 
     /// Writes into a peer's buffer.
@@ -419,6 +432,12 @@ impl Drop for Node {
     }
 }
 
+/// What is swept after a sweep that has ended there, of so many granules.
+fn sweep_range(end: u32, granules: u32) -> Range<u32> {
+    let begin = if end < granules { end } else { 0 };
+    begin..begin.saturating_add(SWEEP_MAX).min(granules)
+}
+
 /// A buffer of `len` bytes has 2^order granules.
 fn order_of(len: usize) -> Option<u8> {
     let granules = len / GRANULE;
@@ -426,6 +445,10 @@ fn order_of(len: usize) -> Option<u8> {
     let order = u8::try_from(granules.trailing_zeros()).ok()?;
     is_size.then_some(order)
 }
+
+/// Granules of a sweep, of 256 MiB: a set-up tries several sizes, and each one that finds no memory
+/// sweeps.
+const SWEEP_MAX: u32 = 1 << 14;
 
 /// The token names no buffer of which this device is the writer.
 pub(crate) const UNKNOWN: DeviceError = DeviceError::Invalid("no such buffer for this device");
@@ -437,3 +460,21 @@ const EVENTS: [(PeerEvent, u64); 3] = [
     // Last: earlier events are still delivered.
     (PeerEvent::Shutdown, 4),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sweeps_of_a_long_memory_look_at_a_part_each_one_behind_the_other() {
+        const MAX: u32 = SWEEP_MAX;
+        assert_eq!(sweep_range(0, 1000), 0..1000);
+        assert_eq!(sweep_range(1000, 1000), 0..1000);
+        let long = 2 * MAX + 5;
+        assert_eq!(sweep_range(0, long), 0..MAX);
+        assert_eq!(sweep_range(MAX, long), MAX..2 * MAX);
+        assert_eq!(sweep_range(2 * MAX, long), 2 * MAX..long);
+        assert_eq!(sweep_range(long, long), 0..MAX);
+        assert_eq!(sweep_range(u32::MAX - 1, u32::MAX), u32::MAX - 1..u32::MAX);
+    }
+}

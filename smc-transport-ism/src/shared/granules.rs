@@ -19,6 +19,7 @@
 
 use std::any::Any;
 use std::io::IoSlice;
+use std::ops::Range;
 
 use hashbrown::HashMap;
 use smc_core::device::{DeviceError, SubmitError};
@@ -45,7 +46,7 @@ impl GranuleRun {
         GRANULE << self.order
     }
 
-    fn granules(self) -> std::ops::Range<u32> {
+    fn granules(self) -> Range<u32> {
         self.first..self.first + (1 << self.order)
     }
 }
@@ -149,15 +150,33 @@ impl FabricMemory {
         }
     }
 
-    /// Reclaims the granules of dead devices. Calls `is_dead` once per device.
-    pub(crate) fn sweep(&self, mut is_dead: impl FnMut(Tag) -> bool) -> u32 {
-        let mut known: HashMap<Tag, bool> = HashMap::new();
+    /// Reclaims those of these granules that belong to dead devices, except to `own`. Calls
+    /// `has_ended` once per device of which the memory does not state that it is dead.
+    pub(crate) fn sweep(
+        &self,
+        granules: Range<u32>,
+        own: Tag,
+        mut has_ended: impl FnMut(Tag) -> bool,
+    ) -> u32 {
+        // One for each slot: of all the generations that the memory can name, one is not dead.
+        let mut known: HashMap<u16, (Tag, bool)> = HashMap::new();
         let mut freed = 0;
-        for index in 0..self.granules() {
+        for index in granules {
             let Some(claim @ Claim::Taken { owner, order }) = self.claim(index) else {
                 continue;
             };
-            let dead = *known.entry(owner).or_insert_with(|| is_dead(owner));
+            if owner == own {
+                continue;
+            }
+            let dead = self.is_dead(owner)
+                || match known.get(&owner.slot) {
+                    Some((device, dead)) if *device == owner => *dead,
+                    _ => {
+                        let dead = has_ended(owner);
+                        known.insert(owner.slot, (owner, dead));
+                        dead
+                    }
+                };
             let first = index & !((1 << order) - 1);
             if dead
                 && !self.is_used(first)

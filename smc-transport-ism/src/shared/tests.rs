@@ -270,13 +270,53 @@ fn memory_of_a_dead_device_is_reclaimed_when_its_last_use_ends() {
     );
     assert_eq!(memory.allocate(third, 0), None);
 
-    let is_dead = |tag| memory.is_dead(tag);
-    assert_eq!(memory.sweep(is_dead), memory.granules() - 1);
+    let all = || 0..memory.granules();
+    let has_ended = |_| false;
+    let freed = memory.sweep(all(), third, has_ended);
+    assert_eq!(freed, memory.granules() - 1);
     assert!(memory.is_used(used.run.first));
     memory.end_use(used.run.first, writer);
-    assert_eq!(memory.sweep(is_dead), 1);
-    assert_eq!(memory.sweep(is_dead), 0);
+    assert_eq!(memory.sweep(all(), third, has_ended), 1);
+    assert_eq!(memory.sweep(all(), third, has_ended), 0);
     assert!(memory.allocate(third, 4).is_some());
+}
+
+#[test]
+fn a_sweep_asks_once_about_each_slot_however_many_owners_the_memory_names() {
+    const TAKEN: u64 = 2;
+    let memory = memory();
+    let [sweeper, owner, used_by] =
+        [0, 1, 2].map(|slot| join(&memory, slot, gid(slot.into())).unwrap());
+    for index in 0..memory.granules() {
+        let generation = match index % 2 {
+            0 => owner.generation,
+            _ => index.saturating_add(100),
+        };
+        let claimed = Tag {
+            generation,
+            ..owner
+        };
+        let word = |field| memory.word(memory.layout.granule(index) + 8 * field);
+        word(granule::CLAIM).store(claimed.bits() | TAKEN, Ordering::SeqCst);
+        word(granule::USERS).store(used_by.bits() | 1, Ordering::SeqCst);
+    }
+    let mut asked = Vec::new();
+    let freed = memory.sweep(0..memory.granules(), sweeper, |device| {
+        asked.push(device);
+        true
+    });
+    assert_eq!((asked, freed), (vec![owner], 0));
+
+    // Without a user they are reclaimed, in the part that is swept.
+    memory.mark_dead(used_by);
+    let half = memory.granules() / 2;
+    assert_eq!(memory.sweep(0..half, sweeper, |_| true), half);
+    assert_eq!(memory.sweep(0..half, sweeper, |_| true), 0);
+    let rest = memory.granules() - half;
+    assert_eq!(
+        memory.sweep(half..memory.granules(), sweeper, |_| true),
+        rest
+    );
 }
 
 #[test]
@@ -447,7 +487,7 @@ fn random_words_in_the_memory_cause_no_panic_and_no_wait() {
         for index in 0..memory.granules() {
             memory.is_used(index);
         }
-        memory.sweep(|tag| memory.is_dead(tag));
+        memory.sweep(0..memory.granules(), owner, |tag| memory.is_dead(tag));
         for order in 0..16 {
             memory.allocate(owner, order);
         }
