@@ -125,13 +125,14 @@ pub(crate) fn run_groups(args: &GroupArgs) -> Result<bool> {
     let mut table = Table::new(&header);
     let mut json = Pieces::default();
     let processes = collect(&[Subject::Groups, Subject::Devices]);
-    for Found { process, group, .. } in groups(&processes, &filter) {
+    for found in groups(&processes, &filter) {
+        let Found { process, group, .. } = found;
         let is_direct = group.mode == "SMCD";
         if is_direct && args.smcr || !is_direct && args.smcd {
             continue;
         }
         if args.json {
-            json.add(&json_line(process, group)?)?;
+            json.add(&json_line(process, found.record)?)?;
             continue;
         }
         let mut row = vec![
@@ -209,6 +210,7 @@ fn or_none(text: &Option<String>) -> String {
 /// A group, its process, and the names of the devices of its endpoint.
 struct Found<'a> {
     process: &'a ProcessRecord,
+    record: &'a Record,
     group: &'a GroupRecord,
     devices: Rc<[&'a str]>,
 }
@@ -219,7 +221,9 @@ pub(super) fn link_line(
     group: &GroupRecord,
     link: &LinkRecord,
 ) -> Result<String> {
-    let link = json!({ "group": group.id, "endpoint": group.endpoint, "link": link });
+    let link = json!({
+        "record": "link", "group": group.id, "endpoint": group.endpoint, "link": link,
+    });
     json_line(process, &link)
 }
 
@@ -252,6 +256,7 @@ fn groups<'a>(processes: &'a [Process], filter: &Filter<'_>) -> Vec<Found<'a>> {
             if filter.takes(group, &devices) {
                 found.push(Found {
                     process,
+                    record,
                     group,
                     devices,
                 });

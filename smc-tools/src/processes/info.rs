@@ -4,8 +4,8 @@ use anyhow::Result;
 use smc::introspection::{Subject, VERSION};
 use smc::record::Record;
 
-use super::collect;
 use super::table::Table;
+use super::{Process, collect, json_line};
 use crate::output::print;
 
 /// Arguments of `smc info`.
@@ -22,18 +22,12 @@ pub(crate) fn run_info(args: &InfoArgs) -> Result<bool> {
     let mut table = Table::new(&header);
     let mut json = String::new();
     for found in collect(&[Subject::Devices]) {
-        let process = &found.process;
-        let devices = found.records.iter().filter_map(|record| match record {
-            Record::Device(device) => Some(&*device.name),
-            _ => None,
-        });
-        let mut devices: Vec<_> = devices.collect();
         if args.json {
-            let mut line = serde_json::to_value(Record::Process(process.clone()))?;
-            line["devices"] = devices.into();
-            json.push_str(&format!("{line}\n"));
+            json.push_str(&info_line(&found)?);
             continue;
         }
+        let process = &found.process;
+        let mut devices = devices(&found);
         if devices.is_empty() {
             devices.push("-");
         }
@@ -56,4 +50,20 @@ pub(crate) fn run_info(args: &InfoArgs) -> Result<bool> {
         table.text()
     ))?;
     Ok(true)
+}
+
+/// A process as one line of JSON.
+pub(super) fn info_line(found: &Process) -> Result<String> {
+    let mut line = serde_json::to_value(Record::Process(found.process.clone()))?;
+    line["devices"] = devices(found).into();
+    json_line(&found.process, &line)
+}
+
+/// The names of the devices of all endpoints.
+fn devices(found: &Process) -> Vec<&str> {
+    let devices = found.records.iter().filter_map(|record| match record {
+        Record::Device(device) => Some(&*device.name),
+        _ => None,
+    });
+    devices.collect()
 }

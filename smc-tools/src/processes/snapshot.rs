@@ -7,6 +7,7 @@ use smc::introspection::Subject;
 use smc::record::Record;
 
 use super::groups::link_line;
+use super::info::info_line;
 use super::{json_line, look};
 
 /// All that running processes report at one time.
@@ -39,20 +40,20 @@ pub(crate) fn snapshot() -> Result<Snapshot> {
     ] = [const { String::new() }; 6];
     for one in &found {
         let process = &one.process;
-        info.push_str(&json_line(process, process)?);
+        info.push_str(&info_line(one)?);
         for record in &one.records {
             match record {
                 Record::Listener(_) | Record::Connection(_) => {
                     ss.push_str(&json_line(process, record)?);
                 }
                 Record::Group(group) => {
-                    groups.push_str(&json_line(process, group)?);
+                    groups.push_str(&json_line(process, record)?);
                     for link in &group.links {
                         links.push_str(&link_line(process, group, link)?);
                     }
                 }
-                Record::Device(device) => devices.push_str(&json_line(process, device)?),
-                Record::Stats(of) => stats.push_str(&json_line(process, of)?),
+                Record::Device(_) => devices.push_str(&json_line(process, record)?),
+                Record::Stats(_) => stats.push_str(&json_line(process, record)?),
                 _ => {}
             }
         }
