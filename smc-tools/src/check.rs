@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use nix::errno::Errno;
+use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 use smc::error::Refusal;
 use smc::info::{CandidateTransport, Exclusion};
+use smc::record::{CandidateRecord, ConnectionRecord};
 use smc::wire::types::DeclineCode;
 use smc::{Domain, Endpoint, FallbackCause, FallbackReason, Mode, Stream, Target};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -19,7 +21,7 @@ use tokio::time::timeout;
 
 use crate::endpoint::{self, EndpointArgs};
 use crate::output::{Usage, print};
-use crate::processes::printable;
+use crate::processes::{escaped, printable};
 use crate::user::become_user;
 use crate::values;
 
@@ -70,8 +72,9 @@ pub(crate) fn run_check(args: &CheckArgs) -> Result<bool> {
     let is_smc = check(args, &mut report)?;
     match args.json {
         true => {
-            report.fields.insert("smc".to_owned(), is_smc.into());
-            print(&format!("{}\n", Json::Object(report.fields)))?;
+            report.set("smc", &is_smc);
+            let line = Json::Object(report.fields).to_string();
+            print(&(escaped(&line) + "\n"))?;
         }
         false => print(&report.text)?,
     }
@@ -95,6 +98,12 @@ impl Report {
         if let Some(steps) = steps.as_array_mut() {
             steps.push(json!({ "step": step, "result": result }));
         }
+    }
+
+    /// A member of the JSON object.
+    fn set(&mut self, name: &str, value: &impl Serialize) {
+        let value = serde_json::to_value(value).unwrap_or_default();
+        self.fields.insert(name.to_owned(), value);
     }
 }
 
@@ -177,7 +186,10 @@ fn directory(report: &mut Report) {
 /// The devices that a connection to this address could use, and why it does not use the others.
 async fn devices(endpoint: &Endpoint, to: SocketAddr, report: &mut Report) {
     // There is no error for an address.
-    for candidate in endpoint.candidates(to).await.unwrap_or_default() {
+    let candidates = endpoint.candidates(to).await.unwrap_or_default();
+    let records: Vec<_> = candidates.iter().map(CandidateRecord::from).collect();
+    report.set("candidates", &records);
+    for candidate in candidates {
         let device = match &candidate.transport {
             CandidateTransport::SmcD { device, gid, .. } => format!("{device}, GID {gid}"),
             CandidateTransport::SmcR {
@@ -235,6 +247,9 @@ async fn connect(
     let stats = endpoint.stats();
     report.add("look-up", format!("{:.1?}", stats.look_ups.max));
     let is_smc = describe(&stream, owner, report);
+    if let Some(info) = endpoint.connections().first() {
+        report.set("connection", &ConnectionRecord::from(info));
+    }
     if args.round_trip {
         round_trip(&mut stream, limit, report).await;
     }
@@ -260,7 +275,7 @@ async fn round_trip(stream: &mut Stream, limit: Duration, report: &mut Report) {
             report.add("round trip", text);
             let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
             let times = json!({ "min_ns": nanos(best), "median_ns": nanos(median) });
-            report.fields.insert("round_trip".to_owned(), times);
+            report.set("round_trip", &times);
         }
         Err(error) => {
             report.add("round trip", &error);
@@ -330,8 +345,8 @@ fn describe(stream: &Stream, owner: Option<u32>, report: &mut Report) -> bool {
 /// Says why the connection is not SMC.
 fn fallback(reason: &FallbackReason, owner: Option<u32>, report: &mut Report) -> bool {
     report.add("mode", format!("TCP, {reason}"));
-    let code = reason.local.0.into();
-    report.fields.insert("reason".to_owned(), code);
+    report.set("reason", &reason.local.0);
+    report.set("peer_reason", &reason.peer.map(|code| code.0));
     let own = nix::unistd::geteuid().as_raw();
     match owner.filter(|owner| *owner != own) {
         Some(owner) if matches!(reason.cause, FallbackCause::NotAnnounced { .. }) => {

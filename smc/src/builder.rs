@@ -15,7 +15,7 @@ use super::links::RdmaPorts;
 use super::memory_limit::default_limit;
 use super::negotiate::{Negotiation, Never};
 use super::runtime::Runtime;
-use crate::config::{EndpointConfig, Policy};
+use crate::config::{EndpointConfig, Policy, PolicyRule};
 use crate::device::{Device, MemoryLimit};
 use crate::error::Error;
 use crate::handshake::TcpHandshakes;
@@ -107,7 +107,7 @@ impl Builder {
     /// Sets the policy for all destinations and clients.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
-        self.config.policy = Arc::new(move |_| policy);
+        self.config.policy = PolicyRule::Fixed(policy);
         self
     }
 
@@ -130,7 +130,7 @@ impl Builder {
         mut self,
         policy: impl Fn(&SocketAddr) -> Policy + Send + Sync + 'static,
     ) -> Self {
-        self.config.policy = Arc::new(policy);
+        self.config.policy = PolicyRule::ByAddress(Arc::new(policy));
         self
     }
 

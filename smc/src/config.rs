@@ -35,13 +35,37 @@ impl Policy {
     }
 }
 
-/// A policy for each destination (or, on a listener, each client).
-pub type PolicyFn = dyn Fn(&SocketAddr) -> Policy + Send + Sync;
+/// By what destinations (or, on a listener, clients) get their policy.
+#[derive(Clone)]
+pub(crate) enum PolicyRule {
+    /// All have this one.
+    Fixed(Policy),
+    /// A function of the application.
+    ByAddress(Arc<dyn Fn(&SocketAddr) -> Policy + Send + Sync>),
+}
+
+impl PolicyRule {
+    /// The policy for this address.
+    pub(crate) fn policy(&self, of: &SocketAddr) -> Policy {
+        match self {
+            Self::Fixed(policy) => *policy,
+            Self::ByAddress(policy) => policy(of),
+        }
+    }
+
+    /// What tools show.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Fixed(policy) => policy.name(),
+            Self::ByAddress(_) => "by address",
+        }
+    }
+}
 
 /// Settings of an endpoint; [`crate::Builder`] makes them.
 #[derive(Clone)]
 pub(crate) struct EndpointConfig {
-    pub(crate) policy: Arc<PolicyFn>,
+    pub(crate) policy: PolicyRule,
     /// Code of the receive buffer's size.
     pub(crate) recv_buffer: SizeCode,
     /// Code of the RMB's size, with SMC-R.
@@ -69,7 +93,7 @@ pub(crate) struct EndpointConfig {
 impl Default for EndpointConfig {
     fn default() -> Self {
         Self {
-            policy: Arc::new(|_| Policy::Prefer),
+            policy: PolicyRule::Fixed(Policy::Prefer),
             recv_buffer: SizeCode::for_len(RECV_BUFFER).unwrap_or(SizeCode::LINUX_DEFAULT),
             rmb: SizeCode::for_len(RMB).unwrap_or(SizeCode::LINUX_DEFAULT),
             send_buffer: SizeCode::for_len(SEND_BUFFER).unwrap_or(SizeCode::LINUX_DEFAULT),

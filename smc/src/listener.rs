@@ -400,7 +400,7 @@ impl ListenerService {
         socket: Arc<dyn Socket>,
         peer: SocketAddr,
     ) -> Option<Task> {
-        let policy = (self.endpoint.config.policy)(&peer);
+        let policy = self.endpoint.config.policy.policy(&peer);
         let is_open = self.admission.is_open();
         let verdict = match (&self.published, policy) {
             (Err(_), Policy::Never) => Negotiated::Plain(FallbackCause::Policy),

@@ -3,10 +3,13 @@
 //!
 //! Fields may be added. A reader ignores those that it does not know.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use smc_wire::cursor::Cursor;
 use smc_wire::types::{Release, Version};
 
+use crate::endpoint::EndpointInner;
 use crate::info::{
     CandidateInfo, CandidateTransport, ConnectionInfo, Cursors, DeviceInfo, DeviceKind,
     DirectionStats, GroupKey, LinkGroupInfo, LinkInfo, ListenerInfo, RdmaGroupInfo, Role, SmcInfo,
@@ -21,6 +24,8 @@ use crate::stream::Mode;
 pub enum Record {
     /// The process that answers; the first record of an answer.
     Process(ProcessRecord),
+    /// The settings of an endpoint.
+    Endpoint(Box<EndpointRecord>),
     /// A listener.
     Listener(ListenerRecord),
     /// A stream.
@@ -56,6 +61,46 @@ pub struct ProcessRecord {
     pub library: String,
     /// Number of its endpoints.
     pub endpoints: usize,
+}
+
+/// The settings of an endpoint, as [`Builder`](crate::Builder) has made them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct EndpointRecord {
+    /// Number of the endpoint in the process, which keeps it.
+    pub endpoint: usize,
+    /// `prefer`, `require` or `never`; `by address` if a function decides.
+    pub policy: String,
+    /// The user-defined EIDs.
+    pub ueids: Vec<String>,
+    /// The system EID that is offered and accepted; none if that is disabled.
+    pub seid: Option<String>,
+    /// The PNET IDs of attached networks.
+    pub pnet_ids: Vec<String>,
+    /// SMC-D: size of receive buffers in bytes.
+    pub recv_buffer: usize,
+    /// SMC-R: size of receive buffers (RMBs) in bytes.
+    pub rmb: usize,
+    /// SMC-R: size of send buffers in bytes.
+    pub send_buffer: usize,
+    /// The limit on the memory of connections in bytes, which endpoints can share.
+    pub memory_limit: usize,
+    /// What is charged to that limit, in bytes.
+    pub memory_used: usize,
+    /// Handshakes of a listener at a time.
+    pub max_handshakes: usize,
+    /// How long each message of the handshake may take.
+    pub handshake_timeout: Duration,
+    /// How long a listener on the same host may be silent.
+    pub answer_timeout: Duration,
+    /// How long a closed connection waits for the peer's close.
+    pub close_timeout: Duration,
+    /// The polling window; zero if polling is off.
+    pub polling: Duration,
+    /// The application has declared that it trusts its peers.
+    pub trusts_peers: bool,
+    /// SMC also for connections that an IPsec policy applies to.
+    pub bypass_ipsec: bool,
 }
 
 /// A listener.
@@ -338,6 +383,40 @@ impl ConnectionRecord {
         self.peer_flags = Some([smc.peer_flags.producer.bits(), smc.peer_flags.state.bits()]);
         self.reads = Some(smc.reads.clone());
         self.writes = Some(smc.writes.clone());
+    }
+}
+
+impl EndpointRecord {
+    pub(crate) fn new(number: usize, endpoint: &EndpointInner) -> Self {
+        let config = &endpoint.config;
+        let memory = &endpoint.groups.memory;
+        let seid = endpoint.handshake.lock().seid;
+        Self {
+            endpoint: number,
+            policy: config.policy.name().to_owned(),
+            ueids: config.ueids.iter().map(ToString::to_string).collect(),
+            seid: seid.map(|seid| seid.to_string()),
+            pnet_ids: config.pnet_ids.iter().map(ToString::to_string).collect(),
+            recv_buffer: config.recv_buffer.byte_len(),
+            rmb: config.rmb.byte_len(),
+            send_buffer: config.send_buffer.byte_len(),
+            memory_limit: memory.limit(),
+            memory_used: memory.used(),
+            max_handshakes: config.max_handshakes,
+            handshake_timeout: config.handshake_timeout,
+            answer_timeout: config.answer_timeout,
+            close_timeout: config.close_timeout,
+            polling: config.polling,
+            trusts_peers: config.trust.is_some(),
+            bypass_ipsec: config.bypass_ipsec,
+        }
+    }
+}
+
+impl From<&ConnectionInfo> for ConnectionRecord {
+    /// The endpoint is 0.
+    fn from(info: &ConnectionInfo) -> Self {
+        Self::new(0, info)
     }
 }
 

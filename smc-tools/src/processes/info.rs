@@ -1,8 +1,10 @@
-//! `smc info`: versions, and the processes with their endpoints.
+//! `smc info`: versions, and the processes with the settings of their endpoints.
+
+use std::collections::BTreeSet;
 
 use anyhow::Result;
 use smc::introspection::{Subject, VERSION};
-use smc::record::Record;
+use smc::record::{EndpointRecord, Record};
 
 use super::table::Table;
 use super::{Process, collect, json_line};
@@ -18,25 +20,30 @@ pub(crate) struct InfoArgs {
 
 /// Runs the command.
 pub(crate) fn run_info(args: &InfoArgs) -> Result<bool> {
-    let header = ["PID", "UID", "Version", "Endpoints", "Devices", "Program"];
+    let header = [
+        "PID",
+        "UID",
+        "Version",
+        "Endpoints",
+        "Devices",
+        "EIDs",
+        "Program",
+    ];
     let mut table = Table::new(&header);
     let mut json = String::new();
-    for found in collect(&[Subject::Devices]) {
+    for found in collect(&[Subject::Endpoints, Subject::Devices]) {
         if args.json {
             json.push_str(&info_line(&found)?);
             continue;
         }
         let process = &found.process;
-        let mut devices = devices(&found);
-        if devices.is_empty() {
-            devices.push("-");
-        }
         table.add(vec![
             process.pid.to_string(),
             process.uid.to_string(),
             process.library.clone(),
             process.endpoints.to_string(),
-            devices.join(","),
+            joined(&devices(&found)),
+            joined(&eids(&found)),
             process.program.clone(),
         ]);
     }
@@ -56,6 +63,7 @@ pub(crate) fn run_info(args: &InfoArgs) -> Result<bool> {
 pub(super) fn info_line(found: &Process) -> Result<String> {
     let mut line = serde_json::to_value(Record::Process(found.process.clone()))?;
     line["devices"] = devices(found).into();
+    line["settings"] = serde_json::to_value(settings(found).collect::<Vec<_>>())?;
     json_line(&found.process, &line)
 }
 
@@ -66,4 +74,25 @@ fn devices(found: &Process) -> Vec<&str> {
         _ => None,
     });
     devices.collect()
+}
+
+/// The EIDs of all endpoints, each once.
+fn eids(found: &Process) -> Vec<&str> {
+    let eids = settings(found).flat_map(|of| of.ueids.iter().chain(&of.seid));
+    let eids: BTreeSet<_> = eids.map(|eid| eid.trim_end()).collect();
+    eids.into_iter().collect()
+}
+
+fn settings(found: &Process) -> impl Iterator<Item = &EndpointRecord> {
+    found.records.iter().filter_map(|record| match record {
+        Record::Endpoint(endpoint) => Some(&**endpoint),
+        _ => None,
+    })
+}
+
+fn joined(names: &[&str]) -> String {
+    match names {
+        [] => "-".to_owned(),
+        names => names.join(","),
+    }
 }

@@ -22,7 +22,7 @@ pub(crate) use pool::results;
 pub(crate) use snapshot::{Snapshot, snapshot};
 pub(crate) use ss::{SsArgs, run_ss};
 pub(crate) use stats::{StatsArgs, run_stats};
-pub(crate) use table::printable;
+pub(crate) use table::{escaped, printable};
 pub(crate) use top::{TopArgs, run_top};
 
 use std::collections::BTreeMap;
@@ -41,7 +41,6 @@ use smc::record::{ProcessRecord, Record};
 use crate::output::note;
 
 use self::pool::Job;
-use self::table::escaped;
 
 /// A process and its records.
 #[derive(Debug)]

@@ -23,6 +23,7 @@ pub(crate) struct Snapshot {
 /// Asks all processes.
 pub(crate) fn snapshot() -> Result<Snapshot> {
     let subjects = [
+        Subject::Endpoints,
         Subject::Listeners,
         Subject::Connections,
         Subject::Groups,

@@ -52,7 +52,7 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// JSON with such characters as escapes. JSON itself has none of them outside of strings.
-pub(super) fn escaped(json: &str) -> String {
+pub(crate) fn escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for char in json.chars() {
         if is_printable(char) {

@@ -10,7 +10,7 @@ use smc::introspection::Subject;
 use smc::record::{ConnectionRecord, Record};
 
 use super::table::{Table, cut};
-use super::{Process, collect};
+use super::{Process, collect, json_line};
 use crate::output::print_while_open;
 
 /// Arguments of `smc top`.
@@ -31,6 +31,9 @@ pub(crate) struct TopArgs {
     /// End after so many tables
     #[arg(short = 'n', long, value_name = "N")]
     iterations: Option<u32>,
+    /// One JSON object per connection and line
+    #[arg(long)]
+    json: bool,
 }
 
 /// What a connection had done by a look: bytes and requests, received and sent.
@@ -48,12 +51,15 @@ pub(crate) fn run_top(args: &TopArgs) -> Result<bool> {
     while left != Some(0) {
         sleep(Duration::from_secs(args.interval.into()));
         let (now, found) = look();
-        let text = text(&found, &counted, now.duration_since(before), args.lines);
-        let clear = match std::io::stdout().is_terminal() {
-            true => "\u{1b}[2J\u{1b}[H",
-            false => "",
+        let rates = rates(&found, &counted, now.duration_since(before));
+        let text = match args.json {
+            true => json(&rates, args.lines)?,
+            false if std::io::stdout().is_terminal() => {
+                format!("\u{1b}[2J\u{1b}[H{}", table(&rates, args.lines))
+            }
+            false => table(&rates, args.lines),
         };
-        if !print_while_open(&format!("{clear}{text}"))? {
+        if !print_while_open(&text)? {
             break;
         }
         (before, counted) = (now, counts(&found));
@@ -96,25 +102,53 @@ fn counts_of(connection: &ConnectionRecord) -> Counts {
     [received, sent, reads, writes]
 }
 
-/// The connections with the most bytes since the look before.
-fn text(found: &[Process], before: &HashMap<Key, Counts>, time: Duration, lines: usize) -> String {
-    let mut rows: Vec<_> = connections(found)
-        .map(|(process, connection)| {
-            let before = before
-                .get(&key(process, connection))
-                .copied()
-                .unwrap_or_default();
-            let now = counts_of(connection);
-            let rates: [f64; 4] = std::array::from_fn(|at| {
-                let more = now.get(at).zip(before.get(at));
-                let more = more.map_or(0, |(now, before)| now.saturating_sub(*before));
-                more as f64 / time.as_secs_f64()
-            });
-            (rates, process, connection)
-        })
-        .collect();
-    let bytes = |rates: &[f64; 4]| rates[0] + rates[1];
-    rows.sort_by(|(one, ..), (other, ..)| bytes(other).total_cmp(&bytes(one)));
+/// A connection, and what it did in a second since the look before: bytes and requests, received and
+/// sent.
+struct Rates<'a> {
+    process: &'a Process,
+    connection: &'a ConnectionRecord,
+    /// `None` for TCP: the kernel counts what such a stream carries.
+    per_second: Option<[f64; 4]>,
+}
+
+/// All connections, those with the most bytes first.
+fn rates<'a>(
+    found: &'a [Process],
+    before: &HashMap<Key, Counts>,
+    time: Duration,
+) -> Vec<Rates<'a>> {
+    let of_one = |(process, connection): (&'a Process, &'a ConnectionRecord)| {
+        let before = before.get(&key(process, connection)).copied();
+        let (now, before) = (counts_of(connection), before.unwrap_or_default());
+        let more = std::array::from_fn(|at| now[at].saturating_sub(before[at]) as f64);
+        let per_second = more.map(|more: f64| more / time.as_secs_f64());
+        Rates {
+            process,
+            connection,
+            per_second: connection.reads.is_some().then_some(per_second),
+        }
+    };
+    let mut rates: Vec<_> = connections(found).map(of_one).collect();
+    let bytes = |rates: &Rates<'_>| rates.per_second.map_or(0.0, |rates| rates[0] + rates[1]);
+    rates.sort_by(|one, other| bytes(other).total_cmp(&bytes(one)));
+    rates
+}
+
+fn json(rates: &[Rates<'_>], lines: usize) -> Result<String> {
+    let mut text = String::new();
+    for rates in rates.iter().take(lines) {
+        let record = Record::Connection(Box::new(rates.connection.clone()));
+        let mut line = serde_json::to_value(record)?;
+        for (at, name) in ["received", "sent", "reads", "writes"].iter().enumerate() {
+            let rate = rates.per_second.map(|rates| rates[at]);
+            line[format!("{name}_per_second")] = rate.into();
+        }
+        text.push_str(&json_line(&rates.process.process, &line)?);
+    }
+    Ok(text)
+}
+
+fn table(rates: &[Rates<'_>], lines: usize) -> String {
     let header = [
         "RX/s",
         "TX/s",
@@ -127,29 +161,25 @@ fn text(found: &[Process], before: &HashMap<Key, Counts>, time: Duration, lines:
         "Program",
     ];
     let mut table = Table::new(&header);
-    for ([received, sent, reads, writes], process, connection) in rows.iter().take(lines) {
-        // The kernel counts what a stream of TCP carries.
-        let is_counted = connection.reads.is_some();
-        let rate = |rate: &f64| {
-            if is_counted {
-                scaled(*rate)
-            } else {
-                "-".to_owned()
-            }
+    for rates in rates.iter().take(lines) {
+        let (process, connection) = (&rates.process.process, rates.connection);
+        let rate = |at: usize| {
+            let rate = rates.per_second.map(|rates| scaled(rates[at]));
+            rate.unwrap_or_else(|| "-".to_owned())
         };
         table.add(vec![
-            rate(received),
-            rate(sent),
-            rate(reads),
-            rate(writes),
+            rate(0),
+            rate(1),
+            rate(2),
+            rate(3),
             connection.mode.clone(),
-            process.process.pid.to_string(),
+            process.pid.to_string(),
             connection.id.to_string(),
             cut(&connection.peer, 47),
-            process.process.program.clone(),
+            process.program.clone(),
         ]);
     }
-    let count = rows.len();
+    let count = rates.len();
     let s = if count == 1 { "" } else { "s" };
     format!("{count} connection{s}\n{}", table.text())
 }

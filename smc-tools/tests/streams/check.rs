@@ -87,6 +87,10 @@ fn a_server_of_this_user_is_reached_by_smc_and_sends_probes_back() {
     let report = check(&world, &format!("--json --round-trip {address}"), 0);
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
     assert_eq!(report["smc"], true);
+    assert_eq!(report["connection"]["mode"], "SMCD");
+    assert_eq!(report["connection"]["version"], "2.1");
+    assert_eq!(report["candidates"][0]["device"], "loop");
+    assert_eq!(report["candidates"][0]["excluded"], serde_json::Value::Null);
     let time = |name: &str| report["round_trip"][name].as_u64().unwrap();
     assert!(time("min_ns") <= time("median_ns") && time("min_ns") > 0);
 }
@@ -100,6 +104,12 @@ fn a_plain_server_is_named_and_gets_no_byte() {
     let to_do = "the server does not use SMC, or";
     let text = check_fails(&world, &to, reason, to_do);
     assert!(text.contains("a socket of user"), "{text}");
+    let report = check(&world, &format!("--json {to}"), 1);
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["reason"], 0x0301_0000);
+    assert_eq!(report["peer_reason"], serde_json::Value::Null);
+    assert_eq!(report["connection"]["mode"], "TCP");
+    drop(plain.accept().unwrap());
     let mut received = Vec::new();
     plain
         .accept()

@@ -85,6 +85,25 @@ fn both_ends_of_a_connection_are_shown_with_the_same_cursors() {
     assert!(stats.contains("SMC-D connections"), "{stats}");
     let info = records(&world, "info --json");
     assert_eq!(info.len(), 2, "{info:?}");
+    for process in &info {
+        let [settings] = &**process["settings"].as_array().unwrap() else {
+            panic!("{process}");
+        };
+        assert_eq!(settings["policy"], "prefer");
+        assert_eq!(settings["ueids"], serde_json::json!([]));
+        let seid = settings["seid"].as_str().unwrap();
+        assert!(seid.starts_with("IBM-DEF-ISMSEID"), "{seid}");
+        assert_eq!(settings["recv_buffer"], 4 << 20);
+    }
+    let text = String::from_utf8(world.run("info").stdout).unwrap();
+    assert!(text.contains(" EIDs "), "{text}");
+    assert_eq!(text.matches(" IBM-DEF-ISMSEID").count(), 2, "{text}");
+    let rates = records(&world, "top --json -n 1 --interval 1");
+    assert_eq!(rates.len(), 2, "{rates:?}");
+    for stream in &rates {
+        assert_eq!(stream["record"], "connection");
+        assert_eq!(stream["received_per_second"], 0.0);
+    }
     let top = String::from_utf8(world.run("top -n 1 --interval 1").stdout).unwrap();
     assert!(top.starts_with("2 connections"), "{top}");
     let devices = records(&world, "devices --endpoints --json");

@@ -57,6 +57,8 @@ pub struct Request {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Subject {
+    /// Endpoints with their settings.
+    Endpoints,
     /// Streams.
     Connections,
     /// Listeners.

@@ -21,8 +21,8 @@ use crate::endpoint::EndpointInner;
 use crate::mutex::Mutex;
 use crate::process;
 use crate::record::{
-    ConnectionRecord, DeviceRecord, GroupRecord, LinkRecord, ListenerRecord, ProcessRecord, Record,
-    StatsRecord,
+    ConnectionRecord, DeviceRecord, EndpointRecord, GroupRecord, LinkRecord, ListenerRecord,
+    ProcessRecord, Record, StatsRecord,
 };
 
 /// What answers for this process.
@@ -235,6 +235,10 @@ impl Answer {
         subject: Subject,
     ) -> io::Result<()> {
         match subject {
+            Subject::Endpoints => {
+                let record = EndpointRecord::new(number, endpoint);
+                self.add(&Record::Endpoint(Box::new(record)))?;
+            }
             Subject::Connections => {
                 for info in endpoint.connections() {
                     let record = ConnectionRecord::new(number, &info);
