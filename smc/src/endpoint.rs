@@ -450,6 +450,8 @@ impl Endpoint {
 
     /// What the endpoint has done: connections, fallbacks by reason, bytes.
     ///
+    /// With RDMA devices it reads counters of their ports from sysfs: a few short files for each.
+    ///
     /// This and the other snapshots hold the locks of one connection at a time, for a moment.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use smc::Endpoint;
+use smc_core::quota::{LineQuota, LineVerdict};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -177,7 +178,7 @@ impl Route {
             Err(error) => {
                 let (to, name) = (&self.to, client.name());
                 let line = format!("{name}: cannot connect to {to}: {error}");
-                for line in self.failures.lines(line, Instant::now()) {
+                for line in self.failures.lines(line, Instant::now().into_std()) {
                     report(NAME, line);
                 }
                 count_not_connected();
@@ -216,44 +217,29 @@ impl Route {
 
 /// The lines about clients for which there is no server: each client can cause one.
 #[derive(Debug, Default)]
-struct Failures(Mutex<Reported>);
-
-#[derive(Debug, Default)]
-struct Reported {
-    /// When the first one of this period was written.
-    begin: Option<Instant>,
-    /// In this period.
-    count: u32,
-    left_out: u64,
-}
+struct Failures(Mutex<LineQuota>);
 
 impl Failures {
     /// What is written in place of this line.
-    fn lines(&self, line: String, now: Instant) -> Vec<String> {
-        let mut reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_over = |begin: Instant| now.saturating_duration_since(begin) >= PERIOD;
-        if reported.begin.is_none_or(is_over) {
-            (reported.begin, reported.count) = (Some(now), 0);
-        }
-        if reported.count == FAILURES_MAX {
-            reported.left_out = reported.left_out.saturating_add(1);
-            return match reported.left_out {
-                1 => vec!["further failures to connect are left out for a minute".to_owned()],
-                _ => Vec::new(),
-            };
-        }
-        reported.count += 1;
-        match std::mem::take(&mut reported.left_out) {
-            0 => vec![line],
-            count => vec![format!("{count} failures to connect were left out"), line],
+    fn lines(&self, line: String, now: std::time::Instant) -> Vec<String> {
+        let mut quota = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match quota.take(now) {
+            LineVerdict::Written { left_out: 0 } => vec![line],
+            LineVerdict::Written { left_out } => {
+                vec![
+                    format!("{left_out} failures to connect were left out"),
+                    line,
+                ]
+            }
+            LineVerdict::FirstLeftOut => {
+                vec!["further failures to connect are left out for a minute".to_owned()]
+            }
+            LineVerdict::LeftOut => Vec::new(),
         }
     }
 }
 
 const NAME: &str = "smc proxy";
-/// Lines about failures to connect in a period.
-const FAILURES_MAX: u32 = 60;
-const PERIOD: Duration = Duration::from_secs(60);
 /// Permissions of a UNIX socket with a path.
 const MODE: u32 = 0o600;
 
@@ -264,19 +250,15 @@ mod tests {
     #[test]
     fn failures_to_connect_are_bounded_and_counted() {
         let failures = Failures::default();
-        let begin = Instant::now();
+        let begin = std::time::Instant::now();
         let lines = |now| failures.lines("a".to_owned(), now);
-        for _ in 0..FAILURES_MAX {
+        for _ in 0..LineQuota::MAX {
             assert_eq!(lines(begin), ["a"]);
         }
-        let later = begin + PERIOD / 2;
         let note = "further failures to connect are left out for a minute";
-        assert_eq!(lines(later), [note]);
-        for _ in 0..1999 {
-            assert!(lines(later).is_empty());
-        }
-        let next = begin + PERIOD;
-        assert_eq!(lines(next), ["2000 failures to connect were left out", "a"]);
-        assert_eq!(lines(next), ["a"]);
+        assert_eq!(lines(begin), [note]);
+        assert!(lines(begin).is_empty());
+        let next = begin + LineQuota::PERIOD;
+        assert_eq!(lines(next), ["2 failures to connect were left out", "a"]);
     }
 }

@@ -67,22 +67,23 @@ pub fn directories() -> Search {
             vec![(PathBuf::from(at), search)]
         }
     };
-    let mut outcome = Search::default();
+    let (mut found, mut incomplete) = (BTreeSet::new(), Vec::new());
     for (base, search) in searches {
         let left = (begin + SEARCH_TIME).saturating_duration_since(Instant::now());
         let answer = search.ok().and_then(|search| search.wait(left).ok());
-        let (found, is_complete) = answer.unwrap_or_default();
-        outcome.found.extend(found);
+        let (directories, is_complete) = answer.unwrap_or_default();
+        found.extend(directories);
         if !is_complete {
-            outcome.incomplete.push(base);
+            incomplete.push(base);
         }
     }
-    outcome.found.sort_unstable();
-    outcome.found.dedup();
-    outcome
+    Search {
+        found: found.into_iter().collect(),
+        incomplete,
+    }
 }
 
-fn own_directories() -> Vec<Directory> {
+fn own_directories() -> BTreeSet<Directory> {
     let paths = Domain::default().search_paths().into_iter();
     let found = paths.filter_map(|path| owner(&path).map(|owner| Directory { owner, path }));
     found.collect()
@@ -100,7 +101,11 @@ fn owner(dir: &Path) -> Option<u32> {
 /// their sessions, and whether all names of it were read by then. Users can make any number of
 /// names. If there are too many, the directories that users of processes have by their number are
 /// found all the same.
-fn directories_in(base: &Path, is_of_sessions: bool, until: Instant) -> (Vec<Directory>, bool) {
+fn directories_in(
+    base: &Path,
+    is_of_sessions: bool,
+    until: Instant,
+) -> (BTreeSet<Directory>, bool) {
     let mut entries = std::fs::read_dir(base).into_iter().flatten().flatten();
     let mut found = Named::default();
     let is_complete = loop {
@@ -128,7 +133,7 @@ fn directories_in(base: &Path, is_of_sessions: bool, until: Instant) -> (Vec<Dir
 /// Directories that are found by their names.
 #[derive(Debug, Default)]
 struct Named {
-    directories: Vec<Directory>,
+    directories: BTreeSet<Directory>,
     counts: BTreeMap<u32, usize>,
 }
 
@@ -146,16 +151,16 @@ impl Named {
             return;
         };
         // Its name has its owner, so that a user has no more than a user needs.
-        if owner(&path) != Some(user) || self.directories.iter().any(|it| it.path == dir) {
+        if owner(&path) != Some(user) {
             return;
         }
         let count = self.counts.entry(user).or_default();
-        *count += 1;
-        if *count <= DIRECTORIES_OF_USER {
-            self.directories.push(Directory {
-                owner: user,
-                path: dir,
-            });
+        let directory = Directory {
+            owner: user,
+            path: dir,
+        };
+        if *count < DIRECTORIES_OF_USER && self.directories.insert(directory) {
+            *count += 1;
         }
     }
 }
@@ -397,14 +402,10 @@ mod tests {
             found
         };
         let found = all(true);
-        let mut paths: Vec<_> = found.iter().map(|it| it.path.clone()).collect();
-        paths.sort();
+        let paths: Vec<_> = found.iter().map(|it| it.path.clone()).collect();
         let expected = [format!("{own}/smc"), format!("smc-{own}")];
         assert_eq!(paths, expected.map(|name| base.path().join(name)));
-        let [missing, empty] = &*found else {
-            panic!("{found:?}");
-        };
-        assert!(missing.sockets().is_empty() && empty.sockets().is_empty());
+        assert!(found.iter().all(|it| it.sockets().is_empty()));
         assert_eq!(all(false).len(), 1);
         assert!(found.iter().all(|it| it.owner == own));
         for number in 0..10 {
@@ -415,7 +416,7 @@ mod tests {
         let over = Instant::now() - Duration::from_millis(1);
         let (found, is_complete) = directories_in(base.path(), true, over);
         let paths: Vec<_> = found.iter().map(|it| it.path.clone()).collect();
-        let expected = [format!("smc-{own}"), format!("{own}/smc")];
+        let expected = [format!("{own}/smc"), format!("smc-{own}")];
         assert_eq!(paths, expected.map(|name| base.path().join(name)));
         assert!(!is_complete);
     }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 #[cfg(feature = "tracing")]
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 #[cfg(feature = "tracing")]
 use hashbrown::HashSet;
@@ -19,6 +19,8 @@ use crate::error::{Error, FallbackReason};
 use crate::error::{FallbackCause, Refusal};
 #[cfg(feature = "tracing")]
 use crate::mutex::Mutex;
+#[cfg(feature = "tracing")]
+use crate::quota::{LineQuota, LineVerdict};
 
 /// The other end of a connection, as far as warnings distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,23 +43,7 @@ pub(crate) struct Warned {
 #[derive(Debug, Default)]
 struct Written {
     seen: Recent<Warning>,
-    /// When the first one of this period was written.
-    begin: Option<Instant>,
-    /// In this period.
-    count: u32,
-    left_out: u64,
-}
-
-/// What becomes of a warning.
-#[cfg(feature = "tracing")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    /// It is written, after a line about so many that were not since the one before.
-    Written { left_out: u64 },
-    /// It is the first one of this period that is left out.
-    LeftOut,
-    /// It was written before, or is left out.
-    Silent,
+    quota: LineQuota,
 }
 
 /// What a warning is about.
@@ -118,44 +104,37 @@ impl Warned {
 
     /// Whether a warning is to be written. Warns of those that are not because of their number.
     fn is_due(&self, warning: Warning) -> bool {
-        let verdict = self.written.lock().judge(warning, Instant::now());
+        let Some(verdict) = self.written.lock().add(warning, Instant::now()) else {
+            return false;
+        };
         match verdict {
-            Verdict::Written { left_out: 0 } => true,
-            Verdict::Written { left_out } => {
+            LineVerdict::Written { left_out: 0 } => true,
+            LineVerdict::Written { left_out } => {
                 warn!("warnings were left out", count = left_out);
                 true
             }
-            Verdict::LeftOut => {
+            LineVerdict::FirstLeftOut => {
                 warn!("too many warnings: further ones are left out for a minute");
                 false
             }
-            Verdict::Silent => false,
+            LineVerdict::LeftOut => false,
         }
     }
 }
 
 #[cfg(feature = "tracing")]
 impl Written {
-    fn judge(&mut self, warning: Warning, now: Instant) -> Verdict {
+    /// What becomes of a warning; `None` if it was written before.
+    fn add(&mut self, warning: Warning, now: Instant) -> Option<LineVerdict> {
         if self.seen.contains(&warning) {
-            return Verdict::Silent;
+            return None;
         }
-        let is_over = |begin: Instant| now.saturating_duration_since(begin) >= PERIOD;
-        if self.begin.is_none_or(is_over) {
-            (self.begin, self.count) = (Some(now), 0);
+        let verdict = self.quota.take(now);
+        // One that is left out is written when it comes again later.
+        if let LineVerdict::Written { .. } = verdict {
+            self.seen.insert(warning);
         }
-        if self.count == WARNINGS_MAX {
-            // Not in the set, so that it is written when it comes again later.
-            self.left_out = self.left_out.saturating_add(1);
-            return match self.left_out {
-                1 => Verdict::LeftOut,
-                _ => Verdict::Silent,
-            };
-        }
-        self.count += 1;
-        self.seen.insert(warning);
-        let left_out = std::mem::take(&mut self.left_out);
-        Verdict::Written { left_out }
+        Some(verdict)
     }
 }
 
@@ -230,12 +209,6 @@ impl<T: Copy + Eq + Hash> Recent<T> {
 #[cfg(feature = "tracing")]
 const RECENT_MAX: usize = 1024;
 
-/// Warnings of an endpoint in a period.
-#[cfg(feature = "tracing")]
-const WARNINGS_MAX: u32 = 60;
-#[cfg(feature = "tracing")]
-const PERIOD: Duration = Duration::from_secs(60);
-
 #[cfg(all(test, feature = "tracing"))]
 mod tests {
     use super::*;
@@ -256,25 +229,20 @@ mod tests {
     }
 
     #[test]
-    fn warnings_of_ever_new_addresses_are_bounded_and_counted() {
+    fn a_warning_is_written_once_and_one_that_was_left_out_when_it_comes_again() {
         let mut written = Written::default();
         let begin = Instant::now();
         let of = |number: u32| Warning::Full(IpAddr::from(number.to_be_bytes()));
-        for number in 0..WARNINGS_MAX {
-            let verdict = written.judge(of(number), begin);
-            assert_eq!(verdict, Verdict::Written { left_out: 0 });
-            assert_eq!(written.judge(of(number), begin), Verdict::Silent);
+        for number in 0..LineQuota::MAX {
+            let verdict = written.add(of(number), begin);
+            assert_eq!(verdict, Some(LineVerdict::Written { left_out: 0 }));
+            assert_eq!(written.add(of(number), begin), None);
         }
-        let later = begin + PERIOD / 2;
-        assert_eq!(written.judge(of(1000), later), Verdict::LeftOut);
-        for number in 1001..3000 {
-            assert_eq!(written.judge(of(number), later), Verdict::Silent);
-        }
-        let next = begin + PERIOD;
-        assert_eq!(written.judge(of(0), next), Verdict::Silent, "as before");
-        let verdict = written.judge(of(1000), next);
-        assert_eq!(verdict, Verdict::Written { left_out: 2000 });
-        let verdict = written.judge(of(1001), next);
-        assert_eq!(verdict, Verdict::Written { left_out: 0 });
+        let verdict = written.add(of(1000), begin);
+        assert_eq!(verdict, Some(LineVerdict::FirstLeftOut));
+        let next = begin + LineQuota::PERIOD;
+        assert_eq!(written.add(of(0), next), None);
+        let verdict = written.add(of(1000), next);
+        assert_eq!(verdict, Some(LineVerdict::Written { left_out: 1 }));
     }
 }
