@@ -85,7 +85,7 @@ macro_rules! reading {
                 cx: &mut Context<'_>,
                 max: usize,
             ) -> Poll<io::Result<ReadGuard>> {
-                self.read.as_mut().poll_read_guard(cx, max)
+                self.read.get_mut().poll_read_guard(cx, max)
             }
 
             /// Waits until a read would not wait, because there is data, the end, or an error. Any
@@ -132,7 +132,7 @@ macro_rules! reading {
                 cx: &mut Context<'_>,
                 buf: &mut [u8],
             ) -> Poll<io::Result<usize>> {
-                self.get_mut().read.as_mut().poll_read(cx, buf)
+                self.get_mut().read.get_mut().poll_read(cx, buf)
             }
 
             fn poll_read_vectored(
@@ -140,18 +140,18 @@ macro_rules! reading {
                 cx: &mut Context<'_>,
                 bufs: &mut [IoSliceMut<'_>],
             ) -> Poll<io::Result<usize>> {
-                let half = self.get_mut().read.as_mut();
+                let half = self.get_mut().read.get_mut();
                 half.poll_read_vectored(cx, bufs)
             }
         }
 
         impl AsyncBufRead for $type {
             fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
-                self.get_mut().read.as_mut().poll_fill_buf(cx)
+                self.get_mut().read.get_mut().poll_fill_buf(cx)
             }
 
             fn consume(self: Pin<&mut Self>, amt: usize) {
-                self.get_mut().read.as_mut().consume_filled(amt);
+                self.get_mut().read.get_mut().consume_filled(amt);
             }
         }
     )+};
@@ -170,7 +170,7 @@ macro_rules! writing {
             ///
             /// As writing. On TCP they come with the commit.
             pub async fn reserve(&mut self, max: usize) -> io::Result<Reservation<'_>> {
-                Reservation::wait(self.write.as_mut(), max.min(1), max).await
+                Reservation::wait(self.write.get_mut(), max.min(1), max).await
             }
 
             /// As `reserve` for use in a poll function.
@@ -183,7 +183,7 @@ macro_rules! writing {
                 cx: &mut Context<'_>,
                 max: usize,
             ) -> Poll<io::Result<Reservation<'_>>> {
-                Reservation::poll(self.write.as_mut(), cx, max.min(1), max)
+                Reservation::poll(self.write.get_mut(), cx, max.min(1), max)
             }
 
             /// Reserves memory for exactly the next `len` bytes; waits until there is space for
@@ -195,7 +195,7 @@ macro_rules! writing {
             ///
             /// As `reserve_at_least`.
             pub async fn reserve_exact(&mut self, len: usize) -> io::Result<Reservation<'_>> {
-                Reservation::wait(self.write.as_mut(), len, len).await
+                Reservation::wait(self.write.get_mut(), len, len).await
             }
 
             /// As `reserve_exact` for use in a poll function.
@@ -208,7 +208,7 @@ macro_rules! writing {
                 cx: &mut Context<'_>,
                 len: usize,
             ) -> Poll<io::Result<Reservation<'_>>> {
-                Reservation::poll(self.write.as_mut(), cx, len, len)
+                Reservation::poll(self.write.get_mut(), cx, len, len)
             }
 
             /// Reserves memory for at least `min` and at most `max` of the next bytes, at least one
@@ -232,7 +232,7 @@ macro_rules! writing {
                 min: usize,
                 max: usize,
             ) -> io::Result<Reservation<'_>> {
-                Reservation::wait(self.write.as_mut(), min, max).await
+                Reservation::wait(self.write.get_mut(), min, max).await
             }
 
             /// As `reserve_at_least` for use in a poll function.
@@ -246,7 +246,7 @@ macro_rules! writing {
                 min: usize,
                 max: usize,
             ) -> Poll<io::Result<Reservation<'_>>> {
-                Reservation::poll(self.write.as_mut(), cx, min, max)
+                Reservation::poll(self.write.get_mut(), cx, min, max)
             }
 
             /// Waits until a write would not wait. Any number of tasks may wait. Cancel safe.
@@ -283,7 +283,7 @@ macro_rules! writing {
                 cx: &mut Context<'_>,
                 buf: &[u8],
             ) -> Poll<io::Result<usize>> {
-                let half = self.get_mut().write.as_mut();
+                let half = self.get_mut().write.get_mut();
                 half.poll_write(cx, &[IoSlice::new(buf)])
             }
 
@@ -292,7 +292,7 @@ macro_rules! writing {
                 cx: &mut Context<'_>,
                 bufs: &[IoSlice<'_>],
             ) -> Poll<io::Result<usize>> {
-                self.get_mut().write.as_mut().poll_write(cx, bufs)
+                self.get_mut().write.get_mut().poll_write(cx, bufs)
             }
 
             /// Ready at once, as with TCP: written data is sent without a flush.
@@ -324,7 +324,7 @@ macro_rules! writing {
             /// ended otherwise before the peer had it, or the time is over (`TimedOut`): what was
             /// written still goes out then, and closing may be called again to go on waiting.
             fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-                self.get_mut().write.as_mut().poll_shutdown(cx)
+                self.get_mut().write.get_mut().poll_shutdown(cx)
             }
         }
     )+};

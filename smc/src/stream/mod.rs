@@ -64,8 +64,10 @@ use write::Writer;
 pub struct Stream {
     // The sides are dropped first, so that the reading one has stored its position when the handle
     // closes.
-    read: LockedHalf<Reader>,
-    write: LockedHalf<Writer>,
+    //
+    // Boxed, so that a stream is cheap to move: futures and tasks that own one are moved, too.
+    read: Box<LockedHalf<Reader>>,
+    write: Box<LockedHalf<Writer>>,
     shared: Arc<Shared>,
 }
 
@@ -91,8 +93,8 @@ impl Stream {
             kind: SmcOrTcp::Smc(Handle(Arc::clone(&conn))),
         };
         Self {
-            read: LockedHalf::new(Reader::smc(&conn, polling, trust)),
-            write: LockedHalf::new(Writer::smc(&conn, polling, trust)),
+            read: Box::new(LockedHalf::new(Reader::smc(&conn, polling, trust))),
+            write: Box::new(LockedHalf::new(Writer::smc(&conn, polling, trust))),
             shared: Arc::new(shared),
         }
     }
@@ -109,8 +111,13 @@ impl Stream {
             _entry: entry,
         };
         Self {
-            read: LockedHalf::new(Reader::Tcp(TcpReader::new(Arc::clone(&socket), unread))),
-            write: LockedHalf::new(Writer::Tcp(TcpWriter::new(Arc::clone(&socket)))),
+            read: Box::new(LockedHalf::new(Reader::Tcp(TcpReader::new(
+                Arc::clone(&socket),
+                unread,
+            )))),
+            write: Box::new(LockedHalf::new(Writer::Tcp(TcpWriter::new(Arc::clone(
+                &socket,
+            ))))),
             shared: Arc::new(Shared { socket, kind }),
         }
     }

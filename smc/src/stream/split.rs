@@ -1,10 +1,5 @@
 //! Halves of a stream, with tokio's names.
 
-#![allow(
-    clippy::result_large_err,
-    reason = "both halves come back, as from tokio's reunite"
-)]
-
 use std::future::poll_fn;
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -31,7 +26,7 @@ pub struct WriteHalf<'a> {
 /// The reading half of [`Stream::into_split`].
 pub struct OwnedReadHalf {
     // Dropped before the handle in `shared`, see `Stream`.
-    pub(super) read: LockedHalf<Reader>,
+    pub(super) read: Box<LockedHalf<Reader>>,
     pub(super) shared: Arc<Shared>,
 }
 
@@ -53,7 +48,7 @@ impl OwnedReadHalf {
 }
 
 impl OwnedWriteHalf {
-    pub(super) fn new(half: LockedHalf<Writer>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(half: Box<LockedHalf<Writer>>, shared: Arc<Shared>) -> Self {
         let write = OwnedWriteSide {
             half: Some(half),
             shutdown_on_drop: true,
@@ -78,7 +73,7 @@ impl OwnedWriteHalf {
 
 /// A writing half that shuts writing down when it is dropped.
 pub(super) struct OwnedWriteSide {
-    half: Option<LockedHalf<Writer>>,
+    half: Option<Box<LockedHalf<Writer>>>,
     shutdown_on_drop: bool,
 }
 
@@ -100,7 +95,7 @@ impl Drop for OwnedWriteSide {
     fn drop(&mut self) {
         if let (true, Some(half)) = (self.shutdown_on_drop, &mut self.half) {
             // The error cannot be returned; the peer sees the end of the connection.
-            let _unseen = half.as_mut().shutdown();
+            let _unseen = half.get_mut().shutdown();
         }
     }
 }
@@ -153,7 +148,7 @@ macro_rules! peek {
                 cx: &mut Context<'_>,
                 buf: &mut [u8],
             ) -> Poll<io::Result<usize>> {
-                self.read.as_mut().poll_peek(cx, buf)
+                self.read.get_mut().poll_peek(cx, buf)
             }
         }
     )+};

@@ -22,7 +22,7 @@ macro_rules! read {
             ) -> Poll<io::Result<()>> {
                 let this = self.get_mut();
                 let is_clear = buf.initialized().len() - buf.filled().len() == buf.remaining();
-                match this.read.as_mut() {
+                match this.read.get_mut() {
                     Reader::Tcp(half) if !is_clear => poll_read_tcp(half, cx, buf),
                     half if !is_clear => poll_read_smc(half, cx, buf),
                     half => {

@@ -104,7 +104,7 @@ impl<S> LockedHalf<S> {
         self.half.lock()
     }
 
-    pub(crate) fn as_mut(&mut self) -> &mut S {
+    pub(crate) fn get_mut(&mut self) -> &mut S {
         self.half.get_mut()
     }
 
