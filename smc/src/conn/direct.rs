@@ -108,7 +108,8 @@ impl Parts {
         let mode = Mode::SmcD {
             version: established.version,
             release: established.release,
-            nocopy: path.access == PeerAccess::Attached,
+            // Also with a peer that has ended before its buffer was mapped.
+            nocopy: path.access != PeerAccess::Moved,
             device: Arc::clone(&driver.name),
             chid: path.chid,
             peer: path.peer,
