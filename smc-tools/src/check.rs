@@ -3,7 +3,7 @@
 use std::fmt::{Display, Write as _};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use crate::endpoint::{self, EndpointArgs};
 use crate::output::{Usage, print};
-use crate::processes::{escaped, printable};
+use crate::processes::{escaped, printable, results};
 use crate::user::become_user;
 use crate::values;
 
@@ -152,34 +152,31 @@ fn check(args: &CheckArgs, report: &mut Report) -> Result<bool> {
     })
 }
 
-/// The directory in which listeners of this host are found.
+/// The directory in which listeners of this host are found. A look-up waits for as long as another user
+/// holds the lock of the directory above it, so that a thread of its own does it.
 fn directory(report: &mut Report) {
-    let domain = Domain::default();
     let uid = nix::unistd::geteuid().as_raw();
-    let paths = domain.search_paths();
-    let is_there = |path: &&std::path::PathBuf| Path::new(path).is_dir();
-    let present: Vec<_> = paths
-        .iter()
-        .filter(is_there)
-        .map(|path| path.display())
-        .collect();
-    let present: Vec<_> = present.iter().map(ToString::to_string).collect();
+    let (mut found, _missing) = results([(uid, move || found(uid))], Instant::now() + LOOK_UP);
+    let found = found.pop().unwrap_or_else(|| {
+        format!("not known for user {uid}: nothing within {LOOK_UP:?}, as with a lock held by another user")
+    });
+    report.add("directory", found);
+}
+
+fn found(uid: u32) -> String {
+    let domain = Domain::default();
+    let joined = |paths: Vec<PathBuf>| {
+        let paths: Vec<_> = paths.iter().map(|it| it.display().to_string()).collect();
+        paths.join(", ")
+    };
+    let searched = domain.search_paths();
+    let (present, missing) = searched
+        .into_iter()
+        .partition::<Vec<_>, _>(|it| it.is_dir());
     match domain.unusable_of(uid) {
-        Some(error) => {
-            report.add(
-                "directory",
-                format!("none can be used by user {uid}: {error}"),
-            );
-        }
-        None if present.is_empty() => {
-            let searched: Vec<_> = paths
-                .iter()
-                .map(|path| path.display().to_string())
-                .collect();
-            let searched = searched.join(", ");
-            report.add("directory", format!("none yet for user {uid}: {searched}"));
-        }
-        None => report.add("directory", format!("user {uid}: {}", present.join(", "))),
+        Some(error) => format!("none can be used by user {uid}: {error}"),
+        None if present.is_empty() => format!("none yet for user {uid}: {}", joined(missing)),
+        None => format!("user {uid}: {}", joined(present)),
     }
 }
 
@@ -469,6 +466,8 @@ fn advice(reason: &FallbackReason) -> &'static str {
     }
 }
 
+/// How long the look-up of the directory may take.
+const LOOK_UP: Duration = Duration::from_secs(2);
 /// Probes of a round trip.
 const PROBES: usize = 10;
 /// Bytes of a probe.

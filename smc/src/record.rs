@@ -15,6 +15,7 @@ use crate::info::{
     DirectionStats, GroupKey, LinkGroupInfo, LinkInfo, ListenerInfo, RdmaGroupInfo, Role, SmcInfo,
     Stats,
 };
+use crate::introspection::Subject;
 use crate::stream::Mode;
 
 /// A record.
@@ -43,6 +44,21 @@ pub enum Record {
     },
     /// The last record of a complete answer.
     End,
+}
+
+impl Record {
+    /// What was requested, that this is an answer to.
+    pub(crate) const fn subject(&self) -> Option<Subject> {
+        Some(match self {
+            Self::Endpoint(_) => Subject::Endpoints,
+            Self::Listener(_) => Subject::Listeners,
+            Self::Connection(_) => Subject::Connections,
+            Self::Group(_) => Subject::Groups,
+            Self::Device(_) => Subject::Devices,
+            Self::Stats(_) => Subject::Stats,
+            Self::Process(_) | Self::Error { .. } | Self::End => return None,
+        })
+    }
 }
 
 /// A process.

@@ -155,13 +155,12 @@ impl Stats {
             let same = same.filter(|earlier| earlier.device == device.device);
             same.map_or_else(|| device.clone(), |earlier| device.since(earlier))
         });
+        let reason = |of: &FallbackCount| (of.code, of.peer_code);
+        let counts = earlier.fallbacks.iter();
+        let counts: BTreeMap<_, _> = counts.map(|of| (reason(of), of.count)).collect();
         let fallbacks = self.fallbacks.iter().map(|fallback| {
-            let reason = |of: &FallbackCount| (of.code, of.peer_code);
-            let mut earlier = earlier.fallbacks.iter();
-            let same = earlier.find(|earlier| reason(earlier) == reason(fallback));
-            let count = same.map_or(fallback.count, |earlier| {
-                fallback.count.since(earlier.count)
-            });
+            let earlier = counts.get(&reason(fallback));
+            let count = earlier.map_or(fallback.count, |earlier| fallback.count.since(*earlier));
             FallbackCount { count, ..*fallback }
         });
         Self {

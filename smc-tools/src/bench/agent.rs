@@ -1,9 +1,10 @@
 //! Starts the servers of measurements that are driven from another machine.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -14,7 +15,8 @@ use crate::output;
 
 /// Arguments of `smc bench-agent`.
 ///
-/// Runs until it is ended. A peer that can connect can start measurement servers, and nothing
+/// Runs until it is ended. A peer that can connect can start measurement servers, one after the other,
+/// each for up to 20 times the longest measuring time, and nothing
 /// else.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -39,7 +41,15 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         TcpListener::bind(args.at).with_context(|| format!("cannot listen at {}", args.at))?;
     output::print(&format!("listening at {}\n", listener.local_addr()?))?;
     loop {
-        let (stream, _) = listener.accept()?;
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            // Such as a client that is gone, or too many open files.
+            Err(error) => {
+                output::note("smc bench-agent", &error);
+                sleep(PAUSE);
+                continue;
+            }
+        };
         // One after the other: two would disturb each other.
         if let Err(error) = serve_task(args, stream) {
             output::note("smc bench-agent", &format_args!("{error:#}"));
@@ -50,11 +60,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 /// Starts what the other machine asks for, forwards its output, and ends it when the other machine
 /// has had enough.
 fn serve_task(args: &Args, mut stream: TcpStream) -> Result<()> {
-    let mut reader = BufReader::new(stream.try_clone()?.take(TASK_MAX));
-    stream.set_read_timeout(Some(START))?;
-    let mut line = String::new();
-    reader.read_line(&mut line).context("no task")?;
-    let mut task: Task = serde_json::from_str(&line).context("not a task")?;
+    let line = read_task(&stream, Instant::now() + START)?;
+    let mut task: Task = serde_json::from_slice(&line).context("not a task")?;
     check(&task)?;
     let dir = directory()?;
     task.dir = dir.path().to_owned();
@@ -67,6 +74,25 @@ fn serve_task(args: &Args, mut stream: TcpStream) -> Result<()> {
     let end = Instant::now() + START + task.cell.settings.time * TIMES_MAX;
     wait_for_end(&stream, end);
     Ok(())
+}
+
+/// Reads a line until this time.
+fn read_task(mut stream: &TcpStream, until: Instant) -> Result<Vec<u8>> {
+    let mut line = Vec::new();
+    let mut piece = [0; 4096];
+    while !line.ends_with(b"\n") {
+        let left = until.saturating_duration_since(Instant::now());
+        ensure!(!left.is_zero(), "no task within {START:?}");
+        stream.set_read_timeout(Some(left))?;
+        let len = stream.read(&mut piece).context("no task")?;
+        line.extend_from_slice(piece.get(..len).unwrap_or_default());
+        ensure!(len > 0, "the other machine has closed the connection");
+        ensure!(
+            line.len() <= TASK_MAX,
+            "the task is longer than {TASK_MAX} bytes"
+        );
+    }
+    Ok(line)
 }
 
 /// Waits until the other machine has closed the connection, or this time.
@@ -107,6 +133,9 @@ fn check(task: &Task) -> Result<()> {
     Ok(())
 }
 
+/// The pause after an error of `accept`.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Bytes of the buffers of all connections of a task.
 const MEMORY_MAX: usize = 1 << 32;
 
@@ -114,7 +143,7 @@ const MEMORY_MAX: usize = 1 << 32;
 const TIMES_MAX: u32 = 20;
 
 /// Bytes of a task, and more than that.
-const TASK_MAX: u64 = 1 << 16;
+const TASK_MAX: usize = 1 << 16;
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,9 @@
 //!
 //! They are in a file of the runtime directory, as numbers of processes mean nothing after a boot.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::io::{self, Read as _, Write as _};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -23,7 +25,8 @@ use tempfile::NamedTempFile;
 use super::pool::results;
 use super::{Memory, Process};
 
-/// Counters to subtract, by the name of the process's socket, which no other process has.
+/// Counters to subtract, by the process's user and the name of its socket, which no other process of
+/// that user has. Another user can give a socket the same name.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Baseline {
     processes: BTreeMap<String, Counted>,
@@ -61,21 +64,28 @@ impl Baseline {
     }
 
     /// What an endpoint has counted since.
-    pub(super) fn since(&self, process: &Process, now: &StatsRecord) -> Stats {
-        let earlier = self.processes.get(&*process.name.to_string_lossy());
+    pub(super) fn since<'a>(&self, process: &Process, now: &'a StatsRecord) -> Cow<'a, Stats> {
+        let earlier = self.processes.get(&key(process.process.uid, &process.name));
         let earlier = earlier.filter(|earlier| earlier.pid == process.process.pid);
         let earlier = earlier.and_then(|earlier| earlier.endpoints.get(&now.endpoint));
-        earlier.map_or_else(|| now.stats.clone(), |earlier| now.stats.since(earlier))
+        match earlier {
+            Some(earlier) => Cow::Owned(now.stats.since(earlier)),
+            None => Cow::Borrowed(&now.stats),
+        }
     }
 
     /// Takes the counters of these processes, and removes those of processes that have ended.
     /// Returns how many are left out, as their users have too many counters.
     pub(super) fn reset(&mut self, found: &[Process]) -> Result<usize> {
-        let sockets = super::sockets();
-        let names = sockets.iter().filter_map(|socket| socket.file_name());
-        let names: BTreeSet<_> = names.map(|name| name.to_string_lossy()).collect();
-        let is_there = |name: &String| names.contains(&**name);
-        self.processes.retain(|name, _| is_there(name));
+        let sockets = super::sockets().into_iter();
+        let names = sockets.filter_map(|(user, socket)| Some(key(user, socket.file_name()?)));
+        let names: BTreeSet<_> = names.collect();
+        self.processes.retain(|name, _| names.contains(name));
+        self.add(found);
+        self.shorten(LEN_MAX)
+    }
+
+    fn add(&mut self, found: &[Process]) {
         for process in found {
             let stats = process.records.iter().filter_map(|record| match record {
                 Record::Stats(of) => Some((of.endpoint, of.stats.clone())),
@@ -83,7 +93,7 @@ impl Baseline {
             });
             let ProcessRecord { pid, uid, .. } = process.process;
             let endpoints = stats.collect();
-            let name = process.name.to_string_lossy().into_owned();
+            let name = key(uid, &process.name);
             let counted = Counted {
                 pid,
                 uid,
@@ -91,7 +101,6 @@ impl Baseline {
             };
             self.processes.insert(name, counted);
         }
-        self.shorten(LEN_MAX)
     }
 
     /// Removes counters of users whose counters take more of the file than others have left.
@@ -132,6 +141,11 @@ impl Baseline {
             .with_context(|| format!("cannot replace {}", path.display()))?;
         Ok(())
     }
+}
+
+/// The name of a process in the file.
+fn key(user: u32, socket: &OsStr) -> String {
+    format!("{user}/{}", socket.to_string_lossy())
 }
 
 /// Runs this on a thread of the pool: another user can hold the lock of a directory for any time.
@@ -213,6 +227,34 @@ mod tests {
         assert!((1..20).contains(&left_out), "{left_out}");
         assert!(serde_json::to_vec(&baseline).unwrap().len() <= len);
         assert_eq!(baseline.shorten(len).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_process_of_another_user_with_a_socket_of_the_same_name_takes_no_place() {
+        let process = |uid, count| {
+            let text = format!(
+                r#"{{"record":"process","version":1,"pid":{uid},"uid":{uid},"program":"x",
+                "library":"","endpoints":1}}"#
+            );
+            let Ok(Record::Process(process)) = serde_json::from_str(&text) else {
+                panic!("{text}");
+            };
+            let mut stats = Stats::default();
+            stats.errors.client = count;
+            let stats = serde_json::json!({"record": "stats", "endpoint": 0, "stats": stats});
+            Process {
+                name: "i-1-0123456789abcdef.sock".into(),
+                process,
+                records: vec![serde_json::from_value(stats).unwrap()],
+            }
+        };
+        let both = [process(1, 5), process(2, 0)];
+        let mut baseline = Baseline::default();
+        baseline.add(&both);
+        let Record::Stats(now) = &both[0].records[0] else {
+            panic!("{both:?}");
+        };
+        assert_eq!(baseline.since(&both[0], now).errors.client, 0);
     }
 
     #[test]

@@ -103,12 +103,16 @@ fn unsearched(base: &Path) -> String {
     ))
 }
 
-/// The sockets of all processes that could be asked.
-fn sockets() -> Vec<PathBuf> {
-    let jobs = directories()
-        .found
-        .into_iter()
-        .map(|dir| (dir.owner, move || dir.sockets()));
+/// The sockets of all processes that could be asked, with their users.
+fn sockets() -> Vec<(u32, PathBuf)> {
+    let jobs = directories().found.into_iter().map(|dir| {
+        let user = dir.owner;
+        let job = move || {
+            let sockets = dir.sockets().into_iter();
+            sockets.map(|socket| (user, socket)).collect::<Vec<_>>()
+        };
+        (user, job)
+    });
     let (found, _missing) = results(jobs, Instant::now() + TIME_IN_ALL);
     found.concat()
 }

@@ -1,5 +1,6 @@
 //! `smc stats`: what running processes have done, in the manner of `smcd stats` and `smcr stats`.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use smc::record::Record;
 
 use super::baseline::Baseline;
 use super::{collect, json_line, printable};
-use crate::output::{note, print};
+use crate::output::{Pieces, note, print};
 
 /// Arguments of `smc stats`.
 #[derive(Debug, clap::Args)]
@@ -68,23 +69,30 @@ pub(crate) fn run_stats(args: &StatsArgs) -> Result<bool> {
         );
         Baseline::default()
     });
-    let mut json = String::new();
+    let mut lines = Pieces::default();
     let mut all = Vec::new();
     for one in &found {
         for record in &one.records {
-            let Record::Stats(record) = record else {
+            let Record::Stats(of) = record else {
                 continue;
             };
-            let mut record = record.clone();
-            if !args.absolute {
-                record.stats = baseline.since(one, &record);
+            let stats = match args.absolute {
+                true => Cow::Borrowed(&of.stats),
+                false => baseline.since(one, of),
+            };
+            match (args.json, stats) {
+                (false, stats) => all.push(stats),
+                (true, Cow::Borrowed(_)) => lines.add(&json_line(&one.process, record)?)?,
+                (true, Cow::Owned(stats)) => {
+                    let mut of = of.clone();
+                    of.stats = stats;
+                    lines.add(&json_line(&one.process, &Record::Stats(of))?)?;
+                }
             }
-            all.push(record.stats.clone());
-            json.push_str(&json_line(&one.process, &Record::Stats(record))?);
         }
     }
     match args.json {
-        true => print(&json)?,
+        true => lines.end()?,
         false => print(&text(&all, args.debug))?,
     }
     if args.action == Action::Reset {
@@ -102,7 +110,7 @@ pub(crate) fn run_stats(args: &StatsArgs) -> Result<bool> {
     Ok(true)
 }
 
-fn text(all: &[Stats], debug: bool) -> String {
+fn text(all: &[Cow<'_, Stats>], debug: bool) -> String {
     let mut text = String::new();
     for is_rdma in [false, true] {
         let devices = all.iter().flat_map(|stats| &stats.devices);

@@ -39,14 +39,16 @@ pub(crate) struct TopArgs {
 /// What a connection had done by a look: bytes and requests, received and sent.
 type Counts = [u64; 4];
 
-/// A connection, by the name of its process's socket and its number.
-type Key = (std::ffi::OsString, u64);
+/// A connection, by the user of its process, the name of the process's socket, and its number.
+type Key = (u32, std::ffi::OsString, u64);
 
 /// Runs the command.
 pub(crate) fn run_top(args: &TopArgs) -> Result<bool> {
     let look = || (Instant::now(), collect(&[Subject::Connections]));
-    let (mut before, found) = look();
-    let mut counted = counts(&found);
+    let (mut before, mut counted) = {
+        let (now, found) = look();
+        (now, counts(&found))
+    };
     let mut left = args.iterations;
     while left != Some(0) {
         sleep(Duration::from_secs(args.interval.into()));
@@ -88,7 +90,7 @@ fn connections(found: &[Process]) -> impl Iterator<Item = (&Process, &Connection
 }
 
 fn key(process: &Process, connection: &ConnectionRecord) -> Key {
-    (process.name.clone(), connection.id)
+    (process.process.uid, process.name.clone(), connection.id)
 }
 
 fn counts_of(connection: &ConnectionRecord) -> Counts {

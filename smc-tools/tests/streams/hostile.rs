@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, accept_with, bind, recv};
-use serde_json::json;
+use serde_json::{Map, json};
+use smc::info::SIZE_CLASSES;
+use smc::record::Record;
 use smc_testkit::Rng;
 use smc_testkit::process::{ENTRY, command};
 use smc_testkit::unix::{
@@ -229,7 +231,7 @@ fn answers_take_a_bounded_amount_of_memory_altogether() {
             send(&client, END.as_bytes(), &[]);
         });
     }
-    let output = world.run("info");
+    let output = world.run("ss -l");
     let errors = String::from_utf8(output.stderr).unwrap();
     assert!(
         errors.contains("answers of this user are too long"),
@@ -378,4 +380,56 @@ fn groups_have_the_devices_of_their_endpoint_in_common() {
     assert!(output.status.success(), "{errors}");
     let lines = output.stdout.split_inclusive(|byte| *byte == b'\n');
     assert_eq!(lines.count(), 20_000, "{errors}");
+}
+
+/// Statistics of an endpoint with so many fallbacks, and a device with so many counters.
+fn stats(endpoint: usize, fallbacks: usize, counters: usize) -> String {
+    let classes = [0; SIZE_CLASSES];
+    let direction = json!([0, classes, classes, 0, 0, 0, 0, 0]);
+    let count = json!([0, 0]);
+    let hardware: Map<_, _> = (0..counters)
+        .map(|it| (format!("{it:x}"), 1.into()))
+        .collect();
+    let device = json!(["", true, count, count, 0, direction, direction, 0, hardware]);
+    let fallbacks: Vec<_> = (0..fallbacks)
+        .map(|code| json!([code, null, count]))
+        .collect();
+    let phase = json!([0, {"secs": 0, "nanos": 0}, {"secs": 0, "nanos": 0}]);
+    let record = json!({
+        "record": "stats", "endpoint": endpoint,
+        "stats": [[device], fallbacks, count, phase, phase, phase],
+    });
+    format!("{record}\n")
+}
+
+#[test]
+fn short_elements_take_as_much_of_the_bound_as_they_take_of_memory() {
+    // 180 MB of text, as structures some 2 GB.
+    let record = stats(0, 0, 20_000);
+    assert!(record.len() < 200 * 1024, "{}", record.len());
+    serde_json::from_str::<Record>(&record).unwrap();
+    let packets: Vec<_> = (0..350)
+        .map(|endpoint| stats(endpoint, 0, 20_000))
+        .collect();
+    for command in ["stats --absolute", "stats --json"] {
+        let output = run_with_2_gb(command, &packets);
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            errors.contains("answers of this user are too long"),
+            "{command}: {errors}"
+        );
+    }
+}
+
+#[test]
+fn an_answer_has_what_was_requested_and_counters_of_an_endpoint_once() {
+    let twice = [stats(0, 1, 1), stats(0, 1, 1)];
+    for (command, packets, error) in [
+        ("ss", &twice[..1], "a record that was not requested"),
+        ("stats", &twice, "the counters of an endpoint a second time"),
+    ] {
+        let output = run_with_2_gb(command, packets);
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(errors.contains(error), "{command}: {errors}");
+    }
 }

@@ -232,6 +232,8 @@ pub fn query(
     send(&fd, &serde_json::to_vec(request)?, &[])?;
     let mut packet = vec![0; PACKET_MAX];
     let (mut records, mut received, mut program) = (Vec::new(), 0_usize, 0);
+    // The endpoints whose counters were received.
+    let mut counted = BTreeSet::new();
     while received <= ANSWER_MAX {
         wait(&fd, PollFlags::IN, until, None)?;
         let (len, _) = match rustix::net::recv(&fd, &mut packet[..], RecvFlags::DONTWAIT) {
@@ -250,8 +252,7 @@ pub fn query(
             if Instant::now() > until {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            // A table has the program beside each record.
-            if !permit(line.len() + program + RECORD_LEN) {
+            if !permit(memory_of(line, program)) {
                 return Err(invalid("the answers of this user are too long"));
             }
             match serde_json::from_slice(line)? {
@@ -269,6 +270,17 @@ pub fn query(
                     records.push(Record::Process(stated));
                 }
                 record => {
+                    if !record
+                        .subject()
+                        .is_some_and(|of| request.what.contains(&of))
+                    {
+                        return Err(invalid("a record that was not requested"));
+                    }
+                    if let Record::Stats(of) = &record
+                        && !counted.insert(of.endpoint)
+                    {
+                        return Err(invalid("the counters of an endpoint a second time"));
+                    }
                     if !permit(repeated(&record, program)) {
                         return Err(invalid("the answers of this user are too long"));
                     }
@@ -278,6 +290,14 @@ pub fn query(
         }
     }
     Err(invalid("the answer does not end"))
+}
+
+/// What a record takes of memory, roughly: its text, its line in a table, which has the program beside
+/// it, and its members and elements, which are longer than their text where that is short.
+fn memory_of(line: &[u8], program: usize) -> usize {
+    let separators = line.iter().filter(|byte| matches!(byte, b',' | b':'));
+    let parts = separators.count().saturating_mul(PART_LEN);
+    line.len() + program + parts.max(RECORD_LEN)
 }
 
 /// What the parts of a record take that have lines of their own, where each has the program and the
@@ -328,11 +348,15 @@ fn connect(fd: &OwnedFd, path: &Path) -> io::Result<()> {
 /// Longest packet that a client takes: below the default limit of a socket's send buffer.
 const PACKET_MAX: usize = 200 * 1024;
 
-/// Bytes of an answer that a client takes: those of some 50,000 connections.
+/// Bytes of an answer that a client takes: those of some 40,000 connections.
 const ANSWER_MAX: usize = 64 << 20;
 
-/// What a record takes of memory beside its text, and its line in a table.
+/// What a record takes of memory beside its text at least, and its line in a table.
 const RECORD_LEN: usize = 2048;
+
+/// What a separator of its text stands for: an entry of a map with a short name takes some 90 bytes,
+/// and has two of them.
+const PART_LEN: usize = 48;
 
 /// Longest name of a program: one of 255 bytes that are no UTF-8 has three times as many.
 const NAME_MAX: usize = 765;
