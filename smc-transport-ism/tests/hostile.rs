@@ -77,7 +77,7 @@ fn streams_whose_moves_are_blocked_time_out_after_few_tries() {
             pairs.push(connect_smc(&client, &listener).await);
         }
         Memory::of(&world).occupy(hostile.slot());
-        let _set_up = journal.take();
+        let _setup = journal.take();
         // Each in its own task, which is woken for its stream only.
         let writing = pairs.into_iter().map(|(mut ours, theirs)| {
             smol::spawn(async move {

@@ -30,7 +30,7 @@ scenarios! {
     any_number_of_tasks_peek_at_an_smc_stream
     any_number_of_tasks_peek_at_a_plain_stream
     tasks_that_wait_in_different_ways_are_all_woken
-    a_set_up_that_fails_at_the_other_end_last_is_noticed
+    a_setup_that_fails_at_the_other_end_last_is_noticed
     a_listener_need_not_wait_for_a_client_that_has_been_there
     a_client_that_cannot_do_what_it_has_confirmed_tries_again
     a_stream_that_always_has_data_gives_others_a_turn
@@ -185,7 +185,7 @@ impl Wake for Counter {
     }
 }
 
-async fn a_set_up_that_fails_at_the_other_end_last_is_noticed(world: World) {
+async fn a_setup_that_fails_at_the_other_end_last_is_noticed(world: World) {
     if !world.nocopy {
         // Only what is attached can fail to be.
         return;

@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn in_a_child_process_set_ups_fail() {
+    fn in_a_child_process_setups_fail() {
         let lifetime = Lifetime {
             // Larger than any process ID.
             process: Pid::from_raw(i32::MAX).unwrap(),

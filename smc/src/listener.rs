@@ -341,15 +341,15 @@ async fn accept_loop(queue: Arc<Queue>, service: Weak<ListenerService>, runtime:
         match next {
             None => return,
             Some((service, Ok((socket, peer)))) => {
-                let set_up = service.start_set_up(&queue, socket, peer);
+                let setup = service.start_setup(&queue, socket, peer);
                 drop(service);
-                if let Some(mut set_up) = set_up {
+                if let Some(mut setup) = setup {
                     // Many complete at once, and need no task.
-                    if poll_fn(|cx| Poll::Ready(set_up.as_mut().poll(cx)))
+                    if poll_fn(|cx| Poll::Ready(setup.as_mut().poll(cx)))
                         .await
                         .is_pending()
                     {
-                        runtime.spawn(set_up);
+                        runtime.spawn(setup);
                     }
                 }
             }
@@ -383,17 +383,17 @@ impl ListenerService {
     }
 
     /// Starts the set-up of a connection. Returns the rest of it, if any, as a task.
-    fn start_set_up(
+    fn start_setup(
         &self,
         queue: &Arc<Queue>,
         socket: Arc<dyn Socket>,
         peer: SocketAddr,
     ) -> Option<Task> {
         let span = span!("smc.accept", peer = peer);
-        span.in_scope(|| self.start_set_up_in(&span, queue, socket, peer))
+        span.in_scope(|| self.start_setup_in(&span, queue, socket, peer))
     }
 
-    fn start_set_up_in(
+    fn start_setup_in(
         &self,
         span: &Span,
         queue: &Arc<Queue>,
@@ -450,7 +450,7 @@ impl ListenerService {
         let endpoint = Arc::clone(&self.endpoint);
         Some(Box::pin(async move {
             // Pinned here: a future that is passed on by value is copied, and this one is large.
-            let set_up = pin!(async {
+            let setup = pin!(async {
                 if side_channel.is_none() {
                     handshake::await_first_byte(&endpoint, &*socket).await?;
                 }
@@ -462,9 +462,9 @@ impl ListenerService {
                     _ => handshake::accept(&endpoint, socket, peer, side_channel).await,
                 }
             });
-            let set_up = span.instrument(set_up);
+            let setup = span.instrument(setup);
             // As in the kernel: failed set-ups are not reported to the application.
-            let Ok(result) = queue.own_lifetime.until_end(set_up).await else {
+            let Ok(result) = queue.own_lifetime.until_end(setup).await else {
                 return;
             };
             span.in_scope(|| match result {

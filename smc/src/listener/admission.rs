@@ -324,7 +324,7 @@ mod tests {
     /// In any order of arrivals, polls and ends: no set-up waits that could have a place. So a poll
     /// has to look at its own set-up only.
     #[test]
-    fn no_set_up_waits_while_it_could_have_a_place() {
+    fn no_setup_waits_while_it_could_have_a_place() {
         let own = client(Credentials::own().uid);
         let sources = [own, address(1), address(2), address(3)];
         let admission = AdmissionControl::new(6, 64);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_set_ups_are_bounded_and_one_source_has_half() {
+    fn waiting_setups_are_bounded_and_one_source_has_half() {
         let admission = AdmissionControl::new(1, 4);
         let enter = |last| admission.enter(address(last));
         let _first = [enter(1).unwrap(), enter(1).unwrap()];

@@ -170,7 +170,7 @@ fn a_handshake_gives_its_slot_back_however_it_ends() {
 // ---- No set-up waits for another one that creates a link group ---------------------------------
 
 #[test]
-fn a_stalled_creator_of_a_link_group_delays_no_other_set_up() {
+fn a_stalled_creator_of_a_link_group_delays_no_other_setup() {
     let world = World::new();
     world.between_hosts(async |client, server| {
         let (listener, at) = server.listen().await;

@@ -75,7 +75,7 @@ fn the_link_group_that_is_idle_for_longest_gives_its_link_to_a_new_peer() {
 }
 
 #[test]
-fn a_set_up_waits_for_the_end_of_an_idle_group_in_bounded_time() {
+fn a_setup_waits_for_the_end_of_an_idle_group_in_bounded_time() {
     let world = RdmaWorld::new(15);
     let device = world.device("b0", 2);
     device.set_max_links(1);

@@ -13,7 +13,7 @@ mod interceptor;
 mod links;
 mod memory;
 mod networks;
-mod set_ups;
+mod setups;
 mod simulation;
 mod spare;
 mod streams;

@@ -65,7 +65,7 @@ transitions! {
 pub struct Registry {
     groups: HashMap<GroupId, GroupEntry>,
     keys: HashMap<GroupKey, KeyEntry>,
-    waiters: HashMap<Waiter, SetUpWait>,
+    waiters: HashMap<Waiter, SetupWait>,
     timers: BTreeSet<(Instant, RegistryTimer)>,
     /// First contacts in progress whose key has a source: those of SMC-R at a server.
     first_contacts: FirstContacts,
@@ -125,7 +125,7 @@ struct KeyEntry {
 
 /// A set-up that waits for a creator.
 #[derive(Clone, Copy, Debug)]
-struct SetUpWait {
+struct SetupWait {
     key: GroupKey,
     /// End of the wait for the present creator.
     deadline: Instant,
@@ -152,7 +152,7 @@ impl Registry {
     /// A set-up stops waiting. After [`RegistryOutput::Ready`] it has to [`leave`](Self::leave)
     /// instead.
     pub fn cancel(&mut self, waiter: Waiter) {
-        let Some(SetUpWait { key, deadline, .. }) = self.waiters.remove(&waiter) else {
+        let Some(SetupWait { key, deadline, .. }) = self.waiters.remove(&waiter) else {
             return;
         };
         self.timers.remove(&(deadline, RegistryTimer::Wait(waiter)));
@@ -364,7 +364,7 @@ impl Registry {
         let waiter = Waiter(self.last_waiter);
         let deadline = now.checked_add(CREATOR_TIMEOUT).unwrap_or(now);
         let limit = deadline.checked_add(CREATOR_TIMEOUT).unwrap_or(deadline);
-        let waiting = SetUpWait {
+        let waiting = SetupWait {
             key,
             deadline,
             limit,
@@ -400,7 +400,7 @@ impl Registry {
     /// The creator takes too long for this set-up, which becomes a creator itself. The others wait
     /// for the new creator, within their limits.
     fn handle_wait_timeout(&mut self, now: Instant, waiter: Waiter) {
-        let Some(SetUpWait {
+        let Some(SetupWait {
             key,
             deadline,
             limit,

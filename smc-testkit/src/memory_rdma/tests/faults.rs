@@ -174,7 +174,7 @@ fn a_removed_device_says_so_and_is_no_more() {
 }
 
 #[test]
-fn set_up_fails_as_told() {
+fn setup_fails_as_told() {
     let options = RdmaOptions::default()
         .with_max_links(1)
         .with_limits(Limits::new(2, 64));
@@ -200,7 +200,7 @@ fn set_up_fails_as_told() {
 }
 
 #[test]
-fn set_up_can_take_time() {
+fn setup_can_take_time() {
     let runtime = VirtualRuntime::new(24);
     let network = RdmaNetwork::with_clock(24, runtime.handle());
     network.set_setup_time(Duration::from_millis(3));

@@ -168,7 +168,7 @@ fn a_cancelled_waiter_is_no_member_unless_it_is_one_already() {
 }
 
 #[test]
-fn no_set_up_waits_for_the_creator_of_a_group_without_links() {
+fn no_setup_waits_for_the_creator_of_a_group_without_links() {
     let mut f = Fixture::new();
     // Any process may have begun it in the name of the peer.
     let silent = f.create(PEER);

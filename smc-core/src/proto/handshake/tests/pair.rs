@@ -367,7 +367,7 @@ fn lost_link_group_is_out_of_sync_and_the_server_makes_a_new_one() {
 }
 
 #[test]
-fn many_set_ups_at_once_do_not_wait_for_each_other() {
+fn many_setups_at_once_do_not_wait_for_each_other() {
     let (client, server) = (Rc::default(), Rc::default());
     let mut pairs: Vec<_> = (0..50)
         .map(|_| Pair::with_groups(host(), host(), Rc::clone(&client), Rc::clone(&server)))
@@ -473,7 +473,7 @@ fn silent_client_after_accept() {
 }
 
 #[test]
-fn group_terminated_under_a_set_up() {
+fn group_terminated_under_a_setup() {
     // The server waits for CONFIRM, which may be there unread, and the client can still fall back.
     let mut pair = Pair::new(host(), host());
     pair.client.faults.stall = Some("register");

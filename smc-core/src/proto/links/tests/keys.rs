@@ -344,7 +344,7 @@ fn rkey_requests_report_their_timeout() {
 }
 
 #[test]
-fn a_set_up_that_is_given_up_leaves_nothing_behind() {
+fn a_setup_that_is_given_up_leaves_nothing_behind() {
     let mut world = single(LlcTerms::v2_1(2, 255));
     // Deleted before it was its turn, and while it was announced.
     world.confirm_rkey(SERVER, 1);

@@ -5,7 +5,7 @@ use super::*;
 use crate::proto::group::{CLIENT_IDLE_LIFETIME, CREATOR_TIMEOUT, GroupEndCause, GroupId};
 
 #[test]
-fn concurrent_set_ups_lose_no_membership_and_no_wait_is_endless() {
+fn concurrent_setups_lose_no_membership_and_no_wait_is_endless() {
     for seed in 1..=4 {
         Simulation::new(seed).run(1_500);
     }

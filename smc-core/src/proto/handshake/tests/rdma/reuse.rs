@@ -195,7 +195,7 @@ fn a_group_is_found_over_each_of_its_links() {
 }
 
 #[test]
-fn many_set_ups_at_once_share_one_group() {
+fn many_setups_at_once_share_one_group() {
     let groups = [Rc::default(), Rc::default()];
     let mut pairs: Vec<_> = (0..50)
         .map(|_| pair_in(rdma_host(CLIENT), rdma_host(SERVER), groups.clone()))
@@ -320,7 +320,7 @@ fn server_without_a_place_for_the_clients_buffer_has_the_connection_on_reuse() {
 }
 
 #[test]
-fn group_that_ends_under_a_set_up() {
+fn group_that_ends_under_a_setup() {
     let first = rdma_pair().completed();
     let mut second = again(&first);
     second.server.faults.stall = Some("confirm rkey");

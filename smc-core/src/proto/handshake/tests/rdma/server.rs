@@ -351,7 +351,7 @@ fn s14_tcp_may_be_closed_early() {
 }
 
 #[test]
-fn s14_group_that_ends_under_a_set_up() {
+fn s14_group_that_ends_under_a_setup() {
     let mut f = confirming();
     f.side.machine.handle_terminated();
     f.done(WorkDone::LinkConfirmed(Err(FirstLinkError::LinkDown)));
