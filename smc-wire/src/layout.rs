@@ -13,7 +13,7 @@ use crate::pretty::Value;
 use crate::size::SizeCode;
 use crate::types::{MtuCode, OsType};
 
-pub(crate) use field::Field;
+pub(crate) use field::FieldType;
 
 /// A part of a message with a fixed size.
 pub(crate) trait Layout {
@@ -111,7 +111,7 @@ macro_rules! layouts {
 
         const _: () = assert!(size_of::<$name>() == $size);
     )+};
-    (@show $type:ty) => { <$type as Field>::SHOW };
+    (@show $type:ty) => { <$type as FieldType>::SHOW };
     (@show $type:ty => $show:ident) => { $show };
     (@field $field:ident: $type:ty => $show:expr) => {
         $crate::layout::layouts!(@field $field as (stringify!($field)): $type => $show)
@@ -131,7 +131,7 @@ macro_rules! layouts {
 /// First come fields of the value that are in none of these bytes, such as flags of a header. The
 /// bytes are
 ///
-/// * `pub`: a field of the value, whose type is a [`Field`]; shown in the way of this type, or in
+/// * `pub`: a field of the value, whose type is a [`FieldType`]; shown in the way of this type, or in
 ///   the one after `=>`,
 /// * `zero`: reserved, emitted as zero,
 /// * `given`: follows from something else, such as the number of elements in a list.
@@ -163,7 +163,7 @@ macro_rules! part {
 
         const _: () = {
             use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-            use $crate::layout::{Field, FieldLayout, Layout, layouts};
+            use $crate::layout::{FieldType, FieldLayout, Layout, layouts};
 
             #[derive(Debug, Clone, Copy)]
             #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -171,7 +171,7 @@ macro_rules! part {
             pub(crate) struct Raw {$(
                 $(pub(crate) $zero: [u8; $len],)?
                 $(pub(crate) $given: $given_type,)?
-                $(pub(crate) $field: <$type as Field>::Raw,)?
+                $(pub(crate) $field: <$type as FieldType>::Raw,)?
             )+}
 
             impl $(<$life>)? Layout for $name $(<$life>)? {
@@ -181,7 +181,7 @@ macro_rules! part {
                     $(layouts!(@field $given $(as $given_shown)?: $given_type => $given_show),)?
                     $(layouts!(
                         @field $field $(as $shown)?:
-                            <$type as Field>::Raw => layouts!(@show $type $(=> $show)?)
+                            <$type as FieldType>::Raw => layouts!(@show $type $(=> $show)?)
                     ),)?
                 )+];
             }
@@ -194,7 +194,7 @@ macro_rules! part {
                 ) -> Self {
                     Self {
                         $($outside,)*
-                        $($($field: Field::from_raw(raw.$field),)?)+
+                        $($($field: FieldType::from_raw(raw.$field),)?)+
                         $($($then,)*)?
                     }
                 }
@@ -203,7 +203,7 @@ macro_rules! part {
                     Raw {$(
                         $($zero: [0; $len],)?
                         $($given,)?
-                        $($field: Field::to_raw(self.$field),)?
+                        $($field: FieldType::to_raw(self.$field),)?
                     )+}
                 }
             }

@@ -16,7 +16,7 @@ use super::rdma::TYPE;
 use crate::cursor::Cursor;
 use crate::error::{DecodeError, MessageKind};
 use crate::layout::Show::{Cursor as CursorField, Reserved};
-use crate::layout::{Field, Layout, layouts};
+use crate::layout::{FieldType, Layout, layouts};
 
 /// Byte order of an SMC-D CDC block: that of the machine both peers run on.
 ///

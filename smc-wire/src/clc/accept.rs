@@ -10,7 +10,7 @@ use crate::clc::FirstContact;
 use crate::clc::header::{ClcType, Eyecatcher, FIRST_CONTACT, HEADER_LEN, TRAILER_LEN, start};
 use crate::error::{EmitError, MessageKind};
 use crate::layout::Show::{self, Reserved};
-use crate::layout::{Bits, Field, HEX, Layout, MTU_BITS, layouts, part, size_bits};
+use crate::layout::{Bits, FieldType, HEX, Layout, MTU_BITS, layouts, part, size_bits};
 use crate::size::SizeCode;
 use crate::types::{
     AlertToken, Chid, DmbToken, Eid, Gid, GroupId, Mac, MtuCode, PeerId, Psn, Qpn, Rkey, RmbAddr,

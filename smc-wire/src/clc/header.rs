@@ -21,7 +21,7 @@ pub const TRAILER_LEN: usize = Trailer::LEN;
 
 layouts! {
     /// Common header without its last byte, whose bits depend on the type.
-    pub(crate) struct Head: 7 {
+    pub(crate) struct HeaderStart: 7 {
         eyecatcher: [u8; 4] => EYECATCHER,
         kind as "type": u8 => TYPE,
         length: U16 => DEC,
@@ -43,11 +43,11 @@ const TYPE: Show = Code(|kind| {
 });
 
 /// Where the type is.
-pub(super) const TYPE_AT: usize = offset_of!(Head, kind);
+pub(super) const TYPE_AT: usize = offset_of!(HeaderStart, kind);
 /// Where the length is.
-pub(super) const LENGTH_AT: usize = offset_of!(Head, length);
+pub(super) const LENGTH_AT: usize = offset_of!(HeaderStart, length);
 /// Where version and flags are.
-pub(super) const LAST_AT: usize = Head::LEN;
+pub(super) const LAST_AT: usize = HeaderStart::LEN;
 
 // The last byte of the header: version and flags.
 
@@ -201,7 +201,7 @@ impl Header {
         if !smcr.starts_with(seen) && !smcd.starts_with(seen) {
             return Err(bad_eyecatcher);
         }
-        let Ok((head, &[last, ..])) = Head::ref_from_prefix(bytes) else {
+        let Ok((head, &[last, ..])) = HeaderStart::ref_from_prefix(bytes) else {
             return Err(MESSAGE.truncated("header", HEADER_LEN, bytes.len()));
         };
         let eyecatcher = Eyecatcher::from_bytes(head.eyecatcher).ok_or(bad_eyecatcher)?;
@@ -229,7 +229,7 @@ pub(super) fn start(
     buffer: &mut [u8],
 ) -> Result<Writer<'_>, EmitError> {
     let mut out = Writer::new(kind.kind(), length, buffer)?;
-    out.put(&Head {
+    out.put(&HeaderStart {
         eyecatcher: eyecatcher.to_bytes(),
         kind: kind.code(),
         length: wire_length(length).into(),

@@ -13,7 +13,7 @@ use crate::clc::Device;
 use crate::clc::header::{ClcType, Eyecatcher, HEADER_LEN, TRAILER_LEN, start};
 use crate::error::{EmitError, MessageKind};
 use crate::layout::Show::{self, Reserved};
-use crate::layout::{Bits, DEC, Field, Layout, Raw, layouts, part, release_bits};
+use crate::layout::{Bits, DEC, FieldType, Layout, Raw, layouts, part, release_bits};
 use crate::types::{
     Chid, Eid, FeatureMask, IsmGid, Mac, OfferedTypes, PeerId, Release, RoceGid, Version,
 };

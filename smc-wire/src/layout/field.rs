@@ -18,7 +18,7 @@ use crate::types::{
 };
 
 /// A type of fields.
-pub(crate) trait Field: Copy {
+pub(crate) trait FieldType: Copy {
     /// Its bytes on the wire.
     type Raw: Copy + Debug + FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned;
     /// How the printer shows it.
@@ -38,7 +38,7 @@ macro_rules! typed {
 /// Type, bytes on the wire, notation, and the conversions.
 macro_rules! fields {
     ($($type:ty: $raw:ty => $show:expr, |$in:ident| $from:expr, |$out:ident| $to:expr;)+) => {$(
-        impl Field for $type {
+        impl FieldType for $type {
             type Raw = $raw;
             const SHOW: Show = $show;
 
@@ -97,7 +97,7 @@ fields! {
     StateFlags: u8 => Show::Bits(Self::LAYOUT), |raw| Self::from_bits_retain(raw), |value| value.bits();
 }
 
-impl<const N: usize> Field for [u8; N] {
+impl<const N: usize> FieldType for [u8; N] {
     type Raw = Self;
     const SHOW: Show = BYTES;
 

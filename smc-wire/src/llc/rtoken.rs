@@ -3,7 +3,7 @@
 use zerocopy::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-use crate::layout::{Field, layouts, part};
+use crate::layout::{FieldType, layouts, part};
 use crate::types::{LinkNumber, Rkey, RmbAddr};
 
 /// One RMB in ADD LINK and ADD LINK CONT: its key on the present link, its key and address on the

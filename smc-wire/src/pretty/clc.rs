@@ -13,15 +13,15 @@ use crate::layout::{Bits, Layout};
 use crate::types::{Eid, OfferedTypes, Release, RoceGid};
 
 pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
-    let Some(head) = w.group("header", common_header) else {
+    let Some(header) = w.group("header", common_header) else {
         return w.verdict(Message::parse(w.bytes));
     };
-    let trailer_at = head.length.saturating_sub(TRAILER_LEN).max(HEADER_LEN);
+    let trailer_at = header.length.saturating_sub(TRAILER_LEN).max(HEADER_LEN);
     w.limit(trailer_at);
-    let complete = match head.kind {
-        Some(ClcType::Proposal) => proposal(w, &head),
-        Some(ClcType::Accept | ClcType::Confirm) => accept_confirm(w, &head),
-        Some(ClcType::Decline) => decline(w, &head),
+    let complete = match header.kind {
+        Some(ClcType::Proposal) => proposal(w, &header),
+        Some(ClcType::Accept | ClcType::Confirm) => accept_confirm(w, &header),
+        Some(ClcType::Decline) => decline(w, &header),
         None => None,
     };
     if complete.is_some() {
@@ -30,22 +30,22 @@ pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
     }
     let len = w.bytes.len();
     w.limit(len);
-    let has_trailer = head.length >= HEADER_LEN.saturating_add(TRAILER_LEN);
-    if has_trailer && (complete.is_some() || len >= head.length) {
+    let has_trailer = header.length >= HEADER_LEN.saturating_add(TRAILER_LEN);
+    if has_trailer && (complete.is_some() || len >= header.length) {
         w.at = trailer_at;
         let _ = w.fields::<header::Trailer>();
     }
     let bytes = w.bytes;
-    let message = bytes.get(..head.length);
+    let message = bytes.get(..header.length);
     if message.is_some() {
-        w.at = head.length;
+        w.at = header.length;
         w.excess();
     }
     w.verdict(Message::parse(message.unwrap_or(bytes)));
 }
 
 /// What the header decides about the body.
-struct Head {
+struct ClcHeaderFields {
     kind: Option<ClcType>,
     length: usize,
     v2: bool,
@@ -53,13 +53,13 @@ struct Head {
     flags: u8,
 }
 
-fn common_header(w: &mut Dissector<'_, '_>) -> Option<Head> {
-    let raw = w.fields::<header::Head>()?;
+fn common_header(w: &mut Dissector<'_, '_>) -> Option<ClcHeaderFields> {
+    let raw = w.fields::<header::HeaderStart>()?;
     let kind = ClcType::from_code(raw.kind);
     let taken = w.take("version_and_flags", 1)?;
     let v2 = taken.first()? >> 4 >= 2;
     let byte = w.bits(taken, last_byte(kind, v2))?;
-    Some(Head {
+    Some(ClcHeaderFields {
         kind,
         length: raw.length.get().into(),
         v2,
@@ -67,17 +67,17 @@ fn common_header(w: &mut Dissector<'_, '_>) -> Option<Head> {
     })
 }
 
-fn proposal(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
-    let v1 = OfferedTypes::from_low_bits(head.flags);
-    let v2 = if head.v2 {
-        OfferedTypes::from_low_bits(head.flags.wrapping_shr(2))
+fn proposal(w: &mut Dissector<'_, '_>, header: &ClcHeaderFields) -> Option<()> {
+    let v1 = OfferedTypes::from_low_bits(header.flags);
+    let v2 = if header.v2 {
+        OfferedTypes::from_low_bits(header.flags.wrapping_shr(2))
     } else {
         OfferedTypes::Neither
     };
     let base = w.fields::<Proposal>()?;
     let ip_offset = usize::from(base.ip_area_offset.get());
     let mut ext_offset = 0;
-    if head.v2 {
+    if header.v2 {
         let area = w.group("smcd_area", Dissector::fields::<SmcdArea>)?;
         ext_offset = usize::from(area.v2_extension_offset.get());
     } else if ip_offset == SmcdAreaV1::LEN {
@@ -85,7 +85,7 @@ fn proposal(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     } else {
         w.raw("unknown_area", ip_offset)?;
     }
-    if !v1.is_neither() || !head.v2 {
+    if !v1.is_neither() || !header.v2 {
         w.at = AFTER_BASE.saturating_add(ip_offset);
         w.group("ip_area", ip_area)?;
     }
@@ -121,13 +121,13 @@ fn direct_extension(w: &mut Dissector<'_, '_>, entries: usize) -> Option<()> {
     w.elements::<GidEntry>("gid_entries", entries)
 }
 
-fn accept_confirm(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
-    let is_rdma = match head.flags & CONNECTION_TYPE.mask {
+fn accept_confirm(w: &mut Dissector<'_, '_>, header: &ClcHeaderFields) -> Option<()> {
+    let is_rdma = match header.flags & CONNECTION_TYPE.mask {
         0 => true,
         1 => false,
         _ => return w.raw("body", w.left()),
     };
-    match (is_rdma, head.v2) {
+    match (is_rdma, header.v2) {
         (true, false) => return w.fields::<RdmaEnd>().map(drop),
         (false, false) => {
             w.fields::<DirectEnd>()?;
@@ -142,11 +142,11 @@ fn accept_confirm(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
             w.fields::<DirectV2>()?;
         }
     }
-    if !FIRST_CONTACT.is_set(head.flags) {
+    if !FIRST_CONTACT.is_set(header.flags) {
         return Some(());
     }
     w.group("first_contact_parts", |w| first_contact(w, is_rdma))?;
-    if is_rdma && head.kind == Some(ClcType::Confirm) {
+    if is_rdma && header.kind == Some(ClcType::Confirm) {
         w.group("gid_list", |w| {
             let count = w.fields::<GidListHead>()?.gid_count;
             w.values::<RoceGid>("gids", count.into())
@@ -166,9 +166,9 @@ fn first_contact(w: &mut Dissector<'_, '_>, is_rdma: bool) -> Option<()> {
     w.fields_until::<FirstContact>(start, fixed_len(is_rdma, release))
 }
 
-fn decline(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
+fn decline(w: &mut Dissector<'_, '_>, header: &ClcHeaderFields) -> Option<()> {
     w.fields::<Decline>()?;
-    if head.length < Decline::LEN_V2 {
+    if header.length < Decline::LEN_V2 {
         return Some(());
     }
     w.values::<u32>("extra_diagnoses", 4)

@@ -4,7 +4,7 @@ use zerocopy::FromBytes;
 
 use super::{Group, Problem, Value, Visitor};
 use crate::cdc::ByteOrder;
-use crate::layout::{Bits, Field, Layout, Show, big_endian, hex_digits};
+use crate::layout::{Bits, FieldType, Layout, Show, big_endian, hex_digits};
 use crate::{DecodeError, DecodeErrorKind};
 
 /// A position in a message; every step calls the visitor and returns `None` if the bytes end.
@@ -128,7 +128,7 @@ impl<'a, 'v> Dissector<'a, 'v> {
     }
 
     /// Shows the elements of a list, a field each.
-    pub(super) fn values<T: Field>(&mut self, name: &'static str, count: usize) -> Option<()> {
+    pub(super) fn values<T: FieldType>(&mut self, name: &'static str, count: usize) -> Option<()> {
         let len = size_of::<T::Raw>();
         (0..count).try_for_each(|index| self.element(index).value(name, len, &T::SHOW).map(drop))
     }

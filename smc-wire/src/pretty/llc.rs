@@ -26,7 +26,7 @@ pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
 }
 
 /// What the header decides about the body.
-struct Head {
+struct LlcHeaderFields {
     v2: bool,
     /// `None` if the length field does not show it.
     order: Option<ByteOrder>,
@@ -44,13 +44,13 @@ fn message(w: &mut Dissector<'_, '_>) -> Option<()> {
         })?;
         return w.raw("body", w.left());
     };
-    let head = w.group("header", |w| header(w, kind))?;
+    let header = w.group("header", |w| header(w, kind))?;
     match kind {
         MessageType::ConfirmLink => w.fields::<ConfirmLink>().map(drop),
-        MessageType::AddLink => add_link(w, &head),
+        MessageType::AddLink => add_link(w, &header),
         MessageType::AddLinkCont => add_link_cont(w),
         MessageType::DeleteLink => w.fields::<DeleteLink>().map(drop),
-        MessageType::RequestAddLink => request_add_link(w, &head),
+        MessageType::RequestAddLink => request_add_link(w, &header),
         MessageType::ConfirmRkey => {
             let further = w.fields::<ConfirmRkey>()?.further_links;
             list::<LinkRtoken>(w, "further_rtokens", further, &UNUSED_RTOKENS[..2])?;
@@ -61,11 +61,11 @@ fn message(w: &mut Dissector<'_, '_>) -> Option<()> {
             list::<LinkRtoken>(w, "further_rtokens", left, &UNUSED_RTOKENS)
         }
         MessageType::TestLink => w.fields::<TestLink>().map(drop),
-        MessageType::DeleteRkey => delete_rkey(w, &head),
+        MessageType::DeleteRkey => delete_rkey(w, &header),
     }
 }
 
-fn header(w: &mut Dissector<'_, '_>, kind: MessageType) -> Option<Head> {
+fn header(w: &mut Dissector<'_, '_>, kind: MessageType) -> Option<LlcHeaderFields> {
     let &[byte] = w.value("type", 1, &TYPE)? else {
         return None;
     };
@@ -85,7 +85,7 @@ fn header(w: &mut Dissector<'_, '_>, kind: MessageType) -> Option<Head> {
     let known = kind.flags().iter().chain(reason);
     let known = known.fold(RESPONSE.mask, |known, bits| known | bits.mask);
     w.bits(taken, &[Bits::reserved("reserved_flags", !known)]);
-    Some(Head {
+    Some(LlcHeaderFields {
         v2,
         order,
         response: RESPONSE.is_set(flags),
@@ -146,15 +146,15 @@ fn length_v2(w: &mut Dissector<'_, '_>) -> Option<Option<ByteOrder>> {
     Some(order)
 }
 
-fn add_link(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
+fn add_link(w: &mut Dissector<'_, '_>, header: &LlcHeaderFields) -> Option<()> {
     w.fields::<AddLink<'_>>()?;
-    if !head.v2 || (head.response && head.rejected) || w.left() == 0 {
+    if !header.v2 || (header.response && header.rejected) || w.left() == 0 {
         return Some(());
     }
     w.group("v2_extension", |w| {
-        w.order = head.order;
+        w.order = header.order;
         let extension = w.fields::<AddLinkExtension<'_>>()?;
-        let count = head
+        let count = header
             .order
             .map_or(0, |order| order.u16(extension.rtoken_count));
         // A sender may state more than there are; receivers take what is there.
@@ -169,8 +169,8 @@ fn add_link_cont(w: &mut Dissector<'_, '_>) -> Option<()> {
     w.reserved("reserved_40", 4)
 }
 
-fn request_add_link(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
-    if head.response {
+fn request_add_link(w: &mut Dissector<'_, '_>, header: &LlcHeaderFields) -> Option<()> {
+    if header.response {
         w.reserved("reserved_4", offset_of!(GidCount, gid_count))?;
         return w.reserved("reserved_24", 20);
     }
@@ -194,8 +194,8 @@ fn list<T: Layout>(
     places.try_for_each(|place| w.reserved(place, size_of::<T::Raw>()))
 }
 
-fn delete_rkey(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
-    let listed = if head.v2 {
+fn delete_rkey(w: &mut Dissector<'_, '_>, header: &LlcHeaderFields) -> Option<()> {
+    let listed = if header.v2 {
         w.fields::<RkeyCount>()?.rkey_count.into()
     } else {
         usize::from(w.fields::<RkeyCountV1>()?.rkey_count).min(MAX_V1)

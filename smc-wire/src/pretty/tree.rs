@@ -14,7 +14,7 @@ pub const fn tree(family: Family, bytes: &[u8]) -> Text<'_> {
 }
 
 fn write(f: &mut fmt::Formatter<'_>, family: Family, bytes: &[u8]) -> fmt::Result {
-    let mut writer = Writer {
+    let mut writer = TreeWriter {
         f,
         depth: 0,
         result: Ok(()),
@@ -24,13 +24,13 @@ fn write(f: &mut fmt::Formatter<'_>, family: Family, bytes: &[u8]) -> fmt::Resul
 }
 
 /// Writes each event as a line; after an error of the formatter it does nothing.
-struct Writer<'f, 'b> {
+struct TreeWriter<'f, 'b> {
     f: &'f mut fmt::Formatter<'b>,
     depth: usize,
     result: fmt::Result,
 }
 
-impl Writer<'_, '_> {
+impl TreeWriter<'_, '_> {
     fn line(&mut self, write: impl FnOnce(&mut fmt::Formatter<'_>, usize) -> fmt::Result) {
         if self.result.is_ok() {
             let indent = self.depth.saturating_mul(2);
@@ -39,7 +39,7 @@ impl Writer<'_, '_> {
     }
 }
 
-impl Visitor for Writer<'_, '_> {
+impl Visitor for TreeWriter<'_, '_> {
     fn enter(&mut self, group: &Group) {
         self.line(|f, indent| {
             write!(f, "{:>5}  {:COLUMN$}  {:indent$}", group.offset, "", "")?;

@@ -12,13 +12,13 @@ const PEER: Gid = Gid::native(0xbeef);
 const OTHER: Gid = Gid::native(0xcafe);
 
 /// A registry with a virtual clock that collects its outputs.
-struct Fixture {
+struct RegistryFixture {
     registry: Registry,
     now: Instant,
     key: fn(Gid) -> GroupKey,
 }
 
-impl Fixture {
+impl RegistryFixture {
     fn new() -> Self {
         Self {
             registry: Registry::default(),
@@ -131,7 +131,7 @@ fn terms() -> GroupTerms {
 
 #[test]
 fn first_connection_creates_and_the_next_ones_join() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let group = f.create(PEER);
     f.registry.establish(group, terms()).unwrap();
     assert_eq!(f.join(PEER), group);
@@ -146,7 +146,7 @@ fn first_connection_creates_and_the_next_ones_join() {
 
 #[test]
 fn client_without_first_contact_needs_a_group() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     assert_eq!(
         f.enter(PEER, Intent::Join),
         EnterResult::Now(Err(NoGroup::Missing))
@@ -166,7 +166,7 @@ fn client_without_first_contact_needs_a_group() {
 
 #[test]
 fn first_contact_of_a_client_makes_a_group_beside_an_existing_one() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let old = f.create(PEER);
     f.registry.establish(old, terms()).unwrap();
     let EnterResult::Now(Ok(Member::Created(new))) = f.enter(PEER, Intent::Create) else {
@@ -179,7 +179,7 @@ fn first_contact_of_a_client_makes_a_group_beside_an_existing_one() {
 
 #[test]
 fn a_full_group_is_left_alone_by_servers_only() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let group = f.create(PEER);
     let full = GroupTerms {
         max_connections: Some(2),
@@ -198,7 +198,7 @@ fn a_full_group_is_left_alone_by_servers_only() {
 
 #[test]
 fn an_idle_group_exists_for_600_seconds_unless_a_connection_joins() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let group = f.create(PEER);
     f.registry.establish(group, terms()).unwrap();
     f.leave(group);
@@ -225,7 +225,7 @@ fn an_idle_group_exists_for_600_seconds_unless_a_connection_joins() {
 
 #[test]
 fn a_server_that_declares_each_connection_a_first_contact_gets_one_idle_group() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     for _ in 0..20 {
         let group = f.create_another(PEER);
         f.registry.establish(group, terms()).unwrap();
@@ -251,7 +251,7 @@ fn a_server_that_declares_each_connection_a_first_contact_gets_one_idle_group() 
 
 #[test]
 fn a_peer_that_went_away_takes_all_its_groups_along() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let used = f.create(PEER);
     f.registry.establish(used, terms()).unwrap();
     let EnterResult::Now(Ok(Member::Created(pending))) = f.enter(PEER, Intent::Create) else {
@@ -302,7 +302,7 @@ fn a_peer_that_went_away_takes_all_its_groups_along() {
 
 #[test]
 fn a_pending_group_that_is_terminated_makes_room_for_the_next_creator() {
-    let mut f = Fixture::with_links();
+    let mut f = RegistryFixture::with_links();
     let group = f.create(PEER);
     let waiter = f.wait(PEER, Intent::JoinOrCreate);
     f.registry.terminate(group, GroupEndCause::OutOfSync);
@@ -319,7 +319,7 @@ fn a_pending_group_that_is_terminated_makes_room_for_the_next_creator() {
 
 #[test]
 fn devices_and_endpoints_end_their_groups() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let group = f.create(PEER);
     f.registry.establish(group, terms()).unwrap();
     f.leave(group);
@@ -335,7 +335,7 @@ fn devices_and_endpoints_end_their_groups() {
 #[test]
 fn no_message_to_the_peer_about_an_idle_group_beside_one_in_use_or_being_created() {
     for is_pending in [false, true] {
-        let mut f = Fixture::new();
+        let mut f = RegistryFixture::new();
         let idle = f.established(PEER);
         let other = f.create_another(PEER);
         if !is_pending {
@@ -361,7 +361,7 @@ fn no_message_to_the_peer_about_an_idle_group_beside_one_in_use_or_being_created
 
 #[test]
 fn no_message_to_the_peer_about_a_group_that_it_ended_itself() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let group = f.established(PEER);
     f.leave(group);
     f.registry.handle_peer_gone(DeviceIndex(0), PEER);
@@ -375,7 +375,7 @@ fn no_message_to_the_peer_about_a_group_that_it_ended_itself() {
 
 #[test]
 fn a_shutdown_of_the_peer_ends_idle_groups_and_no_others() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let (idle, used) = (f.established(PEER), f.create_another(PEER));
     f.leave(idle);
     f.registry.establish(used, terms()).unwrap();
@@ -394,7 +394,7 @@ fn a_shutdown_of_the_peer_ends_idle_groups_and_no_others() {
 
 #[test]
 fn a_group_in_use_at_a_shutdown_of_the_peer_gets_no_more_connections_and_no_idle_time() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let group = f.established(PEER);
     f.registry.handle_peer_shutdown(DeviceIndex(0), PEER);
     // The server's decision; a client follows.
@@ -414,7 +414,7 @@ fn a_group_in_use_at_a_shutdown_of_the_peer_gets_no_more_connections_and_no_idle
 
 #[test]
 fn a_group_that_the_peer_denies_keeps_its_connections_and_gets_no_others() {
-    for fixture in [Fixture::new, Fixture::with_links] {
+    for fixture in [RegistryFixture::new, RegistryFixture::with_links] {
         let mut f = fixture();
         let group = f.established(PEER);
         // The set-up that is declined has joined.
@@ -435,7 +435,7 @@ fn a_group_that_the_peer_denies_keeps_its_connections_and_gets_no_others() {
 
 #[test]
 fn a_peer_that_denies_group_after_group_gets_few_of_them() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let mut groups = Vec::new();
     for _ in 0..20 {
         let group = match f.registry.enter(f.now, (f.key)(PEER), Intent::JoinOrCreate) {
@@ -458,7 +458,7 @@ fn a_peer_that_denies_group_after_group_gets_few_of_them() {
 
 #[test]
 fn an_idle_group_ends_when_the_peer_denies_it() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let group = f.established(PEER);
     f.leave(group);
     assert_eq!(f.join(PEER), group);

@@ -54,7 +54,7 @@ pub(super) fn end(host: u8, qpn: u32) -> LinkAddress {
     }
 }
 
-impl Fixture {
+impl RegistryFixture {
     fn set_links<const N: usize>(&mut self, group: GroupId, ends: [LinkAddress; N]) {
         let ends = ends.to_vec();
         let links = GroupLinks {
@@ -101,7 +101,7 @@ impl Fixture {
 
 #[test]
 fn a_client_finds_its_group_by_the_servers_queue_pair() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let group = f.open(client_key(1, 0x12), Intent::Create);
     assert_eq!(f.joins(client_key(1, 0x12), Intent::Join), Some(group));
     assert_eq!(f.joins(client_key(1, 0x13), Intent::Join), None);
@@ -115,7 +115,7 @@ fn a_client_finds_its_group_by_the_servers_queue_pair() {
 
 #[test]
 fn the_group_that_is_idle_for_longest_ends_first() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     // With a direct group, which has no links to give away, and one with a connection.
     let direct = f.established(PEER);
     f.leave(direct);
@@ -152,7 +152,7 @@ fn the_group_that_is_idle_for_longest_ends_first() {
 
 #[test]
 fn a_group_is_found_under_each_of_its_keys() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let group = f.open(server_key(1), Intent::JoinOrCreate);
     f.set_links(group, [end(1, 0), end(2, 0)]);
     for host in [1, 2] {
@@ -169,7 +169,7 @@ fn a_group_is_found_under_each_of_its_keys() {
 
 #[test]
 fn keys_of_a_group_in_the_making_count_from_its_opening_on() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let result = f.registry.enter(f.now, client_key(1, 5), Intent::Create);
     let EnterResult::Now(Ok(Member::Created(group))) = result else {
         panic!("not the creator");
@@ -191,7 +191,7 @@ fn keys_of_a_group_in_the_making_count_from_its_opening_on() {
 
 #[test]
 fn a_new_key_lets_in_those_who_wait_for_it() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let group = f.open(server_key(1), Intent::JoinOrCreate);
     let key = server_key_at(2);
     let creator = match f.registry.enter(f.now, key, Intent::JoinOrCreate) {
@@ -213,7 +213,7 @@ fn a_new_key_lets_in_those_who_wait_for_it() {
 
 #[test]
 fn a_group_without_links_is_terminated() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let group = f.open(server_key(1), Intent::JoinOrCreate);
     let cause = GroupEndCause::LinksLost(LinkFailure::Flushed);
     f.registry.terminate(group, cause);
@@ -244,7 +244,7 @@ fn a_group_without_links_is_terminated() {
 /// A server that has not detected the failure of a link may still name it.
 #[test]
 fn a_client_knows_its_last_links_by_their_queue_pairs() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let group = f.open(client_key(1, 1), Intent::Create);
     for qpn in 1..=6 {
         f.set_links(group, [end(1, qpn)]);
@@ -266,7 +266,7 @@ fn a_client_knows_its_last_links_by_their_queue_pairs() {
 
 #[test]
 fn a_full_table_keeps_servers_out_and_clients_not() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let server = f.open(server_key(1), Intent::JoinOrCreate);
     f.set_full(server, end(1, 0), true);
     assert_eq!(f.joins(server_key(1), Intent::JoinOrCreate), None);
@@ -284,7 +284,7 @@ fn an_idle_group_outlives_that_of_its_server() {
         (server_key(1), IDLE_LIFETIME),
         (client_key(1, 5), CLIENT_IDLE_LIFETIME),
     ] {
-        let mut f = Fixture::new();
+        let mut f = RegistryFixture::new();
         let group = f.open(key, Intent::Create);
         f.leave(group);
         f.advance(lifetime - Duration::from_millis(1));
@@ -312,7 +312,7 @@ fn key_at(client: IpAddr, peer: u16) -> GroupKey {
 
 #[test]
 fn a_client_that_denies_group_after_group_gets_few_of_them() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let mut groups = BTreeSet::new();
     for _ in 0..20 {
         let group = match f.registry.enter(f.now, server_key(1), Intent::JoinOrCreate) {
@@ -333,8 +333,8 @@ fn a_client_that_denies_group_after_group_gets_few_of_them() {
 
 #[test]
 fn first_contacts_of_all_addresses_are_limited_and_some_are_left_for_another_one() {
-    let mut f = Fixture::new();
-    let enter = |f: &mut Fixture, host: u8, peer: u16| {
+    let mut f = RegistryFixture::new();
+    let enter = |f: &mut RegistryFixture, host: u8, peer: u16| {
         let key = key_at(IpAddr::from([10, 0, 0, host]), peer);
         match f.registry.enter(f.now, key, Intent::JoinOrCreate) {
             EnterResult::Now(member) => member.map(|member| member.group()),
@@ -372,7 +372,7 @@ fn first_contacts_of_one_address_are_limited() {
             ip("2001:db8:0:1::1"),
         ),
     ] {
-        let mut f = Fixture::new();
+        let mut f = RegistryFixture::new();
         let creators: Vec<_> = (0..u16::try_from(MAX_FIRST_CONTACTS).unwrap())
             .map(|peer| {
                 match f
@@ -384,8 +384,9 @@ fn first_contacts_of_one_address_are_limited() {
                 }
             })
             .collect();
-        let enter =
-            |f: &mut Fixture, from, intent| f.registry.enter(f.now, key_at(from, 100), intent);
+        let enter = |f: &mut RegistryFixture, from, intent| {
+            f.registry.enter(f.now, key_at(from, 100), intent)
+        };
         let full = EnterResult::Now(Err(NoGroup::Full));
         assert_eq!(enter(&mut f, neighbour, Intent::JoinOrCreate), full);
         // One that waits becomes no member either when its time is over.
@@ -436,7 +437,7 @@ fn first_contacts_of_one_address_are_limited() {
 
 #[test]
 fn devices_of_smc_d_are_nothing_to_smc_r() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     f.open(server_key(1), Intent::JoinOrCreate);
     f.registry.handle_device_gone(DeviceIndex(0));
     f.registry.handle_peer_gone(DeviceIndex(0), PEER);

@@ -11,12 +11,12 @@ use crate::proto::Role;
 #[test]
 fn simulation_loses_no_connection_and_no_wait_is_endless() {
     for seed in 1..=20 {
-        Simulation::new(seed).run(3_000);
+        RegistrySimulation::new(seed).run(3_000);
     }
 }
 
-struct Simulation {
-    f: Fixture,
+struct RegistrySimulation {
+    f: RegistryFixture,
     random: u64,
     /// Each member: its group, and whether it is still the creator of it.
     members: Vec<(GroupId, bool)>,
@@ -25,11 +25,11 @@ struct Simulation {
     closing: Vec<GroupId>,
 }
 
-impl Simulation {
+impl RegistrySimulation {
     fn new(seed: u64) -> Self {
         let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         Self {
-            f: Fixture::new(),
+            f: RegistryFixture::new(),
             random,
             members: Vec::new(),
             waiting: BTreeMap::new(),

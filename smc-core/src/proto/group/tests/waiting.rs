@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn joiners_wait_for_the_creator_and_get_in_with_its_success() {
-    let mut f = Fixture::with_links();
+    let mut f = RegistryFixture::with_links();
     let group = f.create(PEER);
     let second = f.wait(PEER, Intent::JoinOrCreate);
     let third = f.wait(PEER, Intent::JoinOrCreate);
@@ -35,7 +35,7 @@ fn joiners_wait_for_the_creator_and_get_in_with_its_success() {
 
 #[test]
 fn after_a_failed_first_contact_the_next_one_becomes_creator() {
-    let mut f = Fixture::with_links();
+    let mut f = RegistryFixture::with_links();
     let first = f.create(PEER);
     let second = f.wait(PEER, Intent::JoinOrCreate);
     let third = f.wait(PEER, Intent::JoinOrCreate);
@@ -74,7 +74,7 @@ fn after_a_failed_first_contact_the_next_one_becomes_creator() {
 
 #[test]
 fn no_wait_for_a_stalled_creator_exceeds_its_timeout() {
-    let mut f = Fixture::with_links();
+    let mut f = RegistryFixture::with_links();
     let stalled = f.create(PEER);
     let server = f.wait(PEER, Intent::JoinOrCreate);
     let client = f.wait(PEER, Intent::Join);
@@ -106,7 +106,7 @@ fn no_wait_for_a_stalled_creator_exceeds_its_timeout() {
 
 #[test]
 fn client_that_waits_for_a_group_is_not_made_its_creator() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     let group = f.create(PEER);
     let waiter = f.wait(PEER, Intent::Join);
     f.leave(group);
@@ -118,7 +118,7 @@ fn client_that_waits_for_a_group_is_not_made_its_creator() {
 
 #[test]
 fn waiters_beyond_the_limit_get_a_group_of_their_own() {
-    let mut f = Fixture::with_links();
+    let mut f = RegistryFixture::with_links();
     let group = f.create(PEER);
     let waiters: Vec<_> = (0..3).map(|_| f.wait(PEER, Intent::JoinOrCreate)).collect();
     f.registry
@@ -145,7 +145,7 @@ fn waiters_beyond_the_limit_get_a_group_of_their_own() {
 
 #[test]
 fn a_cancelled_waiter_is_no_member_unless_it_is_one_already() {
-    let mut f = Fixture::with_links();
+    let mut f = RegistryFixture::with_links();
     let group = f.create(PEER);
     let early = f.wait(PEER, Intent::JoinOrCreate);
     let late = f.wait(PEER, Intent::JoinOrCreate);
@@ -169,7 +169,7 @@ fn a_cancelled_waiter_is_no_member_unless_it_is_one_already() {
 
 #[test]
 fn no_setup_waits_for_the_creator_of_a_group_without_links() {
-    let mut f = Fixture::new();
+    let mut f = RegistryFixture::new();
     // Any process may have begun it in the name of the peer.
     let silent = f.create(PEER);
     let own = f.established(PEER);
@@ -185,7 +185,7 @@ fn no_setup_waits_for_the_creator_of_a_group_without_links() {
 
 #[test]
 fn when_a_creator_stalls_one_of_those_that_wait_creates_and_the_others_join_it() {
-    let mut f = Fixture::with_links();
+    let mut f = RegistryFixture::with_links();
     f.create(PEER);
     let waiters: Vec<_> = (0..50)
         .map(|_| f.wait(PEER, Intent::JoinOrCreate))
@@ -211,12 +211,12 @@ fn when_a_creator_stalls_one_of_those_that_wait_creates_and_the_others_join_it()
 
 #[test]
 fn a_second_stalled_creator_is_waited_for_once() {
-    let mut f = Fixture::with_links();
+    let mut f = RegistryFixture::with_links();
     f.create(PEER);
     f.wait(PEER, Intent::JoinOrCreate);
     f.advance(CREATOR_TIMEOUT / 2);
     let waiters = [(); 3].map(|()| f.wait(PEER, Intent::JoinOrCreate));
-    let created = |f: &mut Fixture| {
+    let created = |f: &mut RegistryFixture| {
         let outputs = f.outputs().into_iter();
         let created = outputs.map(|output| match output {
             RegistryOutput::Ready {

@@ -10,8 +10,8 @@ use super::*;
 use crate::error::{CloseReason, FallbackCause, IoError, PeerMisbehaved, Phase};
 
 /// A client that has sent its PROPOSAL.
-fn waiting(config: HandshakeConfig) -> Fixture {
-    let mut f = Fixture::client(config, &TcpPath::default());
+fn waiting(config: HandshakeConfig) -> HandshakeFixture {
+    let mut f = HandshakeFixture::client(config, &TcpPath::default());
     Proposal::parse(&f.side.take_sent()).unwrap();
     assert_eq!(f.side.machine.state(), Some("ACCEPT"));
     f
@@ -66,14 +66,14 @@ fn c3_ipsec() {
         ipsec: true,
         ..TcpPath::default()
     };
-    let f = Fixture::client(host(), &path);
+    let f = HandshakeFixture::client(host(), &path);
     assert_eq!(f.side.fallback(), local(DeclineCode::IPSEC));
     assert_eq!(f.side.declined().diagnosis, DeclineCode::IPSEC);
 }
 
 #[test]
 fn c6_no_device_and_the_version_of_the_decline() {
-    let f = Fixture::client(host_with(vec![]), &TcpPath::default());
+    let f = HandshakeFixture::client(host_with(vec![]), &TcpPath::default());
     assert_eq!(f.side.fallback(), local(DeclineCode::NOSMCDEV));
     assert_eq!(
         f.side.declined().version,
@@ -84,7 +84,7 @@ fn c6_no_device_and_the_version_of_the_decline() {
 
     // A device on a network that no interface is connected to: capable, but not here.
     let elsewhere = Some(PnetId::new("ELSEWHERE").unwrap());
-    let f = Fixture::client(
+    let f = HandshakeFixture::client(
         host_with(vec![DirectDevice {
             pnet_id: elsewhere,
             ..device(0, LOOP)
@@ -105,7 +105,7 @@ fn c7_only_v1_and_no_prefix() {
         ..device(0, Chid::NONE)
     }]);
     config.v1 = true;
-    let f = Fixture::client(config, &TcpPath::over(Interface::new(vec![], net)));
+    let f = HandshakeFixture::client(config, &TcpPath::over(Interface::new(vec![], net)));
     assert_eq!(f.side.fallback(), local(DeclineCode::CNFERR));
 }
 
@@ -147,7 +147,7 @@ fn loopback_devices_are_offered_to_the_own_host_only() {
     assert_eq!(offered(&other_host()), [LOOP]);
 
     let config = host_with(vec![device(0, Chid::LOOPBACK)]);
-    let f = Fixture::client(config, &other_host());
+    let f = HandshakeFixture::client(config, &other_host());
     let Some(Outcome::Tcp(fallback)) = &f.side.outcome else {
         panic!("{:?}", f.side.outcome);
     };
@@ -493,7 +493,7 @@ fn d4_first_contact_never_reuses_a_group() {
     let groups = Rc::clone(&first.side.groups);
     let now = first.now;
     let client = Handshake::client(now, Arc::new(host()), &TcpPath::default());
-    let mut client = Side::with_groups(client, groups, Rc::clone(&first.side.fabric));
+    let mut client = HandshakeSide::with_groups(client, groups, Rc::clone(&first.side.fabric));
     client.settle(now);
     client.receive(now, &accept_bytes(&accept()), usize::MAX);
     assert_ne!(client.established().group, first.side.established().group);

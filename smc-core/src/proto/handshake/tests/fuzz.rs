@@ -15,7 +15,7 @@ use super::rdma::{CLIENT, SERVER, again, path, rdma_host, rdma_pair};
 use crate::device::LinkAddress;
 
 #[derive(Clone, Debug)]
-enum Event {
+enum HandshakeInput {
     Bytes(Vec<u8>),
     WorkDone(WorkDone),
     Closed,
@@ -23,14 +23,14 @@ enum Event {
     Seconds(u64),
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn input() -> impl Strategy<Value = HandshakeInput> {
     prop_oneof![
-        4 => vec(any::<u8>(), 0..100).prop_map(Event::Bytes),
-        8 => message().prop_map(Event::Bytes),
-        8 => done().prop_map(Event::WorkDone),
-        1 => Just(Event::Closed),
-        1 => Just(Event::Terminated),
-        1 => (0..7_u64).prop_map(Event::Seconds),
+        4 => vec(any::<u8>(), 0..100).prop_map(HandshakeInput::Bytes),
+        8 => message().prop_map(HandshakeInput::Bytes),
+        8 => done().prop_map(HandshakeInput::WorkDone),
+        1 => Just(HandshakeInput::Closed),
+        1 => Just(HandshakeInput::Terminated),
+        1 => (0..7_u64).prop_map(HandshakeInput::Seconds),
     ]
 }
 
@@ -133,15 +133,15 @@ fn rmb() -> LocalRmb {
     }
 }
 
-/// Applies events and then lets time pass; the machine has to come to exactly one end.
-fn survive(machine: &mut Handshake, start: Instant, events: &[Event]) {
+/// Applies inputs and then lets time pass; the machine has to come to exactly one end.
+fn survive(machine: &mut Handshake, start: Instant, inputs: &[HandshakeInput]) {
     let mut now = start;
     let mut ends = 0;
     let mut asked = None;
     drain(machine, &mut ends, &mut asked);
-    for event in events {
-        match event {
-            Event::Bytes(bytes) => {
+    for input in inputs {
+        match input {
+            HandshakeInput::Bytes(bytes) => {
                 let wanted = machine.bytes_needed();
                 let taken = machine.handle_bytes(now, bytes);
                 assert!(taken <= bytes.len());
@@ -149,14 +149,16 @@ fn survive(machine: &mut Handshake, start: Instant, events: &[Event]) {
                 assert!(taken == bytes.len() || machine.bytes_needed() == 0 || wanted == 0);
             }
             // Mostly answers that were asked for; a wrong one is a bug, not a panic.
-            Event::WorkDone(done) if asked.as_ref().is_some_and(|work| fits(work, done)) => {
+            HandshakeInput::WorkDone(done)
+                if asked.as_ref().is_some_and(|work| fits(work, done)) =>
+            {
                 asked = None;
                 machine.handle_done(now, done.clone());
             }
-            Event::WorkDone(_) => {}
-            Event::Closed => machine.handle_closed(),
-            Event::Terminated => machine.handle_terminated(),
-            Event::Seconds(seconds) => {
+            HandshakeInput::WorkDone(_) => {}
+            HandshakeInput::Closed => machine.handle_closed(),
+            HandshakeInput::Terminated => machine.handle_terminated(),
+            HandshakeInput::Seconds(seconds) => {
                 now += SECOND * u32::try_from(*seconds).unwrap();
                 machine.handle_timeout(now);
             }
@@ -212,41 +214,41 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn server_survives_anything(events in vec(event(), 0..24)) {
+    fn server_survives_anything(inputs in vec(input(), 0..24)) {
         let now = Instant::now();
         let mut server = Handshake::server(now, Arc::new(host()), TcpPath::default());
-        survive(&mut server, now, &events);
+        survive(&mut server, now, &inputs);
     }
 
     #[test]
-    fn client_survives_anything(events in vec(event(), 0..24)) {
+    fn client_survives_anything(inputs in vec(input(), 0..24)) {
         let now = Instant::now();
         let mut client = Handshake::client(now, Arc::new(host()), &TcpPath::default());
-        survive(&mut client, now, &events);
+        survive(&mut client, now, &inputs);
     }
 
     #[test]
-    fn server_of_smc_r_survives_anything(events in vec(event(), 0..32)) {
+    fn server_of_smc_r_survives_anything(inputs in vec(input(), 0..32)) {
         let now = Instant::now();
         let config = Arc::new(rdma_host(SERVER));
         let mut server = Handshake::server(now, config, path(SERVER));
-        survive(&mut server, now, &events);
+        survive(&mut server, now, &inputs);
     }
 
     #[test]
-    fn client_of_smc_r_survives_anything(events in vec(event(), 0..32)) {
+    fn client_of_smc_r_survives_anything(inputs in vec(input(), 0..32)) {
         let now = Instant::now();
         let config = Arc::new(rdma_host(CLIENT));
         let mut client = Handshake::client(now, config, &path(CLIENT));
-        survive(&mut client, now, &events);
+        survive(&mut client, now, &inputs);
     }
 
     #[test]
     fn any_bytes_in_any_pieces(bytes in vec(any::<u8>(), 0..800), chunk in 1..50_usize) {
         let now = Instant::now();
-        let mut server = Side::new(Handshake::server(now, Arc::new(host()), TcpPath::default()));
+        let mut server = HandshakeSide::new(Handshake::server(now, Arc::new(host()), TcpPath::default()));
         server.receive(now, &bytes, chunk);
-        let mut client = Side::new(Handshake::client(now, Arc::new(host()), &TcpPath::default()));
+        let mut client = HandshakeSide::new(Handshake::client(now, Arc::new(host()), &TcpPath::default()));
         client.settle(now);
         client.receive(now, &bytes, chunk);
     }

@@ -36,7 +36,7 @@ enum Outcome {
 
 /// What the devices of both sides have in common: buffers by token.
 #[derive(Debug, Default)]
-struct Fabric {
+struct TestFabric {
     buffers: HashMap<DmbToken, usize>,
     last_token: u64,
 }
@@ -93,10 +93,10 @@ struct Faults {
 
 /// One side of a connection with everything it works with.
 #[derive(Debug)]
-struct Side {
+struct HandshakeSide {
     machine: Handshake,
     groups: Rc<RefCell<Groups>>,
-    fabric: Rc<RefCell<Fabric>>,
+    fabric: Rc<RefCell<TestFabric>>,
     faults: Faults,
     sent: Vec<u8>,
     works: Vec<Work>,
@@ -106,7 +106,7 @@ struct Side {
     outcome: Option<Outcome>,
 }
 
-impl Side {
+impl HandshakeSide {
     fn new(machine: Handshake) -> Self {
         Self::with_groups(machine, Rc::default(), Rc::default())
     }
@@ -114,7 +114,7 @@ impl Side {
     fn with_groups(
         machine: Handshake,
         groups: Rc<RefCell<Groups>>,
-        fabric: Rc<RefCell<Fabric>>,
+        fabric: Rc<RefCell<TestFabric>>,
     ) -> Self {
         Self {
             machine,
@@ -340,7 +340,7 @@ fn name(work: &Work) -> &'static str {
     }
 }
 
-impl Fabric {
+impl TestFabric {
     fn buffer(&mut self, len: usize) -> DmbToken {
         self.last_token += 1;
         let token = DmbToken(0xd3b0_0000 + self.last_token);
@@ -350,12 +350,12 @@ impl Fabric {
 }
 
 /// One side of a handshake, whose peer is the test.
-struct Fixture {
-    side: Side,
+struct HandshakeFixture {
+    side: HandshakeSide,
     now: Instant,
 }
 
-impl Fixture {
+impl HandshakeFixture {
     fn client(config: HandshakeConfig, path: &TcpPath) -> Self {
         let now = Instant::now();
         Self::of(now, Handshake::client(now, Arc::new(config), path))
@@ -367,7 +367,7 @@ impl Fixture {
     }
 
     fn of(now: Instant, machine: Handshake) -> Self {
-        let mut side = Side::new(machine);
+        let mut side = HandshakeSide::new(machine);
         side.settle(now);
         Self { side, now }
     }
@@ -422,8 +422,8 @@ impl Fixture {
 
 /// Client and server with a wire between them.
 struct Pair {
-    client: Side,
-    server: Side,
+    client: HandshakeSide,
+    server: HandshakeSide,
     now: Instant,
     chunk: usize,
     /// Bytes in flight that no machine has requested yet.
@@ -470,17 +470,17 @@ impl Pair {
         server: (HandshakeConfig, TcpPath),
         [client_groups, server_groups]: [Rc<RefCell<Groups>>; 2],
     ) -> Self {
-        let fabric = Rc::<RefCell<Fabric>>::default();
+        let fabric = Rc::<RefCell<TestFabric>>::default();
         let client = Handshake::client(now, Arc::new(client.0), &client.1);
         let server = Handshake::server(now, Arc::new(server.0), server.1);
         Self::of(
             now,
-            Side::with_groups(client, client_groups, Rc::clone(&fabric)),
-            Side::with_groups(server, server_groups, fabric),
+            HandshakeSide::with_groups(client, client_groups, Rc::clone(&fabric)),
+            HandshakeSide::with_groups(server, server_groups, fabric),
         )
     }
 
-    fn of(now: Instant, client: Side, server: Side) -> Self {
+    fn of(now: Instant, client: HandshakeSide, server: HandshakeSide) -> Self {
         Self {
             client,
             server,

@@ -547,13 +547,13 @@ fn announced_proposal_and_a_client_that_speaks_second() {
     let config = Arc::new(host());
     let offer = ClientProposal::new(&config, &TcpPath::default()).unwrap();
     let announced = offer.bytes().to_vec();
-    let fabric = Rc::<RefCell<Fabric>>::default();
+    let fabric = Rc::<RefCell<TestFabric>>::default();
     let client = Handshake::client_delivered(now, Arc::clone(&config), Arc::new(offer));
     let server = Handshake::server(now, config, TcpPath::default());
     let mut pair = Pair::of(
         now,
-        Side::with_groups(client, Rc::default(), Rc::clone(&fabric)),
-        Side::with_groups(server, Rc::default(), fabric),
+        HandshakeSide::with_groups(client, Rc::default(), Rc::clone(&fabric)),
+        HandshakeSide::with_groups(server, Rc::default(), fabric),
     );
     pair.settle();
     assert!(

@@ -10,7 +10,7 @@ use crate::device::{DeviceError, LinkFailure, RoceKind};
 use crate::proto::group::DeviceIndex;
 
 #[derive(Clone, Debug)]
-enum Event {
+enum GroupInput {
     Bytes(u8, Vec<u8>),
     Sent(u8, u64),
     Down(u8, LinkFailure),
@@ -30,7 +30,7 @@ enum Event {
     Settle,
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn input() -> impl Strategy<Value = GroupInput> {
     let link = 0..5_u8;
     let failure = prop_oneof![
         Just(LinkFailure::Flushed),
@@ -39,24 +39,24 @@ fn event() -> impl Strategy<Value = Event> {
         Just(LinkFailure::Device("fatal")),
     ];
     prop_oneof![
-        3 => (link.clone(), vec(any::<u8>(), 0..100)).prop_map(|(on, it)| Event::Bytes(on, it)),
-        30 => (link.clone(), message()).prop_map(|(on, it)| Event::Bytes(on, it)),
-        2 => (link.clone(), 0..40_u64).prop_map(|(on, tag)| Event::Sent(on, tag)),
-        1 => (link.clone(), failure).prop_map(|(on, why)| Event::Down(on, why)),
-        4 => (link.clone(), any::<bool>()).prop_map(|(on, ok)| Event::Opened(on, ok)),
-        4 => (link.clone(), any::<bool>()).prop_map(|(on, ok)| Event::Connected(on, ok)),
-        3 => (0..3_u8, any::<bool>()).prop_map(|(on, ok)| Event::Mapped(on, ok)),
-        2 => link.clone().prop_map(Event::Moved),
-        2 => (0..3_u8, any::<bool>()).prop_map(|(at, up)| Event::Port(at, up)),
-        4 => any::<u8>().prop_map(Event::Confirm),
-        3 => any::<u8>().prop_map(Event::Delete),
-        2 => (link, any::<u8>()).prop_map(|(on, key)| Event::Token(on, key)),
-        1 => Just(Event::Release),
-        1 => Just(Event::ConfirmLink),
-        2 => Just(Event::Establish),
-        1 => prop::bool::weighted(0.5).prop_map(Event::End),
-        6 => (0..6_000_u64).prop_map(Event::Millis),
-        6 => Just(Event::Settle),
+        3 => (link.clone(), vec(any::<u8>(), 0..100)).prop_map(|(on, it)| GroupInput::Bytes(on, it)),
+        30 => (link.clone(), message()).prop_map(|(on, it)| GroupInput::Bytes(on, it)),
+        2 => (link.clone(), 0..40_u64).prop_map(|(on, tag)| GroupInput::Sent(on, tag)),
+        1 => (link.clone(), failure).prop_map(|(on, why)| GroupInput::Down(on, why)),
+        4 => (link.clone(), any::<bool>()).prop_map(|(on, ok)| GroupInput::Opened(on, ok)),
+        4 => (link.clone(), any::<bool>()).prop_map(|(on, ok)| GroupInput::Connected(on, ok)),
+        3 => (0..3_u8, any::<bool>()).prop_map(|(on, ok)| GroupInput::Mapped(on, ok)),
+        2 => link.clone().prop_map(GroupInput::Moved),
+        2 => (0..3_u8, any::<bool>()).prop_map(|(at, up)| GroupInput::Port(at, up)),
+        4 => any::<u8>().prop_map(GroupInput::Confirm),
+        3 => any::<u8>().prop_map(GroupInput::Delete),
+        2 => (link, any::<u8>()).prop_map(|(on, key)| GroupInput::Token(on, key)),
+        1 => Just(GroupInput::Release),
+        1 => Just(GroupInput::ConfirmLink),
+        2 => Just(GroupInput::Establish),
+        1 => prop::bool::weighted(0.5).prop_map(GroupInput::End),
+        6 => (0..6_000_u64).prop_map(GroupInput::Millis),
+        6 => Just(GroupInput::Settle),
     ]
 }
 
@@ -98,7 +98,7 @@ proptest! {
         side in 0..2_usize,
         is_v2 in any::<bool>(),
         is_connected in prop::bool::weighted(0.8),
-        events in vec(event(), 1..120),
+        inputs in vec(input(), 1..120),
     ) {
         let terms = if is_v2 { LlcTerms::v2_1(2, 255) } else { LlcTerms::V1 };
         let mut world = if is_connected {
@@ -110,8 +110,8 @@ proptest! {
             world
         };
         let mut tokens = Vec::new();
-        for event in events {
-            apply(&mut world, side, event, &mut tokens);
+        for input in inputs {
+            apply(&mut world, side, input, &mut tokens);
             let host = &mut world.hosts[side];
             let group = &host.group;
             prop_assert!(group.links().count() <= 3);
@@ -139,24 +139,24 @@ proptest! {
     }
 }
 
-fn apply(world: &mut World, side: usize, event: Event, tokens: &mut Vec<RtokenId>) {
+fn apply(world: &mut World, side: usize, input: GroupInput, tokens: &mut Vec<RtokenId>) {
     let now = world.now;
     let local = world.hosts[side].qps.values().next().map(|qp| qp.local);
     let link = |at: u8| LinkId(at.into());
-    match event {
-        Event::Settle => return world.advance(10 * MS),
-        Event::Millis(millis) => return world.advance(Duration::from_millis(millis)),
-        Event::Port(at, up) => return world.set_port(side, at.into(), up),
-        Event::Confirm(rmb) => return world.confirm_rkey(side, rmb.into()),
-        Event::Delete(rmb) => return world.delete_rkey(side, rmb.into()),
+    match input {
+        GroupInput::Settle => return world.advance(10 * MS),
+        GroupInput::Millis(millis) => return world.advance(Duration::from_millis(millis)),
+        GroupInput::Port(at, up) => return world.set_port(side, at.into(), up),
+        GroupInput::Confirm(rmb) => return world.confirm_rkey(side, rmb.into()),
+        GroupInput::Delete(rmb) => return world.delete_rkey(side, rmb.into()),
         _ => {}
     }
     // Past the simulated shell, which would not do such things.
     let exists = |at: u8| world.hosts[side].group.link(link(at)).is_some();
-    let is_spurious = match &event {
+    let is_spurious = match &input {
         // Answers to questions that were not asked; those that were come from the shell.
-        Event::Opened(at, _) => exists(*at) && !world.hosts[side].qps.contains_key(&link(*at)),
-        Event::Connected(at, _) => {
+        GroupInput::Opened(at, _) => exists(*at) && !world.hosts[side].qps.contains_key(&link(*at)),
+        GroupInput::Connected(at, _) => {
             let qp = world.hosts[side].qps.get(&link(*at));
             exists(*at) && qp.is_none_or(|qp| qp.peer.is_none())
         }
@@ -165,16 +165,16 @@ fn apply(world: &mut World, side: usize, event: Event, tokens: &mut Vec<RtokenId
     if is_spurious {
         return;
     }
-    world.with(side, |group| match event {
-        Event::Bytes(on, bytes) => group.handle_message(now, link(on), &bytes),
-        Event::Sent(on, tag) => group.handle_sent(now, link(on), OpTag(tag)),
-        Event::Down(on, why) => group.handle_link_down(now, link(on), why),
-        Event::Opened(on, ok) => {
+    world.with(side, |group| match input {
+        GroupInput::Bytes(on, bytes) => group.handle_message(now, link(on), &bytes),
+        GroupInput::Sent(on, tag) => group.handle_sent(now, link(on), OpTag(tag)),
+        GroupInput::Down(on, why) => group.handle_link_down(now, link(on), why),
+        GroupInput::Opened(on, ok) => {
             let failed = Err(DeviceError::NoMemory);
             let result = local.filter(|_| ok).map_or(failed, Ok);
             group.handle_opened(now, link(on), result);
         }
-        Event::Connected(on, ok) => {
+        GroupInput::Connected(on, ok) => {
             let result = if ok {
                 Ok(())
             } else {
@@ -182,27 +182,27 @@ fn apply(world: &mut World, side: usize, event: Event, tokens: &mut Vec<RtokenId
             };
             group.handle_connected(now, link(on), result);
         }
-        Event::Mapped(device, ok) => {
+        GroupInput::Mapped(device, ok) => {
             let keys = [(RmbId(1), Rkey(7), RmbAddr(7))];
             let keys = if ok { &keys[..] } else { &[] };
             group.handle_mapped(now, DeviceIndex(device.into()), keys);
         }
-        Event::Moved(on) => {
+        GroupInput::Moved(on) => {
             group.handle_stopped(link(on));
             group.handle_moved(now, link(on));
         }
-        Event::Token(on, key) => {
+        GroupInput::Token(on, key) => {
             tokens.extend(group.add_rtoken(link(on), Rkey(key.into()), RmbAddr(0)));
         }
-        Event::Release => {
+        GroupInput::Release => {
             if let Some(id) = tokens.pop() {
                 group.release_rtoken(id);
             }
         }
-        Event::ConfirmLink => group.confirm_link(now),
-        Event::Establish => group.establish(now),
-        Event::End(true) => group.end(now, true, DeleteLinkReason::PROGRAM),
-        Event::End(false) => group.end(now, false, DeleteLinkReason::PROTOCOL_VIOLATION),
+        GroupInput::ConfirmLink => group.confirm_link(now),
+        GroupInput::Establish => group.establish(now),
+        GroupInput::End(true) => group.end(now, true, DeleteLinkReason::PROGRAM),
+        GroupInput::End(false) => group.end(now, false, DeleteLinkReason::PROTOCOL_VIOLATION),
         _ => {}
     });
 }

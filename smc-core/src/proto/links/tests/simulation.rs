@@ -24,7 +24,7 @@ fn simulate(seeds: std::ops::RangeInclusive<u64>, terms: LlcTerms) {
     let mut lived = 0;
     let runs = seeds.clone().count();
     for seed in seeds {
-        let tally = Simulation::new(seed, terms).run(600);
+        let tally = LinkSimulation::new(seed, terms).run(600);
         total.confirmed += tally.confirmed;
         total.failed += tally.failed;
         total.moves += tally.moves;
@@ -54,7 +54,7 @@ struct Tally {
     is_whole: bool,
 }
 
-struct Simulation {
+struct LinkSimulation {
     world: World,
     seed: u64,
     /// The state of each RMB of each side.
@@ -75,7 +75,7 @@ enum RmbState {
     Deleting,
 }
 
-impl Simulation {
+impl LinkSimulation {
     fn new(seed: u64, terms: LlcTerms) -> Self {
         let config = LlcConfig {
             rkeys_in_flight: 1 + (seed % 4) as usize,

@@ -18,7 +18,7 @@ pub(super) const CLIENT: Side = 1;
 pub(super) struct World {
     pub(super) now: Instant,
     pub(super) hosts: [Host; 2],
-    events: BTreeMap<(Instant, u64), Event>,
+    events: BTreeMap<(Instant, u64), WorldEvent>,
     last_event: u64,
     last_qpn: u32,
     /// Queue pairs that exist: whose, which link.
@@ -79,7 +79,7 @@ pub(super) struct Qp {
 }
 
 #[derive(Debug)]
-enum Event {
+enum WorldEvent {
     Deliver {
         from: Side,
         link: LinkId,
@@ -244,21 +244,21 @@ impl World {
                     address,
                 } => {
                     let is_stuck = self.hosts[side].stuck.contains(&device.0);
-                    let opened = Event::Opened(side, link, device.0, address);
+                    let opened = WorldEvent::Opened(side, link, device.0, address);
                     let wait = if is_stuck { 3_600 * SECOND } else { MS };
                     self.later(wait, opened);
                 }
                 LinkGroupOutput::Connect { link, peer, .. } => {
-                    self.later(MS, Event::Connected(side, link, peer));
+                    self.later(MS, WorldEvent::Connected(side, link, peer));
                 }
                 LinkGroupOutput::Map { device, rmbs } => {
                     assert!(!rmbs.is_empty());
                     let wait = self.hosts[side].map_time;
-                    self.later(wait, Event::Mapped(side, device.0, rmbs));
+                    self.later(wait, WorldEvent::Mapped(side, device.0, rmbs));
                 }
                 LinkGroupOutput::Move { from, .. } => {
                     let wait = self.hosts[side].move_time;
-                    self.later(wait, Event::Moved(side, from));
+                    self.later(wait, WorldEvent::Moved(side, from));
                 }
                 LinkGroupOutput::Links(links) => {
                     assert!(!links.ends.is_empty(), "the last one ends the group");
@@ -266,7 +266,7 @@ impl World {
                 }
                 LinkGroupOutput::Stop(link) => match self.hosts[side].stop_time {
                     Duration::ZERO => self.hosts[side].group.handle_stopped(link),
-                    wait => self.later(wait, Event::Stopped(side, link)),
+                    wait => self.later(wait, WorldEvent::Stopped(side, link)),
                 },
                 LinkGroupOutput::Close(link) => {
                     let host = &mut self.hosts[side];
@@ -310,7 +310,7 @@ impl World {
         *order = arrives;
         self.at(
             arrives,
-            Event::Deliver {
+            WorldEvent::Deliver {
                 from,
                 link,
                 qpn,
@@ -321,10 +321,10 @@ impl World {
         );
     }
 
-    fn event(&mut self, event: Event) {
+    fn event(&mut self, event: WorldEvent) {
         let now = self.now;
         match event {
-            Event::Deliver {
+            WorldEvent::Deliver {
                 from,
                 link,
                 qpn,
@@ -335,7 +335,7 @@ impl World {
                 let is_connected = self.is_port_up(qpn) && !self.cut.contains(&qpn.min(peer));
                 match self.qps.get(&peer).copied() {
                     Some((to, at)) if is_connected && self.is_port_up(peer) => {
-                        self.later(MS, Event::Sent(from, link, tag));
+                        self.later(MS, WorldEvent::Sent(from, link, tag));
                         let filtered = self.hosts[to].filter.is_some_and(|keep| keep(&message));
                         if !filtered {
                             self.with(to, |group| group.handle_message(now, at, &message));
@@ -343,22 +343,22 @@ impl World {
                     }
                     // Retries come to their end.
                     _ => {
-                        let down = Event::Down(from, link, LinkFailure::RetryExceeded);
+                        let down = WorldEvent::Down(from, link, LinkFailure::RetryExceeded);
                         self.later(self.retry_time, down);
                     }
                 }
             }
-            Event::Sent(side, link, tag) => {
+            WorldEvent::Sent(side, link, tag) => {
                 if self.hosts[side].qps.contains_key(&link) {
                     self.with(side, |group| group.handle_sent(now, link, tag));
                 }
             }
-            Event::Down(side, link, failure) => {
+            WorldEvent::Down(side, link, failure) => {
                 if self.hosts[side].qps.contains_key(&link) {
                     self.with(side, |group| group.handle_link_down(now, link, failure));
                 }
             }
-            Event::Opened(side, link, device, address) => {
+            WorldEvent::Opened(side, link, device, address) => {
                 if self.hosts[side].group.link(link).is_none() {
                     let gone = Err(DeviceError::Invalid("link is gone"));
                     return self.with(side, |group| group.handle_opened(now, link, gone));
@@ -380,7 +380,7 @@ impl World {
                 };
                 self.with(side, |group| group.handle_opened(now, link, result));
             }
-            Event::Connected(side, link, peer) => {
+            WorldEvent::Connected(side, link, peer) => {
                 let Some(qp) = self.hosts[side].qps.get_mut(&link) else {
                     let gone = Err(DeviceError::Invalid("link is gone"));
                     return self.with(side, |group| group.handle_connected(now, link, gone));
@@ -388,7 +388,7 @@ impl World {
                 qp.peer = Some(peer.qpn.get());
                 self.with(side, |group| group.handle_connected(now, link, Ok(())));
             }
-            Event::Mapped(side, device, rmbs) => {
+            WorldEvent::Mapped(side, device, rmbs) => {
                 let fails = self.hosts[side].unmappable.contains(&device);
                 let keys: Vec<_> = rmbs
                     .into_iter()
@@ -402,10 +402,10 @@ impl World {
                     group.handle_mapped(now, DeviceIndex(device), &keys);
                 });
             }
-            Event::Stopped(side, link) => {
+            WorldEvent::Stopped(side, link) => {
                 self.with(side, |group| group.handle_stopped(link));
             }
-            Event::Moved(side, link) => {
+            WorldEvent::Moved(side, link) => {
                 self.with(side, |group| group.handle_moved(now, link));
             }
         }
@@ -446,16 +446,16 @@ impl World {
         timers.chain([event]).flatten().min()
     }
 
-    fn due(&mut self) -> Option<Event> {
+    fn due(&mut self) -> Option<WorldEvent> {
         let first = self.events.first_entry()?;
         (first.key().0 <= self.now).then(|| first.remove())
     }
 
-    fn later(&mut self, wait: Duration, event: Event) {
+    fn later(&mut self, wait: Duration, event: WorldEvent) {
         self.at(self.now + wait, event);
     }
 
-    fn at(&mut self, at: Instant, event: Event) {
+    fn at(&mut self, at: Instant, event: WorldEvent) {
         self.last_event += 1;
         self.events.insert((at, self.last_event), event);
     }
@@ -472,7 +472,7 @@ impl World {
             let group = &self.hosts[side].group;
             let lost: Vec<_> = group.links().filter(is_at).map(|link| link.id).collect();
             for link in lost {
-                self.later(MS, Event::Down(side, link, LinkFailure::PortDown));
+                self.later(MS, WorldEvent::Down(side, link, LinkFailure::PortDown));
             }
         }
         self.candidates(side);

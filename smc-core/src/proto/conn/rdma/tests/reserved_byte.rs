@@ -4,7 +4,7 @@ use super::*;
 
 /// Reads as Linux does, and sends updates as Linux does: after a read, never without one
 /// (docs/spec/data-path.md#window-update).
-struct Reader {
+struct LinuxReader {
     ring: Ring,
     producer: Cursor,
     consumer: Cursor,
@@ -12,7 +12,7 @@ struct Reader {
     flags: ProducerFlags,
 }
 
-impl Reader {
+impl LinuxReader {
     fn new(size: u32) -> Self {
         Self {
             ring: ring(size),
@@ -63,7 +63,7 @@ fn blocked() -> (Transmit, Post) {
 fn the_reserved_byte_requests_the_lost_update() {
     let (mut transmit, post) = blocked();
     transmit.handle_sent(post.id);
-    let mut reader = Reader::new(600);
+    let mut reader = LinuxReader::new(600);
     reader.receive(&post);
     assert!(reader.read().is_some(), "and it is lost");
 
@@ -99,7 +99,7 @@ fn a_peer_that_has_moved_first_gets_the_request_at_once() {
 fn a_short_repeated_write_requests_an_update_too() {
     let mut transmit = transmit(2000, 600);
     transmit.reserve_byte();
-    let mut reader = Reader::new(600);
+    let mut reader = LinuxReader::new(600);
     let post = send(&mut transmit, 550);
     transmit.handle_sent(post.id);
     reader.receive(&post);

@@ -10,21 +10,21 @@ use crate::proto::conn::{Closing, ReadEnd, RecvCursors, WriteEnd};
 #[test]
 fn nothing_is_lost_or_duplicated_by_link_failures() {
     for seed in 0..600 {
-        Simulation::new(seed, Plan::Close).run(seed);
+        ConnSimulation::new(seed, Plan::Close).run(seed);
     }
 }
 
 #[test]
 fn aborts_arrive_and_no_byte_is_wrong() {
     for seed in 0..300 {
-        Simulation::new(seed, Plan::Abort).run(seed);
+        ConnSimulation::new(seed, Plan::Abort).run(seed);
     }
 }
 
 #[test]
 fn a_stream_passes_hundreds_of_rings_and_hundreds_of_links() {
     let rng = Rng::new(77);
-    let mut simulation = Simulation::with_sizes(rng, Plan::Close, [1000, 4096], [700, 1000]);
+    let mut simulation = ConnSimulation::with_sizes(rng, Plan::Close, [1000, 4096], [700, 1000]);
     for end in &mut simulation.ends {
         end.total = 500_000;
     }
@@ -40,12 +40,12 @@ enum Plan {
     Abort,
 }
 
-struct Simulation {
+struct ConnSimulation {
     ends: [End; 2],
     /// The number of the link that is up; the link to which an end is bound is stored in the end.
     up: u32,
     /// Posts of both ends on the link that is up, oldest first.
-    posted: [VecDeque<Posted>; 2],
+    posted: [VecDeque<PostInFlight>; 2],
     rng: Rng,
     /// Steps in which links may fail and devices may be busy.
     faults: u32,
@@ -58,7 +58,7 @@ struct Simulation {
 }
 
 /// A post in flight, one stage after the other.
-struct Posted {
+struct PostInFlight {
     post: Post,
     /// How many of its writes are done.
     written: usize,
@@ -87,7 +87,7 @@ struct End {
     plan: Plan,
 }
 
-impl Simulation {
+impl ConnSimulation {
     fn new(seed: u64, plan: Plan) -> Self {
         let mut rng = Rng::new(seed);
         let sizes = [1, 7, 64, 100, 1000, 4096];
@@ -191,7 +191,7 @@ impl Simulation {
                 end.transmit.cancel_post();
                 return;
             }
-            let bare = |posted: &&Posted| {
+            let bare = |posted: &&PostInFlight| {
                 let flags = posted.post.cdc.producer_flags;
                 posted.post.payload() == 0
                     && !flags.contains(VALIDATION)
@@ -199,7 +199,7 @@ impl Simulation {
             };
             // A post on a failed link has no effect.
             if end.link == self.up {
-                self.posted[at].push_back(Posted {
+                self.posted[at].push_back(PostInFlight {
                     post,
                     written: 0,
                     arrived: false,

@@ -6,14 +6,14 @@ use super::*;
 use crate::error::{CloseReason, PeerMisbehaved};
 
 /// PROPOSAL is sent.
-fn client(config: HandshakeConfig) -> Fixture {
-    let mut f = Fixture::client(config, &path(CLIENT));
+fn client(config: HandshakeConfig) -> HandshakeFixture {
+    let mut f = HandshakeFixture::client(config, &path(CLIENT));
     f.side.take_sent();
     f
 }
 
 /// CONFIRM is sent and the link is being confirmed.
-fn confirming() -> Fixture {
+fn confirming() -> HandshakeFixture {
     let mut f = client(rdma_host(CLIENT));
     f.side.faults.stall = Some("confirm link");
     f.receive_end(&accept());

@@ -7,11 +7,11 @@ use crate::proto::group::{CLIENT_IDLE_LIFETIME, CREATOR_TIMEOUT, GroupEndCause, 
 #[test]
 fn concurrent_setups_lose_no_membership_and_no_wait_is_endless() {
     for seed in 1..=4 {
-        Simulation::new(seed).run(1_500);
+        SetupSimulation::new(seed).run(1_500);
     }
 }
 
-struct Simulation {
+struct SetupSimulation {
     random: u64,
     now: Instant,
     hosts: [Rc<RefCell<Groups>>; 2],
@@ -29,7 +29,7 @@ struct Connection {
     waiting: [Option<Instant>; 2],
 }
 
-impl Simulation {
+impl SetupSimulation {
     fn new(seed: u64) -> Self {
         Self {
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -318,7 +318,7 @@ impl Connection {
             to_server,
             ..
         } = &mut self.pair;
-        let has_failed = |side: &Side| matches!(side.outcome, Some(Outcome::Failed(_)));
+        let has_failed = |side: &HandshakeSide| matches!(side.outcome, Some(Outcome::Failed(_)));
         if has_failed(client) && to_server.is_empty() {
             server.machine.handle_closed();
             server.settle(now);

@@ -31,7 +31,7 @@ pub(super) struct TestLink {
     terms: Option<LlcTerms>,
 }
 
-impl Side {
+impl HandshakeSide {
     pub(super) fn rdma_work(&mut self, work: &Work) -> WorkDone {
         if let Some(done) = self.scripted(work) {
             return done;

@@ -117,7 +117,7 @@ fn one_byte_at_a_time() {
 #[test]
 fn keys_are_what_linux_compares_and_the_clients_address() {
     let pair = rdma_pair().completed();
-    let key_of = |side: &Side| {
+    let key_of = |side: &HandshakeSide| {
         let group = side.established().group;
         let groups = side.groups.borrow();
         groups.registry.group_info(group).unwrap().key

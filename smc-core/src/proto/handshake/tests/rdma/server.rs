@@ -7,12 +7,12 @@ use smc_wire::types::OfferedTypes;
 use super::*;
 use crate::error::{CloseReason, PeerMisbehaved, Phase};
 
-fn server(config: HandshakeConfig) -> Fixture {
-    Fixture::server(config, path(SERVER))
+fn server(config: HandshakeConfig) -> HandshakeFixture {
+    HandshakeFixture::server(config, path(SERVER))
 }
 
 /// ACCEPT is sent.
-fn accepted() -> Fixture {
+fn accepted() -> HandshakeFixture {
     let mut f = server(rdma_host(SERVER));
     f.receive(&bytes(&rdma_proposal(&rdma_host(CLIENT))));
     f.side.take_sent();
@@ -20,7 +20,7 @@ fn accepted() -> Fixture {
 }
 
 /// CONFIRM has come and the link is being confirmed.
-fn confirming() -> Fixture {
+fn confirming() -> HandshakeFixture {
     let mut f = accepted();
     f.side.faults.stall = Some("confirm link");
     f.receive_end(&confirm());

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn accept_says_everything_about_our_end() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     let accept = f.accepts(&proposal(&host()));
     let Body::D(end) = accept.body else { panic!() };
     assert_eq!(
@@ -26,13 +26,13 @@ fn unknown_future_version_is_taken_as_version_2() {
     let mut proposal = proposal(&host());
     proposal.version = Version::new(3).unwrap();
     proposal.ext.as_mut().unwrap().release = Release::new(7).unwrap();
-    let accept = Fixture::new(host()).accepts(&proposal);
+    let accept = HandshakeFixture::new(host()).accepts(&proposal);
     assert_eq!(accept.first_contact().unwrap().release, Release::V2_1);
 }
 
 #[test]
 fn s12_rubbish_instead_of_confirm() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     f.accepts(&proposal(&host()));
     f.receive(b"hello, world");
     assert!(matches!(f.side.error(), Error::Malformed(_)));
@@ -41,7 +41,7 @@ fn s12_rubbish_instead_of_confirm() {
 
 #[test]
 fn s12_second_proposal_instead_of_confirm() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     f.accepts(&proposal(&host()));
     f.receive(&bytes(&proposal(&host())));
     assert_eq!(*f.side.error(), PeerMisbehaved::UnexpectedMessage.into());
@@ -50,7 +50,7 @@ fn s12_second_proposal_instead_of_confirm() {
 #[test]
 fn s12_confirm_of_another_kind_than_accept() {
     for kind in [0, 1] {
-        let mut f = Fixture::new(host());
+        let mut f = HandshakeFixture::new(host());
         let accept = f.accepts(&proposal(&host()));
         let mut bytes = accept_bytes(&confirmed(&accept));
         if kind == 0 {
@@ -71,7 +71,7 @@ fn s12_confirm_of_another_kind_than_accept() {
 
 #[test]
 fn s12_client_hangs_up_after_accept() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     f.accepts(&proposal(&host()));
     f.close();
     assert_eq!(*f.side.error(), Error::Closed(CloseReason::DuringHandshake));
@@ -80,7 +80,7 @@ fn s12_client_hangs_up_after_accept() {
 
 #[test]
 fn s13_confirm_with_another_release() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     let accept = f.accepts(&proposal(&host()));
     let mut confirm = confirmed(&accept);
     if let ClcTerms::V2 {
@@ -98,7 +98,7 @@ fn s13_confirm_with_another_release() {
 
 #[test]
 fn s13_what_is_not_compared() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     let accept = f.accepts(&proposal(&host()));
     let mut confirm = confirmed(&accept);
     // Neither the EID nor the first-contact flag of CONFIRM matter.
@@ -117,7 +117,7 @@ fn s13_what_is_not_compared() {
 
 #[test]
 fn s15_element_beyond_the_first() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     let accept = f.accepts(&proposal(&host()));
     let mut confirm = confirmed(&accept);
     let Body::D(end) = &mut confirm.body else {
@@ -136,7 +136,7 @@ fn s15_element_beyond_the_first() {
 
 #[test]
 fn bytes_after_confirm_are_not_taken() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     let accept = f.accepts(&proposal(&host()));
     let mut bytes = accept_bytes(&confirmed(&accept));
     f.side
@@ -152,7 +152,7 @@ fn bytes_after_confirm_are_not_taken() {
 
 #[test]
 fn wrong_answer_of_the_caller_is_a_bug_and_not_a_panic() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     f.side.machine.handle_done(f.now, WorkDone::Attached(Ok(1)));
     f.side.settle(f.now);
     assert!(matches!(f.side.error(), Error::Bug(_)));

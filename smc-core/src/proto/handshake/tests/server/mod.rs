@@ -17,7 +17,7 @@ use smc_wire::types::{
 use super::*;
 use crate::error::{CloseReason, PeerMisbehaved, Phase};
 
-impl Fixture {
+impl HandshakeFixture {
     fn new(config: HandshakeConfig) -> Self {
         Self::server(config, TcpPath::default())
     }

@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn s4_no_proposal_within_six_seconds() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     assert_eq!(f.side.machine.bytes_needed(), 8);
     let deadline = f.side.machine.poll_timeout().unwrap();
     assert_eq!(deadline - f.now, CLC_TIMEOUT);
@@ -20,7 +20,7 @@ fn s4_no_proposal_within_six_seconds() {
 
 #[test]
 fn s4_half_a_proposal_and_then_silence() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     let bytes = bytes(&proposal(&host()));
     f.receive(&bytes[..100]);
     assert_eq!(f.side.machine.bytes_needed(), bytes.len() - 100);
@@ -31,13 +31,13 @@ fn s4_half_a_proposal_and_then_silence() {
 
 #[test]
 fn s4_plain_tcp_client() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     let taken = f.receive(b"GET / HTTP/1.1\r\n\r\n");
     assert!(taken <= 8);
     assert!(matches!(f.side.error(), Error::Malformed(_)));
 
     // The first wrong byte is enough.
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     assert_eq!(f.receive(b"G"), 1);
     assert!(matches!(f.side.error(), Error::Malformed(_)));
 }
@@ -55,7 +55,7 @@ fn s4_malformed_proposals() {
     longer_than_its_parts[6] += 1;
     longer_than_its_parts.insert(100, 0);
     for bytes in [wrong_trailer, version_0, too_long, longer_than_its_parts] {
-        let mut f = Fixture::new(host());
+        let mut f = HandshakeFixture::new(host());
         f.receive(&bytes);
         assert!(matches!(f.side.error(), Error::Malformed(_)));
         assert!(f.side.sent.is_empty());
@@ -64,8 +64,8 @@ fn s4_malformed_proposals() {
 
 #[test]
 fn s4_another_message_is_refused_at_its_header() {
-    let mut f = Fixture::new(host());
-    let accept = Fixture::new(host()).accepts(&proposal(&host()));
+    let mut f = HandshakeFixture::new(host());
+    let accept = HandshakeFixture::new(host()).accepts(&proposal(&host()));
     let taken = f.receive(&accept_bytes(&accept));
     assert_eq!(taken, 8);
     assert_eq!(*f.side.error(), PeerMisbehaved::UnexpectedMessage.into());
@@ -73,7 +73,7 @@ fn s4_another_message_is_refused_at_its_header() {
 
 #[test]
 fn s4_client_closes() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     f.receive(&bytes(&proposal(&host()))[..9]);
     f.close();
     assert_eq!(*f.side.error(), Error::Closed(CloseReason::DuringHandshake));
@@ -82,7 +82,7 @@ fn s4_client_closes() {
 #[test]
 fn s4_decline_without_proposal() {
     for version in [Version::V1, Version::V2] {
-        let mut f = Fixture::new(host());
+        let mut f = HandshakeFixture::new(host());
         let decline = Decline::new(version, DeclineCode::NOSMCDEV, OsType::LINUX);
         let mut bytes = [0; 64];
         let len = decline.emit(&mut bytes).unwrap();
@@ -102,7 +102,7 @@ fn s5_ipsec() {
         ipsec: true,
         ..TcpPath::default()
     };
-    let f = Fixture::server(host(), path);
+    let f = HandshakeFixture::server(host(), path);
     assert_eq!(f.declines_offer(&proposal(&host())), DeclineCode::IPSEC);
 }
 
@@ -114,20 +114,20 @@ fn s6_nothing_offered() {
     nothing.v2 = OfferedTypes::Neither;
     nothing.ext = None;
     assert_eq!(
-        Fixture::new(host()).declines_offer(&nothing),
+        HandshakeFixture::new(host()).declines_offer(&nothing),
         DeclineCode::PEERNOSMC
     );
 }
 
 #[test]
 fn s6_no_device_for_v2() {
-    let f = Fixture::new(host_with(vec![]));
+    let f = HandshakeFixture::new(host_with(vec![]));
     assert_eq!(
         f.declines_offer(&proposal(&host())),
         DeclineCode::NOISM2SUPP
     );
     // A device without a CHID is of no use in version 2.
-    let f = Fixture::new(host_with(vec![device(0, Chid::NONE)]));
+    let f = HandshakeFixture::new(host_with(vec![device(0, Chid::NONE)]));
     assert_eq!(
         f.declines_offer(&proposal(&host())),
         DeclineCode::NOISM2SUPP
@@ -139,7 +139,7 @@ fn s6_direct_extension_missing_or_misplaced() {
     for offset in [0_u16, 289] {
         let mut bytes = bytes(&proposal(&host()));
         bytes[86..88].copy_from_slice(&offset.to_be_bytes());
-        let mut f = Fixture::new(host());
+        let mut f = HandshakeFixture::new(host());
         f.receive(&bytes);
         assert_eq!(f.side.declined().diagnosis, DeclineCode::NOV2DEXT);
     }
@@ -147,13 +147,13 @@ fn s6_direct_extension_missing_or_misplaced() {
 
 #[test]
 fn s6_no_eid_at_all() {
-    let f = Fixture::new(host());
+    let f = HandshakeFixture::new(host());
     assert_eq!(
         f.declines_offer(&proposal(&host_with_ueids(&[]))),
         DeclineCode::NOUEID
     );
     assert_eq!(
-        Fixture::new(host()).declines_offer(&r_v2(&[])),
+        HandshakeFixture::new(host()).declines_offer(&r_v2(&[])),
         DeclineCode::NOUEID
     );
 }
@@ -165,7 +165,7 @@ fn s6_the_last_reason_is_told() {
     both.ext.as_mut().unwrap().direct = Some(DirectExtension::default());
     // SMC-D: no device; SMC-R: no UEID.
     assert_eq!(
-        Fixture::new(host_with(vec![])).declines_offer(&both),
+        HandshakeFixture::new(host_with(vec![])).declines_offer(&both),
         DeclineCode::NOUEID
     );
 }
@@ -184,7 +184,7 @@ fn s7_limits_count_even_if_smc_d_would_be_chosen() {
         let ext = both.ext.as_mut().unwrap();
         ext.ueids.push(ueid("SALES")).unwrap();
         (ext.max_conns, ext.max_links) = (conns, links);
-        assert_eq!(Fixture::new(host()).declines_offer(&both), code);
+        assert_eq!(HandshakeFixture::new(host()).declines_offer(&both), code);
     }
 }
 
@@ -195,6 +195,6 @@ fn s7_limits_do_not_count_in_v2_0() {
     let ext = both.ext.as_mut().unwrap();
     ext.ueids.push(ueid("SALES")).unwrap();
     ext.release = Release::V2_0;
-    let accept = Fixture::new(host()).accepts(&both);
+    let accept = HandshakeFixture::new(host()).accepts(&both);
     assert_eq!(accept.first_contact().unwrap().release, Release::V2_0);
 }

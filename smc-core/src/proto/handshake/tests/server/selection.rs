@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn s9_no_device_on_an_offered_fabric() {
-    let f = Fixture::new(host_with(vec![device(0, ISM)]));
+    let f = HandshakeFixture::new(host_with(vec![device(0, ISM)]));
     assert_eq!(
         f.declines_offer(&proposal(&host())),
         DeclineCode::NOSMCD2DEV
@@ -13,7 +13,7 @@ fn s9_no_device_on_an_offered_fabric() {
 
 #[test]
 fn s9_device_that_does_not_reach_the_client() {
-    let mut f = Fixture::new(host());
+    let mut f = HandshakeFixture::new(host());
     f.side.faults.unreachable.push(DeviceIndex(0));
     assert_eq!(
         f.declines_offer(&proposal(&host())),
@@ -24,7 +24,7 @@ fn s9_device_that_does_not_reach_the_client() {
 #[test]
 fn s9_the_first_reason_is_told() {
     let devices = || vec![device(0, ISM), device(1, LOOP)];
-    let mut f = Fixture::new(host_with(devices()));
+    let mut f = HandshakeFixture::new(host_with(devices()));
     f.side
         .faults
         .register
@@ -46,7 +46,7 @@ fn s9_native_device_of_the_fixed_part_goes_first() {
     (area.gid, area.chid) = (device(1, ISM).gid.hi(), ISM);
     proposal.v1 = OfferedTypes::D;
     proposal.ip = Some(IpArea::v4([192, 0, 2, 0].into(), 24));
-    let mut f = Fixture::new(host_with(vec![device(0, LOOP), device(1, ISM)]));
+    let mut f = HandshakeFixture::new(host_with(vec![device(0, LOOP), device(1, ISM)]));
     let accept = f.accepts(&proposal);
     let Body::D(end) = accept.body else { panic!() };
     assert_eq!(end.chid, ISM);
@@ -75,7 +75,7 @@ fn s9_emulated_devices_come_in_pairs_and_malformed_pairs_are_skipped() {
         entry(5, 0xff02), // cut off
     ])
     .unwrap();
-    let mut f = Fixture::new(host_with(vec![
+    let mut f = HandshakeFixture::new(host_with(vec![
         device(0, Chid(0xff02)),
         device(1, Chid(0xff01)),
     ]));
@@ -99,7 +99,7 @@ fn s9_emulated_devices_come_in_pairs_and_malformed_pairs_are_skipped() {
 fn s9_loopback_devices_are_taken_from_the_own_host_only() {
     let config = || host_with(vec![device(0, Chid::LOOPBACK), device(1, LOOP)]);
     let reached = |path: TcpPath| {
-        let mut f = Fixture::server(config(), path);
+        let mut f = HandshakeFixture::server(config(), path);
         let accept = f.accepts(&proposal(&config()));
         let Body::D(end) = accept.body else {
             panic!("{accept:?}");
@@ -112,7 +112,7 @@ fn s9_loopback_devices_are_taken_from_the_own_host_only() {
     assert_eq!(reached(other_host()), LOOP);
 
     let config = || host_with(vec![device(0, Chid::LOOPBACK)]);
-    let f = Fixture::server(config(), other_host());
+    let f = HandshakeFixture::server(config(), other_host());
     assert_eq!(
         f.declines_offer(&proposal(&config())),
         DeclineCode::NOSMCD2DEV
@@ -128,7 +128,7 @@ fn s9_one_device_of_ours_serves_one_entry() {
     };
     let direct = proposal.ext.as_mut().unwrap().direct.as_mut().unwrap();
     direct.entries = Bounded::from_slice(&[entry(1), entry(2)]).unwrap();
-    let mut f = Fixture::new(host_with(vec![device(0, ISM)]));
+    let mut f = HandshakeFixture::new(host_with(vec![device(0, ISM)]));
     f.side
         .faults
         .register
@@ -139,7 +139,7 @@ fn s9_one_device_of_ours_serves_one_entry() {
 #[test]
 fn s9_one_entry_is_offered_to_each_of_our_devices_until_one_reaches_it() {
     let twins = vec![device(0, LOOP), device(1, LOOP), device(2, LOOP)];
-    let mut f = Fixture::new(host_with(twins));
+    let mut f = HandshakeFixture::new(host_with(twins));
     f.side.faults.unreachable.push(DeviceIndex(0));
     f.accepts(&proposal(&host()));
     let devices: Vec<_> = f
@@ -201,7 +201,7 @@ fn s9_v1_only_clients() {
     for (types, path, code) in cases {
         let what = format!("{types} over {path:?}");
         assert_eq!(
-            Fixture::server(host(), path).declines_offer(&v1(types)),
+            HandshakeFixture::server(host(), path).declines_offer(&v1(types)),
             code,
             "{what}"
         );
@@ -220,7 +220,7 @@ fn s9_v1_prefixes_of_ipv6() {
         let subnet = Subnet::V6(address.parse().unwrap(), len);
         TcpPath::over(Interface::new(vec![subnet], None))
     };
-    let code = |path| Fixture::server(host(), path).declines_offer(&proposal);
+    let code = |path| HandshakeFixture::server(host(), path).declines_offer(&proposal);
     assert_eq!(code(over("2001:db8::7", 64)), DeclineCode::NOSMCDEV);
     assert_eq!(code(over("2001:db8::7", 48)), DeclineCode::DIFFPREFIX);
     assert_eq!(code(over("2001:db8:0:1::7", 64)), DeclineCode::DIFFPREFIX);
@@ -232,7 +232,7 @@ fn s9_v1_offered_in_a_version_2_message() {
     proposal.version = Version::V2;
     proposal.smcd = Some(SmcdArea::default());
     assert_eq!(
-        Fixture::new(host()).declines_offer(&proposal),
+        HandshakeFixture::new(host()).declines_offer(&proposal),
         DeclineCode::NOSMCDEV
     );
 }
@@ -241,12 +241,12 @@ fn s9_v1_offered_in_a_version_2_message() {
 fn s9_smc_r_only_clients() {
     let server = || host_with_ueids(&["SALES"]);
     assert_eq!(
-        Fixture::new(server()).declines_offer(&r_v2(&["SALES"])),
+        HandshakeFixture::new(server()).declines_offer(&r_v2(&["SALES"])),
         DeclineCode::NOSMCRDEV
     );
     // An EID mismatch leaves no reason of its own.
     assert_eq!(
-        Fixture::new(server()).declines_offer(&r_v2(&["OTHER"])),
+        HandshakeFixture::new(server()).declines_offer(&r_v2(&["OTHER"])),
         DeclineCode::NOSMCDEV
     );
 }
@@ -256,10 +256,10 @@ fn s9_subnet_mismatch_is_told_when_v2_and_smc_r_failed_too() {
     let mut both = proposal(&host());
     both.v1 = OfferedTypes::R;
     both.ip = Some(IpArea::v4([192, 0, 2, 0].into(), 24));
-    let mut f = Fixture::server(host(), interface([10, 0, 0, 1], 8));
+    let mut f = HandshakeFixture::server(host(), interface([10, 0, 0, 1], 8));
     f.side.faults.unreachable.push(DeviceIndex(0));
     assert_eq!(f.declines_offer(&both), DeclineCode::DIFFPREFIX);
-    let mut f = Fixture::server(host(), interface([192, 0, 2, 1], 24));
+    let mut f = HandshakeFixture::server(host(), interface([192, 0, 2, 1], 24));
     f.side.faults.unreachable.push(DeviceIndex(0));
     assert_eq!(f.declines_offer(&both), DeclineCode::NOSMCD2DEV);
 }
@@ -271,11 +271,11 @@ fn s9_unknown_vlan() {
         ..TcpPath::default()
     };
     assert_eq!(
-        Fixture::server(host(), path.clone()).declines_offer(&v1(OfferedTypes::D)),
+        HandshakeFixture::server(host(), path.clone()).declines_offer(&v1(OfferedTypes::D)),
         DeclineCode::GETVLANERR
     );
     // Version 2 does not look at it.
-    Fixture::server(host(), path).accepts(&proposal(&host()));
+    HandshakeFixture::server(host(), path).accepts(&proposal(&host()));
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn s9_v1_device_that_does_not_reach_the_client() {
     config.v1 = true;
     let subnets = vec![Subnet::V4([192, 0, 2, 7].into(), 24)];
     let path = TcpPath::over(Interface::new(subnets, net));
-    let mut f = Fixture::server(config, path);
+    let mut f = HandshakeFixture::server(config, path);
     f.side.faults.unreachable.push(DeviceIndex(0));
     assert_eq!(
         f.declines_offer(&v1(OfferedTypes::D)),
