@@ -34,7 +34,7 @@ pub(crate) type Descriptors = [Option<Passed>; 2];
 
 /// The result of a receive call.
 #[derive(Debug)]
-pub(crate) enum Received {
+pub(crate) enum ReceivedMessage {
     Message(Message, Descriptors),
     /// Nothing now.
     Nothing,
@@ -54,19 +54,19 @@ pub(crate) fn send(
 }
 
 /// Receives a message without waiting.
-pub(crate) fn receive(socket: &PeerSocket) -> Received {
+pub(crate) fn receive(socket: &PeerSocket) -> ReceivedMessage {
     let mut bytes = [0; LEN];
     match channel::receive(socket, &mut bytes, 2) {
         channel::Received::Packet(bytes, passed) => match Message::parse(bytes) {
             Some(message) => {
                 let mut passed = passed.into_iter();
-                Received::Message(message, [passed.next(), passed.next()])
+                ReceivedMessage::Message(message, [passed.next(), passed.next()])
             }
-            None => Received::Garbage,
+            None => ReceivedMessage::Garbage,
         },
-        channel::Received::Nothing => Received::Nothing,
-        channel::Received::Closed => Received::Closed,
-        channel::Received::Invalid => Received::Garbage,
+        channel::Received::Nothing => ReceivedMessage::Nothing,
+        channel::Received::Closed => ReceivedMessage::Closed,
+        channel::Received::Invalid => ReceivedMessage::Garbage,
     }
 }
 
@@ -152,15 +152,15 @@ mod tests {
         }
         for message in messages {
             match receive(&receiver) {
-                Received::Message(got, [Some(Passed::File(_)), None]) => {
+                ReceivedMessage::Message(got, [Some(Passed::File(_)), None]) => {
                     assert_eq!(got, message)
                 }
                 other => panic!("{other:?}"),
             }
         }
-        assert!(matches!(receive(&receiver), Received::Nothing));
+        assert!(matches!(receive(&receiver), ReceivedMessage::Nothing));
         drop(sender);
-        assert!(matches!(receive(&receiver), Received::Closed));
+        assert!(matches!(receive(&receiver), ReceivedMessage::Closed));
     }
 
     #[test]
@@ -187,13 +187,16 @@ mod tests {
             &long,
         ] {
             rustix::net::send(&sender, bytes, SendFlags::empty()).unwrap();
-            assert!(matches!(receive(&receiver), Received::Garbage), "{bytes:?}");
+            assert!(
+                matches!(receive(&receiver), ReceivedMessage::Garbage),
+                "{bytes:?}"
+            );
         }
         // Unexpected descriptors.
         let eventfd = new_eventfd().unwrap();
         for descriptors in [&[eventfd.as_fd(); 3][..], &[sender.as_fd()]] {
             send(&sender, Message::Notify, descriptors).unwrap();
-            assert!(matches!(receive(&receiver), Received::Garbage));
+            assert!(matches!(receive(&receiver), ReceivedMessage::Garbage));
         }
     }
 }

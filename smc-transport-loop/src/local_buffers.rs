@@ -113,9 +113,9 @@ impl LocalBuffers {
             // Locked only if there is something.
             let table = table.get_or_insert_with(|| self.table.lock());
             match table.entry(index) {
-                Entry::Registered(token) => events.push(Event::Signalled(token)),
-                Entry::Dirty => left.push(index),
-                Entry::Vacant => {}
+                TableEntry::Registered(token) => events.push(Event::Signalled(token)),
+                TableEntry::Dirty => left.push(index),
+                TableEntry::Vacant => {}
             }
         });
         drop(table);
@@ -187,7 +187,7 @@ impl LocalBuffers {
             let mut table = self.table.lock();
             slot.clear_memory();
             self.signal_page.set_changed(index);
-            table.enter(index, Entry::Vacant);
+            table.enter(index, TableEntry::Vacant);
             table.free.push(index);
         }
         self.notify_changes();
@@ -199,7 +199,7 @@ impl LocalBuffers {
         let backing = {
             let mut table = self.table.lock();
             match table.entry(index) {
-                Entry::Dirty => table.pool.take_reclaimable(index),
+                TableEntry::Dirty => table.pool.take_reclaimable(index),
                 _ => None,
             }
         };
@@ -224,7 +224,7 @@ impl LocalBuffers {
     pub(crate) fn has_dirty(&self) -> bool {
         let table = self.table.lock();
         let mut entries = table.entries.iter();
-        entries.any(|entry| matches!(entry, Entry::Dirty))
+        entries.any(|entry| matches!(entry, TableEntry::Dirty))
     }
 
     fn notify_changes(&self) {
@@ -325,7 +325,7 @@ impl Drop for Lease {
 struct Table {
     closed: bool,
     /// By index.
-    entries: Vec<Entry>,
+    entries: Vec<TableEntry>,
     free: Vec<u32>,
     registrations: u64,
     pool: Pool,
@@ -333,7 +333,7 @@ struct Table {
 
 /// What is behind an index.
 #[derive(Clone, Copy, Debug)]
-enum Entry {
+enum TableEntry {
     /// No buffer, or memory in the pool that can be used again.
     Vacant,
     Registered(DmbToken),
@@ -364,30 +364,30 @@ impl Table {
             .ok()
             .filter(|next| *next < SLOTS)
         {
-            self.entries.push(Entry::Vacant);
+            self.entries.push(TableEntry::Vacant);
             return Ok(index);
         }
         // Other memory gets this slot, which shows the peer that the old one was released.
         let backing = self.pool.take_oldest().ok_or(DeviceError::Exhausted)?;
-        self.enter(backing.index, Entry::Vacant);
+        self.enter(backing.index, TableEntry::Vacant);
         Ok(backing.index)
     }
 
     /// False if the peer has ended.
     fn set(&mut self, index: u32, token: DmbToken) -> bool {
-        self.enter(index, Entry::Registered(token));
+        self.enter(index, TableEntry::Registered(token));
         !self.closed
     }
 
-    fn enter(&mut self, index: u32, entry: Entry) {
+    fn enter(&mut self, index: u32, entry: TableEntry) {
         if let Some(backing) = self.entries.get_mut(index as usize) {
             *backing = entry;
         }
     }
 
-    fn entry(&self, index: u32) -> Entry {
+    fn entry(&self, index: u32) -> TableEntry {
         let entry = self.entries.get(index as usize);
-        entry.copied().unwrap_or(Entry::Vacant)
+        entry.copied().unwrap_or(TableEntry::Vacant)
     }
 
     /// Pools a backing; returns what has to be dropped, outside of the lock.
@@ -403,11 +403,11 @@ impl Table {
             return dropped;
         }
         let (index, is_dirty) = (backing.index, backing.is_dirty());
-        self.enter(index, Entry::Vacant);
+        self.enter(index, TableEntry::Vacant);
         if is_reusable && pool_limits.allows(backing.mapping.len()) {
             match self.pool.put(backing) {
                 Some(dirty) => dropped.push(dirty),
-                None if is_dirty => self.enter(index, Entry::Dirty),
+                None if is_dirty => self.enter(index, TableEntry::Dirty),
                 None => {}
             }
         } else {
@@ -426,7 +426,7 @@ impl Table {
             // Before the index is free, or another thread's memory could be released.
             backing.slot.clear_memory();
             signal_page.set_changed(backing.index);
-            self.enter(backing.index, Entry::Vacant);
+            self.enter(backing.index, TableEntry::Vacant);
             self.free.push(backing.index);
         }
     }

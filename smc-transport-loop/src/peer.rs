@@ -14,7 +14,7 @@ use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
 use smc_wire::size::SizeCode;
 use smc_wire::types::Gid;
 
-use crate::channel::{self, Descriptors, Message, Received};
+use crate::channel::{self, Descriptors, Message, ReceivedMessage};
 use crate::doorbell::Doorbell;
 use crate::local_buffers::{LocalBuffers, NewMemory};
 use crate::mappings::{MappingPermit, Mappings};
@@ -143,18 +143,20 @@ impl Peer {
         outcome.more = true;
         for _ in 0..limit {
             match channel::receive(channel) {
-                Received::Message(Message::Memory { index, number, len }, files) => {
+                ReceivedMessage::Message(Message::Memory { index, number, len }, files) => {
                     // First, so that memory that replaces other memory fits.
                     buffers.remove_memory(index);
                     buffers.install(index, number, adopt(files, len, || mappings.take(*user)));
                     outcome.received = true;
                 }
-                Received::Message(Message::Notify, _) => outcome.received = true,
-                Received::Nothing => {
+                ReceivedMessage::Message(Message::Notify, _) => outcome.received = true,
+                ReceivedMessage::Nothing => {
                     outcome.more = false;
                     break;
                 }
-                Received::Closed | Received::Garbage | Received::Message(..) => {
+                ReceivedMessage::Closed
+                | ReceivedMessage::Garbage
+                | ReceivedMessage::Message(..) => {
                     // Also notifies the driver if another call has received it.
                     let _ = shutdown(&channel, Shutdown::Both);
                     outcome.dead = true;

@@ -51,11 +51,11 @@ pub(crate) struct SendQueue {
     peer: u64,
     /// The user of the peer.
     pub(crate) user: u32,
-    state: Mutex<State>,
+    state: Mutex<SendQueueState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct SendQueueState {
     /// `None` once closed.
     channel: Option<Arc<PeerSocket>>,
     waiting: VecDeque<Queued>,
@@ -76,7 +76,7 @@ impl SendQueue {
         user: u32,
         channel: Arc<PeerSocket>,
     ) -> Self {
-        let state = State {
+        let state = SendQueueState {
             channel: Some(channel),
             waiting: VecDeque::new(),
         };
@@ -131,7 +131,7 @@ impl SendQueue {
     pub(crate) fn flush(&self) -> WakeList {
         let mut wakes = WakeList::new();
         let mut state = self.state.lock();
-        let State {
+        let SendQueueState {
             channel: Some(channel),
             waiting,
         } = &mut *state

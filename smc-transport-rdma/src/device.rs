@@ -270,7 +270,7 @@ pub(crate) struct Parts {
     pub(crate) calls: Workers,
     /// For calls that wait for the network: peers can have these take long.
     pub(crate) connects: Workers,
-    pub(crate) addresses: Mutex<Vec<port::Entry>>,
+    pub(crate) addresses: Mutex<Vec<port::IndexedAddress>>,
     /// The ports have changed, and their addresses could not be read: the next drain does so.
     pub(crate) is_port_change_pending: AtomicBool,
     /// Links whose queue pair was stopped, and that are not reported as down.

@@ -44,7 +44,7 @@ pub(crate) struct Core {
     down: AtomicBool,
     /// It has failed: destroying it can take long.
     failed: AtomicBool,
-    queue: Mutex<Queue>,
+    queue: Mutex<LinkQueue>,
     /// Used by the queue pair, which has to go before.
     buffers: Arc<Buffers>,
     domain: Arc<ProtectionDomain>,
@@ -52,7 +52,7 @@ pub(crate) struct Core {
 }
 
 /// State under the lock.
-struct Queue {
+struct LinkQueue {
     /// There until the link is dropped.
     qp: OwnedQueuePair,
     inline: usize,
@@ -80,7 +80,7 @@ impl Core {
         parts: &Arc<Parts>,
         domain: &Arc<ProtectionDomain>,
         serial: Serial,
-        entry: &port::Entry,
+        entry: &port::IndexedAddress,
     ) -> Result<Arc<Self>, DeviceError> {
         let depths = parts.depths;
         let buffers = Buffers::new(domain, depths)?;
@@ -105,7 +105,7 @@ impl Core {
             at: entry.address.clone(),
             stopped: AtomicBool::new(false),
             down: AtomicBool::new(false),
-            queue: Mutex::new(Queue {
+            queue: Mutex::new(LinkQueue {
                 qp,
                 inline,
                 sends: VecDeque::with_capacity(depths.sends as usize),
@@ -355,7 +355,7 @@ pub(crate) struct Pending {
 
 impl Pending {
     /// Puts a fresh link into its device's table.
-    pub(crate) fn new(core: Arc<Core>, entry: &port::Entry) -> Result<Self, DeviceError> {
+    pub(crate) fn new(core: Arc<Core>, entry: &port::IndexedAddress) -> Result<Self, DeviceError> {
         let psn = smc_core::random::bytes()
             .map_err(|error| DeviceError::os("choosing a sequence number", &error))?;
         let own = LinkAddress {

@@ -22,17 +22,17 @@ pub(crate) struct Workers {
     process: Pid,
     max_threads: usize,
     max_queued: usize,
-    queue: Arc<Queue>,
+    queue: Arc<JobQueue>,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
-    state: Mutex<State>,
+struct JobQueue {
+    state: Mutex<JobQueueState>,
     wake: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct JobQueueState {
     jobs: VecDeque<Job>,
     threads: usize,
     /// Threads that wait for a job, or were woken for one and have not taken it.
@@ -128,8 +128,8 @@ impl Drop for Workers {
     }
 }
 
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl JobQueue {
+    fn lock(&self) -> MutexGuard<'_, JobQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -162,9 +162,9 @@ impl Queue {
     }
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for JobQueueState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State")
+        f.debug_struct("JobQueueState")
             .field("jobs", &self.jobs.len())
             .field("threads", &self.threads)
             .finish_non_exhaustive()

@@ -12,7 +12,7 @@ use crate::verbs::{self, GidEntry};
 
 /// An address and its place in the GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct IndexedAddress {
     pub(crate) address: RdmaAddress,
     pub(crate) index: u8,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Port {
     /// Places in its GID table.
     pub(crate) capacity: usize,
     /// All RoCE addresses, whatever the state.
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<IndexedAddress>,
 }
 
 /// State of a port.
@@ -111,14 +111,14 @@ pub(crate) fn is_usable(at: &RdmaAddress, ports: &[Port], has_addresses: bool) -
 }
 
 /// The addresses of active ports, in the order of the table.
-pub(crate) fn active(ports: &[Port]) -> Vec<Entry> {
+pub(crate) fn active(ports: &[Port]) -> Vec<IndexedAddress> {
     let active = ports.iter().filter(|port| port.state == PortState::Active);
     active
         .flat_map(|port| port.entries.iter().cloned())
         .collect()
 }
 
-fn entry(port: &Port, gid: &GidEntry, interfaces: &[Interface]) -> Option<Entry> {
+fn entry(port: &Port, gid: &GidEntry, interfaces: &[Interface]) -> Option<IndexedAddress> {
     let kind = match gid.kind {
         verbs::GID_ROCE_V1 => RoceKind::V1,
         verbs::GID_ROCE_V2 => RoceKind::V2,
@@ -137,7 +137,7 @@ fn entry(port: &Port, gid: &GidEntry, interfaces: &[Interface]) -> Option<Entry>
     let address = RdmaAddress::new(roce, kind, mac, port.mtu?)
         .with_port(port.number)
         .with_interface(&*interface.name, interface.vlan);
-    Some(Entry { address, index })
+    Some(IndexedAddress { address, index })
 }
 
 /// The code of verbs is the one on the wire.

@@ -10,7 +10,7 @@ use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 ///
 /// The rule and its constants are explained in `docs/architecture.md`.
 pub(crate) struct BusyPoll {
-    window: Window,
+    window: PollWindow,
     polls: u32,
     /// Hits since the executor last ran other tasks.
     hits: u32,
@@ -31,7 +31,7 @@ pub(crate) enum PollStep {
 impl BusyPoll {
     pub(crate) fn new(max: Duration, pollers: &Arc<Pollers>) -> Self {
         Self {
-            window: Window::new(max, pollers.learned(max)),
+            window: PollWindow::new(max, pollers.learned(max)),
             polls: 0,
             hits: 0,
             pollers: Arc::clone(pollers),
@@ -130,7 +130,7 @@ impl Drop for BusyPoll {
 /// an arrival in it, and after a wait in the parked state that was so short that the longest window
 /// would have spared it.
 #[derive(Debug)]
-struct Window {
+struct PollWindow {
     /// Zero switches polling off.
     max: Duration,
     len: Duration,
@@ -139,7 +139,7 @@ struct Window {
     parked_at: Option<Instant>,
 }
 
-impl Window {
+impl PollWindow {
     fn new(max: Duration, len: Duration) -> Self {
         Self {
             max,
@@ -206,7 +206,7 @@ impl Window {
 /// sleeps there: one wake-up then delivers the events of several.
 #[derive(Debug)]
 pub(crate) struct DriverPoll {
-    window: Window,
+    window: PollWindow,
     has_several_threads: bool,
     /// Since when streams with events are counted.
     period_start: Option<Instant>,
@@ -216,7 +216,7 @@ pub(crate) struct DriverPoll {
 impl DriverPoll {
     pub(crate) fn new(max: Duration, has_several_threads: bool) -> Self {
         Self {
-            window: Window::new(max, max),
+            window: PollWindow::new(max, max),
             has_several_threads,
             period_start: None,
             sleeps: false,
@@ -353,7 +353,7 @@ impl Pollers {
         max.min(Duration::from_nanos(self.learned.load(Ordering::Relaxed)))
     }
 
-    fn learn(&self, window: &Window) {
+    fn learn(&self, window: &PollWindow) {
         let nanos = u64::try_from(window.len.as_nanos()).unwrap_or(u64::MAX);
         self.learned.store(nanos, Ordering::Relaxed);
     }
@@ -618,7 +618,7 @@ mod tests {
     /// Times between the last arrival that was handled and the next one, with a window that is as
     /// long as a sleep and a wake-up take.
     fn simulate(gaps: &[Duration]) -> Spent {
-        let mut window = Window::new(COST, COST);
+        let mut window = PollWindow::new(COST, COST);
         let mut now = Instant::now();
         let mut spent = Spent::default();
         for &gap in gaps {

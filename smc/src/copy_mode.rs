@@ -19,7 +19,7 @@ pub(crate) struct CopyModeSelector {
 struct Rates {
     mode: CopyMode,
     /// `None` where the next one begins with its first copy: the application may pause before it.
-    window: Option<Window>,
+    window: Option<RateWindow>,
     /// Rates of the latest windows in this mode, in bytes per nanosecond.
     latest: [f32; HISTORY],
     /// Windows in this mode since the last trial.
@@ -32,7 +32,7 @@ struct Rates {
 }
 
 /// Long copies, one after the other, whose rate is measured as a whole.
-struct Window {
+struct RateWindow {
     start: Instant,
     len: u32,
     /// The ring was full at least once: the reader limited the rate.
@@ -87,7 +87,7 @@ impl CopyModeSelector {
 impl Rates {
     /// Begins a window, unless one is open.
     fn begin(&mut self, now: impl FnOnce() -> Instant) {
-        self.window.get_or_insert_with(|| Window::new(now()));
+        self.window.get_or_insert_with(|| RateWindow::new(now()));
     }
 
     /// The mode of the next long copy.
@@ -114,7 +114,7 @@ impl Rates {
         let rate = window.len as f32 / time.max(1) as f32;
         let was_full = window.was_full;
         // The writer of a full ring waits for the reader, and does not pause.
-        self.window = fills.then(|| Window::new(now));
+        self.window = fills.then(|| RateWindow::new(now));
         self.end_window(rate, was_full);
     }
 
@@ -179,7 +179,7 @@ impl Rates {
     }
 }
 
-impl Window {
+impl RateWindow {
     fn new(start: Instant) -> Self {
         Self {
             start,
@@ -226,7 +226,7 @@ mod tests {
     const COPIES: u32 = RING / LEN as u32;
 
     /// One writer and one reader, with a clock of their own.
-    struct Stream {
+    struct SimulatedStream {
         measured: Rates,
         now: Instant,
         /// Bytes per nanosecond from end to end, by temporal and by non-temporal stores.
@@ -234,7 +234,7 @@ mod tests {
         is_full: bool,
     }
 
-    impl Stream {
+    impl SimulatedStream {
         fn new(temporal: f32, non_temporal: f32) -> Self {
             let now = Instant::now();
             Self {
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn with_a_shared_cache_trials_cost_little() {
-        let mut stream = Stream::new(30.0, 10.0);
+        let mut stream = SimulatedStream::new(30.0, 10.0);
         let tried = stream.run(10_000);
         assert_eq!(stream.measured.mode, CopyMode::Temporal);
         assert!(tried > 0.0 && tried < 40.0, "{tried}");
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn without_a_shared_cache_copies_are_non_temporal() {
-        let mut stream = Stream::new(4.0, 11.0);
+        let mut stream = SimulatedStream::new(4.0, 11.0);
         stream.run(100);
         assert_eq!(stream.measured.mode, CopyMode::NonTemporal);
         assert!(stream.run(10_000) > 9_900.0);
@@ -279,10 +279,10 @@ mod tests {
     #[test]
     fn the_mode_does_not_depend_on_how_fast_the_machine_is() {
         for scale in [0.01, 1.0, 100.0] {
-            let mut stream = Stream::new(4.0 * scale, 11.0 * scale);
+            let mut stream = SimulatedStream::new(4.0 * scale, 11.0 * scale);
             stream.run(100);
             assert_eq!(stream.measured.mode, CopyMode::NonTemporal, "{scale}");
-            let mut stream = Stream::new(11.0 * scale, 4.0 * scale);
+            let mut stream = SimulatedStream::new(11.0 * scale, 4.0 * scale);
             stream.run(100);
             assert_eq!(stream.measured.mode, CopyMode::Temporal, "{scale}");
         }
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn copies_are_temporal_again_once_a_cache_is_shared() {
-        let mut stream = Stream::new(4.0, 11.0);
+        let mut stream = SimulatedStream::new(4.0, 11.0);
         stream.run(100);
         stream.rates = [30.0, 10.0];
         stream.run(10_000);
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_rate_that_falls_is_a_reason_for_a_trial_soon() {
-        let mut stream = Stream::new(30.0, 10.0);
+        let mut stream = SimulatedStream::new(30.0, 10.0);
         stream.run(10_000);
         stream.rates = [4.0, 11.0];
         stream.run(100);
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn an_interruption_changes_nothing() {
-        let mut stream = Stream::new(30.0, 10.0);
+        let mut stream = SimulatedStream::new(30.0, 10.0);
         for _ in 0..1_000 {
             stream.run(2);
             stream.now += Duration::from_millis(4);
@@ -318,14 +318,14 @@ mod tests {
 
     #[test]
     fn a_gain_within_the_noise_changes_nothing() {
-        let mut stream = Stream::new(10.0, 11.0);
+        let mut stream = SimulatedStream::new(10.0, 11.0);
         stream.run(10_000);
         assert_eq!(stream.measured.mode, CopyMode::Temporal);
     }
 
     #[test]
     fn there_is_no_trial_while_the_reader_keeps_up() {
-        let mut stream = Stream::new(4.0, 11.0);
+        let mut stream = SimulatedStream::new(4.0, 11.0);
         stream.is_full = false;
         assert!(stream.run(10_000) < 1.0);
     }

@@ -7,7 +7,7 @@ use smc_core::device::DeviceError;
 
 use super::Fabric;
 use super::directory::Directory;
-use super::ivshmem::{Client, Guest};
+use super::ivshmem::{Guest, IvshmemClient};
 use crate::shared::FabricOptions;
 
 /// Where a device finds its fabric.
@@ -105,7 +105,7 @@ impl FabricAddress {
                 Ok((Arc::new(directory), slot))
             }
             Kind::Server(path) => {
-                let (client, slot) = Client::connect(path)?;
+                let (client, slot) = IvshmemClient::connect(path)?;
                 Ok((Arc::new(client), slot))
             }
             Kind::Pci(address) => {

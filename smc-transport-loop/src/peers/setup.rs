@@ -22,7 +22,7 @@ use smc_wire::types::Gid;
 use super::open::CONNECT_WITHIN;
 use super::pending_channels::PendingChannels;
 use super::{DESCRIPTORS_PER_PEER, OpenError, Peers, new_signal_page};
-use crate::channel::{self, Message, Received};
+use crate::channel::{self, Message, ReceivedMessage};
 use crate::doorbell::{ENDED, EventSource, check_eventfd};
 use crate::peer::{Incoming, Peer, ReceiveOutcome};
 use crate::peer_buffers::{Notifier, NotifyBy, PeerBuffers};
@@ -237,7 +237,7 @@ impl Peers {
             return;
         }
         match channel::receive(&socket) {
-            Received::Message(
+            ReceivedMessage::Message(
                 Message::Hello { gid },
                 [Some(Passed::File(signal_page)), Some(Passed::File(eventfd))],
             ) => {
@@ -253,7 +253,7 @@ impl Peers {
                     },
                 );
             }
-            Received::Message(
+            ReceivedMessage::Message(
                 Message::Hello { .. },
                 [Some(Passed::Lost), _] | [_, Some(Passed::Lost)],
             ) => {
@@ -263,7 +263,7 @@ impl Peers {
                     .lock()
                     .record(&OsError::new(operation, &error));
             }
-            Received::Nothing => {
+            ReceivedMessage::Nothing => {
                 // Without a descriptor in the quota it is closed.
                 let _ = self.add_pending(setup, credentials.uid, socket);
             }

@@ -8,7 +8,7 @@ mod rdma;
 pub(crate) use counters::{ConnCounters, DeviceCounters, HalfCounters};
 pub(crate) use direct::{DirectBuffers, DirectConn, PeerDmb, RetryResult};
 pub(crate) use ending::Handle;
-pub(crate) use rdma::{MessageSearch, RdmaConn, RdmaConnHandle, Received};
+pub(crate) use rdma::{MessageSearch, RdmaConn, RdmaConnHandle, ReceivedCdc};
 
 use std::io::IoSlice;
 use std::net::SocketAddr;

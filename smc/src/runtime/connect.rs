@@ -66,7 +66,7 @@ pub(super) fn start(
             true => searched(stream(to)?, from),
             false => bound(to, from),
         };
-        let Bound {
+        let BoundSocket {
             fd,
             local,
             may_change,
@@ -140,7 +140,7 @@ pub(super) fn source(to: SocketAddr) -> io::Result<SocketAddr> {
 
 /// A socket that is bound, or has a port that `connect` takes.
 #[derive(Debug)]
-struct Bound {
+struct BoundSocket {
     fd: OwnedFd,
     local: SocketAddr,
     /// `connect` takes the port. It takes another one if this is not of the range that is in force
@@ -148,7 +148,7 @@ struct Bound {
     may_change: bool,
 }
 
-impl Bound {
+impl BoundSocket {
     fn to(fd: OwnedFd, local: SocketAddr) -> Self {
         Self {
             fd,
@@ -159,7 +159,7 @@ impl Bound {
 }
 
 /// A socket bound to `from`, or to a random port if that has none.
-fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<Bound> {
+fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<BoundSocket> {
     let fd = stream(to)?;
     if from.port() != 0 {
         if let Err(Errno::ADDRINUSE) = rustix::net::bind(&fd, &from) {
@@ -167,7 +167,7 @@ fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<Bound> {
             rustix::net::bind(&fd, &from)?;
         }
         let local = local_addr(fd.as_fd())?;
-        return Ok(Bound::to(fd, local));
+        return Ok(BoundSocket::to(fd, local));
     }
     for draw in 0..EXCLUSIVE_DRAWS + SHARED_DRAWS {
         let Some(port) = ports().and_then(Ports::draw) else {
@@ -179,7 +179,7 @@ fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<Bound> {
             if set_port_range(&fd, port) {
                 // Without a port, which `connect` takes.
                 rustix::net::bind(&fd, &from)?;
-                return Ok(Bound {
+                return Ok(BoundSocket {
                     fd,
                     local,
                     may_change: true,
@@ -190,7 +190,7 @@ fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<Bound> {
             sockopt::set_socket_reuseaddr(&fd, true)?;
         }
         match rustix::net::bind(&fd, &local) {
-            Ok(()) => return Ok(Bound::to(fd, local)),
+            Ok(()) => return Ok(BoundSocket::to(fd, local)),
             Err(Errno::ADDRINUSE | Errno::ACCESS) => {}
             Err(error) => return Err(error.into()),
         }
@@ -199,10 +199,10 @@ fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<Bound> {
 }
 
 /// A socket bound to any port that no other socket has, which the kernel searches.
-fn searched(fd: OwnedFd, from: SocketAddr) -> io::Result<Bound> {
+fn searched(fd: OwnedFd, from: SocketAddr) -> io::Result<BoundSocket> {
     rustix::net::bind(&fd, &from)?;
     let local = local_addr(fd.as_fd())?;
-    Ok(Bound::to(fd, local))
+    Ok(BoundSocket::to(fd, local))
 }
 
 /// Has `connect` take this port. Returns whether the kernel can do so.

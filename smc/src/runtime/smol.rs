@@ -80,8 +80,10 @@ impl Runtime for SmolRuntime {
         before: &mut BeforeConnect<'_>,
     ) -> io::Result<Arc<dyn Socket>> {
         Ok(Arc::new(match connect::start(to, options, before)? {
-            ConnectStatus::Connected(fd) => TcpSocket::<Io>::client(&(), fd),
-            ConnectStatus::InProgress(fd) => TcpSocket::<Io>::client(&(), fd).connected().await?,
+            ConnectStatus::Connected(fd) => TcpSocket::<SmolIo>::client(&(), fd),
+            ConnectStatus::InProgress(fd) => {
+                TcpSocket::<SmolIo>::client(&(), fd).connected().await?
+            }
         }))
     }
 
@@ -96,17 +98,17 @@ impl Runtime for SmolRuntime {
         before: &mut BeforeListen<'_>,
     ) -> io::Result<Arc<dyn Acceptor>> {
         let fd = net::listen(at, options, before)?;
-        Ok(Arc::new(TcpAcceptor::<Io>::new((), fd)?))
+        Ok(Arc::new(TcpAcceptor::<SmolIo>::new((), fd)?))
     }
 
     fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
         listener.set_nonblocking(true)?;
-        Ok(Arc::new(TcpAcceptor::<Io>::new((), listener.into())?))
+        Ok(Arc::new(TcpAcceptor::<SmolIo>::new((), listener.into())?))
     }
 
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {
         let fd = Arc::new(fd.try_clone_to_owned()?);
-        Ok(Box::new(FdWatch(Io::register(&(), fd)?)))
+        Ok(Box::new(FdWatch(SmolIo::register(&(), fd)?)))
     }
 
     fn on_own_thread(&self) -> io::Result<Arc<dyn Runtime>> {
@@ -128,7 +130,7 @@ impl Runtime for SmolRuntime {
 
 /// A descriptor on async-io's reactor.
 #[derive(Debug)]
-struct Io {
+struct SmolIo {
     source: Async<Arc<OwnedFd>>,
     /// Whether a task waits for reading, or writing, and no readiness was reported since.
     ///
@@ -136,7 +138,7 @@ struct Io {
     waits: [AtomicBool; 2],
 }
 
-impl Io {
+impl SmolIo {
     fn poll_ready(&self, cx: &mut Context<'_>, direction: Direction) -> Poll<io::Result<()>> {
         match direction {
             Direction::Read => self.source.poll_readable(cx),
@@ -145,13 +147,13 @@ impl Io {
     }
 }
 
-impl AsFd for Io {
+impl AsFd for SmolIo {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.source.get_ref().as_fd()
     }
 }
 
-impl Registered for Io {
+impl Registered for SmolIo {
     type Reactor = ();
 
     /// The descriptor's flags are unchanged: it may be a duplicate of one that is not its own.

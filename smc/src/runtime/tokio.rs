@@ -55,7 +55,7 @@ impl TokioRuntime {
     }
 
     fn listening(&self, fd: OwnedFd) -> io::Result<Arc<dyn Acceptor>> {
-        let acceptor: TcpAcceptor<Io> = TcpAcceptor::new(self.handle.clone(), fd)?;
+        let acceptor: TcpAcceptor<TokioIo> = TcpAcceptor::new(self.handle.clone(), fd)?;
         Ok(Arc::new(acceptor))
     }
 }
@@ -107,9 +107,9 @@ impl Runtime for TokioRuntime {
         before: &mut BeforeConnect<'_>,
     ) -> io::Result<Arc<dyn Socket>> {
         Ok(Arc::new(match connect::start(to, options, before)? {
-            ConnectStatus::Connected(fd) => TcpSocket::<Io>::client(&self.handle, fd),
+            ConnectStatus::Connected(fd) => TcpSocket::<TokioIo>::client(&self.handle, fd),
             ConnectStatus::InProgress(fd) => {
-                let socket = TcpSocket::<Io>::client(&self.handle, fd);
+                let socket = TcpSocket::<TokioIo>::client(&self.handle, fd);
                 socket.connected().await?
             }
         }))
@@ -136,7 +136,7 @@ impl Runtime for TokioRuntime {
 
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {
         let fd = Arc::new(fd.try_clone_to_owned()?);
-        let io = Io::new(&self.handle, fd, Interest::READABLE)?;
+        let io = TokioIo::new(&self.handle, fd, Interest::READABLE)?;
         Ok(Box::new(FdWatch(io)))
     }
 
@@ -167,11 +167,11 @@ impl Runtime for TokioRuntime {
 
 /// A descriptor on tokio's reactor.
 #[derive(Debug)]
-struct Io {
+struct TokioIo {
     fd: AsyncFd<Arc<OwnedFd>>,
 }
 
-impl Io {
+impl TokioIo {
     fn new(handle: &Handle, fd: Arc<OwnedFd>, interest: Interest) -> io::Result<Self> {
         let _context = handle.enter();
         #[allow(
@@ -183,13 +183,13 @@ impl Io {
     }
 }
 
-impl AsFd for Io {
+impl AsFd for TokioIo {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.get_ref().as_fd()
     }
 }
 
-impl Registered for Io {
+impl Registered for TokioIo {
     type Reactor = Handle;
 
     fn register(reactor: &Handle, fd: Arc<OwnedFd>) -> io::Result<Self> {

@@ -33,7 +33,7 @@ struct Read {
     /// Whether the directory was unchanged for long enough when it was read: two changes may
     /// get the same time.
     is_stable: bool,
-    entries: Vec<Arc<Entry>>,
+    entries: Vec<Arc<ListenerEntry>>,
 }
 
 impl Directory {
@@ -54,7 +54,7 @@ impl Directory {
     ///
     /// When this process may not read the names, or has no descriptor or memory left to read them
     /// with.
-    pub(super) fn entries(&mut self, domain: &Domain) -> Result<&[Arc<Entry>], OsError> {
+    pub(super) fn entries(&mut self, domain: &Domain) -> Result<&[Arc<ListenerEntry>], OsError> {
         match domain.check(&self.path) {
             Ok(found) => self.refresh(&found)?,
             Err(_) => self.read = None,
@@ -83,7 +83,9 @@ impl Directory {
                 };
             }
         };
-        let entries = names.filter_map(|name| Entry::parse(&name)).map(Arc::new);
+        let entries = names
+            .filter_map(|name| ListenerEntry::parse(&name))
+            .map(Arc::new);
         let entries = entries.collect();
         self.read = Some(Read {
             ino: found.ino(),
@@ -97,7 +99,7 @@ impl Directory {
 
 /// The properties of a listener, as in its name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Entry {
+pub(super) struct ListenerEntry {
     /// `SO_REUSEPORT`: of connections to one address, some may go to other listeners.
     pub(super) shared: bool,
     pub(super) port: u16,
@@ -109,7 +111,7 @@ pub(super) struct Entry {
     pub(super) salt: u32,
 }
 
-impl Entry {
+impl ListenerEntry {
     pub(super) fn parse(name: &str) -> Option<Self> {
         let mut parts = name.strip_suffix(".sock")?.split('-');
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();
@@ -130,7 +132,7 @@ impl Entry {
     }
 }
 
-impl Display for Entry {
+impl Display for ListenerEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.shared { 's' } else { 'l' };
         let (port, scope, netns) = (self.port, self.scope, self.netns.0);

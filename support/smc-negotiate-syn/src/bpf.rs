@@ -20,14 +20,15 @@ use crate::asm::Insn;
 use crate::btf;
 
 /// What a value of the map begins with: flags and verdict.
-pub(super) type Entry = [u32; 2];
+pub(super) type SocketEntry = [u32; 2];
 
-/// A value of the map: an [`Entry`], and a lock (`struct bpf_spin_lock`) which nothing takes. A map
-/// with one in its values cannot be frozen (`BPF_MAP_FREEZE`) from Linux 6.2 on: every process that
-/// may write to a map could freeze it else, from Linux 6.5 on, and no socket be marked any more.
+/// A value of the map: a [`SocketEntry`], and a lock (`struct bpf_spin_lock`) which nothing takes.
+/// A map with one in its values cannot be frozen (`BPF_MAP_FREEZE`) from Linux 6.2 on: every process
+/// that may write to a map could freeze it else, from Linux 6.5 on, and no socket be marked any
+/// more.
 pub(super) type Value = [u32; 3];
 
-/// A map that marks sockets: storage of an [`Entry`] per socket, which accepted sockets copy.
+/// A map that marks sockets: storage of a [`SocketEntry`] per socket, which accepted sockets copy.
 #[derive(Debug)]
 pub(super) struct Map(OwnedFd);
 
@@ -76,7 +77,7 @@ pub(super) fn open_map(at: &Path, name: &str) -> io::Result<Option<Map>> {
 }
 
 /// Writes the entry of a socket.
-pub(super) fn set_entry(map: &Map, socket: BorrowedFd<'_>, entry: Entry) -> io::Result<()> {
+pub(super) fn set_entry(map: &Map, socket: BorrowedFd<'_>, entry: SocketEntry) -> io::Result<()> {
     let key = socket.as_raw_fd();
     let [flags, verdict] = entry;
     let value: Value = [flags, verdict, 0];
@@ -92,7 +93,7 @@ pub(super) fn set_entry(map: &Map, socket: BorrowedFd<'_>, entry: Entry) -> io::
 }
 
 /// Reads the entry of a socket, `None` if it has none.
-pub(super) fn entry(map: &Map, socket: BorrowedFd<'_>) -> io::Result<Option<Entry>> {
+pub(super) fn entry(map: &Map, socket: BorrowedFd<'_>) -> io::Result<Option<SocketEntry>> {
     let key = socket.as_raw_fd();
     let mut value = Value::default();
     let mut attr = Element {

@@ -1,6 +1,6 @@
 //! The types of the map in BTF, the kernel's BPF Type Format.
 
-use crate::bpf::{Entry, Value, count};
+use crate::bpf::{SocketEntry, Value, count};
 
 /// An `int`, and a structure of a number of eight bytes and a lock.
 pub(super) fn type_description() -> Vec<u8> {
@@ -14,7 +14,7 @@ pub(super) fn type_description() -> Vec<u8> {
     const INT: u32 = 1 << 24;
     const STRUCT: u32 = 4 << 24;
     const SIGNED: u32 = 1 << 24;
-    let (entry, value) = (size_of::<Entry>() as u32, size_of::<Value>() as u32);
+    let (entry, value) = (size_of::<SocketEntry>() as u32, size_of::<Value>() as u32);
     // Name, kind and number of members, size; then the encoding of a number, or name, type and
     // place in bits of each member.
     let types: [&[u32]; 5] = [

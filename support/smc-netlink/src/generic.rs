@@ -6,13 +6,13 @@ use crate::attributes::Attributes;
 
 /// A message of any family: a command, and attributes by their numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Message {
+pub(crate) struct GenericMessage {
     pub(crate) family: u16,
     pub(crate) command: u8,
     pub(crate) attributes: Attributes,
 }
 
-impl Message {
+impl GenericMessage {
     /// A request without attributes.
     pub(crate) fn request(family: u16, command: u8) -> Self {
         Self {
@@ -23,7 +23,7 @@ impl Message {
     }
 }
 
-impl NetlinkSerializable for Message {
+impl NetlinkSerializable for GenericMessage {
     fn message_type(&self) -> u16 {
         self.family
     }
@@ -37,7 +37,7 @@ impl NetlinkSerializable for Message {
     }
 }
 
-impl NetlinkDeserializable for Message {
+impl NetlinkDeserializable for GenericMessage {
     type Error = DecodeError;
 
     fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {

@@ -4,7 +4,7 @@ use std::io;
 
 use netlink_sys::protocols::NETLINK_GENERIC;
 
-use crate::generic::Message;
+use crate::generic::GenericMessage;
 use crate::request;
 
 /// An entry of the table: a physical network, and what belongs to it.
@@ -28,7 +28,10 @@ pub struct PnetEntry {
 /// When the kernel cannot be asked, as without netlink sockets.
 pub fn pnet_table() -> io::Result<Vec<PnetEntry>> {
     // A request for one name would have the kernel look for its module each time.
-    let families = request::dump(NETLINK_GENERIC, &Message::request(CONTROLLER, GET_FAMILY))?;
+    let families = request::dump(
+        NETLINK_GENERIC,
+        &GenericMessage::request(CONTROLLER, GET_FAMILY),
+    )?;
     let family = families.iter().find_map(|family| {
         let is_wanted = family.attributes.text(FAMILY_NAME)?.eq(PNET_FAMILY);
         let id = u16::from_ne_bytes(*family.attributes.bytes(FAMILY_ID)?.first_chunk()?);
@@ -37,11 +40,11 @@ pub fn pnet_table() -> io::Result<Vec<PnetEntry>> {
     let Some(family) = family else {
         return Ok(Vec::new());
     };
-    let entries = request::dump(NETLINK_GENERIC, &Message::request(family, GET_PNET))?;
+    let entries = request::dump(NETLINK_GENERIC, &GenericMessage::request(family, GET_PNET))?;
     Ok(entries.iter().filter_map(entry).collect())
 }
 
-fn entry(message: &Message) -> Option<PnetEntry> {
+fn entry(message: &GenericMessage) -> Option<PnetEntry> {
     // What does not apply is "n/a", and port 255.
     let text = |kind| message.attributes.text(kind).filter(|text| text != "n/a");
     let port = message
@@ -75,12 +78,12 @@ mod tests {
     use super::*;
     use crate::attributes::Attributes;
 
-    fn message(attributes: &[(u16, &[u8])]) -> Message {
+    fn message(attributes: &[(u16, &[u8])]) -> GenericMessage {
         let attributes = attributes.iter();
         let owned = attributes.map(|(kind, value)| (*kind, value.to_vec()));
-        Message {
+        GenericMessage {
             attributes: Attributes(owned.collect()),
-            ..Message::default()
+            ..GenericMessage::default()
         }
     }
 

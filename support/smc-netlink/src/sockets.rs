@@ -134,18 +134,21 @@ pub struct DirectLink {
 /// `ENOENT` when the kernel has no `AF_SMC`, or its module `smc_diag` is not loaded;
 /// `EPROTONOSUPPORT` when it has no socket diagnostics at all.
 pub fn smc_sockets() -> io::Result<Vec<SmcSocket>> {
-    let messages = request::dump(NETLINK_SOCK_DIAG, &Message::default())?;
-    Ok(messages.iter().filter_map(Message::socket).collect())
+    let messages = request::dump(NETLINK_SOCK_DIAG, &SockDiagMessage::default())?;
+    Ok(messages
+        .iter()
+        .filter_map(SockDiagMessage::socket)
+        .collect())
 }
 
 /// A request without content, or what the kernel states of a socket.
 #[derive(Clone, Debug, Default)]
-struct Message {
+struct SockDiagMessage {
     header: Vec<u8>,
     attributes: Attributes,
 }
 
-impl NetlinkSerializable for Message {
+impl NetlinkSerializable for SockDiagMessage {
     fn message_type(&self) -> u16 {
         SOCK_DIAG_BY_FAMILY
     }
@@ -163,7 +166,7 @@ impl NetlinkSerializable for Message {
     }
 }
 
-impl NetlinkDeserializable for Message {
+impl NetlinkDeserializable for SockDiagMessage {
     type Error = DecodeError;
 
     fn deserialize(_: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
@@ -176,7 +179,7 @@ impl NetlinkDeserializable for Message {
     }
 }
 
-impl Message {
+impl SockDiagMessage {
     fn socket(&self) -> Option<SmcSocket> {
         let header = Fields(&self.header);
         let attribute = |kind| self.attributes.bytes(kind).map(Fields);
@@ -358,7 +361,7 @@ mod tests {
     }
 
     fn parsed(bytes: &[u8]) -> Option<SmcSocket> {
-        let message = Message::deserialize(&NetlinkHeader::default(), bytes);
+        let message = SockDiagMessage::deserialize(&NetlinkHeader::default(), bytes);
         message.ok()?.socket()
     }
 
@@ -490,7 +493,7 @@ mod tests {
     #[test]
     fn the_request_is_for_all_that_there_is_on_sockets_of_the_family() {
         let mut bytes = [0xff; REQUEST_LEN];
-        Message::default().serialize(&mut bytes);
+        SockDiagMessage::default().serialize(&mut bytes);
         assert_eq!(bytes[..4], [43, 0, 0, 0x1f]);
         assert!(bytes[4..].iter().all(|byte| *byte == 0));
     }

@@ -16,7 +16,7 @@ use smc_core::mutex::Mutex;
 use smc_ipc::doorbell::Doorbell;
 use smc_ipc::passed::{PeerFile, PeerSocket, is_eventfd};
 
-use super::protocol::{self, Reader, Received};
+use super::protocol::{self, Reader, ReceivedNumber};
 use super::{SERVER_GONE, slot_of};
 use crate::fabric::notifier::EventfdNotifier;
 use crate::fabric::{ConnectError, Fabric};
@@ -25,7 +25,7 @@ use crate::shared::{FabricMemory, Tag};
 
 /// A process's end of an ivshmem fabric.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct IvshmemClient {
     memory: Arc<FabricMemory>,
     doorbell: Doorbell,
     notifier: EventfdNotifier,
@@ -41,12 +41,12 @@ struct ServerConnection {
     slots: u16,
     /// By slot: number and eventfd of the device.
     eventfds: HashMap<u16, (u16, Arc<PeerFile>)>,
-    /// Slots whose devices have left since the last call of [`Client::poll_events`].
+    /// Slots whose devices have left since the last call of [`IvshmemClient::poll_events`].
     left: Vec<u16>,
     is_closed: bool,
 }
 
-impl Client {
+impl IvshmemClient {
     /// Connects to a server. Blocks for its handshake, with a timeout.
     pub(crate) fn connect(path: &Path) -> Result<(Self, u16), DeviceError> {
         let failed = |error| match error {
@@ -138,12 +138,12 @@ impl ServerConnection {
     fn receive_messages(&mut self) {
         for _ in 0..MAX_MESSAGES {
             match self.reader.receive(&self.socket) {
-                Received::Nothing => return,
-                Received::Closed => {
+                ReceivedNumber::Nothing => return,
+                ReceivedNumber::Closed => {
                     self.is_closed = true;
                     return;
                 }
-                Received::Number(port, eventfd) => {
+                ReceivedNumber::Number(port, eventfd) => {
                     let Ok(port) = u16::try_from(port) else {
                         continue;
                     };
@@ -165,7 +165,7 @@ impl ServerConnection {
     }
 }
 
-impl Fabric for Client {
+impl Fabric for IvshmemClient {
     fn memory(&self) -> &Arc<FabricMemory> {
         &self.memory
     }
@@ -232,9 +232,9 @@ fn receive_until(
             ));
         }
         match reader.receive(socket) {
-            Received::Number(number, descriptor) => return Ok((number, descriptor)),
-            Received::Closed => return Err(DeviceError::Exhausted),
-            Received::Nothing => {}
+            ReceivedNumber::Number(number, descriptor) => return Ok((number, descriptor)),
+            ReceivedNumber::Closed => return Err(DeviceError::Exhausted),
+            ReceivedNumber::Nothing => {}
         }
         let left = Timespec::try_from(left).ok();
         match poll(&mut [PollFd::new(socket, PollFlags::IN)], left.as_ref()) {

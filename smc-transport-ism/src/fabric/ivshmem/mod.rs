@@ -13,7 +13,7 @@ mod protocol;
 mod server;
 mod vfio;
 
-pub(crate) use client::Client;
+pub(crate) use client::IvshmemClient;
 pub(crate) use guest::Guest;
 pub use server::{Server, ServerBuilder};
 

@@ -41,7 +41,7 @@ pub(super) struct Reader {
 
 /// The result of a receive.
 #[derive(Debug)]
-pub(super) enum Received {
+pub(super) enum ReceivedNumber {
     Number(i64, Option<PeerFile>),
     /// No complete number yet.
     Nothing,
@@ -50,7 +50,7 @@ pub(super) enum Received {
 
 impl Reader {
     /// Receives a number without blocking.
-    pub(super) fn receive(&mut self, socket: &PeerSocket) -> Received {
+    pub(super) fn receive(&mut self, socket: &PeerSocket) -> ReceivedNumber {
         loop {
             let rest = &mut self.bytes[self.have..];
             match channel::receive(socket, rest, 1) {
@@ -62,13 +62,15 @@ impl Reader {
                         }
                     }
                 }
-                channel::Received::Nothing => return Received::Nothing,
-                channel::Received::Closed | channel::Received::Invalid => return Received::Closed,
+                channel::Received::Nothing => return ReceivedNumber::Nothing,
+                channel::Received::Closed | channel::Received::Invalid => {
+                    return ReceivedNumber::Closed;
+                }
             }
             if self.have >= LEN {
                 self.have = 0;
                 let number = i64::from_le_bytes(self.bytes);
-                return Received::Number(number, self.descriptor.take());
+                return ReceivedNumber::Number(number, self.descriptor.take());
             }
         }
     }
@@ -91,7 +93,7 @@ mod tests {
         let receiver = PeerSocket::from(receiver);
         let eventfd = new_eventfd().unwrap();
         let mut reader = Reader::default();
-        assert!(matches!(reader.receive(&receiver), Received::Nothing));
+        assert!(matches!(reader.receive(&receiver), ReceivedNumber::Nothing));
         send(&sender, VERSION, None).unwrap();
         send(&sender, 7, Some(eventfd.as_fd())).unwrap();
         send(&sender, 7, None).unwrap();
@@ -100,23 +102,23 @@ mod tests {
         assert_eq!(half, Ok(3));
         assert!(matches!(
             reader.receive(&receiver),
-            Received::Number(0, None)
+            ReceivedNumber::Number(0, None)
         ));
         assert!(matches!(
             reader.receive(&receiver),
-            Received::Number(7, Some(_))
+            ReceivedNumber::Number(7, Some(_))
         ));
         assert!(matches!(
             reader.receive(&receiver),
-            Received::Number(7, None)
+            ReceivedNumber::Number(7, None)
         ));
-        assert!(matches!(reader.receive(&receiver), Received::Nothing));
+        assert!(matches!(reader.receive(&receiver), ReceivedNumber::Nothing));
         rustix::net::send(&sender, &MEMORY.to_le_bytes()[3..], SendFlags::empty()).unwrap();
         assert!(matches!(
             reader.receive(&receiver),
-            Received::Number(MEMORY, None)
+            ReceivedNumber::Number(MEMORY, None)
         ));
         drop(sender);
-        assert!(matches!(reader.receive(&receiver), Received::Closed));
+        assert!(matches!(reader.receive(&receiver), ReceivedNumber::Closed));
     }
 }

@@ -59,7 +59,7 @@ pub struct Server {
 
 #[derive(Debug)]
 struct Clients {
-    by_slot: HashMap<u16, Client>,
+    by_slot: HashMap<u16, ConnectedClient>,
     numbers: Numbers,
 }
 
@@ -73,7 +73,7 @@ pub struct ServerBuilder {
 }
 
 #[derive(Debug)]
-struct Client {
+struct ConnectedClient {
     /// Its number.
     port: u16,
     queue: SendQueue,
@@ -323,7 +323,7 @@ impl Server {
             clients.announce_left(port);
             return Err(failed(error));
         }
-        let client = Client {
+        let client = ConnectedClient {
             port,
             queue,
             eventfd,

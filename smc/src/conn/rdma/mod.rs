@@ -3,7 +3,7 @@
 mod receiving;
 mod sending;
 
-pub(crate) use receiving::{MessageSearch, Received};
+pub(crate) use receiving::{MessageSearch, ReceivedCdc};
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
@@ -28,7 +28,7 @@ use crate::proto::group::GroupEndCause;
 use crate::proto::handshake::{Established, PeerRmb, RdmaParams};
 use crate::proto::links::{LinkId, RmbId, RtokenId};
 use receiving::Rx;
-use sending::{Bound, Tx};
+use sending::{BoundSending, Tx};
 
 /// The resources of a connection in its link group: the local RMB, the staging ring, and
 /// outstanding posts.
@@ -158,7 +158,7 @@ impl RdmaConn {
         let staging = self.staging.size.ring_r();
         let transmit = Transmit::new(staging, ring, peer.token, peer.offset(), AUTOCORK);
         self.space.store(transmit.space(), Ordering::Release);
-        self.tx.lock().bound = Some(Bound {
+        self.tx.lock().bound = Some(BoundSending {
             transmit,
             rtoken,
             from: None,
@@ -249,7 +249,7 @@ impl RdmaConn {
             return true;
         }
         let tx = self.tx.lock();
-        let is_idle = |bound: &Bound| bound.posted.is_empty() && bound.transmit.is_idle();
+        let is_idle = |bound: &BoundSending| bound.posted.is_empty() && bound.transmit.is_idle();
         tx.sender.is_none() || tx.bound.as_ref().is_none_or(is_idle)
     }
 

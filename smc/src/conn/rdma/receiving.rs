@@ -21,14 +21,14 @@ pub(super) struct Rx {
     pub(super) arrivals: Option<Arrivals>,
     /// Messages that came too early: before the peer's ring is known, or while an earlier message
     /// is missing.
-    held: VecDeque<Received>,
+    held: VecDeque<ReceivedCdc>,
     /// The devices are being drained for the message with this sequence number.
     searched: Option<u16>,
 }
 
 /// A CDC message, and the link on which it was received.
 #[derive(Clone, Copy)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedCdc {
     pub(crate) cdc: CdcR,
     pub(crate) link: LinkId,
 }
@@ -50,7 +50,7 @@ pub(crate) struct MessageSearch {
 
 impl RdmaConn {
     /// Handles a CDC message of the peer for this connection.
-    pub(crate) fn handle_cdc(self: &Arc<Self>, received: Received) {
+    pub(crate) fn handle_cdc(self: &Arc<Self>, received: ReceivedCdc) {
         let handled = self.take(|rx| rx.receive(received));
         self.react_to_all(handled);
     }
@@ -216,7 +216,7 @@ impl MessageSearch {
 
 impl Rx {
     /// A message was received.
-    fn receive(&mut self, received: Received) -> Option<Handled> {
+    fn receive(&mut self, received: ReceivedCdc) -> Option<Handled> {
         let is_missing = |arrivals: &Arrivals| arrivals.missing().is_some();
         let is_next = self.held.is_empty() || self.arrivals.as_ref().is_some_and(is_missing);
         match is_next {
@@ -237,7 +237,7 @@ impl Rx {
         self.handle(received)
     }
 
-    fn handle(&mut self, received: Received) -> Option<Handled> {
+    fn handle(&mut self, received: ReceivedCdc) -> Option<Handled> {
         let arrival = match &mut self.arrivals {
             Some(arrivals) => arrivals.handle(&received.cdc),
             None => Ok(Arrival::Held),
@@ -258,7 +258,7 @@ impl Rx {
         })
     }
 
-    fn hold(&mut self, received: Received) {
+    fn hold(&mut self, received: ReceivedCdc) {
         if self.held.len() >= HELD_MAX {
             // Each message includes the state of those before it.
             self.held.pop_back();
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn few_messages_are_held_behind_a_missing_one() {
         let token = AlertToken::new(7).expect("a token there is");
-        let received = |cdc| Received {
+        let received = |cdc| ReceivedCdc {
             cdc,
             link: LinkId(1),
         };

@@ -22,7 +22,7 @@ use crate::proto::links::{LinkId, RtokenId};
 pub(super) struct Tx {
     /// The link of the connection; none before the first one of a group is connected.
     pub(super) sender: Option<Arc<LinkSender>>,
-    pub(super) bound: Option<Bound>,
+    pub(super) bound: Option<BoundSending>,
     /// The last link that the peer has moved the connection to.
     pub(super) peer_on: Option<LinkId>,
     /// Set once the connection has moved, until the peer has closed.
@@ -30,7 +30,7 @@ pub(super) struct Tx {
 }
 
 /// The sending state once the peer's RMB is known.
-pub(super) struct Bound {
+pub(super) struct BoundSending {
     pub(super) transmit: Transmit,
     pub(super) rtoken: RtokenId,
     /// Registration of the staging ring with the link's device.
@@ -121,7 +121,7 @@ impl RdmaConn {
     /// Bytes whose delivery was not reported. If there are any, the driver reports it from now on.
     fn undelivered(&self) -> u32 {
         let tx = self.tx.lock();
-        let used = |bound: &Bound| self.capacity().saturating_sub(bound.transmit.space());
+        let used = |bound: &BoundSending| self.capacity().saturating_sub(bound.transmit.space());
         let undelivered = tx.bound.as_ref().map_or(0, used);
         if let (1.., Some(sender)) = (undelivered, &tx.sender) {
             sender.arm_sent();
@@ -270,7 +270,7 @@ impl RdmaConn {
     }
 }
 
-impl Bound {
+impl BoundSending {
     /// Makes the next post, if any.
     fn post(&mut self, slot: SendSlot<'_>, now: Instant) -> Option<PostResult> {
         let mut post = self.transmit.poll_post()?;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use smc_wire::cdc::CdcR;
 
-use super::super::super::conn::Received;
+use super::super::super::conn::ReceivedCdc;
 use super::super::super::runtime::Timer;
 use super::RdmaLinkGroup;
 use crate::device::{Inbound, LinkFailure, OpId};
@@ -34,7 +34,7 @@ impl RdmaLinkGroup {
         match CdcR::parse(bytes) {
             Ok(cdc) => {
                 if let Some(conn) = self.member(cdc.token) {
-                    conn.handle_cdc(Received { cdc, link });
+                    conn.handle_cdc(ReceivedCdc { cdc, link });
                     self.retire_if_finished(&conn);
                 }
             }

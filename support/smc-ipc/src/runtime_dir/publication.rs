@@ -13,7 +13,7 @@ use rustix::fs::inotify::WatchFlags;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
-use super::socket::{Entry, NamedSocket};
+use super::socket::{NameEntry, NamedSocket};
 use super::watch::{Timer, Watcher};
 use super::{Domain, OpenDir, RuntimeDirError};
 use crate::passed::{self, Listener, NotAccepted, PeerSocket, Reserve};
@@ -341,7 +341,7 @@ impl Publication {
         self.error = error.filter(|_| self.sockets.is_empty());
     }
 
-    fn entries(&self) -> Vec<Entry> {
+    fn entries(&self) -> Vec<NameEntry> {
         let entries = self.sockets.iter().map(|named| named.entry.clone());
         entries.collect()
     }
@@ -404,7 +404,7 @@ fn end(socket: Listener, epoll: &OwnedFd) {
     drop(socket);
 }
 
-fn remove_all(entries: &[Entry], domain: &Domain, name: &str) {
+fn remove_all(entries: &[NameEntry], domain: &Domain, name: &str) {
     for entry in entries {
         entry.remove(domain, name);
     }
@@ -421,7 +421,7 @@ struct Check {
     watcher: Option<Arc<Watcher>>,
     timer: Arc<Timer>,
     /// Of the sockets that are published; from the check on, of those that have their names.
-    entries: Vec<Entry>,
+    entries: Vec<NameEntry>,
     /// The directories to publish in, the preferred one first.
     dirs: Vec<PathBuf>,
     made: Vec<NamedSocket>,
@@ -464,7 +464,7 @@ impl Check {
                 Vec::new()
             }
         };
-        let has_name = |entry: &Entry| {
+        let has_name = |entry: &NameEntry| {
             dirs.iter()
                 .any(|dir| dir.path == entry.dir && entry.has_name(dir, &self.name))
         };

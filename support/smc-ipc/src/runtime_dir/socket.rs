@@ -24,12 +24,12 @@ use crate::thread::{self, Answer, LIMIT, Lock};
 #[derive(Debug)]
 pub(super) struct NamedSocket {
     pub(super) socket: Listener,
-    pub(super) entry: Entry,
+    pub(super) entry: NameEntry,
 }
 
 /// A name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct NameEntry {
     pub(super) dir: PathBuf,
     pub(super) is_alternate: bool,
     /// Device and number of the inode, which no other one gets while the socket is open.
@@ -57,7 +57,7 @@ impl NamedSocket {
         match named() {
             Ok(inode) => Ok(Self {
                 socket: Listener::new(socket, for_all),
-                entry: Entry {
+                entry: NameEntry {
                     dir: dir.path.clone(),
                     is_alternate: dir.is_alternate,
                     inode,
@@ -73,7 +73,7 @@ impl NamedSocket {
     }
 }
 
-impl Entry {
+impl NameEntry {
     /// Whether the name in this directory is that of this socket.
     pub(super) fn has_name(&self, dir: &OpenDir, name: &str) -> bool {
         dir.inode(name) == Ok(self.inode)

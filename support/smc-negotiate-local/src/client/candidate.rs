@@ -18,7 +18,7 @@ use super::channel::{ClientChannel, SlotOffer};
 use super::directories::NamedListener;
 use super::offer::{Connection, LocalOffer, no_port};
 use super::{LocalClient, MAX_LISTENERS, not_announced, owner};
-use crate::directory::Entry;
+use crate::directory::ListenerEntry;
 use crate::early::CachedHandshake;
 use crate::mailbox::{Announcement, MAX_PROPOSAL};
 use crate::netns::{NetNs, canonical};
@@ -115,7 +115,7 @@ impl LocalCandidate {
             (true, None) => self.client.target(self.netns, self.to, from)?,
             (_, target) => (target, false),
         };
-        let is_target = |entry: &Entry| {
+        let is_target = |entry: &ListenerEntry| {
             let is_other = may_be_other && entry.shared;
             target.is_none_or(|target| is_other || target.cookie == entry.cookie)
         };

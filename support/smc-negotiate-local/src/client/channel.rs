@@ -23,9 +23,11 @@ use smc_ipc::runtime_dir::Connected;
 use smc_ipc::{Domain, is_own_user};
 
 use super::backoff::Backoff;
-use crate::directory::Entry;
+use crate::directory::ListenerEntry;
 use crate::early::{CachedHandshake, EarlyConfirm};
-use crate::mailbox::{Announcement, Direction, Generation, Mailbox, PROBES, SLOTS, Slot, State};
+use crate::mailbox::{
+    Announcement, Direction, Generation, Mailbox, OfferState, PROBES, SLOTS, Slot,
+};
 use crate::message::{MANY, MAX_LEN, ToClient, ToListener};
 use crate::netns::NetNs;
 use crate::sock_diag::SocketInfo;
@@ -34,7 +36,7 @@ use crate::sock_diag::SocketInfo;
 #[derive(Debug)]
 pub(crate) struct ClientChannel {
     fd: Arc<PeerSocket>,
-    pub(super) entry: Arc<Entry>,
+    pub(super) entry: Arc<ListenerEntry>,
     /// The process that announces the listener.
     pub(super) process: Credentials,
     /// The listener belongs to another user.
@@ -80,7 +82,7 @@ impl ClientChannel {
         domain: &Domain,
         runtime: &Arc<dyn Runtime>,
         (connected, permit): (Connected, Option<Permit>),
-        entry: &Arc<Entry>,
+        entry: &Arc<ListenerEntry>,
         netns: NetNs,
         backoff: Arc<Backoff>,
         target: Option<SocketInfo>,
@@ -426,7 +428,7 @@ struct SlotGuard {
 }
 
 impl SlotOffer {
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> OfferState {
         self.slot.state(self.generation)
     }
 
@@ -437,7 +439,7 @@ impl SlotOffer {
 
     /// A number that changes as long as the listener works.
     pub(super) fn progress(&self) -> u64 {
-        let claimed = u64::from(self.state() != State::Offered);
+        let claimed = u64::from(self.state() != OfferState::Offered);
         let heartbeats = self.exchange.channel.mailbox.heartbeats();
         heartbeats.wrapping_add(claimed)
     }
@@ -457,7 +459,7 @@ impl Drop for SlotOffer {
         let channel = &self.exchange.channel;
         self.withdraw();
         channel.mailbox.remove(self.port, self.slot.number());
-        let claimed = matches!(self.state(), State::Taken | State::Withdrawn);
+        let claimed = matches!(self.state(), OfferState::Taken | OfferState::Withdrawn);
         self.slot.close(Direction::FromClient);
         if claimed {
             self.notify();

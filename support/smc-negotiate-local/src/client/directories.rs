@@ -11,7 +11,7 @@ use smc_core::error::FallbackCause;
 use smc_ipc::Domain;
 
 use super::MAX_LISTENERS;
-use crate::directory::{Directory, Entry};
+use crate::directory::{Directory, ListenerEntry};
 
 /// The directories of one user that are searched for listeners.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ impl Directories {
 }
 
 /// A listener and the directory of its name.
-pub(super) type NamedListener = (Arc<Path>, Arc<Entry>);
+pub(super) type NamedListener = (Arc<Path>, Arc<ListenerEntry>);
 
 /// Listeners that were found, at least one.
 #[derive(Debug)]

@@ -27,7 +27,7 @@ use smc_core::runtime::Runtime;
 use smc_ipc::runtime_dir::{ConnectTime, Connected};
 use smc_ipc::{Domain, RuntimeDirError, is_own_user};
 
-use crate::directory::Entry;
+use crate::directory::ListenerEntry;
 use crate::netns::{NetNs, canonical, has_scope, is_local, is_routable};
 use crate::reachability;
 use crate::sock_diag::{SockDiag, SocketInfo};
@@ -62,7 +62,7 @@ type Channels = HashMap<(NetNs, String), Arc<ClientChannel>>;
 struct Route {
     dir: Arc<Path>,
     searched: Arc<[PathBuf]>,
-    entry: Arc<Entry>,
+    entry: Arc<ListenerEntry>,
     channel: Weak<ClientChannel>,
     target: SocketInfo,
     netns: NetNs,
@@ -135,7 +135,7 @@ impl LocalClient {
     fn channel_by(
         &self,
         connect: impl FnOnce(&str) -> Result<Connected, RuntimeDirError>,
-        entry: &Arc<Entry>,
+        entry: &Arc<ListenerEntry>,
         searched: &Arc<[PathBuf]>,
         netns: NetNs,
         target: Option<SocketInfo>,

@@ -13,7 +13,7 @@ use smc_core::runtime::{Runtime, Socket};
 use super::LocalClient;
 use super::channel::SlotOffer;
 use crate::early::{CachedHandshake, EarlyConfirm};
-use crate::mailbox::{Direction, EARLY_MAX, MAX_ANSWER, State};
+use crate::mailbox::{Direction, EARLY_MAX, MAX_ANSWER, OfferState};
 use crate::netns::{NetNs, canonical};
 
 /// A connection that was announced to one listener or more.
@@ -57,7 +57,7 @@ impl LocalOffer {
             return &[];
         };
         match taker.slot.read(Direction::FromListener, 0, answer) {
-            Some(count) if count > 0 && taker.state() == State::Taken => answer,
+            Some(count) if count > 0 && taker.state() == OfferState::Taken => answer,
             _ => &[],
         }
     }
@@ -105,7 +105,7 @@ impl LocalOffer {
         }
         let mut outcome = Withdrawn::Free;
         for announced in &self.announced {
-            if !announced.withdraw() && announced.state() == State::Taken {
+            if !announced.withdraw() && announced.state() == OfferState::Taken {
                 outcome = Withdrawn::Taken;
             }
         }
@@ -118,7 +118,7 @@ impl LocalOffer {
         let taker = self
             .announced
             .iter()
-            .position(|announced| announced.state() == State::Taken);
+            .position(|announced| announced.state() == OfferState::Taken);
         if let Some(taker) = taker {
             // No other listener gets this connection.
             self.announced.swap(0, taker);
@@ -130,14 +130,16 @@ impl LocalOffer {
             let channel = &announced.exchange.channel;
             match announced.state() {
                 // A listener that has ended may have answered before.
-                State::Offered | State::Claimed if channel.is_dead() && announced.withdraw() => {
+                OfferState::Offered | OfferState::Claimed
+                    if channel.is_dead() && announced.withdraw() =>
+                {
                     *cause = Some(channel.end_cause());
                     false
                 }
-                State::Offered | State::Claimed => true,
+                OfferState::Offered | OfferState::Claimed => true,
                 // It was taken meanwhile.
-                State::Taken => true,
-                State::Cancelled | State::Withdrawn => {
+                OfferState::Taken => true,
+                OfferState::Cancelled | OfferState::Withdrawn => {
                     *cause = Some(FallbackCause::Refused(announced.slot.refusal()));
                     false
                 }

@@ -128,8 +128,8 @@ impl World {
     }
 
     /// A socket under the name of a listener.
-    fn listen(&self, port: u16) -> (Arc<Entry>, OwnedFd) {
-        let entry = Entry {
+    fn listen(&self, port: u16) -> (Arc<ListenerEntry>, OwnedFd) {
+        let entry = ListenerEntry {
             shared: false,
             port,
             scope: Scope::One(Ipv4Addr::LOCALHOST.into()),
@@ -142,7 +142,11 @@ impl World {
     }
 
     /// Opens a channel, and calls `meanwhile` while the listener is connected to.
-    fn open_while(&self, entry: &Arc<Entry>, meanwhile: impl FnOnce()) -> Arc<ClientChannel> {
+    fn open_while(
+        &self,
+        entry: &Arc<ListenerEntry>,
+        meanwhile: impl FnOnce(),
+    ) -> Arc<ClientChannel> {
         let connect = |name: &str| {
             meanwhile();
             let mut time = ConnectTime::default();
@@ -153,7 +157,7 @@ impl World {
         opened.unwrap()
     }
 
-    fn open(&self, entry: &Arc<Entry>) -> Arc<ClientChannel> {
+    fn open(&self, entry: &Arc<ListenerEntry>) -> Arc<ClientChannel> {
         self.open_while(entry, || ())
     }
 }

@@ -14,7 +14,7 @@ fn names_contain_all_properties() {
         Scope::One(Ipv6Addr::LOCALHOST.into()),
     ] {
         for shared in [false, true] {
-            let entry = Entry {
+            let entry = ListenerEntry {
                 port: 8080,
                 scope,
                 shared,
@@ -22,14 +22,14 @@ fn names_contain_all_properties() {
                 cookie: 0x1001,
                 salt: 7,
             };
-            assert_eq!(Entry::parse(&entry.to_string()), Some(entry));
+            assert_eq!(ListenerEntry::parse(&entry.to_string()), Some(entry));
         }
     }
     for name in [
         "l-8080-7f000001-f0000075-1001-00000007.sock",
         "s-8080-7f000001-f0000075-1001-00000007.sock",
     ] {
-        assert_eq!(Entry::parse(name).unwrap().to_string(), name);
+        assert_eq!(ListenerEntry::parse(name).unwrap().to_string(), name);
     }
     for other in [
         "l-08080-7f000001-f0000075-1001-00000007.sock",
@@ -40,7 +40,7 @@ fn names_contain_all_properties() {
         "d-80-any-1-1-00000001.sock",
         "",
     ] {
-        assert_eq!(Entry::parse(other), None, "{other}");
+        assert_eq!(ListenerEntry::parse(other), None, "{other}");
     }
 }
 
@@ -61,7 +61,7 @@ fn changes_are_seen_at_once() {
     let dir = TempDir::new();
     let mut directory = Directory::new(dir.path.clone());
     for salt in 0..50 {
-        let entry = Entry {
+        let entry = ListenerEntry {
             port: 1,
             scope: Scope::Any,
             shared: false,
@@ -84,7 +84,7 @@ fn changes_are_seen_at_once() {
 #[test]
 fn a_directory_that_others_can_change_is_not_read() {
     let dir = TempDir::new();
-    let name = Entry {
+    let name = ListenerEntry {
         port: 1,
         scope: Scope::Any,
         shared: false,

@@ -26,7 +26,7 @@ use smc_ipc::passed::{Passed, PeerSocket};
 use smc_ipc::runtime_dir::Publication;
 use smc_ipc::shortage::Shortage;
 
-use crate::directory::{Entry, Scope};
+use crate::directory::{ListenerEntry, Scope};
 use crate::mailbox::{Direction, Mailbox, Slot};
 use crate::message::{MANY, MAX_LEN, NONCE_LEN, ToClient, ToListener};
 use crate::netns::canonical;
@@ -35,7 +35,7 @@ use crate::sock_diag::SockDiag;
 /// The channels of a listener and their state.
 #[derive(Debug)]
 pub(super) struct ListenerChannels {
-    entry: Entry,
+    entry: ListenerEntry,
     /// `None` when closed.
     publication: Option<Publication>,
     /// The listener and all channels.
@@ -114,7 +114,7 @@ pub(super) struct Collected {
 
 impl ListenerChannels {
     pub(super) fn new(
-        entry: Entry,
+        entry: ListenerEntry,
         mut publication: Publication,
         at: SocketAddr,
     ) -> Result<Self, OsError> {

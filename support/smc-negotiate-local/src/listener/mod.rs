@@ -25,7 +25,7 @@ use smc_ipc::doorbell;
 use smc_ipc::runtime_dir::Publication;
 use smc_ipc::{Domain, is_own_user};
 
-use crate::directory::{Entry, Scope};
+use crate::directory::{ListenerEntry, Scope};
 use crate::mailbox::Direction;
 use crate::message::ToClient;
 use crate::netns::{NetNs, canonical};
@@ -62,7 +62,7 @@ impl LocalListener {
         let netns = NetNs::current()?;
         let salt = smc_core::random::bytes();
         let salt = salt.map_err(|error| OsError::new("get random bytes", &error))?;
-        let entry = Entry {
+        let entry = ListenerEntry {
             shared: socket_reuseport(tcp).map_err(inspect)?,
             port: at.port(),
             scope: Scope::of(at, at.is_ipv6() && ipv6_v6only(tcp).map_err(inspect)?),
@@ -70,7 +70,7 @@ impl LocalListener {
             cookie: socket_cookie(tcp).map_err(inspect)?,
             salt: u32::from_ne_bytes(salt),
         };
-        domain.sweep(|name| Entry::parse(name).is_some());
+        domain.sweep(|name| ListenerEntry::parse(name).is_some());
         let failed = |error: io::Error| OsError::new("announce the listener", &error);
         let is_default = domain.is_default();
         let publication = Publication::new(domain, entry.to_string()).map_err(failed)?;

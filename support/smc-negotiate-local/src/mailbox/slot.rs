@@ -43,7 +43,7 @@ pub(crate) struct Announcement {
 
 /// The state of an offer; 0 is that of a slot that was never used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum OfferState {
     Offered = 1,
     /// The listener has answered.
     Taken = 2,
@@ -99,7 +99,7 @@ impl Slot {
         self.write(Direction::FromClient, message).ok()?;
         self.write_early(early)?;
         self.word(STATE)
-            .store(generation.word(State::Offered), Ordering::Release);
+            .store(generation.word(OfferState::Offered), Ordering::Release);
         Some(generation)
     }
 
@@ -141,7 +141,7 @@ impl Slot {
     /// The current offer and its generation.
     pub(crate) fn offered(&self) -> Option<(Generation, Announcement)> {
         let state = self.word(STATE).load(Ordering::Acquire);
-        if state & 0xff != State::Offered as u64 {
+        if state & 0xff != OfferState::Offered as u64 {
             return None;
         }
         let (mut cookie, mut from, mut to) = ([0; 8], [0; ADDR_LEN], [0; ADDR_LEN]);
@@ -158,13 +158,13 @@ impl Slot {
 
     /// Listener: claims the offer of a connection that it has accepted; false if it was withdrawn.
     pub(crate) fn claim(&self, generation: Generation) -> bool {
-        self.transition(generation, State::Offered, State::Claimed)
+        self.transition(generation, OfferState::Offered, OfferState::Claimed)
     }
 
     /// Listener: takes an offer that it has claimed, after its answer was [written](Self::write).
     /// False if the client has withdrawn it.
     pub(crate) fn take(&self, generation: Generation) -> bool {
-        self.transition(generation, State::Claimed, State::Taken)
+        self.transition(generation, OfferState::Claimed, OfferState::Taken)
     }
 
     /// Listener: refuses an offer that was not claimed; false if it was withdrawn.
@@ -176,7 +176,7 @@ impl Slot {
             _ => 0,
         };
         self.word(REFUSAL).store(why, Ordering::Relaxed);
-        self.transition(generation, State::Offered, State::Cancelled)
+        self.transition(generation, OfferState::Offered, OfferState::Cancelled)
     }
 
     /// Client: why the listener has refused the offer.
@@ -191,11 +191,11 @@ impl Slot {
 
     /// Client: withdraws its offer; false after the listener has answered or refused.
     pub(crate) fn withdraw(&self, generation: Generation) -> bool {
-        self.transition(generation, State::Offered, State::Cancelled)
-            || self.transition(generation, State::Claimed, State::Withdrawn)
+        self.transition(generation, OfferState::Offered, OfferState::Cancelled)
+            || self.transition(generation, OfferState::Claimed, OfferState::Withdrawn)
     }
 
-    fn transition(&self, generation: Generation, from: State, to: State) -> bool {
+    fn transition(&self, generation: Generation, from: OfferState, to: OfferState) -> bool {
         let state = self.word(STATE);
         let (from, to) = (generation.word(from), generation.word(to));
         state
@@ -204,8 +204,8 @@ impl Slot {
     }
 
     /// The state of the offer of this generation.
-    pub(crate) fn state(&self, generation: Generation) -> State {
-        use State::*;
+    pub(crate) fn state(&self, generation: Generation) -> OfferState {
+        use OfferState::*;
         let word = self.word(STATE).load(Ordering::Acquire);
         let mut states = [Offered, Claimed, Taken, Withdrawn].into_iter();
         let state = states.find(|state| word == generation.word(*state));
@@ -277,7 +277,7 @@ impl Slot {
 }
 
 impl Generation {
-    fn word(self, state: State) -> u64 {
+    fn word(self, state: OfferState) -> u64 {
         self.0 << 8 | state as u64
     }
 }
@@ -393,10 +393,10 @@ mod tests {
         assert_eq!(found.offered(), Some((generation, announcement())));
         assert!(found.claim(generation));
         assert!(!found.claim(generation) && !found.refuse(generation, Refusal::Policy));
-        assert_eq!(slot.state(generation), State::Claimed);
+        assert_eq!(slot.state(generation), OfferState::Claimed);
         assert!(found.take(generation));
         assert!(!found.take(generation) && !slot.withdraw(generation));
-        assert_eq!(slot.state(generation), State::Taken);
+        assert_eq!(slot.state(generation), OfferState::Taken);
         let mut buf = [0; 64];
         assert_eq!(found.read(Direction::FromClient, 0, &mut buf), Some(8));
         assert_eq!(&buf[..8], b"proposal");
@@ -415,7 +415,7 @@ mod tests {
         let next = slot.offer(announcement(), b"", None).unwrap();
         assert!(!found.claim(generation), "the generation before");
         assert!(found.claim(next));
-        assert_eq!(found.state(generation), State::Cancelled);
+        assert_eq!(found.state(generation), OfferState::Cancelled);
     }
 
     #[test]
@@ -426,7 +426,7 @@ mod tests {
         assert!(theirs.claim(generation));
         assert!(ours.withdraw(generation));
         assert!(!theirs.take(generation), "the answer comes too late");
-        assert_eq!(ours.state(generation), State::Withdrawn);
+        assert_eq!(ours.state(generation), OfferState::Withdrawn);
     }
 
     #[test]
@@ -437,7 +437,7 @@ mod tests {
         assert!(theirs.refuse(generation, Refusal::Policy));
         assert_eq!(
             (ours.state(generation), ours.refusal()),
-            (State::Cancelled, Refusal::Policy)
+            (OfferState::Cancelled, Refusal::Policy)
         );
         ours.offer(announcement(), b"", None).unwrap();
         assert_eq!(ours.refusal(), Refusal::Unknown);

@@ -15,7 +15,7 @@ const LEN: usize = 2 << 20;
 fn connect_to(
     memory: OwnedFd,
     doorbell: OwnedFd,
-) -> Result<(Client, u16, UnixStream), DeviceError> {
+) -> Result<(IvshmemClient, u16, UnixStream), DeviceError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -34,7 +34,7 @@ fn connect_to(
             }
             client
         });
-        let (client, slot) = Client::connect(&path)?;
+        let (client, slot) = IvshmemClient::connect(&path)?;
         Ok((client, slot, serving.join().unwrap()))
     })
 }

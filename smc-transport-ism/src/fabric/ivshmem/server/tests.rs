@@ -16,7 +16,7 @@ use smc_testkit::user::run_as;
 use smc_wire::types::Gid;
 use tempfile::TempDir;
 
-use super::super::Client as Process;
+use super::super::IvshmemClient as Process;
 use super::*;
 use crate::fabric::Fabric as _;
 

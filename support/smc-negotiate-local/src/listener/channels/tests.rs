@@ -18,7 +18,7 @@ use crate::netns::NetNs;
 /// The channels of a listener without a TCP socket.
 fn clients(dir: &TempDir) -> ListenerChannels {
     let at: SocketAddr = ([127, 0, 0, 1], 80).into();
-    let entry = Entry {
+    let entry = ListenerEntry {
         shared: false,
         port: at.port(),
         scope: Scope::One(at.ip()),
