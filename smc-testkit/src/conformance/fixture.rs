@@ -14,7 +14,7 @@ use smc_core::mem::Region;
 use smc_core::mem::sync::Ordering;
 use smc_wire::types::{DmbToken, Gid};
 
-use super::node::{Kind, Node};
+use super::node::{FabricKind, Node};
 use super::provider::{Between, Effort, Extras, Pair, Provider, Remove, Skip};
 
 /// How a check ends.
@@ -63,7 +63,7 @@ pub(super) struct Fixture<'p> {
     pub(super) provider: &'p dyn Provider,
     pub(super) third: Option<Node>,
     pub(super) between: Option<Between>,
-    kind: Kind,
+    kind: FabricKind,
     local: Node,
     peer: Peer,
     /// Behind a lock so that threads of a check can share the fixture.
@@ -89,7 +89,7 @@ impl Peer {
 }
 
 impl<'p> Fixture<'p> {
-    pub(super) fn new(provider: &'p dyn Provider, kind: Kind) -> Result<Self, Stop> {
+    pub(super) fn new(provider: &'p dyn Provider, kind: FabricKind) -> Result<Self, Stop> {
         Self::over(provider, kind, provider.pair())
     }
 
@@ -113,7 +113,7 @@ impl<'p> Fixture<'p> {
 
     fn over(
         provider: &'p dyn Provider,
-        kind: Kind,
+        kind: FabricKind,
         pair: impl Future<Output = Result<Pair, Skip>> + Send,
     ) -> Result<Self, Stop> {
         let pair = run(provider, pair).map_err(|why| Stop::Skip(why.to_string()))?;

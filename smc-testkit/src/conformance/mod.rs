@@ -60,7 +60,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use fixture::{Fixture, Stop, Verdict};
-use node::Kind;
+use node::FabricKind;
 
 /// One rule with the test of it.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +70,7 @@ pub struct Check {
     pub name: &'static str,
     /// What a device has to do, in a sentence.
     pub rule: &'static str,
-    kind: Kind,
+    kind: FabricKind,
     run: fn(&mut Fixture<'_>) -> Verdict,
 }
 
@@ -215,7 +215,7 @@ macro_rules! check_table {
         pub const CHECKS: &[Check] = &[$($(Check {
             name: stringify!($name),
             rule: $rule,
-            kind: Kind::$kind,
+            kind: FabricKind::$kind,
             run: $module::$name,
         },)*)*];
     };

@@ -19,7 +19,7 @@ use super::fixture::{OrFail, Stop, Verdict, ensure, fail};
 
 /// Which surface of a device is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FabricKind {
     /// SMC-D.
     Direct,
     /// SMC-R.
@@ -40,13 +40,13 @@ pub(super) struct Node {
 impl Node {
     pub(super) fn new(
         device: Arc<dyn Device>,
-        kind: Kind,
+        kind: FabricKind,
         timeout: Duration,
     ) -> Result<Self, Stop> {
         match (kind, device.fabric()) {
-            (Kind::Direct, Fabric::Direct(_)) | (Kind::Rdma, Fabric::Rdma(_)) => {}
-            (Kind::Direct, _) => return fail("the device is not an SMC-D device"),
-            (Kind::Rdma, _) => return fail("the device is not an SMC-R device"),
+            (FabricKind::Direct, Fabric::Direct(_)) | (FabricKind::Rdma, Fabric::Rdma(_)) => {}
+            (FabricKind::Direct, _) => return fail("the device is not an SMC-D device"),
+            (FabricKind::Rdma, _) => return fail("the device is not an SMC-R device"),
         }
         Ok(Self {
             device,

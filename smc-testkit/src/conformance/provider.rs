@@ -80,14 +80,14 @@ pub(super) struct Extras {
     pub(super) kill: Option<Kill>,
     pub(super) remove: Option<Remove>,
     pub(super) cut: Option<Cut>,
-    pub(super) port: Option<Port>,
+    pub(super) port: Option<SetPort>,
     kept: Vec<Box<dyn Any + Send>>,
 }
 
 pub(super) type Kill = Box<dyn FnOnce(Arc<dyn Device>) + Send>;
 pub(super) type Remove = Box<dyn FnOnce(&Arc<dyn Device>) + Send>;
 pub(super) type Cut = Box<dyn FnOnce() + Send>;
-pub(super) type Port = Box<dyn FnMut(bool) + Send>;
+pub(super) type SetPort = Box<dyn FnMut(bool) + Send>;
 
 /// Where SMC-R links begin and end.
 #[derive(Clone, Debug)]

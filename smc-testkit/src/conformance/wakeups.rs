@@ -34,7 +34,7 @@ pub(super) fn await_rounds(
     dmb: &dyn Dmb,
     write: impl Fn(u32) -> Verdict + Sync,
 ) -> Verdict {
-    let mut reader = Reader::new(fixture.local(), dmb, fixture.timeout());
+    let mut reader = BufferReader::new(fixture.local(), dmb, fixture.timeout());
     race(fixture, write, |round| reader.await_round(round))
 }
 
@@ -105,8 +105,8 @@ pub(super) fn wake_ups_are_never_lost_both_ways(fixture: &mut Fixture<'_>) -> Ve
     let (local, peer, timeout) = (fixture.local(), fixture.peer(), fixture.timeout());
     let to_local = fixture.buffer(local, peer, SMALL)?;
     let to_peer = fixture.buffer(peer, local, SMALL)?;
-    let mut local_reader = Reader::new(local, &*to_local, timeout);
-    let mut peer_reader = Reader::new(peer, &*to_peer, timeout * 2);
+    let mut local_reader = BufferReader::new(local, &*to_local, timeout);
+    let mut peer_reader = BufferReader::new(peer, &*to_peer, timeout * 2);
     ask_and_answer(
         fixture,
         |round| {
@@ -192,14 +192,14 @@ fn await_all(
 }
 
 /// A stream that reads one buffer, with its driver.
-struct Reader<'a> {
+struct BufferReader<'a> {
     node: &'a Node,
     dmb: &'a dyn Dmb,
     timeout: Duration,
     rng: Rng,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> BufferReader<'a> {
     fn new(node: &'a Node, dmb: &'a dyn Dmb, timeout: Duration) -> Self {
         Self {
             node,

@@ -8,7 +8,7 @@ use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicBool, Ordering, fence};
 use smc_wire::types::{DmbToken, Gid};
 
-use super::Shared;
+use super::SharedFabric;
 use super::device::Port;
 
 /// A registered buffer: owned by one device, writable by one peer.
@@ -85,7 +85,7 @@ impl Buffer {
 #[derive(Debug)]
 pub(super) struct MemDmb {
     pub(super) buffer: Arc<Buffer>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedFabric>,
 }
 
 impl Dmb for MemDmb {

@@ -13,7 +13,7 @@ use smc_core::device::{
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_wire::types::{Chid, DmbToken, Gid};
 
-use super::Shared;
+use super::SharedFabric;
 use super::buffer::{Buffer, MemAttachment, MemDmb};
 
 /// A device of a [`super::MemFabric`].
@@ -26,7 +26,7 @@ pub struct MemDevice {
     limits: Limits,
     nocopy: bool,
     port: Arc<Port>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedFabric>,
 }
 
 impl MemDevice {
@@ -35,7 +35,7 @@ impl MemDevice {
         gid: Gid,
         nocopy: bool,
         limits: Limits,
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedFabric>,
     ) -> Self {
         let port = Arc::new(Port::new(gid));
         shared.write().ports.insert(gid, Arc::clone(&port));

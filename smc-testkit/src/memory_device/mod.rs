@@ -30,7 +30,7 @@ use device::Port;
 /// ```
 #[derive(Clone, Debug)]
 pub struct MemFabric {
-    shared: Arc<Shared>,
+    shared: Arc<SharedFabric>,
     nocopy: bool,
     limits: Limits,
 }
@@ -39,7 +39,7 @@ impl MemFabric {
     /// A fabric without devices. The seed decides GIDs and tokens.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        let shared = Shared {
+        let shared = SharedFabric {
             chid: CHID,
             rng: Mutex::new(Rng::new(seed)),
             table: RwLock::new(Table::default()),
@@ -71,7 +71,7 @@ setters! {
 
 /// What all devices of a fabric share.
 #[derive(Debug)]
-struct Shared {
+struct SharedFabric {
     chid: Chid,
     rng: Mutex<Rng>,
     table: RwLock<Table>,
@@ -84,7 +84,7 @@ struct Table {
     buffers: HashMap<DmbToken, Arc<Buffer>>,
 }
 
-impl Shared {
+impl SharedFabric {
     fn read(&self) -> RwLockReadGuard<'_, Table> {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
     }

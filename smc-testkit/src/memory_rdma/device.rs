@@ -11,7 +11,7 @@ use smc_core::device::{
 };
 use smc_wire::types::{Mac, MtuCode, RoceGid};
 
-use super::Shared;
+use super::SharedNetwork;
 use super::domain::MemoryDomain;
 use super::options::RdmaOptions;
 use super::state::DeviceId;
@@ -24,12 +24,12 @@ pub struct MemoryRdma {
     identity: Identity,
     limits: Limits,
     wake_signal: Arc<AtomicWaker>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedNetwork>,
     pub(super) id: DeviceId,
 }
 
 impl MemoryRdma {
-    pub(super) fn new(name: &str, options: RdmaOptions, shared: &Arc<Shared>) -> Self {
+    pub(super) fn new(name: &str, options: RdmaOptions, shared: &Arc<SharedNetwork>) -> Self {
         let wake_signal = Arc::<AtomicWaker>::default();
         let limits = options.limits;
         let id = shared.lock().join(options, Arc::clone(&wake_signal));

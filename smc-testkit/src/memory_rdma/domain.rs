@@ -9,15 +9,15 @@ use smc_core::device::{
 use smc_core::mem::Region;
 use smc_wire::types::{Psn, Rkey, RmbAddr};
 
-use super::Shared;
+use super::SharedNetwork;
 use super::handles::{Handle, MemoryMr, MemoryPending};
-use super::pair::{Pair, Phase};
+use super::pair::{Phase, QueuePair};
 use super::state::{DeviceId, DomainId, Memory};
 
 /// A protection domain of a [`MemoryRdma`](super::MemoryRdma).
 #[derive(Debug)]
 pub(super) struct MemoryDomain {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedNetwork>,
     pub(super) device: DeviceId,
     pub(super) id: DomainId,
 }
@@ -53,7 +53,7 @@ impl ProtectionDomain for MemoryDomain {
             psn: psn.ok().and_then(Psn::new).unwrap_or_default(),
             mtu: address.mtu,
         };
-        let pair = Pair {
+        let pair = QueuePair {
             local,
             domain: self.id,
             kind: address.kind,

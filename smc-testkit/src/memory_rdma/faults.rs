@@ -4,7 +4,7 @@ use smc_core::device::{DeviceError, Event, LinkAddress, LinkFailure};
 use smc_wire::types::Qpn;
 
 use super::MemoryRdma;
-use super::pair::{Connection, Pair, Phase};
+use super::pair::{PairConnection, Phase, QueuePair};
 use super::state::{Member, PairId};
 
 /// Packets that get lost on the way from one end of a link, and everything behind them.
@@ -197,7 +197,7 @@ impl MemoryRdma {
         state.retry_all();
     }
 
-    fn change(&self, link: Qpn, change: impl FnOnce(&mut Pair)) {
+    fn change(&self, link: Qpn, change: impl FnOnce(&mut QueuePair)) {
         let mut state = self.shared.lock();
         if let Some(pair) = state.pairs.get_mut(&self.pair(link)) {
             change(pair);
@@ -206,7 +206,7 @@ impl MemoryRdma {
     }
 }
 
-fn info(pair: &Pair) -> LinkInfo {
+fn info(pair: &QueuePair) -> LinkInfo {
     let connection = pair.connection();
     LinkInfo {
         local: pair.local,
@@ -216,6 +216,6 @@ fn info(pair: &Pair) -> LinkInfo {
             Phase::Connected(_) => LinkPhase::Connected,
             Phase::Error => LinkPhase::Error,
         },
-        outstanding: connection.map_or(0, Connection::outstanding),
+        outstanding: connection.map_or(0, PairConnection::outstanding),
     }
 }

@@ -12,13 +12,13 @@ use smc_core::device::{
 use smc_core::mem::Region;
 use smc_wire::types::{Qpn, Rkey, RmbAddr};
 
-use super::Shared;
-use super::pair::{Chain, ChainPhase, Connection, Phase, Transfer, advance, packets};
+use super::SharedNetwork;
+use super::pair::{Chain, ChainPhase, PairConnection, Phase, Transfer, advance, packets};
 use super::state::{DeviceId, DomainId, PairId};
 
 /// A queue pair for as long as it is held.
 pub(super) struct Handle {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedNetwork>,
     pub(super) id: PairId,
 }
 
@@ -74,7 +74,7 @@ impl PendingLink for MemoryPending {
         if down.contains(&pair.port) {
             return Err(DeviceError::Invalid("the port is down"));
         }
-        pair.phase = Phase::Connected(Box::new(Connection {
+        pair.phase = Phase::Connected(Box::new(PairConnection {
             peer,
             mtu: self.local.mtu.min(peer.mtu),
             next_psn: self.local.psn,
@@ -177,7 +177,7 @@ fn transfer(domain: DomainId, write: &Write<'_>) -> Result<Transfer, SubmitError
 /// Registered memory.
 #[derive(Debug)]
 pub(super) struct MemoryMr {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedNetwork>,
     pub(super) device: DeviceId,
     pub(super) domain: DomainId,
     pub(super) region: Region,

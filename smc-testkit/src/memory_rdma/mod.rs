@@ -45,13 +45,13 @@ use std::time::Duration;
 use smc_core::runtime::Runtime;
 
 use crate::Rng;
-use state::State;
+use state::NetworkState;
 pub(crate) use state::link_of;
 
 /// A network that connects the devices it makes. Clones are the same network.
 #[derive(Clone, Debug)]
 pub struct RdmaNetwork {
-    shared: Arc<Shared>,
+    shared: Arc<SharedNetwork>,
 }
 
 impl RdmaNetwork {
@@ -76,10 +76,10 @@ impl RdmaNetwork {
     }
 
     fn over(seed: u64, timing: Timing) -> Self {
-        let state = Mutex::new(State::new(Rng::new(seed)));
+        let state = Mutex::new(NetworkState::new(Rng::new(seed)));
         let timing = Mutex::new(timing);
         Self {
-            shared: Arc::new(Shared { state, timing }),
+            shared: Arc::new(SharedNetwork { state, timing }),
         }
     }
 
@@ -143,12 +143,12 @@ impl RdmaNetwork {
 }
 
 /// What all devices of a network share.
-struct Shared {
-    state: Mutex<State>,
+struct SharedNetwork {
+    state: Mutex<NetworkState>,
     timing: Mutex<Timing>,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for SharedNetwork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RdmaNetwork").finish_non_exhaustive()
     }

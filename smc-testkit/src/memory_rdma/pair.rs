@@ -11,7 +11,7 @@ use super::faults::Loss;
 use super::state::DomainId;
 
 /// A queue pair.
-pub(super) struct Pair {
+pub(super) struct QueuePair {
     pub(super) local: LinkAddress,
     pub(super) domain: DomainId,
     pub(super) kind: RoceKind,
@@ -28,12 +28,12 @@ pub(super) struct Pair {
 pub(super) enum Phase {
     /// It has no peer and sends no answers.
     Reset,
-    Connected(Box<Connection>),
+    Connected(Box<PairConnection>),
     Error,
 }
 
 /// What a connected queue pair knows.
-pub(super) struct Connection {
+pub(super) struct PairConnection {
     pub(super) peer: LinkAddress,
     pub(super) mtu: MtuCode,
     /// Of the next packet posted.
@@ -45,7 +45,7 @@ pub(super) struct Connection {
     /// Posts that have completed and were not reported yet: they hold their space.
     pub(super) unreported: usize,
     /// Why the next chain does not leave.
-    pub(super) stall: Option<Stall>,
+    pub(super) stall: Option<SendStall>,
     /// Runs while an answer is missing.
     pub(super) expiry: Option<u64>,
     /// When the packets posted last arrive.
@@ -56,7 +56,7 @@ pub(super) struct Connection {
 
 /// Why a chain is not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stall {
+pub(super) enum SendStall {
     /// The peer does not answer.
     NoAnswer,
     /// The peer has no receive buffer.
@@ -102,22 +102,22 @@ impl Transfer {
     }
 }
 
-impl Connection {
+impl PairConnection {
     /// Posts that count against the space of the link.
     pub(super) fn outstanding(&self) -> usize {
         self.chains.len() + self.unreported
     }
 }
 
-impl Pair {
-    pub(super) fn connection(&self) -> Option<&Connection> {
+impl QueuePair {
+    pub(super) fn connection(&self) -> Option<&PairConnection> {
         match &self.phase {
             Phase::Connected(connection) => Some(connection),
             _ => None,
         }
     }
 
-    pub(super) fn connection_mut(&mut self) -> Option<&mut Connection> {
+    pub(super) fn connection_mut(&mut self) -> Option<&mut PairConnection> {
         match &mut self.phase {
             Phase::Connected(connection) => Some(connection),
             _ => None,

@@ -13,15 +13,15 @@ use smc_wire::types::{Qpn, RoceGid};
 
 use super::device::made_up_table;
 use super::options::RdmaOptions;
-use super::pair::{Pair, Phase};
-use super::{Shared, Timing};
+use super::pair::{Phase, QueuePair};
+use super::{SharedNetwork, Timing};
 use crate::Rng;
 
 /// Everything of a network.
-pub(super) struct State {
+pub(super) struct NetworkState {
     pub(super) rng: Rng,
     pub(super) devices: BTreeMap<DeviceId, Member>,
-    pub(super) pairs: BTreeMap<PairId, Pair>,
+    pub(super) pairs: BTreeMap<PairId, QueuePair>,
     pub(super) is_cut: bool,
     pub(super) is_paused: bool,
     next_device: u32,
@@ -94,7 +94,7 @@ enum After {
     Schedule(Instant, Action),
 }
 
-impl State {
+impl NetworkState {
     pub(super) fn new(rng: Rng) -> Self {
         Self {
             rng,
@@ -292,7 +292,7 @@ pub(crate) fn link_of(event: &Event) -> Option<Qpn> {
     }
 }
 
-impl Shared {
+impl SharedNetwork {
     pub(super) fn lock(self: &Arc<Self>) -> Locked<'_> {
         let timing = self.timing().clone();
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -320,23 +320,23 @@ impl Shared {
 
 /// The state, locked. When it is released, doorbells ring and timers are set.
 pub(super) struct Locked<'a> {
-    shared: &'a Arc<Shared>,
-    state: Option<MutexGuard<'a, State>>,
+    shared: &'a Arc<SharedNetwork>,
+    state: Option<MutexGuard<'a, NetworkState>>,
     pub(super) timing: Timing,
     /// Nothing takes time without a clock.
     pub(super) now: Option<Instant>,
 }
 
 impl Deref for Locked<'_> {
-    type Target = State;
+    type Target = NetworkState;
 
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &NetworkState {
         self.state.as_ref().expect("taken only by drop")
     }
 }
 
 impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut State {
+    fn deref_mut(&mut self) -> &mut NetworkState {
         self.state.as_mut().expect("taken only by drop")
     }
 }

@@ -101,7 +101,7 @@ fn kinds_of_packets_do_not_mix() {
 
 #[test]
 fn a_refused_write_costs_both_ends_their_link() {
-    let world = World::new(8);
+    let world = LinkWorld::new(8);
     let write = Write {
         rkey: Rkey(world.rmb.rkey().0 ^ 1),
         ..world.write(0, 5)
@@ -115,7 +115,7 @@ fn a_refused_write_costs_both_ends_their_link() {
 
 #[test]
 fn a_post_with_three_writes_is_not_sent() {
-    let world = World::new(11);
+    let world = LinkWorld::new(11);
     let three = [world.write(0, 1); 3];
     assert!(world.to_b.post(OpId(1), &three, &[]).is_err());
     assert_eq!(drained(&world.a), []);
@@ -124,7 +124,7 @@ fn a_post_with_three_writes_is_not_sent() {
 
 #[test]
 fn a_link_takes_sixteen_posts() {
-    let world = World::new(14);
+    let world = LinkWorld::new(14);
     world.network.pause();
     let message = vec![3; MESSAGE_MAX];
     for op in 0..SENDS_MAX as u64 {
@@ -142,7 +142,7 @@ fn a_link_takes_sixteen_posts() {
 
 #[test]
 fn memory_is_read_when_it_leaves_and_has_to_stay_registered() {
-    let (runtime, world) = World::timed(18);
+    let (runtime, world) = LinkWorld::timed(18);
     world.post(1, 0, b"early").unwrap();
     world.staging.region().copy_in(0, b"later").unwrap();
     runtime.run_for(Duration::from_millis(1));
@@ -185,7 +185,7 @@ fn messages_to_a_peer_that_is_not_connected_yet_arrive_later() {
 /// The driver parks then, and what comes later has to wake it.
 #[test]
 fn a_drain_whose_events_are_taken_away_leaves_the_device_armed() {
-    let world = World::new(28);
+    let world = LinkWorld::new(28);
     let Doorbell::Waker(doorbell) = world.b.doorbell() else {
         panic!("memory devices wake");
     };
@@ -236,7 +236,7 @@ impl Wake for WakeSignal {
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let run = |seed| {
-        let (runtime, world) = World::timed(seed);
+        let (runtime, world) = LinkWorld::timed(seed);
         let jitter = Duration::from_micros(300);
         world.network.set_latency(Duration::from_micros(20), jitter);
         let mut log = Vec::new();
@@ -252,7 +252,7 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 /// Two devices with a link between them: a writes into the memory of b.
-struct World {
+struct LinkWorld {
     network: RdmaNetwork,
     to_b: Arc<dyn Link>,
     to_a: Arc<dyn Link>,
@@ -264,7 +264,7 @@ struct World {
     b: Arc<MemoryRdma>,
 }
 
-impl World {
+impl LinkWorld {
     fn new(seed: u64) -> Self {
         Self::with(seed, RdmaOptions::default())
     }

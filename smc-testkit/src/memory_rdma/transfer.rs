@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use smc_core::device::{Access, Event, Inbound, LinkFailure};
 
 use super::faults::Lost;
-use super::pair::{Chain, ChainPhase, Connection, Pair, Phase, Stall, Transfer, advance};
+use super::pair::{
+    Chain, ChainPhase, PairConnection, Phase, QueuePair, SendStall, Transfer, advance,
+};
 use super::state::{Action, DeviceId, Locked, PairId};
 
 /// The result of the delivery of a chain.
@@ -88,17 +90,17 @@ impl Locked<'_> {
                 DeliveryResult::Delivered => self.at(due, Action::Complete(id)),
                 DeliveryResult::Unacknowledged => self.await_answer(id),
                 DeliveryResult::NoAnswer => {
-                    self.stall(id, Stall::NoAnswer);
+                    self.stall(id, SendStall::NoAnswer);
                     self.await_answer(id);
                 }
                 DeliveryResult::NotYet => {
-                    self.stall(id, Stall::NoAnswer);
+                    self.stall(id, SendStall::NoAnswer);
                     if self.now.is_some() {
                         self.await_answer(id);
                     }
                 }
                 DeliveryResult::NotReady => {
-                    self.stall(id, Stall::NotReady);
+                    self.stall(id, SendStall::NotReady);
                     if let Some(pair) = self.pairs.get_mut(&id) {
                         *pair.counters.rnr.get_or_insert(0) += 1;
                     }
@@ -154,7 +156,7 @@ impl Locked<'_> {
             return;
         };
         if let Some(connection) = self.connection(sender) {
-            if connection.stall == Some(Stall::NotReady) {
+            if connection.stall == Some(SendStall::NotReady) {
                 connection.stall = None;
                 self.arrive(sender);
             }
@@ -165,12 +167,12 @@ impl Locked<'_> {
     pub(super) fn retry_unready(&mut self) {
         let ids: Vec<_> = self.pairs.keys().copied().collect();
         for id in ids {
-            let Some(connection) = self.pairs.get(&id).and_then(Pair::connection) else {
+            let Some(connection) = self.pairs.get(&id).and_then(QueuePair::connection) else {
                 continue;
             };
             let peer = self.find(connection.peer.gid, connection.peer.qpn);
             let peer = peer.and_then(|peer| self.pairs.get(&peer)?.connection());
-            if connection.stall == Some(Stall::NotReady) && peer.is_none() {
+            if connection.stall == Some(SendStall::NotReady) && peer.is_none() {
                 if let Some(connection) = self.connection(id) {
                     connection.stall = None;
                 }
@@ -190,7 +192,7 @@ impl Locked<'_> {
             let Some(connection) = self.connection(id) else {
                 continue;
             };
-            if connection.stall == Some(Stall::NoAnswer) {
+            if connection.stall == Some(SendStall::NoAnswer) {
                 connection.stall = None;
             }
             let answered = |chain: &&mut Chain| {
@@ -340,7 +342,7 @@ impl Locked<'_> {
         Ok(())
     }
 
-    fn stall(&mut self, id: PairId, why: Stall) {
+    fn stall(&mut self, id: PairId, why: SendStall) {
         if let Some(connection) = self.connection(id) {
             connection.stall = Some(why);
         }
@@ -367,13 +369,13 @@ impl Locked<'_> {
         if let Some(connection) = self.connection(id) {
             let mut chains = connection.chains.iter();
             let is_missing = chains.any(|chain| chain.phase == ChainPhase::Unanswered);
-            if !is_missing && connection.stall != Some(Stall::NoAnswer) {
+            if !is_missing && connection.stall != Some(SendStall::NoAnswer) {
                 connection.expiry = None;
             }
         }
     }
 
-    fn connection(&mut self, id: PairId) -> Option<&mut Connection> {
+    fn connection(&mut self, id: PairId) -> Option<&mut PairConnection> {
         self.pairs.get_mut(&id)?.connection_mut()
     }
 

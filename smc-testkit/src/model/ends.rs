@@ -10,7 +10,7 @@ use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
 use smc::Stream;
 use smc::{OwnedReadHalf, OwnedWriteHalf, ReadGuard, ReadHalf, Reservation, WriteHalf};
 
-pub(super) type Wait<'a> = Pin<Box<dyn Future<Output = io::Result<()>> + Send + 'a>>;
+pub(super) type IoWait<'a> = Pin<Box<dyn Future<Output = io::Result<()>> + Send + 'a>>;
 
 /// A write that may take several polls.
 pub(super) type Put<'a> = Pin<Box<dyn Future<Output = io::Result<usize>> + Send + 'a>>;
@@ -72,7 +72,7 @@ pub(super) trait Reading: Send {
 
     fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize>;
 
-    fn readable(&self) -> Wait<'_>;
+    fn readable(&self) -> IoWait<'_>;
 }
 
 /// What a writer needs.
@@ -92,7 +92,7 @@ pub(super) trait Writing: Send {
 
     fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    fn writable(&self) -> Wait<'_>;
+    fn writable(&self) -> IoWait<'_>;
 
     /// Shuts writing down, the way of `poll_close`.
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
@@ -158,7 +158,7 @@ macro_rules! reading {
                 <$end>::try_read_buf(self, buf, limit)
             }
 
-            fn readable(&self) -> Wait<'_> {
+            fn readable(&self) -> IoWait<'_> {
                 Box::pin(<$end>::readable(self))
             }
         }
@@ -216,7 +216,7 @@ macro_rules! writing {
                 }
             }
 
-            fn writable(&self) -> Wait<'_> {
+            fn writable(&self) -> IoWait<'_> {
                 Box::pin(<$end>::writable(self))
             }
 
@@ -272,7 +272,7 @@ impl Reading for Arc<Stream> {
         Stream::try_read_buf(self, buf, limit)
     }
 
-    fn readable(&self) -> Wait<'_> {
+    fn readable(&self) -> IoWait<'_> {
         Box::pin(Stream::readable(self))
     }
 }
@@ -303,7 +303,7 @@ impl Writing for Arc<Stream> {
         }
     }
 
-    fn writable(&self) -> Wait<'_> {
+    fn writable(&self) -> IoWait<'_> {
         Box::pin(Stream::writable(self))
     }
 

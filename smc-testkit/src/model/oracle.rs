@@ -19,11 +19,11 @@ pub(super) struct Oracle {
     /// [`compare`]: super::compare
     is_alone: bool,
     plans: String,
-    state: Mutex<State>,
+    state: Mutex<OracleState>,
 }
 
 #[derive(Default)]
-struct State {
+struct OracleState {
     /// By the side that writes.
     directions: [Direction; 2],
     sides: [Side; 2],
@@ -80,7 +80,7 @@ pub(super) enum Task {
 
 /// What a read or write came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Progress {
     /// Goes on.
     Open,
     /// No more of this direction.
@@ -133,7 +133,7 @@ impl Oracle {
         how: &str,
         len: usize,
         result: &io::Result<usize>,
-    ) -> Verdict {
+    ) -> Progress {
         let mut state = self.state();
         state.note(side, how, len, result);
         // That is known of both ends only when all is over.
@@ -153,13 +153,13 @@ impl Oracle {
                 state.require(!is_late || is_blind, || {
                     "wrote to a peer that has closed".into()
                 });
-                Verdict::Open
+                Progress::Open
             }
             Err(error) => {
                 direction.offered = direction.written;
                 let is_shut = direction.is_shut;
                 match error.kind() {
-                    io::ErrorKind::WouldBlock => return Verdict::Open,
+                    io::ErrorKind::WouldBlock => return Progress::Open,
                     // TCP reports the peer's reset with either.
                     io::ErrorKind::BrokenPipe => {
                         let is_due = is_shut || (!self.is_smc && is_peer_closed);
@@ -176,7 +176,7 @@ impl Oracle {
                     }
                     _ => state.require(false, || format!("write failed: {error}")),
                 }
-                Verdict::Over
+                Progress::Over
             }
         }
     }
@@ -251,7 +251,7 @@ impl Oracle {
         how: &str,
         len: usize,
         result: &io::Result<usize>,
-    ) -> Verdict {
+    ) -> Progress {
         let mut state = self.state();
         state.note(side, how, len, result);
         let peer = state.sides[1 - side].closed;
@@ -260,12 +260,12 @@ impl Oracle {
         match result {
             Ok(count) if *count > 0 || len == 0 => {
                 state.require(*count <= len, || format!("read {count} bytes into {len}"));
-                Verdict::Open
+                Progress::Open
             }
             Ok(_) if self.is_alone => {
                 state.tally.ends += 1;
                 state.claims.end = Some(read);
-                Verdict::Over
+                Progress::Over
             }
             Ok(_) => {
                 state.tally.ends += 1;
@@ -280,11 +280,11 @@ impl Oracle {
                 state.require(!is_reset || !self.is_smc, || {
                     format!("side {side} reads an end, but the peer has reset")
                 });
-                Verdict::Over
+                Progress::Over
             }
             Err(error) => {
                 match error.kind() {
-                    io::ErrorKind::WouldBlock => return Verdict::Open,
+                    io::ErrorKind::WouldBlock => return Progress::Open,
                     io::ErrorKind::ConnectionReset if self.is_alone => {
                         state.tally.resets += 1;
                         state.claims.is_reset = true;
@@ -301,7 +301,7 @@ impl Oracle {
                     }
                     _ => state.require(false, || format!("read failed: {error}")),
                 }
-                Verdict::Over
+                Progress::Over
             }
         }
     }
@@ -466,12 +466,12 @@ impl Oracle {
         format!("smc: {}\n{}\n{}", self.is_smc, self.plans, lines.join("\n"))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OracleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl OracleState {
     fn require(&mut self, holds: bool, what: impl FnOnce() -> String) {
         if !holds && self.violation.is_none() {
             self.violation = Some(what());

@@ -4,7 +4,7 @@ use std::io::{self, IoSliceMut};
 use std::task::{Context, Poll};
 
 use super::ends::Reading;
-use super::oracle::{Oracle, Task, Verdict};
+use super::oracle::{Oracle, Progress, Task};
 use super::plan::{Plan, Shape, size};
 use super::retained_guards::RetainedGuards;
 use super::side::{limited, rest};
@@ -38,7 +38,7 @@ impl<'o> Reader<'o> {
 
     /// Everything, in a task of its own. Returns what is held in the end.
     pub(super) async fn run(mut self, end: &mut impl Reading) -> RetainedGuards<'o> {
-        while self.step(end).await != Some(Verdict::Over) {}
+        while self.step(end).await != Some(Progress::Over) {}
         self.oracle.doing(self.side, Task::Reader, "done");
         self.oracle.reader_left(self.side, self.left.is_some());
         self.guards
@@ -55,9 +55,9 @@ impl<'o> Reader<'o> {
     }
 
     /// One operation; `None` if it was dropped while it waited.
-    pub(super) async fn step(&mut self, end: &mut impl Reading) -> Option<Verdict> {
+    pub(super) async fn step(&mut self, end: &mut impl Reading) -> Option<Progress> {
         if self.left == Some(0) || self.oracle.is_broken() {
-            return Some(Verdict::Over);
+            return Some(Progress::Over);
         }
         if let Some(left) = &mut self.left {
             *left -= 1;
@@ -78,12 +78,12 @@ impl<'o> Reader<'o> {
             11..=13 => self.guard(end, polls).await,
             _ => {
                 rest(self.rng.below(20)).await;
-                Some(Verdict::Open)
+                Some(Progress::Open)
             }
         }
     }
 
-    async fn read(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Verdict> {
+    async fn read(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Progress> {
         let (oracle, side) = (self.oracle, self.side);
         let mut buf = self.buffer();
         self.wait("read", polls, |cx| {
@@ -97,7 +97,7 @@ impl<'o> Reader<'o> {
         &mut self,
         end: &mut impl Reading,
         polls: Option<usize>,
-    ) -> Option<Verdict> {
+    ) -> Option<Progress> {
         let (oracle, side) = (self.oracle, self.side);
         let split = self.rng.below(100);
         let mut buf = self.buffer();
@@ -115,7 +115,7 @@ impl<'o> Reader<'o> {
         .await
     }
 
-    async fn fill_buf(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Verdict> {
+    async fn fill_buf(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Progress> {
         let (oracle, side) = (self.oracle, self.side);
         let share = self.rng.below(7);
         let wrong = [1 + self.rng.below(100_000), usize::MAX][self.rng.below(2)];
@@ -143,7 +143,7 @@ impl<'o> Reader<'o> {
         .await
     }
 
-    async fn guard(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Verdict> {
+    async fn guard(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Progress> {
         let (oracle, side) = (self.oracle, self.side);
         let mut buf = self.buffer();
         let at = oracle.read_position(side);
@@ -170,7 +170,7 @@ impl<'o> Reader<'o> {
         Some(verdict)
     }
 
-    async fn peek(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Verdict> {
+    async fn peek(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Progress> {
         let (oracle, side) = (self.oracle, self.side);
         let mut buf = self.buffer();
         self.wait("peek", polls, |cx| {
@@ -184,14 +184,14 @@ impl<'o> Reader<'o> {
         .await
     }
 
-    fn try_read(&mut self, end: &impl Reading, how: &str) -> Verdict {
+    fn try_read(&mut self, end: &impl Reading, how: &str) -> Progress {
         let (oracle, side) = (self.oracle, self.side);
         let mut buf = self.buffer();
         let result = end.try_read(&mut [IoSliceMut::new(&mut buf)]);
         judge(oracle, side, how, &buf, result)
     }
 
-    fn try_several(&mut self, end: &impl Reading) -> Verdict {
+    fn try_several(&mut self, end: &impl Reading) -> Progress {
         let (oracle, side) = (self.oracle, self.side);
         if self.rng.chance(500) {
             let split = self.rng.below(100);
@@ -215,7 +215,7 @@ impl<'o> Reader<'o> {
         oracle.read(side, "try_read_buf", limit, &result)
     }
 
-    async fn readable(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Verdict> {
+    async fn readable(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Progress> {
         {
             let mut readable = end.readable();
             let ready = self
@@ -276,7 +276,7 @@ fn judge(
     how: &str,
     buf: &[u8],
     result: io::Result<usize>,
-) -> Verdict {
+) -> Progress {
     if let Ok(count) = &result {
         oracle.seen(side, &buf[..(*count).min(buf.len())], *count);
     }

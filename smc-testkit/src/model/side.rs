@@ -9,7 +9,7 @@ use smc::{Interest, Stream};
 use smc_core::runtime::Runtime;
 
 use super::ends::{Reading, Writing};
-use super::oracle::{Oracle, Task, Verdict};
+use super::oracle::{Oracle, Progress, Task};
 use super::plan::{Plan, Shape};
 use super::reader::Reader;
 use super::retained_guards::RetainedGuards;
@@ -104,13 +104,13 @@ async fn whole<'o>(
         if reads && plan.rng.chance(600) {
             let step = reader.step(stream).await;
             has_done |= step.is_some();
-            reads = step != Some(Verdict::Over);
+            reads = step != Some(Progress::Over);
         }
         if writes && plan.rng.chance(600) {
             let step = writer.step(stream).await;
             has_done |= step.is_some();
             // An end that reads no more must not wait for space either.
-            writes = step != Some(Verdict::Over) && (reads || step.is_some());
+            writes = step != Some(Progress::Over) && (reads || step.is_some());
             if !writes {
                 writer.finish(stream).await;
             }

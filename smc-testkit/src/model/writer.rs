@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
 
 use super::ends::{Ask, Fill, Writing};
-use super::oracle::{Oracle, Task, Verdict, byte_at};
+use super::oracle::{Oracle, Progress, Task, byte_at};
 use super::plan::{Finish, Plan, Shape, size};
 use super::side::{limited, rest};
 use crate::Rng;
@@ -36,15 +36,15 @@ impl<'o> Writer<'o> {
 
     /// Everything, in a task of its own.
     pub(super) async fn run(mut self, end: &mut impl Writing) {
-        while self.step(end).await != Some(Verdict::Over) {}
+        while self.step(end).await != Some(Progress::Over) {}
         self.finish(end).await;
         self.oracle.doing(self.side, Task::Writer, "done");
     }
 
     /// One operation; `None` if it was dropped while it waited.
-    pub(super) async fn step(&mut self, end: &mut impl Writing) -> Option<Verdict> {
+    pub(super) async fn step(&mut self, end: &mut impl Writing) -> Option<Progress> {
         if self.left == 0 || self.oracle.is_broken() {
-            return Some(Verdict::Over);
+            return Some(Progress::Over);
         }
         self.left -= 1;
         let is_hasty = self.is_hasty || self.rng.chance(150);
@@ -58,12 +58,12 @@ impl<'o> Writer<'o> {
                 let flushed = self.wait("flush", polls, |cx| end.poll_flush(cx)).await?;
                 self.oracle
                     .require(flushed.is_ok(), || format!("flush: {flushed:?}"));
-                Some(Verdict::Open)
+                Some(Progress::Open)
             }
             9..=11 => self.put(end, polls).await,
             _ => {
                 rest(self.rng.below(20)).await;
-                Some(Verdict::Open)
+                Some(Progress::Open)
             }
         }
     }
@@ -94,12 +94,12 @@ impl<'o> Writer<'o> {
             self.oracle.shut_down(self.side, &result);
         }
         let result = self.attempt(end, "try_write after shutdown", &[1, 2, 3]);
-        self.oracle.require(result == Verdict::Over, || {
+        self.oracle.require(result == Progress::Over, || {
             "a write after shutdown is taken".into()
         });
     }
 
-    async fn write(&mut self, end: &mut impl Writing, polls: Option<usize>) -> Option<Verdict> {
+    async fn write(&mut self, end: &mut impl Writing, polls: Option<usize>) -> Option<Progress> {
         let (oracle, side) = (self.oracle, self.side);
         let data = self.data();
         self.wait("write", polls, |cx| {
@@ -114,7 +114,7 @@ impl<'o> Writer<'o> {
         &mut self,
         end: &mut impl Writing,
         polls: Option<usize>,
-    ) -> Option<Verdict> {
+    ) -> Option<Progress> {
         let (oracle, side) = (self.oracle, self.side);
         let data = self.data();
         let (one, rest) = data.split_at(self.rng.below(data.len() + 1));
@@ -128,7 +128,7 @@ impl<'o> Writer<'o> {
         .await
     }
 
-    async fn put<W: Writing>(&mut self, end: &mut W, polls: Option<usize>) -> Option<Verdict> {
+    async fn put<W: Writing>(&mut self, end: &mut W, polls: Option<usize>) -> Option<Progress> {
         let (oracle, side) = (self.oracle, self.side);
         // On TCP a commit that is dropped may have written a part, and does not report how much.
         if !W::RESERVES || !oracle.is_smc {
@@ -158,7 +158,7 @@ impl<'o> Writer<'o> {
                 // Nothing was asked for, or more than can be.
                 Poll::Ready(Ok(0)) => {
                     oracle.withdraw(side);
-                    Poll::Ready(Verdict::Open)
+                    Poll::Ready(Progress::Open)
                 }
                 result => record_result(oracle, side, "put", len, result),
             }
@@ -166,12 +166,12 @@ impl<'o> Writer<'o> {
         .await
     }
 
-    fn try_write(&mut self, end: &impl Writing) -> Verdict {
+    fn try_write(&mut self, end: &impl Writing) -> Progress {
         let data = self.data();
         self.attempt(end, "try_write", &data)
     }
 
-    async fn writable(&mut self, end: &mut impl Writing, polls: Option<usize>) -> Option<Verdict> {
+    async fn writable(&mut self, end: &mut impl Writing, polls: Option<usize>) -> Option<Progress> {
         {
             let mut writable = end.writable();
             let ready = self
@@ -195,7 +195,7 @@ impl<'o> Writer<'o> {
         Some(oracle.written(side, "try_write when writable", data.len(), &result))
     }
 
-    fn attempt(&self, end: &impl Writing, how: &str, data: &[u8]) -> Verdict {
+    fn attempt(&self, end: &impl Writing, how: &str, data: &[u8]) -> Progress {
         self.oracle.offer(self.side, data.len());
         let (one, two) = data.split_at(data.len() / 2);
         let result = if data.len() % 2 == 0 {
@@ -239,7 +239,7 @@ fn record_result(
     how: &str,
     len: usize,
     result: Poll<io::Result<usize>>,
-) -> Poll<Verdict> {
+) -> Poll<Progress> {
     match result {
         Poll::Ready(result) => Poll::Ready(oracle.written(side, how, len, &result)),
         Poll::Pending => {

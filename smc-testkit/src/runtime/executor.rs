@@ -82,13 +82,13 @@ const LOOK: Duration = Duration::from_nanos(50);
 pub(super) struct Core {
     pub(super) options: Options,
     epoch: Instant,
-    state: Mutex<State>,
+    state: Mutex<ExecutorState>,
 }
 
-struct State {
+struct ExecutorState {
     now: Duration,
     rng: Rng,
-    tasks: BTreeMap<usize, Entry>,
+    tasks: BTreeMap<usize, TaskEntry>,
     next_task: usize,
     next_group: usize,
     /// Tasks to poll, each at most once.
@@ -110,18 +110,18 @@ impl Group {
     pub(super) const ALL: Self = Self(0);
 }
 
-struct Entry {
+struct TaskEntry {
     name: String,
     group: Group,
     /// Not there while it is polled, and never for the main task.
     task: Option<Task>,
     is_ready: bool,
-    waits_for: Option<Wait>,
+    waits_for: Option<TaskWait>,
 }
 
 /// The last wait of a task.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Wait {
+pub(super) enum TaskWait {
     Timer(Duration),
     Read(SocketAddr, SocketAddr),
     Write(SocketAddr, SocketAddr),
@@ -136,7 +136,7 @@ pub(super) enum Alarm {
 
 impl Core {
     pub(super) fn new(seed: u64, options: Options) -> Self {
-        let state = State {
+        let state = ExecutorState {
             now: Duration::ZERO,
             rng: Rng::new(seed),
             tasks: BTreeMap::new(),
@@ -196,7 +196,7 @@ impl Core {
         };
         state.tasks.insert(
             id,
-            Entry {
+            TaskEntry {
                 name,
                 group,
                 task: Some(task),
@@ -216,7 +216,7 @@ impl Core {
 
     /// Drops all tasks of a group and takes no more.
     pub(super) fn end(&self, group: Group) {
-        let is_hit = |entry: &Entry| group == Group::ALL || entry.group == group;
+        let is_hit = |entry: &TaskEntry| group == Group::ALL || entry.group == group;
         let mut state = self.state();
         state.ended.insert(group);
         let tasks = std::mem::take(&mut state.tasks);
@@ -237,9 +237,9 @@ impl Core {
     }
 
     /// Notes what the running task waits for.
-    pub(super) fn waits_for(&self, wait: Wait) {
+    pub(super) fn waits_for(&self, wait: TaskWait) {
         let mut state = self.state();
-        let State { current, tasks, .. } = &mut *state;
+        let ExecutorState { current, tasks, .. } = &mut *state;
         if let Some(entry) = current.and_then(|id| tasks.get_mut(&id)) {
             entry.waits_for = Some(wait);
         }
@@ -252,7 +252,7 @@ impl Core {
 
     fn begin(&self) {
         let mut state = self.state();
-        let entry = Entry {
+        let entry = TaskEntry {
             name: "main".into(),
             group: Group::ALL,
             task: None,
@@ -268,7 +268,7 @@ impl Core {
     fn next(&self) -> Option<usize> {
         loop {
             let mut state = self.state();
-            let State {
+            let ExecutorState {
                 now,
                 rng,
                 tasks,
@@ -319,7 +319,7 @@ impl Core {
 
     fn wake(&self, id: usize) {
         let mut state = self.state();
-        let State { tasks, ready, .. } = &mut *state;
+        let ExecutorState { tasks, ready, .. } = &mut *state;
         let Some(entry) = tasks.get_mut(&id) else {
             return;
         };
@@ -348,20 +348,20 @@ impl Core {
         (state.now, tasks.collect())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ExecutorState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for TaskEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
         match self.waits_for {
             None => Ok(()),
-            Some(Wait::Timer(at)) => write!(f, " (until {at:?})"),
-            Some(Wait::Read(local, peer)) => write!(f, " (reads at {local} from {peer})"),
-            Some(Wait::Write(local, peer)) => write!(f, " (writes at {local} to {peer})"),
-            Some(Wait::Accept(local)) => write!(f, " (accepts at {local})"),
+            Some(TaskWait::Timer(at)) => write!(f, " (until {at:?})"),
+            Some(TaskWait::Read(local, peer)) => write!(f, " (reads at {local} from {peer})"),
+            Some(TaskWait::Write(local, peer)) => write!(f, " (writes at {local} to {peer})"),
+            Some(TaskWait::Accept(local)) => write!(f, " (accepts at {local})"),
         }
     }
 }
@@ -407,7 +407,7 @@ impl Future for VirtualTimer {
         if self.core.elapsed() >= self.at {
             return Poll::Ready(());
         }
-        self.core.waits_for(Wait::Timer(self.at));
+        self.core.waits_for(TaskWait::Timer(self.at));
         let alarm = Alarm::Wake(context.waker().clone());
         self.key = Some(self.core.set_alarm(self.at, alarm));
         Poll::Pending

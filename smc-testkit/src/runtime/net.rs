@@ -18,10 +18,10 @@ use super::socket::{VirtualAcceptor, VirtualSocket};
 /// All sockets of a runtime.
 pub(super) struct Net {
     core: Arc<Core>,
-    state: Mutex<State>,
+    state: Mutex<NetState>,
 }
 
-struct State {
+struct NetState {
     listeners: BTreeMap<SocketAddr, Weak<VirtualAcceptor>>,
     connections: Vec<Weak<VirtualSocket>>,
     interfaces: Vec<NetworkInterface>,
@@ -32,7 +32,7 @@ struct State {
 
 impl Net {
     pub(super) fn new(core: Arc<Core>) -> Self {
-        let state = State {
+        let state = NetState {
             listeners: BTreeMap::new(),
             connections: Vec::new(),
             interfaces: Vec::new(),
@@ -228,7 +228,7 @@ impl Net {
         port
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, NetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -11,11 +11,11 @@ use super::executor::{Alarm, Core};
 /// Bytes on their way from a writer to a reader.
 pub(super) struct Pipe {
     core: Arc<Core>,
-    state: Mutex<State>,
+    state: Mutex<PipeState>,
 }
 
 #[derive(Default)]
-struct State {
+struct PipeState {
     /// Pieces with the time of their arrival, in order.
     pieces: VecDeque<(Duration, VecDeque<u8>)>,
     len: usize,
@@ -220,12 +220,12 @@ impl Pipe {
         Duration::from_nanos(u64::try_from(self.core.below(most)).unwrap_or(0))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PipeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl PipeState {
     fn found(&self, now: Duration) -> Found {
         let has_arrived = |at: Duration| at <= now;
         if self.is_read_shut {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use smc_core::runtime::{Acceptor, Socket};
 
-use super::executor::{Core, Wait};
+use super::executor::{Core, TaskWait};
 use super::net::Net;
 use super::pipe::Pipe;
 
@@ -67,7 +67,7 @@ impl VirtualSocket {
     ) -> Poll<io::Result<T>> {
         // Registered first, as a reader that might sleep has to be.
         self.rx.set_reader(cx.waker());
-        self.poll_of(attempt(), Wait::Read(self.local, self.peer))
+        self.poll_of(attempt(), TaskWait::Read(self.local, self.peer))
     }
 
     fn poll_to_write<T>(
@@ -76,10 +76,10 @@ impl VirtualSocket {
         attempt: impl FnOnce() -> io::Result<T>,
     ) -> Poll<io::Result<T>> {
         self.tx.set_writer(cx.waker());
-        self.poll_of(attempt(), Wait::Write(self.local, self.peer))
+        self.poll_of(attempt(), TaskWait::Write(self.local, self.peer))
     }
 
-    fn poll_of<T>(&self, result: io::Result<T>, wait: Wait) -> Poll<io::Result<T>> {
+    fn poll_of<T>(&self, result: io::Result<T>, wait: TaskWait) -> Poll<io::Result<T>> {
         match result {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.core.waits_for(wait);
@@ -268,7 +268,7 @@ impl Acceptor for VirtualAcceptor {
         let old = queue.acceptor.replace(cx.waker().clone());
         drop(queue);
         drop(old);
-        self.core.waits_for(Wait::Accept(self.local));
+        self.core.waits_for(TaskWait::Accept(self.local));
         Poll::Pending
     }
 

@@ -13,16 +13,16 @@ mod forged_peer;
 pub mod messages;
 mod negotiation;
 mod peer;
-mod pipe;
 mod rdma;
+mod side_channel;
 
 pub use codes::{Codes, codes, kind, reason};
 pub use device::{Call, ScriptedDevice};
 pub use forged_peer::{ForgedPeer, proposal_from};
 pub use negotiation::{Finds, Scripted};
-pub use peer::{End, Raw, RawListener, Step};
-pub use pipe::Pipe;
+pub use peer::{Raw, RawListener, Step, StreamEnd};
 pub use rdma::{RdmaHosts, RdmaWorld, SERVER, eid, is_smcr, rdma_pair};
+pub use side_channel::SideChannelPipe;
 
 use std::fmt;
 use std::future::Future;
@@ -49,12 +49,12 @@ use crate::streams;
 
 /// What a scenario runs in.
 pub struct World {
-    runtime: Kind,
+    runtime: WorldRuntime,
     rt: Arc<dyn Runtime>,
     fabric: MemFabric,
 }
 
-enum Kind {
+enum WorldRuntime {
     Virtual(VirtualRuntime),
     #[cfg(feature = "runtimes")]
     Smol(Arc<smol::Executor<'static>>),
@@ -89,7 +89,7 @@ impl World {
     fn on(runtime: VirtualRuntime) -> Self {
         Self {
             rt: runtime.handle(),
-            runtime: Kind::Virtual(runtime),
+            runtime: WorldRuntime::Virtual(runtime),
             fabric: MemFabric::new(7),
         }
     }
@@ -101,7 +101,7 @@ impl World {
         let executor = Arc::new(smol::Executor::new());
         Self {
             rt: Arc::new(SmolRuntime::with_executor(Arc::clone(&executor))),
-            runtime: Kind::Smol(executor),
+            runtime: WorldRuntime::Smol(executor),
             fabric: MemFabric::new(7),
         }
     }
@@ -111,7 +111,7 @@ impl World {
     #[must_use]
     pub fn parallel() -> Self {
         let world = Self::real();
-        if let Kind::Smol(executor) = &world.runtime {
+        if let WorldRuntime::Smol(executor) = &world.runtime {
             let executor = Arc::downgrade(executor);
             std::thread::spawn(move || {
                 while let Some(executor) = executor.upgrade() {
@@ -165,9 +165,9 @@ impl World {
     /// If it has none.
     pub fn block_on<T>(&self, scenario: impl Future<Output = T>) -> T {
         match &self.runtime {
-            Kind::Virtual(runtime) => runtime.block_on(scenario),
+            WorldRuntime::Virtual(runtime) => runtime.block_on(scenario),
             #[cfg(feature = "runtimes")]
-            Kind::Smol(executor) => {
+            WorldRuntime::Smol(executor) => {
                 let bounded = crate::on::in_time(Duration::from_secs(30), scenario);
                 smol::block_on(executor.run(bounded))
             }
@@ -187,9 +187,9 @@ impl World {
     /// processes have the processor.
     pub fn is_within(&self, since: Instant, limit: Duration) -> bool {
         match &self.runtime {
-            Kind::Virtual(_) => self.now() - since < limit,
+            WorldRuntime::Virtual(_) => self.now() - since < limit,
             #[cfg(feature = "runtimes")]
-            Kind::Smol(_) => true,
+            WorldRuntime::Smol(_) => true,
         }
     }
 
@@ -322,9 +322,9 @@ impl World {
     /// If there is no port.
     pub fn own_address(&self) -> (SocketAddr, Option<HeldPort>) {
         match &self.runtime {
-            Kind::Virtual(_) => (self.raw_listener().1, None),
+            WorldRuntime::Virtual(_) => (self.raw_listener().1, None),
             #[cfg(feature = "runtimes")]
-            Kind::Smol(_) => {
+            WorldRuntime::Smol(_) => {
                 let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
                 (port.addr(), Some(port))
             }
@@ -374,9 +374,9 @@ impl World {
 impl fmt::Display for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.runtime {
-            Kind::Virtual(_) => "virtual sockets",
+            WorldRuntime::Virtual(_) => "virtual sockets",
             #[cfg(feature = "runtimes")]
-            Kind::Smol(_) => "real sockets",
+            WorldRuntime::Smol(_) => "real sockets",
         })
     }
 }
@@ -547,7 +547,7 @@ pub async fn exchange(mut stream: Stream, raw: Option<Raw>, early: &[u8]) {
     let peer = async {
         raw.send(&to_local).await;
         raw.finish();
-        assert_eq!(raw.rest().await, (to_peer.clone(), End::Closed));
+        assert_eq!(raw.rest().await, (to_peer.clone(), StreamEnd::Closed));
     };
     zip(local, peer).await;
 }

@@ -16,7 +16,7 @@ use smc_core::negotiate::{
 };
 use smc_core::runtime::{Runtime, Socket, Timer};
 
-use super::pipe::Pipe;
+use super::side_channel::SideChannelPipe;
 
 /// A negotiation under orders.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ pub enum Finds {
 struct Seen {
     proposal: Mutex<Option<Vec<u8>>>,
     /// A listener's end of the side channel, until it is taken.
-    far: Mutex<Option<Pipe>>,
+    far: Mutex<Option<SideChannelPipe>>,
     offers: AtomicUsize,
     dismissed: AtomicUsize,
 }
@@ -86,7 +86,7 @@ impl Scripted {
 
     /// The next connection of a listener supports CLC on this way.
     #[must_use]
-    pub fn server_beside(far: Pipe) -> Self {
+    pub fn server_beside(far: SideChannelPipe) -> Self {
         let scripted = Self::server();
         *scripted.seen.far.lock().expect(INTACT) = Some(far);
         scripted
@@ -112,7 +112,7 @@ impl Scripted {
     }
 
     /// The listener's end of the way on which the last offer was made. It is taken only once.
-    pub fn far(&self) -> Option<Pipe> {
+    pub fn far(&self) -> Option<SideChannelPipe> {
         self.seen.far.lock().expect(INTACT).take()
     }
 
@@ -177,7 +177,7 @@ impl Scripted {
         if orders.finds != Finds::Listener {
             return Err(nothing_announced());
         }
-        let (near, far) = Pipe::pair();
+        let (near, far) = SideChannelPipe::pair();
         near.deliver(proposal);
         *seen.proposal.lock().expect(INTACT) = Some(proposal.to_vec());
         *seen.far.lock().expect(INTACT) = Some(far);
@@ -197,7 +197,7 @@ impl Scripted {
 
 struct ScriptedOffer {
     orders: Orders,
-    near: Pipe,
+    near: SideChannelPipe,
     /// When nothing can come any more.
     lost: Option<(Instant, Timer)>,
     runtime: Arc<dyn Runtime>,

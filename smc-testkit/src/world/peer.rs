@@ -12,7 +12,7 @@ use smc_core::runtime::{Acceptor, Runtime, Socket, SocketOptions};
 use smc_core::wire::clc::{ClcType, Message};
 
 use super::messages;
-use super::pipe::Pipe;
+use super::side_channel::SideChannelPipe;
 
 /// What a scripted peer does next.
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ pub enum Step {
 pub struct Raw {
     rt: Arc<dyn Runtime>,
     socket: Arc<dyn Socket>,
-    side_channel: Option<Pipe>,
+    side_channel: Option<SideChannelPipe>,
 }
 
 /// A TCP listener without any SMC.
@@ -85,7 +85,7 @@ impl RawListener {
 /// How a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "there is no other end")]
-pub enum End {
+pub enum StreamEnd {
     /// In order.
     Closed,
     /// By a reset.
@@ -105,7 +105,7 @@ impl Raw {
 
     /// Goes on with the handshake beside TCP.
     #[must_use]
-    pub fn beside(self, side_channel: Pipe) -> Self {
+    pub fn beside(self, side_channel: SideChannelPipe) -> Self {
         Self {
             side_channel: Some(side_channel),
             ..self
@@ -207,15 +207,15 @@ impl Raw {
     /// # Panics
     ///
     /// If the stream ends neither in order nor by a reset.
-    pub async fn rest(&self) -> (Vec<u8>, End) {
+    pub async fn rest(&self) -> (Vec<u8>, StreamEnd) {
         let mut all = Vec::new();
         let mut part = [0; 4096];
         loop {
             match self.read(&mut part).await {
-                Ok(0) => return (all, End::Closed),
+                Ok(0) => return (all, StreamEnd::Closed),
                 Ok(count) => all.extend(&part[..count]),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
-                    return (all, End::Reset);
+                    return (all, StreamEnd::Reset);
                 }
                 Err(error) => panic!("{error}"),
             }

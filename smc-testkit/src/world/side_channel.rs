@@ -13,7 +13,7 @@ use super::messages;
 
 /// One end of it. What is sent arrives when it is flushed, or when this end is dropped.
 #[derive(Debug)]
-pub struct Pipe {
+pub struct SideChannelPipe {
     lanes: Arc<Mutex<[Lane; 2]>>,
     /// Where this end writes; it reads the other one.
     side: usize,
@@ -30,7 +30,7 @@ struct Lane {
     reader: Option<Waker>,
 }
 
-impl Pipe {
+impl SideChannelPipe {
     /// Both ends.
     #[must_use]
     pub fn pair() -> (Self, Self) {
@@ -109,7 +109,7 @@ impl Pipe {
     }
 }
 
-impl SideChannel for Pipe {
+impl SideChannel for SideChannelPipe {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
         if self.is_withdrawn {
             return Err(io::ErrorKind::ConnectionAborted.into());
@@ -138,7 +138,7 @@ impl SideChannel for Pipe {
     }
 }
 
-impl Drop for Pipe {
+impl Drop for SideChannelPipe {
     fn drop(&mut self) {
         self.release(true);
     }

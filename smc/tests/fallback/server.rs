@@ -13,8 +13,8 @@ use smc_testkit::streams::{expect_error, listen};
 use smc_testkit::world::Step::*;
 use smc_testkit::world::messages::*;
 use smc_testkit::world::{
-    Codes, ForgedPeer, Host, Pipe, Scripted, Step, World, accept_now, exchange, proposal_from,
-    reason,
+    Codes, ForgedPeer, Host, Scripted, SideChannelPipe, Step, World, accept_now, exchange,
+    proposal_from, reason,
 };
 
 use crate::fallback_table::{
@@ -198,7 +198,7 @@ pub(crate) fn run_row(world: &World, row: &Row, is_beside: bool) {
     let script = (row.script)(&forged);
     let (near, far, rest) = match &script[..] {
         [Sends(sent), rest @ ..] if is_beside => {
-            let (near, far) = Pipe::pair();
+            let (near, far) = SideChannelPipe::pair();
             near.deliver(sent);
             (Some(near), Some(far), rest)
         }

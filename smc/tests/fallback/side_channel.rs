@@ -7,7 +7,7 @@ use smc_core::wire::clc::ClcType;
 use smc_core::wire::types::DeclineCode;
 use smc_testkit::world::Step::*;
 use smc_testkit::world::messages::*;
-use smc_testkit::world::{Pipe, Scripted, exchange, exchange_to_end, join_smc};
+use smc_testkit::world::{Scripted, SideChannelPipe, exchange, exchange_to_end, join_smc};
 
 use crate::fallback_table::{MESSAGE, NODEV, Outcome, PLAIN, Row, everywhere, peer, rows};
 use crate::server::{UNSEEN, run_row};
@@ -84,7 +84,7 @@ fn a_client_that_withdraws_before_the_answer_has_plain_tcp() {
     everywhere("withdrawn", PLAIN, |world| {
         let device = world.device("server");
         let forged = world.forged_peer(&device);
-        let (near, far) = Pipe::pair();
+        let (near, far) = SideChannelPipe::pair();
         near.deliver(&forged.propose());
         let negotiation = Arc::new(Scripted::server_beside(far.withdrawn()));
         let server = world.host_on(device, |builder| builder.negotiation(negotiation));

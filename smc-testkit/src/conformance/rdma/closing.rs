@@ -4,7 +4,7 @@ use smc_core::device::{LinkFailure, OpId, SubmitError, Write};
 use smc_wire::types::{Qpn, Rkey};
 
 use super::Verdict;
-use super::ends::{End, LEN, is_about, numbered, write};
+use super::ends::{LEN, LinkEnd, is_about, numbered, write};
 use crate::conformance::fixture::{Fixture, ensure, fail};
 use crate::conformance::node::Node;
 
@@ -22,7 +22,7 @@ pub(super) fn a_dropped_link_is_silent(fixture: &mut Fixture<'_>) -> Verdict {
 /// Ends links with more and less under way. What is left of the link goes afterwards.
 fn expect_silence_after(
     fixture: &Fixture<'_>,
-    end: impl for<'b> Fn(End<'b>) -> Option<End<'b>>,
+    end: impl for<'b> Fn(LinkEnd<'b>) -> Option<LinkEnd<'b>>,
 ) -> Verdict {
     let others = fixture.link()?;
     for round in 0..ROUNDS {
@@ -139,7 +139,7 @@ pub(super) fn things_can_be_dropped_in_any_order(fixture: &mut Fixture<'_>) -> V
 }
 
 /// Posts in both directions and drains nothing.
-fn load(local: &End<'_>, peer: &End<'_>, round: u64) -> Verdict {
+fn load(local: &LinkEnd<'_>, peer: &LinkEnd<'_>, round: u64) -> Verdict {
     for name in 0..round % 5 {
         for end in [local, peer] {
             let posted = end.link.post(OpId(name), &[], &numbered(name));
@@ -157,7 +157,7 @@ fn expect_silence(fixture: &Fixture<'_>, node: &Node, qpn: Qpn) -> Verdict {
     Ok(())
 }
 
-fn expect_gone(end: &End<'_>) -> Verdict {
+fn expect_gone(end: &LinkEnd<'_>) -> Verdict {
     match end.link.post(OpId(9), &[], &numbered(9)) {
         Err(SubmitError::PeerGone) => Ok(()),
         Err(error) => fail(format!("expected `PeerGone`, got: {error}")),
@@ -165,7 +165,7 @@ fn expect_gone(end: &End<'_>) -> Verdict {
     }
 }
 
-fn check_alive((local, peer): &(End<'_>, End<'_>)) -> Verdict {
+fn check_alive((local, peer): &(LinkEnd<'_>, LinkEnd<'_>)) -> Verdict {
     local.deliver(77, &[], peer)?;
     local.expect_sent(77)
 }

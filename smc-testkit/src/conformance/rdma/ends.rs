@@ -19,7 +19,7 @@ use crate::memory_rdma::link_of;
 pub(super) type Memories = (Arc<dyn Mr>, Arc<dyn Mr>);
 
 /// One end of a link, with the only consumer of its device.
-pub(super) struct End<'b> {
+pub(super) struct LinkEnd<'b> {
     pub(super) fixture: &'b Fixture<'b>,
     pub(super) node: &'b Node,
     pub(super) link: Arc<dyn Link>,
@@ -93,15 +93,15 @@ impl<'p> Fixture<'p> {
     }
 
     /// A link between this device and the peer, both ends of it.
-    pub(super) fn link(&self) -> Result<(End<'_>, End<'_>), Stop> {
+    pub(super) fn link(&self) -> Result<(LinkEnd<'_>, LinkEnd<'_>), Stop> {
         let [local, peer] = self.pending()?;
         let (at_local, at_peer) = (local.local(), peer.local());
         let (local, peer) = (self.connect(local, at_peer)?, self.connect(peer, at_local)?);
         Ok((self.end(self.local(), local), self.end(self.peer(), peer)))
     }
 
-    pub(super) fn end<'b>(&'b self, node: &'b Node, link: Arc<dyn Link>) -> End<'b> {
-        End {
+    pub(super) fn end<'b>(&'b self, node: &'b Node, link: Arc<dyn Link>) -> LinkEnd<'b> {
+        LinkEnd {
             fixture: self,
             node,
             link,
@@ -159,7 +159,7 @@ impl<'p> Fixture<'p> {
     }
 }
 
-impl End<'_> {
+impl LinkEnd<'_> {
     pub(super) fn qpn(&self) -> Qpn {
         self.link.qpn()
     }
@@ -189,7 +189,7 @@ impl End<'_> {
     }
 
     /// Posts a message with this number, which arrives at the other end.
-    pub(super) fn deliver(&self, number: u64, writes: &[Write<'_>], at: &End<'_>) -> Verdict {
+    pub(super) fn deliver(&self, number: u64, writes: &[Write<'_>], at: &LinkEnd<'_>) -> Verdict {
         self.post(number, writes, &numbered(number))?;
         at.expect_message(&numbered(number))
     }

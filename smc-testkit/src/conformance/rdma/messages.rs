@@ -3,7 +3,7 @@
 use smc_core::device::{Event, Inbound, MESSAGE_MAX, OpId, SENDS_MAX, SHORT_LEN, SubmitError};
 
 use super::Verdict;
-use super::ends::{End, numbered};
+use super::ends::{LinkEnd, numbered};
 use crate::Rng;
 use crate::conformance::fixture::{Fixture, ensure, fail};
 
@@ -127,7 +127,7 @@ pub(super) fn both_ends_post_at_once(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 /// Posts as many messages as there is space for.
-fn push(end: &End<'_>, posted: &mut u64) -> Verdict {
+fn push(end: &LinkEnd<'_>, posted: &mut u64) -> Verdict {
     while *posted < MANY {
         match end.link.post(OpId(*posted), &[], &numbered(*posted)) {
             Ok(()) => *posted += 1,

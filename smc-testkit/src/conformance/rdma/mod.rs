@@ -43,7 +43,7 @@ mod posts;
 mod wakeups;
 
 use super::fixture::Verdict;
-use super::node::Kind;
+use super::node::FabricKind;
 use super::{Check, Provider, Report, assert_check, check_table, run_each};
 
 /// Runs every check of SMC-R devices, each with fresh devices, and reports.

@@ -7,7 +7,7 @@ use smc_core::device::{LinkFailure, OpId, SubmitError, Write};
 use smc_wire::types::Rkey;
 
 use super::Verdict;
-use super::ends::{End, numbered, write};
+use super::ends::{LinkEnd, numbered, write};
 use crate::Rng;
 use crate::conformance::fixture::{Fixture, Stop, ensure, fail, skip};
 use crate::conformance::signals::{When, expect_quiet};
@@ -91,7 +91,7 @@ pub(super) fn a_lost_link_rings(fixture: &mut Fixture<'_>) -> Verdict {
 
 /// Has something happen at one point of a driver's round, and checks that the driver sees it.
 fn staged(
-    end: &End<'_>,
+    end: &LinkEnd<'_>,
     when: When,
     cause: impl Fn() -> Result<(), SubmitError>,
     seen: impl Fn() -> Option<bool>,
@@ -188,7 +188,7 @@ pub(super) fn completions_always_wake(fixture: &mut Fixture<'_>) -> Verdict {
 
 /// Drives the device of a link, which may park, until there is something.
 fn turn_until<T>(
-    end: &End<'_>,
+    end: &LinkEnd<'_>,
     rng: &mut Rng,
     what: &str,
     mut found: impl FnMut() -> Option<T>,
@@ -207,7 +207,7 @@ fn turn_until<T>(
 }
 
 /// Posts from a thread that is the consumer of its device, unless there is only one.
-fn post_from_thread(fixture: &Fixture<'_>, end: &End<'_>, round: u64) -> Verdict {
+fn post_from_thread(fixture: &Fixture<'_>, end: &LinkEnd<'_>, round: u64) -> Verdict {
     let deadline = Instant::now() + fixture.timeout();
     loop {
         if !fixture.is_alone() {

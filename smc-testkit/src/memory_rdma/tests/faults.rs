@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn senders_wait_for_receive_buffers() {
-    let world = World::with(12, RdmaOptions::default().with_receives(4));
+    let world = LinkWorld::with(12, RdmaOptions::default().with_receives(4));
     for op in 0..9 {
         world.to_b.post(OpId(op), &[], &[0; 44]).unwrap();
     }
@@ -20,7 +20,7 @@ fn senders_wait_for_receive_buffers() {
 
 #[test]
 fn who_waits_for_a_buffer_of_a_closed_link_gives_up() {
-    let world = World::with(13, RdmaOptions::default().with_receives(1));
+    let world = LinkWorld::with(13, RdmaOptions::default().with_receives(1));
     for op in 0..2 {
         world.to_b.post(OpId(op), &[], &[0; 44]).unwrap();
     }
@@ -36,7 +36,7 @@ fn who_waits_for_a_buffer_of_a_closed_link_gives_up() {
 
 #[test]
 fn a_cut_costs_a_link_only_after_the_retry_time() {
-    let (runtime, world) = World::timed(15);
+    let (runtime, world) = LinkWorld::timed(15);
     world.network.cut();
     world.post(1, 0, b"late").unwrap();
     runtime.run_for(Duration::from_millis(500));
@@ -64,7 +64,7 @@ fn a_post_can_be_lost_in_three_ways() {
         (Lost::Message, "data", 1),
         (Lost::Answer, "data", 2),
     ] {
-        let (runtime, world) = World::timed(16);
+        let (runtime, world) = LinkWorld::timed(16);
         let loss = Loss::of(what).after(1);
         world.a.set_loss(world.to_b.qpn(), Some(loss));
         world.to_b.post(OpId(1), &[], &[1; 44]).unwrap();
@@ -81,7 +81,7 @@ fn a_post_can_be_lost_in_three_ways() {
 
 #[test]
 fn a_loss_can_end_in_time() {
-    let (runtime, world) = World::timed(17);
+    let (runtime, world) = LinkWorld::timed(17);
     let link = world.to_b.qpn();
     world.a.set_loss(link, Some(Loss::of(Lost::Answer)));
     world.post(1, 0, b"once").unwrap();
@@ -95,7 +95,7 @@ fn a_loss_can_end_in_time() {
 
 #[test]
 fn completions_can_be_held_back() {
-    let world = World::new(19);
+    let world = LinkWorld::new(19);
     world.a.hold_completions(true);
     world.post(1, 0, b"x").unwrap();
     assert_eq!(drained(&world.b).len(), 1);
@@ -106,7 +106,7 @@ fn completions_can_be_held_back() {
 
 #[test]
 fn a_port_that_goes_down_takes_its_addresses_and_links() {
-    let world = World::new(20);
+    let world = LinkWorld::new(20);
     let before = world.a.addresses();
     world.a.set_port_active(1, false);
     let expected = [
@@ -160,7 +160,7 @@ fn ports_fail_one_by_one() {
 
 #[test]
 fn a_removed_device_says_so_and_is_no_more() {
-    let world = World::new(22);
+    let world = LinkWorld::new(22);
     world.a.remove();
     assert_eq!(drained(&world.a), [Event::DeviceGone]);
     assert!(world.a.drain(&mut |_| {}).is_err());

@@ -10,7 +10,7 @@ use smc_core::device::{
 use smc_core::mem::Region;
 use smc_wire::types::{DmbToken, Gid};
 
-use super::{Fault, State};
+use super::{Fault, FaultState};
 use crate::middleware::{delegate_direct, direct, nocopy, peer_events};
 
 #[async_trait]
@@ -46,7 +46,7 @@ impl Direct for Fault {
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
-        self.submit(State::submit)?;
+        self.submit(FaultState::submit)?;
         direct(&*self.inner).move_data(to, at, data, signal)
     }
 }
@@ -64,7 +64,7 @@ impl Nocopy for Fault {
 
 impl PeerEvents for Fault {
     fn signal_event(&self, peer: Gid, event: PeerEvent) -> Result<(), SubmitError> {
-        self.submit(State::submit)?;
+        self.submit(FaultState::submit)?;
         peer_events(&*self.inner).signal_event(peer, event)
     }
 }
@@ -81,7 +81,7 @@ impl Attachment for FaultyAttachment {
     }
 
     fn signal(&self) -> Result<(), SubmitError> {
-        self.fault.submit(State::submit)?;
+        self.fault.submit(FaultState::submit)?;
         self.inner.signal()
     }
 }

@@ -26,7 +26,7 @@ use crate::memory_rdma::link_of;
 #[derive(Clone, Debug)]
 pub struct Fault {
     inner: Arc<dyn Device>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<FaultState>>,
 }
 
 /// What goes wrong, and in how many of a thousand cases. Nothing does by default.
@@ -81,7 +81,7 @@ impl Fault {
     /// A device with faults that follow from `seed`.
     #[must_use]
     pub fn new(inner: Arc<dyn Device>, seed: u64, faults: Faults) -> Arc<Self> {
-        let state = State {
+        let state = FaultState {
             faults,
             rng: Rng::new(seed),
             held: Vec::new(),
@@ -112,7 +112,7 @@ impl Fault {
     /// Counts a move, signal or post; returns why it fails.
     fn submit<T>(
         &self,
-        count: impl FnOnce(&mut State) -> Result<T, SubmitError>,
+        count: impl FnOnce(&mut FaultState) -> Result<T, SubmitError>,
     ) -> Result<T, SubmitError> {
         let result = count(&mut self.state());
         if result.is_err() {
@@ -128,18 +128,18 @@ impl Fault {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FaultState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[derive(Debug)]
-struct State {
+struct FaultState {
     faults: Faults,
     rng: Rng,
     /// Events with the number of drains that they still miss.
     held: Vec<(u8, Event)>,
-    /// Local buffers, and those that were dropped since [`State::own`] was called.
+    /// Local buffers, and those that were dropped since [`FaultState::own`] was called.
     own: Vec<(DmbToken, Weak<dyn Dmb>)>,
     /// Devices of peers that were used.
     peers: BTreeSet<Gid>,
@@ -158,7 +158,7 @@ struct Held {
     outstanding: usize,
 }
 
-impl State {
+impl FaultState {
     /// Counts a move or signal; returns why it fails.
     fn submit(&mut self) -> Result<(), SubmitError> {
         self.count();

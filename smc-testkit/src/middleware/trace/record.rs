@@ -149,7 +149,7 @@ impl fmt::Display for Record {
         write!(f, "{} ", self.device)?;
         match &self.what {
             What::Reached { peer, result } => {
-                write!(f, "reach {peer}{}", Outcome(result))
+                write!(f, "reach {peer}{}", ResultSuffix(result))
             }
             What::Registered { peer, len, result } => {
                 write!(f, "register {len} bytes for {peer}")?;
@@ -175,7 +175,7 @@ impl fmt::Display for Record {
                 write!(
                     f,
                     "move {len} bytes to {to} at {at}{signal}{}",
-                    Outcome(result)
+                    ResultSuffix(result)
                 )
             }
             What::Attached {
@@ -183,16 +183,18 @@ impl fmt::Display for Record {
                 token,
                 result,
             } => {
-                write!(f, "attach {token} of {peer}{}", Outcome(result))
+                write!(f, "attach {token} of {peer}{}", ResultSuffix(result))
             }
             What::Detached(token) => write!(f, "detach {token}"),
-            What::Signalled { token, result } => write!(f, "signal {token}{}", Outcome(result)),
+            What::Signalled { token, result } => {
+                write!(f, "signal {token}{}", ResultSuffix(result))
+            }
             What::EventSent {
                 peer,
                 event,
                 result,
             } => {
-                write!(f, "send {event:?} to {peer}{}", Outcome(result))
+                write!(f, "send {event:?} to {peer}{}", ResultSuffix(result))
             }
             What::Opened { at, result } => {
                 write!(f, "open link at {at}")?;
@@ -203,7 +205,11 @@ impl fmt::Display for Record {
             }
             What::Connected { link, peer, result } => {
                 let (gid, qpn) = (peer.gid, peer.qpn);
-                write!(f, "connect {link} to {qpn} at {gid}{}", Outcome(result))
+                write!(
+                    f,
+                    "connect {link} to {qpn} at {gid}{}",
+                    ResultSuffix(result)
+                )
             }
             What::Closed(link) => write!(f, "close {link}"),
             What::Released(link) => write!(f, "release {link}"),
@@ -230,7 +236,7 @@ impl fmt::Display for Record {
                 for (rkey, addr, len) in writes {
                     write!(f, " {len} bytes to {rkey} at {addr},")?;
                 }
-                write!(f, " {}{}", Message(message), Outcome(result))
+                write!(f, " {}{}", Message(message), ResultSuffix(result))
             }
             What::Reported(Event::Received { link, message }) => {
                 write!(f, "<- {link} received {}", Message(message.as_bytes()))
@@ -250,9 +256,9 @@ impl fmt::Display for Record {
 }
 
 /// Nothing if it went well.
-struct Outcome<'a, E>(&'a Result<(), E>);
+struct ResultSuffix<'a, E>(&'a Result<(), E>);
 
-impl<E: fmt::Display> fmt::Display for Outcome<'_, E> {
+impl<E: fmt::Display> fmt::Display for ResultSuffix<'_, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0
             .as_ref()
