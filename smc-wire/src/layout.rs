@@ -131,8 +131,8 @@ macro_rules! layouts {
 /// First come fields of the value that are in none of these bytes, such as flags of a header. The
 /// bytes are
 ///
-/// * `pub`: a field of the value, whose type is a [`FieldType`]; shown in the way of this type, or in
-///   the one after `=>`,
+/// * `pub`: a field of the value, whose type is a [`FieldType`]; shown in the way of this type, or
+///   in the one after `=>`,
 /// * `zero`: reserved, emitted as zero,
 /// * `given`: follows from something else, such as the number of elements in a list.
 ///

@@ -23,9 +23,9 @@ use crate::btf;
 pub(super) type SocketEntry = [u32; 2];
 
 /// A value of the map: a [`SocketEntry`], and a lock (`struct bpf_spin_lock`) which nothing takes.
-/// A map with one in its values cannot be frozen (`BPF_MAP_FREEZE`) from Linux 6.2 on: every process
-/// that may write to a map could freeze it else, from Linux 6.5 on, and no socket be marked any
-/// more.
+/// A map with one in its values cannot be frozen (`BPF_MAP_FREEZE`) from Linux 6.2 on: every
+/// process that may write to a map could freeze it else, from Linux 6.5 on, and no socket be
+/// marked any more.
 pub(super) type Value = [u32; 3];
 
 /// A map that marks sockets: storage of a [`SocketEntry`] per socket, which accepted sockets copy.
