@@ -143,8 +143,8 @@ impl Node {
     fn sweep(&self) -> u32 {
         let granules = sweep_range(self.swept.load(Ordering::Relaxed), self.memory.granules());
         self.swept.store(granules.end, Ordering::Relaxed);
-        let has_ended = |device| self.fabric.is_dead(device);
-        self.memory.sweep(granules, self.tag, has_ended)
+        let is_known_dead = |device| self.fabric.is_dead(device);
+        self.memory.sweep(granules, self.tag, is_known_dead)
     }
 
     /// Writes into a peer's buffer.

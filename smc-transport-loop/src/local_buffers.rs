@@ -323,7 +323,7 @@ impl Drop for Lease {
 
 #[derive(Debug, Default)]
 struct Table {
-    closed: bool,
+    is_closed: bool,
     /// By index.
     entries: Vec<TableEntry>,
     free: Vec<u32>,
@@ -344,7 +344,7 @@ enum TableEntry {
 impl Table {
     /// Number and index of a new registration, and the backing if there is one to be used again.
     fn allocate(&mut self, len: usize) -> Result<(u64, u32, Option<Backing>), DeviceError> {
-        if self.closed {
+        if self.is_closed {
             return Err(DeviceError::PeerGone);
         }
         let reused = self.pool.take(len);
@@ -376,7 +376,7 @@ impl Table {
     /// False if the peer has ended.
     fn set(&mut self, index: u32, token: DmbToken) -> bool {
         self.enter(index, TableEntry::Registered(token));
-        !self.closed
+        !self.is_closed
     }
 
     fn enter(&mut self, index: u32, entry: TableEntry) {
@@ -399,7 +399,7 @@ impl Table {
         signal_page: &SignalPage,
     ) -> Vec<Backing> {
         let mut dropped = Vec::new();
-        if self.closed {
+        if self.is_closed {
             return dropped;
         }
         let (index, is_dirty) = (backing.index, backing.is_dirty());
@@ -432,7 +432,7 @@ impl Table {
     }
 
     fn close(&mut self) -> Pool {
-        self.closed = true;
+        self.is_closed = true;
         self.entries.clear();
         std::mem::take(&mut self.pool)
     }

@@ -70,7 +70,7 @@ pub(crate) struct ReceiveOutcome {
     /// A message was received. A full channel has no message for a signal.
     pub(crate) received: bool,
     /// The channel was closed, or a message was invalid.
-    pub(crate) dead: bool,
+    pub(crate) has_ended: bool,
     /// There are more messages than were received.
     pub(crate) more: bool,
 }
@@ -159,7 +159,7 @@ impl Peer {
                 | ReceivedMessage::Message(..) => {
                     // Also notifies the driver if another call has received it.
                     let _ = shutdown(&channel, Shutdown::Both);
-                    outcome.dead = true;
+                    outcome.has_ended = true;
                     outcome.more = false;
                     break;
                 }

@@ -115,7 +115,7 @@ impl Target {
         !self.notifier.is_gone() && self.slot.is_live(self.registration)
     }
 
-    /// Starts using the buffer; false if this registration is over.
+    /// Starts using the buffer; false if this registration has ended.
     fn begin_use(&self) -> bool {
         let has_begun = self.slot.begin_use(self.registration);
         if !has_begun {
@@ -232,7 +232,7 @@ impl Tokens {
     }
 
     /// Replaces the buffers of an ended peer by tombstones. Their number is limited.
-    fn mark_gone(&self, dead: impl Iterator<Item = DmbToken>) {
+    fn mark_gone(&self, of_peer: impl Iterator<Item = DmbToken>) {
         let mut tokens = self.write();
         if tokens
             .values()
@@ -242,7 +242,7 @@ impl Tokens {
         {
             tokens.retain(|_, known| matches!(known, TokenState::Buffer(_)));
         }
-        for token in dead {
+        for token in of_peer {
             tokens.insert(token, TokenState::PeerGone);
         }
     }

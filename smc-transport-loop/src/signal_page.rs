@@ -182,7 +182,7 @@ impl Slot {
         WakeFlag::new(&self.0[ARMED])
     }
 
-    /// Writer: starts using the buffer; false if this registration is over. Only a use that has
+    /// Writer: starts using the buffer; false if this registration has ended. Only a use that has
     /// begun is ended.
     pub(crate) fn begin_use(&self, registration: u64) -> bool {
         self.0[USERS].fetch_add(1, Ordering::SeqCst);
@@ -200,12 +200,12 @@ impl Slot {
         self.0[USERS].fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Writer: whether a registration is not over.
+    /// Writer: whether a registration has not ended.
     pub(crate) fn is_live(&self, registration: u64) -> bool {
         self.0[REGISTRATION].load(Ordering::Relaxed) == registration
     }
 
-    /// Writer: all accesses of a use are over.
+    /// Writer: all accesses of a use have ended.
     pub(crate) fn end_use(&self) {
         self.0[USERS].fetch_sub(1, Ordering::SeqCst);
     }

@@ -40,10 +40,10 @@ fn reach_full(make_space: impl FnOnce(&OwnedFd) + Send) -> (Result<(), DeviceErr
     bind(&listener, &SocketAddrUnix::new(&at).unwrap()).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
     let _first = connect_to(&at);
-    let (polls, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let (polls, has_ended) = (AtomicUsize::new(0), AtomicBool::new(false));
     let result = thread::scope(|scope| {
         scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
+            while !has_ended.load(Ordering::Relaxed) {
                 ours.wait_within(Duration::from_millis(10), |_| false);
             }
         });
@@ -58,7 +58,7 @@ fn reach_full(make_space: impl FnOnce(&OwnedFd) + Send) -> (Result<(), DeviceErr
             polls.fetch_add(1, Ordering::Relaxed);
             reach.as_mut().poll(cx)
         }));
-        is_over.store(true, Ordering::Relaxed);
+        has_ended.store(true, Ordering::Relaxed);
         result
     });
     (result, polls.into_inner())

@@ -235,7 +235,7 @@ impl Groups {
     pub(crate) fn abandon_if_unused(&self) {
         if self.drivers().next().is_none() {
             let all = self.all_rdma().into_iter();
-            let abandoned = all.filter(|group| group.is_task_over());
+            let abandoned = all.filter(|group| group.has_task_ended());
             abandoned.for_each(|group| {
                 group.abandon();
                 self.forget_rdma(group.id);

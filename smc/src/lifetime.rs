@@ -107,7 +107,7 @@ struct Pending {
     /// The time that the task's timer is armed for.
     armed: Option<Instant>,
     /// The task has ended with its runtime.
-    is_over: bool,
+    has_ended: bool,
 }
 
 impl Deadlines {
@@ -147,7 +147,7 @@ impl Deadlines {
     /// Returns false if the timer task has ended.
     fn wait(&self, at: Instant, id: &mut Option<u64>, waker: &Waker) -> bool {
         let mut pending = self.pending.lock();
-        if pending.is_over {
+        if pending.has_ended {
             return false;
         }
         let id = *id.get_or_insert_with(|| {
@@ -169,7 +169,7 @@ impl Deadlines {
     /// Completes all deadlines, and ends drivers on a thread: the timer task has ended.
     fn end(&self) {
         let mut pending = self.pending.lock();
-        pending.is_over = true;
+        pending.has_ended = true;
         let left = std::mem::take(&mut pending.by_time);
         drop(pending);
         left.into_values().for_each(Waker::wake);

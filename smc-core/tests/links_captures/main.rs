@@ -82,7 +82,7 @@ struct Replay<'a> {
     rmbs: Vec<(Rkey, RmbId)>,
     /// What the second link would be, from the recorded offer.
     second: Option<LinkAddress>,
-    is_over: bool,
+    has_ended: bool,
     compared: usize,
 }
 
@@ -157,7 +157,7 @@ impl<'a> Replay<'a> {
             sent: Vec::new(),
             rmbs: vec![(ours.rkey, RmbId(0))],
             second,
-            is_over: false,
+            has_ended: false,
             compared: 0,
         }
     }
@@ -167,7 +167,7 @@ impl<'a> Replay<'a> {
             if *role == us {
                 self.expect(bytes);
             } else {
-                self.is_over |= is_all(bytes);
+                self.has_ended |= is_all(bytes);
                 self.group.handle_message(self.now, self.link, bytes);
                 self.drain();
             }
@@ -204,7 +204,7 @@ impl<'a> Replay<'a> {
             }
             Message::TestLink(message) if message.class == Class::Request => self.pass_time(),
             Message::DeleteLink(message) if is_all(bytes) => {
-                if std::mem::replace(&mut self.is_over, true) {
+                if std::mem::replace(&mut self.has_ended, true) {
                     // The answer of a server, or one more than ours.
                     let at = self.sent.iter().position(|sent| sent == bytes);
                     self.compared += usize::from(at.is_some());

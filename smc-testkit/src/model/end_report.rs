@@ -1,7 +1,7 @@
 //! What one end of a run did, for runs whose ends are in different processes.
 //!
 //! Either end is judged by the same oracle as in one process, except for what depends on the other
-//! end: that is compared when both are over.
+//! end: that is compared when both have ended.
 
 use serde::{Deserialize, Serialize};
 

@@ -256,7 +256,7 @@ async fn in_time(
     sides: Range<usize>,
 ) -> Result<Tally, Violation> {
     let over = async {
-        poll_fn(|cx| oracle.poll_over(sides.clone(), cx)).await;
+        poll_fn(|cx| oracle.poll_ended(sides.clone(), cx)).await;
         oracle.outcome()
     };
     let late = async {

@@ -52,10 +52,10 @@ struct Side {
     closed: Option<Closed>,
     /// Reads no more, so that its writer must not wait for the peer.
     is_stopping: bool,
-    is_over: bool,
+    has_ended: bool,
     /// Halves about to be dropped, and halves that were.
     dropped: u8,
-    gone: u8,
+    ended_halves: u8,
     /// What its tasks do now.
     now: [String; 2],
     /// The writer, to be notified when the reader stops.
@@ -84,7 +84,7 @@ pub(super) enum Progress {
     /// Goes on.
     Open,
     /// No more of this direction.
-    Over,
+    Ended,
 }
 
 impl Oracle {
@@ -136,7 +136,7 @@ impl Oracle {
     ) -> Progress {
         let mut state = self.state();
         state.note(side, how, len, result);
-        // That is known of both ends only when all is over.
+        // That is known of both ends only when all have ended.
         let is_peer_closed = self.is_alone || state.sides[1 - side].closed.is_some();
         let is_blind = !self.rules.is_exact || state.directions[side].is_shut;
         let direction = &mut state.directions[side];
@@ -176,7 +176,7 @@ impl Oracle {
                     }
                     _ => state.require(false, || format!("write failed: {error}")),
                 }
-                Progress::Over
+                Progress::Ended
             }
         }
     }
@@ -265,7 +265,7 @@ impl Oracle {
             Ok(_) if self.is_alone => {
                 state.tally.ends += 1;
                 state.claims.end = Some(read);
-                Progress::Over
+                Progress::Ended
             }
             Ok(_) => {
                 state.tally.ends += 1;
@@ -280,7 +280,7 @@ impl Oracle {
                 state.require(!is_reset || !self.is_smc, || {
                     format!("side {side} reads an end, but the peer has reset")
                 });
-                Progress::Over
+                Progress::Ended
             }
             Err(error) => {
                 match error.kind() {
@@ -301,7 +301,7 @@ impl Oracle {
                     }
                     _ => state.require(false, || format!("read failed: {error}")),
                 }
-                Progress::Over
+                Progress::Ended
             }
         }
     }
@@ -345,15 +345,15 @@ impl Oracle {
         }
     }
 
-    /// A half is gone; the side is over with the second.
-    pub(super) fn half_over(&self, side: usize) {
+    /// A half has ended; the side ends with the second.
+    pub(super) fn half_ended(&self, side: usize) {
         let is_last = {
             let mut state = self.state();
-            state.sides[side].gone += 1;
-            state.sides[side].gone == 2
+            state.sides[side].ended_halves += 1;
+            state.sides[side].ended_halves == 2
         };
         if is_last {
-            self.side_over(side);
+            self.side_ended(side);
         }
     }
 
@@ -405,23 +405,23 @@ impl Oracle {
     }
 
     /// Both tasks of a side have ended and its stream is gone.
-    pub(super) fn side_over(&self, side: usize) {
+    pub(super) fn side_ended(&self, side: usize) {
         let mut state = self.state();
-        state.sides[side].is_over = true;
+        state.sides[side].has_ended = true;
         state.wake();
     }
 
-    /// Whether these ends are over, or a rule was broken.
-    pub(super) fn poll_over(&self, sides: Range<usize>, cx: &mut Context<'_>) -> Poll<()> {
+    /// Whether these ends have ended, or a rule was broken.
+    pub(super) fn poll_ended(&self, sides: Range<usize>, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state();
-        if state.violation.is_some() || state.sides[sides].iter().all(|side| side.is_over) {
+        if state.violation.is_some() || state.sides[sides].iter().all(|side| side.has_ended) {
             return Poll::Ready(());
         }
         state.waker = Some(cx.waker().clone());
         Poll::Pending
     }
 
-    /// What an end that is alone did, once it is over.
+    /// What an end that is alone did, once it has ended.
     pub(super) fn report(&self, side: usize) -> EndReport {
         let state = self.state();
         let out = &state.directions[side];
@@ -444,7 +444,7 @@ impl Oracle {
         let state = self.state();
         let mut text = String::new();
         let sides = state.sides.iter().enumerate();
-        for (number, side) in sides.filter(|(_, side)| !side.is_over) {
+        for (number, side) in sides.filter(|(_, side)| !side.has_ended) {
             let [reader, writer] = &side.now;
             text += &format!("side {number} reader: {reader}, writer: {writer}; ");
         }

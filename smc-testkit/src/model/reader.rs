@@ -38,7 +38,7 @@ impl<'o> Reader<'o> {
 
     /// Everything, in a task of its own. Returns what is held in the end.
     pub(super) async fn run(mut self, end: &mut impl Reading) -> RetainedGuards<'o> {
-        while self.step(end).await != Some(Progress::Over) {}
+        while self.step(end).await != Some(Progress::Ended) {}
         self.oracle.doing(self.side, Task::Reader, "done");
         self.oracle.reader_left(self.side, self.left.is_some());
         self.guards
@@ -57,7 +57,7 @@ impl<'o> Reader<'o> {
     /// One operation; `None` if it was dropped while it waited.
     pub(super) async fn step(&mut self, end: &mut impl Reading) -> Option<Progress> {
         if self.left == Some(0) || self.oracle.is_broken() {
-            return Some(Progress::Over);
+            return Some(Progress::Ended);
         }
         if let Some(left) = &mut self.left {
             *left -= 1;

@@ -61,7 +61,7 @@ pub(super) async fn live(
     oracle.close(side, linger);
     drop(stream);
     drop(guards);
-    oracle.side_over(side);
+    oracle.side_ended(side);
 }
 
 /// Reads in a task of its own. Dropping what is written to may shut writing down.
@@ -81,12 +81,12 @@ async fn in_two_tasks(
         judge.drop_half(side, false, linger);
         drop(read);
         drop(guards);
-        judge.half_over(side);
+        judge.half_ended(side);
     }));
     Writer::new(&oracle, side, &plan).run(&mut write).await;
     oracle.drop_half(side, is_shutting, linger);
     drop(write);
-    oracle.half_over(side);
+    oracle.half_ended(side);
 }
 
 /// Reads and writes in one task, in turn, and waits only for both directions at once.
@@ -104,13 +104,13 @@ async fn whole<'o>(
         if reads && plan.rng.chance(600) {
             let step = reader.step(stream).await;
             has_done |= step.is_some();
-            reads = step != Some(Progress::Over);
+            reads = step != Some(Progress::Ended);
         }
         if writes && plan.rng.chance(600) {
             let step = writer.step(stream).await;
             has_done |= step.is_some();
             // An end that reads no more must not wait for space either.
-            writes = step != Some(Progress::Over) && (reads || step.is_some());
+            writes = step != Some(Progress::Ended) && (reads || step.is_some());
             if !writes {
                 writer.finish(stream).await;
             }

@@ -36,7 +36,7 @@ impl<'o> Writer<'o> {
 
     /// Everything, in a task of its own.
     pub(super) async fn run(mut self, end: &mut impl Writing) {
-        while self.step(end).await != Some(Progress::Over) {}
+        while self.step(end).await != Some(Progress::Ended) {}
         self.finish(end).await;
         self.oracle.doing(self.side, Task::Writer, "done");
     }
@@ -44,7 +44,7 @@ impl<'o> Writer<'o> {
     /// One operation; `None` if it was dropped while it waited.
     pub(super) async fn step(&mut self, end: &mut impl Writing) -> Option<Progress> {
         if self.left == 0 || self.oracle.is_broken() {
-            return Some(Progress::Over);
+            return Some(Progress::Ended);
         }
         self.left -= 1;
         let is_hasty = self.is_hasty || self.rng.chance(150);
@@ -94,7 +94,7 @@ impl<'o> Writer<'o> {
             self.oracle.shut_down(self.side, &result);
         }
         let result = self.attempt(end, "try_write after shutdown", &[1, 2, 3]);
-        self.oracle.require(result == Progress::Over, || {
+        self.oracle.require(result == Progress::Ended, || {
             "a write after shutdown is taken".into()
         });
     }

@@ -151,12 +151,12 @@ impl FabricMemory {
     }
 
     /// Reclaims those of these granules that belong to dead devices, except to `own`. Calls
-    /// `has_ended` once per device of which the memory does not state that it is dead.
+    /// `is_known_dead` once per device of which the memory does not state that it is dead.
     pub(crate) fn sweep(
         &self,
         granules: Range<u32>,
         own: Tag,
-        mut has_ended: impl FnMut(Tag) -> bool,
+        mut is_known_dead: impl FnMut(Tag) -> bool,
     ) -> u32 {
         // One for each slot: of all the generations that the memory can name, one is not dead.
         let mut known: HashMap<u16, (Tag, bool)> = HashMap::new();
@@ -172,7 +172,7 @@ impl FabricMemory {
                 || match known.get(&owner.slot) {
                     Some((device, dead)) if *device == owner => *dead,
                     _ => {
-                        let dead = has_ended(owner);
+                        let dead = is_known_dead(owner);
                         known.insert(owner.slot, (owner, dead));
                         dead
                     }
@@ -299,7 +299,7 @@ impl FabricMemory {
         Ok(found?)
     }
 
-    /// Writer: all accesses of a use are over.
+    /// Writer: all accesses of a use have ended.
     pub(crate) fn end_use(&self, first: u32, writer: Tag) {
         count_out(self.granule(first), writer);
     }

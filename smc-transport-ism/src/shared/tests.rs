@@ -271,13 +271,13 @@ fn memory_of_a_dead_device_is_reclaimed_when_its_last_use_ends() {
     assert_eq!(memory.allocate(third, 0), None);
 
     let all = || 0..memory.granules();
-    let has_ended = |_| false;
-    let freed = memory.sweep(all(), third, has_ended);
+    let is_known_dead = |_| false;
+    let freed = memory.sweep(all(), third, is_known_dead);
     assert_eq!(freed, memory.granules() - 1);
     assert!(memory.is_used(used.run.first));
     memory.end_use(used.run.first, writer);
-    assert_eq!(memory.sweep(all(), third, has_ended), 1);
-    assert_eq!(memory.sweep(all(), third, has_ended), 0);
+    assert_eq!(memory.sweep(all(), third, is_known_dead), 1);
+    assert_eq!(memory.sweep(all(), third, is_known_dead), 0);
     assert!(memory.allocate(third, 4).is_some());
 }
 

@@ -94,8 +94,8 @@ impl Peers {
                 let Some(peer) = self.by_id(id) else { return };
                 let outcome = peer.receive(share);
                 self.note_received(&peer, outcome, events.is_some());
-                if let (true, Some(events)) = (outcome.dead, events.as_deref_mut()) {
-                    self.remove_dead_peer(setup, &peer, events);
+                if let (true, Some(events)) = (outcome.has_ended, events.as_deref_mut()) {
+                    self.remove_ended_peer(setup, &peer, events);
                 }
             }
             EventSource::Outgoing => {
@@ -107,7 +107,7 @@ impl Peers {
                 }
                 let has_ended = flags.intersects(ENDED);
                 if let (true, Some(events)) = (has_ended, events.as_deref_mut()) {
-                    self.remove_dead_peer(setup, &peer, events);
+                    self.remove_ended_peer(setup, &peer, events);
                 }
             }
             EventSource::Stale => {
@@ -396,7 +396,7 @@ impl Peers {
         step
     }
 
-    fn remove_dead_peer(&self, setup: &mut SetupState, peer: &Arc<Peer>, events: &mut Vec<Event>) {
+    fn remove_ended_peer(&self, setup: &mut SetupState, peer: &Arc<Peer>, events: &mut Vec<Event>) {
         if !self.remove(peer) {
             return;
         }

@@ -22,7 +22,7 @@ impl Conn {
     pub(crate) fn shutdown_write(&self) {
         let flags = self.closing.lock().shutdown_write();
         if let Some(flags) = flags {
-            self.ended.store(true, Ordering::Release);
+            self.has_ended.store(true, Ordering::Release);
             self.ops().publish_flags(self, flags);
             self.wake();
         }
@@ -43,7 +43,7 @@ impl Conn {
             }
             flags
         };
-        self.ended.store(true, Ordering::Release);
+        self.has_ended.store(true, Ordering::Release);
         self.publish_final(flags, unread);
         self.wake();
     }
@@ -88,7 +88,7 @@ impl Conn {
         let is_reset = linger == Some(Duration::ZERO);
         self.handle_peer_flags();
         let flags = self.closing.lock().close(unread || is_reset);
-        self.ended.store(true, Ordering::Release);
+        self.has_ended.store(true, Ordering::Release);
         match self.rdma() {
             // The final flags of a shutdown are still queued behind data.
             Some(rdma) if flags.is_none() && is_reset && rdma.has_pending() => {
@@ -97,7 +97,7 @@ impl Conn {
             _ => self.publish_final(flags, unread),
         }
         self.release_if_closed();
-        if !self.closing.lock().is_finished() {
+        if !self.closing.lock().is_removable() {
             self.arm();
             self.watch_tcp();
             self.handle_peer_flags();
@@ -142,7 +142,7 @@ impl Conn {
             self.span
                 .in_scope(|| self.warned.failed("connection", peer, cause));
         }
-        self.ended.store(true, Ordering::Release);
+        self.has_ended.store(true, Ordering::Release);
         match (flags, self.rdma()) {
             (Some(flags), _) => self.ops().publish_flags(self, flags),
             // The close flags may still be queued behind data that cannot be sent.
@@ -187,7 +187,7 @@ impl Conn {
         let is_gone = self.driver.is_gone() && self.rdma().is_none();
         let is_lost = is_gone || self.driver.is_stopped();
         let has_pending = self.ops().has_pending() && !is_lost;
-        if !self.closing.lock().is_finished() || has_pending {
+        if !self.closing.lock().is_removable() || has_pending {
             return;
         }
         let membership = self.membership.lock().take();

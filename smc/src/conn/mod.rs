@@ -73,7 +73,7 @@ pub(crate) struct Conn {
     half_open: AtomicBool,
     /// The connection has ended in some direction; details in `closing`. Checked on each call, so
     /// kept apart.
-    ended: AtomicBool,
+    has_ended: AtomicBool,
     closing: Mutex<Closing>,
     failure: OnceLock<Error>,
     /// The application has fetched the error that ended the connection.
@@ -282,7 +282,7 @@ impl Conn {
             tcp_waker: OnceLock::new(),
             has_peer_sent: AtomicBool::new(false),
             half_open: AtomicBool::new(false),
-            ended: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             closing: Mutex::new(Closing::default()),
             failure: OnceLock::new(),
             is_error_taken: AtomicBool::new(false),
@@ -476,7 +476,7 @@ impl Conn {
         if !word.state_flags.is_empty() {
             let has_changed = self.closing.lock().handle_peer(word.state_flags);
             if has_changed {
-                self.ended.store(true, Ordering::Release);
+                self.has_ended.store(true, Ordering::Release);
                 self.wake();
                 self.release_if_closed();
             }
@@ -485,7 +485,7 @@ impl Conn {
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
+        self.has_ended.load(Ordering::Acquire)
     }
 
     /// The result of reading when no data is left: `None` while more may arrive.
@@ -511,7 +511,7 @@ impl Conn {
 
     /// Why the connection was ended by this side, if it was.
     pub(crate) fn abort_cause(&self) -> Option<Error> {
-        self.closing.lock().is_ended_here().then(|| self.failure())
+        self.closing.lock().has_ended_here().then(|| self.failure())
     }
 
     fn failure(&self) -> Error {
@@ -587,7 +587,7 @@ impl Conn {
             // Data for space that the peer freed was posted, and its completion is awaited.
             self.arm_delivery();
         } else {
-            if self.closing.lock().is_reading_over() {
+            if self.closing.lock().has_ended_reading() {
                 self.discard_arrivals();
             }
             self.wake();

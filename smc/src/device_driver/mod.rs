@@ -223,10 +223,10 @@ impl DeviceDriver {
     /// the close of their peers: SMC-D streams have published their own, behind all written data.
     pub(crate) fn release_to_other_endpoint(&self) {
         self.poll_device();
-        let is_over = |conn: &Arc<Conn>| conn.is_app_closed() && conn.rdma().is_none();
+        let has_ended = |conn: &Arc<Conn>| conn.is_app_closed() && conn.rdma().is_none();
         let left = self.connections();
         let is_unused = self.is_endpoint_dropped.load(Ordering::Acquire);
-        if is_unused && left.iter().all(is_over) {
+        if is_unused && left.iter().all(has_ended) {
             for conn in left {
                 conn.abort(Error::Closed(CloseReason::Endpoint));
             }

@@ -267,8 +267,8 @@ fn build_conn(
         .in_scope(|| debug!("connection is established", mode = conn.mode));
     // The group may have ended before the driver knew of the connection.
     let state = endpoint.groups.info(conn.group).map(|group| group.state);
-    let is_ended = state.is_none_or(|state| state == GroupState::Terminating);
-    let lost = lost.or_else(|| is_ended.then_some(Error::Closed(CloseReason::Aborted)));
+    let has_ended = state.is_none_or(|state| state == GroupState::Terminating);
+    let lost = lost.or_else(|| has_ended.then_some(Error::Closed(CloseReason::Aborted)));
     if let Some(why) = lost {
         // Notifies a peer that still exists.
         let _best_effort = conn.socket.shutdown(Shutdown::Both);

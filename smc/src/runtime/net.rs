@@ -82,7 +82,7 @@ pub(super) struct TcpSocket<R: Registered> {
     reactor: R::Reactor,
     /// Whether the port needs no further handling: that of a client is shared with other
     /// destinations before it gets into TIME_WAIT, if it ever does.
-    port_done: AtomicBool,
+    is_port_handled: AtomicBool,
 }
 
 impl<R: Registered> TcpSocket<R> {
@@ -92,21 +92,21 @@ impl<R: Registered> TcpSocket<R> {
             registered: OnceLock::new(),
             fd: Arc::new(fd),
             reactor: reactor.clone(),
-            port_done: AtomicBool::new(true),
+            is_port_handled: AtomicBool::new(true),
         }
     }
 
     /// As [`TcpSocket::new`] for a client socket, which may be bound to a random port.
     pub(super) fn client(reactor: &R::Reactor, fd: OwnedFd) -> Self {
         let mut socket = Self::new(reactor, fd);
-        socket.port_done = AtomicBool::new(false);
+        socket.is_port_handled = AtomicBool::new(false);
         socket
     }
 
     /// Shares the port with other destinations from now on, most of all while this connection is in
     /// TIME_WAIT.
     fn share_port(&self) {
-        if !self.port_done.swap(true, Ordering::Relaxed) {
+        if !self.is_port_handled.swap(true, Ordering::Relaxed) {
             let _best_effort = sockopt::set_socket_reuseaddr(&self.fd, true);
         }
     }
@@ -237,7 +237,7 @@ impl<R: Registered> Socket for TcpSocket<R> {
     fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
         if linger == Some(Duration::ZERO) {
             // Such a connection never enters TIME_WAIT.
-            self.port_done.store(true, Ordering::Relaxed);
+            self.is_port_handled.store(true, Ordering::Relaxed);
         }
         Ok(sockopt::set_socket_linger(&self.fd, linger)?)
     }

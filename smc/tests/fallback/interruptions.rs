@@ -27,7 +27,7 @@ fn a_connect_that_is_dropped_leaves_nothing() {
     for cut in (0..).map(|step| Duration::from_micros(5 * step)) {
         let world = World::with_seed(u64::from(cut.subsec_micros()));
         let (client, server) = (world.host("client"), world.host("server"));
-        let is_over = world.block_on(async {
+        let has_ended = world.block_on(async {
             let (listener, at) = server.listen().await;
             if let Some(connected) = world.within(cut, client.endpoint.connect(at)).await {
                 connected.unwrap();
@@ -42,7 +42,7 @@ fn a_connect_that_is_dropped_leaves_nothing() {
             world.only_idle_groups_left([&server]).await;
             false
         });
-        if is_over {
+        if has_ended {
             break;
         }
         dropped += 1;

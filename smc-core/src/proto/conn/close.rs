@@ -116,7 +116,7 @@ pub struct Closing {
     /// The application has shut down writing, alone or with reading.
     is_shut: bool,
     /// This side has ended the connection, in order or not.
-    ended_here: bool,
+    has_ended_here: bool,
 }
 
 /// Result of reading when no data is left.
@@ -155,7 +155,7 @@ impl Default for Closing {
             peer: none,
             app_closed: false,
             is_shut: false,
-            ended_here: false,
+            has_ended_here: false,
         }
     }
 }
@@ -170,7 +170,7 @@ impl Closing {
     /// Whether the record of the connection can be removed: both sides have sent their final flags,
     /// or there is no peer left to send them to.
     #[must_use]
-    pub fn is_finished(&self) -> bool {
+    pub fn is_removable(&self) -> bool {
         self.app_closed && self.state == ConnState::Closed
     }
 
@@ -180,10 +180,10 @@ impl Closing {
         self.app_closed
     }
 
-    /// Whether the connection was terminated with its link group, or because of an error.
+    /// Whether this side has ended the connection: with its link group, or because of an error.
     #[must_use]
-    pub fn is_ended_here(&self) -> bool {
-        self.ended_here
+    pub fn has_ended_here(&self) -> bool {
+        self.has_ended_here
     }
 
     /// Whether the application has shut down writing, alone or with reading.
@@ -194,15 +194,15 @@ impl Closing {
 
     /// Whether the application has closed or shut down both directions: it reads no more data.
     #[must_use]
-    pub fn is_reading_over(&self) -> bool {
+    pub fn has_ended_reading(&self) -> bool {
         let is_shut_for_both = self.is_shut && self.sent.intersects(FINAL_FLAGS);
-        self.app_closed || (is_shut_for_both && !self.ended_here)
+        self.app_closed || (is_shut_for_both && !self.has_ended_here)
     }
 
     /// Whether the application has shut down both directions with received data unread.
     #[must_use]
     pub fn is_shut_by_abort(&self) -> bool {
-        self.is_shut && !self.ended_here && self.sent.contains(StateFlags::ABORTED)
+        self.is_shut && !self.has_ended_here && self.sent.contains(StateFlags::ABORTED)
     }
 
     /// Whether the peer has aborted: it has not read everything, or reads no more data.
@@ -221,7 +221,7 @@ impl Closing {
             .intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED)
         {
             ReadEnd::Eof
-        } else if self.ended_here {
+        } else if self.has_ended_here {
             ReadEnd::Aborted
         } else {
             ReadEnd::Open
@@ -231,11 +231,11 @@ impl Closing {
     /// Result of a write.
     #[must_use]
     pub fn write_end(&self) -> WriteEnd {
-        if self.is_shut || (self.sent.intersects(FINAL_FLAGS) && !self.ended_here) {
+        if self.is_shut || (self.sent.intersects(FINAL_FLAGS) && !self.has_ended_here) {
             WriteEnd::Shut
         } else if self.peer.intersects(FINAL_FLAGS) {
             WriteEnd::Reset
-        } else if self.ended_here {
+        } else if self.has_ended_here {
             WriteEnd::Aborted
         } else {
             WriteEnd::Open
@@ -253,7 +253,7 @@ impl Closing {
     /// and the record stays until the application closes. `discard` is true if received data was
     /// not read. Returns the flags to send, if there are new ones.
     pub fn shutdown_both(&mut self, discard: bool) -> Option<StateFlags> {
-        if self.app_closed || self.ended_here {
+        if self.app_closed || self.has_ended_here {
             return None;
         }
         self.is_shut = true;
@@ -279,7 +279,7 @@ impl Closing {
         } else {
             self.state.close()
         };
-        if self.ended_here || self.sent.intersects(FINAL_FLAGS) {
+        if self.has_ended_here || self.sent.intersects(FINAL_FLAGS) {
             return None;
         }
         // A peer that aborts waits for the final flags of this side too, whatever the state was.
@@ -338,10 +338,10 @@ impl Closing {
     }
 
     fn stop(&mut self, flags: StateFlags) -> Option<StateFlags> {
-        if self.ended_here || self.state == ConnState::Closed {
+        if self.has_ended_here || self.state == ConnState::Closed {
             return None;
         }
-        self.ended_here = true;
+        self.has_ended_here = true;
         let _only_init_has_no_row = self.state.aborted();
         if self.app_closed {
             let _always = self.state.close();

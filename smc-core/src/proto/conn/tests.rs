@@ -276,7 +276,7 @@ fn closing_first_then_the_peer() {
     assert_eq!(closing.close(false), Some(C));
     assert_eq!(closing.state(), ConnState::PeerCloseWait1);
     assert!(closing.handle_peer(C));
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn the_peer_closes_first() {
     assert_eq!(closing.read_end(), ReadEnd::Eof);
     assert_eq!(closing.write_end(), WriteEnd::Reset);
     assert_eq!(closing.close(false), Some(C));
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 }
 
 #[test]
@@ -301,9 +301,9 @@ fn half_closes_of_both_sides_then_closing() {
     assert_eq!(closing.state(), ConnState::PeerCloseWait2);
     assert_eq!(closing.read_end(), ReadEnd::Eof);
     assert_eq!(closing.close(false), Some(D | C));
-    assert!(!closing.is_finished());
+    assert!(!closing.is_removable());
     closing.handle_peer(D | C);
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn writing_continues_after_the_peer_shut_down_writing() {
     assert_eq!(closing.close(false), Some(C));
     assert_eq!(closing.state(), ConnState::PeerFinCloseWait);
     closing.handle_peer(D | C);
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 }
 
 #[test]
@@ -324,7 +324,7 @@ fn we_shut_down_and_the_peer_closes() {
     closing.handle_peer(C);
     assert_eq!(closing.state(), ConnState::AppFinCloseWait);
     assert_eq!(closing.close(false), Some(D | C));
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn an_abort_of_the_peer_resets_and_is_answered_with_an_abort() {
     assert_eq!(closing.read_end(), ReadEnd::Reset);
     assert_eq!(closing.write_end(), WriteEnd::Reset);
     assert_eq!(closing.close(false), Some(A));
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 }
 
 #[test]
@@ -345,9 +345,9 @@ fn an_abort_after_both_shut_down_is_answered_as_well() {
     closing.shutdown_write();
     closing.handle_peer(D | A);
     assert_eq!(closing.state(), ConnState::Closed);
-    assert!(!closing.is_finished(), "the application has not closed");
+    assert!(!closing.is_removable(), "the application has not closed");
     assert_eq!(closing.close(false), Some(D | A));
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 }
 
 #[test]
@@ -356,7 +356,7 @@ fn an_abort_after_the_final_flags_closes_the_connection() {
     closing.close(true);
     assert_eq!(closing.sent, A);
     closing.handle_peer(A);
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 }
 
 #[test]
@@ -367,7 +367,7 @@ fn a_kill_aborts_once_and_closing_then_finishes() {
     assert_eq!(closing.read_end(), ReadEnd::Aborted);
     assert_eq!(closing.write_end(), WriteEnd::Aborted);
     assert_eq!(closing.close(false), None);
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn a_kill_after_the_peer_closed_still_reads_to_an_orderly_end() {
     closing.abort();
     assert_eq!(closing.read_end(), ReadEnd::Eof);
     closing.close(false);
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 }
 
 #[test]
@@ -385,7 +385,7 @@ fn a_kill_of_a_dropped_connection_finishes_it() {
     let mut closing = Closing::default();
     closing.close(false);
     assert_eq!(closing.abort(), None, "the final flags were sent");
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 }
 
 #[test]
@@ -396,7 +396,7 @@ fn an_endpoint_shutdown_closes_what_was_shut_down_and_aborts_the_rest() {
     assert_eq!(closing.read_end(), ReadEnd::Aborted);
     assert_eq!(closing.write_end(), WriteEnd::Shut);
     assert_eq!(closing.close(false), None);
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 
     let mut open = Closing::default();
     open.handle_peer(D);
@@ -421,18 +421,18 @@ fn a_shutdown_of_both_directions_sends_the_final_flags_and_waits_for_the_close()
     assert_eq!(closing.write_end(), WriteEnd::Shut);
     closing.handle_peer(C);
     assert_eq!(closing.state(), ConnState::AppFinCloseWait);
-    assert!(!closing.is_finished(), "the application has not closed");
+    assert!(!closing.is_removable(), "the application has not closed");
     assert_eq!(closing.close(true), None);
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 
     let mut unread = Closing::default();
     unread.shutdown_write();
     assert_eq!(unread.shutdown_both(true), Some(D | A));
     unread.handle_peer(A);
     assert_eq!(unread.state(), ConnState::Closed);
-    assert!(!unread.is_finished(), "the application has not closed");
+    assert!(!unread.is_removable(), "the application has not closed");
     assert_eq!(unread.close(true), None);
-    assert!(unread.is_finished());
+    assert!(unread.is_removable());
 }
 
 #[test]
@@ -444,7 +444,7 @@ fn a_shutdown_of_both_directions_follows_that_of_the_peer() {
     closing.handle_peer(D | C);
     assert_eq!(closing.state(), ConnState::Closed);
     assert_eq!(closing.close(false), None);
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 
     for (flags, sent) in [(C, C), (A, A)] {
         let mut last = Closing::default();
@@ -454,7 +454,7 @@ fn a_shutdown_of_both_directions_follows_that_of_the_peer() {
         assert_eq!(last.abort(), None);
         assert_eq!(last.write_end(), WriteEnd::Shut);
         assert_eq!(last.close(false), None);
-        assert!(last.is_finished());
+        assert!(last.is_removable());
     }
 }
 
@@ -465,7 +465,7 @@ fn a_shutdown_of_both_directions_after_the_end_sends_nothing() {
     assert_eq!(closing.shutdown_both(false), None);
     assert_eq!(closing.write_end(), WriteEnd::Aborted);
     closing.close(false);
-    assert!(closing.is_finished());
+    assert!(closing.is_removable());
 }
 
 /// Events in any order: no panic, flags are only added, and the final flags of both sides finish
@@ -497,6 +497,6 @@ fn every_order_of_events_finishes() {
         closing.close(false);
         closing.handle_peer(C);
         closing.handle_peer(C | A);
-        assert!(closing.is_finished(), "script {script}: {:?}", closing);
+        assert!(closing.is_removable(), "script {script}: {:?}", closing);
     }
 }

@@ -35,7 +35,7 @@ transitions! {
         /// The group was terminated; its connections are being closed.
         Terminating = "TERMINATING",
         /// The group is removed.
-        Gone = "GONE",
+        Removed = "REMOVED",
     }
 
     /// The first connection, and with it the group, is established.
@@ -43,11 +43,11 @@ transitions! {
     /// Another connection joins.
     join(Active | Idle => Active);
     /// The last connection leaves.
-    empty(Pending | Terminating => Gone, Active => Idle);
+    empty(Pending | Terminating => Removed, Active => Idle);
     /// No connection joined for the whole lifetime of an idle group.
-    expire(Idle => Gone);
+    expire(Idle => Removed);
     /// The peer is gone, or the endpoint shuts down.
-    terminate(Pending | Active => Terminating, Idle => Gone);
+    terminate(Pending | Active => Terminating, Idle => Removed);
 }
 
 /// The link groups of an endpoint. The default is a registry without groups.

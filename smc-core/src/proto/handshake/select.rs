@@ -25,7 +25,7 @@ pub(super) struct Selection {
     eid: Option<Eid>,
     stage: Stage,
     /// Everything was tried.
-    is_over: bool,
+    is_exhausted: bool,
     candidates: VecDeque<DirectCandidate>,
     /// The one that is tried.
     candidate: Option<DirectCandidate>,
@@ -86,7 +86,7 @@ impl Selection {
             release,
             eid,
             stage: Stage::DirectV2,
-            is_over: false,
+            is_exhausted: false,
             candidates: VecDeque::new(),
             candidate: None,
             claimed: Vec::new(),
@@ -139,7 +139,7 @@ impl Selection {
                     }
                 }
                 Stage::RdmaV1 => {
-                    let is_first = !std::mem::replace(&mut self.is_over, true);
+                    let is_first = !std::mem::replace(&mut self.is_exhausted, true);
                     if let Some(found) = self.rdma_v1(config).filter(|_| is_first) {
                         return Ok(found);
                     }

@@ -426,7 +426,7 @@ impl LinkGroup {
 
     /// Whether it has ended ([`LinkGroupOutput::Ended`]).
     #[must_use]
-    pub fn is_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.end == Some(GroupEnd::Ended)
     }
 

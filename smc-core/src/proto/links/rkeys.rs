@@ -207,7 +207,7 @@ impl LinkGroup {
 
     /// An RMB is out of use.
     pub(super) fn release_rmb(&mut self, id: RmbId) {
-        let is_ended = self.end.is_some();
+        let has_ended = self.end.is_some();
         let Some(rmb) = self.local_rmbs.rmbs.get_mut(&id) else {
             let is_answered = true;
             return self.outputs.push_back(LinkGroupOutput::RkeyDeleted {
@@ -215,7 +215,7 @@ impl LinkGroup {
                 is_answered,
             });
         };
-        if std::mem::replace(&mut rmb.is_released, true) || is_ended {
+        if std::mem::replace(&mut rmb.is_released, true) || has_ended {
             // It is in progress, or ends with the group.
             return;
         }

@@ -27,7 +27,7 @@ impl Direct for Fault {
     async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError> {
         {
             let mut state = self.state();
-            if state.dead.contains(&peer) {
+            if state.ended.contains(&peer) {
                 return Err(DeviceError::PeerGone);
             }
             state.exhaust()?;

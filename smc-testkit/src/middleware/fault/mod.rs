@@ -87,7 +87,7 @@ impl Fault {
             held: Vec::new(),
             own: Vec::new(),
             peers: BTreeSet::new(),
-            dead: BTreeSet::new(),
+            ended: BTreeSet::new(),
             links: BTreeMap::new(),
             operations: 0,
         };
@@ -144,7 +144,7 @@ struct FaultState {
     /// Devices of peers that were used.
     peers: BTreeSet<Gid>,
     /// Those of them that a fault has ended.
-    dead: BTreeSet<Gid>,
+    ended: BTreeSet<Gid>,
     /// Links that are not down.
     links: BTreeMap<Qpn, Held>,
     operations: u64,
@@ -162,7 +162,7 @@ impl FaultState {
     /// Counts a move or signal; returns why it fails.
     fn submit(&mut self) -> Result<(), SubmitError> {
         self.count();
-        if !self.dead.is_empty() {
+        if !self.ended.is_empty() {
             return Err(SubmitError::PeerGone);
         }
         if self.rng.chance(self.faults.busy) {
@@ -191,7 +191,7 @@ impl FaultState {
     /// Whether a call about a peer fails, permanently or by this fault.
     fn reach(&mut self, peer: Gid, fault: fn(&Faults) -> u16) -> Result<(), DeviceError> {
         let why = "injected fault";
-        if self.dead.contains(&peer) {
+        if self.ended.contains(&peer) {
             return Err(DeviceError::PeerGone);
         }
         match self.has(fault) {
@@ -228,7 +228,7 @@ impl FaultState {
             }
         }
         for gid in std::mem::take(&mut self.peers) {
-            if self.dead.insert(gid) {
+            if self.ended.insert(gid) {
                 self.held.push((0, Event::PeerGone(gid)));
             }
         }
@@ -279,7 +279,7 @@ impl FaultState {
     /// Records the reports; no more of peers that are gone.
     fn release(&mut self, event: Event, is_own: bool) -> Option<Event> {
         match &event {
-            Event::PeerGone(gid) if !is_own && self.dead.contains(gid) => return None,
+            Event::PeerGone(gid) if !is_own && self.ended.contains(gid) => return None,
             Event::Sent { link, .. } => {
                 if let Some(held) = self.links.get_mut(link) {
                     held.outstanding = held.outstanding.saturating_sub(1);

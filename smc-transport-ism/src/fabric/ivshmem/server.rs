@@ -336,13 +336,13 @@ impl Server {
 
     fn remove_client(&self, slot: u16) {
         let mut clients = self.clients.lock();
-        let Some(gone) = clients.by_slot.remove(&slot) else {
+        let Some(removed) = clients.by_slot.remove(&slot) else {
             return;
         };
         if let Some((tag, _)) = self.memory.device_of_slot(slot) {
             self.mark_dead(tag, &clients);
         }
-        clients.announce_left(gone.port);
+        clients.announce_left(removed.port);
     }
 
     /// Marks devices as dead whose heartbeats have stopped.

@@ -58,7 +58,7 @@ pub(crate) struct RdmaConn {
     /// The peer has sent data since the last probe.
     has_new_data: AtomicBool,
     /// The peer has published the end of its data.
-    done: AtomicBool,
+    has_peer_ended: AtomicBool,
     /// Bytes at the start of the RMB that the peer may have written.
     dirty: AtomicU32,
     conn: OnceLock<Weak<Conn>>,
@@ -126,7 +126,7 @@ impl RdmaConn {
             awaited: AtomicBool::new(false),
             received: AtomicBool::new(false),
             has_new_data: AtomicBool::new(false),
-            done: AtomicBool::new(false),
+            has_peer_ended: AtomicBool::new(false),
             dirty: AtomicU32::new(0),
             conn: OnceLock::new(),
             detached: AtomicBool::new(false),
@@ -211,8 +211,8 @@ impl RdmaConn {
     /// Detaches the connection from its stream: it is removed when it is finished.
     pub(crate) fn detach(self: &Arc<Self>) {
         self.detached.store(true, Ordering::Release);
-        match self.is_finished() {
-            true => self.group.retire_if_finished(self),
+        match self.can_retire() {
+            true => self.group.try_retire(self),
             false => self.arm_sent(),
         }
     }
@@ -230,7 +230,7 @@ impl RdmaConn {
     }
 
     /// Whether the connection is detached, everything is sent, and no post is outstanding.
-    pub(crate) fn is_finished(&self) -> bool {
+    pub(crate) fn can_retire(&self) -> bool {
         self.is_detached() && self.is_delivered()
     }
 
@@ -245,7 +245,7 @@ impl RdmaConn {
 
     /// Whether everything was sent and delivered, or never will be.
     fn is_delivered(&self) -> bool {
-        if self.group.is_over() {
+        if self.group.has_ended() {
             return true;
         }
         let tx = self.tx.lock();
@@ -341,7 +341,7 @@ impl TransportOps for RdmaConn {
     fn has_pending(&self) -> bool {
         let tx = self.tx.lock();
         match &tx.bound {
-            Some(bound) => !bound.transmit.is_flushed() && !self.group.is_over(),
+            Some(bound) => !bound.transmit.is_flushed() && !self.group.has_ended(),
             None => false,
         }
     }

@@ -114,7 +114,7 @@ impl RdmaConn {
         self.received.store(true, Ordering::Release);
         self.has_new_data
             .fetch_or(update.arrived > 0, Ordering::Relaxed);
-        self.done
+        self.has_peer_ended
             .fetch_or(!update.state.is_empty(), Ordering::Relaxed);
         if update.requests_update {
             self.update_requested.store(true, Ordering::Release);
@@ -187,7 +187,7 @@ impl RdmaConn {
             self.fail(Error::Closed(CloseReason::Aborted));
             // Among them may be the peer's close.
             self.handle_held();
-            self.group.retire_if_finished(self);
+            self.group.try_retire(self);
         } else {
             // Meanwhile the message has come, and another may be missing.
             self.search();

@@ -35,7 +35,7 @@ impl RdmaLinkGroup {
             Ok(cdc) => {
                 if let Some(conn) = self.member(cdc.token) {
                     conn.handle_cdc(ReceivedCdc { cdc, link });
-                    self.retire_if_finished(&conn);
+                    self.try_retire(&conn);
                 }
             }
             // Malformed messages are dropped, as in the kernel.
@@ -65,7 +65,7 @@ impl RdmaLinkGroup {
                 Posted::Cdc(token) => {
                     if let Some(conn) = self.member(token) {
                         conn.handle_sent(link);
-                        self.retire_if_finished(&conn);
+                        self.try_retire(&conn);
                     }
                 }
             }
@@ -132,9 +132,9 @@ impl RdmaLinkGroup {
         }
     }
 
-    pub(super) fn retire_finished(self: &Arc<Self>) {
+    pub(super) fn try_retire_all(self: &Arc<Self>) {
         for conn in self.members() {
-            self.retire_if_finished(&conn);
+            self.try_retire(&conn);
         }
     }
 
@@ -186,7 +186,7 @@ impl GroupTask {
             };
             loop {
                 group.task.register(cx.waker());
-                if group.is_over() {
+                if group.has_ended() {
                     return Poll::Ready(());
                 }
                 let Some(at) = group.handle_timeouts() else {
@@ -212,7 +212,7 @@ impl Drop for GroupTask {
         let Some(group) = self.0.upgrade() else {
             return;
         };
-        group.is_task_over.store(true, Ordering::SeqCst);
+        group.has_task_ended.store(true, Ordering::SeqCst);
         group.groups.abandon_if_unused();
     }
 }

@@ -47,9 +47,9 @@ pub(crate) struct RdmaLinkGroup {
     state: Mutex<RdmaGroupState>,
     pub(crate) pool: RdmaBufferPool,
     next_rmb: AtomicU64,
-    over: AtomicBool,
+    has_ended: AtomicBool,
     /// The group's task has ended: with the group, or with the runtime.
-    is_task_over: AtomicBool,
+    has_task_ended: AtomicBool,
     /// Connections have moved from one link to another.
     has_moved: AtomicBool,
     task: AtomicWaker,
@@ -109,8 +109,8 @@ impl RdmaLinkGroup {
             }),
             pool: RdmaBufferPool::new(groups.memory.clone()),
             next_rmb: AtomicU64::new(1),
-            over: AtomicBool::new(false),
-            is_task_over: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            has_task_ended: AtomicBool::new(false),
             has_moved: AtomicBool::new(false),
             task: AtomicWaker::new(),
             log: GroupLog::new(span),
@@ -130,8 +130,8 @@ impl RdmaLinkGroup {
     }
 
     /// Whether the group has ended: nothing can be sent any more.
-    pub(crate) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
     }
 
     /// For tools.
@@ -170,13 +170,13 @@ impl RdmaLinkGroup {
     }
 
     /// Whether nothing runs the group's timers any more.
-    pub(crate) fn is_task_over(&self) -> bool {
-        self.is_task_over.load(Ordering::SeqCst)
+    pub(crate) fn has_task_ended(&self) -> bool {
+        self.has_task_ended.load(Ordering::SeqCst)
     }
 
     /// Drops links and connections, which refer to the group, without notifying the peer.
     pub(crate) fn abandon(&self) {
-        self.over.store(true, Ordering::Release);
+        self.has_ended.store(true, Ordering::Release);
         // Dropped after the lock.
         let _abandoned = {
             let mut state = self.state.lock();
@@ -211,7 +211,7 @@ impl RdmaLinkGroup {
             None => self.open(device, address).await?,
         };
         let local = pending.local();
-        if self.is_over() {
+        if self.has_ended() {
             return Err(NO_LINK);
         }
         let pnet_id = self.groups.pnet_id_of(address);
@@ -318,7 +318,7 @@ impl RdmaLinkGroup {
         size: SizeCode,
         staging: SizeCode,
     ) -> Result<(RdmaConnHandle, Vec<RmbKey>), DeviceError> {
-        if self.is_over() {
+        if self.has_ended() {
             return Err(NO_LINK);
         }
         let mut domains = Vec::new();
@@ -436,7 +436,7 @@ impl RdmaLinkGroup {
         link: LinkId,
         peer: &PeerRmb,
     ) -> Result<RtokenId, links::RtokenError> {
-        if self.is_over() {
+        if self.has_ended() {
             return Err(links::RtokenError::Ended);
         }
         let now_on = conn.link();
@@ -462,8 +462,8 @@ impl RdmaLinkGroup {
 
     /// Deletes the RKEYs of a connection that is released and has nothing to send any more; its RMB
     /// is free when the peer has confirmed that.
-    pub(crate) fn retire_if_finished(self: &Arc<Self>, conn: &Arc<RdmaConn>) {
-        if !conn.is_finished() {
+    pub(crate) fn try_retire(self: &Arc<Self>, conn: &Arc<RdmaConn>) {
+        if !conn.can_retire() {
             return;
         }
         let rtoken = conn.rtoken();

@@ -98,7 +98,7 @@ impl RdmaLinkGroup {
                 .update(|registry| registry.terminate(self.id, cause)),
             LinkGroupOutput::Notice(notice) => self.log.notice(notice),
             LinkGroupOutput::Ended => {
-                self.over.store(true, Ordering::Release);
+                self.has_ended.store(true, Ordering::Release);
                 let mut state = self.state.lock();
                 let waker = state.first_link.set(Err(FirstLinkError::LinkDown));
                 let answers = state.rkeys.values_mut();
@@ -109,7 +109,7 @@ impl RdmaLinkGroup {
                 self.groups.remove_rdma(self.id);
                 // Set-ups, and connections that have left the group.
                 self.end_members(GroupEndCause::FirstContactFailed);
-                self.retire_finished();
+                self.try_retire_all();
             }
         }
     }
@@ -320,7 +320,7 @@ impl RdmaLinkGroup {
             self.pump(&target);
         }
         self.step(|state, now| state.machine.handle_moved(now, from));
-        self.retire_finished();
+        self.try_retire_all();
     }
 }
 

@@ -200,7 +200,7 @@ struct GuardState {
     /// A thread is publishing, and checks for updates again afterwards.
     is_publishing: bool,
     /// The reading half is dropped: no more updates are published.
-    is_over: bool,
+    is_reader_dropped: bool,
 }
 
 impl GuardedRing {
@@ -214,7 +214,7 @@ impl GuardedRing {
             state: Mutex::new(GuardState {
                 retained: RetainedWindow::new(conn.local_ring).with_rewind(conn.allows_rewind()),
                 is_publishing: false,
-                is_over: false,
+                is_reader_dropped: false,
             }),
         }))
     }
@@ -257,7 +257,7 @@ impl GuardedRing {
 
     /// The reading half is dropped: the connection may end at any time.
     pub(crate) fn stop(&self) {
-        self.state.lock().is_over = true;
+        self.state.lock().is_reader_dropped = true;
     }
 
     fn release(&self, start: u64, len: u32) {
@@ -280,7 +280,7 @@ impl GuardedRing {
 
     fn begin_publish(&self, conn: &Conn) -> Option<Cursor> {
         let mut state = self.state.lock();
-        if state.is_over || state.is_publishing {
+        if state.is_reader_dropped || state.is_publishing {
             return None;
         }
         let word = ConsumerWord::from_ne(conn.local.consumer().load(Ordering::Acquire));

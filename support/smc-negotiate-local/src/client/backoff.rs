@@ -26,12 +26,12 @@ impl Backoff {
         let Some(interval) = &mut *interval else {
             return true;
         };
-        let is_over = interval.until <= now;
-        if is_over {
+        let has_passed = interval.until <= now;
+        if has_passed {
             // One connection makes an offer; those that begin meanwhile are plain TCP.
             interval.until = now + interval.length;
         }
-        is_over
+        has_passed
     }
 
     /// Whether the listener did not answer the last offer.

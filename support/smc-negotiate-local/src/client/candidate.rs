@@ -52,7 +52,7 @@ impl LocalCandidate {
         time: &mut ConnectTime,
     ) -> Result<Arc<ClientChannel>, FallbackCause> {
         match &self.channel {
-            Some(channel) if !channel.is_dead() => {
+            Some(channel) if !channel.has_ended() => {
                 channel.announces(target).map(|()| Arc::clone(channel))
             }
             _ => (self.client).channel(named, &self.searched, self.netns, target, time),

@@ -46,7 +46,7 @@ pub(crate) struct ClientChannel {
     mailbox: Mailbox,
     slots: Mutex<FreeSlots>,
     next_id: AtomicU64,
-    dead: AtomicBool,
+    has_ended: AtomicBool,
     /// The exchanges that wait for messages, by id.
     waiters: Mutex<HashMap<u64, Waiter>>,
     cached_handshake: Mutex<Option<CachedHandshake>>,
@@ -132,7 +132,7 @@ impl ClientChannel {
             mailbox,
             slots: Mutex::default(),
             next_id: AtomicU64::new(u64::from(SLOTS)),
-            dead: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             waiters: Mutex::default(),
             cached_handshake: Mutex::default(),
             backoff,
@@ -145,8 +145,8 @@ impl ClientChannel {
     }
 
     /// Whether the listener has ended, as far as is known.
-    pub(super) fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Relaxed) || self.mailbox.is_closed()
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed) || self.mailbox.is_closed()
     }
 
     /// Checks that this is the channel of the listening socket that gets the connections, as far as
@@ -261,7 +261,7 @@ impl ClientChannel {
     }
 
     fn end(&self) {
-        self.dead.store(true, Ordering::Relaxed);
+        self.has_ended.store(true, Ordering::Relaxed);
         self.wake_all();
     }
 
@@ -320,7 +320,7 @@ async fn read(channel: Weak<ClientChannel>, watched: WatchedSocket) {
             return Poll::Ready(());
         };
         channel.reader.register(cx.waker());
-        while !channel.is_dead() {
+        while !channel.has_ended() {
             if let Some(turn) = &mut turn {
                 ready!(turn.as_mut().poll(cx));
             }
@@ -389,7 +389,7 @@ impl Exchange {
         _old = waiter.waker.replace(waker);
         drop(waiters);
         // The end of the channel wakes all exchanges afterwards.
-        match self.channel.is_dead() {
+        match self.channel.has_ended() {
             true => Poll::Ready(None),
             false => Poll::Pending,
         }

@@ -142,7 +142,7 @@ impl LocalClient {
     ) -> Result<Arc<ClientChannel>, FallbackCause> {
         let key = (netns, entry.to_string());
         let open = |channels: &Channels| {
-            let channel = channels.get(&key).filter(|channel| !channel.is_dead())?;
+            let channel = channels.get(&key).filter(|channel| !channel.has_ended())?;
             Some(channel.announces(target).map(|()| Arc::clone(channel)))
         };
         let reserved = {
@@ -150,7 +150,7 @@ impl LocalClient {
             if let Some(channel) = open(&channels) {
                 return channel;
             }
-            channels.retain(|known, channel| *known == key || !channel.is_dead());
+            channels.retain(|known, channel| *known == key || !channel.has_ended());
             take_descriptor(&mut channels, owner(target))?
         };
         // Without the lock, for which other tasks would wait as long, one after the other.
@@ -160,9 +160,9 @@ impl LocalClient {
         if let Some(channel) = open(&channels) {
             return channel;
         }
-        let dead = channels.get(&key);
-        let backoff = dead.map_or_else(Arc::default, |dead| Arc::clone(&dead.backoff));
-        channels.retain(|_, channel| !channel.is_dead());
+        let previous = channels.get(&key);
+        let backoff = previous.map_or_else(Arc::default, |previous| Arc::clone(&previous.backoff));
+        channels.retain(|_, channel| !channel.has_ended());
         // There may be more channels by now.
         drop(reserved);
         let connected = (connected, take_descriptor(&mut channels, owner(target))?);
@@ -262,7 +262,7 @@ impl LocalClient {
             route.clone()
         };
         let channel = route.channel.upgrade()?;
-        (route.until > now && !channel.is_dead()).then(|| LocalCandidate {
+        (route.until > now && !channel.has_ended()).then(|| LocalCandidate {
             client: self.clone(),
             target: Some(route.target),
             listeners: vec![(route.dir, route.entry)],

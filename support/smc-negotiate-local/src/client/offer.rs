@@ -131,7 +131,7 @@ impl LocalOffer {
             match announced.state() {
                 // A listener that has ended may have answered before.
                 OfferState::Offered | OfferState::Claimed
-                    if channel.is_dead() && announced.withdraw() =>
+                    if channel.has_ended() && announced.withdraw() =>
                 {
                     *cause = Some(channel.end_cause());
                     false
@@ -264,7 +264,7 @@ impl SideChannel for LocalOffer {
             };
         };
         // Loaded first: a listener writes all its messages before it ends.
-        let is_dead = taker.exchange.channel.is_dead();
+        let has_ended = taker.exchange.channel.has_ended();
         match taker.slot.read(Direction::FromListener, read_len, buf) {
             Some(count) => {
                 if read_len == 0 && count > 0 {
@@ -274,7 +274,7 @@ impl SideChannel for LocalOffer {
                 self.is_confirmed = self.is_answer_expected();
                 Ok(count)
             }
-            None if is_dead => Ok(0),
+            None if has_ended => Ok(0),
             None => Err(io::ErrorKind::WouldBlock.into()),
         }
     }

@@ -75,7 +75,7 @@ struct ListenerChannel {
     mailbox: Option<Mailbox>,
     probes: u32,
     /// Set when the channel ends.
-    dead: Arc<AtomicBool>,
+    has_ended: Arc<AtomicBool>,
 }
 
 /// The network namespace of a client.
@@ -264,7 +264,7 @@ impl ListenerChannels {
     pub(super) fn close(&mut self) -> Vec<Waker> {
         self.publication = None;
         for (_, channel) in self.channels.drain() {
-            channel.dead.store(true, Ordering::Release);
+            channel.has_ended.store(true, Ordering::Release);
             channel.mailbox.iter().for_each(Mailbox::close);
         }
         self.of_others = FairShares::new(MAX_OF_OTHERS, MAX_OF_ONE);
@@ -322,7 +322,7 @@ impl ListenerChannels {
                 netns: ClientNetns::Unknown,
                 mailbox: None,
                 probes: 0,
-                dead: Arc::default(),
+                has_ended: Arc::default(),
             };
             if !channel.own {
                 self.of_others.take(uid);
@@ -456,7 +456,7 @@ impl ListenerChannels {
         };
         // It can outlive this: unread packets are closed on another thread.
         self.watched.unwatch(&channel.fd);
-        channel.dead.store(true, Ordering::Release);
+        channel.has_ended.store(true, Ordering::Release);
         if !channel.own {
             self.of_others.release(&channel.client.uid);
         }

@@ -307,7 +307,7 @@ impl SideChannel for ListenerSideChannel {
 
     fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         // Loaded first: a client writes all its messages before it ends.
-        let is_dead = self.claimed.dead.load(Ordering::Acquire);
+        let has_ended = self.claimed.has_ended.load(Ordering::Acquire);
         match self
             .claimed
             .slot
@@ -319,7 +319,7 @@ impl SideChannel for ListenerSideChannel {
                 self.read_len += count;
                 Ok(count)
             }
-            None if is_dead => Ok(0),
+            None if has_ended => Ok(0),
             None => Err(io::ErrorKind::WouldBlock.into()),
         }
     }

@@ -233,7 +233,7 @@ impl Slot {
         self.word(written).fetch_or(END, Ordering::SeqCst);
     }
 
-    /// Whether this direction was ended.
+    /// Whether this direction was closed.
     pub(crate) fn is_closed(&self, direction: Direction) -> bool {
         let (written, ..) = direction.layout();
         self.word(written).load(Ordering::Acquire) & END != 0

@@ -81,7 +81,7 @@ impl Registry {
         for key in entry.keys.clone() {
             self.remove_usable(key, group);
         }
-        if after == GroupState::Gone {
+        if after == GroupState::Removed {
             self.remove(group, cause);
         } else {
             self.outputs

@@ -478,12 +478,12 @@ fn an_idle_group_ends_when_the_peer_denies_it() {
 #[test]
 fn state_table() {
     let expected = "\
-state       | establish | join   | empty | expire | terminate
-PENDING     | ACTIVE    | -      | GONE  | -      | TERMINATING
-ACTIVE      | -         | ACTIVE | IDLE  | -      | TERMINATING
-IDLE        | -         | ACTIVE | -     | GONE   | GONE
-TERMINATING | -         | -      | GONE  | -      | -
-GONE        | -         | -      | -     | -      | -
+state       | establish | join   | empty   | expire  | terminate
+PENDING     | ACTIVE    | -      | REMOVED | -       | TERMINATING
+ACTIVE      | -         | ACTIVE | IDLE    | -       | TERMINATING
+IDLE        | -         | ACTIVE | -       | REMOVED | REMOVED
+TERMINATING | -         | -      | REMOVED | -       | -
+REMOVED     | -         | -      | -       | -       | -
 ";
     assert_eq!(GroupState::table(), expected);
 }

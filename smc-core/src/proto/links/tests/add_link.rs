@@ -445,7 +445,7 @@ fn the_link_below_fails_while_another_is_added() {
         for host in &world.hosts {
             assert!(host.group.flow.is_none());
         }
-        let ended = [0, 1].map(|side| world.hosts[side].group.is_ended());
+        let ended = [0, 1].map(|side| world.hosts[side].group.has_ended());
         assert_eq!(ended[0], ended[1], "after {stage} ms");
     }
 }

@@ -71,7 +71,7 @@ fn a_server_that_gives_up_says_so_and_a_client_stays_silent() {
         world.summaries(),
         ["S:CONFIRM_LINK(1)", "S:DELETE_LINK(all 0x30000)"]
     );
-    assert!(world.hosts.iter().all(|host| host.group.is_ended()));
+    assert!(world.hosts.iter().all(|host| host.group.has_ended()));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn an_unanswered_test_takes_the_link_down() {
                 LinkGroupOutput::Terminate(GroupEndCause::LinksLost(_))
             )
         }));
-        assert!(world.hosts[side].group.is_ended());
+        assert!(world.hosts[side].group.has_ended());
     }
 }
 

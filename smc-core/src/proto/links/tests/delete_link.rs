@@ -99,7 +99,7 @@ fn the_last_link_deleted_ends_the_group() {
             side,
             &LinkGroupOutput::Terminate(GroupEndCause::LinksDeleted(reason))
         ));
-        assert!(world.hosts[side].group.is_ended());
+        assert!(world.hosts[side].group.has_ended());
         let expected = match side {
             SERVER => "S:DELETE_LINK(all orderly 0x10000)",
             _ => "C:DELETE_LINK'(1 orderly 0x0)",

@@ -19,7 +19,7 @@ fn an_idle_group_ends_in_order() {
     world.with(CLIENT, |group| group.end(now, true, reason));
     let is_reported = |output: &LinkGroupOutput| matches!(output, LinkGroupOutput::Terminate(_));
     assert!(!world.saw(CLIENT, is_reported), "its registry has decided");
-    assert!(!world.hosts[CLIENT].group.is_ended(), "until it is sent");
+    assert!(!world.hosts[CLIENT].group.has_ended(), "until it is sent");
     world.settle();
     assert_eq!(
         world.summaries(),
@@ -33,7 +33,7 @@ fn an_idle_group_ends_in_order() {
         &LinkGroupOutput::Terminate(GroupEndCause::LinksDeleted(reason))
     ));
     world.advance(2 * SECOND);
-    assert!(world.hosts.iter().all(|host| host.group.is_ended()));
+    assert!(world.hosts.iter().all(|host| host.group.has_ended()));
 
     // The server first: the client sends nothing.
     let mut world = single();
@@ -43,7 +43,7 @@ fn an_idle_group_ends_in_order() {
     });
     world.settle();
     assert_eq!(world.summaries(), ["S:DELETE_LINK(all orderly 0x30000)"]);
-    assert!(world.hosts.iter().all(|host| host.group.is_ended()));
+    assert!(world.hosts.iter().all(|host| host.group.has_ended()));
 }
 
 /// Both ends have agreed on a second link, and one does not receive CONFIRM LINK.
@@ -87,13 +87,13 @@ fn delete_link_is_repeated_until_a_peer_in_another_flow_answers() {
         let who = ["S", "C"][side];
         let last_message = format!("{who}:DELETE_LINK(all orderly 0x30000)");
         assert_eq!(world.summaries(), vec![last_message; 3]);
-        assert!(!world.hosts[side].group.is_ended());
+        assert!(!world.hosts[side].group.has_ended());
         // Its answer is about the link that it gives up.
         let all = DeleteLink::all(LlcTerms::V2.dialect, false, DeleteLinkReason::PROGRAM);
         deliver(&mut world, side, all.response(all.reason));
-        assert!(!world.hosts[side].group.is_ended());
+        assert!(!world.hosts[side].group.has_ended());
         deliver(&mut world, side, all);
-        assert!(world.hosts[side].group.is_ended());
+        assert!(world.hosts[side].group.has_ended());
         assert_eq!(world.hosts[side].group.poll_timeout(), None);
     }
 }
@@ -104,7 +104,7 @@ fn delete_link_to_a_peer_that_stays_silent_is_repeated_for_a_bounded_time() {
     world.hosts[CLIENT].filter = Some(|_| true);
     shutdown(&mut world, SERVER);
     world.advance(10 * SECOND);
-    assert!(world.hosts[SERVER].group.is_ended());
+    assert!(world.hosts[SERVER].group.has_ended());
     let messages = world.summaries();
     let ours = messages.iter().filter(|line| line.starts_with("S:"));
     assert_eq!(ours.count(), 10, "{messages:?}");
@@ -126,7 +126,7 @@ fn a_peer_that_does_not_receive_yet_may_delete_its_keys() {
     world.with(SERVER, |group| group.handle_message(now, LinkId(1), &bytes));
     assert_eq!(world.summaries(), ["S:DELETE_RKEY'"]);
     assert_eq!(world.hosts[SERVER].group.rtokens(), 0);
-    assert!(!world.hosts[SERVER].group.is_ended());
+    assert!(!world.hosts[SERVER].group.has_ended());
 }
 
 /// So that no side has to repeat it.
@@ -140,7 +140,7 @@ fn one_that_was_adding_a_link_echoes_delete_link() {
         let (first, second) = [("S:", "C:"), ("C:", "S:")][side];
         let both = [first, second].map(|who| format!("{who}{last_message}"));
         assert_eq!(world.summaries(), both);
-        assert!(world.hosts.iter().all(|host| host.group.is_ended()));
+        assert!(world.hosts.iter().all(|host| host.group.has_ended()));
     }
 }
 
@@ -161,11 +161,11 @@ fn a_client_may_be_busy_with_an_offer_that_the_server_gave_up() {
         assert_eq!(world.summaries(), messages);
         shutdown(&mut world, SERVER);
         world.settle();
-        assert_eq!(world.hosts[SERVER].group.is_ended(), is_rejected);
+        assert_eq!(world.hosts[SERVER].group.has_ended(), is_rejected);
         let times = if is_rejected { 1 } else { 2 };
         assert_eq!(world.summaries().len(), times);
         world.advance(2 * SECOND);
-        assert!(world.hosts[SERVER].group.is_ended());
+        assert!(world.hosts[SERVER].group.has_ended());
     }
 }
 
@@ -200,7 +200,7 @@ fn the_wait_for_the_last_message_is_short() {
         } else {
             group.handle_timeout(now + wait);
         }
-        assert!(group.is_ended());
+        assert!(group.has_ended());
     }
 }
 
@@ -218,7 +218,7 @@ fn both_ends_at_once() {
     world.advance(3 * SECOND);
     for side in [SERVER, CLIENT] {
         let host = &world.hosts[side];
-        assert!(host.group.is_ended());
+        assert!(host.group.has_ended());
         let ended = host
             .seen
             .iter()
@@ -249,6 +249,6 @@ fn a_group_without_links_ends_at_once() {
         LlcConfig::default(),
     );
     group.end(std::time::Instant::now(), false, DeleteLinkReason::PROGRAM);
-    assert!(group.is_ended());
+    assert!(group.has_ended());
     assert_eq!(group.poll_timeout(), None);
 }

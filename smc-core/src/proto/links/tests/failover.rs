@@ -180,7 +180,7 @@ fn links_of_a_failed_port_do_not_help_each_other() {
         assert_eq!(world.kinds()[SERVER], GroupType::AsymmetricLocal);
         let link = world.hosts[SERVER].group.assigned_link(0).unwrap();
         fail(&mut world, SERVER, link, failure);
-        assert!(world.hosts[SERVER].group.is_ended(), "{failure}");
+        assert!(world.hosts[SERVER].group.has_ended(), "{failure}");
     }
 }
 
@@ -192,7 +192,7 @@ fn another_failure_concerns_one_link_only() {
             assert_eq!(world.kinds()[SERVER], GroupType::AsymmetricLocal);
             let link = world.hosts[SERVER].group.assigned_link(0).unwrap();
             fail(&mut world, SERVER, link, failure);
-            assert!(!world.hosts[SERVER].group.is_ended(), "{failure}");
+            assert!(!world.hosts[SERVER].group.has_ended(), "{failure}");
             world.settle();
             let group = &world.hosts[SERVER].group;
             let left = group

@@ -135,7 +135,7 @@ proptest! {
         }
         group.end(now, false, DeleteLinkReason::PROGRAM);
         group.handle_timeout(now + 2 * SECOND);
-        prop_assert!(group.is_ended());
+        prop_assert!(group.has_ended());
     }
 }
 

@@ -117,7 +117,7 @@ impl LinkSimulation {
         for _ in 0..steps {
             self.step();
             self.collect();
-            if self.world.hosts.iter().any(|host| host.group.is_ended()) {
+            if self.world.hosts.iter().any(|host| host.group.has_ended()) {
                 break;
             }
         }
@@ -132,7 +132,7 @@ impl LinkSimulation {
         self.world.advance(100 * SECOND);
         self.collect();
         self.check();
-        if self.is_over() {
+        if self.has_ended() {
             return self.tally;
         }
         self.world.assert_agreed();
@@ -145,7 +145,7 @@ impl LinkSimulation {
         self.world.advance(100 * SECOND);
         self.collect();
         self.check();
-        if self.is_over() {
+        if self.has_ended() {
             return self.tally;
         }
         self.world.assert_agreed();
@@ -165,7 +165,7 @@ impl LinkSimulation {
         self.world.with(first, |group| group.end(now, true, reason));
         self.world.advance(30 * SECOND);
         for host in &self.world.hosts {
-            assert!(host.group.is_ended());
+            assert!(host.group.has_ended());
             assert_eq!(host.group.poll_timeout(), None);
         }
         self.tally.is_whole = true;
@@ -173,8 +173,8 @@ impl LinkSimulation {
     }
 
     /// Whether the group has ended; if so, on both sides.
-    fn is_over(&self) -> bool {
-        let ended = [0, 1].map(|side| self.world.hosts[side].group.is_ended());
+    fn has_ended(&self) -> bool {
+        let ended = [0, 1].map(|side| self.world.hosts[side].group.has_ended());
         assert_eq!(ended[0], ended[1], "seed {}", self.seed);
         ended[0]
     }
@@ -248,8 +248,8 @@ impl LinkSimulation {
         let now = self.world.now;
         self.world
             .with(side, |group| group.handle_link_down(now, one.id, failure));
-        let is_ended = self.world.hosts[side].group.is_ended();
-        assert!(!is_ended, "seed {}: {failure}", self.seed);
+        let has_ended = self.world.hosts[side].group.has_ended();
+        assert!(!has_ended, "seed {}: {failure}", self.seed);
     }
 
     fn active(&self, side: usize) -> Vec<LinkInfo> {
@@ -349,7 +349,7 @@ impl LinkSimulation {
                 |state: &RmbState| matches!(state, RmbState::Confirming | RmbState::Deleting);
             let waiting = self.rmbs[side].iter().find(|(_, state)| waits(state));
             assert_eq!(waiting, None, "seed {}, side {side}", self.seed);
-            if group.is_ended() {
+            if group.has_ended() {
                 continue;
             }
             assert!(group.flow.is_none(), "{:?}", group.flow);

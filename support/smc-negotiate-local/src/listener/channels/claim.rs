@@ -27,7 +27,7 @@ pub(crate) struct Claimed {
     pub(crate) client: Credentials,
     /// The client is a process of the listener's user.
     pub(crate) own: bool,
-    pub(crate) dead: Arc<AtomicBool>,
+    pub(crate) has_ended: Arc<AtomicBool>,
 }
 
 /// The result of the check of an announcement.
@@ -65,7 +65,7 @@ impl ListenerChannels {
                         generation,
                         client: channel.client,
                         own: channel.own,
-                        dead: Arc::clone(&channel.dead),
+                        has_ended: Arc::clone(&channel.has_ended),
                     });
                 }
                 self.cause = Some(FallbackCause::Refused(Refusal::Identity));

@@ -133,14 +133,14 @@ impl ConnSimulation {
             for _ in 0..100 {
                 self.step();
             }
-            if self.is_over() {
+            if self.has_ended() {
                 break;
             }
             assert!(round < 50_000, "seed {seed}: stalled: {:#?}", self.state());
         }
         for (at, end) in self.ends.iter().enumerate() {
             let other = &self.ends[1 - at];
-            assert!(end.closing.is_finished(), "seed {seed}");
+            assert!(end.closing.is_removable(), "seed {seed}");
             if end.plan == Plan::Close {
                 assert_eq!(end.read, other.total, "seed {seed}");
             }
@@ -246,10 +246,10 @@ impl ConnSimulation {
         }
     }
 
-    fn is_over(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.ends
             .iter()
-            .all(|end| end.closing.is_finished() && end.transmit.is_idle() && end.inbox.is_empty())
+            .all(|end| end.closing.is_removable() && end.transmit.is_idle() && end.inbox.is_empty())
             && self.posted.iter().all(VecDeque::is_empty)
     }
 

@@ -228,8 +228,8 @@ impl SetupSimulation {
         let mut at = 0;
         while at < self.connections.len() {
             let pair = &self.connections[at].pair;
-            let is_over = pair.client.outcome.is_some() && pair.server.outcome.is_some();
-            if !is_over || self.below(one_in) != 0 {
+            let has_ended = pair.client.outcome.is_some() && pair.server.outcome.is_some();
+            if !has_ended || self.below(one_in) != 0 {
                 at += 1;
                 continue;
             }
