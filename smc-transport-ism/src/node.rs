@@ -95,7 +95,7 @@ impl Node {
             }
             Inserted::Full => return Err(unreachable("too many devices of the fabric have ended")),
         }
-        // It may have left between the lookup and the watch.
+        // It may have left between the look-up and the watch.
         if self.memory.is_live(peer) {
             Ok(peer)
         } else {

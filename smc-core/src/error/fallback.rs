@@ -130,7 +130,7 @@ pub enum FallbackCause {
         /// The time without an answer.
         within: Duration,
     },
-    /// Back-off: the listener has not answered an earlier connection, and gets no offers for a
+    /// Backoff: the listener has not answered an earlier connection, and gets no offers for a
     /// short time.
     #[error("listener has not answered lately")]
     BackOff,

@@ -73,7 +73,7 @@
 //! which the kernel reports: a name in a directory proves nothing. A listener of another user is
 //! asked about after `connect` as well, as a packet filter may redirect the connection. Only the
 //! directory of the owner is searched for a listener. Others can hold its lock without end, so the
-//! search is on a thread (`client::search`), and has a time-out. The kernel does not report the
+//! search is on a thread (`client::search`), and has a timeout. The kernel does not report the
 //! process, so processes of one user can take each other's place. `SECURITY.md` lists what each can
 //! do.
 //!

@@ -324,7 +324,7 @@ impl Registry {
     }
 
     /// Creates a group as a server, within the limits of first contacts: the client of SMC-R may
-    /// never confirm, and until the time-out it uses a link and a buffer.
+    /// never confirm, and until the timeout it uses a link and a buffer.
     fn create_within_limit(&mut self, key: GroupKey) -> Result<Member, NoGroup> {
         match key.source() {
             Some(source) if !self.first_contacts.has_capacity(source) => Err(NoGroup::Full),
