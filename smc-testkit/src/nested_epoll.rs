@@ -76,7 +76,7 @@ fn add(path: &Path) -> io::Result<()> {
 
 /// Answers until the file is polled, and then until it is released. Ends the file system.
 fn serve(mut connection: &File, holds: &Sender<()>, released: &Receiver<()>) -> io::Result<()> {
-    let mut request = vec![0; REQUEST_MAX];
+    let mut request = vec![0; MAX_REQUEST];
     loop {
         let len = connection.read(&mut request)?;
         let request = &request[..len];
@@ -125,7 +125,7 @@ fn part<const N: usize>(request: &[u8], at: usize) -> [u8; N] {
     request[at..][..N].try_into().expect("that many bytes")
 }
 
-const REQUEST_MAX: usize = 1 << 17;
+const MAX_REQUEST: usize = 1 << 17;
 const REQUEST_HEADER_LEN: usize = 40;
 const HEADER_LEN: usize = 16;
 const GETATTR: u32 = 3;

@@ -435,7 +435,7 @@ impl Drop for Node {
 /// What is swept after a sweep that has ended there, of so many granules.
 fn sweep_range(end: u32, granules: u32) -> Range<u32> {
     let begin = if end < granules { end } else { 0 };
-    begin..begin.saturating_add(SWEEP_MAX).min(granules)
+    begin..begin.saturating_add(MAX_SWEEP).min(granules)
 }
 
 /// A buffer of `len` bytes has 2^order granules.
@@ -448,7 +448,7 @@ fn order_of(len: usize) -> Option<u8> {
 
 /// Granules of a sweep, of 256 MiB: a set-up tries several sizes, and each one that finds no memory
 /// sweeps.
-const SWEEP_MAX: u32 = 1 << 14;
+const MAX_SWEEP: u32 = 1 << 14;
 
 /// The token names no buffer of which this device is the writer.
 pub(crate) const UNKNOWN: DeviceError = DeviceError::Invalid("no such buffer for this device");
@@ -467,7 +467,7 @@ mod tests {
 
     #[test]
     fn sweeps_of_a_long_memory_look_at_a_part_each_one_behind_the_other() {
-        const MAX: u32 = SWEEP_MAX;
+        const MAX: u32 = MAX_SWEEP;
         assert_eq!(sweep_range(0, 1000), 0..1000);
         assert_eq!(sweep_range(1000, 1000), 0..1000);
         let long = 2 * MAX + 5;

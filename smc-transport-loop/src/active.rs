@@ -38,7 +38,7 @@ impl ActivePeers {
             if peer.is_gone() {
                 return false;
             }
-            if signals >= SIGNALS_MAX {
+            if signals >= MAX_SIGNALS {
                 all_armed = false;
                 return true;
             }
@@ -57,7 +57,7 @@ impl ActivePeers {
             done += usize::from(stays);
             stays
         });
-        if signals >= SIGNALS_MAX {
+        if signals >= MAX_SIGNALS {
             peers.rotate_left(done);
         }
         all_armed
@@ -75,4 +75,4 @@ impl ActivePeers {
 
 /// Signals in one call beyond which further peers wait for the next one, so that many peers with
 /// many signals do not make a drain long. One peer can have as many as a page has slots.
-const SIGNALS_MAX: usize = 4096;
+const MAX_SIGNALS: usize = 4096;

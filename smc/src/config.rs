@@ -106,7 +106,7 @@ impl Default for EndpointConfig {
             answer_timeout: ANSWER_TIMEOUT,
             close_timeout: CLOSE_TIMEOUT,
             polling: default_polling(),
-            max_handshakes: MAX_HANDSHAKES,
+            max_handshakes: HANDSHAKES_MAX,
             trust: None,
             #[cfg(feature = "introspection")]
             introspection: true,
@@ -164,4 +164,4 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Handshakes that a listener has under way at a time.
-pub const MAX_HANDSHAKES: usize = 256;
+pub const HANDSHAKES_MAX: usize = 256;

@@ -113,7 +113,7 @@ impl Link for MemoryLink {
         if message.len() > MESSAGE_MAX {
             return Err(SubmitError::OutOfBounds);
         }
-        if writes.len() > WRITES_MAX {
+        if writes.len() > MAX_WRITES {
             return Err(DeviceError::Invalid("more than two writes in a post").into());
         }
         let writes = writes.iter().map(|write| transfer(self.domain, write));
@@ -213,4 +213,4 @@ impl Drop for MemoryMr {
 }
 
 /// Writes that a post may have.
-const WRITES_MAX: usize = 2;
+const MAX_WRITES: usize = 2;

@@ -79,8 +79,8 @@ fn a_trace_of_a_link_reads_like_a_story() {
     let at_peer = now(theirs.protection_domain()).unwrap();
     let pending = now(at_local.open_link(at)).unwrap();
     let other = now(at_peer.open_link(peer_at)).unwrap();
-    let (local, remote) = (pending.local(), other.local());
-    let link = now(pending.connect(remote, Route::SameSubnet)).unwrap();
+    let (local, peer_link) = (pending.local(), other.local());
+    let link = now(pending.connect(peer_link, Route::SameSubnet)).unwrap();
     let _other = now(other.connect(local, Route::SameSubnet)).unwrap();
     let staging = now(at_local.register(&Region::anonymous(64), Access::Local)).unwrap();
     let rmb = now(at_peer.register(&Region::anonymous(64), Access::RemoteWrite)).unwrap();
@@ -98,7 +98,7 @@ fn a_trace_of_a_link_reads_like_a_story() {
     drop((staging, link));
     let story: Vec<_> = journal.take().iter().map(ToString::to_string).collect();
     let (qpn, gid) = (local.qpn, at.gid);
-    let (to, to_gid, to_key, to_addr) = (remote.qpn, peer_at.gid, rmb.rkey(), rmb.addr());
+    let (to, to_gid, to_key, to_addr) = (peer_link.qpn, peer_at.gid, rmb.rkey(), rmb.addr());
     assert_eq!(
         story,
         [

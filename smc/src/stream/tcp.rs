@@ -119,7 +119,7 @@ impl TcpReader {
         }
         if self.buffered().is_empty() {
             self.at = 0;
-            self.buffer.resize(FILL_BUF_MAX, 0);
+            self.buffer.resize(TCP_FILL_BUF_MAX, 0);
             let read = self.socket.poll_read(cx, &mut self.buffer);
             self.buffer.truncate(match &read {
                 Poll::Ready(Ok(count)) => *count,
@@ -300,7 +300,7 @@ impl Expected {
 const EXPECTED_MIN: usize = 8 * 1024;
 
 /// What `fill_buf` reads at a time.
-const FILL_BUF_MAX: usize = 16 * 1024;
+const TCP_FILL_BUF_MAX: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests {

@@ -12,7 +12,7 @@ use smc::FallbackCause;
 use smc_core::device::{RdmaAddress, RoceKind};
 use smc_core::error::RtokenError;
 use smc_core::proto::group::{
-    DeviceIndex, GroupKey, MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS, NoGroup,
+    ALL_FIRST_CONTACTS_MAX, DeviceIndex, FIRST_CONTACTS_MAX, GroupKey, NoGroup,
 };
 use smc_core::proto::handshake::{
     ClientProposal, HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath,
@@ -136,7 +136,7 @@ fn reuse(kind: AcceptKind, end: RdmaEnd) -> AcceptConfirm {
 fn clients_that_fall_silent_leave_links_to_others() {
     let world = RdmaWorld::new(44);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
-    b.set_max_links(MAX_FIRST_CONTACTS + 1);
+    b.set_max_links(FIRST_CONTACTS_MAX + 1);
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
         let listener = server.bind(SERVER).await.expect("a free port");
@@ -146,9 +146,9 @@ fn clients_that_fall_silent_leave_links_to_others() {
             sockets.push(propose(&world, 3, peer_id(3, instance)).await);
         }
         world.sleep(Duration::from_millis(100)).await;
-        assert_eq!(b.links().len(), MAX_FIRST_CONTACTS);
+        assert_eq!(b.links().len(), FIRST_CONTACTS_MAX);
         // The others are TCP.
-        for _ in MAX_FIRST_CONTACTS..100 {
+        for _ in FIRST_CONTACTS_MAX..100 {
             let (stream, _) = listener.accept().await.expect("accepts");
             let reason = stream.fallback_reason().expect("it is TCP");
             assert_eq!(reason.local, DeclineCode::MEM);
@@ -175,8 +175,8 @@ fn clients_of_very_many_addresses_that_fall_silent_leave_links_to_peers() {
             sockets.push(propose(&world, from, peer_id(from, 1)).await);
         }
         world.sleep(Duration::from_millis(100)).await;
-        assert_eq!(b.links().len(), 1 + MAX_ALL_FIRST_CONTACTS);
-        for _ in MAX_ALL_FIRST_CONTACTS..sockets.len() {
+        assert_eq!(b.links().len(), 1 + ALL_FIRST_CONTACTS_MAX);
+        for _ in ALL_FIRST_CONTACTS_MAX..sockets.len() {
             let (stream, _) = listener.accept().await.expect("accepts");
             let reason = stream.fallback_reason().expect("it is TCP");
             assert_eq!(reason.cause, FallbackCause::NoGroup(NoGroup::Full));
@@ -191,7 +191,7 @@ fn clients_of_very_many_addresses_that_fall_silent_leave_links_to_peers() {
 fn clients_that_decline_their_first_contacts_leave_links_to_others() {
     let world = RdmaWorld::new(48);
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
-    b.set_max_links(MAX_FIRST_CONTACTS + 1);
+    b.set_max_links(FIRST_CONTACTS_MAX + 1);
     let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
     world.block_on(async {
         let listener = server.bind(SERVER).await.expect("a free port");
@@ -232,7 +232,7 @@ fn clients_that_decline_their_first_contacts_leave_links_to_others() {
             let (stream, _) = listener.accept().await.expect("accepts");
             assert!(stream.fallback_reason().is_some(), "{}", stream.mode());
         }
-        assert!(b.links().len() <= MAX_FIRST_CONTACTS, "{}", b.links().len());
+        assert!(b.links().len() <= FIRST_CONTACTS_MAX, "{}", b.links().len());
         let (mut ours, mut theirs) = connect(&client, &listener).await;
         assert!(is_smcr(&ours), "{}", ours.mode());
         transfer(&mut ours, &mut theirs, 1000).await;

@@ -200,7 +200,7 @@ static THREADS: Mutex<Threads> = Mutex::new(Threads {
 });
 
 /// How long a task waits for a look-up, a search or a removal.
-pub(crate) const LIMIT: Duration = Duration::from_millis(200);
+pub(crate) const JOB_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How long a job may take from when it is queued before no other one is queued behind it. Jobs
 /// that each return in time hold up those behind them as one that does not.

@@ -137,7 +137,7 @@ use sock_diag::SockDiag;
 /// See the [crate](self) for the protocol and its threat model.
 ///
 /// Clones share what they know of listeners, for each endpoint's runtime apart, and of so many
-/// endpoints as [`Local::ENDPOINTS_MAX`]. Channels to listeners stay until the last clone is gone.
+/// endpoints as [`Local::MAX_ENDPOINTS`]. Channels to listeners stay until the last clone is gone.
 #[derive(Clone, Debug, Default)]
 pub struct Local {
     domain: Domain,
@@ -148,7 +148,7 @@ pub struct Local {
 impl Local {
     /// Endpoints that can share a `Local`: beyond that, the one that was made first loses what is
     /// known for it, and finds it again.
-    pub const ENDPOINTS_MAX: usize = 16;
+    pub const MAX_ENDPOINTS: usize = 16;
 
     /// Between the processes of [`Domain::default`].
     #[must_use]
@@ -173,7 +173,7 @@ impl Local {
         if let Some(client) = known.iter().find(|client| client.runs_on(runtime)) {
             return client.clone();
         }
-        if known.len() == Self::ENDPOINTS_MAX {
+        if known.len() == Self::MAX_ENDPOINTS {
             known.remove(0);
         }
         let client = LocalClient::new(self.domain.clone(), Arc::clone(runtime));
@@ -259,11 +259,11 @@ mod tests {
     #[test]
     fn the_number_of_endpoints_is_bounded() {
         let local = Local::new();
-        for seed in 0..2 * Local::ENDPOINTS_MAX as u64 {
+        for seed in 0..2 * Local::MAX_ENDPOINTS as u64 {
             let runtime: Arc<dyn Runtime> = VirtualRuntime::new(seed).handle();
             local.client(&runtime);
         }
-        assert_eq!(local.clients.lock().len(), Local::ENDPOINTS_MAX);
+        assert_eq!(local.clients.lock().len(), Local::MAX_ENDPOINTS);
     }
 
     #[test]

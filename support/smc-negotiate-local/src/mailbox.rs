@@ -29,7 +29,7 @@
 mod slot;
 
 pub(super) use slot::{
-    Announcement, Direction, EARLY_MAX, Generation, MAX_ANSWER, MAX_PROPOSAL, OfferState, Slot,
+    Announcement, Direction, Generation, MAX_ANSWER, MAX_EARLY, MAX_PROPOSAL, OfferState, Slot,
 };
 
 use std::io;

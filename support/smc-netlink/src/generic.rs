@@ -29,7 +29,7 @@ impl NetlinkSerializable for GenericMessage {
     }
 
     fn buffer_len(&self) -> usize {
-        HEADER_LEN
+        GENERIC_HEADER_LEN
     }
 
     fn serialize(&self, buffer: &mut [u8]) {
@@ -42,7 +42,9 @@ impl NetlinkDeserializable for GenericMessage {
 
     fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
         let short = || DecodeError::from("a message of a generic family without header");
-        let (header_bytes, attributes) = payload.split_at_checked(HEADER_LEN).ok_or_else(short)?;
+        let (header_bytes, attributes) = payload
+            .split_at_checked(GENERIC_HEADER_LEN)
+            .ok_or_else(short)?;
         Ok(Self {
             family: header.message_type,
             command: header_bytes.first().copied().unwrap_or(0),
@@ -52,6 +54,6 @@ impl NetlinkDeserializable for GenericMessage {
 }
 
 /// Command, version, and two reserved bytes.
-const HEADER_LEN: usize = 4;
+const GENERIC_HEADER_LEN: usize = 4;
 
 const VERSION: u8 = 1;

@@ -171,7 +171,7 @@ impl NetlinkDeserializable for SockDiagMessage {
 
     fn deserialize(_: &NetlinkHeader, payload: &[u8]) -> Result<Self, DecodeError> {
         let short = || DecodeError::from("a message on a socket that is too short");
-        let (header, attributes) = payload.split_at_checked(HEADER_LEN).ok_or_else(short)?;
+        let (header, attributes) = payload.split_at_checked(SOCK_DIAG_LEN).ok_or_else(short)?;
         Ok(Self {
             header: header.to_vec(),
             attributes: Attributes::parse(attributes)?,
@@ -304,7 +304,7 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const REQUEST_LEN: usize = 52;
 
 /// `struct smc_diag_msg`, before the attributes.
-const HEADER_LEN: usize = 64;
+const SOCK_DIAG_LEN: usize = 64;
 
 // Attributes.
 const CONNECTION: u16 = 1;
@@ -484,7 +484,7 @@ mod tests {
         let whole = connected();
         for len in 0..whole.len() {
             let cut = parsed(&whole[..len]);
-            assert!(cut.is_none() || len >= HEADER_LEN, "{len}");
+            assert!(cut.is_none() || len >= SOCK_DIAG_LEN, "{len}");
         }
         let short = answer(1, MODE_SMCR, [v4(1), v4(2)], &[(CONNECTION, &[0; 75])]);
         assert_eq!(parsed(&short).unwrap().connection, None);

@@ -13,8 +13,8 @@
 //!   creator.
 //! * If a creator takes longer than [`CREATOR_TIMEOUT`], the first waiting set-up becomes a creator
 //!   too, and the others wait for that one.
-//! * A server has at most [`MAX_FIRST_CONTACTS`] first contacts of SMC-R in progress with clients
-//!   of one address, and at most [`MAX_ALL_FIRST_CONTACTS`] in total.
+//! * A server has at most [`FIRST_CONTACTS_MAX`] first contacts of SMC-R in progress with clients
+//!   of one address, and at most [`ALL_FIRST_CONTACTS_MAX`] in total.
 //! * So there may be several groups with one peer, also because both ends may create one at the
 //!   same time.
 //! * A connection counts as a member from the moment of joining, so that a limit is never exceeded.
@@ -34,8 +34,8 @@
 mod registry;
 
 pub use registry::{
-    CLIENT_IDLE_LIFETIME, CREATOR_TIMEOUT, GroupState, IDLE_LIFETIME, MAX_ALL_FIRST_CONTACTS,
-    MAX_FIRST_CONTACTS, Registry,
+    ALL_FIRST_CONTACTS_MAX, CLIENT_IDLE_LIFETIME, CREATOR_TIMEOUT, FIRST_CONTACTS_MAX, GroupState,
+    IDLE_LIFETIME, Registry,
 };
 
 use core::net::IpAddr;
@@ -230,8 +230,8 @@ pub enum NoGroup {
     /// There is no group to join ([`Intent::Join`]): client and server are out of sync.
     #[error("no link group to join")]
     Missing,
-    /// A server has [`MAX_FIRST_CONTACTS`] in progress with clients of this address, or so many in
-    /// total ([`MAX_ALL_FIRST_CONTACTS`]) that this address gets no more.
+    /// A server has [`FIRST_CONTACTS_MAX`] in progress with clients of this address, or so many in
+    /// total ([`ALL_FIRST_CONTACTS_MAX`]) that this address gets no more.
     #[error("too many first contacts under way")]
     Full,
 }

@@ -8,7 +8,7 @@ mod ends;
 mod first_contacts;
 
 pub use ends::{CLIENT_IDLE_LIFETIME, IDLE_LIFETIME};
-pub use first_contacts::{MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS};
+pub use first_contacts::{ALL_FIRST_CONTACTS_MAX, FIRST_CONTACTS_MAX};
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};

@@ -462,7 +462,7 @@ fn check_limits(
     if ext.max_conns < RdmaConfig::MIN_CONNS {
         return Err(DeclineCause::MAX_CONNS);
     }
-    if ext.max_links < MIN_LINKS {
+    if ext.max_links < LINKS_MIN {
         return Err(DeclineCause::MAX_LINKS);
     }
     Ok(())
@@ -484,4 +484,4 @@ fn common_ueid(proposal: &Proposal, config: &HandshakeConfig) -> Option<Eid> {
 }
 
 /// Links per link group that a client of SMC-R has to support at least (v2.1).
-const MIN_LINKS: u8 = 1;
+const LINKS_MIN: u8 = 1;

@@ -71,7 +71,7 @@ impl Files {
         if self.is_in_use() {
             return FabricMemory::open(self.open_memory()?);
         }
-        let _ = unlinkat(&self.0, MEMORY, AtFlags::empty());
+        let _ = unlinkat(&self.0, MEMORY_FILE, AtFlags::empty());
         self.make_memory(len, options)
     }
 
@@ -88,8 +88,9 @@ impl Files {
                 _ => continue,
             }
             let domain = Domain::existing(self.0.path());
-            let publication = Publication::with_companion(domain, socket_name(slot), MEMORY)
-                .map_err(|error| DeviceError::os_at("listen in", self.0.path(), &error))?;
+            let publication =
+                Publication::with_companion(domain, socket_name(slot), MEMORY_FILE)
+                    .map_err(|error| DeviceError::os_at("listen in", self.0.path(), &error))?;
             return match publication.error() {
                 None => Ok((slot, publication)),
                 Some(error) => Err(error.clone().into()),
@@ -133,8 +134,8 @@ impl Files {
 
     fn open_memory(&self) -> Result<Region, DeviceError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = openat(&self.0, MEMORY, flags, Mode::empty());
-        let path = self.0.path().join(MEMORY);
+        let file = openat(&self.0, MEMORY_FILE, flags, Mode::empty());
+        let path = self.0.path().join(MEMORY_FILE);
         let file = file.map_err(|error| os_at("open", &path, error))?;
         let stat = fstat(&file).map_err(|error| os_at("inspect", &path, error))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -166,7 +167,7 @@ impl Files {
             // A page that cannot be allocated on first access would kill the process.
             fallocate(&file, FallocateFlags::empty(), 0, bytes).map_err(failed)?;
             let memory = FabricMemory::create(map(&file, 0, len)?, options)?;
-            renameat(&self.0, DRAFT, &self.0, MEMORY).map_err(failed)?;
+            renameat(&self.0, DRAFT, &self.0, MEMORY_FILE).map_err(failed)?;
             Ok(memory)
         };
         fill().inspect_err(|_| remove_draft())
@@ -197,7 +198,7 @@ fn socket_name(slot: u16) -> String {
 }
 
 const LOCK: &str = "lock";
-const MEMORY: &str = "memory";
+const MEMORY_FILE: &str = "memory";
 const DRAFT: &str = "memory.new";
 const SOCKET: &str = ".sock";
 /// Joining takes some milliseconds, mostly for allocating memory.

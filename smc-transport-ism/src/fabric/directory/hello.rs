@@ -12,7 +12,7 @@ pub(super) struct Hello {
 impl Hello {
     pub(super) fn to_bytes(self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
-        bytes[..4].copy_from_slice(MAGIC);
+        bytes[..4].copy_from_slice(HELLO_MAGIC);
         bytes[4..8].copy_from_slice(&self.from.generation.to_ne_bytes());
         bytes[8..10].copy_from_slice(&self.from.slot.to_ne_bytes());
         bytes[16..].copy_from_slice(&self.fabric.to_ne_bytes());
@@ -20,7 +20,7 @@ impl Hello {
     }
 
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
-        let rest = bytes.strip_prefix(MAGIC)?;
+        let rest = bytes.strip_prefix(HELLO_MAGIC)?;
         let (generation, rest) = rest.split_first_chunk()?;
         let (slot, rest) = rest.split_first_chunk()?;
         let fabric = rest.get(6..)?.try_into().ok()?;
@@ -37,7 +37,7 @@ impl Hello {
 
 pub(super) const LEN: usize = 32;
 /// Contains the version of the message format.
-const MAGIC: &[u8; 4] = b"SMI1";
+const HELLO_MAGIC: &[u8; 4] = b"SMI1";
 
 #[cfg(test)]
 mod tests {

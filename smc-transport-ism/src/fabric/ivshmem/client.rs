@@ -93,7 +93,7 @@ impl IvshmemClient {
 
         let (doorbell, socket) = (Doorbell::new()?, Arc::new(socket));
         if let Some((_, eventfd)) = eventfds.get(&slot) {
-            doorbell.set().watch_edges(eventfd, NOTIFIED)?;
+            doorbell.set().watch_edges(eventfd, NOTIFICATION)?;
         }
         doorbell.set().watch(&socket, SERVER)?;
         let server = ServerConnection {
@@ -246,7 +246,7 @@ fn receive_until(
 
 /// Ids in the epoll set.
 const SERVER: u64 = 0;
-const NOTIFIED: u64 = 1;
+const NOTIFICATION: u64 = 1;
 /// A server that sends without end must not occupy the driver.
 const MAX_MESSAGES: usize = 4096;
 /// For the first messages of the server.

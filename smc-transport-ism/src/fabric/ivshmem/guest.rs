@@ -38,7 +38,7 @@ impl Guest {
         let doorbell = Arc::new(Doorbell::new()?);
         let interrupt = pci.interrupt();
         if let Some(interrupt) = interrupt {
-            doorbell.set().watch_edges(interrupt, NOTIFIED)?;
+            doorbell.set().watch_edges(interrupt, NOTIFICATION)?;
         }
         let must_poll = interrupt.is_none();
         let poller = Poller::start(Arc::clone(&memory), slot, Arc::clone(&doorbell), must_poll)?;
@@ -98,4 +98,4 @@ impl Fabric for Guest {
 }
 
 /// The id of the interrupt.
-const NOTIFIED: u64 = 0;
+const NOTIFICATION: u64 = 0;

@@ -44,11 +44,11 @@ impl Pci {
             if address.contains('/') {
                 return Err(DeviceError::Invalid("address of a PCI device"));
             }
-            return start(Self::open_at(&Path::new(DEVICES).join(address))?);
+            return start(Self::open_at(&Path::new(PCI_DEVICES).join(address))?);
         }
-        let entries = fs::read_dir(DEVICES);
-        let entries =
-            entries.map_err(|error| DeviceError::os_at("list PCI devices in", DEVICES, &error))?;
+        let entries = fs::read_dir(PCI_DEVICES);
+        let entries = entries
+            .map_err(|error| DeviceError::os_at("list PCI devices in", PCI_DEVICES, &error))?;
         let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
         paths.sort();
         let mut last = DeviceError::Gone("no ivshmem device on the PCI bus");
@@ -149,7 +149,7 @@ fn is_ivshmem(path: &Path) -> bool {
     is("vendor", VENDOR) && is("device", DEVICE)
 }
 
-const DEVICES: &str = "/sys/bus/pci/devices";
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 const VENDOR: &str = "0x1af4";
 const DEVICE: &str = "0x1110";
 /// Offsets of registers.

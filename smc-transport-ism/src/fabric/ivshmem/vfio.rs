@@ -45,9 +45,9 @@ impl Vfio {
         let address = CString::new(address.as_bytes());
         let address = address.map_err(|_| DeviceError::Invalid("address of a PCI device"))?;
 
-        let container = open(&Path::new(DEVICES).join("vfio"))?;
+        let container = open(&Path::new(VFIO_DIR).join("vfio"))?;
         // A group can be opened only once.
-        let group = match open(&Path::new(DEVICES).join(group)) {
+        let group = match open(&Path::new(VFIO_DIR).join(group)) {
             Err(DeviceError::Os(error)) if error.code() == Some(Errno::BUSY.raw_os_error()) => {
                 let why = "another process has the ivshmem device";
                 return Err(DeviceError::NotPermitted(why.into()));
@@ -97,7 +97,7 @@ fn enable(device: &OwnedFd) -> Result<(), Errno> {
     let (config, _) = vfio_region(device.as_fd(), CONFIG)?;
     let mut command = [0; 2];
     pread(device, &mut command[..], config + COMMAND)?;
-    let command = u16::from_le_bytes(command) | MEMORY | BUS_MASTER;
+    let command = u16::from_le_bytes(command) | MEMORY_ACCESS | BUS_MASTER;
     pwrite(device, &command.to_le_bytes(), config + COMMAND).map(drop)
 }
 
@@ -107,12 +107,12 @@ fn open(path: &Path) -> Result<OwnedFd, DeviceError> {
 }
 
 const DRIVER: &str = "vfio-pci";
-const DEVICES: &str = "/dev/vfio";
+const VFIO_DIR: &str = "/dev/vfio";
 /// Numbers of regions.
 const BAR_0: u32 = 0;
 const BAR_2: u32 = 2;
 const CONFIG: u32 = 7;
 /// In the configuration of a PCI device: the command register and two of its bits.
 const COMMAND: u64 = 4;
-const MEMORY: u16 = 2;
+const MEMORY_ACCESS: u16 = 2;
 const BUS_MASTER: u16 = 4;

@@ -359,8 +359,8 @@ impl Domain {
         self.cached_alternates().unwrap_or_else(|| {
             let domain = self.clone();
             let search = move || domain.search_alternates();
-            let found = thread::run(self.names_lock(), thread::LIMIT, search);
-            found.unwrap_or_else(|_| self.cache(Arc::default(), thread::LIMIT))
+            let found = thread::run(self.names_lock(), thread::JOB_TIMEOUT, search);
+            found.unwrap_or_else(|_| self.cache(Arc::default(), thread::JOB_TIMEOUT))
         })
     }
 

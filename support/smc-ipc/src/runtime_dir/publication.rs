@@ -71,7 +71,7 @@ impl Publication {
     /// When there are no descriptors left.
     pub fn new(domain: Domain, name: String) -> io::Result<Self> {
         let mut publication = Self::unpublished(domain, name)?;
-        publication.refresh(FIRST_LIMIT);
+        publication.refresh(FIRST_CHECK_TIMEOUT);
         Ok(publication)
     }
 
@@ -91,7 +91,7 @@ impl Publication {
         let inode = dir.first().ok_or(Errno::NOENT)?.inode(companion)?;
         let mut publication = Self::unpublished(domain, name)?;
         publication.companion = Some((companion, inode));
-        publication.refresh(FIRST_LIMIT);
+        publication.refresh(FIRST_CHECK_TIMEOUT);
         Ok(publication)
     }
 
@@ -164,7 +164,7 @@ impl Publication {
         for event in events {
             let data = event.data;
             if data == TIMER && self.timer.take_expiration() {
-                self.refresh(LIMIT);
+                self.refresh(CHECK_TIMEOUT);
                 if self.is_paused {
                     self.pause(!passed::has_descriptors());
                 }
@@ -254,7 +254,7 @@ impl Publication {
         let (domain, name) = (self.domain.clone(), self.name.clone());
         let remove = move || remove_all(&entries, &domain, &name);
         // Otherwise the name stays, without a process, until another process removes it.
-        let _ = thread::run(self.domain.names_lock(), LIMIT, remove);
+        let _ = thread::run(self.domain.names_lock(), CHECK_TIMEOUT, remove);
         for named in self.sockets.drain(..) {
             end(named.socket, &self.epoll);
         }
@@ -352,7 +352,7 @@ impl Publication {
         if let Some(other) = self.watcher.replace(Arc::clone(watcher)) {
             other.remove(&self.timer);
         }
-        self.refresh(FIRST_LIMIT);
+        self.refresh(FIRST_CHECK_TIMEOUT);
     }
 
     #[cfg(test)]
@@ -542,10 +542,10 @@ const INTERVAL: Duration = Duration::from_millis(800);
 
 /// How long a task waits for a check, which takes part of a millisecond unless another user holds
 /// the lock of a directory. A check that takes longer goes on.
-const LIMIT: Duration = Duration::from_millis(100);
+const CHECK_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The same for the first one, before anything depends on the caller.
-const FIRST_LIMIT: Duration = Duration::from_secs(2);
+const FIRST_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long no connection is accepted for which there is no descriptor.
 const PAUSE_TIME: Duration = Duration::from_millis(100);
@@ -560,8 +560,8 @@ const MAX_DELAY: Duration = Duration::from_millis(500);
 
 /// A name that was removed is there again within a second, whether an event reports that or not.
 const _: () = {
-    assert!(MAX_DELAY.as_millis() + LIMIT.as_millis() <= 1000);
-    assert!(INTERVAL.as_millis() + LIMIT.as_millis() <= 1000);
+    assert!(MAX_DELAY.as_millis() + CHECK_TIMEOUT.as_millis() <= 1000);
+    assert!(INTERVAL.as_millis() + CHECK_TIMEOUT.as_millis() <= 1000);
 };
 
 /// After this time without loss the delay is short again.

@@ -18,7 +18,7 @@ use super::lookup::open_name;
 
 use super::{Domain, OpenDir, RuntimeDirError};
 use crate::passed::{Listener, PeerSocket};
-use crate::thread::{self, Answer, LIMIT, Lock};
+use crate::thread::{self, Answer, JOB_TIMEOUT, Lock};
 
 /// A listening socket and the name that was given to it.
 #[derive(Debug)]
@@ -184,7 +184,7 @@ pub struct ConnectTime(Duration);
 
 impl Default for ConnectTime {
     fn default() -> Self {
-        Self(LIMIT)
+        Self(JOB_TIMEOUT)
     }
 }
 
@@ -210,7 +210,7 @@ impl Domain {
     ///
     /// As [`Domain::connect`].
     pub fn connect_to(&self, user: u32, name: &str) -> Result<PeerSocket, Errno> {
-        self.begin_connect(user, name).wait(LIMIT)?.socket
+        self.begin_connect(user, name).wait(JOB_TIMEOUT)?.socket
     }
 
     /// As [`Domain::connect_to`], for a caller that does not wait. The thread of the user makes one

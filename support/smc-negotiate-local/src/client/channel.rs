@@ -224,7 +224,7 @@ impl ClientChannel {
     /// Receives all messages that are there, up to a limit; false at the limit.
     fn drain(&self) -> bool {
         let mut buf = [0; MAX_LEN];
-        for count in 0..PACKETS {
+        for count in 0..PACKETS_BEFORE_WAKE {
             let message = match receive(&self.fd, &mut buf, 1) {
                 Received::Packet(packet, _) => ToClient::parse(packet),
                 Received::Nothing => {
@@ -356,7 +356,7 @@ async fn read(channel: Weak<ClientChannel>, watched: WatchedSocket) {
 const SLOT_CHECKS: usize = 8;
 
 /// Packets after which all exchanges are woken, as notifications may have been lost.
-const PACKETS: usize = 64;
+const PACKETS_BEFORE_WAKE: usize = 64;
 
 /// One exchange on a channel, with a unique id.
 #[derive(Debug)]

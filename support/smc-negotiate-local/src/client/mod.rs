@@ -195,7 +195,7 @@ impl LocalClient {
                     }
                     Some(ProbeState::UnderWay(done)) => done.listen(),
                     _ => {
-                        if probes.len() >= MAX_PROBES {
+                        if probes.len() >= MAX_CACHED_PROBES {
                             probes.retain(|_, probe| matches!(probe, ProbeState::UnderWay(_)));
                         }
                         probes.insert(key.clone(), ProbeState::UnderWay(Arc::default()));
@@ -212,7 +212,7 @@ impl LocalClient {
         };
         let is_reachable = reachability::probe(&*self.runtime, channel, to).await;
         let valid = match is_reachable {
-            true => PROBE_LIFETIME,
+            true => SUCCESS_LIFETIME,
             false => FAILURE_LIFETIME,
         };
         under_way.result = Some(ProbeState::Known {
@@ -495,9 +495,9 @@ fn take_descriptor(channels: &mut Channels, uid: u32) -> Result<Option<Permit>, 
         let of_user = channels
             .values()
             .filter(|channel| channel.process.uid == uid);
-        if of_user.count() >= MAX_OF_ONE {
+        if of_user.count() >= MAX_OF_USER {
             let what = "limit of channels to listeners of one user";
-            return Err(Limit::new(what, MAX_OF_ONE as u64));
+            return Err(Limit::new(what, MAX_OF_USER as u64));
         }
         descriptors::take(uid, 1)
     };
@@ -517,7 +517,7 @@ fn is_stale(error: &OsError) -> bool {
 const MAX_LISTENERS: usize = 32;
 
 /// Channels to listeners of another user.
-const MAX_OF_ONE: usize = 64;
+const MAX_OF_USER: usize = 64;
 
 /// How long a route is cached. Another listener may have the port by then, or the thread may have
 /// moved to another namespace: an offer without an answer is then plain TCP.
@@ -527,10 +527,10 @@ const ROUTE_LIFETIME: Duration = Duration::from_millis(100);
 const MAX_ROUTES: usize = 256;
 
 /// Cached probes.
-const MAX_PROBES: usize = 1024;
+const MAX_CACHED_PROBES: usize = 1024;
 
 /// How long a success is valid. Addresses rarely move, and the connection has to match as well.
-const PROBE_LIFETIME: Duration = Duration::from_secs(30);
+const SUCCESS_LIFETIME: Duration = Duration::from_secs(30);
 
 /// How long a failure is valid: connections are plain without another probe.
 const FAILURE_LIFETIME: Duration = Duration::from_secs(5);

@@ -13,7 +13,7 @@ use smc_core::runtime::{Runtime, Socket};
 use super::LocalClient;
 use super::channel::SlotOffer;
 use crate::early::{CachedHandshake, EarlyConfirm};
-use crate::mailbox::{Direction, EARLY_MAX, MAX_ANSWER, OfferState};
+use crate::mailbox::{Direction, MAX_ANSWER, MAX_EARLY, OfferState};
 use crate::netns::{NetNs, canonical};
 
 /// A connection that was announced to one listener or more.
@@ -67,7 +67,7 @@ impl LocalOffer {
         // The listener may have written a part of it only.
         let has_length = |early: &&EarlyConfirm| early.accept.len() == self.read_len;
         let early = self.early.as_ref().filter(has_length);
-        early.is_some_and(|early| early.expects(self.answer(&mut [0; EARLY_MAX])))
+        early.is_some_and(|early| early.expects(self.answer(&mut [0; MAX_EARLY])))
     }
 
     /// Whether the connection has reached a socket of the listener's user at its address, as far as

@@ -110,7 +110,7 @@ impl Slot {
                     (EXPECTED_ACCEPT, &early.accept),
                     (EARLY_CONFIRM, &early.confirm),
                 ] {
-                    if message.len() > EARLY_MAX {
+                    if message.len() > MAX_EARLY {
                         return None;
                     }
                     self.region.copy_in(at, message).ok()?;
@@ -128,7 +128,7 @@ impl Slot {
     pub(crate) fn early(&self) -> Option<EarlyConfirm> {
         let lengths = self.word(EARLY_LEN).load(Ordering::Relaxed);
         let read = |at, len: u64| {
-            let mut message = vec![0; usize::try_from(len & 0xff).ok()?.min(EARLY_MAX)];
+            let mut message = vec![0; usize::try_from(len & 0xff).ok()?.min(MAX_EARLY)];
             self.region.copy_out(at, &mut message).ok()?;
             Some(message)
         };
@@ -345,9 +345,9 @@ const TO: usize = 160;
 const ADDR_LEN: usize = 24;
 const CLIENT_DATA: usize = 192;
 const EXPECTED_ACCEPT: usize = 1280;
-const EARLY_CONFIRM: usize = EXPECTED_ACCEPT + EARLY_MAX;
+const EARLY_CONFIRM: usize = EXPECTED_ACCEPT + MAX_EARLY;
 /// Longest early CONFIRM, and longest expected ACCEPT.
-pub(crate) const EARLY_MAX: usize = 128;
+pub(crate) const MAX_EARLY: usize = 128;
 const LISTENER_DATA: usize = 1536;
 /// Longest first message of a listener.
 pub(crate) const MAX_ANSWER: usize = SLOT_LEN - LISTENER_DATA;
@@ -468,20 +468,20 @@ mod tests {
         let (ours, theirs) = (client.slot(2).unwrap(), listener.slot(2).unwrap());
         let early = EarlyConfirm {
             accept: vec![1; 78],
-            confirm: vec![2; EARLY_MAX],
+            confirm: vec![2; MAX_EARLY],
         };
         ours.offer(announcement(), b"", Some(&early)).unwrap();
         assert_eq!(theirs.early(), Some(early.clone()));
         ours.offer(announcement(), b"", None).unwrap();
         assert_eq!(theirs.early(), None);
         let long = EarlyConfirm {
-            accept: vec![1; EARLY_MAX + 1],
+            accept: vec![1; MAX_EARLY + 1],
             ..early
         };
         assert!(ours.offer(announcement(), b"", Some(&long)).is_none());
         // Whatever the client writes there later.
         ours.word(EARLY_LEN).store(u64::MAX, Ordering::Relaxed);
-        assert!(theirs.early().unwrap().confirm.len() <= EARLY_MAX);
+        assert!(theirs.early().unwrap().confirm.len() <= MAX_EARLY);
     }
 
     #[test]

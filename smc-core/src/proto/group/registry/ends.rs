@@ -151,7 +151,7 @@ impl Registry {
         let is_denied = |entry: &&GroupEntry| {
             entry.cause == Some(GroupEndCause::OutOfSync) && is_same(entry.key)
         };
-        if self.groups.values().filter(is_denied).count() >= MAX_OUT_OF_SYNC {
+        if self.groups.values().filter(is_denied).count() >= OUT_OF_SYNC_MAX {
             return;
         }
         let active = self.groups.get_mut(&group);
@@ -248,4 +248,4 @@ pub const CLIENT_IDLE_LIFETIME: Duration = Duration::from_secs(610);
 
 /// Groups with one peer of SMC-D, or with SMC-R clients of one address, that it has denied and that
 /// still have connections. A peer that has really lost its group needs one other group.
-const MAX_OUT_OF_SYNC: usize = 4;
+const OUT_OF_SYNC_MAX: usize = 4;

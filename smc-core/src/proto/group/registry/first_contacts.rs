@@ -18,7 +18,7 @@ pub(super) struct FirstContacts {
 impl Default for FirstContacts {
     fn default() -> Self {
         Self {
-            counted: FairShares::new(MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS),
+            counted: FairShares::new(ALL_FIRST_CONTACTS_MAX, FIRST_CONTACTS_MAX),
             failed: HashMap::new(),
         }
     }
@@ -57,9 +57,9 @@ impl FirstContacts {
 
 /// First contacts of SMC-R that a server has in progress with clients of one IPv4 address, or of 64
 /// bits of IPv6: a quarter of the default number of links per device.
-pub const MAX_FIRST_CONTACTS: usize = 32;
+pub const FIRST_CONTACTS_MAX: usize = 32;
 
 /// First contacts of SMC-R that a server has in progress with all clients: half of the default
 /// number of links per device. One address may use at most as many as are left free, so that a few
 /// addresses do not block the others.
-pub const MAX_ALL_FIRST_CONTACTS: usize = 64;
+pub const ALL_FIRST_CONTACTS_MAX: usize = 64;

@@ -346,12 +346,12 @@ fn first_contacts_of_all_addresses_are_limited_and_some_are_left_for_another_one
     for peer in 0..100 {
         groups.extend((1..4).filter_map(|host| enter(&mut f, host, peer).ok()));
     }
-    let each = MAX_ALL_FIRST_CONTACTS / 4;
+    let each = ALL_FIRST_CONTACTS_MAX / 4;
     assert_eq!(groups.len(), 3 * each);
     groups.push(enter(&mut f, 4, 0).unwrap());
     // Very many addresses with one each.
     groups.extend((5..200).filter_map(|host| enter(&mut f, host, 0).ok()));
-    assert_eq!(groups.len(), MAX_ALL_FIRST_CONTACTS);
+    assert_eq!(groups.len(), ALL_FIRST_CONTACTS_MAX);
     assert_eq!(enter(&mut f, 200, 0), Err(NoGroup::Full));
     // One that is established is none any more.
     f.registry.establish(groups[0], terms()).unwrap();
@@ -373,7 +373,7 @@ fn first_contacts_of_one_address_are_limited() {
         ),
     ] {
         let mut f = RegistryFixture::new();
-        let creators: Vec<_> = (0..u16::try_from(MAX_FIRST_CONTACTS).unwrap())
+        let creators: Vec<_> = (0..u16::try_from(FIRST_CONTACTS_MAX).unwrap())
             .map(|peer| {
                 match f
                     .registry

@@ -73,7 +73,7 @@ impl ListenerChannels {
                     slot.refuse(generation, Refusal::Identity);
                     self.recent.remove(position);
                     self.disconnect(key);
-                } else if refused < REFUSED_MAX {
+                } else if refused < MAX_REFUSED {
                     self.refuse_offer(key, &slot, generation, Refusal::Identity);
                     refused += 1;
                 }
@@ -105,7 +105,7 @@ impl ListenerChannels {
             let (slot, generation, _) = self.offer(*key, pair)?;
             Some((*key, slot, generation))
         });
-        for (key, slot, generation) in offers.take(REFUSED_MAX) {
+        for (key, slot, generation) in offers.take(MAX_REFUSED) {
             self.refuse_offer(key, &slot, generation, why);
         }
     }
@@ -180,4 +180,4 @@ impl ListenerChannels {
 
 /// Offers for one connection that are refused with a message. One client has a right one; others
 /// than these find out by their timeouts.
-const REFUSED_MAX: usize = 8;
+const MAX_REFUSED: usize = 8;
