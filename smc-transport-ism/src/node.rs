@@ -12,14 +12,14 @@ use smc_core::mem::sync::{AtomicU32, Ordering};
 use smc_core::mutex::Mutex;
 use smc_wire::types::{DmbToken, Gid};
 
-use crate::fabric::{ConnectError, Fabric};
+use crate::fabric::{ConnectError, FabricOps};
 use crate::owned_buffers::{IsmDmb, Lease, OwnedBuffers};
 use crate::shared::{FabricMemory, GRANULE, Phase, Sleep, Tag, Target};
 
 /// A device on its fabric.
 #[derive(Debug)]
 pub(crate) struct Node {
-    pub(crate) fabric: Arc<dyn Fabric>,
+    pub(crate) fabric: Arc<dyn FabricOps>,
     /// That of `fabric`, stored here to avoid a virtual call on the data path.
     pub(crate) memory: Arc<FabricMemory>,
     pub(crate) tag: Tag,
@@ -38,7 +38,7 @@ pub(crate) struct Node {
 impl Node {
     /// Takes the slot that the fabric has assigned.
     pub(crate) fn join(
-        fabric: Arc<dyn Fabric>,
+        fabric: Arc<dyn FabricOps>,
         slot: u16,
         gid: Gid,
         limits: Limits,

@@ -8,9 +8,9 @@ use std::net::Ipv4Addr;
 
 use smc_wire::Bounded;
 use smc_wire::clc::{
-    AcceptConfirm, AcceptKind, Body, Decline, Device, DirectEnd, DirectExtension, FirstContact,
-    Frame, GidEntry, GidList, IpArea, Ipv6Prefix, Message, Proposal, RdmaEnd, SmcdArea, Terms,
-    V2Extension,
+    AcceptConfirm, AcceptKind, Body, Decline, DirectEnd, DirectExtension, FirstContact, Frame,
+    GidEntry, GidList, IpArea, Ipv6Prefix, Message, OfferedDevice, Proposal, RdmaEnd, SmcdArea,
+    Terms, V2Extension,
 };
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
@@ -86,8 +86,8 @@ fn loopback_entries() -> [GidEntry; 2] {
     })
 }
 
-fn loopback() -> Device {
-    Device {
+fn loopback() -> OfferedDevice {
+    OfferedDevice {
         gid: Gid::emulated(0x1111_1111_1111_1111_2222_2222_2222_2222),
         chid: Chid::LOOPBACK,
     }
@@ -152,7 +152,7 @@ fn p3_everything_offered() {
         Some(Eid::from_bytes(*b"IBM-SYSZ-ISMSEID000000001A2B3906"))
     );
     let devices: Vec<_> = expected.devices().collect();
-    let ism = |gid, chid| Device {
+    let ism = |gid, chid| OfferedDevice {
         gid: Gid::native(gid),
         chid: Chid(chid),
     };

@@ -73,7 +73,7 @@ pub(super) enum Closed {
 
 /// The task of a side that reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Task {
+pub(super) enum SideTask {
     Reader,
     Writer,
 }
@@ -388,8 +388,8 @@ impl Oracle {
     }
 
     /// What a task waits for, for the report of a stuck run.
-    pub(super) fn doing(&self, side: usize, task: Task, what: &str) {
-        let slot = usize::from(task == Task::Writer);
+    pub(super) fn doing(&self, side: usize, task: SideTask, what: &str) {
+        let slot = usize::from(task == SideTask::Writer);
         let mut state = self.state();
         let now = &mut state.sides[side].now[slot];
         now.clear();

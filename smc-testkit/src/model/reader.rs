@@ -4,7 +4,7 @@ use std::io::{self, IoSliceMut};
 use std::task::{Context, Poll};
 
 use super::ends::Reading;
-use super::oracle::{Oracle, Progress, Task};
+use super::oracle::{Oracle, Progress, SideTask};
 use super::plan::{Plan, Shape, size};
 use super::retained_guards::RetainedGuards;
 use super::side::{limited, rest};
@@ -39,7 +39,7 @@ impl<'o> Reader<'o> {
     /// Everything, in a task of its own. Returns what is held in the end.
     pub(super) async fn run(mut self, end: &mut impl Reading) -> RetainedGuards<'o> {
         while self.step(end).await != Some(Progress::Ended) {}
-        self.oracle.doing(self.side, Task::Reader, "done");
+        self.oracle.doing(self.side, SideTask::Reader, "done");
         self.oracle.reader_left(self.side, self.left.is_some());
         self.guards
     }
@@ -248,7 +248,7 @@ impl<'o> Reader<'o> {
         polls: Option<usize>,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
-        self.oracle.doing(self.side, Task::Reader, what);
+        self.oracle.doing(self.side, SideTask::Reader, what);
         let (guards, rng) = (&mut self.guards, &mut self.rng);
         let poll = |cx: &mut Context<'_>| {
             let result = poll(cx);

@@ -9,7 +9,7 @@ use smc::{Interest, Stream};
 use smc_core::runtime::Runtime;
 
 use super::ends::{Reading, Writing};
-use super::oracle::{Oracle, Progress, Task};
+use super::oracle::{Oracle, Progress, SideTask};
 use super::plan::{Plan, Shape};
 use super::reader::Reader;
 use super::retained_guards::RetainedGuards;
@@ -117,12 +117,16 @@ async fn whole<'o>(
         }
         if !has_done && reads {
             reader.let_go();
-            oracle.doing(side, Task::Reader, &format!("ready(read, write: {writes})"));
+            oracle.doing(
+                side,
+                SideTask::Reader,
+                &format!("ready(read, write: {writes})"),
+            );
             let is_ready = ready_for(stream, writes, plan.rng.chance(500)).await;
             oracle.require(is_ready.is_ok(), || format!("ready: {is_ready:?}"));
         }
     }
-    oracle.doing(side, Task::Reader, "done");
+    oracle.doing(side, SideTask::Reader, "done");
     reader.into_guards()
 }
 

@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
 
 use super::ends::{Ask, Fill, Writing};
-use super::oracle::{Oracle, Progress, Task, byte_at};
+use super::oracle::{Oracle, Progress, SideTask, byte_at};
 use super::plan::{Finish, Plan, Shape, size};
 use super::side::{limited, rest};
 use crate::Rng;
@@ -38,7 +38,7 @@ impl<'o> Writer<'o> {
     pub(super) async fn run(mut self, end: &mut impl Writing) {
         while self.step(end).await != Some(Progress::Ended) {}
         self.finish(end).await;
-        self.oracle.doing(self.side, Task::Writer, "done");
+        self.oracle.doing(self.side, SideTask::Writer, "done");
     }
 
     /// One operation; `None` if it was dropped while it waited.
@@ -73,7 +73,7 @@ impl<'o> Writer<'o> {
         if self.finish == Finish::Nothing {
             return;
         }
-        self.oracle.doing(self.side, Task::Writer, "shutdown");
+        self.oracle.doing(self.side, SideTask::Writer, "shutdown");
         // Twice is no error.
         for _ in 0..=self.rng.below(2) {
             self.oracle.shut(self.side);
@@ -213,7 +213,7 @@ impl<'o> Writer<'o> {
         polls: Option<usize>,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
-        self.oracle.doing(self.side, Task::Writer, what);
+        self.oracle.doing(self.side, SideTask::Writer, what);
         let poll = |cx: &mut Context<'_>| match poll(cx) {
             Poll::Ready(result) => Poll::Ready(Some(result)),
             Poll::Pending => self.oracle.poll_stopping(self.side, cx).map(|()| None),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smc_core::device::DeviceError;
 
-use super::Fabric;
+use super::FabricOps;
 use super::directory::Directory;
 use super::ivshmem::{Guest, IvshmemClient};
 use crate::shared::FabricOptions;
@@ -98,7 +98,7 @@ impl FabricAddress {
     }
 
     /// Opens the fabric. Returns the slot that the device may take.
-    pub(crate) fn open(&self) -> Result<(Arc<dyn Fabric>, u16), DeviceError> {
+    pub(crate) fn open(&self) -> Result<(Arc<dyn FabricOps>, u16), DeviceError> {
         match &self.kind {
             Kind::Directory(path) => {
                 let (directory, slot) = Directory::open(path, self.len, self.options)?;

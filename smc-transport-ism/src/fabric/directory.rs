@@ -27,7 +27,7 @@ use smc_ipc::doorbell::Doorbell;
 use smc_ipc::passed::PeerSocket;
 use smc_ipc::runtime_dir::Publication;
 
-use super::{ConnectError, Fabric};
+use super::{ConnectError, FabricOps};
 use crate::region::os_at;
 use crate::shared::{FabricMemory, FabricOptions, Tag};
 use files::Files;
@@ -168,7 +168,7 @@ impl Conns {
     }
 }
 
-impl Fabric for Directory {
+impl FabricOps for Directory {
     fn memory(&self) -> &Arc<FabricMemory> {
         &self.memory
     }

@@ -20,7 +20,7 @@ use smc_core::device::DeviceError;
 use crate::shared::{FabricMemory, Tag};
 
 /// One device's end of a fabric.
-pub(crate) trait Fabric: Send + Sync + Debug {
+pub(crate) trait FabricOps: Send + Sync + Debug {
     /// The shared memory.
     fn memory(&self) -> &Arc<FabricMemory>;
 
@@ -50,7 +50,7 @@ pub(crate) trait Fabric: Send + Sync + Debug {
     /// The device is about to sleep.
     fn arm(&self) {}
 
-    /// Becomes readable when [`Fabric::poll_events`] has work, or the device was notified.
+    /// Becomes readable when [`FabricOps::poll_events`] has work, or the device was notified.
     fn doorbell(&self) -> BorrowedFd<'_>;
 
     /// Whether a device is known to have ended, even if the shared memory does not state it.

@@ -5,7 +5,7 @@ use crate::types::{Chid, Gid, IsmGid};
 
 /// An SMC-D device that a client offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Device {
+pub struct OfferedDevice {
     /// Its GID: 64 bits if native, 128 bits if emulated.
     pub gid: Gid,
     /// Its fabric.
@@ -19,7 +19,7 @@ impl DirectExtension {
     ///
     /// Gives the device back, and leaves the list as it was, if the eight entries do not suffice
     /// or if a native device has an extended GID.
-    pub fn push_device(&mut self, device: Device) -> Result<(), Device> {
+    pub fn push_device(&mut self, device: OfferedDevice) -> Result<(), OfferedDevice> {
         let chid = device.chid;
         let [high, low] = [device.gid.hi(), device.gid.lo()].map(|gid| GidEntry { gid, chid });
         let mut entries = self.entries;
@@ -38,18 +38,18 @@ impl DirectExtension {
     /// An emulated device takes two consecutive entries with one CHID, first the high and then the
     /// low half of its GID (docs/spec/clc.md#smc-d-v2-extension). An emulated entry that no entry
     /// of the same CHID follows is skipped.
-    pub fn devices(&self) -> impl Iterator<Item = Device> + '_ {
+    pub fn devices(&self) -> impl Iterator<Item = OfferedDevice> + '_ {
         let mut entries = self.entries.iter().peekable();
         core::iter::from_fn(move || {
             loop {
                 let &GidEntry { gid, chid } = entries.next()?;
                 if !chid.is_emulated() {
                     let gid = gid.into();
-                    return Some(Device { gid, chid });
+                    return Some(OfferedDevice { gid, chid });
                 }
                 if let Some(low) = entries.next_if(|next| next.chid == chid) {
                     let gid = Gid::new(gid.0, low.gid.0);
-                    return Some(Device { gid, chid });
+                    return Some(OfferedDevice { gid, chid });
                 }
             }
         })

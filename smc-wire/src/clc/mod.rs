@@ -25,7 +25,7 @@ pub(crate) mod proposal;
 
 pub use accept::{AcceptConfirm, AcceptKind, Body, DirectEnd, RdmaEnd, Terms};
 pub use decline::Decline;
-pub use devices::Device;
+pub use devices::OfferedDevice;
 pub use first_contact::{FirstContact, GidList};
 pub use frame::Frame;
 pub use header::{ClcType, Eyecatcher, HEADER_LEN, Header, TRAILER_LEN};

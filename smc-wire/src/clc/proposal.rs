@@ -9,7 +9,7 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 use zerocopy::network_endian::{U16, U64};
 
 use crate::bounded::Bounded;
-use crate::clc::Device;
+use crate::clc::OfferedDevice;
 use crate::clc::header::{ClcType, Eyecatcher, HEADER_LEN, TRAILER_LEN, start};
 use crate::error::{EmitError, MessageKind};
 use crate::layout::Show::{self, Reserved};
@@ -86,13 +86,13 @@ impl Proposal {
 
     /// The devices to consider for SMC-D v2, in order: the native one of the SMC-D area if its
     /// CHID is not zero, then those of the GID list.
-    pub fn devices(&self) -> impl Iterator<Item = Device> + '_ {
+    pub fn devices(&self) -> impl Iterator<Item = OfferedDevice> + '_ {
         let direct = self.ext.as_ref().and_then(|ext| ext.direct.as_ref());
         let native = self
             .smcd
             .filter(|area| direct.is_some() && !area.chid.is_none());
         native
-            .map(|area| Device {
+            .map(|area| OfferedDevice {
                 gid: area.gid.into(),
                 chid: area.chid,
             })

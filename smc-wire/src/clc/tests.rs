@@ -14,21 +14,21 @@ fn entry(gid: u64, chid: Chid) -> GidEntry {
     }
 }
 
-fn native(gid: u64) -> Device {
-    Device {
+fn native(gid: u64) -> OfferedDevice {
+    OfferedDevice {
         gid: Gid::native(gid),
         chid: ISM,
     }
 }
 
-fn emulated(hi: u64, lo: u64, chid: Chid) -> Device {
-    Device {
+fn emulated(hi: u64, lo: u64, chid: Chid) -> OfferedDevice {
+    OfferedDevice {
         gid: Gid::new(hi, lo),
         chid,
     }
 }
 
-fn devices(entries: &[GidEntry]) -> Vec<Device> {
+fn devices(entries: &[GidEntry]) -> Vec<OfferedDevice> {
     let extension = DirectExtension {
         entries: Bounded::from_slice(entries).unwrap(),
         ..DirectExtension::default()

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use smc_wire::Bounded;
 use smc_wire::clc::{
-    AcceptConfirm, Body, Device, DirectEnd, DirectExtension, FirstContact, IpArea, Ipv6Prefix,
-    Proposal, RdmaEnd, SmcdArea, V2Extension,
+    AcceptConfirm, Body, DirectEnd, DirectExtension, FirstContact, IpArea, Ipv6Prefix,
+    OfferedDevice, Proposal, RdmaEnd, SmcdArea, V2Extension,
 };
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
@@ -260,7 +260,7 @@ fn listed_devices(
         } else if !path.is_within_reach(chid) {
             Some(NotOffered::OtherHost)
         } else {
-            let added = direct.push_device(Device { gid, chid });
+            let added = direct.push_device(OfferedDevice { gid, chid });
             added.is_err().then_some(NotOffered::Full)
         };
         listed.push((*device, left_out));

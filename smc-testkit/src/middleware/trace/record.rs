@@ -236,10 +236,10 @@ impl fmt::Display for Record {
                 for (rkey, addr, len) in writes {
                     write!(f, " {len} bytes to {rkey} at {addr},")?;
                 }
-                write!(f, " {}{}", Message(message), ResultSuffix(result))
+                write!(f, " {}{}", ShownMessage(message), ResultSuffix(result))
             }
             What::Reported(Event::Received { link, message }) => {
-                write!(f, "<- {link} received {}", Message(message.as_bytes()))
+                write!(f, "<- {link} received {}", ShownMessage(message.as_bytes()))
             }
             What::Reported(Event::Sent { link, op }) => write!(f, "<- {link} sent {}", op.0),
             What::Reported(Event::LinkDown { link, cause }) => {
@@ -267,9 +267,9 @@ impl<E: fmt::Display> fmt::Display for ResultSuffix<'_, E> {
 }
 
 /// The kind of a message is in its first byte.
-struct Message<'a>(&'a [u8]);
+struct ShownMessage<'a>(&'a [u8]);
 
-impl fmt::Display for Message<'_> {
+impl fmt::Display for ShownMessage<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             [] => f.write_str("empty message"),

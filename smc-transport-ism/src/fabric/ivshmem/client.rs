@@ -19,7 +19,7 @@ use smc_ipc::passed::{PeerFile, PeerSocket, is_eventfd};
 use super::protocol::{self, Reader, ReceivedNumber};
 use super::{SERVER_GONE, slot_of};
 use crate::fabric::notifier::EventfdNotifier;
-use crate::fabric::{ConnectError, Fabric};
+use crate::fabric::{ConnectError, FabricOps};
 use crate::region::{adopt, os, os_at};
 use crate::shared::{FabricMemory, Tag};
 
@@ -165,7 +165,7 @@ impl ServerConnection {
     }
 }
 
-impl Fabric for IvshmemClient {
+impl FabricOps for IvshmemClient {
     fn memory(&self) -> &Arc<FabricMemory> {
         &self.memory
     }

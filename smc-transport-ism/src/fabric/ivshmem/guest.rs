@@ -9,7 +9,7 @@ use smc_ipc::doorbell::Doorbell;
 use super::pci::Pci;
 use super::poll::Poller;
 use super::{SERVER_GONE, slot_of};
-use crate::fabric::{ConnectError, Fabric};
+use crate::fabric::{ConnectError, FabricOps};
 use crate::shared::{FabricMemory, Tag};
 
 /// A guest's end of an ivshmem fabric.
@@ -52,7 +52,7 @@ impl Guest {
     }
 }
 
-impl Fabric for Guest {
+impl FabricOps for Guest {
     fn memory(&self) -> &Arc<FabricMemory> {
         &self.memory
     }

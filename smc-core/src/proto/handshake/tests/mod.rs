@@ -47,7 +47,7 @@ struct Groups {
     registry: Registry,
     answers: HashMap<Waiter, Result<Member, NoGroup>>,
     /// SMC-R: the one link of each group.
-    links: HashMap<group::GroupId, rdma::TestLink>,
+    links: HashMap<group::GroupId, rdma::GroupLink>,
     terminated: Vec<group::GroupId>,
 }
 

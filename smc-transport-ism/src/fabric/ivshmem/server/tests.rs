@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use super::super::IvshmemClient as Process;
 use super::*;
-use crate::fabric::Fabric as _;
+use crate::fabric::FabricOps as _;
 
 /// A server for so many devices, in a directory of its own.
 fn server(devices: u16) -> (TempDir, Server) {

@@ -24,7 +24,7 @@ use crate::proto::links::LinkChoice;
 
 /// The one link of a group.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TestLink {
+pub(super) struct GroupLink {
     device: DeviceIndex,
     local: LinkAddress,
     peer: Option<LinkAddress>,
@@ -55,7 +55,7 @@ impl HandshakeSide {
                     psn: Psn::new(0x7000 + number).unwrap(),
                     mtu: address.mtu,
                 };
-                let link = TestLink {
+                let link = GroupLink {
                     device,
                     local,
                     peer: None,
