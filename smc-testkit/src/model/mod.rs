@@ -248,7 +248,7 @@ pub fn compare(seed: u64, first: &EndReport, second: &EndReport) -> Result<Tally
     })
 }
 
-/// Waits until a run is over at these ends, or stuck.
+/// Waits until a run has ended at these ends, or is stuck.
 async fn in_time(
     seed: u64,
     runtime: &Arc<dyn Runtime>,

@@ -4,7 +4,7 @@
 //! no free list: each granule has a word that names its owner, changed by compare and swap. A
 //! device that ends during an allocation leaves granules with its tag, which any device may
 //! reclaim once the tag is known to be dead. Memory that a peer may still write is not reclaimed
-//! before that peer has finished, or is dead itself.
+//! before that peer has ended its use, or is dead itself.
 //!
 //! A writer marks a buffer as used in one of two words. A move takes the *write lock*, if it is
 //! free, and releases it by a plain store: this is the fast path without contention. A second move

@@ -108,8 +108,8 @@ impl Conn {
         }
     }
 
-    /// For the driver: the linger time after close is over. What was not sent is dropped, with an
-    /// abort instead of the close.
+    /// For the driver: the linger time after close has passed. What was not sent is dropped, with
+    /// an abort instead of the close.
     pub(crate) fn end_linger(&self) {
         if self.rdma().is_some_and(|rdma| rdma.has_pending()) {
             self.abort(Error::TimedOut(Phase::Delivery));

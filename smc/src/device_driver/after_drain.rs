@@ -48,7 +48,7 @@ impl DeviceDriver {
         }
     }
 
-    /// The last drain is over.
+    /// The last drain has ended.
     pub(super) fn finish_drain(&self) {
         let all = self.take_after_drain();
         self.run_after_drain(all);

@@ -86,7 +86,7 @@ const ENDS_MAX: usize = 32;
 struct DueConns {
     /// Their TCP watch starts now.
     tcp_watches: Vec<Arc<Conn>>,
-    /// Their linger time is over.
+    /// Their linger time has passed.
     lingering: Vec<Arc<Conn>>,
     /// The peer has not closed in time.
     overdue: Vec<Arc<Conn>>,

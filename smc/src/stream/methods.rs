@@ -321,8 +321,8 @@ macro_rules! writing {
             /// # Errors
             ///
             /// If the peer has closed and not read everything (`ConnectionReset`), the connection
-            /// ended otherwise before the peer had it, or the time is over (`TimedOut`): what was
-            /// written still goes out then, and closing may be called again to go on waiting.
+            /// ended otherwise before the peer had it, or the time has passed (`TimedOut`): what
+            /// was written still goes out then, and closing may be called again to go on waiting.
             fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
                 self.get_mut().write.get_mut().poll_shutdown(cx)
             }

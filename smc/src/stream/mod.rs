@@ -329,10 +329,10 @@ impl Stream {
     /// Sets how long written data is sent after the stream was dropped, as `SO_LINGER`; zero means
     /// that dropping the stream resets it. Unlike with `SO_LINGER` dropping never waits.
     ///
-    /// Over SMC-R what was not sent when the time is over is dropped, and the peer sees an abort.
-    /// [`Builder::close_timeout`](super::Builder::close_timeout) is the limit for longer times, and
-    /// without one. Over SMC-D everything written is in the peer's memory, so only zero has an
-    /// effect.
+    /// Over SMC-R what was not sent when the time has passed is dropped, and the peer sees an
+    /// abort. [`Builder::close_timeout`](super::Builder::close_timeout) is the limit for longer
+    /// times, and without one. Over SMC-D everything written is in the peer's memory, so only zero
+    /// has an effect.
     ///
     /// # Errors
     ///

@@ -11,7 +11,7 @@ use crate::proto::after;
 /// To be put in front of a stream after a [`Fallback`](super::Fallback) with `crossing_possible`.
 /// For one second the first bytes received are held back as long as they could be the beginning
 /// of a DECLINE. If they are one, they are dropped; anything else is released untouched, and
-/// so is an incomplete message when the second is over or the peer closes.
+/// so is an incomplete message when the second has passed or the peer closes.
 ///
 /// A DECLINE is never followed by anything before the stream's own data, so read no more than
 /// [`bytes_needed`](Self::bytes_needed) bytes while it is not zero, and pass them to

@@ -189,7 +189,7 @@ impl Handshake {
         self.is_confirmed = true;
     }
 
-    /// The requested work has finished. A result of other work is a bug of the caller and aborts.
+    /// The requested work is done. A result of other work is a bug of the caller and aborts.
     pub fn handle_done(&mut self, now: Instant, done: WorkDone) {
         self.now = now;
         if let Some(step) = self.step {

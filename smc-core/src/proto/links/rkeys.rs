@@ -131,7 +131,7 @@ impl LinkGroup {
         self.local_rmbs.request(id, wait, until);
     }
 
-    /// CONFIRM RKEY is finished.
+    /// CONFIRM RKEY has ended.
     fn confirm_ended(&mut self, id: RmbId, result: Result<(), RkeyError>) {
         let Some(rmb) = self.local_rmbs.rmbs.get_mut(&id) else {
             return;

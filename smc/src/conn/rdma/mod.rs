@@ -208,7 +208,7 @@ impl RdmaConn {
         }
     }
 
-    /// Detaches the connection from its stream: it is removed when it is finished.
+    /// Detaches the connection from its stream: it is removed when it can retire.
     pub(crate) fn detach(self: &Arc<Self>) {
         self.detached.store(true, Ordering::Release);
         match self.can_retire() {

@@ -389,7 +389,7 @@ fn first_contacts_of_one_address_are_limited() {
         };
         let full = EnterResult::Now(Err(NoGroup::Full));
         assert_eq!(enter(&mut f, neighbour, Intent::JoinOrCreate), full);
-        // One that waits becomes no member either when its time is over.
+        // One that waits becomes no member either when its time has passed.
         let first = key_at(here, 0);
         let waits = f.registry.enter(f.now, first, Intent::JoinOrCreate);
         assert!(matches!(waits, EnterResult::Wait(_)));
