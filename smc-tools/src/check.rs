@@ -152,8 +152,8 @@ fn check(args: &CheckArgs, report: &mut Report) -> Result<bool> {
     })
 }
 
-/// The directory in which listeners of this host are found. A look-up waits for as long as another user
-/// holds the lock of the directory above it, so that a thread of its own does it.
+/// The directory in which listeners of this host are found. A look-up waits for as long as another
+/// user holds the lock of the directory above it, so that a thread of its own does it.
 fn directory(report: &mut Report) {
     let uid = nix::unistd::geteuid().as_raw();
     let (mut found, _missing) = results([(uid, move || found(uid))], Instant::now() + LOOK_UP);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// How many lines of a kind a log gets, whoever causes them. What is left out is counted.
+/// How many lines of a kind a log gets, from all peers together. What is left out is counted.
 #[derive(Debug, Default)]
 pub struct LineQuota {
     /// When the first one of this period was written.
@@ -35,8 +35,8 @@ impl LineQuota {
 
     /// Takes a line.
     pub fn take(&mut self, now: Instant) -> LineVerdict {
-        let is_over = |begin: Instant| now.saturating_duration_since(begin) >= Self::PERIOD;
-        if self.begin.is_none_or(is_over) {
+        let has_passed = |begin: Instant| now.saturating_duration_since(begin) >= Self::PERIOD;
+        if self.begin.is_none_or(has_passed) {
             (self.begin, self.count) = (Some(now), 0);
         }
         if self.count == Self::MAX {

@@ -15,8 +15,8 @@ use crate::output;
 
 /// Arguments of `smc bench-agent`.
 ///
-/// Runs until it is ended. A peer that can connect can start measurement servers, one after the other,
-/// each for up to 20 times the longest measuring time, and nothing
+/// Runs until it is ended. A peer that can connect can start measurement servers, one after the
+/// other, each for up to 20 times the longest measuring time, and nothing
 /// else.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -147,6 +147,9 @@ const TASK_MAX: usize = 1 << 16;
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+    use std::thread;
+
     use clap::Parser as _;
 
     use super::super::args::Args as Bench;
@@ -177,6 +180,23 @@ mod tests {
         check(&task).unwrap();
         change(&mut task);
         check(&task).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_task_that_comes_byte_by_byte_is_given_up_in_time() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        // Until the other end is closed.
+        let client = thread::spawn(move || {
+            while client.write_all(b" ").is_ok() {
+                sleep(Duration::from_millis(5));
+            }
+        });
+        let error = read_task(&stream, Instant::now() + Duration::from_millis(100)).unwrap_err();
+        assert!(error.to_string().starts_with("no task"), "{error:#}");
+        drop(stream);
+        client.join().unwrap();
     }
 
     #[test]

@@ -25,8 +25,8 @@ use tempfile::NamedTempFile;
 use super::pool::results;
 use super::{Memory, Process};
 
-/// Counters to subtract, by the process's user and the name of its socket, which no other process of
-/// that user has. Another user can give a socket the same name.
+/// Counters to subtract, by the process's user and the name of its socket, which no other process
+/// of that user has. Another user can give a socket the same name.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Baseline {
     processes: BTreeMap<String, Counted>,

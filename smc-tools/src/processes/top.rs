@@ -104,8 +104,8 @@ fn counts_of(connection: &ConnectionRecord) -> Counts {
     [received, sent, reads, writes]
 }
 
-/// A connection, and what it did in a second since the look before: bytes and requests, received and
-/// sent.
+/// A connection, and what it did in a second since the look before: bytes and requests, received
+/// and sent.
 struct Rates<'a> {
     process: &'a Process,
     connection: &'a ConnectionRecord,

@@ -292,8 +292,8 @@ pub fn query(
     Err(invalid("the answer does not end"))
 }
 
-/// What a record takes of memory, roughly: its text, its line in a table, which has the program beside
-/// it, and its members and elements, which are longer than their text where that is short.
+/// What a record takes of memory, roughly: its text, its line in a table, which has the program
+/// beside it, and its members and elements, which are longer than their text where that is short.
 fn memory_of(line: &[u8], program: usize) -> usize {
     let separators = line.iter().filter(|byte| matches!(byte, b',' | b':'));
     let parts = separators.count().saturating_mul(PART_LEN);
@@ -354,8 +354,8 @@ const ANSWER_MAX: usize = 64 << 20;
 /// What a record takes of memory beside its text at least, and its line in a table.
 const RECORD_LEN: usize = 2048;
 
-/// What a separator of its text stands for: an entry of a map with a short name takes some 90 bytes,
-/// and has two of them.
+/// What a separator of its text stands for: an entry of a map with a short name takes some 90
+/// bytes, and has two of them.
 const PART_LEN: usize = 48;
 
 /// Longest name of a program: one of 255 bytes that are no UTF-8 has three times as many.

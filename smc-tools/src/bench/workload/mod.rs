@@ -64,7 +64,7 @@ async fn serve_connection<A: Accept>(cell: Cell, at: Arc<A>, stream: A::Stream, 
     let _noticed = match cell.case.workload {
         Workload::Rate | Workload::Bulk => one_way::serve(&*at, stream, settings.read).await,
         Workload::Pingpong | Workload::Fanin => echo::serve(stream, settings.ping).await,
-        // Boxed: the task of each connection is moved, and this future is many times the size of others.
+        // Boxed: the task of each connection is moved, and this future is much larger than others.
         Workload::Http => Box::pin(http::serve(stream, page)).await,
         Workload::Connect => connect::serve(stream).await,
     };
