@@ -22,6 +22,7 @@ pub(crate) use pool::results;
 pub(crate) use snapshot::{Snapshot, snapshot};
 pub(crate) use ss::{SsArgs, run_ss};
 pub(crate) use stats::{StatsArgs, run_stats};
+use table::cut;
 pub(crate) use table::{escaped, printable};
 pub(crate) use top::{TopArgs, run_top};
 
@@ -234,9 +235,11 @@ fn failure(socket: &Path, error: &io::Error) -> String {
         io::ErrorKind::TimedOut => "does not answer".to_owned(),
         _ => error.to_string(),
     };
+    // The process can state a reason of any length.
     printable(&format!(
-        "process with the socket {}: {what}",
-        socket.display()
+        "process with the socket {}: {}",
+        socket.display(),
+        cut(&what, REASON_MAX)
     ))
 }
 
@@ -287,6 +290,9 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What all answers may take of memory. Half of it holds some 50,000 connections of one user.
 const MEMORY_MAX: usize = 384 << 20;
+
+/// Longest reason of a process for not answering, in characters.
+const REASON_MAX: usize = 200;
 
 /// Processes of one user of which is told that they have not answered.
 const COMPLAINTS_MAX: usize = 8;

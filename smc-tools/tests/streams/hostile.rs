@@ -433,3 +433,12 @@ fn an_answer_has_what_was_requested_and_counters_of_an_endpoint_once() {
         assert!(errors.contains(error), "{command}: {errors}");
     }
 }
+
+#[test]
+fn a_reason_of_any_length_is_cut() {
+    let error = json!({"record": "error", "error": "x".repeat(100_000)});
+    let output = run_with_2_gb("ss", &[format!("{error}\n")]);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.contains("xxx.."), "{errors}");
+    assert!(errors.len() < 1000, "{}", errors.len());
+}

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::geteuid;
@@ -91,10 +91,14 @@ fn own_directories() -> BTreeSet<Directory> {
 
 /// The owner of a directory that no other user can change, if this user trusts what is in it.
 fn owner(dir: &Path) -> Option<u32> {
-    let found = std::fs::symlink_metadata(dir).ok()?;
+    // A file system of the user (FUSE) is not asked: it may never answer.
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+    let found = statx(CWD, dir, flags, StatxFlags::BASIC_STATS).ok()?;
+    let is_dir = FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory;
+    let is_private = is_dir && found.stx_mode & 0o022 == 0;
     let own = geteuid();
-    let is_private = found.is_dir() && found.mode() & 0o022 == 0;
-    (is_private && (own.is_root() || found.uid() == own.as_raw())).then_some(found.uid())
+    let owner = found.stx_uid;
+    (is_private && (own.is_root() || owner == own.as_raw())).then_some(owner)
 }
 
 /// The standard directories of all users in this one, which may be that of the directories of
