@@ -1,6 +1,6 @@
 //! `smc check`: connects to a server as a program would, and says step by step what became of it.
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Display;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
@@ -65,26 +65,28 @@ pub(crate) struct CheckArgs {
 
 /// Runs the command.
 pub(crate) fn run_check(args: &CheckArgs) -> Result<bool> {
-    let mut report = Report::default();
+    let mut report = Report {
+        json: args.json,
+        written: Ok(()),
+        fields: Map::new(),
+    };
     if let Some(user) = &args.user {
         report.add("user", become_user(user)?);
     }
     let is_smc = check(args, &mut report)?;
-    match args.json {
-        true => {
-            report.set("smc", &is_smc);
-            let line = Json::Object(report.fields).to_string();
-            print(&(escaped(&line) + "\n"))?;
-        }
-        false => print(&report.text)?,
+    report.set("smc", &is_smc);
+    if args.json {
+        let line = Json::Object(report.fields).to_string();
+        print(&(escaped(&line) + "\n"))?;
     }
-    Ok(is_smc)
+    report.written.map(|()| is_smc)
 }
 
-/// What was found so far.
-#[derive(Default)]
+/// What was found so far. As text each step is written at once: the next one can take long.
 struct Report {
-    text: String,
+    json: bool,
+    /// The first error of writing.
+    written: Result<()>,
     fields: Map<String, Json>,
 }
 
@@ -92,8 +94,9 @@ impl Report {
     /// A step and its result.
     fn add(&mut self, step: &str, result: impl Display) {
         let result = printable(&result.to_string());
-        // Writing to a string cannot fail.
-        let _ = writeln!(self.text, "{step:<11}{result}");
+        if !self.json && self.written.is_ok() {
+            self.written = print(&format!("{step:<11}{result}\n"));
+        }
         let steps = self.fields.entry("steps").or_insert_with(|| json!([]));
         if let Some(steps) = steps.as_array_mut() {
             steps.push(json!({ "step": step, "result": result }));
