@@ -5,12 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use ::smol::Executor;
 use async_io::Async;
 use async_trait::async_trait;
+use rustix::event::PollFlags;
 
 use super::connect::{self, ConnectStatus};
 use super::net::{self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket};
@@ -145,6 +146,14 @@ impl SmolIo {
             Direction::Write => self.source.poll_writable(cx),
         }
     }
+
+    fn waits(&self, direction: Direction) -> &AtomicBool {
+        let [for_reading, for_writing] = &self.waits;
+        match direction {
+            Direction::Read => for_reading,
+            Direction::Write => for_writing,
+        }
+    }
 }
 
 impl AsFd for SmolIo {
@@ -170,23 +179,32 @@ impl Registered for SmolIo {
         direction: Direction,
         mut op: impl FnMut(BorrowedFd<'_>) -> io::Result<IoDone<T>>,
     ) -> Poll<io::Result<T>> {
-        let [for_reading, for_writing] = &self.waits;
-        let waits = match direction {
-            Direction::Read => for_reading,
-            Direction::Write => for_writing,
-        };
+        let waits = self.waits(direction);
+        let mut is_tried = false;
         loop {
             if waits.load(Ordering::Relaxed) {
-                ready!(self.poll_ready(cx, direction))?;
-                waits.store(false, Ordering::Relaxed);
+                match self.poll_ready(cx, direction) {
+                    Poll::Ready(ready) => {
+                        ready?;
+                        waits.store(false, Ordering::Relaxed);
+                    }
+                    Poll::Pending if is_tried => return Poll::Pending,
+                    // The event of a descriptor that was registered during a turn of the reactor
+                    // wakes the task, and is not reported if it came in the same turn. While the
+                    // executor is busy and another thread turns the reactor, that is so each time.
+                    Poll::Pending => {}
+                }
             }
+            is_tried = true;
             match op(self.as_fd()) {
-                Ok(done) => return Poll::Ready(Ok(done.value)),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => is_tried = false,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     waits.store(true, Ordering::Relaxed);
                 }
-                Err(error) => return Poll::Ready(Err(error)),
+                done => {
+                    waits.store(false, Ordering::Relaxed);
+                    return Poll::Ready(done.map(|done| done.value));
+                }
             }
         }
     }
@@ -199,8 +217,84 @@ impl Registered for SmolIo {
         op(self.as_fd()).map(|done| done.value)
     }
 
-    /// The reactor checks the level on each call, so no event can be missed.
+    /// The reactor checks the level on each call, so no event can be missed. The descriptor is asked
+    /// when a task that waits polls again, for events that the reactor does not report.
     fn poll_edge(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_ready(cx, Direction::Read)
+        let waits = self.waits(Direction::Read);
+        let is_polled_again = waits.swap(true, Ordering::Relaxed);
+        let mut ready = self.poll_ready(cx, Direction::Read);
+        if ready.is_pending() && is_polled_again {
+            ready = match net::probe(self.as_fd(), PollFlags::IN) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+                probed => Poll::Ready(probed.map(drop)),
+            };
+        }
+        if ready.is_ready() {
+            waits.store(false, Ordering::Relaxed);
+        }
+        ready
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::task::{Wake, Waker};
+    use std::thread;
+    use std::time::Duration;
+
+    use rustix::io::{read, write};
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    use super::*;
+
+    struct Wakes(Sender<()>);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            let _ended = self.0.send(());
+        }
+    }
+
+    /// A pipe that becomes readable while a task waits for it, and polls late after each wake-up, as
+    /// on a busy executor. Another thread turns the reactor all the time.
+    fn wait(mut poll: impl FnMut(&SmolIo, &mut Context<'_>) -> Poll<io::Result<()>>) {
+        thread::spawn(|| async_io::block_on(std::future::pending::<()>()));
+        let (reader, writer) = pipe_with(PipeFlags::NONBLOCK).unwrap();
+        let io = SmolIo::register(&(), Arc::new(reader)).unwrap();
+        let (wakes, woken): (_, Receiver<()>) = channel();
+        let waker = Waker::from(Arc::new(Wakes(wakes)));
+        let mut cx = Context::from_waker(&waker);
+        let late = Duration::from_millis(20);
+        thread::sleep(late);
+        assert!(poll(&io, &mut cx).is_pending());
+        write(&writer, b"a").unwrap();
+        for _ in 0..3 {
+            woken.recv().unwrap();
+            thread::sleep(late);
+            if let Poll::Ready(ready) = poll(&io, &mut cx) {
+                return ready.unwrap();
+            }
+        }
+        panic!("woken three times, and never ready");
+    }
+
+    #[test]
+    fn a_late_task_reads_what_the_reactor_does_not_report() {
+        wait(|io, cx| {
+            let read = io.poll_io(cx, Direction::Read, |fd| {
+                let value = read(fd, &mut [0; 8])?;
+                Ok(IoDone {
+                    value,
+                    exhausted: false,
+                })
+            });
+            read.map_ok(drop)
+        });
+    }
+
+    #[test]
+    fn a_late_task_sees_that_a_watched_descriptor_is_readable() {
+        wait(|io, cx| io.poll_edge(cx));
     }
 }
