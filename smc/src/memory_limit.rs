@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
+use smc_ipc::cgroup;
+
 use super::endpoint::EndpointInner;
 use crate::config::MEMORY_SHARE;
 use crate::device::{MemoryLimit, TrimMemory};
-use smc_ipc::cgroup;
 
 /// The shared limit of all endpoints of this process without their own.
 pub(crate) fn default_limit() -> MemoryLimit {

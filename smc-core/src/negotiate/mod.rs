@@ -4,7 +4,8 @@
 //! step of endpoints and listeners, a [`Negotiation`]:
 //!
 //! - `Local` of the crate `smc-negotiate-local`: on the same host, through directories that only
-//!   its [`Domain`](crate::Domain) can change. What endpoints of the crate `smc` have.
+//!   its [`Domain`](crate::Domain) can change. The builders of `smc::tokio()`, `smc::smol()` and
+//!   `smc::builder()` have it.
 //! - `SynOption` of the crate `smc-negotiate-syn`: by that TCP option, and so with kernels.
 //! - [`Assume`]: all peers support SMC, by configuration.
 //! - [`Never`]: no peer supports SMC. The default of a `Builder`.

@@ -1,11 +1,12 @@
 //! The protocol state machines, without I/O.
 //!
 //! Code in this module opens no socket, reads no clock, never waits, and does not access shared
-//! memory. A machine receives each event as a value together with the current time (`handle_*(now,
-//! ..)`, one mutation per call). After each call the caller drains `poll_output()` until it returns
-//! `None`, and reads `poll_timeout()` for the time of the next call. An operation that takes time
-//! is an output, and its result is an input. Time must not go back. Input from a peer never causes
-//! a panic.
+//! memory. A machine receives each event as a value (`handle_*`, one mutation per call), together
+//! with the current time where it matters. After each call the caller of `handshake`, `links` and
+//! `group` drains `poll_output()` until it returns `None`, and reads `poll_timeout()` for the time
+//! of the next call; calls of `conn` return what there is to send. An operation that takes time is
+//! an output, and its result is an input. Time must not go back. Input from a peer never causes a
+//! panic.
 
 #![forbid(unsafe_code)]
 #![allow(

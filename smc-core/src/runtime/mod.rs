@@ -1,4 +1,4 @@
-//! The async runtime of streams, as one small object-safe trait.
+//! The async runtime of streams, as object-safe traits.
 //!
 //! [`Runtime`] is time, tasks, TCP and readiness of a descriptor. The crate `smc` has adapters for
 //! tokio and smol; `smc-testkit` has one with a virtual clock and sockets in memory.

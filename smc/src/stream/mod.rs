@@ -41,7 +41,7 @@ use write::Writer;
 /// A byte stream over SMC, or over plain TCP where SMC is not possible.
 ///
 /// Methods have the names and the semantics of tokio's `TcpStream`. The traits of `futures-io` are
-/// always implemented, those of tokio with feature `tokio`.
+/// always implemented, those of tokio with feature `tokio-io`, which `tokio` includes.
 ///
 /// **Cancellation.** A read that is dropped before it is ready has taken nothing. A write that is
 /// dropped before it is ready has written nothing; `write_all` and the like may have written a
