@@ -217,8 +217,8 @@ impl Registered for SmolIo {
         op(self.as_fd()).map(|done| done.value)
     }
 
-    /// The reactor checks the level on each call, so no event can be missed. The descriptor is asked
-    /// when a task that waits polls again, for events that the reactor does not report.
+    /// The reactor checks the level on each call, so no event can be missed. The descriptor is
+    /// asked when a task that waits polls again, for events that the reactor does not report.
     fn poll_edge(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let waits = self.waits(Direction::Read);
         let is_polled_again = waits.swap(true, Ordering::Relaxed);
@@ -256,7 +256,7 @@ mod tests {
         }
     }
 
-    /// A pipe that becomes readable while a task waits for it, and polls late after each wake-up, as
+    /// A pipe becomes readable while a task waits for it, which polls late after each wake-up, as
     /// on a busy executor. Another thread turns the reactor all the time.
     fn wait(mut poll: impl FnMut(&SmolIo, &mut Context<'_>) -> Poll<io::Result<()>>) {
         thread::spawn(|| async_io::block_on(std::future::pending::<()>()));
