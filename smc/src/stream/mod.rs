@@ -62,8 +62,8 @@ use write::Writer;
 /// How a stream ends is in docs/spec/closing.md, as a table in [`ConnState`] and in RFC 7609
 /// section 4.
 pub struct Stream {
-    // The sides are dropped first, so that the reading one has stored its position when the handle
-    // closes.
+    // The halves are dropped first, so that the reading half has stored its position when the
+    // handle closes.
     //
     // Boxed, so that a stream is cheap to move: futures and tasks that own one are moved, too.
     read: Box<LockedHalf<Reader>>,

@@ -32,7 +32,7 @@ pub struct OwnedReadHalf {
 
 /// The writing half of [`Stream::into_split`]. Dropping it shuts writing down.
 pub struct OwnedWriteHalf {
-    pub(super) write: OwnedWriteSide,
+    pub(super) write: ShutdownOnDrop,
     pub(super) shared: Arc<Shared>,
 }
 
@@ -49,7 +49,7 @@ impl OwnedReadHalf {
 
 impl OwnedWriteHalf {
     pub(super) fn new(half: Box<LockedHalf<Writer>>, shared: Arc<Shared>) -> Self {
-        let write = OwnedWriteSide {
+        let write = ShutdownOnDrop {
             half: Some(half),
             shutdown_on_drop: true,
         };
@@ -72,12 +72,12 @@ impl OwnedWriteHalf {
 }
 
 /// A writing half that shuts writing down when it is dropped.
-pub(super) struct OwnedWriteSide {
+pub(super) struct ShutdownOnDrop {
     half: Option<Box<LockedHalf<Writer>>>,
     shutdown_on_drop: bool,
 }
 
-impl Deref for OwnedWriteSide {
+impl Deref for ShutdownOnDrop {
     type Target = LockedHalf<Writer>;
 
     fn deref(&self) -> &Self::Target {
@@ -85,13 +85,13 @@ impl Deref for OwnedWriteSide {
     }
 }
 
-impl DerefMut for OwnedWriteSide {
+impl DerefMut for ShutdownOnDrop {
     fn deref_mut(&mut self) -> &mut Self::Target {
         self.half.as_mut().expect(NOT_TAKEN)
     }
 }
 
-impl Drop for OwnedWriteSide {
+impl Drop for ShutdownOnDrop {
     fn drop(&mut self) {
         if let (true, Some(half)) = (self.shutdown_on_drop, &mut self.half) {
             // The error cannot be returned; the peer sees the end of the connection.

@@ -44,7 +44,7 @@ use crate::error::Error;
 /// # }
 /// ```
 pub struct Reservation<'a> {
-    side: &'a mut Writer,
+    half: &'a mut Writer,
     len: usize,
     /// Written through `io::Write`.
     written: usize,
@@ -63,31 +63,31 @@ enum Buffer {
 
 impl<'a> Reservation<'a> {
     /// Waits for a reservation of `least` to `most` bytes.
-    pub(crate) async fn wait(side: &'a mut Writer, least: usize, most: usize) -> io::Result<Self> {
-        let space = poll_fn(|cx| side.poll_space(cx, least, most)).await?;
-        Ok(Self::new(side, space))
+    pub(crate) async fn wait(half: &'a mut Writer, least: usize, most: usize) -> io::Result<Self> {
+        let space = poll_fn(|cx| half.poll_space(cx, least, most)).await?;
+        Ok(Self::new(half, space))
     }
 
     /// As [`Reservation::wait`] for use in a poll function.
     #[inline]
     pub(crate) fn poll(
-        side: &'a mut Writer,
+        half: &'a mut Writer,
         cx: &mut Context<'_>,
         least: usize,
         most: usize,
     ) -> Poll<io::Result<Self>> {
-        let space = ready!(side.poll_space(cx, least, most))?;
-        Poll::Ready(Ok(Self::new(side, space)))
+        let space = ready!(half.poll_space(cx, least, most))?;
+        Poll::Ready(Ok(Self::new(half, space)))
     }
 
-    fn new(side: &'a mut Writer, ReservedSpace { len, is_in_place }: ReservedSpace) -> Self {
+    fn new(half: &'a mut Writer, ReservedSpace { len, is_in_place }: ReservedSpace) -> Self {
         let buffer = if is_in_place {
             Buffer::InPlace
         } else {
-            Buffer::private(side, len)
+            Buffer::private(half, len)
         };
         Self {
-            side,
+            half,
             len,
             written: 0,
             is_touched: false,
@@ -138,7 +138,7 @@ impl<'a> Reservation<'a> {
             Buffer::InPlace if data.is_empty() => {}
             Buffer::InPlace => {
                 self.is_touched = true;
-                self.side.in_place()?.put_at(offset, data)?;
+                self.half.in_place()?.put_at(offset, data)?;
             }
             Buffer::Private { bytes, .. } => bytes[offset..end].copy_from_slice(data),
         }
@@ -166,7 +166,7 @@ impl<'a> Reservation<'a> {
     /// As [`Reservation::write_at`].
     pub fn fill_with(&mut self, mut make: impl FnMut(usize, &mut [u8])) -> io::Result<()> {
         let mut own = match self.is_in_place() {
-            true => std::mem::take(self.side.scratch()),
+            true => std::mem::take(self.half.scratch()),
             false => Box::default(),
         };
         if self.is_in_place() && own.len() < PIECE {
@@ -186,7 +186,7 @@ impl<'a> Reservation<'a> {
             at = end;
         }
         if self.is_in_place() {
-            *self.side.scratch() = own;
+            *self.half.scratch() = own;
         }
         Ok(())
     }
@@ -196,11 +196,11 @@ impl<'a> Reservation<'a> {
     /// Data of [`Reservation::write_at`] is in it. May be called again at any time.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         let is_trusted = |writer: &mut DirectWriter| writer.is_trusted();
-        if self.is_in_place() && !self.side.in_place().is_ok_and(is_trusted) {
+        if self.is_in_place() && !self.half.in_place().is_ok_and(is_trusted) {
             self.leave_place();
         }
         match &mut self.buffer {
-            Buffer::InPlace => match self.side.in_place() {
+            Buffer::InPlace => match self.half.in_place() {
                 Ok(writer) => writer.reserved_mut(self.len),
                 Err(_) => &mut [],
             },
@@ -211,9 +211,9 @@ impl<'a> Reservation<'a> {
     /// Switches to a private buffer, with the data written so far.
     #[inline(never)]
     fn leave_place(&mut self) {
-        let mut buffer = Buffer::private(self.side, self.len);
+        let mut buffer = Buffer::private(self.half, self.len);
         if let (true, Buffer::Private { bytes, .. }) = (self.is_touched, &mut buffer) {
-            if let Ok(writer) = self.side.in_place() {
+            if let Ok(writer) = self.half.in_place() {
                 writer.copy_reserved(&mut bytes[..self.len]);
             }
         }
@@ -248,11 +248,11 @@ impl<'a> Reservation<'a> {
             return Poll::Ready(Err(Error::Misuse(what.into()).into()));
         }
         match &mut self.buffer {
-            Buffer::InPlace => self.side.commit_reserved(len)?,
+            Buffer::InPlace => self.half.commit_reserved(len)?,
             Buffer::Private { bytes, done } => {
                 while *done < len {
                     let rest = IoSlice::new(&bytes[*done..len]);
-                    match ready!(self.side.poll_write(cx, &[rest]))? {
+                    match ready!(self.half.poll_write(cx, &[rest]))? {
                         0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                         count => *done += count,
                     }
@@ -287,7 +287,7 @@ impl Drop for Reservation<'_> {
             let bytes = std::mem::take(bytes);
             if bytes.len() <= PRIVATE_MAX {
                 // For the next one.
-                *self.side.scratch() = bytes;
+                *self.half.scratch() = bytes;
             }
         }
     }
@@ -327,8 +327,8 @@ impl ReservedSpace {
 
 impl Buffer {
     #[inline(never)]
-    fn private(side: &mut Writer, len: usize) -> Self {
-        let mut bytes = std::mem::take(side.scratch());
+    fn private(half: &mut Writer, len: usize) -> Self {
+        let mut bytes = std::mem::take(half.scratch());
         if bytes.len() < len {
             bytes = vec![0; len].into();
         }
