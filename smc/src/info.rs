@@ -31,7 +31,7 @@ pub struct ConnectionInfo {
     pub id: u64,
     /// The role of this side.
     pub role: Role,
-    /// Its mode. That of TCP has the reason.
+    /// Its mode. The mode TCP has the reason.
     pub mode: Mode,
     /// The local address of the TCP connection.
     pub local: Option<SocketAddr>,
@@ -93,9 +93,9 @@ pub struct Cursors {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Flags {
-    /// Those of the writing half.
+    /// The flags of the writing half.
     pub producer: ProducerFlags,
-    /// Those of the state of the connection.
+    /// The flags of the connection's state.
     pub state: StateFlags,
 }
 

@@ -96,7 +96,7 @@ pub(crate) struct Deadlines {
     /// A deadline is earlier than the task's timer.
     is_rescheduled: AtomicBool,
     task: AtomicWaker,
-    /// Those whose drivers are on a thread that does not end with the runtime.
+    /// The link groups, if their drivers are on a thread that does not end with the runtime.
     groups: OnceLock<Weak<Groups>>,
 }
 

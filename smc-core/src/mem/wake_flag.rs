@@ -12,8 +12,8 @@ use super::sync::{AtomicU64, Ordering, fence};
 /// between the two. So at least one of them sees what the other has stored: the sleeper finds what
 /// was written, or the writer finds the flag.
 ///
-/// Of several writers one finds the flag. Either side can store any value at any time: what it gets
-/// is a wake-up too many, or none.
+/// Of several writers one finds the flag. Either side can store any value at any time. The only
+/// effect of a wrong value is a wake-up too many, or a missing one.
 #[derive(Clone, Copy, Debug)]
 pub struct WakeFlag<'a>(&'a AtomicU64);
 

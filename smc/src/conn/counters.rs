@@ -20,7 +20,8 @@ pub(crate) struct ConnCounters {
 pub(crate) struct HalfCounters {
     bytes: AtomicU64,
     requests: AtomicU64,
-    /// Those of them that are not in the first class, by class: most are, and pay for nothing more.
+    /// The requests above the first class, by class. Most requests are in the first class, and cost
+    /// no second addition.
     long_requests: [AtomicU64; SIZE_CLASSES],
     full: AtomicU64,
     parked: AtomicU64,

@@ -50,7 +50,7 @@ pub(crate) struct Conn {
     pub(crate) local_ring: Ring,
     pub(crate) id: u64,
     pub(crate) mode: Mode,
-    /// That of this side in the handshake.
+    /// The role of this side in the handshake.
     pub(crate) role: Role,
     pub(crate) peer_addr: SocketAddr,
     pub(crate) socket: Arc<dyn Socket>,
@@ -91,16 +91,16 @@ pub(crate) struct Conn {
     pub(crate) writer: AtomicWaker,
     /// Notified of changes, for any number of tasks.
     pub(crate) changed: Event,
-    /// That of the device of the connection, which was the first one with SMC-R.
+    /// The driver of the connection's device; with SMC-R of the device of its first link.
     pub(crate) driver: Arc<DeviceDriver>,
-    /// SMC-R: those of all devices, as the connection may move to a link on another one, also after
-    /// the endpoint was dropped.
+    /// SMC-R: the drivers of all devices, as the connection may move to a link on another one, also
+    /// after the endpoint was dropped.
     _drivers: Option<Arc<AppendList<Arc<DeviceDriver>>>>,
     pub(crate) group: GroupId,
     /// Dropped, to leave the link group, when the connection has ended.
     membership: Mutex<Option<Membership>>,
     pub(crate) span: Span,
-    /// That of the endpoint.
+    /// The warnings that the endpoint has written.
     warned: Arc<Warned>,
 }
 
@@ -363,8 +363,8 @@ impl Conn {
         closing.is_app_closed() || closing.is_shut()
     }
 
-    /// Whether all written data and the close behind it are in the peer's memory, or never will be.
-    /// Otherwise the driver is notified when they may be.
+    /// Whether the delivery of all written data and of the close behind it has ended: they are in
+    /// the peer's memory, or are lost. Otherwise the driver is notified when it may have ended.
     pub(crate) fn arm_delivery(&self) -> bool {
         match self.rdma() {
             Some(rdma) if self.is_app_closed() => rdma.arm_delivery(),

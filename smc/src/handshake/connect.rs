@@ -125,8 +125,8 @@ impl Plan {
     }
 }
 
-/// Why a connection is TCP if there was nothing to offer, and for the `cause` given no server that
-/// expects an offer. Whether an RDMA port fits is known only once the connection exists.
+/// The reason for TCP when there was nothing to offer and, as `cause` says, no server that expects
+/// an offer. Whether an RDMA port fits is known only once the connection exists.
 fn unannounced_reason(
     config: &HandshakeConfig,
     nothing_to_offer: FallbackReason,
@@ -276,8 +276,8 @@ impl ConnectAttempt<'_> {
         Ok(socket)
     }
 
-    /// Runs the handshake on TCP. `default` is the PROPOSAL if it does not depend on the
-    /// connection, or why there is none.
+    /// Runs the handshake on TCP. `default` is the PROPOSAL that was made without the connection,
+    /// or why there is none. It is used if the PROPOSAL does not depend on the connection.
     async fn run_on_tcp(
         &self,
         socket: Arc<dyn Socket>,

@@ -28,7 +28,8 @@ pub(super) struct DeviceAttempt {
     pub(super) eid: Option<Eid>,
     /// Negotiated in this handshake; a group that exists keeps its own.
     pub(super) release: Release,
-    /// Those to be stated: a client's are those of both sides.
+    /// The features to be stated at first contact: a server states its own, a client those that
+    /// both sides have.
     pub(super) features: FeatureMask,
     /// What the peer states about itself at first contact.
     pub(super) peer_host: Option<(OsType, HostName)>,
@@ -131,7 +132,7 @@ impl RdmaEnds {
             None => LlcTerms::V1,
         };
         let dialect = match peer {
-            // As the documents want it; Linux has the order of its CPU.
+            // The order that the documents specify. Linux uses the order of its CPU.
             Some(os) if version.is_v2() && ![OsType::LINUX, OsType::NONE].contains(&os) => {
                 Dialect::V2(ByteOrder::Big)
             }

@@ -45,7 +45,7 @@ pub struct Handshake {
     /// The peer has the CONFIRM, before it is sent.
     is_confirmed: bool,
     has_failed: bool,
-    /// The reason of a DECLINE, while that of the peer may be under way.
+    /// The reason of a DECLINE that is put off, as a DECLINE of the peer may be under way.
     late: Option<Box<FallbackReason>>,
     /// The peer has closed TCP while the handshake could do without it.
     closed: Option<Error>,
@@ -324,7 +324,7 @@ impl Handshake {
                     Err(error) if is_lost || (self.is_confirmed && error.is_peer_gone()) => {
                         return self.advance();
                     }
-                    // A mapping that does not hold the element is no better than none.
+                    // A mapping that is too short for the element counts as a failed one.
                     failed => {
                         let short = DeviceError::Invalid("mapping is shorter than the buffer");
                         let error = failed.err().unwrap_or(short);

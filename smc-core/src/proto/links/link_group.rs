@@ -41,7 +41,7 @@ pub struct LinkGroup {
     pub(super) reported: GroupLinks,
     pub(super) local_rmbs: LocalRmbs,
     pub(super) candidates: Vec<PortCandidate>,
-    /// Those at which links could not be added lately: each at most once, and never all.
+    /// The ports at which links could not be added lately: each at most once, and never all.
     pub(super) failed_ports: Vec<PortCandidate>,
     /// Links that connections have to leave, and why they failed if they did.
     pub(super) leaving: Vec<(LinkInfo, Option<LinkFailure>)>,
