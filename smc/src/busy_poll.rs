@@ -17,7 +17,7 @@ pub(crate) struct BusyPoll {
     pollers: Arc<Pollers>,
 }
 
-/// What to do after a miss.
+/// The step after a miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PollStep {
     /// Poll again at once.
@@ -608,7 +608,7 @@ mod tests {
         assert!(!driver.sleeps);
     }
 
-    /// What waiting for arrivals costs.
+    /// The cost of waiting for arrivals.
     #[derive(Clone, Copy, Debug, Default)]
     struct Spent {
         latency: Duration,

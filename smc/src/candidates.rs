@@ -17,13 +17,13 @@ use crate::proto::handshake::{NotOffered, OfferedDevices, TcpPath};
 pub struct CandidateInfo {
     /// The address of the destination.
     pub to: SocketAddr,
-    /// What would carry the stream.
+    /// The transport that would carry the stream.
     pub transport: CandidateTransport,
     /// Why it is not used; `None` if it can be.
     pub excluded: Option<Exclusion>,
 }
 
-/// What can carry a stream.
+/// A transport that can carry a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CandidateTransport {

@@ -53,7 +53,7 @@ impl PolicyRule {
         }
     }
 
-    /// What tools show.
+    /// The name that tools show.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::Fixed(policy) => policy.name(),

@@ -14,7 +14,7 @@ pub(crate) struct CopyModeSelector {
     rates: Option<Box<Rates>>,
 }
 
-/// What is known of both modes.
+/// The measured rates of both modes.
 #[derive(Default)]
 struct Rates {
     mode: CopyMode,

@@ -63,7 +63,7 @@ pub struct Endpoint {
 pub(crate) struct EndpointInner {
     pub(crate) config: EndpointConfig,
     pub(crate) runtime: Arc<dyn Runtime>,
-    /// What handshakes begin with, for the devices that there are.
+    /// The configuration that handshakes begin with, for the devices that there are.
     pub(crate) handshake: Mutex<Arc<HandshakeConfig>>,
     pub(crate) negotiation: Arc<dyn Negotiation>,
     /// By [`DeviceIndex`](crate::proto::group::DeviceIndex). Those of removed devices stay.
@@ -96,7 +96,7 @@ impl Drop for EndpointInner {
 }
 
 impl EndpointInner {
-    /// What handshakes begin with now.
+    /// The configuration that handshakes begin with now.
     pub(crate) fn base_config(&self) -> Arc<HandshakeConfig> {
         Arc::clone(&self.handshake.lock())
     }
@@ -448,7 +448,7 @@ impl Endpoint {
         self.inner.device_infos()
     }
 
-    /// What the endpoint has done: connections, fallbacks by reason, bytes.
+    /// The statistics of the endpoint: connections, fallbacks by reason, bytes.
     ///
     /// With RDMA devices it reads counters of their ports from sysfs: a few short files for each.
     ///

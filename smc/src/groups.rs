@@ -36,7 +36,7 @@ pub(crate) struct Groups {
     pub(crate) deadlines: Arc<Deadlines>,
     drivers: AppendList<Weak<DeviceDriver>>,
     pub(crate) ports: RdmaPorts,
-    /// What the next SMC-R group begins with.
+    /// Prepared links and buffers, with which the next SMC-R groups begin.
     pub(crate) spares: Spares,
     llc: LlcConfig,
     /// The limit that buffers are charged to.
@@ -48,10 +48,10 @@ pub(crate) struct Groups {
     pub(crate) terminated: Event,
 }
 
-/// What the lock of [`Groups`] protects.
+/// The state that the lock of [`Groups`] protects.
 struct SharedRegistry {
     registry: Registry,
-    /// What set-ups wait for.
+    /// The answers that set-ups wait for.
     answers: HashMap<Waiter, Oneshot<Result<Member, NoGroup>>>,
     /// The SMC-R groups, while their links exist.
     rdma: BTreeMap<GroupId, Arc<RdmaLinkGroup>>,

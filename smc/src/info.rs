@@ -1,4 +1,4 @@
-//! What an endpoint reports of its connections, link groups and devices, for tools.
+//! Reports of an endpoint on its connections, link groups and devices, for tools.
 
 pub use super::candidates::{CandidateInfo, CandidateTransport, Exclusion};
 pub use super::links::RdmaGroupInfo;
@@ -37,7 +37,7 @@ pub struct ConnectionInfo {
     pub local: Option<SocketAddr>,
     /// The peer's address.
     pub peer: SocketAddr,
-    /// What an SMC connection has besides; `None` for TCP.
+    /// The state of the SMC connection; `None` for TCP.
     pub smc: Option<SmcInfo>,
 }
 
@@ -73,9 +73,9 @@ pub struct SmcInfo {
     pub flags: Flags,
     /// The flags that the peer has published.
     pub peer_flags: Flags,
-    /// What the application has read.
+    /// Counters of the application's reads.
     pub reads: DirectionStats,
-    /// What the application has written.
+    /// Counters of the application's writes.
     pub writes: DirectionStats,
 }
 
@@ -99,7 +99,7 @@ pub struct Flags {
     pub state: StateFlags,
 }
 
-/// What one side of an SMC connection has published.
+/// The words that one side of an SMC connection has published.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PublishedWords {
     pub(crate) producer: Cursor,

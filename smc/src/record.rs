@@ -47,7 +47,7 @@ pub enum Record {
 }
 
 impl Record {
-    /// What was requested, that this is an answer to.
+    /// The subject that this record belongs to; `None` for records of no subject.
     pub(crate) const fn subject(&self) -> Option<Subject> {
         Some(match self {
             Self::Endpoint(_) => Subject::Endpoints,
@@ -101,7 +101,7 @@ pub struct EndpointRecord {
     pub send_buffer: usize,
     /// The limit on the memory of connections in bytes, which endpoints can share.
     pub memory_limit: usize,
-    /// What is charged to that limit, in bytes.
+    /// The memory that is charged to that limit, in bytes.
     pub memory_used: usize,
     /// Handshakes of a listener at a time.
     pub max_handshakes: usize,
@@ -195,9 +195,9 @@ pub struct ConnectionRecord {
     pub flags: Option<[u8; 2]>,
     /// The same of the peer.
     pub peer_flags: Option<[u8; 2]>,
-    /// What the application has read.
+    /// Counters of the application's reads.
     pub reads: Option<DirectionStats>,
-    /// What the application has written.
+    /// Counters of the application's writes.
     pub writes: Option<DirectionStats>,
 }
 
@@ -295,7 +295,7 @@ pub struct DeviceRecord {
 pub struct StatsRecord {
     /// Number of the endpoint in the process, which keeps it.
     pub endpoint: usize,
-    /// What it has done.
+    /// Its statistics.
     pub stats: Stats,
 }
 

@@ -1,4 +1,4 @@
-//! What an endpoint has done: connections, fallbacks, bytes.
+//! The statistics of an endpoint: connections, fallbacks, bytes.
 //!
 //! The counters have the meanings of `smcd stats` and `smcr stats`. They only grow; what has
 //! happened in a period is the difference of two snapshots ([`Stats::since`]).
@@ -12,7 +12,7 @@ use crate::error::FallbackReason;
 use crate::mutex::Mutex;
 use crate::proto::Role;
 
-/// What an endpoint has done since it was built.
+/// The statistics of an endpoint since it was built.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -32,7 +32,7 @@ pub struct Stats {
     pub handshakes: PhaseStats,
 }
 
-/// What an endpoint has done by one device.
+/// The statistics of one device of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -47,9 +47,9 @@ pub struct DeviceStats {
     pub connections_v2: ByRole,
     /// SMC connections that exist.
     pub open: u64,
-    /// What was received.
+    /// Counters of received data.
     pub received: DirectionStats,
-    /// What was sent.
+    /// Counters of sent data.
     pub sent: DirectionStats,
     /// SMC-R: connections that have moved to another link because theirs had failed.
     pub failovers: u64,
@@ -145,8 +145,8 @@ pub(crate) fn size_class(len: usize) -> usize {
 }
 
 impl Stats {
-    /// What has happened since an earlier snapshot of the same endpoint. What is open now and the
-    /// longest times are those of this snapshot.
+    /// The statistics since an earlier snapshot of the same endpoint. The numbers of open
+    /// connections and the longest times are those of this snapshot.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         // Devices are not removed, so that each one keeps its place.

@@ -15,7 +15,7 @@ use crate::stream::Mode;
 #[derive(Debug, Default)]
 pub(crate) struct TcpStreams(Mutex<BTreeMap<u64, TcpRecord>>);
 
-/// What is known of a stream that is TCP.
+/// The record of a stream that is TCP.
 #[derive(Clone, Debug)]
 pub(crate) struct TcpRecord {
     pub(crate) role: Role,

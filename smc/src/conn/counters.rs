@@ -1,4 +1,4 @@
-//! What the two halves of a connection have done, for tools.
+//! Counters of the two halves of a connection, for tools.
 
 use std::sync::Arc;
 

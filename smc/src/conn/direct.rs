@@ -68,7 +68,7 @@ struct Consumer {
     is_pending: bool,
 }
 
-/// What a set-up acquires for an SMC-D connection.
+/// The buffers that a set-up acquires for an SMC-D connection.
 #[derive(Default)]
 pub(crate) struct DirectBuffers {
     /// The peer's buffer, or why it could not be attached.

@@ -112,7 +112,7 @@ pub(crate) enum TransportConn {
     Rdma(Arc<RdmaConnHandle>),
 }
 
-/// What written data is copied to.
+/// The memory that written data is copied to: the peer's ring, or the staging ring.
 pub(crate) trait SendOps {
     /// Bytes that can be written now, after reading the peer's updates.
     fn space(&mut self, conn: &Conn) -> Result<u32, Error>;
@@ -180,7 +180,7 @@ pub(crate) trait TransportOps: Send + Sync {
     /// Publishes flags in addition to those before.
     fn publish_flags(&self, conn: &Conn, flags: StateFlags);
 
-    /// What this side has published.
+    /// The words that this side has published.
     fn published(&self) -> PublishedWords;
 
     /// The peer's token, where it is known.

@@ -1,4 +1,4 @@
-//! What waits until the received messages of a device were dispatched.
+//! Work that waits until the received messages of a device were dispatched.
 
 use std::sync::{Arc, Weak};
 
@@ -6,8 +6,8 @@ use super::super::conn::MessageSearch;
 use super::super::links::{LinkSender, RdmaLinkGroup};
 use super::DeviceDriver;
 
-/// What is done when all messages that the device has received by now were dispatched: a peer may
-/// know that they arrived.
+/// Work to be done when all messages that the device has received by now were dispatched: a peer
+/// may know that they arrived.
 pub(crate) enum AfterDrain {
     /// Closes a link, and notifies its group: data that the peer knows to have arrived must not get
     /// lost.
@@ -34,7 +34,7 @@ impl DeviceDriver {
         }
     }
 
-    /// What follows the drain that begins now.
+    /// Takes the work that follows the drain that begins now.
     pub(super) fn take_after_drain(&self) -> Vec<AfterDrain> {
         std::mem::take(&mut *self.after_drain.lock())
     }

@@ -48,7 +48,7 @@ pub(crate) struct DeviceDriver {
     task_waker: AtomicWaker,
     /// The owners of the device's queue pairs.
     pub(crate) links: Mutex<LinkOwners<RdmaLinkGroup>>,
-    /// What is done when the received messages were dispatched.
+    /// Work to be done when the received messages were dispatched.
     after_drain: Mutex<Vec<AfterDrain>>,
     /// Held while events are dispatched: the device has one consumer at a time.
     draining: Mutex<()>,

@@ -30,7 +30,7 @@ pub(crate) struct DriverTask {
     poll: DriverPoll,
 }
 
-/// What follows a pass.
+/// The step after a pass.
 enum Next {
     /// Another pass.
     Pass,

@@ -317,7 +317,7 @@ impl SideChannelCarrier<'_> {
     }
 }
 
-/// What a client knows of the server before an answer.
+/// The state of the server, as far as a client knows it before an answer.
 enum AnswerState {
     None,
     /// Unexpected data has arrived on TCP.

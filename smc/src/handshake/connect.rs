@@ -84,7 +84,7 @@ async fn connect_by(
     }
 }
 
-/// What to do at a connect, as far as it is known before the TCP connection exists.
+/// The plan of a connect, as far as it is known before the TCP connection exists.
 enum Plan {
     /// Make no offer.
     Tcp(FallbackReason),

@@ -30,7 +30,7 @@ pub struct Directory {
     pub path: PathBuf,
 }
 
-/// What a search for directories has found.
+/// The result of a search for directories.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Search {
@@ -296,7 +296,7 @@ pub fn query(
     Err(invalid("the answer does not end"))
 }
 
-/// What a record takes of memory, roughly: its text, its line in a table, which has the program
+/// The approximate memory of a record: its text, its line in a table, which has the program
 /// beside it, and its members and elements, which are longer than their text where that is short.
 fn memory_of(line: &[u8], program: usize) -> usize {
     let separators = line.iter().filter(|byte| matches!(byte, b',' | b':'));
@@ -304,8 +304,8 @@ fn memory_of(line: &[u8], program: usize) -> usize {
     line.len() + program + parts.max(RECORD_LEN)
 }
 
-/// What the parts of a record take that have lines of their own, where each has the program and the
-/// name of what it is a part of.
+/// The memory of those parts of a record that have lines of their own. Each line repeats the
+/// program and the name of the whole.
 fn repeated(record: &Record, program: usize) -> usize {
     let (parts, len) = match record {
         Record::Group(group) => (group.links.len(), group.id.len() + program + RECORD_LEN),
@@ -355,11 +355,11 @@ const PACKET_MAX: usize = 200 * 1024;
 /// Bytes of an answer that a client takes: those of some 40,000 connections.
 const ANSWER_MAX: usize = 64 << 20;
 
-/// What a record takes of memory beside its text at least, and its line in a table.
+/// The least memory of a record beside its text, with its line in a table.
 const RECORD_LEN: usize = 2048;
 
-/// What a separator of its text stands for: an entry of a map with a short name takes some 90
-/// bytes, and has two of them.
+/// The memory for each separator in the text of a record: an entry of a map with a short name takes
+/// some 90 bytes, and has two of them.
 const PART_LEN: usize = 48;
 
 /// Longest name of a program: one of 255 bytes that are no UTF-8 has three times as many.

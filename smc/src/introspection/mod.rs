@@ -48,11 +48,11 @@ pub const VERSION: u32 = 1;
 pub struct Request {
     /// Version of the format: [`VERSION`].
     pub version: u32,
-    /// What is to be reported.
+    /// The subjects to be reported.
     pub what: Vec<Subject>,
 }
 
-/// What can be requested.
+/// A subject that can be requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -25,7 +25,7 @@ use crate::record::{
     ProcessRecord, Record, StatsRecord,
 };
 
-/// What answers for this process.
+/// The server that answers requests to this process.
 static SERVER: Mutex<Server> = Mutex::new(Server {
     process: None,
     endpoints: Vec::new(),

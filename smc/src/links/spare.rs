@@ -11,7 +11,7 @@ use crate::device::{Access, DeviceError, MemoryLimit, PendingLink, ProtectionDom
 use crate::mutex::Mutex;
 use crate::proto::group::DeviceIndex;
 
-/// What a link group begins with. No peer has ever had access to it.
+/// A prepared link with buffers, for the next link group. No peer has ever had access to them.
 pub(crate) struct Spare {
     device: DeviceIndex,
     address: RdmaAddress,

@@ -62,7 +62,7 @@ impl Source {
     }
 
     /// Of a client with a side channel, by its address if the side channel does not show its user.
-    /// Those of the own user may have all places.
+    /// Clients of the own user may have all places.
     pub(super) fn of_client(
         client: Option<Credentials>,
         is_own: bool,

@@ -4,10 +4,10 @@ use smc_wire::clc::Frame;
 
 use crate::proto::handshake::{Handshake, WorkDone};
 
-/// What was logged of a handshake last.
+/// The last log entry of a handshake.
 #[derive(Debug, Default)]
 pub(crate) struct HandshakeLog {
-    /// The step.
+    /// The step that it names.
     #[cfg(feature = "tracing")]
     step: &'static str,
 }

@@ -38,7 +38,7 @@ pub(crate) struct Warned {
     written: Mutex<Written>,
 }
 
-/// Those of an endpoint.
+/// The latest warnings of an endpoint, and its quota of lines.
 #[cfg(feature = "tracing")]
 #[derive(Debug, Default)]
 struct Written {
@@ -46,7 +46,7 @@ struct Written {
     quota: LineQuota,
 }
 
-/// What a warning is about.
+/// The subject of a warning.
 #[cfg(feature = "tracing")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Warning {
@@ -124,7 +124,7 @@ impl Warned {
 
 #[cfg(feature = "tracing")]
 impl Written {
-    /// What becomes of a warning; `None` if it was written before.
+    /// Adds a warning: whether it is written, or `None` if it was written before.
     fn add(&mut self, warning: Warning, now: Instant) -> Option<LineVerdict> {
         if self.seen.contains(&warning) {
             return None;

@@ -25,7 +25,7 @@ macro_rules! any {
         }
 
         impl $type $(<$lifetime>)? {
-            /// What carries the stream: SMC, or TCP with the reason.
+            /// The mode of the stream: SMC, or TCP with the reason.
             #[must_use]
             pub fn mode(&self) -> &Mode {
                 self.shared.mode()

@@ -146,8 +146,8 @@ impl Stream {
 
     /// Bytes that were received and not read yet (`SIOCINQ`). Reads return as much without waiting.
     ///
-    /// What was [peeked](Stream::peek) counts; a [`ReadGuard`] is read. After reading was shut down
-    /// it is what the peer sent and nothing reads.
+    /// [Peeked](Stream::peek) data counts as not read, data of a [`ReadGuard`] as read. After
+    /// reading was shut down the count is of data that the peer sent and nothing reads.
     ///
     /// # Errors
     ///

@@ -299,7 +299,7 @@ impl Expected {
 /// Minimum of the estimate.
 const EXPECTED_MIN: usize = 8 * 1024;
 
-/// What `fill_buf` reads at a time.
+/// Most bytes that `fill_buf` reads at a time.
 const TCP_FILL_BUF_MAX: usize = 16 * 1024;
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ pub(crate) struct ReceivedCdc {
     pub(crate) link: LinkId,
 }
 
-/// What a message means, and the link on which it was received.
+/// A handled message: its meaning, and the link on which it was received.
 struct Handled {
     link: LinkId,
     arrival: Result<Arrival, PeerMisbehaved>,
