@@ -20,7 +20,7 @@ impl ReactorTurns {
         self.busy_until = None;
     }
 
-    /// What the task has to wait for before it goes on, if it has been busy for too long.
+    /// The timer that the task has to await before it goes on, if it has been busy for too long.
     #[must_use]
     pub fn due(&mut self, runtime: &dyn Runtime) -> Option<Timer> {
         let now = runtime.now();

@@ -4,7 +4,7 @@ use smc_wire::types::{DmbToken, Gid, Qpn};
 
 use super::{Inbound, LinkFailure, OpId};
 
-/// What a device reports when it is drained.
+/// A report of a device that is drained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
@@ -35,7 +35,7 @@ pub enum Event {
     Sent {
         /// The local queue pair.
         link: Qpn,
-        /// What was posted.
+        /// The post.
         op: OpId,
     },
     /// A link can no longer be used. A post that was not reported as sent may or may not have

@@ -213,7 +213,7 @@ pub enum MemoryError {
     #[error("{what}")]
     #[non_exhaustive]
     Os {
-        /// What was tried.
+        /// The operation that has failed.
         what: &'static str,
         /// Its answer.
         #[source]

@@ -57,7 +57,8 @@ use crate::error::{FallbackCause, Refusal};
 
 /// A method by which two endpoints find out that both support SMC.
 ///
-/// What it knows of listeners lasts as long as the object, so each endpoint has one of its own.
+/// The knowledge of listeners lasts as long as the object, so each endpoint has an object of its
+/// own.
 #[async_trait]
 pub trait Negotiation: Debug + Send + Sync + 'static {
     /// Client: looks up the listeners that are announced at an address.
@@ -359,7 +360,7 @@ pub trait Published: Debug + Send + Sync {
     }
 }
 
-/// What to expect from an accepted connection.
+/// The way in which an accepted connection continues.
 #[derive(Debug)]
 #[expect(
     clippy::exhaustive_enums,

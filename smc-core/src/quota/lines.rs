@@ -12,7 +12,7 @@ pub struct LineQuota {
     left_out: u64,
 }
 
-/// What becomes of a line.
+/// The decision about a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums, reason = "each caller handles all of them")]
 pub enum LineVerdict {

@@ -48,7 +48,7 @@ impl<K: Eq + Hash> FairShares<K> {
         self.count(holder).saturating_add(count) <= free.min(self.each)
     }
 
-    /// What this holder has.
+    /// The number that this holder has taken.
     #[must_use]
     pub fn count(&self, holder: &K) -> usize {
         self.by_holder.get(holder).copied().unwrap_or_default()

@@ -12,7 +12,7 @@ use crate::error::Limit;
 use crate::mutex::Mutex;
 use crate::quota::FairShares;
 
-/// What is taken of one limit, by user.
+/// The use of one limit, by user.
 #[derive(Debug)]
 pub struct UserQuota {
     /// Names of the shares, of the own user and of another one.
@@ -55,7 +55,7 @@ impl UserQuota {
     }
 }
 
-/// What is counted to a user.
+/// A part of the limit that is counted to a user.
 #[derive(Debug)]
 pub struct Permit {
     quota: &'static UserQuota,

@@ -336,7 +336,7 @@ impl GroupEndCause {
     }
 }
 
-/// What the registry has to know of the links of an SMC-R group.
+/// The state of the links of an SMC-R group, as far as the registry has to know it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupLinks {
     /// The peer's ends of the active links, the oldest first.

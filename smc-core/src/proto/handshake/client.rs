@@ -1,4 +1,5 @@
-//! What only a client does: the device search, the PROPOSAL, and the check of ACCEPT.
+//! The part of a handshake that only a client has: the device search, the PROPOSAL, and the check
+//! of ACCEPT.
 
 use core::net::IpAddr;
 use std::sync::Arc;
@@ -52,7 +53,7 @@ impl HandshakeConfig {
     }
 }
 
-/// What a client offers on one connection: the outcome of its device search, and the PROPOSAL.
+/// The offer of a client on one connection: the outcome of its device search, and the PROPOSAL.
 ///
 /// Usually [`Handshake::client`](super::Handshake::client) makes and sends it. Where the PROPOSAL
 /// reaches the server on a side channel, make it first and hand it to
@@ -145,7 +146,7 @@ impl ClientProposal {
         }
     }
 
-    /// What is offered in this version.
+    /// The types that are offered in this version.
     pub(super) fn types(&self, version: Version) -> OfferedTypes {
         let [v1, v2] = self.types;
         if version.is_v2() { v2 } else { v1 }

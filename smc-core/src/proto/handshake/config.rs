@@ -1,4 +1,4 @@
-//! What an endpoint offers in its handshakes, and which of its RDMA ports fits a connection.
+//! The offer of an endpoint in its handshakes, and the choice of the RDMA port for a connection.
 
 use core::fmt::Debug;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -318,7 +318,7 @@ pub const LATE_SERVER_DECLINE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The system EID of hosts without a native ISM device.
 pub const DEFAULT_SEID: Eid = Eid::from_bytes(*b"IBM-DEF-ISMSEID00000000000000000");
 
-/// What this host can do with SMC-R, the same for all handshakes.
+/// The abilities of this host with SMC-R, the same for all handshakes.
 #[derive(Clone, Debug)]
 pub struct RdmaConfig {
     /// Addresses of active ports, in order of preference.

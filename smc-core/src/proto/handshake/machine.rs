@@ -243,7 +243,7 @@ impl Handshake {
         self.step.map(|_| self.deadline)
     }
 
-    /// What the machine waits for, for logs; `None` when it is at its end.
+    /// The name of the present step, for logs; `None` when the machine is at its end.
     #[must_use]
     pub fn state(&self) -> Option<&'static str> {
         self.step.map(|step| step.name)

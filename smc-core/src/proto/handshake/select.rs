@@ -398,7 +398,7 @@ impl Selection {
     }
 }
 
-/// What remains of an offer after screening (docs/spec/handshake.md#screening).
+/// The rest of an offer after screening (docs/spec/handshake.md#screening).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Screened {
     d_v2: bool,

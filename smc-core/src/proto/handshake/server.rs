@@ -1,4 +1,5 @@
-//! What only a server does: the choice of a device, and the check of CONFIRM.
+//! The part of a handshake that only a server has: the choice of a device, and the check of
+//! CONFIRM.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What a handshake waits for, in which order, and the work that it requests from the shell.
+//! The steps of a handshake in their order, and the work that it requests from the shell.
 
 use std::time::Duration;
 
@@ -73,7 +73,8 @@ pub(super) struct Step {
     pub(super) tcp: TcpEnd,
 }
 
-/// What a step waits for: a message, or the outcome of the [`Work`](super::Work) of that name.
+/// The event that a step waits for: a message, or the outcome of the [`Work`](super::Work) of that
+/// name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Awaits {
     Proposal,
@@ -101,11 +102,11 @@ pub(super) enum Awaits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
     Always,
-    /// Those that create a link group.
+    /// Connections that create a link group.
     FirstContact,
-    /// Those that join one.
+    /// Connections that join a link group.
     Reuse,
-    /// Those over a device that maps the peer's buffer.
+    /// Connections over a device that maps the peer's buffer.
     Nocopy,
 }
 
@@ -153,7 +154,7 @@ pub(super) enum OnTerminated {
     Wait,
 }
 
-/// What the end of the TCP connection means during a step.
+/// The meaning of the end of the TCP connection during a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TcpEnd {
     /// A failure.
@@ -360,7 +361,7 @@ pub enum Work {
         peer: LinkAddress,
         /// Whether packets between the ends pass a router.
         route: Route,
-        /// What the group has to keep to.
+        /// The terms that the group has to keep to.
         terms: LlcTerms,
     },
     /// SMC-R, first contact: the CONFIRM LINK exchange over the new link, with its own timeout.

@@ -37,7 +37,7 @@ pub struct LinkGroup {
     pub(super) last_number: u8,
     pub(super) kind: GroupType,
     pub(super) rtokens: Rtokens,
-    /// What the registry knows.
+    /// The state of the links that was last reported to the registry.
     pub(super) reported: GroupLinks,
     pub(super) local_rmbs: LocalRmbs,
     pub(super) candidates: Vec<PortCandidate>,
@@ -418,7 +418,7 @@ impl LinkGroup {
         devices
     }
 
-    /// What the links have in common.
+    /// The relation of the links.
     #[must_use]
     pub const fn group_type(&self) -> GroupType {
         self.kind

@@ -1,4 +1,4 @@
-//! What happens in a link group, for logs.
+//! Events in a link group, for logs.
 
 use smc_wire::llc::{DeleteLinkReason, MessageType};
 use smc_wire::types::LinkNumber;

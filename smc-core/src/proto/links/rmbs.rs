@@ -51,7 +51,7 @@ pub(super) struct Rmb {
     pub(super) turn_deadline: Instant,
 }
 
-/// What the peer knows of an RMB.
+/// The peer's knowledge of an RMB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RmbAnnouncement {
     /// Nothing.
@@ -70,7 +70,7 @@ pub(super) struct RkeyRequest {
     pub(super) until: Instant,
 }
 
-/// What a request waits for.
+/// The event that a request waits for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RkeyWait {
     /// Keys of devices, before the RMB can be announced.

@@ -12,7 +12,7 @@ pub(super) struct LastCdc {
     pub(super) state: StateFlags,
 }
 
-/// What has to be posted apart from payload and new state flags.
+/// The messages to be posted apart from payload and new state flags.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Due {
     /// A failover validation, before anything else.

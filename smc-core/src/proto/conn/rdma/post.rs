@@ -1,4 +1,4 @@
-//! What is posted: RDMA writes and the CDC message behind them.
+//! Posts: RDMA writes and the CDC message behind them.
 
 use smc_wire::cdc::CdcR;
 

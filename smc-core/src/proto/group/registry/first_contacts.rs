@@ -11,7 +11,8 @@ use crate::quota::FairShares;
 #[derive(Debug)]
 pub(super) struct FirstContacts {
     counted: FairShares<IpAddr>,
-    /// Those that have failed, with their source. Each counts until its links are closed.
+    /// The groups whose first contact has failed, with their source. Each counts until its links
+    /// are closed.
     failed: HashMap<GroupId, IpAddr>,
 }
 

@@ -38,7 +38,7 @@ fn client_key(host: u8, qpn: u32) -> GroupKey {
     }
 }
 
-/// That of the group of `server_key(1)` by a link to this host.
+/// The key of the group of `server_key(1)`, by a link to this host.
 fn server_key_at(host: u8) -> GroupKey {
     server_key(1).with_link(&end(host, 0))
 }
@@ -296,7 +296,7 @@ fn an_idle_group_outlives_that_of_its_server() {
     }
 }
 
-/// That of a server's group with a client at this address.
+/// The key of a server's group with a client at this address.
 fn key_at(client: IpAddr, peer: u16) -> GroupKey {
     GroupKey::Rdma {
         role: Role::Server,

@@ -17,7 +17,7 @@ fn waiting(config: HandshakeConfig) -> HandshakeFixture {
     f
 }
 
-/// What a server answers to [`host`] at first contact.
+/// The ACCEPT of a server for [`host`] at first contact.
 fn accept() -> AcceptConfirm {
     AcceptConfirm {
         kind: AcceptKind::Accept,

@@ -34,7 +34,7 @@ enum Outcome {
     Failed(Error),
 }
 
-/// What the devices of both sides have in common: buffers by token.
+/// The state that the devices of both sides share: buffers by token.
 #[derive(Debug, Default)]
 struct TestFabric {
     buffers: HashMap<DmbToken, usize>,

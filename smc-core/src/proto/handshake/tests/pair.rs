@@ -526,7 +526,7 @@ fn group_that_ends_at_the_moment_of_its_establishment() {
     pair.server.established();
 }
 
-/// What a registry says about a group that it does not know.
+/// The answer of a registry about a group that it does not know.
 fn terminated() -> group::Terminated {
     let terms = group::GroupTerms {
         version: Version::V2,

@@ -1,4 +1,4 @@
-//! What both sides have to agree on.
+//! The state that both sides have to agree on.
 
 use super::world::{CLIENT, SERVER, Side, World, key_of};
 use super::*;

@@ -1,9 +1,9 @@
-//! What a group tells its caller for logs.
+//! Notices of a group to its caller, for logs.
 
 use super::*;
 use crate::device::LinkFailure;
 
-/// Those that a side has given since the last call.
+/// The notices that a side has given since the last call.
 fn notices(world: &mut World, side: usize) -> Vec<Notice> {
     let seen = std::mem::take(&mut world.hosts[side].seen);
     let notices = seen.into_iter().filter_map(|output| match output {

@@ -42,7 +42,7 @@ fn simulate(seeds: std::ops::RangeInclusive<u64>, terms: LlcTerms) {
     assert!(total.undeleted > 100, "{total:?}");
 }
 
-/// What happened in a run.
+/// The events of a run, counted.
 #[derive(Debug, Default)]
 struct Tally {
     confirmed: usize,

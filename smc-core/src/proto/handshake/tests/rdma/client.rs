@@ -22,7 +22,7 @@ fn confirming() -> HandshakeFixture {
     f
 }
 
-/// What a server answers at first contact.
+/// The ACCEPT of a server at first contact.
 fn accept() -> AcceptConfirm {
     let pair = rdma_pair().completed();
     pair.accepts().remove(0)

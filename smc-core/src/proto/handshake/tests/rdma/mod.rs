@@ -96,7 +96,7 @@ impl HandshakeSide {
         }
     }
 
-    /// What was told for this kind of work.
+    /// The next outcome that the test has set, if it is for this kind of work.
     fn scripted(&mut self, work: &Work) -> Option<WorkDone> {
         let fits = matches!(
             (work, self.faults.rdma.front()?),
@@ -146,7 +146,7 @@ fn subnets(host: u8) -> Vec<Subnet> {
     vec![Subnet::V4(ip(host), 24)]
 }
 
-/// What the host knows of a connection over its only interface.
+/// The path of a connection over the only interface of the host.
 pub(super) fn path(host: u8) -> TcpPath {
     let interface = Interface::new(subnets(host), None).with_name("eth0");
     let peer = if host == CLIENT { SERVER } else { CLIENT };

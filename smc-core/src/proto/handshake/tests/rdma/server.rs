@@ -28,7 +28,7 @@ fn confirming() -> HandshakeFixture {
     f
 }
 
-/// What a client answers at first contact.
+/// The CONFIRM of a client at first contact.
 fn confirm() -> AcceptConfirm {
     let pair = rdma_pair().completed();
     pair.confirms().remove(0)
