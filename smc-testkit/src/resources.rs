@@ -11,7 +11,7 @@ use crate::process::program;
 use crate::wait::until;
 
 /// From now on this process can have no descriptors with this number or above (`RLIMIT_NOFILE`).
-/// Those that are open stay. The limit can be raised again.
+/// Open descriptors stay open. The limit can be raised again.
 ///
 /// # Panics
 ///

@@ -20,7 +20,7 @@ use crate::shared::{FabricMemory, GRANULE, Phase, Sleep, Tag, Target};
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) fabric: Arc<dyn FabricOps>,
-    /// That of `fabric`, stored here to avoid a virtual call on the data path.
+    /// The memory of `fabric`, stored here to avoid a virtual call on the data path.
     pub(crate) memory: Arc<FabricMemory>,
     pub(crate) tag: Tag,
     pub(crate) gid: Gid,

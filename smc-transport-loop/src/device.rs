@@ -381,7 +381,7 @@ mod tests {
         let mut tokens = dmbs.each_ref().map(|dmb| dmb.token());
         tokens.sort_unstable();
         assert_eq!(signalled, tokens, "each peer once");
-        // Those that a drain leaves keep the driver awake.
+        // Peers that a drain leaves keep the driver awake.
         signal_all();
         owner.arm().unwrap();
         assert_eq!(drain(&owner), 1);

@@ -79,7 +79,7 @@ fn a_killed_peer_is_noticed_and_leaves_nothing() {
         "{again:?}"
     );
     drop((dmb, attached));
-    // Those of pipes, and 4 of the peer.
+    // The descriptors of pipes, and 4 of the peer.
     wait_for_descriptors(descriptors - 2 - 4);
     assert_eq!(memory_mappings(), 0);
 }

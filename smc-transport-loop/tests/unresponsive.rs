@@ -134,7 +134,7 @@ async fn follow(role: Role, orders: smol::channel::Receiver<String>) {
     while let Ok(order) = orders.recv().await {
         match order.as_str() {
             "without descriptors" => {
-                // Those below are always open.
+                // Descriptors below are always open.
                 limit_descriptors(3);
                 role.send("done");
             }

@@ -124,7 +124,7 @@ pub(crate) const RECEIVES: u32 = 128;
 /// Where each takes 8 KiB: enough for what the protocol allows, with as much to spare as Linux has.
 pub(crate) const CONTIGUOUS_RECEIVES: u32 = 64;
 pub(crate) const RECEIVES_MIN: u32 = 48;
-/// Those that the protocol allows, and a few to spare.
+/// The posts that the protocol allows at a time, and a few to spare.
 const SENDS: u32 = 20;
 const SENDS_MIN: u32 = 16;
 const LINKS: u32 = 128;

@@ -395,7 +395,7 @@ impl PendingLink for Pending {
     }
 }
 
-/// That of a connected queue pair.
+/// The link of a connected queue pair.
 impl Link for Handle {
     fn qpn(&self) -> Qpn {
         self.0.qpn

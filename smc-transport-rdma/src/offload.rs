@@ -104,7 +104,7 @@ impl Workers {
         let thread = std::thread::Builder::new().name("smc-rdma".to_owned());
         match thread.spawn(move || queue.run_jobs()) {
             Ok(_) => state.threads += 1,
-            // Those that there are take it later.
+            // The threads that run take the job later.
             Err(_) if state.threads > 0 => {}
             Err(error) => {
                 let unstarted = state.jobs.pop_back();

@@ -121,7 +121,7 @@ impl Rates {
     fn end_window(&mut self, rate: f32, was_full: bool) {
         match &mut self.trial {
             Some(trial) => {
-                // What the reader took in the first window was written in the other mode.
+                // The data that the reader took in the first window was written in the other mode.
                 if trial.windows > 0 {
                     trial.best = trial.best.max(rate);
                 }

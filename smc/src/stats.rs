@@ -431,7 +431,7 @@ mod tests {
         assert_eq!((first.open, first.connections_v2.client), (3, 3));
         assert_eq!(first.received.bytes, 5);
         assert_eq!(first.received.requests, [5, 0, 0, 0, 0, 0, 0, 0]);
-        // What is not the same device has no earlier count.
+        // Another device has no earlier count.
         assert_eq!(since.devices[1..], now.devices[1..]);
         let count = |client, server| ByRole { client, server };
         let counts: Vec<_> = since

@@ -119,7 +119,7 @@ pub(crate) fn run(args: &HostsArgs) -> Result<bool> {
     Ok(!has_failed)
 }
 
-/// Those that are about two plain ends, and nothing that happens to their networks.
+/// The scenarios with two plain ends, in which nothing happens to their networks.
 fn chosen(names: &[String]) -> Result<Vec<Scenario>> {
     let usual = scenario::usual();
     let is_plain = |scenario: &Scenario| {

@@ -136,7 +136,7 @@ fn list() {
 
 fn run(args: &RunArgs) -> Result<bool> {
     let mut runs = chosen(args)?;
-    // Those that leave guests behind which are of no use any more come last.
+    // Runs that leave unusable guests behind come last.
     runs.sort_by_key(|(run, _)| run.has_unclosable_kernel());
     let started = Instant::now();
     let mut table = Table::default();

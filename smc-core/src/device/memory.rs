@@ -234,7 +234,7 @@ impl Charge {
         let mut deferred = limit.0.deferred.lock();
         let DeferredCharges { charges, queue } = &mut *deferred;
         match charges.entry(buffer) {
-            // What is left in `self` ends with it.
+            // The rest of the charge, in `self`, ends with it.
             Entry::Occupied(mut kept) => {
                 let kept = &mut kept.get_mut().bytes;
                 (*kept, self.bytes) = ((*kept).max(self.bytes), (*kept).min(self.bytes));

@@ -65,7 +65,7 @@ impl Device for MemoryRdma {
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
-        // Those that were there when it began.
+        // The rest of the events that were there when the drain began.
         let mut left = None;
         while left != Some(0) {
             let event = {

@@ -106,7 +106,7 @@ struct ExecutorState {
 pub(super) struct Group(usize);
 
 impl Group {
-    /// Those of the runtime itself.
+    /// The tasks of the runtime itself.
     pub(super) const ALL: Self = Self(0);
 }
 

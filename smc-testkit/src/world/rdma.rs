@@ -189,7 +189,7 @@ pub struct RdmaHosts {
     pub client: Endpoint,
     /// The host that listens.
     pub server: Endpoint,
-    /// Those of the client and of the server in turn.
+    /// The devices of the client and of the server in turn.
     pub devices: Vec<Arc<MemoryRdma>>,
 }
 

@@ -402,7 +402,7 @@ fn none() -> String {
     "-".to_owned()
 }
 
-/// Those of smcss behind state, owner and number.
+/// The columns of smcss behind state, owner and number.
 const COLUMNS: [&str; 4] = ["Local Address", "Peer Address", "Intf", "Mode"];
 
 const DEBUG_COLUMNS: [&str; 14] = [

@@ -85,7 +85,7 @@ impl Socket {
         }
     }
 
-    /// That of a client.
+    /// The connection of a client at a UNIX socket.
     pub(super) fn unix(connection: unix::Connection) -> Self {
         let name = match connection.peer() {
             Ok(Credentials { uid, pid: 0, .. }) => format!("unix (user {uid})"),

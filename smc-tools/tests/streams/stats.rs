@@ -77,7 +77,7 @@ fn a_process_has_a_baseline_of_its_own_as_long_as_it_runs() {
     client.kill();
     server.kill();
 
-    // Those that begin afterwards are shown whole.
+    // Processes that begin afterwards are shown whole.
     let (mut server, mut client) = connected(&world);
     transfer(&mut client, &mut server, 300);
     assert_eq!(sent(&world, ""), [300, 1]);

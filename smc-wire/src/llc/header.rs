@@ -215,7 +215,7 @@ impl Header {
         }
     }
 
-    /// Those bits of a flag that are set.
+    /// The bits of a flag that are set.
     pub(super) const fn flags(&self, flag: Bits) -> u8 {
         self.flags & flag.mask
     }

@@ -85,7 +85,7 @@ fn a_cut_under_load_costs_time_and_no_byte() {
             let listener = hosts.listen().await;
             let mut streams = connect_many(&hosts.client, &listener, 4).await;
             world.sleep(Duration::from_secs(1)).await;
-            // Those that came first are on the first link, these on both.
+            // The streams that came first are on the first link, these on both.
             for _ in 0..4 {
                 streams.push(hosts.connect(&listener).await);
             }

@@ -27,11 +27,12 @@ pub use self::answer::{Completer, completer};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Lock {
-    /// Those of directories of this user, in which names are looked up.
+    /// The locks of directories of this user, in which names are looked up.
     DirectoriesOf(u32),
-    /// Those of this directory and of the own user's in it, in which names are made and removed.
+    /// The locks of this directory and of the own user's in it, in which names are made and
+    /// removed.
     DirectoriesBelow(PathBuf),
-    /// The one of the whole system that is taken to add to an epoll set which another set watches,
+    /// The lock of the whole system that is taken to add to an epoll set which another set watches,
     /// and to have a set watched. A FUSE file that is added holds it until its file system answers.
     NestedEpoll,
 }
@@ -85,7 +86,7 @@ pub fn start(of: Lock, job: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let mut threads = lock(&THREADS);
     let process = std::process::id();
     if threads.process != process {
-        // Those of the parent of a child process.
+        // In a child process these are the threads of its parent.
         std::mem::forget(std::mem::take(&mut threads.of_locks));
         threads.process = process;
     }

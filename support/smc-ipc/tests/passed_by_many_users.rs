@@ -78,7 +78,7 @@ fn users_who_are_not_allowed_share_the_threads_that_close_for_them() {
     wait_for_closers(4);
     assert_eq!(count_closers(), 4, "threads for {USERS} users");
 
-    // Those of a user who is allowed wait for none of them.
+    // Descriptors of a user who is allowed wait for none of them.
     assert!(has_descriptors());
     let of_allowed = run_as(ALLOWED, || attack(&path)).unwrap();
     publication.handle_events();

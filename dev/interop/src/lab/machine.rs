@@ -41,7 +41,7 @@ impl Machine {
         let file = |what: &str| folder.path().join(format!("{what}-{index}"));
         let socket = |what: &str| folder.socket(&format!("{what}-{index}"));
         let (agent, qmp, console) = (socket("agent"), socket("qmp"), file("console"));
-        // Those of a machine that was killed.
+        // Sockets of a machine that was killed.
         for socket in [&agent, &qmp] {
             let _ = fs::remove_file(socket);
         }

@@ -1,5 +1,5 @@
-//! What two sides agree on and acquire for a connection, from the choice of the device on, and what
-//! an established handshake passes to the connection.
+//! Attempts: the state that two sides agree on and acquire for a connection, from the choice of the
+//! device on, and the results that an established handshake passes to the connection.
 
 use smc_wire::Bounded;
 use smc_wire::clc::{self, AcceptConfirm, Body, DirectEnd, FirstContact, RdmaEnd};
@@ -31,7 +31,7 @@ pub(super) struct DeviceAttempt {
     /// The features to be stated at first contact: a server states its own, a client those that
     /// both sides have.
     pub(super) features: FeatureMask,
-    /// What the peer states about itself at first contact.
+    /// The operating system and host name that the peer states at first contact.
     pub(super) peer_host: Option<(OsType, HostName)>,
     pub(super) key: GroupKey,
     pub(super) intent: Intent,
@@ -231,7 +231,7 @@ impl DeviceAttempt {
         }
     }
 
-    /// What holds for the link group, once the peer has stated its identity.
+    /// The terms of the link group, once the peer has stated its identity.
     fn terms(&self) -> Option<GroupTerms> {
         if let Member::Joined { terms, .. } = self.member? {
             return Some(terms);

@@ -143,7 +143,7 @@ struct FaultState {
     own: Vec<(DmbToken, Weak<dyn Dmb>)>,
     /// Devices of peers that were used.
     peers: BTreeSet<Gid>,
-    /// Those of them that a fault has ended.
+    /// The devices among them that a fault has ended.
     ended: BTreeSet<Gid>,
     /// Links that are not down.
     links: BTreeMap<Qpn, Held>,

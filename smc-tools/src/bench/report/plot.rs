@@ -102,7 +102,7 @@ fn span(values: &[f64]) -> Option<Range<f64>> {
         .reduce(|one, other| one.start.min(other.start)..one.end.max(other.end))
 }
 
-/// Those of 1, 2, 5, 10 and so on that are in a range.
+/// The values of 1, 2, 5, 10 and so on that are in a range.
 fn round_values(range: &Range<f64>) -> Vec<f64> {
     let [first, last] = [range.start, range.end].map(|end| end.log10().floor() as i32);
     let decades = (first..=last).map(|exponent| 10_f64.powi(exponent));

@@ -219,5 +219,5 @@ impl Native for TokioUnix {
     }
 }
 
-/// That of SMC listeners, too.
+/// The backlog of listeners, also of SMC listeners.
 const BACKLOG: i32 = 1024;

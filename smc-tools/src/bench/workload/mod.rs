@@ -41,7 +41,7 @@ pub(super) async fn serve<A: Accept>(cell: &Cell, at: A) -> Result<()> {
         Workload::Http => http::page(cell.settings.body),
         _ => Bytes::new(),
     };
-    // Those that are just being closed come on top of those that the client has.
+    // Connections that are just being closed come on top of those that the client has.
     let most = cell.case.connections().saturating_mul(2) + DESCRIPTORS;
     let open = Arc::new(());
     loop {

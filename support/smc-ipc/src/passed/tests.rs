@@ -52,7 +52,7 @@ fn descriptors_of_other_kinds_are_closed_without_waiting() {
     assert_eq!(suitable, [true, true, false, true, false]);
 }
 
-/// Who has it as well can watch its end, with epoll entries each of which takes time.
+/// Another process that has it can watch its end with many epoll entries, each of which takes time.
 #[test]
 fn a_memory_file_of_another_user_is_closed_on_another_thread() {
     let own = geteuid().as_raw();

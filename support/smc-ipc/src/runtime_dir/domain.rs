@@ -103,7 +103,7 @@ impl Default for Domain {
 }
 
 impl Locations {
-    /// Those that do not depend on the environment.
+    /// The locations that do not depend on the environment.
     pub(super) fn standard(session: Option<PathBuf>) -> Self {
         Self::Standard {
             session,
@@ -249,8 +249,8 @@ impl Domain {
         paths
     }
 
-    /// Those of the [search paths](Domain::search_paths) that belong to this user, without a look
-    /// at those of others.
+    /// The [search paths](Domain::search_paths) that belong to this user, without a look at those
+    /// of others.
     #[must_use]
     pub fn search_paths_of(&self, user: u32) -> Vec<PathBuf> {
         match &*self.locations {
@@ -354,7 +354,7 @@ impl Domain {
         error.as_ref().is_some_and(RuntimeDirError::is_in_the_way)
     }
 
-    /// Those that were found a moment ago, or are there now.
+    /// The alternate directories that were found a moment ago, or are there now.
     fn recent_alternates(&self) -> Arc<[Alternate]> {
         self.cached_alternates().unwrap_or_else(|| {
             let domain = self.clone();

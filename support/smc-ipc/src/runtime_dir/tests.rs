@@ -57,7 +57,7 @@ impl World {
         path
     }
 
-    /// That of the user without `/run`, which is another one for root.
+    /// The domain of the user without `/run`, which is another one for root.
     fn usual(&self) -> Domain {
         self.usual_with("no run", None)
     }

@@ -14,7 +14,7 @@ pub(super) struct UserDirs<'a> {
 }
 
 impl<'a> UserDirs<'a> {
-    /// Those in `/tmp`.
+    /// The directories of users in `/tmp`.
     pub(super) fn in_tmp(tmp: &'a Path) -> Self {
         Self {
             parent: tmp,
@@ -22,7 +22,7 @@ impl<'a> UserDirs<'a> {
         }
     }
 
-    /// Those in a shared directory.
+    /// The directories of users in a shared directory.
     pub(super) fn in_shared(base: &'a Path) -> Self {
         Self {
             parent: base,

@@ -18,7 +18,7 @@ use crate::directory::{Directory, ListenerEntry};
 pub(super) struct Directories {
     domain: Domain,
     owner: u32,
-    /// Those of the domain, as of a moment ago.
+    /// The directories of the domain, as of a moment ago.
     known: Vec<Directory>,
     searched: Arc<[PathBuf]>,
     /// Why none of them can be used, if that is so.

@@ -300,7 +300,7 @@ pub(super) fn flood(role: &Role) {
         world.until(|| open().count() <= 1024).await;
         assert!(mapped_mailboxes() - mailboxes <= 1025);
         assert!(open_descriptors() - descriptors <= 1200 + 1 + 1024);
-        // Those who were there before are still served.
+        // Clients that were there before are still served.
         world.assert_announced(&client, &server).await;
         // Another one is told why it is not. While descriptors of the flood wait to be closed,
         // nothing is received from its user, and so not the reason either.

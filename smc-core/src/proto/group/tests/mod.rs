@@ -232,7 +232,7 @@ fn a_server_that_declares_each_connection_a_first_contact_gets_one_idle_group() 
         f.leave(group);
         assert_eq!(f.registry.group_infos().len(), 1);
     }
-    // Those with connections stay.
+    // Groups with connections stay.
     let used: Vec<_> = (0..3).map(|_| f.create_another(PEER)).collect();
     for group in &used {
         f.registry.establish(*group, terms()).unwrap();

@@ -272,7 +272,7 @@ impl LinkSimulation {
 
     fn delete(&mut self, side: usize, rmb: u64) {
         if self.rmbs[side][&rmb] != RmbState::Deleting {
-            // What is seen before it is deleted, counts.
+            // Outputs that were seen before the deletion count.
             self.collect();
             self.rmbs[side].insert(rmb, RmbState::Deleting);
             self.world.delete_rkey(side, rmb);

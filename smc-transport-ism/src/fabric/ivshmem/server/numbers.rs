@@ -18,7 +18,7 @@ pub(super) struct Numbers {
 #[derive(Debug)]
 struct Slot {
     assigned: u32,
-    /// Those of other users than root and the server's.
+    /// The numbers of users other than root and the user of the server.
     of_others: FairShares<u32>,
 }
 

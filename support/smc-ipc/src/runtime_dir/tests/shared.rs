@@ -262,7 +262,7 @@ fn a_name_that_another_user_has_taken_leads_to_one_with_a_random_name() {
         [shared.at(0), shared.at(OTHER), place.clone()]
     );
     assert_connects(&mut publication, &domain);
-    // Those of other users are found the same way.
+    // Alternate directories of other users are found the same way.
     shared.make(OTHER, THIRD, 0o755);
     let theirs = shared.make(format!("{OTHER}-00000000000000ff"), OTHER, 0o755);
     shared.make(format!("{OTHER}-00000000000000fe"), THIRD, 0o755);
