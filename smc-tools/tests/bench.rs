@@ -22,7 +22,11 @@ fn bench(line: &str) -> Output {
 }
 
 fn json(line: &str) -> Value {
-    let output = bench(&format!("{line} --json --rounds 2 --time 50"));
+    report(&format!("{line} --time 50"))
+}
+
+fn report(line: &str) -> Value {
+    let output = bench(&format!("{line} --json --rounds 2"));
     assert!(
         output.status.success(),
         "{}",
@@ -90,19 +94,20 @@ fn workloads_have_their_figures() {
 
 #[test]
 fn every_runtime_and_transport_carries_data() {
-    let report = json("rate pingpong --runtime smol,tokio,tokio-mt");
-    let rows = report["rows"].as_array().unwrap();
-    for transport in [
+    let transports = [
         "loop",
         "loop-copy",
         "loop-inplace",
-        "loop-observed",
         "ism",
         "ism-copy",
         "tcp",
         "unix",
         "fallback",
-    ] {
+    ];
+    let line = "rate pingpong --runtime smol,tokio,tokio-mt --transports";
+    let report = json(&format!("{line} {}", transports.join(",")));
+    let rows = report["rows"].as_array().unwrap();
+    for transport in transports {
         let of = rows.iter().filter(|row| row["transport"] == transport);
         let wanted = if transport == "loop-inplace" { 3 } else { 6 };
         assert_eq!(of.count(), wanted, "{transport}");
@@ -112,6 +117,16 @@ fn every_runtime_and_transport_carries_data() {
     }
     assert!(report["host"]["cpus"].as_u64().unwrap() > 0);
     assert_eq!(report["settings"]["ping"], 14);
+}
+
+#[test]
+fn data_is_carried_while_both_processes_answer_requests() {
+    // Long enough for an answer of a process that gets little CPU time.
+    let report = report("rate pingpong --transports loop-observed --time 500");
+    for row in report["rows"].as_array().unwrap() {
+        assert!(row["verified"].as_u64().unwrap() > 0, "{row:#}");
+        assert_eq!(row["failed"], Value::Array(Vec::new()));
+    }
 }
 
 #[test]
