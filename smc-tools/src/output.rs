@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::io::{self, Write as _};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result};
+use smc_core::quota::{LineQuota, LineVerdict};
 use thiserror::Error;
 
 /// Writes text to standard output. It is no error if its reader has closed it.
@@ -42,6 +44,22 @@ impl Pieces {
     }
 }
 
+/// What is written in place of a line that other processes or machines can cause. `what` names such
+/// lines together.
+pub(crate) fn bounded(
+    quota: &mut LineQuota,
+    what: &str,
+    line: String,
+    now: Instant,
+) -> Vec<String> {
+    match quota.take(now) {
+        LineVerdict::Written { left_out: 0 } => vec![line],
+        LineVerdict::Written { left_out } => vec![format!("{left_out} {what} were left out"), line],
+        LineVerdict::FirstLeftOut => vec![format!("further {what} are left out for a minute")],
+        LineVerdict::LeftOut => Vec::new(),
+    }
+}
+
 /// Writes a line of a command to standard error. An error of that write is ignored.
 pub(crate) fn note(command: &str, what: &dyn fmt::Display) {
     let _ignored = writeln!(io::stderr(), "{command}: {what}");
@@ -62,3 +80,22 @@ impl Usage {
 
 /// Bytes that are written at a time.
 const PIECE: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_others_cause_are_bounded_and_counted() {
+        let mut quota = LineQuota::default();
+        let begin = Instant::now();
+        let mut lines = |now| bounded(&mut quota, "failures", "a".to_owned(), now);
+        for _ in 0..LineQuota::MAX {
+            assert_eq!(lines(begin), ["a"]);
+        }
+        assert_eq!(lines(begin), ["further failures are left out for a minute"]);
+        assert!(lines(begin).is_empty());
+        let next = begin + LineQuota::PERIOD;
+        assert_eq!(lines(next), ["2 failures were left out", "a"]);
+    }
+}

@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use smc_core::quota::LineQuota;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::endpoint::{Ending, report};
+use crate::output::bounded;
 
 /// How many clients are served.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -65,6 +67,8 @@ pub(crate) struct Server {
     ending: Ending,
     /// When it was last reported that there is no place for another connection.
     full_since: Option<Instant>,
+    /// Failures to accept, which clients cause while they have all descriptors.
+    failures: LineQuota,
 }
 
 impl Server {
@@ -75,6 +79,7 @@ impl Server {
             connections: JoinSet::new(),
             ending,
             full_since: None,
+            failures: LineQuota::default(),
         }
     }
 
@@ -133,8 +138,11 @@ impl Server {
                         return Err(error).with_context(|| format!("cannot accept at {at}"));
                     }
                     Err(error) => {
-                        let at = listener.address();
-                        self.report(format_args!("cannot accept at {at}: {error}"));
+                        let line = format!("cannot accept at {}: {error}", listener.address());
+                        let now = Instant::now().into_std();
+                        for line in bounded(&mut self.failures, "failures to accept", line, now) {
+                            self.report(line);
+                        }
                         // Descriptors or memory are short, and may be free again later.
                         sleep(ACCEPT_PAUSE).await;
                     }

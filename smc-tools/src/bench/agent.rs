@@ -7,9 +7,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use smc_core::quota::LineQuota;
 
 use super::end::{Role, Task};
-use super::pair::{End, START, directory};
+use super::pair::{End, START, directory, shown};
 use super::plan::{Apart, Workload};
 use crate::output;
 
@@ -40,21 +41,28 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let listener =
         TcpListener::bind(args.at).with_context(|| format!("cannot listen at {}", args.at))?;
     output::print(&format!("listening at {}\n", listener.local_addr()?))?;
+    let mut quota = LineQuota::default();
     loop {
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
+        let served = match listener.accept() {
+            // One after the other: two would disturb each other.
+            Ok((stream, _)) => serve_task(args, stream),
             // Such as a client that is gone, or too many open files.
             Err(error) => {
-                output::note("smc bench-agent", &error);
                 sleep(PAUSE);
-                continue;
+                Err(error.into())
             }
         };
-        // One after the other: two would disturb each other.
-        if let Err(error) = serve_task(args, stream) {
-            output::note("smc bench-agent", &format_args!("{error:#}"));
+        if let Err(error) = served {
+            for line in lines(&mut quota, &error, Instant::now()) {
+                output::note("smc bench-agent", &line);
+            }
         }
     }
+}
+
+/// What is written about an error, whose text can be one of another machine.
+fn lines(quota: &mut LineQuota, error: &anyhow::Error, now: Instant) -> Vec<String> {
+    output::bounded(quota, "errors", shown(&format!("{error:#}")), now)
 }
 
 /// Starts what the other machine asks for, forwards its output, and ends it when the other machine
@@ -197,6 +205,20 @@ mod tests {
         assert!(error.to_string().starts_with("no task"), "{error:#}");
         drop(stream);
         client.join().unwrap();
+    }
+
+    #[test]
+    fn errors_of_other_machines_reach_no_terminal_and_are_bounded() {
+        let mut quota = LineQuota::default();
+        let text = format!("unknown variant \u{1b}]0;x\u{7}{}", "y".repeat(100_000));
+        let error = anyhow::anyhow!(text);
+        let now = Instant::now();
+        let written: Vec<_> = (0..1000)
+            .flat_map(|_| lines(&mut quota, &error, now))
+            .collect();
+        assert_eq!(written.len() as u32, LineQuota::MAX + 1);
+        assert!(written[0].len() < 1000);
+        assert!(!written.concat().contains(['\u{1b}', '\u{7}']));
     }
 
     #[test]

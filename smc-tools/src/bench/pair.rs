@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
@@ -16,6 +16,7 @@ use super::figure::Sample;
 use super::observe::Observer;
 use super::plan::Cell;
 use super::transport::Kind;
+use crate::processes::{cut, printable};
 
 /// What came of a cell.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -147,10 +148,13 @@ impl End {
         }
     }
 
-    /// What a server reports when it has started.
+    /// What a server reports when it has started. The text can be one of another machine.
     pub(super) fn ready(&self) -> Result<Ready> {
         let line = self.line(START).context("the server did not start")?;
-        Ok(serde_json::from_str(&line)?)
+        match serde_json::from_str(&line) {
+            Ok(Ready::Skip(why)) => Ok(Ready::Skip(shown(&why))),
+            ready => ready.map_err(|error| anyhow!(shown(&error.to_string()))),
+        }
     }
 
     /// The next line of its output.
@@ -188,6 +192,11 @@ impl Drop for End {
     }
 }
 
+/// A text of another machine, as it is written to a terminal.
+pub(super) fn shown(text: &str) -> String {
+    printable(&cut(text, TEXT_MAX))
+}
+
 /// The lines of an output, which is read even if they are not, so that the process never waits for
 /// this one. Nothing is read behind a line that is too long, and lines are dropped when too many
 /// wait to be taken: it may be the output of an agent on another machine.
@@ -213,6 +222,9 @@ fn lines_of(output: impl Read + Send + 'static) -> mpsc::Receiver<io::Result<Str
     });
     receiver
 }
+
+/// Longest text of another machine that is shown, in characters.
+const TEXT_MAX: usize = 200;
 
 /// How long a process may take to start, and what it takes to open connections and to warm up.
 pub(super) const START: Duration = Duration::from_secs(60);

@@ -22,8 +22,7 @@ pub(crate) use pool::results;
 pub(crate) use snapshot::{Snapshot, snapshot};
 pub(crate) use ss::{SsArgs, run_ss};
 pub(crate) use stats::{StatsArgs, run_stats};
-use table::cut;
-pub(crate) use table::{escaped, printable};
+pub(crate) use table::{cut, escaped, printable};
 pub(crate) use top::{TopArgs, run_top};
 
 use std::collections::BTreeMap;
@@ -288,7 +287,7 @@ const TIME_IN_ALL: Duration = Duration::from_secs(20);
 /// How long a process may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What all answers may take of memory. Half of it holds some 50,000 connections of one user.
+/// What all answers may take of memory. Half of it holds some 30,000 connections of one user.
 const MEMORY_MAX: usize = 384 << 20;
 
 /// Longest reason of a process for not answering, in characters.

@@ -16,7 +16,11 @@ impl Table {
     }
 
     pub(super) fn add(&mut self, row: Vec<String>) {
-        let cells = row.iter().map(|cell| cut(&printable(cell), CELL_MAX));
+        // Without runs of spaces, by which a cell could look like the end of its row.
+        let cells = row.iter().map(|cell| {
+            let words: Vec<_> = cell.split_whitespace().collect();
+            cut(&printable(&words.join(" ")), CELL_MAX)
+        });
         self.rows.push(cells.collect());
     }
 
@@ -96,7 +100,7 @@ fn is_printable(char: char) -> bool {
 }
 
 /// A text, cut to so many characters; `..` shows that it was.
-pub(super) fn cut(text: &str, len: usize) -> String {
+pub(crate) fn cut(text: &str, len: usize) -> String {
     if text.chars().count() <= len {
         return text.to_owned();
     }
@@ -104,8 +108,8 @@ pub(super) fn cut(text: &str, len: usize) -> String {
     kept + ".."
 }
 
-/// Longest cell, in characters.
-const CELL_MAX: usize = 200;
+/// Longest cell, in characters: an address with its port fits.
+const CELL_MAX: usize = 48;
 
 #[cfg(test)]
 mod tests {
@@ -117,7 +121,10 @@ mod tests {
         table.add(vec!["ACTIVE".to_owned(), "\u{1b}[31mred".to_owned()]);
         assert_eq!(table.text(), "State  Peer\nACTIVE \u{fffd}[31mred\n");
         table.add(vec!["x".repeat(100_000), String::new()]);
-        assert!(table.text().len() < 2000);
+        assert!(table.text().len() < 500);
+        let mut table = Table::new(&["State"]);
+        table.add(vec![format!("ACTIVE{}LISTEN", " ".repeat(80))]);
+        assert_eq!(table.text(), "State\nACTIVE LISTEN\n");
         assert_eq!(cut("127.0.0.1:8080", 9), "127.0.0..");
         assert_eq!(cut("127.0.0.1", 9), "127.0.0.1");
     }

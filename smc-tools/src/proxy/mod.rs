@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use smc::Endpoint;
-use smc_core::quota::{LineQuota, LineVerdict};
+use smc_core::quota::LineQuota;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -22,7 +22,7 @@ use self::connection::{End, Socket, relay};
 use self::listener::Listener;
 use self::metrics::{Counted, Exporter, count_end, count_not_connected};
 use crate::endpoint::{self, Ending, EndpointArgs, report};
-use crate::output::Usage;
+use crate::output::{Usage, bounded};
 use crate::serve::{Accept as _, ServeLimit, Server};
 use crate::values;
 
@@ -223,42 +223,10 @@ impl Failures {
     /// What is written in place of this line.
     fn lines(&self, line: String, now: std::time::Instant) -> Vec<String> {
         let mut quota = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match quota.take(now) {
-            LineVerdict::Written { left_out: 0 } => vec![line],
-            LineVerdict::Written { left_out } => {
-                vec![
-                    format!("{left_out} failures to connect were left out"),
-                    line,
-                ]
-            }
-            LineVerdict::FirstLeftOut => {
-                vec!["further failures to connect are left out for a minute".to_owned()]
-            }
-            LineVerdict::LeftOut => Vec::new(),
-        }
+        bounded(&mut quota, "failures to connect", line, now)
     }
 }
 
 const NAME: &str = "smc proxy";
 /// Permissions of a UNIX socket with a path.
 const MODE: u32 = 0o600;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failures_to_connect_are_bounded_and_counted() {
-        let failures = Failures::default();
-        let begin = std::time::Instant::now();
-        let lines = |now| failures.lines("a".to_owned(), now);
-        for _ in 0..LineQuota::MAX {
-            assert_eq!(lines(begin), ["a"]);
-        }
-        let note = "further failures to connect are left out for a minute";
-        assert_eq!(lines(begin), [note]);
-        assert!(lines(begin).is_empty());
-        let next = begin + LineQuota::PERIOD;
-        assert_eq!(lines(next), ["2 failures to connect were left out", "a"]);
-    }
-}

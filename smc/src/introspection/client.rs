@@ -296,12 +296,20 @@ pub fn query(
     Err(invalid("the answer does not end"))
 }
 
-/// The approximate memory of a record: its text, its line in a table, which has the program
-/// beside it, and its members and elements, which are longer than their text where that is short.
+/// The approximate memory of a record: its text as it was received and as a tool writes it; its
+/// line in a table, which has the program beside it; and its members and elements, which are longer
+/// than their text where that is short.
 fn memory_of(line: &[u8], program: usize) -> usize {
     let separators = line.iter().filter(|byte| matches!(byte, b',' | b':'));
     let parts = separators.count().saturating_mul(PART_LEN);
-    line.len() + program + parts.max(RECORD_LEN)
+    // Tools write a character that a terminal would act on as `\u` with four digits.
+    let written = line.iter().map(|byte| match byte {
+        0x7f => 6,
+        0x80.. => 3,
+        _ => 1,
+    });
+    let texts = line.len() + written.sum::<usize>();
+    texts + program + parts.max(RECORD_LEN)
 }
 
 /// The memory of those parts of a record that have lines of their own. Each line repeats the
@@ -391,6 +399,17 @@ mod tests {
     use std::os::unix::fs::DirBuilderExt as _;
 
     use super::*;
+
+    #[test]
+    fn text_that_is_written_longer_counts_as_it_is_written() {
+        // As members of a record, whose own memory is less.
+        let [plain, delete, accents] = ["x", "\u{7f}", "\u{e9}"].map(|text| text.repeat(100_000));
+        assert_eq!(memory_of(plain.as_bytes(), 0), 200_000 + RECORD_LEN);
+        assert_eq!(memory_of(delete.as_bytes(), 0), 700_000 + RECORD_LEN);
+        assert_eq!(memory_of(accents.as_bytes(), 0), 800_000 + RECORD_LEN);
+        let parts = ",".repeat(100_000);
+        assert_eq!(memory_of(parts.as_bytes(), 0), 200_000 + 100_000 * PART_LEN);
+    }
 
     #[test]
     fn a_number_is_that_of_a_process_of_the_user_only() {

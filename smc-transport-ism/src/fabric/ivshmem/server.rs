@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{fstat, lstat, unlink};
+use rustix::fs::{FileType, fstat, lstat, unlink};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, listen, socket_with,
@@ -458,7 +458,15 @@ impl BoundSocket {
         let address = SocketAddrUnix::new(&path).map_err(failed)?;
         match connect(stream().map_err(failed)?, &address) {
             Err(Errno::NOENT) => {}
-            Err(Errno::CONNREFUSED) => unlink(&path).map_err(failed)?,
+            // As for a socket without a server, also for a file that is none.
+            Err(Errno::CONNREFUSED) => {
+                let found = lstat(&path).map_err(failed)?;
+                if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+                    let why = format!("{} exists and is no socket", path.display());
+                    return Err(DeviceError::NotPermitted(why.into()));
+                }
+                unlink(&path).map_err(failed)?;
+            }
             _ => {
                 let why = format!("a server listens at {} already", path.display());
                 return Err(DeviceError::NotPermitted(why.into()));

@@ -4,7 +4,7 @@
 //! publications of a process share one. A thread reads its events, which are rare, and starts the
 //! timers of those that they concern, so that no other task is woken.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -89,7 +89,47 @@ pub(super) struct Watcher {
     timers: Mutex<Option<Timers>>,
 }
 
-type Timers = HashMap<i32, Vec<Weak<Timer>>>;
+#[derive(Debug, Default)]
+struct Timers {
+    by_watch: HashMap<i32, Vec<Weak<Timer>>>,
+    /// Calls that add a watch, and have not recorded its timer yet.
+    adding: usize,
+    /// The watches with an event since such a call has begun.
+    triggered: HashSet<i32>,
+    /// Any watch may be one of those: events were lost, or there are too many.
+    is_any_triggered: bool,
+}
+
+impl Timers {
+    /// Removes the timers of a watch that has an event.
+    fn take(&mut self, watch: i32) -> Vec<Weak<Timer>> {
+        if self.adding > 0 {
+            self.is_any_triggered |= self.triggered.len() >= TRIGGERED_MAX;
+            if !self.is_any_triggered {
+                self.triggered.insert(watch);
+            }
+        }
+        self.by_watch.remove(&watch).unwrap_or_default()
+    }
+
+    /// Removes all timers.
+    fn take_all(&mut self) -> Vec<Weak<Timer>> {
+        self.is_any_triggered |= self.adding > 0;
+        let all = std::mem::take(&mut self.by_watch);
+        all.into_values().flatten().collect()
+    }
+
+    /// Ends a call that adds a watch. Returns whether the watch has had its event already.
+    fn end_adding(&mut self, watch: i32) -> bool {
+        let is_triggered = self.is_any_triggered || self.triggered.contains(&watch);
+        self.adding = self.adding.saturating_sub(1);
+        if self.adding == 0 {
+            self.is_any_triggered = false;
+            self.triggered = HashSet::new();
+        }
+        is_triggered
+    }
+}
 
 impl Watcher {
     /// The one of this process, which stays as long as it works.
@@ -107,7 +147,7 @@ impl Watcher {
         let watcher = Arc::new(Self {
             process: std::process::id(),
             inotify: inotify::init(CreateFlags::CLOEXEC)?,
-            timers: Mutex::new(Some(Timers::new())),
+            timers: Mutex::new(Some(Timers::default())),
         });
         let dispatching = Arc::clone(&watcher);
         thread::Builder::new()
@@ -136,11 +176,25 @@ impl Watcher {
             | WatchFlags::MOVE_SELF
             | WatchFlags::ONESHOT
             | WatchFlags::MASK_ADD;
-        // Locked, so that its event is not dispatched before the timer is known.
+        self.watch_by(timer, |inotify| inotify::add_watch(inotify, path, flags))
+    }
+
+    /// The same, with what adds the watch. That looks the path up, for which it may wait as long as
+    /// another user holds the lock of a directory, so that nothing is locked meanwhile.
+    fn watch_by(
+        &self,
+        timer: &Arc<Timer>,
+        add: impl FnOnce(&OwnedFd) -> Result<i32, Errno>,
+    ) -> Result<(), Errno> {
+        lock(&self.timers).as_mut().ok_or(Errno::BADF)?.adding += 1;
+        let watch = add(&self.inotify);
         let mut timers = lock(&self.timers);
         let timers = timers.as_mut().ok_or(Errno::BADF)?;
-        let watch = inotify::add_watch(&self.inotify, path, flags)?;
-        let interested = timers.entry(watch).or_default();
+        if timers.end_adding(watch.unwrap_or(NO_WATCH)) {
+            // Its event was dispatched before the timer was known.
+            timer.schedule();
+        }
+        let interested = timers.by_watch.entry(watch?).or_default();
         if !interested.iter().any(|known| is_timer(known, timer)) {
             interested.push(Arc::downgrade(timer));
         }
@@ -162,14 +216,14 @@ impl Watcher {
                 (Ok(event), Some(timers))
                     if !event.events().contains(ReadFlags::QUEUE_OVERFLOW) =>
                 {
-                    timers.remove(&event.wd()).unwrap_or_default()
+                    timers.take(event.wd())
                 }
-                _ => {
-                    let left = event.is_ok().then(Timers::new);
-                    let all = std::mem::replace(&mut *timers, left).unwrap_or_default();
-                    all.into_values().flatten().collect()
-                }
+                (_, Some(timers)) => timers.take_all(),
+                (_, None) => Vec::new(),
             };
+            if event.is_err() {
+                *timers = None;
+            }
             drop(timers);
             let timers = concerned.iter().filter_map(Weak::upgrade);
             timers.for_each(|timer| timer.schedule());
@@ -193,7 +247,7 @@ impl Watcher {
         let Some(timers) = timers.as_mut() else {
             return;
         };
-        timers.retain(|watch, timers| {
+        timers.by_watch.retain(|watch, timers| {
             timers.retain(|known| !is_timer(known, timer));
             if timers.is_empty() {
                 let _ = inotify::remove_watch(&self.inotify, *watch);
@@ -210,5 +264,77 @@ fn is_timer(known: &Weak<Timer>, timer: &Arc<Timer>) -> bool {
 /// For the whole process, as the limit is for the whole user.
 static SHARED: Mutex<Option<Arc<Watcher>>> = Mutex::new(None);
 
+/// Events that are remembered while watches are added.
+const TRIGGERED_MAX: usize = 1024;
+
+/// inotify counts from 1.
+const NO_WATCH: i32 = 0;
+
 /// Of the thread: enough for what it reads, and for a backtrace.
 const STACK: usize = 256 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_look_up_that_blocks_keeps_no_other_publication_waiting() {
+        let watcher = Watcher::start().unwrap();
+        let timer = || Arc::new(Timer::new().unwrap());
+        let (begun_tx, begun) = channel();
+        let (release, released) = channel::<()>();
+        let blocked = {
+            let (watcher, timer) = (Arc::clone(&watcher), timer());
+            thread::spawn(move || {
+                watcher.watch_by(&timer, |_| {
+                    begun_tx.send(()).unwrap();
+                    let _released = released.recv();
+                    Err(Errno::NOENT)
+                })
+            })
+        };
+        begun.recv().unwrap();
+        // Each of these waited for the other call.
+        assert!(!watcher.has_ended());
+        let (dir, other) = (tempfile::tempdir().unwrap(), timer());
+        watcher
+            .watch(dir.path(), &other, WatchFlags::empty())
+            .unwrap();
+        watcher.remove(&other);
+        drop(release);
+        assert_eq!(blocked.join().unwrap(), Err(Errno::NOENT));
+    }
+
+    #[test]
+    fn an_event_between_watch_and_timer_starts_the_timer() {
+        let watcher = Watcher::start().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("watched");
+        std::fs::create_dir(&path).unwrap();
+        let timer = Arc::new(Timer::new().unwrap());
+        timer.set_delay(Duration::from_secs(600));
+        let added = watcher.watch_by(&timer, |inotify| {
+            let flags = WatchFlags::DELETE_SELF | WatchFlags::ONESHOT;
+            let watch = inotify::add_watch(inotify, &path, flags)?;
+            std::fs::remove_dir(&path).unwrap();
+            let is_dispatched = || {
+                lock(&watcher.timers)
+                    .as_ref()
+                    .unwrap()
+                    .triggered
+                    .contains(&watch)
+            };
+            while !is_dispatched() {
+                thread::yield_now();
+            }
+            Ok(watch)
+        });
+        added.unwrap();
+        assert!(timer.is_started());
+        // The next call begins without it.
+        let timers = lock(&watcher.timers);
+        assert!(timers.as_ref().unwrap().triggered.is_empty());
+    }
+}

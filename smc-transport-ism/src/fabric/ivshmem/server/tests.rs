@@ -282,6 +282,22 @@ fn a_server_that_cannot_be_created_leaves_no_socket_file() {
 }
 
 #[test]
+fn a_file_that_is_no_socket_is_not_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sock");
+    fs::write(&path, "kept").unwrap();
+    let error = Server::builder(&path).len(2 << 20).bind().unwrap_err();
+    assert!(error.to_string().contains("is no socket"), "{error}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "kept");
+    // A link to a socket neither.
+    let link = dir.path().join("link");
+    symlink(dir.path().join("other"), &link).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(dir.path().join("other")).unwrap());
+    assert!(Server::builder(&link).len(2 << 20).bind().is_err());
+    assert!(link.is_symlink());
+}
+
+#[test]
 fn a_server_that_ends_removes_its_own_socket_file_and_no_other() {
     let (dir, first) = server(2);
     let path = first.path().to_owned();
