@@ -68,7 +68,17 @@ pub(crate) fn run_check(args: &CheckArgs) -> Result<bool> {
     let mut report = Report {
         json: args.json,
         written: Ok(()),
-        fields: Map::new(),
+        // Members that may not be found out.
+        fields: [
+            "reason",
+            "peer_reason",
+            "candidates",
+            "connection",
+            "round_trip",
+        ]
+        .map(|name| (name.to_owned(), Json::Null))
+        .into_iter()
+        .collect(),
     };
     if let Some(user) = &args.user {
         report.add("user", become_user(user)?);
@@ -137,7 +147,10 @@ fn check(args: &CheckArgs, report: &mut Report) -> Result<bool> {
             Ok(endpoint) => endpoint,
             Err(error) => {
                 report.add("device", format!("{error:#}"));
-                let advice = "see `smc devices`, and the limits of this process (`ulimit -n`)";
+                let advice = match args.endpoint.has_rdma_device() {
+                    true => "see `smc devices`",
+                    false => "see `smc devices`, and the limits of this process (`ulimit -n`)",
+                };
                 report.add("to do", advice);
                 return Ok(false);
             }
@@ -244,8 +257,10 @@ async fn connect(
     if let Some(uid) = owner {
         report.add("listener", format!("a socket of user {uid} on this host"));
     }
-    let stats = endpoint.stats();
-    report.add("look-up", format!("{:.1?}", stats.look_ups.max));
+    let look_ups = endpoint.stats().look_ups;
+    if look_ups.count > 0 {
+        report.add("look-up", format!("{:.1?}", look_ups.max));
+    }
     let is_smc = describe(&stream, owner, report);
     if let Some(info) = endpoint.connections().first() {
         report.set("connection", &ConnectionRecord::from(info));

@@ -13,6 +13,8 @@ use smc::{Endpoint, Policy, Stream, Target};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
+use crate::processes::refused_directory;
+
 /// Arguments of the endpoint.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct EndpointArgs {
@@ -45,6 +47,11 @@ enum PolicyName {
 }
 
 impl EndpointArgs {
+    /// Whether an RDMA device is asked for.
+    pub(crate) const fn has_rdma_device(&self) -> bool {
+        self.rdma.is_some()
+    }
+
     /// Builds the endpoint, on the runtime of the calling task.
     pub(crate) fn build(&self) -> Result<Endpoint> {
         let mut builder = smc::tokio().context("cannot open the loop device")?;
@@ -132,7 +139,13 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
+    /// Reports why clients cannot find that it supports SMC, if so.
     pub(crate) fn new(listener: smc::Listener, command: &'static str) -> Self {
+        let why = listener.unpublished().map(ToString::to_string);
+        if let Some(why) = why.or_else(refused_directory) {
+            let line = format_args!("clients of this host will connect by TCP: {why}");
+            report(command, line);
+        }
         Self {
             listener,
             command,

@@ -177,6 +177,13 @@ impl Listener {
         self.queue.state.lock().refused.clone()
     }
 
+    /// Why clients cannot find that the listener supports SMC, so that their streams are TCP, if
+    /// that was known when it was bound.
+    #[must_use]
+    pub fn unpublished(&self) -> Option<&FallbackCause> {
+        self.service.published.as_ref().err()
+    }
+
     /// The descriptor of the TCP listener, where there is one.
     #[must_use]
     pub fn tcp_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde_json::json;
 use smc::introspection::Subject;
 use smc::record::{GroupRecord, LinkRecord, ProcessRecord, Record};
@@ -90,6 +90,18 @@ impl Which {
 }
 
 impl Filter<'_> {
+    /// An error if there is no group with the identifier.
+    fn check_id(&self, processes: &[Process]) -> Result<()> {
+        let Some(id) = self.id else {
+            return Ok(());
+        };
+        let mut records = processes.iter().flat_map(|process| &process.records);
+        match records.any(|record| matches!(record, Record::Group(group) if group.id == id)) {
+            true => Ok(()),
+            false => bail!("no link group {id}: `smc groups` lists those of running processes"),
+        }
+    }
+
     fn is_of_links(&self) -> bool {
         self.netdev.is_some() || self.ibdev.is_some()
     }
@@ -125,6 +137,7 @@ pub(crate) fn run_groups(args: &GroupArgs) -> Result<bool> {
     let mut table = Table::new(&header);
     let mut json = Pieces::default();
     let processes = collect(&[Subject::Groups, Subject::Devices]);
+    filter.check_id(&processes)?;
     for found in groups(&processes, &filter) {
         let Found { process, group, .. } = found;
         let is_direct = group.mode == "SMCD";
@@ -174,6 +187,7 @@ pub(crate) fn run_links(args: &LinkArgs) -> Result<bool> {
     let mut table = Table::new(&header);
     let mut json = Pieces::default();
     let processes = collect(&[Subject::Groups, Subject::Devices]);
+    filter.check_id(&processes)?;
     for found in groups(&processes, &filter) {
         let Found { process, group, .. } = found;
         let links = group.links.iter();

@@ -52,8 +52,13 @@ pub(crate) fn run_info(args: &InfoArgs) -> Result<bool> {
         return Ok(true);
     }
     let version = env!("CARGO_PKG_VERSION");
+    // Of this program; processes can be built otherwise.
+    let kinds = match cfg!(feature = "rdma") {
+        true => "SMC-D and SMC-R",
+        false => "SMC-D (built without SMC-R)",
+    };
     print(&format!(
-        "smc {version}: SMC-D and SMC-R v1, v2.0, v2.1; format {VERSION} of introspection\n\n{}",
+        "smc {version}: {kinds} v1, v2.0, v2.1; format {VERSION} of introspection\n\n{}",
         table.text()
     ))?;
     Ok(true)

@@ -34,7 +34,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use nix::unistd::geteuid;
 use serde::Serialize;
+use smc::Domain;
 use smc::introspection::{Directory, Request, Subject, directories, query};
 use smc::record::{ProcessRecord, Record};
 
@@ -63,7 +65,21 @@ fn collect(what: &[Subject]) -> Vec<Process> {
 fn look(what: &[Subject]) -> (Vec<Process>, Vec<String>) {
     let until = Instant::now() + TIME_IN_ALL;
     let search = directories();
-    look_in((search.found, search.incomplete), what, until)
+    let refused = match search.found.is_empty() && search.incomplete.is_empty() {
+        true => refused_directory().map(|error| format!("no process can be shown: {error}")),
+        false => None,
+    };
+    let (found, mut silent) = look_in((search.found, search.incomplete), what, until);
+    silent.extend(refused);
+    (found, silent)
+}
+
+/// Why the runtime directory of this user is not used, if it is one that others can change.
+pub(crate) fn refused_directory() -> Option<String> {
+    let user = geteuid().as_raw();
+    let job = move || Domain::default().unusable_of(user);
+    let (mut found, _missing) = results([(user, job)], Instant::now() + DIRECTORY_TIME);
+    Some(printable(&found.pop()??.to_string()))
 }
 
 /// The same of the processes in these directories. In others there can be more.
@@ -280,6 +296,9 @@ fn json_line(process: &ProcessRecord, record: &impl Serialize) -> Result<String>
     }
     Ok(escaped(&value.to_string()) + "\n")
 }
+
+/// How long the look-up of the own directory may take.
+const DIRECTORY_TIME: Duration = Duration::from_secs(1);
 
 /// How long all of them may take.
 const TIME_IN_ALL: Duration = Duration::from_secs(20);

@@ -93,7 +93,13 @@ pub(crate) fn run_stats(args: &StatsArgs) -> Result<bool> {
     }
     match args.json {
         true => lines.end()?,
-        false => print(&text(&all, args.debug))?,
+        false => {
+            let is_relative = all.iter().any(|stats| matches!(stats, Cow::Owned(_)));
+            if is_relative {
+                print("Since the last `smc stats reset`; --absolute shows all.\n")?;
+            }
+            print(&text(&all, args.debug))?;
+        }
     }
     if args.action == Action::Reset {
         match baseline.reset(&found)? {
@@ -106,6 +112,12 @@ pub(crate) fn run_stats(args: &StatsArgs) -> Result<bool> {
             ),
         }
         baseline.store()?;
+        let count = found.len();
+        let s = if count == 1 { "" } else { "es" };
+        note(
+            "smc stats",
+            &format_args!("later calls show what is counted from now on, of {count} process{s}"),
+        );
     }
     Ok(true)
 }
@@ -178,10 +190,13 @@ fn phase(text: &mut String, name: &str, all: impl Iterator<Item = PhaseStats> + 
     let mean = total / u32::try_from(count).unwrap_or(u32::MAX).max(1);
     let max = all.map(|phase| phase.max).max().unwrap_or_default();
     // Writing to a string cannot fail.
-    let _ = writeln!(
-        text,
-        "{name:<32}{count:>12}   mean {mean:.1?}, at most {max:.1?}"
-    );
+    let _ = match count {
+        0 => writeln!(text, "{name:<32}{count:>12}"),
+        _ => writeln!(
+            text,
+            "{name:<32}{count:>12}   mean {mean:.1?}, at most {max:.1?}"
+        ),
+    };
 }
 
 fn summary(text: &mut String, name: &str, devices: &[&DeviceStats], debug: bool) {

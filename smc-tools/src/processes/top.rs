@@ -25,9 +25,9 @@ pub(crate) struct TopArgs {
     #[arg(short, long, value_name = "SECONDS", default_value_t = 2,
           value_parser = clap::value_parser!(u32).range(1..))]
     interval: u32,
-    /// Connections to show
-    #[arg(short, long, value_name = "N", default_value_t = 20)]
-    lines: usize,
+    /// Connections to show; 20 unless set, all with --json
+    #[arg(short, long, value_name = "N")]
+    lines: Option<usize>,
     /// End after so many tables
     #[arg(short = 'n', long, value_name = "N")]
     iterations: Option<u32>,
@@ -55,11 +55,14 @@ pub(crate) fn run_top(args: &TopArgs) -> Result<bool> {
         let (now, found) = look();
         let rates = rates(&found, &counted, now.duration_since(before));
         let text = match args.json {
-            true => json(&rates, args.lines)?,
+            true => json(&rates, args.lines.unwrap_or(usize::MAX))?,
             false if std::io::stdout().is_terminal() => {
-                format!("\u{1b}[2J\u{1b}[H{}", table(&rates, args.lines))
+                format!(
+                    "\u{1b}[2J\u{1b}[H{}",
+                    table(&rates, args.lines.unwrap_or(LINES))
+                )
             }
-            false => table(&rates, args.lines),
+            false => table(&rates, args.lines.unwrap_or(LINES)),
         };
         if !print_while_open(&text)? {
             break;
@@ -183,7 +186,11 @@ fn table(rates: &[Rates<'_>], lines: usize) -> String {
     }
     let count = rates.len();
     let s = if count == 1 { "" } else { "s" };
-    format!("{count} connection{s}\n{}", table.text())
+    let shown = match count > lines {
+        true => format!(", {lines} of them shown (--lines)"),
+        false => String::new(),
+    };
+    format!("{count} connection{s}{shown}\n{}", table.text())
 }
 
 /// A number with a prefix.
@@ -194,6 +201,9 @@ fn scaled(number: f64) -> String {
         None => format!("{number:.0}"),
     }
 }
+
+/// Connections that a table has.
+const LINES: usize = 20;
 
 #[cfg(test)]
 mod tests {
