@@ -10,7 +10,7 @@
 //! | `smc_connections_total` | counter | `device`, `role`, `version` |
 //! | `smc_connections_open` | gauge | `device` |
 //! | `smc_bytes_total` | counter | `device`, `direction` |
-//! | `smc_requests_total` | counter | `device`, `direction`, `size` (upper bound in bytes) |
+//! | `smc_requests_total` | counter | `device`, `direction`, `size` |
 //! | `smc_buffers_total` | counter | `device`, `direction`, `size` |
 //! | `smc_buffer_full_total` | counter | `device`, `direction` |
 //! | `smc_buffer_downgrades_total`, `smc_buffer_reuses_total` | counter | `device`, `direction` |
@@ -21,8 +21,15 @@
 //! | `smc_handshake_errors_total` | counter | `role` |
 //! | `smc_setups_total`, `smc_setup_microseconds_total` | counter | `phase`: `look_up`, `tcp`, `handshake` |
 //! | `smc_memory_bytes` | gauge | |
+//!
+//! The label `size` is the upper bound of a class of sizes in bytes. Each read, write or buffer
+//! counts in one class, so that the sum of the classes is the number of all. This is no histogram,
+//! whose classes would contain the smaller ones: functions such as `histogram_quantile` do not
+//! apply.
+//!
+//! Each call describes the metrics too, which exporters show as help.
 
-use metrics::{counter, gauge};
+use metrics::{counter, describe_counter, describe_gauge, gauge};
 
 use crate::Endpoint;
 use crate::info::{ByRole, DeviceStats, DirectionStats, PhaseStats, SIZE_CLASSES};
@@ -30,6 +37,7 @@ use crate::info::{ByRole, DeviceStats, DirectionStats, PhaseStats, SIZE_CLASSES}
 /// Passes the counters of an endpoint to the recorder of the program, with this name as the label
 /// `endpoint`. Two endpoints of a program need two names.
 pub fn record(endpoint: &Endpoint, name: &str) {
+    describe();
     let stats = endpoint.stats();
     let mut devices: Vec<DeviceStats> = Vec::new();
     for device in stats.devices {
@@ -68,6 +76,16 @@ pub fn record(endpoint: &Endpoint, name: &str) {
     record_phase(name, "handshake", stats.handshakes);
     let used = endpoint.memory().used() as f64;
     gauge!("smc_memory_bytes", "endpoint" => name.to_owned()).set(used);
+}
+
+/// Describes all metrics. Each call of [`record`] does, as a program can have several recorders.
+fn describe() {
+    for (name, meaning) in COUNTERS {
+        describe_counter!(name, meaning);
+    }
+    for (name, meaning) in GAUGES {
+        describe_gauge!(name, meaning);
+    }
 }
 
 fn record_device(name: &str, stats: &DeviceStats) {
@@ -132,4 +150,65 @@ fn roles(counts: ByRole) -> [(&'static str, u64); 2] {
 /// The upper bounds of the classes of sizes, in bytes.
 const SIZES: [&str; SIZE_CLASSES] = [
     "8192", "16384", "32768", "65536", "131072", "262144", "524288", "+Inf",
+];
+
+/// The counters with their meanings.
+const COUNTERS: [(&str, &str); 15] = [
+    ("smc_connections_total", "SMC connections"),
+    ("smc_bytes_total", "Bytes of applications by SMC"),
+    (
+        "smc_requests_total",
+        "Reads and writes by class of size: each counts in one class",
+    ),
+    (
+        "smc_buffers_total",
+        "Connections by class of size of their buffer: each counts in one class",
+    ),
+    (
+        "smc_buffer_full_total",
+        "Writes that have filled the peer's buffer",
+    ),
+    (
+        "smc_buffer_downgrades_total",
+        "Connections whose buffer is smaller than configured, for lack of memory",
+    ),
+    (
+        "smc_buffer_reuses_total",
+        "Connections whose buffer is one of a former connection",
+    ),
+    (
+        "smc_parked_total",
+        "How often a task had to park until there was data, or space",
+    ),
+    (
+        "smc_polls_won_total",
+        "How often busy polling has made parking unnecessary",
+    ),
+    (
+        "smc_failovers_total",
+        "SMC-R connections that have moved to another link because theirs had failed",
+    ),
+    (
+        "smc_hardware_total",
+        "Counters of the hardware for its ports, for all programs together",
+    ),
+    (
+        "smc_fallbacks_total",
+        "Streams that are TCP, by local reason and that of the peer",
+    ),
+    (
+        "smc_handshake_errors_total",
+        "Set-ups that have failed, so that there was no stream",
+    ),
+    ("smc_setups_total", "Phases of set-up that were completed"),
+    (
+        "smc_setup_microseconds_total",
+        "Time of these phases together, in microseconds",
+    ),
+];
+
+/// The gauges with their meanings.
+const GAUGES: [(&str, &str); 2] = [
+    ("smc_connections_open", "SMC connections that exist"),
+    ("smc_memory_bytes", "Memory of connections in bytes"),
 ];
