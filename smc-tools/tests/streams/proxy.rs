@@ -369,6 +369,7 @@ fn connections_and_bytes_are_counted_for_prometheus() {
     assert!(has("smc_proxy_connections_open 1"), "{}", metrics());
     let sent = r#"smc_bytes_total{endpoint="proxy",device="loop",direction="sent"} 1000"#;
     assert!(has(sent), "{}", metrics());
+    assert_metrics_are_described(&metrics());
     drop(client);
     until(|| has("smc_proxy_connections_open 0"), metrics);
     assert!(has(r#"smc_proxy_connections_total{end="complete"} 1"#));
@@ -385,6 +386,28 @@ fn connections_and_bytes_are_counted_for_prometheus() {
     client.read_exact(&mut [0]).unwrap();
     drop(silent);
     assert!(has("smc_proxy_connections_open 1"), "{}", metrics());
+}
+
+/// Each metric has a help text and is in the manual, and the dashboard has no others.
+fn assert_metrics_are_described(text: &str) {
+    let manual = include_str!("../../../docs/operating.md");
+    let rows = manual
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `smc_"));
+    let rows: Vec<_> = rows.filter_map(|row| row.split('`').next()).collect();
+    let kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let names: Vec<_> = kinds.filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.len() > 10, "{text}");
+    for name in names {
+        assert!(text.contains(&format!("# HELP {name} ")), "{name}: {text}");
+        assert!(rows.contains(&name.trim_start_matches("smc_")), "{name}");
+    }
+    let dashboard = include_str!("../../../examples/deploy/grafana.json");
+    let is_in_name = |c: char| c == '_' || c.is_ascii_lowercase();
+    for rest in dashboard.split("smc_").skip(1) {
+        let name = rest.split(|c| !is_in_name(c)).next().unwrap();
+        assert!(rows.contains(&name), "smc_{name}");
+    }
 }
 
 #[test]
