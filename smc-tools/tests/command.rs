@@ -89,6 +89,30 @@ fn each_subcommand_has_a_manual_page() {
 }
 
 #[test]
+fn a_manual_page_has_the_sections_values_and_version_of_other_pages() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = smc(&[OsStr::new("man"), directory.path().as_os_str()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let page = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
+    let version = format!(" \" \" \"smc {}\" \"SMC tools\"", env!("CARGO_PKG_VERSION"));
+    for name in subcommands() {
+        let own = page(&format!("smc-{name}.1"));
+        let title = own.lines().find(|line| line.starts_with(".TH ")).unwrap();
+        assert!(title.ends_with(&version), "{title}");
+        assert!(own.contains(".SH \"EXIT STATUS\"\n"), "{name}");
+        assert!(own.contains(".SH \"SEE ALSO\"\nsmc(1)"), "{name}");
+        assert!(!own.contains(".SH EXTRA"), "{name}");
+    }
+    let cat = page("smc-cat.1");
+    assert!(
+        cat.contains("\\fB\\-\\-timeout\\fR\\fI <SECONDS>\\fR]"),
+        "{cat}"
+    );
+    assert!(cat.contains("\nThe exit status is 0 if everything was copied"));
+    assert!(cat.contains(".SH EXAMPLES\n.RS 4\n.nf\nsmc cat \\-l 127.0.0.1:4000"));
+}
+
+#[test]
 fn a_subcommand_may_be_shortened_as_long_as_it_is_the_only_one() {
     let full = smc(&["dissect", "--decode", "clc", DECLINE]);
     for short in ["dis", "diss", "dissec"] {
