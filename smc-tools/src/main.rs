@@ -27,7 +27,8 @@ mod values;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use self::output::Usage;
 
@@ -97,7 +98,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let (name, outcome) = match Cli::parse().command {
+    let (name, outcome) = match parse().command {
         Command::Bench(args) => ("smc bench", bench::run(&args)),
         Command::BenchAgent(args) => ("smc bench-agent", bench::run_agent(&args)),
         Command::BenchEnd(args) => ("smc bench-end", bench::run_end(&args)),
@@ -133,6 +134,37 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Parses the arguments, or ends with the reason why they are wrong.
+fn parse() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| with_commands(error).exit())
+}
+
+/// An error of the parser. What is no command is called ambiguous if it begins several, and hidden
+/// commands are not suggested.
+fn with_commands(mut error: clap::Error) -> clap::Error {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand) else {
+        return error;
+    };
+    let mut all = Cli::command();
+    let shown = all.get_subcommands().filter(|it| !it.is_hide_set());
+    let shown: Vec<_> = shown.map(|it| it.get_name().to_owned()).collect();
+    let begun = shown.iter().filter(|name| name.starts_with(&**given));
+    let begun: Vec<_> = begun.map(|name| format!("'{name}'")).collect();
+    if begun.len() > 1 && !given.is_empty() {
+        let text = format!("'{given}' is ambiguous: it begins {}", begun.join(", "));
+        return all.error(ErrorKind::InvalidSubcommand, text);
+    }
+    if let Some(ContextValue::Strings(similar)) = error.remove(ContextKind::SuggestedSubcommand) {
+        let similar = similar.into_iter().filter(|name| shown.contains(name));
+        let similar: Vec<_> = similar.collect();
+        if !similar.is_empty() {
+            let similar = ContextValue::Strings(similar);
+            error.insert(ContextKind::SuggestedSubcommand, similar);
+        }
+    }
+    error
 }
 
 /// Exit status for wrong arguments, as that of the parser.

@@ -125,9 +125,21 @@ fn a_subcommand_may_be_shortened_as_long_as_it_is_the_only_one() {
     assert!(help.contains("Usage: smc bench ["), "{help}");
     let output = smc(&["d"]);
     assert_eq!(output.status.code(), Some(2));
-    for name in ["demo", "devices", "dissect"] {
-        assert!(stderr(&output).contains(name), "{}", stderr(&output));
+    let error = stderr(&output);
+    let expected = "error: 'd' is ambiguous: it begins 'demo', 'devices', 'dissect'\n";
+    assert!(error.starts_with(expected), "{error}");
+}
+
+#[test]
+fn no_hidden_command_is_suggested() {
+    for given in ["b", "bench-", "bench-emd"] {
+        let output = smc(&[given]);
+        assert_eq!(output.status.code(), Some(2), "{given}");
+        let error = stderr(&output);
+        assert!(!error.contains("bench-end"), "{error}");
     }
+    let error = stderr(&smc(&["dimsect"]));
+    assert!(error.contains("'dissect'"), "{error}");
 }
 
 #[test]
