@@ -168,6 +168,7 @@ fn the_exit_status_tells_success_failure_and_wrong_arguments_apart() {
         (2, "dissect --follow --decode clc e2d4"),
         (2, "completion nonsense"),
         (2, "man"),
+        (2, "report --output -"),
         (2, "ism-server"),
         (2, "bench nonsense"),
         (2, "bench rate --transports loop --remote 127.0.0.1:1"),

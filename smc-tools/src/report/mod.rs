@@ -5,7 +5,7 @@ mod kernel;
 mod runtime;
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, anyhow};
@@ -15,7 +15,7 @@ use smc::introspection::VERSION;
 
 use self::archive::Archive;
 use crate::devices;
-use crate::output::print;
+use crate::output::{Usage, print};
 use crate::processes::{Snapshot, snapshot};
 
 /// Arguments of `smc report`.
@@ -35,6 +35,10 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<bool> {
+    if args.output.as_deref() == Some(Path::new("-")) {
+        let text = "the archive goes to a file, not to standard output; `./-` is a file";
+        return Err(Usage::new(text).into());
+    }
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.context("the clock is before 1970")?.as_secs();
     let name = format!("smc-report-{now}");
