@@ -27,8 +27,14 @@ async fn main() -> Result<()> {
     let endpoint = smc::tokio()?.build()?;
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [echo, scrapes] => {
-            tokio::spawn(serve(endpoint.bind(echo).await?));
-            answer_scrapes(TcpListener::bind(scrapes).await?, endpoint, recorder).await
+            let (listener, scrapes) = (
+                endpoint.bind(echo).await?,
+                TcpListener::bind(scrapes).await?,
+            );
+            let (echo, at) = (listener.local_addr()?, scrapes.local_addr()?);
+            eprintln!("echo server at {echo}, metrics at http://{at}/metrics");
+            tokio::spawn(serve(listener));
+            answer_scrapes(scrapes, endpoint, recorder).await
         }
         [] => {
             let listener = endpoint.bind("127.0.0.1:0").await?;
