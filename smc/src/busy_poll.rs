@@ -363,7 +363,7 @@ impl Pollers {
 const SPINS_MAX: u32 = 24;
 
 /// Consecutive hits before other tasks run, as for tokio's own streams.
-const HITS_MAX: u32 = 128;
+pub(crate) const HITS_MAX: u32 = 128;
 
 /// Bound of polls for clocks that do not advance while tasks run, as virtual ones.
 const POLLS_MAX: u32 = 20_000;

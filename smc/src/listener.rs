@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
 use event_listener::{Event, IntoNotification as _};
+use rustix::process::{Resource, getrlimit};
 
 use self::admission::{AdmissionControl, Source};
 use super::endpoint::EndpointInner;
@@ -35,7 +36,9 @@ use crate::reactor_turns::ReactorTurns;
 #[non_exhaustive]
 pub struct ListenOptions {
     /// TCP connections that may wait to be accepted, and streams that may wait for `accept`; 1024
-    /// if not given. A socket that listens already keeps the length of its backlog then.
+    /// if not given. A socket that listens already keeps the length of its backlog then. Of
+    /// streams there are at most a sixteenth of the descriptors that the process may have
+    /// (`RLIMIT_NOFILE`); further connections wait in the backlog.
     pub backlog: Option<u32>,
     /// `SO_REUSEPORT`.
     pub reuse_port: bool,
@@ -87,7 +90,9 @@ impl Listener {
         backlog: u32,
     ) -> io::Result<Self> {
         let local = acceptor.local_addr()?;
-        let max_ready = usize::try_from(backlog).unwrap_or(usize::MAX).max(1);
+        let max_waiting = usize::try_from(backlog).unwrap_or(usize::MAX).max(1);
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let max_ready = max_waiting.min(ready_limit(descriptors));
         let queue = Arc::new(Queue {
             state: Mutex::default(),
             changed: Event::new(),
@@ -103,7 +108,7 @@ impl Listener {
             queue: Arc::downgrade(&queue),
             acceptor,
             published,
-            admission: AdmissionControl::new(endpoint.config.max_handshakes, max_ready),
+            admission: AdmissionControl::new(endpoint.config.max_handshakes, max_waiting),
             endpoint,
         });
         service.endpoint.add_listener(&service);
@@ -505,3 +510,15 @@ fn log_accepted(endpoint: &EndpointInner, peer: SocketAddr, stream: &Stream) {
 
 /// Delay after an error of `accept(2)`, most often a lack of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);
+
+/// Streams that may wait for `accept`: any client can have that many, and each has a descriptor at
+/// least. Further connections wait in the backlog, where they take none.
+fn ready_limit(descriptors: u64) -> usize {
+    let share = descriptors / READY_SHARE;
+    usize::try_from(share).unwrap_or(usize::MAX).max(READY_MIN)
+}
+
+/// The part of the descriptors of the process that they may take, and how many there may be in any
+/// case.
+const READY_SHARE: u64 = 16;
+const READY_MIN: usize = 16;

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use smc_wire::cursor::Cursor;
 use smc_wire::size::SizeCode;
 
+use super::super::busy_poll::HITS_MAX;
 use super::super::conn::Conn;
 use super::super::runtime::Socket;
 use super::in_place::{ReadGuard, ReservedSpace};
@@ -23,6 +24,7 @@ pub(crate) struct TcpReader {
     /// Expected length of the next read, estimated from earlier ones.
     expected: Expected,
     shut: bool,
+    budget: Budget,
 }
 
 impl TcpReader {
@@ -34,6 +36,7 @@ impl TcpReader {
             at: 0,
             expected: Expected(EXPECTED_MIN),
             shut: false,
+            budget: Budget::default(),
         }
     }
 
@@ -45,6 +48,7 @@ impl TcpReader {
         if let Some(count) = self.read_buffered(buf) {
             return Poll::Ready(Ok(count));
         }
+        ready!(self.budget.poll_proceed(cx));
         let count = ready!(self.socket.poll_read(cx, buf))?;
         self.expected.learn(count, buf.len());
         Poll::Ready(Ok(count))
@@ -104,10 +108,11 @@ impl TcpReader {
         if self.shut {
             return Poll::Ready(Ok(0));
         }
-        let buffered = self.buffered();
-        if buffered.is_empty() {
+        if self.buffered().is_empty() {
+            ready!(self.budget.poll_proceed(cx));
             return self.socket.poll_peek(cx, buf);
         }
+        let buffered = self.buffered();
         let count = buffered.len().min(buf.len());
         buf[..count].copy_from_slice(&buffered[..count]);
         Poll::Ready(Ok(count))
@@ -118,6 +123,7 @@ impl TcpReader {
             return Poll::Ready(Ok(&[]));
         }
         if self.buffered().is_empty() {
+            ready!(self.budget.poll_proceed(cx));
             self.at = 0;
             self.buffer.resize(TCP_FILL_BUF_MAX, 0);
             let read = self.socket.poll_read(cx, &mut self.buffer);
@@ -153,10 +159,11 @@ impl TcpReader {
         Poll::Ready(Ok(ReadGuard::private(copy)))
     }
 
-    pub(crate) fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.shut || !self.buffered().is_empty() {
             return Poll::Ready(Ok(()));
         }
+        ready!(self.budget.poll_proceed(cx));
         self.socket.poll_readable(cx)
     }
 
@@ -211,6 +218,7 @@ pub(crate) struct TcpWriter {
     socket: Arc<dyn Socket>,
     /// A buffer for reservations.
     scratch: Box<[u8]>,
+    budget: Budget,
 }
 
 impl TcpWriter {
@@ -218,14 +226,16 @@ impl TcpWriter {
         Self {
             socket,
             scratch: Box::default(),
+            budget: Budget::default(),
         }
     }
 
     pub(crate) fn poll_write(
-        &self,
+        &mut self,
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        ready!(self.budget.poll_proceed(cx));
         self.socket.poll_write(cx, bufs)
     }
 
@@ -233,7 +243,8 @@ impl TcpWriter {
         self.socket.try_write(bufs)
     }
 
-    pub(crate) fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.budget.poll_proceed(cx));
         self.socket.poll_writable(cx)
     }
 
@@ -279,6 +290,24 @@ impl TcpWriter {
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
             done => done,
         }
+    }
+}
+
+/// The calls of a task that may go on without a turn of the executor for other tasks. As long as
+/// no call has to wait, the socket is not registered with the reactor, which has a budget on tokio.
+#[derive(Default)]
+struct Budget(u32);
+
+impl Budget {
+    /// Pending once in so many calls; the task is woken then.
+    fn poll_proceed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.0 < HITS_MAX {
+            self.0 += 1;
+            return Poll::Ready(());
+        }
+        self.0 = 0;
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 

@@ -1,5 +1,6 @@
 //! Waiting for a half of a stream, by one task or by several.
 
+use std::future::poll_fn;
 use std::io;
 use std::sync::{Arc, MutexGuard, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
@@ -7,10 +8,11 @@ use std::task::{Context, Poll, Wake, Waker};
 use atomic_waker::AtomicWaker;
 use event_listener::Event;
 
-use super::super::busy_poll::{BusyPoll, PollStep};
+use super::super::busy_poll::{BusyPoll, HITS_MAX, PollStep};
 use super::super::conn::{Conn, HalfCounters};
 use super::read::Reader;
 use crate::error::Error;
+use crate::mem::sync::{AtomicU32, Ordering};
 use crate::mutex::Mutex;
 
 /// A half of an SMC stream.
@@ -90,6 +92,8 @@ pub(crate) struct LockedHalf<S> {
     half: Mutex<S>,
     /// Tasks that wait for a TCP socket. Those of SMC are in [`Conn`].
     waiters: OnceLock<Arc<Waiters>>,
+    /// Calls of async methods for any number of tasks.
+    calls: AtomicU32,
 }
 
 impl<S> LockedHalf<S> {
@@ -97,6 +101,7 @@ impl<S> LockedHalf<S> {
         Self {
             half: Mutex::new(half),
             waiters: OnceLock::new(),
+            calls: AtomicU32::new(0),
         }
     }
 
@@ -114,8 +119,25 @@ impl<S> LockedHalf<S> {
 }
 
 impl<S: Ready> LockedHalf<S> {
+    /// Yields to the executor once in so many calls: with data that is not consumed, or a fast
+    /// peer, a task could run without ever waiting.
+    async fn keep_budget(&self) {
+        if self.calls.fetch_add(1, Ordering::Relaxed) % HITS_MAX == HITS_MAX - 1 {
+            let mut has_yielded = false;
+            poll_fn(|cx| match std::mem::replace(&mut has_yielded, true) {
+                true => Poll::Ready(()),
+                false => {
+                    cx.waker().wake_by_ref();
+                    Poll::Pending
+                }
+            })
+            .await;
+        }
+    }
+
     /// Waits until the half is ready. Any number of tasks may wait.
     pub(crate) async fn ready(&self) -> io::Result<()> {
+        self.keep_budget().await;
         let conn = self.lock().conn();
         match conn {
             Some(conn) => self.ready_smc(&conn).await,
@@ -176,6 +198,7 @@ impl LockedHalf<Reader> {
     /// Copies the next bytes without consuming them; waits until there are some. Any number of
     /// tasks may wait.
     pub(crate) async fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.keep_budget().await;
         let conn = self.lock().conn();
         let Some(conn) = conn else {
             return self.wait_tcp(|half, cx| half.poll_peek(cx, buf)).await;
