@@ -54,6 +54,7 @@ impl PolicyRule {
     }
 
     /// The name that tools show.
+    #[cfg(feature = "introspection")]
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::Fixed(policy) => policy.name(),

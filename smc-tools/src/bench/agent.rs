@@ -132,7 +132,8 @@ fn check(task: &Task) -> Result<()> {
     let buffer = match cell.case.workload {
         Workload::Rate | Workload::Bulk => settings.read,
         Workload::Pingpong | Workload::Fanin => settings.ping,
-        Workload::Http | Workload::Connect => 0,
+        Workload::Http => HTTP_BUFFER,
+        Workload::Connect => 0,
     };
     ensure!(
         connections.saturating_mul(buffer) <= MEMORY_MAX,
@@ -146,6 +147,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Bytes of the buffers of all connections of a task.
 const MEMORY_MAX: usize = 1 << 32;
+
+/// Longest read buffer of a connection of hyper.
+const HTTP_BUFFER: usize = 8192 + 4096 * 100;
 
 /// A measurement with warm-up and end takes no more than this many times its measuring time.
 const TIMES_MAX: u32 = 20;
