@@ -362,7 +362,7 @@ pub(super) fn lookup(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 }
 
 /// Whether the descriptor is ready for `what` at this moment.
-pub(super) fn probe(fd: BorrowedFd<'_>, what: PollFlags) -> io::Result<IoDone<()>> {
+fn probe(fd: BorrowedFd<'_>, what: PollFlags) -> io::Result<IoDone<()>> {
     let mut fds = [PollFd::from_borrowed_fd(fd, what)];
     match rustix::event::poll(&mut fds, Some(&Timespec::default()))? {
         0 => Err(io::ErrorKind::WouldBlock.into()),

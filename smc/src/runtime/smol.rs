@@ -4,14 +4,14 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Instant;
 
 use ::smol::Executor;
 use async_io::Async;
 use async_trait::async_trait;
-use rustix::event::PollFlags;
+use atomic_waker::AtomicWaker;
 
 use super::connect::{self, ConnectStatus};
 use super::net::{self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket};
@@ -133,25 +133,75 @@ impl Runtime for SmolRuntime {
 #[derive(Debug)]
 struct SmolIo {
     source: Async<Arc<OwnedFd>>,
-    /// Whether a task waits for reading, or writing, and no readiness was reported since.
+    /// For reading and for writing, made for the first wait.
+    waits: [OnceLock<Wait>; 2],
+}
+
+/// A task that waits for a direction of a descriptor.
+#[derive(Debug)]
+struct Wait {
+    /// Whether a task waits, and no readiness was reported since.
     ///
     /// The reactor would report the same readiness once more, after it was used up.
-    waits: [AtomicBool; 2],
+    is_waiting: AtomicBool,
+    event: Arc<ReactorEvent>,
+    /// That of `event`, for the reactor.
+    waker: Waker,
+}
+
+/// An event of the reactor. Its wake-up is what counts: an event that comes in the turn of the
+/// reactor during which the descriptor was registered wakes the task, and `poll_readable` does not
+/// report it. While the executor is busy and another thread turns the reactor, that is so each
+/// time.
+#[derive(Debug, Default)]
+struct ReactorEvent {
+    has_come: AtomicBool,
+    task: AtomicWaker,
+}
+
+impl Wake for ReactorEvent {
+    fn wake(self: Arc<Self>) {
+        self.has_come.store(true, Ordering::Release);
+        self.task.wake();
+    }
+}
+
+impl Default for Wait {
+    fn default() -> Self {
+        let event = Arc::<ReactorEvent>::default();
+        Self {
+            is_waiting: AtomicBool::new(false),
+            waker: Waker::from(Arc::clone(&event)),
+            event,
+        }
+    }
 }
 
 impl SmolIo {
-    fn poll_ready(&self, cx: &mut Context<'_>, direction: Direction) -> Poll<io::Result<()>> {
+    fn wait(&self, direction: Direction) -> &Wait {
+        let [for_reading, for_writing] = &self.waits;
+        let wait = match direction {
+            Direction::Read => for_reading,
+            Direction::Write => for_writing,
+        };
+        wait.get_or_init(Wait::default)
+    }
+
+    fn poll_ready(
+        &self,
+        cx: &mut Context<'_>,
+        direction: Direction,
+        wait: &Wait,
+    ) -> Poll<io::Result<()>> {
+        // First, so that an event that comes now wakes this task.
+        wait.event.task.register(cx.waker());
+        if wait.event.has_come.swap(false, Ordering::Acquire) {
+            return Poll::Ready(Ok(()));
+        }
+        let cx = &mut Context::from_waker(&wait.waker);
         match direction {
             Direction::Read => self.source.poll_readable(cx),
             Direction::Write => self.source.poll_writable(cx),
-        }
-    }
-
-    fn waits(&self, direction: Direction) -> &AtomicBool {
-        let [for_reading, for_writing] = &self.waits;
-        match direction {
-            Direction::Read => for_reading,
-            Direction::Write => for_writing,
         }
     }
 }
@@ -179,32 +229,19 @@ impl Registered for SmolIo {
         direction: Direction,
         mut op: impl FnMut(BorrowedFd<'_>) -> io::Result<IoDone<T>>,
     ) -> Poll<io::Result<T>> {
-        let waits = self.waits(direction);
-        let mut is_tried = false;
+        let wait = self.wait(direction);
         loop {
-            if waits.load(Ordering::Relaxed) {
-                match self.poll_ready(cx, direction) {
-                    Poll::Ready(ready) => {
-                        ready?;
-                        waits.store(false, Ordering::Relaxed);
-                    }
-                    Poll::Pending if is_tried => return Poll::Pending,
-                    // The event of a descriptor that was registered during a turn of the reactor
-                    // wakes the task, and is not reported if it came in the same turn. While the
-                    // executor is busy and another thread turns the reactor, that is so each time.
-                    Poll::Pending => {}
-                }
+            if wait.is_waiting.load(Ordering::Relaxed) {
+                ready!(self.poll_ready(cx, direction, wait))?;
+                wait.is_waiting.store(false, Ordering::Relaxed);
             }
-            is_tried = true;
             match op(self.as_fd()) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => is_tried = false,
+                Ok(done) => return Poll::Ready(Ok(done.value)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    waits.store(true, Ordering::Relaxed);
+                    wait.is_waiting.store(true, Ordering::Relaxed);
                 }
-                done => {
-                    waits.store(false, Ordering::Relaxed);
-                    return Poll::Ready(done.map(|done| done.value));
-                }
+                Err(error) => return Poll::Ready(Err(error)),
             }
         }
     }
@@ -217,29 +254,15 @@ impl Registered for SmolIo {
         op(self.as_fd()).map(|done| done.value)
     }
 
-    /// The reactor checks the level on each call, so no event can be missed. The descriptor is
-    /// asked when a task that waits polls again, for events that the reactor does not report.
+    /// The reactor checks the level on each call, so no event can be missed.
     fn poll_edge(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let waits = self.waits(Direction::Read);
-        let is_polled_again = waits.swap(true, Ordering::Relaxed);
-        let mut ready = self.poll_ready(cx, Direction::Read);
-        if ready.is_pending() && is_polled_again {
-            ready = match net::probe(self.as_fd(), PollFlags::IN) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
-                probed => Poll::Ready(probed.map(drop)),
-            };
-        }
-        if ready.is_ready() {
-            waits.store(false, Ordering::Relaxed);
-        }
-        ready
+        self.poll_ready(cx, Direction::Read, self.wait(Direction::Read))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
-    use std::task::{Wake, Waker};
     use std::thread;
     use std::time::Duration;
 
