@@ -4,15 +4,17 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use smc_core::quota::LineQuota;
 
 use super::end::{Role, Task};
-use super::pair::{End, START, directory, shown};
+use super::pair::{End, START, directory};
 use super::plan::{Apart, Workload};
 use crate::output;
+use crate::processes::shown;
+use crate::serve::ACCEPT_PAUSE;
 
 /// Arguments of `smc bench-agent`.
 ///
@@ -48,7 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
             Ok((stream, _)) => serve_task(args, stream),
             // Such as a client that is gone, or too many open files.
             Err(error) => {
-                sleep(PAUSE);
+                sleep(ACCEPT_PAUSE);
                 Err(error.into())
             }
         };
@@ -142,9 +144,6 @@ fn check(task: &Task) -> Result<()> {
     Ok(())
 }
 
-/// The pause after an error of `accept`.
-const PAUSE: Duration = Duration::from_millis(100);
-
 /// Bytes of the buffers of all connections of a task.
 const MEMORY_MAX: usize = 1 << 32;
 
@@ -161,6 +160,7 @@ const TASK_MAX: usize = 1 << 16;
 mod tests {
     use std::net::Ipv4Addr;
     use std::thread;
+    use std::time::Duration;
 
     use clap::Parser as _;
 

@@ -16,7 +16,7 @@ use super::figure::Sample;
 use super::observe::Observer;
 use super::plan::Cell;
 use super::transport::Kind;
-use crate::processes::{cut, printable};
+use crate::processes::shown;
 
 /// What came of a cell.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -192,11 +192,6 @@ impl Drop for End {
     }
 }
 
-/// A text of another machine, as it is written to a terminal.
-pub(super) fn shown(text: &str) -> String {
-    printable(&cut(text, TEXT_MAX))
-}
-
 /// The lines of an output, which is read even if they are not, so that the process never waits for
 /// this one. Nothing is read behind a line that is too long, and lines are dropped when too many
 /// wait to be taken: it may be the output of an agent on another machine.
@@ -222,9 +217,6 @@ fn lines_of(output: impl Read + Send + 'static) -> mpsc::Receiver<io::Result<Str
     });
     receiver
 }
-
-/// Longest text of another machine that is shown, in characters.
-const TEXT_MAX: usize = 200;
 
 /// How long a process may take to start, and what it takes to open connections and to warm up.
 pub(super) const START: Duration = Duration::from_secs(60);

@@ -199,6 +199,7 @@ const TIME: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::process;
     use super::*;
 
     #[test]
@@ -231,24 +232,17 @@ mod tests {
 
     #[test]
     fn a_process_of_another_user_with_a_socket_of_the_same_name_takes_no_place() {
-        let process = |uid, count| {
-            let text = format!(
-                r#"{{"record":"process","version":1,"pid":{uid},"uid":{uid},"program":"x",
-                "library":"","endpoints":1}}"#
-            );
-            let Ok(Record::Process(process)) = serde_json::from_str(&text) else {
-                panic!("{text}");
-            };
+        let with_errors = |user, count| {
             let mut stats = Stats::default();
             stats.errors.client = count;
             let stats = serde_json::json!({"record": "stats", "endpoint": 0, "stats": stats});
             Process {
                 name: "i-1-0123456789abcdef.sock".into(),
-                process,
+                process: process(user),
                 records: vec![serde_json::from_value(stats).unwrap()],
             }
         };
-        let both = [process(1, 5), process(2, 0)];
+        let both = [with_errors(1, 5), with_errors(2, 0)];
         let mut baseline = Baseline::default();
         baseline.add(&both);
         let Record::Stats(now) = &both[0].records[0] else {

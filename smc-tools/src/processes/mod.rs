@@ -22,7 +22,7 @@ pub(crate) use pool::results;
 pub(crate) use snapshot::{Snapshot, snapshot};
 pub(crate) use ss::{SsArgs, run_ss};
 pub(crate) use stats::{StatsArgs, run_stats};
-pub(crate) use table::{cut, escaped, printable};
+pub(crate) use table::{escaped, printable, shown};
 pub(crate) use top::{TopArgs, run_top};
 
 use std::collections::BTreeMap;
@@ -250,12 +250,8 @@ fn failure(socket: &Path, error: &io::Error) -> String {
         io::ErrorKind::TimedOut => "does not answer".to_owned(),
         _ => error.to_string(),
     };
-    // The process can state a reason of any length.
-    printable(&format!(
-        "process with the socket {}: {}",
-        socket.display(),
-        cut(&what, REASON_MAX)
-    ))
+    let path = printable(&socket.display().to_string());
+    format!("process with the socket {path}: {}", shown(&what))
 }
 
 /// Memory that users share, of which none can leave the others without.
@@ -309,15 +305,24 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// What all answers may take of memory. Half of it holds some 30,000 connections of one user.
 const MEMORY_MAX: usize = 384 << 20;
 
-/// Longest reason of a process for not answering, in characters.
-const REASON_MAX: usize = 200;
-
 /// Processes of one user of which is told that they have not answered.
 const COMPLAINTS_MAX: usize = 8;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A process with this number, of a user with the same number.
+    pub(super) fn process(number: u32) -> ProcessRecord {
+        let text = format!(
+            r#"{{"record":"process","version":1,"pid":{number},"uid":{number},"program":"x",
+            "library":"","endpoints":0}}"#
+        );
+        match serde_json::from_str(&text) {
+            Ok(Record::Process(process)) => process,
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[test]
     fn a_user_has_no_more_memory_than_is_left_free() {
@@ -347,11 +352,7 @@ mod tests {
     fn what_has_come_is_returned_although_a_job_does_not_end() {
         let (reports, received) = mpsc::channel();
         let name = OsString::from("i-1-0123456789abcdef.sock");
-        let text = r#"{"record":"process","version":1,"pid":1,"uid":1,
-            "program":"x","library":"","endpoints":0}"#;
-        let Ok(Record::Process(process)) = serde_json::from_str(text) else {
-            panic!("{text}");
-        };
+        let process = process(1);
         let records = Vec::new();
         let answer = Process {
             name,

@@ -55,6 +55,11 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(replace).collect()
 }
 
+/// A text of another process or machine, which can have any length, as a terminal gets it.
+pub(crate) fn shown(text: &str) -> String {
+    printable(&cut(text, TEXT_MAX))
+}
+
 /// JSON with such characters as escapes. JSON itself has none of them outside of strings.
 pub(crate) fn escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
@@ -100,13 +105,16 @@ fn is_printable(char: char) -> bool {
 }
 
 /// A text, cut to so many characters; `..` shows that it was.
-pub(crate) fn cut(text: &str, len: usize) -> String {
+pub(super) fn cut(text: &str, len: usize) -> String {
     if text.chars().count() <= len {
         return text.to_owned();
     }
     let kept: String = text.chars().take(len.saturating_sub(2)).collect();
     kept + ".."
 }
+
+/// Longest text that is shown, in characters.
+const TEXT_MAX: usize = 200;
 
 /// Longest cell, in characters: an address with its port fits.
 const CELL_MAX: usize = 48;

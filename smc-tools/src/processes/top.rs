@@ -56,15 +56,13 @@ pub(crate) fn run_top(args: &TopArgs) -> Result<bool> {
         let rates = rates(&found, &counted, now.duration_since(before));
         let text = match args.json {
             true => json(&rates, args.lines.unwrap_or(usize::MAX))?,
-            false if std::io::stdout().is_terminal() => {
-                format!(
-                    "\u{1b}[2J\u{1b}[H{}",
-                    table(&rates, args.lines.unwrap_or(LINES))
-                )
-            }
             false => table(&rates, args.lines.unwrap_or(LINES)),
         };
-        if !print_while_open(&text)? {
+        let clear = match !args.json && std::io::stdout().is_terminal() {
+            true => "\u{1b}[2J\u{1b}[H",
+            false => "",
+        };
+        if !print_while_open(&format!("{clear}{text}"))? {
             break;
         }
         (before, counted) = (now, counts(&found));
