@@ -102,6 +102,9 @@ pub enum FallbackCause {
     /// The endpoint has no negotiation (`Builder::negotiation`).
     #[error("endpoint has no negotiation to find out whether peers support SMC")]
     NoNegotiation,
+    /// The default endpoint of the process could not be made with a device.
+    #[error("default endpoint has no device: {0}")]
+    NoDefaultDevice(Arc<super::Error>),
     /// The endpoint has no working device.
     #[error("endpoint has no device that works")]
     NoDevice,

@@ -68,17 +68,30 @@ impl Published for Assume {
     }
 }
 
-/// No peer supports SMC: all connections are plain TCP, with the cause
-/// [`FallbackCause::NoNegotiation`]. What an endpoint without a negotiation has.
-#[derive(Clone, Copy, Debug, Default)]
-#[non_exhaustive]
-pub struct Never;
+/// No peer supports SMC: all connections are plain TCP, with the same cause. What an endpoint
+/// without a negotiation has.
+#[derive(Clone, Debug)]
+pub struct Never {
+    cause: FallbackCause,
+}
 
 impl Never {
-    /// No peer supports SMC.
+    /// No peer supports SMC, with the cause [`FallbackCause::NoNegotiation`].
     #[must_use]
     pub fn new() -> Self {
-        Self
+        Self::because(FallbackCause::NoNegotiation)
+    }
+
+    /// No peer supports SMC, with this cause.
+    #[must_use]
+    pub fn because(cause: FallbackCause) -> Self {
+        Self { cause }
+    }
+}
+
+impl Default for Never {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -89,7 +102,7 @@ impl Negotiation for Never {
         _runtime: &Arc<dyn Runtime>,
         _to: SocketAddr,
     ) -> Result<Candidate, FallbackCause> {
-        Err(FallbackCause::NoNegotiation)
+        Err(self.cause.clone())
     }
 
     fn publish(
@@ -98,12 +111,12 @@ impl Negotiation for Never {
         _at: SocketAddr,
         _listener: Option<BorrowedFd<'_>>,
     ) -> Result<Arc<dyn Published>, FallbackCause> {
-        Ok(Arc::new(*self))
+        Ok(Arc::new(self.clone()))
     }
 }
 
 impl Published for Never {
     fn negotiated(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Negotiated {
-        Negotiated::Plain(FallbackCause::NoNegotiation)
+        Negotiated::Plain(self.cause.clone())
     }
 }

@@ -97,7 +97,9 @@ pub(crate) fn decline_code(cause: &DeclineCause) -> DeclineCode {
             FallbackCause::Code(code) => *code,
             FallbackCause::PeerDeclined(_) => PEER_DECLINED,
             FallbackCause::Policy => DeclineCode::OPTUNSUPP,
-            FallbackCause::NoDevice | FallbackCause::OtherHost => DeclineCode::NOSMCDEV,
+            FallbackCause::NoDevice
+            | FallbackCause::NoDefaultDevice(_)
+            | FallbackCause::OtherHost => DeclineCode::NOSMCDEV,
             _ => DeclineCode::PEERNOSMC,
         },
         DeclineCause::Rule(code) => *code,

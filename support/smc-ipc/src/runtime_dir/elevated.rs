@@ -5,7 +5,7 @@ use rustix::thread::capabilities;
 
 /// Whether this program has rights that the user who started it has not (`AT_SECURE`): that it is
 /// set-user-ID or set-group-ID, or has capabilities of its own. The environment is that user's.
-pub(super) fn is_elevated() -> bool {
+pub fn is_elevated() -> bool {
     match std::fs::read("/proc/self/auxv") {
         Ok(auxv) => value_of(AT_SECURE, &auxv) != Some(0),
         // It may not be read by a process that may not be traced. Such programs are among those.

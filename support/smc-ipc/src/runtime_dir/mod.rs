@@ -15,6 +15,7 @@ mod user_dir;
 mod watch;
 
 pub use domain::Domain;
+pub use elevated::is_elevated;
 pub use error::{DirectoryProblem, RuntimeDirError};
 pub use open::OpenDir;
 pub use publication::Publication;
