@@ -111,6 +111,12 @@ impl Builder {
         self
     }
 
+    #[cfg(any(feature = "tokio", feature = "smol"))]
+    pub(crate) fn policy_rule(mut self, rule: PolicyRule) -> Self {
+        self.config.policy = rule;
+        self
+    }
+
     /// Whether connections are SMC although an IPsec policy applies to them. Data of SMC does not
     /// pass through the network stack, so nothing encrypts it there. `false` unless set: such a
     /// stream is TCP, with the code 0x03020000.

@@ -170,6 +170,19 @@ impl Endpoint {
         Self { inner }
     }
 
+    /// Whether it can still connect and listen: it was not closed, its runtime has not ended, and it
+    /// was made in this process.
+    #[cfg(any(feature = "tokio", feature = "smol"))]
+    pub(crate) fn is_open(&self) -> bool {
+        self.inner.lifetime.check().is_ok()
+    }
+
+    /// Whether it was made in this process, not in a parent before `fork`.
+    #[cfg(any(feature = "tokio", feature = "smol"))]
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.inner.lifetime.is_of_this_process()
+    }
+
     /// Connects to an address or a name. Several addresses are tried in order, until one succeeds.
     ///
     /// Returns when the stream can be used: as SMC, or as TCP if SMC is not possible (see

@@ -70,9 +70,13 @@
 //! | `introspection` | [`introspection`]: what `smc ss` and its like show of a process. On by default |
 //! | `metrics` | [`metrics`]: the counters by the facade crate of that name |
 //! | `serde` | `Serialize` and `Deserialize` of [`info::Stats`] |
-//! | `tokio` | [`tokio()`], and tokio's I/O traits on streams |
+//! | `tokio` | [`mod@tokio`]: types in place of tokio's; [`tokio()`], and tokio's I/O traits on streams |
 //! | `tokio-io` | tokio's I/O traits on streams and halves alone; no reactor |
-//! | `smol` | [`smol()`] |
+//! | `smol` | [`mod@smol`]: types in place of smol's; [`smol()`] |
+//! | `axum08` | `axum::serve` on listeners; `ConnectInfo` with peer and mode |
+//! | `hyper-util` | `Connector` for hyper-util's legacy client |
+//! | `tonic014` | tonic's servers and, by `Connector`, its clients; takes Rust 1.88 |
+//! | `tower`, `tokio-util` | `Connector` as a service of targets; tokio-util's trait of listeners |
 //! | `ism` | `ism`: devices for SMC-D between virtual machines and their host |
 //! | `rdma` | `rdma`: devices for SMC-R between hosts; takes cmake and libclang to build |
 //! | `syn-option` | `syn_option`: negotiation by TCP option, as kernels do it |
@@ -95,9 +99,14 @@ pub mod introspection;
 pub mod manual;
 #[cfg(feature = "metrics")]
 pub mod metrics;
+pub mod prelude;
 #[cfg(feature = "introspection")]
 pub mod record;
 pub mod runtime;
+#[cfg(feature = "smol")]
+pub mod smol;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 
 mod append_list;
 mod builder;
@@ -105,11 +114,24 @@ mod busy_poll;
 mod candidates;
 mod conn;
 mod copy_mode;
+#[cfg(any(feature = "tokio", feature = "smol"))]
+mod default_endpoint;
 mod device_driver;
 mod devices;
 mod endpoint;
+#[cfg(any(feature = "tokio", feature = "smol"))]
+mod environment;
+#[cfg(any(
+    feature = "axum08",
+    feature = "hyper-util",
+    feature = "tokio-util",
+    feature = "tonic014",
+    feature = "tower"
+))]
+mod frameworks;
 mod groups;
 mod handshake;
+mod incoming;
 mod lifetime;
 mod links;
 mod listener;
@@ -123,6 +145,11 @@ mod tcp_streams;
 pub use builder::Builder;
 pub use config::Policy;
 pub use endpoint::{ConnectOptions, Endpoint};
+#[cfg(feature = "tower")]
+pub use frameworks::Connector;
+#[cfg(any(feature = "axum08", feature = "hyper-util", feature = "tonic014"))]
+pub use frameworks::SmcConnectInfo;
+pub use incoming::Incoming;
 pub use listener::{ListenOptions, Listener, Refused};
 pub use smc_core::{
     Domain, Error, FallbackCause, FallbackReason, device, error, mem, negotiate, wire,

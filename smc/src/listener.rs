@@ -19,6 +19,7 @@ use rustix::process::{Resource, getrlimit};
 use self::admission::{AdmissionControl, Source};
 use super::endpoint::EndpointInner;
 use super::handshake;
+use super::incoming::Incoming;
 use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::negotiate::{Negotiated, Published};
 use super::runtime::{Acceptor, Runtime, Socket, Task};
@@ -161,6 +162,12 @@ impl Listener {
             Some(next) => Poll::Ready(next),
             None => Poll::Pending,
         }
+    }
+
+    /// The streams that are accepted, as a stream without an end: for frameworks that take one.
+    #[must_use]
+    pub fn into_incoming(self) -> Incoming {
+        Incoming::new(self)
     }
 
     /// The address listened on.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | which transport connects two ends, and what users and containers need | [`transports`] |
 //! | why a stream is TCP, and what to do about it | [`fallback`] |
+//! | what an operator can set by the environment | [`environment`] |
 //! | how a stream ends, and what a process has to do before it ends | [`closing`] |
 //! | what a connection takes of memory, and how to bound it | [`memory`] |
 //! | how to write and read without copies, and what has to be trusted for it | [`zero_copy`] |
@@ -17,6 +18,9 @@ pub mod transports {}
 
 #[doc = include_str!("fallback.md")]
 pub mod fallback {}
+
+#[doc = include_str!("environment.md")]
+pub mod environment {}
 
 #[doc = include_str!("closing.md")]
 pub mod closing {}

@@ -1,0 +1,78 @@
+//! A connector: the service that clients of frameworks dial by.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tower_service::Service;
+
+use crate::endpoint::{ConnectOptions, Endpoint};
+use crate::target::IntoTarget;
+use crate::tokio::TcpStream;
+
+/// Dials SMC connections for clients of frameworks: a [`tower_service::Service`] of targets, and
+/// with feature `hyper-util` one of URIs, for hyper-util's legacy client and for tonic's
+/// `connect_with_connector`.
+///
+/// Of a URI it uses host and port; the default ports are 80 and, for `https` and `wss`, 443. It
+/// makes no TLS: wrap it in the connector of a TLS crate for that.
+#[derive(Clone, Debug, Default)]
+pub struct Connector {
+    endpoint: Option<Endpoint>,
+    options: ConnectOptions,
+}
+
+impl Connector {
+    /// Connects with the default endpoint of the tokio runtime that a connection is made on
+    /// ([`smc::tokio::endpoint`](crate::tokio::endpoint)).
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Connects with this endpoint.
+    #[must_use]
+    pub fn with_endpoint(endpoint: Endpoint) -> Self {
+        Self {
+            endpoint: Some(endpoint),
+            options: ConnectOptions::default(),
+        }
+    }
+
+    /// Connects with these options.
+    #[must_use]
+    pub fn options(mut self, options: ConnectOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Connects to a target.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::connect`]; `InvalidInput` outside of a tokio runtime.
+    pub async fn connect(&self, to: impl IntoTarget) -> io::Result<TcpStream> {
+        let endpoint = match &self.endpoint {
+            Some(endpoint) => endpoint.clone(),
+            None => crate::tokio::endpoint()?,
+        };
+        let stream = endpoint.connect_with(to, &self.options).await?;
+        Ok(stream.into())
+    }
+}
+
+impl<T: IntoTarget + Send + 'static> Service<T> for Connector {
+    type Response = TcpStream;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, to: T) -> Self::Future {
+        let connector = self.clone();
+        Box::pin(async move { connector.connect(to).await })
+    }
+}

@@ -1,0 +1,47 @@
+//! Traits of frameworks on listeners and streams, each behind a feature.
+
+#[cfg(feature = "axum08")]
+mod axum;
+#[cfg(feature = "tower")]
+mod connector;
+#[cfg(feature = "hyper-util")]
+mod hyper_util;
+#[cfg(feature = "tokio-util")]
+mod tokio_util;
+#[cfg(feature = "tonic014")]
+mod tonic;
+
+#[cfg(feature = "tower")]
+pub use connector::Connector;
+
+#[cfg(any(feature = "axum08", feature = "hyper-util", feature = "tonic014"))]
+use std::net::SocketAddr;
+
+#[cfg(any(feature = "axum08", feature = "hyper-util", feature = "tonic014"))]
+use crate::stream::{Mode, Stream};
+
+/// What a request handler can learn about the connection: `ConnectInfo<SmcConnectInfo>` of axum,
+/// and `request.extensions().get::<SmcConnectInfo>()` of tonic and of responses of hyper-util's
+/// client.
+#[cfg(any(feature = "axum08", feature = "hyper-util", feature = "tonic014"))]
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SmcConnectInfo {
+    /// The local address of the TCP connection, where it is known.
+    pub local_addr: Option<SocketAddr>,
+    /// The peer's address of the TCP connection, where it is known.
+    pub remote_addr: Option<SocketAddr>,
+    /// SMC, or TCP with the reason.
+    pub mode: Mode,
+}
+
+#[cfg(any(feature = "axum08", feature = "hyper-util", feature = "tonic014"))]
+impl From<&Stream> for SmcConnectInfo {
+    fn from(stream: &Stream) -> Self {
+        Self {
+            local_addr: stream.local_addr().ok(),
+            remote_addr: stream.peer_addr().ok(),
+            mode: stream.mode().clone(),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! `TcpListener`.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use ::smol::net::{AsyncToSocketAddrs, resolve};
+use futures_core::Stream as AsyncIterator;
+
+use super::tcp_stream::no_address;
+use super::{TcpStream, endpoint};
+use crate::listener::Listener;
+
+/// A TCP listener whose streams are SMC with clients that can, in place of
+/// `smol::net::TcpListener`. Clones are the same listener.
+///
+/// By reference it has the methods of [`Listener`], whose documentation says which clients it
+/// returns.
+///
+/// ```no_run
+/// # async fn serve() -> std::io::Result<()> {
+/// use smc::smol::TcpListener;
+/// use smol::stream::StreamExt;
+///
+/// let listener = TcpListener::bind("127.0.0.1:7878").await?;
+/// let mut incoming = listener.incoming();
+/// while let Some(stream) = incoming.next().await {
+///     println!("connected over {}", stream?.mode());
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct TcpListener(Arc<Listener>);
+
+impl TcpListener {
+    /// Listens with the [default endpoint](super::endpoint). Several addresses are tried in order,
+    /// until one succeeds.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::bind`](crate::Endpoint::bind); `InvalidInput` for a name without an address.
+    pub async fn bind<A: AsyncToSocketAddrs>(addr: A) -> io::Result<Self> {
+        let endpoint = endpoint()?;
+        let mut last = None;
+        for addr in resolve(addr).await? {
+            match endpoint.bind(addr).await {
+                Ok(listener) => return Ok(listener.into()),
+                Err(error) => last = Some(error.into()),
+            }
+        }
+        Err(last.unwrap_or_else(no_address))
+    }
+
+    /// As [`Listener::accept`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Listener::accept`].
+    pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let (stream, peer) = self.0.accept().await?;
+        Ok((stream.into(), peer))
+    }
+
+    /// The streams that are accepted, as a stream without an end.
+    #[must_use]
+    pub fn incoming(&self) -> Incoming<'_> {
+        Incoming(self)
+    }
+}
+
+/// Accepts streams from a socket that listens already, as
+/// [`Endpoint::listen_on`](crate::Endpoint::listen_on).
+impl TryFrom<std::net::TcpListener> for TcpListener {
+    type Error = io::Error;
+
+    fn try_from(listener: std::net::TcpListener) -> io::Result<Self> {
+        Ok(endpoint()?.listen_on(listener)?.into())
+    }
+}
+
+impl From<Listener> for TcpListener {
+    fn from(listener: Listener) -> Self {
+        Self(Arc::new(listener))
+    }
+}
+
+impl Deref for TcpListener {
+    type Target = Listener;
+
+    fn deref(&self) -> &Listener {
+        &self.0
+    }
+}
+
+impl fmt::Debug for TcpListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The streams that a [`TcpListener`] accepts: [`TcpListener::incoming`].
+///
+/// It has no end. After an error it goes on, as [`Listener::accept`] does. Of the tasks that wait
+/// by [`Listener::poll_accept`] or this, the last one is woken.
+#[derive(Clone, Debug)]
+pub struct Incoming<'a>(&'a TcpListener);
+
+impl AsyncIterator for Incoming<'_> {
+    type Item = io::Result<TcpStream>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let accepted = self.0.0.poll_accept(cx);
+        accepted.map(|accepted| Some(accepted.map(|(stream, _peer)| stream.into())))
+    }
+}
