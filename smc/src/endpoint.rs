@@ -191,8 +191,8 @@ impl Endpoint {
     /// # Errors
     ///
     /// As `connect(2)`; the error of a failed handshake; [`Error::Declined`] if the policy requires
-    /// SMC; [`Error::Misuse`] for a target without a port, or if the endpoint is closed or its
-    /// runtime has ended.
+    /// SMC; [`Error::Misuse`] for a target without a port or an empty list of addresses, or if the
+    /// endpoint is closed or its runtime has ended. Of several addresses it is the error of the last.
     pub async fn connect(&self, to: impl IntoTarget) -> Result<Stream, Error> {
         self.connect_with(to, &ConnectOptions::default()).await
     }
@@ -243,12 +243,15 @@ impl Endpoint {
         self.inner.lifetime.until_end(searching).await?
     }
 
-    /// Listens on an address or a name.
+    /// Listens on an address or a name. Several addresses are tried in order, until one succeeds.
+    ///
+    /// The socket has `SO_REUSEADDR`, as that of tokio's and std's listeners: the address can be
+    /// used again while connections of an earlier listener are in TIME_WAIT.
     ///
     /// # Errors
     ///
-    /// As `bind(2)` and `listen(2)`; [`Error::Misuse`] for a target without a port, or if the
-    /// endpoint is closed or its runtime has ended.
+    /// As `bind(2)` and `listen(2)`; [`Error::Misuse`] for a target without a port or an empty list
+    /// of addresses, or if the endpoint is closed or its runtime has ended.
     pub async fn bind(&self, at: impl IntoTarget) -> Result<Listener, Error> {
         self.bind_with(at, &ListenOptions::default()).await
     }
@@ -372,12 +375,16 @@ impl Endpoint {
         target: Target,
     ) -> Result<impl Iterator<Item = SocketAddr> + use<>, Error> {
         // Most targets are one address, for which nothing is allocated.
-        let (one, named) = match target {
+        let (one, several) = match target {
             Target::Addr(addr) => (Some(addr), Vec::new()),
+            Target::Addrs(addrs) if addrs.is_empty() => {
+                return Err(Error::misuse("the target is an empty list of addresses"));
+            }
+            Target::Addrs(addrs) => (None, addrs),
             Target::Name(host, port) => (None, self.inner.runtime.resolve(&host, port).await?),
             Target::Invalid(text) => return Err(invalid_target(&text)),
         };
-        Ok(one.into_iter().chain(named))
+        Ok(one.into_iter().chain(several))
     }
 
     /// Runs a task on the endpoint's runtime; drops it if that has ended.

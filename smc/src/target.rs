@@ -1,13 +1,17 @@
 //! Targets of a connection: addresses and host names.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// Where to connect to or listen at: an address, or a name that the runtime resolves.
+/// Where to connect to or listen at: one address or several, or a name that the runtime resolves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Target {
     /// An address.
     Addr(SocketAddr),
+    /// Addresses that are tried in order, until one succeeds. An empty list is
+    /// [`Error::Misuse`](crate::Error::Misuse) where it is used.
+    Addrs(Vec<SocketAddr>),
     /// A host name with a port.
     Name(String, u16),
     /// A text that is neither.
@@ -15,6 +19,8 @@ pub enum Target {
 }
 
 /// Types that convert to a [`Target`].
+///
+/// A name is not resolved here: the runtime does that when the target is used.
 pub trait IntoTarget {
     /// The target.
     fn into_target(self) -> Target;
@@ -26,9 +32,10 @@ impl IntoTarget for Target {
     }
 }
 
-impl IntoTarget for &SocketAddr {
+/// As the value itself, which is cloned.
+impl<T: IntoTarget + Clone> IntoTarget for &T {
     fn into_target(self) -> Target {
-        Target::Addr(*self)
+        self.clone().into_target()
     }
 }
 
@@ -51,11 +58,41 @@ addresses!(
     (Ipv6Addr, u16)
 );
 
+/// Addresses that are tried in order.
+impl IntoTarget for Vec<SocketAddr> {
+    fn into_target(self) -> Target {
+        Target::Addrs(self)
+    }
+}
+
+/// Addresses that are tried in order.
+impl IntoTarget for &[SocketAddr] {
+    fn into_target(self) -> Target {
+        Target::Addrs(self.to_vec())
+    }
+}
+
+/// Addresses that are tried in order.
+impl<const N: usize> IntoTarget for [SocketAddr; N] {
+    fn into_target(self) -> Target {
+        Target::Addrs(self.into())
+    }
+}
+
 impl IntoTarget for (&str, u16) {
     fn into_target(self) -> Target {
         match self.0.parse::<IpAddr>() {
             Ok(ip) => Target::Addr((ip, self.1).into()),
             Err(_) => Target::Name(self.0.to_owned(), self.1),
+        }
+    }
+}
+
+impl IntoTarget for (String, u16) {
+    fn into_target(self) -> Target {
+        match self.0.parse::<IpAddr>() {
+            Ok(ip) => Target::Addr((ip, self.1).into()),
+            Err(_) => Target::Name(self.0, self.1),
         }
     }
 }
@@ -76,17 +113,18 @@ impl IntoTarget for &str {
     }
 }
 
-impl IntoTarget for String {
-    fn into_target(self) -> Target {
-        self.as_str().into_target()
-    }
+macro_rules! texts {
+    ($($kind:ty),+) => {$(
+        /// As `&str`.
+        impl IntoTarget for $kind {
+            fn into_target(self) -> Target {
+                (*self).into_target()
+            }
+        }
+    )+};
 }
 
-impl IntoTarget for &String {
-    fn into_target(self) -> Target {
-        self.as_str().into_target()
-    }
-}
+texts!(String, Box<str>, Cow<'_, str>);
 
 #[cfg(test)]
 mod tests {
@@ -106,6 +144,43 @@ mod tests {
         );
         for text in ["", "host", ":80", "host:", "host:99999"] {
             assert_eq!(text.into_target(), Target::Invalid(text.into()));
+        }
+    }
+
+    #[test]
+    fn owned_texts_and_references_are_the_same_targets_as_borrowed_texts() {
+        let target = "host.example:80".into_target();
+        let text = "host.example:80".to_owned();
+        for same in [
+            (&text).into_target(),
+            (&&*text).into_target(),
+            text.clone().into_boxed_str().into_target(),
+            Cow::Borrowed(&*text).into_target(),
+            Cow::<str>::Owned(text.clone()).into_target(),
+            ("host.example", 80).into_target(),
+            ("host.example".to_owned(), 80).into_target(),
+            (&("host.example".to_owned(), 80)).into_target(),
+            (&target).into_target(),
+            text.into_target(),
+        ] {
+            assert_eq!(same, target);
+        }
+        let addr = Target::Addr(([127, 0, 0, 1], 1).into());
+        assert_eq!(("127.0.0.1".to_owned(), 1).into_target(), addr);
+    }
+
+    #[test]
+    fn several_addresses_stay_in_order() {
+        let addrs = [2, 1].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let target = Target::Addrs(addrs.to_vec());
+        for same in [
+            addrs.into_target(),
+            (&addrs).into_target(),
+            addrs[..].into_target(),
+            addrs.to_vec().into_target(),
+            (&addrs.to_vec()).into_target(),
+        ] {
+            assert_eq!(same, target);
         }
     }
 }

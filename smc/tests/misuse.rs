@@ -65,6 +65,16 @@ fn a_target_that_is_none_is_in_the_message() {
 }
 
 #[test]
+fn an_empty_list_of_addresses_is_misuse() {
+    let endpoint = Builder::smol().build().expect("endpoint");
+    let error = smol::block_on(endpoint.connect(Vec::new())).expect_err("no address");
+    let text = "misuse: the target is an empty list of addresses";
+    assert_eq!(error.to_string(), text);
+    let error = smol::block_on(endpoint.bind([])).expect_err("no address");
+    assert_eq!(error.to_string(), text);
+}
+
+#[test]
 fn accept_does_not_blame_the_runtime_alone_when_a_policy_has_panicked() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
