@@ -86,7 +86,7 @@ pub enum PeerMisbehaved {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {
-    /// The TCP connection.
+    /// The connection, with its handshake.
     Connect,
     /// The client's PROPOSAL.
     Proposal,
@@ -106,7 +106,7 @@ pub enum Phase {
 impl std::fmt::Display for Phase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Connect => "the TCP connection",
+            Self::Connect => "the connection",
             Self::Proposal => "PROPOSAL",
             Self::Accept => "ACCEPT",
             Self::Confirm => "CONFIRM",

@@ -1,11 +1,13 @@
 //! Endpoints, which connect and listen.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::pin::pin;
+use std::os::fd::BorrowedFd;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -19,17 +21,18 @@ use super::lifetime::{ENDPOINT_CLOSED, Lifetime};
 use super::links::RdmaGroupInfo;
 use super::listener::{ListenOptions, Listener, ListenerService};
 use super::negotiate::Negotiation;
-use super::runtime::{Acceptor, Runtime, SocketOptions};
+use super::runtime::{Acceptor, Runtime, SocketHook, SocketOptions};
 use super::stream::Stream;
 use super::target::{IntoTarget, Target};
 use crate::busy_poll::Pollers;
 use crate::config::{EndpointConfig, Policy};
 use crate::device::{Device, MemoryLimit, TrimMemory};
-use crate::error::Error;
+use crate::error::{Error, Phase};
 use crate::handshake::TcpHandshakes;
 use crate::info::{ConnectionInfo, DeviceInfo, ListenerInfo};
 use crate::log::Warned;
 use crate::mutex::Mutex;
+use crate::proto::Role;
 use crate::proto::group::{LinkGroupInfo, Registry};
 use crate::proto::handshake::{ClientProposal, HandshakeConfig};
 use crate::stats::{DeviceStats, SetupCounters, Stats};
@@ -201,7 +204,9 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// As [`Endpoint::connect`].
+    /// As [`Endpoint::connect`]; [`Error::TimedOut`] with [`Phase::Connect`] when
+    /// [`ConnectOptions::timeout`] has passed; what the function of [`ConnectOptions::socket`]
+    /// returns.
     pub async fn connect_with(
         &self,
         to: impl IntoTarget,
@@ -218,7 +223,34 @@ impl Endpoint {
             }
             Err(last.unwrap_or_else(no_address))
         });
+        let connecting = pin!(self.within(options.timeout, connecting));
         self.inner.lifetime.until_end(connecting).await?
+    }
+
+    /// Runs a connect for so long at most; it is cancelled then.
+    async fn within<T>(
+        &self,
+        timeout: Option<Duration>,
+        mut work: Pin<&mut impl Future<Output = Result<T, Error>>>,
+    ) -> Result<T, Error> {
+        let runtime = &self.inner.runtime;
+        // A time that the clock does not reach is none.
+        let until = timeout.and_then(|timeout| runtime.now().checked_add(timeout));
+        let Some(until) = until else {
+            return work.await;
+        };
+        let mut timer = runtime.timer(until);
+        poll_fn(|cx| match work.as_mut().poll(cx) {
+            Poll::Ready(done) => Poll::Ready(done),
+            Poll::Pending => {
+                let passed = timer.as_mut().poll(cx);
+                passed.map(|()| {
+                    self.inner.setups.add_error(Role::Client);
+                    Err(Error::TimedOut(Phase::Connect))
+                })
+            }
+        })
+        .await
     }
 
     /// The ways to a destination: each device and port, and TCP, with the reason why a connection
@@ -260,7 +292,7 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// As [`Endpoint::bind`].
+    /// As [`Endpoint::bind`]; what the function of [`ListenOptions::socket`] returns.
     pub async fn bind_with(
         &self,
         at: impl IntoTarget,
@@ -282,6 +314,8 @@ impl Endpoint {
         let mut socket = SocketOptions::default();
         socket.backlog = Some(backlog);
         socket.reuse_port = options.reuse_port;
+        socket.only_v6 = options.only_v6;
+        socket.hook.clone_from(&options.socket);
         let negotiation = &self.inner.negotiation;
         let acceptor = self.inner.runtime.bind(at, &socket, &mut |socket| {
             negotiation.prepare(socket);
@@ -333,8 +367,9 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// As [`Endpoint::listen_on`]; [`Error::Misuse`] when `SO_REUSEPORT` is requested and the
-    /// socket does not have it: it has to be set before a socket is bound.
+    /// As [`Endpoint::listen_on`]; [`Error::Misuse`] when the socket does not have `SO_REUSEPORT`
+    /// or `IPV6_V6ONLY` as requested, or a function is given by [`ListenOptions::socket`]: what has
+    /// to be set before a socket is bound comes too late.
     pub fn listen_on_with(
         &self,
         listener: TcpListener,
@@ -350,6 +385,16 @@ impl Endpoint {
         }
         if options.reuse_port && !sockopt::socket_reuseport(&listener).map_err(io::Error::from)? {
             return Err(Error::misuse("SO_REUSEPORT comes too late for this socket"));
+        }
+        if let Some(only) = options.only_v6 {
+            // Fails on a socket of IPv4, where the option has no effect.
+            if sockopt::ipv6_v6only(&listener).is_ok_and(|is_only| is_only != only) {
+                return Err(Error::misuse("IPV6_V6ONLY comes too late for this socket"));
+            }
+        }
+        if options.socket.is_some() {
+            let why = "the socket is bound already, and its options are for the caller to set";
+            return Err(Error::misuse(why));
         }
         if let Some(backlog) = options.backlog {
             // A second `listen(2)` changes only the length of the backlog.
@@ -572,6 +617,10 @@ pub struct ConnectOptions {
     pub recv_buffer: Option<usize>,
     /// The local address.
     pub local: Option<SocketAddr>,
+    /// The longest time for the connection and its handshake together.
+    pub timeout: Option<Duration>,
+    /// Called with each socket before it is bound and connected; see [`ConnectOptions::socket`].
+    pub socket: Option<SocketHook>,
 }
 
 impl ConnectOptions {
@@ -595,10 +644,62 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets the local address.
+    /// Sets the local address, whose port may be 0. The bound socket gets `SO_REUSEADDR`, so that
+    /// the address can be used for other destinations at the same time.
     #[must_use]
     pub fn local(mut self, addr: SocketAddr) -> Self {
         self.local = Some(addr);
+        self
+    }
+
+    /// Sets the longest time for everything that a connect does: the look-up of a name, the TCP
+    /// connections to all addresses that are tried, and the handshake. When it has passed the
+    /// connect ends with [`Error::TimedOut`] and [`Phase::Connect`], and what was begun is cancelled.
+    ///
+    /// Without it the time for TCP is the system's, and that for the handshake the endpoint's.
+    #[must_use]
+    pub fn timeout(mut self, time: Duration) -> Self {
+        self.timeout = Some(time);
+        self
+    }
+
+    /// Sets a function that gets each socket after it was made and before it is bound and
+    /// connected, for options that have no method here, such as `SO_MARK`, `SO_BINDTODEVICE` or
+    /// `TCP_USER_TIMEOUT`.
+    ///
+    /// A connect may make several sockets, and not all of them are connected: to find a free port,
+    /// for each address that is tried, and to find the local address of a route, which depends on
+    /// the socket's mark and device. An error of the function is that of
+    /// [`Endpoint::connect_with`], after which further addresses are still tried. It is not called
+    /// by a runtime without sockets of the system. What the negotiation of an endpoint connects by
+    /// itself is no connection of the application, and the function does not see it.
+    ///
+    /// ```
+    /// # #[cfg(feature = "smol")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use smc::{Builder, ConnectOptions};
+    /// use std::time::Duration;
+    ///
+    /// # smol::block_on(async {
+    /// # let endpoint = Builder::smol().build()?;
+    /// # let listener = endpoint.bind("127.0.0.1:0").await?;
+    /// # let addr = listener.local_addr()?;
+    /// let options = ConnectOptions::new()
+    ///     .timeout(Duration::from_secs(5))
+    ///     .socket(|socket| Ok(rustix::net::sockopt::set_socket_send_buffer_size(socket, 65536)?));
+    /// let stream = endpoint.connect_with(addr, &options).await?;
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// # #[cfg(not(feature = "smol"))]
+    /// # fn main() {}
+    /// ```
+    #[must_use]
+    pub fn socket(
+        mut self,
+        hook: impl Fn(BorrowedFd<'_>) -> io::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.socket = Some(SocketHook::new(hook));
         self
     }
 }

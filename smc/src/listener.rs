@@ -7,6 +7,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
@@ -22,7 +23,7 @@ use super::handshake;
 use super::incoming::Incoming;
 use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::negotiate::{Negotiated, Published};
-use super::runtime::{Acceptor, Runtime, Socket, Task};
+use super::runtime::{Acceptor, Runtime, Socket, SocketHook, Task};
 use super::stream::{Mode, Stream};
 use crate::config::Policy;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit, Refusal};
@@ -43,6 +44,58 @@ pub struct ListenOptions {
     pub backlog: Option<u32>,
     /// `SO_REUSEPORT`.
     pub reuse_port: bool,
+    /// `IPV6_V6ONLY` on an IPv6 listener; the system's default if not given.
+    pub only_v6: Option<bool>,
+    /// Called with the socket before it is bound; see [`ListenOptions::socket`].
+    pub socket: Option<SocketHook>,
+}
+
+impl ListenOptions {
+    /// Options that change nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets how many TCP connections, and how many streams, may wait to be accepted.
+    #[must_use]
+    pub fn backlog(mut self, len: u32) -> Self {
+        self.backlog = Some(len);
+        self
+    }
+
+    /// Sets `SO_REUSEPORT`, with which several listeners can have one address. `SO_REUSEADDR` is
+    /// set on every listener.
+    #[must_use]
+    pub fn reuse_port(mut self, on: bool) -> Self {
+        self.reuse_port = on;
+        self
+    }
+
+    /// Sets `IPV6_V6ONLY`, without which a listener at `[::]` has clients of IPv4 too. No effect on
+    /// a listener of IPv4.
+    #[must_use]
+    pub fn only_v6(mut self, on: bool) -> Self {
+        self.only_v6 = Some(on);
+        self
+    }
+
+    /// Sets a function that gets the socket after it was made and before it is bound, for options
+    /// that have no method here, such as `SO_BINDTODEVICE` or `SO_RCVBUF`. Accepted connections
+    /// inherit most of them. The option `SO_REUSEADDR` and those of this type are set afterwards.
+    ///
+    /// An error of the function is that of [`Endpoint::bind_with`]. It is not called by a runtime
+    /// without sockets of the system.
+    ///
+    /// [`Endpoint::bind_with`]: crate::Endpoint::bind_with
+    #[must_use]
+    pub fn socket(
+        mut self,
+        hook: impl Fn(BorrowedFd<'_>) -> io::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.socket = Some(SocketHook::new(hook));
+        self
+    }
 }
 
 /// Clients of a listener that were closed because its policy requires SMC.
@@ -198,7 +251,7 @@ impl Listener {
 
     /// The descriptor of the TCP listener, where there is one.
     #[must_use]
-    pub fn tcp_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+    pub fn tcp_fd(&self) -> Option<BorrowedFd<'_>> {
         self.service.acceptor.fd()
     }
 }

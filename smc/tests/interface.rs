@@ -4,10 +4,19 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 use std::io::{self, ErrorKind};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures_lite::future::zip;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::BindToDevice;
+use rustix::net::sockopt;
+use smc::error::Phase;
+use smc::{ConnectOptions, Error, ListenOptions};
 use smc_testkit::on::On;
+use smc_testkit::port::HeldPort;
 use smc_testkit::streams::ping_pong;
 use smc_testkit::world::World;
 
@@ -42,6 +51,173 @@ mod targets {
             let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
             let second = endpoint.bind(vec![taken, free]).await.unwrap();
             assert_ne!(second.local_addr().unwrap(), taken);
+        });
+    }
+}
+
+mod options {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_millis(200);
+
+    #[test]
+    fn a_connect_with_a_timeout_ends_when_the_handshake_is_not_answered() {
+        let world = World::new();
+        let client = world.host("client");
+        let (acceptor, at) = world.raw_listener();
+        world.block_on(async {
+            let begin = world.now();
+            let options = ConnectOptions::new().timeout(TIMEOUT);
+            let server = async {
+                let raw = acceptor.accept().await;
+                raw.message().await;
+                raw
+            };
+            let connecting = client.endpoint.connect_with(at, &options);
+            let (connected, raw) = zip(connecting, server).await;
+            let error = connected.unwrap_err();
+            assert_eq!(error, Error::TimedOut(Phase::Connect));
+            assert_eq!(error.to_string(), "timed out waiting for the connection");
+            assert_eq!(io::Error::from(error).kind(), ErrorKind::TimedOut);
+            assert!(world.has_taken(begin, TIMEOUT));
+            drop(raw);
+            world.nothing_left([&client]).await;
+        });
+    }
+
+    #[test]
+    fn a_connect_in_time_has_no_timeout_afterwards() {
+        for world in World::both() {
+            world.between_hosts(async |client, server| {
+                let (listener, at) = server.listen().await;
+                for time in [TIMEOUT, Duration::MAX] {
+                    let options = ConnectOptions::new().timeout(time);
+                    let connecting = client.endpoint.connect_with(at, &options);
+                    let (stream, accepted) = zip(connecting, listener.accept()).await;
+                    let mut streams = (stream.unwrap(), accepted.unwrap().0);
+                    world.sleep(TIMEOUT).await;
+                    ping_pong(&mut streams).await;
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn the_socket_of_a_connect_is_seen_before_it_is_bound() {
+        for on in On::ALL {
+            on.run(async {
+                let endpoint = on.endpoint().build().unwrap();
+                let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+                let at = listener.local_addr().unwrap();
+                let calls = Arc::new(AtomicUsize::new(0));
+                let seen = Arc::clone(&calls);
+                let options = ConnectOptions::new().socket(move |socket| {
+                    let local: SocketAddr = rustix::net::getsockname(socket)?.try_into()?;
+                    assert_eq!(local.port(), 0);
+                    seen.fetch_add(1, Ordering::Relaxed);
+                    Ok(sockopt::set_tcp_user_timeout(socket, 4321)?)
+                });
+                let connecting = endpoint.connect_with(at, &options);
+                let (stream, accepted) = zip(connecting, listener.accept()).await;
+                let mut streams = (stream.unwrap(), accepted.unwrap().0);
+                let fd = streams.0.tcp_fd().unwrap();
+                assert_eq!(sockopt::tcp_user_timeout(fd).unwrap(), 4321);
+                assert!(calls.load(Ordering::Relaxed) > 0);
+                ping_pong(&mut streams).await;
+
+                // Another address of this host, which takes a look-up of the route by this device.
+                let listener = endpoint.bind("127.0.0.2:0").await.unwrap();
+                let at = listener.local_addr().unwrap();
+                let options = ConnectOptions::new()
+                    .socket(|socket| Ok(setsockopt(&socket, BindToDevice, &"lo".into())?));
+                let connecting = endpoint.connect_with(at, &options);
+                let (stream, accepted) = zip(connecting, listener.accept()).await;
+                ping_pong(&mut (stream.unwrap(), accepted.unwrap().0)).await;
+            });
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_function_that_sees_the_socket_is_that_of_the_call() {
+        On::Smol.run(async {
+            let endpoint = On::Smol.endpoint().build().unwrap();
+            let options = ListenOptions::new().socket(|_| Err(io::Error::other("no listener")));
+            let error = endpoint.bind_with("127.0.0.1:0", &options).await;
+            assert_eq!(error.unwrap_err().to_string(), "no listener");
+
+            let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
+            let options = ConnectOptions::new().socket(|_| Err(io::Error::other("no client")));
+            let error = endpoint.connect_with(port.addr(), &options).await;
+            assert_eq!(error.unwrap_err().to_string(), "no client");
+        });
+    }
+
+    #[test]
+    fn a_runtime_without_sockets_of_the_system_does_not_call_the_function() {
+        let world = World::new();
+        world.between_hosts(async |client, server| {
+            let options = ListenOptions::new().socket(|_| panic!("a socket"));
+            let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+            let listener = server.endpoint.bind_with(at, &options).await.unwrap();
+            let options = ConnectOptions::new().socket(|_| panic!("a socket"));
+            let at = listener.local_addr().unwrap();
+            let connecting = client.endpoint.connect_with(at, &options);
+            let (stream, accepted) = zip(connecting, listener.accept()).await;
+            ping_pong(&mut (stream.unwrap(), accepted.unwrap().0)).await;
+        });
+    }
+
+    #[test]
+    fn options_of_a_listener_are_those_of_its_socket() {
+        for on in On::ALL {
+            on.run(async {
+                let endpoint = on.endpoint().build().unwrap();
+                for only in [true, false] {
+                    let options = ListenOptions::new()
+                        .backlog(7)
+                        .reuse_port(true)
+                        .only_v6(only)
+                        .socket(|socket| Ok(sockopt::set_socket_oobinline(socket, true)?));
+                    let at = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+                    let listener = endpoint.bind_with(at, &options).await.unwrap();
+                    let fd = listener.tcp_fd().unwrap();
+                    assert_eq!(sockopt::ipv6_v6only(fd).unwrap(), only);
+                    assert!(sockopt::socket_reuseport(fd).unwrap());
+                    assert!(sockopt::socket_reuseaddr(fd).unwrap());
+                    assert!(sockopt::socket_oobinline(fd).unwrap());
+
+                    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port(&listener)));
+                    let connected = zip(endpoint.connect(to), async {
+                        match only {
+                            true => None,
+                            false => Some(listener.accept().await.unwrap()),
+                        }
+                    });
+                    assert_eq!(connected.await.0.is_ok(), !only);
+                }
+            });
+        }
+    }
+
+    fn port(listener: &smc::Listener) -> u16 {
+        listener.local_addr().unwrap().port()
+    }
+
+    #[test]
+    fn options_that_come_too_late_for_a_listening_socket_are_misuse() {
+        On::Smol.run(async {
+            let endpoint = On::Smol.endpoint().build().unwrap();
+            let bound = || std::net::TcpListener::bind("[::1]:0").unwrap();
+            for only in [true, false] {
+                let socket = bound();
+                let is_same = only == sockopt::ipv6_v6only(&socket).unwrap();
+                let options = ListenOptions::new().only_v6(only);
+                let listener = endpoint.listen_on_with(socket, &options);
+                assert_eq!(listener.is_ok(), is_same, "{listener:?}");
+            }
+            let options = ListenOptions::new().socket(|_| Ok(()));
+            let error = endpoint.listen_on_with(bound(), &options).unwrap_err();
+            assert!(matches!(error, Error::Misuse(_)), "{error}");
         });
     }
 }

@@ -10,7 +10,7 @@
 //! and a function in `smc/src/lib.rs`. `smc/tests/runtime_adapters.rs` has the scenarios that each
 //! adapter passes.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Shutdown, SocketAddr};
@@ -62,13 +62,14 @@ pub trait Runtime: Send + Sync + Debug + 'static {
 
     /// Opens a TCP connection.
     ///
-    /// The socket is bound first (to `options.local`, else to a free port of the address that
-    /// leads to `to`); then `before` is called with it, then it is connected. What `before` does is
-    /// for the last socket that it was called with. One that cannot be bound has no address.
+    /// The hook of `options` is called with the new socket ([`SocketOptions::call_hook`]). Then the
+    /// socket is bound (to `options.local`, else to a free port of the address that leads to `to`);
+    /// then `before` is called with it, then it is connected. What `before` does is for the last
+    /// socket that it was called with. One that cannot be bound has no address.
     ///
     /// # Errors
     ///
-    /// As `connect(2)`, or what `before` returned.
+    /// As `connect(2)`, or what the hook or `before` returned.
     async fn connect(
         &self,
         to: SocketAddr,
@@ -85,11 +86,12 @@ pub trait Runtime: Send + Sync + Debug + 'static {
 
     /// Listens on a TCP address.
     ///
-    /// The socket is bound first; then `before` is called with it, then it listens.
+    /// The hook of `options` is called with the new socket ([`SocketOptions::call_hook`]). Then the
+    /// socket is bound; then `before` is called with it, then it listens.
     ///
     /// # Errors
     ///
-    /// As `bind(2)` and `listen(2)`, or what `before` returned.
+    /// As `bind(2)` and `listen(2)`, or what the hook or `before` returned.
     fn bind(
         &self,
         at: SocketAddr,
@@ -209,6 +211,44 @@ pub struct SocketOptions {
     pub reuse_port: bool,
     /// `IPV6_V6ONLY` on an IPv6 listener; the system's default if not given.
     pub only_v6: Option<bool>,
+    /// Called with each socket after it was made and before it is bound. A runtime without sockets
+    /// of the system ignores it.
+    pub hook: Option<SocketHook>,
+}
+
+impl SocketOptions {
+    /// For runtimes: calls the hook, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// What the hook returns.
+    pub fn call_hook(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        match &self.hook {
+            Some(SocketHook(hook)) => hook(socket),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A function that sets options of a socket which this library does not name, such as `SO_MARK`,
+/// `SO_BINDTODEVICE` or `TCP_USER_TIMEOUT`. Clones are the same function.
+#[derive(Clone)]
+pub struct SocketHook(Arc<SocketHookFn>);
+
+type SocketHookFn = dyn Fn(BorrowedFd<'_>) -> io::Result<()> + Send + Sync;
+
+impl SocketHook {
+    /// A hook that calls `hook` with each socket.
+    #[must_use]
+    pub fn new(hook: impl Fn(BorrowedFd<'_>) -> io::Result<()> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(hook))
+    }
+}
+
+impl Debug for SocketHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SocketHook").finish_non_exhaustive()
+    }
 }
 
 /// A connected TCP socket.

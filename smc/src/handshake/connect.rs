@@ -64,7 +64,7 @@ async fn connect_by(
     let attempt = ConnectAttempt {
         endpoint,
         to,
-        local: options.local,
+        options,
         config: &config,
     };
     let stream = match attempt.run(&mut plan).await {
@@ -158,7 +158,7 @@ fn proposal_of(
 struct ConnectAttempt<'a> {
     endpoint: &'a Arc<EndpointInner>,
     to: SocketAddr,
-    local: Option<SocketAddr>,
+    options: &'a ConnectOptions,
     config: &'a Arc<HandshakeConfig>,
 }
 
@@ -265,7 +265,9 @@ impl ConnectAttempt<'_> {
         before: &mut BeforeConnect<'_>,
     ) -> io::Result<Arc<dyn Socket>> {
         let mut options = SocketOptions::default();
-        (options.local, options.unbound) = (self.local, unbound);
+        options.local = self.options.local;
+        options.unbound = unbound;
+        options.hook.clone_from(&self.options.socket);
         let EndpointInner {
             runtime, setups, ..
         } = &**self.endpoint;

@@ -20,8 +20,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 
 use nix::libc;
-use nix::sys::socket::setsockopt;
-use nix::sys::socket::sockopt::{IpBindAddressNoPort, SetStruct};
+use nix::sys::socket::sockopt::{BindToDevice, IpBindAddressNoPort, Mark, SetStruct};
+use nix::sys::socket::{getsockopt, setsockopt};
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
 
@@ -47,15 +47,15 @@ pub(super) fn start(
     before: &mut BeforeConnect<'_>,
 ) -> io::Result<ConnectStatus> {
     if options.unbound && options.local.is_none() {
-        return start_unannounced(to, before);
+        return start_unannounced(to, options, before);
     }
     let from = match options.local {
         Some(local) if !local.ip().is_unspecified() => local,
-        Some(local) => with_port(source(to)?, local.port()),
-        None => match source(to) {
+        Some(local) => with_port(source_with(to, options)?, local.port()),
+        None => match source_with(to, options) {
             Ok(from) => from,
             // The look-up of the route takes a port of UDP, and other users may have them all.
-            Err(_) => return start_unannounced(to, before),
+            Err(_) => return start_unannounced(to, options, before),
         },
     };
     let mut attempts = 0;
@@ -63,8 +63,8 @@ pub(super) fn start(
         attempts += 1;
         let is_last = attempts == ATTEMPTS;
         let bound = match is_last && from.port() == 0 {
-            true => searched(stream(to)?, from),
-            false => bound(to, from),
+            true => searched(stream(to, options)?, from),
+            false => bound(to, from, options),
         };
         let BoundSocket {
             fd,
@@ -72,7 +72,7 @@ pub(super) fn start(
             may_change,
         } = match bound {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && options.local.is_none() => {
-                return start_unannounced(to, before);
+                return start_unannounced(to, options, before);
             }
             bound => bound?,
         };
@@ -90,7 +90,7 @@ pub(super) fn start(
             Err(Errno::INPROGRESS | Errno::INTR) => {}
             Err(Errno::ADDRNOTAVAIL) if from.port() == 0 && !is_last => continue,
             Err(Errno::ADDRNOTAVAIL) if options.local.is_none() => {
-                return start_unannounced(to, before);
+                return start_unannounced(to, options, before);
             }
             Err(error) => return Err(error.into()),
         }
@@ -100,8 +100,12 @@ pub(super) fn start(
 
 /// Connects a socket from where the kernel chooses. `before` is called without an address, and so
 /// nothing that was announced for an earlier socket is left.
-fn start_unannounced(to: SocketAddr, before: &mut BeforeConnect<'_>) -> io::Result<ConnectStatus> {
-    let fd = stream(to)?;
+fn start_unannounced(
+    to: SocketAddr,
+    options: &SocketOptions,
+    before: &mut BeforeConnect<'_>,
+) -> io::Result<ConnectStatus> {
+    let fd = stream(to, options)?;
     let unspecified: IpAddr = match to {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -129,11 +133,28 @@ fn status(fd: OwnedFd, to: SocketAddr) -> io::Result<ConnectStatus> {
 
 /// The local address from which packets to `to` are sent, with port 0.
 pub(super) fn source(to: SocketAddr) -> io::Result<SocketAddr> {
+    source_with(to, &SocketOptions::default())
+}
+
+/// As [`source`] for a socket with these options: the route depends on its mark and its device.
+fn source_with(to: SocketAddr, options: &SocketOptions) -> io::Result<SocketAddr> {
     if to.ip() == Ipv4Addr::LOCALHOST || to.ip() == Ipv6Addr::LOCALHOST {
         return Ok(SocketAddr::new(to.ip(), 0));
     }
     // Connecting a datagram socket looks up the route and sends nothing.
     let probe = socket(to, SocketType::DGRAM)?;
+    if options.hook.is_some() {
+        // Options of TCP would fail on a datagram socket.
+        let fd = stream(to, options)?;
+        let mark = getsockopt(&fd, Mark)?;
+        if mark != 0 {
+            setsockopt(&probe, Mark, &mark)?;
+        }
+        let device = getsockopt(&fd, BindToDevice)?;
+        if !device.is_empty() {
+            setsockopt(&probe, BindToDevice, &device)?;
+        }
+    }
     rustix::net::connect(&probe, &to)?;
     Ok(with_port(local_addr(probe.as_fd())?, 0))
 }
@@ -159,8 +180,8 @@ impl BoundSocket {
 }
 
 /// A socket bound to `from`, or to a random port if that has none.
-fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<BoundSocket> {
-    let fd = stream(to)?;
+fn bound(to: SocketAddr, from: SocketAddr, options: &SocketOptions) -> io::Result<BoundSocket> {
+    let fd = stream(to, options)?;
     if from.port() != 0 {
         if let Err(Errno::ADDRINUSE) = rustix::net::bind(&fd, &from) {
             sockopt::set_socket_reuseaddr(&fd, true)?;
@@ -175,7 +196,7 @@ fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<BoundSocket> {
         };
         let local = with_port(from, port);
         if draw == EXCLUSIVE_DRAWS {
-            let fd = stream(to)?;
+            let fd = stream(to, options)?;
             if set_port_range(&fd, port) {
                 // Without a port, which `connect` takes.
                 rustix::net::bind(&fd, &from)?;

@@ -315,7 +315,7 @@ pub(super) fn listen(
     options: &SocketOptions,
     before: &mut BeforeListen<'_>,
 ) -> io::Result<OwnedFd> {
-    let fd = stream(at)?;
+    let fd = stream(at, options)?;
     sockopt::set_socket_reuseaddr(&fd, true)?;
     if options.reuse_port {
         sockopt::set_socket_reuseport(&fd, true)?;
@@ -332,9 +332,11 @@ pub(super) fn listen(
     Ok(fd)
 }
 
-/// A nonblocking TCP socket for an address of this family.
-pub(super) fn stream(family: SocketAddr) -> io::Result<OwnedFd> {
-    socket(family, SocketType::STREAM)
+/// A nonblocking TCP socket for an address of this family, which the hook has seen.
+pub(super) fn stream(family: SocketAddr, options: &SocketOptions) -> io::Result<OwnedFd> {
+    let fd = socket(family, SocketType::STREAM)?;
+    options.call_hook(fd.as_fd())?;
+    Ok(fd)
 }
 
 /// A nonblocking socket of this kind.
