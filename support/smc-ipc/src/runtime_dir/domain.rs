@@ -132,7 +132,7 @@ impl Domain {
     /// Processes of this user that use this directory.
     ///
     /// It is made if need be, for the user alone; directories above it are not. It may be a
-    /// symbolic link. It has to be on a local file system.
+    /// symbolic link. It has to be on a local file system, and its path absolute.
     #[must_use]
     pub fn directory(path: impl Into<PathBuf>) -> Self {
         Self::at(Locations::One {

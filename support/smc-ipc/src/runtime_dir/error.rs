@@ -37,6 +37,7 @@ impl RuntimeDirError {
     pub fn kind(&self) -> io::ErrorKind {
         match &self.problem {
             DirectoryProblem::Os(error) => error.kind(),
+            DirectoryProblem::Relative => io::ErrorKind::InvalidInput,
             _ => io::ErrorKind::PermissionDenied,
         }
     }
@@ -72,6 +73,9 @@ pub enum DirectoryProblem {
     /// The path is not a directory, or is a symbolic link.
     #[error("is not a directory")]
     NotDirectory,
+    /// The path is not absolute: where it leads depends on the process.
+    #[error("is not an absolute path")]
+    Relative,
     /// Its owner is not trusted.
     #[error("belongs to user {uid}")]
     Owner {

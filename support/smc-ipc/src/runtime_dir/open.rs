@@ -60,7 +60,7 @@ impl Domain {
     ///
     /// # Errors
     ///
-    /// When it does not exist, is not a directory, belongs to another user than the one whose it is
+    /// When its path is not absolute, it does not exist, is not a directory, belongs to another user than the one whose it is
     /// to be, or others may write to it.
     pub fn check(&self, path: &Path) -> Result<Metadata, RuntimeDirError> {
         if let Locations::Shared(base) = &*self.locations {
@@ -73,6 +73,7 @@ impl Domain {
 
     /// As [`Domain::check`], without the directory of a shared domain.
     pub(super) fn inspect(&self, path: &Path) -> Result<Metadata, RuntimeDirError> {
+        self.check_absolute(path)?;
         let found = match *self.locations {
             Locations::One {
                 must_exist: false, ..
@@ -82,6 +83,18 @@ impl Domain {
         let found = found.map_err(|error| inspect_failed(path, &error))?;
         self.check_own(path, found.uid(), found.mode())?;
         Ok(found)
+    }
+
+    /// Refuses a path that leads elsewhere in a process with another working directory, unless the
+    /// directory has to be there.
+    fn check_absolute(&self, path: &Path) -> Result<(), RuntimeDirError> {
+        match *self.locations {
+            Locations::One {
+                must_exist: true, ..
+            } => Ok(()),
+            _ if path.is_absolute() => Ok(()),
+            _ => Err(RuntimeDirError::new(path, DirectoryProblem::Relative)),
+        }
     }
 
     /// Opens a directory that is there and may be used.
@@ -94,6 +107,7 @@ impl Domain {
     }
 
     pub(super) fn origin<'a>(&self, path: &'a Path) -> Result<Origin<'a>, RuntimeDirError> {
+        self.check_absolute(path)?;
         let Locations::Shared(base) = &*self.locations else {
             return Ok(Origin {
                 base: None,

@@ -3,7 +3,7 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::sleep;
@@ -273,6 +273,19 @@ fn the_mode_of_a_name_does_not_depend_on_the_umask() {
         let found = world.at(&dir).join(NAME).symlink_metadata().unwrap();
         assert_eq!(found.mode() & 0o7777, mode);
     }
+}
+
+#[test]
+fn a_directory_by_a_relative_path_is_refused() {
+    let domain = Domain::directory("smc-relative");
+    let error = Publication::new(domain.clone(), "a.sock".into()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "runtime directory smc-relative is not an absolute path"
+    );
+    let error = domain.open(Path::new("smc-relative")).unwrap_err();
+    assert_eq!(error.problem, DirectoryProblem::Relative);
+    assert!(!Path::new("smc-relative").exists());
 }
 
 #[test]
