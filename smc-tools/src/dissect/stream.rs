@@ -17,8 +17,9 @@ pub(super) struct Stream {
     start: Option<(u32, i64)>,
     /// Whether earlier bytes may still turn up: no SYN was seen and nothing was consumed.
     floating: bool,
-    /// Known bytes without a gap, not consumed yet.
-    front: Vec<u8>,
+    /// Known bytes without a gap: the first `consumed` of them are of messages that were taken.
+    known: Vec<u8>,
+    consumed: usize,
     /// Up to this position bytes were on the wire, but not captured.
     lost_until: Option<i64>,
     /// Segments behind a gap, by position.
@@ -114,7 +115,7 @@ impl Stream {
 
     /// The known bytes in front, without a gap.
     pub(super) fn front(&self) -> &[u8] {
-        &self.front
+        self.known.get(self.consumed..).unwrap_or_default()
     }
 
     /// The frame that contributed to the front last.
@@ -148,7 +149,12 @@ impl Stream {
             return;
         };
         self.floating = false;
-        self.front.drain(..count.min(self.front.len()));
+        self.consumed += count.min(self.front().len());
+        // Not each time, as a capture may consist of the shortest messages.
+        if self.consumed >= self.known.len() / 2 {
+            self.known.drain(..self.consumed);
+            self.consumed = 0;
+        }
         // Sequence numbers are modulo 2^32, so the low bits of the count are what matters.
         let step = (count & 0xFFFF_FFFF) as u32;
         self.start = Some((
@@ -163,7 +169,7 @@ impl Stream {
     }
 
     fn end(&self) -> i64 {
-        self.origin().saturating_add(length(self.front.len()))
+        self.origin().saturating_add(length(self.front().len()))
     }
 
     /// The position of a sequence number: within 2 GiB of the front, as TCP has it.
@@ -176,8 +182,10 @@ impl Stream {
 
     /// Lets the stream begin at another position; the front becomes a piece like the others.
     fn rebase(&mut self, position: i64, sequence: u32) {
-        if !self.front.is_empty() {
-            let bytes = std::mem::take(&mut self.front);
+        if !self.front().is_empty() {
+            let bytes = self.front().to_vec();
+            self.known.clear();
+            self.consumed = 0;
             self.hold(
                 self.origin(),
                 Piece {
@@ -209,7 +217,7 @@ impl Stream {
     /// Bytes of memory that are held, roughly.
     pub(super) fn memory(&self) -> usize {
         let pieces = self.later.len().saturating_mul(PIECE_LEN);
-        let bytes = self.front.capacity().saturating_add(self.held);
+        let bytes = self.known.capacity().saturating_add(self.held);
         bytes.saturating_add(pieces)
     }
 
@@ -217,7 +225,7 @@ impl Stream {
     fn settle(&mut self) {
         while let Some(entry) = self.later.first_entry() {
             let at = *entry.key();
-            let end = self.start.map_or(0, |(_, position)| position) + length(self.front.len());
+            let end = self.start.map_or(0, |(_, position)| position) + length(self.front().len());
             if at > end {
                 break;
             }
@@ -226,7 +234,7 @@ impl Stream {
             let known = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
             if let Some(fresh) = piece.bytes.get(known..) {
                 if !fresh.is_empty() {
-                    self.front.extend_from_slice(fresh);
+                    self.known.extend_from_slice(fresh);
                     self.newest = self.newest.max(piece.frame);
                 }
             }

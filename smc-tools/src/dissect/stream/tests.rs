@@ -24,6 +24,21 @@ fn bytes_come_in_order_whatever_the_order_of_segments() {
 }
 
 #[test]
+fn messages_are_consumed_one_by_one_and_their_memory_is_released() {
+    let mut stream = Stream::default();
+    stream.anchor(99);
+    insert(&mut stream, 1, 100, &[7; 60_000], 0);
+    for consumed in 1..=60_000 {
+        stream.advance(1);
+        assert_eq!(stream.front().len(), 60_000 - consumed);
+        assert!(stream.known.len() <= 60_000 - consumed + stream.consumed);
+        assert!(stream.consumed <= stream.known.len() / 2);
+    }
+    insert(&mut stream, 2, 60_100, b"next", 0);
+    assert_eq!((stream.front(), stream.known.len()), (&b"next"[..], 4));
+}
+
+#[test]
 fn a_capture_that_begins_late_may_begin_out_of_order() {
     let mut stream = Stream::default();
     insert(&mut stream, 1, 5, b"fgh", 0);
