@@ -156,7 +156,7 @@ pub use smc_core::{
 };
 pub use stream::{
     Interest, Mode, OwnedReadHalf, OwnedWriteHalf, ReadGuard, ReadHalf, Readiness, Reservation,
-    ReuniteError, Stream, WriteHalf,
+    ReuniteError, Stream, TcpKeepalive, WriteHalf,
 };
 pub use target::{IntoTarget, Target};
 

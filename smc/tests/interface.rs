@@ -14,11 +14,14 @@ use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::BindToDevice;
 use rustix::net::sockopt;
 use smc::error::Phase;
-use smc::{ConnectOptions, Error, ListenOptions};
+use smc::{ConnectOptions, Error, ListenOptions, Stream, TcpKeepalive};
 use smc_testkit::on::On;
 use smc_testkit::port::HeldPort;
-use smc_testkit::streams::ping_pong;
-use smc_testkit::world::World;
+use smc_testkit::streams::{expect_error, pair, ping_pong};
+use smc_testkit::world::{World, connect_pair_smc};
+
+/// Longer than anything takes here that does not wait for a timeout.
+const TIMEOUT: Duration = Duration::from_millis(200);
 
 mod targets {
     use super::*;
@@ -57,8 +60,6 @@ mod targets {
 
 mod options {
     use super::*;
-
-    const TIMEOUT: Duration = Duration::from_millis(200);
 
     #[test]
     fn a_connect_with_a_timeout_ends_when_the_handshake_is_not_answered() {
@@ -218,6 +219,94 @@ mod options {
             let options = ListenOptions::new().socket(|_| Ok(()));
             let error = endpoint.listen_on_with(bound(), &options).unwrap_err();
             assert!(matches!(error, Error::Misuse(_)), "{error}");
+        });
+    }
+}
+
+mod halves {
+    use super::*;
+
+    /// Calls what a stream and its halves have in common.
+    macro_rules! check_options {
+        ($($end:expr),+) => {$({
+            let end = $end;
+            assert_eq!(end.state().is_some(), end.mode().is_smc());
+            assert_eq!(end.recv_buffer_size().is_some(), end.mode().is_smc());
+            assert_eq!(end.peer_recv_buffer_size().is_some(), end.mode().is_smc());
+            assert!(end.tcp_fd().is_some());
+            for on in [true, false] {
+                end.set_nodelay(on).unwrap();
+                assert_eq!(end.nodelay().unwrap(), on);
+                end.set_keepalive(on).unwrap();
+                assert_eq!(end.keepalive().unwrap(), on);
+                end.set_quickack(on).unwrap();
+                // The system may have changed it again.
+                end.quickack().unwrap();
+            }
+            for linger in [Some(Duration::from_secs(3)), None] {
+                end.set_linger(linger).unwrap();
+                assert_eq!(end.linger().unwrap(), linger);
+            }
+            end.set_ttl(61).unwrap();
+            assert_eq!(end.ttl().unwrap(), 61);
+
+            let before = end.tcp_keepalive().unwrap();
+            let time = TcpKeepalive::new().with_time(Duration::from_millis(41_500));
+            end.set_tcp_keepalive(&time).unwrap();
+            assert!(end.keepalive().unwrap());
+            let after = end.tcp_keepalive().unwrap();
+            assert_eq!(after.time, Some(Duration::from_secs(42)));
+            assert_eq!((after.interval, after.retries), (before.interval, before.retries));
+            let all = TcpKeepalive::new()
+                .with_time(Duration::from_secs(43))
+                .with_interval(Duration::from_secs(7))
+                .with_retries(5);
+            end.set_tcp_keepalive(&all).unwrap();
+            assert_eq!(end.tcp_keepalive().unwrap(), all);
+            end.set_tcp_keepalive(&before).unwrap();
+
+            assert!(end.take_error().unwrap().is_none());
+        })+};
+    }
+
+    async fn check_all_ends((mut stream, mut peer): (Stream, Stream)) {
+        check_options!(&stream);
+        let (reading, writing) = stream.split();
+        check_options!(&reading, &writing);
+        let (reading, writing) = stream.into_split();
+        check_options!(&reading, &writing);
+        reading.set_zero_linger().unwrap();
+        assert_eq!(writing.linger().unwrap(), Some(Duration::ZERO));
+        writing.forget();
+        drop(reading);
+        expect_error(&mut peer, ErrorKind::ConnectionReset).await;
+    }
+
+    #[test]
+    fn options_are_the_same_on_a_stream_and_on_its_halves() {
+        World::real().between_hosts(async |client, server| {
+            check_all_ends(connect_pair_smc(&client, &server).await).await;
+        });
+        On::Smol.run(async {
+            let endpoint = On::Smol.endpoint().build().unwrap();
+            let streams = pair(&endpoint, &endpoint).await;
+            assert!(!streams.0.mode().is_smc());
+            check_all_ends(streams).await;
+        });
+    }
+
+    #[test]
+    fn an_error_is_taken_once_from_either_half() {
+        let world = World::new();
+        world.between_hosts(async |client, server| {
+            let (ours, theirs) = connect_pair_smc(&client, &server).await;
+            theirs.set_zero_linger().unwrap();
+            drop(theirs);
+            world.sleep(TIMEOUT).await;
+            let (reading, writing) = ours.into_split();
+            let error = reading.take_error().unwrap().unwrap();
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+            assert!(writing.take_error().unwrap().is_none());
         });
     }
 }

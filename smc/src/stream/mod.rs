@@ -3,6 +3,7 @@
 mod in_place;
 mod methods;
 mod mode;
+mod options;
 mod read;
 mod readiness;
 mod split;
@@ -14,6 +15,7 @@ mod write;
 
 pub use in_place::{ReadGuard, Reservation};
 pub use mode::Mode;
+pub use options::TcpKeepalive;
 pub use readiness::{Interest, Readiness};
 pub use split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
 
@@ -24,14 +26,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use rustix::net::sockopt;
-
 use super::conn::{Conn, Handle};
 use super::runtime::Socket;
-use crate::error::{Error, FallbackReason};
+use crate::error::FallbackReason;
 use crate::mem::TrustPeers;
-use crate::mem::sync::Ordering;
-use crate::proto::conn::ConnState;
 use crate::tcp_streams::TcpEntry;
 use read::Reader;
 use tcp::{TcpReader, TcpWriter};
@@ -59,8 +57,8 @@ use write::Writer;
 /// [`Endpoint::close`](super::Endpoint::close) for all streams that were dropped. If received data
 /// was not read, the peer sees a reset, as with TCP.
 ///
-/// How a stream ends is in docs/spec/closing.md, as a table in [`ConnState`] and in RFC 7609
-/// section 4.
+/// How a stream ends is in docs/spec/closing.md, as a table in
+/// [`ConnState`](crate::proto::conn::ConnState) and in RFC 7609 section 4.
 pub struct Stream {
     // The halves are dropped first, so that the reading half has stored its position when the
     // handle closes.
@@ -122,28 +120,6 @@ impl Stream {
         }
     }
 
-    /// The state of an SMC connection as smcss names it; `None` for TCP.
-    #[must_use]
-    pub fn state(&self) -> Option<ConnState> {
-        self.shared.conn().map(|conn| conn.state())
-    }
-
-    /// Size in bytes of the local ring, which the peer writes: the requested size or less. Over
-    /// SMC-D it is 32 bytes less than the receive buffer, which has a CDC block as well.
-    ///
-    /// `None` for TCP, where the system decides.
-    #[must_use]
-    pub fn recv_buffer_size(&self) -> Option<usize> {
-        self.shared.conn().map(|conn| conn.local.ring_len())
-    }
-
-    /// Size in bytes of the peer's ring, which this side writes: the peer's choice. `None` for TCP.
-    #[must_use]
-    pub fn peer_recv_buffer_size(&self) -> Option<usize> {
-        let ring = self.shared.conn()?.peer_ring();
-        usize::try_from(ring.size()).ok()
-    }
-
     /// Bytes that were received and not read yet (`SIOCINQ`). Reads return as much without waiting.
     ///
     /// [Peeked](Stream::peek) data counts as not read, data of a [`ReadGuard`] as read. After
@@ -170,13 +146,6 @@ impl Stream {
     /// `Unsupported` for TCP: use the `ioctl` on [`Stream::tcp_fd`].
     pub fn send_queue_len(&self) -> io::Result<usize> {
         self.write.lock().queue_len()
-    }
-
-    /// The descriptor of the TCP socket, for reading its options. Data does not pass there when the
-    /// stream is SMC.
-    #[must_use]
-    pub fn tcp_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.shared.socket.fd()
     }
 
     /// Splits into halves that borrow the stream, for use in one task. No lock is shared.
@@ -284,125 +253,6 @@ impl Stream {
             }
         }
         Ok(())
-    }
-
-    /// Whether small writes are sent at once. SMC does not delay them, so there the setting is
-    /// stored and has no effect.
-    ///
-    /// # Errors
-    ///
-    /// As `getsockopt(2)`, for TCP.
-    pub fn nodelay(&self) -> io::Result<bool> {
-        match self.shared.conn() {
-            Some(conn) => Ok(conn.nodelay.load(Ordering::Relaxed)),
-            None => self.shared.socket.nodelay(),
-        }
-    }
-
-    /// Sets `TCP_NODELAY`; see [`Stream::nodelay`].
-    ///
-    /// # Errors
-    ///
-    /// As `setsockopt(2)`, for TCP.
-    pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
-        match self.shared.conn() {
-            Some(conn) => {
-                conn.nodelay.store(on, Ordering::Relaxed);
-                Ok(())
-            }
-            None => self.shared.socket.set_nodelay(on),
-        }
-    }
-
-    /// The setting of [`Stream::set_linger`].
-    ///
-    /// # Errors
-    ///
-    /// As `getsockopt(2)`.
-    pub fn linger(&self) -> io::Result<Option<Duration>> {
-        match self.shared.conn() {
-            Some(conn) => Ok(*conn.linger.lock()),
-            None => self.shared.socket.linger(),
-        }
-    }
-
-    /// Sets how long written data is sent after the stream was dropped, as `SO_LINGER`; zero means
-    /// that dropping the stream resets it. Unlike with `SO_LINGER` dropping never waits.
-    ///
-    /// Over SMC-R what was not sent when the time has passed is dropped, and the peer sees an
-    /// abort. [`Builder::close_timeout`](super::Builder::close_timeout) is the limit for longer
-    /// times, and without one. Over SMC-D everything written is in the peer's memory, so only zero
-    /// has an effect.
-    ///
-    /// # Errors
-    ///
-    /// As `setsockopt(2)`.
-    pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
-        match self.shared.conn() {
-            Some(conn) => {
-                *conn.linger.lock() = linger;
-                Ok(())
-            }
-            None => self.shared.socket.set_linger(linger),
-        }
-    }
-
-    /// As [`Stream::set_linger`] with zero: dropping the stream resets it.
-    ///
-    /// # Errors
-    ///
-    /// As `setsockopt(2)`.
-    pub fn set_zero_linger(&self) -> io::Result<()> {
-        self.set_linger(Some(Duration::ZERO))
-    }
-
-    /// `SO_KEEPALIVE` of the TCP socket.
-    ///
-    /// # Errors
-    ///
-    /// As `setsockopt(2)`.
-    pub fn set_keepalive(&self, on: bool) -> io::Result<()> {
-        self.shared.socket.set_keepalive(on)
-    }
-
-    /// Whether `SO_KEEPALIVE` of the TCP socket is set.
-    ///
-    /// # Errors
-    ///
-    /// As `getsockopt(2)`; `Unsupported` with a runtime that has no sockets of the system.
-    pub fn keepalive(&self) -> io::Result<bool> {
-        Ok(sockopt::socket_keepalive(self.shared.tcp()?)?)
-    }
-
-    /// `IP_TTL` of the TCP socket. Data of an SMC stream does not pass there.
-    ///
-    /// # Errors
-    ///
-    /// As [`Stream::keepalive`].
-    pub fn ttl(&self) -> io::Result<u32> {
-        Ok(sockopt::ip_ttl(self.shared.tcp()?)?)
-    }
-
-    /// Sets [`Stream::ttl`].
-    ///
-    /// # Errors
-    ///
-    /// As `setsockopt(2)`; `Unsupported` with a runtime that has no sockets of the system.
-    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
-        Ok(sockopt::set_ip_ttl(self.shared.tcp()?, ttl)?)
-    }
-
-    /// Takes the error that ended the stream, if one did: `SO_ERROR`. Each later call returns
-    /// `None`. Over SMC that has no effect on reading and writing, which fail as before.
-    ///
-    /// # Errors
-    ///
-    /// As `getsockopt(2)`.
-    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        match self.shared.conn() {
-            Some(conn) => Ok(conn.take_error().map(Error::into)),
-            None => self.shared.socket.take_error(),
-        }
     }
 }
 
