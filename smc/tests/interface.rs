@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_lite::future::zip;
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::BindToDevice;
 use rustix::net::sockopt;
@@ -17,7 +18,7 @@ use smc::error::Phase;
 use smc::{ConnectOptions, Error, ListenOptions, Stream, TcpKeepalive};
 use smc_testkit::on::On;
 use smc_testkit::port::HeldPort;
-use smc_testkit::streams::{expect_error, pair, ping_pong};
+use smc_testkit::streams::{expect, expect_error, pair, patterned, ping_pong, read_all};
 use smc_testkit::world::{World, connect_pair_smc};
 
 /// Longer than anything takes here that does not wait for a timeout.
@@ -307,6 +308,84 @@ mod halves {
             let error = reading.take_error().unwrap().unwrap();
             assert_eq!(error.kind(), ErrorKind::ConnectionReset);
             assert!(writing.take_error().unwrap().is_none());
+        });
+    }
+}
+
+mod shared {
+    use super::*;
+
+    /// More than fits any buffer here.
+    const LEN: usize = 3_000_000;
+
+    /// One task writes a stream that another one reads, and the peer returns everything.
+    async fn read_and_write_at_once((ours, theirs): (Stream, Stream)) {
+        let echo = async {
+            let count = futures_lite::io::copy(&theirs, &theirs).await.unwrap();
+            (&theirs).close().await.unwrap();
+            count
+        };
+        let sent = patterned(LEN);
+        let write = async {
+            (&ours).write_all(&sent).await.unwrap();
+            (&ours).close().await.unwrap();
+        };
+        let read = async {
+            let (read, end) = read_all(&mut &ours).await;
+            end.unwrap();
+            read
+        };
+        let (echoed, ((), read)) = zip(echo, zip(write, read)).await;
+        assert_eq!(echoed, LEN as u64);
+        assert!(read == sent, "{} bytes", read.len());
+    }
+
+    #[test]
+    fn a_shared_stream_is_read_and_written_at_once() {
+        for world in [World::new(), World::real(), World::parallel()] {
+            world.between_hosts(async |client, server| {
+                read_and_write_at_once(connect_pair_smc(&client, &server).await).await;
+            });
+        }
+        for on in On::ALL {
+            on.run(async {
+                let endpoint = on.endpoint().build().unwrap();
+                let streams = pair(&endpoint, &endpoint).await;
+                assert!(!streams.0.mode().is_smc());
+                read_and_write_at_once(streams).await;
+            });
+        }
+    }
+
+    #[test]
+    fn tasks_that_share_a_stream_are_woken_for_their_direction() {
+        let world = World::new();
+        world.between_hosts(async |client, server| {
+            let (ours, mut theirs) = connect_pair_smc(&client, &server).await;
+            let ours = Arc::new(ours);
+            let completed = Arc::new(AtomicUsize::new(0));
+            let (reading, has_read) = (Arc::clone(&ours), Arc::clone(&completed));
+            client.endpoint.spawn(async move {
+                (&*reading).read_exact(&mut [0; 8]).await.unwrap();
+                has_read.fetch_add(1, Ordering::Release);
+            });
+            let (writing, has_written) = (Arc::clone(&ours), Arc::clone(&completed));
+            client.endpoint.spawn(async move {
+                (&*writing).write_all(&patterned(LEN)).await.unwrap();
+                has_written.fetch_add(1, Ordering::Release);
+            });
+            world.sleep(TIMEOUT).await;
+            assert_eq!(completed.load(Ordering::Acquire), 0, "both wait");
+            theirs.write_all(b"released").await.unwrap();
+            world.sleep(TIMEOUT).await;
+            assert_eq!(completed.load(Ordering::Acquire), 1, "one has read");
+            expect(&mut theirs, patterned(LEN)).await;
+            world.sleep(TIMEOUT).await;
+            assert_eq!(
+                completed.load(Ordering::Acquire),
+                2,
+                "the other has written"
+            );
         });
     }
 }

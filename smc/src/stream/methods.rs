@@ -330,6 +330,62 @@ macro_rules! writing {
     )+};
 }
 
+/// For a stream that tasks share, such as one that reads and one that writes. Stores one waker, that
+/// of the last call of this, of [`Stream::poll_peek`] or of [`Stream::poll_read_ready`]: only one
+/// task may wait in these at a time, besides any number in [`Stream::readable`].
+impl AsyncRead for &Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        let read = &self.get_mut().read;
+        read.poll_shared(cx, |half, cx| half.poll_read(cx, buf))
+    }
+
+    fn poll_read_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let read = &self.get_mut().read;
+        read.poll_shared(cx, |half, cx| half.poll_read_vectored(cx, bufs))
+    }
+}
+
+/// For a stream that tasks share, such as one that reads and one that writes. Stores one waker, that
+/// of the last call of this or of [`Stream::poll_write_ready`]: only one task may wait in these at a
+/// time, besides any number in [`Stream::writable`].
+///
+/// Flushing and closing are as with `&mut Stream`.
+impl AsyncWrite for &Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let write = &self.get_mut().write;
+        write.poll_shared(cx, |half, cx| half.poll_write(cx, bufs))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let write = &self.get_mut().write;
+        write.poll_shared(cx, |half, cx| half.poll_shutdown(cx))
+    }
+}
+
 any!(
     Stream,
     ReadHalf<'_>,

@@ -39,7 +39,9 @@ use write::Writer;
 /// A byte stream over SMC, or over plain TCP where SMC is not possible.
 ///
 /// Methods have the names and the semantics of tokio's `TcpStream`. The traits of `futures-io` are
-/// always implemented, those of tokio with feature `tokio-io`, which `tokio` includes.
+/// always implemented, those of tokio with feature `tokio-io`, which `tokio` includes. Reading and
+/// writing of futures-io are implemented for `&Stream` as well, so that one task can read and another
+/// write without splitting.
 ///
 /// **Cancellation.** A read that is dropped before it is ready has taken nothing. A write that is
 /// dropped before it is ready has written nothing; `write_all` and the like may have written a
@@ -182,7 +184,7 @@ impl Stream {
     }
 
     /// As [`Stream::peek`] for use in a poll function; stores one waker, that of the last call of
-    /// this or of [`Stream::poll_read_ready`].
+    /// this, of [`Stream::poll_read_ready`] or of a read of `&Stream`.
     ///
     /// # Errors
     ///
@@ -201,8 +203,8 @@ impl Stream {
         readiness::wait(interest, &self.read, &self.write).await
     }
 
-    /// Waits until a read would not wait; stores one waker, that of the last call of this or of
-    /// [`Stream::poll_peek`].
+    /// Waits until a read would not wait; stores one waker, that of the last call of this, of
+    /// [`Stream::poll_peek`] or of a read of `&Stream`.
     ///
     /// # Errors
     ///
@@ -211,7 +213,8 @@ impl Stream {
         self.read.poll_shared(cx, |half, cx| half.poll_ready(cx))
     }
 
-    /// Waits until a write would not wait; stores one waker, that of the last call.
+    /// Waits until a write would not wait; stores one waker, that of the last call of this or of a
+    /// write or close of `&Stream`.
     ///
     /// # Errors
     ///
