@@ -223,13 +223,14 @@ impl Stream {
 
     /// Moves to the front whatever has no gap before it any more.
     fn settle(&mut self) {
-        while let Some(entry) = self.later.first_entry() {
-            let at = *entry.key();
-            let end = self.start.map_or(0, |(_, position)| position) + length(self.front().len());
+        while let Some(&at) = self.later.keys().next() {
+            let end = self.end();
             if at > end {
                 break;
             }
-            let piece = entry.remove();
+            let Some(piece) = self.later.remove(&at) else {
+                break;
+            };
             self.held = self.held.saturating_sub(piece.bytes.len());
             let known = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
             if let Some(fresh) = piece.bytes.get(known..) {

@@ -278,9 +278,9 @@ fn the_mode_of_a_name_does_not_depend_on_the_umask() {
 #[test]
 fn a_directory_by_a_relative_path_is_refused() {
     let domain = Domain::directory("smc-relative");
-    let error = Publication::new(domain.clone(), "a.sock".into()).unwrap_err();
+    let publication = publish(&domain);
     assert_eq!(
-        error.to_string(),
+        publication.error().unwrap().to_string(),
         "runtime directory smc-relative is not an absolute path"
     );
     let error = domain.open(Path::new("smc-relative")).unwrap_err();
