@@ -31,6 +31,23 @@ use crate::stats::SetupCounters;
 /// makes plain TCP streams. `smc::tokio()` and `smc::smol()` return builders with both.
 ///
 /// Counts and times beyond the range of a setting are replaced by the nearest value in it.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # #[cfg(feature = "smol")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let endpoint = smc::smol()? // or smc::tokio(), or smc::builder() with a runtime of your own
+///     .recv_buffer(256 * 1024)
+///     .memory_limit(64 << 20)
+///     .handshake_timeout(Duration::from_secs(2))
+///     .build()?;
+/// # drop(endpoint);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "smol"))]
+/// # fn main() {}
+/// ```
 #[derive(Debug, Default)]
 pub struct Builder {
     devices: Vec<Arc<dyn Device>>,

@@ -12,6 +12,18 @@ use crate::mem::TrustPeers;
 use crate::proto::handshake::DEFAULT_SEID;
 
 /// Whether a stream may, must or must not be SMC.
+///
+/// ```
+/// use smc::{Builder, ConnectOptions, Policy};
+///
+/// // SMC on this host or an error; plain TCP to all others.
+/// let builder = Builder::new().policy_for(|addr| match addr.ip().is_loopback() {
+///     true => Policy::Require,
+///     false => Policy::Never,
+/// });
+/// // For one connection.
+/// let options = ConnectOptions::new().policy(Policy::Prefer);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Policy {

@@ -85,6 +85,7 @@
 //! The others are not on by default, and none changes the behaviour of others.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 use std::sync::Arc;
 

@@ -57,6 +57,7 @@ mod wakeups;
 pub use provider::{Effort, Pair, Provider, Skip};
 
 use std::fmt;
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use fixture::{Fixture, Stop, Verdict};
@@ -163,7 +164,8 @@ fn run_each(checks: &[Check], provider: &dyn Provider) -> Report {
     }
 }
 
-/// Runs one check as a test: panics if it fails, prints why if it is skipped.
+/// Runs one check as a test: panics if it fails. If it is skipped, writes why to standard error,
+/// which is seen without `--nocapture`.
 ///
 /// # Panics
 ///
@@ -177,7 +179,10 @@ fn assert_check(checks: &[Check], name: &str, provider: &dyn Provider) {
     let check = check.unwrap_or_else(|| panic!("no conformance check is called {name}"));
     match check.run(provider) {
         Outcome::Passed => {}
-        Outcome::Skipped(why) => println!("skipped: {why}"),
+        Outcome::Skipped(why) => {
+            // The macros would not do: tests capture their output.
+            let _unseen = writeln!(std::io::stderr(), "skipped: {name}: {why}");
+        }
         Outcome::Failed(why) => panic!("{why}\nrule: {}", check.rule),
     }
 }

@@ -8,6 +8,19 @@ use smc_wire::types::{Chid, Eid, Gid, Release, RoceGid, Version};
 use crate::error::FallbackReason;
 
 /// The mode of a stream: SMC-D, SMC-R or TCP.
+///
+/// ```
+/// # fn report(stream: &smc::Stream) {
+/// use smc::Mode;
+///
+/// match stream.mode() {
+///     Mode::SmcD { nocopy, .. } => println!("shared memory, mapped here: {nocopy}"),
+///     Mode::SmcR { .. } => println!("RDMA"),
+///     Mode::Tcp { reason, .. } => println!("TCP: {reason}"),
+///     other => println!("{other}"),
+/// }
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {

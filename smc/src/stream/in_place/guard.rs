@@ -35,6 +35,20 @@ use crate::proto::conn::RetainedWindow;
 ///
 /// **After the end.** A guard stays valid when the stream is dropped, when the peer is gone, and
 /// when its endpoint is dropped. It prevents the receive buffer from being released or reused.
+///
+/// ```
+/// # async fn receive(stream: &mut smc::Stream) -> std::io::Result<()> {
+/// let mut lines = 0;
+/// loop {
+///     let guard = stream.read_guard(64 * 1024).await?;
+///     if guard.is_empty() {
+///         break; // end of stream
+///     }
+///     lines += guard.iter().filter(|byte| **byte == b'\n').count();
+/// }
+/// println!("{lines} lines");
+/// # Ok(()) }
+/// ```
 pub struct ReadGuard(Inner);
 
 enum Inner {
