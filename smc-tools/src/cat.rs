@@ -3,15 +3,17 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use smc::{Endpoint, Stream, Target};
+use smc_core::quota::LineQuota;
 use tokio::fs::File;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
 use crate::endpoint::{self, Ending, EndpointArgs, Listener};
+use crate::output::bounded;
 use crate::relay::{Broken, copy};
 use crate::values;
 
@@ -110,6 +112,7 @@ impl Cat {
         let mut listener = Listener::new(listener, NAME);
         // One for all clients: it may have data that none of them has received.
         let mut input = file(io::stdin())?;
+        let mut quota = LineQuota::default();
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -125,7 +128,12 @@ impl Cat {
             }
             match self.copy(client, "client", &mut input, ending).await {
                 Err(error) if error.is::<Interrupted>() => return Err(error),
-                Err(error) => endpoint::report(NAME, format_args!("{error:#}")),
+                Err(error) => {
+                    let now = Instant::now();
+                    for line in bounded(&mut quota, "failures", format!("{error:#}"), now) {
+                        endpoint::report(NAME, line);
+                    }
+                }
                 Ok(()) => {}
             }
         }

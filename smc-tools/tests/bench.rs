@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::io::{BufRead as _, BufReader};
-use std::net::Ipv4Addr;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _, read_to_string};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -166,6 +166,54 @@ fn a_server_may_be_elsewhere() {
     let far = format!("rate --transports tcp --rounds 1 --time 20 --remote {at}");
     drop(agent);
     assert!(!bench(&far).status.success());
+}
+
+#[test]
+fn errors_of_servers_for_another_machine_are_returned() {
+    // What `smc bench` sends to an agent.
+    let fake = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let at = fake.local_addr().unwrap();
+    let bench = Command::new(env!("CARGO_BIN_EXE_smc"))
+        .args(["bench", "rate", "--transports", "tcp", "--rounds", "1"])
+        .args(["--pin", "0,0", "--remote", &at.to_string()])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let bench = Ended(bench.unwrap());
+    let mut task = String::new();
+    let (stream, _) = fake.accept().unwrap();
+    BufReader::new(stream).read_line(&mut task).unwrap();
+    drop((bench, fake));
+    assert!(task.contains("\"pin\":[0,0]"), "{task}");
+    // On a processor that there is not.
+    let task = task.replace("\"pin\":[0,0]", "\"pin\":[0,1023]");
+
+    let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
+    let mut agent = Command::new(env!("CARGO_BIN_EXE_smc"));
+    let agent = agent
+        .args(["bench-agent", &port.addr().to_string()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut agent = Ended(agent.spawn().unwrap());
+    agent.line();
+    const TASKS: usize = 40;
+    for _ in 0..TASKS {
+        let mut stream = TcpStream::connect(port.addr()).unwrap();
+        stream.write_all(task.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "");
+    }
+    let stderr = agent.0.stderr.take().unwrap();
+    drop(agent);
+    let written = read_to_string(stderr).unwrap();
+    assert!(
+        written.contains("smc bench-agent: smc bench-end: cannot run on CPU 1023"),
+        "{written}"
+    );
+    // Two lines for each task, but sixty of them at most.
+    let lines = written.lines().count();
+    assert_eq!(lines, 61, "{written}");
 }
 
 /// A program that is ended.

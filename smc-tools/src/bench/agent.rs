@@ -45,16 +45,18 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     output::print(&format!("listening at {}\n", listener.local_addr()?))?;
     let mut quota = LineQuota::default();
     loop {
+        let mut errors = Vec::new();
         let served = match listener.accept() {
             // One after the other: two would disturb each other.
-            Ok((stream, _)) => serve_task(args, stream),
+            Ok((stream, _)) => serve_task(args, stream, &mut errors),
             // Such as a client that is gone, or too many open files.
             Err(error) => {
                 sleep(ACCEPT_PAUSE);
                 Err(error.into())
             }
         };
-        if let Err(error) = served {
+        errors.extend(served.err().map(|error| format!("{error:#}")));
+        for error in errors {
             for line in lines(&mut quota, &error, Instant::now()) {
                 output::note("smc bench-agent", &line);
             }
@@ -63,13 +65,13 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 }
 
 /// What is written about an error, whose text can be one of another machine.
-fn lines(quota: &mut LineQuota, error: &anyhow::Error, now: Instant) -> Vec<String> {
-    output::bounded(quota, "errors", shown(&format!("{error:#}")), now)
+fn lines(quota: &mut LineQuota, error: &str, now: Instant) -> Vec<String> {
+    output::bounded(quota, "errors", shown(error), now)
 }
 
 /// Starts what the other machine asks for, forwards its output, and ends it when the other machine
-/// has had enough.
-fn serve_task(args: &Args, mut stream: TcpStream) -> Result<()> {
+/// has had enough. What it has written to standard error is appended to `errors`.
+fn serve_task(args: &Args, mut stream: TcpStream, errors: &mut Vec<String>) -> Result<()> {
     let line = read_task(&stream, Instant::now() + START)?;
     let mut task: Task = serde_json::from_slice(&line).context("not a task")?;
     check(&task)?;
@@ -79,10 +81,18 @@ fn serve_task(args: &Args, mut stream: TcpStream) -> Result<()> {
         at: stream.local_addr()?.ip(),
         ism_server: args.ism_server.clone(),
     });
-    let server = End::start(&task)?;
+    let server = End::start_for_another(&task)?;
+    let served = forward(&server, &mut stream).map(|()| {
+        let end = Instant::now() + START + task.cell.settings.time * TIMES_MAX;
+        wait_for_end(&stream, end);
+    });
+    errors.extend(server.finish());
+    served
+}
+
+/// Forwards the line that a server writes when clients can connect.
+fn forward(server: &End, stream: &mut TcpStream) -> Result<()> {
     writeln!(stream, "{}", server.line(START)?)?;
-    let end = Instant::now() + START + task.cell.settings.time * TIMES_MAX;
-    wait_for_end(&stream, end);
     Ok(())
 }
 
@@ -215,10 +225,9 @@ mod tests {
     fn errors_of_other_machines_reach_no_terminal_and_are_bounded() {
         let mut quota = LineQuota::default();
         let text = format!("unknown variant \u{1b}]0;x\u{7}{}", "y".repeat(100_000));
-        let error = anyhow::anyhow!(text);
         let now = Instant::now();
         let written: Vec<_> = (0..1000)
-            .flat_map(|_| lines(&mut quota, &error, now))
+            .flat_map(|_| lines(&mut quota, &text, now))
             .collect();
         assert_eq!(written.len() as u32, LineQuota::MAX + 1);
         assert!(written[0].len() < 1000);

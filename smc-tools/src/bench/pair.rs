@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
@@ -31,11 +31,26 @@ pub(super) enum Outcome {
     Overloaded(String),
 }
 
+impl Outcome {
+    /// With a text that can be one of another machine as it is shown.
+    fn shown(self) -> Self {
+        match self {
+            Self::Measured(sample) => Self::Measured(sample),
+            Self::Skipped(why) => Self::Skipped(shown(&why)),
+            Self::Failed(why) => Self::Failed(shown(&why)),
+            Self::Overloaded(why) => Self::Overloaded(shown(&why)),
+        }
+    }
+}
+
 /// Measures a cell, with the server in another machine if its agent is given. When earlier
 /// measurements have left no port, waits until they are given back, and reports it with `report`.
 pub(super) fn run(cell: &Cell, remote: Option<SocketAddr>, report: impl Fn(&str)) -> Outcome {
-    let attempt =
-        || measure(cell, remote).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
+    let attempt = || {
+        measure(cell, remote)
+            .unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")))
+            .shown()
+    };
     match attempt() {
         Outcome::Overloaded(why) => {
             report(&format!(
@@ -96,6 +111,8 @@ pub(super) fn directory() -> Result<TempDir> {
 pub(super) struct End {
     handle: ServerHandle,
     lines: mpsc::Receiver<io::Result<String>>,
+    /// Lines of its standard error, if that is not the one of this process.
+    errors: Option<mpsc::Receiver<io::Result<String>>>,
 }
 
 /// What keeps an end going; it ends with that, even if this process is killed.
@@ -106,20 +123,44 @@ enum ServerHandle {
 }
 
 impl End {
+    /// Starts it as a child, which has the standard error of this process.
     pub(super) fn start(task: &Task) -> Result<Self> {
+        Self::start_child(task, Stdio::inherit())
+    }
+
+    /// As [`End::start`], for a task of another machine: [`End::finish`] gives what it writes to
+    /// standard error.
+    pub(super) fn start_for_another(task: &Task) -> Result<Self> {
+        Self::start_child(task, Stdio::piped())
+    }
+
+    fn start_child(task: &Task, errors: Stdio) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find the program itself")?;
         let mut child = Command::new(program)
             .arg("bench-end")
             .arg(serde_json::to_string(task)?)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(errors)
             .spawn()
             .context("cannot start a process")?;
         let stdout = child.stdout.take().context("no standard output")?;
         Ok(Self {
             lines: lines_of(stdout),
+            errors: child.stderr.take().map(lines_of),
             handle: ServerHandle::Child(child),
         })
+    }
+
+    /// Ends it. Returns what it has written to standard error: a few lines at most.
+    pub(super) fn finish(mut self) -> Vec<String> {
+        let errors = self.errors.take();
+        drop(self);
+        let mut lines = Vec::new();
+        while let Some(Ok(Ok(line))) = errors.as_ref().map(|errors| errors.recv_timeout(END)) {
+            lines.push(line);
+        }
+        lines
     }
 
     /// Has an agent start it in its machine.
@@ -136,6 +177,7 @@ impl End {
         })?;
         Ok(Self {
             lines: lines_of(reader),
+            errors: None,
             handle: ServerHandle::Remote(stream),
         })
     }
@@ -148,13 +190,15 @@ impl End {
         }
     }
 
-    /// What a server reports when it has started. The text can be one of another machine.
+    /// What a server reports when it has started. Of another machine's the address is one of the
+    /// agent.
     pub(super) fn ready(&self) -> Result<Ready> {
         let line = self.line(START).context("the server did not start")?;
-        match serde_json::from_str(&line) {
-            Ok(Ready::Skip(why)) => Ok(Ready::Skip(shown(&why))),
-            ready => ready.map_err(|error| anyhow!(shown(&error.to_string()))),
+        let ready = serde_json::from_str(&line)?;
+        if let (Ready::At(address), ServerHandle::Remote(stream)) = (&ready, &self.handle) {
+            check_address(address, stream.peer_addr()?)?;
         }
+        Ok(ready)
     }
 
     /// The next line of its output.
@@ -167,6 +211,17 @@ impl End {
             }
         }
     }
+}
+
+/// Refuses an address elsewhere than at the agent, which would choose whom this machine connects to.
+fn check_address(address: &str, agent: SocketAddr) -> Result<()> {
+    let at: Option<SocketAddr> = address.parse().ok();
+    let is_agents = at.is_some_and(|at| at.ip().to_canonical() == agent.ip().to_canonical());
+    ensure!(
+        is_agents,
+        "the agent at {agent} has its server at {address}, which is not at the same IP address"
+    );
+    Ok(())
 }
 
 impl Drop for End {
@@ -244,6 +299,30 @@ mod tests {
         fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
             let _told_before = self.0.send(());
             Ok(0)
+        }
+    }
+
+    #[test]
+    fn texts_of_another_machine_reach_no_terminal() {
+        let outcome = Outcome::Failed("connect to \u{1b}]0;x\u{7}\nsmc: forged".into()).shown();
+        let Outcome::Failed(text) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert!(!text.contains(['\u{1b}', '\u{7}', '\n']), "{text}");
+        let Outcome::Skipped(text) = Outcome::Skipped("y".repeat(100_000)).shown() else {
+            panic!("not skipped");
+        };
+        assert!(text.len() < 1000);
+    }
+
+    #[test]
+    fn an_agent_has_its_servers_at_its_own_address() {
+        let agent = "10.0.0.2:7000".parse().unwrap();
+        check_address("10.0.0.2:41000", agent).unwrap();
+        check_address("[::ffff:10.0.0.2]:41000", agent).unwrap();
+        for other in ["10.0.0.3:80", "/run/other.sock", "", "10.0.0.2"] {
+            let error = check_address(other, agent).unwrap_err().to_string();
+            assert!(error.contains("not at the same IP address"), "{error}");
         }
     }
 

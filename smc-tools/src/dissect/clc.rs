@@ -8,10 +8,10 @@ use std::net::SocketAddr;
 
 use smc_wire::option;
 
-use super::evict;
 use super::link::Segment;
 use super::message::{Address, Cut, Family, Mark, Message};
 use super::stream::{Full, Stream};
+use super::take_oldest;
 
 /// All TCP connections of a capture.
 #[derive(Debug, Default)]
@@ -43,25 +43,33 @@ impl Connections {
         }
     }
 
-    /// Where there are so many, gives up those that were used least recently.
+    /// Where there are so many, gives up a quarter.
     fn evict(&mut self, most: usize, found: &mut Vec<Message>) {
-        for mut old in evict(&mut self.table, most, |it| it.last_used) {
+        if self.table.len() >= most {
+            self.give_up(most / 4, found);
+        }
+    }
+
+    /// Gives up those that were used least recently.
+    fn give_up(&mut self, count: usize, found: &mut Vec<Message>) {
+        for mut old in take_oldest(&mut self.table, count, |it| it.last_used) {
             self.memory = self.memory.saturating_sub(old.memory());
             old.finish(found);
         }
     }
 
-    /// The capture is over: what is incomplete will stay so.
-    pub(super) fn finish(&mut self, found: &mut Vec<Message>) {
-        let first = found.len();
-        for connection in self.table.values_mut() {
-            connection.finish(found);
+    /// The capture is over: what is incomplete will stay so. Ends some of the connections, those that
+    /// were used least recently first; false if there were none.
+    pub(super) fn finish_some(&mut self, found: &mut Vec<Message>) -> bool {
+        if self.table.is_empty() {
+            return false;
         }
-        self.table.clear();
-        self.memory = 0;
+        let first = found.len();
+        self.give_up(ENDED_AT_A_TIME, found);
         if let Some(rest) = found.get_mut(first..) {
             rest.sort_by_key(|message| (message.mark, message.src));
         }
+        true
     }
 }
 
@@ -71,6 +79,10 @@ const MAX_CONNECTIONS: usize = 1 << 16;
 const MAX_MEMORY: usize = 256 << 20;
 /// Connections whose own bounds are enough.
 const FEW: usize = 64;
+/// Messages of a direction: a handshake has two, and whatever has more is none.
+const MESSAGES_MAX: u8 = 8;
+/// Connections that end at a time when the capture is over.
+const ENDED_AT_A_TIME: usize = 4096;
 /// How much of a direction whose SYN was not seen is searched for the start of a handshake.
 const MAX_SEARCH: usize = 16 << 10;
 
@@ -175,6 +187,8 @@ struct Half {
     is_fresh: bool,
     /// No CLC message can follow.
     is_over: bool,
+    /// Messages that were reported.
+    reported: u8,
 }
 
 impl Half {
@@ -187,12 +201,16 @@ impl Half {
             has_declined: false,
             is_fresh: true,
             is_over: false,
+            reported: 0,
         }
     }
 
     /// Takes the messages that are complete, or that will not get more complete.
     fn drain(&mut self, peer_declined: bool, found: &mut Vec<Message>) {
         while !self.is_over {
+            if self.reported >= MESSAGES_MAX {
+                return self.close();
+            }
             let front = self.stream.front();
             let next = Next::of(front);
             match next {
@@ -263,7 +281,8 @@ impl Half {
         }
     }
 
-    fn report(&self, len: usize, cut: Option<Cut>, found: &mut Vec<Message>) {
+    fn report(&mut self, len: usize, cut: Option<Cut>, found: &mut Vec<Message>) {
+        self.reported += 1;
         let front = self.stream.front();
         found.push(Message {
             mark: self.stream.newest(),

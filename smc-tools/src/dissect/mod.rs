@@ -194,11 +194,13 @@ fn dissect(frames: &mut impl Frames, counts: &mut Counts, sink: Sink<'_>) -> Res
             .try_for_each(&mut *sink)
             .map_err(Failure::Write)?;
     };
-    dissector
-        .finish()
-        .into_iter()
-        .try_for_each(sink)
-        .map_err(Failure::Write)?;
+    while dissector.connections.finish_some(&mut dissector.found) {
+        dissector
+            .found
+            .drain(..)
+            .try_for_each(&mut *sink)
+            .map_err(Failure::Write)?;
+    }
     end?;
     match strange.first() {
         Some(link) if !is_any_readable => Err(Failure::LinkType(*link)),
@@ -253,30 +255,20 @@ impl Dissector {
             None => {}
         }
     }
-
-    /// The messages that the end of the capture leaves incomplete.
-    fn finish(mut self) -> Vec<Message> {
-        self.connections.finish(&mut self.found);
-        self.found
-    }
 }
 
-/// Makes room for another entry where there are too many: gives those that were used least
-/// recently.
-fn evict<K: Copy + Ord + Hash, V, M: Copy + Ord>(
+/// Takes the entries that were used least recently.
+fn take_oldest<K: Copy + Ord + Hash, V, M: Copy + Ord>(
     table: &mut HashMap<K, V>,
-    most: usize,
+    count: usize,
     last_used: impl Fn(&V) -> M,
 ) -> Vec<V> {
-    if table.len() < most {
-        return Vec::new();
-    }
     let mut ages: Vec<_> = table
         .iter()
         .map(|(key, it)| (last_used(it), *key))
         .collect();
     ages.sort_unstable();
-    let old = ages.iter().take(most / 4);
+    let old = ages.iter().take(count);
     old.filter_map(|(_, key)| table.remove(key)).collect()
 }
 

@@ -10,9 +10,9 @@ use std::net::IpAddr;
 
 use smc_wire::llc;
 
-use super::evict;
 use super::link::Datagram;
 use super::message::{Address, Cut, Family, Mark, Message};
+use super::take_oldest;
 
 /// All queue pairs of a capture.
 #[derive(Debug, Default)]
@@ -27,8 +27,8 @@ impl QueuePairs {
             return;
         };
         let key = (packet.src, packet.dst, send.queue_pair);
-        if !self.table.contains_key(&key) {
-            evict(&mut self.table, MAX_QUEUE_PAIRS, |flow| flow.last_used);
+        if !self.table.contains_key(&key) && self.table.len() >= MAX_QUEUE_PAIRS {
+            take_oldest(&mut self.table, MAX_QUEUE_PAIRS / 4, |flow| flow.last_used);
         }
         let flow = self.table.entry(key).or_default();
         flow.last_used = mark.frame;

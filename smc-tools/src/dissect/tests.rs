@@ -188,3 +188,45 @@ fn undamaged_captures_have_messages() {
         assert!(show(&file) > 6);
     }
 }
+
+#[test]
+fn a_capture_full_of_the_shortest_messages_is_taken_apart_in_bounded_memory() {
+    let header = [0xE2, 0xD4, 0xC3, 0xD9, 2, 0, 8, 0x20];
+    let payload = header.repeat(180);
+    let mut dissector = Dissector::default();
+    let mut most = 0;
+    let mut all = 0;
+    let mut take = |found: &mut Vec<Message>| {
+        most = most.max(found.len());
+        all += found.drain(..).count();
+    };
+    for port in 1..=10_000 {
+        // Behind a gap, so that nothing can be said of it before the end.
+        for (sequence, payload) in [(0, &b""[..]), (1_000, &payload)] {
+            let segment = link::Segment {
+                src: ([10, 0, 0, 1], port).into(),
+                dst: ([10, 0, 0, 2], 80).into(),
+                sequence,
+                acknowledgment: 0,
+                syn: payload.is_empty(),
+                ack: false,
+                options: &[],
+                payload,
+                missing: 0,
+            };
+            let mark = Mark {
+                frame: port.into(),
+                time: None,
+            };
+            dissector
+                .connections
+                .segment(mark, &segment, &mut dissector.found);
+            take(&mut dissector.found);
+        }
+    }
+    while dissector.connections.finish_some(&mut dissector.found) {
+        take(&mut dissector.found);
+    }
+    assert_eq!(all, 10_000 * 8);
+    assert!(most <= 4096 * 8, "{most} messages at a time");
+}
