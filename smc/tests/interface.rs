@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_lite::future::zip;
+use bytes::{BufMut as _, BytesMut};
+use futures_lite::future::{yield_now, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::BindToDevice;
@@ -18,7 +19,9 @@ use smc::error::Phase;
 use smc::{ConnectOptions, Error, ListenOptions, Stream, TcpKeepalive};
 use smc_testkit::on::On;
 use smc_testkit::port::HeldPort;
-use smc_testkit::streams::{expect, expect_error, pair, patterned, ping_pong, read_all};
+use smc_testkit::streams::{
+    check_pattern, expect, expect_error, pair, patterned, ping_pong, read_all,
+};
 use smc_testkit::world::{World, connect_pair_smc};
 
 /// Longer than anything takes here that does not wait for a timeout.
@@ -387,5 +390,70 @@ mod shared {
                 "the other has written"
             );
         });
+    }
+}
+
+mod reading {
+    use super::*;
+
+    async fn read_into_buffers((mut ours, theirs): (Stream, Stream)) {
+        let (mut theirs, _writing) = theirs.into_split();
+        let mut empty = BytesMut::new();
+        let none = theirs.try_read_buf(&mut empty).unwrap_err();
+        assert_eq!(none.kind(), ErrorKind::WouldBlock);
+        assert_eq!(theirs.try_read_buf(&mut &mut [0; 0][..]).unwrap(), 0);
+
+        ours.write_all(&patterned(300)).await.unwrap();
+        while theirs.peek(&mut [0; 300]).await.unwrap() < 300 {}
+        let mut start = Vec::new();
+        assert_eq!(theirs.try_read_buf(&mut start).unwrap(), 64);
+        assert_eq!(
+            theirs.try_read_buf(&mut (&mut start).limit(10)).unwrap(),
+            10
+        );
+        let mut rest = BytesMut::with_capacity(1000);
+        rest.put_slice(b"before");
+        assert_eq!(theirs.try_read_buf(&mut rest).unwrap(), 226);
+        assert_eq!(&rest[..6], b"before");
+        check_pattern(74, &rest[6..]);
+
+        let data = patterned(LEN);
+        let (mut sent, mut read) = (0, 0);
+        while read < LEN {
+            match ours.try_write(&data[sent..]) {
+                Ok(count) => sent += count,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+            let mut part = Vec::with_capacity(100_000);
+            match theirs.try_read_buf(&mut part) {
+                Ok(count) => assert_eq!(count, part.len()),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                    yield_now().await;
+                }
+            }
+            check_pattern(read, &part);
+            read += part.len();
+        }
+        ours.close().await.unwrap();
+        theirs.readable().await.unwrap();
+        assert_eq!(theirs.try_read_buf(&mut rest).unwrap(), 0);
+    }
+
+    const LEN: usize = 1_000_000;
+
+    #[test]
+    fn what_fits_the_next_chunk_of_a_buffer_is_appended() {
+        for world in World::both() {
+            world.between_hosts(async |client, server| {
+                read_into_buffers(connect_pair_smc(&client, &server).await).await;
+            });
+        }
+        for on in On::ALL {
+            on.run(async {
+                let endpoint = on.endpoint().build().unwrap();
+                read_into_buffers(pair(&endpoint, &endpoint).await).await;
+            });
+        }
     }
 }

@@ -70,7 +70,7 @@ pub(super) trait Reading: Send {
 
     fn try_read(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
 
-    fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize>;
+    fn try_read_buf(&self, buf: &mut Vec<u8>) -> io::Result<usize>;
 
     fn readable(&self) -> IoWait<'_>;
 }
@@ -154,8 +154,8 @@ macro_rules! reading {
                 }
             }
 
-            fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize> {
-                <$end>::try_read_buf(self, buf, limit)
+            fn try_read_buf(&self, buf: &mut Vec<u8>) -> io::Result<usize> {
+                <$end>::try_read_buf(self, buf)
             }
 
             fn readable(&self) -> IoWait<'_> {
@@ -268,8 +268,8 @@ impl Reading for Arc<Stream> {
         }
     }
 
-    fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize> {
-        Stream::try_read_buf(self, buf, limit)
+    fn try_read_buf(&self, buf: &mut Vec<u8>) -> io::Result<usize> {
+        Stream::try_read_buf(self, buf)
     }
 
     fn readable(&self) -> IoWait<'_> {

@@ -202,8 +202,10 @@ impl<'o> Reader<'o> {
             return judge(oracle, side, "try_read_vectored", &buf, result);
         }
         let limit = size(&mut self.rng, self.scale);
-        let mut collected = vec![0xaa; 3];
-        let result = end.try_read_buf(&mut collected, limit);
+        let mut collected = Vec::with_capacity(3 + limit.max(1));
+        collected.extend([0xaa; 3]);
+        let limit = collected.capacity() - 3;
+        let result = end.try_read_buf(&mut collected);
         let count = *result.as_ref().unwrap_or(&0);
         oracle.require(collected.len() == 3 + count, || {
             format!(

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use bytes::BufMut;
 use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
 
 use super::{
@@ -116,13 +117,17 @@ macro_rules! reading {
                 self.read.lock().try_read_vectored(bufs)
             }
 
-            /// As `try_read`, appending to `buf`; at most `limit` bytes.
+            /// As `try_read`, appending to `buf` what fits its next chunk
+            /// ([`BufMut::chunk_mut`]): of a `Vec` the spare capacity, or 64 bytes if there is
+            /// none. [`BufMut::limit`] bounds it further. Returns 0 also if the chunk is empty.
+            ///
+            /// The bytes are copied twice; `try_read` copies once.
             ///
             /// # Errors
             ///
             /// As `try_read`; `buf` is unchanged then.
-            pub fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize> {
-                self.read.lock().try_read_buf(buf, limit)
+            pub fn try_read_buf<B: BufMut>(&self, buf: &mut B) -> io::Result<usize> {
+                self.read.lock().try_read_buf(buf)
             }
         }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes};
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord};
 use smc_wire::cursor::Cursor;
 
@@ -95,15 +95,40 @@ impl Reader {
         pub(super) fn position(&mut self) -> Option<Cursor>;
     }
 
-    /// As [`Reader::try_read`], appending to `buf`.
-    pub(crate) fn try_read_buf(&mut self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize> {
-        let before = buf.len();
+    /// As [`Reader::try_read`], appending to the next chunk of `buf`.
+    pub(crate) fn try_read_buf(&mut self, buf: &mut impl BufMut) -> io::Result<usize> {
+        let space = buf.chunk_mut().len();
+        if space == 0 {
+            return Ok(0);
+        }
         // One byte at least: an empty read would not report a lack of data.
-        let space = self.available(limit).max(limit.min(1));
-        buf.resize(before + space, 0);
-        let read = self.try_read(&mut buf[before..]);
-        buf.truncate(before + *read.as_ref().unwrap_or(&0));
-        read
+        let wanted = self.available(space).max(1);
+        // The chunk may be uninitialised, which takes a copy.
+        let (mut short, mut long) = ([0; SHORT_COPY], Vec::new());
+        let copy = match short.get_mut(..wanted) {
+            Some(copy) => copy,
+            None => {
+                long.resize(wanted.min(FILL_BUF_MAX), 0);
+                &mut long
+            }
+        };
+        let mut done = 0;
+        loop {
+            let part = copy.len().min(wanted - done);
+            match self.try_read(&mut copy[..part]) {
+                Ok(count) => {
+                    buf.put_slice(&copy[..count]);
+                    done += count;
+                    // An error of a socket is reported once, so that nothing may follow data.
+                    if count < part || done == wanted || matches!(self, Self::Tcp(_)) {
+                        return Ok(done);
+                    }
+                }
+                // An error of SMC is reported again by the next read.
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            }
+        }
     }
 }
 
@@ -576,6 +601,9 @@ impl<P: TransportOps> Drop for SmcReader<P> {
 /// Maximum that `fill_buf` copies at a time: fits a second-level cache together with the
 /// destination.
 const FILL_BUF_MAX: usize = 64 * 1024;
+
+/// Maximum of a copy on the stack.
+const SHORT_COPY: usize = 2048;
 
 /// The reading half reads only what has arrived.
 const OUTSIDE: Error = Error::Bug("read cursor outside of the ring");
