@@ -457,3 +457,38 @@ mod reading {
         }
     }
 }
+
+mod debug {
+    use super::*;
+
+    /// The text between the parentheses, of a stream and its halves.
+    fn texts(mut stream: Stream) -> String {
+        let text = format!("{stream:?}");
+        let inner = text.strip_prefix("Stream").unwrap().to_owned();
+        let (read, write) = stream.split();
+        assert_eq!(format!("{read:?}"), format!("ReadHalf{inner}"));
+        assert_eq!(format!("{write:?}"), format!("WriteHalf{inner}"));
+        let (read, write) = stream.into_split();
+        assert_eq!(format!("{read:?}"), format!("OwnedReadHalf{inner}"));
+        assert_eq!(format!("{write:#?}"), format!("OwnedWriteHalf{inner}"));
+        inner
+    }
+
+    #[test]
+    fn a_stream_is_one_short_line() {
+        World::real().between_hosts(async |client, server| {
+            let (ours, theirs) = connect_pair_smc(&client, &server).await;
+            let [local, peer] = [&ours, &theirs].map(|stream| stream.local_addr().unwrap());
+            assert_eq!(texts(ours), format!("(SMC-D v2.1, {local} -> {peer})"));
+            assert_eq!(texts(theirs), format!("(SMC-D v2.1, {peer} -> {local})"));
+        });
+        On::Smol.run(async {
+            let endpoint = On::Smol.endpoint().build().unwrap();
+            let (ours, _theirs) = pair(&endpoint, &endpoint).await;
+            let code = ours.fallback_reason().unwrap().local.0;
+            let (local, peer) = (ours.local_addr().unwrap(), ours.peer_addr().unwrap());
+            let text = format!("(TCP {code:#010x}, {local} -> {peer})");
+            assert_eq!(texts(ours), text);
+        });
+    }
+}

@@ -17,11 +17,11 @@ use crate::error::FallbackReason;
 
 macro_rules! any {
     ($($type:ident $(<$lifetime:lifetime>)?),+) => {$(
+        /// One short line: the mode, without devices and the cause of a fallback, and both
+        /// addresses.
         impl fmt::Debug for $type $(<$lifetime>)? {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($type))
-                    .field("mode", self.mode())
-                    .finish_non_exhaustive()
+                write!(f, "{}({:?})", stringify!($type), &*self.shared)
             }
         }
 

@@ -19,6 +19,7 @@ pub use options::TcpKeepalive;
 pub use readiness::{Interest, Readiness};
 pub use split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
 
+use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -285,5 +286,21 @@ impl Shared {
         self.socket
             .fd()
             .ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// Such as `SMC-D v2.1, 127.0.0.1:5000 -> 127.0.0.1:80`, the local address first.
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.mode().write_short(f)?;
+        for (before, addr) in [(", ", self.socket.local_addr()), (" -> ", self.peer_addr())] {
+            f.write_str(before)?;
+            match addr {
+                Ok(addr) => write!(f, "{addr}")?,
+                // A TCP connection that was reset has no peer any more.
+                Err(_) => f.write_str("?")?,
+            }
+        }
+        Ok(())
     }
 }

@@ -84,6 +84,27 @@ impl Mode {
     }
 }
 
+impl Mode {
+    /// Such as `SMC-D v2.1`, or `TCP 0x03000000` without the cause.
+    pub(super) fn write_short(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SmcD {
+                version, release, ..
+            } => write_version(f, 'D', *version, *release),
+            Self::SmcR {
+                version, release, ..
+            } => write_version(f, 'R', *version, *release),
+            Self::Tcp { reason } => {
+                write!(f, "TCP {:#010x}", reason.local.0)?;
+                match reason.peer {
+                    Some(peer) => write!(f, "/{:#010x}", peer.0),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
