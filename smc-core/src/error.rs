@@ -124,6 +124,9 @@ pub enum CloseReason {
     /// The peer reset it: closed with unread data, or aborted.
     #[error("reset by peer")]
     Reset,
+    /// The peer closed it in order, or shut both directions down, and reads no more data.
+    #[error("closed by peer")]
+    Peer,
     /// The peer's host, process or device went away, or the link group was terminated.
     #[error("aborted, peer is gone")]
     Aborted,
@@ -165,7 +168,7 @@ impl From<Error> for io::Error {
     /// | `TimedOut` | `TimedOut` |
     /// | `Closed(Reset)`, `Closed(DuringHandshake)` | `ConnectionReset` |
     /// | `Closed(Aborted)`, `Closed(Endpoint)`, `Closed(Runtime)` | `ConnectionAborted` |
-    /// | `Closed(Local)` | `BrokenPipe` |
+    /// | `Closed(Local)`, `Closed(Peer)` | `BrokenPipe` |
     /// | `Misuse` | `InvalidInput` |
     /// | `Device` of a device or peer that is gone | `ConnectionAborted` |
     /// | other `Device`, `Bug` | `Other` |
@@ -181,7 +184,7 @@ impl From<Error> for io::Error {
             Error::Closed(CloseReason::Aborted | CloseReason::Endpoint | CloseReason::Runtime) => {
                 io::ErrorKind::ConnectionAborted
             }
-            Error::Closed(CloseReason::Local) => io::ErrorKind::BrokenPipe,
+            Error::Closed(CloseReason::Local | CloseReason::Peer) => io::ErrorKind::BrokenPipe,
             Error::Misuse(_) => io::ErrorKind::InvalidInput,
             Error::Device(DeviceError::Gone(_) | DeviceError::PeerGone) => {
                 io::ErrorKind::ConnectionAborted

@@ -8,8 +8,8 @@
 //! - bytes arrive once, in order, and none that were not written;
 //! - reads give 0 only behind the last byte, after the peer shut writing down or closed in order;
 //! - resets come from peers that closed with unread data or without linger, and from them only;
-//! - writes fail with `BrokenPipe` after an own shutdown, with `ConnectionReset` after the peer
-//!   closed, and for no other reason;
+//! - writes fail with `BrokenPipe` after an own shutdown or after the peer closed in order, with
+//!   `ConnectionReset` after the peer closed otherwise, and for no other reason;
 //! - a dropped read has taken nothing, a dropped write has written nothing;
 //! - bytes of a guard stay what they are for as long as it is held, in whatever order guards are
 //!   released, and after the stream is closed;

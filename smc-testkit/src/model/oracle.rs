@@ -137,7 +137,8 @@ impl Oracle {
         let mut state = self.state();
         state.note(side, how, len, result);
         // That is known of both ends only when all have ended.
-        let is_peer_closed = self.is_alone || state.sides[1 - side].closed.is_some();
+        let peer = state.sides[1 - side].closed;
+        let is_peer_closed = self.is_alone || peer.is_some();
         let is_blind = !self.rules.is_exact || state.directions[side].is_shut;
         let direction = &mut state.directions[side];
         match result {
@@ -160,15 +161,20 @@ impl Oracle {
                 let is_shut = direction.is_shut;
                 match error.kind() {
                     io::ErrorKind::WouldBlock => return Progress::Open,
-                    // TCP reports the peer's reset with either.
+                    // TCP reports the peer's close with either.
                     io::ErrorKind::BrokenPipe => {
-                        let is_due = is_shut || (!self.is_smc && is_peer_closed);
-                        state.require(is_due, || "`BrokenPipe` without a shutdown".into());
+                        let has_reset = self.is_smc && peer == Some(Closed::WithReset);
+                        let is_due = is_shut || (is_peer_closed && !has_reset);
+                        state.require(is_due, || {
+                            format!("write found a broken pipe, the peer closed: {peer:?}")
+                        });
                     }
                     io::ErrorKind::ConnectionReset => {
                         state.tally.resets += 1;
-                        state.require(is_peer_closed || self.rules.may_abort, || {
-                            "write found a reset, but the peer has not closed".into()
+                        let is_in_order = self.is_smc && peer == Some(Closed::InOrder);
+                        let is_due = is_peer_closed && !is_in_order;
+                        state.require(is_due || self.rules.may_abort, || {
+                            format!("write found a reset, the peer closed: {peer:?}")
                         });
                     }
                     io::ErrorKind::ConnectionAborted if self.rules.may_abort => {

@@ -504,6 +504,7 @@ impl Conn {
         match self.closing.lock().write_end() {
             WriteEnd::Open => Ok(()),
             WriteEnd::Shut => Err(Error::Closed(CloseReason::Local)),
+            WriteEnd::PeerClosed => Err(Error::Closed(CloseReason::Peer)),
             WriteEnd::Reset => Err(Error::Closed(CloseReason::Reset)),
             WriteEnd::Aborted => Err(self.failure()),
         }

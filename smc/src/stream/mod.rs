@@ -50,7 +50,9 @@ use write::Writer;
 ///
 /// **End of stream.** A read returns 0 only after the peer shut down writing or closed in order.
 /// After an abort of the peer it returns `ConnectionReset`, after the loss of the peer
-/// `ConnectionAborted`, both after the data that was written before.
+/// `ConnectionAborted`, both after the data that was written before. A write fails likewise, and with
+/// `BrokenPipe` after the peer closed in order
+/// ([`CloseReason::Peer`](crate::error::CloseReason::Peer)) or this end shut writing down.
 ///
 /// **Drop.** Dropping closes in order, and does not wait. Over SMC-D everything written is in the
 /// peer's memory already. Over SMC-R the send buffer is sent in the background as long as the
@@ -233,9 +235,9 @@ impl Stream {
     /// SMC-R this does not wait for what is in the send buffer; closing the stream does.
     ///
     /// Shutting down both directions of an SMC stream tells the peer what dropping it does: the
-    /// peer's writes fail with `ConnectionReset`. If received data was not read, the peer's reads
-    /// fail so as well, behind the data in its memory, and what is in the send buffer of SMC-R is
-    /// lost; closing the stream fails with `BrokenPipe` then. Shutting down reading alone is local.
+    /// peer's writes fail with `BrokenPipe`. If received data was not read, the peer's writes fail
+    /// with `ConnectionReset`, and so do its reads behind the data in its memory, and what is in the
+    /// send buffer of SMC-R is lost; closing the stream fails with `BrokenPipe` then. Shutting down reading alone is local.
     ///
     /// # Errors
     ///

@@ -134,7 +134,7 @@ async fn end(
             ours.shutdown_how(Shutdown::Both).expect("shuts down");
             fail().await;
             expect_rest(&mut theirs, b"last").await;
-            expect_write_error(&mut theirs, ErrorKind::ConnectionReset).await;
+            expect_write_error(&mut theirs, ErrorKind::BrokenPipe).await;
             ours.close().await.expect("delivers");
         }
         Case::LocalShutDownForBothPeerClosed => {

@@ -139,7 +139,9 @@ pub enum WriteEnd {
     Open,
     /// This side has shut down writing.
     Shut,
-    /// The peer closed or aborted and reads no more data.
+    /// The peer closed in order and reads no more data.
+    PeerClosed,
+    /// The peer aborted.
     Reset,
     /// The link group ended.
     Aborted,
@@ -233,8 +235,10 @@ impl Closing {
     pub fn write_end(&self) -> WriteEnd {
         if self.is_shut || (self.sent.intersects(FINAL_FLAGS) && !self.has_ended_here) {
             WriteEnd::Shut
-        } else if self.peer.intersects(FINAL_FLAGS) {
+        } else if self.is_aborted_by_peer() {
             WriteEnd::Reset
+        } else if self.peer.contains(StateFlags::CLOSED) {
+            WriteEnd::PeerClosed
         } else if self.has_ended_here {
             WriteEnd::Aborted
         } else {

@@ -285,9 +285,18 @@ fn the_peer_closes_first() {
     closing.handle_peer(C);
     assert_eq!(closing.state(), ConnState::AppCloseWait1);
     assert_eq!(closing.read_end(), ReadEnd::Eof);
-    assert_eq!(closing.write_end(), WriteEnd::Reset);
+    assert_eq!(closing.write_end(), WriteEnd::PeerClosed);
     assert_eq!(closing.close(false), Some(C));
     assert!(closing.is_removable());
+}
+
+#[test]
+fn an_abort_of_the_peer_after_its_close_resets() {
+    let mut closing = Closing::default();
+    closing.handle_peer(C);
+    closing.handle_peer(C | A);
+    assert_eq!(closing.read_end(), ReadEnd::Reset);
+    assert_eq!(closing.write_end(), WriteEnd::Reset);
 }
 
 #[test]
