@@ -145,8 +145,8 @@ impl<'a> Visit<'a> {
                 }
             }
             (status::IBV_WC_SUCCESS, Work::Send) => {
-                if let Some(op) = link.sent() {
-                    sink(Event::Sent { link: name, op });
+                if let Some(op) = link.complete_oldest() {
+                    sink(Event::Completed { link: name, op });
                 }
                 return;
             }

@@ -233,7 +233,7 @@ impl Rdma for RdmaDevice {
         hardware_counters::read(&self.identity.name)
     }
 
-    fn arm_sent(&self) -> Result<(), DeviceError> {
+    fn arm_completions(&self) -> Result<(), DeviceError> {
         let mut consumer = self.consumer.lock();
         self.parts.check()?;
         if !consumer.sends_armed {

@@ -186,8 +186,8 @@ impl Core {
         Ok(message)
     }
 
-    /// The oldest post completed.
-    pub(crate) fn sent(&self) -> Option<OpId> {
+    /// The oldest post has completed.
+    pub(crate) fn complete_oldest(&self) -> Option<OpId> {
         let mut queue = self.queue.lock();
         let sent = queue.sends.pop_front()?;
         queue.long -= u32::from(sent.long);

@@ -292,7 +292,9 @@ fn a_receiver_that_sleeps_makes_the_sender_wait_and_no_more() {
             assert_eq!(received(&far), Inbound::Short([number as u8; 44]));
         }
         for _ in sent..posted {
-            near.wait("completion", |event| matches!(event, Event::Sent { .. }));
+            near.wait("completion", |event| {
+                matches!(event, Event::Completed { .. })
+            });
         }
     }
     assert_eq!(far.link.counters().receives_low, Some(0));
@@ -427,9 +429,9 @@ fn received(end: &End) -> Inbound {
 }
 
 fn sent(end: &End) -> OpId {
-    let is = |event: &Event| matches!(event, Event::Sent { .. } | Event::LinkDown { .. });
+    let is = |event: &Event| matches!(event, Event::Completed { .. } | Event::LinkDown { .. });
     match end.wait("completion", is) {
-        Event::Sent { op, link } => {
+        Event::Completed { op, link } => {
             assert_eq!(link, end.link.qpn());
             op
         }

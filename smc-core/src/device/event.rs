@@ -32,13 +32,13 @@ pub enum Event {
     },
     /// A post has completed: the peer's device has the message and all data written before it, and
     /// the source memory is free again.
-    Sent {
+    Completed {
         /// The local queue pair.
         link: Qpn,
         /// The post.
         op: OpId,
     },
-    /// A link can no longer be used. A post that was not reported as sent may or may not have
+    /// A link can no longer be used. A post that was not reported as completed may or may not have
     /// arrived; no more events of this link follow.
     LinkDown {
         /// The local queue pair.

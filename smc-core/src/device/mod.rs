@@ -83,8 +83,8 @@ pub trait Device: Send + Sync + Debug + Any {
         self.drain(sink)
     }
 
-    /// Requests that the next event rings the doorbell. An [`Event::Sent`] need not, unless
-    /// [`Rdma::arm_sent`] was called.
+    /// Requests that the next event rings the doorbell. An [`Event::Completed`] need not, unless
+    /// [`Rdma::arm_completions`] was called.
     ///
     /// Earlier events may not ring, so drain once more before parking.
     ///

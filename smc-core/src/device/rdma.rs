@@ -13,7 +13,7 @@ use crate::mem::Region;
 ///
 /// Links are reliable connected queue pairs. Their events are reported by
 /// [`Device::drain`](super::Device::drain), under the number of the queue pair:
-/// [`Event::Received`](super::Event::Received), [`Event::Sent`](super::Event::Sent),
+/// [`Event::Received`](super::Event::Received), [`Event::Completed`](super::Event::Completed),
 /// [`Event::LinkDown`](super::Event::LinkDown). A change of the active ports is an
 /// [`Event::AddressesChanged`](super::Event::AddressesChanged).
 #[async_trait]
@@ -38,7 +38,8 @@ pub trait Rdma: Send + Sync + Debug {
         Vec::new()
     }
 
-    /// Requests that the next [`Event::Sent`](super::Event::Sent) rings the doorbell, too.
+    /// Requests that the next [`Event::Completed`](super::Event::Completed) rings the doorbell, as
+    /// well.
     ///
     /// A completion of a send is seldom urgent: the next drain, for a received message, finds it.
     /// So [`Device::arm`](super::Device::arm) need not cover it, and a task that waits for send
@@ -50,7 +51,7 @@ pub trait Rdma: Send + Sync + Debug {
     /// # Errors
     ///
     /// As [`Device::drain`](super::Device::drain).
-    fn arm_sent(&self) -> Result<(), DeviceError> {
+    fn arm_completions(&self) -> Result<(), DeviceError> {
         Ok(())
     }
 }
@@ -206,8 +207,9 @@ pub trait Link: Send + Sync + Debug {
     /// blocking.
     ///
     /// The peer receives the message, as a solicited one, after the data of the writes is in its
-    /// memory. Its completion is reported as [`Event::Sent`](super::Event::Sent) with `op`, in the
-    /// order of the posts; until then the source memory must stay unchanged and registered.
+    /// memory. Its completion is reported as [`Event::Completed`](super::Event::Completed) with
+    /// `op`, in the order of the posts; until then the source memory must stay unchanged and
+    /// registered.
     ///
     /// A link accepts at least [`SENDS_MAX`] posts, with up to two writes each, before the first
     /// completion.

@@ -249,7 +249,7 @@ impl<'a> Replay<'a> {
             match output {
                 LinkGroupOutput::Send { link, message, tag } => {
                     self.sent.push(message);
-                    self.group.handle_sent(self.now, link, tag);
+                    self.group.handle_completed(self.now, link, tag);
                 }
                 LinkGroupOutput::Open { link, .. } => {
                     let second = self.second.unwrap();

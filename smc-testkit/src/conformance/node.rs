@@ -128,7 +128,7 @@ impl Node {
     pub(super) fn arm(&self) -> Result<(), Stop> {
         self.device.arm().or_fail("arm")?;
         match self.device.fabric().rdma() {
-            Some(rdma) => rdma.arm_sent().or_fail("arm for completions"),
+            Some(rdma) => rdma.arm_completions().or_fail("arm for completions"),
             None => Ok(()),
         }
     }

@@ -107,9 +107,9 @@ impl Device for MemoryRdma {
 
 #[async_trait]
 impl Rdma for MemoryRdma {
-    fn arm_sent(&self) -> Result<(), DeviceError> {
+    fn arm_completions(&self) -> Result<(), DeviceError> {
         if let Some(member) = self.shared.lock().devices.get_mut(&self.id) {
-            member.is_armed_for_sent = true;
+            member.is_armed_for_completions = true;
         }
         Ok(())
     }

@@ -55,7 +55,7 @@ pub(super) struct Member {
     pub(super) is_armed: bool,
     /// Armed for completions, too: those ring for no other, so that a task that waits for them and
     /// does not report it is found out.
-    pub(super) is_armed_for_sent: bool,
+    pub(super) is_armed_for_completions: bool,
     pub(super) is_gone: bool,
     pub(super) down: BTreeSet<u8>,
     pub(super) cut: BTreeSet<u8>,
@@ -132,7 +132,7 @@ impl NetworkState {
             wake_signal,
             queued: VecDeque::new(),
             is_armed: false,
-            is_armed_for_sent: false,
+            is_armed_for_completions: false,
             is_gone: false,
             down: BTreeSet::new(),
             cut: BTreeSet::new(),
@@ -163,7 +163,7 @@ impl NetworkState {
     pub(super) fn report(&mut self, to: DeviceId, event: Event) {
         if let Some(member) = self.devices.get_mut(&to) {
             let armed = match event {
-                Event::Sent { .. } => &mut member.is_armed_for_sent,
+                Event::Completed { .. } => &mut member.is_armed_for_completions,
                 _ => &mut member.is_armed,
             };
             let rings = mem::take(armed);
@@ -285,9 +285,9 @@ impl Member {
 /// Which link an event is about.
 pub(crate) fn link_of(event: &Event) -> Option<Qpn> {
     match event {
-        Event::Received { link, .. } | Event::Sent { link, .. } | Event::LinkDown { link, .. } => {
-            Some(*link)
-        }
+        Event::Received { link, .. }
+        | Event::Completed { link, .. }
+        | Event::LinkDown { link, .. } => Some(*link),
         _ => None,
     }
 }

@@ -358,7 +358,7 @@ fn mac(n: u8) -> Mac {
 
 fn sent(link: &Arc<dyn Link>, op: u64) -> Event {
     let (link, op) = (link.qpn(), OpId(op));
-    Event::Sent { link, op }
+    Event::Completed { link, op }
 }
 
 fn received(link: &Arc<dyn Link>, message: &[u8]) -> Event {

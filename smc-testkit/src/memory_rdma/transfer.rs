@@ -128,7 +128,7 @@ impl Locked<'_> {
             };
             connection.unreported += 1;
             let (link, op) = (id.qpn, chain.op);
-            self.report(id.device, Event::Sent { link, op });
+            self.report(id.device, Event::Completed { link, op });
         }
     }
 
@@ -136,7 +136,7 @@ impl Locked<'_> {
     pub(super) fn reported(&mut self, device: DeviceId, event: &Event) {
         match *event {
             Event::Received { link: qpn, .. } => self.repost(PairId { device, qpn }),
-            Event::Sent { link: qpn, .. } => {
+            Event::Completed { link: qpn, .. } => {
                 if let Some(connection) = self.connection(PairId { device, qpn }) {
                     connection.unreported = connection.unreported.saturating_sub(1);
                 }

@@ -108,8 +108,8 @@ macro_rules! delegate_rdma {
             rdma(&*self.inner).addresses()
         }
 
-        fn arm_sent(&self) -> Result<(), DeviceError> {
-            rdma(&*self.inner).arm_sent()
+        fn arm_completions(&self) -> Result<(), DeviceError> {
+            rdma(&*self.inner).arm_completions()
         }
     };
 }

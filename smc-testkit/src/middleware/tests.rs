@@ -108,7 +108,7 @@ fn a_trace_of_a_link_reads_like_a_story() {
             format!(
                 "rdma0 post 5 on {qpn}: 7 bytes to {to_key} at {to_addr}, message 0xfe of 44 bytes"
             ),
-            format!("rdma0 <- {qpn} sent 5"),
+            format!("rdma0 <- {qpn} completed 5"),
             format!("rdma0 close {qpn}"),
             format!("rdma0 unregister {key}"),
             format!("rdma0 release {qpn}"),

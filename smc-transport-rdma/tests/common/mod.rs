@@ -74,7 +74,7 @@ impl End {
             self.drain();
             self.device.arm().unwrap();
             // Completions of posts ring for those alone who wait for them.
-            self.device.arm_sent().unwrap();
+            self.device.arm_completions().unwrap();
             self.drain();
             let mut events = self.events.lock().unwrap();
             if let Some(at) = events.iter().position(&fits) {
@@ -98,7 +98,7 @@ impl End {
             }
             assert!(Instant::now() < deadline, "no {what}, but {events:?}");
             drop(events);
-            let _gone = (self.device.arm(), self.device.arm_sent());
+            let _gone = (self.device.arm(), self.device.arm_completions());
             self.park(Duration::from_millis(100));
         }
     }
@@ -106,7 +106,7 @@ impl End {
     /// Waits for an event of any kind.
     pub(crate) fn wait_some(&self) {
         self.device_arm();
-        self.device.arm_sent().unwrap();
+        self.device.arm_completions().unwrap();
         self.drain();
         if self.events.lock().unwrap().is_empty() {
             assert!(self.park(LIMIT), "no event");

@@ -370,7 +370,7 @@ impl Conn {
             Some(rdma) if self.is_app_closed() => rdma.arm_delivery(),
             // Reading makes this side send, too.
             Some(rdma) => {
-                rdma.arm_sent();
+                rdma.arm_completions();
                 self.delivery() != DeliveryStatus::Pending
             }
             None => self.driver.is_gone() || self.delivery() != DeliveryStatus::Pending,
@@ -560,8 +560,8 @@ impl Conn {
         self.changed.notify(usize::MAX);
     }
 
-    /// For the driver: a sent message has completed, which freed staging space.
-    pub(crate) fn handle_sent(&self) {
+    /// For the driver: a post has completed, which freed staging space.
+    pub(crate) fn handle_completed(&self) {
         let (is_app_closed, is_shut) = {
             let closing = self.closing.lock();
             (closing.is_app_closed(), closing.is_shut())

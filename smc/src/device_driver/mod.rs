@@ -357,9 +357,9 @@ impl DeviceDriver {
                     group.handle_received(link, &message);
                 }
             }
-            Event::Sent { link, op } => {
+            Event::Completed { link, op } => {
                 if let Some((group, link)) = self.link(link) {
-                    group.handle_sent(link, op);
+                    group.handle_completed(link, op);
                 }
             }
             Event::LinkDown { link, cause } => {
@@ -460,7 +460,7 @@ impl DeviceDriver {
     fn arm(&self) -> Result<(), DeviceError> {
         self.device.arm()?;
         match self.device.fabric().rdma() {
-            Some(rdma) if self.awaiting.load(Ordering::SeqCst) > 0 => rdma.arm_sent(),
+            Some(rdma) if self.awaiting.load(Ordering::SeqCst) > 0 => rdma.arm_completions(),
             _ => Ok(()),
         }
     }

@@ -190,7 +190,7 @@ impl LinkSender {
     }
 
     /// Requests a wake-up for the completion of the posts so far.
-    pub(crate) fn arm_sent(&self) {
+    pub(crate) fn arm_completions(&self) {
         self.arm_last(&mut self.posts.lock());
     }
 

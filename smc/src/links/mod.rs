@@ -2,7 +2,7 @@
 //! ring.
 //!
 //! ```text
-//!   driver --- Received, Sent, LinkDown ---> RdmaLinkGroup --- LLC ---> proto::links::LinkGroup
+//!   driver -- Received, Completed, LinkDown --> RdmaLinkGroup --- LLC ---> proto::links::LinkGroup
 //!                                              |  |
 //!                                         CDC  |  | posts
 //!                                              v  v

@@ -136,7 +136,7 @@ impl Device for Interceptor {
         self.drains.fetch_add(1, Ordering::Relaxed);
         if self.is_flooded.load(Ordering::Relaxed) {
             let link = Qpn::new(0x00ff_ffff).expect("24 bits");
-            sink(Event::Sent { link, op: OpId(0) });
+            sink(Event::Completed { link, op: OpId(0) });
         }
         loop {
             let (mut may_be_disarmed, mut is_silent) = (false, true);
@@ -181,9 +181,9 @@ impl Rdma for Interceptor {
         self.inner.addresses()
     }
 
-    fn arm_sent(&self) -> Result<(), DeviceError> {
+    fn arm_completions(&self) -> Result<(), DeviceError> {
         match self.inner.fabric() {
-            Fabric::Rdma(inner) => inner.arm_sent(),
+            Fabric::Rdma(inner) => inner.arm_completions(),
             _ => Ok(()),
         }
     }

@@ -154,9 +154,9 @@ impl LinkGroup {
     }
 
     /// A message sent on this link was completed.
-    pub fn handle_sent(&mut self, now: Instant, link: LinkId, tag: OpTag) {
+    pub fn handle_completed(&mut self, now: Instant, link: LinkId, tag: OpTag) {
         match self.end {
-            None => self.long_messages.sent(&mut self.outputs, tag),
+            None => self.long_messages.completed(&mut self.outputs, tag),
             Some(GroupEnd::LastMessage {
                 link: on, tag: of, ..
             }) if on == link && of == tag => self.finish(),

@@ -42,7 +42,7 @@ impl LongMessageGate {
         tag
     }
 
-    pub(super) fn sent(&mut self, outputs: &mut Outputs, tag: OpTag) {
+    pub(super) fn completed(&mut self, outputs: &mut Outputs, tag: OpTag) {
         if self
             .in_flight
             .is_some_and(|(_, in_flight)| in_flight == tag)

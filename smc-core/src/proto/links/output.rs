@@ -10,7 +10,7 @@ use crate::proto::group::{DeviceIndex, GroupEndCause, GroupLinks};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkGroupOutput {
     /// Post this message. When it is completed, call
-    /// [`handle_sent`](super::LinkGroup::handle_sent).
+    /// [`handle_completed`](super::LinkGroup::handle_completed).
     Send {
         /// On this link.
         link: LinkId,

@@ -222,7 +222,7 @@ impl LinkEnd<'_> {
 
     pub(super) fn try_sent(&self) -> Option<OpId> {
         self.node.take(|event| match event {
-            Event::Sent { link, op } if *link == self.qpn() => Some(*op),
+            Event::Completed { link, op } if *link == self.qpn() => Some(*op),
             _ => None,
         })
     }

@@ -270,7 +270,7 @@ impl FaultState {
     fn delay(&mut self, event: &Event) -> Option<u8> {
         let can_wait = matches!(
             event,
-            Event::Signalled(_) | Event::Received { .. } | Event::Sent { .. }
+            Event::Signalled(_) | Event::Received { .. } | Event::Completed { .. }
         );
         let is_delayed = can_wait && self.rng.chance(self.faults.delayed);
         is_delayed.then(|| u8::try_from(self.rng.below(4)).unwrap_or(0))
@@ -280,7 +280,7 @@ impl FaultState {
     fn release(&mut self, event: Event, is_own: bool) -> Option<Event> {
         match &event {
             Event::PeerGone(gid) if !is_own && self.ended.contains(gid) => return None,
-            Event::Sent { link, .. } => {
+            Event::Completed { link, .. } => {
                 if let Some(held) = self.links.get_mut(link) {
                     held.outstanding = held.outstanding.saturating_sub(1);
                 }

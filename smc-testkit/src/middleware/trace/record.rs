@@ -241,7 +241,9 @@ impl fmt::Display for Record {
             What::Reported(Event::Received { link, message }) => {
                 write!(f, "<- {link} received {}", ShownMessage(message.as_bytes()))
             }
-            What::Reported(Event::Sent { link, op }) => write!(f, "<- {link} sent {}", op.0),
+            What::Reported(Event::Completed { link, op }) => {
+                write!(f, "<- {link} completed {}", op.0)
+            }
             What::Reported(Event::LinkDown { link, cause }) => {
                 write!(f, "<- {link} down: {cause}")
             }

@@ -81,20 +81,28 @@ impl Broken {
 
     fn spoil(&self, events: &mut Vec<Event>) {
         let is_message = |event: &Event| matches!(event, Event::Received { .. });
-        let is_sent = |event: &Event| matches!(event, Event::Sent { .. });
+        let is_completion = |event: &Event| matches!(event, Event::Completed { .. });
         match self.flaw {
             Flaw::OneWay if self.index == 0 => events.retain(|event| !is_message(event)),
             Flaw::LosesSome => events.retain(|event| !is_message(event) || !self.is_lost()),
-            Flaw::LosesSent => events.retain(|event| !is_sent(event) || !self.is_lost()),
+            Flaw::LosesCompletions => {
+                events.retain(|event| !is_completion(event) || !self.is_lost())
+            }
             Flaw::LosesWhenFull => events.truncate(20),
             Flaw::ReordersMessages if events.iter().filter(|it| is_message(it)).count() > 1 => {
                 events.reverse();
             }
-            Flaw::ReordersSent if events.iter().filter(|it| is_sent(it)).count() > 1 => {
+            Flaw::ReordersCompletions
+                if events.iter().filter(|it| is_completion(it)).count() > 1 =>
+            {
                 events.reverse();
             }
-            Flaw::ReportsSentTwice => {
-                let again: Vec<_> = events.iter().filter(|it| is_sent(it)).cloned().collect();
+            Flaw::ReportsCompletionsTwice => {
+                let again: Vec<_> = events
+                    .iter()
+                    .filter(|it| is_completion(it))
+                    .cloned()
+                    .collect();
                 events.extend(again);
             }
             Flaw::HidesDown => events.retain(|it| !matches!(it, Event::LinkDown { .. })),
@@ -205,8 +213,8 @@ impl Rdma for Broken {
         addresses
     }
 
-    fn arm_sent(&self) -> Result<(), DeviceError> {
-        self.inner.arm_sent()
+    fn arm_completions(&self) -> Result<(), DeviceError> {
+        self.inner.arm_completions()
     }
 
     async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {

@@ -35,8 +35,8 @@ pub(crate) enum Flaw {
     SwapsPieces,
     SwapsWrites,
     WritesLate,
-    ReordersSent,
-    ReportsSentTwice,
+    ReordersCompletions,
+    ReportsCompletionsTwice,
     SmallQueue,
     NeverRecovers,
     ClampsPieces,
@@ -62,7 +62,7 @@ pub(crate) enum Flaw {
     EmptyDrainDisarms,
     NoBell,
     RestlessBell,
-    LosesSent,
+    LosesCompletions,
 
     // The end.
     CloseIsNothing,

@@ -213,7 +213,7 @@ impl RdmaConn {
         self.detached.store(true, Ordering::Release);
         match self.can_retire() {
             true => self.group.try_retire(self),
-            false => self.arm_sent(),
+            false => self.arm_completions(),
         }
     }
 
@@ -238,7 +238,7 @@ impl RdmaConn {
     pub(crate) fn arm_delivery(&self) -> bool {
         // The completion of a post may not be reported without a request, and may come before it.
         self.is_delivered() || {
-            self.arm_sent();
+            self.arm_completions();
             self.is_delivered()
         }
     }
@@ -305,7 +305,7 @@ impl TransportOps for RdmaConn {
     /// the writer.
     fn arm(&self) {
         if self.space() == 0 {
-            self.arm_sent();
+            self.arm_completions();
         }
     }
 

@@ -50,9 +50,9 @@ impl RdmaConn {
     }
 
     /// Requests that the completion of outstanding posts wakes the writer.
-    pub(crate) fn arm_sent(&self) {
+    pub(crate) fn arm_completions(&self) {
         if let Some(sender) = &self.tx.lock().sender {
-            sender.arm_sent();
+            sender.arm_completions();
         }
     }
 
@@ -124,7 +124,7 @@ impl RdmaConn {
         let used = |bound: &BoundSending| self.capacity().saturating_sub(bound.transmit.space());
         let undelivered = tx.bound.as_ref().map_or(0, used);
         if let (1.., Some(sender)) = (undelivered, &tx.sender) {
-            sender.arm_sent();
+            sender.arm_completions();
         }
         undelivered
     }
@@ -149,7 +149,7 @@ impl RdmaConn {
     }
 
     /// Handles the completion of a post on this link.
-    pub(crate) fn handle_sent(&self, link: LinkId) {
+    pub(crate) fn handle_completed(&self, link: LinkId) {
         {
             let mut tx = self.tx.lock();
             if tx.sender.as_ref().is_none_or(|sender| sender.id != link) {
@@ -160,11 +160,11 @@ impl RdmaConn {
                 return;
             };
             bound.arrived = arrived;
-            bound.transmit.handle_sent(post);
+            bound.transmit.handle_completed(post);
             self.push(tx, false);
         }
         if let Some(conn) = self.conn() {
-            conn.handle_sent();
+            conn.handle_completed();
         }
     }
 
@@ -221,7 +221,7 @@ impl RdmaConn {
         if let Some(conn) = self.conn() {
             conn.driver.counters.add_failover();
             // A writer that waits for completions waits for those of the new link now.
-            conn.handle_sent();
+            conn.handle_completed();
         }
     }
 
@@ -256,7 +256,7 @@ impl RdmaConn {
         }
         self.space.store(bound.transmit.space(), Ordering::Release);
         if bound.transmit.has_pending_post() {
-            sender.arm_sent();
+            sender.arm_completions();
         }
         if last == Some(PostResult::Unreachable) {
             // No other link can become usable either.
@@ -355,7 +355,7 @@ impl SendOps for Arc<RdmaConn> {
 
     /// The completion of posts frees staging space, and is the delivery.
     fn arm(&self) {
-        self.arm_sent();
+        self.arm_completions();
     }
 
     fn poll_device(&self, conn: &Conn) -> bool {

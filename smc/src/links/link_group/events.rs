@@ -53,18 +53,18 @@ impl RdmaLinkGroup {
         }
     }
 
-    pub(crate) fn handle_sent(self: &Arc<Self>, link: LinkId, op: OpId) {
+    pub(crate) fn handle_completed(self: &Arc<Self>, link: LinkId, op: OpId) {
         let Some(sender) = self.sender(link) else {
             return;
         };
         for done in sender.completed(self.now(), op) {
             match done {
                 Posted::Llc(tag) => {
-                    self.step(|state, now| state.machine.handle_sent(now, link, tag));
+                    self.step(|state, now| state.machine.handle_completed(now, link, tag));
                 }
                 Posted::Cdc(token) => {
                     if let Some(conn) = self.member(token) {
-                        conn.handle_sent(link);
+                        conn.handle_completed(link);
                         self.try_retire(&conn);
                     }
                 }

@@ -40,8 +40,8 @@ impl Due {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Undo {
     pub(super) id: PostId,
-    pub(super) sent: u64,
-    pub(super) max_sent: u64,
+    pub(super) posted: u64,
+    pub(super) max_posted: u64,
     pub(super) last_cdc: LastCdc,
     pub(super) due: Due,
 }

@@ -22,19 +22,19 @@ pub(super) struct InFlight {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PostKind {
     /// Payload and a CDC.
-    Payload(SentCdc),
+    Payload(PostedCdc),
     /// A CDC without payload.
-    CdcOnly(SentCdc),
+    CdcOnly(PostedCdc),
     /// A failover validation, whose completion has no effect.
     Validation,
 }
 
 /// Contents of a CDC that are needed after a failover.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SentCdc {
+pub(super) struct PostedCdc {
     pub(super) sequence: u16,
     /// Bytes of the stream up to the producer cursor of the CDC.
-    pub(super) sent: u64,
+    pub(super) posted: u64,
     pub(super) state: StateFlags,
 }
 
@@ -89,7 +89,7 @@ impl InFlight {
     /// with the contents of their CDCs, the oldest first.
     ///
     /// An id that is not in flight has no effect.
-    pub(super) fn complete(&mut self, id: PostId, mut each: impl FnMut(SentCdc)) {
+    pub(super) fn complete(&mut self, id: PostId, mut each: impl FnMut(PostedCdc)) {
         if !self.posts.iter().any(|post| post.id == id) {
             return;
         }

@@ -7,8 +7,8 @@ use crate::device::Piece;
 /// A chain to be posted: the writes, then the CDC behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Post {
-    /// Pass this to [`Transmit::handle_sent`](super::Transmit::handle_sent) when the CDC is
-    /// completed.
+    /// Pass this to [`Transmit::handle_completed`](super::Transmit::handle_completed) when the CDC
+    /// is completed.
     pub id: PostId,
     /// The writes, of length 0 where fewer are needed: [`Post::writes`] skips the empty ones.
     pub spans: [PeerWrite; 2],

@@ -5,7 +5,7 @@ use smc_wire::cursor::{Cursor, Ring, Span};
 use smc_wire::types::AlertToken;
 
 use super::due::{Due, LastCdc, Undo};
-use super::in_flight::{InFlight, PostKind, SentCdc};
+use super::in_flight::{InFlight, PostKind, PostedCdc};
 use super::position::{cursor_at, distance, newer};
 use super::post::{PeerWrite, Post, PostId};
 use crate::device::Piece;
@@ -18,10 +18,10 @@ use crate::error::PeerMisbehaved;
 /// both positions:
 ///
 /// ```text
-///   completed          sent         prepared
+///   completed        posted        prepared
 ///       |---------------|--------------|           staging ring: used until completed
 ///           |-----------|----------------------|   peer's ring: used until consumed
-///       consumed       sent             consumed + size
+///       consumed     posted            consumed + size
 /// ```
 ///
 /// Urgent data is never sent. An update is requested only after a failover: the consumer cursor
@@ -40,9 +40,9 @@ pub struct Transmit {
 
     prepared: u64,
     /// Returned by [`Transmit::poll_post`].
-    sent: u64,
-    /// The highest value of `sent`: above it between a failover and the next post.
-    max_sent: u64,
+    posted: u64,
+    /// The highest value of `posted`: above it between a failover and the next post.
+    max_posted: u64,
     completed: u64,
     consumed: u64,
     /// Data before this position is posted without corking.
@@ -112,8 +112,8 @@ impl Transmit {
             base,
             cork_limit: autocork.min(staging.size() / 2),
             prepared: 0,
-            sent: 0,
-            max_sent: 0,
+            posted: 0,
+            max_posted: 0,
             completed: 0,
             consumed: 0,
             uncorked: 0,
@@ -173,8 +173,8 @@ impl Transmit {
 
     /// Bytes that are staged and not posted.
     #[must_use]
-    pub fn unsent(&self) -> u32 {
-        distance(self.sent, self.prepared)
+    pub fn unposted(&self) -> u32 {
+        distance(self.posted, self.prepared)
     }
 
     // ---- Contents of the next CDC --------------------------------------------------------------
@@ -192,7 +192,7 @@ impl Transmit {
     ///
     /// [`SENDING_DONE`](StateFlags::SENDING_DONE) and [`CLOSED`](StateFlags::CLOSED) follow the
     /// staged data, which is uncorked. [`ABORTED`](StateFlags::ABORTED) is sent at once: data that
-    /// was not posted is discarded (call [`Transmit::unsent`] before to find out whether there is
+    /// was not posted is discarded (call [`Transmit::unposted`] before to find out whether there is
     /// any), and of the other flags only those already sent are repeated.
     pub fn set_flags(&mut self, flags: StateFlags) {
         self.queued_flags.insert(flags);
@@ -225,14 +225,14 @@ impl Transmit {
             return Some(self.post_validation());
         }
         let count = self.pushable();
-        let sent = self.sent.saturating_add(u64::from(count));
-        let state = self.flags_after(sent);
+        let posted = self.posted.saturating_add(u64::from(count));
+        let state = self.flags_after(posted);
         if count == 0 && !self.is_cdc_only_due(state) {
             return None;
         }
         let blocked = match count {
             0 => self.last_cdc.flags.contains(ProducerFlags::WRITER_BLOCKED),
-            _ => self.unsent() >= self.usable_space(),
+            _ => self.unposted() >= self.usable_space(),
         };
         let undo = self.undo_state();
         let spans = self.spans(count);
@@ -240,8 +240,8 @@ impl Transmit {
         flags.set(ProducerFlags::WRITER_BLOCKED, blocked);
         let requests_update = (blocked && self.requests_update) || self.due.probe;
         flags.set(ProducerFlags::UPDATE_REQUESTED, requests_update);
-        self.sent = sent;
-        self.max_sent = self.max_sent.max(sent);
+        self.posted = posted;
+        self.max_posted = self.max_posted.max(posted);
         self.last_cdc.state = state;
         self.last_cdc.sequence = self.last_cdc.sequence.wrapping_add(1);
         self.due = Due::default();
@@ -252,15 +252,15 @@ impl Transmit {
             state_flags: state,
             ..CdcR::new(self.last_cdc.sequence, self.token)
         };
-        let sent_cdc = SentCdc {
+        let posted_cdc = PostedCdc {
             sequence: self.last_cdc.sequence,
-            sent,
+            posted,
             state,
         };
         let id = self.in_flight.push(if count == 0 {
-            PostKind::CdcOnly(sent_cdc)
+            PostKind::CdcOnly(posted_cdc)
         } else {
-            PostKind::Payload(sent_cdc)
+            PostKind::Payload(posted_cdc)
         });
         self.undo = Some(Undo { id, ..undo });
         Some(Post { id, spans, cdc })
@@ -275,8 +275,8 @@ impl Transmit {
             return;
         }
         // A correct peer has not consumed data that was not posted.
-        self.sent = undo.sent.max(self.consumed);
-        self.max_sent = undo.max_sent.max(self.sent);
+        self.posted = undo.posted.max(self.consumed);
+        self.max_posted = undo.max_posted.max(self.posted);
         self.last_cdc = undo.last_cdc;
         self.due = self.due.and(undo.due);
         self.discard();
@@ -286,7 +286,7 @@ impl Transmit {
     /// freed in the staging ring.
     ///
     /// A post that is not in flight, such as one from before a failover, frees nothing.
-    pub fn handle_sent(&mut self, post: PostId) -> u32 {
+    pub fn handle_completed(&mut self, post: PostId) -> u32 {
         let before = self.completed;
         let Self {
             in_flight,
@@ -296,10 +296,10 @@ impl Transmit {
             validated,
             ..
         } = self;
-        in_flight.complete(post, |sent_cdc| {
-            *validated = std::mem::replace(last_completed, sent_cdc.sequence);
-            *completed_state = sent_cdc.state;
-            *completed = sent_cdc.sent.max(*completed);
+        in_flight.complete(post, |posted_cdc| {
+            *validated = std::mem::replace(last_completed, posted_cdc.sequence);
+            *completed_state = posted_cdc.state;
+            *completed = posted_cdc.posted.max(*completed);
         });
         distance(before, self.completed)
     }
@@ -316,7 +316,7 @@ impl Transmit {
     pub fn handle_peer(&mut self, consumer: Cursor) -> Result<u32, PeerMisbehaved> {
         let (consumer, freed) = newer(self.peer, self.peer_consumer, consumer)?;
         let consumed = self.consumed.saturating_add(u64::from(freed));
-        if consumed > self.max_sent {
+        if consumed > self.max_posted {
             return Err(PeerMisbehaved::PassedTheData);
         }
         self.consumed = consumed;
@@ -341,14 +341,14 @@ impl Transmit {
     pub fn peer_space(&self) -> u32 {
         self.peer
             .size()
-            .saturating_sub(distance(self.consumed, self.sent))
+            .saturating_sub(distance(self.consumed, self.posted))
     }
 
     /// Local producer cursor: the end of the data written into the peer's ring, as the last CDC
     /// states.
     #[must_use]
     pub fn producer(&self) -> Cursor {
-        cursor_at(self.peer, self.sent)
+        cursor_at(self.peer, self.posted)
     }
 
     /// The consumer cursor for the peer, and the flags of the last CDC.
@@ -374,8 +374,8 @@ impl Transmit {
 
     /// The connection is bound to another link, because the old one is down.
     ///
-    /// Everything that was not completed is sent again: first a validation, then one full CDC,
-    /// behind all data that was written before and not completed. The full CDC is sent in every
+    /// Everything that was not completed is posted again: first a validation, then one full CDC,
+    /// behind all data that was written before and not completed. The full CDC is posted in every
     /// state, also without data, because a flag or an update may have been lost.
     pub fn failover(&mut self) {
         if self.is_aborted {
@@ -383,7 +383,7 @@ impl Transmit {
         }
         self.in_flight.clear();
         self.undo = None;
-        self.sent = self.completed;
+        self.posted = self.completed;
         self.skip_consumed();
         self.discard();
         self.due.validation = true;
@@ -395,7 +395,7 @@ impl Transmit {
     /// The peer has moved to the new link as well, as its messages there show.
     ///
     /// Messages that it sent over the old link may be lost, its consumer cursor for example. If
-    /// there is no space, the reserved byte is sent now, with a request for an update.
+    /// there is no space, the reserved byte is posted now, with a request for an update.
     pub fn handle_peer_moved(&mut self) {
         self.peer_moved = true;
         if self.requests_update {
@@ -412,7 +412,7 @@ impl Transmit {
         self.due.probe = true;
     }
 
-    /// Nothing more is sent, and completions have no effect.
+    /// Nothing more is posted, and completions have no effect.
     ///
     /// To notify the peer, call [`set_flags`](Self::set_flags) with
     /// [`ABORTED`](StateFlags::ABORTED) and post before this call.
@@ -432,8 +432,8 @@ impl Transmit {
             update,
             probe,
         } = self.due;
-        let has_payload = self.unsent() > 0 && self.usable_space() > 0;
-        let has_flags = self.last_cdc.state != self.flags_after(self.sent);
+        let has_payload = self.unposted() > 0 && self.usable_space() > 0;
+        let has_flags = self.last_cdc.state != self.flags_after(self.posted);
         !self.is_aborted && (has_payload || has_flags || validation || full || update || probe)
     }
 
@@ -441,9 +441,9 @@ impl Transmit {
     #[must_use]
     pub fn is_flushed(&self) -> bool {
         self.is_aborted
-            || (self.sent == self.prepared
+            || (self.posted == self.prepared
                 && !self.due.full
-                && self.last_cdc.state == self.flags_after(self.sent))
+                && self.last_cdc.state == self.flags_after(self.posted))
     }
 
     /// Delivery of everything staged and of the end of stream
@@ -455,7 +455,7 @@ impl Transmit {
     pub fn delivery(&self) -> DeliveryStatus {
         let end = StateFlags::SENDING_DONE | StateFlags::CLOSED;
         let has_end = self.completed_state.intersects(end);
-        if self.is_truncated || (self.is_peer_closed && self.consumed < self.sent) {
+        if self.is_truncated || (self.is_peer_closed && self.consumed < self.posted) {
             DeliveryStatus::Lost
         } else if self.is_peer_closed || (has_end && self.completed >= self.prepared) {
             DeliveryStatus::Done
@@ -475,26 +475,30 @@ impl Transmit {
     /// Drops data that was not posted, if the peer is not to receive it.
     fn discard(&mut self) {
         if self.is_peer_closed || self.aborts {
-            self.is_truncated |= self.prepared > self.max_sent;
-            self.prepared = self.max_sent;
+            self.is_truncated |= self.prepared > self.max_posted;
+            self.prepared = self.max_posted;
         }
         if self.is_peer_closed {
             // Nor is anything written again: the buffer may not belong to the peer any more.
-            self.sent = self.max_sent;
+            self.posted = self.max_posted;
         }
     }
 
-    /// Bytes sent with the next post.
+    /// Bytes of the next post.
     fn pushable(&self) -> u32 {
-        let unsent = self.unsent();
-        // After a failover nothing is in flight, so data that is sent again is never corked.
-        let corked =
-            self.in_flight.has_payload() && self.sent >= self.uncorked && unsent <= self.cork_limit;
+        let unposted = self.unposted();
+        // After a failover nothing is in flight, so data that is posted again is never corked.
+        let corked = self.in_flight.has_payload()
+            && self.posted >= self.uncorked
+            && unposted <= self.cork_limit;
         if corked {
             return 0;
         }
         // The producer cursor must not go back behind a position the peer may have seen.
-        unsent.min(self.usable_space().max(distance(self.sent, self.max_sent)))
+        unposted.min(
+            self.usable_space()
+                .max(distance(self.posted, self.max_posted)),
+        )
     }
 
     /// Bytes of the peer's ring that may be used.
@@ -520,10 +524,10 @@ impl Transmit {
     }
 
     /// The state flags of a CDC behind this many bytes.
-    fn flags_after(&self, sent: u64) -> StateFlags {
+    fn flags_after(&self, posted: u64) -> StateFlags {
         if self.aborts {
             self.last_cdc.state.union(StateFlags::ABORTED)
-        } else if sent == self.prepared {
+        } else if posted == self.prepared {
             self.last_cdc.state.union(self.queued_flags)
         } else {
             self.last_cdc.state
@@ -544,7 +548,7 @@ impl Transmit {
 
     /// Source and destination of the next `count` bytes.
     fn spans(&self, count: u32) -> [PeerWrite; 2] {
-        let mut from = self.sent;
+        let mut from = self.posted;
         self.peer.spans(self.producer().count, count).map(|to| {
             let pieces = self.pieces(from, to.len);
             from = from.saturating_add(u64::from(to.len));
@@ -564,8 +568,8 @@ impl Transmit {
 
     /// Data that the peer has read is not written again, though its completion was lost.
     fn skip_consumed(&mut self) {
-        if self.consumed > self.sent {
-            self.sent = self.consumed;
+        if self.consumed > self.posted {
+            self.posted = self.consumed;
             self.completed = self.completed.max(self.consumed);
         }
     }
@@ -573,8 +577,8 @@ impl Transmit {
     fn undo_state(&self) -> Undo {
         Undo {
             id: PostId::default(),
-            sent: self.sent,
-            max_sent: self.max_sent,
+            posted: self.posted,
+            max_posted: self.max_posted,
             last_cdc: self.last_cdc,
             due: self.due,
         }

@@ -167,7 +167,7 @@ fn apply(world: &mut World, side: usize, input: GroupInput, tokens: &mut Vec<Rto
     }
     world.with(side, |group| match input {
         GroupInput::Bytes(on, bytes) => group.handle_message(now, link(on), &bytes),
-        GroupInput::Sent(on, tag) => group.handle_sent(now, link(on), OpTag(tag)),
+        GroupInput::Sent(on, tag) => group.handle_completed(now, link(on), OpTag(tag)),
         GroupInput::Down(on, why) => group.handle_link_down(now, link(on), why),
         GroupInput::Opened(on, ok) => {
             let failed = Err(DeviceError::NoMemory);

@@ -88,7 +88,7 @@ enum WorldEvent {
         message: Vec<u8>,
         tag: OpTag,
     },
-    Sent(Side, LinkId, OpTag),
+    Completed(Side, LinkId, OpTag),
     Down(Side, LinkId, LinkFailure),
     Opened(Side, LinkId, usize, RdmaAddress),
     Connected(Side, LinkId, LinkAddress),
@@ -335,7 +335,7 @@ impl World {
                 let is_connected = self.is_port_up(qpn) && !self.cut.contains(&qpn.min(peer));
                 match self.qps.get(&peer).copied() {
                     Some((to, at)) if is_connected && self.is_port_up(peer) => {
-                        self.later(MS, WorldEvent::Sent(from, link, tag));
+                        self.later(MS, WorldEvent::Completed(from, link, tag));
                         let filtered = self.hosts[to].filter.is_some_and(|keep| keep(&message));
                         if !filtered {
                             self.with(to, |group| group.handle_message(now, at, &message));
@@ -348,9 +348,9 @@ impl World {
                     }
                 }
             }
-            WorldEvent::Sent(side, link, tag) => {
+            WorldEvent::Completed(side, link, tag) => {
                 if self.hosts[side].qps.contains_key(&link) {
-                    self.with(side, |group| group.handle_sent(now, link, tag));
+                    self.with(side, |group| group.handle_completed(now, link, tag));
                 }
             }
             WorldEvent::Down(side, link, failure) => {

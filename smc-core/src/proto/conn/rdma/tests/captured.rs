@@ -70,7 +70,7 @@ fn a_sender_follows_the_consumer_cursor_of_a_kernel() {
                 break;
             };
             written += post.payload();
-            transmit.handle_sent(post.id);
+            transmit.handle_completed(post.id);
         }
         transmit.handle_peer(cdc.consumer).unwrap();
     }
@@ -90,12 +90,12 @@ fn cdcs_equal_those_of_a_kernel_with_a_large_send_buffer() {
         (1, cursor(0, 4096), ProducerFlags::empty())
     );
     assert_eq!(summary(&second), (2, cursor(1, 0), BLOCKED));
-    transmit.handle_sent(second.id);
+    transmit.handle_completed(second.id);
     for wrap in 1..=3 {
         transmit.handle_peer(cursor(wrap, 0)).unwrap();
         let post = only_post(&mut transmit);
         assert_eq!(summary(&post), (wrap + 2, cursor(wrap + 1, 0), BLOCKED));
-        transmit.handle_sent(post.id);
+        transmit.handle_completed(post.id);
     }
     transmit.handle_peer(cursor(4, 0)).unwrap();
     let rest = send(&mut transmit, 10_000);
@@ -110,7 +110,7 @@ fn cdcs_equal_those_of_a_kernel_with_a_large_send_buffer() {
         (7, cursor(4, 10_000), ProducerFlags::empty())
     );
     assert_eq!(done.cdc.state_flags, D);
-    transmit.handle_sent(done.id);
+    transmit.handle_completed(done.id);
     transmit.set_flags(C);
     assert_eq!(only_post(&mut transmit).cdc.state_flags, D | C);
 }
@@ -124,18 +124,18 @@ fn cdcs_equal_those_of_a_kernel_that_fills_the_ring_exactly() {
         let full = send(&mut client, KIB_16);
         assert_eq!(summary(&full), (sequence, cursor(wrap, 0), BLOCKED));
         assert_eq!(full.cdc.consumer, cursor(0, answered));
-        client.handle_sent(full.id);
+        client.handle_completed(full.id);
         server.set_consumer(full.cdc.producer);
         let update = only_post(&mut server);
         assert_eq!(update.cdc.consumer, cursor(wrap, 0));
         assert_eq!(update.cdc.producer, cursor(0, answered));
         client.handle_peer(update.cdc.consumer).unwrap();
-        server.handle_sent(update.id);
+        server.handle_completed(update.id);
         let answer = send(&mut server, 1);
         answered += 1;
         assert_eq!(answer.cdc.sequence, 2 * sequence);
         assert_eq!(answer.cdc.producer, cursor(0, answered));
-        server.handle_sent(answer.id);
+        server.handle_completed(answer.id);
         client.set_consumer(answer.cdc.producer);
     }
     let last = send(&mut client, 1);
@@ -152,7 +152,7 @@ fn small_writes_are_gathered_as_a_kernel_does() {
         transmit.stage(100);
         assert_eq!(transmit.poll_post(), None);
     }
-    transmit.handle_sent(first.id);
+    transmit.handle_completed(first.id);
     let second = only_post(&mut transmit);
     assert_eq!(
         summary(&second),

@@ -4,7 +4,7 @@ use super::*;
 fn what_was_not_completed_is_written_again_to_the_same_place() {
     let mut transmit = transmit(1000, 600);
     let first = send(&mut transmit, 100);
-    transmit.handle_sent(first.id);
+    transmit.handle_completed(first.id);
     let lost = send(&mut transmit, 200);
     transmit.stage(50);
     transmit.failover();
@@ -17,8 +17,8 @@ fn what_was_not_completed_is_written_again_to_the_same_place() {
     assert_eq!(write.at, 100);
     assert_eq!(again.cdc.producer, cursor(0, 350));
     assert_eq!(again.cdc.sequence, 3, "numbers continue");
-    assert_eq!(transmit.handle_sent(lost.id), 0, "of the old link");
-    assert_eq!(transmit.handle_sent(again.id), 250);
+    assert_eq!(transmit.handle_completed(lost.id), 0, "of the old link");
+    assert_eq!(transmit.handle_completed(again.id), 250);
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn a_connection_that_has_sent_nothing_moves_too() {
     transmit.failover();
     let full = moved(&mut transmit, 0);
     assert_eq!(full.cdc, CdcR::new(1, token()));
-    transmit.handle_sent(full.id);
+    transmit.handle_completed(full.id);
     assert!(transmit.is_idle());
 }
 
@@ -35,7 +35,7 @@ fn a_connection_that_has_sent_nothing_moves_too() {
 fn with_nothing_in_flight_a_full_cdc_follows_all_the_same() {
     let mut transmit = transmit(1000, 600);
     let post = send(&mut transmit, 600);
-    transmit.handle_sent(post.id);
+    transmit.handle_completed(post.id);
     transmit.set_consumer(cursor(0, 77));
     let lost = only_post(&mut transmit);
     transmit.failover();
@@ -54,13 +54,13 @@ fn in_every_closing_state_data_and_flags_are_sent_again() {
             let mut transmit = transmit(1000, 600);
             let post = send(&mut transmit, 100);
             if !in_flight {
-                transmit.handle_sent(post.id);
+                transmit.handle_completed(post.id);
             }
             if flags.contains(D) {
                 transmit.set_flags(D);
                 let done = only_post(&mut transmit);
                 if flags != D && !in_flight {
-                    transmit.handle_sent(done.id);
+                    transmit.handle_completed(done.id);
                 }
             }
             transmit.set_flags(flags);
@@ -78,7 +78,7 @@ fn in_every_closing_state_data_and_flags_are_sent_again() {
             assert_eq!(full.cdc.producer, cursor(0, 100));
             assert!(transmit.is_flushed());
             assert_eq!(transmit.poll_post(), None);
-            transmit.handle_sent(full.id);
+            transmit.handle_completed(full.id);
             assert!(transmit.is_idle());
         }
     }
@@ -89,7 +89,7 @@ fn flags_that_were_completed_are_sent_again_too() {
     let mut transmit = transmit(1000, 600);
     transmit.set_flags(C);
     let closed = only_post(&mut transmit);
-    transmit.handle_sent(closed.id);
+    transmit.handle_completed(closed.id);
     assert!(transmit.is_idle());
     transmit.failover();
     assert!(!transmit.is_idle());
@@ -123,7 +123,7 @@ fn what_the_peer_has_read_is_not_written_again() {
 }
 
 #[test]
-fn the_peer_may_move_its_consumer_cursor_before_data_is_sent_again() {
+fn the_peer_may_move_its_consumer_cursor_before_data_is_posted_again() {
     let mut transmit = transmit(1000, 600);
     send(&mut transmit, 300);
     transmit.failover();
@@ -139,7 +139,7 @@ fn the_peer_may_move_its_consumer_cursor_before_data_is_sent_again() {
 fn a_full_ring_is_written_again_across_its_end() {
     let mut transmit = transmit(1000, 300);
     let post = send(&mut transmit, 200);
-    transmit.handle_sent(post.id);
+    transmit.handle_completed(post.id);
     transmit.handle_peer(cursor(0, 200)).unwrap();
     let lost = send(&mut transmit, 300);
     assert_eq!(lost.cdc.producer_flags, BLOCKED);
@@ -171,7 +171,7 @@ fn the_completion_of_a_validation_has_no_effect() {
     send(&mut transmit, 200);
     transmit.failover();
     let validation = transmit.poll_post().unwrap();
-    assert_eq!(transmit.handle_sent(validation.id), 0);
+    assert_eq!(transmit.handle_completed(validation.id), 0);
     transmit.failover();
     moved(&mut transmit, 0);
 }
@@ -200,7 +200,7 @@ fn data_sent_again_is_not_corked() {
     let completed = send(&mut transmit, 100);
     transmit.stage(10);
     transmit.failover();
-    assert_eq!(transmit.handle_sent(completed.id), 0);
+    assert_eq!(transmit.handle_completed(completed.id), 0);
     assert_eq!(moved(&mut transmit, 0).payload(), 110);
     transmit.stage(10);
     assert_eq!(transmit.poll_post(), None, "corked as usual");
@@ -213,7 +213,7 @@ fn the_receiver_validates_what_it_has() {
     let mut arrivals = Arrivals::new(ring(300), ring(300));
     let first = send(&mut transmit, 100);
     arrivals.handle(&first.cdc).unwrap();
-    transmit.handle_sent(first.id);
+    transmit.handle_completed(first.id);
     // Arrived, but the completion is lost.
     let second = send(&mut transmit, 100);
     arrivals.handle(&second.cdc).unwrap();
@@ -237,11 +237,11 @@ fn a_receiver_that_lags_by_one_completed_cdc_validates() {
             transmit.set_consumer(cursor(0, 0));
             let post = only_post(&mut transmit);
             arrivals.handle(&post.cdc).unwrap();
-            transmit.handle_sent(post.id);
+            transmit.handle_completed(post.id);
         }
         // Its transmission is completed, and it is still in another receive queue of the peer.
         let late = send(&mut transmit, 100);
-        transmit.handle_sent(late.id);
+        transmit.handle_completed(late.id);
         transmit.failover();
         let validation = transmit.poll_post().unwrap();
         assert_eq!(arrivals.handle(&validation.cdc), Ok(Arrival::Validated));
@@ -266,7 +266,7 @@ fn the_receiver_detects_missing_cdcs() {
     transmit.uncork();
     let second = only_post(&mut transmit);
     // Acknowledged by a device that failed before the messages were polled.
-    transmit.handle_sent(second.id);
+    transmit.handle_completed(second.id);
     transmit.failover();
     let validation = transmit.poll_post().unwrap();
     let full = transmit.poll_post().unwrap();

@@ -62,7 +62,7 @@ fn blocked() -> (Transmit, Post) {
 #[test]
 fn the_reserved_byte_requests_the_lost_update() {
     let (mut transmit, post) = blocked();
-    transmit.handle_sent(post.id);
+    transmit.handle_completed(post.id);
     let mut reader = LinuxReader::new(600);
     reader.receive(&post);
     assert!(reader.read().is_some(), "and it is lost");
@@ -88,7 +88,7 @@ fn the_reserved_byte_requests_the_lost_update() {
 #[test]
 fn a_peer_that_has_moved_first_gets_the_request_at_once() {
     let (mut transmit, post) = blocked();
-    transmit.handle_sent(post.id);
+    transmit.handle_completed(post.id);
     transmit.failover();
     transmit.handle_peer_moved();
     let full = moved(&mut transmit, 1);
@@ -101,7 +101,7 @@ fn a_short_repeated_write_requests_an_update_too() {
     transmit.reserve_byte();
     let mut reader = LinuxReader::new(600);
     let post = send(&mut transmit, 550);
-    transmit.handle_sent(post.id);
+    transmit.handle_completed(post.id);
     reader.receive(&post);
     assert_eq!(reader.read(), Some(cursor(0, 550)), "lost");
     transmit.stage(1000);
@@ -125,7 +125,7 @@ fn no_update_is_requested_from_a_peer_with_space() {
     let mut transmit = transmit(2000, 600);
     transmit.reserve_byte();
     let post = send(&mut transmit, 100);
-    transmit.handle_sent(post.id);
+    transmit.handle_completed(post.id);
     transmit.failover();
     transmit.handle_peer_moved();
     assert!(moved(&mut transmit, 1).cdc.producer_flags.is_empty());
@@ -138,7 +138,7 @@ fn no_update_is_requested_from_a_peer_with_space() {
 #[test]
 fn the_producer_never_goes_back_behind_that_byte() {
     let (mut transmit, post) = blocked();
-    transmit.handle_sent(post.id);
+    transmit.handle_completed(post.id);
     transmit.failover();
     moved(&mut transmit, 1);
     transmit.handle_peer_moved();
@@ -178,7 +178,7 @@ fn a_probe_is_sent_with_or_without_data() {
     assert_eq!((both.payload(), both.cdc.producer_flags), (10, asked));
 
     // Once.
-    transmit.handle_sent(both.id);
+    transmit.handle_completed(both.id);
     transmit.stage(10);
     let data = only_post(&mut transmit);
     assert_eq!(data.cdc.producer_flags, ProducerFlags::empty());

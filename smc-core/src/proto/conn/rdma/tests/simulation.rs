@@ -241,7 +241,7 @@ impl ConnSimulation {
             let posted = self.posted[at].pop_front().unwrap();
             // A completion can overtake the event that the link is down, but not the move.
             if self.ends[at].link == self.up {
-                self.ends[at].transmit.handle_sent(posted.post.id);
+                self.ends[at].transmit.handle_completed(posted.post.id);
             }
         }
     }

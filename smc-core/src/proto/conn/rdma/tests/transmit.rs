@@ -15,7 +15,7 @@ fn data_is_written_and_a_cdc_follows() {
     };
     assert_eq!(post.cdc, expected);
     assert_eq!(transmit.space(), 900, "not freed until completed");
-    assert_eq!(transmit.handle_sent(post.id), 100);
+    assert_eq!(transmit.handle_completed(post.id), 100);
     assert_eq!(transmit.space(), 1000);
     assert_eq!(transmit.peer_space(), 400, "not read yet");
     assert!(transmit.is_idle());
@@ -25,7 +25,7 @@ fn data_is_written_and_a_cdc_follows() {
 fn data_that_passes_the_end_of_the_peers_ring_takes_two_writes_and_one_cdc() {
     let mut transmit = transmit(1000, 300);
     let post = send(&mut transmit, 200);
-    transmit.handle_sent(post.id);
+    transmit.handle_completed(post.id);
     transmit.handle_peer(cursor(0, 200)).unwrap();
     let post = send(&mut transmit, 250);
     let writes: Vec<_> = post.writes().copied().collect();
@@ -47,7 +47,7 @@ fn data_that_passes_the_end_of_the_peers_ring_takes_two_writes_and_one_cdc() {
 fn data_that_passes_the_end_of_the_staging_ring_is_gathered_from_two_pieces() {
     let mut transmit = transmit(300, 1000);
     let post = send(&mut transmit, 250);
-    transmit.handle_sent(post.id);
+    transmit.handle_completed(post.id);
     assert_eq!(transmit.at(), 250);
     let post = send(&mut transmit, 120);
     let writes: Vec<_> = post.writes().copied().collect();
@@ -60,7 +60,7 @@ fn data_that_passes_the_end_of_the_staging_ring_is_gathered_from_two_pieces() {
 fn both_rings_can_end_within_one_post() {
     let mut transmit = transmit(300, 280);
     let post = send(&mut transmit, 200);
-    transmit.handle_sent(post.id);
+    transmit.handle_completed(post.id);
     transmit.handle_peer(cursor(0, 200)).unwrap();
     let post = send(&mut transmit, 270);
     let writes: Vec<_> = post.writes().copied().collect();
@@ -84,7 +84,7 @@ fn writes_go_behind_the_start_of_the_element() {
     let mut transmit = Transmit::new(staging, peer, token(), base, AUTOCORK);
     let post = send(&mut transmit, 60);
     assert_eq!(post.spans[0].at, base);
-    transmit.handle_sent(post.id);
+    transmit.handle_completed(post.id);
     transmit.handle_peer(cursor(0, 60)).unwrap();
     let post = send(&mut transmit, 60);
     assert_eq!([post.spans[0].at, post.spans[1].at], [base + 60, base]);
@@ -110,7 +110,7 @@ fn one_byte_less_than_the_ring_does_not() {
 fn the_flag_is_set_anew_with_payload_only() {
     let mut transmit = transmit(1000, 300);
     let post = send(&mut transmit, 300);
-    transmit.handle_sent(post.id);
+    transmit.handle_completed(post.id);
     transmit.handle_peer(cursor(1, 0)).unwrap();
     transmit.set_consumer(cursor(0, 50));
     let bare = only_post(&mut transmit);
@@ -125,7 +125,7 @@ fn a_slow_reader_gets_as_much_as_it_frees() {
     assert_eq!(transmit.stage(1000), 1000);
     let first = only_post(&mut transmit);
     assert_eq!(first.payload(), 300);
-    assert_eq!(transmit.handle_sent(first.id), 300);
+    assert_eq!(transmit.handle_completed(first.id), 300);
     assert_eq!(transmit.poll_post(), None, "the peer has no space");
     assert_eq!(transmit.space(), 300);
     for step in 1..=10_u16 {
@@ -135,9 +135,9 @@ fn a_slow_reader_gets_as_much_as_it_frees() {
         let post = only_post(&mut transmit);
         assert_eq!(post.payload(), 70);
         assert_eq!(post.cdc.producer_flags, BLOCKED);
-        transmit.handle_sent(post.id);
+        transmit.handle_completed(post.id);
     }
-    assert_eq!(transmit.unsent(), 0);
+    assert_eq!(transmit.unposted(), 0);
     assert_eq!(transmit.space(), 1000);
 }
 
@@ -149,9 +149,9 @@ fn small_writes_are_gathered_while_payload_is_in_flight() {
         assert_eq!(transmit.stage(10), 10);
         assert_eq!(transmit.poll_post(), None);
     }
-    assert_eq!(transmit.unsent(), 200);
+    assert_eq!(transmit.unposted(), 200);
     assert!(!transmit.is_flushed());
-    transmit.handle_sent(first.id);
+    transmit.handle_completed(first.id);
     let staged = only_post(&mut transmit);
     assert_eq!(staged.payload(), 200);
     assert_eq!(staged.cdc.sequence, 2);
@@ -224,11 +224,11 @@ fn consumer_updates_are_sent_one_at_a_time_with_the_newest_cursor() {
     transmit.set_consumer(cursor(0, 300));
     assert_eq!(transmit.poll_post(), None);
     assert!(!transmit.is_idle());
-    assert_eq!(transmit.handle_sent(first.id), 0);
+    assert_eq!(transmit.handle_completed(first.id), 0);
     let second = only_post(&mut transmit);
     assert_eq!(second.cdc.consumer, cursor(0, 300));
     assert_eq!(second.cdc.sequence, 2);
-    transmit.handle_sent(second.id);
+    transmit.handle_completed(second.id);
     assert_eq!(transmit.poll_post(), None);
     assert!(transmit.is_idle());
 }
@@ -239,7 +239,7 @@ fn payload_carries_an_update_along() {
     transmit.set_consumer(cursor(0, 100));
     let post = send(&mut transmit, 10);
     assert_eq!(post.cdc.consumer, cursor(0, 100));
-    transmit.handle_sent(post.id);
+    transmit.handle_completed(post.id);
     let post = send(&mut transmit, 10);
     assert_eq!(post.cdc.consumer, cursor(0, 100), "repeated");
 }
@@ -252,7 +252,7 @@ fn a_half_close_waits_for_all_data() {
     let first = only_post(&mut transmit);
     assert_eq!((first.payload(), first.cdc.state_flags), (300, NONE));
     assert_eq!(transmit.stage(10), 0, "no data behind the end");
-    transmit.handle_sent(first.id);
+    transmit.handle_completed(first.id);
     assert_eq!(transmit.poll_post(), None);
     assert!(!transmit.is_flushed());
     transmit.set_consumer(cursor(0, 5));
@@ -266,7 +266,7 @@ fn a_half_close_waits_for_all_data() {
     assert_eq!((last.payload(), last.cdc.state_flags), (50, D));
     assert!(transmit.is_flushed());
     assert!(!transmit.is_idle());
-    transmit.handle_sent(last.id);
+    transmit.handle_completed(last.id);
     assert!(transmit.is_idle(), "all posts up to the last are completed");
 }
 
@@ -293,11 +293,11 @@ fn flags_stay_set() {
         None,
         "one CDC without payload at a time"
     );
-    transmit.handle_sent(done.id);
+    transmit.handle_completed(done.id);
     assert_eq!(only_post(&mut transmit).cdc.state_flags, D);
     transmit.set_flags(C);
     assert_eq!(transmit.poll_post(), None);
-    transmit.handle_sent(PostId(2));
+    transmit.handle_completed(PostId(2));
     assert_eq!(only_post(&mut transmit).cdc.state_flags, D | C);
 }
 
@@ -310,16 +310,16 @@ fn an_abort_is_sent_at_once_and_discards_data() {
     transmit.set_consumer(cursor(0, 9));
     let bare = only_post(&mut transmit);
     assert_eq!(bare.payload(), 0);
-    assert_eq!(transmit.unsent(), 200);
+    assert_eq!(transmit.unposted(), 200);
     transmit.set_flags(A);
-    assert_eq!(transmit.unsent(), 0);
+    assert_eq!(transmit.unposted(), 0);
     let abort = only_post(&mut transmit);
     assert_eq!(abort.cdc.state_flags, A, "the stream was not closed");
     assert_eq!(abort.cdc.producer, cursor(1, 0));
     transmit.handle_peer(cursor(1, 0)).unwrap();
     transmit.set_consumer(cursor(0, 19));
     assert_eq!(transmit.poll_post(), None, "nothing behind an abort");
-    transmit.handle_sent(abort.id);
+    transmit.handle_completed(abort.id);
     assert!(transmit.is_idle());
 }
 
@@ -343,9 +343,9 @@ fn no_data_is_accepted_for_a_peer_that_has_closed() {
     send(&mut transmit, 10);
     transmit.stage(10);
     transmit.handle_peer_closed();
-    assert_eq!((transmit.unsent(), transmit.stage(10)), (0, 0));
+    assert_eq!((transmit.unposted(), transmit.stage(10)), (0, 0));
     transmit.cancel_post();
-    assert_eq!(transmit.unsent(), 0);
+    assert_eq!(transmit.unposted(), 0);
     transmit.set_flags(C);
     assert_eq!(only_post(&mut transmit).cdc.producer, cursor(0, 0));
 }
@@ -358,10 +358,10 @@ fn a_completion_covers_all_posts_up_to_it() {
     transmit.uncork();
     let second = only_post(&mut transmit);
     assert_eq!(transmit.in_flight.posts.len(), 2);
-    assert_eq!(transmit.handle_sent(second.id), 200);
+    assert_eq!(transmit.handle_completed(second.id), 200);
     assert_eq!(transmit.in_flight.posts.len(), 0);
-    assert_eq!(transmit.handle_sent(first.id), 0, "late");
-    assert_eq!(transmit.handle_sent(PostId(999)), 0, "never posted");
+    assert_eq!(transmit.handle_completed(first.id), 0, "late");
+    assert_eq!(transmit.handle_completed(PostId(999)), 0, "never posted");
 }
 
 #[test]
@@ -374,13 +374,13 @@ fn a_post_without_space_is_cancelled() {
     let post = only_post(&mut transmit);
     transmit.cancel_post();
     assert_eq!(transmit.in_flight.posts.len(), 0);
-    assert_eq!(transmit.unsent(), 300);
+    assert_eq!(transmit.unposted(), 300);
     assert!(!transmit.is_flushed());
     transmit.cancel_post();
     let again = only_post(&mut transmit);
     assert_eq!((again.cdc, again.spans), (post.cdc, post.spans));
-    assert_eq!(transmit.handle_sent(post.id), 0, "it was cancelled");
-    assert_eq!(transmit.handle_sent(again.id), 300);
+    assert_eq!(transmit.handle_completed(post.id), 0, "it was cancelled");
+    assert_eq!(transmit.handle_completed(again.id), 300);
 }
 
 #[test]
@@ -403,7 +403,7 @@ fn a_connection_has_as_many_posts_in_flight_as_a_link_takes() {
     transmit.stage(1);
     transmit.set_flags(A);
     assert_eq!(transmit.poll_post(), None);
-    transmit.handle_sent(posts[0].id);
+    transmit.handle_completed(posts[0].id);
     assert_eq!(only_post(&mut transmit).cdc.state_flags, A);
 }
 
@@ -424,7 +424,7 @@ fn sequence_numbers_and_cursors_wrap_around() {
             u32::try_from(consumed % 5).unwrap(),
         );
         assert_eq!(post.cdc.producer, position);
-        assert_eq!(transmit.handle_sent(post.id), count);
+        assert_eq!(transmit.handle_completed(post.id), count);
         assert_eq!(transmit.handle_peer(position), Ok(count));
     }
     assert!(consumed / 5 > 3 * 65_536);
@@ -464,6 +464,6 @@ fn a_killed_connection_sends_nothing() {
     transmit.failover();
     assert_eq!(transmit.poll_post(), None);
     assert_eq!(transmit.stage(1), 0);
-    assert_eq!(transmit.handle_sent(post.id), 0);
+    assert_eq!(transmit.handle_completed(post.id), 0);
     assert!(transmit.is_idle() && transmit.is_flushed());
 }
