@@ -18,15 +18,15 @@ use crate::runtime::{Runtime, Socket, Unconnected};
 /// [`Assume`](super::Assume) or the TCP option, belongs at the end.
 #[derive(Clone, Debug)]
 pub struct Chain {
-    links: Vec<Arc<dyn Negotiation>>,
+    negotiations: Vec<Arc<dyn Negotiation>>,
 }
 
 impl Chain {
     /// A chain of these.
     #[must_use]
-    pub fn new(links: impl IntoIterator<Item = Arc<dyn Negotiation>>) -> Self {
+    pub fn new(negotiations: impl IntoIterator<Item = Arc<dyn Negotiation>>) -> Self {
         Self {
-            links: links.into_iter().collect(),
+            negotiations: negotiations.into_iter().collect(),
         }
     }
 }
@@ -40,8 +40,8 @@ impl Negotiation for Chain {
     ) -> Result<Candidate, FallbackCause> {
         let mut found = Vec::new();
         let mut causes = Vec::new();
-        for link in &self.links {
-            match link.look_up(runtime, to).await {
+        for negotiation in &self.negotiations {
+            match negotiation.look_up(runtime, to).await {
                 Ok(candidate) => found.push(candidate),
                 Err(cause) => causes.push(cause),
             }
@@ -53,7 +53,8 @@ impl Negotiation for Chain {
     }
 
     fn prepare(&self, socket: &Unconnected<'_>) {
-        self.links.iter().for_each(|link| link.prepare(socket));
+        let all = self.negotiations.iter();
+        all.for_each(|negotiation| negotiation.prepare(socket));
     }
 
     /// Publishes where that is possible.
@@ -69,8 +70,8 @@ impl Negotiation for Chain {
     ) -> Result<Arc<dyn Published>, FallbackCause> {
         let mut all = Vec::new();
         let mut failed = None;
-        for link in &self.links {
-            match link.publish(runtime, at, listener) {
+        for negotiation in &self.negotiations {
+            match negotiation.publish(runtime, at, listener) {
                 Ok(published) => all.push(published),
                 Err(error) => failed = failed.or(Some(error)),
             }
