@@ -211,7 +211,7 @@ async fn devices(endpoint: &Endpoint, to: SocketAddr, report: &mut Report) {
             _ => continue,
         };
         match &candidate.excluded {
-            Some(Exclusion::NotOffered(why)) => {
+            Some(Exclusion::Device(why)) => {
                 report.add("device", format!("{device} is not offered: {why}"));
             }
             // Why there is no SMC at all follows.

@@ -9,7 +9,7 @@ use crate::endpoint::EndpointInner;
 use crate::error::FallbackCause;
 use crate::handshake::handshake_config;
 use crate::proto::group::DeviceIndex;
-use crate::proto::handshake::{NotOffered, OfferedDevices, TcpPath};
+use crate::proto::handshake::{DeviceExclusion, OfferedDevices, TcpPath};
 
 /// A way to a destination, as [`Endpoint::candidates`](crate::Endpoint::candidates) finds it.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ pub enum Exclusion {
     NoSmc(FallbackCause),
     /// The device or port is not offered on connections to this address.
     #[error(transparent)]
-    NotOffered(NotOffered),
+    Device(DeviceExclusion),
     /// TCP alone is excluded: the policy requires SMC.
     #[error("policy is to require SMC")]
     SmcRequired,
@@ -84,29 +84,29 @@ pub(crate) async fn candidates(endpoint: &EndpointInner, to: SocketAddr) -> Vec<
     };
     path.same_host = is_same_host;
     let offered = OfferedDevices::new(&config, &path);
-    let excluded = |not_offered: Option<NotOffered>| match &found {
-        Ok(_) => not_offered.map(Exclusion::NotOffered),
+    let excluded = |by_device: Option<DeviceExclusion>| match &found {
+        Ok(_) => by_device.map(Exclusion::Device),
         Err(cause) => Some(Exclusion::NoSmc(cause.clone())),
     };
     let name = |index: DeviceIndex| {
         let driver = endpoint.drivers.get(index.0);
         driver.map_or_else(String::new, |driver| driver.name.to_string())
     };
-    let direct = offered.direct.into_iter().map(|(device, not_offered)| {
+    let direct = offered.direct.into_iter().map(|(device, by_device)| {
         let transport = CandidateTransport::SmcD {
             device: name(device.index),
             gid: device.gid,
             chid: device.chid,
         };
-        (transport, excluded(not_offered))
+        (transport, excluded(by_device))
     });
-    let rdma = offered.rdma.into_iter().map(|(port, not_offered)| {
+    let rdma = offered.rdma.into_iter().map(|(port, by_device)| {
         let transport = CandidateTransport::SmcR {
             device: name(port.device),
             port: port.address.port,
             gid: port.address.gid,
         };
-        (transport, excluded(not_offered))
+        (transport, excluded(by_device))
     });
     let requires_smc = (policy == Policy::Require).then_some(Exclusion::SmcRequired);
     let mut all: Vec<_> = direct

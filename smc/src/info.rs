@@ -10,7 +10,7 @@ pub use crate::proto::conn::ConnState;
 pub use crate::proto::group::{
     DeviceIndex, GroupId, GroupKey, GroupState, GroupTerms, LinkGroupInfo,
 };
-pub use crate::proto::handshake::NotOffered;
+pub use crate::proto::handshake::DeviceExclusion;
 pub use crate::proto::links::{GroupType, LinkId, LinkInfo, LinkState};
 
 use std::net::SocketAddr;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use futures_lite::future::block_on;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc::info::{CandidateTransport, ConnState, Exclusion, NotOffered, Role};
+use smc::info::{CandidateTransport, ConnState, DeviceExclusion, Exclusion, Role};
 use smc::{Builder, Domain, Endpoint, FallbackCause, LoopDevice, Mode, Policy, Stream};
 
 fn endpoint(dir: &tempfile::TempDir) -> Endpoint {
@@ -160,7 +160,7 @@ fn the_ways_to_a_server_are_listed_best_first_with_the_reason_against_each_other
         assert_eq!((first.to, &tcp.transport), (smc, &CandidateTransport::Tcp));
         assert!(matches!(
             second.excluded,
-            Some(Exclusion::NotOffered(NotOffered::SameFabric))
+            Some(Exclusion::Device(DeviceExclusion::SameFabric))
         ));
         let stream = client.connect(smc).await.unwrap();
         let Mode::SmcD { peer: _, .. } = stream.mode() else {

@@ -22,7 +22,7 @@ use super::decline::SearchedDevices;
 use super::machine::{Failure, RoleState, emitted};
 use super::steps::{ACCEPT, CLIENT_DIRECT, CLIENT_RDMA};
 use super::{
-    DeclineCause, DirectDevice, Handshake, HandshakeConfig, Interface, NotOffered, PeerBuffer,
+    DeclineCause, DeviceExclusion, DirectDevice, Handshake, HandshakeConfig, Interface, PeerBuffer,
     RdmaConfig, RdmaPort, Subnet, TcpPath,
 };
 use crate::device::Route;
@@ -212,7 +212,7 @@ impl<'a> DeviceSearch<'a> {
         let offered = self
             .listed
             .iter()
-            .filter(|(_, left_out)| left_out.is_none());
+            .filter(|(_, excluded)| excluded.is_none());
         offered.map(|(device, _)| *device)
     }
 
@@ -231,7 +231,7 @@ impl<'a> DeviceSearch<'a> {
 }
 
 /// A device of SMC-D, and why it is not in the GID list.
-type ListedDevice = (DirectDevice, Option<NotOffered>);
+type ListedDevice = (DirectDevice, Option<DeviceExclusion>);
 
 /// Devices for the GID list: on a network that the host is connected to, on a fabric that the peer
 /// may be on, one per CHID, and not the native one, which has its own place.
@@ -247,24 +247,24 @@ fn listed_devices(
     let mut listed = Vec::<ListedDevice>::new();
     for device in &config.devices {
         let &DirectDevice { gid, chid, .. } = device;
-        let offered = listed.iter().filter(|(_, left_out)| left_out.is_none());
+        let offered = listed.iter().filter(|(_, excluded)| excluded.is_none());
         let mut offered = native.into_iter().chain(offered.map(|(device, _)| device));
-        let left_out = if chid.is_none() {
-            Some(NotOffered::NoV1)
+        let excluded = if chid.is_none() {
+            Some(DeviceExclusion::NoV1)
         } else if device
             .pnet_id
             .is_some_and(|id| !config.pnet_ids.contains(&id))
         {
-            Some(NotOffered::OtherPnetId)
+            Some(DeviceExclusion::OtherPnetId)
         } else if offered.any(|other| other.chid == chid) {
-            Some(NotOffered::SameFabric)
+            Some(DeviceExclusion::SameFabric)
         } else if !path.is_within_reach(chid) {
-            Some(NotOffered::OtherHost)
+            Some(DeviceExclusion::OtherHost)
         } else {
             let added = direct.push_device(OfferedDevice { gid, chid });
-            added.is_err().then_some(NotOffered::Full)
+            added.is_err().then_some(DeviceExclusion::Full)
         };
-        listed.push((*device, left_out));
+        listed.push((*device, excluded));
     }
     (listed, direct)
 }
@@ -273,9 +273,9 @@ fn listed_devices(
 #[derive(Clone, Debug)]
 pub struct OfferedDevices {
     /// SMC-D, in order of preference.
-    pub direct: Vec<(DirectDevice, Option<NotOffered>)>,
+    pub direct: Vec<(DirectDevice, Option<DeviceExclusion>)>,
     /// SMC-R, likewise.
-    pub rdma: Vec<(RdmaPort, Option<NotOffered>)>,
+    pub rdma: Vec<(RdmaPort, Option<DeviceExclusion>)>,
 }
 
 impl OfferedDevices {
@@ -283,31 +283,31 @@ impl OfferedDevices {
     #[must_use]
     pub fn new(config: &HandshakeConfig, path: &TcpPath) -> Self {
         let found = DeviceSearch::new(config, path);
-        let left_out = |(device, left_out): ListedDevice| {
+        let excluded = |(device, excluded): ListedDevice| {
             let is_native = found
                 .native
                 .is_some_and(|native| native.index == device.index);
-            (device, left_out.filter(|_| !is_native))
+            (device, excluded.filter(|_| !is_native))
         };
         let is = |port: &RdmaPort, offered: Option<&RdmaPort>| offered == Some(port);
-        let port_left_out = |port: &RdmaPort| {
+        let port_excluded = |port: &RdmaPort| {
             if is(port, found.rdma_v2) || is(port, found.rdma_v1) {
                 return None;
             }
             if path.vlan_unknown {
-                return Some(NotOffered::VlanUnknown);
+                return Some(DeviceExclusion::VlanUnknown);
             }
             let mismatch = port.mismatch(Version::V2, path);
             mismatch.or(Some(match config.ueids.is_empty() {
-                true => NotOffered::NoUeid,
-                false => NotOffered::OtherPort,
+                true => DeviceExclusion::NoUeid,
+                false => DeviceExclusion::OtherPort,
             }))
         };
         let ports = config.rdma.iter().flat_map(|rdma| &rdma.ports);
         Self {
-            direct: found.listed.iter().copied().map(left_out).collect(),
+            direct: found.listed.iter().copied().map(excluded).collect(),
             rdma: ports
-                .map(|port| (port.clone(), port_left_out(port)))
+                .map(|port| (port.clone(), port_excluded(port)))
                 .collect(),
         }
     }
@@ -453,7 +453,7 @@ impl Handshake {
             Body::R(_) => offered.has_r(),
         };
         if !is_registered {
-            return Err(Failure::decline(DeclineCause::NOT_OFFERED));
+            return Err(Failure::decline(DeclineCause::UNOFFERED_CHOICE));
         }
         // Not a release that could be confirmed.
         let stated = accept.first_contact();
@@ -486,7 +486,7 @@ fn direct_attempt(
     } else {
         proposal
             .v1
-            .ok_or_else(|| Failure::decline(DeclineCause::NOT_OFFERED))?
+            .ok_or_else(|| Failure::decline(DeclineCause::UNOFFERED_CHOICE))?
     };
     let key = GroupKey::Direct {
         device: device.index,
@@ -511,7 +511,7 @@ fn rdma_attempt(
 ) -> Result<DeviceAttempt, Failure> {
     let (version, stated) = (accept.version(), accept.first_contact());
     let port = proposal.rdma_port(version);
-    let port = port.ok_or_else(|| Failure::decline(DeclineCause::NOT_OFFERED))?;
+    let port = port.ok_or_else(|| Failure::decline(DeclineCause::UNOFFERED_CHOICE))?;
     let rdma = config.rdma.as_ref();
     let own_route = rdma.and_then(|rdma| rdma.route(port, version, end.gid));
     let mut ends = RdmaEnds {

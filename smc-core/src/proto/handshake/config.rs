@@ -472,22 +472,22 @@ impl RdmaPort {
     }
 
     /// Why a connection cannot use this address; `None` if it can.
-    pub(super) fn mismatch(&self, version: Version, path: &TcpPath) -> Option<NotOffered> {
+    pub(super) fn mismatch(&self, version: Version, path: &TcpPath) -> Option<DeviceExclusion> {
         let (address, is_v2) = (&self.address, version.is_v2());
         let kind = if is_v2 { RoceKind::V2 } else { RoceKind::V1 };
         if !self.is_on_network_of(path) {
-            return Some(NotOffered::OtherNetwork);
+            return Some(DeviceExclusion::OtherNetwork);
         }
         if address.vlan != path.vlan {
-            return Some(NotOffered::OtherVlan);
+            return Some(DeviceExclusion::OtherVlan);
         }
         if address.kind != kind {
-            return Some(NotOffered::OtherVersion);
+            return Some(DeviceExclusion::OtherVersion);
         }
         let has_address = |local| has_address(&self.subnets, local);
         match path.local {
             Some(IpAddr::V4(local)) if address.gid.ipv4().is_some() && has_address(local) => None,
-            _ => Some(NotOffered::NoIpv4).filter(|_| is_v2),
+            _ => Some(DeviceExclusion::NoIpv4).filter(|_| is_v2),
         }
     }
 }
@@ -495,7 +495,7 @@ impl RdmaPort {
 /// Why a device or port is not offered on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum NotOffered {
+pub enum DeviceExclusion {
     /// SMC-D: the device reaches this host only, and the peer's address is not of this host.
     #[error("device reaches peers of this host only")]
     OtherHost,

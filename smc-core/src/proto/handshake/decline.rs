@@ -69,7 +69,7 @@ impl DeclineCause {
 
     // Rules for ACCEPT and CONFIRM.
     /// The server chose a type or version that was not offered.
-    pub(crate) const NOT_OFFERED: Self = Self::Rule(DeclineCode::MODEUNSUPP);
+    pub(crate) const UNOFFERED_CHOICE: Self = Self::Rule(DeclineCode::MODEUNSUPP);
     /// The release is higher than offered, or differs from ACCEPT.
     pub(crate) const RELEASE: Self = Self::Rule(DeclineCode::RELEASEERR);
     /// The number of connections per link group is out of range, or differs from ACCEPT.

@@ -62,9 +62,9 @@ pub use attempt::{
 };
 pub use client::{ClientProposal, OfferedDevices};
 pub use config::{
-    CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, DEFAULT_SEID, DirectDevice, HandshakeConfig,
-    HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT, LATE_SERVER_DECLINE_TIMEOUT, NotOffered,
-    RdmaConfig, RdmaPort, Routes, Subnet, TcpPath, WORK_TIMEOUT,
+    CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, DEFAULT_SEID, DeviceExclusion, DirectDevice,
+    HandshakeConfig, HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT,
+    LATE_SERVER_DECLINE_TIMEOUT, RdmaConfig, RdmaPort, Routes, Subnet, TcpPath, WORK_TIMEOUT,
 };
 pub use crossing::CrossingDecline;
 pub(crate) use decline::{DeclineCause, PEER_DECLINED};
