@@ -53,17 +53,18 @@ impl HandshakeConfig {
     }
 }
 
-/// The offer of a client on one connection: the outcome of its device search, and the PROPOSAL.
+/// The outcome of a client's device search, and the PROPOSAL for it.
 ///
-/// Usually [`Handshake::client`](super::Handshake::client) makes and sends it. Where the PROPOSAL
-/// reaches the server on a side channel, make it first and hand it to
-/// [`Handshake::client_delivered`](super::Handshake::client_delivered).
+/// It is made before the machine: for [`Handshake::client_with`](super::Handshake::client_with),
+/// which sends the PROPOSAL, or for
+/// [`Handshake::client_delivered`](super::Handshake::client_delivered), after a side channel has
+/// delivered it.
 #[derive(Clone, Debug)]
 pub struct ClientProposal {
-    /// The device of version 1.
-    pub(super) v1: Option<DirectDevice>,
-    /// Devices offered in version 2, all with different CHIDs.
-    v2: Vec<DirectDevice>,
+    /// The native device, which the PROPOSAL has outside of the GID list: that of SMC-D v1.
+    pub(super) native: Option<DirectDevice>,
+    /// Devices of SMC-D v2, all with different CHIDs; the native one, if it has a CHID, is the first.
+    direct_v2: Vec<DirectDevice>,
     /// The port for SMC-R v1.
     rdma_v1: Option<RdmaPort>,
     /// The port for SMC-R v2.
@@ -109,15 +110,15 @@ impl ClientProposal {
         };
         let bytes = emitted(proposal.encoded_len(), |buffer| proposal.emit(buffer))
             .ok_or(DeclineCause::UNWRITABLE)?;
-        let v2 = found
+        let direct_v2 = found
             .native
             .into_iter()
             .chain(found.listed())
             .filter(|device| !device.chid.is_none())
             .collect();
         Ok(Self {
-            v1: found.native,
-            v2,
+            native: found.native,
+            direct_v2,
             rdma_v1: found.rdma_v1.cloned(),
             rdma_v2: found.rdma_v2.cloned(),
             types,
@@ -134,7 +135,7 @@ impl ClientProposal {
 
     /// The device that the server means in an ACCEPT of version 2.
     pub(super) fn v2_device(&self, chid: Chid) -> Option<DirectDevice> {
-        self.v2.iter().copied().find(|device| device.chid == chid)
+        self.direct_v2.iter().copied().find(|device| device.chid == chid)
     }
 
     /// The port that was offered.
@@ -155,7 +156,7 @@ impl ClientProposal {
 
 /// The outcome of the device search.
 struct DeviceSearch<'a> {
-    /// SMC-D v1.
+    /// The native device: that of SMC-D v1.
     native: Option<DirectDevice>,
     /// All devices of SMC-D, with why they are not offered in version 2 besides the native one.
     listed: Vec<ListedDevice>,
@@ -485,7 +486,7 @@ fn direct_attempt(
         device.ok_or(PeerMisbehaved::SelectedUnofferedDevice)?
     } else {
         proposal
-            .v1
+            .native
             .ok_or_else(|| Failure::decline(DeclineCause::UNOFFERED_CHOICE))?
     };
     let key = GroupKey::Direct {
