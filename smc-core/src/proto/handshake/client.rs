@@ -63,7 +63,7 @@ impl HandshakeConfig {
 pub struct ClientProposal {
     /// The native device, which the PROPOSAL has outside of the GID list: that of SMC-D v1.
     pub(super) native: Option<DirectDevice>,
-    /// Devices of SMC-D v2, all with different CHIDs; the native one, if it has a CHID, is the first.
+    /// Devices of SMC-D v2, all with different CHIDs, the native one first if it has a CHID.
     direct_v2: Vec<DirectDevice>,
     /// The port for SMC-R v1.
     rdma_v1: Option<RdmaPort>,
@@ -135,7 +135,10 @@ impl ClientProposal {
 
     /// The device that the server means in an ACCEPT of version 2.
     pub(super) fn v2_device(&self, chid: Chid) -> Option<DirectDevice> {
-        self.direct_v2.iter().copied().find(|device| device.chid == chid)
+        self.direct_v2
+            .iter()
+            .copied()
+            .find(|device| device.chid == chid)
     }
 
     /// The port that was offered.

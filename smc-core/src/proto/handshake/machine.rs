@@ -10,7 +10,7 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::Version;
 
 use super::attempt::{DeviceAttempt, Ends};
-use super::select::Selection;
+use super::device_scan::DeviceScan;
 use super::steps::{
     Awaits, LATE_DECLINE, OnError, OnTerminated, OnTimeout, Step, StepTimeout, TcpEnd,
 };
@@ -63,7 +63,7 @@ pub(super) enum RoleState {
     Server {
         path: TcpPath,
         /// From PROPOSAL to ACCEPT.
-        scan: Option<Box<Selection>>,
+        scan: Option<Box<DeviceScan>>,
     },
 }
 

@@ -52,8 +52,8 @@ mod client;
 mod config;
 mod crossing;
 mod decline;
+mod device_scan;
 mod machine;
-mod select;
 mod server;
 mod steps;
 

@@ -8,8 +8,8 @@ use smc_wire::clc::{AcceptConfirm, Body, Proposal};
 use smc_wire::types::Version;
 
 use super::attempt::Ends;
+use super::device_scan::DeviceScan;
 use super::machine::{Failure, RoleState};
-use super::select::Selection;
 use super::steps::{PROPOSAL, SERVER_DIRECT, SERVER_RDMA};
 use super::{DeclineCause, Handshake, HandshakeConfig, PeerBuffer, TcpPath};
 use crate::error::{FallbackCause, FallbackReason, PeerMisbehaved};
@@ -38,15 +38,15 @@ impl Handshake {
         let RoleState::Server { path, scan } = &mut self.role_state else {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         };
-        let selection = Selection::new(proposal, &self.config, std::mem::take(path));
-        let selection = selection.map_err(|cause| {
+        let begun = DeviceScan::new(proposal, &self.config, std::mem::take(path));
+        let begun = begun.map_err(|cause| {
             let mut reason = FallbackReason::from(cause);
             if !self.config.has_devices() {
                 reason.cause = FallbackCause::NoDevice;
             }
             Failure::decline(reason)
         })?;
-        *scan = Some(Box::new(selection));
+        *scan = Some(Box::new(begun));
         self.try_next_device()
     }
 

@@ -17,7 +17,7 @@ use crate::proto::group::{DeviceIndex, GroupKey, Intent};
 
 /// The device scan of a server (docs/spec/handshake.md#device-scan).
 #[derive(Debug)]
-pub(super) struct Selection {
+pub(super) struct DeviceScan {
     proposal: Proposal,
     path: TcpPath,
     screened: Screened,
@@ -26,9 +26,9 @@ pub(super) struct Selection {
     stage: Stage,
     /// Everything was tried.
     is_exhausted: bool,
-    candidates: VecDeque<DirectCandidate>,
+    pairs: VecDeque<DevicePair>,
     /// The one that is tried.
-    candidate: Option<DirectCandidate>,
+    pair: Option<DevicePair>,
     /// Local devices that an entry of the offer has claimed; each serves only one.
     claimed: Vec<DeviceIndex>,
     reason: Option<FallbackReason>,
@@ -46,7 +46,7 @@ enum Stage {
 
 /// A local device and the peer's device that it may reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct DirectCandidate {
+struct DevicePair {
     device: DirectDevice,
     peer: Gid,
     version: Version,
@@ -56,7 +56,7 @@ struct DirectCandidate {
     entry: usize,
 }
 
-impl Selection {
+impl DeviceScan {
     /// Screens a PROPOSAL.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl Selection {
         check_limits(&proposal, screened, release)?;
 
         let eid = common_eid(&proposal, config);
-        let mut selection = Self {
+        let mut scan = Self {
             proposal,
             path,
             screened,
@@ -87,16 +87,16 @@ impl Selection {
             eid,
             stage: Stage::DirectV2,
             is_exhausted: false,
-            candidates: VecDeque::new(),
-            candidate: None,
+            pairs: VecDeque::new(),
+            pair: None,
             claimed: Vec::new(),
             reason: None,
             blocking_cause: None,
         };
         if screened.d_v2 {
-            selection.candidates = selection.v2_candidates(config);
+            scan.pairs = scan.v2_pairs(config);
         }
-        Ok(selection)
+        Ok(scan)
     }
 
     /// An attempt with the next device.
@@ -109,10 +109,10 @@ impl Selection {
         config: &HandshakeConfig,
     ) -> Result<DeviceAttempt, FallbackReason> {
         loop {
-            while let Some(candidate) = self.candidates.pop_front() {
-                if !self.claimed.contains(&candidate.device.index) {
-                    self.candidate = Some(candidate);
-                    return Ok(self.direct(candidate, config));
+            while let Some(pair) = self.pairs.pop_front() {
+                if !self.claimed.contains(&pair.device.index) {
+                    self.pair = Some(pair);
+                    return Ok(self.direct(pair, config));
                 }
             }
             match self.stage {
@@ -152,14 +152,13 @@ impl Selection {
     /// The device reaches the peer. Whether it can be used: an EID mismatch leaves no reason of
     /// its own and rules version 2 out.
     pub(super) fn claim(&mut self) -> bool {
-        let Some(candidate) = self.candidate else {
+        let Some(pair) = self.pair else {
             return false;
         };
-        self.claimed.push(candidate.device.index);
-        self.candidates
-            .retain(|other| other.entry != candidate.entry);
-        if candidate.version.is_v2() && candidate.eid.is_none() {
-            self.candidates.clear();
+        self.claimed.push(pair.device.index);
+        self.pairs.retain(|other| other.entry != pair.entry);
+        if pair.version.is_v2() && pair.eid.is_none() {
+            self.pairs.clear();
             self.blocking_cause = Some(Box::new(FallbackCause::NoCommonEid));
             return false;
         }
@@ -190,8 +189,8 @@ impl Selection {
 
     /// The local devices on the fabrics of the offer, in the order of the offer: the native device
     /// first, then the list (docs/spec/handshake.md#device-scan).
-    fn v2_candidates(&self, config: &HandshakeConfig) -> VecDeque<DirectCandidate> {
-        let candidate = |entry, peer, device: &DirectDevice| DirectCandidate {
+    fn v2_pairs(&self, config: &HandshakeConfig) -> VecDeque<DevicePair> {
+        let pair = |entry, peer, device: &DirectDevice| DevicePair {
             device: *device,
             peer,
             version: Version::V2,
@@ -207,7 +206,7 @@ impl Selection {
                     .devices
                     .iter()
                     .filter(move |ours| ours.chid == offered.chid);
-                ours.map(move |device| candidate(entry, offered.gid, device))
+                ours.map(move |device| pair(entry, offered.gid, device))
             })
             .collect()
     }
@@ -226,7 +225,7 @@ impl Selection {
         };
         if self.wants_direct_v1() {
             self.claimed.clear();
-            self.candidates.push_back(DirectCandidate {
+            self.pairs.push_back(DevicePair {
                 device: *device,
                 peer: v1_gid(area.gid.into()),
                 version: Version::V1,
@@ -294,8 +293,8 @@ impl Selection {
     }
 
     /// SMC-D with a device that may reach the client's.
-    fn direct(&self, candidate: DirectCandidate, config: &HandshakeConfig) -> DeviceAttempt {
-        let DirectCandidate { device, peer, .. } = candidate;
+    fn direct(&self, pair: DevicePair, config: &HandshakeConfig) -> DeviceAttempt {
+        let DevicePair { device, peer, .. } = pair;
         let key = GroupKey::Direct {
             device: device.index,
             peer,
@@ -303,7 +302,7 @@ impl Selection {
         let ends = Ends::Direct(DirectEnds::new(device, peer));
         DeviceAttempt {
             size: config.buffer.min(device.max_buffer),
-            ..self.attempt(candidate.version, candidate.eid, key, ends, config)
+            ..self.attempt(pair.version, pair.eid, key, ends, config)
         }
     }
 
