@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use smc_core::device::{
-    Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
-    MemoryLimit, Nocopy, PeerEvent, PeerEvents, Signal, SubmitError,
+    Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Identity, Limits, MemoryLimit,
+    Nocopy, Operations, PeerEvent, PeerEvents, Signal, SubmitError,
 };
 use smc_core::mem::Region;
 use smc_core::mutex::Mutex;
@@ -90,8 +90,8 @@ impl Device for IsmDevice {
         self.node.limits
     }
 
-    fn fabric(&self) -> Fabric<'_> {
-        Fabric::Direct(self)
+    fn operations(&self) -> Operations<'_> {
+        Operations::Direct(self)
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {

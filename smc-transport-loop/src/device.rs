@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use smc_core::device::{
-    Attachment, Device, DeviceError, Direct, Dmb, DmbCount, Doorbell, Event, Fabric, Identity,
-    Limits, MemoryLimit, Nocopy, Signal, SubmitError,
+    Attachment, Device, DeviceError, Direct, Dmb, DmbCount, Doorbell, Event, Identity, Limits,
+    MemoryLimit, Nocopy, Operations, Signal, SubmitError,
 };
 use smc_core::mutex::Mutex;
 use smc_ipc::{Credentials, OsError, RuntimeDirError};
@@ -142,8 +142,8 @@ impl Device for LoopDevice {
         self.limits
     }
 
-    fn fabric(&self) -> Fabric<'_> {
-        Fabric::Direct(self)
+    fn operations(&self) -> Operations<'_> {
+        Operations::Direct(self)
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {

@@ -16,7 +16,7 @@ use common::{DrivenDevice, World, builder, start, without_device};
 use futures_lite::future::block_on;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc::{Endpoint, Mode};
-use smc_core::device::{Attachment, Device, Direct, Dmb, Fabric, Signal};
+use smc_core::device::{Attachment, Device, Direct, Dmb, Operations, Signal};
 use smc_core::mem::Region;
 use smc_testkit::middleware::{Trace, What};
 use smc_testkit::on::{self, On};
@@ -351,7 +351,7 @@ fn pages_that_were_read_are_given_back_though_the_peer_takes_its_cursor_back() {
         });
         let token = moved.expect("a cursor");
         let show = |cursor| {
-            let Fabric::Direct(device) = hostile.fabric() else {
+            let Operations::Direct(device) = hostile.operations() else {
                 panic!("SMC-D");
             };
             let word = ProducerWord { cursor }.to_ne().to_ne_bytes();

@@ -10,8 +10,8 @@ use sideway::ibverbs::completion::{
 };
 use sideway::ibverbs::device_context::{DeviceAttr, DeviceContext, QueryDeviceErrorKind};
 use smc_core::device::{
-    Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits, LinkFailure, ProtectionDomain,
-    Rdma, RdmaAddress, SENDS_MAX,
+    Device, DeviceError, Doorbell, Event, Identity, Limits, LinkFailure, Operations,
+    ProtectionDomain, Rdma, RdmaAddress, SENDS_MAX,
 };
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
@@ -136,8 +136,8 @@ impl Device for RdmaDevice {
         self.limits
     }
 
-    fn fabric(&self) -> Fabric<'_> {
-        Fabric::Rdma(self)
+    fn operations(&self) -> Operations<'_> {
+        Operations::Rdma(self)
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {

@@ -56,7 +56,7 @@ impl EndpointInner {
             all.filter(|(_, driver)| !driver.is_gone())
         };
         let devices = drivers().filter_map(|(index, driver)| {
-            let direct = driver.device.fabric().direct()?;
+            let direct = driver.device.operations().direct()?;
             let limit = driver.device.limits().max_dmb_len;
             let max_buffer = (0..=SizeCode::MAX.code())
                 .filter_map(SizeCode::new)
@@ -74,7 +74,7 @@ impl EndpointInner {
         });
         let config = &self.config;
         let mut handshake = HandshakeConfig::new(devices.collect());
-        let native = drivers().find_map(|(_, driver)| driver.device.fabric().direct()?.seid());
+        let native = drivers().find_map(|(_, driver)| driver.device.operations().direct()?.seid());
         handshake.seid = config.seid_enabled.then(|| native.unwrap_or(config.seid));
         handshake.ueids.clone_from(&config.ueids);
         handshake.pnet_ids.clone_from(&config.pnet_ids);

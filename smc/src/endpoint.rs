@@ -139,7 +139,12 @@ impl EndpointInner {
     #[cfg(feature = "introspection")]
     pub(crate) fn interface_of(&self, link: &crate::info::LinkInfo) -> Option<String> {
         let end = link.local?;
-        let rdma = self.drivers.get(link.device.0)?.device.fabric().rdma()?;
+        let rdma = self
+            .drivers
+            .get(link.device.0)?
+            .device
+            .operations()
+            .rdma()?;
         let mut addresses = rdma.addresses().into_iter();
         let address = addresses.find(|it| (it.gid, it.mac) == (end.gid, end.mac))?;
         address.interface
@@ -147,7 +152,7 @@ impl EndpointInner {
 
     pub(crate) fn stats(&self) -> Stats {
         let devices = self.drivers.iter().map(|driver| {
-            let rdma = driver.device.fabric().rdma();
+            let rdma = driver.device.operations().rdma();
             let hardware = rdma.map(|rdma| rdma.hardware_counters());
             DeviceStats {
                 device: driver.name.to_string(),

@@ -441,7 +441,7 @@ impl Groups {
         let Some(driver) = self.driver(device) else {
             return;
         };
-        let direct = driver.device.fabric().direct();
+        let direct = driver.device.operations().direct();
         if let Some(events) = direct.and_then(|direct| direct.peer_events()) {
             // A peer that is not notified detects it when it uses the group.
             let _best_effort = events.signal_event(peer, PeerEvent::Shutdown);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use smc::device::{Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits};
+use smc::device::{Device, DeviceError, Doorbell, Event, Identity, Limits, Operations};
 use smc::error::Refusal;
 use smc::negotiate::{Candidate, Negotiated, Negotiation, Published};
 use smc::runtime::{Runtime, Socket};
@@ -154,8 +154,8 @@ impl Device for Busy {
         self.inner.limits()
     }
 
-    fn fabric(&self) -> Fabric<'_> {
-        self.inner.fabric()
+    fn operations(&self) -> Operations<'_> {
+        self.inner.operations()
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {

@@ -18,7 +18,7 @@ use futures_lite::{AsyncReadExt, AsyncWriteExt, future, io};
 use smc::Builder;
 use smc::Local;
 use smc::device::{
-    Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits, Signal,
+    Device, DeviceError, Direct, Dmb, Doorbell, Event, Identity, Limits, Operations, Signal,
     SubmitError,
 };
 use smc::mem::Region;
@@ -126,8 +126,8 @@ impl Device for HubDevice {
         Limits::new(MAX_BUFFERS, 1 << 20)
     }
 
-    fn fabric(&self) -> Fabric<'_> {
-        Fabric::Direct(self)
+    fn operations(&self) -> Operations<'_> {
+        Operations::Direct(self)
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {

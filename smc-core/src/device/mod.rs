@@ -1,6 +1,6 @@
 //! The device traits: the interface of a transport, over which streams run.
 //!
-//! A [`Device`] has an identity, a kind of fabric with its operations ([`Fabric`]), a queue of
+//! A [`Device`] has an identity, the operations of its transport ([`Operations`]), a queue of
 //! events ([`Device::drain`]) and a doorbell to wait on ([`Device::doorbell`]). SMC-D devices
 //! implement [`Direct`]: peers own buffers (DMBs) and move data into each other's. SMC-R devices
 //! implement [`Rdma`]: links are queue pairs, and data is written into registered memory of the
@@ -59,8 +59,8 @@ pub trait Device: Send + Sync + Debug + Any {
     /// The device's limits.
     fn limits(&self) -> Limits;
 
-    /// The kind of fabric with its operations.
-    fn fabric(&self) -> Fabric<'_>;
+    /// The operations of its transport: SMC-D or SMC-R.
+    fn operations(&self) -> Operations<'_>;
 
     /// Passes all events since the last call to `sink`, without blocking.
     ///
@@ -111,17 +111,17 @@ pub trait Device: Send + Sync + Debug + Any {
     fn trim_memory(&self) {}
 }
 
-/// The operations of a device by kind of fabric.
+/// The operations of a device, by transport.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum Fabric<'a> {
+pub enum Operations<'a> {
     /// SMC-D: data moves directly into the peer's buffer.
     Direct(&'a dyn Direct),
     /// SMC-R: queue pairs, with RDMA writes into the peer's memory.
     Rdma(&'a dyn Rdma),
 }
 
-impl<'a> Fabric<'a> {
+impl<'a> Operations<'a> {
     /// The SMC-D operations, if this is an SMC-D device.
     #[must_use]
     pub fn direct(self) -> Option<&'a dyn Direct> {

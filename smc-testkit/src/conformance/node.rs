@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use smc_core::device::{
-    Attachment, Device, Direct, Doorbell, Event, Fabric, ProtectionDomain, Rdma, Signal,
+    Attachment, Device, Direct, Doorbell, Event, Operations, ProtectionDomain, Rdma, Signal,
     SubmitError,
 };
 use smc_wire::types::{DmbToken, Gid};
@@ -43,8 +43,9 @@ impl Node {
         kind: FabricKind,
         timeout: Duration,
     ) -> Result<Self, Stop> {
-        match (kind, device.fabric()) {
-            (FabricKind::Direct, Fabric::Direct(_)) | (FabricKind::Rdma, Fabric::Rdma(_)) => {}
+        match (kind, device.operations()) {
+            (FabricKind::Direct, Operations::Direct(_))
+            | (FabricKind::Rdma, Operations::Rdma(_)) => {}
             (FabricKind::Direct, _) => return fail("the device is not an SMC-D device"),
             (FabricKind::Rdma, _) => return fail("the device is not an SMC-R device"),
         }
@@ -66,15 +67,15 @@ impl Node {
     }
 
     pub(super) fn direct(&self) -> &dyn Direct {
-        match self.device.fabric() {
-            Fabric::Direct(direct) => direct,
+        match self.device.operations() {
+            Operations::Direct(direct) => direct,
             _ => unreachable!("checked on construction"),
         }
     }
 
     pub(super) fn rdma(&self) -> &dyn Rdma {
-        match self.device.fabric() {
-            Fabric::Rdma(rdma) => rdma,
+        match self.device.operations() {
+            Operations::Rdma(rdma) => rdma,
             _ => unreachable!("checked on construction"),
         }
     }
@@ -127,7 +128,7 @@ impl Node {
     /// For all events: the caller may wait for completions.
     pub(super) fn arm(&self) -> Result<(), Stop> {
         self.device.arm().or_fail("arm")?;
-        match self.device.fabric().rdma() {
+        match self.device.operations().rdma() {
             Some(rdma) => rdma.arm_completions().or_fail("arm for completions"),
             None => Ok(()),
         }

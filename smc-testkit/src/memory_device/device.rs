@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use atomic_waker::AtomicWaker;
 use smc_core::device::{
-    Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
-    Nocopy, PeerEvent, PeerEvents, Signal, SubmitError,
+    Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Identity, Limits, Nocopy,
+    Operations, PeerEvent, PeerEvents, Signal, SubmitError,
 };
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_wire::types::{Chid, DmbToken, Gid};
@@ -85,8 +85,8 @@ impl Device for MemDevice {
         self.limits
     }
 
-    fn fabric(&self) -> Fabric<'_> {
-        Fabric::Direct(self)
+    fn operations(&self) -> Operations<'_> {
+        Operations::Direct(self)
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {

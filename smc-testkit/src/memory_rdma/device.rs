@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use atomic_waker::AtomicWaker;
 use smc_core::device::{
-    Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits, ProtectionDomain, Rdma,
+    Device, DeviceError, Doorbell, Event, Identity, Limits, Operations, ProtectionDomain, Rdma,
     RdmaAddress, RoceKind,
 };
 use smc_wire::types::{Mac, MtuCode, RoceGid};
@@ -60,8 +60,8 @@ impl Device for MemoryRdma {
         self.limits
     }
 
-    fn fabric(&self) -> Fabric<'_> {
-        Fabric::Rdma(self)
+    fn operations(&self) -> Operations<'_> {
+        Operations::Rdma(self)
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {

@@ -15,12 +15,12 @@
 //! [`RdmaNetwork::cut`] for everything.
 //!
 //! ```
-//! use smc_core::device::{Fabric, Device};
+//! use smc_core::device::{Operations, Device};
 //! use smc_testkit::memory_rdma::RdmaNetwork;
 //!
 //! let network = RdmaNetwork::new(1);
 //! let (local, peer) = (network.device("rdma0"), network.device("rdma1"));
-//! let Fabric::Rdma(rdma) = local.fabric() else { unreachable!() };
+//! let Operations::Rdma(rdma) = local.operations() else { unreachable!() };
 //! assert!(!rdma.addresses().is_empty());
 //! # let _ = peer;
 //! ```

@@ -20,7 +20,7 @@ mod trace;
 pub use fault::{Fault, Faults};
 pub use trace::{Journal, Record, Trace, What};
 
-use smc_core::device::{Device, Direct, Fabric, Nocopy, PeerEvents, Rdma};
+use smc_core::device::{Device, Direct, Nocopy, Operations, PeerEvents, Rdma};
 
 /// What all middleware reports of a device: what the inner one reports, with its own surface.
 macro_rules! delegate_device {
@@ -33,11 +33,11 @@ macro_rules! delegate_device {
             self.inner.limits()
         }
 
-        fn fabric(&self) -> smc_core::device::Fabric<'_> {
-            use smc_core::device::Fabric;
-            match self.inner.fabric() {
-                Fabric::Direct(_) => Fabric::Direct(self),
-                Fabric::Rdma(_) => Fabric::Rdma(self),
+        fn operations(&self) -> smc_core::device::Operations<'_> {
+            use smc_core::device::Operations;
+            match self.inner.operations() {
+                Operations::Direct(_) => Operations::Direct(self),
+                Operations::Rdma(_) => Operations::Rdma(self),
                 other => other,
             }
         }
@@ -117,16 +117,16 @@ use delegate_rdma;
 
 /// The SMC-D surface of the inner device. The middleware shows its own only if there is one.
 pub(crate) fn direct(device: &dyn Device) -> &dyn Direct {
-    match device.fabric() {
-        Fabric::Direct(direct) => direct,
+    match device.operations() {
+        Operations::Direct(direct) => direct,
         _ => unreachable!("checked before the outer surface was handed out"),
     }
 }
 
 /// The SMC-R surface of the inner device.
 fn rdma(device: &dyn Device) -> &dyn Rdma {
-    match device.fabric() {
-        Fabric::Rdma(rdma) => rdma,
+    match device.operations() {
+        Operations::Rdma(rdma) => rdma,
         _ => unreachable!("checked before the outer surface was handed out"),
     }
 }

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, Weak};
 use async_trait::async_trait;
 use event_listener::Event as Notice;
 use smc_core::device::{
-    Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
-    Nocopy, PeerEvents, Signal, SubmitError,
+    Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Identity, Limits, Nocopy,
+    Operations, PeerEvents, Signal, SubmitError,
 };
 use smc_core::error::OsError;
 use smc_core::wire::types::{Chid, DmbToken, Eid, Gid, PnetId};
@@ -208,8 +208,8 @@ impl Device for ScriptedDevice {
         self.inner.limits()
     }
 
-    fn fabric(&self) -> Fabric<'_> {
-        Fabric::Direct(self)
+    fn operations(&self) -> Operations<'_> {
+        Operations::Direct(self)
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {

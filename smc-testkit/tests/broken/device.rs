@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use smc_core::device::{
-    Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
-    Nocopy, Signal, SubmitError,
+    Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Identity, Limits, Nocopy,
+    Operations, Signal, SubmitError,
 };
 use smc_core::mem::Region;
 use smc_testkit::memory_device::MemDevice;
@@ -186,8 +186,8 @@ impl Device for Broken {
         }
     }
 
-    fn fabric(&self) -> Fabric<'_> {
-        Fabric::Direct(self)
+    fn operations(&self) -> Operations<'_> {
+        Operations::Direct(self)
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {

@@ -115,7 +115,7 @@ impl Parts {
             peer: path.peer,
             eid: established.eid,
         };
-        let direct = driver.device.fabric().direct();
+        let direct = driver.device.operations().direct();
         let direct = Arc::new(DirectConn {
             dmb,
             peer,
@@ -413,7 +413,7 @@ impl PeerDmb {
         else {
             return Err(SubmitError::PeerGone);
         };
-        let direct = driver.device.fabric().direct();
+        let direct = driver.device.operations().direct();
         let direct = direct.ok_or(SubmitError::UnknownToken)?;
         direct.move_data(
             *token,
@@ -560,7 +560,7 @@ impl Drop for PeerCharge {
         let is_registered = move || {
             let driver = driver.upgrade();
             driver.is_some_and(|driver| {
-                let direct = driver.device.fabric().direct();
+                let direct = driver.device.operations().direct();
                 direct.is_some_and(|direct| direct.is_registered(token))
             })
         };

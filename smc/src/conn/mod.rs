@@ -433,7 +433,7 @@ impl Conn {
             gid: self
                 .driver
                 .device
-                .fabric()
+                .operations()
                 .direct()
                 .map(|direct| direct.gid()),
             link: rdma.and_then(|rdma| rdma.link()),

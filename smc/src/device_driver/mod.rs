@@ -108,7 +108,7 @@ impl DeviceDriver {
     ) -> Arc<Self> {
         let name = Arc::from(device.identity().name.as_str());
         // With SMC-R connections that share a link would proceed less evenly.
-        let pollers = Pollers::new(device.fabric().direct().is_some());
+        let pollers = Pollers::new(device.operations().direct().is_some());
         Arc::new(Self {
             device,
             name,
@@ -283,7 +283,7 @@ impl DeviceDriver {
     }
 
     pub(crate) fn info(&self) -> DeviceInfo {
-        let kind = match self.device.fabric().direct() {
+        let kind = match self.device.operations().direct() {
             Some(direct) => DeviceKind::Direct {
                 gid: direct.gid(),
                 chid: direct.chid(),
@@ -377,7 +377,7 @@ impl DeviceDriver {
                 .groups
                 .update(|registry| registry.handle_peer_shutdown(self.index, from)),
             PeerEvent::TestRequest => {
-                let direct = self.device.fabric().direct();
+                let direct = self.device.operations().direct();
                 if let Some(events) = direct.and_then(|direct| direct.peer_events()) {
                     // A peer that gets no answer has to ask again.
                     let _best_effort = events.signal_event(from, PeerEvent::TestResponse);
@@ -438,7 +438,7 @@ impl DeviceDriver {
         for group in self.groups.all_rdma() {
             group.handle_device_gone(self.index);
         }
-        if self.device.fabric().rdma().is_some() {
+        if self.device.operations().rdma().is_some() {
             self.groups.addresses_changed();
         }
     }
@@ -459,7 +459,7 @@ impl DeviceDriver {
     /// Arms the doorbell, for completions too if there is a waiter.
     fn arm(&self) -> Result<(), DeviceError> {
         self.device.arm()?;
-        match self.device.fabric().rdma() {
+        match self.device.operations().rdma() {
             Some(rdma) if self.awaiting.load(Ordering::SeqCst) > 0 => rdma.arm_completions(),
             _ => Ok(()),
         }

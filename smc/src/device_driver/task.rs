@@ -224,7 +224,7 @@ impl Future for DriverTask {
         if this.is_in_turn(cx) {
             return Poll::Pending;
         }
-        let is_rdma = driver.device.fabric().rdma().is_some();
+        let is_rdma = driver.device.operations().rdma().is_some();
         for _ in 0..PASSES_MAX {
             let next = if is_rdma && driver.is_gone() {
                 Ok(this.pass_without_device(&driver, cx))

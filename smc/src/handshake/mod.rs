@@ -77,7 +77,7 @@ pub(crate) fn handshake_config(
     endpoint: &EndpointInner,
     recv_buffer: Option<usize>,
 ) -> Result<Arc<HandshakeConfig>, Error> {
-    let is_rdma = |driver: &Arc<DeviceDriver>| driver.device.fabric().rdma().is_some();
+    let is_rdma = |driver: &Arc<DeviceDriver>| driver.device.operations().rdma().is_some();
     let config = match endpoint.drivers.iter().any(is_rdma) {
         true => endpoint.groups.with_rdma(&endpoint.base_config()),
         false => endpoint.base_config(),
@@ -218,8 +218,11 @@ fn with_local_cause(endpoint: &EndpointInner, mut reason: FallbackReason) -> Fal
     if !may_be_ours {
         return reason;
     }
-    let devices = endpoint.drivers.iter().map(|driver| driver.device.fabric());
-    let mut lacks = devices.filter_map(|fabric| fabric.direct()?.shortage());
+    let devices = endpoint
+        .drivers
+        .iter()
+        .map(|driver| driver.device.operations());
+    let mut lacks = devices.filter_map(|operations| operations.direct()?.shortage());
     if let Some(error) = lacks.next() {
         reason.cause = FallbackCause::Os(error);
     }

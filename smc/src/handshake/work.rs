@@ -277,8 +277,8 @@ pub(super) fn direct(
     endpoint: &EndpointInner,
     device: DeviceIndex,
 ) -> Result<&dyn Direct, DeviceError> {
-    let fabric = device_driver(endpoint, device)?.device.fabric();
-    fabric.direct().ok_or(NOT_DIRECT)
+    let operations = device_driver(endpoint, device)?.device.operations();
+    operations.direct().ok_or(NOT_DIRECT)
 }
 
 // ---- SMC-R -----------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ const LARGEST_BUFFERS: usize = 64;
 
 const NO_GROUP: DeviceError = DeviceError::Gone("link group has ended");
 
-/// A handshake names only devices of its fabric.
+/// A handshake names only devices of its transport.
 const NOT_DIRECT: DeviceError = DeviceError::Invalid("not an SMC-D device");
 
 #[cfg(test)]

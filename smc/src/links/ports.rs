@@ -224,7 +224,12 @@ impl Groups {
     fn active_ports(&self, all: &[NetworkInterface], table: &[PnetEntry]) -> Vec<RdmaPort> {
         let mut ports = Vec::new();
         for (index, driver) in self.drivers() {
-            let Some(rdma) = driver.device.fabric().rdma().filter(|_| !driver.is_gone()) else {
+            let Some(rdma) = driver
+                .device
+                .operations()
+                .rdma()
+                .filter(|_| !driver.is_gone())
+            else {
                 continue;
             };
             let device = driver.device.identity();

@@ -132,7 +132,7 @@ impl Groups {
         [rmb, staging]: [SizeCode; 2],
     ) -> Result<Spare, DeviceError> {
         let driver = self.driver(device).ok_or(DeviceError::Exhausted)?;
-        let rdma = driver.device.fabric().rdma();
+        let rdma = driver.device.operations().rdma();
         let domain = rdma
             .ok_or(DeviceError::Exhausted)?
             .protection_domain()

@@ -15,7 +15,7 @@ use smc::runtime::{
     Socket, SocketOptions, Task, Timer, Watch,
 };
 use smc_core::device::{
-    Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits, MemoryLimit,
+    Device, DeviceError, Doorbell, Event, Identity, Limits, MemoryLimit, Operations,
 };
 use smc_core::error::{CloseReason, Error};
 use smc_core::proto::links::LinkState;
@@ -145,8 +145,8 @@ impl Device for EndsRuntime {
         self.0.limits()
     }
 
-    fn fabric(&self) -> Fabric<'_> {
-        self.0.fabric()
+    fn operations(&self) -> Operations<'_> {
+        self.0.operations()
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {

@@ -8,9 +8,8 @@ use std::task::{Wake, Waker};
 use async_trait::async_trait;
 use futures_lite::future::block_on;
 use smc_core::device::{
-    Access, Device, DeviceError, Doorbell, Event, Fabric, Identity, Inbound, Limits, Link,
-    LinkAddress, Mr, OpId, PendingLink, ProtectionDomain, Rdma, RdmaAddress, Route, SubmitError,
-    Write,
+    Access, Device, DeviceError, Doorbell, Event, Identity, Inbound, Limits, Link, LinkAddress, Mr,
+    OpId, Operations, PendingLink, ProtectionDomain, Rdma, RdmaAddress, Route, SubmitError, Write,
 };
 use smc_core::mem::Region;
 use smc_core::wire::cdc::CdcR;
@@ -128,8 +127,8 @@ impl Device for Interceptor {
         self.inner.limits()
     }
 
-    fn fabric(&self) -> Fabric<'_> {
-        Fabric::Rdma(self)
+    fn operations(&self) -> Operations<'_> {
+        Operations::Rdma(self)
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
@@ -182,8 +181,8 @@ impl Rdma for Interceptor {
     }
 
     fn arm_completions(&self) -> Result<(), DeviceError> {
-        match self.inner.fabric() {
-            Fabric::Rdma(inner) => inner.arm_completions(),
+        match self.inner.operations() {
+            Operations::Rdma(inner) => inner.arm_completions(),
             _ => Ok(()),
         }
     }
@@ -316,8 +315,8 @@ fn a_drain_that_hands_out_nothing_leaves_the_device_armed() {
 }
 
 fn rdma(device: &MemoryRdma) -> &dyn Rdma {
-    match device.fabric() {
-        Fabric::Rdma(rdma) => rdma,
+    match device.operations() {
+        Operations::Rdma(rdma) => rdma,
         _ => unreachable!("it is one"),
     }
 }

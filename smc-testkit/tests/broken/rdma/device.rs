@@ -6,7 +6,7 @@ use std::task::Waker;
 
 use async_trait::async_trait;
 use smc_core::device::{
-    Access, Device, DeviceError, Doorbell, Event, Fabric, Identity, Inbound, Limits, Mr,
+    Access, Device, DeviceError, Doorbell, Event, Identity, Inbound, Limits, Mr, Operations,
     PendingLink, ProtectionDomain, Rdma, RdmaAddress,
 };
 use smc_core::mem::Region;
@@ -150,8 +150,8 @@ impl Device for Broken {
         self.inner.limits()
     }
 
-    fn fabric(&self) -> Fabric<'_> {
-        Fabric::Rdma(self)
+    fn operations(&self) -> Operations<'_> {
+        Operations::Rdma(self)
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {

@@ -186,7 +186,7 @@ impl Carried {
         }
         let device = device(cell, dir)?;
         let going = Arc::downgrade(&device);
-        if let Some(rdma) = device.fabric().rdma() {
+        if let Some(rdma) = device.operations().rdma() {
             let mut addresses = rdma.addresses().into_iter();
             let address = addresses.find_map(|address| match address.kind {
                 RoceKind::V2 => address.gid.ipv4(),

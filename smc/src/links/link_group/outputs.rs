@@ -231,7 +231,7 @@ impl RdmaLinkGroup {
         if let Some(domain) = self.state.lock().domains.get(&device) {
             return Ok(Arc::clone(domain));
         }
-        let rdma = driver.device.fabric().rdma().ok_or(NO_DEVICE)?;
+        let rdma = driver.device.operations().rdma().ok_or(NO_DEVICE)?;
         let domain = rdma.protection_domain().await?;
         // Another task may have been faster; all use the same one.
         let mut state = self.state.lock();
