@@ -13,7 +13,7 @@ use crate::log::Destination;
 use crate::mem::HEADER_LEN;
 use crate::mem::sync::Ordering;
 use crate::proto::Role;
-use crate::proto::conn::rdma::DeliveryStatus;
+use crate::proto::conn::rdma::StreamDelivery;
 use crate::proto::conn::{Closing, used_length};
 use crate::proto::group::GroupEndCause;
 
@@ -125,8 +125,8 @@ impl Conn {
     /// order; others are aborted.
     pub(crate) fn end_with_endpoint(&self) {
         let stop = match self.delivery() {
-            DeliveryStatus::Done => Closing::abort_or_close,
-            DeliveryStatus::Pending | DeliveryStatus::Lost => Closing::abort,
+            StreamDelivery::Done => Closing::abort_or_close,
+            StreamDelivery::Pending | StreamDelivery::Lost => Closing::abort,
         };
         self.terminate(Error::Closed(CloseReason::Endpoint), stop);
     }

@@ -36,7 +36,7 @@ use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::mutex::Mutex;
 use crate::proto::Role;
-use crate::proto::conn::rdma::DeliveryStatus;
+use crate::proto::conn::rdma::StreamDelivery;
 use crate::proto::conn::{Closing, ConnState, ReadEnd, WriteEnd};
 use crate::proto::group::GroupId;
 
@@ -371,27 +371,27 @@ impl Conn {
             // Reading makes this side send, too.
             Some(rdma) => {
                 rdma.arm_completions();
-                self.delivery() != DeliveryStatus::Pending
+                self.delivery() != StreamDelivery::Pending
             }
-            None => self.driver.is_gone() || self.delivery() != DeliveryStatus::Pending,
+            None => self.driver.is_gone() || self.delivery() != StreamDelivery::Pending,
         }
     }
 
     /// The delivery state of all written data and of the shutdown behind it.
-    pub(crate) fn delivery(&self) -> DeliveryStatus {
+    pub(crate) fn delivery(&self) -> StreamDelivery {
         match self.rdma() {
             Some(rdma) => match rdma.delivery() {
                 // No end of stream follows the data.
-                DeliveryStatus::Pending if self.is_shut_by_abort() => DeliveryStatus::Lost,
+                StreamDelivery::Pending if self.is_shut_by_abort() => StreamDelivery::Lost,
                 delivery => delivery,
             },
-            None if !self.ops().has_pending() => DeliveryStatus::Done,
+            None if !self.ops().has_pending() => StreamDelivery::Done,
             None => {
                 self.handle_peer_flags();
                 // The device and its driver may be gone too: no later event ends the wait.
                 match self.closing.lock().is_aborted_by_peer() {
-                    true => DeliveryStatus::Lost,
-                    false => DeliveryStatus::Pending,
+                    true => StreamDelivery::Lost,
+                    false => StreamDelivery::Pending,
                 }
             }
         }

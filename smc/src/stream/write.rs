@@ -24,7 +24,7 @@ use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::Ordering;
 use crate::mem::{Element, OutOfBounds, RingWriter, TrustPeers};
 use crate::proto::conn::SendCursors;
-use crate::proto::conn::rdma::DeliveryStatus;
+use crate::proto::conn::rdma::StreamDelivery;
 
 /// The writing half of a stream: SMC-D, SMC-R or TCP.
 pub(crate) enum Writer {
@@ -265,13 +265,13 @@ impl<P: SendOps> SmcWriter<P> {
 
     fn try_shutdown(&self) -> Result<Option<()>, Error> {
         match (self.conn.delivery(), self.conn.abort_cause()) {
-            (DeliveryStatus::Done, _) => Ok(Some(())),
+            (StreamDelivery::Done, _) => Ok(Some(())),
             (_, Some(error)) => Err(error),
-            (DeliveryStatus::Lost, None) if self.conn.is_shut_by_abort() => {
+            (StreamDelivery::Lost, None) if self.conn.is_shut_by_abort() => {
                 Err(Error::Closed(CloseReason::Local))
             }
-            (DeliveryStatus::Lost, None) => Err(Error::Closed(CloseReason::Reset)),
-            (DeliveryStatus::Pending, None) => Ok(None),
+            (StreamDelivery::Lost, None) => Err(Error::Closed(CloseReason::Reset)),
+            (StreamDelivery::Pending, None) => Ok(None),
         }
     }
 

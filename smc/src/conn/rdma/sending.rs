@@ -15,7 +15,7 @@ use super::RdmaConn;
 use crate::device::{Mr, Write};
 use crate::error::{CloseReason, Error};
 use crate::mem::sync::Ordering;
-use crate::proto::conn::rdma::{DeliveryStatus, PeerWrite, PostId, Transmit};
+use crate::proto::conn::rdma::{PeerWrite, PostId, StreamDelivery, Transmit};
 use crate::proto::links::{LinkId, RtokenId};
 
 /// The sending state.
@@ -135,10 +135,10 @@ impl RdmaConn {
     }
 
     /// The delivery state of all written data and of the shutdown behind it.
-    pub(crate) fn delivery(&self) -> DeliveryStatus {
+    pub(crate) fn delivery(&self) -> StreamDelivery {
         let tx = self.tx.lock();
         let bound = tx.bound.as_ref();
-        bound.map_or(DeliveryStatus::Done, |bound| bound.transmit.delivery())
+        bound.map_or(StreamDelivery::Done, |bound| bound.transmit.delivery())
     }
 
     /// Posts one message in the connection's turn on the link.

@@ -26,7 +26,7 @@ mod transmit;
 
 pub use arrivals::{Arrival, Arrivals, CdcUpdate};
 pub use post::{PeerWrite, Post, PostId};
-pub use transmit::{AUTOCORK, DeliveryStatus, Transmit};
+pub use transmit::{AUTOCORK, StreamDelivery, Transmit};
 
 #[cfg(test)]
 mod tests;

@@ -84,7 +84,7 @@ pub struct Transmit {
 
 /// Delivery of everything staged and of the end of stream behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeliveryStatus {
+pub enum StreamDelivery {
     /// Not completed yet.
     Pending,
     /// The peer has it: it was completed, or the peer has read all of it and closed.
@@ -452,15 +452,15 @@ impl Transmit {
     /// Completed data is in the peer's memory, and completed messages are in its receive queue:
     /// they are delivered even if this side is gone (docs/spec/closing.md#waiting-for-delivery).
     #[must_use]
-    pub fn delivery(&self) -> DeliveryStatus {
+    pub fn delivery(&self) -> StreamDelivery {
         let end = StateFlags::SENDING_DONE | StateFlags::CLOSED;
         let has_end = self.completed_state.intersects(end);
         if self.is_truncated || (self.is_peer_closed && self.consumed < self.posted) {
-            DeliveryStatus::Lost
+            StreamDelivery::Lost
         } else if self.is_peer_closed || (has_end && self.completed >= self.prepared) {
-            DeliveryStatus::Done
+            StreamDelivery::Done
         } else {
-            DeliveryStatus::Pending
+            StreamDelivery::Pending
         }
     }
 
