@@ -228,35 +228,45 @@ pub(super) async fn register(
     peer_size: SizeCode,
 ) -> Result<(Arc<dyn Dmb>, Charge), DeviceError> {
     let direct = direct(endpoint, device)?;
-    let most = endpoint.config.recv_buffer;
-    let charge = endpoint.admit(size, most, peer_size.byte_len())?;
+    let max = endpoint.config.recv_buffer;
+    let charge = endpoint.check_memory(size, max, peer_size.byte_len())?;
     let dmb = direct.register(peer, size.byte_len()).await?;
     Ok((dmb, charge))
 }
 
 impl EndpointInner {
-    /// Checks whether the limit allows a local buffer of this size, where `most` is configured,
+    /// Checks whether the limit allows a local buffer of this size, where `max` is configured,
     /// and charges the peer's buffer.
     ///
     /// Called before a handshake commits to either buffer, when a smaller size or TCP is still
     /// possible. The device charges the local buffer.
-    fn admit(&self, own: SizeCode, most: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
-        self.try_admit(own, most, peer).or_else(|_| {
+    fn check_memory(
+        &self,
+        local: SizeCode,
+        max: SizeCode,
+        peer: usize,
+    ) -> Result<Charge, DeviceError> {
+        self.try_check_memory(local, max, peer).or_else(|_| {
             self.groups.memory.release_unneeded();
-            if own == SizeCode::MIN {
+            if local == SizeCode::MIN {
                 self.groups.memory.trim();
             }
-            self.try_admit(own, most, peer)
+            self.try_check_memory(local, max, peer)
         })
     }
 
-    fn try_admit(&self, own: SizeCode, most: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
+    fn try_check_memory(
+        &self,
+        local: SizeCode,
+        max: SizeCode,
+        peer: usize,
+    ) -> Result<Charge, DeviceError> {
         let memory = &self.groups.memory;
-        let (len, available) = (own.byte_len(), memory.available());
-        let is_fair = len <= largest_buffer(most.byte_len(), available, memory.limit());
+        let (len, available) = (local.byte_len(), memory.available());
+        let is_fair = len <= largest_buffer(max.byte_len(), available, memory.limit());
         // Twice, as a device may also charge its mapping of the peer's buffer.
         let needed = peer.saturating_mul(2).saturating_add(len);
-        if needed > available || !is_fair && own != SizeCode::MIN {
+        if needed > available || !is_fair && local != SizeCode::MIN {
             return Err(memory.exceeded(needed));
         }
         memory.charge(peer)
@@ -321,7 +331,7 @@ async fn prepare_rmb(
     let address = link.local.ok_or(RmbError::NoLink)?;
     // Pooled buffers are charged already, and the peer's buffer is not charged to this process.
     if !group.pool.has(size, Access::RemoteWrite) {
-        drop(endpoint.admit(size, endpoint.config.rmb, 0)?);
+        drop(endpoint.check_memory(size, endpoint.config.rmb, 0)?);
     }
     let staging = endpoint.config.send_buffer;
     let (handle, keys) = group.prepare(link.id, size, staging).await?;
@@ -384,17 +394,17 @@ async fn confirm_link(endpoint: &EndpointInner, group: GroupId) -> Result<(), Fi
     group.ok_or(FirstLinkError::LinkDown)?.confirm_first().await
 }
 
-/// The largest buffer of the next connection, where `most` bytes are configured.
+/// The largest buffer of the next connection, where `max` bytes are configured.
 ///
 /// It is in proportion to the square of the share of the limit that is left, from the time when
 /// that is a half. So sizes fall before memory is exhausted, and twice as many connections get
 /// buffers of a quarter of the length.
-fn largest_buffer(most: usize, available: usize, limit: usize) -> usize {
-    let most = most.min(limit / LARGEST_BUFFERS);
+fn largest_buffer(max: usize, available: usize, limit: usize) -> usize {
+    let max = max.min(limit / LARGEST_BUFFERS);
     // Twice the share that is left, with 32 binary places.
     let left = (available.min(limit) as u128) << 33;
     let twice = left.checked_div(limit as u128).unwrap_or(0).min(1 << 32);
-    usize::try_from((most as u128 * twice * twice) >> 64).unwrap_or(most)
+    usize::try_from((max as u128 * twice * twice) >> 64).unwrap_or(max)
 }
 
 /// A limit holds at least this number of the longest buffers.

@@ -170,7 +170,7 @@ pub struct GroupTerms {
     pub os: OsType,
     /// Name of the peer's host, blank if it was not stated.
     pub host: HostName,
-    /// Most connections that a server admits to the group; none for SMC-D.
+    /// Most connections that a server adds to the group; none for SMC-D.
     pub max_connections: Option<u32>,
 }
 

@@ -141,7 +141,7 @@ impl Registry {
     pub fn enter(&mut self, now: Instant, key: GroupKey, intent: Intent) -> EnterResult {
         let result = match intent {
             Intent::Create => Some(Ok(self.create(key))),
-            _ => self.admit(key, intent),
+            _ => self.join_or_create(key, intent),
         };
         match result {
             Some(result) => EnterResult::Now(result),
@@ -281,7 +281,7 @@ impl Registry {
     }
 
     /// Joins or creates. `None`: another set-up is creating the group, and has to be waited for.
-    fn admit(&mut self, key: GroupKey, intent: Intent) -> Option<Result<Member, NoGroup>> {
+    fn join_or_create(&mut self, key: GroupKey, intent: Intent) -> Option<Result<Member, NoGroup>> {
         if let Some(member) = self.join(key, intent) {
             return Some(Ok(member));
         }
@@ -386,7 +386,7 @@ impl Registry {
             .get(&key)
             .and_then(|entry| entry.waiting.front().copied())
         {
-            let Some(result) = self.admit(key, intent) else {
+            let Some(result) = self.join_or_create(key, intent) else {
                 break;
             };
             if let Some(entry) = self.keys.get_mut(&key) {
@@ -466,7 +466,7 @@ impl Registry {
         }
     }
 
-    /// Makes the group available under this key, and admits set-ups that wait for one.
+    /// Makes the group available under this key, and adds set-ups that wait for one.
     fn add_usable(&mut self, key: GroupKey, group: GroupId) {
         if let Some(entry) = self.groups.get(&group) {
             let key_entry = self.keys.entry(key).or_default();
@@ -510,7 +510,7 @@ impl Registry {
 }
 
 impl GroupEntry {
-    /// Whether a server may admit another connection.
+    /// Whether a server may add another connection.
     fn has_capacity(&self) -> bool {
         let limit = self.terms.and_then(|terms| terms.max_connections);
         !self.links.is_full

@@ -5,7 +5,7 @@
 //!   that is not established has failed.
 //! * [`terminate`](Registry::terminate), alone or for all groups of a device, a peer or the
 //!   endpoint: a group with connections stays until each of them has left.
-//! * The peer states that it does not have the group: no other connection is admitted, and the
+//! * The peer states that it does not have the group: no other connection is added, and the
 //!   group expires with its last connection.
 //!
 //! Each end has a [`GroupEndCause`], and `remove` as its last step.
@@ -134,7 +134,7 @@ impl Registry {
     /// A set-up that joined the group was declined with the out-of-sync bit: the peer does not have
     /// the group.
     ///
-    /// A server admits no other connection to it, and the group ends with its last connection. Its
+    /// A server adds no other connection to it, and the group ends with its last connection. Its
     /// connections stay, because any process with a TCP connection can send such a DECLINE using
     /// the peer's identity. Connections that the peer has really lost end by their abort flags,
     /// their links or TCP. For the same reason few groups with one SMC-D peer, or with SMC-R
