@@ -265,7 +265,7 @@ impl DirectConn {
 }
 
 impl TransportOps for DirectConn {
-    fn published(&self) -> PublishedWords {
+    fn published_words(&self) -> PublishedWords {
         let producer = match &self.peer {
             PeerDmb::Mapped { element, .. } => element.producer().load(Ordering::Acquire),
             PeerDmb::Moved { .. } | PeerDmb::Lost => self.producer.load(Ordering::SeqCst),

@@ -181,7 +181,7 @@ pub(crate) trait TransportOps: Send + Sync {
     fn publish_flags(&self, conn: &Conn, flags: StateFlags);
 
     /// The words that this side has published.
-    fn published(&self) -> PublishedWords;
+    fn published_words(&self) -> PublishedWords;
 
     /// The peer's token, where it is known.
     fn peer_token(&self) -> Option<u64>;
@@ -425,7 +425,7 @@ impl Conn {
     pub(crate) fn info(&self) -> ConnectionInfo {
         let producer = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire)).cursor;
         let peer = ConsumerWord::from_ne(self.local.consumer().load(Ordering::Acquire));
-        let own = self.ops().published();
+        let local = self.ops().published_words();
         let rdma = self.rdma();
         let smc = SmcInfo {
             state: self.state(),
@@ -444,13 +444,13 @@ impl Conn {
             peer_buffer: len_usize(self.peer_ring().size()),
             received: Cursors {
                 producer,
-                consumer: own.consumer,
+                consumer: local.consumer,
             },
             sent: Cursors {
-                producer: own.producer,
+                producer: local.producer,
                 consumer: peer.cursor,
             },
-            flags: own.flags,
+            flags: local.flags,
             peer_flags: Flags {
                 producer: peer.producer_flags,
                 state: peer.state_flags,

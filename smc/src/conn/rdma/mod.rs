@@ -266,12 +266,12 @@ impl RdmaConn {
 }
 
 impl TransportOps for RdmaConn {
-    fn published(&self) -> PublishedWords {
+    fn published_words(&self) -> PublishedWords {
         let tx = self.tx.lock();
         let transmit = tx.bound.as_ref().map(|bound| &bound.transmit);
         let producer = transmit.map_or(Cursor::START, Transmit::producer);
         let (consumer, producer_flags, state_flags) = match transmit {
-            Some(transmit) => transmit.published(),
+            Some(transmit) => transmit.published_words(),
             None => (Cursor::START, ProducerFlags::empty(), StateFlags::empty()),
         };
         let flags = Flags {

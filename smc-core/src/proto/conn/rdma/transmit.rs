@@ -353,7 +353,7 @@ impl Transmit {
 
     /// The consumer cursor for the peer, and the flags of the last CDC.
     #[must_use]
-    pub fn published(&self) -> (Cursor, ProducerFlags, StateFlags) {
+    pub fn published_words(&self) -> (Cursor, ProducerFlags, StateFlags) {
         (self.consumer, self.last_cdc.flags, self.last_cdc.state)
     }
 
