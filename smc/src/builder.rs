@@ -428,7 +428,7 @@ impl Builder {
             lifetime,
             config,
             runtime,
-            handshake: Mutex::new(Arc::new(HandshakeConfig::new(Vec::new()))),
+            base_config: Mutex::new(Arc::new(HandshakeConfig::new(Vec::new()))),
             negotiation,
             drivers: Arc::default(),
             adding: Mutex::default(),
@@ -438,7 +438,7 @@ impl Builder {
         for device in self.devices {
             inner.start_driver(device)?;
         }
-        inner.update_handshake();
+        inner.update_base_config();
         Ok(Endpoint::new(inner))
     }
 }

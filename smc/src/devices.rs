@@ -13,7 +13,7 @@ use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::{DirectDevice, HandshakeConfig};
 
 impl EndpointInner {
-    /// Starts to use a device. Handshakes offer it from [`EndpointInner::update_handshake`] on.
+    /// Starts to use a device. Handshakes offer it from [`EndpointInner::update_base_config`] on.
     pub(crate) fn start_driver(&self, device: Arc<dyn Device>) -> Result<(), Error> {
         // One at a time, as the index is the length of the list.
         let _adding = self.adding.lock();
@@ -42,15 +42,15 @@ impl EndpointInner {
     }
 
     /// Lets handshakes that begin from now on use the devices that there are.
-    pub(crate) fn update_handshake(&self) {
-        let mut handshake = self.handshake.lock();
-        *handshake = Arc::new(self.current_handshake());
-        drop(handshake);
+    pub(crate) fn update_base_config(&self) {
+        let mut base = self.base_config.lock();
+        *base = Arc::new(self.new_base_config());
+        drop(base);
         self.groups.addresses_changed();
     }
 
-    /// The devices and settings as the handshake needs them.
-    fn current_handshake(&self) -> HandshakeConfig {
+    /// The devices and settings as a handshake needs them.
+    fn new_base_config(&self) -> HandshakeConfig {
         let drivers = || {
             let all = self.drivers.iter().enumerate();
             all.filter(|(_, driver)| !driver.is_gone())
@@ -73,17 +73,17 @@ impl EndpointInner {
             })
         });
         let config = &self.config;
-        let mut handshake = HandshakeConfig::new(devices.collect());
+        let mut base = HandshakeConfig::new(devices.collect());
         let native = drivers().find_map(|(_, driver)| driver.device.operations().direct()?.seid());
-        handshake.seid = config.seid_enabled.then(|| native.unwrap_or(config.seid));
-        handshake.ueids.clone_from(&config.ueids);
-        handshake.pnet_ids.clone_from(&config.pnet_ids);
-        handshake.buffer = config.recv_buffer;
-        handshake.rmb = config.rmb;
-        handshake.timeouts.message = config.handshake_timeout;
-        handshake.timeouts.work = config.handshake_timeout.mul_f32(WORK_SHARE);
-        handshake.host = HostName::new(&rustix::system::uname().nodename().to_string_lossy());
-        handshake
+        base.seid = config.seid_enabled.then(|| native.unwrap_or(config.seid));
+        base.ueids.clone_from(&config.ueids);
+        base.pnet_ids.clone_from(&config.pnet_ids);
+        base.buffer = config.recv_buffer;
+        base.rmb = config.rmb;
+        base.timeouts.message = config.handshake_timeout;
+        base.timeouts.work = config.handshake_timeout.mul_f32(WORK_SHARE);
+        base.host = HostName::new(&rustix::system::uname().nodename().to_string_lossy());
+        base
     }
 }
 

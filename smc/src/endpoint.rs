@@ -67,7 +67,7 @@ pub(crate) struct EndpointInner {
     pub(crate) config: EndpointConfig,
     pub(crate) runtime: Arc<dyn Runtime>,
     /// The configuration that handshakes begin with, for the devices that there are.
-    pub(crate) handshake: Mutex<Arc<HandshakeConfig>>,
+    pub(crate) base_config: Mutex<Arc<HandshakeConfig>>,
     pub(crate) negotiation: Arc<dyn Negotiation>,
     /// By [`DeviceIndex`](crate::proto::group::DeviceIndex). Those of removed devices stay.
     pub(crate) drivers: Arc<AppendList<Arc<DeviceDriver>>>,
@@ -101,7 +101,7 @@ impl Drop for EndpointInner {
 impl EndpointInner {
     /// The configuration that handshakes begin with now.
     pub(crate) fn base_config(&self) -> Arc<HandshakeConfig> {
-        Arc::clone(&self.handshake.lock())
+        Arc::clone(&self.base_config.lock())
     }
 
     pub(crate) fn rdma_groups(&self) -> Vec<RdmaGroupInfo> {
@@ -475,7 +475,7 @@ impl Endpoint {
     pub fn add_device(&self, device: Arc<dyn Device>) -> Result<(), Error> {
         self.inner.lifetime.check()?;
         self.inner.start_driver(device)?;
-        self.inner.update_handshake();
+        self.inner.update_base_config();
         Ok(())
     }
 

@@ -406,7 +406,7 @@ impl EndpointRecord {
     pub(crate) fn new(number: usize, endpoint: &EndpointInner) -> Self {
         let config = &endpoint.config;
         let memory = &endpoint.groups.memory;
-        let seid = endpoint.handshake.lock().seid;
+        let seid = endpoint.base_config().seid;
         Self {
             endpoint: number,
             policy: config.policy.name().to_owned(),
