@@ -91,7 +91,7 @@ impl Writer {
         if most == 0 {
             return Poll::Ready(Ok(ReservedSpace {
                 len: 0,
-                is_in_place: matches!(self, Self::Direct(half) if half.path.element.is_some()),
+                is_in_place: matches!(self, Self::Direct(half) if half.transport.element.is_some()),
             }));
         }
         self.poll_reserve(cx, least.max(1), most)
@@ -100,7 +100,7 @@ impl Writer {
     /// The writer of a reservation in place.
     pub(super) fn in_place(&mut self) -> Result<&mut DirectWriter, Error> {
         match self {
-            Self::Direct(half) => Ok(&mut half.path),
+            Self::Direct(half) => Ok(&mut half.transport),
             Self::Rdma(_) | Self::Tcp(_) => Err(NOT_RESERVED),
         }
     }
@@ -125,7 +125,7 @@ impl Ready for Writer {
 /// The writing half of an SMC stream.
 pub(crate) struct SmcWriter<P> {
     conn: Arc<Conn>,
-    path: P,
+    transport: P,
     busy_poll: BusyPoll,
     counters: Arc<ConnCounters>,
     /// A buffer for reservations that are not in place.
@@ -135,10 +135,10 @@ pub(crate) struct SmcWriter<P> {
 }
 
 impl<P: SendOps> SmcWriter<P> {
-    fn new(conn: &Arc<Conn>, path: P, polling: Duration) -> Self {
+    fn new(conn: &Arc<Conn>, transport: P, polling: Duration) -> Self {
         Self {
             conn: Arc::clone(conn),
-            path,
+            transport,
             busy_poll: BusyPoll::new(polling, &conn.driver.pollers),
             counters: Arc::clone(&conn.counters),
             scratch: Box::default(),
@@ -166,7 +166,7 @@ impl<P: SendOps> SmcWriter<P> {
         match self.read_space()? {
             0 => Ok(bufs.iter().all(|buf| buf.is_empty()).then_some(0)),
             space => {
-                let written = self.path.write(&self.conn, bufs, space);
+                let written = self.transport.write(&self.conn, bufs, space);
                 if let Ok(Some(count @ 1..)) = written {
                     self.counters.sent.add_request(count);
                 }
@@ -194,14 +194,14 @@ impl<P: SendOps> SmcWriter<P> {
         let available = self.read_space()?;
         let space = len_usize(available);
         if space < least {
-            let capacity = len_usize(self.path.capacity());
+            let capacity = len_usize(self.transport.capacity());
             if least > capacity {
                 return Err(never_fits(least, capacity));
             }
-            self.path.request_space(&self.conn, available);
+            self.transport.request_space(&self.conn, available);
             return Ok(None);
         }
-        let in_place = self.path.in_place_space(available);
+        let in_place = self.transport.in_place_space(available);
         Ok(Some(match in_place >= least {
             true => ReservedSpace {
                 len: most.min(in_place),
@@ -212,7 +212,7 @@ impl<P: SendOps> SmcWriter<P> {
     }
 
     fn queue_len(&self) -> io::Result<usize> {
-        Ok(len_usize(self.path.undelivered()))
+        Ok(len_usize(self.transport.undelivered()))
     }
 
     fn scratch(&mut self) -> &mut Box<[u8]> {
@@ -233,7 +233,7 @@ impl<P: SendOps> SmcWriter<P> {
         match self.read_space() {
             Ok(0) => false,
             // Only the driver schedules retries at a busy device.
-            Ok(_) => !self.path.is_refused(&self.conn),
+            Ok(_) => !self.transport.is_refused(&self.conn),
             Err(_) => true,
         }
     }
@@ -278,7 +278,7 @@ impl<P: SendOps> SmcWriter<P> {
     /// Bytes that can be written now; an error if writing has ended.
     #[inline(always)]
     fn read_space(&mut self) -> Result<u32, Error> {
-        let space = self.path.space(&self.conn)?;
+        let space = self.transport.space(&self.conn)?;
         if self.conn.has_ended() {
             self.conn.write_end()?;
         }
@@ -291,14 +291,14 @@ impl SmcWriter<DirectWriter> {
         if len == 0 {
             return Ok(());
         }
-        let space = self.path.reserved_space(&self.conn)?;
+        let space = self.transport.reserved_space(&self.conn)?;
         if self.conn.has_ended() {
             self.conn.write_end()?;
         }
         if len > len_usize(space) {
             return Err(NOT_RESERVED);
         }
-        self.path.publish(&self.conn, len_u32(len), space);
+        self.transport.publish(&self.conn, len_u32(len), space);
         self.counters.sent.add_request(len);
         Ok(())
     }
@@ -322,11 +322,11 @@ impl<P: SendOps> StreamHalf for SmcWriter<P> {
     }
 
     fn arm(&self) {
-        self.path.arm();
+        self.transport.arm();
     }
 
     fn poll_device(&self) -> bool {
-        self.path.poll_device(&self.conn)
+        self.transport.poll_device(&self.conn)
     }
 }
 
