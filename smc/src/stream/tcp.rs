@@ -265,14 +265,14 @@ impl TcpWriter {
     pub(crate) fn poll_reserve(
         &self,
         _cx: &mut Context<'_>,
-        least: usize,
-        most: usize,
+        min: usize,
+        max: usize,
     ) -> Poll<io::Result<ReservedSpace>> {
         let limit = SizeCode::MAX.byte_len();
-        if least > limit {
-            return Poll::Ready(Err(never_fits(least, limit).into()));
+        if min > limit {
+            return Poll::Ready(Err(never_fits(min, limit).into()));
         }
-        Poll::Ready(Ok(ReservedSpace::private(most, least, most)))
+        Poll::Ready(Ok(ReservedSpace::private(max, min, max)))
     }
 
     pub(crate) fn scratch(&mut self) -> &mut Box<[u8]> {

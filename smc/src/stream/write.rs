@@ -68,33 +68,33 @@ impl Writer {
         fn poll_reserve(
             &mut self,
             cx: &mut Context<'_>,
-            least: usize,
-            most: usize
+            min: usize,
+            max: usize
         ) -> Poll<io::Result<ReservedSpace>>;
 
         /// The buffer of reservations that are not in the peer's memory.
         pub(super) fn scratch(&mut self) -> &mut Box<[u8]>;
     }
 
-    /// Waits until a reservation of at least `least` bytes, and one, is possible. Returns the
-    /// reserved space, at most `most`; empty if that is 0.
+    /// Waits until a reservation of at least `min` bytes, and one, is possible. Returns the
+    /// reserved space, at most `max`; empty if that is 0.
     #[inline]
     pub(super) fn poll_space(
         &mut self,
         cx: &mut Context<'_>,
-        least: usize,
-        most: usize,
+        min: usize,
+        max: usize,
     ) -> Poll<io::Result<ReservedSpace>> {
-        if least > most {
-            return Poll::Ready(Err(LEAST_IS_MORE.into()));
+        if min > max {
+            return Poll::Ready(Err(MIN_ABOVE_MAX.into()));
         }
-        if most == 0 {
+        if max == 0 {
             return Poll::Ready(Ok(ReservedSpace {
                 len: 0,
                 is_in_place: matches!(self, Self::Direct(half) if half.transport.element.is_some()),
             }));
         }
-        self.poll_reserve(cx, least.max(1), most)
+        self.poll_reserve(cx, min.max(1), max)
     }
 
     /// The writer of a reservation in place.
@@ -175,8 +175,8 @@ impl<P: SendOps> SmcWriter<P> {
         }
     }
 
-    /// Waits until a reservation of at least `least` bytes is possible. Returns the reserved space,
-    /// at most `most`.
+    /// Waits until a reservation of at least `min` bytes is possible. Returns the reserved space,
+    /// at most `max`.
     ///
     /// # Errors
     ///
@@ -184,30 +184,30 @@ impl<P: SendOps> SmcWriter<P> {
     fn poll_reserve(
         &mut self,
         cx: &mut Context<'_>,
-        least: usize,
-        most: usize,
+        min: usize,
+        max: usize,
     ) -> Poll<io::Result<ReservedSpace>> {
-        poll_until(self, cx, |half| half.try_reserve(least, most))
+        poll_until(self, cx, |half| half.try_reserve(min, max))
     }
 
-    fn try_reserve(&mut self, least: usize, most: usize) -> Result<Option<ReservedSpace>, Error> {
+    fn try_reserve(&mut self, min: usize, max: usize) -> Result<Option<ReservedSpace>, Error> {
         let available = self.read_space()?;
         let space = len_usize(available);
-        if space < least {
+        if space < min {
             let capacity = len_usize(self.transport.capacity());
-            if least > capacity {
-                return Err(never_fits(least, capacity));
+            if min > capacity {
+                return Err(never_fits(min, capacity));
             }
             self.transport.request_space(&self.conn, available);
             return Ok(None);
         }
         let in_place = self.transport.in_place_space(available);
-        Ok(Some(match in_place >= least {
+        Ok(Some(match in_place >= min {
             true => ReservedSpace {
-                len: most.min(in_place),
+                len: max.min(in_place),
                 is_in_place: true,
             },
-            false => ReservedSpace::private(space, least, most),
+            false => ReservedSpace::private(space, min, max),
         }))
     }
 
@@ -581,14 +581,14 @@ impl SendOps for DirectWriter {
     }
 }
 
-/// A reservation waits for this number of bytes, and there is never space for more than `most`.
+/// A reservation waits for this number of bytes, and there is never space for more than `max`.
 #[cold]
-pub(crate) fn never_fits(least: usize, most: usize) -> Error {
-    let what = format!("a reservation has at most {most} bytes here, and {least} were requested");
+pub(crate) fn never_fits(min: usize, max: usize) -> Error {
+    let what = format!("a reservation has at most {max} bytes here, and {min} were requested");
     Error::Misuse(what.into())
 }
 
-const LEAST_IS_MORE: Error = Error::misuse("reservation of at least more than it may have");
+const MIN_ABOVE_MAX: Error = Error::misuse("reservation of at least more than it may have");
 
 /// A reservation is inside of the free space, and no other write happens during it.
 const NOT_RESERVED: Error = Error::Bug("reservation outside of the free space");

@@ -62,9 +62,9 @@ enum Buffer {
 }
 
 impl<'a> Reservation<'a> {
-    /// Waits for a reservation of `least` to `most` bytes.
-    pub(crate) async fn wait(half: &'a mut Writer, least: usize, most: usize) -> io::Result<Self> {
-        let space = poll_fn(|cx| half.poll_space(cx, least, most)).await?;
+    /// Waits for a reservation of `min` to `max` bytes.
+    pub(crate) async fn wait(half: &'a mut Writer, min: usize, max: usize) -> io::Result<Self> {
+        let space = poll_fn(|cx| half.poll_space(cx, min, max)).await?;
         Ok(Self::new(half, space))
     }
 
@@ -73,10 +73,10 @@ impl<'a> Reservation<'a> {
     pub(crate) fn poll(
         half: &'a mut Writer,
         cx: &mut Context<'_>,
-        least: usize,
-        most: usize,
+        min: usize,
+        max: usize,
     ) -> Poll<io::Result<Self>> {
-        let space = ready!(half.poll_space(cx, least, most))?;
+        let space = ready!(half.poll_space(cx, min, max))?;
         Poll::Ready(Ok(Self::new(half, space)))
     }
 
@@ -317,9 +317,9 @@ pub(crate) struct ReservedSpace {
 
 impl ReservedSpace {
     /// A private buffer, with `space` for its content.
-    pub(crate) fn private(space: usize, least: usize, most: usize) -> Self {
+    pub(crate) fn private(space: usize, min: usize, max: usize) -> Self {
         Self {
-            len: most.min(space.min(PRIVATE_MAX).max(least)),
+            len: max.min(space.min(PRIVATE_MAX).max(min)),
             is_in_place: false,
         }
     }
