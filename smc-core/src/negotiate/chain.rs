@@ -173,10 +173,10 @@ mod tests {
         });
         candidate.expecting(Some(ExpectedHandshake {
             client: gid,
-            listener: gid,
+            server: gid,
             process: None,
             size: SizeCode::MIN,
-            listener_size: SizeCode::MIN,
+            server_size: SizeCode::MIN,
         }))
     }
 

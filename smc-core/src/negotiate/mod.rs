@@ -213,14 +213,14 @@ impl Debug for Candidate {
 pub struct ExpectedHandshake {
     /// The client's device.
     pub client: Gid,
-    /// The listener's device.
-    pub listener: Gid,
-    /// The process at the listener's end, if it is known.
+    /// The server's device.
+    pub server: Gid,
+    /// The process at the server's end, if it is known.
     pub process: Option<Credentials>,
     /// Size of the client's receive buffer.
     pub size: SizeCode,
-    /// Size of the listener's receive buffer.
-    pub listener_size: SizeCode,
+    /// Size of the server's receive buffer.
+    pub server_size: SizeCode,
 }
 
 /// An offer of SMC for one connection. Dropping it withdraws the offer.

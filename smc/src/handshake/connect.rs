@@ -68,7 +68,7 @@ async fn connect_by(
         config: &config,
     };
     let stream = match attempt.run(&mut plan).await {
-        // The early work was taken: now there is no early CONFIRM.
+        // The first attempt has used the early work: this one has no early CONFIRM.
         Err(failed) if failed.early_confirm_failed => attempt.run(&mut plan).await,
         result => result,
     };
@@ -368,23 +368,24 @@ async fn prepare_early(
 ) -> Option<EarlyWork> {
     let ExpectedHandshake {
         client,
-        listener: peer,
+        server,
         process,
         size,
-        listener_size: peer_size,
+        server_size,
     } = expected?;
     let mut devices = config.devices.iter();
     let device = devices.find(|device| device.gid == client)?;
-    if size != config.client_buffer(device, peer_size) {
+    if size != config.client_buffer(device, server_size) {
         return None;
     }
     let device = device.index;
-    let membership = endpoint
-        .groups
-        .join_now(GroupKey::Direct { device, peer })?;
+    let membership = endpoint.groups.join_now(GroupKey::Direct {
+        device,
+        peer: server,
+    })?;
     let mut registering = pin!(async {
-        reach(endpoint, device, peer, process).await?;
-        register(endpoint, device, peer, size, peer_size).await
+        reach(endpoint, device, server, process).await?;
+        register(endpoint, device, server, size, server_size).await
     });
     // Polled once: the listener's process may be stopped, and no timeout is running yet.
     let registered = poll_fn(|cx| Poll::Ready(registering.as_mut().poll(cx))).await;
@@ -393,7 +394,7 @@ async fn prepare_early(
     };
     Some(EarlyWork {
         device,
-        peer,
+        peer: server,
         size,
         process,
         buffer: Some((dmb, charge)),

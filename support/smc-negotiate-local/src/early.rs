@@ -44,10 +44,10 @@ impl CachedHandshake {
     pub(super) fn expected(&self) -> ExpectedHandshake {
         ExpectedHandshake {
             client: self.confirm.end.gid,
-            listener: self.accept.end.gid,
+            server: self.accept.end.gid,
             process: Some(self.process),
             size: self.confirm.end.size,
-            listener_size: self.accept.end.size,
+            server_size: self.accept.end.size,
         }
     }
 
