@@ -84,7 +84,7 @@ impl Parts {
     pub(crate) fn direct(
         driver: &Arc<DeviceDriver>,
         established: &Established,
-        path: DirectParams,
+        params: DirectParams,
         buffers: DirectBuffers,
         locality: PeerLocality,
     ) -> Result<(Self, Option<Error>), Error> {
@@ -93,26 +93,26 @@ impl Parts {
             .ok_or(Error::Bug("handshake ended without a buffer"))?;
         let local = dmb
             .region()
-            .part(0, path.local_size.byte_len())
+            .part(0, params.local_size.byte_len())
             .and_then(Element::new);
         let local =
             local.map_err(|_| DeviceError::Invalid("device registered too short a buffer"))?;
-        let ring = path.peer_buffer.size.ring_d();
+        let ring = params.peer_buffer.size.ring_d();
         // A client's buffer is not larger than the local one, for which memory was checked.
-        let peer_len = path.peer_buffer.size.byte_len();
-        let charge = PeerCharge::new(buffers.charge, peer_len, driver, path.peer_buffer.token);
+        let peer_len = params.peer_buffer.size.byte_len();
+        let charge = PeerCharge::new(buffers.charge, peer_len, driver, params.peer_buffer.token);
         let (peer, lost) = match &charge {
-            Ok(_) => peer_dmb(driver, &path, buffers.attachment)?,
+            Ok(_) => peer_dmb(driver, &params, buffers.attachment)?,
             Err(error) => (PeerDmb::Lost, Some(Error::Device(error.clone()))),
         };
         let mode = Mode::SmcD {
             version: established.version,
             release: established.release,
             // Also with a peer that has ended before its buffer was mapped.
-            nocopy: path.access != PeerAccess::Moved,
+            nocopy: params.access != PeerAccess::Moved,
             device: Arc::clone(&driver.name),
-            chid: path.chid,
-            peer: path.peer,
+            chid: params.chid,
+            peer: params.peer,
             eid: established.eid,
         };
         let direct = driver.device.operations().direct();
@@ -128,7 +128,7 @@ impl Parts {
         });
         let parts = Self {
             local,
-            local_ring: path.local_size.ring_d(),
+            local_ring: params.local_size.ring_d(),
             transport: TransportConn::Direct(direct),
             mode,
             driver: Arc::clone(driver),
@@ -142,11 +142,11 @@ impl Parts {
 /// How the peer's buffer is written; if it is lost, why.
 fn peer_dmb(
     driver: &Arc<DeviceDriver>,
-    path: &DirectParams,
+    params: &DirectParams,
     attachment: Option<Result<Arc<dyn Attachment>, DeviceError>>,
 ) -> Result<(PeerDmb, Option<Error>), Error> {
-    let buffer = &path.peer_buffer;
-    let why = match (path.access, attachment) {
+    let buffer = &params.peer_buffer;
+    let why = match (params.access, attachment) {
         (PeerAccess::Attached, Some(Ok(attachment))) => {
             let (at, len) = (buffer.offset(), buffer.size.byte_len());
             let element = attachment.region().part(at, len).and_then(Element::new);

@@ -241,17 +241,20 @@ fn build_conn(
     locality: PeerLocality,
 ) -> Result<Arc<Conn>, Error> {
     let (parts, lost) = match established.transport {
-        Transport::Direct(path) => {
-            let driver = device_driver(endpoint, path.device)?;
+        Transport::Direct(params) => {
+            let driver = device_driver(endpoint, params.device)?;
             let buffers = std::mem::take(&mut resources.direct);
-            Parts::direct(driver, established, path, buffers, locality)?
+            Parts::direct(driver, established, params, buffers, locality)?
         }
-        Transport::Rdma(path) => {
+        Transport::Rdma(params) => {
             // Its device may be gone: then the group fails over to another one, or ends the
             // connection.
-            let driver = endpoint.drivers.get(path.device.0).ok_or(NO_SUCH_DEVICE)?;
+            let driver = endpoint
+                .drivers
+                .get(params.device.0)
+                .ok_or(NO_SUCH_DEVICE)?;
             let handle = resources.prepared.take().ok_or(NO_RESOURCE)?.handle;
-            Parts::rdma(driver, &endpoint.drivers, established, path, handle)
+            Parts::rdma(driver, &endpoint.drivers, established, params, handle)
         }
     };
     let membership = resources.membership.take().ok_or(NO_RESOURCE)?;

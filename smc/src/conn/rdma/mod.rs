@@ -73,7 +73,7 @@ impl Parts {
         driver: &Arc<DeviceDriver>,
         drivers: &Arc<AppendList<Arc<DeviceDriver>>>,
         established: &Established,
-        path: RdmaParams,
+        params: RdmaParams,
         handle: Arc<RdmaConnHandle>,
     ) -> (Self, Option<Error>) {
         let lost = (!handle.0.is_bound()).then_some(Error::Closed(CloseReason::Aborted));
@@ -81,8 +81,8 @@ impl Parts {
             version: established.version,
             release: established.release,
             device: Arc::clone(&driver.name),
-            local: path.link.gid,
-            peer: path.peer.gid,
+            local: params.link.gid,
+            peer: params.peer.gid,
             eid: established.eid,
         };
         let parts = Self {
