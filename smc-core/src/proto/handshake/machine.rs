@@ -12,7 +12,7 @@ use smc_wire::types::Version;
 use super::attempt::{DeviceAttempt, Ends};
 use super::device_scan::DeviceScan;
 use super::steps::{
-    Awaits, LATE_DECLINE, OnError, OnTerminated, OnTimeout, Step, StepTimeout, TcpEnd,
+    Action, Awaits, LATE_DECLINE, OnError, OnTerminated, OnTimeout, Step, StepTimeout, TcpEnd,
 };
 use super::{
     ClientProposal, DeclineCause, Established, Fallback, HandshakeConfig, PeerAccess, RmbError,
@@ -31,8 +31,8 @@ pub struct Handshake {
     pub(super) role_state: RoleState,
     /// The present step; none at the end.
     step: Option<&'static Step>,
-    /// The steps that follow.
-    pub(super) rest: &'static [&'static Step],
+    /// What follows.
+    pub(super) rest: &'static [Action],
     deadline: Instant,
     /// The time of the last input.
     now: Instant,
@@ -70,7 +70,8 @@ pub(super) enum RoleState {
 /// A requested action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HandshakeOutput {
-    /// Send these bytes on the TCP connection, before anything that follows.
+    /// Send this message before anything that follows: on the side channel if it has delivered the
+    /// PROPOSAL, otherwise on the TCP connection.
     Send(Vec<u8>),
     /// Do this and report with [`Handshake::handle_done`].
     Work(Work),
@@ -79,7 +80,7 @@ pub enum HandshakeOutput {
     /// The peer states that it does not have the link group:
     /// [`Registry::handle_out_of_sync`](crate::proto::group::Registry::handle_out_of_sync).
     OutOfSync(GroupId),
-    /// The connection is established. Nothing more is sent or received on TCP.
+    /// The connection is established. The handshake sends and receives nothing more.
     Established(Box<Established>),
     /// The stream stays TCP.
     Fallback(Fallback),
@@ -423,16 +424,17 @@ impl Handshake {
 
     /// Begins the next step that the connection has. Behind the last one it is established.
     pub(super) fn advance(&mut self) -> Result<(), Failure> {
-        while let [step, rest @ ..] = self.rest {
+        while let [action, rest @ ..] = self.rest {
             self.rest = rest;
             let attempt = self.attempt.as_ref();
-            if !attempt.is_none_or(|attempt| attempt.has_step(step.when)) {
-                continue;
+            let has_step = |step: &Step| attempt.is_none_or(|attempt| attempt.has_step(step.when));
+            match action {
+                Action::Begin(step) if has_step(step) => return self.begin(step),
+                Action::Begin(_) => {}
+                Action::SendConfirm => {
+                    self.send_accept_or_confirm(clc::AcceptKind::Confirm)?;
+                }
             }
-            if step.awaits != Awaits::Nothing {
-                return self.begin(step);
-            }
-            self.send_accept_or_confirm(clc::AcceptKind::Confirm)?;
         }
         let attempt = self.attempt.as_ref();
         let established = attempt.and_then(DeviceAttempt::established).ok_or(BUG)?;

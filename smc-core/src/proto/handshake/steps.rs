@@ -14,51 +14,60 @@ use crate::proto::group::{
 };
 use crate::proto::links::{FirstLinkError, LinkChoice, LlcTerms, RkeyError, RtokenError};
 
+use Action::{Begin, SendConfirm};
+
+/// An entry of the order: the begin of a step, or what a client does between two of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Action {
+    Begin(&'static Step),
+    SendConfirm,
+}
+
 /// SMC-D, client: from ACCEPT to the connection.
-pub(super) const CLIENT_DIRECT: &[&Step] = &[
-    &REACH,
-    &ENTER,
-    &REGISTER,
-    &ATTACH,
-    &SEND_CONFIRM,
-    &ESTABLISH,
+pub(super) const CLIENT_DIRECT: &[Action] = &[
+    Begin(&REACH),
+    Begin(&ENTER),
+    Begin(&REGISTER),
+    Begin(&ATTACH),
+    SendConfirm,
+    Begin(&ESTABLISH),
 ];
 
 /// SMC-D, server: from PROPOSAL, or the device that failed, to the connection.
-pub(super) const SERVER_DIRECT: &[&Step] = &[
-    &REACH,
-    &ENTER,
-    &REGISTER,
-    &CONFIRM,
-    &ESTABLISH,
-    &ATTACH_LAST,
+pub(super) const SERVER_DIRECT: &[Action] = &[
+    Begin(&REACH),
+    Begin(&ENTER),
+    Begin(&REGISTER),
+    Begin(&CONFIRM),
+    Begin(&ESTABLISH),
+    Begin(&ATTACH_LAST),
 ];
 
 /// SMC-R, client.
-pub(super) const CLIENT_RDMA: &[&Step] = &[
-    &ENTER,
-    &OPEN_LINK,
-    &PREPARE_RMB,
-    &BIND_CLIENT,
-    &CONNECT_LINK,
-    &CONFIRM_RKEY,
-    &SEND_CONFIRM,
-    &CONFIRM_LINK,
-    &ESTABLISH,
+pub(super) const CLIENT_RDMA: &[Action] = &[
+    Begin(&ENTER),
+    Begin(&OPEN_LINK),
+    Begin(&PREPARE_RMB),
+    Begin(&BIND_CLIENT),
+    Begin(&CONNECT_LINK),
+    Begin(&CONFIRM_RKEY),
+    SendConfirm,
+    Begin(&CONFIRM_LINK),
+    Begin(&ESTABLISH),
 ];
 
 /// SMC-R, server.
-pub(super) const SERVER_RDMA: &[&Step] = &[
-    &ENTER,
-    &OPEN_LINK,
-    &PREPARE_RMB,
-    &CONFIRM_RKEY,
-    &CONFIRM,
-    &BIND_FIRST,
-    &BIND_LAST,
-    &CONNECT_LINK,
-    &CONFIRM_LINK,
-    &ESTABLISH,
+pub(super) const SERVER_RDMA: &[Action] = &[
+    Begin(&ENTER),
+    Begin(&OPEN_LINK),
+    Begin(&PREPARE_RMB),
+    Begin(&CONFIRM_RKEY),
+    Begin(&CONFIRM),
+    Begin(&BIND_FIRST),
+    Begin(&BIND_LAST),
+    Begin(&CONNECT_LINK),
+    Begin(&CONFIRM_LINK),
+    Begin(&ESTABLISH),
 ];
 
 /// One step. Where several steps wait for the same, the circumstances differ.
@@ -81,8 +90,6 @@ pub(super) enum Awaits {
     Accept,
     /// CONFIRM, after ACCEPT is sent.
     Confirm,
-    /// Nothing: CONFIRM is sent.
-    Nothing,
     Reach,
     Enter,
     Register,
@@ -185,7 +192,6 @@ steps! {
     PROPOSAL:     "PROPOSAL",      Proposal,       Always,       Decline, Abort,   Wait,    Failure;
     ACCEPT:       "ACCEPT",        Accept,         Always,       Decline, Abort,   Wait,    Failure;
     CONFIRM:      "CONFIRM",       Confirm,        Always,       Decline, Abort,   Wait,    Failure;
-    SEND_CONFIRM: "nothing",       Nothing,        Always,       Decline, Abort,   Wait,    Failure;
     REACH:        "reachability",  Reach,          Always,       Decline, Decline, Wait,    Failure;
     ENTER:        "link group",    Enter,          Always,       Decline, Decline, Wait,    Failure;
     REGISTER:     "buffer",        Register,       Always,       Decline, Decline, Decline, Failure;
@@ -219,8 +225,7 @@ impl Step {
             | Awaits::EstablishGroup
             | Awaits::Proposal
             | Awaits::Accept
-            | Awaits::Confirm
-            | Awaits::Nothing => SetupStep::Enter,
+            | Awaits::Confirm => SetupStep::Enter,
         }
     }
 
@@ -252,8 +257,7 @@ impl Awaits {
             ),
             Self::Accept => (Phase::Accept, StepTimeout::Message, Some(ClcType::Accept)),
             Self::Confirm => (Phase::Confirm, StepTimeout::Message, Some(ClcType::Confirm)),
-            Self::Nothing
-            | Self::Reach
+            Self::Reach
             | Self::Enter
             | Self::Register
             | Self::Attach
