@@ -140,7 +140,7 @@ fn what_is_mapped_for_peers_is_limited() {
     }
     let late = connected(&dir, victim.gid(), 3);
     victim.accept();
-    assert!(late.is_closed(), "no room for its signal_page");
+    assert!(late.is_closed(), "no space for its signal_page");
     // New memory in the place of other memory fits.
     attach(&peers[1], 0).unwrap();
     // What a peer leaves is for others.
@@ -248,7 +248,7 @@ fn peers_of_a_user_leave_half_of_the_descriptors() {
     until(is_so, || "descriptors stay open".to_owned());
     hostiles.retain(|hostile| !hostile.is_closed());
     assert_eq!(hostiles.len(), peers);
-    // A peer that goes makes room for another one.
+    // A peer that goes makes space for another one.
     drop(hostiles.pop());
     victim.drive();
     let late = connected(&dir, victim.gids[0], 200);

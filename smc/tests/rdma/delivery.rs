@@ -237,7 +237,7 @@ fn the_send_queue_is_what_the_peer_has_not_acknowledged() {
         device.hold_completions(false);
         world.sleep(Duration::from_secs(1)).await;
         assert_eq!(ours.send_queue_len().expect("is known"), 0, "is delivered");
-        // More than the peer has room for.
+        // More than the peer has space for.
         ours.write_all(&patterned(100_000)).await.expect("writes");
         world.sleep(Duration::from_secs(1)).await;
         let received = theirs.recv_queue_len().expect("is known");

@@ -305,11 +305,11 @@ fn a_drain_that_hands_out_nothing_leaves_the_device_armed() {
         };
         doorbell.register(&Waker::from(Arc::clone(&bell)));
         b.set_filter(|_| Vec::new());
-        to_b.post(OpId(1), &[], &[1; 44]).expect("has room");
+        to_b.post(OpId(1), &[], &[1; 44]).expect("has space");
         b.arm().expect("works");
         b.drain(&mut |event| panic!("{event:?} is handed out"))
             .expect("works");
-        to_b.post(OpId(2), &[], &[2; 44]).expect("has room");
+        to_b.post(OpId(2), &[], &[2; 44]).expect("has space");
         assert!(bell.0.load(Ordering::Relaxed), "a lost wake-up");
     });
 }

@@ -76,7 +76,7 @@ fn the_spare_ends_with_the_last_link_group_and_with_its_address() {
     });
 }
 
-/// A device with two addresses in the network, and room for so many links.
+/// A device with two addresses in the network, and space for so many links.
 fn device_with_two_ports(world: &RdmaWorld, host: u8, max_links: usize) -> Arc<MemoryRdma> {
     let ports = [1, 2].into_iter();
     let options = ports.fold(RdmaOptions::default(), |all, port| {

@@ -406,7 +406,7 @@ fn first_contacts_of_one_address_are_limited() {
         // its links are closed.
         f.registry.establish(creators[0], terms()).unwrap();
         let EnterResult::Now(Ok(next)) = enter(&mut f, here, Intent::JoinOrCreate) else {
-            panic!("there is room");
+            panic!("there is space");
         };
         assert_eq!(
             f.registry
@@ -424,7 +424,7 @@ fn first_contacts_of_one_address_are_limited() {
             f.registry
                 .enter(f.now, key_at(here, 101), Intent::JoinOrCreate)
         else {
-            panic!("there is room");
+            panic!("there is space");
         };
         for member in [next, elsewhere, last] {
             f.close(member.group());

@@ -102,7 +102,7 @@ fn a_full_table_means_a_new_group() {
     set_full(true);
     let second = again(&first).completed();
     assert!(second.client.established().first_contact);
-    // The newest group with room is joined; that is the second now.
+    // The newest group with a free place is joined; that is the second now.
     set_full(false);
     let third = again(&first).completed();
     assert_eq!(
