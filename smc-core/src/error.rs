@@ -82,7 +82,7 @@ pub enum PeerMisbehaved {
     BadLink,
 }
 
-/// The step that timed out (docs/spec/handshake.md#timers).
+/// The phase that timed out (docs/spec/handshake.md#timers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {

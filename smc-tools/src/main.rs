@@ -1,8 +1,9 @@
 //! `smc`: the command-line companion of the SMC crates.
 //!
 //! A subcommand is its arguments and one function that runs it and returns whether it succeeded.
-//! `bench`, `bench-agent`, `bench-end` and `demo` share the module `bench`; each other one has a
-//! module of its own. The READMEs of the workspace and of this crate list them.
+//! Its module has its name, with two exceptions: `bench`, `bench-agent`, `bench-end` and `demo` are
+//! in `bench`; `ss`, `groups`, `links`, `stats`, `top` and `info`, which ask processes, are in
+//! `processes`. The READMEs of the workspace and of this crate list them.
 
 mod bench;
 mod cat;

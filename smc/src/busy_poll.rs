@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// How a half of a stream polls its own buffer before it parks.
+/// How a half of a stream, or a handshake on a side channel, polls its own memory before it parks.
 ///
 /// The rule and its constants are explained in `docs/architecture.md`.
 pub(crate) struct BusyPoll {
@@ -268,7 +268,8 @@ impl DriverPoll {
     }
 }
 
-/// The polling of one device: by a few halves, each its own buffer, or by the driver for all.
+/// What polls: of a device a few halves, each its own buffer, or the driver for all; of an endpoint
+/// a few handshakes, each its own side channel.
 #[derive(Debug)]
 pub(crate) struct Pollers {
     /// Halves in their windows.

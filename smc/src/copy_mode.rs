@@ -193,7 +193,7 @@ impl RateWindow {
 /// temporal, and are not measured.
 pub(crate) const LONG_COPY_MIN: usize = 16 * 1024;
 
-/// Least length of a window, in bytes: the clock is read once for it.
+/// Least length of a window, in bytes: the clock is read once or twice for it.
 const WINDOW_LEN_MIN: u32 = 1 << 20;
 
 /// Windows of which the best counts.

@@ -221,7 +221,8 @@ impl DirectConn {
         });
     }
 
-    /// Changes the consumer word and publishes it, not before the producer word.
+    /// Changes the consumer word and publishes it; while the producer word waits for a busy device,
+    /// the consumer word waits behind it.
     ///
     /// Both halves and closing do so, each for a part of the word, and the peer must never see an
     /// older word after a newer one: that takes a lock. It is held for one store, and only when the

@@ -157,7 +157,8 @@ async fn run_handshake_on_tcp(
     .await
 }
 
-/// Machine and resources are references: arguments by value are twice in the future of a function.
+/// Machine and resources are references: the future of an `async fn` stores an argument by value
+/// twice.
 async fn run_handshake(
     endpoint: &Arc<EndpointInner>,
     carrier: &mut Carrier<'_>,

@@ -400,8 +400,8 @@ impl<P: TransportOps> SmcReader<P> {
         if !self.conn.has_ended() {
             return Ok(None);
         }
-        // The peer stores its producer word before its flags: all data before the end that is known
-        // now is visible now. A later end has its own data before it.
+        // The peer stores its producer word before the flags of its end: all data before the end
+        // that is known now is visible now. A later end has its own data before it.
         let end = self.conn.read_end();
         self.read_producer()?;
         if self.cursors.readable() > 0 {
