@@ -327,21 +327,21 @@ struct Setups {
     handshakes: PhaseStats,
 }
 
-/// A phase of set-up.
+/// A part of set-up whose time is counted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum SetupPhase {
+pub(crate) enum SetupTiming {
     LookUp,
     TcpConnect,
     Handshake,
 }
 
 impl SetupCounters {
-    pub(crate) fn add_phase(&self, phase: SetupPhase, time: Duration) {
+    pub(crate) fn add_timing(&self, part: SetupTiming, time: Duration) {
         let mut setups = self.0.lock();
-        let stats = match phase {
-            SetupPhase::LookUp => &mut setups.look_ups,
-            SetupPhase::TcpConnect => &mut setups.tcp_connects,
-            SetupPhase::Handshake => &mut setups.handshakes,
+        let stats = match part {
+            SetupTiming::LookUp => &mut setups.look_ups,
+            SetupTiming::TcpConnect => &mut setups.tcp_connects,
+            SetupTiming::Handshake => &mut setups.handshakes,
         };
         stats.add(time);
     }

@@ -23,7 +23,7 @@ use crate::proto::handshake::{
     ClientProposal, Handshake, HandshakeConfig, HandshakeOutput, TcpPath,
 };
 use crate::runtime::{BeforeConnect, Socket, SocketOptions, Unconnected};
-use crate::stats::SetupPhase;
+use crate::stats::SetupTiming;
 use crate::stream::Stream;
 
 /// Connects and sets the stream up.
@@ -101,7 +101,7 @@ impl Plan {
         let begin = endpoint.runtime.now();
         let candidate = endpoint.negotiation.look_up(&endpoint.runtime, to).await;
         let time = endpoint.runtime.now().saturating_duration_since(begin);
-        endpoint.setups.add_phase(SetupPhase::LookUp, time);
+        endpoint.setups.add_timing(SetupTiming::LookUp, time);
         match (candidate, proposal) {
             (Ok(candidate), Ok(proposal)) => {
                 let expected = candidate.expected_handshake();
@@ -274,7 +274,7 @@ impl ConnectAttempt<'_> {
         let begin = runtime.now();
         let socket = runtime.connect(self.to, &options, before).await?;
         let time = runtime.now().saturating_duration_since(begin);
-        setups.add_phase(SetupPhase::TcpConnect, time);
+        setups.add_timing(SetupTiming::TcpConnect, time);
         Ok(socket)
     }
 

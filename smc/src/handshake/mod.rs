@@ -37,7 +37,7 @@ use crate::proto::handshake::{
     CrossingDecline, Established, Fallback, Handshake, HandshakeConfig, HandshakeOutput, TcpPath,
     Transport,
 };
-use crate::stats::SetupPhase;
+use crate::stats::SetupTiming;
 use crate::tcp_streams::TcpRecord;
 use carrier::Carrier;
 use work::{HandshakeResources, WorkResult, device_driver, execute};
@@ -170,7 +170,7 @@ async fn run_handshake(
     let begin = endpoint.runtime.now();
     let outcome = drive(endpoint, carrier, machine, resources).await?;
     let time = endpoint.runtime.now().saturating_duration_since(begin);
-    endpoint.setups.add_phase(SetupPhase::Handshake, time);
+    endpoint.setups.add_timing(SetupTiming::Handshake, time);
     let tcp = Arc::clone(socket);
     match outcome {
         Outcome::Tcp(fallback) => {
