@@ -8,7 +8,7 @@ use crate::mem::{CopyMode, HAS_NON_TEMPORAL};
 ///
 /// The rule and its constants are explained in `docs/architecture.md`.
 pub(crate) struct CopyModeSelector {
-    /// Length of a window, in bytes: at least the ring. `None` where there is one mode.
+    /// Length of a rate window, in bytes: at least the ring. `None` where there is one mode.
     window_len: Option<u32>,
     /// Since the first long copy.
     rates: Option<Box<Rates>>,
@@ -85,7 +85,7 @@ impl CopyModeSelector {
 }
 
 impl Rates {
-    /// Begins a window, unless one is open.
+    /// Begins a rate window, unless one is open.
     fn begin(&mut self, now: impl FnOnce() -> Instant) {
         self.window.get_or_insert_with(|| RateWindow::new(now()));
     }
@@ -98,7 +98,7 @@ impl Rates {
         }
     }
 
-    /// Adds a copy to the window, and ends it once it is that long.
+    /// Adds a copy to the rate window, and ends it once it is that long.
     fn add(&mut self, len: usize, fills: bool, window_len: u32, now: impl FnOnce() -> Instant) {
         let Some(window) = &mut self.window else {
             return;
@@ -193,7 +193,7 @@ impl RateWindow {
 /// temporal, and are not measured.
 pub(crate) const LONG_COPY_MIN: usize = 16 * 1024;
 
-/// Least length of a window, in bytes: the clock is read once or twice for it.
+/// Least length of a rate window, in bytes: the clock is read once or twice for it.
 const WINDOW_LEN_MIN: u32 = 1 << 20;
 
 /// Windows of which the best counts.

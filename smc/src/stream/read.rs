@@ -163,7 +163,7 @@ pub(crate) struct SmcReader<P: TransportOps> {
     trust: Option<TrustPeers>,
     /// The shared state of guards in place; created for the first one.
     guarded: Option<Arc<GuardedRing>>,
-    /// Guards retain ranges, so that `guarded` has the window.
+    /// Guards retain ranges, so that `guarded` has the retained window.
     has_guards: bool,
 }
 
@@ -440,7 +440,7 @@ impl<P: TransportOps> SmcReader<P> {
         if self.has_guards {
             // After the read of the word: the peer may have written to space that was published
             // meanwhile.
-            self.reclaim_window();
+            self.reclaim_retained();
         }
         let read = self.guarded.as_ref().map(|_| self.cursors.consumer());
         match self
@@ -543,13 +543,13 @@ impl<P: TransportOps> SmcReader<P> {
         if let Some(guarded) = &self.guarded {
             guarded.free_unguarded(count);
         }
-        self.reclaim_window();
+        self.reclaim_retained();
     }
 
-    /// Takes over the updates that guards have published, and takes the window back if no guard is
-    /// left.
+    /// Takes over the updates that guards have published, and takes the retained window back
+    /// if no guard is left.
     #[cold]
-    fn reclaim_window(&mut self) {
+    fn reclaim_retained(&mut self) {
         if let Some(guarded) = &self.guarded {
             let (confirmed, is_window_back) = guarded.take_confirmed();
             self.cursors.confirm_retained(confirmed);

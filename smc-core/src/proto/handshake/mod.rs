@@ -17,13 +17,13 @@
 //! what follows from an error, a timeout and the end of the link group. With SMC-R both sides have
 //! more to do:
 //!
-//! * First contact: [`Work::OpenLink`] and [`Work::PrepareRmb`] before the own message,
+//! * First contact: [`Work::OpenLink`] and [`Work::PrepareRmb`] before the local message,
 //!   [`Work::BindPeer`] and [`Work::ConnectLink`] after the peer's, and then, when CONFIRM has been
 //!   sent, [`Work::ConfirmLink`] over the new link. Its failure is still answered with a DECLINE,
 //!   or the peer's is waited for. A TCP connection that the peer closes meanwhile does not count:
 //!   the peer may have finished already.
-//! * In a group that exists: [`Work::PrepareRmb`] and [`Work::ConfirmRkey`] before the own message,
-//!   [`Work::BindPeer`] after the peer's.
+//! * In a group that exists: [`Work::PrepareRmb`] and [`Work::ConfirmRkey`] before the local
+//!   message, [`Work::BindPeer`] after the peer's.
 //!
 //! A DECLINE may take the place of every message; then the stream stays TCP, which is a
 //! [`HandshakeOutput::Fallback`] and no error. What the protocol calls fatal is a

@@ -23,7 +23,7 @@
 //!
 //! 1. queue pair made: [`LinkGroup::new`], [`first_link`](LinkGroup::first_link),
 //!    [`handle_candidates`](LinkGroup::handle_candidates);
-//! 2. own RMB registered: [`add_rmb`](LinkGroup::add_rmb);
+//! 2. local RMB registered: [`add_rmb`](LinkGroup::add_rmb);
 //! 3. ACCEPT names the peer's end: [`first_peer`](LinkGroup::first_peer), and its RMB:
 //!    [`add_rtoken`](LinkGroup::add_rtoken); the shell connects the queue pair itself;
 //! 4. CONFIRM is sent: [`confirm_link`](LinkGroup::confirm_link)

@@ -233,7 +233,7 @@ impl GuardedRing {
         }))
     }
 
-    /// Takes the window over from the reading half; no range is retained yet.
+    /// Takes the retained window over from the reading half; no range is retained yet.
     pub(crate) fn begin(&self, confirmed: Cursor, unconfirmed: u32) {
         self.state.lock().retained.start(confirmed, unconfirmed);
     }
@@ -262,7 +262,7 @@ impl GuardedRing {
     }
 
     /// The number of bytes published since the last call, and whether the reading half has the
-    /// window back.
+    /// retained window back.
     pub(crate) fn take_confirmed(&self) -> (u32, bool) {
         let mut state = self.state.lock();
         let confirmed = state.retained.take_confirmed();
