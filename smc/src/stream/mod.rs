@@ -27,15 +27,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use super::conn::{Conn, Handle};
+use super::conn::{Conn, Handle, TransportConn};
 use super::runtime::Socket;
 use crate::error::FallbackReason;
 use crate::mem::TrustPeers;
 use crate::tcp_streams::TcpEntry;
-use read::Reader;
+use read::{Reader, SmcReader};
 use tcp::{TcpReader, TcpWriter};
 use wait::{LockedHalf, Ready as _};
-use write::Writer;
+use write::{DirectWriter, SmcWriter, Writer};
 
 /// A byte stream over SMC, or over plain TCP where SMC is not possible.
 ///
@@ -90,14 +90,31 @@ enum SmcOrTcp {
 }
 
 impl Stream {
+    /// The halves of a connection, by its transport.
     pub(crate) fn smc(conn: Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
+        let (read, write) = match &conn.transport {
+            TransportConn::Direct(direct) => {
+                let writer = DirectWriter::new(Arc::clone(direct), trust);
+                (
+                    Reader::Direct(SmcReader::new(Arc::clone(direct), &conn, polling, trust)),
+                    Writer::Direct(SmcWriter::new(writer, &conn, polling)),
+                )
+            }
+            TransportConn::Rdma(handle) => {
+                let rdma = &handle.0;
+                (
+                    Reader::Rdma(SmcReader::new(Arc::clone(rdma), &conn, polling, trust)),
+                    Writer::Rdma(SmcWriter::new(Arc::clone(rdma), &conn, polling)),
+                )
+            }
+        };
         let shared = Shared {
             socket: Arc::clone(&conn.socket),
-            kind: SmcOrTcp::Smc(Handle(Arc::clone(&conn))),
+            kind: SmcOrTcp::Smc(Handle(conn)),
         };
         Self {
-            read: Box::new(LockedHalf::new(Reader::smc(&conn, polling, trust))),
-            write: Box::new(LockedHalf::new(Writer::smc(&conn, polling, trust))),
+            read: Box::new(LockedHalf::new(read)),
+            write: Box::new(LockedHalf::new(write)),
             shared: Arc::new(shared),
         }
     }

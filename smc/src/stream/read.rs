@@ -11,8 +11,7 @@ use smc_wire::cursor::Cursor;
 
 use super::super::busy_poll::BusyPoll;
 use super::super::conn::{
-    Conn, ConnCounters, DirectConn, HalfCounters, RdmaConn, TransportConn, TransportOps, len_u32,
-    len_usize,
+    Conn, ConnCounters, DirectConn, HalfCounters, RdmaConn, TransportOps, len_u32, len_usize,
 };
 use super::in_place::{GuardedRing, ReadGuard};
 use super::tcp::TcpReader;
@@ -30,19 +29,6 @@ pub(crate) enum Reader {
 }
 
 impl Reader {
-    pub(crate) fn smc(conn: &Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
-        let conn = Arc::clone(conn);
-        match &conn.transport {
-            TransportConn::Direct(direct) => {
-                Self::Direct(SmcReader::new(Arc::clone(direct), conn, polling, trust))
-            }
-            TransportConn::Rdma(handle) => {
-                let rdma = Arc::clone(&handle.0);
-                Self::Rdma(SmcReader::new(rdma, conn, polling, trust))
-            }
-        }
-    }
-
     delegate! {
         pub(crate) fn poll_read(
             &mut self,
@@ -168,9 +154,9 @@ pub(crate) struct SmcReader<P: TransportOps> {
 }
 
 impl<P: TransportOps> SmcReader<P> {
-    fn new(
+    pub(super) fn new(
         transport: Arc<P>,
-        conn: Arc<Conn>,
+        conn: &Arc<Conn>,
         polling: Duration,
         trust: Option<TrustPeers>,
     ) -> Self {
@@ -188,7 +174,7 @@ impl<P: TransportOps> SmcReader<P> {
             trust,
             guarded: None,
             has_guards: false,
-            conn,
+            conn: Arc::clone(conn),
         }
     }
 

@@ -11,8 +11,8 @@ use smc_wire::cdc::ConsumerWord;
 
 use super::super::busy_poll::BusyPoll;
 use super::super::conn::{
-    Conn, ConnCounters, DirectConn, HalfCounters, PeerDmb, RdmaConn, SendOps, TransportConn,
-    TransportOps as _, len_u32, len_usize,
+    Conn, ConnCounters, DirectConn, HalfCounters, PeerDmb, RdmaConn, SendOps, TransportOps as _,
+    len_u32, len_usize,
 };
 use super::super::copy_mode::{CopyModeSelector, LONG_COPY_MIN};
 use super::super::lifetime::Deadline;
@@ -34,19 +34,6 @@ pub(crate) enum Writer {
 }
 
 impl Writer {
-    pub(crate) fn smc(conn: &Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
-        match &conn.transport {
-            TransportConn::Direct(direct) => {
-                let direct = DirectWriter::new(Arc::clone(direct), trust);
-                Self::Direct(SmcWriter::new(conn, direct, polling))
-            }
-            TransportConn::Rdma(handle) => {
-                let rdma = Arc::clone(&handle.0);
-                Self::Rdma(SmcWriter::new(conn, rdma, polling))
-            }
-        }
-    }
-
     delegate! {
         pub(crate) fn poll_write(
             &mut self,
@@ -135,7 +122,7 @@ pub(crate) struct SmcWriter<P> {
 }
 
 impl<P: SendOps> SmcWriter<P> {
-    fn new(conn: &Arc<Conn>, transport: P, polling: Duration) -> Self {
+    pub(super) fn new(transport: P, conn: &Arc<Conn>, polling: Duration) -> Self {
         Self {
             conn: Arc::clone(conn),
             transport,
@@ -351,7 +338,7 @@ pub(crate) struct DirectWriter {
 }
 
 impl DirectWriter {
-    fn new(direct: Arc<DirectConn>, trust: Option<TrustPeers>) -> Self {
+    pub(super) fn new(direct: Arc<DirectConn>, trust: Option<TrustPeers>) -> Self {
         let element = match &direct.peer {
             PeerDmb::Mapped { element, .. } => Some(element.clone()),
             PeerDmb::Moved { .. } | PeerDmb::Lost => None,
