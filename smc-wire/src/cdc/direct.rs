@@ -1,11 +1,4 @@
 //! The CDC block of SMC-D and its two 64-bit words.
-//!
-//! `smc-core/src/mem/element.rs` has the place of the words in shared memory. In `smc/src`,
-//! `conn/direct.rs` stores both at the peer, and loads both to detect the first write of the peer.
-//! The peer's [`ProducerWord`] is loaded by `stream/read.rs`, `stream/in_place/guard.rs`,
-//! `conn/ending.rs` and `conn/mod.rs`, its
-//! [`ConsumerWord`] by `stream/write.rs` (cursor), `stream/read.rs`, `stream/in_place/guard.rs` and
-//! `conn/mod.rs` (flags).
 
 use core::fmt;
 use core::mem::offset_of;
@@ -174,9 +167,9 @@ layouts! {
 
 /// CDC block of SMC-D, 32 bytes at the start of a DMB element (docs/spec/cdc.md#cdc-block).
 ///
-/// Over shared memory store the payload, then [`ProducerWord`], then [`ConsumerWord`], with release
-/// ordering, then notify; read the producer word first. The two words are not atomic with respect
-/// to each other.
+/// Over shared memory each word is stored with release ordering, [`ProducerWord`] behind the
+/// payload, the flags of an end behind the last [`ProducerWord`]; then the peer is notified. The
+/// two words are not atomic with respect to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct CdcD {
     /// How far the writer of the block has written into this DMB element.

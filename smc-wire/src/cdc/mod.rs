@@ -5,9 +5,9 @@
 //! DMB element, in the byte order of the machine; implementations over shared memory store its two
 //! significant 64-bit words, [`ProducerWord`] and [`ConsumerWord`], one after the other.
 //!
-//! In `smc-core`, `Transmit` fills a [`CdcR`] (`proto/conn/rdma/transmit.rs`) and `Arrivals` reads
-//! it (`proto/conn/rdma/arrivals.rs`). Streams over SMC-D use the two words; the header of
-//! `smc-wire/src/cdc/direct.rs` names the files that store and load them. [`CdcD`] is for tools.
+//! Each layout is stated once: by [`CdcR`] and by the block of [`CdcD`], from which offsets and
+//! words are derived. What fills and reads the fields is listed in `docs/architecture.md`, under
+//! "To change something". [`CdcD`] is for tools.
 
 pub(crate) mod direct;
 mod flags;

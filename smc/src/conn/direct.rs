@@ -16,6 +16,7 @@ use crate::info::{Flags, PublishedWords};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::mem::{Element, HEADER_LEN};
 use crate::mutex::Mutex;
+use crate::proto::conn::UPDATE_FLAGS;
 use crate::proto::handshake::{DirectParams, Established, PeerAccess};
 
 /// The two buffers of an SMC-D connection.
@@ -520,12 +521,6 @@ pub(crate) enum RetryResult {
 /// Flags of a blocked writer: for any space, and for all free space.
 const BLOCKED_FLAGS: ProducerFlags =
     ProducerFlags::WRITER_BLOCKED.union(ProducerFlags::UPDATE_REQUESTED);
-
-/// Flags of a writer that needs an update when everything is read, however little that is: it has
-/// requested one, or its urgent data waits for that (docs/spec/data-path.md#urgent-data).
-const UPDATE_FLAGS: ProducerFlags = ProducerFlags::UPDATE_REQUESTED
-    .union(ProducerFlags::URGENT_PENDING)
-    .union(ProducerFlags::URGENT_PRESENT);
 
 /// The charge of the peer's buffer of an SMC-D connection: the system charges its pages to the
 /// process that writes them first.

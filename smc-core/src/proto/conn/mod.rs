@@ -24,7 +24,7 @@ mod retained;
 mod send;
 
 pub use close::{Closing, ConnState, ReadEnd, WriteEnd};
-pub use recv::{RecvCursors, used_length};
+pub use recv::{RecvCursors, UPDATE_FLAGS, used_length};
 pub use retained::RetainedWindow;
 pub use send::{REWIND_MIN, SendCursors};
 

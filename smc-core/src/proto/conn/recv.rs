@@ -1,5 +1,6 @@
 //! The receiving half of a connection: bytes to read, and when to update the peer.
 
+use smc_wire::cdc::ProducerFlags;
 use smc_wire::cursor::{Cursor, Ring};
 
 use super::send::{REWIND_MIN, after_rewind, rewind_min};
@@ -208,6 +209,12 @@ pub fn used_length(ring: Ring, read: Cursor, high_water: u32, written: Cursor) -
 /// Least progress, in bytes, for which the reader of an empty ring sends an update to let the peer
 /// rewind: with a writer that is always ahead, few of them are useless.
 pub(super) const REWIND_UPDATE_MIN: u32 = REWIND_MIN / 8;
+
+/// Flags of a writer that needs an update when everything is read, however little that is: it has
+/// requested one, or its urgent data waits for that (docs/spec/data-path.md#urgent-data).
+pub const UPDATE_FLAGS: ProducerFlags = ProducerFlags::UPDATE_REQUESTED
+    .union(ProducerFlags::URGENT_PENDING)
+    .union(ProducerFlags::URGENT_PRESENT);
 
 /// Progress, in bytes, above which an update is sent.
 pub(super) fn least_update(size: u32) -> u32 {

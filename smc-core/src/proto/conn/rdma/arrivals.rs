@@ -3,6 +3,7 @@
 use smc_wire::cdc::{CdcR, ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
 
+use super::super::UPDATE_FLAGS;
 use super::position::newer;
 use crate::error::PeerMisbehaved;
 
@@ -164,9 +165,7 @@ impl Arrivals {
             state,
             uncork: freed > 0
                 || has(ProducerFlags::UPDATE_REQUESTED | ProducerFlags::URGENT_PENDING),
-            requests_update: has(ProducerFlags::UPDATE_REQUESTED
-                | ProducerFlags::URGENT_PENDING
-                | ProducerFlags::URGENT_PRESENT),
+            requests_update: has(UPDATE_FLAGS),
         }))
     }
 
