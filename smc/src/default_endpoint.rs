@@ -1,9 +1,10 @@
 //! The endpoints of types without an endpoint of their own: one for each runtime of the process.
 
-use std::sync::Arc;
+use std::future::pending;
+use std::sync::{Arc, Weak};
 
 use super::builder::Builder;
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, EndpointInner};
 use super::environment::Environment;
 use super::negotiate::Never;
 use super::runtime::Runtime;
@@ -11,8 +12,9 @@ use crate::error::{Error, FallbackCause};
 use crate::mutex::Mutex;
 use crate::{Domain, add_defaults};
 
-/// The default endpoints, each with what its runtime is identified by.
-pub(crate) struct DefaultEndpoints<K>(Mutex<Vec<(K, Endpoint)>>);
+/// The default endpoints, each with what its runtime is identified by. A task of the runtime has the
+/// endpoint, so that it is dropped, and its names are removed, when the runtime ends.
+pub(crate) struct DefaultEndpoints<K>(Mutex<Vec<(K, Weak<EndpointInner>)>>);
 
 impl<K: PartialEq> DefaultEndpoints<K> {
     pub(crate) const fn new() -> Self {
@@ -30,31 +32,21 @@ impl<K: PartialEq> DefaultEndpoints<K> {
         runtime: impl FnOnce() -> Arc<dyn Runtime>,
     ) -> Result<Endpoint, Error> {
         let mut endpoints = self.0.lock();
+        // Runtimes end, and another one may get the same identifier. Those from before a `fork` are
+        // the parent's.
+        endpoints.retain(|(_, endpoint)| Endpoint::upgrade(endpoint).is_some());
         let known = endpoints.iter().find(|(id, _)| *id == runtime_id);
-        if let Some((_, endpoint)) = known.filter(|(_, endpoint)| endpoint.is_open()) {
-            return Ok(endpoint.clone());
+        if let Some(endpoint) = known.and_then(|(_, endpoint)| Endpoint::upgrade(endpoint)) {
+            return Ok(endpoint);
         }
-        // Runtimes end, and another one may get the same identifier.
-        let (open, ended) = std::mem::take(&mut *endpoints)
-            .into_iter()
-            .partition(|(_, endpoint)| endpoint.is_open());
-        *endpoints = open;
-        discard(ended);
         let endpoint = build(runtime())?;
-        endpoints.push((runtime_id, endpoint.clone()));
+        endpoints.push((runtime_id, endpoint.downgrade()));
+        let kept = endpoint.clone();
+        endpoint.spawn(async move {
+            let _kept = kept;
+            pending::<()>().await;
+        });
         Ok(endpoint)
-    }
-}
-
-/// Drops endpoints that have ended; not those of the parent process after `fork`, where that would
-/// end connections of the parent.
-fn discard<K>(ended: Vec<(K, Endpoint)>) {
-    for (_, endpoint) in ended {
-        if endpoint.is_of_this_process() {
-            drop(endpoint);
-        } else {
-            std::mem::forget(endpoint);
-        }
     }
 }
 

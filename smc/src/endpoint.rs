@@ -178,17 +178,18 @@ impl Endpoint {
         Self { inner }
     }
 
-    /// Whether it can still connect and listen: it was not closed, its runtime has not ended, and it
-    /// was made in this process.
     #[cfg(any(feature = "tokio", feature = "smol"))]
-    pub(crate) fn is_open(&self) -> bool {
-        self.inner.lifetime.check().is_ok()
+    pub(crate) fn downgrade(&self) -> Weak<EndpointInner> {
+        Arc::downgrade(&self.inner)
     }
 
-    /// Whether it was made in this process, not in a parent before `fork`.
+    /// The endpoint, if it can still connect and listen: it was not closed, its runtime has not
+    /// ended, and it was made in this process, not in a parent before `fork`.
     #[cfg(any(feature = "tokio", feature = "smol"))]
-    pub(crate) fn is_of_this_process(&self) -> bool {
-        self.inner.lifetime.is_of_this_process()
+    pub(crate) fn upgrade(endpoint: &Weak<EndpointInner>) -> Option<Self> {
+        let inner = endpoint.upgrade()?;
+        let is_open = inner.lifetime.check().is_ok();
+        is_open.then_some(Self { inner })
     }
 
     /// Connects to an address or a name. Several addresses are tried in order, until one succeeds.

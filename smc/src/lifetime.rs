@@ -50,18 +50,13 @@ impl Lifetime {
         self.ended.notify(usize::MAX);
     }
 
-    /// Whether it began in this process, not in a parent before `fork`.
-    pub(crate) fn is_of_this_process(&self) -> bool {
-        self.process == process::current()
-    }
-
     /// # Errors
     ///
     /// The reason of the end.
     pub(crate) fn check(&self) -> Result<(), Error> {
         match self.end.get() {
             Some(why) => Err(why.clone()),
-            None if !self.is_of_this_process() => Err(FORKED),
+            None if self.process != process::current() => Err(FORKED),
             None => Ok(()),
         }
     }
