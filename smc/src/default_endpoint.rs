@@ -12,8 +12,8 @@ use crate::error::{Error, FallbackCause};
 use crate::mutex::Mutex;
 use crate::{Domain, add_defaults};
 
-/// The default endpoints, each with what its runtime is identified by. A task of the runtime has the
-/// endpoint, so that it is dropped, and its names are removed, when the runtime ends.
+/// The default endpoints, each with what its runtime is identified by. A task of the runtime has
+/// the endpoint, so that it is dropped, and its names are removed, when the runtime ends.
 pub(crate) struct DefaultEndpoints<K>(Mutex<Vec<(K, Weak<EndpointInner>)>>);
 
 impl<K: PartialEq> DefaultEndpoints<K> {

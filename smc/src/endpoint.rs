@@ -201,7 +201,8 @@ impl Endpoint {
     ///
     /// As `connect(2)`; the error of a failed handshake; [`Error::Declined`] if the policy requires
     /// SMC; [`Error::Misuse`] for a target without a port or an empty list of addresses, or if the
-    /// endpoint is closed or its runtime has ended. Of several addresses it is the error of the last.
+    /// endpoint is closed or its runtime has ended. Of several addresses it is the error of the
+    /// last.
     pub async fn connect(&self, to: impl IntoTarget) -> Result<Stream, Error> {
         self.connect_with(to, &ConnectOptions::default()).await
     }
@@ -660,7 +661,8 @@ impl ConnectOptions {
 
     /// Sets the longest time for everything that a connect does: the look-up of a name, the TCP
     /// connections to all addresses that are tried, and the handshake. When it has passed the
-    /// connect ends with [`Error::TimedOut`] and [`Phase::Connect`], and what was begun is cancelled.
+    /// connect ends with [`Error::TimedOut`] and [`Phase::Connect`], and what was begun is
+    /// cancelled.
     ///
     /// Without it the time for TCP is the system's, and that for the handshake the endpoint's.
     #[must_use]

@@ -11,7 +11,8 @@ use futures_core::Stream as AsyncIterator;
 use super::listener::Listener;
 use super::stream::Stream;
 
-/// The streams that a [`Listener`] accepts, as [`futures_core::Stream`]: [`Listener::into_incoming`].
+/// The streams that a [`Listener`] accepts, as [`futures_core::Stream`]:
+/// [`Listener::into_incoming`].
 ///
 /// It has no end. After an error it goes on, as [`Listener::accept`] does.
 pub struct Incoming<S = Stream> {

@@ -213,7 +213,8 @@ impl End {
     }
 }
 
-/// Refuses an address elsewhere than at the agent, which would choose whom this machine connects to.
+/// Refuses an address elsewhere than at the agent, which would choose whom this machine connects
+/// to.
 fn check_address(address: &str, agent: SocketAddr) -> Result<()> {
     let at: Option<SocketAddr> = address.parse().ok();
     let is_agents = at.is_some_and(|at| at.ip().to_canonical() == agent.ip().to_canonical());

@@ -58,8 +58,8 @@ impl Connections {
         }
     }
 
-    /// The capture is over: what is incomplete will stay so. Ends some of the connections, those that
-    /// were used least recently first; false if there were none.
+    /// The capture is over: what is incomplete will stay so. Ends some of the connections, those
+    /// that were used least recently first; false if there were none.
     pub(super) fn finish_some(&mut self, found: &mut Vec<Message>) -> bool {
         if self.table.is_empty() {
             return false;

@@ -335,9 +335,9 @@ macro_rules! writing {
     )+};
 }
 
-/// For a stream that tasks share, such as one that reads and one that writes. Stores one waker, that
-/// of the last call of this, of [`Stream::poll_peek`] or of [`Stream::poll_read_ready`]: only one
-/// task may wait in these at a time, besides any number in [`Stream::readable`].
+/// For a stream that tasks share, such as one that reads and one that writes. Stores one waker,
+/// that of the last call of this, of [`Stream::poll_peek`] or of [`Stream::poll_read_ready`]: only
+/// one task may wait in these at a time, besides any number in [`Stream::readable`].
 impl AsyncRead for &Stream {
     fn poll_read(
         self: Pin<&mut Self>,
@@ -358,9 +358,9 @@ impl AsyncRead for &Stream {
     }
 }
 
-/// For a stream that tasks share, such as one that reads and one that writes. Stores one waker, that
-/// of the last call of this or of [`Stream::poll_write_ready`]: only one task may wait in these at a
-/// time, besides any number in [`Stream::writable`].
+/// For a stream that tasks share, such as one that reads and one that writes. Stores one waker,
+/// that of the last call of this or of [`Stream::poll_write_ready`]: only one task may wait in
+/// these at a time, besides any number in [`Stream::writable`].
 ///
 /// Flushing and closing are as with `&mut Stream`.
 impl AsyncWrite for &Stream {

@@ -41,8 +41,8 @@ use write::{DirectWriter, SmcWriter, Writer};
 ///
 /// Methods have the names and the semantics of tokio's `TcpStream`. The traits of `futures-io` are
 /// always implemented, those of tokio with feature `tokio-io`, which `tokio` includes. Reading and
-/// writing of futures-io are implemented for `&Stream` as well, so that one task can read and another
-/// write without splitting.
+/// writing of futures-io are implemented for `&Stream` as well, so that one task can read and
+/// another write without splitting.
 ///
 /// **Cancellation.** A read that is dropped before it is ready has taken nothing. A write that is
 /// dropped before it is ready has written nothing; `write_all` and the like may have written a
@@ -50,8 +50,8 @@ use write::{DirectWriter, SmcWriter, Writer};
 ///
 /// **End of stream.** A read returns 0 only after the peer shut down writing or closed in order.
 /// After an abort of the peer it returns `ConnectionReset`, after the loss of the peer
-/// `ConnectionAborted`, both after the data that was written before. A write fails likewise, and with
-/// `BrokenPipe` after the peer closed in order
+/// `ConnectionAborted`, both after the data that was written before. A write fails likewise, and
+/// with `BrokenPipe` after the peer closed in order
 /// ([`CloseReason::Peer`](crate::error::CloseReason::Peer)) or this end shut writing down.
 ///
 /// **Drop.** Dropping closes in order, and does not wait. Over SMC-D everything written is in the
@@ -253,8 +253,9 @@ impl Stream {
     ///
     /// Shutting down both directions of an SMC stream tells the peer what dropping it does: the
     /// peer's writes fail with `BrokenPipe`. If received data was not read, the peer's writes fail
-    /// with `ConnectionReset`, and so do its reads behind the data in its memory, and what is in the
-    /// send buffer of SMC-R is lost; closing the stream fails with `BrokenPipe` then. Shutting down reading alone is local.
+    /// with `ConnectionReset`, and so do its reads behind the data in its memory, and what is in
+    /// the send buffer of SMC-R is lost; closing the stream fails with `BrokenPipe` then. Shutting
+    /// down reading alone is local.
     ///
     /// # Errors
     ///

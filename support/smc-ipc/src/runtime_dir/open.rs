@@ -60,8 +60,8 @@ impl Domain {
     ///
     /// # Errors
     ///
-    /// When its path is not absolute, it does not exist, is not a directory, belongs to another user than the one whose it is
-    /// to be, or others may write to it.
+    /// When its path is not absolute, it does not exist, is not a directory, belongs to another
+    /// user than the one whose it is to be, or others may write to it.
     pub fn check(&self, path: &Path) -> Result<Metadata, RuntimeDirError> {
         if let Locations::Shared(base) = &*self.locations {
             let found = std::fs::metadata(base);
