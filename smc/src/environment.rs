@@ -83,7 +83,7 @@ impl Environment {
     /// The policy for this address.
     fn policy(&self, of: &SocketAddr) -> Policy {
         let entry = self.policy.iter().find(|entry| entry.applies_to(of));
-        entry.map_or(Policy::default(), |entry| entry.policy)
+        entry.map_or_else(Policy::default, |entry| entry.policy)
     }
 }
 
