@@ -73,6 +73,29 @@ fn all_connections_are_accepted_however_many_come_at_once() {
 }
 
 #[test]
+fn buffers_reach_a_new_peer_without_space_in_its_channel() {
+    for _ in 0..20 {
+        let dir = TempDir::new().unwrap();
+        let (local, peer) = DrivenDevice::pair(&dir);
+        let gid = peer.gid();
+        std::thread::scope(|scope| {
+            // The first ones open the channel, and the others find it.
+            let registering: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| (0..8).map(|_| local.register(gid)).collect::<Vec<_>>()))
+                .collect();
+            while !registering.iter().all(|thread| thread.is_finished()) {
+                for device in [&local, &peer] {
+                    device.wait_within(Duration::from_millis(1), |_| false);
+                }
+            }
+            for thread in registering {
+                thread.join().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
 fn a_channel_without_hello_is_closed_without_further_connections() {
     let dir = TempDir::new().unwrap();
     let victim = DrivenDevice::in_dir(dir.path());

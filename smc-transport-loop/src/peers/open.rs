@@ -282,13 +282,18 @@ impl Peers {
             Some(descriptors),
         );
         let peer = Arc::new(peer);
+        // First watched, then entered: other tasks send to a peer that they find, and have the
+        // channel watched for space.
+        if let Err(error) = self
+            .doorbell
+            .watch_channel(&channel, EventSource::Outgoing, id)
+        {
+            self.close(&peer);
+            return Err(error.into());
+        }
         // First entered, then watched: an edge for an unknown number would be lost.
         self.insert(&peer);
-        let watched = self.doorbell.watch_peer(&eventfd, id).and_then(|()| {
-            self.doorbell
-                .watch_channel(&channel, EventSource::Outgoing, id)
-        });
-        if let Err(error) = watched {
+        if let Err(error) = self.doorbell.watch_peer(&eventfd, id) {
             self.remove(&peer);
             self.close(&peer);
             return Err(error.into());
