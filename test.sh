@@ -153,7 +153,7 @@ step_msrv() {
             -p smc-wire -p smc-core -p smc-negotiate-local -p smc-negotiate-syn -p smc-transport-loop -p smc-transport-ism \
             --all-features
         CARGO_TARGET_DIR=$TARGET/msrv cargo "+$MSRV" check "${locked[@]}" -q -p smc \
-            --features tokio,smol,ism,syn-option,tracing
+            --features axum08,hyper-util,tokio-util,smol,ism,syn-option,tracing
     else
         echo "skipped: build with Rust $MSRV, no such toolchain here; checked by clippy only"
     fi
@@ -504,7 +504,7 @@ spec_headings() {
 
 # Features that a manifest declares, without `default`.
 features_of() {
-    sed -n '/^\[features\]/,/^$/s/^\([a-z-]*\) = .*/\1/p' "$1" | grep -vx default || true
+    sed -n '/^\[features\]/,/^$/s/^\([a-z0-9-]*\) = .*/\1/p' "$1" | grep -vx default || true
 }
 
 # Integration tests in these crates, as arguments of cargo.
