@@ -24,7 +24,8 @@ readonly MSRV=1.85
 readonly SKIPPED=77
 
 # Of all crates of the workspace.
-readonly MANIFESTS=(*/Cargo.toml support/*/Cargo.toml dev/{benches,interop}/Cargo.toml)
+readonly MANIFESTS=(*/Cargo.toml support/*/Cargo.toml examples/frameworks/Cargo.toml
+    dev/{benches,interop}/Cargo.toml)
 
 readonly TARGET=${CARGO_TARGET_DIR:-target}
 export PATH="$PWD/$TARGET/tools/bin:$TARGET/tools/bin:${HOME:-}/.cargo/bin:$PATH"
@@ -230,6 +231,16 @@ step_examples() {
     local file failed=0
     build_programs
     for file in examples/src/bin/*.rs; do
+        quiet 60 "$PROGRAMS/$(basename "$file" .rs)" || failed=1
+    done
+    return "$failed"
+}
+
+step each frameworks - "each example with a framework, 100 connections"
+step_frameworks() {
+    local file failed=0
+    build_programs
+    for file in examples/frameworks/src/bin/*.rs; do
         quiet 60 "$PROGRAMS/$(basename "$file" .rs)" || failed=1
     done
     return "$failed"
