@@ -246,7 +246,12 @@ macro_rules! read {
                 AsyncRead::poll_read(Pin::new(&mut self.get_mut().0), cx, buf)
             }
         }
+    )+};
+}
 
+/// Not for [`TcpStream`]: `split` would be that of tokio's `AsyncBufReadExt`, where it is in scope.
+macro_rules! buf_read {
+    ($($type:ty),+) => {$(
         impl AsyncBufRead for $type {
             fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
                 AsyncBufRead::poll_fill_buf(Pin::new(&mut self.get_mut().0), cx)
@@ -301,4 +306,5 @@ wrapper! {
     OwnedWriteHalf: stream::OwnedWriteHalf;
 }
 read!(TcpStream, ReadHalf<'_>, OwnedReadHalf);
+buf_read!(ReadHalf<'_>, OwnedReadHalf);
 write!(TcpStream, WriteHalf<'_>, OwnedWriteHalf);
