@@ -68,16 +68,29 @@ pub(crate) fn program() -> String {
 ///
 /// If the test fails there.
 pub fn is_alone() -> bool {
+    run_alone(|_| {}).is_none()
+}
+
+/// As [`is_alone`], where `prepare` has changed the command, such as by variables of the
+/// environment. `None` there; what it wrote to standard error when that process has ended.
+///
+/// # Panics
+///
+/// If the test fails there.
+pub fn run_alone(prepare: impl FnOnce(&mut Command)) -> Option<String> {
     if Role::current().is_some_and(|role| role.name() == ALONE) {
-        return true;
+        return None;
     }
     let name = thread::current()
         .name()
         .expect("the name of a test")
         .to_owned();
-    let status = command(&name).env(ROLE, ALONE).status();
-    assert!(status.expect("the process starts").success());
-    false
+    let mut command = command(&name);
+    prepare(command.env(ROLE, ALONE).stdout(Stdio::inherit()));
+    let output = command.output().expect("the process starts");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{errors}");
+    Some(errors)
 }
 
 /// Another process that runs a test of this program in a role. Dropping it kills it.

@@ -1,0 +1,290 @@
+//! `smc::tokio` in place of `tokio::net`, and the default endpoint of a runtime.
+//!
+//! Each test runs in a process of its own, with a runtime directory of its own.
+
+#![cfg(feature = "tokio")]
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use futures_lite::future::{block_on, zip};
+use smc::tokio::{TcpListener, TcpStream};
+use smc::{FallbackCause, Mode};
+use smc_testkit::port::HeldPort;
+use smc_testkit::process::run_alone;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::Runtime;
+
+/// A service and its client, for the types that a `use` declaration brings in.
+macro_rules! service {
+    ($module:ident: $($types:tt)+) => {
+        mod $module {
+            #[allow(
+                unused_imports,
+                reason = "extension traits of both kinds, which must not make a call ambiguous"
+            )]
+            use futures_lite::prelude::*;
+            use tokio::io::{
+                AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest, copy,
+            };
+            use $($types)+;
+
+            pub(super) async fn run() -> std::io::Result<()> {
+                let listener = TcpListener::bind("127.0.0.1:0").await?;
+                let addr = listener.local_addr()?;
+                let server = tokio::spawn(serve(listener));
+                tokio::try_join!(echo(addr), lines(addr), readiness(addr), halves(addr))?;
+                server.abort();
+                Ok(())
+            }
+
+            async fn serve(listener: TcpListener) -> std::io::Result<()> {
+                loop {
+                    let (mut stream, peer) = listener.accept().await?;
+                    assert_eq!(stream.peer_addr()?, peer);
+                    stream.set_nodelay(true)?;
+                    tokio::spawn(async move {
+                        let (mut read, mut write) = stream.split();
+                        copy(&mut read, &mut write).await
+                    });
+                }
+            }
+
+            async fn echo(addr: std::net::SocketAddr) -> std::io::Result<()> {
+                let mut stream = TcpStream::connect(addr).await?;
+                assert_eq!(stream.peer_addr()?, addr);
+                assert!(stream.take_error()?.is_none());
+                stream.write_all(b"hello").await?;
+                stream.write_u16(7).await?;
+                stream.flush().await?;
+                let mut read = [0; 5];
+                assert_eq!(stream.peek(&mut read).await?, 5);
+                stream.read_exact(&mut read).await?;
+                assert_eq!((&read, stream.read_u16().await?), (b"hello", 7));
+                stream.shutdown().await?;
+                assert_eq!(stream.read_to_end(&mut Vec::new()).await?, 0);
+                Ok(())
+            }
+
+            async fn lines(addr: std::net::SocketAddr) -> std::io::Result<()> {
+                let (read, mut write) = TcpStream::connect(addr).await?.into_split();
+                write.write_all(b"one\ntwo\n").await?;
+                drop(write); // shuts writing down
+                let mut lines = BufReader::new(read).lines();
+                assert_eq!(lines.next_line().await?.as_deref(), Some("one"));
+                assert_eq!(lines.next_line().await?.as_deref(), Some("two"));
+                assert_eq!(lines.next_line().await?, None);
+                Ok(())
+            }
+
+            async fn readiness(addr: std::net::SocketAddr) -> std::io::Result<()> {
+                let stream = TcpStream::connect(addr).await?;
+                let nothing = stream.try_read(&mut [0; 5]).unwrap_err();
+                assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
+                stream.writable().await?;
+                assert_eq!(stream.try_write(b"hello")?, 5);
+                assert!(stream.ready(Interest::READABLE).await?.is_readable());
+                stream.readable().await?;
+                assert!(stream.try_read(&mut [0; 5])? > 0);
+                Ok(())
+            }
+
+            async fn halves(addr: std::net::SocketAddr) -> std::io::Result<()> {
+                let (mut read, mut write) = TcpStream::connect(addr).await?.into_split();
+                let (other, _) = TcpStream::connect(addr).await?.into_split();
+                let write_all = tokio::spawn(async move {
+                    write.write_all(&vec![7; 300_000]).await.map(|()| write)
+                });
+                read.read_exact(&mut vec![0; 300_000]).await?;
+                let error = other.reunite(write_all.await??).unwrap_err();
+                let stream: TcpStream = read.reunite(error.1).unwrap();
+                drop(stream);
+                Ok(())
+            }
+        }
+    };
+}
+
+service!(before: tokio::net::{TcpListener, TcpStream});
+service!(after: smc::tokio::{TcpListener, TcpStream});
+
+/// Runs the calling test in a process with this runtime directory and these variables. `None`
+/// there, and here what it wrote to standard error.
+fn alone_with(variables: &[(&str, &str)]) -> Option<String> {
+    let dir = tempfile::tempdir().unwrap();
+    run_alone(|command| {
+        for name in ["SMC_POLICY", "SMC_RECV_BUFFER", "SMC_POLLING"] {
+            command.env_remove(name);
+        }
+        command.env("SMC_RUNTIME_DIR", dir.path());
+        command.envs(variables.iter().copied());
+    })
+}
+
+/// The modes of a client and of its server.
+async fn modes() -> [Mode; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (connected, accepted) = zip(TcpStream::connect(addr), listener.accept()).await;
+    let (mut near, (mut far, _peer)) = (connected.unwrap(), accepted.unwrap());
+    near.write_all(b"hello").await.unwrap();
+    far.read_exact(&mut [0; 5]).await.unwrap();
+    [near.mode().clone(), far.mode().clone()]
+}
+
+async fn assert_smc_d() {
+    for mode in modes().await {
+        assert!(matches!(mode, Mode::SmcD { .. }), "{mode}");
+    }
+}
+
+#[test]
+fn a_service_changes_its_use_declarations_only() {
+    if alone_with(&[]).is_some() {
+        return;
+    }
+    let runtime = Runtime::new().unwrap();
+    runtime.block_on(before::run()).unwrap();
+    runtime.block_on(after::run()).unwrap();
+}
+
+#[test]
+fn both_ends_are_smc_d() {
+    let Some(errors) = alone_with(&[]) else {
+        return Runtime::new().unwrap().block_on(assert_smc_d());
+    };
+    assert_eq!(errors, "");
+}
+
+#[test]
+fn names_and_several_addresses_are_tried_in_order() {
+    if alone_with(&[]).is_some() {
+        return;
+    }
+    Runtime::new().unwrap().block_on(async {
+        let refused = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let bound = [taken.local_addr().unwrap(), ([127, 0, 0, 1], 0).into()];
+        let listener = TcpListener::bind(&bound[..]).await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let accept = async || listener.accept().await.unwrap();
+
+        let addresses = [refused.addr(), addr];
+        let (stream, _) = zip(TcpStream::connect(&addresses[..]), accept()).await;
+        assert_eq!(stream.unwrap().peer_addr().unwrap(), addr);
+        let (stream, _) = zip(TcpStream::connect(("localhost", addr.port())), accept()).await;
+        assert_eq!(stream.unwrap().peer_addr().unwrap(), addr);
+        let name = format!("localhost:{}", addr.port());
+        let (stream, _) = zip(TcpStream::connect(name), accept()).await;
+        assert_eq!(stream.unwrap().peer_addr().unwrap(), addr);
+
+        let error = TcpStream::connect(refused.addr()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        let none: &[SocketAddr] = &[];
+        let error = TcpStream::connect(none).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let error = TcpListener::bind(none).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    });
+}
+
+#[test]
+fn a_socket_that_listens_is_taken_over() {
+    if alone_with(&[]).is_some() {
+        return;
+    }
+    Runtime::new().unwrap().block_on(async {
+        let passed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = passed.local_addr().unwrap();
+        let listener = TcpListener::from_std(passed).unwrap();
+        let (connected, accepted) = zip(TcpStream::connect(addr), listener.accept()).await;
+        for stream in [connected.unwrap(), accepted.unwrap().0] {
+            assert!(matches!(stream.mode(), Mode::SmcD { .. }), "{stream:?}");
+        }
+    });
+}
+
+#[test]
+fn each_runtime_has_an_endpoint_as_long_as_it_lasts() {
+    if alone_with(&[]).is_some() {
+        return;
+    }
+    let (first, second) = (Runtime::new().unwrap(), Runtime::new().unwrap());
+    let connections = async || smc::tokio::endpoint().unwrap().connections().len();
+    let open = async || {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (connected, accepted) = zip(TcpStream::connect(addr), listener.accept()).await;
+        (connected.unwrap(), accepted.unwrap().0)
+    };
+    let of_first = first.block_on(open());
+    assert_eq!(first.block_on(connections()), 2);
+    assert_eq!(second.block_on(connections()), 0);
+    second.block_on(assert_smc_d());
+
+    // A stream may be used on another runtime while that of its endpoint runs.
+    let (mut near, mut far) = of_first;
+    second.block_on(async {
+        near.write_all(b"hello").await.unwrap();
+        far.read_exact(&mut [0; 5]).await.unwrap();
+    });
+    drop(first);
+    let error = second.block_on(near.read(&mut [0; 5])).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+    second.block_on(assert_smc_d());
+    for _ in 0..3 {
+        Runtime::new().unwrap().block_on(assert_smc_d());
+    }
+}
+
+#[test]
+fn outside_of_a_runtime_there_is_an_error() {
+    if alone_with(&[]).is_some() {
+        return;
+    }
+    let addr = SocketAddr::from(([127, 0, 0, 1], 1));
+    let listening = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    for error in [
+        block_on(TcpStream::connect(addr)).unwrap_err(),
+        block_on(TcpListener::bind(addr)).unwrap_err(),
+        TcpListener::from_std(listening).unwrap_err(),
+        smc::tokio::endpoint().map(drop).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    }
+}
+
+#[test]
+fn the_policy_never_makes_streams_tcp() {
+    if alone_with(&[("SMC_POLICY", "never")]).is_some() {
+        return;
+    }
+    for mode in Runtime::new().unwrap().block_on(modes()) {
+        let reason = mode.fallback_reason().expect("a stream over TCP");
+        assert_eq!(reason.cause, FallbackCause::Policy, "{mode}");
+    }
+}
+
+#[test]
+fn a_variable_without_meaning_is_one_line_and_has_no_effect() {
+    let Some(errors) = alone_with(&[("SMC_POLICY", "bad")]) else {
+        let runtime = Runtime::new().unwrap();
+        runtime.block_on(assert_smc_d());
+        return Runtime::new().unwrap().block_on(assert_smc_d());
+    };
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    let begin = "smc: SMC_POLICY=\"bad\" has no effect: ";
+    assert!(errors.starts_with(begin), "{errors}");
+}
+
+#[test]
+fn without_a_runtime_directory_streams_are_tcp_with_the_cause() {
+    if alone_with(&[("SMC_RUNTIME_DIR", "/proc/none/smc")]).is_some() {
+        return;
+    }
+    for mode in Runtime::new().unwrap().block_on(modes()) {
+        let reason = mode.fallback_reason().expect("a stream over TCP");
+        assert!(reason.to_string().contains("/proc/none/smc"), "{mode}");
+    }
+}
