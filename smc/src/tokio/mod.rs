@@ -25,11 +25,11 @@
 //!
 //! They belong to the default [`endpoint`] of the tokio runtime that they are made on, which the
 //! environment [configures](crate::manual::environment). An [`Endpoint`] of the application makes
-//! [`Stream`]s and [`Listener`](crate::Listener)s, which convert to the types here and back with
-//! `into`.
+//! [`Stream`](crate::Stream)s and [`Listener`](crate::Listener)s, which convert to the types here
+//! and back with `into`.
 //!
 //! A [`TcpStream`] has the traits of tokio alone, so that `use futures::prelude::*` does not make
-//! `read` ambiguous; by reference it has all methods of [`Stream`].
+//! `read` ambiguous; by reference it has all methods of [`Stream`](crate::Stream).
 
 mod tcp_listener;
 mod tcp_stream;
