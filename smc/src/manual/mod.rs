@@ -2,6 +2,7 @@
 //!
 //! | to find out | read |
 //! |---|---|
+//! | how to do a common task, in lines to copy | [`cookbook`] |
 //! | which transport connects two ends, and what users and containers need | [`transports`] |
 //! | why a stream is TCP, and what to do about it | [`fallback`] |
 //! | what an operator can set by the environment | [`environment`] |
@@ -12,6 +13,9 @@
 //! | where to look when something is wrong | [`debugging`] |
 //!
 //! The protocol itself is described in the repository's `docs/spec`.
+
+#[doc = include_str!("cookbook.md")]
+pub mod cookbook {}
 
 #[doc = include_str!("transports.md")]
 pub mod transports {}
