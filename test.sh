@@ -240,6 +240,7 @@ step each frameworks - "each example with a framework, 100 connections"
 step_frameworks() {
     local file failed=0
     build_programs
+    export SMC_RUNTIME_DIR=$scratch/run
     for file in examples/frameworks/src/bin/*.rs; do
         quiet 60 "$PROGRAMS/$(basename "$file" .rs)" || failed=1
     done

@@ -1,4 +1,4 @@
-//! TLS by tokio-rustls over SMC, for peers on a host that do not trust each other's users.
+//! TLS by tokio-rustls over SMC, which has no encryption and no authentication of its own.
 //!
 //! `smc` with the feature `tokio`. One line differs from TCP:
 //!
