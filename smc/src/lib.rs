@@ -142,6 +142,7 @@ mod stats;
 mod stream;
 mod target;
 mod tcp_streams;
+mod unwind;
 
 pub use builder::Builder;
 pub use config::Policy;

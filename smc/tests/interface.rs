@@ -492,3 +492,42 @@ mod debug {
         });
     }
 }
+
+mod markers {
+    use super::*;
+    use std::panic::{RefUnwindSafe, UnwindSafe};
+
+    use smc::{Endpoint, Listener, OwnedReadHalf, OwnedWriteHalf, ReadGuard, ReadHalf, WriteHalf};
+
+    fn is_as_tokios<T: Send + Sync + Unpin + UnwindSafe + RefUnwindSafe>() {}
+
+    #[test]
+    fn types_have_the_markers_of_tokios_types() {
+        is_as_tokios::<tokio::net::TcpStream>();
+        is_as_tokios::<tokio::net::TcpListener>();
+        is_as_tokios::<tokio::net::tcp::ReadHalf<'_>>();
+        is_as_tokios::<tokio::net::tcp::WriteHalf<'_>>();
+        is_as_tokios::<Endpoint>();
+        is_as_tokios::<Listener>();
+        is_as_tokios::<Stream>();
+        is_as_tokios::<ReadHalf<'_>>();
+        is_as_tokios::<WriteHalf<'_>>();
+        is_as_tokios::<OwnedReadHalf>();
+        is_as_tokios::<OwnedWriteHalf>();
+        is_as_tokios::<ReadGuard>();
+    }
+
+    #[test]
+    fn a_stream_works_after_a_panic_that_was_caught() {
+        World::new().between_hosts(async |client, server| {
+            let mut streams = connect_pair_smc(&client, &server).await;
+            let stream = &streams.0;
+            let caught = std::panic::catch_unwind(|| {
+                stream.try_write(b"").unwrap();
+                panic!("after a call");
+            });
+            caught.unwrap_err();
+            ping_pong(&mut streams).await;
+        });
+    }
+}
