@@ -15,8 +15,8 @@ use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::BindToDevice;
 use rustix::net::sockopt;
-use smc::error::Phase;
-use smc::{ConnectOptions, Error, ListenOptions, Stream, TcpKeepalive};
+use smc::error::{CloseReason, Phase};
+use smc::{ConnectOptions, Error, ListenOptions, Policy, Stream, TcpKeepalive};
 use smc_testkit::on::On;
 use smc_testkit::port::HeldPort;
 use smc_testkit::streams::{
@@ -528,6 +528,63 @@ mod markers {
             });
             caught.unwrap_err();
             ping_pong(&mut streams).await;
+        });
+    }
+}
+
+mod pairs {
+    use super::*;
+
+    #[test]
+    fn a_pair_is_connected_and_leaves_no_listener() {
+        for world in World::both() {
+            world.block_on(async {
+                let host = world.host("host");
+                let mut streams = Stream::pair(&host.endpoint).await.unwrap();
+                assert!(streams.0.mode().is_smc(), "{:?}", streams.0);
+                assert_eq!(
+                    streams.0.local_addr().unwrap(),
+                    streams.1.peer_addr().unwrap()
+                );
+                assert!(host.endpoint.listener_infos().is_empty());
+                ping_pong(&mut streams).await;
+            });
+        }
+        for on in On::ALL {
+            on.run(async {
+                let endpoint = on.endpoint().build().unwrap();
+                for _ in 0..20 {
+                    let mut streams = Stream::pair(&endpoint).await.unwrap();
+                    ping_pong(&mut streams).await;
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_pair_of_ends_with_other_policies_is_an_error() {
+        On::Smol.run(async {
+            let is_first = AtomicUsize::new(0);
+            let endpoint = On::Smol
+                .endpoint()
+                .policy_for(move |_| match is_first.fetch_add(1, Ordering::Relaxed) {
+                    0 => Policy::Never,
+                    _ => Policy::Require,
+                })
+                .build()
+                .unwrap();
+            let error = Stream::pair(&endpoint).await.unwrap_err();
+            assert_eq!(error, Error::Closed(CloseReason::DuringHandshake));
+        });
+    }
+
+    #[test]
+    fn a_pair_of_a_closed_endpoint_is_misuse() {
+        On::Smol.run(async {
+            let endpoint = On::Smol.endpoint().build().unwrap();
+            endpoint.close().await;
+            let error = Stream::pair(&endpoint).await.unwrap_err();
+            assert!(matches!(error, Error::Misuse(_)), "{error}");
         });
     }
 }

@@ -4,6 +4,7 @@ mod in_place;
 mod methods;
 mod mode;
 mod options;
+mod pair;
 mod read;
 mod readiness;
 mod split;
