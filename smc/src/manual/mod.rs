@@ -9,6 +9,7 @@
 //! | how a stream ends, and what a process has to do before it ends | [`closing`] |
 //! | what a connection takes of memory, and how to bound it | [`memory`] |
 //! | how to write and read without copies, and what has to be trusted for it | [`zero_copy`] |
+//! | which methods of tokio's and std's types there are, and what they do differently | [`differences`] |
 //! | how to write a transport | [`writing_a_device`] |
 //! | where to look when something is wrong | [`debugging`] |
 //!
@@ -34,6 +35,9 @@ pub mod memory {}
 
 #[doc = include_str!("zero_copy.md")]
 pub mod zero_copy {}
+
+#[doc = include_str!("differences.md")]
+pub mod differences {}
 
 #[doc = include_str!("writing_a_device.md")]
 pub mod writing_a_device {}

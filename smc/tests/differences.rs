@@ -1,0 +1,219 @@
+//! The table of differences from tokio's and std's types, which is a page of the manual: it names
+//! all methods, and those that are the same are called with both types.
+
+#![cfg(feature = "tokio")]
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Command;
+
+use smc::{Listener, OwnedReadHalf, OwnedWriteHalf, ReadHalf, Stream, WriteHalf};
+use tokio::net::{TcpListener, TcpStream, tcp};
+
+const MANUAL: &str = include_str!("../src/manual/differences.md");
+
+/// Pairs of types, with what is called of both. Returns the names of the methods.
+macro_rules! same {
+    ($($theirs:ty, $ours:ty: { $($name:ident: |$end:ident, $cx:ident| $call:expr;)* })*) => {{
+        $($(
+            let _both = (
+                |mut $end: $theirs, $cx: &mut std::task::Context<'_>| drop($call),
+                |mut $end: $ours, $cx: &mut std::task::Context<'_>| drop($call),
+            );
+        )*)*
+        BTreeSet::from([$($(stringify!($name)),*),*])
+    }};
+}
+
+#[test]
+#[allow(
+    unused_variables,
+    unused_mut,
+    deprecated,
+    dropping_copy_types,
+    reason = "all calls have one form"
+)]
+#[allow(
+    clippy::needless_borrow,
+    clippy::drop_non_drop,
+    reason = "borrowed explicitly where a shared reference is enough, and dropped whatever it is"
+)]
+fn what_is_the_same_in_the_manual_can_be_called_with_both_types() {
+    let stream = same! {
+        TcpStream, Stream: {
+            into_split: |end, cx| end.into_split();
+            linger: |end, cx| end.linger().map(|time| time.map(|time| time.as_secs()));
+            local_addr: |end, cx| end.local_addr().map(|addr| addr.port());
+            nodelay: |end, cx| end.nodelay().map(|on| !on);
+            peek: |end, cx| (&end).peek(&mut [0]);
+            peer_addr: |end, cx| end.peer_addr().map(|addr| addr.port());
+            poll_read_ready: |end, cx| (&end).poll_read_ready(cx);
+            poll_write_ready: |end, cx| (&end).poll_write_ready(cx);
+            quickack: |end, cx| end.quickack().map(|on| !on);
+            readable: |end, cx| (&end).readable();
+            set_nodelay: |end, cx| end.set_nodelay(true);
+            set_quickack: |end, cx| end.set_quickack(true);
+            set_ttl: |end, cx| end.set_ttl(1);
+            set_zero_linger: |end, cx| end.set_zero_linger();
+            split: |end, cx| end.split();
+            take_error: |end, cx| end.take_error().map(|error| error.map(|error| error.kind()));
+            try_read: |end, cx| (&end).try_read(&mut [0]);
+            try_read_buf: |end, cx| (&end).try_read_buf(&mut Vec::new());
+            try_read_vectored: |end, cx| (&end).try_read_vectored(&mut []);
+            try_write: |end, cx| (&end).try_write(&[0]);
+            try_write_vectored: |end, cx| (&end).try_write_vectored(&[]);
+            ttl: |end, cx| end.ttl().map(u64::from);
+            writable: |end, cx| (&end).writable();
+        }
+    };
+    assert_eq!(section("tokio's `TcpStream`").same, stream);
+
+    let halves = same! {
+        tcp::ReadHalf<'_>, ReadHalf<'_>: {
+            local_addr: |end, cx| end.local_addr().map(|addr| addr.port());
+            peek: |end, cx| end.peek(&mut [0]);
+            peer_addr: |end, cx| end.peer_addr().map(|addr| addr.port());
+            readable: |end, cx| (&end).readable();
+            try_read: |end, cx| (&end).try_read(&mut [0]);
+            try_read_buf: |end, cx| (&end).try_read_buf(&mut Vec::new());
+            try_read_vectored: |end, cx| (&end).try_read_vectored(&mut []);
+        }
+        tcp::WriteHalf<'_>, WriteHalf<'_>: {
+            local_addr: |end, cx| end.local_addr().map(|addr| addr.port());
+            peer_addr: |end, cx| end.peer_addr().map(|addr| addr.port());
+            try_write: |end, cx| (&end).try_write(&[0]);
+            try_write_vectored: |end, cx| (&end).try_write_vectored(&[]);
+            writable: |end, cx| (&end).writable();
+        }
+    };
+    assert_eq!(section("tokio's `ReadHalf` and `WriteHalf`").same, halves);
+
+    let halves = same! {
+        tcp::OwnedReadHalf, OwnedReadHalf: {
+            local_addr: |end, cx| end.local_addr().map(|addr| addr.port());
+            peek: |end, cx| end.peek(&mut [0]);
+            peer_addr: |end, cx| end.peer_addr().map(|addr| addr.port());
+            readable: |end, cx| (&end).readable();
+            try_read: |end, cx| (&end).try_read(&mut [0]);
+            try_read_buf: |end, cx| (&end).try_read_buf(&mut Vec::new());
+            try_read_vectored: |end, cx| (&end).try_read_vectored(&mut []);
+        }
+        tcp::OwnedWriteHalf, OwnedWriteHalf: {
+            forget: |end, cx| end.forget();
+            local_addr: |end, cx| end.local_addr().map(|addr| addr.port());
+            peer_addr: |end, cx| end.peer_addr().map(|addr| addr.port());
+            try_write: |end, cx| (&end).try_write(&[0]);
+            try_write_vectored: |end, cx| (&end).try_write_vectored(&[]);
+            writable: |end, cx| (&end).writable();
+        }
+        (tcp::OwnedReadHalf, tcp::OwnedWriteHalf), (OwnedReadHalf, OwnedWriteHalf): {
+            reunite: |end, cx| end.0.reunite(end.1);
+        }
+        (tcp::OwnedWriteHalf, tcp::OwnedReadHalf), (OwnedWriteHalf, OwnedReadHalf): {
+            reunite: |end, cx| end.0.reunite(end.1);
+        }
+    };
+    let owned = "tokio's `OwnedReadHalf` and `OwnedWriteHalf`";
+    assert_eq!(section(owned).same, halves);
+
+    let listener = same! {
+        TcpListener, Listener: {
+            accept: |end, cx| (&end).accept();
+            local_addr: |end, cx| end.local_addr().map(|addr| addr.port());
+            poll_accept: |end, cx| (&end).poll_accept(cx);
+        }
+    };
+    assert_eq!(section("tokio's `TcpListener`").same, listener);
+    assert_eq!(section("tokio's `TcpSocket`").same, BTreeSet::new());
+
+    let stream = same! {
+        std::net::TcpStream, Stream: {
+            local_addr: |end, cx| end.local_addr().map(|addr| addr.port());
+            nodelay: |end, cx| end.nodelay().map(|on| !on);
+            peer_addr: |end, cx| end.peer_addr().map(|addr| addr.port());
+            set_nodelay: |end, cx| end.set_nodelay(true);
+            set_ttl: |end, cx| end.set_ttl(1);
+            take_error: |end, cx| end.take_error().map(|error| error.map(|error| error.kind()));
+            ttl: |end, cx| end.ttl().map(u64::from);
+        }
+    };
+    assert_eq!(section("std's `TcpStream`").same, stream);
+}
+
+#[test]
+fn all_methods_of_tokios_types_are_in_the_manual() {
+    let Some(source) = tokio_source() else {
+        println!("skipped: the source of tokio is not found");
+        return;
+    };
+    for (file, name) in [
+        ("stream", "tokio's `TcpStream`"),
+        ("split", "tokio's `ReadHalf` and `WriteHalf`"),
+        (
+            "split_owned",
+            "tokio's `OwnedReadHalf` and `OwnedWriteHalf`",
+        ),
+        ("listener", "tokio's `TcpListener`"),
+        ("socket", "tokio's `TcpSocket`"),
+    ] {
+        let path = source.join(format!("src/net/tcp/{file}.rs"));
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(section(name).all, methods(&text), "{name}");
+    }
+}
+
+/// The methods of a table.
+struct Section {
+    all: BTreeSet<&'static str>,
+    same: BTreeSet<&'static str>,
+}
+
+/// The table under a heading of the page.
+fn section(heading: &str) -> Section {
+    let mut sections = MANUAL.split("\n# ").skip(1);
+    let section = sections.find(|section| section.lines().next() == Some(heading));
+    let rows = section.unwrap().lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| `")?.split(" | ");
+        let name = cells.next()?.trim_end_matches('`');
+        Some((name, cells.next()?))
+    });
+    let rows: Vec<_> = rows.collect();
+    for (name, how) in &rows {
+        let known = ["same", "differs", "not there"];
+        assert!(known.contains(how), "{heading}, {name}: {how}");
+    }
+    let same = rows.iter().filter(|(_, how)| *how == "same");
+    Section {
+        same: same.map(|(name, _)| *name).collect(),
+        all: rows.iter().map(|(name, _)| *name).collect(),
+    }
+}
+
+/// The names of public functions in a source file.
+fn methods(text: &str) -> BTreeSet<&str> {
+    let lines = text.lines().filter_map(|line| {
+        let rest = line.trim_start().strip_prefix("pub ")?;
+        let rest = rest.strip_prefix("async ").unwrap_or(rest);
+        let rest = rest.strip_prefix("const ").unwrap_or(rest);
+        let name = rest.strip_prefix("fn ")?;
+        name.split(['(', '<']).next()
+    });
+    lines.collect()
+}
+
+/// The folder of the tokio that this test is built with.
+fn tokio_source() -> Option<PathBuf> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--offline", "--format-version", "1"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let mut paths = text.split("\"manifest_path\":\"").skip(1);
+    let manifest = paths.find_map(|rest| {
+        let (path, _) = rest.split_once('"')?;
+        path.contains("/tokio-1.").then(|| PathBuf::from(path))
+    });
+    Some(manifest?.parent()?.to_owned())
+}
