@@ -68,7 +68,7 @@ pub enum Exclusion {
 
 /// The ways to one address, best first: those that can be used, then those that cannot.
 pub(crate) async fn candidates(endpoint: &EndpointInner, to: SocketAddr) -> Vec<CandidateInfo> {
-    let policy = endpoint.config.policy.policy(&to);
+    let policy = endpoint.config.policy.of_destination(&to);
     let found = match policy {
         Policy::Never => Err(FallbackCause::Policy),
         _ => endpoint.negotiation.look_up(&endpoint.runtime, to).await,

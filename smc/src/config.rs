@@ -8,6 +8,8 @@ use std::time::Duration;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{Eid, PnetId};
 
+#[cfg(any(feature = "tokio", feature = "smol"))]
+use crate::environment::Environment;
 use crate::mem::TrustPeers;
 use crate::proto::handshake::DEFAULT_SEID;
 
@@ -54,14 +56,29 @@ pub(crate) enum PolicyRule {
     Fixed(Policy),
     /// A function of the application.
     ByAddress(Arc<dyn Fn(&SocketAddr) -> Policy + Send + Sync>),
+    /// `SMC_POLICY`.
+    #[cfg(any(feature = "tokio", feature = "smol"))]
+    Environment(&'static Environment),
 }
 
 impl PolicyRule {
-    /// The policy for this address.
-    pub(crate) fn policy(&self, of: &SocketAddr) -> Policy {
+    /// The policy for a destination.
+    pub(crate) fn of_destination(&self, addr: &SocketAddr) -> Policy {
         match self {
             Self::Fixed(policy) => *policy,
-            Self::ByAddress(policy) => policy(of),
+            Self::ByAddress(policy) => policy(addr),
+            #[cfg(any(feature = "tokio", feature = "smol"))]
+            Self::Environment(environment) => environment.policy(addr.ip(), Some(addr.port())),
+        }
+    }
+
+    /// The policy for a client of a listener.
+    pub(crate) fn of_client(&self, addr: &SocketAddr) -> Policy {
+        match self {
+            // The client chooses its port.
+            #[cfg(any(feature = "tokio", feature = "smol"))]
+            Self::Environment(environment) => environment.policy(addr.ip(), None),
+            rule => rule.of_destination(addr),
         }
     }
 
@@ -71,6 +88,8 @@ impl PolicyRule {
         match self {
             Self::Fixed(policy) => policy.name(),
             Self::ByAddress(_) => "by address",
+            #[cfg(any(feature = "tokio", feature = "smol"))]
+            Self::Environment(_) => "by address",
         }
     }
 }

@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
@@ -183,13 +183,22 @@ impl Endpoint {
         Arc::downgrade(&self.inner)
     }
 
-    /// The endpoint, if it can still connect and listen: it was not closed, its runtime has not
-    /// ended, and it was made in this process, not in a parent before `fork`.
     #[cfg(any(feature = "tokio", feature = "smol"))]
     pub(crate) fn upgrade(endpoint: &Weak<EndpointInner>) -> Option<Self> {
-        let inner = endpoint.upgrade()?;
-        let is_open = inner.lifetime.check().is_ok();
-        is_open.then_some(Self { inner })
+        endpoint.upgrade().map(|inner| Self { inner })
+    }
+
+    /// Whether it can still connect and listen: it was not closed, its runtime has not ended, and it
+    /// was made in this process, not in a parent before `fork`.
+    #[cfg(any(feature = "tokio", feature = "smol"))]
+    pub(crate) fn is_open(&self) -> bool {
+        self.inner.lifetime.check().is_ok()
+    }
+
+    /// The time of its runtime.
+    #[cfg(any(feature = "tokio", feature = "smol"))]
+    pub(crate) fn now(&self) -> Instant {
+        self.inner.runtime.now()
     }
 
     /// Connects to an address or a name. Several addresses are tried in order, until one succeeds.

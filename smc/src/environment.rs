@@ -2,8 +2,10 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, OnceLock};
+use std::net::IpAddr;
+#[cfg(test)]
+use std::net::SocketAddr;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use smc_wire::size::SizeCode;
@@ -76,13 +78,13 @@ impl Environment {
         match self.policy.as_slice() {
             [] => PolicyRule::Fixed(Policy::default()),
             [entry] if entry.applies_to_all() => PolicyRule::Fixed(entry.policy),
-            _ => PolicyRule::ByAddress(Arc::new(|addr| self.policy(addr))),
+            _ => PolicyRule::Environment(self),
         }
     }
 
-    /// The policy for this address.
-    fn policy(&self, of: &SocketAddr) -> Policy {
-        let entry = self.policy.iter().find(|entry| entry.applies_to(of));
+    /// The policy for this address. Entries with a port apply to destinations only.
+    pub(crate) fn policy(&self, ip: IpAddr, port: Option<u16>) -> Policy {
+        let entry = self.policy.iter().find(|entry| entry.applies_to(ip, port));
         entry.map_or_else(Policy::default, |entry| entry.policy)
     }
 }
@@ -130,11 +132,11 @@ impl PolicyEntry {
         self.network.is_none() && self.port.is_none()
     }
 
-    fn applies_to(&self, addr: &SocketAddr) -> bool {
-        let network = self.network.is_none_or(|(network, prefix)| {
-            contains(network.to_canonical(), prefix, addr.ip().to_canonical())
-        });
-        network && self.port.is_none_or(|port| port == addr.port())
+    fn applies_to(&self, ip: IpAddr, port: Option<u16>) -> bool {
+        let network = self
+            .network
+            .is_none_or(|(network, prefix)| contains(network, prefix, ip.to_canonical()));
+        network && (self.port.is_none() || self.port == port)
     }
 }
 
@@ -147,7 +149,7 @@ fn contains(network: IpAddr, prefix: u8, ip: IpAddr) -> bool {
         (IpAddr::V6(network), IpAddr::V6(ip)) => (network.to_bits(), ip.to_bits(), 128),
         _ => return false,
     };
-    let others = len - u32::from(prefix);
+    let others = u32::saturating_sub(len, prefix.into());
     (network ^ ip).checked_shr(others).unwrap_or(0) == 0
 }
 
@@ -203,9 +205,17 @@ fn network(text: &str) -> Option<(IpAddr, u8)> {
     };
     let ip: IpAddr = ip.parse().ok()?;
     let longest = if ip.is_ipv4() { 32 } else { 128 };
-    let prefix = prefix.map_or(Ok(longest), str::parse).ok()?;
-    (prefix <= longest).then_some((ip, prefix))
+    let prefix: u8 = prefix.map_or(Ok(longest), str::parse).ok()?;
+    match (ip, ip.to_canonical()) {
+        _ if prefix > longest => None,
+        // Part of it would be addresses of IPv4, as `::/0` has them.
+        (IpAddr::V6(_), IpAddr::V4(v4)) => Some((v4.into(), prefix.checked_sub(MAPPED_PREFIX)?)),
+        _ => Some((ip, prefix)),
+    }
 }
+
+/// The length of the prefix of IPv4-mapped addresses.
+const MAPPED_PREFIX: u8 = 96;
 
 /// A number of bytes.
 fn size(text: &str) -> Result<usize, String> {
@@ -259,6 +269,11 @@ mod tests {
         environment
     }
 
+    fn of_destination(environment: &Environment, addr: &str) -> Policy {
+        let addr: SocketAddr = addr.parse().unwrap();
+        environment.policy(addr.ip(), Some(addr.port()))
+    }
+
     fn problem(name: &str, value: &str) -> String {
         let (environment, invalid) = parsed(name, value);
         assert_eq!(environment, Environment::default());
@@ -283,13 +298,30 @@ mod tests {
             ("[fd12::1]:81", Policy::Prefer),
             ("[fe80::1]:80", Policy::Prefer),
         ] {
-            assert_eq!(environment.policy(&addr.parse().unwrap()), policy, "{addr}");
+            assert_eq!(of_destination(&environment, addr), policy, "{addr}");
         }
         let never = valid("SMC_POLICY", "never");
-        assert_eq!(never.policy(&"[::1]:1".parse().unwrap()), Policy::Never);
+        assert_eq!(of_destination(&never, "[::1]:1"), Policy::Never);
         let all = valid("SMC_POLICY", "0.0.0.0/0=never");
-        assert_eq!(all.policy(&"1.2.3.4:1".parse().unwrap()), Policy::Never);
-        assert_eq!(all.policy(&"[::1]:1".parse().unwrap()), Policy::Prefer);
+        assert_eq!(of_destination(&all, "1.2.3.4:1"), Policy::Never);
+        assert_eq!(of_destination(&all, "[::1]:1"), Policy::Prefer);
+    }
+
+    #[test]
+    fn ipv4_mapped_networks_are_those_of_ipv4() {
+        let environment = valid("SMC_POLICY", "::ffff:10.0.0.0/104=never");
+        assert_eq!(of_destination(&environment, "10.1.2.3:1"), Policy::Never);
+        assert_eq!(of_destination(&environment, "11.1.2.3:1"), Policy::Prefer);
+        assert_eq!(of_destination(&environment, "[fe80::1]:1"), Policy::Prefer);
+    }
+
+    #[test]
+    fn a_port_is_not_that_of_a_client_which_chooses_it() {
+        let environment = valid("SMC_POLICY", ":5432=never,127.0.0.1=require");
+        let client = |addr: &str| environment.policy(addr.parse().unwrap(), None);
+        assert_eq!(client("10.0.0.1"), Policy::Prefer);
+        assert_eq!(client("127.0.0.1"), Policy::Require);
+        assert_eq!(of_destination(&environment, "10.0.0.1:5432"), Policy::Never);
     }
 
     #[test]
@@ -320,6 +352,11 @@ mod tests {
                 "\"10.0.0.0/33\" is no address",
             ),
             ("SMC_POLICY", "::1:99999=never", "is no address"),
+            (
+                "SMC_POLICY",
+                "::ffff:0.0.0.0/90=never",
+                "\"::ffff:0.0.0.0/90\" is no address",
+            ),
             ("SMC_RECV_BUFFER", "big", "begin with a number"),
             ("SMC_RECV_BUFFER", "1T", "\"T\" is none of the units"),
             ("SMC_RECV_BUFFER", "1G", "more than 512M"),

@@ -217,7 +217,7 @@ impl Listener {
         }
     }
 
-    /// The streams that are accepted, as a stream without an end: for frameworks that take one.
+    /// The streams that are accepted: for frameworks that take a stream of them.
     #[must_use]
     pub fn into_incoming(self) -> Incoming {
         Incoming::new(self)
@@ -247,6 +247,12 @@ impl Listener {
     #[must_use]
     pub fn unpublished(&self) -> Option<&FallbackCause> {
         self.service.published.as_ref().err()
+    }
+
+    /// Warns of an error of [`Listener::accept`] that is not returned to the application.
+    #[cfg(feature = "axum08")]
+    pub(crate) fn warn_not_accepted(&self, error: &io::Error) {
+        self.service.endpoint.warned.not_accepted(self.local, error);
     }
 
     /// The descriptor of the TCP listener, where there is one.
@@ -472,7 +478,7 @@ impl ListenerService {
         socket: Arc<dyn Socket>,
         peer: SocketAddr,
     ) -> Option<Task> {
-        let policy = self.endpoint.config.policy.policy(&peer);
+        let policy = self.endpoint.config.policy.of_client(&peer);
         let is_open = self.admission.is_open();
         let verdict = match (&self.published, policy) {
             (Err(_), Policy::Never) => Negotiated::Plain(FallbackCause::Policy),

@@ -3,7 +3,7 @@
 use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, TrySendError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -243,6 +243,8 @@ impl Drop for End {
                 let _ignored = stream.shutdown(Shutdown::Write);
                 let until = Instant::now() + END;
                 while Instant::now() < until && self.lines.recv_timeout(END).is_ok() {}
+                // Ends the thread that reads from it.
+                let _ignored = stream.shutdown(Shutdown::Both);
             }
         }
     }
@@ -268,7 +270,10 @@ fn lines_of(output: impl Read + Send + 'static) -> mpsc::Receiver<io::Result<Str
                 let _unread = sender.try_send(Err(error));
                 return;
             }
-            let _unread = sender.try_send(Ok(line.trim_end_matches(['\r', '\n']).to_owned()));
+            let line = line.trim_end_matches(['\r', '\n']).to_owned();
+            if let Err(TrySendError::Disconnected(_)) = sender.try_send(Ok(line)) {
+                return;
+            }
         }
     });
     receiver

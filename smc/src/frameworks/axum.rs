@@ -1,6 +1,6 @@
 //! axum: `axum::serve(listener, app)`, and `ConnectInfo<SmcConnectInfo>`.
 
-use std::future::{Future, pending};
+use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
 
@@ -8,21 +8,23 @@ use ::axum::extract::connect_info::Connected;
 use ::axum::serve::{IncomingStream, Listener as AxumListener};
 
 use super::SmcConnectInfo;
+use crate::incoming::is_end;
 use crate::listener::Listener;
 use crate::stream::Stream;
 use crate::tokio::{TcpListener, TcpStream};
 
 /// Repeats `accept` until it succeeds. The listener itself pauses after an error, such as a lack of
 /// descriptors. One that has ended, as its endpoint was closed, accepts nothing: this waits.
-async fn accept_next<S, F>(accept: impl Fn() -> F) -> (S, SocketAddr)
-where
-    F: Future<Output = io::Result<(S, SocketAddr)>>,
-{
+async fn accept_next(listener: &Listener) -> (Stream, SocketAddr) {
     loop {
-        match accept().await {
+        match listener.accept().await {
             Ok(accepted) => return accepted,
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => pending().await,
-            Err(error) => warn!("accept failed", error = error),
+            Err(error) => {
+                listener.warn_not_accepted(&error);
+                if is_end(&error) {
+                    pending::<()>().await;
+                }
+            }
         }
     }
 }
@@ -34,7 +36,8 @@ macro_rules! listener {
             type Addr = SocketAddr;
 
             async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-                accept_next(|| Self::accept(self)).await
+                let (stream, peer) = accept_next(self).await;
+                (stream.into(), peer)
             }
 
             fn local_addr(&self) -> io::Result<SocketAddr> {

@@ -34,7 +34,7 @@ pub(crate) async fn connect(
 ) -> Result<Stream, Error> {
     let policy = options
         .policy
-        .unwrap_or_else(|| endpoint.config.policy.policy(&to));
+        .unwrap_or_else(|| endpoint.config.policy.of_destination(&to));
     let span = span!("smc.connect", peer = to, policy = policy.name());
     // Pinned here: a future that is passed on by value is copied, and this one is large.
     let connecting = pin!(connect_by(endpoint, to, options, policy));

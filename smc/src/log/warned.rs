@@ -5,6 +5,8 @@
 use std::collections::VecDeque;
 #[cfg(feature = "tracing")]
 use std::hash::Hash;
+#[cfg(all(feature = "tracing", feature = "axum08"))]
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 #[cfg(feature = "tracing")]
 use std::time::Instant;
@@ -53,6 +55,8 @@ enum Warning {
     Fallback(Destination, DeclineCode, Option<DeclineCode>),
     Refused(IpAddr, DeclineCode, Option<DeclineCode>),
     Full(IpAddr),
+    #[cfg(feature = "axum08")]
+    NotAccepted(SocketAddr, ErrorKind),
     Violation(Destination),
 }
 
@@ -102,6 +106,16 @@ impl Warned {
         }
     }
 
+    /// A listener could not accept, and goes on unless it has ended.
+    #[cfg(feature = "axum08")]
+    pub(crate) fn not_accepted(&self, listener: SocketAddr, error: &std::io::Error) {
+        if self.is_due(Warning::NotAccepted(listener, error.kind())) {
+            warn!("accept failed", listener = listener, error = error);
+        } else {
+            debug!("accept failed", listener = listener, error = error);
+        }
+    }
+
     /// Whether a warning is to be written. Warns of those that are not because of their number.
     fn is_due(&self, warning: Warning) -> bool {
         let Some(verdict) = self.written.lock().add(warning, Instant::now()) else {
@@ -147,6 +161,9 @@ impl Warned {
     pub(crate) fn failed(&self, _what: &'static str, _with: Destination, _cause: &Error) {}
 
     pub(crate) fn full(&self, _peer: SocketAddr) {}
+
+    #[cfg(feature = "axum08")]
+    pub(crate) fn not_accepted(&self, _listener: SocketAddr, _error: &std::io::Error) {}
 }
 
 /// Whether the settings of this end ask for TCP, or the peer has no SMC at all.

@@ -13,6 +13,7 @@ use futures_core::Stream as AsyncIterator;
 
 use super::tcp_stream::no_address;
 use super::{TcpStream, endpoint};
+use crate::incoming::poll_incoming;
 use crate::listener::Listener;
 
 /// A TCP listener whose streams are SMC with clients that can, in place of
@@ -65,10 +66,13 @@ impl TcpListener {
         Ok((stream.into(), peer))
     }
 
-    /// The streams that are accepted, as a stream without an end.
+    /// The streams that are accepted.
     #[must_use]
     pub fn incoming(&self) -> Incoming<'_> {
-        Incoming(self)
+        Incoming {
+            listener: self,
+            has_ended: false,
+        }
     }
 }
 
@@ -104,16 +108,20 @@ impl fmt::Debug for TcpListener {
 
 /// The streams that a [`TcpListener`] accepts: [`TcpListener::incoming`].
 ///
-/// It has no end. After an error it goes on, as [`Listener::accept`] does. Of the tasks that wait
-/// by [`Listener::poll_accept`] or this, the last one is woken.
+/// After an error it goes on, as [`Listener::accept`] does. It ends when the listener does, as when
+/// its endpoint was closed, after one error. Of the tasks that wait by [`Listener::poll_accept`] or
+/// this, the last one is woken.
 #[derive(Clone, Debug)]
-pub struct Incoming<'a>(&'a TcpListener);
+pub struct Incoming<'a> {
+    listener: &'a TcpListener,
+    has_ended: bool,
+}
 
 impl AsyncIterator for Incoming<'_> {
     type Item = io::Result<TcpStream>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let accepted = self.0.0.poll_accept(cx);
-        accepted.map(|accepted| Some(accepted.map(|(stream, _peer)| stream.into())))
+        let this = self.get_mut();
+        poll_incoming(&this.listener.0, &mut this.has_ended, cx)
     }
 }

@@ -92,7 +92,7 @@ impl TcpListener {
         self.0.local_addr()
     }
 
-    /// The streams that are accepted, as a stream without an end.
+    /// The streams that are accepted: for frameworks that take a stream of them.
     #[must_use]
     pub fn into_incoming(self) -> Incoming<TcpStream> {
         Incoming::new(self.0)

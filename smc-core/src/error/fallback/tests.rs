@@ -8,6 +8,7 @@ use smc_ipc::Domain;
 use smc_wire::types::Version;
 
 use super::*;
+use crate::Error;
 use crate::proto::Role;
 
 /// An enum whose variants are listed.
@@ -38,6 +39,7 @@ variants! { FallbackCause {
     Self::PeerDeclined(_) => "PeerDeclined",
     Self::Policy => "Policy",
     Self::NoNegotiation => "NoNegotiation",
+    Self::NoDefaultDevice(_) => "NoDefaultDevice",
     Self::NoDevice => "NoDevice",
     Self::OtherHost => "OtherHost",
     Self::NoCommonEid => "NoCommonEid",
@@ -150,6 +152,12 @@ fn rows() -> Vec<(FallbackReason, &'static str)> {
         (
             cause(Cause::NoNegotiation),
             "0x03010000 endpoint has no negotiation to find out whether peers support SMC",
+        ),
+        (
+            cause(Cause::NoDefaultDevice(Arc::new(Error::misuse(
+                "it is used",
+            )))),
+            "0x03030000 default endpoint has no device: misuse: it is used",
         ),
         (
             cause(Cause::NoDevice),

@@ -1,5 +1,8 @@
 //! Whether the environment is that of a less privileged user.
 
+use std::io;
+
+use rustix::io::Errno;
 use rustix::process::{getegid, geteuid, getgid, getuid};
 use rustix::thread::capabilities;
 
@@ -8,12 +11,19 @@ use rustix::thread::capabilities;
 pub fn is_elevated() -> bool {
     match std::fs::read("/proc/self/auxv") {
         Ok(auxv) => value_of(AT_SECURE, &auxv) != Some(0),
+        // Whoever starts the program may have left it no descriptor.
+        Err(error) if is_lack(&error) => true,
         // It may not be read by a process that may not be traced. Such programs are among those.
         Err(_) => {
             let has_rights = || capabilities(None).map_or(true, |own| !own.permitted.is_empty());
             getuid() != geteuid() || getgid() != getegid() || !geteuid().is_root() && has_rights()
         }
     }
+}
+
+fn is_lack(error: &io::Error) -> bool {
+    let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|errno| lacks.contains(&errno))
 }
 
 /// From pairs of words.
