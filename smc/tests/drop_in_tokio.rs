@@ -7,8 +7,11 @@
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
+use futures_lite::StreamExt as _;
 use futures_lite::future::{block_on, zip};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use smc::tokio::{TcpListener, TcpStream};
 use smc::{FallbackCause, Mode};
 use smc_testkit::port::HeldPort;
@@ -287,4 +290,80 @@ fn without_a_runtime_directory_streams_are_tcp_with_the_cause() {
         let reason = mode.fallback_reason().expect("a stream over TCP");
         assert!(reason.to_string().contains("/proc/none/smc"), "{mode}");
     }
+}
+
+#[test]
+fn a_lack_of_descriptors_at_the_first_use_passes() {
+    if alone_with(&[]).is_some() {
+        return;
+    }
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+    };
+    runtime().unwrap().block_on(async {
+        tokio::time::pause();
+        let limit = getrlimit(Resource::Nofile);
+        let in_use = std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let few = Some(in_use as u64 + 2);
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: few,
+                ..limit
+            },
+        )
+        .unwrap();
+        let endpoint = smc::tokio::endpoint().unwrap();
+        setrlimit(Resource::Nofile, limit).unwrap();
+        assert_eq!(endpoint.devices().count(), 0);
+        for mode in modes().await {
+            let reason = mode.fallback_reason().expect("a stream over TCP");
+            let cause = reason.cause.to_string();
+            assert!(
+                cause.starts_with("default endpoint has no device: "),
+                "{cause}"
+            );
+        }
+        tokio::time::advance(Duration::from_secs(10)).await;
+        tokio::time::resume();
+        assert_smc_d().await;
+    });
+}
+
+#[test]
+fn names_are_removed_when_the_runtime_ends() {
+    if alone_with(&[]).is_some() {
+        return;
+    }
+    let dir = std::env::var_os("SMC_RUNTIME_DIR").unwrap();
+    let names = || std::fs::read_dir(&dir).unwrap().count();
+    let runtime = Runtime::new().unwrap();
+    runtime.block_on(assert_smc_d());
+    assert!(names() > 0);
+    drop(runtime);
+    smc_testkit::wait::until(|| names() == 0, || format!("{} names", names()));
+}
+
+#[test]
+fn incoming_ends_with_its_listener() {
+    if alone_with(&[]).is_some() {
+        return;
+    }
+    Runtime::new().unwrap().block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let mut incoming = listener.into_incoming();
+        let (connected, accepted) = zip(TcpStream::connect(addr), incoming.next()).await;
+        let accepted = accepted.unwrap().unwrap();
+        assert_eq!(
+            accepted.peer_addr().unwrap(),
+            connected.unwrap().local_addr().unwrap()
+        );
+        smc::tokio::endpoint().unwrap().close().await;
+        let error = incoming.next().await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(incoming.next().await.is_none());
+    });
 }

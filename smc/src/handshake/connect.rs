@@ -132,9 +132,10 @@ fn unannounced_reason(
     nothing_to_offer: FallbackReason,
     cause: FallbackCause,
 ) -> FallbackReason {
-    match config.rdma {
-        Some(_) => cause.into(),
-        None => nothing_to_offer,
+    match (config.rdma.is_some(), cause) {
+        // It says why there is no device.
+        (_, cause @ FallbackCause::NoDefaultDevice(_)) | (true, cause) => cause.into(),
+        (false, _) => nothing_to_offer,
     }
 }
 
