@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::net::sockopt;
 
@@ -188,8 +188,8 @@ impl Endpoint {
         endpoint.upgrade().map(|inner| Self { inner })
     }
 
-    /// Whether it can still connect and listen: it was not closed, its runtime has not ended, and it
-    /// was made in this process, not in a parent before `fork`.
+    /// Whether it can still connect and listen: it was not closed, its runtime has not ended, and
+    /// it was made in this process, not in a parent before `fork`.
     #[cfg(any(feature = "tokio", feature = "smol"))]
     pub(crate) fn is_open(&self) -> bool {
         self.inner.lifetime.check().is_ok()
@@ -197,7 +197,7 @@ impl Endpoint {
 
     /// The time of its runtime.
     #[cfg(any(feature = "tokio", feature = "smol"))]
-    pub(crate) fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> std::time::Instant {
         self.inner.runtime.now()
     }
 

@@ -11,7 +11,7 @@ use rustix::thread::capabilities;
 pub fn is_elevated() -> bool {
     match std::fs::read("/proc/self/auxv") {
         Ok(auxv) => value_of(AT_SECURE, &auxv) != Some(0),
-        // Whoever starts the program may have left it no descriptor.
+        // The user who starts a program may leave it no descriptor.
         Err(error) if is_lack(&error) => true,
         // It may not be read by a process that may not be traced. Such programs are among those.
         Err(_) => {
