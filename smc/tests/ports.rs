@@ -10,7 +10,7 @@ use std::thread;
 use nix::sched::{CloneFlags, unshare};
 use rustix::net::{AddressFamily, SocketType};
 use smc::error::FallbackCause;
-use smc::{Builder, Domain, Endpoint, Stream};
+use smc::{Builder, Domain, Endpoint, Listener, Stream};
 
 /// The ports that clients may use: so many that draws do not find the last ones.
 const PORTS: std::ops::RangeInclusive<u16> = 40_000..=43_999;
@@ -68,16 +68,19 @@ impl Plain {
         drop(self.0.accept().expect("it is connected"));
     }
 
-    /// The same from this port, of a socket that was bound explicitly.
-    fn end_one_from(&self, port: u16) {
+    /// The same from this port, of a socket that was bound explicitly. Returns whether it was free.
+    fn end_one_from(&self, port: u16) -> bool {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
         let socket = socket.expect("a socket");
         let from = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        rustix::net::bind(&socket, &from).expect("it is free");
+        if rustix::net::bind(&socket, &from).is_err() {
+            return false;
+        }
         let to = self.0.local_addr().expect("it has one");
         rustix::net::connect(&socket, &to).expect("it listens");
         drop(socket);
         drop(self.0.accept().expect("it is connected"));
+        true
     }
 }
 
@@ -110,7 +113,7 @@ fn clients_find_the_last_ports_that_no_other_socket_was_bound_to() {
         const LEFT: u16 = 4;
         let plain = Plain::new();
         let bound = PORTS.filter(|port| port % 1000 != 500);
-        bound.for_each(|port| plain.end_one_from(port));
+        bound.for_each(|port| assert!(plain.end_one_from(port)));
         let dir = tempfile::tempdir().expect("a directory");
         let (client, server) = (endpoint(dir.path()), endpoint(dir.path()));
         let listener = server.bind("127.0.0.1:50001").await.expect("it is free");
@@ -127,7 +130,7 @@ fn clients_find_the_last_ports_that_no_other_socket_was_bound_to() {
 #[test]
 fn a_client_that_finds_no_port_to_announce_is_tcp_at_once_and_the_next_one_is_smc() {
     with_few_ports(async || {
-        const CHOSEN: u16 = 2;
+        const CHOSEN: usize = 2;
         let plain = Plain::new();
         // `connect` can share ports with what `connect` chose, but `bind` has none, and draws do
         // not find them.
@@ -135,23 +138,16 @@ fn a_client_that_finds_no_port_to_announce_is_tcp_at_once_and_the_next_one_is_sm
         let mut bound = 0;
         for port in PORTS {
             let is_free = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
-            if is_free {
-                plain.end_one_from(port);
+            if is_free && plain.end_one_from(port) {
                 bound += 1;
             }
         }
-        assert_eq!(bound, PORTS.len() - usize::from(CHOSEN));
+        assert!(bound + 2 * CHOSEN >= PORTS.len(), "{bound}");
         let dir = tempfile::tempdir().expect("a directory");
         let (client, server) = (endpoint(dir.path()), endpoint(dir.path()));
         let listener = server.bind("127.0.0.1:50001").await.expect("it is free");
         let to = listener.local_addr().expect("it has one");
-        let mut open = Vec::new();
-        for _ in 0..CHOSEN {
-            let stream = client.connect(to).await;
-            let stream = stream.expect("as a plain TCP client connects");
-            assert_has_no_port(&stream);
-            open.push((stream, listener.accept().await.expect("it is accepted")));
-        }
+        let _open = connect_without_port(&client, &listener, CHOSEN).await;
         set_port_range(*PORTS.start(), 44_099);
         let stream = client.connect(to).await.expect("a port is left");
         assert!(stream.mode().is_smc(), "{}", stream.mode());
@@ -174,20 +170,34 @@ fn a_client_that_gets_another_port_than_it_has_announced_is_tcp_at_once() {
         // From here on draws are of the range that was.
         (1..PORTS.len()).for_each(|_| plain.end_one());
         set_port_range(45_000, 45_099);
-        for _ in 0..2 {
-            let stream = client.connect(to).await;
-            let stream = stream.expect("as a plain TCP client connects");
+        for stream in connect_without_port(&client, &listener, 2).await {
             let from = stream.local_addr().expect("it has one");
             assert!(!PORTS.contains(&from.port()), "{from}");
-            assert_has_no_port(&stream);
         }
     });
 }
 
-/// The stream is TCP, as no port was found. No answer of the listener was waited for.
-fn assert_has_no_port(stream: &Stream) {
-    let reason = stream.fallback_reason().expect("it is TCP");
-    assert!(matches!(reason.cause, FallbackCause::Os(_)), "{reason:?}");
+/// So many streams that are TCP, as no port was found, with an answer of the listener that was not
+/// waited for. A draw can find one of the last ports: such a stream is SMC, and stays open.
+async fn connect_without_port(client: &Endpoint, listener: &Listener, count: usize) -> Vec<Stream> {
+    const DRAWN_MAX: usize = 5;
+    let to = listener.local_addr().expect("it has one");
+    let (mut found, mut drawn) = (Vec::new(), Vec::new());
+    while found.len() < count {
+        let stream = client.connect(to).await;
+        let stream = stream.expect("as a plain TCP client connects");
+        let accepted = listener.accept().await.expect("it is accepted");
+        match stream.fallback_reason() {
+            Some(reason) => {
+                assert!(matches!(reason.cause, FallbackCause::Os(_)), "{reason:?}");
+                found.push(stream);
+            }
+            None => drawn.push(stream),
+        }
+        drawn.push(accepted.0);
+        assert!(drawn.len() <= count + 2 * DRAWN_MAX, "draws find ports");
+    }
+    found
 }
 
 /// Whether `connect` can take one port (`IP_LOCAL_PORT_RANGE`).
