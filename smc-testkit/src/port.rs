@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 ///
 /// - the kernel picks the port for no `bind` to port 0 and for no `connect`;
 /// - a connection to it is refused;
-/// - a socket with `SO_REUSEADDR`, as [`std::net::TcpListener`] and the listeners of `smc-core` set
+/// - a socket with `SO_REUSEADDR`, as [`std::net::TcpListener`] and the listeners of `smc` set
 ///   it, can be bound to exactly this port, listen, be closed, and be bound again.
 ///
 /// Linux only: elsewhere `SO_REUSEADDR` means other things.

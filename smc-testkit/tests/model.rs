@@ -128,7 +128,7 @@ fn run(seed: u64, apart: bool) -> Result<Tally, Violation> {
             .recv_buffer(machine.buffers[side])
             .polling(machine.polling);
         let builder = if machine.is_trusting {
-            // SAFETY: both ends are streams of smc-core in this test.
+            // SAFETY: both ends are streams of smc in this test.
             builder.trust_peers(unsafe { TrustPeers::new() })
         } else {
             builder

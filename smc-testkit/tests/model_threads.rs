@@ -48,7 +48,7 @@ async fn run(seed: u64) -> Result<Result<(), Violation>, Error> {
             .recv_buffer(1 << rng.between(14, 16))
             .polling(polling);
         let builder = if is_trusting {
-            // SAFETY: both ends are streams of smc-core in this test.
+            // SAFETY: both ends are streams of smc in this test.
             builder.trust_peers(unsafe { TrustPeers::new() })
         } else {
             builder

@@ -3,7 +3,7 @@
 //! A subcommand is its arguments and one function that runs it and returns whether it succeeded.
 //! Its module has its name, with two exceptions: `bench`, `bench-agent`, `bench-end` and `demo` are
 //! in `bench`; `ss`, `groups`, `links`, `stats`, `top` and `info`, which ask processes, are in
-//! `processes`. The READMEs of the workspace and of this crate list them.
+//! `processes`. The README of this crate lists them.
 
 mod bench;
 mod cat;

@@ -50,8 +50,9 @@
 //!
 //! # Manual
 //!
-//! [`manual`] has a chapter each on transports and users, fallback, how streams end, memory, access
-//! without copies, writing a device, and debugging.
+//! [`manual`] has a cookbook, and a chapter each on transports and users, fallback, settings by the
+//! environment, how streams end, memory, access without copies, differences from the types of tokio
+//! and std, writing a device, and debugging.
 //!
 //! # How it is built
 //!
@@ -67,7 +68,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `introspection` | [`introspection`]: what `smc ss` and its like show of a process. On by default |
+//! | `introspection` | [`introspection`]: what `smc ss` and its like show of a process. On by default, with `serde` |
 //! | `metrics` | [`metrics`]: the counters by the facade crate of that name |
 //! | `serde` | `Serialize` and `Deserialize` of [`info::Stats`] |
 //! | `tokio` | [`mod@tokio`]: types in place of tokio's; [`tokio()`], and tokio's I/O traits on streams |
@@ -82,7 +83,7 @@
 //! | `syn-option` | `syn_option`: negotiation by TCP option, as kernels do it |
 //! | `tracing` | events and spans of the crate `tracing`: [`debugging`](manual::debugging) |
 //!
-//! The others are not on by default, and none changes the behaviour of others.
+//! The others are not on by default, and no feature changes the behaviour of others.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

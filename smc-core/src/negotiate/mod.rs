@@ -153,7 +153,8 @@ impl Candidate {
         self
     }
 
-    /// Offers SMC for one connection, between binding and connecting its socket.
+    /// Offers SMC for one connection, before its socket is connected. The socket has an address if
+    /// the candidate [needs one](Candidate::needs_address) and a port was free.
     ///
     /// `proposal` is the encoded CLC PROPOSAL, or the DECLINE of a client that has nothing to
     /// offer: only a server that expects CLC on TCP has to receive that. May be called again with

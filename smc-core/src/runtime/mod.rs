@@ -3,12 +3,12 @@
 //! [`Runtime`] is time, tasks, TCP and readiness of a descriptor. The crate `smc` has adapters for
 //! tokio and smol; `smc-testkit` has one with a virtual clock and sockets in memory.
 //!
-//! Another runtime outside of that crate implements [`Runtime`], [`Socket`] and [`Acceptor`].
-//! Inside it, `smc/src/runtime/smol.rs` is the pattern: `Registered` of `net.rs` takes `AsFd` and
-//! four methods, and sockets follow from it. One more adapter there also takes a feature in
-//! `smc/Cargo.toml`, its `cfg` in `smc/src/runtime/mod.rs`, a constructor in `smc/src/builder.rs`
-//! and a function in `smc/src/lib.rs`. `smc/tests/runtime_adapters.rs` has the scenarios that each
-//! adapter passes.
+//! Another runtime outside of that crate implements [`Runtime`], [`Socket`], [`Acceptor`] and
+//! [`Watch`]. Inside it, `smc/src/runtime/smol.rs` is the pattern: `Registered` of `net.rs` takes
+//! `AsFd` and four methods, and sockets follow from it. One more adapter there also takes a feature
+//! in `smc/Cargo.toml`, its `cfg` in `smc/src/runtime/mod.rs`, a constructor in
+//! `smc/src/builder.rs` and a function in `smc/src/lib.rs`. `smc/tests/runtime_adapters.rs` has the
+//! scenarios that each adapter passes.
 
 use std::fmt::{self, Debug};
 use std::future::Future;
@@ -63,9 +63,10 @@ pub trait Runtime: Send + Sync + Debug + 'static {
     /// Opens a TCP connection.
     ///
     /// The hook of `options` is called with the new socket ([`SocketOptions::call_hook`]). Then the
-    /// socket is bound (to `options.local`, else to a free port of the address that leads to `to`);
-    /// then `before` is called with it, then it is connected. What `before` does is for the last
-    /// socket that it was called with. One that cannot be bound has no address.
+    /// socket is bound: to `options.local`, else to a free port of the address that leads to `to`.
+    /// With [`SocketOptions::unbound`], or where no port is free, it is not bound and has no
+    /// address. Then `before` is called with it, then it is connected. What `before` does is for
+    /// the last socket that it was called with.
     ///
     /// # Errors
     ///
@@ -157,7 +158,8 @@ pub trait Runtime: Send + Sync + Debug + 'static {
     }
 }
 
-/// Called with a socket that is bound and not yet connected.
+/// Called with a socket that is not connected yet. It is bound if it has to be
+/// ([`Runtime::connect`]).
 pub type BeforeConnect<'a> = dyn FnMut(&Unconnected<'_>) -> io::Result<()> + Send + 'a;
 
 /// Called with a socket that is bound and does not listen yet.
@@ -167,8 +169,8 @@ pub type BeforeListen<'a> = dyn FnMut(&Unconnected<'_>) -> io::Result<()> + 'a;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Unconnected<'a> {
-    /// The address it is bound to; unspecified, with port 0, if it need not be
-    /// ([`SocketOptions::unbound`]) or no port was found.
+    /// The address that it is bound to, or gets as it is connected. Unspecified, with port 0, if it
+    /// need not be bound ([`SocketOptions::unbound`]) or no port was found.
     pub local: SocketAddr,
     /// Whether `connect` might take another port than this one. An offer with this address is then
     /// good only for a connection that has it.
@@ -178,7 +180,7 @@ pub struct Unconnected<'a> {
 }
 
 impl<'a> Unconnected<'a> {
-    /// For runtimes: describes a bound socket.
+    /// For runtimes: describes a socket with this local address.
     #[must_use]
     pub fn new(local: SocketAddr, fd: Option<BorrowedFd<'a>>) -> Self {
         Self {
@@ -188,7 +190,8 @@ impl<'a> Unconnected<'a> {
         }
     }
 
-    /// For runtimes: describes a socket of which `connect` takes the port.
+    /// For runtimes: the socket is not bound to its port yet. `connect` binds it, and might take
+    /// another one.
     #[must_use]
     pub fn with_port_of_connect(mut self) -> Self {
         self.may_change = true;

@@ -1,6 +1,7 @@
 //! Diagnosis codes of DECLINE: their values and names.
 //!
-//! The cause that sends each of them is in `smc-core/src/proto/handshake/decline.rs`.
+//! The causes for which this library sends a code are in
+//! `smc-core/src/proto/handshake/decline.rs`. Codes that only peers send are named here too.
 
 use core::fmt;
 

@@ -669,7 +669,7 @@ impl Conn {
         self.tcp_watch_deferred.load(Ordering::Relaxed)
     }
 
-    /// For the driver: watches TCP from now on, while the peer is silent.
+    /// For the driver: watches TCP from now on, while the end of TCP ends the connection.
     pub(crate) fn start_tcp_watch(self: &Arc<Self>) {
         self.tcp_watch_deferred.store(false, Ordering::Relaxed);
         self.watch_tcp();

@@ -220,7 +220,8 @@ impl ConnectAttempt<'_> {
         fallback_stream(self.endpoint, Role::Client, socket, self.to, unread, reason)
     }
 
-    /// Opens the TCP connection; the offer is made between bind and connect.
+    /// Opens the TCP connection. The offer is made before the socket is connected, and after it is
+    /// bound if the candidate needs its address.
     async fn offer(
         &self,
         candidate: &Candidate,

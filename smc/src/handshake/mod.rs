@@ -1,8 +1,9 @@
 //! From a TCP connection to a stream: the handshake, its work, and the connection of its result.
 //!
-//! `connect` and `accept` make the machine and its `carrier`. `drive` passes messages and timeouts
-//! to it. `work` does the work that it asks for and has what that work has acquired, and
-//! `build_conn` makes a connection of it.
+//! `connect` and `accept` make the machine, and its `carrier` on a side channel;
+//! `run_handshake_on_tcp` makes the one on TCP. `drive` passes messages, timeouts and the end of
+//! the link group to the machine. `work` does the work that it asks for and has what that work has
+//! acquired, and `build_conn` makes a connection of it.
 
 mod accept;
 mod carrier;
@@ -483,7 +484,8 @@ async fn without_crossing_decline(endpoint: &EndpointInner, socket: &dyn Socket)
     filter.release().unwrap_or_default()
 }
 
-/// Longer than any message of the handshake.
+/// Bytes of one read. Every message that is known today fits; ACCEPT and CONFIRM may be longer, and
+/// are read in several parts then.
 const READ_MAX: usize = 1024;
 
 const NO_RESOURCE: Error = Error::Bug("handshake ended without a link group");

@@ -1,6 +1,6 @@
 //! Negotiation of SMC with the TCP option that kernels use, and so with kernels.
 //!
-//! A [`SynOption`] is a [negotiation](smc_core::negotiate) for an endpoint of `smc-core`:
+//! A [`SynOption`] is a [negotiation](smc_core::negotiate) for an endpoint of `smc`:
 //! connections with kernels, and with endpoints that have one, use SMC. Kernels speak SMC-R, so
 //! such an endpoint has an RDMA device.
 //!

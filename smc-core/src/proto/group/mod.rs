@@ -1,4 +1,5 @@
-//! Link groups: the state shared by all connections between the same two devices.
+//! Link groups: what connections with one peer share, with SMC-D between the same two devices, with
+//! SMC-R over the same links.
 //!
 //! A link group is created by the first connection to a peer ("first contact") and removed some
 //! time after the last one. The [`Registry`] contains the groups of an endpoint. For each
@@ -20,13 +21,17 @@
 //! * A connection counts as a member from the moment of joining, so that a limit is never exceeded.
 //!
 //! ```text
-//!                 enter            established
-//!   (nothing) -----------> PENDING -----------> ACTIVE <------- IDLE ---> (nothing)
-//!                             |                   |  ---------->   600 s
-//!                             | creator left      | terminated
-//!                             v                   v
-//!                         (nothing)          TERMINATING ---> (nothing)
+//!             enter          established          last member left       expired,
+//!   (nothing) -----> PENDING ----------> ACTIVE ------------------> IDLE --------> (nothing)
+//!                     |   |                |    <------------------      terminated
+//!        creator left |   | terminated     | terminated    joined
+//!                     v   |                v
+//!             (nothing)   `----------> TERMINATING -----------------> (nothing)
+//!                                                   last member left
 //! ```
+//!
+//! An idle group expires after [`GroupKey::idle_lifetime`], or earlier
+//! ([`GroupEndCause::Idle`], [`GroupEndCause::OutOfSync`]).
 //!
 //! The registry is sans-I/O like all of [`proto`](crate::proto): it returns values, and its caller
 //! resumes the set-ups named in [`RegistryOutput::Ready`].
@@ -260,7 +265,7 @@ pub enum RegistryOutput {
     Terminate {
         /// The group.
         group: GroupId,
-        /// The devices of the group.
+        /// The key for which it was created.
         key: GroupKey,
         /// Reason.
         cause: GroupEndCause,
@@ -269,7 +274,7 @@ pub enum RegistryOutput {
     Removed {
         /// The group.
         group: GroupId,
-        /// The devices of the group.
+        /// The key for which it was created.
         key: GroupKey,
         /// Reason.
         cause: GroupEndCause,
@@ -355,7 +360,7 @@ pub struct GroupLinks {
 pub struct LinkGroupInfo {
     /// Local identifier of the group (LG-ID).
     pub id: GroupId,
-    /// The devices of the group.
+    /// The key for which it was created.
     pub key: GroupKey,
     /// Its state.
     pub state: GroupState,

@@ -44,9 +44,11 @@ transitions! {
     join(Active | Idle => Active);
     /// The last connection leaves.
     empty(Pending | Terminating => Removed, Active => Idle);
-    /// No connection joined for the whole lifetime of an idle group.
+    /// The lifetime of an idle group is over. It is cut short if the peer denies the group, if
+    /// another SMC-D group with the peer is left, or if its links are needed for another peer.
     expire(Idle => Removed);
-    /// The peer is gone, or the endpoint shuts down.
+    /// The peer or the local device is gone, the last link is lost or deleted, or the endpoint
+    /// shuts down.
     terminate(Pending | Active => Terminating, Idle => Removed);
 }
 

@@ -33,12 +33,16 @@
 //! # Contract
 //!
 //! After each `handle_*` call, drain [`Handshake::poll_output`] until `None` and perform the
-//! outputs in that order; then wait for the first of
+//! outputs in that order. The result of an output may be passed in at once, before the next one is
+//! polled: the failure of a [`HandshakeOutput::Send`], or the outcome of work that was done
+//! already. Then wait for the first of
 //!
 //! * bytes, if [`Handshake::bytes_needed`] is not zero: read **no more** than that many, because
 //!   what follows a message may be application data;
 //! * the outcome of the [`Work`] that was asked for, of which there is at most one at a time;
-//! * the time that [`Handshake::poll_timeout`] names.
+//! * the time that [`Handshake::poll_timeout`] names;
+//! * the termination of the link group, once work has entered one
+//!   ([`Handshake::handle_terminated`]).
 //!
 //! The outcome is [`HandshakeOutput::Established`], [`HandshakeOutput::Fallback`] or
 //! [`HandshakeOutput::Abort`]; after it nothing follows and all inputs are ignored. Work still

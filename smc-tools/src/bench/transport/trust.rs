@@ -8,6 +8,6 @@ use smc_core::mem::TrustPeers;
 pub(super) fn trust_peer() -> TrustPeers {
     // SAFETY: both ends are this program, and find each other in a directory that was made for
     // them, that only this user can read, and whose name no other process knows. The peer's streams
-    // are of smc-core, which writes bytes of a ring only while they are free.
+    // are of smc, which writes bytes of a ring only while they are free.
     unsafe { TrustPeers::new() }
 }

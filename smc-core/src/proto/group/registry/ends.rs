@@ -137,9 +137,9 @@ impl Registry {
     /// A server adds no other connection to it, and the group ends with its last connection. Its
     /// connections stay, because any process with a TCP connection can send such a DECLINE using
     /// the peer's identity. Connections that the peer has really lost end by their abort flags,
-    /// their links or TCP. For the same reason few groups with one SMC-D peer, or with SMC-R
-    /// clients of one address, get another one beside them in this way: those of SMC-R have a link
-    /// each.
+    /// their links or TCP. For the same reason this holds for a limited number of groups with one
+    /// SMC-D peer, or with SMC-R clients of one address (`OUT_OF_SYNC_MAX`): the next connection
+    /// creates another group beside each of them, and with SMC-R each group has a link.
     pub fn handle_out_of_sync(&mut self, group: GroupId) {
         let Some(key) = self.groups.get(&group).map(|entry| entry.key) else {
             return;
