@@ -53,8 +53,8 @@ pub(crate) struct DeviceDriver {
     /// Held while events are dispatched: the device has one consumer at a time.
     draining: Mutex<()>,
     /// Number of links with a waiter for the completion of a post.
-    awaiting: AtomicUsize,
-    /// The task is in a pass and will check `awaiting` before it parks.
+    awaiting_links: AtomicUsize,
+    /// The task is in a pass and will check `awaiting_links` before it parks.
     in_pass: AtomicBool,
     gone: AtomicBool,
     /// The endpoint was dropped, with its listeners and set-ups.
@@ -78,7 +78,7 @@ struct Table {
     conns: HashMap<ConnKey, Arc<Conn>>,
     /// The same by link group.
     members: BTreeSet<(GroupId, ConnKey)>,
-    /// Of groups whose peer is gone, waiting for their turn to end.
+    /// Of groups whose peer is gone, waiting to be ended.
     ending: VecDeque<Arc<Conn>>,
     /// Dropped by the application, waiting for the peer's close until the time given, the earliest
     /// first.
@@ -87,7 +87,8 @@ struct Table {
     lingering: VecDeque<(Instant, Weak<Conn>)>,
     /// Dropped since the last pass, with their linger times.
     newly_dropped: Vec<(Option<Duration>, Weak<Conn>)>,
-    /// Dropped, or not silent, with an event on their TCP sockets.
+    /// With an event on their TCP sockets that the task handles: connections that were dropped, or
+    /// whose peers have sent an update.
     tcp_events: Vec<Weak<Conn>>,
     /// With the start time of their TCP watch, the earliest first.
     deferred_tcp_watches: VecDeque<(Instant, Weak<Conn>)>,
@@ -120,7 +121,7 @@ impl DeviceDriver {
             links: Mutex::default(),
             after_drain: Mutex::default(),
             draining: Mutex::default(),
-            awaiting: AtomicUsize::new(0),
+            awaiting_links: AtomicUsize::new(0),
             in_pass: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             is_endpoint_dropped: AtomicBool::new(false),
@@ -208,7 +209,8 @@ impl DeviceDriver {
         self.wake_task();
     }
 
-    /// Notes an event on the TCP socket of a dropped connection.
+    /// Notes an event on the TCP socket of a connection that was dropped, or whose peer has sent an
+    /// update.
     pub(crate) fn note_tcp_event(&self, conn: &Arc<Conn>) {
         self.table.lock().tcp_events.push(Arc::downgrade(conn));
         self.wake_task();
@@ -248,7 +250,7 @@ impl DeviceDriver {
         // flag.
         self.stopped.store(true, Ordering::SeqCst);
         self.finish_drain();
-        self.end_in_turn(usize::MAX);
+        self.end_conns(usize::MAX);
         for conn in self.connections() {
             conn.publish_without_driver();
             if conn.is_app_closed() {
@@ -404,19 +406,19 @@ impl DeviceDriver {
         }
         match self.is_stopped() {
             true => {
-                self.end_in_turn(usize::MAX);
+                self.end_conns(usize::MAX);
             }
             false => self.wake_task(),
         }
     }
 
-    /// Whether connections wait for their turn to end.
+    /// Whether connections wait to be ended.
     fn has_ending(&self) -> bool {
         !self.table.lock().ending.is_empty()
     }
 
     /// Ends up to `most` of the connections whose peer is gone. Returns whether others are left.
-    fn end_in_turn(&self, most: usize) -> bool {
+    fn end_conns(&self, most: usize) -> bool {
         let (ending, is_any_left) = {
             let mut table = self.table.lock();
             let count = table.ending.len().min(most);
@@ -445,7 +447,7 @@ impl DeviceDriver {
 
     /// Adds a link with a waiter for the completion of a post.
     pub(crate) fn add_awaiting_link(&self) {
-        self.awaiting.fetch_add(1, Ordering::SeqCst);
+        self.awaiting_links.fetch_add(1, Ordering::SeqCst);
         if !self.in_pass.load(Ordering::SeqCst) {
             self.wake_task();
         }
@@ -453,14 +455,14 @@ impl DeviceDriver {
 
     /// The awaited post of a link has completed, or the link is down.
     pub(crate) fn remove_awaiting_link(&self) {
-        self.awaiting.fetch_sub(1, Ordering::SeqCst);
+        self.awaiting_links.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Arms the doorbell, for completions too if there is a waiter.
     fn arm(&self) -> Result<(), DeviceError> {
         self.device.arm()?;
         match self.device.operations().rdma() {
-            Some(rdma) if self.awaiting.load(Ordering::SeqCst) > 0 => rdma.arm_completions(),
+            Some(rdma) if self.awaiting_links.load(Ordering::SeqCst) > 0 => rdma.arm_completions(),
             _ => Ok(()),
         }
     }

@@ -18,7 +18,7 @@ impl DeviceDriver {
         let mut table = self.table.lock();
         if !table.ending.is_empty() {
             drop(table);
-            if self.end_in_turn(ENDS_MAX) {
+            if self.end_conns(ENDS_MAX) {
                 return Some(now);
             }
             table = self.table.lock();

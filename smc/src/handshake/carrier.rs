@@ -249,7 +249,7 @@ impl SideChannelCarrier<'_> {
             AnswerState::None => self.side_channel.poll_read(cx, buf),
             // It may be data behind an answer.
             AnswerState::Plain => Poll::Ready(self.read(buf).unwrap_or(Ok(0))),
-            AnswerState::Silent => match self.side_channel.withdraw() {
+            AnswerState::NoProgress => match self.side_channel.withdraw() {
                 Withdrawn::Free => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
                 // The answer has just arrived, or the offer can no longer be withdrawn.
                 Withdrawn::Taken => {
@@ -287,7 +287,7 @@ impl SideChannelCarrier<'_> {
             let is_late = timer.is_overdue(NOT_SCHEDULED);
             let progress = self.side_channel.progress();
             let time = match wait.progress.replace(progress) {
-                Some(before) if before == progress && !is_late => return AnswerState::Silent,
+                Some(before) if before == progress && !is_late => return AnswerState::NoProgress,
                 Some(_) => config.answer_timeout,
                 None => config.answer_timeout - first,
             };
@@ -323,7 +323,7 @@ enum AnswerState {
     /// Unexpected data has arrived on TCP.
     Plain,
     /// The server made no progress until the timeout.
-    Silent,
+    NoProgress,
 }
 
 /// Delay from which a task counts as not scheduled in time.

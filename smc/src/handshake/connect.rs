@@ -340,8 +340,8 @@ impl ConnectAttempt<'_> {
                     Error::TimedOut(_) => Some(endpoint.base_config().timeouts.message),
                     _ => None,
                 };
-                let silent = within.map(|within| FallbackCause::NoAnswer { within });
-                Ok(self.tcp(socket, silent.unwrap_or_else(|| offer.cause()).into()))
+                let cause = within.map(|within| FallbackCause::NoAnswer { within });
+                Ok(self.tcp(socket, cause.unwrap_or_else(|| offer.cause()).into()))
             }
             outcome => outcome.map_err(|error| Failed {
                 error,

@@ -138,8 +138,8 @@ impl LinkSender {
         })
     }
 
-    /// Queues a connection again that had its turn and has more to post.
-    pub(crate) fn wait(&self, token: AlertToken) {
+    /// Queues a connection again that had its turn and may have more to post.
+    pub(crate) fn requeue_connection(&self, token: AlertToken) {
         self.posts.lock().queue.queue_connection(token);
     }
 

@@ -21,10 +21,10 @@ macro_rules! read {
                 buf: &mut ReadBuf<'_>,
             ) -> Poll<io::Result<()>> {
                 let this = self.get_mut();
-                let is_clear = buf.initialized().len() - buf.filled().len() == buf.remaining();
+                let is_initialized = buf.initialized().len() - buf.filled().len() == buf.remaining();
                 match this.read.get_mut() {
-                    Reader::Tcp(half) if !is_clear => poll_read_tcp(half, cx, buf),
-                    half if !is_clear => poll_read_smc(half, cx, buf),
+                    Reader::Tcp(half) if !is_initialized => poll_read_tcp(half, cx, buf),
+                    half if !is_initialized => poll_read_smc(half, cx, buf),
                     half => {
                         let read = half.poll_read(cx, buf.initialize_unfilled());
                         buf.advance(ready!(read)?);

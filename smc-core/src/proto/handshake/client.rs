@@ -452,11 +452,11 @@ impl Handshake {
         };
         self.version = accept.version();
         let offered = proposal.types(self.version);
-        let is_registered = match accept.body {
+        let is_offered = match accept.body {
             Body::D(_) => offered.has_d(),
             Body::R(_) => offered.has_r(),
         };
-        if !is_registered {
+        if !is_offered {
             return Err(Failure::decline(DeclineCause::UNOFFERED_CHOICE));
         }
         // Not a release that could be confirmed.

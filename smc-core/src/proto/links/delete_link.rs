@@ -20,7 +20,7 @@ pub(super) struct Deletion {
     pub(super) reason: DeleteLinkReason,
     pub(super) is_orderly: bool,
     /// The link works: its connections leave it before the message is sent.
-    pub(super) is_draining: bool,
+    pub(super) awaits_moves: bool,
     /// Sent over this link.
     pub(super) over: Option<LinkId>,
     /// Not sent: until when it waits for its turn (client) or for the connections (server). Sent:
@@ -36,7 +36,7 @@ impl LinkGroup {
         link: LinkId,
         reason: DeleteLinkReason,
         is_orderly: bool,
-        is_draining: bool,
+        awaits_moves: bool,
     ) {
         let Some(found) = self.find_link(link) else {
             return;
@@ -48,7 +48,7 @@ impl LinkGroup {
             number,
             reason,
             is_orderly,
-            is_draining,
+            awaits_moves,
             over: None,
             until: after(now, self.config.timeouts.response),
         });
@@ -62,13 +62,13 @@ impl LinkGroup {
         }
         let is_left = self
             .find_link(deletion.link)
-            .is_none_or(|link| link.drain_deadline.is_none());
-        if deletion.is_draining && !is_left {
+            .is_none_or(|link| link.move_deadline.is_none());
+        if deletion.awaits_moves && !is_left {
             deletion.until = after(now, self.config.timeouts.response);
             self.flow = Some(Flow::Delete(deletion));
             return;
         }
-        deletion.is_draining = false;
+        deletion.awaits_moves = false;
         deletion.over = self.send_deletion(&deletion);
         deletion.until = after(now, self.config.timeouts.response);
         self.flow = Some(Flow::Delete(deletion));
@@ -91,7 +91,7 @@ impl LinkGroup {
     /// The connections have left a link, or its deadline has expired.
     pub(super) fn resume_delete(&mut self, now: Instant, link: LinkId) {
         match self.flow.take() {
-            Some(Flow::Delete(deletion)) if deletion.link == link && deletion.is_draining => {
+            Some(Flow::Delete(deletion)) if deletion.link == link && deletion.awaits_moves => {
                 self.start_delete(now, deletion);
             }
             flow => self.flow = flow,
@@ -120,10 +120,10 @@ impl LinkGroup {
     }
 
     pub(super) fn delete_timeout(&mut self, now: Instant, deletion: Deletion) {
-        if deletion.is_draining {
+        if deletion.awaits_moves {
             // The connections take too long; the message is sent now.
             if let Some(link) = self.find_link(deletion.link) {
-                link.drain_deadline = None;
+                link.move_deadline = None;
             }
             return self.start_delete(now, deletion);
         }

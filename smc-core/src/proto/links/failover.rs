@@ -33,7 +33,7 @@ impl LinkGroup {
             }
             LinkState::Activating => self.activating_down(link),
             // Its connections have nothing more to do there.
-            LinkState::Inactive => self.link_drained(now, link),
+            LinkState::Inactive => self.connections_moved(now, link),
             LinkState::Unused => {}
         }
     }
@@ -72,7 +72,7 @@ impl LinkGroup {
             return;
         }
         found.test_deadline = None;
-        found.drain_deadline = Some(until);
+        found.move_deadline = Some(until);
         let info = found.info;
         self.leaving.push((info, failure));
         self.report_links();
@@ -103,11 +103,11 @@ impl LinkGroup {
     }
 
     /// The connections have left an inactive link.
-    pub(super) fn link_drained(&mut self, now: Instant, link: LinkId) {
+    pub(super) fn connections_moved(&mut self, now: Instant, link: LinkId) {
         let Some(found) = self.find_link(link) else {
             return;
         };
-        if found.info.state == LinkState::Inactive && found.drain_deadline.take().is_some() {
+        if found.info.state == LinkState::Inactive && found.move_deadline.take().is_some() {
             self.resume_delete(now, link);
             self.sweep();
         }
@@ -119,7 +119,7 @@ impl LinkGroup {
             .links
             .iter()
             .filter(|link| link.info.state == LinkState::Inactive)
-            .filter(|link| link.drain_deadline.is_none() && !link.is_delete_pending)
+            .filter(|link| link.move_deadline.is_none() && !link.is_delete_pending)
             .map(|link| link.info.id)
             .collect();
         for link in done {

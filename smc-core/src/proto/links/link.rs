@@ -81,7 +81,7 @@ pub(super) struct LinkEntry {
     /// Deadline for the answer to TEST LINK.
     pub(super) test_deadline: Option<Instant>,
     /// Inactive: deadline for its connections to move; none when they have moved.
-    pub(super) drain_deadline: Option<Instant>,
+    pub(super) move_deadline: Option<Instant>,
     /// Inactive: a DELETE LINK about it is in progress or pending.
     pub(super) is_delete_pending: bool,
 }
@@ -101,7 +101,7 @@ impl LinkEntry {
             is_connected: false,
             last_received: now,
             test_deadline: None,
-            drain_deadline: None,
+            move_deadline: None,
             is_delete_pending: false,
         }
     }

@@ -248,7 +248,7 @@ impl LinkGroup {
     /// Answer to [`LinkGroupOutput::Move`]: nothing is outstanding on the old link.
     pub fn handle_moved(&mut self, now: Instant, from: LinkId) {
         if self.end.is_none() {
-            self.link_drained(now, from);
+            self.connections_moved(now, from);
         }
         self.advance(now);
     }
@@ -442,7 +442,7 @@ impl LinkGroup {
             return end.due();
         }
         let links = self.links.iter();
-        let links = links.filter_map(|link| earlier(self.test_due(link), link.drain_deadline));
+        let links = links.filter_map(|link| earlier(self.test_due(link), link.move_deadline));
         let flow = self.flow.as_ref().and_then(Flow::until);
         links
             .chain(flow)
@@ -462,11 +462,11 @@ impl LinkGroup {
         let late: Vec<_> = self
             .links
             .iter()
-            .filter(|link| link.drain_deadline.is_some_and(|until| until <= now))
+            .filter(|link| link.move_deadline.is_some_and(|until| until <= now))
             .map(|link| link.info.id)
             .collect();
         for link in late {
-            self.link_drained(now, link);
+            self.connections_moved(now, link);
         }
         self.test_timeouts(now);
         self.advance(now);

@@ -52,7 +52,7 @@ pub(crate) struct RdmaConn {
     /// peer corks its last data behind them until the consumer cursor of this side moves.
     moved: AtomicBool,
     /// The peer has not sent anything over the new link yet.
-    awaited: AtomicBool,
+    is_peer_move_pending: AtomicBool,
     /// The peer has sent a CDC message.
     received: AtomicBool,
     /// The peer has sent data since the last probe.
@@ -123,7 +123,7 @@ impl RdmaConn {
             peer_ring: OnceLock::new(),
             update_requested: AtomicBool::new(false),
             moved: AtomicBool::new(false),
-            awaited: AtomicBool::new(false),
+            is_peer_move_pending: AtomicBool::new(false),
             received: AtomicBool::new(false),
             has_new_data: AtomicBool::new(false),
             has_peer_ended: AtomicBool::new(false),
@@ -164,7 +164,7 @@ impl RdmaConn {
             from: None,
             to: None,
             posted: VecDeque::new(),
-            arrived: Cursor::START,
+            delivered: Cursor::START,
         });
         self.bind_for_reading(peer);
     }

@@ -84,7 +84,7 @@ impl RdmaConn {
         match arrival {
             Ok(Arrival::Update(update)) => {
                 self.handle_update(&update);
-                if self.awaited.load(Ordering::Relaxed) {
+                if self.is_peer_move_pending.load(Ordering::Relaxed) {
                     self.peer_is_on(link);
                 }
             }
@@ -158,7 +158,7 @@ impl RdmaConn {
         if tx.sender.as_ref().is_none_or(|sender| sender.id != link) {
             return;
         }
-        self.awaited.store(false, Ordering::Relaxed);
+        self.is_peer_move_pending.store(false, Ordering::Relaxed);
         if let Some(bound) = &mut tx.bound {
             bound.transmit.handle_peer_moved();
             self.push(tx, false);

@@ -39,8 +39,8 @@ pub(super) struct BoundSending {
     pub(super) to: Option<(Rkey, RmbAddr)>,
     /// Outstanding posts on this link, the oldest first, with the producer cursor of each.
     pub(super) posted: VecDeque<(PostId, Cursor)>,
-    /// The producer cursor that is known to have arrived.
-    pub(super) arrived: Cursor,
+    /// The producer cursor that is known to be delivered.
+    pub(super) delivered: Cursor,
 }
 
 impl RdmaConn {
@@ -156,10 +156,10 @@ impl RdmaConn {
                 return;
             }
             let Some(bound) = &mut tx.bound else { return };
-            let Some((post, arrived)) = bound.posted.pop_front() else {
+            let Some((post, delivered)) = bound.posted.pop_front() else {
                 return;
             };
-            bound.arrived = arrived;
+            bound.delivered = delivered;
             bound.transmit.handle_completed(post);
             self.push(tx, false);
         }
@@ -207,7 +207,8 @@ impl RdmaConn {
         self.moved.store(true, Ordering::Release);
         tx.persist_timer = Some(PersistTimer::new(self.group.now()));
         let is_peer_there = tx.peer_on == Some(to.id);
-        self.awaited.store(!is_peer_there, Ordering::Relaxed);
+        self.is_peer_move_pending
+            .store(!is_peer_there, Ordering::Relaxed);
         if let Some(bound) = &mut tx.bound {
             bound.from = None;
             bound.to = None;
@@ -250,7 +251,7 @@ impl RdmaConn {
                 break;
             }
             if in_turn {
-                sender.wait(self.token);
+                sender.requeue_connection(self.token);
                 break;
             }
         }
@@ -285,7 +286,7 @@ impl BoundSending {
             // Without an RKEY on this link nothing can be written, but an abort can be sent, behind
             // the delivered data.
             _ if is_abort => {
-                post.cdc.producer = self.arrived;
+                post.cdc.producer = self.delivered;
                 slot.post(now, &[], &post.cdc.to_bytes())
             }
             _ => PostResult::Unreachable,
@@ -295,7 +296,7 @@ impl BoundSending {
                 let flags = post.cdc.producer_flags;
                 let is_validation = flags.contains(ProducerFlags::FAILOVER_VALIDATION);
                 let stated = if is_validation {
-                    self.arrived
+                    self.delivered
                 } else {
                     post.cdc.producer
                 };

@@ -157,7 +157,7 @@ fn one_request_is_kept_aside_and_a_second_one_dropped() {
         number: LinkNumber(77),
         reason: DeleteLinkReason::PATH_LOST,
         is_orderly: true,
-        is_draining: false,
+        awaits_moves: false,
         over: Some(two),
         until,
     }));
