@@ -171,6 +171,7 @@ impl From<Error> for io::Error {
     /// | `Closed(Local)`, `Closed(Peer)` | `BrokenPipe` |
     /// | `Misuse` | `InvalidInput` |
     /// | `Device` of a device or peer that is gone | `ConnectionAborted` |
+    /// | `Device` of an error of the system | its own |
     /// | other `Device`, `Bug` | `Other` |
     /// | `Io` | its own |
     fn from(error: Error) -> Self {
@@ -189,6 +190,7 @@ impl From<Error> for io::Error {
             Error::Device(DeviceError::Gone(_) | DeviceError::PeerGone) => {
                 io::ErrorKind::ConnectionAborted
             }
+            Error::Device(DeviceError::Os(inner)) => inner.kind(),
             Error::Device(_) | Error::Bug(_) => io::ErrorKind::Other,
             Error::Io(inner) => match inner.code() {
                 Some(code) => return Self::from_raw_os_error(code),

@@ -16,7 +16,7 @@ use super::memory_limit::default_limit;
 use super::negotiate::{Negotiation, Never};
 use super::runtime::Runtime;
 use crate::config::{EndpointConfig, Policy, PolicyRule};
-use crate::device::{Device, MemoryLimit};
+use crate::device::{Device, DeviceError, MemoryLimit};
 use crate::error::Error;
 use crate::handshake::TcpHandshakes;
 use crate::mem::TrustPeers;
@@ -379,7 +379,8 @@ impl Builder {
     ///
     /// [`Error::Misuse`] without a runtime, with an impossible buffer size, with too many EIDs, or
     /// with a device that serves another endpoint or was given twice; an error of the runtime when
-    /// a device's doorbell cannot be watched.
+    /// a device's doorbell cannot be watched, or when the memory of the machine cannot be read for
+    /// lack of descriptors.
     ///
     /// # Panics
     ///
@@ -408,12 +409,16 @@ impl Builder {
             true => runtime.on_own_thread()?,
             false => Arc::clone(&runtime),
         };
+        let memory = match self.memory {
+            Some(bytes) => MemoryLimit::new(bytes),
+            None => default_limit().map_err(DeviceError::from)?,
+        };
         let groups = Groups::new(
             driver_runtime,
             Deadlines::new(&runtime, &lifetime),
             self.ports,
             self.llc,
-            self.memory.map_or_else(default_limit, MemoryLimit::new),
+            memory,
         );
         if self.driver_thread {
             groups.deadlines.set_groups(&groups);

@@ -9,6 +9,7 @@ use super::endpoint::{Endpoint, EndpointInner};
 use super::environment::Environment;
 use super::negotiate::Never;
 use super::runtime::Runtime;
+use crate::device::DeviceError;
 use crate::error::{Error, FallbackCause};
 use crate::mutex::Mutex;
 use crate::{Domain, add_defaults, process};
@@ -114,9 +115,9 @@ impl DefaultEndpoint {
 ///
 /// # Errors
 ///
-/// As [`Builder::build`] of an endpoint without a device.
+/// As [`Builder::build`] of an endpoint without a device; as [`Environment::of_process`].
 fn make(runtime: Arc<dyn Runtime>) -> Result<(Endpoint, DefaultEndpoint), Error> {
-    let environment = Environment::of_process();
+    let environment = Environment::of_process().map_err(DeviceError::from)?;
     let builder = || {
         let mut builder = Builder::new()
             .runtime(Arc::clone(&runtime))

@@ -2,15 +2,16 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::net::IpAddr;
 #[cfg(test)]
 use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use smc_wire::size::SizeCode;
 
 use crate::config::{Policy, PolicyRule};
+use crate::error::OsError;
 
 /// What the environment of the process sets for the default endpoint: see
 /// [`environment`](crate::manual::environment).
@@ -22,11 +23,19 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// That of the process when this was called first.
-    pub(crate) fn of_process() -> &'static Self {
+    /// That of the process when this returned one first.
+    ///
+    /// # Errors
+    ///
+    /// For lack of descriptors or memory, without which it is unknown whose environment it is.
+    pub(crate) fn of_process() -> Result<&'static Self, OsError> {
         static READ: OnceLock<Environment> = OnceLock::new();
-        READ.get_or_init(|| {
-            if smc_ipc::runtime_dir::is_elevated() {
+        if let Some(environment) = READ.get() {
+            return Ok(environment);
+        }
+        let is_elevated = smc_ipc::runtime_dir::is_elevated()?;
+        Ok(READ.get_or_init(|| {
+            if is_elevated {
                 return Self::default();
             }
             let (environment, invalid) = Self::parse(|name| std::env::var_os(name));
@@ -34,7 +43,7 @@ impl Environment {
                 report(line);
             }
             environment
-        })
+        }))
     }
 
     /// The settings, and the variables that have no effect.
@@ -84,6 +93,12 @@ impl Environment {
 
     /// The policy for this address. Entries with a port apply to destinations only.
     pub(crate) fn policy(&self, ip: IpAddr, port: Option<u16>) -> Policy {
+        // As a destination it is the own host.
+        let ip = match ip.to_canonical() {
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+            ip => ip,
+        };
         let entry = self.policy.iter().find(|entry| entry.applies_to(ip, port));
         entry.map_or_else(Policy::default, |entry| entry.policy)
     }
@@ -135,7 +150,7 @@ impl PolicyEntry {
     fn applies_to(&self, ip: IpAddr, port: Option<u16>) -> bool {
         let network = self
             .network
-            .is_none_or(|(network, prefix)| contains(network, prefix, ip.to_canonical()));
+            .is_none_or(|(network, prefix)| contains(network, prefix, ip));
         network && (self.port.is_none() || self.port == port)
     }
 }
@@ -305,6 +320,9 @@ mod tests {
         let all = valid("SMC_POLICY", "0.0.0.0/0=never");
         assert_eq!(of_destination(&all, "1.2.3.4:1"), Policy::Never);
         assert_eq!(of_destination(&all, "[::1]:1"), Policy::Prefer);
+        let loopback = valid("SMC_POLICY", "127.0.0.0/8=never,::1=never");
+        assert_eq!(of_destination(&loopback, "0.0.0.0:1"), Policy::Never);
+        assert_eq!(of_destination(&loopback, "[::]:1"), Policy::Never);
     }
 
     #[test]

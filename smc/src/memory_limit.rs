@@ -8,16 +8,22 @@ use smc_ipc::cgroup;
 use super::endpoint::EndpointInner;
 use crate::config::MEMORY_SHARE;
 use crate::device::{MemoryLimit, TrimMemory};
+use crate::error::OsError;
 
 /// The shared limit of all endpoints of this process without their own.
-pub(crate) fn default_limit() -> MemoryLimit {
+///
+/// # Errors
+///
+/// For lack of descriptors or memory, without which it is unknown.
+pub(crate) fn default_limit() -> Result<MemoryLimit, OsError> {
     static LIMIT: OnceLock<MemoryLimit> = OnceLock::new();
-    let limit = LIMIT.get_or_init(|| {
-        let memory = cgroup::memory(Path::new("/"));
-        let share = memory.map_or(u64::MAX, |bytes| bytes / MEMORY_SHARE);
-        MemoryLimit::new(usize::try_from(share).unwrap_or(usize::MAX))
-    });
-    limit.clone()
+    if let Some(limit) = LIMIT.get() {
+        return Ok(limit.clone());
+    }
+    let memory = cgroup::memory(Path::new("/"))?;
+    let share = memory.map_or(u64::MAX, |bytes| bytes / MEMORY_SHARE);
+    let limit = || MemoryLimit::new(usize::try_from(share).unwrap_or(usize::MAX));
+    Ok(LIMIT.get_or_init(limit).clone())
 }
 
 impl TrimMemory for EndpointInner {

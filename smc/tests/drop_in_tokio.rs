@@ -333,6 +333,29 @@ fn a_lack_of_descriptors_at_the_first_use_passes() {
 }
 
 #[test]
+fn without_a_descriptor_at_the_first_use_no_setting_is_lost() {
+    if alone_with(&[("SMC_POLICY", "never")]).is_some() {
+        return;
+    }
+    Runtime::new().unwrap().block_on(async {
+        let limit = getrlimit(Resource::Nofile);
+        let none = Some(3);
+        let current = Rlimit {
+            current: none,
+            ..limit
+        };
+        setrlimit(Resource::Nofile, current).unwrap();
+        let error = smc::tokio::endpoint().map(drop).unwrap_err();
+        setrlimit(Resource::Nofile, limit).unwrap();
+        assert!(error.to_string().contains("os error 24"), "{error}");
+        for mode in modes().await {
+            let reason = mode.fallback_reason().expect("a stream over TCP");
+            assert_eq!(reason.cause, FallbackCause::Policy, "{mode}");
+        }
+    });
+}
+
+#[test]
 fn names_are_removed_when_the_runtime_ends() {
     if alone_with(&[]).is_some() {
         return;

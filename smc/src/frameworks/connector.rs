@@ -16,11 +16,23 @@ use crate::tokio::TcpStream;
 /// `connect_with_connector`.
 ///
 /// Of a URI it uses host and port; the default ports are 80 and, for `https` and `wss`, 443. It
-/// makes no TLS: wrap it in the connector of a TLS crate for that.
-#[derive(Clone, Debug, Default)]
+/// makes no TLS, and refuses the schemes `https` and `wss` unless a connector of a TLS crate that
+/// wraps it is said to do so ([`Connector::enforce_http`]).
+#[derive(Clone, Debug)]
 pub struct Connector {
     endpoint: Option<Endpoint>,
     options: ConnectOptions,
+    pub(super) enforce_http: bool,
+}
+
+impl Default for Connector {
+    fn default() -> Self {
+        Self {
+            endpoint: None,
+            options: ConnectOptions::default(),
+            enforce_http: true,
+        }
+    }
 }
 
 impl Connector {
@@ -36,8 +48,16 @@ impl Connector {
     pub fn with_endpoint(endpoint: Endpoint) -> Self {
         Self {
             endpoint: Some(endpoint),
-            options: ConnectOptions::default(),
+            ..Self::default()
         }
+    }
+
+    /// Whether URIs with a scheme that takes TLS are refused, as by hyper-util's `HttpConnector`.
+    /// `true` unless set: switch it off where this is wrapped in a connector that makes TLS.
+    #[must_use]
+    pub fn enforce_http(mut self, enforce: bool) -> Self {
+        self.enforce_http = enforce;
+        self
     }
 
     /// Connects with these options.

@@ -26,9 +26,20 @@ impl Service<Uri> for Connector {
     fn call(&mut self, to: Uri) -> Self::Future {
         let connector = self.clone();
         Box::pin(async move {
-            let stream = connector.connect(host_and_port(&to)?).await?;
+            let stream = connector.connect(connector.target(&to)?).await?;
             Ok(TokioIo::new(stream))
         })
+    }
+}
+
+impl Connector {
+    fn target(&self, uri: &Uri) -> io::Result<(String, u16)> {
+        if self.enforce_http && matches!(uri.scheme_str(), Some("https" | "wss")) {
+            let error =
+                format!("scheme of URI {uri} takes TLS, which this connector does not make");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
+        }
+        host_and_port(uri)
     }
 }
 
@@ -67,6 +78,15 @@ impl Connection for TcpStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn schemes_with_tls_are_refused_unless_another_connector_makes_it() {
+        let uri = Uri::from_static("https://host.example/a");
+        let error = Connector::new().target(&uri).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        let wrapped = Connector::new().enforce_http(false);
+        assert_eq!(wrapped.target(&uri).unwrap().1, 443);
+    }
 
     #[test]
     fn host_and_port_are_those_of_the_uri() {

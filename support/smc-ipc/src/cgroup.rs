@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::OsError;
+
 /// A mounted hierarchy of cgroups, or a part of one.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mount {
@@ -90,12 +92,17 @@ impl Hierarchy {
 /// of its cgroups. `None` if neither can be read.
 ///
 /// `root` is the root of the file system: `/` except in tests.
-#[must_use]
-pub fn memory(root: &Path) -> Option<u64> {
+///
+/// # Errors
+///
+/// For lack of descriptors or memory, which passes.
+pub fn memory(root: &Path) -> Result<Option<u64>, OsError> {
     let below = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
-    let read = |path: &str| fs::read_to_string(below(Path::new(path))).unwrap_or_default();
-    let (mounts, cgroups) = (read("/proc/self/mountinfo"), read("/proc/self/cgroup"));
-    let mut least = machine(&read("/proc/meminfo"));
+    let (mounts, cgroups) = (
+        read(&below(Path::new("/proc/self/mountinfo")))?,
+        read(&below(Path::new("/proc/self/cgroup")))?,
+    );
+    let mut least = machine(&read(&below(Path::new("/proc/meminfo")))?);
     for hierarchy in [Hierarchy::V2, Hierarchy::V1Memory] {
         let Some(mount) = Mount::find(&mounts, hierarchy) else {
             continue;
@@ -108,13 +115,23 @@ pub fn memory(root: &Path) -> Option<u64> {
             if !cgroup.starts_with(&mount.at) {
                 break;
             }
-            let limit = fs::read_to_string(below(cgroup).join(hierarchy.limit_file()));
+            let limit = read(&below(cgroup).join(hierarchy.limit_file()))?;
             // `max` is no number.
-            let limit = limit.ok().and_then(|limit| limit.trim().parse().ok());
-            least = least.into_iter().chain(limit).min();
+            least = least.into_iter().chain(limit.trim().parse().ok()).min();
         }
     }
-    least
+    Ok(least)
+}
+
+/// The text of a file; none if it cannot be read.
+fn read(path: &Path) -> Result<String, OsError> {
+    fs::read_to_string(path).or_else(|error| {
+        let error = OsError::new("read", &error).at(path);
+        match error.is_lack() {
+            true => Err(error),
+            false => Ok(String::new()),
+        }
+    })
 }
 
 /// The memory of the machine, by the text of `/proc/meminfo`.
@@ -184,8 +201,8 @@ mod tests {
 
     #[test]
     fn without_cgroups_the_machine_is_the_limit() {
-        assert_eq!(memory(files(&[MACHINE]).path()), Some(1_024_000));
-        assert_eq!(memory(files(&[]).path()), None);
+        assert_eq!(memory(files(&[MACHINE]).path()).unwrap(), Some(1_024_000));
+        assert_eq!(memory(files(&[]).path()).unwrap(), None);
     }
 
     #[test]
@@ -200,7 +217,7 @@ mod tests {
                 ("sys/fs/cgroup/pod/memory.max", pod),
                 ("sys/fs/cgroup/pod/app/memory.max", app),
             ]);
-            memory(files.path())
+            memory(files.path()).unwrap()
         };
         assert_eq!(with("max\n", "500\n"), Some(500));
         assert_eq!(with("400\n", "500\n"), Some(400));
@@ -220,7 +237,7 @@ mod tests {
             ),
             ("sys/fs/cgroup/memory/app/memory.limit_in_bytes", "700\n"),
         ]);
-        assert_eq!(memory(files.path()), Some(700));
+        assert_eq!(memory(files.path()).unwrap(), Some(700));
     }
 
     #[test]
@@ -231,6 +248,6 @@ mod tests {
             ("proc/self/mountinfo", V2),
             ("sys/fs/cgroup/memory.max", "600\n"),
         ]);
-        assert_eq!(memory(files.path()), Some(600));
+        assert_eq!(memory(files.path()).unwrap(), Some(600));
     }
 }

@@ -91,7 +91,7 @@ impl Default for Domain {
     /// What is missing is made when a socket is published, for the user alone; directories above it
     /// are not. Where none can be used, streams are TCP and report why.
     fn default() -> Self {
-        let locations = match elevated::is_elevated() {
+        let locations = match elevated::is_elevated().unwrap_or(true) {
             true => Locations::standard(None),
             false => Locations::of_environment(),
         };
