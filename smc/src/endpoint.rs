@@ -4,7 +4,6 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::BorrowedFd;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
@@ -14,6 +13,7 @@ use rustix::net::sockopt;
 
 use super::append_list::AppendList;
 use super::candidates::{CandidateInfo, candidates};
+use super::connect_options::ConnectOptions;
 use super::device_driver::DeviceDriver;
 use super::groups::Groups;
 use super::handshake::connect;
@@ -21,11 +21,11 @@ use super::lifetime::{ENDPOINT_CLOSED, Lifetime};
 use super::links::RdmaGroupInfo;
 use super::listener::{ListenOptions, Listener, ListenerService};
 use super::negotiate::Negotiation;
-use super::runtime::{Acceptor, Runtime, SocketHook, SocketOptions};
+use super::runtime::{Acceptor, Runtime, SocketOptions};
 use super::stream::Stream;
 use super::target::{IntoTarget, Target};
 use crate::busy_poll::Pollers;
-use crate::config::{EndpointConfig, Policy};
+use crate::config::EndpointConfig;
 use crate::device::{Device, MemoryLimit, TrimMemory};
 use crate::error::{Error, Phase};
 use crate::handshake::TcpHandshakes;
@@ -621,104 +621,6 @@ fn invalid_target(text: &str) -> Error {
 /// The error of a name without addresses.
 fn no_address() -> Error {
     io::Error::from(io::ErrorKind::AddrNotAvailable).into()
-}
-
-/// Options of a connection that differ from the endpoint's.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct ConnectOptions {
-    /// The policy, instead of the endpoint's.
-    pub policy: Option<Policy>,
-    /// Size of the receive buffer in bytes, rounded up to a power of two from 16 KiB.
-    pub recv_buffer: Option<usize>,
-    /// The local address.
-    pub local: Option<SocketAddr>,
-    /// The longest time for the connection and its handshake together.
-    pub timeout: Option<Duration>,
-    /// Called with each socket before it is bound and connected; see [`ConnectOptions::socket`].
-    pub socket: Option<SocketHook>,
-}
-
-impl ConnectOptions {
-    /// Options that change nothing.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Sets the policy.
-    #[must_use]
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.policy = Some(policy);
-        self
-    }
-
-    /// Sets the size of the receive buffer in bytes.
-    #[must_use]
-    pub fn recv_buffer(mut self, len: usize) -> Self {
-        self.recv_buffer = Some(len);
-        self
-    }
-
-    /// Sets the local address, whose port may be 0. The bound socket gets `SO_REUSEADDR`, so that
-    /// the address can be used for other destinations at the same time.
-    #[must_use]
-    pub fn local(mut self, addr: SocketAddr) -> Self {
-        self.local = Some(addr);
-        self
-    }
-
-    /// Sets the longest time for everything that a connect does: the look-up of a name, the TCP
-    /// connections to all addresses that are tried, and the handshake. When it has passed the
-    /// connect ends with [`Error::TimedOut`] and [`Phase::Connect`], and what was begun is
-    /// cancelled.
-    ///
-    /// Without it the time for TCP is the system's, and that for the handshake the endpoint's.
-    #[must_use]
-    pub fn timeout(mut self, time: Duration) -> Self {
-        self.timeout = Some(time);
-        self
-    }
-
-    /// Sets a function that gets each socket after it was made and before it is bound and
-    /// connected, for options that have no method here, such as `SO_MARK`, `SO_BINDTODEVICE` or
-    /// `TCP_USER_TIMEOUT`.
-    ///
-    /// A connect may make several sockets, and not all of them are connected: to find a free port,
-    /// for each address that is tried, and to find the local address of a route, which depends on
-    /// the socket's mark and device. An error of the function is that of
-    /// [`Endpoint::connect_with`], after which further addresses are still tried. It is not called
-    /// by a runtime without sockets of the system. What the negotiation of an endpoint connects by
-    /// itself is no connection of the application, and the function does not see it.
-    ///
-    /// ```
-    /// # #[cfg(feature = "smol")]
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use smc::{Builder, ConnectOptions};
-    /// use std::time::Duration;
-    ///
-    /// # smol::block_on(async {
-    /// # let endpoint = Builder::smol().build()?;
-    /// # let listener = endpoint.bind("127.0.0.1:0").await?;
-    /// # let addr = listener.local_addr()?;
-    /// let options = ConnectOptions::new()
-    ///     .timeout(Duration::from_secs(5))
-    ///     .socket(|socket| Ok(rustix::net::sockopt::set_socket_send_buffer_size(socket, 65536)?));
-    /// let stream = endpoint.connect_with(addr, &options).await?;
-    /// # Ok(())
-    /// # })
-    /// # }
-    /// # #[cfg(not(feature = "smol"))]
-    /// # fn main() {}
-    /// ```
-    #[must_use]
-    pub fn socket(
-        mut self,
-        hook: impl Fn(BorrowedFd<'_>) -> io::Result<()> + Send + Sync + 'static,
-    ) -> Self {
-        self.socket = Some(SocketHook::new(hook));
-        self
-    }
 }
 
 /// How long SMC-R peers may take to close, and to delete the RKEYs of ended connections. Both sides

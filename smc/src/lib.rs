@@ -115,6 +115,7 @@ mod builder;
 mod busy_poll;
 mod candidates;
 mod conn;
+mod connect_options;
 mod copy_mode;
 #[cfg(any(feature = "tokio", feature = "smol"))]
 mod default_endpoint;
@@ -147,7 +148,8 @@ mod unwind;
 
 pub use builder::Builder;
 pub use config::Policy;
-pub use endpoint::{ConnectOptions, Endpoint};
+pub use connect_options::ConnectOptions;
+pub use endpoint::Endpoint;
 #[cfg(feature = "tower")]
 pub use frameworks::Connector;
 #[cfg(any(feature = "axum08", feature = "hyper-util", feature = "tonic014"))]

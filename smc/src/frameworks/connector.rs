@@ -7,7 +7,8 @@ use std::task::{Context, Poll};
 
 use tower_service::Service;
 
-use crate::endpoint::{ConnectOptions, Endpoint};
+use crate::connect_options::ConnectOptions;
+use crate::endpoint::Endpoint;
 use crate::target::IntoTarget;
 use crate::tokio::TcpStream;
 
