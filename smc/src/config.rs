@@ -87,9 +87,7 @@ impl PolicyRule {
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::Fixed(policy) => policy.name(),
-            Self::ByAddress(_) => "by address",
-            #[cfg(any(feature = "tokio", feature = "smol"))]
-            Self::Environment(_) => "by address",
+            _ => "by address",
         }
     }
 }

@@ -54,6 +54,7 @@ impl<K: PartialEq> DefaultEndpoints<K> {
         let process = process::current().as_raw_nonzero().get();
         let slot = self.slot((runtime_id, process));
         let mut default = slot.0.lock();
+        // Another runtime may have had the identifier.
         if let Some(endpoint) = default.get() {
             return Ok(endpoint);
         }
@@ -64,19 +65,16 @@ impl<K: PartialEq> DefaultEndpoints<K> {
 
     fn slot(&self, key: Key<K>) -> Arc<Slot> {
         let mut slots = self.0.lock();
-        // Runtimes end, and another one may get the same identifier.
+        if let Some((_, slot)) = slots.iter().find(|(known, _)| *known == key) {
+            return Arc::clone(slot);
+        }
+        let slot = Arc::<Slot>::default();
+        // Runtimes end.
         let (used, unused): (Vec<_>, Vec<_>) = std::mem::take(&mut *slots)
             .into_iter()
             .partition(|(_, slot)| slot.is_used());
         *slots = used;
-        let slot = match slots.iter().find(|(known, _)| *known == key) {
-            Some((_, slot)) => Arc::clone(slot),
-            None => {
-                let slot = Arc::<Slot>::default();
-                slots.push((key, Arc::clone(&slot)));
-                slot
-            }
-        };
+        slots.push((key, Arc::clone(&slot)));
         // Dropping an endpoint may take long.
         drop(slots);
         drop(unused);

@@ -11,7 +11,6 @@ use std::task::{Context, Poll};
 use ::smol::net::{AsyncToSocketAddrs, resolve};
 use futures_core::Stream as AsyncIterator;
 
-use super::tcp_stream::no_address;
 use super::{TcpStream, endpoint};
 use crate::incoming::poll_incoming;
 use crate::listener::Listener;
@@ -45,15 +44,8 @@ impl TcpListener {
     ///
     /// As [`Endpoint::bind`](crate::Endpoint::bind); `InvalidInput` for a name without an address.
     pub async fn bind<A: AsyncToSocketAddrs>(addr: A) -> io::Result<Self> {
-        let endpoint = endpoint()?;
-        let mut last = None;
-        for addr in resolve(addr).await? {
-            match endpoint.bind(addr).await {
-                Ok(listener) => return Ok(listener.into()),
-                Err(error) => last = Some(error.into()),
-            }
-        }
-        Err(last.unwrap_or_else(no_address))
+        let listener = endpoint()?.bind(resolve(addr).await?).await?;
+        Ok(listener.into())
     }
 
     /// As [`Listener::accept`].

@@ -48,15 +48,8 @@ impl TcpStream {
     /// As [`Endpoint::connect`](crate::Endpoint::connect); `InvalidInput` for a name without an
     /// address.
     pub async fn connect<A: AsyncToSocketAddrs>(addr: A) -> io::Result<Self> {
-        let endpoint = endpoint()?;
-        let mut last = None;
-        for addr in resolve(addr).await? {
-            match endpoint.connect(addr).await {
-                Ok(stream) => return Ok(stream.into()),
-                Err(error) => last = Some(error.into()),
-            }
-        }
-        Err(last.unwrap_or_else(no_address))
+        let stream = endpoint()?.connect(resolve(addr).await?).await?;
+        Ok(stream.into())
     }
 
     /// As [`Stream::shutdown_how`].
@@ -76,14 +69,6 @@ impl TcpStream {
     pub fn try_into_stream(self) -> Result<Stream, Self> {
         Arc::try_unwrap(self.0).map_err(Self)
     }
-}
-
-/// The error of a name without an address.
-pub(super) fn no_address() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidInput,
-        "could not resolve to any address",
-    )
 }
 
 impl From<Stream> for TcpStream {

@@ -8,7 +8,6 @@ use std::task::{Context, Poll};
 
 use ::tokio::net::{ToSocketAddrs, lookup_host};
 
-use super::tcp_stream::no_address;
 use super::{TcpStream, endpoint};
 use crate::incoming::Incoming;
 use crate::listener::Listener;
@@ -42,14 +41,8 @@ impl TcpListener {
     /// and outside of a tokio runtime.
     pub async fn bind<A: ToSocketAddrs>(addr: A) -> io::Result<Self> {
         let endpoint = endpoint()?;
-        let mut last = None;
-        for addr in lookup_host(addr).await? {
-            match endpoint.bind(addr).await {
-                Ok(listener) => return Ok(Self(listener)),
-                Err(error) => last = Some(error.into()),
-            }
-        }
-        Err(last.unwrap_or_else(no_address))
+        let addresses: Vec<_> = lookup_host(addr).await?.collect();
+        Ok(Self(endpoint.bind(addresses).await?))
     }
 
     /// Accepts streams from a socket that listens already, as

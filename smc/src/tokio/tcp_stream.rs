@@ -45,14 +45,8 @@ impl TcpStream {
     /// address, and outside of a tokio runtime.
     pub async fn connect<A: ToSocketAddrs>(addr: A) -> io::Result<Self> {
         let endpoint = endpoint()?;
-        let mut last = None;
-        for addr in lookup_host(addr).await? {
-            match endpoint.connect(addr).await {
-                Ok(stream) => return Ok(Self(stream)),
-                Err(error) => last = Some(error.into()),
-            }
-        }
-        Err(last.unwrap_or_else(no_address))
+        let addresses: Vec<_> = lookup_host(addr).await?.collect();
+        Ok(Self(endpoint.connect(addresses).await?))
     }
 
     /// Waits until reading or writing, whichever is of interest, would not wait. Cancel safe.
@@ -105,14 +99,6 @@ impl TcpStream {
         let (read, write) = self.0.into_split();
         (OwnedReadHalf(read), OwnedWriteHalf(write))
     }
-}
-
-/// As tokio's for a name without an address.
-pub(super) fn no_address() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidInput,
-        "could not resolve to any address",
-    )
 }
 
 impl From<TcpStream> for Stream {
