@@ -55,10 +55,13 @@ impl ConnectOptions {
 
     /// Sets the longest time for everything that a connect does: the look-up of a name, the TCP
     /// connections to all addresses that are tried, and the handshake. When it has passed the
-    /// connect ends with [`Error::TimedOut`](crate::Error::TimedOut) and [`Phase::Connect`](crate::error::Phase::Connect), and what was begun is
+    /// connect ends with [`Error::TimedOut`] and [`Phase::Connect`], and what was begun is
     /// cancelled.
     ///
     /// Without it the time for TCP is the system's, and that for the handshake the endpoint's.
+    ///
+    /// [`Error::TimedOut`]: crate::Error::TimedOut
+    /// [`Phase::Connect`]: crate::error::Phase::Connect
     #[must_use]
     pub fn timeout(mut self, time: Duration) -> Self {
         self.timeout = Some(time);
@@ -72,7 +75,7 @@ impl ConnectOptions {
     /// A connect may make several sockets, and not all of them are connected: to find a free port,
     /// for each address that is tried, and to find the local address of a route, which depends on
     /// the socket's mark and device. An error of the function is that of
-    /// [`Endpoint::connect_with`](crate::Endpoint::connect_with), after which further addresses are still tried. It is not called
+    /// [`Endpoint::connect_with`], after which further addresses are still tried. It is not called
     /// by a runtime without sockets of the system. What the negotiation of an endpoint connects by
     /// itself is no connection of the application, and the function does not see it.
     ///
@@ -96,6 +99,8 @@ impl ConnectOptions {
     /// # #[cfg(not(feature = "smol"))]
     /// # fn main() {}
     /// ```
+    ///
+    /// [`Endpoint::connect_with`]: crate::Endpoint::connect_with
     #[must_use]
     pub fn socket(
         mut self,
