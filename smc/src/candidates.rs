@@ -68,14 +68,15 @@ pub enum Exclusion {
 
 /// The ways to one address, best first: those that can be used, then those that cannot.
 pub(crate) async fn candidates(endpoint: &EndpointInner, to: SocketAddr) -> Vec<CandidateInfo> {
-    let policy = endpoint.config.policy.of_destination(&to);
+    let policy = endpoint.config.policy.of_destination(&to.into());
     let found = match policy {
         Policy::Never => Err(FallbackCause::Policy),
         _ => endpoint.negotiation.look_up(&endpoint.runtime, to).await,
     };
     let is_same_host = found.as_ref().is_ok_and(|found| found.is_same_host());
     // Without other lengths of buffers there is no error.
-    let config = handshake_config(endpoint, None).unwrap_or_else(|_| endpoint.base_config());
+    let config =
+        handshake_config(endpoint, &to.into(), None).unwrap_or_else(|_| endpoint.base_config());
     let local = endpoint.runtime.source(to);
     let mut path = match (&config.rdma, local) {
         (Some(_), local) => (endpoint.groups).tcp_path(local.map(|local| (local, 0).into()), to),

@@ -9,6 +9,7 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{Eid, PnetId};
 
 #[cfg(any(feature = "tokio", feature = "smol"))]
+use crate::address::Address;
 use crate::environment::Environment;
 use crate::mem::TrustPeers;
 use crate::proto::handshake::DEFAULT_SEID;
@@ -63,22 +64,29 @@ pub(crate) enum PolicyRule {
 
 impl PolicyRule {
     /// The policy for a destination.
-    pub(crate) fn of_destination(&self, addr: &SocketAddr) -> Policy {
-        match self {
-            Self::Fixed(policy) => *policy,
-            Self::ByAddress(policy) => policy(addr),
+    pub(crate) fn of_destination(&self, addr: &Address) -> Policy {
+        match (self, addr) {
+            (Self::Fixed(policy), _) => *policy,
+            (Self::ByAddress(policy), Address::Tcp(addr)) => policy(addr),
+            (Self::ByAddress(_), Address::Unix(_)) => Policy::default(),
             #[cfg(any(feature = "tokio", feature = "smol"))]
-            Self::Environment(environment) => environment.policy(addr.ip(), Some(addr.port())),
+            (Self::Environment(environment), Address::Tcp(addr)) => {
+                environment.policy(addr.ip(), Some(addr.port()))
+            }
+            #[cfg(any(feature = "tokio", feature = "smol"))]
+            (Self::Environment(environment), Address::Unix(_)) => environment.policy_of_unix(),
         }
     }
 
     /// The policy for a client of a listener.
-    pub(crate) fn of_client(&self, addr: &SocketAddr) -> Policy {
-        match self {
+    pub(crate) fn of_client(&self, addr: &Address) -> Policy {
+        match (self, addr) {
             // The client chooses its port.
             #[cfg(any(feature = "tokio", feature = "smol"))]
-            Self::Environment(environment) => environment.policy(addr.ip(), None),
-            rule => rule.of_destination(addr),
+            (Self::Environment(environment), Address::Tcp(addr)) => {
+                environment.policy(addr.ip(), None)
+            }
+            (rule, _) => rule.of_destination(addr),
         }
     }
 

@@ -4,6 +4,8 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net;
+use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
@@ -19,11 +21,13 @@ use super::groups::Groups;
 use super::handshake::connect;
 use super::lifetime::{ENDPOINT_CLOSED, Lifetime};
 use super::links::RdmaGroupInfo;
-use super::listener::{ListenOptions, Listener, ListenerService};
+use super::listener::{ListenOptions, Listener, ListenerService, ListeningSocket};
 use super::negotiate::Negotiation;
 use super::runtime::{Acceptor, Runtime, SocketOptions};
 use super::stream::Stream;
 use super::target::{IntoTarget, Target};
+use super::unix::{self, ListeningUnix, UnixListener};
+use crate::address::{Address, UnixAddr};
 use crate::busy_poll::Pollers;
 use crate::config::EndpointConfig;
 use crate::device::{Device, MemoryLimit, TrimMemory};
@@ -232,7 +236,7 @@ impl Endpoint {
         let connecting = pin!(async {
             let mut last = None;
             for addr in self.addresses(to.into_target()).await? {
-                match connect(&self.inner, addr, options).await {
+                match connect(&self.inner, &addr.into(), options).await {
                     Ok(stream) => return Ok(stream),
                     Err(error) => last = Some(error),
                 }
@@ -428,7 +432,110 @@ impl Endpoint {
         // cannot find is still a TCP listener.
         let negotiation = &self.inner.negotiation;
         let published = negotiation.publish(&self.inner.runtime, local, acceptor.fd());
-        Listener::new(Arc::clone(&self.inner), acceptor, published, backlog)
+        let socket = ListeningSocket::tcp(acceptor, published)?;
+        Ok(Listener::new(Arc::clone(&self.inner), socket, backlog))
+    }
+
+    /// Connects to a UNIX socket: a path, or an abstract name behind a zero byte.
+    ///
+    /// As [`Endpoint::connect`], with the handshake on the socket itself: there is no negotiation
+    /// and no name in a runtime directory for it. At a listener without SMC this is a plain UNIX
+    /// stream, as it is where SMC is not possible.
+    ///
+    /// # Errors
+    ///
+    /// As `connect(2)`; `InvalidInput` for a path that no socket can have; else as
+    /// [`Endpoint::connect`].
+    pub async fn connect_unix(&self, to: impl AsRef<Path>) -> Result<Stream, Error> {
+        self.connect_unix_with(to, &ConnectOptions::default()).await
+    }
+
+    /// As [`Endpoint::connect_unix`] with options of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::connect_unix`] and [`Endpoint::connect_with`]; [`Error::Misuse`] with a local
+    /// address.
+    pub async fn connect_unix_with(
+        &self,
+        to: impl AsRef<Path>,
+        options: &ConnectOptions,
+    ) -> Result<Stream, Error> {
+        let to = UnixAddr::from_path(to)?;
+        if options.local.is_some() {
+            return Err(Error::misuse("a local address of TCP for a UNIX socket"));
+        }
+        let to = Address::Unix(to);
+        let connecting = pin!(connect(&self.inner, &to, options));
+        let connecting = pin!(self.within(options.timeout, connecting));
+        self.inner.lifetime.until_end(connecting).await?
+    }
+
+    /// Listens at a UNIX socket: a path, which must not exist, or an abstract name behind a zero
+    /// byte.
+    ///
+    /// The system shows the path of the socket with `/././/./` in place of its last slash, by which
+    /// clients see that it supports SMC; it is the same path. Together they must be shorter than 108
+    /// bytes: otherwise, as [`UnixListener::unpublished`] tells, all streams are plain. For an
+    /// abstract name there is a second socket, at the name with `\0smc` behind it.
+    ///
+    /// # Errors
+    ///
+    /// As `bind(2)` and `listen(2)`; `InvalidInput` for a path that no socket can have;
+    /// [`Error::Misuse`] if the endpoint is closed or its runtime has ended; `Unsupported` with a
+    /// runtime that has no sockets of the system.
+    pub fn bind_unix(&self, at: impl AsRef<Path>) -> Result<UnixListener, Error> {
+        self.bind_unix_with(at, &ListenOptions::default())
+    }
+
+    /// As [`Endpoint::bind_unix`] with options of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::bind_unix`]; [`Error::Misuse`] for options of TCP; what the function of
+    /// [`ListenOptions::socket`] returns.
+    pub fn bind_unix_with(
+        &self,
+        at: impl AsRef<Path>,
+        options: &ListenOptions,
+    ) -> Result<UnixListener, Error> {
+        self.inner.lifetime.check()?;
+        let at = UnixAddr::from_path(at)?;
+        if options.reuse_port || options.only_v6.is_some() {
+            return Err(Error::misuse("options of TCP for a UNIX socket"));
+        }
+        let backlog = options.backlog.unwrap_or(BACKLOG);
+        let mut socket = SocketOptions::default();
+        socket.hook.clone_from(&options.socket);
+        let listening = unix::listen(&*self.inner.runtime, &at, backlog, &socket)?;
+        Ok(self.serve_unix(listening, backlog))
+    }
+
+    /// Accepts streams from a UNIX socket that listens already. It is made nonblocking, also for
+    /// other processes that share it.
+    ///
+    /// Clients see that it supports SMC if it was bound by [`Endpoint::bind_unix`], or is bound to a
+    /// path with `/././/./` in place of the last slash; otherwise all streams are plain. With SMC
+    /// the process that began to listen has to be this one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] when the socket does not listen, or the endpoint is closed or its runtime
+    /// has ended; when it cannot be watched; `Unsupported` with a runtime that has no sockets of the
+    /// system.
+    pub fn listen_on_unix(&self, listener: net::UnixListener) -> Result<UnixListener, Error> {
+        self.inner.lifetime.check()?;
+        let is_listening = sockopt::socket_acceptconn(&listener).map_err(io::Error::from)?;
+        if !is_listening {
+            return Err(Error::misuse("the socket does not listen"));
+        }
+        let listening = unix::listen_on(&*self.inner.runtime, listener)?;
+        Ok(self.serve_unix(listening, BACKLOG))
+    }
+
+    fn serve_unix(&self, listening: ListeningUnix, backlog: u32) -> UnixListener {
+        let socket = ListeningSocket::unix(listening);
+        UnixListener::new(Listener::new(Arc::clone(&self.inner), socket, backlog))
     }
 
     async fn addresses(

@@ -102,6 +102,12 @@ impl Environment {
         let entry = self.policy.iter().find(|entry| entry.applies_to(ip, port));
         entry.map_or_else(Policy::default, |entry| entry.policy)
     }
+
+    /// The policy for UNIX sockets, of the first entry without an address.
+    pub(crate) fn policy_of_unix(&self) -> Policy {
+        let entry = self.policy.iter().find(|entry| entry.applies_to_all());
+        entry.map_or_else(Policy::default, |entry| entry.policy)
+    }
 }
 
 /// A variable with a value that has no meaning.

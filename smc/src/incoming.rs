@@ -56,7 +56,7 @@ pub(crate) fn poll_incoming<S: From<Stream>>(
     if *has_ended {
         return Poll::Ready(None);
     }
-    listener.poll_accept(cx).map(|accepted| {
+    listener.poll_accept_any(cx).map(|accepted| {
         *has_ended = accepted.as_ref().is_err_and(is_end);
         Some(accepted.map(|(stream, _peer)| stream.into()))
     })

@@ -13,14 +13,13 @@ pub use crate::proto::group::{
 pub use crate::proto::handshake::DeviceExclusion;
 pub use crate::proto::links::{GroupType, LinkId, LinkInfo, LinkState};
 
-use std::net::SocketAddr;
-
 use smc_wire::cdc::{ProducerFlags, StateFlags};
 use smc_wire::cursor::Cursor;
 use smc_wire::types::{Chid, Gid};
 
 use super::listener::Refused;
 use super::stream::Mode;
+use crate::address::Address;
 use crate::error::FallbackCause;
 
 /// A stream of an endpoint: SMC, or TCP after a fallback.
@@ -33,10 +32,10 @@ pub struct ConnectionInfo {
     pub role: Role,
     /// Its mode. The mode TCP has the reason.
     pub mode: Mode,
-    /// The local address of the TCP connection.
-    pub local: Option<SocketAddr>,
+    /// The local address of the TCP connection or UNIX socket.
+    pub local: Option<Address>,
     /// The peer's address.
-    pub peer: SocketAddr,
+    pub peer: Address,
     /// The state of the SMC connection; `None` for TCP.
     pub smc: Option<SmcInfo>,
 }
@@ -144,7 +143,7 @@ pub enum DeviceKind {
 #[non_exhaustive]
 pub struct ListenerInfo {
     /// The address listened on.
-    pub local: SocketAddr,
+    pub local: Address,
     /// Why clients cannot find that it supports SMC, if so.
     pub unpublished: Option<FallbackCause>,
     /// Streams that wait for [`Listener::accept`](crate::Listener::accept).

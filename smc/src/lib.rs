@@ -110,6 +110,7 @@ pub mod smol;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 
+mod address;
 mod append_list;
 mod builder;
 mod busy_poll;
@@ -144,8 +145,10 @@ mod stats;
 mod stream;
 mod target;
 mod tcp_streams;
+mod unix;
 mod unwind;
 
+pub use address::{Address, UnixAddr};
 pub use builder::Builder;
 pub use config::Policy;
 pub use connect_options::ConnectOptions;
@@ -164,6 +167,7 @@ pub use stream::{
     ReuniteError, Stream, TcpKeepalive, WriteHalf,
 };
 pub use target::{IntoTarget, Target};
+pub use unix::{PeerCred, UnixListener};
 
 use smc_core::device::DeviceError;
 use smc_core::{mutex, process, proto, quota, random, reactor_turns};

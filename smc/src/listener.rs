@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -25,6 +25,8 @@ use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::negotiate::{Negotiated, Published};
 use super::runtime::{Acceptor, Runtime, Socket, SocketHook, Task};
 use super::stream::{Mode, Stream};
+use super::unix::{ListeningUnix, names};
+use crate::address::Address;
 use crate::config::Policy;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit, Refusal};
 use crate::info::ListenerInfo;
@@ -105,7 +107,7 @@ pub struct Refused {
     /// Their number.
     pub count: u64,
     /// The last of them, and the reason why it would have been TCP.
-    pub last: Option<(SocketAddr, FallbackReason)>,
+    pub last: Option<(Address, FallbackReason)>,
 }
 
 /// Accepts streams, SMC from clients that support it and TCP from all others.
@@ -132,18 +134,11 @@ pub struct Refused {
 /// streams that were not accepted.
 pub struct Listener {
     queue: Arc<Queue>,
-    local: SocketAddr,
     service: Arc<ListenerService>,
 }
 
 impl Listener {
-    pub(crate) fn new(
-        endpoint: Arc<EndpointInner>,
-        acceptor: Arc<dyn Acceptor>,
-        published: Result<Arc<dyn Published>, FallbackCause>,
-        backlog: u32,
-    ) -> io::Result<Self> {
-        let local = acceptor.local_addr()?;
+    pub(crate) fn new(endpoint: Arc<EndpointInner>, socket: ListeningSocket, backlog: u32) -> Self {
         let max_waiting = usize::try_from(backlog).unwrap_or(usize::MAX).max(1);
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let max_ready = max_waiting.min(ready_limit(descriptors));
@@ -158,10 +153,8 @@ impl Listener {
         });
         let runtime = Arc::clone(&endpoint.runtime);
         let service = Arc::new(ListenerService {
-            local,
             queue: Arc::downgrade(&queue),
-            acceptor,
-            published,
+            socket,
             admission: AdmissionControl::new(endpoint.config.max_handshakes, max_waiting),
             endpoint,
         });
@@ -173,11 +166,7 @@ impl Listener {
             Arc::clone(&runtime),
         );
         runtime.spawn(Box::pin(accept_task.run(accepting_all)));
-        Ok(Self {
-            queue,
-            local,
-            service,
-        })
+        Self { queue, service }
     }
 
     /// Takes the next stream with the client's address. Any number of tasks may wait. Cancel safe.
@@ -189,6 +178,12 @@ impl Listener {
     /// as when a policy ([`Builder::policy_for`](super::Builder::policy_for)) panics: then this is
     /// [`Error::Misuse`] (`InvalidInput`) each time.
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        let (stream, peer) = self.accept_any().await?;
+        Ok((stream, peer.require_tcp()?))
+    }
+
+    /// As [`Listener::accept`] for a listener of any kind.
+    pub(crate) async fn accept_any(&self) -> io::Result<(Stream, Address)> {
         loop {
             if let Some(next) = self.queue.take() {
                 return next;
@@ -207,6 +202,17 @@ impl Listener {
     ///
     /// As [`Listener::accept`].
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddr)>> {
+        self.poll_accept_any(cx).map(|accepted| {
+            let (stream, peer) = accepted?;
+            Ok((stream, peer.require_tcp()?))
+        })
+    }
+
+    /// As [`Listener::poll_accept`] for a listener of any kind.
+    pub(crate) fn poll_accept_any(
+        &self,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<(Stream, Address)>> {
         if let Some(next) = self.queue.take() {
             return Poll::Ready(next);
         }
@@ -229,7 +235,19 @@ impl Listener {
     ///
     /// None; it is a `Result` because that of TCP listeners is.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.local)
+        self.local_address().clone().require_tcp()
+    }
+
+    pub(crate) fn local_address(&self) -> &Address {
+        &self.service.socket.local
+    }
+
+    /// The socket of a UNIX listener.
+    pub(crate) fn unix_socket(&self) -> Option<&ListeningUnix> {
+        match &self.service.socket.kind {
+            ListeningKind::Tcp { .. } => None,
+            ListeningKind::Unix(socket) => Some(socket),
+        }
     }
 
     /// The clients that were closed because the policy requires SMC
@@ -246,19 +264,25 @@ impl Listener {
     /// that was known when it was bound.
     #[must_use]
     pub fn unpublished(&self) -> Option<&FallbackCause> {
-        self.service.published.as_ref().err()
+        self.service.socket.unpublished()
     }
 
     /// Warns of an error of [`Listener::accept`] that is not returned to the application.
     #[cfg(feature = "axum08")]
     pub(crate) fn warn_not_accepted(&self, error: &io::Error) {
-        self.service.endpoint.warned.not_accepted(self.local, error);
+        self.service
+            .endpoint
+            .warned
+            .not_accepted(self.local_address(), error);
     }
 
     /// The descriptor of the TCP listener, where there is one.
     #[must_use]
     pub fn tcp_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.service.acceptor.fd()
+        match &self.service.socket.kind {
+            ListeningKind::Tcp { acceptor, .. } => acceptor.fd(),
+            ListeningKind::Unix(_) => None,
+        }
     }
 }
 
@@ -272,7 +296,7 @@ impl Drop for Listener {
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Listener")
-            .field("local", &self.local)
+            .field("local", self.local_address())
             .finish_non_exhaustive()
     }
 }
@@ -296,12 +320,12 @@ struct Queue {
 
 #[derive(Default)]
 struct ListenerState {
-    ready: VecDeque<io::Result<(Stream, SocketAddr)>>,
+    ready: VecDeque<io::Result<(Stream, Address)>>,
     refused: Refused,
 }
 
 impl Queue {
-    fn take(&self) -> Option<io::Result<(Stream, SocketAddr)>> {
+    fn take(&self) -> Option<io::Result<(Stream, Address)>> {
         let mut state = self.state.lock();
         if let Err(why) = self.check() {
             return Some(Err(why.into()));
@@ -330,7 +354,7 @@ impl Queue {
         self.accept_task_waker.wake();
     }
 
-    fn put(&self, next: io::Result<(Stream, SocketAddr)>) {
+    fn put(&self, next: io::Result<(Stream, Address)>) {
         let mut state = self.state.lock();
         if self.check().is_err() {
             // Unlocked first: closing a stream may take long.
@@ -345,7 +369,7 @@ impl Queue {
     }
 
     /// Counts a client that is closed because it would be TCP.
-    fn refuse(&self, peer: SocketAddr, why: FallbackReason) {
+    fn refuse(&self, peer: Address, why: FallbackReason) {
         let refused = &mut self.state.lock().refused;
         refused.count = refused.count.saturating_add(1);
         refused.last = Some((peer, why));
@@ -367,14 +391,118 @@ impl Queue {
 /// The resources of a listener. Only the listener owns them, so that dropping it closes the socket
 /// and withdraws the name at once, whenever its task is polled.
 pub(crate) struct ListenerService {
-    local: SocketAddr,
     /// Weak, as streams in it own the endpoint.
     queue: Weak<Queue>,
-    acceptor: Arc<dyn Acceptor>,
-    /// The publication, or why clients cannot find the listener.
-    published: Result<Arc<dyn Published>, FallbackCause>,
+    socket: ListeningSocket,
     admission: Arc<AdmissionControl>,
     endpoint: Arc<EndpointInner>,
+}
+
+/// What a listener listens at.
+pub(crate) struct ListeningSocket {
+    local: Address,
+    kind: ListeningKind,
+}
+
+enum ListeningKind {
+    Tcp {
+        acceptor: Arc<dyn Acceptor>,
+        /// The publication, or why clients cannot find the listener.
+        published: Result<Arc<dyn Published>, FallbackCause>,
+    },
+    Unix(ListeningUnix),
+}
+
+impl ListeningSocket {
+    pub(crate) fn tcp(
+        acceptor: Arc<dyn Acceptor>,
+        published: Result<Arc<dyn Published>, FallbackCause>,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            local: acceptor.local_addr()?.into(),
+            kind: ListeningKind::Tcp {
+                acceptor,
+                published,
+            },
+        })
+    }
+
+    pub(crate) fn unix(socket: ListeningUnix) -> Self {
+        Self {
+            local: socket.local().clone().into(),
+            kind: ListeningKind::Unix(socket),
+        }
+    }
+
+    fn unpublished(&self) -> Option<&FallbackCause> {
+        match &self.kind {
+            ListeningKind::Tcp { published, .. } => published.as_ref().err(),
+            ListeningKind::Unix(socket) => socket.unmarked(),
+        }
+    }
+
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Accepted>> {
+        match &self.kind {
+            ListeningKind::Tcp { acceptor, .. } => acceptor.poll_accept(cx).map_ok(|accepted| {
+                let (socket, peer) = accepted;
+                Accepted {
+                    socket,
+                    peer: peer.into(),
+                    sends_clc: false,
+                }
+            }),
+            ListeningKind::Unix(unix) => unix.poll_accept(cx).map_ok(|(socket, peer)| Accepted {
+                socket,
+                peer: names::shown(&peer).into(),
+                sends_clc: names::is_client(&peer),
+            }),
+        }
+    }
+
+    /// How a connection that was just accepted continues, where the policy permits SMC and there is
+    /// capacity.
+    fn negotiated(&self, accepted: &Accepted) -> Negotiated {
+        match (&self.kind, &accepted.peer) {
+            (ListeningKind::Tcp { published, .. }, Address::Tcp(peer)) => match published {
+                Ok(published) => published.negotiated(&*accepted.socket, *peer),
+                Err(cause) => Negotiated::Plain(cause.clone()),
+            },
+            _ => self.negotiated_unix(accepted, FallbackCause::NotOffered),
+        }
+    }
+
+    /// The same where the connection is plain in any case.
+    fn dismiss(&self, accepted: &Accepted, why: Refusal, plain: FallbackCause) -> Negotiated {
+        match (&self.kind, &accepted.peer) {
+            (ListeningKind::Tcp { published, .. }, Address::Tcp(peer)) => match published {
+                Ok(published) => match published.dismiss(&*accepted.socket, *peer, why) {
+                    Negotiated::Plain(_) if why == Refusal::Full => Negotiated::Plain(plain),
+                    dismissed => dismissed,
+                },
+                Err(cause) if why == Refusal::Full => Negotiated::Plain(cause.clone()),
+                Err(_) => Negotiated::Plain(plain),
+            },
+            _ => self.negotiated_unix(accepted, plain),
+        }
+    }
+
+    /// A client of a UNIX socket that sends CLC expects an answer in CLC. It sends nothing but the
+    /// application's data if this socket has no mark.
+    fn negotiated_unix(&self, accepted: &Accepted, plain: FallbackCause) -> Negotiated {
+        match (self.unpublished(), accepted.sends_clc) {
+            (None, true) => Negotiated::Clc,
+            (None, false) => Negotiated::Plain(plain),
+            (Some(cause), _) => Negotiated::Plain(cause.clone()),
+        }
+    }
+}
+
+/// A connection that was accepted.
+struct Accepted {
+    socket: Arc<dyn Socket>,
+    peer: Address,
+    /// Whether the client of a UNIX socket sends a PROPOSAL.
+    sends_clc: bool,
 }
 
 /// The guard of the accept task: dropped with it, also if it was never polled; ends the queue.
@@ -406,7 +534,7 @@ async fn accept_loop(queue: Arc<Queue>, service: Weak<ListenerService>, runtime:
             match service.upgrade().filter(|_| open) {
                 None => Poll::Ready(None),
                 Some(service) => {
-                    let next = service.acceptor.poll_accept(cx);
+                    let next = service.socket.poll_accept(cx);
                     has_waited |= next.is_pending();
                     next.map(|next| Some((service, next)))
                 }
@@ -418,8 +546,8 @@ async fn accept_loop(queue: Arc<Queue>, service: Weak<ListenerService>, runtime:
         }
         match next {
             None => return,
-            Some((service, Ok((socket, peer)))) => {
-                let setup = service.start_setup(&queue, socket, peer);
+            Some((service, Ok(accepted))) => {
+                let setup = service.start_setup(&queue, accepted);
                 drop(service);
                 if let Some(mut setup) = setup {
                     // Many complete at once, and need no task.
@@ -448,8 +576,8 @@ impl ListenerService {
             (state.ready.len(), state.refused.clone())
         });
         ListenerInfo {
-            local: self.local,
-            unpublished: self.published.as_ref().err().cloned(),
+            local: self.socket.local.clone(),
+            unpublished: self.socket.unpublished().cloned(),
             ready,
             refused,
         }
@@ -461,72 +589,70 @@ impl ListenerService {
     }
 
     /// Starts the set-up of a connection. Returns the rest of it, if any, as a task.
-    fn start_setup(
-        &self,
-        queue: &Arc<Queue>,
-        socket: Arc<dyn Socket>,
-        peer: SocketAddr,
-    ) -> Option<Task> {
-        let span = span!("smc.accept", peer = peer);
-        span.in_scope(|| self.start_setup_in(&span, queue, socket, peer))
+    fn start_setup(&self, queue: &Arc<Queue>, accepted: Accepted) -> Option<Task> {
+        let span = span!("smc.accept", peer = accepted.peer);
+        span.in_scope(|| self.start_setup_in(&span, queue, accepted))
     }
 
-    fn start_setup_in(
-        &self,
-        span: &Span,
-        queue: &Arc<Queue>,
-        socket: Arc<dyn Socket>,
-        peer: SocketAddr,
-    ) -> Option<Task> {
-        let policy = self.endpoint.config.policy.of_client(&peer);
+    fn start_setup_in(&self, span: &Span, queue: &Arc<Queue>, accepted: Accepted) -> Option<Task> {
+        let policy = self.endpoint.config.policy.of_client(&accepted.peer);
         let is_open = self.admission.is_open();
-        let verdict = match (&self.published, policy) {
-            (Err(_), Policy::Never) => Negotiated::Plain(FallbackCause::Policy),
-            (Err(cause), _) => Negotiated::Plain(cause.clone()),
+        let verdict = match policy {
             // A client that waits for an answer has to be notified.
-            (Ok(published), Policy::Never) => published.dismiss(&*socket, peer, Refusal::Policy),
-            (Ok(published), _) if is_open => published.negotiated(&*socket, peer),
-            (Ok(published), _) => match published.dismiss(&*socket, peer, Refusal::Full) {
-                Negotiated::Plain(_) => Negotiated::Plain(self.full()),
+            Policy::Never => {
+                let plain = FallbackCause::Policy;
+                self.socket.dismiss(&accepted, Refusal::Policy, plain)
+            }
+            _ if is_open => self.socket.negotiated(&accepted),
+            _ => match self.socket.dismiss(&accepted, Refusal::Full, self.full()) {
+                Negotiated::Plain(cause) => Negotiated::Plain(cause),
                 // The client expects an answer that would have to wait.
                 Negotiated::Clc | Negotiated::SideChannel(_) => {
-                    self.endpoint.warned.full(peer);
+                    self.endpoint.warned.full(&accepted.peer);
                     return None;
                 }
             },
         };
+        let Accepted { socket, peer, .. } = accepted;
         let side_channel = match (verdict, policy) {
             (Negotiated::Clc, _) => None,
             (Negotiated::SideChannel(side_channel), _) => Some(side_channel),
             (Negotiated::Plain(cause), Policy::Require) => {
                 let why = cause.into();
-                self.endpoint.warned.refused(peer, &why);
+                self.endpoint.warned.refused(&peer, &why);
                 queue.refuse(peer, why);
                 return None;
             }
             (Negotiated::Plain(cause), _) => {
                 let role = Role::Server;
-                let stream = handshake::tcp_stream(&self.endpoint, role, socket, peer, cause);
-                log_accepted(&self.endpoint, peer, &stream);
+                let stream = handshake::tcp_stream(&self.endpoint, role, socket, &peer, cause);
+                log_accepted(&self.endpoint, &peer, &stream);
                 queue.put(Ok((stream, peer)));
                 return None;
             }
         };
         let source = match &side_channel {
-            None => Some(Source::of_address(peer.ip())),
+            None => match &peer {
+                Address::Tcp(peer) => Some(Source::of_address(peer.ip())),
+                Address::Unix(_) => Source::of_unix(handshake::unix_credentials(&*socket)),
+            },
             Some(side_channel) => {
                 let is_own = side_channel.is_own_user();
-                Source::of_client(side_channel.credentials(), is_own, peer.ip())
+                let ip = peer
+                    .tcp()
+                    .map_or_else(|| Ipv4Addr::LOCALHOST.into(), |peer| peer.ip());
+                Source::of_client(side_channel.credentials(), is_own, ip)
             }
         };
         let Some(mut permit) = self.admission.enter(source) else {
-            self.endpoint.warned.full(peer);
+            self.endpoint.warned.full(&peer);
             return None;
         };
         let span = span.clone();
         let queue = Arc::clone(queue);
         let endpoint = Arc::clone(&self.endpoint);
         Some(Box::pin(async move {
+            let client = peer.clone();
             // Pinned here: a future that is passed on by value is copied, and this one is large.
             let setup = pin!(async {
                 if side_channel.is_none() {
@@ -535,9 +661,9 @@ impl ListenerService {
                 permit.wait_for_place().await;
                 match policy {
                     Policy::Never => {
-                        handshake::decline_all(&endpoint, socket, peer, side_channel).await
+                        handshake::decline_all(&endpoint, socket, &client, side_channel).await
                     }
-                    _ => handshake::accept(&endpoint, socket, peer, side_channel).await,
+                    _ => handshake::accept(&endpoint, socket, &client, side_channel).await,
                 }
             });
             let setup = span.instrument(setup);
@@ -548,16 +674,16 @@ impl ListenerService {
             span.in_scope(|| match result {
                 Ok(stream) => match (policy, stream.fallback_reason()) {
                     (Policy::Require, Some(why)) => {
-                        endpoint.warned.refused(peer, &why);
+                        endpoint.warned.refused(&peer, &why);
                         queue.refuse(peer, why);
                     }
                     _ => {
-                        log_accepted(&endpoint, peer, &stream);
+                        log_accepted(&endpoint, &peer, &stream);
                         queue.put(Ok((stream, peer)));
                     }
                 },
                 Err(error) => {
-                    let client = Destination::Client(peer.ip());
+                    let client = Destination::client(&peer);
                     endpoint.setups.add_error(Role::Server);
                     endpoint.warned.failed("accept", client, &error);
                 }
@@ -566,10 +692,10 @@ impl ListenerService {
     }
 }
 
-fn log_accepted(endpoint: &EndpointInner, peer: SocketAddr, stream: &Stream) {
+fn log_accepted(endpoint: &EndpointInner, peer: &Address, stream: &Stream) {
     debug!("accepted", mode = stream.mode());
     if let Mode::Tcp { reason, .. } = stream.mode() {
-        let client = Destination::Client(peer.ip());
+        let client = Destination::client(peer);
         endpoint.warned.fallback(client, reason);
     }
 }

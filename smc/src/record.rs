@@ -325,7 +325,7 @@ impl ConnectionRecord {
             id: info.id,
             role: role(info.role),
             state: "ACTIVE".to_owned(),
-            local: info.local.map(|local| local.to_string()),
+            local: info.local.as_ref().map(ToString::to_string),
             peer: info.peer.to_string(),
             ..Self::default()
         };

@@ -1,9 +1,9 @@
 //! The streams of an endpoint that are TCP, for tools.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::address::Address;
 use crate::conn::next_stream_id;
 use crate::error::FallbackReason;
 use crate::info::ConnectionInfo;
@@ -19,8 +19,8 @@ pub(crate) struct TcpStreams(Mutex<BTreeMap<u64, TcpRecord>>);
 #[derive(Clone, Debug)]
 pub(crate) struct TcpRecord {
     pub(crate) role: Role,
-    pub(crate) local: Option<SocketAddr>,
-    pub(crate) peer: SocketAddr,
+    pub(crate) local: Option<Address>,
+    pub(crate) peer: Address,
     pub(crate) reason: FallbackReason,
 }
 
@@ -49,8 +49,8 @@ impl TcpStreams {
             mode: Mode::Tcp {
                 reason: record.reason.clone(),
             },
-            local: record.local,
-            peer: record.peer,
+            local: record.local.clone(),
+            peer: record.peer.clone(),
             smc: None,
         });
         infos.collect()

@@ -14,7 +14,8 @@ use std::fmt::{self, Debug};
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Shutdown, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -107,6 +108,27 @@ pub trait Runtime: Send + Sync + Debug + 'static {
     /// When it cannot be watched; `Unsupported` for a runtime without sockets of the system, as if
     /// not implemented.
     fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
+        drop(listener);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Takes over a connected UNIX stream socket, and makes it nonblocking.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` for a runtime without sockets of the system, as if not implemented.
+    fn unix_socket(&self, fd: OwnedFd) -> io::Result<Arc<dyn Socket>> {
+        drop(fd);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Takes over a UNIX socket that listens, and makes it nonblocking.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be watched; `Unsupported` for a runtime without sockets of the system, as if
+    /// not implemented.
+    fn unix_acceptor(&self, listener: net::UnixListener) -> io::Result<Arc<dyn UnixAcceptor>> {
         drop(listener);
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -254,7 +276,8 @@ impl Debug for SocketHook {
     }
 }
 
-/// A connected TCP socket.
+/// A connected TCP socket, or a UNIX stream socket: that one has no addresses here, and no options
+/// of TCP.
 ///
 /// Calls that wait store one waker per direction, the last one given.
 pub trait Socket: Send + Sync + Debug {
@@ -398,6 +421,23 @@ pub trait Acceptor: Send + Sync + Debug {
 
     /// The descriptor, where there is one.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// A listening UNIX stream socket.
+pub trait UnixAcceptor: Send + Sync + Debug {
+    /// Accepts the next connection, with the address of the client. Stores one waker, the last one
+    /// given.
+    ///
+    /// # Errors
+    ///
+    /// As `accept(2)`.
+    fn poll_accept(
+        &self,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<(Arc<dyn Socket>, net::SocketAddr)>>;
+
+    /// The descriptor.
+    fn fd(&self) -> BorrowedFd<'_>;
 }
 
 /// Readiness of a descriptor.

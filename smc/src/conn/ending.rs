@@ -136,8 +136,8 @@ impl Conn {
         // Set once: the first cause counts.
         if let (Ok(()), Some(cause)) = (self.failure.set(cause), self.failure.get()) {
             let peer = match self.role {
-                Role::Client => Destination::Server(self.peer_addr),
-                Role::Server => Destination::Client(self.peer_addr.ip()),
+                Role::Client => Destination::server(&self.peer_addr),
+                Role::Server => Destination::client(&self.peer_addr),
             };
             self.span
                 .in_scope(|| self.warned.failed("connection", peer, cause));

@@ -11,7 +11,6 @@ pub(crate) use ending::Handle;
 pub(crate) use rdma::{MessageSearch, RdmaConn, RdmaConnHandle, ReceivedCdc};
 
 use std::io::IoSlice;
-use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64 as StdAtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -28,6 +27,7 @@ use super::device_driver::DeviceDriver;
 use super::groups::Membership;
 use super::runtime::Socket;
 use super::stream::Mode;
+use crate::address::{self, Address};
 use crate::device::{Dmb, SubmitError};
 use crate::error::{CloseReason, Error};
 use crate::info::{ConnectionInfo, Cursors, Flags, PublishedWords, SmcInfo};
@@ -52,7 +52,7 @@ pub(crate) struct Conn {
     pub(crate) mode: Mode,
     /// The role of this side in the handshake.
     pub(crate) role: Role,
-    pub(crate) peer_addr: SocketAddr,
+    pub(crate) peer_addr: Address,
     pub(crate) socket: Arc<dyn Socket>,
     /// Determines how TCP is closed, and whether it is watched.
     locality: PeerLocality,
@@ -199,7 +199,7 @@ pub(crate) trait TransportOps: Send + Sync {
     fn has_received(&self, local: &Element) -> bool;
 }
 
-/// Whether the peer is a process of this host, as proven by a side-channel handshake.
+/// Whether the peer is a process of this host, as proven by a side channel or a UNIX socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerLocality {
     /// On this host; the role is that of this side.
@@ -245,7 +245,7 @@ impl Conn {
         parts: Parts,
         role: Role,
         socket: Arc<dyn Socket>,
-        peer_addr: SocketAddr,
+        peer_addr: Address,
         membership: Membership,
         warned: Arc<Warned>,
     ) -> Arc<Self> {
@@ -462,8 +462,8 @@ impl Conn {
             id: self.id,
             role: self.role,
             mode: self.mode.clone(),
-            local: self.socket.local_addr().ok(),
-            peer: self.peer_addr,
+            local: address::local(&*self.socket).ok(),
+            peer: self.peer_addr.clone(),
             smc: Some(smc),
         }
     }

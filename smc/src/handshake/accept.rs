@@ -1,17 +1,17 @@
 //! The server's side: an accepted TCP connection, and the handshake.
 
 use std::future::{Future, poll_fn};
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::carrier::Carrier;
+use super::carrier::{Carrier, PeerProcess};
 use super::work::HandshakeResources;
 use super::{
     Outcome, drive, handshake_config, path, run_handshake, run_handshake_on_tcp, tcp_stream,
 };
+use crate::address::Address;
 use crate::endpoint::EndpointInner;
 use crate::error::{Error, FallbackCause, Phase};
 use crate::negotiate::SideChannel;
@@ -42,11 +42,11 @@ pub(crate) async fn await_first_byte(
 pub(crate) async fn accept(
     endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
-    peer: SocketAddr,
+    peer: &Address,
     side_channel: Option<Box<dyn SideChannel>>,
 ) -> Result<Stream, Error> {
     let now = endpoint.runtime.now();
-    let config = handshake_config(endpoint, None)?;
+    let config = handshake_config(endpoint, peer, None)?;
     let path = path(endpoint, &config, &*socket, peer, side_channel.is_some());
     let mut machine = Handshake::server(now, config, path);
     match side_channel {
@@ -72,7 +72,7 @@ pub(crate) async fn accept(
 pub(crate) async fn decline_all(
     endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
-    peer: SocketAddr,
+    peer: &Address,
     side_channel: Option<Box<dyn SideChannel>>,
 ) -> Result<Stream, Error> {
     // Without any device, so that it can only end in a DECLINE.
@@ -84,7 +84,7 @@ pub(crate) async fn decline_all(
     let mut side_channel = side_channel;
     let mut carrier = match &mut side_channel {
         Some(side_channel) => Carrier::server(endpoint, &mut **side_channel),
-        None => Carrier::Tcp(&*socket, None),
+        None => Carrier::OnSocket(&*socket, PeerProcess::Tcp(None)),
     };
     let outcome = drive(
         endpoint,

@@ -1,4 +1,4 @@
-//! The carrier of handshake messages: the TCP connection, or a side channel.
+//! The carrier of handshake messages: the connection itself, or a side channel.
 
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
@@ -20,8 +20,17 @@ use crate::runtime::{Runtime, Socket};
 
 /// The carrier of one handshake.
 pub(super) enum Carrier<'a> {
-    Tcp(&'a dyn Socket, Option<&'a TcpHandshake<'a>>),
+    /// The TCP connection or UNIX socket of the stream.
+    OnSocket(&'a dyn Socket, PeerProcess<'a>),
     SideChannel(SideChannelCarrier<'a>),
+}
+
+/// How the process at the other end of a connection is known.
+pub(super) enum PeerProcess<'a> {
+    /// TCP does not show it, but for a connection of an endpoint with itself.
+    Tcp(Option<&'a TcpHandshake<'a>>),
+    /// The system reports it, and so the peer is on this host. The role is that of this side.
+    Unix(Option<Credentials>, Role),
 }
 
 /// The handshakes of an endpoint on TCP, by their own and their peers' addresses. They show which
@@ -128,7 +137,8 @@ impl<'a> Carrier<'a> {
     /// The locality of the peer, as proven by the carrier.
     pub(super) fn locality(&self) -> PeerLocality {
         match self {
-            Self::Tcp(..) => PeerLocality::Unknown,
+            Self::OnSocket(_, PeerProcess::Unix(Some(_), role)) => PeerLocality::SameHost(*role),
+            Self::OnSocket(..) => PeerLocality::Unknown,
             Self::SideChannel(channel) => PeerLocality::SameHost(match channel.role {
                 ChannelRole::Client(_) => Role::Client,
                 ChannelRole::Server(_) => Role::Server,
@@ -139,7 +149,8 @@ impl<'a> Carrier<'a> {
     /// The process at the other end, where the carrier shows it.
     pub(super) fn credentials(&self) -> Option<Credentials> {
         match self {
-            Self::Tcp(_, handshake) => {
+            Self::OnSocket(_, PeerProcess::Unix(credentials, _)) => *credentials,
+            Self::OnSocket(_, PeerProcess::Tcp(handshake)) => {
                 let is_own = handshake.is_some_and(TcpHandshake::is_with_itself);
                 is_own.then(Credentials::own)
             }
@@ -155,7 +166,7 @@ impl<'a> Carrier<'a> {
         message: &[u8],
     ) -> io::Result<()> {
         let socket = match self {
-            Self::Tcp(socket, _) => socket,
+            Self::OnSocket(socket, _) => socket,
             Self::SideChannel(channel) => {
                 channel.sent = true;
                 return channel.side_channel.send(message);
@@ -199,7 +210,7 @@ impl<'a> Carrier<'a> {
     /// Whether the peer has the CONFIRM already, according to its answer.
     pub(super) fn is_confirmed(&self) -> bool {
         match self {
-            Self::Tcp(..) => false,
+            Self::OnSocket(..) => false,
             Self::SideChannel(channel) => channel.side_channel.is_confirmed(),
         }
     }
@@ -211,7 +222,7 @@ impl<'a> Carrier<'a> {
         buf: &mut [u8],
     ) -> Poll<io::Result<usize>> {
         match self {
-            Self::Tcp(socket, _) => socket.poll_read(cx, buf),
+            Self::OnSocket(socket, _) => socket.poll_read(cx, buf),
             Self::SideChannel(channel) => channel.poll_read(cx, buf),
         }
     }

@@ -12,6 +12,7 @@ use smc_wire::types::DmbToken;
 use super::carrier::Carrier;
 use super::work::{EarlyWork, HandshakeResources, reach, register};
 use super::{fallback_stream, handshake_config, path, run_handshake, run_handshake_on_tcp};
+use crate::address::{Address, UnixAddr};
 use crate::config::Policy;
 use crate::connect_options::ConnectOptions;
 use crate::endpoint::EndpointInner;
@@ -26,16 +27,17 @@ use crate::proto::handshake::{
 use crate::runtime::{BeforeConnect, Socket, SocketOptions, Unconnected};
 use crate::stats::SetupTiming;
 use crate::stream::Stream;
+use crate::unix;
 
 /// Connects and sets the stream up.
 pub(crate) async fn connect(
     endpoint: &Arc<EndpointInner>,
-    to: SocketAddr,
+    to: &Address,
     options: &ConnectOptions,
 ) -> Result<Stream, Error> {
     let policy = options
         .policy
-        .unwrap_or_else(|| endpoint.config.policy.of_destination(&to));
+        .unwrap_or_else(|| endpoint.config.policy.of_destination(to));
     let span = span!("smc.connect", peer = to, policy = policy.name());
     // Pinned here: a future that is passed on by value is copied, and this one is large.
     let connecting = pin!(connect_by(endpoint, to, options, policy));
@@ -45,7 +47,7 @@ pub(crate) async fn connect(
         Err(error) => {
             endpoint
                 .warned
-                .failed("connect", Destination::Server(to), error);
+                .failed("connect", Destination::server(to), error);
         }
     });
     result
@@ -53,31 +55,26 @@ pub(crate) async fn connect(
 
 async fn connect_by(
     endpoint: &Arc<EndpointInner>,
-    to: SocketAddr,
+    to: &Address,
     options: &ConnectOptions,
     policy: Policy,
 ) -> Result<Stream, Error> {
-    let config = handshake_config(endpoint, options.recv_buffer)?;
-    let mut plan = match policy {
-        Policy::Never => Plan::Tcp(FallbackCause::Policy.into()),
-        _ => Plan::new(endpoint, &config, to).await,
-    };
+    let config = handshake_config(endpoint, to, options.recv_buffer)?;
     let attempt = ConnectAttempt {
         endpoint,
         to,
         options,
         config: &config,
     };
-    let stream = match attempt.run(&mut plan).await {
-        // The first attempt has used the early work: this one has no early CONFIRM.
-        Err(failed) if failed.early_confirm_failed => attempt.run(&mut plan).await,
-        result => result,
+    let stream = match to {
+        Address::Tcp(at) => attempt.over_tcp(*at, policy).await,
+        // Boxed: a future has the space of the largest of its branches.
+        Address::Unix(at) => Box::pin(attempt.over_unix(at, policy)).await,
     };
-    let stream = stream.map_err(|failed| failed.error);
     let stream = stream.inspect_err(|_| endpoint.setups.add_error(Role::Client))?;
     let reason = stream.fallback_reason();
     if let Some(reason) = &reason {
-        endpoint.warned.fallback(Destination::Server(to), reason);
+        endpoint.warned.fallback(Destination::server(to), reason);
     }
     match reason {
         Some(reason) if policy == Policy::Require => Err(Error::Declined(reason)),
@@ -159,7 +156,7 @@ fn proposal_of(
 /// Attempts to connect.
 struct ConnectAttempt<'a> {
     endpoint: &'a Arc<EndpointInner>,
-    to: SocketAddr,
+    to: &'a Address,
     options: &'a ConnectOptions,
     config: &'a Arc<HandshakeConfig>,
 }
@@ -182,14 +179,69 @@ enum Offered {
 }
 
 impl ConnectAttempt<'_> {
-    async fn run(&self, plan: &mut Plan) -> Result<Stream, Failed> {
+    async fn over_tcp(&self, to: SocketAddr, policy: Policy) -> Result<Stream, Error> {
+        let mut plan = match policy {
+            Policy::Never => Plan::Tcp(FallbackCause::Policy.into()),
+            _ => Plan::new(self.endpoint, self.config, to).await,
+        };
+        let stream = match self.run(to, &mut plan).await {
+            // The first attempt has used the early work: this one has no early CONFIRM.
+            Err(failed) if failed.early_confirm_failed => self.run(to, &mut plan).await,
+            result => result,
+        };
+        stream.map_err(|failed| failed.error)
+    }
+
+    /// Connects to a UNIX socket, with the handshake on the socket. Where that fails there is another
+    /// connection without one, as the listener may be able to serve that.
+    async fn over_unix(&self, to: &UnixAddr, policy: Policy) -> Result<Stream, Error> {
+        let endpoint = self.endpoint;
+        let connect = async |with_smc| {
+            let mut options = SocketOptions::default();
+            options.hook.clone_from(&self.options.socket);
+            let begin = endpoint.runtime.now();
+            let connected = unix::connect(&*endpoint.runtime, to, &options, with_smc).await?;
+            let time = endpoint.runtime.now().saturating_duration_since(begin);
+            endpoint.setups.add_timing(SetupTiming::TcpConnect, time);
+            Ok::<_, io::Error>(connected)
+        };
+        let proposal = match policy {
+            Policy::Never => Err(FallbackCause::Policy.into()),
+            _ => proposal_of(endpoint, self.config),
+        };
+        let reason = match proposal {
+            Err(reason) => reason,
+            Ok(proposal) => {
+                let unix::Connected { socket, is_smc } = connect(true).await?;
+                if !is_smc {
+                    return Ok(self.tcp(socket, FallbackCause::not_announced().into()));
+                }
+                match self.run_on_tcp(socket, Ok(proposal)).await {
+                    Ok(stream) => return Ok(stream),
+                    Err(Failed { error, .. }) if policy == Policy::Require => return Err(error),
+                    Err(Failed { error, .. }) => match error {
+                        Error::TimedOut(_) => {
+                            let within = endpoint.base_config().timeouts.message;
+                            FallbackCause::NoAnswer { within }.into()
+                        }
+                        Error::Io(_) | Error::Closed(_) => FallbackCause::ListenerGone.into(),
+                        error => return Err(error),
+                    },
+                }
+            }
+        };
+        let unix::Connected { socket, .. } = connect(false).await?;
+        Ok(self.tcp(socket, reason))
+    }
+
+    async fn run(&self, to: SocketAddr, plan: &mut Plan) -> Result<Stream, Failed> {
         match plan {
             Plan::Tcp(reason) => {
-                let socket = self.open(true, &mut |_| Ok(())).await?;
+                let socket = self.open(to, true, &mut |_| Ok(())).await?;
                 Ok(self.tcp(socket, reason.clone()))
             }
             Plan::Decline(candidate, decline, reason) => {
-                let (socket, offered) = self.offer(candidate, decline, None).await?;
+                let (socket, offered) = self.offer(to, candidate, decline, None).await?;
                 let reason = reason.clone();
                 let reason = match offered {
                     Offered::OnTcp(_offer) => return self.run_on_tcp(socket, Err(reason)).await,
@@ -202,7 +254,7 @@ impl ConnectAttempt<'_> {
                 let early = early.take();
                 let buffer = early.as_ref().and_then(|early| early.buffer.as_ref());
                 let buffer = buffer.map(|(dmb, _)| dmb.token());
-                let (socket, offered) = self.offer(candidate, proposal.bytes(), buffer).await?;
+                let (socket, offered) = self.offer(to, candidate, proposal.bytes(), buffer).await?;
                 let proposal = Arc::clone(proposal);
                 match offered {
                     Offered::OnTcp(_offer) => self.run_on_tcp(socket, Ok(proposal)).await,
@@ -225,6 +277,7 @@ impl ConnectAttempt<'_> {
     /// bound if the candidate needs its address.
     async fn offer(
         &self,
+        to: SocketAddr,
         candidate: &Candidate,
         message: &[u8],
         buffer: Option<DmbToken>,
@@ -243,7 +296,9 @@ impl ConnectAttempt<'_> {
             offer = candidate.offer(socket, message, buffer);
             Ok(())
         };
-        let socket = self.open(!candidate.needs_address(), &mut make_offer).await;
+        let socket = self
+            .open(to, !candidate.needs_address(), &mut make_offer)
+            .await;
         let socket = socket.map_err(|error| Failed {
             error: error.into(),
             early_confirm_failed: is_buffer_taken,
@@ -264,6 +319,7 @@ impl ConnectAttempt<'_> {
 
     async fn open(
         &self,
+        to: SocketAddr,
         unbound: bool,
         before: &mut BeforeConnect<'_>,
     ) -> io::Result<Arc<dyn Socket>> {
@@ -275,7 +331,7 @@ impl ConnectAttempt<'_> {
             runtime, setups, ..
         } = &**self.endpoint;
         let begin = runtime.now();
-        let socket = runtime.connect(self.to, &options, before).await?;
+        let socket = runtime.connect(to, &options, before).await?;
         let time = runtime.now().saturating_duration_since(begin);
         setups.add_timing(SetupTiming::TcpConnect, time);
         Ok(socket)

@@ -28,10 +28,12 @@ use super::endpoint::EndpointInner;
 use super::lifetime::Deadline;
 use super::runtime::Socket;
 use super::stream::Stream;
+use crate::address::{self, Address};
 use crate::conn::{Conn, Parts, PeerLocality};
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason};
 use crate::log::HandshakeLog;
+use crate::negotiate::Credentials;
 use crate::proto::Role;
 use crate::proto::group::{GroupId, GroupState};
 use crate::proto::handshake::{
@@ -40,7 +42,7 @@ use crate::proto::handshake::{
 };
 use crate::stats::SetupTiming;
 use crate::tcp_streams::TcpRecord;
-use carrier::Carrier;
+use carrier::{Carrier, PeerProcess};
 use work::{HandshakeResources, WorkResult, device_driver, execute};
 
 /// A stream that is TCP without a handshake.
@@ -48,7 +50,7 @@ pub(crate) fn tcp_stream(
     endpoint: &EndpointInner,
     role: Role,
     socket: Arc<dyn Socket>,
-    peer: SocketAddr,
+    peer: &Address,
     cause: FallbackCause,
 ) -> Stream {
     fallback_stream(endpoint, role, socket, peer, Vec::new(), cause.into())
@@ -59,27 +61,30 @@ fn fallback_stream(
     endpoint: &EndpointInner,
     role: Role,
     socket: Arc<dyn Socket>,
-    peer: SocketAddr,
+    peer: &Address,
     unread: Vec<u8>,
     reason: FallbackReason,
 ) -> Stream {
     endpoint.setups.add_fallback(role, &reason);
     let entry = endpoint.tcp_streams.add(TcpRecord {
         role,
-        local: socket.local_addr().ok(),
-        peer,
+        local: address::local(&*socket).ok(),
+        peer: peer.clone(),
         reason: reason.clone(),
     });
     Stream::tcp(socket, unread, reason, entry)
 }
 
-/// The configuration for handshakes that begin now.
+/// The configuration for handshakes that begin now. A UNIX socket leads to no other host, and so
+/// RDMA devices are of no use there.
 pub(crate) fn handshake_config(
     endpoint: &EndpointInner,
+    peer: &Address,
     recv_buffer: Option<usize>,
 ) -> Result<Arc<HandshakeConfig>, Error> {
     let is_rdma = |driver: &Arc<DeviceDriver>| driver.device.operations().rdma().is_some();
-    let config = match endpoint.drivers.iter().any(is_rdma) {
+    let has_rdma = peer.tcp().is_some() && endpoint.drivers.iter().any(is_rdma);
+    let config = match has_rdma {
         true => endpoint.groups.with_rdma(&endpoint.base_config()),
         false => endpoint.base_config(),
     };
@@ -92,14 +97,29 @@ pub(crate) fn handshake_config(
     Ok(Arc::new(config))
 }
 
-/// The path of a TCP connection, for the handshake. Only processes of one host have a side channel.
+/// The process at the other end of a UNIX socket.
+pub(crate) fn unix_credentials(socket: &dyn Socket) -> Option<Credentials> {
+    Credentials::of_peer(&socket.fd()?).ok()
+}
+
+/// The path of a connection, for the handshake. Only processes of one host have a side channel or a
+/// UNIX socket.
 fn path(
     endpoint: &EndpointInner,
     config: &HandshakeConfig,
     socket: &dyn Socket,
-    peer: SocketAddr,
+    peer: &Address,
     has_side_channel: bool,
 ) -> TcpPath {
+    let peer = match peer {
+        Address::Tcp(peer) => *peer,
+        Address::Unix(_) => {
+            return TcpPath {
+                same_host: unix_credentials(socket).is_some(),
+                ..TcpPath::default()
+            };
+        }
+    };
     let mut path = match (&config.rdma, has_side_channel) {
         (None, true) => TcpPath::default(),
         (None, false) => match socket.local_addr() {
@@ -137,15 +157,19 @@ const LONGEST_PACKET: u32 = 65_535;
 async fn run_handshake_on_tcp(
     endpoint: &Arc<EndpointInner>,
     socket: &Arc<dyn Socket>,
-    peer: SocketAddr,
+    peer: &Address,
     machine: &mut Handshake,
 ) -> Result<Stream, Error> {
     let handshakes = &endpoint.tcp_handshakes;
-    let under_way = socket
-        .local_addr()
-        .ok()
-        .map(|local| handshakes.add(local, peer));
-    let mut carrier = Carrier::Tcp(&**socket, under_way.as_ref());
+    let under_way = match (peer, socket.local_addr()) {
+        (Address::Tcp(peer), Ok(local)) => Some(handshakes.add(local, *peer)),
+        _ => None,
+    };
+    let peer_process = match peer {
+        Address::Tcp(_) => PeerProcess::Tcp(under_way.as_ref()),
+        Address::Unix(_) => PeerProcess::Unix(unix_credentials(&**socket), machine.role()),
+    };
+    let mut carrier = Carrier::OnSocket(&**socket, peer_process);
     let mut resources = HandshakeResources::default();
     run_handshake(
         endpoint,
@@ -164,7 +188,7 @@ async fn run_handshake(
     endpoint: &Arc<EndpointInner>,
     carrier: &mut Carrier<'_>,
     socket: &Arc<dyn Socket>,
-    peer: SocketAddr,
+    peer: &Address,
     machine: &mut Handshake,
     resources: &mut HandshakeResources,
 ) -> Result<Stream, Error> {
@@ -176,11 +200,11 @@ async fn run_handshake(
     match outcome {
         Outcome::Tcp(fallback) => {
             let (unread, reason) = match &*carrier {
-                Carrier::Tcp(..) if fallback.crossing_possible => {
+                Carrier::OnSocket(..) if fallback.crossing_possible => {
                     let unread = without_crossing_decline(endpoint, &*tcp).await;
                     (unread, fallback.reason)
                 }
-                Carrier::Tcp(..) => (Vec::new(), fallback.reason),
+                Carrier::OnSocket(..) => (Vec::new(), fallback.reason),
                 Carrier::SideChannel(_) => {
                     (Vec::new(), with_local_cause(endpoint, fallback.reason))
                 }
@@ -237,7 +261,7 @@ fn build_conn(
     endpoint: &EndpointInner,
     role: Role,
     socket: Arc<dyn Socket>,
-    peer_addr: SocketAddr,
+    peer_addr: &Address,
     established: &Established,
     resources: &mut HandshakeResources,
     locality: PeerLocality,
@@ -261,7 +285,7 @@ fn build_conn(
     };
     let membership = resources.membership.take().ok_or(NO_RESOURCE)?;
     let warned = Arc::clone(&endpoint.warned);
-    let conn = Conn::new(parts, role, socket, peer_addr, membership, warned);
+    let conn = Conn::new(parts, role, socket, peer_addr.clone(), membership, warned);
     if let Some(rdma) = conn.rdma() {
         rdma.set_conn(&conn);
     }

@@ -61,6 +61,15 @@ impl Source {
         })
     }
 
+    /// Of a client of a UNIX socket, by its user: those that the system does not distinguish are one.
+    pub(super) fn of_unix(client: Option<Credentials>) -> Option<Self> {
+        match client {
+            Some(client) if client.uid == Credentials::own().uid => None,
+            Some(client) => Some(Self::User(client.uid)),
+            None => Some(Self::User(u32::MAX)),
+        }
+    }
+
     /// Of a client with a side channel, by its address if the side channel does not show its user.
     /// Clients of the own user may have all places.
     pub(super) fn of_client(

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::hash::Hash;
 #[cfg(all(feature = "tracing", feature = "axum08"))]
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 #[cfg(feature = "tracing")]
 use std::time::Instant;
 
@@ -16,6 +16,7 @@ use hashbrown::HashSet;
 #[cfg(feature = "tracing")]
 use smc_wire::types::DeclineCode;
 
+use crate::address::Address;
 use crate::error::{Error, FallbackReason};
 #[cfg(feature = "tracing")]
 use crate::error::{FallbackCause, Refusal};
@@ -25,12 +26,29 @@ use crate::mutex::Mutex;
 use crate::quota::{LineQuota, LineVerdict};
 
 /// The other end of a connection, as far as warnings distinguish it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Destination {
     /// The address of a server.
-    Server(SocketAddr),
-    /// The address of a client, whose port is another one each time.
-    Client(IpAddr),
+    Server(Address),
+    /// The address of a client, whose port is another one each time. Clients of UNIX sockets have
+    /// none.
+    Client(Option<IpAddr>),
+}
+
+impl Destination {
+    /// The server at this address.
+    pub(crate) fn server(addr: &Address) -> Self {
+        Self::Server(addr.clone())
+    }
+
+    /// The client with this address.
+    pub(crate) fn client(addr: &Address) -> Self {
+        Self::Client(ip(addr))
+    }
+}
+
+fn ip(addr: &Address) -> Option<IpAddr> {
+    addr.tcp().map(|addr| addr.ip())
 }
 
 /// The warnings about peers that an endpoint has written.
@@ -50,13 +68,13 @@ struct Written {
 
 /// The subject of a warning.
 #[cfg(feature = "tracing")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Warning {
     Fallback(Destination, DeclineCode, Option<DeclineCode>),
-    Refused(IpAddr, DeclineCode, Option<DeclineCode>),
-    Full(IpAddr),
+    Refused(Option<IpAddr>, DeclineCode, Option<DeclineCode>),
+    Full(Option<IpAddr>),
     #[cfg(feature = "axum08")]
-    NotAccepted(SocketAddr, ErrorKind),
+    NotAccepted(Address, ErrorKind),
     Violation(Destination),
 }
 
@@ -73,8 +91,8 @@ impl Warned {
     }
 
     /// A client is closed: the policy requires SMC.
-    pub(crate) fn refused(&self, peer: SocketAddr, reason: &FallbackReason) {
-        let warning = Warning::Refused(peer.ip(), reason.local, reason.peer);
+    pub(crate) fn refused(&self, peer: &Address, reason: &FallbackReason) {
+        let warning = Warning::Refused(ip(peer), reason.local, reason.peer);
         if self.is_due(warning) {
             warn!("client is refused: SMC is required", reason = reason);
         } else {
@@ -98,8 +116,8 @@ impl Warned {
     }
 
     /// A client is closed: there are too many handshakes.
-    pub(crate) fn full(&self, peer: SocketAddr) {
-        if self.is_due(Warning::Full(peer.ip())) {
+    pub(crate) fn full(&self, peer: &Address) {
+        if self.is_due(Warning::Full(ip(peer))) {
             warn!("client is refused: too many handshakes");
         } else {
             debug!("client is refused: too many handshakes");
@@ -108,8 +126,8 @@ impl Warned {
 
     /// A listener could not accept, and goes on unless it has ended.
     #[cfg(feature = "axum08")]
-    pub(crate) fn not_accepted(&self, listener: SocketAddr, error: &std::io::Error) {
-        if self.is_due(Warning::NotAccepted(listener, error.kind())) {
+    pub(crate) fn not_accepted(&self, listener: &Address, error: &std::io::Error) {
+        if self.is_due(Warning::NotAccepted(listener.clone(), error.kind())) {
             warn!("accept failed", listener = listener, error = error);
         } else {
             debug!("accept failed", listener = listener, error = error);
@@ -156,14 +174,14 @@ impl Written {
 impl Warned {
     pub(crate) fn fallback(&self, _to: Destination, _reason: &FallbackReason) {}
 
-    pub(crate) fn refused(&self, _peer: SocketAddr, _reason: &FallbackReason) {}
+    pub(crate) fn refused(&self, _peer: &Address, _reason: &FallbackReason) {}
 
     pub(crate) fn failed(&self, _what: &'static str, _with: Destination, _cause: &Error) {}
 
-    pub(crate) fn full(&self, _peer: SocketAddr) {}
+    pub(crate) fn full(&self, _peer: &Address) {}
 
     #[cfg(feature = "axum08")]
-    pub(crate) fn not_accepted(&self, _listener: SocketAddr, _error: &std::io::Error) {}
+    pub(crate) fn not_accepted(&self, _listener: &Address, _error: &std::io::Error) {}
 }
 
 /// Whether the settings of this end ask for TCP, or the peer has no SMC at all.
@@ -201,14 +219,14 @@ impl<T> Default for Recent<T> {
 }
 
 #[cfg(feature = "tracing")]
-impl<T: Copy + Eq + Hash> Recent<T> {
+impl<T: Clone + Eq + Hash> Recent<T> {
     fn contains(&self, entry: &T) -> bool {
         self.entries.contains(entry)
     }
 
     /// Returns whether the entry is new.
     pub(crate) fn insert(&mut self, entry: T) -> bool {
-        if !self.entries.insert(entry) {
+        if !self.entries.insert(entry.clone()) {
             return false;
         }
         if self.order.len() == RECENT_MAX {
@@ -249,7 +267,7 @@ mod tests {
     fn a_warning_is_written_once_and_one_that_was_left_out_when_it_comes_again() {
         let mut written = Written::default();
         let begin = Instant::now();
-        let of = |number: u32| Warning::Full(IpAddr::from(number.to_be_bytes()));
+        let of = |number: u32| Warning::Full(Some(IpAddr::from(number.to_be_bytes())));
         for number in 0..LineQuota::MAX {
             let verdict = written.add(of(number), begin);
             assert_eq!(verdict, Some(LineVerdict::Written { left_out: 0 }));

@@ -1,4 +1,4 @@
-//! TCP sockets over any reactor, shared by the adapters.
+//! TCP and UNIX stream sockets over any reactor, shared by the adapters.
 //!
 //! An adapter implements [`Registered`] for its descriptor type, and gets [`TcpSocket`],
 //! [`TcpAcceptor`] and [`FdWatch`] for it. No call allocates, and each one tries the system call
@@ -8,6 +8,7 @@ use std::fmt::Debug;
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -15,11 +16,13 @@ use std::time::Duration;
 use nix::sys::socket::sockopt::IpMtu;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrAny, SocketFlags,
+    SocketType, sockopt,
 };
 
-use super::{Acceptor, BeforeListen, Socket, SocketOptions, Unconnected, Watch};
+use super::{Acceptor, BeforeListen, Socket, SocketOptions, Unconnected, UnixAcceptor, Watch};
 
+use crate::address::std_addr;
 use crate::mem::sync::{AtomicBool, Ordering};
 use crate::mutex::Mutex;
 
@@ -72,7 +75,7 @@ pub(super) struct IoDone<T> {
     pub(super) exhausted: bool,
 }
 
-/// A TCP connection. It is registered with the reactor on the first wait: the connection of an SMC
+/// A TCP connection, or one of UNIX sockets. It is registered with the reactor on the first wait: the connection of an SMC
 /// stream may never be waited for.
 #[derive(Debug)]
 pub(super) struct TcpSocket<R: Registered> {
@@ -265,7 +268,7 @@ impl<R: Registered> Drop for TcpSocket<R> {
     }
 }
 
-/// A TCP listener.
+/// A TCP or UNIX listener.
 #[derive(Debug)]
 pub(super) struct TcpAcceptor<R: Registered>(R, R::Reactor);
 
@@ -276,8 +279,11 @@ impl<R: Registered> TcpAcceptor<R> {
     }
 }
 
-impl<R: Registered> Acceptor for TcpAcceptor<R> {
-    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Arc<dyn Socket>, SocketAddr)>> {
+impl<R: Registered> TcpAcceptor<R> {
+    fn poll_accept_any(
+        &self,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<(Arc<dyn Socket>, SocketAddrAny)>> {
         let (fd, peer) = ready!(self.0.poll_io(cx, Direction::Read, |fd| {
             let value = rustix::net::acceptfrom_with(fd, FLAGS)?;
             Ok(IoDone {
@@ -285,9 +291,16 @@ impl<R: Registered> Acceptor for TcpAcceptor<R> {
                 exhausted: false,
             })
         }))?;
-        let peer = peer.ok_or(io::ErrorKind::NotConnected)?.try_into()?;
+        let peer = peer.ok_or(io::ErrorKind::NotConnected)?;
         let socket: Arc<dyn Socket> = Arc::new(TcpSocket::<R>::new(&self.1, fd));
         Poll::Ready(Ok((socket, peer)))
+    }
+}
+
+impl<R: Registered> Acceptor for TcpAcceptor<R> {
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Arc<dyn Socket>, SocketAddr)>> {
+        let (socket, peer) = ready!(self.poll_accept_any(cx))?;
+        Poll::Ready(Ok((socket, peer.try_into()?)))
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -296,6 +309,20 @@ impl<R: Registered> Acceptor for TcpAcceptor<R> {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.0.as_fd())
+    }
+}
+
+impl<R: Registered> UnixAcceptor for TcpAcceptor<R> {
+    fn poll_accept(
+        &self,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<(Arc<dyn Socket>, unix::net::SocketAddr)>> {
+        let (socket, peer) = ready!(self.poll_accept_any(cx))?;
+        Poll::Ready(Ok((socket, std_addr(peer)?)))
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker, ready};
@@ -17,7 +18,8 @@ use super::connect::{self, ConnectStatus};
 use super::net::{self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket};
 use super::own_thread::OwnThread;
 use super::{
-    Acceptor, BeforeConnect, BeforeListen, Runtime, Socket, SocketOptions, Task, Timer, Watch,
+    Acceptor, BeforeConnect, BeforeListen, Runtime, Socket, SocketOptions, Task, Timer,
+    UnixAcceptor, Watch,
 };
 use crate::mem::sync::{AtomicBool, Ordering};
 
@@ -103,6 +105,16 @@ impl Runtime for SmolRuntime {
     }
 
     fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
+        listener.set_nonblocking(true)?;
+        Ok(Arc::new(TcpAcceptor::<SmolIo>::new((), listener.into())?))
+    }
+
+    fn unix_socket(&self, fd: OwnedFd) -> io::Result<Arc<dyn Socket>> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Ok(Arc::new(TcpSocket::<SmolIo>::new(&(), fd)))
+    }
+
+    fn unix_acceptor(&self, listener: UnixListener) -> io::Result<Arc<dyn UnixAcceptor>> {
         listener.set_nonblocking(true)?;
         Ok(Arc::new(TcpAcceptor::<SmolIo>::new((), listener.into())?))
     }

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -18,7 +19,8 @@ use super::connect::{self, ConnectStatus};
 use super::net::{self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket};
 use super::own_thread::OwnThread;
 use super::{
-    Acceptor, BeforeConnect, BeforeListen, Runtime, Socket, SocketOptions, Task, Timer, Watch,
+    Acceptor, BeforeConnect, BeforeListen, Runtime, Socket, SocketOptions, Task, Timer,
+    UnixAcceptor, Watch,
 };
 
 /// A tokio runtime, by handle. Its methods may be called from anywhere, also from threads that
@@ -132,6 +134,18 @@ impl Runtime for TokioRuntime {
     fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
         listener.set_nonblocking(true)?;
         self.listening(listener.into())
+    }
+
+    fn unix_socket(&self, fd: OwnedFd) -> io::Result<Arc<dyn Socket>> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Ok(Arc::new(TcpSocket::<TokioIo>::new(&self.handle, fd)))
+    }
+
+    fn unix_acceptor(&self, listener: UnixListener) -> io::Result<Arc<dyn UnixAcceptor>> {
+        listener.set_nonblocking(true)?;
+        let acceptor: TcpAcceptor<TokioIo> =
+            TcpAcceptor::new(self.handle.clone(), listener.into())?;
+        Ok(Arc::new(acceptor))
     }
 
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {

@@ -13,7 +13,9 @@ use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
 use super::{
     Mode, OwnedReadHalf, OwnedWriteHalf, ReadGuard, ReadHalf, Reservation, Stream, WriteHalf,
 };
+use crate::address::UnixAddr;
 use crate::error::FallbackReason;
+use crate::unix::PeerCred;
 
 macro_rules! any {
     ($($type:ident $(<$lifetime:lifetime>)?),+) => {$(
@@ -42,18 +44,48 @@ macro_rules! any {
             ///
             /// # Errors
             ///
-            /// As `getsockname(2)`.
+            /// As `getsockname(2)`; `Unsupported` over a UNIX socket.
             pub fn local_addr(&self) -> io::Result<SocketAddr> {
-                self.shared.socket.local_addr()
+                self.shared.local_address()?.require_tcp()
             }
 
             /// The peer's address of the TCP connection.
             ///
             /// # Errors
             ///
-            /// As `getpeername(2)`; not for SMC streams.
+            /// As `getpeername(2)`, but not for SMC streams; `Unsupported` over a UNIX socket.
             pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-                self.shared.peer_addr()
+                self.shared.peer_address()?.require_tcp()
+            }
+
+            /// The local address of the UNIX socket, which stays open as long as the stream.
+            ///
+            /// # Errors
+            ///
+            /// As `getsockname(2)`; `Unsupported` over TCP.
+            pub fn local_unix_addr(&self) -> io::Result<UnixAddr> {
+                self.shared.local_address()?.require_unix()
+            }
+
+            /// The peer's address of the UNIX socket: a client's has none, unless the client is
+            /// bound.
+            ///
+            /// # Errors
+            ///
+            /// As `getpeername(2)`, but not for SMC streams; `Unsupported` over TCP.
+            pub fn peer_unix_addr(&self) -> io::Result<UnixAddr> {
+                self.shared.peer_address()?.require_unix()
+            }
+
+            /// The process at the other end of the UNIX socket: of a client as it was when that
+            /// connected, of a listener as it was when that began to listen.
+            ///
+            /// # Errors
+            ///
+            /// As `getsockopt(2)`; `Unsupported` over TCP, of which the system does not report it.
+            pub fn peer_cred(&self) -> io::Result<PeerCred> {
+                self.shared.local_address()?.require_unix()?;
+                PeerCred::of(self.shared.tcp()?)
             }
         }
     )+};

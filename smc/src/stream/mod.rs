@@ -22,7 +22,7 @@ pub use split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf
 
 use std::fmt;
 use std::io;
-use std::net::{Shutdown, SocketAddr};
+use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use super::conn::{Conn, Handle, TransportConn};
 use super::runtime::Socket;
+use crate::address::{self, Address};
 use crate::error::FallbackReason;
 use crate::mem::TrustPeers;
 use crate::tcp_streams::TcpEntry;
@@ -296,10 +297,14 @@ impl Shared {
         }
     }
 
-    pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
+    fn local_address(&self) -> io::Result<Address> {
+        address::local(&*self.socket)
+    }
+
+    fn peer_address(&self) -> io::Result<Address> {
         match self.conn() {
-            Some(conn) => Ok(conn.peer_addr),
-            None => self.socket.peer_addr(),
+            Some(conn) => Ok(conn.peer_addr.clone()),
+            None => address::peer(&*self.socket),
         }
     }
 
@@ -314,7 +319,7 @@ impl Shared {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.mode().write_short(f)?;
-        for (before, addr) in [(", ", self.socket.local_addr()), (" -> ", self.peer_addr())] {
+        for (before, addr) in [(", ", self.local_address()), (" -> ", self.peer_address())] {
             f.write_str(before)?;
             match addr {
                 Ok(addr) => write!(f, "{addr}")?,

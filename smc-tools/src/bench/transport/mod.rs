@@ -30,6 +30,8 @@ pub(super) enum Kind {
     LoopInplace,
     /// As `loop`, while another process asks both ends 100 times a second what they do
     LoopObserved,
+    /// SMC-D between processes, as `loop`, over a UNIX socket in place of TCP
+    LoopUnix,
     /// SMC-D by an ISM device over memory in a file; the peer's buffer is written in place
     Ism,
     /// SMC-D by an ISM device over memory in a file; the device moves the data

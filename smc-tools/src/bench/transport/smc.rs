@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use smc::{Domain, Endpoint, Mode, Policy, Stream};
+use smc::{Domain, Endpoint, Mode, Policy, Stream, UnixListener};
 use smc_core::device::{Device, RoceKind};
 use smc_core::negotiate::{Assume, Negotiation};
 use smc_negotiate_local::Local;
@@ -24,7 +24,7 @@ use crate::endpoint::rdma_device;
 /// Opens SMC streams.
 pub(in crate::bench) struct Connector {
     endpoint: Endpoint,
-    to: SocketAddr,
+    to: String,
     kind: Kind,
     is_demo: bool,
 }
@@ -33,7 +33,7 @@ impl Connector {
     pub(in crate::bench) fn new(carried: &Carried, cell: &Cell, address: &str) -> Result<Self> {
         Ok(Self {
             endpoint: carried.endpoint.clone(),
-            to: address.parse()?,
+            to: address.to_owned(),
             kind: cell.transport,
             is_demo: carried.is_demo,
         })
@@ -44,7 +44,10 @@ impl Connect for Connector {
     type Stream = Stream;
 
     async fn connect(&self) -> Result<Stream> {
-        let stream = self.endpoint.connect(self.to).await;
+        let stream = match self.kind {
+            Kind::LoopUnix => self.endpoint.connect_unix(&self.to).await,
+            _ => self.endpoint.connect(&self.to).await,
+        };
         let stream = stream.map_err(io::Error::from);
         let stream = stream.with_context(|| format!("connect to {}", self.to))?;
         let is_wanted = match stream.mode() {
@@ -57,7 +60,7 @@ impl Connect for Connector {
             _ => false,
         };
         ensure!(is_wanted, "the stream is {}", stream.mode());
-        stream.set_nodelay(true)?;
+        set_nodelay(&stream, self.kind)?;
         Ok(stream)
     }
 
@@ -95,18 +98,28 @@ impl Connect for Connector {
 
 /// Takes SMC streams in.
 pub(in crate::bench) struct Listener {
-    listener: smc::Listener,
+    listener: ListenerKind,
     kind: Kind,
 }
 
+enum ListenerKind {
+    Tcp(smc::Listener),
+    Unix(UnixListener),
+}
+
 impl Listener {
-    pub(in crate::bench) async fn bind(carried: &Carried, cell: &Cell) -> Result<Self> {
+    pub(in crate::bench) async fn bind(carried: &Carried, cell: &Cell, dir: &Path) -> Result<Self> {
         let Carried { endpoint, at, .. } = carried;
-        let listener = endpoint.bind(*at).await;
-        Ok(Self {
-            listener: listener.with_context(|| format!("bind to {at}"))?,
-            kind: cell.transport,
-        })
+        let kind = cell.transport;
+        let listener = if kind == Kind::LoopUnix {
+            let path = dir.join("bench.sock");
+            let listener = endpoint.bind_unix(&path);
+            ListenerKind::Unix(listener.with_context(|| format!("bind to {}", path.display()))?)
+        } else {
+            let listener = endpoint.bind(*at).await;
+            ListenerKind::Tcp(listener.with_context(|| format!("bind to {at}"))?)
+        };
+        Ok(Self { listener, kind })
     }
 }
 
@@ -114,13 +127,19 @@ impl Accept for Listener {
     type Stream = Stream;
 
     async fn accept(&self) -> io::Result<Stream> {
-        let stream = self.listener.accept().await?.0;
-        stream.set_nodelay(true)?;
+        let stream = match &self.listener {
+            ListenerKind::Tcp(listener) => listener.accept().await?.0,
+            ListenerKind::Unix(listener) => listener.accept().await?.0,
+        };
+        set_nodelay(&stream, self.kind)?;
         Ok(stream)
     }
 
     fn address(&self) -> Result<String> {
-        Ok(self.listener.local_addr()?.to_string())
+        Ok(match &self.listener {
+            ListenerKind::Tcp(listener) => listener.local_addr()?.to_string(),
+            ListenerKind::Unix(listener) => listener.local_addr().to_string(),
+        })
     }
 
     /// In place looks at each byte once, which is what copying them does too.
@@ -133,6 +152,14 @@ impl Accept for Listener {
         std::hint::black_box(sum(&bytes[..count]));
         stream.consume(count);
         Ok(count)
+    }
+}
+
+/// Asks that nothing waits for more data.
+fn set_nodelay(stream: &Stream, kind: Kind) -> io::Result<()> {
+    match kind {
+        Kind::LoopUnix => Ok(()),
+        _ => stream.set_nodelay(true),
     }
 }
 

@@ -1,0 +1,107 @@
+//! Connecting to a UNIX socket.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::names;
+use crate::address::{UnixAddr, std_addr};
+use crate::negotiate::Credentials;
+use crate::runtime::{Runtime, Socket, SocketOptions};
+
+/// A connection to a listener.
+pub(crate) struct Connected {
+    pub(crate) socket: Arc<dyn Socket>,
+    /// Whether the listener expects a handshake.
+    pub(crate) is_smc: bool,
+}
+
+/// Connects to an address, with a handshake if `with_smc` and the listener supports it.
+///
+/// # Errors
+///
+/// As `connect(2)`, or what the hook returns. While the backlog of the listener is full this waits.
+pub(crate) async fn connect(
+    runtime: &dyn Runtime,
+    to: &UnixAddr,
+    options: &SocketOptions,
+    with_smc: bool,
+) -> io::Result<Connected> {
+    let plain = net::SocketAddr::try_from(to)?;
+    if with_smc && to.as_abstract_name().is_some() {
+        // Too long a name has no second socket.
+        if let Ok(second) = names::of_listener(to) {
+            match connect_to(runtime, &second, options, true).await {
+                Ok(fd) if is_trusted(&fd) => return connected(runtime, fd, true),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                Err(error) => return Err(error),
+            }
+        }
+        return connected(
+            runtime,
+            connect_to(runtime, &plain, options, false).await?,
+            false,
+        );
+    }
+    let fd = connect_to(runtime, &plain, options, with_smc).await?;
+    let is_smc = with_smc && {
+        let listener = rustix::net::getpeername(&fd)?.ok_or(io::ErrorKind::NotConnected)?;
+        names::is_listener(&std_addr(listener)?)
+    };
+    connected(runtime, fd, is_smc)
+}
+
+fn connected(runtime: &dyn Runtime, fd: OwnedFd, is_smc: bool) -> io::Result<Connected> {
+    let socket = runtime.unix_socket(fd)?;
+    Ok(Connected { socket, is_smc })
+}
+
+/// Whether the listener at the second socket of an abstract name belongs to the own user or to root:
+/// each user can listen at a name that is free.
+fn is_trusted(fd: &OwnedFd) -> bool {
+    let listener = Credentials::of_peer(fd);
+    listener.is_ok_and(|it| it.uid == 0 || it.uid == Credentials::own().uid)
+}
+
+async fn connect_to(
+    runtime: &dyn Runtime,
+    to: &net::SocketAddr,
+    options: &SocketOptions,
+    with_smc: bool,
+) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    options.call_hook(fd.as_fd())?;
+    if with_smc {
+        rustix::net::bind(&fd, &rustix_addr(&names::client()?)?)?;
+    }
+    let to = rustix_addr(to)?;
+    loop {
+        match rustix::net::connect(&fd, &to) {
+            Ok(()) => return Ok(fd),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => runtime.timer(runtime.now() + FULL_DELAY).await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// An address in the form of system calls.
+pub(super) fn rustix_addr(addr: &net::SocketAddr) -> io::Result<SocketAddrUnix> {
+    use std::os::linux::net::SocketAddrExt as _;
+    Ok(match (addr.as_pathname(), addr.as_abstract_name()) {
+        (Some(path), _) => SocketAddrUnix::new(path)?,
+        (None, Some(name)) => SocketAddrUnix::new_abstract_name(name)?,
+        (None, None) => SocketAddrUnix::new_unnamed(),
+    })
+}
+
+/// How long a client waits before it tries again at a listener with a full backlog: the system
+/// reports no end of that.
+const FULL_DELAY: Duration = Duration::from_millis(1);

@@ -1,0 +1,328 @@
+//! UNIX sockets as addresses: streams between ends that support SMC, and with ends that do not.
+
+#![cfg(all(feature = "tokio", feature = "smol"))]
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::unix::net;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use futures_lite::future::zip;
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use rustix::process::{getegid, geteuid, getpid};
+use smc::{
+    Builder, ConnectOptions, Domain, Endpoint, Error, FallbackCause, ListenOptions, LoopDevice,
+    Policy, Stream, UnixAddr, UnixListener,
+};
+use smc_testkit::on::On;
+use tempfile::TempDir;
+
+/// Directories of one test, for sockets and devices.
+struct Place {
+    directory: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn builder(&self, on: On) -> Builder {
+        let domain = Domain::directory(self.directory.path().join("smc"));
+        let device = LoopDevice::builder().domain(domain).build().unwrap();
+        on.endpoint().device(Arc::new(device))
+    }
+
+    fn endpoint(&self, on: On) -> Endpoint {
+        self.builder(on).build().unwrap()
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("app.sock")
+    }
+
+    /// An abstract name that no other test has, behind a zero byte.
+    fn abstract_name(&self) -> PathBuf {
+        let name = self.path();
+        PathBuf::from(format!("\0{}", name.display()))
+    }
+}
+
+async fn connect_pair(client: &Endpoint, listener: &UnixListener, to: &Path) -> [Stream; 2] {
+    let (client, server) = zip(client.connect_unix(to), listener.accept()).await;
+    [client.unwrap(), server.unwrap().0]
+}
+
+async fn exchange([client, server]: &mut [Stream; 2]) {
+    client.write_all(b"request").await.unwrap();
+    let mut request = [0; 7];
+    server.read_exact(&mut request).await.unwrap();
+    assert_eq!(&request, b"request");
+    server.write_all(b"answer").await.unwrap();
+    let mut answer = [0; 6];
+    client.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"answer");
+}
+
+#[test]
+fn two_endpoints_have_smc_over_a_path_and_over_an_abstract_name() {
+    for on in On::ALL {
+        let place = Place::new();
+        on.run(async {
+            let [client, server] = [(); 2].map(|()| place.endpoint(on));
+            for at in [place.path(), place.abstract_name()] {
+                let listener = server.bind_unix(&at).unwrap();
+                assert!(listener.unpublished().is_none());
+                let addr = UnixAddr::from_path(&at).unwrap();
+                assert_eq!(listener.local_addr(), addr);
+                for _ in 0..3 {
+                    let mut streams = connect_pair(&client, &listener, &at).await;
+                    for stream in &streams {
+                        assert!(stream.mode().is_smc(), "{}", stream.mode());
+                        let peer = stream.peer_cred().unwrap();
+                        let own = (geteuid().as_raw(), getegid().as_raw());
+                        assert_eq!((peer.uid(), peer.gid()), own);
+                        assert_eq!(peer.pid(), Some(getpid().as_raw_nonzero().get()));
+                        let error = stream.peer_addr().unwrap_err();
+                        assert_eq!(error.kind(), ErrorKind::Unsupported);
+                    }
+                    exchange(&mut streams).await;
+                    let [client, mut server] = streams;
+                    assert_eq!(client.peer_unix_addr().unwrap(), addr);
+                    assert_eq!(server.local_unix_addr().unwrap(), addr);
+                    assert!(client.local_unix_addr().unwrap().is_unnamed());
+                    assert!(server.peer_unix_addr().unwrap().is_unnamed());
+                    drop(client);
+                    assert_eq!(server.read(&mut [0; 8]).await.unwrap(), 0);
+                }
+            }
+        });
+    }
+}
+
+/// A client without SMC does not send before the listener does, and a listener without SMC neither:
+/// nothing of a handshake is in what they read.
+#[test]
+fn an_ordinary_client_and_an_ordinary_listener_work() {
+    for on in On::ALL {
+        let place = Place::new();
+        on.run(async {
+            let endpoint = place.endpoint(on);
+            for at in [place.path(), place.abstract_name()] {
+                let addr: net::SocketAddr =
+                    (&UnixAddr::from_path(&at).unwrap()).try_into().unwrap();
+                let listener = endpoint.bind_unix(&at).unwrap();
+                let mut ordinary = net::UnixStream::connect_addr(&addr).unwrap();
+                let (mut stream, peer) = listener.accept().await.unwrap();
+                assert!(peer.is_unnamed());
+                assert!(!stream.mode().is_smc());
+                stream.write_all(b"banner").await.unwrap();
+                let mut banner = [0; 6];
+                ordinary.read_exact(&mut banner).unwrap();
+                assert_eq!(&banner, b"banner");
+                ordinary.write_all(b"quit").unwrap();
+                drop(ordinary);
+                let mut rest = Vec::new();
+                stream.read_to_end(&mut rest).await.unwrap();
+                assert_eq!(rest, b"quit");
+                drop(listener);
+
+                let _removed = std::fs::remove_file(&at);
+                let ordinary = net::UnixListener::bind_addr(&addr).unwrap();
+                let mut stream = endpoint.connect_unix(&at).await.unwrap();
+                let (mut accepted, _) = ordinary.accept().unwrap();
+                accepted.write_all(b"banner").unwrap();
+                stream.read_exact(&mut banner).await.unwrap();
+                assert_eq!(&banner, b"banner");
+                let reason = stream.fallback_reason().unwrap();
+                assert!(
+                    matches!(reason.cause, FallbackCause::NotAnnounced { .. }),
+                    "{reason}"
+                );
+                let required = ConnectOptions::new().policy(Policy::Require);
+                let error = endpoint
+                    .connect_unix_with(&at, &required)
+                    .await
+                    .unwrap_err();
+                assert!(matches!(error, Error::Declined(_)), "{error}");
+                drop(ordinary);
+                let _removed = std::fs::remove_file(&at);
+            }
+        });
+    }
+}
+
+#[test]
+fn where_the_handshake_fails_the_stream_is_plain_and_nothing_is_lost() {
+    for on in On::ALL {
+        let place = Place::new();
+        on.run(async {
+            let without_device = on.endpoint().build().unwrap();
+            let never = place.builder(on).policy(Policy::Never).build().unwrap();
+            let smc = place.endpoint(on);
+            // Another fabric: the devices cannot reach each other.
+            let apart = Place::new().endpoint(on);
+            let at = place.path();
+            for (client, server) in [
+                (&without_device, &smc),
+                (&smc, &without_device),
+                (&never, &smc),
+                (&smc, &never),
+                (&apart, &smc),
+                (&smc, &apart),
+            ] {
+                let listener = server.bind_unix(&at).unwrap();
+                let mut streams = connect_pair(client, &listener, &at).await;
+                assert!(streams.iter().all(|stream| !stream.mode().is_smc()));
+                assert!(
+                    streams
+                        .iter()
+                        .all(|stream| stream.fallback_reason().is_some())
+                );
+                exchange(&mut streams).await;
+                drop(listener);
+                std::fs::remove_file(&at).unwrap();
+            }
+        });
+    }
+}
+
+/// As at start, or as one that is stopped: the system accepts for it.
+#[test]
+fn at_a_listener_that_does_not_answer_the_stream_is_plain() {
+    let place = Place::new();
+    On::Smol.run(async {
+        let at = place.path();
+        let server = place.endpoint(On::Smol);
+        let listening = server.bind_unix(&at).unwrap();
+        let copy = listening.unix_fd().unwrap().try_clone_to_owned().unwrap();
+        // The name of the socket still has the mark.
+        drop(listening);
+        let listener = net::UnixListener::from(copy);
+        let client = place.endpoint(On::Smol);
+        let mut stream = client.connect_unix(&at).await.unwrap();
+        let reason = stream.fallback_reason().unwrap();
+        assert!(
+            matches!(reason.cause, FallbackCause::NoAnswer { .. }),
+            "{reason}"
+        );
+        stream.write_all(b"hello").await.unwrap();
+        drop(stream);
+        // The first connection has the PROPOSAL.
+        let (mut first, _) = listener.accept().unwrap();
+        first.set_nonblocking(false).unwrap();
+        let mut proposal = Vec::new();
+        let _reset = first.read_to_end(&mut proposal);
+        assert!(proposal.starts_with(&[0xe2, 0xd4, 0xc3]));
+        let (mut second, _) = listener.accept().unwrap();
+        second.set_nonblocking(false).unwrap();
+        let mut word = String::new();
+        second.read_to_string(&mut word).unwrap();
+        assert_eq!(word, "hello");
+    });
+}
+
+#[test]
+fn a_client_that_is_silent_after_its_mark_delays_no_other() {
+    let place = Place::new();
+    On::Smol.run(async {
+        let at = place.path();
+        let endpoint = place.endpoint(On::Smol);
+        let listener = endpoint.bind_unix(&at).unwrap();
+        let silent = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        let name = format!("smc-client-{}", place.path().display());
+        let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        rustix::net::bind(&silent, &name).unwrap();
+        rustix::net::connect(&silent, &SocketAddrUnix::new(&at).unwrap()).unwrap();
+        let mut streams = connect_pair(&endpoint, &listener, &at).await;
+        assert!(streams[0].mode().is_smc());
+        exchange(&mut streams).await;
+    });
+}
+
+#[test]
+fn paths_and_options_that_no_socket_can_have_are_refused() {
+    let place = Place::new();
+    On::Smol.run(async {
+        let endpoint = place.endpoint(On::Smol);
+        let long = "x".repeat(108);
+        for path in ["", "a\0b", &long] {
+            let error = io::Error::from(endpoint.bind_unix(path).unwrap_err());
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            let error = io::Error::from(endpoint.connect_unix(path).await.unwrap_err());
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        }
+        let at = place.path();
+        let options = ListenOptions::new().reuse_port(true);
+        let error = endpoint.bind_unix_with(&at, &options).unwrap_err();
+        assert!(matches!(error, Error::Misuse(_)), "{error}");
+        let options = ConnectOptions::new().local(([127, 0, 0, 1], 0).into());
+        let error = endpoint.connect_unix_with(&at, &options).await.unwrap_err();
+        assert!(matches!(error, Error::Misuse(_)), "{error}");
+        let error = io::Error::from(endpoint.connect_unix(&at).await.unwrap_err());
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        let _listener = endpoint.bind_unix(&at).unwrap();
+        let error = io::Error::from(endpoint.bind_unix(&at).unwrap_err());
+        assert_eq!(error.kind(), ErrorKind::AddrInUse);
+    });
+}
+
+#[test]
+fn a_path_that_is_too_long_for_the_mark_is_plain_with_a_reason() {
+    let place = Place::new();
+    On::Tokio.run(async {
+        let endpoint = place.endpoint(On::Tokio);
+        let directory = place.directory.path().to_str().unwrap();
+        let at = format!("{directory}/{}", "x".repeat(106 - directory.len()));
+        let listener = endpoint.bind_unix(&at).unwrap();
+        assert!(listener.unpublished().is_some());
+        let mut streams = connect_pair(&endpoint, &listener, Path::new(&at)).await;
+        assert!(!streams[1].mode().is_smc());
+        exchange(&mut streams).await;
+    });
+}
+
+#[test]
+fn a_socket_that_listens_already_is_taken_over() {
+    let place = Place::new();
+    On::Tokio.run(async {
+        let endpoint = place.endpoint(On::Tokio);
+        let at = place.path();
+        for (spelling, is_smc) in [("/", false), ("/././/./", true)] {
+            let directory = place.directory.path().display();
+            let bound = net::UnixListener::bind(format!("{directory}{spelling}app.sock"));
+            let listener = endpoint.listen_on_unix(bound.unwrap()).unwrap();
+            assert_eq!(listener.unpublished().is_none(), is_smc);
+            let mut streams = connect_pair(&endpoint, &listener, &at).await;
+            assert_eq!(streams[0].mode().is_smc(), is_smc, "{}", streams[0].mode());
+            exchange(&mut streams).await;
+            drop(listener);
+            std::fs::remove_file(&at).unwrap();
+        }
+    });
+}
+
+#[test]
+fn tools_see_the_addresses() {
+    let place = Place::new();
+    On::Tokio.run(async {
+        let endpoint = place.endpoint(On::Tokio);
+        let at = place.path();
+        let listener = endpoint.bind_unix(&at).unwrap();
+        let _streams = connect_pair(&endpoint, &listener, &at).await;
+        let shown = at.display().to_string();
+        let listeners = endpoint.listener_infos();
+        assert_eq!(listeners[0].local.to_string(), shown);
+        let ends = endpoint.connections().into_iter().map(|info| {
+            let local = info.local.unwrap().to_string();
+            (local, info.peer.to_string())
+        });
+        let mut ends: Vec<_> = ends.collect();
+        ends.sort();
+        assert_eq!(ends, [("*".into(), shown.clone()), (shown, "*".into())]);
+    });
+}
