@@ -22,7 +22,7 @@ use super::endpoint::EndpointInner;
 use super::handshake;
 use super::incoming::Incoming;
 use super::lifetime::{Lifetime, TASKS_ENDED};
-use super::negotiate::{Negotiated, Published};
+use super::negotiate::{Credentials, Negotiated, Published};
 use super::runtime::{Acceptor, Runtime, Socket, SocketHook, Task};
 use super::stream::{Mode, Stream};
 use super::unix::{ListeningUnix, names};
@@ -631,10 +631,20 @@ impl ListenerService {
                 return None;
             }
         };
+        let mut process = None;
         let source = match &side_channel {
             None => match &peer {
                 Address::Tcp(peer) => Some(Source::of_address(peer.ip())),
-                Address::Unix(_) => Source::of_unix(handshake::unix_credentials(&*socket)),
+                Address::Unix(_) => {
+                    process = socket.fd().and_then(|fd| Credentials::of_peer(&fd).ok());
+                    let Some(client) = process else {
+                        let why = Error::misuse("the user of a client is not known");
+                        let client = Destination::client(&peer);
+                        self.endpoint.warned.failed("accept", client, &why);
+                        return None;
+                    };
+                    Source::of_unix(client)
+                }
             },
             Some(side_channel) => {
                 let is_own = side_channel.is_own_user();
@@ -663,7 +673,7 @@ impl ListenerService {
                     Policy::Never => {
                         handshake::decline_all(&endpoint, socket, &client, side_channel).await
                     }
-                    _ => handshake::accept(&endpoint, socket, &client, side_channel).await,
+                    _ => handshake::accept(&endpoint, socket, &client, process, side_channel).await,
                 }
             });
             let setup = span.instrument(setup);

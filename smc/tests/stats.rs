@@ -38,7 +38,7 @@ fn both_ends_report_the_same_cursors_tokens_and_bytes() {
             panic!("one connection each");
         };
         assert_eq!((here.role, there.role), (Role::Client, Role::Server));
-        assert_eq!(here.local, Some(there.peer));
+        assert_eq!(here.local, Some(there.peer.clone()));
         let (Some(here), Some(there)) = (&here.smc, &there.smc) else {
             panic!("they are SMC");
         };
@@ -106,7 +106,7 @@ fn a_stream_that_has_fallen_back_is_reported_with_its_reason_until_it_is_dropped
         };
         assert!(one.id < other.id);
         assert!(one.smc.is_none());
-        assert_eq!(one.peer, to);
+        assert_eq!(one.peer, to.into());
         let Mode::Tcp { reason, .. } = &one.mode else {
             panic!("{}", one.mode);
         };
@@ -130,7 +130,7 @@ fn listeners_and_devices_are_reported() {
         let [info] = &*server.listener_infos() else {
             panic!("one listener");
         };
-        assert_eq!(info.local, listener.local_addr().unwrap());
+        assert_eq!(info.local, listener.local_addr().unwrap().into());
         assert!(info.unpublished.is_none(), "{:?}", info.unpublished);
         drop(listener);
         assert!(server.listener_infos().is_empty());

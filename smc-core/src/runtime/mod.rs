@@ -112,7 +112,7 @@ pub trait Runtime: Send + Sync + Debug + 'static {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Takes over a connected UNIX stream socket, and makes it nonblocking.
+    /// Takes over a connected UNIX stream socket, which is nonblocking.
     ///
     /// # Errors
     ///

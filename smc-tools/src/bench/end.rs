@@ -165,7 +165,8 @@ async fn serve(cell: Cell, dir: PathBuf) -> Result<()> {
         }
         _ => {
             let carried = Carried::open(&cell, &dir)?;
-            let served = until_ended(&cell, smc::Listener::bind(&carried, &cell).await?).await;
+            let served =
+                until_ended(&cell, smc::Listener::bind(&carried, &cell, &dir).await?).await;
             carried.part().await;
             served
         }

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::carrier::{Carrier, PeerProcess};
+use super::carrier::Carrier;
 use super::work::HandshakeResources;
 use super::{
-    Outcome, drive, handshake_config, path, run_handshake, run_handshake_on_tcp, tcp_stream,
+    Outcome, drive, handshake_config, path, run_handshake, run_handshake_on_socket, tcp_stream,
 };
 use crate::address::Address;
 use crate::endpoint::EndpointInner;
 use crate::error::{Error, FallbackCause, Phase};
-use crate::negotiate::SideChannel;
+use crate::negotiate::{Credentials, SideChannel};
 use crate::proto::Role;
 use crate::proto::handshake::{Handshake, HandshakeConfig, TcpPath};
 use crate::runtime::Socket;
@@ -38,11 +38,12 @@ pub(crate) async fn await_first_byte(
     .await
 }
 
-/// Sets up the stream on an accepted connection.
+/// Sets up the stream on an accepted connection. `process` is the client of a UNIX socket.
 pub(crate) async fn accept(
     endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
     peer: &Address,
+    process: Option<Credentials>,
     side_channel: Option<Box<dyn SideChannel>>,
 ) -> Result<Stream, Error> {
     let now = endpoint.runtime.now();
@@ -64,7 +65,7 @@ pub(crate) async fn accept(
                 outcome => outcome,
             }
         }
-        None => run_handshake_on_tcp(endpoint, &socket, peer, &mut machine).await,
+        None => run_handshake_on_socket(endpoint, &socket, peer, process, &mut machine).await,
     }
 }
 
@@ -84,7 +85,7 @@ pub(crate) async fn decline_all(
     let mut side_channel = side_channel;
     let mut carrier = match &mut side_channel {
         Some(side_channel) => Carrier::server(endpoint, &mut **side_channel),
-        None => Carrier::OnSocket(&*socket, PeerProcess::Tcp(None)),
+        None => Carrier::Tcp(&*socket, None),
     };
     let outcome = drive(
         endpoint,

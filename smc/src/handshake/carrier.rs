@@ -20,17 +20,18 @@ use crate::runtime::{Runtime, Socket};
 
 /// The carrier of one handshake.
 pub(super) enum Carrier<'a> {
-    /// The TCP connection or UNIX socket of the stream.
-    OnSocket(&'a dyn Socket, PeerProcess<'a>),
+    Tcp(&'a dyn Socket, Option<&'a TcpHandshake<'a>>),
+    Unix(UnixCarrier<'a>),
     SideChannel(SideChannelCarrier<'a>),
 }
 
-/// How the process at the other end of a connection is known.
-pub(super) enum PeerProcess<'a> {
-    /// TCP does not show it, but for a connection of an endpoint with itself.
-    Tcp(Option<&'a TcpHandshake<'a>>),
-    /// The system reports it, and so the peer is on this host. The role is that of this side.
-    Unix(Option<Credentials>, Role),
+/// The UNIX socket of the stream itself, of which the system reports the process at the other end.
+pub(super) struct UnixCarrier<'a> {
+    socket: &'a dyn Socket,
+    process: Credentials,
+    role: Role,
+    busy_poll: BusyPoll,
+    runtime: &'a dyn Runtime,
 }
 
 /// The handshakes of an endpoint on TCP, by their own and their peers' addresses. They show which
@@ -98,6 +99,22 @@ struct AnswerWait<'a> {
 }
 
 impl<'a> Carrier<'a> {
+    /// The UNIX socket of a stream, with the process at its other end.
+    pub(super) fn unix(
+        endpoint: &'a EndpointInner,
+        socket: &'a dyn Socket,
+        process: Credentials,
+        role: Role,
+    ) -> Self {
+        Self::Unix(UnixCarrier {
+            socket,
+            process,
+            role,
+            busy_poll: BusyPoll::new(endpoint.config.polling, &endpoint.handshake_pollers),
+            runtime: &*endpoint.runtime,
+        })
+    }
+
     /// A client's side channel, after the PROPOSAL was delivered on it, and its TCP connection.
     pub(super) fn client(
         endpoint: &'a EndpointInner,
@@ -137,8 +154,8 @@ impl<'a> Carrier<'a> {
     /// The locality of the peer, as proven by the carrier.
     pub(super) fn locality(&self) -> PeerLocality {
         match self {
-            Self::OnSocket(_, PeerProcess::Unix(Some(_), role)) => PeerLocality::SameHost(*role),
-            Self::OnSocket(..) => PeerLocality::Unknown,
+            Self::Tcp(..) => PeerLocality::Unknown,
+            Self::Unix(unix) => PeerLocality::SameHost(unix.role),
             Self::SideChannel(channel) => PeerLocality::SameHost(match channel.role {
                 ChannelRole::Client(_) => Role::Client,
                 ChannelRole::Server(_) => Role::Server,
@@ -149,8 +166,8 @@ impl<'a> Carrier<'a> {
     /// The process at the other end, where the carrier shows it.
     pub(super) fn credentials(&self) -> Option<Credentials> {
         match self {
-            Self::OnSocket(_, PeerProcess::Unix(credentials, _)) => *credentials,
-            Self::OnSocket(_, PeerProcess::Tcp(handshake)) => {
+            Self::Unix(unix) => Some(unix.process),
+            Self::Tcp(_, handshake) => {
                 let is_own = handshake.is_some_and(TcpHandshake::is_with_itself);
                 is_own.then(Credentials::own)
             }
@@ -166,7 +183,8 @@ impl<'a> Carrier<'a> {
         message: &[u8],
     ) -> io::Result<()> {
         let socket = match self {
-            Self::OnSocket(socket, _) => socket,
+            Self::Tcp(socket, _) => socket,
+            Self::Unix(unix) => &unix.socket,
             Self::SideChannel(channel) => {
                 channel.sent = true;
                 return channel.side_channel.send(message);
@@ -210,7 +228,7 @@ impl<'a> Carrier<'a> {
     /// Whether the peer has the CONFIRM already, according to its answer.
     pub(super) fn is_confirmed(&self) -> bool {
         match self {
-            Self::OnSocket(..) => false,
+            Self::Tcp(..) | Self::Unix(_) => false,
             Self::SideChannel(channel) => channel.side_channel.is_confirmed(),
         }
     }
@@ -222,8 +240,34 @@ impl<'a> Carrier<'a> {
         buf: &mut [u8],
     ) -> Poll<io::Result<usize>> {
         match self {
-            Self::OnSocket(socket, _) => socket.poll_read(cx, buf),
+            Self::Tcp(socket, _) => socket.poll_read(cx, buf),
+            Self::Unix(unix) => unix.poll_read(cx, buf),
             Self::SideChannel(channel) => channel.poll_read(cx, buf),
+        }
+    }
+}
+
+impl UnixCarrier<'_> {
+    /// Polls for a while: a socket that is never waited for need not be registered with the
+    /// reactor.
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        match self.socket.try_read(buf) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            read => {
+                self.busy_poll.hit();
+                return Poll::Ready(read);
+            }
+        }
+        loop {
+            match self.busy_poll.miss() {
+                // A look is a system call: one in each turn.
+                PollStep::Again => {}
+                PollStep::Yield => {
+                    self.runtime.yield_now(cx);
+                    return Poll::Pending;
+                }
+                PollStep::Park => return self.socket.poll_read(cx, buf),
+            }
         }
     }
 }

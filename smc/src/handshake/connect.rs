@@ -11,14 +11,16 @@ use smc_wire::types::DmbToken;
 
 use super::carrier::Carrier;
 use super::work::{EarlyWork, HandshakeResources, reach, register};
-use super::{fallback_stream, handshake_config, path, run_handshake, run_handshake_on_tcp};
+use super::{fallback_stream, handshake_config, path, run_handshake, run_handshake_on_socket};
 use crate::address::{Address, UnixAddr};
 use crate::config::Policy;
 use crate::connect_options::ConnectOptions;
 use crate::endpoint::EndpointInner;
 use crate::error::{Error, FallbackCause, FallbackReason};
 use crate::log::{Destination, HandshakeLog};
-use crate::negotiate::{Candidate, Delivery, ExpectedHandshake, Offer, OfferResult, Withdrawn};
+use crate::negotiate::{
+    Candidate, Credentials, Delivery, ExpectedHandshake, Offer, OfferResult, Withdrawn,
+};
 use crate::proto::Role;
 use crate::proto::group::GroupKey;
 use crate::proto::handshake::{
@@ -212,11 +214,11 @@ impl ConnectAttempt<'_> {
         let reason = match proposal {
             Err(reason) => reason,
             Ok(proposal) => {
-                let unix::Connected { socket, is_smc } = connect(true).await?;
-                if !is_smc {
+                let unix::Connected { socket, listener } = connect(true).await?;
+                if listener.is_none() {
                     return Ok(self.tcp(socket, FallbackCause::not_announced().into()));
                 }
-                match self.run_on_tcp(socket, Ok(proposal)).await {
+                match self.run_on_socket(socket, listener, Ok(proposal)).await {
                     Ok(stream) => return Ok(stream),
                     Err(Failed { error, .. }) if policy == Policy::Require => return Err(error),
                     Err(Failed { error, .. }) => match error {
@@ -244,7 +246,9 @@ impl ConnectAttempt<'_> {
                 let (socket, offered) = self.offer(to, candidate, decline, None).await?;
                 let reason = reason.clone();
                 let reason = match offered {
-                    Offered::OnTcp(_offer) => return self.run_on_tcp(socket, Err(reason)).await,
+                    Offered::OnTcp(_offer) => {
+                        return self.run_on_socket(socket, None, Err(reason)).await;
+                    }
                     Offered::Delivered(_) => reason,
                     Offered::Plain(cause) => unannounced_reason(self.config, reason, cause),
                 };
@@ -257,7 +261,7 @@ impl ConnectAttempt<'_> {
                 let (socket, offered) = self.offer(to, candidate, proposal.bytes(), buffer).await?;
                 let proposal = Arc::clone(proposal);
                 match offered {
-                    Offered::OnTcp(_offer) => self.run_on_tcp(socket, Ok(proposal)).await,
+                    Offered::OnTcp(_offer) => self.run_on_socket(socket, None, Ok(proposal)).await,
                     Offered::Delivered(offer) => {
                         self.await_answer(socket, proposal, offer, early).await
                     }
@@ -337,11 +341,12 @@ impl ConnectAttempt<'_> {
         Ok(socket)
     }
 
-    /// Runs the handshake on TCP. `default` is the PROPOSAL that was made without the connection,
+    /// Runs the handshake on the connection itself. `process` is the listener of a UNIX socket. `default` is the PROPOSAL that was made without the connection,
     /// or why there is none. It is used if the PROPOSAL does not depend on the connection.
-    async fn run_on_tcp(
+    async fn run_on_socket(
         &self,
         socket: Arc<dyn Socket>,
+        process: Option<Credentials>,
         default: Result<Arc<ClientProposal>, FallbackReason>,
     ) -> Result<Stream, Failed> {
         let (endpoint, config) = (self.endpoint, self.config);
@@ -353,7 +358,7 @@ impl ConnectAttempt<'_> {
         let now = endpoint.runtime.now();
         let mut machine = Handshake::client_with(now, Arc::clone(config), proposal);
         // Boxed, as it is rare and large.
-        let on_tcp = run_handshake_on_tcp(endpoint, &socket, self.to, &mut machine);
+        let on_tcp = run_handshake_on_socket(endpoint, &socket, self.to, process, &mut machine);
         Ok(Box::pin(on_tcp).await?)
     }
 

@@ -1,7 +1,7 @@
 //! From a TCP connection to a stream: the handshake, its work, and the connection of its result.
 //!
 //! `connect` and `accept` make the machine, and its `carrier` on a side channel;
-//! `run_handshake_on_tcp` makes the one on TCP. `drive` passes messages, timeouts and the end of
+//! `run_handshake_on_socket` makes the one on the connection itself. `drive` passes messages, timeouts and the end of
 //! the link group to the machine. `work` does the work that it asks for and has what that work has
 //! acquired, and `build_conn` makes a connection of it.
 
@@ -42,7 +42,7 @@ use crate::proto::handshake::{
 };
 use crate::stats::SetupTiming;
 use crate::tcp_streams::TcpRecord;
-use carrier::{Carrier, PeerProcess};
+use carrier::Carrier;
 use work::{HandshakeResources, WorkResult, device_driver, execute};
 
 /// A stream that is TCP without a handshake.
@@ -97,11 +97,6 @@ pub(crate) fn handshake_config(
     Ok(Arc::new(config))
 }
 
-/// The process at the other end of a UNIX socket.
-pub(crate) fn unix_credentials(socket: &dyn Socket) -> Option<Credentials> {
-    Credentials::of_peer(&socket.fd()?).ok()
-}
-
 /// The path of a connection, for the handshake. Only processes of one host have a side channel or a
 /// UNIX socket.
 fn path(
@@ -115,7 +110,7 @@ fn path(
         Address::Tcp(peer) => *peer,
         Address::Unix(_) => {
             return TcpPath {
-                same_host: unix_credentials(socket).is_some(),
+                same_host: true,
                 ..TcpPath::default()
             };
         }
@@ -153,23 +148,27 @@ fn is_protected(endpoint: &EndpointInner, socket: &dyn Socket, peer: SocketAddr)
 /// The length of packets over the loopback interface, where nothing has to be looked up.
 const LONGEST_PACKET: u32 = 65_535;
 
-/// Runs a handshake over TCP to its end and makes a stream of its result.
-async fn run_handshake_on_tcp(
+/// Runs a handshake on the connection itself to its end and makes a stream of its result. `process`
+/// is the one at the other end of a UNIX socket.
+async fn run_handshake_on_socket(
     endpoint: &Arc<EndpointInner>,
     socket: &Arc<dyn Socket>,
     peer: &Address,
+    process: Option<Credentials>,
     machine: &mut Handshake,
 ) -> Result<Stream, Error> {
     let handshakes = &endpoint.tcp_handshakes;
-    let under_way = match (peer, socket.local_addr()) {
-        (Address::Tcp(peer), Ok(local)) => Some(handshakes.add(local, *peer)),
-        _ => None,
+    let under_way = match peer {
+        Address::Tcp(peer) => {
+            let local = socket.local_addr().ok();
+            local.map(|local| handshakes.add(local, *peer))
+        }
+        Address::Unix(_) => None,
     };
-    let peer_process = match peer {
-        Address::Tcp(_) => PeerProcess::Tcp(under_way.as_ref()),
-        Address::Unix(_) => PeerProcess::Unix(unix_credentials(&**socket), machine.role()),
+    let mut carrier = match process {
+        None => Carrier::Tcp(&**socket, under_way.as_ref()),
+        Some(process) => Carrier::unix(endpoint, &**socket, process, machine.role()),
     };
-    let mut carrier = Carrier::OnSocket(&**socket, peer_process);
     let mut resources = HandshakeResources::default();
     run_handshake(
         endpoint,
@@ -200,11 +199,11 @@ async fn run_handshake(
     match outcome {
         Outcome::Tcp(fallback) => {
             let (unread, reason) = match &*carrier {
-                Carrier::OnSocket(..) if fallback.crossing_possible => {
+                Carrier::Tcp(..) | Carrier::Unix(_) if fallback.crossing_possible => {
                     let unread = without_crossing_decline(endpoint, &*tcp).await;
                     (unread, fallback.reason)
                 }
-                Carrier::OnSocket(..) => (Vec::new(), fallback.reason),
+                Carrier::Tcp(..) | Carrier::Unix(_) => (Vec::new(), fallback.reason),
                 Carrier::SideChannel(_) => {
                     (Vec::new(), with_local_cause(endpoint, fallback.reason))
                 }

@@ -61,13 +61,9 @@ impl Source {
         })
     }
 
-    /// Of a client of a UNIX socket, by its user: those that the system does not distinguish are one.
-    pub(super) fn of_unix(client: Option<Credentials>) -> Option<Self> {
-        match client {
-            Some(client) if client.uid == Credentials::own().uid => None,
-            Some(client) => Some(Self::User(client.uid)),
-            None => Some(Self::User(u32::MAX)),
-        }
+    /// Of a client of a UNIX socket, by its user. Clients of the own user may have all places.
+    pub(super) fn of_unix(client: Credentials) -> Option<Self> {
+        (client.uid != Credentials::own().uid).then_some(Self::User(client.uid))
     }
 
     /// Of a client with a side channel, by its address if the side channel does not show its user.

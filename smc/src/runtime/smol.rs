@@ -110,7 +110,6 @@ impl Runtime for SmolRuntime {
     }
 
     fn unix_socket(&self, fd: OwnedFd) -> io::Result<Arc<dyn Socket>> {
-        rustix::io::ioctl_fionbio(&fd, true)?;
         Ok(Arc::new(TcpSocket::<SmolIo>::new(&(), fd)))
     }
 

@@ -137,7 +137,6 @@ impl Runtime for TokioRuntime {
     }
 
     fn unix_socket(&self, fd: OwnedFd) -> io::Result<Arc<dyn Socket>> {
-        rustix::io::ioctl_fionbio(&fd, true)?;
         Ok(Arc::new(TcpSocket::<TokioIo>::new(&self.handle, fd)))
     }
 

@@ -17,8 +17,8 @@ use crate::runtime::{Runtime, Socket, SocketOptions};
 /// A connection to a listener.
 pub(crate) struct Connected {
     pub(crate) socket: Arc<dyn Socket>,
-    /// Whether the listener expects a handshake.
-    pub(crate) is_smc: bool,
+    /// The listener's process, if it expects a handshake.
+    pub(crate) listener: Option<Credentials>,
 }
 
 /// Connects to an address, with a handshake if `with_smc` and the listener supports it.
@@ -37,36 +37,52 @@ pub(crate) async fn connect(
         // Too long a name has no second socket.
         if let Ok(second) = names::of_listener(to) {
             match connect_to(runtime, &second, options, true).await {
-                Ok(fd) if is_trusted(&fd) => return connected(runtime, fd, true),
-                Ok(_) => {}
+                Ok(fd) => {
+                    if let Some(listener) = credentials(&fd).filter(is_trusted) {
+                        return connected(runtime, fd, Some(listener));
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(error) => return Err(error),
             }
         }
-        return connected(
-            runtime,
-            connect_to(runtime, &plain, options, false).await?,
-            false,
-        );
+        let fd = connect_to(runtime, &plain, options, false).await?;
+        return connected(runtime, fd, None);
     }
     let fd = connect_to(runtime, &plain, options, with_smc).await?;
-    let is_smc = with_smc && {
+    let is_marked = with_smc && {
         let listener = rustix::net::getpeername(&fd)?.ok_or(io::ErrorKind::NotConnected)?;
         names::is_listener(&std_addr(listener)?)
     };
-    connected(runtime, fd, is_smc)
+    let listener = is_marked.then(|| credentials(&fd));
+    match listener {
+        Some(Some(listener)) => connected(runtime, fd, Some(listener)),
+        // The listener expects a handshake on this one.
+        Some(None) => {
+            let fd = connect_to(runtime, &plain, options, false).await?;
+            connected(runtime, fd, None)
+        }
+        None => connected(runtime, fd, None),
+    }
 }
 
-fn connected(runtime: &dyn Runtime, fd: OwnedFd, is_smc: bool) -> io::Result<Connected> {
+fn connected(
+    runtime: &dyn Runtime,
+    fd: OwnedFd,
+    listener: Option<Credentials>,
+) -> io::Result<Connected> {
     let socket = runtime.unix_socket(fd)?;
-    Ok(Connected { socket, is_smc })
+    Ok(Connected { socket, listener })
+}
+
+fn credentials(fd: &OwnedFd) -> Option<Credentials> {
+    Credentials::of_peer(fd).ok()
 }
 
 /// Whether the listener at the second socket of an abstract name belongs to the own user or to root:
 /// each user can listen at a name that is free.
-fn is_trusted(fd: &OwnedFd) -> bool {
-    let listener = Credentials::of_peer(fd);
-    listener.is_ok_and(|it| it.uid == 0 || it.uid == Credentials::own().uid)
+fn is_trusted(listener: &Credentials) -> bool {
+    listener.uid == 0 || listener.uid == Credentials::own().uid
 }
 
 async fn connect_to(

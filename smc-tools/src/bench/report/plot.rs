@@ -117,6 +117,7 @@ fn color(kind: Kind) -> RGBColor {
         Kind::LoopCopy => RGBColor(0x56, 0xb4, 0xe9),
         Kind::LoopInplace => RGBColor(0x00, 0x9e, 0x73),
         Kind::LoopObserved => RGBColor(0x00, 0x3f, 0x5c),
+        Kind::LoopUnix => RGBColor(0x00, 0x80, 0x80),
         Kind::Ism | Kind::Rdma => BLACK,
         Kind::IsmCopy => RGBColor(0xf0, 0xe4, 0x42),
         Kind::Tcp => RGBColor(0xd5, 0x5e, 0x00),
