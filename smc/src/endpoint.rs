@@ -19,6 +19,8 @@ use super::connect_options::ConnectOptions;
 use super::device_driver::DeviceDriver;
 use super::groups::Groups;
 use super::handshake::connect;
+#[cfg(any(feature = "tokio", feature = "smol"))]
+use super::handshake::tcp_stream;
 use super::lifetime::{ENDPOINT_CLOSED, Lifetime};
 use super::links::RdmaGroupInfo;
 use super::listener::{ListenOptions, Listener, ListenerService, ListeningSocket};
@@ -31,6 +33,8 @@ use crate::address::{Address, UnixAddr};
 use crate::busy_poll::Pollers;
 use crate::config::EndpointConfig;
 use crate::device::{Device, MemoryLimit, TrimMemory};
+#[cfg(any(feature = "tokio", feature = "smol"))]
+use crate::error::FallbackCause;
 use crate::error::{Error, Phase};
 use crate::handshake::TcpHandshakes;
 use crate::info::{ConnectionInfo, DeviceInfo, ListenerInfo};
@@ -531,6 +535,19 @@ impl Endpoint {
         }
         let listening = unix::listen_on(&*self.inner.runtime, listener)?;
         Ok(self.serve_unix(listening, BACKLOG))
+    }
+
+    /// Two connected UNIX sockets, as streams without a handshake.
+    #[cfg(any(feature = "tokio", feature = "smol"))]
+    pub(crate) fn unix_pair(&self) -> io::Result<(Stream, Stream)> {
+        let (one, other) = net::UnixStream::pair()?;
+        let stream = |role, socket: net::UnixStream| {
+            socket.set_nonblocking(true)?;
+            let socket = self.inner.runtime.unix_socket(socket.into())?;
+            let (peer, cause) = (UnixAddr::unnamed().into(), FallbackCause::NotOffered);
+            Ok::<_, io::Error>(tcp_stream(&self.inner, role, socket, &peer, cause))
+        };
+        Ok((stream(Role::Client, one)?, stream(Role::Server, other)?))
     }
 
     fn serve_unix(&self, listening: ListeningUnix, backlog: u32) -> UnixListener {

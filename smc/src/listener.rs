@@ -665,7 +665,8 @@ impl ListenerService {
             let client = peer.clone();
             // Pinned here: a future that is passed on by value is copied, and this one is large.
             let setup = pin!(async {
-                if side_channel.is_none() {
+                // Of a UNIX socket the user is known, and has no more than a share of the places.
+                if side_channel.is_none() && process.is_none() {
                     handshake::await_first_byte(&endpoint, &*socket).await?;
                 }
                 permit.wait_for_place().await;

@@ -250,7 +250,7 @@ impl Conn {
         warned: Arc<Warned>,
     ) -> Arc<Self> {
         let locality = parts.locality;
-        if locality == PeerLocality::SameHost(Role::Client) {
+        if locality == PeerLocality::SameHost(Role::Client) && peer_addr.tcp().is_some() {
             // TCP is not read any more: a reset avoids TIME_WAIT for the port, also if this process
             // is killed. A reset by one end is enough.
             let _best_effort = socket.set_linger(Some(Duration::ZERO));

@@ -11,6 +11,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
+use rustix::process::geteuid;
+
 use crate::mutex::Mutex;
 use crate::negotiate::Credentials;
 use crate::quota::FairShares;
@@ -63,7 +65,7 @@ impl Source {
 
     /// Of a client of a UNIX socket, by its user. Clients of the own user may have all places.
     pub(super) fn of_unix(client: Credentials) -> Option<Self> {
-        (client.uid != Credentials::own().uid).then_some(Self::User(client.uid))
+        (client.uid != geteuid().as_raw()).then_some(Self::User(client.uid))
     }
 
     /// Of a client with a side channel, by its address if the side channel does not show its user.

@@ -28,18 +28,33 @@
 //! [`Stream`](crate::Stream)s and [`Listener`](crate::Listener)s, which convert to the types here
 //! and back with `into`.
 //!
+//! UNIX sockets have [`UnixListener`] and [`UnixStream`].
+//!
 //! A [`TcpStream`] has the traits of tokio alone, so that `use futures::prelude::*` does not make
 //! `read` ambiguous; by reference it has all methods of [`Stream`](crate::Stream).
 
+mod stream_types;
 mod tcp_listener;
 mod tcp_stream;
+mod unix_listener;
+mod unix_stream;
 
 pub use tcp_listener::TcpListener;
 pub use tcp_stream::TcpStream;
+pub use unix_listener::UnixListener;
+pub use unix_stream::UnixStream;
 
 /// The halves of a [`TcpStream`], in place of those of `tokio::net::tcp`.
 pub mod tcp {
     pub use super::tcp_stream::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
+}
+
+/// The halves of a [`UnixStream`], in place of those of `tokio::net::unix`.
+pub mod unix {
+    pub use super::unix_stream::{
+        OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf,
+    };
+    pub use crate::unix::PeerCred as UCred;
 }
 
 use std::io;

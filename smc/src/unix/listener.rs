@@ -87,6 +87,11 @@ impl UnixListener {
         Incoming::new(self.0)
     }
 
+    #[cfg(feature = "tokio")]
+    pub(crate) fn into_listener(self) -> Listener {
+        self.0
+    }
+
     /// The address listened on.
     #[must_use]
     pub fn local_addr(&self) -> UnixAddr {

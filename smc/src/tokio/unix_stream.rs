@@ -1,0 +1,99 @@
+//! `UnixStream` and its halves.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::ops::Deref;
+use std::path::Path;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use ::tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
+use ::tokio::net::unix::SocketAddr;
+
+use super::endpoint;
+use super::stream_types::{buf_read, peek, read, stream_types, wrapper, write};
+use crate::address::UnixAddr;
+use crate::stream::{self, Stream};
+use crate::unix::PeerCred;
+
+/// A UNIX stream that is SMC where both ends can, in place of `tokio::net::UnixStream`.
+///
+/// What differs from that is a table in the [manual](crate::manual::differences). By reference it
+/// has the methods of [`Stream`], whose documentation says how it ends and what is cancel safe.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// use smc::tokio::UnixStream;
+/// use tokio::io::AsyncWriteExt;
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("app.sock");
+/// # let listener = smc::tokio::UnixListener::bind(&path)?;
+/// let mut stream = UnixStream::connect(&path).await?;
+/// stream.write_all(b"hello").await?;
+/// println!("user {}", stream.peer_cred()?.uid());
+/// if let Some(reason) = stream.fallback_reason() {
+///     println!("plain UNIX socket: {reason}");
+/// }
+/// # Ok(()) }
+/// ```
+pub struct UnixStream(Stream);
+
+impl UnixStream {
+    /// Connects with the [default endpoint](super::endpoint) to a path, or to an abstract name
+    /// behind a zero byte. Dropping the future cancels the attempt.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::connect_unix`](crate::Endpoint::connect_unix); `InvalidInput` outside of a
+    /// tokio runtime.
+    pub async fn connect<P: AsRef<Path>>(path: P) -> io::Result<Self> {
+        Ok(Self(endpoint()?.connect_unix(path).await?))
+    }
+
+    /// Two connected streams of the default endpoint, which are plain UNIX sockets.
+    /// [`Stream::pair`] makes a pair that is SMC.
+    ///
+    /// # Errors
+    ///
+    /// As `socketpair(2)`; `InvalidInput` outside of a tokio runtime.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (one, other) = endpoint()?.unix_pair()?;
+        Ok((Self(one), Self(other)))
+    }
+
+    /// As [`Stream::local_unix_addr`], in tokio's form.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::local_unix_addr`].
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        tokio_addr(&self.0.local_unix_addr()?)
+    }
+
+    /// As [`Stream::peer_unix_addr`], in tokio's form.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::peer_unix_addr`].
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        tokio_addr(&self.0.peer_unix_addr()?)
+    }
+
+    /// As [`Stream::peer_cred`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::peer_cred`].
+    pub fn peer_cred(&self) -> io::Result<PeerCred> {
+        self.0.peer_cred()
+    }
+}
+
+/// An address in tokio's form.
+pub(super) fn tokio_addr(addr: &UnixAddr) -> io::Result<SocketAddr> {
+    Ok(std::os::unix::net::SocketAddr::try_from(addr)?.into())
+}
+
+stream_types!(UnixStream);
