@@ -267,6 +267,11 @@ impl Listener {
         self.service.socket.unpublished()
     }
 
+    #[cfg(feature = "axum08")]
+    pub(crate) fn inner(&self) -> &Self {
+        self
+    }
+
     /// Warns of an error of [`Listener::accept`] that is not returned to the application.
     #[cfg(feature = "axum08")]
     pub(crate) fn warn_not_accepted(&self, error: &io::Error) {

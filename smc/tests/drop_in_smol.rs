@@ -113,8 +113,76 @@ macro_rules! service {
     };
 }
 
+/// The same at a UNIX socket.
+macro_rules! unix_service {
+    ($module:ident: $($types:tt)+) => {
+        mod $module {
+            use std::io::Result;
+            use std::net::Shutdown;
+            use std::path::Path;
+
+            use futures_lite::prelude::*;
+            use smol::io::{BufReader, copy};
+            use $($types)+;
+
+            pub(super) async fn run(path: &Path) -> Result<()> {
+                let listener = UnixListener::bind(path)?;
+                assert_eq!(listener.local_addr()?.as_pathname(), Some(path));
+                let server = smol::spawn(serve(listener.clone()));
+                echo(path).await?;
+                lines(path).await?;
+                server.cancel().await;
+                let (mut one, mut other) = UnixStream::pair()?;
+                one.write_all(b"hello").await?;
+                other.read_exact(&mut [0; 5]).await?;
+                let client = smol::spawn(UnixStream::connect(path.to_owned()));
+                let (_stream, peer) = listener.accept().await?;
+                assert!(peer.is_unnamed());
+                assert!(client.await?.local_addr()?.is_unnamed());
+                Ok(())
+            }
+
+            async fn serve(listener: UnixListener) -> Result<()> {
+                let mut incoming = listener.incoming();
+                while let Some(stream) = incoming.next().await {
+                    let stream = stream?;
+                    smol::spawn(async move { copy(stream.clone(), stream).await }).detach();
+                }
+                Ok(())
+            }
+
+            async fn echo(path: &Path) -> Result<()> {
+                let mut stream = UnixStream::connect(path).await?;
+                assert_eq!(stream.peer_addr()?.as_pathname(), Some(path));
+                stream.write_all(b"hello").await?;
+                let mut read = [0; 5];
+                stream.read_exact(&mut read).await?;
+                assert_eq!(&read, b"hello");
+                stream.close().await?;
+                assert_eq!(stream.read_to_end(&mut Vec::new()).await?, 0);
+                Ok(())
+            }
+
+            async fn lines(path: &Path) -> Result<()> {
+                let stream = UnixStream::connect(path).await?;
+                let mut writer = stream.clone();
+                writer.write_all(b"one\ntwo\n").await?;
+                writer.shutdown(Shutdown::Write)?;
+                let mut lines = BufReader::new(stream).lines();
+                let mut next = async || lines.next().await.transpose();
+                assert_eq!(next().await?.as_deref(), Some("one"));
+                assert_eq!(next().await?.as_deref(), Some("two"));
+                assert_eq!(next().await?, None);
+                Ok(())
+            }
+        }
+    };
+}
+
 service!(before: smol::net::{TcpListener, TcpStream});
 service!(after: smc::smol::{TcpListener, TcpStream});
+unix_service!(unix_before: smol::net::unix::{UnixListener, UnixStream});
+unix_service!(unix_after: smc::smol::{UnixListener, UnixStream});
 
 /// Runs the calling test in a process with a runtime directory of its own. True there.
 fn is_alone() -> bool {
@@ -134,6 +202,34 @@ fn a_service_changes_its_use_declarations_only() {
         block_on(before::run()).unwrap();
         block_on(after::run()).unwrap();
     }
+}
+
+#[test]
+fn a_service_at_a_unix_socket_changes_its_use_declarations_only() {
+    if is_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("app.sock");
+        block_on(unix_before::run(&path)).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        block_on(unix_after::run(&path)).unwrap();
+    }
+}
+
+#[test]
+fn both_ends_of_a_unix_socket_are_smc_d() {
+    if !is_alone() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("app.sock");
+    block_on(async {
+        let listener = smc::smol::UnixListener::bind(&path).unwrap();
+        let connecting = smc::smol::UnixStream::connect(&path);
+        let (connected, accepted) = zip(connecting, listener.accept()).await;
+        for stream in [connected.unwrap(), accepted.unwrap().0] {
+            assert!(matches!(stream.mode(), Mode::SmcD { .. }), "{stream:?}");
+        }
+    });
 }
 
 #[test]

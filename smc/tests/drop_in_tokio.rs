@@ -7,12 +7,13 @@
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_lite::StreamExt as _;
 use futures_lite::future::{block_on, zip};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use smc::tokio::{TcpListener, TcpStream};
+use smc::tokio::{TcpListener, TcpStream, UnixListener, UnixStream};
 use smc::{FallbackCause, Mode};
 use smc_testkit::port::HeldPort;
 use smc_testkit::process::run_alone;
@@ -109,8 +110,81 @@ macro_rules! service {
     };
 }
 
+/// The same over a UNIX socket.
+macro_rules! unix_service {
+    ($module:ident: $($types:tt)+) => {
+        mod $module {
+            use std::path::Path;
+
+            #[allow(
+                unused_imports,
+                reason = "extension traits of both kinds, which must not make a call ambiguous"
+            )]
+            use futures_lite::prelude::*;
+            use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, copy};
+            use $($types)+;
+
+            pub(super) async fn run(path: &Path) -> std::io::Result<()> {
+                let listener = UnixListener::bind(path)?;
+                let addr = listener.local_addr()?;
+                assert_eq!(addr.as_pathname(), Some(path).filter(|path| path.is_absolute()));
+                let server = tokio::spawn(serve(listener));
+                echo(path).await?;
+                halves(path).await?;
+                server.abort();
+                let (mut one, mut other) = UnixStream::pair()?;
+                one.write_all(b"hello").await?;
+                other.read_exact(&mut [0; 5]).await?;
+                Ok(())
+            }
+
+            async fn serve(listener: UnixListener) -> std::io::Result<()> {
+                loop {
+                    let (mut stream, peer) = listener.accept().await?;
+                    assert!(peer.is_unnamed());
+                    assert_eq!(stream.peer_cred()?.uid(), rustix::process::geteuid().as_raw());
+                    tokio::spawn(async move {
+                        let (mut read, mut write) = stream.split();
+                        copy(&mut read, &mut write).await
+                    });
+                }
+            }
+
+            async fn echo(path: &Path) -> std::io::Result<()> {
+                let mut stream = UnixStream::connect(path).await?;
+                let peer = stream.peer_addr()?;
+                assert_eq!(peer.as_pathname(), Some(path).filter(|path| path.is_absolute()));
+                assert!(stream.local_addr()?.is_unnamed());
+                assert!(stream.take_error()?.is_none());
+                stream.write_all(b"hello").await?;
+                stream.readable().await?;
+                assert!(stream.try_read(&mut [0; 5])? > 0);
+                stream.shutdown().await?;
+                stream.read_to_end(&mut Vec::new()).await?;
+                Ok(())
+            }
+
+            async fn halves(path: &Path) -> std::io::Result<()> {
+                let (read, mut write) = UnixStream::connect(path).await?.into_split();
+                write.write_all(b"one\ntwo\n").await?;
+                let mut lines = BufReader::new(read).lines();
+                assert_eq!(lines.next_line().await?.as_deref(), Some("one"));
+                drop(write); // shuts writing down
+                assert_eq!(lines.next_line().await?.as_deref(), Some("two"));
+                assert_eq!(lines.next_line().await?, None);
+                let (read, write) = UnixStream::connect(path).await?.into_split();
+                let stream: UnixStream = read.reunite(write).unwrap();
+                drop(stream);
+                Ok(())
+            }
+        }
+    };
+}
+
 service!(before: tokio::net::{TcpListener, TcpStream});
 service!(after: smc::tokio::{TcpListener, TcpStream});
+unix_service!(unix_before: tokio::net::{UnixListener, UnixStream});
+unix_service!(unix_after: smc::tokio::{UnixListener, UnixStream});
 
 /// Runs the calling test in a process with this runtime directory and these variables. `None`
 /// there, and here what it wrote to standard error.
@@ -150,6 +224,51 @@ fn a_service_changes_its_use_declarations_only() {
     let runtime = Runtime::new().unwrap();
     runtime.block_on(before::run()).unwrap();
     runtime.block_on(after::run()).unwrap();
+}
+
+#[test]
+fn a_service_at_a_unix_socket_changes_its_use_declarations_only() {
+    if alone_with(&[]).is_some() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = Runtime::new().unwrap();
+    for (name, is_abstract) in [("app", false), ("app", true)] {
+        let path = directory.path().join(name);
+        let path = match is_abstract {
+            true => PathBuf::from(format!("\0{}", path.display())),
+            false => path,
+        };
+        runtime.block_on(unix_before::run(&path)).unwrap();
+        let _removed = std::fs::remove_file(&path);
+        runtime.block_on(unix_after::run(&path)).unwrap();
+    }
+}
+
+#[test]
+fn both_ends_of_a_unix_socket_are_smc_d() {
+    if alone_with(&[]).is_some() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("app.sock");
+    Runtime::new().unwrap().block_on(async {
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut clients = Vec::new();
+        for _ in 0..100 {
+            clients.push(tokio::spawn(UnixStream::connect(path.clone())));
+        }
+        let mut servers = Vec::new();
+        for _ in 0..100 {
+            servers.push(listener.accept().await.unwrap().0);
+        }
+        for client in clients {
+            servers.push(client.await.unwrap().unwrap());
+        }
+        for stream in servers {
+            assert!(matches!(stream.mode(), Mode::SmcD { .. }), "{stream:?}");
+        }
+    });
 }
 
 #[test]

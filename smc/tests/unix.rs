@@ -78,7 +78,7 @@ fn two_endpoints_have_smc_over_a_path_and_over_an_abstract_name() {
                 let listener = server.bind_unix(&at).unwrap();
                 assert!(listener.unpublished().is_none());
                 let addr = UnixAddr::from_path(&at).unwrap();
-                assert_eq!(listener.local_addr(), addr);
+                assert_eq!(listener.local_addr().unwrap(), addr);
                 for _ in 0..3 {
                     let mut streams = connect_pair(&client, &listener, &at).await;
                     for stream in &streams {
@@ -241,6 +241,27 @@ fn a_client_that_is_silent_after_its_mark_delays_no_other() {
         let mut streams = connect_pair(&endpoint, &listener, &at).await;
         assert!(streams[0].mode().is_smc());
         exchange(&mut streams).await;
+    });
+}
+
+/// Anyone can listen at a free abstract name, also at the second one of a service without SMC.
+#[test]
+fn a_second_socket_with_a_full_backlog_delays_no_client() {
+    let place = Place::new();
+    On::Smol.run(async {
+        let at = place.abstract_name();
+        let addr = net::SocketAddr::try_from(&UnixAddr::from_path(&at).unwrap()).unwrap();
+        let service = net::UnixListener::bind_addr(&addr).unwrap();
+        let second = format!("{}\0smc", &at.to_str().unwrap()[1..]);
+        let second = SocketAddrUnix::new_abstract_name(second.as_bytes()).unwrap();
+        let squatter = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&squatter, &second).unwrap();
+        rustix::net::listen(&squatter, 0).unwrap();
+        let waiting = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::connect(&waiting, &second).unwrap();
+        let stream = place.endpoint(On::Smol).connect_unix(&at).await.unwrap();
+        assert!(!stream.mode().is_smc());
+        assert!(service.accept().is_ok());
     });
 }
 

@@ -6,51 +6,51 @@ use std::net::SocketAddr;
 
 use ::axum::extract::connect_info::Connected;
 use ::axum::serve::{IncomingStream, Listener as AxumListener};
+use ::tokio::net::unix;
 
 use super::SmcConnectInfo;
+use crate::address::UnixAddr;
 use crate::incoming::is_end;
 use crate::listener::Listener;
 use crate::stream::Stream;
-use crate::tokio::{TcpListener, TcpStream};
+use crate::tokio;
+use crate::unix::UnixListener;
 
-/// Repeats `accept` until it succeeds. The listener itself pauses after an error, such as a lack of
-/// descriptors. One that has ended, as its endpoint was closed, accepts nothing: this waits.
-async fn accept_next(listener: &Listener) -> (Stream, SocketAddr) {
-    loop {
-        match listener.accept().await {
-            Ok(accepted) => return accepted,
-            Err(error) => {
-                listener.warn_not_accepted(&error);
-                if is_end(&error) {
-                    pending::<()>().await;
-                }
-            }
-        }
+/// After an error `accept` is repeated: the listener itself pauses, as for a lack of descriptors. One
+/// that has ended, as its endpoint was closed, accepts nothing: this waits.
+async fn handle_error(listener: &Listener, error: &io::Error) {
+    listener.warn_not_accepted(error);
+    if is_end(error) {
+        pending::<()>().await;
     }
 }
 
 macro_rules! listener {
-    ($($listener:ty => $stream:ty;)+) => {$(
+    ($($listener:ty => $stream:ty, $addr:ty, $tcp:expr;)+) => {$(
         impl AxumListener for $listener {
             type Io = $stream;
-            type Addr = SocketAddr;
+            type Addr = $addr;
 
             async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-                let (stream, peer) = accept_next(self).await;
-                (stream.into(), peer)
+                loop {
+                    match Self::accept(self).await {
+                        Ok(accepted) => return accepted,
+                        Err(error) => handle_error(self.inner(), &error).await,
+                    }
+                }
             }
 
-            fn local_addr(&self) -> io::Result<SocketAddr> {
+            fn local_addr(&self) -> io::Result<$addr> {
                 Self::local_addr(self)
             }
         }
 
         impl Connected<IncomingStream<'_, $listener>> for SmcConnectInfo {
             fn connect_info(stream: IncomingStream<'_, $listener>) -> Self {
-                let peer = *stream.remote_addr();
+                let remote_addr = $tcp(stream.remote_addr());
                 let io: &Stream = stream.io();
                 Self {
-                    remote_addr: Some(peer),
+                    remote_addr,
                     ..io.into()
                 }
             }
@@ -59,6 +59,8 @@ macro_rules! listener {
 }
 
 listener! {
-    Listener => Stream;
-    TcpListener => TcpStream;
+    Listener => Stream, SocketAddr, |peer: &SocketAddr| Some(*peer);
+    UnixListener => Stream, UnixAddr, |_| None;
+    tokio::TcpListener => tokio::TcpStream, SocketAddr, |peer: &SocketAddr| Some(*peer);
+    tokio::UnixListener => tokio::UnixStream, unix::SocketAddr, |_| None;
 }

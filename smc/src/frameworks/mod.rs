@@ -19,6 +19,8 @@ use std::net::SocketAddr;
 
 #[cfg(any(feature = "axum08", feature = "hyper-util", feature = "tonic014"))]
 use crate::stream::{Mode, Stream};
+#[cfg(any(feature = "axum08", feature = "hyper-util", feature = "tonic014"))]
+use crate::unix::PeerCred;
 
 /// What a request handler can learn about the connection: `ConnectInfo<SmcConnectInfo>` of axum,
 /// and `request.extensions().get::<SmcConnectInfo>()` of tonic and of responses of hyper-util's
@@ -31,6 +33,8 @@ pub struct SmcConnectInfo {
     pub local_addr: Option<SocketAddr>,
     /// The peer's address of the TCP connection, where it is known.
     pub remote_addr: Option<SocketAddr>,
+    /// The process at the other end of a UNIX socket.
+    pub peer_cred: Option<PeerCred>,
     /// SMC, or TCP with the reason.
     pub mode: Mode,
 }
@@ -41,6 +45,7 @@ impl From<&Stream> for SmcConnectInfo {
         Self {
             local_addr: stream.local_addr().ok(),
             remote_addr: stream.peer_addr().ok(),
+            peer_cred: stream.peer_cred().ok(),
             mode: stream.mode().clone(),
         }
     }

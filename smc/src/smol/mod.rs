@@ -29,14 +29,23 @@
 //! [`Stream`](crate::Stream)s and [`Listener`](crate::Listener)s, which convert to the types here
 //! with `into`.
 //!
+//! UNIX sockets have [`UnixListener`] and [`UnixStream`].
+//!
 //! A [`TcpStream`] has the traits of futures-io alone, as smol's; by reference it has all methods
 //! of [`Stream`](crate::Stream).
 
+mod incoming;
+mod stream_type;
 mod tcp_listener;
 mod tcp_stream;
+mod unix_listener;
+mod unix_stream;
 
-pub use tcp_listener::{Incoming, TcpListener};
+pub use incoming::Incoming;
+pub use tcp_listener::TcpListener;
 pub use tcp_stream::TcpStream;
+pub use unix_listener::UnixListener;
+pub use unix_stream::UnixStream;
 
 use std::io;
 use std::sync::Arc;

@@ -4,15 +4,11 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Deref;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use ::smol::net::{AsyncToSocketAddrs, resolve};
-use futures_core::Stream as AsyncIterator;
 
-use super::{TcpStream, endpoint};
-use crate::incoming::poll_incoming;
+use super::{Incoming, TcpStream, endpoint};
 use crate::listener::Listener;
 
 /// A TCP listener whose streams are SMC with clients that can, in place of
@@ -61,10 +57,7 @@ impl TcpListener {
     /// The streams that are accepted.
     #[must_use]
     pub fn incoming(&self) -> Incoming<'_> {
-        Incoming {
-            listener: self,
-            has_ended: false,
-        }
+        Incoming::new(&self.0)
     }
 }
 
@@ -95,25 +88,5 @@ impl Deref for TcpListener {
 impl fmt::Debug for TcpListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
-    }
-}
-
-/// The streams that a [`TcpListener`] accepts: [`TcpListener::incoming`].
-///
-/// After an error it goes on, as [`Listener::accept`] does. It ends when the listener does, as when
-/// its endpoint was closed, after one error. Of the tasks that wait by [`Listener::poll_accept`] or
-/// this, the last one is woken.
-#[derive(Clone, Debug)]
-pub struct Incoming<'a> {
-    listener: &'a TcpListener,
-    has_ended: bool,
-}
-
-impl AsyncIterator for Incoming<'_> {
-    type Item = io::Result<TcpStream>;
-
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = self.get_mut();
-        poll_incoming(&this.listener.0, &mut this.has_ended, cx)
     }
 }

@@ -12,6 +12,7 @@ use ::smol::net::{AsyncToSocketAddrs, resolve};
 use futures_io::{AsyncRead, AsyncWrite};
 
 use super::endpoint;
+use super::stream_type::stream_type;
 use crate::stream::Stream;
 
 /// A TCP stream that is SMC where both ends can, in place of `smol::net::TcpStream`.
@@ -51,86 +52,6 @@ impl TcpStream {
         let stream = endpoint()?.connect(resolve(addr).await?).await?;
         Ok(stream.into())
     }
-
-    /// As [`Stream::shutdown_how`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Stream::shutdown_how`].
-    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        self.0.shutdown_how(how)
-    }
-
-    /// The stream, if this is its only clone; otherwise this clone.
-    ///
-    /// # Errors
-    ///
-    /// This clone.
-    pub fn try_into_stream(self) -> Result<Stream, Self> {
-        Arc::try_unwrap(self.0).map_err(Self)
-    }
 }
 
-impl From<Stream> for TcpStream {
-    fn from(stream: Stream) -> Self {
-        Self(Arc::new(stream))
-    }
-}
-
-impl Deref for TcpStream {
-    type Target = Stream;
-
-    fn deref(&self) -> &Stream {
-        &self.0
-    }
-}
-
-impl fmt::Debug for TcpStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl AsyncRead for TcpStream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut [u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut &*self.0).poll_read(cx, buf)
-    }
-
-    fn poll_read_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &mut [IoSliceMut<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut &*self.0).poll_read_vectored(cx, bufs)
-    }
-}
-
-impl AsyncWrite for TcpStream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut &*self.0).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut &*self.0).poll_write_vectored(cx, bufs)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut &*self.0).poll_flush(cx)
-    }
-
-    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut &*self.0).poll_close(cx)
-    }
-}
+stream_type!(TcpStream);

@@ -83,7 +83,7 @@ impl UnixListener {
     ///
     /// None; it is a `Result` because tokio's is.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        tokio_addr(&self.0.local_addr())
+        tokio_addr(&self.0.local_addr()?)
     }
 
     /// The streams that are accepted: for frameworks that take a stream of them.

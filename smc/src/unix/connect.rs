@@ -36,14 +36,16 @@ pub(crate) async fn connect(
     if with_smc && to.as_abstract_name().is_some() {
         // Too long a name has no second socket.
         if let Ok(second) = names::of_listener(to) {
-            match connect_to(runtime, &second, options, true).await {
-                Ok(fd) => {
+            let fd = socket(options, true)?;
+            // Whoever listens there may leave the backlog full: only the plain socket is waited for.
+            match rustix::net::connect(&fd, &rustix_addr(&second)?) {
+                Ok(()) => {
                     if let Some(listener) = credentials(&fd).filter(is_trusted) {
                         return connected(runtime, fd, Some(listener));
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-                Err(error) => return Err(error),
+                Err(Errno::CONNREFUSED | Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
         let fd = connect_to(runtime, &plain, options, false).await?;
@@ -91,12 +93,7 @@ async fn connect_to(
     options: &SocketOptions,
     with_smc: bool,
 ) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    options.call_hook(fd.as_fd())?;
-    if with_smc {
-        rustix::net::bind(&fd, &rustix_addr(&names::client()?)?)?;
-    }
+    let fd = socket(options, with_smc)?;
     let to = rustix_addr(to)?;
     loop {
         match rustix::net::connect(&fd, &to) {
@@ -106,6 +103,17 @@ async fn connect_to(
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// A socket that is not connected, with the name of a client if there is to be a handshake.
+fn socket(options: &SocketOptions, with_smc: bool) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    options.call_hook(fd.as_fd())?;
+    if with_smc {
+        rustix::net::bind(&fd, &rustix_addr(&names::client()?)?)?;
+    }
+    Ok(fd)
 }
 
 /// An address in the form of system calls.

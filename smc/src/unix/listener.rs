@@ -87,16 +87,23 @@ impl UnixListener {
         Incoming::new(self.0)
     }
 
+    #[cfg(any(feature = "smol", feature = "axum08"))]
+    pub(crate) fn inner(&self) -> &Listener {
+        &self.0
+    }
+
     #[cfg(feature = "tokio")]
     pub(crate) fn into_listener(self) -> Listener {
         self.0
     }
 
     /// The address listened on.
-    #[must_use]
-    pub fn local_addr(&self) -> UnixAddr {
-        let local = self.0.local_address().clone().require_unix();
-        local.unwrap_or_else(|_| UnixAddr::unnamed())
+    ///
+    /// # Errors
+    ///
+    /// None; it is a `Result` because that of std's listeners is.
+    pub fn local_addr(&self) -> io::Result<UnixAddr> {
+        self.0.local_address().clone().require_unix()
     }
 
     /// The descriptor of the listening socket: of an abstract name that for clients without SMC.
@@ -121,7 +128,7 @@ impl UnixListener {
 impl fmt::Debug for UnixListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("UnixListener")
-            .field(&self.local_addr())
+            .field(self.0.local_address())
             .finish()
     }
 }

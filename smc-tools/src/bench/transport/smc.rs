@@ -138,7 +138,7 @@ impl Accept for Listener {
     fn address(&self) -> Result<String> {
         Ok(match &self.listener {
             ListenerKind::Tcp(listener) => listener.local_addr()?.to_string(),
-            ListenerKind::Unix(listener) => listener.local_addr().to_string(),
+            ListenerKind::Unix(listener) => listener.local_addr()?.to_string(),
         })
     }
 
