@@ -8,8 +8,10 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
+use smc::tokio::unix as smc_unix;
 use smc::{Listener, OwnedReadHalf, OwnedWriteHalf, ReadHalf, Stream, WriteHalf};
-use tokio::net::{TcpListener, TcpStream, tcp};
+use tokio::io::Interest;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, tcp, unix};
 
 const MANUAL: &str = include_str!("../src/manual/differences.md");
 
@@ -128,6 +130,65 @@ fn what_is_the_same_in_the_manual_can_be_called_with_both_types() {
     assert_eq!(section("tokio's `TcpSocket`").same, BTreeSet::new());
 
     let stream = same! {
+        UnixStream, smc::tokio::UnixStream: {
+            into_split: |end, cx| drop(end.into_split());
+            local_addr: |end, cx| end.local_addr().map(|addr| addr.is_unnamed());
+            peer_addr: |end, cx| end.peer_addr().map(|addr| addr.is_unnamed());
+            peer_cred: |end, cx| end.peer_cred().map(|cred| (cred.uid(), cred.gid(), cred.pid()));
+            poll_read_ready: |end, cx| (&end).poll_read_ready(cx);
+            poll_write_ready: |end, cx| (&end).poll_write_ready(cx);
+            readable: |end, cx| (&end).readable();
+            ready: |end, cx| (&end).ready(Interest::READABLE);
+            split: |end, cx| drop(end.split());
+            take_error: |end, cx| end.take_error().map(|error| error.map(|error| error.kind()));
+            try_read: |end, cx| (&end).try_read(&mut [0]);
+            try_read_buf: |end, cx| (&end).try_read_buf(&mut Vec::new());
+            try_read_vectored: |end, cx| (&end).try_read_vectored(&mut []);
+            try_write: |end, cx| (&end).try_write(&[0]);
+            try_write_vectored: |end, cx| (&end).try_write_vectored(&[]);
+            writable: |end, cx| (&end).writable();
+        }
+        (), (): {
+            connect: |end, cx| (UnixStream::connect("a"), smc::tokio::UnixStream::connect("a"));
+            connect_addr: |end, cx| (UnixStream::connect_addr, smc::tokio::UnixStream::connect_addr);
+        }
+    };
+    assert_eq!(section("tokio's `UnixStream`").same, stream);
+
+    let halves = same! {
+        unix::ReadHalf<'_>, smc_unix::ReadHalf<'_>: {
+            readable: |end, cx| (&end).readable();
+            try_read: |end, cx| (&end).try_read(&mut [0]);
+            try_read_buf: |end, cx| (&end).try_read_buf(&mut Vec::new());
+            try_read_vectored: |end, cx| (&end).try_read_vectored(&mut []);
+        }
+        unix::OwnedWriteHalf, smc_unix::OwnedWriteHalf: {
+            forget: |end, cx| end.forget();
+            try_write: |end, cx| (&end).try_write(&[0]);
+            try_write_vectored: |end, cx| (&end).try_write_vectored(&[]);
+            writable: |end, cx| (&end).writable();
+        }
+        (unix::OwnedReadHalf, unix::OwnedWriteHalf), (smc_unix::OwnedReadHalf, smc_unix::OwnedWriteHalf): {
+            reunite: |end, cx| end.0.reunite(end.1);
+        }
+    };
+    assert_eq!(section("tokio's halves of `UnixStream`").same, halves);
+
+    let listener = same! {
+        UnixListener, smc::tokio::UnixListener: {
+            accept: |end, cx| (&end).accept();
+            local_addr: |end, cx| end.local_addr().map(|addr| addr.is_unnamed());
+            poll_accept: |end, cx| (&end).poll_accept(cx);
+        }
+        (), (): {
+            bind: |end, cx| (UnixListener::bind("a"), smc::tokio::UnixListener::bind("a"));
+            bind_addr: |end, cx| (UnixListener::bind_addr, smc::tokio::UnixListener::bind_addr);
+            from_std: |end, cx| (UnixListener::from_std, smc::tokio::UnixListener::from_std);
+        }
+    };
+    assert_eq!(section("tokio's `UnixListener`").same, listener);
+
+    let stream = same! {
         std::net::TcpStream, Stream: {
             local_addr: |end, cx| end.local_addr().map(|addr| addr.port());
             nodelay: |end, cx| end.nodelay().map(|on| !on);
@@ -147,19 +208,29 @@ fn all_methods_of_tokios_types_are_in_the_manual() {
         println!("skipped: the source of tokio is not found");
         return;
     };
-    for (file, name) in [
-        ("stream", "tokio's `TcpStream`"),
-        ("split", "tokio's `ReadHalf` and `WriteHalf`"),
+    for (files, name) in [
+        (&["tcp/stream"][..], "tokio's `TcpStream`"),
+        (&["tcp/split"], "tokio's `ReadHalf` and `WriteHalf`"),
         (
-            "split_owned",
+            &["tcp/split_owned"],
             "tokio's `OwnedReadHalf` and `OwnedWriteHalf`",
         ),
-        ("listener", "tokio's `TcpListener`"),
-        ("socket", "tokio's `TcpSocket`"),
+        (&["tcp/listener"], "tokio's `TcpListener`"),
+        (&["tcp/socket"], "tokio's `TcpSocket`"),
+        (&["unix/stream"], "tokio's `UnixStream`"),
+        (
+            &["unix/split", "unix/split_owned"],
+            "tokio's halves of `UnixStream`",
+        ),
+        (&["unix/listener"], "tokio's `UnixListener`"),
     ] {
-        let path = source.join(format!("src/net/tcp/{file}.rs"));
-        let text = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(section(name).all, methods(&text), "{name}");
+        let texts = files.iter().map(|file| {
+            let path = source.join(format!("src/net/{file}.rs"));
+            std::fs::read_to_string(&path).unwrap()
+        });
+        let texts: Vec<_> = texts.collect();
+        let methods: BTreeSet<_> = texts.iter().flat_map(|text| methods(text)).collect();
+        assert_eq!(section(name).all, methods, "{name}");
     }
 }
 

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 
 use ::tokio::net::unix::SocketAddr;
 
-use super::unix_stream::tokio_addr;
+use super::unix_stream::{path_of, tokio_addr};
 use super::{UnixStream, endpoint};
 use crate::incoming::Incoming;
 use crate::unix;
@@ -43,6 +43,15 @@ impl UnixListener {
     /// runtime.
     pub fn bind<P: AsRef<Path>>(path: P) -> io::Result<Self> {
         Ok(Self(endpoint()?.bind_unix(path)?))
+    }
+
+    /// As [`UnixListener::bind`] at an address in tokio's form.
+    ///
+    /// # Errors
+    ///
+    /// As [`UnixListener::bind`].
+    pub fn bind_addr(addr: &SocketAddr) -> io::Result<Self> {
+        Self::bind(path_of(addr))
     }
 
     /// Accepts streams from a socket that listens already, as

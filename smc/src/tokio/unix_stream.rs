@@ -1,9 +1,11 @@
 //! `UnixStream` and its halves.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::ops::Deref;
-use std::path::Path;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -52,6 +54,15 @@ impl UnixStream {
         Ok(Self(endpoint()?.connect_unix(path).await?))
     }
 
+    /// As [`UnixStream::connect`] to an address in tokio's form.
+    ///
+    /// # Errors
+    ///
+    /// As [`UnixStream::connect`].
+    pub async fn connect_addr(addr: &SocketAddr) -> io::Result<Self> {
+        Self::connect(path_of(addr)).await
+    }
+
     /// Two connected streams of the default endpoint, which are plain UNIX sockets.
     /// [`Stream::pair`] makes a pair that is SMC.
     ///
@@ -94,6 +105,15 @@ impl UnixStream {
 /// An address in tokio's form.
 pub(super) fn tokio_addr(addr: &UnixAddr) -> io::Result<SocketAddr> {
     Ok(std::os::unix::net::SocketAddr::try_from(addr)?.into())
+}
+
+/// The same as a path, which has a zero byte before an abstract name.
+pub(super) fn path_of(addr: &SocketAddr) -> PathBuf {
+    match (addr.as_pathname(), addr.as_abstract_name()) {
+        (Some(path), _) => path.to_owned(),
+        (None, Some(name)) => OsString::from_vec([&[0], name].concat()).into(),
+        (None, None) => PathBuf::new(),
+    }
 }
 
 stream_types!(UnixStream);
