@@ -5,7 +5,7 @@
 mod common;
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::{device, start, without_device};
@@ -32,6 +32,12 @@ fn helper_process() {
                 let at: SocketAddr = role.parse();
                 endpoint.connect(at).await.unwrap()
             }
+            "unix-client" => endpoint.connect_unix(unix_path(role.dir())).await.unwrap(),
+            "unix-listener" => {
+                let listener = endpoint.bind_unix(unix_path(role.dir())).unwrap();
+                role.send("bound");
+                listener.accept().await.unwrap().0
+            }
             "listener" => {
                 let listener = listen(&endpoint).await;
                 role.send(listener.local_addr().unwrap());
@@ -54,6 +60,20 @@ fn a_listener_cannot_use_the_gid_of_another_process() {
     claim_gids("listener");
 }
 
+#[test]
+fn a_client_cannot_name_the_device_of_another_process_at_a_unix_socket() {
+    claim_gids("unix-client");
+}
+
+#[test]
+fn a_listener_at_a_unix_socket_cannot_name_the_device_of_another_process() {
+    claim_gids("unix-listener");
+}
+
+fn unix_path(dir: &Path) -> PathBuf {
+    dir.join("app.sock")
+}
+
 /// A process in this role claims the GIDs of two devices, and affects neither.
 fn claim_gids(role: &str) {
     let dir = tempfile::tempdir().unwrap();
@@ -65,15 +85,27 @@ fn claim_gids(role: &str) {
         let listener = listen(&server).await;
         let mut streams = connect_smc(&client, &listener).await;
         for claimed in gids {
+            let unix = unix_path(dir.path());
+            // A client finds the path as it starts.
+            let at_path = (role == "unix-client").then(|| server.bind_unix(&unix).unwrap());
             let mut other = start(role, &dir);
             other.send(claimed);
-            let stream = if role == "client" {
-                other.send(listener.local_addr().unwrap());
-                listener.accept().await.unwrap().0
-            } else {
-                let at: SocketAddr = other.parse();
-                client.connect(at).await.unwrap()
+            let stream = match role {
+                "client" => {
+                    other.send(listener.local_addr().unwrap());
+                    listener.accept().await.unwrap().0
+                }
+                "listener" => {
+                    let at: SocketAddr = other.parse();
+                    client.connect(at).await.unwrap()
+                }
+                "unix-client" => at_path.unwrap().accept().await.unwrap().0,
+                _ => {
+                    assert_eq!(other.recv(), "bound");
+                    client.connect_unix(&unix).await.unwrap()
+                }
             };
+            let _removed = std::fs::remove_file(&unix);
             assert_refused(&stream);
             other.recv();
             other.finish();

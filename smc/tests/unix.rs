@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use smc::{
     Policy, Stream, UnixAddr, UnixListener,
 };
 use smc_testkit::on::On;
+use smc_testkit::user::{is_root, run_as};
 use tempfile::TempDir;
 
 /// Directories of one test, for sockets and devices.
@@ -262,6 +264,55 @@ fn a_second_socket_with_a_full_backlog_delays_no_client() {
         let stream = place.endpoint(On::Smol).connect_unix(&at).await.unwrap();
         assert!(!stream.mode().is_smc());
         assert!(service.accept().is_ok());
+    });
+}
+
+#[test]
+fn a_second_socket_of_another_user_gets_no_stream() {
+    if !is_root("have a socket of another user") {
+        return;
+    }
+    let place = Place::new();
+    On::Smol.run(async {
+        let at = place.abstract_name();
+        let addr = net::SocketAddr::try_from(&UnixAddr::from_path(&at).unwrap()).unwrap();
+        let service = net::UnixListener::bind_addr(&addr).unwrap();
+        let second = format!("{}\0smc", &at.to_str().unwrap()[1..]);
+        let second = net::SocketAddr::from_abstract_name(second).unwrap();
+        let other = run_as(990, || net::UnixListener::bind_addr(&second).unwrap()).unwrap();
+        let stream = place.endpoint(On::Smol).connect_unix(&at).await.unwrap();
+        assert!(!stream.mode().is_smc());
+        assert!(service.accept().is_ok());
+        let (mut refused, _) = other.accept().unwrap();
+        assert_eq!(refused.read(&mut [0; 8]).unwrap(), 0);
+    });
+}
+
+#[test]
+fn a_client_of_another_user_is_plain() {
+    if !is_root("connect as another user") {
+        return;
+    }
+    let place = Place::new();
+    let endpoint = place.endpoint(On::Smol);
+    let at = place.abstract_name();
+    let listener = endpoint.bind_unix(&at).unwrap();
+    // Root has a device in the directory; user 990 has not.
+    let client = run_as(990, || {
+        let mine = tempfile::tempdir().unwrap();
+        let domain = Domain::directory(mine.path());
+        let device = LoopDevice::builder().domain(domain).build().unwrap();
+        let client = On::Smol.endpoint().device(Arc::new(device)).build();
+        let client = On::Smol.run(async { client.unwrap().connect_unix(&at).await.unwrap() });
+        (client, mine)
+    });
+    let (client, _mine) = client.unwrap();
+    On::Smol.run(async {
+        let server = listener.accept().await.unwrap().0;
+        assert_eq!(server.peer_cred().unwrap().uid(), 990);
+        let mut streams = [client, server];
+        assert!(streams.iter().all(|stream| !stream.mode().is_smc()));
+        exchange(&mut streams).await;
     });
 }
 
