@@ -479,8 +479,8 @@ impl Endpoint {
     /// byte.
     ///
     /// The system shows the path of the socket with `/././/./` in place of its last slash, by which
-    /// clients see that it supports SMC; it is the same path. Together they must be shorter than 108
-    /// bytes: otherwise, as [`UnixListener::unpublished`] tells, all streams are plain. For an
+    /// clients see that it supports SMC; it is the same path. Together they must be shorter than
+    /// 108 bytes: otherwise, as [`UnixListener::unpublished`] tells, all streams are plain. For an
     /// abstract name there is a second socket, at the name with `\0smc` behind it.
     ///
     /// # Errors
@@ -518,15 +518,15 @@ impl Endpoint {
     /// Accepts streams from a UNIX socket that listens already. It is made nonblocking, also for
     /// other processes that share it.
     ///
-    /// Clients see that it supports SMC if it was bound by [`Endpoint::bind_unix`], or is bound to a
-    /// path with `/././/./` in place of the last slash; otherwise all streams are plain. With SMC
+    /// Clients see that it supports SMC if it was bound by [`Endpoint::bind_unix`], or is bound to
+    /// a path with `/././/./` in place of the last slash; otherwise all streams are plain. With SMC
     /// the process that began to listen has to be this one.
     ///
     /// # Errors
     ///
     /// [`Error::Misuse`] when the socket does not listen, or the endpoint is closed or its runtime
-    /// has ended; when it cannot be watched; `Unsupported` with a runtime that has no sockets of the
-    /// system.
+    /// has ended; when it cannot be watched; `Unsupported` with a runtime that has no sockets of
+    /// the system.
     pub fn listen_on_unix(&self, listener: net::UnixListener) -> Result<UnixListener, Error> {
         self.inner.lifetime.check()?;
         let is_listening = sockopt::socket_acceptconn(&listener).map_err(io::Error::from)?;

@@ -246,7 +246,7 @@ fn a_client_that_is_silent_after_its_mark_delays_no_other() {
     });
 }
 
-/// Anyone can listen at a free abstract name, also at the second one of a service without SMC.
+/// Each user can listen at a free abstract name, also at the second one of a service without SMC.
 #[test]
 fn a_second_socket_with_a_full_backlog_delays_no_client() {
     let place = Place::new();

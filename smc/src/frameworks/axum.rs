@@ -16,8 +16,8 @@ use crate::stream::Stream;
 use crate::tokio;
 use crate::unix::UnixListener;
 
-/// After an error `accept` is repeated: the listener itself pauses, as for a lack of descriptors. One
-/// that has ended, as its endpoint was closed, accepts nothing: this waits.
+/// After an error `accept` is repeated: the listener itself pauses, as for a lack of descriptors.
+/// One that has ended, as its endpoint was closed, accepts nothing: this waits.
 async fn handle_error(listener: &Listener, error: &io::Error) {
     listener.warn_not_accepted(error);
     if is_end(error) {

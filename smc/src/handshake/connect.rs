@@ -194,8 +194,8 @@ impl ConnectAttempt<'_> {
         stream.map_err(|failed| failed.error)
     }
 
-    /// Connects to a UNIX socket, with the handshake on the socket. Where that fails there is another
-    /// connection without one, as the listener may be able to serve that.
+    /// Connects to a UNIX socket, with the handshake on the socket. Where that fails there is
+    /// another connection without one, as the listener may be able to serve that.
     async fn over_unix(&self, to: &UnixAddr, policy: Policy) -> Result<Stream, Error> {
         let endpoint = self.endpoint;
         let connect = async |with_smc| {
@@ -341,8 +341,9 @@ impl ConnectAttempt<'_> {
         Ok(socket)
     }
 
-    /// Runs the handshake on the connection itself. `process` is the listener of a UNIX socket. `default` is the PROPOSAL that was made without the connection,
-    /// or why there is none. It is used if the PROPOSAL does not depend on the connection.
+    /// Runs the handshake on the connection itself. `process` is the listener of a UNIX socket.
+    /// `default` is the PROPOSAL that was made without the connection, or why there is none. It is
+    /// used if the PROPOSAL does not depend on the connection.
     async fn run_on_socket(
         &self,
         socket: Arc<dyn Socket>,

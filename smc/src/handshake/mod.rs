@@ -1,9 +1,9 @@
 //! From a TCP connection to a stream: the handshake, its work, and the connection of its result.
 //!
 //! `connect` and `accept` make the machine, and its `carrier` on a side channel;
-//! `run_handshake_on_socket` makes the one on the connection itself. `drive` passes messages, timeouts and the end of
-//! the link group to the machine. `work` does the work that it asks for and has what that work has
-//! acquired, and `build_conn` makes a connection of it.
+//! `run_handshake_on_socket` makes the one on the connection itself. `drive` passes messages,
+//! timeouts and the end of the link group to the machine. `work` does the work that it asks for and
+//! has what that work has acquired, and `build_conn` makes a connection of it.
 
 mod accept;
 mod carrier;

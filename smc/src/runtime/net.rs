@@ -75,8 +75,8 @@ pub(super) struct IoDone<T> {
     pub(super) exhausted: bool,
 }
 
-/// A TCP connection, or one of UNIX sockets. It is registered with the reactor on the first wait: the connection of an SMC
-/// stream may never be waited for.
+/// A TCP connection, or one of UNIX sockets. It is registered with the reactor on the first wait:
+/// the connection of an SMC stream may never be waited for.
 #[derive(Debug)]
 pub(super) struct TcpSocket<R: Registered> {
     // Dropped first: a registered descriptor has to be open.

@@ -4,7 +4,8 @@
 macro_rules! stream_types {
     ($stream:ident) => {
         impl $stream {
-            /// Waits until reading or writing, whichever is of interest, would not wait. Cancel safe.
+            /// Waits until reading or writing, whichever is of interest, would not wait. Cancel
+            /// safe.
             ///
             /// # Errors
             ///
@@ -47,8 +48,8 @@ macro_rules! stream_types {
                 (ReadHalf(read), WriteHalf(write))
             }
 
-            /// Splits into halves that can move to different tasks. Dropping the writing half shuts writing
-            /// down, unless it was forgotten.
+            /// Splits into halves that can move to different tasks. Dropping the writing half shuts
+            /// writing down, unless it was forgotten.
             #[must_use]
             pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
                 let (read, write) = self.0.into_split();

@@ -60,8 +60,8 @@ impl UnixListener {
     ///
     /// # Errors
     ///
-    /// As [`Endpoint::listen_on_unix`](crate::Endpoint::listen_on_unix); `InvalidInput` outside of a
-    /// tokio runtime.
+    /// As [`Endpoint::listen_on_unix`](crate::Endpoint::listen_on_unix); `InvalidInput` outside of
+    /// a tokio runtime.
     pub fn from_std(listener: net::UnixListener) -> io::Result<Self> {
         Ok(Self(endpoint()?.listen_on_unix(listener)?))
     }

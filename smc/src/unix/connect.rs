@@ -37,7 +37,8 @@ pub(crate) async fn connect(
         // Too long a name has no second socket.
         if let Ok(second) = names::of_listener(to) {
             let fd = socket(options, true)?;
-            // Whoever listens there may leave the backlog full: only the plain socket is waited for.
+            // Its backlog may be full, and of another user: only the plain socket is waited
+            // for.
             match rustix::net::connect(&fd, &rustix_addr(&second)?) {
                 Ok(()) => {
                     if let Some(listener) = credentials(&fd).filter(is_trusted) {
@@ -81,8 +82,8 @@ fn credentials(fd: &OwnedFd) -> Option<Credentials> {
     Credentials::of_peer(fd).ok()
 }
 
-/// Whether the listener at the second socket of an abstract name belongs to the own user or to root:
-/// each user can listen at a name that is free.
+/// Whether the listener at the second socket of an abstract name belongs to the own user or to
+/// root: each user can listen at a name that is free.
 fn is_trusted(listener: &Credentials) -> bool {
     listener.uid == 0 || listener.uid == Credentials::own().uid
 }

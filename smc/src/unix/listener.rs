@@ -22,8 +22,8 @@ use crate::stream::Stream;
 /// Accepts streams at a UNIX socket, SMC from clients that support it and plain from all others.
 ///
 /// All that [`Listener`] says of handshakes, their number and their failures holds here. Who may
-/// connect is what the system says: the mode of the path and of its directory. Dropping the listener
-/// leaves the path, as dropping std's does.
+/// connect is what the system says: the mode of the path and of its directory. Dropping the
+/// listener leaves the path, as dropping std's does.
 ///
 /// ```
 /// # #[cfg(feature = "smol")]

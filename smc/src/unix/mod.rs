@@ -1,8 +1,8 @@
 //! UNIX sockets as addresses: how a client and a listener see that both support SMC, and listening.
 //!
-//! The handshake is that of TCP, with the same messages, on the UNIX socket itself. No byte of it is
-//! sent to an end that does not expect it, as each end sees the name that the other one is bound to,
-//! and that name has a mark:
+//! The handshake is that of TCP, with the same messages, on the UNIX socket itself. No byte of it
+//! is sent to an end that does not expect it, as each end sees the name that the other one is bound
+//! to, and that name has a mark:
 //!
 //! - A client that is going to send a PROPOSAL is bound to an abstract name with a prefix
 //!   ([`names::client`]). A listener gets that name from `accept`.
@@ -10,11 +10,11 @@
 //!   ([`names::of_listener`]), so that the system keeps another spelling of it. The path works as
 //!   any other for clients without SMC, and access to it is what the system says.
 //! - An abstract name has one spelling. A second socket listens at the name with a suffix, and
-//!   clients with SMC connect to that first. They use it if it belongs to their own user or to root,
-//!   as another user could listen there.
+//!   clients with SMC connect to that first. They use it if it belongs to their own user or to
+//!   root, as another user could listen there.
 //!
-//! Without the marks both ends are plain. The mark of a listener ends with its socket, is removed by
-//! nothing else, and cannot be given to the socket of another process.
+//! Without the marks both ends are plain. The mark of a listener ends with its socket, is removed
+//! by nothing else, and cannot be given to the socket of another process.
 //!
 //! The device that a peer names has to belong to the process that the socket reports
 //! (`SO_PEERCRED`).

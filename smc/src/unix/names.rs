@@ -95,7 +95,7 @@ const CLIENT: &[u8] = b"smc-client-";
 /// What an abstract name ends with at the socket for clients with SMC.
 const SUFFIX: &[u8] = b"\0smc";
 
-/// In place of the last slash of a path: the same directory, in a spelling that nobody writes.
+/// In place of the last slash of a path: the same directory, in a spelling that no program uses.
 const SPELLING: &[u8] = b"/././/./";
 
 #[cfg(test)]
