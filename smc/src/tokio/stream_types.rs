@@ -204,7 +204,7 @@ macro_rules! read {
     )+};
 }
 
-/// Not for [`TcpStream`]: `split` would be that of tokio's `AsyncBufReadExt`, where it is in scope.
+/// Not for the stream: `split` would be that of tokio's `AsyncBufReadExt`, where it is in scope.
 macro_rules! buf_read {
     ($($type:ty),+) => {$(
         impl AsyncBufRead for $type {
