@@ -40,7 +40,7 @@ pub(super) fn of_listener(addr: &UnixAddr) -> io::Result<SocketAddr> {
     let path = path.as_os_str().as_bytes();
     let (directory, name) = match path.iter().rposition(|byte| *byte == b'/') {
         Some(slash) => (&path[..slash], &path[slash + 1..]),
-        None => (&b"."[..], path),
+        None => (CURRENT, path),
     };
     let spelling = [directory, SPELLING, name].concat();
     SocketAddr::from_pathname(OsStr::from_bytes(&spelling))
@@ -76,7 +76,7 @@ pub(crate) fn shown(addr: &SocketAddr) -> UnixAddr {
     };
     let name = path.get(at + SPELLING.len()..).unwrap_or_default();
     let path = match path.get(..at).unwrap_or_default() {
-        b"." => name.to_vec(),
+        CURRENT => name.to_vec(),
         directory => [directory, b"/", name].concat(),
     };
     UnixAddr::from_path(PathBuf::from(OsStr::from_bytes(&path))).unwrap_or(unchanged)
@@ -89,6 +89,9 @@ fn position(path: &[u8]) -> Option<usize> {
     path.get(begin..=slash).filter(|it| *it == SPELLING)?;
     Some(begin)
 }
+
+/// The directory of a path without one.
+const CURRENT: &[u8] = b"./.";
 
 const CLIENT: &[u8] = b"smc-client-";
 
