@@ -132,6 +132,7 @@ macro_rules! unix_service {
                 echo(path).await?;
                 halves(path).await?;
                 server.abort();
+                let _aborted = server.await; // the name is free then
                 let (mut one, mut other) = UnixStream::pair()?;
                 one.write_all(b"hello").await?;
                 other.read_exact(&mut [0; 5]).await?;

@@ -268,23 +268,31 @@ impl Ports {
     }
 }
 
-/// The ports of the system, as they were at first use; `None` where they are unknown.
+/// The ports of the system, as they were when they could first be read; `None` while they cannot, as
+/// without a descriptor.
 fn ports() -> Option<&'static Ports> {
-    static PORTS: OnceLock<Option<Ports>> = OnceLock::new();
-    let read = |name| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
-    PORTS
-        .get_or_init(|| {
-            let range = read("ip_local_port_range")?;
-            let mut ends = range.split_whitespace().map(str::parse);
-            let (first, last) = (ends.next()?.ok()?, ends.next()?.ok()?);
-            let reserved = read("ip_local_reserved_ports").unwrap_or_default();
-            let reserved = reserved.trim().split(',').filter_map(port_range).collect();
-            (0 < first && first <= last).then_some(Ports {
-                range: first..=last,
-                reserved,
-            })
-        })
-        .as_ref()
+    static PORTS: OnceLock<Ports> = OnceLock::new();
+    if let Some(known) = PORTS.get() {
+        return Some(known);
+    }
+    let read = read_ports()?;
+    Some(PORTS.get_or_init(|| read))
+}
+
+fn read_ports() -> Option<Ports> {
+    let read = |name| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
+    let range = read("ip_local_port_range").ok()?;
+    let mut ends = range.split_whitespace().map(str::parse);
+    let (first, last) = (ends.next()?.ok()?, ends.next()?.ok()?);
+    let reserved = match read("ip_local_reserved_ports") {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return None,
+        reserved => reserved.unwrap_or_default(),
+    };
+    let reserved = reserved.trim().split(',').filter_map(port_range).collect();
+    (0 < first && first <= last).then_some(Ports {
+        range: first..=last,
+        reserved,
+    })
 }
 
 /// `a` or `a-b`.

@@ -66,14 +66,18 @@ fn is_memory(fd: impl AsFd) -> bool {
 /// on a mount of a user. The last file that is open on a mount can end it, and with it all mounts
 /// below, a FUSE file system for one.
 fn is_closed_at_once(fd: impl AsFd) -> bool {
-    // No file has the number 0.
     static DEVICE: OnceLock<u64> = OnceLock::new();
-    let device = || {
-        let own = memfd_create("smc-device", MemfdFlags::CLOEXEC);
-        own.and_then(fstat).map_or(0, |stat| stat.st_dev)
+    let device = || match DEVICE.get() {
+        Some(device) => Some(*device),
+        None => {
+            // Without a descriptor it is not known yet.
+            let own = memfd_create("smc-device", MemfdFlags::CLOEXEC);
+            let device = own.and_then(fstat).ok()?.st_dev;
+            Some(*DEVICE.get_or_init(|| device))
+        }
     };
     // The kernel keeps what it answers about memory files in memory.
-    is_memory(&fd) && fstat(fd).is_ok_and(|stat| stat.st_dev == *DEVICE.get_or_init(device))
+    is_memory(&fd) && fstat(fd).is_ok_and(|stat| Some(stat.st_dev) == device())
 }
 
 impl AsFd for PeerFile {
