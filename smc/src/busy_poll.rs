@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// How a half of a stream, or a handshake on a side channel, polls its own memory before it parks.
+/// How a half of a stream polls its own memory, and a handshake its side channel or UNIX socket,
+/// before it parks.
 ///
 /// The rule and its constants are explained in `docs/architecture.md`.
 pub(crate) struct BusyPoll {

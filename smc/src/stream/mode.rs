@@ -59,7 +59,7 @@ pub enum Mode {
         /// The EID both ends agreed on; `None` in version 1.
         eid: Option<Eid>,
     },
-    /// Plain TCP.
+    /// Plain TCP, or a plain UNIX socket.
     #[non_exhaustive]
     Tcp {
         /// Why it is not SMC.
