@@ -77,30 +77,42 @@ pub(crate) fn escaped(json: &str) -> String {
 }
 
 /// Neither a control character (C0, DEL, C1), nor one of Unicode's format characters (such as those
-/// for the direction of text) or separators of lines and paragraphs.
+/// for the direction of text) or separators of lines and paragraphs, nor a character that is shown
+/// as nothing or as a blank and is no white space, nor one that changes the character before it.
 fn is_printable(char: char) -> bool {
     !char.is_control()
         && !matches!(
             char,
             '\u{ad}'
+                | '\u{300}'..='\u{36f}'
                 | '\u{600}'..='\u{605}'
                 | '\u{61c}'
                 | '\u{6dd}'
                 | '\u{70f}'
                 | '\u{890}'..='\u{891}'
                 | '\u{8e2}'
-                | '\u{180e}'
+                | '\u{115f}'..='\u{1160}'
+                | '\u{17b4}'..='\u{17b5}'
+                | '\u{180b}'..='\u{180f}'
+                | '\u{1ab0}'..='\u{1aff}'
+                | '\u{1dc0}'..='\u{1dff}'
                 | '\u{200b}'..='\u{200f}'
                 | '\u{2028}'..='\u{202e}'
                 | '\u{2060}'..='\u{206f}'
+                | '\u{20d0}'..='\u{20ff}'
+                | '\u{2800}'
+                | '\u{3164}'
+                | '\u{fe00}'..='\u{fe0f}'
+                | '\u{fe20}'..='\u{fe2f}'
                 | '\u{feff}'
+                | '\u{ffa0}'
                 | '\u{fff9}'..='\u{fffb}'
                 | '\u{110bd}'
                 | '\u{110cd}'
                 | '\u{13430}'..='\u{1343f}'
                 | '\u{1bca0}'..='\u{1bca3}'
                 | '\u{1d173}'..='\u{1d17a}'
-                | '\u{e0000}'..='\u{e007f}'
+                | '\u{e0000}'..='\u{e01ef}'
         )
 }
 
@@ -133,6 +145,13 @@ mod tests {
         let mut table = Table::new(&["State"]);
         table.add(vec![format!("ACTIVE{}LISTEN", " ".repeat(80))]);
         assert_eq!(table.text(), "State\nACTIVE LISTEN\n");
+        for blank in [
+            '\u{2800}', '\u{115f}', '\u{3164}', '\u{ffa0}', '\u{fe0f}', '\u{301}',
+        ] {
+            let mut table = Table::new(&["State"]);
+            table.add(vec![format!("ACTIVE{blank}LISTEN")]);
+            assert_eq!(table.text(), "State\nACTIVE\u{fffd}LISTEN\n", "{blank:?}");
+        }
         assert_eq!(cut("127.0.0.1:8080", 9), "127.0.0..");
         assert_eq!(cut("127.0.0.1", 9), "127.0.0.1");
     }

@@ -17,8 +17,8 @@ use crate::tokio::TcpStream;
 /// `connect_with_connector`.
 ///
 /// Of a URI it uses host and port; the default ports are 80 and, for `https` and `wss`, 443. It
-/// makes no TLS, and refuses the schemes `https` and `wss` unless a connector of a TLS crate that
-/// wraps it is said to do so ([`Connector::enforce_http`]).
+/// makes no TLS, and refuses all schemes but `http` and `ws` unless a connector of a TLS crate that
+/// wraps it is said to make it ([`Connector::enforce_http`]).
 #[derive(Clone, Debug)]
 pub struct Connector {
     endpoint: Option<Endpoint>,
@@ -53,7 +53,7 @@ impl Connector {
         }
     }
 
-    /// Whether URIs with a scheme that takes TLS are refused, as by hyper-util's `HttpConnector`.
+    /// Whether URIs with another scheme than `http` and `ws` are refused, most of which take TLS.
     /// `true` unless set: switch it off where this is wrapped in a connector that makes TLS.
     #[must_use]
     pub fn enforce_http(mut self, enforce: bool) -> Self {

@@ -34,13 +34,22 @@ impl Service<Uri> for Connector {
 
 impl Connector {
     fn target(&self, uri: &Uri) -> io::Result<(String, u16)> {
-        if self.enforce_http && matches!(uri.scheme_str(), Some("https" | "wss")) {
-            let error =
-                format!("scheme of URI {uri} takes TLS, which this connector does not make");
+        if self.enforce_http && !has_scheme(uri, &["http", "ws"]) && uri.scheme().is_some() {
+            let error = format!(
+                "scheme of URI {uri} is neither http nor ws, and this connector makes no TLS"
+            );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
         }
         host_and_port(uri)
     }
+}
+
+/// Whether the scheme of a URI is one of these, in whatever case it is written.
+fn has_scheme(uri: &Uri, schemes: &[&str]) -> bool {
+    let scheme = uri.scheme_str().unwrap_or_default();
+    schemes
+        .iter()
+        .any(|known| scheme.eq_ignore_ascii_case(known))
 }
 
 fn host_and_port(uri: &Uri) -> io::Result<(String, u16)> {
@@ -52,10 +61,11 @@ fn host_and_port(uri: &Uri) -> io::Result<(String, u16)> {
     let address = host
         .strip_prefix('[')
         .and_then(|host| host.strip_suffix(']'));
-    let port = uri.port_u16().unwrap_or_else(|| match uri.scheme_str() {
-        Some("https" | "wss") => 443,
-        _ => 80,
-    });
+    let default = match has_scheme(uri, &["https", "wss"]) {
+        true => 443,
+        false => 80,
+    };
+    let port = uri.port_u16().unwrap_or(default);
     Ok((address.unwrap_or(host).to_owned(), port))
 }
 
@@ -81,11 +91,29 @@ mod tests {
 
     #[test]
     fn schemes_with_tls_are_refused_unless_another_connector_makes_it() {
-        let uri = Uri::from_static("https://host.example/a");
-        let error = Connector::new().target(&uri).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         let wrapped = Connector::new().enforce_http(false);
-        assert_eq!(wrapped.target(&uri).unwrap().1, 443);
+        for (scheme, port) in [
+            ("https", 443),
+            ("HTTPS", 443),
+            ("wss", 443),
+            ("WsS", 443),
+            ("grpcs", 80),
+        ] {
+            let uri: Uri = format!("{scheme}://host.example/a").parse().unwrap();
+            let error = Connector::new().target(&uri).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{scheme}");
+            assert_eq!(wrapped.target(&uri).unwrap().1, port, "{scheme}");
+        }
+        for uri in [
+            "http://host.example/a",
+            "WS://host.example",
+            "host.example:80",
+        ] {
+            assert!(
+                Connector::new().target(&uri.parse().unwrap()).is_ok(),
+                "{uri}"
+            );
+        }
     }
 
     #[test]

@@ -8,6 +8,9 @@ use super::{Fault, Frame, Input, LinkType, Order, Timestamp, missing};
 /// Type of a section header block, the same in both byte orders.
 pub(super) const SECTION_HEADER: [u8; 4] = [0x0A, 0x0D, 0x0D, 0x0A];
 
+/// Interfaces of a section, which stay in memory until it ends.
+const MAX_INTERFACES: usize = 1 << 16;
+
 /// The section that is being read.
 #[derive(Debug)]
 pub(super) struct Section {
@@ -67,6 +70,9 @@ impl Section {
             let body = body(self.order, &input.record);
             let interface = body.and_then(|body| Interface::parse(self.order, body));
             let fault = Fault::Malformed("interface description");
+            if self.interfaces.len() == MAX_INTERFACES {
+                return Err(Fault::Malformed("number of interfaces of a section"));
+            }
             self.interfaces.push(interface.ok_or(fault)?);
         }
         Ok(is_packet)

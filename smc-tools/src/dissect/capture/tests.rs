@@ -240,6 +240,22 @@ fn a_packet_of_an_unknown_interface_is_an_error() {
     );
 }
 
+/// They would fill the memory: a section can be as long as a pipe is open.
+#[test]
+fn a_section_with_very_many_interfaces_is_an_error() {
+    let mut ng = Ng::new(false);
+    for _ in 0..(1 << 16) {
+        ng.interface(1, 0, &[]);
+    }
+    assert_eq!(frames(&ng.file), Ok(Vec::new()));
+    ng.interface(1, 0, &[]);
+    let error = frames(&ng.file).unwrap_err();
+    assert!(
+        error.contains("number of interfaces of a section"),
+        "{error}"
+    );
+}
+
 #[test]
 fn time_is_shown_in_the_gregorian_calendar() {
     for (seconds, text) in [
