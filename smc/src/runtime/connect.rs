@@ -268,8 +268,8 @@ impl Ports {
     }
 }
 
-/// The ports of the system, as they were when they could first be read; `None` while they cannot, as
-/// without a descriptor.
+/// The ports of the system, as they were when they could first be read; `None` while they cannot,
+/// as without a descriptor.
 fn ports() -> Option<&'static Ports> {
     static PORTS: OnceLock<Ports> = OnceLock::new();
     if let Some(known) = PORTS.get() {
