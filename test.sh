@@ -49,7 +49,7 @@ RDMA=(-p smc-transport-rdma -p smc-tools --features smc-tools/rdma)
 # How thorough: in the release profile and long, or in the profile that has been built already.
 thorough() {
     MODEL_SEEDS=${SMC_MODEL_SEEDS:-10000} KILL_ROUNDS=${SMC_KILL_ROUNDS:-200}
-    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-1000}
+    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-400}
     LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-4} DEMO_SIZE=64M
     PROFILE=(--release) PROGRAMS=$TARGET/release DOCS=(public all)
 }
