@@ -5,8 +5,8 @@
 #   dev/book/commands.sh PROGRAMS     with the programs of this folder in place of `cargo run`
 #
 # A block of the language `sh` is run as it is, in a shell of its own that ends at the first error.
-# What follows the language says otherwise: `run-by=STEP`, a step of test.sh that runs the same
-# programs, or `not-run=REASON`.
+# What follows the language says otherwise: `run-by-STEP`, a step of test.sh that runs the same
+# programs, or `not-run-REASON`.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -32,10 +32,10 @@ main() {
 handle() {
     local at="$1:$2" attributes=${3# } block
     case $attributes in
-    not-run=?*) echo "skipped: $at: ${attributes#not-run=}" ;;
-    run-by=?*)
-        if ! grep -qw -- "${attributes#run-by=}" <<<"$4"; then
-            echo "$at: no step ${attributes#run-by=}"
+    not-run-?*) echo "skipped: $at: ${attributes#not-run-}" ;;
+    run-by-?*)
+        if ! grep -qw -- "${attributes#run-by-}" <<<"$4"; then
+            echo "$at: no step ${attributes#run-by-}"
             return 1
         fi
         ;;

@@ -4,13 +4,12 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net;
 use std::path::Path;
 use std::sync::Arc;
-
-use rustix::net::{SocketAddrAny, SocketAddrUnix};
 
 use crate::runtime::Socket;
 use crate::unix::names;
@@ -71,10 +70,7 @@ impl Address {
 pub(crate) fn local(socket: &dyn Socket) -> io::Result<Address> {
     match (socket.local_addr(), socket.fd()) {
         (Ok(addr), _) => Ok(addr.into()),
-        (Err(error), Some(fd)) => match std_addr(rustix::net::getsockname(fd)?) {
-            Ok(local) => Ok(names::shown(&local).into()),
-            Err(_) => Err(error),
-        },
+        (Err(_), Some(fd)) => Ok(names::shown(&unix_socket(fd)?.local_addr()?).into()),
         (Err(error), None) => Err(error),
     }
 }
@@ -88,14 +84,24 @@ pub(crate) fn peer(socket: &dyn Socket) -> io::Result<Address> {
     match (socket.peer_addr(), socket.fd()) {
         (Ok(addr), _) => Ok(addr.into()),
         (Err(error), Some(fd)) => {
-            let peer = rustix::net::getpeername(fd)?.ok_or(io::ErrorKind::NotConnected)?;
-            match std_addr(peer) {
-                Ok(peer) => Ok(names::shown(&peer).into()),
-                Err(_) => Err(error),
-            }
+            let Ok(socket) = unix_socket(fd) else {
+                return Err(error);
+            };
+            let peer = socket.peer_addr().map_err(|_| error)?;
+            let is_client = names::is_client(&socket.local_addr()?);
+            Ok(match is_client {
+                true => names::shown(&peer).into(),
+                false => names::shown_client(&peer).into(),
+            })
         }
         (Err(error), None) => Err(error),
     }
+}
+
+/// Another descriptor of a socket, for the addresses of std: those of other crates cannot be a path
+/// that fills all of the space.
+fn unix_socket(fd: BorrowedFd<'_>) -> io::Result<net::UnixStream> {
+    Ok(fd.try_clone_to_owned()?.into())
 }
 
 impl From<SocketAddr> for Address {
@@ -186,32 +192,16 @@ impl UnixAddr {
     }
 }
 
+/// A path without space for a zero byte, which a socket can have and no program of std can connect
+/// to, is as none.
 impl From<&net::SocketAddr> for UnixAddr {
     fn from(addr: &net::SocketAddr) -> Self {
         Self(match (addr.as_pathname(), addr.as_abstract_name()) {
+            (Some(path), _) if path.as_os_str().len() >= SUN_PATH_LEN => Arc::default(),
             (Some(path), _) => path.as_os_str().as_bytes().into(),
             (None, Some(name)) => [&[0], name].concat().into(),
             (None, None) => Arc::default(),
         })
-    }
-}
-
-/// The address of a UNIX socket in the form of std.
-///
-/// # Errors
-///
-/// `EAFNOSUPPORT` for the address of another socket.
-pub(crate) fn std_addr(addr: SocketAddrAny) -> io::Result<net::SocketAddr> {
-    let addr = SocketAddrUnix::try_from(addr)?;
-    match (addr.path_bytes(), addr.abstract_name()) {
-        // rustix leaves the zero byte of a path that fills the space.
-        (Some(path), _) => {
-            let path = path.strip_suffix(&[0]).unwrap_or(path);
-            net::SocketAddr::from_pathname(OsStr::from_bytes(path))
-        }
-        // An address without a name is an empty abstract one to rustix.
-        (None, Some([]) | None) => net::SocketAddr::from_pathname(""),
-        (None, Some(name)) => net::SocketAddr::from_abstract_name(name),
     }
 }
 
@@ -242,6 +232,9 @@ impl fmt::Debug for UnixAddr {
         fmt::Display::fmt(self, f)
     }
 }
+
+/// The space for a path (`unix(7)`).
+const SUN_PATH_LEN: usize = 108;
 
 fn invalid(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)

@@ -458,7 +458,7 @@ impl ListeningSocket {
             }),
             ListeningKind::Unix(unix) => unix.poll_accept(cx).map_ok(|(socket, peer)| Accepted {
                 socket,
-                peer: names::shown(&peer).into(),
+                peer: names::shown_client(&peer).into(),
                 sends_clc: names::is_client(&peer),
             }),
         }
@@ -670,8 +670,7 @@ impl ListenerService {
             let client = peer.clone();
             // Pinned here: a future that is passed on by value is copied, and this one is large.
             let setup = pin!(async {
-                // Of a UNIX socket the user is known, and has no more than a share of the places.
-                if side_channel.is_none() && process.is_none() {
+                if side_channel.is_none() {
                     handshake::await_first_byte(&endpoint, &*socket).await?;
                 }
                 permit.wait_for_place().await;

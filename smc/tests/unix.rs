@@ -21,6 +21,9 @@ use smc_testkit::on::On;
 use smc_testkit::user::{is_root, run_as};
 use tempfile::TempDir;
 
+/// What a listener with SMC has in place of the last slash of its path.
+const SPELLING: &str = "/././/./";
+
 /// Directories of one test, for sockets and devices.
 struct Place {
     directory: TempDir,
@@ -236,7 +239,7 @@ fn a_client_that_is_silent_after_its_mark_delays_no_other() {
         let endpoint = place.endpoint(On::Smol);
         let listener = endpoint.bind_unix(&at).unwrap();
         let silent = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-        let name = format!("smc-client-{}", place.path().display());
+        let name = format!("smc-client\0{:016x}", std::process::id());
         let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
         rustix::net::bind(&silent, &name).unwrap();
         rustix::net::connect(&silent, &SocketAddrUnix::new(&at).unwrap()).unwrap();
@@ -265,6 +268,82 @@ fn a_second_socket_with_a_full_backlog_delays_no_client() {
         assert!(!stream.mode().is_smc());
         assert!(service.accept().is_ok());
     });
+}
+
+/// A client needs no SMC for it, and has any name that the system allows.
+#[test]
+fn a_client_whose_path_fills_all_space_is_accepted_as_any_other() {
+    for on in On::ALL {
+        let place = Place::new();
+        on.run(async {
+            let at = place.path();
+            let endpoint = place.endpoint(on);
+            let listener = endpoint.bind_unix(&at).unwrap();
+            let directory = place.directory.path().to_str().unwrap();
+            let long = format!("{directory}/{}", "x".repeat(107 - directory.len()));
+            assert_eq!(long.len(), 108);
+            let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None);
+            let socket = socket.unwrap();
+            rustix::net::bind(&socket, &SocketAddrUnix::new(&long).unwrap()).unwrap();
+            rustix::net::connect(&socket, &SocketAddrUnix::new(&at).unwrap()).unwrap();
+            let (stream, peer) = listener.accept().await.unwrap();
+            assert!(peer.is_unnamed());
+            assert!(stream.peer_unix_addr().unwrap().is_unnamed());
+            assert!(!format!("{stream:?}").is_empty());
+            let mut streams = connect_pair(&endpoint, &listener, &at).await;
+            assert!(streams[1].mode().is_smc());
+            exchange(&mut streams).await;
+        });
+    }
+}
+
+#[test]
+fn a_client_is_shown_under_no_name_but_its_own() {
+    let place = Place::new();
+    On::Smol.run(async {
+        let at = place.path();
+        let listener = place.endpoint(On::Smol).bind_unix(&at).unwrap();
+        let name = format!("{}\0smc", at.display());
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        let bound = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        rustix::net::bind(&socket, &bound).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(&at).unwrap()).unwrap();
+        let (stream, peer) = listener.accept().await.unwrap();
+        assert_eq!(peer.as_abstract_name(), Some(name.as_bytes()));
+        assert_eq!(stream.peer_unix_addr().unwrap(), peer);
+    });
+}
+
+/// As one that has inherited the socket.
+#[test]
+fn a_program_without_smc_that_speaks_first_at_a_marked_socket_is_a_plain_peer() {
+    let place = Place::new();
+    let marked = format!("{}{SPELLING}app.sock", place.directory.path().display());
+    let service = net::UnixListener::bind(marked).unwrap();
+    let served = std::thread::spawn(move || {
+        let (mut first, _) = service.accept().unwrap();
+        first.write_all(b"220 a banner of a service\n").unwrap();
+        let (mut second, _) = service.accept().unwrap();
+        second.write_all(b"220 a banner of a service\n").unwrap();
+        let mut said = String::new();
+        second.read_to_string(&mut said).unwrap();
+        said
+    });
+    On::Smol.run(async {
+        let endpoint = place.endpoint(On::Smol);
+        let mut stream = endpoint.connect_unix(place.path()).await.unwrap();
+        let reason = stream.fallback_reason().unwrap();
+        assert!(
+            matches!(reason.cause, FallbackCause::PlainServer),
+            "{reason}"
+        );
+        let mut banner = [0; 26];
+        stream.read_exact(&mut banner).await.unwrap();
+        assert!(banner.starts_with(b"220 "));
+        stream.write_all(b"quit").await.unwrap();
+        stream.close().await.unwrap();
+    });
+    assert_eq!(served.join().unwrap(), "quit");
 }
 
 #[test]

@@ -226,6 +226,10 @@ impl ConnectAttempt<'_> {
                             let within = endpoint.base_config().timeouts.message;
                             FallbackCause::NoAnswer { within }.into()
                         }
+                        // Whatever has answered is not known to be able to speak CLC.
+                        Error::Malformed(_) | Error::PeerMisbehaved(_) => {
+                            FallbackCause::PlainServer.into()
+                        }
                         Error::Io(_) | Error::Closed(_) => FallbackCause::ListenerGone.into(),
                         error => return Err(error),
                     },

@@ -16,13 +16,11 @@ use std::time::Duration;
 use nix::sys::socket::sockopt::IpMtu;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrAny, SocketFlags,
-    SocketType, sockopt,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt,
 };
 
 use super::{Acceptor, BeforeListen, Socket, SocketOptions, Unconnected, UnixAcceptor, Watch};
 
-use crate::address::std_addr;
 use crate::mem::sync::{AtomicBool, Ordering};
 use crate::mutex::Mutex;
 
@@ -268,7 +266,7 @@ impl<R: Registered> Drop for TcpSocket<R> {
     }
 }
 
-/// A TCP or UNIX listener.
+/// A TCP listener.
 #[derive(Debug)]
 pub(super) struct TcpAcceptor<R: Registered>(R, R::Reactor);
 
@@ -279,11 +277,8 @@ impl<R: Registered> TcpAcceptor<R> {
     }
 }
 
-impl<R: Registered> TcpAcceptor<R> {
-    fn poll_accept_any(
-        &self,
-        cx: &mut Context<'_>,
-    ) -> Poll<io::Result<(Arc<dyn Socket>, SocketAddrAny)>> {
+impl<R: Registered> Acceptor for TcpAcceptor<R> {
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Arc<dyn Socket>, SocketAddr)>> {
         let (fd, peer) = ready!(self.0.poll_io(cx, Direction::Read, |fd| {
             let value = rustix::net::acceptfrom_with(fd, FLAGS)?;
             Ok(IoDone {
@@ -291,16 +286,9 @@ impl<R: Registered> TcpAcceptor<R> {
                 exhausted: false,
             })
         }))?;
-        let peer = peer.ok_or(io::ErrorKind::NotConnected)?;
+        let peer = peer.ok_or(io::ErrorKind::NotConnected)?.try_into()?;
         let socket: Arc<dyn Socket> = Arc::new(TcpSocket::<R>::new(&self.1, fd));
         Poll::Ready(Ok((socket, peer)))
-    }
-}
-
-impl<R: Registered> Acceptor for TcpAcceptor<R> {
-    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Arc<dyn Socket>, SocketAddr)>> {
-        let (socket, peer) = ready!(self.poll_accept_any(cx))?;
-        Poll::Ready(Ok((socket, peer.try_into()?)))
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -312,17 +300,45 @@ impl<R: Registered> Acceptor for TcpAcceptor<R> {
     }
 }
 
-impl<R: Registered> UnixAcceptor for TcpAcceptor<R> {
+/// A UNIX listener. std accepts: of the addresses of clients it can represent all.
+#[derive(Debug)]
+pub(super) struct UnixAcceptorOf<R: Registered> {
+    registered: R,
+    reactor: R::Reactor,
+    listener: unix::net::UnixListener,
+}
+
+impl<R: Registered> UnixAcceptorOf<R> {
+    /// Watches a listening socket, which is made nonblocking.
+    pub(super) fn new(reactor: R::Reactor, listener: unix::net::UnixListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let watched = listener.try_clone()?;
+        Ok(Self {
+            registered: R::register(&reactor, Arc::new(watched.into()))?,
+            reactor,
+            listener,
+        })
+    }
+}
+
+impl<R: Registered> UnixAcceptor for UnixAcceptorOf<R> {
     fn poll_accept(
         &self,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<(Arc<dyn Socket>, unix::net::SocketAddr)>> {
-        let (socket, peer) = ready!(self.poll_accept_any(cx))?;
-        Poll::Ready(Ok((socket, std_addr(peer)?)))
+        let (stream, peer) = ready!(self.registered.poll_io(cx, Direction::Read, |_| {
+            Ok(IoDone {
+                value: self.listener.accept()?,
+                exhausted: false,
+            })
+        }))?;
+        stream.set_nonblocking(true)?;
+        let socket: Arc<dyn Socket> = Arc::new(TcpSocket::<R>::new(&self.reactor, stream.into()));
+        Poll::Ready(Ok((socket, peer)))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.listener.as_fd()
     }
 }
 

@@ -15,7 +15,9 @@ use async_trait::async_trait;
 use atomic_waker::AtomicWaker;
 
 use super::connect::{self, ConnectStatus};
-use super::net::{self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket};
+use super::net::{
+    self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket, UnixAcceptorOf,
+};
 use super::own_thread::OwnThread;
 use super::{
     Acceptor, BeforeConnect, BeforeListen, Runtime, Socket, SocketOptions, Task, Timer,
@@ -114,8 +116,7 @@ impl Runtime for SmolRuntime {
     }
 
     fn unix_acceptor(&self, listener: UnixListener) -> io::Result<Arc<dyn UnixAcceptor>> {
-        listener.set_nonblocking(true)?;
-        Ok(Arc::new(TcpAcceptor::<SmolIo>::new((), listener.into())?))
+        Ok(Arc::new(UnixAcceptorOf::<SmolIo>::new((), listener)?))
     }
 
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {

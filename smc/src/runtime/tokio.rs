@@ -16,7 +16,9 @@ use ::tokio::runtime::{Handle, RuntimeFlavor, TryCurrentError};
 use async_trait::async_trait;
 
 use super::connect::{self, ConnectStatus};
-use super::net::{self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket};
+use super::net::{
+    self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket, UnixAcceptorOf,
+};
 use super::own_thread::OwnThread;
 use super::{
     Acceptor, BeforeConnect, BeforeListen, Runtime, Socket, SocketOptions, Task, Timer,
@@ -141,9 +143,7 @@ impl Runtime for TokioRuntime {
     }
 
     fn unix_acceptor(&self, listener: UnixListener) -> io::Result<Arc<dyn UnixAcceptor>> {
-        listener.set_nonblocking(true)?;
-        let acceptor: TcpAcceptor<TokioIo> =
-            TcpAcceptor::new(self.handle.clone(), listener.into())?;
+        let acceptor: UnixAcceptorOf<TokioIo> = UnixAcceptorOf::new(self.handle.clone(), listener)?;
         Ok(Arc::new(acceptor))
     }
 

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use smc_ipc::passed::refuse_descriptors;
 
 use super::names;
-use crate::address::{UnixAddr, std_addr};
+use crate::address::UnixAddr;
 use crate::negotiate::Credentials;
 use crate::runtime::{Runtime, Socket, SocketOptions};
 
@@ -36,33 +37,28 @@ pub(crate) async fn connect(
     if with_smc && to.as_abstract_name().is_some() {
         // Too long a name has no second socket.
         if let Ok(second) = names::of_listener(to) {
-            let fd = socket(options, true)?;
-            // Its backlog may be full, and of another user: only the plain socket is waited
-            // for.
-            match rustix::net::connect(&fd, &rustix_addr(&second)?) {
-                Ok(()) => {
-                    if let Some(listener) = credentials(&fd).filter(is_trusted) {
-                        return connected(runtime, fd, Some(listener));
-                    }
+            let (fd, is_marked) = socket(options, true)?;
+            // Whatever is wrong there, as a full backlog of another user or a name that a sandbox
+            // forbids, is no reason not to use the plain socket.
+            if is_marked && rustix::net::connect(&fd, &rustix_addr(&second)?).is_ok() {
+                if let Some(listener) = credentials(&fd).filter(is_trusted) {
+                    return connected(runtime, fd, Some(listener));
                 }
-                Err(Errno::CONNREFUSED | Errno::AGAIN | Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
             }
         }
-        let fd = connect_to(runtime, &plain, options, false).await?;
+        let (fd, _) = connect_to(runtime, &plain, options, false).await?;
         return connected(runtime, fd, None);
     }
-    let fd = connect_to(runtime, &plain, options, with_smc).await?;
-    let is_marked = with_smc && {
-        let listener = rustix::net::getpeername(&fd)?.ok_or(io::ErrorKind::NotConnected)?;
-        names::is_listener(&std_addr(listener)?)
-    };
+    let (fd, is_client) = connect_to(runtime, &plain, options, with_smc).await?;
+    let stream = net::UnixStream::from(fd);
+    let is_marked = is_client && names::is_listener(&stream.peer_addr()?);
+    let fd = OwnedFd::from(stream);
     let listener = is_marked.then(|| credentials(&fd));
     match listener {
         Some(Some(listener)) => connected(runtime, fd, Some(listener)),
         // The listener expects a handshake on this one.
         Some(None) => {
-            let fd = connect_to(runtime, &plain, options, false).await?;
+            let (fd, _) = connect_to(runtime, &plain, options, false).await?;
             connected(runtime, fd, None)
         }
         None => connected(runtime, fd, None),
@@ -93,12 +89,12 @@ async fn connect_to(
     to: &net::SocketAddr,
     options: &SocketOptions,
     with_smc: bool,
-) -> io::Result<OwnedFd> {
-    let fd = socket(options, with_smc)?;
+) -> io::Result<(OwnedFd, bool)> {
+    let (fd, is_client) = socket(options, with_smc)?;
     let to = rustix_addr(to)?;
     loop {
         match rustix::net::connect(&fd, &to) {
-            Ok(()) => return Ok(fd),
+            Ok(()) => return Ok((fd, is_client)),
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => runtime.timer(runtime.now() + FULL_DELAY).await,
             Err(error) => return Err(error.into()),
@@ -106,15 +102,16 @@ async fn connect_to(
     }
 }
 
-/// A socket that is not connected, with the name of a client if there is to be a handshake.
-fn socket(options: &SocketOptions, with_smc: bool) -> io::Result<OwnedFd> {
+/// A socket that is not connected, and whether it has the name of a client that sends a PROPOSAL.
+fn socket(options: &SocketOptions, with_smc: bool) -> io::Result<(OwnedFd, bool)> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Where the kernel can: closing what is passed can block.
+    let _refused = refuse_descriptors(&fd);
     options.call_hook(fd.as_fd())?;
-    if with_smc {
-        rustix::net::bind(&fd, &rustix_addr(&names::client()?)?)?;
-    }
-    Ok(fd)
+    // A hook may have bound it, or a sandbox may forbid it: it is without SMC then.
+    let is_client = with_smc && rustix::net::bind(&fd, &rustix_addr(&names::client()?)?).is_ok();
+    Ok((fd, is_client))
 }
 
 /// An address in the form of system calls.

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use smc_ipc::passed::refuse_descriptors;
 
 use super::connect::rustix_addr;
 use super::names;
-use crate::address::{UnixAddr, std_addr};
+use crate::address::UnixAddr;
 use crate::error::{FallbackCause, OsError};
 use crate::incoming::Incoming;
 use crate::listener::{Listener, Refused};
@@ -223,8 +224,9 @@ pub(crate) fn listen_on(
     runtime: &dyn Runtime,
     listener: net::UnixListener,
 ) -> io::Result<ListeningUnix> {
-    let bound = std_addr(rustix::net::getsockname(&listener)?)?;
+    let bound = listener.local_addr()?;
     let unmarked = (!names::is_listener(&bound)).then(FallbackCause::not_announced);
+    let _refused = refuse_descriptors(&listener);
     let acceptor = runtime.unix_acceptor(listener)?;
     Ok(ListeningUnix::new(
         acceptor,
@@ -258,6 +260,8 @@ fn bound(
 ) -> io::Result<net::UnixListener> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Sockets that are accepted inherit it.
+    let _refused = refuse_descriptors(&fd);
     options.call_hook(fd.as_fd())?;
     rustix::net::bind(&fd, &rustix_addr(at)?)?;
     rustix::net::listen(&fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;

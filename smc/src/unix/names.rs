@@ -22,8 +22,10 @@ pub(super) fn client() -> io::Result<SocketAddr> {
 
 /// Whether a client is bound to a name of [`client`].
 pub(crate) fn is_client(addr: &SocketAddr) -> bool {
-    let name = addr.as_abstract_name();
-    name.is_some_and(|name| name.starts_with(CLIENT))
+    let number = addr
+        .as_abstract_name()
+        .and_then(|name| name.strip_prefix(CLIENT));
+    number.is_some_and(|number| number.len() == 16 && number.iter().all(u8::is_ascii_hexdigit))
 }
 
 /// The name that a listener at this address is bound to, so that clients see that it supports SMC:
@@ -55,12 +57,21 @@ pub(super) fn is_listener(addr: &SocketAddr) -> bool {
     }
 }
 
-/// The address as users know it, of an end that may be bound to a name of this module.
+/// The address of a client as users know it. No other name is changed: a client can have any.
+pub(crate) fn shown_client(addr: &SocketAddr) -> UnixAddr {
+    match is_client(addr) {
+        true => UnixAddr::unnamed(),
+        false => UnixAddr::from(addr),
+    }
+}
+
+/// The address as users know it, of this process or of a listener, which may be bound to a name of
+/// this module.
 pub(crate) fn shown(addr: &SocketAddr) -> UnixAddr {
-    let unchanged = UnixAddr::from(addr);
     if is_client(addr) {
         return UnixAddr::unnamed();
     }
+    let unchanged = UnixAddr::from(addr);
     if let Some(name) = addr.as_abstract_name() {
         let Some(name) = name.strip_suffix(SUFFIX) else {
             return unchanged;
@@ -93,7 +104,8 @@ fn position(path: &[u8]) -> Option<usize> {
 /// The directory of a path without one.
 const CURRENT: &[u8] = b"./.";
 
-const CLIENT: &[u8] = b"smc-client-";
+/// With a zero byte, which no text has.
+const CLIENT: &[u8] = b"smc-client\0";
 
 /// What an abstract name ends with at the socket for clients with SMC.
 const SUFFIX: &[u8] = b"\0smc";
