@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net;
 use std::path::{Path, PathBuf};
@@ -295,6 +296,35 @@ fn a_client_whose_path_fills_all_space_is_accepted_as_any_other() {
             exchange(&mut streams).await;
         });
     }
+}
+
+/// Closing what was passed can take as long as its owner likes.
+#[test]
+fn nothing_can_be_passed_over_a_unix_stream() {
+    let place = Place::new();
+    let probe = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    if !smc_ipc::passed::refuse_descriptors(&probe) {
+        println!("skipped: why: the kernel is older than 6.16");
+        return;
+    }
+    On::Smol.run(async {
+        let endpoint = place.endpoint(On::Smol);
+        for at in [place.path(), place.abstract_name()] {
+            let listener = endpoint.bind_unix(&at).unwrap();
+            let addr = net::SocketAddr::try_from(&UnixAddr::from_path(&at).unwrap()).unwrap();
+            let ordinary = net::UnixStream::connect_addr(&addr).unwrap();
+            let passed = smc_ipc::channel::send(&ordinary, b"x", &[probe.as_fd()]);
+            assert_eq!(passed, Err(rustix::io::Errno::PERM));
+            drop(listener);
+            let _removed = std::fs::remove_file(&at);
+            let service = net::UnixListener::bind_addr(&addr).unwrap();
+            let _stream = endpoint.connect_unix(&at).await.unwrap();
+            let (accepted, _) = service.accept().unwrap();
+            let passed = smc_ipc::channel::send(&accepted, b"x", &[probe.as_fd()]);
+            assert_eq!(passed, Err(rustix::io::Errno::PERM));
+            let _removed = std::fs::remove_file(&at);
+        }
+    });
 }
 
 #[test]

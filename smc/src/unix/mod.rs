@@ -13,8 +13,9 @@
 //!   clients with SMC connect to that first. They use it if it belongs to their own user or to
 //!   root, as another user could listen there.
 //!
-//! Without the marks both ends are plain. The mark of a listener ends with its socket, is removed
-//! by nothing else, and cannot be given to the socket of another process.
+//! Without the marks both ends are plain. The mark of a listener ends with its socket. It goes
+//! along when the socket is inherited or passed: a client whose PROPOSAL has no answer in CLC
+//! connects again without a mark.
 //!
 //! The device that a peer names has to belong to the process that the socket reports
 //! (`SO_PEERCRED`).
