@@ -8,8 +8,8 @@ use std::time::Duration;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{Eid, PnetId};
 
-#[cfg(any(feature = "tokio", feature = "smol"))]
 use crate::address::Address;
+#[cfg(any(feature = "tokio", feature = "smol"))]
 use crate::environment::Environment;
 use crate::mem::TrustPeers;
 use crate::proto::handshake::DEFAULT_SEID;
