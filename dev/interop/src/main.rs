@@ -22,7 +22,10 @@ mod scenario;
 mod sockets;
 mod workload;
 
+use std::collections::VecDeque;
 use std::process::ExitCode;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -81,6 +84,9 @@ struct RunArgs {
     /// Show the events of the ends in runs that passed, too
     #[arg(long)]
     verbose: bool,
+    /// Pairs of guests that run scenarios at the same time: much of a scenario is waiting
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = at_least_one)]
+    labs: usize,
     /// Names of scenarios; all if none is given
     names: Vec<String>,
 }
@@ -92,6 +98,11 @@ impl RunArgs {
             capture: self.keep,
         }
     }
+}
+
+fn at_least_one(text: &str) -> Result<usize, &'static str> {
+    let count = text.parse().ok().filter(|count| *count > 0);
+    count.ok_or("not a number of one or more")
 }
 
 fn main() -> ExitCode {
@@ -135,29 +146,54 @@ fn list() {
 }
 
 fn run(args: &RunArgs) -> Result<bool> {
-    let mut runs = chosen(args)?;
-    // Runs that leave unusable guests behind come last.
-    runs.sort_by_key(|(run, _)| run.has_unclosable_kernel());
     let started = Instant::now();
     let mut table = Table::default();
-    // Guests are booted once for all runs that want the same kernels.
-    for version in [Version::V6_12, Version::V6_1] {
-        let mut lab = None;
-        for (run, lacks) in &runs {
-            if run.scenario.kernel != version {
-                continue;
-            }
-            if let Some(why) = lacks {
-                table.add(run, Outcome::Skipped(why.clone()), Duration::ZERO);
-                continue;
-            }
-            let (outcome, took) = perform(&mut lab, run, args.show(), &mut table);
-            table.add(run, outcome, took);
+    let mut runs = Vec::new();
+    for (run, lacks) in chosen(args)? {
+        match lacks {
+            Some(why) => table.add(&run, Outcome::Skipped(why), Duration::ZERO),
+            None => runs.push(run),
         }
     }
-    let passed = table.conclude();
+    // Guests are booted once for all runs that want the same kernels, and runs that leave unusable
+    // guests behind come last.
+    runs.sort_by_key(|run| {
+        (
+            run.scenario.kernel == Version::V6_1,
+            run.has_unclosable_kernel(),
+        )
+    });
+    let labs = args.labs.min(runs.len());
+    let (table, runs) = (Mutex::new(table), Mutex::new(VecDeque::from(runs)));
+    thread::scope(|scope| {
+        for _ in 0..labs {
+            scope.spawn(|| run_in_turn(&runs, args.show(), &table));
+        }
+    });
+    let passed = lock(&table).conclude();
     println!("{:.0} s in all", started.elapsed().as_secs_f64());
     Ok(passed)
+}
+
+/// Performs one run after the other in a lab of its own, until there are no more.
+fn run_in_turn(runs: &Mutex<VecDeque<Run>>, show: Show, table: &Mutex<Table>) {
+    let mut lab: Option<(Version, Lab)> = None;
+    loop {
+        let Some(run) = lock(runs).pop_front() else {
+            return;
+        };
+        let version = run.scenario.kernel;
+        let reused = lab.take().filter(|(booted, _)| *booted == version);
+        let mut booted = reused.map(|(_, lab)| lab);
+        let (outcome, took) = perform(&mut booted, &run, show, table);
+        lock(table).add(&run, outcome, took);
+        lab = booted.map(|lab| (version, lab));
+    }
+}
+
+/// What another thread has left when it panicked is as good as ever.
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn chosen(args: &RunArgs) -> Result<Vec<(Run, Option<String>)>> {
@@ -187,7 +223,12 @@ fn chosen(args: &RunArgs) -> Result<Vec<(Run, Option<String>)>> {
 }
 
 /// Boots when there are no guests, or when the last run has left them unusable.
-fn perform(lab: &mut Option<Lab>, run: &Run, show: Show, table: &mut Table) -> (Outcome, Duration) {
+fn perform(
+    lab: &mut Option<Lab>,
+    run: &Run,
+    show: Show,
+    table: &Mutex<Table>,
+) -> (Outcome, Duration) {
     let started = Instant::now();
     let result = (|| {
         let booted = match lab.take() {
@@ -195,7 +236,7 @@ fn perform(lab: &mut Option<Lab>, run: &Run, show: Show, table: &mut Table) -> (
             None => {
                 let mut booted = Lab::boot(run.kernels())?;
                 runner::after_boot(&mut booted)?;
-                table.booted(&booted, started.elapsed());
+                lock(table).booted(&booted, started.elapsed());
                 booted
             }
         };

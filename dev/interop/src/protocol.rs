@@ -18,6 +18,12 @@ pub(crate) struct Request {
 pub(crate) enum Order {
     /// Run a program to its end. Answer: what it wrote.
     Exec(Vec<String>),
+    /// Run these commands of `ip` in one process, until one fails.
+    Ip(Vec<String>),
+    /// Forget what the kernel has reported.
+    ClearKernelLog,
+    /// Answer: what the kernel has reported since.
+    KernelLog,
     /// Answer: the contents of a file.
     ReadFile(String),
     /// Write a file, such as a sysctl.

@@ -12,6 +12,7 @@ use fs_err::{self as fs, File};
 use serde_json::{Value, json};
 
 use super::boot;
+use super::kernel_log::KernelLog;
 use super::smc;
 use crate::jobs::Jobs;
 use crate::protocol::{FromGuest, Order, Request};
@@ -28,12 +29,13 @@ pub(crate) fn serve() -> Result<()> {
     host.send(&FromGuest::Hello {
         kernel: kernel.trim().to_owned(),
     });
+    let mut log = KernelLog::open()?;
     let events = host.clone();
     let jobs = Jobs::new(move |run, event| events.send(&FromGuest::Event { run, event }));
     for line in BufReader::new(port).lines() {
         let line = line.context("port to the host")?;
         let Request { id, order } = serde_json::from_str(&line).context("order")?;
-        let result = execute(order, &jobs).map_err(|error| format!("{error:#}"));
+        let result = execute(order, &jobs, &mut log).map_err(|error| format!("{error:#}"));
         host.send(&FromGuest::Answer { id, result });
     }
     Ok(())
@@ -58,9 +60,12 @@ impl Host {
     }
 }
 
-fn execute(order: Order, jobs: &Jobs) -> Result<Value> {
+fn execute(order: Order, jobs: &Jobs, log: &mut KernelLog) -> Result<Value> {
     Ok(match order {
         Order::Exec(argv) => json!(exec(&argv)?),
+        Order::Ip(commands) => json!(ip(&commands)?),
+        Order::ClearKernelLog => json!(log.clear()?),
+        Order::KernelLog => json!(log.lines()?),
         Order::ReadFile(path) => json!(fs::read_to_string(path)?),
         Order::WriteFile { path, text } => json!(fs::write(path, text)?),
         Order::ListDir(path) => {
@@ -98,6 +103,12 @@ fn exec(argv: &[String]) -> Result<String> {
     Ok(stdout)
 }
 
+fn ip(commands: &[String]) -> Result<()> {
+    fs::write(BATCH, commands.join("\n") + "\n")?;
+    let argv = ["ip", "-batch", BATCH].map(str::to_owned);
+    exec(&argv).map(drop).with_context(|| commands.join("; "))
+}
+
 /// The device may come a moment after the first process.
 fn port() -> Result<File> {
     for _ in 0..TRIES {
@@ -111,5 +122,8 @@ fn port() -> Result<File> {
     }
     bail!("no /dev/vport*");
 }
+
+/// Where `ip` reads several commands.
+const BATCH: &str = "/run/ip-commands";
 
 const TRIES: u32 = 200;

@@ -2,6 +2,7 @@
 
 mod agent;
 mod boot;
+mod kernel_log;
 mod netlink;
 pub(crate) mod smc;
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
 use fs_err as fs;
@@ -13,7 +14,7 @@ use super::kernel::{Kernel, Version, output, text};
 use crate::guest;
 
 /// What a machine boots.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Image {
     pub(crate) vmlinuz: PathBuf,
     pub(crate) initrd: PathBuf,
@@ -27,12 +28,16 @@ pub(crate) fn prepare(
     version: Version,
     guests: &[&Path],
 ) -> Result<Image> {
+    // What lasts is made once, also if several labs want it at a time.
+    static MAKING: Mutex<()> = Mutex::new(());
+    let making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     fs::create_dir_all(home)?;
     let kernel = Kernel::obtain(home, version)?;
     let base = home.join(format!("base-{}-{RECIPE}.cpio", kernel.release));
     if !base.exists() {
         fs::write(&base, base_of(&kernel)?)?;
     }
+    drop(making);
     let initrd = folder.join(format!("initrd-{version}.cpio"));
     let mut bytes = fs::read(&base)?;
     bytes.extend(programs(guests)?);
@@ -80,7 +85,7 @@ fn programs(guests: &[&Path]) -> Result<Vec<u8>> {
     let ourselves = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
     archive.copy("/init", &ourselves)?;
     needed(&ourselves, &mut libraries)?;
-    for program in ["ip", "rdma", "dmesg"] {
+    for program in ["ip", "rdma"] {
         let path = find(program)?;
         archive.copy(&format!("/bin/{program}"), &path)?;
         needed(&path, &mut libraries)?;

@@ -82,10 +82,13 @@ impl Lab {
         let mut last = None;
         for attempt in 0..BOOTS {
             let folder = Folder::new(&home)?;
-            let images = [
-                image::prepare(&home, folder.path(), kernels[0], programs)?,
-                image::prepare(&home, folder.path(), kernels[1], programs)?,
-            ];
+            let prepare = |version| image::prepare(&home, folder.path(), version, programs);
+            let image = prepare(kernels[0])?;
+            let images = if kernels[0] == kernels[1] {
+                [image.clone(), image]
+            } else {
+                [image, prepare(kernels[1])?]
+            };
             match Self::boot_once(images, folder, qemu_args) {
                 Ok(lab) => return Ok(lab),
                 Err(error) => {
@@ -175,6 +178,16 @@ impl Lab {
     pub(crate) fn exec(&mut self, guest: usize, command: &str) -> Result<String> {
         let argv = command.split_whitespace().map(str::to_owned).collect();
         self.order(guest, Order::Exec(argv))
+    }
+
+    /// Runs commands of `ip` in a guest, in one process: starting it takes longer than what it does.
+    pub(crate) fn ip(&mut self, guest: usize, commands: Vec<String>) -> Result<()> {
+        self.order(guest, Order::Ip(commands))
+    }
+
+    /// What the kernel of a guest has reported since [`Order::ClearKernelLog`].
+    pub(crate) fn kernel_log(&mut self, guest: usize) -> Result<String> {
+        self.order(guest, Order::KernelLog)
     }
 
     /// The next event of any side. `None` when nothing happened until the deadline.

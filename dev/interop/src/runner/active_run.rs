@@ -86,6 +86,8 @@ impl<'a> ActiveRun<'a> {
                 let _ = self.lab.order::<()>(guest_of(end), Order::Kill { run });
             }
         }
+        // Uninterrupted by what other labs report.
+        let whole = report::hold();
         if trouble || show.log {
             report::log(self.run, &self.log);
         }
@@ -94,6 +96,7 @@ impl<'a> ActiveRun<'a> {
                 report::kernel(self.lab, guest_of(end));
             }
         }
+        drop(whole);
         self.lab.stop_recording()?;
         if trouble || show.capture {
             report::keep(self.run, &self.capture)?;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -32,6 +33,7 @@ impl Table {
     /// Notes a result and shows it.
     pub(crate) fn add(&mut self, run: &Run, outcome: Outcome, took: Duration) {
         let row = format!("{:<20} {:<18}", run.scenario.name, run.parties());
+        let _whole = hold();
         println!("{}", line(&row, &outcome, took));
         self.rows.push((row, outcome, took));
     }
@@ -68,6 +70,12 @@ impl Table {
         }
         failed == 0 && passed > 0
     }
+}
+
+/// Keeps the lines of a report together: others wait until it is dropped.
+pub(crate) fn hold() -> MutexGuard<'static, ()> {
+    static REPORTING: Mutex<()> = Mutex::new(());
+    REPORTING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// States that a kernel had not received the end of a link group.
@@ -107,7 +115,7 @@ pub(crate) fn kernel(lab: &mut Lab, guest: usize) {
             return;
         }
     }
-    match lab.exec(guest, "dmesg") {
+    match lab.kernel_log(guest) {
         Ok(words) => println!("{}", tail(&words)),
         Err(error) => println!("{error:#}"),
     }

@@ -15,23 +15,19 @@ use crate::scenario::{Network, Node, ScenarioEnd};
 pub(crate) fn after_boot(lab: &mut Lab) -> Result<()> {
     for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
         let guest = guest_of(end);
-        lab.exec(guest, "ip link set lo up")?;
+        let mut commands = vec!["link set lo up".to_owned()];
         for nic in 0..NICS {
-            let v4 = v4(end, nic);
-            let metric = metric(nic);
-            let add = format!("ip addr add {v4}/24 dev eth{nic} metric {metric}");
-            lab.exec(guest, &add)?;
-            // No wait for duplicates that there cannot be.
-            let v6 = v6(end, nic);
-            lab.exec(guest, &format!("ip addr add {v6}/64 dev eth{nic} nodad"))?;
-            write(
-                lab,
-                guest,
-                &format!("net/ipv6/conf/eth{nic}/keep_addr_on_down"),
-                "1",
-            )?;
-            lab.exec(guest, &format!("ip link set eth{nic} up"))?;
+            let keep = format!("net/ipv6/conf/eth{nic}/keep_addr_on_down");
+            write(lab, guest, &keep, "1")?;
+            let (v4, v6, metric) = (v4(end, nic), v6(end, nic), metric(nic));
+            commands.extend([
+                format!("addr add {v4}/24 dev eth{nic} metric {metric}"),
+                // No wait for duplicates that there cannot be.
+                format!("addr add {v6}/64 dev eth{nic} nodad"),
+                format!("link set eth{nic} up"),
+            ]);
         }
+        lab.ip(guest, commands)?;
         for (name, value) in SYSTEM {
             write(lab, guest, name, value)?;
         }
@@ -45,17 +41,15 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
     for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
         let (guest, node) = (guest_of(end), run.scenario.node(end));
         for nic in 0..NICS {
-            lab.set_cable(guest, nic, true)?;
+            lab.set_cable(guest, nic, nic != 1 || !node.is_apart)?;
         }
         for device in devices(lab, guest)? {
             lab.exec(guest, &format!("rdma link delete {device}"))?;
         }
         // What was sent until here is of an earlier scenario.
-        lab.exec(guest, "dmesg --clear")?;
-        for nic in 0..NICS {
-            lab.exec(guest, &format!("ip link set eth{nic} up"))?;
-        }
-        networks(lab, run, end)?;
+        lab.order::<()>(guest, Order::ClearKernelLog)?;
+        let commands = networks(lab, run, end)?;
+        lab.ip(guest, commands)?;
         let newer: &[_] = if run.kernels()[guest] == Version::V6_12 {
             USUAL_SINCE_6_12
         } else {
@@ -95,12 +89,15 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
     Ok(())
 }
 
-/// Brings the interfaces into the network of the scenario.
-fn networks(lab: &mut Lab, run: &Run, end: ScenarioEnd) -> Result<()> {
+/// Commands of `ip` that bring the interfaces into the network of the scenario.
+fn networks(lab: &mut Lab, run: &Run, end: ScenarioEnd) -> Result<Vec<String>> {
     let guest = guest_of(end);
     let names: Vec<String> = lab.order(guest, Order::ListDir("/sys/class/net".into()))?;
+    let addresses = lab.exec(guest, "ip -4 -o addr show")?;
+    let up = (0..NICS).map(|nic| format!("link set eth{nic} up"));
+    let mut commands: Vec<String> = up.collect();
     if names.iter().any(|name| name == STACKED) {
-        lab.exec(guest, &format!("ip link delete {STACKED}"))?;
+        commands.push(format!("link delete {STACKED}"));
     }
     let kind = match run.scenario.network {
         Network::Vlan => Some("vlan id 7"),
@@ -108,79 +105,72 @@ fn networks(lab: &mut Lab, run: &Run, end: ScenarioEnd) -> Result<()> {
         _ => None,
     };
     if let Some(kind) = kind {
-        for command in [
-            format!("ip link add link eth0 name {STACKED} type {kind}"),
-            format!("ip addr add {}/24 dev {STACKED}", v4_stacked(end)),
-            format!("ip link set {STACKED} up"),
-        ] {
-            lab.exec(guest, &command)?;
-        }
+        commands.extend([
+            format!("link add link eth0 name {STACKED} type {kind}"),
+            format!("addr add {}/24 dev {STACKED}", v4_stacked(end)),
+            format!("link set {STACKED} up"),
+        ]);
     }
-    routes(lab, run, end)?;
-    for what in ["policy", "state"] {
-        lab.exec(guest, &format!("ip xfrm {what} flush"))?;
-    }
+    commands.extend(routes(run, end, &addresses));
+    commands.extend(["policy", "state"].map(|what| format!("xfrm {what} flush")));
     if run.scenario.has_ipsec {
-        protect(lab, end)?;
+        commands.extend(protection(end));
     }
-    let is_apart = run.scenario.node(end).is_apart;
-    lab.set_cable(guest, 1, !is_apart)?;
     let (usual, apart) = (v4(end, 1), v4_apart(end));
-    let (old, new) = match is_apart {
+    let (old, new) = match run.scenario.node(end).is_apart {
         true => (usual, apart),
         false => (apart, usual),
     };
-    let addresses = lab.exec(guest, "ip -4 -o addr show dev eth1")?;
     if addresses.contains(&format!(" {old}/24")) {
-        lab.exec(guest, &format!("ip addr del {old}/24 dev eth1"))?;
-        lab.exec(
-            guest,
-            &format!("ip addr add {new}/24 dev eth1 metric {}", metric(1)),
-        )?;
+        commands.extend([
+            format!("addr del {old}/24 dev eth1"),
+            format!("addr add {new}/24 dev eth1 metric {}", metric(1)),
+        ]);
     }
-    Ok(())
+    Ok(commands)
 }
 
 /// Gives the first interface an address that only a route of its own leads to, or takes it away.
-fn routes(lab: &mut Lab, run: &Run, end: ScenarioEnd) -> Result<()> {
-    let guest = guest_of(end);
+fn routes(run: &Run, end: ScenarioEnd, addresses: &str) -> Vec<String> {
+    let mut commands = Vec::new();
     let (own, other) = (v4_routed(end), v4_routed(end.other()));
-    let addresses = lab.exec(guest, "ip -4 -o addr show dev eth0")?;
     if addresses.contains(&format!(" {own}/32")) {
-        lab.exec(guest, &format!("ip route del {other}"))?;
-        lab.exec(guest, &format!("ip addr del {own}/32 dev eth0"))?;
+        commands.extend([
+            format!("route del {other}"),
+            format!("addr del {own}/32 dev eth0"),
+        ]);
     }
     let by = match run.scenario.network {
         Network::Onlink => "dev eth0".to_owned(),
         Network::Gateway => format!("via {}", v4(end.other(), 0)),
-        _ => return Ok(()),
+        _ => return commands,
     };
-    lab.exec(guest, &format!("ip addr add {own}/32 dev eth0"))?;
-    lab.exec(guest, &format!("ip route add {other} {by} src {own}"))?;
-    Ok(())
+    commands.extend([
+        format!("addr add {own}/32 dev eth0"),
+        format!("route add {other} {by} src {own}"),
+    ]);
+    commands
 }
 
 /// Has a guest authenticate everything between the first interfaces (AH).
-fn protect(lab: &mut Lab, end: ScenarioEnd) -> Result<()> {
-    let guest = guest_of(end);
+fn protection(end: ScenarioEnd) -> Vec<String> {
     let (own, other) = (v4(end, 0), v4(end.other(), 0));
+    let mut commands = Vec::new();
     for (from, to, direction) in [(own, other, "out"), (other, own, "in")] {
         let spi = 0x100 + u32::from(from.octets()[3]);
         let key = "2b".repeat(32);
-        for command in [
+        commands.extend([
             format!(
-                "ip xfrm state add src {from} dst {to} proto ah spi {spi} mode transport \
+                "xfrm state add src {from} dst {to} proto ah spi {spi} mode transport \
                  auth hmac(sha256) 0x{key}"
             ),
             format!(
-                "ip xfrm policy add src {from} dst {to} dir {direction} \
+                "xfrm policy add src {from} dst {to} dir {direction} \
                  tmpl proto ah mode transport"
             ),
-        ] {
-            lab.exec(guest, &command)?;
-        }
+        ]);
     }
-    Ok(())
+    commands
 }
 
 /// Soft-RoCE on the interfaces of the subject's guest, for what is not a scenario.

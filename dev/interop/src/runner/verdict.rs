@@ -74,7 +74,7 @@ pub(crate) fn on_kernels(lab: &mut Lab, run: &Run) -> Result<()> {
         if started.elapsed() > LINK_TEST_LIKELY {
             report::late(run, guest, started.elapsed());
         }
-        let words = lab.exec(guest, "dmesg")?;
+        let words = lab.kernel_log(guest)?;
         let error_line = words
             .lines()
             .filter(|line| !line.contains(SOFT_ROCE))
@@ -92,7 +92,7 @@ pub(crate) fn on_kernels(lab: &mut Lab, run: &Run) -> Result<()> {
 /// Whether soft-RoCE could not clean a queue pair up. Such a guest crashes when the device goes.
 pub(crate) fn is_spent(lab: &mut Lab) -> Result<bool> {
     for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
-        if lab.exec(guest_of(end), "dmesg")?.contains(NOT_CLEAN) {
+        if lab.kernel_log(guest_of(end))?.contains(NOT_CLEAN) {
             return Ok(true);
         }
     }
