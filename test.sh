@@ -43,6 +43,13 @@ fi
 # is as users have it.
 export CARGO_PROFILE_RELEASE_LTO=off
 
+# Where optimised code is looked at closely: one set of features for both steps.
+COUNTED=(-p smc-core -p smc-benches)
+
+# A test to build together with programs, for its dev-dependencies: with the same features as for
+# tests no dependency is built twice.
+AS_TESTS=(--test model)
+
 # SMC-R on hardware, and the command with it.
 RDMA=(-p smc-transport-rdma -p smc-tools --features smc-tools/rdma)
 
@@ -52,12 +59,15 @@ thorough() {
     ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-400}
     LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-4} DEMO_SIZE=64M
     PROFILE=(--release) PROGRAMS=$TARGET/release DOCS=(public all)
+    # The frameworks change features of dependencies, and nothing of theirs runs in this profile.
+    PROJECT=("${ALL[@]}" --exclude smc-framework-examples)
 }
 brief() {
     MODEL_SEEDS=${SMC_MODEL_SEEDS:-500} KILL_ROUNDS=${SMC_KILL_ROUNDS:-25}
     ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-25}
     LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-3} DEMO_SIZE=1M
     PROFILE=() PROGRAMS=$TARGET/debug DOCS=(public)
+    PROJECT=("${ALL[@]}")
 }
 
 # ---------------------------------------------------------------------------------------------
@@ -120,7 +130,7 @@ step_deny() {
 
 step each clippy - "lints, all targets, warnings are errors"
 step_clippy() {
-    cargo clippy "${locked[@]}" "${ALL[@]}" --all-targets -q -- -D warnings
+    lint
 }
 
 step all features - "every library alone: no features, then each feature by itself"
@@ -147,8 +157,8 @@ step_msrv() {
         echo "no rust-version there"
         return 1
     fi
-    cargo clippy "${locked[@]}" "${ALL[@]}" --lib --bins -q -- \
-        -A clippy::all -D clippy::incompatible_msrv
+    # One of the lints there, so that after `clippy` there is nothing to do.
+    lint
     if rustup toolchain list 2>/dev/null | grep -q "^$MSRV"; then
         CARGO_TARGET_DIR=$TARGET/msrv cargo "+$MSRV" check "${locked[@]}" -q \
             -p smc-wire -p smc-core -p smc-negotiate-local -p smc-negotiate-syn -p smc-transport-loop -p smc-transport-ism \
@@ -211,19 +221,19 @@ step_loom() {
 step each model - "stream operations against an oracle, by seed"
 step_model() {
     SMC_MODEL_SEEDS=$MODEL_SEEDS verdicts 900 cargo test "${locked[@]}" "${PROFILE[@]}" \
-        "${ALL[@]}" --test model -- --show-output
+        "${PROJECT[@]}" --test model -- --show-output
 }
 
 step each kill - "a peer killed at random points"
 step_kill() {
     SMC_KILL_ROUNDS=$KILL_ROUNDS verdicts 600 cargo test "${locked[@]}" "${PROFILE[@]}" \
-        "${ALL[@]}" --test kill -- --show-output
+        "${PROJECT[@]}" --test kill -- --show-output
 }
 
 step each endings - "either end of a connection ends at every point"
 step_endings() {
     SMC_ENDINGS_ROUNDS=$ENDINGS_ROUNDS verdicts $((900 + ENDINGS_ROUNDS)) \
-        cargo test "${locked[@]}" "${PROFILE[@]}" "${ALL[@]}" --test endings -- --show-output
+        cargo test "${locked[@]}" "${PROFILE[@]}" "${PROJECT[@]}" --test endings -- --show-output
 }
 
 step each examples - "each example"
@@ -239,8 +249,8 @@ step_examples() {
 step each frameworks - "each example with a framework, 100 connections"
 step_frameworks() {
     local file failed=0
-    # With the features that the tests have, and as they are built: the frameworks are large.
-    quiet 1800 cargo build "${locked[@]}" "${ALL[@]}" -q --bins
+    # As tests are built: the frameworks are large.
+    quiet 1800 cargo build "${locked[@]}" "${ALL[@]}" -q --bins "${AS_TESTS[@]}"
     export SMC_RUNTIME_DIR=$scratch/run
     for file in examples/frameworks/src/bin/*.rs; do
         quiet 60 "$TARGET/debug/$(basename "$file" .rs)" || failed=1
@@ -296,7 +306,7 @@ step_bench() {
 step all release - "what only code as optimised as that of users can do wrong"
 step_release() {
     CARGO_PROFILE_RELEASE_LTO=thin verdicts 900 cargo test "${locked[@]}" "${PROFILE[@]}" \
-        -p smc-core --test checked_copies -- --show-output
+        "${COUNTED[@]}" --test checked_copies -- --show-output
 }
 
 step all fuzz fuzz "fuzz targets of the wire format, some seconds each"
@@ -306,7 +316,8 @@ step_fuzz() {
 
 step all instructions count "instructions of hot calls, counted with valgrind"
 step_instructions() {
-    CARGO_PROFILE_RELEASE_LTO=thin bounded 900 cargo bench "${locked[@]}" -q -p smc-benches
+    CARGO_PROFILE_RELEASE_LTO=thin bounded 900 cargo bench "${locked[@]}" -q "${COUNTED[@]}" \
+        --bench hot --bench cdc --bench devices
 }
 
 step all rdma verbs "SMC-R on hardware; tests need an RDMA device"
@@ -318,7 +329,7 @@ step_rdma() {
         $(tests_of smc-transport-rdma) -- --show-output
     quiet 900 cargo test "${locked[@]}" "${RDMA[@]}" --doc
     # It fails where nothing can be used, which is not for us to say.
-    cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc
+    cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc --test events
     "$TARGET/debug/smc" devices || true
 }
 
@@ -341,12 +352,12 @@ step_interop() {
         program=$(sed -n 's/^ *Executable .*(\(.*\))$/\1/p' <<<"$out")
         verdicts 300 "${guest[@]}" "$program" --show-output
     done
-    quiet 300 cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc
+    quiet 300 cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc --test events
     bounded 300 "${guest[@]}" "$TARGET/debug/smc" demo --transport rdma --size 8M --rounds 1
     bounded 180 "$PROGRAMS/interop" sockets "$TARGET/debug/smc"
     bounded 60 "$PROGRAMS/interop" hosts --client here --server here --address 127.0.0.1 \
         --pair tcp-tcp --report "$scratch/hosts" echo many-50
-    bounded 1500 "$PROGRAMS/interop" run --role client --role server --role pair
+    bounded 1500 "$PROGRAMS/interop" run --labs 3 --role client --role server --role pair
 }
 
 # ---------------------------------------------------------------------------------------------
@@ -370,11 +381,17 @@ provide() {
     done
 }
 
-# ARGUMENTS...: builds the commands and examples of the project into PROGRAMS. The test is there for
-# its dev-dependencies: with the same features as for tests no dependency is built twice.
+# All that can be linted without RDMA. The lint for the declared Rust version is one of the usual ones,
+# and is named because `msrv` relies on it.
+lint() {
+    cargo clippy "${locked[@]}" "${ALL[@]}" --all-targets -q -- \
+        -D warnings -D clippy::incompatible_msrv
+}
+
+# ARGUMENTS...: builds the commands and examples of the project into PROGRAMS.
 build_programs() {
-    quiet 1800 cargo build "${locked[@]}" "${PROFILE[@]}" "${ALL[@]}" \
-        --exclude smc-framework-examples -q --bins --test model "$@"
+    quiet 1800 cargo build "${locked[@]}" "${PROFILE[@]}" "${PROJECT[@]}" -q --bins "${AS_TESTS[@]}" \
+        "$@"
 }
 
 # LIMIT COMMAND...: runs it, ends it with all its children after LIMIT seconds.
