@@ -287,13 +287,6 @@ step_dissect() {
     fi
 }
 
-step all book book "the pages as a site, its links, and the commands in them"
-step_book() {
-    dev/book/build.sh "$TARGET/book"
-    build_programs
-    dev/book/commands.sh "$PROGRAMS"
-}
-
 step all bench - "smc bench on both runtimes, as short as can be, for its verification of what arrived"
 step_bench() {
     local runtime least=(--rounds 1 --time 50 --connections 2 --clients 2 --open 10)
