@@ -287,6 +287,11 @@ step_dissect() {
     fi
 }
 
+step all book site "the pages as a site, and their links"
+step_book() {
+    bounded 120 dev/book/site.sh
+}
+
 step all bench - "smc bench on both runtimes, as short as can be, for its verification of what arrived"
 step_bench() {
     local runtime least=(--rounds 1 --time 50 --connections 2 --clients 2 --open 10)

@@ -31,6 +31,7 @@ fuzz     package    g++                     c++
 deny     tool       cargo-deny@0.20.2       cargo-deny
 count    package    valgrind                valgrind
 count    tool       gungraun-runner@0.20.0  gungraun-runner
+site     tool       mdbook@0.5.4            mdbook
 verbs    package    cmake                   cmake
 verbs    package    make                    make
 verbs    package    libclang-dev            /usr/lib/llvm-*/lib/libclang.so /usr/lib*/libclang.so
@@ -63,7 +64,7 @@ main() {
         fi
     done
 
-    local kind name probes packages=() components=() tools=() kernels=()
+    local kind name probes options packages=() components=() tools=() kernels=()
     while read -r kind name probes; do
         if [[ $mode == list ]]; then
             echo "$kind $name"
@@ -88,8 +89,11 @@ main() {
     ((${#kernels[@]} == 0)) || find_kernels "${kernels[@]}"
     # From source. Without optimisation that takes half as long, and no tool has much to do.
     for name in "${tools[@]}"; do
+        # A step needs no server of pages, and no search in them.
+        options=()
+        [[ $name != mdbook@* ]] || options=(--no-default-features)
         CARGO_TARGET_DIR=$TARGET/tools/build CARGO_PROFILE_DEV_DEBUG=false \
-            cargo install -q --locked --debug --root "$TARGET/tools" "$name"
+            cargo install -q --locked --debug --root "$TARGET/tools" "${options[@]}" "$name"
     done
 }
 
@@ -114,7 +118,7 @@ is_there() {
 has_tool() {
     local name=${1%@*} program=("${1%@*}")
     [[ $name != cargo-* ]] || program=(cargo "${name#cargo-}")
-    [[ $("${program[@]}" --version 2>/dev/null) == "$name ${1#*@}" ]]
+    [[ $("${program[@]}" --version 2>/dev/null) =~ ^"$name "v?"${1#*@}"$ ]]
 }
 
 install_packages() {
