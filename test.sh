@@ -292,6 +292,12 @@ step_book() {
     bounded 120 dev/book/site.sh
 }
 
+step each commands commands "the commands in the pages"
+step_commands() {
+    build_programs
+    bounded 900 dev/book/commands.sh "$PROGRAMS"
+}
+
 step all bench - "smc bench on both runtimes, as short as can be, for its verification of what arrived"
 step_bench() {
     local runtime least=(--rounds 1 --time 50 --connections 2 --clients 2 --open 10)
@@ -591,6 +597,12 @@ main() {
         for name in "${STEPS[@]}"; do
             if $all || [[ ${TIER[$name]} == each ]]; then wanted+=("$name"); fi
         done
+    fi
+
+    # A command of a page, whose arguments are all there is to check.
+    if [[ -n ${SMC_DRY_RUN:-} ]]; then
+        printf 'steps: %s\n' "${wanted[*]}"
+        return 0
     fi
 
     scratch=$(mktemp -d)

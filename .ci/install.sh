@@ -31,6 +31,9 @@ fuzz     package    g++                     c++
 deny     tool       cargo-deny@0.20.2       cargo-deny
 count    package    valgrind                valgrind
 count    tool       gungraun-runner@0.20.0  gungraun-runner
+commands package    iproute2                ip
+commands package    jq                      jq
+commands package    less                    less
 site     tool       mdbook@0.5.4            mdbook
 verbs    package    cmake                   cmake
 verbs    package    make                    make
