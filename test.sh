@@ -340,6 +340,7 @@ step_rdma() {
 step all ism guests "SMC-D between this host and virtual machines, over ivshmem"
 step_ism() {
     build_programs
+    bounded 120 "$PROGRAMS/interop" ism --demo
     bounded 1200 "$PROGRAMS/interop" ism
 }
 
