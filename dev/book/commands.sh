@@ -10,6 +10,7 @@
 #
 #   ```sh                 all of it, which has to succeed
 #   ```sh runs on         each command by itself, which has to run until it is ended
+#   ```sh parsed: why     only as far as smc and interop, without a path, look at their arguments
 #   ```sh skipped: why    not at all
 #
 # A block is run in a folder that looks like the project, with a /run, network interfaces and
@@ -23,7 +24,7 @@ PROJECT=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 export PROJECT
 
 main() {
-    local pages=("${@:2}") ran=0 skipped=0 failed=0 place how block
+    local pages=("${@:2}") ran=0 parsed=0 skipped=0 failed=0 place how block
     PROGRAMS=$(realpath "$1")
     export PATH=$PROGRAMS:$PATH
     cd "$PROJECT"
@@ -47,12 +48,17 @@ main() {
             skipped=$((skipped + 1))
             echo "skipped: $place: ${how#*: }"
             ;;
-        sh | "sh runs on")
-            ran=$((ran + 1))
-            run "$how" "$block" >"$scratch/out" 2>&1 && continue
-            failed=$((failed + 1))
-            echo "$place failed:"
-            cat "$block" "$scratch/out"
+        sh | "sh runs on" | "sh parsed: "?*)
+            if ! run "$how" "$block" >"$scratch/out" 2>&1; then
+                failed=$((failed + 1))
+                echo "$place failed:"
+                cat "$block" "$scratch/out"
+            elif [[ $how == "sh parsed"* ]]; then
+                parsed=$((parsed + 1))
+                echo "skipped: $place: ${how#*: }; its arguments are right"
+            else
+                ran=$((ran + 1))
+            fi
             ;;
         *)
             failed=$((failed + 1))
@@ -60,7 +66,7 @@ main() {
             ;;
         esac
     done <"$scratch/blocks"
-    echo "blocks of commands: $ran ran, $failed failed, $skipped skipped"
+    echo "blocks of commands: $ran ran, $parsed were parsed, $skipped skipped, $failed failed"
     ((failed == 0 && ran > 0))
 }
 
@@ -97,8 +103,9 @@ run() (
     done
     cd "$copy"
     case $1 in
-    sh) in_place bash -euo pipefail "$2" ;;
-    *) in_place bash -c 'run_on "$1"' - "$2" ;;
+    "sh runs on") in_place bash -c 'run_on "$1"' - "$2" ;;
+    "sh parsed"*) HELP=--help in_place bash -euo pipefail "$2" ;;
+    *) in_place bash -euo pipefail "$2" ;;
     esac
 )
 
@@ -174,14 +181,19 @@ smc() {
         set -- "${arguments[@]}" --rounds 1 --time 50 --connections 2 --clients 2 --open 10
         ;;
     esac
-    command smc "$@"
+    command smc "$@" ${HELP:-}
+}
+
+# Its help comes when all arguments before have been found right.
+interop() {
+    command interop "$@" ${HELP:-}
 }
 
 sudo() {
     "$@"
 }
 
-export -f run_on cargo smc sudo
+export -f run_on cargo smc interop sudo
 export SMC_DRY_RUN=1
 
 main "$@"
