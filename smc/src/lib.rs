@@ -85,6 +85,17 @@
 //!
 //! The others are not on by default, and no feature changes the behaviour of others.
 
+// Pages name items of all features.
+#![cfg_attr(
+    not(all(
+        feature = "tokio",
+        feature = "smol",
+        feature = "tower",
+        feature = "metrics",
+        feature = "introspection"
+    )),
+    allow(rustdoc::broken_intra_doc_links)
+)]
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

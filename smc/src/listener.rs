@@ -24,7 +24,7 @@ use super::incoming::Incoming;
 use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::negotiate::{Credentials, Negotiated, Published};
 use super::runtime::{Acceptor, Runtime, Socket, SocketHook, Task};
-use super::stream::{Mode, Stream};
+use super::stream::Stream;
 use super::unix::{ListeningUnix, names};
 use crate::address::Address;
 use crate::config::Policy;
@@ -709,9 +709,9 @@ impl ListenerService {
 
 fn log_accepted(endpoint: &EndpointInner, peer: &Address, stream: &Stream) {
     debug!("accepted", mode = stream.mode());
-    if let Mode::Tcp { reason, .. } = stream.mode() {
+    if let Some(reason) = stream.mode().fallback_reason() {
         let client = Destination::client(peer);
-        endpoint.warned.fallback(client, reason);
+        endpoint.warned.fallback(client, &reason);
     }
 }
 

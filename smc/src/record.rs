@@ -10,6 +10,7 @@ use smc_wire::cursor::Cursor;
 use smc_wire::types::{Release, Version};
 
 use crate::endpoint::EndpointInner;
+use crate::error::FallbackReason;
 use crate::info::{
     CandidateInfo, CandidateTransport, ConnectionInfo, Cursors, DeviceInfo, DeviceKind,
     DirectionStats, GroupKey, LinkGroupInfo, LinkInfo, ListenerInfo, RdmaGroupInfo, Role, SmcInfo,
@@ -145,19 +146,19 @@ pub struct ConnectionRecord {
     pub id: u64,
     /// `client` or `server`.
     pub role: String,
-    /// `SMCD`, `SMCR` or `TCP`.
+    /// `SMCD`, `SMCR`, `TCP` or, for a plain UNIX socket, `UNIX`.
     pub mode: String,
-    /// The state, by the names of smcss; `ACTIVE` for TCP.
+    /// The state, by the names of smcss; `ACTIVE` without SMC.
     pub state: String,
     /// The local address of the TCP connection.
     pub local: Option<String>,
     /// The peer's address.
     pub peer: String,
-    /// TCP: the local reason.
+    /// Without SMC: the local reason.
     pub reason: Option<u32>,
-    /// TCP: the diagnosis of the peer, if it has declined.
+    /// Without SMC: the diagnosis of the peer, if it has declined.
     pub peer_reason: Option<u32>,
-    /// TCP: the reason in words, with its cause.
+    /// Without SMC: the reason in words, with its cause.
     pub cause: Option<String>,
     /// SMC: version of the handshake, such as `2.1`.
     pub version: Option<String>,
@@ -370,13 +371,16 @@ impl ConnectionRecord {
                 self.peer_gid = Some(peer.to_string());
                 self.eid = eid.map(|eid| eid.to_string());
             }
-            Mode::Tcp { reason } => {
-                self.mode = TCP.to_owned();
-                self.reason = Some(reason.local.0);
-                self.peer_reason = reason.peer.map(|code| code.0);
-                self.cause = Some(reason.to_string());
-            }
+            Mode::Tcp { reason } => self.set_fallback(TCP, reason),
+            Mode::Unix { reason } => self.set_fallback(UNIX, reason),
         }
+    }
+
+    fn set_fallback(&mut self, mode: &str, reason: &FallbackReason) {
+        self.mode = mode.to_owned();
+        self.reason = Some(reason.local.0);
+        self.peer_reason = reason.peer.map(|code| code.0);
+        self.cause = Some(reason.to_string());
     }
 
     fn set_smc(&mut self, smc: &SmcInfo) {
@@ -572,3 +576,4 @@ fn version_text(version: Version, release: Release) -> String {
 const DIRECT: &str = "SMCD";
 const RDMA: &str = "SMCR";
 const TCP: &str = "TCP";
+const UNIX: &str = "UNIX";

@@ -46,9 +46,7 @@ impl TcpStreams {
         let infos = streams.iter().map(|(id, record)| ConnectionInfo {
             id: *id,
             role: record.role,
-            mode: Mode::Tcp {
-                reason: record.reason.clone(),
-            },
+            mode: Mode::without_smc(&record.peer, record.reason.clone()),
             local: record.local.clone(),
             peer: record.peer.clone(),
             smc: None,

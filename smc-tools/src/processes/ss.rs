@@ -18,7 +18,7 @@ use crate::values;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Shown are the processes of this user that use this library, and for root those of all users. The mode is \
-SMCD, SMCR, or TCP with the reason, and behind a slash the diagnosis of the peer if it has declined; \
+SMCD, SMCR, or TCP or UNIX with the reason, and behind a slash the diagnosis of the peer if it has declined; \
 `smc ss --json` has the reason in words. The columns are those of smcss, with the process in place of \
 the user, and the number of the stream in that of the inode.
 
@@ -345,11 +345,11 @@ impl SsArgs {
     }
 }
 
-/// `SMCD`, `SMCR`, or `TCP` with the codes of both sides.
+/// `SMCD`, `SMCR`, or `TCP` and `UNIX` with the codes of both sides.
 fn mode(of: &ConnectionRecord) -> String {
     match (of.reason, of.peer_reason) {
-        (Some(reason), Some(peer)) => format!("TCP 0x{reason:08x}/0x{peer:08x}"),
-        (Some(reason), None) => format!("TCP 0x{reason:08x}"),
+        (Some(reason), Some(peer)) => format!("{} 0x{reason:08x}/0x{peer:08x}", of.mode),
+        (Some(reason), None) => format!("{} 0x{reason:08x}", of.mode),
         (None, _) => of.mode.clone(),
     }
 }

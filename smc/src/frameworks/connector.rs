@@ -2,8 +2,10 @@
 
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tower_service::Service;
 
@@ -14,7 +16,8 @@ use crate::tokio::TcpStream;
 
 /// Dials SMC connections for clients of frameworks: a [`tower_service::Service`] of targets, and
 /// with feature `hyper-util` one of URIs, for hyper-util's legacy client and for tonic's
-/// `connect_with_connector`.
+/// `connect_with_connector`. The settings that both have are named as those of hyper-util's
+/// `HttpConnector`, so that it takes that one's place by `use smc::Connector as HttpConnector`.
 ///
 /// Of a URI it uses host and port; the default ports are 80 and, for `https` and `wss`, 443. It
 /// makes no TLS, and refuses all schemes but `http` and `ws` unless a connector of a TLS crate that
@@ -24,6 +27,7 @@ pub struct Connector {
     endpoint: Option<Endpoint>,
     options: ConnectOptions,
     pub(super) enforce_http: bool,
+    nodelay: bool,
 }
 
 impl Default for Connector {
@@ -32,6 +36,7 @@ impl Default for Connector {
             endpoint: None,
             options: ConnectOptions::default(),
             enforce_http: true,
+            nodelay: false,
         }
     }
 }
@@ -55,30 +60,45 @@ impl Connector {
 
     /// Whether URIs with another scheme than `http` and `ws` are refused, most of which take TLS.
     /// `true` unless set: switch it off where this is wrapped in a connector that makes TLS.
-    #[must_use]
-    pub fn enforce_http(mut self, enforce: bool) -> Self {
-        self.enforce_http = enforce;
-        self
+    pub fn enforce_http(&mut self, is_enforced: bool) {
+        self.enforce_http = is_enforced;
     }
 
-    /// Connects with these options.
-    #[must_use]
-    pub fn options(mut self, options: ConnectOptions) -> Self {
+    /// Sets the options of the connections, in place of all that were set before.
+    pub fn set_options(&mut self, options: ConnectOptions) {
         self.options = options;
-        self
+    }
+
+    /// Sets [`ConnectOptions::timeout`]: the longest time for a connection with its handshake.
+    pub fn set_connect_timeout(&mut self, time: Option<Duration>) {
+        self.options.timeout = time;
+    }
+
+    /// Sets [`ConnectOptions::local`] to a free port of this address.
+    pub fn set_local_address(&mut self, addr: Option<IpAddr>) {
+        self.options.local = addr.map(|addr| (addr, 0).into());
+    }
+
+    /// Sets `TCP_NODELAY` of the streams, which has an effect on those that are TCP.
+    pub fn set_nodelay(&mut self, nodelay: bool) {
+        self.nodelay = nodelay;
     }
 
     /// Connects to a target.
     ///
     /// # Errors
     ///
-    /// As [`Endpoint::connect`]; `InvalidInput` outside of a tokio runtime.
+    /// As [`Endpoint::connect`] and [`TcpStream::set_nodelay`](crate::Stream::set_nodelay);
+    /// `InvalidInput` outside of a tokio runtime.
     pub async fn connect(&self, to: impl IntoTarget) -> io::Result<TcpStream> {
         let endpoint = match &self.endpoint {
             Some(endpoint) => endpoint.clone(),
             None => crate::tokio::endpoint()?,
         };
         let stream = endpoint.connect_with(to, &self.options).await?;
+        if self.nodelay {
+            stream.set_nodelay(true)?;
+        }
         Ok(stream.into())
     }
 }

@@ -91,7 +91,8 @@ mod tests {
 
     #[test]
     fn schemes_with_tls_are_refused_unless_another_connector_makes_it() {
-        let wrapped = Connector::new().enforce_http(false);
+        let mut wrapped = Connector::new();
+        wrapped.enforce_http(false);
         for (scheme, port) in [
             ("https", 443),
             ("HTTPS", 443),

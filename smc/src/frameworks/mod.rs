@@ -22,9 +22,9 @@ use crate::stream::{Mode, Stream};
 #[cfg(any(feature = "axum08", feature = "hyper-util", feature = "tonic014"))]
 use crate::unix::PeerCred;
 
-/// What a request handler can learn about the connection: `ConnectInfo<SmcConnectInfo>` of axum,
-/// and `request.extensions().get::<SmcConnectInfo>()` of tonic and of responses of hyper-util's
-/// client.
+/// What a request handler can learn about the connection: by axum's
+/// `ConnectInfo<SmcConnectInfo>`, and by `extensions().get::<SmcConnectInfo>()` of requests of a
+/// tonic server, whose `remote_addr` is `None`, and of responses of hyper-util's client.
 #[cfg(any(feature = "axum08", feature = "hyper-util", feature = "tonic014"))]
 #[derive(Clone, Debug)]
 #[non_exhaustive]

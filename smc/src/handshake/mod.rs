@@ -27,7 +27,7 @@ use super::device_driver::DeviceDriver;
 use super::endpoint::EndpointInner;
 use super::lifetime::Deadline;
 use super::runtime::Socket;
-use super::stream::Stream;
+use super::stream::{Mode, Stream};
 use crate::address::{self, Address};
 use crate::conn::{Conn, Parts, PeerLocality};
 use crate::device::DeviceError;
@@ -72,7 +72,7 @@ fn fallback_stream(
         peer: peer.clone(),
         reason: reason.clone(),
     });
-    Stream::tcp(socket, unread, reason, entry)
+    Stream::tcp(socket, unread, Mode::without_smc(peer, reason), entry)
 }
 
 /// The configuration for handshakes that begin now. A UNIX socket leads to no other host, and so

@@ -31,7 +31,6 @@ use std::time::Duration;
 use super::conn::{Conn, Handle, TransportConn};
 use super::runtime::Socket;
 use crate::address::{self, Address};
-use crate::error::FallbackReason;
 use crate::mem::TrustPeers;
 use crate::tcp_streams::TcpEntry;
 use read::{Reader, SmcReader};
@@ -125,11 +124,11 @@ impl Stream {
     pub(crate) fn tcp(
         socket: Arc<dyn Socket>,
         unread: Vec<u8>,
-        reason: FallbackReason,
+        mode: Mode,
         entry: TcpEntry,
     ) -> Self {
         let kind = SmcOrTcp::Tcp {
-            mode: Mode::Tcp { reason },
+            mode,
             _entry: entry,
         };
         Self {

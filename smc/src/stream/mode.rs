@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use smc_wire::types::{Chid, Eid, Gid, Release, RoceGid, Version};
 
+use crate::address::Address;
 use crate::error::FallbackReason;
 
 /// The mode of a stream: SMC-D, SMC-R or TCP.
@@ -59,9 +60,15 @@ pub enum Mode {
         /// The EID both ends agreed on; `None` in version 1.
         eid: Option<Eid>,
     },
-    /// Plain TCP, or a plain UNIX socket.
+    /// Plain TCP.
     #[non_exhaustive]
     Tcp {
+        /// Why it is not SMC.
+        reason: FallbackReason,
+    },
+    /// A plain UNIX socket.
+    #[non_exhaustive]
+    Unix {
         /// Why it is not SMC.
         reason: FallbackReason,
     },
@@ -71,15 +78,23 @@ impl Mode {
     /// Whether the stream is SMC, of either kind.
     #[must_use]
     pub fn is_smc(&self) -> bool {
-        !matches!(self, Self::Tcp { .. })
+        matches!(self, Self::SmcD { .. } | Self::SmcR { .. })
     }
 
-    /// Why the stream is TCP; `None` when it is SMC.
+    /// Why the stream is TCP or a plain UNIX socket; `None` when it is SMC.
     #[must_use]
     pub fn fallback_reason(&self) -> Option<FallbackReason> {
         match self {
-            Self::Tcp { reason } => Some(reason.clone()),
+            Self::Tcp { reason } | Self::Unix { reason } => Some(reason.clone()),
             Self::SmcD { .. } | Self::SmcR { .. } => None,
+        }
+    }
+
+    /// That of a stream without SMC between sockets of this kind.
+    pub(crate) fn without_smc(peer: &Address, reason: FallbackReason) -> Self {
+        match peer {
+            Address::Tcp(_) => Self::Tcp { reason },
+            Address::Unix(_) => Self::Unix { reason },
         }
     }
 }
@@ -94,13 +109,8 @@ impl Mode {
             Self::SmcR {
                 version, release, ..
             } => write_version(f, 'R', *version, *release),
-            Self::Tcp { reason } => {
-                write!(f, "TCP {:#010x}", reason.local.0)?;
-                match reason.peer {
-                    Some(peer) => write!(f, "/{:#010x}", peer.0),
-                    None => Ok(()),
-                }
-            }
+            Self::Tcp { reason } => write_codes(f, "TCP", reason),
+            Self::Unix { reason } => write_codes(f, "UNIX", reason),
         }
     }
 }
@@ -133,7 +143,16 @@ impl fmt::Display for Mode {
                 write!(f, " on {device} to {peer}")
             }
             Self::Tcp { reason } => write!(f, "TCP {reason}"),
+            Self::Unix { reason } => write!(f, "UNIX {reason}"),
         }
+    }
+}
+
+fn write_codes(f: &mut fmt::Formatter<'_>, socket: &str, reason: &FallbackReason) -> fmt::Result {
+    write!(f, "{socket} {:#010x}", reason.local.0)?;
+    match reason.peer {
+        Some(peer) => write!(f, "/{:#010x}", peer.0),
+        None => Ok(()),
     }
 }
 

@@ -39,6 +39,7 @@ mod tcp_stream;
 mod unix_listener;
 mod unix_stream;
 
+pub use ::tokio::net::ToSocketAddrs;
 pub use tcp_listener::TcpListener;
 pub use tcp_stream::TcpStream;
 pub use unix_listener::UnixListener;
@@ -49,8 +50,11 @@ pub mod tcp {
     pub use super::tcp_stream::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
 }
 
-/// The halves of a [`UnixStream`], in place of those of `tokio::net::unix`.
+/// The halves, addresses and credentials of a [`UnixStream`], in place of those of
+/// `tokio::net::unix`.
 pub mod unix {
+    pub use ::tokio::net::unix::SocketAddr;
+
     pub use super::unix_stream::{
         OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf,
     };

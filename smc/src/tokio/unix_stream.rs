@@ -117,3 +117,29 @@ pub(super) fn path_of(addr: &SocketAddr) -> PathBuf {
 }
 
 stream_types!(UnixStream);
+
+macro_rules! addresses {
+    ($($half:ty),+) => {$(
+        impl $half {
+            /// The address of this end.
+            ///
+            /// # Errors
+            ///
+            /// As [`UnixStream::local_addr`].
+            pub fn local_addr(&self) -> io::Result<SocketAddr> {
+                tokio_addr(&self.0.local_unix_addr()?)
+            }
+
+            /// The address of the other end.
+            ///
+            /// # Errors
+            ///
+            /// As [`UnixStream::peer_addr`].
+            pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+                tokio_addr(&self.0.peer_unix_addr()?)
+            }
+        }
+    )+};
+}
+
+addresses!(ReadHalf<'_>, WriteHalf<'_>, OwnedReadHalf, OwnedWriteHalf);

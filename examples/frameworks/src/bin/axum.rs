@@ -6,7 +6,8 @@
 //! use smc::tokio::TcpListener; // before: use tokio::net::TcpListener;
 //! ```
 //!
-//! `ConnectInfo<SmcConnectInfo>` takes the place of `ConnectInfo<SocketAddr>`.
+//! Here `ConnectInfo<SmcConnectInfo>` tells peer and mode. One with `ConnectInfo<SocketAddr>` works
+//! with `listener.tap_io(|_| ())` (`axum::serve::ListenerExt`).
 
 use axum::Router;
 use axum::extract::ConnectInfo;
