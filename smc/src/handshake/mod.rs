@@ -19,13 +19,13 @@ use std::net::{Shutdown, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use event_listener::EventListener;
 
 use super::builder::recv_buffer_size;
 use super::device_driver::DeviceDriver;
 use super::endpoint::EndpointInner;
-use super::lifetime::Deadline;
 use super::runtime::Socket;
 use super::stream::{Mode, Stream};
 use crate::address::{self, Address};
@@ -325,12 +325,14 @@ async fn drive(
     let mut reported = None;
     let mut terminated = None;
     let mut log = HandshakeLog::default();
+    // Of the last wait: what is there without waiting takes no time worth a look at the clock.
+    let mut now = endpoint.runtime.now();
     loop {
         while let Some(output) = machine.poll_output() {
             match output {
                 HandshakeOutput::Send(bytes) => {
                     HandshakeLog::sends(&bytes);
-                    let until = endpoint.runtime.now() + endpoint.base_config().timeouts.message;
+                    let until = now + endpoint.base_config().timeouts.message;
                     if let Err(error) = carrier.send(&*endpoint.runtime, until, &bytes).await {
                         machine.handle_io_error(error.into());
                     }
@@ -340,7 +342,7 @@ async fn drive(
                     match resources.take_early(&requested, process) {
                         Some(done) => {
                             HandshakeLog::ends_work(machine, &done);
-                            machine.handle_done(endpoint.runtime.now(), done);
+                            machine.handle_done(now, done);
                         }
                         None => {
                             HandshakeLog::begins_work(machine);
@@ -381,15 +383,24 @@ async fn drive(
             machine.handle_terminated();
             continue;
         }
-        let mut timer = machine
-            .poll_timeout()
-            .map(|at| endpoint.groups.deadlines.at(at));
+        let timeout = machine.poll_timeout();
+        // Most handshakes wait for nothing, and need no timer.
+        let mut timer = None;
+        let mut has_waited = false;
         poll_fn(|cx| {
-            let input = poll_input(
-                cx, endpoint, carrier, machine, resources, &mut work, &mut timer,
-            );
+            if std::mem::replace(&mut has_waited, true) {
+                now = endpoint.runtime.now();
+            }
+            let input = poll_input(cx, now, carrier, machine, resources, &mut work);
             if input.is_ready() {
                 return Poll::Ready(());
+            }
+            if let Some(at) = timeout {
+                let timer = timer.get_or_insert_with(|| endpoint.groups.deadlines.at(at));
+                if Pin::new(timer).poll(cx).is_ready() {
+                    machine.handle_timeout(endpoint.runtime.now());
+                    return Poll::Ready(());
+                }
             }
             if work.is_some() {
                 carrier.publish_progress(cx);
@@ -429,21 +440,21 @@ fn poll_terminated(
     is_notified
 }
 
-/// Waits for the first event and passes it to the machine.
+/// Passes the result of work, or what was received, to the machine. `now` is the time of the last
+/// wait.
 fn poll_input(
     cx: &mut Context<'_>,
-    endpoint: &EndpointInner,
+    now: Instant,
     carrier: &mut Carrier<'_>,
     machine: &mut Handshake,
     resources: &mut HandshakeResources,
     work: &mut Option<Pin<Box<dyn Future<Output = WorkResult> + Send>>>,
-    timer: &mut Option<Deadline>,
 ) -> Poll<()> {
     if let Some(Poll::Ready((acquired, done))) = work.as_mut().map(|work| work.as_mut().poll(cx)) {
         *work = None;
         resources.add(acquired);
         HandshakeLog::ends_work(machine, &done);
-        machine.handle_done(endpoint.runtime.now(), done);
+        machine.handle_done(now, done);
         return Poll::Ready(());
     }
     let needed = machine.bytes_needed();
@@ -458,7 +469,7 @@ fn poll_input(
             }
             Poll::Ready(Ok(count)) => {
                 let (read, _) = part.split_at(count.min(len));
-                machine.handle_bytes(endpoint.runtime.now(), read);
+                machine.handle_bytes(now, read);
                 HandshakeLog::received(machine);
                 if carrier.is_confirmed() {
                     machine.handle_confirmed();
@@ -472,13 +483,7 @@ fn poll_input(
             Poll::Pending => {}
         }
     }
-    match timer.as_mut().map(|timer| Pin::new(timer).poll(cx)) {
-        Some(Poll::Ready(())) => {
-            machine.handle_timeout(endpoint.runtime.now());
-            Poll::Ready(())
-        }
-        _ => Poll::Pending,
-    }
+    Poll::Pending
 }
 
 /// Removes a DECLINE that crossed the local one from the stream. Returns other data that was read.
