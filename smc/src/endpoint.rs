@@ -483,6 +483,11 @@ impl Endpoint {
     /// 108 bytes: otherwise, as [`UnixListener::unpublished`] tells, all streams are plain. For an
     /// abstract name there is a second socket, at the name with `\0smc` behind it.
     ///
+    /// Clients may connect as soon as the path is there, with the mode that the umask leaves. For
+    /// another mode from the start the function of [`ListenOptions::socket`] calls `fchmod` for the
+    /// socket. As with `bind(2)` the calling thread looks the path up, which takes as long as the
+    /// file systems of the path do.
+    ///
     /// # Errors
     ///
     /// As `bind(2)` and `listen(2)`; `InvalidInput` for a path that no socket can have;
@@ -521,6 +526,10 @@ impl Endpoint {
     /// Clients see that it supports SMC if it was bound by [`Endpoint::bind_unix`], or is bound to
     /// a path with `/././/./` in place of the last slash; otherwise all streams are plain. With SMC
     /// the process that began to listen has to be this one.
+    ///
+    /// Clients that connected before this can have passed descriptors, as at any UNIX socket. Those
+    /// are closed by the thread that reads or closes the stream, which for a TCP socket that
+    /// lingers takes as long as its owner likes. From Linux 6.16 on later clients cannot pass any.
     ///
     /// # Errors
     ///

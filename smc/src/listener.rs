@@ -1,6 +1,7 @@
 //! Listeners: the accept task, its queue, and what becomes of a client.
 
 mod admission;
+mod descriptors;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,16 +9,16 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
 use event_listener::{Event, IntoNotification as _};
-use rustix::process::{Resource, getrlimit};
 
-use self::admission::{AdmissionControl, Source};
+use self::admission::{AdmissionControl, AdmissionPermit, Source};
+use self::descriptors::{ClientDescriptor, descriptor_limit};
 use super::endpoint::EndpointInner;
 use super::handshake;
 use super::incoming::Incoming;
@@ -28,7 +29,7 @@ use super::stream::Stream;
 use super::unix::{ListeningUnix, names};
 use crate::address::Address;
 use crate::config::Policy;
-use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit, Refusal};
+use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit, Phase, Refusal};
 use crate::info::ListenerInfo;
 use crate::log::{Destination, Span};
 use crate::mutex::Mutex;
@@ -112,13 +113,16 @@ pub struct Refused {
 
 /// Accepts streams, SMC from clients that support it and TCP from all others.
 ///
-/// Handshakes run concurrently, so a slow client delays no other. Their number is bounded by the
-/// endpoint, and further clients wait, bounded by the backlog:
+/// Handshakes run concurrently, so a slow client delays no other. For each listener their number is
+/// bounded by a setting of the endpoint, and further clients wait, bounded by the backlog:
 ///
 /// - Clients of the listener's user with a side channel may have all handshakes and all of the
 ///   backlog, and a quarter is reserved for them.
 /// - Of the rest one source has no more than are left free. A source is another user of this host,
 ///   or a source address: of IPv6 one /64 network, and all loopback addresses of IPv4 are one.
+/// - Until they are accepted, the clients of one source at all listeners have an eighth of the
+///   descriptors of the process (`RLIMIT_NOFILE`) at most, and those of all other users, or of all
+///   addresses, a quarter.
 /// - Clients beyond these limits are closed, or are TCP if they can be notified. A client that
 ///   announces SMC in TCP's handshake and then sends nothing within a second is closed.
 ///
@@ -140,8 +144,7 @@ pub struct Listener {
 impl Listener {
     pub(crate) fn new(endpoint: Arc<EndpointInner>, socket: ListeningSocket, backlog: u32) -> Self {
         let max_waiting = usize::try_from(backlog).unwrap_or(usize::MAX).max(1);
-        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let max_ready = max_waiting.min(ready_limit(descriptors));
+        let max_ready = max_waiting.min(ready_limit());
         let queue = Arc::new(Queue {
             state: Mutex::default(),
             changed: Event::new(),
@@ -325,8 +328,14 @@ struct Queue {
 
 #[derive(Default)]
 struct ListenerState {
-    ready: VecDeque<io::Result<(Stream, Address)>>,
+    ready: VecDeque<Ready>,
     refused: Refused,
+}
+
+/// A stream that `accept` has not returned yet, or an error.
+struct Ready {
+    accepted: io::Result<(Stream, Address)>,
+    _descriptor: Option<ClientDescriptor>,
 }
 
 impl Queue {
@@ -338,7 +347,7 @@ impl Queue {
         let next = state.ready.pop_front()?;
         drop(state);
         self.accept_task_waker.wake();
-        Some(next)
+        Some(next.accepted)
     }
 
     /// # Errors
@@ -359,14 +368,17 @@ impl Queue {
         self.accept_task_waker.wake();
     }
 
-    fn put(&self, next: io::Result<(Stream, Address)>) {
+    fn put(&self, accepted: io::Result<(Stream, Address)>, descriptor: Option<ClientDescriptor>) {
         let mut state = self.state.lock();
         if self.check().is_err() {
             // Unlocked first: closing a stream may take long.
             drop(state);
             return;
         }
-        state.ready.push_back(next);
+        state.ready.push_back(Ready {
+            accepted,
+            _descriptor: descriptor,
+        });
         drop(state);
         // Notifies one task more than were notified before.
         self.changed.notify(1_usize.additional());
@@ -566,7 +578,7 @@ async fn accept_loop(queue: Arc<Queue>, service: Weak<ListenerService>, runtime:
             }
             Some((service, Err(error))) => {
                 drop(service);
-                queue.put(Err(error));
+                queue.put(Err(error), None);
                 runtime.timer(runtime.now() + ACCEPT_RETRY_DELAY).await;
             }
         }
@@ -632,7 +644,7 @@ impl ListenerService {
                 let role = Role::Server;
                 let stream = handshake::tcp_stream(&self.endpoint, role, socket, &peer, cause);
                 log_accepted(&self.endpoint, &peer, &stream);
-                queue.put(Ok((stream, peer)));
+                queue.put(Ok((stream, peer)), None);
                 return None;
             }
         };
@@ -659,7 +671,9 @@ impl ListenerService {
                 Source::of_client(side_channel.credentials(), is_own, ip)
             }
         };
-        let Some(mut permit) = self.admission.enter(source) else {
+        let descriptor = ClientDescriptor::take(source);
+        let permit = self.admission.enter(source);
+        let (Ok(descriptor), Some(mut permit)) = (descriptor, permit) else {
             self.endpoint.warned.full(&peer);
             return None;
         };
@@ -673,7 +687,10 @@ impl ListenerService {
                 if side_channel.is_none() {
                     handshake::await_first_byte(&endpoint, &*socket).await?;
                 }
-                permit.wait_for_place().await;
+                // A client without a side channel does not wait longer for an answer.
+                let longest = side_channel.is_none();
+                let longest = longest.then(|| endpoint.base_config().timeouts.message);
+                wait_for_place(&endpoint, &mut permit, longest).await?;
                 match policy {
                     Policy::Never => {
                         handshake::decline_all(&endpoint, socket, &client, side_channel).await
@@ -694,7 +711,7 @@ impl ListenerService {
                     }
                     _ => {
                         log_accepted(&endpoint, &peer, &stream);
-                        queue.put(Ok((stream, peer)));
+                        queue.put(Ok((stream, peer)), Some(descriptor));
                     }
                 },
                 Err(error) => {
@@ -705,6 +722,31 @@ impl ListenerService {
             });
         }))
     }
+}
+
+/// # Errors
+///
+/// [`Error::TimedOut`] after this time, if there is one.
+async fn wait_for_place(
+    endpoint: &EndpointInner,
+    permit: &mut AdmissionPermit,
+    longest: Option<Duration>,
+) -> Result<(), Error> {
+    let mut place = pin!(permit.wait_for_place());
+    // Most have a place at once.
+    let mut timer = None;
+    poll_fn(|cx| {
+        if place.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        let Some(longest) = longest else {
+            return Poll::Pending;
+        };
+        let timer = timer.get_or_insert_with(|| endpoint.groups.after(longest));
+        let late = Pin::new(timer).poll(cx);
+        late.map(|()| Err(Error::TimedOut(Phase::Proposal)))
+    })
+    .await
 }
 
 fn log_accepted(endpoint: &EndpointInner, peer: &Address, stream: &Stream) {
@@ -720,12 +762,11 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// Streams that may wait for `accept`: any client can have that many, and each has a descriptor at
 /// least. Further connections wait in the backlog, where they take none.
-fn ready_limit(descriptors: u64) -> usize {
-    let share = descriptors / READY_SHARE;
-    usize::try_from(share).unwrap_or(usize::MAX).max(READY_MIN)
+fn ready_limit() -> usize {
+    (descriptor_limit() / READY_SHARE).max(READY_MIN)
 }
 
 /// The part of the descriptors of the process that they may take, and how many there may be in any
 /// case.
-const READY_SHARE: u64 = 16;
+const READY_SHARE: usize = 16;
 const READY_MIN: usize = 16;

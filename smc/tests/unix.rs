@@ -9,16 +9,18 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_lite::future::zip;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 use rustix::process::{getegid, geteuid, getpid};
 use smc::{
     Builder, ConnectOptions, Domain, Endpoint, Error, FallbackCause, ListenOptions, LoopDevice,
     Policy, Stream, UnixAddr, UnixListener,
 };
 use smc_testkit::on::On;
+use smc_testkit::resources::limit_descriptors;
 use smc_testkit::user::{is_root, run_as};
 use tempfile::TempDir;
 
@@ -239,14 +241,74 @@ fn a_client_that_is_silent_after_its_mark_delays_no_other() {
         let at = place.path();
         let endpoint = place.endpoint(On::Smol);
         let listener = endpoint.bind_unix(&at).unwrap();
-        let silent = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-        let name = format!("smc-client\0{:016x}", std::process::id());
-        let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
-        rustix::net::bind(&silent, &name).unwrap();
-        rustix::net::connect(&silent, &SocketAddrUnix::new(&at).unwrap()).unwrap();
+        let _silent = marked_client(&SocketAddrUnix::new(&at).unwrap(), 1).unwrap();
         let mut streams = connect_pair(&endpoint, &listener, &at).await;
         assert!(streams[0].mode().is_smc());
         exchange(&mut streams).await;
+    });
+}
+
+/// A socket that is connected as by a client that sends a PROPOSAL next.
+fn marked_client(to: &SocketAddrUnix, number: usize) -> io::Result<net::UnixStream> {
+    let client = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
+    let name = format!("smc-client\0{:08x}{number:08x}", std::process::id());
+    rustix::net::bind(
+        &client,
+        &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+    )?;
+    rustix::net::connect(&client, to)?;
+    Ok(client.into())
+}
+
+#[test]
+fn clients_of_another_user_that_hold_handshakes_leave_descriptors_to_the_process() {
+    if !is_root("connect as another user") {
+        return;
+    }
+    let limit = 4096;
+    limit_descriptors(limit);
+    let place = Place::new();
+    let endpoint = place.endpoint(On::Smol);
+    let name = |n| format!("{}-{n}", place.path().display());
+    let paths: Vec<_> = (0..3)
+        .map(|n| PathBuf::from(format!("\0{}", name(n))))
+        .collect();
+    On::Smol.run(async {
+        let listeners: Vec<_> = paths
+            .iter()
+            .map(|at| endpoint.bind_unix(at).unwrap())
+            .collect();
+        let mut clients = run_as(990, || {
+            let clients = (0..1350).map(|number| {
+                let second = format!("{}\0smc", name(number % 3));
+                let second = SocketAddrUnix::new_abstract_name(second.as_bytes()).unwrap();
+                let mut client = marked_client(&second, number).unwrap();
+                client.set_nonblocking(true).unwrap();
+                // The first byte of a message: a second is over then, and six remain.
+                client.write_all(&[0xe2]).unwrap();
+                client
+            });
+            clients.collect::<Vec<_>>()
+        })
+        .unwrap();
+        // A client beyond the share is closed: it reads the end, or a reset.
+        let share = usize::try_from(limit / 8).unwrap();
+        for _ in 0..300 {
+            clients.retain_mut(|client| {
+                let read = client.read(&mut [0]);
+                read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+            });
+            if clients.len() <= share {
+                break;
+            }
+            smol::Timer::after(Duration::from_millis(10)).await;
+        }
+        assert!(clients.len() <= share, "{} are held", clients.len());
+        for (listener, at) in listeners.iter().zip(&paths) {
+            let mut streams = connect_pair(&endpoint, listener, at).await;
+            assert!(streams[0].mode().is_smc());
+            exchange(&mut streams).await;
+        }
     });
 }
 
@@ -325,6 +387,25 @@ fn nothing_can_be_passed_over_a_unix_stream() {
             let _removed = std::fs::remove_file(&at);
         }
     });
+}
+
+/// A look that waits finds it; it would be repeated without end if the byte were not in the stream.
+#[test]
+fn an_urgent_byte_is_data_in_its_place() {
+    for on in [On::Tokio, On::Smol] {
+        let place = Place::new();
+        on.run(async {
+            let endpoint = place.endpoint(on);
+            let listener = endpoint.bind_unix(place.path()).unwrap();
+            let client = net::UnixStream::connect(place.path()).unwrap();
+            let (mut stream, _) = listener.accept().await.unwrap();
+            rustix::net::send(&client, b"x", SendFlags::OOB).unwrap();
+            assert_eq!(stream.peek(&mut [0; 8]).await.unwrap(), 1);
+            let mut urgent = [0; 1];
+            stream.read_exact(&mut urgent).await.unwrap();
+            assert_eq!(&urgent, b"x");
+        });
+    }
 }
 
 #[test]

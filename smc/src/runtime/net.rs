@@ -333,13 +333,20 @@ impl<R: Registered> UnixAcceptor for UnixAcceptorOf<R> {
             })
         }))?;
         stream.set_nonblocking(true)?;
-        let socket: Arc<dyn Socket> = Arc::new(TcpSocket::<R>::new(&self.reactor, stream.into()));
+        let socket = unix_stream::<R>(&self.reactor, stream.into());
         Poll::Ready(Ok((socket, peer)))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
+}
+
+/// A UNIX stream. An urgent byte (`MSG_OOB`) is data in its place: otherwise the socket is readable
+/// while a look finds nothing, and whoever waits for data to look at keeps a CPU busy.
+pub(super) fn unix_stream<R: Registered>(reactor: &R::Reactor, fd: OwnedFd) -> Arc<dyn Socket> {
+    let _where_it_exists = sockopt::set_socket_oobinline(&fd, true);
+    Arc::new(TcpSocket::<R>::new(reactor, fd))
 }
 
 /// Readiness of a descriptor of a device.

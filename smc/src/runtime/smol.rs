@@ -112,7 +112,7 @@ impl Runtime for SmolRuntime {
     }
 
     fn unix_socket(&self, fd: OwnedFd) -> io::Result<Arc<dyn Socket>> {
-        Ok(Arc::new(TcpSocket::<SmolIo>::new(&(), fd)))
+        Ok(net::unix_stream::<SmolIo>(&(), fd))
     }
 
     fn unix_acceptor(&self, listener: UnixListener) -> io::Result<Arc<dyn UnixAcceptor>> {

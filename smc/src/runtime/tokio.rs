@@ -139,7 +139,7 @@ impl Runtime for TokioRuntime {
     }
 
     fn unix_socket(&self, fd: OwnedFd) -> io::Result<Arc<dyn Socket>> {
-        Ok(Arc::new(TcpSocket::<TokioIo>::new(&self.handle, fd)))
+        Ok(net::unix_stream::<TokioIo>(&self.handle, fd))
     }
 
     fn unix_acceptor(&self, listener: UnixListener) -> io::Result<Arc<dyn UnixAcceptor>> {
