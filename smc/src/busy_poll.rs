@@ -204,7 +204,8 @@ impl PollWindow {
 /// The polling of a driver for parked streams, which share one window.
 ///
 /// On a runtime with several threads a turn of the driver wakes one of them. With many streams it
-/// sleeps there: one wake-up then delivers the events of several.
+/// sleeps there: one wake-up then delivers the events of several. With few it stops, if halves poll
+/// on several threads as well.
 #[derive(Debug)]
 pub(crate) struct DriverPoll {
     window: PollWindow,
@@ -263,7 +264,7 @@ impl DriverPoll {
         self.sleeps = pollers.start_period() > STREAMS_MAX;
         if self.sleeps {
             self.window.park(now);
-        } else if was_sleeping {
+        } else if was_sleeping || pollers.max_halves >= STREAMS_MAX {
             pollers.stop_driver();
         }
     }
@@ -275,6 +276,7 @@ impl DriverPoll {
 pub(crate) struct Pollers {
     /// Halves in their windows.
     halves: AtomicU32,
+    max_halves: u32,
     driver_may_poll: bool,
     /// The next half that parks has to wake the driver.
     is_driver_requested: AtomicBool,
@@ -288,10 +290,25 @@ pub(crate) struct Pollers {
 }
 
 impl Pollers {
-    /// If no driver may poll, halves beyond those that poll on the spot park.
-    pub(crate) fn new(driver_may_poll: bool) -> Self {
+    /// Of the streams of a device, whose tasks run on one thread or several. If no driver may poll,
+    /// halves beyond those that poll on the spot park.
+    pub(crate) fn of_device(driver_may_poll: bool, on_several_threads: bool) -> Self {
+        let max_halves = match driver_may_poll && on_several_threads {
+            true => STREAMS_MAX,
+            false => POLLERS_MAX,
+        };
+        Self::new(driver_may_poll, max_halves)
+    }
+
+    /// Of the handshakes of an endpoint.
+    pub(crate) fn of_handshakes() -> Self {
+        Self::new(false, POLLERS_MAX)
+    }
+
+    fn new(driver_may_poll: bool, max_halves: u32) -> Self {
         Self {
             halves: AtomicU32::new(0),
+            max_halves,
             driver_may_poll,
             is_driver_requested: AtomicBool::new(false),
             is_driver_polling: AtomicBool::new(false),
@@ -304,7 +321,7 @@ impl Pollers {
     /// Counts a half that begins a window. Returns false if there are so many that the driver has
     /// to poll, if it may.
     fn enter(&self) -> bool {
-        if self.halves.fetch_add(1, Ordering::Relaxed) < POLLERS_MAX {
+        if self.halves.fetch_add(1, Ordering::Relaxed) < self.max_halves {
             return true;
         }
         self.leave();
@@ -380,13 +397,13 @@ const WINDOW_MIN: Duration = Duration::from_micros(5);
 /// How long streams with events are counted.
 const PERIOD: Duration = Duration::from_millis(1);
 
-/// Streams with events in a period for which a driver polls on a runtime with several threads. A
-/// turn there delivers a few events and costs a part of a wake-up, so that the turns for more
-/// streams cost more than one wake-up for all.
+/// Streams with events in a period for which there is polling on several threads: of their halves,
+/// or of a driver with a thread of its own. A turn there delivers a few events and costs a part of a
+/// wake-up, so that the turns for more streams cost more than one wake-up for all.
 const STREAMS_MAX: u32 = 16;
 
-/// Halves that poll at a time. With more, the turns that they share take longer than a signal takes
-/// by way of the driver.
+/// Halves that poll at a time on one thread. With more, the turns that they share take longer than
+/// a signal takes by way of the driver.
 const POLLERS_MAX: u32 = 3;
 
 /// Yields the CPU: the peer may wait for the same one. Returns false if another thread needs it.
@@ -440,7 +457,7 @@ mod tests {
     const COST: Duration = Duration::from_micros(50);
 
     fn pollers() -> Arc<Pollers> {
-        Arc::new(Pollers::new(true))
+        Arc::new(Pollers::of_device(true, false))
     }
 
     fn half(max: Duration, pollers: &Arc<Pollers>) -> BusyPoll {
@@ -529,7 +546,7 @@ mod tests {
 
     #[test]
     fn without_a_driver_that_may_poll_further_halves_park_and_the_others_go_on() {
-        let pollers = Arc::new(Pollers::new(false));
+        let pollers = Arc::new(Pollers::of_handshakes());
         let long = Duration::from_secs(3600);
         let mut halves: Vec<_> = (0..=POLLERS_MAX).map(|_| half(long, &pollers)).collect();
         let (last, polling) = halves.split_last_mut().unwrap();
@@ -551,7 +568,7 @@ mod tests {
     }
 
     fn requested() -> Pollers {
-        let pollers = Pollers::new(true);
+        let pollers = Pollers::of_device(true, false);
         pollers.is_driver_polling.store(true, Ordering::Relaxed);
         pollers
     }
@@ -594,6 +611,20 @@ mod tests {
             let (pollers, mut driver) = (requested(), DriverPoll::new(COST, false));
             assert!(polls_for(streams, &mut driver, &pollers), "with one thread");
         }
+    }
+
+    #[test]
+    fn on_several_threads_more_halves_poll_and_a_driver_leaves_few_streams_to_them() {
+        let pollers = Arc::new(Pollers::of_device(true, true));
+        let long = Duration::from_secs(3600);
+        let mut halves: Vec<_> = (0..=STREAMS_MAX).map(|_| half(long, &pollers)).collect();
+        let (last, polling) = halves.split_last_mut().unwrap();
+        polling.iter_mut().for_each(until_yield);
+        assert_eq!(until_park(last), 0);
+        assert!(pollers.take_request());
+        let mut driver = DriverPoll::new(COST, true);
+        assert!(!polls_for(STREAMS_MAX, &mut driver, &pollers));
+        assert!(!pollers.is_driver_polling(), "halves may poll again");
     }
 
     #[test]

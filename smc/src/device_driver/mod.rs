@@ -109,7 +109,8 @@ impl DeviceDriver {
     ) -> Arc<Self> {
         let name = Arc::from(device.identity().name.as_str());
         // With SMC-R connections that share a link would proceed less evenly.
-        let pollers = Pollers::new(device.operations().direct().is_some());
+        let driver_may_poll = device.operations().direct().is_some();
+        let pollers = Pollers::of_device(driver_may_poll, stream_runtime.has_several_threads());
         Arc::new(Self {
             device,
             name,
