@@ -30,6 +30,8 @@ pub(crate) struct DirectConn {
     /// The payload part of the peer's element.
     pub(crate) peer_ring: Ring,
     allows_rewind: bool,
+    /// The process of the peer's device is known, so that the handshake has compared it.
+    pub(crate) has_known_owner: bool,
     /// The producer word that was published last, if a device moves it.
     producer: AtomicU64,
     /// Not zero: the device was busy, and the driver retries the producer word.
@@ -122,6 +124,7 @@ impl Parts {
             peer,
             peer_ring: ring,
             allows_rewind: direct.is_some_and(|direct| direct.allows_rewind()),
+            has_known_owner: direct.is_some_and(|direct| direct.process(params.peer).is_some()),
             producer: AtomicU64::new(0),
             producer_pending: AtomicU32::new(0),
             consumer: Mutex::default(),

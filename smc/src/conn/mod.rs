@@ -649,15 +649,17 @@ impl Conn {
 
     /// Whether the end of TCP ends the connection.
     ///
-    /// It does while the peer is silent. After a handshake of SMC-D on TCP nothing proves that the
-    /// peer has the device that it names, and whose end would be reported: it does until the
-    /// peer closes.
+    /// It does while the peer is silent. With SMC-D it does until the peer closes where nothing
+    /// proves that the peer has the device that it names, and whose end would be reported: after a
+    /// handshake on TCP, and with a device that does not know the processes of others.
     fn ends_with_tcp(&self) -> bool {
         if self.is_peer_silent() {
             return true;
         }
-        let is_direct = matches!(self.transport, TransportConn::Direct(_));
-        if !is_direct || self.locality != PeerLocality::Unknown {
+        let TransportConn::Direct(direct) = &self.transport else {
+            return false;
+        };
+        if direct.has_known_owner && self.locality != PeerLocality::Unknown {
             return false;
         }
         let word = ConsumerWord::from_ne(self.local.consumer().load(Ordering::Acquire));

@@ -206,12 +206,16 @@ pub(super) async fn reach(
 ) -> Result<(), DeviceError> {
     let direct = direct(endpoint, device)?;
     direct.reach(peer).await?;
+    let is_own = |process: Credentials| process.is_same_process(Credentials::own());
     match (direct.process(peer), process) {
-        // Any TCP client knows the GID, and the tokens of the buffers for it, from ACCEPTs: it
-        // could connect streams of this process to each other.
-        (_, None) if peer == direct.gid() => Err(DeviceError::PeerMisbehaved(
-            "the GID is that of the local device, and the process at the other end is not known",
-        )),
+        // Any client knows the GID, and the tokens of the buffers for it, from ACCEPTs: it could
+        // connect streams of this process to each other.
+        (_, process) if peer == direct.gid() && !process.is_some_and(is_own) => {
+            Err(DeviceError::PeerMisbehaved(
+                "the GID is that of the local device, and the process at the other end is another \
+                 or not known",
+            ))
+        }
         (Some(owner), Some(process)) if !owner.is_same_process(process) => Err(
             DeviceError::PeerMisbehaved("the GID is that of another process's device"),
         ),
