@@ -11,6 +11,7 @@ use smc_core::device::{
     Operations, PeerEvents, Signal, SubmitError,
 };
 use smc_core::error::OsError;
+use smc_core::negotiate::Credentials;
 use smc_core::wire::types::{Chid, DmbToken, Eid, Gid, PnetId};
 
 use crate::memory_device::MemDevice;
@@ -242,6 +243,10 @@ impl Direct for ScriptedDevice {
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
         self.apply_order(Call::Reach).await?;
         direct(&*self.inner).reach(peer).await
+    }
+
+    fn process(&self, peer: Gid) -> Option<Credentials> {
+        direct(&*self.inner).process(peer)
     }
 
     fn shortage(&self) -> Option<OsError> {

@@ -208,6 +208,10 @@ pub(super) async fn reach(
     direct.reach(peer).await?;
     let is_own = |process: Credentials| process.is_same_process(Credentials::own());
     match (direct.process(peer), process) {
+        (Some(owner), Some(process)) if owner.is_same_process(process) => Ok(()),
+        (Some(_), Some(_)) => Err(DeviceError::PeerMisbehaved(
+            "the GID is that of another process's device",
+        )),
         // Any client knows the GID, and the tokens of the buffers for it, from ACCEPTs: it could
         // connect streams of this process to each other.
         (_, process) if peer == direct.gid() && !process.is_some_and(is_own) => {
@@ -216,9 +220,6 @@ pub(super) async fn reach(
                  or not known",
             ))
         }
-        (Some(owner), Some(process)) if !owner.is_same_process(process) => Err(
-            DeviceError::PeerMisbehaved("the GID is that of another process's device"),
-        ),
         _ => Ok(()),
     }
 }
