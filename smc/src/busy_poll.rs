@@ -15,6 +15,7 @@ pub(crate) struct BusyPoll {
     polls: u32,
     /// Hits since the executor last ran other tasks.
     hits: u32,
+    long_look: LongLook,
     pollers: Arc<Pollers>,
 }
 
@@ -35,6 +36,7 @@ impl BusyPoll {
             window: PollWindow::new(max, pollers.learned(max)),
             polls: 0,
             hits: 0,
+            long_look: LongLook::default(),
             pollers: Arc::clone(pollers),
         }
     }
@@ -63,6 +65,7 @@ impl BusyPoll {
     fn hit_after_misses(&mut self) -> bool {
         let was_parked = self.window.parked_at.is_some();
         self.polls = 0;
+        self.long_look.hit();
         self.leave();
         if self.window.is_waiting() {
             self.window.hit(Instant::now());
@@ -101,6 +104,10 @@ impl BusyPoll {
         if !is_first && !yield_processor(now) {
             return self.park(now);
         }
+        if self.pollers.is_alone_on_several_threads() && self.long_look.goes_on(is_first, now) {
+            self.polls = 0;
+            return PollStep::Again;
+        }
         PollStep::Yield
     }
 
@@ -122,6 +129,49 @@ impl BusyPoll {
 impl Drop for BusyPoll {
     fn drop(&mut self) {
         self.leave();
+    }
+}
+
+/// Looks of the only half that polls on several threads, before its task first yields. A thread that
+/// has nothing else to run then wakes another one, which can take the CPU from the peer.
+///
+/// A task that is woken meanwhile waits, and it may be the one whose request the peer waits for. So
+/// after a long look that finds nothing there is none for some windows: twice as many each time.
+#[derive(Debug, Default)]
+struct LongLook {
+    since: Option<Instant>,
+    /// Windows without one after the latest that found nothing, and what is left of them.
+    pause: u32,
+    left: u32,
+}
+
+impl LongLook {
+    /// A miss, the first of its window or a further one. Returns whether to look again, and not to
+    /// yield.
+    fn goes_on(&mut self, is_first: bool, now: Instant) -> bool {
+        if is_first {
+            let is_due = self.left == 0;
+            self.left = self.left.saturating_sub(1);
+            self.since = is_due.then_some(now);
+            return is_due;
+        }
+        let Some(since) = self.since else {
+            return false;
+        };
+        if now.duration_since(since) < LONG_LOOK {
+            return true;
+        }
+        self.since = None;
+        self.pause = (self.pause * 2).clamp(LONG_LOOK_PAUSE_MIN, LONG_LOOK_PAUSE_MAX);
+        self.left = self.pause;
+        false
+    }
+
+    /// An arrival.
+    fn hit(&mut self) {
+        if self.since.take().is_some() {
+            self.pause = 0;
+        }
     }
 }
 
@@ -277,6 +327,7 @@ pub(crate) struct Pollers {
     /// Halves in their windows.
     halves: AtomicU32,
     max_halves: u32,
+    on_several_threads: bool,
     driver_may_poll: bool,
     /// The next half that parks has to wake the driver.
     is_driver_requested: AtomicBool,
@@ -297,18 +348,19 @@ impl Pollers {
             true => STREAMS_MAX,
             false => POLLERS_MAX,
         };
-        Self::new(driver_may_poll, max_halves)
+        Self::new(driver_may_poll, max_halves, on_several_threads)
     }
 
     /// Of the handshakes of an endpoint.
     pub(crate) fn of_handshakes() -> Self {
-        Self::new(false, POLLERS_MAX)
+        Self::new(false, POLLERS_MAX, false)
     }
 
-    fn new(driver_may_poll: bool, max_halves: u32) -> Self {
+    fn new(driver_may_poll: bool, max_halves: u32, on_several_threads: bool) -> Self {
         Self {
             halves: AtomicU32::new(0),
             max_halves,
+            on_several_threads,
             driver_may_poll,
             is_driver_requested: AtomicBool::new(false),
             is_driver_polling: AtomicBool::new(false),
@@ -341,6 +393,10 @@ impl Pollers {
 
     fn leave(&self) {
         self.halves.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn is_alone_on_several_threads(&self) -> bool {
+        self.on_several_threads && self.halves.load(Ordering::Relaxed) == 1
     }
 
     fn is_driver_polling(&self) -> bool {
@@ -380,6 +436,13 @@ impl Pollers {
 
 /// Polls before yielding to the executor: about a microsecond.
 const SPINS_MAX: u32 = 24;
+
+/// The longest look before the first yield on several threads: about what it takes to wake a thread.
+const LONG_LOOK: Duration = Duration::from_micros(10);
+
+/// Windows without one after a long look that found nothing.
+const LONG_LOOK_PAUSE_MIN: u32 = 8;
+const LONG_LOOK_PAUSE_MAX: u32 = 1024;
 
 /// Consecutive hits before other tasks run, as for tokio's own streams.
 pub(crate) const HITS_MAX: u32 = 128;
@@ -639,6 +702,38 @@ mod tests {
             assert!(!driver.note_pass(now, true, &pollers));
         }
         assert!(!driver.sleeps);
+    }
+
+    #[test]
+    fn a_long_look_that_finds_nothing_is_followed_by_windows_without_one() {
+        let mut look = LongLook::default();
+        let mut now = Instant::now();
+        let mut window = |look: &mut LongLook| {
+            now += LONG_LOOK;
+            let begins = look.goes_on(true, now);
+            assert_eq!(look.goes_on(false, now + LONG_LOOK / 2), begins);
+            assert!(!look.goes_on(false, now + LONG_LOOK));
+            begins
+        };
+        let mut pause = |look: &mut LongLook| (0..).take_while(|_| !window(look)).count();
+        assert_eq!(pause(&mut look), 0);
+        assert_eq!(pause(&mut look), 8);
+        assert_eq!(pause(&mut look), 16);
+        // An arrival in the next one.
+        while !look.goes_on(true, Instant::now()) {}
+        look.hit();
+        assert_eq!(pause(&mut look), 0);
+        assert_eq!(pause(&mut look), 8);
+    }
+
+    #[test]
+    fn only_one_half_on_several_threads_has_long_looks() {
+        for (on_several_threads, halves) in [(true, 1), (true, 2), (false, 1)] {
+            let pollers = Pollers::of_device(true, on_several_threads);
+            assert!((0..halves).all(|_| pollers.enter()));
+            let is_alone = pollers.is_alone_on_several_threads();
+            assert_eq!(is_alone, on_several_threads && halves == 1);
+        }
     }
 
     /// The cost of waiting for arrivals.
