@@ -132,8 +132,8 @@ impl Drop for BusyPoll {
     }
 }
 
-/// Looks of the only half that polls on several threads, before its task first yields. A thread that
-/// has nothing else to run then wakes another one, which can take the CPU from the peer.
+/// Looks of the only half that polls on several threads, before its task first yields. A thread
+/// that has nothing else to run then wakes another one, which can take the CPU from the peer.
 ///
 /// A task that is woken meanwhile waits, and it may be the one whose request the peer waits for. So
 /// after a long look that finds nothing there is none for some windows: twice as many each time.
@@ -437,7 +437,8 @@ impl Pollers {
 /// Polls before yielding to the executor: about a microsecond.
 const SPINS_MAX: u32 = 24;
 
-/// The longest look before the first yield on several threads: about what it takes to wake a thread.
+/// The longest look before the first yield on several threads: about what it takes to wake a
+/// thread.
 const LONG_LOOK: Duration = Duration::from_micros(10);
 
 /// Windows without one after a long look that found nothing.
@@ -461,8 +462,8 @@ const WINDOW_MIN: Duration = Duration::from_micros(5);
 const PERIOD: Duration = Duration::from_millis(1);
 
 /// Streams with events in a period for which there is polling on several threads: of their halves,
-/// or of a driver with a thread of its own. A turn there delivers a few events and costs a part of a
-/// wake-up, so that the turns for more streams cost more than one wake-up for all.
+/// or of a driver with a thread of its own. A turn there delivers a few events and costs a part of
+/// a wake-up, so that the turns for more streams cost more than one wake-up for all.
 const STREAMS_MAX: u32 = 16;
 
 /// Halves that poll at a time on one thread. With more, the turns that they share take longer than

@@ -206,7 +206,9 @@ pub(super) async fn reach(
 ) -> Result<(), DeviceError> {
     let direct = direct(endpoint, device)?;
     direct.reach(peer).await?;
-    let is_own = |process: Credentials| process.is_same_process(Credentials::own());
+    // A process of another PID namespace has no number here; this one sees its own.
+    let own = Credentials::own();
+    let is_own = |process: Credentials| (process.uid, process.pid) == (own.uid, own.pid);
     match (direct.process(peer), process) {
         (Some(owner), Some(process)) if owner.is_same_process(process) => Ok(()),
         (Some(_), Some(_)) => Err(DeviceError::PeerMisbehaved(

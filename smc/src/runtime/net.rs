@@ -343,7 +343,7 @@ impl<R: Registered> UnixAcceptor for UnixAcceptorOf<R> {
 }
 
 /// A UNIX stream. An urgent byte (`MSG_OOB`) is data in its place: otherwise the socket is readable
-/// while a look finds nothing, and whoever waits for data to look at keeps a CPU busy.
+/// while a look finds nothing, and a task that waits for data to look at keeps a CPU busy.
 pub(super) fn unix_stream<R: Registered>(reactor: &R::Reactor, fd: OwnedFd) -> Arc<dyn Socket> {
     let _where_it_exists = sockopt::set_socket_oobinline(&fd, true);
     Arc::new(TcpSocket::<R>::new(reactor, fd))

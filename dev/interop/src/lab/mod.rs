@@ -180,7 +180,8 @@ impl Lab {
         self.order(guest, Order::Exec(argv))
     }
 
-    /// Runs commands of `ip` in a guest, in one process: starting it takes longer than what it does.
+    /// Runs commands of `ip` in a guest, in one process: starting one takes longer than what it
+    /// does.
     pub(crate) fn ip(&mut self, guest: usize, commands: Vec<String>) -> Result<()> {
         self.order(guest, Order::Ip(commands))
     }
