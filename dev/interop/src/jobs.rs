@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
+use crate::lock;
 use crate::protocol::{Event, Job};
 
 /// The processes that run or have run.
@@ -114,13 +115,13 @@ impl Jobs {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.running)
     }
 }
 
 impl Running {
     fn kill(&self) -> io::Result<()> {
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut child = lock(&self.child);
         child.kill()
     }
 }
@@ -137,10 +138,7 @@ impl Drop for Jobs {
 /// The child's output has ended, so it ends soon; between polls it can be killed.
 fn wait(child: &Mutex<Child>) -> Option<i32> {
     loop {
-        let polled = child
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .try_wait();
+        let polled = lock(child).try_wait();
         match polled {
             Ok(Some(status)) => return status.code(),
             Ok(None) => thread::sleep(Duration::from_millis(10)),

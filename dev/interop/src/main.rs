@@ -177,22 +177,21 @@ fn run(args: &RunArgs) -> Result<bool> {
 
 /// Performs one run after the other in a lab of its own, until there are no more.
 fn run_in_turn(runs: &Mutex<VecDeque<Run>>, show: Show, table: &Mutex<Table>) {
-    let mut lab: Option<(Version, Lab)> = None;
+    let (mut lab, mut booted) = (None, None);
     loop {
         let Some(run) = lock(runs).pop_front() else {
             return;
         };
-        let version = run.scenario.kernel;
-        let reused = lab.take().filter(|(booted, _)| *booted == version);
-        let mut booted = reused.map(|(_, lab)| lab);
-        let (outcome, took) = perform(&mut booted, &run, show, table);
+        if booted.replace(run.scenario.kernel) != Some(run.scenario.kernel) {
+            lab = None;
+        }
+        let (outcome, took) = perform(&mut lab, &run, show, table);
         lock(table).add(&run, outcome, took);
-        lab = booted.map(|lab| (version, lab));
     }
 }
 
 /// What another thread has left when it panicked is as good as ever.
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -17,6 +17,7 @@ use smol::channel::{Receiver, Sender, bounded};
 
 use super::call::open;
 use super::job::Job;
+use crate::lock;
 
 /// Reports of ends, requested on another stream, by seed.
 #[derive(Clone, Debug, Default)]
@@ -50,7 +51,7 @@ impl EndReports {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, ReportChannel>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

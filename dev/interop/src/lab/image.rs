@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use anyhow::{Context as _, Result};
 use fs_err as fs;
@@ -12,6 +12,7 @@ use fs_err as fs;
 use super::cpio::Archive;
 use super::kernel::{Kernel, Version, output, text};
 use crate::guest;
+use crate::lock;
 
 /// What a machine boots.
 #[derive(Clone, Debug)]
@@ -30,7 +31,7 @@ pub(crate) fn prepare(
 ) -> Result<Image> {
     // What lasts is made once, also if several labs want it at a time.
     static MAKING: Mutex<()> = Mutex::new(());
-    let making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let making = lock(&MAKING);
     fs::create_dir_all(home)?;
     let kernel = Kernel::obtain(home, version)?;
     let base = home.join(format!("base-{}-{RECIPE}.cpio", kernel.release));

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -11,6 +11,7 @@ use fs_err as fs;
 
 use super::{Outcome, Run};
 use crate::lab::{self, Lab};
+use crate::lock;
 use crate::protocol::{Order, SmcState};
 
 /// The results of all runs.
@@ -75,7 +76,7 @@ impl Table {
 /// Keeps the lines of a report together: others wait until it is dropped.
 pub(crate) fn hold() -> MutexGuard<'static, ()> {
     static REPORTING: Mutex<()> = Mutex::new(());
-    REPORTING.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&REPORTING)
 }
 
 /// States that a kernel had not received the end of a link group.
