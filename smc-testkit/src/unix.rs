@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut, Write as _};
+use std::io::{self, IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -40,6 +42,26 @@ pub fn seqpacket() -> OwnedFd {
 pub fn pair() -> (OwnedFd, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+}
+
+/// A stream socket that is connected as by a client with SMC, which sends a PROPOSAL next.
+///
+/// # Errors
+///
+/// As `bind(2)` and `connect(2)`.
+pub fn marked_client(to: &SocketAddrUnix) -> io::Result<UnixStream> {
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    let number = LAST.fetch_add(1, Ordering::Relaxed);
+    let flags = SocketFlags::CLOEXEC;
+    let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // No other client has this name.
+    let name = format!("smc-client\0{:08x}{number:08x}", std::process::id());
+    bind(
+        &client,
+        &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+    )?;
+    connect(&client, to)?;
+    Ok(client.into())
 }
 
 /// A socket that is connected to the one with this name.

@@ -4,18 +4,18 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use rustix::net::SocketAddrUnix;
 use smc::{Endpoint, UnixListener};
 use smc_core::device::{Device as _, Direct};
 use smc_core::proto::group::DeviceIndex;
 use smc_core::proto::handshake::{ClientProposal, DirectDevice, HandshakeConfig, TcpPath};
 use smc_testkit::on::On;
+use smc_testkit::unix::marked_client;
 use smc_testkit::user::{is_root, run_as};
 use smc_transport_ism::{FabricAddress, IsmDevice};
 use smc_wire::clc::{AcceptConfirm, AcceptKind, Message};
@@ -51,19 +51,9 @@ impl Service {
 
     /// Sends a PROPOSAL on a socket that is bound as a client's; returns the answer as well.
     fn answer_to(&self, proposal: &[u8]) -> (UnixStream, Message) {
-        let client = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-        // A number that no other client has: that of a socket.
-        let name = format!(
-            "smc-client\0{:08x}{:08x}",
-            std::process::id(),
-            client.as_raw_fd()
-        );
-        let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
-        rustix::net::bind(&client, &name).unwrap();
         let marked = format!("{}\0smc", self.name);
         let marked = SocketAddrUnix::new_abstract_name(marked.as_bytes()).unwrap();
-        rustix::net::connect(&client, &marked).unwrap();
-        let mut client = UnixStream::from(client);
+        let mut client = marked_client(&marked).unwrap();
         client.write_all(proposal).unwrap();
         let mut answer = [0; 1024];
         let count = client.read(&mut answer).unwrap();

@@ -21,6 +21,7 @@ use smc::{
 };
 use smc_testkit::on::On;
 use smc_testkit::resources::limit_descriptors;
+use smc_testkit::unix::marked_client;
 use smc_testkit::user::{is_root, run_as};
 use tempfile::TempDir;
 
@@ -241,23 +242,11 @@ fn a_client_that_is_silent_after_its_mark_delays_no_other() {
         let at = place.path();
         let endpoint = place.endpoint(On::Smol);
         let listener = endpoint.bind_unix(&at).unwrap();
-        let _silent = marked_client(&SocketAddrUnix::new(&at).unwrap(), 1).unwrap();
+        let _silent = marked_client(&SocketAddrUnix::new(&at).unwrap()).unwrap();
         let mut streams = connect_pair(&endpoint, &listener, &at).await;
         assert!(streams[0].mode().is_smc());
         exchange(&mut streams).await;
     });
-}
-
-/// A socket that is connected as by a client that sends a PROPOSAL next.
-fn marked_client(to: &SocketAddrUnix, number: usize) -> io::Result<net::UnixStream> {
-    let client = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
-    let name = format!("smc-client\0{:08x}{number:08x}", std::process::id());
-    rustix::net::bind(
-        &client,
-        &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
-    )?;
-    rustix::net::connect(&client, to)?;
-    Ok(client.into())
 }
 
 #[test]
@@ -282,7 +271,7 @@ fn clients_of_another_user_that_hold_handshakes_leave_descriptors_to_the_process
             let clients = (0..1350).map(|number| {
                 let second = format!("{}\0smc", name(number % 3));
                 let second = SocketAddrUnix::new_abstract_name(second.as_bytes()).unwrap();
-                let mut client = marked_client(&second, number).unwrap();
+                let mut client = marked_client(&second).unwrap();
                 client.set_nonblocking(true).unwrap();
                 // The first byte of a message: a second is over then, and six remain.
                 client.write_all(&[0xe2]).unwrap();
