@@ -424,7 +424,7 @@ impl Builder {
             groups.deadlines.set_groups(&groups);
         }
         let inner = EndpointInner {
-            handshake_pollers: Arc::new(Pollers::of_handshakes()),
+            handshake_pollers: Arc::new(Pollers::new(false, false)),
             tcp_handshakes: TcpHandshakes::default(),
             proposal: Mutex::default(),
             setups: SetupCounters::default(),

@@ -314,7 +314,7 @@ impl DriverPoll {
         self.sleeps = pollers.start_period() > STREAMS_MAX;
         if self.sleeps {
             self.window.park(now);
-        } else if was_sleeping || pollers.max_halves >= STREAMS_MAX {
+        } else if was_sleeping || pollers.on_several_threads {
             pollers.stop_driver();
         }
     }
@@ -326,7 +326,6 @@ impl DriverPoll {
 pub(crate) struct Pollers {
     /// Halves in their windows.
     halves: AtomicU32,
-    max_halves: u32,
     on_several_threads: bool,
     driver_may_poll: bool,
     /// The next half that parks has to wake the driver.
@@ -341,25 +340,11 @@ pub(crate) struct Pollers {
 }
 
 impl Pollers {
-    /// Of the streams of a device, whose tasks run on one thread or several. If no driver may poll,
-    /// halves beyond those that poll on the spot park.
-    pub(crate) fn of_device(driver_may_poll: bool, on_several_threads: bool) -> Self {
-        let max_halves = match driver_may_poll && on_several_threads {
-            true => STREAMS_MAX,
-            false => POLLERS_MAX,
-        };
-        Self::new(driver_may_poll, max_halves, on_several_threads)
-    }
-
-    /// Of the handshakes of an endpoint.
-    pub(crate) fn of_handshakes() -> Self {
-        Self::new(false, POLLERS_MAX, false)
-    }
-
-    fn new(driver_may_poll: bool, max_halves: u32, on_several_threads: bool) -> Self {
+    /// Of halves whose tasks run on one thread or several. If no driver may poll, halves beyond
+    /// those that poll on the spot park.
+    pub(crate) fn new(driver_may_poll: bool, on_several_threads: bool) -> Self {
         Self {
             halves: AtomicU32::new(0),
-            max_halves,
             on_several_threads,
             driver_may_poll,
             is_driver_requested: AtomicBool::new(false),
@@ -373,7 +358,11 @@ impl Pollers {
     /// Counts a half that begins a window. Returns false if there are so many that the driver has
     /// to poll, if it may.
     fn enter(&self) -> bool {
-        if self.halves.fetch_add(1, Ordering::Relaxed) < self.max_halves {
+        let max = match self.driver_may_poll && self.on_several_threads {
+            true => STREAMS_MAX,
+            false => POLLERS_MAX,
+        };
+        if self.halves.fetch_add(1, Ordering::Relaxed) < max {
             return true;
         }
         self.leave();
@@ -521,7 +510,7 @@ mod tests {
     const COST: Duration = Duration::from_micros(50);
 
     fn pollers() -> Arc<Pollers> {
-        Arc::new(Pollers::of_device(true, false))
+        Arc::new(Pollers::new(true, false))
     }
 
     fn half(max: Duration, pollers: &Arc<Pollers>) -> BusyPoll {
@@ -610,7 +599,7 @@ mod tests {
 
     #[test]
     fn without_a_driver_that_may_poll_further_halves_park_and_the_others_go_on() {
-        let pollers = Arc::new(Pollers::of_handshakes());
+        let pollers = Arc::new(Pollers::new(false, false));
         let long = Duration::from_secs(3600);
         let mut halves: Vec<_> = (0..=POLLERS_MAX).map(|_| half(long, &pollers)).collect();
         let (last, polling) = halves.split_last_mut().unwrap();
@@ -632,7 +621,7 @@ mod tests {
     }
 
     fn requested() -> Pollers {
-        let pollers = Pollers::of_device(true, false);
+        let pollers = Pollers::new(true, false);
         pollers.is_driver_polling.store(true, Ordering::Relaxed);
         pollers
     }
@@ -679,7 +668,7 @@ mod tests {
 
     #[test]
     fn on_several_threads_more_halves_poll_and_a_driver_leaves_few_streams_to_them() {
-        let pollers = Arc::new(Pollers::of_device(true, true));
+        let pollers = Arc::new(Pollers::new(true, true));
         let long = Duration::from_secs(3600);
         let mut halves: Vec<_> = (0..=STREAMS_MAX).map(|_| half(long, &pollers)).collect();
         let (last, polling) = halves.split_last_mut().unwrap();
@@ -730,7 +719,7 @@ mod tests {
     #[test]
     fn only_one_half_on_several_threads_has_long_looks() {
         for (on_several_threads, halves) in [(true, 1), (true, 2), (false, 1)] {
-            let pollers = Pollers::of_device(true, on_several_threads);
+            let pollers = Pollers::new(true, on_several_threads);
             assert!((0..halves).all(|_| pollers.enter()));
             let is_alone = pollers.is_alone_on_several_threads();
             assert_eq!(is_alone, on_several_threads && halves == 1);

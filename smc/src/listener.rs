@@ -18,7 +18,7 @@ use atomic_waker::AtomicWaker;
 use event_listener::{Event, IntoNotification as _};
 
 use self::admission::{AdmissionControl, AdmissionPermit, Source};
-use self::descriptors::{ClientDescriptor, descriptor_limit};
+use self::descriptors::ClientDescriptor;
 use super::endpoint::EndpointInner;
 use super::handshake;
 use super::incoming::Incoming;
@@ -34,6 +34,7 @@ use crate::info::ListenerInfo;
 use crate::log::{Destination, Span};
 use crate::mutex::Mutex;
 use crate::proto::Role;
+use crate::quota;
 use crate::reactor_turns::ReactorTurns;
 
 /// Options of a listener that differ from one to the next.
@@ -763,7 +764,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);
 /// Streams that may wait for `accept`: any client can have that many, and each has a descriptor at
 /// least. Further connections wait in the backlog, where they take none.
 fn ready_limit() -> usize {
-    (descriptor_limit() / READY_SHARE).max(READY_MIN)
+    (quota::descriptors::limit() / READY_SHARE).max(READY_MIN)
 }
 
 /// The part of the descriptors of the process that they may take, and how many there may be in any

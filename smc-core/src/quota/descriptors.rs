@@ -17,8 +17,14 @@ use crate::quota::{Permit, UserQuota};
 ///
 /// As of [`UserQuota::take`].
 pub fn take(user: u32, count: usize) -> Result<Permit, Limit> {
+    QUOTA.take(limit(), user, count)
+}
+
+/// The limit, as it is now.
+#[must_use]
+pub fn limit() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    QUOTA.take(usize::try_from(limit).unwrap_or(usize::MAX), user, count)
+    usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
 static QUOTA: LazyLock<UserQuota> = LazyLock::new(|| {

@@ -61,6 +61,26 @@ impl<K: Eq + Hash> FairShares<K> {
         self.taken = self.taken.saturating_add(1);
     }
 
+    /// Takes so many of a limit of this process, of which all holders together have a quarter, and
+    /// one of them an eighth. A first holder gets them however low the limit is, which can change
+    /// at any time.
+    ///
+    /// # Errors
+    ///
+    /// The share of one holder, if this one would have more, or more than the others leave free.
+    pub fn take_of_limit(&mut self, limit: usize, holder: &K, count: usize) -> Result<(), usize>
+    where
+        K: Clone,
+    {
+        let part = |share: usize| (limit / share).max(count);
+        self.set_limits(part(4), part(8));
+        if !self.has_capacity_for(holder, count) {
+            return Err(part(8));
+        }
+        (0..count).for_each(|_| self.take(holder.clone()));
+        Ok(())
+    }
+
     /// Releases one, if this holder has any.
     pub fn release(&mut self, holder: &K) {
         let Some(count) = self.by_holder.get_mut(holder) else {

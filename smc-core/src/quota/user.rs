@@ -86,25 +86,15 @@ impl Taken {
 
     /// The share of one user, on failure.
     fn take(&mut self, limit: usize, other: Option<u32>, count: usize) -> Result<(), usize> {
-        let part = |share: usize| (limit / share).max(count);
-        match other {
-            None => {
-                let has = self.of_own.saturating_add(count);
-                if has > part(2) {
-                    return Err(part(2));
-                }
-                self.of_own = has;
+        let Some(user) = other else {
+            let (has, half) = (self.of_own.saturating_add(count), (limit / 2).max(count));
+            if has > half {
+                return Err(half);
             }
-            Some(user) => {
-                // The limit of the process can change at any time.
-                self.of_others.set_limits(part(4), part(8));
-                if !self.of_others.has_capacity_for(&user, count) {
-                    return Err(part(8));
-                }
-                (0..count).for_each(|_| self.of_others.take(user));
-            }
-        }
-        Ok(())
+            self.of_own = has;
+            return Ok(());
+        };
+        self.of_others.take_of_limit(limit, &user, count)
     }
 
     fn release(&mut self, other: Option<u32>, count: usize) {

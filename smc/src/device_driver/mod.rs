@@ -110,7 +110,7 @@ impl DeviceDriver {
         let name = Arc::from(device.identity().name.as_str());
         // With SMC-R connections that share a link would proceed less evenly.
         let driver_may_poll = device.operations().direct().is_some();
-        let pollers = Pollers::of_device(driver_may_poll, stream_runtime.has_several_threads());
+        let pollers = Pollers::new(driver_may_poll, stream_runtime.has_several_threads());
         Arc::new(Self {
             device,
             name,

@@ -3,19 +3,17 @@
 //! Each client of a listener has a descriptor: while it waits for a place, while its handshake is
 //! under way, and until `accept` returns its stream. All listeners of the process take from one
 //! limit (`RLIMIT_NOFILE`). Clients of other users are counted with all else that these have
-//! ([`quota::descriptors`]), clients of a source address here, by the same shares. Clients of the
+//! ([`descriptors`]), clients of a source address here, by the same shares. Clients of the
 //! own user are not counted, nor are those without a handshake, of which the listener itself keeps
 //! a bounded number.
 
 use std::net::IpAddr;
 use std::sync::LazyLock;
 
-use rustix::process::{Resource, getrlimit};
-
 use super::admission::Source;
 use crate::error::Limit;
 use crate::mutex::Mutex;
-use crate::quota::{self, FairShares, Permit};
+use crate::quota::{FairShares, Permit, descriptors};
 
 /// The descriptor of one client. Dropping it gives it back.
 #[derive(Debug)]
@@ -37,9 +35,14 @@ impl ClientDescriptor {
         };
         match source {
             None => {}
-            Some(Source::User(user)) => taken._of_user = Some(quota::descriptors::take(user, 1)?),
+            Some(Source::User(user)) => taken._of_user = Some(descriptors::take(user, 1)?),
             Some(Source::Address(address)) => {
-                take_for(&mut OF_ADDRESSES.lock(), descriptor_limit(), address)?;
+                let mut of_all = OF_ADDRESSES.lock();
+                let share = of_all.take_of_limit(descriptors::limit(), &address, 1);
+                share.map_err(|share| {
+                    let share = u64::try_from(share).unwrap_or(u64::MAX);
+                    Limit::new("share of descriptors of an address", share)
+                })?;
                 taken.of_address = Some(address);
             }
         }
@@ -55,30 +58,8 @@ impl Drop for ClientDescriptor {
     }
 }
 
-fn take_for(taken: &mut FairShares<IpAddr>, limit: usize, address: IpAddr) -> Result<(), Limit> {
-    let each = (limit / OF_ONE).max(1);
-    // The limit of the process can change at any time.
-    taken.set_limits((limit / OF_ALL).max(1), each);
-    if !taken.has_capacity(&address) {
-        let each = u64::try_from(each).unwrap_or(u64::MAX);
-        return Err(Limit::new("share of descriptors of an address", each));
-    }
-    taken.take(address);
-    Ok(())
-}
-
-/// `RLIMIT_NOFILE`.
-pub(super) fn descriptor_limit() -> usize {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(limit).unwrap_or(usize::MAX)
-}
-
 static OF_ADDRESSES: LazyLock<Mutex<FairShares<IpAddr>>> =
     LazyLock::new(|| Mutex::new(FairShares::new(0, 0)));
-
-/// The parts of the limit that all addresses together, and one of them, can have.
-const OF_ALL: usize = 4;
-const OF_ONE: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -90,8 +71,8 @@ mod tests {
     fn addresses_have_a_quarter_of_the_descriptors_and_one_an_eighth() {
         let mut taken = FairShares::new(0, 0);
         let mut fill = |last| {
-            let address = Ipv4Addr::new(10, 0, 0, last).into();
-            let take = || take_for(&mut taken, 1024, address).ok();
+            let address = IpAddr::from(Ipv4Addr::new(10, 0, 0, last));
+            let take = || taken.take_of_limit(1024, &address, 1).ok();
             std::iter::from_fn(take).count()
         };
         assert_eq!(fill(1), 128);
@@ -105,7 +86,7 @@ mod tests {
         let user = Source::User(rustix::process::geteuid().as_raw() + 77);
         let take = || ClientDescriptor::take(Some(user)).ok();
         let of_one_listener: Vec<_> = std::iter::from_fn(take).take(100_000).collect();
-        assert!(of_one_listener.len() <= descriptor_limit() / 8);
+        assert!(of_one_listener.len() <= descriptors::limit() / 8);
         assert!(ClientDescriptor::take(Some(user)).is_err());
         assert!(
             ClientDescriptor::take(None).is_ok(),
