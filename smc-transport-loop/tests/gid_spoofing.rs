@@ -6,6 +6,7 @@ mod common;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use common::{device, start, without_device};
@@ -14,7 +15,7 @@ use smc_core::device::{Device, DeviceError, Direct};
 use smc_core::error::SetupStep;
 use smc_core::wire::types::DeclineCode;
 use smc_testkit::on::On;
-use smc_testkit::process::Role;
+use smc_testkit::process::{Child, ENTRY, Role, command_by};
 use smc_testkit::streams::{connect_smc, listen, ping_pong};
 use smc_testkit::world::ScriptedDevice;
 use smc_transport_loop::LoopDevice;
@@ -23,6 +24,9 @@ use smc_transport_loop::LoopDevice;
 #[test]
 fn helper_process() {
     let Some(role) = Role::current() else { return };
+    if role.name() == "unix-service" {
+        return service(&role);
+    }
     // A device of this process that announces the GID of another one.
     let device = ScriptedDevice::around(loop_device(role.dir())).with_gid(role.parse());
     let endpoint = endpoint(role.dir(), Arc::new(device));
@@ -68,6 +72,44 @@ fn a_client_cannot_name_the_device_of_another_process_at_a_unix_socket() {
 #[test]
 fn a_listener_at_a_unix_socket_cannot_name_the_device_of_another_process() {
     claim_gids("unix-listener");
+}
+
+/// A listener with a device of its own. It states why its stream is not SMC.
+fn service(role: &Role) {
+    let device = loop_device(role.dir());
+    let gid = device.gid();
+    let endpoint = endpoint(role.dir(), device);
+    On::Smol.run(async {
+        let listener = endpoint.bind_unix(unix_path(role.dir())).unwrap();
+        role.send(gid);
+        let stream = listener.accept().await.unwrap().0;
+        role.send(stream.fallback_reason().unwrap());
+    });
+    assert_eq!(role.recv(), None);
+}
+
+/// A listener in another PID namespace than its client sees no number of it, and can compare the
+/// user alone. The device of the listener is its own all the same.
+#[test]
+fn a_client_in_another_pid_namespace_cannot_name_the_device_of_the_listener() {
+    let launcher = ["unshare", "--pid", "--fork", "--kill-child", "--"];
+    let mut tried = Command::new(launcher[0]);
+    let tried = tried.args(&launcher[1..]).arg("true").output();
+    if !tried.is_ok_and(|output| output.status.success()) {
+        println!("skipped: this user cannot make a PID namespace");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let service = command_by(&launcher, ENTRY);
+    let mut service = Child::spawn(service, "unix-service", dir.path().display());
+    let device = ScriptedDevice::around(loop_device(dir.path())).with_gid(service.parse());
+    let client = endpoint(dir.path(), Arc::new(device));
+    let stream = On::Smol.run(async { client.connect_unix(unix_path(dir.path())).await });
+    let reason = service.recv();
+    let code = format!("{:#010x} ", DeclineCode::NOSMCD2DEV.0);
+    assert!(reason.starts_with(&code), "{reason}");
+    assert!(!stream.unwrap().mode().is_smc());
+    service.finish();
 }
 
 fn unix_path(dir: &Path) -> PathBuf {

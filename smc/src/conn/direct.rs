@@ -16,6 +16,7 @@ use crate::info::{Flags, PublishedWords};
 use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::mem::{Element, HEADER_LEN};
 use crate::mutex::Mutex;
+use crate::negotiate::Credentials;
 use crate::proto::conn::UPDATE_FLAGS;
 use crate::proto::handshake::{DirectParams, Established, PeerAccess};
 
@@ -30,8 +31,9 @@ pub(crate) struct DirectConn {
     /// The payload part of the peer's element.
     pub(crate) peer_ring: Ring,
     allows_rewind: bool,
-    /// The process of the peer's device is known, so that the handshake has compared it.
-    pub(crate) has_known_owner: bool,
+    /// The process at the other end of the handshake is known to own the peer's device, and not
+    /// only to be of the same user.
+    pub(crate) has_proven_owner: bool,
     /// The producer word that was published last, if a device moves it.
     producer: AtomicU64,
     /// Not zero: the device was busy, and the driver retries the producer word.
@@ -83,13 +85,15 @@ pub(crate) struct DirectBuffers {
 }
 
 impl Parts {
-    /// The parts of an SMC-D connection, and why it was lost.
+    /// The parts of an SMC-D connection, and why it was lost. `process` is at the other end of the
+    /// handshake.
     pub(crate) fn direct(
         driver: &Arc<DeviceDriver>,
         established: &Established,
         params: DirectParams,
         buffers: DirectBuffers,
         locality: PeerLocality,
+        process: Option<Credentials>,
     ) -> Result<(Self, Option<Error>), Error> {
         let dmb = buffers
             .dmb
@@ -124,7 +128,10 @@ impl Parts {
             peer,
             peer_ring: ring,
             allows_rewind: direct.is_some_and(|direct| direct.allows_rewind()),
-            has_known_owner: direct.is_some_and(|direct| direct.process(params.peer).is_some()),
+            has_proven_owner: process.is_some_and(|process| {
+                let owner = direct.and_then(|direct| direct.process(params.peer));
+                process.pid != 0 && owner == Some(process)
+            }),
             producer: AtomicU64::new(0),
             producer_pending: AtomicU32::new(0),
             consumer: Mutex::default(),

@@ -651,7 +651,8 @@ impl Conn {
     ///
     /// It does while the peer is silent. With SMC-D it does until the peer closes where nothing
     /// proves that the peer has the device that it names, and whose end would be reported: after a
-    /// handshake on TCP, and with a device that does not know the processes of others.
+    /// handshake on TCP, with a device that does not know the processes of others, and with a peer
+    /// in another PID namespace.
     fn ends_with_tcp(&self) -> bool {
         if self.is_peer_silent() {
             return true;
@@ -659,7 +660,7 @@ impl Conn {
         let TransportConn::Direct(direct) = &self.transport else {
             return false;
         };
-        if direct.has_known_owner && self.locality != PeerLocality::Unknown {
+        if direct.has_proven_owner && self.locality != PeerLocality::Unknown {
             return false;
         }
         let word = ConsumerWord::from_ne(self.local.consumer().load(Ordering::Acquire));

@@ -29,7 +29,7 @@ use super::endpoint::EndpointInner;
 use super::runtime::Socket;
 use super::stream::{Mode, Stream};
 use crate::address::{self, Address};
-use crate::conn::{Conn, Parts, PeerLocality};
+use crate::conn::{Conn, Parts};
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason};
 use crate::log::HandshakeLog;
@@ -212,7 +212,6 @@ async fn run_handshake(
             Ok(fallback_stream(endpoint, role, tcp, peer, unread, reason))
         }
         Outcome::Smc(established) => {
-            let locality = carrier.locality();
             let conn = build_conn(
                 endpoint,
                 machine.role(),
@@ -220,7 +219,7 @@ async fn run_handshake(
                 peer,
                 &established,
                 resources,
-                locality,
+                carrier,
             )?;
             Ok(Stream::smc(
                 conn,
@@ -263,13 +262,14 @@ fn build_conn(
     peer_addr: &Address,
     established: &Established,
     resources: &mut HandshakeResources,
-    locality: PeerLocality,
+    carrier: &Carrier<'_>,
 ) -> Result<Arc<Conn>, Error> {
     let (parts, lost) = match established.transport {
         Transport::Direct(params) => {
             let driver = device_driver(endpoint, params.device)?;
             let buffers = std::mem::take(&mut resources.direct);
-            Parts::direct(driver, established, params, buffers, locality)?
+            let (locality, process) = (carrier.locality(), carrier.credentials());
+            Parts::direct(driver, established, params, buffers, locality, process)?
         }
         Transport::Rdma(params) => {
             // Its device may be gone: then the group fails over to another one, or ends the

@@ -210,7 +210,11 @@ pub(super) async fn reach(
     let own = Credentials::own();
     let is_own = |process: Credentials| (process.uid, process.pid) == (own.uid, own.pid);
     match (direct.process(peer), process) {
-        (Some(owner), Some(process)) if owner.is_same_process(process) => Ok(()),
+        (Some(owner), Some(process))
+            if owner.is_same_process(process) && (is_own(process) || !is_own(owner)) =>
+        {
+            Ok(())
+        }
         (Some(_), Some(_)) => Err(DeviceError::PeerMisbehaved(
             "the GID is that of another process's device",
         )),
