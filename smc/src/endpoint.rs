@@ -136,7 +136,10 @@ impl EndpointInner {
     pub(crate) fn listener_infos(&self) -> Vec<ListenerInfo> {
         let listeners = self.listeners.lock().clone();
         let listeners: Vec<_> = listeners.iter().filter_map(Weak::upgrade).collect();
-        listeners.iter().map(|listener| listener.info()).collect()
+        listeners
+            .iter()
+            .filter_map(|listener| listener.info())
+            .collect()
     }
 
     pub(crate) fn device_infos(&self) -> Vec<DeviceInfo> {

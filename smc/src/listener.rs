@@ -587,18 +587,25 @@ async fn accept_loop(queue: Arc<Queue>, service: Weak<ListenerService>, runtime:
 }
 
 impl ListenerService {
-    pub(crate) fn info(&self) -> ListenerInfo {
+    /// `None` for a listener that was dropped, whose task may have this for a moment longer.
+    pub(crate) fn info(&self) -> Option<ListenerInfo> {
         let queue = self.queue.upgrade();
+        let end = queue
+            .as_ref()
+            .and_then(|queue| queue.own_lifetime.check().err());
+        if matches!(end, Some(Error::Closed(CloseReason::Local))) {
+            return None;
+        }
         let (ready, refused) = queue.map_or_else(Default::default, |queue| {
             let state = queue.state.lock();
             (state.ready.len(), state.refused.clone())
         });
-        ListenerInfo {
+        Some(ListenerInfo {
             local: self.socket.local.clone(),
             unpublished: self.socket.unpublished().cloned(),
             ready,
             refused,
-        }
+        })
     }
 
     fn full(&self) -> FallbackCause {
