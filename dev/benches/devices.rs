@@ -23,7 +23,7 @@ use tempfile::TempDir;
 struct Pair<D> {
     writer: D,
     buffer: Arc<dyn Dmb>,
-    _reader: D,
+    reader: D,
     _dir: TempDir,
 }
 
@@ -47,7 +47,7 @@ impl<D: Device + Direct> Pair<D> {
         let pair = Self {
             writer,
             buffer,
-            _reader: reader,
+            reader,
             _dir: dir,
         };
         // The first write includes set-up.
@@ -57,9 +57,9 @@ impl<D: Device + Direct> Pair<D> {
 
     fn put(&self, data: &[u8], signal: Signal) {
         let data = [IoSlice::new(data)];
-        let moved = self
-            .writer
-            .move_data(self.buffer.token(), 64, &data, signal);
+        let moved =
+            self.writer
+                .move_data(self.reader.gid(), self.buffer.token(), 64, &data, signal);
         moved.unwrap();
     }
 }

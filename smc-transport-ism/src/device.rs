@@ -136,16 +136,17 @@ impl Direct for IsmDevice {
 
     fn move_data(
         &self,
+        peer: Gid,
         to: DmbToken,
         at: u32,
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
-        self.node.move_data(to, at, data, signal)
+        self.node.move_data(peer, to, at, data, signal)
     }
 
-    fn is_registered(&self, token: DmbToken) -> bool {
-        self.node.memory.is_registered(token, self.node.tag)
+    fn is_registered(&self, peer: Gid, token: DmbToken) -> bool {
+        self.node.memory.is_registered(peer, token, self.node.tag)
     }
 
     fn nocopy(&self) -> Option<&dyn Nocopy> {

@@ -70,7 +70,7 @@
 //!
 //! // The token travels in the handshake of a connection.
 //! let word = 42_u64.to_ne_bytes();
-//! writer.move_data(buffer.token(), 8, &[IoSlice::new(&word)], Signal::Yes)?;
+//! writer.move_data(reader.gid(), buffer.token(), 8, &[IoSlice::new(&word)], Signal::Yes)?;
 //!
 //! reader.drain(&mut |event| assert_eq!(event, Event::Signalled(buffer.token())))?;
 //! assert_eq!(buffer.region().load(8, Ordering::Acquire)?, 42);

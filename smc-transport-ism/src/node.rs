@@ -147,9 +147,10 @@ impl Node {
         self.memory.sweep(granules, self.tag, is_known_dead)
     }
 
-    /// Writes into a peer's buffer.
+    /// Writes into a buffer of `peer`.
     pub(crate) fn move_data(
         &self,
+        peer: Gid,
         token: DmbToken,
         at: u32,
         data: &[IoSlice<'_>],
@@ -160,6 +161,9 @@ impl Node {
         }
         let memory = &*self.memory;
         let moved = memory.with_access(token, self.tag, |target, wake_flag| {
+            if !memory.has_gid(target.owner, peer) {
+                return Err(SubmitError::UnknownToken);
+            }
             memory.write(target.run, at, data)?;
             if signal == Signal::Yes && wake_flag.must_wake() {
                 self.signal_owner(target);

@@ -107,9 +107,8 @@ impl LoopDevice {
         token: DmbToken,
     ) -> Result<Option<Arc<dyn Attachment>>, DeviceError> {
         let target = |target: &Arc<_>| Ok(Arc::clone(target));
-        match self.peers.tokens.with(token, target) {
-            Ok(target) if target.peer() == peer => Ok(Some(Arc::new(target.attach()?))),
-            Ok(_) => Err(UNKNOWN),
+        match self.peers.tokens.with(peer, token, target) {
+            Ok(target) => Ok(Some(Arc::new(target.attach()?))),
             Err(SubmitError::PeerGone) => Err(DeviceError::PeerGone),
             Err(_) => Ok(None),
         }
@@ -117,13 +116,14 @@ impl LoopDevice {
 
     fn try_move(
         &self,
+        peer: Gid,
         to: DmbToken,
         at: u32,
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
         let at = usize::try_from(at).map_err(|_| SubmitError::OutOfBounds)?;
-        self.peers.tokens.with(to, |target| {
+        self.peers.tokens.with(peer, to, |target| {
             target.write(at, data)?;
             if signal == Signal::Yes {
                 target.signal();
@@ -189,10 +189,10 @@ impl Direct for LoopDevice {
         self.peers.open(peer).await.map(|_| ())
     }
 
-    fn process(&self, peer: Gid) -> Option<Credentials> {
-        let known = self.peers.find(peer)?;
+    fn process(&self, peer: Gid) -> Result<Option<Credentials>, DeviceError> {
+        let known = self.peers.find(peer).ok_or(DeviceError::PeerGone)?;
         // There is no channel to the local device itself that has the credentials.
-        Some(known.credentials.unwrap_or_else(Credentials::own))
+        Ok(Some(known.credentials.unwrap_or_else(Credentials::own)))
     }
 
     fn shortage(&self) -> Option<OsError> {
@@ -226,28 +226,29 @@ impl Direct for LoopDevice {
 
     fn move_data(
         &self,
+        peer: Gid,
         to: DmbToken,
         at: u32,
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
-        let moved = self.try_move(to, at, data, signal);
+        let moved = self.try_move(peer, to, at, data, signal);
         if !matches!(moved, Err(SubmitError::UnknownToken)) {
             return moved;
         }
         // The first use of a buffer: its message has been sent, but not received yet.
         let more = self.peers.receive_pending()?;
         self.peers.scan_all();
-        match self.try_move(to, at, data, signal) {
+        match self.try_move(peer, to, at, data, signal) {
             // Its message may be behind those that the driver will receive.
             Err(SubmitError::UnknownToken) if more => Err(SubmitError::WouldBlock),
             result => result,
         }
     }
 
-    fn is_registered(&self, token: DmbToken) -> bool {
+    fn is_registered(&self, peer: Gid, token: DmbToken) -> bool {
         let tokens = &self.peers.tokens;
-        tokens.with(token, |target| Ok(target.is_registered())) == Ok(true)
+        tokens.with(peer, token, |target| Ok(target.is_registered())) == Ok(true)
     }
 
     fn allows_rewind(&self) -> bool {
@@ -345,7 +346,7 @@ mod tests {
         block_on(writer.reach(owner.gid())).unwrap();
         let data = [IoSlice::new(&[0; 8])];
         let last = dmbs.last().unwrap().token();
-        let moved = writer.move_data(last, 0, &data, Signal::Yes);
+        let moved = writer.move_data(owner.gid(), last, 0, &data, Signal::Yes);
         assert_eq!(moved, Ok(()), "its message was sent before");
     }
 
@@ -399,7 +400,7 @@ mod tests {
             dmb.arm();
             let data = [IoSlice::new(&[0; 8])];
             device
-                .move_data(dmb.token(), 0, &data, Signal::Yes)
+                .move_data(device.gid(), dmb.token(), 0, &data, Signal::Yes)
                 .unwrap();
         };
         signal();

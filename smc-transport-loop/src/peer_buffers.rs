@@ -88,10 +88,6 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    pub(crate) fn peer(&self) -> Gid {
-        self.notifier.peer
-    }
-
     /// Writes the slices one after the other from offset `at`.
     pub(crate) fn write(&self, at: usize, data: &[IoSlice<'_>]) -> Result<(), SubmitError> {
         let mapping = self.memory.as_ref().map_err(|error| error.clone())?;
@@ -195,16 +191,17 @@ enum TokenState {
 }
 
 impl Tokens {
-    /// Looks a token up and calls `then` while the buffer cannot be removed.
+    /// Looks a token of a peer up and calls `then` while the buffer cannot be removed.
     pub(crate) fn with<T>(
         &self,
+        peer: Gid,
         token: DmbToken,
         then: impl FnOnce(&Arc<Target>) -> Result<T, SubmitError>,
     ) -> Result<T, SubmitError> {
         match self.read().get(&token) {
-            Some(TokenState::Buffer(target)) => then(target),
+            Some(TokenState::Buffer(target)) if target.notifier.peer == peer => then(target),
             Some(TokenState::PeerGone) => Err(SubmitError::PeerGone),
-            None => Err(SubmitError::UnknownToken),
+            _ => Err(SubmitError::UnknownToken),
         }
     }
 

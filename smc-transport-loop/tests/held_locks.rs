@@ -173,7 +173,7 @@ fn while_no_descriptor_can_be_watched_there_are_no_new_peers_and_others_go_on() 
     let built = LoopDevice::builder().domain(Domain::directory(dir.path()));
     let error = built.build().unwrap_err();
     assert!(error.to_string().contains("timed out"), "{error}");
-    assert_eq!(ours.write(dmb.token(), 0, b"goes on"), Ok(()));
+    assert_eq!(ours.write(before.gid(), dmb.token(), 0, b"goes on"), Ok(()));
     assert_eq!(ours.device.peers(), 1);
     drop(release);
     let end = Instant::now() + TIMEOUT;

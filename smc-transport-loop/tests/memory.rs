@@ -346,17 +346,21 @@ fn pages_that_were_read_are_given_back_though_the_peer_takes_its_cursor_back() {
         let (mut ours, mut theirs) = connect(&client, &listener).await;
         ours.write_all(&[1]).await.unwrap();
         let moved = journal.take().into_iter().find_map(|it| match it.what {
-            What::Moved { to, at: 8, .. } => Some(to),
+            What::Moved {
+                peer, to, at: 8, ..
+            } => Some((peer, to)),
             _ => None,
         });
-        let token = moved.expect("a cursor");
+        let (peer, token) = moved.expect("a cursor");
         let show = |cursor| {
             let Operations::Direct(device) = hostile.operations() else {
                 panic!("SMC-D");
             };
             let word = ProducerWord { cursor }.to_ne().to_ne_bytes();
             let word = [IoSlice::new(&word)];
-            device.move_data(token, 8, &word, Signal::Yes).unwrap();
+            device
+                .move_data(peer, token, 8, &word, Signal::Yes)
+                .unwrap();
         };
         // All but one byte of the ring, of which the peer has written one.
         let count = u32::try_from(theirs.recv_buffer_size().unwrap() - 1).unwrap();

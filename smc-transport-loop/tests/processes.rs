@@ -46,7 +46,7 @@ fn echo(role: &Role, nocopy: bool) {
                 attached.region().copy_in(PRODUCER, &answer).unwrap();
                 attached.signal().unwrap();
             }
-            None => device.write(theirs, 8, &answer).unwrap(),
+            None => device.write(peer, theirs, 8, &answer).unwrap(),
         }
     }
     assert_eq!(role.recv(), None, "nothing more to do");
@@ -70,7 +70,7 @@ fn ping_pong(role: &str, nocopy: bool) {
                 region.store(PRODUCER, round, Ordering::Release).unwrap();
                 attached.signal().unwrap();
             }
-            None => device.write(theirs, 8, &round.to_ne_bytes()).unwrap(),
+            None => device.write(peer, theirs, 8, &round.to_ne_bytes()).unwrap(),
         }
         last = device.wait_word(&*dmb, PRODUCER, last);
         assert_eq!(last, round + 1_000_000);

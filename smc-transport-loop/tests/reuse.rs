@@ -64,7 +64,7 @@ fn memory_is_used_again_under_a_fresh_token() {
     let error = theirs.try_attach(ours.gid(), old).unwrap_err();
     assert!(matches!(error, DeviceError::Invalid(_)), "{error:?}");
     assert_eq!(
-        theirs.write(old, 0, b"late"),
+        theirs.write(ours.gid(), old, 0, b"late"),
         Err(SubmitError::UnknownToken)
     );
     assert!(is_zero(second.region()));
@@ -246,14 +246,16 @@ fn a_device_can_be_its_own_peer() {
         attached.signal().unwrap();
         device.wait(Event::Signalled(dmb.token()));
         dmb.arm();
-        device.write(dmb.token(), 16, &round.to_ne_bytes()).unwrap();
+        device
+            .write(own, dmb.token(), 16, &round.to_ne_bytes())
+            .unwrap();
         device.wait(Event::Signalled(dmb.token()));
         assert_eq!(dmb.region().load(16, Ordering::Acquire), Ok(round));
         places.push(place(dmb.region()));
         let token = dmb.token();
         drop(dmb);
         assert_eq!(
-            device.write(token, 0, b"late"),
+            device.write(own, token, 0, b"late"),
             Err(SubmitError::UnknownToken)
         );
     }

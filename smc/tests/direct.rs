@@ -17,11 +17,13 @@ use smc_core::wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags}
 use smc_core::wire::clc::Message;
 use smc_core::wire::cursor::Cursor;
 use smc_core::wire::size::SizeCode;
-use smc_core::wire::types::DmbToken;
+use smc_core::wire::types::{DmbToken, Gid};
 use smc_testkit::middleware::{Journal, Trace, What};
 use smc_testkit::streams::{expect_error, expect_rest, expect_write_error, patterned};
 use smc_testkit::world::messages::{bytes, direct};
-use smc_testkit::world::{Raw, ScriptedDevice, World, accept_now, connect_pair_smc, proposal_from};
+use smc_testkit::world::{
+    Host, Raw, ScriptedDevice, World, accept_now, connect_pair_smc, proposal_from,
+};
 
 /// Enough for everything that does not wait for a timeout.
 const MOMENT: Duration = Duration::from_millis(1);
@@ -31,8 +33,8 @@ struct Peer {
     device: ScriptedDevice,
     /// Written by the stream.
     dmb: Arc<dyn Dmb>,
-    /// The stream's buffer.
-    to: DmbToken,
+    /// The stream's device and buffer.
+    to: (Gid, DmbToken),
     _tcp: Raw,
 }
 
@@ -43,9 +45,21 @@ fn forged(world: &World) -> (Stream, Peer) {
     let size = SizeCode::MIN;
     let dmb = world.block_on(device.register(server.device.gid(), size.byte_len()));
     let dmb = dmb.unwrap();
+    let token = dmb.token();
+    connect_forged(world, &server, device, dmb, token)
+}
+
+/// The same, with this device, buffer, and token in CONFIRM.
+fn connect_forged(
+    world: &World,
+    server: &Host,
+    device: ScriptedDevice,
+    dmb: Arc<dyn Dmb>,
+    token: DmbToken,
+) -> (Stream, Peer) {
     let mut confirm = world.forged_peer(&server.device).confirm();
     let end = direct(&mut confirm);
-    (end.gid, end.dmb) = (device.gid(), dmb.token());
+    (end.gid, end.dmb) = (device.gid(), token);
     world.block_on(async {
         let (listener, at) = server.listen().await;
         let raw = world.raw_that_sent(at, proposal_from(&device)).await;
@@ -57,7 +71,7 @@ fn forged(world: &World) -> (Stream, Peer) {
         let (stream, _) = accept_now(&listener).unwrap();
         assert!(stream.mode().is_smc(), "{}", stream.mode());
         let peer = Peer {
-            to: direct(&mut accept).dmb,
+            to: (server.device.gid(), direct(&mut accept).dmb),
             device,
             dmb,
             _tcp: raw,
@@ -71,7 +85,7 @@ impl Peer {
         let at = u32::try_from(at).unwrap();
         let moved = self
             .device
-            .move_data(self.to, at, &[IoSlice::new(data)], signal);
+            .move_data(self.to.0, self.to.1, at, &[IoSlice::new(data)], signal);
         moved.unwrap();
     }
 
@@ -165,6 +179,26 @@ fn a_refused_move_is_a_reset_unless_the_peer_is_gone() {
             expect_error(&mut stream, kind).await;
         });
     }
+}
+
+#[test]
+fn nothing_is_moved_into_the_buffer_of_another_peer_that_a_handshake_names() {
+    let world = World::new().with_fabric(|fabric| fabric.with_nocopy(false));
+    let server = world.host("server");
+    let [victim, device] = ["victim", "peer"].map(|name| world.device(name));
+    let register = |owner: &ScriptedDevice| {
+        let registered = owner.register(server.device.gid(), SizeCode::MIN.byte_len());
+        world.block_on(registered).unwrap()
+    };
+    let (theirs, own) = (register(&victim), register(&device));
+    let (mut stream, _peer) = connect_forged(&world, &server, device, own, theirs.token());
+    world.block_on(async {
+        expect_write_error(&mut stream, ErrorKind::ConnectionReset).await;
+        expect_error(&mut stream, ErrorKind::ConnectionReset).await;
+    });
+    let mut content = vec![0; theirs.region().len()];
+    theirs.region().copy_out(0, &mut content).unwrap();
+    assert!(content.iter().all(|byte| *byte == 0));
 }
 
 /// The signals of the moves since the last call.

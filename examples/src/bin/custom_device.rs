@@ -196,13 +196,15 @@ impl Direct for HubDevice {
 
     fn move_data(
         &self,
+        peer: Gid,
         to: DmbToken,
         at: u32,
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
         let buffer = lock(&self.hub.buffers).get(&to).cloned();
-        let buffer = buffer.filter(|buffer| buffer.writer == self.gid());
+        let buffer =
+            buffer.filter(|buffer| buffer.owner.gid == peer && buffer.writer == self.gid());
         let buffer = buffer.ok_or(SubmitError::UnknownToken)?;
         // All or nothing: the bounds of the whole come before the first byte.
         let mut at = usize::try_from(at).map_err(|_| SubmitError::OutOfBounds)?;

@@ -179,12 +179,16 @@ pub trait Direct: Send + Sync + Debug {
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError>;
 
     /// The process that owns a reached device, according to the operating system; `None` where the
-    /// fabric does not know it. In a handshake on a side channel, the process at the other end has
-    /// to be this one, or there is no stream over the device: that goes for the client's device as
-    /// for the listener's.
-    fn process(&self, peer: Gid) -> Option<Credentials> {
+    /// fabric knows no processes. In a handshake on a side channel, the process at the other end
+    /// has to be this one, or there is no stream over the device: that goes for the client's device
+    /// as for the listener's.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::PeerGone`] where the fabric knows processes, and not this one any more.
+    fn process(&self, peer: Gid) -> Result<Option<Credentials>, DeviceError> {
         let _ = peer;
-        None
+        Ok(None)
     }
 
     /// The recent failure of this process, for lack of descriptors or memory, to accept a peer's
@@ -205,7 +209,10 @@ pub trait Direct: Send + Sync + Debug {
     /// when a smaller one might still do, [`DeviceError::Unreachable`], and others.
     async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError>;
 
-    /// Writes into a peer's buffer, without blocking.
+    /// Writes into a buffer of `peer`, without blocking.
+    ///
+    /// A token of another device is [`SubmitError::UnknownToken`], also where that device has made
+    /// the buffer for this one: a peer in a handshake could name it.
     ///
     /// Aligned 8-byte words of an aligned write of up to 32 bytes arrive each in one piece and in
     /// ascending order; that is how a CDC block is written. Calls take effect in order. With
@@ -217,16 +224,17 @@ pub trait Direct: Send + Sync + Debug {
     /// [`SubmitError`]; nothing was written then.
     fn move_data(
         &self,
+        peer: Gid,
         to: DmbToken,
         at: u32,
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError>;
 
-    /// Whether a peer's buffer is still registered, as far as the fabric knows. Until it is not,
+    /// Whether a buffer of `peer` is still registered, as far as the fabric knows. Until it is not,
     /// its pages are charged to this process.
-    fn is_registered(&self, token: DmbToken) -> bool {
-        let _ = token;
+    fn is_registered(&self, peer: Gid, token: DmbToken) -> bool {
+        let _ = (peer, token);
         false
     }
 

@@ -59,7 +59,9 @@ pub(super) fn attached_memory_is_shared(fixture: &mut Fixture<'_>) -> Verdict {
 pub(super) fn attachments_and_moves_agree(fixture: &mut Fixture<'_>) -> Verdict {
     let dmb = fixture.local_buffer()?;
     let attachment = fixture.attach(&*dmb)?;
-    fixture.peer().put(dmb.token(), 40, b"moved", Signal::No)?;
+    fixture
+        .peer()
+        .put(fixture.local().gid(), dmb.token(), 40, b"moved", Signal::No)?;
     fixture.eventually("moved bytes show in the attachment", || {
         Ok(bytes(attachment.region(), 40, 5)? == b"moved")
     })
@@ -239,9 +241,13 @@ pub(super) fn buffers_outlive_their_attachments(fixture: &mut Fixture<'_>) -> Ve
         ensure!(kept, "round {round}: the data went with the attachment");
     }
     // Copying still works without an attachment.
-    fixture
-        .peer()
-        .put(dmb.token(), 0, &[0xff; 100], Signal::No)?;
+    fixture.peer().put(
+        fixture.local().gid(),
+        dmb.token(),
+        0,
+        &[0xff; 100],
+        Signal::No,
+    )?;
     fixture.eventually("a move arrives after the attachment is gone", || {
         Ok(bytes(dmb.region(), 0, 100)?
             .iter()

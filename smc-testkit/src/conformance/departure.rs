@@ -44,7 +44,10 @@ pub(super) fn moves_to_a_dead_peer_fail(fixture: &mut Fixture<'_>) -> Verdict {
     fixture.kill_peer()?;
     expect_gone(fixture, gid)?;
     for signal in [Signal::No, Signal::Yes] {
-        match fixture.local().try_put(token, 0, &[&[1; 32]], signal)? {
+        match fixture
+            .local()
+            .try_put(gid, token, 0, &[&[1; 32]], signal)?
+        {
             Err(SubmitError::PeerGone | SubmitError::UnknownToken) => {}
             Err(error) => return fail(format!("expected `PeerGone`, got: {error}")),
             Ok(()) => return fail("a move to a dead peer succeeds"),
@@ -67,9 +70,13 @@ pub(super) fn a_dead_peer_is_unreachable(fixture: &mut Fixture<'_>) -> Verdict {
 
 pub(super) fn buffers_outlive_a_dead_peer(fixture: &mut Fixture<'_>) -> Verdict {
     let (to_local, to_peer) = write_both_ways(fixture)?;
-    fixture
-        .peer()
-        .put(to_local.token(), 32, &[0xa5; 9000], Signal::No)?;
+    fixture.peer().put(
+        fixture.local().gid(),
+        to_local.token(),
+        32,
+        &[0xa5; 9000],
+        Signal::No,
+    )?;
     fixture.eventually("the last data arrives", || {
         Ok(bytes(to_local.region(), 32, 9000)?
             .iter()
@@ -131,7 +138,13 @@ pub(super) fn others_survive_a_dead_peer(fixture: &mut Fixture<'_>) -> Verdict {
         "the third device is reported gone with the second"
     );
     kept.arm();
-    third.put(kept.token(), 0, &[1; 32], Signal::Yes)?;
+    third.put(
+        fixture.local().gid(),
+        kept.token(),
+        0,
+        &[1; 32],
+        Signal::Yes,
+    )?;
     local.await_report(kept.token())
 }
 
@@ -147,7 +160,7 @@ pub(super) fn a_removed_device_says_so(fixture: &mut Fixture<'_>) -> Verdict {
     ensure!(result.is_err(), "a removed device reaches its peer");
     let result = fixture.wait("register", local.direct().register(peer.gid(), SMALL))?;
     ensure!(result.is_err(), "a removed device registers a buffer");
-    let result = local.try_put(to_peer.token(), 0, &[&[1; 32]], Signal::Yes)?;
+    let result = local.try_put(peer.gid(), to_peer.token(), 0, &[&[1; 32]], Signal::Yes)?;
     ensure!(result.is_err(), "a removed device moves data");
     Ok(())
 }
@@ -165,8 +178,14 @@ fn write_both_ways(fixture: &Fixture<'_>) -> Result<Dmbs, super::fixture::Stop> 
     }
     let to_local = fixture.buffer(local, peer, SMALL)?;
     let to_peer = fixture.buffer(peer, local, SMALL)?;
-    peer.put(to_local.token(), 0, &[1; 32], Signal::Yes)?;
-    local.put(to_peer.token(), 0, &[1; 32], Signal::Yes)?;
+    peer.put(
+        fixture.local().gid(),
+        to_local.token(),
+        0,
+        &[1; 32],
+        Signal::Yes,
+    )?;
+    local.put(peer.gid(), to_peer.token(), 0, &[1; 32], Signal::Yes)?;
     Ok((to_local, to_peer))
 }
 

@@ -286,6 +286,9 @@ macro_rules! __conformance_checks {
             third_devices_cannot_write:
                 "Only the peer named in `register` may write: for another device the token is \
                 unknown.",
+            tokens_name_buffers_of_their_owner_only:
+                "`move_data` and `attach` with the GID of one device and the token of another's \
+                buffer fail: a peer in a handshake may name any token.",
             freed_tokens_are_refused:
                 "After a buffer was dropped, moves to it soon fail with `UnknownToken`.",
             freed_tokens_hit_no_other_buffer:

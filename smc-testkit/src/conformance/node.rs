@@ -91,6 +91,7 @@ impl Node {
     /// Moves data, again and again while the device is busy.
     pub(super) fn try_put(
         &self,
+        owner: Gid,
         to: DmbToken,
         at: usize,
         data: &[&[u8]],
@@ -99,13 +100,21 @@ impl Node {
         let at = u32::try_from(at).or_fail("offset of a move")?;
         let slices: Vec<_> = data.iter().map(|slice| IoSlice::new(slice)).collect();
         until_taken(self.timeout, || {
-            self.direct().move_data(to, at, &slices, signal)
+            self.direct().move_data(owner, to, at, &slices, signal)
         })
     }
 
     /// Moves data; anything but success fails the check.
-    pub(super) fn put(&self, to: DmbToken, at: usize, data: &[u8], signal: Signal) -> Verdict {
-        self.try_put(to, at, &[data], signal)?.or_fail("move_data")
+    pub(super) fn put(
+        &self,
+        owner: Gid,
+        to: DmbToken,
+        at: usize,
+        data: &[u8],
+        signal: Signal,
+    ) -> Verdict {
+        self.try_put(owner, to, at, &[data], signal)?
+            .or_fail("move_data")
     }
 
     /// Drains into the list; returns how many events came.

@@ -46,8 +46,14 @@ pub(super) fn data_arrives_before_the_header(fixture: &mut Fixture<'_>) -> Verdi
                 })?;
                 // Odd places and lengths: not the words of a block.
                 let data = vec![mark(round); 1 + round as usize % 3000];
-                peer.put(dmb.token(), 33, &data, Signal::No)?;
-                peer.put(dmb.token(), 8, &u64::from(round).to_ne_bytes(), Signal::No)?;
+                peer.put(fixture.local().gid(), dmb.token(), 33, &data, Signal::No)?;
+                peer.put(
+                    fixture.local().gid(),
+                    dmb.token(),
+                    8,
+                    &u64::from(round).to_ne_bytes(),
+                    Signal::No,
+                )?;
             }
             Ok(())
         });
@@ -84,7 +90,13 @@ fn watch_blocks(fixture: &Fixture<'_>, check: impl Fn([u64; 4]) -> Verdict + Syn
         let writer = scope.spawn(|| -> Verdict {
             for count in 1..=rounds {
                 let word = whole(count).to_ne_bytes();
-                peer.put(dmb.token(), 0, &[word; 4].concat(), Signal::No)?;
+                peer.put(
+                    fixture.local().gid(),
+                    dmb.token(),
+                    0,
+                    &[word; 4].concat(),
+                    Signal::No,
+                )?;
             }
             Ok(())
         });

@@ -18,13 +18,15 @@ use crate::Rng;
 pub(super) fn wake_ups_are_never_lost(fixture: &mut Fixture<'_>) -> Verdict {
     let dmb = fixture.local_buffer()?;
     let peer = fixture.peer();
-    await_rounds(fixture, &*dmb, |round| put(peer, &*dmb, round))
+    await_rounds(fixture, &*dmb, |round| {
+        put(peer, fixture.local(), &*dmb, round)
+    })
 }
 
 /// Counts the rounds in a buffer, and signals.
-fn put(from: &Node, dmb: &dyn Dmb, round: u32) -> Verdict {
+fn put(from: &Node, owner: &Node, dmb: &dyn Dmb, round: u32) -> Verdict {
     let word = u64::from(round).to_ne_bytes();
-    from.put(dmb.token(), AT, &word, Signal::Yes)
+    from.put(owner.gid(), dmb.token(), AT, &word, Signal::Yes)
 }
 
 /// Has a thread call `write` with the rounds from 1, at odd moments, while this thread waits for
@@ -110,13 +112,13 @@ pub(super) fn wake_ups_are_never_lost_both_ways(fixture: &mut Fixture<'_>) -> Ve
     ask_and_answer(
         fixture,
         |round| {
-            put(local, &*to_peer, round)?;
+            put(local, peer, &*to_peer, round)?;
             local_reader.await_round(round)
         },
         |round, rng| {
             peer_reader.await_round(round)?;
             linger(rng);
-            put(peer, &*to_local, round)
+            put(peer, local, &*to_local, round)
         },
     )
 }
@@ -131,7 +133,7 @@ pub(super) fn wake_ups_are_never_lost_with_many_buffers(fixture: &mut Fixture<'_
         let mut writers = Vec::new();
         for (index, (dmb, seen)) in dmbs.iter().zip(&seen).enumerate() {
             writers.push(scope.spawn(move || {
-                let put = |round| put(peer, &**dmb, round);
+                let put = |round| put(peer, local, &**dmb, round);
                 write_rounds(index as u64, rounds, timeout, seen, put)
             }));
         }

@@ -68,6 +68,15 @@ impl MemDevice {
             Ok(())
         }
     }
+
+    /// The buffer that a peer has for this device.
+    fn buffer_of(&self, peer: Gid, token: DmbToken) -> Option<Arc<Buffer>> {
+        let shared = self.shared.read();
+        let buffer = shared.buffers.get(&token);
+        buffer
+            .filter(|buffer| buffer.is_owned_by(peer) && buffer.peer == self.port.gid)
+            .cloned()
+    }
 }
 
 impl Drop for MemDevice {
@@ -157,17 +166,15 @@ impl Direct for MemDevice {
 
     fn move_data(
         &self,
+        peer: Gid,
         to: DmbToken,
         at: u32,
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
         self.check_alive()?;
-        let buffer = self.shared.read().buffers.get(&to).cloned();
-        match buffer {
-            Some(buffer) if buffer.peer == self.port.gid => buffer.write(at, data, signal),
-            _ => Err(SubmitError::UnknownToken),
-        }
+        let buffer = self.buffer_of(peer, to).ok_or(SubmitError::UnknownToken)?;
+        buffer.write(at, data, signal)
     }
 
     fn allows_rewind(&self) -> bool {
@@ -187,15 +194,10 @@ impl Direct for MemDevice {
 impl Nocopy for MemDevice {
     async fn attach(&self, peer: Gid, token: DmbToken) -> Result<Arc<dyn Attachment>, DeviceError> {
         self.reach(peer).await?;
-        let buffer = self.shared.read().buffers.get(&token).cloned();
-        match buffer {
-            Some(buffer) if buffer.peer == self.port.gid && buffer.is_owned_by(peer) => {
-                Ok(Arc::new(MemAttachment { buffer }))
-            }
-            _ => Err(DeviceError::Invalid(
-                "no buffer for this device has this token",
-            )),
-        }
+        let buffer = self.buffer_of(peer, token).ok_or(DeviceError::Invalid(
+            "no buffer of the peer for this device has this token",
+        ))?;
+        Ok(Arc::new(MemAttachment { buffer }))
     }
 }
 

@@ -41,7 +41,7 @@ fn a_dropped_device_leaves_the_fabric_with_its_buffers() {
     drop(peer);
     assert_eq!(drained(&ours), [Event::PeerGone(gid)]);
     let data = [IoSlice::new(&[1])];
-    let moved = ours.move_data(dmb.token(), 0, &data, Signal::Yes);
+    let moved = ours.move_data(gid, dmb.token(), 0, &data, Signal::Yes);
     assert_eq!(moved, Err(SubmitError::UnknownToken));
     assert_eq!(attached.signal(), Err(SubmitError::PeerGone));
 }

@@ -72,7 +72,10 @@ macro_rules! delegate_direct {
             direct(&*self.inner).seid()
         }
 
-        fn process(&self, peer: Gid) -> Option<smc_core::negotiate::Credentials> {
+        fn process(
+            &self,
+            peer: Gid,
+        ) -> Result<Option<smc_core::negotiate::Credentials>, DeviceError> {
             direct(&*self.inner).process(peer)
         }
 
@@ -80,8 +83,8 @@ macro_rules! delegate_direct {
             direct(&*self.inner).shortage()
         }
 
-        fn is_registered(&self, token: smc_wire::types::DmbToken) -> bool {
-            direct(&*self.inner).is_registered(token)
+        fn is_registered(&self, peer: Gid, token: smc_wire::types::DmbToken) -> bool {
+            direct(&*self.inner).is_registered(peer, token)
         }
 
         fn allows_rewind(&self) -> bool {

@@ -27,13 +27,14 @@ fn a_trace_reads_like_a_story() {
     let to_local = now(ours.register(peer.gid(), 1 << 14)).unwrap();
     to_local.arm();
     ours.move_data(
+        peer.gid(),
         to_peer.token(),
         32,
         &[std::io::IoSlice::new(b"hello")],
         Signal::Yes,
     )
     .unwrap();
-    peer.move_data(to_local.token(), 0, &[], Signal::Yes)
+    peer.move_data(ours.gid(), to_local.token(), 0, &[], Signal::Yes)
         .unwrap();
     traced.drain(&mut |_| {}).unwrap();
     let token = to_local.token();
@@ -46,7 +47,7 @@ fn a_trace_reads_like_a_story() {
             format!("mem0 reach {peer}"),
             format!("mem0 register 16384 bytes for {peer}: {token}"),
             format!("mem0 arm {token}"),
-            format!("mem0 move 5 bytes to {to_peer} at 32 and signal"),
+            format!("mem0 move 5 bytes to {to_peer} of {peer} at 32 and signal"),
             format!("mem0 <- signalled {token}"),
             format!("mem0 unregister {token}"),
         ]
@@ -270,7 +271,7 @@ fn injected_failures_are_those_asked_for() {
     let attached = now(nocopy(&*faulty).attach(peer.gid(), dmb.token())).unwrap();
     assert_eq!(attached.signal(), Err(SubmitError::WouldBlock));
     assert_eq!(
-        ours.move_data(dmb.token(), 0, &[], Signal::No),
+        ours.move_data(peer.gid(), dmb.token(), 0, &[], Signal::No),
         Err(SubmitError::WouldBlock)
     );
     faulty.set(Faults::default().with_unreachable(always));
@@ -295,7 +296,10 @@ fn a_peer_dies_on_time() {
         Err(SubmitError::PeerGone),
         Err(SubmitError::PeerGone),
     ] {
-        assert_eq!(ours.move_data(dmb.token(), 0, &[], Signal::No), expected);
+        assert_eq!(
+            ours.move_data(peer.gid(), dmb.token(), 0, &[], Signal::No),
+            expected
+        );
     }
     let mut events = Vec::new();
     faulty.drain(&mut |event| events.push(event)).unwrap();
@@ -331,7 +335,13 @@ fn a_drain_that_hands_out_nothing_leaves_the_device_armed() {
         .drain(&mut |event| panic!("{event:?} is handed out"))
         .unwrap();
     from_other.arm();
-    let signalled = other.move_data(from_other.token(), 0, &[], Signal::Yes);
+    let signalled = other.move_data(
+        direct(&*faulty).gid(),
+        from_other.token(),
+        0,
+        &[],
+        Signal::Yes,
+    );
     signalled.unwrap();
     assert!(wake_signal.0.load(Ordering::Relaxed), "a lost wake-up");
 }

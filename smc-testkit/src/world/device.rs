@@ -245,7 +245,7 @@ impl Direct for ScriptedDevice {
         direct(&*self.inner).reach(peer).await
     }
 
-    fn process(&self, peer: Gid) -> Option<Credentials> {
+    fn process(&self, peer: Gid) -> Result<Option<Credentials>, DeviceError> {
         direct(&*self.inner).process(peer)
     }
 
@@ -261,12 +261,13 @@ impl Direct for ScriptedDevice {
 
     fn move_data(
         &self,
+        peer: Gid,
         to: DmbToken,
         at: u32,
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
-        direct(&*self.inner).move_data(to, at, data, signal)
+        direct(&*self.inner).move_data(peer, to, at, data, signal)
     }
 
     fn allows_rewind(&self) -> bool {

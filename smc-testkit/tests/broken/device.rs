@@ -344,6 +344,7 @@ impl Direct for Broken {
 
     fn move_data(
         &self,
+        peer: Gid,
         to: DmbToken,
         at: u32,
         data: &[IoSlice<'_>],
@@ -358,7 +359,8 @@ impl Direct for Broken {
             .flat_map(|slice| slice.iter().copied())
             .collect();
         let put = |at: u32, part: &[u8], signal| {
-            self.inner.move_data(to, at, &[IoSlice::new(part)], signal)
+            self.inner
+                .move_data(peer, to, at, &[IoSlice::new(part)], signal)
         };
         match self.flaw {
             Flaw::WritesOffByOne if at > 0 => put(at - 1, &bytes, signal),
@@ -374,7 +376,7 @@ impl Direct for Broken {
                 thread::sleep(Duration::from_micros(50));
                 earlier.map_or(Ok(()), |(to, at, bytes)| {
                     self.inner
-                        .move_data(to, at, &[IoSlice::new(&bytes)], Signal::No)
+                        .move_data(peer, to, at, &[IoSlice::new(&bytes)], Signal::No)
                 })
             }
             Flaw::Truncates => match put(at, &bytes, signal) {
@@ -397,10 +399,18 @@ impl Direct for Broken {
                     let device = writer.and_then(|gid| self.shared.device(gid));
                     device
                         .ok_or(SubmitError::UnknownToken)?
-                        .move_data(to, at, data, signal)
+                        .move_data(peer, to, at, data, signal)
                 }
                 other => other,
             },
+            Flaw::AllOwnersPermitted => {
+                let devices = self.shared.devices.lock().unwrap().clone();
+                let mut moves = devices
+                    .iter()
+                    .map(|owner| self.inner.move_data(owner.gid(), to, at, data, signal));
+                let unknown = Err(SubmitError::UnknownToken);
+                moves.find(|moved| *moved != unknown).unwrap_or(unknown)
+            }
             Flaw::RedirectsFreed => match put(at, &bytes, signal) {
                 Err(SubmitError::UnknownToken) => {
                     let entries = self.shared.entries();
@@ -425,7 +435,7 @@ impl Direct for Broken {
                 thread::sleep(Duration::from_micros(200));
                 put(at, &bytes, Signal::No)
             }
-            _ => self.inner.move_data(to, at, data, signal),
+            _ => self.inner.move_data(peer, to, at, data, signal),
         }
     }
 

@@ -29,6 +29,7 @@ pub(crate) enum Flaw {
     WrapsOffsets,
     SwallowsErrors,
     AllWritersPermitted,
+    AllOwnersPermitted,
     RedirectsFreed,
     TearsWords,
     WritesBackwards,

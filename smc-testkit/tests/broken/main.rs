@@ -50,6 +50,10 @@ const FINDINGS: &[(&str, Flaw)] = &[
         Flaw::AllWritersPermitted,
     ),
     ("third_devices_cannot_write", Flaw::AllWritersPermitted),
+    (
+        "tokens_name_buffers_of_their_owner_only",
+        Flaw::AllOwnersPermitted,
+    ),
     ("freed_tokens_are_refused", Flaw::NeverFrees),
     ("freed_tokens_hit_no_other_buffer", Flaw::RedirectsFreed),
     ("words_are_not_torn", Flaw::TearsWords),

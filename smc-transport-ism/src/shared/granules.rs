@@ -25,7 +25,7 @@ use hashbrown::HashMap;
 use smc_core::device::{DeviceError, SubmitError};
 use smc_core::mem::sync::Ordering;
 use smc_core::mem::{Region, WakeFlag};
-use smc_wire::types::DmbToken;
+use smc_wire::types::{DmbToken, Gid};
 
 use super::layout::{GRANULE, granule};
 use super::slots::Tag;
@@ -237,10 +237,13 @@ impl FabricMemory {
         wake_flag(&self.granule(first)).is_armed()
     }
 
-    /// Whether a buffer is still registered for this writer, by a live device.
-    pub(crate) fn is_registered(&self, token: DmbToken, writer: Tag) -> bool {
+    /// Whether a buffer of a live device is still registered for this writer.
+    pub(crate) fn is_registered(&self, owner: Gid, token: DmbToken, writer: Tag) -> bool {
         let offered = self.offered(token, writer);
-        offered.is_ok_and(|(first, words)| self.look_up(first, words, token).is_ok())
+        offered.is_ok_and(|(first, words)| {
+            self.look_up(first, words, token)
+                .is_ok_and(|target| self.has_gid(target.owner, owner))
+        })
     }
 
     /// Run and owner of a withdrawn buffer of this writer.
@@ -564,9 +567,7 @@ mod tests {
     #[test]
     fn a_claim_with_an_invalid_slot_names_no_owner() {
         let memory = super::super::tests::memory();
-        let join = |slot, gid| {
-            super::super::tests::join(&memory, slot, smc_wire::types::Gid::new(7, gid)).unwrap()
-        };
+        let join = |slot, gid| super::super::tests::join(&memory, slot, Gid::new(7, gid)).unwrap();
         let (owner, writer) = (join(0, 1), join(1, 2));
         let run = memory.allocate(owner, 0).unwrap();
         let token = memory.offer(run, writer).unwrap();

@@ -161,6 +161,14 @@ impl FabricMemory {
         self.is_live(tag).then_some(gid)
     }
 
+    /// Whether this is the GID of a device that was live a moment ago. The words of a slot change
+    /// with its device only.
+    #[inline]
+    pub(crate) fn has_gid(&self, tag: Tag, gid: Gid) -> bool {
+        let half = |at| self.slot_word(tag.slot, at).load(Ordering::Relaxed);
+        gid == Gid::new(half(slot::GID_HI), half(slot::GID_LO))
+    }
+
     /// The number that the fabric uses for a device.
     pub(crate) fn port(&self, slot: u16) -> Option<u16> {
         let port = self.slot_word(slot, slot::PORT).load(Ordering::Relaxed);

@@ -138,9 +138,9 @@ impl DrivenDevice {
         self.try_attach(peer, token).expect("attach")
     }
 
-    pub fn write(&self, to: DmbToken, at: u32, data: &[u8]) -> Result<(), SubmitError> {
+    pub fn write(&self, peer: Gid, to: DmbToken, at: u32, data: &[u8]) -> Result<(), SubmitError> {
         self.device
-            .move_data(to, at, &[IoSlice::new(data)], Signal::Yes)
+            .move_data(peer, to, at, &[IoSlice::new(data)], Signal::Yes)
     }
 
     pub fn drain(&self) -> Vec<Event> {

@@ -101,7 +101,7 @@ fn what_a_peer_offers_is_checked_before_it_is_mapped() {
             matches!(error, DeviceError::PeerMisbehaved(_)),
             "{what}: {error:?}"
         );
-        let error = victim.write(token, 0, b"x").unwrap_err();
+        let error = victim.write(hostile.gid, token, 0, b"x").unwrap_err();
         assert!(matches!(error, SubmitError::Device(_)), "{what}: {error:?}");
     }
     // Nothing of that touches what is in order.
@@ -143,7 +143,7 @@ fn an_overwritten_signal_page_affects_no_other_peer() {
     );
     victim.drain();
     attached.signal().unwrap();
-    assert!(victim.write(token, 0, b"x").is_err());
+    assert!(victim.write(hostile.gid, token, 0, b"x").is_err());
     // Others go on as before.
     let dmb = victim.register(honest.gid());
     let theirs = honest.attach(victim.gid(), dmb.token());
@@ -340,12 +340,12 @@ fn peers_that_send_without_end_cost_each_drain_a_bounded_number_of_messages() {
         let doorbell = DoorbellEdges::of(&victim);
         (0..2).for_each(|_| drop(victim.drain()));
         let file = sealed(LEN as u64);
-        let offer = |peer: &HostilePeer| peer.offer_usual(0, &file);
+        let offer = |peer: &HostilePeer| (peer.gid, peer.offer_usual(0, &file));
         let mut offered: Vec<_> = flood.iter().map(offer).collect();
         while !offered.is_empty() {
             doorbell.wait();
             victim.drain();
-            offered.retain(|token| !victim.device.is_registered(*token));
+            offered.retain(|(peer, token)| !victim.device.is_registered(*peer, *token));
         }
     }
 }

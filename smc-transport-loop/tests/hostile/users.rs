@@ -97,7 +97,7 @@ fn a_user_cannot_take_the_gid_of_another_user_s_device() {
 
     // The owner of the GID is still reached, and still accepted.
     let dmb = victim.register(gid);
-    assert_eq!(victim.device.process(gid).unwrap().uid, honest);
+    assert_eq!(victim.device.process(gid).unwrap().unwrap().uid, honest);
     ioctl_fionbio(&listener, true).unwrap();
     assert_eq!(accept(&listener).unwrap_err(), Errno::AGAIN);
     exchange_signals(&victim, &mut helper, gid, &*dmb);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
-use smc_wire::types::DmbToken;
+use smc_wire::types::{DmbToken, Gid};
 
 use super::super::device_driver::DeviceDriver;
 use super::super::stream::Mode;
@@ -56,6 +56,8 @@ pub(crate) enum PeerDmb {
     Moved {
         /// The driver of the device.
         driver: Arc<DeviceDriver>,
+        /// The peer's device.
+        peer: Gid,
         /// The peer's token of it.
         token: DmbToken,
         /// Start of the element in the peer's buffer, in bytes.
@@ -105,9 +107,7 @@ impl Parts {
         let local =
             local.map_err(|_| DeviceError::Invalid("device registered too short a buffer"))?;
         let ring = params.peer_buffer.size.ring_d();
-        // A client's buffer is not larger than the local one, for which memory was checked.
-        let peer_len = params.peer_buffer.size.byte_len();
-        let charge = PeerCharge::new(buffers.charge, peer_len, driver, params.peer_buffer.token);
+        let charge = PeerCharge::new(buffers.charge, driver, &params);
         let (peer, lost) = match &charge {
             Ok(_) => peer_dmb(driver, &params, buffers.attachment)?,
             Err(error) => (PeerDmb::Lost, Some(Error::Device(error.clone()))),
@@ -129,8 +129,8 @@ impl Parts {
             peer_ring: ring,
             allows_rewind: direct.is_some_and(|direct| direct.allows_rewind()),
             has_proven_owner: process.is_some_and(|process| {
-                let owner = direct.and_then(|direct| direct.process(params.peer));
-                process.pid != 0 && owner == Some(process)
+                let owner = direct.map(|direct| direct.process(params.peer));
+                process.pid != 0 && owner == Some(Ok(Some(process)))
             }),
             producer: AtomicU64::new(0),
             producer_pending: AtomicU32::new(0),
@@ -171,6 +171,7 @@ fn peer_dmb(
         (PeerAccess::Moved, _) => {
             let moved = PeerDmb::Moved {
                 driver: Arc::clone(driver),
+                peer: params.peer,
                 token: buffer.token,
                 base: len_u32(buffer.offset()),
             };
@@ -419,6 +420,7 @@ impl PeerDmb {
     fn move_data(&self, at: u32, data: &[u8], signal: Signal) -> Result<(), SubmitError> {
         let Self::Moved {
             driver,
+            peer,
             token,
             base,
         } = self
@@ -428,6 +430,7 @@ impl PeerDmb {
         let direct = driver.device.operations().direct();
         let direct = direct.ok_or(SubmitError::UnknownToken)?;
         direct.move_data(
+            *peer,
             *token,
             base.saturating_add(at),
             &[IoSlice::new(data)],
@@ -540,34 +543,36 @@ struct PeerCharge {
     /// Taken when dropped.
     charge: Option<Charge>,
     driver: Arc<DeviceDriver>,
+    peer: Gid,
     token: DmbToken,
 }
 
 impl PeerCharge {
-    /// For a buffer of this length, which is known by now.
+    /// For the peer's buffer, whose length is known by now. A client's is not longer than the local
+    /// one, for which memory was checked.
     fn new(
         mut charge: Charge,
-        len: usize,
         driver: &Arc<DeviceDriver>,
-        token: DmbToken,
+        params: &DirectParams,
     ) -> Result<Self, DeviceError> {
-        charge.resize(len)?;
+        charge.resize(params.peer_buffer.size.byte_len())?;
         Ok(Self {
             charge: Some(charge),
             driver: Arc::clone(driver),
-            token,
+            peer: params.peer,
+            token: params.peer_buffer.token,
         })
     }
 }
 
 impl Drop for PeerCharge {
     fn drop(&mut self) {
-        let (driver, token) = (Arc::downgrade(&self.driver), self.token);
+        let (driver, peer, token) = (Arc::downgrade(&self.driver), self.peer, self.token);
         let is_registered = move || {
             let driver = driver.upgrade();
             driver.is_some_and(|driver| {
                 let direct = driver.device.operations().direct();
-                direct.is_some_and(|direct| direct.is_registered(token))
+                direct.is_some_and(|direct| direct.is_registered(peer, token))
             })
         };
         if let Some(charge) = self.charge.take() {

@@ -2,12 +2,13 @@
 
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV6};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use hashbrown::HashSet;
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 
 use crate::busy_poll::{BusyPoll, PollStep};
 use crate::conn::PeerLocality;
@@ -35,9 +36,10 @@ pub(super) struct UnixCarrier<'a> {
 }
 
 /// The handshakes of an endpoint on TCP, by their own and their peers' addresses. They show which
-/// connections an endpoint has with itself.
+/// connections an endpoint has with itself. Counted: each network namespace has its own addresses,
+/// and the sockets of an endpoint may be in several.
 #[derive(Debug, Default)]
-pub(crate) struct TcpHandshakes(Mutex<HashSet<[SocketAddr; 2]>>);
+pub(crate) struct TcpHandshakes(Mutex<HashMap<[SocketAddr; 2], usize>>);
 
 /// A handshake of [`TcpHandshakes`] while it is under way.
 pub(super) struct TcpHandshake<'a> {
@@ -47,9 +49,15 @@ pub(super) struct TcpHandshake<'a> {
 
 impl TcpHandshakes {
     pub(super) fn add(&self, local: SocketAddr, peer: SocketAddr) -> TcpHandshake<'_> {
-        let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+        // Not the flow label of IPv6, which the ends may see differently.
+        let canonical = |at: SocketAddr| match at {
+            SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_none() => {
+                SocketAddrV6::new(*v6.ip(), v6.port(), 0, v6.scope_id()).into()
+            }
+            _ => SocketAddr::new(at.ip().to_canonical(), at.port()),
+        };
         let addresses = [canonical(local), canonical(peer)];
-        self.0.lock().insert(addresses);
+        *self.0.lock().entry(addresses).or_default() += 1;
         TcpHandshake {
             all: self,
             addresses,
@@ -61,13 +69,18 @@ impl TcpHandshake<'_> {
     /// Whether the same endpoint has the handshake at the other end.
     fn is_with_itself(&self) -> bool {
         let [local, peer] = self.addresses;
-        self.all.0.lock().contains(&[peer, local])
+        self.all.0.lock().contains_key(&[peer, local])
     }
 }
 
 impl Drop for TcpHandshake<'_> {
     fn drop(&mut self) {
-        self.all.0.lock().remove(&self.addresses);
+        if let Entry::Occupied(mut count) = self.all.0.lock().entry(self.addresses) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 }
 

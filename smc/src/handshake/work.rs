@@ -209,7 +209,7 @@ pub(super) async fn reach(
     // A process of another PID namespace has no number here; this one sees its own.
     let own = Credentials::own();
     let is_own = |process: Credentials| (process.uid, process.pid) == (own.uid, own.pid);
-    match (direct.process(peer), process) {
+    match (direct.process(peer)?, process) {
         (Some(owner), Some(process))
             if owner.is_same_process(process) && (is_own(process) || !is_own(owner)) =>
         {

@@ -263,7 +263,7 @@ fn a_peer_whose_connections_break_the_protocol_gives_one_warning_at_each_end() {
                     let data = [IoSlice::new(&producer)];
                     let device = &from.device;
                     device
-                        .move_data(DmbToken(token), at, &data, Signal::Yes)
+                        .move_data(to.device.gid(), DmbToken(token), at, &data, Signal::Yes)
                         .unwrap();
                 }
                 for mut stream in [ours, theirs] {

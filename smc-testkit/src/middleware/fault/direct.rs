@@ -41,13 +41,14 @@ impl Direct for Fault {
 
     fn move_data(
         &self,
+        peer: Gid,
         to: DmbToken,
         at: u32,
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
         self.submit(FaultState::submit)?;
-        direct(&*self.inner).move_data(to, at, data, signal)
+        direct(&*self.inner).move_data(peer, to, at, data, signal)
     }
 }
 

@@ -41,14 +41,16 @@ impl Direct for Trace {
 
     fn move_data(
         &self,
+        peer: Gid,
         to: DmbToken,
         at: u32,
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError> {
-        let result = direct(&*self.inner).move_data(to, at, data, signal);
+        let result = direct(&*self.inner).move_data(peer, to, at, data, signal);
         let len = data.iter().map(|slice| slice.len()).sum();
         self.log.record(What::Moved {
+            peer,
             to,
             at,
             len,

@@ -47,6 +47,8 @@ pub enum What {
     /// [`Direct::move_data`](smc_core::device::Direct::move_data) was called.
     #[non_exhaustive]
     Moved {
+        /// The device that owns the buffer.
+        peer: Gid,
         /// Into which buffer.
         to: DmbToken,
         /// Offset in bytes.
@@ -161,6 +163,7 @@ impl fmt::Display for Record {
             What::Unregistered(token) => write!(f, "unregister {token}"),
             What::BufferArmed(token) => write!(f, "arm {token}"),
             What::Moved {
+                peer,
                 to,
                 at,
                 len,
@@ -174,7 +177,7 @@ impl fmt::Display for Record {
                 };
                 write!(
                     f,
-                    "move {len} bytes to {to} at {at}{signal}{}",
+                    "move {len} bytes to {to} of {peer} at {at}{signal}{}",
                     ResultSuffix(result)
                 )
             }
