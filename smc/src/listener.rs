@@ -407,7 +407,8 @@ impl Queue {
 }
 
 /// The resources of a listener. Only the listener owns them, so that dropping it closes the socket
-/// and withdraws the name at once, whenever its task is polled.
+/// and withdraws the name at once, or when its task, if that is just accepting on another thread,
+/// has done so.
 pub(crate) struct ListenerService {
     /// Weak, as streams in it own the endpoint.
     queue: Weak<Queue>,

@@ -23,6 +23,7 @@ use smc_testkit::on::On;
 use smc_testkit::resources::limit_descriptors;
 use smc_testkit::unix::marked_client;
 use smc_testkit::user::{is_root, run_as};
+use smc_testkit::wait;
 use tempfile::TempDir;
 
 /// What a listener with SMC has in place of the last slash of its path.
@@ -141,7 +142,16 @@ fn an_ordinary_client_and_an_ordinary_listener_work() {
                 drop(listener);
 
                 let _removed = std::fs::remove_file(&at);
-                let ordinary = net::UnixListener::bind_addr(&addr).unwrap();
+                let mut bound = None;
+                // The task of the listener may have the socket for a moment.
+                wait::until(
+                    || {
+                        bound = net::UnixListener::bind_addr(&addr).ok();
+                        bound.is_some()
+                    },
+                    || format!("{} is free", at.display()),
+                );
+                let ordinary = bound.unwrap();
                 let mut stream = endpoint.connect_unix(&at).await.unwrap();
                 let (mut accepted, _) = ordinary.accept().unwrap();
                 accepted.write_all(b"banner").unwrap();
