@@ -365,13 +365,15 @@ impl Endpoint {
     /// belongs to another user, such as a service manager that runs as root.
     ///
     /// ```
-    /// # use smc::Builder;
     /// # #[cfg(feature = "smol")]
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// // A service manager passes a descriptor; `TcpListener::from` makes a listener of that.
     /// let passed = std::net::TcpListener::bind("127.0.0.1:0")?;
-    /// let endpoint = Builder::smol().build()?;
+    /// let endpoint = smc::smol()?.build()?;
     /// let listener = endpoint.listen_on(passed)?;
+    /// if let Some(cause) = listener.unpublished() {
+    ///     println!("all clients will be plain TCP: {cause}");
+    /// }
     /// println!("serving {}", listener.local_addr()?);
     /// # Ok(())
     /// # }

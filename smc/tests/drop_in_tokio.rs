@@ -320,7 +320,7 @@ fn a_socket_that_listens_is_taken_over() {
     Runtime::new().unwrap().block_on(async {
         let passed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = passed.local_addr().unwrap();
-        let listener = TcpListener::from_std(passed).unwrap();
+        let listener = TcpListener::try_from(passed).unwrap();
         let (connected, accepted) = zip(TcpStream::connect(addr), listener.accept()).await;
         for stream in [connected.unwrap(), accepted.unwrap().0] {
             assert!(matches!(stream.mode(), Mode::SmcD { .. }), "{stream:?}");

@@ -12,7 +12,7 @@ use tower_service::Service;
 
 use super::{Connector, SmcConnectInfo};
 use crate::stream::Stream;
-use crate::tokio::TcpStream;
+use crate::tokio::{TcpStream, UnixStream};
 
 impl Service<Uri> for Connector {
     type Response = TokioIo<TcpStream>;
@@ -80,6 +80,12 @@ impl Connection for Stream {
 }
 
 impl Connection for TcpStream {
+    fn connected(&self) -> Connected {
+        connected(self)
+    }
+}
+
+impl Connection for UnixStream {
     fn connected(&self) -> Connected {
         connected(self)
     }

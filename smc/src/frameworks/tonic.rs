@@ -4,7 +4,7 @@ use ::tonic::transport::server::Connected;
 
 use super::SmcConnectInfo;
 use crate::stream::Stream;
-use crate::tokio::TcpStream;
+use crate::tokio::{TcpStream, UnixStream};
 
 impl Connected for Stream {
     type ConnectInfo = SmcConnectInfo;
@@ -15,6 +15,14 @@ impl Connected for Stream {
 }
 
 impl Connected for TcpStream {
+    type ConnectInfo = SmcConnectInfo;
+
+    fn connect_info(&self) -> SmcConnectInfo {
+        SmcConnectInfo::from(&**self)
+    }
+}
+
+impl Connected for UnixStream {
     type ConnectInfo = SmcConnectInfo;
 
     fn connect_info(&self) -> SmcConnectInfo {

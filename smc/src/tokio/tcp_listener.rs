@@ -39,6 +39,10 @@ impl TcpListener {
     ///
     /// As [`Endpoint::bind`](crate::Endpoint::bind); `InvalidInput` for a name without an address,
     /// and outside of a tokio runtime.
+    ///
+    /// # Panics
+    ///
+    /// On a tokio runtime without `enable_io` or `enable_time`.
     pub async fn bind<A: ToSocketAddrs>(addr: A) -> io::Result<Self> {
         let endpoint = endpoint()?;
         let addresses: Vec<_> = lookup_host(addr).await?.collect();
@@ -89,6 +93,15 @@ impl TcpListener {
     #[must_use]
     pub fn into_incoming(self) -> Incoming<TcpStream> {
         Incoming::new(self.0)
+    }
+}
+
+impl TryFrom<std::net::TcpListener> for TcpListener {
+    type Error = io::Error;
+
+    /// As [`TcpListener::from_std`].
+    fn try_from(listener: std::net::TcpListener) -> io::Result<Self> {
+        Self::from_std(listener)
     }
 }
 

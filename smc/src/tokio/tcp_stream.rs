@@ -44,6 +44,10 @@ impl TcpStream {
     ///
     /// As [`Endpoint::connect`](crate::Endpoint::connect); `InvalidInput` for a name without an
     /// address, and outside of a tokio runtime.
+    ///
+    /// # Panics
+    ///
+    /// On a tokio runtime without `enable_io` or `enable_time`.
     pub async fn connect<A: ToSocketAddrs>(addr: A) -> io::Result<Self> {
         let endpoint = endpoint()?;
         let addresses: Vec<_> = lookup_host(addr).await?.collect();

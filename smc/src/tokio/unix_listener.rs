@@ -41,6 +41,10 @@ impl UnixListener {
     ///
     /// As [`Endpoint::bind_unix`](crate::Endpoint::bind_unix); `InvalidInput` outside of a tokio
     /// runtime.
+    ///
+    /// # Panics
+    ///
+    /// On a tokio runtime without `enable_io` or `enable_time`.
     pub fn bind<P: AsRef<Path>>(path: P) -> io::Result<Self> {
         Ok(Self(endpoint()?.bind_unix(path)?))
     }
@@ -99,6 +103,15 @@ impl UnixListener {
     #[must_use]
     pub fn into_incoming(self) -> Incoming<UnixStream> {
         Incoming::new(self.0.into_listener())
+    }
+}
+
+impl TryFrom<net::UnixListener> for UnixListener {
+    type Error = io::Error;
+
+    /// As [`UnixListener::from_std`].
+    fn try_from(listener: net::UnixListener) -> io::Result<Self> {
+        Self::from_std(listener)
     }
 }
 

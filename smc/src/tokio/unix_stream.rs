@@ -50,6 +50,10 @@ impl UnixStream {
     ///
     /// As [`Endpoint::connect_unix`](crate::Endpoint::connect_unix); `InvalidInput` outside of a
     /// tokio runtime.
+    ///
+    /// # Panics
+    ///
+    /// On a tokio runtime without `enable_io` or `enable_time`.
     pub async fn connect<P: AsRef<Path>>(path: P) -> io::Result<Self> {
         Ok(Self(endpoint()?.connect_unix(path).await?))
     }
