@@ -10,7 +10,7 @@ use crate::clc::FirstContact;
 use crate::clc::header::{ClcType, Eyecatcher, FIRST_CONTACT, HEADER_LEN, TRAILER_LEN, start};
 use crate::error::{EmitError, MessageKind};
 use crate::layout::Show::{self, Reserved};
-use crate::layout::{Bits, FieldType, HEX, Layout, MTU_BITS, layouts, part, size_bits};
+use crate::layout::{Bits, FieldType, HEX, Layout, MTU_BITS, Raw, layouts, part, size_bits};
 use crate::size::SizeCode;
 use crate::types::{
     AlertToken, Chid, DmbToken, Eid, Gid, GroupId, Mac, MtuCode, PeerId, Psn, Qpn, Rkey, RmbAddr,
@@ -126,7 +126,7 @@ impl AcceptConfirm {
     }
 
     fn emit_r(&self, end: &RdmaEnd, out: &mut Writer<'_>) -> Result<(), EmitError> {
-        out.put(&end.raw(end.size.code() << 4 | end.mtu.code()))?;
+        out.put(&end.write())?;
         match self.eid() {
             Some(eid) => out.put(&RdmaV2 {
                 eid,
@@ -137,7 +137,7 @@ impl AcceptConfirm {
     }
 
     fn emit_d(&self, end: &DirectEnd, out: &mut Writer<'_>) -> Result<(), EmitError> {
-        out.put(&end.raw(end.gid.hi().0.into(), end.size.code() << 4))?;
+        out.put(&end.write())?;
         match self.eid() {
             Some(eid) => out.put(&DirectV2 {
                 chid: end.chid.0.into(),
@@ -152,18 +152,12 @@ impl AcceptConfirm {
 
     /// Whether the form that `terms` and `body` ask for can carry all fields.
     fn check(&self) -> Result<(), EmitError> {
-        let fail = |field, reason| Err(invalid(self.kind.message_kind(), field, reason));
+        let message = self.kind.message_kind();
         if let Body::D(end) = &self.body {
-            let is_extended = end.gid.lo().0 != 0;
-            match self.terms {
-                Terms::V1 { .. } if !end.chid.is_none() => {
-                    return fail("CHID", "not possible in version 1");
-                }
-                _ if is_extended && !end.chid.is_emulated() => {
-                    return fail("extended GID", "only possible with an emulated device");
-                }
-                _ => {}
+            if !self.version().is_v2() && !end.chid.is_none() {
+                return Err(invalid(message, "CHID", "not possible in version 1"));
             }
+            end.check(message)?;
         }
         match self.first_contact() {
             Some(parts) => parts.check(self.kind, self.body.is_rdma()),
@@ -296,6 +290,18 @@ part! {
     }
 }
 
+impl RdmaEnd {
+    pub(super) fn read(raw: &Raw<Self>) -> Self {
+        let size = SizeCode::from_high_nibble(raw.rmbe_size);
+        let mtu = MtuCode::from_low_nibble(raw.rmbe_size);
+        Self::from_raw(raw, size, mtu)
+    }
+
+    pub(super) fn write(&self) -> Raw<Self> {
+        self.raw(self.size.code() << 4 | self.mtu.code())
+    }
+}
+
 const RMBE_SIZE: Show = Show::Bits(&[size_bits("rmbe_size"), MTU_BITS]);
 
 part! {
@@ -319,6 +325,36 @@ part! {
         zero reserved_26: [u8; 2],
         /// The sender's identifier of the link group; opaque.
         pub group as "link_id": GroupId,
+    }
+}
+
+impl DirectEnd {
+    /// The end of a connection with the device of this fabric. The extended half of its GID is
+    /// reserved unless the device is emulated.
+    pub(super) fn read(raw: &Raw<Self>, chid: Chid, extended: u64) -> Self {
+        let high = raw.gid_high.get();
+        let gid = if chid.is_emulated() {
+            Gid::new(high, extended)
+        } else {
+            Gid::native(high)
+        };
+        Self::from_raw(raw, gid, chid, SizeCode::from_high_nibble(raw.dmbe_size))
+    }
+
+    pub(super) fn write(&self) -> Raw<Self> {
+        self.raw(self.gid.hi().0.into(), self.size.code() << 4)
+    }
+
+    /// Whether the fabric has GIDs of that length.
+    pub(super) fn check(&self, message: MessageKind) -> Result<(), EmitError> {
+        if self.gid.lo().0 == 0 || self.chid.is_emulated() {
+            return Ok(());
+        }
+        Err(invalid(
+            message,
+            "extended GID",
+            "only possible with an emulated device",
+        ))
     }
 }
 

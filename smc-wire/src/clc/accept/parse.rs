@@ -12,8 +12,7 @@ use crate::clc::header::{
 use crate::clc::{FirstContact, frame};
 use crate::error::{DecodeError, DecodeErrorKind};
 use crate::layout::Raw;
-use crate::size::SizeCode;
-use crate::types::{Chid, Eid, Gid, MtuCode};
+use crate::types::{Chid, Eid};
 
 impl AcceptConfirm {
     /// Reads an ACCEPT or CONFIRM that takes up all of `bytes`, or the first
@@ -93,34 +92,24 @@ type Fixed<'a> = (Body, Option<Eid>, &'a [u8]);
 
 fn read_r<'a>(header: &Header, bytes: &'a [u8]) -> Option<Fixed<'a>> {
     let (raw, rest) = Raw::<RdmaEnd>::ref_from_prefix(bytes).ok()?;
-    let size = SizeCode::from_high_nibble(raw.rmbe_size);
-    let mtu = MtuCode::from_low_nibble(raw.rmbe_size);
-    let end = RdmaEnd::from_raw(raw, size, mtu);
+    let end = Body::R(RdmaEnd::read(raw));
     if !header.version.is_v2() {
-        return Some((Body::R(end), None, rest));
+        return Some((end, None, rest));
     }
     let (v2, rest) = RdmaV2::ref_from_prefix(rest).ok()?;
-    Some((Body::R(end), Some(v2.eid), rest))
+    Some((end, Some(v2.eid), rest))
 }
 
 fn read_d<'a>(header: &Header, bytes: &'a [u8]) -> Option<Fixed<'a>> {
     let (raw, rest) = Raw::<DirectEnd>::ref_from_prefix(bytes).ok()?;
-    let size = SizeCode::from_high_nibble(raw.dmbe_size);
-    let end = |gid, chid| Body::D(DirectEnd::from_raw(raw, gid, chid, size));
-    let gid = raw.gid_high.get();
     if !header.version.is_v2() {
         let (_, rest) = DirectV1::ref_from_prefix(rest).ok()?;
-        return Some((end(Gid::native(gid), Chid::NONE), None, rest));
+        let end = DirectEnd::read(raw, Chid::NONE, 0);
+        return Some((Body::D(end), None, rest));
     }
     let (v2, rest) = DirectV2::ref_from_prefix(rest).ok()?;
-    let chid = Chid(v2.chid.get());
-    // The extended half is reserved unless the device is emulated.
-    let gid = if chid.is_emulated() {
-        Gid::new(gid, v2.extended_gid.get())
-    } else {
-        Gid::native(gid)
-    };
-    Some((end(gid, chid), Some(v2.eid), rest))
+    let end = DirectEnd::read(raw, Chid(v2.chid.get()), v2.extended_gid.get());
+    Some((Body::D(end), Some(v2.eid), rest))
 }
 
 /// Version 1 has one length per kind of SMC, version 2 a minimum.
