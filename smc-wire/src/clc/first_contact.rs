@@ -9,7 +9,7 @@ use crate::bounded::Bounded;
 use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 use crate::layout::Show::{self, Reserved};
 use crate::layout::{Bits, DEC, Layout, OS_BITS, Raw, layouts, part, release_bits};
-use crate::types::{FeatureMask, HostName, OsType, Release, RoceGid};
+use crate::types::{FeatureMask, Features, HostName, OsType, Release, RoceGid};
 use crate::writer::{Writer, invalid, wire_count};
 
 /// RoCEv2 GIDs that a client can use for further links, the one of this link first.
@@ -84,6 +84,22 @@ impl FirstContact {
             features: FeatureMask::empty(),
             vendor_options: 0,
             gids: None,
+        }
+    }
+
+    /// The features in the vendor options (docs/spec/extensions.md#features). None if the options
+    /// are zero or of another vendor.
+    #[must_use]
+    pub const fn vendor_features(&self) -> Features {
+        Features::from_vendor_options(self.vendor_options)
+    }
+
+    /// The same parts with vendor options that state these features; zero if there are none.
+    #[must_use]
+    pub const fn with_vendor_features(self, features: Features) -> Self {
+        Self {
+            vendor_options: features.to_vendor_options(),
+            ..self
         }
     }
 

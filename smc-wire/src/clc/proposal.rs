@@ -15,7 +15,7 @@ use crate::error::{EmitError, MessageKind};
 use crate::layout::Show::{self, Reserved};
 use crate::layout::{Bits, DEC, FieldType, Layout, Raw, layouts, part, release_bits};
 use crate::types::{
-    Chid, Eid, FeatureMask, IsmGid, Mac, OfferedTypes, PeerId, Release, RoceGid, Version,
+    Chid, Eid, FeatureMask, Features, IsmGid, Mac, OfferedTypes, PeerId, Release, RoceGid, Version,
 };
 use crate::writer::{Writer, invalid, wire_count, wire_length};
 
@@ -213,6 +213,26 @@ part! {
         /// Vendor experimental options (v2.1); Linux sends zero.
         pub vendor_options: [u8; 5],
         zero reserved_60: [u8; 20],
+    }
+}
+
+impl SmcdArea {
+    /// The features in the vendor fields (docs/spec/extensions.md#features). None if the fields are
+    /// zero or of another vendor. Reserved in version 1.
+    #[must_use]
+    pub const fn vendor_features(&self) -> Features {
+        Features::from_proposal(self.vendor_oui, self.vendor_options)
+    }
+
+    /// The same area with vendor fields that state these features; zero if there are none.
+    #[must_use]
+    pub const fn with_vendor_features(self, features: Features) -> Self {
+        let (vendor_oui, vendor_options) = features.to_proposal();
+        Self {
+            vendor_oui,
+            vendor_options,
+            ..self
+        }
     }
 }
 

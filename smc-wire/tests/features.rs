@@ -1,0 +1,119 @@
+//! Features in the vendor options.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod support;
+
+use smc_wire::clc::{AcceptConfirm, FirstContact, Message, Proposal, SmcdArea, Terms};
+use smc_wire::types::Features;
+use support::*;
+
+/// The area of a PROPOSAL with these vendor fields.
+fn area(oui: [u8; 3], options: [u8; 5]) -> SmcdArea {
+    SmcdArea {
+        vendor_oui: oui,
+        vendor_options: options,
+        ..SmcdArea::default()
+    }
+}
+
+/// The first-contact parts of a message that has them.
+fn parts(message: &mut AcceptConfirm) -> &mut FirstContact {
+    match &mut message.terms {
+        Terms::V2 {
+            first_contact: Some(parts),
+            ..
+        } => parts,
+        _ => panic!("no first-contact parts"),
+    }
+}
+
+/// `bytes` with other ones from `at` on.
+fn replaced(mut bytes: Vec<u8>, at: usize, by: &[u8]) -> Vec<u8> {
+    bytes[at..][..by.len()].copy_from_slice(by);
+    bytes
+}
+
+#[test]
+fn a_proposal_states_features_behind_the_oui() {
+    for (features, options) in [
+        (Features::SINGLE_LINK, 0x01),
+        (Features::FAST_OPEN, 0x02),
+        (Features::EARLY_CONFIRM, 0x04),
+        (Features::EARLY_DATA, 0x08),
+        (Features::RDMA_IPV6, 0x10),
+        (Features::RECEIVE_CREDITS, 0x20),
+    ] {
+        let mut proposal = Proposal::parse(&hex(P4)).unwrap();
+        let smcd = proposal.smcd.unwrap().with_vendor_features(features);
+        proposal.smcd = Some(smcd);
+        let mut out = [0; Proposal::MAX_LEN];
+        let len = proposal.emit(&mut out).unwrap();
+        let stated = [0x52, 0x53, 0x4d, 0x53, 0x46, 0x00, options, 0x00];
+        assert_eq!(out[..len], replaced(hex(P4), 52, &stated));
+        let received = Proposal::parse(&out[..len]).unwrap();
+        assert_eq!(received.smcd.unwrap().vendor_features(), features);
+    }
+}
+
+#[test]
+fn first_contact_parts_state_features() {
+    let features = Features::SINGLE_LINK | Features::RECEIVE_CREDITS;
+    for (text, at) in [(A3, 114), (CAPTURED_ACCEPT, 144), (CAPTURED_CONFIRM, 144)] {
+        let mut message = AcceptConfirm::parse(&hex(text)).unwrap();
+        assert_eq!(parts(&mut message).vendor_features(), Features::empty());
+        *parts(&mut message) = parts(&mut message).with_vendor_features(features);
+        let mut out = [0; 200];
+        let len = message.emit(&mut out).unwrap();
+        let stated = [0x53, 0x46, 0x00, 0x21];
+        assert_eq!(out[..len], replaced(hex(text), at, &stated));
+        let mut received = AcceptConfirm::parse(&out[..len]).unwrap();
+        assert_eq!(parts(&mut received).vendor_features(), features);
+    }
+}
+
+#[test]
+fn vendor_options_of_others_are_no_features() {
+    const OUI: [u8; 3] = Features::OUI;
+    for (oui, options) in [
+        // Not given, another OUI, another magic, no magic, a magic alone.
+        ([0; 3], [0; 5]),
+        ([0; 3], [0x53, 0x46, 0x00, 0x01, 0]),
+        ([0x52, 0x53, 0x4e], [0x53, 0x46, 0x00, 0x01, 0]),
+        (OUI, [0x53, 0x47, 0x00, 0x01, 0]),
+        (OUI, [0x00, 0x00, 0x00, 0x01, 0]),
+        (OUI, [0x53, 0x46, 0x00, 0x00, 0]),
+    ] {
+        let area = area(oui, options);
+        assert_eq!(area.vendor_features(), Features::empty(), "{area:?}");
+    }
+    for options in [0, 0x0000_0001, 0x5347_0001, 0x5346_0000, 0xffff_ffff] {
+        let features = Features::from_vendor_options(options);
+        assert_eq!(features, Features::empty(), "{options:#x}");
+    }
+}
+
+#[test]
+fn unknown_features_are_kept() {
+    let stated = area(Features::OUI, [0x53, 0x46, 0x80, 0x41, 0xee]).vendor_features();
+    assert_eq!(stated.bits(), 0x8041);
+    assert!(stated.contains(Features::SINGLE_LINK));
+    assert_eq!(stated & Features::all(), stated);
+    assert_eq!(stated.to_vendor_options(), 0x5346_8041);
+    assert_eq!(stated.to_string(), "SINGLE_LINK | 0x8040");
+    let again = SmcdArea::default().with_vendor_features(stated);
+    assert_eq!(again.vendor_options, [0x53, 0x46, 0x80, 0x41, 0]);
+}
+
+#[test]
+fn no_features_clear_the_vendor_options() {
+    let stated = SmcdArea::default().with_vendor_features(Features::EARLY_DATA);
+    let cleared = stated.with_vendor_features(Features::empty());
+    assert_eq!(cleared, SmcdArea::default());
+    let Message::Accept(mut accept) = Message::parse(&hex(A3)).unwrap() else {
+        panic!("ACCEPT")
+    };
+    let plain = *parts(&mut accept);
+    let stated = plain.with_vendor_features(Features::EARLY_DATA);
+    assert_eq!(stated.with_vendor_features(Features::empty()), plain);
+}
