@@ -37,9 +37,10 @@
 //!
 //! Each message is a value with public fields, such as [`clc::Proposal`]. `parse` makes it from
 //! received bytes and checks everything that can be checked without context. Long lists of LLC
-//! messages stay borrowed from the bytes, nothing else does. `emit` writes the message into a
-//! buffer of the caller, reserved fields zero, and `encoded_len` is the length that the buffer
-//! needs. Reserved fields and unknown flags are not part of the value; [`pretty`] shows them.
+//! messages and early data stay borrowed from the bytes, nothing else does. `emit` writes the
+//! message into a buffer of the caller, reserved fields zero, and `encoded_len` is the length that
+//! the buffer needs. Reserved fields and unknown flags are not part of the value; [`pretty`] shows
+//! them.
 //!
 //! Receiver rules are those of Linux, down to which malformed messages it takes. Where it reads
 //! beyond a message, this crate does not. Errors name message, field, offset and cause; see

@@ -60,7 +60,7 @@ impl SizeCode {
 
     /// The size in bytes, as lengths in memory are counted.
     #[must_use]
-    pub fn byte_len(self) -> usize {
+    pub const fn byte_len(self) -> usize {
         0x4000 << self.0
     }
 

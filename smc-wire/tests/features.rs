@@ -1,10 +1,12 @@
-//! Features in the vendor options.
+//! Features in the vendor options, and what peers without them see.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
+mod capture;
 mod support;
 
-use smc_wire::clc::{AcceptConfirm, FirstContact, Message, Proposal, SmcdArea, Terms};
+use capture::captures;
+use smc_wire::clc::{AcceptConfirm, Extensions, FirstContact, Message, Proposal, SmcdArea, Terms};
 use smc_wire::types::Features;
 use support::*;
 
@@ -116,4 +118,43 @@ fn no_features_clear_the_vendor_options() {
     let plain = *parts(&mut accept);
     let stated = plain.with_vendor_features(Features::EARLY_DATA);
     assert_eq!(stated.with_vendor_features(Features::empty()), plain);
+}
+
+/// Whatever a peer without features sent or gets: no byte differs, and none has another meaning.
+#[test]
+fn peers_without_features_see_no_difference() {
+    let known = ALL_CLC.iter().map(|(name, text)| (*name, hex(text)));
+    let captured = captures().into_iter().flat_map(|capture| {
+        let found = capture.clc.into_iter();
+        found.map(move |found| (capture.name, found.bytes))
+    });
+    let mut messages = 0;
+    for (name, bytes) in known.chain(captured) {
+        let message = Message::parse(&bytes).unwrap();
+        let (extended, extensions) = Message::parse_extended(&bytes).unwrap();
+        assert_eq!((&extended, extensions), (&message, Extensions::default()));
+        let mut plain = [0; 700];
+        let mut with_none = [0; 700];
+        let (len, features) = match &message {
+            Message::Proposal(m) => {
+                let len = m.emit_extended(&extensions, &mut with_none).unwrap();
+                assert_eq!(m.extended_len(&extensions), m.encoded_len());
+                assert_eq!(m.emit(&mut plain), Ok(len));
+                (len, m.smcd.map(|area| area.vendor_features()))
+            }
+            Message::Accept(m) | Message::Confirm(m) => {
+                let len = m.emit_extended(&extensions, &mut with_none).unwrap();
+                assert_eq!(m.extended_len(&extensions), m.encoded_len());
+                assert_eq!(m.emit(&mut plain), Ok(len));
+                let parts = m.first_contact();
+                (len, parts.map(FirstContact::vendor_features))
+            }
+            Message::Decline(_) => continue,
+        };
+        assert_eq!(plain[..len], bytes, "{name}");
+        assert_eq!(with_none[..len], bytes, "{name}");
+        assert!(features.unwrap_or_default().is_empty(), "{name}");
+        messages += 1;
+    }
+    assert!(messages > 100, "{messages}");
 }

@@ -6,8 +6,8 @@ use core::fmt;
 
 use zerocopy::network_endian::{U16, U64};
 
-use crate::clc::FirstContact;
 use crate::clc::header::{ClcType, Eyecatcher, FIRST_CONTACT, HEADER_LEN, TRAILER_LEN, start};
+use crate::clc::{Extensions, FirstContact};
 use crate::error::{EmitError, MessageKind};
 use crate::layout::Show::{self, Reserved};
 use crate::layout::{Bits, FieldType, HEX, Layout, MTU_BITS, Raw, layouts, part, size_bits};
@@ -97,6 +97,17 @@ impl AcceptConfirm {
         }
     }
 
+    /// Where the first-contact parts of version 2 begin.
+    pub(super) const fn parts_at(is_rdma: bool) -> usize {
+        Self::fixed_len(Version::V2, is_rdma).saturating_sub(TRAILER_LEN)
+    }
+
+    /// Length in bytes of the message with these extensions.
+    #[must_use]
+    pub fn extended_len(&self, extensions: &Extensions<'_>) -> usize {
+        self.encoded_len().saturating_add(extensions.encoded_len())
+    }
+
     /// Writes the message to the start of `buffer` and returns its length.
     ///
     /// # Errors
@@ -105,8 +116,26 @@ impl AcceptConfirm {
     /// carry: a CHID or an extended GID in version 1, an extended GID on a native fabric, a GID
     /// list anywhere but in an SMC-R CONFIRM, fields of v2.1 with release v2.0.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
+        self.emit_extended(&Extensions::default(), buffer)
+    }
+
+    /// As [`emit`](Self::emit), with extensions for a peer that has stated
+    /// [`Features`](crate::types::Features) before (docs/spec/extensions.md#placement). Without
+    /// extensions it is the same as `emit`.
+    ///
+    /// # Errors
+    ///
+    /// Those of `emit`, and [`EmitError::Invalid`] if the message would have more than
+    /// [`MAX_KEEP`](Self::MAX_KEEP) bytes, states no features, or is an SMC-R CONFIRM with
+    /// first-contact parts and no GID list.
+    pub fn emit_extended(
+        &self,
+        extensions: &Extensions<'_>,
+        buffer: &mut [u8],
+    ) -> Result<usize, EmitError> {
         self.check()?;
-        let length = self.encoded_len();
+        let area = extensions.area(self.kind.message_kind(), self.area())?;
+        let length = self.extended_len(extensions);
         let (eyecatcher, connection_type) = match self.body {
             Body::R(_) => (Eyecatcher::Smcr, 0),
             Body::D(_) => (Eyecatcher::Smcd, 1),
@@ -121,7 +150,11 @@ impl AcceptConfirm {
         if let Some(parts) = self.first_contact() {
             parts.emit(&mut out, self.body.is_rdma())?;
         }
+        extensions.emit(&mut out)?;
         out.put(&eyecatcher.to_bytes())?;
+        if let Some(area) = area {
+            area.write(extensions, buffer);
+        }
         Ok(length)
     }
 

@@ -28,7 +28,8 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// The most bytes of a message that are worth keeping; a read buffer of this size suffices.
+    /// The most bytes of a message that are worth keeping; a read buffer of this size suffices
+    /// without extensions.
     pub const MAX_KEEP: usize = Proposal::MAX_LEN;
 
     /// Reads the header at the start of a stream without consuming it.
@@ -46,6 +47,20 @@ impl Frame {
     /// what the type allows. An error for the eyecatcher comes with the first wrong byte: a server
     /// that only peeked may then treat the connection as plain TCP.
     pub fn peek(bytes: &[u8]) -> Result<Option<Self>, DecodeError> {
+        Self::peek_within(bytes, Proposal::MAX_LEN)
+    }
+
+    /// As [`peek`](Self::peek), for a reader that understands [`Extensions`](super::Extensions): a
+    /// PROPOSAL may have up to [`Proposal::MAX_EXTENDED_LEN`] bytes, and all of them are kept.
+    ///
+    /// # Errors
+    ///
+    /// As for `peek`.
+    pub fn peek_extended(bytes: &[u8]) -> Result<Option<Self>, DecodeError> {
+        Self::peek_within(bytes, Proposal::MAX_EXTENDED_LEN)
+    }
+
+    fn peek_within(bytes: &[u8], max_proposal: usize) -> Result<Option<Self>, DecodeError> {
         let header = match Header::parse(bytes) {
             Ok(header) => header,
             Err(DecodeError {
@@ -54,7 +69,7 @@ impl Frame {
             }) => return Ok(None),
             Err(error) => return Err(error),
         };
-        Self::new(header).map(Some)
+        Self::within(header, max_proposal).map(Some)
     }
 
     /// The limits of a message with this header.
@@ -63,6 +78,10 @@ impl Frame {
     ///
     /// The length is beyond what the type allows.
     pub fn new(header: Header) -> Result<Self, DecodeError> {
+        Self::within(header, Proposal::MAX_LEN)
+    }
+
+    fn within(header: Header, max_proposal: usize) -> Result<Self, DecodeError> {
         let got = usize::from(header.length);
         let fail = |kind| {
             Err(DecodeError::new(
@@ -73,11 +92,7 @@ impl Frame {
             ))
         };
         let (minimum, maximum, ceiling) = match header.kind {
-            ClcType::Proposal => (
-                Proposal::MIN_LEN,
-                Some(Proposal::MAX_LEN),
-                Proposal::MAX_LEN,
-            ),
+            ClcType::Proposal => (Proposal::MIN_LEN, Some(max_proposal), max_proposal),
             ClcType::Accept | ClcType::Confirm => {
                 (AcceptConfirm::MIN_LEN, None, AcceptConfirm::MAX_KEEP)
             }
@@ -115,8 +130,11 @@ impl Frame {
 }
 
 /// Splits off one whole message from the start of `bytes`.
-pub(super) fn split(bytes: &[u8]) -> Result<(Header, &[u8], &[u8]), DecodeError> {
-    let frame = Frame::new(Header::parse(bytes)?)?;
+pub(super) fn split(
+    bytes: &[u8],
+    max_proposal: usize,
+) -> Result<(Header, &[u8], &[u8]), DecodeError> {
+    let frame = Frame::within(Header::parse(bytes)?, max_proposal)?;
     let header = frame.header;
     let Some((message, rest)) = bytes.split_at_checked(frame.length()) else {
         let kind = header.kind.kind();
@@ -126,8 +144,8 @@ pub(super) fn split(bytes: &[u8]) -> Result<(Header, &[u8], &[u8]), DecodeError>
 }
 
 /// The header of the one message in `bytes`: all of it, or the first bytes that a reader kept.
-pub(super) fn exact(bytes: &[u8]) -> Result<Header, DecodeError> {
-    let frame = Frame::new(Header::parse(bytes)?)?;
+pub(super) fn exact(bytes: &[u8], max_proposal: usize) -> Result<Header, DecodeError> {
+    let frame = Frame::within(Header::parse(bytes)?, max_proposal)?;
     let header = frame.header;
     if bytes.len() == frame.length() || bytes.len() == frame.keep() {
         return Ok(header);
@@ -142,7 +160,7 @@ pub(super) fn exact(bytes: &[u8]) -> Result<Header, DecodeError> {
 
 /// Like [`exact`], for a message that has to be of one of the given types.
 pub(super) fn exact_of(bytes: &[u8], kinds: &[ClcType]) -> Result<Header, DecodeError> {
-    let header = exact(bytes)?;
+    let header = exact(bytes, Proposal::MAX_LEN)?;
     if kinds.contains(&header.kind) {
         return Ok(header);
     }

@@ -2,7 +2,7 @@
 
 use super::frame;
 use super::header::{ClcType, Header};
-use super::{AcceptConfirm, Decline, Proposal};
+use super::{AcceptConfirm, Decline, Extensions, Proposal, extension};
 use crate::error::DecodeError;
 
 /// A received CLC message of any type.
@@ -48,7 +48,7 @@ impl Message {
     ///
     /// The bytes are not one well-formed message; see the `parse` function of each.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
-        Self::read(&frame::exact(bytes)?, bytes)
+        Self::read(&frame::exact(bytes, Proposal::MAX_LEN)?, bytes, false)
     }
 
     /// Reads one message from the start of `bytes` and returns what follows it.
@@ -57,13 +57,47 @@ impl Message {
     ///
     /// As [`parse`](Self::parse).
     pub fn parse_prefix(bytes: &[u8]) -> Result<(Self, &[u8]), DecodeError> {
-        let (header, message, rest) = frame::split(bytes)?;
-        Ok((Self::read(&header, message)?, rest))
+        let (header, message, rest) = frame::split(bytes, Proposal::MAX_LEN)?;
+        Ok((Self::read(&header, message, false)?, rest))
     }
 
-    fn read(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
+    /// As [`parse`](Self::parse), with the extensions of the message
+    /// (docs/spec/extensions.md#placement).
+    ///
+    /// Only a message that states [`Features`](crate::types::Features) has extensions. Any other
+    /// one is read as by `parse`, whatever its reserved bytes are.
+    ///
+    /// # Errors
+    ///
+    /// Those of `parse`, and for extensions: a header of a region that does not agree with the
+    /// region, a number that does not agree with the headers, an extension that is not complete, a
+    /// known type twice or with another length, a continuation of nothing.
+    pub fn parse_extended(bytes: &[u8]) -> Result<(Self, Extensions<'_>), DecodeError> {
+        let header = frame::exact(bytes, Proposal::MAX_EXTENDED_LEN)?;
+        Self::read_extended(&header, bytes)
+    }
+
+    fn read_extended<'a>(
+        header: &Header,
+        bytes: &'a [u8],
+    ) -> Result<(Self, Extensions<'a>), DecodeError> {
+        let count = extension::area::count(header, bytes);
+        let message = Self::read(header, bytes, count > 0)?;
+        let area = match &message {
+            Self::Proposal(message) => message.area(),
+            Self::Accept(message) | Self::Confirm(message) => message.area(),
+            Self::Decline(_) => None,
+        };
+        let extensions = match area {
+            Some(area) if count > 0 => area.read(count, header, bytes)?,
+            _ => Extensions::default(),
+        };
+        Ok((message, extensions))
+    }
+
+    fn read(header: &Header, bytes: &[u8], has_extensions: bool) -> Result<Self, DecodeError> {
         Ok(match header.kind {
-            ClcType::Proposal => Self::Proposal(Proposal::read(header, bytes)?),
+            ClcType::Proposal => Self::Proposal(Proposal::read(header, bytes, has_extensions)?),
             ClcType::Accept => Self::Accept(AcceptConfirm::read(header, bytes)?),
             ClcType::Confirm => Self::Confirm(AcceptConfirm::read(header, bytes)?),
             ClcType::Decline => Self::Decline(Decline::read(header, bytes)?),

@@ -13,10 +13,14 @@
 //! fields zero, regions without gaps, the eyecatchers that Linux writes.
 //!
 //! To read from a stream, use [`Frame::peek`].
+//!
+//! [`Extensions`] are for peers that have stated [`Features`](crate::types::Features):
+//! [`Message::parse_extended`] reads a message with them.
 
 pub(crate) mod accept;
 mod decline;
 mod devices;
+mod extension;
 pub(crate) mod first_contact;
 mod frame;
 pub(crate) mod header;
@@ -26,6 +30,7 @@ pub(crate) mod proposal;
 pub use accept::{AcceptConfirm, AcceptKind, Body, DirectEnd, RdmaEnd, Terms};
 pub use decline::Decline;
 pub use devices::OfferedDevice;
+pub use extension::{EarlyRdmaEnd, ExtensionPayload, ExtensionType, Extensions};
 pub use first_contact::{FirstContact, GidList};
 pub use frame::Frame;
 pub use header::{ClcType, Eyecatcher, HEADER_LEN, Header, TRAILER_LEN};

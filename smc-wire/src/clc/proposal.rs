@@ -9,8 +9,8 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 use zerocopy::network_endian::{U16, U64};
 
 use crate::bounded::Bounded;
-use crate::clc::OfferedDevice;
 use crate::clc::header::{ClcType, Eyecatcher, HEADER_LEN, TRAILER_LEN, start};
+use crate::clc::{Extensions, OfferedDevice};
 use crate::error::{EmitError, MessageKind};
 use crate::layout::Show::{self, Reserved};
 use crate::layout::{Bits, DEC, FieldType, Layout, Raw, layouts, part, release_bits};
@@ -70,12 +70,14 @@ part! {
 impl Proposal {
     /// Length of the shortest legal message in bytes: version 1, SMC-R only, IPv4.
     pub const MIN_LEN: usize = AFTER_BASE + IpArea::LEN + TRAILER_LEN;
-    /// Length of the longest legal message in bytes.
+    /// Length of the longest legal message without extensions in bytes.
     pub const MAX_LEN: usize = AFTER_BASE
         + SmcdArea::LEN
         + IpArea::len_with(MAX_ITEMS)
         + V2Extension::len_with(MAX_ITEMS, Some(MAX_ITEMS))
         + TRAILER_LEN;
+    /// Length of the longest message with extensions in bytes.
+    pub const MAX_EXTENDED_LEN: usize = Self::MAX_LEN + Extensions::MAX_LEN;
 
     /// The SEID of the client, if it has one.
     #[must_use]
@@ -113,6 +115,12 @@ impl Proposal {
             .saturating_add(TRAILER_LEN)
     }
 
+    /// Length in bytes of the message with these extensions.
+    #[must_use]
+    pub fn extended_len(&self, extensions: &Extensions<'_>) -> usize {
+        self.encoded_len().saturating_add(extensions.encoded_len())
+    }
+
     /// Writes the message to the start of `buffer` and returns its length.
     ///
     /// # Errors
@@ -120,8 +128,25 @@ impl Proposal {
     /// [`EmitError::BufferTooSmall`], or [`EmitError::Invalid`] if a region is missing that the
     /// offers ask for, or there although they do not.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
+        self.emit_extended(&Extensions::default(), buffer)
+    }
+
+    /// As [`emit`](Self::emit), with extensions for a peer that has stated
+    /// [`Features`] before (docs/spec/extensions.md#placement). Other peers refuse the message.
+    /// Without extensions it is the same as that of `emit`.
+    ///
+    /// # Errors
+    ///
+    /// Those of `emit`, and [`EmitError::Invalid`] if the SMC-D area has no features, or for early
+    /// data that is too long.
+    pub fn emit_extended(
+        &self,
+        extensions: &Extensions<'_>,
+        buffer: &mut [u8],
+    ) -> Result<usize, EmitError> {
         self.check()?;
-        let length = self.encoded_len();
+        let area = extensions.area(MessageKind::Proposal, self.area())?;
+        let length = self.extended_len(extensions);
         let v2 = if self.version.is_v2() {
             self.v2.code() << 2
         } else {
@@ -140,7 +165,11 @@ impl Proposal {
         if let Some(ext) = &self.ext {
             ext.emit(&mut out)?;
         }
+        extensions.emit(&mut out)?;
         out.put(&Eyecatcher::Smcr.to_bytes())?;
+        if let Some(area) = area {
+            area.write(extensions, buffer);
+        }
         Ok(length)
     }
 
@@ -284,7 +313,7 @@ impl IpArea {
         }
     }
 
-    fn encoded_len(&self) -> usize {
+    pub(super) fn encoded_len(&self) -> usize {
         Self::len_with(self.prefixes.len())
     }
 
@@ -368,7 +397,7 @@ const RELEASE_AND_SEID: Show = Show::Bits(&[
 
 impl V2Extension {
     /// With the SMC-D v2 extension.
-    fn encoded_len(&self) -> usize {
+    pub(super) fn encoded_len(&self) -> usize {
         let entries = self.direct.as_ref().map(|direct| direct.entries.len());
         Self::len_with(self.ueids.len(), entries)
     }

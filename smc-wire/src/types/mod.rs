@@ -11,6 +11,7 @@ mod eid;
 mod features;
 mod link;
 mod negotiation;
+mod nonce;
 pub(crate) mod text;
 mod wire_id;
 
@@ -21,6 +22,7 @@ pub use eid::{Eid, EidError};
 pub use features::Features;
 pub use link::{AlertToken, GroupId, LinkNumber, LinkUid, MtuCode, Psn, Qpn, Rkey, RmbAddr};
 pub use negotiation::{FeatureMask, OfferedTypes, OsType, Release, Version};
+pub use nonce::Nonce;
 pub use text::{HostName, PnetId};
 
 #[cfg(test)]

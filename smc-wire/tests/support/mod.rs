@@ -18,6 +18,9 @@ macro_rules! parsed {
     };
 }
 
+mod extended;
+
+pub(crate) use extended::*;
 pub(crate) use parsed;
 
 /// The bytes of hex digits; blanks and line ends are skipped.

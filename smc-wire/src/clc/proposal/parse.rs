@@ -42,11 +42,16 @@ impl Proposal {
     /// A malformed header, another message, a length that disagrees with the contents, an offset
     /// or a count out of range, or a bad trailer. All of them end the handshake in Linux.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
-        Self::read(&frame::exact_of(bytes, &[ClcType::Proposal])?, bytes)
+        Self::read(&frame::exact_of(bytes, &[ClcType::Proposal])?, bytes, false)
     }
 
-    pub(in crate::clc) fn read(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
-        let body = Regions::new(bytes);
+    /// With extensions the message may be longer than its regions.
+    pub(in crate::clc) fn read(
+        header: &Header,
+        bytes: &[u8],
+        has_extensions: bool,
+    ) -> Result<Self, DecodeError> {
+        let body = Regions::new(bytes, has_extensions);
         let (base, _) = body.at::<Raw<Self>>("base", HEADER_LEN)?;
         let ip_offset = usize::from(base.ip_area_offset.get());
         if ip_offset > MAX_IP_AREA_OFFSET {

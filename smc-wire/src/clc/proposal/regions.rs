@@ -13,13 +13,15 @@ use crate::layout::Raw;
 pub(super) struct Regions<'a> {
     bytes: &'a [u8],
     limit: usize,
+    has_extensions: bool,
 }
 
 impl<'a> Regions<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
+    pub(super) fn new(bytes: &'a [u8], has_extensions: bool) -> Self {
         Self {
             bytes,
             limit: bytes.len().saturating_sub(TRAILER_LEN),
+            has_extensions,
         }
     }
 
@@ -69,9 +71,9 @@ impl<'a> Regions<'a> {
         Ok(usize::from(*count))
     }
 
-    /// Compares the length of the message with that of its regions.
+    /// Compares the length of the message with that of its regions, which extensions may follow.
     pub(super) fn check_length(&self, regions: usize) -> Result<(), DecodeError> {
-        if regions == self.limit {
+        if regions == self.limit || self.has_extensions && regions < self.limit {
             return Ok(());
         }
         let expected = regions.saturating_add(TRAILER_LEN);
