@@ -6,6 +6,7 @@ mod support;
 
 use smc_wire::DecodeErrorKind as Kind;
 use smc_wire::clc::{Extensions, Frame, Message, Proposal};
+use smc_wire::pretty::{self, Family};
 use smc_wire::types::Features;
 use support::*;
 
@@ -232,6 +233,8 @@ mod messages_without_features {
         let bytes = with(&hex(X4), 105, 0x20);
         let expected = (Message::parse(&bytes).unwrap(), Extensions::default());
         assert_eq!(Message::parse_extended(&bytes), Ok(expected));
+        let tree = pretty::tree(Family::Clc, &bytes).to_string();
+        assert!(!tree.contains("extension"), "{tree}");
     }
 
     #[test]
@@ -247,5 +250,95 @@ mod messages_without_features {
             let expected = (Message::parse(&bytes).unwrap(), Extensions::default());
             assert_eq!(Message::parse_extended(&bytes), Ok(expected));
         }
+    }
+}
+
+mod printer {
+    use super::*;
+
+    #[test]
+    fn headers_and_extensions_in_a_tree() {
+        let tree = pretty::tree(Family::Clc, &hex(X1)).to_string();
+        let expected = "
+   71  0006                 extension_count: 6
+   77  00                   extension_type: 0x00 (padding)
+   78  8000                 extension_length: 0
+   80                     v2_extension
+   80  01                   ueid_count: 1
+   81  02                   gid_entry_count: 2
+   83  10                   release: 1
+   83  10                   seid_present: no
+   84  03                   extension_type: 0x03 (v2 extension)
+   85  1b                   extension_length: 27
+   86  0040                 smcd_v2_offset: 64
+";
+        assert!(tree.contains(expected), "{tree}");
+        let expected = "
+  117  01                   continuation_type: 0x01 (continuation)
+  118  8064                 continuation_length: 100
+";
+        assert!(tree.contains(expected), "{tree}");
+        let expected = "
+  220                     extensions[0]
+  224  ff01                 type: 0x7f01 (early CONFIRM, SMC-D)
+  226  22                   length: 34
+  227  1111111111111111     gid: 0x1111111111111111
+  235  00000000deadbeef     dmb_token: 0x00000000deadbeef
+  243  00                   dmbe_index: 0
+  244  20                   dmbe_size: 2 (65536 bytes)
+  247  00010000             link_id: 0x00010000
+  251  ffff                 chid: 0xffff (loopback)
+  253  2222222222222222     extended_gid: 0x2222222222222222
+  261                     extensions[1]
+  265  ff04                 type: 0x7f04 (nonce)
+  267  10                   length: 16
+  268  1011121314151617…    payload: 101112131415161718191a1b1c1d1e1f
+  284                     extensions[2]
+  288  ff03                 type: 0x7f03 (early data)
+  290  05                   length: 5
+  291  474554202f           payload
+  296  e2d4c3d9           trailer: 0xe2d4c3d9 (SMCR)
+";
+        assert!(tree.ends_with(expected), "{tree}");
+    }
+
+    #[test]
+    fn extensions_in_a_line() {
+        for (text, expected) in [
+            (
+                X1,
+                "features [SINGLE_LINK | EARLY_CONFIRM | EARLY_DATA] early-dmb \
+                 0x00000000deadbeef#0 nonce 101112131415161718191a1b1c1d1e1f early-data 5",
+            ),
+            (
+                X2,
+                "features [EARLY_CONFIRM] early-rmb 0xff4588c4c3870000#1 link 1",
+            ),
+            (X5, "eid SMCV2-TEST-EID in-use [EARLY_DATA]"),
+        ] {
+            let line = pretty::line(Family::Clc, &hex(text)).to_string();
+            assert!(line.ends_with(expected), "{line}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_wrong_with_any_of_them() {
+        for (name, text) in ALL_EXTENDED {
+            let tree = pretty::tree(Family::Clc, &hex(text)).to_string();
+            assert!(
+                !tree.contains('!') && !tree.contains("reserved"),
+                "{name}: {tree}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_stated() {
+        let bytes = with(&hex(X1), 226, 33);
+        let tree = pretty::tree(Family::Clc, &bytes).to_string();
+        assert!(
+            tree.contains("receivers refuse this: PROPOSAL: early CONFIRM, SMC-D at offset 220"),
+            "{tree}"
+        );
     }
 }

@@ -7,6 +7,7 @@ mod support;
 
 use capture::captures;
 use smc_wire::clc::{AcceptConfirm, Extensions, FirstContact, Message, Proposal, SmcdArea, Terms};
+use smc_wire::pretty::{self, Family};
 use smc_wire::types::Features;
 use support::*;
 
@@ -157,4 +158,41 @@ fn peers_without_features_see_no_difference() {
         messages += 1;
     }
     assert!(messages > 100, "{messages}");
+}
+
+#[test]
+fn features_are_printed_in_place_of_the_options() {
+    let stated = [0x52, 0x53, 0x4d, 0x53, 0x46, 0x80, 0x05, 0x77];
+    let bytes = replaced(hex(CAPTURED_PROPOSAL), 52, &stated);
+    let tree = pretty::tree(Family::Clc, &bytes).to_string();
+    let expected = "
+   52  52534d               vendor_oui
+   55                       vendor_options
+   55  5346                   magic: 0x5346
+   57  80                     reserved_2: 0x80 [reserved, not zero]
+   58  05                     single_link: yes
+   58  05                     fast_open: no
+   58  05                     early_confirm: yes
+   58  05                     early_data: no
+   58  05                     rdma_ipv6: no
+   58  05                     receive_credits: no
+   59  77                     reserved_4 [reserved, not zero]
+   80                     v2_extension
+";
+    assert!(tree.contains(expected), "{tree}");
+    let line = pretty::line(Family::Clc, &bytes).to_string();
+    assert!(
+        line.ends_with(" features [SINGLE_LINK | EARLY_CONFIRM | 0x8000]"),
+        "{line}"
+    );
+
+    let bytes = replaced(hex(A3), 114, &[0x53, 0x46, 0x00, 0x08]);
+    let tree = pretty::tree(Family::Clc, &bytes).to_string();
+    assert!(tree.contains("early_data: yes\n"), "{tree}");
+    let line = pretty::line(Family::Clc, &bytes).to_string();
+    assert!(line.ends_with(" features [EARLY_DATA]"), "{line}");
+    // Those of another vendor stay bytes.
+    let bytes = replaced(hex(A3), 114, &[0x53, 0x47, 0x00, 0x08]);
+    let tree = pretty::tree(Family::Clc, &bytes).to_string();
+    assert!(tree.contains("vendor_options: 0x53470008\n"), "{tree}");
 }

@@ -4,7 +4,7 @@
 //! They are for peers that have stated [`Features`] before. No other peer gets them: Linux fails a
 //! PROPOSAL that is longer than its regions.
 
-pub(super) mod area;
+pub(crate) mod area;
 mod generic;
 
 use zerocopy::network_endian::{U16, U32, U64};
@@ -21,7 +21,7 @@ use crate::writer::{Writer, invalid, wire_length};
 use area::Area;
 pub use generic::ExtensionPayload;
 use generic::{Located, Walk};
-use generic::{RESERVED_LEN, varint};
+pub(crate) use generic::{RESERVED_LEN, varint};
 
 /// Extensions of a PROPOSAL, ACCEPT or CONFIRM, each at most once
 /// (docs/spec/extensions.md#types).

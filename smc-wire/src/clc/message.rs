@@ -77,6 +77,15 @@ impl Message {
         Self::read_extended(&header, bytes)
     }
 
+    /// As [`parse_extended`](Self::parse_extended), for the start of `bytes`; with what follows.
+    pub(crate) fn parse_extended_prefix(
+        bytes: &[u8],
+    ) -> Result<(Self, Extensions<'_>, &[u8]), DecodeError> {
+        let (header, message, rest) = frame::split(bytes, Proposal::MAX_EXTENDED_LEN)?;
+        let (message, extensions) = Self::read_extended(&header, message)?;
+        Ok((message, extensions, rest))
+    }
+
     fn read_extended<'a>(
         header: &Header,
         bytes: &'a [u8],

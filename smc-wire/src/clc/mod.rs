@@ -20,7 +20,7 @@
 pub(crate) mod accept;
 mod decline;
 mod devices;
-mod extension;
+pub(crate) mod extension;
 pub(crate) mod first_contact;
 mod frame;
 pub(crate) mod header;

@@ -5,13 +5,13 @@ use core::fmt::{self, Display as _};
 use super::value::HexBytes;
 use super::{Family, Text};
 use crate::cdc::{CdcD, CdcR};
-use crate::clc::{self, AcceptConfirm, Body, Proposal};
+use crate::clc::{self, AcceptConfirm, Body, EarlyRdmaEnd, Extensions, Proposal};
 use crate::llc::{
     self, AddLinkClass, Class, LinkRtoken, Message, RequestAddLinkClass, RkeyClass, Rtoken,
     WireRtoken,
 };
 use crate::option;
-use crate::types::{OfferedTypes, Rkey};
+use crate::types::{Features, OfferedTypes, Rkey};
 use crate::{DecodeError, DecodeErrorKind, MessageKind};
 
 /// Shows the gist of a message in one line without a newline.
@@ -26,14 +26,19 @@ pub const fn line(family: Family, bytes: &[u8]) -> Text<'_> {
 fn write(f: &mut fmt::Formatter<'_>, family: Family, bytes: &[u8]) -> fmt::Result {
     let result = match family {
         Family::TcpOption => return tcp_option(f, bytes),
-        Family::Clc => clc::Message::parse_prefix(bytes).map(|(message, rest)| {
-            let len = bytes.len().saturating_sub(rest.len());
-            match message {
-                clc::Message::Proposal(m) => proposal(f, &m, len),
-                clc::Message::Accept(m) | clc::Message::Confirm(m) => accept_confirm(f, &m, len),
-                clc::Message::Decline(m) => decline(f, &m, len),
-            }
-        }),
+        Family::Clc => {
+            clc::Message::parse_extended_prefix(bytes).map(|(message, extensions, rest)| {
+                let len = bytes.len().saturating_sub(rest.len());
+                match message {
+                    clc::Message::Proposal(m) => proposal(f, &m, len)?,
+                    clc::Message::Accept(m) | clc::Message::Confirm(m) => {
+                        accept_confirm(f, &m, len)?;
+                    }
+                    clc::Message::Decline(m) => decline(f, &m, len)?,
+                }
+                write_extensions(f, &extensions)
+            })
+        }
         Family::Llc => Message::parse(bytes).map(|message| message.fmt(f)),
         Family::CdcR => CdcR::parse(bytes).map(|cdc| cdc.fmt(f)),
         Family::CdcD(order) => CdcD::parse(bytes, order).map(|cdc| cdc.fmt(f)),
@@ -142,7 +147,10 @@ fn proposal(f: &mut fmt::Formatter<'_>, message: &Proposal, len: usize) -> fmt::
     if !peer_id.is_zero() {
         write!(f, " peer {peer_id}")?;
     }
-    Ok(())
+    match smcd {
+        Some(smcd) if version.is_v2() => write_features(f, smcd.vendor_features()),
+        _ => Ok(()),
+    }
 }
 
 fn accept_confirm(f: &mut fmt::Formatter<'_>, message: &AcceptConfirm, len: usize) -> fmt::Result {
@@ -182,8 +190,45 @@ fn accept_confirm(f: &mut fmt::Formatter<'_>, message: &AcceptConfirm, len: usiz
         let (conns, links) = (parts.max_conns, parts.max_links);
         write!(f, " max-conns {conns} max-links {links}{direct}")?;
     }
-    match &parts.gids {
-        Some(gids) => list(f, "gids", gids),
+    if let Some(gids) = &parts.gids {
+        list(f, "gids", gids)?;
+    }
+    write_features(f, parts.vendor_features())
+}
+
+fn write_features(f: &mut fmt::Formatter<'_>, features: Features) -> fmt::Result {
+    match features.is_empty() {
+        true => Ok(()),
+        false => write!(f, " features [{features}]"),
+    }
+}
+
+fn write_extensions(f: &mut fmt::Formatter<'_>, extensions: &Extensions<'_>) -> fmt::Result {
+    let Extensions {
+        features,
+        direct,
+        rdma,
+        nonce,
+        early_data,
+    } = extensions;
+    if let Some(features) = features {
+        write!(f, " in-use [{features}]")?;
+    }
+    if let Some(end) = direct {
+        write!(f, " early-dmb {}#{}", end.dmb, end.dmbe_index)?;
+    }
+    if let Some(EarlyRdmaEnd { end, link }) = rdma {
+        write!(
+            f,
+            " early-rmb {}#{} link {link}",
+            end.rmb_addr, end.rmbe_index
+        )?;
+    }
+    if let Some(nonce) = nonce {
+        write!(f, " nonce {nonce}")?;
+    }
+    match early_data {
+        Some(data) => write!(f, " early-data {}", data.len()),
         None => Ok(()),
     }
 }

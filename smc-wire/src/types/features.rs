@@ -4,6 +4,8 @@ use core::fmt;
 
 use bitflags::bitflags;
 
+use crate::layout::{Bits, HEX, Show, layouts};
+
 bitflags! {
     /// Features beyond the released protocol that a peer supports
     /// (docs/spec/extensions.md#features). Unknown bits are kept.
@@ -82,6 +84,30 @@ impl Features {
         let [a, b, c, d] = self.to_vendor_options().to_be_bytes();
         let oui = if self.is_empty() { [0; 3] } else { Self::OUI };
         (oui, [a, b, c, d, 0])
+    }
+
+    const fn low_byte(self) -> u8 {
+        let [_, low] = self.bits().to_be_bytes();
+        low
+    }
+
+    const LOW_BYTE: &[Bits] = &[
+        Bits::flag("single_link", Self::SINGLE_LINK.low_byte()),
+        Bits::flag("fast_open", Self::FAST_OPEN.low_byte()),
+        Bits::flag("early_confirm", Self::EARLY_CONFIRM.low_byte()),
+        Bits::flag("early_data", Self::EARLY_DATA.low_byte()),
+        Bits::flag("rdma_ipv6", Self::RDMA_IPV6.low_byte()),
+        Bits::flag("receive_credits", Self::RECEIVE_CREDITS.low_byte()),
+        Bits::reserved("reserved_features", 0xc0),
+    ];
+}
+
+layouts! {
+    /// Vendor options with features.
+    pub(crate) struct VendorOptions: 4 {
+        magic: [u8; 2] => HEX,
+        high_byte: u8 => Show::Bits(&[Bits::reserved("reserved_2", 0xff)]),
+        low_byte: u8 => Show::Bits(Features::LOW_BYTE),
     }
 }
 

@@ -8,7 +8,7 @@ mod address;
 mod decline_code;
 mod device;
 mod eid;
-mod features;
+pub(crate) mod features;
 mod link;
 mod negotiation;
 mod nonce;
