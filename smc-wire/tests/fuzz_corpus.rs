@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use capture::captures;
-use support::{ALL_CLC, C1, C2, hex};
+use support::{ALL_CLC, ALL_EXTENDED, C1, C2, X1, hex};
 
 /// Synthetic LLC messages, of forms that no capture has.
 const LLC: [&str; 11] = [
@@ -62,10 +62,15 @@ fn seeds() -> BTreeMap<PathBuf, Vec<u8>> {
             .or_insert_with(|| bytes.to_vec());
     };
     let clc = ALL_CLC.iter().map(|(_, digits)| hex(digits));
+    let extended = ALL_EXTENDED.iter().map(|(_, digits)| hex(digits));
     let llc = LLC.iter().map(|digits| hex(digits));
     let direct = [C1, C2].iter().map(|digits| hex(digits));
     direct.for_each(|bytes| add("cdc", bytes.clone(), &bytes));
     clc.for_each(|bytes| add("clc", clc_form(&bytes), &bytes));
+    extended.for_each(|bytes| add("extensions", clc_form(&bytes), &bytes));
+    // Behind their number, those of the first message alone, with one header of a region.
+    let own = [&[4][..], &hex(X1)[220..296]].concat();
+    add("extensions", Vec::new(), &own);
     llc.for_each(|bytes| add("llc", llc_form(&bytes), &bytes));
     for capture in captures() {
         for found in &capture.clc {
@@ -92,7 +97,8 @@ fn seeds() -> BTreeMap<PathBuf, Vec<u8>> {
         // The printers take all of them, behind a byte that chooses the family.
         let families: &[u8] = match target {
             "tcp_option" => &[0],
-            "clc" => &[1],
+            "extensions" if bytes[0] != 0xe2 => &[],
+            "clc" | "extensions" => &[1],
             "llc" => &[2],
             "cdc" if bytes.len() == 44 => &[3],
             _ => &[4, 5],
