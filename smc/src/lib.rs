@@ -112,6 +112,7 @@ pub mod introspection;
 pub mod manual;
 #[cfg(feature = "metrics")]
 pub mod metrics;
+mod peer_descriptors;
 pub mod prelude;
 #[cfg(feature = "introspection")]
 pub mod record;

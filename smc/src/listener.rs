@@ -1,7 +1,6 @@
 //! Listeners: the accept task, its queue, and what becomes of a client.
 
 mod admission;
-mod descriptors;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,8 +16,7 @@ use std::time::Duration;
 use atomic_waker::AtomicWaker;
 use event_listener::{Event, IntoNotification as _};
 
-use self::admission::{AdmissionControl, AdmissionPermit, Source};
-use self::descriptors::ClientDescriptor;
+use self::admission::{AdmissionControl, AdmissionPermit};
 use super::endpoint::EndpointInner;
 use super::handshake;
 use super::incoming::Incoming;
@@ -33,6 +31,7 @@ use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit, Pha
 use crate::info::ListenerInfo;
 use crate::log::{Destination, Span};
 use crate::mutex::Mutex;
+use crate::peer_descriptors::{ClientDescriptor, Source};
 use crate::proto::Role;
 use crate::quota;
 use crate::reactor_turns::ReactorTurns;

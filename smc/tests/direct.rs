@@ -19,7 +19,8 @@ use smc_core::wire::cursor::Cursor;
 use smc_core::wire::size::SizeCode;
 use smc_core::wire::types::{DmbToken, Gid};
 use smc_testkit::middleware::{Journal, Trace, What};
-use smc_testkit::streams::{expect_error, expect_rest, expect_write_error, patterned};
+use smc_testkit::resources::limit_descriptors;
+use smc_testkit::streams::{connect_smc, expect_error, expect_rest, expect_write_error, patterned};
 use smc_testkit::world::messages::{bytes, direct};
 use smc_testkit::world::{
     Host, Raw, ScriptedDevice, World, accept_now, connect_pair_smc, proposal_from,
@@ -199,6 +200,41 @@ fn nothing_is_moved_into_the_buffer_of_another_peer_that_a_handshake_names() {
     let mut content = vec![0; theirs.region().len()];
     theirs.region().copy_out(0, &mut content).unwrap();
     assert!(content.iter().all(|byte| *byte == 0));
+}
+
+/// A peer decides when it closes, and until then this side has a descriptor and a buffer.
+#[test]
+fn a_peer_that_closes_none_of_its_streams_has_a_share_of_the_descriptors() {
+    limit_descriptors(512);
+    let share = 512 / 8;
+    let world = World::new();
+    let (server, client) = (world.host("server"), world.host("client"));
+    world.block_on(async {
+        let (listener, _) = server.listen().await;
+        let mut held = Vec::new();
+        for number in 0..3 * share {
+            let (ours, mut theirs) = connect_smc(&client.endpoint, &listener).await;
+            theirs.write_all(&[1; 100]).await.unwrap();
+            drop(theirs);
+            held.push(ours);
+            let waiting = server.endpoint.connections().len();
+            assert!(waiting <= share, "{waiting} of {number}");
+        }
+        // Those that have ended for others of them, too: what was written is in the peer's buffer.
+        for stream in &mut held {
+            expect_rest(stream, &[1; 100]).await;
+        }
+        drop(held);
+        world.sleep(MOMENT).await;
+        assert_eq!(server.endpoint.connections().len(), 0);
+        for _ in 0..2 * share {
+            let (mut ours, theirs) = connect_smc(&client.endpoint, &listener).await;
+            drop(theirs);
+            expect_rest(&mut ours, &[]).await;
+            drop(ours);
+            world.sleep(MOMENT).await;
+        }
+    });
 }
 
 /// The signals of the moves since the last call.

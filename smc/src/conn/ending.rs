@@ -12,6 +12,7 @@ use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
 use crate::log::Destination;
 use crate::mem::HEADER_LEN;
 use crate::mem::sync::Ordering;
+use crate::peer_descriptors::ClosingDescriptor;
 use crate::proto::Role;
 use crate::proto::conn::rdma::StreamDelivery;
 use crate::proto::conn::{Closing, used_length};
@@ -104,8 +105,24 @@ impl Conn {
             // Written data of SMC-D is in the peer's memory.
             let is_sending = self.rdma().is_some_and(|rdma| rdma.has_pending());
             let linger = linger.filter(|_| is_sending && !is_reset);
-            self.driver.await_peer_close(self, linger);
+            match self.take_descriptor() {
+                true => self.driver.await_peer_close(self, linger),
+                false => self.abort(Error::Closed(CloseReason::Aborted)),
+            }
         }
+    }
+
+    /// Counts the descriptor of a connection whose peer has still to close it. A peer that leaves
+    /// many so has only its share: the one that waits for the longest time ends in place of this.
+    fn take_descriptor(&self) -> bool {
+        let taken = ClosingDescriptor::take(self.source).or_else(|| {
+            let other = self.driver.longest_closing(self.source)?;
+            other.abort(Error::Closed(CloseReason::Aborted));
+            ClosingDescriptor::take(self.source)
+        });
+        let is_taken = taken.is_some();
+        *self.closing_descriptor.lock() = taken;
+        is_taken
     }
 
     /// For the driver: the linger time after close has passed. What was not sent is dropped, with
@@ -195,6 +212,7 @@ impl Conn {
             return;
         }
         drop(membership);
+        self.closing_descriptor.lock().take();
         self.span.in_scope(|| match self.failure.get() {
             Some(cause) => debug!("connection has ended", cause = cause),
             None => debug!("connection has ended", cause = "closed by both ends"),

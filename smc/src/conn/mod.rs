@@ -35,6 +35,7 @@ use crate::log::{Span, Warned};
 use crate::mem::Element;
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::mutex::Mutex;
+use crate::peer_descriptors::{ClosingDescriptor, Source};
 use crate::proto::Role;
 use crate::proto::conn::rdma::StreamDelivery;
 use crate::proto::conn::{Closing, ConnState, ReadEnd, WriteEnd};
@@ -54,6 +55,10 @@ pub(crate) struct Conn {
     pub(crate) role: Role,
     pub(crate) peer_addr: Address,
     pub(crate) socket: Arc<dyn Socket>,
+    /// The peers among which this one has a share of descriptors.
+    pub(crate) source: Option<Source>,
+    /// Counted from the time when the application drops the stream.
+    closing_descriptor: Mutex<Option<ClosingDescriptor>>,
     /// Determines how TCP is closed, and whether it is watched.
     locality: PeerLocality,
     /// The TCP connection is not watched yet: see `TCP_WATCH_DELAY`.
@@ -245,7 +250,7 @@ impl Conn {
         parts: Parts,
         role: Role,
         socket: Arc<dyn Socket>,
-        peer_addr: Address,
+        (peer_addr, source): (Address, Option<Source>),
         membership: Membership,
         warned: Arc<Warned>,
     ) -> Arc<Self> {
@@ -273,6 +278,8 @@ impl Conn {
             role,
             peer_addr,
             socket,
+            source,
+            closing_descriptor: Mutex::default(),
             locality,
             tcp_watch_deferred: AtomicBool::new(locality != PeerLocality::Unknown),
             transport: parts.transport,
@@ -350,6 +357,11 @@ impl Conn {
             TransportConn::Direct(direct) => &**direct,
             TransportConn::Rdma(handle) => &*handle.0,
         }
+    }
+
+    /// Whether the application has dropped the stream, and the peer has still to close it.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing_descriptor.lock().is_some()
     }
 
     pub(crate) fn is_app_closed(&self) -> bool {

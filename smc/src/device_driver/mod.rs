@@ -29,6 +29,7 @@ use crate::error::{CloseReason, Error};
 use crate::info::{DeviceInfo, DeviceKind};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use crate::mutex::Mutex;
+use crate::peer_descriptors::Source;
 use crate::proto::group::{DeviceIndex, GroupEndCause, GroupId};
 use crate::proto::links::LinkId;
 use crate::runtime::Runtime;
@@ -199,6 +200,16 @@ impl DeviceDriver {
         let dropped = (linger, Arc::downgrade(conn));
         self.table.lock().newly_dropped.push(dropped);
         self.wake_task();
+    }
+
+    /// Of the connections whose stream the application has dropped, that with a peer of this source
+    /// which waits for its close for the longest time.
+    pub(crate) fn longest_closing(&self, source: Option<Source>) -> Option<Arc<Conn>> {
+        let table = self.table.lock();
+        let waiting = table.awaiting_close.iter().map(|(_, conn)| conn);
+        let all = waiting.chain(table.newly_dropped.iter().map(|(_, conn)| conn));
+        all.filter_map(Weak::upgrade)
+            .find(|conn| conn.source == source && conn.is_closing())
     }
 
     /// Starts the timeout of a half-open connection: TCP has ended, and the peer has not sent an

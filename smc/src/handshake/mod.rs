@@ -34,6 +34,7 @@ use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason};
 use crate::log::HandshakeLog;
 use crate::negotiate::Credentials;
+use crate::peer_descriptors::Source;
 use crate::proto::Role;
 use crate::proto::group::{GroupId, GroupState};
 use crate::proto::handshake::{
@@ -284,7 +285,9 @@ fn build_conn(
     };
     let membership = resources.membership.take().ok_or(NO_RESOURCE)?;
     let warned = Arc::clone(&endpoint.warned);
-    let conn = Conn::new(parts, role, socket, peer_addr.clone(), membership, warned);
+    let source = Source::of_peer(carrier.credentials(), peer_addr);
+    let peer = (peer_addr.clone(), source);
+    let conn = Conn::new(parts, role, socket, peer, membership, warned);
     if let Some(rdma) = conn.rdma() {
         rdma.set_conn(&conn);
     }

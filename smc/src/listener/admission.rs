@@ -7,16 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use rustix::process::geteuid;
-
 use crate::mutex::Mutex;
-use crate::negotiate::Credentials;
+use crate::peer_descriptors::Source;
 use crate::quota::FairShares;
-use crate::quota::source;
 
 /// The places of one listener.
 #[derive(Debug)]
@@ -42,42 +38,6 @@ struct Waiting {
     source: Option<Source>,
     /// Set once the set-up waits for a place.
     waker: Option<Waker>,
-}
-
-/// The source of clients that share a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Source {
-    /// An IPv4 address, or the network part of an IPv6 one: a host may use any address of its
-    /// network. Processes of this host may use any loopback address, so these are one source.
-    Address(IpAddr),
-    /// Another user of this host.
-    User(u32),
-}
-
-impl Source {
-    pub(super) fn of_address(address: IpAddr) -> Self {
-        let address = source(address);
-        Self::Address(match address.is_loopback() {
-            true => Ipv4Addr::LOCALHOST.into(),
-            false => address,
-        })
-    }
-
-    /// Of a client of a UNIX socket, by its user. Clients of the own user may have all places.
-    pub(super) fn of_unix(client: Credentials) -> Option<Self> {
-        (client.uid != geteuid().as_raw()).then_some(Self::User(client.uid))
-    }
-
-    /// Of a client with a side channel, by its address if the side channel does not show its user.
-    /// Clients of the own user may have all places.
-    pub(super) fn of_client(
-        client: Option<Credentials>,
-        is_own: bool,
-        address: IpAddr,
-    ) -> Option<Self> {
-        let user = client.map(|client| Self::User(client.uid));
-        (!is_own).then(|| user.unwrap_or_else(|| Self::of_address(address)))
-    }
 }
 
 impl AdmissionControl {
@@ -222,7 +182,10 @@ fn max_of_sources(max: usize) -> usize {
 mod tests {
     use futures_lite::future::{block_on, poll_once};
 
+    use std::net::Ipv4Addr;
+
     use super::*;
+    use crate::negotiate::Credentials;
 
     fn address(last: u8) -> Option<Source> {
         Some(Source::of_address(Ipv4Addr::new(10, 0, 0, last).into()))
