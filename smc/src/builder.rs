@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smc_wire::size::SizeCode;
-use smc_wire::types::{Eid, PnetId};
+use smc_wire::types::{Eid, Features, PnetId};
 
 use super::busy_poll::Pollers;
 use super::endpoint::{Endpoint, EndpointInner};
@@ -252,6 +252,27 @@ impl Builder {
         let count = count.clamp(1, 2);
         self.ports.max_links = Some(count);
         self.llc.max_links = count;
+        self
+    }
+
+    /// Sets a link group to have one link: as [`Builder::max_links`] with 1, for devices that are
+    /// redundant below, as bonded ports are.
+    ///
+    /// With a peer that has [`Features::SINGLE_LINK`] as well, RMBs stay announced when their
+    /// connections have ended. Further connections take two round trips less then, as they
+    /// exchange no CONFIRM RKEY.
+    #[must_use]
+    pub fn single_link(self) -> Self {
+        self.max_links(1)
+    }
+
+    /// Sets the features beyond the released protocol that the endpoint agrees on with peers that
+    /// have them, too; all that there are unless set. They are stated in vendor options of v2.1,
+    /// which other implementations ignore ([`Mode::SmcR`](crate::Mode) says which a stream has).
+    /// Those that the library does not have are ignored.
+    #[must_use]
+    pub fn vendor_features(mut self, features: Features) -> Self {
+        self.config.vendor_features = features & Features::SINGLE_LINK;
         self
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smc_wire::size::SizeCode;
-use smc_wire::types::{Eid, PnetId};
+use smc_wire::types::{Eid, Features, PnetId};
 
 use crate::address::Address;
 #[cfg(any(feature = "tokio", feature = "smol"))]
@@ -123,6 +123,8 @@ pub(crate) struct EndpointConfig {
     pub(crate) polling: Duration,
     pub(crate) max_handshakes: usize,
     pub(crate) trust: Option<TrustPeers>,
+    /// Features beyond the released protocol to agree on.
+    pub(crate) vendor_features: Features,
     /// Tools can see the endpoint.
     #[cfg(feature = "introspection")]
     pub(crate) introspection: bool,
@@ -146,6 +148,7 @@ impl Default for EndpointConfig {
             polling: default_polling(),
             max_handshakes: HANDSHAKES_MAX,
             trust: None,
+            vendor_features: Features::SINGLE_LINK,
             #[cfg(feature = "introspection")]
             introspection: true,
         }

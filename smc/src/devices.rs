@@ -80,6 +80,7 @@ impl EndpointInner {
         base.pnet_ids.clone_from(&config.pnet_ids);
         base.buffer = config.recv_buffer;
         base.rmb = config.rmb;
+        base.vendor_features = config.vendor_features;
         base.timeouts.message = config.handshake_timeout;
         base.timeouts.work = config.handshake_timeout.mul_f32(WORK_SHARE);
         base.host = HostName::new(&rustix::system::uname().nodename().to_string_lossy());

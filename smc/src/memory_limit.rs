@@ -34,7 +34,7 @@ impl TrimMemory for EndpointInner {
             driver.device.trim_memory();
         }
         for group in self.groups.all_rdma() {
-            group.pool.trim();
+            group.trim();
         }
         self.groups.spares.clear();
     }

@@ -166,6 +166,8 @@ pub struct ConnectionRecord {
     pub device: Option<String>,
     /// SMC: the EID.
     pub eid: Option<String>,
+    /// SMC-R: features beyond the released protocol, with `|` between them.
+    pub vendor_features: Option<String>,
     /// The GID of this end.
     pub gid: Option<String>,
     /// The GID of the peer's end.
@@ -363,6 +365,7 @@ impl ConnectionRecord {
                 local,
                 peer,
                 eid,
+                vendor_features,
             } => {
                 self.mode = RDMA.to_owned();
                 self.version = Some(version_text(*version, *release));
@@ -370,6 +373,8 @@ impl ConnectionRecord {
                 self.gid = Some(local.to_string());
                 self.peer_gid = Some(peer.to_string());
                 self.eid = eid.map(|eid| eid.to_string());
+                self.vendor_features =
+                    (!vendor_features.is_empty()).then(|| vendor_features.to_string());
             }
             Mode::Tcp { reason } => self.set_fallback(TCP, reason),
             Mode::Unix { reason } => self.set_fallback(UNIX, reason),

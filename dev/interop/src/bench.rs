@@ -9,9 +9,10 @@ use count::Count;
 use anyhow::{Result, bail};
 use clap::Args;
 
-use crate::lab::Lab;
+use crate::lab::{Lab, NICS};
+use crate::protocol::Order;
 use crate::runner::{self, Run};
-use crate::scenario::{self, Role};
+use crate::scenario::{self, Role, Scenario};
 use crate::workload::{Kind, Measure};
 
 #[derive(Debug, Args)]
@@ -25,43 +26,99 @@ pub(crate) struct BenchArgs {
     /// Only measures with this in their names, such as "round"
     #[arg(long, default_value = "")]
     measure: String,
+    /// Delay packets between the guests so that a round trip takes this many milliseconds, and
+    /// measure how many of them a set-up takes
+    #[arg(long, value_name = "MS")]
+    delay: Option<u32>,
     /// Instead of times show what the kernels count: system calls, switches, packets, for each
     /// round trip, write or connection
     #[arg(long)]
     count: bool,
 }
 
+/// What is compared: a column.
+struct Combination {
+    run: Run,
+    /// The userspace stack has its features beyond the released protocol.
+    vendor_features: bool,
+}
+
+impl Combination {
+    fn new([subject, peer]: [Kind; 2], scenario: Scenario) -> Self {
+        let run = Run {
+            scenario,
+            role: Role::Client,
+            subject,
+            peer,
+        };
+        Self {
+            run,
+            vendor_features: true,
+        }
+    }
+
+    /// Client and server.
+    fn name(&self) -> String {
+        let Run { subject, peer, .. } = &self.run;
+        let suffix = if self.vendor_features { "" } else { ", v2.1" };
+        format!("{subject} -> {peer}{suffix}")
+    }
+
+    fn all() -> Vec<Self> {
+        let pairs = PAIRS.iter().filter(|pair| is_built(pair));
+        pairs
+            .map(|pair| Self::new(*pair, scenario::usual()))
+            .collect()
+    }
+
+    /// With one link in each group, and TCP beside them.
+    fn with_delay() -> Vec<Self> {
+        let with = |pair: &[Kind; 2]| Self::new(*pair, scenario::single_link());
+        let mut all = vec![with(&[Kind::Tcp; 2])];
+        all.extend(PAIRS.iter().filter(|pair| is_built(pair)).map(with));
+        if cfg!(feature = "ours") {
+            all.push(Self {
+                vendor_features: false,
+                ..with(&[Kind::Ours; 2])
+            });
+        }
+        all
+    }
+}
+
+fn is_built(pair: &[Kind; 2]) -> bool {
+    cfg!(feature = "ours") || !pair.contains(&Kind::Ours)
+}
+
 /// Measures all combinations in turn, round after round, and shows medians.
 pub(crate) fn run(args: &BenchArgs) -> Result<bool> {
-    let pairs: &[[Kind; 2]] = if cfg!(feature = "ours") {
-        PAIRS
-    } else {
-        &[[Kind::Kernel; 2]]
+    let (mut runs, all_measures) = match args.delay {
+        None => (Combination::all(), MEASURES.to_vec()),
+        Some(delay) => {
+            let round_trip = delay.saturating_mul(1000);
+            let count = 50;
+            let measure = Measure::SetUp { count, round_trip };
+            (Combination::with_delay(), vec![measure])
+        }
     };
-    let runs: Vec<_> = pairs
-        .iter()
-        .map(|[client, server]| Run {
-            scenario: scenario::usual(),
-            role: Role::Client,
-            subject: *client,
-            peer: *server,
-        })
-        .filter(|run| {
-            let only = args.only.as_ref();
-            only.is_none_or(|only| name(run).contains(only))
-        })
-        .collect();
+    runs.retain(|run| {
+        let only = args.only.as_ref();
+        only.is_none_or(|only| run.name().contains(only))
+    });
     let Some(first) = runs.first() else {
         bail!("no such combination");
     };
     let boot = || -> Result<Lab> {
-        let mut lab = Lab::boot(first.kernels())?;
+        let mut lab = Lab::boot(first.run.kernels())?;
         runner::after_boot(&mut lab)?;
+        if let Some(delay) = args.delay {
+            delay_packets(&mut lab, delay)?;
+        }
         println!("Linux {} and {}", lab.kernel(0), lab.kernel(1));
         Ok(lab)
     };
-    let wanted = |measure: &&Measure| measure.title().contains(&args.measure);
-    let measures: Vec<_> = MEASURES.iter().filter(wanted).copied().collect();
+    let wanted = |measure: &Measure| measure.title().contains(&args.measure);
+    let measures: Vec<_> = all_measures.into_iter().filter(wanted).collect();
     if measures.is_empty() {
         bail!("no such measure");
     }
@@ -73,17 +130,23 @@ pub(crate) fn run(args: &BenchArgs) -> Result<bool> {
     // Of each combination, each measure: the values of all rounds.
     let mut values = vec![vec![Vec::new(); measures.len()]; runs.len()];
     for round in 1..=args.rounds {
-        for (run, values) in runs.iter().zip(&mut values) {
-            println!("round {round}, {}", name(run));
-            let measured = match runner::measure(&mut lab, run, &measures, &mut |_, _| Ok(())) {
-                Ok(measured) => measured,
-                Err(error) => {
-                    println!("failed: {error:#}");
-                    passed = false;
-                    lab = boot()?;
-                    continue;
-                }
-            };
+        for (combination, values) in runs.iter().zip(&mut values) {
+            println!("round {round}, {}", combination.name());
+            let Combination {
+                run,
+                vendor_features,
+            } = combination;
+            let nothing = &mut |_: &mut Lab, _: &str| Ok(());
+            let measured =
+                match runner::measure(&mut lab, run, *vendor_features, &measures, nothing) {
+                    Ok(measured) => measured,
+                    Err(error) => {
+                        println!("failed: {error:#}");
+                        passed = false;
+                        lab = boot()?;
+                        continue;
+                    }
+                };
             for (all, value) in values.iter_mut().zip(measured) {
                 all.push(value);
             }
@@ -93,13 +156,34 @@ pub(crate) fn run(args: &BenchArgs) -> Result<bool> {
     Ok(passed)
 }
 
+/// Delays what leaves each network interface, by half of the round trip.
+fn delay_packets(lab: &mut Lab, round_trip: u32) -> Result<()> {
+    let delay = format!("{}us", round_trip.saturating_mul(1000) / 2);
+    for guest in 0..2 {
+        for nic in 0..NICS {
+            let interface = format!("eth{nic}");
+            let command = ["tc", "qdisc", "replace", "dev", &interface, "root", "netem"];
+            let argv = command
+                .into_iter()
+                .chain(["limit", "100000", "delay", &delay]);
+            let argv = argv.map(str::to_owned).collect();
+            lab.order::<String>(guest, Order::Exec(argv))?;
+        }
+    }
+    Ok(())
+}
+
 /// Counts for each measure and combination.
-fn count_all(lab: &mut Lab, runs: &[Run], measures: &[Measure]) -> Result<()> {
-    for run in runs {
+fn count_all(lab: &mut Lab, runs: &[Combination], measures: &[Measure]) -> Result<()> {
+    for combination in runs {
         for measure in measures {
-            println!("{}, {}:", name(run), measure.title());
+            println!("{}, {}:", combination.name(), measure.title());
             let mut count = None;
-            runner::measure(lab, run, &[*measure], &mut |lab, _| {
+            let Combination {
+                run,
+                vendor_features,
+            } = combination;
+            runner::measure(lab, run, *vendor_features, &[*measure], &mut |lab, _| {
                 match count.take() {
                     None => count = Some(Count::start(lab)?),
                     Some(count) => Count::show(count, lab, measure.times())?,
@@ -111,23 +195,24 @@ fn count_all(lab: &mut Lab, runs: &[Run], measures: &[Measure]) -> Result<()> {
     Ok(())
 }
 
-fn show(runs: &[Run], measures: &[Measure], values: &[Vec<Vec<f64>>]) {
+fn show(runs: &[Combination], measures: &[Measure], values: &[Vec<Vec<f64>>]) {
     print!("\n{:<28}", "median (smallest..largest)");
     for run in runs {
-        print!(" {:>22}", name(run));
+        print!(" {:>22}", run.name());
     }
     println!();
     for (index, measure) in measures.iter().enumerate() {
         print!("{:<28}", measure.title());
         for values in values {
             let Spread { low, median, high } = Spread::of(&values[index]);
-            print!(" {:>22}", format!("{median:.0} ({low:.0}..{high:.0})"));
+            print!(" {:>22}", measure.shown([median, low, high]));
         }
         println!();
     }
-    let kernel = runs
-        .iter()
-        .position(|run| (run.subject, run.peer) == (Kind::Kernel, Kind::Kernel));
+    let kernel = runs.iter().position(|combination| {
+        let Run { subject, peer, .. } = combination.run;
+        (subject, peer) == (Kind::Kernel, Kind::Kernel)
+    });
     let Some(kernel) = kernel.filter(|_| runs.len() > 1) else {
         return;
     };
@@ -146,11 +231,6 @@ fn show(runs: &[Run], measures: &[Measure], values: &[Vec<Vec<f64>>]) {
         }
         println!();
     }
-}
-
-/// Client and server.
-fn name(run: &Run) -> String {
-    format!("{} -> {}", run.subject, run.peer)
 }
 
 struct Spread {

@@ -174,6 +174,7 @@ fn exchange(
         devices: devices.to_vec(),
         max_links: node.max_links(),
         test_link: node.test_link(),
+        vendor_features: true,
         has_driver_thread: false,
         events_to: None,
     };

@@ -77,6 +77,8 @@ pub(crate) struct Job {
     pub(crate) max_links: u8,
     /// Seconds without a message after which it tests a link, likewise.
     pub(crate) test_link: u64,
+    /// The userspace stack has its features beyond the released protocol.
+    pub(crate) vendor_features: bool,
     /// The userspace stack runs its drivers on a thread of their own.
     pub(crate) has_driver_thread: bool,
     /// Where its events are sent as datagrams too, so that captures show it in its place.

@@ -109,6 +109,7 @@ impl<'a> Replay<'a> {
             max_links: request.max_links,
             max_connections: request.max_connections,
             confirms_rkeys: true,
+            keeps_rkeys: false,
         };
         let id = first.map_or([0; 4], |first| {
             (first.user_id.0 - u32::from(first.link.0)).to_be_bytes()

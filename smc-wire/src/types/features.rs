@@ -25,7 +25,8 @@ bitflags! {
     /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
     pub struct Features: u16 {
-        /// The link group never has a second link, and its keys are not confirmed.
+        /// The link group never has a second link, and its RMBs stay announced when their
+        /// connections have ended.
         const SINGLE_LINK = 0x0001;
         /// PROPOSAL is accepted as data of the SYN.
         const FAST_OPEN = 0x0002;

@@ -10,6 +10,7 @@ use crate::mem::sync::{AtomicBool, Ordering};
 use crate::mem::{Element, HEADER_LEN, Region};
 use crate::mutex::Mutex;
 use crate::proto::group::DeviceIndex;
+use crate::proto::links::RmbId;
 
 /// A ring of registered memory.
 ///
@@ -26,6 +27,8 @@ pub(crate) struct RdmaBuffer {
     registrations: Mutex<Vec<(DeviceIndex, Arc<dyn Mr>)>>,
     /// It is not of its first connection.
     is_reused: AtomicBool,
+    /// The identifier under which the peer knows it, while no connection uses it.
+    announced: Mutex<Option<RmbId>>,
     // Dropped last, after the memory.
     _charge: Charge,
 }
@@ -52,8 +55,14 @@ impl RdmaBuffer {
             access,
             registrations: Mutex::default(),
             is_reused: AtomicBool::new(false),
+            announced: Mutex::default(),
             _charge: charge,
         })
+    }
+
+    /// Takes the identifier under which the peer knows it, if it stayed announced in the pool.
+    pub(crate) fn take_announced(&self) -> Option<RmbId> {
+        self.announced.lock().take()
     }
 
     /// Whether a former connection has used it.
@@ -111,11 +120,18 @@ impl RdmaBufferPool {
         }
     }
 
-    /// Frees all buffers.
-    pub(crate) fn trim(&self) {
-        let free = std::mem::take(&mut *self.free.lock());
-        // Outside of the lock: memory is deregistered.
-        drop(free);
+    /// Takes all buffers out of the pool.
+    pub(crate) fn take_all(&self) -> Vec<Arc<RdmaBuffer>> {
+        std::mem::take(&mut *self.free.lock())
+    }
+
+    /// Number of RMBs that the peer knows.
+    pub(crate) fn announced(&self) -> usize {
+        let free = self.free.lock();
+        let announced = free
+            .iter()
+            .filter(|buffer| buffer.announced.lock().is_some());
+        announced.count()
     }
 
     /// Whether the pool has a buffer of this size.
@@ -142,6 +158,13 @@ impl RdmaBufferPool {
             Some(buffer) => Ok(buffer),
             None => RdmaBuffer::new(size, access, &self.limit).map(Arc::new),
         }
+    }
+
+    /// Returns an RMB to the pool that stays announced under this identifier. The peer writes it no
+    /// more, as it has published the end of its data.
+    pub(crate) fn put_announced(&self, buffer: Arc<RdmaBuffer>, dirty: usize, id: RmbId) {
+        *buffer.announced.lock() = Some(id);
+        self.put(buffer, dirty);
     }
 
     /// Returns a buffer to the pool. It must not be writable any more: the peer has confirmed the

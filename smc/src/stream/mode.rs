@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use smc_wire::types::{Chid, Eid, Gid, Release, RoceGid, Version};
+use smc_wire::types::{Chid, Eid, Features, Gid, Release, RoceGid, Version};
 
 use crate::address::Address;
 use crate::error::FallbackReason;
@@ -59,6 +59,8 @@ pub enum Mode {
         peer: RoceGid,
         /// The EID both ends agreed on; `None` in version 1.
         eid: Option<Eid>,
+        /// Features beyond the released protocol that both ends have agreed on for the link group.
+        vendor_features: Features,
     },
     /// Plain TCP.
     #[non_exhaustive]
@@ -137,10 +139,15 @@ impl fmt::Display for Mode {
                 release,
                 device,
                 peer,
+                vendor_features,
                 ..
             } => {
                 write_version(f, 'R', *version, *release)?;
-                write!(f, " on {device} to {peer}")
+                write!(f, " on {device} to {peer}")?;
+                match vendor_features.is_empty() {
+                    true => Ok(()),
+                    false => write!(f, " with {vendor_features}"),
+                }
             }
             Self::Tcp { reason } => write!(f, "TCP {reason}"),
             Self::Unix { reason } => write!(f, "UNIX {reason}"),

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use futures_lite::future::zip;
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
-use smc::{Endpoint, Stream};
-use smc_core::wire::llc::{Class, Header, MessageType};
-use std::sync::{Arc, Mutex};
+use smc::{Builder, Endpoint, Stream};
+use smc_core::wire::llc::{Class, MessageType};
+use smc_core::wire::types::Features;
 
-use crate::interceptor::Interceptor;
+use crate::interceptor::{Interceptor, recorded};
 use smc_testkit::streams::{
     connect, expect_error, expect_rest, expect_rest_and_error, expect_write_error, patterned,
     read_all, transfer, transfer_both_ways,
@@ -344,29 +344,6 @@ fn a_half_open_timeout_ends_a_connection_without_cdc() {
     });
 }
 
-/// The LLC messages that a device receives; those that `keep` refuses are dropped.
-fn recorded(
-    device: &Interceptor,
-    keep: impl Fn(MessageType, Class) -> bool + Send + 'static,
-) -> Arc<Mutex<Vec<(MessageType, Class)>>> {
-    let messages = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&messages);
-    device.set_filter(move |message| {
-        let kind = Header::parse(message, None).ok();
-        let kind = kind.and_then(|header| Some((header.message_type()?, header.class())));
-        if let Some((kind, class)) = kind {
-            log.lock()
-                .expect("the lock is not poisoned")
-                .push((kind, class));
-            if !keep(kind, class) {
-                return Vec::new();
-            }
-        }
-        vec![message.to_vec()]
-    });
-    messages
-}
-
 /// How long closing takes after both ends of a stream were dropped at the same time.
 async fn close_after_a_stream(world: &RdmaWorld, client: &Endpoint, server: &Endpoint) -> Duration {
     let listener = server.bind(SERVER).await.expect("a free port");
@@ -378,6 +355,11 @@ async fn close_after_a_stream(world: &RdmaWorld, client: &Endpoint, server: &End
     world.elapsed() - begin
 }
 
+/// As towards a kernel: RKEYs are deleted.
+fn without_features(builder: Builder) -> Builder {
+    builder.ueid(eid()).vendor_features(Features::empty())
+}
+
 #[test]
 fn a_peer_that_deletes_its_keys_is_answered_before_the_group_ends() {
     for latency in [1, 50, 400, 20_000] {
@@ -387,7 +369,7 @@ fn a_peer_that_deletes_its_keys_is_answered_before_the_group_ends() {
         let a = world.device("a0", 1);
         let b = Interceptor::new(world.device("b0", 2));
         let client = world.endpoint(&[&a]);
-        let server = world.endpoint_on(vec![b.clone()], |builder| builder.ueid(eid()));
+        let server = world.endpoint_on(vec![b.clone()], without_features);
         world.block_on(async {
             let messages = recorded(&b, |_, _| true);
             let took = close_after_a_stream(&world, &client, &server).await;
@@ -407,7 +389,7 @@ fn a_peer_that_never_deletes_its_keys_is_not_waited_for_without_end() {
     let world = RdmaWorld::new(77);
     let a = Interceptor::new(world.device("a0", 1));
     let b = world.device("b0", 2);
-    let client = world.endpoint_on(vec![a.clone()], |builder| builder.ueid(eid()));
+    let client = world.endpoint_on(vec![a.clone()], without_features);
     let server = world.endpoint(&[&b]);
     world.block_on(async {
         let deletes = (MessageType::DeleteRkey, Class::Request);

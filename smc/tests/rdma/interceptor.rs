@@ -13,6 +13,7 @@ use smc_core::device::{
 };
 use smc_core::mem::Region;
 use smc_core::wire::cdc::CdcR;
+use smc_core::wire::llc::{Class, Header, MessageType};
 use smc_core::wire::types::{Qpn, Rkey, RmbAddr};
 use smc_testkit::memory_rdma::{MemoryRdma, RdmaNetwork};
 
@@ -319,4 +320,27 @@ fn rdma(device: &MemoryRdma) -> &dyn Rdma {
         Operations::Rdma(rdma) => rdma,
         _ => unreachable!("it is one"),
     }
+}
+
+/// The LLC messages that a device receives; those that `keep` refuses are dropped.
+pub(crate) fn recorded(
+    device: &Interceptor,
+    keep: impl Fn(MessageType, Class) -> bool + Send + 'static,
+) -> Arc<Mutex<Vec<(MessageType, Class)>>> {
+    let messages = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&messages);
+    device.set_filter(move |message| {
+        let kind = Header::parse(message, None).ok();
+        let kind = kind.and_then(|header| Some((header.message_type()?, header.class())));
+        if let Some((kind, class)) = kind {
+            log.lock()
+                .expect("the lock is not poisoned")
+                .push((kind, class));
+            if !keep(kind, class) {
+                return Vec::new();
+            }
+        }
+        vec![message.to_vec()]
+    });
+    messages
 }

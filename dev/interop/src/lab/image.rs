@@ -86,7 +86,7 @@ fn programs(guests: &[&Path]) -> Result<Vec<u8>> {
     let ourselves = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
     archive.copy("/init", &ourselves)?;
     needed(&ourselves, &mut libraries)?;
-    for program in ["ip", "rdma"] {
+    for program in ["ip", "rdma", "tc"] {
         let path = find(program)?;
         archive.copy(&format!("/bin/{program}"), &path)?;
         needed(&path, &mut libraries)?;
@@ -161,7 +161,7 @@ pub(crate) fn find(program: &str) -> Result<PathBuf> {
 }
 
 /// Counts up when bases are made differently.
-const RECIPE: u32 = 7;
+const RECIPE: u32 = 8;
 
 const LIBRARIES: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
 

@@ -171,6 +171,7 @@ const MODULES: &[&str] = &[
     "smc",
     "smc_diag",
     "netlink_diag",
+    "sch_netem",
     "vfio_iommu_type1",
     "vfio_pci",
 ];

@@ -9,18 +9,20 @@ use super::{Run, active_run, guest_of, report, setup};
 use crate::lab::Lab;
 use crate::protocol::{Event, Order};
 use crate::scenario::ScenarioEnd;
-use crate::workload::{AFTER, BEFORE, Measure, Report};
+use crate::workload::{AFTER, BEFORE, Kind, Measure, Report};
 
-/// Has the subject take measures with the peer as the server. `watch` is called before and after
-/// each of them, when nothing runs, with its number.
+/// Has the subject take measures with the peer as the server, with or without the userspace stack's
+/// features beyond the released protocol. `watch` is called before and after each of them, when
+/// nothing runs, with its number.
 pub(crate) fn measure(
     lab: &mut Lab,
     run: &Run,
+    vendor_features: bool,
     measures: &[Measure],
     watch: &mut dyn FnMut(&mut Lab, &str) -> Result<()>,
 ) -> Result<Vec<f64>> {
     setup::before(lab, run).context("set-up")?;
-    let measured = perform(lab, run, measures, watch);
+    let measured = perform(lab, run, vendor_features, measures, watch);
     if measured.is_err() {
         for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
             report::kernel(lab, guest_of(end));
@@ -32,6 +34,7 @@ pub(crate) fn measure(
 fn perform(
     lab: &mut Lab,
     run: &Run,
+    vendor_features: bool,
     measures: &[Measure],
     watch: &mut dyn FnMut(&mut Lab, &str) -> Result<()>,
 ) -> Result<Vec<f64>> {
@@ -40,6 +43,7 @@ fn perform(
     let start = |lab: &mut Lab, end: ScenarioEnd| {
         let mut job = active_run::job(run, end, port);
         job.measures = measures.to_vec();
+        job.vendor_features = vendor_features;
         let number = numbers[guest_of(end)];
         lab.order::<()>(guest_of(end), Order::Start { run: number, job })
     };
@@ -69,8 +73,10 @@ fn perform(
         ..
     } = report;
     ensure!(failures.is_empty(), "{}", failures.join("; "));
-    let expected = run.scenario.expect.as_client.seen_by(ScenarioEnd::Subject);
-    ensure!(carriers == expected.as_slice(), "carried by {carriers:?}");
+    if run.subject != Kind::Tcp {
+        let expected = run.scenario.expect.as_client.seen_by(ScenarioEnd::Subject);
+        ensure!(carriers == expected.as_slice(), "carried by {carriers:?}");
+    }
     let is_over = |event: &Event| matches!(event, Event::Ended(_)).then_some(());
     lab.wait(numbers[0], TIMEOUT, is_over)?;
     // It would listen indefinitely.

@@ -40,6 +40,11 @@ pub(crate) fn usual() -> Scenario {
     Scenario::new("usual", "nothing")
 }
 
+/// As [`usual`], with one link in each group.
+pub(crate) fn single_link() -> Scenario {
+    usual().both(|node| node.sysctls = &[(MAX_LINKS, "1")])
+}
+
 /// One scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {

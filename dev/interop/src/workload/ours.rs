@@ -14,7 +14,7 @@ use smc_core::device::Device;
 use smc_core::negotiate::Negotiation;
 use smc_negotiate_syn::SynOption;
 use smc_transport_rdma::RdmaDevice;
-use smc_wire::types::Eid;
+use smc_wire::types::{Eid, Features};
 use smol::block_on;
 
 use super::Carrier;
@@ -70,6 +70,9 @@ pub(super) fn endpoint(builder: Builder, job: &Job) -> Result<Endpoint> {
         .max_links(job.max_links)
         .test_link(Some(Duration::from_secs(job.test_link)))
         .driver_thread(job.has_driver_thread);
+    if !job.vendor_features {
+        builder = builder.vendor_features(Features::empty());
+    }
     for eid in &job.ueids {
         builder = builder.ueid(Eid::ueid(eid).context("user EID")?);
     }

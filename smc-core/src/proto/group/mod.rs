@@ -49,7 +49,9 @@ use std::time::Duration;
 
 use smc_wire::llc::DeleteLinkReason;
 pub use smc_wire::types::GroupId;
-use smc_wire::types::{Eid, Gid, HostName, Mac, OsType, PeerId, Qpn, Release, RoceGid, Version};
+use smc_wire::types::{
+    Eid, Features, Gid, HostName, Mac, OsType, PeerId, Qpn, Release, RoceGid, Version,
+};
 
 use crate::device::{LinkAddress, LinkFailure};
 use crate::proto::Role;
@@ -177,6 +179,8 @@ pub struct GroupTerms {
     pub host: HostName,
     /// Most connections that a server adds to the group; none for SMC-D.
     pub max_connections: Option<u32>,
+    /// Features beyond the released protocol that both sides have.
+    pub vendor_features: Features,
 }
 
 /// How a set-up intends to enter a group.

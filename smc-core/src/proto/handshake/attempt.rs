@@ -6,8 +6,8 @@ use smc_wire::clc::{self, AcceptConfirm, Body, DirectEnd, FirstContact, RdmaEnd}
 use smc_wire::llc::{ByteOrder, Dialect};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
-    Chid, DmbToken, Eid, FeatureMask, Gid, GroupId, HostName, Mac, OsType, PeerId, Release,
-    RoceGid, Version,
+    Chid, DmbToken, Eid, FeatureMask, Features, Gid, GroupId, HostName, Mac, OsType, PeerId,
+    Release, RoceGid, Version,
 };
 
 use super::config::LinkLimits;
@@ -31,6 +31,9 @@ pub(super) struct DeviceAttempt {
     /// The features to be stated at first contact: a server states its own, a client those that
     /// both sides have.
     pub(super) features: FeatureMask,
+    /// Features beyond the released protocol that both sides have, to be stated at first contact; a
+    /// group that exists keeps its own.
+    pub(super) vendor_features: Features,
     /// The operating system and host name that the peer states at first contact.
     pub(super) peer_host: Option<(OsType, HostName)>,
     pub(super) key: GroupKey,
@@ -125,7 +128,7 @@ impl RdmaEnds {
         Ok(())
     }
 
-    fn llc_terms(&self, version: Version, peer: Option<OsType>) -> LlcTerms {
+    fn llc_terms(&self, version: Version, peer: Option<OsType>, features: Features) -> LlcTerms {
         let terms = match self.limits {
             Some(limits) => LlcTerms::v2_1(limits.links, limits.conns),
             None if version.is_v2() => LlcTerms::V2,
@@ -141,6 +144,7 @@ impl RdmaEnds {
         LlcTerms {
             dialect,
             confirms_rkeys: peer == Some(OsType::LINUX),
+            keeps_rkeys: features.contains(Features::SINGLE_LINK),
             ..terms
         }
     }
@@ -209,7 +213,11 @@ impl DeviceAttempt {
                 group: self.group()?,
                 peer: ends.peer?.0,
                 route: ends.route,
-                terms: ends.llc_terms(self.version, self.peer_host.map(|(os, _)| os)),
+                terms: ends.llc_terms(
+                    self.version,
+                    self.peer_host.map(|(os, _)| os),
+                    self.vendor_features,
+                ),
             },
             (Awaits::ConfirmLink, Ends::Rdma(_)) => Work::ConfirmLink {
                 group: self.group()?,
@@ -248,6 +256,7 @@ impl DeviceAttempt {
             os,
             host,
             max_connections: max_conns.map(u32::from),
+            vendor_features: self.vendor_features,
         })
     }
 
@@ -306,7 +315,8 @@ impl DeviceAttempt {
         let parts = FirstContact {
             features: self.features,
             ..FirstContact::new(self.release, config.os, config.host)
-        };
+        }
+        .with_vendor_features(self.vendor_features);
         let Ends::Rdma(ends) = &self.ends else {
             return parts;
         };
@@ -336,6 +346,7 @@ impl DeviceAttempt {
             eid: self.eid,
             group: member.group(),
             first_contact: member.is_first_contact(),
+            vendor_features: terms.vendor_features,
             peer_host: terms.host,
             transport: match &self.ends {
                 Ends::Direct(ends) => Transport::Direct(DirectParams {
@@ -363,6 +374,16 @@ impl DeviceAttempt {
     }
 }
 
+/// The features beyond the released protocol that both sides have, if the peer has these. A single
+/// link takes the agreement that there is no other.
+pub(super) fn common_features(config: &HandshakeConfig, peer: Features, ends: &Ends) -> Features {
+    let both = config.vendor_features & peer;
+    match ends {
+        Ends::Rdma(ends) if ends.limits.is_some_and(|limits| limits.links == 1) => both,
+        _ => both.difference(Features::SINGLE_LINK),
+    }
+}
+
 fn peer_id(config: &HandshakeConfig) -> PeerId {
     let rdma = config.rdma.as_ref();
     rdma.map_or(PeerId::ZERO, |rdma| rdma.peer_id)
@@ -381,6 +402,8 @@ pub struct Established {
     pub group: GroupId,
     /// Whether this connection made the group.
     pub first_contact: bool,
+    /// Features beyond the released protocol that the link group has.
+    pub vendor_features: Features,
     /// Name of the peer's host, blank if it gave none.
     pub peer_host: HostName,
     /// The transport of the data.

@@ -12,10 +12,11 @@ use smc_wire::clc::{
 };
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
-    Chid, Eid, FeatureMask, Gid, IsmGid, Mac, OfferedTypes, PeerId, Release, RoceGid, Version,
+    Chid, Eid, FeatureMask, Features, Gid, IsmGid, Mac, OfferedTypes, PeerId, Release, RoceGid,
+    Version,
 };
 
-use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds};
+use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds, common_features};
 use super::config::LinkLimits;
 use super::config::{mask_v4, mask_v6};
 use super::decline::SearchedDevices;
@@ -100,11 +101,14 @@ impl ClientProposal {
             peer_id,
             gid,
             mac,
-            smcd: Some(SmcdArea {
-                gid: found.native.map_or(IsmGid::ZERO, |device| device.gid.hi()),
-                chid: found.native.map_or(Chid::NONE, |device| device.chid),
-                ..SmcdArea::default()
-            }),
+            smcd: Some(
+                SmcdArea {
+                    gid: found.native.map_or(IsmGid::ZERO, |device| device.gid.hi()),
+                    chid: found.native.map_or(Chid::NONE, |device| device.chid),
+                    ..SmcdArea::default()
+                }
+                .with_vendor_features(offered_features(config, &found)),
+            ),
             ip: found.ip.clone(),
             ext: (!v2.is_neither()).then(|| v2_extension(config, &found)),
         };
@@ -383,6 +387,16 @@ pub(super) fn features(config: &HandshakeConfig, release: Release) -> FeatureMas
     }
 }
 
+/// Features beyond the released protocol go with release v2.1, too, and those of SMC-R with an
+/// offer of it.
+fn offered_features(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> Features {
+    match (found.rdma_v2.is_some(), config.release >= Release::V2_1) {
+        (true, true) => config.vendor_features,
+        (false, true) => config.vendor_features.difference(Features::SINGLE_LINK),
+        (_, false) => Features::empty(),
+    }
+}
+
 /// The address that a peer's device has in messages of version 1: 64 bits.
 pub(super) fn v1_gid(gid: Gid) -> Gid {
     Gid::from(gid.hi())
@@ -551,12 +565,14 @@ fn attempt(
 ) -> DeviceAttempt {
     let stated = accept.first_contact();
     let both = |stated: &FirstContact| stated.features & features(config, stated.release);
+    let stated_features = stated.map_or(Features::empty(), FirstContact::vendor_features);
     DeviceAttempt {
         role: Role::Client,
         version: accept.version(),
         eid: accept.eid(),
         release: stated.map_or(Release::V2_0, |stated| stated.release),
         features: stated.map_or(FeatureMask::empty(), both),
+        vendor_features: common_features(config, stated_features, &ends),
         peer_host: stated.map(|stated| (stated.os, stated.host)),
         key,
         // Whether the link group is new is the server's decision.

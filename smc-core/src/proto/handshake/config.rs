@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
-    Chid, Eid, FeatureMask, Gid, HostName, OsType, PeerId, PnetId, Release, RoceGid, Version,
+    Chid, Eid, FeatureMask, Features, Gid, HostName, OsType, PeerId, PnetId, Release, RoceGid,
+    Version,
 };
 
 use crate::device::{RdmaAddress, RoceKind, Route};
@@ -38,6 +39,9 @@ pub struct HandshakeConfig {
     pub release: Release,
     /// Own feature mask, from release v2.1 on.
     pub features: FeatureMask,
+    /// Own features beyond the released protocol, from release v2.1 on. Peers that have none ignore
+    /// them (docs/spec/extensions.md#features).
+    pub vendor_features: Features,
     /// Size of the receive buffer to register for SMC-D; less if memory is short or a device has a
     /// limit.
     pub buffer: SizeCode,
@@ -64,6 +68,7 @@ impl HandshakeConfig {
             os: OsType::LINUX,
             release: Release::V2_1,
             features: FeatureMask::EMULATED_ISM,
+            vendor_features: Features::empty(),
             buffer: SizeCode::LINUX_DEFAULT,
             rmb: SizeCode::LINUX_DEFAULT,
             v1: false,

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use smc_wire::clc::Proposal;
-use smc_wire::types::{Eid, Gid, Release, RoceGid, Version};
+use smc_wire::clc::{Proposal, SmcdArea};
+use smc_wire::types::{Eid, Features, Gid, Release, RoceGid, Version};
 
-use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds};
+use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds, common_features};
 use super::client::{features, is_same_subnet, v1_gid};
 use super::config::LinkLimits;
 use super::decline::SearchedDevices;
@@ -360,6 +360,10 @@ impl DeviceScan {
             eid,
             release,
             features: features(config, release),
+            vendor_features: match release >= Release::V2_1 {
+                true => common_features(config, self.client_features(), &ends),
+                false => Features::empty(),
+            },
             peer_host: None,
             key,
             intent: Intent::JoinOrCreate,
@@ -367,6 +371,12 @@ impl DeviceScan {
             size: config.buffer,
             ends,
         }
+    }
+
+    /// The client's features beyond the released protocol.
+    fn client_features(&self) -> Features {
+        let area = self.proposal.smcd.as_ref();
+        area.map_or(Features::empty(), SmcdArea::vendor_features)
     }
 
     /// The reason to decline with after the last device.

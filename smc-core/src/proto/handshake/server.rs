@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use smc_wire::clc::{AcceptConfirm, Body, Proposal};
-use smc_wire::types::Version;
+use smc_wire::clc::{AcceptConfirm, Body, FirstContact, Proposal};
+use smc_wire::types::{Features, Version};
 
 use super::attempt::Ends;
 use super::device_scan::DeviceScan;
@@ -106,6 +106,7 @@ impl Handshake {
             _ => return Err(PeerMisbehaved::UnexpectedMessage.into()),
         }
         attempt.peer_host = stated.map(|stated| (stated.os, stated.host));
+        attempt.vendor_features &= stated.map_or(Features::empty(), FirstContact::vendor_features);
         self.advance()
     }
 }

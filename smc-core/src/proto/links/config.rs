@@ -85,6 +85,10 @@ pub struct LlcTerms {
     /// Whether the peer announces each further RMB by CONFIRM RKEY. Known of Linux; otherwise from
     /// the first CONFIRM RKEY of the peer on.
     pub confirms_rkeys: bool,
+    /// Whether RMBs stay announced when their connections have ended, so that further connections
+    /// need no CONFIRM RKEY: the ends have agreed on a single link
+    /// (docs/spec/extensions.md#single-link).
+    pub keeps_rkeys: bool,
 }
 
 impl LlcTerms {
@@ -94,6 +98,7 @@ impl LlcTerms {
         max_links: 2,
         max_connections: 0,
         confirms_rkeys: false,
+        keeps_rkeys: false,
     };
 
     /// Version 2 before release 1: two links, with a little-endian peer, as Linux hosts with RoCE

@@ -103,6 +103,7 @@ impl LinkGroup {
     pub fn first_peer(&mut self, peer: LinkAddress, route: Route, terms: LlcTerms) {
         self.route = route;
         self.terms = terms;
+        self.rtokens.keeps_unused = terms.keeps_rkeys;
         let Some(first) = self.links.first_mut() else {
             return;
         };
@@ -298,6 +299,12 @@ impl LinkGroup {
                 .push_back(LinkGroupOutput::RkeyConfirmed { rmb, result });
             return;
         }
+        if self.local_rmbs.is_kept(rmb) {
+            let result = Ok(());
+            self.outputs
+                .push_back(LinkGroupOutput::RkeyConfirmed { rmb, result });
+            return;
+        }
         let turn_deadline = after(now, self.config.timeouts.turn);
         let entry = Rmb::new(keys, RmbAnnouncement::No, link, turn_deadline);
         if self.local_rmbs.rmbs.insert(rmb, entry).is_none() {
@@ -314,6 +321,14 @@ impl LinkGroup {
     pub fn delete_rkey(&mut self, now: Instant, rmb: RmbId) {
         self.release_rmb(rmb);
         self.advance(now);
+    }
+
+    /// An RMB is out of use, and the peer writes it no more. Returns whether it stays announced, so
+    /// that a further connection may have it at once, under the same identifier; otherwise it is to
+    /// be [deleted](Self::delete_rkey).
+    #[must_use]
+    pub fn keep_rmb(&mut self, rmb: RmbId) -> bool {
+        self.terms.keeps_rkeys && self.end.is_none() && self.local_rmbs.can_keep(rmb)
     }
 
     /// Enters an RMB of the peer, which the handshake names, for a local connection.
@@ -365,7 +380,7 @@ impl LinkGroup {
     /// does so when its own side of them has ended.
     #[must_use]
     pub fn awaits_deletions(&self) -> bool {
-        self.end.is_none() && self.rtokens.has_unused()
+        self.end.is_none() && !self.terms.keeps_rkeys && self.rtokens.has_unused()
     }
 
     /// The link for a new connection, as the server assigns them: `connections` is the number that

@@ -36,6 +36,10 @@ const UNDELETED_MAX: usize = 16;
 /// DELETE RKEY, which is sent for one at a time.
 const RMBS_MAX: usize = 2 * RTOKENS_MAX;
 
+/// Most local RMBs of a group, in use or not, with which one that is out of use stays announced:
+/// half of the peer's table, so that there is space for RMBs of other sizes.
+const KEPT_MAX: usize = RTOKENS_MAX / 2;
+
 /// A local RMB.
 #[derive(Debug)]
 pub(super) struct Rmb {
@@ -130,6 +134,18 @@ impl LocalRmbs {
     /// Whether no further RMB is announced.
     pub(super) fn is_full(&self) -> bool {
         self.is_unresponsive() || self.rmbs.len().saturating_add(self.undeleted) >= RMBS_MAX
+    }
+
+    /// Whether an RMB is announced, and not about to be revoked.
+    pub(super) fn is_kept(&self, rmb: RmbId) -> bool {
+        self.rmbs
+            .get(&rmb)
+            .is_some_and(|rmb| rmb.announced == RmbAnnouncement::Yes && !rmb.is_released)
+    }
+
+    /// Whether an RMB that is out of use may stay announced. The peer has space for others.
+    pub(super) fn can_keep(&self, rmb: RmbId) -> bool {
+        self.is_kept(rmb) && self.rmbs.len() <= KEPT_MAX
     }
 
     pub(super) fn request(&mut self, rmb: RmbId, wait: RkeyWait, until: Instant) {

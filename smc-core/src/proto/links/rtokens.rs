@@ -34,10 +34,12 @@ pub enum RtokenError {
 /// The table.
 ///
 /// An entry exists until the peer deletes its key. An entry that local connections no longer use,
-/// and that the peer never deleted, is replaced when the table is full.
+/// and that the peer never deleted, may be replaced when the table is full.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rtokens {
     entries: Vec<RtokenEntry>,
+    /// None is replaced: the peer will use them again.
+    pub(super) keeps_unused: bool,
     last: u64,
 }
 
@@ -76,7 +78,8 @@ impl Rtokens {
             return Ok(id);
         }
         if self.entries.len() >= RTOKENS_MAX {
-            let left = self.entries.iter().position(|entry| entry.is_unused);
+            let left = |entry: &RtokenEntry| entry.is_unused && !self.keeps_unused;
+            let left = self.entries.iter().position(left);
             self.entries.remove(left.ok_or(RtokenError::TableFull)?);
         }
         self.last = self.last.wrapping_add(1);

@@ -84,6 +84,7 @@ impl Parts {
             local: params.link.gid,
             peer: params.peer.gid,
             eid: established.eid,
+            vendor_features: established.vendor_features,
         };
         let parts = Self {
             local: handle.0.rmb.element.clone(),
@@ -215,6 +216,11 @@ impl RdmaConn {
             true => self.group.try_retire(self),
             false => self.arm_completions(),
         }
+    }
+
+    /// Whether the peer has published the end of its data, so that it writes the RMB no more.
+    pub(crate) fn has_peer_ended(&self) -> bool {
+        self.has_peer_ended.load(Ordering::Relaxed)
     }
 
     /// Whether it was detached from its stream.

@@ -171,7 +171,7 @@ impl RdmaConn {
     /// Probes the peer if that is due. Returns the time of the next probe.
     pub(crate) fn probe_if_due(&self, now: Instant) -> Option<Instant> {
         let mut tx = self.tx.lock();
-        if self.has_peer_ended.load(Ordering::Relaxed) {
+        if self.has_peer_ended() {
             tx.persist_timer = None;
         }
         let Tx {

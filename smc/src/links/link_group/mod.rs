@@ -145,6 +145,7 @@ impl RdmaLinkGroup {
             connections: state.members.len(),
             rtokens: state.machine.rtokens(),
             retiring: state.retiring.len(),
+            kept: self.pool.announced(),
         }
     }
 
@@ -337,7 +338,8 @@ impl RdmaLinkGroup {
             });
         }
         let staging = self.staging(staging, &domains).await?;
-        let id = RmbId(self.next_rmb.fetch_add(1, Ordering::Relaxed));
+        let new_id = || RmbId(self.next_rmb.fetch_add(1, Ordering::Relaxed));
+        let id = rmb.take_announced().unwrap_or_else(new_id);
         let token = self.groups.take_token()?;
         let sender = self.sender(link);
         let conn = RdmaConn::new(Arc::clone(self), token, (id, rmb), staging, sender);
@@ -460,8 +462,9 @@ impl RdmaLinkGroup {
         active.count() > 1
     }
 
-    /// Deletes the RKEYs of a connection that is released and has nothing to send any more; its RMB
-    /// is free when the peer has confirmed that.
+    /// Removes a connection that is released and has nothing to send any more. Its RMB stays
+    /// announced, if the ends have agreed on that; otherwise its RKEYs are deleted, and it is free
+    /// when the peer has confirmed that.
     pub(crate) fn try_retire(self: &Arc<Self>, conn: &Arc<RdmaConn>) {
         if !conn.can_retire() {
             return;
@@ -479,11 +482,27 @@ impl RdmaLinkGroup {
         }
         conn.leave_link();
         self.pool.put(Arc::clone(&conn.staging), 0);
-        let rmb = conn.rmb_id;
-        let retiring = (Arc::clone(&conn.rmb), conn.dirty());
-        self.state.lock().retiring.insert(rmb, retiring);
-        self.step(|state, now| state.machine.delete_rkey(now, rmb));
+        let (buffer, dirty) = (Arc::clone(&conn.rmb), conn.dirty());
+        if conn.has_peer_ended() && self.state.lock().machine.keep_rmb(conn.rmb_id) {
+            self.pool.put_announced(buffer, dirty, conn.rmb_id);
+        } else {
+            self.retire(buffer, dirty, conn.rmb_id);
+        }
         self.groups.notify_ended();
+    }
+
+    fn retire(self: &Arc<Self>, buffer: Arc<RdmaBuffer>, dirty: usize, rmb: RmbId) {
+        self.state.lock().retiring.insert(rmb, (buffer, dirty));
+        self.step(|state, now| state.machine.delete_rkey(now, rmb));
+    }
+
+    /// Frees the buffers of the pool; of RMBs that the peer knows the RKEYs are deleted first.
+    pub(crate) fn trim(self: &Arc<Self>) {
+        for buffer in self.pool.take_all() {
+            if let Some(rmb) = buffer.take_announced() {
+                self.retire(buffer, 0, rmb);
+            }
+        }
     }
 
     // ---- Parts ---------------------------------------------------------------------------------
@@ -535,6 +554,8 @@ pub struct RdmaGroupInfo {
     pub rtokens: usize,
     /// Unused local RMBs whose deletion the peer has not confirmed yet.
     pub retiring: usize,
+    /// Unused local RMBs that stay announced, for further connections: among the peer's `rtokens`.
+    pub kept: usize,
 }
 
 /// Removes the answer when a set-up stops waiting.

@@ -11,6 +11,9 @@ use smc_core::proto::links::LinkInfo;
 use smc_core::runtime::Runtime;
 use smc_testkit::memory_rdma::MemoryRdma;
 
+use crate::are_kept;
+use smc_core::wire::types::Features;
+
 use super::accepted_streams::{AcceptedStreams, Event};
 use super::plan::{Hardship, Plan, Ports};
 use smc_testkit::world::RdmaWorld;
@@ -20,6 +23,7 @@ pub(super) struct Hosts {
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) hosts: [Host; 2],
     pub(super) is_strict: bool,
+    keeps_rkeys: bool,
     pub(super) is_survivable: bool,
     start: Instant,
     tasks: AtomicUsize,
@@ -56,6 +60,9 @@ impl Hosts {
                     .close_timeout(CLOSE_TIMEOUT)
                     // That looks at a clock of its own.
                     .polling(Duration::ZERO);
+                if !plan.vendor_features[usize::from(side)] {
+                    builder = builder.vendor_features(Features::empty());
+                }
                 if let Some(max) = plan.max_links {
                     builder = builder.max_links(max);
                 }
@@ -83,6 +90,7 @@ impl Hosts {
             start: runtime.now(),
             runtime,
             hosts: [host(0), host(1)],
+            keeps_rkeys: plan.vendor_features == [true; 2],
             is_strict: plan.hardship != Hardship::Anything,
             is_survivable: plan.hardship == Hardship::Survivable,
             tasks: AtomicUsize::new(0),
@@ -174,12 +182,8 @@ impl Hosts {
         })
         .await;
         self.until("the end of keys", Duration::from_secs(120), || {
-            self.hosts.iter().all(|host| {
-                let groups = host.endpoint.rdma_groups();
-                groups
-                    .iter()
-                    .all(|group| !self.is_strict || (group.rtokens == 0 && group.retiring == 0))
-            })
+            let groups = || [0, 1].map(|side: usize| self.hosts[side].endpoint.rdma_groups());
+            !self.is_strict || are_kept(&groups().concat(), self.keeps_rkeys)
         })
         .await;
         if self.is_strict {
@@ -249,8 +253,8 @@ impl Hosts {
                 let links: Vec<_> = links.collect();
                 let (id, role, kind) = (group.id, group.role, group.kind);
                 text += &format!(
-                    "  {id} {role:?} {kind} {links:?}: {} connections, {} rtokens, {} retiring\n",
-                    group.connections, group.rtokens, group.retiring
+                    "  {id} {role:?} {kind} {links:?}: {} connections, {} rtokens, {} retiring, {} kept\n",
+                    group.connections, group.rtokens, group.retiring, group.kept
                 );
             }
             for connection in host.endpoint.connections() {

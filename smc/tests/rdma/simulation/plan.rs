@@ -14,6 +14,8 @@ pub(super) struct Plan {
     pub(super) ports: [Ports; 2],
     pub(super) max_links: Option<u8>,
     pub(super) max_conns: Option<u8>,
+    /// Whether each host has the features beyond the released protocol.
+    pub(super) vendor_features: [bool; 2],
     pub(super) rkeys_in_flight: usize,
     pub(super) recv_buffer: usize,
     pub(super) send_buffer: usize,
@@ -79,6 +81,7 @@ impl Plan {
                 [None, Some(1), Some(2)][rng.below(3)]
             },
             max_conns: [None, Some(16)][rng.below(2)],
+            vendor_features: [rng.chance(750), rng.chance(750)],
             rkeys_in_flight: [1, 4][rng.below(2)],
             recv_buffer: [16, 16, 64][rng.below(3)] * 1024,
             send_buffer: [16, 64, 256][rng.below(3)] * 1024,

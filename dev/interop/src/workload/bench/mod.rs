@@ -26,12 +26,15 @@ pub(crate) enum Measure {
     /// Connections per second that are made, send a request, are answered and closed: so many
     /// clients at a time, so many by each of them.
     Connects { clients: u32, each: u32 },
+    /// Time from `connect` to the answer to 64 bytes, in round trips of so many microseconds: the
+    /// median of so many connections, one after the other.
+    SetUp { count: u32, round_trip: u32 },
 }
 
 impl Measure {
     /// Whether more is better.
     pub(crate) fn is_rate(self) -> bool {
-        !matches!(self, Self::RoundTrip { .. })
+        !matches!(self, Self::RoundTrip { .. } | Self::SetUp { .. })
     }
 
     /// What is measured, with its unit.
@@ -40,13 +43,23 @@ impl Measure {
             Self::RoundTrip { size, .. } => format!("round trip, {size} B, us"),
             Self::Bulk { .. } => "bulk, 64 KiB writes, MB/s".into(),
             Self::Connects { clients, .. } => format!("connects, {clients} at a time, 1/s"),
+            Self::SetUp { .. } => "set-up to answer, round trips".into(),
         }
+    }
+
+    /// A median with the smallest and the largest value.
+    pub(crate) fn shown(self, [median, low, high]: [f64; 3]) -> String {
+        let digits = match self {
+            Self::SetUp { .. } => 2,
+            _ => 0,
+        };
+        format!("{median:.digits$} ({low:.digits$}..{high:.digits$})")
     }
 
     /// How often the thing is done that is measured: round trips, writes, connections.
     pub(crate) fn times(self) -> f64 {
         match self {
-            Self::RoundTrip { count, .. } => f64::from(count),
+            Self::RoundTrip { count, .. } | Self::SetUp { count, .. } => f64::from(count),
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             Self::Bulk { bytes } => bytes as f64 / CHUNK as f64,
             Self::Connects { clients, each } => f64::from(clients * each),
@@ -61,8 +74,15 @@ impl Measure {
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             Self::Bulk { bytes } => bytes as f64 / 1e6 / seconds,
             Self::Connects { .. } => self.times() / seconds,
+            Self::SetUp { round_trip, .. } => seconds * 1e6 / f64::from(round_trip),
         }
     }
+}
+
+/// The middle one of several times.
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
 /// First message of a client: length of each request and of each answer, in bytes.
@@ -103,6 +123,12 @@ pub(crate) const AFTER: &str = "after";
 const SIZES_LEN: usize = 16;
 
 const CHUNK: usize = 64 * 1024;
+
+/// What is sent on connections whose set-up is measured.
+const SHORT: RequestSizes = RequestSizes {
+    request: 64,
+    answer: 64,
+};
 
 /// What is sent on connections that are made to be closed.
 const MESSAGE: RequestSizes = RequestSizes {

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use super::super::Report;
 use super::super::connection::{Connection, Listener};
 use super::super::run::{Maker, SyncPoints};
-use super::{AFTER, BEFORE, CHUNK, MESSAGE, Measure, RequestSizes, SIZES_LEN, part};
+use super::{AFTER, BEFORE, CHUNK, MESSAGE, Measure, RequestSizes, SHORT, SIZES_LEN, median, part};
 
 /// The connecting end: takes all measures, one after the other.
 pub(in crate::workload) fn client(
@@ -75,6 +75,15 @@ fn take(measure: Measure, maker: &Maker, to: SocketAddr) -> Result<f64> {
                     .try_for_each(|client| client.join().unwrap_or_else(|_| bail!("panicked")))
             })?;
             started
+        }
+        Measure::SetUp { count, .. } => {
+            let mut times = Vec::new();
+            for _ in 0..count {
+                let started = Instant::now();
+                Caller::new(maker, to, SHORT)?.call()?;
+                times.push(started.elapsed());
+            }
+            return Ok(measure.value(median(times)));
         }
     };
     Ok(measure.value(started.elapsed()))

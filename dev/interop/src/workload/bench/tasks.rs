@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use super::super::run::SyncPoints;
 use super::super::{Report, ours};
-use super::{AFTER, BEFORE, CHUNK, MESSAGE, Measure, RequestSizes, SIZES_LEN, part};
+use super::{AFTER, BEFORE, CHUNK, MESSAGE, Measure, RequestSizes, SHORT, SIZES_LEN, median, part};
 use crate::protocol::{End, Job};
 
 /// One end, until all measures are taken, or until it is killed.
@@ -106,6 +106,15 @@ async fn take(measure: Measure, endpoint: &Endpoint, to: SocketAddr) -> Result<f
                 ended??;
             }
             started
+        }
+        Measure::SetUp { count, .. } => {
+            let mut times = Vec::new();
+            for _ in 0..count {
+                let started = Instant::now();
+                Caller::new(endpoint, to, SHORT).await?.call().await?;
+                times.push(started.elapsed());
+            }
+            return Ok(measure.value(median(times)));
         }
     };
     Ok(measure.value(started.elapsed()))

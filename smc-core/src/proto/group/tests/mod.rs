@@ -4,7 +4,7 @@ mod waiting;
 
 use std::time::{Duration, Instant};
 
-use smc_wire::types::{Eid, Gid, Release, Version};
+use smc_wire::types::{Eid, Features, Gid, Release, Version};
 
 use super::*;
 
@@ -126,6 +126,7 @@ fn terms() -> GroupTerms {
         os: OsType::NONE,
         host: HostName::BLANK,
         max_connections: None,
+        vendor_features: Features::empty(),
     }
 }
 

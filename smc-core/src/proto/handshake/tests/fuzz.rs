@@ -8,7 +8,8 @@ use super::*;
 use crate::proto::group::{GroupId, GroupTerms};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
-    AlertToken, HostName, Mac, MtuCode, OsType, Psn, Qpn, Release, Rkey, RmbAddr, RoceGid, Version,
+    AlertToken, Features, HostName, Mac, MtuCode, OsType, Psn, Qpn, Release, Rkey, RmbAddr,
+    RoceGid, Version,
 };
 
 use super::rdma::{CLIENT, SERVER, again, path, rdma_host, rdma_pair};
@@ -76,6 +77,7 @@ fn done() -> impl Strategy<Value = WorkDone> {
         os: OsType::NONE,
         host: HostName::BLANK,
         max_connections: None,
+        vendor_features: Features::empty(),
     };
     let group = GroupId([0, 0, 1, 0]);
     prop::sample::select(vec![

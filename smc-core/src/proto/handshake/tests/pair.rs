@@ -1,6 +1,6 @@
 use smc_wire::clc::Body;
 use smc_wire::size::SizeCode;
-use smc_wire::types::{FeatureMask, HostName, OsType, PnetId, Release, Version};
+use smc_wire::types::{FeatureMask, Features, HostName, OsType, PnetId, Release, Version};
 
 use super::*;
 use crate::error::{PeerMisbehaved, Phase};
@@ -535,6 +535,7 @@ fn terminated() -> group::Terminated {
         os: OsType::NONE,
         host: HostName::BLANK,
         max_connections: None,
+        vendor_features: Features::empty(),
     };
     Registry::default()
         .establish(group::GroupId([0; 4]), terms)

@@ -56,6 +56,106 @@ fn a_key_is_confirmed_and_deleted() {
     }
 }
 
+/// What two ends with one link each agree on.
+const KEPT: LlcTerms = LlcTerms {
+    keeps_rkeys: true,
+    ..LlcTerms::v2_1(1, 255)
+};
+
+#[test]
+fn an_rmb_that_stays_announced_is_confirmed_once() {
+    let mut world = single(KEPT);
+    world.confirm_rkey(CLIENT, 1);
+    world.settle();
+    assert!(world.took(CLIENT, &confirmed(1)));
+    for _ in 0..3 {
+        assert!(world.with(CLIENT, |group| group.keep_rmb(RmbId(1))));
+        let link = world.hosts[CLIENT].group.assigned_link(1).unwrap();
+        let (rkey, addr) = key_of(CLIENT, RmbId(1), 0);
+        // The server's connection, which ends, and the next one.
+        let rtoken = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr));
+        world.with(SERVER, |group| group.release_rtoken(rtoken.unwrap()));
+        world.confirm_rkey(CLIENT, 1);
+        world.settle();
+        assert!(world.took(CLIENT, &confirmed(1)), "at once");
+    }
+    assert!(!world.hosts[SERVER].group.awaits_deletions());
+    world.delete_rkey(CLIENT, 1);
+    assert!(
+        !world.with(CLIENT, |group| group.keep_rmb(RmbId(1))),
+        "it is about to be deleted"
+    );
+    world.settle();
+    assert!(world.took(CLIENT, &deleted(1, true)));
+    assert_eq!(
+        world.summaries(),
+        [
+            "C:CONFIRM_RKEY(0)",
+            "S:CONFIRM_RKEY'(0)",
+            "C:DELETE_RKEY",
+            "S:DELETE_RKEY'"
+        ]
+    );
+    world.assert_agreed();
+}
+
+#[test]
+fn an_rmb_stays_announced_only_if_the_ends_have_agreed_and_the_peer_has_confirmed_it() {
+    let mut world = single(LlcTerms::v2_1(1, 255));
+    world.confirm_rkey(CLIENT, 1);
+    world.settle();
+    assert!(!world.with(CLIENT, |group| group.keep_rmb(RmbId(1))));
+    let mut world = single(KEPT);
+    world.confirm_rkey(CLIENT, 1);
+    assert!(!world.with(CLIENT, |group| group.keep_rmb(RmbId(1))), "yet");
+    assert!(!world.with(CLIENT, |group| group.keep_rmb(RmbId(9))));
+}
+
+#[test]
+fn rmbs_that_stay_announced_leave_half_of_the_peers_table_for_others() {
+    let mut world = single(KEPT);
+    let rmbs = 1..u64::try_from(RTOKENS_MAX).unwrap();
+    for rmb in rmbs.clone() {
+        world.confirm_rkey(CLIENT, rmb);
+        world.settle();
+    }
+    assert_eq!(world.hosts[SERVER].group.rtokens(), RTOKENS_MAX);
+    let mut deleted = 0;
+    for rmb in rmbs {
+        if !world.with(CLIENT, |group| group.keep_rmb(RmbId(rmb))) {
+            world.delete_rkey(CLIENT, rmb);
+            world.settle();
+            deleted += 1;
+        }
+    }
+    assert_eq!(deleted, RTOKENS_MAX - RTOKENS_MAX / 2);
+    assert_eq!(world.hosts[SERVER].group.rtokens(), RTOKENS_MAX / 2);
+    world.assert_agreed();
+}
+
+#[test]
+fn a_full_table_of_rmbs_that_the_peer_keeps_loses_none() {
+    let mut world = single(KEPT);
+    let link = world.hosts[SERVER].group.assigned_link(1).unwrap();
+    for rmb in 1..u64::try_from(RTOKENS_MAX).unwrap() {
+        world.confirm_rkey(CLIENT, rmb);
+        world.settle();
+    }
+    let name = |rmb| key_of(CLIENT, RmbId(rmb), 0);
+    let (rkey, addr) = name(1);
+    let rtoken = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr));
+    world.with(SERVER, |group| group.release_rtoken(rtoken.unwrap()));
+    world.confirm_rkey(CLIENT, 1000);
+    world.settle();
+    let refused = LinkGroupOutput::RkeyConfirmed {
+        rmb: RmbId(1000),
+        result: Err(RkeyError::Refused),
+    };
+    assert!(world.took(CLIENT, &refused));
+    let again = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr));
+    assert!(again.is_ok(), "{again:?}");
+}
+
 #[test]
 fn a_key_is_announced_for_all_links() {
     let mut world = World::connected([2, 2], LlcTerms::v2_1(2, 255), LlcConfig::default());

@@ -1,4 +1,6 @@
 use super::*;
+use smc_wire::types::Features;
+
 use crate::proto::group::{GroupKey, GroupState};
 
 #[test]
@@ -95,6 +97,37 @@ fn the_byte_order_of_the_link_is_that_of_the_peers_documents_or_of_linux() {
     let groups = pair.server.groups.borrow();
     let terms = groups.links[&pair.server.established().group].terms;
     assert_eq!(terms.unwrap().dialect, Dialect::V1);
+}
+
+#[test]
+fn a_single_link_takes_both_sides_and_a_limit_of_one_link() {
+    for has_it in [[true, true], [true, false], [false, true], [false, false]] {
+        for limits in [[1, 1], [1, 2], [2, 1], [2, 2]] {
+            let host = |host, at: usize| {
+                let mut config = rdma_host(host);
+                rdma_of(&mut config).max_links = limits[at];
+                if has_it[at] {
+                    config.vendor_features = Features::SINGLE_LINK;
+                }
+                config
+            };
+            let pair = pair_of(host(CLIENT, 0), host(SERVER, 1)).completed();
+            let is_agreed = has_it == [true, true] && limits.contains(&1);
+            let agreed = match is_agreed {
+                true => Features::SINGLE_LINK,
+                false => Features::empty(),
+            };
+            for side in [&pair.client, &pair.server] {
+                let groups = side.groups.borrow();
+                let established = side.established();
+                let terms = groups.links[&established.group].terms.unwrap();
+                let case = format!("{has_it:?} {limits:?}");
+                assert_eq!(terms.keeps_rkeys, is_agreed, "{case}");
+                assert_eq!(terms.max_links, limits[0].min(limits[1]), "{case}");
+                assert_eq!(established.vendor_features, agreed, "{case}");
+            }
+        }
+    }
 }
 
 /// Linux announces its RMBs on the link.
