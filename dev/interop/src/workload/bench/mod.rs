@@ -26,9 +26,9 @@ pub(crate) enum Measure {
     /// Connections per second that are made, send a request, are answered and closed: so many
     /// clients at a time, so many by each of them.
     Connects { clients: u32, each: u32 },
-    /// Time from `connect` to the answer to 64 bytes, in round trips of so many microseconds: the
-    /// median of so many connections, one after the other.
-    SetUp { count: u32, round_trip: u32 },
+    /// Time from `connect` to the answer to 64 bytes, in round trips of a connection that exists:
+    /// the median of so many connections, one after the other.
+    SetUp { count: u32 },
 }
 
 impl Measure {
@@ -74,16 +74,32 @@ impl Measure {
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             Self::Bulk { bytes } => bytes as f64 / 1e6 / seconds,
             Self::Connects { .. } => self.times() / seconds,
-            Self::SetUp { round_trip, .. } => seconds * 1e6 / f64::from(round_trip),
+            // In round trips by then.
+            Self::SetUp { .. } => seconds,
         }
     }
 }
 
-/// The middle one of several times.
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times.get(times.len() / 2).copied().unwrap_or_default()
+/// What set-ups took, in median round trips.
+fn in_round_trips(set_ups: Vec<Duration>, round_trips: Vec<Duration>) -> f64 {
+    let median = |mut times: Vec<Duration>| {
+        times.sort_unstable();
+        times.get(times.len() / 2).copied().unwrap_or_default()
+    };
+    median(set_ups).as_secs_f64() / median(round_trips).as_secs_f64()
 }
+
+/// The head of a connection and its first request: in one write, as two would be delayed by Nagle's
+/// algorithm. Returns what is left of the request.
+fn first_write(sizes: RequestSizes) -> (Vec<u8>, u64) {
+    let mut bytes = sizes.to_bytes().to_vec();
+    let first = part(CHUNK, sizes.request);
+    bytes.resize(SIZES_LEN + first, 0);
+    (bytes, sizes.request - first as u64)
+}
+
+/// Round trips of which the median is that of set-ups.
+const ROUND_TRIPS: u32 = 20;
 
 /// First message of a client: length of each request and of each answer, in bytes.
 #[derive(Clone, Copy, Debug)]

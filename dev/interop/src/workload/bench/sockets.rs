@@ -10,7 +10,10 @@ use anyhow::{Context as _, Result, bail};
 use super::super::Report;
 use super::super::connection::{Connection, Listener};
 use super::super::run::{Maker, SyncPoints};
-use super::{AFTER, BEFORE, CHUNK, MESSAGE, Measure, RequestSizes, SHORT, SIZES_LEN, median, part};
+use super::{
+    AFTER, BEFORE, CHUNK, MESSAGE, Measure, ROUND_TRIPS, RequestSizes, SHORT, SIZES_LEN,
+    first_write, in_round_trips, part,
+};
 
 /// The connecting end: takes all measures, one after the other.
 pub(in crate::workload) fn client(
@@ -76,14 +79,22 @@ fn take(measure: Measure, maker: &Maker, to: SocketAddr) -> Result<f64> {
             })?;
             started
         }
-        Measure::SetUp { count, .. } => {
-            let mut times = Vec::new();
+        Measure::SetUp { count } => {
+            let (mut set_ups, mut round_trips) = (Vec::new(), Vec::new());
+            let mut caller = Caller::new(maker, to, SHORT)?;
+            caller.call()?;
+            for _ in 0..ROUND_TRIPS {
+                let started = Instant::now();
+                caller.call()?;
+                round_trips.push(started.elapsed());
+            }
+            drop(caller);
             for _ in 0..count {
                 let started = Instant::now();
                 Caller::new(maker, to, SHORT)?.call()?;
-                times.push(started.elapsed());
+                set_ups.push(started.elapsed());
             }
-            return Ok(measure.value(median(times)));
+            return Ok(in_round_trips(set_ups, round_trips));
         }
     };
     Ok(measure.value(started.elapsed()))
@@ -119,19 +130,32 @@ fn answer(conn: &dyn Connection) -> io::Result<()> {
 struct Caller {
     conn: Box<dyn Connection>,
     sizes: RequestSizes,
+    is_first: bool,
     buf: Vec<u8>,
 }
 
 impl Caller {
     fn new(maker: &Maker, to: SocketAddr, sizes: RequestSizes) -> Result<Self> {
         let conn = maker.connect(to).context("connect")?;
-        write_many(&*conn, &sizes.to_bytes(), SIZES_LEN as u64)?;
-        let buf = vec![0; CHUNK];
-        Ok(Self { conn, sizes, buf })
+        Ok(Self {
+            conn,
+            sizes,
+            is_first: true,
+            buf: vec![0; CHUNK],
+        })
     }
 
     fn call(&mut self) -> Result<()> {
-        write_many(&*self.conn, &self.buf, self.sizes.request)?;
+        let mut left = self.sizes.request;
+        if std::mem::take(&mut self.is_first) {
+            let (first, behind) = first_write(self.sizes);
+            let mut at = 0;
+            while at < first.len() {
+                at += some(self.conn.write(&first[at..])?)?;
+            }
+            left = behind;
+        }
+        write_many(&*self.conn, &self.buf, left)?;
         Ok(read_many(&*self.conn, &mut self.buf, self.sizes.answer)?)
     }
 }

@@ -11,7 +11,10 @@ use tokio::task::JoinSet;
 
 use super::super::run::SyncPoints;
 use super::super::{Report, ours};
-use super::{AFTER, BEFORE, CHUNK, MESSAGE, Measure, RequestSizes, SHORT, SIZES_LEN, median, part};
+use super::{
+    AFTER, BEFORE, CHUNK, MESSAGE, Measure, ROUND_TRIPS, RequestSizes, SHORT, SIZES_LEN,
+    first_write, in_round_trips, part,
+};
 use crate::protocol::{End, Job};
 
 /// One end, until all measures are taken, or until it is killed.
@@ -107,14 +110,22 @@ async fn take(measure: Measure, endpoint: &Endpoint, to: SocketAddr) -> Result<f
             }
             started
         }
-        Measure::SetUp { count, .. } => {
-            let mut times = Vec::new();
+        Measure::SetUp { count } => {
+            let (mut set_ups, mut round_trips) = (Vec::new(), Vec::new());
+            let mut caller = Caller::new(endpoint, to, SHORT).await?;
+            caller.call().await?;
+            for _ in 0..ROUND_TRIPS {
+                let started = Instant::now();
+                caller.call().await?;
+                round_trips.push(started.elapsed());
+            }
+            drop(caller);
             for _ in 0..count {
                 let started = Instant::now();
                 Caller::new(endpoint, to, SHORT).await?.call().await?;
-                times.push(started.elapsed());
+                set_ups.push(started.elapsed());
             }
-            return Ok(measure.value(median(times)));
+            return Ok(in_round_trips(set_ups, round_trips));
         }
     };
     Ok(measure.value(started.elapsed()))
@@ -147,19 +158,29 @@ async fn answer(mut stream: Stream) -> io::Result<()> {
 struct Caller {
     stream: Stream,
     sizes: RequestSizes,
+    is_first: bool,
     buf: Vec<u8>,
 }
 
 impl Caller {
     async fn new(endpoint: &Endpoint, to: SocketAddr, sizes: RequestSizes) -> Result<Self> {
-        let mut stream = endpoint.connect(to).await.context("connect")?;
-        stream.write_all(&sizes.to_bytes()).await?;
-        let buf = vec![0; CHUNK];
-        Ok(Self { stream, sizes, buf })
+        let stream = endpoint.connect(to).await.context("connect")?;
+        Ok(Self {
+            stream,
+            sizes,
+            is_first: true,
+            buf: vec![0; CHUNK],
+        })
     }
 
     async fn call(&mut self) -> Result<()> {
-        write_many(&mut self.stream, &self.buf, self.sizes.request).await?;
+        let mut left = self.sizes.request;
+        if std::mem::take(&mut self.is_first) {
+            let (first, behind) = first_write(self.sizes);
+            self.stream.write_all(&first).await?;
+            left = behind;
+        }
+        write_many(&mut self.stream, &self.buf, left).await?;
         Ok(read_many(&mut self.stream, &mut self.buf, self.sizes.answer).await?)
     }
 }
