@@ -291,8 +291,8 @@ impl Builder {
         self
     }
 
-    /// Sets how many RKEY requests an SMC-R link group may have outstanding. 1 unless set, which
-    /// suits every peer; Linux and this library answer any number.
+    /// Sets how many RKEY requests an SMC-R link group may have outstanding. Unless set 1, which
+    /// suits every peer, and 2 with Linux and this library, which answer any number.
     #[must_use]
     pub fn rkeys_in_flight(mut self, count: usize) -> Self {
         self.llc.rkeys_in_flight = count.max(1);

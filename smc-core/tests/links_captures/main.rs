@@ -109,6 +109,7 @@ impl<'a> Replay<'a> {
             max_links: request.max_links,
             max_connections: request.max_connections,
             confirms_rkeys: true,
+            answers_several: false,
             keeps_rkeys: false,
         };
         let id = first.map_or([0; 4], |first| {

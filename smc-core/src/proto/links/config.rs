@@ -9,8 +9,9 @@ use smc_wire::llc::{ByteOrder, Dialect};
 pub struct LlcConfig {
     /// Idle time after which a link is tested; `None` for never. 30 s.
     pub test_link: Option<Duration>,
-    /// Requests about local keys that may be unanswered at a time, at least 1. Default 1, which
-    /// peers are known to expect; Linux answers any number (docs/spec/llc.md#flows).
+    /// Requests about local keys that may be unanswered at a time, at least 1, and 2 with a peer
+    /// that is [known to answer several](LlcTerms::answers_several). Default 1, which peers are
+    /// known to expect (docs/spec/llc.md#flows).
     pub rkeys_in_flight: usize,
     /// Wanted number of links in a link group within the negotiated number, 1 or 2. Default 2.
     pub max_links: u8,
@@ -85,6 +86,9 @@ pub struct LlcTerms {
     /// Whether the peer announces each further RMB by CONFIRM RKEY. Known of Linux; otherwise from
     /// the first CONFIRM RKEY of the peer on.
     pub confirms_rkeys: bool,
+    /// Whether the peer answers several requests about keys at a time, each at once. Known of
+    /// Linux.
+    pub answers_several: bool,
     /// Whether RMBs stay announced when their connections have ended, so that further connections
     /// need no CONFIRM RKEY: the ends have agreed on a single link
     /// (docs/spec/extensions.md#single-link).
@@ -98,6 +102,7 @@ impl LlcTerms {
         max_links: 2,
         max_connections: 0,
         confirms_rkeys: false,
+        answers_several: false,
         keeps_rkeys: false,
     };
 

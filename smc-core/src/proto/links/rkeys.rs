@@ -19,7 +19,9 @@ impl LinkGroup {
     /// Starts the next request about a local RMB, if allowed.
     pub(super) fn start_rkey(&mut self, now: Instant) -> bool {
         let requests = &self.local_rmbs.requests;
-        if requests.len() >= self.config.rkeys_in_flight.max(1) || self.primary().is_none() {
+        // So that an RMB need not wait for the answer to DELETE RKEY of the connection before.
+        let least = if self.terms.answers_several { 2 } else { 1 };
+        if requests.len() >= self.config.rkeys_in_flight.max(least) || self.primary().is_none() {
             return false;
         }
         // One at a time, because its answer may name no key, so that the result is unambiguous.

@@ -173,6 +173,35 @@ fn a_key_is_announced_for_all_links() {
 }
 
 #[test]
+fn an_rmb_waits_for_the_answer_to_a_deletion_only_if_the_peer_may_not_answer_both() {
+    for answers_several in [true, false] {
+        let mut world = single(LlcTerms {
+            answers_several,
+            ..LlcTerms::v2_1(1, 255)
+        });
+        world.confirm_rkey(CLIENT, 1);
+        world.settle();
+        world.summaries();
+        world.delete_rkey(CLIENT, 1);
+        world.confirm_rkey(CLIENT, 2);
+        world.settle();
+        let mut expected = [
+            "C:DELETE_RKEY",
+            "S:DELETE_RKEY'",
+            "C:CONFIRM_RKEY(0)",
+            "S:CONFIRM_RKEY'(0)",
+        ];
+        if answers_several {
+            expected.swap(1, 2);
+        }
+        assert_eq!(world.summaries(), expected);
+        assert!(world.took(CLIENT, &deleted(1, true)));
+        assert!(world.took(CLIENT, &confirmed(2)));
+        world.assert_agreed();
+    }
+}
+
+#[test]
 fn missing_keys_are_requested() {
     let mut world = World::connected([2, 2], LlcTerms::v2_1(2, 255), LlcConfig::default());
     let now = world.now;
