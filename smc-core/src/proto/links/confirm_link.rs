@@ -21,8 +21,9 @@ pub(super) struct ConfirmFirst {
 
 impl LinkGroup {
     pub(super) fn start_first(&mut self, now: Instant) {
-        let Some(Flow::ConfirmFirst(mut first)) = self.flow.take() else {
-            // The link failed before.
+        let is_first = |flow: &mut Flow| matches!(flow, Flow::ConfirmFirst(_));
+        let Some(Flow::ConfirmFirst(mut first)) = self.flow.take_if(is_first) else {
+            // The link failed before, or is confirmed. Another flow goes on.
             self.outputs
                 .push_back(LinkGroupOutput::FirstLink(Err(FirstLinkError::LinkDown)));
             return;

@@ -38,6 +38,29 @@ fn a_request_that_comes_before_the_client_is_ready_is_kept() {
 }
 
 #[test]
+fn a_call_that_comes_too_late_leaves_the_present_flow_alone() {
+    let mut world = World::v2([2, 2]);
+    world.contact(LlcTerms::v2_1(2, 255));
+    world.confirm();
+    let now = world.now;
+    for side in [SERVER, CLIENT] {
+        // The server's second link is being added then.
+        world.with(side, |group| group.establish(now));
+        world.with(side, |group| group.confirm_link(now));
+        let failed = LinkGroupOutput::FirstLink(Err(FirstLinkError::LinkDown));
+        assert!(world.took(side, &failed));
+    }
+    world.settle();
+    let is_active = |link: LinkInfo| link.state == LinkState::Active;
+    for host in &world.hosts {
+        assert_eq!(
+            host.group.links().filter(|link| is_active(*link)).count(),
+            2
+        );
+    }
+}
+
+#[test]
 fn a_silent_peer_is_waited_for_two_or_four_seconds() {
     for (side, seconds) in [(SERVER, 2), (CLIENT, 4)] {
         let mut world = World::v2([1, 1]);
