@@ -439,6 +439,12 @@ impl LinkGroup {
         self.kind
     }
 
+    /// Whether its end has begun, or is over: requests are refused.
+    #[must_use]
+    pub const fn is_ending(&self) -> bool {
+        self.end.is_some()
+    }
+
     /// Whether it has ended ([`LinkGroupOutput::Ended`]).
     #[must_use]
     pub fn has_ended(&self) -> bool {

@@ -35,12 +35,12 @@ fn a_stream_passes_hundreds_of_rings_and_hundreds_of_links() {
 
 /// How the applications close the connection.
 #[derive(Clone, Copy, PartialEq)]
-enum Plan {
+pub(super) enum Plan {
     Close,
     Abort,
 }
 
-struct ConnSimulation {
+pub(super) struct ConnSimulation {
     ends: [End; 2],
     /// The number of the link that is up; the link to which an end is bound is stored in the end.
     up: u32,
@@ -48,7 +48,7 @@ struct ConnSimulation {
     posted: [VecDeque<PostInFlight>; 2],
     rng: Rng,
     /// Steps in which links may fail and devices may be busy.
-    faults: u32,
+    pub(super) faults: u32,
     /// How often links fail, in a thousand.
     failure_rate: u16,
     busy: u16,
@@ -96,7 +96,12 @@ impl ConnSimulation {
         Self::with_sizes(rng, plan, staging, elements)
     }
 
-    fn with_sizes(mut rng: Rng, plan: Plan, staging: [u32; 2], elements: [u32; 2]) -> Self {
+    pub(super) fn with_sizes(
+        mut rng: Rng,
+        plan: Plan,
+        staging: [u32; 2],
+        elements: [u32; 2],
+    ) -> Self {
         let autocork = [0, 16, 64 * 1024][rng.below(3)];
         let end = |at: usize| End::new(at, staging[at], elements[at], elements[1 - at], autocork);
         let mut ends = [end(0), end(1)];
@@ -123,7 +128,7 @@ impl ConnSimulation {
         }
     }
 
-    fn run(mut self, seed: u64) {
+    pub(super) fn run(mut self, seed: u64) {
         while self.faults > 0 {
             self.faults -= 1;
             self.step();
@@ -375,13 +380,9 @@ impl End {
         if self.plan == Plan::Close && self.closing.read_end() != ReadEnd::Open {
             assert!(!self.closing.is_aborted_by_peer());
             let known = self.read + u64::from(self.half.readable());
-            self.check_all(known);
+            // The end of the stream was received when this many bytes were known.
+            assert_eq!(place_of(known, self.half.ring()), update.producer.cursor);
         }
-    }
-
-    /// The end of the stream was received when this many bytes were known.
-    fn check_all(&mut self, known: u64) {
-        assert_eq!(place_of(known, self.half.ring()), self.arrivals.producer);
     }
 
     /// A write of the other end.
