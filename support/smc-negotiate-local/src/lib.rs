@@ -132,6 +132,10 @@ use smc_ipc::Domain;
 use client::LocalClient;
 use sock_diag::SockDiag;
 
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use listener::fuzz;
+
 /// Negotiation between processes of one host, through directories that only they can change.
 ///
 /// See the [crate](self) for the protocol and its threat model.

@@ -130,7 +130,8 @@ impl Mailbox {
         self.word(position * 8)
     }
 
-    fn word(&self, at: usize) -> &AtomicU64 {
+    /// A word at an offset within the mailbox.
+    pub(super) fn word(&self, at: usize) -> &AtomicU64 {
         let word = self.0.word(at);
         word.expect("words are within a mailbox, and mailboxes have one length")
     }
@@ -158,7 +159,8 @@ pub(super) const PROBES: u32 = 8;
 
 const CLOSED: usize = INDEX_LEN + SLOTS as usize * SLOT_LEN;
 const HEARTBEAT: usize = CLOSED + 8;
-const LEN: usize = CLOSED + 64;
+/// Length of a mailbox.
+pub(super) const LEN: usize = CLOSED + 64;
 
 /// The permit of a mailbox between processes of the own user.
 #[cfg(test)]

@@ -67,6 +67,9 @@ mod bpf;
 mod btf;
 mod cgroup;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzz;
 mod program;
 mod setup;
 mod syn;

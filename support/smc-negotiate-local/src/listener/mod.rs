@@ -1,6 +1,8 @@
 //! The listener's side: a name in the directory, verdicts, handshakes beside TCP.
 
 mod channels;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 
 use std::future::poll_fn;
 use std::io;
