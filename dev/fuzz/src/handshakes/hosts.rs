@@ -1,0 +1,111 @@
+//! The hosts: their devices, addresses and configurations.
+
+use std::net::Ipv4Addr;
+
+use smc_core::device::{LinkAddress, RdmaAddress, RoceKind};
+use smc_core::proto::group::DeviceIndex;
+use smc_core::proto::handshake::{
+    DirectDevice, HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath,
+};
+use smc_wire::types::{
+    Chid, Eid, Gid, HostName, Mac, MtuCode, PeerId, PnetId, Psn, Qpn, Release, RoceGid,
+};
+
+use super::SERVER;
+
+/// What all hosts have.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Setting {
+    /// An emulated device of SMC-D.
+    pub loopback: bool,
+    /// A native device of SMC-D, with a PNET ID and SMC-D v1.
+    pub ism: bool,
+    /// A port of SMC-R.
+    pub rdma: bool,
+    /// SMC-R v1.
+    pub rdma_v1: bool,
+    /// Release 2.0 at the server.
+    pub old_server: bool,
+}
+
+/// The configuration of a host.
+pub(super) fn config(side: usize, setting: Setting) -> HandshakeConfig {
+    let number = u64::from(ip(side).octets()[3]);
+    let mut devices = Vec::new();
+    if setting.ism {
+        let gid = Gid::native(0x0200_0000_0000_0000 + number);
+        let mut device = DirectDevice::new(DeviceIndex(0), gid, Chid(0x07c1));
+        device.pnet_id = PnetId::new("NET");
+        devices.push(device);
+    }
+    if setting.loopback {
+        let gid = Gid::new(0x1111_1111_1111_1111, 0x2222_2222_2222_2200 + number);
+        devices.push(DirectDevice::new(
+            DeviceIndex(devices.len()),
+            gid,
+            Chid(0xff01),
+        ));
+    }
+    let mut config = HandshakeConfig::new(devices);
+    config.v1 = setting.ism;
+    config.pnet_ids = PnetId::new("NET").into_iter().collect();
+    config.host = HostName::new("host");
+    config.ueids = vec![Eid::ueid("EXAMPLE").expect("a valid name")];
+    if setting.old_server && side == SERVER {
+        config.release = Release::V2_0;
+    }
+    if setting.rdma {
+        let mut rdma = RdmaConfig::new(PeerId::new(0x1234, mac(side)), vec![port(side)]);
+        rdma.max_links = 2;
+        rdma.v1 = setting.rdma_v1;
+        config.rdma = Some(rdma);
+    }
+    config
+}
+
+fn ip(side: usize) -> Ipv4Addr {
+    let last = [2, 1, 3][side];
+    Ipv4Addr::new(10, 9, 0, last)
+}
+
+fn mac(side: usize) -> Mac {
+    Mac::new([0x52, 0x54, 0, 0, 0, ip(side).octets()[3]])
+}
+
+fn subnets(side: usize) -> Vec<Subnet> {
+    vec![Subnet::V4(ip(side), 24)]
+}
+
+/// The path of a connection at one of its hosts.
+pub(super) fn path(side: usize, peer: usize) -> TcpPath {
+    let interface = Interface::new(subnets(side), PnetId::new("NET")).with_name("eth0");
+    let path = TcpPath::over(interface).with_addresses(ip(side).into(), ip(peer).into());
+    TcpPath {
+        // So that emulated devices are offered as well.
+        same_host: true,
+        ..path
+    }
+}
+
+fn port(side: usize) -> RdmaPort {
+    let gid = RoceGid::from_ipv4(ip(side));
+    let address = RdmaAddress::new(gid, RoceKind::V2, mac(side), MtuCode::MTU_1024);
+    RdmaPort {
+        device: DeviceIndex(0),
+        address: address.with_interface("eth0", 0),
+        pnet_id: PnetId::new("NET"),
+        subnets: subnets(side),
+        base: Some("eth0".into()),
+    }
+}
+
+/// The local end of a new link.
+pub(super) fn local_link(address: &RdmaAddress, number: u32) -> LinkAddress {
+    LinkAddress {
+        gid: address.gid,
+        mac: address.mac,
+        qpn: Qpn::new(0x100 + number).expect("24 bits"),
+        psn: Psn::new(0x7000 + number).expect("24 bits"),
+        mtu: address.mtu,
+    }
+}

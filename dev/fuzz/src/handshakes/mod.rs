@@ -1,0 +1,559 @@
+//! Handshakes of two client hosts with one server host; each host has one registry of link groups.
+//! The target chooses when bytes arrive, what work gives and how time passes.
+
+mod hosts;
+
+pub use hosts::Setting;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smc_core::device::{DeviceError, LinkAddress};
+use smc_core::proto::group::{
+    DeviceIndex, EnterResult, GroupEndCause, GroupId, Registry, RegistryOutput, Waiter,
+};
+use smc_core::proto::handshake::{
+    Established, Handshake, HandshakeConfig, HandshakeOutput, LocalRmb, RmbError, TcpPath, Work,
+    WorkDone,
+};
+use smc_core::proto::links::{FirstLinkError, RkeyError, RtokenError};
+use smc_wire::clc::Message;
+use smc_wire::types::{AlertToken, DmbToken, Rkey, RmbAddr};
+
+/// The index of the first client's host, and of the client's side of a connection.
+pub const CLIENT: usize = 0;
+/// The index of the server's host, and of the server's side of a connection.
+pub const SERVER: usize = 1;
+/// The index of the second client's host.
+pub const OTHER_CLIENT: usize = 2;
+
+/// Connections of one input.
+pub const CONNECTIONS_MAX: usize = 6;
+
+/// How a handshake has ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Over SMC.
+    Smc(Box<Established>),
+    /// The stream stays TCP.
+    Tcp,
+    /// The connection is closed.
+    Failed,
+}
+
+/// The hosts and their connections.
+#[derive(Debug)]
+pub struct World {
+    hosts: [Host; 3],
+    connections: Vec<Connection>,
+    now: Instant,
+    /// The last number of a buffer, queue pair or key.
+    last_number: u32,
+    /// Lengths of buffers.
+    buffers: HashMap<DmbToken, usize>,
+    /// Messages that were sent, for targets that repeat them.
+    pub sent: Vec<Vec<u8>>,
+}
+
+#[derive(Debug)]
+struct Host {
+    config: Arc<HandshakeConfig>,
+    path: TcpPath,
+    registry: Registry,
+    /// The local end of the link of each group.
+    links: HashMap<GroupId, (DeviceIndex, LinkAddress)>,
+}
+
+/// One connection. A side without a machine is the target itself.
+#[derive(Debug)]
+struct Connection {
+    /// The host of the client's side.
+    client: usize,
+    sides: [Option<Side>; 2],
+    /// Nothing was changed or lost and no time has passed: the sides have to agree.
+    is_undisturbed: bool,
+}
+
+#[derive(Debug)]
+struct Side {
+    machine: Handshake,
+    /// Work that has not been done.
+    work: Option<Work>,
+    waiter: Option<Waiter>,
+    member: Option<GroupId>,
+    outcome: Option<Outcome>,
+    /// Bytes that this side has sent and the other one has not received.
+    outgoing: VecDeque<u8>,
+}
+
+impl World {
+    /// Hosts that have these devices.
+    pub fn new(setting: Setting) -> Self {
+        let now = Instant::now();
+        let host = |of: usize| Host {
+            config: Arc::new(hosts::config(of, setting)),
+            path: hosts::path(of, SERVER),
+            registry: Registry::default(),
+            links: HashMap::new(),
+        };
+        Self {
+            hosts: [host(CLIENT), host(SERVER), host(OTHER_CLIENT)],
+            connections: Vec::new(),
+            now,
+            last_number: 0,
+            buffers: HashMap::new(),
+            sent: Vec::new(),
+        }
+    }
+
+    /// The number of connections that were opened.
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Opens a connection of a client, with a machine at its side, at the server's or at both.
+    pub fn open(&mut self, client: usize, has_machine: [bool; 2]) {
+        if self.connections.len() == CONNECTIONS_MAX {
+            return;
+        }
+        let (from, to) = (&self.hosts[client], &self.hosts[SERVER]);
+        let path = hosts::path(SERVER, client);
+        let server = Handshake::server(self.now, Arc::clone(&to.config), path);
+        let machine = Handshake::client(self.now, Arc::clone(&from.config), &from.path);
+        let side = |machine, is_there: bool| is_there.then_some(Side::new(machine));
+        self.connections.push(Connection {
+            client,
+            sides: [side(machine, has_machine[0]), side(server, has_machine[1])],
+            is_undisturbed: has_machine == [true, true],
+        });
+        let at = self.connections.len() - 1;
+        self.settle(at, CLIENT);
+        self.settle(at, SERVER);
+    }
+
+    /// Passes bytes that the other side has sent to a side.
+    pub fn deliver(&mut self, at: usize, to: usize, most: usize) {
+        let Some(from) = &mut self.connections[at].sides[1 - to] else {
+            return;
+        };
+        let count = most.min(from.outgoing.len());
+        let bytes: Vec<_> = from.outgoing.iter().copied().take(count).collect();
+        let taken = self.receive(at, to, &bytes);
+        if let Some(from) = &mut self.connections[at].sides[1 - to] {
+            from.outgoing.drain(..taken);
+        }
+    }
+
+    /// Passes bytes that no machine has sent to a side.
+    pub fn inject(&mut self, at: usize, to: usize, bytes: &[u8]) {
+        self.connections[at].is_undisturbed = false;
+        self.receive(at, to, bytes);
+    }
+
+    fn receive(&mut self, at: usize, to: usize, bytes: &[u8]) -> usize {
+        let now = self.now;
+        let Some(side) = &mut self.connections[at].sides[to] else {
+            return 0;
+        };
+        let wanted = side.machine.bytes_needed();
+        let taken = side.machine.handle_bytes(now, bytes);
+        assert!(taken <= bytes.len(), "more than there was");
+        assert!(wanted > 0 || taken == 0, "bytes behind the handshake");
+        self.settle(at, to);
+        taken
+    }
+
+    /// Does the work that a side has asked for; `fault` chooses the result, 0 is success.
+    pub fn work(&mut self, at: usize, of: usize, fault: u8) {
+        let Some(side) = &mut self.connections[at].sides[of] else {
+            return;
+        };
+        let Some(work) = side.work.take() else {
+            return;
+        };
+        if fault != 0 {
+            self.connections[at].is_undisturbed = false;
+        }
+        if let Some(done) = self.result(at, of, &work, fault) {
+            let now = self.now;
+            if let Some(side) = &mut self.connections[at].sides[of] {
+                side.machine.handle_done(now, done);
+            }
+        }
+        self.drain(self.host_of(at, of));
+        self.settle(at, of);
+    }
+
+    /// The other end closes the TCP connection.
+    pub fn close(&mut self, at: usize, of: usize) {
+        self.connections[at].is_undisturbed = false;
+        if let Some(side) = &mut self.connections[at].sides[of] {
+            side.machine.handle_closed();
+        }
+        self.settle(at, of);
+    }
+
+    /// An established connection ends at one side.
+    pub fn end(&mut self, at: usize, of: usize) {
+        let Some(side) = &mut self.connections[at].sides[of] else {
+            return;
+        };
+        if side.outcome.is_some() {
+            self.release(at, of);
+        }
+    }
+
+    /// Time passes, no further than to the next timer that is due.
+    pub fn pass(&mut self, most: Duration) {
+        let next = self.next_timeout().unwrap_or(self.now);
+        self.now = next.max(self.now).min(self.now + most);
+        for connection in &mut self.connections {
+            connection.is_undisturbed = false;
+        }
+        for host in [CLIENT, SERVER, OTHER_CLIENT] {
+            self.hosts[host].registry.handle_timeout(self.now);
+            self.drain(host);
+        }
+        for at in 0..self.connections.len() {
+            for of in [CLIENT, SERVER] {
+                let now = self.now;
+                if let Some(side) = &mut self.connections[at].sides[of] {
+                    side.machine.handle_timeout(now);
+                    let next = side.machine.poll_timeout();
+                    assert!(next.is_none_or(|next| next > now), "a timer stands still");
+                    self.settle(at, of);
+                }
+            }
+        }
+    }
+
+    /// Something happens to the groups of a host.
+    pub fn disturb(&mut self, host: usize, what: u8) {
+        for connection in &mut self.connections {
+            connection.is_undisturbed = false;
+        }
+        let registry = &mut self.hosts[host].registry;
+        let infos = registry.group_infos();
+        let group = infos.get(usize::from(what >> 3) % infos.len().max(1));
+        let device = DeviceIndex(0);
+        match (what & 7, group) {
+            (0, Some(group)) => registry.terminate(group.id, GroupEndCause::Shutdown),
+            (1, Some(group)) => registry.handle_out_of_sync(group.id),
+            (2, Some(group)) => {
+                if let Some(peer) = group.key.peer() {
+                    registry.handle_peer_gone(device, peer);
+                }
+            }
+            (3, Some(group)) => {
+                if let Some(peer) = group.key.peer() {
+                    registry.handle_peer_shutdown(device, peer);
+                }
+            }
+            (4, _) => registry.handle_device_gone(device),
+            (5, _) => drop(registry.expire_longest_idle(|_| true)),
+            (6, _) => registry.shutdown(),
+            _ => {}
+        }
+        self.drain(host);
+    }
+
+    /// Lets all time pass that anything waits for, and ends what was established. Each machine has
+    /// one outcome then and no registry has a group.
+    pub fn finish(mut self) {
+        // Four waits of a machine, and the waits for creators of groups.
+        for _ in 0..8 * (CONNECTIONS_MAX + 1) {
+            if self.sides().all(|side| side.outcome.is_some()) {
+                break;
+            }
+            self.pass(Duration::from_secs(3600));
+        }
+        assert!(
+            self.sides().all(|side| side.outcome.is_some()),
+            "a machine does not end: {self:#?}"
+        );
+        self.check_agreement();
+        for at in 0..self.connections.len() {
+            self.release(at, CLIENT);
+            self.release(at, SERVER);
+        }
+        for _ in 0..4 * CONNECTIONS_MAX {
+            self.pass(Duration::from_secs(3600));
+        }
+        for host in &self.hosts {
+            assert_eq!(host.registry.group_infos(), [], "groups are left");
+            assert_eq!(host.registry.waiting(), 0, "set-ups are left");
+            assert_eq!(host.registry.poll_timeout(), None, "timers are left");
+        }
+    }
+
+    /// Sides between which nothing was disturbed came to the same result.
+    pub fn check_agreement(&self) {
+        for connection in &self.connections {
+            let [Some(client), Some(server)] = &connection.sides else {
+                continue;
+            };
+            let outcomes = (&client.outcome, &server.outcome);
+            let (Some(client), Some(server)) = outcomes else {
+                continue;
+            };
+            if !connection.is_undisturbed {
+                continue;
+            }
+            match (client, server) {
+                (Outcome::Smc(client), Outcome::Smc(server)) => {
+                    assert_eq!(client.version, server.version);
+                    assert_eq!(client.release, server.release);
+                    assert_eq!(client.first_contact, server.first_contact);
+                }
+                (Outcome::Tcp, Outcome::Tcp) => {}
+                other => panic!("the sides do not agree: {other:?}"),
+            }
+        }
+    }
+
+    fn sides(&self) -> impl Iterator<Item = &Side> {
+        self.connections
+            .iter()
+            .flat_map(|it| it.sides.iter().flatten())
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let machines = self.sides().map(|side| side.machine.poll_timeout());
+        let registries = self.hosts.iter().map(|host| host.registry.poll_timeout());
+        machines.chain(registries).flatten().min()
+    }
+
+    /// Applies the outputs of a machine.
+    fn settle(&mut self, at: usize, of: usize) {
+        while let Some(side) = &mut self.connections[at].sides[of] {
+            let Some(output) = side.machine.poll_output() else {
+                break;
+            };
+            assert!(
+                side.outcome.is_none(),
+                "nothing follows an outcome: {output:?}"
+            );
+            match output {
+                HandshakeOutput::Send(bytes) => {
+                    Message::parse(&bytes).expect("what is sent is well formed");
+                    side.outgoing.extend(&bytes);
+                    if self.sent.len() < 32 {
+                        self.sent.push(bytes);
+                    }
+                }
+                HandshakeOutput::Work(work) => {
+                    let before = side.work.replace(work);
+                    assert!(before.is_none() && side.waiter.is_none(), "one at a time");
+                }
+                HandshakeOutput::Discard => {
+                    // Work that is under way is cancelled.
+                    side.work = None;
+                    self.release(at, of);
+                }
+                HandshakeOutput::OutOfSync(group) => {
+                    let host = self.host_of(at, of);
+                    self.hosts[host].registry.handle_out_of_sync(group);
+                    self.drain(host);
+                }
+                HandshakeOutput::Established(established) => {
+                    side.end(Outcome::Smc(established));
+                }
+                HandshakeOutput::Fallback(_) => {
+                    side.end(Outcome::Tcp);
+                    self.release(at, of);
+                }
+                HandshakeOutput::Abort(error) => {
+                    let is_bug = matches!(error, smc_core::Error::Bug(_));
+                    assert!(!is_bug, "{error}");
+                    side.end(Outcome::Failed);
+                    self.release(at, of);
+                }
+            }
+        }
+    }
+
+    /// Ends the membership of a side in a group, or its wait for one.
+    fn release(&mut self, at: usize, of: usize) {
+        let host = self.host_of(at, of);
+        let Some(side) = &mut self.connections[at].sides[of] else {
+            return;
+        };
+        let (waiter, member) = (side.waiter.take(), side.member.take());
+        let registry = &mut self.hosts[host].registry;
+        if let Some(waiter) = waiter {
+            registry.cancel(waiter);
+        }
+        if let Some(group) = member {
+            registry.leave(self.now, group);
+        }
+        self.drain(host);
+    }
+
+    /// The host of a side.
+    fn host_of(&self, at: usize, of: usize) -> usize {
+        match of {
+            SERVER => SERVER,
+            _ => self.connections[at].client,
+        }
+    }
+
+    /// Applies the outputs of a registry.
+    fn drain(&mut self, host: usize) {
+        let of = if host == SERVER { SERVER } else { CLIENT };
+        while let Some(output) = self.hosts[host].registry.poll_output() {
+            match output {
+                RegistryOutput::Ready { waiter, result } => {
+                    let (now, at) = (self.now, self.find(host, |it| it.waiter == Some(waiter)));
+                    let at = *at.first().expect("a set-up that waits");
+                    if let Some(side) = &mut self.connections[at].sides[of] {
+                        side.waiter = None;
+                        side.member = result.ok().map(|member| member.group());
+                        side.machine.handle_done(now, WorkDone::Entered(result));
+                    }
+                    self.settle(at, of);
+                }
+                RegistryOutput::Terminate { group, .. } => {
+                    for at in self.find(host, |it| it.member == Some(group)) {
+                        let Some(side) = &mut self.connections[at].sides[of] else {
+                            continue;
+                        };
+                        side.machine.handle_terminated();
+                        if side.outcome.is_some() {
+                            self.release(at, of);
+                        }
+                        self.settle(at, of);
+                    }
+                }
+                RegistryOutput::Removed { group, .. } => {
+                    self.hosts[host].links.remove(&group);
+                    self.hosts[host].registry.links_closed(group);
+                }
+                RegistryOutput::NotifyPeer { .. } => {}
+            }
+        }
+    }
+
+    /// The connections whose side at a host is such a one.
+    fn find(&self, host: usize, is_such: impl Fn(&Side) -> bool) -> Vec<usize> {
+        let of = if host == SERVER { SERVER } else { CLIENT };
+        let is_at = |at: &usize| {
+            let side = self.connections[*at].sides[of].as_ref();
+            self.host_of(*at, of) == host && side.is_some_and(&is_such)
+        };
+        (0..self.connections.len()).filter(is_at).collect()
+    }
+
+    /// The result of work; none of a set-up that has to wait for another one.
+    fn result(&mut self, at: usize, of: usize, work: &Work, fault: u8) -> Option<WorkDone> {
+        self.last_number += 1;
+        let number = self.last_number;
+        let error = match fault & 3 {
+            0 => DeviceError::PeerGone,
+            1 => DeviceError::NoMemory,
+            2 => DeviceError::Exhausted,
+            _ => DeviceError::Invalid("as the input states"),
+        };
+        let device = if fault == 0 { Ok(()) } else { Err(error) };
+        let host = self.host_of(at, of);
+        let host = &mut self.hosts[host];
+        Some(match *work {
+            Work::Reach { .. } => WorkDone::Reached(device),
+            Work::Enter { key, intent } => {
+                let entered = host.registry.enter(self.now, key, intent);
+                let side = self.connections[at].sides[of].as_mut()?;
+                match entered {
+                    EnterResult::Now(result) => {
+                        side.member = result.ok().map(|member| member.group());
+                        WorkDone::Entered(result)
+                    }
+                    EnterResult::Wait(waiter) => {
+                        side.waiter = Some(waiter);
+                        return None;
+                    }
+                }
+            }
+            Work::Register { size, .. } => WorkDone::Registered(device.map(|()| {
+                let token = DmbToken(0xd3b0_0000 + u64::from(number));
+                self.buffers.insert(token, size.byte_len());
+                token
+            })),
+            Work::Attach { token, .. } => {
+                let len = self.buffers.get(&token).copied();
+                let unknown = DeviceError::Invalid("unknown token");
+                let attached = device.and_then(|()| len.ok_or(unknown));
+                WorkDone::Attached(if fault == 9 { Ok(1) } else { attached })
+            }
+            Work::EstablishGroup { group, terms } => {
+                WorkDone::GroupEstablished(host.registry.establish(group, terms))
+            }
+            Work::OpenLink {
+                group,
+                device: on,
+                ref address,
+            } => WorkDone::LinkOpened(device.map(|()| {
+                let link = hosts::local_link(address, number);
+                host.links.insert(group, (on, link));
+                link
+            })),
+            Work::PrepareRmb { group, size, .. } => {
+                let link = host.links.get(&group).copied();
+                let no_link = link.is_none() || fault == 9;
+                WorkDone::RmbPrepared(match (device, link) {
+                    (Err(_), _) | (_, None) if no_link => Err(RmbError::NoLink),
+                    (Ok(()), Some((device, link))) => Ok(LocalRmb {
+                        device,
+                        link,
+                        rkey: Rkey(0x1000 + number),
+                        addr: RmbAddr(0xffff_0000_0000 + u64::from(number)),
+                        token: AlertToken::new(number).expect("not zero"),
+                        size,
+                        index: 1,
+                    }),
+                    (Err(error), _) => Err(error.into()),
+                    (Ok(()), None) => Err(RmbError::NoLink),
+                })
+            }
+            Work::BindPeer(_) => WorkDone::PeerBound(match fault {
+                0 => Ok(()),
+                _ => Err(RtokenError::TableFull),
+            }),
+            Work::ConnectLink { .. } => WorkDone::LinkConnected(device),
+            Work::ConfirmRkey => WorkDone::RkeyConfirmed(match fault {
+                0 => Ok(()),
+                _ => Err(RkeyError::Refused),
+            }),
+            Work::ConfirmLink { .. } => WorkDone::LinkConfirmed(match fault & 3 {
+                _ if fault == 0 => Ok(()),
+                1 => Err(FirstLinkError::TimedOut),
+                2 => Err(FirstLinkError::Eyecatchers),
+                _ => Err(FirstLinkError::LinkDown),
+            }),
+        })
+    }
+}
+
+impl Side {
+    fn new(machine: Handshake) -> Self {
+        Self {
+            machine,
+            work: None,
+            waiter: None,
+            member: None,
+            outcome: None,
+            outgoing: VecDeque::new(),
+        }
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        self.outcome = Some(outcome);
+        self.work = None;
+        let machine = &self.machine;
+        let waits = (
+            machine.bytes_needed(),
+            machine.poll_timeout(),
+            machine.state(),
+        );
+        assert_eq!(waits, (0, None, None));
+    }
+}
