@@ -1,6 +1,8 @@
 //! What the targets share: the decoding of an input into choices, numbers and pieces of messages.
 
+pub mod devices;
 pub mod handshakes;
+pub mod ism;
 
 /// The rest of an input, consumed from its beginning. At its end each value is zero.
 #[derive(Debug)]
