@@ -78,18 +78,22 @@ fuzz_target!(|data: &[u8]| {
             _ => hostile = None,
         }
     }
+    // Whatever the other client has done, the honest one is served.
+    drop(hostile);
     listener.collect();
-    // Whatever the other client does, the honest one is served.
     for (_, port, message, mut offer) in offers {
         let before = offer.state();
-        accept(&mut listener, at(port));
-        assert!(!before.0 || !offer.withdraw(), "withdrawn after the answer");
-        for mut claimed in listener.claimed().drain(..) {
-            claimed.read(1100);
+        if listener.accept(at(port)) {
+            assert_eq!(before, (false, false), "it was open");
+            let claimed = listener.claimed().last_mut().expect("the last one");
+            assert_eq!(claimed.read(2000).unwrap_or_default(), message);
+            assert!(claimed.answer(b"ACCEPT"), "it was not withdrawn");
+            assert_eq!(offer.read_answer(600).as_deref(), Some(&b"ACCEPT"[..]));
+            assert!(!offer.withdraw(), "it has its answer");
         }
-        let _ = (offer.read_answer(600), message);
+        assert!(!listener.accept(at(port)), "it is claimed once");
     }
-    drop((honest, hostile));
+    drop(honest);
     listener.collect();
     assert!(listener.is_empty(), "a channel is left");
 });
