@@ -313,9 +313,9 @@ step_release() {
         "${COUNTED[@]}" --test checked_copies -- --show-output
 }
 
-step all fuzz fuzz "fuzz targets of the wire format, some seconds each"
+step all fuzz fuzz "fuzz targets of the wire format and of what peers drive, some seconds each"
 step_fuzz() {
-    bounded 900 bash dev/fuzz/smoke.sh
+    bounded 1800 dev/fuzz/smoke.sh
 }
 
 step all instructions count "instructions of hot calls, counted with valgrind"
