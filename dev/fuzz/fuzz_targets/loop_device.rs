@@ -98,7 +98,7 @@ impl Peer {
             0 => 8 * u64::from(input.byte() & 31),
             1 => 0x1000 + 8 * u64::from(input.u16() % 512),
             2 => 0x2000 + 64 * u64::from(input.byte() & 7) + 8 * u64::from(kind >> 5),
-            _ => u64::from(input.u32()) % SIGNAL_PAGE_LEN & !7,
+            _ => (u64::from(input.u32()) % SIGNAL_PAGE_LEN) & !7,
         };
         let word = match kind >> 2 & 3 {
             0 => u64::MAX,

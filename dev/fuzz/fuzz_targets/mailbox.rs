@@ -125,7 +125,7 @@ fn word_at(input: &mut Input<'_>) -> usize {
         1 | 2 => 0x1_0000 + 2048 * usize::from(input.byte() & 15) + usize::from(input.byte()),
         _ => input.u32() as usize,
     };
-    at % LEN & !7
+    (at % LEN) & !7
 }
 
 fn texts(data: &[u8]) {

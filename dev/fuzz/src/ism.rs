@@ -44,7 +44,7 @@ impl Memory {
             4..=6 => 0x1000 + slots * slot_len + index % granules * 128 + 8 * (word % 16),
             _ => u64::from(input.u32()),
         };
-        let at = at % LEN as u64 & !7;
+        let at = (at % LEN as u64) & !7;
         let before = self.word(at);
         let after = match kind >> 3 & 7 {
             0 => 0,
@@ -54,7 +54,7 @@ impl Memory {
             4 => before.wrapping_add(1 << 32),
             5 => u64::from(input.byte()),
             // That of another place.
-            6 => self.word(u64::from(input.u32()) % LEN as u64 & !7),
+            6 => self.word((u64::from(input.u32()) % LEN as u64) & !7),
             _ => input.u64(),
         };
         self.0
