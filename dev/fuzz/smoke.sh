@@ -13,7 +13,7 @@
 #   dev/fuzz/long.sh --hours 1 --keep-seeds
 set -eu
 
-seconds=${1:-5}
+seconds=${1:-2}
 cd "$(dirname "$0")"
 . ./build.sh
 
