@@ -255,21 +255,22 @@ impl Builder {
         self
     }
 
-    /// Sets a link group to have one link: as [`Builder::max_links`] with 1, for devices that are
-    /// redundant below, as bonded ports are.
+    /// Sets a link group to have one link, as [`Builder::max_links`] with 1, and to agree on
+    /// [`Features::SINGLE_LINK`] with peers that do the same: for devices that are redundant below,
+    /// as bonded ports are.
     ///
-    /// With a peer that has [`Features::SINGLE_LINK`] as well, RMBs stay announced when their
-    /// connections have ended. Further connections take two round trips less then, as they
-    /// exchange no CONFIRM RKEY.
+    /// RMBs stay announced then when their connections have ended. Further connections take two
+    /// round trips less, as they exchange no CONFIRM RKEY. The keys of these RMBs have to be known
+    /// to trusted processes of both hosts alone: see the limits in `SECURITY.md`.
     #[must_use]
     pub fn single_link(self) -> Self {
-        self.max_links(1)
+        self.max_links(1).vendor_features(Features::SINGLE_LINK)
     }
 
     /// Sets the features beyond the released protocol that the endpoint agrees on with peers that
-    /// have them, too; all that there are unless set. They are stated in vendor options of v2.1,
-    /// which other implementations ignore ([`Mode::SmcR`](crate::Mode) says which a stream has).
-    /// Those that the library does not have are ignored.
+    /// have them, too; none unless set. They are stated in vendor options of v2.1, which other
+    /// implementations ignore ([`Mode::SmcR`](crate::Mode) says which a stream has). Those that the
+    /// library does not have are ignored.
     #[must_use]
     pub fn vendor_features(mut self, features: Features) -> Self {
         self.config.vendor_features = features & Features::SINGLE_LINK;

@@ -148,7 +148,7 @@ impl Default for EndpointConfig {
             polling: default_polling(),
             max_handshakes: HANDSHAKES_MAX,
             trust: None,
-            vendor_features: Features::SINGLE_LINK,
+            vendor_features: Features::empty(),
             #[cfg(feature = "introspection")]
             introspection: true,
         }

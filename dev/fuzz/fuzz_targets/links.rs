@@ -105,7 +105,7 @@ impl Run {
             6 => {
                 let group = &mut self.world.hosts[side].group;
                 let (key, addr) = (Rkey(input.byte().into()), RmbAddr(0));
-                self.tokens[side].extend(group.add_rtoken(link, key, addr));
+                self.tokens[side].extend(group.add_rtoken(link, key, addr, 1));
             }
             7 => {
                 if let Some(id) = self.tokens[side].pop() {

@@ -109,7 +109,7 @@ impl<'a> Replay<'a> {
             max_links: request.max_links,
             max_connections: request.max_connections,
             confirms_rkeys: true,
-            answers_several: false,
+            is_linux: false,
             keeps_rkeys: false,
         };
         let id = first.map_or([0; 4], |first| {
@@ -137,7 +137,7 @@ impl<'a> Replay<'a> {
         group.add_rmb(RmbId(0), &[key]);
         group.first_peer(address(theirs), Route::SameSubnet, terms);
         group
-            .add_rtoken(link, theirs.rkey, theirs.rmb_addr)
+            .add_rtoken(link, theirs.rkey, theirs.rmb_addr, theirs.rmbe_index)
             .unwrap();
         let second = of
             .messages

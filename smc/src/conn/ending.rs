@@ -103,8 +103,7 @@ impl Conn {
             self.watch_tcp();
             self.handle_peer_flags();
             // Written data of SMC-D is in the peer's memory.
-            let is_sending = self.rdma().is_some_and(|rdma| rdma.has_pending());
-            let linger = linger.filter(|_| is_sending && !is_reset);
+            let linger = linger.filter(|_| self.has_unsent() && !is_reset);
             match self.take_descriptor() {
                 true => self.driver.await_peer_close(self, linger),
                 false => self.abort(Error::Closed(CloseReason::Aborted)),
@@ -114,7 +113,12 @@ impl Conn {
 
     /// Counts the descriptor of a connection whose peer has still to close it. A peer that leaves
     /// many so has only its share: the one that waits for the longest time ends in place of this.
+    ///
+    /// One with data that is not sent yet is not counted: its peer would lose that.
     fn take_descriptor(&self) -> bool {
+        if self.has_unsent() {
+            return true;
+        }
         let taken = ClosingDescriptor::take(self.source).or_else(|| {
             let other = self.driver.longest_closing(self.source)?;
             other.abort(Error::Closed(CloseReason::Aborted));
@@ -123,6 +127,12 @@ impl Conn {
         let is_taken = taken.is_some();
         *self.closing_descriptor.lock() = taken;
         is_taken
+    }
+
+    /// Whether data or the end of it is still to be sent. What SMC-D has written is in the peer's
+    /// memory.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.rdma().is_some_and(|rdma| rdma.has_pending())
     }
 
     /// For the driver: the linger time after close has passed. What was not sent is dropped, with

@@ -209,7 +209,7 @@ impl DeviceDriver {
         let waiting = table.awaiting_close.iter().map(|(_, conn)| conn);
         let all = waiting.chain(table.newly_dropped.iter().map(|(_, conn)| conn));
         all.filter_map(Weak::upgrade)
-            .find(|conn| conn.source == source && conn.is_closing())
+            .find(|conn| conn.source == source && conn.is_closing() && !conn.has_unsent())
     }
 
     /// Starts the timeout of a half-open connection: TCP has ended, and the peer has not sent an

@@ -2,15 +2,19 @@
 
 use std::io::ErrorKind;
 use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_lite::future::zip;
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
-use smc::{Builder, Endpoint, Stream};
-use smc_core::wire::llc::{Class, MessageType};
-use smc_core::wire::types::Features;
+use smc::{Endpoint, Stream};
+use smc_core::wire::llc::{
+    Class, ConfirmRkey, DeleteRkey, Message, MessageType, RkeyClass, WireRkey,
+};
 
 use crate::interceptor::{Interceptor, recorded};
+use smc_testkit::resources::limit_descriptors;
 use smc_testkit::streams::{
     connect, expect_error, expect_rest, expect_rest_and_error, expect_write_error, patterned,
     read_all, transfer, transfer_both_ways,
@@ -355,11 +359,6 @@ async fn close_after_a_stream(world: &RdmaWorld, client: &Endpoint, server: &End
     world.elapsed() - begin
 }
 
-/// As towards a kernel: RKEYs are deleted.
-fn without_features(builder: Builder) -> Builder {
-    builder.ueid(eid()).vendor_features(Features::empty())
-}
-
 #[test]
 fn a_peer_that_deletes_its_keys_is_answered_before_the_group_ends() {
     for latency in [1, 50, 400, 20_000] {
@@ -369,7 +368,7 @@ fn a_peer_that_deletes_its_keys_is_answered_before_the_group_ends() {
         let a = world.device("a0", 1);
         let b = Interceptor::new(world.device("b0", 2));
         let client = world.endpoint(&[&a]);
-        let server = world.endpoint_on(vec![b.clone()], without_features);
+        let server = world.endpoint_on(vec![b.clone()], |builder| builder.ueid(eid()));
         world.block_on(async {
             let messages = recorded(&b, |_, _| true);
             let took = close_after_a_stream(&world, &client, &server).await;
@@ -389,7 +388,7 @@ fn a_peer_that_never_deletes_its_keys_is_not_waited_for_without_end() {
     let world = RdmaWorld::new(77);
     let a = Interceptor::new(world.device("a0", 1));
     let b = world.device("b0", 2);
-    let client = world.endpoint_on(vec![a.clone()], without_features);
+    let client = world.endpoint_on(vec![a.clone()], |builder| builder.ueid(eid()));
     let server = world.endpoint(&[&b]);
     world.block_on(async {
         let deletes = (MessageType::DeleteRkey, Class::Request);
@@ -560,5 +559,87 @@ fn a_zero_linger_time_resets_what_a_shutdown_of_both_directions_has_not_sent() {
         drop(theirs);
         world.sleep(Duration::from_secs(1)).await;
         assert!(client.connections().is_empty() && server.connections().is_empty());
+    });
+}
+
+/// A TCP connection of another process can name the key before that, so that two streams had one
+/// buffer afterwards.
+#[test]
+fn a_stream_whose_rmb_the_peer_has_revoked_writes_no_more() {
+    let world = RdmaWorld::new(79);
+    let (a, b) = (
+        world.device("a0", 1),
+        Interceptor::new(world.device("b0", 2)),
+    );
+    let client = world.endpoint(&[&a]);
+    let server = world.endpoint_on(vec![b.clone()], |builder| builder.ueid(eid()));
+    world.block_on(async {
+        let (is_due, keys) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::<Mutex<Vec<_>>>::default(),
+        );
+        let (when, announced) = (Arc::clone(&is_due), Arc::clone(&keys));
+        b.set_filter(move |message| {
+            let mut messages = vec![message.to_vec()];
+            if let Ok(Message::ConfirmRkey(
+                confirm @ ConfirmRkey {
+                    class: RkeyClass::Request,
+                    ..
+                },
+            )) = Message::parse(message)
+            {
+                announced
+                    .lock()
+                    .expect("works")
+                    .push((confirm.dialect, confirm.rkey));
+            }
+            if when.swap(false, Ordering::Relaxed) {
+                let (dialect, rkey) = announced.lock().expect("works")[0];
+                let keys = [WireRkey::from(rkey)];
+                let delete = DeleteRkey::request(dialect, &keys);
+                let mut bytes = vec![0; delete.encoded_len()];
+                delete.emit(&mut bytes).expect("works");
+                messages.push(bytes);
+            }
+            messages
+        });
+        let listener = server.bind(SERVER).await.expect("works");
+        let (_ours, _theirs) = connect(&client, &listener).await;
+        // The second one is announced on the link.
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        transfer_both_ways(&mut ours, &mut theirs, 1000).await;
+        is_due.store(true, Ordering::Relaxed);
+        // Behind the announcement for a third one.
+        let (_further_ours, _further_theirs) = connect(&client, &listener).await;
+        world.sleep(Duration::from_millis(10)).await;
+        // Into the staging ring, from where it is written no further.
+        theirs.write_all(&[9; 100]).await.expect("has space");
+        world.sleep(Duration::from_millis(10)).await;
+        expect_write_error(&mut theirs, ErrorKind::ConnectionAborted).await;
+        expect_rest_and_error(&mut ours, &[], ErrorKind::ConnectionReset).await;
+    });
+}
+
+#[test]
+fn very_many_streams_of_one_host_that_close_lose_no_data_that_is_still_to_be_sent() {
+    const LEN: usize = 100_000;
+    limit_descriptors(512);
+    let world = RdmaWorld::new(80);
+    let RdmaHosts { client, server, .. } =
+        world.hosts_with(|builder| builder.recv_buffer(16 << 10));
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("works");
+        let mut held = Vec::new();
+        for _ in 0..100 {
+            let (ours, mut theirs) = connect(&client, &listener).await;
+            theirs.write_all(&[7; LEN]).await.expect("works");
+            // What does not fit into the peer's buffer is sent in the background.
+            drop(theirs);
+            held.push(ours);
+        }
+        world.sleep(Duration::from_secs(1)).await;
+        for ours in &mut held {
+            expect_rest(ours, &[7; LEN]).await;
+        }
     });
 }

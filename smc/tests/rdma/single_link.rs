@@ -27,8 +27,8 @@ fn world(seed: u64) -> RdmaWorld {
     world
 }
 
-fn without_features(builder: Builder) -> Builder {
-    builder.vendor_features(Features::empty())
+fn with_feature(builder: Builder) -> Builder {
+    builder.vendor_features(Features::SINGLE_LINK)
 }
 
 fn features(stream: &Stream) -> Features {
@@ -63,8 +63,8 @@ fn a_further_connection_takes_three_round_trips_and_five_without_the_agreement()
         let round_trips = if has_it == [true, true] { 3 } else { 5 };
         let configured = |at: usize| {
             move |builder: Builder| match has_it[at] {
-                true => builder,
-                false => without_features(builder),
+                true => with_feature(builder),
+                false => builder,
             }
         };
         let world = world(1);
@@ -111,8 +111,8 @@ fn each_rmb_is_announced_once() {
     let world = RdmaWorld::new(2);
     let a = Interceptor::new(world.device("a0", 1));
     let b = Interceptor::new(world.device("b0", 2));
-    let client = world.endpoint_on(vec![a.clone()], |builder| builder.ueid(eid()));
-    let server = world.endpoint_on(vec![b.clone()], |builder| builder.ueid(eid()));
+    let client = world.endpoint_on(vec![a.clone()], |builder| with_feature(builder.ueid(eid())));
+    let server = world.endpoint_on(vec![b.clone()], |builder| with_feature(builder.ueid(eid())));
     world.block_on(async {
         let messages = [&a, &b].map(|device| recorded(device, |_, _| true));
         let listener = server.bind(SERVER).await.unwrap();
@@ -140,7 +140,7 @@ fn each_rmb_is_announced_once() {
 #[test]
 fn an_rmb_that_the_peer_may_still_write_is_revoked() {
     let world = RdmaWorld::new(3);
-    let RdmaHosts { client, server, .. } = world.hosts();
+    let RdmaHosts { client, server, .. } = world.hosts_with(with_feature);
     world.block_on(async {
         let listener = server.bind(SERVER).await.unwrap();
         let (mut ours, mut theirs) = connect_smc(&client, &listener).await;
@@ -162,8 +162,8 @@ fn a_host_with_one_port_has_a_single_link_with_any_other() {
         let one = [world.device("a0", 1), world.device("b0", 2)];
         let other = [world.device("a1", 3), world.device("b1", 4)];
         let endpoint = |at: usize| match at == two {
-            true => world.endpoint(&[&one[at], &other[at]]),
-            false => world.endpoint(&[&one[at]]),
+            true => world.endpoint_with(&[&one[at], &other[at]], with_feature),
+            false => world.endpoint_with(&[&one[at]], with_feature),
         };
         let (client, server) = (endpoint(0), endpoint(1));
         world.block_on(async {
@@ -209,8 +209,11 @@ fn a_host_with_two_ports_has_a_single_link_if_it_is_set_so() {
 #[test]
 fn under_a_lack_of_memory_rmbs_that_stay_announced_are_revoked() {
     let world = RdmaWorld::new(6);
-    let RdmaHosts { client, server, .. } =
-        world.hosts_with(|builder| builder.memory_limit(8 << 20).recv_buffer(1 << 20));
+    let RdmaHosts { client, server, .. } = world.hosts_with(|builder| {
+        with_feature(builder)
+            .memory_limit(8 << 20)
+            .recv_buffer(1 << 20)
+    });
     world.block_on(async {
         let listener = server.bind(SERVER).await.unwrap();
         for round in 0..3 {

@@ -105,6 +105,8 @@ variants! { RkeyError {
 variants! { RtokenError {
     Self::TableFull => "TableFull",
     Self::NotAnnounced => "NotAnnounced",
+    Self::InUse => "InUse",
+    Self::OtherElement => "OtherElement",
     Self::Ended => "Ended",
 } }
 
@@ -360,6 +362,14 @@ fn rows() -> Vec<(FallbackReason, &'static str)> {
         (
             step(DeclineCause::Rtoken(RtokenError::NotAnnounced)),
             "0x09990001 peer has not announced its buffer by CONFIRM RKEY",
+        ),
+        (
+            step(DeclineCause::Rtoken(RtokenError::InUse)),
+            "0x09990001 peer's buffer is that of another connection",
+        ),
+        (
+            step(DeclineCause::Rtoken(RtokenError::OtherElement)),
+            "0x09990001 peer's buffer has one element, with number 1",
         ),
         (
             step(DeclineCause::Rtoken(RtokenError::Ended)),

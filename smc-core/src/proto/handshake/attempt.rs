@@ -144,7 +144,7 @@ impl RdmaEnds {
         LlcTerms {
             dialect,
             confirms_rkeys: peer == Some(OsType::LINUX),
-            answers_several: peer == Some(OsType::LINUX),
+            is_linux: peer == Some(OsType::LINUX),
             keeps_rkeys: features.contains(Features::SINGLE_LINK),
             ..terms
         }

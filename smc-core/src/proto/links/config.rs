@@ -10,7 +10,7 @@ pub struct LlcConfig {
     /// Idle time after which a link is tested; `None` for never. 30 s.
     pub test_link: Option<Duration>,
     /// Requests about local keys that may be unanswered at a time, at least 1, and 2 with a peer
-    /// that is [known to answer several](LlcTerms::answers_several). Default 1, which peers are
+    /// that is [known to answer several](LlcTerms::is_linux). Default 1, which peers are
     /// known to expect (docs/spec/llc.md#flows).
     pub rkeys_in_flight: usize,
     /// Wanted number of links in a link group within the negotiated number, 1 or 2. Default 2.
@@ -86,9 +86,9 @@ pub struct LlcTerms {
     /// Whether the peer announces each further RMB by CONFIRM RKEY. Known of Linux; otherwise from
     /// the first CONFIRM RKEY of the peer on.
     pub confirms_rkeys: bool,
-    /// Whether the peer answers several requests about keys at a time, each at once. Known of
-    /// Linux.
-    pub answers_several: bool,
+    /// Whether the peer is Linux, by what it states. Linux answers several requests about keys at a
+    /// time, each at once, and an RMB of it is one element, of one connection.
+    pub is_linux: bool,
     /// Whether RMBs stay announced when their connections have ended, so that further connections
     /// need no CONFIRM RKEY: the ends have agreed on a single link
     /// (docs/spec/extensions.md#single-link).
@@ -102,7 +102,7 @@ impl LlcTerms {
         max_links: 2,
         max_connections: 0,
         confirms_rkeys: false,
-        answers_several: false,
+        is_linux: false,
         keeps_rkeys: false,
     };
 

@@ -335,7 +335,9 @@ impl LinkGroup {
     ///
     /// The first one is that of the first contact. Further ones have to have been announced by
     /// CONFIRM RKEY, if the peer announces its RMBs. A TCP connection from another process or host
-    /// can name any key, and a write with an invalid one ends the link for all its connections.
+    /// can name any key, and a write with an invalid one ends the link for all its connections. Of
+    /// an RMB of Linux there is one element, with number 1, and one user: a second one would write
+    /// into the stream of the first.
     ///
     /// # Errors
     ///
@@ -345,9 +347,20 @@ impl LinkGroup {
         link: LinkId,
         rkey: Rkey,
         addr: RmbAddr,
+        index: u8,
     ) -> Result<RtokenId, RtokenError> {
         let may_be_new = self.rtokens.is_new() || !self.terms.confirms_rkeys;
+        if self.terms.is_linux && index != 1 {
+            return Err(RtokenError::OtherElement);
+        }
         let id = match self.rtokens.find_pair(link, rkey, addr) {
+            // An RMB that stays announced may have its next connection here before the application
+            // has dropped the stream of the one before.
+            Some(id)
+                if self.terms.is_linux && !self.terms.keeps_rkeys && self.rtokens.is_used(id) =>
+            {
+                return Err(RtokenError::InUse);
+            }
             Some(announced) => announced,
             None if may_be_new => self.rtokens.add(link, rkey, addr)?,
             None => return Err(RtokenError::NotAnnounced),
@@ -362,6 +375,13 @@ impl LinkGroup {
     #[must_use]
     pub fn rtoken(&self, id: RtokenId, link: LinkId) -> Option<(Rkey, RmbAddr)> {
         self.rtokens.get(id, link)
+    }
+
+    /// Number of RMBs that the peer has revoked so far. After a change [`rtoken`](Self::rtoken) of
+    /// a connection may be `None`, and it must write no more.
+    #[must_use]
+    pub const fn revocations(&self) -> u64 {
+        self.rtokens.revocations
     }
 
     /// A local connection no longer uses an RMB of the peer.

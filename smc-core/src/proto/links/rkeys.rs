@@ -20,7 +20,7 @@ impl LinkGroup {
     pub(super) fn start_rkey(&mut self, now: Instant) -> bool {
         let requests = &self.local_rmbs.requests;
         // So that an RMB need not wait for the answer to DELETE RKEY of the connection before.
-        let least = if self.terms.answers_several { 2 } else { 1 };
+        let least = if self.terms.is_linux { 2 } else { 1 };
         if requests.len() >= self.config.rkeys_in_flight.max(least) || self.primary().is_none() {
             return false;
         }

@@ -26,6 +26,12 @@ pub enum RtokenError {
     /// connection may be that of another process or host.
     #[error("peer has not announced its buffer by CONFIRM RKEY")]
     NotAnnounced,
+    /// Another connection uses the buffer, of which there is one element.
+    #[error("peer's buffer is that of another connection")]
+    InUse,
+    /// The buffer has no such element.
+    #[error("peer's buffer has one element, with number 1")]
+    OtherElement,
     /// The link group has ended.
     #[error("link group has ended")]
     Ended,
@@ -40,6 +46,8 @@ pub(super) struct Rtokens {
     entries: Vec<RtokenEntry>,
     /// None is replaced: the peer will use them again.
     pub(super) keeps_unused: bool,
+    /// Number of entries whose key the peer has deleted.
+    pub(super) revocations: u64,
     last: u64,
 }
 
@@ -107,6 +115,13 @@ impl Rtokens {
         self.entries.iter().find(is_known).map(|entry| entry.id)
     }
 
+    /// Whether a local connection uses it.
+    pub(super) fn is_used(&self, id: RtokenId) -> bool {
+        self.entries
+            .iter()
+            .any(|entry| entry.id == id && entry.users > 0)
+    }
+
     /// A local connection uses it.
     pub(super) fn add_user(&mut self, id: RtokenId) {
         if let Some(entry) = self.entry(id) {
@@ -149,7 +164,9 @@ impl Rtokens {
     pub(super) fn delete(&mut self, link: LinkId, rkey: Rkey) -> bool {
         let before = self.entries.len();
         self.entries.retain(|entry| !entry.has(link, rkey));
-        self.entries.len() != before
+        let is_known = self.entries.len() != before;
+        self.revocations = self.revocations.wrapping_add(is_known.into());
+        is_known
     }
 
     /// A link is gone, and with it its keys.

@@ -164,6 +164,7 @@ impl RdmaConn {
             rtoken,
             from: None,
             to: None,
+            revocations: 0,
             posted: VecDeque::new(),
             delivered: Cursor::START,
         });

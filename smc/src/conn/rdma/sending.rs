@@ -37,6 +37,8 @@ pub(super) struct BoundSending {
     pub(super) from: Option<Arc<dyn Mr>>,
     /// The peer's RMB on this link.
     pub(super) to: Option<(Rkey, RmbAddr)>,
+    /// Revocations of the peer's RMBs when that was looked up.
+    pub(super) revocations: u64,
     /// Outstanding posts on this link, the oldest first, with the producer cursor of each.
     pub(super) posted: VecDeque<(PostId, Cursor)>,
     /// The producer cursor that is known to be delivered.
@@ -237,8 +239,10 @@ impl RdmaConn {
         else {
             return true;
         };
-        if bound.to.is_none() {
+        let revocations = self.group.revocations();
+        if bound.to.is_none() || bound.revocations != revocations {
             bound.to = self.group.rtoken(bound.rtoken, sender.id);
+            bound.revocations = revocations;
         }
         if bound.from.is_none() {
             bound.from = self.staging.mr(sender.device);

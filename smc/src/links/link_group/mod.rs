@@ -48,6 +48,8 @@ pub(crate) struct RdmaLinkGroup {
     pub(crate) pool: RdmaBufferPool,
     next_rmb: AtomicU64,
     has_ended: AtomicBool,
+    /// [`LinkGroup::revocations`], readable without a lock.
+    revocations: AtomicU64,
     /// The group's task has ended: with the group, or with the runtime.
     has_task_ended: AtomicBool,
     /// Connections have moved from one link to another.
@@ -110,6 +112,7 @@ impl RdmaLinkGroup {
             pool: RdmaBufferPool::new(groups.memory.clone()),
             next_rmb: AtomicU64::new(1),
             has_ended: AtomicBool::new(false),
+            revocations: AtomicU64::new(0),
             has_task_ended: AtomicBool::new(false),
             has_moved: AtomicBool::new(false),
             task: AtomicWaker::new(),
@@ -159,6 +162,11 @@ impl RdmaLinkGroup {
 
     fn links(&self) -> Vec<LinkInfo> {
         self.state.lock().machine.links().collect()
+    }
+
+    /// How often the peer has revoked an RMB.
+    pub(crate) fn revocations(&self) -> u64 {
+        self.revocations.load(Ordering::Acquire)
     }
 
     pub(crate) fn rtoken(&self, id: RtokenId, link: LinkId) -> Option<(Rkey, RmbAddr)> {
@@ -443,7 +451,9 @@ impl RdmaLinkGroup {
         }
         let now_on = conn.link();
         self.step(|state, _| {
-            let rtoken = state.machine.add_rtoken(link, peer.rkey, peer.addr)?;
+            let rtoken = state
+                .machine
+                .add_rtoken(link, peer.rkey, peer.addr, peer.index)?;
             // The link of the handshake may have failed. Then the peer should have sent RKEYs of
             // others.
             let is_told = |on| state.machine.rtoken(rtoken, on).is_some();

@@ -27,6 +27,9 @@ impl RdmaLinkGroup {
         let result = {
             let mut state = self.state.lock();
             let result = mutate(&mut state, now);
+            // Before an answer to DELETE RKEY is sent.
+            self.revocations
+                .store(state.machine.revocations(), Ordering::Release);
             while let Some(output) = state.machine.poll_output() {
                 state.outputs.push_back(output);
             }

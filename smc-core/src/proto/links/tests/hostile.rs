@@ -192,7 +192,7 @@ fn apply(world: &mut World, side: usize, input: GroupInput, tokens: &mut Vec<Rto
             group.handle_moved(now, link(on));
         }
         GroupInput::Token(on, key) => {
-            tokens.extend(group.add_rtoken(link(on), Rkey(key.into()), RmbAddr(0)));
+            tokens.extend(group.add_rtoken(link(on), Rkey(key.into()), RmbAddr(0), 1));
         }
         GroupInput::Release => {
             if let Some(id) = tokens.pop() {

@@ -73,7 +73,7 @@ fn an_rmb_that_stays_announced_is_confirmed_once() {
         let link = world.hosts[CLIENT].group.assigned_link(1).unwrap();
         let (rkey, addr) = key_of(CLIENT, RmbId(1), 0);
         // The server's connection, which ends, and the next one.
-        let rtoken = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr));
+        let rtoken = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr, 1));
         world.with(SERVER, |group| group.release_rtoken(rtoken.unwrap()));
         world.confirm_rkey(CLIENT, 1);
         world.settle();
@@ -134,6 +134,34 @@ fn rmbs_that_stay_announced_leave_half_of_the_peers_table_for_others() {
 }
 
 #[test]
+fn of_an_rmb_of_linux_there_is_one_element_and_one_user() {
+    for is_linux in [true, false] {
+        let mut world = single(LlcTerms {
+            is_linux,
+            ..LlcTerms::v2_1(1, 255)
+        });
+        world.confirm_rkey(CLIENT, 1);
+        world.settle();
+        let link = world.hosts[SERVER].group.assigned_link(1).unwrap();
+        let (rkey, addr) = key_of(CLIENT, RmbId(1), 0);
+        let mut add = |index| world.with(SERVER, |group| group.add_rtoken(link, rkey, addr, index));
+        let other = add(2);
+        let first = add(1).unwrap();
+        let second = add(1);
+        match is_linux {
+            true => {
+                assert_eq!(other, Err(RtokenError::OtherElement));
+                assert_eq!(second, Err(RtokenError::InUse));
+            }
+            false => assert_eq!((other, second), (Ok(first), Ok(first))),
+        }
+        world.with(SERVER, |group| group.release_rtoken(first));
+        let next = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr, 1));
+        assert_eq!(next, Ok(first));
+    }
+}
+
+#[test]
 fn a_full_table_of_rmbs_that_the_peer_keeps_loses_none() {
     let mut world = single(KEPT);
     let link = world.hosts[SERVER].group.assigned_link(1).unwrap();
@@ -143,7 +171,7 @@ fn a_full_table_of_rmbs_that_the_peer_keeps_loses_none() {
     }
     let name = |rmb| key_of(CLIENT, RmbId(rmb), 0);
     let (rkey, addr) = name(1);
-    let rtoken = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr));
+    let rtoken = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr, 1));
     world.with(SERVER, |group| group.release_rtoken(rtoken.unwrap()));
     world.confirm_rkey(CLIENT, 1000);
     world.settle();
@@ -152,7 +180,7 @@ fn a_full_table_of_rmbs_that_the_peer_keeps_loses_none() {
         result: Err(RkeyError::Refused),
     };
     assert!(world.took(CLIENT, &refused));
-    let again = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr));
+    let again = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr, 1));
     assert!(again.is_ok(), "{again:?}");
 }
 
@@ -176,7 +204,7 @@ fn a_key_is_announced_for_all_links() {
 fn an_rmb_waits_for_the_answer_to_a_deletion_only_if_the_peer_may_not_answer_both() {
     for answers_several in [true, false] {
         let mut world = single(LlcTerms {
-            answers_several,
+            is_linux: answers_several,
             ..LlcTerms::v2_1(1, 255)
         });
         world.confirm_rkey(CLIENT, 1);
@@ -563,10 +591,10 @@ fn what_a_connection_left_behind_gives_way() {
     let group = &mut world.hosts[SERVER].group;
     let link = group.assigned_link(0).unwrap();
     let ids: Vec<_> = (1..255)
-        .map(|at| group.add_rtoken(link, Rkey(at), RmbAddr(0)).unwrap())
+        .map(|at| group.add_rtoken(link, Rkey(at), RmbAddr(0), 1).unwrap())
         .collect();
     assert_eq!(
-        group.add_rtoken(link, Rkey(300), RmbAddr(0)),
+        group.add_rtoken(link, Rkey(300), RmbAddr(0), 1),
         Err(RtokenError::TableFull)
     );
     let is_full = |group: &mut LinkGroup| match group.poll_output() {
@@ -577,7 +605,7 @@ fn what_a_connection_left_behind_gives_way() {
     group.release_rtoken(ids[3]);
     assert!(!is_full(group));
     assert_eq!(group.rtoken(ids[3], link), Some((Rkey(4), RmbAddr(0))));
-    let other = group.add_rtoken(link, Rkey(300), RmbAddr(0)).unwrap();
+    let other = group.add_rtoken(link, Rkey(300), RmbAddr(0), 1).unwrap();
     assert_eq!(group.rtoken(ids[3], link), None);
     assert_eq!(group.rtoken(other, link), Some((Rkey(300), RmbAddr(0))));
 }

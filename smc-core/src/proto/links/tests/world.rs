@@ -172,7 +172,7 @@ impl World {
             host.qps.get_mut(&links[side]).unwrap().peer = Some(peer.qpn.get());
             let (rkey, addr) = key_of(1 - side, RmbId(0), self.hosts[1 - side].ports[0].device);
             let group = &mut self.hosts[side].group;
-            group.add_rtoken(links[side], rkey, addr).unwrap();
+            group.add_rtoken(links[side], rkey, addr, 1).unwrap();
         }
         links
     }

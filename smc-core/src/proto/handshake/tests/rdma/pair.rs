@@ -134,7 +134,7 @@ fn a_single_link_takes_both_sides_and_a_limit_of_one_link() {
 fn of_linux(terms: LlcTerms) -> LlcTerms {
     LlcTerms {
         confirms_rkeys: true,
-        answers_several: true,
+        is_linux: true,
         ..terms
     }
 }
