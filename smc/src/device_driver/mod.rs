@@ -205,10 +205,15 @@ impl DeviceDriver {
     /// Of the connections whose stream the application has dropped, that with a peer of this source
     /// which waits for its close for the longest time.
     pub(crate) fn longest_closing(&self, source: Option<Source>) -> Option<Arc<Conn>> {
-        let table = self.table.lock();
-        let waiting = table.awaiting_close.iter().map(|(_, conn)| conn);
-        let all = waiting.chain(table.newly_dropped.iter().map(|(_, conn)| conn));
-        all.filter_map(Weak::upgrade)
+        let all: Vec<_> = {
+            let table = self.table.lock();
+            let waiting = table.awaiting_close.iter().map(|(_, conn)| conn);
+            let dropped = table.newly_dropped.iter().map(|(_, conn)| conn);
+            waiting.chain(dropped).cloned().collect()
+        };
+        // Upgraded after the lock: the last reference to a connection may be dropped here.
+        all.iter()
+            .filter_map(Weak::upgrade)
             .find(|conn| conn.source == source && conn.is_closing() && !conn.has_unsent())
     }
 

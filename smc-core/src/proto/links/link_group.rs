@@ -289,18 +289,14 @@ impl LinkGroup {
     /// `keys` are those of the devices in [`devices`](Self::devices); missing ones are requested
     /// ([`LinkGroupOutput::Map`]).
     pub fn confirm_rkey(&mut self, now: Instant, rmb: RmbId, link: LinkId, keys: &[RmbKey]) {
-        let refused = match self.end {
-            Some(_) => Some(RkeyError::Ended),
-            None => self.local_rmbs.is_full().then_some(RkeyError::Undeleted),
+        let known = if self.end.is_some() {
+            Some(Err(RkeyError::Ended))
+        } else if self.local_rmbs.is_full() {
+            Some(Err(RkeyError::Undeleted))
+        } else {
+            self.local_rmbs.is_kept(rmb).then_some(Ok(()))
         };
-        if let Some(error) = refused {
-            let result = Err(error);
-            self.outputs
-                .push_back(LinkGroupOutput::RkeyConfirmed { rmb, result });
-            return;
-        }
-        if self.local_rmbs.is_kept(rmb) {
-            let result = Ok(());
+        if let Some(result) = known {
             self.outputs
                 .push_back(LinkGroupOutput::RkeyConfirmed { rmb, result });
             return;
@@ -327,7 +323,7 @@ impl LinkGroup {
     /// that a further connection may have it at once, under the same identifier; otherwise it is to
     /// be [deleted](Self::delete_rkey).
     #[must_use]
-    pub fn keep_rmb(&mut self, rmb: RmbId) -> bool {
+    pub fn keep_rmb(&self, rmb: RmbId) -> bool {
         self.terms.keeps_rkeys && self.end.is_none() && self.local_rmbs.can_keep(rmb)
     }
 
