@@ -67,11 +67,41 @@ impl Source {
     }
 }
 
+/// The descriptors that sources have, each no more than its share.
+type Shares = LazyLock<Mutex<FairShares<Source>>>;
+
+static OF_ADDRESSES: Shares = LazyLock::new(|| Mutex::new(FairShares::new(0, 0)));
+static CLOSING: Shares = LazyLock::new(|| Mutex::new(FairShares::new(0, 0)));
+
+/// One descriptor of a source. Dropping it gives it back.
+#[derive(Debug)]
+struct Descriptor {
+    shares: &'static Shares,
+    source: Source,
+}
+
+impl Descriptor {
+    /// # Errors
+    ///
+    /// The share of the source, if it would have more.
+    fn take(shares: &'static Shares, source: Source) -> Result<Self, usize> {
+        let mut taken = shares.lock();
+        taken.take_of_limit(descriptors::limit(), &source, 1)?;
+        Ok(Self { shares, source })
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        self.shares.lock().release(&self.source);
+    }
+}
+
 /// The descriptor of one client. Dropping it gives it back.
 #[derive(Debug)]
 pub(crate) struct ClientDescriptor {
     _of_user: Option<Permit>,
-    of_address: Option<IpAddr>,
+    _of_address: Option<Descriptor>,
 }
 
 impl ClientDescriptor {
@@ -83,63 +113,39 @@ impl ClientDescriptor {
     pub(crate) fn take(source: Option<Source>) -> Result<Self, Limit> {
         let mut taken = Self {
             _of_user: None,
-            of_address: None,
+            _of_address: None,
         };
         match source {
             None => {}
             Some(Source::User(user)) => taken._of_user = Some(descriptors::take(user, 1)?),
-            Some(Source::Address(address)) => {
-                let mut of_all = OF_ADDRESSES.lock();
-                let share = of_all.take_of_limit(descriptors::limit(), &address, 1);
-                share.map_err(|share| {
+            Some(source @ Source::Address(_)) => {
+                let descriptor = Descriptor::take(&OF_ADDRESSES, source).map_err(|share| {
                     let share = u64::try_from(share).unwrap_or(u64::MAX);
                     Limit::new("share of descriptors of an address", share)
                 })?;
-                taken.of_address = Some(address);
+                taken._of_address = Some(descriptor);
             }
         }
         Ok(taken)
     }
 }
 
-impl Drop for ClientDescriptor {
-    fn drop(&mut self) {
-        if let Some(address) = &self.of_address {
-            OF_ADDRESSES.lock().release(address);
-        }
-    }
-}
-
 /// The descriptor of one connection that waits for its peer's close. Dropping it gives it back.
 #[derive(Debug)]
-pub(crate) struct ClosingDescriptor(Option<Source>);
+pub(crate) struct ClosingDescriptor {
+    _of_source: Option<Descriptor>,
+}
 
 impl ClosingDescriptor {
     /// Counts one for a peer of this source; none if that is the own user. None if the source has
     /// its share.
     pub(crate) fn take(source: Option<Source>) -> Option<Self> {
-        if let Some(source) = &source {
-            let mut of_all = CLOSING.lock();
-            let taken = of_all.take_of_limit(descriptors::limit(), source, 1);
-            taken.ok()?;
-        }
-        Some(Self(source))
+        let taken = source.map(|source| Descriptor::take(&CLOSING, source));
+        Some(Self {
+            _of_source: taken.transpose().ok()?,
+        })
     }
 }
-
-impl Drop for ClosingDescriptor {
-    fn drop(&mut self) {
-        if let Some(source) = &self.0 {
-            CLOSING.lock().release(source);
-        }
-    }
-}
-
-static CLOSING: LazyLock<Mutex<FairShares<Source>>> =
-    LazyLock::new(|| Mutex::new(FairShares::new(0, 0)));
-
-static OF_ADDRESSES: LazyLock<Mutex<FairShares<IpAddr>>> =
-    LazyLock::new(|| Mutex::new(FairShares::new(0, 0)));
 
 #[cfg(test)]
 mod tests {
