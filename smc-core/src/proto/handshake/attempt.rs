@@ -377,8 +377,13 @@ impl DeviceAttempt {
 
 /// The features beyond the released protocol that both sides have, if the peer has these. A single
 /// link takes the agreement that there is no other.
-pub(super) fn common_features(config: &HandshakeConfig, peer: Features, ends: &Ends) -> Features {
-    let both = config.vendor_features & peer;
+pub(super) fn common_features(
+    config: &HandshakeConfig,
+    release: Release,
+    peer: Features,
+    ends: &Ends,
+) -> Features {
+    let both = config.vendor_features_for(release) & peer;
     match ends {
         Ends::Rdma(ends) if ends.limits.is_some_and(|limits| limits.links == 1) => both,
         _ => both.difference(Features::SINGLE_LINK),

@@ -333,7 +333,7 @@ fn v2_extension(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> V2Extensi
         gid: found.rdma_v2.map_or(RoceGid::ZERO, |port| port.address.gid),
         max_conns: limits.conns,
         max_links: limits.links,
-        features: features(config, config.release),
+        features: config.features_for(config.release),
         ueids: Bounded::from_iter_lossy(config.ueids.iter().copied()),
         direct: found.has_direct_v2().then(|| found.direct.clone()),
     }
@@ -378,22 +378,12 @@ pub(super) fn is_same_subnet(area: &IpArea, interface: &Interface) -> bool {
     })
 }
 
-/// Features go with release v2.1; before, the field is reserved.
-pub(super) fn features(config: &HandshakeConfig, release: Release) -> FeatureMask {
-    if release >= Release::V2_1 {
-        config.features
-    } else {
-        FeatureMask::empty()
-    }
-}
-
-/// Features beyond the released protocol go with release v2.1, too, and those of SMC-R with an
-/// offer of it.
+/// The features beyond the released protocol that an offer states: those of SMC-R go with SMC-R.
 fn offered_features(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> Features {
-    match (found.rdma_v2.is_some(), config.release >= Release::V2_1) {
-        (true, true) => config.vendor_features,
-        (false, true) => config.vendor_features.difference(Features::SINGLE_LINK),
-        (_, false) => Features::empty(),
+    let own = config.vendor_features_for(config.release);
+    match found.rdma_v2 {
+        Some(_) => own,
+        None => own.difference(Features::SINGLE_LINK),
     }
 }
 
@@ -564,15 +554,16 @@ fn attempt(
     config: &HandshakeConfig,
 ) -> DeviceAttempt {
     let stated = accept.first_contact();
-    let both = |stated: &FirstContact| stated.features & features(config, stated.release);
+    let both = |stated: &FirstContact| stated.features & config.features_for(stated.release);
     let stated_features = stated.map_or(Features::empty(), FirstContact::vendor_features);
+    let release = stated.map_or(Release::V2_0, |stated| stated.release);
     DeviceAttempt {
         role: Role::Client,
         version: accept.version(),
         eid: accept.eid(),
-        release: stated.map_or(Release::V2_0, |stated| stated.release),
+        release,
         features: stated.map_or(FeatureMask::empty(), both),
-        vendor_features: common_features(config, stated_features, &ends),
+        vendor_features: common_features(config, release, stated_features, &ends),
         peer_host: stated.map(|stated| (stated.os, stated.host)),
         key,
         // Whether the link group is new is the server's decision.

@@ -76,6 +76,24 @@ impl HandshakeConfig {
         }
     }
 
+    /// The own feature mask in a handshake of this release; before v2.1 the field is reserved.
+    pub(super) fn features_for(&self, release: Release) -> FeatureMask {
+        if release >= Release::V2_1 {
+            self.features
+        } else {
+            FeatureMask::empty()
+        }
+    }
+
+    /// The own features beyond the released protocol in a handshake of this release.
+    pub(super) fn vendor_features_for(&self, release: Release) -> Features {
+        if release >= Release::V2_1 {
+            self.vendor_features
+        } else {
+            Features::empty()
+        }
+    }
+
     pub(super) fn has_devices(&self) -> bool {
         !self.devices.is_empty() || self.rdma.is_some()
     }

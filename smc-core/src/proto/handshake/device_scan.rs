@@ -6,7 +6,7 @@ use smc_wire::clc::{Proposal, SmcdArea};
 use smc_wire::types::{Eid, Features, Gid, Release, RoceGid, Version};
 
 use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds, common_features};
-use super::client::{features, is_same_subnet, v1_gid};
+use super::client::{is_same_subnet, v1_gid};
 use super::config::LinkLimits;
 use super::decline::SearchedDevices;
 use super::{DeclineCause, DirectDevice, HandshakeConfig, RdmaConfig, RdmaPort, TcpPath};
@@ -359,11 +359,8 @@ impl DeviceScan {
             version,
             eid,
             release,
-            features: features(config, release),
-            vendor_features: match release >= Release::V2_1 {
-                true => common_features(config, self.client_features(), &ends),
-                false => Features::empty(),
-            },
+            features: config.features_for(release),
+            vendor_features: common_features(config, release, self.client_features(), &ends),
             peer_host: None,
             key,
             intent: Intent::JoinOrCreate,
