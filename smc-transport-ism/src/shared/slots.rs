@@ -152,11 +152,10 @@ impl FabricMemory {
 
     /// The GID of a device, if it is live.
     pub(crate) fn gid(&self, tag: Tag) -> Option<Gid> {
-        let half = |at| self.slot_word(tag.slot, at).load(Ordering::Relaxed);
         if !self.is_live(tag) {
             return None;
         }
-        let gid = Gid::new(half(slot::GID_HI), half(slot::GID_LO));
+        let gid = self.slot_gid(tag.slot);
         fence(Ordering::Acquire);
         self.is_live(tag).then_some(gid)
     }
@@ -165,8 +164,14 @@ impl FabricMemory {
     /// with its device only.
     #[inline]
     pub(crate) fn has_gid(&self, tag: Tag, gid: Gid) -> bool {
-        let half = |at| self.slot_word(tag.slot, at).load(Ordering::Relaxed);
-        gid == Gid::new(half(slot::GID_HI), half(slot::GID_LO))
+        self.slot_gid(tag.slot) == gid
+    }
+
+    /// The GID in a slot, whatever its state.
+    #[inline]
+    fn slot_gid(&self, slot: u16) -> Gid {
+        let half = |at| self.slot_word(slot, at).load(Ordering::Relaxed);
+        Gid::new(half(slot::GID_HI), half(slot::GID_LO))
     }
 
     /// The number that the fabric uses for a device.
