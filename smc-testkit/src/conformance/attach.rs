@@ -59,9 +59,7 @@ pub(super) fn attached_memory_is_shared(fixture: &mut Fixture<'_>) -> Verdict {
 pub(super) fn attachments_and_moves_agree(fixture: &mut Fixture<'_>) -> Verdict {
     let dmb = fixture.local_buffer()?;
     let attachment = fixture.attach(&*dmb)?;
-    fixture
-        .peer()
-        .put(fixture.local().gid(), dmb.token(), 40, b"moved", Signal::No)?;
+    fixture.put(dmb.token(), 40, b"moved", Signal::No)?;
     fixture.eventually("moved bytes show in the attachment", || {
         Ok(bytes(attachment.region(), 40, 5)? == b"moved")
     })
@@ -241,13 +239,7 @@ pub(super) fn buffers_outlive_their_attachments(fixture: &mut Fixture<'_>) -> Ve
         ensure!(kept, "round {round}: the data went with the attachment");
     }
     // Copying still works without an attachment.
-    fixture.peer().put(
-        fixture.local().gid(),
-        dmb.token(),
-        0,
-        &[0xff; 100],
-        Signal::No,
-    )?;
+    fixture.put(dmb.token(), 0, &[0xff; 100], Signal::No)?;
     fixture.eventually("a move arrives after the attachment is gone", || {
         Ok(bytes(dmb.region(), 0, 100)?
             .iter()

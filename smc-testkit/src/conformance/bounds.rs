@@ -8,7 +8,6 @@ use super::node::Node;
 use crate::Rng;
 
 pub(super) fn moves_past_the_end_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
-    let peer = fixture.peer();
     let dmb = fixture.local_buffer()?;
     let neighbour = fixture.local_buffer()?;
     let long = vec![0xee; SMALL + 8];
@@ -19,30 +18,17 @@ pub(super) fn moves_past_the_end_are_refused(fixture: &mut Fixture<'_>) -> Verdi
         (0, SMALL + 1),
         (SMALL + 8, 8),
     ] {
-        let result = peer.try_put(
-            fixture.local().gid(),
-            dmb.token(),
-            at,
-            &[&long[..len]],
-            Signal::No,
-        )?;
+        let result = fixture.try_put(dmb.token(), at, &[&long[..len]], Signal::No)?;
         expect_out_of_bounds(result, at, len)?;
     }
     // The first slice alone would fit.
-    let result = peer.try_put(
-        fixture.local().gid(),
-        dmb.token(),
-        SMALL - 8,
-        &[&[1; 8], &[1]],
-        Signal::No,
-    )?;
+    let result = fixture.try_put(dmb.token(), SMALL - 8, &[&[1; 8], &[1]], Signal::No)?;
     expect_out_of_bounds(result, SMALL - 8, 9)?;
     expect_untouched(fixture, &*dmb)?;
     expect_untouched(fixture, &*neighbour)
 }
 
 pub(super) fn offsets_do_not_wrap(fixture: &mut Fixture<'_>) -> Verdict {
-    let peer = fixture.peer();
     let dmb = fixture.local_buffer()?;
     let top = u32::MAX as usize;
     for (at, len) in [
@@ -53,13 +39,7 @@ pub(super) fn offsets_do_not_wrap(fixture: &mut Fixture<'_>) -> Verdict {
         (1 << 31, 32),
     ] {
         let data = vec![0xee; len];
-        let result = peer.try_put(
-            fixture.local().gid(),
-            dmb.token(),
-            at,
-            &[&data],
-            Signal::Yes,
-        )?;
+        let result = fixture.try_put(dmb.token(), at, &[&data], Signal::Yes)?;
         expect_out_of_bounds(result, at, len)?;
     }
     expect_untouched(fixture, &*dmb)
@@ -78,10 +58,7 @@ pub(super) fn unknown_tokens_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
     let odd = [0, 1, u64::MAX, rng.bits(), rng.bits()];
     for token in near.into_iter().chain(odd).map(DmbToken) {
         for data in [&[0xee; 8][..], &[]] {
-            let result =
-                fixture
-                    .peer()
-                    .try_put(fixture.local().gid(), token, 0, &[data], Signal::Yes)?;
+            let result = fixture.try_put(token, 0, &[data], Signal::Yes)?;
             expect_unknown(result, "an unregistered token")?;
         }
     }
@@ -145,13 +122,12 @@ pub(super) fn tokens_name_buffers_of_their_owner_only(fixture: &mut Fixture<'_>)
 }
 
 pub(super) fn freed_tokens_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
-    let peer = fixture.peer();
     let dmb = fixture.local_buffer()?;
     let token = dmb.token();
-    peer.put(fixture.local().gid(), token, 0, &[1; 64], Signal::Yes)?;
+    fixture.put(token, 0, &[1; 64], Signal::Yes)?;
     drop(dmb);
     fixture.eventually("moves to a dropped buffer fail", || {
-        match peer.try_put(fixture.local().gid(), token, 0, &[&[0xee; 64]], Signal::Yes)? {
+        match fixture.try_put(token, 0, &[&[0xee; 64]], Signal::Yes)? {
             Ok(()) => Ok(false),
             Err(SubmitError::UnknownToken) => Ok(true),
             Err(error) => fail(format!("expected `UnknownToken`, got: {error}")),
@@ -160,25 +136,18 @@ pub(super) fn freed_tokens_are_refused(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn freed_tokens_hit_no_other_buffer(fixture: &mut Fixture<'_>) -> Verdict {
-    let peer = fixture.peer();
     for _ in 0..32 {
         let freed: Vec<DmbToken> = {
             let dmbs = fixture.local_buffers(2)?;
             for dmb in &dmbs {
-                peer.put(fixture.local().gid(), dmb.token(), 0, &[1; 64], Signal::No)?;
+                fixture.put(dmb.token(), 0, &[1; 64], Signal::No)?;
             }
             dmbs.iter().map(|dmb| dmb.token()).collect()
         };
         let next = fixture.local_buffers(3)?;
         for token in freed {
             // Whether it is refused already does not matter here.
-            let _ = peer.try_put(
-                fixture.local().gid(),
-                token,
-                0,
-                &[&[0xee; 4096]],
-                Signal::Yes,
-            )?;
+            let _ = fixture.try_put(token, 0, &[&[0xee; 4096]], Signal::Yes)?;
         }
         for dmb in &next {
             expect_untouched(fixture, &**dmb)?;

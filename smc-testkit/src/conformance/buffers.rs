@@ -44,9 +44,7 @@ pub(super) fn buffers_start_zeroed(fixture: &mut Fixture<'_>) -> Verdict {
             return fail(format!("buffer {round} is not zeroed at offset {at}"));
         }
         let used = vec![0xa5 ^ round; SMALL];
-        fixture
-            .peer()
-            .put(fixture.local().gid(), dmb.token(), 0, &used, Signal::No)?;
+        fixture.put(dmb.token(), 0, &used, Signal::No)?;
         dmb.region()
             .copy_in(SMALL - 64, &[0x5a; 64])
             .or_fail("write to the own buffer")?;

@@ -15,20 +15,13 @@ use super::fixture::{
 };
 
 pub(super) fn many_buffers_at_once(fixture: &mut Fixture<'_>) -> Verdict {
-    let peer = fixture.peer();
     let local = fixture.local();
     let count = local.device().limits().max_dmbs.min(MANY);
     let dmbs = fixture.local_buffers(count)?;
     local.forget()?;
     for (number, dmb) in (1_u64..).zip(&dmbs) {
         dmb.arm();
-        peer.put(
-            fixture.local().gid(),
-            dmb.token(),
-            8,
-            &number.to_ne_bytes(),
-            Signal::Yes,
-        )?;
+        fixture.put(dmb.token(), 8, &number.to_ne_bytes(), Signal::Yes)?;
     }
     for (number, dmb) in (1_u64..).zip(&dmbs) {
         local.await_report(dmb.token())?;
@@ -99,13 +92,7 @@ fn fill_up(fixture: &Fixture<'_>) -> Verdict {
     // The last one is as good as the first.
     let last = &dmbs[dmbs.len() - 1];
     last.arm();
-    fixture.peer().put(
-        fixture.local().gid(),
-        last.token(),
-        0,
-        &[1; 32],
-        Signal::Yes,
-    )?;
+    fixture.put(last.token(), 0, &[1; 32], Signal::Yes)?;
     local.await_report(last.token())
 }
 
@@ -129,7 +116,7 @@ pub(super) fn threads_share_a_device(fixture: &mut Fixture<'_>) -> Verdict {
             );
             let data = [thread + 1; SMALL];
             dmb.arm();
-            peer.put(fixture.local().gid(), dmb.token(), 0, &data, Signal::Yes)?;
+            fixture.put(dmb.token(), 0, &data, Signal::Yes)?;
             super::order::await_round(timeout, "a thread's move", || {
                 Ok(content(dmb.region())? == data)
             })?;
@@ -140,7 +127,6 @@ pub(super) fn threads_share_a_device(fixture: &mut Fixture<'_>) -> Verdict {
 
 pub(super) fn moves_and_drops_race_safely(fixture: &mut Fixture<'_>) -> Verdict {
     let guard = fixture.local_buffer()?;
-    let peer = fixture.peer();
     let target = AtomicU64::new(guard.token().0);
     let is_done = AtomicBool::new(false);
     let guard_token = guard.token();
@@ -153,13 +139,7 @@ pub(super) fn moves_and_drops_race_safely(fixture: &mut Fixture<'_>) -> Verdict 
                     thread::yield_now();
                     continue;
                 }
-                match peer.try_put(
-                    fixture.local().gid(),
-                    token,
-                    64,
-                    &[&[0xee; 2048]],
-                    Signal::Yes,
-                )? {
+                match fixture.try_put(token, 64, &[&[0xee; 2048]], Signal::Yes)? {
                     Ok(()) => taken += 1,
                     Err(SubmitError::UnknownToken) => {}
                     Err(error) => return fail(format!("move during drop: {error}")),

@@ -70,13 +70,7 @@ pub(super) fn a_dead_peer_is_unreachable(fixture: &mut Fixture<'_>) -> Verdict {
 
 pub(super) fn buffers_outlive_a_dead_peer(fixture: &mut Fixture<'_>) -> Verdict {
     let (to_local, to_peer) = write_both_ways(fixture)?;
-    fixture.peer().put(
-        fixture.local().gid(),
-        to_local.token(),
-        32,
-        &[0xa5; 9000],
-        Signal::No,
-    )?;
+    fixture.put(to_local.token(), 32, &[0xa5; 9000], Signal::No)?;
     fixture.eventually("the last data arrives", || {
         Ok(bytes(to_local.region(), 32, 9000)?
             .iter()
@@ -178,13 +172,7 @@ fn write_both_ways(fixture: &Fixture<'_>) -> Result<Dmbs, super::fixture::Stop> 
     }
     let to_local = fixture.buffer(local, peer, SMALL)?;
     let to_peer = fixture.buffer(peer, local, SMALL)?;
-    peer.put(
-        fixture.local().gid(),
-        to_local.token(),
-        0,
-        &[1; 32],
-        Signal::Yes,
-    )?;
+    fixture.put(to_local.token(), 0, &[1; 32], Signal::Yes)?;
     local.put(peer.gid(), to_peer.token(), 0, &[1; 32], Signal::Yes)?;
     Ok((to_local, to_peer))
 }

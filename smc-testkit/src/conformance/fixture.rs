@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use smc_core::device::{Attachment, DeviceError, Dmb, Event, Nocopy};
+use smc_core::device::{Attachment, DeviceError, Dmb, Event, Nocopy, Signal, SubmitError};
 use smc_core::mem::Region;
 use smc_core::mem::sync::Ordering;
 use smc_wire::types::{DmbToken, Gid};
@@ -147,6 +147,23 @@ impl<'p> Fixture<'p> {
             Peer::Same => &self.local,
             Peer::Killed => panic!("a check that kills the peer does not use it afterwards"),
         }
+    }
+
+    /// The peer moves data into a buffer of the own device, as [`Node::try_put`].
+    pub(super) fn try_put(
+        &self,
+        to: DmbToken,
+        at: usize,
+        data: &[&[u8]],
+        signal: Signal,
+    ) -> Result<Result<(), SubmitError>, Stop> {
+        self.peer()
+            .try_put(self.local().gid(), to, at, data, signal)
+    }
+
+    /// The peer moves data into a buffer of the own device; anything but success fails the check.
+    pub(super) fn put(&self, to: DmbToken, at: usize, data: &[u8], signal: Signal) -> Verdict {
+        self.peer().put(self.local().gid(), to, at, data, signal)
     }
 
     pub(super) fn extras(&mut self) -> &mut Extras {

@@ -28,11 +28,11 @@ pub(super) fn moves_arrive(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn vectored_moves_are_gathered(fixture: &mut Fixture<'_>) -> Verdict {
-    let peer = fixture.peer();
     let dmb = fixture.local_buffer()?;
     let (head, middle, tail) = (&[1; 3][..], &[2; 5000][..], &[3; 24][..]);
     let slices = [head, &[], middle, tail, &[]];
-    peer.try_put(fixture.local().gid(), dmb.token(), 101, &slices, Signal::No)?
+    fixture
+        .try_put(dmb.token(), 101, &slices, Signal::No)?
         .or_fail("vectored move")?;
     let mut expected = vec![0; SMALL];
     let data = slices.concat();
@@ -44,7 +44,8 @@ pub(super) fn vectored_moves_are_gathered(fixture: &mut Fixture<'_>) -> Verdict 
     // Short and aligned, as a CDC block given in two parts.
     let block = [[7_u8; 8], [8; 8], [9; 8]].concat();
     let slices = [&block[..8], &block[8..]];
-    peer.try_put(fixture.local().gid(), dmb.token(), 8, &slices, Signal::No)?
+    fixture
+        .try_put(dmb.token(), 8, &slices, Signal::No)?
         .or_fail("vectored move")?;
     expected[8..32].copy_from_slice(&block);
     fixture.eventually("a block in two parts arrives", || {
@@ -53,15 +54,15 @@ pub(super) fn vectored_moves_are_gathered(fixture: &mut Fixture<'_>) -> Verdict 
 }
 
 pub(super) fn empty_moves_write_nothing(fixture: &mut Fixture<'_>) -> Verdict {
-    let peer = fixture.peer();
     let dmb = fixture.local_buffer()?;
     for at in [0, 1, 32, SMALL - 1] {
-        peer.try_put(fixture.local().gid(), dmb.token(), at, &[], Signal::No)?
+        fixture
+            .try_put(dmb.token(), at, &[], Signal::No)?
             .or_fail("move of no slices")?;
-        peer.put(fixture.local().gid(), dmb.token(), at, &[], Signal::No)?;
+        fixture.put(dmb.token(), at, &[], Signal::No)?;
     }
     // Something behind them, so that they have taken effect.
-    peer.put(fixture.local().gid(), dmb.token(), 0, &[1], Signal::No)?;
+    fixture.put(dmb.token(), 0, &[1], Signal::No)?;
     let mut expected = vec![0; SMALL];
     expected[0] = 1;
     fixture.eventually("only the last byte arrives", || {
@@ -70,16 +71,9 @@ pub(super) fn empty_moves_write_nothing(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn moves_hit_only_their_buffer(fixture: &mut Fixture<'_>) -> Verdict {
-    let peer = fixture.peer();
     let dmbs = fixture.local_buffers(3)?;
     for (mark, dmb) in (1_u8..).zip(&dmbs) {
-        peer.put(
-            fixture.local().gid(),
-            dmb.token(),
-            0,
-            &vec![mark; SMALL],
-            Signal::No,
-        )?;
+        fixture.put(dmb.token(), 0, &vec![mark; SMALL], Signal::No)?;
     }
     for (mark, dmb) in (1_u8..).zip(&dmbs) {
         fixture.eventually(&format!("buffer {mark} has its own data"), || {
@@ -90,17 +84,10 @@ pub(super) fn moves_hit_only_their_buffer(fixture: &mut Fixture<'_>) -> Verdict 
 }
 
 pub(super) fn later_moves_overwrite_earlier_ones(fixture: &mut Fixture<'_>) -> Verdict {
-    let peer = fixture.peer();
     let dmb = fixture.local_buffer()?;
     for round in 0..200_u8 {
         for (at, len, value) in [(0, 4096, round), (1, 100, !round), (64, 8, round ^ 0x55)] {
-            peer.put(
-                fixture.local().gid(),
-                dmb.token(),
-                at,
-                &vec![value; len],
-                Signal::No,
-            )?;
+            fixture.put(dmb.token(), at, &vec![value; len], Signal::No)?;
         }
         let mut expected = vec![round; 4096];
         expected[1..101].fill(!round);

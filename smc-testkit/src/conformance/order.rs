@@ -37,7 +37,7 @@ pub(super) fn data_arrives_before_the_header(fixture: &mut Fixture<'_>) -> Verdi
     let dmb = fixture.local_buffer()?;
     let rounds = fixture.effort().rounds;
     let read = AtomicU32::new(0);
-    let (local, peer, timeout) = (fixture.local(), fixture.peer(), fixture.timeout());
+    let (local, timeout) = (fixture.local(), fixture.timeout());
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Verdict {
             for round in 1..=rounds {
@@ -46,14 +46,8 @@ pub(super) fn data_arrives_before_the_header(fixture: &mut Fixture<'_>) -> Verdi
                 })?;
                 // Odd places and lengths: not the words of a block.
                 let data = vec![mark(round); 1 + round as usize % 3000];
-                peer.put(fixture.local().gid(), dmb.token(), 33, &data, Signal::No)?;
-                peer.put(
-                    fixture.local().gid(),
-                    dmb.token(),
-                    8,
-                    &u64::from(round).to_ne_bytes(),
-                    Signal::No,
-                )?;
+                fixture.put(dmb.token(), 33, &data, Signal::No)?;
+                fixture.put(dmb.token(), 8, &u64::from(round).to_ne_bytes(), Signal::No)?;
             }
             Ok(())
         });
@@ -85,18 +79,12 @@ pub(super) fn data_arrives_before_the_header(fixture: &mut Fixture<'_>) -> Verdi
 fn watch_blocks(fixture: &Fixture<'_>, check: impl Fn([u64; 4]) -> Verdict + Sync) -> Verdict {
     let dmb = fixture.local_buffer()?;
     let rounds = u64::from(fixture.effort().rounds) * 8;
-    let (local, peer, timeout) = (fixture.local(), fixture.peer(), fixture.timeout());
+    let (local, timeout) = (fixture.local(), fixture.timeout());
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Verdict {
             for count in 1..=rounds {
                 let word = whole(count).to_ne_bytes();
-                peer.put(
-                    fixture.local().gid(),
-                    dmb.token(),
-                    0,
-                    &[word; 4].concat(),
-                    Signal::No,
-                )?;
+                fixture.put(dmb.token(), 0, &[word; 4].concat(), Signal::No)?;
             }
             Ok(())
         });

@@ -28,20 +28,13 @@ pub(super) fn signals_are_reported(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn moves_without_signal_stay_silent(fixture: &mut Fixture<'_>) -> Verdict {
-    let peer = fixture.peer();
     let dmb = fixture.local_buffer()?;
     let local = fixture.local();
     let mut reported = 0;
     for round in 1..=ROUNDS {
         local.forget()?;
         dmb.arm();
-        peer.put(
-            fixture.local().gid(),
-            dmb.token(),
-            0,
-            &[round as u8; 32],
-            Signal::No,
-        )?;
+        fixture.put(dmb.token(), 0, &[round as u8; 32], Signal::No)?;
         local.turn(Duration::ZERO)?;
         reported += usize::from(local.reports(dmb.token()) > 0);
     }
@@ -60,9 +53,7 @@ pub(super) fn signals_name_their_buffer(fixture: &mut Fixture<'_>) -> Verdict {
         let dmb = &dmbs[round % dmbs.len()];
         local.forget()?;
         dmbs.iter().for_each(|dmb| dmb.arm());
-        fixture
-            .peer()
-            .put(fixture.local().gid(), dmb.token(), 0, &[1; 32], Signal::Yes)?;
+        fixture.put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
         local.await_report(dmb.token())?;
         let others = dmbs.iter().filter(|other| other.token() != dmb.token());
         spurious += others
@@ -81,10 +72,7 @@ pub(super) fn empty_moves_can_signal(fixture: &mut Fixture<'_>) -> Verdict {
     for slices in [&[][..], &[&[][..]]] {
         fixture.local().forget()?;
         dmb.arm();
-        let result =
-            fixture
-                .peer()
-                .try_put(fixture.local().gid(), dmb.token(), 0, slices, Signal::Yes)?;
+        let result = fixture.try_put(dmb.token(), 0, slices, Signal::Yes)?;
         result.or_fail("move without bytes")?;
         fixture.local().await_report(dmb.token())?;
     }
@@ -96,20 +84,13 @@ pub(super) fn empty_moves_can_signal(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn several_signals_may_be_one_but_not_none(fixture: &mut Fixture<'_>) -> Verdict {
-    let peer = fixture.peer();
     let dmb = fixture.local_buffer()?;
     for round in 0..20_usize {
         fixture.local().forget()?;
         dmb.arm();
         let count = 1 + round * 7;
         for part in 0..count {
-            peer.put(
-                fixture.local().gid(),
-                dmb.token(),
-                64 + part,
-                &[round as u8 + 1],
-                Signal::Yes,
-            )?;
+            fixture.put(dmb.token(), 64 + part, &[round as u8 + 1], Signal::Yes)?;
         }
         fixture.local().await_report(dmb.token())?;
         // The report may belong to the first signal; the others are behind it, not lost.
@@ -164,9 +145,7 @@ pub(super) fn a_signal_after_the_second_drain_rings(fixture: &mut Fixture<'_>) -
 fn signal_when(fixture: &Fixture<'_>, when: When) -> Verdict {
     let dmb = fixture.local_buffer()?;
     staged(fixture, &*dmb, when, || {
-        fixture
-            .peer()
-            .put(fixture.local().gid(), dmb.token(), 0, &[1; 32], Signal::Yes)
+        fixture.put(dmb.token(), 0, &[1; 32], Signal::Yes)
     })
 }
 
@@ -200,9 +179,7 @@ pub(super) fn a_polling_driver_sees_signals(fixture: &mut Fixture<'_>) -> Verdic
         local.forget()?;
         local.listen();
         dmb.arm();
-        fixture
-            .peer()
-            .put(fixture.local().gid(), dmb.token(), 0, &[1; 32], Signal::Yes)?;
+        fixture.put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
         let deadline = Instant::now() + fixture.timeout();
         while local.reports(dmb.token()) == 0 {
             ensure!(
@@ -223,14 +200,10 @@ pub(super) fn a_signal_after_polls_rings(fixture: &mut Fixture<'_>) -> Verdict {
     let (local, dmb) = (fixture.local(), fixture.local_buffer()?);
     for when in [When::BeforeFirstDrain, When::AfterSecondDrain] {
         staged(fixture, &*dmb, when, || {
-            fixture
-                .peer()
-                .put(fixture.local().gid(), dmb.token(), 0, &[1; 32], Signal::Yes)
+            fixture.put(dmb.token(), 0, &[1; 32], Signal::Yes)
         })?;
         dmb.arm();
-        fixture
-            .peer()
-            .put(fixture.local().gid(), dmb.token(), 0, &[1; 32], Signal::Yes)?;
+        fixture.put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
         for _ in 0..ROUNDS {
             local.poll()?;
         }
@@ -239,16 +212,9 @@ pub(super) fn a_signal_after_polls_rings(fixture: &mut Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn a_buffer_can_be_armed_late(fixture: &mut Fixture<'_>) -> Verdict {
-    let peer = fixture.peer();
     let (local, dmb) = (fixture.local(), fixture.local_buffer()?);
     for round in 1..=20_u64 {
-        peer.put(
-            fixture.local().gid(),
-            dmb.token(),
-            8,
-            &round.to_ne_bytes(),
-            Signal::Yes,
-        )?;
+        fixture.put(dmb.token(), 8, &round.to_ne_bytes(), Signal::Yes)?;
         // The signal may be reported or not; this poll has to find the data, unless the device
         // reports it afterwards.
         local.forget()?;
@@ -258,13 +224,7 @@ pub(super) fn a_buffer_can_be_armed_late(fixture: &mut Fixture<'_>) -> Verdict {
             let word = load(&*dmb, 8)?;
             ensure!(word == round, "round {round}: reported without the data");
         }
-        peer.put(
-            fixture.local().gid(),
-            dmb.token(),
-            16,
-            &round.to_ne_bytes(),
-            Signal::Yes,
-        )?;
+        fixture.put(dmb.token(), 16, &round.to_ne_bytes(), Signal::Yes)?;
         local.await_report(dmb.token())?;
     }
     Ok(())
@@ -282,9 +242,7 @@ pub(super) fn a_drained_doorbell_is_quiet(fixture: &mut Fixture<'_>) -> Verdict 
     dmb.arm();
     fixture.local().turn(Duration::ZERO)?;
     for _ in 0..10 {
-        fixture
-            .peer()
-            .put(fixture.local().gid(), dmb.token(), 0, &[1; 32], Signal::Yes)?;
+        fixture.put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
     }
     fixture.local().await_report(dmb.token())?;
     expect_quiet(fixture)
@@ -304,28 +262,15 @@ pub(super) fn expect_quiet(fixture: &Fixture<'_>) -> Verdict {
 }
 
 pub(super) fn signals_to_a_dropped_buffer_are_harmless(fixture: &mut Fixture<'_>) -> Verdict {
-    let peer = fixture.peer();
     let local = fixture.local();
     let kept = fixture.local_buffer()?;
     for _ in 0..ROUNDS {
         let dropped = fixture.local_buffer()?;
         kept.arm();
         dropped.arm();
-        peer.put(
-            fixture.local().gid(),
-            dropped.token(),
-            0,
-            &[1; 32],
-            Signal::Yes,
-        )?;
+        fixture.put(dropped.token(), 0, &[1; 32], Signal::Yes)?;
         drop(dropped);
-        peer.put(
-            fixture.local().gid(),
-            kept.token(),
-            0,
-            &[2; 32],
-            Signal::Yes,
-        )?;
+        fixture.put(kept.token(), 0, &[2; 32], Signal::Yes)?;
         local.await_report(kept.token())?;
         local.forget()?;
     }
