@@ -13,7 +13,7 @@ use smc_wire::clc::{
     RdmaEnd, Terms,
 };
 use smc_wire::types::{Features, LinkNumber, Nonce, Release, Version};
-use strategies::{accept_confirm, direct_end, proposal, rdma_end};
+use strategies::{accept_confirm, direct_end, mutated, proposal, rdma_end};
 use support::{ALL_EXTENDED, hex, with_true_length};
 
 /// Extensions that own their data.
@@ -155,23 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn mutated_messages_are_survived(
-        index in 0..ALL_EXTENDED.len(),
-        changes in vec((any::<usize>(), any::<u8>()), 1..6),
-        cut in option::weighted(0.2, any::<usize>()),
-        fix_length: bool,
-    ) {
-        let mut bytes = hex(ALL_EXTENDED[index].1);
-        for (at, value) in changes {
-            let at = at % bytes.len();
-            bytes[at] = value;
-        }
-        if let Some(cut) = cut {
-            bytes.truncate(8 + cut % (bytes.len() - 8));
-        }
-        if fix_length {
-            bytes = with_true_length(bytes);
-        }
+    fn mutated_messages_are_survived(bytes in mutated(&ALL_EXTENDED)) {
         parse_extended(&bytes);
         let _ = Message::parse(&bytes);
     }

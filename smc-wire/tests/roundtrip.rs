@@ -13,8 +13,8 @@ use smc_wire::cdc::{ByteOrder, CdcD, CdcR, ConsumerWord, ProducerFlags, Producer
 use smc_wire::clc::{AcceptConfirm, Decline, Frame, Message, Proposal};
 use smc_wire::cursor::Cursor;
 use smc_wire::types::*;
-use strategies::{accept_confirm, peer_id, proposal};
-use support::{ALL_CLC, hex};
+use strategies::{accept_confirm, mutated, peer_id, proposal};
+use support::ALL_CLC;
 
 prop_compose! {
     fn decline()(
@@ -165,23 +165,7 @@ proptest! {
     }
 
     #[test]
-    fn mutated_messages_are_survived(
-        index in 0..ALL_CLC.len(),
-        changes in vec((any::<usize>(), any::<u8>()), 1..6),
-        cut in option::weighted(0.2, any::<usize>()),
-        fix_length: bool,
-    ) {
-        let mut bytes = hex(ALL_CLC[index].1);
-        for (at, value) in changes {
-            let at = at % bytes.len();
-            bytes[at] = value;
-        }
-        if let Some(cut) = cut {
-            bytes.truncate(8 + cut % (bytes.len() - 8));
-        }
-        if fix_length {
-            bytes = support::with_true_length(bytes);
-        }
+    fn mutated_messages_are_survived(bytes in mutated(&ALL_CLC)) {
         parse_everything(&bytes);
     }
 

@@ -14,6 +14,8 @@ use smc_wire::clc::{
 use smc_wire::size::SizeCode;
 use smc_wire::types::*;
 
+use crate::support::{hex, with_true_length};
+
 fn bounded<T: Copy + Default + std::fmt::Debug>(
     item: impl Strategy<Value = T>,
 ) -> impl Strategy<Value = Bounded<T, 8>> {
@@ -233,4 +235,27 @@ pub(crate) fn accept_confirm() -> impl Strategy<Value = AcceptConfirm> {
         };
         (terms, body).prop_map(move |(terms, body)| AcceptConfirm { kind, terms, body })
     })
+}
+
+prop_compose! {
+    /// One of these messages (name and hex digits) with some bytes changed, and perhaps cut short.
+    pub(crate) fn mutated(messages: &'static [(&'static str, &'static str)])(
+        index in 0..messages.len(),
+        changes in vec((any::<usize>(), any::<u8>()), 1..6),
+        cut in option::weighted(0.2, any::<usize>()),
+        fix_length: bool,
+    ) -> Vec<u8> {
+        let mut bytes = hex(messages[index].1);
+        for (at, value) in changes {
+            let at = at % bytes.len();
+            bytes[at] = value;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(8 + cut % (bytes.len() - 8));
+        }
+        match fix_length {
+            true => with_true_length(bytes),
+            false => bytes,
+        }
+    }
 }
