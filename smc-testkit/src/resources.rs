@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::fs::fstat;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::process::program;
+use crate::process::{Role, program};
 use crate::wait::until;
 
 /// From now on this process can have no descriptors with this number or above (`RLIMIT_NOFILE`).
@@ -15,7 +15,8 @@ use crate::wait::until;
 ///
 /// # Panics
 ///
-/// If `end` is more than the hard limit.
+/// If `end` is more than the hard limit, or other tests run in this process: see
+/// [`is_alone`](crate::process::is_alone).
 pub fn limit_descriptors(end: u64) {
     limit(Resource::Nofile, end);
 }
@@ -24,12 +25,16 @@ pub fn limit_descriptors(end: u64) {
 ///
 /// # Panics
 ///
-/// If `bytes` is more than the hard limit.
+/// If `bytes` is more than the hard limit, or other tests run in this process.
 pub fn limit_file_size(bytes: u64) {
     limit(Resource::Fsize, bytes);
 }
 
 fn limit(resource: Resource, value: u64) {
+    assert!(
+        Role::current().is_some(),
+        "a limit of the process would be one of all tests in it"
+    );
     let limit = Rlimit {
         current: Some(value),
         maximum: getrlimit(resource).maximum,

@@ -19,6 +19,7 @@ use smc_core::wire::cursor::Cursor;
 use smc_core::wire::size::SizeCode;
 use smc_core::wire::types::{DmbToken, Gid};
 use smc_testkit::middleware::{Journal, Trace, What};
+use smc_testkit::process::is_alone;
 use smc_testkit::resources::limit_descriptors;
 use smc_testkit::streams::{connect_smc, expect_error, expect_rest, expect_write_error, patterned};
 use smc_testkit::world::messages::{bytes, direct};
@@ -205,6 +206,9 @@ fn nothing_is_moved_into_the_buffer_of_another_peer_that_a_handshake_names() {
 /// A peer decides when it closes, and until then this side has a descriptor and a buffer.
 #[test]
 fn a_peer_that_closes_none_of_its_streams_has_a_share_of_the_descriptors() {
+    if !is_alone() {
+        return;
+    }
     limit_descriptors(512);
     let share = 512 / 8;
     let world = World::new();

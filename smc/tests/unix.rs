@@ -20,6 +20,7 @@ use smc::{
     Policy, Stream, UnixAddr, UnixListener,
 };
 use smc_testkit::on::On;
+use smc_testkit::process::is_alone;
 use smc_testkit::resources::limit_descriptors;
 use smc_testkit::unix::marked_client;
 use smc_testkit::user::{is_root, run_as};
@@ -261,7 +262,7 @@ fn a_client_that_is_silent_after_its_mark_delays_no_other() {
 
 #[test]
 fn clients_of_another_user_that_hold_handshakes_leave_descriptors_to_the_process() {
-    if !is_root("connect as another user") {
+    if !is_root("connect as another user") || !is_alone() {
         return;
     }
     let limit = 4096;

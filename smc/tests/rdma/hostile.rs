@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,7 +13,9 @@ use smc_core::wire::cdc::{CdcR, ProducerFlags};
 use smc_core::wire::cursor::Cursor;
 use smc_core::wire::llc::{self, ByteOrder, DeleteLink, DeleteLinkReason, Dialect};
 use smc_testkit::middleware::{Trace, What};
-use smc_testkit::streams::{connect, expect_error, transfer, transfer_both_ways};
+use smc_testkit::streams::{
+    connect, expect_error, expect_rest_and_error, expect_write_error, transfer, transfer_both_ways,
+};
 use smc_testkit::world::{RdmaWorld, SERVER, eid, is_smcr, rdma_pair};
 
 use crate::interceptor::Interceptor;
@@ -342,5 +344,58 @@ fn a_task_that_waits_polls_a_device_with_events_without_end_few_times() {
         let drains = far.take_drains();
         assert!((1..=8).contains(&drains), "{drains} drains in one poll");
         far.set_flooded(false);
+    });
+}
+
+/// A TCP connection of another process can name the key before that, so that two streams had one
+/// buffer afterwards.
+#[test]
+fn a_stream_whose_rmb_the_peer_has_revoked_writes_no_more() {
+    let world = RdmaWorld::new(79);
+    let (client, server, b) = intercepted(&world);
+    world.block_on(async {
+        let (is_due, keys) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::<Mutex<Vec<_>>>::default(),
+        );
+        let (when, announced) = (Arc::clone(&is_due), Arc::clone(&keys));
+        b.set_filter(move |message| {
+            let mut messages = vec![message.to_vec()];
+            if let Ok(llc::Message::ConfirmRkey(
+                confirm @ llc::ConfirmRkey {
+                    class: llc::RkeyClass::Request,
+                    ..
+                },
+            )) = llc::Message::parse(message)
+            {
+                announced
+                    .lock()
+                    .expect("works")
+                    .push((confirm.dialect, confirm.rkey));
+            }
+            if when.swap(false, Ordering::Relaxed) {
+                let (dialect, rkey) = announced.lock().expect("works")[0];
+                let keys = [llc::WireRkey::from(rkey)];
+                let delete = llc::DeleteRkey::request(dialect, &keys);
+                let mut bytes = vec![0; delete.encoded_len()];
+                delete.emit(&mut bytes).expect("works");
+                messages.push(bytes);
+            }
+            messages
+        });
+        let listener = server.bind(SERVER).await.expect("works");
+        let (_ours, _theirs) = connect(&client, &listener).await;
+        // The second one is announced on the link.
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        transfer_both_ways(&mut ours, &mut theirs, 1000).await;
+        is_due.store(true, Ordering::Relaxed);
+        // Behind the announcement for a third one.
+        let (_further_ours, _further_theirs) = connect(&client, &listener).await;
+        world.sleep(Duration::from_millis(10)).await;
+        // Into the staging ring, from where it is written no further.
+        theirs.write_all(&[9; 100]).await.expect("has space");
+        world.sleep(Duration::from_millis(10)).await;
+        expect_write_error(&mut theirs, ErrorKind::ConnectionAborted).await;
+        expect_rest_and_error(&mut ours, &[], ErrorKind::ConnectionReset).await;
     });
 }

@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use smc_ipc::channel::{Received, receive, send};
 use smc_ipc::doorbell::{Doorbell, new_eventfd, notify};
 use smc_ipc::passed::{PeerFile, PeerSocket};
+use smc_testkit::process::is_alone;
 use smc_testkit::resources::{limit_descriptors, open_descriptors_of};
 use smc_testkit::slow_close::block_closing_threads;
 
@@ -52,6 +53,9 @@ impl Watched {
 
 #[test]
 fn eventfds_that_peers_have_are_closed_on_the_closing_threads() {
+    if !is_alone() {
+        return;
+    }
     limit_descriptors(DESCRIPTORS);
     let far = block_closing_threads();
     let set = Doorbell::new().unwrap();
