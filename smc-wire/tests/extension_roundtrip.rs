@@ -9,10 +9,10 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use smc_wire::clc::{
-    AcceptConfirm, AcceptKind, Body, DirectEnd, EarlyRdmaEnd, Extensions, Frame, Message, Proposal,
-    RdmaEnd, Terms,
+    AcceptConfirm, AcceptKind, Authentication, Body, DirectEnd, EarlyRdmaEnd, Extensions, Frame,
+    Message, Proposal, RdmaEnd, Terms,
 };
-use smc_wire::types::{Features, LinkNumber, Nonce, Release, Version};
+use smc_wire::types::{AuthenticationCode, Features, LinkNumber, Nonce, Release, Version};
 use strategies::{accept_confirm, direct_end, mutated, proposal, rdma_end};
 use support::{ALL_EXTENDED, hex, with_true_length};
 
@@ -24,6 +24,7 @@ struct Owned {
     rdma: Option<(RdmaEnd, u8)>,
     data: Option<Vec<u8>>,
     nonce: Option<[u8; 16]>,
+    authentication: Option<(u64, [u8; 16])>,
 }
 
 impl Owned {
@@ -37,6 +38,10 @@ impl Owned {
             }),
             early_data: self.data.as_deref().map(Into::into),
             nonce: self.nonce.map(Nonce::from_bytes),
+            authentication: self.authentication.map(|(number, code)| Authentication {
+                number,
+                code: AuthenticationCode::from_bytes(code),
+            }),
         }
     }
 }
@@ -48,8 +53,9 @@ prop_compose! {
         rdma in option::of((rdma_end(), any::<u8>())),
         data in option::of(vec(any::<u8>(), 0..max_data)),
         nonce: Option<[u8; 16]>,
+        authentication: Option<(u64, [u8; 16])>,
     ) -> Owned {
-        Owned { features, direct, rdma, data, nonce }
+        Owned { features, direct, rdma, data, nonce, authentication }
     }
 }
 

@@ -5,9 +5,9 @@
 mod support;
 
 use smc_wire::DecodeErrorKind as Kind;
-use smc_wire::clc::{Extensions, Frame, Message, Proposal};
+use smc_wire::clc::{Authentication, Extensions, Frame, Message, Proposal};
 use smc_wire::pretty::{self, Family};
-use smc_wire::types::Features;
+use smc_wire::types::{AuthenticationCode, Features};
 use support::*;
 
 /// Checks bytes against message and extensions, both ways.
@@ -55,6 +55,34 @@ fn first_contact_with_features_in_use() {
 fn a_reused_link_group_with_features_in_use() {
     let message = Message::Accept(accept_with(CAPTURED_ACCEPT_REUSE, AGREED));
     assert_both_ways(X5, &message, in_use());
+}
+
+#[test]
+fn a_reused_link_group_with_authentication() {
+    let message = Message::Accept(accept_with(CAPTURED_ACCEPT_REUSE, AGREED));
+    let mut bytes = hex(X5);
+    let code = std::array::from_fn(|at| at as u8);
+    let extension = [
+        &[0, 0, 0, 0, 0xff, 0x05, 24][..],
+        &[0, 0, 0, 0, 0, 0, 1, 2],
+        &code,
+    ];
+    let end = bytes.len() - 4;
+    bytes.splice(end..end, extension.concat());
+    bytes[101] = 2;
+    let bytes = with_true_length(bytes);
+    let extensions = Extensions {
+        authentication: Some(Authentication {
+            number: 0x102,
+            code: AuthenticationCode::from_bytes(code),
+        }),
+        ..in_use()
+    };
+    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_both_ways(&text, &message, extensions);
+    let line = pretty::line(Family::Clc, &bytes).to_string();
+    let shown = "authentication 258 000102030405060708090a0b0c0d0e0f";
+    assert!(line.ends_with(shown), "{line}");
 }
 
 #[test]

@@ -98,14 +98,14 @@ fn vendor_options_of_others_are_no_features() {
 
 #[test]
 fn unknown_features_are_kept() {
-    let stated = area(Features::OUI, [0x53, 0x46, 0x80, 0x41, 0xee]).vendor_features();
-    assert_eq!(stated.bits(), 0x8041);
+    let stated = area(Features::OUI, [0x53, 0x46, 0x80, 0x81, 0xee]).vendor_features();
+    assert_eq!(stated.bits(), 0x8081);
     assert!(stated.contains(Features::SINGLE_LINK));
     assert_eq!(stated & Features::all(), stated);
-    assert_eq!(stated.to_vendor_options(), 0x5346_8041);
-    assert_eq!(stated.to_string(), "SINGLE_LINK | 0x8040");
+    assert_eq!(stated.to_vendor_options(), 0x5346_8081);
+    assert_eq!(stated.to_string(), "SINGLE_LINK | 0x8080");
     let again = SmcdArea::default().with_vendor_features(stated);
-    assert_eq!(again.vendor_options, [0x53, 0x46, 0x80, 0x41, 0]);
+    assert_eq!(again.vendor_options, [0x53, 0x46, 0x80, 0x81, 0]);
 }
 
 #[test]
@@ -176,6 +176,7 @@ fn features_are_printed_in_place_of_the_options() {
    58  05                     early_data: no
    58  05                     rdma_ipv6: no
    58  05                     receive_credits: no
+   58  05                     authentication: no
    59  77                     reserved_4 [reserved, not zero]
    80                     v2_extension
 ";

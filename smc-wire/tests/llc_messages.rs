@@ -13,7 +13,9 @@ use smc_wire::llc::{
     Dialect, Header, LinkRtoken, Message, RejectReason, RequestAddLink, RequestAddLinkClass,
     RkeyClass, Rtoken, TestLink, WireRkey, WireRtoken, detect_order,
 };
-use smc_wire::types::{LinkNumber, LinkUid, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
+use smc_wire::types::{
+    KeyShare, LinkNumber, LinkUid, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid,
+};
 
 use support::{hex, parsed};
 
@@ -157,10 +159,8 @@ fn delete_link_of_one_link() {
     );
 }
 
-/// As captured.
-#[test]
-fn confirm_link_of_linux() {
-    let server = ConfirmLink {
+fn confirm_link() -> ConfirmLink {
+    ConfirmLink {
         dialect: LINUX_V2,
         class: Class::Request,
         no_eyecatcher: ConfirmLink::NO_EYECATCHER,
@@ -171,7 +171,15 @@ fn confirm_link_of_linux() {
         user_id: LinkUid(0x101),
         max_links: 2,
         max_connections: 255,
-    };
+        key_share: KeyShare::ZERO,
+        rmb_size: 0,
+    }
+}
+
+/// As captured.
+#[test]
+fn confirm_link_of_linux() {
+    let server = confirm_link();
     assert_message(
         "212c0003 525400000001 00000000000000000000ffff0a090001
          000011 01 00000101 02 ff 0000000000000000",
@@ -187,6 +195,21 @@ fn confirm_link_of_linux() {
         "212c0083 525400000002 00000000000000000000ffff0a090002
          000011 01 00000101 02 ff 0000000000000000",
         Message::ConfirmLink(client),
+    );
+}
+
+/// docs/spec/extensions.md#authentication
+#[test]
+fn confirm_link_with_a_key_share() {
+    let message = ConfirmLink {
+        key_share: KeyShare::from_bytes([0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77]),
+        rmb_size: 3,
+        ..confirm_link()
+    };
+    assert_message(
+        "212c0003 525400000001 00000000000000000000ffff0a090001
+         000011 01 00000101 02 ff 11223344556677 03",
+        Message::ConfirmLink(message),
     );
 }
 

@@ -15,7 +15,7 @@ use super::links::RdmaPorts;
 use super::memory_limit::default_limit;
 use super::negotiate::{Negotiation, Never};
 use super::runtime::Runtime;
-use crate::config::{EndpointConfig, Policy, PolicyRule};
+use crate::config::{EndpointConfig, Policy, PolicyRule, VENDOR_FEATURES};
 use crate::device::{Device, DeviceError, MemoryLimit};
 use crate::error::Error;
 use crate::handshake::TcpHandshakes;
@@ -246,7 +246,8 @@ impl Builder {
     }
 
     /// Sets how many links an SMC-R link group may have, 1 or 2. As many as there are ports unless
-    /// set.
+    /// set. 1 is for devices that are redundant below, as bonded ports are: further connections
+    /// take less time then ([`vendor_features`](Self::vendor_features)).
     #[must_use]
     pub fn max_links(mut self, count: u8) -> Self {
         let count = count.clamp(1, 2);
@@ -255,25 +256,19 @@ impl Builder {
         self
     }
 
-    /// Sets a link group to have one link, as [`Builder::max_links`] with 1, and to agree on
-    /// [`Features::SINGLE_LINK`] with peers that do the same: for devices that are redundant below,
-    /// as bonded ports are.
-    ///
-    /// RMBs stay announced then when their connections have ended. Further connections take two
-    /// round trips less, as they exchange no CONFIRM RKEY. The keys of these RMBs have to be known
-    /// to trusted processes of both hosts alone: see the limits in `SECURITY.md`.
-    #[must_use]
-    pub fn single_link(self) -> Self {
-        self.max_links(1).vendor_features(Features::SINGLE_LINK)
-    }
-
     /// Sets the features beyond the released protocol that the endpoint agrees on with peers that
-    /// have them, too; none unless set. They are stated in vendor options of v2.1, which other
-    /// implementations ignore ([`Mode::SmcR`](crate::Mode) says which a stream has). Those that the
-    /// library does not have are ignored.
+    /// have them, too: all of the library unless set. They are stated in vendor options of v2.1,
+    /// which other implementations ignore ([`Mode::SmcR`](crate::Mode) says which a stream has).
+    /// Those that the library does not have are ignored.
+    ///
+    /// - [`Features::AUTHENTICATION`]: ACCEPT and CONFIRM of further connections of an SMC-R link
+    ///   group are refused if they come from another process or host than the group's.
+    /// - [`Features::SINGLE_LINK`], only with authentication: in groups with one link
+    ///   ([`max_links`](Self::max_links)) RMBs stay announced when their connections have ended, so
+    ///   that further connections take two round trips less.
     #[must_use]
     pub fn vendor_features(mut self, features: Features) -> Self {
-        self.config.vendor_features = features & Features::SINGLE_LINK;
+        self.config.vendor_features = features & VENDOR_FEATURES;
         self
     }
 

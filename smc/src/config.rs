@@ -130,6 +130,9 @@ pub(crate) struct EndpointConfig {
     pub(crate) introspection: bool,
 }
 
+/// The features beyond the released protocol that the library has.
+pub(crate) const VENDOR_FEATURES: Features = Features::SINGLE_LINK.union(Features::AUTHENTICATION);
+
 impl Default for EndpointConfig {
     fn default() -> Self {
         Self {
@@ -148,7 +151,7 @@ impl Default for EndpointConfig {
             polling: default_polling(),
             max_handshakes: HANDSHAKES_MAX,
             trust: None,
-            vendor_features: Features::empty(),
+            vendor_features: VENDOR_FEATURES,
             #[cfg(feature = "introspection")]
             introspection: true,
         }

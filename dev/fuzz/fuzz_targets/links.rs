@@ -22,7 +22,7 @@ mod summary;
 #[path = "../../../smc-core/src/proto/links/tests/world.rs"]
 mod world;
 
-use world::{CLIENT, SERVER, World};
+use world::{CLIENT, SERVER, World, peer_rmb};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -105,7 +105,7 @@ impl Run {
             6 => {
                 let group = &mut self.world.hosts[side].group;
                 let (key, addr) = (Rkey(input.byte().into()), RmbAddr(0));
-                self.tokens[side].extend(group.add_rtoken(link, key, addr, 1));
+                self.tokens[side].extend(group.add_rtoken(link, &peer_rmb(key, addr)));
             }
             7 => {
                 if let Some(id) = self.tokens[side].pop() {

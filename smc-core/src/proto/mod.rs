@@ -48,3 +48,14 @@ pub enum Role {
     /// The side that listened.
     Server,
 }
+
+impl Role {
+    /// That of the other side.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::Client => Self::Server,
+            Self::Server => Self::Client,
+        }
+    }
+}

@@ -153,5 +153,6 @@ fn rmb(own: &RdmaEnd) -> LocalRmb {
         token: own.token,
         size: own.size,
         index: own.rmbe_index,
+        authentication: None,
     }
 }

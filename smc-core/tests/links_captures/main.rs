@@ -19,12 +19,12 @@ use smc_core::device::{LinkAddress, RdmaAddress, RoceKind, Route};
 use smc_core::proto::Role;
 use smc_core::proto::group::{DeviceIndex, GroupId};
 use smc_core::proto::links::{
-    FirstLinkError, LinkGroup, LinkGroupOutput, LinkId, LlcConfig, LlcTerms, PortCandidate, RmbId,
-    RmbKey,
+    FirstLinkError, LinkGroup, LinkGroupOutput, LinkId, LlcConfig, LlcTerms, PeerRmb,
+    PortCandidate, RmbId, RmbKey,
 };
 use smc_wire::clc::{AcceptConfirm, Body, RdmaEnd};
 use smc_wire::llc::{AddLink, AddLinkClass, Class, Message, RkeyClass};
-use smc_wire::types::Rkey;
+use smc_wire::types::{KeyShare, Rkey};
 
 use self::capture::{Capture, captures};
 
@@ -111,6 +111,7 @@ impl<'a> Replay<'a> {
             confirms_rkeys: true,
             is_linux: false,
             keeps_rkeys: false,
+            authenticates: false,
         };
         let id = first.map_or([0; 4], |first| {
             (first.user_id.0 - u32::from(first.link.0)).to_be_bytes()
@@ -134,11 +135,9 @@ impl<'a> Replay<'a> {
             rkey: ours.rkey,
             addr: ours.rmb_addr,
         };
-        group.add_rmb(RmbId(0), &[key]);
-        group.first_peer(address(theirs), Route::SameSubnet, terms);
-        group
-            .add_rtoken(link, theirs.rkey, theirs.rmb_addr, theirs.rmbe_index)
-            .unwrap();
+        group.add_rmb(RmbId(0), ours.size, &[key]);
+        group.first_peer(address(theirs), Route::SameSubnet, terms, KeyShare::ZERO);
+        group.add_rtoken(link, &named(theirs)).unwrap();
         let second = of
             .messages
             .iter()
@@ -301,6 +300,17 @@ fn parsed(bytes: &[u8]) -> Message<'_> {
 /// DELETE LINK for all links.
 fn is_all(bytes: &[u8]) -> bool {
     matches!(parsed(bytes), Message::DeleteLink(message) if message.all)
+}
+
+fn named(end: &RdmaEnd) -> PeerRmb {
+    PeerRmb {
+        rkey: end.rkey,
+        addr: end.rmb_addr,
+        index: end.rmbe_index,
+        size: end.size,
+        token: end.token,
+        authentication: None,
+    }
 }
 
 fn address(end: &RdmaEnd) -> LinkAddress {

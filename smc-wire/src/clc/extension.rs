@@ -14,9 +14,9 @@ use crate::cdc::CdcD;
 use crate::clc::{DirectEnd, RdmaEnd};
 use crate::codes::known_values;
 use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
-use crate::layout::{FieldType, HEX, Raw, layouts};
+use crate::layout::{BYTES, DEC, FieldType, HEX, Raw, layouts};
 use crate::size::SizeCode;
-use crate::types::{Chid, Features, LinkNumber, Nonce};
+use crate::types::{AuthenticationCode, Chid, Features, LinkNumber, Nonce};
 use crate::writer::{Writer, invalid, wire_length};
 use area::Area;
 pub use generic::ExtensionPayload;
@@ -68,6 +68,9 @@ pub struct Extensions<'a> {
     pub rdma: Option<EarlyRdmaEnd>,
     /// Identifies the PROPOSAL, so that a replay of its early data is recognised.
     pub nonce: Option<Nonce>,
+    /// Shows that ACCEPT or CONFIRM of a further connection comes from the other end of the link
+    /// group.
+    pub authentication: Option<Authentication>,
     /// Early data: the first bytes of the stream, at most [`MAX_EARLY_DATA`](Self::MAX_EARLY_DATA).
     pub early_data: Option<ExtensionPayload<'a>>,
 }
@@ -82,7 +85,22 @@ pub struct EarlyRdmaEnd {
     pub link: LinkNumber,
 }
 
+/// Authentication of an ACCEPT or CONFIRM (docs/spec/extensions.md#authentication).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Authentication {
+    /// Counts the messages of the sender in the link group. No number occurs twice.
+    pub number: u64,
+    /// The code over this number and the sender's end.
+    pub code: AuthenticationCode,
+}
+
 layouts! {
+    /// The extension for authentication.
+    pub(crate) struct AuthenticationRaw: 24 {
+        number: U64 => DEC,
+        code: AuthenticationCode => BYTES,
+    }
+
     /// What the extension for SMC-D has behind a [`DirectEnd`].
     pub(crate) struct EarlyDirectTail: 10 {
         chid: U16 => Chid::SHOW,
@@ -122,6 +140,8 @@ known_values!(ExtensionType {
     EARLY_DATA = 0x7f03 "early data",
     /// [`Extensions::nonce`].
     NONCE = 0x7f04 "nonce",
+    /// [`Extensions::authentication`].
+    AUTHENTICATION = 0x7f05 "authentication",
 });
 
 impl ExtensionType {
@@ -225,6 +245,13 @@ impl<'a> Extensions<'a> {
         if let Some(nonce) = &self.nonce {
             put(ExtensionType::NONCE, nonce.as_bytes().as_slice().into())?;
         }
+        if let Some(authentication) = self.authentication {
+            let raw = AuthenticationRaw {
+                number: authentication.number.into(),
+                code: authentication.code,
+            };
+            put(ExtensionType::AUTHENTICATION, raw.as_bytes().into())?;
+        }
         match self.early_data {
             Some(data) => put(ExtensionType::EARLY_DATA, data),
             None => Ok(()),
@@ -259,6 +286,12 @@ impl<'a> Extensions<'a> {
                 self.rdma.replace(early).is_some()
             }
             ExtensionType::NONCE => self.nonce.replace(found.read()?).is_some(),
+            ExtensionType::AUTHENTICATION => {
+                let AuthenticationRaw { number, code } = found.read()?;
+                let number = number.get();
+                let authentication = Authentication { number, code };
+                self.authentication.replace(authentication).is_some()
+            }
             ExtensionType::EARLY_DATA => {
                 let (maximum, got) = (Self::MAX_EARLY_DATA, found.payload.len());
                 if got > maximum {

@@ -30,7 +30,7 @@ pub(crate) mod proposal;
 pub use accept::{AcceptConfirm, AcceptKind, Body, DirectEnd, RdmaEnd, Terms};
 pub use decline::Decline;
 pub use devices::OfferedDevice;
-pub use extension::{EarlyRdmaEnd, ExtensionPayload, ExtensionType, Extensions};
+pub use extension::{Authentication, EarlyRdmaEnd, ExtensionPayload, ExtensionType, Extensions};
 pub use first_contact::{FirstContact, GidList};
 pub use frame::Frame;
 pub use header::{ClcType, Eyecatcher, HEADER_LEN, Header, TRAILER_LEN};

@@ -13,7 +13,7 @@ use crate::cursor::Cursor;
 use crate::llc::DeleteLinkReason;
 use crate::pretty::Value;
 use crate::types::{
-    AlertToken, Chid, DeclineCode, DmbToken, Eid, FeatureMask, GroupId, HostName, IsmGid,
+    AlertToken, Chid, DeclineCode, DmbToken, Eid, FeatureMask, GroupId, HostName, IsmGid, KeyShare,
     LinkNumber, LinkUid, Mac, MtuCode, PeerId, Psn, Qpn, Rkey, RmbAddr, RoceGid,
 };
 
@@ -74,6 +74,7 @@ fields! {
     Rkey: U32 => HEX, |raw| Self(raw.get()), |value| value.0.into();
     RmbAddr: U64 => HEX, |raw| Self(raw.get()), |value| value.0.into();
     AlertToken: U32 => HEX, |raw| Self::from_wire(raw.get()), |value| value.get().into();
+    KeyShare: Self => HEX, |raw| raw, |value| value;
     LinkNumber: u8 => DEC, |raw| Self(raw), |value| value.0;
     LinkUid: U32 => HEX, |raw| Self(raw.get()), |value| value.0.into();
 

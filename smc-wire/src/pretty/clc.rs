@@ -4,7 +4,9 @@ use core::mem::offset_of;
 
 use super::dissector::Dissector;
 use crate::clc::accept::{DirectV1, DirectV2, RdmaV2};
-use crate::clc::extension::{EarlyDirectTail, EarlyRdmaTail, RESERVED_LEN, area, varint};
+use crate::clc::extension::{
+    AuthenticationRaw, EarlyDirectTail, EarlyRdmaTail, RESERVED_LEN, area, varint,
+};
 use crate::clc::first_contact::{GidListHead, fixed_len};
 use crate::clc::header::{self, CONNECTION_TYPE, FIRST_CONTACT, last_byte};
 use crate::clc::proposal::{AFTER_BASE, AFTER_DIRECT_OFFSET, AFTER_V2_OFFSET, SmcdAreaV1};
@@ -252,6 +254,9 @@ fn extension(w: &mut Dissector<'_, '_>) -> Option<()> {
         ExtensionType::EARLY_RDMA if len == RdmaEnd::LEN + EarlyRdmaTail::LEN => {
             w.fields::<RdmaEnd>()?;
             w.fields::<EarlyRdmaTail>().map(drop)
+        }
+        ExtensionType::AUTHENTICATION if len == AuthenticationRaw::LEN => {
+            w.fields::<AuthenticationRaw>().map(drop)
         }
         ExtensionType::PADDING => w.reserved("padding", len),
         _ => w.raw("payload", len),

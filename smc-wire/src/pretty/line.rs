@@ -5,7 +5,7 @@ use core::fmt::{self, Display as _};
 use super::value::HexBytes;
 use super::{Family, Text};
 use crate::cdc::{CdcD, CdcR};
-use crate::clc::{self, AcceptConfirm, Body, EarlyRdmaEnd, Extensions, Proposal};
+use crate::clc::{self, AcceptConfirm, Authentication, Body, EarlyRdmaEnd, Extensions, Proposal};
 use crate::llc::{
     self, AddLinkClass, Class, LinkRtoken, Message, RequestAddLinkClass, RkeyClass, Rtoken,
     WireRtoken,
@@ -209,6 +209,7 @@ fn write_extensions(f: &mut fmt::Formatter<'_>, extensions: &Extensions<'_>) -> 
         direct,
         rdma,
         nonce,
+        authentication,
         early_data,
     } = extensions;
     if let Some(features) = features {
@@ -226,6 +227,9 @@ fn write_extensions(f: &mut fmt::Formatter<'_>, extensions: &Extensions<'_>) -> 
     }
     if let Some(nonce) = nonce {
         write!(f, " nonce {nonce}")?;
+    }
+    if let Some(Authentication { number, code }) = authentication {
+        write!(f, " authentication {number} {code}")?;
     }
     match early_data {
         Some(data) => write!(f, " early-data {}", data.len()),
@@ -254,7 +258,11 @@ impl fmt::Display for Message<'_> {
                 write!(f, "CONFIRM LINK {} {} link {}", m.dialect, m.class, m.link)?;
                 write!(f, " qp {} gid {} mac {}", m.qpn, m.gid, m.mac)?;
                 write!(f, " uid {} max-links {}", m.user_id, m.max_links)?;
-                write!(f, " max-conns {}", m.max_connections)
+                write!(f, " max-conns {}", m.max_connections)?;
+                match m.key_share.is_zero() && m.rmb_size == 0 {
+                    true => Ok(()),
+                    false => write!(f, " key-share rmb-size {}", m.rmb_size),
+                }
             }
             Self::AddLink(m) => {
                 let class = match m.class {

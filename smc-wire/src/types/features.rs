@@ -38,6 +38,9 @@ bitflags! {
         const RDMA_IPV6 = 0x0010;
         /// The receiver of CDC and LLC messages grants credits for them.
         const RECEIVE_CREDITS = 0x0020;
+        /// The ends of a link group of SMC-R exchange a key on its first link. ACCEPT and CONFIRM
+        /// of further connections have a code that takes this key.
+        const AUTHENTICATION = 0x0040;
         const _ = !0;
     }
 }
@@ -99,7 +102,8 @@ impl Features {
         Bits::flag("early_data", Self::EARLY_DATA.low_byte()),
         Bits::flag("rdma_ipv6", Self::RDMA_IPV6.low_byte()),
         Bits::flag("receive_credits", Self::RECEIVE_CREDITS.low_byte()),
-        Bits::reserved("reserved_features", 0xc0),
+        Bits::flag("authentication", Self::AUTHENTICATION.low_byte()),
+        Bits::reserved("reserved_features", 0x80),
     ];
 }
 

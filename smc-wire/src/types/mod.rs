@@ -5,6 +5,7 @@
 //! defined.
 
 mod address;
+mod authentication;
 mod decline_code;
 mod device;
 mod eid;
@@ -16,6 +17,7 @@ pub(crate) mod text;
 mod wire_id;
 
 pub use address::{Mac, PeerId, RoceGid};
+pub use authentication::{AuthenticationCode, KeyShare};
 pub use decline_code::DeclineCode;
 pub use device::{Chid, DmbToken, Gid, IsmGid};
 pub use eid::{Eid, EidError};

@@ -15,9 +15,10 @@ use crate::endpoint::EndpointInner;
 use crate::groups::Membership;
 use crate::negotiate::Credentials;
 use crate::proto::group::{DeviceIndex, GroupKey, Intent};
-use crate::proto::handshake::{LocalRmb, PeerRmb, RmbError, Work, WorkDone};
+use crate::proto::handshake::{LocalRmb, RmbError, Work, WorkDone};
 use crate::proto::links::{
-    FirstLinkError, LinkChoice, LinkId, LinkState, LlcTerms, RkeyError, RmbKey, RtokenError,
+    FirstLinkError, LinkChoice, LinkId, LinkState, LlcTerms, PeerRmb, RkeyError, RmbKey,
+    RtokenError,
 };
 
 /// The resources that the work of a handshake acquires. Dropping it releases them.
@@ -348,17 +349,30 @@ async fn prepare_rmb(
     let (handle, keys) = group.prepare(link.id, size, staging).await?;
     let key = keys.iter().find(|key| key.device == link.device);
     let key = *key.ok_or(RmbError::NoLink)?;
-    if choice == LinkChoice::First {
-        group.add_rmb(&handle.0, &keys);
-    }
+    let named = PeerRmb {
+        rkey: key.rkey,
+        addr: key.addr,
+        index: 1,
+        size: handle.0.rmb.size,
+        token: handle.0.token,
+        authentication: None,
+    };
+    let authentication = match choice {
+        LinkChoice::First => {
+            group.add_rmb(&handle.0, &keys);
+            None
+        }
+        LinkChoice::Assign | LinkChoice::Named { .. } => group.authenticate(&named),
+    };
     let local = LocalRmb {
         device: link.device,
         link: address,
-        rkey: key.rkey,
-        addr: key.addr,
-        token: handle.0.token,
-        size: handle.0.rmb.size,
-        index: 1,
+        rkey: named.rkey,
+        addr: named.addr,
+        token: named.token,
+        size: named.size,
+        index: named.index,
+        authentication,
     };
     let prepared = Prepared {
         handle: Arc::new(handle),

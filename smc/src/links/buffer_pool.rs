@@ -61,7 +61,7 @@ impl RdmaBuffer {
     }
 
     /// Takes the identifier under which the peer knows it, if it stayed announced in the pool.
-    pub(crate) fn take_announced(&self) -> Option<RmbId> {
+    pub(super) fn take_announced(&self) -> Option<RmbId> {
         self.announced.lock().take()
     }
 
@@ -160,11 +160,26 @@ impl RdmaBufferPool {
         }
     }
 
+    /// The same for an RMB, which goes back to the pool if it stayed announced there and no
+    /// connection comes to use it.
+    pub(super) fn take_rmb(&self, size: SizeCode) -> Result<TakenRmb<'_>, DeviceError> {
+        let buffer = self.take(size, Access::RemoteWrite)?;
+        Ok(TakenRmb { pool: self, buffer })
+    }
+
     /// Returns an RMB to the pool that stays announced under this identifier. The peer writes it no
     /// more, as it has published the end of its data.
     pub(crate) fn put_announced(&self, buffer: Arc<RdmaBuffer>, dirty: usize, id: RmbId) {
+        buffer.clear(dirty);
+        buffer.is_reused.store(true, Ordering::Relaxed);
+        self.put_back(buffer, id);
+    }
+
+    /// Few stay announced, so that there is space for them: without the buffer its key could not be
+    /// deleted.
+    fn put_back(&self, buffer: Arc<RdmaBuffer>, id: RmbId) {
         *buffer.announced.lock() = Some(id);
-        self.put(buffer, dirty);
+        self.free.lock().push(buffer);
     }
 
     /// Returns a buffer to the pool. It must not be writable any more: the peer has confirmed the
@@ -183,6 +198,33 @@ impl RdmaBufferPool {
     }
 }
 
+/// An RMB for a connection that is being set up.
+#[derive(Debug)]
+pub(super) struct TakenRmb<'p> {
+    pool: &'p RdmaBufferPool,
+    buffer: Arc<RdmaBuffer>,
+}
+
+impl TakenRmb<'_> {
+    pub(super) fn buffer(&self) -> &Arc<RdmaBuffer> {
+        &self.buffer
+    }
+
+    /// A connection uses it, with the identifier under which the peer knows it already.
+    pub(super) fn used(self) -> (Arc<RdmaBuffer>, Option<RmbId>) {
+        let id = self.buffer.take_announced();
+        (Arc::clone(&self.buffer), id)
+    }
+}
+
+impl Drop for TakenRmb<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.buffer.take_announced() {
+            self.pool.put_back(Arc::clone(&self.buffer), id);
+        }
+    }
+}
+
 /// Memory for a CDC block and a ring that begins at a page boundary: registration pins whole
 /// pages, and nothing else shares them.
 fn aligned(ring: usize) -> Result<Region, DeviceError> {
@@ -196,3 +238,24 @@ const PAGE: usize = 4096;
 
 /// Maximum of pooled buffers: those of a full group.
 const KEPT_MAX: usize = 2 * 255;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_announced_rmb_of_a_set_up_that_fails_is_for_the_next_one() {
+        let pool = RdmaBufferPool::new(MemoryLimit::new(1 << 20));
+        let take = || pool.take_rmb(SizeCode::MIN).unwrap();
+        let (buffer, id) = take().used();
+        assert_eq!(id, None);
+        pool.put_announced(buffer, 0, RmbId(7));
+        for _ in 0..3 {
+            drop(take());
+            assert_eq!(pool.announced(), 1);
+        }
+        let (_buffer, id) = take().used();
+        assert_eq!(id, Some(RmbId(7)));
+        assert_eq!(pool.announced(), 0);
+    }
+}

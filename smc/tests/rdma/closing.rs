@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use futures_lite::future::zip;
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
-use smc::{Endpoint, Stream};
+use smc::{Builder, Endpoint, Stream};
 use smc_core::wire::llc::{Class, MessageType};
+use smc_core::wire::types::Features;
 
 use crate::interceptor::{Interceptor, recorded};
 use smc_testkit::process::is_alone;
@@ -345,6 +346,11 @@ fn a_half_open_timeout_ends_a_connection_without_cdc() {
     });
 }
 
+/// Without the agreement that RMBs stay announced.
+fn deletes_keys(builder: Builder) -> Builder {
+    builder.vendor_features(Features::empty())
+}
+
 /// How long closing takes after both ends of a stream were dropped at the same time.
 async fn close_after_a_stream(world: &RdmaWorld, client: &Endpoint, server: &Endpoint) -> Duration {
     let listener = server.bind(SERVER).await.expect("a free port");
@@ -364,7 +370,7 @@ fn a_peer_that_deletes_its_keys_is_answered_before_the_group_ends() {
         world.network().set_latency(time, Duration::ZERO);
         let a = world.device("a0", 1);
         let b = Interceptor::new(world.device("b0", 2));
-        let client = world.endpoint(&[&a]);
+        let client = world.endpoint_with(&[&a], deletes_keys);
         let server = world.endpoint_on(vec![b.clone()], |builder| builder.ueid(eid()));
         world.block_on(async {
             let messages = recorded(&b, |_, _| true);
@@ -385,7 +391,7 @@ fn a_peer_that_never_deletes_its_keys_is_not_waited_for_without_end() {
     let world = RdmaWorld::new(77);
     let a = Interceptor::new(world.device("a0", 1));
     let b = world.device("b0", 2);
-    let client = world.endpoint_on(vec![a.clone()], |builder| builder.ueid(eid()));
+    let client = world.endpoint_on(vec![a.clone()], |builder| deletes_keys(builder.ueid(eid())));
     let server = world.endpoint(&[&b]);
     world.block_on(async {
         let deletes = (MessageType::DeleteRkey, Class::Request);

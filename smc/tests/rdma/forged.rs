@@ -2,13 +2,13 @@
 
 use std::future::poll_fn;
 use std::io::{ErrorKind, IoSlice};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::AsyncWriteExt;
 use futures_lite::future::zip;
-use smc::FallbackCause;
+use smc::{Endpoint, FallbackCause, Listener, Stream};
 use smc_core::device::{RdmaAddress, RoceKind};
 use smc_core::error::RtokenError;
 use smc_core::proto::group::{
@@ -24,11 +24,11 @@ use smc_core::wire::clc::{
 };
 use smc_core::wire::size::SizeCode;
 use smc_core::wire::types::{
-    AlertToken, DeclineCode, Mac, MtuCode, OsType, PeerId, Psn, Qpn, Rkey, RmbAddr, RoceGid,
-    Version,
+    AlertToken, DeclineCode, Features, Mac, MtuCode, OsType, PeerId, Psn, Qpn, Rkey, RmbAddr,
+    RoceGid, Version,
 };
-use smc_testkit::streams::{connect, transfer};
-use smc_testkit::world::{RdmaWorld, SERVER, eid, is_smcr};
+use smc_testkit::streams::{connect, transfer, transfer_both_ways};
+use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, eid, is_smcr};
 
 fn mac(host: u8) -> Mac {
     Mac::new([2, 0, 0, 0, 0, host])
@@ -40,6 +40,16 @@ fn peer_id(host: u8, instance: u16) -> PeerId {
 
 /// A client without any device, at 10.0.0.`host`, that proposes SMC-R as `peer`.
 async fn propose(world: &RdmaWorld, host: u8, peer: PeerId) -> Arc<dyn Socket> {
+    propose_with(world, host, peer, Features::empty()).await
+}
+
+/// The same with features beyond the released protocol.
+async fn propose_with(
+    world: &RdmaWorld,
+    host: u8,
+    peer: PeerId,
+    features: Features,
+) -> Arc<dyn Socket> {
     let ip = Ipv4Addr::new(10, 0, 0, host);
     // A GID of the network, or the link cannot be prepared.
     let gid = RoceGid::from_ipv4(Ipv4Addr::new(10, 0, 0, 1));
@@ -54,20 +64,25 @@ async fn propose(world: &RdmaWorld, host: u8, peer: PeerId) -> Arc<dyn Socket> {
     };
     let mut config = HandshakeConfig::new(Vec::new());
     config.ueids = vec![eid()];
+    config.vendor_features = features;
     config.rdma = Some(RdmaConfig::new(peer, vec![port]));
     let path = TcpPath::over(Interface::new(subnets, None).with_name("v0"));
     let path = path.with_addresses(ip.into(), SERVER.ip());
     let proposal = ClientProposal::new(&config, &path).expect("there is something to offer");
 
+    let socket = connect_from(world, ip).await;
+    send(&*socket, proposal.bytes()).await;
+    socket
+}
+
+async fn connect_from(world: &RdmaWorld, ip: Ipv4Addr) -> Arc<dyn Socket> {
     let mut options = SocketOptions::default();
     options.local = Some((ip, 0).into());
     let runtime = world.runtime().handle();
-    let socket = runtime
+    runtime
         .connect(SERVER, &options, &mut |_| Ok(()))
         .await
-        .expect("connects");
-    send(&*socket, proposal.bytes()).await;
-    socket
+        .expect("connects")
 }
 
 async fn send(socket: &dyn Socket, bytes: &[u8]) {
@@ -81,8 +96,13 @@ async fn send_accept_confirm(socket: &dyn Socket, message: &AcceptConfirm) {
     send(socket, &bytes[..len]).await;
 }
 
-/// The next CLC message, whose length is in its header.
+/// The next CLC message.
 async fn receive(socket: &dyn Socket) -> Message {
+    Message::parse(&receive_bytes(socket).await).expect("a message")
+}
+
+/// The bytes of the next CLC message, whose length is in its header.
+async fn receive_bytes(socket: &dyn Socket) -> Vec<u8> {
     let (mut bytes, mut at) = (vec![0; 8], 0);
     while at < bytes.len() {
         let read = poll_fn(|cx| socket.poll_read(cx, &mut bytes[at..])).await;
@@ -93,7 +113,7 @@ async fn receive(socket: &dyn Socket) -> Message {
             bytes.resize(usize::from(u16::from_be_bytes([bytes[5], bytes[6]])), 0);
         }
     }
-    Message::parse(&bytes).expect("a message")
+    bytes
 }
 
 /// The peer of the only link group in the list, by its key.
@@ -239,75 +259,131 @@ fn clients_that_decline_their_first_contacts_leave_links_to_others() {
     });
 }
 
+/// The address of a server that is no host with SMC.
+const HOSTILE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 4)), 4000);
+
+/// The next TCP connection to that server.
+async fn accept_hostile(world: &RdmaWorld) -> Arc<dyn Socket> {
+    let runtime = world.runtime().handle();
+    let acceptor = runtime.bind(HOSTILE, &SocketOptions::default(), &mut |_| Ok(()));
+    let acceptor = acceptor.expect("a free port");
+    let accepted = poll_fn(|cx| acceptor.poll_accept(cx)).await;
+    accepted.expect("accepts").0
+}
+
+/// The stream of two honest hosts, and the listener of one of them.
+async fn stream_between(client: &Endpoint, server: &Endpoint) -> (Listener, Stream, Stream) {
+    let listener = server.bind(SERVER).await.expect("a free port");
+    let (ours, theirs) = connect(client, &listener).await;
+    assert!(is_smcr(&ours), "{}", ours.mode());
+    (listener, ours, theirs)
+}
+
 #[test]
 fn a_client_that_names_a_link_group_of_its_address_ends_no_stream_of_it() {
-    let world = RdmaWorld::new(49);
-    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
-    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
-    world.block_on(async {
-        let listener = server.bind(SERVER).await.expect("a free port");
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
-        assert!(is_smcr(&ours), "{}", ours.mode());
-        let groups: Vec<_> = server.link_groups().iter().map(|group| group.key).collect();
-        let (peer, ..) = peer_of(&groups);
+    for features in [Features::AUTHENTICATION, Features::empty()] {
+        let world = RdmaWorld::new(49);
+        let RdmaHosts { client, server, .. } =
+            world.hosts_with(|builder| builder.vendor_features(features));
+        world.block_on(async {
+            let (listener, mut ours, mut theirs) = stream_between(&client, &server).await;
+            let groups: Vec<_> = server.link_groups().iter().map(|group| group.key).collect();
+            let (peer, ..) = peer_of(&groups);
 
-        // All endpoints of the world have the address of the server. Each server that the client
-        // connects to knows its peer ID.
-        let socket = propose(&world, 2, peer).await;
-        let Message::Accept(accept) = receive(&*socket).await else {
-            panic!("it is declined");
-        };
-        assert!(!accept.is_first_contact());
-        let Body::R(end) = accept.body else {
-            panic!("{accept:?}");
-        };
-        let forged = forged_end(end.peer_id, end.gid, end.mac, end.qpn);
-        send_accept_confirm(&*socket, &reuse(AcceptKind::Confirm, forged)).await;
-        let (mut stream, _) = listener.accept().await.expect("accepts");
-        assert!(is_smcr(&stream), "{}", stream.mode());
-        let error = stream
-            .write_all(b"220 ready")
-            .await
-            .expect_err("is written nowhere");
-        assert_eq!(error.kind(), ErrorKind::ConnectionAborted, "{error}");
-        world.sleep(Duration::from_millis(100)).await;
-        transfer(&mut ours, &mut theirs, 1000).await;
-    });
+            // All endpoints of the world have the address of the server. Each server that the
+            // client connects to knows its peer ID.
+            let socket = propose_with(&world, 2, peer, features).await;
+            let Message::Accept(accept) = receive(&*socket).await else {
+                panic!("it is declined");
+            };
+            assert!(!accept.is_first_contact());
+            let Body::R(end) = accept.body else {
+                panic!("{accept:?}");
+            };
+            let forged = forged_end(end.peer_id, end.gid, end.mac, end.qpn);
+            send_accept_confirm(&*socket, &reuse(AcceptKind::Confirm, forged)).await;
+            let (mut stream, _) = listener.accept().await.expect("accepts");
+            assert!(is_smcr(&stream), "{}", stream.mode());
+            let error = stream
+                .write_all(b"220 ready")
+                .await
+                .expect_err("is written nowhere");
+            assert_eq!(error.kind(), ErrorKind::ConnectionAborted, "{error}");
+            world.sleep(Duration::from_millis(100)).await;
+            transfer(&mut ours, &mut theirs, 1000).await;
+        });
+    }
 }
 
 #[test]
 fn a_server_that_names_a_link_group_with_another_server_ends_no_stream_of_it() {
-    let world = RdmaWorld::new(50);
-    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
-    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
-    let hostile: SocketAddr = "10.0.0.4:4000".parse().expect("an address");
-    world.block_on(async {
-        let listener = server.bind(SERVER).await.expect("a free port");
-        let (mut ours, mut theirs) = connect(&client, &listener).await;
-        assert!(is_smcr(&ours), "{}", ours.mode());
-        let groups: Vec<_> = client.link_groups().iter().map(|group| group.key).collect();
-        let (peer, gid, qpn) = peer_of(&groups);
+    for (features, refused) in [
+        (Features::AUTHENTICATION, RtokenError::NotAuthentic),
+        (Features::empty(), RtokenError::NotAnnounced),
+    ] {
+        let world = RdmaWorld::new(50);
+        let RdmaHosts { client, server, .. } =
+            world.hosts_with(|builder| builder.vendor_features(features));
+        world.block_on(async {
+            let (_listener, mut ours, mut theirs) = stream_between(&client, &server).await;
+            let groups: Vec<_> = client.link_groups().iter().map(|group| group.key).collect();
+            let (peer, gid, qpn) = peer_of(&groups);
 
-        let runtime = world.runtime().handle();
-        let acceptor = runtime.bind(hostile, &SocketOptions::default(), &mut |_| Ok(()));
-        let acceptor = acceptor.expect("a free port");
-        let serving = async {
-            let (socket, _) = poll_fn(|cx| acceptor.poll_accept(cx))
-                .await
-                .expect("accepts");
-            assert!(matches!(receive(&*socket).await, Message::Proposal(_)));
-            let forged = forged_end(peer, gid, mac(2), qpn.expect("a client knows it"));
-            send_accept_confirm(&*socket, &reuse(AcceptKind::Accept, forged)).await;
-            assert!(matches!(receive(&*socket).await, Message::Decline(_)));
-            socket
+            let serving = async {
+                let socket = accept_hostile(&world).await;
+                assert!(matches!(receive(&*socket).await, Message::Proposal(_)));
+                let forged = forged_end(peer, gid, mac(2), qpn.expect("a client knows it"));
+                send_accept_confirm(&*socket, &reuse(AcceptKind::Accept, forged)).await;
+                assert!(matches!(receive(&*socket).await, Message::Decline(_)));
+                socket
+            };
+            let (_socket, stream) = zip(serving, client.connect(HOSTILE)).await;
+            let stream = stream.expect("connects");
+            let reason = stream.fallback_reason().expect("it is TCP");
+            assert_eq!(reason.cause, FallbackCause::Rtoken(refused));
+            transfer(&mut ours, &mut theirs, 1000).await;
+        });
+    }
+}
+
+/// The server's stream is written no further than its peer's buffer is long: nothing on the link
+/// states that, and the TCP connection leads through another process.
+#[test]
+fn a_relay_that_changes_the_size_of_a_buffer_ends_no_other_stream() {
+    let world = RdmaWorld::new(51);
+    let RdmaHosts { client, server, .. } = world.hosts();
+    world.block_on(async {
+        let (listener, mut ours, mut theirs) = stream_between(&client, &server).await;
+        let relaying = async {
+            let near = accept_hostile(&world).await;
+            // A process of the client's host: a server tells clients apart by their address.
+            let far = connect_from(&world, Ipv4Addr::new(10, 0, 0, 2)).await;
+            send(&*far, &receive_bytes(&*near).await).await;
+            send(&*near, &receive_bytes(&*far).await).await;
+            let confirm = receive_bytes(&*near).await;
+            let (message, extensions) = Message::parse_extended(&confirm).expect("a message");
+            assert!(extensions.authentication.is_some());
+            let Message::Confirm(mut message) = message else {
+                panic!("{message:?}");
+            };
+            let Body::R(end) = &mut message.body else {
+                panic!("{message:?}");
+            };
+            end.size = SizeCode::MAX;
+            let mut bytes = vec![0; message.extended_len(&extensions)];
+            message
+                .emit_extended(&extensions, &mut bytes)
+                .expect("it fits");
+            send(&*far, &bytes).await;
+            [near, far]
         };
-        let (_socket, stream) = zip(serving, client.connect(hostile)).await;
-        let stream = stream.expect("connects");
-        let reason = stream.fallback_reason().expect("it is TCP");
-        assert_eq!(
-            reason.cause,
-            FallbackCause::Rtoken(RtokenError::NotAnnounced)
-        );
-        transfer(&mut ours, &mut theirs, 1000).await;
+        let (_sockets, relayed) = zip(relaying, client.connect(HOSTILE)).await;
+        let _relayed = relayed.expect("connects");
+        let (mut stream, _) = listener.accept().await.expect("accepts");
+        assert!(is_smcr(&stream), "{}", stream.mode());
+        let written = stream.write_all(&[1; 100_000]).await;
+        assert!(written.is_err());
+        world.sleep(Duration::from_millis(100)).await;
+        transfer_both_ways(&mut ours, &mut theirs, 1000).await;
     });
 }

@@ -27,9 +27,8 @@ fn world(seed: u64) -> RdmaWorld {
     world
 }
 
-fn with_feature(builder: Builder) -> Builder {
-    builder.vendor_features(Features::SINGLE_LINK)
-}
+/// What two ends with one link agree on.
+const AGREED: Features = Features::SINGLE_LINK.union(Features::AUTHENTICATION);
 
 fn features(stream: &Stream) -> Features {
     match stream.mode() {
@@ -63,8 +62,8 @@ fn a_further_connection_takes_three_round_trips_and_five_without_the_agreement()
         let round_trips = if has_it == [true, true] { 3 } else { 5 };
         let configured = |at: usize| {
             move |builder: Builder| match has_it[at] {
-                true => with_feature(builder),
-                false => builder,
+                true => builder,
+                false => builder.vendor_features(Features::empty()),
             }
         };
         let world = world(1);
@@ -84,7 +83,7 @@ fn a_further_connection_takes_three_round_trips_and_five_without_the_agreement()
                     "{took:?} for {round_trips} round trips"
                 );
                 let agreed = match round_trips {
-                    3 => Features::SINGLE_LINK,
+                    3 => AGREED,
                     _ => Features::empty(),
                 };
                 assert_eq!(streams.each_ref().map(features), [agreed; 2]);
@@ -111,8 +110,8 @@ fn each_rmb_is_announced_once() {
     let world = RdmaWorld::new(2);
     let a = Interceptor::new(world.device("a0", 1));
     let b = Interceptor::new(world.device("b0", 2));
-    let client = world.endpoint_on(vec![a.clone()], |builder| with_feature(builder.ueid(eid())));
-    let server = world.endpoint_on(vec![b.clone()], |builder| with_feature(builder.ueid(eid())));
+    let client = world.endpoint_on(vec![a.clone()], |builder| builder.ueid(eid()));
+    let server = world.endpoint_on(vec![b.clone()], |builder| builder.ueid(eid()));
     world.block_on(async {
         let messages = [&a, &b].map(|device| recorded(device, |_, _| true));
         let listener = server.bind(SERVER).await.unwrap();
@@ -140,7 +139,7 @@ fn each_rmb_is_announced_once() {
 #[test]
 fn an_rmb_that_the_peer_may_still_write_is_revoked() {
     let world = RdmaWorld::new(3);
-    let RdmaHosts { client, server, .. } = world.hosts_with(with_feature);
+    let RdmaHosts { client, server, .. } = world.hosts();
     world.block_on(async {
         let listener = server.bind(SERVER).await.unwrap();
         let (mut ours, mut theirs) = connect_smc(&client, &listener).await;
@@ -162,26 +161,29 @@ fn a_host_with_one_port_has_a_single_link_with_any_other() {
         let one = [world.device("a0", 1), world.device("b0", 2)];
         let other = [world.device("a1", 3), world.device("b1", 4)];
         let endpoint = |at: usize| match at == two {
-            true => world.endpoint_with(&[&one[at], &other[at]], with_feature),
-            false => world.endpoint_with(&[&one[at]], with_feature),
+            true => world.endpoint(&[&one[at], &other[at]]),
+            false => world.endpoint(&[&one[at]]),
         };
         let (client, server) = (endpoint(0), endpoint(1));
         world.block_on(async {
             let listener = server.bind(SERVER).await.unwrap();
             let (ours, theirs) = connect_smc(&client, &listener).await;
-            assert_eq!([&ours, &theirs].map(features), [Features::SINGLE_LINK; 2]);
+            assert_eq!([&ours, &theirs].map(features), [AGREED; 2]);
         });
     }
 }
 
 #[test]
-fn hosts_with_two_ports_have_two_links_and_no_such_agreement() {
+fn hosts_with_two_ports_have_two_links_and_agree_on_authentication_alone() {
     let world = RdmaWorld::new(7);
     let RdmaHosts { client, server, .. } = world.hosts_with_two_links();
     world.block_on(async {
         let listener = server.bind(SERVER).await.unwrap();
         let (ours, theirs) = connect_smc(&client, &listener).await;
-        assert_eq!([&ours, &theirs].map(features), [Features::empty(); 2]);
+        assert_eq!(
+            [&ours, &theirs].map(features),
+            [Features::AUTHENTICATION; 2]
+        );
     });
 }
 
@@ -192,13 +194,13 @@ fn a_host_with_two_ports_has_a_single_link_if_it_is_set_so() {
     let devices = names.map(|(name, last)| world.device(name, last));
     let endpoint = |at: usize| {
         let both = [&devices[at], &devices[at + 2]];
-        world.endpoint_with(&both, Builder::single_link)
+        world.endpoint_with(&both, |builder| builder.max_links(1))
     };
     let (client, server) = (endpoint(0), endpoint(1));
     world.block_on(async {
         let listener = server.bind(SERVER).await.unwrap();
         let (ours, theirs) = connect_smc(&client, &listener).await;
-        assert_eq!([&ours, &theirs].map(features), [Features::SINGLE_LINK; 2]);
+        assert_eq!([&ours, &theirs].map(features), [AGREED; 2]);
         world.sleep(Duration::from_secs(10)).await;
         for group in [server.rdma_groups(), client.rdma_groups()].concat() {
             assert_eq!(group.links.len(), 1, "{group:?}");
@@ -209,11 +211,8 @@ fn a_host_with_two_ports_has_a_single_link_if_it_is_set_so() {
 #[test]
 fn under_a_lack_of_memory_rmbs_that_stay_announced_are_revoked() {
     let world = RdmaWorld::new(6);
-    let RdmaHosts { client, server, .. } = world.hosts_with(|builder| {
-        with_feature(builder)
-            .memory_limit(8 << 20)
-            .recv_buffer(1 << 20)
-    });
+    let RdmaHosts { client, server, .. } =
+        world.hosts_with(|builder| builder.memory_limit(8 << 20).recv_buffer(1 << 20));
     world.block_on(async {
         let listener = server.bind(SERVER).await.unwrap();
         for round in 0..3 {

@@ -70,8 +70,8 @@ pub(super) fn endpoint(builder: Builder, job: &Job) -> Result<Endpoint> {
         .max_links(job.max_links)
         .test_link(Some(Duration::from_secs(job.test_link)))
         .driver_thread(job.has_driver_thread);
-    if job.vendor_features {
-        builder = builder.vendor_features(Features::SINGLE_LINK);
+    if !job.vendor_features {
+        builder = builder.vendor_features(Features::empty());
     }
     for eid in &job.ueids {
         builder = builder.ueid(Eid::ueid(eid).context("user EID")?);

@@ -107,12 +107,16 @@ variants! { RtokenError {
     Self::NotAnnounced => "NotAnnounced",
     Self::InUse => "InUse",
     Self::OtherElement => "OtherElement",
+    Self::OtherSize => "OtherSize",
+    Self::NotAuthentic => "NotAuthentic",
     Self::Ended => "Ended",
 } }
 
 variants! { FirstLinkError {
     Self::TimedOut => "TimedOut",
     Self::Eyecatchers => "Eyecatchers",
+    Self::NoKeyShare => "NoKeyShare",
+    Self::OtherSize => "OtherSize",
     Self::LinkDown => "LinkDown",
 } }
 
@@ -372,6 +376,14 @@ fn rows() -> Vec<(FallbackReason, &'static str)> {
             "0x09990001 peer's buffer has one element, with number 1",
         ),
         (
+            step(DeclineCause::Rtoken(RtokenError::OtherSize)),
+            "0x09990001 peer's buffer has another size",
+        ),
+        (
+            step(DeclineCause::Rtoken(RtokenError::NotAuthentic)),
+            "0x09990001 message that names the peer's buffer is not authentic",
+        ),
+        (
             step(DeclineCause::Rtoken(RtokenError::Ended)),
             "0x09990001 link group has ended",
         ),
@@ -382,6 +394,14 @@ fn rows() -> Vec<(FallbackReason, &'static str)> {
         (
             step(DeclineCause::FirstLink(FirstLinkError::Eyecatchers)),
             "0x03050000 peer requires eyecatchers in its buffers",
+        ),
+        (
+            step(DeclineCause::FirstLink(FirstLinkError::NoKeyShare)),
+            "0x02010000 CONFIRM LINK has no key share",
+        ),
+        (
+            step(DeclineCause::FirstLink(FirstLinkError::OtherSize)),
+            "0x02010000 handshake states another size of the buffer than CONFIRM LINK",
         ),
         (
             step(DeclineCause::FirstLink(FirstLinkError::LinkDown)),

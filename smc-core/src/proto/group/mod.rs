@@ -99,6 +99,10 @@ pub enum GroupKey {
         /// client cannot choose. `None` for a client, because one server may have several
         /// addresses.
         client: Option<IpAddr>,
+        /// Server: whether ACCEPT and CONFIRM of further connections are authenticated, on which
+        /// PROPOSAL and configuration decide, so that no client gets into a group without a key
+        /// that can have one. `false` for a client, whose groups are distinguished by `qpn`.
+        authenticates: bool,
         /// Client: the queue pair of the server. `None` for a server, which chooses the link
         /// itself.
         qpn: Option<Qpn>,

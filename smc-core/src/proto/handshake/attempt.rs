@@ -2,7 +2,9 @@
 //! device on, and the results that an established handshake passes to the connection.
 
 use smc_wire::Bounded;
-use smc_wire::clc::{self, AcceptConfirm, Body, DirectEnd, FirstContact, RdmaEnd};
+use smc_wire::clc::{
+    self, AcceptConfirm, Authentication, Body, DirectEnd, Extensions, FirstContact, RdmaEnd,
+};
 use smc_wire::llc::{ByteOrder, Dialect};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
@@ -12,12 +14,12 @@ use smc_wire::types::{
 
 use super::config::LinkLimits;
 use super::steps::{Awaits, When};
-use super::{DirectDevice, HandshakeConfig, LocalRmb, PeerRmb, RdmaPort, Work};
+use super::{DirectDevice, HandshakeConfig, LocalRmb, RdmaPort, Work};
 use crate::device::{LinkAddress, Route};
 use crate::error::{FallbackReason, PeerMisbehaved};
 use crate::proto::Role;
 use crate::proto::group::{DeviceIndex, GroupKey, GroupTerms, Intent, Member};
-use crate::proto::links::{LinkChoice, LlcTerms};
+use crate::proto::links::{LinkChoice, LlcTerms, PeerRmb};
 
 /// One attempt with one device.
 #[derive(Debug)]
@@ -100,7 +102,11 @@ impl RdmaEnds {
     ///
     /// Packets of that size cannot be sent; or the element has the number 0 or the token 0, which
     /// are not used.
-    pub(super) fn set_peer(&mut self, end: &RdmaEnd) -> Result<(), PeerMisbehaved> {
+    pub(super) fn set_peer(
+        &mut self,
+        end: &RdmaEnd,
+        authentication: Option<Authentication>,
+    ) -> Result<(), PeerMisbehaved> {
         if end.mtu.bytes().is_none() {
             return Err(PeerMisbehaved::BadLink);
         }
@@ -123,6 +129,7 @@ impl RdmaEnds {
             index: end.rmbe_index,
             size: end.size,
             token: end.token,
+            authentication,
         };
         self.peer = Some((link, rmb));
         Ok(())
@@ -146,6 +153,7 @@ impl RdmaEnds {
             confirms_rkeys: peer == Some(OsType::LINUX),
             is_linux: peer == Some(OsType::LINUX),
             keeps_rkeys: features.contains(Features::SINGLE_LINK),
+            authenticates: features.contains(Features::AUTHENTICATION),
             ..terms
         }
     }
@@ -312,6 +320,21 @@ impl DeviceAttempt {
         Some(AcceptConfirm { kind, terms, body })
     }
 
+    /// The extensions of that message.
+    pub(super) fn extensions(&self) -> Extensions<'static> {
+        let local = match &self.ends {
+            Ends::Direct(_) => None,
+            Ends::Rdma(ends) => ends.local,
+        };
+        let authentication = local.and_then(|local| local.authentication);
+        let features = authentication.and_then(|_| Some(self.terms()?.vendor_features));
+        Extensions {
+            features,
+            authentication,
+            ..Extensions::default()
+        }
+    }
+
     fn first_contact(&self, kind: clc::AcceptKind, config: &HandshakeConfig) -> FirstContact {
         let parts = FirstContact {
             features: self.features,
@@ -375,8 +398,9 @@ impl DeviceAttempt {
     }
 }
 
-/// The features beyond the released protocol that both sides have, if the peer has these. A single
-/// link takes the agreement that there is no other.
+/// The features beyond the released protocol that both sides have, if the peer has these.
+/// Authentication is for link groups of SMC-R. A single link takes that, and the agreement that
+/// there is no other.
 pub(super) fn common_features(
     config: &HandshakeConfig,
     release: Release,
@@ -384,11 +408,18 @@ pub(super) fn common_features(
     ends: &Ends,
 ) -> Features {
     let both = config.vendor_features_for(release) & peer;
-    match ends {
-        Ends::Rdma(ends) if ends.limits.is_some_and(|limits| limits.links == 1) => both,
-        _ => both.difference(Features::SINGLE_LINK),
+    let Ends::Rdma(ends) = ends else {
+        return both.difference(OF_RDMA);
+    };
+    let has_one_link = ends.limits.is_some_and(|limits| limits.links == 1);
+    match has_one_link && both.contains(Features::AUTHENTICATION) {
+        true => both,
+        false => both.difference(Features::SINGLE_LINK),
     }
 }
+
+/// Features of link groups of SMC-R.
+pub(super) const OF_RDMA: Features = Features::SINGLE_LINK.union(Features::AUTHENTICATION);
 
 fn peer_id(config: &HandshakeConfig) -> PeerId {
     let rdma = config.rdma.as_ref();

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use smc_wire::Bounded;
 use smc_wire::clc::{
-    AcceptConfirm, Body, DirectEnd, DirectExtension, FirstContact, IpArea, Ipv6Prefix,
-    OfferedDevice, Proposal, RdmaEnd, SmcdArea, V2Extension,
+    AcceptConfirm, Authentication, Body, DirectEnd, DirectExtension, FirstContact, IpArea,
+    Ipv6Prefix, OfferedDevice, Proposal, RdmaEnd, SmcdArea, V2Extension,
 };
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
@@ -16,7 +16,7 @@ use smc_wire::types::{
     Version,
 };
 
-use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds, common_features};
+use super::attempt::{DeviceAttempt, DirectEnds, Ends, OF_RDMA, RdmaEnds, common_features};
 use super::config::LinkLimits;
 use super::config::{mask_v4, mask_v6};
 use super::decline::SearchedDevices;
@@ -383,7 +383,7 @@ fn offered_features(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> Featu
     let own = config.vendor_features_for(config.release);
     match found.rdma_v2 {
         Some(_) => own,
-        None => own.difference(Features::SINGLE_LINK),
+        None => own.difference(OF_RDMA),
     }
 }
 
@@ -450,7 +450,11 @@ impl Handshake {
     }
 
     /// The server's choice.
-    pub(super) fn handle_accept(&mut self, accept: &AcceptConfirm) -> Result<(), Failure> {
+    pub(super) fn handle_accept(
+        &mut self,
+        accept: &AcceptConfirm,
+        authentication: Option<Authentication>,
+    ) -> Result<(), Failure> {
         let RoleState::Client(Some(proposal)) = &self.role_state else {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         };
@@ -470,7 +474,7 @@ impl Handshake {
         }
         let attempt = match &accept.body {
             Body::D(end) => direct_attempt(accept, end, proposal, &self.config)?,
-            Body::R(end) => rdma_attempt(accept, end, proposal, &self.config)?,
+            Body::R(end) => rdma_attempt(accept, end, authentication, proposal, &self.config)?,
         };
         self.rest = match attempt.ends {
             Ends::Direct(_) => CLIENT_DIRECT,
@@ -514,6 +518,7 @@ fn direct_attempt(
 fn rdma_attempt(
     accept: &AcceptConfirm,
     end: &RdmaEnd,
+    authentication: Option<Authentication>,
     proposal: &ClientProposal,
     config: &HandshakeConfig,
 ) -> Result<DeviceAttempt, Failure> {
@@ -530,7 +535,7 @@ fn rdma_attempt(
         local: None,
         peer: None,
     };
-    ends.set_peer(end)?;
+    ends.set_peer(end, authentication)?;
     let key = GroupKey::Rdma {
         role: Role::Client,
         version,
@@ -539,6 +544,7 @@ fn rdma_attempt(
         mac: (!version.is_v2()).then_some(end.mac),
         vlan: 0,
         client: None,
+        authenticates: false,
         qpn: Some(end.qpn),
     };
     Ok(DeviceAttempt {

@@ -76,6 +76,8 @@ impl DeclineCause {
     pub(crate) const MAX_CONNS: Self = Self::Rule(DeclineCode::MAXCONNERR);
     /// The number of links per link group is out of range, or differs from ACCEPT.
     pub(crate) const MAX_LINKS: Self = Self::Rule(DeclineCode::MAXLINKERR);
+    /// CONFIRM does not repeat the features beyond the released protocol that ACCEPT states.
+    pub(crate) const FEATURES: Self = Self::Rule(DeclineCode::RELEASEERR);
     /// No route leads to the server's GID.
     pub(crate) const NO_ROUTE: Self = Self::Rule(DeclineCode::NOROUTE);
     /// The server needs a router, and the client does not.

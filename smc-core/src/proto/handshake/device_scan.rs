@@ -318,6 +318,8 @@ impl DeviceScan {
     ) -> DeviceAttempt {
         let mac = self.proposal.mac;
         let version = eid.map_or(Version::V1, |_| Version::V2);
+        let own_features = config.vendor_features_for(self.release_of(version));
+        let features = own_features & self.client_features();
         let key = GroupKey::Rdma {
             role: Role::Server,
             version,
@@ -326,6 +328,7 @@ impl DeviceScan {
             mac: eid.is_none().then_some(mac),
             vlan: self.path.vlan,
             client: self.path.peer,
+            authenticates: features.contains(Features::AUTHENTICATION),
             qpn: None,
         };
         let ends = RdmaEnds {
@@ -350,10 +353,7 @@ impl DeviceScan {
         ends: Ends,
         config: &HandshakeConfig,
     ) -> DeviceAttempt {
-        let release = match version.is_v2() {
-            true => self.release,
-            false => Release::V2_0,
-        };
+        let release = self.release_of(version);
         DeviceAttempt {
             role: Role::Server,
             version,
@@ -367,6 +367,13 @@ impl DeviceScan {
             member: None,
             size: config.buffer,
             ends,
+        }
+    }
+
+    fn release_of(&self, version: Version) -> Release {
+        match version.is_v2() {
+            true => self.release,
+            false => Release::V2_0,
         }
     }
 

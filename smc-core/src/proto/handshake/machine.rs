@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use smc_wire::EmitError;
-use smc_wire::clc::{self, Decline, Message};
+use smc_wire::clc::{self, Authentication, Decline, Message};
 use smc_wire::size::SizeCode;
 use smc_wire::types::Version;
 
@@ -157,9 +157,11 @@ impl Handshake {
         let (taken, result) = self.buffer.take(bytes, expected);
         let result = match result {
             Ok(None) => return taken,
-            Ok(Some(message)) => Message::parse(&message)
+            Ok(Some(message)) => Message::parse_extended(&message)
                 .map_err(Failure::from)
-                .and_then(|message| self.handle_message(step, message)),
+                .and_then(|(message, extensions)| {
+                    self.handle_message(step, message, extensions.authentication)
+                }),
             Err(error) => Err(Failure::Abort(error)),
         };
         self.conclude(result);
@@ -263,13 +265,22 @@ impl Handshake {
         Some((step, step.message_type()?))
     }
 
-    fn handle_message(&mut self, step: &'static Step, message: Message) -> Result<(), Failure> {
+    fn handle_message(
+        &mut self,
+        step: &'static Step,
+        message: Message,
+        authentication: Option<Authentication>,
+    ) -> Result<(), Failure> {
         self.received = Some(message.kind());
         match (step.awaits, message) {
             (_, Message::Decline(decline)) => Err(Failure::PeerDeclined(decline)),
             (Awaits::Proposal, Message::Proposal(proposal)) => self.handle_proposal(proposal),
-            (Awaits::Accept, Message::Accept(accept)) => self.handle_accept(&accept),
-            (Awaits::Confirm, Message::Confirm(confirm)) => self.handle_confirm(&confirm),
+            (Awaits::Accept, Message::Accept(accept)) => {
+                self.handle_accept(&accept, authentication)
+            }
+            (Awaits::Confirm, Message::Confirm(confirm)) => {
+                self.handle_confirm(&confirm, authentication)
+            }
             _ => Err(PeerMisbehaved::UnexpectedMessage.into()),
         }
     }
@@ -398,7 +409,12 @@ impl Handshake {
     /// The first link is not confirmed. The peer may have declined for the same reason.
     fn handle_unconfirmed(&mut self, error: FirstLinkError) -> Result<(), Failure> {
         let reason = FallbackReason::from(DeclineCause::FirstLink(error));
-        if error == FirstLinkError::Eyecatchers || self.closed.is_some() {
+        // Its message has come, and is refused.
+        let is_refused = matches!(
+            error,
+            FirstLinkError::Eyecatchers | FirstLinkError::NoKeyShare | FirstLinkError::OtherSize
+        );
+        if is_refused || self.closed.is_some() {
             return Err(Failure::decline(reason));
         }
         self.late = Some(Box::new(reason));
@@ -474,9 +490,13 @@ impl Handshake {
     /// Sends ACCEPT or CONFIRM.
     fn send_accept_or_confirm(&mut self, kind: clc::AcceptKind) -> Result<(), Failure> {
         let attempt = self.attempt.as_ref();
-        let message = attempt.and_then(|attempt| attempt.message(kind, &self.config));
-        let bytes = message
-            .and_then(|message| emitted(message.encoded_len(), |buffer| message.emit(buffer)));
+        let bytes = attempt.and_then(|attempt| {
+            let (message, extensions) =
+                (attempt.message(kind, &self.config)?, attempt.extensions());
+            emitted(message.extended_len(&extensions), |buffer| {
+                message.emit_extended(&extensions, buffer)
+            })
+        });
         self.send(bytes.ok_or(Error::Bug("handshake message cannot be written"))?);
         Ok(())
     }

@@ -73,7 +73,7 @@ pub use config::{
 pub use crossing::CrossingDecline;
 pub(crate) use decline::{DeclineCause, PEER_DECLINED};
 pub use machine::{Handshake, HandshakeOutput};
-pub use steps::{LocalRmb, PeerRmb, RmbError, Work, WorkDone};
+pub use steps::{LocalRmb, RmbError, Work, WorkDone};
 
 #[cfg(test)]
 mod tests;

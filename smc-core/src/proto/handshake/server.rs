@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use smc_wire::clc::{AcceptConfirm, Body, FirstContact, Proposal};
+use smc_wire::clc::{AcceptConfirm, Authentication, Body, FirstContact, Proposal};
 use smc_wire::types::{Features, Version};
 
 use super::attempt::Ends;
@@ -68,7 +68,11 @@ impl Handshake {
     }
 
     /// The client's completion.
-    pub(super) fn handle_confirm(&mut self, confirm: &AcceptConfirm) -> Result<(), Failure> {
+    pub(super) fn handle_confirm(
+        &mut self,
+        confirm: &AcceptConfirm,
+        authentication: Option<Authentication>,
+    ) -> Result<(), Failure> {
         let Some(attempt) = &mut self.attempt else {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         };
@@ -101,12 +105,19 @@ impl Handshake {
                         return Err(Failure::decline(cause));
                     }
                 }
-                ends.set_peer(end)?;
+                ends.set_peer(end, authentication)?;
             }
             _ => return Err(PeerMisbehaved::UnexpectedMessage.into()),
         }
+        let features = stated.map_or(Features::empty(), FirstContact::vendor_features);
+        // Not by the client: it would take part in a group without a key, which is not the one
+        // that it has agreed on.
+        let lacks = attempt.vendor_features.difference(features);
+        if is_first_contact && lacks.contains(Features::AUTHENTICATION) {
+            return Err(Failure::decline(DeclineCause::FEATURES));
+        }
         attempt.peer_host = stated.map(|stated| (stated.os, stated.host));
-        attempt.vendor_features &= stated.map_or(Features::empty(), FirstContact::vendor_features);
+        attempt.vendor_features &= features;
         self.advance()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use smc_wire::clc::ClcType;
+use smc_wire::clc::{Authentication, ClcType};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{AlertToken, DmbToken, Gid, Rkey, RmbAddr};
 
@@ -12,7 +12,7 @@ use crate::error::{Phase, SetupStep};
 use crate::proto::group::{
     DeviceIndex, GroupId, GroupKey, GroupTerms, Intent, Member, NoGroup, Terminated,
 };
-use crate::proto::links::{FirstLinkError, LinkChoice, LlcTerms, RkeyError, RtokenError};
+use crate::proto::links::{FirstLinkError, LinkChoice, LlcTerms, PeerRmb, RkeyError, RtokenError};
 
 use Action::{Begin, SendConfirm};
 
@@ -429,30 +429,9 @@ pub struct LocalRmb {
     pub size: SizeCode,
     /// Number of the element in the RMB, from 1.
     pub index: u8,
-}
-
-/// The peer's receive buffer of one SMC-R connection: one element of an RMB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PeerRmb {
-    /// Key of the RMB on the connection's link.
-    pub rkey: Rkey,
-    /// Address of the RMB on the connection's link.
-    pub addr: RmbAddr,
-    /// Number of the element in the RMB, from 1.
-    pub index: u8,
-    /// Size of the element.
-    pub size: SizeCode,
-    /// Names the connection in messages to the peer.
-    pub token: AlertToken,
-}
-
-impl PeerRmb {
-    /// Where the element begins in the RMB, in bytes.
-    #[must_use]
-    pub fn offset(&self) -> u64 {
-        let len = u64::try_from(self.size.byte_len()).unwrap_or(u64::MAX);
-        len.saturating_mul(u64::from(self.index.saturating_sub(1)))
-    }
+    /// For the message that names the RMB to the peer, where the link group exists and has a key
+    /// ([`LinkGroup::authenticate`](crate::proto::links::LinkGroup::authenticate)).
+    pub authentication: Option<Authentication>,
 }
 
 /// Why there is no receive buffer for a connection.

@@ -93,6 +93,9 @@ pub struct LlcTerms {
     /// need no CONFIRM RKEY: the ends have agreed on a single link
     /// (docs/spec/extensions.md#single-link).
     pub keeps_rkeys: bool,
+    /// Whether the ends exchange a key on the first link, by which ACCEPT and CONFIRM of further
+    /// connections are authenticated (docs/spec/extensions.md#authentication).
+    pub authenticates: bool,
 }
 
 impl LlcTerms {
@@ -104,6 +107,7 @@ impl LlcTerms {
         confirms_rkeys: false,
         is_linux: false,
         keeps_rkeys: false,
+        authenticates: false,
     };
 
     /// Version 2 before release 1: two links, with a little-endian peer, as Linux hosts with RoCE

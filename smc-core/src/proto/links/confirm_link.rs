@@ -3,6 +3,8 @@
 use std::time::Instant;
 
 use smc_wire::llc::{Class, ConfirmLink, MessageType};
+use smc_wire::size::SizeCode;
+use smc_wire::types::KeyShare;
 
 use super::flow::Flow;
 use super::{DropReason, FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId};
@@ -33,7 +35,7 @@ impl LinkGroup {
                 first.until = Some(after(now, self.config.timeouts.response));
                 let number = self.next_number();
                 self.set_number(first.link, number);
-                self.send_confirm_link(first.link, Class::Request);
+                self.send_first_confirm_link(first.link, Class::Request);
                 self.flow = Some(Flow::ConfirmFirst(first));
             }
             (Role::Client, None) => {
@@ -81,21 +83,56 @@ impl LinkGroup {
     }
 
     fn first_confirmed(&mut self, now: Instant, first: &ConfirmFirst, message: ConfirmLink) {
-        let result = if message.no_eyecatcher == 0 {
-            Err(FirstLinkError::Eyecatchers)
-        } else {
+        let result = self.check_first(&message);
+        if result.is_ok() {
             if self.role == Role::Client {
                 self.set_number(first.link, message.link);
-                self.send_confirm_link(first.link, Class::Response);
+                self.send_first_confirm_link(first.link, Class::Response);
             }
             self.activate(now, first.link, GroupType::Single);
-            Ok(())
-        };
+        }
         self.outputs.push_back(LinkGroupOutput::FirstLink(result));
     }
 
-    /// CONFIRM LINK about the local end of a link, on that link.
+    /// Checks the peer's CONFIRM LINK, and makes the key of the group if the ends have agreed on
+    /// one.
+    fn check_first(&mut self, message: &ConfirmLink) -> Result<(), FirstLinkError> {
+        if message.no_eyecatcher == 0 {
+            return Err(FirstLinkError::Eyecatchers);
+        }
+        let Some(authentication) = &mut self.authentication else {
+            return Ok(());
+        };
+        if message.key_share.is_zero() || authentication.own_share().is_zero() {
+            return Err(FirstLinkError::NoKeyShare);
+        }
+        if message.rmb_size != stated_size(self.rtokens.first_size()) {
+            return Err(FirstLinkError::OtherSize);
+        }
+        authentication.set_peer_share(message.key_share);
+        Ok(())
+    }
+
+    /// CONFIRM LINK on the first link.
+    fn send_first_confirm_link(&mut self, link: LinkId, class: Class) {
+        let share = self.authentication.as_ref().map(|it| it.own_share());
+        let size = share.and(self.first_size);
+        let share = share.unwrap_or(KeyShare::ZERO);
+        self.send_confirm_link_with(link, class, share, stated_size(size));
+    }
+
+    /// CONFIRM LINK about the local end of a further link, on that link.
     pub(super) fn send_confirm_link(&mut self, link: LinkId, class: Class) {
+        self.send_confirm_link_with(link, class, KeyShare::ZERO, stated_size(None));
+    }
+
+    fn send_confirm_link_with(
+        &mut self,
+        link: LinkId,
+        class: Class,
+        key_share: KeyShare,
+        rmb_size: u8,
+    ) {
         let Some(info) = self.link(link) else {
             return;
         };
@@ -113,7 +150,14 @@ impl LinkGroup {
             user_id: self.user_id(info.number),
             max_links: self.terms.max_links,
             max_connections: self.terms.max_connections,
+            key_share,
+            rmb_size,
         };
         self.send(link, message.encoded_len(), |buffer| message.emit(buffer));
     }
+}
+
+/// The size of an RMB in CONFIRM LINK.
+fn stated_size(size: Option<SizeCode>) -> u8 {
+    size.map_or(0, |size| size.code().saturating_add(1))
 }

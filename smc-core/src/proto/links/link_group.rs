@@ -3,8 +3,11 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
+use smc_wire::clc::Authentication;
+use smc_wire::size::SizeCode;
+use smc_wire::types::{GroupId, KeyShare, LinkNumber, Rkey, RmbAddr};
 
+use super::authentication::GroupAuthentication;
 use super::confirm_link::ConfirmFirst;
 use super::flow::{Flow, PendingFlows, Trigger};
 use super::group_end::GroupEnd;
@@ -13,7 +16,7 @@ use super::long_message::LongMessageGate;
 use super::rmbs::{LocalRmbs, Rmb, RmbAnnouncement};
 use super::rtokens::Rtokens;
 use super::{
-    GroupType, LinkGroupOutput, LinkId, LinkInfo, LlcConfig, LlcTerms, NotAdded, OpTag,
+    GroupType, LinkGroupOutput, LinkId, LinkInfo, LlcConfig, LlcTerms, NotAdded, OpTag, PeerRmb,
     PortCandidate, RkeyError, RmbId, RmbKey, RtokenError, RtokenId,
 };
 use crate::device::{DeviceError, LinkAddress, LinkFailure, Route};
@@ -40,6 +43,9 @@ pub struct LinkGroup {
     /// The state of the links that was last reported to the registry.
     pub(super) reported: GroupLinks,
     pub(super) local_rmbs: LocalRmbs,
+    /// Size of the local RMB that the first contact names.
+    pub(super) first_size: Option<SizeCode>,
+    pub(super) authentication: Option<GroupAuthentication>,
     pub(super) candidates: Vec<PortCandidate>,
     /// The ports at which links could not be added lately: each at most once, and never all.
     pub(super) failed_ports: Vec<PortCandidate>,
@@ -77,6 +83,8 @@ impl LinkGroup {
             rtokens: Rtokens::default(),
             reported: GroupLinks::default(),
             local_rmbs: LocalRmbs::default(),
+            first_size: None,
+            authentication: None,
             candidates: Vec::new(),
             failed_ports: Vec::new(),
             leaving: Vec::new(),
@@ -100,9 +108,19 @@ impl LinkGroup {
 
     /// The peer's end of the first link and the negotiated values are known. From now on messages
     /// may arrive.
-    pub fn first_peer(&mut self, peer: LinkAddress, route: Route, terms: LlcTerms) {
+    ///
+    /// `key_share` is random, for a group [that authenticates](LlcTerms::authenticates).
+    pub fn first_peer(
+        &mut self,
+        peer: LinkAddress,
+        route: Route,
+        terms: LlcTerms,
+        key_share: KeyShare,
+    ) {
         self.route = route;
         self.terms = terms;
+        let authentication = || GroupAuthentication::new(self.role, key_share);
+        self.authentication = terms.authenticates.then(authentication);
         self.rtokens.keeps_unused = terms.keeps_rkeys;
         let Some(first) = self.links.first_mut() else {
             return;
@@ -273,7 +291,8 @@ impl LinkGroup {
     }
 
     /// Adds the RMB of the first connection, which the handshake itself announces to the peer.
-    pub fn add_rmb(&mut self, rmb: RmbId, keys: &[RmbKey]) {
+    pub fn add_rmb(&mut self, rmb: RmbId, size: SizeCode, keys: &[RmbKey]) {
+        self.first_size = Some(size);
         let link = self.links.first().map_or(LinkId(0), |link| link.info.id);
         let now = self.links.first().map(|link| link.last_received);
         if let (Some(now), None) = (now, self.end) {
@@ -327,29 +346,35 @@ impl LinkGroup {
         self.terms.keeps_rkeys && self.end.is_none() && self.local_rmbs.can_keep(rmb)
     }
 
+    /// Authenticates the message that names this RMB of the local end to the peer. `None` at first
+    /// contact, and in groups without a key.
+    pub fn authenticate(&mut self, rmb: &PeerRmb) -> Option<Authentication> {
+        self.authentication.as_mut()?.authenticate(rmb)
+    }
+
     /// Enters an RMB of the peer, which the handshake names, for a local connection.
     ///
-    /// The first one is that of the first contact. Further ones have to have been announced by
-    /// CONFIRM RKEY, if the peer announces its RMBs. A TCP connection from another process or host
-    /// can name any key, and a write with an invalid one ends the link for all its connections. Of
-    /// an RMB of Linux there is one element, with number 1, and one user: a second one would write
-    /// into the stream of the first.
+    /// The first one is that of the first contact. For further ones the message that names them has
+    /// to be authentic, if the group has a key; and they have to have been announced by CONFIRM
+    /// RKEY, if the peer announces its RMBs. A TCP connection from another process or host can name
+    /// any key, and a write with an invalid one ends the link for all its connections, as does one
+    /// beyond the end of the RMB. Of an RMB of Linux there is one element, with number 1, and one
+    /// user: a second one would write into the stream of the first.
     ///
     /// # Errors
     ///
     /// As [`RtokenError`].
-    pub fn add_rtoken(
-        &mut self,
-        link: LinkId,
-        rkey: Rkey,
-        addr: RmbAddr,
-        index: u8,
-    ) -> Result<RtokenId, RtokenError> {
-        let may_be_new = self.rtokens.is_new() || !self.terms.confirms_rkeys;
-        if self.terms.is_linux && index != 1 {
+    pub fn add_rtoken(&mut self, link: LinkId, rmb: &PeerRmb) -> Result<RtokenId, RtokenError> {
+        let is_first = self.rtokens.is_new();
+        let mut authentication = self.authentication.as_mut().filter(|_| !is_first);
+        if authentication.as_mut().is_some_and(|it| !it.verify(rmb)) {
+            return Err(RtokenError::NotAuthentic);
+        }
+        if self.terms.is_linux && rmb.index != 1 {
             return Err(RtokenError::OtherElement);
         }
-        let id = match self.rtokens.find_pair(link, rkey, addr) {
+        let may_be_new = is_first || !self.terms.confirms_rkeys;
+        let id = match self.rtokens.find_pair(link, rmb.rkey, rmb.addr) {
             // An RMB that stays announced may have its next connection here before the application
             // has dropped the stream of the one before.
             Some(id)
@@ -358,10 +383,10 @@ impl LinkGroup {
                 return Err(RtokenError::InUse);
             }
             Some(announced) => announced,
-            None if may_be_new => self.rtokens.add(link, rkey, addr)?,
+            None if may_be_new => self.rtokens.add(link, rmb.rkey, rmb.addr)?,
             None => return Err(RtokenError::NotAnnounced),
         };
-        self.rtokens.add_user(id);
+        self.rtokens.add_user(id, rmb.size)?;
         self.report_links();
         Ok(id)
     }

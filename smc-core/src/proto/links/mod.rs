@@ -59,6 +59,7 @@
 
 mod add_link_client;
 mod add_link_server;
+mod authentication;
 mod config;
 mod confirm_link;
 mod delete_link;
@@ -71,6 +72,7 @@ mod link_group;
 mod long_message;
 mod notice;
 mod output;
+mod peer_rmb;
 mod ports;
 mod request_add_link;
 mod rkeys;
@@ -86,6 +88,7 @@ pub use link::{GroupType, LinkChoice, LinkId, LinkInfo, LinkState};
 pub use link_group::LinkGroup;
 pub use notice::{DropReason, LinkDownCause, NotAdded, Notice};
 pub use output::{FirstLinkError, LinkGroupOutput, OpTag, PortCandidate, RkeyError, RmbKey};
+pub use peer_rmb::PeerRmb;
 pub use rtokens::{RTOKENS_MAX, RtokenError, RtokenId};
 pub use send_queue::{NextPost, Overflow, Posted, SEND_QUEUE_TIMEOUT, SendQueue, WAITING_MAX};
 

@@ -109,6 +109,13 @@ pub enum FirstLinkError {
     /// The peer requires eyecatchers in RMBs, which are no longer written.
     #[error("peer requires eyecatchers in its buffers")]
     Eyecatchers,
+    /// The peer has sent no key share, although it has agreed on authentication.
+    #[error("CONFIRM LINK has no key share")]
+    NoKeyShare,
+    /// The handshake on TCP states another size of the peer's RMB than CONFIRM LINK: another
+    /// process or host has changed it.
+    #[error("handshake states another size of the buffer than CONFIRM LINK")]
+    OtherSize,
     /// The link failed, or the group was ended.
     #[error("link went down")]
     LinkDown,

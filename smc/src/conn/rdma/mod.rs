@@ -25,8 +25,8 @@ use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::mutex::Mutex;
 use crate::proto::conn::rdma::{AUTOCORK, Arrivals, Transmit};
 use crate::proto::group::GroupEndCause;
-use crate::proto::handshake::{Established, PeerRmb, RdmaParams};
-use crate::proto::links::{LinkId, RmbId, RtokenId};
+use crate::proto::handshake::{Established, RdmaParams};
+use crate::proto::links::{LinkId, PeerRmb, RmbId, RtokenId};
 use receiving::Rx;
 use sending::{BoundSending, Tx};
 

@@ -12,8 +12,9 @@ use std::time::Instant;
 
 use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
+use smc_wire::clc::Authentication;
 use smc_wire::size::SizeCode;
-use smc_wire::types::{AlertToken, GroupId, PnetId, Rkey, RmbAddr, RoceGid};
+use smc_wire::types::{AlertToken, GroupId, KeyShare, PnetId, Rkey, RmbAddr, RoceGid};
 
 use super::super::conn::{RdmaConn, RdmaConnHandle};
 use super::super::device_driver::DeviceDriver;
@@ -29,11 +30,11 @@ use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::mutex::Mutex;
 use crate::proto::Role;
 use crate::proto::group::DeviceIndex;
-use crate::proto::handshake::PeerRmb;
 use crate::proto::links::{
     self, FirstLinkError, GroupType, LinkChoice, LinkGroup, LinkGroupOutput, LinkId, LinkInfo,
-    LinkState, LlcConfig, RkeyError, RmbId, RmbKey, RtokenId,
+    LinkState, LlcConfig, PeerRmb, RkeyError, RmbId, RmbKey, RtokenId,
 };
+use crate::random;
 use events::GroupTask;
 
 /// A link group of SMC-R.
@@ -255,8 +256,11 @@ impl RdmaLinkGroup {
         route: Route,
         terms: links::LlcTerms,
     ) -> Result<(), DeviceError> {
+        let key_share = random::bytes();
+        let key_share = key_share.map_err(|error| DeviceError::os("get random bytes", &error))?;
+        let key_share = KeyShare::from_bytes(key_share);
         let link = self.step(|state, _| {
-            state.machine.first_peer(peer, route, terms);
+            state.machine.first_peer(peer, route, terms, key_share);
             state.first_peer = Some(peer.gid);
             state.pending.keys().next().copied()
         });
@@ -335,10 +339,10 @@ impl RdmaLinkGroup {
         for device in devices {
             domains.push((device, self.domain(device).await?));
         }
-        let rmb = self.pool.take(size, Access::RemoteWrite)?;
+        let rmb = self.pool.take_rmb(size)?;
         let mut keys = Vec::new();
         for (device, domain) in &domains {
-            let mr = rmb.register(*device, &**domain).await?;
+            let mr = rmb.buffer().register(*device, &**domain).await?;
             keys.push(RmbKey {
                 device: *device,
                 rkey: mr.rkey(),
@@ -346,9 +350,10 @@ impl RdmaLinkGroup {
             });
         }
         let staging = self.staging(staging, &domains).await?;
-        let new_id = || RmbId(self.next_rmb.fetch_add(1, Ordering::Relaxed));
-        let id = rmb.take_announced().unwrap_or_else(new_id);
         let token = self.groups.take_token()?;
+        let (rmb, id) = rmb.used();
+        let new_id = || RmbId(self.next_rmb.fetch_add(1, Ordering::Relaxed));
+        let id = id.unwrap_or_else(new_id);
         let sender = self.sender(link);
         let conn = RdmaConn::new(Arc::clone(self), token, (id, rmb), staging, sender);
         let conn = Arc::new(conn);
@@ -394,7 +399,13 @@ impl RdmaLinkGroup {
 
     /// Adds the RMB of the first connection, which the handshake sends to the peer.
     pub(crate) fn add_rmb(self: &Arc<Self>, conn: &RdmaConn, keys: &[RmbKey]) {
-        self.step(|state, _| state.machine.add_rmb(conn.rmb_id, keys));
+        self.step(|state, _| state.machine.add_rmb(conn.rmb_id, conn.rmb.size, keys));
+    }
+
+    /// Authenticates the message of the handshake that names this RMB to the peer, if the group has
+    /// a key.
+    pub(crate) fn authenticate(&self, rmb: &PeerRmb) -> Option<Authentication> {
+        self.state.lock().machine.authenticate(rmb)
     }
 
     /// Sends the RMB of a further connection to the peer (CONFIRM RKEY).
@@ -451,9 +462,7 @@ impl RdmaLinkGroup {
         }
         let now_on = conn.link();
         self.step(|state, _| {
-            let rtoken = state
-                .machine
-                .add_rtoken(link, peer.rkey, peer.addr, peer.index)?;
+            let rtoken = state.machine.add_rtoken(link, peer)?;
             // The link of the handshake may have failed. Then the peer should have sent RKEYs of
             // others.
             let is_told = |on| state.machine.rtoken(rtoken, on).is_some();

@@ -60,8 +60,8 @@ impl Hosts {
                     .close_timeout(CLOSE_TIMEOUT)
                     // That looks at a clock of its own.
                     .polling(Duration::ZERO);
-                if plan.vendor_features[usize::from(side)] {
-                    builder = builder.vendor_features(Features::SINGLE_LINK);
+                if !plan.vendor_features[usize::from(side)] {
+                    builder = builder.vendor_features(Features::empty());
                 }
                 if let Some(max) = plan.max_links {
                     builder = builder.max_links(max);

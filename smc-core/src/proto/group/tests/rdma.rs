@@ -21,6 +21,7 @@ pub(super) fn server_key(host: u8) -> GroupKey {
         mac: None,
         vlan: 0,
         client: Some([10, 9, 0, host].into()),
+        authenticates: false,
         qpn: None,
     }
 }
@@ -34,6 +35,7 @@ fn client_key(host: u8, qpn: u32) -> GroupKey {
         mac: None,
         vlan: 0,
         client: None,
+        authenticates: false,
         qpn: Qpn::new(qpn),
     }
 }
@@ -306,6 +308,7 @@ fn key_at(client: IpAddr, peer: u16) -> GroupKey {
         mac: None,
         vlan: 0,
         client: Some(client),
+        authenticates: false,
         qpn: None,
     }
 }

@@ -312,6 +312,7 @@ fn rdma_key(role: Role, peer: u8, qpn: Option<Qpn>) -> GroupKey {
         mac: None,
         vlan: 0,
         client: (role == Role::Server).then_some([10, 9, 0, peer].into()),
+        authenticates: false,
         qpn,
     }
 }

@@ -132,6 +132,7 @@ fn rmb() -> LocalRmb {
         token: AlertToken::new(7).unwrap(),
         size: SizeCode::MIN,
         index: 1,
+        authentication: None,
     }
 }
 

@@ -5,6 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use smc_wire::types::{Rkey, RmbAddr};
 
+use super::world::peer_rmb;
 use super::*;
 use crate::device::{DeviceError, LinkFailure, RoceKind};
 use crate::proto::group::DeviceIndex;
@@ -192,7 +193,7 @@ fn apply(world: &mut World, side: usize, input: GroupInput, tokens: &mut Vec<Rto
             group.handle_moved(now, link(on));
         }
         GroupInput::Token(on, key) => {
-            tokens.extend(group.add_rtoken(link(on), Rkey(key.into()), RmbAddr(0), 1));
+            tokens.extend(group.add_rtoken(link(on), &peer_rmb(Rkey(key.into()), RmbAddr(0))));
         }
         GroupInput::Release => {
             if let Some(id) = tokens.pop() {

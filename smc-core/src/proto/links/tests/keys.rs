@@ -1,9 +1,10 @@
 use smc_wire::llc::{
     ConfirmRkey, DeleteRkey, DeleteRkeyErrors, Dialect, Message, RkeyClass, WireRkey,
 };
+use smc_wire::size::SizeCode;
 use smc_wire::types::{Rkey, RmbAddr};
 
-use super::world::key_of;
+use super::world::{key_of, peer_rmb};
 use super::*;
 
 fn single(terms: LlcTerms) -> World {
@@ -73,7 +74,9 @@ fn an_rmb_that_stays_announced_is_confirmed_once() {
         let link = world.hosts[CLIENT].group.assigned_link(1).unwrap();
         let (rkey, addr) = key_of(CLIENT, RmbId(1), 0);
         // The server's connection, which ends, and the next one.
-        let rtoken = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr, 1));
+        let rtoken = world.with(SERVER, |group| {
+            group.add_rtoken(link, &peer_rmb(rkey, addr))
+        });
         world.with(SERVER, |group| group.release_rtoken(rtoken.unwrap()));
         world.confirm_rkey(CLIENT, 1);
         world.settle();
@@ -144,7 +147,11 @@ fn of_an_rmb_of_linux_there_is_one_element_and_one_user() {
         world.settle();
         let link = world.hosts[SERVER].group.assigned_link(1).unwrap();
         let (rkey, addr) = key_of(CLIENT, RmbId(1), 0);
-        let mut add = |index| world.with(SERVER, |group| group.add_rtoken(link, rkey, addr, index));
+        let named = peer_rmb(rkey, addr);
+        let mut add = |index| {
+            let named = PeerRmb { index, ..named };
+            world.with(SERVER, |group| group.add_rtoken(link, &named))
+        };
         let other = add(2);
         let first = add(1).unwrap();
         let second = add(1);
@@ -156,9 +163,33 @@ fn of_an_rmb_of_linux_there_is_one_element_and_one_user() {
             false => assert_eq!((other, second), (Ok(first), Ok(first))),
         }
         world.with(SERVER, |group| group.release_rtoken(first));
-        let next = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr, 1));
+        let next = world.with(SERVER, |group| {
+            group.add_rtoken(link, &peer_rmb(rkey, addr))
+        });
         assert_eq!(next, Ok(first));
     }
+}
+
+/// A write beyond the end of an RMB ends the link.
+#[test]
+fn an_rmb_has_one_size() {
+    let mut world = single(LlcTerms::v2_1(1, 255));
+    world.confirm_rkey(CLIENT, 1);
+    world.settle();
+    let link = world.hosts[SERVER].group.assigned_link(1).unwrap();
+    let (rkey, addr) = key_of(CLIENT, RmbId(1), 0);
+    let named = peer_rmb(rkey, addr);
+    let larger = PeerRmb {
+        size: SizeCode::MAX,
+        ..named
+    };
+    let add = |world: &mut World, named: &PeerRmb| {
+        world.with(SERVER, |group| group.add_rtoken(link, named))
+    };
+    let first = add(&mut world, &named).unwrap();
+    world.with(SERVER, |group| group.release_rtoken(first));
+    assert_eq!(add(&mut world, &larger), Err(RtokenError::OtherSize));
+    assert_eq!(add(&mut world, &named), Ok(first));
 }
 
 #[test]
@@ -171,7 +202,9 @@ fn a_full_table_of_rmbs_that_the_peer_keeps_loses_none() {
     }
     let name = |rmb| key_of(CLIENT, RmbId(rmb), 0);
     let (rkey, addr) = name(1);
-    let rtoken = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr, 1));
+    let rtoken = world.with(SERVER, |group| {
+        group.add_rtoken(link, &peer_rmb(rkey, addr))
+    });
     world.with(SERVER, |group| group.release_rtoken(rtoken.unwrap()));
     world.confirm_rkey(CLIENT, 1000);
     world.settle();
@@ -180,7 +213,9 @@ fn a_full_table_of_rmbs_that_the_peer_keeps_loses_none() {
         result: Err(RkeyError::Refused),
     };
     assert!(world.took(CLIENT, &refused));
-    let again = world.with(SERVER, |group| group.add_rtoken(link, rkey, addr, 1));
+    let again = world.with(SERVER, |group| {
+        group.add_rtoken(link, &peer_rmb(rkey, addr))
+    });
     assert!(again.is_ok(), "{again:?}");
 }
 
@@ -590,13 +625,10 @@ fn what_a_connection_left_behind_gives_way() {
     let mut world = single(LlcTerms::V1);
     let group = &mut world.hosts[SERVER].group;
     let link = group.assigned_link(0).unwrap();
-    let ids: Vec<_> = (1..255)
-        .map(|at| group.add_rtoken(link, Rkey(at), RmbAddr(0), 1).unwrap())
-        .collect();
-    assert_eq!(
-        group.add_rtoken(link, Rkey(300), RmbAddr(0), 1),
-        Err(RtokenError::TableFull)
-    );
+    let add =
+        |group: &mut LinkGroup, rkey| group.add_rtoken(link, &peer_rmb(Rkey(rkey), RmbAddr(0)));
+    let ids: Vec<_> = (1..255).map(|at| add(group, at).unwrap()).collect();
+    assert_eq!(add(group, 300), Err(RtokenError::TableFull));
     let is_full = |group: &mut LinkGroup| match group.poll_output() {
         Some(LinkGroupOutput::Links(links)) => links.is_full,
         other => panic!("{other:?}"),
@@ -605,7 +637,7 @@ fn what_a_connection_left_behind_gives_way() {
     group.release_rtoken(ids[3]);
     assert!(!is_full(group));
     assert_eq!(group.rtoken(ids[3], link), Some((Rkey(4), RmbAddr(0))));
-    let other = group.add_rtoken(link, Rkey(300), RmbAddr(0), 1).unwrap();
+    let other = add(group, 300).unwrap();
     assert_eq!(group.rtoken(ids[3], link), None);
     assert_eq!(group.rtoken(other, link), Some((Rkey(300), RmbAddr(0))));
 }

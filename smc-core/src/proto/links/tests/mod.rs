@@ -2,6 +2,7 @@
 
 mod add_link;
 mod agreement;
+mod authentication;
 mod confirm_link;
 mod delete_link;
 mod ends;

@@ -1,7 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use smc_wire::types::{GroupId, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
+use smc_wire::size::SizeCode;
+use smc_wire::types::{
+    AlertToken, GroupId, KeyShare, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid,
+};
 
 use super::summary::summary;
 use super::*;
@@ -162,17 +165,20 @@ impl World {
             self.qps.insert(local.qpn.get(), (side, links[side]));
             self.candidates(side);
             let keys = self.keys(side, RmbId(0), &[device]);
-            self.hosts[side].group.add_rmb(RmbId(0), &keys);
+            self.hosts[side].group.add_rmb(RmbId(0), RMB_SIZE, &keys);
             ends.push(local);
         }
         for side in [SERVER, CLIENT] {
             let peer = ends[1 - side];
             let host = &mut self.hosts[side];
-            host.group.first_peer(peer, Route::SameSubnet, terms);
+            let share = KeyShare::from_bytes([1 + u8::try_from(side).unwrap(); 7]);
+            host.group.first_peer(peer, Route::SameSubnet, terms, share);
             host.qps.get_mut(&links[side]).unwrap().peer = Some(peer.qpn.get());
             let (rkey, addr) = key_of(1 - side, RmbId(0), self.hosts[1 - side].ports[0].device);
             let group = &mut self.hosts[side].group;
-            group.add_rtoken(links[side], rkey, addr, 1).unwrap();
+            group
+                .add_rtoken(links[side], &peer_rmb(rkey, addr))
+                .unwrap();
         }
         links
     }
@@ -590,6 +596,21 @@ impl World {
         self.random ^= self.random << 25;
         self.random ^= self.random >> 27;
         (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+    }
+}
+
+/// The size of all RMBs.
+pub(super) const RMB_SIZE: SizeCode = SizeCode::LINUX_DEFAULT;
+
+/// As a message without authentication names an RMB.
+pub(super) fn peer_rmb(rkey: Rkey, addr: RmbAddr) -> PeerRmb {
+    PeerRmb {
+        rkey,
+        addr,
+        index: 1,
+        size: RMB_SIZE,
+        token: AlertToken::new(1).unwrap(),
+        authentication: None,
     }
 }
 

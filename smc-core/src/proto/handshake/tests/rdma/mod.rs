@@ -10,11 +10,11 @@ mod server;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use smc_wire::clc;
+use smc_wire::clc::{self, Authentication};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
-    AlertToken, FeatureMask, Mac, MtuCode, OsType, PeerId, Psn, Qpn, Release, Rkey, RmbAddr,
-    RoceGid, Version,
+    AlertToken, AuthenticationCode, FeatureMask, Mac, MtuCode, OsType, PeerId, Psn, Qpn, Release,
+    Rkey, RmbAddr, RoceGid, Version,
 };
 
 use super::*;
@@ -72,6 +72,12 @@ impl HandshakeSide {
                     let peer = found.peer.unwrap();
                     assert_eq!((peer.qpn, peer.gid), (qpn, gid), "found by that name");
                 }
+                let authenticates = found.terms.is_some_and(|terms| terms.authenticates);
+                let is_first = link == LinkChoice::First;
+                let authentication = Authentication {
+                    number: number.into(),
+                    code: AuthenticationCode::from_bytes([7; 16]),
+                };
                 WorkDone::RmbPrepared(Ok(LocalRmb {
                     device: found.device,
                     link: found.local,
@@ -80,6 +86,7 @@ impl HandshakeSide {
                     token: AlertToken::new(number).unwrap(),
                     size,
                     index: 1,
+                    authentication: (authenticates && !is_first).then_some(authentication),
                 }))
             }
             Work::ConnectLink {

@@ -106,16 +106,17 @@ fn a_single_link_takes_both_sides_and_a_limit_of_one_link() {
             let host = |host, at: usize| {
                 let mut config = rdma_host(host);
                 rdma_of(&mut config).max_links = limits[at];
-                if has_it[at] {
-                    config.vendor_features = Features::SINGLE_LINK;
-                }
+                config.vendor_features = match has_it[at] {
+                    true => Features::SINGLE_LINK | Features::AUTHENTICATION,
+                    false => Features::AUTHENTICATION,
+                };
                 config
             };
             let pair = pair_of(host(CLIENT, 0), host(SERVER, 1)).completed();
             let is_agreed = has_it == [true, true] && limits.contains(&1);
             let agreed = match is_agreed {
-                true => Features::SINGLE_LINK,
-                false => Features::empty(),
+                true => Features::SINGLE_LINK | Features::AUTHENTICATION,
+                false => Features::AUTHENTICATION,
             };
             for side in [&pair.client, &pair.server] {
                 let groups = side.groups.borrow();
@@ -128,6 +129,19 @@ fn a_single_link_takes_both_sides_and_a_limit_of_one_link() {
             }
         }
     }
+}
+
+#[test]
+fn a_single_link_takes_authentication() {
+    let host = |host| {
+        let mut config = rdma_host(host);
+        rdma_of(&mut config).max_links = 1;
+        config.vendor_features = Features::SINGLE_LINK;
+        config
+    };
+    let pair = pair_of(host(CLIENT), host(SERVER)).completed();
+    let features = pair.client.established().vendor_features;
+    assert_eq!(features, Features::empty());
 }
 
 /// Linux announces its RMBs on the link.
@@ -164,6 +178,7 @@ fn keys_are_what_linux_compares_and_the_clients_address() {
         mac: None,
         vlan: 0,
         client: (role == Role::Server).then_some(ip(host).into()),
+        authenticates: false,
         qpn,
     };
     let of_server = Some(pair.server.rdma().link.qpn);

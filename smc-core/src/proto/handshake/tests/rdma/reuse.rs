@@ -1,6 +1,9 @@
+use smc_wire::types::Features;
+
 use super::*;
 use crate::device::LinkAddress;
 use crate::proto::group::{CREATOR_TIMEOUT, GroupId, GroupLinks};
+use crate::proto::links::PeerRmb;
 
 /// The peer's end of a link.
 fn end(host: u8, qpn: Qpn) -> LinkAddress {
@@ -52,6 +55,69 @@ fn next_connection_joins_the_group() {
         second.client.asked(),
         ["enter", "prepare", "bind", "confirm rkey"],
         "keys before CONFIRM"
+    );
+}
+
+fn authenticating(host: u8) -> HandshakeConfig {
+    HandshakeConfig {
+        vendor_features: Features::AUTHENTICATION,
+        ..rdma_host(host)
+    }
+}
+
+/// What a side was to check.
+fn bound(side: &HandshakeSide) -> PeerRmb {
+    let bound = side.works.iter().find_map(|work| match work {
+        Work::BindPeer(rmb) => Some(*rmb),
+        _ => None,
+    });
+    bound.unwrap()
+}
+
+#[test]
+fn messages_of_further_connections_have_the_code_of_the_group() {
+    let first = pair_of(authenticating(CLIENT), authenticating(SERVER)).completed();
+    for side in [&first.client, &first.server] {
+        assert_eq!(bound(side).authentication, None, "there is no key yet");
+        let features = side.established().vendor_features;
+        assert_eq!(features, Features::AUTHENTICATION);
+    }
+    let groups = [&first.client, &first.server].map(|side| Rc::clone(&side.groups));
+    let second = pair_in(authenticating(CLIENT), authenticating(SERVER), groups).completed();
+    for (side, peer) in [
+        (&second.client, &second.server),
+        (&second.server, &second.client),
+    ] {
+        assert!(!side.established().first_contact);
+        let sent = peer.rdma().local.authentication;
+        assert!(sent.is_some());
+        assert_eq!(bound(side).authentication, sent);
+    }
+}
+
+/// A process between the two has removed the features of one of them, or the peer has none.
+#[test]
+fn a_client_that_can_authenticate_gets_into_no_group_without_a_key() {
+    let first = again(&rdma_pair().completed()).completed();
+    assert!(!first.server.established().first_contact);
+    let groups = [&first.client, &first.server].map(|side| Rc::clone(&side.groups));
+    let without = pair_in(authenticating(CLIENT), rdma_host(SERVER), groups.clone()).completed();
+    assert!(
+        !without.server.established().first_contact,
+        "nor can the server"
+    );
+    let second = pair_in(
+        authenticating(CLIENT),
+        authenticating(SERVER),
+        groups.clone(),
+    );
+    let second = second.completed();
+    assert!(second.server.established().first_contact);
+    let third = pair_in(rdma_host(CLIENT), authenticating(SERVER), groups).completed();
+    assert_eq!(
+        third.server.established().group,
+        first.server.established().group,
+        "nor into one with a key, if it cannot"
     );
 }
 

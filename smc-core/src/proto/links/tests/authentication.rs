@@ -1,0 +1,131 @@
+//! Link groups whose ends have exchanged a key (docs/spec/extensions.md#authentication).
+
+use smc_wire::size::SizeCode;
+use smc_wire::types::KeyShare;
+
+use super::world::{key_of, peer_rmb};
+use super::*;
+use crate::device::{RoceKind, Route};
+
+const AUTHENTICATED: LlcTerms = LlcTerms {
+    confirms_rkeys: true,
+    is_linux: true,
+    authenticates: true,
+    ..LlcTerms::v2_1(2, 255)
+};
+
+fn announced(rmb: u64) -> (World, LinkId, PeerRmb) {
+    let mut world = World::connected([1, 1], AUTHENTICATED, LlcConfig::default());
+    world.confirm_rkey(CLIENT, rmb);
+    world.settle();
+    let link = world.hosts[SERVER].group.assigned_link(1).unwrap();
+    let (rkey, addr) = key_of(CLIENT, RmbId(rmb), 0);
+    (world, link, peer_rmb(rkey, addr))
+}
+
+/// As the client's message names it.
+fn authenticated(world: &mut World, rmb: PeerRmb) -> PeerRmb {
+    let authentication = world.hosts[CLIENT].group.authenticate(&rmb);
+    assert!(authentication.is_some());
+    PeerRmb {
+        authentication,
+        ..rmb
+    }
+}
+
+fn add(world: &mut World, link: LinkId, rmb: &PeerRmb) -> Result<RtokenId, RtokenError> {
+    world.with(SERVER, |group| group.add_rtoken(link, rmb))
+}
+
+#[test]
+fn an_rmb_is_named_by_the_peer_once_for_each_connection() {
+    let (mut world, link, rmb) = announced(1);
+    let first = authenticated(&mut world, rmb);
+    let rtoken = add(&mut world, link, &first).unwrap();
+    world.with(SERVER, |group| group.release_rtoken(rtoken));
+    // By another process, which has seen the message.
+    let refused = Err(RtokenError::NotAuthentic);
+    assert_eq!(add(&mut world, link, &first), refused);
+    let second = authenticated(&mut world, rmb);
+    assert_eq!(add(&mut world, link, &second), Ok(rtoken));
+}
+
+#[test]
+fn what_another_process_names_or_changes_is_refused() {
+    let (mut world, link, rmb) = announced(1);
+    let refused = Err(RtokenError::NotAuthentic);
+    assert_eq!(add(&mut world, link, &rmb), refused, "without a code");
+    let named = authenticated(&mut world, rmb);
+    let larger = PeerRmb {
+        size: SizeCode::MAX,
+        ..named
+    };
+    assert_eq!(add(&mut world, link, &larger), refused);
+    // A message of this side.
+    let authentication = world.hosts[SERVER].group.authenticate(&rmb);
+    let reflected = PeerRmb {
+        authentication,
+        ..rmb
+    };
+    assert_eq!(add(&mut world, link, &reflected), refused);
+    assert!(add(&mut world, link, &named).is_ok());
+}
+
+#[test]
+fn a_group_has_a_key_of_its_own() {
+    let (mut world, link, rmb) = announced(1);
+    let share = KeyShare::from_bytes([9; 7]);
+    let mut other = World::new([1, 1], RoceKind::V2, LlcConfig::default());
+    other.contact(AUTHENTICATED);
+    let end = other.hosts[CLIENT].group.links().next().unwrap().peer;
+    other.with(CLIENT, |group| {
+        group.first_peer(end.unwrap(), Route::SameSubnet, AUTHENTICATED, share);
+    });
+    other.confirm();
+    let of_other = authenticated(&mut other, rmb);
+    let refused = Err(RtokenError::NotAuthentic);
+    assert_eq!(add(&mut world, link, &of_other), refused);
+}
+
+fn first_contact(change: impl FnOnce(&mut LinkGroup)) -> World {
+    let mut world = World::new([1, 1], RoceKind::V2, LlcConfig::default());
+    world.contact(AUTHENTICATED);
+    world.with(CLIENT, change);
+    world.confirm();
+    world
+}
+
+#[test]
+fn a_size_that_another_process_has_changed_at_first_contact_ends_it() {
+    // The server has read another size in CONFIRM than the client has sent.
+    let mut world = first_contact(|group| group.add_rmb(RmbId(0), SizeCode::MAX, &[]));
+    let refused = LinkGroupOutput::FirstLink(Err(FirstLinkError::OtherSize));
+    assert!(world.took(SERVER, &refused));
+}
+
+#[test]
+fn a_peer_that_has_agreed_and_sends_no_key_share_is_refused() {
+    let terms = LlcTerms {
+        authenticates: false,
+        ..AUTHENTICATED
+    };
+    let mut world = first_contact(|group| {
+        let peer = group.links().next().and_then(|link| link.peer).unwrap();
+        group.first_peer(peer, Route::SameSubnet, terms, KeyShare::ZERO);
+    });
+    let refused = LinkGroupOutput::FirstLink(Err(FirstLinkError::NoKeyShare));
+    assert!(world.took(SERVER, &refused));
+}
+
+/// Whatever its bytes, CONFIRM LINK has no key share there.
+#[test]
+fn a_group_without_authentication_sends_what_the_released_protocol_has() {
+    let world = World::connected([1, 1], LlcTerms::v2_1(2, 255), LlcConfig::default());
+    let confirms = world.log.iter().filter(|(_, _, bytes)| bytes[0] == 0x21);
+    let mut count = 0;
+    for (_, _, bytes) in confirms {
+        assert_eq!(bytes[36..44], [0; 8]);
+        count += 1;
+    }
+    assert!(count >= 2);
+}
