@@ -58,12 +58,13 @@ impl Sides {
         let new = new.expect("the first buffer has new memory");
         dmb.set_delivered();
 
+        let owner = Gid::emulated(2);
         let notify_by = NotifyBy::Own(Arc::clone(&eventfd));
-        let notifier = Arc::new(Notifier::new(Gid::emulated(2), notifiers, notify_by));
+        let notifier = Arc::new(Notifier::new(owner, notifiers, notify_by));
         let tokens = Arc::new(Tokens::default());
         let mut buffers = PeerBuffers::new(notifier, Arc::clone(&tokens), &account);
         buffers.install(new.index, new.number, Ok(new.mapping));
-        let target = tokens.with(dmb.token(), |target| Ok(Arc::clone(target)));
+        let target = tokens.with(owner, dmb.token(), |target| Ok(Arc::clone(target)));
         let sides = Self {
             peer,
             active: ActivePeers::default(),
