@@ -14,7 +14,7 @@ use smc_wire::llc::{
     RkeyClass, Rtoken, TestLink, WireRkey, WireRtoken, detect_order,
 };
 use smc_wire::types::{
-    KeyShare, LinkNumber, LinkUid, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid,
+    LinkAuthentication, LinkNumber, LinkUid, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid,
 };
 
 use support::{hex, parsed};
@@ -171,8 +171,7 @@ fn confirm_link() -> ConfirmLink {
         user_id: LinkUid(0x101),
         max_links: 2,
         max_connections: 255,
-        key_share: KeyShare::ZERO,
-        rmb_size: 0,
+        authentication: LinkAuthentication::ZERO,
     }
 }
 
@@ -200,15 +199,14 @@ fn confirm_link_of_linux() {
 
 /// docs/spec/extensions.md#authentication
 #[test]
-fn confirm_link_with_a_key_share() {
+fn confirm_link_of_an_authenticated_group() {
     let message = ConfirmLink {
-        key_share: KeyShare::from_bytes([0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77]),
-        rmb_size: 3,
+        authentication: LinkAuthentication::from_bytes([1, 2, 3, 4, 5, 6, 7, 8]),
         ..confirm_link()
     };
     assert_message(
         "212c0003 525400000001 00000000000000000000ffff0a090001
-         000011 01 00000101 02 ff 11223344556677 03",
+         000011 01 00000101 02 ff 0102030405060708",
         Message::ConfirmLink(message),
     );
 }

@@ -13,7 +13,7 @@ use smc_wire::llc::{
     RequestAddLinkClass, RkeyClass, Rtoken, TestLink, WireRkey, WireRtoken, detect_order,
 };
 use smc_wire::types::{
-    KeyShare, LinkNumber, LinkUid, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid,
+    LinkAuthentication, LinkNumber, LinkUid, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid,
 };
 
 proptest! {
@@ -51,13 +51,12 @@ proptest! {
     fn confirm_link(
         dialect in dialect(), class in class(), no_eyecatcher in 0..4_u8, mac in any::<[u8; 6]>(),
         gid in any::<[u8; 16]>(), qpn in qpn(), link in any::<u8>(), user_id in any::<u32>(),
-        max_links in any::<u8>(), max_connections in any::<u8>(), key_share in any::<[u8; 7]>(),
-        rmb_size in any::<u8>(),
+        max_links in any::<u8>(), max_connections in any::<u8>(), authentication in any::<[u8; 8]>(),
     ) {
         survives(&Message::ConfirmLink(ConfirmLink {
             dialect, class, no_eyecatcher, mac: Mac::new(mac), gid: RoceGid::new(gid), qpn,
             link: LinkNumber(link), user_id: LinkUid(user_id), max_links, max_connections,
-            key_share: KeyShare::from_bytes(key_share), rmb_size,
+            authentication: LinkAuthentication::from_bytes(authentication),
         }))?;
     }
 

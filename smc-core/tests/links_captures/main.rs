@@ -24,7 +24,7 @@ use smc_core::proto::links::{
 };
 use smc_wire::clc::{AcceptConfirm, Body, RdmaEnd};
 use smc_wire::llc::{AddLink, AddLinkClass, Class, Message, RkeyClass};
-use smc_wire::types::{KeyShare, Rkey};
+use smc_wire::types::Rkey;
 
 use self::capture::{Capture, captures};
 
@@ -135,8 +135,8 @@ impl<'a> Replay<'a> {
             rkey: ours.rkey,
             addr: ours.rmb_addr,
         };
-        group.add_rmb(RmbId(0), ours.size, &[key]);
-        group.first_peer(address(theirs), Route::SameSubnet, terms, KeyShare::ZERO);
+        group.add_rmb(RmbId(0), &[key]);
+        group.first_peer(address(theirs), Route::SameSubnet, terms, [0; 8]);
         group.add_rtoken(link, &named(theirs)).unwrap();
         let second = of
             .messages

@@ -13,8 +13,9 @@ use crate::cursor::Cursor;
 use crate::llc::DeleteLinkReason;
 use crate::pretty::Value;
 use crate::types::{
-    AlertToken, Chid, DeclineCode, DmbToken, Eid, FeatureMask, GroupId, HostName, IsmGid, KeyShare,
-    LinkNumber, LinkUid, Mac, MtuCode, PeerId, Psn, Qpn, Rkey, RmbAddr, RoceGid,
+    AlertToken, Chid, DeclineCode, DmbToken, Eid, FeatureMask, GroupId, HostName, IsmGid,
+    LinkAuthentication, LinkNumber, LinkUid, Mac, MtuCode, PeerId, Psn, Qpn, Rkey, RmbAddr,
+    RoceGid,
 };
 
 /// A type of fields.
@@ -74,7 +75,7 @@ fields! {
     Rkey: U32 => HEX, |raw| Self(raw.get()), |value| value.0.into();
     RmbAddr: U64 => HEX, |raw| Self(raw.get()), |value| value.0.into();
     AlertToken: U32 => HEX, |raw| Self::from_wire(raw.get()), |value| value.get().into();
-    KeyShare: Self => HEX, |raw| raw, |value| value;
+    LinkAuthentication: Self => BYTES, |raw| raw, |value| value;
     LinkNumber: u8 => DEC, |raw| Self(raw), |value| value.0;
     LinkUid: U32 => HEX, |raw| Self(raw.get()), |value| value.0.into();
 

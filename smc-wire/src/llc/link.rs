@@ -9,7 +9,7 @@ use super::{Class, Dialect, Header, MessageType};
 use crate::codes::{known_values, named_code};
 use crate::layout::Show::Reserved;
 use crate::layout::part;
-use crate::types::{KeyShare, LinkNumber, LinkUid, Mac, Qpn, RoceGid};
+use crate::types::{LinkAuthentication, LinkNumber, LinkUid, Mac, Qpn, RoceGid};
 use crate::{DecodeError, EmitError};
 
 part! {
@@ -42,10 +42,7 @@ part! {
         pub max_connections: u8,
         /// On the first link of a group with
         /// [`Features::AUTHENTICATION`](crate::types::Features::AUTHENTICATION), zero otherwise.
-        pub key_share: KeyShare,
-        /// One more than the size code of the sender's first RMB, with the key share; zero
-        /// otherwise.
-        pub rmb_size: u8,
+        pub authentication: LinkAuthentication,
     }
 }
 

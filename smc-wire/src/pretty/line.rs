@@ -259,9 +259,9 @@ impl fmt::Display for Message<'_> {
                 write!(f, " qp {} gid {} mac {}", m.qpn, m.gid, m.mac)?;
                 write!(f, " uid {} max-links {}", m.user_id, m.max_links)?;
                 write!(f, " max-conns {}", m.max_connections)?;
-                match m.key_share.is_zero() && m.rmb_size == 0 {
+                match m.authentication.is_zero() {
                     true => Ok(()),
-                    false => write!(f, " key-share rmb-size {}", m.rmb_size),
+                    false => f.write_str(" authenticated"),
                 }
             }
             Self::AddLink(m) => {

@@ -5,9 +5,9 @@ use core::fmt;
 use super::wire_id::wire_id;
 
 wire_id! {
-    /// Random bytes (7) of one end, from which with those of the other end the key of the link
-    /// group is made. They are on the first link only. `Debug` shows them.
-    KeyShare[7], from_bytes
+    /// What one end sends on the first link (8 bytes), so that both have a key: random bytes, and
+    /// in a response a code by the key.
+    LinkAuthentication[8], from_bytes
 }
 
 wire_id! {

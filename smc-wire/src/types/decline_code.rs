@@ -74,7 +74,7 @@ decline_codes! {
     0x0303_0006 NOSEID "The SEID is missing.";
     0x0303_0007 NOSMCD2DEV "No SMC-D device has an offered CHID and reaches the offered GID.";
     0x0303_0008 NOUEID "The PROPOSAL carries no EID that the offered type could use.";
-    0x0303_0009 RELEASEERR "CONFIRM states another release than ACCEPT.";
+    0x0303_0009 RELEASEERR "CONFIRM states another release or other features than ACCEPT.";
     0x0303_000A MAXCONNERR "The number of connections per link group is too small or was changed.";
     0x0303_000B MAXLINKERR "The number of links per link group is out of range or was changed.";
     0x0304_0000 MODEUNSUPP "The server chose a type or version that was not offered.";

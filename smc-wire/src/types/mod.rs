@@ -17,7 +17,7 @@ pub(crate) mod text;
 mod wire_id;
 
 pub use address::{Mac, PeerId, RoceGid};
-pub use authentication::{AuthenticationCode, KeyShare};
+pub use authentication::{AuthenticationCode, LinkAuthentication};
 pub use decline_code::DeclineCode;
 pub use device::{Chid, DmbToken, Gid, IsmGid};
 pub use eid::{Eid, EidError};

@@ -17,8 +17,8 @@ use crate::negotiate::Credentials;
 use crate::proto::group::{DeviceIndex, GroupKey, Intent};
 use crate::proto::handshake::{LocalRmb, RmbError, Work, WorkDone};
 use crate::proto::links::{
-    FirstLinkError, LinkChoice, LinkId, LinkState, LlcTerms, PeerRmb, RkeyError, RmbKey,
-    RtokenError,
+    FirstLinkError, HandshakeHash, LinkChoice, LinkId, LinkState, LlcTerms, PeerRmb, RkeyError,
+    RmbKey, RtokenError,
 };
 
 /// The resources that the work of a handshake acquires. Dropping it releases them.
@@ -190,8 +190,8 @@ pub(super) async fn execute(
         } => WorkDone::LinkConnected(
             Box::pin(connect_link(&endpoint, group, peer, route, terms)).await,
         ),
-        Work::ConfirmLink { group } => {
-            WorkDone::LinkConfirmed(Box::pin(confirm_link(&endpoint, group)).await)
+        Work::ConfirmLink { group, messages } => {
+            WorkDone::LinkConfirmed(Box::pin(confirm_link(&endpoint, group, messages)).await)
         }
     };
     (acquired, done)
@@ -414,9 +414,14 @@ async fn connect_link(
     group.connect_first(peer, route, terms).await
 }
 
-async fn confirm_link(endpoint: &EndpointInner, group: GroupId) -> Result<(), FirstLinkError> {
+async fn confirm_link(
+    endpoint: &EndpointInner,
+    group: GroupId,
+    messages: Option<HandshakeHash>,
+) -> Result<(), FirstLinkError> {
     let group = endpoint.groups.rdma(group);
-    group.ok_or(FirstLinkError::LinkDown)?.confirm_first().await
+    let group = group.ok_or(FirstLinkError::LinkDown)?;
+    group.confirm_first(messages).await
 }
 
 /// The largest buffer of the next connection, where `max` bytes are configured.

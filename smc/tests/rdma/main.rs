@@ -13,6 +13,7 @@ mod interceptor;
 mod links;
 mod memory;
 mod networks;
+mod relayed;
 mod setups;
 mod simulation;
 mod single_link;

@@ -107,7 +107,6 @@ variants! { RtokenError {
     Self::NotAnnounced => "NotAnnounced",
     Self::InUse => "InUse",
     Self::OtherElement => "OtherElement",
-    Self::OtherSize => "OtherSize",
     Self::NotAuthentic => "NotAuthentic",
     Self::Ended => "Ended",
 } }
@@ -115,8 +114,7 @@ variants! { RtokenError {
 variants! { FirstLinkError {
     Self::TimedOut => "TimedOut",
     Self::Eyecatchers => "Eyecatchers",
-    Self::NoKeyShare => "NoKeyShare",
-    Self::OtherSize => "OtherSize",
+    Self::NotAuthentic => "NotAuthentic",
     Self::LinkDown => "LinkDown",
 } }
 
@@ -376,10 +374,6 @@ fn rows() -> Vec<(FallbackReason, &'static str)> {
             "0x09990001 peer's buffer has one element, with number 1",
         ),
         (
-            step(DeclineCause::Rtoken(RtokenError::OtherSize)),
-            "0x09990001 peer's buffer has another size",
-        ),
-        (
             step(DeclineCause::Rtoken(RtokenError::NotAuthentic)),
             "0x09990001 message that names the peer's buffer is not authentic",
         ),
@@ -396,12 +390,8 @@ fn rows() -> Vec<(FallbackReason, &'static str)> {
             "0x03050000 peer requires eyecatchers in its buffers",
         ),
         (
-            step(DeclineCause::FirstLink(FirstLinkError::NoKeyShare)),
-            "0x02010000 CONFIRM LINK has no key share",
-        ),
-        (
-            step(DeclineCause::FirstLink(FirstLinkError::OtherSize)),
-            "0x02010000 handshake states another size of the buffer than CONFIRM LINK",
+            step(DeclineCause::FirstLink(FirstLinkError::NotAuthentic)),
+            "0x02010000 CONFIRM LINK is not that of a peer with the same handshake messages",
         ),
         (
             step(DeclineCause::FirstLink(FirstLinkError::LinkDown)),

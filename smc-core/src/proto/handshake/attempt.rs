@@ -19,7 +19,7 @@ use crate::device::{LinkAddress, Route};
 use crate::error::{FallbackReason, PeerMisbehaved};
 use crate::proto::Role;
 use crate::proto::group::{DeviceIndex, GroupKey, GroupTerms, Intent, Member};
-use crate::proto::links::{LinkChoice, LlcTerms, PeerRmb};
+use crate::proto::links::{HandshakeHash, LinkChoice, LlcTerms, PeerRmb};
 
 /// One attempt with one device.
 #[derive(Debug)]
@@ -179,8 +179,13 @@ impl DeviceAttempt {
         }
     }
 
-    /// The work of a step; `None` before the steps that it needs.
-    pub(super) fn work(&self, awaits: Awaits) -> Option<Work> {
+    /// The work of a step; `None` before the steps that it needs. `messages` are those of the
+    /// handshake.
+    pub(super) fn work(
+        &self,
+        awaits: Awaits,
+        messages: impl FnOnce() -> HandshakeHash,
+    ) -> Option<Work> {
         Some(match (awaits, &self.ends) {
             (Awaits::Enter, _) => Work::Enter {
                 key: self.key,
@@ -230,6 +235,10 @@ impl DeviceAttempt {
             },
             (Awaits::ConfirmLink, Ends::Rdma(_)) => Work::ConfirmLink {
                 group: self.group()?,
+                messages: self
+                    .vendor_features
+                    .contains(Features::AUTHENTICATION)
+                    .then(messages),
             },
             _ => return None,
         })

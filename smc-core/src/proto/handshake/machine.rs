@@ -21,7 +21,7 @@ use super::{
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackReason, PeerMisbehaved, SetupStep};
 use crate::proto::group::{GroupId, Intent, Member};
-use crate::proto::links::FirstLinkError;
+use crate::proto::links::{FirstLinkError, HandshakeHash};
 use crate::proto::{Role, after};
 
 /// One side of a handshake; see the [module](super) for the contract.
@@ -50,6 +50,8 @@ pub struct Handshake {
     /// The peer has closed TCP while the handshake could do without it.
     closed: Option<Error>,
     buffer: MessageBuffer,
+    /// What was sent and received, but for the client's PROPOSAL, if SMC-R is possible.
+    messages: Vec<u8>,
     /// See [`Handshake::take_received`].
     received: Option<clc::ClcType>,
     outputs: VecDeque<HandshakeOutput>,
@@ -133,6 +135,7 @@ impl Handshake {
             late: None,
             closed: None,
             buffer: MessageBuffer::default(),
+            messages: Vec::new(),
             received: None,
             outputs: VecDeque::new(),
         }
@@ -157,11 +160,14 @@ impl Handshake {
         let (taken, result) = self.buffer.take(bytes, expected);
         let result = match result {
             Ok(None) => return taken,
-            Ok(Some(message)) => Message::parse_extended(&message)
-                .map_err(Failure::from)
-                .and_then(|(message, extensions)| {
-                    self.handle_message(step, message, extensions.authentication)
-                }),
+            Ok(Some(message)) => {
+                self.record(&message);
+                Message::parse_extended(&message)
+                    .map_err(Failure::from)
+                    .and_then(|(message, extensions)| {
+                        self.handle_message(step, message, extensions.authentication)
+                    })
+            }
             Err(error) => Err(Failure::Abort(error)),
         };
         self.conclude(result);
@@ -412,7 +418,7 @@ impl Handshake {
         // Its message has come, and is refused.
         let is_refused = matches!(
             error,
-            FirstLinkError::Eyecatchers | FirstLinkError::NoKeyShare | FirstLinkError::OtherSize
+            FirstLinkError::Eyecatchers | FirstLinkError::NotAuthentic
         );
         if is_refused || self.closed.is_some() {
             return Err(Failure::decline(reason));
@@ -460,6 +466,21 @@ impl Handshake {
         Ok(())
     }
 
+    /// Of PROPOSAL and of all messages so far.
+    fn hash(&self) -> HandshakeHash {
+        let proposal = match &self.role_state {
+            RoleState::Client(Some(proposal)) => proposal.bytes(),
+            RoleState::Client(None) | RoleState::Server { .. } => &[],
+        };
+        HandshakeHash::of(&[proposal, &self.messages])
+    }
+
+    fn record(&mut self, message: &[u8]) {
+        if self.config.rdma.is_some() {
+            self.messages.extend_from_slice(message);
+        }
+    }
+
     pub(super) fn begin(&mut self, step: &'static Step) -> Result<(), Failure> {
         let (timeout, before) = (step.timeout(), self.step.map(Step::timeout));
         if timeout != StepTimeout::Work || before != Some(StepTimeout::Work) {
@@ -481,7 +502,8 @@ impl Handshake {
             _ => {}
         }
         let attempt = self.attempt.as_ref();
-        let work = attempt.and_then(|attempt| attempt.work(step.awaits));
+        let messages = || self.hash();
+        let work = attempt.and_then(|attempt| attempt.work(step.awaits, messages));
         self.outputs
             .push_back(HandshakeOutput::Work(work.ok_or(BUG)?));
         Ok(())
@@ -497,7 +519,9 @@ impl Handshake {
                 message.emit_extended(&extensions, buffer)
             })
         });
-        self.send(bytes.ok_or(Error::Bug("handshake message cannot be written"))?);
+        let bytes = bytes.ok_or(Error::Bug("handshake message cannot be written"))?;
+        self.record(&bytes);
+        self.send(bytes);
         Ok(())
     }
 

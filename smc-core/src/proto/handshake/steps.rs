@@ -12,7 +12,9 @@ use crate::error::{Phase, SetupStep};
 use crate::proto::group::{
     DeviceIndex, GroupId, GroupKey, GroupTerms, Intent, Member, NoGroup, Terminated,
 };
-use crate::proto::links::{FirstLinkError, LinkChoice, LlcTerms, PeerRmb, RkeyError, RtokenError};
+use crate::proto::links::{
+    FirstLinkError, HandshakeHash, LinkChoice, LlcTerms, PeerRmb, RkeyError, RtokenError,
+};
 
 use Action::{Begin, SendConfirm};
 
@@ -373,6 +375,9 @@ pub enum Work {
     ConfirmLink {
         /// The new group.
         group: GroupId,
+        /// Of the messages of this handshake, if the group authenticates
+        /// ([`LinkGroup::first_handshake`](crate::proto::links::LinkGroup::first_handshake)).
+        messages: Option<HandshakeHash>,
     },
     /// Establish the new link group: further connections may join it from then on
     /// ([`Registry::establish`](crate::proto::group::Registry::establish)). Answer:

@@ -1,10 +1,12 @@
 //! Authentication of ACCEPT and CONFIRM by the key of their link group
 //! (docs/spec/extensions.md#authentication).
 
+use std::fmt;
+
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use sha2::Sha256;
+use sha2::{Digest as _, Sha256};
 use smc_wire::clc::Authentication;
-use smc_wire::types::{AuthenticationCode, KeyShare};
+use smc_wire::types::{AuthenticationCode, LinkAuthentication};
 
 use super::PeerRmb;
 use crate::proto::Role;
@@ -12,46 +14,105 @@ use crate::proto::Role;
 /// Distinguishes the key from other uses of the key shares.
 const KEY_LABEL: &[u8] = b"smc link group authentication 1";
 
+/// Bytes of the client's share, and of its code, in CONFIRM LINK.
+const HALF: usize = 4;
+
+/// Hash of PROPOSAL, ACCEPT and CONFIRM of a first contact, as one end has sent and received them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HandshakeHash([u8; 32]);
+
+impl HandshakeHash {
+    /// Of these bytes, one after the other.
+    #[must_use]
+    pub fn of(messages: &[&[u8]]) -> Self {
+        let mut hash = Sha256::new();
+        messages.iter().for_each(|message| hash.update(message));
+        Self(hash.finalize().into())
+    }
+}
+
 /// The key of one link group, which its ends have exchanged on the first link, and the numbers of
 /// messages.
 ///
 /// A TCP connection of another process or host can name the group, but has no key. It can relay a
 /// message of the peer, once.
-#[derive(Debug)]
 pub(super) struct GroupAuthentication {
     role: Role,
-    own_share: KeyShare,
+    /// Random bytes; a client uses the first half.
+    own_share: [u8; 2 * HALF],
+    /// There once all messages are.
+    first_contact: Option<HandshakeHash>,
     /// There once the peer's share is known.
     key: Option<Hmac<Sha256>>,
     last_sent: u64,
     received: ReceivedNumbers,
 }
 
+impl fmt::Debug for GroupAuthentication {
+    /// Without what the key is made from.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GroupAuthentication")
+            .field("has_key", &self.key.is_some())
+            .field("last_sent", &self.last_sent)
+            .finish_non_exhaustive()
+    }
+}
+
 impl GroupAuthentication {
     /// `own_share` is random.
-    pub(super) fn new(role: Role, own_share: KeyShare) -> Self {
+    pub(super) fn new(role: Role, own_share: [u8; 2 * HALF]) -> Self {
         Self {
             role,
             own_share,
+            first_contact: None,
             key: None,
             last_sent: 0,
             received: ReceivedNumbers::default(),
         }
     }
 
-    pub(super) fn own_share(&self) -> KeyShare {
-        self.own_share
+    pub(super) fn set_first_contact(&mut self, hash: HandshakeHash) {
+        self.first_contact = Some(hash);
     }
 
-    /// Makes the key.
-    pub(super) fn set_peer_share(&mut self, peer: KeyShare) {
-        let (client, server) = match self.role {
-            Role::Client => (self.own_share, peer),
-            Role::Server => (peer, self.own_share),
+    /// What a server sends in its CONFIRM LINK: its share.
+    pub(super) fn request(&self) -> LinkAuthentication {
+        LinkAuthentication::from_bytes(self.own_share)
+    }
+
+    /// Makes a client's key, and what it responds: its share, and a code by which the server sees
+    /// that both have the same messages. `None` if the server has sent no share.
+    pub(super) fn respond(&mut self, request: LinkAuthentication) -> Option<LinkAuthentication> {
+        let [a, b, c, d, ..] = self.own_share;
+        let share = [a, b, c, d];
+        let key = self.key(request.as_bytes(), share)?;
+        let code = finish::<HALF>(of_first_contact(&key));
+        self.key = Some(key);
+        let [e, f, g, h] = code;
+        Some(LinkAuthentication::from_bytes([a, b, c, d, e, f, g, h]))
+    }
+
+    /// Makes a server's key. False if the client has another one: it has no share, or has sent or
+    /// received other messages than this side.
+    pub(super) fn verify_response(&mut self, response: LinkAuthentication) -> bool {
+        let [a, b, c, d, code @ ..] = response.as_bytes();
+        let Some(key) = self.key(&self.own_share, [*a, *b, *c, *d]) else {
+            return false;
         };
-        let key = [KEY_LABEL, client.as_bytes(), server.as_bytes()].concat();
+        let is_same = of_first_contact(&key).verify_truncated_left(code).is_ok();
+        self.key = is_same.then_some(key);
+        is_same
+    }
+
+    /// `None` for a share of zero, and before the messages are known.
+    fn key(&self, server: &[u8; 2 * HALF], client: [u8; HALF]) -> Option<Hmac<Sha256>> {
+        let HandshakeHash(hash) = self.first_contact?;
+        if *server == [0; 2 * HALF] || client == [0; HALF] {
+            return None;
+        }
+        let key = [KEY_LABEL, server, &client, &hash].concat();
         // A key of any length is possible.
-        self.key = Hmac::new_from_slice(&key).ok();
+        Hmac::new_from_slice(&key).ok()
     }
 
     /// For a message that names this RMB of the local end. `None` without a key.
@@ -59,11 +120,7 @@ impl GroupAuthentication {
         let number = self.last_sent.checked_add(1)?;
         let code = mac(self.key.as_ref()?, self.role, number, rmb);
         self.last_sent = number;
-        let mut bytes = [0; 16];
-        // The first half of the code.
-        let code = code.finalize().into_bytes();
-        bytes.iter_mut().zip(code).for_each(|(to, from)| *to = from);
-        let code = AuthenticationCode::from_bytes(bytes);
+        let code = AuthenticationCode::from_bytes(finish(code));
         Some(Authentication { number, code })
     }
 
@@ -78,6 +135,21 @@ impl GroupAuthentication {
             .is_ok();
         is_authentic && self.received.insert(stated.number)
     }
+}
+
+/// By this a server sees that the client has the same key.
+fn of_first_contact(key: &Hmac<Sha256>) -> Hmac<Sha256> {
+    let mut mac = key.clone();
+    mac.update(&[2]);
+    mac
+}
+
+/// The first bytes of the code.
+fn finish<const N: usize>(mac: Hmac<Sha256>) -> [u8; N] {
+    let mut bytes = [0; N];
+    let code = mac.finalize().into_bytes();
+    bytes.iter_mut().zip(code).for_each(|(to, from)| *to = from);
+    bytes
 }
 
 /// Over all that a message says about an end of a further connection, but for its link: key and
@@ -99,14 +171,27 @@ fn mac(key: &Hmac<Sha256>, sender: Role, number: u64, rmb: &PeerRmb) -> Hmac<Sha
 
 /// The numbers of received messages: the highest one, and those below it within a window, as in
 /// RFC 4303 (appendix A2). Messages come on TCP connections of their own, so in any order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ReceivedNumbers {
     highest: u64,
     /// A bit for each number of the window, by its remainder.
-    window: [u64; 16],
+    window: Box<[u64; WORDS]>,
 }
 
-const WINDOW: u64 = 1024;
+/// Two KiB for each group. A message that is later is refused: that costs its stream if it is a
+/// CONFIRM, whose client has established the connection. With a retransmission of TCP (200 ms) it
+/// takes 80,000 connections per second between two processes.
+const WORDS: usize = 256;
+const WINDOW: u64 = 16384;
+
+impl Default for ReceivedNumbers {
+    fn default() -> Self {
+        Self {
+            highest: 0,
+            window: Box::new([0; WORDS]),
+        }
+    }
+}
 
 impl ReceivedNumbers {
     /// False for a number that is there, or below the window.
@@ -158,13 +243,45 @@ mod tests {
         }
     }
 
+    fn ends_with(hashes: [HandshakeHash; 2]) -> ([GroupAuthentication; 2], bool) {
+        let mut client = GroupAuthentication::new(Role::Client, [1; 8]);
+        let mut server = GroupAuthentication::new(Role::Server, [2; 8]);
+        client.set_first_contact(hashes[0]);
+        server.set_first_contact(hashes[1]);
+        let response = client.respond(server.request()).unwrap();
+        let is_same = server.verify_response(response);
+        ([client, server], is_same)
+    }
+
     fn ends() -> [GroupAuthentication; 2] {
-        let shares = [[1; 7], [2; 7]].map(KeyShare::from_bytes);
-        let mut client = GroupAuthentication::new(Role::Client, shares[0]);
-        let mut server = GroupAuthentication::new(Role::Server, shares[1]);
-        client.set_peer_share(shares[1]);
-        server.set_peer_share(shares[0]);
-        [client, server]
+        let (ends, is_same) = ends_with([HandshakeHash([3; 32]); 2]);
+        assert!(is_same);
+        ends
+    }
+
+    #[test]
+    fn ends_with_other_messages_of_the_first_contact_have_other_keys() {
+        let messages = [&b"PROPOSAL"[..], b"ACCEPT", b"CONFIRM"];
+        let changed = [&b"PROPOSAL"[..], b"ACCEPT", b"confirm"];
+        let hashes = [&messages, &changed].map(|messages| HandshakeHash::of(messages));
+        let ([mut client, mut server], is_same) = ends_with(hashes);
+        assert!(!is_same);
+        let mut named = rmb();
+        named.authentication = client.authenticate(&named);
+        assert!(!server.verify(&named));
+    }
+
+    #[test]
+    fn there_is_no_key_without_both_shares_and_all_messages() {
+        let mut client = GroupAuthentication::new(Role::Client, [1; 8]);
+        assert_eq!(client.respond(LinkAuthentication::from_bytes([2; 8])), None);
+        client.set_first_contact(HandshakeHash([3; 32]));
+        assert_eq!(client.respond(LinkAuthentication::ZERO), None);
+        let mut server = GroupAuthentication::new(Role::Server, [2; 8]);
+        server.set_first_contact(HandshakeHash([3; 32]));
+        assert!(!server.verify_response(LinkAuthentication::ZERO));
+        assert!(!server.verify_response(LinkAuthentication::from_bytes([1; 8])));
+        assert_eq!(server.authenticate(&rmb()), None);
     }
 
     #[test]
@@ -184,10 +301,14 @@ mod tests {
     fn the_code_is_that_of_the_specification() {
         let [mut client, _] = ends();
         let authentication = client.authenticate(&rmb()).unwrap();
+        let response = [1, 1, 1, 1, 0x74, 0x00, 0x6d, 0xc2];
+        let request = LinkAuthentication::from_bytes([2; 8]);
+        let response = LinkAuthentication::from_bytes(response);
+        assert_eq!(client.respond(request), Some(response));
         assert_eq!(authentication.number, 1);
         assert_eq!(
             authentication.code.to_string(),
-            "99fb02e49c463d4b5a83c80c684eb304"
+            "a22bb29d093ccea35db0a7b325de012b"
         );
     }
 

@@ -3,8 +3,7 @@
 use std::time::Instant;
 
 use smc_wire::llc::{Class, ConfirmLink, MessageType};
-use smc_wire::size::SizeCode;
-use smc_wire::types::KeyShare;
+use smc_wire::types::LinkAuthentication;
 
 use super::flow::Flow;
 use super::{DropReason, FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId};
@@ -35,7 +34,9 @@ impl LinkGroup {
                 first.until = Some(after(now, self.config.timeouts.response));
                 let number = self.next_number();
                 self.set_number(first.link, number);
-                self.send_first_confirm_link(first.link, Class::Request);
+                let share = self.authentication.as_ref().map(|it| it.request());
+                let share = share.unwrap_or(LinkAuthentication::ZERO);
+                self.send_confirm_link_with(first.link, Class::Request, share);
                 self.flow = Some(Flow::ConfirmFirst(first));
             }
             (Role::Client, None) => {
@@ -83,55 +84,49 @@ impl LinkGroup {
     }
 
     fn first_confirmed(&mut self, now: Instant, first: &ConfirmFirst, message: ConfirmLink) {
-        let result = self.check_first(&message);
-        if result.is_ok() {
+        let result = match message.no_eyecatcher {
+            0 => Err(FirstLinkError::Eyecatchers),
+            _ => self.authenticate_first(message.authentication),
+        };
+        if let Ok(response) = result {
             if self.role == Role::Client {
                 self.set_number(first.link, message.link);
-                self.send_first_confirm_link(first.link, Class::Response);
+                self.send_confirm_link_with(first.link, Class::Response, response);
             }
             self.activate(now, first.link, GroupType::Single);
         }
+        let result = result.map(|_| ());
         self.outputs.push_back(LinkGroupOutput::FirstLink(result));
     }
 
-    /// Checks the peer's CONFIRM LINK, and makes the key of the group if the ends have agreed on
-    /// one.
-    fn check_first(&mut self, message: &ConfirmLink) -> Result<(), FirstLinkError> {
-        if message.no_eyecatcher == 0 {
-            return Err(FirstLinkError::Eyecatchers);
-        }
+    /// Makes the key of the group with what the peer has sent, if the ends have agreed on one, and
+    /// returns what a client responds.
+    fn authenticate_first(
+        &mut self,
+        received: LinkAuthentication,
+    ) -> Result<LinkAuthentication, FirstLinkError> {
         let Some(authentication) = &mut self.authentication else {
-            return Ok(());
+            return Ok(LinkAuthentication::ZERO);
         };
-        if message.key_share.is_zero() || authentication.own_share().is_zero() {
-            return Err(FirstLinkError::NoKeyShare);
-        }
-        if message.rmb_size != stated_size(self.rtokens.first_size()) {
-            return Err(FirstLinkError::OtherSize);
-        }
-        authentication.set_peer_share(message.key_share);
-        Ok(())
-    }
-
-    /// CONFIRM LINK on the first link.
-    fn send_first_confirm_link(&mut self, link: LinkId, class: Class) {
-        let share = self.authentication.as_ref().map(|it| it.own_share());
-        let size = share.and(self.first_size);
-        let share = share.unwrap_or(KeyShare::ZERO);
-        self.send_confirm_link_with(link, class, share, stated_size(size));
+        let response = match self.role {
+            Role::Client => authentication.respond(received),
+            Role::Server => authentication
+                .verify_response(received)
+                .then_some(LinkAuthentication::ZERO),
+        };
+        response.ok_or(FirstLinkError::NotAuthentic)
     }
 
     /// CONFIRM LINK about the local end of a further link, on that link.
     pub(super) fn send_confirm_link(&mut self, link: LinkId, class: Class) {
-        self.send_confirm_link_with(link, class, KeyShare::ZERO, stated_size(None));
+        self.send_confirm_link_with(link, class, LinkAuthentication::ZERO);
     }
 
     fn send_confirm_link_with(
         &mut self,
         link: LinkId,
         class: Class,
-        key_share: KeyShare,
-        rmb_size: u8,
+        authentication: LinkAuthentication,
     ) {
         let Some(info) = self.link(link) else {
             return;
@@ -150,14 +145,8 @@ impl LinkGroup {
             user_id: self.user_id(info.number),
             max_links: self.terms.max_links,
             max_connections: self.terms.max_connections,
-            key_share,
-            rmb_size,
+            authentication,
         };
         self.send(link, message.encoded_len(), |buffer| message.emit(buffer));
     }
-}
-
-/// The size of an RMB in CONFIRM LINK.
-fn stated_size(size: Option<SizeCode>) -> u8 {
-    size.map_or(0, |size| size.code().saturating_add(1))
 }

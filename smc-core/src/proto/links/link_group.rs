@@ -4,10 +4,9 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use smc_wire::clc::Authentication;
-use smc_wire::size::SizeCode;
-use smc_wire::types::{GroupId, KeyShare, LinkNumber, Rkey, RmbAddr};
+use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
 
-use super::authentication::GroupAuthentication;
+use super::authentication::{GroupAuthentication, HandshakeHash};
 use super::confirm_link::ConfirmFirst;
 use super::flow::{Flow, PendingFlows, Trigger};
 use super::group_end::GroupEnd;
@@ -43,8 +42,6 @@ pub struct LinkGroup {
     /// The state of the links that was last reported to the registry.
     pub(super) reported: GroupLinks,
     pub(super) local_rmbs: LocalRmbs,
-    /// Size of the local RMB that the first contact names.
-    pub(super) first_size: Option<SizeCode>,
     pub(super) authentication: Option<GroupAuthentication>,
     pub(super) candidates: Vec<PortCandidate>,
     /// The ports at which links could not be added lately: each at most once, and never all.
@@ -83,7 +80,6 @@ impl LinkGroup {
             rtokens: Rtokens::default(),
             reported: GroupLinks::default(),
             local_rmbs: LocalRmbs::default(),
-            first_size: None,
             authentication: None,
             candidates: Vec::new(),
             failed_ports: Vec::new(),
@@ -115,7 +111,7 @@ impl LinkGroup {
         peer: LinkAddress,
         route: Route,
         terms: LlcTerms,
-        key_share: KeyShare,
+        key_share: [u8; 8],
     ) {
         self.route = route;
         self.terms = terms;
@@ -133,6 +129,15 @@ impl LinkGroup {
                 until: None,
                 request: None,
             }));
+        }
+    }
+
+    /// The messages of the first contact are known, in a group
+    /// [that authenticates](LlcTerms::authenticates). To be called before
+    /// [`confirm_link`](Self::confirm_link).
+    pub fn first_handshake(&mut self, hash: HandshakeHash) {
+        if let Some(authentication) = &mut self.authentication {
+            authentication.set_first_contact(hash);
         }
     }
 
@@ -291,8 +296,7 @@ impl LinkGroup {
     }
 
     /// Adds the RMB of the first connection, which the handshake itself announces to the peer.
-    pub fn add_rmb(&mut self, rmb: RmbId, size: SizeCode, keys: &[RmbKey]) {
-        self.first_size = Some(size);
+    pub fn add_rmb(&mut self, rmb: RmbId, keys: &[RmbKey]) {
         let link = self.links.first().map_or(LinkId(0), |link| link.info.id);
         let now = self.links.first().map(|link| link.last_received);
         if let (Some(now), None) = (now, self.end) {
@@ -358,8 +362,8 @@ impl LinkGroup {
     /// to be authentic, if the group has a key; and they have to have been announced by CONFIRM
     /// RKEY, if the peer announces its RMBs. A TCP connection from another process or host can name
     /// any key, and a write with an invalid one ends the link for all its connections, as does one
-    /// beyond the end of the RMB. Of an RMB of Linux there is one element, with number 1, and one
-    /// user: a second one would write into the stream of the first.
+    /// beyond the end of the RMB. Of an RMB of Linux, and of this library, there is one element,
+    /// with number 1, and one user: a second one would write into the stream of the first.
     ///
     /// # Errors
     ///
@@ -370,23 +374,22 @@ impl LinkGroup {
         if authentication.as_mut().is_some_and(|it| !it.verify(rmb)) {
             return Err(RtokenError::NotAuthentic);
         }
-        if self.terms.is_linux && rmb.index != 1 {
+        let has_one_user = self.has_one_user();
+        if has_one_user && rmb.index != 1 {
             return Err(RtokenError::OtherElement);
         }
         let may_be_new = is_first || !self.terms.confirms_rkeys;
         let id = match self.rtokens.find_pair(link, rmb.rkey, rmb.addr) {
             // An RMB that stays announced may have its next connection here before the application
-            // has dropped the stream of the one before.
-            Some(id)
-                if self.terms.is_linux && !self.terms.keeps_rkeys && self.rtokens.is_used(id) =>
-            {
+            // has dropped the stream of the one before: see `rtoken_users`.
+            Some(id) if has_one_user && !self.terms.keeps_rkeys && self.rtokens.is_used(id) => {
                 return Err(RtokenError::InUse);
             }
             Some(announced) => announced,
             None if may_be_new => self.rtokens.add(link, rmb.rkey, rmb.addr)?,
             None => return Err(RtokenError::NotAnnounced),
         };
-        self.rtokens.add_user(id, rmb.size)?;
+        self.rtokens.add_user(id);
         self.report_links();
         Ok(id)
     }
@@ -403,6 +406,19 @@ impl LinkGroup {
     #[must_use]
     pub const fn revocations(&self) -> u64 {
         self.rtokens.revocations
+    }
+
+    /// Whether each RMB of the peer is for one connection at a time.
+    #[must_use]
+    pub const fn has_one_user(&self) -> bool {
+        self.terms.is_linux || self.terms.authenticates
+    }
+
+    /// Local connections that use an RMB of the peer. Where RMBs stay announced, the shell refuses
+    /// another one until those before have published the end of their data.
+    #[must_use]
+    pub fn rtoken_users(&self, id: RtokenId) -> usize {
+        self.rtokens.users(id)
     }
 
     /// A local connection no longer uses an RMB of the peer.

@@ -109,13 +109,11 @@ pub enum FirstLinkError {
     /// The peer requires eyecatchers in RMBs, which are no longer written.
     #[error("peer requires eyecatchers in its buffers")]
     Eyecatchers,
-    /// The peer has sent no key share, although it has agreed on authentication.
-    #[error("CONFIRM LINK has no key share")]
-    NoKeyShare,
-    /// The handshake on TCP states another size of the peer's RMB than CONFIRM LINK: another
-    /// process or host has changed it.
-    #[error("handshake states another size of the buffer than CONFIRM LINK")]
-    OtherSize,
+    /// The ends have agreed on authentication, and the peer has sent no share of the key, or has
+    /// sent or received other messages of the handshake than this side: another process or host has
+    /// changed them.
+    #[error("CONFIRM LINK is not that of a peer with the same handshake messages")]
+    NotAuthentic,
     /// The link failed, or the group was ended.
     #[error("link went down")]
     LinkDown,

@@ -1,6 +1,5 @@
 //! The RMBs of the peer: which key and address each of them has on which link.
 
-use smc_wire::size::SizeCode;
 use smc_wire::types::{Rkey, RmbAddr};
 
 use super::LinkId;
@@ -33,9 +32,6 @@ pub enum RtokenError {
     /// The buffer has no such element.
     #[error("peer's buffer has one element, with number 1")]
     OtherElement,
-    /// The buffer had another size when it was first named.
-    #[error("peer's buffer has another size")]
-    OtherSize,
     /// The message that names the buffer has no code by the key of the link group, or one of an
     /// earlier message: it comes from another process or host.
     #[error("message that names the peer's buffer is not authentic")]
@@ -62,8 +58,6 @@ pub(super) struct Rtokens {
 #[derive(Clone, Debug)]
 struct RtokenEntry {
     id: RtokenId,
-    /// As the first handshake that named it said: CONFIRM RKEY does not.
-    size: Option<SizeCode>,
     /// Local connections that write into it.
     users: usize,
     /// It had users, and has none any more.
@@ -104,7 +98,6 @@ impl Rtokens {
         let id = RtokenId(self.last);
         self.entries.push(RtokenEntry {
             id,
-            size: None,
             users: 0,
             is_unused: false,
             keys: vec![LinkKey { link, rkey, addr }],
@@ -126,35 +119,24 @@ impl Rtokens {
         self.entries.iter().find(is_known).map(|entry| entry.id)
     }
 
+    /// Local connections that use it.
+    pub(super) fn users(&self, id: RtokenId) -> usize {
+        let entry = self.entries.iter().find(|entry| entry.id == id);
+        entry.map_or(0, |entry| entry.users)
+    }
+
     /// Whether a local connection uses it.
     pub(super) fn is_used(&self, id: RtokenId) -> bool {
-        self.entries
-            .iter()
-            .any(|entry| entry.id == id && entry.users > 0)
+        self.users(id) > 0
     }
 
-    /// A local connection uses it, by a handshake that states this size.
-    ///
-    /// # Errors
-    ///
-    /// [`RtokenError::OtherSize`]
-    pub(super) fn add_user(&mut self, id: RtokenId, size: SizeCode) -> Result<(), RtokenError> {
-        let Some(entry) = self.entry(id) else {
-            return Ok(());
-        };
-        if *entry.size.get_or_insert(size) != size {
-            return Err(RtokenError::OtherSize);
+    /// A local connection uses it.
+    pub(super) fn add_user(&mut self, id: RtokenId) {
+        if let Some(entry) = self.entry(id) {
+            entry.users = entry.users.saturating_add(1);
+            entry.is_unused = false;
+            entry.former_keys.clear();
         }
-        entry.users = entry.users.saturating_add(1);
-        entry.is_unused = false;
-        entry.former_keys.clear();
-        Ok(())
-    }
-
-    /// The size of the RMB that the first contact has named, if it is still there.
-    pub(super) fn first_size(&self) -> Option<SizeCode> {
-        let first = self.entries.iter().find(|entry| entry.id == RtokenId(1))?;
-        first.size
     }
 
     /// A local connection no longer uses it.

@@ -195,6 +195,17 @@ impl RdmaConn {
         self.tx.lock().bound.as_ref().map(|bound| bound.rtoken)
     }
 
+    /// Whether it uses this RMB of the peer, and has published the end of its data, behind which it
+    /// writes no more.
+    pub(crate) fn has_published_end(&self, rtoken: RtokenId) -> bool {
+        let tx = self.tx.lock();
+        let bound = tx.bound.as_ref().filter(|bound| bound.rtoken == rtoken);
+        bound.is_some_and(|bound| {
+            let (_, _, flags) = bound.transmit.published_words();
+            !flags.is_empty()
+        })
+    }
+
     // ---- Ending --------------------------------------------------------------------------------
 
     fn fail(&self, cause: Error) {

@@ -14,7 +14,7 @@ use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
 use smc_wire::clc::Authentication;
 use smc_wire::size::SizeCode;
-use smc_wire::types::{AlertToken, GroupId, KeyShare, PnetId, Rkey, RmbAddr, RoceGid};
+use smc_wire::types::{AlertToken, GroupId, PnetId, Rkey, RmbAddr, RoceGid};
 
 use super::super::conn::{RdmaConn, RdmaConnHandle};
 use super::super::device_driver::DeviceDriver;
@@ -31,8 +31,8 @@ use crate::mutex::Mutex;
 use crate::proto::Role;
 use crate::proto::group::DeviceIndex;
 use crate::proto::links::{
-    self, FirstLinkError, GroupType, LinkChoice, LinkGroup, LinkGroupOutput, LinkId, LinkInfo,
-    LinkState, LlcConfig, PeerRmb, RkeyError, RmbId, RmbKey, RtokenId,
+    self, FirstLinkError, GroupType, HandshakeHash, LinkChoice, LinkGroup, LinkGroupOutput, LinkId,
+    LinkInfo, LinkState, LlcConfig, PeerRmb, RkeyError, RmbId, RmbKey, RtokenId,
 };
 use crate::random;
 use events::GroupTask;
@@ -77,7 +77,7 @@ struct RdmaGroupState {
     senders: BTreeMap<LinkId, Arc<LinkSender>>,
     members: HashMap<AlertToken, Arc<RdmaConn>>,
     /// RMBs that the peer may still write, with the number of bytes to be zeroed.
-    retiring: BTreeMap<RmbId, (Arc<RdmaBuffer>, usize)>,
+    retiring: BTreeMap<RmbId, Retiring>,
     first_link: Oneshot<Result<(), FirstLinkError>>,
     rkeys: BTreeMap<RmbId, Oneshot<Result<(), RkeyError>>>,
 }
@@ -256,9 +256,11 @@ impl RdmaLinkGroup {
         route: Route,
         terms: links::LlcTerms,
     ) -> Result<(), DeviceError> {
-        let key_share = random::bytes();
-        let key_share = key_share.map_err(|error| DeviceError::os("get random bytes", &error))?;
-        let key_share = KeyShare::from_bytes(key_share);
+        let mut key_share = [0; 8];
+        if terms.authenticates {
+            let random = random::bytes();
+            key_share = random.map_err(|error| DeviceError::os("get random bytes", &error))?;
+        }
         let link = self.step(|state, _| {
             state.machine.first_peer(peer, route, terms, key_share);
             state.first_peer = Some(peer.gid);
@@ -275,8 +277,16 @@ impl RdmaLinkGroup {
     }
 
     /// Exchanges CONFIRM LINK on the first link.
-    pub(crate) async fn confirm_first(self: &Arc<Self>) -> Result<(), FirstLinkError> {
-        self.step(|state, now| state.machine.confirm_link(now));
+    pub(crate) async fn confirm_first(
+        self: &Arc<Self>,
+        messages: Option<HandshakeHash>,
+    ) -> Result<(), FirstLinkError> {
+        self.step(|state, now| {
+            if let Some(messages) = messages {
+                state.machine.first_handshake(messages);
+            }
+            state.machine.confirm_link(now);
+        });
         poll_fn(|cx| self.state.lock().first_link.poll(cx)).await
     }
 
@@ -399,7 +409,7 @@ impl RdmaLinkGroup {
 
     /// Adds the RMB of the first connection, which the handshake sends to the peer.
     pub(crate) fn add_rmb(self: &Arc<Self>, conn: &RdmaConn, keys: &[RmbKey]) {
-        self.step(|state, _| state.machine.add_rmb(conn.rmb_id, conn.rmb.size, keys));
+        self.step(|state, _| state.machine.add_rmb(conn.rmb_id, keys));
     }
 
     /// Authenticates the message of the handshake that names this RMB to the peer, if the group has
@@ -461,17 +471,28 @@ impl RdmaLinkGroup {
             return Err(links::RtokenError::Ended);
         }
         let now_on = conn.link();
-        self.step(|state, _| {
+        let others = self.members();
+        let (rtoken, users, has_one_user) = self.step(|state, _| {
             let rtoken = state.machine.add_rtoken(link, peer)?;
+            let users = state.machine.rtoken_users(rtoken);
             // The link of the handshake may have failed. Then the peer should have sent RKEYs of
             // others.
             let is_told = |on| state.machine.rtoken(rtoken, on).is_some();
             if now_on.is_none_or(is_told) {
-                return Ok(rtoken);
+                return Ok((rtoken, users, state.machine.has_one_user()));
             }
             state.machine.release_rtoken(rtoken);
             Err(links::RtokenError::NotAnnounced)
-        })
+        })?;
+        // Of an RMB that stays announced the peer may know the end of the connection before: then
+        // this side has published it.
+        let has_ended = |other: &&Arc<RdmaConn>| other.has_published_end(rtoken);
+        let ended = others.iter().filter(has_ended).count();
+        if has_one_user && users > ended.saturating_add(1) {
+            self.step(|state, _| state.machine.release_rtoken(rtoken));
+            return Err(links::RtokenError::InUse);
+        }
+        Ok(rtoken)
     }
 
     /// Whether there is more than one link for connections.
@@ -505,13 +526,18 @@ impl RdmaLinkGroup {
         if conn.has_peer_ended() && self.state.lock().machine.keep_rmb(conn.rmb_id) {
             self.pool.put_announced(buffer, dirty, conn.rmb_id);
         } else {
+            // The peer may not have received the message that names it, which another process may
+            // hold back: such a key is never announced again.
+            let dirty = conn.has_peer_ended().then_some(dirty);
             self.retire(buffer, dirty, conn.rmb_id);
         }
         self.groups.notify_ended();
     }
 
-    fn retire(self: &Arc<Self>, buffer: Arc<RdmaBuffer>, dirty: usize, rmb: RmbId) {
-        self.state.lock().retiring.insert(rmb, (buffer, dirty));
+    /// `dirty` is `None` if the RMB is not to be used again.
+    fn retire(self: &Arc<Self>, buffer: Arc<RdmaBuffer>, dirty: Option<usize>, rmb: RmbId) {
+        let retiring = Retiring { buffer, dirty };
+        self.state.lock().retiring.insert(rmb, retiring);
         self.step(|state, now| state.machine.delete_rkey(now, rmb));
     }
 
@@ -519,7 +545,7 @@ impl RdmaLinkGroup {
     pub(crate) fn trim(self: &Arc<Self>) {
         for buffer in self.pool.take_all() {
             if let Some(rmb) = buffer.take_announced() {
-                self.retire(buffer, 0, rmb);
+                self.retire(buffer, None, rmb);
             }
         }
     }
@@ -553,6 +579,13 @@ impl RdmaLinkGroup {
     fn member(&self, token: AlertToken) -> Option<Arc<RdmaConn>> {
         self.state.lock().members.get(&token).cloned()
     }
+}
+
+/// An RMB whose RKEYs are being deleted.
+struct Retiring {
+    buffer: Arc<RdmaBuffer>,
+    /// The bytes at its start that the peer may have written, if it is for further connections.
+    dirty: Option<usize>,
 }
 
 /// Information on an SMC-R link group, for tools.

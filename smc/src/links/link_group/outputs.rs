@@ -9,7 +9,7 @@ use smc_wire::types::RoceGid;
 
 use super::super::super::device_driver::AfterDrain;
 use super::super::link_sender::LinkSender;
-use super::{NO_LINK, RdmaGroupState, RdmaLinkGroup};
+use super::{NO_LINK, RdmaGroupState, RdmaLinkGroup, Retiring};
 use crate::device::{
     DeviceError, LinkAddress, LinkFailure, PendingLink, ProtectionDomain, RdmaAddress, Route,
 };
@@ -92,7 +92,11 @@ impl RdmaLinkGroup {
                 let mut state = self.state.lock();
                 let retired = is_answered.then(|| state.retiring.remove(&rmb)).flatten();
                 drop(state);
-                if let Some((buffer, dirty)) = retired {
+                if let Some(Retiring {
+                    buffer,
+                    dirty: Some(dirty),
+                }) = retired
+                {
                     self.pool.put(buffer, dirty);
                 }
             }

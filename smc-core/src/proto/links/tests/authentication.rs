@@ -1,7 +1,6 @@
 //! Link groups whose ends have exchanged a key (docs/spec/extensions.md#authentication).
 
 use smc_wire::size::SizeCode;
-use smc_wire::types::KeyShare;
 
 use super::world::{key_of, peer_rmb};
 use super::*;
@@ -74,7 +73,7 @@ fn what_another_process_names_or_changes_is_refused() {
 #[test]
 fn a_group_has_a_key_of_its_own() {
     let (mut world, link, rmb) = announced(1);
-    let share = KeyShare::from_bytes([9; 7]);
+    let share = [9; 8];
     let mut other = World::new([1, 1], RoceKind::V2, LlcConfig::default());
     other.contact(AUTHENTICATED);
     let end = other.hosts[CLIENT].group.links().next().unwrap().peer;
@@ -87,45 +86,60 @@ fn a_group_has_a_key_of_its_own() {
     assert_eq!(add(&mut world, link, &of_other), refused);
 }
 
-fn first_contact(change: impl FnOnce(&mut LinkGroup)) -> World {
+/// A first contact of which the client has sent and received these messages, and what is done
+/// there before.
+fn first_contact(messages: &[u8], change: impl FnOnce(&mut LinkGroup)) -> World {
     let mut world = World::new([1, 1], RoceKind::V2, LlcConfig::default());
     world.contact(AUTHENTICATED);
     world.with(CLIENT, change);
-    world.confirm();
+    let now = world.now;
+    for (side, messages) in [(CLIENT, messages), (SERVER, MESSAGES)] {
+        world.with(side, |group| {
+            group.first_handshake(HandshakeHash::of(&[messages]));
+            group.confirm_link(now);
+        });
+    }
+    world.settle();
     world
 }
 
-#[test]
-fn a_size_that_another_process_has_changed_at_first_contact_ends_it() {
-    // The server has read another size in CONFIRM than the client has sent.
-    let mut world = first_contact(|group| group.add_rmb(RmbId(0), SizeCode::MAX, &[]));
-    let refused = LinkGroupOutput::FirstLink(Err(FirstLinkError::OtherSize));
+const MESSAGES: &[u8] = b"PROPOSAL, ACCEPT and CONFIRM";
+
+fn assert_refused(mut world: World) {
+    let refused = LinkGroupOutput::FirstLink(Err(FirstLinkError::NotAuthentic));
     assert!(world.took(SERVER, &refused));
 }
 
+/// Such as the key of an RMB, or the name of a peer.
 #[test]
-fn a_peer_that_has_agreed_and_sends_no_key_share_is_refused() {
+fn a_message_of_the_first_contact_that_another_process_has_changed_ends_it() {
+    let ok = LinkGroupOutput::FirstLink(Ok(()));
+    assert!(first_contact(MESSAGES, |_| {}).took(SERVER, &ok));
+    let changed = b"PROPOSAL, ACCEPT and another CONFIRM";
+    assert_refused(first_contact(changed, |_| {}));
+}
+
+#[test]
+fn a_peer_that_has_agreed_and_sends_no_share_is_refused() {
     let terms = LlcTerms {
         authenticates: false,
         ..AUTHENTICATED
     };
-    let mut world = first_contact(|group| {
+    assert_refused(first_contact(MESSAGES, |group| {
         let peer = group.links().next().and_then(|link| link.peer).unwrap();
-        group.first_peer(peer, Route::SameSubnet, terms, KeyShare::ZERO);
-    });
-    let refused = LinkGroupOutput::FirstLink(Err(FirstLinkError::NoKeyShare));
-    assert!(world.took(SERVER, &refused));
+        group.first_peer(peer, Route::SameSubnet, terms, [0; 8]);
+    }));
 }
 
-/// Whatever its bytes, CONFIRM LINK has no key share there.
 #[test]
-fn a_group_without_authentication_sends_what_the_released_protocol_has() {
-    let world = World::connected([1, 1], LlcTerms::v2_1(2, 255), LlcConfig::default());
-    let confirms = world.log.iter().filter(|(_, _, bytes)| bytes[0] == 0x21);
-    let mut count = 0;
-    for (_, _, bytes) in confirms {
-        assert_eq!(bytes[36..44], [0; 8]);
-        count += 1;
+fn only_the_first_link_of_an_authenticated_group_has_other_bytes_than_the_released_protocol() {
+    for terms in [LlcTerms::v2_1(2, 255), AUTHENTICATED] {
+        let world = World::connected([2, 2], terms, LlcConfig::default());
+        let confirms = world.log.iter().filter(|(_, _, bytes)| bytes[0] == 0x21);
+        let has_bytes: Vec<_> = confirms
+            .map(|(_, _, bytes)| bytes[36..44] != [0; 8])
+            .collect();
+        let is_first = terms.authenticates;
+        assert_eq!(has_bytes, [is_first, is_first, false, false]);
     }
-    assert!(count >= 2);
 }

@@ -1,7 +1,6 @@
 use smc_wire::llc::{
     ConfirmRkey, DeleteRkey, DeleteRkeyErrors, Dialect, Message, RkeyClass, WireRkey,
 };
-use smc_wire::size::SizeCode;
 use smc_wire::types::{Rkey, RmbAddr};
 
 use super::world::{key_of, peer_rmb};
@@ -168,28 +167,6 @@ fn of_an_rmb_of_linux_there_is_one_element_and_one_user() {
         });
         assert_eq!(next, Ok(first));
     }
-}
-
-/// A write beyond the end of an RMB ends the link.
-#[test]
-fn an_rmb_has_one_size() {
-    let mut world = single(LlcTerms::v2_1(1, 255));
-    world.confirm_rkey(CLIENT, 1);
-    world.settle();
-    let link = world.hosts[SERVER].group.assigned_link(1).unwrap();
-    let (rkey, addr) = key_of(CLIENT, RmbId(1), 0);
-    let named = peer_rmb(rkey, addr);
-    let larger = PeerRmb {
-        size: SizeCode::MAX,
-        ..named
-    };
-    let add = |world: &mut World, named: &PeerRmb| {
-        world.with(SERVER, |group| group.add_rtoken(link, named))
-    };
-    let first = add(&mut world, &named).unwrap();
-    world.with(SERVER, |group| group.release_rtoken(first));
-    assert_eq!(add(&mut world, &larger), Err(RtokenError::OtherSize));
-    assert_eq!(add(&mut world, &named), Ok(first));
 }
 
 #[test]

@@ -1,4 +1,3 @@
-use smc_wire::size::SizeCode;
 use smc_wire::types::{Rkey, RmbAddr};
 
 use super::super::rtokens::Rtokens;
@@ -50,7 +49,7 @@ fn what_was_told_but_not_used_yet_does_not_give_way() {
         Err(RtokenError::TableFull)
     );
     let id = table.find(ONE, Rkey(3)).unwrap();
-    table.add_user(id, SizeCode::MIN).unwrap();
+    table.add_user(id);
     assert!(table.is_full());
     table.release(id);
     assert!(!table.is_full());
@@ -64,7 +63,7 @@ fn an_entry_in_use_survives_its_links() {
     let mut table = Rtokens::default();
     let id = table.add(ONE, Rkey(7), RmbAddr(0)).unwrap();
     table.add(ONE, Rkey(8), RmbAddr(0)).unwrap();
-    table.add_user(id, SizeCode::MIN).unwrap();
+    table.add_user(id);
     table.clear_link(ONE);
     assert_eq!(table.len(), 1);
     table.release(id);

@@ -2,9 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use smc_wire::size::SizeCode;
-use smc_wire::types::{
-    AlertToken, GroupId, KeyShare, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid,
-};
+use smc_wire::types::{AlertToken, GroupId, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
 
 use super::summary::summary;
 use super::*;
@@ -165,13 +163,13 @@ impl World {
             self.qps.insert(local.qpn.get(), (side, links[side]));
             self.candidates(side);
             let keys = self.keys(side, RmbId(0), &[device]);
-            self.hosts[side].group.add_rmb(RmbId(0), RMB_SIZE, &keys);
+            self.hosts[side].group.add_rmb(RmbId(0), &keys);
             ends.push(local);
         }
         for side in [SERVER, CLIENT] {
             let peer = ends[1 - side];
             let host = &mut self.hosts[side];
-            let share = KeyShare::from_bytes([1 + u8::try_from(side).unwrap(); 7]);
+            let share = [1 + u8::try_from(side).unwrap(); 8];
             host.group.first_peer(peer, Route::SameSubnet, terms, share);
             host.qps.get_mut(&links[side]).unwrap().peer = Some(peer.qpn.get());
             let (rkey, addr) = key_of(1 - side, RmbId(0), self.hosts[1 - side].ports[0].device);
@@ -220,7 +218,10 @@ impl World {
     pub(super) fn confirm(&mut self) {
         for side in [CLIENT, SERVER] {
             let now = self.now;
-            self.with(side, |group| group.confirm_link(now));
+            self.with(side, |group| {
+                group.first_handshake(HandshakeHash::of(&[b"PROPOSAL, ACCEPT and CONFIRM"]));
+                group.confirm_link(now);
+            });
         }
         self.settle();
     }
