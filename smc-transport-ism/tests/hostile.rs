@@ -144,6 +144,34 @@ fn a_hello_from_a_slot_that_does_not_exist_ends_its_connection_and_nothing_else(
 }
 
 #[test]
+fn connections_that_name_the_same_slot_leave_descriptors_to_the_process() {
+    let world = World::new(Kind::Directory, false);
+    let device = world.device();
+    let peer = world.device();
+    let event = PeerEvent::TestRequest;
+    peer.signal_event(device.gid(), event).unwrap();
+    let from = peer.gid();
+    await_event(&device, |seen| *seen == Event::Peer { from, event });
+    for slot in [device.slot() + 2, peer.slot()] {
+        let claimed: Vec<_> = (0..100)
+            .map(|_| {
+                let claimed = connect_as(slot, &device, &world);
+                (0..2).for_each(|_| drain(&device));
+                claimed
+            })
+            .collect();
+        let open = || claimed.iter().filter(|claimed| !is_closed(claimed)).count();
+        until(
+            || open() <= 1,
+            || format!("slot {slot}: {} are open", open()),
+        );
+    }
+    // The device that is there is reached as before.
+    peer.signal_event(device.gid(), event).unwrap();
+    await_event(&device, |seen| *seen == Event::Peer { from, event });
+}
+
+#[test]
 fn peers_that_send_without_end_cost_each_drain_a_bounded_number_of_messages() {
     let world = World::new(Kind::Directory, false);
     let device = world.device();

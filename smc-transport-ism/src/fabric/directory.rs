@@ -55,6 +55,7 @@ struct Conn {
     socket: Arc<PeerSocket>,
     /// `None` until the hello of an accepted connection has arrived.
     peer: Option<Tag>,
+    is_accepted: bool,
 }
 
 impl Directory {
@@ -118,7 +119,13 @@ impl Directory {
         let id = conns.next_id;
         let socket = Arc::new(socket);
         self.doorbell.set().watch(&socket, id)?;
-        conns.by_id.insert(id, Conn { socket, peer });
+        let is_accepted = peer.is_none();
+        let conn = Conn {
+            socket,
+            peer,
+            is_accepted,
+        };
+        conns.by_id.insert(id, conn);
         Ok(())
     }
 
@@ -140,7 +147,7 @@ impl Directory {
                     let Some(peer) = known.map(|hello| hello.from) else {
                         return self.close(&mut conns, id);
                     };
-                    conn.peer = Some(peer);
+                    return self.identify(&mut conns, id, peer);
                 }
                 // End of file, an error, or a message that no device sends.
                 _ => return self.close(&mut conns, id),
@@ -148,6 +155,29 @@ impl Directory {
         }
         self.doorbell.notify_self();
         None
+    }
+
+    /// An accepted connection is that of this peer. Each slot has one: it takes the place of one of
+    /// a device that is no longer there, which is returned if it has ended by that.
+    fn identify(&self, conns: &mut Conns, id: u64, peer: Tag) -> Option<Tag> {
+        // What follows the hello is read in the next pass.
+        self.doorbell.notify_self();
+        let is_of_slot = |conn: &Conn| {
+            conn.is_accepted && conn.peer.is_some_and(|other| other.slot == peer.slot)
+        };
+        let mut found = conns.by_id.iter();
+        let found = found.find_map(|(id, conn)| is_of_slot(conn).then_some((*id, conn.peer)));
+        let ended = match found {
+            Some((_, Some(other))) if self.memory.is_live(other) => {
+                return self.close(conns, id);
+            }
+            Some((other, _)) => self.close(conns, other),
+            None => None,
+        };
+        if let Some(conn) = conns.by_id.get_mut(&id) {
+            conn.peer = Some(peer);
+        }
+        ended.filter(|ended| *ended != peer)
     }
 
     /// Closes a connection. Returns the peer unless there is another connection to it.
