@@ -509,6 +509,7 @@ impl World {
                         token: AlertToken::new(number).expect("not zero"),
                         size,
                         index: 1,
+                        authentication: None,
                     }),
                     (Err(error), _) => Err(error.into()),
                     (Ok(()), None) => Err(RmbError::NoLink),
