@@ -378,7 +378,7 @@ impl LinkGroup {
         if has_one_user && rmb.index != 1 {
             return Err(RtokenError::OtherElement);
         }
-        let may_be_new = is_first || !self.terms.confirms_rkeys;
+        let may_be_new = is_first || !(self.terms.confirms_rkeys || self.terms.authenticates);
         let id = match self.rtokens.find_pair(link, rmb.rkey, rmb.addr) {
             // An RMB that stays announced may have its next connection here before the application
             // has dropped the stream of the one before: see `rtoken_users`.

@@ -50,6 +50,21 @@ fn an_rmb_is_named_by_the_peer_once_for_each_connection() {
 }
 
 #[test]
+fn an_authentic_message_names_an_announced_rmb_whatever_system_the_peer_states() {
+    let terms = LlcTerms {
+        confirms_rkeys: false,
+        is_linux: false,
+        ..AUTHENTICATED
+    };
+    let mut world = World::connected([1, 1], terms, LlcConfig::default());
+    let link = world.hosts[SERVER].group.assigned_link(1).unwrap();
+    let (rkey, addr) = key_of(CLIENT, RmbId(9), 0);
+    let named = authenticated(&mut world, peer_rmb(rkey, addr));
+    let refused = Err(RtokenError::NotAnnounced);
+    assert_eq!(add(&mut world, link, &named), refused);
+}
+
+#[test]
 fn what_another_process_names_or_changes_is_refused() {
     let (mut world, link, rmb) = announced(1);
     let refused = Err(RtokenError::NotAuthentic);
