@@ -101,6 +101,7 @@ impl RdmaBuffer {
         self.element.reset();
         // The span is within the region.
         let _in_bounds = self.ring.zero(0, dirty.min(self.ring.len()));
+        self.is_reused.store(true, Ordering::Relaxed);
     }
 }
 
@@ -170,15 +171,10 @@ impl RdmaBufferPool {
     /// Returns an RMB to the pool that stays announced under this identifier. The peer writes it no
     /// more, as it has published the end of its data.
     pub(crate) fn put_announced(&self, buffer: Arc<RdmaBuffer>, dirty: usize, id: RmbId) {
-        buffer.clear(dirty);
-        buffer.is_reused.store(true, Ordering::Relaxed);
-        self.put_back(buffer, id);
-    }
-
-    /// Few stay announced, so that there is space for them: without the buffer its key could not be
-    /// deleted.
-    fn put_back(&self, buffer: Arc<RdmaBuffer>, id: RmbId) {
         *buffer.announced.lock() = Some(id);
+        buffer.clear(dirty);
+        // Few stay announced, so that there is space for them: without the buffer its key could not
+        // be deleted.
         self.free.lock().push(buffer);
     }
 
@@ -190,7 +186,6 @@ impl RdmaBufferPool {
     pub(crate) fn put(&self, buffer: Arc<RdmaBuffer>, dirty: usize) {
         // Before it can be reused.
         buffer.clear(dirty);
-        buffer.is_reused.store(true, Ordering::Relaxed);
         let mut free = self.free.lock();
         if free.len() < KEPT_MAX {
             free.push(buffer);
@@ -219,8 +214,8 @@ impl TakenRmb<'_> {
 
 impl Drop for TakenRmb<'_> {
     fn drop(&mut self) {
-        if let Some(id) = self.buffer.take_announced() {
-            self.pool.put_back(Arc::clone(&self.buffer), id);
+        if self.buffer.announced.lock().is_some() {
+            self.pool.free.lock().push(Arc::clone(&self.buffer));
         }
     }
 }

@@ -471,28 +471,40 @@ impl RdmaLinkGroup {
             return Err(links::RtokenError::Ended);
         }
         let now_on = conn.link();
-        let others = self.members();
-        let (rtoken, users, has_one_user) = self.step(|state, _| {
+        let rtoken = self.step(|state, _| {
             let rtoken = state.machine.add_rtoken(link, peer)?;
-            let users = state.machine.rtoken_users(rtoken);
             // The link of the handshake may have failed. Then the peer should have sent RKEYs of
             // others.
             let is_told = |on| state.machine.rtoken(rtoken, on).is_some();
             if now_on.is_none_or(is_told) {
-                return Ok((rtoken, users, state.machine.has_one_user()));
+                return Ok(rtoken);
             }
             state.machine.release_rtoken(rtoken);
             Err(links::RtokenError::NotAnnounced)
         })?;
-        // Of an RMB that stays announced the peer may know the end of the connection before: then
-        // this side has published it.
-        let has_ended = |other: &&Arc<RdmaConn>| other.has_published_end(rtoken);
-        let ended = others.iter().filter(has_ended).count();
-        if has_one_user && users > ended.saturating_add(1) {
+        if self.has_other_writer(rtoken) {
             self.step(|state, _| state.machine.release_rtoken(rtoken));
             return Err(links::RtokenError::InUse);
         }
         Ok(rtoken)
+    }
+
+    /// Whether another connection may still write to an RMB of the peer that is for one at a time.
+    /// One that has published the end of its data writes no more: the peer may know that, and give
+    /// an RMB that stays announced to its next connection.
+    fn has_other_writer(&self, rtoken: RtokenId) -> bool {
+        let (users, members) = {
+            let state = self.state.lock();
+            let users = state.machine.rtoken_users(rtoken);
+            if users <= 1 || !state.machine.has_one_user() {
+                return false;
+            }
+            let members: Vec<_> = state.members.values().cloned().collect();
+            (users, members)
+        };
+        let has_ended = |member: &&Arc<RdmaConn>| member.has_published_end(rtoken);
+        let ended = members.iter().filter(has_ended).count();
+        users > ended.saturating_add(1)
     }
 
     /// Whether there is more than one link for connections.
