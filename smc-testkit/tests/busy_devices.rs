@@ -133,6 +133,21 @@ fn a_device_that_stays_busy_is_not_asked_for_ever_on_behalf_of_a_dropped_stream(
 }
 
 #[test]
+fn very_many_streams_at_a_busy_device_end_when_it_accepts_their_words() {
+    let scene = Scene::new(false);
+    let pairs: Vec<_> = (0..100).map(|_| scene.pair()).collect();
+    scene.set_busy(1000);
+    drop(pairs);
+    let sleep = |time| scene.world.block_on(scene.world.sleep(time));
+    let open = || scene.client.endpoint.connections().len();
+    sleep(Duration::from_secs(1));
+    assert_eq!(open(), 100);
+    scene.set_busy(0);
+    sleep(Duration::from_secs(1));
+    assert_eq!(open(), 0);
+}
+
+#[test]
 fn a_program_that_tries_again_when_writable_does_not_spin_on_a_busy_device() {
     let scene = Scene::new(false);
     let (stream, _peer) = scene.pair();

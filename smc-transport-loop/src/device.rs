@@ -237,8 +237,7 @@ impl Direct for LoopDevice {
             return moved;
         }
         // The first use of a buffer: its message has been sent, but not received yet.
-        let more = self.peers.receive_pending()?;
-        self.peers.scan_all();
+        let more = self.peers.receive_for_move(peer)?;
         match self.try_move(peer, to, at, data, signal) {
             // Its message may be behind those that the driver will receive.
             Err(SubmitError::UnknownToken) if more => Err(SubmitError::WouldBlock),

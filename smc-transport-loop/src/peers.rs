@@ -12,7 +12,7 @@ use std::task::Waker;
 use hashbrown::HashMap;
 use rustix::process::geteuid;
 use smc_core::device::{DeviceError, Event, MemoryAccount};
-use smc_core::mem::sync::{AtomicU64, Ordering};
+use smc_core::mem::sync::{AtomicU32, AtomicU64, Ordering};
 use smc_core::mutex::Mutex;
 use smc_core::quota::Permit;
 use smc_core::quota::descriptors;
@@ -64,6 +64,8 @@ pub(crate) struct Peers {
     /// flight count for the user of the sender until they are read, also after the channel is
     /// closed.
     unread: Mutex<VecDeque<(Permit, Arc<PeerSocket>)>>,
+    /// Moves that may receive messages until the next drain.
+    receiving_moves: AtomicU32,
     /// The resource that was exhausted when a peer was not accepted.
     shortage: Mutex<Shortage>,
     /// Limits what is mapped for peers: signal pages of both sides, and the peers' buffers.
@@ -105,6 +107,7 @@ impl Peers {
             setup_waker: SetupWaker::new(&doorbell),
             setup: Mutex::default(),
             unread: Mutex::default(),
+            receiving_moves: AtomicU32::new(RECEIVING_MOVES),
             shortage: Mutex::default(),
             mappings,
             wakes: Mutex::default(),
@@ -177,6 +180,8 @@ impl Peers {
 
     /// Adds all events to `events`, without waiting.
     pub(crate) fn drain(&self, events: &mut Vec<Event>) -> Result<(), DeviceError> {
+        self.receiving_moves
+            .store(RECEIVING_MOVES, Ordering::Relaxed);
         let mut has_setup = false;
         self.doorbell.poll_signals(|source, id| match source {
             EventSource::Own => {
@@ -233,9 +238,21 @@ impl Peers {
         self.note_received(peer, outcome, false);
     }
 
-    /// Scans the signal pages of all peers, for a token that came without its owner's GID.
-    pub(crate) fn scan_all(&self) {
-        self.known().by_gid.values().for_each(|peer| peer.scan());
+    /// The same for a move to a buffer of `peer` that is not known, and its signal page. Moves can
+    /// be many, and peers can have each of them find no buffer: some of those between two drains
+    /// receive, the others are left to the driver.
+    pub(crate) fn receive_for_move(&self, peer: Gid) -> Result<bool, DeviceError> {
+        let left = |left: u32| left.checked_sub(1);
+        let (set, get) = (Ordering::Relaxed, Ordering::Relaxed);
+        if self.receiving_moves.fetch_update(set, get, left).is_err() {
+            self.doorbell.notify_self();
+            return Ok(true);
+        }
+        let more = self.receive_pending()?;
+        if let Some(peer) = self.find(peer) {
+            peer.scan();
+        }
+        Ok(more)
     }
 
     /// The user to whom the device with this GID has to belong. In a domain of one user that is
@@ -349,6 +366,9 @@ const CHANNEL_BUFFER: usize = 8 << 10;
 /// Rounds of set-up in a call that needs a message now. Each has a message of each of 64 channels
 /// at least; peers that send without end must not occupy the task of the call.
 const CALL_ROUNDS: usize = 4;
+
+/// Moves between two drains that receive messages: with all that peers can send, some milliseconds.
+const RECEIVING_MOVES: u32 = 16;
 
 /// Channels of ended peers that are looked at in one call.
 const UNREAD_PER_CALL: usize = 16;

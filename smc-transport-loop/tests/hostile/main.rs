@@ -7,6 +7,7 @@ mod common;
 mod users;
 
 use std::fs::File;
+use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt as _, PermissionsExt};
 use std::time::Duration;
@@ -25,7 +26,7 @@ use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::accept;
 use smc::Domain;
 use smc_core::device::{
-    Device, DeviceError, Direct, Dmb, Doorbell, Event, MemoryLimit, SubmitError,
+    Device, DeviceError, Direct, Dmb, Doorbell, Event, MemoryLimit, Signal, SubmitError,
 };
 use smc_core::quota::mappings;
 use smc_testkit::process::{Child, Role};
@@ -347,6 +348,37 @@ fn peers_that_send_without_end_cost_each_drain_a_bounded_number_of_messages() {
             victim.drain();
             offered.retain(|(peer, token)| !victim.device.is_registered(*peer, *token));
         }
+    }
+}
+
+#[test]
+fn moves_to_unknown_buffers_receive_a_bounded_number_of_messages_between_two_drains() {
+    let (dir, victim) = victim();
+    let flood = [1, 2].map(|number| {
+        let peer = HostilePeer::connect(dir.path(), victim.gid(), number);
+        victim.accept();
+        peer
+    });
+    let notify = message(3, 0, 0, 0);
+    let refill = || {
+        let filled = flood.iter().map(|peer| fill(&peer.channel, &notify));
+        filled.sum::<usize>()
+    };
+    for _ in 0..2 {
+        refill();
+        let mut received = 0;
+        for _ in 0..200 {
+            let data = [IoSlice::new(&[1])];
+            let unknown = DmbToken(1);
+            let moved = victim
+                .device
+                .move_data(flood[0].gid, unknown, 0, &data, Signal::Yes);
+            assert_eq!(moved, Err(SubmitError::WouldBlock));
+            received += refill();
+        }
+        // Sixteen moves of four rounds.
+        assert!((1..=16 * 4 * 64).contains(&received), "{received}");
+        victim.drain();
     }
 }
 

@@ -88,16 +88,19 @@ impl BusyRetries {
         }
     }
 
-    /// Takes the connections with a due action.
-    pub(super) fn due(&mut self, now: Instant) -> Vec<(ConnKey, Due)> {
+    /// Takes up to `most` connections with a due action, those that have waited longest.
+    pub(super) fn due(&mut self, now: Instant, most: usize) -> Vec<(ConnKey, Due)> {
         let mut due = Vec::new();
         self.0.retain(|key, backoff| {
             if backoff.is_scheduled && backoff.at <= now {
-                due.push((*key, backoff.next(now)));
+                due.push((backoff.at, *key));
             }
             backoff.is_recent(now)
         });
-        due
+        due.sort_unstable();
+        due.truncate(most);
+        let next = |(_, key)| Some((key, self.0.get_mut(&key)?.next(now)));
+        due.into_iter().filter_map(next).collect()
     }
 
     /// Handles the result of a retry.
@@ -143,3 +146,26 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(600);
 const ABORT_BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// An entry without a retry for this long starts over.
 const BACKOFF_RESET: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use smc_wire::types::DmbToken;
+
+    use super::*;
+
+    #[test]
+    fn retries_that_are_due_are_taken_few_at_a_time_the_oldest_first() {
+        let (mut retries, start) = (BusyRetries::default(), Instant::now());
+        let keys: Vec<_> = (0..100).map(|n| ConnKey::direct(DmbToken(n))).collect();
+        for (key, later) in keys.iter().zip(0..) {
+            retries.add(*key, 0, start + Duration::from_micros(later));
+        }
+        let now = start + Duration::from_secs(1) / 2;
+        for some in keys.chunks(32) {
+            assert!(retries.next().is_some_and(|next| next <= now));
+            let due = retries.due(now, 32).into_iter().map(|(key, _)| key);
+            assert_eq!(due.collect::<Vec<_>>(), some);
+        }
+        assert!(retries.due(now, 32).is_empty());
+    }
+}

@@ -11,20 +11,22 @@ use crate::error::{CloseReason, Error};
 use crate::proto::group::GroupId;
 
 impl DeviceDriver {
-    /// Handles queued work and timeouts. Returns the next timeout.
+    /// Handles queued work and timeouts, of each kind up to [`CONNS_PER_PASS`]. Returns the next
+    /// timeout, which is `now` if there are more.
     ///
     /// Most passes of a task have none of these, and find that out under one lock.
     pub(super) fn handle_timeouts(&self, now: Instant) -> Option<Instant> {
         let mut table = self.table.lock();
         if !table.ending.is_empty() {
             drop(table);
-            if self.end_conns(ENDS_MAX) {
+            if self.end_conns(CONNS_PER_PASS) {
                 return Some(now);
             }
             table = self.table.lock();
         }
         if !table.tcp_events.is_empty() {
-            let events = std::mem::take(&mut table.tcp_events);
+            let count = table.tcp_events.len().min(CONNS_PER_PASS);
+            let events: Vec<_> = table.tcp_events.drain(..count).collect();
             drop(table);
             for conn in events.iter().filter_map(Weak::upgrade) {
                 conn.watch_tcp();
@@ -34,7 +36,7 @@ impl DeviceDriver {
         }
         let due = table.take_due(now, self.close_timeout);
         if due.is_empty() && table.retries.is_empty() {
-            return table.next_timeout();
+            return table.next_timeout(now);
         }
         drop(table);
         for conn in due.tcp_watches {
@@ -63,13 +65,13 @@ impl DeviceDriver {
                 Due::Drop => conn.drop_pending(),
             }
         }
-        self.table.lock().next_timeout()
+        self.table.lock().next_timeout(now)
     }
 
     /// Connections with a retry due at a busy device.
     fn due_retries(&self, now: Instant) -> Vec<(Arc<Conn>, Due)> {
         let mut table = self.table.lock();
-        let due = table.retries.due(now);
+        let due = table.retries.due(now, CONNS_PER_PASS);
         let found = due.into_iter().filter_map(|(key, due)| {
             let conn = table.conns.get(&key)?;
             Some((Arc::clone(conn), due))
@@ -78,8 +80,9 @@ impl DeviceDriver {
     }
 }
 
-/// Connections that end in one pass, because their peer is gone: each takes some ten microseconds.
-const ENDS_MAX: usize = 32;
+/// Connections that are handled in one pass for one reason: other tasks run between passes. Each
+/// takes some ten microseconds.
+const CONNS_PER_PASS: usize = 32;
 
 /// Connections whose timeout has passed.
 #[derive(Default)]
@@ -145,8 +148,11 @@ impl Table {
         due
     }
 
-    /// The time of the next timeout.
-    fn next_timeout(&self) -> Option<Instant> {
+    /// The time of the next timeout, or of work that was left.
+    fn next_timeout(&self, now: Instant) -> Option<Instant> {
+        if !self.tcp_events.is_empty() {
+            return Some(now);
+        }
         let queues = [
             &self.awaiting_close,
             &self.lingering,
@@ -160,15 +166,15 @@ impl Table {
     }
 }
 
-/// Takes the connections whose time has passed from the front of a queue, and drops those that do
-/// not wait any more.
+/// Takes connections whose time has passed from the front of a queue, and drops those that do not
+/// wait any more.
 fn take_due(
     queue: &mut VecDeque<(Instant, Weak<Conn>)>,
     now: Instant,
     waits: impl Fn(&Conn) -> bool,
 ) -> Vec<Arc<Conn>> {
     let mut due = Vec::new();
-    while let Some((until, conn)) = queue.front() {
+    while let (true, Some((until, conn))) = (due.len() < CONNS_PER_PASS, queue.front()) {
         match conn.upgrade().filter(|conn| waits(conn)) {
             Some(conn) if *until <= now => due.push(conn),
             Some(_) => break,
