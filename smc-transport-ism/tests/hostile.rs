@@ -4,19 +4,21 @@
 
 mod support;
 
-use std::fs::File;
-use std::io::ErrorKind;
+use std::fs::{self, File};
+use std::io::{ErrorKind, IoSlice};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::AsyncWriteExt as _;
-use smc_core::device::{Device as _, Direct as _, Event, PeerEvent, PeerEvents as _};
+use futures_lite::future::block_on;
+use rustix::net::{RecvFlags, recv};
+use smc_core::device::{Device as _, Direct as _, Event, PeerEvent, PeerEvents as _, Signal};
 use smc_testkit::middleware::{Trace, What};
 use smc_testkit::on::{On, in_time};
 use smc_testkit::streams::{connect_smc, join_all, listen};
-use smc_testkit::unix::{connect_to, drain_full, fill, is_closed, send};
+use smc_testkit::unix::{connect_to, drain_full, fill, is_closed, listen_at, send};
 use smc_testkit::wait::until;
 use smc_transport_ism::IsmDevice;
 use smc_wire::types::Gid;
@@ -216,6 +218,46 @@ fn a_slot_with_ever_new_devices_is_one_peer_and_costs_each_drain_a_bounded_numbe
         assert_eq!((gone, device.peers()), (slots + 1, 0));
         next_device().unwrap();
     }
+}
+
+#[test]
+fn a_slot_with_ever_new_devices_has_one_connection_of_each_device_that_writes_to_it() {
+    const LIVE: u64 = 2;
+    let world = World::new(Kind::Directory, false);
+    let (device, peer) = (world.device(), world.device());
+    let memory = Memory::of(&world);
+    let (slots, granules, slot_len) = memory.layout();
+    let dmb = block_on(peer.register(device.gid(), 1 << 14)).unwrap();
+    let write = || {
+        let data = [IoSlice::new(&[1; 8])];
+        device.move_data(peer.gid(), dmb.token(), 0, &data, Signal::Yes)
+    };
+    write().unwrap();
+    // What it connects to is a socket of the hostile process from here on.
+    let socket = world.address().join(format!("{}.sock", peer.slot()));
+    fs::remove_file(&socket).unwrap();
+    let listener = listen_at(&socket);
+    let mut granules = (0..granules).map(|granule| 0x1000 + slots * slot_len + granule * 128);
+    let buffer = granules.find(|at| memory.word(at + 24) == dmb.token().0);
+    let buffer = buffer.unwrap();
+    let (slot, mut accepted) = (u64::from(peer.slot()), Vec::new());
+    let state = 0x1000 + slot * slot_len;
+    for generation in 2..100 {
+        memory.write(state, generation << 32 | LIVE);
+        memory.write(buffer, generation << 32 | slot << 16 | 2);
+        // The buffer and its owner are to be signalled.
+        memory.write(buffer + 64, 1);
+        memory.write(state + 0x40, 1);
+        write().unwrap();
+        let connected = rustix::net::accept(&listener).unwrap();
+        recv(&connected, &mut [0; 64], RecvFlags::empty()).expect("HELLO");
+        accepted.push(connected);
+        if generation % 8 == 0 {
+            device.drain(&mut |_| {}).unwrap();
+        }
+    }
+    let open = || accepted.iter().filter(|socket| !is_closed(*socket)).count();
+    until(|| open() <= 1, || format!("{} are open", open()));
 }
 
 #[test]

@@ -48,6 +48,9 @@ pub(crate) struct Directory {
 struct Conns {
     next_id: u64,
     by_id: HashMap<u64, Conn>,
+    /// By slot, the last peer whose connection was closed for the next device there, until it is
+    /// reported.
+    replaced: HashMap<u16, Tag>,
 }
 
 #[derive(Debug)]
@@ -180,6 +183,23 @@ impl Directory {
         ended.filter(|ended| *ended != peer)
     }
 
+    /// Closes the connection that this device has opened to an earlier device of the slot of
+    /// `peer`: each slot has one.
+    fn close_earlier(&self, conns: &mut Conns, peer: Tag) -> Result<(), ConnectError> {
+        let Some((id, earlier)) = conns.opened_to(peer.slot) else {
+            return Ok(());
+        };
+        if self.memory.is_live(earlier) {
+            return Err(ConnectError::Dead);
+        }
+        let ended = self.close(conns, id);
+        conns
+            .replaced
+            .extend(ended.map(|ended| (ended.slot, ended)));
+        self.doorbell.notify_self();
+        Ok(())
+    }
+
     /// Closes a connection. Returns the peer unless there is another connection to it.
     fn close(&self, conns: &mut Conns, id: u64) -> Option<Tag> {
         let conn = conns.by_id.remove(&id)?;
@@ -195,6 +215,12 @@ impl Conns {
     fn to(&self, peer: Tag) -> Option<&Conn> {
         let mut conns = self.by_id.values();
         conns.find(|conn| conn.peer == Some(peer))
+    }
+
+    /// The connection that this device has opened to a device of a slot.
+    fn opened_to(&self, slot: u16) -> Option<(u64, Tag)> {
+        let mut opened = self.by_id.iter().filter(|(_, conn)| !conn.is_accepted);
+        opened.find_map(|(id, conn)| Some((*id, conn.peer.filter(|peer| peer.slot == slot)?)))
     }
 }
 
@@ -218,6 +244,7 @@ impl FabricOps for Directory {
         if conns.to(peer).is_some() {
             return Ok(());
         }
+        self.close_earlier(&mut conns, peer)?;
         let path = self.files.socket_path(peer.slot);
         let socket = self.files.connect(peer.slot);
         let socket = socket.map_err(|error| match error {
@@ -263,6 +290,8 @@ impl FabricOps for Directory {
     }
 
     fn poll_events(&self, each: &mut dyn FnMut(Tag)) -> Result<(), DeviceError> {
+        let replaced = std::mem::take(&mut self.conns.lock().replaced);
+        replaced.into_values().for_each(&mut *each);
         let doorbell = &self.doorbell;
         // The driver was woken if there is more.
         let _more = doorbell.poll_round(doorbell.set(), |id, _, share| match id {
