@@ -112,17 +112,14 @@ impl Conn {
     }
 
     /// Counts the descriptor of a connection whose peer has still to close it. A peer that leaves
-    /// many so has only its share: the one that waits for the longest time ends in place of this.
-    ///
-    /// One with data that is not sent yet is not counted: its peer would lose that.
+    /// many so has only its share: the one that waits for the longest time ends in place of this,
+    /// one with data that is not sent yet only for another such.
     fn take_descriptor(&self) -> bool {
-        if self.has_unsent() {
-            return true;
-        }
-        let taken = ClosingDescriptor::take(self.source).or_else(|| {
-            let other = self.driver.longest_closing(self.source)?;
+        let (source, has_unsent) = (self.source, self.has_unsent());
+        let taken = ClosingDescriptor::take(source, has_unsent).or_else(|| {
+            let other = self.driver.longest_closing(source, has_unsent)?;
             other.abort(Error::Closed(CloseReason::Aborted));
-            ClosingDescriptor::take(self.source)
+            ClosingDescriptor::take(source, has_unsent)
         });
         let is_taken = taken.is_some();
         *self.closing_descriptor.lock() = taken;

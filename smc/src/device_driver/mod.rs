@@ -203,8 +203,13 @@ impl DeviceDriver {
     }
 
     /// Of the connections whose stream the application has dropped, that with a peer of this source
-    /// which waits for its close for the longest time.
-    pub(crate) fn longest_closing(&self, source: Option<Source>) -> Option<Arc<Conn>> {
+    /// which waits for its close for the longest time. One with data that is not sent yet only if
+    /// `or_unsent`, and there is no other.
+    pub(crate) fn longest_closing(
+        &self,
+        source: Option<Source>,
+        or_unsent: bool,
+    ) -> Option<Arc<Conn>> {
         let all: Vec<_> = {
             let table = self.table.lock();
             let waiting = table.awaiting_close.iter().map(|(_, conn)| conn);
@@ -212,9 +217,18 @@ impl DeviceDriver {
             waiting.chain(dropped).cloned().collect()
         };
         // Upgraded after the lock: the last reference to a connection may be dropped here.
-        all.iter()
+        let closing = all
+            .iter()
             .filter_map(Weak::upgrade)
-            .find(|conn| conn.source == source && conn.is_closing() && !conn.has_unsent())
+            .filter(|conn| conn.source == source && conn.is_closing());
+        let mut unsent = None;
+        for conn in closing {
+            if !conn.has_unsent() {
+                return Some(conn);
+            }
+            unsent.get_or_insert(conn);
+        }
+        unsent.filter(|_| or_unsent)
     }
 
     /// Starts the timeout of a half-open connection: TCP has ended, and the peer has not sent an

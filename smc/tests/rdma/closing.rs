@@ -591,3 +591,28 @@ fn very_many_streams_of_one_host_that_close_lose_no_data_that_is_still_to_be_sen
         }
     });
 }
+
+#[test]
+fn a_host_that_reads_nothing_of_very_many_closed_streams_has_a_share_of_the_descriptors() {
+    if !is_alone() {
+        return;
+    }
+    limit_descriptors(512);
+    let world = RdmaWorld::new(81);
+    let RdmaHosts { client, server, .. } =
+        world.hosts_with(|builder| builder.recv_buffer(16 << 10));
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("works");
+        let mut held = Vec::new();
+        for _ in 0..200 {
+            let (ours, mut theirs) = connect(&client, &listener).await;
+            theirs.write_all(&[7; 100_000]).await.expect("works");
+            drop(theirs);
+            held.push(ours);
+        }
+        let open = server.connections().len();
+        assert!((100..=128).contains(&open), "{open} of a quarter of 512");
+        // The last one has all, and so has every one that still waits.
+        expect_rest(held.last_mut().expect("the last"), &[7; 100_000]).await;
+    });
+}
