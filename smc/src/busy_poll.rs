@@ -74,17 +74,14 @@ impl BusyPoll {
         !was_parked
     }
 
-    /// A poll found nothing.
-    pub(crate) fn miss(&mut self) -> PollStep {
-        let step = self.step_after_miss();
-        // Not after a look on the spot: a peer can time its writes so that each read follows one.
-        if step != PollStep::Again {
-            self.hits = 0;
-        }
-        step
+    /// The task returns to its executor, which runs others. Not each miss does: a peer can time its
+    /// writes so that the next look finds them.
+    pub(crate) fn end_turn(&mut self) {
+        self.hits = 0;
     }
 
-    fn step_after_miss(&mut self) -> PollStep {
+    /// A poll found nothing.
+    pub(crate) fn miss(&mut self) -> PollStep {
         if self.pollers.is_driver_polling() {
             self.leave();
             self.window.polling_since = None;
@@ -562,8 +559,16 @@ mod tests {
         }
         assert!(half.take_spent_budget());
         half.hit();
-        until_yield(&mut half);
+        half.end_turn();
         assert_eq!(half.hits, 0, "other tasks run");
+        // Those that park look once more, and may find data then.
+        let mut parking = self::half(Duration::ZERO, &pollers());
+        for _ in 0..HITS_MAX {
+            assert!(!parking.take_spent_budget());
+            assert_eq!(parking.miss(), PollStep::Park);
+            parking.hit();
+        }
+        assert!(parking.take_spent_budget());
     }
 
     #[test]

@@ -244,6 +244,10 @@ pub fn query(
             Err(Errno::AGAIN | Errno::INTR) => continue,
             received => received?,
         };
+        // There can always be another packet.
+        if Instant::now() > until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         received = received.saturating_add(len);
         let lines = packet.get(..len).unwrap_or_default();
         if lines.is_empty() {
@@ -252,9 +256,6 @@ pub fn query(
         for line in lines.split(|byte| *byte == b'\n') {
             if line.is_empty() {
                 continue;
-            }
-            if Instant::now() > until {
-                return Err(io::ErrorKind::TimedOut.into());
             }
             if !permit(memory_of(line, program)) {
                 return Err(invalid("the answers of this user are too long"));

@@ -39,12 +39,24 @@ pub(crate) trait StreamHalf {
 pub(crate) fn poll_until<H: StreamHalf, T>(
     half: &mut H,
     cx: &mut Context<'_>,
-    mut attempt: impl FnMut(&mut H) -> Result<Option<T>, Error>,
+    attempt: impl FnMut(&mut H) -> Result<Option<T>, Error>,
 ) -> Poll<io::Result<T>> {
     if half.busy_poll().take_spent_budget() {
         half.conn().driver.stream_runtime.yield_now(cx);
         return Poll::Pending;
     }
+    let polled = look_until(half, cx, attempt);
+    if polled.is_pending() {
+        half.busy_poll().end_turn();
+    }
+    polled
+}
+
+fn look_until<H: StreamHalf, T>(
+    half: &mut H,
+    cx: &mut Context<'_>,
+    mut attempt: impl FnMut(&mut H) -> Result<Option<T>, Error>,
+) -> Poll<io::Result<T>> {
     let (mut is_armed, mut is_device_busy) = (false, false);
     loop {
         match attempt(half) {
