@@ -49,6 +49,8 @@ pub struct Publication {
     timer: Arc<Timer>,
     /// `None` where there is no inotify.
     watcher: Option<Arc<Watcher>>,
+    /// When the last check began.
+    checked: Option<Instant>,
     /// When a name was last found to be missing, and the delay of the check after it.
     lost: Option<(Instant, Duration)>,
     error: Option<RuntimeDirError>,
@@ -111,6 +113,7 @@ impl Publication {
             epoll,
             timer,
             watcher: Watcher::shared().ok(),
+            checked: None,
             lost: None,
             error: None,
             is_paused: false,
@@ -164,7 +167,7 @@ impl Publication {
         for event in events {
             let data = event.data;
             if data == TIMER && self.timer.take_expiration() {
-                self.refresh(CHECK_TIMEOUT);
+                self.refresh_if_due();
                 if self.is_paused {
                     self.pause(!passed::has_descriptors());
                 }
@@ -260,9 +263,19 @@ impl Publication {
         }
     }
 
+    /// The timer has expired, which may be for another reason than a check.
+    fn refresh_if_due(&mut self) {
+        let since = self.checked.map(|checked| checked.elapsed());
+        match since.and_then(|since| MIN_DELAY.checked_sub(since)) {
+            Some(left) => self.timer.start(left),
+            None => self.refresh(CHECK_TIMEOUT),
+        }
+    }
+
     /// Publishes the socket where it is not published. Waits for that no longer than `limit`, and
     /// not at all for a check for which it has waited before.
     fn refresh(&mut self, limit: Duration) {
+        self.checked = Some(Instant::now());
         let was_begun = self.check.is_some();
         let check = match self.check.take() {
             Some(check) => Ok((check, Duration::ZERO)),
@@ -353,6 +366,11 @@ impl Publication {
             other.remove(&self.timer);
         }
         self.refresh(FIRST_CHECK_TIMEOUT);
+    }
+
+    #[cfg(test)]
+    pub(super) fn last_check(&self) -> Option<Instant> {
+        self.checked
     }
 
     #[cfg(test)]

@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
@@ -320,6 +321,23 @@ fn names_are_removed_on_the_thread_of_the_directory() {
         drop(release);
         until(|| !path.exists(), || "not removed".to_owned());
     }
+}
+
+#[test]
+fn what_wakes_a_publication_for_other_reasons_has_no_more_checks_made() {
+    let (_world, _domain, mut publication) = published();
+    let (start, mut checks) = (Instant::now(), BTreeSet::new());
+    let mut handled = 0;
+    while checks.len() < 4 {
+        publication.wake_after(Duration::ZERO);
+        assert!(is_readable(&publication, 30, 0));
+        publication.handle_events();
+        checks.extend(publication.last_check());
+        handled += 1;
+    }
+    let most = start.elapsed().as_millis() / 100 + 2;
+    assert!(checks.len() as u128 <= most, "{} checks", checks.len());
+    assert!(handled > 3);
 }
 
 /// A publication whose check has published the name again, which it has not noticed yet.
