@@ -42,6 +42,7 @@ use self::message::{Mark, Message};
 use self::roce::QueuePairs;
 use self::watch::Watch;
 use crate::output::{self, Usage};
+use crate::processes::printable;
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<bool> {
@@ -70,7 +71,7 @@ fn captures(args: &Args, out: &mut dyn Write) -> io::Result<bool> {
         let name = path.to_string_lossy();
         if !args.json && args.inputs.len() > 1 {
             let blank = if index > 0 { "\n" } else { "" };
-            writeln!(out, "{blank}==> {name} <==")?;
+            writeln!(out, "{blank}==> {} <==", printable(&name))?;
         }
         let show = &mut |message| report::message(args, &name, &message, &mut *out);
         let result = open(path).and_then(|file| read(file, show));
@@ -80,7 +81,7 @@ fn captures(args: &Args, out: &mut dyn Write) -> io::Result<bool> {
             Ok(()) => {}
             Err(Failure::Write(error)) => return Err(error),
             Err(failure) => {
-                warn(&format_args!("{name}: {failure}"));
+                warn(&format_args!("{}: {failure}", printable(&name)));
                 is_good = false;
             }
         }
@@ -109,6 +110,7 @@ fn as_it_comes(args: &Args, out: &mut dyn Write) -> io::Result<bool> {
         Some(interface) => interface.into(),
         None => path.to_string_lossy(),
     };
+    let shown = printable(&name);
     let mut messages = 0;
     let mut show = |message| {
         messages += 1;
@@ -137,12 +139,12 @@ fn as_it_comes(args: &Args, out: &mut dyn Write) -> io::Result<bool> {
         Ok(()) => Ok(true),
         Err(Failure::Write(error)) => Err(error),
         Err(failure) => {
-            warn(&format_args!("{name}: {failure}"));
+            warn(&format_args!("{shown}: {failure}"));
             Ok(false)
         }
     };
     if counts.has_begun {
-        warn(&format_args!("{name}: {counts}, messages: {messages}"));
+        warn(&format_args!("{shown}: {counts}, messages: {messages}"));
     }
     outcome
 }

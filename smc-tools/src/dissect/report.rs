@@ -6,6 +6,7 @@ use smc_wire::pretty;
 
 use super::message::{Family, Message};
 use super::{Args, hex, json};
+use crate::processes::escaped;
 
 /// Shows a message.
 pub(super) fn message(
@@ -16,7 +17,7 @@ pub(super) fn message(
 ) -> io::Result<()> {
     if args.json {
         let object = json::of_message(file, message, args.hex);
-        return writeln!(out, "{object}");
+        return writeln!(out, "{}", escaped(&object.to_string()));
     }
     if args.timestamps {
         match message.mark.time {

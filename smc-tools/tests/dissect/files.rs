@@ -59,6 +59,27 @@ fn the_other_files_are_still_read() {
 }
 
 #[test]
+fn the_name_of_a_file_does_nothing_to_a_terminal() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| {
+        let path = directory.path().join(name);
+        path.to_str().expect("a path").to_owned()
+    };
+    let (good, bad) = (path("good\x1b[2J\u{9b}.pcap"), path("bad\x1b[2J.pcap"));
+    std::fs::write(&good, handshake().bytes()).expect("a file");
+    for arguments in [&[&*good, &*bad][..], &["--json", &good, &bad]] {
+        let output = smc(arguments);
+        let (out, errors) = (stdout(&output), stderr(&output));
+        assert!(out.contains("good") && errors.contains("bad"));
+        let is_plain = |text: &str| text.chars().all(|char| !char.is_control() || char == '\n');
+        assert!(is_plain(&out), "{out:?}");
+        assert!(is_plain(&errors), "{errors:?}");
+    }
+    let found = messages(&smc(&["--json", &good]));
+    assert_eq!(found[0]["file"], good.as_str());
+}
+
+#[test]
 fn a_capture_of_something_else_is_fine() {
     let mut capture = Capture::ethernet();
     capture.frame(&[0; 60]).frame(&[]).frame(&[0xFF; 14]);
