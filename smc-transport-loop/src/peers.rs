@@ -64,8 +64,8 @@ pub(crate) struct Peers {
     /// flight count for the user of the sender until they are read, also after the channel is
     /// closed.
     unread: Mutex<VecDeque<(Permit, Arc<PeerSocket>)>>,
-    /// Moves that may receive messages until the next drain.
-    receiving_moves: AtomicU32,
+    /// Rounds in which moves may receive messages until the next drain.
+    move_rounds: AtomicU32,
     /// The resource that was exhausted when a peer was not accepted.
     shortage: Mutex<Shortage>,
     /// Limits what is mapped for peers: signal pages of both sides, and the peers' buffers.
@@ -107,7 +107,7 @@ impl Peers {
             setup_waker: SetupWaker::new(&doorbell),
             setup: Mutex::default(),
             unread: Mutex::default(),
-            receiving_moves: AtomicU32::new(RECEIVING_MOVES),
+            move_rounds: AtomicU32::new(MOVE_ROUNDS),
             shortage: Mutex::default(),
             mappings,
             wakes: Mutex::default(),
@@ -180,8 +180,7 @@ impl Peers {
 
     /// Adds all events to `events`, without waiting.
     pub(crate) fn drain(&self, events: &mut Vec<Event>) -> Result<(), DeviceError> {
-        self.receiving_moves
-            .store(RECEIVING_MOVES, Ordering::Relaxed);
+        self.move_rounds.store(MOVE_ROUNDS, Ordering::Relaxed);
         let mut has_setup = false;
         self.doorbell.poll_signals(|source, id| match source {
             EventSource::Own => {
@@ -224,12 +223,17 @@ impl Peers {
     /// Receives what peers have sent, for a call that needs it now, as far as a few rounds do.
     /// Returns whether there may be more, which is left to the driver.
     pub(crate) fn receive_pending(&self) -> Result<bool, DeviceError> {
-        for _ in 0..CALL_ROUNDS {
+        Ok(self.receive_rounds()? == CALL_ROUNDS)
+    }
+
+    /// Returns how many rounds have found something.
+    fn receive_rounds(&self) -> Result<u32, DeviceError> {
+        for round in 0..CALL_ROUNDS {
             if !self.run_setup(None)? {
-                return Ok(false);
+                return Ok(round);
             }
         }
-        Ok(true)
+        Ok(CALL_ROUNDS)
     }
 
     /// Receives what a peer has sent, for a call that needs it now: all, if the peer is a device.
@@ -238,21 +242,23 @@ impl Peers {
         self.note_received(peer, outcome, false);
     }
 
-    /// The same for a move to a buffer of `peer` that is not known, and its signal page. Moves can
-    /// be many, and peers can have each of them find no buffer: some of those between two drains
-    /// receive, the others are left to the driver.
+    /// As [`Peers::receive_pending`], for a move to a buffer of `peer` that is not known, and scans
+    /// its signal page. Moves can be many, and a peer can have each of them find no buffer: all that
+    /// come between two drains have a number of rounds in common.
     pub(crate) fn receive_for_move(&self, peer: Gid) -> Result<bool, DeviceError> {
-        let left = |left: u32| left.checked_sub(1);
-        let (set, get) = (Ordering::Relaxed, Ordering::Relaxed);
-        if self.receiving_moves.fetch_update(set, get, left).is_err() {
+        if self.move_rounds.load(Ordering::Relaxed) == 0 {
             self.doorbell.notify_self();
             return Ok(true);
         }
-        let more = self.receive_pending()?;
+        let rounds = self.receive_rounds()?;
+        let left = |left: u32| Some(left.saturating_sub(rounds));
+        let _ = self
+            .move_rounds
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
         if let Some(peer) = self.find(peer) {
             peer.scan();
         }
-        Ok(more)
+        Ok(rounds == CALL_ROUNDS)
     }
 
     /// The user to whom the device with this GID has to belong. In a domain of one user that is
@@ -365,10 +371,10 @@ const CHANNEL_BUFFER: usize = 8 << 10;
 
 /// Rounds of set-up in a call that needs a message now. Each has a message of each of 64 channels
 /// at least; peers that send without end must not occupy the task of the call.
-const CALL_ROUNDS: usize = 4;
+const CALL_ROUNDS: u32 = 4;
 
-/// Moves between two drains that receive messages: with all that peers can send, some milliseconds.
-const RECEIVING_MOVES: u32 = 16;
+/// The same of all moves between two drains: with all that peers can send, some milliseconds.
+const MOVE_ROUNDS: u32 = 64;
 
 /// Channels of ended peers that are looked at in one call.
 const UNREAD_PER_CALL: usize = 16;

@@ -376,8 +376,8 @@ fn moves_to_unknown_buffers_receive_a_bounded_number_of_messages_between_two_dra
             assert_eq!(moved, Err(SubmitError::WouldBlock));
             received += refill();
         }
-        // Sixteen moves of four rounds.
-        assert!((1..=16 * 4 * 64).contains(&received), "{received}");
+        // 64 rounds, and those that the last call has begun.
+        assert!((1..=67 * 64).contains(&received), "{received}");
         victim.drain();
     }
 }
