@@ -243,8 +243,8 @@ impl Peers {
     }
 
     /// As [`Peers::receive_pending`], for a move to a buffer of `peer` that is not known, and scans
-    /// its signal page. Moves can be many, and a peer can have each of them find no buffer: all that
-    /// come between two drains have a number of rounds in common.
+    /// its signal page. Moves can be many, and a peer can have each of them find no buffer: all
+    /// that come between two drains have a number of rounds in common.
     pub(crate) fn receive_for_move(&self, peer: Gid) -> Result<bool, DeviceError> {
         if self.move_rounds.load(Ordering::Relaxed) == 0 {
             self.doorbell.notify_self();
