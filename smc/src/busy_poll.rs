@@ -116,6 +116,13 @@ impl BusyPoll {
         PollStep::Yield
     }
 
+    /// The same for a poll that is a system call: it takes longer than the pauses of those that
+    /// look at memory.
+    pub(crate) fn miss_of_call(&mut self) -> PollStep {
+        self.polls = SPINS_MAX;
+        self.miss()
+    }
+
     fn park(&mut self, now: Instant) -> PollStep {
         self.leave();
         self.polls = 0;

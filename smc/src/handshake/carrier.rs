@@ -264,16 +264,15 @@ impl UnixCarrier<'_> {
     /// Polls for a while: a socket that is never waited for need not be registered with the
     /// reactor.
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        match self.socket.try_read(buf) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            read => {
-                self.busy_poll.hit();
-                return Poll::Ready(read);
-            }
-        }
         loop {
-            match self.busy_poll.miss() {
-                // A look is a system call: one in each turn.
+            match self.socket.try_read(buf) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => {
+                    self.busy_poll.hit();
+                    return Poll::Ready(read);
+                }
+            }
+            match self.busy_poll.miss_of_call() {
                 PollStep::Again => {}
                 PollStep::Yield => {
                     self.runtime.yield_now(cx);
