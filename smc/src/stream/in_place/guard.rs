@@ -240,8 +240,7 @@ impl GuardedRing {
 
     /// Retains `len` bytes at offset `at` of the ring, which were read.
     pub(crate) fn retain(self: &Arc<Self>, at: usize, len: usize) -> ReadGuard {
-        let start = self.state.lock().retained.retain(len_u32(len));
-        self.publish();
+        let start = self.update(|retained| retained.retain(len_u32(len)));
         ReadGuard(Inner::InPlace(Part {
             guarded: Arc::clone(self),
             at,
@@ -252,8 +251,7 @@ impl GuardedRing {
 
     /// Frees `len` bytes that were read and that no guard retains.
     pub(crate) fn free_unguarded(&self, len: u32) {
-        self.state.lock().retained.skip(len);
-        self.publish();
+        self.update(|retained| retained.skip(len));
     }
 
     /// The peer has left the empty ring before its end.
@@ -275,31 +273,45 @@ impl GuardedRing {
     }
 
     fn release(&self, start: u64, len: u32) {
-        let freed = self.state.lock().retained.release(start, len);
-        if freed > 0 {
-            self.publish();
-        }
+        self.update(|retained| {
+            retained.release(start, len);
+        });
     }
 
-    /// Publishes the consumer cursor, if that is due.
-    fn publish(&self) {
-        let Some(conn) = self.conn.upgrade() else {
-            return;
-        };
-        while let Some(cursor) = self.begin_publish(&conn) {
-            conn.publish_consumer(cursor);
-            self.state.lock().is_publishing = false;
-        }
-    }
-
-    fn begin_publish(&self, conn: &Conn) -> Option<Cursor> {
+    /// Changes the retained window, and publishes the consumer cursor if that is due.
+    #[inline]
+    fn update<T>(&self, change: impl FnOnce(&mut RetainedWindow) -> T) -> T {
         let mut state = self.state.lock();
+        let changed = change(&mut state.retained);
+        let due = self.begin_publish(&mut state);
+        drop(state);
+        if let Some(cursor) = due {
+            self.publish(cursor);
+        }
+        changed
+    }
+
+    fn publish(&self, cursor: Cursor) {
+        let (conn, mut due) = (self.conn.upgrade(), Some(cursor));
+        while let Some(cursor) = due {
+            if let Some(conn) = &conn {
+                conn.publish_consumer(cursor);
+            }
+            let mut state = self.state.lock();
+            state.is_publishing = false;
+            due = self.begin_publish(&mut state);
+        }
+    }
+
+    /// The cursor to be published, if that is due and no thread does so.
+    #[inline]
+    fn begin_publish(&self, state: &mut GuardState) -> Option<Cursor> {
         if state.is_reader_dropped || state.is_publishing {
             return None;
         }
-        let word = ConsumerWord::from_ne(conn.local.consumer().load(Ordering::Acquire));
+        let word = ConsumerWord::from_ne(self.element.consumer().load(Ordering::Acquire));
         let is_blocked = word.producer_flags.contains(ProducerFlags::WRITER_BLOCKED);
-        let producer = ProducerWord::from_ne(conn.local.producer().load(Ordering::Acquire));
+        let producer = ProducerWord::from_ne(self.element.producer().load(Ordering::Acquire));
         if !state.retained.is_update_due(is_blocked, producer.cursor) {
             return None;
         }
