@@ -240,7 +240,17 @@ impl GuardedRing {
 
     /// Retains `len` bytes at offset `at` of the ring, which were read.
     pub(crate) fn retain(self: &Arc<Self>, at: usize, len: usize) -> ReadGuard {
-        let start = self.update(|retained| retained.retain(len_u32(len)));
+        let mut state = self.state.lock();
+        let start = state.retained.retain(len_u32(len));
+        // This frees nothing: only a peer that waits for space has to know of what was free before.
+        let due = match self.is_peer_blocked() {
+            true => self.begin_publish(&mut state),
+            false => None,
+        };
+        drop(state);
+        if let Some(cursor) = due {
+            self.publish(cursor);
+        }
         ReadGuard(Inner::InPlace(Part {
             guarded: Arc::clone(self),
             at,
@@ -251,7 +261,7 @@ impl GuardedRing {
 
     /// Frees `len` bytes that were read and that no guard retains.
     pub(crate) fn free_unguarded(&self, len: u32) {
-        self.update(|retained| retained.skip(len));
+        self.free(|retained| retained.skip(len));
     }
 
     /// The peer has left the empty ring before its end.
@@ -273,22 +283,20 @@ impl GuardedRing {
     }
 
     fn release(&self, start: u64, len: u32) {
-        self.update(|retained| {
+        self.free(|retained| {
             retained.release(start, len);
         });
     }
 
-    /// Changes the retained window, and publishes the consumer cursor if that is due.
-    #[inline]
-    fn update<T>(&self, change: impl FnOnce(&mut RetainedWindow) -> T) -> T {
+    /// Frees bytes of the window, and publishes the consumer cursor if that is due.
+    fn free(&self, release: impl FnOnce(&mut RetainedWindow)) {
         let mut state = self.state.lock();
-        let changed = change(&mut state.retained);
+        release(&mut state.retained);
         let due = self.begin_publish(&mut state);
         drop(state);
         if let Some(cursor) = due {
             self.publish(cursor);
         }
-        changed
     }
 
     fn publish(&self, cursor: Cursor) {
@@ -309,13 +317,17 @@ impl GuardedRing {
         if state.is_reader_dropped || state.is_publishing {
             return None;
         }
-        let word = ConsumerWord::from_ne(self.element.consumer().load(Ordering::Acquire));
-        let is_blocked = word.producer_flags.contains(ProducerFlags::WRITER_BLOCKED);
+        let is_blocked = self.is_peer_blocked();
         let producer = ProducerWord::from_ne(self.element.producer().load(Ordering::Acquire));
         if !state.retained.is_update_due(is_blocked, producer.cursor) {
             return None;
         }
         state.is_publishing = true;
         Some(state.retained.confirm())
+    }
+
+    fn is_peer_blocked(&self) -> bool {
+        let word = ConsumerWord::from_ne(self.element.consumer().load(Ordering::Acquire));
+        word.producer_flags.contains(ProducerFlags::WRITER_BLOCKED)
     }
 }
