@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures_lite::future::yield_now;
 use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, DmbCount, Doorbell, Event, Identity, Limits,
     MemoryLimit, Nocopy, Operations, Signal, SubmitError,
@@ -16,11 +17,12 @@ use smc_wire::types::{Chid, DmbToken, Gid};
 
 use crate::channel::Message;
 use crate::config::Builder;
-use crate::peer::is_dmb_len;
+use crate::peer::{Peer, is_dmb_len};
 use crate::peer_buffers::UNKNOWN;
-use crate::peers::Peers;
+use crate::peers::{Peers, SLOTS_PER_SCAN};
 use crate::random;
 use crate::send_queue::SendPath;
+use crate::signal_page::SLOTS;
 
 /// An SMC-D device whose peers are processes of the same host.
 ///
@@ -267,7 +269,7 @@ impl Nocopy for LoopDevice {
         }
         // Memory that the peer uses again is found in its signal page, other memory in the channel.
         if let Some(known) = self.peers.find(peer) {
-            known.scan();
+            scan_all(&known).await;
             if let Some(attached) = self.try_attach(peer, token)? {
                 return Ok(attached);
             }
@@ -279,13 +281,23 @@ impl Nocopy for LoopDevice {
             // Its signal page may have changed meanwhile.
             Ok(known) => {
                 self.peers.receive_from(&known);
-                known.scan();
+                scan_all(&known).await;
             }
             // It had a channel to this device when it made the buffer.
             Err(DeviceError::Unreachable { .. }) => return Err(DeviceError::PeerGone),
             Err(error) => return Err(error),
         }
         self.try_attach(peer, token)?.ok_or(UNKNOWN)
+    }
+}
+
+/// Scans the signal page of a peer. Other tasks run meanwhile: all of its slots may have changed.
+async fn scan_all(peer: &Peer) {
+    for _ in 0..=SLOTS as usize / SLOTS_PER_SCAN {
+        if !peer.scan(SLOTS_PER_SCAN).more {
+            break;
+        }
+        yield_now().await;
     }
 }
 

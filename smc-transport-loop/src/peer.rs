@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use smc_core::device::DeviceError;
+use smc_core::mem::Taken;
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
 use smc_core::quota::Permit;
@@ -14,7 +15,7 @@ use smc_ipc::passed::{Passed, PeerFile, PeerSocket};
 use smc_wire::size::SizeCode;
 use smc_wire::types::Gid;
 
-use crate::channel::{self, Descriptors, Message, ReceivedMessage};
+use crate::channel::{self, Message, ReceivedMessage};
 use crate::doorbell::Doorbell;
 use crate::local_buffers::{LocalBuffers, NewMemory};
 use crate::mappings::{MappingPermit, Mappings};
@@ -120,14 +121,20 @@ impl Peer {
         }
     }
 
-    /// Scans the changed slots of the peer's signal page.
-    pub(crate) fn scan(&self) {
-        if let Some(incoming) = &mut *self.incoming.lock() {
-            incoming.buffers.scan();
-        }
+    /// Scans changed slots of the peer's signal page, about so many.
+    pub(crate) fn scan(&self, most: usize) -> Taken {
+        let none = Taken {
+            count: 0,
+            more: false,
+        };
+        let mut incoming = self.incoming.lock();
+        incoming
+            .as_mut()
+            .map_or(none, |incoming| incoming.buffers.scan(most))
     }
 
-    /// Reads what the peer has sent, at most so many messages.
+    /// Reads what the peer has sent, at most so many messages. The caller scans its signal page
+    /// afterwards.
     pub(crate) fn receive(&self, limit: usize) -> ReceiveOutcome {
         let mut outcome = ReceiveOutcome::default();
         let mut slot = self.incoming.lock();
@@ -143,10 +150,13 @@ impl Peer {
         outcome.more = true;
         for _ in 0..limit {
             match channel::receive(channel) {
-                ReceivedMessage::Message(Message::Memory { index, number, len }, files) => {
+                ReceivedMessage::Message(
+                    Message::Memory { index, number, len },
+                    [Some(file), _],
+                ) => {
                     // First, so that memory that replaces other memory fits.
                     buffers.remove_memory(index);
-                    buffers.install(index, number, adopt(files, len, || mappings.take(*user)));
+                    buffers.install(index, number, adopt(file, len, || mappings.take(*user)));
                     outcome.received = true;
                 }
                 ReceivedMessage::Message(Message::Notify, _) => outcome.received = true,
@@ -165,7 +175,6 @@ impl Peer {
                 }
             }
         }
-        buffers.scan();
         outcome
     }
 
@@ -188,15 +197,14 @@ impl Peer {
 }
 
 fn adopt(
-    [file, _]: Descriptors,
+    file: Passed,
     len: u64,
     permit: impl FnOnce() -> Result<MappingPermit, DeviceError>,
 ) -> Result<Arc<Mapping>, DeviceError> {
     let file = match file {
-        Some(Passed::File(file)) => file,
-        Some(Passed::Lost) => return Err(os("receive the peer's memory file", Errno::MFILE)),
-        Some(_) => return Err(DeviceError::PeerMisbehaved("descriptor is no memory file")),
-        None => return Err(DeviceError::PeerMisbehaved("memory came without its file")),
+        Passed::File(file) => file,
+        Passed::Lost => return Err(os("receive the peer's memory file", Errno::MFILE)),
+        _ => return Err(DeviceError::PeerMisbehaved("descriptor is no memory file")),
     };
     let len = usize::try_from(len).ok().filter(|len| is_dmb_len(*len));
     let len = len.ok_or(DeviceError::PeerMisbehaved("buffer has no DMB size"))?;

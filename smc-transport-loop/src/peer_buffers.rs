@@ -7,8 +7,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use smc_core::device::{Attachment, Charge, DeviceError, MemoryAccount, SubmitError};
-use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_core::mem::{Region, Taken};
 use smc_core::mutex::Mutex;
 use smc_ipc::doorbell;
 use smc_ipc::passed::PeerFile;
@@ -347,13 +347,13 @@ impl PeerBuffers {
         Ok(())
     }
 
-    /// Scans the changed slots of the peer's signal page.
-    pub(crate) fn scan(&mut self) {
+    /// Scans changed slots of the peer's signal page, about so many.
+    pub(crate) fn scan(&mut self, most: usize) -> Taken {
         // The signal page is behind an `Arc` of its own, so that the closure may change `self`.
         let notifier = Arc::clone(&self.notifier);
         notifier
             .signal_page
-            .take_changed(|index| self.refresh_slot(index));
+            .take_changed(most, |index| self.refresh_slot(index))
     }
 
     /// Removes all buffers, after the end of the peer.

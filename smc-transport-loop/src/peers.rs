@@ -2,6 +2,7 @@
 
 mod open;
 mod pending_channels;
+mod scans;
 mod setup;
 
 use std::collections::VecDeque;
@@ -37,6 +38,8 @@ use crate::send_queue::{SendPath, WakeList};
 use crate::signal_page::{self, SignalPage};
 pub(crate) use open::OpenError;
 use open::{SetupWaker, WaitingTasks};
+pub(crate) use scans::SLOTS_PER_SCAN;
+use scans::Scans;
 use setup::SetupState;
 
 /// The peers of a device.
@@ -66,6 +69,8 @@ pub(crate) struct Peers {
     unread: Mutex<VecDeque<(Permit, Arc<PeerSocket>)>>,
     /// Rounds in which moves may receive messages until the next drain.
     move_rounds: AtomicU32,
+    /// Changed slots of signal pages.
+    scans: Scans,
     /// The resource that was exhausted when a peer was not accepted.
     shortage: Mutex<Shortage>,
     /// Limits what is mapped for peers: signal pages of both sides, and the peers' buffers.
@@ -108,6 +113,7 @@ impl Peers {
             setup: Mutex::default(),
             unread: Mutex::default(),
             move_rounds: AtomicU32::new(MOVE_ROUNDS),
+            scans: Scans::default(),
             shortage: Mutex::default(),
             mappings,
             wakes: Mutex::default(),
@@ -181,11 +187,12 @@ impl Peers {
     /// Adds all events to `events`, without waiting.
     pub(crate) fn drain(&self, events: &mut Vec<Event>) -> Result<(), DeviceError> {
         self.move_rounds.store(MOVE_ROUNDS, Ordering::Relaxed);
+        self.scans.begin_drain();
         let mut has_setup = false;
         self.doorbell.poll_signals(|source, id| match source {
             EventSource::Own => {
                 if let Some(own) = self.by_id(OWN_ID) {
-                    own.scan();
+                    self.scans.scan(&own);
                     self.active.add(&own);
                 }
                 has_setup |= self.setup_waker.take();
@@ -201,6 +208,9 @@ impl Peers {
         if has_setup {
             // What is still ready wakes the driver.
             let _more = self.run_setup(Some(events))?;
+        }
+        if self.scans.has_more() {
+            self.doorbell.notify_self();
         }
         if !self.active.collect(events) && events.is_empty() {
             // The driver may sleep now, as it gets no event, and those peers would not wake it.
@@ -255,10 +265,13 @@ impl Peers {
         let _ = self
             .move_rounds
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
-        if let Some(peer) = self.find(peer) {
-            peer.scan();
+        let more = self
+            .find(peer)
+            .is_some_and(|peer| self.scans.scan(&peer).more);
+        if more {
+            self.doorbell.notify_self();
         }
-        Ok(rounds == CALL_ROUNDS)
+        Ok(more || rounds == CALL_ROUNDS)
     }
 
     /// The user to whom the device with this GID has to belong. In a domain of one user that is
@@ -374,7 +387,7 @@ const CHANNEL_BUFFER: usize = 8 << 10;
 const CALL_ROUNDS: u32 = 4;
 
 /// The same of all moves between two drains: with all that peers can send, some milliseconds.
-const MOVE_ROUNDS: u32 = 64;
+const MOVE_ROUNDS: u32 = 8;
 
 /// Channels of ended peers that are looked at in one call.
 const UNREAD_PER_CALL: usize = 16;

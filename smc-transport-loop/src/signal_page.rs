@@ -32,7 +32,7 @@
 //! consistent. The crate's `models` test all of them.
 
 use smc_core::mem::sync::{Ordering, fence};
-use smc_core::mem::{BitSet, OutOfBounds, Region, WakeFlag};
+use smc_core::mem::{BitSet, OutOfBounds, Region, Taken, WakeFlag};
 
 use crate::region::Line;
 
@@ -107,10 +107,10 @@ impl SignalPage {
         self.scan_requested[0].swap(1, Ordering::SeqCst) == 0
     }
 
-    /// Writer: hands the slots that changed since the last time to `each`.
-    pub(crate) fn take_changed(&self, each: impl FnMut(u32)) -> bool {
+    /// Writer: hands slots that changed since the last time to `each`, about so many.
+    pub(crate) fn take_changed(&self, most: usize, each: impl FnMut(u32)) -> Taken {
         self.scan_requested[0].store(0, Ordering::SeqCst);
-        self.bits(CHANGED).take(each)
+        self.bits(CHANGED).take_some(most, each)
     }
 
     /// The words of one buffer.

@@ -23,6 +23,15 @@ pub struct BitSet<'a> {
     len: u32,
 }
 
+/// What [`BitSet::take_some`] has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// The number of bits.
+    pub count: usize,
+    /// Others may be set.
+    pub more: bool,
+}
+
 impl<'a> BitSet<'a> {
     /// `len` bits from byte offset `bits` on, with their summary from `summary` on, in words of 64.
     ///
@@ -63,10 +72,23 @@ impl<'a> BitSet<'a> {
 
     /// Takes the bits that were set since the last time, and passes them to `each`; false if there
     /// are none.
-    pub fn take(self, mut each: impl FnMut(u32)) -> bool {
-        let mut any = false;
+    pub fn take(self, each: impl FnMut(u32)) -> bool {
+        self.take_some(usize::MAX, each).count > 0
+    }
+
+    /// As [`BitSet::take`], until there were `most` bits; those of one word are taken together. The
+    /// others stay set.
+    pub fn take_some(self, most: usize, mut each: impl FnMut(u32)) -> Taken {
+        let mut count = 0;
         for group in 0..self.words().div_ceil(64) {
-            for word in take_bits(self.word(self.summary_offset(group))) {
+            let summary = self.word(self.summary_offset(group));
+            let mut words = take_bits(summary);
+            while let Some(word) = words.next() {
+                if count >= most {
+                    let rest = words.fold(1 << word, |bits, word| bits | 1 << word);
+                    summary.fetch_or(rest, Ordering::SeqCst);
+                    return Taken { count, more: true };
+                }
                 let word = group * 64 + word as usize;
                 // A summary can have bits of words that there are not.
                 if word >= self.words() {
@@ -75,13 +97,13 @@ impl<'a> BitSet<'a> {
                 for bit in take_bits(self.word(self.word_offset(word))) {
                     let index = u32::try_from(word * 64).unwrap_or(u32::MAX) | bit;
                     if index < self.len {
-                        any = true;
+                        count += 1;
                         each(index);
                     }
                 }
             }
         }
-        any
+        Taken { count, more: false }
     }
 
     fn words(self) -> usize {
@@ -120,6 +142,21 @@ pub fn take_bits(word: &AtomicU64) -> impl Iterator<Item = u32> + use<> {
 #[cfg(all(test, not(smc_loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bits_that_are_too_many_at_once_are_taken_later() {
+        let region = Region::anonymous(4096);
+        let set = BitSet::new(&region, 0, 1024, 8192).unwrap();
+        (0..8192).for_each(|index| set.set(index));
+        let mut taken = Vec::new();
+        for _ in 0..8 {
+            let some = set.take_some(1000, |index| taken.push(index));
+            assert_eq!(some.count, 1024, "whole words");
+            assert_eq!(some.more, taken.len() < 8192);
+        }
+        assert!(taken.iter().copied().eq(0..8192));
+        assert!(!set.take(|_| panic!("there is none")));
+    }
 
     #[test]
     fn bits_are_taken_once_and_in_order() {

@@ -20,7 +20,7 @@ mod region;
 mod shadow;
 mod wake_flag;
 
-pub use bit_set::{BitSet, take_bits};
+pub use bit_set::{BitSet, Taken, take_bits};
 #[doc(hidden)]
 pub use element::RingWriter;
 pub use element::{Element, HEADER_LEN, TrustPeers};

@@ -84,7 +84,7 @@ impl Sides {
         element.reset();
         element.write(0, &[0; DATA.len()]).unwrap();
         self.signal_page.set_changed(index);
-        self.signal_page.take_changed(|_| ());
+        self.signal_page.take_changed(usize::MAX, |_| ());
         assert!(self.signal_page.set_ready(index), "a new owner sleeps");
         self.active.add(&self.peer);
         self.active.collect(&mut Vec::new());

@@ -250,7 +250,9 @@ fn changes(owning: Option<Mutation>, scanning: Option<Mutation>) {
             })
         };
         let mut seen = false;
-        with(scanning, || signal_page.take_changed(|_| seen = true));
+        with(scanning, || {
+            signal_page.take_changed(usize::MAX, |_| seen = true)
+        });
         let announced = owner.join().unwrap();
         assert!(seen || announced, "neither seen nor announced");
     });

@@ -132,6 +132,7 @@ impl Peers {
 
     /// Has the driver poll a peer that has sent something, and read what is left.
     pub(super) fn note_received(&self, peer: &Arc<Peer>, outcome: ReceiveOutcome, is_driver: bool) {
+        self.scans.scan(peer);
         if outcome.received {
             self.active.add(peer);
         }
