@@ -20,6 +20,12 @@ impl ReactorTurns {
         self.busy_until = None;
     }
 
+    /// The task is polled: the time counts that it takes from now on.
+    pub fn begin(&mut self, runtime: &dyn Runtime) {
+        self.busy_until
+            .get_or_insert_with(|| runtime.now() + BUSY_MAX);
+    }
+
     /// The timer that the task has to await before it goes on, if it has been busy for too long.
     #[must_use]
     pub fn due(&mut self, runtime: &dyn Runtime) -> Option<Timer> {

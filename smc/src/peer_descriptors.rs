@@ -8,8 +8,8 @@
 //! number.
 //!
 //! Each connection, of either role, has a descriptor from the time when the application drops the
-//! stream until the peer has closed it. Of these, sources have the same shares once more, and twice
-//! as many while there is data to send.
+//! stream until the peer has closed it. Of these, sources have the same shares once more; and again
+//! of those that had data to send then.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::LazyLock;
@@ -73,6 +73,7 @@ type Shares = LazyLock<Mutex<FairShares<Source>>>;
 
 static OF_ADDRESSES: Shares = LazyLock::new(|| Mutex::new(FairShares::new(0, 0)));
 static CLOSING: Shares = LazyLock::new(|| Mutex::new(FairShares::new(0, 0)));
+static UNSENT: Shares = LazyLock::new(|| Mutex::new(FairShares::new(0, 0)));
 
 /// One descriptor of a source. Dropping it gives it back.
 #[derive(Debug)]
@@ -85,8 +86,9 @@ impl Descriptor {
     /// # Errors
     ///
     /// The share of the source, if it would have more.
-    fn take(shares: &'static Shares, limit: usize, source: Source) -> Result<Self, usize> {
-        shares.lock().take_of_limit(limit, &source, 1)?;
+    fn take(shares: &'static Shares, source: Source) -> Result<Self, usize> {
+        let mut taken = shares.lock();
+        taken.take_of_limit(descriptors::limit(), &source, 1)?;
         Ok(Self { shares, source })
     }
 }
@@ -119,8 +121,7 @@ impl ClientDescriptor {
             None => {}
             Some(Source::User(user)) => taken._of_user = Some(descriptors::take(user, 1)?),
             Some(source @ Source::Address(_)) => {
-                let taken_of = Descriptor::take(&OF_ADDRESSES, descriptors::limit(), source);
-                let descriptor = taken_of.map_err(|share| {
+                let descriptor = Descriptor::take(&OF_ADDRESSES, source).map_err(|share| {
                     let share = u64::try_from(share).unwrap_or(u64::MAX);
                     Limit::new("share of descriptors of an address", share)
                 })?;
@@ -135,16 +136,22 @@ impl ClientDescriptor {
 #[derive(Debug)]
 pub(crate) struct ClosingDescriptor {
     _of_source: Option<Descriptor>,
+    /// There was data to send when the application dropped the stream.
+    pub(crate) had_unsent: bool,
 }
 
 impl ClosingDescriptor {
     /// Counts one for a peer of this source; none if that is the own user. None if the source has
-    /// its share, which is twice as large for a connection with data to send.
-    pub(crate) fn take(source: Option<Source>, has_unsent: bool) -> Option<Self> {
-        let limit = descriptors::limit().saturating_mul(1 + usize::from(has_unsent));
-        let taken = source.map(|source| Descriptor::take(&CLOSING, limit, source));
+    /// its share of connections with data to send, or without.
+    pub(crate) fn take(source: Option<Source>, had_unsent: bool) -> Option<Self> {
+        let shares = match had_unsent {
+            true => &UNSENT,
+            false => &CLOSING,
+        };
+        let taken = source.map(|source| Descriptor::take(shares, source));
         Some(Self {
             _of_source: taken.transpose().ok()?,
+            had_unsent,
         })
     }
 }

@@ -112,7 +112,7 @@ impl Conn {
     }
 
     /// Counts the descriptor of a connection whose peer has still to close it. A peer that leaves
-    /// many so has only its share: the one that waits for the longest time ends in place of this,
+    /// many so has only its shares: the one that waits for the longest time ends in place of this,
     /// one with data that is not sent yet only for another such.
     fn take_descriptor(&self) -> bool {
         let (source, has_unsent) = (self.source, self.has_unsent());

@@ -359,9 +359,13 @@ impl Conn {
         }
     }
 
-    /// Whether the application has dropped the stream, and the peer has still to close it.
-    pub(crate) fn is_closing(&self) -> bool {
-        self.closing_descriptor.lock().is_some()
+    /// Whether the application has dropped the stream, with data to send or without, and the peer
+    /// has still to close it.
+    pub(crate) fn is_closing(&self, with_unsent: bool) -> bool {
+        let descriptor = self.closing_descriptor.lock();
+        descriptor
+            .as_ref()
+            .is_some_and(|descriptor| descriptor.had_unsent == with_unsent)
     }
 
     pub(crate) fn is_app_closed(&self) -> bool {

@@ -202,13 +202,13 @@ impl DeviceDriver {
         self.wake_task();
     }
 
-    /// Of the connections whose stream the application has dropped, that with a peer of this source
-    /// which waits for its close for the longest time. One with data that is not sent yet only if
-    /// `or_unsent`, and there is no other.
+    /// Of the connections whose stream the application has dropped, with data to send or without,
+    /// that with a peer of this source which waits for its close for the longest time; of those
+    /// with data first one that has sent it since.
     pub(crate) fn longest_closing(
         &self,
         source: Option<Source>,
-        or_unsent: bool,
+        with_unsent: bool,
     ) -> Option<Arc<Conn>> {
         let all: Vec<_> = {
             let table = self.table.lock();
@@ -220,15 +220,15 @@ impl DeviceDriver {
         let closing = all
             .iter()
             .filter_map(Weak::upgrade)
-            .filter(|conn| conn.source == source && conn.is_closing());
-        let mut unsent = None;
+            .filter(|conn| conn.source == source && conn.is_closing(with_unsent));
+        let mut longest = None;
         for conn in closing {
             if !conn.has_unsent() {
                 return Some(conn);
             }
-            unsent.get_or_insert(conn);
+            longest.get_or_insert(conn);
         }
-        unsent.filter(|_| or_unsent)
+        longest
     }
 
     /// Starts the timeout of a half-open connection: TCP has ended, and the peer has not sent an

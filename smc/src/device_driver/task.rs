@@ -225,6 +225,7 @@ impl Future for DriverTask {
             return Poll::Pending;
         }
         let is_rdma = driver.device.operations().rdma().is_some();
+        this.turns.begin(&*this.runtime);
         for _ in 0..PASSES_MAX {
             let next = if is_rdma && driver.is_gone() {
                 Ok(this.pass_without_device(&driver, cx))

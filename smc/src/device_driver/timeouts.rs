@@ -35,10 +35,12 @@ impl DeviceDriver {
             table = self.table.lock();
         }
         let due = table.take_due(now, self.close_timeout);
-        if due.is_empty() && table.retries.is_empty() {
-            return table.next_timeout(now);
-        }
+        let is_idle = due.is_empty() && table.retries.is_empty();
+        let next = table.next_timeout(now);
         drop(table);
+        if is_idle {
+            return next;
+        }
         for conn in due.tcp_watches {
             conn.start_tcp_watch();
         }
@@ -95,6 +97,8 @@ struct DueConns {
     overdue: Vec<Arc<Conn>>,
     /// Half-open, and the peer has sent nothing in time.
     silent: Vec<Arc<Conn>>,
+    /// Not due. The last reference to a connection may be dropped here, so not under the lock.
+    _others: Vec<Arc<Conn>>,
 }
 
 impl DueConns {
@@ -104,6 +108,7 @@ impl DueConns {
             lingering,
             overdue,
             silent,
+            _others: _,
         } = self;
         let all = [tcp_watches, lingering, overdue, silent];
         all.into_iter().all(Vec::is_empty)
@@ -133,12 +138,14 @@ impl Table {
             }
             self.awaiting_close.push_back((until, conn));
         }
+        let mut others = Vec::new();
+        let mut take = |queue, waits: fn(&Conn) -> bool| take_due(queue, now, waits, &mut others);
         let due = DueConns {
-            tcp_watches: take_due(&mut self.deferred_tcp_watches, now, |_| true),
-            lingering: take_due(&mut self.lingering, now, |_| true),
-            // The table holds every connection that has not ended.
-            overdue: take_due(&mut self.awaiting_close, now, |_| true),
-            silent: take_due(&mut self.half_open, now, Conn::is_peer_silent),
+            tcp_watches: take(&mut self.deferred_tcp_watches, |_| true),
+            lingering: take(&mut self.lingering, |_| true),
+            overdue: take(&mut self.awaiting_close, |_| true),
+            silent: take(&mut self.half_open, Conn::is_peer_silent),
+            _others: others,
         };
         for queue in [&mut self.awaiting_close, &mut self.lingering] {
             if queue.len() > 2 * self.conns.len() + 64 {
@@ -166,19 +173,25 @@ impl Table {
     }
 }
 
-/// Takes connections whose time has passed from the front of a queue, and drops those that do not
-/// wait any more.
+/// Takes connections whose time has passed from the front of a queue, and removes those that do not
+/// wait any more. `others` are those that were looked at and are not due.
 fn take_due(
     queue: &mut VecDeque<(Instant, Weak<Conn>)>,
     now: Instant,
     waits: impl Fn(&Conn) -> bool,
+    others: &mut Vec<Arc<Conn>>,
 ) -> Vec<Arc<Conn>> {
     let mut due = Vec::new();
     while let (true, Some((until, conn))) = (due.len() < CONNS_PER_PASS, queue.front()) {
-        match conn.upgrade().filter(|conn| waits(conn)) {
-            Some(conn) if *until <= now => due.push(conn),
-            Some(_) => break,
-            None => {}
+        if let Some(conn) = conn.upgrade() {
+            let (waits, is_late) = (waits(&conn), *until <= now);
+            match waits && is_late {
+                true => due.push(conn),
+                false => others.push(conn),
+            }
+            if waits && !is_late {
+                break;
+            }
         }
         queue.pop_front();
     }
