@@ -123,14 +123,9 @@ impl Peer {
 
     /// Scans changed slots of the peer's signal page, about so many.
     pub(crate) fn scan(&self, most: usize) -> Taken {
-        let none = Taken {
-            count: 0,
-            more: false,
-        };
         let mut incoming = self.incoming.lock();
-        incoming
-            .as_mut()
-            .map_or(none, |incoming| incoming.buffers.scan(most))
+        let incoming = incoming.as_mut();
+        incoming.map_or_else(Taken::default, |incoming| incoming.buffers.scan(most))
     }
 
     /// Reads what the peer has sent, at most so many messages. The caller scans its signal page

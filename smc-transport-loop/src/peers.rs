@@ -265,9 +265,7 @@ impl Peers {
         let _ = self
             .move_rounds
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
-        let more = self
-            .find(peer)
-            .is_some_and(|peer| self.scans.scan(&peer).more);
+        let more = self.find(peer).is_some_and(|peer| self.scans.scan(&peer));
         if more {
             self.doorbell.notify_self();
         }

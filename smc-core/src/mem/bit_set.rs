@@ -24,7 +24,8 @@ pub struct BitSet<'a> {
 }
 
 /// What [`BitSet::take_some`] has taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Taken {
     /// The number of bits.
     pub count: usize,

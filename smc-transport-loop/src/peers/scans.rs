@@ -6,7 +6,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use smc_core::mem::Taken;
 use smc_core::mem::sync::{AtomicUsize, Ordering};
 use smc_core::mutex::Mutex;
 
@@ -37,24 +36,23 @@ impl Scans {
         }
     }
 
-    /// Scans changed slots of a peer. What is left of them is scanned by further drains.
-    pub(super) fn scan(&self, peer: &Arc<Peer>) -> Taken {
-        let budget = self.budget();
-        let taken = match budget {
-            0 => Taken {
-                count: 0,
-                more: true,
-            },
-            _ => peer.scan(budget.min(SLOTS_PER_SCAN)),
+    /// Scans changed slots of a peer. Returns whether there may be more, which further drains scan.
+    pub(super) fn scan(&self, peer: &Arc<Peer>) -> bool {
+        let more = match self.budget() {
+            0 => true,
+            budget => {
+                let taken = peer.scan(budget.min(SLOTS_PER_SCAN));
+                self.done.fetch_add(taken.count, Ordering::Relaxed);
+                taken.more
+            }
         };
-        self.done.fetch_add(taken.count, Ordering::Relaxed);
-        if taken.more && !peer.is_gone() {
+        if more && !peer.is_gone() {
             let mut left = self.left.lock();
             if !left.iter().any(|known| Arc::ptr_eq(known, peer)) {
                 left.push_back(Arc::clone(peer));
             }
         }
-        taken
+        more
     }
 
     /// Whether there is something left.

@@ -393,7 +393,7 @@ fn peers_whose_slots_have_all_changed_are_scanned_in_turn_some_slots_in_each_dra
         }
         victim.drain();
     }
-    peers.each_ref().map(|peer| mark_all(peer, 1));
+    peers.iter().for_each(|peer| mark_all(peer, 1));
     let notify = || {
         for peer in &peers {
             fill(&peer.channel, &message(3, 0, 0, 0));
@@ -415,9 +415,9 @@ fn peers_whose_slots_have_all_changed_are_scanned_in_turn_some_slots_in_each_dra
         before = now;
     }
     // Moves have what a drain has left.
-    peers.each_ref().map(|peer| mark_all(peer, 2));
+    peers.iter().for_each(|peer| mark_all(peer, 2));
     victim.drain();
-    peers.each_ref().map(|peer| mark_all(peer, 3));
+    peers.iter().for_each(|peer| mark_all(peer, 3));
     let before = sum();
     for _ in 0..100 {
         let data = [IoSlice::new(&[1])];
