@@ -19,7 +19,7 @@ use smc::{
     Builder, ConnectOptions, Domain, Endpoint, Error, FallbackCause, ListenOptions, LoopDevice,
     Policy, Stream, UnixAddr, UnixListener,
 };
-use smc_testkit::on::On;
+use smc_testkit::on::{self, On};
 use smc_testkit::process::is_alone;
 use smc_testkit::resources::limit_descriptors;
 use smc_testkit::unix::marked_client;
@@ -379,9 +379,15 @@ fn nothing_can_be_passed_over_a_unix_stream() {
             assert_eq!(passed, Err(rustix::io::Errno::PERM));
             drop(listener);
             let _removed = std::fs::remove_file(&at);
-            let service = net::UnixListener::bind_addr(&addr).unwrap();
+            let mut service = None;
+            // A task of the listener has its socket until it ends.
+            let bound = || {
+                service = net::UnixListener::bind_addr(&addr).ok();
+                service.is_some()
+            };
+            on::until(bound, || "the name stays in use".to_owned()).await;
             let _stream = endpoint.connect_unix(&at).await.unwrap();
-            let (accepted, _) = service.accept().unwrap();
+            let (accepted, _) = service.unwrap().accept().unwrap();
             let passed = smc_ipc::channel::send(&accepted, b"x", &[probe.as_fd()]);
             assert_eq!(passed, Err(rustix::io::Errno::PERM));
             let _removed = std::fs::remove_file(&at);
