@@ -108,6 +108,7 @@ on_all_transports! {
     a_long_stream_by_reservations_and_guards
     only_what_is_committed_goes_out
     misuse_is_refused_and_sends_nothing
+    an_empty_guard_that_is_dropped_late_changes_nothing
     a_full_reservation_takes_no_more_at_the_end_of_the_ring_either
     a_slice_shows_what_was_written_before
     a_reservation_is_filled_piece_by_piece_in_order
@@ -351,6 +352,35 @@ async fn guards_are_split_and_detached(scene: Scene) {
     let slice = bytes.slice(1..3);
     drop(bytes);
     assert_eq!(&slice[..], b"ai");
+}
+
+/// A guard of no bytes retains nothing, so the reading half has the consumer cursor again.
+async fn an_empty_guard_that_is_dropped_late_changes_nothing(scene: Scene) {
+    let (mut writer, mut reader) = scene.pair().await;
+    writer.write_all(&patterned(1_000)).await.unwrap();
+    let mut rest = reader.read_guard(1_000).await.unwrap();
+    let head = rest.split_to(rest.len());
+    drop(head);
+    let data = patterned(200_000);
+    let reading = async {
+        let mut at = 0;
+        let mut rest = Some(rest);
+        while at < data.len() {
+            let mut part = vec![0; 10_000.min(data.len() - at)];
+            // The writer waits for space then, and looks again.
+            for round in 0..100 {
+                yield_now().await;
+                if round == 50 && at >= 50_000 {
+                    drop(rest.take());
+                }
+            }
+            reader.read_exact(&mut part).await.unwrap();
+            assert_eq!(part, data[at..at + part.len()]);
+            at += part.len();
+        }
+    };
+    let writing = async { writer.write_all(&data).await.unwrap() };
+    zip(writing, reading).await;
 }
 
 async fn guards_outlive_everything(scene: Scene) {

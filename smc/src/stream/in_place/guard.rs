@@ -211,6 +211,8 @@ pub(crate) struct GuardedRing {
 
 struct GuardState {
     retained: RetainedWindow,
+    /// The reading half has lent the window. A guard of no bytes can live longer than that.
+    is_lent: bool,
     /// A thread is publishing, and checks for updates again afterwards.
     is_publishing: bool,
     /// The reading half is dropped: no more updates are published.
@@ -227,6 +229,7 @@ impl GuardedRing {
             conn: Arc::downgrade(conn),
             state: Mutex::new(GuardState {
                 retained: RetainedWindow::new(conn.local_ring).with_rewind(conn.allows_rewind()),
+                is_lent: false,
                 is_publishing: false,
                 is_reader_dropped: false,
             }),
@@ -235,7 +238,9 @@ impl GuardedRing {
 
     /// Takes the retained window over from the reading half; no range is retained yet.
     pub(crate) fn begin(&self, confirmed: Cursor, unconfirmed: u32) {
-        self.state.lock().retained.start(confirmed, unconfirmed);
+        let mut state = self.state.lock();
+        state.retained.start(confirmed, unconfirmed);
+        state.is_lent = true;
     }
 
     /// Retains `len` bytes at offset `at` of the ring, which were read.
@@ -261,7 +266,10 @@ impl GuardedRing {
 
     /// Frees `len` bytes that were read and that no guard retains.
     pub(crate) fn free_unguarded(&self, len: u32) {
-        self.free(|retained| retained.skip(len));
+        self.free(|retained| {
+            retained.skip(len);
+            true
+        });
     }
 
     /// The peer has left the empty ring before its end.
@@ -274,7 +282,8 @@ impl GuardedRing {
     pub(crate) fn take_confirmed(&self) -> (u32, bool) {
         let mut state = self.state.lock();
         let confirmed = state.retained.take_confirmed();
-        (confirmed, state.retained.is_empty() && !state.is_publishing)
+        state.is_lent = !state.retained.is_empty() || state.is_publishing;
+        (confirmed, !state.is_lent)
     }
 
     /// The reading half is dropped: the connection may end at any time.
@@ -283,16 +292,17 @@ impl GuardedRing {
     }
 
     fn release(&self, start: u64, len: u32) {
-        self.free(|retained| {
-            retained.release(start, len);
-        });
+        self.free(|retained| retained.release(start, len) > 0);
     }
 
-    /// Frees bytes of the window, and publishes the consumer cursor if that is due.
-    fn free(&self, release: impl FnOnce(&mut RetainedWindow)) {
+    /// Releases bytes of the window. Publishes the consumer cursor if that has freed some, and it is
+    /// due.
+    fn free(&self, release: impl FnOnce(&mut RetainedWindow) -> bool) {
         let mut state = self.state.lock();
-        release(&mut state.retained);
-        let due = self.begin_publish(&mut state);
+        let due = match release(&mut state.retained) {
+            true => self.begin_publish(&mut state),
+            false => None,
+        };
         drop(state);
         if let Some(cursor) = due {
             self.publish(cursor);
@@ -314,7 +324,7 @@ impl GuardedRing {
     /// The cursor to be published, if that is due and no thread does so.
     #[inline]
     fn begin_publish(&self, state: &mut GuardState) -> Option<Cursor> {
-        if state.is_reader_dropped || state.is_publishing {
+        if !state.is_lent || state.is_reader_dropped || state.is_publishing {
             return None;
         }
         let is_blocked = self.is_peer_blocked();
