@@ -270,10 +270,15 @@ impl Node {
             events.extend(gone.into_iter().map(Event::PeerGone));
         }
         let mut has_left = false;
-        memory.take_ready(slot, |first| match self.owned.token(first) {
-            Some(token) => events.push(Event::Signalled(token)),
-            None => has_left = true,
+        let more = memory.take_ready(slot, READY_PER_DRAIN, |first| {
+            match self.owned.token(first) {
+                Some(token) => events.push(Event::Signalled(token)),
+                None => has_left = true,
+            }
         });
+        if more {
+            self.fabric.notify(self.tag);
+        }
         if has_left {
             self.owned.release_unused(self);
         }
@@ -453,6 +458,9 @@ fn order_of(len: usize) -> Option<u8> {
 /// Granules of a sweep, of 256 MiB: a set-up tries several sizes, and each one that finds no memory
 /// sweeps.
 const MAX_SWEEP: u32 = 1 << 14;
+
+/// Buffers that one drain reports as written. Users of the memory can mark all granules.
+const READY_PER_DRAIN: usize = 1 << 14;
 
 /// The token names no buffer of which this device is the writer.
 pub(crate) const UNKNOWN: DeviceError = DeviceError::Invalid("no such buffer for this device");

@@ -128,6 +128,7 @@ mod peers;
 mod pool;
 mod random;
 mod region;
+mod released;
 mod send_queue;
 mod signal_page;
 

@@ -19,6 +19,7 @@ use crate::mappings::take_of_process;
 use crate::pool::{Backing, Pool, PoolLimits};
 use crate::random;
 use crate::region::Mapping;
+use crate::released::Released;
 use crate::send_queue::{SendPath, WakeList};
 use crate::signal_page::{SLOTS, SignalPage, SlotState};
 
@@ -124,11 +125,10 @@ impl LocalBuffers {
     }
 
     /// Closes the table and the channel, after the end of the peer or the device.
-    pub(crate) fn close(&self) -> WakeList {
+    pub(crate) fn close(&self, released: &Released) -> WakeList {
         let pool = self.table.lock().close();
-        let wakes = self.send_path.close();
-        drop(pool);
-        wakes
+        released.add_backings(pool.into_backings());
+        self.send_path.close()
     }
 
     fn make(

@@ -21,6 +21,7 @@ use crate::local_buffers::{LocalBuffers, NewMemory};
 use crate::mappings::{MappingPermit, Mappings};
 use crate::peer_buffers::PeerBuffers;
 use crate::region::{Mapping, os};
+use crate::released::Released;
 use crate::send_queue::WakeList;
 
 /// A peer's device, or the local one as its own peer.
@@ -150,7 +151,7 @@ impl Peer {
                     [Some(file), _],
                 ) => {
                     // First, so that memory that replaces other memory fits.
-                    buffers.remove_memory(index);
+                    drop(buffers.remove_memory(index));
                     buffers.install(index, number, adopt(file, len, || mappings.take(*user)));
                     outcome.received = true;
                 }
@@ -174,9 +175,9 @@ impl Peer {
     }
 
     /// Ends everything between the two devices and closes its descriptors.
-    pub(crate) fn close(&self, doorbell: &Doorbell) -> WakeList {
+    pub(crate) fn close(&self, doorbell: &Doorbell, released: &Released) -> WakeList {
         self.gone.store(true, Ordering::Release);
-        let wakes = self.local.close();
+        let wakes = self.local.close(released);
         if let Some(eventfd) = &self.eventfd {
             doorbell.unwatch_peer(eventfd);
         }

@@ -15,6 +15,7 @@ use smc_ipc::passed::PeerFile;
 use smc_wire::types::{DmbToken, Gid};
 
 use crate::region::Mapping;
+use crate::released::Released;
 use crate::send_queue::SendQueue;
 use crate::signal_page::{SLOTS_PER_PAGE, SignalPage, Slot, SlotState};
 
@@ -250,6 +251,7 @@ impl Tokens {
 pub(crate) struct PeerBuffers {
     pub(crate) notifier: Arc<Notifier>,
     tokens: Arc<Tokens>,
+    released: Arc<Released>,
     buffers: HashMap<u32, Buffer>,
     /// Pages of slots that were read, with their charge if the memory limit allowed it.
     pages: HashMap<u32, Option<Charge>>,
@@ -260,7 +262,7 @@ pub(crate) struct PeerBuffers {
 
 /// Memory of the peer, mapped while it may be used again.
 #[derive(Debug)]
-struct Buffer {
+pub(crate) struct Buffer {
     number: u64,
     memory: Result<Arc<Mapping>, DeviceError>,
     /// The registration that the local table of tokens has.
@@ -290,11 +292,13 @@ impl PeerBuffers {
     pub(crate) fn new(
         notifier: Arc<Notifier>,
         tokens: Arc<Tokens>,
+        released: Arc<Released>,
         account: &MemoryAccount,
     ) -> Self {
         Self {
             notifier,
             tokens,
+            released,
             buffers: HashMap::new(),
             pages: HashMap::new(),
             pages_over: 0,
@@ -309,7 +313,7 @@ impl PeerBuffers {
         number: u64,
         memory: Result<Arc<Mapping>, DeviceError>,
     ) {
-        self.remove_memory(index);
+        drop(self.remove_memory(index));
         let page = index / SLOTS_PER_PAGE;
         let memory = match self.charge_page(page) {
             Ok(()) => memory,
@@ -361,6 +365,10 @@ impl PeerBuffers {
         let buffers = std::mem::take(&mut self.buffers);
         let known = buffers.values().filter_map(|buffer| buffer.known);
         self.tokens.mark_gone(known.map(|(token, _)| token));
+        let mappings = buffers
+            .into_values()
+            .filter_map(|buffer| buffer.memory.ok());
+        self.released.add_mappings(mappings);
     }
 
     fn refresh_slot(&mut self, index: u32) {
@@ -382,7 +390,9 @@ impl PeerBuffers {
             return;
         };
         if buffer.number != memory {
-            self.remove_memory(index);
+            let removed = self.remove_memory(index);
+            let mapping = removed.and_then(|buffer| buffer.memory.ok());
+            self.released.add_mappings(mapping.into_iter());
             return;
         }
         if buffer.known.is_some_and(|(_, known)| known == registration) {
@@ -407,15 +417,13 @@ impl PeerBuffers {
         }
     }
 
-    /// Releases the memory behind a slot.
-    pub(crate) fn remove_memory(&mut self, index: u32) {
-        if let Some(Buffer {
-            known: Some((token, _)),
-            ..
-        }) = self.buffers.remove(&index)
-        {
+    /// Takes the memory from behind a slot.
+    pub(crate) fn remove_memory(&mut self, index: u32) -> Option<Buffer> {
+        let removed = self.buffers.remove(&index)?;
+        if let Some((token, _)) = removed.known {
             self.tokens.remove(token);
         }
+        Some(removed)
     }
 }
 

@@ -34,6 +34,7 @@ use crate::peer::{Incoming, Peer};
 use crate::peer_buffers::{Notifier, NotifyBy, PeerBuffers, Tokens};
 use crate::pool::PoolLimits;
 use crate::region::{Mapping, has_unread};
+use crate::released::Released;
 use crate::send_queue::{SendPath, WakeList};
 use crate::signal_page::{self, SignalPage};
 pub(crate) use open::OpenError;
@@ -71,6 +72,7 @@ pub(crate) struct Peers {
     move_rounds: AtomicU32,
     /// Changed slots of signal pages.
     scans: Scans,
+    released: Arc<Released>,
     /// The resource that was exhausted when a peer was not accepted.
     shortage: Mutex<Shortage>,
     /// Limits what is mapped for peers: signal pages of both sides, and the peers' buffers.
@@ -114,6 +116,7 @@ impl Peers {
             unread: Mutex::default(),
             move_rounds: AtomicU32::new(MOVE_ROUNDS),
             scans: Scans::default(),
+            released: Arc::default(),
             shortage: Mutex::default(),
             mappings,
             wakes: Mutex::default(),
@@ -136,7 +139,12 @@ impl Peers {
         let notify_by = NotifyBy::Own(Arc::clone(eventfd));
         let notifier = Notifier::new(self.gid, new_signal_page(&mapping)?, notify_by);
         let tokens = Arc::clone(&self.tokens);
-        let buffers = PeerBuffers::new(Arc::new(notifier), tokens, &self.account);
+        let buffers = PeerBuffers::new(
+            Arc::new(notifier),
+            tokens,
+            Arc::clone(&self.released),
+            &self.account,
+        );
         let peer = Peer::new(self.gid, OWN_ID, None, local, None, None);
         let incoming = Incoming {
             channel: None,
@@ -209,7 +217,7 @@ impl Peers {
             // What is still ready wakes the driver.
             let _more = self.run_setup(Some(events))?;
         }
-        if self.scans.has_more() {
+        if self.released.unmap_some() || self.scans.has_more() {
             self.doorbell.notify_self();
         }
         if !self.active.collect(events) && events.is_empty() {
@@ -315,7 +323,7 @@ impl Peers {
             SendPath::Channel(send_queue) => send_queue.unread(),
             SendPath::Own(_) => None,
         };
-        let wakes = peer.close(&self.doorbell);
+        let wakes = peer.close(&self.doorbell, &self.released);
         self.wakes.lock().extend(wakes);
         let descriptors = peer.descriptors.lock().take();
         self.unread.lock().extend(descriptors.zip(unread));

@@ -148,6 +148,11 @@ impl Pool {
         free
     }
 
+    /// All memory.
+    pub(crate) fn into_backings(self) -> impl Iterator<Item = Backing> {
+        self.free.into_iter().chain(self.in_use)
+    }
+
     /// The memory that came first.
     pub(crate) fn take_oldest(&mut self) -> Option<Backing> {
         let backing = self.free.pop_front().or_else(|| self.in_use.pop_front())?;

@@ -81,7 +81,7 @@ impl FabricMemory {
         word(slot::PEERS_CHANGED).store(0, Ordering::SeqCst);
         // Not zero from the start: the process may be killed before the first heartbeat.
         word(slot::HEARTBEAT).store(has_heartbeat.into(), Ordering::SeqCst);
-        self.take_ready(slot, |_| {});
+        self.take_ready(slot, usize::MAX, |_| {});
         self.take_events(slot, |_, _| {});
         word(slot::PORT).store(port.into(), Ordering::Relaxed);
         word(slot::GID_HI).store(gid.hi().0, Ordering::Relaxed);
@@ -243,9 +243,10 @@ impl FabricMemory {
         self.ready(slot).set(granule);
     }
 
-    /// Passes the buffers that were written since the last call to `each`.
-    pub(crate) fn take_ready(&self, slot: u16, each: impl FnMut(u32)) {
-        self.ready(slot).take(each);
+    /// Passes buffers that were written since the last call to `each`, about so many. Returns
+    /// whether there may be more.
+    pub(crate) fn take_ready(&self, slot: u16, most: usize, each: impl FnMut(u32)) -> bool {
+        self.ready(slot).take_some(most, each).more
     }
 
     fn ready(&self, slot: u16) -> BitSet<'_> {

@@ -409,7 +409,7 @@ fn ready_bits_and_events_arrive_once() {
     }
     let ready = |slot| {
         let mut seen = Vec::new();
-        memory.take_ready(slot, |granule| seen.push(granule));
+        memory.take_ready(slot, usize::MAX, |granule| seen.push(granule));
         seen
     };
     assert_eq!(ready(1), [0_u32; 0]);
@@ -458,7 +458,9 @@ fn random_words_in_the_memory_cause_no_panic_and_no_wait() {
         }
         for slot in 0..memory.slots() {
             memory.device_of_slot(slot);
-            memory.take_ready(slot, |granule| assert!(granule < memory.granules()));
+            memory.take_ready(slot, usize::MAX, |granule| {
+                assert!(granule < memory.granules())
+            });
             memory.take_events(slot, |from, _| assert!(from < memory.slots()));
             memory.take_peers_changed(slot);
             memory.must_notify(slot);

@@ -62,7 +62,7 @@ impl Sides {
         let notify_by = NotifyBy::Own(Arc::clone(&eventfd));
         let notifier = Arc::new(Notifier::new(owner, notifiers, notify_by));
         let tokens = Arc::new(Tokens::default());
-        let mut buffers = PeerBuffers::new(notifier, Arc::clone(&tokens), &account);
+        let mut buffers = PeerBuffers::new(notifier, Arc::clone(&tokens), Arc::default(), &account);
         buffers.install(new.index, new.number, Ok(new.mapping));
         let target = tokens.with(owner, dmb.token(), |target| Ok(Arc::clone(target)));
         let sides = Self {

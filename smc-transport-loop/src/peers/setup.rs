@@ -367,7 +367,12 @@ impl Peers {
             _ => NotifyBy::Eventfd(eventfd),
         };
         let notifier = Arc::new(Notifier::new(gid, signal_page, notify_by));
-        let buffers = PeerBuffers::new(notifier, Arc::clone(&self.tokens), &self.account);
+        let buffers = PeerBuffers::new(
+            notifier,
+            Arc::clone(&self.tokens),
+            Arc::clone(&self.released),
+            &self.account,
+        );
         self.doorbell
             .watch_channel(&socket, EventSource::Incoming, peer.id)?;
         let incoming = Incoming {

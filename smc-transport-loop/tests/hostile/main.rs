@@ -6,10 +6,10 @@
 mod common;
 mod users;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt as _, PermissionsExt};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt};
 use std::time::Duration;
 
 use common::hostile::{
@@ -428,6 +428,49 @@ fn peers_whose_slots_have_all_changed_are_scanned_in_turn_some_slots_in_each_dra
         notify();
     }
     assert!(before - sum() <= 4096 + 3 * 64, "{} slots", before - sum());
+}
+
+/// Mappings of a file in this process.
+fn mappings_of(file: &File) -> usize {
+    let inode = file.metadata().unwrap().ino().to_string();
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let is_of_file = |line: &&str| line.split_whitespace().nth(4) == Some(&*inode);
+    maps.lines().filter(is_of_file).count()
+}
+
+#[test]
+fn buffers_of_an_ended_peer_are_unmapped_some_in_each_drain() {
+    let (dir, victim) = victim();
+    let hostile = hostile(&dir, &victim);
+    let file = File::from(sealed(LEN as u64));
+    let tokens: Vec<_> = (0..1000)
+        .map(|index| {
+            let token = hostile.offer_usual(index, &file);
+            victim.drain();
+            token
+        })
+        .collect();
+    let is_known = |token: &DmbToken| victim.device.is_registered(hostile.gid, *token);
+    until(
+        || {
+            victim.drain();
+            tokens.iter().all(is_known)
+        },
+        || "not all are known".to_owned(),
+    );
+    let mut left = mappings_of(&file);
+    assert_eq!(left, 1000);
+    let doorbell = DoorbellEdges::of(&victim);
+    let gid = hostile.gid;
+    drop(hostile);
+    while left > 0 {
+        doorbell.wait();
+        victim.drain();
+        let now = mappings_of(&file);
+        assert!(left - now <= 256, "{} in one drain", left - now);
+        left = now;
+    }
+    assert!(!victim.device.is_registered(gid, tokens[0]));
 }
 
 #[test]
