@@ -295,8 +295,8 @@ impl GuardedRing {
         self.free(|retained| retained.release(start, len) > 0);
     }
 
-    /// Releases bytes of the window. Publishes the consumer cursor if that has freed some, and it is
-    /// due.
+    /// Releases bytes of the window. Publishes the consumer cursor if that has freed some, and an
+    /// update is due.
     fn free(&self, release: impl FnOnce(&mut RetainedWindow) -> bool) {
         let mut state = self.state.lock();
         let due = match release(&mut state.retained) {
