@@ -442,7 +442,7 @@ fn mappings_of(file: &File) -> usize {
 fn buffers_of_an_ended_peer_are_unmapped_some_in_each_drain() {
     let (dir, victim) = victim();
     let hostile = hostile(&dir, &victim);
-    let file = File::from(sealed(LEN as u64));
+    let file = sealed(LEN as u64);
     let tokens: Vec<_> = (0..1000)
         .map(|index| {
             let token = hostile.offer_usual(index, &file);

@@ -38,7 +38,7 @@ fn other_users_are_refused() {
         let us = DrivenDevice::new(LoopDevice::builder().domain(Domain::shared(dir.path(), users)));
         if allowed.is_none() {
             let path = socket_path(&dir.path().join("0"), us.gid());
-            std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
+            fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
         }
         let mut helper = start_as(USER, "refused", &dir);
         let them = helper.parse::<Gid>();
@@ -68,8 +68,8 @@ fn listen_and_connect(
 ) -> (OwnedFd, OwnedFd) {
     let [own_dir, victim_dir] = [user, 0].map(|user| dir.path().join(user.to_string()));
     let listen_and_connect = || {
-        std::fs::create_dir(&own_dir).unwrap();
-        std::fs::set_permissions(&own_dir, PermissionsExt::from_mode(0o755)).unwrap();
+        fs::create_dir(&own_dir).unwrap();
+        fs::set_permissions(&own_dir, PermissionsExt::from_mode(0o755)).unwrap();
         let channel = connect_to(socket_path(&victim_dir, victim.gid()));
         (listen_at(own_dir.join(socket_name(gid))), channel)
     };
