@@ -33,7 +33,8 @@ use smc_testkit::process::{Child, Role};
 use smc_testkit::resources::is_mapped;
 use smc_testkit::slow_close::block_closing_threads;
 use smc_testkit::unix::{
-    connect_to, drain_full, fill, is_closed, listen_at, receive_descriptors, sealed, send, unsealed,
+    connect_to, drain_full, fill, is_closed, listen_at, receive_descriptors, sealed, send,
+    send_if_possible, unsealed,
 };
 use smc_testkit::user::{is_root, run_as};
 use smc_testkit::wait::{TIMEOUT, until};
@@ -224,8 +225,11 @@ fn slots_take_no_more_memory_than_the_limit_leaves() {
     // Buffers without memory, of which each has its slot on another page.
     let unsuitable = unsealed(LEN as u64);
     for index in (0..16_384).step_by(64) {
-        send(&hostile.channel, &memory(index), &[unsuitable.as_fd()]);
-        victim.drain();
+        let is_sent = || {
+            victim.drain();
+            send_if_possible(&hostile.channel, &memory(index), &[unsuitable.as_fd()])
+        };
+        until(is_sent, || format!("message {index} is not received"));
     }
     assert!(!hostile.is_closed());
     let pages = (hostile.resident() - before) / 4096;
@@ -389,9 +393,12 @@ fn peers_whose_slots_have_all_changed_are_scanned_in_turn_some_slots_in_each_dra
     let unsuitable = unsealed(LEN as u64);
     for index in 0..64 {
         for peer in &peers {
-            send(&peer.channel, &memory(index), &[unsuitable.as_fd()]);
+            let is_sent = || {
+                victim.drain();
+                send_if_possible(&peer.channel, &memory(index), &[unsuitable.as_fd()])
+            };
+            until(is_sent, || format!("message {index} is not received"));
         }
-        victim.drain();
     }
     peers.iter().for_each(|peer| mark_all(peer, 1));
     let notify = || {
@@ -443,13 +450,18 @@ fn buffers_of_an_ended_peer_are_unmapped_some_in_each_drain() {
     let (dir, victim) = victim();
     let hostile = hostile(&dir, &victim);
     let file = sealed(LEN as u64);
-    let tokens: Vec<_> = (0..1000)
-        .map(|index| {
-            let token = hostile.offer_usual(index, &file);
+    let offer = |index| {
+        let token = hostile.announce(index);
+        let offer = message(2, index, 5, LEN as u64);
+        // The victim receives later while its closing threads are behind.
+        let is_sent = || {
             victim.drain();
-            token
-        })
-        .collect();
+            send_if_possible(&hostile.channel, &offer, &[file.as_fd()])
+        };
+        until(is_sent, || format!("offer {index} is not received"));
+        token
+    };
+    let tokens: Vec<_> = (0..1000).map(offer).collect();
     let is_known = |token: &DmbToken| victim.device.is_registered(hostile.gid, *token);
     until(
         || {
