@@ -1,11 +1,12 @@
 //! The writer's side: buffers of a peer that this device may write.
 
+use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use hashbrown::HashMap;
-use hashbrown::hash_map::Entry;
+use hashbrown::hash_map::{Entry, IntoIter};
 use smc_core::device::{Attachment, Charge, DeviceError, MemoryAccount, SubmitError};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mem::{Region, Taken};
@@ -91,10 +92,10 @@ pub(crate) struct Target {
 impl Target {
     /// Writes the slices one after the other from offset `at`.
     pub(crate) fn write(&self, at: usize, data: &[IoSlice<'_>]) -> Result<(), SubmitError> {
-        let mapping = self.memory.as_ref().map_err(|error| error.clone())?;
         if self.notifier.is_gone() {
             return Err(SubmitError::PeerGone);
         }
+        let mapping = self.memory.as_ref().map_err(|error| error.clone())?;
         if !self.begin_use() {
             return Err(SubmitError::UnknownToken);
         }
@@ -131,10 +132,10 @@ impl Target {
 
     /// Uses the buffer until the attachment, and every region made from it, is dropped.
     pub(crate) fn attach(self: &Arc<Self>) -> Result<LoopAttachment, DeviceError> {
-        let mapping = self.memory.as_ref().map_err(|error| error.clone())?;
         if self.notifier.is_gone() {
             return Err(DeviceError::PeerGone);
         }
+        let mapping = self.memory.as_ref().map_err(|error| error.clone())?;
         if !self.begin_use() {
             return Err(UNKNOWN);
         }
@@ -182,7 +183,14 @@ impl Attachment for LoopAttachment {
 
 /// The buffers of all peers by token.
 #[derive(Debug, Default)]
-pub(crate) struct Tokens(RwLock<HashMap<DmbToken, TokenState>>);
+pub(crate) struct Tokens(RwLock<TokenTable>);
+
+#[derive(Debug, Default)]
+struct TokenTable {
+    known: HashMap<DmbToken, TokenState>,
+    /// Those of ended peers, the oldest first.
+    gone: VecDeque<DmbToken>,
+}
 
 #[derive(Debug)]
 enum TokenState {
@@ -199,7 +207,7 @@ impl Tokens {
         token: DmbToken,
         then: impl FnOnce(&Arc<Target>) -> Result<T, SubmitError>,
     ) -> Result<T, SubmitError> {
-        match self.read().get(&token) {
+        match self.read().known.get(&token) {
             Some(TokenState::Buffer(target)) if target.notifier.peer == peer => then(target),
             Some(TokenState::PeerGone) => Err(SubmitError::PeerGone),
             _ => Err(SubmitError::UnknownToken),
@@ -208,41 +216,43 @@ impl Tokens {
 
     /// Removes all tokens.
     pub(crate) fn clear(&self) {
-        self.write().clear();
+        *self.write() = TokenTable::default();
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, HashMap<DmbToken, TokenState>> {
+    fn read(&self) -> RwLockReadGuard<'_, TokenTable> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, HashMap<DmbToken, TokenState>> {
+    fn write(&self) -> RwLockWriteGuard<'_, TokenTable> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a buffer; false if the token is in use, which only a malicious peer causes.
     fn insert(&self, token: DmbToken, target: Arc<Target>) -> bool {
-        let mut tokens = self.write();
-        tokens.try_insert(token, TokenState::Buffer(target)).is_ok()
+        let mut table = self.write();
+        let inserted = table.known.try_insert(token, TokenState::Buffer(target));
+        inserted.is_ok()
     }
 
     fn remove(&self, token: DmbToken) {
-        self.write().remove(&token);
+        self.write().known.remove(&token);
     }
 
-    /// Replaces the buffers of an ended peer by tombstones. Their number is limited.
-    fn mark_gone(&self, of_peer: impl Iterator<Item = DmbToken>) {
-        let mut tokens = self.write();
-        if tokens
-            .values()
-            .filter(|known| matches!(known, TokenState::PeerGone))
-            .count()
-            > MAX_TOMBSTONES
-        {
-            tokens.retain(|_, known| matches!(known, TokenState::Buffer(_)));
+    /// Replaces a buffer of an ended peer by a tombstone. Of these the oldest are removed.
+    fn mark_gone(&self, token: DmbToken) {
+        let mut table = self.write();
+        let replaced = table.known.insert(token, TokenState::PeerGone);
+        table.gone.push_back(token);
+        if table.gone.len() > MAX_TOMBSTONES {
+            let oldest = table.gone.pop_front();
+            if let Some(Entry::Occupied(entry)) = oldest.map(|token| table.known.entry(token))
+                && matches!(entry.get(), TokenState::PeerGone)
+            {
+                entry.remove();
+            }
         }
-        for token in of_peer {
-            tokens.insert(token, TokenState::PeerGone);
-        }
+        drop(table);
+        drop(replaced);
     }
 }
 
@@ -269,6 +279,24 @@ pub(crate) struct Buffer {
     known: Option<(DmbToken, u64)>,
     /// Prevents the owner from reusing memory that could not be mapped here.
     _unusable: Option<Unusable>,
+}
+
+/// The buffers of an ended peer.
+#[derive(Debug)]
+pub(crate) struct EndedBuffers {
+    tokens: Arc<Tokens>,
+    left: IntoIter<u32, Buffer>,
+}
+
+impl EndedBuffers {
+    /// Removes a buffer. Returns the length of its memory; `None` if there is none left.
+    pub(crate) fn remove_one(&mut self) -> Option<usize> {
+        let (_, buffer) = self.left.next()?;
+        if let Some((token, _)) = buffer.known {
+            self.tokens.mark_gone(token);
+        }
+        Some(buffer.memory.map_or(0, |mapping| mapping.len()))
+    }
 }
 
 /// A use of a slot without memory, which lasts until other memory is behind the slot.
@@ -360,15 +388,13 @@ impl PeerBuffers {
             .take_changed(most, |index| self.refresh_slot(index))
     }
 
-    /// Removes all buffers, after the end of the peer.
+    /// Gives all buffers up, after the end of the peer and of its notifier: that is what their
+    /// tokens answer with until they are removed, by further drains.
     pub(crate) fn mark_gone(&mut self) {
-        let buffers = std::mem::take(&mut self.buffers);
-        let known = buffers.values().filter_map(|buffer| buffer.known);
-        self.tokens.mark_gone(known.map(|(token, _)| token));
-        let mappings = buffers
-            .into_values()
-            .filter_map(|buffer| buffer.memory.ok());
-        self.released.add_mappings(mappings);
+        self.released.add_ended(EndedBuffers {
+            tokens: Arc::clone(&self.tokens),
+            left: std::mem::take(&mut self.buffers).into_iter(),
+        });
     }
 
     fn refresh_slot(&mut self, index: u32) {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use smc_core::mutex::Mutex;
 
+use crate::peer_buffers::EndedBuffers;
 use crate::pool::Backing;
 use crate::region::Mapping;
 
@@ -17,19 +18,12 @@ pub(crate) struct Released(Mutex<VecDeque<Memory>>);
 
 #[derive(Debug)]
 enum Memory {
-    /// Of a buffer of a peer.
+    /// Behind a slot of a peer.
     Peer(Arc<Mapping>),
     /// Behind a slot of this device.
     Own(Backing),
-}
-
-impl Memory {
-    fn len(&self) -> usize {
-        match self {
-            Self::Peer(mapping) => mapping.len(),
-            Self::Own(backing) => backing.mapping.len(),
-        }
-    }
+    /// All buffers of a peer.
+    Ended(EndedBuffers),
 }
 
 impl Released {
@@ -41,22 +35,34 @@ impl Released {
         self.0.lock().extend(own.map(Memory::Own));
     }
 
+    pub(crate) fn add_ended(&self, buffers: EndedBuffers) {
+        self.0.lock().push_back(Memory::Ended(buffers));
+    }
+
     /// Unmaps some of it. Returns whether there is more.
     pub(crate) fn unmap_some(&self) -> bool {
         let (mut count, mut bytes) = (0, 0);
-        while count < MAPPINGS_PER_DRAIN && bytes < BYTES_PER_DRAIN {
+        while count < BUFFERS_PER_DRAIN && bytes < BYTES_PER_DRAIN {
             // Unmapped after the lock.
             let next = self.0.lock().pop_front();
-            let Some(memory) = next else {
-                return false;
-            };
             count += 1;
-            bytes += memory.len();
+            bytes += match next {
+                None => return false,
+                Some(Memory::Peer(mapping)) => mapping.len(),
+                Some(Memory::Own(backing)) => backing.mapping.len(),
+                Some(Memory::Ended(mut buffers)) => match buffers.remove_one() {
+                    None => 0,
+                    Some(len) => {
+                        self.0.lock().push_front(Memory::Ended(buffers));
+                        len
+                    }
+                },
+            };
         }
         !self.0.lock().is_empty()
     }
 }
 
 /// What one drain unmaps, beside the last piece: a few milliseconds.
-const MAPPINGS_PER_DRAIN: usize = 256;
+const BUFFERS_PER_DRAIN: usize = 256;
 const BYTES_PER_DRAIN: usize = 16 << 20;
