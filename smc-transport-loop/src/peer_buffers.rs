@@ -417,8 +417,9 @@ impl PeerBuffers {
         };
         if buffer.number != memory {
             let removed = self.remove_memory(index);
-            let mapping = removed.and_then(|buffer| buffer.memory.ok());
-            self.released.add_mappings(mapping.into_iter());
+            if let Some(mapping) = removed.and_then(|buffer| buffer.memory.ok()) {
+                self.released.add_mapping(mapping);
+            }
             return;
         }
         if buffer.known.is_some_and(|(_, known)| known == registration) {

@@ -27,8 +27,8 @@ enum Memory {
 }
 
 impl Released {
-    pub(crate) fn add_mappings(&self, of_peer: impl Iterator<Item = Arc<Mapping>>) {
-        self.0.lock().extend(of_peer.map(Memory::Peer));
+    pub(crate) fn add_mapping(&self, of_peer: Arc<Mapping>) {
+        self.0.lock().push_back(Memory::Peer(of_peer));
     }
 
     pub(crate) fn add_backings(&self, own: impl Iterator<Item = Backing>) {

@@ -165,15 +165,8 @@ impl Directory {
     fn identify(&self, conns: &mut Conns, id: u64, peer: Tag) -> Option<Tag> {
         // What follows the hello is read in the next pass.
         self.doorbell.notify_self();
-        let is_of_slot = |conn: &Conn| {
-            conn.is_accepted && conn.peer.is_some_and(|other| other.slot == peer.slot)
-        };
-        let mut found = conns.by_id.iter();
-        let found = found.find_map(|(id, conn)| is_of_slot(conn).then_some((*id, conn.peer)));
-        let ended = match found {
-            Some((_, Some(other))) if self.memory.is_live(other) => {
-                return self.close(conns, id);
-            }
+        let ended = match conns.of_slot(peer.slot, true) {
+            Some((_, other)) if self.memory.is_live(other) => return self.close(conns, id),
             Some((other, _)) => self.close(conns, other),
             None => None,
         };
@@ -186,7 +179,7 @@ impl Directory {
     /// Closes the connection that this device has opened to an earlier device of the slot of
     /// `peer`: each slot has one.
     fn close_earlier(&self, conns: &mut Conns, peer: Tag) -> Result<(), ConnectError> {
-        let Some((id, earlier)) = conns.opened_to(peer.slot) else {
+        let Some((id, earlier)) = conns.of_slot(peer.slot, false) else {
             return Ok(());
         };
         if self.memory.is_live(earlier) {
@@ -217,10 +210,13 @@ impl Conns {
         conns.find(|conn| conn.peer == Some(peer))
     }
 
-    /// The connection that this device has opened to a device of a slot.
-    fn opened_to(&self, slot: u16) -> Option<(u64, Tag)> {
-        let mut opened = self.by_id.iter().filter(|(_, conn)| !conn.is_accepted);
-        opened.find_map(|(id, conn)| Some((*id, conn.peer.filter(|peer| peer.slot == slot)?)))
+    /// The connection with a device of a slot that this device has accepted, or opened.
+    fn of_slot(&self, slot: u16, is_accepted: bool) -> Option<(u64, Tag)> {
+        let mut conns = self.by_id.iter();
+        conns.find_map(|(id, conn)| {
+            let peer = conn.peer.filter(|peer| peer.slot == slot)?;
+            (conn.is_accepted == is_accepted).then_some((*id, peer))
+        })
     }
 }
 

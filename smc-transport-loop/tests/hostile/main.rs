@@ -78,6 +78,23 @@ fn hostile(dir: &TempDir, victim: &DrivenDevice) -> HostilePeer {
     HostilePeer::connect(dir.path(), victim.gid(), 0x1111)
 }
 
+/// Sends a message with a file. The victim receives later while its closing threads are behind.
+fn deliver(victim: &DrivenDevice, hostile: &HostilePeer, message: &[u8], file: &File) {
+    let is_sent = || {
+        victim.drain();
+        send_if_possible(&hostile.channel, message, &[file.as_fd()])
+    };
+    until(is_sent, || "a message is not received".to_owned());
+}
+
+fn accepted<const N: usize>(dir: &TempDir, victim: &DrivenDevice) -> [HostilePeer; N] {
+    std::array::from_fn(|index| {
+        let peer = HostilePeer::connect(dir.path(), victim.gid(), index as u64 + 1);
+        victim.accept();
+        peer
+    })
+}
+
 #[test]
 fn what_a_peer_offers_is_checked_before_it_is_mapped() {
     let (_dir, victim, hostile) = scene();
@@ -225,11 +242,7 @@ fn slots_take_no_more_memory_than_the_limit_leaves() {
     // Buffers without memory, of which each has its slot on another page.
     let unsuitable = unsealed(LEN as u64);
     for index in (0..16_384).step_by(64) {
-        let is_sent = || {
-            victim.drain();
-            send_if_possible(&hostile.channel, &memory(index), &[unsuitable.as_fd()])
-        };
-        until(is_sent, || format!("message {index} is not received"));
+        deliver(&victim, &hostile, &memory(index), &unsuitable);
     }
     assert!(!hostile.is_closed());
     let pages = (hostile.resident() - before) / 4096;
@@ -385,19 +398,11 @@ fn marked(peer: &HostilePeer) -> u32 {
 #[test]
 fn peers_whose_slots_have_all_changed_are_scanned_in_turn_some_slots_in_each_drain() {
     let (dir, victim) = victim();
-    let peers = [1, 2, 3].map(|number| {
-        let peer = HostilePeer::connect(dir.path(), victim.gid(), number);
-        victim.accept();
-        peer
-    });
+    let peers = accepted::<3>(&dir, &victim);
     let unsuitable = unsealed(LEN as u64);
     for index in 0..64 {
         for peer in &peers {
-            let is_sent = || {
-                victim.drain();
-                send_if_possible(&peer.channel, &memory(index), &[unsuitable.as_fd()])
-            };
-            until(is_sent, || format!("message {index} is not received"));
+            deliver(&victim, peer, &memory(index), &unsuitable);
         }
     }
     peers.iter().for_each(|peer| mark_all(peer, 1));
@@ -453,12 +458,7 @@ fn buffers_of_an_ended_peer_are_unmapped_some_in_each_drain() {
     let offer = |index| {
         let token = hostile.announce(index);
         let offer = message(2, index, 5, LEN as u64);
-        // The victim receives later while its closing threads are behind.
-        let is_sent = || {
-            victim.drain();
-            send_if_possible(&hostile.channel, &offer, &[file.as_fd()])
-        };
-        until(is_sent, || format!("offer {index} is not received"));
+        deliver(&victim, &hostile, &offer, &file);
         token
     };
     let tokens: Vec<_> = (0..1000).map(offer).collect();
@@ -488,11 +488,7 @@ fn buffers_of_an_ended_peer_are_unmapped_some_in_each_drain() {
 #[test]
 fn moves_to_unknown_buffers_receive_a_bounded_number_of_messages_between_two_drains() {
     let (dir, victim) = victim();
-    let flood = [1, 2].map(|number| {
-        let peer = HostilePeer::connect(dir.path(), victim.gid(), number);
-        victim.accept();
-        peer
-    });
+    let flood = accepted::<2>(&dir, &victim);
     let notify = message(3, 0, 0, 0);
     let refill = || {
         let filled = flood.iter().map(|peer| fill(&peer.channel, &notify));

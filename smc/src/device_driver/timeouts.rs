@@ -35,12 +35,13 @@ impl DeviceDriver {
             table = self.table.lock();
         }
         let due = table.take_due(now, self.close_timeout);
-        let is_idle = due.is_empty() && table.retries.is_empty();
-        let next = table.next_timeout(now);
-        drop(table);
-        if is_idle {
+        if due.is_empty() && table.retries.is_empty() {
+            let next = table.next_timeout(now);
+            // Before what was looked at.
+            drop(table);
             return next;
         }
+        drop(table);
         for conn in due.tcp_watches {
             conn.start_tcp_watch();
         }

@@ -565,6 +565,20 @@ fn a_zero_linger_time_resets_what_a_shutdown_of_both_directions_has_not_sent() {
     });
 }
 
+/// A hundred streams that the server has closed, with so much to send, and the client still has.
+/// What does not fit into the client's buffer is sent in the background.
+async fn closed_with_unsent(client: &Endpoint, server: &Endpoint, len: usize) -> Vec<Stream> {
+    let listener = server.bind(SERVER).await.expect("works");
+    let mut held = Vec::new();
+    for _ in 0..100 {
+        let (ours, mut theirs) = connect(client, &listener).await;
+        theirs.write_all(&vec![7; len]).await.expect("works");
+        drop(theirs);
+        held.push(ours);
+    }
+    held
+}
+
 #[test]
 fn very_many_streams_of_one_host_that_close_lose_no_data_that_is_still_to_be_sent() {
     const LEN: usize = 100_000;
@@ -576,15 +590,7 @@ fn very_many_streams_of_one_host_that_close_lose_no_data_that_is_still_to_be_sen
     let RdmaHosts { client, server, .. } =
         world.hosts_with(|builder| builder.recv_buffer(16 << 10));
     world.block_on(async {
-        let listener = server.bind(SERVER).await.expect("works");
-        let mut held = Vec::new();
-        for _ in 0..100 {
-            let (ours, mut theirs) = connect(&client, &listener).await;
-            theirs.write_all(&[7; LEN]).await.expect("works");
-            // What does not fit into the peer's buffer is sent in the background.
-            drop(theirs);
-            held.push(ours);
-        }
+        let mut held = closed_with_unsent(&client, &server, LEN).await;
         world.sleep(Duration::from_secs(1)).await;
         for ours in &mut held {
             expect_rest(ours, &[7; LEN]).await;
@@ -594,6 +600,7 @@ fn very_many_streams_of_one_host_that_close_lose_no_data_that_is_still_to_be_sen
 
 #[test]
 fn a_host_that_reads_nothing_of_very_many_closed_streams_has_a_share_of_the_descriptors() {
+    const LEN: usize = 100_000;
     if !is_alone() {
         return;
     }
@@ -602,17 +609,10 @@ fn a_host_that_reads_nothing_of_very_many_closed_streams_has_a_share_of_the_desc
     let RdmaHosts { client, server, .. } =
         world.hosts_with(|builder| builder.recv_buffer(16 << 10));
     world.block_on(async {
-        let listener = server.bind(SERVER).await.expect("works");
-        let mut held = Vec::new();
-        for _ in 0..100 {
-            let (ours, mut theirs) = connect(&client, &listener).await;
-            theirs.write_all(&[7; 100_000]).await.expect("works");
-            drop(theirs);
-            held.push(ours);
-        }
+        let mut held = closed_with_unsent(&client, &server, LEN).await;
         let open = server.connections().len();
         assert!((60..=64).contains(&open), "{open} of an eighth of 512");
         // The last one has all, and so has every one that still waits.
-        expect_rest(held.last_mut().expect("the last"), &[7; 100_000]).await;
+        expect_rest(held.last_mut().expect("the last"), &[7; LEN]).await;
     });
 }

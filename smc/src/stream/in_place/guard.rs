@@ -245,17 +245,10 @@ impl GuardedRing {
 
     /// Retains `len` bytes at offset `at` of the ring, which were read.
     pub(crate) fn retain(self: &Arc<Self>, at: usize, len: usize) -> ReadGuard {
-        let mut state = self.state.lock();
-        let start = state.retained.retain(len_u32(len));
         // This frees nothing: only a peer that waits for space has to know of what was free before.
-        let due = match self.is_peer_blocked() {
-            true => self.begin_publish(&mut state),
-            false => None,
-        };
-        drop(state);
-        if let Some(cursor) = due {
-            self.publish(cursor);
-        }
+        let retain =
+            |retained: &mut RetainedWindow| (retained.retain(len_u32(len)), self.is_peer_blocked());
+        let start = self.update(retain);
         ReadGuard(Inner::InPlace(Part {
             guarded: Arc::clone(self),
             at,
@@ -266,10 +259,7 @@ impl GuardedRing {
 
     /// Frees `len` bytes that were read and that no guard retains.
     pub(crate) fn free_unguarded(&self, len: u32) {
-        self.free(|retained| {
-            retained.skip(len);
-            true
-        });
+        self.update(|retained| (retained.skip(len), true));
     }
 
     /// The peer has left the empty ring before its end.
@@ -292,14 +282,16 @@ impl GuardedRing {
     }
 
     fn release(&self, start: u64, len: u32) {
-        self.free(|retained| retained.release(start, len) > 0);
+        self.update(|retained| ((), retained.release(start, len) > 0));
     }
 
-    /// Releases bytes of the window. Publishes the consumer cursor if that has freed some, and an
-    /// update is due.
-    fn free(&self, release: impl FnOnce(&mut RetainedWindow) -> bool) {
+    /// Changes the window. Publishes the consumer cursor if `change` says that the peer may have to
+    /// know it, and an update is due.
+    #[inline]
+    fn update<T>(&self, change: impl FnOnce(&mut RetainedWindow) -> (T, bool)) -> T {
         let mut state = self.state.lock();
-        let due = match release(&mut state.retained) {
+        let (changed, may_publish) = change(&mut state.retained);
+        let due = match may_publish {
             true => self.begin_publish(&mut state),
             false => None,
         };
@@ -307,6 +299,7 @@ impl GuardedRing {
         if let Some(cursor) = due {
             self.publish(cursor);
         }
+        changed
     }
 
     fn publish(&self, cursor: Cursor) {
