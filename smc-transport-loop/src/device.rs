@@ -108,8 +108,7 @@ impl LoopDevice {
         peer: Gid,
         token: DmbToken,
     ) -> Result<Option<Arc<dyn Attachment>>, DeviceError> {
-        let target = |target: &Arc<_>| Ok(Arc::clone(target));
-        match self.peers.tokens.with(peer, token, target) {
+        match self.peers.tokens.find(peer, token) {
             Ok(target) => Ok(Some(Arc::new(target.attach()?))),
             Err(SubmitError::PeerGone) => Err(DeviceError::PeerGone),
             Err(_) => Ok(None),
@@ -125,13 +124,12 @@ impl LoopDevice {
         signal: Signal,
     ) -> Result<(), SubmitError> {
         let at = usize::try_from(at).map_err(|_| SubmitError::OutOfBounds)?;
-        self.peers.tokens.with(peer, to, |target| {
-            target.write(at, data)?;
-            if signal == Signal::Yes {
-                target.signal();
-            }
-            Ok(())
-        })
+        let target = self.peers.tokens.find(peer, to)?;
+        target.write(at, data)?;
+        if signal == Signal::Yes {
+            target.signal();
+        }
+        Ok(())
     }
 }
 
@@ -248,8 +246,8 @@ impl Direct for LoopDevice {
     }
 
     fn is_registered(&self, peer: Gid, token: DmbToken) -> bool {
-        let tokens = &self.peers.tokens;
-        tokens.with(peer, token, |target| Ok(target.is_registered())) == Ok(true)
+        let target = self.peers.tokens.find(peer, token);
+        target.is_ok_and(|target| target.is_registered())
     }
 
     fn allows_rewind(&self) -> bool {

@@ -200,15 +200,13 @@ enum TokenState {
 }
 
 impl Tokens {
-    /// Looks a token of a peer up and calls `then` while the buffer cannot be removed.
-    pub(crate) fn with<T>(
-        &self,
-        peer: Gid,
-        token: DmbToken,
-        then: impl FnOnce(&Arc<Target>) -> Result<T, SubmitError>,
-    ) -> Result<T, SubmitError> {
+    /// Looks a token of a peer up. What is done with the buffer is done without the lock: copying
+    /// can take long, and drains wait for it.
+    pub(crate) fn find(&self, peer: Gid, token: DmbToken) -> Result<Arc<Target>, SubmitError> {
         match self.read().known.get(&token) {
-            Some(TokenState::Buffer(target)) if target.notifier.peer == peer => then(target),
+            Some(TokenState::Buffer(target)) if target.notifier.peer == peer => {
+                Ok(Arc::clone(target))
+            }
             Some(TokenState::PeerGone) => Err(SubmitError::PeerGone),
             _ => Err(SubmitError::UnknownToken),
         }

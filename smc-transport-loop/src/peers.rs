@@ -264,20 +264,20 @@ impl Peers {
     /// its signal page. Moves can be many, and a peer can have each of them find no buffer: all
     /// that come between two drains have a number of rounds in common.
     pub(crate) fn receive_for_move(&self, peer: Gid) -> Result<bool, DeviceError> {
-        if self.move_rounds.load(Ordering::Relaxed) == 0 {
-            self.doorbell.notify_self();
-            return Ok(true);
-        }
-        let rounds = self.receive_rounds()?;
+        let is_spent = self.move_rounds.load(Ordering::Relaxed) == 0;
+        let rounds = match is_spent {
+            true => 0,
+            false => self.receive_rounds()?,
+        };
         let left = |left: u32| Some(left.saturating_sub(rounds));
         let _ = self
             .move_rounds
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
         let more = self.find(peer).is_some_and(|peer| self.scans.scan(&peer));
-        if more {
+        if more || is_spent {
             self.doorbell.notify_self();
         }
-        Ok(more || rounds == CALL_ROUNDS)
+        Ok(more || is_spent || rounds == CALL_ROUNDS)
     }
 
     /// The user to whom the device with this GID has to belong. In a domain of one user that is

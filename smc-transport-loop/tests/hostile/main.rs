@@ -512,6 +512,42 @@ fn moves_to_unknown_buffers_receive_a_bounded_number_of_messages_between_two_dra
     }
 }
 
+#[test]
+fn moves_to_unknown_buffers_do_not_keep_the_buffers_of_others_from_being_found() {
+    let (dir, victim) = victim();
+    let honest = DrivenDevice::in_dir(dir.path());
+    let settle = || {
+        for _ in 0..5 {
+            victim.drain();
+            honest.drain();
+        }
+    };
+    let mut dmb = honest.register(victim.gid());
+    // Until the victim has accepted the channel.
+    while victim.write(honest.gid(), dmb.token(), 0, b"x") == Err(SubmitError::WouldBlock) {
+        settle();
+    }
+    dmb.set_used(1);
+    drop(dmb);
+    settle();
+    let flood = accepted::<2>(&dir, &victim);
+    let notify = message(3, 0, 0, 0);
+    let spend_all_rounds = || {
+        for _ in 0..8 {
+            for peer in &flood {
+                fill(&peer.channel, &notify);
+            }
+            let moved = victim.write(flood[0].gid, DmbToken(1), 0, b"x");
+            assert_eq!(moved, Err(SubmitError::WouldBlock));
+        }
+    };
+    spend_all_rounds();
+    // No message comes with memory that the victim has mapped before.
+    dmb = honest.register(victim.gid());
+    assert!(dmb.is_reused());
+    assert_eq!(victim.write(honest.gid(), dmb.token(), 0, b"y"), Ok(()));
+}
+
 /// The doorbell of a device as runtimes watch it.
 struct DoorbellEdges(OwnedFd);
 
