@@ -150,8 +150,10 @@ impl Slot {
         self.0[REGISTRATION].store(state.registration, Ordering::SeqCst);
     }
 
-    /// Owner: no use of the buffer may begin any more.
+    /// Owner: no use of the buffer may begin any more, and the end of one is not signalled unless
+    /// the slot is armed again.
     pub(crate) fn withdraw(&self) {
+        self.wake_flag().clear();
         self.0[REGISTRATION].store(0, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }

@@ -344,9 +344,12 @@ impl Queue {
         if let Err(why) = self.check() {
             return Some(Err(why.into()));
         }
+        let was_full = state.ready.len() >= self.max_ready;
         let next = state.ready.pop_front()?;
         drop(state);
-        self.accept_task_waker.wake();
+        if was_full {
+            self.accept_task_waker.wake();
+        }
         Some(next.accepted)
     }
 

@@ -99,9 +99,10 @@ impl Conn {
         }
         self.release_if_closed();
         if !self.closing.lock().is_removable() {
-            self.arm();
-            self.watch_tcp();
-            self.handle_peer_flags();
+            // The driver looks for the flags of an SMC-D peer, and requests its signal later.
+            if self.rdma().is_some() {
+                self.arm_peer_close();
+            }
             // Written data of SMC-D is in the peer's memory.
             let linger = linger.filter(|_| self.has_unsent() && !is_reset);
             match self.take_descriptor() {
@@ -109,6 +110,13 @@ impl Conn {
                 false => self.abort(Error::Closed(CloseReason::Aborted)),
             }
         }
+    }
+
+    /// After the application dropped the stream: requests a signal of the peer's close.
+    pub(crate) fn arm_peer_close(self: &Arc<Self>) {
+        self.arm();
+        self.watch_tcp();
+        self.handle_peer_flags();
     }
 
     /// Counts the descriptor of a connection whose peer has still to close it. A peer that leaves

@@ -597,9 +597,7 @@ impl Conn {
     pub(crate) fn handle_signal(self: &Arc<Self>) {
         if self.closing.lock().is_app_closed() {
             self.handle_peer_flags();
-            self.arm();
-            self.watch_tcp();
-            self.handle_peer_flags();
+            self.arm_peer_close();
             self.discard_arrivals();
             // Data for space that the peer freed was posted, and its completion is awaited.
             self.arm_delivery();

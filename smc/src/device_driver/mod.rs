@@ -81,13 +81,14 @@ struct Table {
     members: BTreeSet<(GroupId, ConnKey)>,
     /// Of groups whose peer is gone, waiting to be ended.
     ending: VecDeque<Arc<Conn>>,
+    /// Dropped by the application a moment ago. Until the time given, the earliest first, passes
+    /// look for the peer's close, which signals nothing.
+    just_closed: VecDeque<(Instant, Weak<Conn>)>,
     /// Dropped by the application, waiting for the peer's close until the time given, the earliest
     /// first.
     awaiting_close: VecDeque<(Instant, Weak<Conn>)>,
     /// Dropped with data to send, until the end of their linger times, the earliest first.
     lingering: VecDeque<(Instant, Weak<Conn>)>,
-    /// Dropped since the last pass, with their linger times.
-    newly_dropped: Vec<(Option<Duration>, Weak<Conn>)>,
     /// With an event on their TCP sockets that the task handles: connections that were dropped, or
     /// whose peers have sent an update.
     tcp_events: Vec<Weak<Conn>>,
@@ -98,6 +99,8 @@ struct Table {
     half_open: VecDeque<(Instant, Weak<Conn>)>,
     /// Connections with pending words or data at a busy device.
     retries: BusyRetries,
+    /// When the task looks at the table next, if nothing wakes it before.
+    next_look: Option<Instant>,
 }
 
 impl DeviceDriver {
@@ -196,10 +199,16 @@ impl DeviceDriver {
             conn.abort(Error::Closed(CloseReason::Endpoint));
             return;
         }
+        let now = self.groups.runtime.now();
         let linger = linger.filter(|linger| *linger < self.close_timeout);
-        let dropped = (linger, Arc::downgrade(conn));
-        self.table.lock().newly_dropped.push(dropped);
-        self.wake_task();
+        let wakes_task = {
+            let mut table = self.table.lock();
+            let first = table.add_closed(conn, now, self.close_timeout, linger);
+            table.next_look.is_none_or(|next| first < next)
+        };
+        if wakes_task {
+            self.wake_task();
+        }
     }
 
     /// Of the connections whose stream the application has dropped, with data to send or without,
@@ -212,9 +221,8 @@ impl DeviceDriver {
     ) -> Option<Arc<Conn>> {
         let all: Vec<_> = {
             let table = self.table.lock();
-            let waiting = table.awaiting_close.iter().map(|(_, conn)| conn);
-            let dropped = table.newly_dropped.iter().map(|(_, conn)| conn);
-            waiting.chain(dropped).cloned().collect()
+            let waiting = table.awaiting_close.iter();
+            waiting.map(|(_, conn)| conn).cloned().collect()
         };
         // Upgraded after the lock: the last reference to a connection may be dropped here.
         let closing = all

@@ -34,9 +34,20 @@ impl DeviceDriver {
             }
             table = self.table.lock();
         }
-        let due = table.take_due(now, self.close_timeout);
+        if !table.just_closed.is_empty() {
+            let (looks, due) = table.take_just_closed(now);
+            drop(table);
+            for conn in looks {
+                conn.handle_peer_flags();
+            }
+            for conn in due {
+                conn.arm_peer_close();
+            }
+            table = self.table.lock();
+        }
+        let due = table.take_due(now);
         if due.is_empty() && table.retries.is_empty() {
-            let next = table.next_timeout(now);
+            let next = table.plan_next_look(now);
             // Before what was looked at.
             drop(table);
             return next;
@@ -68,7 +79,7 @@ impl DeviceDriver {
                 Due::Drop => conn.drop_pending(),
             }
         }
-        self.table.lock().next_timeout(now)
+        self.table.lock().plan_next_look(now)
     }
 
     /// Connections with a retry due at a busy device.
@@ -82,6 +93,11 @@ impl DeviceDriver {
         found.collect()
     }
 }
+
+/// How long passes of the task, which other events cause, look for the close of a peer before the
+/// peer has to signal it. Most peers close within that time, and waking this process for nothing
+/// but the release of the connection's memory costs more than all else about the close.
+const CLOSE_LOOK: Duration = Duration::from_millis(2);
 
 /// Connections that are handled in one pass for one reason: other tasks run between passes. Each
 /// takes some ten microseconds.
@@ -129,16 +145,52 @@ impl Table {
             .collect()
     }
 
-    fn take_due(&mut self, now: Instant, close_timeout: Duration) -> DueConns {
+    /// Adds a connection that the application has dropped. Returns when it is looked at first.
+    pub(super) fn add_closed(
+        &mut self,
+        conn: &Arc<Conn>,
+        now: Instant,
+        close_timeout: Duration,
+        linger: Option<Duration>,
+    ) -> Instant {
         let until = now + close_timeout;
-        for (linger, conn) in self.newly_dropped.drain(..) {
-            if let Some(linger) = linger {
-                let end = now + linger;
-                let at = self.lingering.partition_point(|(until, _)| *until <= end);
-                self.lingering.insert(at, (end, Weak::clone(&conn)));
-            }
-            self.awaiting_close.push_back((until, conn));
+        self.awaiting_close.push_back((until, Arc::downgrade(conn)));
+        let mut first = until;
+        if let Some(linger) = linger {
+            let end = now + linger;
+            let at = self.lingering.partition_point(|(until, _)| *until <= end);
+            self.lingering.insert(at, (end, Arc::downgrade(conn)));
+            first = first.min(end);
         }
+        if conn.rdma().is_none() {
+            let look = now + CLOSE_LOOK;
+            self.just_closed.push_back((look, Arc::downgrade(conn)));
+            first = first.min(look);
+        }
+        first
+    }
+
+    /// Connections of the front of [`Table::just_closed`]: those to be looked at, and those whose
+    /// time has passed.
+    fn take_just_closed(&mut self, now: Instant) -> (Vec<Arc<Conn>>, Vec<Arc<Conn>>) {
+        let mut due = Vec::new();
+        while let (true, Some((until, conn))) =
+            (due.len() < CONNS_PER_PASS, self.just_closed.front())
+        {
+            let conn = conn.upgrade();
+            if conn.is_some() && *until > now {
+                // Dropped after the lock.
+                let looks = self.just_closed.iter().take(CONNS_PER_PASS - due.len());
+                let looks = looks.filter_map(|(_, conn)| conn.upgrade());
+                return (conn.into_iter().chain(looks.skip(1)).collect(), due);
+            }
+            due.extend(conn);
+            self.just_closed.pop_front();
+        }
+        (Vec::new(), due)
+    }
+
+    fn take_due(&mut self, now: Instant) -> DueConns {
         let mut others = Vec::new();
         let mut take = |queue, waits: fn(&Conn) -> bool| take_due(queue, now, waits, &mut others);
         let due = DueConns {
@@ -156,12 +208,18 @@ impl Table {
         due
     }
 
-    /// The time of the next timeout, or of work that was left.
+    /// The time of the next timeout, or of work that was left, at which the task has to look again.
+    fn plan_next_look(&mut self, now: Instant) -> Option<Instant> {
+        self.next_look = self.next_timeout(now);
+        self.next_look
+    }
+
     fn next_timeout(&self, now: Instant) -> Option<Instant> {
         if !self.tcp_events.is_empty() {
             return Some(now);
         }
         let queues = [
+            &self.just_closed,
             &self.awaiting_close,
             &self.lingering,
             &self.half_open,
