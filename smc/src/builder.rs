@@ -21,6 +21,7 @@ use crate::error::Error;
 use crate::handshake::TcpHandshakes;
 use crate::mem::TrustPeers;
 use crate::mutex::Mutex;
+use crate::precedents::Precedents;
 use crate::proto::handshake::HandshakeConfig;
 use crate::proto::links::LlcConfig;
 use crate::stats::SetupCounters;
@@ -263,6 +264,9 @@ impl Builder {
     ///
     /// - [`Features::AUTHENTICATION`]: ACCEPT and CONFIRM of further connections of an SMC-R link
     ///   group are refused if they come from another process or host than the group's.
+    /// - [`Features::EARLY_CONFIRM`]: further connections of an SMC-D link group over a UNIX socket
+    ///   take two messages, not three: the PROPOSAL has the client's buffer, so that the server can
+    ///   write when it has answered.
     /// - [`Features::SINGLE_LINK`], only with authentication: in groups with one link
     ///   ([`max_links`](Self::max_links)) RMBs stay announced when their connections have ended, so
     ///   that further connections take two round trips less.
@@ -444,6 +448,7 @@ impl Builder {
             handshake_pollers: Arc::new(Pollers::new(false, false)),
             tcp_handshakes: TcpHandshakes::default(),
             proposal: Mutex::default(),
+            precedents: Precedents::default(),
             setups: SetupCounters::default(),
             tcp_streams: Arc::default(),
             listeners: Mutex::default(),

@@ -40,6 +40,7 @@ use crate::handshake::TcpHandshakes;
 use crate::info::{ConnectionInfo, DeviceInfo, ListenerInfo};
 use crate::log::Warned;
 use crate::mutex::Mutex;
+use crate::precedents::Precedents;
 use crate::proto::Role;
 use crate::proto::group::{LinkGroupInfo, Registry};
 use crate::proto::handshake::{ClientProposal, HandshakeConfig};
@@ -88,6 +89,7 @@ pub(crate) struct EndpointInner {
     pub(crate) lifetime: Arc<Lifetime>,
     /// The cached PROPOSAL for any destination, and the configuration that it was made from.
     pub(crate) proposal: Mutex<Option<(Arc<HandshakeConfig>, Arc<ClientProposal>)>>,
+    pub(crate) precedents: Precedents,
     pub(crate) setups: SetupCounters,
     pub(crate) tcp_streams: Arc<TcpStreams>,
     pub(crate) listeners: Mutex<Vec<Weak<ListenerService>>>,

@@ -153,6 +153,7 @@ mod links;
 mod listener;
 mod memory_limit;
 mod oneshot;
+mod precedents;
 mod stats;
 mod stream;
 mod target;

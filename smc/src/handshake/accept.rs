@@ -65,7 +65,10 @@ pub(crate) async fn accept(
                 outcome => outcome,
             }
         }
-        None => run_handshake_on_socket(endpoint, &socket, peer, process, &mut machine).await,
+        None => {
+            let resources = &mut HandshakeResources::default();
+            run_handshake_on_socket(endpoint, &socket, peer, process, &mut machine, resources).await
+        }
     }
 }
 

@@ -214,25 +214,38 @@ impl ConnectAttempt<'_> {
         let reason = match proposal {
             Err(reason) => reason,
             Ok(proposal) => {
-                let unix::Connected { socket, listener } = connect(true).await?;
-                if listener.is_none() {
-                    return Ok(self.tcp(socket, FallbackCause::not_announced().into()));
-                }
-                match self.run_on_socket(socket, listener, Ok(proposal)).await {
-                    Ok(stream) => return Ok(stream),
-                    Err(Failed { error, .. }) if policy == Policy::Require => return Err(error),
-                    Err(Failed { error, .. }) => match error {
-                        Error::TimedOut(_) => {
-                            let within = endpoint.base_config().timeouts.message;
-                            FallbackCause::NoAnswer { within }.into()
+                let mut precedent = endpoint.precedents.get(to);
+                let error = loop {
+                    let unix::Connected { socket, listener } = connect(true).await?;
+                    let Some(listener) = listener else {
+                        return Ok(self.tcp(socket, FallbackCause::not_announced().into()));
+                    };
+                    // Another process may listen there now.
+                    let expected = precedent.take().filter(|it| it.process == Some(listener));
+                    let early = prepare_early(endpoint, self.config, expected).await;
+                    let offered = Ok(Arc::clone(&proposal));
+                    let run = self.run_on_socket(socket, Some(listener), offered, early);
+                    match run.await {
+                        Ok(stream) => return Ok(stream),
+                        // This attempt has used the early work: the next one has none.
+                        Err(failed) if failed.early_confirm_failed => {
+                            endpoint.precedents.forget(to);
                         }
-                        // Whatever has answered is not known to be able to speak CLC.
-                        Error::Malformed(_) | Error::PeerMisbehaved(_) => {
-                            FallbackCause::PlainServer.into()
-                        }
-                        Error::Io(_) | Error::Closed(_) => FallbackCause::ListenerGone.into(),
-                        error => return Err(error),
-                    },
+                        Err(failed) => break failed.error,
+                    }
+                };
+                match error {
+                    error if policy == Policy::Require => return Err(error),
+                    Error::TimedOut(_) => {
+                        let within = endpoint.base_config().timeouts.message;
+                        FallbackCause::NoAnswer { within }.into()
+                    }
+                    // Whatever has answered is not known to be able to speak CLC.
+                    Error::Malformed(_) | Error::PeerMisbehaved(_) => {
+                        FallbackCause::PlainServer.into()
+                    }
+                    Error::Io(_) | Error::Closed(_) => FallbackCause::ListenerGone.into(),
+                    error => return Err(error),
                 }
             }
         };
@@ -251,7 +264,7 @@ impl ConnectAttempt<'_> {
                 let reason = reason.clone();
                 let reason = match offered {
                     Offered::OnTcp(_offer) => {
-                        return self.run_on_socket(socket, None, Err(reason)).await;
+                        return self.run_on_socket(socket, None, Err(reason), None).await;
                     }
                     Offered::Delivered(_) => reason,
                     Offered::Plain(cause) => unannounced_reason(self.config, reason, cause),
@@ -265,7 +278,9 @@ impl ConnectAttempt<'_> {
                 let (socket, offered) = self.offer(to, candidate, proposal.bytes(), buffer).await?;
                 let proposal = Arc::clone(proposal);
                 match offered {
-                    Offered::OnTcp(_offer) => self.run_on_socket(socket, None, Ok(proposal)).await,
+                    Offered::OnTcp(_offer) => {
+                        self.run_on_socket(socket, None, Ok(proposal), None).await
+                    }
                     Offered::Delivered(offer) => {
                         self.await_answer(socket, proposal, offer, early).await
                     }
@@ -347,24 +362,46 @@ impl ConnectAttempt<'_> {
 
     /// Runs the handshake on the connection itself. `process` is the listener of a UNIX socket.
     /// `default` is the PROPOSAL that was made without the connection, or why there is none. It is
-    /// used if the PROPOSAL does not depend on the connection.
+    /// used if the PROPOSAL does not depend on the connection, and has an early CONFIRM then if there
+    /// is `early` work.
     async fn run_on_socket(
         &self,
         socket: Arc<dyn Socket>,
         process: Option<Credentials>,
         default: Result<Arc<ClientProposal>, FallbackReason>,
+        early: Option<EarlyWork>,
     ) -> Result<Stream, Failed> {
         let (endpoint, config) = (self.endpoint, self.config);
         let path = path(endpoint, config, &*socket, self.to, false);
-        let proposal = match config.has_default_proposal(&path) {
+        let is_default = config.has_default_proposal(&path);
+        let proposal = match is_default {
             true => default,
             false => ClientProposal::new(config, &path).map(Arc::new),
         };
-        let now = endpoint.runtime.now();
-        let mut machine = Handshake::client_with(now, Arc::clone(config), proposal);
+        let early = early.filter(|_| is_default);
+        let confirm = early.as_ref().and_then(|early| early.confirm(config));
+        let (now, config) = (endpoint.runtime.now(), Arc::clone(config));
+        let mut machine = match (proposal, confirm) {
+            (Ok(proposal), Some(confirm)) => {
+                Handshake::client_with_early_confirm(now, config, proposal, confirm)
+            }
+            (proposal, _) => Handshake::client_with(now, config, proposal),
+        };
+        let resources = &mut HandshakeResources::with(early);
         // Boxed, as it is rare and large.
-        let on_tcp = run_handshake_on_socket(endpoint, &socket, self.to, process, &mut machine);
-        Ok(Box::pin(on_tcp).await?)
+        let run = Box::pin(run_handshake_on_socket(
+            endpoint,
+            &socket,
+            self.to,
+            process,
+            &mut machine,
+            resources,
+        ));
+        run.await.map_err(|error| Failed {
+            // Whoever does not answer this does not answer another one.
+            early_confirm_failed: confirm.is_some() && !matches!(error, Error::TimedOut(_)),
+            error,
+        })
     }
 
     /// Continues after the PROPOSAL was delivered on a side channel.
@@ -386,10 +423,7 @@ impl ConnectAttempt<'_> {
         let (now, config) = (endpoint.runtime.now(), Arc::clone(self.config));
         let mut machine = Handshake::client_delivered(now, config, proposal);
         let mut carrier = Carrier::client(endpoint, side_channel, &*socket);
-        let mut resources = HandshakeResources {
-            early,
-            ..HandshakeResources::default()
-        };
+        let mut resources = HandshakeResources::with(early);
         let outcome = run_handshake(
             endpoint,
             &mut carrier,

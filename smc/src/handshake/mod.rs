@@ -22,6 +22,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use event_listener::EventListener;
+use smc_wire::types::Features;
 
 use super::builder::recv_buffer_size;
 use super::device_driver::DeviceDriver;
@@ -33,7 +34,7 @@ use crate::conn::{Conn, Parts};
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason};
 use crate::log::HandshakeLog;
-use crate::negotiate::Credentials;
+use crate::negotiate::{Credentials, ExpectedHandshake};
 use crate::peer_descriptors::Source;
 use crate::proto::Role;
 use crate::proto::group::{GroupId, GroupState};
@@ -157,6 +158,7 @@ async fn run_handshake_on_socket(
     peer: &Address,
     process: Option<Credentials>,
     machine: &mut Handshake,
+    resources: &mut HandshakeResources,
 ) -> Result<Stream, Error> {
     let handshakes = &endpoint.tcp_handshakes;
     let under_way = match peer {
@@ -170,16 +172,7 @@ async fn run_handshake_on_socket(
         None => Carrier::Tcp(&**socket, under_way.as_ref()),
         Some(process) => Carrier::unix(endpoint, &**socket, process, machine.role()),
     };
-    let mut resources = HandshakeResources::default();
-    run_handshake(
-        endpoint,
-        &mut carrier,
-        socket,
-        peer,
-        machine,
-        &mut resources,
-    )
-    .await
+    run_handshake(endpoint, &mut carrier, socket, peer, machine, resources).await
 }
 
 /// Machine and resources are references: the future of an `async fn` stores an argument by value
@@ -213,6 +206,7 @@ async fn run_handshake(
             Ok(fallback_stream(endpoint, role, tcp, peer, unread, reason))
         }
         Outcome::Smc(established) => {
+            keep_precedent(endpoint, machine.role(), peer, &established, carrier);
             let conn = build_conn(
                 endpoint,
                 machine.role(),
@@ -228,6 +222,37 @@ async fn run_handshake(
                 endpoint.config.trust,
             ))
         }
+    }
+}
+
+/// The next handshake with the listener of a UNIX socket that takes an early CONFIRM is expected to
+/// be like this one.
+fn keep_precedent(
+    endpoint: &EndpointInner,
+    role: Role,
+    peer: &Address,
+    established: &Established,
+    carrier: &Carrier<'_>,
+) {
+    let takes_early = established
+        .vendor_features
+        .contains(Features::EARLY_CONFIRM);
+    let (Role::Client, true, Address::Unix(to), Transport::Direct(params)) =
+        (role, takes_early, peer, established.transport)
+    else {
+        return;
+    };
+    if let Ok(device) = work::direct(endpoint, params.device) {
+        endpoint.precedents.keep(
+            to,
+            ExpectedHandshake {
+                client: device.gid(),
+                server: params.peer,
+                process: carrier.credentials(),
+                size: params.local_size,
+                server_size: params.peer_buffer.size,
+            },
+        );
     }
 }
 

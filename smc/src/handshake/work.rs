@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use smc_wire::clc::DirectEnd;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{Gid, GroupId};
 
@@ -15,7 +16,7 @@ use crate::endpoint::EndpointInner;
 use crate::groups::Membership;
 use crate::negotiate::Credentials;
 use crate::proto::group::{DeviceIndex, GroupKey, Intent};
-use crate::proto::handshake::{LocalRmb, RmbError, Work, WorkDone};
+use crate::proto::handshake::{EarlyConfirm, HandshakeConfig, LocalRmb, RmbError, Work, WorkDone};
 use crate::proto::links::{
     FirstLinkError, HandshakeHash, LinkChoice, LinkId, LinkState, LlcTerms, PeerRmb, RkeyError,
     RmbKey, RtokenError,
@@ -54,7 +55,34 @@ pub(super) struct EarlyWork {
     pub(super) membership: Option<Membership>,
 }
 
+impl EarlyWork {
+    /// The CONFIRM that a PROPOSAL can have.
+    pub(super) fn confirm(&self, config: &HandshakeConfig) -> Option<EarlyConfirm> {
+        let mut devices = config.devices.iter();
+        let device = devices.find(|device| device.index == self.device)?;
+        let (dmb, _charge) = self.buffer.as_ref()?;
+        Some(EarlyConfirm {
+            peer: self.peer,
+            end: DirectEnd {
+                gid: device.gid,
+                chid: device.chid,
+                dmb: dmb.token(),
+                dmbe_index: 0,
+                size: self.size,
+                group: self.membership.as_ref()?.member.group(),
+            },
+        })
+    }
+}
+
 impl HandshakeResources {
+    pub(super) fn with(early: Option<EarlyWork>) -> Self {
+        Self {
+            early,
+            ..Self::default()
+        }
+    }
+
     /// The result of a work item that was done early.
     ///
     /// `process`: at the other end of the handshake.

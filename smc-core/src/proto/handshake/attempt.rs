@@ -61,6 +61,8 @@ pub(super) struct DirectEnds {
     pub(super) local: Option<DmbToken>,
     /// Known when the peer's message has arrived.
     pub(super) peer_buffer: Option<PeerBuffer>,
+    /// The client's buffer according to its PROPOSAL, at the server.
+    pub(super) early_buffer: Option<PeerBuffer>,
     pub(super) access: PeerAccess,
 }
 
@@ -90,6 +92,7 @@ impl DirectEnds {
             peer,
             local: None,
             peer_buffer: None,
+            early_buffer: None,
             access,
         }
     }
@@ -166,6 +169,24 @@ impl DeviceAttempt {
 
     pub(super) fn is_first_contact(&self) -> bool {
         self.member.is_some_and(|member| member.is_first_contact())
+    }
+
+    /// A server with a buffer for the connection: takes the early CONFIRM, if that holds. In a group
+    /// that exists there is nothing else in a CONFIRM.
+    pub(super) fn take_early_confirm(&mut self) {
+        let (is_first_contact, size) = (self.is_first_contact(), self.size);
+        if let Ends::Direct(ends) = &mut self.ends {
+            let early = ends.early_buffer.take();
+            ends.peer_buffer = early.filter(|early| !is_first_contact && early.size <= size);
+        }
+    }
+
+    /// Whether the server has the client's buffer before it sends ACCEPT.
+    pub(super) fn has_early_confirm(&self) -> bool {
+        match (self.role, &self.ends) {
+            (Role::Server, Ends::Direct(ends)) => ends.peer_buffer.is_some(),
+            _ => false,
+        }
     }
 
     /// Whether this connection has a step.
@@ -332,6 +353,12 @@ impl DeviceAttempt {
     /// The extensions of that message.
     pub(super) fn extensions(&self) -> Extensions<'static> {
         let local = match &self.ends {
+            Ends::Direct(_) if self.has_early_confirm() => {
+                return Extensions {
+                    features: Some(Features::EARLY_CONFIRM),
+                    ..Extensions::default()
+                };
+            }
             Ends::Direct(_) => None,
             Ends::Rdma(ends) => ends.local,
         };
@@ -408,8 +435,8 @@ impl DeviceAttempt {
 }
 
 /// The features beyond the released protocol that both sides have, if the peer has these.
-/// Authentication is for link groups of SMC-R. A single link takes that, and the agreement that
-/// there is no other.
+/// An early CONFIRM is for SMC-D, authentication for link groups of SMC-R. A single link takes that,
+/// and the agreement that there is no other.
 pub(super) fn common_features(
     config: &HandshakeConfig,
     release: Release,
@@ -420,6 +447,7 @@ pub(super) fn common_features(
     let Ends::Rdma(ends) = ends else {
         return both.difference(OF_RDMA);
     };
+    let both = both.difference(OF_DIRECT);
     let has_one_link = ends.limits.is_some_and(|limits| limits.links == 1);
     match has_one_link && both.contains(Features::AUTHENTICATION) {
         true => both,
@@ -429,6 +457,9 @@ pub(super) fn common_features(
 
 /// Features of link groups of SMC-R.
 pub(super) const OF_RDMA: Features = Features::SINGLE_LINK.union(Features::AUTHENTICATION);
+
+/// Features of link groups of SMC-D.
+pub(super) const OF_DIRECT: Features = Features::EARLY_CONFIRM;
 
 fn peer_id(config: &HandshakeConfig) -> PeerId {
     let rdma = config.rdma.as_ref();

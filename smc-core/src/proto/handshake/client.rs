@@ -2,13 +2,14 @@
 //! of ACCEPT.
 
 use core::net::IpAddr;
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
 use smc_wire::Bounded;
 use smc_wire::clc::{
-    AcceptConfirm, Authentication, Body, DirectEnd, DirectExtension, FirstContact, IpArea,
-    Ipv6Prefix, OfferedDevice, Proposal, RdmaEnd, SmcdArea, V2Extension,
+    AcceptConfirm, Authentication, Body, DirectEnd, DirectExtension, Extensions, FirstContact,
+    IpArea, Ipv6Prefix, OfferedDevice, Proposal, RdmaEnd, SmcdArea, V2Extension,
 };
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
@@ -16,7 +17,9 @@ use smc_wire::types::{
     Version,
 };
 
-use super::attempt::{DeviceAttempt, DirectEnds, Ends, OF_RDMA, RdmaEnds, common_features};
+use super::attempt::{
+    DeviceAttempt, DirectEnds, Ends, OF_DIRECT, OF_RDMA, RdmaEnds, common_features,
+};
 use super::config::LinkLimits;
 use super::config::{mask_v4, mask_v6};
 use super::decline::SearchedDevices;
@@ -72,7 +75,23 @@ pub struct ClientProposal {
     rdma_v2: Option<RdmaPort>,
     types: [OfferedTypes; 2],
     pub(super) release: Release,
+    proposal: Proposal,
     bytes: Vec<u8>,
+}
+
+/// The client's end of a connection of SMC-D in a link group that exists, sent with the PROPOSAL.
+/// If the server takes it, the connection is established with ACCEPT
+/// (docs/spec/extensions.md#early-confirm).
+///
+/// The client has done all that a CONFIRM takes: [`Work::Reach`](super::Work::Reach),
+/// [`Work::Enter`](super::Work::Enter) and [`Work::Register`](super::Work::Register) are requested
+/// all the same, and are answered with what was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EarlyConfirm {
+    /// The server's device, which may write to the buffer.
+    pub peer: Gid,
+    /// The client's end, as CONFIRM would have it.
+    pub end: DirectEnd,
 }
 
 impl ClientProposal {
@@ -127,6 +146,7 @@ impl ClientProposal {
             rdma_v2: found.rdma_v2.cloned(),
             types,
             release: config.release,
+            proposal,
             bytes,
         })
     }
@@ -135,6 +155,20 @@ impl ClientProposal {
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// The PROPOSAL with an early CONFIRM. Without it if it cannot have one.
+    pub(super) fn with_early_confirm(&self, early: Option<EarlyConfirm>) -> Cow<'_, [u8]> {
+        let extended = early.and_then(|early| {
+            let extensions = Extensions {
+                direct: Some(early.end),
+                ..Extensions::default()
+            };
+            emitted(self.proposal.extended_len(&extensions), |buffer| {
+                self.proposal.emit_extended(&extensions, buffer)
+            })
+        });
+        extended.map_or(Cow::Borrowed(&*self.bytes), Cow::Owned)
     }
 
     /// The device that the server means in an ACCEPT of version 2.
@@ -378,13 +412,17 @@ pub(super) fn is_same_subnet(area: &IpArea, interface: &Interface) -> bool {
     })
 }
 
-/// The features beyond the released protocol that an offer states: those of SMC-R go with SMC-R.
+/// The features beyond the released protocol that an offer states: those of SMC-R go with SMC-R,
+/// those of SMC-D with SMC-D.
 fn offered_features(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> Features {
-    let own = config.vendor_features_for(config.release);
-    match found.rdma_v2 {
-        Some(_) => own,
-        None => own.difference(OF_RDMA),
+    let mut own = config.vendor_features_for(config.release);
+    if found.rdma_v2.is_none() {
+        own = own.difference(OF_RDMA);
     }
+    if !found.has_direct_v2() {
+        own = own.difference(OF_DIRECT);
+    }
+    own
 }
 
 /// The address that a peer's device has in messages of version 1: 64 bits.
@@ -411,11 +449,28 @@ impl Handshake {
         config: Arc<HandshakeConfig>,
         proposal: Result<Arc<ClientProposal>, FallbackReason>,
     ) -> Self {
-        let mut handshake = Self::of_client(now, config, proposal.clone().ok());
+        let mut handshake = Self::of_client(now, config, proposal.clone().ok(), None);
         match proposal {
             Ok(proposal) => handshake.send(proposal.bytes().to_vec()),
             Err(reason) => handshake.conclude(Err(Failure::decline(reason))),
         }
+        handshake
+    }
+
+    /// As [`Handshake::client_with`], with an early CONFIRM. The server is known to support that, as
+    /// the terms of the link group say
+    /// ([`GroupTerms::vendor_features`](crate::proto::group::GroupTerms)): others refuse the
+    /// PROPOSAL.
+    #[must_use]
+    pub fn client_with_early_confirm(
+        now: Instant,
+        config: Arc<HandshakeConfig>,
+        proposal: Arc<ClientProposal>,
+        early: EarlyConfirm,
+    ) -> Self {
+        let bytes = proposal.with_early_confirm(Some(early)).into_owned();
+        let mut handshake = Self::of_client(now, config, Some(proposal), Some(early));
+        handshake.send(bytes);
         handshake
     }
 
@@ -429,20 +484,21 @@ impl Handshake {
         config: Arc<HandshakeConfig>,
         proposal: Arc<ClientProposal>,
     ) -> Self {
-        Self::of_client(now, config, Some(proposal))
+        Self::of_client(now, config, Some(proposal), None)
     }
 
     fn of_client(
         now: Instant,
         config: Arc<HandshakeConfig>,
         proposal: Option<Arc<ClientProposal>>,
+        early: Option<EarlyConfirm>,
     ) -> Self {
         // Before the server has shown its version, a DECLINE has the one that was offered.
         let version = match config.is_v2_capable() {
             true => Version::V2,
             false => Version::V1,
         };
-        let role_state = RoleState::Client(proposal);
+        let role_state = RoleState::Client { proposal, early };
         let mut handshake = Self::new(now, config, role_state, version);
         let begun = handshake.begin(&ACCEPT);
         handshake.conclude(begun);
@@ -453,11 +509,16 @@ impl Handshake {
     pub(super) fn handle_accept(
         &mut self,
         accept: &AcceptConfirm,
-        authentication: Option<Authentication>,
+        extensions: &Extensions<'_>,
     ) -> Result<(), Failure> {
-        let RoleState::Client(Some(proposal)) = &self.role_state else {
+        let RoleState::Client {
+            proposal: Some(proposal),
+            early,
+        } = &self.role_state
+        else {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         };
+        let early = *early;
         self.version = accept.version();
         let offered = proposal.types(self.version);
         let is_offered = match accept.body {
@@ -472,10 +533,19 @@ impl Handshake {
         if stated.is_some_and(|stated| stated.release > proposal.release) {
             return Err(Failure::decline(DeclineCause::RELEASE));
         }
-        let attempt = match &accept.body {
+        let mut attempt = match &accept.body {
             Body::D(end) => direct_attempt(accept, end, proposal, &self.config)?,
-            Body::R(end) => rdma_attempt(accept, end, authentication, proposal, &self.config)?,
+            Body::R(end) => {
+                let authentication = extensions.authentication;
+                rdma_attempt(accept, end, authentication, proposal, &self.config)?
+            }
         };
+        let in_use = extensions.features.unwrap_or_default();
+        if in_use.contains(Features::EARLY_CONFIRM) {
+            let early = early.filter(|early| is_for(early, &attempt));
+            attempt.size = early.ok_or(PeerMisbehaved::UnexpectedMessage)?.end.size;
+            self.is_early_taken = true;
+        }
         self.rest = match attempt.ends {
             Ends::Direct(_) => CLIENT_DIRECT,
             Ends::Rdma(_) => CLIENT_RDMA,
@@ -483,6 +553,15 @@ impl Handshake {
         self.attempt = Some(attempt);
         self.advance()
     }
+}
+
+/// Whether an early CONFIRM is one for the attempt that ACCEPT begins.
+fn is_for(early: &EarlyConfirm, attempt: &DeviceAttempt) -> bool {
+    let Ends::Direct(ends) = &attempt.ends else {
+        return false;
+    };
+    let is_device = (ends.device.gid, ends.peer) == (early.end.gid, early.peer);
+    is_device && attempt.intent == Intent::Join && early.end.size <= attempt.size
 }
 
 /// SMC-D with the device that the server means.

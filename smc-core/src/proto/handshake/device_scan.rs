@@ -2,14 +2,16 @@
 
 use std::collections::VecDeque;
 
-use smc_wire::clc::{Proposal, SmcdArea};
+use smc_wire::clc::{DirectEnd, Proposal, SmcdArea};
 use smc_wire::types::{Eid, Features, Gid, Release, RoceGid, Version};
 
 use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds, common_features};
 use super::client::{is_same_subnet, v1_gid};
 use super::config::LinkLimits;
 use super::decline::SearchedDevices;
-use super::{DeclineCause, DirectDevice, HandshakeConfig, RdmaConfig, RdmaPort, TcpPath};
+use super::{
+    DeclineCause, DirectDevice, HandshakeConfig, PeerBuffer, RdmaConfig, RdmaPort, TcpPath,
+};
 use crate::device::{DeviceError, Route};
 use crate::error::{FallbackCause, FallbackReason, SetupStep};
 use crate::proto::Role;
@@ -19,6 +21,8 @@ use crate::proto::group::{DeviceIndex, GroupKey, Intent};
 #[derive(Debug)]
 pub(super) struct DeviceScan {
     proposal: Proposal,
+    /// The client's early CONFIRM for SMC-D.
+    early: Option<DirectEnd>,
     path: TcpPath,
     screened: Screened,
     release: Release,
@@ -64,6 +68,7 @@ impl DeviceScan {
     /// The cause of a DECLINE.
     pub(super) fn new(
         proposal: Proposal,
+        early: Option<DirectEnd>,
         config: &HandshakeConfig,
         path: TcpPath,
     ) -> Result<Self, DeclineCause> {
@@ -81,6 +86,7 @@ impl DeviceScan {
         let eid = common_eid(&proposal, config);
         let mut scan = Self {
             proposal,
+            early,
             path,
             screened,
             release,
@@ -300,10 +306,18 @@ impl DeviceScan {
             peer,
         };
         let ends = Ends::Direct(DirectEnds::new(device, peer));
-        DeviceAttempt {
+        let mut attempt = DeviceAttempt {
             size: config.buffer.min(device.max_buffer),
             ..self.attempt(pair.version, pair.eid, key, ends, config)
+        };
+        let early = self.early.filter(|end| {
+            let is_that_device = (end.gid, end.chid) == (peer, device.chid);
+            is_that_device && attempt.vendor_features.contains(Features::EARLY_CONFIRM)
+        });
+        if let Ends::Direct(ends) = &mut attempt.ends {
+            ends.early_buffer = early.map(|end| PeerBuffer::new(end.dmb, end.dmbe_index, end.size));
         }
+        attempt
     }
 
     /// SMC-R with a port that reaches the client. Version 2 has an EID.

@@ -1,11 +1,12 @@
 //! The state machine of a handshake, for both roles.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use smc_wire::EmitError;
-use smc_wire::clc::{self, Authentication, Decline, Message};
+use smc_wire::clc::{self, Decline, Extensions, Message};
 use smc_wire::size::SizeCode;
 use smc_wire::types::Version;
 
@@ -15,8 +16,8 @@ use super::steps::{
     Action, Awaits, LATE_DECLINE, OnError, OnTerminated, OnTimeout, Step, StepTimeout, TcpEnd,
 };
 use super::{
-    ClientProposal, DeclineCause, Established, Fallback, HandshakeConfig, PeerAccess, RmbError,
-    TcpPath, Work, WorkDone,
+    ClientProposal, DeclineCause, EarlyConfirm, Established, Fallback, HandshakeConfig, PeerAccess,
+    RmbError, TcpPath, Work, WorkDone,
 };
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackReason, PeerMisbehaved, SetupStep};
@@ -44,6 +45,8 @@ pub struct Handshake {
     crossing_possible: bool,
     /// The peer has the CONFIRM, before it is sent.
     is_confirmed: bool,
+    /// The server has taken the early CONFIRM that was sent with the PROPOSAL.
+    pub(super) is_early_taken: bool,
     has_failed: bool,
     /// The reason of a DECLINE that is put off, as a DECLINE of the peer may be under way.
     late: Option<Box<FallbackReason>>,
@@ -60,8 +63,12 @@ pub struct Handshake {
 /// State that only one of the sides has.
 #[derive(Debug)]
 pub(super) enum RoleState {
-    /// The PROPOSAL, if there is one.
-    Client(Option<Arc<ClientProposal>>),
+    Client {
+        /// What was offered, if anything was.
+        proposal: Option<Arc<ClientProposal>>,
+        /// Sent with the PROPOSAL.
+        early: Option<EarlyConfirm>,
+    },
     Server {
         path: TcpPath,
         /// From PROPOSAL to ACCEPT.
@@ -131,6 +138,7 @@ impl Handshake {
             version,
             crossing_possible: false,
             is_confirmed: false,
+            is_early_taken: false,
             has_failed: false,
             late: None,
             closed: None,
@@ -145,7 +153,7 @@ impl Handshake {
     #[must_use]
     pub fn role(&self) -> Role {
         match self.role_state {
-            RoleState::Client(_) => Role::Client,
+            RoleState::Client { .. } => Role::Client,
             RoleState::Server { .. } => Role::Server,
         }
     }
@@ -165,7 +173,7 @@ impl Handshake {
                 Message::parse_extended(&message)
                     .map_err(Failure::from)
                     .and_then(|(message, extensions)| {
-                        self.handle_message(step, message, extensions.authentication)
+                        self.handle_message(step, message, &extensions)
                     })
             }
             Err(error) => Err(Failure::Abort(error)),
@@ -275,17 +283,17 @@ impl Handshake {
         &mut self,
         step: &'static Step,
         message: Message,
-        authentication: Option<Authentication>,
+        extensions: &Extensions<'_>,
     ) -> Result<(), Failure> {
         self.received = Some(message.kind());
         match (step.awaits, message) {
             (_, Message::Decline(decline)) => Err(Failure::PeerDeclined(decline)),
-            (Awaits::Proposal, Message::Proposal(proposal)) => self.handle_proposal(proposal),
-            (Awaits::Accept, Message::Accept(accept)) => {
-                self.handle_accept(&accept, authentication)
+            (Awaits::Proposal, Message::Proposal(proposal)) => {
+                self.handle_proposal(proposal, extensions.direct)
             }
+            (Awaits::Accept, Message::Accept(accept)) => self.handle_accept(&accept, extensions),
             (Awaits::Confirm, Message::Confirm(confirm)) => {
-                self.handle_confirm(&confirm, authentication)
+                self.handle_confirm(&confirm, extensions.authentication)
             }
             _ => Err(PeerMisbehaved::UnexpectedMessage.into()),
         }
@@ -453,6 +461,7 @@ impl Handshake {
             match action {
                 Action::Begin(step) if has_step(step) => return self.begin(step),
                 Action::Begin(_) => {}
+                Action::SendConfirm if self.is_early_taken => {}
                 Action::SendConfirm => {
                     self.send_accept_or_confirm(clc::AcceptKind::Confirm)?;
                 }
@@ -469,10 +478,13 @@ impl Handshake {
     /// Of PROPOSAL and of all messages so far.
     fn hash(&self) -> HandshakeHash {
         let proposal = match &self.role_state {
-            RoleState::Client(Some(proposal)) => proposal.bytes(),
-            RoleState::Client(None) | RoleState::Server { .. } => &[],
+            RoleState::Client {
+                proposal: Some(proposal),
+                early,
+            } => proposal.with_early_confirm(*early),
+            _ => Cow::default(),
         };
-        HandshakeHash::of(&[proposal, &self.messages])
+        HandshakeHash::of(&[&*proposal, &self.messages])
     }
 
     fn record(&mut self, message: &[u8]) {
@@ -495,7 +507,15 @@ impl Handshake {
                 if let RoleState::Server { scan, .. } = &mut self.role_state {
                     *scan = None;
                 }
-                return self.send_accept_or_confirm(clc::AcceptKind::Accept);
+                if let Some(attempt) = &mut self.attempt {
+                    attempt.take_early_confirm();
+                }
+                self.send_accept_or_confirm(clc::AcceptKind::Accept)?;
+                let attempt = self.attempt.as_ref();
+                return match attempt.is_some_and(DeviceAttempt::has_early_confirm) {
+                    true => self.advance(),
+                    false => Ok(()),
+                };
             }
             // From here on the peer may decline whenever this side does.
             Awaits::ConfirmLink => self.crossing_possible = true,
@@ -552,6 +572,10 @@ impl Handshake {
         let failure = match (failure, self.closed.take()) {
             // There is no TCP to fall back to.
             (Failure::Decline(_), Some(error)) => Failure::Abort(error),
+            // The server may use the connection already.
+            (Failure::Decline(reason), None) if self.is_early_taken => {
+                Failure::Abort(Error::Declined(*reason))
+            }
             (failure, _) => failure,
         };
         let fallback = match failure {

@@ -64,7 +64,7 @@ mod steps;
 pub use attempt::{
     DirectParams, Established, Fallback, PeerAccess, PeerBuffer, RdmaParams, Transport,
 };
-pub use client::{ClientProposal, OfferedDevices};
+pub use client::{ClientProposal, EarlyConfirm, OfferedDevices};
 pub use config::{
     CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, DEFAULT_SEID, DeviceExclusion, DirectDevice,
     HandshakeConfig, HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT,

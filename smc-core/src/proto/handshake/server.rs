@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use smc_wire::clc::{AcceptConfirm, Authentication, Body, FirstContact, Proposal};
+use smc_wire::clc::{AcceptConfirm, Authentication, Body, DirectEnd, FirstContact, Proposal};
 use smc_wire::types::{Features, Version};
 
 use super::attempt::Ends;
@@ -29,8 +29,12 @@ impl Handshake {
         handshake
     }
 
-    /// The client's offer.
-    pub(super) fn handle_proposal(&mut self, proposal: Proposal) -> Result<(), Failure> {
+    /// The client's offer, and its early CONFIRM for SMC-D.
+    pub(super) fn handle_proposal(
+        &mut self,
+        proposal: Proposal,
+        early: Option<DirectEnd>,
+    ) -> Result<(), Failure> {
         self.version = match proposal.version.is_v2() {
             true => Version::V2,
             false => Version::V1,
@@ -38,7 +42,7 @@ impl Handshake {
         let RoleState::Server { path, scan } = &mut self.role_state else {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         };
-        let begun = DeviceScan::new(proposal, &self.config, std::mem::take(path));
+        let begun = DeviceScan::new(proposal, early, &self.config, std::mem::take(path));
         let begun = begun.map_err(|cause| {
             let mut reason = FallbackReason::from(cause);
             if !self.config.has_devices() {

@@ -6,7 +6,6 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::proto::group::{GroupId, GroupTerms};
-use smc_wire::size::SizeCode;
 use smc_wire::types::{
     AlertToken, Features, HostName, Mac, MtuCode, OsType, Psn, Qpn, Release, Rkey, RmbAddr,
     RoceGid, Version,
@@ -50,6 +49,11 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
         confirm.to_vec(),
         decline,
     ];
+    let first = early_confirm::first();
+    let second = early_confirm::next(&first, early_confirm::config(), SizeCode::MIN, |_| {});
+    for pair in [first, second.completed()] {
+        all.extend([pair.from_client, pair.from_server]);
+    }
     let first = rdma_pair().completed();
     let second = again(&first).completed();
     for pair in [first, second] {

@@ -1,5 +1,4 @@
 use smc_wire::clc::Body;
-use smc_wire::size::SizeCode;
 use smc_wire::types::{FeatureMask, Features, HostName, OsType, PnetId, Release, Version};
 
 use super::*;
