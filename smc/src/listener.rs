@@ -18,7 +18,7 @@ use event_listener::{Event, IntoNotification as _};
 
 use self::admission::{AdmissionControl, AdmissionPermit};
 use super::endpoint::EndpointInner;
-use super::handshake;
+use super::handshake::{self, ClcPeer, ClientPath};
 use super::incoming::Incoming;
 use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::negotiate::{Credentials, Negotiated, Published};
@@ -695,18 +695,19 @@ impl ListenerService {
             let client = peer.clone();
             // Pinned here: a future that is passed on by value is copied, and this one is large.
             let setup = pin!(async {
-                if side_channel.is_none() {
-                    handshake::await_first_byte(&endpoint, &*socket).await?;
-                }
-                // A client without a side channel does not wait longer for an answer.
-                let longest = side_channel.is_none();
-                let longest = longest.then(|| endpoint.base_config().timeouts.message);
+                let (path, longest) = match side_channel {
+                    Some(side_channel) => (ClientPath::SideChannel(side_channel), None),
+                    None => {
+                        let peer = ClcPeer::after_first_byte(&endpoint, &*socket, process).await?;
+                        // Such a client does not wait longer for an answer.
+                        let longest = endpoint.base_config().timeouts.message;
+                        (ClientPath::Clc(peer), Some(longest))
+                    }
+                };
                 wait_for_place(&endpoint, &mut permit, longest).await?;
                 match policy {
-                    Policy::Never => {
-                        handshake::decline_all(&endpoint, socket, &client, side_channel).await
-                    }
-                    _ => handshake::accept(&endpoint, socket, &client, process, side_channel).await,
+                    Policy::Never => handshake::decline_all(&endpoint, socket, &client, path).await,
+                    _ => handshake::accept(&endpoint, socket, &client, path).await,
                 }
             });
             let setup = span.instrument(setup);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::carrier::Carrier;
+use super::carrier::{Carrier, ClcPeer, UnixReader};
 use super::work::HandshakeResources;
 use super::{
     Outcome, drive, handshake_config, path, run_handshake, run_handshake_on_socket, tcp_stream,
@@ -20,38 +20,60 @@ use crate::proto::handshake::{Handshake, HandshakeConfig, TcpPath};
 use crate::runtime::Socket;
 use crate::stream::Stream;
 
-/// Waits for the first byte of a client that is known to send CLC on TCP. Clients send PROPOSAL as
-/// soon as they are connected, so the timeout is much shorter than that of the handshake.
-pub(crate) async fn await_first_byte(
-    endpoint: &EndpointInner,
-    socket: &dyn Socket,
-) -> Result<(), Error> {
-    let wait = FIRST_BYTE_WAIT.min(endpoint.base_config().timeouts.message);
-    let mut timer = pin!(endpoint.groups.after(wait));
-    poll_fn(|cx| match socket.poll_readable(cx) {
-        Poll::Ready(readable) => Poll::Ready(readable.map_err(Error::from)),
-        Poll::Pending => timer
-            .as_mut()
-            .poll(cx)
-            .map(|()| Err(Error::TimedOut(Phase::Proposal))),
-    })
-    .await
+impl ClcPeer {
+    /// Waits for the first byte of a client that is known to send CLC. Clients send PROPOSAL as soon
+    /// as they are connected, so the timeout is much shorter than that of the handshake.
+    pub(crate) async fn after_first_byte(
+        endpoint: &EndpointInner,
+        socket: &dyn Socket,
+        process: Option<Credentials>,
+    ) -> Result<Self, Error> {
+        let wait = FIRST_BYTE_WAIT.min(endpoint.base_config().timeouts.message);
+        let mut timer = pin!(endpoint.groups.after(wait));
+        let timed_out = |()| Err(Error::TimedOut(Phase::Proposal));
+        let received = match process {
+            Some(_) => {
+                let mut reader = UnixReader::new(endpoint, socket);
+                let read = poll_fn(|cx| match reader.poll_fill(cx) {
+                    Poll::Ready(filled) => Poll::Ready(filled.map_err(Error::from)),
+                    Poll::Pending => timer.as_mut().poll(cx).map(timed_out),
+                });
+                read.await?;
+                reader.into_ahead()
+            }
+            None => {
+                let wait = poll_fn(|cx| match socket.poll_readable(cx) {
+                    Poll::Ready(readable) => Poll::Ready(readable.map_err(Error::from)),
+                    Poll::Pending => timer.as_mut().poll(cx).map(timed_out),
+                });
+                wait.await?;
+                Vec::new()
+            }
+        };
+        Ok(Self { process, received })
+    }
 }
 
-/// Sets up the stream on an accepted connection. `process` is the client of a UNIX socket.
+/// The way to a client whose PROPOSAL is expected.
+pub(crate) enum ClientPath {
+    SideChannel(Box<dyn SideChannel>),
+    Clc(ClcPeer),
+}
+
+/// Sets up the stream on an accepted connection.
 pub(crate) async fn accept(
     endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
     peer: &Address,
-    process: Option<Credentials>,
-    side_channel: Option<Box<dyn SideChannel>>,
+    client: ClientPath,
 ) -> Result<Stream, Error> {
     let now = endpoint.runtime.now();
     let config = handshake_config(endpoint, peer, None)?;
-    let path = path(endpoint, &config, &*socket, peer, side_channel.is_some());
+    let has_side_channel = matches!(client, ClientPath::SideChannel(_));
+    let path = path(endpoint, &config, &*socket, peer, has_side_channel);
     let mut machine = Handshake::server(now, config, path);
-    match side_channel {
-        Some(mut side_channel) => {
+    match client {
+        ClientPath::SideChannel(mut side_channel) => {
             let mut carrier = Carrier::server(endpoint, &mut *side_channel);
             let mut resources = HandshakeResources::default();
             let (machine, resources) = (&mut machine, &mut resources);
@@ -65,9 +87,9 @@ pub(crate) async fn accept(
                 outcome => outcome,
             }
         }
-        None => {
+        ClientPath::Clc(client) => {
             let resources = &mut HandshakeResources::default();
-            run_handshake_on_socket(endpoint, &socket, peer, process, &mut machine, resources).await
+            run_handshake_on_socket(endpoint, &socket, peer, client, &mut machine, resources).await
         }
     }
 }
@@ -77,7 +99,7 @@ pub(crate) async fn decline_all(
     endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
     peer: &Address,
-    side_channel: Option<Box<dyn SideChannel>>,
+    client: ClientPath,
 ) -> Result<Stream, Error> {
     // Without any device, so that it can only end in a DECLINE.
     let mut config = HandshakeConfig::new(Vec::new());
@@ -85,10 +107,14 @@ pub(crate) async fn decline_all(
     (config.host, config.timeouts) = (current.host, current.timeouts);
     let mut machine =
         Handshake::server(endpoint.runtime.now(), Arc::new(config), TcpPath::default());
-    let mut side_channel = side_channel;
-    let mut carrier = match &mut side_channel {
-        Some(side_channel) => Carrier::server(endpoint, &mut **side_channel),
-        None => Carrier::Tcp(&*socket, None),
+    let mut side_channel = None;
+    let mut carrier = match client {
+        ClientPath::SideChannel(channel) => {
+            Carrier::server(endpoint, &mut **side_channel.insert(channel))
+        }
+        ClientPath::Clc(client) => {
+            Carrier::on_socket(endpoint, &*socket, client, Role::Server, None)
+        }
     };
     let outcome = drive(
         endpoint,

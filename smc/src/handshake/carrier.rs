@@ -4,7 +4,7 @@ use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
 use std::net::{SocketAddr, SocketAddrV6};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
@@ -19,6 +19,8 @@ use crate::negotiate::{Credentials, SideChannel, Withdrawn};
 use crate::proto::Role;
 use crate::runtime::{Runtime, Socket};
 
+use super::READ_MAX;
+
 /// The carrier of one handshake.
 pub(super) enum Carrier<'a> {
     Tcp(&'a dyn Socket, Option<&'a TcpHandshake<'a>>),
@@ -28,9 +30,25 @@ pub(super) enum Carrier<'a> {
 
 /// The UNIX socket of the stream itself, of which the system reports the process at the other end.
 pub(super) struct UnixCarrier<'a> {
-    socket: &'a dyn Socket,
+    reader: UnixReader<'a>,
     process: Credentials,
     role: Role,
+}
+
+/// The other end of a connection on which it sends CLC itself.
+#[derive(Default)]
+pub(crate) struct ClcPeer {
+    /// Of a UNIX socket.
+    pub(super) process: Option<Credentials>,
+    /// What was read from a UNIX socket already.
+    pub(super) received: Vec<u8>,
+}
+
+/// Reads a UNIX socket, which costs a system call each time: more than a message at once.
+pub(super) struct UnixReader<'a> {
+    socket: &'a dyn Socket,
+    /// What was read and not taken.
+    ahead: Vec<u8>,
     busy_poll: BusyPoll,
     runtime: &'a dyn Runtime,
 }
@@ -112,19 +130,25 @@ struct AnswerWait<'a> {
 }
 
 impl<'a> Carrier<'a> {
-    /// The UNIX socket of a stream, with the process at its other end.
-    pub(super) fn unix(
+    /// The connection itself. `under_way` is a handshake on TCP.
+    pub(super) fn on_socket(
         endpoint: &'a EndpointInner,
         socket: &'a dyn Socket,
-        process: Credentials,
+        peer: ClcPeer,
         role: Role,
+        under_way: Option<&'a TcpHandshake<'a>>,
     ) -> Self {
+        let Some(process) = peer.process else {
+            return Self::Tcp(socket, under_way);
+        };
+        let reader = UnixReader {
+            ahead: peer.received,
+            ..UnixReader::new(endpoint, socket)
+        };
         Self::Unix(UnixCarrier {
-            socket,
+            reader,
             process,
             role,
-            busy_poll: BusyPoll::new(endpoint.config.polling, &endpoint.handshake_pollers),
-            runtime: &*endpoint.runtime,
         })
     }
 
@@ -197,7 +221,7 @@ impl<'a> Carrier<'a> {
     ) -> io::Result<()> {
         let socket = match self {
             Self::Tcp(socket, _) => socket,
-            Self::Unix(unix) => &unix.socket,
+            Self::Unix(unix) => &unix.reader.socket,
             Self::SideChannel(channel) => {
                 channel.sent = true;
                 return channel.side_channel.send(message);
@@ -254,22 +278,59 @@ impl<'a> Carrier<'a> {
     ) -> Poll<io::Result<usize>> {
         match self {
             Self::Tcp(socket, _) => socket.poll_read(cx, buf),
-            Self::Unix(unix) => unix.poll_read(cx, buf),
+            Self::Unix(unix) => unix.reader.poll_read(cx, buf),
             Self::SideChannel(channel) => channel.poll_read(cx, buf),
+        }
+    }
+
+    /// What was read behind the last message.
+    pub(super) fn take_unread(&mut self) -> Vec<u8> {
+        match self {
+            Self::Unix(unix) => std::mem::take(&mut unix.reader.ahead),
+            Self::Tcp(..) | Self::SideChannel(_) => Vec::new(),
         }
     }
 }
 
-impl UnixCarrier<'_> {
+impl<'a> UnixReader<'a> {
+    pub(super) fn new(endpoint: &'a EndpointInner, socket: &'a dyn Socket) -> Self {
+        Self {
+            socket,
+            ahead: Vec::new(),
+            busy_poll: BusyPoll::new(endpoint.config.polling, &endpoint.handshake_pollers),
+            runtime: &*endpoint.runtime,
+        }
+    }
+
+    /// What was read and not taken.
+    pub(super) fn into_ahead(self) -> Vec<u8> {
+        self.ahead
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        if self.ahead.is_empty() {
+            ready!(self.poll_fill(cx))?;
+        }
+        let count = self.ahead.len().min(buf.len());
+        for (to, from) in buf.iter_mut().zip(self.ahead.drain(..count)) {
+            *to = from;
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    /// Reads what there is; nothing at the end.
+
+    ///
     /// Polls for a while: a socket that is never waited for need not be registered with the
     /// reactor.
-    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        loop {
-            match self.socket.try_read(buf) {
+    pub(super) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut buf = [0; READ_MAX];
+        let read = loop {
+            match self.socket.try_read(&mut buf) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 read => {
                     self.busy_poll.hit();
-                    return Poll::Ready(read);
+                    break read;
                 }
             }
             match self.busy_poll.miss_of_call() {
@@ -278,9 +339,13 @@ impl UnixCarrier<'_> {
                     self.runtime.yield_now(cx);
                     return Poll::Pending;
                 }
-                PollStep::Park => return self.socket.poll_read(cx, buf),
+                PollStep::Park => break ready!(self.socket.poll_read(cx, &mut buf)),
             }
-        }
+        };
+        let count = read?;
+        self.ahead
+            .extend_from_slice(buf.get(..count).unwrap_or(&buf));
+        Poll::Ready(Ok(()))
     }
 }
 

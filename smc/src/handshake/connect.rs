@@ -9,7 +9,7 @@ use std::task::Poll;
 
 use smc_wire::types::DmbToken;
 
-use super::carrier::Carrier;
+use super::carrier::{Carrier, ClcPeer};
 use super::work::{EarlyWork, HandshakeResources, reach, register};
 use super::{fallback_stream, handshake_config, path, run_handshake, run_handshake_on_socket};
 use crate::address::{Address, UnixAddr};
@@ -388,12 +388,16 @@ impl ConnectAttempt<'_> {
             (proposal, _) => Handshake::client_with(now, config, proposal),
         };
         let resources = &mut HandshakeResources::with(early);
+        let other = ClcPeer {
+            process,
+            ..ClcPeer::default()
+        };
         // Boxed, as it is rare and large.
         let run = Box::pin(run_handshake_on_socket(
             endpoint,
             &socket,
             self.to,
-            process,
+            other,
             &mut machine,
             resources,
         ));

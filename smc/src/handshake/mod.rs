@@ -10,8 +10,8 @@ mod carrier;
 mod connect;
 mod work;
 
-pub(crate) use accept::{accept, await_first_byte, decline_all};
-pub(crate) use carrier::TcpHandshakes;
+pub(crate) use accept::{ClientPath, accept, decline_all};
+pub(crate) use carrier::{ClcPeer, TcpHandshakes};
 pub(crate) use connect::connect;
 
 use std::future::{Future, poll_fn};
@@ -34,7 +34,7 @@ use crate::conn::{Conn, Parts};
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason};
 use crate::log::HandshakeLog;
-use crate::negotiate::{Credentials, ExpectedHandshake};
+use crate::negotiate::ExpectedHandshake;
 use crate::peer_descriptors::Source;
 use crate::proto::Role;
 use crate::proto::group::{GroupId, GroupState};
@@ -150,13 +150,12 @@ fn is_protected(endpoint: &EndpointInner, socket: &dyn Socket, peer: SocketAddr)
 /// The length of packets over the loopback interface, where nothing has to be looked up.
 const LONGEST_PACKET: u32 = 65_535;
 
-/// Runs a handshake on the connection itself to its end and makes a stream of its result. `process`
-/// is the one at the other end of a UNIX socket.
+/// Runs a handshake on the connection itself to its end and makes a stream of its result.
 async fn run_handshake_on_socket(
     endpoint: &Arc<EndpointInner>,
     socket: &Arc<dyn Socket>,
     peer: &Address,
-    process: Option<Credentials>,
+    other: ClcPeer,
     machine: &mut Handshake,
     resources: &mut HandshakeResources,
 ) -> Result<Stream, Error> {
@@ -168,10 +167,8 @@ async fn run_handshake_on_socket(
         }
         Address::Unix(_) => None,
     };
-    let mut carrier = match process {
-        None => Carrier::Tcp(&**socket, under_way.as_ref()),
-        Some(process) => Carrier::unix(endpoint, &**socket, process, machine.role()),
-    };
+    let role = machine.role();
+    let mut carrier = Carrier::on_socket(endpoint, &**socket, other, role, under_way.as_ref());
     run_handshake(endpoint, &mut carrier, socket, peer, machine, resources).await
 }
 
@@ -192,12 +189,13 @@ async fn run_handshake(
     let tcp = Arc::clone(socket);
     match outcome {
         Outcome::Tcp(fallback) => {
-            let (unread, reason) = match &*carrier {
-                Carrier::Tcp(..) | Carrier::Unix(_) if fallback.crossing_possible => {
+            let (unread, reason) = match carrier {
+                Carrier::Tcp(..) if fallback.crossing_possible => {
                     let unread = without_crossing_decline(endpoint, &*tcp).await;
                     (unread, fallback.reason)
                 }
-                Carrier::Tcp(..) | Carrier::Unix(_) => (Vec::new(), fallback.reason),
+                Carrier::Tcp(..) => (Vec::new(), fallback.reason),
+                Carrier::Unix(_) => (carrier.take_unread(), fallback.reason),
                 Carrier::SideChannel(_) => {
                     (Vec::new(), with_local_cause(endpoint, fallback.reason))
                 }

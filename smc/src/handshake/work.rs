@@ -235,10 +235,14 @@ pub(super) async fn reach(
 ) -> Result<(), DeviceError> {
     let direct = direct(endpoint, device)?;
     direct.reach(peer).await?;
+    let owner = direct.process(peer)?;
+    if owner.is_some() && owner == process {
+        return Ok(());
+    }
     // A process of another PID namespace has no number here; this one sees its own.
     let own = Credentials::own();
     let is_own = |process: Credentials| (process.uid, process.pid) == (own.uid, own.pid);
-    match (direct.process(peer)?, process) {
+    match (owner, process) {
         (Some(owner), Some(process))
             if owner.is_same_process(process) && (is_own(process) || !is_own(owner)) =>
         {
