@@ -99,10 +99,6 @@ impl Conn {
         }
         self.release_if_closed();
         if !self.closing.lock().is_removable() {
-            // The driver looks for the flags of an SMC-D peer, and requests its signal later.
-            if self.rdma().is_some() {
-                self.arm_peer_close();
-            }
             // Written data of SMC-D is in the peer's memory.
             let linger = linger.filter(|_| self.has_unsent() && !is_reset);
             match self.take_descriptor() {

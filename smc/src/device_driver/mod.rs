@@ -201,11 +201,14 @@ impl DeviceDriver {
         }
         let now = self.groups.runtime.now();
         let linger = linger.filter(|linger| *linger < self.close_timeout);
-        let wakes_task = {
+        let (wakes_task, arms) = {
             let mut table = self.table.lock();
-            let first = table.add_closed(conn, now, self.close_timeout, linger);
-            table.next_look.is_none_or(|next| first < next)
+            let (first, arms) = table.add_closed(conn, now, self.close_timeout, linger);
+            (table.next_look.is_none_or(|next| first < next), arms)
         };
+        if arms {
+            conn.arm_peer_close();
+        }
         if wakes_task {
             self.wake_task();
         }

@@ -35,13 +35,15 @@ impl DeviceDriver {
             table = self.table.lock();
         }
         if !table.just_closed.is_empty() {
-            let (looks, due) = table.take_just_closed(now);
+            let just_closed = table.take_just_closed(now);
             drop(table);
-            for conn in looks {
-                conn.handle_peer_flags();
-            }
-            for conn in due {
-                conn.arm_peer_close();
+            for (conn, is_due) in just_closed {
+                match is_due {
+                    true => conn.arm_peer_close(),
+                    false => {
+                        conn.handle_peer_flags();
+                    }
+                }
             }
             table = self.table.lock();
         }
@@ -99,6 +101,10 @@ impl DeviceDriver {
 /// but the release of the connection's memory costs more than all else about the close.
 const CLOSE_LOOK: Duration = Duration::from_millis(2);
 
+/// Connections for which that is done. With more of them other events keep the task awake, so that
+/// a signal costs nothing, and their memory is needed for the next ones.
+const JUST_CLOSED_MAX: usize = 4;
+
 /// Connections that are handled in one pass for one reason: other tasks run between passes. Each
 /// takes some ten microseconds.
 const CONNS_PER_PASS: usize = 32;
@@ -145,14 +151,15 @@ impl Table {
             .collect()
     }
 
-    /// Adds a connection that the application has dropped. Returns when it is looked at first.
+    /// Adds a connection that the application has dropped. Returns when it is looked at first, and
+    /// whether its peer has to signal the close.
     pub(super) fn add_closed(
         &mut self,
         conn: &Arc<Conn>,
         now: Instant,
         close_timeout: Duration,
         linger: Option<Duration>,
-    ) -> Instant {
+    ) -> (Instant, bool) {
         let until = now + close_timeout;
         self.awaiting_close.push_back((until, Arc::downgrade(conn)));
         let mut first = until;
@@ -162,32 +169,28 @@ impl Table {
             self.lingering.insert(at, (end, Arc::downgrade(conn)));
             first = first.min(end);
         }
-        if conn.rdma().is_none() {
+        let is_looked_for = conn.rdma().is_none() && self.just_closed.len() < JUST_CLOSED_MAX;
+        if is_looked_for {
             let look = now + CLOSE_LOOK;
             self.just_closed.push_back((look, Arc::downgrade(conn)));
             first = first.min(look);
         }
-        first
+        (first, !is_looked_for)
     }
 
-    /// Connections of the front of [`Table::just_closed`]: those to be looked at, and those whose
-    /// time has passed.
-    fn take_just_closed(&mut self, now: Instant) -> (Vec<Arc<Conn>>, Vec<Arc<Conn>>) {
-        let mut due = Vec::new();
-        while let (true, Some((until, conn))) =
-            (due.len() < CONNS_PER_PASS, self.just_closed.front())
-        {
-            let conn = conn.upgrade();
-            if conn.is_some() && *until > now {
-                // Dropped after the lock.
-                let looks = self.just_closed.iter().take(CONNS_PER_PASS - due.len());
-                let looks = looks.filter_map(|(_, conn)| conn.upgrade());
-                return (conn.into_iter().chain(looks.skip(1)).collect(), due);
-            }
-            due.extend(conn);
-            self.just_closed.pop_front();
-        }
-        (Vec::new(), due)
+    /// Takes the connections of [`Table::just_closed`] that still exist, and whether their time has
+    /// passed; the others stay in it, too.
+    fn take_just_closed(&mut self, now: Instant) -> Vec<(Arc<Conn>, bool)> {
+        let mut all = Vec::new();
+        self.just_closed.retain(|(until, conn)| {
+            let Some(conn) = conn.upgrade() else {
+                return false;
+            };
+            let is_due = *until <= now;
+            all.push((conn, is_due));
+            !is_due
+        });
+        all
     }
 
     fn take_due(&mut self, now: Instant) -> DueConns {

@@ -16,7 +16,7 @@ use smc::{Builder, Domain, Policy, Stream};
 use smc_core::device::{Direct as _, Signal};
 use smc_core::wire::cdc::ProducerWord;
 use smc_core::wire::cursor::Cursor;
-use smc_core::wire::types::DmbToken;
+use smc_core::wire::types::{DmbToken, Features};
 use smc_testkit::streams::{expect_error, transfer};
 use smc_testkit::world::{
     RdmaWorld, World, anywhere, connect_pair_smc, eid, exchange_to_end, join, rdma_pair,
@@ -56,13 +56,6 @@ fn a_connect_over_the_loop_device_has_its_spans_and_the_steps_of_its_handshake()
     let span = connect[0].span("smc.connect");
     assert_eq!(span["peer"], to.to_string());
     assert_eq!(span["policy"], "prefer");
-    let messages = |events: &[Event]| -> Vec<String> {
-        let sent = events
-            .iter()
-            .filter(|event| event.text.starts_with("message"));
-        sent.map(|event| format!("{}: {}", event.text, event.fields["kind"]))
-            .collect()
-    };
     assert_eq!(
         messages(&connect),
         [
@@ -112,6 +105,58 @@ fn a_connect_over_the_loop_device_has_its_spans_and_the_steps_of_its_handshake()
     assert_eq!(log.all("link group is created").len(), 2, "{log}");
     assert_eq!(log.all("device is added").len(), 2, "{log}");
     assert!(log.at_least(Level::WARN).is_empty(), "{log}");
+}
+
+/// The messages of handshakes.
+fn messages(events: &[Event]) -> Vec<String> {
+    let messages = events
+        .iter()
+        .filter(|event| event.text.starts_with("message"));
+    messages
+        .map(|event| format!("{}: {}", event.text, event.fields["kind"]))
+        .collect()
+}
+
+#[test]
+fn a_further_connection_to_a_process_at_a_unix_socket_takes_two_messages() {
+    let handshakes = |count: usize, features: Option<Features>| {
+        let log = Log::default();
+        log.record(|| {
+            let world = World::real();
+            let dir = tempfile::tempdir().unwrap();
+            let endpoint = |features: Option<Features>| {
+                let mut builder = Builder::new().runtime(Arc::clone(world.rt()));
+                if let Some(features) = features {
+                    builder = builder.vendor_features(features);
+                }
+                let domain = Domain::directory(dir.path());
+                smc::add_defaults(builder, domain).unwrap().build().unwrap()
+            };
+            let (client, server) = (endpoint(None), endpoint(features));
+            let path = dir.path().join("app.sock");
+            let listener = server.bind_unix(&path).unwrap();
+            world.block_on(async {
+                for _ in 0..count {
+                    let connect = client.connect_unix(&path);
+                    let (ours, theirs) = future::zip(connect, listener.accept()).await;
+                    let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+                    assert!(ours.mode().is_smc() && theirs.mode().is_smc());
+                    exchange_to_end((ours, theirs)).await;
+                }
+            });
+        });
+        messages(&log.within("smc.connect"))
+    };
+    let first = [
+        "message is sent: PROPOSAL",
+        "message was received: ACCEPT",
+        "message is sent: CONFIRM",
+    ];
+    let further = &first[..2];
+    assert_eq!(handshakes(3, None), [&first, further, further].concat());
+    // A listener without the feature.
+    let none = Some(Features::empty());
+    assert_eq!(handshakes(2, none), [first, first].concat());
 }
 
 #[test]
