@@ -8,10 +8,12 @@ use std::os::fd::AsFd as _;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::Duration;
 
-use futures_lite::future::zip;
+use futures_lite::future::{poll_once, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 use rustix::process::{getegid, geteuid, getpid};
@@ -19,6 +21,8 @@ use smc::{
     Builder, ConnectOptions, Domain, Endpoint, Error, FallbackCause, ListenOptions, LoopDevice,
     Policy, Stream, UnixAddr, UnixListener,
 };
+use smc_core::wire::clc::Decline;
+use smc_core::wire::types::{DeclineCode, OsType, Version};
 use smc_testkit::on::{self, On};
 use smc_testkit::process::is_alone;
 use smc_testkit::resources::limit_descriptors;
@@ -437,7 +441,7 @@ fn a_program_without_smc_that_speaks_first_at_a_marked_socket_is_a_plain_peer() 
     let place = Place::new();
     let marked = format!("{}{SPELLING}app.sock", place.directory.path().display());
     let service = net::UnixListener::bind(marked).unwrap();
-    let served = std::thread::spawn(move || {
+    let served = thread::spawn(move || {
         let (mut first, _) = service.accept().unwrap();
         first.write_all(b"220 a banner of a service\n").unwrap();
         let (mut second, _) = service.accept().unwrap();
@@ -593,4 +597,96 @@ fn tools_see_the_addresses() {
         ends.sort();
         assert_eq!(ends, [("*".into(), shown.clone()), (shown, "*".into())]);
     });
+}
+
+#[test]
+fn what_a_server_has_written_is_kept_if_it_ends_before_its_accept_is_read() {
+    let on = On::TokioAlone;
+    let place = Arc::new(Place::new());
+    let at = place.path();
+    let [(bound, is_bound), (proposed, is_proposed)] = [(); 2].map(|()| mpsc::channel());
+    let server = {
+        let (place, at) = (Arc::clone(&place), at.clone());
+        thread::spawn(move || {
+            on.run(async {
+                let listener = place.endpoint(on).bind_unix(&at).unwrap();
+                bound.send(()).unwrap();
+                for waits in [false, true] {
+                    if waits {
+                        is_proposed.recv().unwrap();
+                    }
+                    let (mut stream, _) = listener.accept().await.unwrap();
+                    assert!(stream.mode().is_smc(), "{}", stream.mode());
+                    stream.write_all(b"hello").await.unwrap();
+                }
+            });
+        })
+    };
+    is_bound.recv().unwrap();
+    on.run(async {
+        let client = place.endpoint(on);
+        let read = async |mut stream: Stream| {
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.unwrap();
+            text
+        };
+        assert_eq!(read(client.connect_unix(&at).await.unwrap()).await, "hello");
+        // As far as it comes without an answer.
+        let mut connecting = pin!(client.connect_unix(&at));
+        for _ in 0..3 {
+            assert!(poll_once(&mut connecting).await.is_none());
+        }
+        proposed.send(()).unwrap();
+        server.join().unwrap();
+        assert_eq!(read(connecting.await.unwrap()).await, "hello");
+    });
+}
+
+#[test]
+fn data_behind_the_decline_of_a_client_is_the_streams() {
+    for policy in [Policy::Prefer, Policy::Never] {
+        let place = Place::new();
+        On::Smol.run(async {
+            let at = place.path();
+            let endpoint = place.builder(On::Smol).policy(policy).build().unwrap();
+            let listener = endpoint.bind_unix(&at).unwrap();
+            let mut client = marked_client(&SocketAddrUnix::new(&at).unwrap()).unwrap();
+            let decline = Decline::new(Version::V2, DeclineCode::MEM, OsType::LINUX);
+            let mut bytes = vec![0; decline.encoded_len()];
+            decline.emit(&mut bytes).unwrap();
+            bytes.extend_from_slice(b"data");
+            client.write_all(&bytes).unwrap();
+            drop(client);
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.unwrap();
+            assert_eq!(text, "data", "{policy:?}");
+        });
+    }
+}
+
+/// Closes at any time after those of the peers, which signal a part of them.
+#[test]
+fn connections_that_are_closed_on_other_threads_at_any_time_end() {
+    for on in On::ALL {
+        let place = Place::new();
+        on.run(async {
+            let [client, server] = [(); 2].map(|()| place.endpoint(on));
+            let at = place.path();
+            let listener = server.bind_unix(&at).unwrap();
+            for round in 0..60_u64 {
+                let mut ours = Vec::new();
+                for _ in 0..=round % 7 {
+                    let [stream, theirs] = connect_pair(&client, &listener, &at).await;
+                    thread::spawn(move || drop(theirs));
+                    ours.push(stream);
+                }
+                // From none to more than the time in which a close is looked for.
+                thread::sleep(Duration::from_micros(round * 60));
+                drop(ours);
+                let ended = || server.connections().is_empty() && client.connections().is_empty();
+                on::until(ended, || format!("a connection stays in round {round}")).await;
+            }
+        });
+    }
 }

@@ -202,7 +202,8 @@ impl Conn {
         }
     }
 
-    /// Aborts a connection whose peer is unreachable. The peer's earlier updates still count.
+    /// Aborts a connection after a look at the peer's updates, which may have ended it: the peer is
+    /// unreachable, or its signal is not awaited any more.
     pub(crate) fn abort_unreachable(&self, cause: Error) {
         self.handle_peer_flags();
         self.abort(cause);

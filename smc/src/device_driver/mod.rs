@@ -99,7 +99,7 @@ struct Table {
     half_open: VecDeque<(Instant, Weak<Conn>)>,
     /// Connections with pending words or data at a busy device.
     retries: BusyRetries,
-    /// When the task looks at the table next, if nothing wakes it before.
+    /// When the task looks at the table next, at the latest.
     next_look: Option<Instant>,
 }
 
@@ -272,7 +272,7 @@ impl DeviceDriver {
         let is_unused = self.is_endpoint_dropped.load(Ordering::Acquire);
         if is_unused && left.iter().all(has_ended) {
             for conn in left {
-                conn.abort(Error::Closed(CloseReason::Endpoint));
+                conn.abort_unreachable(Error::Closed(CloseReason::Endpoint));
             }
         }
     }
@@ -296,7 +296,7 @@ impl DeviceDriver {
         for conn in self.connections() {
             conn.publish_without_driver();
             if conn.is_app_closed() {
-                conn.abort(Error::Closed(CloseReason::Endpoint));
+                conn.abort_unreachable(Error::Closed(CloseReason::Endpoint));
             } else {
                 conn.wake();
             }

@@ -38,11 +38,10 @@ impl DeviceDriver {
             let just_closed = table.take_just_closed(now);
             drop(table);
             for (conn, is_due) in just_closed {
-                match is_due {
-                    true => conn.arm_peer_close(),
-                    false => {
-                        conn.handle_peer_flags();
-                    }
+                if is_due {
+                    conn.arm_peer_close();
+                } else {
+                    conn.handle_peer_flags();
                 }
             }
             table = self.table.lock();
@@ -169,6 +168,7 @@ impl Table {
             self.lingering.insert(at, (end, Arc::downgrade(conn)));
             first = first.min(end);
         }
+        self.just_closed.retain(|(_, conn)| conn.strong_count() > 0);
         let is_looked_for = conn.rdma().is_none() && self.just_closed.len() < JUST_CLOSED_MAX;
         if is_looked_for {
             let look = now + CLOSE_LOOK;
@@ -178,8 +178,8 @@ impl Table {
         (first, !is_looked_for)
     }
 
-    /// Takes the connections of [`Table::just_closed`] that still exist, and whether their time has
-    /// passed; the others stay in it, too.
+    /// The connections of [`Table::just_closed`] that still exist, and whether their time has passed,
+    /// which takes them out of it.
     fn take_just_closed(&mut self, now: Instant) -> Vec<(Arc<Conn>, bool)> {
         let mut all = Vec::new();
         self.just_closed.retain(|(until, conn)| {

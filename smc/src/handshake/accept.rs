@@ -9,7 +9,8 @@ use std::time::Duration;
 use super::carrier::{Carrier, ClcPeer, UnixReader};
 use super::work::HandshakeResources;
 use super::{
-    Outcome, drive, handshake_config, path, run_handshake, run_handshake_on_socket, tcp_stream,
+    Outcome, drive, fallback_stream, handshake_config, path, run_handshake,
+    run_handshake_on_socket, tcp_stream,
 };
 use crate::address::Address;
 use crate::endpoint::EndpointInner;
@@ -123,16 +124,23 @@ pub(crate) async fn decline_all(
         &mut HandshakeResources::default(),
     )
     .await;
-    let tcp = |socket| tcp_stream(endpoint, Role::Server, socket, peer, FallbackCause::Policy);
+    let unread = carrier.take_unread();
+    drop(carrier);
+    let (role, policy) = (Role::Server, FallbackCause::Policy);
     match outcome {
-        Ok(Outcome::Tcp(_)) => Ok(tcp(socket)),
+        Ok(Outcome::Tcp(_)) => {
+            let reason = policy.into();
+            Ok(fallback_stream(
+                endpoint, role, socket, peer, unread, reason,
+            ))
+        }
         Err(_) if side_channel.is_some_and(|side_channel| side_channel.is_withdrawn()) => {
-            Ok(tcp(socket))
+            Ok(tcp_stream(endpoint, role, socket, peer, policy))
         }
         Err(error) => Err(error),
         Ok(Outcome::Smc(_)) => Err(Error::Bug("a handshake without devices came to SMC")),
     }
 }
 
-/// Timeout of the first byte of a client that announced SMC in TCP's handshake.
+/// Timeout of the first byte of a client that is known to send CLC.
 const FIRST_BYTE_WAIT: Duration = Duration::from_secs(1);

@@ -302,7 +302,7 @@ impl<'a> UnixReader<'a> {
         }
     }
 
-    /// What was read and not taken.
+    /// What was read.
     pub(super) fn into_ahead(self) -> Vec<u8> {
         self.ahead
     }
@@ -319,7 +319,6 @@ impl<'a> UnixReader<'a> {
     }
 
     /// Reads what there is; nothing at the end.
-
     ///
     /// Polls for a while: a socket that is never waited for need not be registered with the
     /// reactor.

@@ -11,7 +11,9 @@ use smc_wire::types::DmbToken;
 
 use super::carrier::{Carrier, ClcPeer};
 use super::work::{EarlyWork, HandshakeResources, reach, register};
-use super::{fallback_stream, handshake_config, path, run_handshake, run_handshake_on_socket};
+use super::{
+    fallback_stream, handshake_config, path, run_handshake, run_handshake_on_socket, same_host,
+};
 use crate::address::{Address, UnixAddr};
 use crate::config::Policy;
 use crate::connect_options::ConnectOptions;
@@ -214,19 +216,28 @@ impl ConnectAttempt<'_> {
         let reason = match proposal {
             Err(reason) => reason,
             Ok(proposal) => {
+                let has_default = self.config.has_default_proposal(&same_host());
                 let mut precedent = endpoint.precedents.get(to);
                 let error = loop {
                     let unix::Connected { socket, listener } = connect(true).await?;
                     let Some(listener) = listener else {
                         return Ok(self.tcp(socket, FallbackCause::not_announced().into()));
                     };
-                    // Another process may listen there now.
-                    let expected = precedent.take().filter(|it| it.process == Some(listener));
+                    // Another process may listen there now. Those of another PID namespace have no
+                    // number here by which to tell.
+                    let is_same = listener.pid != 0
+                        && precedent.is_some_and(|it| it.process == Some(listener));
+                    let expected = precedent.take().filter(|_| is_same && has_default);
                     let early = prepare_early(endpoint, self.config, expected).await;
                     let offered = Ok(Arc::clone(&proposal));
                     let run = self.run_on_socket(socket, Some(listener), offered, early);
                     match run.await {
-                        Ok(stream) => return Ok(stream),
+                        Ok(stream) => {
+                            if stream.fallback_reason().is_some() {
+                                endpoint.precedents.forget(to);
+                            }
+                            return Ok(stream);
+                        }
                         // This attempt has used the early work: the next one has none.
                         Err(failed) if failed.early_confirm_failed => {
                             endpoint.precedents.forget(to);
@@ -403,7 +414,9 @@ impl ConnectAttempt<'_> {
         ));
         run.await.map_err(|error| Failed {
             // Whoever does not answer this does not answer another one.
-            early_confirm_failed: confirm.is_some() && !matches!(error, Error::TimedOut(_)),
+            early_confirm_failed: machine.is_early_taken()
+                || confirm.is_some()
+                    && matches!(error, Error::Malformed(_) | Error::PeerMisbehaved(_)),
             error,
         })
     }

@@ -110,12 +110,7 @@ fn path(
 ) -> TcpPath {
     let peer = match peer {
         Address::Tcp(peer) => *peer,
-        Address::Unix(_) => {
-            return TcpPath {
-                same_host: true,
-                ..TcpPath::default()
-            };
-        }
+        Address::Unix(_) => return same_host(),
     };
     let mut path = match (&config.rdma, has_side_channel) {
         (None, true) => TcpPath::default(),
@@ -131,6 +126,14 @@ fn path(
     path.same_host = has_side_channel;
     path.ipsec = !endpoint.config.bypass_ipsec && is_protected(endpoint, socket, peer);
     path
+}
+
+/// The path of a UNIX socket.
+fn same_host() -> TcpPath {
+    TcpPath {
+        same_host: true,
+        ..TcpPath::default()
+    }
 }
 
 /// Whether packets of a connection are shorter than its interface permits, as those that IPsec

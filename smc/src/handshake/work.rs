@@ -109,8 +109,11 @@ impl HandshakeResources {
             }
             Work::Register {
                 device, peer, size, ..
-            } if (early.device, early.peer, early.size) == (device, peer, size) => {
-                let (dmb, charge) = early.buffer.take()?;
+            } => {
+                // One of another size is of no use, and takes memory that this one may need.
+                let buffer = early.buffer.take();
+                let is_same = (early.device, early.peer, early.size) == (device, peer, size);
+                let (dmb, charge) = buffer.filter(|_| is_same)?;
                 let token = dmb.token();
                 (self.direct.dmb, self.direct.charge) = (Some(dmb), charge);
                 Some(WorkDone::Registered(Ok(token)))
@@ -236,6 +239,7 @@ pub(super) async fn reach(
     let direct = direct(endpoint, device)?;
     direct.reach(peer).await?;
     let owner = direct.process(peer)?;
+    // Whichever it is.
     if owner.is_some() && owner == process {
         return Ok(());
     }

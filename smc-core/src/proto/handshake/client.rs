@@ -2,7 +2,6 @@
 //! of ACCEPT.
 
 use core::net::IpAddr;
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -158,17 +157,15 @@ impl ClientProposal {
     }
 
     /// The PROPOSAL with an early CONFIRM. Without it if it cannot have one.
-    pub(super) fn with_early_confirm(&self, early: Option<EarlyConfirm>) -> Cow<'_, [u8]> {
-        let extended = early.and_then(|early| {
-            let extensions = Extensions {
-                direct: Some(early.end),
-                ..Extensions::default()
-            };
-            emitted(self.proposal.extended_len(&extensions), |buffer| {
-                self.proposal.emit_extended(&extensions, buffer)
-            })
+    fn with_early_confirm(&self, early: &EarlyConfirm) -> Vec<u8> {
+        let extensions = Extensions {
+            direct: Some(early.end),
+            ..Extensions::default()
+        };
+        let extended = emitted(self.proposal.extended_len(&extensions), |buffer| {
+            self.proposal.emit_extended(&extensions, buffer)
         });
-        extended.map_or(Cow::Borrowed(&*self.bytes), Cow::Owned)
+        extended.unwrap_or_else(|| self.bytes.clone())
     }
 
     /// The device that the server means in an ACCEPT of version 2.
@@ -468,7 +465,7 @@ impl Handshake {
         proposal: Arc<ClientProposal>,
         early: EarlyConfirm,
     ) -> Self {
-        let bytes = proposal.with_early_confirm(Some(early)).into_owned();
+        let bytes = proposal.with_early_confirm(&early);
         let mut handshake = Self::of_client(now, config, Some(proposal), Some(early));
         handshake.send(bytes);
         handshake

@@ -1,6 +1,5 @@
 //! The state machine of a handshake, for both roles.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -66,7 +65,7 @@ pub(super) enum RoleState {
     Client {
         /// What was offered, if anything was.
         proposal: Option<Arc<ClientProposal>>,
-        /// Sent with the PROPOSAL.
+        /// Sent with the PROPOSAL. With SMC-R there is none.
         early: Option<EarlyConfirm>,
     },
     Server {
@@ -206,6 +205,17 @@ impl Handshake {
         self.is_confirmed = true;
     }
 
+    /// Whether the server has taken the early CONFIRM that was sent with the PROPOSAL.
+    #[must_use]
+    pub fn is_early_taken(&self) -> bool {
+        self.is_early_taken
+    }
+
+    /// A client that waits for work: the server has the CONFIRM, and may use the connection.
+    fn may_be_in_use(&self) -> bool {
+        self.is_confirmed || self.is_early_taken
+    }
+
     /// The requested work is done. A result of other work is a bug of the caller and aborts.
     pub fn handle_done(&mut self, now: Instant, done: WorkDone) {
         self.now = now;
@@ -219,7 +229,8 @@ impl Handshake {
     /// ([`group::RegistryOutput::Terminate`](crate::proto::group::RegistryOutput::Terminate)).
     pub fn handle_terminated(&mut self) {
         let on_terminated = self.step.map(|step| step.on_terminated);
-        if on_terminated == Some(OnTerminated::Decline) {
+        // Otherwise the connection ends together with the group, behind what the server has written.
+        if on_terminated == Some(OnTerminated::Decline) && !self.may_be_in_use() {
             let result = self.decline(DeclineCause::GroupTerminated);
             self.conclude(result);
         }
@@ -300,6 +311,7 @@ impl Handshake {
     }
 
     fn handle_work(&mut self, step: &'static Step, done: WorkDone) -> Result<(), Failure> {
+        let may_be_in_use = self.may_be_in_use();
         let Some(attempt) = &mut self.attempt else {
             return Err(UNEXPECTED.into());
         };
@@ -347,7 +359,7 @@ impl Handshake {
                     }
                     Ok(_) if is_lost => return Err(PeerMisbehaved::BadBuffer.into()),
                     // The server has used the connection and ended.
-                    Err(error) if is_lost || (self.is_confirmed && error.is_peer_gone()) => {
+                    Err(error) if is_lost || (may_be_in_use && error.is_peer_gone()) => {
                         return self.advance();
                     }
                     // A mapping that is too short for the element counts as a failed one.
@@ -480,11 +492,11 @@ impl Handshake {
         let proposal = match &self.role_state {
             RoleState::Client {
                 proposal: Some(proposal),
-                early,
-            } => proposal.with_early_confirm(*early),
-            _ => Cow::default(),
+                ..
+            } => proposal.bytes(),
+            RoleState::Client { .. } | RoleState::Server { .. } => &[],
         };
-        HandshakeHash::of(&[&*proposal, &self.messages])
+        HandshakeHash::of(&[proposal, &self.messages])
     }
 
     fn record(&mut self, message: &[u8]) {

@@ -189,3 +189,27 @@ fn a_server_that_states_what_was_not_offered_is_refused() {
         assert_eq!(*client.side.error(), unexpected.into());
     }
 }
+
+/// Its application may have accepted, written and closed before the client reads the ACCEPT.
+#[test]
+fn what_a_server_has_written_is_kept_if_it_ends_before_the_client_attaches() {
+    let first = first();
+    let no_buffer = DeviceError::Invalid("no such buffer any more");
+    for error in [DeviceError::PeerGone, no_buffer] {
+        let mut second = next(&first, config(), SizeCode::MIN, |_| {});
+        second.client.faults.attach = Some(Err(error));
+        second.run();
+        second.server.established();
+        assert_eq!(second.client.direct().access, PeerAccess::Lost);
+    }
+    // The end of the link group comes first.
+    let mut second = next(&first, config(), SizeCode::MIN, |_| {});
+    second.client.faults.stall = Some("attach");
+    second.settle();
+    second.server.established();
+    second.client.machine.handle_terminated();
+    let gone = WorkDone::Attached(Err(DeviceError::PeerGone));
+    second.client.machine.handle_done(second.now, gone);
+    second.client.settle(second.now);
+    assert_eq!(second.client.direct().access, PeerAccess::Lost);
+}

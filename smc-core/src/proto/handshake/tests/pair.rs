@@ -344,6 +344,20 @@ fn client_that_confirmed_in_advance_keeps_what_the_server_has_written() {
     }
 }
 
+/// As above, where the client sees the end of the link group first.
+#[test]
+fn client_that_confirmed_in_advance_waits_for_its_work_when_the_group_ends() {
+    let mut pair = Pair::new(host(), host());
+    pair.client.machine.handle_confirmed();
+    pair.client.faults.stall = Some("attach");
+    pair.settle();
+    pair.client.machine.handle_terminated();
+    let gone = WorkDone::Attached(Err(DeviceError::PeerGone));
+    pair.client.machine.handle_done(pair.now, gone);
+    pair.run();
+    assert_eq!(pair.client.direct().access, PeerAccess::Lost);
+}
+
 #[test]
 fn lost_link_group_is_out_of_sync_and_the_server_makes_a_new_one() {
     let first = Pair::new(host(), host()).completed();
