@@ -178,8 +178,8 @@ impl Table {
         (first, !is_looked_for)
     }
 
-    /// The connections of [`Table::just_closed`] that still exist, and whether their time has passed,
-    /// which takes them out of it.
+    /// The connections of [`Table::just_closed`] that still exist, and whether their time has
+    /// passed, which takes them out of it.
     fn take_just_closed(&mut self, now: Instant) -> Vec<(Arc<Conn>, bool)> {
         let mut all = Vec::new();
         self.just_closed.retain(|(until, conn)| {

@@ -22,8 +22,8 @@ use crate::runtime::Socket;
 use crate::stream::Stream;
 
 impl ClcPeer {
-    /// Waits for the first byte of a client that is known to send CLC. Clients send PROPOSAL as soon
-    /// as they are connected, so the timeout is much shorter than that of the handshake.
+    /// Waits for the first byte of a client that is known to send CLC. Clients send PROPOSAL as
+    /// soon as they are connected, so the timeout is much shorter than that of the handshake.
     pub(crate) async fn after_first_byte(
         endpoint: &EndpointInner,
         socket: &dyn Socket,

@@ -373,8 +373,8 @@ impl ConnectAttempt<'_> {
 
     /// Runs the handshake on the connection itself. `process` is the listener of a UNIX socket.
     /// `default` is the PROPOSAL that was made without the connection, or why there is none. It is
-    /// used if the PROPOSAL does not depend on the connection, and has an early CONFIRM then if there
-    /// is `early` work.
+    /// used if the PROPOSAL does not depend on the connection, and has an early CONFIRM then if
+    /// there is `early` work.
     async fn run_on_socket(
         &self,
         socket: Arc<dyn Socket>,
@@ -413,7 +413,7 @@ impl ConnectAttempt<'_> {
             resources,
         ));
         run.await.map_err(|error| Failed {
-            // Whoever does not answer this does not answer another one.
+            // A listener that does not answer this one does not answer another one.
             early_confirm_failed: machine.is_early_taken()
                 || confirm.is_some()
                     && matches!(error, Error::Malformed(_) | Error::PeerMisbehaved(_)),

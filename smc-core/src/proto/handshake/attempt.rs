@@ -171,8 +171,8 @@ impl DeviceAttempt {
         self.member.is_some_and(|member| member.is_first_contact())
     }
 
-    /// A server with a buffer for the connection: takes the early CONFIRM, if that holds. In a group
-    /// that exists there is nothing else in a CONFIRM.
+    /// A server with a buffer for the connection: takes the early CONFIRM, if that holds. In a
+    /// group that exists there is nothing else in a CONFIRM.
     pub(super) fn take_early_confirm(&mut self) {
         let (is_first_contact, size) = (self.is_first_contact(), self.size);
         if let Ends::Direct(ends) = &mut self.ends {
@@ -435,8 +435,8 @@ impl DeviceAttempt {
 }
 
 /// The features beyond the released protocol that both sides have, if the peer has these.
-/// An early CONFIRM is for SMC-D, authentication for link groups of SMC-R. A single link takes that,
-/// and the agreement that there is no other.
+/// An early CONFIRM is for SMC-D, authentication for link groups of SMC-R. A single link takes
+/// that, and the agreement that there is no other.
 pub(super) fn common_features(
     config: &HandshakeConfig,
     release: Release,

@@ -454,8 +454,8 @@ impl Handshake {
         handshake
     }
 
-    /// As [`Handshake::client_with`], with an early CONFIRM. The server is known to support that, as
-    /// the terms of the link group say
+    /// As [`Handshake::client_with`], with an early CONFIRM. The server is known to support that,
+    /// as the terms of the link group say
     /// ([`GroupTerms::vendor_features`](crate::proto::group::GroupTerms)): others refuse the
     /// PROPOSAL.
     #[must_use]

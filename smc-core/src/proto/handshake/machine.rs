@@ -229,7 +229,7 @@ impl Handshake {
     /// ([`group::RegistryOutput::Terminate`](crate::proto::group::RegistryOutput::Terminate)).
     pub fn handle_terminated(&mut self) {
         let on_terminated = self.step.map(|step| step.on_terminated);
-        // Otherwise the connection ends together with the group, behind what the server has written.
+        // Otherwise the connection ends together with the group, behind what the server wrote.
         if on_terminated == Some(OnTerminated::Decline) && !self.may_be_in_use() {
             let result = self.decline(DeclineCause::GroupTerminated);
             self.conclude(result);
