@@ -8,6 +8,7 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use smc_fuzz::Input;
 use smc_fuzz::handshakes::{CLIENT, OTHER_CLIENT, SERVER, Setting, World};
+use smc_wire::size::SizeCode;
 
 fuzz_target!(|data: &[u8]| {
     let mut input = Input::new(data);
@@ -38,6 +39,10 @@ fuzz_target!(|data: &[u8]| {
             5 => world.deliver(at, side, usize::MAX),
             6 => world.work(at, side, 0),
             7 => world.work(at, side, input.byte()),
+            8 if step >> 5 == 7 => world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::MIN),
+            8 if step >> 5 == 6 => {
+                world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::LINUX_DEFAULT);
+            }
             8 => world.open([CLIENT, OTHER_CLIENT][side], [true, true]),
             9 => world.open(CLIENT, [side == 0, side != 0]),
             10 | 11 => {

@@ -8,7 +8,7 @@ use smc_core::proto::handshake::{
     DirectDevice, HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath,
 };
 use smc_wire::types::{
-    Chid, Eid, Gid, HostName, Mac, MtuCode, PeerId, PnetId, Psn, Qpn, Release, RoceGid,
+    Chid, Eid, Features, Gid, HostName, Mac, MtuCode, PeerId, PnetId, Psn, Qpn, Release, RoceGid,
 };
 
 use super::SERVER;
@@ -50,6 +50,7 @@ pub(super) fn config(side: usize, setting: Setting) -> HandshakeConfig {
     config.v1 = setting.ism;
     config.pnet_ids = PnetId::new("NET").into_iter().collect();
     config.host = HostName::new("host");
+    config.vendor_features = Features::EARLY_CONFIRM;
     config.ueids = vec![Eid::ueid("EXAMPLE").expect("a valid name")];
     if setting.old_server && side == SERVER {
         config.release = Release::V2_0;

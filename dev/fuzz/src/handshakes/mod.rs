@@ -11,15 +11,17 @@ use std::time::{Duration, Instant};
 
 use smc_core::device::{DeviceError, LinkAddress};
 use smc_core::proto::group::{
-    DeviceIndex, EnterResult, GroupEndCause, GroupId, Registry, RegistryOutput, Waiter,
+    DeviceIndex, EnterResult, GroupEndCause, GroupId, GroupKey, Intent, Member, Registry,
+    RegistryOutput, Waiter,
 };
 use smc_core::proto::handshake::{
-    Established, Handshake, HandshakeConfig, HandshakeOutput, LocalRmb, RmbError, TcpPath, Work,
+    ClientProposal, EarlyConfirm, Established, Handshake, HandshakeConfig, HandshakeOutput, LocalRmb, RmbError, TcpPath, Work,
     WorkDone,
 };
 use smc_core::proto::links::{FirstLinkError, RkeyError, RtokenError};
-use smc_wire::clc::Message;
-use smc_wire::types::{AlertToken, DmbToken, Rkey, RmbAddr};
+use smc_wire::clc::{DirectEnd, Message};
+use smc_wire::size::SizeCode;
+use smc_wire::types::{AlertToken, DmbToken, Features, Rkey, RmbAddr};
 
 /// The index of the first client's host, and of the client's side of a connection.
 pub const CLIENT: usize = 0;
@@ -78,6 +80,7 @@ struct Connection {
 #[derive(Debug)]
 struct Side {
     machine: Handshake,
+    early: Option<EarlyWork>,
     /// Work that has not been done.
     work: Option<Work>,
     waiter: Option<Waiter>,
@@ -85,6 +88,14 @@ struct Side {
     outcome: Option<Outcome>,
     /// Bytes that this side has sent and the other one has not received.
     outgoing: VecDeque<u8>,
+}
+
+/// The work of a client before it sends an early CONFIRM.
+#[derive(Debug)]
+struct EarlyWork {
+    key: GroupKey,
+    member: Option<Member>,
+    buffer: Option<(SizeCode, DmbToken)>,
 }
 
 impl World {
@@ -117,14 +128,76 @@ impl World {
         if self.connections.len() == CONNECTIONS_MAX {
             return;
         }
-        let (from, to) = (&self.hosts[client], &self.hosts[SERVER]);
-        let path = hosts::path(SERVER, client);
-        let server = Handshake::server(self.now, Arc::clone(&to.config), path);
+        let from = &self.hosts[client];
         let machine = Handshake::client(self.now, Arc::clone(&from.config), &from.path);
-        let side = |machine, is_there: bool| is_there.then_some(Side::new(machine));
+        self.add(client, has_machine, Side::new(machine));
+    }
+
+    /// As [`World::open`] with machines at both sides, and an early CONFIRM if the client has a link
+    /// group that takes it.
+    pub fn open_early(&mut self, client: usize, size: SizeCode) {
+        if self.connections.len() == CONNECTIONS_MAX {
+            return;
+        }
+        self.last_number += 1;
+        let token = DmbToken(0xd3b0_0000 + u64::from(self.last_number));
+        let host = &mut self.hosts[client];
+        let infos = host.registry.group_infos();
+        let found = infos.iter().find_map(|group| match (group.key, group.terms) {
+            (GroupKey::Direct { device, peer }, Some(terms))
+                if terms.vendor_features.contains(Features::EARLY_CONFIRM) =>
+            {
+                Some((group.key, device, peer))
+            }
+            _ => None,
+        });
+        let Some((key, device, peer)) = found else {
+            return;
+        };
+        let member = match host.registry.enter(self.now, key, Intent::Join) {
+            EnterResult::Now(Ok(member)) => member,
+            EnterResult::Now(Err(_)) => return,
+            EnterResult::Wait(waiter) => {
+                host.registry.cancel(waiter);
+                return;
+            }
+        };
+        let (config, path) = (Arc::clone(&host.config), &host.path);
+        let proposal = ClientProposal::new(&config, path).expect("there is a device");
+        let device = &config.devices[device.0];
+        let end = DirectEnd {
+            gid: device.gid,
+            chid: device.chid,
+            dmb: token,
+            dmbe_index: 0,
+            size,
+            group: member.group(),
+        };
+        let (now, proposal) = (self.now, Arc::new(proposal));
+        let early = EarlyConfirm { peer, end };
+        let machine =
+            Handshake::client_with_early_confirm(now, Arc::clone(&config), proposal, early);
+        self.buffers.insert(token, size.byte_len());
+        let mut side = Side::new(machine);
+        side.member = Some(member.group());
+        side.early = Some(EarlyWork {
+            key,
+            member: Some(member),
+            buffer: Some((size, token)),
+        });
+        self.add(client, [true, true], side);
+    }
+
+    fn add(&mut self, client: usize, has_machine: [bool; 2], side: Side) {
+        let path = hosts::path(SERVER, client);
+        let config = Arc::clone(&self.hosts[SERVER].config);
+        let server = Side::new(Handshake::server(self.now, config, path));
         self.connections.push(Connection {
             client,
-            sides: [side(machine, has_machine[0]), side(server, has_machine[1])],
+            sides: [
+                Some(side).filter(|_| has_machine[0]),
+                Some(server).filter(|_| has_machine[1]),
+            ],
             is_undisturbed: has_machine == [true, true],
         });
         let at = self.connections.len() - 1;
@@ -336,7 +409,7 @@ impl World {
             );
             match output {
                 HandshakeOutput::Send(bytes) => {
-                    Message::parse(&bytes).expect("what is sent is well formed");
+                    Message::parse_extended(&bytes).expect("what is sent is well formed");
                     side.outgoing.extend(&bytes);
                     if self.sent.len() < 32 {
                         self.sent.push(bytes);
@@ -460,8 +533,17 @@ impl World {
         Some(match *work {
             Work::Reach { .. } => WorkDone::Reached(device),
             Work::Enter { key, intent } => {
-                let entered = host.registry.enter(self.now, key, intent);
                 let side = self.connections[at].sides[of].as_mut()?;
+                let is_early = |early: &&mut EarlyWork| (early.key, Intent::Join) == (key, intent);
+                let early = side.early.as_mut().filter(is_early);
+                if let Some(member) = early.and_then(|early| early.member.take()) {
+                    return Some(WorkDone::Entered(Ok(member)));
+                }
+                // The early work was for another group.
+                if let Some(group) = side.member.take() {
+                    host.registry.leave(self.now, group);
+                }
+                let entered = host.registry.enter(self.now, key, intent);
                 match entered {
                     EnterResult::Now(result) => {
                         side.member = result.ok().map(|member| member.group());
@@ -474,6 +556,12 @@ impl World {
                 }
             }
             Work::Register { size, .. } => WorkDone::Registered(device.map(|()| {
+                let side = self.connections[at].sides[of].as_mut();
+                let early = side.and_then(|side| side.early.as_mut());
+                let known = early.and_then(|early| early.buffer.take());
+                if let Some((_, token)) = known.filter(|(of, _)| *of == size) {
+                    return token;
+                }
                 let token = DmbToken(0xd3b0_0000 + u64::from(number));
                 self.buffers.insert(token, size.byte_len());
                 token
@@ -538,6 +626,7 @@ impl Side {
     fn new(machine: Handshake) -> Self {
         Self {
             machine,
+            early: None,
             work: None,
             waiter: None,
             member: None,
