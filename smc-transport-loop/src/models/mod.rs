@@ -64,7 +64,7 @@ impl Sides {
         let tokens = Arc::new(Tokens::default());
         let mut buffers = PeerBuffers::new(notifier, Arc::clone(&tokens), Arc::default(), &account);
         buffers.install(new.index, new.number, Ok(new.mapping));
-        let target = tokens.with(owner, dmb.token(), |target| Ok(Arc::clone(target)));
+        let target = tokens.find(owner, dmb.token());
         let sides = Self {
             peer,
             active: ActivePeers::default(),
