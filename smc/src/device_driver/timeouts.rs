@@ -35,15 +35,8 @@ impl DeviceDriver {
             table = self.table.lock();
         }
         if !table.just_closed.is_empty() {
-            let just_closed = table.take_just_closed(now);
             drop(table);
-            for (conn, is_due) in just_closed {
-                if is_due {
-                    conn.arm_peer_close();
-                } else {
-                    conn.handle_peer_flags();
-                }
-            }
+            self.look_for_closes(now);
             table = self.table.lock();
         }
         let due = table.take_due(now);
@@ -81,6 +74,21 @@ impl DeviceDriver {
             }
         }
         self.table.lock().plan_next_look(now)
+    }
+
+    /// Releases the connections of [`Table::just_closed`] that their peers have closed, too. Returns
+    /// whether there were any to look at.
+    pub(crate) fn look_for_closes(&self, now: Instant) -> bool {
+        let just_closed = self.table.lock().take_just_closed(now);
+        let any = !just_closed.is_empty();
+        for (conn, is_due) in just_closed {
+            if is_due {
+                conn.arm_peer_close();
+            } else {
+                conn.handle_peer_flags();
+            }
+        }
+        any
     }
 
     /// Connections with a retry due at a busy device.

@@ -275,10 +275,18 @@ pub(super) async fn register(
     size: SizeCode,
     peer_size: SizeCode,
 ) -> Result<(Arc<dyn Dmb>, Charge), DeviceError> {
-    let direct = direct(endpoint, device)?;
+    let (driver, direct) = (device_driver(endpoint, device)?, direct(endpoint, device)?);
     let max = endpoint.config.recv_buffer;
     let charge = endpoint.check_memory(size, max, peer_size.byte_len())?;
-    let dmb = direct.register(peer, size.byte_len()).await?;
+    let dmb = match direct.register(peer, size.byte_len()).await {
+        // Connections that both ends have dropped may have theirs for a moment longer.
+        Err(DeviceError::Exhausted | DeviceError::NoMemory)
+            if driver.look_for_closes(endpoint.runtime.now()) =>
+        {
+            direct.register(peer, size.byte_len()).await?
+        }
+        registered => registered?,
+    };
     Ok((dmb, charge))
 }
 
