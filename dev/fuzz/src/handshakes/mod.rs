@@ -15,8 +15,8 @@ use smc_core::proto::group::{
     RegistryOutput, Waiter,
 };
 use smc_core::proto::handshake::{
-    ClientProposal, EarlyConfirm, Established, Handshake, HandshakeConfig, HandshakeOutput, LocalRmb, RmbError, TcpPath, Work,
-    WorkDone,
+    ClientProposal, EarlyConfirm, Established, Handshake, HandshakeConfig, HandshakeOutput,
+    LocalRmb, RmbError, TcpPath, Work, WorkDone,
 };
 use smc_core::proto::links::{FirstLinkError, RkeyError, RtokenError};
 use smc_wire::clc::{DirectEnd, Message};
@@ -143,14 +143,16 @@ impl World {
         let token = DmbToken(0xd3b0_0000 + u64::from(self.last_number));
         let host = &mut self.hosts[client];
         let infos = host.registry.group_infos();
-        let found = infos.iter().find_map(|group| match (group.key, group.terms) {
-            (GroupKey::Direct { device, peer }, Some(terms))
-                if terms.vendor_features.contains(Features::EARLY_CONFIRM) =>
-            {
-                Some((group.key, device, peer))
-            }
-            _ => None,
-        });
+        let found = infos
+            .iter()
+            .find_map(|group| match (group.key, group.terms) {
+                (GroupKey::Direct { device, peer }, Some(terms))
+                    if terms.vendor_features.contains(Features::EARLY_CONFIRM) =>
+                {
+                    Some((group.key, device, peer))
+                }
+                _ => None,
+            });
         let Some((key, device, peer)) = found else {
             return;
         };
