@@ -76,8 +76,8 @@ impl DeviceDriver {
         self.table.lock().plan_next_look(now)
     }
 
-    /// Releases the connections of [`Table::just_closed`] that their peers have closed, too. Returns
-    /// whether there were any to look at.
+    /// Releases the connections of [`Table::just_closed`] that their peers have closed, too.
+    /// Returns whether there were any to look at.
     pub(crate) fn look_for_closes(&self, now: Instant) -> bool {
         let just_closed = self.table.lock().take_just_closed(now);
         let any = !just_closed.is_empty();

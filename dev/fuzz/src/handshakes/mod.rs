@@ -133,8 +133,8 @@ impl World {
         self.add(client, has_machine, Side::new(machine));
     }
 
-    /// As [`World::open`] with machines at both sides, and an early CONFIRM if the client has a link
-    /// group that takes it.
+    /// As [`World::open`] with machines at both sides, and an early CONFIRM if the client has a
+    /// link group that takes it.
     pub fn open_early(&mut self, client: usize, size: SizeCode) {
         if self.connections.len() == CONNECTIONS_MAX {
             return;

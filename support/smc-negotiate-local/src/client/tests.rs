@@ -295,7 +295,12 @@ fn the_listener_is_found_behind_an_ended_connection_between_the_same_addresses()
     assert_eq!(has_peer(), Some(false));
 
     let again = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    bind(&again, &from).unwrap();
+    // The client's end waits for an acknowledgement of its FIN for a moment, and another process
+    // may have the port for another one.
+    until(
+        || bind(&again, &from).is_ok(),
+        || "the client's port stays in use".to_owned(),
+    );
     connect(&again, &to).unwrap();
     assert_eq!(has_peer(), Some(true));
 }
