@@ -197,8 +197,7 @@ async fn run_handshake(
                     let unread = without_crossing_decline(endpoint, &*tcp).await;
                     (unread, fallback.reason)
                 }
-                Carrier::Tcp(..) => (Vec::new(), fallback.reason),
-                Carrier::Unix(_) => (carrier.take_unread(), fallback.reason),
+                Carrier::Tcp(..) | Carrier::Unix(_) => (carrier.take_unread(), fallback.reason),
                 Carrier::SideChannel(_) => {
                     (Vec::new(), with_local_cause(endpoint, fallback.reason))
                 }

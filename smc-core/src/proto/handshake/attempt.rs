@@ -174,10 +174,11 @@ impl DeviceAttempt {
     /// A server with a buffer for the connection: takes the early CONFIRM, if that holds. In a
     /// group that exists there is nothing else in a CONFIRM.
     pub(super) fn take_early_confirm(&mut self) {
-        let (is_first_contact, size) = (self.is_first_contact(), self.size);
+        let is_agreed = self.vendor_features.contains(Features::EARLY_CONFIRM);
+        let (holds, size) = (is_agreed && !self.is_first_contact(), self.size);
         if let Ends::Direct(ends) = &mut self.ends {
             let early = ends.early_buffer.take();
-            ends.peer_buffer = early.filter(|early| !is_first_contact && early.size <= size);
+            ends.peer_buffer = early.filter(|early| holds && early.size <= size);
         }
     }
 

@@ -305,19 +305,17 @@ impl DeviceScan {
             device: device.index,
             peer,
         };
-        let ends = Ends::Direct(DirectEnds::new(device, peer));
-        let mut attempt = DeviceAttempt {
+        let early = self
+            .early
+            .filter(|end| (end.gid, end.chid) == (peer, device.chid));
+        let ends = Ends::Direct(DirectEnds {
+            early_buffer: early.map(|end| PeerBuffer::new(end.dmb, end.dmbe_index, end.size)),
+            ..DirectEnds::new(device, peer)
+        });
+        DeviceAttempt {
             size: config.buffer.min(device.max_buffer),
             ..self.attempt(pair.version, pair.eid, key, ends, config)
-        };
-        let early = self.early.filter(|end| {
-            let is_that_device = (end.gid, end.chid) == (peer, device.chid);
-            is_that_device && attempt.vendor_features.contains(Features::EARLY_CONFIRM)
-        });
-        if let Ends::Direct(ends) = &mut attempt.ends {
-            ends.early_buffer = early.map(|end| PeerBuffer::new(end.dmb, end.dmbe_index, end.size));
         }
-        attempt
     }
 
     /// SMC-R with a port that reaches the client. Version 2 has an EID.
