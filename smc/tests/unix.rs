@@ -13,7 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use futures_lite::future::{poll_once, zip};
+use futures_lite::future::{poll_once, yield_now, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 use rustix::process::{getegid, geteuid, getpid};
@@ -708,8 +708,12 @@ fn the_buffer_of_a_connection_that_both_ends_have_dropped_is_free_for_the_next_o
         for _ in 0..20 {
             let [ours, theirs] = connect_pair(&client, &listener, &at).await;
             assert!(theirs.mode().is_smc(), "{}", theirs.mode());
-            // Closed by the server first, which no event tells that the client has done so.
+            // Closed by the server first. Its driver looks for the client's close then, and no
+            // event tells it of that later.
             drop(theirs);
+            for _ in 0..8 {
+                yield_now().await;
+            }
             drop(ours);
         }
     });
