@@ -133,7 +133,8 @@ pub(crate) struct EndpointConfig {
 /// The features beyond the released protocol that the library has.
 pub(crate) const VENDOR_FEATURES: Features = Features::SINGLE_LINK
     .union(Features::AUTHENTICATION)
-    .union(Features::EARLY_CONFIRM);
+    .union(Features::EARLY_CONFIRM)
+    .union(Features::EARLY_DATA);
 
 impl Default for EndpointConfig {
     fn default() -> Self {

@@ -3,7 +3,10 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
+
+use smc_wire::clc::Extensions;
 
 use super::runtime::SocketHook;
 use crate::config::Policy;
@@ -22,6 +25,8 @@ pub struct ConnectOptions {
     pub timeout: Option<Duration>,
     /// Called with each socket before it is bound and connected; see [`ConnectOptions::socket`].
     pub socket: Option<SocketHook>,
+    /// The first bytes of the stream; see [`ConnectOptions::early_data`].
+    pub early_data: Option<Arc<[u8]>>,
 }
 
 impl ConnectOptions {
@@ -67,6 +72,54 @@ impl ConnectOptions {
         self.timeout = Some(time);
         self
     }
+
+    /// Sets the first bytes of the stream, at most [`ConnectOptions::MAX_EARLY_DATA`]. They are sent
+    /// with the PROPOSAL where that is possible, which saves a round trip: the request is at the
+    /// server before the handshake is complete.
+    ///
+    /// That takes SMC-R with a server that this endpoint has connected to before, whose link group
+    /// exists and has a [single link](crate::Builder::max_links), and a listener that allows it
+    /// ([`ListenOptions::early_data`]). In all other cases, also where the stream is TCP, the
+    /// connect writes them once the connection exists. In each case the server's application gets
+    /// them exactly once, as the first bytes, and [`Stream::early_data_accepted`] says which case it
+    /// was.
+    ///
+    /// A connect that fails may have delivered them: the server has taken them, and its answer did
+    /// not arrive. Another attempt then sends them twice, as it would after a write to a TCP
+    /// connection that is lost. So this is for requests that may be repeated.
+    ///
+    /// A network or another process that repeats the client's packets cannot have them delivered
+    /// twice: the server takes each PROPOSAL once.
+    ///
+    /// [`ListenOptions::early_data`]: crate::ListenOptions::early_data
+    /// [`Stream::early_data_accepted`]: crate::Stream::early_data_accepted
+    ///
+    /// ```
+    /// # #[cfg(feature = "smol")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use smc::{Builder, ConnectOptions};
+    /// # smol::block_on(async {
+    /// # let endpoint = Builder::smol().build()?;
+    /// # let listener = endpoint.bind("127.0.0.1:0").await?;
+    /// # let addr = listener.local_addr()?;
+    /// let options = ConnectOptions::new().early_data(*b"GET / HTTP/1.1\r\n\r\n");
+    /// let stream = endpoint.connect_with(addr, &options).await?;
+    /// assert!(!stream.early_data_accepted(), "sent behind the handshake");
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// # #[cfg(not(feature = "smol"))]
+    /// # fn main() {}
+    /// ```
+    #[must_use]
+    pub fn early_data(mut self, bytes: impl Into<Vec<u8>>) -> Self {
+        self.early_data = Some(bytes.into().into());
+        self
+    }
+
+    /// The most bytes of early data, 16,352. A connect with more fails with
+    /// [`Error::Misuse`](crate::Error::Misuse).
+    pub const MAX_EARLY_DATA: usize = Extensions::MAX_EARLY_DATA;
 
     /// Sets a function that gets each socket after it was made and before it is bound and
     /// connected, for options that have no method here, such as `SO_MARK`, `SO_BINDTODEVICE` or

@@ -18,9 +18,9 @@ use super::candidates::{CandidateInfo, candidates};
 use super::connect_options::ConnectOptions;
 use super::device_driver::DeviceDriver;
 use super::groups::Groups;
-use super::handshake::connect;
 #[cfg(any(feature = "tokio", feature = "smol"))]
 use super::handshake::tcp_stream;
+use super::handshake::{Failed, connect};
 use super::lifetime::{ENDPOINT_CLOSED, Lifetime};
 use super::links::RdmaGroupInfo;
 use super::listener::{ListenOptions, Listener, ListenerService, ListeningSocket};
@@ -247,7 +247,12 @@ impl Endpoint {
             for addr in self.addresses(to.into_target()).await? {
                 match connect(&self.inner, &addr.into(), options).await {
                     Ok(stream) => return Ok(stream),
-                    Err(error) => last = Some(error),
+                    Err(Failed {
+                        error,
+                        has_sent_data: true,
+                        ..
+                    }) => return Err(error),
+                    Err(Failed { error, .. }) => last = Some(error),
                 }
             }
             Err(last.unwrap_or_else(no_address))
@@ -350,7 +355,7 @@ impl Endpoint {
             negotiation.prepare(socket);
             Ok(())
         })?;
-        self.serve(acceptor, backlog)
+        self.serve(acceptor, backlog, options.early_data)
     }
 
     /// Accepts streams from a socket that listens already, such as one of a service manager that
@@ -433,18 +438,25 @@ impl Endpoint {
             rustix::net::listen(&listener, backlog).map_err(io::Error::from)?;
         }
         let acceptor = self.inner.runtime.acceptor(listener)?;
-        Ok(self.serve(acceptor, options.backlog.unwrap_or(BACKLOG))?)
+        let backlog = options.backlog.unwrap_or(BACKLOG);
+        Ok(self.serve(acceptor, backlog, options.early_data)?)
     }
 
     /// Accepts streams from a listening socket.
-    fn serve(&self, acceptor: Arc<dyn Acceptor>, backlog: u32) -> io::Result<Listener> {
+    fn serve(
+        &self,
+        acceptor: Arc<dyn Acceptor>,
+        backlog: u32,
+        early_data: usize,
+    ) -> io::Result<Listener> {
         let local = acceptor.local_addr()?;
         // Without devices too: clients with SMC have to receive a DECLINE. A listener that clients
         // cannot find is still a TCP listener.
         let negotiation = &self.inner.negotiation;
         let published = negotiation.publish(&self.inner.runtime, local, acceptor.fd());
         let socket = ListeningSocket::tcp(acceptor, published)?;
-        Ok(Listener::new(Arc::clone(&self.inner), socket, backlog))
+        let inner = Arc::clone(&self.inner);
+        Ok(Listener::new(inner, socket, backlog, early_data))
     }
 
     /// Connects to a UNIX socket: a path, or an abstract name behind a zero byte.
@@ -477,7 +489,10 @@ impl Endpoint {
             return Err(Error::misuse("a local address of TCP for a UNIX socket"));
         }
         let to = Address::Unix(to);
-        let connecting = pin!(connect(&self.inner, &to, options));
+        let connecting = pin!(async {
+            let connected = connect(&self.inner, &to, options).await;
+            connected.map_err(|failed| failed.error)
+        });
         let connecting = pin!(self.within(options.timeout, connecting));
         self.inner.lifetime.until_end(connecting).await?
     }
@@ -568,7 +583,8 @@ impl Endpoint {
 
     fn serve_unix(&self, listening: ListeningUnix, backlog: u32) -> UnixListener {
         let socket = ListeningSocket::unix(listening);
-        UnixListener::new(Listener::new(Arc::clone(&self.inner), socket, backlog))
+        // There is no SMC-R on UNIX sockets.
+        UnixListener::new(Listener::new(Arc::clone(&self.inner), socket, backlog, 0))
     }
 
     async fn addresses(

@@ -33,6 +33,7 @@ use crate::log::{Destination, Span};
 use crate::mutex::Mutex;
 use crate::peer_descriptors::{ClientDescriptor, Source};
 use crate::proto::Role;
+use crate::proto::handshake::EarlyDataPolicy;
 use crate::quota;
 use crate::reactor_turns::ReactorTurns;
 
@@ -51,6 +52,8 @@ pub struct ListenOptions {
     pub only_v6: Option<bool>,
     /// Called with the socket before it is bound; see [`ListenOptions::socket`].
     pub socket: Option<SocketHook>,
+    /// The most bytes of early data to take; see [`ListenOptions::early_data`].
+    pub early_data: usize,
 }
 
 impl ListenOptions {
@@ -80,6 +83,25 @@ impl ListenOptions {
     #[must_use]
     pub fn only_v6(mut self, on: bool) -> Self {
         self.only_v6 = Some(on);
+        self
+    }
+
+    /// Takes the first bytes of a stream from the PROPOSAL, up to this number, such as 4096; without
+    /// this none are taken. A client sends them with [`ConnectOptions::early_data`].
+    ///
+    /// [`Listener::accept`] returns a stream with early data like any other, and the data is the
+    /// first that is read. The client may not have received an answer yet, and may never do so: a
+    /// client that repeats a connect that has failed sends its request twice. So allow this for
+    /// services whose requests may be repeated, or look at [`Stream::is_early`].
+    ///
+    /// A PROPOSAL that comes twice is taken once: the listener stores what identifies the last 4096,
+    /// and in SMC-R each is authenticated with a number that the link group takes once.
+    ///
+    /// [`ConnectOptions::early_data`]: crate::ConnectOptions::early_data
+    /// [`Stream::is_early`]: crate::Stream::is_early
+    #[must_use]
+    pub fn early_data(mut self, max: usize) -> Self {
+        self.early_data = max;
         self
     }
 
@@ -142,7 +164,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    pub(crate) fn new(endpoint: Arc<EndpointInner>, socket: ListeningSocket, backlog: u32) -> Self {
+    pub(crate) fn new(
+        endpoint: Arc<EndpointInner>,
+        socket: ListeningSocket,
+        backlog: u32,
+        early_data: usize,
+    ) -> Self {
         let max_waiting = usize::try_from(backlog).unwrap_or(usize::MAX).max(1);
         let max_ready = max_waiting.min(ready_limit());
         let queue = Arc::new(Queue {
@@ -159,6 +186,7 @@ impl Listener {
             queue: Arc::downgrade(&queue),
             socket,
             admission: AdmissionControl::new(endpoint.config.max_handshakes, max_waiting),
+            early_data: (early_data > 0).then(|| Arc::new(EarlyDataPolicy::new(early_data))),
             endpoint,
         });
         service.endpoint.add_listener(&service);
@@ -416,6 +444,7 @@ pub(crate) struct ListenerService {
     queue: Weak<Queue>,
     socket: ListeningSocket,
     admission: Arc<AdmissionControl>,
+    early_data: Option<Arc<EarlyDataPolicy>>,
     endpoint: Arc<EndpointInner>,
 }
 
@@ -691,6 +720,7 @@ impl ListenerService {
         let span = span.clone();
         let queue = Arc::clone(queue);
         let endpoint = Arc::clone(&self.endpoint);
+        let early_data = self.early_data.clone();
         Some(Box::pin(async move {
             let client = peer.clone();
             // Pinned here: a future that is passed on by value is copied, and this one is large.
@@ -707,7 +737,7 @@ impl ListenerService {
                 wait_for_place(&endpoint, &mut permit, longest).await?;
                 match policy {
                     Policy::Never => handshake::decline_all(&endpoint, socket, &client, path).await,
-                    _ => handshake::accept(&endpoint, socket, &client, path).await,
+                    _ => handshake::accept(&endpoint, socket, &client, path, early_data).await,
                 }
             });
             let setup = span.instrument(setup);

@@ -118,7 +118,7 @@ impl Replay {
                 }
                 WorkDone::RmbPrepared(Ok(rmb(own)))
             }
-            Work::BindPeer(_) => WorkDone::PeerBound(Ok(())),
+            Work::BindPeer { .. } => WorkDone::PeerBound(Ok(())),
             Work::ConnectLink { group, peer, .. } => {
                 self.peers.insert(group, peer);
                 WorkDone::LinkConnected(Ok(()))

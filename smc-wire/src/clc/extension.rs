@@ -68,8 +68,8 @@ pub struct Extensions<'a> {
     pub rdma: Option<EarlyRdmaEnd>,
     /// Identifies the PROPOSAL, so that a replay of its early data is recognised.
     pub nonce: Option<Nonce>,
-    /// Shows that ACCEPT or CONFIRM of a further connection comes from the other end of the link
-    /// group.
+    /// Shows that ACCEPT or CONFIRM of a further connection, or an early CONFIRM, comes from the
+    /// other end of the link group.
     pub authentication: Option<Authentication>,
     /// Early data: the first bytes of the stream, at most [`MAX_EARLY_DATA`](Self::MAX_EARLY_DATA).
     pub early_data: Option<ExtensionPayload<'a>>,
@@ -85,7 +85,7 @@ pub struct EarlyRdmaEnd {
     pub link: LinkNumber,
 }
 
-/// Authentication of an ACCEPT or CONFIRM (docs/spec/extensions.md#authentication).
+/// Authentication of an ACCEPT or CONFIRM, early or not (docs/spec/extensions.md#authentication).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Authentication {
     /// Counts the messages of the sender in the link group. No number occurs twice.

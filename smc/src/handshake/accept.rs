@@ -17,7 +17,7 @@ use crate::endpoint::EndpointInner;
 use crate::error::{Error, FallbackCause, Phase};
 use crate::negotiate::{Credentials, SideChannel};
 use crate::proto::Role;
-use crate::proto::handshake::{Handshake, HandshakeConfig, TcpPath};
+use crate::proto::handshake::{EarlyDataPolicy, Handshake, HandshakeConfig, TcpPath};
 use crate::runtime::Socket;
 use crate::stream::Stream;
 
@@ -67,9 +67,13 @@ pub(crate) async fn accept(
     socket: Arc<dyn Socket>,
     peer: &Address,
     client: ClientPath,
+    early_data: Option<Arc<EarlyDataPolicy>>,
 ) -> Result<Stream, Error> {
     let now = endpoint.runtime.now();
-    let config = handshake_config(endpoint, peer, None)?;
+    let mut config = handshake_config(endpoint, peer, None)?;
+    if early_data.is_some() {
+        Arc::make_mut(&mut config).early_data = early_data;
+    }
     let has_side_channel = matches!(client, ClientPath::SideChannel(_));
     let path = path(endpoint, &config, &*socket, peer, has_side_channel);
     let mut machine = Handshake::server(now, config, path);

@@ -3,14 +3,16 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
+
+use futures_io::AsyncWrite;
 
 use smc_wire::types::DmbToken;
 
 use super::carrier::{Carrier, ClcPeer};
-use super::work::{EarlyWork, HandshakeResources, reach, register};
+use super::early::{self, EarlyWork};
+use super::work::HandshakeResources;
 use super::{
     fallback_stream, handshake_config, path, run_handshake, run_handshake_on_socket, same_host,
 };
@@ -20,11 +22,9 @@ use crate::connect_options::ConnectOptions;
 use crate::endpoint::EndpointInner;
 use crate::error::{Error, FallbackCause, FallbackReason};
 use crate::log::{Destination, HandshakeLog};
-use crate::negotiate::{
-    Candidate, Credentials, Delivery, ExpectedHandshake, Offer, OfferResult, Withdrawn,
-};
+use crate::negotiate::{Candidate, Credentials, Delivery, Offer, OfferResult, Withdrawn};
+use crate::precedents::Precedent;
 use crate::proto::Role;
-use crate::proto::group::GroupKey;
 use crate::proto::handshake::{
     ClientProposal, Handshake, HandshakeConfig, HandshakeOutput, TcpPath,
 };
@@ -38,7 +38,7 @@ pub(crate) async fn connect(
     endpoint: &Arc<EndpointInner>,
     to: &Address,
     options: &ConnectOptions,
-) -> Result<Stream, Error> {
+) -> Result<Stream, Failed> {
     let policy = options
         .policy
         .unwrap_or_else(|| endpoint.config.policy.of_destination(to));
@@ -48,7 +48,7 @@ pub(crate) async fn connect(
     let result = span.instrument(connecting).await;
     span.in_scope(|| match &result {
         Ok(stream) => debug!("connected", mode = stream.mode()),
-        Err(error) => {
+        Err(Failed { error, .. }) => {
             endpoint
                 .warned
                 .failed("connect", Destination::server(to), error);
@@ -62,7 +62,11 @@ async fn connect_by(
     to: &Address,
     options: &ConnectOptions,
     policy: Policy,
-) -> Result<Stream, Error> {
+) -> Result<Stream, Failed> {
+    let early_data = options.early_data.as_ref();
+    if early_data.is_some_and(|data| data.len() > ConnectOptions::MAX_EARLY_DATA) {
+        return Err(Error::misuse("more than 16352 bytes of early data").into());
+    }
     let config = handshake_config(endpoint, to, options.recv_buffer)?;
     let attempt = ConnectAttempt {
         endpoint,
@@ -73,17 +77,36 @@ async fn connect_by(
     let stream = match to {
         Address::Tcp(at) => attempt.over_tcp(*at, policy).await,
         // Boxed: a future has the space of the largest of its branches.
-        Address::Unix(at) => Box::pin(attempt.over_unix(at, policy)).await,
+        Address::Unix(at) => Box::pin(attempt.over_unix(at, policy))
+            .await
+            .map_err(Failed::from),
     };
     let stream = stream.inspect_err(|_| endpoint.setups.add_error(Role::Client))?;
     let reason = stream.fallback_reason();
     if let Some(reason) = &reason {
         endpoint.warned.fallback(Destination::server(to), reason);
     }
-    match reason {
-        Some(reason) if policy == Policy::Require => Err(Error::Declined(reason)),
+    match (reason, early_data) {
+        (Some(reason), _) if policy == Policy::Require => Err(Error::Declined(reason).into()),
+        (_, Some(data)) if !stream.early_data_accepted() => {
+            let written = write_all(&stream, data).await;
+            written.map_err(|error| Failed {
+                has_sent_data: true,
+                ..Failed::from(error)
+            })?;
+            Ok(stream)
+        }
         _ => Ok(stream),
     }
+}
+
+/// Writes the early data that was not taken.
+async fn write_all(mut stream: &Stream, mut data: &[u8]) -> io::Result<()> {
+    while !data.is_empty() {
+        let written = poll_fn(|cx| Pin::new(&mut stream).poll_write(cx, data)).await?;
+        data = data.get(written..).unwrap_or_default();
+    }
+    Ok(())
 }
 
 /// The plan of a connect, as far as it is known before the TCP connection exists.
@@ -106,8 +129,8 @@ impl Plan {
         endpoint.setups.add_timing(SetupTiming::LookUp, time);
         match (candidate, proposal) {
             (Ok(candidate), Ok(proposal)) => {
-                let expected = candidate.expected_handshake();
-                let early = prepare_early(endpoint, config, expected).await;
+                let expected = candidate.expected_handshake().map(Precedent::Direct);
+                let early = EarlyWork::prepare(endpoint, config, expected).await;
                 Self::Propose(candidate, proposal, early)
             }
             (Ok(candidate), Err(reason)) => {
@@ -166,10 +189,12 @@ struct ConnectAttempt<'a> {
 }
 
 /// Why connecting failed.
-struct Failed {
-    error: Error,
+pub(crate) struct Failed {
+    pub(crate) error: Error,
     /// The early CONFIRM could not be fulfilled. A new attempt without it may still succeed.
     early_confirm_failed: bool,
+    /// The server may have early data, so that there must be no other attempt.
+    pub(crate) has_sent_data: bool,
 }
 
 /// How the offer goes on, once the TCP connection exists.
@@ -183,17 +208,20 @@ enum Offered {
 }
 
 impl ConnectAttempt<'_> {
-    async fn over_tcp(&self, to: SocketAddr, policy: Policy) -> Result<Stream, Error> {
+    async fn over_tcp(&self, to: SocketAddr, policy: Policy) -> Result<Stream, Failed> {
         let mut plan = match policy {
             Policy::Never => Plan::Tcp(FallbackCause::Policy.into()),
             _ => Plan::new(self.endpoint, self.config, to).await,
         };
-        let stream = match self.run(to, &mut plan).await {
-            // The first attempt has used the early work: this one has no early CONFIRM.
-            Err(failed) if failed.early_confirm_failed => self.run(to, &mut plan).await,
+        match self.run(to, &mut plan).await {
+            // The first attempt has used the early work, and the precedent is forgotten: this one
+            // has no early CONFIRM.
+            Err(failed) if failed.early_confirm_failed => {
+                self.endpoint.precedents.forget(self.to);
+                self.run(to, &mut plan).await
+            }
             result => result,
-        };
-        stream.map_err(|failed| failed.error)
+        }
     }
 
     /// Connects to a UNIX socket, with the handshake on the socket. Where that fails there is
@@ -217,7 +245,8 @@ impl ConnectAttempt<'_> {
             Err(reason) => reason,
             Ok(proposal) => {
                 let has_default = self.config.has_default_proposal(&same_host());
-                let mut precedent = endpoint.precedents.get(to);
+                let now = endpoint.runtime.now();
+                let mut precedent = endpoint.precedents.get(now, self.to);
                 let error = loop {
                     let unix::Connected { socket, listener } = connect(true).await?;
                     let Some(listener) = listener else {
@@ -226,21 +255,21 @@ impl ConnectAttempt<'_> {
                     // Another process may listen there now. Those of another PID namespace have no
                     // number here by which to tell.
                     let is_same = listener.pid != 0
-                        && precedent.is_some_and(|it| it.process == Some(listener));
+                        && matches!(precedent, Some(Precedent::Direct(it)) if it.process == Some(listener));
                     let expected = precedent.take().filter(|_| is_same && has_default);
-                    let early = prepare_early(endpoint, self.config, expected).await;
+                    let early = EarlyWork::prepare(endpoint, self.config, expected).await;
                     let offered = Ok(Arc::clone(&proposal));
                     let run = self.run_on_socket(socket, Some(listener), offered, early);
                     match run.await {
                         Ok(stream) => {
                             if stream.fallback_reason().is_some() {
-                                endpoint.precedents.forget(to);
+                                endpoint.precedents.forget(self.to);
                             }
                             return Ok(stream);
                         }
                         // This attempt has used the early work: the next one has none.
                         Err(failed) if failed.early_confirm_failed => {
-                            endpoint.precedents.forget(to);
+                            endpoint.precedents.forget(self.to);
                         }
                         Err(failed) => break failed.error,
                     }
@@ -274,9 +303,8 @@ impl ConnectAttempt<'_> {
                 let (socket, offered) = self.offer(to, candidate, decline, None).await?;
                 let reason = reason.clone();
                 let reason = match offered {
-                    Offered::OnTcp(_offer) => {
-                        return self.run_on_socket(socket, None, Err(reason), None).await;
-                    }
+                    // There may be something to offer on this connection.
+                    Offered::OnTcp(_offer) => return self.run_on_tcp(socket, Err(reason)).await,
                     Offered::Delivered(_) => reason,
                     Offered::Plain(cause) => unannounced_reason(self.config, reason, cause),
                 };
@@ -284,14 +312,11 @@ impl ConnectAttempt<'_> {
             }
             Plan::Propose(candidate, proposal, early) => {
                 let early = early.take();
-                let buffer = early.as_ref().and_then(|early| early.buffer.as_ref());
-                let buffer = buffer.map(|(dmb, _)| dmb.token());
+                let buffer = early.as_ref().and_then(EarlyWork::buffer);
                 let (socket, offered) = self.offer(to, candidate, proposal.bytes(), buffer).await?;
                 let proposal = Arc::clone(proposal);
                 match offered {
-                    Offered::OnTcp(_offer) => {
-                        self.run_on_socket(socket, None, Ok(proposal), None).await
-                    }
+                    Offered::OnTcp(_offer) => self.run_on_tcp(socket, Ok(proposal)).await,
                     Offered::Delivered(offer) => {
                         self.await_answer(socket, proposal, offer, early).await
                     }
@@ -299,6 +324,22 @@ impl ConnectAttempt<'_> {
                 }
             }
         }
+    }
+
+    /// Runs the handshake on TCP, with an early CONFIRM if there is a precedent.
+    async fn run_on_tcp(
+        &self,
+        socket: Arc<dyn Socket>,
+        default: Result<Arc<ClientProposal>, FallbackReason>,
+    ) -> Result<Stream, Failed> {
+        let EndpointInner {
+            precedents,
+            runtime,
+            ..
+        } = &**self.endpoint;
+        let precedent = precedents.get(runtime.now(), self.to);
+        let early = EarlyWork::prepare(self.endpoint, self.config, precedent).await;
+        self.run_on_socket(socket, None, default, early).await
     }
 
     /// A stream that is TCP.
@@ -334,8 +375,8 @@ impl ConnectAttempt<'_> {
             .open(to, !candidate.needs_address(), &mut make_offer)
             .await;
         let socket = socket.map_err(|error| Failed {
-            error: error.into(),
             early_confirm_failed: is_buffer_taken,
+            ..Failed::from(error)
         })?;
         let offered = match offer {
             Ok(mut offer) => match offer.connected(&*socket) {
@@ -389,12 +430,16 @@ impl ConnectAttempt<'_> {
             true => default,
             false => ClientProposal::new(config, &path).map(Arc::new),
         };
-        let early = early.filter(|_| is_default);
+        let early = early.filter(|early| is_default || matches!(early, EarlyWork::Rdma(_)));
         let confirm = early.as_ref().and_then(|early| early.confirm(config));
+        let data = match (&self.options.early_data, confirm) {
+            (Some(bytes), Some(_)) => Some(early::early_data(bytes)?),
+            _ => None,
+        };
         let (now, config) = (endpoint.runtime.now(), Arc::clone(config));
         let mut machine = match (proposal, confirm) {
             (Ok(proposal), Some(confirm)) => {
-                Handshake::client_with_early_confirm(now, config, proposal, confirm)
+                Handshake::client_with_early_confirm(now, config, proposal, confirm, data.as_ref())
             }
             (proposal, _) => Handshake::client_with(now, config, proposal),
         };
@@ -413,10 +458,17 @@ impl ConnectAttempt<'_> {
             resources,
         ));
         run.await.map_err(|error| Failed {
-            // A listener that does not answer this one does not answer another one.
-            early_confirm_failed: machine.is_early_taken()
-                || confirm.is_some()
-                    && matches!(error, Error::Malformed(_) | Error::PeerMisbehaved(_)),
+            early_confirm_failed: match &error {
+                // The server may have delivered it: a further attempt could deliver it again.
+                _ if data.is_some() => false,
+                _ if machine.is_early_taken() => true,
+                Error::Malformed(_) | Error::PeerMisbehaved(_) => confirm.is_some(),
+                // A server that does not know the extension closes, as Linux does. The listener of
+                // a UNIX socket that does not answer this one does not answer another one.
+                Error::Io(_) | Error::Closed(_) => confirm.is_some() && process.is_none(),
+                _ => false,
+            },
+            has_sent_data: data.is_some(),
             error,
         })
     }
@@ -462,10 +514,10 @@ impl ConnectAttempt<'_> {
                 Ok(self.tcp(socket, cause.unwrap_or_else(|| offer.cause()).into()))
             }
             outcome => outcome.map_err(|error| Failed {
-                error,
                 early_confirm_failed: offer
                     .side_channel()
                     .is_some_and(|side_channel| side_channel.is_confirmed()),
+                ..Failed::from(error)
             }),
         }
     }
@@ -476,48 +528,7 @@ impl<E: Into<Error>> From<E> for Failed {
         Self {
             error: error.into(),
             early_confirm_failed: false,
+            has_sent_data: false,
         }
     }
-}
-
-/// Joins the link group and registers a buffer, if the handshake is likely to be the expected one.
-async fn prepare_early(
-    endpoint: &EndpointInner,
-    config: &HandshakeConfig,
-    expected: Option<ExpectedHandshake>,
-) -> Option<EarlyWork> {
-    let ExpectedHandshake {
-        client,
-        server,
-        process,
-        size,
-        server_size,
-    } = expected?;
-    let mut devices = config.devices.iter();
-    let device = devices.find(|device| device.gid == client)?;
-    if size != config.client_buffer(device, server_size) {
-        return None;
-    }
-    let device = device.index;
-    let membership = endpoint.groups.join_now(GroupKey::Direct {
-        device,
-        peer: server,
-    })?;
-    let mut registering = pin!(async {
-        reach(endpoint, device, server, process).await?;
-        register(endpoint, device, server, size, server_size).await
-    });
-    // Polled once: the listener's process may be stopped, and no timeout is running yet.
-    let registered = poll_fn(|cx| Poll::Ready(registering.as_mut().poll(cx))).await;
-    let Poll::Ready(Ok((dmb, charge))) = registered else {
-        return None;
-    };
-    Some(EarlyWork {
-        device,
-        peer: server,
-        size,
-        process,
-        buffer: Some((dmb, charge)),
-        membership: Some(membership),
-    })
 }

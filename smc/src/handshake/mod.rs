@@ -8,11 +8,12 @@
 mod accept;
 mod carrier;
 mod connect;
+mod early;
 mod work;
 
 pub(crate) use accept::{ClientPath, accept, decline_all};
 pub(crate) use carrier::{ClcPeer, TcpHandshakes};
-pub(crate) use connect::connect;
+pub(crate) use connect::{Failed, connect};
 
 use std::future::{Future, poll_fn};
 use std::net::{Shutdown, SocketAddr};
@@ -22,7 +23,6 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use event_listener::EventListener;
-use smc_wire::types::Features;
 
 use super::builder::recv_buffer_size;
 use super::device_driver::DeviceDriver;
@@ -34,7 +34,6 @@ use crate::conn::{Conn, Parts};
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason};
 use crate::log::HandshakeLog;
-use crate::negotiate::ExpectedHandshake;
 use crate::peer_descriptors::Source;
 use crate::proto::Role;
 use crate::proto::group::{GroupId, GroupState};
@@ -225,8 +224,8 @@ async fn run_handshake(
     }
 }
 
-/// The next handshake with the listener of a UNIX socket that takes an early CONFIRM is expected to
-/// be like this one.
+/// The next handshake with a listener that takes an early CONFIRM is expected to be like this one.
+/// A side channel tells of it by itself.
 fn keep_precedent(
     endpoint: &EndpointInner,
     role: Role,
@@ -234,25 +233,14 @@ fn keep_precedent(
     established: &Established,
     carrier: &Carrier<'_>,
 ) {
-    let takes_early = established
-        .vendor_features
-        .contains(Features::EARLY_CONFIRM);
-    let (Role::Client, true, Address::Unix(to), Transport::Direct(params)) =
-        (role, takes_early, peer, established.transport)
-    else {
-        return;
+    let process = match carrier {
+        _ if role == Role::Server => return,
+        Carrier::SideChannel(_) => return,
+        Carrier::Tcp(..) | Carrier::Unix(_) => carrier.credentials(),
     };
-    if let Ok(device) = work::direct(endpoint, params.device) {
-        endpoint.precedents.keep(
-            to,
-            ExpectedHandshake {
-                client: device.gid(),
-                server: params.peer,
-                process: carrier.credentials(),
-                size: params.local_size,
-                server_size: params.peer_buffer.size,
-            },
-        );
+    if let Some(precedent) = early::precedent(endpoint, established, process) {
+        let now = endpoint.runtime.now();
+        endpoint.precedents.keep(now, peer, precedent);
     }
 }
 
@@ -367,7 +355,8 @@ async fn drive(
                 }
                 HandshakeOutput::Work(requested) => {
                     let process = carrier.credentials();
-                    match resources.take_early(&requested, process) {
+                    let is_taken = machine.is_early_taken();
+                    match resources.take_early(&requested, process, is_taken) {
                         Some(done) => {
                             HandshakeLog::ends_work(machine, &done);
                             machine.handle_done(now, done);
@@ -379,6 +368,10 @@ async fn drive(
                             work = Some(Box::pin(execute(endpoint, requested, prepared, process)));
                         }
                     }
+                }
+                HandshakeOutput::EarlyData(bytes) => {
+                    let prepared = resources.prepared.as_ref().ok_or(NO_RESOURCE)?;
+                    prepared.handle.0.store_early(&bytes)?;
                 }
                 HandshakeOutput::Discard => {
                     work = None;

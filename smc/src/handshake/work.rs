@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use smc_wire::clc::DirectEnd;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{Gid, GroupId};
 
-use crate::conn::{DirectBuffers, RdmaConnHandle};
+use super::early::EarlyWork;
+use crate::conn::{DirectBuffers, RdmaConnHandle, len_u32};
 use crate::device::{
     Access, Attachment, Charge, DeviceError, Direct, Dmb, LinkAddress, RdmaAddress, Route,
 };
@@ -16,7 +16,7 @@ use crate::endpoint::EndpointInner;
 use crate::groups::Membership;
 use crate::negotiate::Credentials;
 use crate::proto::group::{DeviceIndex, GroupKey, Intent};
-use crate::proto::handshake::{EarlyConfirm, HandshakeConfig, LocalRmb, RmbError, Work, WorkDone};
+use crate::proto::handshake::{LocalRmb, RmbError, Work, WorkDone};
 use crate::proto::links::{
     FirstLinkError, HandshakeHash, LinkChoice, LinkId, LinkState, LlcTerms, PeerRmb, RkeyError,
     RmbKey, RtokenError,
@@ -41,40 +41,6 @@ pub(super) enum Acquired {
     Membership(Membership),
 }
 
-/// Work that was done before the handshake requests it, so that a CONFIRM could be sent early. The
-/// server may use the connection and end before its answer is read, and with it the link group: by
-/// then this side has its buffer and its place.
-pub(super) struct EarlyWork {
-    pub(super) device: DeviceIndex,
-    pub(super) peer: Gid,
-    pub(super) size: SizeCode,
-    /// The process whose answer is expected. The peer's device belongs to it, where that is known.
-    pub(super) process: Option<Credentials>,
-    /// The receive buffer, and the charge for the server's, whose size is the cached one.
-    pub(super) buffer: Option<(Arc<dyn Dmb>, Charge)>,
-    pub(super) membership: Option<Membership>,
-}
-
-impl EarlyWork {
-    /// The CONFIRM that a PROPOSAL can have.
-    pub(super) fn confirm(&self, config: &HandshakeConfig) -> Option<EarlyConfirm> {
-        let mut devices = config.devices.iter();
-        let device = devices.find(|device| device.index == self.device)?;
-        let (dmb, _charge) = self.buffer.as_ref()?;
-        Some(EarlyConfirm {
-            peer: self.peer,
-            end: DirectEnd {
-                gid: device.gid,
-                chid: device.chid,
-                dmb: dmb.token(),
-                dmbe_index: 0,
-                size: self.size,
-                group: self.membership.as_ref()?.member.group(),
-            },
-        })
-    }
-}
-
 impl HandshakeResources {
     pub(super) fn with(early: Option<EarlyWork>) -> Self {
         Self {
@@ -85,41 +51,66 @@ impl HandshakeResources {
 
     /// The result of a work item that was done early.
     ///
-    /// `process`: at the other end of the handshake.
+    /// `process`: at the other end of the handshake. `is_taken`: whether the server has taken the
+    /// early CONFIRM.
     pub(super) fn take_early(
         &mut self,
         work: &Work,
         process: Option<Credentials>,
+        is_taken: bool,
     ) -> Option<WorkDone> {
-        let early = self.early.as_mut()?;
-        match *work {
-            Work::Reach { device, peer }
-                if (early.device, early.peer, early.process) == (device, peer, process) =>
-            {
-                Some(WorkDone::Reached(Ok(())))
-            }
-            Work::Enter {
-                key: GroupKey::Direct { device, peer },
-                intent: Intent::Join,
-            } if (early.device, early.peer) == (device, peer) => {
-                let membership = early.membership.take()?;
-                let member = membership.member;
-                self.membership = Some(membership);
-                Some(WorkDone::Entered(Ok(member)))
-            }
-            Work::Register {
-                device, peer, size, ..
-            } => {
-                // One of another size is of no use, and takes memory that this one may need.
-                let buffer = early.buffer.take();
-                let is_same = (early.device, early.peer, early.size) == (device, peer, size);
-                let (dmb, charge) = buffer.filter(|_| is_same)?;
-                let token = dmb.token();
-                (self.direct.dmb, self.direct.charge) = (Some(dmb), charge);
-                Some(WorkDone::Registered(Ok(token)))
-            }
-            _ => None,
+        match self.early.as_mut()? {
+            EarlyWork::Direct(early) => match *work {
+                Work::Reach { device, peer }
+                    if (early.device, early.peer, early.process) == (device, peer, process) =>
+                {
+                    Some(WorkDone::Reached(Ok(())))
+                }
+                Work::Enter {
+                    key: GroupKey::Direct { device, peer },
+                    intent: Intent::Join,
+                } if (early.device, early.peer) == (device, peer) => {
+                    let membership = early.membership.take()?;
+                    Some(self.enter(membership))
+                }
+                Work::Register {
+                    device, peer, size, ..
+                } => {
+                    // One of another size is of no use, and takes memory that this one may need.
+                    let buffer = early.buffer.take();
+                    let is_same = (early.device, early.peer, early.size) == (device, peer, size);
+                    let (dmb, charge) = buffer.filter(|_| is_same)?;
+                    let token = dmb.token();
+                    (self.direct.dmb, self.direct.charge) = (Some(dmb), charge);
+                    Some(WorkDone::Registered(Ok(token)))
+                }
+                _ => None,
+            },
+            EarlyWork::Rdma(early) => match *work {
+                Work::Enter {
+                    key,
+                    intent: Intent::Join,
+                } if early.key == key => {
+                    let membership = early.membership.take()?;
+                    Some(self.enter(membership))
+                }
+                Work::PrepareRmb { .. } => {
+                    // One whose early CONFIRM is not taken is of no use: a process that has kept
+                    // the message back could send it later.
+                    let prepared = early.prepared.take();
+                    let (prepared, local) = prepared.filter(|_| is_taken)?;
+                    self.prepared = Some(prepared);
+                    Some(WorkDone::RmbPrepared(Ok(local)))
+                }
+                _ => None,
+            },
         }
+    }
+
+    fn enter(&mut self, membership: Membership) -> WorkDone {
+        let member = membership.member;
+        self.membership = Some(membership);
+        WorkDone::Entered(Ok(member))
     }
 
     pub(super) fn add(&mut self, acquired: Acquired) {
@@ -212,7 +203,9 @@ pub(super) async fn execute(
         Work::ConfirmRkey => {
             WorkDone::RkeyConfirmed(Box::pin(confirm_rkey(prepared.as_ref())).await)
         }
-        Work::BindPeer(rmb) => WorkDone::PeerBound(bind_peer(prepared.as_ref(), &rmb)),
+        Work::BindPeer { rmb, sent } => {
+            WorkDone::PeerBound(bind_peer(prepared.as_ref(), &rmb, sent))
+        }
         Work::ConnectLink {
             group,
             peer,
@@ -376,7 +369,7 @@ fn idle_end_timeout(endpoint: &EndpointInner) -> Duration {
     endpoint.base_config().timeouts.work / 2
 }
 
-async fn prepare_rmb(
+pub(super) async fn prepare_rmb(
     endpoint: &EndpointInner,
     group: GroupId,
     choice: LinkChoice,
@@ -426,7 +419,7 @@ async fn prepare_rmb(
     Ok((prepared, local))
 }
 
-async fn confirm_rkey(prepared: Option<&Prepared>) -> Result<(), RkeyError> {
+pub(super) async fn confirm_rkey(prepared: Option<&Prepared>) -> Result<(), RkeyError> {
     let prepared = prepared.ok_or(RkeyError::NoKey)?;
     let conn = &prepared.handle.0;
     conn.group
@@ -441,10 +434,10 @@ async fn confirm_rkey(prepared: Option<&Prepared>) -> Result<(), RkeyError> {
     }
 }
 
-fn bind_peer(prepared: Option<&Prepared>, rmb: &PeerRmb) -> Result<(), RtokenError> {
+fn bind_peer(prepared: Option<&Prepared>, rmb: &PeerRmb, sent: usize) -> Result<(), RtokenError> {
     let prepared = prepared.ok_or(RtokenError::Ended)?;
     let conn = &prepared.handle.0;
-    conn.group.bind(conn, prepared.link, rmb)
+    conn.group.bind(conn, prepared.link, rmb, len_u32(sent))
 }
 
 async fn connect_link(

@@ -38,6 +38,11 @@ impl RdmaBuffer {
         self.size == size && self.access == access
     }
 
+    /// Whether it is an RMB of this size that stays announced in the pool.
+    fn is_announced(&self, size: SizeCode) -> bool {
+        self.size == size && self.announced.lock().is_some()
+    }
+
     pub(super) fn new(
         size: SizeCode,
         access: Access,
@@ -135,6 +140,12 @@ impl RdmaBufferPool {
         announced.count()
     }
 
+    /// Whether the pool has an RMB of this size that stays announced.
+    pub(crate) fn has_announced(&self, size: SizeCode) -> bool {
+        let is = |buffer: &Arc<RdmaBuffer>| buffer.is_announced(size);
+        self.free.lock().iter().any(is)
+    }
+
     /// Whether the pool has a buffer of this size.
     pub(crate) fn has(&self, size: SizeCode, access: Access) -> bool {
         self.free
@@ -152,7 +163,10 @@ impl RdmaBufferPool {
     ) -> Result<Arc<RdmaBuffer>, DeviceError> {
         let reused = {
             let mut free = self.free.lock();
-            let at = free.iter().rposition(|buffer| buffer.is(size, access));
+            let is = |buffer: &Arc<RdmaBuffer>| buffer.is(size, access);
+            let announced = free.iter().rposition(|buffer| buffer.is_announced(size));
+            let announced = announced.filter(|_| access == Access::RemoteWrite);
+            let at = announced.or_else(|| free.iter().rposition(is));
             at.map(|at| free.swap_remove(at))
         };
         match reused {

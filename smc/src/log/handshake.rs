@@ -30,7 +30,7 @@ impl HandshakeLog {
         if !cfg!(feature = "tracing") {
             return;
         }
-        if let Ok(Some(frame)) = Frame::peek(message) {
+        if let Ok(Some(frame)) = Frame::peek_extended(message) {
             debug!("message is sent", kind = frame.header().kind);
         }
     }

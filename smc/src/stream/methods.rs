@@ -40,6 +40,22 @@ macro_rules! any {
                 self.shared.mode().fallback_reason()
             }
 
+            /// Whether the server has taken the [early data](crate::ConnectOptions::early_data) of the
+            /// connect from the PROPOSAL. Otherwise the connect has written it, or there was none.
+            #[must_use]
+            pub fn early_data_accepted(&self) -> bool {
+                self.shared.mode().has_early_data()
+            }
+
+            /// Whether the first bytes of an accepted stream have come with the PROPOSAL
+            /// ([`ListenOptions::early_data`](crate::ListenOptions::early_data)). The client may
+            /// send them again on another connection, if it has not received the answer to this
+            /// one.
+            #[must_use]
+            pub fn is_early(&self) -> bool {
+                self.shared.mode().has_early_data()
+            }
+
             /// The local address of the TCP connection, which stays open as long as the stream.
             ///
             /// # Errors

@@ -59,7 +59,8 @@ pub enum Mode {
         peer: RoceGid,
         /// The EID both ends agreed on; `None` in version 1.
         eid: Option<Eid>,
-        /// Features beyond the released protocol that both ends have agreed on for the link group.
+        /// Features beyond the released protocol: those that both ends have agreed on for the link
+        /// group, and of early CONFIRM and early data what this stream has used.
         vendor_features: Features,
     },
     /// Plain TCP.
@@ -81,6 +82,16 @@ impl Mode {
     #[must_use]
     pub fn is_smc(&self) -> bool {
         matches!(self, Self::SmcD { .. } | Self::SmcR { .. })
+    }
+
+    /// Whether the first bytes of the stream were sent with the PROPOSAL, and taken.
+    pub(super) fn has_early_data(&self) -> bool {
+        match self {
+            Self::SmcR {
+                vendor_features, ..
+            } => vendor_features.contains(Features::EARLY_DATA),
+            _ => false,
+        }
     }
 
     /// Why the stream is TCP or a plain UNIX socket; `None` when it is SMC.

@@ -5,6 +5,7 @@ mod concurrency;
 mod declines;
 mod delivery;
 mod driver_thread;
+mod early;
 mod failover;
 mod forged;
 mod groups;

@@ -83,7 +83,7 @@ fn a_further_connection_takes_three_round_trips_and_five_without_the_agreement()
                     "{took:?} for {round_trips} round trips"
                 );
                 let agreed = match round_trips {
-                    3 => AGREED,
+                    3 => AGREED | Features::EARLY_CONFIRM,
                     _ => Features::empty(),
                 };
                 assert_eq!(streams.each_ref().map(features), [agreed; 2]);

@@ -605,7 +605,7 @@ impl World {
                     (Ok(()), None) => Err(RmbError::NoLink),
                 })
             }
-            Work::BindPeer(_) => WorkDone::PeerBound(match fault {
+            Work::BindPeer { .. } => WorkDone::PeerBound(match fault {
                 0 => Ok(()),
                 _ => Err(RtokenError::TableFull),
             }),

@@ -3,7 +3,8 @@
 
 use smc_wire::Bounded;
 use smc_wire::clc::{
-    self, AcceptConfirm, Authentication, Body, DirectEnd, Extensions, FirstContact, RdmaEnd,
+    self, AcceptConfirm, Authentication, Body, DirectEnd, EarlyRdmaEnd, Extensions, FirstContact,
+    RdmaEnd,
 };
 use smc_wire::llc::{ByteOrder, Dialect};
 use smc_wire::size::SizeCode;
@@ -13,6 +14,7 @@ use smc_wire::types::{
 };
 
 use super::config::LinkLimits;
+use super::early::{PER_CONNECTION, ReceivedEarlyData};
 use super::steps::{Awaits, When};
 use super::{DirectDevice, HandshakeConfig, LocalRmb, RdmaPort, Work};
 use crate::device::{LinkAddress, Route};
@@ -36,6 +38,10 @@ pub(super) struct DeviceAttempt {
     /// Features beyond the released protocol that both sides have, to be stated at first contact; a
     /// group that exists keeps its own.
     pub(super) vendor_features: Features,
+    /// Of the features [of a connection](PER_CONNECTION), those that this one uses.
+    pub(super) in_use: Features,
+    /// Bytes of early data that the server has taken.
+    pub(super) early_data: usize,
     /// The operating system and host name that the peer states at first contact.
     pub(super) peer_host: Option<(OsType, HostName)>,
     pub(super) key: GroupKey,
@@ -75,6 +81,8 @@ pub(super) struct RdmaEnds {
     pub(super) limits: Option<LinkLimits>,
     /// The client's GID and MAC according to its PROPOSAL, at the server.
     pub(super) proposed: Option<(RoceGid, Mac)>,
+    /// The client's end according to its PROPOSAL, at the server.
+    pub(super) early: Option<(EarlyRdmaEnd, Authentication)>,
     pub(super) local: Option<LocalRmb>,
     /// Known when the peer's message has arrived.
     pub(super) peer: Option<(LinkAddress, PeerRmb)>,
@@ -94,6 +102,27 @@ impl DirectEnds {
             peer_buffer: None,
             early_buffer: None,
             access,
+        }
+    }
+}
+
+impl LocalRmb {
+    /// The end that a message of the handshake names.
+    #[must_use]
+    pub fn end(&self, config: &HandshakeConfig) -> RdmaEnd {
+        let rdma = config.rdma.as_ref();
+        RdmaEnd {
+            peer_id: rdma.map_or(PeerId::ZERO, |rdma| rdma.peer_id),
+            gid: self.link.gid,
+            mac: self.link.mac,
+            qpn: self.link.qpn,
+            rkey: self.rkey,
+            rmbe_index: self.index,
+            token: self.token,
+            size: self.size,
+            mtu: self.link.mtu,
+            rmb_addr: self.addr,
+            psn: self.link.psn,
         }
     }
 }
@@ -171,23 +200,66 @@ impl DeviceAttempt {
         self.member.is_some_and(|member| member.is_first_contact())
     }
 
-    /// A server with a buffer for the connection: takes the early CONFIRM, if that holds. In a
-    /// group that exists there is nothing else in a CONFIRM.
-    pub(super) fn take_early_confirm(&mut self) {
+    /// A server with a buffer for the connection: takes the early CONFIRM for SMC-D, if that holds.
+    /// In a group that exists there is nothing else in a CONFIRM.
+    pub(super) fn take_early_direct(&mut self) {
         let is_agreed = self.vendor_features.contains(Features::EARLY_CONFIRM);
         let (holds, size) = (is_agreed && !self.is_first_contact(), self.size);
         if let Ends::Direct(ends) = &mut self.ends {
             let early = ends.early_buffer.take();
             ends.peer_buffer = early.filter(|early| holds && early.size <= size);
+            self.in_use
+                .set(Features::EARLY_CONFIRM, ends.peer_buffer.is_some());
         }
+    }
+
+    /// Whether a server has an early CONFIRM for SMC-R, in a group of which both ends know that
+    /// there is one link, and whose members authenticate it.
+    fn has_early_rdma(&self) -> bool {
+        let Some(Member::Joined { terms, .. }) = self.member else {
+            return false;
+        };
+        let needed = OF_RDMA | Features::EARLY_CONFIRM;
+        let both = terms.vendor_features & self.vendor_features;
+        match &self.ends {
+            Ends::Rdma(ends) => ends.early.is_some() && both.contains(needed),
+            Ends::Direct(_) => false,
+        }
+    }
+
+    /// A server takes the early CONFIRM for SMC-R.
+    ///
+    /// # Errors
+    ///
+    /// As a CONFIRM with this end.
+    pub(super) fn take_early_rdma(&mut self) -> Result<(), PeerMisbehaved> {
+        if let Ends::Rdma(ends) = &mut self.ends {
+            if let Some((early, authentication)) = ends.early {
+                ends.set_peer(&early.end, Some(authentication))?;
+                self.in_use.insert(Features::EARLY_CONFIRM);
+            }
+        }
+        Ok(())
+    }
+
+    /// A server takes early data, together with the early CONFIRM.
+    pub(super) fn take_early_data(
+        &mut self,
+        data: Option<ReceivedEarlyData>,
+        config: &HandshakeConfig,
+    ) -> Option<Vec<u8>> {
+        let is_rdma = matches!(self.ends, Ends::Rdma(_));
+        let policy = config.early_data.as_ref();
+        let policy = policy.filter(|_| is_rdma && self.has_early_confirm());
+        let data = data.filter(|data| policy.is_some_and(|policy| policy.takes(data)))?;
+        self.in_use.insert(Features::EARLY_DATA);
+        self.early_data = data.bytes.len();
+        Some(data.bytes)
     }
 
     /// Whether the server has the client's buffer before it sends ACCEPT.
     pub(super) fn has_early_confirm(&self) -> bool {
-        match (self.role, &self.ends) {
-            (Role::Server, Ends::Direct(ends)) => ends.peer_buffer.is_some(),
-            _ => false,
-        }
+        self.role == Role::Server && self.in_use.contains(Features::EARLY_CONFIRM)
     }
 
     /// Whether this connection has a step.
@@ -196,6 +268,8 @@ impl DeviceAttempt {
             (When::Always, _) => true,
             (When::FirstContact, _) => self.is_first_contact(),
             (When::Reuse, _) => !self.is_first_contact(),
+            (When::EarlyReuse, _) => self.has_early_rdma(),
+            (When::LateReuse, _) => !self.is_first_contact() && !self.has_early_confirm(),
             (When::Nocopy, Ends::Direct(ends)) => ends.device.nocopy,
             (When::Nocopy, Ends::Rdma(_)) => false,
         }
@@ -244,7 +318,13 @@ impl DeviceAttempt {
                 size: self.size,
             },
             (Awaits::ConfirmRkey, Ends::Rdma(_)) => Work::ConfirmRkey,
-            (Awaits::BindPeer, Ends::Rdma(ends)) => Work::BindPeer(ends.peer?.1),
+            (Awaits::BindPeer, Ends::Rdma(ends)) => Work::BindPeer {
+                rmb: ends.peer?.1,
+                sent: match self.role {
+                    Role::Client => self.early_data,
+                    Role::Server => 0,
+                },
+            },
             (Awaits::ConnectLink, Ends::Rdma(ends)) => Work::ConnectLink {
                 group: self.group()?,
                 peer: ends.peer?.0,
@@ -333,18 +413,9 @@ impl DeviceAttempt {
                 let local = ends.local?;
                 let own = local.link.mtu;
                 Body::R(RdmaEnd {
-                    peer_id: peer_id(config),
-                    gid: local.link.gid,
-                    mac: local.link.mac,
-                    qpn: local.link.qpn,
-                    rkey: local.rkey,
-                    rmbe_index: local.index,
-                    token: local.token,
-                    size: local.size,
                     // In CONFIRM the smaller of both.
                     mtu: ends.peer.map_or(own, |(peer, _)| own.min(peer.mtu)),
-                    rmb_addr: local.addr,
-                    psn: local.link.psn,
+                    ..local.end(config)
                 })
             }
         };
@@ -356,7 +427,7 @@ impl DeviceAttempt {
         let local = match &self.ends {
             Ends::Direct(_) if self.has_early_confirm() => {
                 return Extensions {
-                    features: Some(Features::EARLY_CONFIRM),
+                    features: Some(self.in_use),
                     ..Extensions::default()
                 };
             }
@@ -364,7 +435,8 @@ impl DeviceAttempt {
             Ends::Rdma(ends) => ends.local,
         };
         let authentication = local.and_then(|local| local.authentication);
-        let features = authentication.and_then(|_| Some(self.terms()?.vendor_features));
+        let of_group = || Some(self.terms()?.vendor_features.difference(PER_CONNECTION));
+        let features = authentication.and_then(|_| Some(of_group()? | self.in_use));
         Extensions {
             features,
             authentication,
@@ -407,7 +479,8 @@ impl DeviceAttempt {
             eid: self.eid,
             group: member.group(),
             first_contact: member.is_first_contact(),
-            vendor_features: terms.vendor_features,
+            group_features: terms.vendor_features,
+            vendor_features: terms.vendor_features.difference(PER_CONNECTION) | self.in_use,
             peer_host: terms.host,
             transport: match &self.ends {
                 Ends::Direct(ends) => Transport::Direct(DirectParams {
@@ -436,8 +509,8 @@ impl DeviceAttempt {
 }
 
 /// The features beyond the released protocol that both sides have, if the peer has these.
-/// An early CONFIRM is for SMC-D, authentication for link groups of SMC-R. A single link takes
-/// that, and the agreement that there is no other.
+/// Authentication is for link groups of SMC-R. A single link takes that, and the agreement that
+/// there is no other; an early CONFIRM of SMC-R takes a single link.
 pub(super) fn common_features(
     config: &HandshakeConfig,
     release: Release,
@@ -448,24 +521,15 @@ pub(super) fn common_features(
     let Ends::Rdma(ends) = ends else {
         return both.difference(OF_RDMA);
     };
-    let both = both.difference(OF_DIRECT);
     let has_one_link = ends.limits.is_some_and(|limits| limits.links == 1);
-    match has_one_link && both.contains(Features::AUTHENTICATION) {
+    match has_one_link && both.contains(OF_RDMA) {
         true => both,
-        false => both.difference(Features::SINGLE_LINK),
+        false => both.difference(Features::SINGLE_LINK | PER_CONNECTION),
     }
 }
 
 /// Features of link groups of SMC-R.
 pub(super) const OF_RDMA: Features = Features::SINGLE_LINK.union(Features::AUTHENTICATION);
-
-/// Features of link groups of SMC-D.
-pub(super) const OF_DIRECT: Features = Features::EARLY_CONFIRM;
-
-fn peer_id(config: &HandshakeConfig) -> PeerId {
-    let rdma = config.rdma.as_ref();
-    rdma.map_or(PeerId::ZERO, |rdma| rdma.peer_id)
-}
 
 /// The result of a successful handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -481,6 +545,8 @@ pub struct Established {
     /// Whether this connection made the group.
     pub first_contact: bool,
     /// Features beyond the released protocol that the link group has.
+    pub group_features: Features,
+    /// The same, but an early CONFIRM and early data only if this connection has used them.
     pub vendor_features: Features,
     /// Name of the peer's host, blank if it gave none.
     pub peer_host: HostName,

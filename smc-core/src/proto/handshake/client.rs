@@ -16,17 +16,16 @@ use smc_wire::types::{
     Version,
 };
 
-use super::attempt::{
-    DeviceAttempt, DirectEnds, Ends, OF_DIRECT, OF_RDMA, RdmaEnds, common_features,
-};
+use super::attempt::{DeviceAttempt, DirectEnds, Ends, OF_RDMA, RdmaEnds, common_features};
 use super::config::LinkLimits;
 use super::config::{mask_v4, mask_v6};
 use super::decline::SearchedDevices;
+use super::early::{PER_CONNECTION, SentEarly};
 use super::machine::{Failure, RoleState, emitted};
 use super::steps::{ACCEPT, CLIENT_DIRECT, CLIENT_RDMA};
 use super::{
-    DeclineCause, DeviceExclusion, DirectDevice, Handshake, HandshakeConfig, Interface, PeerBuffer,
-    RdmaConfig, RdmaPort, Subnet, TcpPath,
+    DeclineCause, DeviceExclusion, DirectDevice, EarlyConfirm, EarlyData, Handshake,
+    HandshakeConfig, Interface, PeerBuffer, RdmaConfig, RdmaPort, Subnet, TcpPath,
 };
 use crate::device::Route;
 use crate::error::{FallbackReason, PeerMisbehaved};
@@ -76,21 +75,6 @@ pub struct ClientProposal {
     pub(super) release: Release,
     proposal: Proposal,
     bytes: Vec<u8>,
-}
-
-/// The client's end of a connection of SMC-D in a link group that exists, sent with the PROPOSAL.
-/// If the server takes it, the connection is established with ACCEPT
-/// (docs/spec/extensions.md#early-confirm).
-///
-/// The client has done all that a CONFIRM takes: [`Work::Reach`](super::Work::Reach),
-/// [`Work::Enter`](super::Work::Enter) and [`Work::Register`](super::Work::Register) are requested
-/// all the same, and are answered with what was done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EarlyConfirm {
-    /// The server's device, which may write to the buffer.
-    pub peer: Gid,
-    /// The client's end, as CONFIRM would have it.
-    pub end: DirectEnd,
 }
 
 impl ClientProposal {
@@ -156,16 +140,9 @@ impl ClientProposal {
         &self.bytes
     }
 
-    /// The PROPOSAL with an early CONFIRM. Without it if it cannot have one.
-    fn with_early_confirm(&self, early: &EarlyConfirm) -> Vec<u8> {
-        let extensions = Extensions {
-            direct: Some(early.end),
-            ..Extensions::default()
-        };
-        let extended = emitted(self.proposal.extended_len(&extensions), |buffer| {
-            self.proposal.emit_extended(&extensions, buffer)
-        });
-        extended.unwrap_or_else(|| self.bytes.clone())
+    /// What the PROPOSAL says.
+    pub(super) const fn proposal(&self) -> &Proposal {
+        &self.proposal
     }
 
     /// The device that the server means in an ACCEPT of version 2.
@@ -410,14 +387,14 @@ pub(super) fn is_same_subnet(area: &IpArea, interface: &Interface) -> bool {
 }
 
 /// The features beyond the released protocol that an offer states: those of SMC-R go with SMC-R,
-/// those of SMC-D with SMC-D.
+/// and all with version 2.
 fn offered_features(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> Features {
     let mut own = config.vendor_features_for(config.release);
     if found.rdma_v2.is_none() {
         own = own.difference(OF_RDMA);
     }
-    if !found.has_direct_v2() {
-        own = own.difference(OF_DIRECT);
+    if found.rdma_v2.is_none() && !found.has_direct_v2() {
+        own = own.difference(PER_CONNECTION);
     }
     own
 }
@@ -454,8 +431,8 @@ impl Handshake {
         handshake
     }
 
-    /// As [`Handshake::client_with`], with an early CONFIRM. The server is known to support that,
-    /// as the terms of the link group say
+    /// As [`Handshake::client_with`], with an early CONFIRM, and early data if there is some. The
+    /// server is known to support that, as the terms of the link group say
     /// ([`GroupTerms::vendor_features`](crate::proto::group::GroupTerms)): others refuse the
     /// PROPOSAL.
     #[must_use]
@@ -463,10 +440,20 @@ impl Handshake {
         now: Instant,
         config: Arc<HandshakeConfig>,
         proposal: Arc<ClientProposal>,
-        early: EarlyConfirm,
+        confirm: EarlyConfirm,
+        data: Option<&EarlyData>,
     ) -> Self {
-        let bytes = proposal.with_early_confirm(&early);
+        let data = data.filter(|data| !data.bytes.is_empty());
+        let Some(bytes) = proposal.with_early(&confirm, data) else {
+            return Self::client_with(now, config, Ok(proposal));
+        };
+        let early = SentEarly {
+            confirm,
+            data: data.map_or(0, |data| data.bytes.len()),
+        };
         let mut handshake = Self::of_client(now, config, Some(proposal), Some(early));
+        // As it is sent: the server makes the key of a new link group of it as well.
+        handshake.record(&bytes);
         handshake.send(bytes);
         handshake
     }
@@ -488,7 +475,7 @@ impl Handshake {
         now: Instant,
         config: Arc<HandshakeConfig>,
         proposal: Option<Arc<ClientProposal>>,
-        early: Option<EarlyConfirm>,
+        early: Option<SentEarly>,
     ) -> Self {
         // Before the server has shown its version, a DECLINE has the one that was offered.
         let version = match config.is_v2_capable() {
@@ -538,9 +525,18 @@ impl Handshake {
             }
         };
         let in_use = extensions.features.unwrap_or_default();
-        if in_use.contains(Features::EARLY_CONFIRM) {
-            let early = early.filter(|early| is_for(early, &attempt));
-            attempt.size = early.ok_or(PeerMisbehaved::UnexpectedMessage)?.end.size;
+        if in_use.intersects(PER_CONNECTION) {
+            let early = early.filter(|early| early.is_for(&attempt));
+            let early = early.ok_or(PeerMisbehaved::UnexpectedMessage)?;
+            let has_data = in_use.contains(Features::EARLY_DATA);
+            if !in_use.contains(Features::EARLY_CONFIRM) || (has_data && early.data == 0) {
+                return Err(PeerMisbehaved::UnexpectedMessage.into());
+            }
+            if let EarlyConfirm::Direct { end, .. } = early.confirm {
+                attempt.size = end.size;
+            }
+            attempt.early_data = if has_data { early.data } else { 0 };
+            attempt.in_use = in_use & PER_CONNECTION;
             self.is_early_taken = true;
         }
         self.rest = match attempt.ends {
@@ -550,15 +546,6 @@ impl Handshake {
         self.attempt = Some(attempt);
         self.advance()
     }
-}
-
-/// Whether an early CONFIRM is one for the attempt that ACCEPT begins.
-fn is_for(early: &EarlyConfirm, attempt: &DeviceAttempt) -> bool {
-    let Ends::Direct(ends) = &attempt.ends else {
-        return false;
-    };
-    let is_device = (ends.device.gid, ends.peer) == (early.end.gid, early.peer);
-    is_device && attempt.intent == Intent::Join && early.end.size <= attempt.size
 }
 
 /// SMC-D with the device that the server means.
@@ -608,6 +595,7 @@ fn rdma_attempt(
         limits: limits(stated).map_err(Failure::decline)?,
         port: port.clone(),
         proposed: None,
+        early: None,
         local: None,
         peer: None,
     };
@@ -646,6 +634,8 @@ fn attempt(
         release,
         features: stated.map_or(FeatureMask::empty(), both),
         vendor_features: common_features(config, release, stated_features, &ends),
+        in_use: Features::empty(),
+        early_data: 0,
         peer_host: stated.map(|stated| (stated.os, stated.host)),
         key,
         // Whether the link group is new is the server's decision.

@@ -11,6 +11,7 @@ use smc_wire::types::{
     Version,
 };
 
+use super::EarlyDataPolicy;
 use crate::device::{RdmaAddress, RoceKind, Route};
 use crate::error::FallbackCause;
 use crate::proto::group::DeviceIndex;
@@ -42,6 +43,8 @@ pub struct HandshakeConfig {
     /// Own features beyond the released protocol, from release v2.1 on. Peers that have none ignore
     /// them (docs/spec/extensions.md#features).
     pub vendor_features: Features,
+    /// The policy for early data of clients; none is taken without one.
+    pub early_data: Option<Arc<EarlyDataPolicy>>,
     /// Size of the receive buffer to register for SMC-D; less if memory is short or a device has a
     /// limit.
     pub buffer: SizeCode,
@@ -69,6 +72,7 @@ impl HandshakeConfig {
             release: Release::V2_1,
             features: FeatureMask::EMULATED_ISM,
             vendor_features: Features::empty(),
+            early_data: None,
             buffer: SizeCode::LINUX_DEFAULT,
             rmb: SizeCode::LINUX_DEFAULT,
             v1: false,

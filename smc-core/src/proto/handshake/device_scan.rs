@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 
-use smc_wire::clc::{DirectEnd, Proposal, SmcdArea};
+use smc_wire::clc::{Proposal, SmcdArea};
 use smc_wire::types::{Eid, Features, Gid, Release, RoceGid, Version};
 
 use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds, common_features};
 use super::client::{is_same_subnet, v1_gid};
 use super::config::LinkLimits;
 use super::decline::SearchedDevices;
+use super::early::{ReceivedEarly, ReceivedEarlyData};
 use super::{
     DeclineCause, DirectDevice, HandshakeConfig, PeerBuffer, RdmaConfig, RdmaPort, TcpPath,
 };
@@ -21,8 +22,7 @@ use crate::proto::group::{DeviceIndex, GroupKey, Intent};
 #[derive(Debug)]
 pub(super) struct DeviceScan {
     proposal: Proposal,
-    /// The client's early CONFIRM for SMC-D.
-    early: Option<DirectEnd>,
+    early: ReceivedEarly,
     path: TcpPath,
     screened: Screened,
     release: Release,
@@ -68,7 +68,7 @@ impl DeviceScan {
     /// The cause of a DECLINE.
     pub(super) fn new(
         proposal: Proposal,
-        early: Option<DirectEnd>,
+        early: ReceivedEarly,
         config: &HandshakeConfig,
         path: TcpPath,
     ) -> Result<Self, DeclineCause> {
@@ -103,6 +103,11 @@ impl DeviceScan {
             scan.pairs = scan.v2_pairs(config);
         }
         Ok(scan)
+    }
+
+    /// The client's early data.
+    pub(super) fn into_early_data(self) -> Option<ReceivedEarlyData> {
+        self.early.data
     }
 
     /// An attempt with the next device.
@@ -307,6 +312,7 @@ impl DeviceScan {
         };
         let early = self
             .early
+            .direct
             .filter(|end| (end.gid, end.chid) == (peer, device.chid));
         let ends = Ends::Direct(DirectEnds {
             early_buffer: early.map(|end| PeerBuffer::new(end.dmb, end.dmbe_index, end.size)),
@@ -348,6 +354,7 @@ impl DeviceScan {
             route,
             limits,
             proposed: Some((gid, mac)),
+            early: self.early.rdma.filter(|_| eid.is_some()),
             local: None,
             peer: None,
         };
@@ -373,6 +380,8 @@ impl DeviceScan {
             release,
             features: config.features_for(release),
             vendor_features: common_features(config, release, self.client_features(), &ends),
+            in_use: Features::empty(),
+            early_data: 0,
             peer_host: None,
             key,
             intent: Intent::JoinOrCreate,

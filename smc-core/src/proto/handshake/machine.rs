@@ -4,19 +4,20 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use smc_wire::EmitError;
 use smc_wire::clc::{self, Decline, Extensions, Message};
 use smc_wire::size::SizeCode;
-use smc_wire::types::Version;
+use smc_wire::types::{Features, Version};
+use smc_wire::{DecodeError, EmitError};
 
 use super::attempt::{DeviceAttempt, Ends};
 use super::device_scan::DeviceScan;
+use super::early::{ReceivedEarly, SentEarly};
 use super::steps::{
-    Action, Awaits, LATE_DECLINE, OnError, OnTerminated, OnTimeout, Step, StepTimeout, TcpEnd,
+    Action, Awaits, LATE_DECLINE, OnError, OnTerminated, OnTimeout, Step, StepTimeout, TcpEnd, When,
 };
 use super::{
-    ClientProposal, DeclineCause, EarlyConfirm, Established, Fallback, HandshakeConfig, PeerAccess,
-    RmbError, TcpPath, Work, WorkDone,
+    ClientProposal, DeclineCause, Established, Fallback, HandshakeConfig, PeerAccess, RmbError,
+    TcpPath, Work, WorkDone,
 };
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackReason, PeerMisbehaved, SetupStep};
@@ -52,7 +53,8 @@ pub struct Handshake {
     /// The peer has closed TCP while the handshake could do without it.
     closed: Option<Error>,
     buffer: MessageBuffer,
-    /// What was sent and received, but for the client's PROPOSAL, if SMC-R is possible.
+    /// What was sent and received, if SMC-R is possible; but for a client's PROPOSAL without early
+    /// CONFIRM.
     messages: Vec<u8>,
     /// See [`Handshake::take_received`].
     received: Option<clc::ClcType>,
@@ -65,8 +67,8 @@ pub(super) enum RoleState {
     Client {
         /// What was offered, if anything was.
         proposal: Option<Arc<ClientProposal>>,
-        /// Sent with the PROPOSAL. With SMC-R there is none.
-        early: Option<EarlyConfirm>,
+        /// Sent with the PROPOSAL.
+        early: Option<SentEarly>,
     },
     Server {
         path: TcpPath,
@@ -81,6 +83,9 @@ pub enum HandshakeOutput {
     /// Send this message before anything that follows: on the side channel if it has delivered the
     /// PROPOSAL, otherwise on the TCP connection.
     Send(Vec<u8>),
+    /// A server: these are the first bytes of the stream, received with the PROPOSAL. Put them into
+    /// the local receive buffer, as if the peer had written them, before anything that follows.
+    EarlyData(Vec<u8>),
     /// Do this and report with [`Handshake::handle_done`].
     Work(Work),
     /// Release what work has acquired so far; another device is tried.
@@ -164,7 +169,12 @@ impl Handshake {
             return 0;
         };
         self.now = now;
-        let (taken, result) = self.buffer.take(bytes, expected);
+        let vendor_features = self.config.vendor_features;
+        let peek = match vendor_features.contains(Features::EARLY_DATA) {
+            true => clc::Frame::peek_extended,
+            false => clc::Frame::peek,
+        };
+        let (taken, result) = self.buffer.take(bytes, expected, peek);
         let result = match result {
             Ok(None) => return taken,
             Ok(Some(message)) => {
@@ -300,7 +310,7 @@ impl Handshake {
         match (step.awaits, message) {
             (_, Message::Decline(decline)) => Err(Failure::PeerDeclined(decline)),
             (Awaits::Proposal, Message::Proposal(proposal)) => {
-                self.handle_proposal(proposal, extensions.direct)
+                self.handle_proposal(proposal, ReceivedEarly::of(extensions))
             }
             (Awaits::Accept, Message::Accept(accept)) => self.handle_accept(&accept, extensions),
             (Awaits::Confirm, Message::Confirm(confirm)) => {
@@ -492,14 +502,14 @@ impl Handshake {
         let proposal = match &self.role_state {
             RoleState::Client {
                 proposal: Some(proposal),
-                ..
+                early: None,
             } => proposal.bytes(),
             RoleState::Client { .. } | RoleState::Server { .. } => &[],
         };
         HandshakeHash::of(&[proposal, &self.messages])
     }
 
-    fn record(&mut self, message: &[u8]) {
+    pub(super) fn record(&mut self, message: &[u8]) {
         if self.config.rdma.is_some() {
             self.messages.extend_from_slice(message);
         }
@@ -513,14 +523,23 @@ impl Handshake {
             self.deadline = after(self.now, time);
         }
         self.step = Some(step);
+        if step.when == When::EarlyReuse {
+            let attempt = self.attempt.as_mut();
+            attempt.map_or(Ok(()), DeviceAttempt::take_early_rdma)?;
+        }
         match step.awaits {
             Awaits::Proposal | Awaits::Accept | Awaits::LateDecline => return Ok(()),
             Awaits::Confirm => {
-                if let RoleState::Server { scan, .. } = &mut self.role_state {
-                    *scan = None;
-                }
+                let scan = match &mut self.role_state {
+                    RoleState::Server { scan, .. } => scan.take(),
+                    RoleState::Client { .. } => None,
+                };
                 if let Some(attempt) = &mut self.attempt {
-                    attempt.take_early_confirm();
+                    attempt.take_early_direct();
+                    let data = scan.and_then(|scan| scan.into_early_data());
+                    let taken = attempt.take_early_data(data, &self.config);
+                    let output = taken.map(HandshakeOutput::EarlyData);
+                    self.outputs.extend(output);
                 }
                 self.send_accept_or_confirm(clc::AcceptKind::Accept)?;
                 let attempt = self.attempt.as_ref();
@@ -656,6 +675,7 @@ impl MessageBuffer {
         &mut self,
         mut bytes: &[u8],
         expected: clc::ClcType,
+        peek: Peek,
     ) -> (usize, Result<Option<Vec<u8>>, Error>) {
         let before = bytes.len();
         let result = loop {
@@ -669,7 +689,7 @@ impl MessageBuffer {
                     break Ok(Some(std::mem::take(self).bytes_kept));
                 }
                 Some(_) => break Ok(None),
-                None => match self.parse_header(expected) {
+                None => match self.parse_header(expected, peek) {
                     Ok(true) => {}
                     Ok(false) => break Ok(None),
                     Err(error) => break Err(error),
@@ -690,8 +710,8 @@ impl MessageBuffer {
     }
 
     /// Parses the length once the header is complete. Invalid bytes are rejected at the first one.
-    fn parse_header(&mut self, expected: clc::ClcType) -> Result<bool, Error> {
-        self.frame = clc::Frame::peek(&self.bytes_kept)?;
+    fn parse_header(&mut self, expected: clc::ClcType, peek: Peek) -> Result<bool, Error> {
+        self.frame = peek(&self.bytes_kept)?;
         match self.frame.map(|frame| frame.header().kind) {
             Some(kind) if kind == expected || kind == clc::ClcType::Decline => Ok(true),
             Some(_) => Err(PeerMisbehaved::UnexpectedMessage.into()),
@@ -699,6 +719,9 @@ impl MessageBuffer {
         }
     }
 }
+
+/// Reads the header of a message, whose length is limited.
+type Peek = fn(&[u8]) -> Result<Option<clc::Frame>, DecodeError>;
 
 /// Changes to the next smaller buffer, if memory is short and a smaller size exists.
 fn shrink(size: &mut SizeCode, error: &DeviceError) -> bool {

@@ -57,6 +57,7 @@ mod config;
 mod crossing;
 mod decline;
 mod device_scan;
+mod early;
 mod machine;
 mod server;
 mod steps;
@@ -64,7 +65,7 @@ mod steps;
 pub use attempt::{
     DirectParams, Established, Fallback, PeerAccess, PeerBuffer, RdmaParams, Transport,
 };
-pub use client::{ClientProposal, EarlyConfirm, OfferedDevices};
+pub use client::{ClientProposal, OfferedDevices};
 pub use config::{
     CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, DEFAULT_SEID, DeviceExclusion, DirectDevice,
     HandshakeConfig, HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT,
@@ -72,6 +73,7 @@ pub use config::{
 };
 pub use crossing::CrossingDecline;
 pub(crate) use decline::{DeclineCause, PEER_DECLINED};
+pub use early::{EarlyConfirm, EarlyData, EarlyDataPolicy};
 pub use machine::{Handshake, HandshakeOutput};
 pub use steps::{LocalRmb, RmbError, Work, WorkDone};
 

@@ -4,11 +4,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use smc_wire::clc::{AcceptConfirm, Authentication, Body, DirectEnd, FirstContact, Proposal};
+use smc_wire::clc::{AcceptConfirm, Authentication, Body, FirstContact, Proposal};
 use smc_wire::types::{Features, Version};
 
 use super::attempt::Ends;
 use super::device_scan::DeviceScan;
+use super::early::ReceivedEarly;
 use super::machine::{Failure, RoleState};
 use super::steps::{PROPOSAL, SERVER_DIRECT, SERVER_RDMA};
 use super::{DeclineCause, Handshake, HandshakeConfig, PeerBuffer, TcpPath};
@@ -29,11 +30,11 @@ impl Handshake {
         handshake
     }
 
-    /// The client's offer, and its early CONFIRM for SMC-D.
+    /// The client's offer, and its early CONFIRM.
     pub(super) fn handle_proposal(
         &mut self,
         proposal: Proposal,
-        early: Option<DirectEnd>,
+        early: ReceivedEarly,
     ) -> Result<(), Failure> {
         self.version = match proposal.version.is_v2() {
             true => Version::V2,

@@ -64,6 +64,7 @@ pub(super) const SERVER_RDMA: &[Action] = &[
     Begin(&OPEN_LINK),
     Begin(&PREPARE_RMB),
     Begin(&CONFIRM_RKEY),
+    Begin(&BIND_EARLY),
     Begin(&CONFIRM),
     Begin(&BIND_FIRST),
     Begin(&BIND_LAST),
@@ -115,6 +116,10 @@ pub(super) enum When {
     FirstContact,
     /// Connections that join a link group.
     Reuse,
+    /// Those of them whose PROPOSAL has an early CONFIRM for SMC-R.
+    EarlyReuse,
+    /// Those of them whose peer's end comes in a CONFIRM.
+    LateReuse,
     /// Connections over a device that maps the peer's buffer.
     Nocopy,
 }
@@ -204,7 +209,8 @@ steps! {
     CONFIRM_RKEY: "CONFIRM RKEY",  ConfirmRkey,    Reuse,        Decline, Decline, Decline, Failure;
     BIND_CLIENT:  "peer's buffer", BindPeer,       Always,       Decline, Decline, Decline, Failure;
     BIND_FIRST:   "peer's buffer", BindPeer,       FirstContact, Decline, Decline, Decline, Failure;
-    BIND_LAST:    "peer's buffer", BindPeer,       Reuse,        Advance, Abort,   Wait,    Failure;
+    BIND_EARLY:   "peer's buffer", BindPeer,       EarlyReuse,   Decline, Decline, Decline, Failure;
+    BIND_LAST:    "peer's buffer", BindPeer,       LateReuse,    Advance, Abort,   Wait,    Failure;
     CONNECT_LINK: "queue pair up", ConnectLink,    FirstContact, Decline, Decline, Decline, Failure;
     CONFIRM_LINK: "CONFIRM LINK",  ConfirmLink,    FirstContact, Decline, Decline, Wait,    Allowed;
     LATE_DECLINE: "late DECLINE",  LateDecline,    Always,       Decline, Decline, Wait,    Failure;
@@ -357,7 +363,12 @@ pub enum Work {
     /// [`WorkDone::RkeyConfirmed`].
     ConfirmRkey,
     /// SMC-R: enter the peer's RMB in the table of the group. Answer: [`WorkDone::PeerBound`].
-    BindPeer(PeerRmb),
+    BindPeer {
+        /// The RMB.
+        rmb: PeerRmb,
+        /// Bytes of early data at its start, which this side has sent with the PROPOSAL.
+        sent: usize,
+    },
     /// SMC-R, first contact: connect the queue pair
     /// ([`PendingLink::connect`](crate::device::PendingLink)). Answer: [`WorkDone::LinkConnected`].
     ConnectLink {

@@ -153,11 +153,14 @@ impl RdmaConn {
         self.tx.lock().sender = Some(Arc::clone(sender));
     }
 
-    /// Sets the peer's RMB, and handles early messages.
-    pub(crate) fn bind(self: &Arc<Self>, peer: &PeerRmb, rtoken: RtokenId) {
+    /// Sets the peer's RMB, which begins with this number of bytes that were sent with the
+    /// PROPOSAL, and handles early messages.
+    pub(crate) fn bind(self: &Arc<Self>, peer: &PeerRmb, rtoken: RtokenId, sent: u32) {
         let ring = peer.size.ring_r();
         let staging = self.staging.size.ring_r();
         let transmit = Transmit::new(staging, ring, peer.token, peer.offset(), AUTOCORK);
+        let transmit = transmit.behind(sent);
+        let delivered = transmit.producer();
         self.space.store(transmit.space(), Ordering::Release);
         self.tx.lock().bound = Some(BoundSending {
             transmit,
@@ -166,7 +169,7 @@ impl RdmaConn {
             to: None,
             revocations: 0,
             posted: VecDeque::new(),
-            delivered: Cursor::START,
+            delivered,
         });
         self.bind_for_reading(peer);
     }

@@ -4,9 +4,10 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
 
-use smc_wire::cdc::{CdcR, StateFlags};
+use smc_wire::cdc::{CdcR, ProducerWord, StateFlags};
 
 use super::super::super::device_driver::AfterDrain;
+use super::super::len_u32;
 use super::RdmaConn;
 use crate::error::{CloseReason, Error, PeerMisbehaved};
 use crate::mem::sync::Ordering;
@@ -53,6 +54,31 @@ impl RdmaConn {
     pub(crate) fn handle_cdc(self: &Arc<Self>, received: ReceivedCdc) {
         let handled = self.take(|rx| rx.receive(received));
         self.react_to_all(handled);
+    }
+
+    /// Stores the first bytes of the stream, which were received with the PROPOSAL, as if the peer
+    /// had written them. It writes behind them, and not before it has received ACCEPT.
+    pub(crate) fn store_early(&self, bytes: &[u8]) -> Result<(), Error> {
+        let mut rx = self.rx.lock();
+        let len = len_u32(bytes.len());
+        let (Some(arrivals), true) = (rx.arrivals.take(), len < self.rmb.size.ring_r().size())
+        else {
+            return Err(Error::Bug("early data without a place for it"));
+        };
+        let arrivals = rx.arrivals.insert(arrivals.behind(len));
+        let element = &self.rmb.element;
+        element
+            .write(0, bytes)
+            .map_err(|_| Error::Bug("early data is longer than the buffer"))?;
+        let producer = ProducerWord {
+            cursor: arrivals.producer(),
+        };
+        element
+            .producer()
+            .store(producer.to_ne(), Ordering::Release);
+        self.dirty.fetch_max(len, Ordering::AcqRel);
+        self.received.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Handles messages that were held.

@@ -438,17 +438,18 @@ impl RdmaLinkGroup {
         .await
     }
 
-    /// Enters the peer's RMB in the table. If that fails, received data can be read, and nothing
-    /// can be sent.
+    /// Enters the peer's RMB in the table, which begins with this number of bytes that were sent
+    /// with the PROPOSAL. If that fails, received data can be read, and nothing can be sent.
     pub(crate) fn bind(
         self: &Arc<Self>,
         conn: &Arc<RdmaConn>,
         link: LinkId,
         peer: &PeerRmb,
+        sent: u32,
     ) -> Result<(), links::RtokenError> {
         match self.enter(conn, link, peer) {
             Ok(rtoken) => {
-                conn.bind(peer, rtoken);
+                conn.bind(peer, rtoken, sent);
                 if self.can_move() {
                     conn.reserve_byte();
                 }

@@ -99,6 +99,16 @@ impl Arrivals {
         }
     }
 
+    /// As [`Arrivals::new`], where `early` bytes at the start of the local ring were received with
+    /// the handshake: fewer than the ring has.
+    #[must_use]
+    pub fn behind(self, early: u32) -> Self {
+        Self {
+            producer: self.local.advance(Cursor::START, early),
+            ..self
+        }
+    }
+
     /// A CDC with the token of this connection was received, on any of the links.
     ///
     /// # Errors
@@ -167,6 +177,12 @@ impl Arrivals {
                 || has(ProducerFlags::UPDATE_REQUESTED | ProducerFlags::URGENT_PENDING),
             requests_update: has(UPDATE_FLAGS),
         }))
+    }
+
+    /// The peer's producer cursor.
+    #[must_use]
+    pub const fn producer(&self) -> Cursor {
+        self.producer
     }
 
     /// Sequence number of the CDC that is missing: from [`Arrival::Missed`] on, until it has

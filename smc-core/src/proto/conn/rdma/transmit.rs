@@ -137,6 +137,21 @@ impl Transmit {
         }
     }
 
+    /// As [`Transmit::new`], where the peer has received the first `early` bytes of the stream with
+    /// the handshake: fewer than its ring has.
+    #[must_use]
+    pub fn behind(self, early: u32) -> Self {
+        let at = u64::from(early);
+        Self {
+            prepared: at,
+            posted: at,
+            max_posted: at,
+            completed: at,
+            uncorked: at,
+            ..self
+        }
+    }
+
     // ---- Staging -------------------------------------------------------------------------------
 
     /// Bytes that can be copied into the staging ring now.

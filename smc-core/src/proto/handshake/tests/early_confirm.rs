@@ -18,8 +18,9 @@ pub(super) fn config() -> HandshakeConfig {
 pub(super) fn first() -> Pair {
     let first = Pair::new(config(), config()).completed();
     for side in [&first.client, &first.server] {
-        let features = side.established().vendor_features;
-        assert_eq!(features, Features::EARLY_CONFIRM);
+        let established = side.established();
+        assert_eq!(established.group_features, Features::EARLY_CONFIRM);
+        assert_eq!(established.vendor_features, Features::empty());
     }
     first
 }
@@ -47,8 +48,9 @@ pub(super) fn next(
     change(&mut end);
     let (config, peer) = (Arc::new(config()), first.client.direct().peer);
     let proposal = Arc::new(ClientProposal::new(&config, &TcpPath::default()).unwrap());
-    let early = EarlyConfirm { peer, end };
-    pair.client.machine = Handshake::client_with_early_confirm(pair.now, config, proposal, early);
+    let early = EarlyConfirm::Direct { peer, end };
+    pair.client.machine =
+        Handshake::client_with_early_confirm(pair.now, config, proposal, early, None);
     pair.client.registered = Some((size, token));
     pair
 }

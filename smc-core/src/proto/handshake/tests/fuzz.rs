@@ -191,6 +191,7 @@ fn drain(machine: &mut Handshake, ends: &mut usize, asked: &mut Option<Work>) {
             HandshakeOutput::Established(_)
             | HandshakeOutput::Fallback(_)
             | HandshakeOutput::Abort(_) => *ends += 1,
+            HandshakeOutput::EarlyData(_) => panic!("there is no policy for it"),
             HandshakeOutput::Work(work) => assert!(asked.replace(work).is_none(), "one at a time"),
             HandshakeOutput::Send(bytes) => {
                 Message::parse(&bytes).expect("what we send is well-formed");
@@ -210,7 +211,7 @@ fn fits(work: &Work, done: &WorkDone) -> bool {
             | (Work::EstablishGroup { .. }, WorkDone::GroupEstablished(_))
             | (Work::OpenLink { .. }, WorkDone::LinkOpened(_))
             | (Work::PrepareRmb { .. }, WorkDone::RmbPrepared(_))
-            | (Work::BindPeer(_), WorkDone::PeerBound(_))
+            | (Work::BindPeer { .. }, WorkDone::PeerBound(_))
             | (Work::ConnectLink { .. }, WorkDone::LinkConnected(_))
             | (Work::ConfirmRkey, WorkDone::RkeyConfirmed(_))
             | (Work::ConfirmLink { .. }, WorkDone::LinkConfirmed(_))

@@ -103,6 +103,8 @@ struct HandshakeSide {
     /// A buffer that exists: what a registration of this size brings.
     registered: Option<(SizeCode, DmbToken)>,
     sent: Vec<u8>,
+    /// The early data of the client.
+    early_data: Vec<u8>,
     works: Vec<Work>,
     discards: usize,
     member: Option<group::GroupId>,
@@ -127,6 +129,7 @@ impl HandshakeSide {
             faults: Faults::default(),
             registered: None,
             sent: Vec::new(),
+            early_data: Vec::new(),
             works: Vec::new(),
             discards: 0,
             member: None,
@@ -157,6 +160,7 @@ impl HandshakeSide {
             );
             match output {
                 HandshakeOutput::Send(bytes) => self.sent.extend(bytes),
+                HandshakeOutput::EarlyData(bytes) => self.early_data = bytes,
                 HandshakeOutput::Work(work) => {
                     self.works.push(work.clone());
                     if let Some(done) = self.work(now, work) {
@@ -340,7 +344,7 @@ fn name(work: &Work) -> &'static str {
         Work::OpenLink { .. } => "open link",
         Work::PrepareRmb { .. } => "prepare",
         Work::ConfirmRkey => "confirm rkey",
-        Work::BindPeer(_) => "bind",
+        Work::BindPeer { .. } => "bind",
         Work::ConnectLink { .. } => "connect",
         Work::ConfirmLink { .. } => "confirm link",
         Work::EstablishGroup { .. } => "establish",

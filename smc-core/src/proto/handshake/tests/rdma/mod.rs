@@ -96,7 +96,7 @@ impl HandshakeSide {
                 (link.peer, link.terms) = (Some(peer), Some(terms));
                 WorkDone::LinkConnected(Ok(()))
             }
-            Work::BindPeer(_) => WorkDone::PeerBound(Ok(())),
+            Work::BindPeer { .. } => WorkDone::PeerBound(Ok(())),
             Work::ConfirmRkey => WorkDone::RkeyConfirmed(Ok(())),
             Work::ConfirmLink { .. } => WorkDone::LinkConfirmed(Ok(())),
             ref other => panic!("not SMC-R work: {other:?}"),
@@ -109,7 +109,7 @@ impl HandshakeSide {
             (work, self.faults.rdma.front()?),
             (Work::OpenLink { .. }, WorkDone::LinkOpened(_))
                 | (Work::PrepareRmb { .. }, WorkDone::RmbPrepared(_))
-                | (Work::BindPeer(_), WorkDone::PeerBound(_))
+                | (Work::BindPeer { .. }, WorkDone::PeerBound(_))
                 | (Work::ConnectLink { .. }, WorkDone::LinkConnected(_))
                 | (Work::ConfirmRkey, WorkDone::RkeyConfirmed(_))
                 | (Work::ConfirmLink { .. }, WorkDone::LinkConfirmed(_))

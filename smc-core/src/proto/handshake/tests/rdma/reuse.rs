@@ -68,7 +68,7 @@ fn authenticating(host: u8) -> HandshakeConfig {
 /// What a side was to check.
 fn bound(side: &HandshakeSide) -> PeerRmb {
     let bound = side.works.iter().find_map(|work| match work {
-        Work::BindPeer(rmb) => Some(*rmb),
+        Work::BindPeer { rmb, .. } => Some(*rmb),
         _ => None,
     });
     bound.unwrap()

@@ -1,0 +1,261 @@
+//! Early CONFIRM and early data, in link groups with a single link
+//! (docs/spec/extensions.md#early-data).
+
+use std::future::Future;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use futures_lite::future::zip;
+use futures_lite::{AsyncReadExt, AsyncWriteExt};
+use smc::{ConnectOptions, Endpoint, Error, ListenOptions, Listener, Mode, Policy, Stream};
+use smc_core::wire::types::Features;
+use smc_testkit::runtime::Options;
+use smc_testkit::streams::{connect_smc, patterned, transfer_both_ways};
+use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, is_smcr};
+
+use crate::forged::{HOSTILE, accept_hostile, connect_from, receive_bytes, send};
+
+/// Half of a round trip, of TCP and of RDMA.
+const LATENCY: Duration = Duration::from_millis(10);
+
+const REQUEST: [u8; 64] = [b'?'; 64];
+const ANSWER: [u8; 64] = [b'!'; 64];
+
+fn world(seed: u64) -> RdmaWorld {
+    let options = Options::default().with_latency(LATENCY, Duration::ZERO);
+    let world = RdmaWorld::with_options(seed, options);
+    world.network().set_latency(LATENCY, Duration::ZERO);
+    world
+}
+
+fn features(stream: &Stream) -> Features {
+    match stream.mode() {
+        Mode::SmcR {
+            vendor_features, ..
+        } => *vendor_features,
+        mode => panic!("{mode}"),
+    }
+}
+
+async fn listen(server: &Endpoint, early_data: usize) -> Listener {
+    let options = ListenOptions::new().early_data(early_data);
+    server.bind_with(SERVER, &options).await.expect("listens")
+}
+
+async fn connect(client: &Endpoint, data: &[u8]) -> Result<Stream, Error> {
+    let options = ConnectOptions::new().early_data(data);
+    client.connect_with(SERVER, &options).await
+}
+
+/// Sends the request as early data, and awaits the answer to it.
+async fn request(client: &Endpoint, listener: &Listener) -> [Stream; 2] {
+    let connecting = async {
+        let mut ours = connect(client, &REQUEST).await.expect("connects");
+        let mut answer = [0; ANSWER.len()];
+        ours.read_exact(&mut answer).await.expect("is answered");
+        assert_eq!(answer, ANSWER);
+        ours
+    };
+    zip(connecting, serve(listener)).await.into()
+}
+
+async fn serve(listener: &Listener) -> Stream {
+    let (mut theirs, _) = listener.accept().await.expect("accepts");
+    let mut request = [0; REQUEST.len()];
+    theirs.read_exact(&mut request).await.expect("is asked");
+    assert_eq!(request, REQUEST);
+    theirs.write_all(&ANSWER).await.expect("answers");
+    theirs
+}
+
+/// After the peer's streams have ended, so that an RMB is free again.
+async fn pause(world: &RdmaWorld) {
+    world.sleep(LATENCY * 20).await;
+}
+
+#[test]
+fn a_request_with_early_data_is_answered_in_two_round_trips() {
+    let all = Features::SINGLE_LINK | Features::AUTHENTICATION | Features::EARLY_CONFIRM;
+    let cases = [
+        (4096, 2, all | Features::EARLY_DATA),
+        (REQUEST.len(), 2, all | Features::EARLY_DATA),
+        // The listener does not take as much, or none: the connect writes it.
+        (REQUEST.len() - 1, 3, all),
+        (0, 3, all),
+    ];
+    for (max, round_trips, expected) in cases {
+        let world = world(1);
+        let RdmaHosts { client, server, .. } = world.hosts();
+        world.block_on(async {
+            let listener = listen(&server, max).await;
+            let first = request(&client, &listener).await;
+            assert!(!first.iter().any(Stream::is_early), "there was no group");
+            drop(first);
+            for _ in 0..5 {
+                pause(&world).await;
+                let (streams, took) = world.timed(request(&client, &listener)).await;
+                // TCP connects in half of a round trip here.
+                let least = LATENCY * (2 * round_trips - 1);
+                assert!(
+                    took >= least && took < least + LATENCY,
+                    "{took:?} for {round_trips} round trips"
+                );
+                assert_eq!(streams.each_ref().map(features), [expected; 2]);
+                let is_taken = expected.contains(Features::EARLY_DATA);
+                let [ours, theirs] = &streams;
+                assert_eq!(ours.early_data_accepted(), is_taken);
+                assert_eq!(theirs.is_early(), is_taken);
+            }
+        });
+    }
+}
+
+#[test]
+fn streams_with_early_data_carry_what_follows_in_both_directions() {
+    let world = RdmaWorld::new(2);
+    let RdmaHosts { client, server, .. } =
+        world.hosts_with(|builder| builder.recv_buffer(16 << 10));
+    world.block_on(async {
+        let listener = listen(&server, ConnectOptions::MAX_EARLY_DATA).await;
+        drop(connect_smc(&client, &listener).await);
+        for len in [1, 64, 4096, ConnectOptions::MAX_EARLY_DATA] {
+            pause(&world).await;
+            let data = patterned(len);
+            let accepting = async { listener.accept().await.expect("accepts").0 };
+            let (ours, mut theirs) = zip(connect(&client, &data), accepting).await;
+            let mut ours = ours.expect("connects");
+            assert!(ours.early_data_accepted() && theirs.is_early(), "{len}");
+            let mut read = vec![0; len];
+            theirs.read_exact(&mut read).await.expect("reads");
+            assert_eq!(read, data);
+            // Several times around the ring.
+            transfer_both_ways(&mut ours, &mut theirs, 100_000).await;
+            drop(ours);
+            assert_eq!(theirs.read(&mut [0]).await.expect("ends"), 0);
+        }
+    });
+}
+
+#[test]
+fn data_is_delivered_once_where_the_listener_has_changed() {
+    let without: fn(&RdmaWorld) -> Endpoint = |world| {
+        let device = world.device("b1", 4);
+        world.endpoint_with(&[&device], |builder| {
+            builder.vendor_features(Features::empty())
+        })
+    };
+    let tcp: fn(&RdmaWorld) -> Endpoint = |world| {
+        let device = world.device("b1", 4);
+        world.endpoint_with(&[&device], |builder| builder.policy(Policy::Never))
+    };
+    let other: fn(&RdmaWorld) -> Endpoint = |world| {
+        let device = world.device("b1", 4);
+        world.endpoint_with(&[&device], |builder| builder)
+    };
+    for (what, new) in [("features", without), ("TCP", tcp), ("other", other)] {
+        let world = RdmaWorld::new(3);
+        let RdmaHosts { client, server, .. } = world.hosts();
+        world.block_on(async {
+            let listener = listen(&server, 4096).await;
+            drop(request(&client, &listener).await);
+            pause(&world).await;
+            drop(listener);
+            let server = new(&world);
+            let listener = listen(&server, 4096).await;
+            for round in 0..3 {
+                let [mut ours, mut theirs] = request(&client, &listener).await;
+                assert_eq!(is_smcr(&ours), what != "TCP", "{what} {round}");
+                transfer_both_ways(&mut ours, &mut theirs, 1000).await;
+                drop([ours, theirs]);
+                pause(&world).await;
+            }
+        });
+    }
+}
+
+#[test]
+fn more_data_than_a_proposal_can_have_is_refused_before_anything_is_sent() {
+    let world = RdmaWorld::new(4);
+    let RdmaHosts { client, server, .. } = world.hosts();
+    world.block_on(async {
+        let _listener = listen(&server, 4096).await;
+        let data = vec![0; ConnectOptions::MAX_EARLY_DATA + 1];
+        let refused = connect(&client, &data).await.expect_err("too much");
+        assert!(matches!(refused, Error::Misuse(_)), "{refused}");
+        assert!(client.link_groups().is_empty());
+    });
+}
+
+/// A process with TCP alone between two hosts, which relays a connection and then sends what the
+/// client has sent once more.
+async fn relayed(
+    world: &RdmaWorld,
+    connecting: impl Future<Output = Result<Stream, Error>>,
+) -> (Vec<u8>, Stream) {
+    let relaying = async {
+        let near = accept_hostile(world).await;
+        let far = connect_from(world, Ipv4Addr::new(10, 0, 0, 2)).await;
+        let proposal = receive_bytes(&*near).await;
+        send(&*far, &proposal).await;
+        send(&*near, &receive_bytes(&*far).await).await;
+        (proposal, near, far)
+    };
+    let ((proposal, ..), stream) = zip(relaying, connecting).await;
+    (proposal, stream.expect("connects"))
+}
+
+#[test]
+fn a_proposal_that_is_sent_again_delivers_nothing() {
+    let world = RdmaWorld::new(5);
+    let RdmaHosts { client, server, .. } = world.hosts();
+    world.block_on(async {
+        let listener = listen(&server, 4096).await;
+        let (mut first, mut first_there) = connect_smc(&client, &listener).await;
+        // The precedent of that destination, with an RMB.
+        for _ in 0..2 {
+            let options = ConnectOptions::new().early_data(REQUEST);
+            let connecting = client.connect_with(HOSTILE, &options);
+            let relaying = relayed_until_confirm(&world, connecting);
+            let (stream, theirs) = zip(relaying, serve(&listener)).await;
+            drop((stream, theirs));
+            pause(&world).await;
+        }
+        let options = ConnectOptions::new().early_data(REQUEST);
+        let connecting = client.connect_with(HOSTILE, &options);
+        let ((proposal, stream), theirs) = zip(relayed(&world, connecting), serve(&listener)).await;
+        assert!(stream.early_data_accepted() && theirs.is_early());
+        let mut streams = Some((stream, theirs));
+        // While the stream exists, and when its RMB is free for another one.
+        for _ in 0..2 {
+            let far = connect_from(&world, Ipv4Addr::new(10, 0, 0, 2)).await;
+            send(&*far, &proposal).await;
+            let (again, _) = listener.accept().await.expect("accepts");
+            assert!(!is_smcr(&again), "{}", again.mode());
+            assert!(!again.is_early());
+            drop(streams.take());
+            pause(&world).await;
+        }
+        transfer_both_ways(&mut first, &mut first_there, 1000).await;
+    });
+}
+
+/// Relays a connection that may have a CONFIRM.
+async fn relayed_until_confirm(
+    world: &RdmaWorld,
+    connecting: impl Future<Output = Result<Stream, Error>>,
+) -> Stream {
+    let relaying = async {
+        let near = accept_hostile(world).await;
+        let far = connect_from(world, Ipv4Addr::new(10, 0, 0, 2)).await;
+        let proposal = receive_bytes(&*near).await;
+        send(&*far, &proposal).await;
+        send(&*near, &receive_bytes(&*far).await).await;
+        let is_early = proposal.windows(REQUEST.len()).any(|part| part == REQUEST);
+        if !is_early {
+            send(&*far, &receive_bytes(&*near).await).await;
+        }
+        (near, far)
+    };
+    let (_sockets, stream) = zip(relaying, connecting).await;
+    stream.expect("connects")
+}
