@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use crate::lab::{Lab, NICS};
-use crate::protocol::Order;
+use crate::protocol::{Order, OurFeatures};
 use crate::runner::{self, Run};
 use crate::scenario::{self, Role, Scenario};
 use crate::workload::{Kind, Measure};
@@ -39,8 +39,8 @@ pub(crate) struct BenchArgs {
 /// What is compared: a column.
 struct Combination {
     run: Run,
-    /// The userspace stack has its features beyond the released protocol.
-    vendor_features: bool,
+    /// Of the userspace stack.
+    features: OurFeatures,
 }
 
 impl Combination {
@@ -53,15 +53,17 @@ impl Combination {
         };
         Self {
             run,
-            vendor_features: true,
+            features: OurFeatures::ALL,
         }
     }
 
     /// Client and server.
     fn name(&self) -> String {
         let Run { subject, peer, .. } = &self.run;
-        let suffix = if self.vendor_features { "" } else { ", v2.1" };
-        format!("{subject} -> {peer}{suffix}")
+        match self.features {
+            OurFeatures::ALL => format!("{subject} -> {peer}"),
+            fewer => format!("{subject} -> {peer}, {}", fewer.name()),
+        }
     }
 
     fn all() -> Vec<Self> {
@@ -77,10 +79,15 @@ impl Combination {
         let mut all = vec![with(&[Kind::Tcp; 2])];
         all.extend(PAIRS.iter().filter(|pair| is_built(pair)).map(with));
         if cfg!(feature = "ours") {
-            all.push(Self {
-                vendor_features: false,
+            let fewer = [
+                OurFeatures::None,
+                OurFeatures::SingleLink,
+                OurFeatures::EarlyConfirm,
+            ];
+            all.extend(fewer.map(|features| Self {
+                features,
                 ..with(&[Kind::Ours; 2])
-            });
+            }));
         }
         all
     }
@@ -130,21 +137,17 @@ pub(crate) fn run(args: &BenchArgs) -> Result<bool> {
     for round in 1..=args.rounds {
         for (combination, values) in runs.iter().zip(&mut values) {
             println!("round {round}, {}", combination.name());
-            let Combination {
-                run,
-                vendor_features,
-            } = combination;
+            let Combination { run, features } = combination;
             let nothing = &mut |_: &mut Lab, _: &str| Ok(());
-            let measured =
-                match runner::measure(&mut lab, run, *vendor_features, &measures, nothing) {
-                    Ok(measured) => measured,
-                    Err(error) => {
-                        println!("failed: {error:#}");
-                        passed = false;
-                        lab = boot()?;
-                        continue;
-                    }
-                };
+            let measured = match runner::measure(&mut lab, run, *features, &measures, nothing) {
+                Ok(measured) => measured,
+                Err(error) => {
+                    println!("failed: {error:#}");
+                    passed = false;
+                    lab = boot()?;
+                    continue;
+                }
+            };
             for (all, value) in values.iter_mut().zip(measured) {
                 all.push(value);
             }
@@ -177,11 +180,8 @@ fn count_all(lab: &mut Lab, runs: &[Combination], measures: &[Measure]) -> Resul
         for measure in measures {
             println!("{}, {}:", combination.name(), measure.title());
             let mut count = None;
-            let Combination {
-                run,
-                vendor_features,
-            } = combination;
-            runner::measure(lab, run, *vendor_features, &[*measure], &mut |lab, _| {
+            let Combination { run, features } = combination;
+            runner::measure(lab, run, *features, &[*measure], &mut |lab, _| {
                 match count.take() {
                     None => count = Some(Count::start(lab)?),
                     Some(count) => Count::show(count, lab, measure.times())?,

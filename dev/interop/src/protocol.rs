@@ -61,6 +61,33 @@ pub(crate) enum Pnet {
     Rdma { pnet: String, name: String },
 }
 
+/// Features of the userspace stack beyond the released protocol, each with those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum OurFeatures {
+    /// Version 2.1 alone.
+    None,
+    /// RMBs stay announced in groups with a single link.
+    SingleLink,
+    /// The PROPOSAL has the client's end of the connection.
+    EarlyConfirm,
+    /// Connects send their first request with the PROPOSAL, if it fits.
+    EarlyData,
+}
+
+impl OurFeatures {
+    /// All.
+    pub(crate) const ALL: Self = Self::EarlyData;
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::None => "v2.1",
+            Self::SingleLink => "single link",
+            Self::EarlyConfirm => "early CONFIRM",
+            Self::EarlyData => "early data",
+        }
+    }
+}
+
 /// One side of a scenario.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
@@ -77,8 +104,8 @@ pub(crate) struct Job {
     pub(crate) max_links: u8,
     /// Seconds without a message after which it tests a link, likewise.
     pub(crate) test_link: u64,
-    /// The userspace stack has its features beyond the released protocol.
-    pub(crate) vendor_features: bool,
+    /// The userspace stack's features beyond the released protocol.
+    pub(crate) features: OurFeatures,
     /// The userspace stack runs its drivers on a thread of their own.
     pub(crate) has_driver_thread: bool,
     /// Where its events are sent as datagrams too, so that captures show it in its place.

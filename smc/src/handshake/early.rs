@@ -152,7 +152,11 @@ async fn prepare_rdma(
         return None;
     };
     let rdma = endpoint.groups.rdma(group)?;
-    if !takes_early(terms.vendor_features) || !rdma.pool.has_announced(config.rmb) {
+    if !takes_early(terms.vendor_features) {
+        return None;
+    }
+    if !rdma.pool.has_announced(config.rmb) {
+        rdma.announce_another(config.rmb);
         return None;
     }
     let preparing = prepare_rmb(endpoint, group, LinkChoice::Assign, config.rmb);

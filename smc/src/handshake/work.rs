@@ -378,6 +378,9 @@ pub(super) async fn prepare_rmb(
     let group = endpoint.groups.rdma(group).ok_or(RmbError::NoLink)?;
     let link = group.link_for(choice).ok_or(RmbError::NoLink)?;
     let address = link.local.ok_or(RmbError::NoLink)?;
+    if choice != LinkChoice::First && !group.pool.has_announced(size) {
+        group.announce_another(size);
+    }
     // Pooled buffers are charged already, and the peer's buffer is not charged to this process.
     if !group.pool.has(size, Access::RemoteWrite) {
         drop(endpoint.check_memory(size, endpoint.config.rmb, 0)?);
@@ -423,7 +426,7 @@ pub(super) async fn confirm_rkey(prepared: Option<&Prepared>) -> Result<(), Rkey
     let prepared = prepared.ok_or(RkeyError::NoKey)?;
     let conn = &prepared.handle.0;
     conn.group
-        .confirm_rkey(conn, prepared.link, &prepared.keys)
+        .confirm_rkey(conn.rmb_id, prepared.link, &prepared.keys)
         .await?;
     // The handshake names this link, which may have failed since. The connection may still be bound
     // to it: it moves only when the link is closed.

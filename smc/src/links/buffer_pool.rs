@@ -10,7 +10,7 @@ use crate::mem::sync::{AtomicBool, Ordering};
 use crate::mem::{Element, HEADER_LEN, Region};
 use crate::mutex::Mutex;
 use crate::proto::group::DeviceIndex;
-use crate::proto::links::RmbId;
+use crate::proto::links::{RmbId, RmbKey};
 
 /// A ring of registered memory.
 ///
@@ -101,6 +101,20 @@ impl RdmaBuffer {
         Ok(mr)
     }
 
+    /// Registers the ring with several devices. Returns the keys.
+    pub(crate) async fn register_all(&self, domains: &Domains) -> Result<Vec<RmbKey>, DeviceError> {
+        let mut keys = Vec::new();
+        for (device, domain) in domains {
+            let mr = self.register(*device, &**domain).await?;
+            keys.push(RmbKey {
+                device: *device,
+                rkey: mr.rkey(),
+                addr: mr.addr(),
+            });
+        }
+        Ok(keys)
+    }
+
     /// Clears a buffer for the next connection, as far as it was written.
     fn clear(&self, dirty: usize) {
         self.element.reset();
@@ -109,6 +123,10 @@ impl RdmaBuffer {
         self.is_reused.store(true, Ordering::Relaxed);
     }
 }
+
+/// Protection domains of a link group, which separate its memory from the peers of other groups,
+/// with their devices.
+pub(crate) type Domains = Vec<(DeviceIndex, Arc<dyn ProtectionDomain>)>;
 
 /// The buffers of a link group that no connection uses.
 #[derive(Debug)]

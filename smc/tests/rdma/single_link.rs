@@ -116,7 +116,7 @@ fn each_rmb_is_announced_once() {
         let messages = [&a, &b].map(|device| recorded(device, |_, _| true));
         let listener = server.bind(SERVER).await.unwrap();
         // As many at a time: the first has the RMBs of the first contact.
-        for (at_a_time, announced) in [(1, 0), (1, 0), (4, 3), (4, 0), (2, 0), (6, 2)] {
+        for (at_a_time, announced) in [(1, 0), (1, 0), (4, 3), (4, 0), (2, 0), (6, 1)] {
             let mut streams = Vec::new();
             for _ in 0..at_a_time {
                 streams.push(connect_smc(&client, &listener).await);
@@ -126,9 +126,13 @@ fn each_rmb_is_announced_once() {
             }
             drop(streams);
             world.sleep(Duration::from_secs(1)).await;
-            // A request and an answer.
-            let expected = [announced * 2; 2];
-            assert_eq!(messages.each_ref().map(keys_in), expected, "{at_a_time}");
+            for keys in messages.each_ref().map(keys_in) {
+                // A request and an answer for each. A side that had to wait for an announcement
+                // announces one more, for the next connection.
+                let one_more = if announced > 0 { 2 } else { 0 };
+                let expected = announced * 2..=announced * 2 + one_more;
+                assert!(expected.contains(&keys), "{at_a_time}: {keys}");
+            }
         }
         let groups = [server.rdma_groups(), client.rdma_groups()].concat();
         assert!(are_kept(&groups, true), "{groups:?}");

@@ -7,22 +7,22 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::{Run, active_run, guest_of, report, setup};
 use crate::lab::Lab;
-use crate::protocol::{Event, Order};
+use crate::protocol::{Event, Order, OurFeatures};
 use crate::scenario::ScenarioEnd;
 use crate::workload::{AFTER, BEFORE, Kind, Measure, Report};
 
-/// Has the subject take measures with the peer as the server, with or without the userspace stack's
-/// features beyond the released protocol. `watch` is called before and after each of them, when
+/// Has the subject take measures with the peer as the server, with these features of the
+/// userspace stack. `watch` is called before and after each of them, when
 /// nothing runs, with its number.
 pub(crate) fn measure(
     lab: &mut Lab,
     run: &Run,
-    vendor_features: bool,
+    features: OurFeatures,
     measures: &[Measure],
     watch: &mut dyn FnMut(&mut Lab, &str) -> Result<()>,
 ) -> Result<Vec<f64>> {
     setup::before(lab, run).context("set-up")?;
-    let measured = perform(lab, run, vendor_features, measures, watch);
+    let measured = perform(lab, run, features, measures, watch);
     if measured.is_err() {
         for end in [ScenarioEnd::Subject, ScenarioEnd::Peer] {
             report::kernel(lab, guest_of(end));
@@ -34,7 +34,7 @@ pub(crate) fn measure(
 fn perform(
     lab: &mut Lab,
     run: &Run,
-    vendor_features: bool,
+    features: OurFeatures,
     measures: &[Measure],
     watch: &mut dyn FnMut(&mut Lab, &str) -> Result<()>,
 ) -> Result<Vec<f64>> {
@@ -43,7 +43,7 @@ fn perform(
     let start = |lab: &mut Lab, end: ScenarioEnd| {
         let mut job = active_run::job(run, end, port);
         job.measures = measures.to_vec();
-        job.vendor_features = vendor_features;
+        job.features = features;
         let number = numbers[guest_of(end)];
         lab.order::<()>(guest_of(end), Order::Start { run: number, job })
     };

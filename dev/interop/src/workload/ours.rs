@@ -20,7 +20,7 @@ use smol::block_on;
 use super::Carrier;
 use super::connection::{Connection, Listener};
 use super::run::emit;
-use crate::protocol::{Event, Job, SocketMode};
+use crate::protocol::{Event, Job, OurFeatures, SocketMode};
 
 /// An endpoint of the userspace stack.
 pub(crate) struct Ours {
@@ -70,9 +70,7 @@ pub(super) fn endpoint(builder: Builder, job: &Job) -> Result<Endpoint> {
         .max_links(job.max_links)
         .test_link(Some(Duration::from_secs(job.test_link)))
         .driver_thread(job.has_driver_thread);
-    if !job.vendor_features {
-        builder = builder.vendor_features(Features::empty());
-    }
+    builder = builder.vendor_features(features(job.features));
     for eid in &job.ueids {
         builder = builder.ueid(Eid::ueid(eid).context("user EID")?);
     }
@@ -80,6 +78,19 @@ pub(super) fn endpoint(builder: Builder, job: &Job) -> Result<Endpoint> {
         builder = builder.device(device);
     }
     Ok(builder.build()?)
+}
+
+fn features(ours: OurFeatures) -> Features {
+    let each = [
+        (
+            OurFeatures::SingleLink,
+            Features::SINGLE_LINK | Features::AUTHENTICATION,
+        ),
+        (OurFeatures::EarlyConfirm, Features::EARLY_CONFIRM),
+        (OurFeatures::EarlyData, Features::EARLY_DATA),
+    ];
+    let included = each.into_iter().filter(|(from, _)| *from <= ours);
+    included.map(|(_, features)| features).collect()
 }
 
 /// What carries a stream of this mode.

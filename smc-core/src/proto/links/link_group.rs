@@ -342,6 +342,13 @@ impl LinkGroup {
         self.advance(now);
     }
 
+    /// Whether one more RMB can be announced before there is a connection for it: where RMBs stay
+    /// announced, as long as there are not too many.
+    #[must_use]
+    pub fn keeps_another(&self) -> bool {
+        self.terms.keeps_rkeys && self.end.is_none() && self.local_rmbs.keeps_another()
+    }
+
     /// An RMB is out of use, and the peer writes it no more. Returns whether it stays announced, so
     /// that a further connection may have it at once, under the same identifier; otherwise it is to
     /// be [deleted](Self::delete_rkey).

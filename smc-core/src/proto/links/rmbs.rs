@@ -148,6 +148,11 @@ impl LocalRmbs {
         self.is_kept(rmb) && self.rmbs.len() <= KEPT_MAX
     }
 
+    /// Whether one more would stay announced.
+    pub(super) fn keeps_another(&self) -> bool {
+        self.undeleted == 0 && self.deletes.is_empty() && self.rmbs.len() < KEPT_MAX
+    }
+
     pub(super) fn request(&mut self, rmb: RmbId, wait: RkeyWait, until: Instant) {
         self.requests.push(RkeyRequest { rmb, wait, until });
     }

@@ -1,5 +1,6 @@
 //! One SMC-R link group: its links, its connections, and the outputs of its state machine.
 
+mod announce;
 mod events;
 mod outputs;
 
@@ -20,7 +21,7 @@ use super::super::conn::{RdmaConn, RdmaConnHandle};
 use super::super::device_driver::DeviceDriver;
 use super::super::groups::Groups;
 use super::super::oneshot::Oneshot;
-use super::buffer_pool::{RdmaBuffer, RdmaBufferPool};
+use super::buffer_pool::{Domains, RdmaBuffer, RdmaBufferPool};
 use super::link_sender::LinkSender;
 use crate::device::{
     Access, DeviceError, LinkAddress, PendingLink, ProtectionDomain, RdmaAddress, Route,
@@ -48,6 +49,8 @@ pub(crate) struct RdmaLinkGroup {
     state: Mutex<RdmaGroupState>,
     pub(crate) pool: RdmaBufferPool,
     next_rmb: AtomicU64,
+    /// An RMB is being announced that no connection uses yet.
+    is_announcing: AtomicBool,
     has_ended: AtomicBool,
     /// [`LinkGroup::revocations`], readable without a lock.
     revocations: AtomicU64,
@@ -112,6 +115,7 @@ impl RdmaLinkGroup {
             }),
             pool: RdmaBufferPool::new(groups.memory.clone()),
             next_rmb: AtomicU64::new(1),
+            is_announcing: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             revocations: AtomicU64::new(0),
             has_task_ended: AtomicBool::new(false),
@@ -344,26 +348,13 @@ impl RdmaLinkGroup {
         if self.has_ended() {
             return Err(NO_LINK);
         }
-        let mut domains = Vec::new();
-        let devices = self.state.lock().machine.devices();
-        for device in devices {
-            domains.push((device, self.domain(device).await?));
-        }
+        let domains = self.domains().await?;
         let rmb = self.pool.take_rmb(size)?;
-        let mut keys = Vec::new();
-        for (device, domain) in &domains {
-            let mr = rmb.buffer().register(*device, &**domain).await?;
-            keys.push(RmbKey {
-                device: *device,
-                rkey: mr.rkey(),
-                addr: mr.addr(),
-            });
-        }
+        let keys = rmb.buffer().register_all(&domains).await?;
         let staging = self.staging(staging, &domains).await?;
         let token = self.groups.take_token()?;
         let (rmb, id) = rmb.used();
-        let new_id = || RmbId(self.next_rmb.fetch_add(1, Ordering::Relaxed));
-        let id = id.unwrap_or_else(new_id);
+        let id = id.unwrap_or_else(|| self.new_rmb_id());
         let sender = self.sender(link);
         let conn = RdmaConn::new(Arc::clone(self), token, (id, rmb), staging, sender);
         let conn = Arc::new(conn);
@@ -378,11 +369,21 @@ impl RdmaLinkGroup {
         }
     }
 
+    /// The protection domains of all devices of the group.
+    async fn domains(&self) -> Result<Domains, DeviceError> {
+        let devices = self.state.lock().machine.devices();
+        let mut domains = Vec::new();
+        for device in devices {
+            domains.push((device, self.domain(device).await?));
+        }
+        Ok(domains)
+    }
+
     /// A staging ring of at most this size that is registered in all of the domains.
     async fn staging(
         &self,
         mut size: SizeCode,
-        domains: &[(DeviceIndex, Arc<dyn ProtectionDomain>)],
+        domains: &Domains,
     ) -> Result<Arc<RdmaBuffer>, DeviceError> {
         loop {
             match self.staging_of(size, domains).await {
@@ -398,12 +399,10 @@ impl RdmaLinkGroup {
     async fn staging_of(
         &self,
         size: SizeCode,
-        domains: &[(DeviceIndex, Arc<dyn ProtectionDomain>)],
+        domains: &Domains,
     ) -> Result<Arc<RdmaBuffer>, DeviceError> {
         let staging = self.pool.take(size, Access::Local)?;
-        for (device, domain) in domains {
-            staging.register(*device, &**domain).await?;
-        }
+        staging.register_all(domains).await?;
         Ok(staging)
     }
 
@@ -418,14 +417,13 @@ impl RdmaLinkGroup {
         self.state.lock().machine.authenticate(rmb)
     }
 
-    /// Sends the RMB of a further connection to the peer (CONFIRM RKEY).
+    /// Announces the RMB of a further connection to the peer (CONFIRM RKEY).
     pub(crate) async fn confirm_rkey(
         self: &Arc<Self>,
-        conn: &RdmaConn,
+        rmb: RmbId,
         link: LinkId,
         keys: &[RmbKey],
     ) -> Result<(), RkeyError> {
-        let rmb = conn.rmb_id;
         self.step(|state, now| {
             state.rkeys.insert(rmb, Oneshot::default());
             state.machine.confirm_rkey(now, rmb, link, keys);

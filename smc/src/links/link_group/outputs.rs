@@ -193,7 +193,7 @@ impl RdmaLinkGroup {
         });
     }
 
-    fn spawn<F>(self: &Arc<Self>, work: impl FnOnce(Arc<Self>) -> F)
+    pub(super) fn spawn<F>(self: &Arc<Self>, work: impl FnOnce(Arc<Self>) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, future};
-use smc::Stream;
+use smc::{ConnectOptions, Stream};
 use smc_core::runtime::{Runtime, Socket, SocketOptions};
 use smc_testkit::Rng;
 use smc_testkit::model::{self, Rules};
+use smc_testkit::streams::patterned;
 
 use super::hosts::{Hosts, address};
 use super::plan::Plan;
@@ -31,10 +32,16 @@ async fn one(hosts: &Hosts, spread: Duration, side: usize, mut rng: Rng) {
     let spread = rng.below(spread.as_micros() as usize + 1);
     hosts.sleep(Duration::from_micros(spread as u64)).await;
     let begin = hosts.runtime.now();
+    // The first bytes of some streams come with the connect.
+    let early = match rng.chance(500) {
+        true => patterned(rng.below(300)),
+        false => Vec::new(),
+    };
+    let options = ConnectOptions::new().early_data(&*early);
     if rng.chance(50) {
         // Vanishes in the middle of it.
         let timeout = Duration::from_micros(rng.below(2000) as u64);
-        let connected = async { client.connect(to).await.ok() };
+        let connected = async { client.connect_with(to, &options).await.ok() };
         let given_up = async {
             hosts.sleep(timeout).await;
             None
@@ -44,7 +51,7 @@ async fn one(hosts: &Hosts, spread: Duration, side: usize, mut rng: Rng) {
         }
         return;
     }
-    let connected = client.connect(to).await;
+    let connected = client.connect_with(to, &options).await;
     let took = hosts.runtime.now() - begin;
     let most = if hosts.is_strict {
         Duration::from_millis(4500)
@@ -65,7 +72,7 @@ async fn one(hosts: &Hosts, spread: Duration, side: usize, mut rng: Rng) {
         hosts.sleep(Duration::from_secs(20)).await;
         None
     });
-    let Some(other) = met.await else {
+    let Some(mut other) = met.await else {
         assert!(
             !hosts.is_strict,
             "no listener accepts a stream: {}",
@@ -92,6 +99,14 @@ async fn one(hosts: &Hosts, spread: Duration, side: usize, mut rng: Rng) {
     let is_smc = stream.mode().is_smc();
     let may_be_tcp = !hosts.is_strict || hosts.is_survivable;
     assert!(is_smc || may_be_tcp, "{}", stream.mode());
+    let mut received = vec![0; early.len()];
+    match other.read_exact(&mut received).await {
+        Ok(()) => assert_eq!(received, early, "{}", other.mode()),
+        Err(error) => {
+            assert!(!hosts.is_strict, "{error}");
+            return;
+        }
+    }
     let rules = Rules::relaxed().with_timeout(Duration::from_secs(200));
     let rules = match hosts.is_strict {
         true => rules,

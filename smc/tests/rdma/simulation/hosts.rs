@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use smc::Endpoint;
+use smc::{Endpoint, ListenOptions};
 use smc_core::proto::links::LinkInfo;
 use smc_core::runtime::Runtime;
 use smc_testkit::memory_rdma::MemoryRdma;
@@ -124,7 +124,8 @@ impl Hosts {
 
     pub(super) async fn listen(&self) {
         for (side, host) in self.hosts.iter().enumerate() {
-            let listener = host.endpoint.bind(address(side)).await;
+            let options = ListenOptions::new().early_data(200);
+            let listener = host.endpoint.bind_with(address(side), &options).await;
             let listener = listener.expect("a free port");
             let accepted = Arc::clone(&host.accepted);
             self.runtime.spawn(Box::pin(async move {

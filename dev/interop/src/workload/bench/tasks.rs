@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use smc::{Builder, Endpoint, Stream};
+use smc::{Builder, ConnectOptions, Endpoint, ListenOptions, Stream};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinSet;
 
@@ -15,7 +15,7 @@ use super::{
     AFTER, BEFORE, CHUNK, MESSAGE, Measure, ROUND_TRIPS, RequestSizes, SHORT, SIZES_LEN,
     first_write, in_round_trips, part,
 };
-use crate::protocol::{End, Job};
+use crate::protocol::{End, Job, OurFeatures};
 
 /// One end, until all measures are taken, or until it is killed.
 pub(in crate::workload) fn run(job: &Job, sync_points: &'static SyncPoints) -> Result<Report> {
@@ -29,37 +29,48 @@ pub(in crate::workload) fn run(job: &Job, sync_points: &'static SyncPoints) -> R
 
 async fn end(job: Job, sync_points: &SyncPoints) -> Result<Report> {
     let endpoint = ours::endpoint(Builder::tokio(), &job)?;
-    let report = match job.end {
-        End::Connect(to) => client(&endpoint, to, &job.measures, sync_points).await,
+    match job.end {
+        End::Connect(to) => {
+            let to = Server {
+                endpoint,
+                at: to,
+                takes_early_data: job.features >= OurFeatures::EarlyData,
+            };
+            let report = client(&to, &job.measures, sync_points).await;
+            to.endpoint.close().await;
+            report
+        }
         End::Listen(at) => {
+            let options = ListenOptions::new().early_data(EARLY_DATA_MAX);
             let listener = endpoint
-                .bind(at)
+                .bind_with(at, &options)
                 .await
                 .with_context(|| format!("listen at {at}"))?;
             sync_points.mark("listening");
             server(&listener).await
         }
-    };
-    endpoint.close().await;
-    report
+    }
+}
+
+/// Where the measures are taken.
+#[derive(Clone)]
+struct Server {
+    endpoint: Endpoint,
+    at: SocketAddr,
+    takes_early_data: bool,
 }
 
 /// The connecting end: takes all measures, one after the other.
-async fn client(
-    endpoint: &Endpoint,
-    to: SocketAddr,
-    measures: &[Measure],
-    sync_points: &SyncPoints,
-) -> Result<Report> {
+async fn client(to: &Server, measures: &[Measure], sync_points: &SyncPoints) -> Result<Report> {
     let mut report = Report::default();
     // The first connection makes the link group.
-    let mut first = Caller::new(endpoint, to, MESSAGE).await?;
+    let mut first = Caller::new(to, MESSAGE).await?;
     first.call().await?;
     report.carriers.push(ours::carrier(first.stream.mode())?);
     drop(first);
     for measure in measures {
         sync_points.gate(BEFORE);
-        let taken = take(*measure, endpoint, to).await;
+        let taken = take(*measure, to).await;
         sync_points.gate(AFTER);
         let value = taken.with_context(|| format!("{measure:?}"))?;
         eprintln!("{}: {value:.0}", measure.title());
@@ -68,14 +79,14 @@ async fn client(
     Ok(report)
 }
 
-async fn take(measure: Measure, endpoint: &Endpoint, to: SocketAddr) -> Result<f64> {
+async fn take(measure: Measure, to: &Server) -> Result<f64> {
     let started = match measure {
         Measure::RoundTrip { size, count } => {
             let sizes = RequestSizes {
                 request: size,
                 answer: size,
             };
-            let mut caller = Caller::new(endpoint, to, sizes).await?;
+            let mut caller = Caller::new(to, sizes).await?;
             caller.call().await?;
             let started = Instant::now();
             for _ in 0..count {
@@ -88,7 +99,7 @@ async fn take(measure: Measure, endpoint: &Endpoint, to: SocketAddr) -> Result<f
                 request: bytes,
                 answer: 1,
             };
-            let mut caller = Caller::new(endpoint, to, sizes).await?;
+            let mut caller = Caller::new(to, sizes).await?;
             let started = Instant::now();
             caller.call().await?;
             started
@@ -97,10 +108,10 @@ async fn take(measure: Measure, endpoint: &Endpoint, to: SocketAddr) -> Result<f
             let started = Instant::now();
             let mut running = JoinSet::new();
             for _ in 0..clients {
-                let endpoint = endpoint.clone();
+                let to = to.clone();
                 running.spawn(async move {
                     for _ in 0..each {
-                        Caller::new(&endpoint, to, MESSAGE).await?.call().await?;
+                        Caller::new(&to, MESSAGE).await?.call().await?;
                     }
                     anyhow::Ok(())
                 });
@@ -112,7 +123,7 @@ async fn take(measure: Measure, endpoint: &Endpoint, to: SocketAddr) -> Result<f
         }
         Measure::SetUp { count } => {
             let (mut set_ups, mut round_trips) = (Vec::new(), Vec::new());
-            let mut caller = Caller::new(endpoint, to, SHORT).await?;
+            let mut caller = Caller::new(to, SHORT).await?;
             caller.call().await?;
             for _ in 0..ROUND_TRIPS {
                 let started = Instant::now();
@@ -122,7 +133,7 @@ async fn take(measure: Measure, endpoint: &Endpoint, to: SocketAddr) -> Result<f
             drop(caller);
             for _ in 0..count {
                 let started = Instant::now();
-                Caller::new(endpoint, to, SHORT).await?.call().await?;
+                Caller::new(to, SHORT).await?.call().await?;
                 set_ups.push(started.elapsed());
             }
             return Ok(in_round_trips(set_ups, round_trips));
@@ -158,26 +169,38 @@ async fn answer(mut stream: Stream) -> io::Result<()> {
 struct Caller {
     stream: Stream,
     sizes: RequestSizes,
-    is_first: bool,
+    /// The connect has sent the first part.
+    has_sent: bool,
+    has_called: bool,
     buf: Vec<u8>,
 }
 
 impl Caller {
-    async fn new(endpoint: &Endpoint, to: SocketAddr, sizes: RequestSizes) -> Result<Self> {
-        let stream = endpoint.connect(to).await.context("connect")?;
+    /// With the first request, if the server takes it with the PROPOSAL.
+    async fn new(to: &Server, sizes: RequestSizes) -> Result<Self> {
+        let (first, _) = first_write(sizes);
+        let is_early = to.takes_early_data && first.len() <= EARLY_DATA_MAX;
+        let options = match is_early {
+            true => ConnectOptions::new().early_data(first),
+            false => ConnectOptions::new(),
+        };
+        let stream = to.endpoint.connect_with(to.at, &options).await;
         Ok(Self {
-            stream,
+            stream: stream.context("connect")?,
             sizes,
-            is_first: true,
+            has_sent: is_early,
+            has_called: false,
             buf: vec![0; CHUNK],
         })
     }
 
     async fn call(&mut self) -> Result<()> {
         let mut left = self.sizes.request;
-        if std::mem::take(&mut self.is_first) {
+        if !std::mem::replace(&mut self.has_called, true) {
             let (first, behind) = first_write(self.sizes);
-            self.stream.write_all(&first).await?;
+            if !self.has_sent {
+                self.stream.write_all(&first).await?;
+            }
             left = behind;
         }
         write_many(&mut self.stream, &self.buf, left).await?;
@@ -204,3 +227,6 @@ async fn write_many(stream: &mut Stream, buf: &[u8], mut left: u64) -> io::Resul
     }
     Ok(())
 }
+
+/// The most bytes of early data that the server takes.
+const EARLY_DATA_MAX: usize = 4096;

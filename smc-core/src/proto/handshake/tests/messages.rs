@@ -6,7 +6,9 @@ use super::*;
 pub(super) fn parse_all(mut bytes: &[u8]) -> Vec<AcceptConfirm> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
-        let (message, rest) = Message::parse_prefix(bytes).unwrap();
+        let frame = smc_wire::clc::Frame::peek_extended(bytes).unwrap().unwrap();
+        let (message, rest) = bytes.split_at(frame.length());
+        let (message, _) = Message::parse_extended(message).unwrap();
         if let Message::Accept(view) | Message::Confirm(view) = message {
             found.push(view);
         }

@@ -103,6 +103,8 @@ struct HandshakeSide {
     /// A buffer that exists: what a registration of this size brings.
     registered: Option<(SizeCode, DmbToken)>,
     sent: Vec<u8>,
+    /// An RMB that an early CONFIRM has named: what preparing one brings, once it is taken.
+    prepared: Option<LocalRmb>,
     /// The early data of the client.
     early_data: Vec<u8>,
     works: Vec<Work>,
@@ -129,6 +131,7 @@ impl HandshakeSide {
             faults: Faults::default(),
             registered: None,
             sent: Vec::new(),
+            prepared: None,
             early_data: Vec::new(),
             works: Vec::new(),
             discards: 0,

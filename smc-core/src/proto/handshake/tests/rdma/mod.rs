@@ -2,6 +2,7 @@
 
 mod client;
 mod concurrency;
+mod early;
 mod pair;
 mod reuse;
 mod selection;
@@ -35,6 +36,12 @@ impl HandshakeSide {
     pub(super) fn rdma_work(&mut self, work: &Work) -> WorkDone {
         if let Some(done) = self.scripted(work) {
             return done;
+        }
+        if matches!(work, Work::PrepareRmb { .. }) {
+            let prepared = self.prepared.take();
+            if let Some(local) = prepared.filter(|_| self.machine.is_early_taken()) {
+                return WorkDone::RmbPrepared(Ok(local));
+            }
         }
         let number = {
             let mut fabric = self.fabric.borrow_mut();
