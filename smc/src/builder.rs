@@ -280,6 +280,30 @@ impl Builder {
         self
     }
 
+    /// Sets whether PROPOSALs may be data of the SYN (TCP Fast Open, RFC 7413), which saves one round
+    /// trip of a connection over a network. Off unless set.
+    ///
+    /// A client does so with servers with which it has a link group that has the feature
+    /// ([`Features::FAST_OPEN`]): both ends have to set this. A listener of the endpoint then takes
+    /// data in SYNs, if `net.ipv4.tcp_fastopen` permits that to servers (2 is set in it; by default
+    /// it is not), and otherwise works without. Without a cookie of the server, or if it is refused,
+    /// connections are as without this setting.
+    ///
+    /// What it costs:
+    ///
+    /// - The network can deliver a SYN twice. The server takes a PROPOSAL once, so SMC streams and
+    ///   [early data](crate::ConnectOptions::early_data) are not affected. Clients without SMC that
+    ///   send data in their SYN can have it delivered twice, as at any listener with Fast Open.
+    /// - A listener without SMC that has taken over the address of one with SMC within ten minutes
+    ///   gets one PROPOSAL as data. The client sees that the SYN-ACK has no SMC option when that
+    ///   listener answers, resets the connection and connects anew. With
+    ///   [`Assume`](crate::core::negotiate::Assume) it cannot see it, as without this setting.
+    #[must_use]
+    pub fn fast_open(mut self, on: bool) -> Self {
+        self.config.fast_open = on;
+        self
+    }
+
     /// Sets how many connections an SMC-R link group may have, 16 to 255. 255 unless set.
     #[must_use]
     pub fn max_connections_per_group(mut self, count: u8) -> Self {

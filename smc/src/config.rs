@@ -125,12 +125,14 @@ pub(crate) struct EndpointConfig {
     pub(crate) trust: Option<TrustPeers>,
     /// Features beyond the released protocol to agree on.
     pub(crate) vendor_features: Features,
+    /// PROPOSALs in the SYN.
+    pub(crate) fast_open: bool,
     /// Tools can see the endpoint.
     #[cfg(feature = "introspection")]
     pub(crate) introspection: bool,
 }
 
-/// The features beyond the released protocol that the library has.
+/// The features beyond the released protocol that an endpoint has unless it is set otherwise.
 pub(crate) const VENDOR_FEATURES: Features = Features::SINGLE_LINK
     .union(Features::AUTHENTICATION)
     .union(Features::EARLY_CONFIRM)
@@ -155,6 +157,7 @@ impl Default for EndpointConfig {
             max_handshakes: HANDSHAKES_MAX,
             trust: None,
             vendor_features: VENDOR_FEATURES,
+            fast_open: false,
             #[cfg(feature = "introspection")]
             introspection: true,
         }

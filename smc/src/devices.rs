@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use smc_wire::size::SizeCode;
-use smc_wire::types::HostName;
+use smc_wire::types::{Features, HostName};
 
 use super::device_driver::{DeviceDriver, DriverTask, claim};
 use super::endpoint::EndpointInner;
@@ -81,6 +81,8 @@ impl EndpointInner {
         base.buffer = config.recv_buffer;
         base.rmb = config.rmb;
         base.vendor_features = config.vendor_features;
+        base.vendor_features
+            .set(Features::FAST_OPEN, config.fast_open);
         base.timeouts.message = config.handshake_timeout;
         base.timeouts.work = config.handshake_timeout.mul_f32(WORK_SHARE);
         base.host = HostName::new(&rustix::system::uname().nodename().to_string_lossy());

@@ -347,6 +347,7 @@ impl Endpoint {
         let backlog = options.backlog.unwrap_or(BACKLOG);
         let mut socket = SocketOptions::default();
         socket.backlog = Some(backlog);
+        socket.fast_open = self.inner.config.fast_open;
         socket.reuse_port = options.reuse_port;
         socket.only_v6 = options.only_v6;
         socket.hook.clone_from(&options.socket);

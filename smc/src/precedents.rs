@@ -20,8 +20,13 @@ pub(crate) struct Precedents(Mutex<HashMap<Address, Kept>>);
 pub(crate) enum Precedent {
     /// SMC-D.
     Direct(ExpectedHandshake),
-    /// SMC-R in this link group.
-    Rdma(GroupKey),
+    /// SMC-R.
+    Rdma {
+        /// The link group.
+        key: GroupKey,
+        /// It takes PROPOSALs in the SYN.
+        fast_open: bool,
+    },
 }
 
 #[derive(Debug)]

@@ -53,7 +53,7 @@ impl Combination {
         };
         Self {
             run,
-            features: OurFeatures::ALL,
+            features: OurFeatures::DEFAULT,
         }
     }
 
@@ -61,8 +61,8 @@ impl Combination {
     fn name(&self) -> String {
         let Run { subject, peer, .. } = &self.run;
         match self.features {
-            OurFeatures::ALL => format!("{subject} -> {peer}"),
-            fewer => format!("{subject} -> {peer}, {}", fewer.name()),
+            OurFeatures::DEFAULT => format!("{subject} -> {peer}"),
+            other => format!("{subject} -> {peer}, {}", other.name()),
         }
     }
 
@@ -76,15 +76,22 @@ impl Combination {
     /// With one link in each group, and TCP beside them.
     fn with_delay() -> Vec<Self> {
         let with = |pair: &[Kind; 2]| Self::new(*pair, scenario::single_link());
-        let mut all = vec![with(&[Kind::Tcp; 2])];
+        let mut all = vec![
+            with(&[Kind::Tcp; 2]),
+            Self {
+                features: OurFeatures::FastOpen,
+                ..with(&[Kind::Tcp; 2])
+            },
+        ];
         all.extend(PAIRS.iter().filter(|pair| is_built(pair)).map(with));
         if cfg!(feature = "ours") {
-            let fewer = [
+            let others = [
                 OurFeatures::None,
                 OurFeatures::SingleLink,
                 OurFeatures::EarlyConfirm,
+                OurFeatures::FastOpen,
             ];
-            all.extend(fewer.map(|features| Self {
+            all.extend(others.map(|features| Self {
                 features,
                 ..with(&[Kind::Ours; 2])
             }));

@@ -174,7 +174,7 @@ fn exchange(
         devices: devices.to_vec(),
         max_links: node.max_links(),
         test_link: node.test_link(),
-        features: OurFeatures::ALL,
+        features: OurFeatures::DEFAULT,
         has_driver_thread: false,
         events_to: None,
     };

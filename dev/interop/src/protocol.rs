@@ -72,11 +72,13 @@ pub(crate) enum OurFeatures {
     EarlyConfirm,
     /// Connects send their first request with the PROPOSAL, if it fits.
     EarlyData,
+    /// The PROPOSAL is data of the SYN. Of TCP: the first request is.
+    FastOpen,
 }
 
 impl OurFeatures {
-    /// All.
-    pub(crate) const ALL: Self = Self::EarlyData;
+    /// All that are on unless an endpoint is set otherwise.
+    pub(crate) const DEFAULT: Self = Self::EarlyData;
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -84,6 +86,7 @@ impl OurFeatures {
             Self::SingleLink => "single link",
             Self::EarlyConfirm => "early CONFIRM",
             Self::EarlyData => "early data",
+            Self::FastOpen => "fast open",
         }
     }
 }

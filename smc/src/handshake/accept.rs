@@ -94,7 +94,9 @@ pub(crate) async fn accept(
         }
         ClientPath::Clc(client) => {
             let resources = &mut HandshakeResources::default();
-            run_handshake_on_socket(endpoint, &socket, peer, client, &mut machine, resources).await
+            let machine = &mut machine;
+            let other = (client, None);
+            run_handshake_on_socket(endpoint, &socket, peer, other, machine, resources).await
         }
     }
 }
@@ -118,7 +120,7 @@ pub(crate) async fn decline_all(
             Carrier::server(endpoint, &mut **side_channel.insert(channel))
         }
         ClientPath::Clc(client) => {
-            Carrier::on_socket(endpoint, &*socket, client, Role::Server, None)
+            Carrier::on_socket(endpoint, &*socket, client, Role::Server, None, None)
         }
     };
     let outcome = drive(

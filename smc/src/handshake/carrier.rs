@@ -15,7 +15,7 @@ use crate::conn::PeerLocality;
 use crate::endpoint::EndpointInner;
 use crate::lifetime::Deadline;
 use crate::mutex::Mutex;
-use crate::negotiate::{Credentials, SideChannel, Withdrawn};
+use crate::negotiate::{Credentials, Delivery, Offer, SideChannel, Withdrawn};
 use crate::proto::Role;
 use crate::runtime::{Runtime, Socket};
 
@@ -23,9 +23,72 @@ use super::READ_MAX;
 
 /// The carrier of one handshake.
 pub(super) enum Carrier<'a> {
-    Tcp(&'a dyn Socket, Option<&'a TcpHandshake<'a>>),
+    Tcp(TcpCarrier<'a>),
     Unix(UnixCarrier<'a>),
     SideChannel(SideChannelCarrier<'a>),
+}
+
+/// The TCP connection of the stream itself.
+pub(super) struct TcpCarrier<'a> {
+    socket: &'a dyn Socket,
+    under_way: Option<&'a TcpHandshake<'a>>,
+    /// A client's.
+    offer: Option<&'a mut OfferOnTcp>,
+}
+
+/// A client's offer on a TCP connection whose server is to expect CLC.
+#[derive(Debug)]
+pub(super) struct OfferOnTcp {
+    offer: Box<dyn Offer>,
+    state: OfferState,
+}
+
+/// Whether the server is known to expect CLC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OfferState {
+    /// Not before TCP's handshake is complete: the PROPOSAL is data of the SYN.
+    Unproven,
+    Smc,
+    /// It does not, and has got the PROPOSAL all the same.
+    Plain,
+}
+
+impl OfferOnTcp {
+    pub(super) fn proven(offer: Box<dyn Offer>) -> Self {
+        let state = OfferState::Smc;
+        Self { offer, state }
+    }
+
+    pub(super) fn unproven(offer: Box<dyn Offer>) -> Self {
+        let state = OfferState::Unproven;
+        Self { offer, state }
+    }
+
+    pub(super) fn state(&self) -> OfferState {
+        self.state
+    }
+}
+
+impl TcpCarrier<'_> {
+    /// Reads nothing from a server that does not expect CLC.
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        if let Some(OfferOnTcp { offer, state }) = self.offer.as_deref_mut() {
+            if *state == OfferState::Unproven {
+                ready!(self.socket.poll_readable(cx))?;
+                // The first read reports why there is no connection.
+                if self.socket.peer_addr().is_ok() {
+                    *state = match offer.connected(self.socket) {
+                        Delivery::OnTcp => OfferState::Smc,
+                        Delivery::Delivered | Delivery::Plain => OfferState::Plain,
+                    };
+                }
+            }
+            if *state == OfferState::Plain {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+            }
+        }
+        self.socket.poll_read(cx, buf)
+    }
 }
 
 /// The UNIX socket of the stream itself, of which the system reports the process at the other end.
@@ -130,16 +193,21 @@ struct AnswerWait<'a> {
 }
 
 impl<'a> Carrier<'a> {
-    /// The connection itself. `under_way` is a handshake on TCP.
+    /// The connection itself. `under_way` is a handshake on TCP, `offer` that of a client there.
     pub(super) fn on_socket(
         endpoint: &'a EndpointInner,
         socket: &'a dyn Socket,
         peer: ClcPeer,
         role: Role,
         under_way: Option<&'a TcpHandshake<'a>>,
+        offer: Option<&'a mut OfferOnTcp>,
     ) -> Self {
         let Some(process) = peer.process else {
-            return Self::Tcp(socket, under_way);
+            return Self::Tcp(TcpCarrier {
+                socket,
+                under_way,
+                offer,
+            });
         };
         let reader = UnixReader {
             ahead: peer.received,
@@ -204,8 +272,8 @@ impl<'a> Carrier<'a> {
     pub(super) fn credentials(&self) -> Option<Credentials> {
         match self {
             Self::Unix(unix) => Some(unix.process),
-            Self::Tcp(_, handshake) => {
-                let is_own = handshake.is_some_and(TcpHandshake::is_with_itself);
+            Self::Tcp(tcp) => {
+                let is_own = tcp.under_way.is_some_and(TcpHandshake::is_with_itself);
                 is_own.then(Credentials::own)
             }
             Self::SideChannel(channel) => channel.side_channel.credentials(),
@@ -220,7 +288,7 @@ impl<'a> Carrier<'a> {
         message: &[u8],
     ) -> io::Result<()> {
         let socket = match self {
-            Self::Tcp(socket, _) => socket,
+            Self::Tcp(tcp) => &tcp.socket,
             Self::Unix(unix) => &unix.reader.socket,
             Self::SideChannel(channel) => {
                 channel.sent = true;
@@ -277,7 +345,7 @@ impl<'a> Carrier<'a> {
         buf: &mut [u8],
     ) -> Poll<io::Result<usize>> {
         match self {
-            Self::Tcp(socket, _) => socket.poll_read(cx, buf),
+            Self::Tcp(tcp) => tcp.poll_read(cx, buf),
             Self::Unix(unix) => unix.reader.poll_read(cx, buf),
             Self::SideChannel(channel) => channel.poll_read(cx, buf),
         }

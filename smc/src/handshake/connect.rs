@@ -5,12 +5,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_io::AsyncWrite;
 
 use smc_wire::types::DmbToken;
 
-use super::carrier::{Carrier, ClcPeer};
+use super::carrier::{Carrier, ClcPeer, OfferOnTcp, OfferState};
 use super::early::{self, EarlyWork};
 use super::work::HandshakeResources;
 use super::{
@@ -99,6 +100,9 @@ async fn connect_by(
         _ => Ok(stream),
     }
 }
+
+/// There is no listener.
+const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
 
 /// Writes the early data that was not taken.
 async fn write_all(mut stream: &Stream, mut data: &[u8]) -> io::Result<()> {
@@ -200,7 +204,7 @@ pub(crate) struct Failed {
 /// How the offer goes on, once the TCP connection exists.
 enum Offered {
     /// The message has to be sent on TCP.
-    OnTcp(Box<dyn Offer>),
+    OnTcp(OfferOnTcp),
     /// The message was delivered on a side channel.
     Delivered(Box<dyn Offer>),
     /// The server does not support SMC.
@@ -213,12 +217,14 @@ impl ConnectAttempt<'_> {
             Policy::Never => Plan::Tcp(FallbackCause::Policy.into()),
             _ => Plan::new(self.endpoint, self.config, to).await,
         };
-        match self.run(to, &mut plan).await {
+        let now = self.endpoint.runtime.now();
+        let precedent = self.endpoint.precedents.get(now, self.to);
+        match self.run(to, &mut plan, precedent).await {
             // The first attempt has used the early work, and the precedent is forgotten: this one
             // has no early CONFIRM.
             Err(failed) if failed.early_confirm_failed => {
                 self.endpoint.precedents.forget(self.to);
-                self.run(to, &mut plan).await
+                self.run(to, &mut plan, None).await
             }
             result => result,
         }
@@ -259,7 +265,7 @@ impl ConnectAttempt<'_> {
                     let expected = precedent.take().filter(|_| is_same && has_default);
                     let early = EarlyWork::prepare(endpoint, self.config, expected).await;
                     let offered = Ok(Arc::clone(&proposal));
-                    let run = self.run_on_socket(socket, Some(listener), offered, early);
+                    let run = self.run_on_socket(socket, Some(listener), offered, early, None);
                     match run.await {
                         Ok(stream) => {
                             if stream.fallback_reason().is_some() {
@@ -293,18 +299,33 @@ impl ConnectAttempt<'_> {
         Ok(self.tcp(socket, reason))
     }
 
-    async fn run(&self, to: SocketAddr, plan: &mut Plan) -> Result<Stream, Failed> {
+    async fn run(
+        &self,
+        to: SocketAddr,
+        plan: &mut Plan,
+        precedent: Option<Precedent>,
+    ) -> Result<Stream, Failed> {
+        let fast_open = matches!(
+            precedent,
+            Some(Precedent::Rdma {
+                fast_open: true,
+                ..
+            })
+        );
         match plan {
             Plan::Tcp(reason) => {
-                let socket = self.open(to, true, &mut |_| Ok(())).await?;
+                let socket = self.open(to, true, false, &mut |_| Ok(())).await?;
                 Ok(self.tcp(socket, reason.clone()))
             }
             Plan::Decline(candidate, decline, reason) => {
-                let (socket, offered) = self.offer(to, candidate, decline, None).await?;
+                let offered = self.offer(to, candidate, decline, None, fast_open);
+                let (socket, offered) = offered.await?;
                 let reason = reason.clone();
                 let reason = match offered {
                     // There may be something to offer on this connection.
-                    Offered::OnTcp(_offer) => return self.run_on_tcp(socket, Err(reason)).await,
+                    Offered::OnTcp(offer) => {
+                        return self.run_on_tcp(socket, Err(reason), precedent, offer).await;
+                    }
                     Offered::Delivered(_) => reason,
                     Offered::Plain(cause) => unannounced_reason(self.config, reason, cause),
                 };
@@ -313,10 +334,14 @@ impl ConnectAttempt<'_> {
             Plan::Propose(candidate, proposal, early) => {
                 let early = early.take();
                 let buffer = early.as_ref().and_then(EarlyWork::buffer);
-                let (socket, offered) = self.offer(to, candidate, proposal.bytes(), buffer).await?;
+                let offered = self.offer(to, candidate, proposal.bytes(), buffer, fast_open);
+                let (socket, offered) = offered.await?;
                 let proposal = Arc::clone(proposal);
                 match offered {
-                    Offered::OnTcp(_offer) => self.run_on_tcp(socket, Ok(proposal)).await,
+                    Offered::OnTcp(offer) => {
+                        self.run_on_tcp(socket, Ok(proposal), precedent, offer)
+                            .await
+                    }
                     Offered::Delivered(offer) => {
                         self.await_answer(socket, proposal, offer, early).await
                     }
@@ -326,20 +351,17 @@ impl ConnectAttempt<'_> {
         }
     }
 
-    /// Runs the handshake on TCP, with an early CONFIRM if there is a precedent.
+    /// Runs the handshake on TCP, with an early CONFIRM if the precedent is of use for that.
     async fn run_on_tcp(
         &self,
         socket: Arc<dyn Socket>,
         default: Result<Arc<ClientProposal>, FallbackReason>,
+        precedent: Option<Precedent>,
+        mut offer: OfferOnTcp,
     ) -> Result<Stream, Failed> {
-        let EndpointInner {
-            precedents,
-            runtime,
-            ..
-        } = &**self.endpoint;
-        let precedent = precedents.get(runtime.now(), self.to);
         let early = EarlyWork::prepare(self.endpoint, self.config, precedent).await;
-        self.run_on_socket(socket, None, default, early).await
+        self.run_on_socket(socket, None, default, early, Some(&mut offer))
+            .await
     }
 
     /// A stream that is TCP.
@@ -356,6 +378,7 @@ impl ConnectAttempt<'_> {
         candidate: &Candidate,
         message: &[u8],
         buffer: Option<DmbToken>,
+        fast_open: bool,
     ) -> Result<(Arc<dyn Socket>, Offered), Failed> {
         // Replaced before the socket is connected.
         let mut offer: OfferResult = Err(FallbackCause::not_announced());
@@ -372,15 +395,19 @@ impl ConnectAttempt<'_> {
             Ok(())
         };
         let socket = self
-            .open(to, !candidate.needs_address(), &mut make_offer)
+            .open(to, !candidate.needs_address(), fast_open, &mut make_offer)
             .await;
         let socket = socket.map_err(|error| Failed {
             early_confirm_failed: is_buffer_taken,
             ..Failed::from(error)
         })?;
         let offered = match offer {
+            // It is connected when data is written.
+            Ok(offer) if fast_open && socket.peer_addr().is_err() => {
+                Offered::OnTcp(OfferOnTcp::unproven(offer))
+            }
             Ok(mut offer) => match offer.connected(&*socket) {
-                Delivery::OnTcp => Offered::OnTcp(offer),
+                Delivery::OnTcp => Offered::OnTcp(OfferOnTcp::proven(offer)),
                 Delivery::Delivered => {
                     HandshakeLog::sends(message);
                     Offered::Delivered(offer)
@@ -396,11 +423,13 @@ impl ConnectAttempt<'_> {
         &self,
         to: SocketAddr,
         unbound: bool,
+        fast_open: bool,
         before: &mut BeforeConnect<'_>,
     ) -> io::Result<Arc<dyn Socket>> {
         let mut options = SocketOptions::default();
         options.local = self.options.local;
         options.unbound = unbound;
+        options.fast_open = fast_open;
         options.hook.clone_from(&self.options.socket);
         let EndpointInner {
             runtime, setups, ..
@@ -422,6 +451,7 @@ impl ConnectAttempt<'_> {
         process: Option<Credentials>,
         default: Result<Arc<ClientProposal>, FallbackReason>,
         early: Option<EarlyWork>,
+        mut offer: Option<&mut OfferOnTcp>,
     ) -> Result<Stream, Failed> {
         let (endpoint, config) = (self.endpoint, self.config);
         let path = path(endpoint, config, &*socket, self.to, false);
@@ -453,23 +483,41 @@ impl ConnectAttempt<'_> {
             endpoint,
             &socket,
             self.to,
-            other,
+            (other, offer.as_deref_mut()),
             &mut machine,
             resources,
         ));
-        run.await.map_err(|error| Failed {
-            early_confirm_failed: match &error {
+        let result = run.await;
+        let state = offer.map_or(OfferState::Smc, |offer| offer.state());
+        if state == OfferState::Plain {
+            // Its application is not to answer what was not meant for it.
+            let _best_effort = socket.set_linger(Some(Duration::ZERO));
+        }
+        result.map_err(|error| {
+            let has_confirm = confirm.is_some();
+            let (early_confirm_failed, has_sent_data) = match (state, &error) {
+                (OfferState::Plain, _) => (true, false),
+                // There was no connection.
+                (OfferState::Unproven, Error::Io(error)) if error.kind() == REFUSED => {
+                    (false, false)
+                }
                 // The server may have delivered it: a further attempt could deliver it again.
-                _ if data.is_some() => false,
-                _ if machine.is_early_taken() => true,
-                Error::Malformed(_) | Error::PeerMisbehaved(_) => confirm.is_some(),
+                _ if data.is_some() => (false, true),
+                _ if machine.is_early_taken() => (true, false),
+                (_, Error::Malformed(_) | Error::PeerMisbehaved(_)) => (has_confirm, false),
                 // A server that does not know the extension closes, as Linux does. The listener of
                 // a UNIX socket that does not answer this one does not answer another one.
-                Error::Io(_) | Error::Closed(_) => confirm.is_some() && process.is_none(),
-                _ => false,
-            },
-            has_sent_data: data.is_some(),
-            error,
+                (_, Error::Io(_) | Error::Closed(_)) => {
+                    let is_new = has_confirm || state == OfferState::Unproven;
+                    (is_new && process.is_none(), false)
+                }
+                _ => (false, false),
+            };
+            Failed {
+                error,
+                early_confirm_failed,
+                has_sent_data,
+            }
         })
     }
 

@@ -64,7 +64,7 @@ impl EarlyWork {
                 let early = prepare_direct(endpoint, config, expected).await?;
                 Some(Self::Direct(early))
             }
-            Precedent::Rdma(key) => {
+            Precedent::Rdma { key, .. } => {
                 let early = Box::pin(prepare_rdma(endpoint, config, key)).await?;
                 Some(Self::Rdma(Box::new(early)))
             }
@@ -211,9 +211,12 @@ pub(super) fn precedent(
                 server_size: params.peer_buffer.size,
             }))
         }
-        Transport::Rdma(_) if takes_early(features) => {
+        Transport::Rdma(_) if takes_early(features) || features.contains(Features::FAST_OPEN) => {
             let group = endpoint.groups.info(established.group)?;
-            Some(Precedent::Rdma(group.key))
+            Some(Precedent::Rdma {
+                key: group.key,
+                fast_open: features.contains(Features::FAST_OPEN),
+            })
         }
         Transport::Direct(_) | Transport::Rdma(_) => None,
     }

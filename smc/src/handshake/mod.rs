@@ -43,7 +43,7 @@ use crate::proto::handshake::{
 };
 use crate::stats::SetupTiming;
 use crate::tcp_streams::TcpRecord;
-use carrier::Carrier;
+use carrier::{Carrier, OfferOnTcp};
 use work::{HandshakeResources, WorkResult, device_driver, execute};
 
 /// A stream that is TCP without a handshake.
@@ -157,7 +157,7 @@ async fn run_handshake_on_socket(
     endpoint: &Arc<EndpointInner>,
     socket: &Arc<dyn Socket>,
     peer: &Address,
-    other: ClcPeer,
+    (other, offer): (ClcPeer, Option<&mut OfferOnTcp>),
     machine: &mut Handshake,
     resources: &mut HandshakeResources,
 ) -> Result<Stream, Error> {
@@ -170,7 +170,8 @@ async fn run_handshake_on_socket(
         Address::Unix(_) => None,
     };
     let role = machine.role();
-    let mut carrier = Carrier::on_socket(endpoint, &**socket, other, role, under_way.as_ref());
+    let under_way = under_way.as_ref();
+    let mut carrier = Carrier::on_socket(endpoint, &**socket, other, role, under_way, offer);
     run_handshake(endpoint, &mut carrier, socket, peer, machine, resources).await
 }
 

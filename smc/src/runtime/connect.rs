@@ -20,7 +20,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 
 use nix::libc;
-use nix::sys::socket::sockopt::{BindToDevice, IpBindAddressNoPort, Mark, SetStruct};
+use nix::sys::socket::sockopt::{
+    BindToDevice, IpBindAddressNoPort, Mark, SetStruct, TcpFastOpenConnect,
+};
 use nix::sys::socket::{getsockopt, setsockopt};
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
@@ -63,7 +65,7 @@ pub(super) fn start(
         attempts += 1;
         let is_last = attempts == ATTEMPTS;
         let bound = match is_last && from.port() == 0 {
-            true => searched(stream(to, options)?, from),
+            true => searched(client_stream(to, options)?, from),
             false => bound(to, from, options),
         };
         let BoundSocket {
@@ -105,7 +107,7 @@ fn start_unannounced(
     options: &SocketOptions,
     before: &mut BeforeConnect<'_>,
 ) -> io::Result<ConnectStatus> {
-    let fd = stream(to, options)?;
+    let fd = client_stream(to, options)?;
     let unspecified: IpAddr = match to {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -131,6 +133,15 @@ fn status(fd: OwnedFd, to: SocketAddr) -> io::Result<ConnectStatus> {
     }
 }
 
+/// A socket that is to be connected.
+fn client_stream(to: SocketAddr, options: &SocketOptions) -> io::Result<OwnedFd> {
+    let fd = stream(to, options)?;
+    if options.fast_open {
+        setsockopt(&fd, TcpFastOpenConnect, &true)?;
+    }
+    Ok(fd)
+}
+
 /// The local address from which packets to `to` are sent, with port 0.
 pub(super) fn source(to: SocketAddr) -> io::Result<SocketAddr> {
     source_with(to, &SocketOptions::default())
@@ -145,7 +156,7 @@ fn source_with(to: SocketAddr, options: &SocketOptions) -> io::Result<SocketAddr
     let probe = socket(to, SocketType::DGRAM)?;
     if options.hook.is_some() {
         // Options of TCP would fail on a datagram socket.
-        let fd = stream(to, options)?;
+        let fd = client_stream(to, options)?;
         let mark = getsockopt(&fd, Mark)?;
         if mark != 0 {
             setsockopt(&probe, Mark, &mark)?;
@@ -181,7 +192,7 @@ impl BoundSocket {
 
 /// A socket bound to `from`, or to a random port if that has none.
 fn bound(to: SocketAddr, from: SocketAddr, options: &SocketOptions) -> io::Result<BoundSocket> {
-    let fd = stream(to, options)?;
+    let fd = client_stream(to, options)?;
     if from.port() != 0 {
         if let Err(Errno::ADDRINUSE) = rustix::net::bind(&fd, &from) {
             sockopt::set_socket_reuseaddr(&fd, true)?;
@@ -196,7 +207,7 @@ fn bound(to: SocketAddr, from: SocketAddr, options: &SocketOptions) -> io::Resul
         };
         let local = with_port(from, port);
         if draw == EXCLUSIVE_DRAWS {
-            let fd = stream(to, options)?;
+            let fd = client_stream(to, options)?;
             if set_port_range(&fd, port) {
                 // Without a port, which `connect` takes.
                 rustix::net::bind(&fd, &from)?;

@@ -13,7 +13,9 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use nix::sys::socket::sockopt::IpMtu;
+use nix::libc;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{IpMtu, SetStruct};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt,
@@ -378,9 +380,26 @@ pub(super) fn listen(
     let backlog = options
         .backlog
         .map_or(BACKLOG, |n| i32::try_from(n).unwrap_or(i32::MAX));
+    if options.fast_open {
+        // The connections that may wait for the end of TCP's handshake.
+        setsockopt(&fd, TcpFastOpen, &backlog)?;
+    }
     rustix::net::listen(&fd, backlog)?;
     Ok(fd)
 }
+
+/// Data in the SYN for a listener, and how many connections may be without the end of TCP's
+/// handshake.
+#[derive(Clone, Copy, Debug)]
+struct TcpFastOpen;
+
+nix::setsockopt_impl!(
+    TcpFastOpen,
+    libc::IPPROTO_TCP,
+    libc::TCP_FASTOPEN,
+    libc::c_int,
+    SetStruct<'_, libc::c_int>
+);
 
 /// A nonblocking TCP socket for an address of this family, which the hook has seen.
 pub(super) fn stream(family: SocketAddr, options: &SocketOptions) -> io::Result<OwnedFd> {

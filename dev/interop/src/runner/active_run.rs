@@ -260,7 +260,7 @@ pub(crate) fn job(run: &Run, end: ScenarioEnd, port: u16) -> Job {
         devices: (0..node.devices).map(|nic| format!("rxe{nic}")).collect(),
         max_links: node.max_links(),
         test_link: node.test_link(),
-        features: OurFeatures::ALL,
+        features: OurFeatures::DEFAULT,
         has_driver_thread: node.has_driver_thread,
         events_to: run
             .scenario

@@ -305,6 +305,8 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 const SYSTEM: &[(&str, &str)] = &[
     ("net/ipv4/conf/all/arp_ignore", "1"),
     ("net/ipv4/conf/all/arp_announce", "2"),
+    // For clients and servers that ask for it.
+    ("net/ipv4/tcp_fastopen", "3"),
 ];
 
 /// The kernel's settings for SMC that scenarios change, as they are without.

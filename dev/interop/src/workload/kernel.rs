@@ -3,6 +3,9 @@
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr};
 
+use nix::libc;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{SetStruct, TcpFastOpenConnect};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::Carrier;
@@ -15,11 +18,16 @@ use crate::protocol::SocketMode;
 pub(crate) enum Sockets {
     Smc,
     Tcp,
+    /// The first data is in the SYN, once there is a cookie.
+    TcpFastOpen,
 }
 
 impl Sockets {
     pub(crate) fn connect(self, to: SocketAddr) -> io::Result<KernelSocket> {
         let socket = self.socket(to)?;
+        if self == Self::TcpFastOpen {
+            setsockopt(&socket, TcpFastOpenConnect, &true)?;
+        }
         socket.connect(&SockAddr::from(to))?;
         // Urgent data is part of the pattern.
         socket.set_out_of_band_inline(true)?;
@@ -30,6 +38,9 @@ impl Sockets {
         let socket = self.socket(at)?;
         socket.set_reuse_address(true)?;
         socket.bind(&SockAddr::from(at))?;
+        if self == Self::TcpFastOpen {
+            setsockopt(&socket, TcpFastOpen, &BACKLOG)?;
+        }
         socket.listen(BACKLOG)?;
         Ok(KernelSocket::new(socket, self))
     }
@@ -42,7 +53,9 @@ impl Sockets {
                 Type::STREAM,
                 Some(Protocol::from(i32::from(addr.is_ipv6()))),
             ),
-            Self::Tcp => Socket::new(Domain::for_address(addr), Type::STREAM, None),
+            Self::Tcp | Self::TcpFastOpen => {
+                Socket::new(Domain::for_address(addr), Type::STREAM, None)
+            }
         }
     }
 }
@@ -102,7 +115,7 @@ impl Connection for KernelSocket {
     }
 
     fn carrier(&self) -> io::Result<Carrier> {
-        if self.family == Sockets::Tcp {
+        if self.family != Sockets::Smc {
             return Ok(Carrier {
                 mode: SocketMode::Tcp,
                 reason: 0,
@@ -139,6 +152,18 @@ fn inet(addr: &SockAddr) -> io::Result<SocketAddr> {
     addr.as_socket()
         .ok_or_else(|| io::Error::other("not an IP address"))
 }
+
+/// Data in the SYN for a listener.
+#[derive(Clone, Copy, Debug)]
+struct TcpFastOpen;
+
+nix::setsockopt_impl!(
+    TcpFastOpen,
+    libc::IPPROTO_TCP,
+    libc::TCP_FASTOPEN,
+    libc::c_int,
+    SetStruct<'_, libc::c_int>
+);
 
 const AF_SMC: i32 = 43;
 

@@ -70,7 +70,9 @@ pub(super) fn endpoint(builder: Builder, job: &Job) -> Result<Endpoint> {
         .max_links(job.max_links)
         .test_link(Some(Duration::from_secs(job.test_link)))
         .driver_thread(job.has_driver_thread);
-    builder = builder.vendor_features(features(job.features));
+    builder = builder
+        .vendor_features(features(job.features))
+        .fast_open(job.features >= OurFeatures::FastOpen);
     for eid in &job.ueids {
         builder = builder.ueid(Eid::ueid(eid).context("user EID")?);
     }

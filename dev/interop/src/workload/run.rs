@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use super::connection::{Connection, Listener};
 use super::script_runner::ScriptRunner;
 use super::{Kind, Report, Script, bench, kernel};
-use crate::protocol::{End, Event, Job};
+use crate::protocol::{End, Event, Job, OurFeatures};
 
 /// Runs the job that is on the first line of stdin. Further lines open gates.
 pub(crate) fn run() -> Result<()> {
@@ -248,6 +248,9 @@ impl Maker {
     fn new(job: &Job) -> Result<Self> {
         Ok(match job.kind {
             Kind::Kernel => Self::Sockets(kernel::Sockets::Smc),
+            Kind::Tcp if job.features == OurFeatures::FastOpen => {
+                Self::Sockets(kernel::Sockets::TcpFastOpen)
+            }
             Kind::Tcp => Self::Sockets(kernel::Sockets::Tcp),
             #[cfg(feature = "ours")]
             Kind::Ours => Self::Ours(super::ours::Ours::new(job)?),
