@@ -264,9 +264,9 @@ impl Builder {
     ///
     /// - [`Features::AUTHENTICATION`]: ACCEPT and CONFIRM of further connections of an SMC-R link
     ///   group are refused if they come from another process or host than the group's.
-    /// - [`Features::EARLY_CONFIRM`]: further connections of an SMC-D link group over a UNIX socket,
-    ///   and of an SMC-R link group with a single link, take two messages, not three: the PROPOSAL
-    ///   has the client's buffer, so that the server can write when it has answered.
+    /// - [`Features::EARLY_CONFIRM`]: further connections of an SMC-D link group over a UNIX
+    ///   socket, and of an SMC-R link group with a single link, take two messages, not three: the
+    ///   PROPOSAL has the client's buffer, so that the server can write when it has answered.
     /// - [`Features::EARLY_DATA`], only with the feature before: the PROPOSAL of a connection over
     ///   SMC-R has the first bytes of the stream, if the connect is given
     ///   [some](crate::ConnectOptions::early_data) and the listener
@@ -280,14 +280,14 @@ impl Builder {
         self
     }
 
-    /// Sets whether PROPOSALs may be data of the SYN (TCP Fast Open, RFC 7413), which saves one round
-    /// trip of a connection over a network. Off unless set.
+    /// Sets whether PROPOSALs may be data of the SYN (TCP Fast Open, RFC 7413), which saves one
+    /// round trip of a connection over a network. Off unless set.
     ///
     /// A client does so with servers with which it has a link group that has the feature
     /// ([`Features::FAST_OPEN`]): both ends have to set this. A listener of the endpoint then takes
     /// data in SYNs, if `net.ipv4.tcp_fastopen` permits that to servers (2 is set in it; by default
-    /// it is not), and otherwise works without. Without a cookie of the server, or if it is refused,
-    /// connections are as without this setting.
+    /// it is not), and otherwise works without. Without a cookie of the server, or if it is
+    /// refused, connections are as without this setting.
     ///
     /// What it costs:
     ///

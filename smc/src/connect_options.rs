@@ -73,16 +73,16 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets the first bytes of the stream, at most [`ConnectOptions::MAX_EARLY_DATA`]. They are sent
-    /// with the PROPOSAL where that is possible, which saves a round trip: the request is at the
-    /// server before the handshake is complete.
+    /// Sets the first bytes of the stream, at most [`ConnectOptions::MAX_EARLY_DATA`]. They are
+    /// sent with the PROPOSAL where that is possible, which saves a round trip: the request is at
+    /// the server before the handshake is complete.
     ///
     /// That takes SMC-R with a server that this endpoint has connected to before, whose link group
     /// exists and has a [single link](crate::Builder::max_links), and a listener that allows it
     /// ([`ListenOptions::early_data`]). In all other cases, also where the stream is TCP, the
     /// connect writes them once the connection exists. In each case the server's application gets
-    /// them exactly once, as the first bytes, and [`Stream::early_data_accepted`] says which case it
-    /// was.
+    /// them exactly once, as the first bytes, and [`Stream::early_data_accepted`] says which case
+    /// it was.
     ///
     /// A connect that fails may have delivered them: the server has taken them, and its answer did
     /// not arrive. Another attempt then sends them twice, as it would after a write to a TCP

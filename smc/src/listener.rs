@@ -86,16 +86,16 @@ impl ListenOptions {
         self
     }
 
-    /// Takes the first bytes of a stream from the PROPOSAL, up to this number, such as 4096; without
-    /// this none are taken. A client sends them with [`ConnectOptions::early_data`].
+    /// Takes the first bytes of a stream from the PROPOSAL, up to this number, such as 4096;
+    /// without this none are taken. A client sends them with [`ConnectOptions::early_data`].
     ///
     /// [`Listener::accept`] returns a stream with early data like any other, and the data is the
     /// first that is read. The client may not have received an answer yet, and may never do so: a
     /// client that repeats a connect that has failed sends its request twice. So allow this for
     /// services whose requests may be repeated, or look at [`Stream::is_early`].
     ///
-    /// A PROPOSAL that comes twice is taken once: the listener stores what identifies the last 4096,
-    /// and in SMC-R each is authenticated with a number that the link group takes once.
+    /// A PROPOSAL that comes twice is taken once: the listener stores what identifies the last
+    /// 4096, and in SMC-R each is authenticated with a number that the link group takes once.
     ///
     /// [`ConnectOptions::early_data`]: crate::ConnectOptions::early_data
     /// [`Stream::is_early`]: crate::Stream::is_early

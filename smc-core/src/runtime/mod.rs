@@ -233,8 +233,8 @@ pub struct SocketOptions {
     /// Connections that may wait to be accepted; 1024 if not given.
     pub backlog: Option<u32>,
     /// TCP Fast Open (RFC 7413). A connecting socket sends its first data in the SYN, if the system
-    /// has a cookie of the server: then it counts as connected, without a peer's address, until that
-    /// data is written. A listener takes such data. A runtime without it ignores this.
+    /// has a cookie of the server: then it counts as connected, without a peer's address, until
+    /// that data is written. A listener takes such data. A runtime without it ignores this.
     pub fast_open: bool,
     /// `SO_REUSEPORT` on a listener.
     pub reuse_port: bool,

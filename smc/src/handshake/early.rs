@@ -1,4 +1,5 @@
-//! Early CONFIRM and early data of a client: the work that is done before the handshake requests it.
+//! Early CONFIRM and early data of a client: the work that is done before the handshake requests
+//! it.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

@@ -237,6 +237,9 @@ fn keep_precedent(
     let process = match carrier {
         _ if role == Role::Server => return,
         Carrier::SideChannel(_) => return,
+        // That an endpoint is at both ends shows only while both have a handshake: with an early
+        // CONFIRM that of the server has ended before the client checks it.
+        Carrier::Tcp(..) if carrier.credentials().is_some() => return,
         Carrier::Tcp(..) | Carrier::Unix(_) => carrier.credentials(),
     };
     if let Some(precedent) = early::precedent(endpoint, established, process) {

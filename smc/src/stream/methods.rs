@@ -40,8 +40,9 @@ macro_rules! any {
                 self.shared.mode().fallback_reason()
             }
 
-            /// Whether the server has taken the [early data](crate::ConnectOptions::early_data) of the
-            /// connect from the PROPOSAL. Otherwise the connect has written it, or there was none.
+            /// Whether the server has taken the [early data](crate::ConnectOptions::early_data) of
+            /// the connect from the PROPOSAL. Otherwise the connect has written it, or there was
+            /// none.
             #[must_use]
             pub fn early_data_accepted(&self) -> bool {
                 self.shared.mode().has_early_data()
