@@ -9,6 +9,8 @@
 
 mod bench;
 mod demo;
+#[cfg(feature = "ours")]
+mod early;
 mod guest;
 mod hosts;
 mod inside;
@@ -52,6 +54,9 @@ enum Command {
     Demo,
     /// Compare ours with the kernel's SMC-R, in virtual machines
     Bench(bench::BenchArgs),
+    /// Early data while servers, cookies and the network change, in virtual machines
+    #[cfg(feature = "ours")]
+    Early(early::EarlyArgs),
     /// Run scenarios between two hosts with RDMA cards, and write a report on them
     Hosts(hosts::HostsArgs),
     /// Run a program of this machine in a guest with two soft-RoCE devices, rxe0 and rxe1
@@ -117,6 +122,8 @@ fn main() -> ExitCode {
         Command::Run(args) => run(&args),
         Command::Demo => demo::run(),
         Command::Bench(args) => bench::run(&args),
+        #[cfg(feature = "ours")]
+        Command::Early(args) => early::run(&args),
         Command::Hosts(args) => hosts::run(&args),
         Command::Guest(args) => inside::run(&args),
         Command::Sockets(args) => sockets::run(&args),

@@ -74,8 +74,9 @@ impl TcpCarrier<'_> {
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         if let Some(OfferOnTcp { offer, state }) = self.offer.as_deref_mut() {
             if *state == OfferState::Unproven {
-                ready!(self.socket.poll_readable(cx))?;
-                // The first read reports why there is no connection.
+                // From then on TCP's handshake is complete, or has failed: the first read reports
+                // why.
+                ready!(self.socket.poll_writable(cx))?;
                 if self.socket.peer_addr().is_ok() {
                     *state = match offer.connected(self.socket) {
                         Delivery::OnTcp => OfferState::Smc,

@@ -21,7 +21,7 @@ use crate::address::{Address, UnixAddr};
 use crate::config::Policy;
 use crate::connect_options::ConnectOptions;
 use crate::endpoint::EndpointInner;
-use crate::error::{Error, FallbackCause, FallbackReason};
+use crate::error::{CloseReason, Error, FallbackCause, FallbackReason};
 use crate::log::{Destination, HandshakeLog};
 use crate::negotiate::{Candidate, Credentials, Delivery, Offer, OfferResult, Withdrawn};
 use crate::precedents::Precedent;
@@ -219,14 +219,17 @@ impl ConnectAttempt<'_> {
         };
         let now = self.endpoint.runtime.now();
         let precedent = self.endpoint.precedents.get(now, self.to);
-        match self.run(to, &mut plan, precedent).await {
-            // The first attempt has used the early work, and the precedent is forgotten: this one
-            // has no early CONFIRM.
-            Err(failed) if failed.early_confirm_failed => {
-                self.endpoint.precedents.forget(self.to);
-                self.run(to, &mut plan, None).await
-            }
-            result => result,
+        let failed = match self.run(to, &mut plan, precedent).await {
+            Err(failed) => failed,
+            connected => return connected,
+        };
+        if precedent.is_some() {
+            self.endpoint.precedents.forget(self.to);
+        }
+        match failed.early_confirm_failed {
+            // The first attempt has used the early work: this one has no early CONFIRM.
+            true => self.run(to, &mut plan, None).await,
+            false => Err(failed),
         }
     }
 
@@ -500,6 +503,11 @@ impl ConnectAttempt<'_> {
                 // There was no connection.
                 (OfferState::Unproven, Error::Io(error)) if error.kind() == REFUSED => {
                     (false, false)
+                }
+                // A server sends ACCEPT before its application has the data: this one has closed in
+                // order, and there is no ACCEPT.
+                (_, Error::Closed(CloseReason::DuringHandshake)) if !machine.has_answer() => {
+                    (process.is_none(), false)
                 }
                 // The server may have delivered it: a further attempt could deliver it again.
                 _ if data.is_some() => (false, true),

@@ -179,12 +179,27 @@ impl RdmaBufferPool {
         size: SizeCode,
         access: Access,
     ) -> Result<Arc<RdmaBuffer>, DeviceError> {
+        self.take_if(size, access, |buffer| buffer.is(size, access))
+    }
+
+    /// The same for an RMB that is not announced.
+    pub(crate) fn take_unannounced(&self, size: SizeCode) -> Result<Arc<RdmaBuffer>, DeviceError> {
+        let access = Access::RemoteWrite;
+        self.take_if(size, access, |buffer| {
+            buffer.is(size, access) && !buffer.is_announced(size)
+        })
+    }
+
+    /// A buffer of the pool that is such a one, or a new one.
+    fn take_if(
+        &self,
+        size: SizeCode,
+        access: Access,
+        is_such: impl Fn(&RdmaBuffer) -> bool,
+    ) -> Result<Arc<RdmaBuffer>, DeviceError> {
         let reused = {
             let mut free = self.free.lock();
-            let is = |buffer: &Arc<RdmaBuffer>| buffer.is(size, access);
-            let announced = free.iter().rposition(|buffer| buffer.is_announced(size));
-            let announced = announced.filter(|_| access == Access::RemoteWrite);
-            let at = announced.or_else(|| free.iter().rposition(is));
+            let at = free.iter().rposition(|buffer| is_such(buffer));
             at.map(|at| free.swap_remove(at))
         };
         match reused {
@@ -193,10 +208,18 @@ impl RdmaBufferPool {
         }
     }
 
-    /// The same for an RMB, which goes back to the pool if it stayed announced there and no
-    /// connection comes to use it.
+    /// An RMB, one that is announced if there is one. It goes back to the pool if it stayed
+    /// announced there and no connection comes to use it.
     pub(super) fn take_rmb(&self, size: SizeCode) -> Result<TakenRmb<'_>, DeviceError> {
-        let buffer = self.take(size, Access::RemoteWrite)?;
+        let announced = {
+            let mut free = self.free.lock();
+            let at = free.iter().rposition(|buffer| buffer.is_announced(size));
+            at.map(|at| free.swap_remove(at))
+        };
+        let buffer = match announced {
+            Some(buffer) => buffer,
+            None => self.take(size, Access::RemoteWrite)?,
+        };
         Ok(TakenRmb { pool: self, buffer })
     }
 

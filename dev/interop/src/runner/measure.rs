@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{Run, active_run, guest_of, report, setup};
 use crate::lab::Lab;
@@ -39,30 +39,109 @@ fn perform(
     watch: &mut dyn FnMut(&mut Lab, &str) -> Result<()>,
 ) -> Result<Vec<f64>> {
     let port = PORTS.fetch_add(1, Ordering::Relaxed);
-    let numbers = [(); 2].map(|()| RUNS.fetch_add(1, Ordering::Relaxed));
-    let start = |lab: &mut Lab, end: ScenarioEnd| {
-        let mut job = active_run::job(run, end, port);
-        job.measures = measures.to_vec();
-        job.features = features;
-        let number = numbers[guest_of(end)];
-        lab.order::<()>(guest_of(end), Order::Start { run: number, job })
+    let server = Server::start(lab, run, port, (run.peer, features))?;
+    let measured = take(lab, run, port, features, measures, watch)?;
+    server.stop(lab)?;
+    Ok(measured)
+}
+
+/// Takes a measure with one server and then with another one at the same address.
+pub(crate) fn measure_across(
+    lab: &mut Lab,
+    run: &Run,
+    client: OurFeatures,
+    servers: [(Kind, OurFeatures); 2],
+    measure: Measure,
+    between: &mut dyn FnMut(&mut Lab) -> Result<()>,
+) -> Result<[f64; 2]> {
+    setup::before(lab, run).context("set-up")?;
+    let port = PORTS.fetch_add(1, Ordering::Relaxed);
+    let [first, second] = servers;
+    let mut server = Some(Server::start(lab, run, port, first)?);
+    let mut has_measured = false;
+    let mut change = |lab: &mut Lab, gate: &str| {
+        if gate == BEFORE && std::mem::replace(&mut has_measured, true) {
+            if let Some(server) = server.take() {
+                server.stop(lab)?;
+            }
+            between(lab)?;
+            server = Some(Server::start(lab, run, port, second)?);
+        }
+        Ok(())
     };
-    start(lab, ScenarioEnd::Peer)?;
-    lab.wait(numbers[1], TIMEOUT, |event| {
-        matches!(event, Event::Mark(mark) if mark == "listening").then_some(())
-    })?;
-    start(lab, ScenarioEnd::Subject)?;
+    let measured = take(lab, run, port, client, &[measure; 2], &mut change);
+    if let Some(server) = server {
+        server.stop(lab)?;
+    }
+    match measured?[..] {
+        [first, second] => Ok([first, second]),
+        ref other => bail!("two measures, not {other:?}"),
+    }
+}
+
+/// A process at the peer that listens, until it is stopped.
+struct Server(u32);
+
+impl Server {
+    fn start(
+        lab: &mut Lab,
+        run: &Run,
+        port: u16,
+        (kind, features): (Kind, OurFeatures),
+    ) -> Result<Self> {
+        let run = Run {
+            peer: kind,
+            ..run.clone()
+        };
+        let number = RUNS.fetch_add(1, Ordering::Relaxed);
+        let mut job = active_run::job(&run, ScenarioEnd::Peer, port);
+        // It serves any.
+        job.measures = vec![Measure::Requests { count: 0 }];
+        job.features = features;
+        let start = Order::Start { run: number, job };
+        lab.order::<()>(guest_of(ScenarioEnd::Peer), start)?;
+        lab.wait(number, TIMEOUT, |event| {
+            matches!(event, Event::Mark(mark) if mark == "listening").then_some(())
+        })?;
+        Ok(Self(number))
+    }
+
+    fn stop(self, lab: &mut Lab) -> Result<()> {
+        let kill = Order::Kill { run: self.0 };
+        lab.order::<()>(guest_of(ScenarioEnd::Peer), kill)?;
+        lab.wait(self.0, TIMEOUT, is_over)
+    }
+}
+
+fn is_over(event: &Event) -> Option<()> {
+    matches!(event, Event::Ended(_)).then_some(())
+}
+
+/// Has the client take measures.
+fn take(
+    lab: &mut Lab,
+    run: &Run,
+    port: u16,
+    features: OurFeatures,
+    measures: &[Measure],
+    watch: &mut dyn FnMut(&mut Lab, &str) -> Result<()>,
+) -> Result<Vec<f64>> {
+    let (subject, number) = (
+        guest_of(ScenarioEnd::Subject),
+        RUNS.fetch_add(1, Ordering::Relaxed),
+    );
+    let mut job = active_run::job(run, ScenarioEnd::Subject, port);
+    job.measures = measures.to_vec();
+    job.features = features;
+    lab.order::<()>(subject, Order::Start { run: number, job })?;
     for gate in measures.iter().flat_map(|_| [BEFORE, AFTER]) {
-        lab.wait(numbers[0], TIMEOUT, |event| {
+        lab.wait(number, TIMEOUT, |event| {
             matches!(event, Event::Mark(mark) if mark == gate).then_some(())
         })?;
         watch(lab, gate)?;
-        lab.order::<()>(
-            guest_of(ScenarioEnd::Subject),
-            Order::Go { run: numbers[0] },
-        )?;
+        lab.order::<()>(subject, Order::Go { run: number })?;
     }
-    let report = lab.wait(numbers[0], TIMEOUT, |event| match event {
+    let report = lab.wait(number, TIMEOUT, |event| match event {
         Event::Report(report) => Some(report.clone()),
         _ => None,
     })?;
@@ -77,12 +156,7 @@ fn perform(
         let expected = run.scenario.expect.as_client.seen_by(ScenarioEnd::Subject);
         ensure!(carriers == expected.as_slice(), "carried by {carriers:?}");
     }
-    let is_over = |event: &Event| matches!(event, Event::Ended(_)).then_some(());
-    lab.wait(numbers[0], TIMEOUT, is_over)?;
-    // It would listen indefinitely.
-    let server = numbers[1];
-    lab.order::<()>(guest_of(ScenarioEnd::Peer), Order::Kill { run: server })?;
-    lab.wait(server, TIMEOUT, is_over)?;
+    lab.wait(number, TIMEOUT, is_over)?;
     Ok(measured)
 }
 

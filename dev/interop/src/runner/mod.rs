@@ -16,9 +16,9 @@ use crate::scenario::{Role, Scenario, ScenarioEnd};
 use crate::workload::Kind;
 
 pub(crate) use active_run::{EVENT_PORT, job};
-pub(crate) use measure::measure;
+pub(crate) use measure::{measure, measure_across};
 pub(crate) use report::{Table, kept};
-pub(crate) use setup::{address, after_boot, before, give_devices};
+pub(crate) use setup::{address, after_boot, before, give_devices, set_sysctl};
 pub(crate) use verdict::is_spent;
 
 /// Which implementation connects to which in a run.

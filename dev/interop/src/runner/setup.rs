@@ -18,7 +18,7 @@ pub(crate) fn after_boot(lab: &mut Lab) -> Result<()> {
         let mut commands = vec!["link set lo up".to_owned()];
         for nic in 0..NICS {
             let keep = format!("net/ipv6/conf/eth{nic}/keep_addr_on_down");
-            write(lab, guest, &keep, "1")?;
+            set_sysctl(lab, guest, &keep, "1")?;
             let (v4, v6, metric) = (v4(end, nic), v6(end, nic), metric(nic));
             commands.extend([
                 format!("addr add {v4}/24 dev eth{nic} metric {metric}"),
@@ -29,7 +29,7 @@ pub(crate) fn after_boot(lab: &mut Lab) -> Result<()> {
         }
         lab.ip(guest, commands)?;
         for (name, value) in SYSTEM {
-            write(lab, guest, name, value)?;
+            set_sysctl(lab, guest, name, value)?;
         }
     }
     Ok(())
@@ -56,10 +56,10 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
             &[]
         };
         for (name, value) in USUAL.iter().chain(newer) {
-            write(lab, guest, &format!("net/smc/{name}"), value)?;
+            set_sysctl(lab, guest, &format!("net/smc/{name}"), value)?;
         }
         for (name, value) in node.sysctls {
-            write(lab, guest, &format!("net/smc/{name}"), value)?;
+            set_sysctl(lab, guest, &format!("net/smc/{name}"), value)?;
         }
         let ueids = node.ueids.iter().map(|eid| (*eid).to_owned()).collect();
         lab.order::<()>(guest, Order::SetUeids(ueids))?;
@@ -283,7 +283,7 @@ fn await_gid(lab: &mut Lab, end: ScenarioEnd, nic: usize, address: Ipv4Addr) -> 
     bail!("rxe{nic} has no GID for {address}");
 }
 
-fn write(lab: &mut Lab, guest: usize, name: &str, value: &str) -> Result<()> {
+pub(crate) fn set_sysctl(lab: &mut Lab, guest: usize, name: &str, value: &str) -> Result<()> {
     let order = Order::WriteFile {
         path: format!("/proc/sys/{name}"),
         text: value.into(),

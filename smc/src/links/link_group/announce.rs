@@ -11,7 +11,8 @@ use crate::proto::links::{LinkChoice, RmbId};
 impl RdmaLinkGroup {
     /// Announces one more RMB of this size, if RMBs stay announced in this group. For connections
     /// that have found none: the RMBs of those before come back when their peers have closed, which
-    /// may be later than the next connect. So there come to be as many as are in use at a time.
+    /// may be later than the next connect. There come to be as many as are in use at a time, and
+    /// one.
     ///
     /// One at a time, and not while half of the memory is used.
     pub(crate) fn announce_another(self: &Arc<Self>, size: SizeCode) {
@@ -30,11 +31,10 @@ impl RdmaLinkGroup {
 
     async fn announce(self: &Arc<Self>, size: SizeCode) -> Option<()> {
         let link = self.link_for(LinkChoice::Assign)?.id;
-        let rmb = self.pool.take_rmb(size).ok()?;
+        let buffer = self.pool.take_unannounced(size).ok()?;
         let domains = self.domains().await.ok()?;
-        let keys = rmb.buffer().register_all(&domains).await.ok()?;
-        let (buffer, known) = rmb.used();
-        let id = known.unwrap_or_else(|| self.new_rmb_id());
+        let keys = buffer.register_all(&domains).await.ok()?;
+        let id = self.new_rmb_id();
         let announced = self.confirm_rkey(id, link, &keys).await;
         if announced.is_ok() && self.state.lock().machine.keep_rmb(id) {
             self.pool.put_announced(buffer, 0, id);

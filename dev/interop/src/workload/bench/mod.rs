@@ -29,6 +29,10 @@ pub(crate) enum Measure {
     /// Time from `connect` to the answer to 64 bytes, in round trips of a connection that exists:
     /// the median of so many connections, one after the other.
     SetUp { count: u32 },
+    /// How many of so many connections, one after the other, have sent their request with the
+    /// connect, and the server has taken it from there. Each is answered once, or its connect
+    /// fails, and is repeated once.
+    Requests { count: u32 },
 }
 
 impl Measure {
@@ -44,6 +48,7 @@ impl Measure {
             Self::Bulk { .. } => "bulk, 64 KiB writes, MB/s".into(),
             Self::Connects { clients, .. } => format!("connects, {clients} at a time, 1/s"),
             Self::SetUp { .. } => "set-up to answer, round trips".into(),
+            Self::Requests { count } => format!("early data taken, of {count}"),
         }
     }
 
@@ -59,7 +64,9 @@ impl Measure {
     /// How often the thing is done that is measured: round trips, writes, connections.
     pub(crate) fn times(self) -> f64 {
         match self {
-            Self::RoundTrip { count, .. } | Self::SetUp { count, .. } => f64::from(count),
+            Self::RoundTrip { count, .. }
+            | Self::SetUp { count, .. }
+            | Self::Requests { count } => f64::from(count),
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             Self::Bulk { bytes } => bytes as f64 / CHUNK as f64,
             Self::Connects { clients, each } => f64::from(clients * each),
@@ -74,8 +81,8 @@ impl Measure {
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             Self::Bulk { bytes } => bytes as f64 / 1e6 / seconds,
             Self::Connects { .. } => self.times() / seconds,
-            // In round trips by then.
-            Self::SetUp { .. } => seconds,
+            // Not times.
+            Self::SetUp { .. } | Self::Requests { .. } => seconds,
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use smc::{Builder, ConnectOptions, Endpoint, ListenOptions, Stream};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinSet;
@@ -138,6 +138,24 @@ async fn take(measure: Measure, to: &Server) -> Result<f64> {
             }
             return Ok(in_round_trips(set_ups, round_trips));
         }
+        Measure::Requests { count } => {
+            let mut taken = 0;
+            for number in 0..count {
+                let mut caller = match Caller::new(to, SHORT).await {
+                    Err(error) => {
+                        eprintln!("connect {number} is repeated: {error:#}");
+                        Caller::new(to, SHORT).await?
+                    }
+                    connected => connected?,
+                };
+                caller.call().await?;
+                caller.expect_no_more().await?;
+                taken += u32::from(caller.stream.early_data_accepted());
+                drop(caller);
+                tokio::time::sleep(PAUSE).await;
+            }
+            return Ok(f64::from(taken));
+        }
     };
     Ok(measure.value(started.elapsed()))
 }
@@ -208,6 +226,16 @@ impl Caller {
     }
 }
 
+impl Caller {
+    /// The server has got one request.
+    async fn expect_no_more(&mut self) -> Result<()> {
+        self.stream.shutdown().await?;
+        let rest = self.stream.read(&mut self.buf).await;
+        ensure!(matches!(rest, Ok(0)), "behind the answer there is {rest:?}");
+        Ok(())
+    }
+}
+
 async fn read_many(stream: &mut Stream, buf: &mut [u8], mut left: u64) -> io::Result<()> {
     while left > 0 {
         let len = part(buf.len(), left);
@@ -227,6 +255,9 @@ async fn write_many(stream: &mut Stream, buf: &[u8], mut left: u64) -> io::Resul
     }
     Ok(())
 }
+
+/// So that what a connection has had is free for the next one.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The most bytes of early data that the server takes.
 const EARLY_DATA_MAX: usize = 4096;
