@@ -283,6 +283,9 @@ impl Builder {
     /// Sets whether PROPOSALs may be data of the SYN (TCP Fast Open, RFC 7413), which saves one
     /// round trip of a connection over a network. Off unless set.
     ///
+    /// The time for TCP's handshake counts to that for the answer to the PROPOSAL
+    /// ([`handshake_timeout`](Self::handshake_timeout)) then.
+    ///
     /// A client does so with servers with which it has a link group that has the feature
     /// ([`Features::FAST_OPEN`]): both ends have to set this. A listener of the endpoint then takes
     /// data in SYNs, if `net.ipv4.tcp_fastopen` permits that to servers (2 is set in it; by default

@@ -154,5 +154,6 @@ fn rmb(own: &RdmaEnd) -> LocalRmb {
         size: own.size,
         index: own.rmbe_index,
         authentication: None,
+        peer: None,
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_io::AsyncWrite;
@@ -12,7 +13,7 @@ use futures_io::AsyncWrite;
 use smc_wire::types::DmbToken;
 
 use super::carrier::{Carrier, ClcPeer, OfferOnTcp, OfferState};
-use super::early::{self, EarlyWork};
+use super::early::EarlyWork;
 use super::work::HandshakeResources;
 use super::{
     fallback_stream, handshake_config, path, run_handshake, run_handshake_on_socket, same_host,
@@ -74,6 +75,7 @@ async fn connect_by(
         to,
         options,
         config: &config,
+        has_sent_data: AtomicBool::new(false),
     };
     let stream = match to {
         Address::Tcp(at) => attempt.over_tcp(*at, policy).await,
@@ -88,7 +90,10 @@ async fn connect_by(
         endpoint.warned.fallback(Destination::server(to), reason);
     }
     match (reason, early_data) {
-        (Some(reason), _) if policy == Policy::Require => Err(Error::Declined(reason).into()),
+        (Some(reason), _) if policy == Policy::Require => Err(Failed {
+            has_sent_data: attempt.has_sent_data.load(Ordering::Relaxed),
+            ..Failed::from(Error::Declined(reason))
+        }),
         (_, Some(data)) if !stream.early_data_accepted() => {
             let written = write_all(&stream, data).await;
             written.map_err(|error| Failed {
@@ -134,7 +139,7 @@ impl Plan {
         match (candidate, proposal) {
             (Ok(candidate), Ok(proposal)) => {
                 let expected = candidate.expected_handshake().map(Precedent::Direct);
-                let early = EarlyWork::prepare(endpoint, config, expected).await;
+                let early = EarlyWork::prepare(endpoint, config, expected, None).await;
                 Self::Propose(candidate, proposal, early)
             }
             (Ok(candidate), Err(reason)) => {
@@ -190,6 +195,8 @@ struct ConnectAttempt<'a> {
     to: &'a Address,
     options: &'a ConnectOptions,
     config: &'a Arc<HandshakeConfig>,
+    /// A PROPOSAL with early data was sent, and declined.
+    has_sent_data: AtomicBool,
 }
 
 /// Why connecting failed.
@@ -219,17 +226,15 @@ impl ConnectAttempt<'_> {
         };
         let now = self.endpoint.runtime.now();
         let precedent = self.endpoint.precedents.get(now, self.to);
-        let failed = match self.run(to, &mut plan, precedent).await {
-            Err(failed) => failed,
-            connected => return connected,
-        };
-        if precedent.is_some() {
+        let result = self.run(to, &mut plan, precedent).await;
+        let is_smc = |stream: &Stream| stream.fallback_reason().is_none();
+        if precedent.is_some() && !result.as_ref().is_ok_and(is_smc) {
             self.endpoint.precedents.forget(self.to);
         }
-        match failed.early_confirm_failed {
+        match result {
             // The first attempt has used the early work: this one has no early CONFIRM.
-            true => self.run(to, &mut plan, None).await,
-            false => Err(failed),
+            Err(failed) if failed.early_confirm_failed => self.run(to, &mut plan, None).await,
+            result => result,
         }
     }
 
@@ -266,7 +271,7 @@ impl ConnectAttempt<'_> {
                     let is_same = listener.pid != 0
                         && matches!(precedent, Some(Precedent::Direct(it)) if it.process == Some(listener));
                     let expected = precedent.take().filter(|_| is_same && has_default);
-                    let early = EarlyWork::prepare(endpoint, self.config, expected).await;
+                    let early = EarlyWork::prepare(endpoint, self.config, expected, None).await;
                     let offered = Ok(Arc::clone(&proposal));
                     let run = self.run_on_socket(socket, Some(listener), offered, early, None);
                     match run.await {
@@ -362,7 +367,8 @@ impl ConnectAttempt<'_> {
         precedent: Option<Precedent>,
         mut offer: OfferOnTcp,
     ) -> Result<Stream, Failed> {
-        let early = EarlyWork::prepare(self.endpoint, self.config, precedent).await;
+        let data = self.options.early_data.as_ref();
+        let early = EarlyWork::prepare(self.endpoint, self.config, precedent, data).await;
         self.run_on_socket(socket, None, default, early, Some(&mut offer))
             .await
     }
@@ -406,7 +412,7 @@ impl ConnectAttempt<'_> {
         })?;
         let offered = match offer {
             // It is connected when data is written.
-            Ok(offer) if fast_open && socket.peer_addr().is_err() => {
+            Ok(offer) if fast_open && !candidate.is_same_host() && socket.peer_addr().is_err() => {
                 Offered::OnTcp(OfferOnTcp::unproven(offer))
             }
             Ok(mut offer) => match offer.connected(&*socket) {
@@ -465,10 +471,7 @@ impl ConnectAttempt<'_> {
         };
         let early = early.filter(|early| is_default || matches!(early, EarlyWork::Rdma(_)));
         let confirm = early.as_ref().and_then(|early| early.confirm(config));
-        let data = match (&self.options.early_data, confirm) {
-            (Some(bytes), Some(_)) => Some(early::early_data(bytes)?),
-            _ => None,
-        };
+        let data = early.as_ref().and_then(EarlyWork::data).cloned();
         let (now, config) = (endpoint.runtime.now(), Arc::clone(config));
         let mut machine = match (proposal, confirm) {
             (Ok(proposal), Some(confirm)) => {
@@ -496,21 +499,23 @@ impl ConnectAttempt<'_> {
             // Its application is not to answer what was not meant for it.
             let _best_effort = socket.set_linger(Some(Duration::ZERO));
         }
+        let has_sent_data = machine.has_sent_early_data();
+        self.has_sent_data.store(has_sent_data, Ordering::Relaxed);
         result.map_err(|error| {
             let has_confirm = confirm.is_some();
             let (early_confirm_failed, has_sent_data) = match (state, &error) {
                 (OfferState::Plain, _) => (true, false),
-                // There was no connection.
-                (OfferState::Unproven, Error::Io(error)) if error.kind() == REFUSED => {
-                    (false, false)
-                }
                 // A server sends ACCEPT before its application has the data: this one has closed in
                 // order, and there is no ACCEPT.
                 (_, Error::Closed(CloseReason::DuringHandshake)) if !machine.has_answer() => {
                     (process.is_none(), false)
                 }
                 // The server may have delivered it: a further attempt could deliver it again.
-                _ if data.is_some() => (false, true),
+                _ if has_sent_data => (false, true),
+                // There is no listener.
+                (OfferState::Unproven, Error::Io(error)) if error.kind() == REFUSED => {
+                    (false, false)
+                }
                 _ if machine.is_early_taken() => (true, false),
                 (_, Error::Malformed(_) | Error::PeerMisbehaved(_)) => (has_confirm, false),
                 // A server that does not know the extension closes, as Linux does. The listener of

@@ -13,7 +13,6 @@ use smc_wire::types::{DmbToken, Features, Gid, Nonce};
 use super::work::{self, Prepared, confirm_rkey, prepare_rmb, reach, register};
 use crate::device::{Charge, DeviceError, Dmb};
 use crate::endpoint::EndpointInner;
-use crate::error::Error;
 use crate::groups::Membership;
 use crate::negotiate::{Credentials, ExpectedHandshake};
 use crate::precedents::Precedent;
@@ -21,7 +20,7 @@ use crate::proto::group::{DeviceIndex, GroupKey, Member};
 use crate::proto::handshake::{
     EarlyConfirm, EarlyData, Established, HandshakeConfig, LocalRmb, Transport,
 };
-use crate::proto::links::LinkChoice;
+use crate::proto::links::{EarlyDataHash, LinkChoice, PeerRmb};
 use crate::random;
 
 /// Work that was done before the handshake requests it, so that a CONFIRM could be sent early. The
@@ -48,17 +47,21 @@ pub(super) struct EarlyDirect {
 pub(super) struct EarlyRdma {
     pub(super) key: GroupKey,
     confirm: EarlyConfirm,
+    /// If the link group takes it.
+    data: Option<EarlyData>,
     pub(super) prepared: Option<(Prepared, LocalRmb)>,
     // Dropped last: with the last connection its group may end.
     pub(super) membership: Option<Membership>,
 }
 
 impl EarlyWork {
-    /// Does the work, if the handshake is likely to be like the last one.
+    /// Does the work, if the handshake is likely to be like the last one. `data` is that of the
+    /// connect.
     pub(super) async fn prepare(
         endpoint: &EndpointInner,
         config: &HandshakeConfig,
         precedent: Option<Precedent>,
+        data: Option<&Arc<[u8]>>,
     ) -> Option<Self> {
         match precedent? {
             Precedent::Direct(expected) => {
@@ -66,7 +69,7 @@ impl EarlyWork {
                 Some(Self::Direct(early))
             }
             Precedent::Rdma { key, .. } => {
-                let early = Box::pin(prepare_rdma(endpoint, config, key)).await?;
+                let early = Box::pin(prepare_rdma(endpoint, config, key, data)).await?;
                 Some(Self::Rdma(Box::new(early)))
             }
         }
@@ -77,6 +80,14 @@ impl EarlyWork {
         match self {
             Self::Direct(early) => early.buffer.as_ref().map(|(dmb, _)| dmb.token()),
             Self::Rdma(_) => None,
+        }
+    }
+
+    /// The early data that the PROPOSAL can have with it.
+    pub(super) fn data(&self) -> Option<&EarlyData> {
+        match self {
+            Self::Direct(_) => None,
+            Self::Rdma(early) => early.data.as_ref(),
         }
     }
 
@@ -147,6 +158,7 @@ async fn prepare_rdma(
     endpoint: &EndpointInner,
     config: &HandshakeConfig,
     key: GroupKey,
+    data: Option<&Arc<[u8]>>,
 ) -> Option<EarlyRdma> {
     let membership = endpoint.groups.join_now(key)?;
     let Member::Joined { group, terms } = membership.member else {
@@ -165,14 +177,35 @@ async fn prepare_rdma(
     at_once(confirm_rkey(Some(&prepared))).await?.ok()?;
     let link = rdma.link(prepared.link)?.number;
     let end = local.end(config);
+    let takes_data = terms.vendor_features.contains(Features::EARLY_DATA);
+    let data = data.filter(|data| takes_data && !data.is_empty());
+    let data = match data {
+        Some(bytes) => Some(EarlyData {
+            nonce: Nonce::from_bytes(random::bytes().ok()?),
+            bytes: Arc::clone(bytes),
+        }),
+        None => None,
+    };
+    let hash = data
+        .as_ref()
+        .map_or_else(EarlyDataHash::of_none, EarlyData::hash);
+    let named = PeerRmb {
+        rkey: end.rkey,
+        addr: end.rmb_addr,
+        index: end.rmbe_index,
+        size: end.size,
+        token: end.token,
+        authentication: None,
+    };
     let confirm = EarlyConfirm::Rdma {
         key,
         end: EarlyRdmaEnd { end, link },
-        authentication: local.authentication?,
+        authentication: rdma.authenticate_early(&named, hash)?,
     };
     Some(EarlyRdma {
         key,
         confirm,
+        data,
         prepared: Some((prepared, local)),
         membership: Some(membership),
     })
@@ -221,12 +254,4 @@ pub(super) fn precedent(
         }
         Transport::Direct(_) | Transport::Rdma(_) => None,
     }
-}
-
-/// The early data of a connect.
-pub(super) fn early_data(bytes: &Arc<[u8]>) -> Result<EarlyData, Error> {
-    Ok(EarlyData {
-        nonce: Nonce::from_bytes(random::bytes()?),
-        bytes: Arc::clone(bytes),
-    })
 }

@@ -413,6 +413,7 @@ pub(super) async fn prepare_rmb(
         size: named.size,
         index: named.index,
         authentication,
+        peer: link.peer,
     };
     let prepared = Prepared {
         handle: Arc::new(handle),

@@ -137,7 +137,8 @@ fn status(fd: OwnedFd, to: SocketAddr) -> io::Result<ConnectStatus> {
 fn client_stream(to: SocketAddr, options: &SocketOptions) -> io::Result<OwnedFd> {
     let fd = stream(to, options)?;
     if options.fast_open {
-        setsockopt(&fd, TcpFastOpenConnect, &true)?;
+        // Where the system does not permit it, the first data follows TCP's handshake.
+        let _best_effort = setsockopt(&fd, TcpFastOpenConnect, &true);
     }
     Ok(fd)
 }

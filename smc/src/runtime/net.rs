@@ -17,6 +17,7 @@ use nix::libc;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{IpMtu, SetStruct};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt,
 };
@@ -457,13 +458,14 @@ fn write(fd: BorrowedFd<'_>, bufs: &[IoSlice<'_>]) -> io::Result<IoDone<usize>> 
     let (value, exhausted) = match bufs {
         [] => (0, false),
         [one] => {
-            let sent = rustix::net::send(fd, one, SendFlags::NOSIGNAL)?;
+            let sent = rustix::net::send(fd, one, SendFlags::NOSIGNAL).map_err(of_write)?;
             (sent, sent < one.len())
         }
         many => {
             let many = many.get(..IOV_MAX).unwrap_or(many);
             let none = &mut SendAncillaryBuffer::default();
-            let sent = rustix::net::sendmsg(fd, many, none, SendFlags::NOSIGNAL)?;
+            let sent = rustix::net::sendmsg(fd, many, none, SendFlags::NOSIGNAL);
+            let sent = sent.map_err(of_write)?;
             (sent, sent < many.iter().map(|buf| buf.len()).sum())
         }
     };
@@ -471,6 +473,15 @@ fn write(fd: BorrowedFd<'_>, bufs: &[IoSlice<'_>]) -> io::Result<IoDone<usize>> 
         value,
         exhausted: exhausted && value > 0,
     })
+}
+
+/// A first write with TCP Fast Open begins to connect where the cookie has been lost meanwhile: it is
+/// to be repeated when the socket is connected.
+fn of_write(error: Errno) -> Errno {
+    match error {
+        Errno::INPROGRESS => Errno::WOULDBLOCK,
+        error => error,
+    }
 }
 
 /// Flags of every socket.

@@ -8,7 +8,8 @@ use std::time::Duration;
 use futures_lite::future::zip;
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
 use smc::{ConnectOptions, Endpoint, Error, ListenOptions, Listener, Mode, Policy, Stream};
-use smc_core::wire::types::Features;
+use smc_core::wire::clc::{Extensions, Message};
+use smc_core::wire::types::{Features, Nonce};
 use smc_testkit::runtime::Options;
 use smc_testkit::streams::{connect_smc, patterned, transfer_both_ways};
 use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, is_smcr};
@@ -258,4 +259,189 @@ async fn relayed_until_confirm(
     };
     let (_sockets, stream) = zip(relaying, connecting).await;
     stream.expect("connects")
+}
+
+/// A listener of each of two servers in turn at one address, as behind a load balancer.
+#[test]
+fn connections_to_servers_that_share_an_address_are_all_smc_r() {
+    let world = RdmaWorld::new(6);
+    let RdmaHosts { client, server, .. } = world.hosts();
+    let other = world.endpoint(&[&world.device("b1", 4)]);
+    world.block_on(async {
+        for round in 0..12 {
+            let at = match [1, 5, 6, 9].contains(&round) {
+                true => &other,
+                false => &server,
+            };
+            let listener = listen(at, 4096).await;
+            let streams = request(&client, &listener).await;
+            assert!(
+                streams.iter().all(is_smcr),
+                "{round}: {}",
+                streams[0].mode()
+            );
+            drop((streams, listener));
+            pause(&world).await;
+        }
+    });
+}
+
+#[test]
+fn connections_are_smc_r_where_there_are_several_groups_with_a_server() {
+    let world = RdmaWorld::new(7);
+    let RdmaHosts { client, server, .. } =
+        world.hosts_with(|builder| builder.max_connections_per_group(16));
+    world.block_on(async {
+        let listener = listen(&server, 4096).await;
+        let mut kept = Vec::new();
+        for round in 0..120 {
+            let streams = request(&client, &listener).await;
+            assert!(
+                streams.iter().all(is_smcr),
+                "{round}: {}",
+                streams[0].mode()
+            );
+            kept.push(streams);
+            if round > 40 && round % 2 == 0 {
+                drop(kept.swap_remove(round * 7 % kept.len()));
+                pause(&world).await;
+            }
+        }
+        assert!(client.link_groups().len() > 2);
+    });
+}
+
+/// As many bytes are longer than any PROPOSAL of the released protocol.
+#[test]
+fn a_server_that_takes_early_confirms_alone_gets_no_data_with_the_proposal() {
+    let features = Features::SINGLE_LINK | Features::AUTHENTICATION | Features::EARLY_CONFIRM;
+    let world = RdmaWorld::new(8);
+    let RdmaHosts { client, .. } = world.hosts();
+    let server = world.endpoint_with(&[&world.device("b1", 4)], |builder| {
+        builder.vendor_features(features)
+    });
+    world.block_on(async {
+        let listener = listen(&server, 4096).await;
+        for round in 0..6 {
+            let accepting = async { listener.accept().await.expect("accepts").0 };
+            let (ours, mut theirs) = zip(connect(&client, &[b'x'; 4000]), accepting).await;
+            let ours = ours.expect("connects");
+            assert!(!ours.early_data_accepted(), "{round}");
+            theirs.read_exact(&mut [0; 4000]).await.expect("has it");
+            drop((ours, theirs));
+            pause(&world).await;
+        }
+    });
+}
+
+#[test]
+fn a_stream_of_a_client_that_is_gone_after_its_proposal_ends() {
+    for cancelled_after in [11, 15, 21, 25] {
+        let world = world(9);
+        let RdmaHosts { client, server, .. } = world.hosts();
+        world.block_on(async {
+            let listener = listen(&server, 4096).await;
+            let _first = connect_smc(&client, &listener).await;
+            drop(connect_smc(&client, &listener).await);
+            pause(&world).await;
+            let options = ConnectOptions::new()
+                .early_data(REQUEST)
+                .timeout(Duration::from_millis(cancelled_after));
+            let accepting = async { listener.accept().await.expect("accepts").0 };
+            let (ours, mut theirs) = zip(client.connect_with(SERVER, &options), accepting).await;
+            ours.expect_err("is cancelled");
+            let mut request = [0; REQUEST.len()];
+            theirs.read_exact(&mut request).await.expect("has it");
+            assert_eq!(request, REQUEST);
+            let reading = theirs.read(&mut request);
+            let ended = futures_lite::future::or(async { Some(reading.await) }, async {
+                world.sleep(Duration::from_secs(30)).await;
+                None
+            });
+            let ended = ended.await.expect("shows that the client is gone");
+            assert!(ended.is_err(), "{ended:?} after {cancelled_after} ms");
+        });
+    }
+}
+
+/// Changes the low byte of the features that an ACCEPT states.
+fn change_features(accept: &mut [u8], change: fn(&mut u8)) {
+    let at = accept.windows(2).rposition(|magic| magic == b"SF");
+    change(&mut accept[at.expect("states features") + 3]);
+}
+
+type Change = fn(&mut Vec<u8>);
+
+#[test]
+fn data_that_a_relay_changes_adds_or_hides_is_not_delivered() {
+    let replace: Change = |proposal| {
+        let at = proposal.windows(64).position(|part| part == REQUEST);
+        let at = at.expect("has early data");
+        proposal[at..at + 64].fill(b'X');
+    };
+    let add: Change = |proposal| {
+        let (message, extensions) = Message::parse_extended(proposal).expect("a message");
+        let Message::Proposal(message) = message else {
+            panic!("{message:?}")
+        };
+        let extensions = Extensions {
+            nonce: Some(Nonce::from_bytes([7; 16])),
+            early_data: Some(REQUEST.as_slice().into()),
+            ..extensions
+        };
+        let mut changed = vec![0; message.extended_len(&extensions)];
+        let emitted = message.emit_extended(&extensions, &mut changed);
+        emitted.expect("it fits");
+        *proposal = changed;
+    };
+    let state: Change = |accept| change_features(accept, |low| *low |= 0x08);
+    let hide: Change = |accept| change_features(accept, |low| *low &= !0x08);
+    let nothing: Change = |_| {};
+    let cases: [(&str, &[u8], usize, Change, Change); 4] = [
+        ("replaced", &REQUEST, 4096, replace, nothing),
+        ("added", &[], 4096, add, hide),
+        ("stated", &REQUEST, 0, nothing, state),
+        ("hidden", &REQUEST, 4096, nothing, hide),
+    ];
+    for (what, data, max, in_proposal, in_accept) in cases {
+        let world = RdmaWorld::new(10);
+        let RdmaHosts { client, server, .. } = world.hosts();
+        world.block_on(async {
+            let listener = listen(&server, max).await;
+            let (mut first, mut first_there) = connect_smc(&client, &listener).await;
+            // The precedent of that destination.
+            let relaying = relayed_until_confirm(&world, client.connect(HOSTILE));
+            drop(zip(relaying, listener.accept()).await);
+            pause(&world).await;
+            let relaying = async {
+                let near = accept_hostile(&world).await;
+                let far = connect_from(&world, Ipv4Addr::new(10, 0, 0, 2)).await;
+                let mut proposal = receive_bytes(&*near).await;
+                in_proposal(&mut proposal);
+                send(&*far, &proposal).await;
+                let mut answer = receive_bytes(&*far).await;
+                let is_accept = answer[4] == 2;
+                if is_accept {
+                    in_accept(&mut answer);
+                }
+                send(&*near, &answer).await;
+                (near, far)
+            };
+            let options = ConnectOptions::new().early_data(data);
+            let connecting = client.connect_with(HOSTILE, &options);
+            let (_sockets, ours) = zip(relaying, connecting).await;
+            match (what, &ours) {
+                // The server declines what the client has not sent.
+                ("replaced" | "added", Ok(ours)) => {
+                    assert!(!is_smcr(ours), "{what}: {}", ours.mode());
+                    let (theirs, _) = listener.accept().await.expect("accepts");
+                    assert!(!theirs.is_early(), "{what}");
+                }
+                // The client refuses what the server has not stated.
+                ("stated" | "hidden", Err(_)) => {}
+                other => panic!("{other:?}"),
+            }
+            transfer_both_ways(&mut first, &mut first_there, 1000).await;
+        });
+    }
 }

@@ -600,6 +600,7 @@ impl World {
                         size,
                         index: 1,
                         authentication: None,
+ peer: None,
                     }),
                     (Err(error), _) => Err(error.into()),
                     (Ok(()), None) => Err(RmbError::NoLink),

@@ -3,8 +3,7 @@
 
 use smc_wire::Bounded;
 use smc_wire::clc::{
-    self, AcceptConfirm, Authentication, Body, DirectEnd, EarlyRdmaEnd, Extensions, FirstContact,
-    RdmaEnd,
+    self, AcceptConfirm, Authentication, Body, DirectEnd, Extensions, FirstContact, RdmaEnd,
 };
 use smc_wire::llc::{ByteOrder, Dialect};
 use smc_wire::size::SizeCode;
@@ -14,14 +13,14 @@ use smc_wire::types::{
 };
 
 use super::config::LinkLimits;
-use super::early::{PER_CONNECTION, ReceivedEarlyData};
+use super::early::{PER_CONNECTION, ReceivedEarlyData, ReceivedRdmaEnd};
 use super::steps::{Awaits, When};
 use super::{DirectDevice, HandshakeConfig, LocalRmb, RdmaPort, Work};
 use crate::device::{LinkAddress, Route};
 use crate::error::{FallbackReason, PeerMisbehaved};
 use crate::proto::Role;
 use crate::proto::group::{DeviceIndex, GroupKey, GroupTerms, Intent, Member};
-use crate::proto::links::{HandshakeHash, LinkChoice, LlcTerms, PeerRmb};
+use crate::proto::links::{AuthenticatedPart, HandshakeHash, LinkChoice, LlcTerms, PeerRmb};
 
 /// One attempt with one device.
 #[derive(Debug)]
@@ -82,7 +81,7 @@ pub(super) struct RdmaEnds {
     /// The client's GID and MAC according to its PROPOSAL, at the server.
     pub(super) proposed: Option<(RoceGid, Mac)>,
     /// The client's end according to its PROPOSAL, at the server.
-    pub(super) early: Option<(EarlyRdmaEnd, Authentication)>,
+    pub(super) early: Option<ReceivedRdmaEnd>,
     pub(super) local: Option<LocalRmb>,
     /// Known when the peer's message has arrived.
     pub(super) peer: Option<(LinkAddress, PeerRmb)>,
@@ -137,7 +136,7 @@ impl RdmaEnds {
     pub(super) fn set_peer(
         &mut self,
         end: &RdmaEnd,
-        authentication: Option<Authentication>,
+        authentication: Option<(Authentication, AuthenticatedPart)>,
     ) -> Result<(), PeerMisbehaved> {
         if end.mtu.bytes().is_none() {
             return Err(PeerMisbehaved::BadLink);
@@ -221,10 +220,16 @@ impl DeviceAttempt {
         };
         let needed = OF_RDMA | Features::EARLY_CONFIRM;
         let both = terms.vendor_features & self.vendor_features;
-        match &self.ends {
-            Ends::Rdma(ends) => ends.early.is_some() && both.contains(needed),
-            Ends::Direct(_) => false,
-        }
+        let Ends::Rdma(ends) = &self.ends else {
+            return false;
+        };
+        // The client may have meant another group with this server, or one with another server at
+        // the address.
+        let peer = ends.local.and_then(|local| local.peer);
+        let is_of_link = |early: ReceivedRdmaEnd| {
+            peer.is_some_and(|peer| (peer.gid, peer.qpn) == (early.end.gid, early.end.qpn))
+        };
+        both.contains(needed) && ends.early.is_some_and(is_of_link)
     }
 
     /// A server takes the early CONFIRM for SMC-R.
@@ -234,8 +239,9 @@ impl DeviceAttempt {
     /// As a CONFIRM with this end.
     pub(super) fn take_early_rdma(&mut self) -> Result<(), PeerMisbehaved> {
         if let Ends::Rdma(ends) = &mut self.ends {
-            if let Some((early, authentication)) = ends.early {
-                ends.set_peer(&early.end, Some(authentication))?;
+            if let Some(early) = ends.early {
+                let part = AuthenticatedPart::Early(early.data);
+                ends.set_peer(&early.end, Some((early.authentication, part)))?;
                 self.in_use.insert(Features::EARLY_CONFIRM);
             }
         }
@@ -434,7 +440,8 @@ impl DeviceAttempt {
             Ends::Direct(_) => None,
             Ends::Rdma(ends) => ends.local,
         };
-        let authentication = local.and_then(|local| local.authentication);
+        let authentications = local.and_then(|local| local.authentication);
+        let authentication = authentications.and_then(|all| all.of(self.in_use));
         let of_group = || Some(self.terms()?.vendor_features.difference(PER_CONNECTION));
         let features = authentication.and_then(|_| Some(of_group()? | self.in_use));
         Extensions {

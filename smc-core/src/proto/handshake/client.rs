@@ -31,6 +31,7 @@ use crate::device::Route;
 use crate::error::{FallbackReason, PeerMisbehaved};
 use crate::proto::Role;
 use crate::proto::group::{GroupKey, Intent};
+use crate::proto::links::AuthenticatedPart;
 
 impl HandshakeConfig {
     /// Size of a client's receive buffer of SMC-D. The server needs memory for it as well, and has
@@ -520,7 +521,7 @@ impl Handshake {
         let mut attempt = match &accept.body {
             Body::D(end) => direct_attempt(accept, end, proposal, &self.config)?,
             Body::R(end) => {
-                let authentication = extensions.authentication;
+                let authentication = authenticated(extensions);
                 rdma_attempt(accept, end, authentication, proposal, &self.config)?
             }
         };
@@ -546,6 +547,15 @@ impl Handshake {
         self.attempt = Some(attempt);
         self.advance()
     }
+}
+
+/// The authentication of ACCEPT or CONFIRM, which covers what they state to be in use.
+pub(super) fn authenticated(
+    extensions: &Extensions<'_>,
+) -> Option<(Authentication, AuthenticatedPart)> {
+    let in_use = extensions.features.unwrap_or_default() & PER_CONNECTION;
+    let part = AuthenticatedPart::InUse(in_use);
+    Some((extensions.authentication?, part))
 }
 
 /// SMC-D with the device that the server means.
@@ -581,7 +591,7 @@ fn direct_attempt(
 fn rdma_attempt(
     accept: &AcceptConfirm,
     end: &RdmaEnd,
-    authentication: Option<Authentication>,
+    authentication: Option<(Authentication, AuthenticatedPart)>,
     proposal: &ClientProposal,
     config: &HandshakeConfig,
 ) -> Result<DeviceAttempt, Failure> {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hashbrown::HashSet;
-use smc_wire::clc::{Authentication, DirectEnd, EarlyRdmaEnd, Extensions};
+use smc_wire::clc::{Authentication, DirectEnd, EarlyRdmaEnd, Extensions, RdmaEnd};
 use smc_wire::types::{Features, Gid, Nonce};
 
 use super::attempt::{DeviceAttempt, Ends};
@@ -13,6 +13,7 @@ use super::client::ClientProposal;
 use super::machine::emitted;
 use crate::mutex::Mutex;
 use crate::proto::group::{GroupKey, Intent};
+use crate::proto::links::EarlyDataHash;
 
 /// The client's end of a connection in a link group that exists, sent with the PROPOSAL. If the
 /// server takes it, the connection is established with ACCEPT
@@ -43,7 +44,7 @@ pub enum EarlyConfirm {
         key: GroupKey,
         /// The client's end, as CONFIRM would have it. Its RMB is announced to the peer.
         end: EarlyRdmaEnd,
-        /// Of the end, by the key of the link group.
+        /// Of the end and the early data, by the key of the link group.
         authentication: Authentication,
     },
 }
@@ -57,6 +58,14 @@ pub struct EarlyData {
     pub nonce: Nonce,
     /// At most [`Extensions::MAX_EARLY_DATA`].
     pub bytes: Arc<[u8]>,
+}
+
+impl EarlyData {
+    /// For the authentication of the early CONFIRM.
+    #[must_use]
+    pub fn hash(&self) -> EarlyDataHash {
+        EarlyDataHash::of(self.nonce, &self.bytes)
+    }
 }
 
 /// Whether and how a server takes early data.
@@ -134,8 +143,16 @@ impl SentEarly {
 #[derive(Debug, Default)]
 pub(super) struct ReceivedEarly {
     pub(super) direct: Option<DirectEnd>,
-    pub(super) rdma: Option<(EarlyRdmaEnd, Authentication)>,
+    pub(super) rdma: Option<ReceivedRdmaEnd>,
     pub(super) data: Option<ReceivedEarlyData>,
+}
+
+/// An early CONFIRM for SMC-R.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReceivedRdmaEnd {
+    pub(super) end: RdmaEnd,
+    pub(super) authentication: Authentication,
+    pub(super) data: EarlyDataHash,
 }
 
 #[derive(Debug)]
@@ -148,13 +165,22 @@ impl ReceivedEarly {
     /// The early parts of a PROPOSAL.
     pub(super) fn of(extensions: &Extensions<'_>) -> Self {
         let data = extensions.nonce.zip(extensions.early_data);
+        let data = data.map(|(nonce, data)| ReceivedEarlyData {
+            nonce,
+            bytes: data.pieces().flatten().copied().collect(),
+        });
+        let hash = data.as_ref().map_or_else(EarlyDataHash::of_none, |data| {
+            EarlyDataHash::of(data.nonce, &data.bytes)
+        });
+        let rdma = extensions.rdma.zip(extensions.authentication);
         Self {
             direct: extensions.direct,
-            rdma: extensions.rdma.zip(extensions.authentication),
-            data: data.map(|(nonce, data)| ReceivedEarlyData {
-                nonce,
-                bytes: data.pieces().flatten().copied().collect(),
+            rdma: rdma.map(|(early, authentication)| ReceivedRdmaEnd {
+                end: early.end,
+                authentication,
+                data: hash,
             }),
+            data,
         }
     }
 }

@@ -218,6 +218,17 @@ impl Handshake {
         self.is_confirmed = true;
     }
 
+    /// Whether a client has sent early data with its PROPOSAL. The server may have it, as long as it
+    /// has not declined.
+    #[must_use]
+    pub fn has_sent_early_data(&self) -> bool {
+        let early = match &self.role_state {
+            RoleState::Client { early, .. } => early.as_ref(),
+            RoleState::Server { .. } => None,
+        };
+        early.is_some_and(|early| early.data > 0)
+    }
+
     /// Whether the server has taken the early CONFIRM that was sent with the PROPOSAL.
     #[must_use]
     pub fn is_early_taken(&self) -> bool {
@@ -324,7 +335,7 @@ impl Handshake {
             }
             (Awaits::Accept, Message::Accept(accept)) => self.handle_accept(&accept, extensions),
             (Awaits::Confirm, Message::Confirm(confirm)) => {
-                self.handle_confirm(&confirm, extensions.authentication)
+                self.handle_confirm(&confirm, extensions)
             }
             _ => Err(PeerMisbehaved::UnexpectedMessage.into()),
         }

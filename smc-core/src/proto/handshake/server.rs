@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use smc_wire::clc::{AcceptConfirm, Authentication, Body, FirstContact, Proposal};
+use smc_wire::clc::{AcceptConfirm, Body, Extensions, FirstContact, Proposal};
 use smc_wire::types::{Features, Version};
 
 use super::attempt::Ends;
+use super::client::authenticated;
 use super::device_scan::DeviceScan;
 use super::early::ReceivedEarly;
 use super::machine::{Failure, RoleState};
@@ -76,7 +77,7 @@ impl Handshake {
     pub(super) fn handle_confirm(
         &mut self,
         confirm: &AcceptConfirm,
-        authentication: Option<Authentication>,
+        extensions: &Extensions<'_>,
     ) -> Result<(), Failure> {
         let Some(attempt) = &mut self.attempt else {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
@@ -110,7 +111,7 @@ impl Handshake {
                         return Err(Failure::decline(cause));
                     }
                 }
-                ends.set_peer(end, authentication)?;
+                ends.set_peer(end, authenticated(extensions))?;
             }
             _ => return Err(PeerMisbehaved::UnexpectedMessage.into()),
         }

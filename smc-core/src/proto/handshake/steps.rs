@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use smc_wire::clc::{Authentication, ClcType};
+use smc_wire::clc::ClcType;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{AlertToken, DmbToken, Gid, Rkey, RmbAddr};
 
@@ -13,7 +13,8 @@ use crate::proto::group::{
     DeviceIndex, GroupId, GroupKey, GroupTerms, Intent, Member, NoGroup, Terminated,
 };
 use crate::proto::links::{
-    FirstLinkError, HandshakeHash, LinkChoice, LlcTerms, PeerRmb, RkeyError, RtokenError,
+    Authentications, FirstLinkError, HandshakeHash, LinkChoice, LlcTerms, PeerRmb, RkeyError,
+    RtokenError,
 };
 
 use Action::{Begin, SendConfirm};
@@ -447,7 +448,9 @@ pub struct LocalRmb {
     pub index: u8,
     /// For the message that names the RMB to the peer, where the link group exists and has a key
     /// ([`LinkGroup::authenticate`](crate::proto::links::LinkGroup::authenticate)).
-    pub authentication: Option<Authentication>,
+    pub authentication: Option<Authentications>,
+    /// The peer's end of the link, where the link group exists.
+    pub peer: Option<LinkAddress>,
 }
 
 /// Why there is no receive buffer for a connection.

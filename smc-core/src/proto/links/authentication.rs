@@ -6,7 +6,7 @@ use std::fmt;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::{Digest as _, Sha256};
 use smc_wire::clc::Authentication;
-use smc_wire::types::{AuthenticationCode, LinkAuthentication};
+use smc_wire::types::{AuthenticationCode, Features, LinkAuthentication, Nonce};
 
 use super::PeerRmb;
 use crate::proto::Role;
@@ -28,6 +28,69 @@ impl HandshakeHash {
         let mut hash = Sha256::new();
         messages.iter().for_each(|message| hash.update(message));
         Self(hash.finalize().into())
+    }
+}
+
+/// Hash of the nonce and the early data of a PROPOSAL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EarlyDataHash([u8; 32]);
+
+impl EarlyDataHash {
+    /// Of a PROPOSAL with early data.
+    #[must_use]
+    pub fn of(nonce: Nonce, data: &[u8]) -> Self {
+        let HandshakeHash(hash) = HandshakeHash::of(&[nonce.as_bytes(), data]);
+        Self(hash)
+    }
+
+    /// Of a PROPOSAL without.
+    #[must_use]
+    pub fn of_none() -> Self {
+        let HandshakeHash(hash) = HandshakeHash::of(&[]);
+        Self(hash)
+    }
+}
+
+/// The part of a message that its code covers besides the RMB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AuthenticatedPart {
+    /// ACCEPT or CONFIRM: which of early CONFIRM and early data are in use on the connection.
+    InUse(Features),
+    /// An early CONFIRM: the early data beside it.
+    Early(EarlyDataHash),
+}
+
+/// The authentication of an ACCEPT or CONFIRM, before it is known which features the connection
+/// uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Authentications {
+    /// [`Authentication::number`].
+    pub number: u64,
+    codes: [AuthenticationCode; 3],
+}
+
+impl Authentications {
+    /// What can be in use, in the order of the codes.
+    const IN_USE: [Features; 3] = [
+        Features::empty(),
+        Features::EARLY_CONFIRM,
+        Features::EARLY_CONFIRM.union(Features::EARLY_DATA),
+    ];
+
+    /// With these codes, in the order of the above: for tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn new(number: u64, codes: [AuthenticationCode; 3]) -> Self {
+        Self { number, codes }
+    }
+
+    /// That of a message that states this; `None` for what cannot be in use.
+    #[must_use]
+    pub fn of(&self, in_use: Features) -> Option<Authentication> {
+        let mut all = Self::IN_USE.iter().zip(self.codes);
+        let (_, code) = all.find(|(features, _)| **features == in_use)?;
+        let number = self.number;
+        Some(Authentication { number, code })
     }
 }
 
@@ -115,10 +178,27 @@ impl GroupAuthentication {
         Hmac::new_from_slice(&key).ok()
     }
 
-    /// For a message that names this RMB of the local end. `None` without a key.
-    pub(super) fn authenticate(&mut self, rmb: &PeerRmb) -> Option<Authentication> {
+    /// For an ACCEPT or CONFIRM that names this RMB of the local end. `None` without a key.
+    pub(super) fn authenticate(&mut self, rmb: &PeerRmb) -> Option<Authentications> {
         let number = self.last_sent.checked_add(1)?;
-        let code = mac(self.key.as_ref()?, self.role, number, rmb);
+        let key = self.key.as_ref()?;
+        let codes = Authentications::IN_USE.map(|in_use| {
+            let part = AuthenticatedPart::InUse(in_use);
+            AuthenticationCode::from_bytes(finish(mac(key, self.role, number, rmb, &part)))
+        });
+        self.last_sent = number;
+        Some(Authentications { number, codes })
+    }
+
+    /// The same for an early CONFIRM, with the hash of its early data.
+    pub(super) fn authenticate_early(
+        &mut self,
+        rmb: &PeerRmb,
+        data: EarlyDataHash,
+    ) -> Option<Authentication> {
+        let number = self.last_sent.checked_add(1)?;
+        let part = AuthenticatedPart::Early(data);
+        let code = mac(self.key.as_ref()?, self.role, number, rmb, &part);
         self.last_sent = number;
         let code = AuthenticationCode::from_bytes(finish(code));
         Some(Authentication { number, code })
@@ -126,10 +206,10 @@ impl GroupAuthentication {
 
     /// Whether the message that named this RMB is from the peer, and was not received before.
     pub(super) fn verify(&mut self, rmb: &PeerRmb) -> bool {
-        let (Some(key), Some(stated)) = (&self.key, rmb.authentication) else {
+        let (Some(key), Some((stated, part))) = (&self.key, rmb.authentication) else {
             return false;
         };
-        let expected = mac(key, self.role.other(), stated.number, rmb);
+        let expected = mac(key, self.role.other(), stated.number, rmb, &part);
         let is_authentic = expected
             .verify_truncated_left(stated.code.as_bytes())
             .is_ok();
@@ -154,10 +234,19 @@ fn finish<const N: usize>(mac: Hmac<Sha256>) -> [u8; N] {
 
 /// Over all that a message says about an end of a further connection, but for its link: key and
 /// address of the RMB are those on that link.
-fn mac(key: &Hmac<Sha256>, sender: Role, number: u64, rmb: &PeerRmb) -> Hmac<Sha256> {
-    let sender = match sender {
-        Role::Client => 0,
-        Role::Server => 1,
+fn mac(
+    key: &Hmac<Sha256>,
+    sender: Role,
+    number: u64,
+    rmb: &PeerRmb,
+    part: &AuthenticatedPart,
+) -> Hmac<Sha256> {
+    let sender = match (sender, part) {
+        (Role::Client, AuthenticatedPart::InUse(_)) => 0,
+        (Role::Server, AuthenticatedPart::InUse(_)) => 1,
+        (Role::Client, AuthenticatedPart::Early(_)) => 3,
+        // Only clients send them.
+        (Role::Server, AuthenticatedPart::Early(_)) => 4,
     };
     let mut mac = key.clone();
     mac.update(&[sender]);
@@ -166,6 +255,10 @@ fn mac(key: &Hmac<Sha256>, sender: Role, number: u64, rmb: &PeerRmb) -> Hmac<Sha
     mac.update(&rmb.addr.0.to_be_bytes());
     mac.update(&[rmb.index, rmb.size.code()]);
     mac.update(&rmb.token.get().to_be_bytes());
+    match part {
+        AuthenticatedPart::InUse(in_use) => mac.update(&in_use.bits().to_be_bytes()),
+        AuthenticatedPart::Early(EarlyDataHash(hash)) => mac.update(hash),
+    }
     mac
 }
 
@@ -243,6 +336,15 @@ mod tests {
         }
     }
 
+    /// Of an early CONFIRM without early data.
+    const EARLY: AuthenticatedPart = AuthenticatedPart::Early(EarlyDataHash([7; 32]));
+
+    /// That of a message without early CONFIRM.
+    fn plain(all: Authentications) -> (Authentication, AuthenticatedPart) {
+        let in_use = Features::empty();
+        (all.of(in_use).unwrap(), AuthenticatedPart::InUse(in_use))
+    }
+
     fn ends_with(hashes: [HandshakeHash; 2]) -> ([GroupAuthentication; 2], bool) {
         let mut client = GroupAuthentication::new(Role::Client, [1; 8]);
         let mut server = GroupAuthentication::new(Role::Server, [2; 8]);
@@ -267,7 +369,7 @@ mod tests {
         let ([mut client, mut server], is_same) = ends_with(hashes);
         assert!(!is_same);
         let mut named = rmb();
-        named.authentication = client.authenticate(&named);
+        named.authentication = client.authenticate(&named).map(plain);
         assert!(!server.verify(&named));
     }
 
@@ -288,11 +390,11 @@ mod tests {
     fn a_message_is_taken_from_the_other_end_once() {
         let [mut client, mut server] = ends();
         let mut named = rmb();
-        named.authentication = client.authenticate(&named);
+        named.authentication = client.authenticate(&named).map(plain);
         assert!(!client.verify(&named), "it is a message of a client");
         assert!(server.verify(&named));
         assert!(!server.verify(&named));
-        named.authentication = server.authenticate(&rmb());
+        named.authentication = server.authenticate(&rmb()).map(plain);
         assert!(client.verify(&named));
     }
 
@@ -300,7 +402,7 @@ mod tests {
     #[test]
     fn the_code_is_that_of_the_specification() {
         let [mut client, _] = ends();
-        let authentication = client.authenticate(&rmb()).unwrap();
+        let (authentication, _) = plain(client.authenticate(&rmb()).unwrap());
         let response = [1, 1, 1, 1, 0x74, 0x00, 0x6d, 0xc2];
         let request = LinkAuthentication::from_bytes([2; 8]);
         let response = LinkAuthentication::from_bytes(response);
@@ -308,7 +410,14 @@ mod tests {
         assert_eq!(authentication.number, 1);
         assert_eq!(
             authentication.code.to_string(),
-            "a22bb29d093ccea35db0a7b325de012b"
+            "f809144b6ab7dd7ccacd2f9951071cd9"
+        );
+        let [mut client, _] = ends();
+        let data = EarlyDataHash::of(Nonce::from_bytes([5; 16]), b"data");
+        let authentication = client.authenticate_early(&rmb(), data).unwrap();
+        assert_eq!(
+            authentication.code.to_string(),
+            "244c326ad3b3c63b49a94e465087a722"
         );
     }
 
@@ -316,17 +425,22 @@ mod tests {
     fn whatever_is_changed_the_message_is_refused() {
         let [mut client, mut server] = ends();
         let mut named = rmb();
-        named.authentication = client.authenticate(&named);
-        let changes: [fn(&mut PeerRmb); 8] = [
+        named.authentication = client.authenticate(&named).map(plain);
+        let changes: [fn(&mut PeerRmb); 10] = [
             |rmb| rmb.rkey.0 += 1,
             |rmb| rmb.addr.0 += 1,
             |rmb| rmb.index += 1,
             |rmb| rmb.size = SizeCode::MAX,
             |rmb| rmb.token = AlertToken::new(1).unwrap(),
             |rmb| rmb.authentication = None,
-            |rmb| rmb.authentication.as_mut().unwrap().number += 1,
+            |rmb| rmb.authentication.as_mut().unwrap().1 = EARLY,
             |rmb| {
-                let code = &mut rmb.authentication.as_mut().unwrap().code;
+                let part = &mut rmb.authentication.as_mut().unwrap().1;
+                *part = AuthenticatedPart::InUse(Features::EARLY_CONFIRM);
+            },
+            |rmb| rmb.authentication.as_mut().unwrap().0.number += 1,
+            |rmb| {
+                let code = &mut rmb.authentication.as_mut().unwrap().0.code;
                 let mut bytes = *code.as_bytes();
                 bytes[15] ^= 1;
                 *code = AuthenticationCode::from_bytes(bytes);
@@ -338,6 +452,47 @@ mod tests {
             assert!(!server.verify(&changed), "change {at}");
         }
         assert!(server.verify(&named));
+    }
+
+    #[test]
+    fn an_early_confirm_has_a_code_of_its_own_which_covers_the_data() {
+        let [mut client, mut server] = ends();
+        let mut named = rmb();
+        let data = EarlyDataHash::of(Nonce::from_bytes([5; 16]), b"data");
+        let authentication = client.authenticate_early(&named, data).unwrap();
+        let others = [
+            AuthenticatedPart::InUse(Features::empty()),
+            AuthenticatedPart::InUse(Features::EARLY_CONFIRM),
+            EARLY,
+            AuthenticatedPart::Early(EarlyDataHash::of(Nonce::from_bytes([5; 16]), b"DATA")),
+            AuthenticatedPart::Early(EarlyDataHash::of(Nonce::from_bytes([6; 16]), b"data")),
+        ];
+        for part in others {
+            named.authentication = Some((authentication, part));
+            assert!(!server.verify(&named), "{part:?}");
+        }
+        named.authentication = Some((authentication, AuthenticatedPart::Early(data)));
+        assert!(server.verify(&named));
+        assert!(!server.verify(&named));
+    }
+
+    #[test]
+    fn an_accept_has_a_code_for_each_set_of_features() {
+        let [mut client, mut server] = ends();
+        let mut named = rmb();
+        let all = server.authenticate(&named).unwrap();
+        let mut codes = Vec::new();
+        for in_use in Authentications::IN_USE {
+            let authentication = all.of(in_use).unwrap();
+            assert_eq!(authentication.number, all.number);
+            assert!(!codes.contains(&authentication.code));
+            codes.push(authentication.code);
+        }
+        assert_eq!(all.of(Features::EARLY_DATA), None);
+        let in_use = Features::EARLY_CONFIRM;
+        let part = AuthenticatedPart::InUse(in_use);
+        named.authentication = Some((all.of(in_use).unwrap(), part));
+        assert!(client.verify(&named));
     }
 
     #[test]

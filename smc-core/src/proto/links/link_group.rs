@@ -6,7 +6,7 @@ use std::time::Instant;
 use smc_wire::clc::Authentication;
 use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
 
-use super::authentication::{GroupAuthentication, HandshakeHash};
+use super::authentication::{Authentications, EarlyDataHash, GroupAuthentication, HandshakeHash};
 use super::confirm_link::ConfirmFirst;
 use super::flow::{Flow, PendingFlows, Trigger};
 use super::group_end::GroupEnd;
@@ -357,10 +357,19 @@ impl LinkGroup {
         self.terms.keeps_rkeys && self.end.is_none() && self.local_rmbs.can_keep(rmb)
     }
 
-    /// Authenticates the message that names this RMB of the local end to the peer. `None` at first
-    /// contact, and in groups without a key.
-    pub fn authenticate(&mut self, rmb: &PeerRmb) -> Option<Authentication> {
+    /// Authenticates the ACCEPT or CONFIRM that names this RMB of the local end to the peer. `None`
+    /// at first contact, and in groups without a key.
+    pub fn authenticate(&mut self, rmb: &PeerRmb) -> Option<Authentications> {
         self.authentication.as_mut()?.authenticate(rmb)
+    }
+
+    /// The same for an early CONFIRM, with the hash of its early data.
+    pub fn authenticate_early(
+        &mut self,
+        rmb: &PeerRmb,
+        data: EarlyDataHash,
+    ) -> Option<Authentication> {
+        self.authentication.as_mut()?.authenticate_early(rmb, data)
     }
 
     /// Enters an RMB of the peer, which the handshake names, for a local connection.

@@ -83,7 +83,7 @@ mod send_queue;
 mod stale_deletes;
 mod test_link;
 
-pub use authentication::HandshakeHash;
+pub use authentication::{AuthenticatedPart, Authentications, EarlyDataHash, HandshakeHash};
 pub use config::{LlcConfig, LlcTerms, LlcTimeouts};
 pub use link::{GroupType, LinkChoice, LinkId, LinkInfo, LinkState};
 pub use link_group::LinkGroup;

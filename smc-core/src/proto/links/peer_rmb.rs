@@ -4,6 +4,8 @@ use smc_wire::clc::Authentication;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{AlertToken, Rkey, RmbAddr};
 
+use super::AuthenticatedPart;
+
 /// The peer's receive buffer of one SMC-R connection: one element of an RMB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerRmb {
@@ -17,8 +19,8 @@ pub struct PeerRmb {
     pub size: SizeCode,
     /// Names the connection in messages to the peer.
     pub token: AlertToken,
-    /// Of the message that named the RMB.
-    pub authentication: Option<Authentication>,
+    /// Of the message that named the RMB, and what else it covers.
+    pub authentication: Option<(Authentication, AuthenticatedPart)>,
 }
 
 impl PeerRmb {

@@ -76,8 +76,8 @@ impl RdmaConn {
         element
             .producer()
             .store(producer.to_ne(), Ordering::Release);
+        // It has not received a message over the link: that the client has gone shows on TCP.
         self.dirty.fetch_max(len, Ordering::AcqRel);
-        self.received.store(true, Ordering::Release);
         Ok(())
     }
 

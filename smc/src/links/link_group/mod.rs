@@ -32,8 +32,9 @@ use crate::mutex::Mutex;
 use crate::proto::Role;
 use crate::proto::group::DeviceIndex;
 use crate::proto::links::{
-    self, FirstLinkError, GroupType, HandshakeHash, LinkChoice, LinkGroup, LinkGroupOutput, LinkId,
-    LinkInfo, LinkState, LlcConfig, PeerRmb, RkeyError, RmbId, RmbKey, RtokenId,
+    self, Authentications, EarlyDataHash, FirstLinkError, GroupType, HandshakeHash, LinkChoice,
+    LinkGroup, LinkGroupOutput, LinkId, LinkInfo, LinkState, LlcConfig, PeerRmb, RkeyError, RmbId,
+    RmbKey, RtokenId,
 };
 use crate::random;
 use events::GroupTask;
@@ -413,8 +414,17 @@ impl RdmaLinkGroup {
 
     /// Authenticates the message of the handshake that names this RMB to the peer, if the group has
     /// a key.
-    pub(crate) fn authenticate(&self, rmb: &PeerRmb) -> Option<Authentication> {
+    pub(crate) fn authenticate(&self, rmb: &PeerRmb) -> Option<Authentications> {
         self.state.lock().machine.authenticate(rmb)
+    }
+
+    /// The same for an early CONFIRM.
+    pub(crate) fn authenticate_early(
+        &self,
+        rmb: &PeerRmb,
+        data: EarlyDataHash,
+    ) -> Option<Authentication> {
+        self.state.lock().machine.authenticate_early(rmb, data)
     }
 
     /// Announces the RMB of a further connection to the peer (CONFIRM RKEY).

@@ -137,6 +137,7 @@ fn rmb() -> LocalRmb {
         size: SizeCode::MIN,
         index: 1,
         authentication: None,
+        peer: None,
     }
 }
 

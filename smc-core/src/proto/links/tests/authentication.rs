@@ -1,6 +1,8 @@
 //! Link groups whose ends have exchanged a key (docs/spec/extensions.md#authentication).
 
+use smc_wire::clc::Authentication;
 use smc_wire::size::SizeCode;
+use smc_wire::types::Features;
 
 use super::world::{key_of, peer_rmb};
 use super::*;
@@ -22,12 +24,17 @@ fn announced(rmb: u64) -> (World, LinkId, PeerRmb) {
     (world, link, peer_rmb(rkey, addr))
 }
 
+/// Of a message without early CONFIRM.
+fn plain(all: Authentications) -> (Authentication, AuthenticatedPart) {
+    let in_use = Features::empty();
+    (all.of(in_use).unwrap(), AuthenticatedPart::InUse(in_use))
+}
+
 /// As the client's message names it.
 fn authenticated(world: &mut World, rmb: PeerRmb) -> PeerRmb {
-    let authentication = world.hosts[CLIENT].group.authenticate(&rmb);
-    assert!(authentication.is_some());
+    let authentications = world.hosts[CLIENT].group.authenticate(&rmb);
     PeerRmb {
-        authentication,
+        authentication: Some(plain(authentications.unwrap())),
         ..rmb
     }
 }
@@ -76,7 +83,7 @@ fn what_another_process_names_or_changes_is_refused() {
     };
     assert_eq!(add(&mut world, link, &larger), refused);
     // A message of this side.
-    let authentication = world.hosts[SERVER].group.authenticate(&rmb);
+    let authentication = world.hosts[SERVER].group.authenticate(&rmb).map(plain);
     let reflected = PeerRmb {
         authentication,
         ..rmb

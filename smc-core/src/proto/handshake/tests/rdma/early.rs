@@ -71,7 +71,7 @@ fn next(first: &Pair, server: HandshakeConfig, data: &[u8], nonce: u128) -> Pair
             end: local.end(&config),
             link: LinkNumber(1),
         },
-        authentication: local.authentication.unwrap(),
+        authentication: local.authentication.unwrap().of(Features::empty()).unwrap(),
     };
     let data = EarlyData {
         nonce: Nonce::from_bytes(nonce.to_be_bytes()),
@@ -255,7 +255,13 @@ fn a_server_that_states_what_was_not_sent_is_refused() {
         };
         let extensions = Extensions {
             features: Some(Features::AUTHENTICATION | stated),
-            authentication: honest.server.rdma().local.authentication,
+            authentication: honest
+                .server
+                .rdma()
+                .local
+                .authentication
+                .unwrap()
+                .of(stated),
             ..Extensions::default()
         };
         let mut bytes = vec![0; accept.extended_len(&extensions)];

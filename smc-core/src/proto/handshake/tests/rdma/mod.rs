@@ -11,7 +11,7 @@ mod server;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use smc_wire::clc::{self, Authentication};
+use smc_wire::clc;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
     AlertToken, AuthenticationCode, FeatureMask, Mac, MtuCode, OsType, PeerId, Psn, Qpn, Release,
@@ -21,7 +21,7 @@ use smc_wire::types::{
 use super::*;
 use crate::device::{LinkAddress, RdmaAddress, RoceKind, Route};
 use crate::proto::Role;
-use crate::proto::links::LinkChoice;
+use crate::proto::links::{Authentications, LinkChoice};
 
 /// The one link of a group.
 #[derive(Clone, Copy, Debug)]
@@ -81,10 +81,8 @@ impl HandshakeSide {
                 }
                 let authenticates = found.terms.is_some_and(|terms| terms.authenticates);
                 let is_first = link == LinkChoice::First;
-                let authentication = Authentication {
-                    number: number.into(),
-                    code: AuthenticationCode::from_bytes([7; 16]),
-                };
+                let codes = [6, 7, 8].map(|byte| AuthenticationCode::from_bytes([byte; 16]));
+                let authentication = Authentications::new(number.into(), codes);
                 WorkDone::RmbPrepared(Ok(LocalRmb {
                     device: found.device,
                     link: found.local,
@@ -94,6 +92,7 @@ impl HandshakeSide {
                     size,
                     index: 1,
                     authentication: (authenticates && !is_first).then_some(authentication),
+                    peer: found.peer,
                 }))
             }
             Work::ConnectLink {

@@ -3,7 +3,7 @@ use smc_wire::types::Features;
 use super::*;
 use crate::device::LinkAddress;
 use crate::proto::group::{CREATOR_TIMEOUT, GroupId, GroupLinks};
-use crate::proto::links::PeerRmb;
+use crate::proto::links::{AuthenticatedPart, PeerRmb};
 
 /// The peer's end of a link.
 fn end(host: u8, qpn: Qpn) -> LinkAddress {
@@ -90,8 +90,10 @@ fn messages_of_further_connections_have_the_code_of_the_group() {
     ] {
         assert!(!side.established().first_contact);
         let sent = peer.rdma().local.authentication;
-        assert!(sent.is_some());
-        assert_eq!(bound(side).authentication, sent);
+        let sent = sent.unwrap().of(Features::empty()).unwrap();
+        let (received, part) = bound(side).authentication.unwrap();
+        assert_eq!(received, sent);
+        assert_eq!(part, AuthenticatedPart::InUse(Features::empty()));
     }
 }
 
