@@ -360,6 +360,7 @@ step_interop() {
     quiet 300 cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc --test events
     bounded 300 "${guest[@]}" "$TARGET/debug/smc" demo --transport rdma --size 8M --rounds 1
     bounded 180 "$PROGRAMS/interop" sockets "$TARGET/debug/smc"
+    bounded 300 "$PROGRAMS/interop" early
     bounded 60 "$PROGRAMS/interop" hosts --client here --server here --address 127.0.0.1 \
         --pair tcp-tcp --report "$scratch/hosts" echo many-50
     bounded 1500 "$PROGRAMS/interop" run --labs 3 --role client --role server --role pair

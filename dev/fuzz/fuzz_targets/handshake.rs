@@ -19,6 +19,7 @@ fuzz_target!(|data: &[u8]| {
         rdma: devices & 3 == 1 || devices & 8 != 0,
         rdma_v1: devices & 16 != 0,
         old_server: devices & 32 != 0,
+        single_link: devices & 64 != 0,
     });
     world.open(CLIENT, [true, true]);
     while !input.is_empty() {
@@ -42,6 +43,10 @@ fuzz_target!(|data: &[u8]| {
             8 if step >> 5 == 7 => world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::MIN),
             8 if step >> 5 == 6 => {
                 world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::LINUX_DEFAULT);
+            }
+            8 if step >> 5 == 5 => {
+                let len = usize::from(input.byte());
+                world.open_early_rdma([CLIENT, OTHER_CLIENT][side], len);
             }
             8 => world.open([CLIENT, OTHER_CLIENT][side], [true, true]),
             9 => world.open(CLIENT, [side == 0, side != 0]),

@@ -26,7 +26,11 @@ pub(crate) struct BenchArgs {
     /// Only measures with this in their names, such as "round"
     #[arg(long, default_value = "")]
     measure: String,
-    /// Delay packets between the guests so that a round trip takes this many milliseconds, and
+    /// Compare ways to set a connection up, with one link in each group: TCP, the kernel's and ours
+    /// with each feature beyond the released protocol. Measures connections per second
+    #[arg(long)]
+    set_up: bool,
+    /// As --set-up. Delay packets between the guests so that a round trip takes this many milliseconds, and
     /// measure how many of them a set-up takes
     #[arg(long, value_name = "MS")]
     delay: Option<u32>,
@@ -74,7 +78,7 @@ impl Combination {
     }
 
     /// With one link in each group, and TCP beside them.
-    fn with_delay() -> Vec<Self> {
+    fn of_set_up() -> Vec<Self> {
         let with = |pair: &[Kind; 2]| Self::new(*pair, scenario::single_link());
         let mut all = vec![
             with(&[Kind::Tcp; 2]),
@@ -106,12 +110,10 @@ fn is_built(pair: &[Kind; 2]) -> bool {
 
 /// Measures all combinations in turn, round after round, and shows medians.
 pub(crate) fn run(args: &BenchArgs) -> Result<bool> {
-    let (mut runs, all_measures) = match args.delay {
-        None => (Combination::all(), MEASURES.to_vec()),
-        Some(_) => (
-            Combination::with_delay(),
-            vec![Measure::SetUp { count: 50 }],
-        ),
+    let (mut runs, all_measures) = match (args.delay, args.set_up) {
+        (None, false) => (Combination::all(), MEASURES.to_vec()),
+        (None, true) => (Combination::of_set_up(), SET_UPS.to_vec()),
+        (Some(_), _) => (Combination::of_set_up(), vec![Measure::SetUp { count: 50 }]),
     };
     runs.retain(|run| {
         let only = args.only.as_ref();
@@ -263,6 +265,30 @@ const PAIRS: &[[Kind; 2]] = &[
     [Kind::Kernel, Kind::Kernel],
     [Kind::Ours, Kind::Kernel],
     [Kind::Kernel, Kind::Ours],
+];
+
+/// Connections of so many clients at a time.
+const SET_UPS: &[Measure] = &[
+    Measure::Connects {
+        clients: 1,
+        each: 50,
+    },
+    Measure::Connects {
+        clients: 2,
+        each: 40,
+    },
+    Measure::Connects {
+        clients: 5,
+        each: 20,
+    },
+    Measure::Connects {
+        clients: 10,
+        each: 15,
+    },
+    Measure::Connects {
+        clients: 64,
+        each: 5,
+    },
 ];
 
 const MEASURES: &[Measure] = &[

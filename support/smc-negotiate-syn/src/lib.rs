@@ -51,8 +51,7 @@
 //! and ends the connection, as a kernel does.
 //!
 //! A listener that is shared with child processes by `fork` works in all that go on using this
-//! object; a process that got the listener in another way sees CLC as data. TCP Fast Open is not
-//! used.
+//! object; a process that got the listener in another way sees CLC as data.
 //!
 //! # Other programs of this kind
 //!

@@ -1,17 +1,22 @@
 //! The hosts: their devices, addresses and configurations.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use smc_core::device::{LinkAddress, RdmaAddress, RoceKind};
 use smc_core::proto::group::DeviceIndex;
 use smc_core::proto::handshake::{
-    DirectDevice, HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath,
+    DirectDevice, EarlyDataPolicy, HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet,
+    TcpPath,
 };
 use smc_wire::types::{
     Chid, Eid, Features, Gid, HostName, Mac, MtuCode, PeerId, PnetId, Psn, Qpn, Release, RoceGid,
 };
 
 use super::SERVER;
+
+/// The most early data that the server takes.
+const EARLY_DATA_MAX: usize = 64;
 
 /// What all hosts have.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,6 +31,8 @@ pub struct Setting {
     pub rdma_v1: bool,
     /// Release 2.0 at the server.
     pub old_server: bool,
+    /// Groups of SMC-R with a single link, which take early CONFIRMs and early data.
+    pub single_link: bool,
 }
 
 /// The configuration of a host.
@@ -51,13 +58,20 @@ pub(super) fn config(side: usize, setting: Setting) -> HandshakeConfig {
     config.pnet_ids = PnetId::new("NET").into_iter().collect();
     config.host = HostName::new("host");
     config.vendor_features = Features::EARLY_CONFIRM;
+    if setting.single_link {
+        config.vendor_features |=
+            Features::SINGLE_LINK | Features::AUTHENTICATION | Features::EARLY_DATA;
+    }
+    if setting.single_link && side == SERVER {
+        config.early_data = Some(Arc::new(EarlyDataPolicy::new(EARLY_DATA_MAX)));
+    }
     config.ueids = vec![Eid::ueid("EXAMPLE").expect("a valid name")];
     if setting.old_server && side == SERVER {
         config.release = Release::V2_0;
     }
     if setting.rdma {
         let mut rdma = RdmaConfig::new(PeerId::new(0x1234, mac(side)), vec![port(side)]);
-        rdma.max_links = 2;
+        rdma.max_links = if setting.single_link { 1 } else { 2 };
         rdma.v1 = setting.rdma_v1;
         config.rdma = Some(rdma);
     }

@@ -5,23 +5,25 @@ mod hosts;
 
 pub use hosts::Setting;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smc_core::device::{DeviceError, LinkAddress};
 use smc_core::proto::group::{
-    DeviceIndex, EnterResult, GroupEndCause, GroupId, GroupKey, Intent, Member, Registry,
-    RegistryOutput, Waiter,
+    DeviceIndex, EnterResult, GroupEndCause, GroupId, GroupKey, Intent, LinkGroupInfo, Member,
+    Registry, RegistryOutput, Waiter,
 };
 use smc_core::proto::handshake::{
-    ClientProposal, EarlyConfirm, Established, Handshake, HandshakeConfig, HandshakeOutput,
-    LocalRmb, RmbError, TcpPath, Work, WorkDone,
+    ClientProposal, EarlyConfirm, EarlyData, Established, Handshake, HandshakeConfig,
+    HandshakeOutput, LocalRmb, RmbError, TcpPath, Work, WorkDone,
 };
-use smc_core::proto::links::{FirstLinkError, RkeyError, RtokenError};
-use smc_wire::clc::{DirectEnd, Message};
+use smc_core::proto::links::{Authentications, FirstLinkError, LinkChoice, RkeyError, RtokenError};
+use smc_wire::clc::{DirectEnd, EarlyRdmaEnd, Message};
 use smc_wire::size::SizeCode;
-use smc_wire::types::{AlertToken, DmbToken, Features, Rkey, RmbAddr};
+use smc_wire::types::{
+    AlertToken, AuthenticationCode, DmbToken, Features, LinkNumber, Nonce, Rkey, RmbAddr,
+};
 
 /// The index of the first client's host, and of the client's side of a connection.
 pub const CLIENT: usize = 0;
@@ -54,6 +56,8 @@ pub struct World {
     last_number: u32,
     /// Lengths of buffers.
     buffers: HashMap<DmbToken, usize>,
+    /// Numbers of codes that servers have taken.
+    taken: HashSet<u64>,
     /// Messages that were sent, for targets that repeat them.
     pub sent: Vec<Vec<u8>>,
 }
@@ -63,8 +67,18 @@ struct Host {
     config: Arc<HandshakeConfig>,
     path: TcpPath,
     registry: Registry,
-    /// The local end of the link of each group.
-    links: HashMap<GroupId, (DeviceIndex, LinkAddress)>,
+    /// The link of each group.
+    links: HashMap<GroupId, GroupLink>,
+}
+
+/// The only link of a group.
+#[derive(Clone, Copy, Debug)]
+struct GroupLink {
+    device: DeviceIndex,
+    local: LinkAddress,
+    /// Once it is connected.
+    peer: Option<LinkAddress>,
+    authenticates: bool,
 }
 
 /// One connection. A side without a machine is the target itself.
@@ -86,6 +100,8 @@ struct Side {
     waiter: Option<Waiter>,
     member: Option<GroupId>,
     outcome: Option<Outcome>,
+    /// Early data that the server has taken, by its first byte.
+    early_data: Option<u8>,
     /// Bytes that this side has sent and the other one has not received.
     outgoing: VecDeque<u8>,
 }
@@ -96,6 +112,7 @@ struct EarlyWork {
     key: GroupKey,
     member: Option<Member>,
     buffer: Option<(SizeCode, DmbToken)>,
+    rmb: Option<LocalRmb>,
 }
 
 impl World {
@@ -115,6 +132,7 @@ impl World {
             last_number: 0,
             buffers: HashMap::new(),
             sent: Vec::new(),
+            taken: HashSet::new(),
         }
     }
 
@@ -176,9 +194,9 @@ impl World {
             group: member.group(),
         };
         let (now, proposal) = (self.now, Arc::new(proposal));
-        let early = EarlyConfirm { peer, end };
+        let early = EarlyConfirm::Direct { peer, end };
         let machine =
-            Handshake::client_with_early_confirm(now, Arc::clone(&config), proposal, early);
+            Handshake::client_with_early_confirm(now, Arc::clone(&config), proposal, early, None);
         self.buffers.insert(token, size.byte_len());
         let mut side = Side::new(machine);
         side.member = Some(member.group());
@@ -186,6 +204,73 @@ impl World {
             key,
             member: Some(member),
             buffer: Some((size, token)),
+            rmb: None,
+        });
+        self.add(client, [true, true], side);
+    }
+
+    /// As [`World::open_early`] over SMC-R, with early data of this length.
+    pub fn open_early_rdma(&mut self, client: usize, len: usize) {
+        if self.connections.len() == CONNECTIONS_MAX {
+            return;
+        }
+        self.last_number += 1;
+        let number = self.last_number;
+        let host = &mut self.hosts[client];
+        let infos = host.registry.group_infos();
+        let takes = |group: &&LinkGroupInfo| {
+            let features = group.terms.map(|terms| terms.vendor_features);
+            matches!(group.key, GroupKey::Rdma { .. })
+                && features.is_some_and(|it| it.contains(Features::EARLY_DATA))
+        };
+        let Some(key) = infos.iter().find(takes).map(|group| group.key) else {
+            return;
+        };
+        let member = match host.registry.enter(self.now, key, Intent::Join) {
+            EnterResult::Now(Ok(member)) => member,
+            EnterResult::Now(Err(_)) => return,
+            EnterResult::Wait(waiter) => {
+                host.registry.cancel(waiter);
+                return;
+            }
+        };
+        let Some(link) = host.links.get(&member.group()).copied() else {
+            host.registry.leave(self.now, member.group());
+            return;
+        };
+        let rmb = local_rmb(link, number, SizeCode::LINUX_DEFAULT);
+        let config = Arc::clone(&host.config);
+        let proposal = ClientProposal::new(&config, &host.path).expect("there is a port");
+        // Each connection has data of its own.
+        let byte = number.to_le_bytes()[0];
+        let data = EarlyData {
+            nonce: Nonce::from_bytes(u128::from(number).to_be_bytes()),
+            bytes: vec![byte; len].into(),
+        };
+        let authentication = rmb.authentication.and_then(|all| all.of(Features::empty()));
+        let early = EarlyConfirm::Rdma {
+            key,
+            end: EarlyRdmaEnd {
+                end: rmb.end(&config),
+                link: LinkNumber(1),
+            },
+            authentication: authentication.expect("there is a code"),
+        };
+        let (now, proposal) = (self.now, Arc::new(proposal));
+        let machine = Handshake::client_with_early_confirm(
+            now,
+            Arc::clone(&config),
+            proposal,
+            early,
+            Some(&data),
+        );
+        let mut side = Side::new(machine);
+        side.member = Some(member.group());
+        side.early = Some(EarlyWork {
+            key,
+            member: Some(member),
+            buffer: None,
+            rmb: Some(rmb),
         });
         self.add(client, [true, true], side);
     }
@@ -362,8 +447,31 @@ impl World {
         }
     }
 
+    /// No early data is delivered twice, and none that the client takes for accepted is lost.
+    fn check_early_data(&self) {
+        let mut delivered = HashSet::new();
+        for connection in &self.connections {
+            let [client, server] = connection.sides.each_ref().map(Option::as_ref);
+            let is_smc = |side: &&Side| matches!(side.outcome, Some(Outcome::Smc(_)));
+            let data = server.filter(is_smc).and_then(|server| server.early_data);
+            if let Some(byte) = data {
+                assert!(delivered.insert(byte), "delivered twice: {self:#?}");
+            }
+            if let (Some(client), true) = (client, connection.is_undisturbed) {
+                let accepted = match &client.outcome {
+                    Some(Outcome::Smc(established)) => {
+                        established.vendor_features.contains(Features::EARLY_DATA)
+                    }
+                    _ => continue,
+                };
+                assert_eq!(accepted, data.is_some());
+            }
+        }
+    }
+
     /// Sides between which nothing was disturbed came to the same result.
     pub fn check_agreement(&self) {
+        self.check_early_data();
         for connection in &self.connections {
             let [Some(client), Some(server)] = &connection.sides else {
                 continue;
@@ -377,6 +485,7 @@ impl World {
             }
             match (client, server) {
                 (Outcome::Smc(client), Outcome::Smc(server)) => {
+                    assert_eq!(client.vendor_features, server.vendor_features);
                     assert_eq!(client.version, server.version);
                     assert_eq!(client.release, server.release);
                     assert_eq!(client.first_contact, server.first_contact);
@@ -416,6 +525,9 @@ impl World {
                     if self.sent.len() < 32 {
                         self.sent.push(bytes);
                     }
+                }
+                HandshakeOutput::EarlyData(bytes) => {
+                    side.early_data = bytes.first().copied();
                 }
                 HandshakeOutput::Work(work) => {
                     let before = side.work.replace(work);
@@ -583,34 +695,64 @@ impl World {
                 ref address,
             } => WorkDone::LinkOpened(device.map(|()| {
                 let link = hosts::local_link(address, number);
-                host.links.insert(group, (on, link));
+                let made = GroupLink {
+                    device: on,
+                    local: link,
+                    peer: None,
+                    authenticates: false,
+                };
+                host.links.insert(group, made);
                 link
             })),
-            Work::PrepareRmb { group, size, .. } => {
+            Work::PrepareRmb {
+                group,
+                size,
+                link: choice,
+            } => {
+                let side = self.connections[at].sides[of].as_mut()?;
+                let early = side.early.as_mut().and_then(|early| early.rmb.take());
+                if let Some(rmb) = early.filter(|_| side.machine.is_early_taken()) {
+                    return Some(WorkDone::RmbPrepared(Ok(rmb)));
+                }
                 let link = host.links.get(&group).copied();
                 let no_link = link.is_none() || fault == 9;
                 WorkDone::RmbPrepared(match (device, link) {
                     (Err(_), _) | (_, None) if no_link => Err(RmbError::NoLink),
-                    (Ok(()), Some((device, link))) => Ok(LocalRmb {
-                        device,
-                        link,
-                        rkey: Rkey(0x1000 + number),
-                        addr: RmbAddr(0xffff_0000_0000 + u64::from(number)),
-                        token: AlertToken::new(number).expect("not zero"),
-                        size,
-                        index: 1,
-                        authentication: None,
- peer: None,
-                    }),
+                    (Ok(()), Some(link)) => {
+                        let rmb = local_rmb(link, number, size);
+                        Ok(match choice {
+                            LinkChoice::First => LocalRmb {
+                                authentication: None,
+                                ..rmb
+                            },
+                            _ => rmb,
+                        })
+                    }
                     (Err(error), _) => Err(error.into()),
                     (Ok(()), None) => Err(RmbError::NoLink),
                 })
+            }
+            // A group takes each number once.
+            Work::BindPeer { rmb, .. }
+                if rmb.authentication.is_some_and(|(stated, _)| {
+                    of == SERVER && !self.taken.insert(stated.number)
+                }) =>
+            {
+                WorkDone::PeerBound(Err(RtokenError::NotAuthentic))
             }
             Work::BindPeer { .. } => WorkDone::PeerBound(match fault {
                 0 => Ok(()),
                 _ => Err(RtokenError::TableFull),
             }),
-            Work::ConnectLink { .. } => WorkDone::LinkConnected(device),
+            Work::ConnectLink {
+                group, peer, terms, ..
+            } => {
+                if let Some(link) = host.links.get_mut(&group) {
+                    link.peer = Some(peer);
+                    link.authenticates = terms.authenticates;
+                }
+                WorkDone::LinkConnected(device)
+            }
             Work::ConfirmRkey => WorkDone::RkeyConfirmed(match fault {
                 0 => Ok(()),
                 _ => Err(RkeyError::Refused),
@@ -625,6 +767,24 @@ impl World {
     }
 }
 
+/// A buffer, with codes for the messages that name it.
+fn local_rmb(link: GroupLink, number: u32, size: SizeCode) -> LocalRmb {
+    let codes = [0, 1, 2].map(|byte| AuthenticationCode::from_bytes([byte; 16]));
+    LocalRmb {
+        device: link.device,
+        link: link.local,
+        rkey: Rkey(0x1000 + number),
+        addr: RmbAddr(0xffff_0000_0000 + u64::from(number)),
+        token: AlertToken::new(number).expect("not zero"),
+        size,
+        index: 1,
+        authentication: link
+            .authenticates
+            .then(|| Authentications::new(number.into(), codes)),
+        peer: link.peer,
+    }
+}
+
 impl Side {
     fn new(machine: Handshake) -> Self {
         Self {
@@ -634,6 +794,7 @@ impl Side {
             waiter: None,
             member: None,
             outcome: None,
+            early_data: None,
             outgoing: VecDeque::new(),
         }
     }
