@@ -88,12 +88,13 @@ impl ConnectOptions {
     /// not arrive. Another attempt then sends them twice, as it would after a write to a TCP
     /// connection that is lost. So this is for requests that may be repeated.
     ///
-    /// The server takes each PROPOSAL once, and only as the client has sent it: packets that the
-    /// network delivers twice, and a process that repeats or changes them, have nothing delivered
-    /// twice. Who can intercept the TCP connection can have it, by a DECLINE in place of the server's
-    /// answer, as who can intercept a TCP connection can always. With
+    /// The server takes each PROPOSAL once, and the data only as the client has sent it: packets
+    /// that the network delivers twice, and a process that repeats or changes them, have nothing
+    /// delivered twice. Who can intercept the TCP connection can have it, by a DECLINE in place of
+    /// the server's answer, as who can intercept a TCP connection can always. With
     /// [`Builder::fast_open`](crate::Builder::fast_open) a listener without SMC that has taken over
-    /// the address may get the PROPOSAL, with these bytes in it, on a connection that is then reset.
+    /// the address may get the PROPOSAL, with these bytes in it, on a connection that is then
+    /// reset.
     ///
     /// [`ListenOptions::early_data`]: crate::ListenOptions::early_data
     /// [`Stream::early_data_accepted`]: crate::Stream::early_data_accepted

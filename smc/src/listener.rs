@@ -94,8 +94,9 @@ impl ListenOptions {
     /// client that repeats a connect that has failed sends its request twice. So allow this for
     /// services whose requests may be repeated, or look at [`Stream::is_early`].
     ///
-    /// A PROPOSAL that comes twice is taken once, and none that was changed: the listener stores what identifies the last
-    /// 4096, and in SMC-R each is authenticated with a number that the link group takes once.
+    /// A PROPOSAL that comes twice is taken once, and no data that was changed: the listener stores
+    /// what identifies the last 4096, and in SMC-R each is authenticated with a number that the
+    /// link group takes once.
     ///
     /// [`ConnectOptions::early_data`]: crate::ConnectOptions::early_data
     /// [`Stream::is_early`]: crate::Stream::is_early

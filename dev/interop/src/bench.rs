@@ -30,8 +30,8 @@ pub(crate) struct BenchArgs {
     /// with each feature beyond the released protocol. Measures connections per second
     #[arg(long)]
     set_up: bool,
-    /// As --set-up. Delay packets between the guests so that a round trip takes this many milliseconds, and
-    /// measure how many of them a set-up takes
+    /// As --set-up. Delay packets between the guests so that a round trip takes this many
+    /// milliseconds, and measure how many of them a set-up takes
     #[arg(long, value_name = "MS")]
     delay: Option<u32>,
     /// Instead of times show what the kernels count: system calls, switches, packets, for each

@@ -22,7 +22,7 @@ use crate::address::{Address, UnixAddr};
 use crate::config::Policy;
 use crate::connect_options::ConnectOptions;
 use crate::endpoint::EndpointInner;
-use crate::error::{CloseReason, Error, FallbackCause, FallbackReason};
+use crate::error::{Error, FallbackCause, FallbackReason};
 use crate::log::{Destination, HandshakeLog};
 use crate::negotiate::{Candidate, Credentials, Delivery, Offer, OfferResult, Withdrawn};
 use crate::precedents::Precedent;
@@ -195,7 +195,7 @@ struct ConnectAttempt<'a> {
     to: &'a Address,
     options: &'a ConnectOptions,
     config: &'a Arc<HandshakeConfig>,
-    /// A PROPOSAL with early data was sent, and declined.
+    /// The last PROPOSAL had early data.
     has_sent_data: AtomicBool,
 }
 
@@ -225,7 +225,10 @@ impl ConnectAttempt<'_> {
             _ => Plan::new(self.endpoint, self.config, to).await,
         };
         let now = self.endpoint.runtime.now();
-        let precedent = self.endpoint.precedents.get(now, self.to);
+        let precedent = match policy {
+            Policy::Never => None,
+            _ => self.endpoint.precedents.get(now, self.to),
+        };
         let result = self.run(to, &mut plan, precedent).await;
         let is_smc = |stream: &Stream| stream.fallback_reason().is_none();
         if precedent.is_some() && !result.as_ref().is_ok_and(is_smc) {
@@ -233,7 +236,10 @@ impl ConnectAttempt<'_> {
         }
         match result {
             // The first attempt has used the early work: this one has no early CONFIRM.
-            Err(failed) if failed.early_confirm_failed => self.run(to, &mut plan, None).await,
+            Err(failed) if failed.early_confirm_failed => {
+                self.has_sent_data.store(false, Ordering::Relaxed);
+                self.run(to, &mut plan, None).await
+            }
             result => result,
         }
     }
@@ -390,6 +396,7 @@ impl ConnectAttempt<'_> {
         fast_open: bool,
     ) -> Result<(Arc<dyn Socket>, Offered), Failed> {
         // Replaced before the socket is connected.
+        let fast_open = fast_open && !candidate.is_same_host();
         let mut offer: OfferResult = Err(FallbackCause::not_announced());
         let mut is_buffer_taken = false;
         let mut make_offer = |socket: &Unconnected<'_>| {
@@ -410,11 +417,10 @@ impl ConnectAttempt<'_> {
             early_confirm_failed: is_buffer_taken,
             ..Failed::from(error)
         })?;
+        // It is connected when data is written.
+        let is_deferred = fast_open && socket.peer_addr().is_err();
         let offered = match offer {
-            // It is connected when data is written.
-            Ok(offer) if fast_open && !candidate.is_same_host() && socket.peer_addr().is_err() => {
-                Offered::OnTcp(OfferOnTcp::unproven(offer))
-            }
+            Ok(offer) if is_deferred => Offered::OnTcp(OfferOnTcp::unproven(offer)),
             Ok(mut offer) => match offer.connected(&*socket) {
                 Delivery::OnTcp => Offered::OnTcp(OfferOnTcp::proven(offer)),
                 Delivery::Delivered => {
@@ -423,6 +429,7 @@ impl ConnectAttempt<'_> {
                 }
                 Delivery::Plain => Offered::Plain(offer.cause()),
             },
+            Err(_) if is_deferred => return Err(Failed::of_fast_open()),
             Err(cause) => Offered::Plain(cause),
         };
         Ok((socket, offered))
@@ -469,6 +476,10 @@ impl ConnectAttempt<'_> {
             true => default,
             false => ClientProposal::new(config, &path).map(Arc::new),
         };
+        let is_unproven = |offer: &&mut OfferOnTcp| offer.state() == OfferState::Unproven;
+        if proposal.is_err() && offer.as_ref().is_some_and(is_unproven) {
+            return Err(Failed::of_fast_open());
+        }
         let early = early.filter(|early| is_default || matches!(early, EarlyWork::Rdma(_)));
         let confirm = early.as_ref().and_then(|early| early.confirm(config));
         let data = early.as_ref().and_then(EarlyWork::data).cloned();
@@ -505,11 +516,6 @@ impl ConnectAttempt<'_> {
             let has_confirm = confirm.is_some();
             let (early_confirm_failed, has_sent_data) = match (state, &error) {
                 (OfferState::Plain, _) => (true, false),
-                // A server sends ACCEPT before its application has the data: this one has closed in
-                // order, and there is no ACCEPT.
-                (_, Error::Closed(CloseReason::DuringHandshake)) if !machine.has_answer() => {
-                    (process.is_none(), false)
-                }
                 // The server may have delivered it: a further attempt could deliver it again.
                 _ if has_sent_data => (false, true),
                 // There is no listener.
@@ -580,6 +586,16 @@ impl ConnectAttempt<'_> {
                     .is_some_and(|side_channel| side_channel.is_confirmed()),
                 ..Failed::from(error)
             }),
+        }
+    }
+}
+
+impl Failed {
+    /// A connection with fast open has nothing to send first: another one is without.
+    fn of_fast_open() -> Self {
+        Self {
+            early_confirm_failed: true,
+            ..Self::from(io::Error::from(io::ErrorKind::NotConnected))
         }
     }
 }

@@ -172,7 +172,7 @@ async fn prepare_rdma(
         rdma.announce_another(config.rmb);
         return None;
     }
-    let preparing = prepare_rmb(endpoint, group, LinkChoice::Assign, config.rmb);
+    let preparing = prepare_rmb(endpoint, group, LinkChoice::Assign, config.rmb, 0);
     let (prepared, local) = at_once(preparing).await?.ok()?;
     at_once(confirm_rkey(Some(&prepared))).await?.ok()?;
     let link = rdma.link(prepared.link)?.number;

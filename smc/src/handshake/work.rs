@@ -193,8 +193,13 @@ pub(super) async fn execute(
             device,
             address,
         } => WorkDone::LinkOpened(Box::pin(open_link(&endpoint, group, device, &address)).await),
-        Work::PrepareRmb { group, link, size } => {
-            let rmb = Box::pin(prepare_rmb(&endpoint, group, link, size)).await;
+        Work::PrepareRmb {
+            group,
+            link,
+            size,
+            early,
+        } => {
+            let rmb = Box::pin(prepare_rmb(&endpoint, group, link, size, early)).await;
             WorkDone::RmbPrepared(rmb.map(|(prepared, local)| {
                 acquired = Acquired::Prepared(prepared);
                 local
@@ -374,6 +379,7 @@ pub(super) async fn prepare_rmb(
     group: GroupId,
     choice: LinkChoice,
     size: SizeCode,
+    early: u64,
 ) -> Result<(Prepared, LocalRmb), RmbError> {
     let group = endpoint.groups.rdma(group).ok_or(RmbError::NoLink)?;
     let link = group.link_for(choice).ok_or(RmbError::NoLink)?;
@@ -402,7 +408,7 @@ pub(super) async fn prepare_rmb(
             group.add_rmb(&handle.0, &keys);
             None
         }
-        LinkChoice::Assign | LinkChoice::Named { .. } => group.authenticate(&named),
+        LinkChoice::Assign | LinkChoice::Named { .. } => group.authenticate(&named, early),
     };
     let local = LocalRmb {
         device: link.device,

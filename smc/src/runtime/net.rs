@@ -475,8 +475,8 @@ fn write(fd: BorrowedFd<'_>, bufs: &[IoSlice<'_>]) -> io::Result<IoDone<usize>> 
     })
 }
 
-/// A first write with TCP Fast Open begins to connect where the cookie has been lost meanwhile: it is
-/// to be repeated when the socket is connected.
+/// A first write with TCP Fast Open begins to connect where the cookie has been lost meanwhile: it
+/// is to be repeated when the socket is connected.
 fn of_write(error: Errno) -> Errno {
     match error {
         Errno::INPROGRESS => Errno::WOULDBLOCK,

@@ -445,3 +445,48 @@ fn data_that_a_relay_changes_adds_or_hides_is_not_delivered() {
         });
     }
 }
+
+/// A relay takes the early parts out of the PROPOSAL that it passes on, and sends the original on
+/// another connection before the client can know.
+#[test]
+fn data_that_a_relay_sends_beside_the_connection_is_not_delivered_by_both() {
+    let world = RdmaWorld::new(11);
+    let RdmaHosts { client, server, .. } = world.hosts();
+    world.block_on(async {
+        let listener = listen(&server, 4096).await;
+        let (mut first, mut first_there) = connect_smc(&client, &listener).await;
+        let relaying = relayed_until_confirm(&world, client.connect(HOSTILE));
+        drop(zip(relaying, listener.accept()).await);
+        pause(&world).await;
+        let relaying = async {
+            let near = accept_hostile(&world).await;
+            let far = connect_from(&world, Ipv4Addr::new(10, 0, 0, 2)).await;
+            let beside = connect_from(&world, Ipv4Addr::new(10, 0, 0, 2)).await;
+            let original = receive_bytes(&*near).await;
+            let stripped = {
+                let (message, _) = Message::parse_extended(&original).expect("a message");
+                let Message::Proposal(message) = message else {
+                    panic!("{message:?}")
+                };
+                let mut bytes = vec![0; message.encoded_len()];
+                message.emit(&mut bytes).expect("it fits");
+                bytes
+            };
+            send(&*far, &stripped).await;
+            let accept = receive_bytes(&*far).await;
+            send(&*beside, &original).await;
+            receive_bytes(&*beside).await;
+            send(&*near, &accept).await;
+            // What the client sends in place of a CONFIRM is for the server.
+            send(&*far, &receive_bytes(&*near).await).await;
+            (near, far, beside)
+        };
+        let options = ConnectOptions::new()
+            .early_data(REQUEST)
+            .policy(Policy::Require);
+        let connecting = client.connect_with(HOSTILE, &options);
+        let (_sockets, ours) = zip(relaying, connecting).await;
+        ours.expect_err("the ACCEPT is for another PROPOSAL");
+        transfer_both_ways(&mut first, &mut first_there, 1000).await;
+    });
+}

@@ -708,6 +708,7 @@ impl World {
                 group,
                 size,
                 link: choice,
+                ..
             } => {
                 let side = self.connections[at].sides[of].as_mut()?;
                 let early = side.early.as_mut().and_then(|early| early.rmb.take());

@@ -322,6 +322,7 @@ impl DeviceAttempt {
                 group: self.group()?,
                 link: self.link_choice(ends),
                 size: self.size,
+                early: ends.early.map_or(0, |early| early.authentication.number),
             },
             (Awaits::ConfirmRkey, Ends::Rdma(_)) => Work::ConfirmRkey,
             (Awaits::BindPeer, Ends::Rdma(ends)) => Work::BindPeer {

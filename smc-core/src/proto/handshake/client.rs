@@ -521,7 +521,8 @@ impl Handshake {
         let mut attempt = match &accept.body {
             Body::D(end) => direct_attempt(accept, end, proposal, &self.config)?,
             Body::R(end) => {
-                let authentication = authenticated(extensions);
+                let number = early.map_or(0, |early| early.number());
+                let authentication = authenticated(extensions, number);
                 rdma_attempt(accept, end, authentication, proposal, &self.config)?
             }
         };
@@ -549,12 +550,14 @@ impl Handshake {
     }
 }
 
-/// The authentication of ACCEPT or CONFIRM, which covers what they state to be in use.
+/// The authentication of ACCEPT or CONFIRM, which covers what they state to be in use. `early`:
+/// number of the early CONFIRM that the client has sent, in the case of ACCEPT.
 pub(super) fn authenticated(
     extensions: &Extensions<'_>,
+    early: u64,
 ) -> Option<(Authentication, AuthenticatedPart)> {
     let in_use = extensions.features.unwrap_or_default() & PER_CONNECTION;
-    let part = AuthenticatedPart::InUse(in_use);
+    let part = AuthenticatedPart::InUse(in_use, early);
     Some((extensions.authentication?, part))
 }
 

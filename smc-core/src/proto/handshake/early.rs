@@ -126,6 +126,14 @@ pub(super) struct SentEarly {
 }
 
 impl SentEarly {
+    /// The number of an early CONFIRM for SMC-R.
+    pub(super) fn number(&self) -> u64 {
+        match &self.confirm {
+            EarlyConfirm::Direct { .. } => 0,
+            EarlyConfirm::Rdma { authentication, .. } => authentication.number,
+        }
+    }
+
     /// Whether the early CONFIRM is one for the attempt that ACCEPT begins.
     pub(super) fn is_for(&self, attempt: &DeviceAttempt) -> bool {
         let is_same = match (&self.confirm, &attempt.ends) {

@@ -45,8 +45,6 @@ pub struct Handshake {
     crossing_possible: bool,
     /// The peer has the CONFIRM, before it is sent.
     is_confirmed: bool,
-    /// A message of the peer was received.
-    has_answer: bool,
     /// The server has taken the early CONFIRM that was sent with the PROPOSAL.
     pub(super) is_early_taken: bool,
     has_failed: bool,
@@ -144,7 +142,6 @@ impl Handshake {
             version,
             crossing_possible: false,
             is_confirmed: false,
-            has_answer: false,
             is_early_taken: false,
             has_failed: false,
             late: None,
@@ -218,8 +215,8 @@ impl Handshake {
         self.is_confirmed = true;
     }
 
-    /// Whether a client has sent early data with its PROPOSAL. The server may have it, as long as it
-    /// has not declined.
+    /// Whether a client has sent early data with its PROPOSAL. The server may have it, as long as
+    /// it has not declined.
     #[must_use]
     pub fn has_sent_early_data(&self) -> bool {
         let early = match &self.role_state {
@@ -233,12 +230,6 @@ impl Handshake {
     #[must_use]
     pub fn is_early_taken(&self) -> bool {
         self.is_early_taken
-    }
-
-    /// Whether a message of the peer has come, for a client: ACCEPT or DECLINE.
-    #[must_use]
-    pub fn has_answer(&self) -> bool {
-        self.has_answer
     }
 
     /// A client that waits for work: the server has the CONFIRM, and may use the connection.
@@ -327,7 +318,6 @@ impl Handshake {
         extensions: &Extensions<'_>,
     ) -> Result<(), Failure> {
         self.received = Some(message.kind());
-        self.has_answer = true;
         match (step.awaits, message) {
             (_, Message::Decline(decline)) => Err(Failure::PeerDeclined(decline)),
             (Awaits::Proposal, Message::Proposal(proposal)) => {

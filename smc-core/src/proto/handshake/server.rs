@@ -111,7 +111,7 @@ impl Handshake {
                         return Err(Failure::decline(cause));
                     }
                 }
-                ends.set_peer(end, authenticated(extensions))?;
+                ends.set_peer(end, authenticated(extensions, 0))?;
             }
             _ => return Err(PeerMisbehaved::UnexpectedMessage.into()),
         }

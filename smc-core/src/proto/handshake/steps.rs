@@ -359,6 +359,9 @@ pub enum Work {
         link: LinkChoice,
         /// How large it has to be.
         size: SizeCode,
+        /// At a server the number of the early CONFIRM in the PROPOSAL, for the code of ACCEPT
+        /// ([`AuthenticatedPart::InUse`](crate::proto::links::AuthenticatedPart)).
+        early: u64,
     },
     /// SMC-R, reuse: announce to the peer the keys of the RMB just prepared (CONFIRM RKEY). Answer:
     /// [`WorkDone::RkeyConfirmed`].

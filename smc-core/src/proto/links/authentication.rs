@@ -54,8 +54,9 @@ impl EarlyDataHash {
 /// The part of a message that its code covers besides the RMB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AuthenticatedPart {
-    /// ACCEPT or CONFIRM: which of early CONFIRM and early data are in use on the connection.
-    InUse(Features),
+    /// ACCEPT or CONFIRM: which of early CONFIRM and early data are in use on the connection; and
+    /// for ACCEPT the number of the early CONFIRM in the PROPOSAL, taken or not. 0 without one.
+    InUse(Features, u64),
     /// An early CONFIRM: the early data beside it.
     Early(EarlyDataHash),
 }
@@ -178,12 +179,13 @@ impl GroupAuthentication {
         Hmac::new_from_slice(&key).ok()
     }
 
-    /// For an ACCEPT or CONFIRM that names this RMB of the local end. `None` without a key.
-    pub(super) fn authenticate(&mut self, rmb: &PeerRmb) -> Option<Authentications> {
+    /// For an ACCEPT or CONFIRM that names this RMB of the local end. `early` as
+    /// [`AuthenticatedPart::InUse`] has it. `None` without a key.
+    pub(super) fn authenticate(&mut self, rmb: &PeerRmb, early: u64) -> Option<Authentications> {
         let number = self.last_sent.checked_add(1)?;
         let key = self.key.as_ref()?;
         let codes = Authentications::IN_USE.map(|in_use| {
-            let part = AuthenticatedPart::InUse(in_use);
+            let part = AuthenticatedPart::InUse(in_use, early);
             AuthenticationCode::from_bytes(finish(mac(key, self.role, number, rmb, &part)))
         });
         self.last_sent = number;
@@ -242,8 +244,8 @@ fn mac(
     part: &AuthenticatedPart,
 ) -> Hmac<Sha256> {
     let sender = match (sender, part) {
-        (Role::Client, AuthenticatedPart::InUse(_)) => 0,
-        (Role::Server, AuthenticatedPart::InUse(_)) => 1,
+        (Role::Client, AuthenticatedPart::InUse(..)) => 0,
+        (Role::Server, AuthenticatedPart::InUse(..)) => 1,
         (Role::Client, AuthenticatedPart::Early(_)) => 3,
         // Only clients send them.
         (Role::Server, AuthenticatedPart::Early(_)) => 4,
@@ -256,7 +258,10 @@ fn mac(
     mac.update(&[rmb.index, rmb.size.code()]);
     mac.update(&rmb.token.get().to_be_bytes());
     match part {
-        AuthenticatedPart::InUse(in_use) => mac.update(&in_use.bits().to_be_bytes()),
+        AuthenticatedPart::InUse(in_use, early) => {
+            mac.update(&in_use.bits().to_be_bytes());
+            mac.update(&early.to_be_bytes());
+        }
         AuthenticatedPart::Early(EarlyDataHash(hash)) => mac.update(hash),
     }
     mac
@@ -342,7 +347,7 @@ mod tests {
     /// That of a message without early CONFIRM.
     fn plain(all: Authentications) -> (Authentication, AuthenticatedPart) {
         let in_use = Features::empty();
-        (all.of(in_use).unwrap(), AuthenticatedPart::InUse(in_use))
+        (all.of(in_use).unwrap(), AuthenticatedPart::InUse(in_use, 0))
     }
 
     fn ends_with(hashes: [HandshakeHash; 2]) -> ([GroupAuthentication; 2], bool) {
@@ -369,7 +374,7 @@ mod tests {
         let ([mut client, mut server], is_same) = ends_with(hashes);
         assert!(!is_same);
         let mut named = rmb();
-        named.authentication = client.authenticate(&named).map(plain);
+        named.authentication = client.authenticate(&named, 0).map(plain);
         assert!(!server.verify(&named));
     }
 
@@ -383,18 +388,18 @@ mod tests {
         server.set_first_contact(HandshakeHash([3; 32]));
         assert!(!server.verify_response(LinkAuthentication::ZERO));
         assert!(!server.verify_response(LinkAuthentication::from_bytes([1; 8])));
-        assert_eq!(server.authenticate(&rmb()), None);
+        assert_eq!(server.authenticate(&rmb(), 0), None);
     }
 
     #[test]
     fn a_message_is_taken_from_the_other_end_once() {
         let [mut client, mut server] = ends();
         let mut named = rmb();
-        named.authentication = client.authenticate(&named).map(plain);
+        named.authentication = client.authenticate(&named, 0).map(plain);
         assert!(!client.verify(&named), "it is a message of a client");
         assert!(server.verify(&named));
         assert!(!server.verify(&named));
-        named.authentication = server.authenticate(&rmb()).map(plain);
+        named.authentication = server.authenticate(&rmb(), 0).map(plain);
         assert!(client.verify(&named));
     }
 
@@ -402,7 +407,7 @@ mod tests {
     #[test]
     fn the_code_is_that_of_the_specification() {
         let [mut client, _] = ends();
-        let (authentication, _) = plain(client.authenticate(&rmb()).unwrap());
+        let (authentication, _) = plain(client.authenticate(&rmb(), 0).unwrap());
         let response = [1, 1, 1, 1, 0x74, 0x00, 0x6d, 0xc2];
         let request = LinkAuthentication::from_bytes([2; 8]);
         let response = LinkAuthentication::from_bytes(response);
@@ -410,7 +415,7 @@ mod tests {
         assert_eq!(authentication.number, 1);
         assert_eq!(
             authentication.code.to_string(),
-            "f809144b6ab7dd7ccacd2f9951071cd9"
+            "def24dec47d5f98e33f38eac456c797a"
         );
         let [mut client, _] = ends();
         let data = EarlyDataHash::of(Nonce::from_bytes([5; 16]), b"data");
@@ -425,8 +430,13 @@ mod tests {
     fn whatever_is_changed_the_message_is_refused() {
         let [mut client, mut server] = ends();
         let mut named = rmb();
-        named.authentication = client.authenticate(&named).map(plain);
-        let changes: [fn(&mut PeerRmb); 10] = [
+        named.authentication = client.authenticate(&named, 0).map(plain);
+        let changes: [fn(&mut PeerRmb); 11] = [
+            // The PROPOSAL had an early CONFIRM, as far as the server has seen.
+            |rmb| {
+                let part = &mut rmb.authentication.as_mut().unwrap().1;
+                *part = AuthenticatedPart::InUse(Features::empty(), 7);
+            },
             |rmb| rmb.rkey.0 += 1,
             |rmb| rmb.addr.0 += 1,
             |rmb| rmb.index += 1,
@@ -436,7 +446,7 @@ mod tests {
             |rmb| rmb.authentication.as_mut().unwrap().1 = EARLY,
             |rmb| {
                 let part = &mut rmb.authentication.as_mut().unwrap().1;
-                *part = AuthenticatedPart::InUse(Features::EARLY_CONFIRM);
+                *part = AuthenticatedPart::InUse(Features::EARLY_CONFIRM, 0);
             },
             |rmb| rmb.authentication.as_mut().unwrap().0.number += 1,
             |rmb| {
@@ -461,8 +471,8 @@ mod tests {
         let data = EarlyDataHash::of(Nonce::from_bytes([5; 16]), b"data");
         let authentication = client.authenticate_early(&named, data).unwrap();
         let others = [
-            AuthenticatedPart::InUse(Features::empty()),
-            AuthenticatedPart::InUse(Features::EARLY_CONFIRM),
+            AuthenticatedPart::InUse(Features::empty(), 0),
+            AuthenticatedPart::InUse(Features::EARLY_CONFIRM, 0),
             EARLY,
             AuthenticatedPart::Early(EarlyDataHash::of(Nonce::from_bytes([5; 16]), b"DATA")),
             AuthenticatedPart::Early(EarlyDataHash::of(Nonce::from_bytes([6; 16]), b"data")),
@@ -480,7 +490,7 @@ mod tests {
     fn an_accept_has_a_code_for_each_set_of_features() {
         let [mut client, mut server] = ends();
         let mut named = rmb();
-        let all = server.authenticate(&named).unwrap();
+        let all = server.authenticate(&named, 0).unwrap();
         let mut codes = Vec::new();
         for in_use in Authentications::IN_USE {
             let authentication = all.of(in_use).unwrap();
@@ -490,7 +500,7 @@ mod tests {
         }
         assert_eq!(all.of(Features::EARLY_DATA), None);
         let in_use = Features::EARLY_CONFIRM;
-        let part = AuthenticatedPart::InUse(in_use);
+        let part = AuthenticatedPart::InUse(in_use, 0);
         named.authentication = Some((all.of(in_use).unwrap(), part));
         assert!(client.verify(&named));
     }

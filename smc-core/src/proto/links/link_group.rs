@@ -357,10 +357,11 @@ impl LinkGroup {
         self.terms.keeps_rkeys && self.end.is_none() && self.local_rmbs.can_keep(rmb)
     }
 
-    /// Authenticates the ACCEPT or CONFIRM that names this RMB of the local end to the peer. `None`
-    /// at first contact, and in groups without a key.
-    pub fn authenticate(&mut self, rmb: &PeerRmb) -> Option<Authentications> {
-        self.authentication.as_mut()?.authenticate(rmb)
+    /// Authenticates the ACCEPT or CONFIRM that names this RMB of the local end to the peer.
+    /// `early` as [`AuthenticatedPart::InUse`](super::AuthenticatedPart) has it. `None` at first
+    /// contact, and in groups without a key.
+    pub fn authenticate(&mut self, rmb: &PeerRmb, early: u64) -> Option<Authentications> {
+        self.authentication.as_mut()?.authenticate(rmb, early)
     }
 
     /// The same for an early CONFIRM, with the hash of its early data.

@@ -413,9 +413,9 @@ impl RdmaLinkGroup {
     }
 
     /// Authenticates the message of the handshake that names this RMB to the peer, if the group has
-    /// a key.
-    pub(crate) fn authenticate(&self, rmb: &PeerRmb) -> Option<Authentications> {
-        self.state.lock().machine.authenticate(rmb)
+    /// a key. `early` is the number of the early CONFIRM in the PROPOSAL, for ACCEPT.
+    pub(crate) fn authenticate(&self, rmb: &PeerRmb, early: u64) -> Option<Authentications> {
+        self.state.lock().machine.authenticate(rmb, early)
     }
 
     /// The same for an early CONFIRM.

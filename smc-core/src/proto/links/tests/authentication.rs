@@ -27,12 +27,12 @@ fn announced(rmb: u64) -> (World, LinkId, PeerRmb) {
 /// Of a message without early CONFIRM.
 fn plain(all: Authentications) -> (Authentication, AuthenticatedPart) {
     let in_use = Features::empty();
-    (all.of(in_use).unwrap(), AuthenticatedPart::InUse(in_use))
+    (all.of(in_use).unwrap(), AuthenticatedPart::InUse(in_use, 0))
 }
 
 /// As the client's message names it.
 fn authenticated(world: &mut World, rmb: PeerRmb) -> PeerRmb {
-    let authentications = world.hosts[CLIENT].group.authenticate(&rmb);
+    let authentications = world.hosts[CLIENT].group.authenticate(&rmb, 0);
     PeerRmb {
         authentication: Some(plain(authentications.unwrap())),
         ..rmb
@@ -83,7 +83,7 @@ fn what_another_process_names_or_changes_is_refused() {
     };
     assert_eq!(add(&mut world, link, &larger), refused);
     // A message of this side.
-    let authentication = world.hosts[SERVER].group.authenticate(&rmb).map(plain);
+    let authentication = world.hosts[SERVER].group.authenticate(&rmb, 0).map(plain);
     let reflected = PeerRmb {
         authentication,
         ..rmb

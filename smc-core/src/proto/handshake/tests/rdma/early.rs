@@ -51,10 +51,13 @@ fn next(first: &Pair, server: HandshakeConfig, data: &[u8], nonce: u128) -> Pair
     let client = &mut pair.client;
     let group = first.client.established().group;
     let link = LinkChoice::Assign;
-    let size = SizeCode::LINUX_DEFAULT;
-    let WorkDone::RmbPrepared(Ok(local)) =
-        client.rdma_work(&Work::PrepareRmb { group, link, size })
-    else {
+    let (size, early) = (SizeCode::LINUX_DEFAULT, 0);
+    let WorkDone::RmbPrepared(Ok(local)) = client.rdma_work(&Work::PrepareRmb {
+        group,
+        link,
+        size,
+        early,
+    }) else {
         panic!("there is an RMB");
     };
     let config = Arc::new(early_host(CLIENT));

@@ -71,7 +71,9 @@ impl HandshakeSide {
                 assert!(groups.links.insert(group, link).is_none());
                 WorkDone::LinkOpened(Ok(local))
             }
-            Work::PrepareRmb { group, link, size } => {
+            Work::PrepareRmb {
+                group, link, size, ..
+            } => {
                 let Some(found) = groups.links.get(&group) else {
                     return WorkDone::RmbPrepared(Err(RmbError::NoLink));
                 };

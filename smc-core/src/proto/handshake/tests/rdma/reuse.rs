@@ -93,7 +93,7 @@ fn messages_of_further_connections_have_the_code_of_the_group() {
         let sent = sent.unwrap().of(Features::empty()).unwrap();
         let (received, part) = bound(side).authentication.unwrap();
         assert_eq!(received, sent);
-        assert_eq!(part, AuthenticatedPart::InUse(Features::empty()));
+        assert_eq!(part, AuthenticatedPart::InUse(Features::empty(), 0));
     }
 }
 
