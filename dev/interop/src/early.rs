@@ -40,6 +40,7 @@ pub(crate) struct EarlyArgs {
 
 /// Runs the cases.
 pub(crate) fn run(args: &EarlyArgs) -> Result<bool> {
+    ensure!(cfg!(feature = "ours"), "built without feature `ours`");
     let run = Run {
         scenario: scenario::single_link(),
         role: Role::Client,

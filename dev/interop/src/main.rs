@@ -9,7 +9,6 @@
 
 mod bench;
 mod demo;
-#[cfg(feature = "ours")]
 mod early;
 mod guest;
 mod hosts;
@@ -55,7 +54,6 @@ enum Command {
     /// Compare ours with the kernel's SMC-R, in virtual machines
     Bench(bench::BenchArgs),
     /// Early data while servers, cookies and the network change, in virtual machines
-    #[cfg(feature = "ours")]
     Early(early::EarlyArgs),
     /// Run scenarios between two hosts with RDMA cards, and write a report on them
     Hosts(hosts::HostsArgs),
@@ -122,7 +120,6 @@ fn main() -> ExitCode {
         Command::Run(args) => run(&args),
         Command::Demo => demo::run(),
         Command::Bench(args) => bench::run(&args),
-        #[cfg(feature = "ours")]
         Command::Early(args) => early::run(&args),
         Command::Hosts(args) => hosts::run(&args),
         Command::Guest(args) => inside::run(&args),

@@ -564,6 +564,10 @@ pub struct Established {
 
 /// The transport of a connection's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one for each handshake, in a box"
+)]
 pub enum Transport {
     /// SMC-D.
     Direct(DirectParams),
