@@ -277,6 +277,29 @@ fn a_server_that_states_what_was_not_sent_is_refused() {
     }
 }
 
+/// What an unmodified kernel gets: it ignores these seven bytes.
+#[test]
+fn a_proposal_without_precedent_differs_in_the_vendor_options_alone() {
+    let with = early_host(CLIENT);
+    let without = HandshakeConfig {
+        vendor_features: Features::empty(),
+        ..with.clone()
+    };
+    let [with, without] =
+        [with, without].map(|config| ClientProposal::new(&config, &path(CLIENT)).unwrap());
+    assert_eq!(with.bytes().len(), without.bytes().len());
+    let pairs = with.bytes().iter().zip(without.bytes()).enumerate();
+    let differing: Vec<_> = pairs
+        .filter(|(_, (a, b))| a != b)
+        .map(|(at, _)| at)
+        .collect();
+    assert!(!differing.is_empty());
+    assert!(
+        differing.iter().all(|at| (52..59).contains(at)),
+        "{differing:?}"
+    );
+}
+
 /// What happens in a schedule, by its seed.
 struct Schedule {
     rng: Rng,
